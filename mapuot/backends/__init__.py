@@ -1,0 +1,99 @@
+"""Backends: each module supplies the same few words over its own arrays.
+
+    asarray(x), to_numpy(x), extrema(M) -> (min, max, number of NaN or -inf, number of +inf)
+    Workspace(problem, options)   one solve: K, the potentials, the iteration
+    PlanStream(problem, log_u, log_v, threads)   the plan of given potentials, streamed from M
+
+``reference`` is the oracle: numpy, float64, log domain, slow and obvious.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Protocol
+
+from ..penalties import F64
+
+BACKENDS = ("auto", "cpu", "cuda", "reference")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a workspace has to know beyond the problem."""
+
+    translate: bool
+    memory: int  # Anderson memory, 0 = none
+    in_place: bool  # the paper's form: K is overwritten by the plan
+    precision: str  # storage of K: "float64", "float32" or "bfloat16"
+    tol: float
+    tol_gap: float
+    threads: int | None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """One pass, as the callback and ``Result.trace`` see it; the numbers are of the iterate of that pass."""
+
+    n_pass: int
+    gap: float  # primal - dual, in units of the objective
+    error: float  # certified relative plan error
+    dual: float
+    mass: float
+    residual: float  # max |change of log v|
+    rejected: bool  # the guard dropped an extrapolated step
+    status: str  # "running", "converged", "absorb", "stalled", "not finite"
+    seconds: float = 0.0  # since the solve began
+
+
+class Workspace(Protocol):
+    """One solve. Potentials are float64 host or device vectors in POT's convention."""
+
+    def absorb(self, log_v: F64) -> None:
+        """(Re)build K around log v, so that no entry that matters over- or underflows."""
+
+    def iterate(self, count: int) -> list[Stats]:
+        """At most ``count`` passes, fewer when the status of the last is not "running"."""
+
+    @property
+    def next_log_v(self) -> F64: ...
+
+    def potentials(self) -> tuple[F64, F64]:
+        """(log u, log v) of the last certified iterate."""
+
+    def marginals(self) -> tuple[F64, F64]:
+        """(r, s) of the last certified iterate."""
+
+    def close(self) -> None:
+        """Give K's memory back."""
+
+
+class PlanStream(Protocol):
+    """The plan P_ij = c_ij exp(log u_i + log v_j - M_ij / reg), never held unless asked for."""
+
+    def plan(self, i0: int, i1: int) -> Any: ...
+    def apply(self, X: Any) -> Any: ...
+    def apply_transpose(self, Y: Any) -> Any: ...
+    def sums(self) -> tuple[float, F64, F64]:
+        """(<P, M>, row sums, column sums) computed from M in float64."""
+
+
+def pick(backend: str, *arrays: Any) -> ModuleType:
+    """The backend module by name; "auto" looks at the arrays and never wakes a GPU for numpy ones."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+    if backend == "auto":
+        on_gpu = any(hasattr(x, "__cuda_array_interface__") for x in arrays)
+        backend = "cuda" if on_gpu else "cpu"
+    return import_module(f"{__name__}.{backend}")
+
+
+@contextmanager
+def closing(workspace: Workspace) -> Iterator[Workspace]:
+    try:
+        yield workspace
+    finally:
+        workspace.close()

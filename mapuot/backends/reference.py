@@ -1,0 +1,213 @@
+"""The oracle: numpy, float64, log domain, two reads of the cost a pass. Slow and obvious; every backend is tested on it.
+
+The iteration is the one of src_c/finish_tmpl.c, written on logarithms. Sources: Sejourne, Vialard, Peyre 2022
+(translation invariance); Walker, Ni 2011 (Anderson acceleration).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+
+from .. import penalties
+from ..penalties import F64
+from ..problem import Problem, Side
+from . import Options, Stats
+
+STALL_PASSES = 250
+TINY = np.finfo(np.float64).tiny
+
+
+def asarray(x: Any) -> Any:
+    return np.asarray(x)
+
+
+to_numpy = asarray
+
+
+def extrema(M: Any) -> tuple[float, float, int, int]:
+    finite = M[np.isfinite(M)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    return float(low), float(high), int(np.sum(np.isnan(M) | np.isneginf(M))), int(np.sum(np.isposinf(M)))
+
+
+def log_kernel(problem: Problem) -> F64:
+    """log K_ij = log c_ij - M_ij / reg."""
+    log_a, log_b = problem.log_reference
+    log_k = log_a[:, None] + log_b[None, :] - problem.M.astype(np.float64) / problem.reg
+    c = problem.reference_matrix
+    with np.errstate(divide="ignore"):
+        return log_k if c is None else log_k + np.log(c)
+
+
+def log_sum(x: F64, axis: int) -> F64:
+    with np.errstate(divide="ignore"):
+        return np.asarray(logsumexp(x, axis=axis))
+
+
+def side_prox(side: Side, log_s: F64, reg: float) -> F64:
+    """prox with the zero policy: no mass (weight 0 under KL, range) -> -inf, no partner (s = 0) -> +inf."""
+    log_u = penalties.prox(side.penalty, log_s, side.weight, side.rho, side.upper, reg)
+    excluded = (side.weight == 0) & (side.penalty in ("kl", "balanced", "range"))
+    return np.where(excluded, -np.inf, log_u)
+
+
+def scaled(log_u: F64, log_v: F64, log_k: F64) -> F64:
+    """P; a scaling of +inf stands before zeros only."""
+    u, v = np.where(np.isposinf(log_u), 0.0, log_u), np.where(np.isposinf(log_v), 0.0, log_v)
+    return np.exp(u[:, None] + log_k + v[None, :])
+
+
+class Workspace:
+    def __init__(self, problem: Problem, options: Options) -> None:
+        self.problem, self.options = problem, options
+        self.log_k = log_kernel(problem)
+        self.passes = 0
+        self.best_dual, self.best_error, self.since_best = -np.inf, np.inf, 0
+        self.history: deque[tuple[F64, F64]] = deque(maxlen=options.memory + 1)
+        self.extrapolated = False
+        self.rates = tuple(
+            None if rho is None else (0.0 if np.isinf(rho) else problem.reg / rho)
+            for rho in (problem.rows.scalar_rho, problem.cols.scalar_rho)
+        )
+
+    def absorb(self, log_v: F64) -> None:
+        self.next_log_v = np.where(self.problem.cols.weight > 0, log_v, -np.inf)
+
+    def iterate(self, count: int) -> list[Stats]:
+        done: list[Stats] = []
+        while len(done) < count and (not done or done[-1].status == "running"):
+            done.append(self.one_pass())
+        return done
+
+    def one_pass(self) -> Stats:
+        problem, reg = self.problem, self.problem.reg
+        rows, cols = problem.rows, problem.cols
+        log_v = self.next_log_v
+        log_u = side_prox(rows, log_sum(self.log_k + log_v[None, :], 1), reg)
+        log_u, log_v = self.translate_rows(log_u, log_v)
+        P = scaled(log_u, log_v, self.log_k)
+        r, s = P.sum(1), P.sum(0)
+        mass = s.sum()
+        dual = self.dual(log_u, log_v, mass)
+        gap = self.fenchel_young(cols, log_v, s)
+        hard = penalties.violation(cols.penalty, s, cols.weight, cols.rho, cols.upper).sum()
+        error = float(np.sqrt(2 * max(gap, 0.0) / (reg * mass)) + hard / mass)
+        finite_u = np.where(np.isposinf(log_u), 0.0, log_u)
+        image = side_prox(cols, log_sum(self.log_k + finite_u[:, None], 0), reg)
+        image = self.translate_cols(image, mass)
+        self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
+        self.passes += 1
+        rejected, residual = self.advance(log_v, image, dual, mass)
+        status = self.status(error, gap, dual, mass)
+        return Stats(self.passes, float(gap), error, dual, float(mass), residual, rejected, status)
+
+    def translate_rows(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
+        """lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2);  u *= e^(fi1 lam), v *= e^(-lam)."""
+        k1, k2 = self.rates
+        if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0:
+            return log_u, log_v
+        fi1 = 1 / (1 + k1)
+        A = log_sum(log_u[:, None] + self.log_k + log_v[None, :], (0, 1))  # type: ignore[arg-type]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_b = np.log(self.problem.cols.weight)
+            B = log_sum(np.where(log_b > -np.inf, log_b - k2 * log_v, -np.inf), 0)
+        lam = float((A - B) / (fi1 * k1 + k2))
+        return log_u + fi1 * lam, log_v - lam
+
+    def translate_cols(self, image: F64, mass: float) -> F64:
+        """mu = (log B' - log A') / (reg/rho1 + fi2 reg/rho2);  v' *= e^(fi2 mu)."""
+        k1, k2 = self.rates
+        if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0:
+            return image
+        fi2 = 1 / (1 + k2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_b = np.log(self.problem.cols.weight)
+            B = log_sum(np.where(log_b > -np.inf, log_b - k2 * image, -np.inf), 0)
+        return image + fi2 * float((B - np.log(mass)) / (k1 + fi2 * k2))
+
+    def fenchel_young(self, side: Side, log_x: F64, marginal: F64) -> float:
+        f = np.where(np.isneginf(log_x), 0.0, self.problem.reg * log_x)
+        term = penalties.gap_term(side.penalty, f, marginal, side.weight, side.rho, side.upper)
+        return float(term[~np.isneginf(log_x)].sum())
+
+    def dual(self, log_u: F64, log_v: F64, mass: float) -> float:
+        problem = self.problem
+        total = problem.reg * (problem.c_mass - mass)
+        for side, log_x in ((problem.rows, log_u), (problem.cols, log_v)):
+            f = problem.reg * log_x
+            total += penalties.dual_term(side.penalty, f, side.weight, side.rho, side.upper).sum()
+        return float(total)
+
+    def advance(self, x: F64, image: F64, dual: float, mass: float) -> tuple[bool, float]:
+        """Guarded Anderson: the next log v from the last images G(x) and residuals F = G(x) - x."""
+        active = np.isfinite(image) & np.isfinite(x)
+        residual = np.where(active, image, 0.0) - np.where(active, x, 0.0)
+        size = float(np.abs(residual).max(initial=0.0))
+        slack = 1e-13 * abs(dual) + 1e-15 * self.problem.rows.weight.sum()
+        if self.extrapolated and dual < self.best_dual - slack:
+            self.next_log_v = self.history[-1][1]
+            self.history.clear()
+            self.extrapolated = False
+            return True, size
+        self.best_dual = max(self.best_dual, dual) if self.extrapolated else dual
+        self.history.append((residual, image))
+        self.next_log_v, self.extrapolated = image, False
+        if self.options.memory and len(self.history) > 1:
+            self.next_log_v, self.extrapolated = self.extrapolate(active), True
+        return False, size
+
+    def extrapolate(self, active: F64) -> F64:
+        """x_next = G - sum gamma_i dG_i, gamma = argmin |F - sum gamma_i dF_i| weighted by b."""
+        F = np.array([f for f, _ in self.history])
+        G = np.array([np.where(active, g, 0.0) for _, g in self.history])
+        dF, dG = np.diff(F, axis=0), np.diff(G, axis=0)
+        w = self.problem.cols.weight
+        gram = (dF * w) @ dF.T
+        scale = 1 / np.sqrt(np.maximum(np.diag(gram), TINY))
+        system = gram * scale[:, None] * scale[None, :] + 1e-10 * np.eye(len(dF))
+        gamma = scale * np.linalg.solve(system, scale * ((dF * w) @ F[-1]))
+        return np.where(active, G[-1] - gamma @ dG, self.history[-1][1])
+
+    def status(self, error: float, gap: float, dual: float, mass: float) -> str:
+        if not np.isfinite(mass) or not np.isfinite(dual):
+            return "not finite"
+        if error <= self.options.tol or gap <= self.options.tol_gap * abs(dual):
+            return "converged"
+        self.since_best = 0 if error < self.best_error * (1 - 1e-3) else self.since_best + 1
+        self.best_error = min(self.best_error, error)
+        return "stalled" if self.since_best >= STALL_PASSES else "running"
+
+    def potentials(self) -> tuple[F64, F64]:
+        return self.log_u, self.log_v
+
+    def marginals(self) -> tuple[F64, F64]:
+        return self.r, self.s
+
+    def close(self) -> None:
+        del self.log_k
+
+
+class PlanStream:
+    """The plan of given potentials; the reference simply holds it."""
+
+    def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
+        self.M = problem.M.astype(np.float64)
+        self.P = scaled(log_u, log_v, log_kernel(problem))
+        self.dtype = problem.M.dtype
+
+    def plan(self, i0: int, i1: int) -> Any:
+        return self.P[i0:i1].astype(self.dtype)
+
+    def apply(self, X: Any) -> Any:
+        return self.P @ X
+
+    def apply_transpose(self, Y: Any) -> Any:
+        return self.P.T @ Y
+
+    def sums(self) -> tuple[float, F64, F64]:
+        cost = np.where(self.P > 0, self.M, 0.0) * self.P
+        return float(cost.sum()), self.P.sum(1), self.P.sum(0)

@@ -1,0 +1,196 @@
+"""The problem: all validation happens here and never later.
+
+    min_P  <P, M> + reg KL(P | c) + D1(P 1 | a) + D2(P^T 1 | b),     KL(p|q) = sum p log(p/q) - p + q
+
+with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's convention (a and b are not in them).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .penalties import F64, KINDS
+
+
+@dataclass(frozen=True)
+class Side:
+    """One marginal: the rows (a) or the columns (b); every array is float64 of length ``len(weight)``."""
+
+    weight: F64
+    penalty: str
+    rho: F64  # reg_m per point, inf = hard; "range": the lower factor
+    upper: F64 | None = None  # "range": the upper factor
+
+    @property
+    def scalar_rho(self) -> float | None:
+        """The one rho of a KL or balanced side whose points share it, else None (no translation then)."""
+        if self.penalty not in ("kl", "balanced"):
+            return None
+        rho = float(self.rho[0])
+        return rho if bool(np.all(self.rho == rho)) else None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One validated problem. ``M`` keeps the caller's memory (any strides) and dtype, float32 or float64."""
+
+    M: Any
+    rows: Side
+    cols: Side
+    reg: float
+    reference: Any  # "product", "uniform" or an (m, n) array c
+    M_min: float
+    M_max: float
+    forbidden: bool  # some M_ij is inf
+    c_mass: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.M.shape  # type: ignore[no-any-return]
+
+    @property
+    def log_reference(self) -> tuple[F64, F64]:
+        """(log a, log b) where c = a b^T, else zeros: the part of c that is a row and a column scaling."""
+        if isinstance(self.reference, str) and self.reference == "product":
+            with np.errstate(divide="ignore"):
+                return np.log(self.rows.weight), np.log(self.cols.weight)
+        return np.zeros(self.shape[0]), np.zeros(self.shape[1])
+
+    @property
+    def reference_matrix(self) -> Any | None:
+        """c where the user gave a matrix, else None."""
+        return None if isinstance(self.reference, str) else self.reference
+
+    def transpose(self) -> Problem:
+        """The same problem with rows and columns exchanged (a view of M, no copy)."""
+        reference = self.reference if isinstance(self.reference, str) else self.reference.T
+        return dataclasses.replace(self, M=self.M.T, rows=self.cols, cols=self.rows, reference=reference)
+
+    @classmethod
+    def from_arrays(
+        cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType
+    ) -> Problem:
+        M = as_cost(M, backend)
+        reg = as_positive(reg, "reg")
+        m, n = M.shape
+        weight_a, weight_b = as_weight(a, m, "a", backend), as_weight(b, n, "b", backend)
+        pair_m, pair_penalty = as_pair(reg_m, "reg_m"), as_penalties(penalty)
+        rows = as_side(weight_a, pair_penalty[0], pair_m[0], "reg_m[0]")
+        cols = as_side(weight_b, pair_penalty[1], pair_m[1], "reg_m[1]")
+        low, high, bad, infinite = backend.extrema(M)
+        if bad:
+            raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
+        reference, c_mass = as_reference(reference, M, weight_a, weight_b, backend)
+        return cls(M, rows, cols, reg, reference, low, high, bool(infinite), c_mass)
+
+
+def as_cost(M: Any, backend: ModuleType) -> Any:
+    M = backend.asarray(M)
+    if M.ndim != 2 or 0 in M.shape:
+        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
+    if M.dtype.kind not in "fiu":
+        raise TypeError(f"M must hold real numbers, got dtype {M.dtype}")
+    if M.dtype.name in ("float32", "float64"):
+        return M if all(s % M.itemsize == 0 for s in M.strides) else M.copy()
+    return M.astype("float32" if M.dtype.name == "float16" else "float64")
+
+
+def as_positive(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a positive finite number, got {value!r}") from error
+    if not (np.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be a positive finite number, got {number}")
+    return number
+
+
+def as_vector(value: Any, length: int, name: str) -> F64:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
+    if array.shape != (length,):
+        raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
+    return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def as_weight(value: Any, length: int, name: str, backend: ModuleType) -> F64:
+    """A marginal: finite, >= 0, some mass; None or empty means uniform of mass 1, as in POT."""
+    if value is None or (hasattr(value, "__len__") and len(value) == 0):
+        return np.full(length, 1.0 / length)
+    weight = as_vector(backend.to_numpy(value), length, name)
+    if not np.all(np.isfinite(weight)):
+        raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(weight)))}")
+    if np.any(weight < 0):
+        raise ValueError(f"{name} must be >= 0, got {weight.min()} at index {int(np.argmin(weight))}")
+    if not weight.sum() > 0:
+        raise ValueError(f"{name} must have positive mass, got all zeros")
+    return weight
+
+
+def as_pair(value: Any, name: str) -> tuple[Any, Any]:
+    """A scalar or anything of length 1 or 2 (POT's rule); the members may be per-point vectors."""
+    if np.ndim(value) == 0 and not isinstance(value, Sequence):
+        return value, value
+    if len(value) == 1:
+        return value[0], value[0]
+    if len(value) == 2:
+        return value[0], value[1]
+    raise ValueError(f"{name} must be a scalar or have length 1 or 2, got length {len(value)}")
+
+
+def as_penalties(value: Any) -> tuple[str, str]:
+    pair = (value, value) if isinstance(value, str) else tuple(value)
+    if len(pair) != 2 or any(p not in KINDS for p in pair):
+        raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {value!r}")
+    return pair
+
+
+def as_side(weight: F64, penalty: str, reg_m: Any, name: str) -> Side:
+    """One side from its reg_m: a number or one per point; for "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
+    if penalty == "balanced":
+        return Side(weight, penalty, np.full(len(weight), np.inf))
+    if np.ndim(reg_m) == 0:
+        try:
+            rho = np.full(len(weight), float(reg_m))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} must be a positive number, inf, or one per point, got {reg_m!r}") from error
+    else:
+        rho = as_vector(reg_m, len(weight), name)
+    if penalty == "range":
+        if not (np.all(rho >= 0) and np.all(np.isfinite(rho))):
+            raise ValueError(f"{name} must be a slack >= 0 for penalty 'range', got {rho.min()}")
+        return Side(weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho)
+    if not np.all(rho > 0):
+        raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho.min()}")
+    if np.all(np.isinf(rho)):
+        return Side(weight, "balanced", rho)
+    if penalty in ("tv", "l2") and not np.all(np.isfinite(rho)):
+        raise ValueError(f"{name} must be finite for penalty {penalty!r}; use 'balanced' or 'kl' for inf")
+    return Side(weight, penalty, rho)
+
+
+def as_reference(value: Any, M: Any, a: F64, b: F64, backend: ModuleType) -> tuple[Any, float]:
+    """The reference measure c and its mass."""
+    if isinstance(value, str):
+        if value == "product":
+            return value, float(a.sum() * b.sum())
+        if value == "uniform":
+            return value, float(M.shape[0] * M.shape[1])
+        raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
+    c = backend.asarray(value)
+    if c.dtype.kind not in "fiu":
+        raise TypeError(f"reference must hold real numbers, got dtype {c.dtype}")
+    if c.shape != M.shape:
+        raise ValueError(f"reference must have M's shape {M.shape}, got {c.shape}")
+    c = c.astype(M.dtype, copy=False)
+    low, high, bad, infinite = backend.extrema(c)
+    if bad or infinite or low < 0 or not high > 0:
+        raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]")
+    return c, float(c.sum(dtype="float64"))

@@ -1,0 +1,179 @@
+"""What a solve returns: potentials and certificate at once, everything that needs the matrix on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from . import penalties
+from .backends import PlanStream, Stats
+from .penalties import F64
+from .problem import Problem
+
+BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
+
+
+class Result:
+    """Solution of one unbalanced optimal transport problem.
+
+    Attributes
+    ----------
+    log_u, log_v : (m,), (n,) float64 arrays
+        Log scalings in POT's convention: ``P_ij = u_i c_ij exp(-M_ij / reg) v_j``; -inf where a or b is 0.
+    row_marginal, col_marginal : (m,), (n,) float64 arrays
+        ``P 1`` and ``P^T 1``, in units of mass.
+    gap : float
+        Objective minus dual value of this very iterate, in units of the objective.
+    error_bound : float
+        Certified bound on ``|P - P*|_1 / mass``. Where the columns are balanced: ``|P^T 1 - b|_1 / mass``.
+    converged : bool
+    status : str
+        "converged", "max_passes", "stalled", "cancelled" or "not finite".
+    n_passes : int
+        How often K was read.
+    trace : list of Stats
+        One entry a pass: gap, error, dual, mass, residual, seconds.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        backend: ModuleType,
+        potentials: tuple[F64, F64],
+        marginals: tuple[F64, F64],
+        trace: list[Stats],
+        status: str,
+        threads: int | None,
+    ) -> None:
+        self.problem, self._backend, self._threads = problem, backend, threads
+        self.log_u, self.log_v = potentials
+        self.row_marginal, self.col_marginal = marginals
+        self.trace, self.status = trace, status
+
+    def __repr__(self) -> str:
+        m, n = self.problem.shape
+        return (
+            f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, "
+            f"error_bound {self.error_bound:.1e}, mass {self.mass:.6g}>"
+        )
+
+    @property
+    def converged(self) -> bool:
+        return self.status == "converged"
+
+    @property
+    def n_passes(self) -> int:
+        return self.trace[-1].n_pass if self.trace else 0
+
+    @property
+    def gap(self) -> float:
+        return self.trace[-1].gap
+
+    @property
+    def error_bound(self) -> float:
+        return self.trace[-1].error
+
+    @property
+    def mass(self) -> float:
+        """Transported mass, ``sum P``."""
+        return float(self.row_marginal.sum())
+
+    @property
+    def f(self) -> F64:
+        """Dual potential of the rows, ``reg * log_u``, in units of M."""
+        return self.problem.reg * self.log_u
+
+    @property
+    def g(self) -> F64:
+        """Dual potential of the columns, ``reg * log_v``, in units of M."""
+        return self.problem.reg * self.log_v
+
+    @cached_property
+    def objective(self) -> float:
+        """The primal value with every mass term (hard constraints count 0; see ``error_bound``)."""
+        p = self.problem
+        total = p.reg * (p.c_mass - self.mass)
+        for side, x, r in self._sides():
+            total += float(x[r > 0] @ r[r > 0])
+            total += float(penalties.divergence(side.penalty, r, side.weight, side.rho, side.upper).sum())
+        return total
+
+    @cached_property
+    def dual(self) -> float:
+        """The dual value, a lower bound of every plan's objective."""
+        p = self.problem
+        total = p.reg * (p.c_mass - self.mass)
+        for side, x, _ in self._sides():
+            total += float(penalties.dual_term(side.penalty, x, side.weight, side.rho, side.upper).sum())
+        return total
+
+    def _sides(self) -> Any:
+        p = self.problem
+        return (p.rows, self.f, self.row_marginal), (p.cols, self.g, self.col_marginal)
+
+    @cached_property
+    def _stream(self) -> PlanStream:
+        stream: PlanStream = self._backend.PlanStream(self.problem, self.log_u, self.log_v, self._threads)
+        return stream
+
+    @cached_property
+    def plan(self) -> Any:
+        """The plan P, (m, n), in M's dtype; formed from M with a float64 exponent on first use, then kept."""
+        return self._stream.plan(0, self.problem.shape[0])
+
+    @cached_property
+    def cost(self) -> float:
+        """Linear transport cost ``<P, M>``, without forming P."""
+        return self._stream.sums()[0]
+
+    def apply(self, X: Any) -> Any:
+        """``P @ X`` for X of shape (n,) or (n, d), without forming P; float64."""
+        return self._stream.apply(X)
+
+    def apply_transpose(self, Y: Any) -> Any:
+        """``P.T @ Y`` for Y of shape (m,) or (m, d), without forming P; float64."""
+        return self._stream.apply_transpose(Y)
+
+    def barycentric_map(self, Y: Any) -> Any:
+        """The image of each row point: ``(P @ Y) / (P 1)`` for target points Y (n, d); NaN where no mass leaves."""
+        r = self.apply(np.ones(self.problem.shape[1]))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            image = self.apply(Y)
+            return image / (r if image.ndim == 1 else r[:, None])
+
+    def rows(self, i0: int, i1: int) -> Any:
+        """Rows i0 to i1 of the plan, (i1 - i0, n)."""
+        m = self.problem.shape[0]
+        if not 0 <= i0 <= i1 <= m:
+            raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {i0}, {i1}")
+        return self._stream.plan(i0, i1)
+
+    def _blocks(self) -> Iterator[tuple[int, Any]]:
+        m, n = self.problem.shape
+        step = max(1, BLOCK_ENTRIES // n)
+        for i0 in range(0, m, step):
+            yield i0, self._backend.to_numpy(self._stream.plan(i0, min(i0 + step, m)))
+
+    def top_k(self, k: int) -> tuple[Any, Any]:
+        """The k largest entries of each row, largest first: (column indices, values), both (m, k)."""
+        m, n = self.problem.shape
+        if not 1 <= k <= n:
+            raise ValueError(f"k must be in 1..{n}, got {k}")
+        index, value = np.empty((m, k), np.int64), np.empty((m, k), self.problem.M.dtype.name)
+        for i0, block in self._blocks():
+            part = np.argpartition(block, n - k, axis=1)[:, n - k :]
+            order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")
+            part = np.take_along_axis(part, order, 1)
+            index[i0 : i0 + len(block)] = part
+            value[i0 : i0 + len(block)] = np.take_along_axis(block, part, 1)
+        return index, value
+
+    def sparse(self, threshold: float) -> sparse.csr_array:
+        """The entries of the plan that are > threshold (units of mass), as a SciPy CSR array."""
+        parts = [sparse.csr_array(np.where(block > threshold, block, 0)) for _, block in self._blocks()]
+        return sparse.csr_array(sparse.vstack(parts, format="csr"))

@@ -1,0 +1,257 @@
+"""The one loop of the package: passes until the certificate holds, rebuilding K when the scalings outgrow it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from .backends import Options, Stats, closing, pick
+from .errors import ConvergenceWarning
+from .penalties import F64
+from .problem import Problem, as_positive
+from .result import Result
+
+METHODS = {  # name: (translation, Anderson memory, in place)
+    "auto": (True, 5, False),
+    "translation_invariant": (True, 0, False),
+    "sinkhorn": (False, 0, False),
+    "map-uot": (False, 0, True),
+}
+PRECISIONS = {"float64": "float64", "mixed": "float32", "bfloat16": "bfloat16"}
+MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
+SCALING_BELOW = 1e-3  # reg / range(M) under which reg is lowered in steps
+SCALING_STEP = 4.0
+COARSE_TOL = 1e-2  # certified error at which a larger reg has done its work
+SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
+
+
+def solve(
+    M: Any,
+    a: Any,
+    b: Any,
+    reg: float,
+    reg_m: Any,
+    *,
+    method: str = "auto",
+    penalty: Any = "kl",
+    reference: Any = "product",
+    tol: float = 1e-6,
+    tol_gap: float | None = None,
+    max_passes: int = 10_000,
+    precision: str = "auto",
+    backend: str = "auto",
+    threads: int | None = None,
+    warm_start: Any = None,
+    callback: Callable[[Stats], Any] | None = None,
+    progress: bool = False,
+    comm: Any = None,
+) -> Result:
+    """Solve entropic unbalanced optimal transport, with a certificate.
+
+    ``min_P <P, M> + reg KL(P | c) + reg_m[0] D(P 1 | a) + reg_m[1] D(P^T 1 | b)``
+
+    Parameters
+    ----------
+    M : (m, n) array
+        Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair.
+    a, b : (m,), (n,) arrays
+        Masses, >= 0; None or empty means uniform with mass 1.
+    reg : float
+        Entropic regularisation, > 0, in units of M.
+    reg_m : float, inf, or a pair of them or of per-point vectors
+        Marginal penalty, in units of M; inf is the balanced constraint. ``penalty="range"``: the relative slack.
+    method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
+        "auto" is the translation-invariant iteration with guarded Anderson acceleration, "sinkhorn" makes POT's
+        iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
+    penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
+    reference : {"product", "uniform"} or (m, n) array
+        c: a b^T, ones, or the given matrix (zeros forbid pairs).
+    tol : float
+        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this.
+    tol_gap : float, optional
+        Stop also when ``gap <= tol_gap * |dual|``.
+    max_passes : int
+        Reads of K at most.
+    precision : {"auto", "float64", "mixed", "bfloat16"}
+        Storage of K. Sums and potentials are float64 always; "auto" is "mixed" (float32 K) for tol >= 5e-7.
+    backend : {"auto", "cpu", "cuda", "reference"}
+    threads : int, optional
+        CPU threads; default: the cores this process may use, one for small problems.
+    warm_start : Result or (log_u, log_v), optional
+    callback : callable, optional
+        ``callback(stats)`` after every pass; a true return value stops the solve.
+    progress : bool
+        Show a progress bar on standard error.
+    comm : mpi4py communicator, optional
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+    InfeasibleError
+        A balanced point cannot be reached.
+
+    Warns
+    -----
+    ConvergenceWarning
+        The certified error reached is above tol.
+    """
+    if comm is not None:
+        raise NotImplementedError("comm: solving over MPI is not available yet")
+    if method not in METHODS:
+        raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
+    if precision not in ("auto", *PRECISIONS):
+        raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
+    module = pick(backend, M, a, b)
+    problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, reference, module)
+    options = make_options(method, precision, tol, tol_gap, threads)
+    start = start_potentials(warm_start, problem)
+    run = Run(module, as_count(max_passes, "max_passes"), callback, progress)
+    result = run.solve(problem, options, start, escalate=precision == "auto")
+    if not result.converged and result.status != "cancelled":
+        warn_not_converged(result, tol)
+    return result
+
+
+def make_options(method: str, precision: str, tol: Any, tol_gap: Any, threads: Any) -> Options:
+    translate, memory, in_place = METHODS[method]
+    tol = as_positive(tol, "tol")
+    tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
+    if precision == "auto":
+        precision = "mixed" if tol >= MIXED_TOL else "float64"
+    if in_place and precision == "bfloat16":
+        raise ValueError("precision 'bfloat16' cannot hold the in-place plan of method 'map-uot'")
+    threads = None if threads is None else as_count(threads, "threads")
+    return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, threads)
+
+
+def as_count(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+    return int(value)
+
+
+def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
+    """(log u, log v) to start from: zeros, or a warm start (a Result's potentials f, g are kept if reg changed)."""
+    m, n = problem.shape
+    if warm_start is None:
+        return np.zeros(m), np.zeros(n)
+    if isinstance(warm_start, Result):
+        warm_start = warm_start.f / problem.reg, warm_start.g / problem.reg
+    try:
+        pair = [np.asarray(x.get() if hasattr(x, "get") else x, dtype=np.float64) for x in warm_start]
+        log_u, log_v = pair
+    except (TypeError, ValueError) as error:
+        raise TypeError("warm_start must be a Result or a pair (log_u, log_v)") from error
+    if log_u.shape != (m,) or log_v.shape != (n,):
+        raise ValueError(f"warm_start must have shapes ({m},), ({n},), got {log_u.shape}, {log_v.shape}")
+    if np.isnan(log_u).any() or np.isnan(log_v).any():
+        raise ValueError("warm_start must not hold NaN")
+    return np.where(np.isfinite(log_u), log_u, 0.0), np.where(np.isfinite(log_v), log_v, 0.0)
+
+
+class Run:
+    """One solve under way: the loop, its clock, its trace."""
+
+    def __init__(
+        self, module: ModuleType, max_passes: int, callback: Callable[[Stats], Any] | None, progress: bool
+    ) -> None:
+        self.module, self.max_passes, self.callback = module, max_passes, callback
+        self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass", disable=not progress)
+        self.trace: list[Stats] = []
+        self.start = time.perf_counter()
+
+    def solve(self, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
+        """The problem as given, or turned where only its columns are balanced: the row side is exact every pass,
+        so that the gap of the free side certifies the plan."""
+        turned = problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
+        task, log_v = (problem.transpose(), start[0]) if turned else (problem, start[1])
+        with self.bar:
+            for reg in reg_steps(task, options, warm=bool(log_v.any())):
+                coarse = dataclasses.replace(options, tol=max(options.tol, COARSE_TOL))
+                log_v = self.run(dataclasses.replace(task, reg=reg), coarse, log_v * (task.reg / reg))
+                log_v *= reg / task.reg
+            log_v = self.run(task, options, log_v)
+            if self.status == "stalled" and escalate and options.precision == "float32":
+                log_v = self.run(task, dataclasses.replace(options, precision="float64"), log_v)
+        if turned:
+            self.potentials, self.marginals = self.potentials[::-1], self.marginals[::-1]
+        return Result(problem, self.module, self.potentials, self.marginals, self.trace, self.status, options.threads)
+
+    def run(self, problem: Problem, options: Options, log_v: F64) -> F64:
+        """Pass until certified, cancelled or out of passes; returns the log v to go on from."""
+        with closing(self.module.Workspace(problem, options)) as workspace:
+            workspace.absorb(log_v)
+            count = 1
+            while True:
+                begun = time.perf_counter()
+                stats = workspace.iterate(min(count, self.max_passes - self.n_passes))
+                self.status = self.record(stats)
+                if self.status == "absorb":
+                    workspace.absorb(workspace.next_log_v)
+                elif self.status != "running":
+                    break
+                count = self.next_count(count, time.perf_counter() - begun)
+            self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
+            return np.array(workspace.next_log_v)
+
+    @property
+    def n_passes(self) -> int:
+        return self.trace[-1].n_pass if self.trace else 0
+
+    def record(self, stats: list[Stats]) -> str:
+        """Append to the trace, tell the callback; the status that the loop acts on."""
+        done, now = self.n_passes, time.perf_counter() - self.start
+        cancelled = False
+        for i, stat in enumerate(stats, 1):
+            self.trace.append(dataclasses.replace(stat, n_pass=done + i, seconds=now))
+            cancelled = cancelled or bool(self.callback and self.callback(self.trace[-1]))
+        self.bar.update(len(stats))
+        self.bar.set_postfix_str(f"error {stats[-1].error:.1e}", refresh=False)
+        status = stats[-1].status
+        if status in ("running", "absorb"):
+            if cancelled:
+                return "cancelled"
+            if self.n_passes >= self.max_passes:
+                return "max_passes"
+        return status
+
+    def next_count(self, count: int, seconds: float) -> int:
+        """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
+        if self.callback:
+            return 1
+        return min(2 * count, max(1, int(count * SECONDS_A_CALL / max(seconds, 1e-9))))
+
+
+def reg_steps(problem: Problem, options: Options, warm: bool) -> list[float]:
+    """Larger regs to pass through first where reg is far below the range of M; none for the named methods."""
+    spread = problem.M_max - problem.M_min
+    if warm or options.memory == 0 or problem.reg >= SCALING_BELOW * spread:
+        return []
+    count = math.ceil(math.log(SCALING_BELOW * spread / problem.reg, SCALING_STEP))
+    return [problem.reg * SCALING_STEP**k for k in range(count, 0, -1)]
+
+
+def warn_not_converged(result: Result, tol: float) -> None:
+    cure = {
+        "max_passes": "raise max_passes, reg or tol",
+        "stalled": "ask for precision='float64' or a larger tol",
+    }.get(result.status, "rescale M or raise reg")
+    warnings.warn(
+        f"not converged ({result.status}) after {result.n_passes} passes: certified relative plan error "
+        f"{result.error_bound:.2e} > tol {tol:.2e}; {cure}",
+        ConvergenceWarning,
+        stacklevel=3,
+    )

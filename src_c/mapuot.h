@@ -1,0 +1,134 @@
+/* mapuot.h - the C interface of mapuot: entropic unbalanced optimal transport on dense costs.
+ *
+ * The caller owns every array; the library owns only its thread pools and starts no thread elsewhere.
+ * No call prints, and no call returns into the caller's code.  Every call returns a mapuot_status.
+ * Only include guards and #include stand here as preprocessor lines: the Python binding reads this file.
+ * The words (m n a b M reg reg_m u v K) are explained once, in kernels.h.
+ */
+#ifndef MAPUOT_H
+#define MAPUOT_H
+#include <stdint.h>
+
+typedef enum {
+    MAPUOT_RUNNING = 0,    /* all passes asked for were made */
+    MAPUOT_CONVERGED = 1,  /* the certified error is at most tol */
+    MAPUOT_ABSORB = 2,     /* the scalings outgrew K: rebuild K around the potentials, then go on */
+    MAPUOT_STALLED = 3,    /* no progress of the certificate for a long while: rounding floor */
+    MAPUOT_NOT_FINITE = 4, /* a sum became NaN or infinite */
+    MAPUOT_NO_MEMORY = -1,
+    MAPUOT_BAD_ARGUMENT = -2
+} mapuot_status;
+
+typedef enum { MAPUOT_KL, MAPUOT_BALANCED, MAPUOT_TV, MAPUOT_L2, MAPUOT_RANGE } mapuot_penalty;
+
+typedef enum { MAPUOT_F64, MAPUOT_F32, MAPUOT_BF16 } mapuot_dtype;
+
+/* A dense matrix as the caller has it: M or the reference c; strides in elements, dtype F64 or F32. */
+typedef struct {
+    const void *data;
+    int64_t row_stride, col_stride;
+    mapuot_dtype dtype;
+} mapuot_matrix;
+
+/* One marginal: the rows (a, u) or the columns (b, v).  All arrays have len entries; those of the columns
+ * are padded with zeros to a multiple of 16 and aligned to 64 bytes. */
+typedef struct {
+    int64_t len;
+    mapuot_penalty penalty;
+    int32_t translate;      /* 1: KL or balanced with one rho for all points, translation is exact */
+    const double *weight;   /* a or b */
+    const double *rho;      /* reg_m per point (inf = balanced); MAPUOT_RANGE: the lower factor */
+    const double *upper;    /* MAPUOT_RANGE: the upper factor; else NULL */
+    const double *absorbed; /* d: the log scaling that K holds; +inf marks a point left out (scale 0) */
+    const double *fi;       /* KL, balanced: rho / (rho + reg) */
+    const double *base;     /* KL, balanced: fi log(weight) - (1 - fi) d; -inf where left out */
+    double *log_scale;      /* rows: log(scale), relative to d + shift; columns: log v, absolute */
+    double *scale;          /* exp(log_scale) relative to what K holds: P = diag(scale_u) K diag(scale_v) */
+    double *marginal;       /* r or s, the marginal of the current plan */
+} mapuot_side;
+
+/* All that one solve holds.  sums has n entries (padded) and then MAPUOT_SCALARS row scalars: with the rows
+ * shared among processes, the sum of this one array over them is all that row_pass has to exchange. */
+typedef struct {
+    int64_t m, n, ld;       /* K is m x n with leading dimension ld (a multiple of 16) */
+    mapuot_dtype dtype;
+    void *kernel;           /* K */
+    double reg;
+    mapuot_side rows, cols;
+    double *sums;
+    double *partial;        /* threads x (n padded + 16): column sums of each thread */
+    double *work;           /* 3 x n padded: what finish_pass keeps between its sweeps */
+    double *history;        /* (2 memory + 2) x n padded: Anderson's differences */
+    int32_t translate;      /* 1: translation-invariant steps */
+    int32_t memory;         /* Anderson memory, 0 = none, at most 8 */
+    int32_t in_place;       /* 1: plan_pass (K is overwritten by the plan), 0: row_pass */
+    double tol;             /* stop when the certified relative plan error is at most tol; < 0: never */
+    double tol_gap;         /* or when gap <= tol_gap |dual|; < 0: never */
+    double storage_error;   /* relative rounding of K's entries, added to the certificate */
+    double flush;           /* entries of K below this were flushed to zero */
+    double flush_tol;       /* relative mass that flushing may hide before K is rebuilt */
+    double guard;           /* how far, in units of reg * mass, the dual value may fall */
+    double dual_constant;   /* reg * |c| + the dual terms of points left out */
+    double total_weight;    /* sum a + sum b, over all processes */
+    double abs_dual;        /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
+    /* the state of the iteration */
+    double shift;           /* common translation: K holds d_i + shift and e_j - shift */
+    double best_dual;
+    double best_error;
+    int64_t passes;         /* passes made */
+    int64_t since_best;     /* passes since best_error fell */
+    int64_t since_absorb;   /* passes since K was built */
+    double dead;            /* rows and columns that the last pass found without mass */
+    int32_t depth;          /* Anderson differences held */
+    int32_t head;           /* slot of the newest one */
+    double gram[64];        /* their Gram matrix, 8 x 8 */
+} mapuot_state;
+
+/* What one pass tells. gap, dual, mass and the error are of the state (u, v) of that pass. */
+typedef struct {
+    double gap;       /* primal - dual, exact; on a balanced column side inf */
+    double error;     /* certified relative plan error; balanced column side: |s - b|_1 / mass */
+    double dual;
+    double mass;
+    double residual;  /* max |G(log v) - log v| over points that carry weight */
+    double lost;      /* bound on the relative mass hidden by flushed entries of K */
+    double dead;      /* rows and columns without mass */
+    int32_t rejected; /* 1: the guard dropped the extrapolated step */
+    int32_t status;
+} mapuot_stats;
+
+typedef struct mapuot_pool mapuot_pool;
+
+const char *mapuot_status_text(int status);
+const char *mapuot_isa(void);            /* the instruction set in use: scalar, avx2, avx512 */
+int mapuot_set_isa(const char *isa);     /* lower or restore it ("auto"); for tests and benchmarks */
+int mapuot_scalars(void);                /* row scalars at the end of sums */
+
+mapuot_pool *mapuot_pool_new(int threads);
+void mapuot_pool_free(mapuot_pool *pool);
+int mapuot_pool_threads(const mapuot_pool *pool);
+
+/* row_pass: s = K v, u = prox(s), sums = K^T u, row scalars; reads K once. finish_pass: the O(n) rest.
+ * iterate: at most count passes of both, stopping early on any status but RUNNING; *made passes were made. */
+int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state);
+int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats);
+int mapuot_iterate(mapuot_pool *pool, mapuot_state *state, int64_t count, mapuot_stats *stats, int64_t *made);
+
+/* Streams over M.  alpha (m) and beta (n) are log scalings of rows and columns, c may have data == NULL (ones):
+ * the entry is c_ij exp(alpha_i + beta_j - M_ij / reg). */
+int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double out[4]);
+int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                   const double *log_v, double *alpha, double *col_max);
+int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                        const double *alpha, const double *beta, mapuot_dtype dtype, void *K, int64_t ld);
+int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                     const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld);
+int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                 const double *alpha, const double *beta, int64_t d, const double *Xt, double *out);
+int mapuot_apply_transpose(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                           const double *alpha, const double *beta, int64_t d, const double *Y, double *out_t);
+/* out: <P, M>, sum of P; row_sum (m) and col_sum (n) may be NULL. */
+int mapuot_plan_sums(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                     const double *alpha, const double *beta, double out[2], double *row_sum, double *col_sum);
+
+#endif
