@@ -1,0 +1,79 @@
+# Everything is installed with pip into .venv, once; the extension is rebuilt when its sources change.
+PYTHON ?= python3
+CC ?= cc
+BIN := .venv/bin
+BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(wildcard src_c/*.[ch])
+C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.c)
+ARGS ?=
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+CFLAGS_check := -O2 -g
+CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+CFLAGS_tsan := -O1 -g -fsanitize=thread
+
+.PHONY: help demo test check bench lint format asan tsan clean
+.DEFAULT_GOAL := help
+
+help: ## list what can be made
+	@sed -n 's/^\([a-z ]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: .venv/.demo ## recolour one photograph with the palette of another; pictures in docs/
+	$(BIN)/python examples/color_transfer.py $(ARGS)
+
+test: .venv/.test ## run the tests (make test ARGS="-k plan")
+	$(BIN)/pytest $(ARGS)
+
+check: build/check/.done ## compare every C kernel with its scalar twin
+	build/check/check_kernels $(ARGS)
+
+bench: .venv/.bench ## time the fused pass against memory bandwidth and POT
+	$(BIN)/python -m bench $(or $(ARGS),pass)
+
+lint: .venv/.lint ## ruff, mypy and clang-format, check only
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+
+format: .venv/.lint ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
+
+asan tsan: %: build/%/.done .venv/.test ## kernels and solver under the address or thread sanitizer
+	build/$@/check_kernels
+	LD_PRELOAD="$$($(CC) -print-file-name=lib$@.so)" PYTHONPATH=build/$@/lib \
+	ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 OPENBLAS_NUM_THREADS=1 \
+	$(BIN)/pytest $(or $(ARGS),tests/test_kernels.py tests/test_solve.py)
+
+clean: ## remove all that was built or installed here
+	rm -rf .venv build dist *.egg-info mapuot/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	{ echo "mapuot needs Python 3.10 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	{ echo "Python's venv is incomplete. Debian, Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || \
+	{ echo "Python.h is missing. Debian, Ubuntu: apt install python3-dev" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q --upgrade pip setuptools wheel cffi
+	@touch $@
+
+.venv/.ext: .venv/.pip $(BUILD_FILES)
+	$(BIN)/pip install -q --no-build-isolation -e .
+	@touch $@
+
+# the extras of pyproject.toml; mapuot itself is in place already
+.venv/.demo .venv/.test .venv/.bench .venv/.lint: .venv/.%: .venv/.ext
+	$(BIN)/pip install -q 'mapuot[$*]'
+	@touch $@
+
+# a build of its own beside .venv, and the C checker linked with the same objects
+build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext tests/check_kernels.c
+	rm -rf build/$*
+	CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build --build-base build/$* --build-lib build/$*/lib
+	$(CC) -std=c11 -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
+	tests/check_kernels.c $$(find build/$* -path '*/src_c/*.o') -lm
+	@touch $@

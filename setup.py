@@ -1,0 +1,84 @@
+"""Build mapuot._core: the C library of src_c, compiled once per instruction set and dtype, behind cffi.
+
+All that is not a compilation stands in pyproject.toml; UNITS is the one list of compilations.
+The environment's CFLAGS come last on every command line.  MAPUOT_NO_X86=1 builds, on any machine,
+what a machine that is not x86-64 gets: the scalar kernels alone.
+"""
+
+import os
+import shlex
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+
+from setuptools import setup
+from setuptools.command.build_ext import build_ext as setuptools_build_ext
+
+FLAGS = shlex.split("-std=c11 -O3 -fPIC -fvisibility=hidden -pthread -fno-math-errno -Wall -Wextra")
+ISA_FLAGS = {
+    "scalar": "",
+    "avx2": "-mavx2 -mfma",
+    "avx512": "-mavx512f -mavx512dq -mavx512vl -mavx512bw -mprefer-vector-width=512",
+}
+DTYPES = ["f64", "f32", "bf16"]
+
+X86_64 = (
+    sysconfig.get_platform().endswith(("x86_64", "amd64"))
+    and sys.maxsize > 2**32
+    and os.environ.get("MAPUOT_NO_X86", "0") == "0"
+)
+ISAS = list(ISA_FLAGS) if X86_64 else ["scalar"]
+PLAIN = [] if X86_64 else ["-DMAPUOT_NO_X86"]
+
+
+def isa_flags(isa):
+    return [*PLAIN, *shlex.split(ISA_FLAGS[isa]), f"-DMAPUOT_ISA={isa}", f"-DMAPUOT_ISA_{isa.upper()}"]
+
+
+def dtype_flags(dtype):
+    return [f"-DMAPUOT_DTYPE={dtype}", f"-DMAPUOT_DTYPE_{dtype.upper()}"]
+
+
+# one wheel for every Python from 3.10 on; free-threaded builds have no stable ABI
+ABI3 = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"py_limited_api": "cp310"}}
+
+# (object folder, source, flags): one entry, one call of the compiler
+UNITS = [
+    *[("plain", source, PLAIN) for source in ["dispatch.c", "pool.c", "solver.c"]],
+    *[(isa, source, isa_flags(isa)) for isa in ISAS for source in ["stream_tmpl.c", "finish_tmpl.c"]],
+    *[
+        (f"{isa}_{dtype}", "kernels_tmpl.c", isa_flags(isa) + dtype_flags(dtype))
+        for isa in ISAS
+        for dtype in DTYPES
+    ],
+]
+
+
+class build_ext(setuptools_build_ext):
+    """Compile UNITS, each variant into its own folder, and link their objects into the extension."""
+
+    def build_extension(self, ext):
+        cflags = shlex.split(os.environ.get("CFLAGS", ""))
+
+        def compile_unit(unit):
+            folder, source, flags = unit
+            return self.compiler.compile(
+                [f"src_c/{source}"],
+                output_dir=os.path.join(self.build_temp, folder),
+                extra_postargs=[*FLAGS, *flags, *cflags],
+            )
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            ext.extra_objects = [path for paths in threads.map(compile_unit, UNITS) for path in paths]
+        ext.include_dirs = ["src_c"]
+        ext.extra_compile_args = [*FLAGS, *PLAIN, *cflags]
+        ext.extra_link_args = ["-pthread", "-lm"]
+        self.force = True  # the objects are new even where the C file that cffi writes is not
+        super().build_extension(ext)
+
+
+setup(
+    cffi_modules=["mapuot/_ffi_build.py:ffi"],
+    cmdclass={"build_ext": build_ext},
+    options=ABI3,
+)
