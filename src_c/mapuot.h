@@ -35,7 +35,6 @@ typedef struct {
 typedef struct {
     int64_t len;
     mapuot_penalty penalty;
-    int32_t translate;      /* 1: KL or balanced with one rho for all points, translation is exact */
     const double *weight;   /* a or b */
     const double *rho;      /* reg_m per point (inf = balanced); MAPUOT_RANGE: the lower factor */
     const double *upper;    /* MAPUOT_RANGE: the upper factor; else NULL */
@@ -57,9 +56,10 @@ typedef struct {
     mapuot_side rows, cols;
     double *sums;
     double *partial;        /* threads x (n padded + 16): column sums of each thread */
-    double *work;           /* 3 x n padded: what finish_pass keeps between its sweeps */
-    double *history;        /* (2 memory + 2) x n padded: Anderson's differences */
-    int32_t translate;      /* 1: translation-invariant steps */
+    double *work;           /* 3 x n padded: log v of the last certified state, then two of finish_pass's own */
+    double *history;        /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
+    int32_t translate;      /* 1: translation-invariant steps; both sides KL or balanced, with one rho each */
+    double rho_u, rho_v;    /* those rho */
     int32_t memory;         /* Anderson memory, 0 = none, at most 8 */
     int32_t in_place;       /* 1: plan_pass (K is overwritten by the plan), 0: row_pass */
     double tol;             /* stop when the certified relative plan error is at most tol; < 0: never */
@@ -67,20 +67,20 @@ typedef struct {
     double storage_error;   /* relative rounding of K's entries, added to the certificate */
     double flush;           /* entries of K below this were flushed to zero */
     double flush_tol;       /* relative mass that flushing may hide before K is rebuilt */
-    double guard;           /* how far, in units of reg * mass, the dual value may fall */
     double dual_constant;   /* reg * |c| + the dual terms of points left out */
-    double total_weight;    /* sum a + sum b, over all processes */
-    double abs_dual;        /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
+    double dual_scale;      /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
     /* the state of the iteration */
     double shift;           /* common translation: K holds d_i + shift and e_j - shift */
+    double row_offset;      /* log u_i = rows.log_scale_i + d_i + shift + row_offset, r_i = rows.marginal_i e^row_offset */
     double best_dual;
     double best_error;
     int64_t passes;         /* passes made */
     int64_t since_best;     /* passes since best_error fell */
     int64_t since_absorb;   /* passes since K was built */
     double dead;            /* rows and columns that the last pass found without mass */
+    int32_t extrapolated;   /* the next state is an extrapolated one, so the guard watches it */
     int32_t depth;          /* Anderson differences held */
-    int32_t head;           /* slot of the newest one */
+    int32_t head;           /* slot of the newest one; -1: no previous state to difference with */
     double gram[64];        /* their Gram matrix, 8 x 8 */
 } mapuot_state;
 
@@ -115,7 +115,10 @@ int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *sta
 int mapuot_iterate(mapuot_pool *pool, mapuot_state *state, int64_t count, mapuot_stats *stats, int64_t *made);
 
 /* Streams over M.  alpha (m) and beta (n) are log scalings of rows and columns, c may have data == NULL (ones):
- * the entry is c_ij exp(alpha_i + beta_j - M_ij / reg). */
+ * the entry is c_ij exp(alpha_i + beta_j - M_ij / reg).
+ * extrema: min and max of the finite entries, the number of NaN or -inf, the number of +inf.
+ * balance: alpha (on entry 0, or -inf for a row to leave out) = -max_j (log v_j - M_ij / reg + log c_ij), +inf where a
+ * row has no entry; col_max_j = max_i (alpha_i + log v_j - M_ij / reg + log c_ij), -inf where a column has none. */
 int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double out[4]);
 int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                    const double *log_v, double *alpha, double *col_max);

@@ -1,0 +1,346 @@
+"""The CPU backend: numpy owns the memory, src_c does the work, no foreign call holds the GIL.
+
+``iterate`` is one foreign call for many passes. K's rows are padded to 64 bytes and first touched by the thread that
+will read them. Twin: backends/cuda.py; oracle: backends/reference.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from .. import penalties
+from .._core import ffi, lib
+from ..errors import InfeasibleError
+from ..penalties import F64
+from ..problem import Problem, Side
+from . import Options, Stats
+
+PAD = 16
+SCALARS = int(lib.mapuot_scalars())
+DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32, "bfloat16": lib.MAPUOT_BF16}
+STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
+FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
+SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
+SERIAL_ENTRIES = 256 * 256  # problems up to this size run on one thread
+
+
+def asarray(x: Any) -> Any:
+    return np.asarray(x)
+
+
+to_numpy = asarray
+
+
+def isa() -> str:
+    """The instruction set in use: "scalar", "avx2" or "avx512"."""
+    return str(ffi.string(lib.mapuot_isa()).decode())
+
+
+def set_isa(name: str) -> None:
+    """Lower the instruction set, or restore the best with "auto" (as MAPUOT_ISA does at start)."""
+    if lib.mapuot_set_isa(name.encode()) != 0:
+        raise ValueError(f"isa must be one that this machine has, got {name!r}")
+
+
+def check(status: int) -> int:
+    """Turn the negative codes of the core into exceptions."""
+    if status < 0:
+        text = ffi.string(lib.mapuot_status_text(status)).decode()
+        raise MemoryError(text) if status == lib.MAPUOT_NO_MEMORY else RuntimeError(text)
+    return status
+
+
+def padded(n: int) -> int:
+    return -(-n // PAD) * PAD
+
+
+def leading_dimension(n: int, itemsize: int) -> int:
+    """Padded row length; one cache line more where rows would otherwise fall on the same cache sets."""
+    ld = padded(n)
+    return ld + PAD if ld * itemsize % 4096 == 0 else ld
+
+
+def empty(count: int, dtype: Any = np.float64) -> Any:
+    """An untouched vector aligned to 64 bytes."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.empty(count * itemsize + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + count * itemsize].view(dtype)
+
+
+def filled(values: Any, length: int, fill: float = 0.0) -> F64:
+    """Values copied into an aligned vector of ``length``, the rest ``fill``."""
+    vector: F64 = empty(length)
+    vector[len(values) :] = fill
+    vector[: len(values)] = values
+    return vector
+
+
+def pointer(array: Any, ctype: str = "double *") -> Any:
+    return ffi.cast(ctype, array.ctypes.data)
+
+
+def matrix(array: Any) -> Any:
+    """mapuot_matrix of a 2-D numpy array, or the empty one for None."""
+    view = ffi.new("mapuot_matrix *")
+    if array is not None:
+        view.data = ffi.cast("void *", array.ctypes.data)
+        view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
+        view.dtype = DTYPES[array.dtype.name]
+    return view[0]
+
+
+def new_pool(threads: int | None, entries: int) -> Any:
+    """A pool freed with its handle; serial for small problems unless a number was asked for."""
+    if threads is None:
+        threads = 1 if entries <= SERIAL_ENTRIES else len(os.sched_getaffinity(0))
+    pool = lib.mapuot_pool_new(threads)
+    if pool == ffi.NULL:
+        raise MemoryError(f"threads: could not start {threads} threads")
+    return ffi.gc(pool, lib.mapuot_pool_free)
+
+
+def extrema(M: Any) -> tuple[float, float, int, int]:
+    out = np.empty(4)
+    check(lib.mapuot_extrema(new_pool(None, M.size), *M.shape, matrix(M), pointer(out)))
+    if not np.isfinite(out[0]):
+        out[:2] = 0.0
+    return float(out[0]), float(out[1]), int(out[2]), int(out[3])
+
+
+class Workspace:
+    """One solve: K, the two sides, the column sums, Anderson's history, and the C state that points at them."""
+
+    def __init__(self, problem: Problem, options: Options) -> None:
+        m, n = problem.shape
+        self.problem, self.options, self.dtype = problem, options, options.precision
+        self.pool = new_pool(options.threads, m * n)
+        threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
+        rates = problem.rows.scalar_rho, problem.cols.scalar_rho
+        self.ld = leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
+        self.K = empty(m * self.ld, STORAGE[self.dtype])
+        self.sums = filled([], size + SCALARS)
+        self.partial = empty((size + SCALARS) * threads if threads > 1 else 1)
+        self.work, self.history = filled([], 3 * size), filled([], (2 * options.memory + 2) * size)
+        self.log_reference = problem.log_reference
+        self.arrays: list[Any] = []
+        state = self.state = ffi.new("mapuot_state *")
+        state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[self.dtype]
+        state.kernel, state.reg = pointer(self.K, "void *"), problem.reg
+        state.sums, state.partial = pointer(self.sums), pointer(self.partial)
+        state.work, state.history = pointer(self.work), pointer(self.history)
+        state.memory, state.in_place = options.memory, options.in_place
+        state.translate = options.translate and None not in rates
+        state.rho_u, state.rho_v = (1.0 if rho is None else rho for rho in rates)
+        state.tol, state.tol_gap = options.tol, options.tol_gap
+        state.storage_error = ROUNDING[self.dtype]
+        state.flush, state.flush_tol = math.exp(FLUSH_LOG[self.dtype]), min(1e-8, options.tol / 100)
+        state.best_dual, state.best_error, state.head = -math.inf, math.inf, -1
+        self.row_side, self.col_side = self.side(problem.rows, m, state.rows), self.side(problem.cols, size, state.cols)
+
+    def side(self, side: Side, size: int, out: Any) -> dict[str, F64]:
+        """Fill the C view of one marginal; ``size`` is its padded length."""
+        fast = side.penalty == "balanced" or (side.penalty == "kl" and bool(np.isfinite(side.rho).all()))
+        names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
+        names += ["fi", "base"] if fast else []
+        names += ["upper"] if side.upper is not None else []
+        arrays = {name: filled([], size) for name in names}
+        count = len(side.weight)
+        arrays["rho"][:] = 1.0
+        arrays["rho"][:count] = side.rho
+        if fast:
+            arrays["fi"][:] = 1.0
+            finite = np.isfinite(side.rho)
+            arrays["fi"][:count][finite] = side.rho[finite] / (side.rho[finite] + self.problem.reg)
+        if side.upper is not None:
+            arrays["upper"][:count] = side.upper
+        out.len, out.penalty = count, penalties.KINDS[side.penalty]
+        for name, array in arrays.items():
+            setattr(out, name, pointer(array))
+        return arrays
+
+    def absorb(self, log_v: F64) -> None:
+        """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
+        problem, state = self.problem, self.state
+        la, lb = self.log_reference
+        out_u, out_v = left_out(problem.rows, la), left_out(problem.cols, lb)
+        with np.errstate(invalid="ignore"):
+            plan_v = np.where(out_v, -np.inf, log_v + lb)
+        safe = (problem.M_max - problem.M_min) / problem.reg <= SAFE_SPREAD[self.dtype]
+        if safe and not problem.forbidden and problem.reference_matrix is None:
+            alpha = np.full(len(la), problem.M_min / problem.reg)
+            beta = np.zeros(len(lb))
+        else:
+            alpha, beta = self.balance(out_u, plan_v)
+        dead_u, dead_v = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
+        alpha, beta = np.where(out_u | dead_u, -np.inf, alpha), np.where(out_v | dead_v, -np.inf, beta)
+        check(
+            lib.mapuot_build_kernel(
+                self.pool, *problem.shape, matrix(problem.M), matrix(problem.reference_matrix), problem.reg,
+                pointer(alpha), pointer(beta), state.dtype, state.kernel, self.ld,
+            )
+        )  # fmt: skip
+        with np.errstate(invalid="ignore"):
+            self.set_side(problem.rows, self.row_side, alpha - la, out_u | dead_u)
+            self.set_side(problem.cols, self.col_side, beta - lb, out_v | dead_v)
+        self.set_log_v(log_v, out_v | dead_v)
+        self.dead_u, self.dead_v = dead_u, dead_v
+        self.set_constants()
+
+    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        """alpha_i = -max_j(log v_j - M_ij / reg), beta_j = -max_i(alpha_i - M_ij / reg); +inf where there is none."""
+        problem = self.problem
+        alpha, col_max = np.where(out_u, -np.inf, 0.0), np.empty(len(plan_v))
+        plan_v = np.ascontiguousarray(plan_v)
+        check(
+            lib.mapuot_balance(
+                self.pool, *problem.shape, matrix(problem.M), matrix(problem.reference_matrix), problem.reg,
+                pointer(plan_v), pointer(alpha), pointer(col_max),
+            )
+        )  # fmt: skip
+        with np.errstate(invalid="ignore"):
+            return alpha, np.where(np.isneginf(col_max), np.inf, plan_v - col_max)
+
+    def set_side(self, side: Side, arrays: dict[str, F64], absorbed: F64, out: Any) -> None:
+        """What K absorbed, the weights in use, and the constant part of the KL prox."""
+        count = len(side.weight)
+        d = np.where(out, np.inf, absorbed)
+        arrays["absorbed"][:] = np.inf
+        arrays["absorbed"][:count] = d
+        arrays["weight"][:count] = np.where(out, 0.0, side.weight)
+        if "fi" in arrays:
+            fi = arrays["fi"][:count]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                base = fi * np.log(side.weight) - (1 - fi) * absorbed
+            arrays["base"][:count] = np.where(out, 0.0, base)
+
+    def set_log_v(self, log_v: F64, out: Any) -> None:
+        n = len(log_v)
+        cols = self.col_side
+        cols["log_scale"][:n] = np.where(out, 0.0, log_v)
+        with np.errstate(over="ignore"):
+            cols["scale"][:n] = np.where(out, 0.0, np.exp(cols["log_scale"][:n] - cols["absorbed"][:n]))
+        self.state.shift, self.state.since_absorb = 0.0, 0
+        if self.options.in_place:
+            self.history[: len(cols["scale"])] = cols["scale"]
+            self.row_side["scale"][:] = 1.0
+
+    def set_constants(self) -> None:
+        """Dual terms that no pass changes: reg |c| and the points that no mass can reach."""
+        problem = self.problem
+        total, scale = problem.reg * problem.c_mass, 0.0
+        for name, side, dead in (("a", problem.rows, self.dead_u), ("b", problem.cols, self.dead_v)):
+            hard = dead & (side.weight > 0) & (np.isinf(side.rho) if side.penalty != "range" else side.rho > 0)
+            if hard.any():
+                raise InfeasibleError(f"M forbids every pair of {name}[{int(np.argmax(hard))}], which must be transported")
+            f = np.full(int(dead.sum()), np.inf)
+            upper = None if side.upper is None else side.upper[dead]
+            if side.penalty != "range":
+                total += float(penalties.dual_term(side.penalty, f, side.weight[dead], side.rho[dead], upper).sum())
+            soft = np.isfinite(side.rho)
+            scale += float(side.rho[soft] @ side.weight[soft])
+        self.state.dual_constant, self.state.dual_scale = total, scale
+
+    def iterate(self, count: int) -> list[Stats]:
+        stats, made = ffi.new("mapuot_stats[]", count), ffi.new("int64_t *")
+        check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
+        first = self.state.passes - made[0] + 1
+        return [
+            Stats(
+                first + i, s.gap, s.error, s.dual, s.mass, s.residual, bool(s.rejected),
+                ffi.string(lib.mapuot_status_text(s.status)).decode(),
+            )
+            for i, s in enumerate(stats[0 : made[0]])
+        ]  # fmt: skip
+
+    @property
+    def next_log_v(self) -> F64:
+        """log v after the last pass: what the next one would start from, in POT's order (u_k, v_k)."""
+        return self.full_log_v(self.col_side["log_scale"])
+
+    def full_log_v(self, vector: F64) -> F64:
+        n = self.problem.shape[1]
+        return np.where(self.problem.cols.weight == 0, -np.inf, np.where(self.dead_v, np.inf, vector[:n]))
+
+    def potentials(self) -> tuple[F64, F64]:
+        rows, state = self.row_side, self.state
+        log_u = rows["log_scale"] + rows["absorbed"] + state.shift + state.row_offset
+        out = left_out(self.problem.rows, self.log_reference[0])
+        log_u = np.where(out, -np.inf, np.where(self.dead_u, np.inf, log_u))
+        return log_u, self.full_log_v(self.work)
+
+    def marginals(self) -> tuple[F64, F64]:
+        n = self.problem.shape[1]
+        return self.row_side["marginal"] * math.exp(self.state.row_offset), self.col_side["marginal"][:n].copy()
+
+    def close(self) -> None:
+        """Give K back at once; the potentials stay."""
+        del self.K
+        self.state.kernel = ffi.NULL
+
+
+def left_out(side: Side, log_reference: F64) -> Any:
+    """Points whose scaling is exactly 0: no reference mass, or no weight where the penalty then allows none."""
+    strict = side.penalty in ("kl", "balanced", "range")
+    return np.isneginf(log_reference) | ((side.weight == 0) & strict)
+
+
+class PlanStream:
+    """The plan of given potentials, made from M in float64, block by block."""
+
+    def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
+        la, lb = problem.log_reference
+        self.problem = problem
+        self.alpha = np.where(np.isfinite(log_u), log_u, -np.inf) + np.where(np.isfinite(la), la, 0.0)
+        self.beta = np.where(np.isfinite(log_v), log_v, -np.inf) + np.where(np.isfinite(lb), lb, 0.0)
+        self.pool = new_pool(threads, problem.M.size)
+
+    def arguments(self, i0: int, i1: int) -> tuple[Any, ...]:
+        p, c = self.problem, self.problem.reference_matrix
+        c = None if c is None else c[i0:i1]
+        alpha = self.alpha[i0:i1]
+        shape = i1 - i0, p.shape[1]
+        return self.pool, *shape, matrix(p.M[i0:i1]), matrix(c), p.reg, pointer(alpha), pointer(self.beta)
+
+    def plan(self, i0: int, i1: int) -> Any:
+        n, dtype = self.problem.shape[1], self.problem.M.dtype
+        out = empty((i1 - i0) * n, dtype).reshape(i1 - i0, n)
+        if i1 > i0:
+            check(lib.mapuot_form_plan(*self.arguments(i0, i1), DTYPES[dtype.name], pointer(out, "void *"), n))
+        return out
+
+    def apply(self, X: Any) -> Any:
+        m, n = self.problem.shape
+        X, flat = as_columns(X, n, "X")
+        out, Xt = np.empty((m, X.shape[1])), filled([], X.shape[1] * padded(n))
+        Xt.reshape(X.shape[1], -1)[:, :n] = X.T
+        check(lib.mapuot_apply(*self.arguments(0, m), X.shape[1], pointer(Xt), pointer(out)))
+        return out[:, 0] if flat else out
+
+    def apply_transpose(self, Y: Any) -> Any:
+        m, n = self.problem.shape
+        Y, flat = as_columns(Y, m, "Y")
+        out = empty(Y.shape[1] * padded(n))
+        Y = np.ascontiguousarray(Y)
+        check(lib.mapuot_apply_transpose(*self.arguments(0, m), Y.shape[1], pointer(Y), pointer(out)))
+        result = np.ascontiguousarray(out.reshape(Y.shape[1], -1)[:, :n].T)
+        return result[:, 0] if flat else result
+
+    def sums(self) -> tuple[float, F64, F64]:
+        m, n = self.problem.shape
+        out, row_sum, col_sum = np.empty(2), np.empty(m), np.empty(n)
+        check(lib.mapuot_plan_sums(*self.arguments(0, m), pointer(out), pointer(row_sum), pointer(col_sum)))
+        return float(out[0]), row_sum, col_sum
+
+
+def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
+    """(length, d) float64, and whether it came as a vector."""
+    X = np.asarray(X, dtype=np.float64)
+    if X.ndim not in (1, 2) or X.shape[0] != length:
+        raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
+    return (X[:, None], True) if X.ndim == 1 else (X, False)

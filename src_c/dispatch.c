@@ -1,0 +1,98 @@
+/* dispatch.c - which kernels run: the best instruction set that the processor and the operating system support.
+ *
+ * MAPUOT_ISA=scalar|avx2|avx512 lowers the choice. Every feature that the compiler flags of setup.py name is tested;
+ * __builtin_cpu_supports also asks XGETBV whether the operating system saves the registers.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "kernels.h"
+#include "real.h"
+
+#define DECLARE_DTYPE(isa, dtype)                                              \
+    void row_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);  \
+    void plan_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *); \
+    void build_kernel_##dtype##_##isa(const stream_args *, int64_t, int64_t);         \
+    void form_plan_##dtype##_##isa(const stream_args *, int64_t, int64_t);
+#define DECLARE_SWEEP(op, isa) \
+    void op##_##isa(const mapuot_state *, const sweep_args *, int64_t, int64_t, double *);
+#define DECLARE_GATHER(op, isa) void op##_##isa(const stream_args *, int64_t, int64_t, double *);
+#define DECLARE(isa)                                                                                \
+    DECLARE_DTYPE(isa, f64)                                                                         \
+    DECLARE_DTYPE(isa, f32)                                                                         \
+    DECLARE_DTYPE(isa, bf16)                                                                        \
+    DECLARE_SWEEP(sweep_marginal, isa)                                                              \
+    DECLARE_SWEEP(sweep_prox, isa)                                                                  \
+    DECLARE_SWEEP(sweep_difference, isa)                                                            \
+    DECLARE_SWEEP(sweep_advance, isa)                                                               \
+    DECLARE_GATHER(extrema, isa)                                                                    \
+    DECLARE_GATHER(balance, isa)                                                                    \
+    DECLARE_GATHER(apply_transpose, isa)                                                            \
+    DECLARE_GATHER(plan_sums, isa)                                                                  \
+    void apply_##isa(const stream_args *, int64_t, int64_t);                                        \
+    static const mapuot_kernels table_##isa = {                                                     \
+        #isa,                                                                                       \
+        {{row_pass_f64_##isa, plan_pass_f64_##isa, build_kernel_f64_##isa, form_plan_f64_##isa},    \
+         {row_pass_f32_##isa, plan_pass_f32_##isa, build_kernel_f32_##isa, form_plan_f32_##isa},    \
+         {row_pass_bf16_##isa, NULL, build_kernel_bf16_##isa, NULL}},                               \
+        sweep_marginal_##isa, sweep_prox_##isa, sweep_difference_##isa, sweep_advance_##isa,        \
+        extrema_##isa, balance_##isa, apply_transpose_##isa, plan_sums_##isa, apply_##isa};
+
+DECLARE(scalar)
+#ifndef MAPUOT_NO_X86
+DECLARE(avx2)
+DECLARE(avx512)
+
+static int has_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+static int has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+}
+#endif
+
+/* the table of that name if this machine can run it, the best one for "auto", else NULL */
+static const mapuot_kernels *find(const char *isa)
+{
+    int any = strcmp(isa, "auto") == 0;
+#ifndef MAPUOT_NO_X86
+    __builtin_cpu_init();
+    if ((any || strcmp(isa, "avx512") == 0) && has_avx512())
+        return &table_avx512;
+    if ((any || strcmp(isa, "avx2") == 0) && has_avx2())
+        return &table_avx2;
+#endif
+    return any || strcmp(isa, "scalar") == 0 ? &table_scalar : NULL;
+}
+
+static _Atomic(const mapuot_kernels *) active;
+
+const mapuot_kernels *mapuot_active_kernels(void)
+{
+    const mapuot_kernels *kernels = atomic_load(&active);
+    if (!kernels) {
+        const char *isa = getenv("MAPUOT_ISA");
+        kernels = find(isa && *isa ? isa : "auto");
+        kernels = kernels ? kernels : find("auto");
+        atomic_store(&active, kernels);
+    }
+    return kernels;
+}
+
+const char *mapuot_isa(void)
+{
+    return mapuot_active_kernels()->isa;
+}
+
+int mapuot_set_isa(const char *isa)
+{
+    const mapuot_kernels *kernels = find(isa);
+    if (!kernels)
+        return MAPUOT_BAD_ARGUMENT;
+    atomic_store(&active, kernels);
+    return MAPUOT_RUNNING;
+}

@@ -1,0 +1,62 @@
+/* entries.h - one block of a row of c exp(alpha + beta - M / reg), from M as the caller has it; shared by all that
+ * stream over M.  M may have any strides: rows of a tile are asked for block by block, so that strided lines stay
+ * in L1.  The block is written up to a multiple of VL; what lies behind count is finite and meaningless. */
+#ifndef MAPUOT_ENTRIES_H
+#define MAPUOT_ENTRIES_H
+#include "kernels.h"
+#include "vec.h"
+
+/* M[i, j .. j + count) as float64: a pointer into M where possible, else a copy in buffer (BLOCK entries) */
+ALWAYS_INLINE const double *matrix_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, double *buffer)
+{
+    const int64_t start = i * M->row_stride + j * M->col_stride, step = M->col_stride;
+    if (M->dtype == MAPUOT_F64) {
+        const double *p = (const double *)M->data + start;
+        if (step == 1 && count % VL == 0)
+            return p;
+        for (int64_t k = 0; k < count; k++)
+            buffer[k] = p[k * step];
+    } else {
+        const float *p = (const float *)M->data + start;
+        int64_t k = 0;
+        if (step == 1)
+            for (; k + VL <= count; k += VL)
+                v_store(buffer + k, v_load_f32(p + k));
+        for (; k < count; k++)
+            buffer[k] = p[k * step];
+    }
+    for (int64_t k = count; k % VL; k++)
+        buffer[k] = 0.0;
+    return buffer;
+}
+
+/* x = alpha_i + beta_j - M_ij / reg, to out */
+ALWAYS_INLINE void exponents(const stream_args *args, int64_t i, int64_t j, int64_t count, double *out)
+{
+    double buffer[BLOCK], tail[VL];
+    const double *M = matrix_block(&args->M, i, j, count, buffer);
+    const vd alpha = v_set(args->alpha[i]), inv = v_set(args->inv_reg);
+    for (int64_t k = 0; k < count; k += VL) {
+        const double *beta = args->beta + j + k;
+        if (k + VL > count) {
+            memset(tail, 0, sizeof tail);
+            memcpy(tail, beta, (size_t)(count - k) * sizeof(double));
+            beta = tail;
+        }
+        v_store(out + k, v_fnma(v_load(M + k), inv, v_add(alpha, v_load(beta))));
+    }
+}
+
+ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double lo, int narrow, double *out)
+{
+    exponents(args, i, j, count, out);
+    for (int64_t k = 0; k < count; k += VL)
+        v_store(out + k, v_exp_above(v_load(out + k), lo, narrow));
+    if (args->c.data) {
+        double buffer[BLOCK];
+        const double *c = matrix_block(&args->c, i, j, count, buffer);
+        for (int64_t k = 0; k < count; k += VL)
+            v_store(out + k, v_mul(v_load(out + k), v_load(c + k)));
+    }
+}
+#endif

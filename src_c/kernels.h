@@ -1,0 +1,96 @@
+/* kernels.h - the contract between the solver and the kernels; one table of pointers per instruction set.
+ *
+ * Glossary.  M (m x n) cost; a, b weights of rows and columns; reg; reg_m = rho per point; fi = rho / (rho + reg);
+ * c reference; u, v scalings; d, e the logs absorbed in K ("absorbed"); shift s, a common translation:
+ *     K_ij = c_ij exp(alpha_i + beta_j - M_ij / reg),  alpha = log a + d, beta = log b + e  (log a, log b: c = a b^T)
+ *     P = diag(scale_u) K diag(scale_v),  log u_i = log scale_u_i + d_i + s,  log v_j = log scale_v_j + e_j - s
+ * r, s marginals (row, column); f = reg log u, g = reg log v; one pass = one read of K.
+ *
+ * Shapes: K is m x n, leading dimension ld >= padded(n), a multiple of 16, columns n .. padded(n) are zero;
+ * column vectors have padded(n) entries, zero (absorbed: +inf) beyond n, aligned to 64 bytes. Row vectors have m.
+ * Aliasing: no two arrays overlap. Threads: a call works on rows [i0, i1) and writes only there and to its own sums.
+ * Precision: K as stored, every vector, product and sum in float64. Entries of K below flush are exact zeros.
+ * Zeros: a point left out (absorbed = +inf) has scale 0 and marginal 0 and adds nothing; a point whose kernel sum is
+ * below DBL_MIN is dead: its scale is 0 in this pass and it is counted, so that the caller can rebuild K.
+ */
+#ifndef MAPUOT_KERNELS_H
+#define MAPUOT_KERNELS_H
+#include <stddef.h>
+
+#include "mapuot.h"
+
+enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 8 };
+
+/* row scalars behind the column sums */
+enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };
+
+static inline int64_t padded(int64_t n)
+{
+    return (n + PAD - 1) / PAD * PAD;
+}
+
+/* What streams over M need: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij inv_reg). */
+typedef struct {
+    int64_t m, n;
+    mapuot_matrix M, c;
+    double inv_reg;
+    const double *alpha, *beta;
+    int64_t d;          /* apply: columns of X or Y */
+    const double *X;    /* apply: d x padded(n); apply_transpose: Y, m x d */
+    void *out;          /* K, P, or P X (m x d) */
+    int64_t ld;
+    int nontemporal;    /* K or P is larger than the caches */
+    double *row_sum;    /* may be NULL */
+} stream_args;
+
+/* sums has padded(n) + SCALARS entries and is zero on entry. */
+typedef void (*pass_fn)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums);
+typedef void (*stream_fn)(const stream_args *args, int64_t i0, int64_t i1);
+/* as stream_fn, with an accumulator of the calling thread, zero on entry (col_max: -inf) */
+typedef void (*gather_fn)(const stream_args *args, int64_t i0, int64_t i1, double *acc);
+/* one sweep of finish_pass over the columns [j0, j1), both multiples of PAD; out += partial results */
+typedef struct {
+    double lam;                  /* translation of log v found before the prox */
+    double off;                  /* log of the factor that it puts on u and the column sums */
+    double sum_factor, q_factor; /* e^off, e^(lam reg / rho) */
+    double mu;                   /* translation of log v found after the prox */
+    int slot, depth;             /* Anderson: where the new difference goes (-1: none), how many count */
+    double gamma[MAX_MEMORY];
+} sweep_args;
+typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out);
+
+typedef struct {
+    pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
+    pass_fn plan_pass;      /* the same on the plan itself, in place; NULL for bfloat16 */
+    stream_fn build_kernel; /* K from M */
+    stream_fn form_plan;    /* P from M; NULL for bfloat16 */
+} dtype_kernels;
+
+typedef struct {
+    const char *isa;
+    dtype_kernels dtype[3]; /* by mapuot_dtype */
+    /* finish_pass, in this order */
+    sweep_fn sweep_marginal, sweep_prox, sweep_difference, sweep_advance;
+    /* streams over M */
+    gather_fn extrema, balance, apply_transpose, plan_sums;
+    stream_fn apply;
+} mapuot_kernels;
+
+/* sweep results: sums over columns but SWEEP_RESIDUAL, a maximum */
+enum { SUM_MASS, SUM_WEIGHT, SUM_SCALE, SUM_DEAD };                                  /* sweep_marginal */
+enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT };                                      /* sweep_prox */
+enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 * MAX_MEMORY }; /* sweep_difference */
+
+const mapuot_kernels *mapuot_active_kernels(void);
+
+/* pool.c: fn runs once on every thread of the pool, the caller's among them, and all are done on return. */
+typedef void (*pool_fn)(void *context, int thread, int threads);
+void pool_run(mapuot_pool *pool, pool_fn fn, void *context);
+
+/* The rows of thread t of T: whole tiles, as even as they come. */
+static inline int64_t first_row(int64_t m, int t, int T)
+{
+    int64_t tiles = (m + TILE - 1) / TILE, row = tiles * t / T * TILE;
+    return row < m ? row : m;
+}
+#endif

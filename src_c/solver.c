@@ -1,0 +1,441 @@
+/* solver.c - the pass as a whole: row_pass over the pool, the scalar work between the sweeps of finish_pass,
+ * Anderson's small system, the certificate and the stopping rule; and the streams over M.
+ *
+ * One pass is row_pass (O(mn), reads K once) and finish_pass (O(n)).  Twins: backends/reference.py, src_cuda/.
+ */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+
+enum { STALL_PASSES = 250, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
+#define SCALE_LIMIT 1e150 /* sums of u or v beyond it: rebuild K before anything overflows */
+
+int mapuot_scalars(void)
+{
+    return SCALARS;
+}
+
+const char *mapuot_status_text(int status)
+{
+    switch (status) {
+    case MAPUOT_RUNNING:
+        return "running";
+    case MAPUOT_CONVERGED:
+        return "converged";
+    case MAPUOT_ABSORB:
+        return "absorb";
+    case MAPUOT_STALLED:
+        return "stalled";
+    case MAPUOT_NOT_FINITE:
+        return "not finite";
+    case MAPUOT_NO_MEMORY:
+        return "out of memory";
+    default:
+        return "bad argument";
+    }
+}
+
+/* ---- row_pass ---- */
+
+static int64_t sums_len(const mapuot_state *state)
+{
+    return padded(state->n) + SCALARS;
+}
+
+static void rows_task(void *context, int thread, int threads)
+{
+    const mapuot_state *state = context;
+    const mapuot_kernels *kernels = mapuot_active_kernels();
+    const dtype_kernels *k = &kernels->dtype[state->dtype];
+    double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
+    memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
+    (state->in_place ? k->plan_pass : k->row_pass)(state, first_row(state->m, thread, threads),
+                                                   first_row(state->m, thread + 1, threads), sums);
+}
+
+/* sums = the threads' sums in order, so that the result does not depend on timing */
+static void reduce_task(void *context, int thread, int threads)
+{
+    const mapuot_state *state = context;
+    const int64_t len = sums_len(state), lines = (len + 7) / 8;
+    const int64_t j0 = lines * thread / threads * 8, j1 = lines * (thread + 1) / threads * 8;
+    for (int64_t j = j0; j < j1 && j < len; j++) {
+        double sum = 0.0;
+        for (int t = 0; t < threads; t++)
+            sum += state->partial[t * len + j];
+        state->sums[j] = sum;
+    }
+}
+
+int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
+{
+    if (state->in_place && !mapuot_active_kernels()->dtype[state->dtype].plan_pass)
+        return MAPUOT_BAD_ARGUMENT;
+    pool_run(pool, rows_task, state);
+    if (mapuot_pool_threads(pool) > 1)
+        pool_run(pool, reduce_task, state);
+    return MAPUOT_RUNNING;
+}
+
+/* ---- finish_pass ---- */
+
+typedef struct {
+    const mapuot_state *state;
+    const sweep_args *args;
+    sweep_fn sweep;
+    double out[MAX_THREADS][SWEEP_OUT];
+} sweep_job;
+
+static void sweep_task(void *context, int thread, int threads)
+{
+    sweep_job *job = context;
+    const int64_t blocks = padded(job->state->n) / PAD;
+    double out[SWEEP_OUT] = {0};
+    job->sweep(job->state, job->args, blocks * thread / threads * PAD, blocks * (thread + 1) / threads * PAD, out);
+    memcpy(job->out[thread], out, sizeof out);
+}
+
+/* one sweep over all columns; residual says that out[0] is a maximum */
+static void run_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args, sweep_fn sweep,
+                      int residual, double *out)
+{
+    const int64_t np = padded(state->n);
+    const int threads = mapuot_pool_threads(pool);
+    memset(out, 0, SWEEP_OUT * sizeof(double));
+    if (np < PARALLEL_SWEEP || threads == 1 || threads > MAX_THREADS) {
+        sweep(state, args, 0, np, out);
+        return;
+    }
+    sweep_job job = {.state = state, .args = args, .sweep = sweep};
+    pool_run(pool, sweep_task, &job);
+    for (int t = 0; t < threads; t++)
+        for (int k = 0; k < SWEEP_OUT; k++)
+            out[k] = k == 0 && residual ? fmax(out[k], job.out[t][k]) : out[k] + job.out[t][k];
+}
+
+/* solve A x = b, n <= MAX_MEMORY, symmetric positive definite after the ridge: Cholesky */
+static void solve_small(int n, double A[MAX_MEMORY][MAX_MEMORY], double *x)
+{
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j <= i; j++) {
+            double sum = A[i][j];
+            for (int k = 0; k < j; k++)
+                sum -= A[i][k] * A[j][k];
+            A[i][j] = i == j ? sqrt(fmax(sum, DBL_MIN)) : sum / A[j][j];
+        }
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < i; k++)
+            x[i] -= A[i][k] * x[k];
+        x[i] /= A[i][i];
+    }
+    for (int i = n - 1; i >= 0; i--) {
+        for (int k = i + 1; k < n; k++)
+            x[i] -= A[k][i] * x[k];
+        x[i] /= A[i][i];
+    }
+}
+
+/* gamma = argmin |F - sum gamma_i dF_i|: normal equations, columns normalised, ridge 1e-10 */
+static void anderson_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args)
+{
+    double A[MAX_MEMORY][MAX_MEMORY], scale[MAX_MEMORY];
+    const int n = args->depth, slot = args->slot;
+    for (int i = 0; i < n; i++)
+        state->gram[8 * i + slot] = state->gram[8 * slot + i] = dot[i];
+    for (int i = 0; i < n; i++)
+        scale[i] = 1.0 / sqrt(fmax(state->gram[9 * i], DBL_MIN));
+    for (int i = 0; i < n; i++) {
+        for (int j = 0; j < n; j++)
+            A[i][j] = state->gram[8 * i + j] * scale[i] * scale[j] + (i == j ? 1e-10 : 0.0);
+        args->gamma[i] = rhs[i] * scale[i];
+    }
+    solve_small(n, A, args->gamma);
+    for (int i = 0; i < n; i++)
+        args->gamma[i] *= scale[i];
+}
+
+/* lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2): the best common translation of (f, g) */
+static void translate(mapuot_state *state, double mass, double weight, sweep_args *args)
+{
+    const double k1 = state->reg / state->rho_u, k2 = state->reg / state->rho_v, fi1 = 1.0 / (1.0 + k1);
+    args->sum_factor = args->q_factor = 1.0;
+    if (!state->translate || k1 + k2 == 0.0)
+        return;
+    args->lam = (log(mass) - log(weight)) / (fi1 * k1 + k2);
+    args->off = (fi1 - 1.0) * args->lam;
+    args->sum_factor = exp(args->off);
+    args->q_factor = exp(k2 * args->lam);
+    state->shift += args->lam;
+    state->row_offset = args->off;
+}
+
+/* mu = (log B' - log A') / (reg/rho1 + fi2 reg/rho2), put on log v with the factor fi2 */
+static double translate_next(const mapuot_state *state, double mass, double next)
+{
+    const double k1 = state->reg / state->rho_u, k2 = state->reg / state->rho_v, fi2 = 1.0 / (1.0 + k2);
+    if (!state->translate || k1 + k2 == 0.0)
+        return 0.0;
+    return fi2 * (log(next) - log(mass)) / (k1 + fi2 * k2);
+}
+
+static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v)
+{
+    if (!isfinite(stats->mass) || !isfinite(stats->dual) || !(stats->mass > 0.0))
+        return MAPUOT_NOT_FINITE;
+    if (stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual))
+        return MAPUOT_CONVERGED;
+    state->since_best = stats->error < state->best_error * (1 - 1e-3) ? 0 : state->since_best + 1;
+    state->best_error = fmin(state->best_error, stats->error);
+    if (state->since_absorb == 1)
+        state->dead = stats->dead; /* what a fresh K leaves dead stays so */
+    else if (stats->lost > state->flush_tol || stats->dead > state->dead || fmax(scale_u, scale_v) > SCALE_LIMIT)
+        return MAPUOT_ABSORB;
+    return state->since_best >= STALL_PASSES ? MAPUOT_STALLED : MAPUOT_RUNNING;
+}
+
+/* the sums of the in-place pass are column marginals: K^T u = s / v */
+static void marginals_to_sums(mapuot_state *state)
+{
+    for (int64_t j = 0; j < state->n; j++)
+        state->sums[j] = state->cols.scale[j] > 0.0 ? state->sums[j] / state->cols.scale[j] : 0.0;
+}
+
+/* x = G, extrapolated where the guard allows it; sets the residual */
+static void step(mapuot_pool *pool, mapuot_state *state, sweep_args *args, mapuot_stats *stats)
+{
+    const mapuot_kernels *kernels = mapuot_active_kernels();
+    const int64_t np = padded(state->n);
+    const double slack = 1e-13 * fabs(stats->dual) + 4e-16 * state->dual_scale;
+    double out[SWEEP_OUT];
+    if (state->extrapolated && !(stats->dual >= state->best_dual - slack)) {
+        memcpy(state->work + 2 * np, state->history + np, (size_t)np * sizeof(double));
+        state->depth = 0;
+        state->head = -1;
+        state->extrapolated = 0;
+        stats->rejected = 1;
+        stats->residual = INFINITY;
+    } else {
+        state->best_dual = state->extrapolated ? fmax(state->best_dual, stats->dual) : stats->dual;
+        if (state->memory > 0 && state->head >= 0) {
+            args->slot = state->head % state->memory;
+            state->depth += state->depth < state->memory;
+        }
+        args->depth = state->depth;
+        run_sweep(pool, state, args, kernels->sweep_difference, 1, out);
+        stats->residual = out[MAX_RESIDUAL];
+        if (args->slot >= 0)
+            anderson_weights(state, out + SUM_DOT, out + SUM_RHS, args);
+        state->head = state->memory > 0 ? (state->head + 1) % state->memory : -1;
+        state->extrapolated = args->depth > 0;
+    }
+    run_sweep(pool, state, args, kernels->sweep_advance, 0, out);
+}
+
+int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats)
+{
+    const mapuot_kernels *kernels = mapuot_active_kernels();
+    const double *scalars = state->sums + padded(state->n);
+    sweep_args args = {.slot = -1, .sum_factor = 1.0, .q_factor = 1.0};
+    double out[SWEEP_OUT], mass, scale_v;
+    memset(stats, 0, sizeof *stats);
+    if (state->in_place)
+        marginals_to_sums(state);
+    state->row_offset = 0.0;
+
+    run_sweep(pool, state, &args, kernels->sweep_marginal, 0, out);
+    mass = out[SUM_MASS];
+    scale_v = out[SUM_SCALE];
+    stats->dead = out[SUM_DEAD] + scalars[ROW_DEAD];
+    stats->lost = state->flush * scalars[ROW_SCALE] * scale_v / mass;
+    translate(state, mass, out[SUM_WEIGHT], &args);
+
+    run_sweep(pool, state, &args, kernels->sweep_prox, 0, out);
+    stats->mass = mass * args.sum_factor;
+    /* rows: rho (sum a - mass), or <f, a> with sum a = mass */
+    stats->dual = scalars[ROW_DUAL] + out[SUM_DUAL] + state->dual_constant - state->reg * stats->mass;
+    if (state->translate)
+        stats->dual += isinf(state->rho_u) ? state->reg * args.lam * mass : state->rho_u * (mass - stats->mass);
+    stats->gap = out[SUM_GAP];
+    stats->error = sqrt(2 * fmax(out[SUM_GAP], 0.0) / (state->reg * stats->mass)) + out[SUM_HARD] / stats->mass +
+                   3 * state->storage_error + stats->lost;
+    args.mu = translate_next(state, stats->mass, out[SUM_NEXT]);
+
+    step(pool, state, &args, stats);
+    state->passes++;
+    state->since_absorb++;
+    stats->status = judge(state, stats, scalars[ROW_SCALE], scale_v);
+    return stats->status;
+}
+
+int mapuot_iterate(mapuot_pool *pool, mapuot_state *state, int64_t count, mapuot_stats *stats, int64_t *made)
+{
+    int status = MAPUOT_RUNNING;
+    for (*made = 0; *made < count && status == MAPUOT_RUNNING; ++*made) {
+        status = mapuot_row_pass(pool, state);
+        if (status == MAPUOT_RUNNING)
+            status = mapuot_finish_pass(pool, state, stats + *made);
+    }
+    return status;
+}
+
+/* ---- streams over M ---- */
+
+typedef struct {
+    stream_args args;
+    stream_fn each;
+    gather_fn gather;
+    double *acc; /* threads x len */
+    int64_t len;
+} stream_job;
+
+static void stream_task(void *context, int thread, int threads)
+{
+    stream_job *job = context;
+    const int64_t i0 = first_row(job->args.m, thread, threads), i1 = first_row(job->args.m, thread + 1, threads);
+    if (job->each)
+        job->each(&job->args, i0, i1);
+    else
+        job->gather(&job->args, i0, i1, job->acc + thread * job->len);
+}
+
+/* run gather with an accumulator of len entries a thread, all starting at init; acc[0 .. len) is the first thread's */
+static int run_gather(mapuot_pool *pool, stream_job *job, int64_t len, double init)
+{
+    const int threads = mapuot_pool_threads(pool);
+    job->len = (len + PAD - 1) / PAD * PAD;
+    job->acc = NULL;
+    if (posix_memalign((void **)&job->acc, 64, (size_t)(job->len * threads) * sizeof(double)) != 0)
+        return MAPUOT_NO_MEMORY;
+    for (int64_t k = 0; k < job->len * threads; k++)
+        job->acc[k] = init;
+    pool_run(pool, stream_task, job);
+    return MAPUOT_RUNNING;
+}
+
+static double sum_threads(const stream_job *job, mapuot_pool *pool, int64_t k)
+{
+    double sum = 0.0;
+    for (int t = 0; t < mapuot_pool_threads(pool); t++)
+        sum += job->acc[t * job->len + k];
+    return sum;
+}
+
+static stream_job new_job(int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg, const double *alpha,
+                          const double *beta)
+{
+    return (stream_job){.args = {.m = m, .n = n, .M = M, .c = c, .inv_reg = 1.0 / reg, .alpha = alpha, .beta = beta}};
+}
+
+int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double out[4])
+{
+    stream_job job = new_job(m, n, M, (mapuot_matrix){0}, 1.0, NULL, NULL);
+    job.gather = mapuot_active_kernels()->extrema;
+    int status = run_gather(pool, &job, 4, 0.0);
+    if (status != MAPUOT_RUNNING)
+        return status;
+    out[0] = INFINITY;
+    out[1] = -INFINITY;
+    for (int t = 0; t < mapuot_pool_threads(pool); t++) {
+        out[0] = fmin(out[0], job.acc[t * job.len]);
+        out[1] = fmax(out[1], job.acc[t * job.len + 1]);
+    }
+    out[2] = sum_threads(&job, pool, 2);
+    out[3] = sum_threads(&job, pool, 3);
+    free(job.acc);
+    return status;
+}
+
+int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                   const double *log_v, double *alpha, double *col_max)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, log_v);
+    job.args.out = alpha;
+    job.gather = mapuot_active_kernels()->balance;
+    int status = run_gather(pool, &job, n, -INFINITY);
+    if (status != MAPUOT_RUNNING)
+        return status;
+    for (int64_t j = 0; j < n; j++) {
+        col_max[j] = -INFINITY;
+        for (int t = 0; t < mapuot_pool_threads(pool); t++)
+            col_max[j] = fmax(col_max[j], job.acc[t * job.len + j]);
+    }
+    free(job.acc);
+    return status;
+}
+
+static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *out, int64_t ld, size_t bytes)
+{
+    if (!each)
+        return MAPUOT_BAD_ARGUMENT;
+    job->each = each;
+    job->args.out = out;
+    job->args.ld = ld;
+    job->args.nontemporal = bytes > (size_t)32 << 20;
+    pool_run(pool, stream_task, job);
+    return MAPUOT_RUNNING;
+}
+
+static size_t width(mapuot_dtype dtype)
+{
+    return dtype == MAPUOT_F64 ? 8 : dtype == MAPUOT_F32 ? 4 : 2;
+}
+
+int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                        const double *alpha, const double *beta, mapuot_dtype dtype, void *K, int64_t ld)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].build_kernel, K, ld, (size_t)(m * ld) * width(dtype));
+}
+
+int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                     const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].form_plan, P, ld, (size_t)(m * ld) * width(dtype));
+}
+
+int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                 const double *alpha, const double *beta, int64_t d, const double *Xt, double *out)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    job.args.d = d;
+    job.args.X = Xt;
+    return run_each(pool, &job, mapuot_active_kernels()->apply, out, d, 0);
+}
+
+int mapuot_apply_transpose(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                           const double *alpha, const double *beta, int64_t d, const double *Y, double *out_t)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    job.args.d = d;
+    job.args.X = Y;
+    job.gather = mapuot_active_kernels()->apply_transpose;
+    int status = run_gather(pool, &job, d * padded(n), 0.0);
+    if (status != MAPUOT_RUNNING)
+        return status;
+    for (int64_t k = 0; k < d * padded(n); k++)
+        out_t[k] = sum_threads(&job, pool, k);
+    free(job.acc);
+    return status;
+}
+
+int mapuot_plan_sums(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                     const double *alpha, const double *beta, double out[2], double *row_sum, double *col_sum)
+{
+    const int64_t np = padded(n);
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    job.args.row_sum = row_sum;
+    job.gather = mapuot_active_kernels()->plan_sums;
+    int status = run_gather(pool, &job, np + 2, 0.0);
+    if (status != MAPUOT_RUNNING)
+        return status;
+    out[0] = sum_threads(&job, pool, np);
+    out[1] = sum_threads(&job, pool, np + 1);
+    for (int64_t j = 0; col_sum && j < n; j++)
+        col_sum[j] = sum_threads(&job, pool, j);
+    free(job.acc);
+    return status;
+}

@@ -1,0 +1,177 @@
+/* stream_tmpl.c - one read of M for whatever needs the plan or the cost but not K; compiled once per instruction set.
+ *
+ * The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), made block by block in L1 and used at once.
+ * Accumulators are per thread and reduced by solver.c.  Twin: src_cuda/stream.cu.
+ */
+#include "entries.h"
+
+#define PLAN_MIN_LOG (-708.0)
+
+/* acc: min and max over finite entries, number of NaN or -inf, number of +inf */
+void ISA_OP(extrema)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+{
+    vd low = v_set(INFINITY), high = v_set(-INFINITY);
+    double buffer[BLOCK], lane[VL];
+    acc[0] = INFINITY;
+    acc[1] = -INFINITY;
+    for (int64_t i = i0; i < i1; i += TILE)
+        for (int64_t j = 0; j < args->n; j += BLOCK)
+            for (int64_t r = i; r < i1 && r < i + TILE; r++) {
+                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK, whole = count / VL * VL;
+                const double *M = matrix_block(&args->M, r, j, count, buffer);
+                vd odd = v_set(0);
+                for (int64_t k = 0; k < whole; k += VL) {
+                    vd x = v_load(M + k);
+                    odd = v_add(odd, v_sub(x, x)); /* NaN once an entry is not finite */
+                    low = v_min(low, x);
+                    high = v_max(high, x);
+                }
+                if (v_sum(odd) == 0.0 && whole == count)
+                    continue;
+                for (int64_t k = 0; k < count; k++) {
+                    acc[2] += isnan(M[k]) || M[k] == -INFINITY;
+                    acc[3] += M[k] == INFINITY;
+                    if (isfinite(M[k])) {
+                        acc[0] = M[k] < acc[0] ? M[k] : acc[0];
+                        acc[1] = M[k] > acc[1] ? M[k] : acc[1];
+                    }
+                }
+            }
+    v_store(lane, low);
+    for (int q = 0; q < VL; q++)
+        acc[0] = lane[q] < acc[0] ? lane[q] : acc[0];
+    v_store(lane, high);
+    for (int q = 0; q < VL; q++)
+        acc[1] = lane[q] > acc[1] ? lane[q] : acc[1];
+}
+
+/* the exponents log c_ij + alpha_i + beta_j - M_ij / reg of a block, -inf behind count */
+ALWAYS_INLINE void log_entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double *out)
+{
+    exponents(args, i, j, count, out);
+    if (args->c.data) {
+        double buffer[BLOCK];
+        const double *c = matrix_block(&args->c, i, j, count, buffer);
+        for (int64_t k = 0; k < count; k++)
+            out[k] += log(c[k]);
+    }
+    for (int64_t k = count; k % VL; k++)
+        out[k] = -INFINITY;
+}
+
+/* alpha_i = -max_j (beta_j - M_ij / reg + log c_ij), written to out (= args->alpha, on entry 0, or -inf for a row to
+ * leave out), +inf where the row has no entry; then, while the tile is in cache,
+ * acc_j = max_i (alpha_i + beta_j - M_ij / reg + log c_ij).  beta is log v. */
+void ISA_OP(balance)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+{
+    double x[BLOCK], lane[VL], *alpha = (double *)args->out;
+    for (int64_t i = i0; i < i1; i += TILE) {
+        const int64_t end = i + TILE < i1 ? i + TILE : i1;
+        vd top[TILE];
+        for (int r = 0; r < TILE; r++)
+            top[r] = v_set(-INFINITY);
+        for (int64_t j = 0; j < args->n; j += BLOCK)
+            for (int64_t r = i; r < end; r++) {
+                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                log_entries(args, r, j, count, x);
+                for (int64_t k = 0; k < count; k += VL)
+                    top[r - i] = v_max(top[r - i], v_load(x + k));
+            }
+        for (int64_t r = i; r < end; r++) {
+            v_store(lane, top[r - i]);
+            alpha[r] = -lane[0];
+            for (int q = 1; q < VL; q++)
+                alpha[r] = -lane[q] < alpha[r] ? -lane[q] : alpha[r];
+        }
+        for (int64_t j = 0; j < args->n; j += BLOCK)
+            for (int64_t r = i; r < end; r++) {
+                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                if (alpha[r] == INFINITY)
+                    continue;
+                log_entries(args, r, j, count, x);
+                for (int64_t k = 0; k < count; k++)
+                    acc[j + k] = x[k] > acc[j + k] ? x[k] : acc[j + k];
+            }
+    }
+}
+
+/* out = P X for X transposed, d x padded(n), zero behind n */
+void ISA_OP(apply)(const stream_args *args, int64_t i0, int64_t i1)
+{
+    double p[TILE][BLOCK];
+    const int64_t np = padded(args->n), d = args->d;
+    double *out = (double *)args->out;
+    for (int64_t i = i0; i < i1; i += TILE) {
+        const int rows = (int)(i1 - i < TILE ? i1 - i : TILE);
+        memset(out + i * d, 0, (size_t)(rows * d) * sizeof(double));
+        for (int64_t j = 0; j < args->n; j += BLOCK) {
+            int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+            for (int r = 0; r < rows; r++) {
+                entries(args, i + r, j, count, PLAN_MIN_LOG, 0, p[r]);
+                for (int64_t k = count; k % VL; k++)
+                    p[r][k] = 0.0;
+            }
+            for (int64_t x = 0; x < d; x++)
+                for (int r = 0; r < rows; r++) {
+                    vd sum = v_set(0);
+                    for (int64_t k = 0; k < count; k += VL)
+                        sum = v_fma(v_load(p[r] + k), v_load(args->X + x * np + j + k), sum);
+                    out[(i + r) * d + x] += v_sum(sum);
+                }
+        }
+    }
+}
+
+/* acc (d x padded(n)) += (P^T Y)^T */
+void ISA_OP(apply_transpose)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+{
+    double p[BLOCK];
+    const int64_t np = padded(args->n), d = args->d;
+    for (int64_t i = i0; i < i1; i += TILE)
+        for (int64_t j = 0; j < args->n; j += BLOCK)
+            for (int64_t r = i; r < i1 && r < i + TILE; r++) {
+                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                entries(args, r, j, count, PLAN_MIN_LOG, 0, p);
+                for (int64_t k = count; k % VL; k++)
+                    p[k] = 0.0;
+                for (int64_t x = 0; x < d; x++) {
+                    vd y = v_set(args->X[r * d + x]);
+                    double *sum = acc + x * np + j;
+                    for (int64_t k = 0; k < count; k += VL)
+                        v_store(sum + k, v_fma(v_load(p + k), y, v_load(sum + k)));
+                }
+            }
+}
+
+/* acc: padded(n) column sums, then <P, M> and the sum of P; row sums to row_sum */
+void ISA_OP(plan_sums)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+{
+    double p[BLOCK], buffer[BLOCK];
+    const int64_t np = padded(args->n);
+    vd cost = v_set(0);
+    for (int64_t i = i0; i < i1; i += TILE) {
+        vd row[TILE];
+        for (int r = 0; r < TILE; r++)
+            row[r] = v_set(0);
+        for (int64_t j = 0; j < args->n; j += BLOCK)
+            for (int64_t r = i; r < i1 && r < i + TILE; r++) {
+                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                entries(args, r, j, count, PLAN_MIN_LOG, 0, p);
+                for (int64_t k = count; k % VL; k++)
+                    p[k] = 0.0;
+                const double *M = matrix_block(&args->M, r, j, count, buffer);
+                for (int64_t k = 0; k < count; k += VL) {
+                    vd x = v_load(p + k), used = v_if_less(v_set(0), x, v_load(M + k), v_set(0));
+                    row[r - i] = v_add(row[r - i], x);
+                    cost = v_fma(x, used, cost);
+                    v_store(acc + j + k, v_add(v_load(acc + j + k), x));
+                }
+            }
+        for (int64_t r = i; r < i1 && r < i + TILE; r++) {
+            acc[np + 1] += v_sum(row[r - i]);
+            if (args->row_sum)
+                args->row_sum[r] = v_sum(row[r - i]);
+        }
+    }
+    acc[np] += v_sum(cost);
+}

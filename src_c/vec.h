@@ -1,0 +1,107 @@
+/* vec.h - a vector vocabulary of float64 lanes, the same words on every instruction set (VL lanes each).
+ *
+ * v_set v_load v_store v_add v_sub v_mul v_div v_fma (a b + c) v_fnma (c - a b) v_max v_min v_sum
+ * v_if_less (x < y ? a : b) v_scale2 (p 2^k) v_split (x = m 2^e, 1 <= m < 2)
+ * v_load_f32 v_store_f32 v_load_bf16 v_store_bf16 v_stream v_stream_f32
+ * and, built on them, v_exp and v_log.
+ */
+#ifndef MAPUOT_VEC_H
+#define MAPUOT_VEC_H
+#include <float.h>
+#include <math.h>
+
+#include "real.h"
+
+#if defined(MAPUOT_ISA_AVX512)
+#include "vec_avx512.h"
+#elif defined(MAPUOT_ISA_AVX2)
+#include "vec_avx2.h"
+#else
+#include "vec_scalar.h"
+#endif
+
+#define MAGIC 6755399441055744.0 /* 1.5 * 2^52: adding it leaves round(x) in the low bits */
+
+/* e^x within 1 ulp for x <= 709; 0 below lo (lo >= -708). degree 11: 3e-18; degree 6: 2e-9, for narrow K. */
+ALWAYS_INLINE vd v_exp_above(vd x, double lo, int narrow)
+{
+    /* e^x = 2^k e^r, k = round(x / log 2), |r| <= log(2) / 2 */
+    vd t = v_min(v_max(x, v_set(-708.0)), v_set(709.0));
+    vd kd = v_fma(t, v_set(1.4426950408889634), v_set(MAGIC));
+    vd k = v_sub(kd, v_set(MAGIC));
+    vd r = v_fnma(k, v_set(0x1.62e42fefa38p-1), t);
+    r = v_fnma(k, v_set(0x1.ef35793c7673p-45), r);
+    vd p;
+    if (narrow) {
+        p = v_set(0x1.6d7543e4127b8p-10);
+        p = v_fma(p, r, v_set(0x1.126fb8fa71fe6p-7));
+        p = v_fma(p, r, v_set(0x1.5554accfdb593p-5));
+        p = v_fma(p, r, v_set(0x1.5554041b96acbp-3));
+        p = v_fma(p, r, v_set(0x1.000000287f871p-1));
+        p = v_fma(p, r, v_set(0x1.000000a21653fp+0));
+    } else {
+        p = v_set(0x1.af632a0f7e2cep-26);
+        p = v_fma(p, r, v_set(0x1.28b4101c77212p-22));
+        p = v_fma(p, r, v_set(0x1.71ddf56d8deb5p-19));
+        p = v_fma(p, r, v_set(0x1.a01991a10d9aep-16));
+        p = v_fma(p, r, v_set(0x1.a01a01b1461c5p-13));
+        p = v_fma(p, r, v_set(0x1.6c16c1880029fp-10));
+        p = v_fma(p, r, v_set(0x1.111111110f21ep-7));
+        p = v_fma(p, r, v_set(0x1.555555554f0bap-5));
+        p = v_fma(p, r, v_set(0x1.555555555555ap-3));
+        p = v_fma(p, r, v_set(0x1.0000000000011p-1));
+        p = v_fma(p, r, v_set(1.0));
+    }
+    p = v_fma(p, r, v_set(1.0));
+    return v_if_less(x, v_set(lo), v_set(0.0), v_scale2(p, kd));
+}
+
+ALWAYS_INLINE vd v_exp(vd x)
+{
+    return v_exp_above(x, -708.0, 0);
+}
+
+/* log x within 1 ulp for normal x > 0 (the caller keeps x >= DBL_MIN). */
+ALWAYS_INLINE vd v_log(vd x)
+{
+    vd e, m = v_split(x, &e);
+    vd half = v_mul(m, v_set(0.5)), up = v_add(e, v_set(1.0));
+    vd root = v_set(1.4142135623730951);
+    e = v_if_less(root, m, up, e);
+    m = v_if_less(root, m, half, m);
+    /* log m = 2 z + z^3 p(z^2), z = (m - 1) / (m + 1) */
+    vd f = v_sub(m, v_set(1.0));
+    vd z = v_div(f, v_add(m, v_set(1.0)));
+    vd w = v_mul(z, z);
+    vd p = v_set(0.13086767009948175);
+    p = v_fma(p, w, v_set(0.13268759668560612));
+    p = v_fma(p, w, v_set(0.15386240205813478));
+    p = v_fma(p, w, v_set(0.18181795630884753));
+    p = v_fma(p, w, v_set(0.2222222239180047));
+    p = v_fma(p, w, v_set(0.2857142857080323));
+    p = v_fma(p, w, v_set(0.4000000000000088));
+    p = v_fma(p, w, v_set(0.6666666666666666));
+    vd tail = v_fma(v_mul(z, w), p, v_mul(e, v_set(0x1.ef35793c7673p-45)));
+    return v_fma(e, v_set(0x1.62e42fefa38p-1), v_add(v_add(z, z), tail));
+}
+
+#if defined(MAPUOT_DTYPE_F64)
+#define v_load_real v_load
+#define v_store_real v_store
+#define v_stream_real v_stream
+#define REAL_MIN_LOG (-708.0)
+#define REAL_NARROW 0
+#elif defined(MAPUOT_DTYPE_F32)
+#define v_load_real v_load_f32
+#define v_store_real v_store_f32
+#define v_stream_real v_stream_f32
+#define REAL_MIN_LOG (-87.3)
+#define REAL_NARROW 1
+#elif defined(MAPUOT_DTYPE_BF16)
+#define v_load_real v_load_bf16
+#define v_store_real v_store_bf16
+#define v_stream_real v_store_bf16
+#define REAL_MIN_LOG (-87.3)
+#define REAL_NARROW 1
+#endif
+#endif

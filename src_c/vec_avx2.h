@@ -1,0 +1,63 @@
+/* vec_avx2.h - the vocabulary of vec.h on four lanes: AVX2 and FMA. */
+#include <immintrin.h>
+#define VL 4
+typedef __m256d vd;
+
+ALWAYS_INLINE vd v_set(double x) { return _mm256_set1_pd(x); }
+ALWAYS_INLINE vd v_load(const double *p) { return _mm256_loadu_pd(p); }
+ALWAYS_INLINE void v_store(double *p, vd x) { _mm256_storeu_pd(p, x); }
+ALWAYS_INLINE void v_stream(double *p, vd x) { _mm256_stream_pd(p, x); }
+ALWAYS_INLINE vd v_add(vd a, vd b) { return _mm256_add_pd(a, b); }
+ALWAYS_INLINE vd v_sub(vd a, vd b) { return _mm256_sub_pd(a, b); }
+ALWAYS_INLINE vd v_mul(vd a, vd b) { return _mm256_mul_pd(a, b); }
+ALWAYS_INLINE vd v_div(vd a, vd b) { return _mm256_div_pd(a, b); }
+ALWAYS_INLINE vd v_fma(vd a, vd b, vd c) { return _mm256_fmadd_pd(a, b, c); }
+ALWAYS_INLINE vd v_fnma(vd a, vd b, vd c) { return _mm256_fnmadd_pd(a, b, c); }
+ALWAYS_INLINE vd v_max(vd a, vd b) { return _mm256_max_pd(a, b); }
+ALWAYS_INLINE vd v_min(vd a, vd b) { return _mm256_min_pd(a, b); }
+
+ALWAYS_INLINE double v_sum(vd a)
+{
+    __m128d s = _mm_add_pd(_mm256_castpd256_pd128(a), _mm256_extractf128_pd(a, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(s, _mm_unpackhi_pd(s, s)));
+}
+
+ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b)
+{
+    return _mm256_blendv_pd(b, a, _mm256_cmp_pd(x, y, _CMP_LT_OQ));
+}
+
+ALWAYS_INLINE vd v_scale2(vd p, vd kd)
+{
+    __m256i k = _mm256_slli_epi64(_mm256_castpd_si256(kd), 52);
+    return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(p), k));
+}
+
+ALWAYS_INLINE vd v_split(vd x, vd *e)
+{
+    /* the biased exponent beside the bits of 2^52 is the number 2^52 + exponent */
+    __m256i b = _mm256_castpd_si256(x);
+    __m256i biased = _mm256_or_si256(_mm256_srli_epi64(b, 52), _mm256_set1_epi64x(0x4330000000000000LL));
+    *e = _mm256_sub_pd(_mm256_castsi256_pd(biased), v_set(4503599627370496.0 + 1023.0));
+    b = _mm256_and_si256(b, _mm256_set1_epi64x(0xfffffffffffffLL));
+    return _mm256_castsi256_pd(_mm256_or_si256(b, _mm256_set1_epi64x(0x3ff0000000000000LL)));
+}
+
+ALWAYS_INLINE vd v_load_f32(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+ALWAYS_INLINE void v_store_f32(float *p, vd x) { _mm_storeu_ps(p, _mm256_cvtpd_ps(x)); }
+ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm_stream_ps(p, _mm256_cvtpd_ps(x)); }
+
+ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)
+{
+    __m128i b = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)p));
+    return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(b, 16)));
+}
+
+/* round to nearest even; x is finite */
+ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
+{
+    __m128i b = _mm_castps_si128(_mm256_cvtpd_ps(x));
+    __m128i odd = _mm_and_si128(_mm_srli_epi32(b, 16), _mm_set1_epi32(1));
+    b = _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(b, _mm_set1_epi32(0x7fff)), odd), 16);
+    _mm_storel_epi64((__m128i *)p, _mm_packus_epi32(b, b));
+}

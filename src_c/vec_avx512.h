@@ -1,0 +1,54 @@
+/* vec_avx512.h - the vocabulary of vec.h on eight lanes: AVX-512 F, DQ, VL, BW. */
+#include <immintrin.h>
+#define VL 8
+typedef __m512d vd;
+
+ALWAYS_INLINE vd v_set(double x) { return _mm512_set1_pd(x); }
+ALWAYS_INLINE vd v_load(const double *p) { return _mm512_loadu_pd(p); }
+ALWAYS_INLINE void v_store(double *p, vd x) { _mm512_storeu_pd(p, x); }
+ALWAYS_INLINE void v_stream(double *p, vd x) { _mm512_stream_pd(p, x); }
+ALWAYS_INLINE vd v_add(vd a, vd b) { return _mm512_add_pd(a, b); }
+ALWAYS_INLINE vd v_sub(vd a, vd b) { return _mm512_sub_pd(a, b); }
+ALWAYS_INLINE vd v_mul(vd a, vd b) { return _mm512_mul_pd(a, b); }
+ALWAYS_INLINE vd v_div(vd a, vd b) { return _mm512_div_pd(a, b); }
+ALWAYS_INLINE vd v_fma(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
+ALWAYS_INLINE vd v_fnma(vd a, vd b, vd c) { return _mm512_fnmadd_pd(a, b, c); }
+ALWAYS_INLINE vd v_max(vd a, vd b) { return _mm512_max_pd(a, b); }
+ALWAYS_INLINE vd v_min(vd a, vd b) { return _mm512_min_pd(a, b); }
+ALWAYS_INLINE double v_sum(vd a) { return _mm512_reduce_add_pd(a); }
+
+ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b)
+{
+    return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(x, y, _CMP_LT_OQ), b, a);
+}
+
+ALWAYS_INLINE vd v_scale2(vd p, vd kd)
+{
+    __m512i k = _mm512_slli_epi64(_mm512_castpd_si512(kd), 52);
+    return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(p), k));
+}
+
+ALWAYS_INLINE vd v_split(vd x, vd *e)
+{
+    *e = _mm512_getexp_pd(x);
+    return _mm512_getmant_pd(x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src);
+}
+
+ALWAYS_INLINE vd v_load_f32(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+ALWAYS_INLINE void v_store_f32(float *p, vd x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
+ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm256_stream_ps(p, _mm512_cvtpd_ps(x)); }
+
+ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)
+{
+    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(b, 16)));
+}
+
+/* round to nearest even; x is finite */
+ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
+{
+    __m256i b = _mm256_castps_si256(_mm512_cvtpd_ps(x));
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
+    b = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(0x7fff)), odd), 16);
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtepi32_epi16(b));
+}

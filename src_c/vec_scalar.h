@@ -1,0 +1,62 @@
+/* vec_scalar.h - the vocabulary of vec.h on one lane, in plain C: every machine. */
+#define VL 1
+typedef double vd;
+
+ALWAYS_INLINE vd v_set(double x) { return x; }
+ALWAYS_INLINE vd v_load(const double *p) { return *p; }
+ALWAYS_INLINE void v_store(double *p, vd x) { *p = x; }
+ALWAYS_INLINE void v_stream(double *p, vd x) { *p = x; }
+ALWAYS_INLINE vd v_add(vd a, vd b) { return a + b; }
+ALWAYS_INLINE vd v_sub(vd a, vd b) { return a - b; }
+ALWAYS_INLINE vd v_mul(vd a, vd b) { return a * b; }
+ALWAYS_INLINE vd v_div(vd a, vd b) { return a / b; }
+ALWAYS_INLINE vd v_fma(vd a, vd b, vd c) { return a * b + c; }
+ALWAYS_INLINE vd v_fnma(vd a, vd b, vd c) { return c - a * b; }
+ALWAYS_INLINE vd v_max(vd a, vd b) { return a > b ? a : b; }
+ALWAYS_INLINE vd v_min(vd a, vd b) { return a < b ? a : b; }
+ALWAYS_INLINE double v_sum(vd a) { return a; }
+ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b) { return x < y ? a : b; }
+
+ALWAYS_INLINE uint64_t bits_of(double x)
+{
+    uint64_t b;
+    memcpy(&b, &x, 8);
+    return b;
+}
+
+ALWAYS_INLINE double of_bits(uint64_t b)
+{
+    double x;
+    memcpy(&x, &b, 8);
+    return x;
+}
+
+ALWAYS_INLINE vd v_scale2(vd p, vd kd) { return of_bits(bits_of(p) + (bits_of(kd) << 52)); }
+
+ALWAYS_INLINE vd v_split(vd x, vd *e)
+{
+    uint64_t b = bits_of(x);
+    *e = (double)((int64_t)(b >> 52) - 1023);
+    return of_bits((b & 0xfffffffffffffULL) | 0x3ff0000000000000ULL);
+}
+
+ALWAYS_INLINE vd v_load_f32(const float *p) { return *p; }
+ALWAYS_INLINE void v_store_f32(float *p, vd x) { *p = (float)x; }
+ALWAYS_INLINE void v_stream_f32(float *p, vd x) { *p = (float)x; }
+
+ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)
+{
+    uint32_t b = (uint32_t)*p << 16;
+    float x;
+    memcpy(&x, &b, 4);
+    return x;
+}
+
+/* round to nearest even; x is finite */
+ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
+{
+    float y = (float)x;
+    uint32_t b;
+    memcpy(&b, &y, 4);
+    *p = (uint16_t)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
+}
