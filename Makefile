@@ -13,6 +13,7 @@ CFLAGS_tsan := -O1 -g -fsanitize=thread
 
 .PHONY: help demo test check bench lint format asan tsan clean
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z ]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -74,6 +75,6 @@ clean: ## remove all that was built or installed here
 build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext tests/check_kernels.c
 	rm -rf build/$*
 	CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build --build-base build/$* --build-lib build/$*/lib
-	$(CC) -std=c11 -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
+	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
 	tests/check_kernels.c $$(find build/$* -path '*/src_c/*.o') -lm
 	@touch $@

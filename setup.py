@@ -14,7 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from setuptools import setup
 from setuptools.command.build_ext import build_ext as setuptools_build_ext
 
-FLAGS = shlex.split("-std=c11 -O3 -fPIC -fvisibility=hidden -pthread -fno-math-errno -Wall -Wextra")
+FLAGS = shlex.split(
+    "-std=c11 -D_GNU_SOURCE -O3 -fPIC -fvisibility=hidden -pthread -fno-math-errno"
+    " -Wall -Wextra -Werror=implicit-function-declaration"
+)
 ISA_FLAGS = {
     "scalar": "",
     "avx2": "-mavx2 -mfma",
