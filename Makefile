@@ -63,7 +63,7 @@ clean: ## remove all that was built or installed here
 	@touch $@
 
 .venv/.ext: .venv/.pip $(BUILD_FILES)
-	$(BIN)/pip install -q --no-build-isolation -e .
+	PYTHONWARNINGS=ignore $(BIN)/pip install -q --no-build-isolation -e .
 	@touch $@
 
 # the extras of pyproject.toml; mapuot itself is in place already
