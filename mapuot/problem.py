@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from .errors import InfeasibleError
 from .penalties import F64, KINDS
+
+MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,16 @@ class Problem:
         return self.M.shape  # type: ignore[no-any-return]
 
     @property
+    def left_out(self) -> tuple[Any, Any]:
+        """Masks of the rows and columns whose scaling is exactly 0: no reference mass, or no weight where the
+        penalty then allows none."""
+        strict = ("kl", "balanced", "range")
+        return tuple(  # type: ignore[return-value]
+            np.isneginf(log_c) | ((side.weight == 0) & (side.penalty in strict))
+            for side, log_c in zip((self.rows, self.cols), self.log_reference, strict=True)
+        )
+
+    @property
     def log_reference(self) -> tuple[F64, F64]:
         """(log a, log b) where c = a b^T, else zeros: the part of c that is a row and a column scaling."""
         if isinstance(self.reference, str) and self.reference == "product":
@@ -83,6 +96,8 @@ class Problem:
         pair_m, pair_penalty = as_pair(reg_m, "reg_m"), as_penalties(penalty)
         rows = as_side(weight_a, pair_penalty[0], pair_m[0], "reg_m[0]")
         cols = as_side(weight_b, pair_penalty[1], pair_m[1], "reg_m[1]")
+        if rows.penalty == cols.penalty == "balanced":
+            check_equal_masses(weight_a, weight_b)
         low, high, bad, infinite = backend.extrema(M)
         if bad:
             raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
@@ -134,9 +149,14 @@ def as_weight(value: Any, length: int, name: str, backend: ModuleType) -> F64:
     return weight
 
 
+def check_equal_masses(a: F64, b: F64) -> None:
+    if abs(a.sum() - b.sum()) > MASS_TOLERANCE * a.sum():
+        raise InfeasibleError(f"a and b must have equal masses if both sides are balanced, got {a.sum()} and {b.sum()}")
+
+
 def as_pair(value: Any, name: str) -> tuple[Any, Any]:
     """A scalar or anything of length 1 or 2 (POT's rule); the members may be per-point vectors."""
-    if np.ndim(value) == 0 and not isinstance(value, Sequence):
+    if not isinstance(value, Sequence) and np.ndim(value) == 0:
         return value, value
     if len(value) == 1:
         return value[0], value[0]

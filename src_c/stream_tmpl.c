@@ -19,15 +19,18 @@ void ISA_OP(extrema)(const stream_args *args, int64_t i0, int64_t i1, double *ac
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
                 int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK, whole = count / VL * VL;
                 const double *M = matrix_block(&args->M, r, j, count, buffer);
-                vd odd = v_set(0);
+                vd odd = v_set(0), least = low, most = high;
                 for (int64_t k = 0; k < whole; k += VL) {
                     vd x = v_load(M + k);
                     odd = v_add(odd, v_sub(x, x)); /* NaN once an entry is not finite */
-                    low = v_min(low, x);
-                    high = v_max(high, x);
+                    least = v_min(least, x);
+                    most = v_max(most, x);
                 }
-                if (v_sum(odd) == 0.0 && whole == count)
+                if (v_sum(odd) == 0.0 && whole == count) {
+                    low = least;
+                    high = most;
                     continue;
+                }
                 for (int64_t k = 0; k < count; k++) {
                     acc[2] += isnan(M[k]) || M[k] == -INFINITY;
                     acc[3] += M[k] == INFINITY;

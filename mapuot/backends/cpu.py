@@ -168,7 +168,7 @@ class Workspace:
         """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
         problem, state = self.problem, self.state
         la, lb = self.log_reference
-        out_u, out_v = left_out(problem.rows, la), left_out(problem.cols, lb)
+        out_u, out_v = problem.left_out
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, log_v + lb)
         safe = (problem.M_max - problem.M_min) / problem.reg <= SAFE_SPREAD[self.dtype]
@@ -265,13 +265,12 @@ class Workspace:
 
     def full_log_v(self, vector: F64) -> F64:
         n = self.problem.shape[1]
-        return np.where(self.problem.cols.weight == 0, -np.inf, np.where(self.dead_v, np.inf, vector[:n]))
+        return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, vector[:n]))
 
     def potentials(self) -> tuple[F64, F64]:
         rows, state = self.row_side, self.state
         log_u = rows["log_scale"] + rows["absorbed"] + state.shift + state.row_offset
-        out = left_out(self.problem.rows, self.log_reference[0])
-        log_u = np.where(out, -np.inf, np.where(self.dead_u, np.inf, log_u))
+        log_u = np.where(self.problem.left_out[0], -np.inf, np.where(self.dead_u, np.inf, log_u))
         return log_u, self.full_log_v(self.work)
 
     def marginals(self) -> tuple[F64, F64]:
@@ -282,12 +281,6 @@ class Workspace:
         """Give K back at once; the potentials stay."""
         del self.K
         self.state.kernel = ffi.NULL
-
-
-def left_out(side: Side, log_reference: F64) -> Any:
-    """Points whose scaling is exactly 0: no reference mass, or no weight where the penalty then allows none."""
-    strict = side.penalty in ("kl", "balanced", "range")
-    return np.isneginf(log_reference) | ((side.weight == 0) & strict)
 
 
 class PlanStream:

@@ -48,17 +48,20 @@ def log_sum(x: F64, axis: int) -> F64:
         return np.asarray(logsumexp(x, axis=axis))
 
 
-def side_prox(side: Side, log_s: F64, reg: float) -> F64:
-    """prox with the zero policy: no mass (weight 0 under KL, range) -> -inf, no partner (s = 0) -> +inf."""
+def side_prox(side: Side, log_s: F64, reg: float, left_out: Any) -> F64:
+    """prox with the zero policy: left out -> -inf, no partner (s = 0) -> +inf."""
     log_u = penalties.prox(side.penalty, log_s, side.weight, side.rho, side.upper, reg)
-    excluded = (side.weight == 0) & (side.penalty in ("kl", "balanced", "range"))
-    return np.where(excluded, -np.inf, log_u)
+    return np.where(left_out, -np.inf, np.where(np.isneginf(log_s), np.inf, log_u))
 
 
 def scaled(log_u: F64, log_v: F64, log_k: F64) -> F64:
-    """P; a scaling of +inf stands before zeros only."""
-    u, v = np.where(np.isposinf(log_u), 0.0, log_u), np.where(np.isposinf(log_v), 0.0, log_v)
-    return np.exp(u[:, None] + log_k + v[None, :])
+    """P = diag(u) K diag(v)."""
+    return np.exp(unreached(log_u)[:, None] + log_k + unreached(log_v)[None, :])
+
+
+def unreached(log_x: F64) -> F64:
+    """A scaling of +inf stands before zeros only: make it 0."""
+    return np.where(np.isposinf(log_x), -np.inf, log_x)
 
 
 class Workspace:
@@ -75,7 +78,7 @@ class Workspace:
         )
 
     def absorb(self, log_v: F64) -> None:
-        self.next_log_v = np.where(self.problem.cols.weight > 0, log_v, -np.inf)
+        self.next_log_v = np.where(self.problem.left_out[1], -np.inf, log_v)
 
     def iterate(self, count: int) -> list[Stats]:
         done: list[Stats] = []
@@ -87,7 +90,8 @@ class Workspace:
         problem, reg = self.problem, self.problem.reg
         rows, cols = problem.rows, problem.cols
         log_v = self.next_log_v
-        log_u = side_prox(rows, log_sum(self.log_k + log_v[None, :], 1), reg)
+        out_u, out_v = problem.left_out
+        log_u = side_prox(rows, log_sum(self.log_k + unreached(log_v)[None, :], 1), reg, out_u)
         log_u, log_v = self.translate_rows(log_u, log_v)
         P = scaled(log_u, log_v, self.log_k)
         r, s = P.sum(1), P.sum(0)
@@ -96,8 +100,7 @@ class Workspace:
         gap = self.fenchel_young(cols, log_v, s)
         hard = penalties.violation(cols.penalty, s, cols.weight, cols.rho, cols.upper).sum()
         error = float(np.sqrt(2 * max(gap, 0.0) / (reg * mass)) + hard / mass)
-        finite_u = np.where(np.isposinf(log_u), 0.0, log_u)
-        image = side_prox(cols, log_sum(self.log_k + finite_u[:, None], 0), reg)
+        image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
         image = self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
         self.passes += 1
@@ -111,7 +114,7 @@ class Workspace:
         if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0:
             return log_u, log_v
         fi1 = 1 / (1 + k1)
-        A = log_sum(log_u[:, None] + self.log_k + log_v[None, :], (0, 1))  # type: ignore[arg-type]
+        A = np.log(scaled(log_u, log_v, self.log_k).sum())
         with np.errstate(divide="ignore", invalid="ignore"):
             log_b = np.log(self.problem.cols.weight)
             B = log_sum(np.where(log_b > -np.inf, log_b - k2 * log_v, -np.inf), 0)
