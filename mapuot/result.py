@@ -45,14 +45,14 @@ class Result:
         problem: Problem,
         backend: ModuleType,
         potentials: tuple[F64, F64],
-        marginals: tuple[F64, F64],
+        marginals: tuple[F64, F64] | None,
         trace: list[Stats],
         status: str,
         threads: int | None,
     ) -> None:
         self.problem, self._backend, self._threads = problem, backend, threads
         self.log_u, self.log_v = potentials
-        self.row_marginal, self.col_marginal = marginals
+        self._marginals = marginals
         self.trace, self.status = trace, status
 
     def __repr__(self) -> str:
@@ -69,6 +69,14 @@ class Result:
     @property
     def n_passes(self) -> int:
         return self.trace[-1].n_pass if self.trace else 0
+
+    @property
+    def row_marginal(self) -> F64:
+        return self._marginals[0] if self._marginals else self._sums[1]
+
+    @property
+    def col_marginal(self) -> F64:
+        return self._marginals[1] if self._marginals else self._sums[2]
 
     @property
     def gap(self) -> float:
@@ -122,6 +130,10 @@ class Result:
         return stream
 
     @cached_property
+    def _sums(self) -> tuple[float, F64, F64]:
+        return self._stream.sums()
+
+    @cached_property
     def plan(self) -> Any:
         """The plan P, (m, n), in M's dtype; formed from M with a float64 exponent on first use, then kept."""
         return self._stream.plan(0, self.problem.shape[0])
@@ -129,7 +141,7 @@ class Result:
     @cached_property
     def cost(self) -> float:
         """Linear transport cost ``<P, M>``, without forming P."""
-        return self._stream.sums()[0]
+        return self._sums[0]
 
     def apply(self, X: Any) -> Any:
         """``P @ X`` for X of shape (n,) or (n, d), without forming P; float64."""

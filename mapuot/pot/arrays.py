@@ -1,0 +1,48 @@
+"""The border to other array libraries: numpy, CuPy and lists pass, torch, JAX, TensorFlow are converted."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+
+def library(x: Any) -> str:
+    """The top-level package that ``type(x)`` comes from: "numpy", "cupy", "torch", "jax", "builtins" ..."""
+    root = type(x).__module__.partition(".")[0]
+    return "jax" if root == "jaxlib" else root
+
+
+def take(x: Any, name: str) -> Any:
+    """``x`` as the solver reads it: a view where memory allows; never detached from a gradient in silence."""
+    root = library(x)
+    if root == "torch":
+        if x.requires_grad:
+            raise NotImplementedError(
+                f"{name} requires grad, and gradients through the solver are not available yet: "
+                f"pass {name}.detach() to solve without them"
+            )
+        if x.device.type == "cuda":
+            import cupy  # noqa: PLC0415 - only where torch brings GPU memory
+
+            return cupy.from_dlpack(x)
+        return x.cpu().numpy()
+    if root == "jax":
+        return np.asarray(x)
+    return x.numpy() if root == "tensorflow" else x
+
+
+def give(x: Any, like: Any) -> Any:
+    """``x``, numpy or CuPy, as an array of the library and on the device of ``like``."""
+    root = library(like)
+    if root == "torch":
+        torch = sys.modules["torch"]
+        return torch.as_tensor(torch.from_dlpack(x) if library(x) == "cupy" else x, device=like.device)
+    if root == "jax":
+        return sys.modules["jax"].numpy.asarray(x)
+    if root == "tensorflow":
+        return sys.modules["tensorflow"].convert_to_tensor(x)
+    if root == "cupy":
+        return sys.modules["cupy"].asarray(x)
+    return x

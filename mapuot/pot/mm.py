@@ -1,0 +1,244 @@
+"""Unbalanced transport by majorisation-minimisation, POT's ``mm_unbalanced``: a pass in place an iteration.
+
+    kl: G <- K G^(r1 + r2) / (rowsum^r1 colsum^r2),  K = a^r1 b^r2 c^r exp(-M / t)
+    l2: G <- K G / (reg_m1 rowsum + reg_m2 colsum + reg G),  K = max(reg_m1 a + reg_m2 b + reg c - M, 0)
+
+with t = reg + reg_m1 + reg_m2 and r1, r2, r = reg_m1 / t, reg_m2 / t, reg / t. A block of rows is rescaled
+while it is in cache and gives the sums of the next iteration on the way. Source: Chapel, Flamary, Wu,
+Fevotte, Gasso, Unbalanced optimal transport through non-negative penalized linear regression, 2021.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import rel_entr
+from tqdm import tqdm
+
+from ..backends import pick
+from ..errors import ConvergenceWarning
+from ..problem import as_cost, as_pair, as_positive, as_reference, as_weight
+from ..solve import as_count
+from .arrays import give, take
+
+BLOCK_ENTRIES = 1 << 16  # of G and of K at a time: both stay in the cache of one core
+FLOOR = 1e-16  # POT's, added to the denominator
+CHANGE = 1e-6  # relative change of the plan in one iteration above which the end is not the limit
+
+
+def mm_unbalanced(
+    a: Any,
+    b: Any,
+    M: Any,
+    reg_m: Any,
+    c: Any = None,
+    reg: float = 0,
+    div: str = "kl",
+    G0: Any = None,
+    numItermax: int = 1000,
+    stopThr: float = 1e-15,
+    verbose: bool = False,
+    log: bool = False,
+) -> Any:
+    """Unbalanced plan with KL or L2 marginal and regularisation terms, also without regularisation.
+
+    ``min_G <G, M> + reg D(G | c) + reg_m[0] D(G 1 | a) + reg_m[1] D(G^T 1 | b)``,
+    D = KL or half the squared distance.
+
+    Parameters
+    ----------
+    a, b : (m,), (n,) arrays
+        Masses, zeros allowed; empty means uniform with mass 1.
+    M : (m, n) array
+        Costs.
+    reg_m : float or anything of length 1 or 2
+        Marginal penalty, > 0 and finite; "kl": in units of M, "l2": in units of M / mass.
+    c : (m, n) array, optional
+        Reference of the regularisation, default a b^T; not used where reg is 0.
+    reg : float
+        Regularisation, >= 0, in the units of reg_m.
+    div : {"kl", "l2"}
+    G0 : (m, n) array, optional
+        Start, default a b^T; an entry that starts at 0 stays there.
+    numItermax : int
+    stopThr : float
+        Stop when the plan changes by less, ``|G - G_before|_2``, in units of mass.
+    verbose : bool
+        A progress bar on standard error.
+    log : bool
+
+    Returns
+    -------
+    plan : (m, n) array in M's dtype
+    log : dict
+        Only with ``log=True``: err (change at each iteration), G (a list with the last plan; POT keeps every
+        one), cost ``<G, M>``, total_cost (the objective).
+
+    Raises
+    ------
+    ValueError, TypeError
+        Bad argument or unknown div.
+    NotImplementedError
+        A tensor requires grad.
+
+    Warns
+    -----
+    ConvergenceWarning
+        The last iteration still changed the plan by more than 1e-6 of its norm.
+    """
+    div = div.lower() if isinstance(div, str) else div
+    if div not in ("kl", "l2"):
+        raise ValueError(f"Unknown div = {div!r}: must be 'kl' or 'l2'")
+    problem = Majorised.from_arrays(
+        take(a, "a"), take(b, "b"), take(M, "M"), take(reg_m, "reg_m"), take(c, "c"), reg, div
+    )
+    start = np.outer(problem.a, problem.b) if G0 is None else np.asarray(take(G0, "G0"))
+    if start.shape != problem.M.shape:
+        raise ValueError(f"G0 must have M's shape {problem.M.shape}, got {start.shape}")
+    plan = np.array(start, dtype=problem.M.dtype, order="C")
+    err = minimise(problem, plan, as_count(numItermax, "numItermax"), stopThr, verbose)
+    answer = give(plan, M)
+    if not log:
+        return answer
+    cost, total = problem.costs(plan)
+    kind = plan.dtype.type
+    return answer, {
+        "err": err,
+        "G": [answer],
+        "cost": give(kind(cost), M),
+        "total_cost": give(kind(total), M),
+    }
+
+
+def mm_unbalanced2(
+    a: Any,
+    b: Any,
+    M: Any,
+    reg_m: Any,
+    c: Any = None,
+    reg: float = 0,
+    div: str = "kl",
+    G0: Any = None,
+    returnCost: str = "linear",
+    numItermax: int = 1000,
+    stopThr: float = 1e-15,
+    verbose: bool = False,
+    log: bool = False,
+) -> Any:
+    """Cost of the `mm_unbalanced` plan: ``<G, M>`` ("linear") or the objective ("total"), and the log.
+
+    Arguments, units and errors as in `mm_unbalanced`; ValueError for another returnCost.
+    """
+    if returnCost not in ("linear", "total"):
+        raise ValueError(f"Unknown returnCost = {returnCost!r}: must be 'linear' or 'total'")
+    _, record = mm_unbalanced(a, b, M, reg_m, c, reg, div, G0, numItermax, stopThr, verbose, log=True)
+    cost = record["cost" if returnCost == "linear" else "total_cost"]
+    return (cost, record) if log else cost
+
+
+@dataclass
+class Majorised:
+    """One validated problem; K is kept, in M's dtype."""
+
+    a: Any
+    b: Any
+    M: Any
+    c: Any | None  # None: a b^T, or not used
+    reg_m: tuple[float, float]
+    reg: float
+    div: str
+
+    @classmethod
+    def from_arrays(cls, a: Any, b: Any, M: Any, reg_m: Any, c: Any, reg: Any, div: str) -> Majorised:
+        module = pick("reference")
+        M = as_cost(M.get() if hasattr(M, "get") else M, module)
+        weight_a, weight_b = as_weight(a, M.shape[0], "a", module), as_weight(b, M.shape[1], "b", module)
+        pair = as_pair(reg_m, "reg_m")
+        rho = as_positive(pair[0], "reg_m[0]"), as_positive(pair[1], "reg_m[1]")
+        reg = 0.0 if np.ndim(reg) == 0 and reg == 0 else as_positive(reg, "reg")
+        if not np.isfinite(M).all():
+            raise ValueError("M must be finite")
+        if c is not None and reg > 0:
+            c = as_reference(c, M, weight_a, weight_b, module)[0]
+        return cls(weight_a, weight_b, M, c if reg > 0 else None, rho, reg, div)
+
+    def reference(self, i: slice) -> Any:
+        """Rows i of c."""
+        return self.a[i, None] * self.b if self.c is None else self.c[i]
+
+    def kernel(self) -> Any:
+        """K, block by block."""
+        K = np.empty(self.M.shape, self.M.dtype)
+        rho1, rho2 = self.reg_m
+        total = rho1 + rho2 + self.reg
+        for i in self.blocks():
+            cost = self.M[i].astype(np.float64)
+            if self.div == "l2":
+                extra = self.reg * self.reference(i) if self.reg else 0.0
+                K[i] = np.maximum(rho1 * self.a[i, None] + rho2 * self.b + extra - cost, 0.0)
+            else:
+                factor = self.reference(i) ** (self.reg / total) if self.reg else 1.0
+                sides = self.a[i, None] ** (rho1 / total) * self.b ** (rho2 / total)
+                K[i] = sides * factor * np.exp(-cost / total)
+        return K
+
+    def blocks(self) -> Iterator[slice]:
+        m, n = self.M.shape
+        step = max(1, BLOCK_ENTRIES // n)
+        return (slice(i, min(i + step, m)) for i in range(0, m, step))
+
+    def rescale(self, G: Any, K: Any, rows: Any, cols: Any) -> Any:
+        """A block of the next G from a block of G and K, the sums of its rows and of all columns."""
+        rho1, rho2 = self.reg_m
+        if self.div == "l2":
+            return K * G / (rho1 * rows[:, None] + rho2 * cols + self.reg * G + FLOOR)
+        total = rho1 + rho2 + self.reg
+        powered = G if self.reg == 0 else G ** ((rho1 + rho2) / total)
+        return K * powered / (rows[:, None] ** (rho1 / total) * cols ** (rho2 / total) + FLOOR)
+
+    def costs(self, G: Any) -> tuple[float, float]:
+        """(<G, M>, objective) in float64."""
+        linear = total = 0.0
+        for i in self.blocks():
+            block = G[i].astype(np.float64)
+            linear += float((block * self.M[i]).sum())
+            total += self.divergence(block, self.reference(i)) * self.reg if self.reg else 0.0
+        rows, cols = G.sum(1, dtype=np.float64), G.sum(0, dtype=np.float64)
+        total += self.reg_m[0] * self.divergence(rows, self.a) + self.reg_m[1] * self.divergence(cols, self.b)
+        return linear, linear + total
+
+    def divergence(self, p: Any, q: Any) -> float:
+        return float((rel_entr(p, q) - p + q).sum() if self.div == "kl" else 0.5 * ((p - q) ** 2).sum())
+
+
+def minimise(problem: Majorised, G: Any, max_iter: int, stop: float, progress: bool) -> list[float]:
+    """Iterate G in place; the change |G - G_before|_2 at each iteration."""
+    K, err = problem.kernel(), []
+    rows, cols = G.sum(1, dtype=np.float64), G.sum(0, dtype=np.float64)
+    size = 0.0
+    for _ in tqdm(range(max_iter), desc="mm", unit="pass", disable=not progress):
+        next_cols = np.zeros_like(cols)
+        change = size = 0.0
+        for i in problem.blocks():
+            new = problem.rescale(G[i], K[i], rows[i], cols)
+            change += float(((new - G[i]) ** 2).sum())
+            size += float((new * new).sum())
+            rows[i] = new.sum(1)
+            next_cols += new.sum(0)
+            G[i] = new
+        cols = next_cols
+        err.append(change**0.5)
+        if err[-1] < stop:
+            return err
+    if err[-1] > CHANGE * size**0.5:
+        warnings.warn(
+            f"mm_unbalanced not converged after {max_iter} iterations: last change {err[-1]:.2e} of a plan "
+            f"of norm {size**0.5:.2e}; raise numItermax or reg",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    return err

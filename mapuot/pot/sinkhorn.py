@@ -1,0 +1,367 @@
+"""POT's unbalanced Sinkhorn functions: its arguments, return types, log keys and errors over mapuot's solver.
+
+With no method named they run mapuot's certified solver; a named method makes POT's iterates. Where POT is
+wrong (zeros in a or b, small reg, reg_m1 != reg_m2, the mass terms of total_cost, several b) the answer here
+is right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backends import pick
+from ..errors import InfeasibleError
+from ..problem import Problem, as_positive, as_side
+from ..result import Result
+from ..solve import as_count, solve, start_potentials
+from .arrays import give, take
+from .iterate import NAMED, TINY, iterate
+
+BACKEND = "auto"  # of every function here: by the arrays
+
+
+def sinkhorn_unbalanced(
+    a: Any,
+    b: Any,
+    M: Any,
+    reg: float,
+    reg_m: Any,
+    method: str | None = None,
+    reg_type: str = "kl",
+    c: Any = None,
+    warmstart: Any = None,
+    numItermax: int = 1000,
+    stopThr: float = 1e-6,
+    verbose: bool = False,
+    log: bool = False,
+    *,
+    tau: float | None = None,
+) -> Any:
+    """Unbalanced entropic transport plan: ``ot.sinkhorn_unbalanced`` on mapuot.
+
+    ``min_P <P, M> + reg KL(P | c) + reg_m[0] KL(P 1 | a) + reg_m[1] KL(P^T 1 | b)``
+
+    Parameters
+    ----------
+    a : (m,) array
+        Source masses, zeros allowed; empty means uniform with mass 1.
+    b : (n,) or (n, k) array
+        Target masses, or k of them in columns: then the k costs come back instead of a plan.
+    M : (m, n) array
+        Costs. numpy and CuPy arrays and lists as they are; torch, JAX and TensorFlow ones are converted and
+        the answer is of their kind.
+    reg : float
+        Entropic regularisation, > 0, in units of M.
+    reg_m : float, inf, or anything of length 1 or 2
+        Marginal penalty, in units of M; inf is the balanced constraint.
+    method : str, optional
+        None: the certified solver of `mapuot.solve`; numItermax counts passes, stopThr is its ``tol``
+        (certified relative plan error) and the log's err is that error. "sinkhorn", "sinkhorn_stabilized",
+        "sinkhorn_translation_invariant" (any case): POT's iterates and err, absorbed so that they stay finite
+        at any reg, translated so that unequal reg_m are right. "sinkhorn_reg_scaling": "sinkhorn", with a
+        warning.
+    reg_type : {"kl", "entropy"}
+        "entropy" takes ones for c, and warns.
+    c : (m, n) array, optional
+        Reference measure, default a b^T; honoured for several b too.
+    warmstart : (log u, log v), optional
+        Shapes (m,), (n,); for k targets also (m, k), (n, k).
+    numItermax : int
+    stopThr : float
+        With a named method, 0 or less runs all iterations.
+    verbose : bool
+        A progress bar on standard error.
+    log : bool
+        Return the log too.
+    tau : float, optional
+        POT's threshold of "sinkhorn_stabilized"; accepted, K is absorbed when its scalings need it.
+
+    Returns
+    -------
+    plan : (m, n) array in M's dtype, or (k,) linear costs ``<P, M>`` for k targets
+    log : dict
+        Only with ``log=True``. err: list; logu, logv: scalings without a and b, (m,) and (n,) or with k
+        columns; cost: ``<P, M>``; total_cost: the objective with its mass terms ``sum q - sum p`` (POT leaves
+        them out and so reports 0 at every optimum). For k targets the costs are (k,) arrays.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Bad argument, unknown method, unknown keyword (POT swallows those).
+    NotImplementedError
+        A tensor requires grad.
+
+    Warns
+    -----
+    ConvergenceWarning
+        stopThr was not reached (POT is silent).
+
+    References
+    ----------
+    Chizat, Peyre, Schmitzer, Vialard, Scaling algorithms for unbalanced optimal transport problems, 2018.
+    """
+    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+    answers = call.run(method, tau)
+    return answers.plan(log)
+
+
+def sinkhorn_unbalanced2(
+    a: Any,
+    b: Any,
+    M: Any,
+    reg: float,
+    reg_m: Any,
+    method: str | None = None,
+    reg_type: str = "kl",
+    c: Any = None,
+    warmstart: Any = None,
+    returnCost: str = "linear",
+    numItermax: int = 1000,
+    stopThr: float = 1e-6,
+    verbose: bool = False,
+    log: bool = False,
+    *,
+    tau: float | None = None,
+) -> Any:
+    """Cost of the unbalanced entropic plan: ``ot.sinkhorn_unbalanced2`` on mapuot; the plan is never formed.
+
+    Parameters
+    ----------
+    returnCost : {"linear", "total"}
+        ``<P, M>``, or the objective with its mass terms (POT's lacks them), in units of M times mass.
+    a, b, M, reg, reg_m, method, reg_type, c, warmstart, numItermax, stopThr, verbose, log, tau
+        As in `sinkhorn_unbalanced`.
+
+    Returns
+    -------
+    cost : scalar, or (k,) array for k targets
+    log : dict
+        Only with ``log=True``; as in `sinkhorn_unbalanced`.
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        As in `sinkhorn_unbalanced`; also an unknown returnCost.
+    """
+    if returnCost not in ("linear", "total"):
+        raise ValueError(f"Unknown returnCost = {returnCost!r}: must be 'linear' or 'total'")
+    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+    answers = call.run(method, tau)
+    return answers.cost(returnCost, log)
+
+
+def sinkhorn_knopp_unbalanced(
+    a: Any,
+    b: Any,
+    M: Any,
+    reg: float,
+    reg_m: Any,
+    reg_type: str = "kl",
+    c: Any = None,
+    warmstart: Any = None,
+    numItermax: int = 1000,
+    stopThr: float = 1e-6,
+    verbose: bool = False,
+    log: bool = False,
+) -> Any:
+    """`sinkhorn_unbalanced` by the plain iteration, POT's iterates; arguments, returns, errors as there."""
+    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+    return call.run("sinkhorn").plan(log)
+
+
+def sinkhorn_stabilized_unbalanced(
+    a: Any,
+    b: Any,
+    M: Any,
+    reg: float,
+    reg_m: Any,
+    reg_type: str = "kl",
+    c: Any = None,
+    warmstart: Any = None,
+    tau: float = 1e5,
+    numItermax: int = 1000,
+    stopThr: float = 1e-6,
+    verbose: bool = False,
+    log: bool = False,
+) -> Any:
+    """`sinkhorn_unbalanced` by the plain iteration on an absorbed K; err is looked at every tenth iteration.
+
+    POT's function of this name leaves the iteration once it absorbs; this one keeps the plain iterates.
+    ``tau`` is checked and accepted: K is absorbed when its scalings need it. Other arguments, returns, errors
+    as there.
+    """
+    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+    return call.run("sinkhorn_stabilized", tau).plan(log)
+
+
+def sinkhorn_unbalanced_translation_invariant(
+    a: Any,
+    b: Any,
+    M: Any,
+    reg: float,
+    reg_m: Any,
+    reg_type: str = "kl",
+    c: Any = None,
+    warmstart: Any = None,
+    numItermax: int = 1000,
+    stopThr: float = 1e-6,
+    verbose: bool = False,
+    log: bool = False,
+) -> Any:
+    """`sinkhorn_unbalanced` by the translation-invariant iteration, right for unequal reg_m (POT's is not).
+
+    Arguments, returns and errors as there. Source: Sejourne, Vialard, Peyre, Faster unbalanced optimal
+    transport: translation invariant Sinkhorn and 1-D Frank-Wolfe, 2022.
+    """
+    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+    return call.run("sinkhorn_translation_invariant").plan(log)
+
+
+@dataclasses.dataclass
+class Call:
+    """The arguments that every function shares, as the user gave them."""
+
+    a: Any
+    b: Any
+    M: Any
+    reg: Any
+    reg_m: Any
+    reg_type: str
+    c: Any
+    warmstart: Any
+    max_iter: int
+    stop: float
+    verbose: bool
+
+    def run(self, method: str | None, tau: float | None = None) -> Answers:
+        name = method_name(method)
+        if tau is not None:
+            as_positive(tau, "tau")
+            if name != "sinkhorn_stabilized":
+                raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
+        like = self.M
+        for key in ("a", "b", "M", "reg_m", "c"):
+            setattr(self, key, take(getattr(self, key), key))
+        reference = self.reference()
+        self.max_iter = as_count(self.max_iter, "numItermax")
+        several = np.ndim(self.b) == 2
+        self.b = np.asarray(self.b) if isinstance(self.b, (list, tuple)) and several else self.b
+        pairs = [self.one(name, reference, j) for j in range(self.b.shape[1])] if several else []
+        return Answers(pairs or [self.one(name, reference)], several, like)
+
+    def reference(self) -> Any:
+        """c in the words of `mapuot.solve`."""
+        kind = self.reg_type.lower() if isinstance(self.reg_type, str) else self.reg_type
+        if kind == "entropy":
+            warnings.warn("reg_type='entropy': ones are taken for the reference measure c", stacklevel=4)
+            return "uniform"
+        if kind != "kl":
+            raise ValueError(f"reg_type must be 'kl' or 'entropy', got {self.reg_type!r}")
+        return "product" if self.c is None else self.c
+
+    def one(self, name: str | None, reference: Any, j: int | None = None) -> tuple[Result, list[float]]:
+        """Solve for one target, column j of b where there are several; the Result and the log's err."""
+        b = self.b if j is None else self.b[:, j]
+        start = self.start(j)
+        if name is None:
+            result = solve(
+                self.M,
+                self.a,
+                b,
+                self.reg,
+                self.reg_m,
+                reference=reference,
+                tol=float(self.stop) if self.stop > 0 else TINY,
+                max_passes=self.max_iter,
+                backend=BACKEND,
+                warm_start=start,
+                progress=self.verbose,
+            )
+            return result, [stat.error for stat in result.trace]
+        module = pick(BACKEND, self.M, self.a, b)
+        problem = as_problem(self.M, self.a, b, self.reg, self.reg_m, reference, module)
+        potentials = start_potentials(start, problem)
+        return iterate(problem, module, name, potentials, self.max_iter, self.stop, self.verbose)
+
+    def start(self, j: int | None) -> Any:
+        """The warm start of target j: a column where it has columns (one column serves all)."""
+        if self.warmstart is None:
+            return None
+        pair = [take(x, "warmstart") for x in self.warmstart]
+        if j is None:
+            return pair
+        return [x if np.ndim(x) < 2 else np.asarray(x)[:, min(j, np.shape(x)[1] - 1)] for x in pair]
+
+
+def as_problem(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, reference: Any, module: ModuleType) -> Problem:
+    """The problem of a named method: as POT it iterates, with a warning, where no plan exists too."""
+    try:
+        return Problem.from_arrays(M, a, b, reg, reg_m, "kl", reference, module)
+    except InfeasibleError as error:
+        warnings.warn(f"no plan has both marginals: {error}", stacklevel=6)
+    problem = Problem.from_arrays(M, a, b, reg, 1.0, "kl", reference, module)
+    rows, cols = (as_side(side.weight, "balanced", np.inf, "reg_m") for side in (problem.rows, problem.cols))
+    return dataclasses.replace(problem, rows=rows, cols=cols)
+
+
+def method_name(method: str | None) -> str | None:
+    """The name in lower case; ValueError for a name that POT does not know."""
+    if method is None:
+        return None
+    name = method.lower() if isinstance(method, str) else method
+    if name == "sinkhorn_reg_scaling":
+        warnings.warn("Method not implemented yet. Running 'sinkhorn' instead", stacklevel=4)
+        return "sinkhorn"
+    if name not in NAMED:
+        known = [*NAMED, "sinkhorn_reg_scaling"]
+        raise ValueError(f"Unknown method {method!r}: must be one of {known} or None")
+    return name
+
+
+class Answers:
+    """The results of one call in POT's shapes and in the array library of its cost matrix."""
+
+    def __init__(self, pairs: list[tuple[Result, list[float]]], several: bool, like: Any) -> None:
+        self.results, self.errs = [r for r, _ in pairs], [e for _, e in pairs]
+        self.several, self.like = several, like
+        self.dtype = np.dtype(self.results[0].problem.M.dtype.name)
+
+    def plan(self, log: bool) -> Any:
+        """The plan, or the linear costs of several targets, and the log where asked for."""
+        value = self.costs("cost") if self.several else give(self.results[0].plan, self.like)
+        return (value, self.log()) if log else value
+
+    def cost(self, kind: str, log: bool) -> Any:
+        value = self.costs("cost" if kind == "linear" else "total_cost")
+        return (value, self.log()) if log else value
+
+    def costs(self, key: str) -> Any:
+        values = [r.cost if key == "cost" else r.objective for r in self.results]
+        return give(self.dtype.type(values if self.several else values[0]), self.like)
+
+    def log(self) -> dict[str, Any]:
+        return {
+            "err": self.err(),
+            "logu": self.vectors([r.log_u for r in self.results]),
+            "logv": self.vectors([r.log_v for r in self.results]),
+            "cost": self.costs("cost"),
+            "total_cost": self.costs("total_cost"),
+        }
+
+    def err(self) -> list[float]:
+        """POT's list; of several targets the largest at each look, one that has stopped keeping its last."""
+        if not self.several:
+            return self.errs[0]
+        length = max(map(len, self.errs))
+        return [max((e[min(i, len(e) - 1)] for e in self.errs if e), default=math.nan) for i in range(length)]
+
+    def vectors(self, values: list[Any]) -> Any:
+        to_numpy = self.results[0]._backend.to_numpy
+        table = [to_numpy(x).astype(self.dtype) for x in values]
+        return give(np.stack(table, axis=1) if self.several else table[0], self.like)
