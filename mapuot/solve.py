@@ -200,7 +200,7 @@ class Run:
                 stats = workspace.iterate(min(count, self.max_passes - self.n_passes))
                 self.status = self.record(stats)
                 if self.status == "absorb":
-                    workspace.absorb(workspace.next_log_v)
+                    workspace.absorb()
                 elif self.status != "running":
                     break
                 count = self.next_count(count, time.perf_counter() - begun)

@@ -1,6 +1,6 @@
 /* finish_tmpl.c - the O(n) half of a pass, in four sweeps over the columns; compiled once per instruction set.
  *
- * solver.c runs them in order and does the scalar work between them.  With k = reg / rho, everything on logarithms:
+ * solver.c runs them in order and does the scalar work between them.  With k = reg / rho, x = log v + shift:
  *   marginal    s = v K^T u, q = b e^(-k log v)                       -> translation lam
  *   prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u)   -> dual value, translation mu
  *   difference  F = G(x) - x and Anderson's dF, dG                    -> weights gamma
@@ -29,7 +29,7 @@ void ISA_OP(sweep_marginal)(const mapuot_state *state, const sweep_args *args, i
         dead = v_add(dead, v_if_less(v_load(cols->absorbed + j), v_set(BIG), is_dead, v_set(0)));
         if (soft) { /* q = b e^(-k log v) */
             vd k = v_div(v_set(-state->reg), v_load(cols->rho + j));
-            q = v_mul(q, v_exp(v_mul(k, v_load(cols->log_scale + j))));
+            q = v_mul(q, v_exp(v_mul(k, v_sub(v_load(cols->log_scale + j), v_set(state->shift)))));
         }
         v_store(log_sum + j, v_log(v_max(sum, floor)));
         v_store(q_out + j, q);
@@ -51,12 +51,12 @@ static void prox_scalar(const mapuot_state *state, int64_t j0, int64_t j1, doubl
     const int64_t np = padded(state->n);
     double *x_out = state->work, *log_sum = x_out + np, *image = log_sum + np;
     for (int64_t j = j0; j < j1; j++) {
-        const double e = cols->absorbed[j], x = cols->log_scale[j], f = state->reg * x;
+        const double e = cols->absorbed[j], x = cols->log_scale[j], f = state->reg * (x - state->shift);
         x_out[j] = image[j] = x;
         if (e == INFINITY)
             continue;
         if (state->sums[j] >= DBL_MIN)
-            image[j] = prox_log(cols, j, log_sum[j] - e + state->shift, state->reg);
+            image[j] = prox_log(cols, j, log_sum[j] - e + state->shift, state->reg) + state->shift;
         out[SUM_GAP] += gap_term(cols, j, f, cols->marginal[j], &out[SUM_HARD]);
         out[SUM_DUAL] += dual_term(cols, j, f);
     }
@@ -68,7 +68,7 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
     const int64_t np = padded(state->n);
     double *x_out = state->work, *log_sum = x_out + np, *image = log_sum + np;
     const int soft = cols->penalty == MAPUOT_KL;
-    const vd zero = v_set(0), shift = v_set(state->shift), lam = v_set(args->lam);
+    const vd zero = v_set(0), one = v_set(1), shift = v_set(state->shift);
     vd gap = zero, hard = zero, dual = zero, next = zero;
     if (!cols->fi) {
         prox_scalar(state, j0, j1, out);
@@ -76,29 +76,29 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
     }
     for (int64_t j = j0; j < j1; j += VL) {
         vd e = v_load(cols->absorbed + j), b = v_load(cols->weight + j), fi = v_load(cols->fi + j);
-        vd x = v_if_less(e, v_set(BIG), v_sub(v_load(cols->log_scale + j), lam), zero);
+        vd x = v_if_less(e, v_set(BIG), v_load(cols->log_scale + j), zero), log_v = v_sub(x, shift);
         vd d = v_if_less(e, v_set(BIG), e, zero), base = v_if_less(e, v_set(BIG), v_load(cols->base + j), zero);
         vd log_s = v_add(v_load(log_sum + j), v_set(args->off));
         vd s = v_mul(v_load(cols->marginal + j), v_set(args->sum_factor));
-        /* G = fi (log b - log K^T u) = base + e - fi (log sum + shift) */
-        vd G = v_fnma(fi, v_add(log_s, shift), v_add(base, d));
+        /* G = fi (log b - log K^T u) + shift = base + e - fi log sum + (1 - fi) shift */
+        vd G = v_fma(v_sub(one, fi), shift, v_fnma(fi, log_s, v_add(base, d)));
         G = v_if_less(v_load(state->sums + j), v_set(DBL_MIN), x, G);
         G = v_if_less(e, v_set(BIG), G, zero);
         if (soft) {
             vd rho = v_load(cols->rho + j), k = v_div(v_set(state->reg), rho);
             vd q = v_mul(v_load(image + j), v_set(args->q_factor));
-            /* t = log(s / q) = (x - e + shift) + log sum - (log b - k x), log b = (1 + k) base + k e */
+            /* t = log(s / q) = (x - e) + log sum - (log b - k log v), log b = (1 + k) base + k e */
             vd log_b = v_add(base, v_mul(k, v_add(base, d)));
-            vd t = v_sub(v_fma(k, x, v_add(v_add(v_sub(x, d), shift), log_s)), log_b);
+            vd t = v_sub(v_fma(k, log_v, v_add(v_sub(x, d), log_s)), log_b);
             vd near = v_mul(v_mul(q, v_mul(t, t)), v_fma(t, v_set(1.0 / 3), v_set(0.5)));
             vd far = v_add(v_fma(s, t, v_sub(zero, s)), q);
             vd term = v_if_less(v_mul(t, t), v_set(1e-8), near, far);
             gap = v_add(gap, v_if_less(e, v_set(BIG), v_mul(rho, term), zero));
             dual = v_add(dual, v_if_less(e, v_set(BIG), v_mul(rho, v_sub(b, q)), zero));
-            next = v_fma(b, v_exp(v_sub(zero, v_mul(k, G))), next);
+            next = v_fma(b, v_exp(v_mul(k, v_sub(shift, G))), next);
         } else {
             hard = v_add(hard, v_max(v_sub(s, b), v_sub(b, s)));
-            dual = v_fma(v_mul(b, v_set(state->reg)), x, dual);
+            dual = v_fma(v_mul(b, v_set(state->reg)), log_v, dual);
             next = v_add(next, b);
         }
         v_store(x_out + j, x);
@@ -157,13 +157,13 @@ void ISA_OP(sweep_advance)(const mapuot_state *state, const sweep_args *args, in
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     const double *image = state->work + 2 * np, *dG = state->history + (2 + state->memory) * np;
-    const vd shift = v_set(state->shift), zero = v_set(0);
+    const vd zero = v_set(0);
     (void)out;
     for (int64_t j = j0; j < j1; j += VL) {
         vd x = v_load(image + j), e = v_load(cols->absorbed + j);
         for (int i = 0; i < args->depth; i++)
             x = v_fnma(v_set(args->gamma[i]), v_load(dG + i * np + j), x);
-        vd v = v_if_less(e, v_set(BIG), v_exp(v_add(v_sub(x, e), shift)), zero);
+        vd v = v_if_less(e, v_set(BIG), v_exp(v_sub(x, e)), zero);
         if (state->in_place) { /* what the next pass multiplies the plan's columns by */
             vd old = v_load(cols->scale + j), ratio = v_div(v, v_max(old, v_set(DBL_MIN)));
             v_store(state->history + j, v_if_less(zero, old, ratio, zero));

@@ -41,7 +41,7 @@ typedef struct {
     const double *absorbed; /* d: the log scaling that K holds; +inf marks a point left out (scale 0) */
     const double *fi;       /* KL, balanced: rho / (rho + reg) */
     const double *base;     /* KL, balanced: fi log(weight) - (1 - fi) d; -inf where left out */
-    double *log_scale;      /* rows: log(scale), relative to d + shift; columns: log v, absolute */
+    double *log_scale;      /* rows: log(scale), relative to d + shift; columns: log v + shift */
     double *scale;          /* exp(log_scale) relative to what K holds: P = diag(scale_u) K diag(scale_v) */
     double *marginal;       /* r or s, the marginal of the current plan */
 } mapuot_side;
@@ -56,7 +56,7 @@ typedef struct {
     mapuot_side rows, cols;
     double *sums;
     double *partial;        /* threads x (n padded + 16): column sums of each thread */
-    double *work;           /* 3 x n padded: log v of the last certified state, then two of finish_pass's own */
+    double *work;           /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
     double *history;        /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
     int32_t translate;      /* 1: translation-invariant steps; both sides KL or balanced, with one rho each */
     double rho_u, rho_v;    /* those rho */

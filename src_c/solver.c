@@ -208,7 +208,7 @@ static void step(mapuot_pool *pool, mapuot_state *state, sweep_args *args, mapuo
 {
     const mapuot_kernels *kernels = mapuot_active_kernels();
     const int64_t np = padded(state->n);
-    const double slack = 1e-13 * fabs(stats->dual) + 4e-16 * state->dual_scale;
+    const double slack = 1e-13 * fabs(stats->dual) + 2e-15 * state->dual_scale;
     double out[SWEEP_OUT];
     if (state->extrapolated && !(stats->dual >= state->best_dual - slack)) {
         memcpy(state->work + 2 * np, state->history + np, (size_t)np * sizeof(double));

@@ -139,7 +139,7 @@ class Workspace:
         state.rho_u, state.rho_v = (1.0 if rho is None else rho for rho in rates)
         state.tol, state.tol_gap = options.tol, options.tol_gap
         state.storage_error = ROUNDING[self.dtype]
-        state.flush, state.flush_tol = math.exp(FLUSH_LOG[self.dtype]), min(1e-8, options.tol / 100)
+        state.flush, state.flush_tol = math.exp(FLUSH_LOG[self.dtype]), max(1e-12, min(1e-8, options.tol / 100))
         state.best_dual, state.best_error, state.head = -math.inf, math.inf, -1
         self.row_side, self.col_side = self.side(problem.rows, m, state.rows), self.side(problem.cols, size, state.cols)
 
@@ -164,9 +164,13 @@ class Workspace:
             setattr(out, name, pointer(array))
         return arrays
 
-    def absorb(self, log_v: F64) -> None:
+    def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
         problem, state = self.problem, self.state
+        if log_v is None:
+            log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
+        else:
+            state.shift = 0.0
         la, lb = self.log_reference
         out_u, out_v = problem.left_out
         with np.errstate(invalid="ignore"):
@@ -225,7 +229,7 @@ class Workspace:
         cols["log_scale"][:n] = np.where(out, 0.0, log_v)
         with np.errstate(over="ignore"):
             cols["scale"][:n] = np.where(out, 0.0, np.exp(cols["log_scale"][:n] - cols["absorbed"][:n]))
-        self.state.shift, self.state.since_absorb = 0.0, 0
+        self.state.since_absorb = 0
         if self.options.in_place:
             self.history[: len(cols["scale"])] = cols["scale"]
             self.row_side["scale"][:] = 1.0
@@ -265,7 +269,8 @@ class Workspace:
 
     def full_log_v(self, vector: F64) -> F64:
         n = self.problem.shape[1]
-        return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, vector[:n]))
+        log_v = vector[:n] - self.state.shift
+        return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, log_v))
 
     def potentials(self) -> tuple[F64, F64]:
         rows, state = self.row_side, self.state

@@ -77,7 +77,9 @@ class Workspace:
             for rho in (problem.rows.scalar_rho, problem.cols.scalar_rho)
         )
 
-    def absorb(self, log_v: F64) -> None:
+    def absorb(self, log_v: F64 | None = None) -> None:
+        if log_v is None:
+            return
         self.next_log_v = np.where(self.problem.left_out[1], -np.inf, log_v)
 
     def iterate(self, count: int) -> list[Stats]:
