@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -61,6 +62,14 @@ class Result:
             f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, "
             f"error_bound {self.error_bound:.1e}, mass {self.mass:.6g}>"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: the backend by its name, without the core's handle on the plan."""
+        state = {key: value for key, value in vars(self).items() if key != "_stream"}
+        return {**state, "_backend": self._backend.__name__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _backend=import_module(state["_backend"]))
 
     @property
     def converged(self) -> bool:

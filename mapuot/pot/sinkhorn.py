@@ -232,12 +232,12 @@ class Call:
     M: Any
     reg: Any
     reg_m: Any
-    reg_type: str
-    c: Any
-    warmstart: Any
-    max_iter: int
-    stop: float
-    verbose: bool
+    reg_type: str = "kl"
+    c: Any = None
+    warmstart: Any = None
+    max_iter: int = 1000
+    stop: float = 1e-6
+    verbose: bool = False
 
     def run(self, method: str | None, tau: float | None = None) -> Answers:
         name = method_name(method)

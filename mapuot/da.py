@@ -1,0 +1,336 @@
+"""Domain adaptation by unbalanced transport: an estimator shaped like ``ot.da.UnbalancedSinkhornTransport``.
+
+Images of the samples come from ``Result.apply``; the plan is formed only if ``coupling_`` is read.
+Out-of-sample map: Ferradans, Papadakis, Peyre, Aujol 2014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.spatial.distance import cdist
+
+from .pot.sinkhorn import Call
+from .problem import as_positive
+from .result import Result
+from .solve import as_count
+
+try:
+    from sklearn.base import BaseEstimator, TransformerMixin
+except ImportError:  # scikit-learn is optional: two methods stand in for its base class
+
+    class BaseEstimator:  # type: ignore[no-redef]
+        """get_params and set_params of an estimator whose parameters are plain values."""
+
+        def get_params(self, deep: bool = True) -> dict[str, Any]:
+            return {name: getattr(self, name) for name in PARAMETERS}
+
+        def set_params(self, **params: Any) -> Any:
+            for name, value in params.items():
+                if name not in PARAMETERS:
+                    raise ValueError(f"Invalid parameter {name!r}: must be one of {PARAMETERS}")
+                setattr(self, name, value)
+            return self
+
+    class TransformerMixin:  # type: ignore[no-redef]
+        """Nothing: the methods are the estimator's own."""
+
+
+F64 = NDArray[np.float64]
+MISSING_LABEL = -1  # POT's mark of a sample without label
+PARAMETERS = (
+    "reg_e",
+    "reg_m",
+    "method",
+    "max_iter",
+    "tol",
+    "verbose",
+    "log",
+    "metric",
+    "norm",
+    "distribution_estimation",
+    "out_of_sample_map",
+    "limit_max",
+)
+
+
+class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Move samples of a source domain onto a target domain by unbalanced entropic transport.
+
+    The interface of ``ot.da.UnbalancedSinkhornTransport`` and of scikit-learn's estimators. The default
+    converges: POT's stops after ten iterations.
+
+    Parameters
+    ----------
+    reg_e : float
+        Entropic regularisation, > 0, in units of the (normalised) cost.
+    reg_m : float, inf, or anything of length 1 or 2
+        Marginal penalty, in the same units; inf is the balanced constraint.
+    method : str, optional
+        As in `mapuot.sinkhorn_unbalanced`: None is the certified solver.
+    max_iter : int
+    tol : float
+        Certified relative plan error; with a named method POT's stopThr.
+    verbose : bool
+        A progress bar on standard error.
+    log : bool
+        Keep the solver's log in ``log_``.
+    metric : str or callable
+        A metric of `scipy.spatial.distance.cdist`.
+    norm : {None, "median", "max", "log", "loglog"}
+        Cost divided by its median or maximum, ``log(1 + M)``, or that twice.
+    distribution_estimation : callable, optional
+        ``f(X) -> (n_samples,)`` masses; None: uniform with mass 1.
+    out_of_sample_map : {"ferradans"}
+        A new sample moves by the displacement of its nearest fitted sample.
+    limit_max : float
+        With labels on both sides: the cost between classes is this times the largest cost; inf forbids the
+        pair.
+
+    Attributes
+    ----------
+    result_ : mapuot.Result
+        Potentials, marginals, certificate; everything of the plan without forming it.
+    coupling_ : (n_source, n_target) array
+        The plan, formed on first use.
+    cost_ : (n_source, n_target) array
+    mu_s, mu_t : (n_source,), (n_target,) arrays
+        Masses.
+    xs_, xt_ : (n_source, d), (n_target, d) arrays
+    log_ : dict
+        The log of `mapuot.sinkhorn_unbalanced`; empty unless ``log``.
+    n_features_in_, n_iter_ : int
+    """
+
+    def __init__(
+        self,
+        reg_e: float = 1.0,
+        reg_m: Any = 0.1,
+        method: str | None = None,
+        max_iter: int = 10_000,
+        tol: float = 1e-6,
+        verbose: bool = False,
+        log: bool = False,
+        metric: str | Callable[[Any, Any], float] = "sqeuclidean",
+        norm: str | None = None,
+        distribution_estimation: Callable[[Any], Any] | None = None,
+        out_of_sample_map: str = "ferradans",
+        limit_max: float = 10,
+    ) -> None:
+        self.reg_e = reg_e
+        self.reg_m = reg_m
+        self.method = method
+        self.max_iter = max_iter
+        self.tol = tol
+        self.verbose = verbose
+        self.log = log
+        self.metric = metric
+        self.norm = norm
+        self.distribution_estimation = distribution_estimation
+        self.out_of_sample_map = out_of_sample_map
+        self.limit_max = limit_max
+
+    def fit(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> UnbalancedSinkhornTransport:
+        """Solve the transport from Xs to Xt.
+
+        Parameters
+        ----------
+        Xs, Xt : (n_source, d), (n_target, d) arrays
+        ys, yt : (n_source,), (n_target,) arrays, optional
+            Class labels, -1 where unknown; used when both are given.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError, TypeError
+            Xt is missing, or an argument or parameter is out of range; the message names it.
+
+        Warns
+        -----
+        ConvergenceWarning
+            ``tol`` was not reached in ``max_iter``.
+        """
+        if self.out_of_sample_map != "ferradans":
+            raise ValueError(f"out_of_sample_map must be 'ferradans', got {self.out_of_sample_map!r}")
+        Xs = as_samples(Xs, "Xs")
+        if Xt is None:
+            raise ValueError("Xt must be given: the samples of the target domain")
+        Xt = as_samples(Xt, "Xt")
+        if Xs.shape[1] != Xt.shape[1]:
+            raise ValueError(f"Xs has {Xs.shape[1]} features, but Xt has {Xt.shape[1]}")
+        cost = normalised(cdist(Xs, Xt, self.metric), self.norm)
+        if ys is not None and yt is not None:
+            separate_classes(cost, as_labels(ys, len(Xs), "ys"), as_labels(yt, len(Xt), "yt"), self.limit_max)
+        estimate = self.distribution_estimation or uniform
+        self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
+        call = Call(self.mu_s_, self.mu_t_, cost, self.reg_e, self.reg_m)
+        call.max_iter, call.stop, call.verbose = as_count(self.max_iter, "max_iter"), self.tol, self.verbose
+        answers = call.run(self.method)
+        self.result_: Result = answers.results[0]
+        self.cost_, self.xs_, self.xt_ = cost, Xs, Xt
+        self.n_features_in_, self.n_iter_ = Xs.shape[1], self.result_.n_passes
+        self.log_ = answers.log() if self.log else {}
+        return self
+
+    @property
+    def coupling_(self) -> Any:
+        return self.fitted().plan
+
+    @property
+    def mu_s(self) -> Any:
+        return self.mu_s_
+
+    @property
+    def mu_t(self) -> Any:
+        return self.mu_t_
+
+    def fit_transform(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> F64:
+        """`fit`, then the images of Xs."""
+        return self.fit(Xs, ys, Xt, yt).transform(Xs)
+
+    def transform(
+        self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128
+    ) -> F64:
+        """Images of source samples: barycentres of their targets; (n, d).
+
+        The fitted samples map exactly, others move as their nearest fitted sample does. A sample that sends
+        no mass stays where it is (POT moves it to the origin). ys, Xt, yt are not used; ``batch_size`` new
+        samples are compared with the fitted ones at a time.
+        """
+        image = self.fitted().barycentric_map(self.xt_)
+        return self.extended(as_samples(Xs, "Xs"), self.xs_, image, batch_size)
+
+    def inverse_transform(
+        self, Xs: Any = None, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128
+    ) -> F64:
+        """Images of target samples Xt in the source domain, as `transform` the other way; (n, d)."""
+        if Xt is None:
+            raise ValueError("Xt must be given: the target samples to map back")
+        result = self.fitted()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            image = result.apply_transpose(self.xs_) / result.apply_transpose(np.ones(len(self.xs_)))[:, None]
+        return self.extended(as_samples(Xt, "Xt"), self.xt_, image, batch_size)
+
+    def transform_labels(self, ys: Any) -> F64:
+        """Class proportions that each target receives from labels ys of the sources, (n_target, classes).
+
+        Classes are ``np.unique(ys)``; zeros for a target that receives no mass.
+        """
+        result = self.fitted()
+        indicator = one_hot(as_labels(ys, len(self.xs_), "ys"))
+        return shares(result.apply_transpose(indicator))
+
+    def inverse_transform_labels(self, yt: Any) -> F64:
+        """Class proportions that each source sends to labels yt of the targets, (n_source, classes)."""
+        result = self.fitted()
+        return shares(result.apply(one_hot(as_labels(yt, len(self.xt_), "yt"))))
+
+    def fitted(self) -> Result:
+        """The Result of `fit`."""
+        if not hasattr(self, "result_"):
+            error = not_fitted_error()
+            raise error(
+                f"This {type(self).__name__} instance is not fitted yet: call fit with Xs and Xt first"
+            )
+        return self.result_
+
+    def extended(self, X: F64, fitted: F64, image: F64, batch_size: int) -> F64:
+        """X moved by the displacement of its nearest fitted sample; the image itself where X was fitted."""
+        if X.shape[1] != fitted.shape[1]:
+            raise ValueError(
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {fitted.shape[1]} "
+                "features as input"
+            )
+        image = np.where(np.isfinite(image), image, fitted)
+        if X.shape == fitted.shape and np.array_equal(X, fitted):
+            return image
+        moved = np.empty_like(X)
+        for i in batches(len(X), batch_size):
+            nearest = cdist(X[i], fitted, "sqeuclidean").argmin(axis=1)
+            moved[i] = X[i] + (image - fitted)[nearest]
+        return moved
+
+
+def uniform(X: Any) -> F64:
+    """Mass 1 spread evenly over the samples."""
+    return np.full(len(X), 1.0 / len(X))
+
+
+def as_samples(X: Any, name: str) -> F64:
+    """A finite (n_samples, n_features) float64 matrix; the errors use scikit-learn's words."""
+    if sparse.issparse(X):
+        raise TypeError(f"{name}: sparse input is not supported, pass a dense array")
+    X = np.asarray(X)
+    if X.dtype.kind == "c":
+        raise ValueError(f"{name}: Complex data not supported")
+    if X.ndim != 2:
+        raise ValueError(f"{name} must be a 2-D array, got shape {X.shape}. Reshape your data")
+    for axis, count in enumerate(("sample", "feature")):
+        if X.shape[axis] == 0:
+            raise ValueError(f"{name}: 0 {count}(s) (shape={X.shape}) while a minimum of 1 is required.")
+    try:
+        X = np.ascontiguousarray(X, dtype=np.float64)
+    except ValueError as error:
+        raise ValueError(f"{name} must hold real numbers: {error}") from error
+    if not np.isfinite(X).all():
+        raise ValueError(f"{name} must not hold NaN or inf")
+    return X
+
+
+def as_labels(y: Any, length: int, name: str) -> Any:
+    y = np.asarray(y)
+    if y.shape != (length,):
+        raise ValueError(f"{name} must have shape ({length},), got {y.shape}")
+    return y
+
+
+def normalised(M: F64, norm: str | None) -> F64:
+    """The cost in the scale that ``norm`` names."""
+    if norm is None:
+        return M
+    if norm in ("median", "max"):
+        return M / as_positive(np.median(M) if norm == "median" else M.max(), f"the {norm} of the costs")
+    if norm in ("log", "loglog"):
+        M = np.log1p(M)
+        return M if norm == "log" else np.log1p(M)
+    raise ValueError(f"norm must be None, 'median', 'max', 'log' or 'loglog', got {norm!r}")
+
+
+def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
+    """Raise, in place, the cost between samples of different known classes."""
+    labelled = (ys != MISSING_LABEL)[:, None] & (yt != MISSING_LABEL)
+    limit = limit_max * M.max() if np.isfinite(limit_max) else np.inf
+    np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))
+
+
+def one_hot(y: Any) -> F64:
+    classes, index = np.unique(y, return_inverse=True)
+    return np.eye(len(classes))[index]
+
+
+def shares(mass: F64) -> F64:
+    """Rows divided by their sums; zeros where nothing arrives."""
+    total = mass.sum(axis=1, keepdims=True)
+    out = np.zeros_like(mass)
+    np.divide(mass, total, out=out, where=total > 0)
+    return out
+
+
+def batches(count: int, size: int) -> Iterator[slice]:
+    return (slice(i, i + size) for i in range(0, count, size))
+
+
+def not_fitted_error() -> type[Exception]:
+    """scikit-learn's NotFittedError (a ValueError and an AttributeError), or AttributeError without it."""
+    try:
+        from sklearn.exceptions import NotFittedError  # noqa: PLC0415 - optional
+    except ImportError:
+        return AttributeError
+    return NotFittedError  # type: ignore[no-any-return]
