@@ -1,0 +1,118 @@
+"""The device code: one source string a kernel file, compiled once for its options, and the shape that fits a problem.
+
+The text of the headers goes into the source, so that CuPy's cache sees every edit. Nothing here needs a GPU but
+``module`` and what is built on it. Twin of src_c/dispatch.c.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SOURCE = Path(__file__).resolve().parent.parent / "_cuda_src"
+STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
+THREADS, MAX_SLOTS, MEMORY, VALUES, ROW_SCALARS = 512, 32, 8, 32, 8
+PAD = 16  # K's rows are padded to a multiple of this many entries
+
+F8, I8, PTR = np.float64, np.int64, np.uint64
+SIDE = [("kind", I8)] + [(name, PTR) for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi")]
+POINTERS = (
+    "x_next x v_scale s sums row_scalars image residual work dF dG partial next barrier progress trace"
+).split()
+STATE = np.dtype(
+    [(name, I8) for name in ("m", "n", "ld")]
+    + [(name, PTR) for name in ("kernel", "point", "u_log", "u_scale", "r")]
+    + [("rows", SIDE), ("cols", SIDE)]
+    + [(name, PTR) for name in POINTERS]
+    + [(name, I8) for name in ("parts", "translate", "memory")]
+    + [(name, F8) for name in "reg rho_rows rho_cols tol tol_gap storage_error flush flush_tol".split()]
+    + [(name, F8) for name in ("dual_constant", "hard_weight", "dual_scale")]
+)
+PROGRESS = np.dtype(
+    [(name, F8) for name in "shift kappa best_dual best_error since_best since_absorb passes made status dead".split()]
+    + [(name, F8) for name in ("depth", "head", "have", "extrapolated")]
+    + [("gram", F8, MEMORY * MEMORY), ("ones", F8, MEMORY), ("gamma", F8, MEMORY)]
+    + [(name, F8) for name in ("step", "common", "slot")]
+)
+TRACE = np.dtype([(name, F8) for name in "gap error dual mass residual lost dead rejected status".split()])
+VIEW = np.dtype(
+    [("m", I8), ("n", I8), ("M", PTR), ("c", PTR)]
+    + [(name, I8) for name in ("M_row", "M_col", "c_row", "c_col")]
+    + [("alpha", PTR), ("beta", PTR), ("inv_reg", F8)]
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How row_pass lies on the device: GW warps of a group own tiles of R rows, CPT columns a thread."""
+
+    GW: int
+    CPT: int
+    R: int
+    CLUSTER: int = 1
+
+    @property
+    def width(self) -> int:
+        return 32 * self.GW * self.CPT * self.CLUSTER
+
+    @property
+    def groups(self) -> int:
+        return 16 // self.GW
+
+    def tile_bytes(self, ld: int, itemsize: int) -> int:
+        columns = -(-(ld // PAD) // self.CLUSTER) * PAD
+        return self.R * columns * itemsize
+
+
+SHAPES = (
+    Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(8, 16, 2),
+    Shape(16, 12, 2), Shape(16, 16, 1), Shape(16, 12, 1, 2), Shape(16, 16, 1, 2), Shape(16, 12, 1, 4),
+    Shape(16, 16, 1, 4), Shape(16, 12, 1, 8), Shape(16, 16, 1, 8),
+)  # fmt: skip
+
+
+def shape_for(ld: int, dtype: str) -> Shape | None:
+    """The narrowest shape that covers a row; None where no persistent kernel does."""
+    chunk = 16 // ITEMSIZE[dtype]
+    fitting = [shape for shape in SHAPES if shape.width >= ld and shape.CPT % chunk == 0]
+    return fitting[0] if fitting else None
+
+
+@cache
+def source(name: str) -> str:
+    """A kernel file with the text of its headers in place of their first #include."""
+    seen: set[str] = set()
+
+    def text(match: re.Match[str]) -> str:
+        header = match.group(1)
+        if header in seen:
+            return ""
+        seen.add(header)
+        return expand(header)
+
+    def expand(file: str) -> str:
+        return re.sub(r'#include "(.*?)"', text, (SOURCE / file).read_text())
+
+    return expand(name)
+
+
+@cache
+def module(device: int, name: str, *options: tuple[str, int]) -> Any:
+    """The compiled module of one file on one device (CuPy caches the binary on disk)."""
+    import cupy
+
+    flags = ("-std=c++17", *(f"-D{key}={value}" for key, value in options))
+    cooperative = name == "iterate.cu"
+    return cupy.RawModule(code=source(name), options=flags, enable_cooperative_groups=cooperative)
+
+
+def kernel(name: str, function: str, **options: int) -> Any:
+    import cupy
+
+    return module(cupy.cuda.Device().id, name, *sorted(options.items())).get_function(function)

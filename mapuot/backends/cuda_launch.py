@@ -1,0 +1,101 @@
+"""How many passes run on the device: the persistent cooperative kernel on sm_90 and later, else the portable one.
+
+The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; the
+portable one is three launches a pass. Both leave the same record. Twin of src_c/solver.c (mapuot_iterate).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from .cuda_kernels import ITEMSIZE, STORES, THREADS, MAX_SLOTS, Shape, kernel, shape_for
+
+ROWS_A_GROUP = 4  # tiles that a group should have before another block is worth its share of the meeting
+
+
+@cache
+def device_limits(device: int) -> tuple[int, int, int]:
+    """(compute capability, multiprocessors, shared memory of a block)."""
+    attributes = cp.cuda.Device(device).attributes
+    capability = 10 * attributes["ComputeCapabilityMajor"] + attributes["ComputeCapabilityMinor"]
+    return capability, attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"]
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [(name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")] + [
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> int:
+    """Clusters that the device holds at once, from the driver."""
+    attribute = (ctypes.c_uint * 18)(4, 0, cluster, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    config = LaunchConfig(blocks, 1, 1, THREADS, 1, 1, shared, None, ctypes.addressof(attribute), 1)
+    count = ctypes.c_int()
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle = ctypes.c_void_p(function.kernel.ptr)
+    status = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), handle, ctypes.byref(config))
+    return count.value if status == 0 else 0
+
+
+class Iterate:
+    """Calls that make passes on the state they were built for."""
+
+    def __init__(self, state: Any, m: int, ld: int, dtype: str, kl_rows: bool, shape: Shape | None = None) -> None:
+        self.state, self.parity = state, 0
+        shape = shape or shape_for(ld, dtype)
+        capability, self.processors, shared = device_limits(cp.cuda.Device().id)
+        self.persistent = capability >= 90 and shape is not None and os.environ.get("MAPUOT_CUDA") != "portable"
+        if self.persistent:
+            assert shape is not None
+            self.persistent = self.fit(shape, m, ld, dtype, int(kl_rows), shared)
+        if not self.persistent:
+            self.fit_portable(m, ld, dtype, int(kl_rows))
+
+    def fit(self, shape: Shape, m: int, ld: int, dtype: str, kl_rows: int, shared: int) -> bool:
+        """Blocks, ring and shared memory of the persistent kernel; False where not even two tiles fit."""
+        options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=shape.CLUSTER, STORE=STORES[dtype], KL_ROWS=kl_rows)
+        self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
+        offset = ring_offset(tuple(sorted(options.items())), cp.cuda.Device().id)
+        tile, tiles = shape.tile_bytes(ld, ITEMSIZE[dtype]), -(-m // shape.R)
+        want = max(1, -(-tiles // (ROWS_A_GROUP * shape.groups)))
+        self.parts = min(self.processors, want * shape.CLUSTER) // shape.CLUSTER * shape.CLUSTER
+        self.slots = min(MAX_SLOTS, (shared - offset) // (shape.groups * tile))
+        if self.slots < 2 or self.parts < 1:
+            return False
+        each = -(-tiles // (self.parts // shape.CLUSTER * shape.groups))
+        self.slots = max(2, min(self.slots, each))
+        self.shared = offset + shape.groups * self.slots * tile
+        self.run.max_dynamic_shared_size_bytes = self.shared
+        if shape.CLUSTER > 1:
+            fits = resident_clusters(self.run, shape.CLUSTER, self.parts, self.shared)
+            self.parts = min(self.parts, fits * shape.CLUSTER)
+        return self.parts > 0
+
+    def __call__(self, count: int, bare: bool = False) -> None:
+        if self.persistent:
+            arguments = (self.state, np.int32(self.slots), np.int32(count), np.int32(bare))
+            self.run((self.parts,), (THREADS,), arguments, shared_mem=self.shared)
+        else:
+            self.portable(count)
+
+    def fit_portable(self, m: int, ld: int, dtype: str, kl_rows: int) -> None:
+        raise NotImplementedError("this device or this width has no kernel yet")
+
+    def portable(self, count: int) -> None:
+        raise NotImplementedError
+
+
+@cache
+def ring_offset(options: tuple[tuple[str, int], ...], device: int) -> int:
+    out = cp.zeros(1, np.int32)
+    kernel("iterate.cu", "iterate_sizes", **dict(options))((1,), (1,), (out,))
+    return int(out[0])

@@ -1,0 +1,324 @@
+// Mirrors src_c/finish_tmpl.c: the O(n) half of a pass, every column with one thread of one block.
+//
+// With k = reg / rho, everything on logarithms; the numbers are the meetings of all blocks that lie between:
+//   1 marginal    lam from A = mass and B = sum b e^(-k log v);  s = v K^T u, q = b e^(-k log v)
+//     prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u);  all sums at once:
+//                 F = G - x + c with c = fi mu not yet known, so that <F, .> = <G - x, .> + c <1, .>
+//   2 difference  every block: mu, dual value, guard, status, Anderson's weights gamma
+//     advance     x = G - sum gamma dG, v = e^x, B of the new x
+// Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
+#ifndef FINISH_PASS_CUH
+#define FINISH_PASS_CUH
+#include "prox.cuh"
+
+enum {
+    SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT, SUM_DEAD, SUM_MASS, SUM_ONES, SUM_F, SUM_P, SUM_PP, SUM_PF,
+    MAX_F, MIN_F, HALF = VALUES / 2, SUM_DOT = HALF, SUM_RHS = SUM_DOT + MEMORY
+};
+#define STALL_PASSES 250
+
+struct Finish {
+    double warp[32][VALUES];
+    double total[VALUES];
+    double row[ROW_SCALARS];
+    double lam, off, kappa, scale_v;
+    double A[MEMORY][MEMORY + 1], D[MEMORY], rhs[MEMORY];
+    int parity;  // which half of row_scalars, next and progress this pass reads
+    Progress p;
+    Trace trace;
+};
+
+__device__ __forceinline__ int64_t column_share(const State &S) { return (S.n + S.parts * 16 - 1) / (S.parts * 16) * 16; }
+
+// The same numbers for every thread: to and from global memory, 8 bytes each
+template <typename T>
+__device__ __forceinline__ void copy_record(T *to, const T *from) {
+    for (int q = threadIdx.x; q < (int)(sizeof(T) / 8); q += blockDim.x) ((double *)to)[q] = ((const double *)from)[q];
+}
+
+// lam = (log A - log B) / (fi1 k1 + k2): u *= e^(fi1 lam), v *= e^-lam; the shift takes u's part.
+__device__ __noinline__ void finish_begin(const State &S, Finish &F) {
+    if (threadIdx.x < 32) {
+        double B = 0, scale = 0;
+        const double *next = S.next + F.parity * 2 * S.parts;
+        for (int64_t q = threadIdx.x; q < S.parts; q += 32) {
+            B += __ldcg(next + 2 * q);
+            scale += __ldcg(next + 2 * q + 1);
+        }
+        B = warp_sum(B);
+        scale = warp_sum(scale);
+        if (threadIdx.x < ROW_SCALARS) F.row[threadIdx.x] = __ldcg(S.row_scalars + F.parity * ROW_SCALARS + threadIdx.x);
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            const double k1 = S.reg / S.rho_rows, k2 = S.reg / S.rho_cols, fi1 = 1 / (1 + k1);
+            F.lam = S.translate ? (log(F.row[ROW_MASS]) - log(B)) / (fi1 * k1 + k2) : 0;
+            F.off = fi1 * F.lam;
+            F.kappa = exp(F.off - F.lam);
+            F.scale_v = scale;
+        }
+    }
+    __syncthreads();
+}
+
+// One column: its certificate and its image, into out[SUM_GAP .. SUM_MASS]; returns G, x is translated.
+__device__ __forceinline__ double finish_column(const State &S, const Finish &F, int64_t j, double &x, double *out) {
+    const double e = S.cols.absorbed[j], b = S.cols.weight[j], rho = S.cols.rho[j], sum = __ldcg(S.sums + j);
+    const double shift = F.p.shift + F.off, log_sum = log(sum), s = __ldcg(S.v_scale + j) * sum * F.kappa;
+    const int kind = (int)S.cols.kind;
+    double G;
+    x = __ldcg(S.x_next + j) - F.lam;
+    if (kind <= BALANCED) {
+        const double log_b = S.cols.log_weight[j], k = S.reg / rho;
+        const double q = b * exp(-k * x), t = x - e + shift + log_sum - log_b + k * x;
+        G = S.cols.fi[j] * (log_b - log_sum + e - shift);
+        out[SUM_GAP] = isinf(rho) ? 0 : rho * (sum >= TINY ? kl_gap(q, s, t) : q);
+        out[SUM_DUAL] = isinf(rho) ? S.reg * b * x : rho * (b - q);
+        out[SUM_NEXT] = b * exp(-k * G);
+    } else {
+        const double upper = kind == RANGE ? S.cols.upper[j] : 0, f = S.reg * x;
+        G = prox(kind, log_sum - e + shift, b, log(b), rho, upper, S.reg);
+        out[SUM_GAP] = gap_term(kind, f, s, b, rho, upper);
+        out[SUM_DUAL] = dual_term(kind, f, b, rho, upper);
+        out[SUM_NEXT] = 0;
+    }
+    out[SUM_HARD] = violation(kind, s, b, rho, kind == RANGE ? S.cols.upper[j] : 0);
+    out[SUM_MASS] = s;
+    if (!(sum >= TINY)) { // dead in this pass: it keeps its x
+        out[SUM_DEAD] = sum == sum;
+        out[SUM_NEXT] = 0;
+        G = x;
+    }
+    S.x[j] = x;
+    S.s[j] = s;
+    return G;
+}
+
+// Empty value q: what the sums and the two extremes start from.
+__device__ __forceinline__ double nothing(int q) { return q == MAX_F ? -INF : q == MIN_F ? INF : 0; }
+__device__ __forceinline__ double joined(int q, double x, double y) {
+    return q == MAX_F ? fmax(x, y) : q == MIN_F ? fmin(x, y) : x + y;
+}
+
+// F.warp[warp][first ..] = this warp's values
+__device__ __forceinline__ void warp_values(Finish &F, double (&value)[HALF], int first) {
+    const int lane = threadIdx.x % 32, at = first + lane / 2;
+    const double high = warp_max(value[MAX_F]), low = -warp_max(-value[MIN_F]);
+    const double total = warp_sums<HALF>(value, lane);
+    if (lane % 2 == 0) F.warp[threadIdx.x / 32][at] = at == MAX_F ? high : at == MIN_F ? low : total;
+}
+
+// Anderson's sums over this thread's columns, from what column_values left in work
+__device__ __forceinline__ void history_values(const State &S, Finish &F, int64_t first, int64_t end) {
+    double value[HALF] = {};
+    const int depth = (int)F.p.depth;
+    for (int64_t j = first + threadIdx.x; j < end; j += blockDim.x) {
+        if (isinf(S.cols.absorbed[j]) || !(F.p.have > 0)) continue;
+        const double w = S.cols.weight[j], f = S.work[j], p = f - S.residual[j];
+#pragma unroll
+        for (int i = 0; i < MEMORY; i++)
+            if (i < depth) {
+                const double d = w * S.dF[i * S.n + j];
+                value[i] += d * p;
+                value[MEMORY + i] += d * f;
+            }
+    }
+    warp_values(F, value, HALF);
+}
+
+// Certificate and image of this thread's columns
+__device__ __forceinline__ void column_values(const State &S, Finish &F, int64_t first, int64_t end) {
+    double value[HALF];
+#pragma unroll
+    for (int q = 0; q < HALF; q++) value[q] = nothing(q);
+    for (int64_t j = first + threadIdx.x; j < end; j += blockDim.x) {
+        if (isinf(S.cols.absorbed[j])) continue;
+        double x, out[SUM_MASS + 1] = {};
+        const double G = finish_column(S, F, j, x, out), f = G - x, w = S.cols.weight[j];
+        S.work[j] = f;
+        S.work[S.n + j] = G;
+#pragma unroll
+        for (int q = 0; q <= SUM_MASS; q++) value[q] += out[q];
+        value[SUM_ONES] += w;
+        value[SUM_F] += w * f;
+        value[MAX_F] = fmax(value[MAX_F], f);
+        value[MIN_F] = fmin(value[MIN_F], f);
+        const double p = F.p.have > 0 ? f - S.residual[j] : 0;
+        value[SUM_P] += w * p;
+        value[SUM_PP] += w * p * p;
+        value[SUM_PF] += w * p * f;
+    }
+    warp_values(F, value, 0);
+}
+
+// Sweep 1 over the columns of block `part`: certificate, image, and every sum that Anderson needs.
+__device__ __noinline__ void finish_columns(const State &S, Finish &F, int64_t part) {
+    const int64_t share = column_share(S), first = part * share, end = first + share < S.n ? first + share : S.n;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    if (first + warp * 32 < end) {
+        column_values(S, F, first, end);
+        history_values(S, F, first, end);
+    } else F.warp[warp][lane] = nothing(lane);
+    __syncthreads();
+    if (warp == 0) {
+        double total = F.warp[0][lane];
+        for (int q = 1; q < warps; q++) total = joined(lane, total, F.warp[q][lane]);
+        S.partial[part * VALUES + lane] = total;
+    }
+}
+
+// The partial values of all blocks, joined by every block in the same order.
+__device__ __forceinline__ void finish_totals(const State &S, Finish &F) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    double total = nothing(lane);
+    for (int64_t q = warp; q < S.parts; q += warps) total = joined(lane, total, __ldcg(S.partial + q * VALUES + lane));
+    F.warp[warp][lane] = total;
+    __syncthreads();
+    if (warp == 0) {
+        for (int q = 1; q < warps; q++) total = joined(lane, total, F.warp[q][lane]);
+        F.total[lane] = total;
+        __syncwarp();
+    }
+}
+
+// gamma: (D gram D + 1e-10) D^-1 gamma = D rhs, D = diag(gram)^-1/2, by elimination of a positive matrix.
+__device__ __forceinline__ void solve_gamma(Finish &F) {
+    Progress &p = F.p;
+    const int d = (int)p.depth;
+    for (int i = 0; i < d; i++) F.D[i] = rsqrt(fmax(p.gram[i * MEMORY + i], TINY));
+    for (int i = 0; i < d; i++) {
+        for (int k = 0; k < d; k++) F.A[i][k] = p.gram[i * MEMORY + k] * F.D[i] * F.D[k] + (i == k ? 1e-10 : 0);
+        F.A[i][d] = F.D[i] * F.rhs[i];
+    }
+    for (int i = 0; i < d; i++) {
+        const double inverse = 1 / F.A[i][i];
+        for (int k = i + 1; k < d; k++) {
+            const double factor = F.A[k][i] * inverse;
+            for (int l = i + 1; l <= d; l++) F.A[k][l] -= factor * F.A[i][l];
+        }
+    }
+    for (int i = d - 1; i >= 0; i--) {
+        double y = F.A[i][d];
+        for (int k = i + 1; k < d; k++) y -= F.A[i][k] * p.gamma[k];
+        p.gamma[i] = y / F.A[i][i];
+    }
+    for (int i = 0; i < d; i++) p.gamma[i] *= F.D[i];
+}
+
+// Put the newest difference in the Gram matrix and find the weights: <F, .> = <f, .> + c <1, .>.
+__device__ __forceinline__ void anderson(const State &S, Finish &F) {
+    Progress &p = F.p;
+    const double *t = F.total, c = p.common;
+    const int old = (int)p.depth, memory = (int)S.memory, slot = (int)p.head;
+    for (int i = 0; i < old; i++) {
+        F.rhs[i] = t[SUM_RHS + i] + c * p.ones[i];
+        p.gram[i * MEMORY + slot] = p.gram[slot * MEMORY + i] = t[SUM_DOT + i] + c * p.ones[i];
+    }
+    p.gram[slot * MEMORY + slot] = t[SUM_PP] + c * (2 * t[SUM_P] + c * t[SUM_ONES]);
+    p.ones[slot] = t[SUM_P] + c * t[SUM_ONES];
+    F.rhs[slot] = t[SUM_PF] + c * (t[SUM_P] + t[SUM_F] + c * t[SUM_ONES]);
+    p.depth = old < memory ? (slot == old ? old + 1 : old) : memory;
+    p.slot = slot;
+    p.head = slot + 1 < memory ? slot + 1 : 0;
+    solve_gamma(F);
+}
+
+// What the state is worth: certificate, dual value, lost mass; the words are those of mapuot_stats.
+__device__ __forceinline__ void certify(const State &S, Finish &F) {
+    const double *t = F.total, *row = F.row;
+    Trace &out = F.trace;
+    const double shift = F.p.shift + F.off;
+    const double soft = S.translate ? F.kappa * row[ROW_SOFT] : row[ROW_SOFT];
+    out.mass = F.kappa * row[ROW_MASS];
+    out.gap = t[SUM_GAP];
+    out.dual = S.dual_constant + soft + row[ROW_DUAL] + S.hard_weight * S.reg * shift + t[SUM_DUAL] - S.reg * out.mass;
+    out.lost = S.flush * row[ROW_SCALE] * F.scale_v / row[ROW_MASS];
+    out.error = sqrt(2 * fmax(out.gap, 0.0) / (S.reg * out.mass)) + t[SUM_HARD] / out.mass + 3 * S.storage_error +
+                out.lost;
+    out.dead = row[ROW_DEAD] + t[SUM_DEAD];
+    out.residual = fmax(t[MAX_F] + F.p.common, -(t[MIN_F] + F.p.common));
+}
+
+__device__ __forceinline__ double judge(const State &S, Finish &F) {
+    const Trace &out = F.trace;
+    Progress &p = F.p;
+    if (!isfinite(out.mass) || !isfinite(out.dual) || !(out.mass > 0)) return NOT_FINITE;
+    if (out.error <= S.tol || out.gap <= S.tol_gap * fabs(out.dual)) return CONVERGED;
+    p.since_best = out.error < p.best_error * (1 - 1e-3) ? 0 : p.since_best + 1;
+    p.best_error = fmin(p.best_error, out.error);
+    if (p.since_absorb == 1) p.dead = out.dead;  // what a fresh K leaves dead stays so
+    else if (out.lost > S.flush_tol || out.dead > p.dead || fmax(F.row[ROW_SCALE], F.scale_v) > 1e30) return ABSORB;
+    return p.since_best >= STALL_PASSES ? STALLED : RUNNING;
+}
+
+// The scalar work between the sweeps; every block does it on the same numbers.
+__device__ __noinline__ void finish_scalars(const State &S, Finish &F) {
+    finish_totals(S, F);
+    if (threadIdx.x == 0) {
+        Progress &p = F.p;
+        const double k1 = S.reg / S.rho_rows, k2 = S.reg / S.rho_cols, fi2 = 1 / (1 + k2);
+        p.common = S.translate ? fi2 * (log(F.total[SUM_NEXT]) - log(F.kappa * F.row[ROW_MASS])) / (k1 + fi2 * k2) : 0;
+        p.passes += 1;
+        p.made += 1;
+        p.since_absorb += 1;
+        certify(S, F);
+        p.status = judge(S, F);
+        const double slack = 1e-13 * fabs(F.trace.dual) + 4e-16 * S.dual_scale;
+        F.trace.rejected = p.extrapolated > 0 && !(F.trace.dual >= p.best_dual - slack);
+        p.slot = -1;
+        if (F.trace.rejected > 0) {
+            p.depth = p.head = p.have = p.extrapolated = 0;
+            p.step = 2;
+        } else {
+            p.best_dual = p.extrapolated > 0 ? fmax(p.best_dual, F.trace.dual) : F.trace.dual;
+            p.step = S.memory > 0 && p.have > 0;
+            if (p.step > 0) anderson(S, F);
+            p.have = 1;
+            p.extrapolated = p.step;
+        }
+        p.shift += F.off;
+        p.kappa = F.kappa;
+        F.trace.status = p.status;
+    }
+    __syncthreads();
+}
+
+// Sweep 2: differences, the next x and v, and what the next pass needs of them (in half `parity` of next).
+__device__ __noinline__ void finish_advance(const State &S, Finish &F, int64_t part, int parity) {
+    const int64_t share = column_share(S), first = part * share, end = first + share < S.n ? first + share : S.n;
+    const Progress &p = F.p;
+    const double k2 = S.reg / S.rho_cols;
+    const int slot = (int)p.slot, depth = (int)p.depth;
+    double B = 0, scale = 0;
+    for (int64_t j = first + threadIdx.x; j < end; j += blockDim.x) {
+        const double e = S.cols.absorbed[j];
+        S.sums[j] = 0;
+        if (isinf(e)) continue;
+        double x = S.image[j];
+        if (p.step < 2) {
+            const double f = S.work[j] + p.common, G = S.work[S.n + j] + p.common, dG = G - x;
+            if (slot >= 0) {
+                S.dF[slot * S.n + j] = f - S.residual[j];
+                S.dG[slot * S.n + j] = dG;
+            }
+            S.residual[j] = f;
+            S.image[j] = x = G;
+            for (int i = 0; i < depth; i++) x -= p.step > 0 ? p.gamma[i] * (i == slot ? dG : S.dG[i * S.n + j]) : 0;
+        }
+        const double y = x - e + p.shift, v = exp(y < BOUND ? y : y == y ? BOUND : y);
+        S.x_next[j] = x;
+        S.v_scale[j] = v;
+        B += S.cols.weight[j] * exp(-k2 * x);
+        scale += v;
+    }
+    B = warp_sum(B);
+    scale = warp_sum(scale);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (lane == 0) F.warp[warp][0] = B, F.warp[warp][1] = scale;
+    __syncthreads();
+    if (threadIdx.x < 2) {
+        double total = 0;
+        for (int q = 0; q < blockDim.x / 32; q++) total += F.warp[q][threadIdx.x];
+        S.next[parity * 2 * S.parts + 2 * part + threadIdx.x] = total;
+    }
+}
+#endif
