@@ -1,0 +1,54 @@
+"""What a test can ask for: a backend, a precision, an instruction set of this machine, threads."""
+
+import os
+import warnings
+
+import pytest
+from hypothesis import settings
+
+os.environ.setdefault("TQDM_DISABLE", "0")
+settings.register_profile("mapuot", derandomize=True, deadline=None, max_examples=40, print_blob=False)
+settings.load_profile("mapuot")
+warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+
+ISAS = ("scalar", "avx2", "avx512")
+
+
+def available(name: str) -> bool:
+    from mapuot.backends import cpu
+
+    try:
+        cpu.set_isa(name)
+    except ValueError:
+        return False
+    cpu.set_isa("auto")
+    return True
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def backend(request):
+    return request.param
+
+
+@pytest.fixture(params=["float64", "mixed", "bfloat16"])
+def precision(request):
+    return request.param
+
+
+@pytest.fixture(params=ISAS)
+def isa(request):
+    """Each instruction set that this machine has; the one in use before comes back."""
+    from mapuot.backends import cpu
+
+    before = cpu.isa()
+    if not available(request.param):
+        pytest.skip(f"this machine has no {request.param}")
+    cpu.set_isa(request.param)
+    yield request.param
+    cpu.set_isa(before)
+
+
+@pytest.fixture(params=[1, 2, 3, 40], ids=lambda t: f"threads{t}")
+def threads(request):
+    """One, two, an odd number, and more than there are tiles of rows in a small problem."""
+    return request.param
