@@ -1,5 +1,8 @@
 """mapuot: entropic unbalanced optimal transport on dense costs, with a certificate on every answer."""
 
+from importlib import import_module
+from typing import Any
+
 from . import pot
 from .backends import Stats
 from .errors import ConvergenceWarning, InfeasibleError
@@ -14,8 +17,16 @@ __all__ = [
     "Result",
     "Stats",
     "__version__",
+    "da",
     "pot",
     "sinkhorn_unbalanced",
     "sinkhorn_unbalanced2",
     "solve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``mapuot.da`` on first use: it looks for scikit-learn."""
+    if name == "da":
+        return import_module(".da", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

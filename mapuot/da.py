@@ -276,12 +276,12 @@ def as_samples(X: Any, name: str) -> F64:
         if X.shape[axis] == 0:
             raise ValueError(f"{name}: 0 {count}(s) (shape={X.shape}) while a minimum of 1 is required.")
     try:
-        X = np.ascontiguousarray(X, dtype=np.float64)
+        samples: F64 = np.ascontiguousarray(X, dtype=np.float64)
     except ValueError as error:
         raise ValueError(f"{name} must hold real numbers: {error}") from error
-    if not np.isfinite(X).all():
+    if not np.isfinite(samples).all():
         raise ValueError(f"{name} must not hold NaN or inf")
-    return X
+    return samples
 
 
 def as_labels(y: Any, length: int, name: str) -> Any:

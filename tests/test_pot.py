@@ -1,0 +1,484 @@
+"""mapuot.pot against POT: iterates, errors, log keys, the cases in which POT fails, and POT itself patched."""
+
+import inspect
+import warnings
+
+import numpy as np
+import ot
+import pytest
+from numpy.testing import assert_allclose
+from scipy.special import logsumexp, rel_entr
+
+import mapuot
+from mapuot import pot
+from mapuot.pot import sinkhorn
+
+METHODS = ("sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
+FUNCTIONS = (
+    "sinkhorn_unbalanced",
+    "sinkhorn_unbalanced2",
+    "sinkhorn_knopp_unbalanced",
+    "sinkhorn_stabilized_unbalanced",
+    "sinkhorn_unbalanced_translation_invariant",
+    "barycenter_unbalanced",
+    "barycenter_unbalanced_sinkhorn",
+    "barycenter_unbalanced_stabilized",
+    "mm_unbalanced",
+    "mm_unbalanced2",
+)
+REG = 0.1
+
+
+@pytest.fixture(autouse=True)
+def on_backend(backend, monkeypatch):
+    monkeypatch.setattr(sinkhorn, "BACKEND", backend)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+        warnings.filterwarnings("ignore", message="reg_type='entropy'|If reg_type|Stabilized Unbalanced")
+        yield
+
+
+def arrays(m=13, n=17, seed=0, dtype=float):
+    rng = np.random.default_rng(seed)
+    M, c = rng.random((m, n)), rng.random((m, n)) + 0.1
+    return [x.astype(dtype) for x in (rng.random(m) + 0.1, rng.random(n) + 0.2, M, c)]
+
+
+def fixed_point_error(a, b, M, reg, reg_m, log):
+    """Largest distance of log u, log v from their own image under the two scaling formulas, c = a b^T."""
+    with np.errstate(divide="ignore"):
+        log_a, log_b = np.log(a), np.log(b)
+    log_k = log_a[:, None] + log_b - M / reg
+    fi = [1.0 if np.isinf(rho) else rho / (rho + reg) for rho in reg_m]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        u = fi[0] * (log_a - logsumexp(log_k + log["logv"], axis=1))
+        v = fi[1] * (log_b - logsumexp(log_k + log["logu"][:, None], axis=0))
+    return max(np.abs(u - log["logu"])[a > 0].max(), np.abs(v - log["logv"])[b > 0].max())
+
+
+def true_cost(P, a, b, M, c, reg, reg_m):
+    def kl(p, q):
+        return (rel_entr(p, q) - p + q).sum()
+
+    total = (P * M).sum() + reg * kl(P, c)
+    for rho, p, q in zip(reg_m, (P.sum(1), P.sum(0)), (a, b), strict=True):
+        total += 0 if np.isinf(rho) else rho * kl(p, q)
+    return total
+
+
+# the surface
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signature_is_pots(name):
+    ours = inspect.signature(getattr(pot, name)).parameters
+    theirs = inspect.signature(getattr(ot.unbalanced, name)).parameters
+    theirs = {k: p for k, p in theirs.items() if p.kind is not p.VAR_KEYWORD}
+    positional = [k for k, p in ours.items() if p.kind is not p.KEYWORD_ONLY]
+    assert positional == list(theirs)
+    for key in positional:
+        if (name, key) not in {("sinkhorn_unbalanced", "method"), ("sinkhorn_unbalanced2", "method")}:
+            assert ours[key].default == theirs[key].default
+
+
+def test_top_level_names():
+    assert mapuot.sinkhorn_unbalanced is pot.sinkhorn_unbalanced
+    assert mapuot.sinkhorn_unbalanced2 is pot.sinkhorn_unbalanced2
+
+
+# iterates
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 50])
+@pytest.mark.parametrize("reg_m", [1.0, (1.0, 3.0), (2, np.inf), (np.inf, 0.5), np.inf, [0.7]], ids=str)
+@pytest.mark.parametrize("reference", ["kl", "entropy", "matrix"])
+def test_iterates_are_pots(reg_m, reference, count):
+    a, b, M, c = arrays()
+    if reg_m == np.inf:
+        a, b = a / a.sum(), b / b.sum()
+    rest = {"reg_type": "kl", "c": c} if reference == "matrix" else {"reg_type": reference}
+    call = dict(a=a, b=b, M=M, reg=REG, reg_m=reg_m, numItermax=count, stopThr=0, log=True, **rest)
+    plan, log = ot.sinkhorn_unbalanced(method="sinkhorn", **call)
+    ours, our_log = pot.sinkhorn_unbalanced(method="sinkhorn", **call)
+    assert list(our_log) == list(log)
+    for key in ("logu", "logv", "err"):
+        assert_allclose(our_log[key], log[key], rtol=0, atol=1e-12)
+    assert_allclose(ours, plan, rtol=1e-12)
+    assert_allclose(our_log["cost"], log["cost"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 50])
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_iterates_of_the_other_methods_are_pots_where_pots_are_right(method, count):
+    a, b, M, c = arrays()
+    call = dict(a=a, b=b, M=M, reg=REG, reg_m=1.0, c=c, numItermax=count, stopThr=0, log=True, method=method)
+    _, log = ot.sinkhorn_unbalanced(**call)
+    _, ours = pot.sinkhorn_unbalanced(**call)
+    for key in ("logu", "logv", "err"):
+        assert_allclose(ours[key], log[key], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stop_is_pots(method):
+    a, b, M, _ = arrays()
+    call = dict(a=a, b=b, M=M, reg=REG, reg_m=1.0, method=method, stopThr=1e-4, log=True)
+    log, ours = ot.sinkhorn_unbalanced(**call)[1], pot.sinkhorn_unbalanced(**call)[1]
+    assert len(ours["err"]) == len(log["err"])
+    assert_allclose(ours["logu"], log["logu"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_warm_start_is_pots(method):
+    a, b, M, _ = arrays()
+    start = np.linspace(-1, 1, 13), np.linspace(0.5, -1, 17)
+    call = dict(
+        a=a, b=b, M=M, reg=REG, reg_m=2.0, method=method, stopThr=0, numItermax=7, log=True, warmstart=start
+    )
+    log, ours = ot.sinkhorn_unbalanced(**call)[1], pot.sinkhorn_unbalanced(**call)[1]
+    assert_allclose(ours["err"], log["err"], rtol=0, atol=1e-12)
+    assert_allclose(ours["logv"], log["logv"], rtol=0, atol=1e-12)
+
+
+def test_named_functions_are_the_named_methods():
+    a, b, M, _ = arrays()
+    for method, name in zip(METHODS, FUNCTIONS[2:5], strict=True):
+        direct = getattr(pot, name)(a, b, M, REG, 1.0)
+        assert_allclose(direct, pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, method.upper()), rtol=1e-14)
+
+
+def test_float32_stays_float32():
+    a, b, M, _ = arrays(dtype=np.float32)
+    plan, log = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "sinkhorn", log=True)
+    theirs, _ = ot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "sinkhorn", log=True)
+    assert plan.dtype == log["logu"].dtype == log["logv"].dtype == np.float32 == log["cost"].dtype
+    assert_allclose(plan, theirs, rtol=1e-3)
+
+
+# no method named: the certified solver
+
+
+@pytest.mark.parametrize("reg_m", [1.0, (1.0, 3.0), (2.0, np.inf)], ids=str)
+def test_unnamed_method_is_certified(reg_m):
+    a, b, M, _ = arrays()
+    plan, log = pot.sinkhorn_unbalanced(a, b, M, 0.02, reg_m, stopThr=1e-9, log=True)
+    pair = reg_m if isinstance(reg_m, tuple) else (reg_m, reg_m)
+    assert log["err"][-1] <= 1e-9
+    assert len(log["err"]) < 60
+    assert fixed_point_error(a, b, M, 0.02, pair, log) < 1e-6
+    assert_allclose(log["total_cost"], true_cost(plan, a, b, M, np.outer(a, b), 0.02, pair), rtol=1e-9)
+    assert_allclose(log["cost"], (plan * M).sum(), rtol=1e-9)
+
+
+def test_not_converged_warns():
+    a, b, M, _ = arrays()
+    for method in (None, *METHODS):
+        with pytest.warns(mapuot.ConvergenceWarning, match="not converged"):
+            pot.sinkhorn_unbalanced(a, b, M, 0.001, 100.0, method, numItermax=3)
+
+
+def test_total_cost_has_the_mass_terms():
+    a, b, M, c = arrays()
+    for rest, reference in (({}, np.outer(a, b)), ({"c": c}, c), ({"reg_type": "Entropy"}, np.ones_like(c))):
+        plan, log = pot.sinkhorn_unbalanced(a, b, M, REG, (1.0, 2.0), "sinkhorn", log=True, **rest)
+        assert_allclose(log["total_cost"], true_cost(plan, a, b, M, reference, REG, (1.0, 2.0)), rtol=1e-12)
+        total, same = pot.sinkhorn_unbalanced2(
+            a, b, M, REG, (1.0, 2.0), "sinkhorn", returnCost="total", log=True, **rest
+        )
+        assert total == same["total_cost"]
+        assert_allclose(total, log["total_cost"], rtol=1e-14)
+
+
+# the ways to write the arguments
+
+
+@pytest.mark.parametrize(
+    "reg_m",
+    [1, 1.0, np.float64(1), np.float32(1), np.int64(1), [1], (1.0, 1), np.ones(1), np.ones(2), np.array(1.0)],
+    ids=repr,
+)
+def test_forms_of_reg_m(reg_m):
+    a, b, M, _ = arrays()
+    for method in (None, "sinkhorn"):
+        expected = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, method)
+        assert_allclose(pot.sinkhorn_unbalanced(a, b, M, REG, reg_m, method), expected, rtol=1e-14)
+
+
+def test_lists_and_empty_marginals():
+    M = [[0.0, 1.0], [1.0, 0.0]]
+    half = [0.5, 0.5]
+    expected = ot.sinkhorn_unbalanced(half, half, M, 1, 1)
+    for a, b in ((half, half), ([], []), (np.array([]), half)):
+        assert_allclose(pot.sinkhorn_unbalanced(a, b, M, 1, 1, "sinkhorn"), expected, rtol=1e-12)
+        assert_allclose(pot.sinkhorn_unbalanced(a, b, M, 1, 1), expected, rtol=1e-5)
+
+
+def test_reg_scaling_warns_and_runs_the_plain_iteration():
+    a, b, M, _ = arrays()
+    with pytest.warns(UserWarning, match="Method not implemented yet"):
+        plan = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "Sinkhorn_Reg_Scaling")
+    assert_allclose(plan, pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "sinkhorn"), rtol=1e-14)
+
+
+def test_entropy_warns():
+    a, b, M, _ = arrays()
+    with pytest.warns(UserWarning, match="ones are taken"):
+        pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, reg_type="entropy")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"method": "foo"}, ValueError, "Unknown method 'foo'"),
+        ({"method": 3}, ValueError, "Unknown method 3"),
+        ({"returnCost": "foo"}, ValueError, "Unknown returnCost = 'foo'"),
+        ({"reg_type": "l2"}, ValueError, "reg_type must be 'kl' or 'entropy'"),
+        ({"reg": 0}, ValueError, "reg must be"),
+        ({"reg_m": [1, 2, 3]}, ValueError, "reg_m must be a scalar or have length 1 or 2"),
+        ({"reg_m": -1}, ValueError, r"reg_m\[0\] must be > 0"),
+        ({"numItermax": 0}, ValueError, "numItermax must be"),
+        ({"numItermaxx": 10}, TypeError, "numItermaxx"),
+        ({"tau": 10.0}, TypeError, "tau is an argument of method 'sinkhorn_stabilized' only"),
+        ({"tau": -1.0, "method": "sinkhorn_stabilized"}, ValueError, "tau must be"),
+        ({"a": np.ones(5)}, ValueError, "a must have shape"),
+        ({"M": np.full((13, 17), np.nan)}, ValueError, "M must not hold NaN"),
+        ({"c": np.ones((2, 2))}, ValueError, "reference must have M's shape"),
+        ({"warmstart": (np.zeros(13),)}, TypeError, "warm_start"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(change, error, text):
+    a, b, M, _ = arrays()
+    call = {"a": a, "b": b, "M": M, "reg": REG, "reg_m": 1.0} | change
+    with pytest.raises(error, match=text):
+        pot.sinkhorn_unbalanced2(**call)
+
+
+def test_tau_is_accepted():
+    a, b, M, _ = arrays()
+    expected = pot.sinkhorn_stabilized_unbalanced(a, b, M, REG, 1.0)
+    assert_allclose(pot.sinkhorn_stabilized_unbalanced(a, b, M, REG, 1.0, "kl", None, None, 10.0), expected)
+    assert_allclose(pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "sinkhorn_stabilized", tau=10.0), expected)
+
+
+def test_infeasible_masses():
+    """Both sides hard, masses 1 : 3: a named method iterates as POT does, with a warning; unnamed is an error."""
+    a, b, M, _ = arrays()
+    a, b = a / a.sum(), 3 * b / b.sum()
+    with pytest.warns(UserWarning, match="no plan has both marginals"):
+        _, ours = pot.sinkhorn_unbalanced(a, b, M, REG, np.inf, "sinkhorn", numItermax=9, stopThr=0, log=True)
+    _, log = ot.sinkhorn_unbalanced(a, b, M, REG, np.inf, "sinkhorn", numItermax=9, stopThr=0, log=True)
+    assert_allclose(ours["logu"], log["logu"], rtol=0, atol=1e-12)
+    with pytest.raises(mapuot.InfeasibleError, match="equal masses"):
+        pot.sinkhorn_unbalanced(a, b, M, REG, np.inf)
+
+
+# several targets
+
+
+@pytest.mark.parametrize("method", [None, *METHODS])
+@pytest.mark.parametrize("kind", ["kl", "entropy", "c"])
+def test_several_targets_are_solved_each(method, kind):
+    a, b, M, c = arrays()
+    B = np.stack([b, 2 * b[::-1], np.where(b > 0.6, b, 0)], axis=1)
+    rest = {"c": c} if kind == "c" else {"reg_type": kind}
+    for cost in ("linear", "total"):
+        many, log = pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, method, returnCost=cost, log=True, **rest)
+        each = [pot.sinkhorn_unbalanced2(a, x, M, REG, 1.0, method, returnCost=cost, **rest) for x in B.T]
+        assert many.shape == (3,)
+        assert_allclose(many, each, rtol=1e-12)
+        assert log["logu"].shape == (13, 3)
+        assert log["logv"].shape == (17, 3)
+    assert_allclose(pot.sinkhorn_unbalanced(a, B, M, REG, 1.0, method, **rest), log["cost"], rtol=1e-12)
+    assert pot.sinkhorn_unbalanced(a, B.tolist(), M, REG, 1.0, method, **rest).shape == (3,)
+
+
+def test_several_targets_agree_with_pot():
+    a, b, M, _ = arrays()
+    B = np.stack([b, b[::-1]], axis=1)
+    call = dict(reg=REG, reg_m=1.0, method="sinkhorn", reg_type="entropy", stopThr=1e-9, log=True)
+    theirs, log = ot.sinkhorn_unbalanced(a, B, M, **call)
+    ours, our_log = pot.sinkhorn_unbalanced(a, B, M, **call)
+    assert_allclose(ours, theirs, rtol=1e-8)
+    assert_allclose(our_log["logv"], log["logv"], atol=1e-8)
+    warm = pot.sinkhorn_unbalanced(a, B, M, warmstart=(our_log["logu"], our_log["logv"]), **call)[1]
+    assert len(warm["err"]) < len(our_log["err"]) / 2
+
+
+# where POT fails
+
+
+@pytest.mark.parametrize("method", [None, "sinkhorn_translation_invariant"])
+@pytest.mark.parametrize(
+    ("reg", "reg_m", "ratio"),
+    [
+        (0.01, (100.0, 100.0), 3.0),
+        (0.001, (10.0, 10.0), 1.0),
+        (0.05, (0.5, 5.0), 2.0),
+        (0.1, (np.inf, 1.0), 3.0),
+    ],
+    ids=["masses 1:3", "small reg", "reg_m1 != reg_m2", "rows hard"],
+)
+def test_right_where_pot_fails(reg, reg_m, ratio, method):
+    a, b, M, _ = arrays()
+    a, b = a / a.sum(), ratio * b / b.sum()
+    stop = 1e-9 if method is None else 1e-11
+    plan, log = pot.sinkhorn_unbalanced(
+        a, b, M, reg, reg_m, method, numItermax=20_000, stopThr=stop, log=True
+    )
+    assert fixed_point_error(a, b, M, reg, reg_m, log) < 1e-5
+    exact = mapuot.solve(M, a, b, reg, reg_m, tol=1e-10, backend="reference")
+    assert np.abs(plan - exact.plan).sum() < 1e-6 * exact.mass
+
+
+def test_pot_does_fail_there():
+    """What the test above claims of POT 0.9.7: else our notes on it are out of date."""
+    a, b, M, _ = arrays()
+    call = dict(method="sinkhorn_translation_invariant", numItermax=3000, stopThr=0, log=True)
+    for reg_m in ((0.5, 5.0), (np.inf, 1.0)):
+        log = ot.sinkhorn_unbalanced(a, b, M, 0.1, reg_m, **call)[1]
+        assert fixed_point_error(a, b, M, 0.1, reg_m, log) > 1e-3
+
+
+@pytest.mark.parametrize("method", [None, *METHODS])
+def test_zero_masses(method):
+    a, b, M, _ = arrays()
+    a[[0, 5]], b[[3, 16]] = 0, 0
+    plan, log = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, method, stopThr=1e-8, log=True)
+    assert (plan[[0, 5]] == 0).all()
+    assert (plan[:, [3, 16]] == 0).all()
+    assert np.isneginf(log["logu"][[0, 5]]).all()
+    kept = np.ix_(a > 0, b > 0)
+    small = pot.sinkhorn_unbalanced(a[a > 0], b[b > 0], M[kept], REG, 1.0, method, stopThr=1e-8)
+    assert_allclose(plan[kept], small, rtol=1e-6)
+    with pytest.warns(UserWarning, match="Numerical errors at iteration 0"), np.errstate(all="ignore"):
+        ot.sinkhorn_unbalanced(a, b, M, REG, 1.0)
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_named_iteration_survives_small_reg(method):
+    a, b, M, _ = arrays()
+    call = dict(numItermax=300, stopThr=0, log=True)
+    _, log = pot.sinkhorn_unbalanced(a, b, M, 1e-3, 0.5, method, **call)
+    log_k = np.log(a)[:, None] + np.log(b) - M / 1e-3
+    fi, v = 0.5 / 0.501, np.zeros(17)
+    for _ in range(300):
+        u = fi * (np.log(a) - logsumexp(log_k + v, axis=1))
+        v = fi * (np.log(b) - logsumexp(log_k + u[:, None], axis=0))
+    assert_allclose(log["logu"], u, rtol=1e-10)
+    assert_allclose(log["logv"], v, rtol=1e-10)
+
+
+# POT on mapuot
+
+
+@pytest.fixture
+def patched():
+    with pot.patched():
+        yield
+
+
+def holders():
+    import ot.solvers._linear as linear
+
+    return [
+        (ot, FUNCTIONS[0]), (ot, FUNCTIONS[1]), (ot, FUNCTIONS[5]), (ot.da, FUNCTIONS[0]),
+        (linear, "sinkhorn_knopp_unbalanced"), (linear, "mm_unbalanced"),
+        *((module, name) for module in (ot.unbalanced, ot.unbalanced._sinkhorn) for name in FUNCTIONS[:8]),
+        *((module, name) for module in (ot.unbalanced, ot.unbalanced._mm) for name in FUNCTIONS[8:]),
+    ]  # fmt: skip
+
+
+def test_patch_reaches_every_holder_and_goes_back():
+    before = [getattr(module, name) for module, name in holders()]
+    with pot.patched():
+        assert all(getattr(module, name).__module__.startswith("mapuot.") for module, name in holders())
+        with pot.patched():
+            pass
+        assert ot.da.sinkhorn_unbalanced.__module__ == "mapuot.pot.sinkhorn"
+    assert [getattr(module, name) for module, name in holders()] == before
+    pot.patch()
+    pot.patch()
+    with pot.patched():
+        pass
+    assert ot.sinkhorn_unbalanced.__module__ == "mapuot.pot.sinkhorn"
+    pot.unpatch()
+    pot.unpatch()
+    assert [getattr(module, name) for module, name in holders()] == before
+
+
+def test_patch_goes_back_after_an_error():
+    with pytest.raises(KeyError), pot.patched():
+        raise KeyError
+    assert ot.sinkhorn_unbalanced.__module__ == "ot.unbalanced._sinkhorn"
+
+
+def test_ot_solve_runs_on_mapuot(patched):
+    a, b, M, _ = arrays()
+    a[0] = 0  # POT divides by zero here
+    for method, stop in ((None, 1e-9), ("sinkhorn", 1e-12)):
+        sol = ot.solve(M, a, b, reg=0.05, unbalanced=[1.0, 2.0], method=method, tol=stop, max_iter=5000)
+        exact = mapuot.solve(M, a, b, 0.05, (1.0, 2.0), tol=1e-10, backend="reference")
+        assert_allclose(sol.plan, exact.plan, atol=1e-9)
+        assert_allclose(sol.value, exact.objective, rtol=1e-8)
+        assert_allclose(sol.value_linear, exact.cost, rtol=1e-8)
+    again = ot.solve(M, a, b, reg=0.05, unbalanced=[1.0, 2.0], potentials_init=sol.potentials)
+    assert_allclose(again.plan, exact.plan, atol=1e-9)
+
+
+def test_ot_solve_without_reg_runs_on_mapuot(patched):
+    a, b, M, _ = arrays()
+    sol = ot.solve(M, a, b, unbalanced=1.0, unbalanced_type="l2", max_iter=50)
+    pot.unpatch()
+    assert_allclose(
+        sol.plan, ot.solve(M, a, b, unbalanced=1.0, unbalanced_type="l2", max_iter=50).plan, atol=1e-12
+    )
+
+
+def test_ot_da_runs_on_mapuot(monkeypatch):
+    rng = np.random.default_rng(0)
+    xs, xt = rng.random((9, 2)), rng.random((11, 2))
+    theirs = ot.da.UnbalancedSinkhornTransport(max_iter=20, log=True).fit(Xs=xs, Xt=xt)
+    with pot.patched():
+        ours = ot.da.UnbalancedSinkhornTransport(max_iter=20, log=True).fit(Xs=xs, Xt=xt)
+    assert_allclose(ours.coupling_, theirs.coupling_, rtol=1e-12)
+    assert_allclose(ours.log_["err"], theirs.log_["err"], atol=1e-14)
+
+
+def test_patched_several_targets_keep_pots_reference(patched):
+    """POT solves several targets with ones for c; a named reg_type is honoured."""
+    a, b, M, _ = arrays()
+    B = np.stack([b, b[::-1]], axis=1)
+    ours = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0)
+    kl = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, reg_type="kl")
+    assert_allclose(kl, pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0), rtol=1e-12)
+    pot.unpatch()
+    assert_allclose(ours, ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0), rtol=1e-4)
+
+
+# other array libraries
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    a, b, M, _ = (torch.tensor(x) for x in arrays())
+    plan, log = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "sinkhorn", log=True)
+    assert isinstance(plan, torch.Tensor)
+    assert plan.dtype == torch.float64 == log["logu"].dtype
+    assert_allclose(plan.numpy(), pot.sinkhorn_unbalanced(*arrays()[:3], REG, 1.0, "sinkhorn"), rtol=1e-14)
+    assert isinstance(pot.sinkhorn_unbalanced2(a, b, M, REG, 1.0), torch.Tensor)
+    with pytest.raises(NotImplementedError, match=r"M requires grad.*detach"):
+        pot.sinkhorn_unbalanced(a, b, M.requires_grad_(), REG, 1.0)
+
+
+def test_jax_arrays():
+    jax = pytest.importorskip("jax")
+    a, b, M, _ = (jax.numpy.asarray(x) for x in arrays(dtype=np.float32))
+    plan, log = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, log=True)
+    assert isinstance(plan, jax.Array)
+    assert isinstance(log["total_cost"], jax.Array)
+    with pytest.raises(Exception, match="[Tt]racer"):
+        jax.grad(lambda x: pot.sinkhorn_unbalanced2(a, b, x, REG, 1.0))(M)
