@@ -7,7 +7,7 @@ C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.c)
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-CFLAGS_check := -O2 -g
+CFLAGS_check := -O3 -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
 

@@ -10,7 +10,8 @@
  * Shapes: K is m x n, leading dimension ld >= padded(n), a multiple of 16, columns n .. padded(n) are zero;
  * column vectors have padded(n) entries, zero (absorbed: +inf) beyond n, aligned to 64 bytes. Row vectors have m.
  * Aliasing: no two arrays overlap. Threads: a call works on rows [i0, i1) and writes only there and to its own sums.
- * Precision: K as stored, every vector, product and sum in float64. Entries of K below flush are exact zeros.
+ * Precision: K as stored, every vector, product and sum in float64 (narrow_pass: products and runs of up to 32 sums a
+ * lane in float32, their totals in float64). Entries of K below flush are exact zeros.
  * Zeros: a point left out (absorbed = +inf) has scale 0 and marginal 0 and adds nothing; a point whose kernel sum is
  * below DBL_MIN is dead: its scale is 0 in this pass and it is counted, so that the caller can rebuild K.
  */
@@ -62,6 +63,7 @@ typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int6
 
 typedef struct {
     pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
+    pass_fn narrow_pass;    /* row_pass in short float32 runs on narrow_v; NULL for float64 */
     pass_fn plan_pass;      /* the same on the plan itself, in place; NULL for bfloat16 */
     stream_fn build_kernel; /* K from M */
     stream_fn form_plan;    /* P from M; NULL for bfloat16 */

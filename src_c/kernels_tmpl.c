@@ -2,6 +2,7 @@
  *
  * row_pass is the fused read-only pass: a tile of R rows is read from memory for its sums s = K v, u = prox(s) follows,
  * and the tile, still in cache, is read again for the column sums K^T u; the next tile is prefetched meanwhile.
+ * narrow_pass is the same with short float32 runs, twice as fast out of cache; its answers are certified by row_pass.
  * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
  * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cu, src_cuda/plan_pass.cu, backends/reference.py.
  */
@@ -12,19 +13,16 @@
 
 enum { LINE = 64 / sizeof(real) < 16 ? 64 / sizeof(real) : 16 }; /* columns a step: a cache line of K */
 
-/* s_r = K_r . v for R rows; the lines of the next tile's first half are requested on the way */
-ALWAYS_INLINE void tile_dots(const real *K, int64_t ld, int64_t np, const double *v, double *s, const real *next, const int R)
+enum { AHEAD = 4 }; /* lines of the next tile requested for each column line of tile_sums */
+
+/* s_r = K_r . v for R rows */
+ALWAYS_INLINE void tile_dots(const real *K, int64_t ld, int64_t np, const double *v, double *s, const int R)
 {
     vd sum[TILE];
     UNROLL
     for (int r = 0; r < R; r++)
         sum[r] = v_set(0.0);
     for (int64_t j = 0; j < np; j += LINE) {
-        if (next) {
-            UNROLL
-            for (int r = 0; r < (R + 1) / 2; r++)
-                __builtin_prefetch(next + r * ld + j, 0, 2);
-        }
         UNROLL
         for (int q = 0; q < LINE; q += VL) {
             vd vj = v_load(v + j + q);
@@ -38,7 +36,15 @@ ALWAYS_INLINE void tile_dots(const real *K, int64_t ld, int64_t np, const double
         s[r] = v_sum(sum[r]);
 }
 
-/* sums += u_r K_r over R rows; the second half of the next tile is requested on the way */
+/* the part of the next tile that belongs to column j: while tile_sums works out of cache, memory must not idle */
+ALWAYS_INLINE void request(const real *next, int64_t j)
+{
+    UNROLL
+    for (int q = 0; q < AHEAD; q++)
+        __builtin_prefetch(next + AHEAD * j + q * LINE, 0, 2);
+}
+
+/* sums += u_r K_r over R rows */
 ALWAYS_INLINE void tile_sums(const real *K, int64_t ld, int64_t np, const double *u, double *sums, const real *next, const int R)
 {
     vd scale[TILE];
@@ -46,11 +52,8 @@ ALWAYS_INLINE void tile_sums(const real *K, int64_t ld, int64_t np, const double
     for (int r = 0; r < R; r++)
         scale[r] = v_set(u[r]);
     for (int64_t j = 0; j < np; j += LINE) {
-        if (next) {
-            UNROLL
-            for (int r = (R + 1) / 2; r < R; r++)
-                __builtin_prefetch(next + r * ld + j, 0, 2);
-        }
+        if (next)
+            request(next, j);
         UNROLL
         for (int q = 0; q < LINE; q += VL) {
             vd sum = v_load(sums + j + q);
@@ -62,34 +65,58 @@ ALWAYS_INLINE void tile_sums(const real *K, int64_t ld, int64_t np, const double
     }
 }
 
-/* log scale = base - (1 - fi) shift - fi log s: KL and balanced, VL rows at once */
-static void prox_vector(const mapuot_state *state, int64_t i, int count, const double *s, double *scalars)
+/* log scale = base - (1 - fi) shift - fi log s: KL and balanced, for TILE rows at once */
+ALWAYS_INLINE void prox_tile(const mapuot_state *state, const mapuot_side *rows, int64_t i, const double *s, double *scalars)
 {
-    const mapuot_side *rows = &state->rows;
-    double sums[TILE] = {0}, base[TILE] = {0}, fi[TILE] = {0}, log_scale[TILE], scale[TILE];
-    memcpy(sums, s, sizeof(double) * (size_t)count);
-    memcpy(base, rows->base + i, sizeof(double) * (size_t)count);
-    memcpy(fi, rows->fi + i, sizeof(double) * (size_t)count);
-    for (int k = 0; k < TILE; k += VL) {
-        vd f = v_load(fi + k);
-        vd x = v_fnma(f, v_log(v_max(v_load(sums + k), v_set(DBL_MIN))), v_load(base + k));
-        x = v_fnma(v_sub(v_set(1.0), f), v_set(state->shift), x);
-        v_store(log_scale + k, x);
-        v_store(scale + k, v_exp(x));
-    }
-    for (int k = 0; k < count; k++) {
-        int out = rows->absorbed[i + k] == INFINITY, dead = !out && !(s[k] >= DBL_MIN);
-        double u = out || dead ? 0.0 : scale[k], r = u * s[k], a = rows->weight[i + k];
-        rows->scale[i + k] = u;
-        rows->log_scale[i + k] = log_scale[k];
-        rows->marginal[i + k] = r;
-        scalars[ROW_SCALE] += u;
-        scalars[ROW_DEAD] += dead;
+    const vd zero = v_set(0), one = v_set(1), tiny = v_set(DBL_MIN), shift = v_set(state->shift);
+    vd dual = zero, scale = zero, dead = zero;
+    for (int64_t k = 0; k < TILE; k += VL) {
+        vd sum = v_load(s + k), fi = v_load(rows->fi + i + k), d = v_load(rows->absorbed + i + k);
+        vd a = v_load(rows->weight + i + k);
+        vd x = v_fnma(fi, v_log(v_max(sum, tiny)), v_load(rows->base + i + k));
+        x = v_fnma(v_sub(one, fi), shift, x);
+        vd in = v_if_less(d, v_set(DBL_MAX), one, zero), live = v_if_less(sum, tiny, zero, in);
+        vd u = v_mul(v_exp(x), live), r = v_mul(u, sum);
         if (rows->penalty == MAPUOT_KL) /* rho (a - r): r = a e^(-f / rho) is exact after the prox */
-            scalars[ROW_DUAL] += out ? 0.0 : rows->rho[i + k] * (a - r);
-        else if (a > 0.0 && !out && !dead)
-            scalars[ROW_DUAL] += state->reg * a * (log_scale[k] + rows->absorbed[i + k] + state->shift);
+            dual = v_fma(v_mul(v_load(rows->rho + i + k), in), v_sub(a, r), dual);
+        else
+            dual = v_fma(v_mul(a, v_set(state->reg)), v_if_less(zero, live, v_add(v_add(x, d), shift), zero), dual);
+        scale = v_add(scale, u);
+        dead = v_add(dead, v_sub(in, live));
+        v_store(rows->scale + i + k, u);
+        v_store(rows->log_scale + i + k, x);
+        v_store(rows->marginal + i + k, r);
     }
+    scalars[ROW_DUAL] += v_sum(dual);
+    scalars[ROW_SCALE] += v_sum(scale);
+    scalars[ROW_DEAD] += v_sum(dead);
+}
+
+/* fewer rows than a tile: the same on padded copies */
+ALWAYS_INLINE void prox_rest(const mapuot_state *state, int64_t i, int count, const double *s, double *scalars)
+{
+    enum { FIELDS = 8 };
+    const mapuot_side *rows = &state->rows;
+    double copy[FIELDS][TILE] = {{0}}, sums[TILE] = {0};
+    const double *in[] = {rows->weight, rows->rho, rows->absorbed, rows->fi, rows->base};
+    double *out[] = {rows->log_scale, rows->scale, rows->marginal};
+    mapuot_side part = *rows;
+    for (int f = 0; f < 5; f++)
+        memcpy(copy[f], in[f] + i, sizeof(double) * (size_t)count);
+    for (int k = count; k < TILE; k++)
+        copy[2][k] = INFINITY;
+    memcpy(sums, s, sizeof(double) * (size_t)count);
+    part.weight = copy[0];
+    part.rho = copy[1];
+    part.absorbed = copy[2];
+    part.fi = copy[3];
+    part.base = copy[4];
+    part.log_scale = copy[5];
+    part.scale = copy[6];
+    part.marginal = copy[7];
+    prox_tile(state, &part, 0, sums, scalars);
+    for (int f = 0; f < 3; f++)
+        memcpy(out[f] + i, copy[5 + f], sizeof(double) * (size_t)count);
 }
 
 static void prox_scalar(const mapuot_state *state, int64_t i, int count, const double *s, double *scalars)
@@ -111,47 +138,124 @@ static void prox_scalar(const mapuot_state *state, int64_t i, int count, const d
 
 ALWAYS_INLINE void prox_rows(const mapuot_state *state, int64_t i, int count, const double *s, double *scalars)
 {
-    if (state->rows.fi)
-        prox_vector(state, i, count, s, scalars);
+    if (state->rows.fi && count == TILE)
+        prox_tile(state, &state->rows, i, s, scalars);
+    else if (state->rows.fi)
+        prox_rest(state, i, count, s, scalars);
     else
         prox_scalar(state, i, count, s, scalars);
 }
 
-ALWAYS_INLINE void row_tile(const mapuot_state *state, int64_t i, double *sums, const real *next, const int R)
+#ifndef MAPUOT_DTYPE_F64
+enum { RUN = 512 }; /* columns summed in float32 before the lanes go to float64 */
+
+/* tile_dots in float32 runs, for narrow K and v */
+ALWAYS_INLINE void narrow_dots(const real *K, int64_t ld, int64_t np, const float *v, double *s, const int R)
+{
+    vd total[TILE];
+    UNROLL
+    for (int r = 0; r < R; r++)
+        total[r] = v_set(0.0);
+    for (int64_t j0 = 0; j0 < np; j0 += RUN) {
+        const int64_t j1 = j0 + RUN < np ? j0 + RUN : np;
+        vf sum[TILE];
+        UNROLL
+        for (int r = 0; r < R; r++)
+            sum[r] = f_set(0.0f);
+        for (int64_t j = j0; j < j1; j += FL) {
+            vf vj = f_load(v + j);
+            UNROLL
+            for (int r = 0; r < R; r++)
+                sum[r] = f_fma(f_load_real(K + r * ld + j), vj, sum[r]);
+        }
+        UNROLL
+        for (int r = 0; r < R; r++)
+            total[r] = v_add(total[r], f_fold(sum[r]));
+    }
+    UNROLL
+    for (int r = 0; r < R; r++)
+        s[r] = v_sum(total[r]);
+}
+
+/* tile_sums with the R rows added in float32, the tiles in float64 */
+ALWAYS_INLINE void narrow_sums(const real *K, int64_t ld, int64_t np, const double *u, double *sums, const real *next, const int R)
+{
+    vf scale[TILE];
+    UNROLL
+    for (int r = 0; r < R; r++)
+        scale[r] = f_set((float)u[r]);
+    for (int64_t j = 0; j < np; j += LINE) {
+        if (next)
+            request(next, j);
+        UNROLL
+        for (int q = 0; q < LINE; q += FL) {
+            vf sum = f_set(0.0f);
+            UNROLL
+            for (int r = 0; r < R; r++)
+                sum = f_fma(f_load_real(K + r * ld + j + q), scale[r], sum);
+            f_add_to(sums + j + q, sum);
+        }
+    }
+}
+#endif
+
+ALWAYS_INLINE void row_tile(const mapuot_state *state, int64_t i, double *sums, const real *next, const int R, const int narrow)
 {
     const int64_t np = padded(state->n), ld = state->ld;
     const real *K = (const real *)state->kernel + i * ld;
     double s[TILE];
-    tile_dots(K, ld, np, state->cols.scale, s, next, R);
+#ifndef MAPUOT_DTYPE_F64
+    if (narrow) {
+        narrow_dots(K, ld, np, state->narrow_v, s, R);
+        prox_rows(state, i, R, s, sums + np);
+        narrow_sums(K, ld, np, state->rows.scale + i, sums, next, R);
+        return;
+    }
+#endif
+    (void)narrow;
+    tile_dots(K, ld, np, state->cols.scale, s, R);
     prox_rows(state, i, R, s, sums + np);
     tile_sums(K, ld, np, state->rows.scale + i, sums, next, R);
 }
 
-/* tiles of R rows from i0 to i1, upwards or downwards, then the rows left over one by one */
-ALWAYS_INLINE void row_tiles(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const int R)
+/* tiles of R rows from i0 to i1, upwards or downwards, then the rows left over one by one; every other pass goes
+ * downwards, since the rows read last are those that the caches still hold */
+ALWAYS_INLINE void row_tiles(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const int R, const int narrow)
 {
     const int64_t count = (i1 - i0) / R;
     const int down = (int)(state->passes & 1);
     const real *K = (const real *)state->kernel;
     for (int64_t t = 0; t < count; t++) {
         int64_t i = i0 + (down ? count - 1 - t : t) * R;
-        const real *next = t + 1 < count ? K + (down ? i - R : i + R) * state->ld : NULL;
-        row_tile(state, i, sums, next, R);
+        const real *next = R < TILE || t + 1 == count ? NULL : K + (down ? i - R : i + R) * state->ld;
+        row_tile(state, i, sums, next, R, narrow);
     }
     for (int64_t i = i0 + count * R; i < i1; i++)
-        row_tile(state, i, sums, NULL, 1);
+        row_tile(state, i, sums, NULL, 1, narrow);
+}
+
+ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const int narrow)
+{
+    const int64_t row_bytes = padded(state->n) * (int64_t)sizeof(real), tile_bytes = 768 * 1024;
+    if (TILE * row_bytes <= tile_bytes)
+        row_tiles(state, i0, i1, sums, TILE, narrow);
+    else if (4 * row_bytes <= tile_bytes)
+        row_tiles(state, i0, i1, sums, 4, narrow);
+    else
+        row_tiles(state, i0, i1, sums, 2, narrow);
 }
 
 void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    const int64_t row_bytes = padded(state->n) * (int64_t)sizeof(real), tile_bytes = 512 * 1024;
-    if (8 * row_bytes <= tile_bytes)
-        row_tiles(state, i0, i1, sums, 8);
-    else if (4 * row_bytes <= tile_bytes)
-        row_tiles(state, i0, i1, sums, 4);
-    else
-        row_tiles(state, i0, i1, sums, 2);
+    row_range(state, i0, i1, sums, 0);
 }
+
+#ifndef MAPUOT_DTYPE_F64
+void KERNEL(narrow_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+{
+    row_range(state, i0, i1, sums, 1);
+}
+#endif
 
 void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
 {

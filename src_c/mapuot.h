@@ -61,6 +61,9 @@ typedef struct {
     int32_t translate;      /* 1: translation-invariant steps; both sides KL or balanced, with one rho each */
     double rho_u, rho_v;    /* those rho */
     int32_t memory;         /* Anderson memory, 0 = none, at most 8 */
+    int32_t narrow;         /* 1: narrow_pass until its error reaches narrow_floor or tol, then row_pass; 0: row_pass */
+    float *narrow_v;        /* n padded: v in float32 */
+    double narrow_floor;    /* certified error under which float32 runs are noise */
     int32_t in_place;       /* 1: plan_pass (K is overwritten by the plan), 0: row_pass */
     double tol;             /* stop when the certified relative plan error is at most tol; < 0: never */
     double tol_gap;         /* or when gap <= tol_gap |dual|; < 0: never */

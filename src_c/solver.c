@@ -12,6 +12,7 @@
 
 enum { STALL_PASSES = 250, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 #define SCALE_LIMIT 1e150 /* sums of u or v beyond it: rebuild K before anything overflows */
+#define NARROW_LIMIT 1e20 /* and beyond this float32 runs are not safe */
 
 int mapuot_scalars(void)
 {
@@ -50,10 +51,10 @@ static void rows_task(void *context, int thread, int threads)
     const mapuot_state *state = context;
     const mapuot_kernels *kernels = mapuot_active_kernels();
     const dtype_kernels *k = &kernels->dtype[state->dtype];
+    const pass_fn pass = state->in_place ? k->plan_pass : state->narrow ? k->narrow_pass : k->row_pass;
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
     memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
-    (state->in_place ? k->plan_pass : k->row_pass)(state, first_row(state->m, thread, threads),
-                                                   first_row(state->m, thread + 1, threads), sums);
+    pass(state, first_row(state->m, thread, threads), first_row(state->m, thread + 1, threads), sums);
 }
 
 /* sums = the threads' sums in order, so that the result does not depend on timing */
@@ -72,8 +73,11 @@ static void reduce_task(void *context, int thread, int threads)
 
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
 {
-    if (state->in_place && !mapuot_active_kernels()->dtype[state->dtype].plan_pass)
+    const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->dtype];
+    if ((state->in_place && !k->plan_pass) || (state->narrow && !k->narrow_pass))
         return MAPUOT_BAD_ARGUMENT;
+    for (int64_t j = 0; state->narrow && j < padded(state->n); j++)
+        state->narrow_v[j] = (float)state->cols.scale[j];
     pool_run(pool, rows_task, state);
     if (mapuot_pool_threads(pool) > 1)
         pool_run(pool, reduce_task, state);
@@ -185,8 +189,13 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
 {
     if (!isfinite(stats->mass) || !isfinite(stats->dual) || !(stats->mass > 0.0))
         return MAPUOT_NOT_FINITE;
-    if (stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual))
+    const int done = stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual);
+    if (state->narrow && (done || stats->error <= state->narrow_floor || fmax(scale_u, scale_v) > NARROW_LIMIT)) {
+        state->narrow = 0; /* only a pass in float64 certifies */
+        state->best_dual = -INFINITY;
+    } else if (done) {
         return MAPUOT_CONVERGED;
+    }
     state->since_best = stats->error < state->best_error * (1 - 1e-3) ? 0 : state->since_best + 1;
     state->best_error = fmin(state->best_error, stats->error);
     if (state->since_absorb == 1)
@@ -208,7 +217,8 @@ static void step(mapuot_pool *pool, mapuot_state *state, sweep_args *args, mapuo
 {
     const mapuot_kernels *kernels = mapuot_active_kernels();
     const int64_t np = padded(state->n);
-    const double slack = 1e-13 * fabs(stats->dual) + 2e-15 * state->dual_scale;
+    const double slack = state->narrow ? 3e-7 * state->reg * stats->mass
+                                       : 1e-13 * fabs(stats->dual) + 2e-15 * state->dual_scale;
     double out[SWEEP_OUT];
     if (state->extrapolated && !(stats->dual >= state->best_dual - slack)) {
         memcpy(state->work + 2 * np, state->history + np, (size_t)np * sizeof(double));

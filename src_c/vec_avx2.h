@@ -61,3 +61,30 @@ ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
     b = _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(b, _mm_set1_epi32(0x7fff)), odd), 16);
     _mm_storel_epi64((__m128i *)p, _mm_packus_epi32(b, b));
 }
+
+/* float32 lanes, for the narrow pass: FL of them */
+#define FL 8
+typedef __m256 vf;
+
+ALWAYS_INLINE vf f_set(float x) { return _mm256_set1_ps(x); }
+ALWAYS_INLINE vf f_load(const float *p) { return _mm256_loadu_ps(p); }
+ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+
+ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)
+{
+    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(b, 16));
+}
+
+/* the lanes as float64, folded to VL */
+ALWAYS_INLINE vd f_fold(vf x)
+{
+    return _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x)), _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+}
+
+/* p[0 .. FL) += x in float64 */
+ALWAYS_INLINE void f_add_to(double *p, vf x)
+{
+    v_store(p, _mm256_add_pd(v_load(p), _mm256_cvtps_pd(_mm256_castps256_ps128(x))));
+    v_store(p + 4, _mm256_add_pd(v_load(p + 4), _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1))));
+}

@@ -52,3 +52,30 @@ ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
     b = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(0x7fff)), odd), 16);
     _mm_storeu_si128((__m128i *)p, _mm256_cvtepi32_epi16(b));
 }
+
+/* float32 lanes, for the narrow pass: FL of them */
+#define FL 16
+typedef __m512 vf;
+
+ALWAYS_INLINE vf f_set(float x) { return _mm512_set1_ps(x); }
+ALWAYS_INLINE vf f_load(const float *p) { return _mm512_loadu_ps(p); }
+ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+
+ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)
+{
+    __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
+}
+
+/* the lanes as float64, folded to VL */
+ALWAYS_INLINE vd f_fold(vf x)
+{
+    return _mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(x)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)));
+}
+
+/* p[0 .. FL) += x in float64 */
+ALWAYS_INLINE void f_add_to(double *p, vf x)
+{
+    v_store(p, _mm512_add_pd(v_load(p), _mm512_cvtps_pd(_mm512_castps512_ps256(x))));
+    v_store(p + 8, _mm512_add_pd(v_load(p + 8), _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1))));
+}

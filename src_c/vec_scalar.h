@@ -60,3 +60,16 @@ ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
     memcpy(&b, &y, 4);
     *p = (uint16_t)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
 }
+
+/* float32 lanes, for the narrow pass: FL of them */
+#define FL 1
+typedef float vf;
+
+ALWAYS_INLINE vf f_set(float x) { return x; }
+ALWAYS_INLINE vf f_load(const float *p) { return *p; }
+ALWAYS_INLINE vf f_load_bf16(const uint16_t *p) { return (float)v_load_bf16(p); }
+ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return a * b + c; }
+/* the lanes as float64, folded to VL */
+ALWAYS_INLINE vd f_fold(vf x) { return x; }
+/* p[0 .. FL) += x in float64 */
+ALWAYS_INLINE void f_add_to(double *p, vf x) { *p += x; }

@@ -10,7 +10,7 @@ struct Shared {
     Finish finish;
     Exchange exchange;
     uint64_t full[GROUPS][SLOTS];
-    double stage[16][32 * CHUNK];
+    alignas(128) double stage[16][32 * CHUNK];
 };
 
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)

@@ -105,6 +105,14 @@ def new_pool(threads: int | None, entries: int) -> Any:
     return ffi.gc(pool, lib.mapuot_pool_free)
 
 
+def narrow_floor(problem: Problem) -> float:
+    """Certified error that float32 runs can still resolve: their noise in a marginal, some 3e-8, is amplified by
+    sqrt(rho / reg) in the certificate; below three times that the passes run in float64."""
+    rho = np.concatenate([problem.rows.rho, problem.cols.rho])
+    soft = rho[np.isfinite(rho)]
+    return 1e-7 * math.sqrt(1 + (soft.max() if soft.size else 0.0) / problem.reg)
+
+
 def extrema(M: Any) -> tuple[float, float, int, int]:
     out = np.empty(4)
     check(lib.mapuot_extrema(new_pool(None, M.size), *M.shape, matrix(M), pointer(out)))
@@ -140,6 +148,9 @@ class Workspace:
         state.tol, state.tol_gap = options.tol, options.tol_gap
         state.storage_error = ROUNDING[self.dtype]
         state.flush, state.flush_tol = math.exp(FLUSH_LOG[self.dtype]), max(1e-12, min(1e-8, options.tol / 100))
+        state.narrow = self.dtype != "float64" and not options.in_place
+        self.narrow_v = empty(size if state.narrow else 1, np.float32)
+        state.narrow_v, state.narrow_floor = pointer(self.narrow_v, "float *"), narrow_floor(problem)
         state.best_dual, state.best_error, state.head = -math.inf, math.inf, -1
         self.row_side, self.col_side = self.side(problem.rows, m, state.rows), self.side(problem.cols, size, state.cols)
 

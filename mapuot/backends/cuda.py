@@ -280,7 +280,9 @@ class Workspace:
         soft = used & np.isfinite(rows.rho)
         if self.kl_rows:
             total += float(rows.rho[soft] @ rows.weight[soft])
-        self.state["hard_weight"] = float(rows.weight[used & np.isinf(rows.rho)].sum()) if self.kl_rows else 0.0
+        hard = used & np.isinf(rows.rho) & self.kl_rows
+        total += problem.reg * float(rows.weight[hard] @ self.d[hard])  # the device adds reg a (log u - d)
+        self.state["hard_weight"] = float(rows.weight[hard].sum())
         self.state["dual_constant"], self.state["dual_scale"] = total, scale
 
     def set_rows(self) -> None:
@@ -319,7 +321,7 @@ class Workspace:
             self.put("cols.upper", side.upper)
         self.put("x_next", x)
         self.put("v_scale", v)
-        for name in ("sums", "row_scalars", "next", "s"):
+        for name in ("sums", "row_scalars", "next"):
             self.arrays[name].fill(0)
         k2 = reg / float(self.state["rho_cols"])
         half = self.launch.parity * 2 * self.launch.parts

@@ -22,9 +22,8 @@ ROWS_A_GROUP = 4  # tiles that a group should have before another block is worth
 @cache
 def device_limits(device: int) -> tuple[int, int, int]:
     """(compute capability, multiprocessors, shared memory of a block)."""
-    attributes = cp.cuda.Device(device).attributes
-    capability = 10 * attributes["ComputeCapabilityMajor"] + attributes["ComputeCapabilityMinor"]
-    return capability, attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"]
+    major, minor, processors, shared = (cp.cuda.runtime.deviceGetAttribute(a, device) for a in (75, 76, 16, 97))
+    return 10 * major + minor, processors, shared
 
 
 class LaunchConfig(ctypes.Structure):
