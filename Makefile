@@ -3,7 +3,7 @@ PYTHON ?= python3
 CC ?= cc
 BIN := .venv/bin
 BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(wildcard src_c/*.[ch])
-C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.c)
+C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.[ch])
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -72,7 +72,7 @@ clean: ## remove all that was built or installed here
 	@touch $@
 
 # a build of its own beside .venv, and the C checker linked with the same objects
-build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext tests/check_kernels.c
+build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext $(wildcard tests/check_*.[ch])
 	rm -rf build/$*
 	CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build --build-base build/$* --build-lib build/$*/lib
 	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
