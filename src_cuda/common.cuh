@@ -98,15 +98,20 @@ __device__ __forceinline__ double warp_max(double s) {
 }
 
 // All blocks of the grid meet; what they wrote to global memory before is visible after (read it with __ldcg).
-// The counter only grows: the meeting that it stands at ends when it reaches the next multiple of the grid.
-__device__ __forceinline__ void grid_barrier(uint32_t *counter) {
+// The counter only grows, so thread 0 knows from meeting_start on at which count each meeting ends.
+__device__ __forceinline__ uint32_t meeting_start(const uint32_t *counter) {
+    return *(const volatile uint32_t *)counter / gridDim.x * gridDim.x;
+}
+
+__device__ __forceinline__ void grid_barrier(uint32_t *counter, uint32_t &ended) {
     __syncthreads();
+    ended += gridDim.x;
     if (threadIdx.x == 0) {
-        __threadfence();
-        const uint32_t before = atomicAdd(counter, 1u), blocks = gridDim.x;
-        const uint32_t target = before - before % blocks + blocks;
-        while ((int)(*(volatile uint32_t *)counter - target) < 0) {}
-        __threadfence();
+        uint32_t now;
+        asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+        do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+        while ((int)(now - ended) < 0);
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
     }
     __syncthreads();
 }

@@ -21,8 +21,8 @@ struct Finish {
     double warp[32][VALUES];
     double total[VALUES];
     double row[ROW_SCALARS];
-    double lam, off, kappa, scale_v;
-    double A[MEMORY][MEMORY + 1], D[MEMORY], rhs[MEMORY];
+    double log_B, scale_v;
+    double lam, off, kappa;
     int parity;  // which half of row_scalars, next and progress this pass reads
     Progress p;
     Trace trace;
@@ -36,26 +36,27 @@ __device__ __forceinline__ void copy_record(T *to, const T *from) {
     for (int q = threadIdx.x; q < (int)(sizeof(T) / 8); q += blockDim.x) ((double *)to)[q] = ((const double *)from)[q];
 }
 
-// lam = (log A - log B) / (fi1 k1 + k2): u *= e^(fi1 lam), v *= e^-lam; the shift takes u's part.
-__device__ __noinline__ void finish_begin(const State &S, Finish &F) {
+// What the last finish_advance left: log B and sum v; one warp.
+__device__ __forceinline__ void finish_next(const State &S, Finish &F) {
+    const double *next = S.next + F.parity * 2 * S.parts;
+    double B = 0, scale = 0;
+#pragma unroll 4
+    for (int64_t q = threadIdx.x % 32; q < S.parts; q += 32) {
+        B += __ldcg(next + 2 * q);
+        scale += __ldcg(next + 2 * q + 1);
+    }
+    B = warp_sum(B);
+    scale = warp_sum(scale);
+    if (threadIdx.x % 32 == 0) F.log_B = log(B), F.scale_v = scale;
+}
+
+// lam = (log A - log B) / (fi1 k1 + k2): u *= e^(fi1 lam), v *= e^-lam; the shift takes u's part.  Every thread.
+__device__ __forceinline__ void finish_begin(const State &S, Finish &F) {
+    const double *row = S.row_scalars + F.parity * ROW_SCALARS, mass = __ldcg(row + ROW_MASS);
+    if (threadIdx.x < ROW_SCALARS) F.row[threadIdx.x] = __ldcg(row + threadIdx.x);
     if (threadIdx.x < 32) {
-        double B = 0, scale = 0;
-        const double *next = S.next + F.parity * 2 * S.parts;
-        for (int64_t q = threadIdx.x; q < S.parts; q += 32) {
-            B += __ldcg(next + 2 * q);
-            scale += __ldcg(next + 2 * q + 1);
-        }
-        B = warp_sum(B);
-        scale = warp_sum(scale);
-        if (threadIdx.x < ROW_SCALARS) F.row[threadIdx.x] = __ldcg(S.row_scalars + F.parity * ROW_SCALARS + threadIdx.x);
-        __syncwarp();
-        if (threadIdx.x == 0) {
-            const double k1 = S.reg / S.rho_rows, k2 = S.reg / S.rho_cols, fi1 = 1 / (1 + k1);
-            F.lam = S.translate ? (log(F.row[ROW_MASS]) - log(B)) / (fi1 * k1 + k2) : 0;
-            F.off = fi1 * F.lam;
-            F.kappa = exp(F.off - F.lam);
-            F.scale_v = scale;
-        }
+        const double lam = S.lam_rate > 0 ? S.lam_rate * (log(mass) - F.log_B) : 0, off = S.fi_rows * lam;
+        if (threadIdx.x == 0) F.lam = lam, F.off = off, F.kappa = exp(off - lam);
     }
     __syncthreads();
 }
@@ -68,7 +69,7 @@ __device__ __forceinline__ double finish_column(const State &S, const Finish &F,
     double G;
     x = __ldcg(S.x_next + j) - F.lam;
     if (kind <= BALANCED) {
-        const double log_b = S.cols.log_weight[j], k = S.reg / rho;
+        const double log_b = S.cols.log_weight[j], k = S.cols.rate[j];
         const double q = b * exp(-k * x), t = x - e + shift + log_sum - log_b + k * x;
         G = S.cols.fi[j] * (log_b - log_sum + e - shift);
         out[SUM_GAP] = isinf(rho) ? 0 : rho * (sum >= TINY ? kl_gap(q, s, t) : q);
@@ -114,13 +115,14 @@ __device__ __forceinline__ void history_values(const State &S, Finish &F, int64_
     for (int64_t j = first + threadIdx.x; j < end; j += blockDim.x) {
         if (isinf(S.cols.absorbed[j]) || !(F.p.have > 0)) continue;
         const double w = S.cols.weight[j], f = S.work[j], p = f - S.residual[j];
+        double d[MEMORY];
 #pragma unroll
-        for (int i = 0; i < MEMORY; i++)
-            if (i < depth) {
-                const double d = w * S.dF[i * S.n + j];
-                value[i] += d * p;
-                value[MEMORY + i] += d * f;
-            }
+        for (int i = 0; i < MEMORY; i++) d[i] = i < depth ? w * S.dF[i * S.n + j] : 0;
+#pragma unroll
+        for (int i = 0; i < MEMORY; i++) {
+            value[i] = fma(d[i], p, value[i]);
+            value[MEMORY + i] = fma(d[i], f, value[MEMORY + i]);
+        }
     }
     warp_values(F, value, HALF);
 }
@@ -161,6 +163,8 @@ __device__ __noinline__ void finish_columns(const State &S, Finish &F, int64_t p
     __syncthreads();
     if (warp == 0) {
         double total = F.warp[0][lane];
+        
+#pragma unroll 15
         for (int q = 1; q < warps; q++) total = joined(lane, total, F.warp[q][lane]);
         S.partial[part * VALUES + lane] = total;
     }
@@ -170,72 +174,77 @@ __device__ __noinline__ void finish_columns(const State &S, Finish &F, int64_t p
 __device__ __forceinline__ void finish_totals(const State &S, Finish &F) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     double total = nothing(lane);
+#pragma unroll 9
     for (int64_t q = warp; q < S.parts; q += warps) total = joined(lane, total, __ldcg(S.partial + q * VALUES + lane));
     F.warp[warp][lane] = total;
     __syncthreads();
     if (warp == 0) {
+        
+#pragma unroll 15
         for (int q = 1; q < warps; q++) total = joined(lane, total, F.warp[q][lane]);
         F.total[lane] = total;
         __syncwarp();
     }
 }
 
-// gamma: (D gram D + 1e-10) D^-1 gamma = D rhs, D = diag(gram)^-1/2, by elimination of a positive matrix.
-__device__ __forceinline__ void solve_gamma(Finish &F) {
-    Progress &p = F.p;
-    const int d = (int)p.depth;
-    for (int i = 0; i < d; i++) F.D[i] = rsqrt(fmax(p.gram[i * MEMORY + i], TINY));
-    for (int i = 0; i < d; i++) {
-        for (int k = 0; k < d; k++) F.A[i][k] = p.gram[i * MEMORY + k] * F.D[i] * F.D[k] + (i == k ? 1e-10 : 0);
-        F.A[i][d] = F.D[i] * F.rhs[i];
+// gamma: (D gram D + 1e-10) D^-1 gamma = D rhs, D = diag(gram)^-1/2; lane i of one warp eliminates row i.
+__device__ __forceinline__ double solve_gamma(const Progress &p, int d, double rhs) {
+    const int lane = threadIdx.x % 32, row = lane < d ? lane : 0;
+    const double scale = lane < d ? rsqrt(fmax(p.gram[row * MEMORY + row], TINY)) : 0;
+    double A[MEMORY], y = rhs * scale, inverse = 0;
+#pragma unroll
+    for (int k = 0; k < MEMORY; k++)
+        A[k] = p.gram[row * MEMORY + k] * scale * __shfl_sync(FULL, scale, k) + (k == lane ? 1e-10 : 0);
+#pragma unroll
+    for (int i = 0; i < MEMORY; i++) {
+        if (i >= d) break;
+        const double pivot = 1 / __shfl_sync(FULL, A[i], i), factor = lane == i ? 0 : A[i] * pivot;
+        inverse = lane == i ? pivot : inverse;
+#pragma unroll
+        for (int k = i + 1; k < MEMORY; k++) A[k] -= factor * __shfl_sync(FULL, A[k], i);
+        y -= factor * __shfl_sync(FULL, y, i);
     }
-    for (int i = 0; i < d; i++) {
-        const double inverse = 1 / F.A[i][i];
-        for (int k = i + 1; k < d; k++) {
-            const double factor = F.A[k][i] * inverse;
-            for (int l = i + 1; l <= d; l++) F.A[k][l] -= factor * F.A[i][l];
-        }
-    }
-    for (int i = d - 1; i >= 0; i--) {
-        double y = F.A[i][d];
-        for (int k = i + 1; k < d; k++) y -= F.A[i][k] * p.gamma[k];
-        p.gamma[i] = y / F.A[i][i];
-    }
-    for (int i = 0; i < d; i++) p.gamma[i] *= F.D[i];
+    return y * inverse * scale;
 }
 
-// Put the newest difference in the Gram matrix and find the weights: <F, .> = <f, .> + c <1, .>.
-__device__ __forceinline__ void anderson(const State &S, Finish &F) {
+// How many differences count once the newest one is in `slot`
+__device__ __forceinline__ int new_depth(const State &S, const Progress &p) {
+    return (int)(p.depth < S.memory && p.head == p.depth ? p.depth + 1 : p.depth);
+}
+
+// Put the newest difference in the Gram matrix and find the weights: <F, .> = <f, .> + c <1, .>.  One warp.
+__device__ __forceinline__ void anderson(const State &S, Finish &F, double c) {
     Progress &p = F.p;
-    const double *t = F.total, c = p.common;
-    const int old = (int)p.depth, memory = (int)S.memory, slot = (int)p.head;
-    for (int i = 0; i < old; i++) {
-        F.rhs[i] = t[SUM_RHS + i] + c * p.ones[i];
-        p.gram[i * MEMORY + slot] = p.gram[slot * MEMORY + i] = t[SUM_DOT + i] + c * p.ones[i];
+    const double *t = F.total;
+    const int lane = threadIdx.x % 32, slot = (int)p.head, depth = new_depth(S, p);
+    double rhs = 0, dot = 0;
+    if (lane == slot) {
+        p.ones[slot] = t[SUM_P] + c * t[SUM_ONES];
+        dot = t[SUM_PP] + c * (2 * t[SUM_P] + c * t[SUM_ONES]);
+        rhs = t[SUM_PF] + c * (t[SUM_P] + t[SUM_F] + c * t[SUM_ONES]);
+    } else if (lane < depth) {
+        dot = t[SUM_DOT + lane] + c * p.ones[lane];
+        rhs = t[SUM_RHS + lane] + c * p.ones[lane];
     }
-    p.gram[slot * MEMORY + slot] = t[SUM_PP] + c * (2 * t[SUM_P] + c * t[SUM_ONES]);
-    p.ones[slot] = t[SUM_P] + c * t[SUM_ONES];
-    F.rhs[slot] = t[SUM_PF] + c * (t[SUM_P] + t[SUM_F] + c * t[SUM_ONES]);
-    p.depth = old < memory ? (slot == old ? old + 1 : old) : memory;
-    p.slot = slot;
-    p.head = slot + 1 < memory ? slot + 1 : 0;
-    solve_gamma(F);
+    if (lane < depth) p.gram[lane * MEMORY + slot] = p.gram[slot * MEMORY + lane] = dot;
+    __syncwarp();
+    const double gamma = solve_gamma(p, depth, rhs);
+    if (lane < depth) p.gamma[lane] = gamma;
 }
 
 // What the state is worth: certificate, dual value, lost mass; the words are those of mapuot_stats.
-__device__ __forceinline__ void certify(const State &S, Finish &F) {
+__device__ __forceinline__ void certify(const State &S, Finish &F, double common) {
     const double *t = F.total, *row = F.row;
     Trace &out = F.trace;
     const double shift = F.p.shift + F.off;
-    const double soft = S.translate ? F.kappa * row[ROW_SOFT] : row[ROW_SOFT];
     out.mass = F.kappa * row[ROW_MASS];
     out.gap = t[SUM_GAP];
-    out.dual = S.dual_constant + soft + row[ROW_DUAL] + S.hard_weight * S.reg * shift + t[SUM_DUAL] - S.reg * out.mass;
+    out.dual = S.dual_constant + F.kappa * row[ROW_SOFT] + row[ROW_DUAL] + S.hard_weight * S.reg * shift + t[SUM_DUAL] - S.reg * out.mass;
     out.lost = S.flush * row[ROW_SCALE] * F.scale_v / row[ROW_MASS];
     out.error = sqrt(2 * fmax(out.gap, 0.0) / (S.reg * out.mass)) + t[SUM_HARD] / out.mass + 3 * S.storage_error +
                 out.lost;
     out.dead = row[ROW_DEAD] + t[SUM_DEAD];
-    out.residual = fmax(t[MAX_F] + F.p.common, -(t[MIN_F] + F.p.common));
+    out.residual = fmax(t[MAX_F] + common, -(t[MIN_F] + common));
 }
 
 __device__ __forceinline__ double judge(const State &S, Finish &F) {
@@ -250,35 +259,51 @@ __device__ __forceinline__ double judge(const State &S, Finish &F) {
     return p.since_best >= STALL_PASSES ? STALLED : RUNNING;
 }
 
-// The scalar work between the sweeps; every block does it on the same numbers.
+// The step that the certificate allows; p.step: 0 take G, 1 extrapolate, 2 go back to the last image.
+__device__ __forceinline__ void decide(const State &S, Finish &F, double common) {
+    Progress &p = F.p;
+    const double slack = 1e-13 * fabs(F.trace.dual) + 4e-16 * S.dual_scale;
+    p.slot = -1;
+    p.common = common;
+    p.shift += F.off;
+    p.kappa = F.kappa;
+    if (p.extrapolated > 0 && !(F.trace.dual >= p.best_dual - slack)) {
+        F.trace.rejected = 1;
+        F.trace.residual = INF;
+        p.depth = p.head = p.have = p.extrapolated = 0;
+        p.step = 2;
+        return;
+    }
+    F.trace.rejected = 0;
+    p.best_dual = p.extrapolated > 0 ? fmax(p.best_dual, F.trace.dual) : F.trace.dual;
+    p.step = p.extrapolated = S.memory > 0 && p.have > 0;
+    if (p.step > 0) {
+        p.depth = new_depth(S, p);
+        p.slot = p.head;
+        p.head = p.head + 1 < S.memory ? p.head + 1 : 0;
+    }
+    p.have = 1;
+}
+
+// The scalar work between the sweeps; every block does it on the same numbers, the weights beside the certificate.
 __device__ __noinline__ void finish_scalars(const State &S, Finish &F) {
     finish_totals(S, F);
-    if (threadIdx.x == 0) {
-        Progress &p = F.p;
-        const double k1 = S.reg / S.rho_rows, k2 = S.reg / S.rho_cols, fi2 = 1 / (1 + k2);
-        p.common = S.translate ? fi2 * (log(F.total[SUM_NEXT]) - log(F.kappa * F.row[ROW_MASS])) / (k1 + fi2 * k2) : 0;
-        p.passes += 1;
-        p.made += 1;
-        p.since_absorb += 1;
-        certify(S, F);
-        p.status = judge(S, F);
-        const double slack = 1e-13 * fabs(F.trace.dual) + 4e-16 * S.dual_scale;
-        F.trace.rejected = p.extrapolated > 0 && !(F.trace.dual >= p.best_dual - slack);
-        p.slot = -1;
-        if (F.trace.rejected > 0) {
-            p.depth = p.head = p.have = p.extrapolated = 0;
-            p.step = 2;
-        } else {
-            p.best_dual = p.extrapolated > 0 ? fmax(p.best_dual, F.trace.dual) : F.trace.dual;
-            p.step = S.memory > 0 && p.have > 0;
-            if (p.step > 0) anderson(S, F);
-            p.have = 1;
-            p.extrapolated = p.step;
+    __syncthreads();
+    const int warp = threadIdx.x / 32;
+    if (warp < 2) {
+        const double common = S.mu_rate * (S.mu_rate > 0 ? log(F.total[SUM_NEXT]) - log(F.kappa * F.row[ROW_MASS]) : 0);
+        if (warp == 1 && S.memory > 0 && F.p.have > 0) anderson(S, F, common);
+        if (threadIdx.x == 0) {
+            Progress &p = F.p;
+            p.passes += 1;
+            p.since_absorb += 1;
+            certify(S, F, common);
+            F.trace.status = p.status = judge(S, F);
+            p.common = common;
         }
-        p.shift += F.off;
-        p.kappa = F.kappa;
-        F.trace.status = p.status;
     }
+    __syncthreads();
+    if (threadIdx.x == 0) decide(S, F, F.p.common);
     __syncthreads();
 }
 
@@ -286,7 +311,6 @@ __device__ __noinline__ void finish_scalars(const State &S, Finish &F) {
 __device__ __noinline__ void finish_advance(const State &S, Finish &F, int64_t part, int parity) {
     const int64_t share = column_share(S), first = part * share, end = first + share < S.n ? first + share : S.n;
     const Progress &p = F.p;
-    const double k2 = S.reg / S.rho_cols;
     const int slot = (int)p.slot, depth = (int)p.depth;
     double B = 0, scale = 0;
     for (int64_t j = first + threadIdx.x; j < end; j += blockDim.x) {
@@ -302,12 +326,17 @@ __device__ __noinline__ void finish_advance(const State &S, Finish &F, int64_t p
             }
             S.residual[j] = f;
             S.image[j] = x = G;
-            for (int i = 0; i < depth; i++) x -= p.step > 0 ? p.gamma[i] * (i == slot ? dG : S.dG[i * S.n + j]) : 0;
+            double g[MEMORY];
+#pragma unroll
+            for (int i = 0; i < MEMORY; i++) g[i] = i >= depth || p.step < 1 ? 0 : i == slot ? dG : S.dG[i * S.n + j];
+#pragma unroll
+            for (int i = 0; i < MEMORY; i++)
+                if (i < depth) x -= p.gamma[i] * g[i];
         }
         const double y = x - e + p.shift, v = exp(y < BOUND ? y : y == y ? BOUND : y);
         S.x_next[j] = x;
         S.v_scale[j] = v;
-        B += S.cols.weight[j] * exp(-k2 * x);
+        B += S.cols.weight[j] * exp(-S.rate_cols * x);
         scale += v;
     }
     B = warp_sum(B);

@@ -83,6 +83,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     Shared &all = *(Shared *)memory;
     Finish &F = all.finish;
     const int group = threadIdx.x / GT, thread = threadIdx.x % GT;
+    uint32_t ended = meeting_start(S.barrier);
     Ring g = ring_open(S, memory, slots, group);
     copy_record(&F.p, S.progress);
     if (threadIdx.x == 0) F.parity = 0;
@@ -102,16 +103,17 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
             add_sums(S, g, acc, all.stage[threadIdx.x / 32]);
         }
         add_row_scalars(S, all.exchange);
-        grid_barrier(S.barrier);
+        if (threadIdx.x / 32 == 1) finish_next(S, F);
+        grid_barrier(S.barrier, ended);
         if (bare) continue; // benchmarks: the row half and its meeting alone
         finish_begin(S, F);
         finish_columns(S, F, blockIdx.x);
-        grid_barrier(S.barrier);
+        grid_barrier(S.barrier, ended);
         finish_scalars(S, F);
         finish_advance(S, F, blockIdx.x, 0);
         if (blockIdx.x == 0 && threadIdx.x < ROW_SCALARS) S.row_scalars[threadIdx.x] = 0;
         if (blockIdx.x == 0) copy_record(S.trace + pass, &F.trace);
-        grid_barrier(S.barrier);
+        grid_barrier(S.barrier, ended);
         if (F.p.status != RUNNING) break;
     }
     if (blockIdx.x == 0) copy_record(S.progress, &F.p);

@@ -17,13 +17,23 @@
 #define PARTS (GW * CLUSTER)         // partial sums of a row
 #define SLOTS 32                     // most tiles in the ring of a group
 
+#if !KL_ROWS // out of line: the hot loop keeps its registers
+__device__ __noinline__ double general_prox(const State &S, Point p, double s, double shift) {
+    if (isinf(p.x)) return -INF;
+    return prox(S.rows.kind, log(s) - p.x - shift, p.y, log(p.y), p.z, p.w, S.reg) - p.x - shift;
+}
+
+__device__ __noinline__ double general_dual(const State &S, Point p, double log_u, double shift) {
+    return dual_term(S.rows.kind, S.reg * (log_u + p.x + shift), p.y, p.z, p.w);
+}
+#endif
+
 // log u relative to K, from s = (K v)_i.
 __device__ __forceinline__ double row_prox(const State &S, Point p, double s, double shift) {
 #if KL_ROWS  // p = {base, fi, -rho, reg a}: log u = base - (1 - fi) shift - fi log s
     return p.x - (1 - p.y) * shift - p.y * log(s);
 #else        // p = {d, t, rho, upper}, d = inf: left out
-    if (isinf(p.x)) return -INF;
-    return prox(S.rows.kind, log(s) - p.x - shift, p.y, log(p.y), p.z, p.w, S.reg) - p.x - shift;
+    return general_prox(S, p, s, shift);
 #endif
 }
 
@@ -39,7 +49,7 @@ __device__ __forceinline__ void row_count(const State &S, Point p, double log_u,
     row[ROW_SOFT] += p.z * (u * s);
     row[ROW_DUAL] += p.w * log_u;
 #else
-    row[ROW_DUAL] += dual_term(S.rows.kind, S.reg * (log_u + p.x + shift), p.y, p.z, p.w);
+    row[ROW_DUAL] += general_dual(S, p, log_u, shift);
 #endif
 }
 

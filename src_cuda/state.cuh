@@ -16,7 +16,7 @@ enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, ROW_SCALARS = 8 };
 // One marginal.  point: rows KL/balanced {base, fi, -rho (finite), reg a (balanced)}, else {d, t, rho, upper}.
 struct Side {
     int64_t kind;
-    const double *weight, *log_weight, *rho, *upper, *absorbed, *fi;
+    const double *weight, *log_weight, *rho, *upper, *absorbed, *fi, *rate;  // rate: reg / rho
 };
 
 struct State {
@@ -36,9 +36,9 @@ struct State {
     uint32_t *barrier;
     struct Progress *progress;        // two: portable kernels read one and write the other
     struct Trace *trace;
-    int64_t parts;                    // blocks that finish_pass runs on
-    int64_t translate, memory;
-    double reg, rho_rows, rho_cols;   // the one rho of a side, inf = balanced
+    int64_t parts, memory;            // blocks that finish_pass runs on; Anderson differences at most
+    double reg, fi_rows, rate_cols;   // of sides with one rho; rate = reg / rho
+    double lam_rate, mu_rate;         // what a log ratio of masses is multiplied with, 0 = no translation
     double tol, tol_gap, storage_error, flush, flush_tol;
     double dual_constant, hard_weight, dual_scale;
 };

@@ -182,7 +182,7 @@ class Workspace:
         self.state["progress"] = report.data.ptr
         self.state["trace"] = report.data.ptr + 2 * PROGRESS.itemsize
         for side, count in (("rows", m), ("cols", ld)):
-            for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi"):
+            for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate"):
                 array = self.arrays[f"{side}.{name}"] = cp.zeros(count)
                 self.state[side][name] = array.data.ptr
 
@@ -191,9 +191,12 @@ class Workspace:
         rates = problem.rows.scalar_rho, problem.cols.scalar_rho
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
         state["parts"], state["memory"], state["reg"] = self.launch.parts, options.memory, problem.reg
-        hard = all(rho is not None and math.isinf(rho) for rho in rates)
-        state["translate"] = options.translate and None not in rates and not hard
-        state["rho_rows"], state["rho_cols"] = (math.inf if rho is None else rho for rho in rates)
+        k1, k2 = (0.0 if rho is None else problem.reg / rho for rho in rates)
+        translate = options.translate and None not in rates and k1 + k2 > 0
+        fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)
+        state["fi_rows"], state["rate_cols"] = fi1, k2
+        state["lam_rate"] = 1 / (fi1 * k1 + k2) if translate else 0.0
+        state["mu_rate"] = fi2 / (k1 + fi2 * k2) if translate else 0.0
         state["tol"], state["tol_gap"] = options.tol, options.tol_gap
         state["storage_error"] = ROUNDING[self.dtype]
         state["flush"], state["flush_tol"] = math.exp(FLUSH_LOG[self.dtype]), min(1e-8, options.tol / 100)
@@ -311,11 +314,12 @@ class Workspace:
         weight = np.where(out, 0.0, side.weight)
         x = np.where(out, 0.0, log_v)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            rate = reg / side.rho
             v = np.where(out, 0.0, np.exp(np.minimum(x - e, 85.0)))
             fi = np.where(np.isinf(side.rho), 1.0, side.rho / (side.rho + reg))
             self.put("cols.log_weight", np.where(out, 0.0, np.log(weight)))
         self.arrays["cols.absorbed"].fill(np.inf)
-        for name, values in (("absorbed", e), ("weight", weight), ("rho", side.rho), ("fi", fi)):
+        for name, values in (("absorbed", e), ("weight", weight), ("rho", side.rho), ("fi", fi), ("rate", rate)):
             self.put("cols." + name, values)
         if side.upper is not None:
             self.put("cols.upper", side.upper)
@@ -323,7 +327,7 @@ class Workspace:
         self.put("v_scale", v)
         for name in ("sums", "row_scalars", "next"):
             self.arrays[name].fill(0)
-        k2 = reg / float(self.state["rho_cols"])
+        k2 = float(self.state["rate_cols"])
         half = self.launch.parity * 2 * self.launch.parts
         self.arrays["next"][half : half + 2] = cp.asarray([float((weight * np.exp(-k2 * x)).sum()), float(v.sum())])
         assert len(x) == n

@@ -7,7 +7,7 @@ The text of the headers goes into the source, so that CuPy's cache sees every ed
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ THREADS, MAX_SLOTS, MEMORY, VALUES, ROW_SCALARS = 512, 32, 8, 32, 8
 PAD = 16  # K's rows are padded to a multiple of this many entries
 
 F8, I8, PTR = np.float64, np.int64, np.uint64
-SIDE = [("kind", I8)] + [(name, PTR) for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi")]
+SIDE = [("kind", I8)] + [(name, PTR) for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")]
 POINTERS = (
     "x_next x v_scale s sums row_scalars image residual work dF dG partial next barrier progress trace"
 ).split()
@@ -30,8 +30,8 @@ STATE = np.dtype(
     + [(name, PTR) for name in ("kernel", "point", "u_log", "u_scale", "r")]
     + [("rows", SIDE), ("cols", SIDE)]
     + [(name, PTR) for name in POINTERS]
-    + [(name, I8) for name in ("parts", "translate", "memory")]
-    + [(name, F8) for name in "reg rho_rows rho_cols tol tol_gap storage_error flush flush_tol".split()]
+    + [(name, I8) for name in ("parts", "memory")]
+    + [(name, F8) for name in "reg fi_rows rate_cols lam_rate mu_rate tol tol_gap storage_error flush flush_tol".split()]
     + [(name, F8) for name in ("dual_constant", "hard_weight", "dual_scale")]
 )
 PROGRESS = np.dtype(
@@ -72,8 +72,8 @@ class Shape:
 
 SHAPES = (
     Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(8, 16, 2),
-    Shape(16, 12, 2), Shape(16, 16, 1), Shape(16, 12, 1, 2), Shape(16, 16, 1, 2), Shape(16, 12, 1, 4),
-    Shape(16, 16, 1, 4), Shape(16, 12, 1, 8), Shape(16, 16, 1, 8),
+    Shape(16, 12, 2), Shape(16, 16, 2), Shape(16, 12, 2, 2), Shape(16, 16, 2, 2), Shape(16, 12, 2, 4),
+    Shape(16, 16, 2, 4), Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
 )  # fmt: skip
 
 
@@ -81,7 +81,10 @@ def shape_for(ld: int, dtype: str) -> Shape | None:
     """The narrowest shape that covers a row; None where no persistent kernel does."""
     chunk = 16 // ITEMSIZE[dtype]
     fitting = [shape for shape in SHAPES if shape.width >= ld and shape.CPT % chunk == 0]
-    return fitting[0] if fitting else None
+    if not fitting:
+        return None
+    shape = fitting[0]
+    return replace(shape, R=max(1, shape.R // 2)) if dtype == "float64" else shape
 
 
 @cache
