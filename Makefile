@@ -4,6 +4,7 @@ CC ?= cc
 BIN := .venv/bin
 BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(wildcard src_c/*.[ch])
 C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.[ch])
+CHECKED := $(wildcard tests/check_*.[ch] mapuot/*.py mapuot/*/*.py)
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -41,11 +42,11 @@ format: .venv/.lint ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
-asan tsan: %: build/%/.done .venv/.test ## kernels and solver under the address or thread sanitizer
+asan tsan: %: build/%/.done .venv/.test ## the checker and the tests under the address or thread sanitizer
 	build/$@/check_kernels
 	LD_PRELOAD="$$($(CC) -print-file-name=lib$@.so)" PYTHONPATH=build/$@/lib \
 	ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 OPENBLAS_NUM_THREADS=1 \
-	$(BIN)/pytest $(or $(ARGS),tests/test_kernels.py tests/test_solve.py)
+	$(BIN)/pytest $(ARGS)
 
 clean: ## remove all that was built or installed here
 	rm -rf .venv build dist *.egg-info mapuot/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -72,7 +73,7 @@ clean: ## remove all that was built or installed here
 	@touch $@
 
 # a build of its own beside .venv, and the C checker linked with the same objects
-build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext $(wildcard tests/check_*.[ch])
+build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext $(CHECKED)
 	rm -rf build/$*
 	CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build --build-base build/$* --build-lib build/$*/lib
 	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
