@@ -20,16 +20,16 @@ from .problem import Problem, as_positive
 from .result import Result
 
 METHODS = {  # name: (translation, Anderson memory, in place)
-    "auto": (True, 5, False),
+    "auto": (True, 8, False),
     "translation_invariant": (True, 0, False),
     "sinkhorn": (False, 0, False),
     "map-uot": (False, 0, True),
 }
 PRECISIONS = {"float64": "float64", "mixed": "float32", "bfloat16": "bfloat16"}
 MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
-SCALING_BELOW = 1e-3  # reg / range(M) under which reg is lowered in steps
+SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
-COARSE_TOL = 1e-2  # certified error at which a larger reg has done its work
+COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
 SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
 
 
@@ -69,13 +69,14 @@ def solve(
     reg_m : float, inf, or a pair of them or of per-point vectors
         Marginal penalty, in units of M; inf is the balanced constraint. ``penalty="range"``: the relative slack.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
-        "auto" is the translation-invariant iteration with guarded Anderson acceleration, "sinkhorn" makes POT's
+        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 8), "sinkhorn" makes POT's
         iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
     reference : {"product", "uniform"} or (m, n) array
         c: a b^T, ones, or the given matrix (zeros forbid pairs).
     tol : float
-        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this.
+        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this (where both sides are
+        balanced no such bound is known: there it is ``|P^T 1 - b|_1 / mass``).
     tol_gap : float, optional
         Stop also when ``gap <= tol_gap * |dual|``.
     max_passes : int
@@ -247,7 +248,7 @@ def reg_steps(problem: Problem, options: Options, warm: bool) -> list[float]:
 def warn_not_converged(result: Result, tol: float) -> None:
     cure = {
         "max_passes": "raise max_passes, reg or tol",
-        "stalled": "ask for precision='float64' or a larger tol",
+        "stalled": "rounding allows no better: ask for a larger tol, or precision='float64' if K was narrower",
     }.get(result.status, "rescale M or raise reg")
     warnings.warn(
         f"not converged ({result.status}) after {result.n_passes} passes: certified relative plan error "

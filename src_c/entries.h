@@ -47,16 +47,21 @@ ALWAYS_INLINE void exponents(const stream_args *args, int64_t i, int64_t j, int6
     }
 }
 
+/* c e^x to out; entries below e^lo are 0 (with c: also those whose e^x is below e^-708) */
 ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double lo, int narrow, double *out)
 {
     exponents(args, i, j, count, out);
-    for (int64_t k = 0; k < count; k += VL)
-        v_store(out + k, v_exp_above(v_load(out + k), lo, narrow));
-    if (args->c.data) {
-        double buffer[BLOCK];
-        const double *c = matrix_block(&args->c, i, j, count, buffer);
+    if (!args->c.data) {
         for (int64_t k = 0; k < count; k += VL)
-            v_store(out + k, v_mul(v_load(out + k), v_load(c + k)));
+            v_store(out + k, v_exp_above(v_load(out + k), lo, narrow));
+        return;
+    }
+    double buffer[BLOCK];
+    const double *c = matrix_block(&args->c, i, j, count, buffer);
+    const vd least = v_set(exp(lo));
+    for (int64_t k = 0; k < count; k += VL) {
+        vd p = v_mul(v_exp(v_load(out + k)), v_load(c + k));
+        v_store(out + k, v_if_less(p, least, v_set(0.0), p));
     }
 }
 #endif

@@ -10,7 +10,7 @@
 
 #include "kernels.h"
 
-enum { STALL_PASSES = 250, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
+enum { STALL_PASSES = 250, NARROW_PATIENCE = 20, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 #define SCALE_LIMIT 1e150 /* sums of u or v beyond it: rebuild K before anything overflows */
 #define NARROW_LIMIT 1e20 /* and beyond this float32 runs are not safe */
 
@@ -190,14 +190,18 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
     if (!isfinite(stats->mass) || !isfinite(stats->dual) || !(stats->mass > 0.0))
         return MAPUOT_NOT_FINITE;
     const int done = stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual);
-    if (state->narrow && (done || stats->error <= state->narrow_floor || fmax(scale_u, scale_v) > NARROW_LIMIT)) {
+    if (done && !state->narrow)
+        return MAPUOT_CONVERGED;
+    state->since_best++;
+    if (stats->error < state->best_error * (1 - 1e-3)) { /* slow progress adds up until it counts */
+        state->best_error = stats->error;
+        state->since_best = 0;
+    }
+    if (state->narrow && (done || stats->error <= state->narrow_floor || state->since_best >= NARROW_PATIENCE ||
+                          fmax(scale_u, scale_v) > NARROW_LIMIT)) {
         state->narrow = 0; /* only a pass in float64 certifies */
         state->best_dual = -INFINITY;
-    } else if (done) {
-        return MAPUOT_CONVERGED;
     }
-    state->since_best = stats->error < state->best_error * (1 - 1e-3) ? 0 : state->since_best + 1;
-    state->best_error = fmin(state->best_error, stats->error);
     if (state->since_absorb == 1)
         state->dead = stats->dead; /* what a fresh K leaves dead stays so */
     else if (stats->lost > state->flush_tol || stats->dead > state->dead || fmax(scale_u, scale_v) > SCALE_LIMIT)

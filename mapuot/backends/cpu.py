@@ -26,6 +26,7 @@ STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
 FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
+FAR = 100.0  # a common translation of log v beyond it is kept out of v
 SERIAL_ENTRIES = 256 * 256  # problems up to this size run on one thread
 
 
@@ -180,14 +181,16 @@ class Workspace:
         problem, state = self.problem, self.state
         if log_v is None:
             log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
-        else:
-            state.shift = 0.0
+        else:  # a common part of thousands would overflow: it belongs into the shift
+            centre = float(np.median(log_v))
+            state.shift = -centre if abs(centre) > FAR else 0.0
+            log_v = log_v + state.shift
         la, lb = self.log_reference
         out_u, out_v = problem.left_out
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, log_v + lb)
-        safe = (problem.M_max - problem.M_min) / problem.reg <= SAFE_SPREAD[self.dtype]
-        if safe and not problem.forbidden and problem.reference_matrix is None:
+        spread = (problem.M_max - problem.M_min) / problem.reg + np.abs(log_v).max()
+        if spread <= SAFE_SPREAD[self.dtype] and not problem.forbidden and problem.reference_matrix is None:
             alpha = np.full(len(la), problem.M_min / problem.reg)
             beta = np.zeros(len(lb))
         else:

@@ -182,8 +182,9 @@ class Workspace:
             return "not finite"
         if error <= self.options.tol or gap <= self.options.tol_gap * abs(dual):
             return "converged"
-        self.since_best = 0 if error < self.best_error * (1 - 1e-3) else self.since_best + 1
-        self.best_error = min(self.best_error, error)
+        self.since_best += 1
+        if error < self.best_error * (1 - 1e-3):
+            self.best_error, self.since_best = error, 0
         return "stalled" if self.since_best >= STALL_PASSES else "running"
 
     def potentials(self) -> tuple[F64, F64]:
