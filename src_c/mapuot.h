@@ -64,6 +64,10 @@ typedef struct {
     int32_t narrow;         /* 1: narrow_pass until its error reaches narrow_floor or tol, then row_pass; 0: row_pass */
     float *narrow_v;        /* n padded: v in float32 */
     double narrow_floor;    /* certified error under which float32 runs are noise */
+    int32_t exact;          /* 1: K is remade from M in float64, tile by tile, since its storage is too coarse for tol */
+    mapuot_matrix M, c;     /* for exact passes */
+    const double *alpha, *beta; /* the logs in K (m, n) */
+    double *tile;           /* threads x 8 x ld: the rows of K that an exact pass works on */
     int32_t in_place;       /* 1: plan_pass (K is overwritten by the plan), 0: row_pass */
     double tol;             /* stop when the certified relative plan error is at most tol; < 0: never */
     double tol_gap;         /* or when gap <= tol_gap |dual|; < 0: never */

@@ -46,15 +46,62 @@ static int64_t sums_len(const mapuot_state *state)
     return padded(state->n) + SCALARS;
 }
 
+static mapuot_matrix rows_of(mapuot_matrix M, int64_t i)
+{
+    const int64_t width = M.dtype == MAPUOT_F64 ? 8 : 4;
+    M.data = M.data ? (const char *)M.data + i * M.row_stride * width : NULL;
+    return M;
+}
+
+/* the rows from i on */
+static mapuot_side rows_from(mapuot_side rows, int64_t i)
+{
+    rows.weight += i;
+    rows.rho += i;
+    rows.absorbed += i;
+    rows.log_scale += i;
+    rows.scale += i;
+    rows.marginal += i;
+    if (rows.upper)
+        rows.upper += i;
+    if (rows.fi) {
+        rows.fi += i;
+        rows.base += i;
+    }
+    return rows;
+}
+
+/* row_pass on rows of K that are made from M in float64 and used at once */
+static void exact_rows(const mapuot_state *state, double *tile, int64_t i0, int64_t i1, double *sums)
+{
+    const dtype_kernels *k = &mapuot_active_kernels()->dtype[MAPUOT_F64];
+    stream_args args = {.n = state->n, .inv_reg = 1.0 / state->reg, .beta = state->beta, .out = tile, .ld = state->ld};
+    mapuot_state part = *state;
+    part.dtype = MAPUOT_F64;
+    part.kernel = tile;
+    for (int64_t i = i0; i < i1; i += TILE) {
+        args.m = part.m = i1 - i < TILE ? i1 - i : TILE;
+        args.M = rows_of(state->M, i);
+        args.c = rows_of(state->c, i);
+        args.alpha = state->alpha + i;
+        part.rows = rows_from(state->rows, i);
+        k->build_kernel(&args, 0, part.m);
+        k->row_pass(&part, 0, part.m, sums);
+    }
+}
+
 static void rows_task(void *context, int thread, int threads)
 {
     const mapuot_state *state = context;
-    const mapuot_kernels *kernels = mapuot_active_kernels();
-    const dtype_kernels *k = &kernels->dtype[state->dtype];
+    const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->dtype];
     const pass_fn pass = state->in_place ? k->plan_pass : state->narrow ? k->narrow_pass : k->row_pass;
+    const int64_t i0 = first_row(state->m, thread, threads), i1 = first_row(state->m, thread + 1, threads);
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
     memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
-    pass(state, first_row(state->m, thread, threads), first_row(state->m, thread + 1, threads), sums);
+    if (state->exact)
+        exact_rows(state, state->tile + thread * TILE * state->ld, i0, i1, sums);
+    else
+        pass(state, i0, i1, sums);
 }
 
 /* sums = the threads' sums in order, so that the result does not depend on timing */
@@ -190,8 +237,16 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
     if (!isfinite(stats->mass) || !isfinite(stats->dual) || !(stats->mass > 0.0))
         return MAPUOT_NOT_FINITE;
     const int done = stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual);
+    const double storage = state->exact ? 0.0 : 3 * state->storage_error;
     if (done && !state->narrow)
         return MAPUOT_CONVERGED;
+    /* K as stored is solved to half of what its rounding costs, and that is too much: go on without it */
+    if (!done && storage >= state->tol / 4 && stats->error - storage <= fmax(state->tol, storage) / 2 && state->tile) {
+        state->exact = 1;
+        state->narrow = 0;
+        state->best_dual = -INFINITY;
+        return MAPUOT_RUNNING;
+    }
     state->since_best++;
     if (stats->error < state->best_error * (1 - 1e-3)) { /* slow progress adds up until it counts */
         state->best_error = stats->error;
@@ -263,7 +318,7 @@ int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *sta
     mass = out[SUM_MASS];
     scale_v = out[SUM_SCALE];
     stats->dead = out[SUM_DEAD] + scalars[ROW_DEAD];
-    stats->lost = state->flush * scalars[ROW_SCALE] * scale_v / mass;
+    stats->lost = (state->exact ? DBL_MIN : state->flush) * scalars[ROW_SCALE] * scale_v / mass;
     translate(state, mass, out[SUM_WEIGHT], &args);
 
     run_sweep(pool, state, &args, kernels->sweep_prox, 0, out);
@@ -274,7 +329,7 @@ int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *sta
         stats->dual += isinf(state->rho_u) ? state->reg * args.lam * mass : state->rho_u * (mass - stats->mass);
     stats->gap = out[SUM_GAP];
     stats->error = sqrt(2 * fmax(out[SUM_GAP], 0.0) / (state->reg * stats->mass)) + out[SUM_HARD] / stats->mass +
-                   3 * state->storage_error + stats->lost;
+                   (state->exact ? 0.0 : 3 * state->storage_error) + stats->lost;
     args.mu = translate_next(state, stats->mass, out[SUM_NEXT]);
 
     step(pool, state, &args, stats);

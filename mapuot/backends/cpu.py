@@ -19,7 +19,7 @@ from ..penalties import F64
 from ..problem import Problem, Side
 from . import Options, Stats
 
-PAD = 16
+PAD, TILE = 16, 8
 SCALARS = int(lib.mapuot_scalars())
 DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32, "bfloat16": lib.MAPUOT_BF16}
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
@@ -152,6 +152,11 @@ class Workspace:
         state.narrow = self.dtype != "float64" and not options.in_place
         self.narrow_v = empty(size if state.narrow else 1, np.float32)
         state.narrow_v, state.narrow_floor = pointer(self.narrow_v, "float *"), narrow_floor(problem)
+        self.matrices = matrix(problem.M), matrix(problem.reference_matrix)
+        state.M, state.c = self.matrices
+        coarse = options.tol < 12 * ROUNDING[self.dtype] and not options.in_place and self.dtype != "float64"
+        self.tile = empty(threads * TILE * self.ld if coarse else 0)
+        state.tile = pointer(self.tile) if coarse else ffi.NULL
         state.best_dual, state.best_error, state.head = -math.inf, math.inf, -1
         self.row_side, self.col_side = self.side(problem.rows, m, state.rows), self.side(problem.cols, size, state.cols)
 
@@ -203,6 +208,8 @@ class Workspace:
                 pointer(alpha), pointer(beta), state.dtype, state.kernel, self.ld,
             )
         )  # fmt: skip
+        self.alpha, self.beta = alpha, beta
+        state.alpha, state.beta = pointer(alpha), pointer(beta)
         with np.errstate(invalid="ignore"):
             self.set_side(problem.rows, self.row_side, alpha - la, out_u | dead_u)
             self.set_side(problem.cols, self.col_side, beta - lb, out_v | dead_v)
