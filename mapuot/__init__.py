@@ -8,7 +8,7 @@ from .backends import Stats
 from .errors import ConvergenceWarning, InfeasibleError
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .result import Result
-from .solve import solve
+from .solve import path, solve
 
 __version__ = "0.1.0"
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Stats",
     "__version__",
     "da",
+    "path",
     "pot",
     "sinkhorn_unbalanced",
     "sinkhorn_unbalanced2",

@@ -1,0 +1,164 @@
+/* streams.c - the calls that read M once for what needs the plan or the cost but not K: each hands the rows to the
+ * threads and reduces their accumulators in order.  The kernels: stream_tmpl.c, kernels_tmpl.c.  Twin: src_cuda/stream.cu.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels.h"
+
+typedef struct {
+    stream_args args;
+    stream_fn each;
+    gather_fn gather;
+    double *acc; /* threads x len */
+    int64_t len;
+} stream_job;
+
+static void stream_task(void *context, int thread, int threads)
+{
+    stream_job *job = context;
+    const int64_t i0 = first_row(job->args.m, thread, threads), i1 = first_row(job->args.m, thread + 1, threads);
+    if (job->each)
+        job->each(&job->args, i0, i1);
+    else
+        job->gather(&job->args, i0, i1, job->acc + thread * job->len);
+}
+
+/* run gather with an accumulator of len entries a thread, all starting at init; acc[0 .. len) is the first thread's */
+static int run_gather(mapuot_pool *pool, stream_job *job, int64_t len, double init)
+{
+    const int threads = mapuot_pool_threads(pool);
+    job->len = (len + PAD - 1) / PAD * PAD;
+    job->acc = NULL;
+    if (posix_memalign((void **)&job->acc, 64, (size_t)(job->len * threads) * sizeof(double)) != 0)
+        return MAPUOT_NO_MEMORY;
+    for (int64_t k = 0; k < job->len * threads; k++)
+        job->acc[k] = init;
+    pool_run(pool, stream_task, job);
+    return MAPUOT_RUNNING;
+}
+
+static double sum_threads(const stream_job *job, mapuot_pool *pool, int64_t k)
+{
+    double sum = 0.0;
+    for (int t = 0; t < mapuot_pool_threads(pool); t++)
+        sum += job->acc[t * job->len + k];
+    return sum;
+}
+
+static stream_job new_job(int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg, const double *alpha,
+                          const double *beta)
+{
+    return (stream_job){.args = {.m = m, .n = n, .M = M, .c = c, .inv_reg = 1.0 / reg, .alpha = alpha, .beta = beta}};
+}
+
+int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double out[4])
+{
+    stream_job job = new_job(m, n, M, (mapuot_matrix){0}, 1.0, NULL, NULL);
+    job.gather = mapuot_active_kernels()->extrema;
+    int status = run_gather(pool, &job, 4, 0.0);
+    if (status != MAPUOT_RUNNING)
+        return status;
+    out[0] = INFINITY;
+    out[1] = -INFINITY;
+    for (int t = 0; t < mapuot_pool_threads(pool); t++) {
+        out[0] = fmin(out[0], job.acc[t * job.len]);
+        out[1] = fmax(out[1], job.acc[t * job.len + 1]);
+    }
+    out[2] = sum_threads(&job, pool, 2);
+    out[3] = sum_threads(&job, pool, 3);
+    free(job.acc);
+    return status;
+}
+
+int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                   const double *log_v, double *alpha, double *col_max)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, log_v);
+    job.args.out = alpha;
+    job.gather = mapuot_active_kernels()->balance;
+    int status = run_gather(pool, &job, n, -INFINITY);
+    if (status != MAPUOT_RUNNING)
+        return status;
+    for (int64_t j = 0; j < n; j++) {
+        col_max[j] = -INFINITY;
+        for (int t = 0; t < mapuot_pool_threads(pool); t++)
+            col_max[j] = fmax(col_max[j], job.acc[t * job.len + j]);
+    }
+    free(job.acc);
+    return status;
+}
+
+static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *out, int64_t ld, size_t bytes)
+{
+    if (!each)
+        return MAPUOT_BAD_ARGUMENT;
+    job->each = each;
+    job->args.out = out;
+    job->args.ld = ld;
+    job->args.nontemporal = bytes > (size_t)32 << 20;
+    pool_run(pool, stream_task, job);
+    return MAPUOT_RUNNING;
+}
+
+static size_t width(mapuot_dtype dtype)
+{
+    return dtype == MAPUOT_F64 ? 8 : dtype == MAPUOT_F32 ? 4 : 2;
+}
+
+int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                        const double *alpha, const double *beta, mapuot_dtype dtype, void *K, int64_t ld)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].build_kernel, K, ld, (size_t)(m * ld) * width(dtype));
+}
+
+int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                     const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].form_plan, P, ld, (size_t)(m * ld) * width(dtype));
+}
+
+int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                 const double *alpha, const double *beta, int64_t d, const double *Xt, double *out)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    job.args.d = d;
+    job.args.X = Xt;
+    return run_each(pool, &job, mapuot_active_kernels()->apply, out, d, 0);
+}
+
+int mapuot_apply_transpose(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                           const double *alpha, const double *beta, int64_t d, const double *Y, double *out_t)
+{
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    job.args.d = d;
+    job.args.X = Y;
+    job.gather = mapuot_active_kernels()->apply_transpose;
+    int status = run_gather(pool, &job, d * padded(n), 0.0);
+    if (status != MAPUOT_RUNNING)
+        return status;
+    for (int64_t k = 0; k < d * padded(n); k++)
+        out_t[k] = sum_threads(&job, pool, k);
+    free(job.acc);
+    return status;
+}
+
+int mapuot_plan_sums(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
+                     const double *alpha, const double *beta, double out[2], double *row_sum, double *col_sum)
+{
+    const int64_t np = padded(n);
+    stream_job job = new_job(m, n, M, c, reg, alpha, beta);
+    job.args.row_sum = row_sum;
+    job.gather = mapuot_active_kernels()->plan_sums;
+    int status = run_gather(pool, &job, np + 2, 0.0);
+    if (status != MAPUOT_RUNNING)
+        return status;
+    out[0] = sum_threads(&job, pool, np);
+    out[1] = sum_threads(&job, pool, np + 1);
+    for (int64_t j = 0; col_sum && j < n; j++)
+        col_sum[j] = sum_threads(&job, pool, j);
+    free(job.acc);
+    return status;
+}
