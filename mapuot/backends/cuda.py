@@ -24,15 +24,14 @@ from ..penalties import F64
 from ..problem import Problem, Side
 from . import Options, Stats
 from .cuda_kernels import (
-    ITEMSIZE, PAD, PROGRESS, ROW_SCALARS, STATE, STORES, TRACE, VALUES, VIEW, Shape, kernel,
+    ITEMSIZE, PAD, PROGRESS, ROW_SCALARS, STATE, STORES, TRACE, VALUES, VIEW, kernel,
 )  # fmt: skip
-from .cuda_launch import Iterate
+from .cuda_launch import TRACE_PASSES, Iterate
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
 FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
 SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
-TRACE_PASSES = 256
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 STATUS = ("running", "converged", "absorb", "stalled", "not finite")
 
@@ -342,7 +341,7 @@ class Workspace:
     def iterate(self, count: int) -> list[Stats]:
         done: list[Stats] = []
         while len(done) < count and (not done or done[-1].status == "running"):
-            self.launch(min(count - len(done), TRACE_PASSES))
+            self.launch(min(count - len(done), self.launch.most))
             done += self.read()
         return done
 

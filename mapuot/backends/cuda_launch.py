@@ -16,7 +16,9 @@ import numpy as np
 
 from .cuda_kernels import ITEMSIZE, STORES, THREADS, MAX_SLOTS, Shape, kernel, shape_for
 
-ROWS_A_GROUP = 4  # tiles that a group should have before another block is worth its share of the meeting
+TRACE_PASSES = 256  # passes that the record of one launch holds
+GRAPH_PASSES = 16  # passes of a captured graph, an even number
+TILES_A_GROUP = 1  # tiles that a group should have before another block is worth its share of the meeting
 
 
 @cache
@@ -49,7 +51,7 @@ class Iterate:
     """Calls that make passes on the state they were built for."""
 
     def __init__(self, state: Any, m: int, ld: int, dtype: str, kl_rows: bool, shape: Shape | None = None) -> None:
-        self.state, self.parity = state, 0
+        self.state, self.parity, self.most = state, 0, TRACE_PASSES
         shape = shape or shape_for(ld, dtype)
         capability, self.processors, shared = device_limits(cp.cuda.Device().id)
         self.persistent = capability >= 90 and shape is not None and os.environ.get("MAPUOT_CUDA") != "portable"
@@ -65,7 +67,7 @@ class Iterate:
         self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
         offset = ring_offset(tuple(sorted(options.items())), cp.cuda.Device().id)
         tile, tiles = shape.tile_bytes(ld, ITEMSIZE[dtype]), -(-m // shape.R)
-        want = max(1, -(-tiles // (ROWS_A_GROUP * shape.groups)))
+        want = max(1, -(-tiles // (TILES_A_GROUP * shape.groups)))
         self.parts = min(self.processors, want * shape.CLUSTER) // shape.CLUSTER * shape.CLUSTER
         self.slots = min(MAX_SLOTS, (shared - offset) // (shape.groups * tile))
         if self.slots < 2 or self.parts < 1:
@@ -87,11 +89,49 @@ class Iterate:
             self.portable(count)
 
     def fit_portable(self, m: int, ld: int, dtype: str, kl_rows: int) -> None:
-        raise NotImplementedError("this device or this width has no kernel yet")
+        """One read of K where a block covers a row, else two."""
+        shape = shape_for(ld, dtype)
+        self.fused = shape is not None and shape.CLUSTER == 1
+        self.shape = shape = Shape(shape.GW, shape.CPT, 1 if shape.CPT > 8 else 2) if self.fused and shape else Shape(8, 8, 4)
+        options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=1, STORE=STORES[dtype], KL_ROWS=kl_rows)
+        self.kernels = {
+            name: kernel("portable.cu", name, **options)
+            for name in ("row_pass", "row_sums", "column_sums", "finish_first", "finish_second")
+        }
+        self.parts = max(1, min(self.processors, -(-ld // 64)))
+        self.blocks = min(self.processors * shape.groups, -(-m // shape.R))
+        chunk = 32 * shape.GW * (16 // ITEMSIZE[dtype])
+        self.slabs = -(-ld // chunk), max(1, min(m, 8 * self.processors // -(-ld // chunk)))
+        self.slots, self.most = 0, GRAPH_PASSES
+        self.graphs: dict[int, Any] = {}
+
+    def one_pass(self, index: int, half: int) -> None:
+        threads, parity = (32 * self.shape.GW,), np.int32(half)
+        k = self.kernels
+        if self.fused:
+            k["row_pass"]((self.blocks,), threads, (self.state, parity))
+        else:
+            k["row_sums"]((self.blocks,), threads, (self.state, parity))
+            k["column_sums"](self.slabs, threads, (self.state, parity))
+        k["finish_first"]((self.parts,), (256,), (self.state, parity))
+        k["finish_second"]((self.parts,), (256,), (self.state, parity, np.int32(index)))
 
     def portable(self, count: int) -> None:
-        raise NotImplementedError
+        """Launches alternate between the halves of the records; GRAPH_PASSES of them are one captured graph."""
+        if count < GRAPH_PASSES:
+            self.passes(count)
+        else:
+            if self.parity not in self.graphs:
+                with cp.cuda.Stream(non_blocking=True) as stream:
+                    stream.begin_capture()
+                    self.passes(GRAPH_PASSES)
+                    self.graphs[self.parity] = stream.end_capture()
+            self.graphs[self.parity].launch(cp.cuda.get_current_stream())
+        self.parity = (self.parity + count) % 2
 
+    def passes(self, count: int) -> None:
+        for index in range(count):
+            self.one_pass(index, (index + self.parity) % 2)
 
 @cache
 def ring_offset(options: tuple[tuple[str, int], ...], device: int) -> int:

@@ -1,0 +1,169 @@
+"""The CUDA backend against the oracle: same iterates, same certificate, same plan; skipped where there is no GPU."""
+
+import numpy as np
+import pytest
+
+from mapuot import solve
+from mapuot.backends import Options, reference
+from mapuot.errors import InfeasibleError
+from mapuot.problem import Problem
+
+cp = pytest.importorskip("cupy", reason="needs CuPy")
+if not cp.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+from mapuot.backends import cuda  # noqa: E402
+
+PLAN_TOL = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 2e-2}
+
+
+def cost(m, n, seed=0):
+    rng = np.random.default_rng(seed)
+    x, y = rng.random((m, 3)), rng.random((n, 3))
+    M = ((x[:, None] - y[None]) ** 2).sum(-1)
+    return M / M.max(), rng.random(m) + 0.1, rng.random(n) + 0.1
+
+
+def weights(a, b, mass):
+    return a / a.sum(), mass * b / b.sum()
+
+
+def run(module, M, a, b, reg, reg_m, penalty, precision, passes, memory=5, translate=True, where="product"):
+    """(stats, potentials, marginals) after that many passes."""
+    problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, where, module)
+    workspace = module.Workspace(problem, Options(translate, memory, False, precision, 1e-13, -1.0, None))
+    workspace.absorb(np.zeros(M.shape[1]))
+    stats = []
+    while len(stats) < passes:
+        stats += workspace.iterate(passes - len(stats))
+        if stats[-1].status == "absorb":
+            workspace.absorb(workspace.next_log_v)
+        elif stats[-1].status != "running":
+            break
+    return stats, workspace.potentials(), workspace.marginals()
+
+
+@pytest.fixture(params=["persistent", "portable"])
+def path(request, monkeypatch):
+    if request.param == "portable":
+        monkeypatch.setenv("MAPUOT_CUDA", "portable")
+    elif int(cp.cuda.Device().compute_capability) < 90:
+        pytest.skip("the persistent kernel needs sm_90")
+    return request.param
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (97, 131), (300, 515), (70, 1030), (40, 4100), (33, 9000), (9, 20001)])
+def test_passes_equal_the_oracle(path, precision, shape):
+    M, a, b = cost(*shape)
+    a, b = weights(a, b, 1.3)
+    expected = run(reference, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5)
+    found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5)
+    tol = {"float64": 1e-11, "float32": 1e-6, "bfloat16": 2e-2}[precision]
+    assert len(found[0]) == len(expected[0])
+    np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol)
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2]):
+        np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize(
+    "penalty, reg_m, mass",
+    [
+        ("kl", 1.0, 1.3), ("kl", (np.inf, 5.0), 1.3), ("kl", (5.0, np.inf), 1.3), ("balanced", 1.0, 1.0),
+        ("tv", 0.3, 1.3), ("l2", 0.3, 1.3), ("range", 0.1, 1.0), (("kl", "tv"), 0.5, 1.1), (("l2", "kl"), 0.5, 1.1),
+    ],
+)  # fmt: skip
+def test_every_penalty_equals_the_oracle(path, penalty, reg_m, mass):
+    M, a, b = cost(128, 66)
+    a, b = weights(a, b, mass)
+    expected = run(reference, M, a, b, 0.1, reg_m, penalty, "float64", 8)
+    found = run(cuda, M, a, b, 0.1, reg_m, penalty, "float64", 8)
+    np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=1e-10)
+    for x, y in zip(found[2], expected[2]):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+def test_per_point_rho_and_zero_weights(path):
+    M, a, b = cost(60, 80)
+    a[3], b[5] = 0.0, 0.0
+    rho = np.linspace(0.5, 2.0, 60), np.linspace(0.3, 1.0, 80)
+    expected = run(reference, M, a, b, 0.05, rho, "kl", "float64", 10)
+    found = run(cuda, M, a, b, 0.05, rho, "kl", "float64", 10)
+    assert np.isneginf(found[1][0][3]) and np.isneginf(found[1][1][5])
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2]):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+@pytest.mark.parametrize("reg", [0.1, 0.01, 0.002])
+def test_solve_gives_the_certified_plan(precision, reg):
+    M, a, b = cost(150, 210, 1)
+    a, b = weights(a, b, 1.2)
+    tol = 1e-2 if precision == "bfloat16" else 1e-6
+    exact = solve(M, a, b, reg, 1.0, backend="reference", tol=1e-11, precision="float64")
+    found = solve(cp.asarray(M), a, b, reg, 1.0, tol=tol, precision=precision)
+    assert found.converged and isinstance(found.plan, cp.ndarray)
+    error = np.abs(found.plan.get() - exact.plan).sum() / exact.plan.sum()
+    assert error <= max(found.error_bound, tol)
+    np.testing.assert_allclose(found.cost, float((found.plan.get() * M).sum()), rtol=1e-9)
+    np.testing.assert_allclose(found.row_marginal, found.plan.get().sum(1), rtol=20 * tol)
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "strided", "float32", "host"])
+def test_layouts_and_products(layout):
+    M, a, b = cost(130, 70, 2)
+    given = {
+        "C": lambda: cp.asarray(M), "F": lambda: cp.asarray(M, order="F"), "host": lambda: M,
+        "strided": lambda: cp.asarray(np.repeat(M, 2, 1))[:, ::2], "float32": lambda: cp.asarray(M, dtype=np.float32),
+    }[layout]()  # fmt: skip
+    exact = solve(M, a, b, 0.05, 1.0, backend="reference", tol=1e-10, precision="float64")
+    found = solve(given, a, b, 0.05, 1.0, backend="cuda", tol=1e-7, precision="float64")
+    plan, X, Y = cuda.to_numpy(found.plan), np.random.default_rng(0).random((70, 5)), np.ones(130)
+    assert isinstance(found.plan, np.ndarray if layout == "host" else cp.ndarray)
+    rtol = 1e-4 if layout == "float32" else 1e-6
+    np.testing.assert_allclose(plan, exact.plan, rtol=rtol)
+    np.testing.assert_allclose(cuda.to_numpy(found.apply(X)), plan @ X, rtol=1e-5)
+    np.testing.assert_allclose(cuda.to_numpy(found.apply_transpose(Y)), plan.T @ Y, rtol=1e-5)
+
+
+def test_row_blocks_from_the_host(monkeypatch):
+    monkeypatch.setattr(cuda, "BLOCK_BYTES", 70 * 8 * 32)
+    M, a, b = cost(130, 70, 2)
+    M[0, 0] = np.inf
+    exact = solve(M, a, b, 0.003, 1.0, backend="reference", tol=1e-9, precision="float64")
+    found = solve(M, a, b, 0.003, 1.0, backend="cuda", tol=1e-9, precision="float64")
+    np.testing.assert_allclose(found.plan, exact.plan, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(found.cost, exact.cost, rtol=1e-8)
+
+
+def test_reference_matrix():
+    M, a, b = cost(50, 60, 3)
+    c = np.random.default_rng(1).random((50, 60))
+    c[c < 0.1] = 0
+    exact = solve(M, a, b, 0.05, 1.0, backend="reference", reference=c, tol=1e-10, precision="float64")
+    found = solve(cp.asarray(M), a, b, 0.05, 1.0, reference=cp.asarray(c), tol=1e-10, precision="float64")
+    np.testing.assert_allclose(found.plan.get(), exact.plan, rtol=1e-6, atol=1e-14)
+
+
+def test_unreachable_balanced_point():
+    M, a, b = cost(20, 30)
+    M[4] = np.inf
+    with pytest.raises(InfeasibleError, match="a\\[4\\]"):
+        solve(cp.asarray(M), a / a.sum(), b / b.sum(), 0.1, (np.inf, 1.0))
+
+
+def test_memory_is_counted_first():
+    with pytest.raises(MemoryError, match="GiB are free; precision 'bfloat16' would fit"):
+        free = cp.cuda.runtime.memGetInfo()[0] + cp.get_default_memory_pool().free_bytes()
+        cuda.need_memory(free + 1, "float32")
+    with pytest.raises(MemoryError, match="no precision"):
+        cuda.need_memory(1 << 60, "float64")
+
+
+def test_current_stream_is_used():
+    M, a, b = cost(200, 300, 4)
+    expected = solve(cp.asarray(M), a, b, 0.05, 1.0).plan.get()
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        found = solve(cp.asarray(M), a, b, 0.05, 1.0).plan
+        stream.synchronize()
+        np.testing.assert_allclose(found.get(), expected, rtol=1e-5)

@@ -1,0 +1,92 @@
+"""Every kernel compiles for sm_80, sm_90 and sm_100 without a GPU; the hot ones within their registers, no spills."""
+
+import re
+
+import numpy as np
+import pytest
+
+from mapuot.backends import cuda_kernels as kernels
+
+cupy = pytest.importorskip("cupy", reason="needs CuPy")
+nvrtc = cupy.cuda.nvrtc
+
+ARCHES = ("sm_80", "sm_90", "sm_100")
+HOT = {"iterate", "row_pass", "row_sums", "column_sums"}
+
+
+def usage(name, arch, **options):
+    """{function: (registers, spilled bytes)} from the compiler's log."""
+    flags = ["-std=c++17", f"-arch={arch}", "--ptxas-options=-v", *(f"-D{k}={v}" for k, v in options.items())]
+    try:
+        program = nvrtc.createProgram(kernels.source(name), name, [], [])
+    except Exception as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    try:
+        nvrtc.compileProgram(program, flags)
+    except nvrtc.NVRTCError:
+        raise AssertionError(nvrtc.getProgramLog(program)) from None
+    log = nvrtc.getProgramLog(program)
+    found = {}
+    for part in re.split(r"Compiling entry function ", log)[1:]:
+        function = re.match(r"'(\w+)'", part).group(1)
+        spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", part.split("Function properties for _Z")[0])))
+        found[function] = int(re.search(r"Used (\d+) registers", part).group(1)), spilled
+    return found
+
+
+def shape_options(shape, dtype, kl_rows):
+    options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=shape.CLUSTER)
+    return dict(options, STORE=kernels.STORES[dtype], KL_ROWS=kl_rows)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("dtype, ld", [("float32", 512), ("float32", 8192), ("float64", 4096), ("bfloat16", 16384)])
+def test_persistent_kernel_holds_its_registers(arch, dtype, ld):
+    used = usage("iterate.cu", arch, **shape_options(kernels.shape_for(ld, dtype), dtype, 1))
+    registers, spilled = used["iterate"]
+    assert registers <= 65536 // kernels.THREADS
+    assert spilled == 0
+
+
+@pytest.mark.parametrize("arch", ["sm_90"])
+def test_general_penalties_compile(arch):
+    assert "iterate" in usage("iterate.cu", arch, **shape_options(kernels.shape_for(2048, "float64"), "float64", 0))
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("dtype", kernels.STORES)
+def test_portable_kernels_hold_their_registers(arch, dtype):
+    used = usage("portable.cu", arch, **shape_options(kernels.Shape(16, 16, 1), dtype, 1))
+    assert set(used) == {"row_pass", "row_sums", "column_sums", "finish_first", "finish_second"}
+    for function in HOT & set(used):
+        registers, spilled = used[function]
+        assert registers <= 128 and spilled <= 8, (function, registers, spilled)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("cost", [0, 1])
+def test_streams_compile_without_spills(arch, cost):
+    used = usage("stream.cu", arch, STORE=1, COST=cost)
+    assert set(used) == {"build_kernel", "row_max", "plan_sums", "apply", "extrema"}
+    assert all(spilled == 0 for _, spilled in used.values())
+
+
+def test_headers_are_in_the_source():
+    text = kernels.source("iterate.cu")
+    assert "#include" not in text.replace("first #include", "")
+    for word in ("struct State", "struct Progress", "grid_barrier", "row_prox"):
+        assert word in text
+
+
+def test_every_width_up_to_a_cluster_has_a_shape():
+    for dtype in kernels.STORES:
+        for ld in range(16, 65536 + 1, 1008):
+            shape = kernels.shape_for(ld // 16 * 16, dtype)
+            assert shape is not None and shape.width >= ld // 16 * 16
+    assert kernels.shape_for(65552, "float32") is None
+
+
+def test_records_are_words():
+    for record in (kernels.STATE, kernels.PROGRESS, kernels.TRACE):
+        assert record.itemsize % 8 == 0 and not record.isalignedstruct
+        assert np.zeros((), record).nbytes == record.itemsize
