@@ -1,4 +1,4 @@
-"""mapuot.pot against POT: iterates, errors, log keys, the cases in which POT fails, and POT itself patched."""
+"""mapuot.pot against POT: iterates, errors, log keys, the cases in which POT fails, POT patched."""
 
 import inspect
 import warnings
@@ -115,7 +115,18 @@ def test_iterates_are_pots(reg_m, reference, count):
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_iterates_of_the_other_methods_are_pots_where_pots_are_right(method, count):
     a, b, M, c = arrays()
-    call = dict(a=a, b=b, M=M, reg=REG, reg_m=1.0, c=c, numItermax=count, stopThr=0, log=True, method=method)
+    call = {
+        "a": a,
+        "b": b,
+        "M": M,
+        "reg": REG,
+        "reg_m": 1.0,
+        "c": c,
+        "numItermax": count,
+        "stopThr": 0,
+        "log": True,
+        "method": method,
+    }
     _, log = ot.sinkhorn_unbalanced(**call)
     _, ours = pot.sinkhorn_unbalanced(**call)
     for key in ("logu", "logv", "err"):
@@ -125,7 +136,7 @@ def test_iterates_of_the_other_methods_are_pots_where_pots_are_right(method, cou
 @pytest.mark.parametrize("method", METHODS)
 def test_stop_is_pots(method):
     a, b, M, _ = arrays()
-    call = dict(a=a, b=b, M=M, reg=REG, reg_m=1.0, method=method, stopThr=1e-4, log=True)
+    call = {"a": a, "b": b, "M": M, "reg": REG, "reg_m": 1.0, "method": method, "stopThr": 1e-4, "log": True}
     log, ours = ot.sinkhorn_unbalanced(**call)[1], pot.sinkhorn_unbalanced(**call)[1]
     assert len(ours["err"]) == len(log["err"])
     assert_allclose(ours["logu"], log["logu"], rtol=0, atol=1e-12)
@@ -135,9 +146,18 @@ def test_stop_is_pots(method):
 def test_warm_start_is_pots(method):
     a, b, M, _ = arrays()
     start = np.linspace(-1, 1, 13), np.linspace(0.5, -1, 17)
-    call = dict(
-        a=a, b=b, M=M, reg=REG, reg_m=2.0, method=method, stopThr=0, numItermax=7, log=True, warmstart=start
-    )
+    call = {
+        "a": a,
+        "b": b,
+        "M": M,
+        "reg": REG,
+        "reg_m": 2.0,
+        "method": method,
+        "stopThr": 0,
+        "numItermax": 7,
+        "log": True,
+        "warmstart": start,
+    }
     log, ours = ot.sinkhorn_unbalanced(**call)[1], pot.sinkhorn_unbalanced(**call)[1]
     assert_allclose(ours["err"], log["err"], rtol=0, atol=1e-12)
     assert_allclose(ours["logv"], log["logv"], rtol=0, atol=1e-12)
@@ -177,7 +197,7 @@ def test_not_converged_warns():
     a, b, M, _ = arrays()
     for method in (None, *METHODS):
         with pytest.warns(mapuot.ConvergenceWarning, match="not converged"):
-            pot.sinkhorn_unbalanced(a, b, M, 0.001, 100.0, method, numItermax=3)
+            pot.sinkhorn_unbalanced(a, b, M, 0.01, 100.0, method, numItermax=3)
 
 
 def test_total_cost_has_the_mass_terms():
@@ -265,7 +285,7 @@ def test_tau_is_accepted():
 
 
 def test_infeasible_masses():
-    """Both sides hard, masses 1 : 3: a named method iterates as POT does, with a warning; unnamed is an error."""
+    """Both sides hard, masses 1 : 3: a named method iterates as POT does, and warns; else an error."""
     a, b, M, _ = arrays()
     a, b = a / a.sum(), 3 * b / b.sum()
     with pytest.warns(UserWarning, match="no plan has both marginals"):
@@ -299,7 +319,14 @@ def test_several_targets_are_solved_each(method, kind):
 def test_several_targets_agree_with_pot():
     a, b, M, _ = arrays()
     B = np.stack([b, b[::-1]], axis=1)
-    call = dict(reg=REG, reg_m=1.0, method="sinkhorn", reg_type="entropy", stopThr=1e-9, log=True)
+    call = {
+        "reg": REG,
+        "reg_m": 1.0,
+        "method": "sinkhorn",
+        "reg_type": "entropy",
+        "stopThr": 1e-9,
+        "log": True,
+    }
     theirs, log = ot.sinkhorn_unbalanced(a, B, M, **call)
     ours, our_log = pot.sinkhorn_unbalanced(a, B, M, **call)
     assert_allclose(ours, theirs, rtol=1e-8)
@@ -337,7 +364,7 @@ def test_right_where_pot_fails(reg, reg_m, ratio, method):
 def test_pot_does_fail_there():
     """What the test above claims of POT 0.9.7: else our notes on it are out of date."""
     a, b, M, _ = arrays()
-    call = dict(method="sinkhorn_translation_invariant", numItermax=3000, stopThr=0, log=True)
+    call = {"method": "sinkhorn_translation_invariant", "numItermax": 3000, "stopThr": 0, "log": True}
     for reg_m in ((0.5, 5.0), (np.inf, 1.0)):
         log = ot.sinkhorn_unbalanced(a, b, M, 0.1, reg_m, **call)[1]
         assert fixed_point_error(a, b, M, 0.1, reg_m, log) > 1e-3
@@ -361,7 +388,7 @@ def test_zero_masses(method):
 @pytest.mark.parametrize("method", METHODS[:2])
 def test_named_iteration_survives_small_reg(method):
     a, b, M, _ = arrays()
-    call = dict(numItermax=300, stopThr=0, log=True)
+    call = {"numItermax": 300, "stopThr": 0, "log": True}
     _, log = pot.sinkhorn_unbalanced(a, b, M, 1e-3, 0.5, method, **call)
     log_k = np.log(a)[:, None] + np.log(b) - M / 1e-3
     fi, v = 0.5 / 0.501, np.zeros(17)
@@ -480,5 +507,5 @@ def test_jax_arrays():
     plan, log = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, log=True)
     assert isinstance(plan, jax.Array)
     assert isinstance(log["total_cost"], jax.Array)
-    with pytest.raises(Exception, match="[Tt]racer"):
+    with pytest.raises(Exception, match=r"[Tt]racer"):
         jax.grad(lambda x: pot.sinkhorn_unbalanced2(a, b, x, REG, 1.0))(M)

@@ -74,7 +74,7 @@ def one_iteration(
     if translate:
         log_u = log_u - row_shift(problem, old_log_v, log_v, module.to_numpy(workspace.marginals()[1]))
     if stat.status == "absorb":
-        workspace.absorb(log_v)
+        workspace.absorb()
     return stat, (np.array(log_u), log_v)
 
 

@@ -1,0 +1,232 @@
+"""Barycenters and mm_unbalanced: POT's iterates, the fixed point where POT fails, the optimum of mm."""
+
+import numpy as np
+import ot
+import pytest
+from numpy.testing import assert_allclose
+from scipy.optimize import minimize
+from scipy.special import logsumexp, rel_entr
+
+import mapuot
+from mapuot import pot
+from mapuot.pot import mm
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::mapuot.ConvergenceWarning", "ignore:Stabilized Unbalanced", "ignore:invalid value"
+)
+
+
+def histograms(n=20, k=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = np.linspace(0, 1, n)
+    A = rng.random((n, k)) + 0.05
+    return A * np.arange(1, k + 1), (x[:, None] - x) ** 2
+
+
+def fixed_point_error(A, M, reg, reg_m, weights, q, log):
+    """Largest distance of q and the scalings from their images, where those are finite."""
+    fi = reg_m / (reg_m + reg)
+    log_s = logsumexp(log["logu"][:, None, :] - M[:, :, None] / reg, axis=0)
+    log_kv = logsumexp(log["logv"][None] - M[:, :, None] / reg, axis=1)
+    log_q = logsumexp((1 - fi) * log_s, axis=1, b=weights) / (1 - fi)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        u = np.abs(fi * (np.log(A) - log_kv) - log["logu"])
+    v = np.abs(fi * (log_q[:, None] - log_s) - log["logv"])
+    return max(np.nanmax(u), v.max(), np.abs(np.exp(log_q) - q).max())
+
+
+@pytest.mark.parametrize("count", [1, 2, 11, 50])
+@pytest.mark.parametrize("method", ["sinkhorn", "Sinkhorn_Stabilized"])
+@pytest.mark.parametrize("weights", [None, np.array([0.2, 0.3, 0.5])], ids=["even", "weights"])
+def test_iterates_are_pots(method, count, weights):
+    A, M = histograms()
+    call = {
+        "reg": 0.05,
+        "reg_m": 0.7,
+        "method": method,
+        "weights": weights,
+        "numItermax": count,
+        "stopThr": 0,
+        "log": True,
+    }
+    theirs, log = ot.unbalanced.barycenter_unbalanced(A, M, **call)
+    q, ours = pot.barycenter_unbalanced(A, M, **call)
+    assert list(ours) == list(log)
+    assert ours["niter"] == log["niter"]
+    assert_allclose(q, theirs, rtol=1e-11)
+    for key in ("err", "logu", "logv"):
+        assert_allclose(ours[key], log[key], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", ["sinkhorn", "sinkhorn_stabilized"])
+def test_stop_is_pots(method):
+    A, M = histograms()
+    theirs, log = ot.unbalanced.barycenter_unbalanced(A, M, 0.1, 1.0, method, log=True)
+    q, ours = pot.barycenter_unbalanced(A, M, 0.1, 1.0, method, log=True)
+    assert ours["niter"] == log["niter"]
+    assert_allclose(q, theirs, rtol=1e-10)
+    assert_allclose(pot.barycenter_unbalanced(A.tolist(), M.tolist(), 0.1, 1.0, method), q, rtol=1e-14)
+
+
+@pytest.mark.parametrize("reg_m", [0.02, 1.0, np.inf])
+@pytest.mark.parametrize(("method", "start"), [("sinkhorn", 0.0), ("sinkhorn_stabilized", -np.log(12))])
+def test_right_at_small_reg(method, start, reg_m):
+    """exp(-M / reg) underflows and A has zeros: the iterates are those of the formulas on logarithms."""
+    A, M = histograms(n=12)
+    A[3, 0] = A[11, 1] = 0
+    reg, weights = 5e-4, np.full(3, 1 / 3)
+    q, log = pot.barycenter_unbalanced(A, M, reg, reg_m, method, numItermax=40, stopThr=0, log=True)
+    fi, log_k, v = (
+        (1 if np.isinf(reg_m) else reg_m / (reg_m + reg)),
+        -M[:, :, None] / reg,
+        np.full((12, 3), start),
+    )
+    with np.errstate(divide="ignore"):
+        log_a = np.log(A)
+    for _ in range(40):
+        u = fi * (log_a - logsumexp(log_k + v[None], axis=1))
+        log_s = logsumexp(log_k + u[:, None], axis=0)
+        log_q = log_s @ weights if fi == 1 else logsumexp((1 - fi) * log_s, axis=1, b=weights) / (1 - fi)
+        v = fi * (log_q[:, None] - log_s)
+    assert_allclose(log["logu"], u, rtol=1e-12)
+    assert_allclose(log["logv"], v, rtol=1e-12, atol=1e-10)
+    assert_allclose(q, np.exp(log_q), rtol=1e-8)
+
+
+def test_converges_at_small_reg():
+    A, M = histograms(n=12)
+    A[3, 0] = 0
+    q, log = pot.barycenter_unbalanced(A, M, 5e-4, 0.02, numItermax=5000, stopThr=1e-14, log=True)
+    assert fixed_point_error(A, M, 5e-4, 0.02, np.full(3, 1 / 3), q, log) < 1e-8
+
+
+def test_goes_on_where_pot_stops():
+    _, M = histograms(n=12)
+    x = np.linspace(0, 1, 12)
+    A = np.exp(-((x[:, None] - np.array([0.1, 0.5, 0.9])) ** 2) / (2 * 0.05**2))
+    call = {"reg": 5e-4, "reg_m": 1.0, "numItermax": 200, "log": True}
+    with pytest.warns(UserWarning, match="Numerical errors"), np.errstate(all="ignore"):
+        ot.unbalanced.barycenter_unbalanced(A, M, **call)
+    q, log = pot.barycenter_unbalanced(A, M, **call)
+    assert log["err"][-1] < 1e-3
+    assert (q > 0).all()
+
+
+def test_product_and_log_sum_exp_agree(monkeypatch):
+    A, M = histograms()
+    expected = pot.barycenter_unbalanced(A, M, 0.02, 1.0)
+    monkeypatch.setattr("mapuot.pot.barycenter.SAFE", 0.0)
+    assert_allclose(pot.barycenter_unbalanced(A, M, 0.02, 1.0), expected, rtol=1e-12)
+
+
+def test_barycenter_of_equal_histograms_solves_uot():
+    """With one histogram the columns are free: the plan's row side is the semi-relaxed one of the solver."""
+    A, M = histograms(k=1)
+    q, log = pot.barycenter_unbalanced(A, M, 0.05, 1.0, stopThr=1e-14, numItermax=5000, log=True)
+    plan = np.exp(log["logu"] + log["logv"].T - M / 0.05)
+    exact = mapuot.solve(M, A[:, 0], q, 0.05, 1.0, reference="uniform", tol=1e-9, backend="reference")
+    assert_allclose(plan, exact.plan, atol=1e-8)
+
+
+def test_barycenter_dtype_and_bad_arguments():
+    A, M = histograms()
+    assert pot.barycenter_unbalanced(A.astype("f4"), M.astype("f4"), 0.1, 1.0).dtype == np.float32
+    with pytest.warns(UserWarning, match="Method not implemented yet"):
+        pot.barycenter_unbalanced(A, M, 0.1, 1.0, "sinkhorn_reg_scaling")
+    with pytest.warns(mapuot.ConvergenceWarning, match="barycenter not converged"):
+        pot.barycenter_unbalanced(A, M, 0.01, 10.0, numItermax=12)
+    for change, error, text in (
+        ({"method": "foo"}, ValueError, "Unknown method 'foo'"),
+        ({"reg": -1}, ValueError, "reg must be"),
+        ({"reg_m": 0}, ValueError, "reg_m must be"),
+        ({"weights": [1.0]}, ValueError, "weights must be"),
+        ({"A": A[:5]}, ValueError, r"A must be \(n, k\) and M \(n, n\)"),
+        ({"A": -A}, ValueError, "A must be finite and >= 0"),
+        ({"tau": 3.0}, TypeError, "tau"),
+        ({"foo": 3.0}, TypeError, "foo"),
+    ):
+        with pytest.raises(error, match=text):
+            pot.barycenter_unbalanced(**({"A": A, "M": M, "reg": 0.1, "reg_m": 1.0} | change))
+
+
+# majorisation-minimisation
+
+
+def problem(m=9, n=12, seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.random(m) + 0.1, rng.random(n) + 0.1, rng.random((m, n))
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 50])
+@pytest.mark.parametrize("div", ["kl", "L2"])
+@pytest.mark.parametrize("reg", [0, 0.05])
+@pytest.mark.parametrize("reg_m", [1.0, [2.0], (0.5, 3.0)], ids=str)
+def test_mm_iterates_are_pots(div, reg, reg_m, count, monkeypatch):
+    monkeypatch.setattr(mm, "BLOCK_ENTRIES", 30)  # two rows of twelve at a time, the last block shorter
+    a, b, M = problem()
+    a[2] = b[5] = 0
+    c = np.outer(a, b) + 0.3
+    for reference in (None, c):
+        call = {"reg_m": reg_m, "c": reference, "reg": reg, "div": div, "numItermax": count, "log": True}
+        theirs, log = ot.unbalanced.mm_unbalanced(a, b, M, **call)
+        G, ours = pot.mm_unbalanced(a, b, M, **call)
+        assert list(ours) == list(log)
+        assert_allclose(G, theirs, rtol=1e-11, atol=1e-15)
+        assert_allclose(ours["err"], log["err"], rtol=1e-9, atol=1e-15)
+        assert_allclose(ours["G"][-1], log["G"][-1], rtol=1e-11, atol=1e-15)
+        assert_allclose(ours["cost"], log["cost"], rtol=1e-11)
+        with np.errstate(all="ignore"):
+            known = np.isfinite(log["total_cost"])  # POT takes log(0 / 0) where a or b is 0
+        assert np.isfinite(ours["total_cost"])
+        if known:
+            assert_allclose(ours["total_cost"], log["total_cost"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("div", ["kl", "l2"])
+def test_mm_reaches_the_optimum(div):
+    a, b, M = problem(4, 5)
+    c, reg, pair = np.outer(a, b), 0.1, (1.0, 2.0)
+
+    def divergence(p, q):
+        return (rel_entr(p, q) - p + q).sum() if div == "kl" else 0.5 * ((p - q) ** 2).sum()
+
+    def objective(x):
+        G = x.reshape(M.shape)
+        sides = pair[0] * divergence(G.sum(1), a) + pair[1] * divergence(G.sum(0), b)
+        return (G * M).sum() + reg * divergence(G, c) + sides
+
+    best = minimize(objective, c.ravel(), method="L-BFGS-B", bounds=[(1e-12, None)] * 20, tol=1e-14)
+    G, log = pot.mm_unbalanced(a, b, M, pair, reg=reg, div=div, numItermax=20_000, log=True)
+    assert_allclose(log["total_cost"], objective(G.ravel()), rtol=1e-12)
+    assert log["total_cost"] <= best.fun + 1e-6
+    assert pot.mm_unbalanced2(a, b, M, pair, reg=reg, div=div, returnCost="total") == pytest.approx(
+        best.fun, abs=1e-4
+    )
+
+
+def test_mm_start_lists_and_dtype():
+    a, b, M = problem()
+    start = np.outer(a, b)
+    kept = start.copy()
+    G = pot.mm_unbalanced(a, b, M, 1.0, G0=start, numItermax=5)
+    assert_allclose(start, kept, rtol=0)
+    assert_allclose(pot.mm_unbalanced(a.tolist(), b.tolist(), M.tolist(), 1.0, numItermax=5), G, rtol=1e-14)
+    assert pot.mm_unbalanced([], [], M.astype("f4"), 1.0, numItermax=5).dtype == np.float32
+    assert_allclose(pot.mm_unbalanced2(a, b, M, 1.0, numItermax=5), (G * M).sum(), rtol=1e-14)
+
+
+def test_mm_bad_arguments():
+    a, b, M = problem()
+    with pytest.warns(mapuot.ConvergenceWarning, match="mm_unbalanced not converged"):
+        pot.mm_unbalanced(a, b, M, 1.0, numItermax=2)
+    for change, error, text in (
+        ({"div": "tv"}, ValueError, "Unknown div = 'tv'"),
+        ({"reg_m": np.inf}, ValueError, r"reg_m\[0\] must be"),
+        ({"reg": -1}, ValueError, "reg must be"),
+        ({"G0": np.ones((2, 2))}, ValueError, "G0 must have M's shape"),
+        ({"M": np.full((9, 12), np.inf)}, ValueError, "M must be finite"),
+        ({"returnCost": "foo"}, ValueError, "Unknown returnCost = 'foo'"),
+        ({"foo": 1}, TypeError, "foo"),
+    ):
+        with pytest.raises(error, match=text):
+            pot.mm_unbalanced2(**({"a": a, "b": b, "M": M, "reg_m": 1.0} | change))

@@ -1,0 +1,194 @@
+"""mapuot.da against ot.da and scikit-learn's conventions."""
+
+import pickle
+
+import numpy as np
+import ot
+import pytest
+from numpy.testing import assert_allclose
+
+import mapuot
+from mapuot.da import UnbalancedSinkhornTransport
+from mapuot.pot import sinkhorn
+
+pytestmark = pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+
+
+@pytest.fixture(autouse=True)
+def on_backend(backend, monkeypatch):
+    monkeypatch.setattr(sinkhorn, "BACKEND", backend)
+
+
+def domains(m=14, n=11, seed=0):
+    rng = np.random.default_rng(seed)
+    xs, xt = rng.normal(size=(m, 2)), rng.normal(size=(n, 2)) + 2
+    return xs, np.arange(m) % 3, xt, np.arange(n) % 3
+
+
+def fitted_pair(labels=False, **parameters):
+    """Ours and POT's estimator of the same plain iteration."""
+    xs, ys, xt, yt = domains()
+    same = {"reg_e": 1.0, "reg_m": 2.0, "method": "sinkhorn", "max_iter": 300, "tol": 1e-12} | parameters
+    known = {"ys": ys, "yt": yt} if labels else {}
+    ours = UnbalancedSinkhornTransport(**same).fit(xs, Xt=xt, **known)
+    return ours, ot.da.UnbalancedSinkhornTransport(**same).fit(Xs=xs, Xt=xt, **known)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"norm": "max"}, {"norm": "median"}, {"norm": "log"}, {"norm": "loglog"}, {"metric": "euclidean"}],
+    ids=str,
+)
+def test_agrees_with_pot(parameters):
+    ours, theirs = fitted_pair(**parameters)
+    xs, ys, xt, yt = domains()
+    assert_allclose(ours.cost_, theirs.cost_, atol=1e-12)
+    assert_allclose(ours.coupling_, theirs.coupling_, rtol=1e-9)
+    for X in (xs, xs[:5] + 0.1, xs[::-1]):
+        assert_allclose(ours.transform(X), theirs.transform(X), atol=1e-9)
+    for X in (xt, xt[:5] + 0.1):
+        assert_allclose(ours.inverse_transform(Xt=X), theirs.inverse_transform(Xt=X), atol=1e-9)
+    assert_allclose(ours.transform_labels(ys), theirs.transform_labels(ys), atol=1e-9)
+    assert_allclose(ours.inverse_transform_labels(yt), theirs.inverse_transform_labels(yt), atol=1e-9)
+
+
+def test_labels_keep_classes_apart():
+    ours, theirs = fitted_pair(labels=True, limit_max=2)
+    assert_allclose(ours.coupling_, theirs.coupling_, rtol=1e-9)
+    xs, ys, xt, yt = domains()
+    ys[0], yt[:2] = -1, -1
+    hard = UnbalancedSinkhornTransport(limit_max=np.inf).fit(xs, ys, xt, yt)
+    apart = (ys[:, None] != yt) & (ys != -1)[:, None] & (yt != -1)
+    assert (hard.coupling_[apart] == 0).all()
+    assert (hard.coupling_[~apart] > 0).all()
+    assert hard.limit_max == np.inf
+
+
+def test_the_default_converges():
+    xs, _, xt, _ = domains()
+    estimator = UnbalancedSinkhornTransport(reg_e=0.05, reg_m=10.0, log=True).fit(xs, Xt=xt)
+    assert estimator.result_.converged
+    assert estimator.log_["err"][-1] <= 1e-6
+    assert estimator.n_iter_ < 200
+    with pytest.warns(mapuot.ConvergenceWarning):
+        UnbalancedSinkhornTransport(reg_e=0.05, reg_m=10.0, max_iter=2, norm="max").fit(xs, Xt=xt)
+
+
+def test_the_plan_is_formed_on_demand_only():
+    xs, ys, xt, yt = domains()
+    estimator = UnbalancedSinkhornTransport().fit(xs, Xt=xt)
+    estimator.transform(xs)
+    estimator.inverse_transform(Xt=xt)
+    estimator.transform_labels(ys)
+    estimator.inverse_transform_labels(yt)
+    assert "plan" not in vars(estimator.result_)
+    assert estimator.coupling_.shape == (14, 11)
+    assert estimator.log_ == {}
+
+
+def test_a_sample_without_mass_stays():
+    xs, _, xt, _ = domains()
+    weights = np.ones(14)
+    weights[4] = 0
+    estimator = UnbalancedSinkhornTransport(distribution_estimation=lambda X: weights[: len(X)]).fit(
+        xs, Xt=xt
+    )
+    assert_allclose(estimator.transform(xs)[4], xs[4])
+    assert_allclose(estimator.mu_s, weights)
+    assert_allclose(estimator.transform(xs[4:5] + 1e-6), xs[4:5] + 1e-6)
+
+
+def test_batches_do_not_matter():
+    xs, _, xt, _ = domains()
+    estimator = UnbalancedSinkhornTransport().fit(xs, Xt=xt)
+    new = np.random.default_rng(3).normal(size=(10, 2))
+    assert_allclose(estimator.transform(new, batch_size=3), estimator.transform(new))
+    assert_allclose(estimator.fit_transform(xs, Xt=xt), estimator.transform(xs))
+
+
+def test_pickle_and_clone():
+    from sklearn.base import clone
+
+    xs, _, xt, _ = domains()
+    estimator = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
+    again = pickle.loads(pickle.dumps(estimator))
+    assert_allclose(again.transform(xs), estimator.transform(xs))
+    assert_allclose(again.coupling_, estimator.coupling_)
+    copy = clone(estimator)
+    assert copy.get_params() == estimator.get_params()
+    assert not hasattr(copy, "coupling_")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"Xt": None}, "Xt must be given"),
+        ({"Xs": np.ones(3)}, "Xs must be a 2-D array"),
+        ({"Xs": np.full((3, 2), np.nan)}, "Xs must not hold NaN"),
+        ({"Xt": np.ones((3, 5))}, "Xs has 2 features, but Xt has 5"),
+        ({"ys": [1], "yt": [1]}, "ys must have shape"),
+        ({"norm": "foo"}, "norm must be None"),
+        ({"out_of_sample_map": "foo"}, "out_of_sample_map must be"),
+        ({"method": "foo"}, "Unknown method"),
+        ({"max_iter": 0}, "max_iter must be"),
+        ({"reg_e": -1}, "reg must be"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(change, text):
+    xs, _, xt, _ = domains()
+    data = {"Xs": xs, "Xt": xt} | {k: v for k, v in change.items() if k in ("Xs", "Xt", "ys", "yt")}
+    parameters = {k: v for k, v in change.items() if k not in data}
+    with pytest.raises(ValueError, match=text):
+        UnbalancedSinkhornTransport(**parameters).fit(**data)
+
+
+class OntoItself(UnbalancedSinkhornTransport):
+    """The target bound to the source: the shape of call that scikit-learn's checks make."""
+
+    def fit(self, X, y=None):
+        return super().fit(X, None, X)
+
+    def fit_transform(self, X, y=None):
+        return self.fit(X).transform(X)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_check_estimator(backend):
+    from sklearn.utils.estimator_checks import check_estimator
+
+    if backend == "reference":
+        pytest.skip("once is enough")
+    check_estimator(OntoItself(), on_skip=None)
+
+
+def test_without_scikit_learn():
+    """The two stand-ins give and take parameters; mapuot.da imports without scikit-learn."""
+    import subprocess
+    import sys
+
+    code = """
+import sys
+sys.modules["sklearn"] = sys.modules["sklearn.base"] = sys.modules["sklearn.exceptions"] = None
+import mapuot
+T = mapuot.da.UnbalancedSinkhornTransport
+t = T(reg_e=2.0)
+assert list(t.get_params()) == list(T().get_params()) and t.get_params()["reg_e"] == 2.0
+assert t.set_params(reg_m=3.0).reg_m == 3.0
+assert not hasattr(t, "coupling_")
+try:
+    t.set_params(foo=1)
+except ValueError:
+    pass
+else:
+    raise SystemExit("foo was accepted")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_parameters_are_pots():
+    import inspect
+
+    ours = list(inspect.signature(UnbalancedSinkhornTransport).parameters)
+    assert ours == list(inspect.signature(ot.da.UnbalancedSinkhornTransport).parameters)
+    assert list(UnbalancedSinkhornTransport().get_params()) == sorted(ours)
