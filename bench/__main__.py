@@ -1,0 +1,75 @@
+"""``python -m bench NAME [--quick] [--threads N] [--out DIR]``; ``python -m bench compare A.json B.json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+from . import common
+
+PARTS = {
+    "limits": "read and copy bandwidth by size and threads",
+    "pass": "one pass over K: ours, POT's two products, the paper's four sweeps, two sweeps in C",
+    "solve": "time to a certified answer against POT",
+    "threads": "scaling over threads, with and without false sharing",
+    "cache": "simulated cache misses of the pass and the baselines",
+    "memory": "peak memory beyond M",
+    "roofline": "the machine's roofline and where each pass stands",
+    "application": "colour transfer and domain adaptation, end to end",
+    "passes": "passes to convergence, and the certificate, against Newton",
+    "accuracy": "error of the plan by storage of K",
+}
+
+
+def module_of(name: str) -> object:
+    return import_module(f"bench.{name}" if name != "pass" else "bench.one_pass")
+
+
+def run_part(name: str, args: argparse.Namespace) -> None:
+    module = module_of(name)
+    print(f"== {name}: {PARTS[name]}", flush=True)
+    begin = time.perf_counter()
+    data = module.run(args)
+    data = common.plain({"part": name, "machine": common.machine(), "quick": args.quick, **data})
+    data["seconds"] = round(time.perf_counter() - begin, 1)
+    path = common.save(name, data, args.out)
+    print(module.report(data))
+    if "skipped" not in data:
+        module.plot(data, path.with_suffix(".png"))
+    print(f"-- {path} after {data['seconds']} s\n", flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="NAME")
+    common_options = argparse.ArgumentParser(add_help=False)
+    common_options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
+    cores = len(os.sched_getaffinity(0))
+    common_options.add_argument("--threads", type=int, default=cores, help="most threads used (default: %(default)s)")
+    common_options.add_argument("--out", type=Path, default=common.RESULTS, help="folder of JSON and PNG")
+    for name, text in {**PARTS, "all": "every part"}.items():
+        commands.add_parser(name, help=text, parents=[common_options])
+    compare = commands.add_parser("compare", help="ratios of two result files")
+    compare.add_argument("files", nargs=2, type=Path, metavar="JSON")
+    return top
+
+
+def main() -> int:
+    args = parser().parse_args()
+    if args.command == "compare":
+        from .compare import compare
+
+        print(compare(*(json.loads(path.read_text()) for path in args.files)))
+        return 0
+    for name in PARTS if args.command == "all" else [args.command]:
+        run_part(name, args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

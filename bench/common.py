@@ -1,0 +1,237 @@
+"""What every part of the benchmark shares: the machine's description, interleaved timing, JSON and plots.
+
+A part is a module with ``run(args) -> dict`` (JSON-ready), ``report(data) -> str`` and ``plot(data, path)``. Times are
+seconds. ``interleave`` takes one sample of every candidate in turn, so that a busy neighbour slows all of them alike; a
+sample begins with one call that is not timed, so that each candidate finds its own data in the caches, as it does in a
+solver's loop. Minimum, median and quartiles are kept; ratios are formed from samples of the same round, and of minima.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "jax", "geomloss", "torch"]
+SAMPLE = 5e-4  # seconds that one sample lasts at least
+
+Timings = dict[str, list[float]]
+
+
+# ---- the machine ----
+
+
+def machine() -> dict[str, Any]:
+    """CPU, caches, ISA, threads, compiler flags, package versions and commit: what a reader needs to repeat a run."""
+    from mapuot.backends import cpu
+
+    return {
+        "cpu": cpu_model(),
+        "isa": cpu.isa(),
+        "caches": caches(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "python": platform.python_version(),
+        "compiler": compiler(),
+        "blas": blas(),
+        "packages": versions(),
+        "commit": commit(),
+    }
+
+
+def cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    text = info.read_text() if info.exists() else ""
+    fields = {key: re.search(rf"^{key}\s*: (.*)$", text, re.M) for key in ("model name", "cpu family", "model")}
+    named = {key: match.group(1) for key, match in fields.items() if match}
+    if not named:
+        return platform.processor() or platform.machine()
+    return f"{named.get('model name')} (family {named.get('cpu family')}, model {named.get('model')})"
+
+
+def caches() -> dict[str, int]:
+    """Bytes of the data caches that the first core sees, by level: {"L1": ..., "L2": ..., "L3": ...}."""
+    sizes: dict[str, int] = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        with contextlib.suppress(OSError, ValueError):
+            if (index / "type").read_text().strip() == "Instruction":
+                continue
+            size = (index / "size").read_text().strip()
+            unit = {"K": 2**10, "M": 2**20}.get(size[-1], 1)
+            sizes["L" + (index / "level").read_text().strip()] = int(size.rstrip("KM")) * unit
+    return sizes or {"L1": 48 * 2**10, "L2": 2**20, "L3": 32 * 2**20}
+
+
+def compiler() -> dict[str, str]:
+    """The compiler and the flags of setup.py, read from its text."""
+    text = (ROOT / "setup.py").read_text()
+    flags = re.search(r"FLAGS = shlex\.split\((.*?)\)\n", text, re.S)
+    isa = re.search(r"ISA_FLAGS = \{(.*?)\}", text, re.S)
+    version = output(["cc", "--version"]).splitlines()
+    return {
+        "version": version[0] if version else "unknown",
+        "flags": " ".join(re.findall(r'"([^"]*)"', flags.group(1))) if flags else "",
+        "isa_flags": " ".join(isa.group(1).split()) if isa else "",
+        "CFLAGS": os.environ.get("CFLAGS", ""),
+    }
+
+
+def blas() -> list[str]:
+    from threadpoolctl import threadpool_info
+
+    return [f"{p['internal_api']} {p['version']} {p.get('architecture')} {p['num_threads']}" for p in threadpool_info()]
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ["mapuot", *PACKAGES]:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def commit() -> str:
+    return output(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]).strip() or "unknown"
+
+
+def output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout
+    except OSError:
+        return ""
+
+
+@contextlib.contextmanager
+def blas_threads(count: int) -> Iterator[None]:
+    """Pin the threads of OpenBLAS and OpenMP, which is what numpy and POT run on."""
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(count):
+        yield
+
+
+# ---- timing ----
+
+
+def interleave(
+    candidates: dict[Any, Callable[[], Any]], seconds: float, rounds: tuple[int, int] = (3, 1000), warm: bool = True
+) -> Timings:
+    """Times of one call of each candidate; ``seconds`` is the budget of all, ``rounds`` the least and most samples."""
+    numbers = {name: calls_a_sample(call) for name, call in candidates.items()}
+    times: Timings = {name: [] for name in candidates}
+    end = time.perf_counter() + seconds
+    gc.collect()
+    gc.disable()
+    try:
+        for count in range(rounds[1]):
+            if count >= rounds[0] and time.perf_counter() > end:
+                break
+            for name, call in candidates.items():
+                if warm:
+                    call()
+                times[name].append(sample(call, numbers[name]))
+    finally:
+        gc.enable()
+    return times
+
+
+def calls_a_sample(call: Callable[[], Any]) -> int:
+    """Warm up, then how many calls last SAMPLE seconds."""
+    call()
+    return max(1, math.ceil(SAMPLE / sample(call, 1)))
+
+
+def sample(call: Callable[[], Any], number: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(number):
+        call()
+    return (time.perf_counter() - begin) / number
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    q1, median, q3 = np.percentile(times, [25, 50, 75])
+    return {"min": min(times), "median": median, "q1": q1, "q3": q3, "samples": len(times)}
+
+
+def summaries(times: Timings) -> dict[str, dict[str, float]]:
+    return {name: summary(values) for name, values in times.items()}
+
+
+def ratio(times: Timings, slow: str, fast: str) -> dict[str, float]:
+    """How many times faster ``fast`` is: median over the rounds, and the ratio of the minima."""
+    rounds = np.array(times[slow]) / np.array(times[fast])
+    return {"median": float(np.median(rounds)), "of_minima": min(times[slow]) / min(times[fast])}
+
+
+def geometric_mean(values: Any) -> float:
+    return float(np.exp(np.mean(np.log(np.asarray(values, dtype=float)))))
+
+
+# ---- results ----
+
+
+def save(name: str, data: dict[str, Any], directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.json"
+    path.write_text(json.dumps(plain(data), indent=1) + "\n")
+    return path
+
+
+def plain(value: Any) -> Any:
+    """JSON-ready: numpy scalars and arrays unpacked, floats to 5 digits, NaN and inf as text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(item) for item in value]
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (float, np.floating)):
+        return float(f"{value:.5g}") if math.isfinite(value) else str(float(value))
+    return int(value) if isinstance(value, np.integer) else value
+
+
+def table(header: list[str], rows: list[list[Any]]) -> str:
+    """Columns as text, numbers to the right."""
+    cells = [[cell(x) for x in row] for row in rows]
+    widths = [max(len(str(row[k])) for row in [header, *cells]) for k in range(len(header))]
+    lines = [[f"{x:<{w}}" if k == 0 else f"{x:>{w}}" for k, (x, w) in enumerate(zip(row, widths, strict=True))]
+             for row in [header, *cells]]  # fmt: skip
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def cell(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+@contextlib.contextmanager
+def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 4.0) -> Iterator[Any]:
+    """A grid of axes (2-D array) saved as PNG on leaving."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    fig, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
+    try:
+        yield axes
+        for axis in axes.flat:
+            axis.grid(alpha=0.3)
+        fig.tight_layout()
+        fig.savefig(path, dpi=110)
+    finally:
+        plt.close(fig)
