@@ -69,9 +69,7 @@ class Case:
         return out[0], out[1]
 
 
-def clouds(
-    m: int, n: int, reg: float = 0.05, reg_m: Any = 1.0, ratio: float = 1.0, seed: int = 0, **more: Any
-) -> Case:
+def clouds(m: int, n: int, reg: float = 0.05, reg_m: Any = 1.0, ratio: float = 1.0, seed: int = 0, **more: Any) -> Case:
     """Two clouds of points in the plane, the second shifted; max M = 1; masses 1 and ratio, not uniform."""
     rng = np.random.default_rng([seed, m, n])
     x, y = rng.random((m, 2)), rng.random((n, 2)) * [1.0, 0.7] + [0.3, 0.1]
@@ -244,7 +242,11 @@ def newton(case: Case, log_u: Any, log_v: Any) -> Any:
         H = np.diag(target * k + np.concatenate([P.sum(1), P.sum(0)]))
         H[:cut, cut:], H[cut:, :cut] = P, P.T
         scale = 1 / np.sqrt(np.diag(H))
-        step = scale * np.linalg.lstsq(H * scale[:, None] * scale, scale * gradient, rcond=1e-15)[0]
+        H = H * scale[:, None] * scale
+        if (k == 0).all():  # both balanced: f + c, g - c is as good
+            step = scale * np.linalg.lstsq(H, scale * gradient, rcond=1e-15)[0]
+        else:
+            step = scale * np.linalg.solve(H, scale * gradient)
         if np.abs(step).max() < 1e-14:
             break
         x = x + step * min(1.0, 3.0 / np.abs(step).max())
@@ -285,10 +287,14 @@ def dual_by_lbfgs(case: Case) -> tuple[float, Any]:
         return -value, -np.concatenate(slopes)
 
     bounds = [bound for _, _, block in parts for bound in block]
-    found = minimize(
-        negative, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds,
-        options={"maxiter": 20_000, "maxfun": 100_000, "ftol": 0.0, "gtol": 1e-13, "maxcor": 30, "maxls": 60},
-    )  # fmt: skip
+    z, value = np.zeros(len(bounds)), np.inf
+    options = {"maxiter": 20_000, "maxfun": 100_000, "ftol": 0.0, "gtol": 1e-13, "maxcor": 30, "maxls": 60}
+    for _ in range(20):  # a line search that gave up may go on with a fresh memory
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = minimize(negative, z, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        z, gain, value = found.x, value - found.fun, found.fun
+        if gain < 1e-14:
+            break
     f, g = potentials(found.x)
     return -found.fun, plan_of(case, f / case.reg, g / case.reg)
 

@@ -1,0 +1,241 @@
+"""Bad input: each kind is refused by an error that names the argument; odd but right input is understood."""
+
+import re
+
+import numpy as np
+import pytest
+from problems import clouds, relative_error
+
+import mapuot
+
+CASE = clouds(4, 5)
+
+
+def call(**changes):
+    """solve on a 4 x 5 problem with some arguments exchanged."""
+    args = {"M": CASE.M, "a": CASE.a, "b": CASE.b, "reg": 0.05, "reg_m": 1.0, **changes}
+    return mapuot.solve(args.pop("M"), args.pop("a"), args.pop("b"), args.pop("reg"), args.pop("reg_m"), **args)
+
+
+def changed(x, value, dtype=None):
+    """A copy of x with one entry exchanged."""
+    x = np.array(x, dtype=dtype)
+    x.flat[x.size // 2] = value
+    return x
+
+
+REFUSED = [
+    # shapes
+    ({"M": np.ones(4)}, ValueError, "M must be a non-empty matrix (m, n), got shape (4,)"),
+    ({"M": np.ones((4, 5, 1))}, ValueError, "M must be a non-empty matrix (m, n), got shape (4, 5, 1)"),
+    ({"M": np.ones((0, 5))}, ValueError, "M must be a non-empty matrix (m, n), got shape (0, 5)"),
+    ({"M": []}, ValueError, "M must be a non-empty matrix (m, n), got shape (0,)"),
+    ({"M": 3.0}, ValueError, "M must be a non-empty matrix (m, n), got shape ()"),
+    ({"a": np.ones(5)}, ValueError, "a must have shape (4,), got (5,)"),
+    ({"b": np.ones(4)}, ValueError, "b must have shape (5,), got (4,)"),
+    ({"b": np.ones((5, 2))}, ValueError, "b must have shape (5,), got (5, 2)"),
+    ({"a": 1.0}, ValueError, "a must have shape (4,), got ()"),
+    # entries
+    ({"M": changed(CASE.M, np.nan)}, ValueError, "M must not hold NaN or -inf, got 1 such entries"),
+    ({"M": changed(CASE.M, -np.inf)}, ValueError, "M must not hold NaN or -inf, got 1 such entries"),
+    ({"M": CASE.M + 1j}, TypeError, "M must hold real numbers, got dtype complex128"),
+    ({"M": CASE.M.astype(object)}, TypeError, "M must hold real numbers, got dtype object"),
+    ({"M": CASE.M > 0.5}, TypeError, "M must hold real numbers, got dtype bool"),
+    ({"M": CASE.M.astype(str)}, TypeError, "M must hold real numbers, got dtype <U"),
+    ({"M": np.zeros((4, 5), "M8[s]")}, TypeError, "M must hold real numbers, got dtype datetime64[s]"),
+    ({"a": changed(CASE.a, np.nan)}, ValueError, "a must be finite"),
+    ({"a": changed(CASE.a, np.inf)}, ValueError, "a must be finite"),
+    ({"a": changed(CASE.a, -0.1)}, ValueError, "a must be"),
+    ({"b": changed(CASE.b, np.nan)}, ValueError, "b must be finite"),
+    ({"b": changed(CASE.b, -1e-9)}, ValueError, "b must be"),
+    ({"a": CASE.a + 1j}, TypeError, "a must hold real numbers, got dtype complex128"),
+    ({"b": CASE.b.astype(object)}, TypeError, "b must hold real numbers, got dtype object"),
+    ({"a": np.zeros(4)}, ValueError, "a must"),
+    ({"b": np.zeros(5)}, ValueError, "b must"),
+    # reg, reg_m
+    ({"reg": 0.0}, ValueError, "reg must be a positive finite number, got 0.0"),
+    ({"reg": -1}, ValueError, "reg must be a positive finite number, got -1.0"),
+    ({"reg": np.inf}, ValueError, "reg must be a positive finite number, got inf"),
+    ({"reg": np.nan}, ValueError, "reg must be a positive finite number, got nan"),
+    ({"reg": "big"}, TypeError, "reg must be a positive finite number, got 'big'"),
+    ({"reg": None}, TypeError, "reg must be a positive finite number, got None"),
+    ({"reg": 1j}, TypeError, "reg must be a positive finite number, got 1j"),
+    ({"reg": [0.1, 0.2]}, TypeError, "reg must be a positive finite number, got [0.1, 0.2]"),
+    ({"reg_m": 0.0}, ValueError, "reg_m[0] must be > 0 (inf = balanced), got 0.0"),
+    ({"reg_m": (1.0, -2.0)}, ValueError, "reg_m[1] must be > 0 (inf = balanced), got -2.0"),
+    ({"reg_m": (np.nan, 1.0)}, ValueError, "reg_m[0] must be > 0 (inf = balanced), got nan"),
+    ({"reg_m": (1.0, 2.0, 3.0)}, ValueError, "reg_m must be a scalar or have length 1 or 2, got length 3"),
+    ({"reg_m": (np.ones(5), 1.0)}, ValueError, "reg_m[0] must have shape (4,), got (5,)"),
+    ({"reg_m": (1.0, changed(np.ones(5), -1))}, ValueError, "reg_m[1] must be > 0"),
+    ({"reg_m": "much"}, ValueError, "reg_m must be a scalar or have length 1 or 2"),
+    ({"reg_m": None}, TypeError, "reg_m[0] must be a positive number, inf, or one per point, got None"),
+    ({"penalty": "range", "reg_m": -0.1}, ValueError, "reg_m[0] must be a slack >= 0 for penalty 'range'"),
+    ({"penalty": "range", "reg_m": np.inf}, ValueError, "reg_m[0] must be a slack >= 0 for penalty 'range'"),
+    # both sides hard
+    ({"reg_m": np.inf, "b": 2 * CASE.b}, ValueError, "equal mass"),
+    # words
+    ({"method": "newton"}, ValueError, "Unknown method 'newton': must be one of ['auto', "),
+    ({"method": None}, ValueError, "Unknown method None"),
+    (
+        {"penalty": "kullback"},
+        ValueError,
+        "penalty must be one of ['balanced', 'kl', 'l2', 'range', 'tv'] or a pair",
+    ),
+    ({"penalty": ("kl", "tv", "l2")}, ValueError, "penalty must be one of"),
+    ({"reference": "ones"}, ValueError, "reference must be 'product', 'uniform' or a matrix, got 'ones'"),
+    ({"reference": np.ones((5, 4))}, ValueError, "reference must have M's shape (4, 5), got (5, 4)"),
+    ({"reference": np.zeros((4, 5))}, ValueError, "reference must be finite, >= 0 and not all zero"),
+    ({"reference": changed(CASE.M, -1.0)}, ValueError, "reference must be finite, >= 0 and not all zero"),
+    ({"reference": changed(CASE.M, np.nan)}, ValueError, "reference must be finite, >= 0 and not all zero"),
+    ({"reference": changed(CASE.M, np.inf)}, ValueError, "reference must be finite, >= 0 and not all zero"),
+    ({"reference": CASE.M + 1j}, TypeError, "reference must hold real numbers, got dtype complex128"),
+    (
+        {"backend": "tpu"},
+        ValueError,
+        "backend must be one of ('auto', 'cpu', 'cuda', 'reference'), got 'tpu'",
+    ),
+    (
+        {"precision": "float16"},
+        ValueError,
+        "precision must be one of ['auto', 'float64', 'mixed', 'bfloat16']",
+    ),
+    (
+        {"method": "map-uot", "precision": "bfloat16"},
+        ValueError,
+        "precision 'bfloat16' cannot hold the in-place plan",
+    ),
+    # numbers
+    ({"tol": 0.0}, ValueError, "tol must be a positive finite number, got 0.0"),
+    ({"tol": np.nan}, ValueError, "tol must be a positive finite number, got nan"),
+    ({"tol": "tight"}, TypeError, "tol must be a positive finite number, got 'tight'"),
+    ({"tol_gap": -1.0}, ValueError, "tol_gap must be a positive finite number, got -1.0"),
+    ({"max_passes": 0}, ValueError, "max_passes must be an integer >= 1, got 0"),
+    ({"max_passes": 10.0}, ValueError, "max_passes must be an integer >= 1, got 10.0"),
+    ({"max_passes": True}, ValueError, "max_passes must be an integer >= 1, got True"),
+    ({"threads": 0}, ValueError, "threads must be an integer >= 1, got 0"),
+    ({"threads": "two"}, ValueError, "threads must be an integer >= 1, got 'two'"),
+    # starts
+    ({"warm_start": 3}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
+    ({"warm_start": (CASE.a,)}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
+    ({"warm_start": (CASE.b, CASE.a)}, ValueError, "warm_start must have shapes (4,), (5,), got (5,), (4,)"),
+    ({"warm_start": (CASE.a, changed(CASE.b, np.nan))}, ValueError, "warm_start must not hold NaN"),
+    # not yet
+    ({"comm": object()}, NotImplementedError, "comm: solving over MPI is not available yet"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"), REFUSED, ids=[f"{next(iter(r[0]))}-{k}" for k, r in enumerate(REFUSED)]
+)
+def test_refused(arguments, kind, text):
+    with pytest.raises(kind, match=re.escape(text)):
+        call(**arguments)
+
+
+def test_unknown_keyword_is_a_type_error():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'num_iter_max'"):
+        call(num_iter_max=3)
+    with pytest.raises(TypeError):
+        mapuot.solve(CASE.M, CASE.a, CASE.b, 0.05, 1.0, "sinkhorn")  # keyword only from there on
+    with pytest.raises(TypeError, match="reg_m"):
+        mapuot.solve(CASE.M, CASE.a, CASE.b, 0.05)
+
+
+@pytest.mark.xfail(reason="the turned problem names the other side; the reference says nothing", strict=True)
+def test_unreachable_hard_point_is_named(backend):
+    M = CASE.M.copy()
+    M[:, 2] = np.inf
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M forbids every pair of b[2]")):
+        call(M=M, reg_m=(1.0, np.inf), backend=backend)
+    M = CASE.M.copy()
+    M[1] = np.inf
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M forbids every pair of a[1]")):
+        call(M=M, reg_m=(np.inf, 1.0), backend=backend)
+
+
+# ---- what is understood ----
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"a": CASE.a.tolist(), "b": tuple(CASE.b)},
+        {"M": CASE.M.tolist()},
+        {"M": CASE.M.astype(">f8"), "a": CASE.a.astype(">f8"), "b": CASE.b.astype(">f4")},
+        {"M": CASE.M.astype(np.longdouble)},
+        {"M": np.asmatrix(CASE.M)},
+        {"reg": np.float32(0.05), "reg_m": np.float64(1.0)},
+        {"reg": np.array(0.05), "reg_m": np.array(1.0)},
+        {"reg_m": [1.0]},
+        {"reg_m": np.array([1.0, 1.0])},
+        {"reg_m": (np.ones(4), np.ones(5))},
+        {"penalty": ("kl", "kl")},
+        {"penalty": ["kl", "kl"]},
+        {"max_passes": np.int64(1000)},
+        {"reference": np.outer(CASE.a, CASE.b)},
+    ],
+)
+def test_other_spellings(arguments, backend, request):
+    if backend == "cpu" and getattr(arguments.get("M"), "dtype", None) == ">f8":
+        request.applymarker(pytest.mark.xfail(reason="foreign byte order is read as native", strict=True))
+    result, right = call(**arguments, backend=backend), call(backend=backend)
+    assert relative_error(result.plan, right.plan) < 2e-6
+
+
+def test_none_or_empty_masses_are_uniform():
+    right = call(a=np.full(4, 0.25), b=np.full(5, 0.2)).plan
+    for nothing in (None, [], np.array([])):
+        np.testing.assert_array_equal(call(a=nothing, b=nothing).plan, right)
+
+
+def test_layouts_give_the_same_answer():
+    case = clouds(9, 13)
+    M, right = case.M, case.solve(tol=1e-10).plan
+    wide = np.full((18, 39), np.nan)
+    wide[::2, ::3] = M
+    record = np.zeros((9, 13), [("flag", "u1"), ("cost", "f8")])
+    record["cost"] = M
+    shifted = np.frombuffer(b"x" + M.tobytes(), np.uint8)[1:].view(np.float64).reshape(M.shape)
+    frozen = M.copy()
+    frozen.flags.writeable = False
+    for other in (
+        np.asfortranarray(M),
+        np.ascontiguousarray(M[::-1, ::-1])[::-1, ::-1],
+        wide[::2, ::3],
+        record["cost"],  # the stride is no multiple of 8
+        shifted,  # nor is the address
+        frozen,
+    ):
+        np.testing.assert_array_equal(case.replace(M=other).solve(tol=1e-10).plan, right)
+    a, b = np.repeat(case.a, 2)[::2], case.b[::-1].copy()[::-1]
+    np.testing.assert_array_equal(case.replace(a=a, b=b).solve(tol=1e-10).plan, right)
+
+
+def test_dtypes_of_the_plan(backend):
+    case = clouds(6, 7)
+    for given, returned in [
+        ("f8", "f8"),
+        ("f4", "f4"),
+        ("f2", "f4"),
+        ("i4", "f8"),
+        ("u1", "f8"),
+        ("i8", "f8"),
+    ]:
+        M = np.round(10 * case.M).astype(given)
+        result = case.replace(M=M, reg=0.5, reg_m=10.0).solve(backend=backend)
+        right = case.replace(M=np.round(10 * case.M), reg=0.5, reg_m=10.0).solve(backend=backend)
+        assert result.plan.dtype == returned
+        assert result.rows(1, 3).dtype == result.top_k(2)[1].dtype == returned
+        assert result.log_u.dtype == result.col_marginal.dtype == result.apply(case.b).dtype == np.float64
+        assert relative_error(result.plan, right.plan) < 3e-7
+
+
+def test_arguments_are_left_alone():
+    case = clouds(6, 7, reg_m=(np.full(6, 1.0), np.full(7, 2.0)))
+    copies = [x.copy() for x in (case.M, case.a, case.b, *case.reg_m)]
+    result = case.solve(method="map-uot")
+    start = result.log_u.copy(), result.log_v.copy()
+    case.solve(warm_start=start)
+    for x, y in zip((case.M, case.a, case.b, *case.reg_m), copies, strict=True):
+        np.testing.assert_array_equal(x, y)
+    np.testing.assert_array_equal(result.log_u, start[0])

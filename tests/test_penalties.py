@@ -1,0 +1,207 @@
+"""Every marginal penalty on either side, and every reference: certified, and right against another solver."""
+
+import numpy as np
+import pytest
+from problems import (
+    clouds,
+    conjugate,
+    divergence,
+    dual_by_lbfgs,
+    measure,
+    relative_error,
+    verify,
+    with_forbidden,
+    with_zeros,
+)
+
+from mapuot import penalties
+
+SOFT = {"kl": 0.5, "tv": 0.25, "l2": 3.0, "range": 0.1}
+SIDES = ["kl", "balanced", "tv", "l2", "range"]
+PAIRS = [(p, p) for p in SIDES] + [(p, q) for p in SIDES for q in SIDES if p != q]
+
+
+def reg_m_of(pair):
+    return tuple(SOFT.get(p, np.inf) for p in pair)
+
+
+def pair_case(pair, ratio=1.4, reg=0.05, m=12, n=12, **more):
+    """Masses 1 : ratio unless the penalties cannot bridge the difference."""
+    hard = all(p in ("balanced", "range") for p in pair)
+    slack = 1.05 if "range" in pair else 1.0
+    return clouds(m, n, reg=reg, reg_m=reg_m_of(pair), penalty=pair, ratio=slack if hard else ratio, **more)
+
+
+WAITING = pytest.mark.xfail(reason="stalls or overflows before an active set settles", strict=True)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [pytest.param(p, marks=WAITING if p == ("balanced", "range") else ()) for p in PAIRS],
+    ids="-".join,
+)
+def test_pair_is_certified_and_agrees_with_lbfgs(backend, pair):
+    case = pair_case(pair)
+    result = case.solve(backend=backend, tol=1e-7, max_passes=20_000)
+    report = verify(result, case)
+    right, plan = dual_by_lbfgs(case)
+    assert report.violation <= 2e-7
+    slack = np.abs(result.f).max() * report.violation * result.mass  # what a hard side still misses
+    assert abs(report.objective - report.dual) <= 1e-10 + slack
+    assert 0 <= result.gap <= 1e-10
+    np.testing.assert_allclose(result.dual, right, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(result.objective, right, rtol=0, atol=1e-8 + slack)
+    assert relative_error(result.plan, plan) < 1e-4
+
+
+@pytest.mark.parametrize("pair", [(p, "kl") for p in SIDES] + [("kl", p) for p in SIDES], ids="-".join)
+@pytest.mark.parametrize("method", ["sinkhorn", "map-uot", "auto"])
+def test_methods_and_shapes(pair, method):
+    for m, n in [(1, 1), (1, 6), (6, 1), (9, 17)]:
+        case = pair_case(pair, m=m, n=n, reg=0.1)
+        result = case.solve(method=method, tol=1e-7, max_passes=50_000)
+        verify(result, case)
+        assert result.converged
+        other = case.solve(backend="reference", tol=1e-7, max_passes=50_000)
+        assert relative_error(result.plan, other.plan) < 4e-7
+
+
+@pytest.mark.parametrize("penalty", SIDES)
+def test_zeros_and_forbidden_pairs(backend, penalty):
+    case = with_forbidden(with_zeros(pair_case((penalty, "kl"), m=14, n=11)))
+    for one in (case, case.transposed()):
+        result = one.solve(backend=backend, tol=1e-7)
+        verify(result, one)
+        assert not result.plan[np.isinf(one.M)].any()
+        assert np.isfinite(result.objective)
+
+
+@pytest.mark.parametrize("penalty", ["kl", "tv", "l2", "range"])
+def test_reg_m_per_point(backend, penalty):
+    rng = np.random.default_rng(0)
+    rho = SOFT[penalty] * rng.uniform(0.3, 1.0, 12), SOFT[penalty] * rng.uniform(0.3, 1.0, 12)
+    case = pair_case((penalty, penalty), ratio=1.02).replace(reg_m=rho)
+    result = case.solve(backend=backend, tol=1e-7, max_passes=20_000)
+    verify(result, case)
+    assert abs(result.dual - dual_by_lbfgs(case)[0]) < 1e-8
+    even = case.replace(reg_m=tuple(np.full(12, r.mean()) for r in rho)).solve(backend=backend)
+    same = case.replace(reg_m=tuple(float(r.mean()) for r in rho)).solve(backend=backend)
+    assert relative_error(even.plan, same.plan) < 1e-6
+
+
+def test_some_points_hard(backend):
+    rho = np.where(np.arange(12) < 3, np.inf, 0.2)
+    case = clouds(12, 12, reg=0.05, reg_m=(rho, 0.7))
+    result = case.solve(backend=backend, tol=1e-9)
+    verify(result, case)
+    np.testing.assert_allclose(result.row_marginal[:3], case.a[:3], rtol=1e-8)
+    assert abs(result.dual - dual_by_lbfgs(case)[0]) < 1e-8
+
+
+def test_limits_of_reg_m(backend):
+    """reg_m large is balanced; reg_m small leaves the plan near c exp(-M / reg)."""
+    case = clouds(10, 12, reg=0.1)
+    hard = case.replace(reg_m=np.inf).solve(backend=backend, tol=1e-10).plan
+    stiff = case.replace(reg_m=1e7).solve(backend=backend, tol=1e-10).plan
+    assert relative_error(stiff, hard) < 1e-6
+    free = case.replace(reg_m=1e-9).solve(backend=backend, tol=1e-10).plan
+    assert relative_error(free, case.c * np.exp(-case.M / case.reg)) < 1e-7
+
+
+def test_what_the_penalties_mean(backend):
+    """range keeps the marginals in the slack, tv keeps most points exact, balanced keeps all."""
+    case = clouds(12, 15, reg_m=(0.2, 0.1), penalty=("range", "tv"), ratio=1.1)
+    result = case.solve(backend=backend, tol=1e-7)
+    ratio = result.row_marginal / case.a
+    assert ratio.min() >= 0.8 - 1e-6
+    assert ratio.max() <= 1.2 + 1e-6
+    exact = np.isclose(result.col_marginal, case.b, rtol=1e-5)
+    assert 0 < exact.sum() < 15
+    np.testing.assert_allclose(np.abs(result.g[~exact]), 0.1, rtol=1e-6)  # the others pay the full price
+    hard = case.replace(penalty="balanced", b=case.b / 1.1).solve(backend=backend, tol=1e-9)
+    np.testing.assert_allclose(hard.row_marginal, case.a, rtol=1e-7)
+    np.testing.assert_allclose(hard.col_marginal, case.b / 1.1, rtol=1e-7)
+
+
+# ---- references ----
+
+
+def references(m, n):
+    c = np.random.default_rng(2).uniform(0.0, 1.0, (m, n))
+    sparse = np.where(c < 0.4, 0.0, c) + np.eye(m, n)
+    return {
+        "product": "product", "uniform": "uniform", "matrix": c, "zeros": sparse,
+        "fortran": np.asfortranarray(c), "backwards": c[::-1, ::-1], "float32": c.astype(np.float32),
+        "integers": np.round(3 * c + 1).astype(int), "tiny": 1e-30 * c, "huge": 1e30 * c,
+        "wide": np.exp(np.random.default_rng(3).uniform(-100, 100, (m, n))),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", references(1, 1))
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_reference(backend, name, precision):
+    case = clouds(14, 11, reg=0.05, reg_m=(0.6, 2.0), ratio=1.5, reference=references(14, 11)[name])
+    for one in (case, with_zeros(case), case.replace(reg_m=(2.0, np.inf)), case.transposed()):
+        result = one.solve(backend=backend, tol=1e-9 if precision == "float64" else 1e-6, precision=precision)
+        verify(result, one, precision)
+        assert result.converged
+        assert not result.plan[one.c == 0].any()
+
+
+def test_product_reference_is_the_outer_product(backend):
+    case = clouds(10, 8, ratio=2.0)
+    one = case.solve(backend=backend, tol=1e-10)
+    two = case.replace(reference=np.outer(case.a, case.b)).solve(backend=backend, tol=1e-10)
+    assert relative_error(two.plan, one.plan) < 1e-9
+    np.testing.assert_allclose(two.objective, one.objective, rtol=1e-12)
+    for x, y in ((one.log_u, two.log_u), (one.log_v, two.log_v)):
+        np.testing.assert_allclose(x, y, atol=1e-8)  # the same convention
+
+
+# ---- the formulas themselves ----
+
+
+@pytest.mark.parametrize("kind", SIDES)
+def test_penalty_formulas(kind):
+    """prox, dual term and gap term of mapuot.penalties, from the definition of D(r | t)."""
+    rho, t, reg = np.full(9, SOFT.get(kind, np.inf)), np.linspace(0.2, 3, 9), 0.3
+    given, upper = (rho, None) if kind != "range" else (1 - rho, 1 + rho)
+    log_s = np.linspace(-3, 3, 9)
+    x = penalties.prox(kind, log_s, t, given, upper, reg)
+    r = np.exp(x + log_s)
+    # x maximises the dual at that point: conjugate(f) - reg e^(f/reg) s
+    best = conjugate(kind, reg * x, t, rho) - reg * r
+    for step in (-1e-3, 1e-3):
+        assert (conjugate(kind, reg * (x + step), t, rho) - reg * np.exp(x + step + log_s) < best).all()
+    f = np.clip(np.linspace(-0.4, 0.6, 9), -rho, rho) if kind == "tv" else np.linspace(-0.4, 0.6, 9)
+    np.testing.assert_allclose(penalties.dual_term(kind, f, t, given, upper), conjugate(kind, f, t, rho), atol=1e-14)
+    if kind != "balanced":
+        inside = np.clip(t * np.linspace(0.5, 1.5, 9), t * (1 - rho), t * (1 + rho)) if kind == "range" else 0.7 * t
+        right = divergence(kind, inside, t, rho) - conjugate(kind, f, t, rho) + f * inside
+        np.testing.assert_allclose(penalties.gap_term(kind, f, inside, t, given, upper), right, atol=1e-13)
+        np.testing.assert_allclose(
+            penalties.divergence(kind, inside, t, given, upper), divergence(kind, inside, t, rho)
+        )
+
+
+def test_conjugate_is_a_minimum():
+    """The test's own formula against a search over r."""
+    r = np.linspace(0, 20, 2_000_001)
+    for kind in SIDES:
+        rho, t = SOFT.get(kind, np.inf), 1.3
+        for f in (-0.2, 0.0, 0.15, 1.0 if kind in ("kl", "l2") else 0.2):
+            allowed = {"balanced": r == r[130_000], "range": np.abs(r - t) <= rho * t + 1e-9}.get(kind, r >= 0)
+            values = divergence(kind, r[allowed], t, np.float64(rho)) + f * r[allowed]
+            np.testing.assert_allclose(conjugate(kind, f, t, np.float64(rho)), values.min(), atol=1e-6)
+
+
+def test_measure_sees_a_wrong_answer():
+    """The verifier itself: potentials that are off by 1e-3 have a gap, and another objective."""
+    case = clouds(8, 9)
+    result = case.solve(tol=1e-11)
+    right, wrong = measure(case, result.log_u, result.log_v), measure(case, result.log_u + 1e-3, result.log_v)
+    assert abs(right.objective - right.dual) < 1e-14
+    assert wrong.objective - wrong.dual > 1e-8
+    result.log_u = result.log_u + 1e-3
+    with pytest.raises(AssertionError):
+        verify(result, case)
