@@ -334,6 +334,7 @@ __device__ __noinline__ void finish_advance(const State &S, Finish &F, int64_t p
                 if (i < depth) x -= p.gamma[i] * g[i];
         }
         const double y = x - e + p.shift, v = exp(y < BOUND ? y : y == y ? BOUND : y);
+        if (S.ratio) S.ratio[j] = S.v_scale[j] > 0 ? v / S.v_scale[j] : 0;
         S.x_next[j] = x;
         S.v_scale[j] = v;
         B += S.cols.weight[j] * exp(-S.rate_cols * x);

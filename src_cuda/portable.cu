@@ -1,10 +1,11 @@
 // Mirrors src_c/solver.c (mapuot_iterate) for devices without bulk copies, sm_70+, and for rows wider than a cluster.
 //
-// A pass is row_pass (K read once; rows of up to 512 CPT columns) or row_sums and column_sums (K read twice, any
+// A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns) or row_sums and column_sums (K read twice, any
 // width), then finish_first and finish_second: kernel boundaries are the meetings.  A kernel reads half `parity` of
 // progress, row_scalars and next, and the last one writes the other half; once the status is not RUNNING, all pass by.
 #define PERSISTENT 0
 #include "row_pass.cuh"
+#include "plan_pass.cuh"
 #include "finish_pass.cuh"
 
 __device__ __forceinline__ bool stopped(const State &S, int parity) { return S.progress[parity].status != RUNNING; }

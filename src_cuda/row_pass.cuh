@@ -54,8 +54,8 @@ __device__ __forceinline__ void row_count(const State &S, Point p, double log_u,
 }
 
 // u of row i (0 where it is left out or dead); where `row` is given, the row is stored and counted there.
-__device__ __forceinline__ double row_scale(const State &S, int64_t i, Point p, double s, double shift, double *row) {
-    if (i >= S.m) return 0;
+__device__ __forceinline__ double row_scale(const State &S, int i, Point p, double s, double shift, double *row) {
+    if (i >= (int)S.m) return 0;
     const double log_u = s >= TINY ? row_prox(S, p, s, shift) : s == s ? -INF : s;
     const double u = exp(log_u < BOUND ? log_u : s == s ? BOUND : s);
     if (row) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void fetch(const State &S, const Ring &g, int t, int 
     const int64_t row = (int64_t)(g.first + t) * R;
     const int rows = (int)(S.m - row < R ? S.m - row : R);
     const uint32_t bytes = g.columns * (uint32_t)sizeof(real);
-    unsigned char *to = g.tile + (int64_t)slot * g.bytes;
+    unsigned char *to = g.tile + slot * g.bytes;
     const real *from = S.kernel + row * S.ld + g.column;
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(g.full + slot)),
                  "r"(bytes * rows) : "memory");
@@ -208,9 +208,9 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
     const int step = g.forward ? 1 : -1;
     int t = g.forward ? 0 : g.tiles - 1, slot = g.slot, last = -1;
     for (int k = 0; k < g.tiles; k++, t += step) {
-        const int64_t i = (int64_t)(g.first + t) * R + lane / LANES;
-        const Point point = S.point[i < S.m ? i : S.m - 1];
-        const unsigned char *tile = g.tile + (int64_t)slot * g.bytes;
+        const int i = (g.first + t) * R + lane / LANES, m = (int)S.m;
+        const Point point = S.point[i < m ? i : m - 1];
+        const unsigned char *tile = g.tile + slot * g.bytes;
         double s[R];
         await(g.full + slot, (g.parity >> slot) & 1);
         tile_dots(tile, g.columns, thread, v, s);

@@ -21,7 +21,7 @@ struct Side {
 
 struct State {
     int64_t m, n, ld;
-    const real *kernel;
+    real *kernel;
     const Point *point;               // m: what the prox of a row needs
     double *u_log, *u_scale, *r;      // m: log and value of u relative to K; row marginal before translation
     Side rows, cols;
@@ -33,6 +33,7 @@ struct State {
     double *dF, *dG;                  // MEMORY x n: differences of residuals and images
     double *partial;                  // blocks x VALUES
     double *next;                     // 2 x blocks x 2: sum b v^(-reg/rho2), sum v_scale of the next state
+    double *ratio;                    // n, in place: v over the v that the plan holds; else null
     uint32_t *barrier;
     struct Progress *progress;        // two: portable kernels read one and write the other
     struct Trace *trace;

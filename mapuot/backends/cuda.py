@@ -138,8 +138,6 @@ class Workspace:
     """One solve: K, the two sides, the column sums, Anderson's history, and the State record that points at them."""
 
     def __init__(self, problem: Problem, options: Options) -> None:
-        if options.in_place:
-            raise NotImplementedError("method 'map-uot' is not available on the GPU yet; use 'sinkhorn'")
         m, n = problem.shape
         self.problem, self.options, self.dtype = problem, options, options.precision
         self.ld = -(-n // PAD) * PAD
@@ -151,7 +149,7 @@ class Workspace:
         self.kl_rows = problem.rows.penalty in ("kl", "balanced")
         self.state = np.zeros((), STATE)
         self.arrays: dict[str, Any] = {}
-        self.launch = Iterate(self.state, m, self.ld, self.dtype, self.kl_rows)
+        self.launch = Iterate(self.state, m, self.ld, self.dtype, self.kl_rows, options.in_place)
         self.allocate(m, n)
         self.constants()
         self.start()
@@ -171,6 +169,8 @@ class Workspace:
         for name in ("x_next", "x", "v_scale", "s", "sums", "image", "residual"):
             self.take(name, ld)
         self.take("work", 2 * ld)
+        if self.options.in_place:
+            self.take("ratio", ld)
         self.take("dF", memory * ld)
         self.take("dG", memory * ld)
         self.take("row_scalars", 2 * ROW_SCALARS)
@@ -324,6 +324,9 @@ class Workspace:
             self.put("cols.upper", side.upper)
         self.put("x_next", x)
         self.put("v_scale", v)
+        if self.options.in_place:  # the plan starts as K: u = v = 1
+            self.put("ratio", v)
+            self.arrays["u_scale"].fill(1)
         for name in ("sums", "row_scalars", "next"):
             self.arrays[name].fill(0)
         k2 = float(self.state["rate_cols"])

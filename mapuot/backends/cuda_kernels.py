@@ -23,7 +23,7 @@ PAD = 16  # K's rows are padded to a multiple of this many entries
 F8, I8, PTR = np.float64, np.int64, np.uint64
 SIDE = [("kind", I8)] + [(name, PTR) for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")]
 POINTERS = (
-    "x_next x v_scale s sums row_scalars image residual work dF dG partial next barrier progress trace"
+    "x_next x v_scale s sums row_scalars image residual work dF dG partial next ratio barrier progress trace"
 ).split()
 STATE = np.dtype(
     [(name, I8) for name in ("m", "n", "ld")]

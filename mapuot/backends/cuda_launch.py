@@ -50,11 +50,12 @@ def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> 
 class Iterate:
     """Calls that make passes on the state they were built for."""
 
-    def __init__(self, state: Any, m: int, ld: int, dtype: str, kl_rows: bool, shape: Shape | None = None) -> None:
+    def __init__(self, state: Any, m: int, ld: int, dtype: str, kl_rows: bool, in_place: bool = False) -> None:
         self.state, self.parity, self.most = state, 0, TRACE_PASSES
-        shape = shape or shape_for(ld, dtype)
+        shape, self.in_place = shape_for(ld, dtype), in_place
         capability, self.processors, shared = device_limits(cp.cuda.Device().id)
-        self.persistent = capability >= 90 and shape is not None and os.environ.get("MAPUOT_CUDA") != "portable"
+        self.persistent = capability >= 90 and shape is not None and not in_place
+        self.persistent = self.persistent and os.environ.get("MAPUOT_CUDA") != "portable"
         if self.persistent:
             assert shape is not None
             self.persistent = self.fit(shape, m, ld, dtype, int(kl_rows), shared)
@@ -93,10 +94,12 @@ class Iterate:
         shape = shape_for(ld, dtype)
         self.fused = shape is not None and shape.CLUSTER == 1
         self.shape = shape = Shape(shape.GW, shape.CPT, 1 if shape.CPT > 8 else 2) if self.fused and shape else Shape(8, 8, 4)
+        if self.in_place and not self.fused:
+            raise NotImplementedError(f"method 'map-uot' on the GPU holds rows of at most 8192 columns, got {ld}")
         options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=1, STORE=STORES[dtype], KL_ROWS=kl_rows)
         self.kernels = {
             name: kernel("portable.cu", name, **options)
-            for name in ("row_pass", "row_sums", "column_sums", "finish_first", "finish_second")
+            for name in ("row_pass", "plan_pass", "row_sums", "column_sums", "finish_first", "finish_second")
         }
         self.parts = max(1, min(self.processors, -(-ld // 64)))
         self.blocks = min(self.processors * shape.groups, -(-m // shape.R))
@@ -109,7 +112,7 @@ class Iterate:
         threads, parity = (32 * self.shape.GW,), np.int32(half)
         k = self.kernels
         if self.fused:
-            k["row_pass"]((self.blocks,), threads, (self.state, parity))
+            k["plan_pass" if self.in_place else "row_pass"]((self.blocks,), threads, (self.state, parity))
         else:
             k["row_sums"]((self.blocks,), threads, (self.state, parity))
             k["column_sums"](self.slabs, threads, (self.state, parity))

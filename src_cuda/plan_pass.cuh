@@ -1,0 +1,82 @@
+// Mirrors src_c/kernels_tmpl.c (plan_pass): the pass of arXiv 2412.11079 in place, with the scalings carried.
+//
+// The buffer is the plan, read once and written once a pass: P_ij *= v_j / (the v_j it holds), s_i = sum_j P_ij over
+// the u_i it holds, u = prox(s), P_ij *= u_i / (the u_i it holds).  The column sums of P are divided by v, so that
+// finish_pass finds K^T u as after row_pass.  A block covers a row: up to 512 CPT columns.  Not for bfloat16.
+#ifndef PLAN_PASS_CUH
+#define PLAN_PASS_CUH
+#include "row_pass.cuh"
+
+__device__ __forceinline__ void unpack(const uint4 &w, double (&p)[CHUNK]) {
+    const real *x = (const real *)&w;
+#pragma unroll
+    for (int e = 0; e < CHUNK; e++) p[e] = entry(x[e]);
+}
+
+__device__ __forceinline__ uint4 pack(const double (&p)[CHUNK]) {
+    uint4 w;
+    real *x = (real *)&w;
+#pragma unroll
+    for (int e = 0; e < CHUNK; e++) x[e] = narrow(p[e]);
+    return w;
+}
+
+// One row: scaled by the columns' ratio, its sum, then by its own; acc gathers the columns of the new plan.
+__device__ __forceinline__ void plan_row(const State &S, int i, double shift, double (*part)[GW], double *row,
+                                         const double (&ratio)[CPT], double (&acc)[CPT]) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint4 *P = (uint4 *)(S.kernel + i * S.ld) + threadIdx.x;
+    const double old = S.u_scale[i];
+    uint4 w[VPT];
+    double s = 0;
+#pragma unroll
+    for (int c = 0; c < VPT; c++) {
+        double p[CHUNK];
+        w[c] = (c * GT + threadIdx.x) * CHUNK < (int)S.ld ? P[c * GT] : make_uint4(0, 0, 0, 0);
+        unpack(w[c], p);
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++) s = fma(p[e], ratio[c * CHUNK + e], s);
+    }
+    s = warp_sum(s);
+    if (lane == 0) part[i & 1][warp] = s;
+    __syncthreads();
+    s = warp_sum(lane < GW ? part[i & 1][lane] : 0) / (old > 0 ? old : 1);
+    const double u = row_scale(S, i, S.point[i], s, shift, threadIdx.x == 0 ? row : nullptr);
+    const double factor = old > 0 ? u / old : 0;
+#pragma unroll
+    for (int c = 0; c < VPT; c++) {
+        double p[CHUNK];
+        unpack(w[c], p);
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++) {
+            p[e] *= ratio[c * CHUNK + e] * factor;
+            acc[c * CHUNK + e] += p[e];
+        }
+        if ((c * GT + threadIdx.x) * CHUNK < (int)S.ld) P[c * GT] = pack(p);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(GT) plan_pass(const __grid_constant__ State S, int parity) {
+    __shared__ double part[2][GW], row[ROW_SCALARS];
+    if (S.progress[parity].status != RUNNING) return;
+    if (threadIdx.x < ROW_SCALARS) row[threadIdx.x] = 0;
+    __syncthreads();
+    double ratio[CPT], acc[CPT];
+#pragma unroll
+    for (int c = 0; c < CPT; c++) {
+        const int j = (c / CHUNK * GT + threadIdx.x) * CHUNK + c % CHUNK;
+        ratio[c] = j < S.ld ? S.ratio[j] : 0;
+        acc[c] = 0;
+    }
+    const double shift = S.progress[parity].shift;
+    for (int i = (int)(S.m * blockIdx.x / gridDim.x); i < S.m * (blockIdx.x + 1) / gridDim.x; i++)
+        plan_row(S, i, shift, part, row, ratio, acc);
+#pragma unroll
+    for (int c = 0; c < CPT; c++) {
+        const int j = (c / CHUNK * GT + threadIdx.x) * CHUNK + c % CHUNK;
+        if (j < S.ld && S.v_scale[j] > 0) atomicAdd(S.sums + j, acc[c] / S.v_scale[j]);
+    }
+    __syncthreads();
+    if (threadIdx.x < ROW_SCALARS) atomicAdd(S.row_scalars + parity * ROW_SCALARS + threadIdx.x, row[threadIdx.x]);
+}
+#endif
