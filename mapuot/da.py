@@ -195,9 +195,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         """`fit`, then the images of Xs."""
         return self.fit(Xs, ys, Xt, yt).transform(Xs)
 
-    def transform(
-        self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128
-    ) -> F64:
+    def transform(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128) -> F64:
         """Images of source samples: barycentres of their targets; (n, d).
 
         The fitted samples map exactly, others move as their nearest fitted sample does. A sample that sends
@@ -236,9 +234,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         """The Result of `fit`."""
         if not hasattr(self, "result_"):
             error = not_fitted_error()
-            raise error(
-                f"This {type(self).__name__} instance is not fitted yet: call fit with Xs and Xt first"
-            )
+            raise error(f"This {type(self).__name__} instance is not fitted yet: call fit with Xs and Xt first")
         return self.result_
 
     def extended(self, X: F64, fitted: F64, image: F64, batch_size: int) -> F64:

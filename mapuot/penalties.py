@@ -20,18 +20,18 @@ KINDS = {"kl": 0, "balanced": 1, "tv": 2, "l2": 3, "range": 4}
 def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float) -> F64:
     """log u that maximises the dual at one point, given log s; -inf where the point carries no mass."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        balanced = np.log(t) - log_s  # r = t
+        balanced: F64 = np.log(t) - log_s  # r = t
         if kind in ("kl", "balanced"):
             fi = np.where(np.isinf(rho), 1.0, rho / (rho + reg))
-            return fi * balanced
+            return np.asarray(fi * balanced)
         if kind == "tv":  # r = t while |f| <= rho
-            return np.clip(balanced, -rho / reg, rho / reg)
+            return np.asarray(np.clip(balanced, -rho / reg, rho / reg))
         if kind == "l2":  # f = rho t - reg omega(log(rho s / reg) + rho t / reg)
             omega = wrightomega(np.log(rho / reg) + log_s + rho * t / reg)
-            return rho * t / reg - np.real(omega)
+            return np.asarray(rho * t / reg - np.real(omega))
         assert upper is not None
         low, high = np.log(rho) + balanced, np.log(upper) + balanced
-        return np.clip(0.0, low, high)
+        return np.asarray(np.clip(0.0, low, high))
 
 
 def divergence(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:

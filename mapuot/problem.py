@@ -25,6 +25,7 @@ MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ b
 class Side:
     """One marginal: the rows (a) or the columns (b); every array is float64 of length ``len(weight)``."""
 
+    name: str  # "a" or "b", for messages
     weight: F64
     penalty: str
     rho: F64  # reg_m per point, inf = hard; "range": the lower factor
@@ -55,16 +56,17 @@ class Problem:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.M.shape  # type: ignore[no-any-return]
+        m, n = self.M.shape
+        return m, n
 
     @property
     def left_out(self) -> tuple[Any, Any]:
-        """Masks of the rows and columns whose scaling is exactly 0: no reference mass, or no weight where the
-        penalty then allows none."""
+        """Masks of the rows and columns whose scaling is 0: no reference mass, or a weight 0 that forbids any."""
         strict = ("kl", "balanced", "range")
-        return tuple(  # type: ignore[return-value]
-            np.isneginf(log_c) | ((side.weight == 0) & (side.penalty in strict))
-            for side, log_c in zip((self.rows, self.cols), self.log_reference, strict=True)
+        log_a, log_b = self.log_reference
+        return (
+            np.isneginf(log_a) | ((self.rows.weight == 0) & (self.rows.penalty in strict)),
+            np.isneginf(log_b) | ((self.cols.weight == 0) & (self.cols.penalty in strict)),
         )
 
     @property
@@ -85,6 +87,15 @@ class Problem:
         reference = self.reference if isinstance(self.reference, str) else self.reference.T
         return dataclasses.replace(self, M=self.M.T, rows=self.cols, cols=self.rows, reference=reference)
 
+    def check_reachable(self, dead_rows: Any, dead_cols: Any) -> None:
+        """Raise where mass must be transported from or to a point whose every pair is forbidden (the masks)."""
+        for side, dead in ((self.rows, dead_rows), (self.cols, dead_cols)):
+            needs = side.rho > 0 if side.penalty == "range" else np.isinf(side.rho)
+            hard = dead & (side.weight > 0) & needs
+            if hard.any():
+                point = f"{side.name}[{int(np.argmax(hard))}]"
+                raise InfeasibleError(f"M forbids every pair of {point}, which must be transported")
+
     @classmethod
     def from_arrays(
         cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType
@@ -94,8 +105,8 @@ class Problem:
         m, n = M.shape
         weight_a, weight_b = as_weight(a, m, "a", backend), as_weight(b, n, "b", backend)
         pair_m, pair_penalty = as_pair(reg_m, "reg_m"), as_penalties(penalty)
-        rows = as_side(weight_a, pair_penalty[0], pair_m[0], "reg_m[0]")
-        cols = as_side(weight_b, pair_penalty[1], pair_m[1], "reg_m[1]")
+        rows = as_side("a", weight_a, pair_penalty[0], pair_m[0], "reg_m[0]")
+        cols = as_side("b", weight_b, pair_penalty[1], pair_m[1], "reg_m[1]")
         if rows.penalty == cols.penalty == "balanced":
             check_equal_masses(weight_a, weight_b)
         low, high, bad, infinite = backend.extrema(M)
@@ -111,9 +122,15 @@ def as_cost(M: Any, backend: ModuleType) -> Any:
         raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
     if M.dtype.kind not in "fiu":
         raise TypeError(f"M must hold real numbers, got dtype {M.dtype}")
-    if M.dtype.name in ("float32", "float64"):
-        return M if all(s % M.itemsize == 0 for s in M.strides) else M.copy()
-    return M.astype("float32" if M.dtype.name == "float16" else "float64")
+    return as_real(M)
+
+
+def as_real(M: Any) -> Any:
+    """M itself where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
+    if M.dtype.name not in ("float32", "float64"):
+        return M.astype("float32" if M.dtype.name == "float16" else "float64")
+    whole = all(s % M.itemsize == 0 for s in M.strides) and getattr(M.flags, "aligned", True)
+    return M if whole and M.dtype.isnative else M.astype(M.dtype.newbyteorder("="), copy=True)
 
 
 def as_positive(value: Any, name: str) -> float:
@@ -172,10 +189,10 @@ def as_penalties(value: Any) -> tuple[str, str]:
     return pair
 
 
-def as_side(weight: F64, penalty: str, reg_m: Any, name: str) -> Side:
+def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str) -> Side:
     """One side from its reg_m: a number or one per point; for "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
     if penalty == "balanced":
-        return Side(weight, penalty, np.full(len(weight), np.inf))
+        return Side(side, weight, penalty, np.full(len(weight), np.inf))
     if np.ndim(reg_m) == 0:
         try:
             rho = np.full(len(weight), float(reg_m))
@@ -186,14 +203,14 @@ def as_side(weight: F64, penalty: str, reg_m: Any, name: str) -> Side:
     if penalty == "range":
         if not (np.all(rho >= 0) and np.all(np.isfinite(rho))):
             raise ValueError(f"{name} must be a slack >= 0 for penalty 'range', got {rho.min()}")
-        return Side(weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho)
+        return Side(side, weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho)
     if not np.all(rho > 0):
         raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho.min()}")
     if np.all(np.isinf(rho)):
-        return Side(weight, "balanced", rho)
+        return Side(side, weight, "balanced", rho)
     if penalty in ("tv", "l2") and not np.all(np.isfinite(rho)):
         raise ValueError(f"{name} must be finite for penalty {penalty!r}; use 'balanced' or 'kl' for inf")
-    return Side(weight, penalty, rho)
+    return Side(side, weight, penalty, rho)
 
 
 def as_reference(value: Any, M: Any, a: F64, b: F64, backend: ModuleType) -> tuple[Any, float]:
@@ -209,7 +226,7 @@ def as_reference(value: Any, M: Any, a: F64, b: F64, backend: ModuleType) -> tup
         raise TypeError(f"reference must hold real numbers, got dtype {c.dtype}")
     if c.shape != M.shape:
         raise ValueError(f"reference must have M's shape {M.shape}, got {c.shape}")
-    c = c.astype(M.dtype, copy=False)
+    c = as_real(c.astype(M.dtype, copy=False))
     low, high, bad, infinite = backend.extrema(c)
     if bad or infinite or low < 0 or not high > 0:
         raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]")

@@ -69,8 +69,8 @@ def solve(
     reg_m : float, inf, or a pair of them or of per-point vectors
         Marginal penalty, in units of M; inf is the balanced constraint. ``penalty="range"``: the relative slack.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
-        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 8), "sinkhorn" makes POT's
-        iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
+        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 8), "sinkhorn"
+        makes POT's iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
     reference : {"product", "uniform"} or (m, n) array
         c: a b^T, ones, or the given matrix (zeros forbid pairs).
@@ -171,19 +171,28 @@ class Run:
     ) -> None:
         self.module, self.max_passes, self.callback = module, max_passes, callback
         self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass", disable=not progress)
+        self.limit = max_passes
         self.trace: list[Stats] = []
+        self.potentials: tuple[F64, F64]
+        self.marginals: tuple[F64, F64]
         self.start = time.perf_counter()
 
     def solve(self, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
-        """The problem as given, or turned where only its columns are balanced: the row side is exact every pass,
-        so that the gap of the free side certifies the plan."""
+        """Solve the problem as given, or turned where only its columns are balanced.
+
+        The row side is exact in every pass, so that the gap of the free side then certifies the plan.
+        """
         turned = problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
         task, log_v = (problem.transpose(), start[0]) if turned else (problem, start[1])
         with self.bar:
             for reg in reg_steps(task, options, warm=bool(log_v.any())):
+                self.limit = self.max_passes // 2  # the rest is for the reg asked for
+                if self.n_passes >= self.limit:
+                    break
                 coarse = dataclasses.replace(options, tol=max(options.tol, COARSE_TOL))
                 log_v = self.run(dataclasses.replace(task, reg=reg), coarse, log_v * (task.reg / reg))
                 log_v *= reg / task.reg
+            self.limit = self.max_passes
             log_v = self.run(task, options, log_v)
             if self.status == "stalled" and escalate and options.precision == "float32":
                 log_v = self.run(task, dataclasses.replace(options, precision="float64"), log_v)
@@ -198,7 +207,7 @@ class Run:
             count = 1
             while True:
                 begun = time.perf_counter()
-                stats = workspace.iterate(min(count, self.max_passes - self.n_passes))
+                stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))
                 self.status = self.record(stats)
                 if self.status == "absorb":
                     workspace.absorb()
@@ -225,7 +234,7 @@ class Run:
         if status in ("running", "absorb"):
             if cancelled:
                 return "cancelled"
-            if self.n_passes >= self.max_passes:
+            if self.n_passes >= self.limit:
                 return "max_passes"
         return status
 
@@ -248,7 +257,7 @@ def reg_steps(problem: Problem, options: Options, warm: bool) -> list[float]:
 def warn_not_converged(result: Result, tol: float) -> None:
     cure = {
         "max_passes": "raise max_passes, reg or tol",
-        "stalled": "rounding allows no better: ask for a larger tol, or precision='float64' if K was narrower",
+        "stalled": "rounding allows no better: ask for precision='float64' or a larger tol",
     }.get(result.status, "rescale M or raise reg")
     warnings.warn(
         f"not converged ({result.status}) after {result.n_passes} passes: certified relative plan error "

@@ -9,9 +9,9 @@
 
 #include "kernels.h"
 
-enum { STALL_PASSES = 250, NARROW_PATIENCE = 20, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 #define SCALE_LIMIT 1e150 /* sums of u or v beyond it: rebuild K before anything overflows */
 #define NARROW_LIMIT 1e20 /* and beyond this float32 runs are not safe */
+enum { STALL_PASSES = 250, NARROW_PATIENCE = 20, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
 int mapuot_scalars(void)
 {
@@ -117,16 +117,36 @@ static void reduce_task(void *context, int thread, int threads)
     }
 }
 
-int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
+/* sums of one pass over the rows; returns the sum of u */
+static double sum_rows(mapuot_pool *pool, mapuot_state *state)
 {
-    const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->dtype];
-    if ((state->in_place && !k->plan_pass) || (state->narrow && !k->narrow_pass))
-        return MAPUOT_BAD_ARGUMENT;
-    for (int64_t j = 0; state->narrow && j < padded(state->n); j++)
-        state->narrow_v[j] = (float)state->cols.scale[j];
     pool_run(pool, rows_task, state);
     if (mapuot_pool_threads(pool) > 1)
         pool_run(pool, reduce_task, state);
+    return state->sums[padded(state->n) + ROW_SCALE];
+}
+
+/* v in float32; 0 where it comes too near the end of that range */
+static int narrow_scale(const mapuot_state *state)
+{
+    double largest = 0.0;
+    for (int64_t j = 0; j < padded(state->n); j++) {
+        largest = fmax(largest, state->cols.scale[j]);
+        state->narrow_v[j] = (float)state->cols.scale[j];
+    }
+    return largest <= NARROW_LIMIT;
+}
+
+int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
+{
+    const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->dtype];
+    mapuot_state wide = *state;
+    if ((state->in_place && !k->plan_pass) || (state->narrow && !k->narrow_pass))
+        return MAPUOT_BAD_ARGUMENT;
+    if (state->narrow && narrow_scale(state) && sum_rows(pool, state) <= NARROW_LIMIT)
+        return MAPUOT_RUNNING;
+    wide.narrow = 0;
+    sum_rows(pool, &wide);
     return MAPUOT_RUNNING;
 }
 
@@ -231,6 +251,12 @@ static double translate_next(const mapuot_state *state, double mass, double next
     return fi2 * (log(next) - log(mass)) / (k1 + fi2 * k2);
 }
 
+/* |P - P*|_1 / mass from d = gap / (reg mass) >= KL(P* | P) / mass: |p - q|_1^2 <= (2/3 |p| + 4/3 |q|) KL(p | q) */
+static double plan_error(double d)
+{
+    return d > 0.0 ? d / 3 + sqrt(2 * d + d * d / 9) : 0.0;
+}
+
 static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v)
 {
     if (!isfinite(stats->mass) || !isfinite(stats->dual) || !(stats->mass > 0.0))
@@ -327,7 +353,7 @@ int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *sta
     if (state->translate)
         stats->dual += isinf(state->rho_u) ? state->reg * args.lam * mass : state->rho_u * (mass - stats->mass);
     stats->gap = out[SUM_GAP];
-    stats->error = sqrt(2 * fmax(out[SUM_GAP], 0.0) / (state->reg * stats->mass)) + out[SUM_HARD] / stats->mass +
+    stats->error = plan_error(out[SUM_GAP] / (state->reg * stats->mass)) + out[SUM_HARD] / stats->mass +
                    (state->exact ? 0.0 : 3 * state->storage_error) + stats->lost;
     args.mu = translate_next(state, stats->mass, out[SUM_NEXT]);
 

@@ -53,7 +53,7 @@ class Workspace(Protocol):
     """One solve. Potentials are float64 host or device vectors in POT's convention."""
 
     def absorb(self, log_v: F64 | None = None) -> None:
-        """(Re)build K around log v, by default the next one, so that no entry that matters over- or underflows."""
+        """(Re)build K around log v, by default the next one: no entry that matters over- or underflows."""
 
     def iterate(self, count: int) -> list[Stats]:
         """At most ``count`` passes, fewer when the status of the last is not "running"."""

@@ -1,7 +1,7 @@
 """The CPU backend: numpy owns the memory, src_c does the work, no foreign call holds the GIL.
 
-``iterate`` is one foreign call for many passes. K's rows are padded to 64 bytes and first touched by the thread that
-will read them. Twin: backends/cuda.py; oracle: backends/reference.py.
+``iterate`` is one foreign call for many passes. K's rows are padded to 64 bytes and first touched by the
+thread that will read them. Twin: backends/cuda.py; oracle: backends/reference.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 
 from .. import penalties
 from .._core import ffi, lib
-from ..errors import InfeasibleError
 from ..penalties import F64
 from ..problem import Problem, Side
 from . import Options, Stats
@@ -107,8 +106,10 @@ def new_pool(threads: int | None, entries: int) -> Any:
 
 
 def narrow_floor(problem: Problem) -> float:
-    """Certified error that float32 runs can still resolve: their noise in a marginal, some 3e-8, is amplified by
-    sqrt(rho / reg) in the certificate; below three times that the passes run in float64."""
+    """Certified error that float32 runs can still resolve.
+
+    Their noise in a marginal, some 3e-8, is amplified by sqrt(rho / reg) in the certificate.
+    """
     rho = np.concatenate([problem.rows.rho, problem.cols.rho])
     soft = rho[np.isfinite(rho)]
     return 1e-7 * math.sqrt(1 + (soft.max() if soft.size else 0.0) / problem.reg)
@@ -148,7 +149,8 @@ class Workspace:
         state.rho_u, state.rho_v = (1.0 if rho is None else rho for rho in rates)
         state.tol, state.tol_gap = options.tol, options.tol_gap
         state.storage_error = ROUNDING[self.dtype]
-        state.flush, state.flush_tol = math.exp(FLUSH_LOG[self.dtype]), max(1e-12, min(1e-8, options.tol / 100))
+        state.flush = math.exp(FLUSH_LOG[self.dtype])
+        state.flush_tol = max(1e-12, min(1e-8, options.tol / 100))
         state.narrow = self.dtype != "float64" and not options.in_place
         self.narrow_v = empty(size if state.narrow else 1, np.float32)
         state.narrow_v, state.narrow_floor = pointer(self.narrow_v, "float *"), narrow_floor(problem)
@@ -158,11 +160,13 @@ class Workspace:
         self.tile = empty(threads * TILE * self.ld if coarse else 0)
         state.tile = pointer(self.tile) if coarse else ffi.NULL
         state.best_dual, state.best_error, state.head = -math.inf, math.inf, -1
-        self.row_side, self.col_side = self.side(problem.rows, m, state.rows), self.side(problem.cols, size, state.cols)
+        self.row_side = self.side(problem.rows, m, state.rows)
+        self.col_side = self.side(problem.cols, size, state.cols)
 
     def side(self, side: Side, size: int, out: Any) -> dict[str, F64]:
         """Fill the C view of one marginal; ``size`` is its padded length."""
-        fast = side.penalty == "balanced" or (side.penalty == "kl" and bool(np.isfinite(side.rho).all()))
+        soft = side.penalty == "kl" and bool(np.isfinite(side.rho).all())
+        fast = soft or side.penalty == "balanced"
         names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
         names += ["fi", "base"] if fast else []
         names += ["upper"] if side.upper is not None else []
@@ -182,7 +186,7 @@ class Workspace:
         return arrays
 
     def absorb(self, log_v: F64 | None = None) -> None:
-        """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
+        """Build K with alpha, beta such that it is at most 1 and each row and column in use has an entry 1."""
         problem, state = self.problem, self.state
         if log_v is None:
             log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
@@ -218,7 +222,7 @@ class Workspace:
         self.set_constants()
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """alpha_i = -max_j(log v_j - M_ij / reg), beta_j = -max_i(alpha_i - M_ij / reg); +inf where there is none."""
+        """alpha_i = -max_j(log v_j - M_ij/reg), beta_j = -max_i(alpha_i - M_ij/reg); +inf where none."""
         problem = self.problem
         alpha, col_max = np.where(out_u, -np.inf, 0.0), np.empty(len(plan_v))
         plan_v = np.ascontiguousarray(plan_v)
@@ -258,15 +262,14 @@ class Workspace:
     def set_constants(self) -> None:
         """Dual terms that no pass changes: reg |c| and the points that no mass can reach."""
         problem = self.problem
+        problem.check_reachable(self.dead_u, self.dead_v)
         total, scale = problem.reg * problem.c_mass, 0.0
-        for name, side, dead in (("a", problem.rows, self.dead_u), ("b", problem.cols, self.dead_v)):
-            hard = dead & (side.weight > 0) & (np.isinf(side.rho) if side.penalty != "range" else side.rho > 0)
-            if hard.any():
-                raise InfeasibleError(f"M forbids every pair of {name}[{int(np.argmax(hard))}], which must be transported")
+        for side, dead in ((problem.rows, self.dead_u), (problem.cols, self.dead_v)):
             f = np.full(int(dead.sum()), np.inf)
             upper = None if side.upper is None else side.upper[dead]
             if side.penalty != "range":
-                total += float(penalties.dual_term(side.penalty, f, side.weight[dead], side.rho[dead], upper).sum())
+                terms = penalties.dual_term(side.penalty, f, side.weight[dead], side.rho[dead], upper)
+                total += float(terms.sum())
             soft = np.isfinite(side.rho)
             scale += float(side.rho[soft] @ side.weight[soft])
         self.state.dual_constant, self.state.dual_scale = total, scale

@@ -131,9 +131,7 @@ def barycenter_unbalanced_stabilized(
     """`barycenter_unbalanced` with method "sinkhorn_stabilized"; ``tau`` is checked and accepted."""
     as_positive(tau, "tau")
     solver = Barycenter(A, M, reg, reg_m, weights)
-    return solver.run(
-        -np.log(len(solver.q)), 10, 0, as_count(numItermax, "numItermax"), stopThr, verbose, log
-    )
+    return solver.run(-np.log(len(solver.q)), 10, 0, as_count(numItermax, "numItermax"), stopThr, verbose, log)
 
 
 class Barycenter:
@@ -170,9 +168,7 @@ class Barycenter:
         self.q = np.exp(log_q)
         self.log_v = self.fi * (log_q[:, None] - log_s)
 
-    def run(
-        self, log_v: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool
-    ) -> Any:
+    def run(self, log_v: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool) -> Any:
         self.log_v, err = np.full(self.log_a.shape, log_v), []
         q = np.exp(np.full(len(self.q), log_v))
         for k in tqdm(range(max_iter), desc="barycenter", unit="pass", disable=not progress):
@@ -225,11 +221,6 @@ class Kernel:
 
 def as_weights(value: Any, count: int) -> F64:
     weights = np.full(count, 1.0 / count) if value is None else np.asarray(value, dtype=np.float64)
-    if (
-        weights.shape != (count,)
-        or not np.isfinite(weights).all()
-        or (weights < 0).any()
-        or not weights.sum() > 0
-    ):
+    if weights.shape != (count,) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum() > 0:
         raise ValueError(f"weights must be ({count},), finite, >= 0 and not all zero, got {value!r}")
     return weights

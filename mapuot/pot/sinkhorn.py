@@ -294,9 +294,7 @@ class Call:
         if self.warmstart is None:
             return None
         pair = [take(x, "warmstart") for x in self.warmstart]
-        if j is None:
-            return pair
-        return [x if np.ndim(x) < 2 else np.asarray(x)[:, min(j, np.shape(x)[1] - 1)] for x in pair]
+        return pair if j is None else [x if np.ndim(x) < 2 else x[:, min(j, x.shape[1] - 1)] for x in pair]
 
 
 def as_problem(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, reference: Any, module: ModuleType) -> Problem:
@@ -306,7 +304,7 @@ def as_problem(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, reference: Any, mod
     except InfeasibleError as error:
         warnings.warn(f"no plan has both marginals: {error}", stacklevel=6)
     problem = Problem.from_arrays(M, a, b, reg, 1.0, "kl", reference, module)
-    rows, cols = (as_side(side.weight, "balanced", np.inf, "reg_m") for side in (problem.rows, problem.cols))
+    rows, cols = (as_side(side.name, side.weight, "balanced", np.inf, "reg_m") for side in (problem.rows, problem.cols))
     return dataclasses.replace(problem, rows=rows, cols=cols)
 
 
