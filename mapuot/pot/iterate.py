@@ -6,6 +6,8 @@ Vialard 2018 (scaling algorithm); Sejourne, Vialard, Peyre 2022 (translation inv
 
 from __future__ import annotations
 
+import dataclasses
+import time
 import warnings
 from types import ModuleType
 from typing import Any
@@ -41,6 +43,7 @@ def iterate(
     precision = "float32" if problem.M.dtype.name == "float32" else "float64"
     options = Options(translate, 0, False, precision, TINY, -1.0, None)
     state, err, trace, status = start, [], [], "max_passes"
+    begun = time.perf_counter()
     bar = tqdm(total=max_iter, desc=method, unit="pass", disable=not progress)
     with bar, closing(module.Workspace(problem, options)) as workspace:
         workspace.absorb(start[1])
@@ -50,7 +53,7 @@ def iterate(
                 status = stat.status
                 warnings.warn(f"Numerical errors at iteration {k}", stacklevel=5)
                 break
-            trace.append(stat)
+            trace.append(dataclasses.replace(stat, n_pass=k + 1, seconds=time.perf_counter() - begun))
             bar.update()
             if k % every == 0:
                 changes = [relative_change(*pair) for pair in zip(new, state, strict=True)]
