@@ -82,7 +82,8 @@ typedef struct {
     double best_dual;
     double best_error;
     int64_t passes;         /* passes made */
-    int64_t since_best;     /* passes since best_error fell */
+    double progress_dual;
+    int64_t since_best;     /* passes since best_error fell or the dual rose */
     int64_t since_absorb;   /* passes since K was built */
     double dead;            /* rows and columns that the last pass found without mass */
     int32_t extrapolated;   /* the next state is an extrapolated one, so the guard watches it */

@@ -10,7 +10,7 @@
 #include "kernels.h"
 
 #define SCALE_LIMIT 1e150 /* sums of u or v beyond it: rebuild K before anything overflows */
-#define NARROW_LIMIT 1e20 /* and beyond this float32 runs are not safe */
+#define NARROW_LIMIT 1e20 /* and beyond it, or below its inverse, float32 runs are not safe */
 enum { STALL_PASSES = 250, NARROW_PATIENCE = 20, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
 int mapuot_scalars(void)
@@ -126,7 +126,12 @@ static double sum_rows(mapuot_pool *pool, mapuot_state *state)
     return state->sums[padded(state->n) + ROW_SCALE];
 }
 
-/* v in float32; 0 where it comes too near the end of that range */
+static int in_range(double x)
+{
+    return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT;
+}
+
+/* v in float32; 0 where it comes too near the ends of that range */
 static int narrow_scale(const mapuot_state *state)
 {
     double largest = 0.0;
@@ -134,7 +139,7 @@ static int narrow_scale(const mapuot_state *state)
         largest = fmax(largest, state->cols.scale[j]);
         state->narrow_v[j] = (float)state->cols.scale[j];
     }
-    return largest <= NARROW_LIMIT;
+    return in_range(largest);
 }
 
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
@@ -143,7 +148,7 @@ int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
     mapuot_state wide = *state;
     if ((state->in_place && !k->plan_pass) || (state->narrow && !k->narrow_pass))
         return MAPUOT_BAD_ARGUMENT;
-    if (state->narrow && narrow_scale(state) && sum_rows(pool, state) <= NARROW_LIMIT)
+    if (state->narrow && narrow_scale(state) && in_range(sum_rows(pool, state)))
         return MAPUOT_RUNNING;
     wide.narrow = 0;
     sum_rows(pool, &wide);
@@ -259,10 +264,12 @@ static double plan_error(double d)
 
 static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v)
 {
-    if (!isfinite(stats->mass) || !isfinite(stats->dual) || !(stats->mass > 0.0))
-        return MAPUOT_NOT_FINITE;
     const int done = stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual);
     const double storage = state->exact ? 0.0 : 3 * state->storage_error;
+    if (stats->rejected)
+        return MAPUOT_RUNNING; /* the last image, from which the next pass starts, is finite */
+    if (!isfinite(stats->mass) || !isfinite(stats->dual) || !(stats->mass > 0.0))
+        return MAPUOT_NOT_FINITE;
     if (done && !state->narrow)
         return MAPUOT_CONVERGED;
     /* K as stored is solved to half of what its rounding costs, and that is too much: go on without it */
@@ -273,8 +280,10 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
         return MAPUOT_RUNNING;
     }
     state->since_best++;
-    if (stats->error < state->best_error * (1 - 1e-3)) { /* slow progress adds up until it counts */
-        state->best_error = stats->error;
+    if (stats->error < state->best_error * (1 - 1e-3) ||
+        stats->dual > state->progress_dual + 1e-9 * fabs(stats->dual)) { /* slow progress adds up until it counts */
+        state->best_error = fmin(state->best_error, stats->error);
+        state->progress_dual = fmax(state->progress_dual, stats->dual);
         state->since_best = 0;
     }
     if (state->narrow && (done || stats->error <= state->narrow_floor || state->since_best >= NARROW_PATIENCE ||
@@ -302,7 +311,7 @@ static void step(mapuot_pool *pool, mapuot_state *state, sweep_args *args, mapuo
     const mapuot_kernels *kernels = mapuot_active_kernels();
     const int64_t np = padded(state->n);
     const double slack = state->narrow ? 3e-7 * state->reg * stats->mass
-                                       : 1e-13 * fabs(stats->dual) + 2e-15 * state->dual_scale;
+                                       : 1e-13 * fabs(state->best_dual) + 2e-15 * state->dual_scale;
     double out[SWEEP_OUT];
     if (state->extrapolated && !(stats->dual >= state->best_dual - slack)) {
         memcpy(state->work + 2 * np, state->history + np, (size_t)np * sizeof(double));
@@ -331,7 +340,7 @@ static void step(mapuot_pool *pool, mapuot_state *state, sweep_args *args, mapuo
 int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats)
 {
     const mapuot_kernels *kernels = mapuot_active_kernels();
-    const double *scalars = state->sums + padded(state->n);
+    const double *scalars = state->sums + padded(state->n), shift = state->shift;
     sweep_args args = {.slot = -1, .sum_factor = 1.0, .q_factor = 1.0};
     double out[SWEEP_OUT], mass, scale_v;
     memset(stats, 0, sizeof *stats);
@@ -358,6 +367,8 @@ int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *sta
     args.mu = translate_next(state, stats->mass, out[SUM_NEXT]);
 
     step(pool, state, &args, stats);
+    if (stats->rejected && !isfinite(state->shift))
+        state->shift = shift;
     state->passes++;
     state->since_absorb++;
     stats->status = judge(state, stats, scalars[ROW_SCALE], scale_v);

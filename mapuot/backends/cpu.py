@@ -159,7 +159,7 @@ class Workspace:
         coarse = options.tol < 12 * ROUNDING[self.dtype] and not options.in_place and self.dtype != "float64"
         self.tile = empty(threads * TILE * self.ld if coarse else 0)
         state.tile = pointer(self.tile) if coarse else ffi.NULL
-        state.best_dual, state.best_error, state.head = -math.inf, math.inf, -1
+        state.best_dual, state.progress_dual, state.best_error, state.head = -math.inf, -math.inf, math.inf, -1
         self.row_side = self.side(problem.rows, m, state.rows)
         self.col_side = self.side(problem.cols, size, state.cols)
 

@@ -72,7 +72,7 @@ class Workspace:
         possible = np.isfinite(self.log_k)
         problem.check_reachable(~possible[:, ~out_v].any(1) & ~out_u, ~possible[~out_u].any(0) & ~out_v)
         self.passes = 0
-        self.best_dual, self.best_error, self.since_best = -np.inf, np.inf, 0
+        self.best_dual, self.progress_dual, self.best_error, self.since_best = -np.inf, -np.inf, np.inf, 0
         self.history: deque[tuple[F64, F64]] = deque(maxlen=options.memory + 1)
         self.extrapolated = False
         self.rates = tuple(
@@ -111,7 +111,7 @@ class Workspace:
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
         self.passes += 1
         rejected, residual = self.advance(log_v, image, dual, mass)
-        status = self.status(error, gap, dual, mass)
+        status = "running" if rejected else self.status(error, gap, dual, mass)
         return Stats(self.passes, float(gap), error, dual, float(mass), residual, rejected, status)
 
     def translate_rows(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
@@ -156,8 +156,8 @@ class Workspace:
         active = np.isfinite(image) & np.isfinite(x)
         residual = np.where(active, image, 0.0) - np.where(active, x, 0.0)
         size = float(np.abs(residual).max(initial=0.0))
-        slack = 1e-13 * abs(dual) + 1e-15 * self.problem.rows.weight.sum()
-        if self.extrapolated and dual < self.best_dual - slack:
+        slack = 1e-13 * abs(self.best_dual) + 1e-15 * self.problem.rows.weight.sum()
+        if self.extrapolated and not dual >= self.best_dual - slack:
             self.next_log_v = self.history[-1][1]
             self.history.clear()
             self.extrapolated = False
@@ -187,8 +187,9 @@ class Workspace:
         if error <= self.options.tol or gap <= self.options.tol_gap * abs(dual):
             return "converged"
         self.since_best += 1
-        if error < self.best_error * (1 - 1e-3):
-            self.best_error, self.since_best = error, 0
+        if error < self.best_error * (1 - 1e-3) or dual > self.progress_dual + 1e-9 * abs(dual):
+            self.best_error, self.progress_dual = min(self.best_error, error), max(self.progress_dual, dual)
+            self.since_best = 0
         return "stalled" if self.since_best >= STALL_PASSES else "running"
 
     def potentials(self) -> tuple[F64, F64]:
