@@ -3,7 +3,8 @@
 // K is stored as STORE (0 float64, 1 float32, 2 bfloat16; the numbers of mapuot_dtype) and every product and sum is
 // float64.  K is never negative, so a stored float widens to float64 by two shifts of its bits, without a conversion:
 // the result is K 2^-896 exactly (zeros and subnormals too), and v and u carry the factor WIDEN back.
-// Options: STORE, GW (warps of a group), CPT (columns of a thread), R (rows of a tile), CLUSTER, KL_ROWS.
+// Options: STORE, GW (warps of a group), CPT (columns of a thread), R (rows of a tile), CLUSTER, KL_ROWS and
+// KL_COLS (1: the side is KL or balanced).
 #ifndef COMMON_CUH
 #define COMMON_CUH
 

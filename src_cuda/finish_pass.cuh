@@ -64,14 +64,16 @@ __device__ __forceinline__ void finish_begin(const State &S, Finish &F) {
 // One column: its certificate and its image, into out[SUM_GAP .. SUM_MASS]; returns G, x is translated.
 __device__ __forceinline__ double finish_column(const State &S, const Finish &F, int64_t j, double &x, double *out) {
     const double e = S.cols.absorbed[j], b = S.cols.weight[j], rho = S.cols.rho[j], sum = __ldcg(S.sums + j);
-    const double shift = F.p.shift + F.off, log_sum = log(sum), s = __ldcg(S.v_scale + j) * sum * F.kappa;
-    const int kind = (int)S.cols.kind;
+    const double log_b = S.cols.log_weight[j], k = S.cols.rate[j], fi = S.cols.fi[j];
+    const double shift = F.p.shift + F.off, s = __ldcg(S.v_scale + j) * sum * F.kappa;
+    const int kind = KL_COLS ? (int)KL : (int)S.cols.kind;
     double G;
     x = __ldcg(S.x_next + j) - F.lam;
+    if (isinf(e)) return x;
+    const double log_sum = log(sum);
     if (kind <= BALANCED) {
-        const double log_b = S.cols.log_weight[j], k = S.cols.rate[j];
         const double q = b * exp(-k * x), t = x - e + shift + log_sum - log_b + k * x;
-        G = S.cols.fi[j] * (log_b - log_sum + e - shift);
+        G = fi * (log_b - log_sum + e - shift);
         out[SUM_GAP] = isinf(rho) ? 0 : rho * (sum >= TINY ? kl_gap(q, s, t) : q);
         out[SUM_DUAL] = isinf(rho) ? S.reg * b * x : rho * (b - q);
         out[SUM_NEXT] = b * exp(-k * G);
@@ -100,21 +102,20 @@ __device__ __forceinline__ double joined(int q, double x, double y) {
     return q == MAX_F ? fmax(x, y) : q == MIN_F ? fmin(x, y) : x + y;
 }
 
-// F.warp[warp][first ..] = this warp's values
+// F.warp[warp][first ..] = this warp's sums
 __device__ __forceinline__ void warp_values(Finish &F, double (&value)[HALF], int first) {
-    const int lane = threadIdx.x % 32, at = first + lane / 2;
-    const double high = warp_max(value[MAX_F]), low = -warp_max(-value[MIN_F]);
+    const int lane = threadIdx.x % 32;
     const double total = warp_sums<HALF>(value, lane);
-    if (lane % 2 == 0) F.warp[threadIdx.x / 32][at] = at == MAX_F ? high : at == MIN_F ? low : total;
+    if (lane % 2 == 0) F.warp[threadIdx.x / 32][first + lane / 2] = total;
+    __syncwarp();
 }
 
 // Anderson's sums over this thread's columns, from what column_values left in work
 __device__ __forceinline__ void history_values(const State &S, Finish &F, int64_t first, int64_t end) {
     double value[HALF] = {};
-    const int depth = (int)F.p.depth;
+    const int depth = F.p.have > 0 ? (int)F.p.depth : 0;
     for (int64_t j = first + threadIdx.x; j < end; j += blockDim.x) {
-        if (isinf(S.cols.absorbed[j]) || !(F.p.have > 0)) continue;
-        const double w = S.cols.weight[j], f = S.work[j], p = f - S.residual[j];
+        const double w = S.cols.weight[j], f = S.work[j], p = f - S.residual[j]; // w = 0 where left out
         double d[MEMORY];
 #pragma unroll
         for (int i = 0; i < MEMORY; i++) d[i] = i < depth ? w * S.dF[i * S.n + j] : 0;
@@ -133,9 +134,10 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, int64_t
 #pragma unroll
     for (int q = 0; q < HALF; q++) value[q] = nothing(q);
     for (int64_t j = first + threadIdx.x; j < end; j += blockDim.x) {
-        if (isinf(S.cols.absorbed[j])) continue;
         double x, out[SUM_MASS + 1] = {};
-        const double G = finish_column(S, F, j, x, out), f = G - x, w = S.cols.weight[j];
+        const double w = S.cols.weight[j], last = F.p.have > 0 ? S.residual[j] : 0;
+        const double G = finish_column(S, F, j, x, out), f = G - x;
+        if (isinf(S.cols.absorbed[j])) continue;
         S.work[j] = f;
         S.work[S.n + j] = G;
 #pragma unroll
@@ -144,12 +146,14 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, int64_t
         value[SUM_F] += w * f;
         value[MAX_F] = fmax(value[MAX_F], f);
         value[MIN_F] = fmin(value[MIN_F], f);
-        const double p = F.p.have > 0 ? f - S.residual[j] : 0;
+        const double p = F.p.have > 0 ? f - last : 0;
         value[SUM_P] += w * p;
         value[SUM_PP] += w * p * p;
         value[SUM_PF] += w * p * f;
     }
+    const double high = warp_max(value[MAX_F]), low = -warp_max(-value[MIN_F]);
     warp_values(F, value, 0);
+    if (threadIdx.x % 32 == 0) F.warp[threadIdx.x / 32][MAX_F] = high, F.warp[threadIdx.x / 32][MIN_F] = low;
 }
 
 // Sweep 1 over the columns of block `part`: certificate, image, and every sum that Anderson needs.
@@ -314,30 +318,29 @@ __device__ __noinline__ void finish_advance(const State &S, Finish &F, int64_t p
     const int slot = (int)p.slot, depth = (int)p.depth;
     double B = 0, scale = 0;
     for (int64_t j = first + threadIdx.x; j < end; j += blockDim.x) {
-        const double e = S.cols.absorbed[j];
+        const double e = S.cols.absorbed[j], b = S.cols.weight[j], last = S.residual[j], held = S.v_scale[j];
+        const double f = S.work[j] + p.common, G = S.work[S.n + j] + p.common;
+        double x = S.image[j], g[MEMORY];
+#pragma unroll
+        for (int i = 0; i < MEMORY; i++) g[i] = i >= depth || i == slot ? G - x : S.dG[i * S.n + j];
         S.sums[j] = 0;
         if (isinf(e)) continue;
-        double x = S.image[j];
         if (p.step < 2) {
-            const double f = S.work[j] + p.common, G = S.work[S.n + j] + p.common, dG = G - x;
             if (slot >= 0) {
-                S.dF[slot * S.n + j] = f - S.residual[j];
-                S.dG[slot * S.n + j] = dG;
+                S.dF[slot * S.n + j] = f - last;
+                S.dG[slot * S.n + j] = G - x;
             }
             S.residual[j] = f;
             S.image[j] = x = G;
-            double g[MEMORY];
-#pragma unroll
-            for (int i = 0; i < MEMORY; i++) g[i] = i >= depth || p.step < 1 ? 0 : i == slot ? dG : S.dG[i * S.n + j];
 #pragma unroll
             for (int i = 0; i < MEMORY; i++)
-                if (i < depth) x -= p.gamma[i] * g[i];
+                if (i < depth && p.step > 0) x -= p.gamma[i] * g[i];
         }
         const double y = x - e + p.shift, v = exp(y < BOUND ? y : y == y ? BOUND : y);
-        if (S.ratio) S.ratio[j] = S.v_scale[j] > 0 ? v / S.v_scale[j] : 0;
+        if (S.ratio) S.ratio[j] = held > 0 ? v / held : 0;
         S.x_next[j] = x;
         S.v_scale[j] = v;
-        B += S.cols.weight[j] * exp(-S.rate_cols * x);
+        B += b * exp(-S.rate_cols * x);
         scale += v;
     }
     B = warp_sum(B);

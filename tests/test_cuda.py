@@ -52,8 +52,14 @@ def path(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (97, 131), (300, 515), (70, 1030), (40, 4100), (33, 9000), (9, 20001)])
+CASES = [
+    *(("float32", shape) for shape in [(1, 1), (97, 131), (300, 515), (70, 1030), (40, 4100), (33, 9000), (9, 20001)]),
+    *(("float64", shape) for shape in [(1, 1), (3, 17), (70, 1030), (33, 9000)]),
+    *(("bfloat16", shape) for shape in [(97, 131), (9, 20001)]),
+]
+
+
+@pytest.mark.parametrize("precision, shape", CASES)
 def test_passes_equal_the_oracle(path, precision, shape):
     M, a, b = cost(*shape)
     a, b = weights(a, b, 1.3)

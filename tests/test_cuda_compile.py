@@ -36,7 +36,7 @@ def usage(name, arch, **options):
 
 def shape_options(shape, dtype, kl_rows):
     options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=shape.CLUSTER)
-    return dict(options, STORE=kernels.STORES[dtype], KL_ROWS=kl_rows)
+    return dict(options, STORE=kernels.STORES[dtype], KL_ROWS=kl_rows, KL_COLS=kl_rows)
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])

@@ -146,10 +146,11 @@ class Workspace:
         block = 0 if isinstance(problem.M, cp.ndarray) else BLOCK_BYTES
         need_memory(size + block + 8 * (8 * m + (12 + 2 * options.memory) * self.ld), self.dtype)
         self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
-        self.kl_rows = problem.rows.penalty in ("kl", "balanced")
+        kl = problem.rows.penalty in ("kl", "balanced"), problem.cols.penalty in ("kl", "balanced")
+        self.kl_rows = kl[0]
         self.state = np.zeros((), STATE)
         self.arrays: dict[str, Any] = {}
-        self.launch = Iterate(self.state, m, self.ld, self.dtype, self.kl_rows, options.in_place)
+        self.launch = Iterate(self.state, m, self.ld, self.dtype, kl, options.in_place)
         self.allocate(m, n)
         self.constants()
         self.start()

@@ -50,7 +50,7 @@ def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> 
 class Iterate:
     """Calls that make passes on the state they were built for."""
 
-    def __init__(self, state: Any, m: int, ld: int, dtype: str, kl_rows: bool, in_place: bool = False) -> None:
+    def __init__(self, state: Any, m: int, ld: int, dtype: str, kl: tuple[bool, bool], in_place: bool = False) -> None:
         self.state, self.parity, self.most = state, 0, TRACE_PASSES
         shape, self.in_place = shape_for(ld, dtype), in_place
         capability, self.processors, shared = device_limits(cp.cuda.Device().id)
@@ -58,13 +58,14 @@ class Iterate:
         self.persistent = self.persistent and os.environ.get("MAPUOT_CUDA") != "portable"
         if self.persistent:
             assert shape is not None
-            self.persistent = self.fit(shape, m, ld, dtype, int(kl_rows), shared)
+            self.persistent = self.fit(shape, m, ld, dtype, kl, shared)
         if not self.persistent:
-            self.fit_portable(m, ld, dtype, int(kl_rows))
+            self.fit_portable(m, ld, dtype, kl)
 
-    def fit(self, shape: Shape, m: int, ld: int, dtype: str, kl_rows: int, shared: int) -> bool:
+    def fit(self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], shared: int) -> bool:
         """Blocks, ring and shared memory of the persistent kernel; False where not even two tiles fit."""
-        options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=shape.CLUSTER, STORE=STORES[dtype], KL_ROWS=kl_rows)
+        options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=shape.CLUSTER, STORE=STORES[dtype], KL_ROWS=int(kl[0]))
+        options["KL_COLS"] = int(kl[1])
         self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
         offset = ring_offset(tuple(sorted(options.items())), cp.cuda.Device().id)
         tile, tiles = shape.tile_bytes(ld, ITEMSIZE[dtype]), -(-m // shape.R)
@@ -89,14 +90,15 @@ class Iterate:
         else:
             self.portable(count)
 
-    def fit_portable(self, m: int, ld: int, dtype: str, kl_rows: int) -> None:
+    def fit_portable(self, m: int, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """One read of K where a block covers a row, else two."""
         shape = shape_for(ld, dtype)
         self.fused = shape is not None and shape.CLUSTER == 1
         self.shape = shape = Shape(shape.GW, shape.CPT, 1 if shape.CPT > 8 else 2) if self.fused and shape else Shape(8, 8, 4)
         if self.in_place and not self.fused:
             raise NotImplementedError(f"method 'map-uot' on the GPU holds rows of at most 8192 columns, got {ld}")
-        options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=1, STORE=STORES[dtype], KL_ROWS=kl_rows)
+        options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=1, STORE=STORES[dtype], KL_ROWS=int(kl[0]))
+        options["KL_COLS"] = int(kl[1])
         self.kernels = {
             name: kernel("portable.cu", name, **options)
             for name in ("row_pass", "plan_pass", "row_sums", "column_sums", "finish_first", "finish_second")
