@@ -157,7 +157,7 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, int64_t
 }
 
 // Sweep 1 over the columns of block `part`: certificate, image, and every sum that Anderson needs.
-__device__ __noinline__ void finish_columns(const State &S, Finish &F, int64_t part) {
+__device__ __forceinline__ void finish_columns(const State &S, Finish &F, int64_t part) {
     const int64_t share = column_share(S), first = part * share, end = first + share < S.n ? first + share : S.n;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     if (first + warp * 32 < end) {
@@ -290,7 +290,7 @@ __device__ __forceinline__ void decide(const State &S, Finish &F, double common)
 }
 
 // The scalar work between the sweeps; every block does it on the same numbers, the weights beside the certificate.
-__device__ __noinline__ void finish_scalars(const State &S, Finish &F) {
+__device__ __forceinline__ void finish_scalars(const State &S, Finish &F) {
     finish_totals(S, F);
     __syncthreads();
     const int warp = threadIdx.x / 32;
@@ -312,7 +312,7 @@ __device__ __noinline__ void finish_scalars(const State &S, Finish &F) {
 }
 
 // Sweep 2: differences, the next x and v, and what the next pass needs of them (in half `parity` of next).
-__device__ __noinline__ void finish_advance(const State &S, Finish &F, int64_t part, int parity) {
+__device__ __forceinline__ void finish_advance(const State &S, Finish &F, int64_t part, int parity) {
     const int64_t share = column_share(S), first = part * share, end = first + share < S.n ? first + share : S.n;
     const Progress &p = F.p;
     const int slot = (int)p.slot, depth = (int)p.depth;
