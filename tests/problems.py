@@ -238,7 +238,7 @@ def newton(case: Case, log_u: Any, log_v: Any) -> Any:
         return P, target, target - np.concatenate([P.sum(1), P.sum(0)])
 
     P, target, gradient = slope(x)
-    for _ in range(60):
+    for _ in range(100):
         H = np.diag(target * k + np.concatenate([P.sum(1), P.sum(0)]))
         H[:cut, cut:], H[cut:, :cut] = P, P.T
         scale = 1 / np.sqrt(np.diag(H))

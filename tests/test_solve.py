@@ -208,9 +208,7 @@ def test_warm_start_across_zeros_and_penalties(backend):
     assert relative_error(near.plan, other.solve(tol=2e-7, backend=backend).plan) < 1e-8
 
 
-def test_far_warm_start_still_ends_right(backend, request):
-    if backend == "cpu":
-        request.applymarker(pytest.mark.xfail(reason="float32 passes overflow", strict=True))
+def test_far_warm_start_still_ends_right(backend):
     case = clouds(20, 25, reg=0.02)
     slope = np.linspace(-300, 300, 25)
     for log_v in (np.full(25, 1e3), np.full(25, -1e3), slope, slope + 1e4):
@@ -227,6 +225,22 @@ def test_warm_start_after_a_large_translation(backend):
     warm = case.solve(warm_start=cold, tol=1e-9, backend=backend)
     assert warm.n_passes <= 3
     assert relative_error(warm.plan, cold.plan) < 1e-8
+
+
+def test_path_solves_each_problem_from_the_one_before(backend):
+    case = clouds(25, 20, ratio=1.5)
+    arguments, regs, reg_ms = (case.M, case.a, case.b), [0.2, 0.05, 0.0125], [1.0, (1.0, 2.0), 2.0]
+    results = list(mapuot.path(*arguments, regs=regs, reg_ms=reg_ms, tol=1e-8, backend=backend))
+    for result, reg, reg_m in zip(results, regs, reg_ms, strict=True):
+        one = case.replace(reg=reg, reg_m=reg_m)
+        assert verify(result, one).error < 1e-8
+    lonely = case.replace(reg=regs[-1], reg_m=reg_ms[-1]).solve(tol=1e-8, backend=backend)
+    assert results[-1].n_passes <= lonely.n_passes
+    same = mapuot.path(*arguments, regs=regs, reg_ms=(1.0, 2.0), warm_start=results[0], backend=backend)
+    assert next(same).problem.reg == 0.2
+    assert [r.problem.reg for r in same] == regs[1:]
+    with pytest.raises(ValueError, match="reg_ms must have the length of regs, 3, got 2"):
+        list(mapuot.path(*arguments, regs=regs, reg_ms=[1.0, 2.0]))
 
 
 # ---- stops ----
