@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -31,7 +32,7 @@ class Side:
     rho: F64  # reg_m per point, inf = hard; "range": the lower factor
     upper: F64 | None = None  # "range": the upper factor
 
-    @property
+    @cached_property
     def scalar_rho(self) -> float | None:
         """The one rho of a KL or balanced side whose points share it, else None (no translation then)."""
         if self.penalty not in ("kl", "balanced"):
@@ -59,7 +60,7 @@ class Problem:
         m, n = self.M.shape
         return m, n
 
-    @property
+    @cached_property
     def left_out(self) -> tuple[Any, Any]:
         """Masks of the rows and columns whose scaling is 0: no reference mass, or a weight 0 that forbids any."""
         strict = ("kl", "balanced", "range")
@@ -69,7 +70,7 @@ class Problem:
             np.isneginf(log_b) | ((self.cols.weight == 0) & (self.cols.penalty in strict)),
         )
 
-    @property
+    @cached_property
     def log_reference(self) -> tuple[F64, F64]:
         """(log a, log b) where c = a b^T, else zeros: the part of c that is a row and a column scaling."""
         if isinstance(self.reference, str) and self.reference == "product":

@@ -7,6 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -170,7 +171,7 @@ class Run:
         self, module: ModuleType, max_passes: int, callback: Callable[[Stats], Any] | None, progress: bool
     ) -> None:
         self.module, self.max_passes, self.callback = module, max_passes, callback
-        self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass", disable=not progress)
+        self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass") if progress else None
         self.limit = max_passes
         self.trace: list[Stats] = []
         self.potentials: tuple[F64, F64]
@@ -184,7 +185,7 @@ class Run:
         """
         turned = problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
         task, log_v = (problem.transpose(), start[0]) if turned else (problem, start[1])
-        with self.bar:
+        with self.bar or nullcontext():
             for reg in reg_steps(task, options, warm=bool(log_v.any())):
                 self.limit = self.max_passes // 2  # the rest is for the reg asked for
                 if self.n_passes >= self.limit:
@@ -226,10 +227,12 @@ class Run:
         done, now = self.n_passes, time.perf_counter() - self.start
         cancelled = False
         for i, stat in enumerate(stats, 1):
-            self.trace.append(dataclasses.replace(stat, n_pass=done + i, seconds=now))
-            cancelled = cancelled or bool(self.callback and self.callback(self.trace[-1]))
-        self.bar.update(len(stats))
-        self.bar.set_postfix_str(f"error {stats[-1].error:.1e}", refresh=False)
+            stat.n_pass, stat.seconds = done + i, now
+            self.trace.append(stat)
+            cancelled = cancelled or bool(self.callback and self.callback(stat))
+        if self.bar:
+            self.bar.update(len(stats))
+            self.bar.set_postfix_str(f"error {stats[-1].error:.1e}", refresh=False)
         status = stats[-1].status
         if status in ("running", "absorb"):
             if cancelled:

@@ -34,7 +34,7 @@ class Options:
     threads: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Stats:
     """One pass, as the callback and ``Result.trace`` see it; the numbers are of the iterate of that pass."""
 

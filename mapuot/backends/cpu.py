@@ -69,7 +69,7 @@ def empty(count: int, dtype: Any = np.float64) -> Any:
     """An untouched vector aligned to 64 bytes."""
     itemsize = np.dtype(dtype).itemsize
     raw = np.empty(count * itemsize + 64, np.uint8)
-    start = -raw.ctypes.data % 64
+    start = -raw.__array_interface__["data"][0] % 64
     return raw[start : start + count * itemsize].view(dtype)
 
 
@@ -82,14 +82,14 @@ def filled(values: Any, length: int, fill: float = 0.0) -> F64:
 
 
 def pointer(array: Any, ctype: str = "double *") -> Any:
-    return ffi.cast(ctype, array.ctypes.data)
+    return ffi.cast(ctype, array.__array_interface__["data"][0])
 
 
 def matrix(array: Any) -> Any:
     """mapuot_matrix of a 2-D numpy array, or the empty one for None."""
     view = ffi.new("mapuot_matrix *")
     if array is not None:
-        view.data = ffi.cast("void *", array.ctypes.data)
+        view.data = pointer(array, "void *")
         view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
         view.dtype = DTYPES[array.dtype.name]
     return view[0]
@@ -99,10 +99,15 @@ def new_pool(threads: int | None, entries: int) -> Any:
     """A pool freed with its handle; serial for small problems unless a number was asked for."""
     if threads is None:
         threads = 1 if entries <= SERIAL_ENTRIES else len(os.sched_getaffinity(0))
+    if threads == 1:
+        return SERIAL
     pool = lib.mapuot_pool_new(threads)
     if pool == ffi.NULL:
         raise MemoryError(f"threads: could not start {threads} threads")
     return ffi.gc(pool, lib.mapuot_pool_free)
+
+
+SERIAL = ffi.gc(lib.mapuot_pool_new(1), lib.mapuot_pool_free)  # no threads, no state: one serves all
 
 
 def narrow_floor(problem: Problem) -> float:
@@ -110,9 +115,8 @@ def narrow_floor(problem: Problem) -> float:
 
     Their noise in a marginal, some 3e-8, is amplified by sqrt(rho / reg) in the certificate.
     """
-    rho = np.concatenate([problem.rows.rho, problem.cols.rho])
-    soft = rho[np.isfinite(rho)]
-    return 1e-7 * math.sqrt(1 + (soft.max() if soft.size else 0.0) / problem.reg)
+    largest = max(float(side.rho.max(where=np.isfinite(side.rho), initial=0.0)) for side in (problem.rows, problem.cols))
+    return 1e-7 * math.sqrt(1 + largest / problem.reg)
 
 
 def extrema(M: Any) -> tuple[float, float, int, int]:
@@ -170,8 +174,9 @@ class Workspace:
         names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
         names += ["fi", "base"] if fast else []
         names += ["upper"] if side.upper is not None else []
-        arrays = {name: filled([], size) for name in names}
-        count = len(side.weight)
+        stride, count = padded(size), len(side.weight)
+        block = filled([], len(names) * stride)
+        arrays = {name: block[k * stride : k * stride + size] for k, name in enumerate(names)}
         arrays["rho"][:] = 1.0
         arrays["rho"][:count] = side.rho
         if fast:
@@ -181,8 +186,8 @@ class Workspace:
         if side.upper is not None:
             arrays["upper"][:count] = side.upper
         out.len, out.penalty = count, penalties.KINDS[side.penalty]
-        for name, array in arrays.items():
-            setattr(out, name, pointer(array))
+        for k, name in enumerate(names):
+            setattr(out, name, pointer(block) + k * stride)
         return arrays
 
     def absorb(self, log_v: F64 | None = None) -> None:
@@ -191,7 +196,7 @@ class Workspace:
         if log_v is None:
             log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
         else:  # a common part of thousands would overflow: it belongs into the shift
-            centre = float(np.median(log_v))
+            centre = float(np.median(log_v)) if log_v.any() else 0.0
             state.shift = -centre if abs(centre) > FAR else 0.0
             log_v = log_v + state.shift
         la, lb = self.log_reference
@@ -208,7 +213,7 @@ class Workspace:
         alpha, beta = np.where(out_u | dead_u, -np.inf, alpha), np.where(out_v | dead_v, -np.inf, beta)
         check(
             lib.mapuot_build_kernel(
-                self.pool, *problem.shape, matrix(problem.M), matrix(problem.reference_matrix), problem.reg,
+                self.pool, *problem.shape, *self.matrices, problem.reg,
                 pointer(alpha), pointer(beta), state.dtype, state.kernel, self.ld,
             )
         )  # fmt: skip
@@ -228,7 +233,7 @@ class Workspace:
         plan_v = np.ascontiguousarray(plan_v)
         check(
             lib.mapuot_balance(
-                self.pool, *problem.shape, matrix(problem.M), matrix(problem.reference_matrix), problem.reg,
+                self.pool, *problem.shape, *self.matrices, problem.reg,
                 pointer(plan_v), pointer(alpha), pointer(col_max),
             )
         )  # fmt: skip
@@ -262,14 +267,11 @@ class Workspace:
     def set_constants(self) -> None:
         """Dual terms that no pass changes: reg |c| and the points that no mass can reach."""
         problem = self.problem
-        problem.check_reachable(self.dead_u, self.dead_v)
         total, scale = problem.reg * problem.c_mass, 0.0
         for side, dead in ((problem.rows, self.dead_u), (problem.cols, self.dead_v)):
-            f = np.full(int(dead.sum()), np.inf)
-            upper = None if side.upper is None else side.upper[dead]
-            if side.penalty != "range":
-                terms = penalties.dual_term(side.penalty, f, side.weight[dead], side.rho[dead], upper)
-                total += float(terms.sum())
+            if dead.any():
+                problem.check_reachable(self.dead_u, self.dead_v)
+                total += dead_terms(side, dead)
             soft = np.isfinite(side.rho)
             scale += float(side.rho[soft] @ side.weight[soft])
         self.state.dual_constant, self.state.dual_scale = total, scale
@@ -310,6 +312,14 @@ class Workspace:
         """Give K back at once; the potentials stay."""
         del self.K
         self.state.kernel = ffi.NULL
+
+
+def dead_terms(side: Side, dead: Any) -> float:
+    """Dual terms of the points that no mass can reach: f = inf."""
+    if side.penalty == "range":
+        return 0.0
+    f = np.full(int(dead.sum()), np.inf)
+    return float(penalties.dual_term(side.penalty, f, side.weight[dead], side.rho[dead], None).sum())
 
 
 class PlanStream:
