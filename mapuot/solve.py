@@ -171,7 +171,7 @@ class Run:
         self, module: ModuleType, max_passes: int, callback: Callable[[Stats], Any] | None, progress: bool
     ) -> None:
         self.module, self.max_passes, self.callback = module, max_passes, callback
-        self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass") if progress else None
+        self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass", disable=False) if progress else None
         self.limit = max_passes
         self.trace: list[Stats] = []
         self.potentials: tuple[F64, F64]
