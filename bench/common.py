@@ -178,6 +178,10 @@ def ratio(times: Timings, slow: str, fast: str) -> dict[str, float]:
     return {"median": float(np.median(rounds)), "of_minima": min(times[slow]) / min(times[fast])}
 
 
+def mean(values: Any) -> float:
+    return float(np.mean(values))
+
+
 def geometric_mean(values: Any) -> float:
     return float(np.exp(np.mean(np.log(np.asarray(values, dtype=float)))))
 

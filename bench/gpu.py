@@ -109,7 +109,9 @@ def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
     rows = []
     for m, n in sizes:
         row: dict[str, Any] = {"m": m, "n": n, "floor": 4 * m * n / read}
-        cases = {f"{p}{' bare' * b}": (our_pass, (m, n, p, b)) for p in ("float32", "float64", "bfloat16") for b in (0, 1)}
+        cases = {
+            f"{p}{' bare' * b}": (our_pass, (m, n, p, b)) for p in ("float32", "float64", "bfloat16") for b in (0, 1)
+        }
         cases["in place"] = our_pass, (m, n, "float32", False, True)
         cases |= {"POT torch": (pot_pass, (m, n)), "four sweeps": (four_sweeps, (m, n))}
         for name, (call, arguments) in cases.items():
@@ -119,7 +121,9 @@ def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
                 row[name] = str(error)[:60]
             cp.get_default_memory_pool().free_all_blocks()
         rows.append(row)
-        print(" ".join(f"{k} {v * 1e6:.1f}us" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+        print(
+            " ".join(f"{k} {v * 1e6:.1f}us" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True
+        )
     return rows
 
 
@@ -149,6 +153,7 @@ def solves(sizes: list[int]) -> list[dict[str, Any]]:
     for n in sizes:
         M, a, b = problem(n)
         for reg, reg_m in GRID:
+
             def ours() -> Any:
                 result = mapuot.solve(M, a, b, reg, reg_m, backend="cuda")
                 plan = result.plan

@@ -1,9 +1,13 @@
 """pass: one pass over K by each method, as a fraction of the read limit measured in the same rounds.
 
-    fused           row_pass: K is read once (the O(mn) part)            full   row_pass and finish_pass, method "auto"
-    in place        the paper's single pass with carried scalings        two sweeps   K v, then K^T u, our arithmetic in C
-    POT             its two products in numpy, same dtype                four sweeps  the paper's baseline, numpy on the plan
-    read, scale     the limits: reading as many bytes, reading and writing them back
+    fused        row_pass: K is read once, float64 sums (the O(mn) part)
+    full         row_pass and finish_pass of the default method
+    narrow       row_pass in float32 arithmetic, as the solver's first passes run (float32 K only)
+    in place     the paper's single pass with carried scalings
+    two sweeps   K v, then K^T u, our arithmetic in C
+    POT          its two products in numpy, same dtype
+    four sweeps  the paper's baseline, numpy on the plan
+    read, scale  the limits: reading as many bytes, reading and writing them back
 
 Every method's result is checked against numpy before it is timed.
 """
@@ -52,6 +56,7 @@ class Case:
         m, n = self.M.shape
         for workspace in (self.fused, self.in_place):
             workspace.absorb(np.zeros(n))
+            workspace.state.narrow, workspace.state.exact, workspace.state.tile = 0, 0, ffi.NULL  # K as stored
         self.auto(False)
         self.K[:] = self.fused.K.reshape(m, -1)[:, :n]
         # K v = prod of the absorbed scalings: numpy's v starts where the state's scale does
@@ -69,6 +74,11 @@ class Case:
     def row_pass(self, pool: Any) -> None:
         self.fused.state.passes += 1  # the direction of the sweep alternates
         lib.mapuot_row_pass(pool, self.fused.state)
+
+    def narrow_pass(self, pool: Any) -> None:
+        self.fused.state.narrow = 1
+        self.row_pass(pool)
+        self.fused.state.narrow = 0
 
     def two_sweeps(self, pool: Any) -> None:
         lib.mapuot_bench_two_sweeps(pool, self.fused.state)
@@ -116,7 +126,11 @@ class Case:
             self.pot()
         found["POT"] = relative(self.v, v)
         self.fused.col_side["scale"][: len(v)] = last
-        for name, call in (("row_pass", self.row_pass), ("two sweeps", self.two_sweeps)):
+        calls = {"row_pass": self.row_pass, "two sweeps": self.two_sweeps}
+        if self.K.dtype == np.float32:
+            self.fused.narrow_v[: len(v)] = last
+            calls["narrow"] = self.narrow_pass
+        for name, call in calls.items():
             call(pool)
             found[name] = max(relative(self.fused.row_side["scale"], u), relative(self.fused.sums[: len(v)], sums))
         bound = PARITY[self.K.dtype.name]
@@ -129,17 +143,20 @@ def relative(x: Any, y: Any) -> float:
     return float(np.max(np.abs(x - y) / np.abs(y)))
 
 
-def isa_calls(case: Case, pool: Any) -> dict[str, Any]:
-    """row_pass in the instruction sets below the active one, timed beside it."""
+def variants(case: Case, pool: Any) -> dict[str, Any]:
+    """Variants of row_pass: in float32 arithmetic, and in the instruction set below the active one."""
+    calls: dict[str, Any] = {}
+    if case.K.dtype == np.float32:
+        calls["narrow"] = lambda: case.narrow_pass(pool)
     if cpu.isa() != "avx512":
-        return {}
+        return calls
 
     def avx2() -> None:
         cpu.set_isa("avx2")
         case.row_pass(pool)
         cpu.set_isa("auto")
 
-    return {"fused, avx2": avx2}
+    return {**calls, "fused, avx2": avx2}
 
 
 def time_case(case: Case, threads: int, budget: float) -> dict[str, Any]:
@@ -153,7 +170,7 @@ def time_case(case: Case, threads: int, budget: float) -> dict[str, Any]:
     calls = {
         "read": lambda: buffer.read(*way),
         "fused": lambda: case.row_pass(pool),
-        **isa_calls(case, pool),
+        **variants(case, pool),
         "full": lambda: case.full_pass(pool, case.fused),
         "two sweeps": lambda: case.two_sweeps(pool),
         "POT": case.pot,
@@ -203,15 +220,20 @@ def scaling(rows: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any
     return found
 
 
-HEADER = ["size", "K", "threads", "read GB/s", "fused", "(median)", "avx2", "full", "two sweeps", "POT", "in place",
+HEADER = ["size", "K", "threads", "read GB/s", "fused", "(median)", "avx2", "narrow", "full", "two sweeps", "POT", "in place",
           "POT/fused", "POT/full", "4sw/fused", "4sw/in place", "O(n) %"]  # fmt: skip
+
+
+def part_of(part: dict[str, float], name: str) -> str:
+    return f"{part[name]:.2f}" if name in part else "-"
 
 
 def cells(r: dict[str, Any]) -> list[Any]:
     part = {name: value["of_minima"] for name, value in r["fraction"].items()}
     return [
         f"{r['m']}x{r['n']}", r["dtype"], r["threads"], f"{r['read_GBps']:.0f}", f"{part['fused']:.2f}",
-        f"{r['fraction']['fused']['median']:.2f}", f"{part.get('fused, avx2', float('nan')):.2f}", f"{part['full']:.2f}",
+        f"{r['fraction']['fused']['median']:.2f}", part_of(part, "fused, avx2"),
+        part_of(part, "narrow"), f"{part['full']:.2f}",
         f"{part['two sweeps']:.2f}", f"{part['POT']:.2f}", f"{part['in place']:.2f}",
         f"{r['speedup']['fused']['of_minima']:.2f}", f"{r['speedup']['full']['of_minima']:.2f}",
         f"{r['over_four_sweeps']['fused']['of_minima']:.1f}", f"{r['over_four_sweeps']['in place']['of_minima']:.1f}",

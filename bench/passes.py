@@ -150,9 +150,7 @@ def hard(quick: bool) -> list[dict[str, Any]]:
 def run(args: Any) -> dict[str, Any]:
     with common.blas_threads(1):  # Newton's Cholesky is small
         rows, harder = grid(args.quick), hard(args.quick)
-    totals = {
-        name: {goal: found for goal in GOALS if (found := aggregate(rows, name, goal))} for name in METHODS
-    }
+    totals = {name: {goal: found for goal in GOALS if (found := aggregate(rows, name, goal))} for name in METHODS}
     worst = max(harder, key=lambda row: row["true"] / max(row["bound"], 1e-300))
     summary = {
         "problems": len(harder),

@@ -1,9 +1,9 @@
 """Problems of the benchmark: four families of data, range(M) = 1, reproducible from a seed.
 
-    a  uniform clouds in the plane, squared Euclidean cost, random weights
-    b  clustered clouds in 10 dimensions, masses 1 and 1.5
-    c  histograms on a line, a mixture of bumps each, masses 1 and 0.8
-    d  a matrix of independent uniform costs
+a  uniform clouds in the plane, squared Euclidean cost, random weights
+b  clustered clouds in 10 dimensions, masses 1 and 1.5
+c  histograms on a line, a mixture of bumps each, masses 1 and 0.8
+d  a matrix of independent uniform costs
 """
 
 from __future__ import annotations

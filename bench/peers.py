@@ -1,0 +1,107 @@
+"""Peers of the benchmark and the judge of their answers: our own certificate, in numpy, from a plan and its potentials.
+
+POT is given every help: it is told the number of iterations after which its answer certifies (found from our own equal
+iterates, then checked on POT's answer), so that neither its loose nor its strict default stop is timed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mapuot
+from mapuot import penalties
+
+CAP = 5000
+POT_METHODS = {"POT": "sinkhorn", "POT, translation-invariant": "sinkhorn_translation_invariant"}
+OUR_TWIN = {"POT": "sinkhorn", "POT, translation-invariant": "translation_invariant"}
+
+
+def certify(plan: Any, log_u: Any, log_v: Any, a: Any, b: Any, reg: float, rho: float) -> float:
+    """The certified relative plan error: d / 3 + sqrt(2 d + d^2 / 9), d = gap / (reg mass); inf for a plan with NaN."""
+    r, s = plan.sum(1), plan.sum(0)
+    mass = float(r.sum())
+    if not math.isfinite(mass):
+        return math.inf
+    gap = 0.0
+    for t, marginal, log_x in ((a, r, log_u), (b, s, log_v)):
+        gap += float(penalties.gap_term("kl", reg * log_x, marginal, t, np.full(len(t), rho), None).sum())
+    d = max(gap, 0.0) / (reg * mass)
+    return d / 3 + math.sqrt(2 * d + d * d / 9)
+
+
+def pot_solve(name: str, problem: tuple[Any, ...], iterations: int, log: bool = False) -> Any:
+    import ot
+
+    M, a, b, reg, rho = problem
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return ot.unbalanced.sinkhorn_unbalanced(
+            a, b, M, reg, rho, method=POT_METHODS[name], numItermax=iterations, stopThr=0.0, log=log
+        )
+
+
+def our_solve(problem: tuple[Any, ...], tol: float, threads: int, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return mapuot.solve(*problem, tol=tol, threads=threads, **options)
+
+
+def pot_iterations(name: str, problem: tuple[Any, ...], tol: float, threads: int) -> dict[str, Any]:
+    """How many iterations POT needs for a certified error of tol; CAP where they do not suffice."""
+    options = {"method": OUR_TWIN[name], "precision": "float64", "max_passes": CAP}
+    iterations = our_solve(problem, tol, threads, **options).n_passes
+    _, a, b, reg, rho = problem
+    while True:
+        begin = time.perf_counter()
+        plan, log = pot_solve(name, problem, iterations, log=True)
+        seconds = time.perf_counter() - begin
+        error = certify(plan, log["logu"], log["logv"], a, b, reg, rho)
+        if error <= tol or iterations >= CAP:
+            return {"iterations": iterations, "error": error, "seconds": seconds, "reached": error <= tol}
+        iterations = min(CAP, math.ceil(1.03 * iterations) + 1)
+
+
+def pot_default(problem: tuple[Any, ...]) -> dict[str, Any]:
+    """POT called with nothing but the problem: where its own stop leaves the answer."""
+    import ot
+
+    M, a, b, reg, rho = problem
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        begin = time.perf_counter()
+        plan, log = ot.unbalanced.sinkhorn_unbalanced(a, b, M, reg, rho, log=True)
+        seconds = time.perf_counter() - begin
+    error = certify(plan, log["logu"], log["logv"], a, b, reg, rho)
+    return {"iterations": len(log["err"]), "error": error, "seconds": seconds}
+
+
+def other_peers(problem: tuple[Any, ...], tol: float) -> dict[str, Callable[[], Any]]:
+    """OTT-JAX on the CPU, where it is installed: a call that returns (plan, log u, log v)."""
+    try:
+        import jax
+        from ott.geometry import geometry
+        from ott.problems.linear import linear_problem
+        from ott.solvers.linear import sinkhorn
+    except ImportError:
+        return {}
+    jax.config.update("jax_enable_x64", True)
+    M, a, b, reg, rho = problem
+    fi = rho / (rho + reg)
+    solver = sinkhorn.Sinkhorn(threshold=tol, max_iterations=CAP)
+
+    @jax.jit
+    def run(M: Any, a: Any, b: Any) -> Any:
+        out = solver(linear_problem.LinearProblem(geometry.Geometry(M, epsilon=reg), a, b, tau_a=fi, tau_b=fi))
+        return out.matrix, out.f, out.g
+
+    def call() -> Any:
+        plan, f, g = (np.asarray(x) for x in run(M, a, b))
+        return plan, f / reg - np.log(a), g / reg - np.log(b)
+
+    return {"OTT-JAX": call}
