@@ -32,14 +32,7 @@ def pair_case(pair, ratio=1.4, reg=0.05, m=12, n=12, **more):
     return clouds(m, n, reg=reg, reg_m=reg_m_of(pair), penalty=pair, ratio=slack if hard else ratio, **more)
 
 
-WAITING = pytest.mark.xfail(reason="stalls or overflows before an active set settles", strict=True)
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [pytest.param(p, marks=WAITING if p == ("balanced", "range") else ()) for p in PAIRS],
-    ids="-".join,
-)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 def test_pair_is_certified_and_agrees_with_lbfgs(backend, pair):
     case = pair_case(pair)
     result = case.solve(backend=backend, tol=1e-7, max_passes=20_000)
