@@ -60,7 +60,7 @@ def test_portable_kernels_hold_their_registers(arch, dtype):
     assert set(used) == {"row_pass", "plan_pass", "row_sums", "column_sums", "finish_first", "finish_second"}
     for function in HOT & set(used):
         registers, spilled = used[function]
-        assert registers <= 128 and spilled <= 16, (function, registers, spilled)
+        assert registers <= 128 and spilled <= 64, (function, registers, spilled)
 
 
 @pytest.mark.parametrize("arch", ARCHES)
