@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mapuot._core import ffi
 from tqdm import tqdm
 
 import mapuot
-from mapuot._core import ffi
 from mapuot.backends import Options, cpu
 from mapuot.problem import Problem
 from mapuot.result import Result

@@ -2,8 +2,8 @@
 
 A part is a module with ``run(args) -> dict`` (JSON-ready), ``report(data) -> str`` and ``plot(data, path)``. Times are
 seconds. ``interleave`` takes one sample of every candidate in turn, so that a busy neighbour slows all of them alike; a
-sample begins with one call that is not timed, so that each candidate finds its own data in the caches, as it does in a
-solver's loop. Minimum, median and quartiles are kept; ratios are formed from samples of the same round, and of minima.
+sample begins with as many calls that are not timed, so that each candidate finds its own data in the caches, as it does
+in a solver's loop. Minimum, median and quartiles are kept; ratios are formed from samples of the same round, and of minima.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "jax", "geomloss", "torch"]
-SAMPLE = 5e-4  # seconds that one sample lasts at least
+SAMPLE = 2e-3  # seconds that one sample lasts at least
 
 Timings = dict[str, list[float]]
 
@@ -143,7 +143,7 @@ def interleave(
                 break
             for name, call in candidates.items():
                 if warm:
-                    call()
+                    sample(call, numbers[name])
                 times[name].append(sample(call, numbers[name]))
     finally:
         gc.enable()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mapuot._core import lib
+
 from mapuot.backends import cpu
 
 from . import common

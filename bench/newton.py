@@ -6,8 +6,8 @@ With x = log v and u = (a / K v)^fi1 put in (the best f for this g), the dual of
     dD/dx = reg (q - s),   -d2D/dx2 = reg (diag(s + k2 q) - fi1 P^T diag(1/r) P),   k2 = reg / rho2
 
 strictly concave, so its maximum is the answer whatever the path. The best common translation of x is known,
-x + log(sum q / sum r) / (1 - fi1 + k2), and comes before every step: with unequal masses it can be 1e6. No code is shared
-with mapuot.
+log(sum q / sum r) / (1 - fi1 + k2), and comes before every step: with unequal masses it can be 1e6. No code is
+shared with mapuot.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from mapuot._core import ffi, lib
+
 from mapuot.backends import Options, cpu
 from mapuot.problem import Problem
 
@@ -220,8 +220,8 @@ def scaling(rows: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any
     return found
 
 
-HEADER = ["size", "K", "threads", "read GB/s", "fused", "(median)", "avx2", "narrow", "full", "two sweeps", "POT", "in place",
-          "POT/fused", "POT/full", "4sw/fused", "4sw/in place", "O(n) %"]  # fmt: skip
+HEADER = ["size", "K", "threads", "read GB/s", "fused", "(median)", "avx2", "narrow", "full", "two sweeps", "POT",
+          "in place", "POT/fused", "POT/full", "4sw/fused", "4sw/in place", "O(n) %"]  # fmt: skip
 
 
 def part_of(part: dict[str, float], name: str) -> str:

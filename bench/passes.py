@@ -1,11 +1,11 @@
 """passes: how often each method reads K to reach a given error in the potentials; and whether a certificate ever lies.
 
-The error of an iterate against Newton's answer is, named "log", max(max_i |log u_i - log u*_i|, max_j |log v_j - log v*_j|)
-and, named "cost", reg times that: the error of the potentials f and g, in units of range(M). "certified" is the error bound
-that stops a solve. To each tolerance three times Newton's last step is added, the rounding of the answer itself (1e-9 at
-rho / reg = 1e5). Counts are exact up to 100 passes and rounded up by at most 1 % beyond; a run that stalls or makes CAP
-passes has failed and counts as CAP. The second half solves 192 problems down to reg 1e-4 by the default call and
-compares the true with the certified error.
+The error of an iterate against Newton's answer is, named "log", the larger of max_i |log u_i - log u*_i| and
+max_j |log v_j - log v*_j| and, named "cost", reg times that: the error of the potentials f and g, in units of range(M).
+"certified" is the error bound that stops a solve. To each tolerance three times Newton's last step is added, the
+rounding of the answer itself (1e-9 at rho / reg = 1e5). Counts are exact up to 100 passes and rounded up by at most 1 %
+beyond; a run that stalls or makes CAP passes has failed and counts as CAP. The second half solves 192 problems down to
+reg 1e-4 by the default call and compares the true with the certified error.
 """
 
 from __future__ import annotations

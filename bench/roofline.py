@@ -1,4 +1,4 @@
-"""roofline: arithmetic per byte of memory traffic and the speed reached, of each form of the pass (the paper's figure 3).
+"""roofline: arithmetic per byte of memory traffic and speed of each form of the pass (the paper's figure 3).
 
 Work: 4 m n floating-point operations a pass in every form. Traffic, in sizes of the matrix: fused 1, POT's two products
 and the two sweeps 2, in place 2 (read and write), four sweeps 6 (four reads, two writes). The roofs are the bandwidth

@@ -1,7 +1,7 @@
 """solve: time from the arrays to a plan whose error our certificate bounds by 1e-6, against POT on the same threads.
 
-Every answer is certified before it is timed. POT runs exactly as many iterations as it needs, at most CAP; where these do
-not suffice its time to CAP stands and the row is marked. "POT as called" is one call with POT's own defaults.
+Every answer is certified before it is timed. POT runs exactly as many iterations as it needs, at most CAP; where these
+do not suffice its time to CAP stands and the row is marked. "POT as called" is one call with POT's own defaults.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from mapuot._core import lib
+
 from mapuot.backends import cpu
 
 from . import common
