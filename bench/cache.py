@@ -91,7 +91,8 @@ def report(data: dict[str, Any]) -> str:
     if "skipped" in data:
         return f"skipped: {data['skipped']}"
     rows = [
-        [r["name"], f"{r['refs_per_entry']:.2f}", f"{100 * r['D1_miss_rate']:.1f} %", f"{100 * r['LL_miss_rate']:.1f} %",
+        [r["name"], f"{r['refs_per_entry']:.2f}",
+         f"{100 * r['D1_miss_rate']:.1f} %", f"{100 * r['LL_miss_rate']:.1f} %",
          f"{r['D1_misses_per_line']:.2f}", f"{r['LL_misses_per_line']:.2f}"]
         for r in data["misses"]
     ]  # fmt: skip

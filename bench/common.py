@@ -1,9 +1,10 @@
 """What every part of the benchmark shares: the machine's description, interleaved timing, JSON and plots.
 
 A part is a module with ``run(args) -> dict`` (JSON-ready), ``report(data) -> str`` and ``plot(data, path)``. Times are
-seconds. ``interleave`` takes one sample of every candidate in turn, so that a busy neighbour slows all of them alike; a
-sample begins with as many calls that are not timed, so that each candidate finds its own data in the caches, as it does
-in a solver's loop. Minimum, median and quartiles are kept; ratios are formed from samples of the same round, and of minima.
+seconds. ``interleave`` takes one sample of every candidate in turn, so that a busy neighbour slows all of them alike;
+calls that are not timed come first, 16 of short ones (a cache that others have filled takes that long to turn over), so
+that each candidate finds its own data in the caches, as it does in a solver's loop. Minimum, median and quartiles are
+kept; ratios are formed from samples of the same round, and of minima.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "jax", "geomloss", "torch"]
 SAMPLE = 2e-3  # seconds that one sample lasts at least
+WARM = 16  # calls before a sample of calls that are shorter than it
 
 Timings = dict[str, list[float]]
 
@@ -143,7 +145,7 @@ def interleave(
                 break
             for name, call in candidates.items():
                 if warm:
-                    sample(call, numbers[name])
+                    sample(call, 1 if numbers[name] == 1 else max(WARM, numbers[name]))
                 times[name].append(sample(call, numbers[name]))
     finally:
         gc.enable()
