@@ -39,6 +39,7 @@ def time_case(n: int, reg: float, rho: float, threads: int, budget: float) -> di
     row["POT as called"] = peers.pot_default(problem)
     for name, call in peers.other_peers(problem, TOL).items():
         row[name] = {"error": peers.certify(*call(), a, b, reg, rho)}
+        row[name]["reached"] = row[name]["error"] <= TOL
         calls[name] = call
     times = common.interleave(calls, budget, (3, 50), warm=n <= 500)
     row["seconds"] = {**common.summaries(times), **seconds}
@@ -79,6 +80,10 @@ def report(data: dict[str, Any]) -> str:
     for label, means in data["geometric_mean_speedup"].items():
         found = ", ".join(f"{name} {value:.1f}x" for name, value in means.items())
         lines.append(f"geometric mean speed-up, {label} problems: {found}")
+    for r in data["solves"]:
+        for name in set(r["speedup"]) - set(peers.POT_METHODS):
+            found = f"{r['seconds'][name]['min']:.3g} s, {r['speedup'][name]['min']:.1f}x, error {r[name]['error']:.1e}"
+            lines.append(f"n {r['n']}, reg {r['reg']:g}, rho {r['rho']:g}: {name} {found}")
     return "\n".join(lines)
 
 
