@@ -10,6 +10,7 @@ kept; ratios are formed from samples of the same round, and of minima.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import math
@@ -121,10 +122,15 @@ def output(command: list[str]) -> str:
 @contextlib.contextmanager
 def blas_threads(count: int) -> Iterator[None]:
     """Pin the threads of OpenBLAS and OpenMP, which is what numpy and POT run on."""
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(count):
+    with blas_controller().limit(limits=count):
         yield
+
+
+@functools.cache
+def blas_controller() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 # ---- timing ----

@@ -205,19 +205,9 @@ def run(args: Any) -> dict[str, Any]:
         for dtype in DTYPES:
             case = Case(m, n, dtype, max(counts))
             rows += [time_case(case, threads, budget) for threads in counts]
-            print(line(rows[-len(counts)]), flush=True)
+            print(*("  ".join(map(str, cells(row))) for row in rows[-len(counts) :]), sep="\n", flush=True)
             del case
-    return {"passes": rows, "scaling": scaling(rows, counts)}
-
-
-def scaling(rows: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
-    """Speed of the most threads over one."""
-    found = []
-    for one in (r for r in rows if r["threads"] == 1 and len(counts) > 1):
-        same = [r for r in rows if all(r[k] == one[k] for k in ("m", "n", "dtype")) and r["threads"] == counts[-1]]
-        speed = {k: one["seconds"][k]["min"] / same[0]["seconds"][k]["min"] for k in ("read", "fused", "full", "POT")}
-        found.append({"m": one["m"], "n": one["n"], "dtype": one["dtype"], "threads": counts[-1], **speed})
-    return found
+    return {"passes": rows}
 
 
 HEADER = ["size", "K", "threads", "read GB/s", "fused", "(median)", "avx2", "narrow", "full", "two sweeps", "POT",
@@ -241,19 +231,9 @@ def cells(r: dict[str, Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def line(r: dict[str, Any]) -> str:
-    return "  ".join(str(x) for x in cells(r))
-
-
 def report(data: dict[str, Any]) -> str:
     text = "fractions of the limit and ratios, of minima (in place: of reading and writing)\n"
-    text += common.table(HEADER, [cells(r) for r in data["passes"]])
-    rows = [[f"{r['m']}x{r['n']}", r["dtype"], *(f"{r[k]:.2f}" for k in ("read", "fused", "full", "POT"))]
-            for r in data["scaling"]]  # fmt: skip
-    if rows:
-        text += "\n\nspeed-up of all threads over one\n"
-        text += common.table(["size", "K", "read", "fused", "full", "POT"], rows)
-    return text
+    return text + common.table(HEADER, [cells(r) for r in data["passes"]])
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
