@@ -227,8 +227,19 @@ def as_reference(value: Any, M: Any, a: F64, b: F64, backend: ModuleType) -> tup
         raise TypeError(f"reference must hold real numbers, got dtype {c.dtype}")
     if c.shape != M.shape:
         raise ValueError(f"reference must have M's shape {M.shape}, got {c.shape}")
-    c = as_real(c.astype(M.dtype, copy=False))
+    c = as_real(c)
     low, high, bad, infinite = backend.extrema(c)
     if bad or infinite or low < 0 or not high > 0:
         raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]")
     return c, float(c.sum(dtype="float64"))
+
+
+def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
+    """(length, d) float64, and whether it came as a vector."""
+    X = np.asarray(X)
+    if X.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must hold real numbers, got dtype {X.dtype}")
+    X = X.astype(np.float64, copy=False)
+    if X.ndim not in (1, 2) or X.shape[0] != length:
+        raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
+    return (X[:, None], True) if X.ndim == 1 else (X, False)

@@ -158,7 +158,7 @@ void ISA_OP(sweep_advance)(const mapuot_state *state, const sweep_args *args, in
     const int64_t np = padded(state->n);
     const double *image = state->work + 2 * np, *dG = state->history + (2 + state->memory) * np;
     const vd zero = v_set(0);
-    (void)out;
+    vd scale = zero;
     for (int64_t j = j0; j < j1; j += VL) {
         vd x = v_load(image + j), e = v_load(cols->absorbed + j);
         for (int i = 0; i < args->depth; i++)
@@ -170,5 +170,7 @@ void ISA_OP(sweep_advance)(const mapuot_state *state, const sweep_args *args, in
         }
         v_store(cols->log_scale + j, x);
         v_store(cols->scale + j, v);
+        scale = v_add(scale, v);
     }
+    out[SUM_ADVANCED] += v_sum(scale);
 }

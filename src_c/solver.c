@@ -262,13 +262,17 @@ static double plan_error(double d)
     return d > 0.0 ? d / 3 + sqrt(2 * d + d * d / 9) : 0.0;
 }
 
-static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v)
+/* next_v: the sum of the v that the next pass starts from */
+static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v, double next_v)
 {
-    const int done = stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual);
+    const int lost_points = stats->dead > state->dead && state->since_absorb > 1; /* dead for want of a fresh K */
+    const int done = !lost_points && (stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual));
     const double storage = state->exact ? 0.0 : 3 * state->storage_error;
+    if (next_v > SCALE_LIMIT || next_v < 1 / SCALE_LIMIT)
+        return MAPUOT_ABSORB; /* the next v has left the range of this K */
     if (stats->rejected)
         return MAPUOT_RUNNING; /* the last image, from which the next pass starts, is finite */
-    if (!isfinite(stats->mass) || !isfinite(stats->dual) || !(stats->mass > 0.0))
+    if (!isfinite(stats->mass) || isnan(stats->dual) || !(stats->mass > 0.0))
         return MAPUOT_NOT_FINITE;
     if (done && !state->narrow)
         return MAPUOT_CONVERGED;
@@ -293,7 +297,7 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
     }
     if (state->since_absorb == 1)
         state->dead = stats->dead; /* what a fresh K leaves dead stays so */
-    else if (stats->lost > state->flush_tol || stats->dead > state->dead || fmax(scale_u, scale_v) > SCALE_LIMIT)
+    else if (stats->lost > state->flush_tol || lost_points || fmax(scale_u, scale_v) > SCALE_LIMIT)
         return MAPUOT_ABSORB;
     return state->since_best >= STALL_PASSES ? MAPUOT_STALLED : MAPUOT_RUNNING;
 }
@@ -305,8 +309,8 @@ static void marginals_to_sums(mapuot_state *state)
         state->sums[j] = state->cols.scale[j] > 0.0 ? state->sums[j] / state->cols.scale[j] : 0.0;
 }
 
-/* x = G, extrapolated where the guard allows it; sets the residual */
-static void step(mapuot_pool *pool, mapuot_state *state, sweep_args *args, mapuot_stats *stats)
+/* x = G, extrapolated where the guard allows it; sets the residual; returns the sum of the next v */
+static double step(mapuot_pool *pool, mapuot_state *state, sweep_args *args, mapuot_stats *stats)
 {
     const mapuot_kernels *kernels = mapuot_active_kernels();
     const int64_t np = padded(state->n);
@@ -335,6 +339,7 @@ static void step(mapuot_pool *pool, mapuot_state *state, sweep_args *args, mapuo
         state->extrapolated = args->depth > 0;
     }
     run_sweep(pool, state, args, kernels->sweep_advance, 0, out);
+    return out[SUM_ADVANCED];
 }
 
 int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats)
@@ -342,7 +347,7 @@ int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *sta
     const mapuot_kernels *kernels = mapuot_active_kernels();
     const double *scalars = state->sums + padded(state->n), shift = state->shift;
     sweep_args args = {.slot = -1, .sum_factor = 1.0, .q_factor = 1.0};
-    double out[SWEEP_OUT], mass, scale_v;
+    double out[SWEEP_OUT], mass, scale_v, next_v;
     memset(stats, 0, sizeof *stats);
     if (state->in_place)
         marginals_to_sums(state);
@@ -361,17 +366,19 @@ int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *sta
     stats->dual = scalars[ROW_DUAL] + out[SUM_DUAL] + state->dual_constant - state->reg * stats->mass;
     if (state->translate)
         stats->dual += isinf(state->rho_u) ? state->reg * args.lam * mass : state->rho_u * (mass - stats->mass);
+    if (stats->dead > state->dead)
+        stats->dual = -INFINITY; /* a row that is in use counted as unreached: this is no dual value */
     stats->gap = out[SUM_GAP];
     stats->error = plan_error(out[SUM_GAP] / (state->reg * stats->mass)) + out[SUM_HARD] / stats->mass +
                    (state->exact ? 0.0 : 3 * state->storage_error) + stats->lost;
     args.mu = translate_next(state, stats->mass, out[SUM_NEXT]);
 
-    step(pool, state, &args, stats);
+    next_v = step(pool, state, &args, stats);
     if (stats->rejected && !isfinite(state->shift))
         state->shift = shift;
     state->passes++;
     state->since_absorb++;
-    stats->status = judge(state, stats, scalars[ROW_SCALE], scale_v);
+    stats->status = judge(state, stats, scalars[ROW_SCALE], scale_v, next_v);
     return stats->status;
 }
 

@@ -15,7 +15,7 @@ import numpy as np
 from .. import penalties
 from .._core import ffi, lib
 from ..penalties import F64
-from ..problem import Problem, Side
+from ..problem import Problem, Side, as_columns
 from . import Options, Stats
 
 PAD, TILE = 16, 8
@@ -193,14 +193,15 @@ class Workspace:
     def absorb(self, log_v: F64 | None = None) -> None:
         """Build K with alpha, beta such that it is at most 1 and each row and column in use has an entry 1."""
         problem, state = self.problem, self.state
+        la, lb = self.log_reference
+        out_u, out_v = problem.left_out
         if log_v is None:
             log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
         else:  # a common part of thousands would overflow: it belongs into the shift
-            centre = float(np.median(log_v)) if log_v.any() else 0.0
+            used = np.isfinite(log_v) & ~out_v
+            centre = float(np.median(log_v[used])) if log_v[used].any() else 0.0
             state.shift = -centre if abs(centre) > FAR else 0.0
-            log_v = log_v + state.shift
-        la, lb = self.log_reference
-        out_u, out_v = problem.left_out
+            log_v = np.where(used, log_v + state.shift, 0.0)
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, log_v + lb)
         spread = (problem.M_max - problem.M_min) / problem.reg + np.abs(log_v).max()
@@ -368,11 +369,3 @@ class PlanStream:
         out, row_sum, col_sum = np.empty(2), np.empty(m), np.empty(n)
         check(lib.mapuot_plan_sums(*self.arguments(0, m), pointer(out), pointer(row_sum), pointer(col_sum)))
         return float(out[0]), row_sum, col_sum
-
-
-def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
-    """(length, d) float64, and whether it came as a vector."""
-    X = np.asarray(X, dtype=np.float64)
-    if X.ndim not in (1, 2) or X.shape[0] != length:
-        raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
-    return (X[:, None], True) if X.ndim == 1 else (X, False)

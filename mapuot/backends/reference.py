@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from .. import penalties
 from ..penalties import F64
-from ..problem import Problem, Side
+from ..problem import Problem, Side, as_columns
 from . import Options, Stats
 
 STALL_PASSES = 250
@@ -40,7 +40,7 @@ def log_kernel(problem: Problem) -> F64:
     log_k = log_a[:, None] + log_b[None, :] - problem.M.astype(np.float64) / problem.reg
     c = problem.reference_matrix
     with np.errstate(divide="ignore"):
-        return np.asarray(log_k if c is None else log_k + np.log(c))
+        return np.asarray(log_k if c is None else log_k + np.log(c.astype(np.float64)))
 
 
 def log_sum(x: F64, axis: int) -> F64:
@@ -214,10 +214,12 @@ class PlanStream:
         return self.P[i0:i1].astype(self.dtype)
 
     def apply(self, X: Any) -> Any:
-        return self.P @ X
+        X, flat = as_columns(X, self.P.shape[1], "X")
+        return (self.P @ X)[:, 0] if flat else self.P @ X
 
     def apply_transpose(self, Y: Any) -> Any:
-        return self.P.T @ Y
+        Y, flat = as_columns(Y, self.P.shape[0], "Y")
+        return (self.P.T @ Y)[:, 0] if flat else self.P.T @ Y
 
     def sums(self) -> tuple[float, F64, F64]:
         cost = np.where(self.P > 0, self.M, 0.0) * self.P
