@@ -31,6 +31,7 @@ MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts
 SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
 COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
+MOST_A_CALL = 512  # passes that the core makes before Python looks again
 SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
 
 
@@ -214,7 +215,7 @@ class Run:
                     workspace.absorb()
                 elif self.status != "running":
                     break
-                count = self.next_count(count, time.perf_counter() - begun)
+                count = self.next_count(len(stats), time.perf_counter() - begun)
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return np.array(workspace.next_log_v)
 
@@ -241,11 +242,11 @@ class Run:
                 return "max_passes"
         return status
 
-    def next_count(self, count: int, seconds: float) -> int:
+    def next_count(self, made: int, seconds: float) -> int:
         """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
         if self.callback:
             return 1
-        return min(2 * count, max(1, int(count * SECONDS_A_CALL / max(seconds, 1e-9))))
+        return max(1, min(2 * made, MOST_A_CALL, int(made * SECONDS_A_CALL / max(seconds, 1e-6))))
 
 
 def reg_steps(problem: Problem, options: Options, warm: bool) -> list[float]:
