@@ -18,6 +18,8 @@ import numpy as np
 
 from .errors import InfeasibleError
 from .penalties import F64, KINDS
+from .ranks import ALONE, Ranks
+from .rows import Rows, row_blocks
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 
@@ -31,21 +33,35 @@ class Side:
     penalty: str
     rho: F64  # reg_m per point, inf = hard; "range": the lower factor
     upper: F64 | None = None  # "range": the upper factor
+    ranks: Ranks = ALONE  # that share this side's points
 
     @cached_property
     def scalar_rho(self) -> float | None:
         """The one rho of a KL or balanced side whose points share it, else None (no translation then)."""
         if self.penalty not in ("kl", "balanced"):
             return None
-        rho = float(self.rho[0])
-        return rho if bool(np.all(self.rho == rho)) else None
+        low, high = (float(x) for x in self.rho_range)
+        return low if low == high else None
+
+    @cached_property
+    def rho_range(self) -> tuple[float, float]:
+        low, high = self.rho.min(initial=np.inf), self.rho.max(initial=0.0)
+        return self.ranks.min(low), self.ranks.max(high)
+
+    @cached_property
+    def largest_soft_rho(self) -> float:
+        return float(self.ranks.max(self.rho[np.isfinite(self.rho)].max(initial=0.0)))
+
+    @cached_property
+    def mass(self) -> float:
+        return float(self.ranks.sum(self.weight.sum()))
 
 
 @dataclass(frozen=True)
 class Problem:
     """One validated problem. ``M`` keeps the caller's memory (any strides) and dtype, float32 or float64."""
 
-    M: Any
+    M: Any  # or Rows, read block by block
     rows: Side
     cols: Side
     reg: float
@@ -59,6 +75,16 @@ class Problem:
     def shape(self) -> tuple[int, int]:
         m, n = self.M.shape
         return m, n
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that hold the rows; everything of a row here is of the own rows."""
+        return self.rows.ranks
+
+    @property
+    def turns(self) -> bool:
+        """Whether the columns can be read as rows."""
+        return self.ranks.size == 1 and not isinstance(self.M, Rows)
 
     @cached_property
     def left_out(self) -> tuple[Any, Any]:
@@ -99,31 +125,49 @@ class Problem:
 
     @classmethod
     def from_arrays(
-        cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType
+        cls,
+        M: Any,
+        a: Any,
+        b: Any,
+        reg: Any,
+        reg_m: Any,
+        penalty: Any,
+        reference: Any,
+        backend: ModuleType,
+        ranks: Ranks = ALONE,
     ) -> Problem:
-        M = as_cost(M, backend)
+        M = as_cost(M, backend, ranks)
         reg = as_positive(reg, "reg")
         m, n = M.shape
-        weight_a, weight_b = as_weight(a, m, "a", backend), as_weight(b, n, "b", backend)
+        weight_a, weight_b = as_weight(a, m, "a", backend, ranks), as_weight(b, n, "b", backend)
         pair_m, pair_penalty = as_pair(reg_m, "reg_m"), as_penalties(penalty)
-        rows = as_side("a", weight_a, pair_penalty[0], pair_m[0], "reg_m[0]")
+        rows = as_side("a", weight_a, pair_penalty[0], pair_m[0], "reg_m[0]", ranks)
         cols = as_side("b", weight_b, pair_penalty[1], pair_m[1], "reg_m[1]")
         if rows.penalty == cols.penalty == "balanced":
-            check_equal_masses(weight_a, weight_b)
-        low, high, bad, infinite = backend.extrema(M)
-        if bad:
-            raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
-        reference, c_mass = as_reference(reference, M, weight_a, weight_b, backend)
-        return cls(M, rows, cols, reg, reference, low, high, bool(infinite), c_mass)
+            check_equal_masses(rows.mass, cols.mass)
+        low, high, infinite = cost_range(M, backend, ranks)
+        reference, c_mass = as_reference(reference, M, weight_a, weight_b, backend, ranks)
+        return cls(M, rows, cols, reg, reference, low, high, infinite, c_mass)
 
 
-def as_cost(M: Any, backend: ModuleType) -> Any:
-    M = backend.asarray(M)
-    if M.ndim != 2 or 0 in M.shape:
+def as_cost(M: Any, backend: ModuleType, ranks: Ranks = ALONE) -> Any:
+    M = M if isinstance(M, Rows) else backend.asarray(M)
+    if M.ndim != 2 or M.shape[1] == 0 or (M.shape[0] == 0 and ranks.size == 1):
         raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
     if M.dtype.kind not in "fiu":
         raise TypeError(f"M must hold real numbers, got dtype {M.dtype}")
-    return as_real(M)
+    return M if isinstance(M, Rows) else as_real(M)
+
+
+def cost_range(M: Any, backend: ModuleType, ranks: Ranks) -> tuple[float, float, bool]:
+    """Smallest and largest finite cost, and whether some pair is forbidden."""
+    low, high, bad, infinite = backend.extrema(M)
+    if bad:
+        raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
+    if infinite == M.size:
+        low, high = np.inf, -np.inf
+    low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
+    return (low, high, forbidden) if low <= high else (0.0, 0.0, forbidden)
 
 
 def as_real(M: Any) -> Any:
@@ -153,23 +197,25 @@ def as_vector(value: Any, length: int, name: str) -> F64:
     return np.ascontiguousarray(array, dtype=np.float64)
 
 
-def as_weight(value: Any, length: int, name: str, backend: ModuleType) -> F64:
+def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
     """A marginal: finite, >= 0, some mass; None or empty means uniform of mass 1, as in POT."""
-    if value is None or (hasattr(value, "__len__") and len(value) == 0):
-        return np.full(length, 1.0 / length)
-    weight = as_vector(backend.to_numpy(value), length, name)
+    uniform = value is None or (hasattr(value, "__len__") and len(value) == 0)
+    if ranks.max(length > 0 and uniform):
+        ranks.same(**{name + " is None": uniform or length == 0})
+        return np.full(length, 1.0 / ranks.sum(length))
+    weight = np.zeros(0) if uniform else as_vector(backend.to_numpy(value), length, name)
     if not np.all(np.isfinite(weight)):
         raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(weight)))}")
     if np.any(weight < 0):
         raise ValueError(f"{name} must be >= 0, got {weight.min()} at index {int(np.argmin(weight))}")
-    if not weight.sum() > 0:
+    if not ranks.sum(weight.sum()) > 0:
         raise ValueError(f"{name} must have positive mass, got all zeros")
     return weight
 
 
-def check_equal_masses(a: F64, b: F64) -> None:
-    if abs(a.sum() - b.sum()) > MASS_TOLERANCE * a.sum():
-        raise InfeasibleError(f"a and b must have equal masses if both sides are balanced, got {a.sum()} and {b.sum()}")
+def check_equal_masses(a: float, b: float) -> None:
+    if abs(a - b) > MASS_TOLERANCE * a:
+        raise InfeasibleError(f"a and b must have equal masses if both sides are balanced, got {a} and {b}")
 
 
 def as_pair(value: Any, name: str) -> tuple[Any, Any]:
@@ -190,10 +236,10 @@ def as_penalties(value: Any) -> tuple[str, str]:
     return pair
 
 
-def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str) -> Side:
+def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: Ranks = ALONE) -> Side:
     """One side from its reg_m: a number or one per point; for "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
     if penalty == "balanced":
-        return Side(side, weight, penalty, np.full(len(weight), np.inf))
+        return Side(side, weight, penalty, np.full(len(weight), np.inf), ranks=ranks)
     if np.ndim(reg_m) == 0:
         try:
             rho = np.full(len(weight), float(reg_m))
@@ -204,34 +250,34 @@ def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str) -> Side
     if penalty == "range":
         if not (np.all(rho >= 0) and np.all(np.isfinite(rho))):
             raise ValueError(f"{name} must be a slack >= 0 for penalty 'range', got {rho.min()}")
-        return Side(side, weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho)
+        return Side(side, weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho, ranks)
     if not np.all(rho > 0):
         raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho.min()}")
-    if np.all(np.isinf(rho)):
-        return Side(side, weight, "balanced", rho)
+    if ranks.min(bool(np.all(np.isinf(rho)))):
+        return Side(side, weight, "balanced", rho, ranks=ranks)
     if penalty in ("tv", "l2") and not np.all(np.isfinite(rho)):
         raise ValueError(f"{name} must be finite for penalty {penalty!r}; use 'balanced' or 'kl' for inf")
-    return Side(side, weight, penalty, rho)
+    return Side(side, weight, penalty, rho, ranks=ranks)
 
 
-def as_reference(value: Any, M: Any, a: F64, b: F64, backend: ModuleType) -> tuple[Any, float]:
+def as_reference(value: Any, M: Any, a: F64, b: F64, backend: ModuleType, ranks: Ranks = ALONE) -> tuple[Any, float]:
     """The reference measure c and its mass."""
     if isinstance(value, str):
         if value == "product":
-            return value, float(a.sum() * b.sum())
+            return value, float(ranks.sum(a.sum()) * b.sum())
         if value == "uniform":
-            return value, float(M.shape[0] * M.shape[1])
+            return value, float(ranks.sum(M.shape[0]) * M.shape[1])
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
-    c = backend.asarray(value)
+    c = value if isinstance(value, Rows) and isinstance(M, Rows) else backend.asarray(value)
     if c.dtype.kind not in "fiu":
         raise TypeError(f"reference must hold real numbers, got dtype {c.dtype}")
     if c.shape != M.shape:
         raise ValueError(f"reference must have M's shape {M.shape}, got {c.shape}")
-    c = as_real(c)
+    c = c if isinstance(c, Rows) else as_real(c)
     low, high, bad, infinite = backend.extrema(c)
-    if bad or infinite or low < 0 or not high > 0:
+    if bad or infinite or low < 0 or not ranks.max(high) > 0:
         raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]")
-    return c, float(c.sum(dtype="float64"))
+    return c, float(ranks.sum(sum(float(block.sum(dtype="float64")) for _, _, block, _ in row_blocks(c))))
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:

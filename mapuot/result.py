@@ -55,6 +55,8 @@ class Result:
         self.log_u, self.log_v = potentials
         self._marginals = marginals
         self.trace, self.status = trace, status
+        if problem.ranks.size > 1:  # what the ranks have to meet for, while they are together
+            self.mass, self.objective, self.dual  # noqa: B018
 
     def __repr__(self) -> str:
         m, n = self.problem.shape
@@ -95,10 +97,10 @@ class Result:
     def error_bound(self) -> float:
         return self.trace[-1].error
 
-    @property
+    @cached_property
     def mass(self) -> float:
         """Transported mass, ``sum P``."""
-        return float(self.row_marginal.sum())
+        return float(self.problem.ranks.sum(self.row_marginal.sum()))
 
     @property
     def f(self) -> F64:
@@ -116,8 +118,8 @@ class Result:
         p = self.problem
         total = p.reg * (p.c_mass - self.mass)
         for side, x, r in self._sides():
-            total += float(x[r > 0] @ r[r > 0])
-            total += float(penalties.divergence(side.penalty, r, side.weight, side.rho, side.upper).sum())
+            paid = penalties.divergence(side.penalty, r, side.weight, side.rho, side.upper).sum()
+            total += float(side.ranks.sum(x[r > 0] @ r[r > 0] + paid))
         return total
 
     @cached_property
@@ -126,7 +128,8 @@ class Result:
         p = self.problem
         total = p.reg * (p.c_mass - self.mass)
         for side, x, _ in self._sides():
-            total += float(penalties.dual_term(side.penalty, x, side.weight, side.rho, side.upper).sum())
+            value = penalties.dual_term(side.penalty, x, side.weight, side.rho, side.upper).sum()
+            total += float(side.ranks.sum(value))
         return total
 
     def _sides(self) -> Any:
@@ -140,7 +143,8 @@ class Result:
 
     @cached_property
     def _sums(self) -> tuple[float, F64, F64]:
-        return self._stream.sums()
+        with self.problem.ranks.together():
+            return self._stream.sums()
 
     @cached_property
     def plan(self) -> Any:
@@ -158,7 +162,8 @@ class Result:
 
     def apply_transpose(self, Y: Any) -> Any:
         """``P.T @ Y`` for Y of shape (m,) or (m, d), without forming P; float64."""
-        return self._stream.apply_transpose(Y)
+        with self.problem.ranks.together():
+            return self._stream.apply_transpose(Y)
 
     def barycentric_map(self, Y: Any) -> Any:
         """The image of each row point: ``(P @ Y) / (P 1)`` for target points Y (n, d); NaN where no mass leaves."""
@@ -173,6 +178,14 @@ class Result:
         if not 0 <= i0 <= i1 <= m:
             raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {i0}, {i1}")
         return self._stream.plan(i0, i1)
+
+    def gather(self, x: Any, root: int = 0) -> Any:
+        """Row blocks of all ranks (``log_u``, ``rows``, ``top_k`` ...) stacked on rank ``root``; None elsewhere."""
+        return self.problem.ranks.gather(self._backend.to_numpy(x), root)
+
+    def gather_plan(self, root: int = 0) -> Any:
+        """The whole plan on rank ``root``, None elsewhere."""
+        return self.gather(self.plan, root)
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape

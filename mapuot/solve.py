@@ -17,8 +17,10 @@ from tqdm import tqdm
 from .backends import Options, Stats, closing, pick
 from .errors import ConvergenceWarning
 from .penalties import F64
-from .problem import Problem, as_positive
+from .problem import Problem, as_pair, as_positive
+from .ranks import ALONE, Ranks, join
 from .result import Result
+from .rows import rows_of
 
 METHODS = {  # name: (translation, Anderson memory, in place)
     "auto": (True, 8, False),
@@ -30,6 +32,7 @@ PRECISIONS = {"float64": "float64", "mixed": "float32", "bfloat16": "bfloat16"}
 MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
 SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
+ROUND = 16  # passes that several ranks make before they look up from the sums
 COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
 SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
@@ -94,6 +97,7 @@ def solve(
     progress : bool
         Show a progress bar on standard error.
     comm : mpi4py communicator, optional
+        Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all.
 
     Returns
     -------
@@ -111,19 +115,26 @@ def solve(
     ConvergenceWarning
         The certified error reached is above tol.
     """
-    if comm is not None:
-        raise NotImplementedError("comm: solving over MPI is not available yet")
-    if method not in METHODS:
-        raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
-    if precision not in ("auto", *PRECISIONS):
-        raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
-    module = pick(backend, M, a, b)
-    problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, reference, module)
-    options = make_options(method, precision, tol, tol_gap, threads)
-    start = start_potentials(warm_start, problem)
-    run = Run(module, as_count(max_passes, "max_passes"), callback, progress)
-    result = run.solve(problem, options, start, escalate=precision == "auto")
-    if not result.converged and result.status != "cancelled":
+    ranks = join(comm)
+    with ranks.together():
+        if method not in METHODS:
+            raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
+        if precision not in ("auto", *PRECISIONS):
+            raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
+        module = pick(backend, M, a, b)
+        M = rows_of(M, a, b, ranks)
+        ranks.same(
+            method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes, precision=precision,
+            backend=module.__name__, reg=reg, b=b, **{"reg_m[1]": as_pair(reg_m, "reg_m")[1]},
+            reference=reference if isinstance(reference, str) else "a matrix",
+        )  # fmt: skip
+        problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, reference, module, ranks)
+        options = make_options(method, precision, tol, tol_gap, ranks.threads(threads, problem.M.size))
+        start = start_potentials(warm_start, problem)
+        ranks.same(warm_start=start[1])
+        run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks)
+        result = run.solve(problem, options, start, escalate=precision == "auto")
+    if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(result, tol)
     return result
 
@@ -169,9 +180,16 @@ class Run:
     """One solve under way: the loop, its clock, its trace."""
 
     def __init__(
-        self, module: ModuleType, max_passes: int, callback: Callable[[Stats], Any] | None, progress: bool
+        self,
+        module: ModuleType,
+        max_passes: int,
+        callback: Callable[[Stats], Any] | None,
+        progress: bool,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.module, self.max_passes, self.callback = module, max_passes, callback
+        self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
+        self.heard = ranks.max(bool(callback))  # by some rank, after every pass
+        progress = progress and ranks.rank == 0
         self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass", disable=False) if progress else None
         self.limit = max_passes
         self.trace: list[Stats] = []
@@ -184,7 +202,7 @@ class Run:
 
         The row side is exact in every pass, so that the gap of the free side then certifies the plan.
         """
-        turned = problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
+        turned = problem.turns and problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
         task, log_v = (problem.transpose(), start[0]) if turned else (problem, start[1])
         with self.bar or nullcontext():
             for reg in reg_steps(task, options, warm=bool(log_v.any())):
@@ -234,6 +252,7 @@ class Run:
         if self.bar:
             self.bar.update(len(stats))
             self.bar.set_postfix_str(f"error {stats[-1].error:.1e}", refresh=False)
+        cancelled = self.ranks.max(cancelled)
         status = stats[-1].status
         if status in ("running", "absorb"):
             if cancelled:
@@ -244,8 +263,10 @@ class Run:
 
     def next_count(self, made: int, seconds: float) -> int:
         """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
-        if self.callback:
+        if self.heard:
             return 1
+        if self.ranks.size > 1:  # clocks differ, and the ranks must stay together
+            return min(2 * made, ROUND)
         return max(1, min(2 * made, MOST_A_CALL, int(made * SECONDS_A_CALL / max(seconds, 1e-6))))
 
 

@@ -120,7 +120,7 @@ REFUSED = [
     ({"warm_start": (CASE.b, CASE.a)}, ValueError, "warm_start must have shapes (4,), (5,), got (5,), (4,)"),
     ({"warm_start": (CASE.a, changed(CASE.b, np.nan))}, ValueError, "warm_start must not hold NaN"),
     # not yet
-    ({"comm": object()}, NotImplementedError, "comm: solving over MPI is not available yet"),
+    ({"comm": object()}, TypeError, "comm must be an intracommunicator of mpi4py"),
 ]
 
 

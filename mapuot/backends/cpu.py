@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from .. import penalties
 from .._core import ffi, lib
 from ..penalties import F64
 from ..problem import Problem, Side, as_columns
+from ..rows import Rows, row_blocks
 from . import Options, Stats
 
 PAD, TILE = 16, 8
@@ -115,16 +117,19 @@ def narrow_floor(problem: Problem) -> float:
 
     Their noise in a marginal, some 3e-8, is amplified by sqrt(rho / reg) in the certificate.
     """
-    largest = max(float(side.rho.max(where=np.isfinite(side.rho), initial=0.0)) for side in (problem.rows, problem.cols))
+    largest = max(problem.rows.largest_soft_rho, problem.cols.largest_soft_rho)
     return 1e-7 * math.sqrt(1 + largest / problem.reg)
 
 
 def extrema(M: Any) -> tuple[float, float, int, int]:
-    out = np.empty(4)
-    check(lib.mapuot_extrema(new_pool(None, M.size), *M.shape, matrix(M), pointer(out)))
-    if not np.isfinite(out[0]):
-        out[:2] = 0.0
-    return float(out[0]), float(out[1]), int(out[2]), int(out[3])
+    pool, low, high, counts = new_pool(None, M.size), math.inf, -math.inf, np.zeros(2)
+    for _, _, block, _ in row_blocks(M):
+        out = np.empty(4)
+        check(lib.mapuot_extrema(pool, *block.shape, matrix(block), pointer(out)))
+        low, high, counts = min(low, float(out[0])), max(high, float(out[1])), counts + out[2:]
+    if not math.isfinite(low):
+        low = high = 0.0
+    return low, high, int(counts[0]), int(counts[1])
 
 
 class Workspace:
@@ -158,8 +163,10 @@ class Workspace:
         state.narrow = self.dtype != "float64" and not options.in_place
         self.narrow_v = empty(size if state.narrow else 1, np.float32)
         state.narrow_v, state.narrow_floor = pointer(self.narrow_v, "float *"), narrow_floor(problem)
-        self.matrices = matrix(problem.M), matrix(problem.reference_matrix)
-        state.M, state.c = self.matrices
+        self.streamed = isinstance(problem.M, Rows)
+        if not self.streamed:
+            self.matrices = matrix(problem.M), matrix(problem.reference_matrix)
+            state.M, state.c = self.matrices
         coarse = options.tol < 12 * ROUNDING[self.dtype] and not options.in_place and self.dtype != "float64"
         self.tile = empty(threads * TILE * self.ld if coarse else 0)
         state.tile = pointer(self.tile) if coarse else ffi.NULL
@@ -212,12 +219,13 @@ class Workspace:
             alpha, beta = self.balance(out_u, plan_v)
         dead_u, dead_v = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
         alpha, beta = np.where(out_u | dead_u, -np.inf, alpha), np.where(out_v | dead_v, -np.inf, beta)
-        check(
-            lib.mapuot_build_kernel(
-                self.pool, *problem.shape, *self.matrices, problem.reg,
-                pointer(alpha), pointer(beta), state.dtype, state.kernel, self.ld,
-            )
-        )  # fmt: skip
+        for i0, i1, matrices in self.blocks():
+            check(
+                lib.mapuot_build_kernel(
+                    self.pool, i1 - i0, problem.shape[1], *matrices, problem.reg, pointer(alpha[i0:i1]), pointer(beta),
+                    state.dtype, ffi.cast("char *", state.kernel) + i0 * self.ld * self.K.itemsize, self.ld,
+                )
+            )  # fmt: skip
         self.alpha, self.beta = alpha, beta
         state.alpha, state.beta = pointer(alpha), pointer(beta)
         with np.errstate(invalid="ignore"):
@@ -227,17 +235,28 @@ class Workspace:
         self.dead_u, self.dead_v = dead_u, dead_v
         self.set_constants()
 
+    def blocks(self) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
+        """(i0, i1, (M, c)) for the core: all rows at once, or those of a streamed M block by block."""
+        if not self.streamed:
+            yield 0, self.problem.shape[0], self.matrices
+            return
+        for i0, i1, M, c in row_blocks(self.problem.M, self.problem.reference_matrix):
+            yield i0, i1, (matrix(M), matrix(c))
+
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """alpha_i = -max_j(log v_j - M_ij/reg), beta_j = -max_i(alpha_i - M_ij/reg); +inf where none."""
         problem = self.problem
-        alpha, col_max = np.where(out_u, -np.inf, 0.0), np.empty(len(plan_v))
-        plan_v = np.ascontiguousarray(plan_v)
-        check(
-            lib.mapuot_balance(
-                self.pool, *problem.shape, *self.matrices, problem.reg,
-                pointer(plan_v), pointer(alpha), pointer(col_max),
-            )
-        )  # fmt: skip
+        alpha, top = np.where(out_u, -np.inf, 0.0), np.full(len(plan_v), -np.inf)
+        plan_v, col_max = np.ascontiguousarray(plan_v), np.empty(len(plan_v))
+        for i0, i1, matrices in self.blocks():
+            check(
+                lib.mapuot_balance(
+                    self.pool, i1 - i0, len(plan_v), *matrices, problem.reg,
+                    pointer(plan_v), pointer(alpha[i0:i1]), pointer(col_max),
+                )
+            )  # fmt: skip
+            np.maximum(top, col_max, out=top)
+        col_max = problem.ranks.max(top)
         with np.errstate(invalid="ignore"):
             return alpha, np.where(np.isneginf(col_max), np.inf, plan_v - col_max)
 
@@ -270,16 +289,21 @@ class Workspace:
         problem = self.problem
         total, scale = problem.reg * problem.c_mass, 0.0
         for side, dead in ((problem.rows, self.dead_u), (problem.cols, self.dead_v)):
+            terms = 0.0
             if dead.any():
                 problem.check_reachable(self.dead_u, self.dead_v)
-                total += dead_terms(side, dead)
+                terms = dead_terms(side, dead)
             soft = np.isfinite(side.rho)
-            scale += float(side.rho[soft] @ side.weight[soft])
+            total += side.ranks.sum(terms)
+            scale += side.ranks.sum(float(side.rho[soft] @ side.weight[soft]))
         self.state.dual_constant, self.state.dual_scale = total, scale
 
     def iterate(self, count: int) -> list[Stats]:
         stats, made = ffi.new("mapuot_stats[]", count), ffi.new("int64_t *")
-        check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
+        if self.problem.ranks.size > 1 or (self.streamed and self.tile.size):
+            made[0] = self.passes(count, stats)
+        else:
+            check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
         first = self.state.passes - made[0] + 1
         return [
             Stats(
@@ -288,6 +312,37 @@ class Workspace:
             )
             for i, s in enumerate(stats[0 : made[0]])
         ]  # fmt: skip
+
+    def passes(self, count: int, stats: Any) -> int:
+        """mapuot_iterate where the ranks meet between row_pass and finish_pass, or M is streamed."""
+        made, status = 0, lib.MAPUOT_RUNNING
+        while made < count and status == lib.MAPUOT_RUNNING:
+            with self.problem.ranks.adding(self.sums):
+                self.row_pass()
+            status = check(lib.mapuot_finish_pass(self.pool, self.state, stats + made))
+            made += 1
+        return made
+
+    def row_pass(self) -> None:
+        if not (self.state.exact and self.streamed):
+            check(lib.mapuot_row_pass(self.pool, self.state))
+            return
+        total = np.zeros_like(self.sums)
+        for i0, i1, matrices in self.blocks():
+            part = self.part(i0, i1, matrices)
+            check(lib.mapuot_row_pass(self.pool, part))
+            total += self.sums
+        self.sums[:] = total
+
+    def part(self, i0: int, i1: int, matrices: tuple[Any, Any]) -> Any:
+        """The state of rows i0 to i1, with their costs at hand, for an exact pass."""
+        part = ffi.new("mapuot_state *", self.state[0])
+        part.m = part.rows.len = i1 - i0
+        part.M, part.c = matrices
+        part.alpha = pointer(self.alpha[i0:i1])
+        for name, array in self.row_side.items():
+            setattr(part.rows, name, pointer(array[i0:i1]))
+        return part
 
     @property
     def next_log_v(self) -> F64:
@@ -333,18 +388,18 @@ class PlanStream:
         self.beta = np.where(np.isfinite(log_v), log_v, -np.inf) + np.where(np.isfinite(lb), lb, 0.0)
         self.pool = new_pool(threads, problem.M.size)
 
-    def arguments(self, i0: int, i1: int) -> tuple[Any, ...]:
+    def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """(k0, k1, first arguments of a stream over them) for the rows i0 + k0 to i0 + k1."""
         p, c = self.problem, self.problem.reference_matrix
-        c = None if c is None else c[i0:i1]
-        alpha = self.alpha[i0:i1]
-        shape = i1 - i0, p.shape[1]
-        return self.pool, *shape, matrix(p.M[i0:i1]), matrix(c), p.reg, pointer(alpha), pointer(self.beta)
+        for k0, k1, M, part in row_blocks(p.M[i0:i1], None if c is None else c[i0:i1]):
+            alpha = pointer(self.alpha[i0 + k0 : i0 + k1])
+            yield k0, k1, (self.pool, *M.shape, matrix(M), matrix(part), p.reg, alpha, pointer(self.beta))
 
     def plan(self, i0: int, i1: int) -> Any:
         n, dtype = self.problem.shape[1], self.problem.M.dtype
         out = empty((i1 - i0) * n, dtype).reshape(i1 - i0, n)
-        if i1 > i0:
-            check(lib.mapuot_form_plan(*self.arguments(i0, i1), DTYPES[dtype.name], pointer(out, "void *"), n))
+        for k0, k1, arguments in self.blocks(i0, i1):
+            check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0:k1], "void *"), n))
         return out
 
     def apply(self, X: Any) -> Any:
@@ -352,20 +407,28 @@ class PlanStream:
         X, flat = as_columns(X, n, "X")
         out, Xt = np.empty((m, X.shape[1])), filled([], X.shape[1] * padded(n))
         Xt.reshape(X.shape[1], -1)[:, :n] = X.T
-        check(lib.mapuot_apply(*self.arguments(0, m), X.shape[1], pointer(Xt), pointer(out)))
+        for i0, i1, arguments in self.blocks(0, m):
+            check(lib.mapuot_apply(*arguments, X.shape[1], pointer(Xt), pointer(out[i0:i1])))
         return out[:, 0] if flat else out
 
     def apply_transpose(self, Y: Any) -> Any:
         m, n = self.problem.shape
         Y, flat = as_columns(Y, m, "Y")
-        out = empty(Y.shape[1] * padded(n))
+        total, out = filled([], Y.shape[1] * padded(n)), empty(Y.shape[1] * padded(n))
         Y = np.ascontiguousarray(Y)
-        check(lib.mapuot_apply_transpose(*self.arguments(0, m), Y.shape[1], pointer(Y), pointer(out)))
+        for i0, i1, arguments in self.blocks(0, m):
+            check(lib.mapuot_apply_transpose(*arguments, Y.shape[1], pointer(Y[i0:i1]), pointer(out)))
+            total += out
+        out = self.problem.ranks.sum(total)
         result = np.ascontiguousarray(out.reshape(Y.shape[1], -1)[:, :n].T)
         return result[:, 0] if flat else result
 
     def sums(self) -> tuple[float, F64, F64]:
         m, n = self.problem.shape
-        out, row_sum, col_sum = np.empty(2), np.empty(m), np.empty(n)
-        check(lib.mapuot_plan_sums(*self.arguments(0, m), pointer(out), pointer(row_sum), pointer(col_sum)))
-        return float(out[0]), row_sum, col_sum
+        cost, row_sum, total = 0.0, np.empty(m), np.zeros(n)
+        out, col_sum = np.empty(2), np.empty(n)
+        for i0, i1, arguments in self.blocks(0, m):
+            check(lib.mapuot_plan_sums(*arguments, pointer(out), pointer(row_sum[i0:i1]), pointer(col_sum)))
+            cost, total = cost + float(out[0]), total + col_sum
+        ranks = self.problem.ranks
+        return float(ranks.sum(cost)), row_sum, ranks.sum(total)

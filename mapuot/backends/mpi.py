@@ -1,0 +1,251 @@
+"""The ranks of an MPI communicator: row blocks, one sum of n column sums a pass, errors that reach everyone.
+
+A pass is the local row_pass, ``adding`` (the sum over the ranks) and finish_pass, which every rank repeats on the same
+numbers: nothing else is exchanged, and all stop in the same pass. For that the sums must have the same bits everywhere,
+which MPI recommends of Allreduce but does not promise; here each entry is summed on one rank (Reduce_scatter) and then
+copied (Allgatherv), the same traffic. Numbers that are met for rarely travel as pickles and are added in rank order.
+Errors: each such meeting carries an error slot, so that a rank that failed meets the others wherever they wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..ranks import Ranks, own_rows
+from . import cpu
+
+LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+CHUNK_BYTES = 1 << 28  # of one message of gather
+
+
+def launched() -> int:
+    """How many processes a launcher says it started, 1 where there is none."""
+    found = [os.environ.get(name, "") for name in LAUNCHERS]
+    return max([int(text) for text in found if text.isdigit()], default=1)
+
+
+def world() -> Any:
+    """COMM_WORLD; RuntimeError where MPI is missing or does not see the launcher's processes."""
+    try:
+        from mpi4py import MPI  # noqa: PLC0415  importing starts MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(f"MPI is not usable: {error}; pip install mpi4py and an MPI library (mpich)") from error
+    check_launcher(MPI)
+    return MPI.COMM_WORLD
+
+
+def check_launcher(MPI: Any) -> None:
+    count = launched()
+    if count > 1 and MPI.COMM_WORLD.size == 1:
+        library = MPI.Get_library_version().split("\n")[0].strip()
+        raise RuntimeError(
+            f"the launcher started {count} processes, but each sees only itself: mpiexec must be the one of the MPI "
+            f"library that mpi4py uses ({library})"
+        )
+
+
+class MpiRanks(Ranks):
+    """The ranks of ``comm``, an intracommunicator of mpi4py."""
+
+    def __init__(self, comm: Any) -> None:
+        if not type(comm).__module__.startswith("mpi4py"):
+            raise TypeError(f"comm must be an intracommunicator of mpi4py, got {type(comm).__name__}")
+        from mpi4py import MPI  # noqa: PLC0415
+
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise TypeError(f"comm must be an intracommunicator of mpi4py, got {comm.name or type(comm).__name__}")
+        check_launcher(MPI)
+        self.MPI, self.comm = MPI, comm
+        self.rank, self.size = comm.rank, comm.size
+        self.agreed: BaseException | None = None  # the error that all ranks raise
+        self.part = np.empty(0)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Result over MPI holds rows of one rank: gather what is wanted, or solve without comm")
+
+    # ---- rare: one pickle a rank, with its error ----
+
+    def exchange(self, value: Any, error: BaseException | None = None) -> list[Any]:
+        """The values of all ranks in their order, or the error of some of them raised on all."""
+        found = self.comm.allgather((value, None if error is None else packed(error)))
+        errors = [(rank, failed) for rank, (_, failed) in enumerate(found) if failed is not None]
+        if not errors:
+            return [value for value, _ in found]
+        self.agreed = unpacked(errors, self.size)
+        raise self.agreed from error
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        if self.size == 1:
+            yield
+            return
+        try:
+            yield
+        except Exception as error:
+            if error is self.agreed:
+                raise
+            self.exchange(None, error)
+        except BaseException:  # Ctrl-C on one rank: the others cannot know where it stopped
+            self.abort()
+        else:
+            self.exchange(None)
+
+    def abort(self) -> None:
+        traceback.print_exc()
+        sys.stderr.flush()
+        self.comm.Abort(1)
+
+    def same(self, **values: Any) -> None:
+        if self.size == 1:
+            return
+        found = self.exchange({name: digest(value) for name, value in values.items()})
+        for name in values:
+            for rank, theirs in enumerate(found):
+                if theirs[name] != found[0][name]:
+                    first, second = shown(found[0][name]), shown(theirs[name])
+                    raise self.raised(
+                        ValueError(f"{name} must be the same on every rank, got {first} on rank 0, {second} on {rank}")
+                    )
+
+    def raised(self, error: Exception) -> Exception:
+        """An error that every rank finds by itself."""
+        self.agreed = error
+        return error
+
+    def before(self, value: int) -> int:
+        return int(sum(self.exchange(value)[: self.rank]))
+
+    def sum(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            self.exchange(None)
+            total = np.array(value, dtype=np.float64).ravel()
+            self.add(total)
+            return total.reshape(value.shape)
+        return sum(self.exchange(value))
+
+    def min(self, value: Any) -> Any:
+        return min(self.exchange(value))
+
+    def max(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            self.exchange(None)
+            top = np.array(value, dtype=np.float64)
+            self.comm.Allreduce(self.MPI.IN_PLACE, top, op=self.MPI.MAX)
+            return top
+        return max(self.exchange(value))
+
+    def threads(self, asked: int | None, entries: int) -> int | None:
+        """As asked, else this host's cores over its ranks, the fewest of all ranks; all with the same kernels."""
+        if self.size == 1:
+            return asked
+        self.same(**{"the instruction set (MAPUOT_ISA lowers it)": cpu.isa()})
+        if asked is None:
+            host = self.comm.Split_type(self.MPI.COMM_TYPE_SHARED)
+            users, host_rank = host.allgather(os.sched_getaffinity(0)), host.rank
+            host.Free()
+            share = sum(1 / sum(core in cores for cores in users) for core in users[host_rank])
+            asked = max(1, int(share + 1e-9)) if entries > cpu.SERIAL_ENTRIES else 1
+        return int(self.min(asked))
+
+    # ---- every pass ----
+
+    @contextmanager
+    def adding(self, sums: Any) -> Iterator[None]:
+        failed = None
+        try:
+            yield
+        except Exception as error:
+            failed = error
+            sums[:] = 0.0
+            sums[-1] = 1.0
+        self.add(sums)
+        if sums[-1] != 0:
+            self.exchange(None, failed)
+
+    def add(self, total: Any) -> None:
+        """In place, in float64: entry j is summed by the one rank that owns it."""
+        counts = [i1 - i0 for i0, i1 in (own_rows(len(total), rank, self.size) for rank in range(self.size))]
+        if len(self.part) != counts[self.rank]:
+            self.part = np.empty(counts[self.rank])
+        self.comm.Reduce_scatter(total, self.part, counts, op=self.MPI.SUM)
+        self.comm.Allgatherv(self.part, [total, counts])
+
+    # ---- on request ----
+
+    def gather(self, rows: Any, root: int) -> Any:
+        """Blocks of at most CHUNK_BYTES a message, so that the counts stay small."""
+        with self.together():
+            if not 0 <= root < self.size:
+                raise ValueError(f"root must be a rank in 0..{self.size - 1}, got {root}")
+            rows = np.ascontiguousarray(rows)
+            shapes = self.exchange((rows.shape, rows.dtype.str))
+            dtype = next((dtype for shape, dtype in shapes if shape[0]), rows.dtype.str)
+            ends = np.cumsum([shape[0] for shape, _ in shapes])
+            out = np.empty((ends[-1], *rows.shape[1:]), dtype) if self.rank == root else None
+            self.exchange(None)  # all have the memory
+            for rank, (shape, _) in enumerate(shapes):
+                if rank == root and out is not None:
+                    out[ends[rank] - shape[0] : ends[rank]] = rows
+                elif self.rank in (rank, root):
+                    block = rows if out is None else out[ends[rank] - shape[0] : ends[rank]]
+                    self.move(block, rank, root)
+        return out
+
+    def move(self, block: Any, rank: int, root: int) -> None:
+        flat = block.reshape(-1).view(np.uint8)
+        for k in range(0, flat.size, CHUNK_BYTES):
+            if self.rank == root:
+                self.comm.Recv(flat[k : k + CHUNK_BYTES], rank)
+            else:
+                self.comm.Send(flat[k : k + CHUNK_BYTES], root)
+
+
+def digest(value: Any) -> str:
+    """A short text that tells values apart; arrays by shape and a hash."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return repr(value)
+    try:
+        array = np.ascontiguousarray(value.get() if hasattr(value, "get") else value)
+        if array.dtype.kind in "fiub":
+            if array.ndim == 0:
+                return repr(array.item())
+            data = array.astype(np.float64).tobytes()
+            return f"array {array.shape} {hashlib.blake2b(data, digest_size=8).hexdigest()}"
+    except (TypeError, ValueError):
+        pass
+    return repr(value)
+
+
+def shown(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def packed(error: BaseException) -> tuple[bytes, str]:
+    """An exception as (its class pickled, its text)."""
+    try:
+        return pickle.dumps(type(error)), str(error)
+    except Exception:
+        return pickle.dumps(RuntimeError), f"{type(error).__name__}: {error}"
+
+
+def unpacked(errors: list[tuple[int, tuple[bytes, str]]], size: int) -> BaseException:
+    """The first rank's error, with the rank where not all have the same."""
+    rank, (kind, text) = errors[0]
+    if len(errors) < size or any(failed != (kind, text) for _, failed in errors):
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        text = f"rank {rank}{more}: {text}"
+    try:
+        error = pickle.loads(kind)(text)
+        assert isinstance(error, BaseException)
+    except Exception:
+        return RuntimeError(text)
+    return error
