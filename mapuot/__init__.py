@@ -5,24 +5,30 @@ from typing import Any
 
 from . import pot
 from .backends import Stats
+from .batch import BatchResult, solve_batch
 from .errors import ConvergenceWarning, InfeasibleError
+from .log_matmul import log_matmul, log_matmul_gradient
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .result import Result
 from .solve import path, solve
 
 __version__ = "0.1.0"
 __all__ = [
+    "BatchResult",
     "ConvergenceWarning",
     "InfeasibleError",
     "Result",
     "Stats",
     "__version__",
     "da",
+    "log_matmul",
+    "log_matmul_gradient",
     "path",
     "pot",
     "sinkhorn_unbalanced",
     "sinkhorn_unbalanced2",
     "solve",
+    "solve_batch",
 ]
 
 

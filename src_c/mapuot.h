@@ -142,4 +142,17 @@ int mapuot_apply_transpose(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matri
 int mapuot_plan_sums(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                      const double *alpha, const double *beta, double out[2], double *row_sum, double *col_sum);
 
+/* Batches.  batch_spread: states[q] = states[0] with every per-problem array moved on by q of its lengths: weight,
+ * absorbed, base, log_scale, scale and marginal of a side by its padded len, sums, work and history by their own, K by
+ * m ld unless it is shared; rho, fi and upper are those of all.  batch_iterate: at most count passes of each problem
+ * whose stats say RUNNING, as mapuot_iterate; a shared K is read once for up to slots problems.  The threads of the pool
+ * share the problems. */
+int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states);
+int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t slots, mapuot_state *states,
+                         int64_t count, mapuot_stats *stats);
+
+/* out_ij = log sum_k exp(A_ik + B_kj) for p products, dense rows; exact != 0: k exponentials for every entry. */
+int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_t n, mapuot_dtype dtype, const void *A,
+                      const void *B, int32_t shared_B, int32_t exact, void *out);
+
 #endif

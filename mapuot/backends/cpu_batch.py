@@ -1,0 +1,171 @@
+"""The CPU's batch: p problems with one K, or one K each, set up at once and iterated in few foreign calls.
+
+K = exp((M_min - M) / reg) is in no problem's own scaling, so that all can share it; a problem whose scalings outgrow
+it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin to come: cuda_batch.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import penalties
+from .._core import ffi, lib
+from ..penalties import F64
+from ..problem import Side
+from . import Options
+from .cpu import (
+    DTYPES,
+    FLUSH_LOG,
+    ROUNDING,
+    SAFE_SPREAD,
+    SCALARS,
+    STORAGE,
+    check,
+    empty,
+    leading_dimension,
+    matrix,
+    new_pool,
+    padded,
+    pointer,
+)
+
+SLOTS = 16  # problems that a thread keeps in hand
+SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache
+CALL_PASSES = 64  # a foreign call makes at most so many of each problem: Ctrl-C waits for it
+STATS = np.dtype(
+    {
+        "names": ["gap", "error", "dual", "mass", "status"],
+        "formats": ["f8", "f8", "f8", "f8", "i4"],
+        "offsets": [ffi.offsetof("mapuot_stats", name) for name in ("gap", "error", "dual", "mass", "status")],
+        "itemsize": ffi.sizeof("mapuot_stats"),
+    }
+)
+
+
+def fits(spread: float, log_v: F64, precision: str) -> bool:
+    """Whether K without absorbed potentials holds a range(M) / reg of ``spread``, from a start log v."""
+    return bool(spread + np.abs(log_v).max(initial=0.0) <= SAFE_SPREAD[precision])
+
+
+def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:
+    """Memory of one problem of a batch."""
+    m, n = shape
+    own = 0 if shared else m * leading_dimension(n, 8) * np.dtype(STORAGE[precision]).itemsize
+    return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
+
+
+class BatchWorkspace:
+    """The states of p problems and the arrays they point at; each array has one row a problem."""
+
+    def __init__(self, task: Any, options: Options, log_v: F64) -> None:
+        (m, n), p = task.shape, len(log_v)
+        self.task, self.p, self.shared = task, p, task.M.ndim == 2
+        self.pool = new_pool(options.threads, p * m * n)
+        np_, dtype = padded(n), options.precision
+        self.ld = leading_dimension(n, np.dtype(STORAGE[dtype]).itemsize)
+        self.K = empty((1 if self.shared else p) * m * self.ld, STORAGE[dtype])
+        self.sums, self.work = zeros(p, np_ + SCALARS), zeros(p, 3 * np_)
+        self.history = zeros(p, (2 * options.memory + 2) * np_)
+        self.states, self.stats = ffi.new("mapuot_state[]", p), ffi.new("mapuot_stats[]", p)
+        self.left = np.frombuffer(ffi.buffer(self.stats), STATS)
+        state = self.states[0]
+        state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[dtype]
+        state.kernel, state.reg = pointer(self.K, "void *"), task.reg
+        state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
+        state.memory, state.tol, state.tol_gap = options.memory, options.tol, options.tol_gap
+        rates = task.rows.scalar_rho, task.cols.scalar_rho
+        state.translate = options.translate and None not in rates
+        state.rho_u, state.rho_v = (1.0 if rho is None else rho for rho in rates)
+        state.storage_error, state.flush = ROUNDING[dtype], math.exp(FLUSH_LOG[dtype])
+        state.flush_tol = max(1e-12, min(1e-8, options.tol / 100))
+        state.best_dual, state.progress_dual, state.best_error, state.head = -math.inf, -math.inf, math.inf, -1
+        log_a, log_b = task.log_reference
+        self.rows = self.side(task.rows, task.A, task.M_min / task.reg - log_a, state.rows)
+        self.cols = self.side(task.cols, task.B, -log_b, state.cols)
+        self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, log_v)
+        with np.errstate(invalid="ignore"):
+            self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
+        check(lib.mapuot_batch_spread(p, self.shared, self.states))
+        self.set_constants()
+        self.build()
+
+    def side(self, side: Side, weight: F64, absorbed: F64, out: Any) -> dict[str, F64]:
+        """The arrays of one marginal of all problems; rho, fi and upper are common."""
+        (p, count), reg = weight.shape, self.task.reg
+        fast = side.penalty == "balanced" or (side.penalty == "kl" and bool(np.isfinite(side.rho).all()))
+        left_out = np.isposinf(absorbed) | ((weight == 0) & (side.penalty in ("kl", "balanced", "range")))
+        arrays = {name: zeros(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
+        arrays["absorbed"][:] = np.inf
+        arrays["absorbed"][:, :count] = np.where(left_out, np.inf, absorbed)
+        arrays["weight"][:, :count] = np.where(left_out, 0.0, weight)
+        arrays["rho"] = np.ones(padded(count))
+        arrays["rho"][:count] = side.rho
+        if fast:
+            arrays["fi"], arrays["base"] = np.ones(padded(count)), zeros(p, padded(count))
+            fi = np.where(np.isinf(side.rho), 1.0, 1 / (1 + reg / side.rho))
+            arrays["fi"][:count] = fi
+            with np.errstate(divide="ignore", invalid="ignore"):
+                base = fi * np.log(weight) - (1 - fi) * absorbed
+            arrays["base"][:, :count] = np.where(left_out, 0.0, base)
+        if side.upper is not None:
+            arrays["upper"] = np.ones(padded(count))
+            arrays["upper"][:count] = side.upper
+        out.len, out.penalty = count, penalties.KINDS[side.penalty]
+        for name, array in arrays.items():
+            setattr(out, name, pointer(array))
+        return arrays
+
+    def set_constants(self) -> None:
+        """reg |c| and the scale of the dual's rounding error, problem by problem."""
+        task = self.task
+        scale = np.zeros(self.p)
+        for side, weight in ((task.rows, task.A), (task.cols, task.B)):
+            scale += weight @ np.where(np.isfinite(side.rho), side.rho, 0.0)
+        for state, constant, size in zip(self.states, task.reg * task.c_mass, scale, strict=True):
+            state.dual_constant, state.dual_scale = constant, size
+
+    def build(self) -> None:
+        M = self.task.M.reshape(-1, self.task.shape[1])
+        alpha, beta = np.full(len(M), self.task.M_min / self.task.reg), np.zeros(M.shape[1])
+        check(
+            lib.mapuot_build_kernel(
+                self.pool, *M.shape, matrix(M), matrix(None), self.task.reg, pointer(alpha), pointer(beta),
+                self.states[0].dtype, self.states[0].kernel, self.ld,
+            )
+        )  # fmt: skip
+
+    def iterate(self, passes: int) -> int:
+        """At most so many passes of each problem that still runs; how many still run then."""
+        count = min(CALL_PASSES, passes)
+        slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
+        check(lib.mapuot_batch_iterate(self.pool, self.p, self.shared, slots, self.states, count, self.stats))
+        return int((self.left["status"] == lib.MAPUOT_RUNNING).sum())
+
+    def status(self) -> list[str]:
+        text = {code: ffi.string(lib.mapuot_status_text(code)).decode() for code in np.unique(self.left["status"])}
+        return [text[code] for code in self.left["status"]]
+
+    def field(self, name: str) -> Any:
+        return np.array([getattr(state, name) for state in self.states])
+
+    def potentials(self) -> tuple[F64, F64]:
+        """(log u, log v) of the last certified iterates, (p, m) and (p, n); -inf where left out."""
+        m, n = self.task.shape
+        shift, offset = self.field("shift")[:, None], self.field("row_offset")[:, None]
+        out_u, out_v = (np.isposinf(x["absorbed"][:, :k]) for x, k in ((self.rows, m), (self.cols, n)))
+        log_u = self.rows["log_scale"][:, :m] + self.rows["absorbed"][:, :m] + shift + offset
+        return np.where(out_u, -np.inf, log_u), np.where(out_v, -np.inf, self.work[:, :n] - shift)
+
+    def marginals(self) -> tuple[F64, F64]:
+        m, n = self.task.shape
+        return self.rows["marginal"][:, :m] * np.exp(self.field("row_offset"))[:, None], self.cols["marginal"][:, :n]
+
+
+def zeros(p: int, length: int) -> F64:
+    """(p, length), its first entry aligned to 64 bytes."""
+    table: F64 = empty(p * length).reshape(p, length)
+    table[:] = 0.0
+    return table

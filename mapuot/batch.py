@@ -1,0 +1,365 @@
+"""Many problems at once: histograms against one cost, or small problems with a cost each, every one certified.
+
+With one cost the problems share K, which is read once a pass for many of them; each has its own translation,
+certificate, guarded Anderson acceleration and end. A problem that such a K cannot hold is solved alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from . import penalties
+from .backends import Options, Stats, pick
+from .batch_problem import BatchProblem
+from .errors import ConvergenceWarning
+from .penalties import F64
+from .result import Result
+from .solve import METHODS, PRECISIONS, Run, as_count, make_options, start_potentials
+
+CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
+PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
+SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in cache
+EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
+BATCHED = ("cpu",)  # backends with a batch of their own, in backends/<name>_batch.py
+
+
+def solve_batch(
+    M: Any,
+    A: Any,
+    B: Any,
+    reg: float,
+    reg_m: Any,
+    *,
+    method: str = "auto",
+    penalty: Any = "kl",
+    reference: Any = "product",
+    tol: float = 1e-6,
+    tol_gap: float | None = None,
+    max_passes: int = 10_000,
+    precision: str = "auto",
+    backend: str = "auto",
+    threads: int | None = None,
+    warm_start: Any = None,
+    progress: bool = False,
+) -> BatchResult:
+    """Solve p unbalanced optimal transport problems, each to its own certificate.
+
+    Parameters
+    ----------
+    M : (m, n) or (p, m, n) array
+        One cost for all problems, or one each; float32 or float64; +inf forbids a pair.
+    A, B : (p, m) and (p, n) arrays
+        Masses, >= 0; one vector serves all problems, None means uniform with mass 1.
+    reg, reg_m, penalty, reference
+        As in `solve`, common to all problems; a reference matrix is (m, n).
+    method : {"auto", "translation_invariant", "sinkhorn"}
+    tol, tol_gap, max_passes
+        As in `solve`, for each problem.
+    precision : {"auto", "float64", "mixed"}
+        Storage of K; "auto" takes float32 only where a float64 K would not stay in cache and tol allows it.
+    backend : {"auto", "cpu", "reference"}
+    threads : int, optional
+        CPU threads; default: the cores this process may use, one for small batches.
+    warm_start : BatchResult or (log_u, log_v), optional
+        Shapes (p, m), (p, n).
+    progress : bool
+        Show a progress bar on standard error.
+
+    Returns
+    -------
+    BatchResult
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+    InfeasibleError
+        A balanced point cannot be reached.
+
+    Warns
+    -----
+    ConvergenceWarning
+        Some certified errors are above tol.
+    """
+    if method not in METHODS or method == "map-uot":
+        raise ValueError(f"method must be one of {sorted(set(METHODS) - {'map-uot'})} for a batch, got {method!r}")
+    if precision not in ("auto", "float64", "mixed"):
+        raise ValueError(f"precision must be one of ['auto', 'float64', 'mixed'] for a batch, got {precision!r}")
+    module = pick(backend, M, A, B)
+    task = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module)
+    options = make_options(method, precision, tol, tol_gap, threads)
+    start = starts(warm_start, task)
+    turned = task.cols.penalty == "balanced" != task.rows.penalty and options.memory > 0
+    run = BatchRun(module, task.transpose() if turned else task, options, precision, as_count(max_passes, "max_passes"))
+    with tqdm(total=len(task.A), desc="mapuot", unit="problem", disable=not progress) as bar:
+        run.solve(start[0] if turned else start[1], bar)
+    result = run.result(task, turned)
+    if not result.converged.all():
+        worst, count = result.error_bound.max(), int((~result.converged).sum())
+        warnings.warn(
+            f"{count} of {len(result)} problems not converged: largest certified relative plan error {worst:.2e} > tol "
+            f"{tol:.2e}; raise max_passes, reg or tol",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return result
+
+
+def starts(warm_start: Any, task: BatchProblem) -> tuple[F64, F64]:
+    """(log u, log v) of all problems to start from."""
+    if warm_start is None:
+        return np.zeros(task.A.shape), np.zeros(task.B.shape)
+    if isinstance(warm_start, BatchResult):
+        scale = warm_start.problem.reg / task.reg
+        warm_start = warm_start.log_u * scale, warm_start.log_v * scale
+    if not isinstance(warm_start, (tuple, list)) or len(warm_start) != 2:
+        raise TypeError("warm_start must be a BatchResult or a pair (log_u, log_v)")
+    log_u, log_v = (np.asarray(x, dtype=np.float64) for x in warm_start)
+    wanted, given = (task.A.shape, task.B.shape), (log_u.shape, log_v.shape)
+    if wanted != given:
+        raise ValueError(f"warm_start must have shapes {wanted}, got {given}")
+    if np.isnan(log_u).any() or np.isnan(log_v).any():
+        raise ValueError("warm_start must not hold NaN")
+    return np.where(np.isfinite(log_u), log_u, 0.0), np.where(np.isfinite(log_v), log_v, 0.0)
+
+
+def storage(precision: str, tol: float, entries: int) -> str:
+    """How K is stored for a precision asked for: "auto" is float32 only where that saves memory traffic."""
+    if precision != "auto":
+        return PRECISIONS[precision]
+    return "float64" if tol < EXACT_TOL or entries <= SMALL_ENTRIES else "float32"
+
+
+class BatchRun:
+    """One solve of a batch under way: its answers, filled in chunk by chunk and problem by problem."""
+
+    def __init__(
+        self, module: ModuleType, task: BatchProblem, options: Options, precision: str, max_passes: int
+    ) -> None:
+        self.module, self.task, self.options, self.precision = module, task, options, precision
+        self.max_passes = max_passes
+        p, (m, n) = len(task.A), task.shape
+        self.log_u, self.log_v = np.empty((p, m)), np.empty((p, n))
+        self.row_marginal, self.col_marginal = np.empty((p, m)), np.empty((p, n))
+        self.gap, self.error_bound, self.n_passes = np.empty(p), np.empty(p), np.zeros(p, np.int64)
+        self.status = np.full(p, "absorb", dtype="U12")
+
+    def solve(self, log_v: F64, bar: Any) -> None:
+        """The batch on one K where it can be, the rest alone."""
+        if self.module.__name__.rpartition(".")[2] in BATCHED:
+            self.together(import_module(self.module.__name__ + "_batch"), log_v, bar)
+        alone = np.flatnonzero(~np.isin(self.status, ("converged", "max_passes")))
+        threads = self.options.threads or len(os.sched_getaffinity(0))
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(lambda i: self.alone(i, log_v[i]), alone):
+                bar.update()
+
+    def together(self, engine: ModuleType, log_v: F64, bar: Any) -> None:
+        task, options = self.task, self.options
+        shared = task.M.ndim == 2
+        entries = task.M.size if shared else task.shape[0] * task.shape[1]
+        dtype = storage(self.precision, options.tol, entries)
+        spread = (task.M_max - task.M_min) / task.reg
+        plain = task.rows.scalar_rho is not None or task.rows.penalty not in ("kl", "balanced")
+        if task.forbidden or not isinstance(task.reference, str) or not engine.fits(spread, log_v, dtype) or not plain:
+            return
+        if dtype == "float32" and options.tol < EXACT_TOL:
+            return
+        options = dataclasses.replace(options, precision=dtype)
+        step = max(1, CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, shared, dtype))
+        for i0 in range(0, len(task.A), step):
+            i1 = min(i0 + step, len(task.A))
+            self.chunk(engine.BatchWorkspace(task.part(i0, i1), options, log_v[i0:i1]), i0, i1, bar)
+
+    def chunk(self, workspace: Any, i0: int, i1: int, bar: Any) -> None:
+        left, passes = i1 - i0, 0
+        while left and passes < self.max_passes:
+            now = workspace.iterate(self.max_passes - passes)
+            passes = int(workspace.field("passes").max())
+            bar.update(left - now)
+            left = now
+        part = slice(i0, i1)
+        self.log_u[part], self.log_v[part] = workspace.potentials()
+        self.row_marginal[part], self.col_marginal[part] = workspace.marginals()
+        self.gap[part], self.error_bound[part] = workspace.left["gap"], workspace.left["error"]
+        self.n_passes[part] = workspace.field("passes")
+        self.status[part] = ["max_passes" if status == "running" else status for status in workspace.status()]
+
+    def alone(self, i: int, log_v: F64) -> None:
+        """Problem i as `solve` does it, from where the batch left it."""
+        problem = self.task[i]
+        spent = int(self.n_passes[i])
+        begun = spent > 0 and bool(np.isfinite(self.log_v[i][problem.cols.weight > 0]).all())
+        start = start_potentials((np.zeros(problem.shape[0]), self.log_v[i] if begun else log_v), problem)
+        run = Run(self.module, max(1, self.max_passes - spent), None, False)
+        options = dataclasses.replace(self.options, threads=1)
+        if self.precision == "auto" and problem.shape[0] * problem.shape[1] <= SMALL_ENTRIES:
+            options = dataclasses.replace(options, precision="float64")
+        result = run.solve(problem, options, start, escalate=self.precision == "auto")
+        self.log_u[i], self.log_v[i] = result.log_u, result.log_v
+        self.row_marginal[i], self.col_marginal[i] = result.row_marginal, result.col_marginal
+        self.gap[i], self.error_bound[i] = result.gap, result.error_bound
+        self.n_passes[i], self.status[i] = spent + result.n_passes, result.status
+
+    def result(self, task: BatchProblem, turned: bool) -> BatchResult:
+        potentials, marginals = (self.log_u, self.log_v), (self.row_marginal, self.col_marginal)
+        if turned:
+            potentials, marginals = potentials[::-1], marginals[::-1]
+        ends = (self.gap, self.error_bound, self.n_passes, self.status)
+        return BatchResult(task, self.module, potentials, marginals, ends, self.options.threads)
+
+
+class BatchResult(Sequence[Result]):
+    """Solutions of a batch: arrays with one row, or one entry, a problem; ``result[i]`` is the `Result` of problem i.
+
+    Attributes
+    ----------
+    log_u, log_v : (p, m), (p, n) float64 arrays
+        Log scalings in POT's convention; -inf where the weight is 0.
+    row_marginal, col_marginal : (p, m), (p, n) float64 arrays
+        ``P 1`` and ``P^T 1``, in units of mass.
+    gap : (p,) array
+        Objective minus dual value, in units of the objective.
+    error_bound : (p,) array
+        Certified bounds on ``|P - P*|_1 / mass``; where the columns are balanced, ``|P^T 1 - b|_1 / mass``.
+    n_passes : (p,) int array
+    status : (p,) array of str
+        "converged", "max_passes", "stalled" or "not finite".
+    """
+
+    def __init__(
+        self,
+        problem: BatchProblem,
+        backend: ModuleType,
+        potentials: tuple[F64, F64],
+        marginals: tuple[F64, F64],
+        ends: tuple[F64, F64, Any, Any],
+        threads: int | None,
+    ) -> None:
+        self.problem, self._backend, self._threads = problem, backend, threads
+        self.log_u, self.log_v = potentials
+        self.row_marginal, self.col_marginal = marginals
+        self.gap, self.error_bound, self.n_passes, self.status = ends
+
+    def __repr__(self) -> str:
+        m, n = self.problem.shape
+        return (
+            f"<mapuot.BatchResult {len(self)} problems {m}x{n}, {int(self.converged.sum())} converged, "
+            f"error_bound <= {self.error_bound.max():.1e}>"
+        )
+
+    def __len__(self) -> int:
+        return len(self.log_u)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"problem {i} of {len(self)}")
+        i %= len(self)
+        end = Stats(
+            int(self.n_passes[i]), float(self.gap[i]), float(self.error_bound[i]), float(self.dual[i]),
+            float(self.mass[i]), np.nan, False, str(self.status[i]),
+        )  # fmt: skip
+        potentials, marginals = (self.log_u[i], self.log_v[i]), (self.row_marginal[i], self.col_marginal[i])
+        return Result(self.problem[i], self._backend, potentials, marginals, [end], str(self.status[i]), self._threads)
+
+    @property
+    def converged(self) -> Any:
+        """(p,) bool."""
+        return self.status == "converged"
+
+    @property
+    def mass(self) -> F64:
+        """Transported masses, (p,)."""
+        return np.asarray(self.row_marginal.sum(1))
+
+    @property
+    def f(self) -> F64:
+        """Dual potentials of the rows, ``reg * log_u``, (p, m), in units of M."""
+        return self.problem.reg * self.log_u
+
+    @property
+    def g(self) -> F64:
+        """Dual potentials of the columns, ``reg * log_v``, (p, n), in units of M."""
+        return self.problem.reg * self.log_v
+
+    def _sides(self) -> Any:
+        p = self.problem
+        return (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
+
+    @cached_property
+    def objective(self) -> F64:
+        """The primal values with every mass term, (p,) (hard constraints count 0)."""
+        p = self.problem
+        total = p.reg * (p.c_mass - self.mass)
+        for side, weight, x, r in self._sides():
+            total = total + np.where(r > 0, np.where(r > 0, x, 0.0) * r, 0.0).sum(1)
+            total = total + penalties.divergence(side.penalty, r, weight, side.rho, side.upper).sum(1)
+        return np.asarray(total)
+
+    @cached_property
+    def dual(self) -> F64:
+        """The dual values, (p,): lower bounds of every plan's objective."""
+        p = self.problem
+        total = p.reg * (p.c_mass - self.mass)
+        for side, weight, x, _ in self._sides():
+            total = total + penalties.dual_term(side.penalty, x, weight, side.rho, side.upper).sum(1)
+        return np.asarray(total)
+
+    @cached_property
+    def cost(self) -> F64:
+        """Linear transport costs ``<P, M>``, (p,), without forming a plan."""
+        factors = self.factors()
+        if factors is None:
+            return np.array([result.cost for result in self])
+        U, K, V, scale = factors
+        MK = K * np.asarray(self.problem.M, dtype=np.float64)
+        U *= scale[:, None]
+        return np.asarray(((U @ MK) * V).sum(1) if MK.ndim == 2 else np.einsum("pi,pij,pj->p", U, MK, V, optimize=True))
+
+    def plan(self, i: int) -> Any:
+        """The plan of problem i, (m, n), in M's dtype."""
+        return self[i].plan
+
+    def plan_sum(self, weights: Any) -> Any:
+        """``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n)."""
+        weights, factors = np.asarray(weights, dtype=np.float64), self.factors()
+        if factors is not None:
+            U, K, V, scale = factors
+            U *= (scale * weights)[:, None]
+            return K * (U.T @ V) if K.ndim == 2 else U[:, :, None] * K * V[:, None, :]
+        if self.problem.M.ndim == 3:
+            return np.stack([w * self.plan(i) for i, w in enumerate(weights)]).astype(np.float64)
+        total = np.zeros(self.problem.shape)
+        for i, w in enumerate(weights):
+            total += w * self.plan(i)
+        return total
+
+    def factors(self) -> tuple[F64, F64, F64, F64] | None:
+        """P_q = scale_q diag(U_q) K diag(V_q), all in float64, where that loses nothing; else None."""
+        p = self.problem
+        spread = (p.M_max - p.M_min) / p.reg
+        tops, parts = [], []
+        for log_x, log_w in zip((self.log_u, self.log_v), p.log_reference, strict=True):
+            with np.errstate(invalid="ignore"):
+                x = np.where(np.isfinite(log_x), log_x + log_w, -np.inf)
+            tops.append(x.max(1))
+            parts.append(np.exp(x - tops[-1][:, None]))
+            low = np.where(np.isneginf(x), np.inf, x).min(1)
+            spread = spread + (tops[-1] - low).max()
+        if p.forbidden or not isinstance(p.reference, str) or not spread < PRODUCT_SPREAD:
+            return None
+        K = np.exp((p.M_min - np.asarray(p.M, dtype=np.float64)) / p.reg)
+        return parts[0], K, parts[1], np.exp(tops[0] + tops[1] - p.M_min / p.reg)

@@ -1,0 +1,127 @@
+"""The problems of a batch: all validation happens here, as problem.py has it for one."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .errors import InfeasibleError
+from .penalties import F64
+from .problem import MASS_TOLERANCE, Problem, Side, as_cost
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchProblem:
+    """p validated problems; ``rows`` and ``cols`` are the sides of the first (penalty and reg_m are common)."""
+
+    M: Any  # (m, n), or (p, m, n)
+    A: F64
+    B: F64
+    rows: Side
+    cols: Side
+    reg: float
+    reference: Any
+    M_min: float
+    M_max: float
+    forbidden: bool
+    c_mass: F64
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        m, n = self.M.shape[-2:]
+        return m, n
+
+    @property
+    def log_reference(self) -> tuple[F64, F64]:
+        """(log A, log B) where c = a b^T, else zeros."""
+        if isinstance(self.reference, str) and self.reference == "product":
+            with np.errstate(divide="ignore"):
+                return np.log(self.A), np.log(self.B)
+        return np.zeros(self.A.shape), np.zeros(self.B.shape)
+
+    def __getitem__(self, i: int) -> Problem:
+        rows, cols = (dataclasses.replace(s, weight=w[i]) for s, w in ((self.rows, self.A), (self.cols, self.B)))
+        M = self.M if self.M.ndim == 2 else self.M[i]
+        mass = float(self.c_mass[i])
+        return Problem(M, rows, cols, self.reg, self.reference, self.M_min, self.M_max, self.forbidden, mass)
+
+    def part(self, i0: int, i1: int) -> BatchProblem:
+        M = self.M if self.M.ndim == 2 else self.M[i0:i1]
+        return dataclasses.replace(self, M=M, A=self.A[i0:i1], B=self.B[i0:i1], c_mass=self.c_mass[i0:i1])
+
+    def transpose(self) -> BatchProblem:
+        c = self.reference if isinstance(self.reference, str) else self.reference.T
+        return dataclasses.replace(
+            self, M=self.M.swapaxes(-1, -2), A=self.B, B=self.A, rows=self.cols, cols=self.rows, reference=c
+        )
+
+    @classmethod
+    def from_arrays(
+        cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, module: ModuleType
+    ) -> BatchProblem:
+        M = as_costs(M, module)
+        (m, n), flat = M.shape[-2:], M.reshape(-1, M.shape[-1])
+        p = batch_size(M, A, B)
+        A, B = as_weights(A, p, m, "A", module), as_weights(B, p, n, "B", module)
+        first = Problem.from_arrays(flat[:m], A[0], B[0], reg, reg_m, penalty, reference, module)
+        low, high, forbidden, c_mass = first.M_min, first.M_max, first.forbidden, np.full(p, first.c_mass)
+        if M.ndim == 3:
+            low, high, bad, infinite = module.extrema(flat)
+            if bad:
+                raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
+            forbidden = bool(infinite)
+        if first.rows.penalty == first.cols.penalty == "balanced":
+            uneven = np.abs(A.sum(1) - B.sum(1)) > MASS_TOLERANCE * A.sum(1)
+            if uneven.any():
+                raise InfeasibleError(
+                    "A and B must have equal masses if both sides are balanced: "
+                    f"problem {int(np.argmax(uneven))} has not"
+                )
+        if isinstance(first.reference, str) and first.reference == "product":
+            c_mass = A.sum(1) * B.sum(1)
+        return cls(M, A, B, first.rows, first.cols, first.reg, first.reference, low, high, forbidden, c_mass)
+
+
+def as_costs(M: Any, module: ModuleType) -> Any:
+    """M as (m, n) or, with C-contiguous problems, (p, m, n), in a dtype that the core reads."""
+    M = module.asarray(M)
+    if M.ndim != 3:
+        if M.ndim != 2:
+            raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
+        return as_cost(M, module)
+    if 0 in M.shape:
+        raise ValueError(f"M must not be empty, got shape {M.shape}")
+    return as_cost(M.reshape(-1, M.shape[2]), module).reshape(M.shape)
+
+
+def batch_size(M: Any, A: Any, B: Any) -> int:
+    """p: the length of what has a batch dimension; 1 where nothing has."""
+    sizes = {name: len(x) for name, x, ndim in (("M", M, 3), ("A", A, 2), ("B", B, 2)) if np.ndim(x) == ndim}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"M, A and B must hold equally many problems, got {sizes}")
+    if 0 in sizes.values():
+        raise ValueError(f"the batch must not be empty, got {sizes}")
+    return next(iter(sizes.values()), 1)
+
+
+def as_weights(value: Any, p: int, length: int, name: str, module: ModuleType) -> F64:
+    """(p, length) float64 weights; one vector serves all problems, None is uniform with mass 1."""
+    if value is None:
+        return np.full((p, length), 1.0 / length)
+    array = np.asarray(module.to_numpy(value))
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
+    if array.shape not in ((length,), (p, length)):
+        raise ValueError(f"{name} must have shape ({p}, {length}) or ({length},), got {array.shape}")
+    array = np.ascontiguousarray(np.broadcast_to(array, (p, length)), dtype=np.float64)
+    for wrong, text in (
+        (~np.isfinite(array).all(1), "finite"),
+        ((array < 0).any(1), ">= 0"),
+        (~(array.sum(1) > 0), "of positive mass"),
+    ):
+        if wrong.any():
+            raise ValueError(f"{name} must be {text}, problem {int(np.argmax(wrong))} is not")
+    return array

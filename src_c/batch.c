@@ -1,0 +1,144 @@
+/* batch.c - many problems at once: every thread of the pool keeps up to SLOTS of them in hand, makes one pass over the
+ * K that they share, finishes each by its own finish_pass, and takes the next from the queue where one has stopped.
+ *
+ * The problems are independent, so the threads never wait for each other.  Kernels: batch_tmpl.c.
+ */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "real.h"
+
+typedef void (*batch_fn)(mapuot_state *const *states, int count);
+
+#define DECLARE(isa)                                                                                                   \
+    void batch_pass_f64_##isa(mapuot_state *const *, int);                                                             \
+    void batch_pass_f32_##isa(mapuot_state *const *, int);                                                             \
+    void batch_pass_bf16_##isa(mapuot_state *const *, int);                                                            \
+    static const batch_fn table_##isa[] = {batch_pass_f64_##isa, batch_pass_f32_##isa, batch_pass_bf16_##isa};
+DECLARE(scalar)
+#ifndef MAPUOT_NO_X86
+DECLARE(avx2)
+DECLARE(avx512)
+#endif
+
+enum { SLOTS = 16 };
+
+typedef struct {
+    int64_t p, count;
+    int shared, slots;
+    mapuot_state *states;
+    mapuot_stats *stats;
+    mapuot_pool *serial;
+    atomic_llong next;
+} batch_job;
+
+static batch_fn pass_of(mapuot_dtype dtype)
+{
+#ifndef MAPUOT_NO_X86
+    if (strcmp(mapuot_isa(), "avx512") == 0)
+        return table_avx512[dtype];
+    if (strcmp(mapuot_isa(), "avx2") == 0)
+        return table_avx2[dtype];
+#endif
+    return table_scalar[dtype];
+}
+
+static void spread_side(mapuot_side *side, int64_t q)
+{
+    const int64_t step = q * padded(side->len);
+    side->weight += step;
+    side->absorbed += step;
+    side->base = side->base ? side->base + step : NULL;
+    side->log_scale += step;
+    side->scale += step;
+    side->marginal += step;
+}
+
+int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states)
+{
+    const mapuot_state first = states[0];
+    const int64_t np = padded(first.n), width = first.dtype == MAPUOT_F64 ? 8 : first.dtype == MAPUOT_F32 ? 4 : 2;
+    for (int64_t q = 1; q < p; q++) {
+        mapuot_state *state = states + q;
+        *state = first;
+        spread_side(&state->rows, q);
+        spread_side(&state->cols, q);
+        state->sums += q * (np + SCALARS);
+        state->work += q * 3 * np;
+        state->history += q * (2 * first.memory + 2) * np;
+        if (!shared)
+            state->kernel = (char *)state->kernel + q * first.m * first.ld * width;
+    }
+    return MAPUOT_RUNNING;
+}
+
+/* the next problem of the queue that is still running, -1 where there is none */
+static int64_t take(batch_job *job)
+{
+    for (;;) {
+        int64_t i = atomic_fetch_add(&job->next, 1);
+        if (i >= job->p)
+            return -1;
+        if (job->stats[i].status == MAPUOT_RUNNING)
+            return i;
+    }
+}
+
+static void one_pass(const batch_job *job, mapuot_state *const *states, int count)
+{
+    for (int k = 0; k < count && job->shared; k++)
+        memset(states[k]->sums, 0, (size_t)(padded(states[k]->n) + SCALARS) * sizeof(double));
+    if (job->shared)
+        pass_of(states[0]->dtype)(states, count);
+    else
+        for (int k = 0; k < count; k++)
+            mapuot_row_pass(job->serial, states[k]);
+}
+
+static void batch_task(void *context, int thread, int threads)
+{
+    batch_job *job = context;
+    mapuot_state *states[SLOTS];
+    int64_t index[SLOTS], made[SLOTS];
+    int held = 0, open = 1;
+    (void)thread;
+    (void)threads;
+    for (;;) {
+        while (open && held < job->slots) {
+            const int64_t i = take(job);
+            open = i >= 0;
+            if (!open)
+                break;
+            index[held] = i;
+            made[held] = 0;
+            states[held++] = job->states + i;
+        }
+        if (held == 0)
+            return;
+        one_pass(job, states, held);
+        for (int k = held - 1; k >= 0; k--) {
+            mapuot_finish_pass(job->serial, states[k], job->stats + index[k]);
+            if (job->stats[index[k]].status == MAPUOT_RUNNING && ++made[k] < job->count)
+                continue;
+            held--; /* the last one takes its place */
+            index[k] = index[held];
+            made[k] = made[held];
+            states[k] = states[held];
+        }
+    }
+}
+
+int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t slots, mapuot_state *states,
+                         int64_t count, mapuot_stats *stats)
+{
+    batch_job job = {.p = p, .count = count, .shared = shared, .states = states, .stats = stats};
+    job.slots = !shared || slots < 1 ? 1 : slots < SLOTS ? slots : SLOTS;
+    job.serial = mapuot_pool_new(1);
+    if (!job.serial)
+        return MAPUOT_NO_MEMORY;
+    atomic_init(&job.next, 0);
+    pool_run(pool, batch_task, &job);
+    mapuot_pool_free(job.serial);
+    return MAPUOT_RUNNING;
+}

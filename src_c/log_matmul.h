@@ -1,0 +1,32 @@
+/* log_matmul.h - the contract between log_matmul.c and its kernels: out_ij = log sum_k exp(A_ik + B_kj).
+ *
+ * Fast path: with row maxima r_i and column maxima c_j, E = exp(A - r), F = exp(B - c), S = E F (multiply-adds only),
+ * out = r_i + c_j + log S_ij.  E and F are at most 1 and entries below e^lo are dropped, so that each of the k terms
+ * loses at most e^lo: where S_ij >= k e^lo / eps the sum loses at most eps of itself, the rounding of the dtype.
+ * Elsewhere the entry is made again by its own maximum over k, in float64, with k exponentials.
+ * lo = -708 and eps = 2^-53 in float64: S_ij down to k 3e-292; -87.3 and 2^-24 in float32: k 2e-31.
+ * Zeros: -inf is an exact zero; a sum of zeros is -inf.  A row or column that holds +inf or NaN is made entry by entry.
+ */
+#ifndef MAPUOT_LOG_MATMUL_H
+#define MAPUOT_LOG_MATMUL_H
+#include "kernels.h"
+
+typedef struct {
+    int64_t m, k, n;
+    const void *A, *B; /* m x k and k x n, dense rows */
+    void *out;         /* m x n */
+    void *F;           /* panels of `columns` columns, k x columns each */
+    double *col_shift; /* c_j, 0 for a column of zeros, +inf for one with +inf or NaN; whole panels */
+    void *E;           /* of the calling thread: panels of `rows` rows, k x rows each, ROW_BLOCK rows in all */
+    double *S;         /* of the calling thread: ROW_BLOCK x padded columns */
+    int exact;         /* 1: every entry by its own maximum */
+} log_product;
+
+enum { ROW_BLOCK = 32, RUN_LENGTH = 256 };
+
+typedef struct {
+    int rows, columns;
+    void (*pack_columns)(const log_product *job, int64_t panel);
+    void (*log_rows)(const log_product *job, int64_t i0, int64_t i1); /* i1 - i0 <= ROW_BLOCK */
+} log_matmul_kernels;
+#endif
