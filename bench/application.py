@@ -160,11 +160,11 @@ def plot(data: dict[str, Any], path: Path) -> None:
     rows = data["applications"]
     with common.figure(path, width=8) as axes:
         axis, left = axes[0][0], np.zeros(len(rows))
-        names = [f"{r['name']}, {r['solver']}" for r in rows]
+        names = [f"{r['name']}, {r['solver']}: {r['total']:.2g} s" for r in rows]
         for stage in ("read", "costs", "transport", "map", "classify"):
-            values = np.array([r["seconds"].get(stage, 0.0) for r in rows])
+            values = np.array([100 * r["seconds"].get(stage, 0.0) / r["total"] for r in rows])
             axis.barh(names, values, left=left, label=stage)
             left += values
         axis.invert_yaxis()
-        axis.set(xlabel="seconds")
+        axis.set(xlabel="share of the program's time, %")
         axis.legend()

@@ -59,9 +59,10 @@ def report(data: dict[str, Any]) -> str:
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
-    with common.figure(path, columns=len(data["rooflines"]), width=4.5) as axes:
-        for axis, r in zip(axes[0], data["rooflines"], strict=True):
-            x = np.logspace(-2, 3, 100)
+    rows = data["rooflines"]
+    with common.figure(path, columns=2, rows=-(-len(rows) // 2)) as axes:
+        for axis, r in zip(axes.flat, rows, strict=False):
+            x = np.logspace(-1.5, 1.5, 100)
             axis.loglog(x, np.minimum(r["peak"], x * r["bandwidth"]), "k")
             for name, point in r["points"].items():
                 axis.loglog(point["intensity"], point["gflops"], "o", label=name)
