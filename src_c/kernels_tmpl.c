@@ -7,53 +7,69 @@
  * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cu, src_cuda/plan_pass.cu, backends/reference.py.
  */
 #include "kernels.h"
-#include "prox_rows.h"
+#include "prox.h"
 #include "vec.h"
 #include "entries.h"
 
 enum { LINE = 64 / sizeof(real) < 16 ? 64 / sizeof(real) : 16 }; /* columns a step: a cache line of K */
+enum { L1_TILE = 32 << 10, TILE_BYTES = 128 << 10 };           /* tiles that stay in L1; the largest one of TILE rows */
 
-enum { AHEAD = 4 }; /* lines of the next tile requested for each column line of tile_sums */
-
-/* s_r = K_r . v for R rows */
+/* s_r = K_r . v for R rows, written up to a multiple of VL; 4 rows in two chains each */
 ALWAYS_INLINE void tile_dots(const real *K, int64_t ld, int64_t np, const double *v, double *s, const int R)
 {
-    vd sum[TILE];
+    const int chains = R == 4 && 2 * VL <= PAD ? 2 : 1;
+    vd sum[2][TILE];
     UNROLL
-    for (int r = 0; r < R; r++)
-        sum[r] = v_set(0.0);
+    for (int r = 0; r < 2 * R; r++)
+        sum[r / R][r % R] = v_set(0.0);
     for (int64_t j = 0; j < np; j += LINE) {
         UNROLL
         for (int q = 0; q < LINE; q += VL) {
-            vd vj = v_load(v + j + q);
+            vd vj = v_load(v + j + q), *chain = sum[q / VL % chains];
             UNROLL
             for (int r = 0; r < R; r++)
-                sum[r] = v_fma(v_load_real(K + r * ld + j + q), vj, sum[r]);
+                chain[r] = v_fma(v_load_real(K + r * ld + j + q), vj, chain[r]);
         }
     }
     UNROLL
     for (int r = 0; r < R; r++)
-        s[r] = v_sum(sum[r]);
+        sum[0][r] = v_add(sum[0][r], sum[1][r]);
+    UNROLL
+    for (int r = 0; r < R; r += VL)
+        v_store(s + r, v_sum_each(sum[0] + r, R - r));
 }
 
-/* the part of the next tile that belongs to column j: while tile_sums works out of cache, memory must not idle */
-ALWAYS_INLINE void request(const real *next, int64_t j)
+/* half of the next tile, line by line, while the sums work out of cache: memory must not idle */
+ALWAYS_INLINE void request(const real *next, int64_t k, const int R)
 {
     UNROLL
-    for (int q = 0; q < AHEAD; q++)
-        __builtin_prefetch(next + AHEAD * j + q * LINE, 0, 2);
+    for (int q = 0; q < R / 2; q += 64 / (LINE * (int)sizeof(real)))
+        __builtin_prefetch(next + R / 2 * k + q * LINE, 0, 2);
 }
 
-/* sums += u_r K_r over R rows */
-ALWAYS_INLINE void tile_sums(const real *K, int64_t ld, int64_t np, const double *u, double *sums, const real *next, const int R)
+/* what prox_part needs of the rows from i on */
+ALWAYS_INLINE void request_rows(const mapuot_side *rows, int64_t i)
+{
+    const double *field[] = {rows->fi,       rows->base,  rows->absorbed,  rows->weight,
+                             rows->rho,      rows->scale, rows->log_scale, rows->marginal};
+    UNROLL
+    for (int f = 0; f < 8; f++)
+        if (field[f])
+            __builtin_prefetch(field[f] + i, f >= 5, 3);
+}
+
+/* sums += u_r K_r over R rows; backwards where the tile is larger than L1: what was read last is still in it */
+ALWAYS_INLINE void tile_sums(const real *K, int64_t ld, int64_t np, const double *u, double *sums, const real *next,
+                             int backwards, const int R)
 {
     vd scale[TILE];
     UNROLL
     for (int r = 0; r < R; r++)
         scale[r] = v_set(u[r]);
-    for (int64_t j = 0; j < np; j += LINE) {
+    const int64_t step = backwards ? -LINE : LINE;
+    for (int64_t k = 0, j = backwards ? np - LINE : 0; k < np; k += LINE, j += step) {
         if (next)
-            request(next, j);
+            request(next, k, R);
         UNROLL
         for (int q = 0; q < LINE; q += VL) {
             vd sum = v_load(sums + j + q);
@@ -65,136 +81,234 @@ ALWAYS_INLINE void tile_sums(const real *K, int64_t ld, int64_t np, const double
     }
 }
 
+/* log scale = base - (1 - fi) shift - fi log s: KL and balanced, for the first count rows from i, at most VL */
+ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd sum, double *scalars)
+{
+    const mapuot_side *rows = &state->rows;
+    const vd zero = v_set(0), one = v_set(1), tiny = v_set(DBL_MIN), shift = v_set(state->shift);
+    vd fi = v_load_part(rows->fi + i, count, zero), a = v_load_part(rows->weight + i, count, zero);
+    vd d = v_load_part(rows->absorbed + i, count, v_set(INFINITY)), base = v_load_part(rows->base + i, count, zero);
+    vd x = v_fnma(v_sub(one, fi), shift, v_fnma(fi, v_log(v_max(sum, tiny)), base));
+    vd in = v_if_less(d, v_set(DBL_MAX), one, zero), live = v_if_less(sum, tiny, zero, in);
+    vd u = v_mul(v_exp(x), live), r = v_mul(u, sum), dual;
+    if (rows->penalty == MAPUOT_KL) /* rho (a - r): r = a e^(-f / rho) is exact after the prox */
+        dual = v_mul(v_mul(v_load_part(rows->rho + i, count, zero), in), v_sub(a, r));
+    else
+        dual = v_mul(v_mul(a, v_set(state->reg)), v_if_less(zero, live, v_add(v_add(x, d), shift), zero));
+    v_store_part(rows->scale + i, u, count);
+    v_store_part(rows->log_scale + i, x, count);
+    v_store_part(rows->marginal + i, r, count);
+    scalars[ROW_DUAL] += v_sum(dual);
+    scalars[ROW_SCALE] += v_sum(u);
+    scalars[ROW_DEAD] += v_sum(v_sub(in, live));
+}
+
+static void prox_scalar(const mapuot_state *state, int64_t i, int count, const double *s, double *scalars)
+{
+    const mapuot_side *rows = &state->rows;
+    for (int k = 0; k < count; k++, i++) {
+        double d = rows->absorbed[i];
+        int out = d == INFINITY, dead = !out && !(s[k] >= DBL_MIN);
+        double log_u = out || dead ? 0.0 : prox_log(rows, i, log(s[k]) - d - state->shift, state->reg);
+        double log_scale = log_u - d - state->shift, u = out || dead ? 0.0 : exp(log_scale);
+        rows->scale[i] = u;
+        rows->log_scale[i] = out ? 0.0 : log_scale;
+        rows->marginal[i] = u * s[k];
+        scalars[ROW_SCALE] += u;
+        scalars[ROW_DEAD] += dead;
+        scalars[ROW_DUAL] += out || dead ? 0.0 : dual_term(rows, i, state->reg * log_u);
+    }
+}
+
+ALWAYS_INLINE void prox_rows(const mapuot_state *state, int64_t i, const int count, const double *s, double *scalars)
+{
+    if (!state->rows.fi) {
+        prox_scalar(state, i, count, s, scalars);
+        return;
+    }
+    UNROLL
+    for (int k = 0; k < count; k += VL)
+        prox_part(state, i + k, count - k, v_load(s + k), scalars);
+}
+
 #ifndef MAPUOT_DTYPE_F64
-enum { RUN = 512 }; /* columns summed in float32 before the lanes go to float64 */
+/* RUN columns a chain, RUN_ROWS rows: what is summed in float32 before it goes to float64.
+ * RUN_COLUMNS: the widest row whose column sums wait in a buffer on the stack */
+enum { RUN = 512, RUN_ROWS = 64, RUN_COLUMNS = 16384 };
 
 /* tile_dots in float32 runs, for narrow K and v */
 ALWAYS_INLINE void narrow_dots(const real *K, int64_t ld, int64_t np, const float *v, double *s, const int R)
 {
+    const int chains = R == 4 ? 2 : 1;
     vd total[TILE];
     UNROLL
     for (int r = 0; r < R; r++)
         total[r] = v_set(0.0);
-    for (int64_t j0 = 0; j0 < np; j0 += RUN) {
-        const int64_t j1 = j0 + RUN < np ? j0 + RUN : np;
-        vf sum[TILE];
+    for (int64_t j0 = 0; j0 < np; j0 += RUN * chains) {
+        const int64_t j1 = j0 + RUN * chains < np ? j0 + RUN * chains : np;
+        vf sum[2][TILE];
         UNROLL
-        for (int r = 0; r < R; r++)
-            sum[r] = f_set(0.0f);
-        for (int64_t j = j0; j < j1; j += FL) {
-            vf vj = f_load(v + j);
+        for (int r = 0; r < 2 * R; r++)
+            sum[r / R][r % R] = f_set(0.0f);
+        int64_t j = j0;
+        for (; j + chains * FL <= j1; j += chains * FL)
+            UNROLL
+            for (int r = 0; r < chains * R; r++)
+                sum[r / R][r % R] =
+                    f_fma(f_load_real(K + r % R * ld + j + r / R * FL), f_load(v + j + r / R * FL), sum[r / R][r % R]);
+        for (; j < j1; j += FL)
             UNROLL
             for (int r = 0; r < R; r++)
-                sum[r] = f_fma(f_load_real(K + r * ld + j), vj, sum[r]);
-        }
+                sum[0][r] = f_fma(f_load_real(K + r * ld + j), f_load(v + j), sum[0][r]);
         UNROLL
         for (int r = 0; r < R; r++)
-            total[r] = v_add(total[r], f_fold(sum[r]));
+            total[r] = v_add(total[r], f_fold(chains == 2 ? f_add(sum[0][r], sum[1][r]) : sum[0][r]));
     }
     UNROLL
-    for (int r = 0; r < R; r++)
-        s[r] = v_sum(total[r]);
+    for (int r = 0; r < R; r += VL)
+        v_store(s + r, v_sum_each(total + r, R - r));
 }
 
-/* tile_sums with the R rows added in float32, the tiles in float64 */
-ALWAYS_INLINE void narrow_sums(const real *K, int64_t ld, int64_t np, const double *u, double *sums, const real *next, const int R)
+/* run += u_r K_r over R rows in float32; unless keep, what has run up goes to sums in float64. run may be NULL */
+ALWAYS_INLINE void narrow_sums(const real *K, int64_t ld, int64_t np, const double *u, double *sums, const real *next,
+                               int backwards, float *run, const int keep, const int R)
 {
     vf scale[TILE];
     UNROLL
     for (int r = 0; r < R; r++)
         scale[r] = f_set((float)u[r]);
-    for (int64_t j = 0; j < np; j += LINE) {
+    const int64_t step = backwards ? -LINE : LINE;
+    for (int64_t k = 0, j = backwards ? np - LINE : 0; k < np; k += LINE, j += step) {
         if (next)
-            request(next, j);
+            request(next, k, R);
         UNROLL
         for (int q = 0; q < LINE; q += FL) {
-            vf sum = f_set(0.0f);
+            vf sum = run ? f_load(run + j + q) : f_set(0.0f);
             UNROLL
             for (int r = 0; r < R; r++)
                 sum = f_fma(f_load_real(K + r * ld + j + q), scale[r], sum);
-            f_add_to(sums + j + q, sum);
+            if (!keep)
+                f_add_to(sums + j + q, sum);
+            if (run)
+                f_store(run + j + q, keep ? sum : f_set(0.0f));
         }
     }
 }
+
+/* row_tile in float32 runs; flush: the last tile of a run */
+ALWAYS_INLINE void narrow_tile(const mapuot_state *state, int64_t i, double *sums, const real *next, float *run,
+                               int flush, const int R)
+{
+    const int64_t np = padded(state->n), ld = state->ld;
+    const int backwards = R * np * (int64_t)sizeof(real) > L1_TILE;
+    const real *K = (const real *)state->kernel + i * ld;
+    const double *u = state->rows.scale + i;
+    double s[TILE];
+    narrow_dots(K, ld, np, state->narrow_v, s, R);
+    prox_rows(state, i, R, s, sums + np);
+    if (!run)
+        narrow_sums(K, ld, np, u, sums, next, backwards, NULL, 0, R);
+    else if (flush)
+        narrow_sums(K, ld, np, u, sums, next, backwards, run, 0, R);
+    else
+        narrow_sums(K, ld, np, u, sums, next, backwards, run, 1, R);
+}
 #endif
 
-ALWAYS_INLINE void row_tile(const mapuot_state *state, int64_t i, double *sums, const real *next, const int R, const int narrow)
+ALWAYS_INLINE void row_tile(const mapuot_state *state, int64_t i, double *sums, const real *next, const int R)
 {
     const int64_t np = padded(state->n), ld = state->ld;
     const real *K = (const real *)state->kernel + i * ld;
     double s[TILE];
-#ifndef MAPUOT_DTYPE_F64
-    if (narrow) {
-        narrow_dots(K, ld, np, state->narrow_v, s, R);
-        prox_rows(state, i, R, s, sums + np);
-        narrow_sums(K, ld, np, state->rows.scale + i, sums, next, R);
-        return;
-    }
-#endif
-    (void)narrow;
     tile_dots(K, ld, np, state->cols.scale, s, R);
     prox_rows(state, i, R, s, sums + np);
-    tile_sums(K, ld, np, state->rows.scale + i, sums, next, R);
+    tile_sums(K, ld, np, state->rows.scale + i, sums, next, R * np * (int64_t)sizeof(real) > L1_TILE, R);
 }
 
 /* tiles of R rows from i0 to i1, upwards or downwards, then the rows left over one by one; every other pass goes
  * downwards, since the rows read last are those that the caches still hold */
-ALWAYS_INLINE void row_tiles(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const int R, const int narrow)
+ALWAYS_INLINE void row_tiles(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, float *run, const int R,
+                             const int narrow)
 {
     const int64_t count = (i1 - i0) / R;
     const int down = (int)(state->passes & 1);
     const real *K = (const real *)state->kernel;
+    (void)run, (void)narrow; /* K in float64 has no narrow pass */
     for (int64_t t = 0; t < count; t++) {
-        int64_t i = i0 + (down ? count - 1 - t : t) * R;
-        const real *next = R < TILE || t + 1 == count ? NULL : K + (down ? i - R : i + R) * state->ld;
-        row_tile(state, i, sums, next, R, narrow);
+        const int64_t i = i0 + (down ? count - 1 - t : t) * R, i_next = down ? i - R : i + R;
+        const real *next = t + 1 == count ? NULL : K + i_next * state->ld;
+        if (next)
+            request_rows(&state->rows, i_next);
+#ifndef MAPUOT_DTYPE_F64
+        if (narrow) {
+            narrow_tile(state, i, sums, next, run, (t + 1) % (RUN_ROWS / R) == 0 || !next, R);
+            continue;
+        }
+#endif
+        row_tile(state, i, sums, next, R);
     }
-    for (int64_t i = i0 + count * R; i < i1; i++)
-        row_tile(state, i, sums, NULL, 1, narrow);
+    for (int64_t i = i0 + count * R; i < i1; i++) {
+#ifndef MAPUOT_DTYPE_F64
+        if (narrow) {
+            narrow_tile(state, i, sums, NULL, NULL, 1, 1);
+            continue;
+        }
+#endif
+        row_tile(state, i, sums, NULL, 1);
+    }
 }
 
-ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const int narrow)
+/* 8 rows cut the traffic of v and sums, 4 leave more of a long row in cache */
+ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, float *run,
+                             const int narrow)
 {
-    const int64_t row_bytes = padded(state->n) * (int64_t)sizeof(real), tile_bytes = 768 * 1024;
-    if (TILE * row_bytes <= tile_bytes)
-        row_tiles(state, i0, i1, sums, TILE, narrow);
-    else if (4 * row_bytes <= tile_bytes)
-        row_tiles(state, i0, i1, sums, 4, narrow);
+    if (TILE * padded(state->n) * (int64_t)sizeof(real) <= TILE_BYTES)
+        row_tiles(state, i0, i1, sums, run, TILE, narrow);
     else
-        row_tiles(state, i0, i1, sums, 2, narrow);
+        row_tiles(state, i0, i1, sums, run, TILE / 2, narrow);
 }
 
 void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    row_range(state, i0, i1, sums, 0);
+    row_range(state, i0, i1, sums, NULL, 0);
 }
 
 #ifndef MAPUOT_DTYPE_F64
 void KERNEL(narrow_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    row_range(state, i0, i1, sums, 1);
+    _Alignas(64) float run[RUN_COLUMNS];
+    const int64_t np = padded(state->n);
+    if (np <= RUN_COLUMNS)
+        memset(run, 0, (size_t)np * sizeof(float));
+    row_range(state, i0, i1, sums, np <= RUN_COLUMNS ? run : NULL, 1);
 }
 #endif
 
+/* past the caches where K or the plan is larger than they are */
+ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, int nontemporal)
+{
+    int64_t k = 0;
+    if (nontemporal && (uintptr_t)out % 64 == 0)
+        for (; k + VL <= count; k += VL)
+            v_stream_real(out + k, v_load(entry + k));
+    for (; k + VL <= count; k += VL)
+        v_store_real(out + k, v_load(entry + k));
+    for (; k < count; k++)
+        out[k] = (real)entry[k];
+}
+
 void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
 {
-    double entry[BLOCK];
+    _Alignas(64) double entry[BLOCK];
     const int64_t np = padded(args->n);
     for (int64_t i = i0; i < i1; i += TILE)
         for (int64_t j = 0; j < args->n; j += BLOCK)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
                 int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
-                real *K = (real *)args->out + r * args->ld + j;
                 entries(args, r, j, count, REAL_MIN_LOG, REAL_NARROW, entry);
-                int64_t wide = j + count == args->n ? np - j : count; /* zeros behind the row */
-                for (int64_t k = count; k < wide; k++)
-                    entry[k] = 0.0;
-                if (args->nontemporal)
-                    for (int64_t k = 0; k < wide; k += VL)
-                        v_stream_real(K + k, v_load(entry + k));
-                else
-                    for (int64_t k = 0; k < wide; k += VL)
-                        v_store_real(K + k, v_load(entry + k));
+                for (; j + count < np && count < BLOCK; count++) /* zeros behind the row */
+                    entry[count] = 0.0;
+                write_block((real *)args->out + r * args->ld + j, entry, count, args->nontemporal);
             }
 }
 
@@ -244,7 +358,7 @@ ALWAYS_INLINE void plan_tile(const mapuot_state *state, int64_t i, double *sums,
 {
     const int64_t np = padded(state->n), ld = state->ld;
     real *P = (real *)state->kernel + i * ld;
-    double s[TILE], old[TILE], factor[TILE], *u = state->rows.scale + i;
+    double s[TILE] = {0}, old[TILE], factor[TILE], *u = state->rows.scale + i;
     plan_dots(P, ld, np, state->history, s, R);
     for (int r = 0; r < R; r++) {
         old[r] = u[r];
@@ -268,21 +382,13 @@ void KERNEL(plan_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double
 
 void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)
 {
-    double entry[BLOCK];
+    _Alignas(64) double entry[BLOCK];
     for (int64_t i = i0; i < i1; i += TILE)
         for (int64_t j = 0; j < args->n; j += BLOCK)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK, whole = count / VL * VL;
-                real *P = (real *)args->out + r * args->ld + j;
+                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
                 entries(args, r, j, count, REAL_MIN_LOG, 0, entry);
-                if (args->nontemporal && (uintptr_t)P % 64 == 0)
-                    for (int64_t k = 0; k < whole; k += VL)
-                        v_stream_real(P + k, v_load(entry + k));
-                else
-                    for (int64_t k = 0; k < whole; k += VL)
-                        v_store_real(P + k, v_load(entry + k));
-                for (int64_t k = whole; k < count; k++)
-                    P[k] = (real)entry[k];
+                write_block((real *)args->out + r * args->ld + j, entry, count, args->nontemporal);
             }
 }
 #endif

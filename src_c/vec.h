@@ -1,9 +1,11 @@
 /* vec.h - a vector vocabulary of float64 lanes, the same words on every instruction set (VL lanes each).
  *
  * v_set v_load v_store v_add v_sub v_mul v_div v_fma (a b + c) v_fnma (c - a b) v_max v_min v_sum
+ * v_load_part v_store_part (the first count lanes; the others from rest) v_sum_each (lane k: v_sum of x[k])
  * v_if_less (x < y ? a : b) v_scale2 (p 2^k) v_split (x = m 2^e, 1 <= m < 2)
  * v_load_f32 v_store_f32 v_load_bf16 v_store_bf16 v_stream v_stream_f32
- * and, built on them, v_exp and v_log; on FL lanes of float32: f_set f_load f_load_bf16 f_fma f_fold f_add_to.
+ * and, built on them, v_exp and v_log; on FL lanes of float32: f_set f_load f_load_bf16 f_store f_add f_fma f_fold
+ * f_add_to.
  */
 #ifndef MAPUOT_VEC_H
 #define MAPUOT_VEC_H
@@ -40,17 +42,15 @@ ALWAYS_INLINE vd v_exp_above(vd x, double lo, int narrow)
         p = v_fma(p, r, v_set(0x1.000000287f871p-1));
         p = v_fma(p, r, v_set(0x1.000000a21653fp+0));
     } else {
-        p = v_set(0x1.af632a0f7e2cep-26);
-        p = v_fma(p, r, v_set(0x1.28b4101c77212p-22));
-        p = v_fma(p, r, v_set(0x1.71ddf56d8deb5p-19));
-        p = v_fma(p, r, v_set(0x1.a01991a10d9aep-16));
-        p = v_fma(p, r, v_set(0x1.a01a01b1461c5p-13));
-        p = v_fma(p, r, v_set(0x1.6c16c1880029fp-10));
-        p = v_fma(p, r, v_set(0x1.111111110f21ep-7));
-        p = v_fma(p, r, v_set(0x1.555555554f0bap-5));
-        p = v_fma(p, r, v_set(0x1.555555555555ap-3));
-        p = v_fma(p, r, v_set(0x1.0000000000011p-1));
-        p = v_fma(p, r, v_set(1.0));
+        /* in short chains, since every tile waits for it: low + r^3 (mid + r^3 (high + r^2 top)) */
+        vd r2 = v_mul(r, r), r3 = v_mul(r2, r);
+        vd top = v_fma(v_set(0x1.af632a0f7e2cep-26), r, v_set(0x1.28b4101c77212p-22));
+        top = v_fma(top, r, v_set(0x1.71ddf56d8deb5p-19));
+        vd high = v_fma(v_set(0x1.a01991a10d9aep-16), r, v_set(0x1.a01a01b1461c5p-13));
+        vd mid = v_fma(v_set(0x1.6c16c1880029fp-10), r, v_set(0x1.111111110f21ep-7));
+        mid = v_fma(mid, r, v_set(0x1.555555554f0bap-5));
+        vd low = v_fma(v_fma(v_set(0x1.555555555555ap-3), r, v_set(0x1.0000000000011p-1)), r, v_set(1.0));
+        p = v_fma(r3, v_fma(r3, v_fma(r2, top, high), mid), low);
     }
     p = v_fma(p, r, v_set(1.0));
     return v_if_less(x, v_set(lo), v_set(0.0), v_scale2(p, kd));
@@ -73,13 +73,11 @@ ALWAYS_INLINE vd v_log(vd x)
     vd f = v_sub(m, v_set(1.0));
     vd z = v_div(f, v_add(m, v_set(1.0)));
     vd w = v_mul(z, z);
-    vd p = v_set(0.13086767009948175);
-    p = v_fma(p, w, v_set(0.13268759668560612));
-    p = v_fma(p, w, v_set(0.15386240205813478));
-    p = v_fma(p, w, v_set(0.18181795630884753));
-    p = v_fma(p, w, v_set(0.2222222239180047));
-    p = v_fma(p, w, v_set(0.2857142857080323));
-    p = v_fma(p, w, v_set(0.4000000000000088));
+    vd w2 = v_mul(w, w), w3 = v_mul(w2, w);
+    vd p = v_fma(v_set(0.15386240205813478), w, v_set(0.18181795630884753));
+    p = v_fma(v_fma(v_set(0.13086767009948175), w, v_set(0.13268759668560612)), w2, p);
+    vd low = v_fma(v_set(0.2222222239180047), w, v_set(0.2857142857080323));
+    p = v_fma(w3, p, v_fma(low, w, v_set(0.4000000000000088)));
     p = v_fma(p, w, v_set(0.6666666666666666));
     vd tail = v_fma(v_mul(z, w), p, v_mul(e, v_set(0x1.ef35793c7673p-45)));
     return v_fma(e, v_set(0x1.62e42fefa38p-1), v_add(v_add(z, z), tail));

@@ -22,6 +22,35 @@ ALWAYS_INLINE double v_sum(vd a)
     return _mm_cvtsd_f64(_mm_add_sd(s, _mm_unpackhi_pd(s, s)));
 }
 
+ALWAYS_INLINE __m256i v_first(int count)
+{
+    return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_set_epi64x(3, 2, 1, 0));
+}
+
+ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest)
+{
+    __m256i first = v_first(count);
+    if (count >= VL)
+        return v_load(p);
+    return _mm256_blendv_pd(rest, _mm256_maskload_pd(p, first), _mm256_castsi256_pd(first));
+}
+
+ALWAYS_INLINE void v_store_part(double *p, vd x, int count)
+{
+    if (count >= VL)
+        v_store(p, x);
+    else
+        _mm256_maskstore_pd(p, v_first(count), x);
+}
+
+ALWAYS_INLINE vd v_sum_each(const vd *x, const int count)
+{
+    vd zero = _mm256_setzero_pd();
+    vd a = _mm256_hadd_pd(x[0], count > 1 ? x[1] : zero);
+    vd b = _mm256_hadd_pd(count > 2 ? x[2] : zero, count > 3 ? x[3] : zero);
+    return _mm256_add_pd(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31));
+}
+
 ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b)
 {
     return _mm256_blendv_pd(b, a, _mm256_cmp_pd(x, y, _CMP_LT_OQ));
@@ -68,6 +97,8 @@ typedef __m256 vf;
 
 ALWAYS_INLINE vf f_set(float x) { return _mm256_set1_ps(x); }
 ALWAYS_INLINE vf f_load(const float *p) { return _mm256_loadu_ps(p); }
+ALWAYS_INLINE void f_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
+ALWAYS_INLINE vf f_add(vf a, vf b) { return _mm256_add_ps(a, b); }
 ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 
 ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)

@@ -17,6 +17,39 @@ ALWAYS_INLINE vd v_max(vd a, vd b) { return _mm512_max_pd(a, b); }
 ALWAYS_INLINE vd v_min(vd a, vd b) { return _mm512_min_pd(a, b); }
 ALWAYS_INLINE double v_sum(vd a) { return _mm512_reduce_add_pd(a); }
 
+ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest)
+{
+    return count >= VL ? v_load(p) : _mm512_mask_loadu_pd(rest, (__mmask8)((1 << count) - 1), p);
+}
+
+/* no mask where it can be helped: the next load of p would wait */
+ALWAYS_INLINE void v_store_part(double *p, vd x, int count)
+{
+    if (count >= VL)
+        v_store(p, x);
+    else if (count == VL / 2)
+        _mm256_storeu_pd(p, _mm512_castpd512_pd256(x));
+    else
+        _mm512_mask_storeu_pd(p, (__mmask8)((1 << count) - 1), x);
+}
+
+/* the quarters of a, then of b, added in pairs */
+ALWAYS_INLINE vd v_fold_lanes(vd a, vd b)
+{
+    return _mm512_add_pd(_mm512_shuffle_f64x2(a, b, 0x88), _mm512_shuffle_f64x2(a, b, 0xdd));
+}
+
+ALWAYS_INLINE vd v_sum_each(const vd *x, const int count)
+{
+    vd pair[4], zero = _mm512_setzero_pd();
+    UNROLL
+    for (int k = 0; k < 4; k++) {
+        vd a = 2 * k < count ? x[2 * k] : zero, b = 2 * k + 1 < count ? x[2 * k + 1] : zero;
+        pair[k] = _mm512_add_pd(_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+    }
+    return v_fold_lanes(v_fold_lanes(pair[0], pair[1]), v_fold_lanes(pair[2], pair[3]));
+}
+
 ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b)
 {
     return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(x, y, _CMP_LT_OQ), b, a);
@@ -59,6 +92,8 @@ typedef __m512 vf;
 
 ALWAYS_INLINE vf f_set(float x) { return _mm512_set1_ps(x); }
 ALWAYS_INLINE vf f_load(const float *p) { return _mm512_loadu_ps(p); }
+ALWAYS_INLINE void f_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+ALWAYS_INLINE vf f_add(vf a, vf b) { return _mm512_add_ps(a, b); }
 ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 
 ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)

@@ -15,6 +15,13 @@ ALWAYS_INLINE vd v_fnma(vd a, vd b, vd c) { return c - a * b; }
 ALWAYS_INLINE vd v_max(vd a, vd b) { return a > b ? a : b; }
 ALWAYS_INLINE vd v_min(vd a, vd b) { return a < b ? a : b; }
 ALWAYS_INLINE double v_sum(vd a) { return a; }
+ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest) { return count > 0 ? *p : rest; }
+ALWAYS_INLINE void v_store_part(double *p, vd x, int count)
+{
+    if (count > 0)
+        *p = x;
+}
+ALWAYS_INLINE vd v_sum_each(const vd *x, const int count) { return count > 0 ? *x : 0.0; }
 ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b) { return x < y ? a : b; }
 
 ALWAYS_INLINE uint64_t bits_of(double x)
@@ -68,6 +75,8 @@ typedef float vf;
 ALWAYS_INLINE vf f_set(float x) { return x; }
 ALWAYS_INLINE vf f_load(const float *p) { return *p; }
 ALWAYS_INLINE vf f_load_bf16(const uint16_t *p) { return (float)v_load_bf16(p); }
+ALWAYS_INLINE void f_store(float *p, vf x) { *p = x; }
+ALWAYS_INLINE vf f_add(vf a, vf b) { return a + b; }
 ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return a * b + c; }
 /* the lanes as float64, folded to VL */
 ALWAYS_INLINE vd f_fold(vf x) { return x; }
