@@ -28,8 +28,8 @@ test: .venv/.test ## run the tests (make test ARGS="-k plan")
 check: build/check/.done ## compare every C kernel with its scalar twin
 	build/check/check_kernels $(ARGS)
 
-bench: .venv/.bench ## time the fused pass against memory bandwidth and POT
-	$(BIN)/python -m bench $(or $(ARGS),pass)
+bench: .venv/.bench ## measure this machine, then every claim against POT (make bench ARGS=pass for a part)
+	$(BIN)/python -m bench $(or $(ARGS),all)
 
 lint: .venv/.lint ## ruff, mypy and clang-format, check only
 	$(BIN)/ruff check .

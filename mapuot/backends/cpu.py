@@ -28,7 +28,7 @@ ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
 FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
 FAR = 100.0  # a common translation of log v beyond it is kept out of v
-SERIAL_ENTRIES = 256 * 256  # problems up to this size run on one thread
+SERIAL_ENTRIES = 640 * 640  # problems up to this size run on one thread: a pass takes less than waking another
 
 
 def asarray(x: Any) -> Any:
