@@ -1,0 +1,78 @@
+"""The debiased unbalanced Sinkhorn divergence between histograms, one pair or many.
+
+    S(a, b) = OT(a, b) - OT(a, a) / 2 - OT(b, b) / 2 + reg / 2 (|a| - |b|)^2
+
+with OT the value of `solve` for the reference a b^T and |.| the mass. For a symmetric cost with positive definite
+exp(-M / reg), such as squared distances, it is >= 0, and 0 only where a = b. Source: Sejourne, Feydy, Vialard, Trouve,
+Peyre, Sinkhorn divergences for unbalanced optimal transport, 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .batch import solve_batch
+
+
+def sinkhorn_divergence(
+    M: Any, A: Any, B: Any, reg: float, reg_m: Any, *, M_a: Any = None, M_b: Any = None, **options: Any
+) -> Any:
+    """Debiased unbalanced Sinkhorn divergence.
+
+    Parameters
+    ----------
+    M : (m, n) or (p, m, n) array
+        Costs between the points of A and of B.
+    A, B : (m,), (n,) or (p, m), (p, n) arrays
+        Masses, >= 0.
+    reg : float
+        Entropic regularisation, > 0, in units of M.
+    reg_m : float or inf
+        Marginal penalty, in units of M, the same on both sides; inf: the balanced divergence of equal masses.
+    M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
+        Costs within the points of A and within those of B; without both, M must be symmetric and serves for them.
+    **options
+        Whatever else `solve_batch` takes, but reference, penalty and warm_start.
+
+    Returns
+    -------
+    divergence : float, or (p,) array
+        In units of M times mass; certified to within the gaps of its three values, some ``reg * mass * tol^2``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Bad argument; the message names it.
+    """
+    check_options(options, reg_m)
+    M_a, M_b = self_costs(M, M_a, M_b)
+    values = [solve_batch(*pair, reg, reg_m, **options).dual for pair in ((M, A, B), (M_a, A, A), (M_b, B, B))]
+    mass_a, mass_b = (np.asarray(x, dtype=np.float64).sum(-1) if x is not None else 1.0 for x in (A, B))
+    value = values[0] - 0.5 * (values[1] + values[2]) + 0.5 * reg * (mass_a - mass_b) ** 2
+    batched = any(np.ndim(x) == d for x, d in ((M, 3), (A, 2), (B, 2)))
+    return value if batched else float(value[0])
+
+
+def check_options(options: dict[str, Any], reg_m: Any) -> None:
+    for name in ("reference", "penalty", "warm_start"):
+        if name in options:
+            raise TypeError(f"{name} is not an option of the divergence: its reference is a b^T, its penalty KL")
+    if np.ndim(reg_m) != 0:
+        raise ValueError(f"reg_m must be one number for a divergence, the same on both sides, got {reg_m!r}")
+
+
+def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
+    """(M_a, M_b), or M for both where it is symmetric."""
+    if (M_a is None) != (M_b is None):
+        raise ValueError("M_a and M_b must be given together")
+    if M_a is not None:
+        return M_a, M_b
+    shape = tuple(M.shape) if hasattr(M, "shape") else np.shape(M)
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise ValueError(f"M_a and M_b must be given where M is not square, got M of shape {shape}")
+    values = np.asarray(M.detach().cpu() if hasattr(M, "detach") else M.get() if hasattr(M, "get") else M)
+    if not np.allclose(values, values.swapaxes(-1, -2), rtol=1e-5):
+        raise ValueError("M_a and M_b must be given where M is not symmetric")
+    return M, M

@@ -1,0 +1,180 @@
+"""PyTorch losses on mapuot: the gradient comes from the potentials, so no graph goes through the iterations.
+
+The value is the dual optimum W(a, b, M) of `solve` with the reference a b^T. By the envelope theorem, with potentials
+f and g, |.| the mass and P the plan (rho = inf: e^(-f / rho) = 1, rho (1 - e^(-f / rho)) = f):
+
+    dW/da_i = rho1 (1 - e^(-f_i / rho1)) + reg (|b| - e^(-f_i / rho1)),    dW/db alike,    dW/dM = P
+
+The second term is that of the reference: a_i is in c = a b^T, and sum_j P_ij / a_i = e^(-f_i / rho1). Where a_i = 0 the
+potential is continued by its fixed point, f_i = -reg fi1 log sum_j b_j e^((g_j - M_ij) / reg). Tensors on the CPU are
+read where they lie. Sources: Feydy et al. 2019, Sejourne et al. 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .batch import BatchResult, solve_batch
+from .divergence import check_options, self_costs
+from .log_matmul import log_matmul
+from .penalties import F64
+from .pot.arrays import give, take
+
+try:
+    import torch
+except ImportError as error:  # pragma: no cover
+    raise ImportError("mapuot.torch needs PyTorch: pip install torch") from error
+
+__all__ = ["sinkhorn_divergence", "sinkhorn_loss"]
+
+
+def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any) -> Any:
+    """Unbalanced entropic transport cost, differentiable once in a, b and M.
+
+    Parameters
+    ----------
+    a, b : (m,), (n,) or (p, m), (p, n) tensors
+        Masses, >= 0, zeros allowed; one vector serves all problems of a batch.
+    M : (m, n) or (p, m, n) tensor
+        Costs; +inf forbids a pair.
+    reg : float
+        Entropic regularisation, > 0, in units of M.
+    reg_m : float, inf, or a pair of them
+        Marginal penalty, in units of M; inf is the balanced constraint (the gradient is then determined up to a
+        constant: it is right for changes that keep the masses equal).
+    **options
+        tol, max_passes, precision, threads, backend and progress of `solve_batch`.
+
+    Returns
+    -------
+    value : scalar or (p,) tensor
+        The dual value, a lower bound of the optimum within the certified gap, in units of M times mass. float64
+        where an argument is, else float32.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Bad argument; the message names it.
+    RuntimeError
+        A second derivative is asked for: mapuot gives the first only.
+    """
+    if "reference" in options or "penalty" in options or "warm_start" in options:
+        raise TypeError("reference, penalty and warm_start are not options of the loss: c = a b^T, penalty KL")
+    values = _SinkhornLoss.apply(as_tensor(a), as_tensor(b), as_tensor(M), reg, reg_m, options)
+    batched = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
+    return values if batched else values[0]
+
+
+def sinkhorn_divergence(
+    a: Any, b: Any, M: Any, reg: float, reg_m: Any, *, M_a: Any = None, M_b: Any = None, **options: Any
+) -> Any:
+    """Debiased unbalanced Sinkhorn divergence, differentiable once; `mapuot.sinkhorn_divergence` has the formula.
+
+    Parameters
+    ----------
+    a, b, M, reg
+        As in `sinkhorn_loss`.
+    reg_m : float or inf
+        The same on both sides.
+    M_a, M_b : (m, m), (n, n) tensors, or (p, m, m), (p, n, n), optional
+        Costs within the points of a and within those of b; without both, M must be symmetric and serves for them.
+    **options
+        As in `sinkhorn_loss`.
+
+    Returns
+    -------
+    value : scalar or (p,) tensor
+
+    Raises
+    ------
+    ValueError, TypeError, RuntimeError
+        As in `sinkhorn_loss`.
+    """
+    check_options(options, reg_m)
+    M_a, M_b = self_costs(M, M_a, M_b)
+    ab, aa, bb = (sinkhorn_loss(*three, reg, reg_m, **options) for three in ((a, b, M), (a, a, M_a), (b, b, M_b)))
+    return ab - 0.5 * (aa + bb) + 0.5 * reg * (a.sum(-1) - b.sum(-1)) ** 2
+
+
+def as_tensor(x: Any) -> Any:
+    """``x`` itself in float32 or float64, half precision as float32."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"mapuot.torch takes tensors, got {type(x).__name__}")
+    return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
+
+
+class _SinkhornLoss(torch.autograd.Function):
+    """(p,) dual values; what backward needs is in the BatchResult."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any, M: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
+        costs, A, B = (take(x.detach(), name) for x, name in ((M, "M"), (a, "a"), (b, "b")))
+        ctx.result = solve_batch(costs, A, B, reg, reg_m, **options)
+        ctx.save_for_backward(a, b, M)
+        wide = torch.float64 in (a.dtype, b.dtype, M.dtype)
+        return give(ctx.result.dual, M).to(torch.float64 if wide else torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
+        slopes = first_derivatives(ctx.result, inputs, needed, take(grad.detach(), "grad"))
+        if torch.is_grad_enabled():  # create_graph=True
+            slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
+        return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None)
+
+
+class _FirstDerivative(torch.autograd.Function):
+    """The slopes as they are, tied to what they depend on, so that a second derivative cannot pass for zero."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Any) -> Any:
+        return tuple(x.clone() for x in tensors[:3])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError("mapuot.torch has no second derivatives: the loss can be differentiated once")
+
+
+def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any) -> list[Any]:
+    """grad times dW/da, dW/db, dW/dM, each in shape, dtype and on the device of its input; zeros where not needed."""
+    weights, out = grad.astype(np.float64), []
+    for tensor, need, name in zip(inputs, needed, ("rows", "cols", "plan"), strict=True):
+        if not need:
+            out.append(torch.zeros((), dtype=tensor.dtype, device=tensor.device))
+            continue
+        if name == "plan":
+            slope = result.plan_sum(weights)
+        else:
+            slope = weights[:, None] * marginal_gradient(result, name)
+            slope = slope.sum(0) if tensor.ndim == 1 else slope
+        out.append(give(slope, tensor).to(tensor.dtype))
+    return out
+
+
+def marginal_gradient(result: BatchResult, name: str) -> F64:
+    """dW/da (name "rows") or dW/db ("cols"), (p, m) or (p, n)."""
+    problem = result.problem
+    rows = name == "rows"
+    side, other = (problem.rows, problem.B) if rows else (problem.cols, problem.A)
+    f = continued(result, rows)
+    with np.errstate(over="ignore", invalid="ignore"):
+        ratio = np.exp(-f / side.rho)  # what leaves the point, as a part of its mass
+        price = np.where(np.isinf(side.rho), f, -side.rho * np.expm1(-f / side.rho))
+    return np.asarray(price + problem.reg * (other.sum(1)[:, None] - ratio))
+
+
+def continued(result: BatchResult, rows: bool) -> F64:
+    """f (or g) at every point: where the weight is 0, what its fixed point gives."""
+    p = result.problem
+    f, side, weight = (result.f, p.rows, p.A) if rows else (result.g, p.cols, p.B)
+    log_v, other = (result.log_v, p.B) if rows else (result.log_u, p.A)
+    if (weight > 0).all():
+        return f
+    fi = np.where(np.isinf(side.rho), 1.0, 1 / (1 + p.reg / side.rho))
+    with np.errstate(divide="ignore"):
+        log_w = np.where(other > 0, log_v + np.log(other), -np.inf)
+    cost = np.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64) / -p.reg
+    log_s = log_matmul(cost, log_w.T).T if cost.ndim == 2 else log_matmul(cost, log_w[:, :, None])[:, :, 0]
+    return np.where(weight > 0, f, -p.reg * fi * log_s)

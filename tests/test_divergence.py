@@ -1,0 +1,74 @@
+"""The Sinkhorn divergence: positive, zero for equal measures only, its definition, and its bad arguments."""
+
+import numpy as np
+import problems
+import pytest
+from numpy.testing import assert_allclose
+
+from mapuot import sinkhorn_divergence, solve
+
+
+def clouds(m=20, n=25, seed=0):
+    """Points, masses, and the three squared distances of two clouds in the plane."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.random((m, 2)), rng.random((n, 2)) + np.array([0.3, 0.0])
+    a, b = rng.uniform(0.2, 1, m), rng.uniform(0.2, 1, n)
+
+    def cost(p, q):
+        return ((p[:, None] - q) ** 2).sum(-1)
+
+    return a / a.sum(), b / b.sum(), cost(x, y), cost(x, x), cost(y, y)
+
+
+@pytest.mark.parametrize("reg_m", [0.1, 1.0, 100.0, np.inf])
+@pytest.mark.parametrize("reg", [1.0, 0.05, 1e-3])
+def test_definition(reg, reg_m):
+    a, b, M, M_a, M_b = clouds()
+    b = b if np.isinf(reg_m) else 2 * b
+    value = sinkhorn_divergence(M, a, b, reg, reg_m, M_a=M_a, M_b=M_b, tol=1e-8)
+    parts = []
+    for C, p, q in ((M, a, b), (M_a, a, a), (M_b, b, b)):
+        r = solve(C, p, q, reg, reg_m, tol=1e-9, backend="reference")
+        parts.append(problems.measure(problems.Case(C, p, q, reg, reg_m), r.log_u, r.log_v).dual)
+    right = parts[0] - 0.5 * (parts[1] + parts[2]) + 0.5 * reg * (a.sum() - b.sum()) ** 2
+    assert_allclose(value, right, atol=1e-7)
+    assert value > 0
+
+
+@pytest.mark.parametrize("reg_m", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("reg", [1.0, 0.05, 2e-3])
+def test_positive_and_zero_for_equal_measures(reg, reg_m):
+    """Histograms on one grid, close to each other and far, with zeros, of masses 0.1 to 10."""
+    x = np.linspace(0, 1, 40)
+    M = (x[:, None] - x) ** 2
+    rng = np.random.default_rng(0)
+    A = rng.random((12, 40)) * np.logspace(-1, 1, 12)[:, None]
+    A[rng.random(A.shape) < 0.3] = 0.0
+    assert_allclose(sinkhorn_divergence(M, A, A, reg, reg_m), 0, atol=1e-13 * A.sum())
+    near, far = A * (1 + 1e-2 * rng.random(A.shape)), A[::-1]
+    near, far = (sinkhorn_divergence(M, A, B, reg, reg_m, tol=1e-9) for B in (near, far))
+    assert (near > 0).all()
+    assert (far > near).all()
+
+
+def test_shapes_and_symmetry():
+    a, b, M, M_a, M_b = clouds()
+    value = sinkhorn_divergence(M, a, b, 0.1, 1.0, M_a=M_a, M_b=M_b)
+    assert isinstance(value, float)
+    assert_allclose(sinkhorn_divergence(M.T, b, a, 0.1, 1.0, M_a=M_b, M_b=M_a), value, rtol=1e-8)
+    batch = sinkhorn_divergence(M, np.stack([a, a]), np.stack([b, 2 * b]), 0.1, 1.0, M_a=M_a, M_b=M_b)
+    assert batch.shape == (2,)
+    assert_allclose(batch[0], value, rtol=1e-8)
+
+
+def test_bad_arguments():
+    a, b, M, M_a, _ = clouds()
+    for change, error, text in (
+        ({}, ValueError, "M_a and M_b must be given where M is not square"),
+        ({"M_a": M_a}, ValueError, "M_a and M_b must be given together"),
+        ({"M": np.triu(M_a), "B": a}, ValueError, "not symmetric"),
+        ({"reg_m": (1.0, 2.0)}, ValueError, "reg_m must be one number"),
+        ({"reference": "uniform"}, TypeError, "reference is not an option"),
+    ):
+        with pytest.raises(error, match=text):
+            sinkhorn_divergence(**({"M": M, "A": a, "B": b, "reg": 0.1, "reg_m": 1.0} | change))

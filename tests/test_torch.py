@@ -1,0 +1,160 @@
+"""The torch losses: values and gradients against finite differences, zero weights, autocast, no second order."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+torch = pytest.importorskip("torch")
+
+import mapuot  # noqa: E402
+from mapuot.torch import sinkhorn_divergence, sinkhorn_loss  # noqa: E402
+
+TIGHT = {"tol": 1e-10, "threads": 1}
+REG_M = [1.0, (0.3, 5.0), 1e3]
+
+
+def tensors(p=None, m=4, n=5, seed=0, own=False, dtype=torch.float64):
+    """(a, b, M) with gradients asked for; masses differ."""
+    rng = np.random.default_rng(seed)
+    lead = () if p is None else (p,)
+    a, b = rng.uniform(0.3, 1, (*lead, m)), rng.uniform(0.3, 1.2, (*lead, n))
+    M = rng.random((*lead, m, n) if own else (m, n))
+    return [torch.tensor(x, dtype=dtype, requires_grad=True) for x in (a, b, M)]
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("reg_m", REG_M, ids=str)
+@pytest.mark.parametrize("reg", [1.0, 0.05, 2e-3])
+def test_gradcheck(reg, reg_m):
+    """Every entry of a, b and M changes by itself, so the masses change; 2e-3 is solved alone."""
+    for arguments in (tensors(), tensors(p=2), tensors(p=2, own=True)):
+        assert torch.autograd.gradcheck(
+            lambda a, b, M: sinkhorn_loss(a, b, M, reg, reg_m, **TIGHT), arguments, eps=1e-6, atol=2e-6, rtol=1e-5
+        )
+
+
+def test_gradcheck_of_shared_marginal():
+    a, b, M = tensors(p=3)
+    one = a[0].detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda *x: sinkhorn_loss(*x, 0.1, 1.0, **TIGHT), (one, b, M), atol=2e-6)
+
+
+@pytest.mark.parametrize("reg", [0.5, 0.05])
+def test_gradcheck_of_divergence(reg):
+    a, b, _ = tensors()
+    x = torch.rand(4, 2, dtype=torch.float64, requires_grad=True)
+    y = torch.rand(5, 2, dtype=torch.float64, requires_grad=True)
+
+    def cost(p, q):
+        return ((p[:, None] - q[None]) ** 2).sum(-1)
+
+    def value(a, b, x, y):
+        return sinkhorn_divergence(a, b, cost(x, y), reg, 1.0, M_a=cost(x, x), M_b=cost(y, y), **TIGHT)
+
+    assert torch.autograd.gradcheck(value, (a, b, x, y), eps=1e-6, atol=5e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reg_m", [np.inf, (np.inf, 1.0), (1.0, np.inf)], ids=str)
+def test_balanced_sides(reg_m):
+    """Directional derivatives along changes that keep the masses equal where both are balanced."""
+    rng = np.random.default_rng(0)
+    a, b, M = tensors(p=2)
+    with torch.no_grad():
+        b *= a.sum(1, keepdim=True) / b.sum(1, keepdim=True)
+    value = sinkhorn_loss(a, b, M, 0.1, reg_m, **TIGHT).sum()
+    slopes = torch.autograd.grad(value, (a, b, M))
+    steps = [torch.tensor(rng.normal(size=x.shape)) for x in (a, b, M)]
+    steps[:2] = [x - x.mean(1, keepdim=True) for x in steps[:2]]
+    h = 1e-6
+    ends = [sinkhorn_loss(*(x + s * h * d for x, d in zip((a, b, M), steps, strict=True)), 0.1, reg_m, **TIGHT).sum()
+            for s in (1, -1)]  # fmt: skip
+    right = float((ends[0] - ends[1]).detach()) / (2 * h)
+    assert_allclose(sum(float((s * d).sum()) for s, d in zip(slopes, steps, strict=True)), right, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("reg", [0.5, 0.05, 2e-3])
+@pytest.mark.parametrize("own", [False, True])
+def test_zero_weights(reg, own):
+    """The gradient at a weight 0 is the one-sided derivative; nothing is NaN."""
+    a, b, M = tensors(p=2, own=own)
+    with torch.no_grad():
+        a[0, 1] = b[1, 2] = 0.0
+    value = sinkhorn_loss(a, b, M, reg, 1.0, **TIGHT)
+    slope_a, slope_b, slope_m = torch.autograd.grad(value.sum(), (a, b, M))
+    h = 1e-7
+    for x, index, slope in ((a, (0, 1), slope_a), (b, (1, 2), slope_b)):
+        moved = x.detach().clone()
+        moved[index] = h
+        arguments = (moved, b, M) if x is a else (a, moved, M)
+        change = float((sinkhorn_loss(*arguments, reg, 1.0, **TIGHT) - value).sum().detach()) / h
+        assert_allclose(float(slope[index]), change, rtol=1e-4, atol=1e-5)
+    assert all(torch.isfinite(x).all() for x in (slope_a, slope_b, slope_m))
+
+
+def test_value_and_shapes():
+    a, b, M = tensors(p=3)
+    values = sinkhorn_loss(a, b, M, 0.1, 1.0)
+    assert values.shape == (3,)
+    right = [mapuot.solve(M.detach().numpy(), a[i].detach().numpy(), b[i].detach().numpy(), 0.1, 1.0) for i in range(3)]
+    assert_allclose(values.detach(), [r.objective for r in right], rtol=1e-8)
+    assert sinkhorn_loss(a[0], b[0], M, 0.1, 1.0).shape == ()
+    plan = torch.autograd.grad(sinkhorn_loss(a[0], b[0], M, 0.1, 1.0), M)[0]
+    assert_allclose(plan, right[0].plan, rtol=1e-5)
+
+
+def test_forbidden_pairs():
+    a, b, M = tensors()
+    with torch.no_grad():
+        M[0, 1:] = M[1, :] = torch.inf  # row 1 has no partner
+    slopes = torch.autograd.grad(sinkhorn_loss(a, b, M, 0.1, 1.0, tol=1e-9), (a, b, M))
+    assert all(torch.isfinite(x).all() for x in slopes)
+    assert_allclose(float(slopes[0][1]), 1.0 + 0.1 * float(b.sum()), rtol=1e-9)
+    assert not slopes[2][1].any()
+
+
+def test_autocast_and_half():
+    a, b, M = tensors(p=2, dtype=torch.float32)
+    right = sinkhorn_loss(a, b, M, 0.1, 1.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        x = torch.eye(4) @ M  # bfloat16 under autocast
+        value = sinkhorn_loss(a, b, x, 0.1, 1.0)
+        value.sum().backward()
+    assert x.dtype == torch.bfloat16
+    assert right.dtype == value.dtype == torch.float32
+    assert_allclose(value.detach(), right.detach(), rtol=2e-2)
+    assert a.grad.dtype == M.grad.dtype == torch.float32
+
+
+def test_no_second_derivative():
+    a, b, M = tensors()
+    slope = torch.autograd.grad(sinkhorn_loss(a, b, M, 0.1, 1.0), a, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        slope.sum().backward()
+
+
+def test_training_lowers_the_loss():
+    """Gradient descent on the logits of one histogram finds the other; strides and graphs do not matter."""
+    x = torch.linspace(0, 1, 20)
+    M = (x[:, None] - x) ** 2
+    target = torch.softmax(-((x - 0.7) ** 2) / 0.01, 0)
+    logits = torch.zeros(20, requires_grad=True)
+    optimiser = torch.optim.Adam([logits], lr=0.2)
+    losses = []
+    for _ in range(60):
+        optimiser.zero_grad()
+        loss = sinkhorn_divergence(torch.softmax(logits, 0), target, M, 0.01, 1.0)
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss))
+    assert losses[-1] < 1e-2 * losses[0]
+    assert min(losses) > -1e-6
+
+
+def test_bad_arguments():
+    a, b, M = tensors()
+    with pytest.raises(TypeError, match="takes tensors, got ndarray"):
+        sinkhorn_loss(a.detach().numpy(), b, M, 0.1, 1.0)
+    with pytest.raises(TypeError, match="reference, penalty and warm_start"):
+        sinkhorn_loss(a, b, M, 0.1, 1.0, reference="uniform")
+    with pytest.raises(ValueError, match="reg must be"):
+        sinkhorn_loss(a, b, M, -0.1, 1.0)
