@@ -6,6 +6,7 @@ from typing import Any
 from . import pot
 from .backends import Stats
 from .batch import BatchResult, solve_batch
+from .divergence import sinkhorn_divergence
 from .errors import ConvergenceWarning, InfeasibleError
 from .log_matmul import log_matmul, log_matmul_gradient
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
@@ -25,6 +26,7 @@ __all__ = [
     "log_matmul_gradient",
     "path",
     "pot",
+    "sinkhorn_divergence",
     "sinkhorn_unbalanced",
     "sinkhorn_unbalanced2",
     "solve",
