@@ -30,33 +30,39 @@ ALWAYS_INLINE const double *matrix_block(const mapuot_matrix *M, int64_t i, int6
     return buffer;
 }
 
-/* x = alpha_i + beta_j - M_ij / reg, to out */
+enum { AHEAD = 1024 }; /* entries of M requested before they are needed: two pages */
+
+/* x = alpha_i + beta_j - M_ij / reg, or with raise e^x (0 below e^lo), to out */
+ALWAYS_INLINE void powers(const stream_args *args, int64_t i, int64_t j, int64_t count, const int raise, double lo,
+                          const int narrow, double *out)
+{
+    _Alignas(64) double buffer[BLOCK];
+    const double *M = matrix_block(&args->M, i, j, count, buffer), *beta = args->beta + j;
+    const vd alpha = v_set(args->alpha[i]), inv = v_set(args->inv_reg);
+    const int in_place = M != buffer;
+    for (int64_t k = 0; k < count; k += VL) {
+        vd end = k + VL <= count ? v_load(beta + k) : v_load_part(beta + k, (int)(count - k), v_set(0.0));
+        vd x = v_fnma(v_load(M + k), inv, v_add(alpha, end));
+        if (in_place)
+            __builtin_prefetch(M + k + AHEAD, 0, 2);
+        v_store(out + k, raise ? v_exp_above(x, lo, narrow) : x);
+    }
+}
+
 ALWAYS_INLINE void exponents(const stream_args *args, int64_t i, int64_t j, int64_t count, double *out)
 {
-    double buffer[BLOCK], tail[VL];
-    const double *M = matrix_block(&args->M, i, j, count, buffer);
-    const vd alpha = v_set(args->alpha[i]), inv = v_set(args->inv_reg);
-    for (int64_t k = 0; k < count; k += VL) {
-        const double *beta = args->beta + j + k;
-        if (k + VL > count) {
-            memset(tail, 0, sizeof tail);
-            memcpy(tail, beta, (size_t)(count - k) * sizeof(double));
-            beta = tail;
-        }
-        v_store(out + k, v_fnma(v_load(M + k), inv, v_add(alpha, v_load(beta))));
-    }
+    powers(args, i, j, count, 0, 0.0, 0, out);
 }
 
 /* c e^x to out; entries below e^lo are 0 (with c: also those whose e^x is below e^-708) */
 ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double lo, int narrow, double *out)
 {
-    exponents(args, i, j, count, out);
     if (!args->c.data) {
-        for (int64_t k = 0; k < count; k += VL)
-            v_store(out + k, v_exp_above(v_load(out + k), lo, narrow));
+        powers(args, i, j, count, 1, lo, narrow, out);
         return;
     }
-    double buffer[BLOCK];
+    exponents(args, i, j, count, out);
+    _Alignas(64) double buffer[BLOCK];
     const double *c = matrix_block(&args->c, i, j, count, buffer);
     const vd least = v_set(exp(lo));
     for (int64_t k = 0; k < count; k += VL) {

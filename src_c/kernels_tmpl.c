@@ -301,9 +301,10 @@ void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
 {
     _Alignas(64) double entry[BLOCK];
     const int64_t np = padded(args->n);
-    for (int64_t i = i0; i < i1; i += TILE)
+    const int64_t rows = args->M.col_stride == 1 ? 1 : TILE; /* whole rows where M has them */
+    for (int64_t i = i0; i < i1; i += rows)
         for (int64_t j = 0; j < args->n; j += BLOCK)
-            for (int64_t r = i; r < i1 && r < i + TILE; r++) {
+            for (int64_t r = i; r < i1 && r < i + rows; r++) {
                 int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
                 entries(args, r, j, count, REAL_MIN_LOG, REAL_NARROW, entry);
                 for (; j + count < np && count < BLOCK; count++) /* zeros behind the row */
@@ -383,9 +384,10 @@ void KERNEL(plan_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double
 void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)
 {
     _Alignas(64) double entry[BLOCK];
-    for (int64_t i = i0; i < i1; i += TILE)
+    const int64_t rows = args->M.col_stride == 1 ? 1 : TILE; /* whole rows where M has them */
+    for (int64_t i = i0; i < i1; i += rows)
         for (int64_t j = 0; j < args->n; j += BLOCK)
-            for (int64_t r = i; r < i1 && r < i + TILE; r++) {
+            for (int64_t r = i; r < i1 && r < i + rows; r++) {
                 int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
                 entries(args, r, j, count, REAL_MIN_LOG, 0, entry);
                 write_block((real *)args->out + r * args->ld + j, entry, count, args->nontemporal);
