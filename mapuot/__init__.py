@@ -5,6 +5,7 @@ from typing import Any
 
 from . import pot
 from .backends import Stats
+from .barycenter import BarycenterResult, barycenter
 from .batch import BatchResult, solve_batch
 from .divergence import sinkhorn_divergence
 from .errors import ConvergenceWarning, InfeasibleError
@@ -15,12 +16,14 @@ from .solve import path, solve
 
 __version__ = "0.1.0"
 __all__ = [
+    "BarycenterResult",
     "BatchResult",
     "ConvergenceWarning",
     "InfeasibleError",
     "Result",
     "Stats",
     "__version__",
+    "barycenter",
     "da",
     "log_matmul",
     "log_matmul_gradient",

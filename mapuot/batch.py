@@ -152,6 +152,7 @@ class BatchRun:
         p, (m, n) = len(task.A), task.shape
         self.log_u, self.log_v = np.empty((p, m)), np.empty((p, n))
         self.row_marginal, self.col_marginal = np.empty((p, m)), np.empty((p, n))
+        self.tables = self.log_u, self.log_v, self.row_marginal, self.col_marginal
         self.gap, self.error_bound, self.n_passes = np.empty(p), np.empty(p), np.zeros(p, np.int64)
         self.status = np.full(p, "absorb", dtype="U12")
 
@@ -160,7 +161,8 @@ class BatchRun:
         if self.module.__name__.rpartition(".")[2] in BATCHED:
             self.together(import_module(self.module.__name__ + "_batch"), log_v, bar)
         alone = np.flatnonzero(~np.isin(self.status, ("converged", "max_passes")))
-        threads = self.options.threads or len(os.sched_getaffinity(0))
+        on_cpu = self.module.__name__.endswith((".cpu", ".reference"))
+        threads = (self.options.threads or len(os.sched_getaffinity(0))) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(lambda i: self.alone(i, log_v[i]), alone):
                 bar.update()
@@ -207,8 +209,9 @@ class BatchRun:
         if self.precision == "auto" and problem.shape[0] * problem.shape[1] <= SMALL_ENTRIES:
             options = dataclasses.replace(options, precision="float64")
         result = run.solve(problem, options, start, escalate=self.precision == "auto")
-        self.log_u[i], self.log_v[i] = result.log_u, result.log_v
-        self.row_marginal[i], self.col_marginal[i] = result.row_marginal, result.col_marginal
+        vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
+        for table, vector in zip(self.tables, vectors, strict=True):
+            table[i] = self.module.to_numpy(vector)
         self.gap[i], self.error_bound[i] = result.gap, result.error_bound
         self.n_passes[i], self.status[i] = spent + result.n_passes, result.status
 
@@ -273,7 +276,10 @@ class BatchResult(Sequence[Result]):
             float(self.mass[i]), np.nan, False, str(self.status[i]),
         )  # fmt: skip
         potentials, marginals = (self.log_u[i], self.log_v[i]), (self.row_marginal[i], self.col_marginal[i])
-        return Result(self.problem[i], self._backend, potentials, marginals, [end], str(self.status[i]), self._threads)
+        result = Result(self.problem[i], self._backend, potentials, marginals, [end], end.status, self._threads)
+        if "cost" in vars(self):  # known already: no need to read M again
+            vars(result)["cost"] = float(self.cost[i])
+        return result
 
     @property
     def converged(self) -> Any:
@@ -323,7 +329,7 @@ class BatchResult(Sequence[Result]):
         """Linear transport costs ``<P, M>``, (p,), without forming a plan."""
         factors = self.factors()
         if factors is None:
-            return np.array([result.cost for result in self])
+            return np.array([self[i].cost for i in range(len(self))])
         U, K, V, scale = factors
         MK = K * np.asarray(self.problem.M, dtype=np.float64)
         U *= scale[:, None]

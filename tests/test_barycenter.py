@@ -1,5 +1,7 @@
 """Barycenters and mm_unbalanced: POT's iterates, the fixed point where POT fails, the optimum of mm."""
 
+from importlib import import_module
+
 import numpy as np
 import ot
 import pytest
@@ -115,7 +117,7 @@ def test_goes_on_where_pot_stops():
 def test_product_and_log_sum_exp_agree(monkeypatch):
     A, M = histograms()
     expected = pot.barycenter_unbalanced(A, M, 0.02, 1.0)
-    monkeypatch.setattr("mapuot.pot.barycenter.SAFE", 0.0)
+    monkeypatch.setattr(import_module("mapuot.barycenter"), "SAFE", 0.0)
     assert_allclose(pot.barycenter_unbalanced(A, M, 0.02, 1.0), expected, rtol=1e-12)
 
 
@@ -147,6 +149,80 @@ def test_barycenter_dtype_and_bad_arguments():
     ):
         with pytest.raises(error, match=text):
             pot.barycenter_unbalanced(**({"A": A, "M": M, "reg": 0.1, "reg_m": 1.0} | change))
+
+
+def test_many_weightings_at_once():
+    """`mapuot.barycenter` runs POT's iteration for every vector of weights."""
+    A, M = histograms()
+    table = np.array([[0.2, 0.3, 0.5], [1, 1, 2], [1, 0, 0]])
+    for reg_m in (1.0, np.inf):
+        many = mapuot.barycenter(A.T, M, 0.05, reg_m, weights=table, tol=1e-13)
+        assert many.converged
+        assert many.q.shape == (3, 20)
+        assert many.log_u.shape == (3, 3, 20)
+        for weights, q in zip(table, many.q, strict=True):
+            w = weights / weights.sum()
+            right = pot.barycenter_unbalanced(A, M, 0.05, reg_m, weights=w, stopThr=1e-15, numItermax=5000)
+            assert_allclose(q, right, rtol=1e-8)
+
+
+@pytest.mark.parametrize("reg_m", [0.3, 5.0, np.inf])
+def test_debiased_barycenter_of_one_is_itself(reg_m):
+    """The divergence to one histogram is 0 at that histogram alone; without debiasing q is blurred."""
+    x, reg = np.linspace(0, 1, 30), 1e-3
+    M = (x[:, None] - x) ** 2
+    a = np.exp(-((x - 0.4) ** 2) / 0.01) + 0.1
+    sharp = mapuot.barycenter(a[None], M, reg, reg_m, debiased=True, tol=1e-12)
+    assert_allclose(sharp.q, a, rtol=1e-6)
+    assert np.abs(mapuot.barycenter(a[None], M, reg, reg_m).q - a).sum() > 1e-3 * a.sum()
+
+
+@pytest.mark.parametrize("reg_m", [0.5, np.inf])
+def test_debiased_barycenter_is_optimal(reg_m):
+    """No small change of q lowers sum_s w_s S(A_s, q), S from the solver's values with the reference of ones."""
+    x = np.linspace(0, 1, 12)
+    M, rng = (x[:, None] - x) ** 2, np.random.default_rng(0)
+    A = rng.uniform(0.2, 1, (2, 12))
+    A /= A.sum(1, keepdims=True) if np.isinf(reg_m) else 1.0
+    found = mapuot.barycenter(A, M, 0.05, reg_m, weights=[0.3, 0.7], debiased=True, tol=1e-12)
+
+    def value(q):
+        targets = mapuot.solve_batch(M, np.vstack([A, q]), q, 0.05, reg_m, reference="uniform", tol=1e-9).dual
+        return targets @ [0.3, 0.7, -0.5]
+
+    best = value(found.q)
+    for _ in range(20):
+        step = 1e-3 * rng.normal(size=12)
+        step -= step.mean() if np.isinf(reg_m) else 0.0
+        assert value(found.q + step) > best - 1e-12
+
+
+def test_barycenter_of_points_moves_its_mass():
+    """Between two bumps, weights t move the balanced barycenter's bump linearly; small reg, zeros in A."""
+    x = np.linspace(0, 1, 101)
+    M = (x[:, None] - x) ** 2
+    A = np.exp(-((x - np.array([[0.2], [0.7]])) ** 2) / 1e-3)
+    A[A < 1e-6] = 0
+    A /= A.sum(1, keepdims=True)
+    t = np.linspace(0, 1, 5)[:, None]
+    result = mapuot.barycenter(A, M, 5e-4, weights=np.hstack([1 - t, t]), tol=1e-6)
+    assert_allclose(result.q @ x, A[0] @ x * (1 - t[:, 0]) + A[1] @ x * t[:, 0], atol=1e-3)
+    assert_allclose(result.q.sum(1), 1, rtol=1e-3)
+
+
+def test_barycenter_bad_call():
+    A, M = histograms()
+    with pytest.warns(mapuot.ConvergenceWarning, match="barycenter not converged after 2 passes"):
+        assert not mapuot.barycenter(A.T, M, 0.01, 10.0, max_passes=2).converged
+    for change, error, text in (
+        ({"A": A}, ValueError, r"A must be \(p, n\) and M \(n, n\)"),
+        ({"A": A[0]}, ValueError, r"A must be a non-empty \(p, n\) array"),
+        ({"M": np.triu(M), "debiased": True}, ValueError, "M must be symmetric"),
+        ({"weights": [1.0, -1.0, 1.0]}, ValueError, "weights must be"),
+        ({"tol": 0}, ValueError, "tol must be"),
+    ):
+        with pytest.raises(error, match=text):
+            mapuot.barycenter(**({"A": A.T, "M": M, "reg": 0.1} | change))
 
 
 # majorisation-minimisation
@@ -199,9 +275,7 @@ def test_mm_reaches_the_optimum(div):
     G, log = pot.mm_unbalanced(a, b, M, pair, reg=reg, div=div, numItermax=20_000, log=True)
     assert_allclose(log["total_cost"], objective(G.ravel()), rtol=1e-12)
     assert log["total_cost"] <= best.fun + 1e-6
-    assert pot.mm_unbalanced2(a, b, M, pair, reg=reg, div=div, returnCost="total") == pytest.approx(
-        best.fun, abs=1e-4
-    )
+    assert pot.mm_unbalanced2(a, b, M, pair, reg=reg, div=div, returnCost="total") == pytest.approx(best.fun, abs=1e-4)
 
 
 def test_mm_start_lists_and_dtype():

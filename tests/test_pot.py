@@ -309,7 +309,7 @@ def test_several_targets_are_solved_each(method, kind):
         many, log = pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, method, returnCost=cost, log=True, **rest)
         each = [pot.sinkhorn_unbalanced2(a, x, M, REG, 1.0, method, returnCost=cost, **rest) for x in B.T]
         assert many.shape == (3,)
-        assert_allclose(many, each, rtol=1e-12)
+        assert_allclose(many, each, rtol=1e-12 if method else 1e-5)
         assert log["logu"].shape == (13, 3)
         assert log["logv"].shape == (17, 3)
     assert_allclose(pot.sinkhorn_unbalanced(a, B, M, REG, 1.0, method, **rest), log["cost"], rtol=1e-12)

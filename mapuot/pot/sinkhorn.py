@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import pick
+from ..batch import solve_batch
 from ..errors import InfeasibleError
 from ..problem import Problem, as_positive, as_side
 from ..result import Result
@@ -252,6 +253,8 @@ class Call:
         self.max_iter = as_count(self.max_iter, "numItermax")
         several = np.ndim(self.b) == 2
         self.b = np.asarray(self.b) if isinstance(self.b, (list, tuple)) and several else self.b
+        if several and name is None:
+            return Answers(self.batch(reference), several, like)
         pairs = [self.one(name, reference, j) for j in range(self.b.shape[1])] if several else []
         return Answers(pairs or [self.one(name, reference)], several, like)
 
@@ -288,6 +291,28 @@ class Call:
         problem = as_problem(self.M, self.a, b, self.reg, self.reg_m, reference, module)
         potentials = start_potentials(start, problem)
         return iterate(problem, module, name, potentials, self.max_iter, self.stop, self.verbose)
+
+    def batch(self, reference: Any) -> list[tuple[Result, list[float]]]:
+        """All targets at once; err is the certified error that each has reached."""
+        starts = None
+        if self.warmstart is not None:
+            columns = [self.start(j) for j in range(self.b.shape[1])]
+            starts = tuple(np.stack([np.asarray(pair[k], dtype=np.float64) for pair in columns]) for k in (0, 1))
+        results = solve_batch(
+            self.M,
+            self.a if np.size(self.a) else None,
+            self.b.T,
+            self.reg,
+            self.reg_m,
+            reference=reference,
+            tol=float(self.stop) if self.stop > 0 else TINY,
+            max_passes=self.max_iter,
+            backend=BACKEND,
+            warm_start=starts,
+            progress=self.verbose,
+        )
+        _ = results.cost  # of all in one product
+        return [(result, [result.error_bound]) for result in results]
 
     def start(self, j: int | None) -> Any:
         """The warm start of target j: a column where it has columns (one column serves all)."""

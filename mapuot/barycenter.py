@@ -1,0 +1,189 @@
+"""Entropic barycenters of histograms on common points: unbalanced or balanced, debiased or not, many at once.
+
+    u_s = (A_s / K v_s)^fi,  q = d^(1 / fi) (sum_s w_s (K^T u_s)^(1 - fi))^(1 / (1 - fi)),  v_s = (q / K^T u_s)^fi
+
+with K = exp(-M / reg), fi = reg_m / (reg_m + reg); for reg_m = inf, q is d times the geometric mean of the K^T u_s.
+d = 1, or, debiased, the scaling of OT(q, q): d <- sqrt(d (q / K d)^fi), which takes the blur of width sqrt(reg) from q.
+All on logarithms. Sources: Chizat, Peyre, Schmitzer, Vialard 2018 (scaling algorithms); Janati, Cuturi, Gramfort 2020
+(debiased, balanced). The unbalanced d follows from q's optimality: sum_s w_s v_s^(-reg / reg_m) = d^(-reg / reg_m).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+from tqdm import tqdm
+
+from .backends import pick
+from .errors import ConvergenceWarning
+from .log_matmul import log_matmul
+from .penalties import F64
+from .problem import as_cost, as_positive
+from .solve import as_count
+
+SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
+
+
+@dataclass(frozen=True)
+class BarycenterResult:
+    """Barycenters and how far their iteration came."""
+
+    q: F64  # (n,), or (r, n) for r vectors of weights; units of mass
+    log_u: F64  # (p, n) or (r, p, n): P_s = diag(u_s) exp(-M / reg) diag(v_s), rows A_s, columns q
+    log_v: F64
+    n_passes: int
+    change: float  # of the last pass: max over barycenters of |q - q_before|_1 / |q|_1
+    converged: bool  # change <= tol
+
+
+def barycenter(
+    A: Any,
+    M: Any,
+    reg: float,
+    reg_m: float = np.inf,
+    *,
+    weights: Any = None,
+    debiased: bool = False,
+    tol: float = 1e-6,
+    max_passes: int = 10_000,
+    progress: bool = False,
+) -> BarycenterResult:
+    """Barycenter of p histograms: the q of least weighted entropic transport cost to all of them.
+
+    Parameters
+    ----------
+    A : (p, n) array
+        Histograms in rows, >= 0, zeros allowed.
+    M : (n, n) array
+        Costs, finite; symmetric if debiased.
+    reg : float
+        Entropic regularisation, > 0, in units of M (reference measure: ones).
+    reg_m : float or inf
+        Marginal penalty, in units of M, on both sides of every plan; inf: the balanced barycenter, whose
+        histograms should have equal masses (q has their geometric mean).
+    weights : (p,) or (r, p) array, optional
+        >= 0, scaled to sum 1; r vectors make r barycenters at once. Default: equal.
+    debiased : bool
+        Subtract OT(q, q) / 2, which sharpens q. With one histogram, q is that histogram.
+    tol : float
+        Stop when a pass changes no q by more than this, relative, in L1. This is no bound on the error.
+    max_passes : int
+    progress : bool
+        Show a progress bar on standard error.
+
+    Returns
+    -------
+    BarycenterResult
+
+    Raises
+    ------
+    ValueError, TypeError
+        Bad argument; the message names it.
+
+    Warns
+    -----
+    ConvergenceWarning
+        tol was not reached.
+    """
+    A, tol, max_passes = np.asarray(A), as_positive(tol, "tol"), as_count(max_passes, "max_passes")
+    if A.ndim != 2 or 0 in A.shape:
+        raise ValueError(f"A must be a non-empty (p, n) array, got shape {A.shape}")
+    table = as_weights(weights, len(A))
+    table = table / table.sum(-1, keepdims=True)
+    core = Core(A, M, reg, reg_m, table, debiased)
+    change, n_passes = np.inf, 0
+    with tqdm(total=max_passes, desc="barycenter", unit="pass", disable=not progress) as bar:
+        while change > tol and n_passes < max_passes:
+            before = core.q
+            core.iterate()
+            change = float((np.abs(core.q - before).sum(0) / core.q.sum(0)).max())
+            n_passes += 1
+            bar.update()
+    if not change <= tol:
+        warnings.warn(
+            f"barycenter not converged after {n_passes} passes: last change {change:.2e} > tol {tol:.2e}; "
+            f"raise max_passes, reg or tol",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    q, log_u, log_v = core.q.T, core.log_u.transpose(1, 2, 0), core.log_v.transpose(1, 2, 0)
+    if weights is None or np.ndim(weights) == 1:
+        q, log_u, log_v = q[0], log_u[0], log_v[0]
+    return BarycenterResult(q, log_u, log_v, n_passes, change, change <= tol)
+
+
+class Core:
+    """The iterate for r weightings of p histograms: log u, log v (n, r, p), log d and q (n, r), in float64."""
+
+    def __init__(self, A: Any, M: Any, reg: Any, reg_m: Any, weights: F64, debiased: bool = False) -> None:
+        M = as_cost(M, pick("reference"))
+        if A.shape[1] != len(M) or M.shape[0] != M.shape[1]:
+            raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
+        if not np.isfinite(A).all() or (A < 0).any() or not (A.sum(1) > 0).all():
+            raise ValueError("A must be finite and >= 0 with positive mass in each histogram")
+        if not np.isfinite(M).all():
+            raise ValueError("M must be finite")
+        if debiased and not np.allclose(M, M.T, rtol=1e-5):
+            raise ValueError("M must be symmetric for a debiased barycenter")
+        self.reg = as_positive(reg, "reg")
+        self.fi = 1.0 if reg_m == np.inf else (rho := as_positive(reg_m, "reg_m")) / (rho + self.reg)
+        with np.errstate(divide="ignore"):
+            self.log_a = np.log(A.T.astype(np.float64))[:, None]
+        self.weights, self.debiased = np.atleast_2d(weights), debiased
+        shape = len(M), *self.weights.shape
+        self.log_u, self.log_v = np.zeros(shape), np.zeros(shape)
+        self.log_d, self.q = np.zeros(shape[:2]), np.zeros(shape[:2])
+        self.kernel = Kernel(M, self.reg)
+
+    def iterate(self) -> None:
+        """The formulas above, on logarithms."""
+        self.log_u = self.fi * (self.log_a - self.kernel.log_dot(self.log_v))
+        log_s = self.kernel.log_dot_transpose(self.log_u)
+        if self.fi == 1:
+            log_q = (log_s * self.weights).sum(2)
+        else:
+            log_q = logsumexp((1 - self.fi) * log_s, axis=2, b=self.weights) / (1 - self.fi)
+        log_q = log_q + self.log_d / self.fi
+        if self.debiased:
+            self.log_d = 0.5 * (self.log_d + self.fi * (log_q - self.kernel.log_dot(self.log_d)))
+        self.q = np.exp(log_q)
+        self.log_v = self.fi * (log_q[:, :, None] - log_s)
+
+
+class Kernel:
+    """log(K e^x), log(K^T e^x) for K = exp(-M / reg) and x (n, ...): a product, or log_matmul where it underflows."""
+
+    def __init__(self, M: Any, reg: float) -> None:
+        self.low = float(M.min()) / reg
+        self.spread = float(M.max()) / reg - self.low
+        self.log_k = M.astype(np.float64) / -reg
+        self.K = np.exp(self.log_k + self.low) if self.spread < SAFE else None
+
+    def log_dot(self, x: F64) -> F64:
+        return self._log_product(x, self.K, self.log_k)
+
+    def log_dot_transpose(self, x: F64) -> F64:
+        return self._log_product(x, None if self.K is None else self.K.T, self.log_k.T)
+
+    def _log_product(self, x: F64, K: F64 | None, log_k: F64) -> F64:
+        columns = x.reshape(len(x), -1)
+        top = columns.max(axis=0)
+        finite = np.where(np.isneginf(columns), top, columns)
+        if K is not None and (top - finite.min(axis=0)).max() + self.spread < SAFE:
+            product = np.log(K @ np.exp(columns - top)) + top - self.low
+        else:
+            product = log_matmul(log_k, columns)
+        return np.asarray(product.reshape(x.shape))
+
+
+def as_weights(value: Any, count: int) -> F64:
+    """(count,) or (r, count) weights as given; equal ones of sum 1 for None."""
+    weights = np.full(count, 1.0 / count) if value is None else np.asarray(value, dtype=np.float64)
+    fits = weights.ndim in (1, 2) and weights.shape[-1:] == (count,) and weights.size > 0
+    if not fits or not np.isfinite(weights).all() or (weights < 0).any() or not (weights.sum(-1) > 0).all():
+        raise ValueError(f"weights must be ({count},) or (r, {count}), finite, >= 0 and not all zero, got {value!r}")
+    return weights
