@@ -40,11 +40,11 @@ Timings = dict[str, list[float]]
 
 def machine() -> dict[str, Any]:
     """CPU, caches, ISA, threads, compiler flags, package versions and commit: what a reader needs to repeat a run."""
-    from mapuot.backends import cpu
+    from mapuot.backends import native
 
     return {
         "cpu": cpu_model(),
-        "isa": cpu.isa(),
+        "isa": native.isa(),
         "caches": caches(),
         "cores": len(os.sched_getaffinity(0)),
         "load": os.getloadavg()[0],

@@ -12,7 +12,7 @@ from typing import Any
 
 from mapuot._core import lib
 
-from mapuot.backends import cpu
+from mapuot.backends import native
 
 from . import common
 
@@ -26,24 +26,24 @@ class Buffer:
     def __init__(self, size: int, threads: int, count: int = 1) -> None:
         self.length = max(64 * threads, size // 8)
         self.size, self.threads = 8 * self.length, threads
-        self.pool = cpu.new_pool(threads, 0)
-        self.arrays = [cpu.empty(self.length) for _ in range(count)]
-        self.out = cpu.empty(8 * threads)
+        self.pool = native.new_pool(threads, 0)
+        self.arrays = [native.empty(self.length) for _ in range(count)]
+        self.out = native.empty(8 * threads)
         for array in self.arrays:
-            lib.mapuot_bench_fill(self.pool, cpu.pointer(array), self.length)
+            lib.mapuot_bench_fill(self.pool, native.pointer(array), self.length)
         # small sets are run several times in one call: 100 us at 100 GB/s
         self.repeats = max(1, int(1e7 / self.size))
 
     def read(self, streams: int, ahead: int) -> None:
-        x, out = cpu.pointer(self.arrays[0]), cpu.pointer(self.out)
+        x, out = native.pointer(self.arrays[0]), native.pointer(self.out)
         lib.mapuot_bench_read(self.pool, x, self.length, streams, ahead, self.repeats, out)
 
     def copy(self, nontemporal: bool) -> None:
-        x, y = (cpu.pointer(array) for array in self.arrays)
+        x, y = (native.pointer(array) for array in self.arrays)
         lib.mapuot_bench_copy(self.pool, x, y, self.length, nontemporal, self.repeats)
 
     def scale(self) -> None:
-        lib.mapuot_bench_scale(self.pool, cpu.pointer(self.arrays[0]), self.length, self.repeats)
+        lib.mapuot_bench_scale(self.pool, native.pointer(self.arrays[0]), self.length, self.repeats)
 
     def seconds(self, time: float) -> float:
         """Of one run over the buffer, from the time of one call."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from mapuot._core import ffi, lib
 
-from mapuot.backends import Options, cpu
+from mapuot.backends import Options, cpu, native
 from mapuot.problem import Problem
 
 from . import common
@@ -148,20 +148,20 @@ def variants(case: Case, pool: Any) -> dict[str, Any]:
     calls: dict[str, Any] = {}
     if case.K.dtype == np.float32:
         calls["narrow"] = lambda: case.narrow_pass(pool)
-    if cpu.isa() != "avx512":
+    if native.isa() != "avx512":
         return calls
 
     def avx2() -> None:
-        cpu.set_isa("avx2")
+        native.set_isa("avx2")
         case.row_pass(pool)
-        cpu.set_isa("auto")
+        native.set_isa("auto")
 
     return {**calls, "fused, avx2": avx2}
 
 
 def time_case(case: Case, threads: int, budget: float) -> dict[str, Any]:
     m, n = case.M.shape
-    pool = cpu.new_pool(threads, 0)
+    pool = native.new_pool(threads, 0)
     parity = case.check(pool)
     buffer = Buffer(case.size, threads)
     buffer.repeats = 1

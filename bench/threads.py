@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from mapuot._core import lib
 
-from mapuot.backends import cpu
+from mapuot.backends import native
 
 from . import common
 from .limits import Buffer
@@ -29,14 +29,14 @@ class Team:
 
     def __init__(self, case: Case, threads: int) -> None:
         self.case, self.threads = case, threads
-        self.pool = cpu.new_pool(threads, 0)
-        self.sums = cpu.filled([], cpu.padded(case.M.shape[1]) * threads)
+        self.pool = native.new_pool(threads, 0)
+        self.sums = native.filled([], native.padded(case.M.shape[1]) * threads)
         self.buffer = Buffer(case.size, threads)
         self.buffer.repeats = 1
         self.check()
 
     def shared_sums(self, chunk: int) -> None:
-        lib.mapuot_bench_shared_sums(self.pool, self.case.fused.state, chunk, cpu.pointer(self.sums))
+        lib.mapuot_bench_shared_sums(self.pool, self.case.fused.state, chunk, native.pointer(self.sums))
 
     def check(self) -> None:
         """Both layouts hold the column sums of row_pass."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ._core import lib
-from .backends.cpu import DTYPES, check, new_pool, pointer
+from .backends.native import DTYPES, check, new_pool, pointer
 from .solve import as_count
 
 PAIR_ENTRIES = 1 << 20  # entries that the exact gradient holds at once

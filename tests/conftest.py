@@ -15,13 +15,13 @@ ISAS = ("scalar", "avx2", "avx512")
 
 
 def available(name: str) -> bool:
-    from mapuot.backends import cpu
+    from mapuot.backends import native
 
     try:
-        cpu.set_isa(name)
+        native.set_isa(name)
     except ValueError:
         return False
-    cpu.set_isa("auto")
+    native.set_isa("auto")
     return True
 
 
@@ -38,14 +38,14 @@ def precision(request):
 @pytest.fixture(params=ISAS)
 def isa(request):
     """Each instruction set that this machine has; the one in use before comes back."""
-    from mapuot.backends import cpu
+    from mapuot.backends import native
 
-    before = cpu.isa()
+    before = native.isa()
     if not available(request.param):
         pytest.skip(f"this machine has no {request.param}")
-    cpu.set_isa(request.param)
+    native.set_isa(request.param)
     yield request.param
-    cpu.set_isa(before)
+    native.set_isa(before)
 
 
 @pytest.fixture(params=[1, 2, 3, 40], ids=lambda t: f"threads{t}")

@@ -11,7 +11,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from problems import clouds, plan_of, with_forbidden, with_zeros
 
-from mapuot.backends import Options, cpu, reference
+from mapuot.backends import Options, cpu, native, reference
 from mapuot.problem import Problem
 
 SIZES = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257]
@@ -108,7 +108,7 @@ def test_build_kernel(isa, threads, dtype):
         right = case.c * np.exp(d[:, None] + e[None, :] - case.M / case.reg)
         rtol = {"float64": 1e-13, "float32": 7e-8, "bfloat16": 2.0**-8}[dtype]
         np.testing.assert_allclose(K[:, :n].astype(float), right, rtol=rtol, atol=2e-38)
-        assert not K[:, n : cpu.padded(n)].any()
+        assert not K[:, n : native.padded(n)].any()
 
 
 # ---- streams over M ----
@@ -203,7 +203,7 @@ def test_indices_beyond_2_to_the_31(isa, dtype):
     K = far_apart(3, 48, stride, dtype)
     near, far = case.replace(M=case.M.astype(dtype)), case.replace(M=wide)
     one, two = (cpu.Workspace(make_problem(c), options(dtype)) for c in (near, far))
-    two.state.ld, two.ld, two.state.kernel = stride, stride, cpu.pointer(K, "void *")
+    two.state.ld, two.ld, two.state.kernel = stride, stride, native.pointer(K, "void *")
     for workspace in (one, two):
         workspace.absorb(np.zeros(40))
         workspace.iterate(3)
@@ -219,11 +219,11 @@ def test_indices_beyond_2_to_the_31(isa, dtype):
 
 
 def test_instruction_sets():
-    assert cpu.isa() in ("scalar", "avx2", "avx512")
+    assert native.isa() in ("scalar", "avx2", "avx512")
     with pytest.raises(ValueError, match="isa must be one that this machine has, got 'mmx'"):
-        cpu.set_isa("mmx")
-    best = cpu.isa()
-    cpu.set_isa("scalar")
-    assert cpu.isa() == "scalar"
-    cpu.set_isa("auto")
-    assert cpu.isa() == best or os.environ.get("MAPUOT_ISA")
+        native.set_isa("mmx")
+    best = native.isa()
+    native.set_isa("scalar")
+    assert native.isa() == "scalar"
+    native.set_isa("auto")
+    assert native.isa() == best or os.environ.get("MAPUOT_ISA")

@@ -16,21 +16,8 @@ from .._core import ffi, lib
 from ..penalties import F64
 from ..problem import Side
 from . import Options
-from .cpu import (
-    DTYPES,
-    FLUSH_LOG,
-    ROUNDING,
-    SAFE_SPREAD,
-    SCALARS,
-    STORAGE,
-    check,
-    empty,
-    leading_dimension,
-    matrix,
-    new_pool,
-    padded,
-    pointer,
-)
+from .cpu import FLUSH_LOG, ROUNDING, SAFE_SPREAD, STORAGE
+from .native import DTYPES, SCALARS, check, empty, leading_dimension, matrix, new_pool, padded, pointer
 
 SLOTS = 16  # problems that a thread keeps in hand
 SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..ranks import Ranks, own_rows
-from . import cpu
+from . import native
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 CHUNK_BYTES = 1 << 28  # of one message of gather
@@ -147,13 +147,13 @@ class MpiRanks(Ranks):
         """As asked, else this host's cores over its ranks, the fewest of all ranks; all with the same kernels."""
         if self.size == 1:
             return asked
-        self.same(**{"the instruction set (MAPUOT_ISA lowers it)": cpu.isa()})
+        self.same(**{"the instruction set (MAPUOT_ISA lowers it)": native.isa()})
         if asked is None:
             host = self.comm.Split_type(self.MPI.COMM_TYPE_SHARED)
             users, host_rank = host.allgather(os.sched_getaffinity(0)), host.rank
             host.Free()
             share = sum(1 / sum(core in cores for cores in users) for core in users[host_rank])
-            asked = max(1, int(share + 1e-9)) if entries > cpu.SERIAL_ENTRIES else 1
+            asked = max(1, int(share + 1e-9)) if entries > native.SERIAL_ENTRIES else 1
         return int(self.min(asked))
 
     # ---- every pass ----

@@ -1,0 +1,90 @@
+"""What numpy and the C core exchange: aligned memory, pointers, matrices, thread pools, status codes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from .._core import ffi, lib
+from ..penalties import F64
+
+PAD, TILE = 16, 8
+SCALARS = int(lib.mapuot_scalars())
+DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32, "bfloat16": lib.MAPUOT_BF16}
+SERIAL_ENTRIES = 640 * 640  # problems up to this size run on one thread: a pass takes less than waking another
+
+
+def isa() -> str:
+    """The instruction set in use: "scalar", "avx2" or "avx512"."""
+    return str(ffi.string(lib.mapuot_isa()).decode())
+
+
+def set_isa(name: str) -> None:
+    """Lower the instruction set, or restore the best with "auto" (as MAPUOT_ISA does at start)."""
+    if lib.mapuot_set_isa(name.encode()) != 0:
+        raise ValueError(f"isa must be one that this machine has, got {name!r}")
+
+
+def check(status: int) -> int:
+    """Turn the negative codes of the core into exceptions."""
+    if status < 0:
+        text = ffi.string(lib.mapuot_status_text(status)).decode()
+        raise MemoryError(text) if status == lib.MAPUOT_NO_MEMORY else RuntimeError(text)
+    return status
+
+
+def padded(n: int) -> int:
+    return -(-n // PAD) * PAD
+
+
+def leading_dimension(n: int, itemsize: int) -> int:
+    """Padded row length; one cache line more where rows would otherwise fall on the same cache sets."""
+    ld = padded(n)
+    return ld + PAD if ld * itemsize % 4096 == 0 else ld
+
+
+def empty(count: int, dtype: Any = np.float64) -> Any:
+    """An untouched vector aligned to 64 bytes."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.empty(count * itemsize + 64, np.uint8)
+    start = -raw.__array_interface__["data"][0] % 64
+    return raw[start : start + count * itemsize].view(dtype)
+
+
+def filled(values: Any, length: int, fill: float = 0.0) -> F64:
+    """Values copied into an aligned vector of ``length``, the rest ``fill``."""
+    vector: F64 = empty(length)
+    vector[len(values) :] = fill
+    vector[: len(values)] = values
+    return vector
+
+
+def pointer(array: Any, ctype: str = "double *") -> Any:
+    return ffi.cast(ctype, array.__array_interface__["data"][0])
+
+
+def matrix(array: Any) -> Any:
+    """mapuot_matrix of a 2-D numpy array, or the empty one for None."""
+    view = ffi.new("mapuot_matrix *")
+    if array is not None:
+        view.data = pointer(array, "void *")
+        view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
+        view.dtype = DTYPES[array.dtype.name]
+    return view[0]
+
+
+def new_pool(threads: int | None, entries: int) -> Any:
+    """A pool freed with its handle; serial for small problems unless a number was asked for."""
+    if threads is None:
+        threads = 1 if entries <= SERIAL_ENTRIES else len(os.sched_getaffinity(0))
+    if threads == 1:
+        return SERIAL
+    pool = lib.mapuot_pool_new(threads)
+    if pool == ffi.NULL:
+        raise MemoryError(f"threads: could not start {threads} threads")
+    return ffi.gc(pool, lib.mapuot_pool_free)
+
+
+SERIAL = ffi.gc(lib.mapuot_pool_new(1), lib.mapuot_pool_free)  # no threads, no state: one serves all
