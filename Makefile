@@ -12,18 +12,21 @@ CFLAGS_check := -O3 -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
 
-.PHONY: help demo test check bench lint format asan tsan clean
+.PHONY: help demo test mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
 help: ## list what can be made
-	@sed -n 's/^\([a-z ]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9 -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: .venv/.demo ## recolour one photograph with the palette of another; pictures in docs/
 	$(BIN)/python examples/color_transfer.py $(ARGS)
 
 test: .venv/.test ## run the tests (make test ARGS="-k plan")
 	$(BIN)/pytest $(ARGS)
+
+mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
+	timeout 300 $(BIN)/mpiexec -n $(@:mpi-%=%) $(BIN)/python -m mpi4py tests/mpi/cases.py
 
 check: build/check/.done ## compare every C kernel with its scalar twin
 	build/check/check_kernels $(ARGS)

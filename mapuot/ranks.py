@@ -7,7 +7,7 @@ The MPI form is backends/mpi.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +46,10 @@ class Ranks:
     def gather(self, rows: Any, root: int) -> Any:
         """Row blocks of all ranks, stacked on ``root``; None elsewhere."""
         return rows
+
+    def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
+        """The row blocks of all ranks in their order, for rank 0 to iterate over; the others give theirs."""
+        yield from blocks
 
     @contextmanager
     def adding(self, sums: Any) -> Iterator[None]:

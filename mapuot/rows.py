@@ -6,6 +6,7 @@ BLOCK_BYTES at a time, so that a matrix larger than memory costs as much memory 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -69,7 +70,11 @@ def row_blocks(M: Any, c: Any = None) -> Iterator[tuple[int, int, Any, Any]]:
 
 
 def rows_of(source: Any, a: Any, b: Any, ranks: Ranks) -> Any:
-    """The own block of a function or of whole ``Rows``; an array is that block already."""
+    """The own block of a file, of a function or of whole ``Rows``; an array is that block already."""
+    from .files import open_matrix  # noqa: PLC0415  which opens Rows
+
+    if isinstance(source, (str, os.PathLike)):
+        source = open_matrix(source)
     if not isinstance(source, Rows) and not callable(source):
         return source
     given = None if a is None or np.size(a) == 0 else len(a)

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from .backends import Options, Stats, closing, pick
+from .backends import Options, Stats, Workspace, closing, pick
 from .errors import ConvergenceWarning
+from .files import Checkpoint
 from .penalties import F64
 from .problem import Problem, as_pair, as_positive
 from .ranks import ALONE, Ranks, join
 from .result import Result
-from .rows import rows_of
+from .rows import Rows, rows_of
 
 METHODS = {  # name: (translation, Anderson memory, in place)
     "auto": (True, 8, False),
@@ -32,7 +33,6 @@ PRECISIONS = {"float64": "float64", "mixed": "float32", "bfloat16": "bfloat16"}
 MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
 SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
-ROUND = 16  # passes that several ranks make before they look up from the sums
 COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
 SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
@@ -58,6 +58,7 @@ def solve(
     callback: Callable[[Stats], Any] | None = None,
     progress: bool = False,
     comm: Any = None,
+    checkpoint: Any = None,
 ) -> Result:
     """Solve entropic unbalanced optimal transport, with a certificate.
 
@@ -65,8 +66,9 @@ def solve(
 
     Parameters
     ----------
-    M : (m, n) array
-        Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair.
+    M : (m, n) array, function or path
+        Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
+        ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held.
     a, b : (m,), (n,) arrays
         Masses, >= 0; None or empty means uniform with mass 1.
     reg : float
@@ -98,6 +100,9 @@ def solve(
         Show a progress bar on standard error.
     comm : mpi4py communicator, optional
         Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all.
+        A function or file M is that of the whole matrix. The Result is distributed alike, see there.
+    checkpoint : path, optional
+        Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
 
     Returns
     -------
@@ -123,6 +128,7 @@ def solve(
             raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
         module = pick(backend, M, a, b)
         M = rows_of(M, a, b, ranks)
+        reference = rows_of(reference, a, b, ranks) if isinstance(reference, Rows) else reference
         ranks.same(
             method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes, precision=precision,
             backend=module.__name__, reg=reg, b=b, **{"reg_m[1]": as_pair(reg_m, "reg_m")[1]},
@@ -132,7 +138,7 @@ def solve(
         options = make_options(method, precision, tol, tol_gap, ranks.threads(threads, problem.M.size))
         start = start_potentials(warm_start, problem)
         ranks.same(warm_start=start[1])
-        run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks)
+        run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = run.solve(problem, options, start, escalate=precision == "auto")
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(result, tol)
@@ -186,9 +192,11 @@ class Run:
         callback: Callable[[Stats], Any] | None,
         progress: bool,
         ranks: Ranks = ALONE,
+        checkpoint: Any = None,
     ) -> None:
         self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
         self.heard = ranks.max(bool(callback))  # by some rank, after every pass
+        self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
         progress = progress and ranks.rank == 0
         self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass", disable=False) if progress else None
         self.limit = max_passes
@@ -233,9 +241,17 @@ class Run:
                     workspace.absorb()
                 elif self.status != "running":
                     break
-                count = self.next_count(len(stats), time.perf_counter() - begun)
+                if self.checkpoint and self.checkpoint.due:
+                    self.save(workspace, problem)
+                count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
+            if self.checkpoint:
+                self.save(workspace, problem)
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return np.array(workspace.next_log_v)
+
+    def save(self, workspace: Workspace, problem: Problem) -> None:
+        assert self.checkpoint
+        self.checkpoint.save(problem.cols.name, workspace.next_log_v, problem.reg, self.n_passes)
 
     @property
     def n_passes(self) -> int:
@@ -265,8 +281,6 @@ class Run:
         """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
         if self.heard:
             return 1
-        if self.ranks.size > 1:  # clocks differ, and the ranks must stay together
-            return min(2 * made, ROUND)
         return max(1, min(2 * made, MOST_A_CALL, int(made * SECONDS_A_CALL / max(seconds, 1e-6))))
 
 

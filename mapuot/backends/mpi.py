@@ -14,7 +14,7 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -199,6 +199,39 @@ class MpiRanks(Ranks):
                     block = rows if out is None else out[ends[rank] - shape[0] : ends[rank]]
                     self.move(block, rank, root)
         return out
+
+    def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
+        """A rank that fails sends its error in the place of a block; it is raised when all have been heard."""
+        if self.rank != 0:
+            self.send(blocks)
+            return
+        failed: Exception | None = None
+        for rank in range(self.size):
+            try:
+                yield from blocks if rank == 0 else self.receive(rank)
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def send(self, blocks: Iterable[Any]) -> None:
+        end: Exception | None = None
+        try:
+            for block in blocks:
+                rows = np.ascontiguousarray(block)
+                self.comm.send((rows.shape, rows.dtype.str), 0)
+                self.move(rows, self.rank, 0)
+        except Exception as error:
+            end = RuntimeError(f"rank {self.rank}: {error}")
+        self.comm.send(end, 0)
+
+    def receive(self, rank: int) -> Iterator[Any]:
+        while isinstance(head := self.comm.recv(source=rank), tuple):
+            block = np.empty(*head)
+            self.move(block, rank, 0)
+            yield block
+        if head is not None:
+            raise head
 
     def move(self, block: Any, rank: int, root: int) -> None:
         flat = block.reshape(-1).view(np.uint8)

@@ -18,6 +18,7 @@ from ..problem import Problem, Side, as_columns
 from . import Options, Stats
 
 STALL_PASSES = 250
+WHOLE = True  # one process holds all of M
 TINY = np.finfo(np.float64).tiny
 
 

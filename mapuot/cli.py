@@ -1,0 +1,304 @@
+"""``mapuot solve IN -o OUT`` and ``mapuot info``: the library for files and batch systems, alone or under mpiexec.
+
+Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    import click
+except ImportError:  # pragma: no cover
+    sys.exit("mapuot: the command line needs click: pip install 'mapuot[files]'")
+
+from . import __version__, files
+from .backends import BACKENDS, cpu
+from .errors import ConvergenceWarning
+from .penalties import KINDS
+from .ranks import Ranks, join, own_rows
+from .result import BLOCK_ENTRIES, Result
+from .solve import METHODS, PRECISIONS, solve
+
+NOT_CONVERGED = 3
+
+
+def numbers(ctx: Any, param: Any, value: str) -> Any:
+    """One number, or one for the rows and one for the columns: 1 or 1,inf."""
+    try:
+        found = [float(text) for text in value.split(",")]
+    except ValueError:
+        found = []
+    if len(found) not in (1, 2):
+        raise click.BadParameter(f"{value!r} must be a number, or two with a comma between")
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def plan_form(ctx: Any, param: Any, value: str | None) -> tuple[str, Any] | None:
+    """dense, top:K or sparse:THRESHOLD."""
+    form, _, number = (value or "").partition(":")
+    try:
+        if form == "top" and int(number) > 0:
+            return form, int(number)
+        if form == "sparse" and float(number) >= 0:
+            return form, float(number)
+    except ValueError:
+        pass
+    if value not in (None, "dense"):
+        raise click.BadParameter(f"{value!r} must be dense, top:K or sparse:THRESHOLD")
+    return None if value is None else (form, None)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Entropic unbalanced optimal transport on dense costs, with a certificate."""
+
+
+@cli.command("solve")
+@click.argument("problem", metavar="IN")
+@click.option("-o", "--output", metavar="OUT", help="Where the answer goes: .npz, .h5, .zarr, or .npy for the plan.")
+@click.option("--reg", type=float, required=True, help="Entropic regularisation, in units of M.")
+@click.option(
+    "--reg-m",
+    callback=numbers,
+    required=True,
+    metavar="X[,Y]",
+    help="Marginal penalty: of both sides, or ROWS,COLUMNS; inf.",
+)
+@click.option("--a", metavar="FILE", help="Masses of the rows, if not in IN.  [default: uniform]")
+@click.option("--b", metavar="FILE", help="Masses of the columns, if not in IN.  [default: uniform]")
+@click.option("--penalty", type=click.Choice(sorted(KINDS)), default="kl", show_default=True)
+@click.option("--reference", default="product", show_default=True, help="product, uniform, or a file with the matrix.")
+@click.option("--method", type=click.Choice(list(METHODS)), default="auto", show_default=True)
+@click.option("--tol", type=float, default=1e-6, show_default=True, help="Certified relative plan error to reach.")
+@click.option("--max-passes", type=int, default=10_000, show_default=True, help="Reads of the kernel at most.")
+@click.option("--precision", type=click.Choice(["auto", *PRECISIONS]), default="auto", show_default=True)
+@click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True)
+@click.option("--threads", type=int, help="CPU threads of each process.  [default: its share of the cores]")
+@click.option(
+    "--plan",
+    callback=plan_form,
+    metavar="dense|top:K|sparse:X",
+    help="Write the plan, too: dense, its K largest of each row, or all above X.",
+)
+@click.option("--checkpoint", metavar="FILE", help="Write the potentials here every minute.")
+@click.option("--resume", is_flag=True, help="Go on from the checkpoint, where there is one.")
+@click.option("--progress/--no-progress", default=None, help="The bar on standard error.  [default: on a terminal]")
+def solve_command(**options: Any) -> None:
+    """Solve the problem in IN: a cost matrix M, and a and b where the file has them.
+
+    IN and the files of the options are .npy, .npz, HDF5 or Zarr; FILE:NAME is one array of a file. Under mpiexec each
+    process reads its own rows only. Exit code 3: not converged, the answer is written all the same.
+    """
+    if options["resume"] and not options["checkpoint"]:
+        raise click.UsageError("--resume needs --checkpoint FILE")
+    output = options["output"]
+    if output and Path(output).suffix == ".npy" and (options["plan"] or ("", None))[0] != "dense":
+        raise click.UsageError("an .npy file holds one array: ask for --plan dense, or name OUT .npz, .h5 or .zarr")
+    if output:
+        files.split_name(output, "")
+        if not Path(output).resolve().parent.is_dir():
+            raise click.UsageError(f"--output: the folder of {output} does not exist")
+    ranks = start_ranks()
+    with ranks.together():
+        code = run(ranks, **options)
+    sys.exit(code)
+
+
+def start_ranks() -> Ranks:
+    """All processes that the launcher started."""
+    from .backends import mpi  # noqa: PLC0415  does not start MPI
+
+    return join(mpi.world()) if mpi.launched() > 1 else join(None)
+
+
+def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: bool | None, **given: Any) -> int:
+    """Read, solve, write; the exit code."""
+    M = files.open_matrix(problem)
+    m, n = M.shape
+    i0, i1 = own_rows(m, ranks.rank, ranks.size)
+    ranks.same(**{"the shape of M": repr(M.shape)})
+    a, b = weights(given.pop("a"), problem, "a", m), weights(given.pop("b"), problem, "b", n)
+    reference = given.pop("reference")
+    if reference not in ("product", "uniform"):
+        reference = files.open_matrix(reference, "c")
+    checkpoint, resume = given["checkpoint"], given.pop("resume")
+    start = None
+    if resume and ranks.max(Path(checkpoint).exists()):
+        log_u, log_v = files.load_checkpoint(checkpoint, m, n, given["reg"])
+        start = log_u[i0:i1], log_v
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # said below
+        result = solve(
+            M, None if a is None else a[i0:i1], b, reference=reference, warm_start=start,
+            progress=sys.stderr.isatty() if progress is None else progress,
+            comm=getattr(ranks, "comm", None), **given,
+        )  # fmt: skip
+    values = answer(result, given["reg"])
+    if output:
+        save(ranks, result, output, values, plan)
+    if ranks.rank == 0:
+        report(result, values)
+    return 0 if result.converged else NOT_CONVERGED
+
+
+def weights(path: str | None, problem: str, name: str, length: int) -> Any:
+    """From their own file, or the file of M where it has them."""
+    if path is not None:
+        found = files.read_vector(path, name)
+    elif files.split_name(problem, "M")[1] == "npy" or ":" in problem:
+        found = None
+    else:
+        found = files.read_vector(problem, name)
+    if found is not None and found.shape != (length,):
+        raise ValueError(f"{name} must have shape ({length},), got {found.shape}")
+    return found
+
+
+def answer(result: Result, reg: float) -> dict[str, Any]:
+    """What is written, vectors whole on rank 0; every rank must call it."""
+    return {
+        "log_u": result.gather(result.log_u), "log_v": result.log_v,
+        "row_marginal": result.gather(result.row_marginal), "col_marginal": result.col_marginal,
+        "cost": result.cost, "objective": result.objective, "dual": result.dual, "gap": result.gap,
+        "error_bound": result.error_bound, "mass": result.mass, "reg": reg,
+        "n_passes": result.n_passes, "status": result.status,
+    }  # fmt: skip
+
+
+def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan: Any) -> None:
+    """The answer and the plan in the form asked for, from all ranks into one file."""
+    form: str
+    number: Any
+    form, number = plan or ("", None)
+    m, n = int(ranks.sum(result.problem.shape[0])), result.problem.shape[1]
+    dtype = result.problem.M.dtype.name
+    if form == "dense":
+        values["plan"] = files.Blocks((m, n), dtype, ranks.stream(plan_rows(result)))
+    elif form == "top":
+        index, value = result.top_k(number)
+        values.update(plan_index=result.gather(index), plan_value=result.gather(value))
+    elif form == "sparse":
+        part = result.sparse(number)
+        counts = result.gather(np.diff(part.indptr).astype(np.int64))
+        values.update(plan_data=result.gather(part.data), plan_indices=result.gather(part.indices.astype(np.int64)))
+        if counts is not None:
+            values["plan_indptr"] = np.concatenate([[0], np.cumsum(counts)])
+    if ranks.rank == 0:
+        files.write(output, values)
+    elif form == "dense":
+        for _ in values["plan"].blocks:
+            pass
+
+
+def plan_rows(result: Result) -> Iterator[Any]:
+    m, n = result.problem.shape
+    step = max(1, BLOCK_ENTRIES // n)
+    for i0 in range(0, m, step):
+        yield result.rows(i0, min(i0 + step, m))
+
+
+def report(result: Result, values: dict[str, Any]) -> None:
+    names = ("status", "n_passes", "error_bound", "gap", "objective", "cost", "mass")
+    for name in names:
+        value = values[name]
+        click.echo(f"{name:<12} {value:.10g}" if isinstance(value, float) else f"{name:<12} {value}")
+    if not result.converged:
+        text = f"not converged ({result.status}): the certified relative plan error is {result.error_bound:.2e}"
+        click.echo(f"mapuot: {text}", err=True)
+
+
+@cli.command("info")
+def info_command() -> None:
+    """Show the version, instruction set, threads, caches, GPUs and the MPI library."""
+    lines = {
+        "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": cpu.isa(),
+        "threads": str(len(os.sched_getaffinity(0))), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
+    }  # fmt: skip
+    for name in ("h5py", "zarr"):
+        lines[name] = module_version(name)
+    for name, text in lines.items():
+        click.echo(f"{name:<8} {text}")
+
+
+def module_version(name: str) -> str:
+    try:
+        return str(__import__(name).__version__)
+    except ImportError:
+        return "not installed"
+
+
+def caches() -> str:
+    found = []
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        if kind != "Instruction":
+            found.append(f"L{level} {size}")
+    return ", ".join(found) or "unknown"
+
+
+def gpus() -> str:
+    try:
+        import cupy  # noqa: PLC0415  an extra
+    except ImportError:
+        return "CuPy is not installed"
+    if not cupy.cuda.is_available():
+        return "none"
+    runtime = cupy.cuda.runtime
+    return ", ".join(runtime.getDeviceProperties(k)["name"].decode() for k in range(runtime.getDeviceCount()))
+
+
+def mpi_library() -> str:
+    try:
+        from mpi4py import MPI  # noqa: PLC0415
+    except (ImportError, RuntimeError) as error:
+        return f"not usable: {error}"
+    return str(MPI.Get_library_version().split("\n")[0].strip("\0 "))
+
+
+def main() -> None:
+    """Run the command; every error is one line on rank 0 and exit code 1, and ends all ranks."""
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as error:
+        if first_rank():
+            error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        end_job(130)
+    except (ValueError, TypeError, OSError, MemoryError, RuntimeError, KeyError, ImportError) as error:
+        if os.environ.get("MAPUOT_TRACEBACK"):
+            traceback.print_exc()
+        if first_rank():
+            click.echo(f"mapuot: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+    except Exception:
+        traceback.print_exc()
+        end_job(1)
+
+
+def first_rank() -> bool:
+    module = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_initialized():
+        return bool(module.COMM_WORLD.rank == 0)
+    return all(os.environ.get(name, "0") == "0" for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"))
+
+
+def end_job(code: int) -> None:
+    module = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_initialized() and module.COMM_WORLD.size > 1:
+        module.COMM_WORLD.Abort(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Problems and answers in files: .npy, .npz, HDF5 and Zarr, rows at a time.
+
+A matrix opens as ``Rows``, read block by block where it is needed, so that no process ever holds more of it than a
+block; an answer is written by one process, to which the others hand their rows block by block. Files appear under
+their name when they are complete. ``file.h5:group/M`` names an array inside a file; M, a, b, c are looked for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from .rows import Rows
+
+FORMATS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
+CHECKPOINT_SECONDS = float(os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60"))
+
+
+def split_name(text: Any, default: str) -> tuple[Path, str, str]:
+    """(file, its format, array in it) of ``file`` or ``file:array``."""
+    whole, inside = os.fspath(text), default
+    head, colon, tail = whole.rpartition(":")
+    if colon and Path(head).suffix.lower() in FORMATS:
+        whole, inside = head, tail.strip("/")
+    kind = FORMATS.get(Path(whole).suffix.lower())
+    if kind is None:
+        raise ValueError(f"{whole}: the name must end in one of {sorted(FORMATS)}")
+    return Path(whole), kind, inside
+
+
+# ---- reading ----
+
+
+def open_matrix(text: Any, name: str = "M") -> Rows:
+    """The rows of a matrix in a file; nothing is read but its shape."""
+    path, kind, inside = split_name(text, name)
+    array = open_array(path, kind, inside)
+    if array is None:
+        raise ValueError(f"{path} holds no array {inside!r}, but {', '.join(names_in(path, kind)) or 'none'}")
+    if len(array.shape) != 2:
+        raise ValueError(f"{path}: {inside} must be a matrix, got shape {array.shape}")
+    return Rows(lambda i0, i1: array[i0:i1], tuple(array.shape), array.dtype)
+
+
+def read_vector(text: Any, name: str) -> Any | None:
+    """The array of a file; None where a file of many has no such array."""
+    path, kind, inside = split_name(text, name)
+    array = open_array(path, kind, inside)
+    if array is None:
+        if inside != name:
+            raise ValueError(f"{path} holds no array {inside!r}, but {', '.join(names_in(path, kind)) or 'none'}")
+        return None
+    return np.asarray(array[0 : array.shape[0]])
+
+
+def open_array(path: Path, kind: str, name: str) -> Any | None:
+    """Something with shape, dtype and row slices."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    if kind == "npy":
+        return NpyFile(path)
+    if kind == "npz":
+        return open_member(path, name)
+    if kind == "hdf5":
+        import h5py  # noqa: PLC0415  an extra
+
+        file = h5py.File(path, "r")
+        return file.get(name)
+    import zarr  # noqa: PLC0415
+
+    node: Any = zarr.open(path, mode="r")
+    return node if hasattr(node, "shape") else node.get(name)
+
+
+def names_in(path: Path, kind: str) -> list[str]:
+    if kind == "npz":
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    if kind == "hdf5":
+        import h5py  # noqa: PLC0415
+
+        with h5py.File(path, "r") as file:
+            return sorted(file)
+    import zarr  # noqa: PLC0415
+
+    return sorted(zarr.open_group(path, mode="r").keys())
+
+
+def npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
+    """(shape, Fortran order, dtype); the file stands at its data then."""
+    version = npy.read_magic(file)
+    return npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
+
+
+class NpyFile:
+    """An .npy file, or a member of an archive that is stored as it is, by plain reads: no page stays mapped."""
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            file.seek(start)
+            self.shape, self.fortran, self.dtype = npy_header(file)
+            self.offset = file.tell()
+
+    def __getitem__(self, rows: slice) -> Any:
+        i0, i1, _ = rows.indices(self.shape[0])
+        if self.fortran and len(self.shape) > 1:
+            return np.array(np.memmap(self.path, self.dtype, "r", self.offset, self.shape, "F")[i0:i1], order="C")
+        width = int(np.prod(self.shape[1:], dtype=np.int64))
+        offset = self.offset + i0 * width * self.dtype.itemsize
+        return np.fromfile(self.path, self.dtype, (i1 - i0) * width, offset=offset).reshape(i1 - i0, *self.shape[1:])
+
+
+def open_member(path: Path, name: str) -> Any | None:
+    with zipfile.ZipFile(path) as archive:
+        if name + ".npy" not in archive.namelist():
+            return None
+        info = archive.getinfo(name + ".npy")
+    if info.compress_type != zipfile.ZIP_STORED:
+        return PackedMember(path, name)
+    with path.open("rb") as file:  # the local header: 30 bytes, the name, an extra field
+        file.seek(info.header_offset)
+        head = file.read(30)
+    lengths = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    return NpyFile(path, info.header_offset + 30 + lengths)
+
+
+class PackedMember:
+    """A compressed member of an .npz: rows in order are read once, going back starts anew."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.stream = zipfile.ZipFile(path).open(name + ".npy")  # noqa: SIM115  read on until the end
+        self.shape, fortran, self.dtype = npy_header(self.stream)
+        self.offset = self.stream.tell()
+        if fortran and len(self.shape) > 1:
+            raise ValueError(f"{path}: {name} is compressed in Fortran order, which cannot be read by rows")
+
+    def __getitem__(self, rows: slice) -> Any:
+        i0, i1, _ = rows.indices(self.shape[0])
+        width = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        self.stream.seek(self.offset + i0 * width)
+        data = self.stream.read((i1 - i0) * width)
+        return np.frombuffer(data, self.dtype).reshape(i1 - i0, *self.shape[1:])
+
+
+# ---- writing ----
+
+
+@contextmanager
+def complete(path: Path) -> Iterator[Path]:
+    """A temporary name beside ``path``, which takes its place on success and goes on failure."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        if path.is_dir():  # Zarr
+            shutil.rmtree(path)
+        part.replace(path)
+    finally:
+        if part.is_dir():
+            shutil.rmtree(part)
+        else:
+            part.unlink(missing_ok=True)
+
+
+class Blocks:
+    """A matrix that comes as row blocks, to be written."""
+
+    def __init__(self, shape: tuple[int, int], dtype: Any, blocks: Iterable[Any]) -> None:
+        self.shape, self.dtype, self.blocks = shape, np.dtype(dtype), blocks
+
+
+def write(text: Any, values: dict[str, Any]) -> None:
+    """Arrays, ``Blocks``, numbers and texts into one file of the format that its name says."""
+    path, kind, _ = split_name(text, "")
+    writer: Callable[[Path, dict[str, Any]], None] = {
+        "npy": write_npy, "npz": write_npz, "hdf5": write_hdf5, "zarr": write_zarr,
+    }[kind]  # fmt: skip
+    try:
+        with complete(path) as part:
+            writer(part, values)
+    finally:
+        for value in values.values():  # after a failure the other processes still give their rows
+            for _ in value.blocks if isinstance(value, Blocks) else ():
+                pass
+
+
+def write_rows(file: Any, value: Blocks) -> None:
+    header = {"descr": npy.dtype_to_descr(value.dtype), "fortran_order": False, "shape": value.shape}
+    npy.write_array_header_2_0(file, header)
+    for block in value.blocks:
+        file.write(np.ascontiguousarray(block, value.dtype).data)
+
+
+def write_npy(path: Path, values: dict[str, Any]) -> None:
+    (value,) = (x for x in values.values() if isinstance(x, Blocks))
+    with path.open("wb") as file:
+        write_rows(file, value)
+
+
+def write_npz(path: Path, values: dict[str, Any]) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, value in values.items():
+            with archive.open(name + ".npy", "w", force_zip64=True) as file:
+                if isinstance(value, Blocks):
+                    write_rows(file, value)
+                else:
+                    npy.write_array(file, np.asarray(value), allow_pickle=False)
+
+
+def fill(array: Any, value: Blocks) -> None:
+    i0 = 0
+    for block in value.blocks:
+        array[i0 : i0 + len(block)] = block
+        i0 += len(block)
+
+
+def write_hdf5(path: Path, values: dict[str, Any]) -> None:
+    import h5py  # noqa: PLC0415
+
+    with h5py.File(path, "w") as file:
+        for name, value in values.items():
+            if isinstance(value, Blocks):
+                fill(file.create_dataset(name, value.shape, value.dtype), value)
+            elif np.ndim(value) == 0:
+                file.attrs[name] = value
+            else:
+                file[name] = value
+
+
+def write_zarr(path: Path, values: dict[str, Any]) -> None:
+    import zarr  # noqa: PLC0415
+
+    group = zarr.open_group(path, mode="w")
+    for name, value in values.items():
+        if np.ndim(value) == 0 and not isinstance(value, Blocks):
+            group.attrs[name] = value.item() if isinstance(value, np.generic) else value
+            continue
+        m = value.shape[0]
+        chunks = tuple(max(1, min(size, 1024)) for size in value.shape)
+        array = group.create_array(name, shape=value.shape, dtype=value.dtype, chunks=chunks)
+        if isinstance(value, Blocks):
+            fill(array, value)
+        elif m:
+            array[:] = value
+
+
+# ---- checkpoints ----
+
+
+class Checkpoint:
+    """The potential of one side, enough to go on from, written now and then by one process."""
+
+    def __init__(self, path: Any) -> None:
+        self.path, self.last = Path(path), time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self.last >= CHECKPOINT_SECONDS
+
+    def save(self, side: str, log_x: Any, reg: float, n_pass: int) -> None:
+        """Trouble with the disk is a warning, the solve goes on."""
+        self.last = time.monotonic()
+        potential = reg * np.where(np.isfinite(log_x), log_x, 0.0)
+        try:
+            with complete(self.path) as part, part.open("wb") as file:
+                np.savez(file, side=side, potential=potential, n_pass=n_pass)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            warnings.warn(f"checkpoint {self.path} could not be written: {error}", RuntimeWarning, stacklevel=2)
+
+
+def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
+    """(log u, log v) to start a problem of m rows and n columns from; ValueError where the file is of another."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            side, potential = str(file["side"]), np.asarray(file["potential"], np.float64)
+    except (KeyError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path} is not a checkpoint of mapuot: {error}") from error
+    start = {"a": np.zeros(m), "b": np.zeros(n)}
+    if side not in start or potential.shape != start[side].shape:
+        raise ValueError(f"{path} is the checkpoint of another problem: {side} has {len(potential)} points there")
+    start[side] = potential / reg
+    return start["a"], start["b"]
