@@ -21,7 +21,7 @@ except ImportError:  # pragma: no cover
     sys.exit("mapuot: the command line needs click: pip install 'mapuot[files]'")
 
 from . import __version__, files
-from .backends import BACKENDS, cpu
+from .backends import BACKENDS, native
 from .errors import ConvergenceWarning
 from .penalties import KINDS
 from .ranks import Ranks, join, own_rows
@@ -221,7 +221,7 @@ def report(result: Result, values: dict[str, Any]) -> None:
 def info_command() -> None:
     """Show the version, instruction set, threads, caches, GPUs and the MPI library."""
     lines = {
-        "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": cpu.isa(),
+        "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": native.isa(),
         "threads": str(len(os.sched_getaffinity(0))), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
     }  # fmt: skip
     for name in ("h5py", "zarr"):
