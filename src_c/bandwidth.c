@@ -16,27 +16,27 @@ typedef struct {
     void (*scale)(double *x, int64_t len);
     void (*two_dots[2])(const mapuot_state *state, int64_t i0, int64_t i1); /* f64, f32 */
     void (*two_sums[2])(const mapuot_state *state, int64_t i0, int64_t i1, double *sums);
-    void (*shared_rows[2])(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, int thread,
-                           int threads, int chunk);
+    void (*shared_rows[2])(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, int thread, int threads,
+                           int chunk);
 } bench_kernels;
 
-#define DECLARE_DTYPE(isa, dtype)                                                                            \
-    void two_dots_##dtype##_##isa(const mapuot_state *, int64_t, int64_t);                                   \
-    void two_sums_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                         \
+#define DECLARE_DTYPE(isa, dtype)                                                                                      \
+    void two_dots_##dtype##_##isa(const mapuot_state *, int64_t, int64_t);                                             \
+    void two_sums_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
     void shared_rows_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *, int, int, int);
-#define DECLARE(isa)                                                                                         \
-    DECLARE_DTYPE(isa, f64)                                                                                  \
-    DECLARE_DTYPE(isa, f32)                                                                                  \
-    double read_##isa(const double *, int64_t, int, int64_t);                                                \
-    void copy_##isa(const double *, double *, int64_t);                                                      \
-    void copy_nontemporal_##isa(const double *, double *, int64_t);                                          \
-    void scale_##isa(double *, int64_t);                                                                     \
-    static const bench_kernels table_##isa = {read_##isa,                                                    \
-                                              copy_##isa,                                                    \
-                                              copy_nontemporal_##isa,                                        \
-                                              scale_##isa,                                                   \
-                                              {two_dots_f64_##isa, two_dots_f32_##isa},                      \
-                                              {two_sums_f64_##isa, two_sums_f32_##isa},                      \
+#define DECLARE(isa)                                                                                                   \
+    DECLARE_DTYPE(isa, f64)                                                                                            \
+    DECLARE_DTYPE(isa, f32)                                                                                            \
+    double read_##isa(const double *, int64_t, int, int64_t);                                                          \
+    void copy_##isa(const double *, double *, int64_t);                                                                \
+    void copy_nontemporal_##isa(const double *, double *, int64_t);                                                    \
+    void scale_##isa(double *, int64_t);                                                                               \
+    static const bench_kernels table_##isa = {read_##isa,                                                              \
+                                              copy_##isa,                                                              \
+                                              copy_nontemporal_##isa,                                                  \
+                                              scale_##isa,                                                             \
+                                              {two_dots_f64_##isa, two_dots_f32_##isa},                                \
+                                              {two_sums_f64_##isa, two_sums_f32_##isa},                                \
                                               {shared_rows_f64_##isa, shared_rows_f32_##isa}};
 
 DECLARE(scalar)
@@ -72,16 +72,14 @@ static int64_t first_entry(int64_t len, int t, int threads) { return len / 8 * t
 static void fill_task(void *context, int thread, int threads)
 {
     const stream_job *job = context;
-    for (int64_t k = first_entry(job->len, thread, threads); k < first_entry(job->len, thread + 1, threads);
-         k++)
+    for (int64_t k = first_entry(job->len, thread, threads); k < first_entry(job->len, thread + 1, threads); k++)
         job->y[k] = 1.0;
 }
 
 static void read_task(void *context, int thread, int threads)
 {
     const stream_job *job = context;
-    const int64_t k0 = first_entry(job->len, thread, threads),
-                  k1 = first_entry(job->len, thread + 1, threads);
+    const int64_t k0 = first_entry(job->len, thread, threads), k1 = first_entry(job->len, thread + 1, threads);
     double sum = 0.0;
     for (int64_t r = 0; r < job->repeats; r++)
         sum += active()->read(job->x + k0, k1 - k0, job->streams, job->ahead);
@@ -91,8 +89,7 @@ static void read_task(void *context, int thread, int threads)
 static void copy_task(void *context, int thread, int threads)
 {
     const stream_job *job = context;
-    const int64_t k0 = first_entry(job->len, thread, threads),
-                  k1 = first_entry(job->len, thread + 1, threads);
+    const int64_t k0 = first_entry(job->len, thread, threads), k1 = first_entry(job->len, thread + 1, threads);
     for (int64_t r = 0; r < job->repeats; r++)
         (job->nontemporal ? active()->copy_nontemporal : active()->copy)(job->x + k0, job->y + k0, k1 - k0);
 }
@@ -100,8 +97,7 @@ static void copy_task(void *context, int thread, int threads)
 static void scale_task(void *context, int thread, int threads)
 {
     const stream_job *job = context;
-    const int64_t k0 = first_entry(job->len, thread, threads),
-                  k1 = first_entry(job->len, thread + 1, threads);
+    const int64_t k0 = first_entry(job->len, thread, threads), k1 = first_entry(job->len, thread + 1, threads);
     for (int64_t r = 0; r < job->repeats; r++)
         active()->scale(job->y + k0, k1 - k0);
 }
@@ -112,8 +108,8 @@ int mapuot_bench_fill(mapuot_pool *pool, double *x, int64_t len)
     return MAPUOT_RUNNING;
 }
 
-int mapuot_bench_read(mapuot_pool *pool, const double *x, int64_t len, int streams, int64_t ahead,
-                      int64_t repeats, double *out)
+int mapuot_bench_read(mapuot_pool *pool, const double *x, int64_t len, int streams, int64_t ahead, int64_t repeats,
+                      double *out)
 {
     if (streams != 1 && streams != 4 && streams != 8)
         return MAPUOT_BAD_ARGUMENT;
@@ -122,8 +118,7 @@ int mapuot_bench_read(mapuot_pool *pool, const double *x, int64_t len, int strea
     return MAPUOT_RUNNING;
 }
 
-int mapuot_bench_copy(mapuot_pool *pool, const double *x, double *y, int64_t len, int nontemporal,
-                      int64_t repeats)
+int mapuot_bench_copy(mapuot_pool *pool, const double *x, double *y, int64_t len, int nontemporal, int64_t repeats)
 {
     pool_run(pool, copy_task,
              &(stream_job){.x = x, .y = y, .len = len, .nontemporal = nontemporal, .repeats = repeats});
@@ -166,8 +161,8 @@ static void shared_task(void *context, int thread, int threads)
 {
     const rows_job *job = context;
     active()->shared_rows[job->state->dtype](job->state, first_row(job->state->m, thread, threads),
-                                             first_row(job->state->m, thread + 1, threads), job->sums, thread,
-                                             threads, job->chunk);
+                                             first_row(job->state->m, thread + 1, threads), job->sums, thread, threads,
+                                             job->chunk);
 }
 
 static int fits(const mapuot_state *state) { return state->rows.fi && state->dtype != MAPUOT_BF16; }

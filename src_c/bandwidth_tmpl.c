@@ -33,8 +33,7 @@ void KERNEL(two_dots)(const mapuot_state *state, int64_t i0, int64_t i1)
 {
     const real *K = (const real *)state->kernel;
     for (int64_t i = i0; i < i1; i++)
-        state->rows.scale[i] =
-            prox(state, i, dot_row(K + i * state->ld, state->cols.scale, padded(state->n)));
+        state->rows.scale[i] = prox(state, i, dot_row(K + i * state->ld, state->cols.scale, padded(state->n)));
 }
 
 /* sums += K^T u, four rows at a time */
@@ -61,8 +60,8 @@ void KERNEL(two_sums)(const mapuot_state *state, int64_t i0, int64_t i1, double 
 }
 
 /* sums of thread t: column j stands at (j / chunk) chunk threads + t chunk + j % chunk */
-ALWAYS_INLINE void shared_rows(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, int thread,
-                               int threads, const int chunk)
+ALWAYS_INLINE void shared_rows(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, int thread, int threads,
+                               const int chunk)
 {
     const int64_t np = padded(state->n);
     for (int64_t i = i0; i < i1; i++) {
@@ -76,8 +75,8 @@ ALWAYS_INLINE void shared_rows(const mapuot_state *state, int64_t i0, int64_t i1
     }
 }
 
-void KERNEL(shared_rows)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, int thread,
-                         int threads, int chunk)
+void KERNEL(shared_rows)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, int thread, int threads,
+                         int chunk)
 {
     if (chunk == 4)
         shared_rows(state, i0, i1, sums, thread, threads, 4);

@@ -9,45 +9,49 @@
 #include "kernels.h"
 #include "real.h"
 
-#define DECLARE_DTYPE(isa, dtype)                                              \
-    void row_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);  \
-    void narrow_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *); \
-    void plan_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *); \
-    void build_kernel_##dtype##_##isa(const stream_args *, int64_t, int64_t);         \
+#define DECLARE_DTYPE(isa, dtype)                                                                                      \
+    void row_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
+    void narrow_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                \
+    void plan_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                  \
+    void build_kernel_##dtype##_##isa(const stream_args *, int64_t, int64_t);                                          \
     void form_plan_##dtype##_##isa(const stream_args *, int64_t, int64_t);
-#define DECLARE_SWEEP(op, isa) \
-    void op##_##isa(const mapuot_state *, const sweep_args *, int64_t, int64_t, double *);
+#define DECLARE_SWEEP(op, isa) void op##_##isa(const mapuot_state *, const sweep_args *, int64_t, int64_t, double *);
 #define DECLARE_GATHER(op, isa) void op##_##isa(const stream_args *, int64_t, int64_t, double *);
-#define DECLARE(isa)                                                                                \
-    DECLARE_DTYPE(isa, f64)                                                                         \
-    DECLARE_DTYPE(isa, f32)                                                                         \
-    DECLARE_DTYPE(isa, bf16)                                                                        \
-    DECLARE_SWEEP(sweep_marginal, isa)                                                              \
-    DECLARE_SWEEP(sweep_prox, isa)                                                                  \
-    DECLARE_SWEEP(sweep_difference, isa)                                                            \
-    DECLARE_SWEEP(sweep_advance, isa)                                                               \
-    DECLARE_GATHER(extrema, isa)                                                                    \
-    DECLARE_GATHER(balance, isa)                                                                    \
-    DECLARE_GATHER(apply_transpose, isa)                                                            \
-    DECLARE_GATHER(plan_sums, isa)                                                                  \
-    void apply_##isa(const stream_args *, int64_t, int64_t);                                        \
-    static const mapuot_kernels table_##isa = {                                                     \
-        #isa,                                                                                       \
-        {{row_pass_f64_##isa, NULL, plan_pass_f64_##isa, build_kernel_f64_##isa, form_plan_f64_##isa},    \
-         {row_pass_f32_##isa, narrow_pass_f32_##isa, plan_pass_f32_##isa, build_kernel_f32_##isa, form_plan_f32_##isa},    \
-         {row_pass_bf16_##isa, narrow_pass_bf16_##isa, NULL, build_kernel_bf16_##isa, NULL}},                               \
-        sweep_marginal_##isa, sweep_prox_##isa, sweep_difference_##isa, sweep_advance_##isa,        \
-        extrema_##isa, balance_##isa, apply_transpose_##isa, plan_sums_##isa, apply_##isa};
+#define DECLARE(isa)                                                                                                   \
+    DECLARE_DTYPE(isa, f64)                                                                                            \
+    DECLARE_DTYPE(isa, f32)                                                                                            \
+    DECLARE_DTYPE(isa, bf16)                                                                                           \
+    DECLARE_SWEEP(sweep_marginal, isa)                                                                                 \
+    DECLARE_SWEEP(sweep_prox, isa)                                                                                     \
+    DECLARE_SWEEP(sweep_difference, isa)                                                                               \
+    DECLARE_SWEEP(sweep_advance, isa)                                                                                  \
+    DECLARE_GATHER(extrema, isa)                                                                                       \
+    DECLARE_GATHER(balance, isa)                                                                                       \
+    DECLARE_GATHER(apply_transpose, isa)                                                                               \
+    DECLARE_GATHER(plan_sums, isa)                                                                                     \
+    void apply_##isa(const stream_args *, int64_t, int64_t);                                                           \
+    static const mapuot_kernels table_##isa = {                                                                        \
+        #isa,                                                                                                          \
+        {{row_pass_f64_##isa, NULL, plan_pass_f64_##isa, build_kernel_f64_##isa, form_plan_f64_##isa},                 \
+         {row_pass_f32_##isa, narrow_pass_f32_##isa, plan_pass_f32_##isa, build_kernel_f32_##isa,                      \
+          form_plan_f32_##isa},                                                                                        \
+         {row_pass_bf16_##isa, narrow_pass_bf16_##isa, NULL, build_kernel_bf16_##isa, NULL}},                          \
+        sweep_marginal_##isa,                                                                                          \
+        sweep_prox_##isa,                                                                                              \
+        sweep_difference_##isa,                                                                                        \
+        sweep_advance_##isa,                                                                                           \
+        extrema_##isa,                                                                                                 \
+        balance_##isa,                                                                                                 \
+        apply_transpose_##isa,                                                                                         \
+        plan_sums_##isa,                                                                                               \
+        apply_##isa};
 
 DECLARE(scalar)
 #ifndef MAPUOT_NO_X86
 DECLARE(avx2)
 DECLARE(avx512)
 
-static int has_avx2(void)
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
+static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 static int has_avx512(void)
 {
@@ -84,10 +88,7 @@ const mapuot_kernels *mapuot_active_kernels(void)
     return kernels;
 }
 
-const char *mapuot_isa(void)
-{
-    return mapuot_active_kernels()->isa;
-}
+const char *mapuot_isa(void) { return mapuot_active_kernels()->isa; }
 
 int mapuot_set_isa(const char *isa)
 {

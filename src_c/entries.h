@@ -55,7 +55,8 @@ ALWAYS_INLINE void exponents(const stream_args *args, int64_t i, int64_t j, int6
 }
 
 /* c e^x to out; entries below e^lo are 0 (with c: also those whose e^x is below e^-708) */
-ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double lo, int narrow, double *out)
+ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double lo, int narrow,
+                           double *out)
 {
     if (!args->c.data) {
         powers(args, i, j, count, 1, lo, narrow, out);

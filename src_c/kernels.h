@@ -10,8 +10,8 @@
  * Shapes: K is m x n, leading dimension ld >= padded(n), a multiple of 16, columns n .. padded(n) are zero;
  * column vectors have padded(n) entries, zero (absorbed: +inf) beyond n, aligned to 64 bytes. Row vectors have m.
  * Aliasing: no two arrays overlap. Threads: a call works on rows [i0, i1) and writes only there and to its own sums.
- * Precision: K as stored, every vector, product and sum in float64 (narrow_pass: products and runs of up to 32 sums a
- * lane in float32, their totals in float64). Entries of K below flush are exact zeros.
+ * Precision: K as stored, every vector, product and sum in float64 (narrow_pass: products, row sums of up to 32 terms a
+ * lane and column sums of up to 64 rows in float32, their totals in float64). Entries of K below flush are exact zeros.
  * Zeros: a point left out (absorbed = +inf) has scale 0 and marginal 0 and adds nothing; a point whose kernel sum is
  * below DBL_MIN is dead: its scale is 0 in this pass and it is counted, so that the caller can rebuild K.
  */
@@ -26,10 +26,7 @@ enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 8 };
 /* row scalars behind the column sums */
 enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };
 
-static inline int64_t padded(int64_t n)
-{
-    return (n + PAD - 1) / PAD * PAD;
-}
+static inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
 
 /* What streams over M need: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij inv_reg). */
 typedef struct {
@@ -37,12 +34,12 @@ typedef struct {
     mapuot_matrix M, c;
     double inv_reg;
     const double *alpha, *beta;
-    int64_t d;          /* apply: columns of X or Y */
-    const double *X;    /* apply: d x padded(n); apply_transpose: Y, m x d */
-    void *out;          /* K, P, or P X (m x d) */
+    int64_t d;       /* apply: columns of X or Y */
+    const double *X; /* apply: d x padded(n); apply_transpose: Y, m x d */
+    void *out;       /* K, P, or P X (m x d) */
     int64_t ld;
-    int nontemporal;    /* K or P is larger than the caches */
-    double *row_sum;    /* may be NULL */
+    int nontemporal; /* K or P is larger than the caches */
+    double *row_sum; /* may be NULL */
 } stream_args;
 
 /* sums has padded(n) + SCALARS entries and is zero on entry. */
@@ -80,9 +77,9 @@ typedef struct {
 } mapuot_kernels;
 
 /* sweep results: sums over columns but SWEEP_RESIDUAL, a maximum */
-enum { SUM_MASS, SUM_WEIGHT, SUM_SCALE, SUM_DEAD };                                  /* sweep_marginal */
-enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT };                                      /* sweep_prox */
-enum { SUM_ADVANCED };                                                               /* sweep_advance */
+enum { SUM_MASS, SUM_WEIGHT, SUM_SCALE, SUM_DEAD };                                             /* sweep_marginal */
+enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT };                                                 /* sweep_prox */
+enum { SUM_ADVANCED };                                                                          /* sweep_advance */
 enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 * MAX_MEMORY }; /* sweep_difference */
 
 const mapuot_kernels *mapuot_active_kernels(void);

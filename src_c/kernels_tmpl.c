@@ -12,7 +12,7 @@
 #include "entries.h"
 
 enum { LINE = 64 / sizeof(real) < 16 ? 64 / sizeof(real) : 16 }; /* columns a step: a cache line of K */
-enum { L1_TILE = 32 << 10, TILE_BYTES = 128 << 10 };           /* tiles that stay in L1; the largest one of TILE rows */
+enum { L1_TILE = 32 << 10, TILE_BYTES = 128 << 10 }; /* tiles that stay in L1; the largest one of TILE rows */
 
 /* s_r = K_r . v for R rows, written up to a multiple of VL; 4 rows in two chains each */
 ALWAYS_INLINE void tile_dots(const real *K, int64_t ld, int64_t np, const double *v, double *s, const int R)
@@ -50,8 +50,8 @@ ALWAYS_INLINE void request(const real *next, int64_t k, const int R)
 /* what prox_part needs of the rows from i on */
 ALWAYS_INLINE void request_rows(const mapuot_side *rows, int64_t i)
 {
-    const double *field[] = {rows->fi,       rows->base,  rows->absorbed,  rows->weight,
-                             rows->rho,      rows->scale, rows->log_scale, rows->marginal};
+    const double *field[] = {rows->fi,  rows->base,  rows->absorbed,  rows->weight,
+                             rows->rho, rows->scale, rows->log_scale, rows->marginal};
     UNROLL
     for (int f = 0; f < 8; f++)
         if (field[f])
@@ -153,13 +153,13 @@ ALWAYS_INLINE void narrow_dots(const real *K, int64_t ld, int64_t np, const floa
         int64_t j = j0;
         for (; j + chains * FL <= j1; j += chains * FL)
             UNROLL
-            for (int r = 0; r < chains * R; r++)
-                sum[r / R][r % R] =
-                    f_fma(f_load_real(K + r % R * ld + j + r / R * FL), f_load(v + j + r / R * FL), sum[r / R][r % R]);
+        for (int r = 0; r < chains * R; r++)
+            sum[r / R][r % R] =
+                f_fma(f_load_real(K + r % R * ld + j + r / R * FL), f_load(v + j + r / R * FL), sum[r / R][r % R]);
         for (; j < j1; j += FL)
             UNROLL
-            for (int r = 0; r < R; r++)
-                sum[0][r] = f_fma(f_load_real(K + r * ld + j), f_load(v + j), sum[0][r]);
+        for (int r = 0; r < R; r++)
+            sum[0][r] = f_fma(f_load_real(K + r * ld + j), f_load(v + j), sum[0][r]);
         UNROLL
         for (int r = 0; r < R; r++)
             total[r] = v_add(total[r], f_fold(chains == 2 ? f_add(sum[0][r], sum[1][r]) : sum[0][r]));

@@ -49,53 +49,53 @@ typedef struct {
 /* All that one solve holds.  sums has n entries (padded) and then MAPUOT_SCALARS row scalars: with the rows
  * shared among processes, the sum of this one array over them is all that row_pass has to exchange. */
 typedef struct {
-    int64_t m, n, ld;       /* K is m x n with leading dimension ld (a multiple of 16) */
+    int64_t m, n, ld; /* K is m x n with leading dimension ld (a multiple of 16) */
     mapuot_dtype dtype;
-    void *kernel;           /* K */
+    void *kernel; /* K */
     double reg;
     mapuot_side rows, cols;
     double *sums;
-    double *partial;        /* threads x (n padded + 16): column sums of each thread */
-    double *work;           /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
-    double *history;        /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
-    int32_t translate;      /* 1: translation-invariant steps; both sides KL or balanced, with one rho each */
-    double rho_u, rho_v;    /* those rho */
-    int32_t memory;         /* Anderson memory, 0 = none, at most 8 */
-    int32_t narrow;         /* 1: narrow_pass until its error reaches narrow_floor or tol, then row_pass; 0: row_pass */
-    float *narrow_v;        /* n padded: v in float32 */
-    double narrow_floor;    /* certified error under which float32 runs are noise */
-    int32_t exact;          /* 1: K is remade from M in float64, tile by tile, since its storage is too coarse for tol */
-    mapuot_matrix M, c;     /* for exact passes */
+    double *partial;     /* threads x (n padded + 16): column sums of each thread */
+    double *work;        /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
+    double *history;     /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
+    int32_t translate;   /* 1: translation-invariant steps; both sides KL or balanced, with one rho each */
+    double rho_u, rho_v; /* those rho */
+    int32_t memory;      /* Anderson memory, 0 = none, at most 8 */
+    int32_t narrow;      /* 1: narrow_pass until its error reaches narrow_floor or tol, then row_pass; 0: row_pass */
+    float *narrow_v;     /* n padded: v in float32 */
+    double narrow_floor; /* certified error under which float32 runs are noise */
+    int32_t exact;       /* 1: K is remade from M in float64, tile by tile, since its storage is too coarse for tol */
+    mapuot_matrix M, c;  /* for exact passes */
     const double *alpha, *beta; /* the logs in K (m, n) */
-    double *tile;           /* threads x 8 x ld: the rows of K that an exact pass works on */
-    int32_t in_place;       /* 1: plan_pass (K is overwritten by the plan), 0: row_pass */
-    double tol;             /* stop when the certified relative plan error is at most tol; < 0: never */
-    double tol_gap;         /* or when gap <= tol_gap |dual|; < 0: never */
-    double storage_error;   /* relative rounding of K's entries, added to the certificate */
-    double flush;           /* entries of K below this were flushed to zero */
-    double flush_tol;       /* relative mass that flushing may hide before K is rebuilt */
-    double dual_constant;   /* reg * |c| + the dual terms of points left out */
-    double dual_scale;      /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
+    double *tile;               /* threads x 8 x ld: the rows of K that an exact pass works on */
+    int32_t in_place;           /* 1: plan_pass (K is overwritten by the plan), 0: row_pass */
+    double tol;                 /* stop when the certified relative plan error is at most tol; < 0: never */
+    double tol_gap;             /* or when gap <= tol_gap |dual|; < 0: never */
+    double storage_error;       /* relative rounding of K's entries, added to the certificate */
+    double flush;               /* entries of K below this were flushed to zero */
+    double flush_tol;           /* relative mass that flushing may hide before K is rebuilt */
+    double dual_constant;       /* reg * |c| + the dual terms of points left out */
+    double dual_scale;          /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
     /* the state of the iteration */
-    double shift;           /* common translation: K holds d_i + shift and e_j - shift */
-    double row_offset;      /* log u_i = rows.log_scale_i + d_i + shift + row_offset, r_i = rows.marginal_i e^row_offset */
+    double shift;      /* common translation: K holds d_i + shift and e_j - shift */
+    double row_offset; /* log u_i = rows.log_scale_i + d_i + shift + row_offset, r_i = rows.marginal_i e^row_offset */
     double best_dual;
     double best_error;
-    int64_t passes;         /* passes made */
+    int64_t passes; /* passes made */
     double progress_dual;
-    int64_t since_best;     /* passes since best_error fell or the dual rose */
-    int64_t since_absorb;   /* passes since K was built */
-    double dead;            /* rows and columns that the last pass found without mass */
-    int32_t extrapolated;   /* the next state is an extrapolated one, so the guard watches it */
-    int32_t depth;          /* Anderson differences held */
-    int32_t head;           /* slot of the newest one; -1: no previous state to difference with */
-    double gram[64];        /* their Gram matrix, 8 x 8 */
+    int64_t since_best;   /* passes since best_error fell or the dual rose */
+    int64_t since_absorb; /* passes since K was built */
+    double dead;          /* rows and columns that the last pass found without mass */
+    int32_t extrapolated; /* the next state is an extrapolated one, so the guard watches it */
+    int32_t depth;        /* Anderson differences held */
+    int32_t head;         /* slot of the newest one; -1: no previous state to difference with */
+    double gram[64];      /* their Gram matrix, 8 x 8 */
 } mapuot_state;
 
 /* What one pass tells. gap, dual, mass and the error are of the state (u, v) of that pass. */
 typedef struct {
-    double gap;       /* primal - dual, exact; on a balanced column side inf */
-    double error;     /* certified relative plan error; balanced column side: |s - b|_1 / mass */
+    double gap;   /* primal - dual, exact; on a balanced column side inf */
+    double error; /* certified relative plan error; balanced column side: |s - b|_1 / mass */
     double dual;
     double mass;
     double residual;  /* max |G(log v) - log v| over points that carry weight */
@@ -108,9 +108,9 @@ typedef struct {
 typedef struct mapuot_pool mapuot_pool;
 
 const char *mapuot_status_text(int status);
-const char *mapuot_isa(void);            /* the instruction set in use: scalar, avx2, avx512 */
-int mapuot_set_isa(const char *isa);     /* lower or restore it ("auto"); for tests and benchmarks */
-int mapuot_scalars(void);                /* row scalars at the end of sums */
+const char *mapuot_isa(void);        /* the instruction set in use: scalar, avx2, avx512 */
+int mapuot_set_isa(const char *isa); /* lower or restore it ("auto"); for tests and benchmarks */
+int mapuot_scalars(void);            /* row scalars at the end of sums */
 
 mapuot_pool *mapuot_pool_new(int threads);
 void mapuot_pool_free(mapuot_pool *pool);

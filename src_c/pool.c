@@ -159,7 +159,4 @@ void mapuot_pool_free(mapuot_pool *pool)
     free(pool);
 }
 
-int mapuot_pool_threads(const mapuot_pool *pool)
-{
-    return pool->threads;
-}
+int mapuot_pool_threads(const mapuot_pool *pool) { return pool->threads; }

@@ -13,10 +13,7 @@
 #define NARROW_LIMIT 1e20 /* and beyond it, or below its inverse, float32 runs are not safe */
 enum { STALL_PASSES = 250, NARROW_PATIENCE = 20, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
-int mapuot_scalars(void)
-{
-    return SCALARS;
-}
+int mapuot_scalars(void) { return SCALARS; }
 
 const char *mapuot_status_text(int status)
 {
@@ -40,10 +37,7 @@ const char *mapuot_status_text(int status)
 
 /* ---- row_pass ---- */
 
-static int64_t sums_len(const mapuot_state *state)
-{
-    return padded(state->n) + SCALARS;
-}
+static int64_t sums_len(const mapuot_state *state) { return padded(state->n) + SCALARS; }
 
 static mapuot_matrix rows_of(mapuot_matrix M, int64_t i)
 {
@@ -126,10 +120,7 @@ static double sum_rows(mapuot_pool *pool, mapuot_state *state)
     return state->sums[padded(state->n) + ROW_SCALE];
 }
 
-static int in_range(double x)
-{
-    return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT;
-}
+static int in_range(double x) { return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT; }
 
 /* v in float32; 0 where it comes too near the ends of that range */
 static int narrow_scale(const mapuot_state *state)
@@ -257,13 +248,11 @@ static double translate_next(const mapuot_state *state, double mass, double next
 }
 
 /* |P - P*|_1 / mass from d = gap / (reg mass) >= KL(P* | P) / mass: |p - q|_1^2 <= (2/3 |p| + 4/3 |q|) KL(p | q) */
-static double plan_error(double d)
-{
-    return d > 0.0 ? d / 3 + sqrt(2 * d + d * d / 9) : 0.0;
-}
+static double plan_error(double d) { return d > 0.0 ? d / 3 + sqrt(2 * d + d * d / 9) : 0.0; }
 
 /* next_v: the sum of the v that the next pass starts from */
-static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v, double next_v)
+static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v,
+                           double next_v)
 {
     const int lost_points = stats->dead > state->dead && state->since_absorb > 1; /* dead for want of a fresh K */
     const int done = !lost_points && (stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual));
@@ -314,8 +303,8 @@ static double step(mapuot_pool *pool, mapuot_state *state, sweep_args *args, map
 {
     const mapuot_kernels *kernels = mapuot_active_kernels();
     const int64_t np = padded(state->n);
-    const double slack = state->narrow ? 3e-7 * state->reg * stats->mass
-                                       : 1e-13 * fabs(state->best_dual) + 2e-15 * state->dual_scale;
+    const double slack =
+        state->narrow ? 3e-7 * state->reg * stats->mass : 1e-13 * fabs(state->best_dual) + 2e-15 * state->dual_scale;
     double out[SWEEP_OUT];
     if (state->extrapolated && !(stats->dual >= state->best_dual - slack)) {
         memcpy(state->work + 2 * np, state->history + np, (size_t)np * sizeof(double));

@@ -101,23 +101,22 @@ static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *ou
     return MAPUOT_RUNNING;
 }
 
-static size_t width(mapuot_dtype dtype)
-{
-    return dtype == MAPUOT_F64 ? 8 : dtype == MAPUOT_F32 ? 4 : 2;
-}
+static size_t width(mapuot_dtype dtype) { return dtype == MAPUOT_F64 ? 8 : dtype == MAPUOT_F32 ? 4 : 2; }
 
 int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                         const double *alpha, const double *beta, mapuot_dtype dtype, void *K, int64_t ld)
 {
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
-    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].build_kernel, K, ld, (size_t)(m * ld) * width(dtype));
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].build_kernel, K, ld,
+                    (size_t)(m * ld) * width(dtype));
 }
 
 int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                      const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld)
 {
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
-    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].form_plan, P, ld, (size_t)(m * ld) * width(dtype));
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].form_plan, P, ld,
+                    (size_t)(m * ld) * width(dtype));
 }
 
 int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,

@@ -56,10 +56,7 @@ ALWAYS_INLINE vd v_exp_above(vd x, double lo, int narrow)
     return v_if_less(x, v_set(lo), v_set(0.0), v_scale2(p, kd));
 }
 
-ALWAYS_INLINE vd v_exp(vd x)
-{
-    return v_exp_above(x, -708.0, 0);
-}
+ALWAYS_INLINE vd v_exp(vd x) { return v_exp_above(x, -708.0, 0); }
 
 /* log x within 1 ulp for normal x > 0 (the caller keeps x >= DBL_MIN). */
 ALWAYS_INLINE vd v_log(vd x)

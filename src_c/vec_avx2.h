@@ -51,10 +51,7 @@ ALWAYS_INLINE vd v_sum_each(const vd *x, const int count)
     return _mm256_add_pd(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31));
 }
 
-ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b)
-{
-    return _mm256_blendv_pd(b, a, _mm256_cmp_pd(x, y, _CMP_LT_OQ));
-}
+ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b) { return _mm256_blendv_pd(b, a, _mm256_cmp_pd(x, y, _CMP_LT_OQ)); }
 
 ALWAYS_INLINE vd v_scale2(vd p, vd kd)
 {

@@ -353,9 +353,7 @@ def test_right_where_pot_fails(reg, reg_m, ratio, method):
     a, b, M, _ = arrays()
     a, b = a / a.sum(), ratio * b / b.sum()
     stop = 1e-9 if method is None else 1e-11
-    plan, log = pot.sinkhorn_unbalanced(
-        a, b, M, reg, reg_m, method, numItermax=20_000, stopThr=stop, log=True
-    )
+    plan, log = pot.sinkhorn_unbalanced(a, b, M, reg, reg_m, method, numItermax=20_000, stopThr=stop, log=True)
     assert fixed_point_error(a, b, M, reg, reg_m, log) < 1e-5
     exact = mapuot.solve(M, a, b, reg, reg_m, tol=1e-10, backend="reference")
     assert np.abs(plan - exact.plan).sum() < 1e-6 * exact.mass
@@ -460,9 +458,7 @@ def test_ot_solve_without_reg_runs_on_mapuot(patched):
     a, b, M, _ = arrays()
     sol = ot.solve(M, a, b, unbalanced=1.0, unbalanced_type="l2", max_iter=50)
     pot.unpatch()
-    assert_allclose(
-        sol.plan, ot.solve(M, a, b, unbalanced=1.0, unbalanced_type="l2", max_iter=50).plan, atol=1e-12
-    )
+    assert_allclose(sol.plan, ot.solve(M, a, b, unbalanced=1.0, unbalanced_type="l2", max_iter=50).plan, atol=1e-12)
 
 
 def test_ot_da_runs_on_mapuot(monkeypatch):
