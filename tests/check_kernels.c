@@ -18,8 +18,8 @@ enum { SIZES = sizeof sizes / sizeof *sizes, ISAS = 3, POOLS = 4 };
 
 static void set_where(const char *isa, int dtype, int64_t m, int64_t n, int kind, int threads)
 {
-    snprintf(where, sizeof where, "%s %s %lldx%lld variant %d, %d threads", isa,
-             dtype < 0 ? "" : dtypes[dtype], (long long)m, (long long)n, kind, threads);
+    snprintf(where, sizeof where, "%s %s %lldx%lld variant %d, %d threads", isa, dtype < 0 ? "" : dtypes[dtype],
+             (long long)m, (long long)n, kind, threads);
 }
 
 static void check_passes(const char *isa, int64_t m, int64_t n, int kind, int pool)
@@ -59,6 +59,20 @@ static void check_isa(const char *isa)
     }
 }
 
+/* a pool's first rounds: its threads may still be starting when the work is handed out */
+static void check_new_pools(void)
+{
+    for (int k = 0; k < 60; k++) {
+        mapuot_pool *pool = mapuot_pool_new(1 + k % 6);
+        set_where("new pool", -1, 7 + k % 20, 1 + k % 5, k % LAYOUTS, 1 + k % 6);
+        expect("threads", 0, mapuot_pool_threads(pool), 1 + k % 6, 0, 0);
+        check_streams(7 + k % 20, 1 + k % 5, k % LAYOUTS, pool);
+        mapuot_pool_free(pool);
+    }
+    expect("pool of no threads", 0, mapuot_pool_new(0) == NULL, 1, 0, 0);
+    mapuot_pool_free(NULL);
+}
+
 /* ---- timing ---- */
 
 static double seconds(void)
@@ -71,8 +85,7 @@ static double seconds(void)
 /* best of several passes, in bytes of K a second (plan_pass: read and written) */
 static double rate(mapuot_state *state, mapuot_pool *pool)
 {
-    const double bytes =
-        (double)(state->m * state->ld) * (double)width[state->dtype] * (state->in_place ? 2 : 1);
+    const double bytes = (double)(state->m * state->ld) * (double)width[state->dtype] * (state->in_place ? 2 : 1);
     double best = INFINITY, stop = seconds() + 0.3;
     do {
         double begun = seconds();
@@ -101,8 +114,8 @@ static void bench(void)
                     state.in_place = form == IN_PLACE;
                     state.narrow = form == NARROW;
                     state.narrow_v = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
-                    printf("%-11s %-7s %-5s %6d %9.2f\n", forms[form], isas[i], dtypes[dtype],
-                           (int)squares[k], 1e-9 * rate(&state, pools[0]));
+                    printf("%-11s %-7s %-5s %6d %9.2f\n", forms[form], isas[i], dtypes[dtype], (int)squares[k],
+                           1e-9 * rate(&state, pools[0]));
                     fflush(stdout);
                     release(0);
                 }
@@ -119,6 +132,7 @@ int main(int argc, char **argv)
             check_isa(isas[i]);
             strcat(strcat(checked, " "), isas[i]);
         }
+    check_new_pools();
     printf("check_kernels:%s; %ld values, %ld wrong, %.1f s\n", checked, checks, failures, seconds() - begun);
     if (failures == 0 && argc > 1 && strcmp(argv[1], "--bench") == 0)
         bench();

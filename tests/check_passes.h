@@ -39,8 +39,7 @@ static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, dou
     }
 }
 
-static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int memory,
-                              int threads)
+static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int memory, int threads)
 {
     const int64_t np = padded(n);
     mapuot_state state = {.m = m, .n = n, .ld = np + 16 * (m % 2), .dtype = dtype, .reg = 0.25, .shift = 0.7};
@@ -125,8 +124,7 @@ static double expect_row(const mapuot_state *state, int64_t i, double s, double 
     scalars[ROW_SCALE] += u;
     scalars[ROW_DEAD] += dead;
     scalars[ROW_DUAL] += u > 0 ? naive_dual(rows, i, state->reg * log_u) : 0.0;
-    if (dead && rows->fi &&
-        rows->penalty == MAPUOT_KL) /* no mass leaves: the price is as high as it may be */
+    if (dead && rows->fi && rows->penalty == MAPUOT_KL) /* no mass leaves: the price is as high as it may be */
         scalars[ROW_DUAL] += rows->rho[i] * rows->weight[i];
     return u;
 }
@@ -134,9 +132,7 @@ static double expect_row(const mapuot_state *state, int64_t i, double s, double 
 static int has_form(mapuot_dtype dtype, int form)
 {
     const dtype_kernels *table = &mapuot_active_kernels()->dtype[dtype];
-    return (form == IN_PLACE ? table->plan_pass
-            : form == NARROW ? table->narrow_pass
-                             : table->row_pass) != NULL;
+    return (form == IN_PLACE ? table->plan_pass : form == NARROW ? table->narrow_pass : table->row_pass) != NULL;
 }
 
 static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int form, mapuot_pool *pool)

@@ -31,8 +31,7 @@ static mapuot_matrix laid_out(int64_t m, int64_t n, int layout, double special)
     if (layout == 6)
         M.row_stride = 0;
     if (layout == 3 || layout == 5)
-        M = (mapuot_matrix){(char *)data + ((m - 1) * wide + n - 1) * (int64_t)width[dtype], -wide, -1,
-                            dtype};
+        M = (mapuot_matrix){(char *)data + ((m - 1) * wide + n - 1) * (int64_t)width[dtype], -wide, -1, dtype};
     return M;
 }
 
@@ -58,16 +57,14 @@ static problem new_problem(int64_t m, int64_t n, int layout)
 
 static double entry(const problem *p, int64_t i, int64_t j)
 {
-    long double c = at(&p->c, i, j),
-                x = (long double)p->alpha[i] + p->beta[j] - (long double)at(&p->M, i, j) / p->reg;
+    long double c = at(&p->c, i, j), x = (long double)p->alpha[i] + p->beta[j] - (long double)at(&p->M, i, j) / p->reg;
     return c > 0 ? (double)(c * expl(x)) : 0.0;
 }
 
-static void check_entries(const problem *p, const double *want, mapuot_dtype dtype, int plan,
-                          mapuot_pool *pool, int stream)
+static void check_entries(const problem *p, const double *want, mapuot_dtype dtype, int plan, mapuot_pool *pool,
+                          int stream)
 {
-    const int64_t np = padded(p->n), ld = plan ? p->n + p->m % 3 : np + 16 * (p->m % 2),
-                  skew = plan ? p->n % 4 : 0;
+    const int64_t np = padded(p->n), ld = plan ? p->n + p->m % 3 : np + 16 * (p->m % 2), skew = plan ? p->n % 4 : 0;
     const dtype_kernels *kernels = &mapuot_active_kernels()->dtype[dtype];
     const double tiny = dtype == MAPUOT_F64 ? 7e-308 : 2.5e-38,
                  rtol = 1e-13 + 2 * rounding[dtype] + (plan ? 0 : narrow[dtype]);
@@ -86,14 +83,13 @@ static void check_entries(const problem *p, const double *want, mapuot_dtype dty
                             .nontemporal = 1};
         (plan ? kernels->form_plan : kernels->build_kernel)(&args, 0, p->m);
     } else
-        (plan ? mapuot_form_plan : mapuot_build_kernel)(pool, p->m, p->n, p->M, p->c, p->reg, p->alpha,
-                                                        p->beta, dtype, out, ld);
+        (plan ? mapuot_form_plan : mapuot_build_kernel)(pool, p->m, p->n, p->M, p->c, p->reg, p->alpha, p->beta, dtype,
+                                                        out, ld);
     for (int64_t i = 0; i < p->m; i++)
         for (int64_t j = 0; j < ld; j++) {
             double got = stored(out, dtype, i * ld + j);
             if (j < p->n)
-                expect(plan ? "form_plan" : "build_kernel", i * p->n + j, got, want[i * p->n + j], rtol,
-                       tiny);
+                expect(plan ? "form_plan" : "build_kernel", i * p->n + j, got, want[i * p->n + j], rtol, tiny);
             else if (!plan && j < np)
                 expect("zero behind the row", j, got, 0.0, 0, 0);
             else
@@ -123,8 +119,7 @@ static void check_products(const problem *p, const double *want, mapuot_pool *po
                 sum += (long double)want[i * n + j] * (x < d ? Xt[x * np + j] : 1);
                 size += want[i * n + j];
             }
-            expect(x < d ? "apply" : "row_sum", i, x < d ? PX[i * d + x] : r[i], (double)sum, 0,
-                   1e-13 * (double)size);
+            expect(x < d ? "apply" : "row_sum", i, x < d ? PX[i * d + x] : r[i], (double)sum, 0, 1e-13 * (double)size);
         }
     for (int64_t j = 0; j < n; j++)
         for (int64_t x = 0; x <= d; x++) {
@@ -150,8 +145,8 @@ static void check_extrema_balance(const problem *p, mapuot_pool *pool)
 {
     const int64_t m = p->m, n = p->n;
     const int from = buffer_count;
-    double *alpha = vector(m, 8), *top = vector(n, 8), *right = vector(m, 0), out[4], lo = INFINITY,
-           hi = -INFINITY, inf = 0;
+    double *alpha = vector(m, 8), *top = vector(n, 8), *right = vector(m, 0), out[4], lo = INFINITY, hi = -INFINITY,
+           inf = 0;
     mapuot_extrema(pool, m, n, p->M, out);
     for (int64_t i = 0; i < m; i++) {
         double best = -INFINITY;

@@ -24,8 +24,6 @@ def case(request):
 @pytest.fixture(params=["float64", "float32"])
 def solved(request, case, backend):
     case = case.replace(M=case.M.astype(request.param))
-    if request.param == "float32" and backend == "reference" and not isinstance(case.reference, str):
-        request.applymarker(pytest.mark.xfail(reason="the oracle's log c is float32", strict=False))
     return case, case.solve(backend=backend, tol=1e-9)
 
 
@@ -139,8 +137,6 @@ def test_bad_factors(case):
                 call(bad)
 
 
-@pytest.mark.xfail(reason="the imaginary part is dropped", strict=True)
-@pytest.mark.filterwarnings("ignore:Casting complex")
 def test_complex_factors_are_refused():
     result = CASES["plain"].solve()
     with pytest.raises(TypeError, match="X"):

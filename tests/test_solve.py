@@ -126,8 +126,9 @@ def test_narrow_storage_is_finished_exactly(isa, precision):
         clouds(33, 21, reg=0.02, reg_m=2.0, ratio=1.5),
         with_forbidden(clouds(21, 33, reg_m=(1.0, 3.0))),
     ):
-        result = case.solve(precision=precision, tol=1e-9)
-        assert verify(result, case).error < 1e-9
+        for threads in (1, 3):
+            result = case.solve(precision=precision, tol=1e-9, threads=threads)
+            assert verify(result, case).error < 1e-9
 
 
 @pytest.mark.parametrize(
