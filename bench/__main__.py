@@ -23,6 +23,7 @@ PARTS = {
     "application": "colour transfer and domain adaptation, end to end",
     "passes": "passes to convergence, and the certificate, against Newton",
     "accuracy": "error of the plan by storage of K",
+    "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
 }
 
 
