@@ -110,6 +110,7 @@ def in_child(result, queue):
     queue.put((result.apply(X), result.cost, np.asarray(result.plan), CASE.solve(tol=1e-10, threads=2).plan))
 
 
+@pytest.mark.skipif("tsan" in os.environ.get("LD_PRELOAD", ""), reason="ThreadSanitizer forbids threads after fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_child_after_fork_uses_the_parents_result_and_solves():
     parent = CASE.solve(tol=1e-10, threads=2)
