@@ -22,6 +22,7 @@ PARTS = {
     "roofline": "the machine's roofline and where each pass stands",
     "application": "colour transfer and domain adaptation, end to end",
     "passes": "passes to convergence, and the certificate, against Newton",
+    "cluster": "ranks of this machine, and the communication model",
     "accuracy": "error of the plan by storage of K",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
 }

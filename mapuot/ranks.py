@@ -43,6 +43,9 @@ class Ranks:
         """The number of threads of each rank, the same on all; None leaves the choice to the backend."""
         return asked
 
+    def place(self, backend: str, *arrays: Any) -> None:
+        """Choose a GPU for each rank where ``backend`` needs one."""
+
     def gather(self, rows: Any, root: int) -> Any:
         """Row blocks of all ranks, stacked on ``root``; None elsewhere."""
         return rows
@@ -69,6 +72,8 @@ def join(comm: Any) -> Ranks:
     """The ranks of a communicator of mpi4py; alone for None."""
     if comm is None:
         return ALONE
+    if isinstance(comm, Ranks):
+        return comm
     from .backends.mpi import MpiRanks  # noqa: PLC0415  starts MPI
 
     return MpiRanks(comm)

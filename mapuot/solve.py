@@ -127,6 +127,7 @@ def solve(
         if precision not in ("auto", *PRECISIONS):
             raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
         module = pick(backend, M, a, b)
+        ranks.place(module.__name__, M, a, b)
         M = rows_of(M, a, b, ranks)
         reference = rows_of(reference, a, b, ranks) if isinstance(reference, Rows) else reference
         ranks.same(

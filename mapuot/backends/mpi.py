@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import platform
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ from ..ranks import Ranks, own_rows
 from . import native
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 CHUNK_BYTES = 1 << 28  # of one message of gather
 
 
@@ -66,8 +68,13 @@ class MpiRanks(Ranks):
         check_launcher(MPI)
         self.MPI, self.comm = MPI, comm
         self.rank, self.size = comm.rank, comm.size
+        self.start()
+
+    def start(self) -> None:
+        """What every way of meeting needs besides rank and size."""
         self.agreed: BaseException | None = None  # the error that all ranks raise
-        self.part = np.empty(0)
+        self.part: Any = np.empty(0)
+        self.device_sum: Any = None
 
     def __reduce__(self) -> Any:
         raise TypeError("a Result over MPI holds rows of one rank: gather what is wanted, or solve without comm")
@@ -76,12 +83,16 @@ class MpiRanks(Ranks):
 
     def exchange(self, value: Any, error: BaseException | None = None) -> list[Any]:
         """The values of all ranks in their order, or the error of some of them raised on all."""
-        found = self.comm.allgather((value, None if error is None else packed(error)))
+        found = self.allgather((value, None if error is None else packed(error)))
         errors = [(rank, failed) for rank, (_, failed) in enumerate(found) if failed is not None]
         if not errors:
             return [value for value, _ in found]
         self.agreed = unpacked(errors, self.size)
         raise self.agreed from error
+
+    def allgather(self, value: Any) -> list[Any]:
+        found: list[Any] = self.comm.allgather(value)
+        return found
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -139,7 +150,7 @@ class MpiRanks(Ranks):
         if isinstance(value, np.ndarray):
             self.exchange(None)
             top = np.array(value, dtype=np.float64)
-            self.comm.Allreduce(self.MPI.IN_PLACE, top, op=self.MPI.MAX)
+            self.maximum(top)
             return top
         return max(self.exchange(value))
 
@@ -149,17 +160,36 @@ class MpiRanks(Ranks):
             return asked
         self.same(**{"the instruction set (MAPUOT_ISA lowers it)": native.isa()})
         if asked is None:
-            host = self.comm.Split_type(self.MPI.COMM_TYPE_SHARED)
-            users, host_rank = host.allgather(os.sched_getaffinity(0)), host.rank
-            host.Free()
-            share = sum(1 / sum(core in cores for cores in users) for core in users[host_rank])
+            users = [cores for _, cores in self.neighbours()]
+            share = sum(1 / sum(core in cores for cores in users) for core in os.sched_getaffinity(0))
             asked = max(1, int(share + 1e-9)) if entries > native.SERIAL_ENTRIES else 1
         return int(self.min(asked))
+
+    def neighbours(self) -> list[tuple[int, set[int]]]:
+        """(rank, cores it may use) of the ranks of this host."""
+        found = self.exchange((platform.node(), os.sched_getaffinity(0)))
+        return [(rank, cores) for rank, (host, cores) in enumerate(found) if host == platform.node()]
+
+    def place(self, backend: str, *arrays: Any) -> None:
+        """A GPU for each rank of a host, unless the arrays lie on one already."""
+        if self.size == 1 or not backend.endswith(".cuda"):
+            return
+        found = [os.environ.get(name, "") for name in LOCAL_RANKS]
+        numbers = [int(text) for text in found if text.isdigit()]
+        numbers += [[rank for rank, _ in self.neighbours()].index(self.rank)]
+        if not any(hasattr(x, "__cuda_array_interface__") for x in arrays):
+            from .device_sum import use_device  # noqa: PLC0415  needs CuPy
+
+            use_device(numbers[0])
 
     # ---- every pass ----
 
     @contextmanager
     def adding(self, sums: Any) -> Iterator[None]:
+        if hasattr(sums, "__cuda_array_interface__"):
+            yield
+            self.add_on_device(sums)
+            return
         failed = None
         try:
             yield
@@ -171,11 +201,21 @@ class MpiRanks(Ranks):
         if sums[-1] != 0:
             self.exchange(None, failed)
 
+    def add_on_device(self, total: Any) -> None:
+        if self.device_sum is None:
+            from .device_sum import DeviceSum  # noqa: PLC0415  needs CuPy
+
+            self.device_sum = DeviceSum(self)
+        self.device_sum(total)
+
+    def maximum(self, top: Any) -> None:
+        self.comm.Allreduce(self.MPI.IN_PLACE, top, op=self.MPI.MAX)
+
     def add(self, total: Any) -> None:
         """In place, in float64: entry j is summed by the one rank that owns it."""
         counts = [i1 - i0 for i0, i1 in (own_rows(len(total), rank, self.size) for rank in range(self.size))]
-        if len(self.part) != counts[self.rank]:
-            self.part = np.empty(counts[self.rank])
+        if len(self.part) != counts[self.rank] or type(self.part) is not type(total):
+            self.part = total[: counts[self.rank]].copy()
         self.comm.Reduce_scatter(total, self.part, counts, op=self.MPI.SUM)
         self.comm.Allgatherv(self.part, [total, counts])
 
