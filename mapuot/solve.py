@@ -58,6 +58,7 @@ def solve(
     callback: Callable[[Stats], Any] | None = None,
     progress: bool = False,
     comm: Any = None,
+    split: str = "rows",
     checkpoint: Any = None,
 ) -> Result:
     """Solve entropic unbalanced optimal transport, with a certificate.
@@ -101,6 +102,8 @@ def solve(
     comm : mpi4py communicator, optional
         Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all.
         A function or file M is that of the whole matrix. The Result is distributed alike, see there.
+    split : {"rows"}
+        How the matrix lies over the ranks; "grid" (rows and columns) is not available yet.
     checkpoint : path, optional
         Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
 
@@ -126,6 +129,8 @@ def solve(
             raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
         if precision not in ("auto", *PRECISIONS):
             raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
+        if split != "rows":
+            raise NotImplementedError(f"split={split!r} is not available yet: only 'rows' is")
         module = pick(backend, M, a, b)
         ranks.place(module.__name__, M, a, b)
         M = rows_of(M, a, b, ranks)

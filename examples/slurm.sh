@@ -1,0 +1,23 @@
+#!/bin/bash
+# Solve one problem on several nodes: sbatch examples/slurm.sh problem.h5 answer.h5
+# One rank a socket keeps each block of rows in the memory next to its cores. A job that the time limit ends is put back
+# in the queue and goes on from its checkpoint; exit code 3 says that the answer is there but not converged.
+#SBATCH --job-name=mapuot
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=32
+#SBATCH --time=04:00:00
+#SBATCH --signal=B:USR1@120
+#SBATCH --requeue
+#SBATCH --output=mapuot-%j.log
+# GPUs, one a rank: #SBATCH --gpus-per-task=1, and --backend cuda below
+set -euo pipefail
+in=$1
+out=$2
+
+# the MPI library that mpi4py was built with must be the one of srun (MPICH: pmi2, Open MPI: pmix)
+trap 'scontrol requeue "$SLURM_JOB_ID"; exit 0' USR1
+srun --mpi="${MAPUOT_PMI:-pmi2}" --cpu-bind=cores \
+    mapuot solve "$in" -o "$out" --reg 0.01 --reg-m 1 \
+    --checkpoint "${out%.*}.checkpoint.npz" --resume --no-progress &
+wait $!
