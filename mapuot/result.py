@@ -39,6 +39,13 @@ class Result:
         How often K was read.
     trace : list of Stats
         One entry a pass: gap, error, dual, mass, residual, seconds.
+
+    Notes
+    -----
+    Solved with ``comm``, each rank holds a Result of its own rows: ``log_u``, ``row_marginal``, ``plan``, ``apply``,
+    ``rows``, ``top_k``, ``sparse`` and ``barycentric_map`` are of them and need no other rank; everything of the
+    columns and all numbers are the same on every rank. ``cost``, ``apply_transpose`` (of the own rows of Y), ``gather``
+    and ``gather_plan`` make the ranks meet: every rank must call them.
     """
 
     def __init__(
