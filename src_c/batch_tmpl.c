@@ -71,7 +71,7 @@ ALWAYS_INLINE void batch_tile(mapuot_state *const *states, int count, int64_t i,
     const real *K = (const real *)states[0]->kernel + i * ld;
     for (int q = 0; q < count; q += PROBLEMS) {
         const int left = count - q < PROBLEMS ? count - q : PROBLEMS;
-        double s[PROBLEMS][TILE];
+        double s[PROBLEMS][TILE] = {{0}};
         for (int r = 0; r < R; r += step) {
             double part[PROBLEMS][TILE];
             if (left == PROBLEMS)

@@ -7,7 +7,7 @@
  * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cu, src_cuda/plan_pass.cu, backends/reference.py.
  */
 #include "kernels.h"
-#include "prox.h"
+#include "prox_rows.h"
 #include "vec.h"
 #include "entries.h"
 
@@ -79,56 +79,6 @@ ALWAYS_INLINE void tile_sums(const real *K, int64_t ld, int64_t np, const double
             v_store(sums + j + q, sum);
         }
     }
-}
-
-/* log scale = base - (1 - fi) shift - fi log s: KL and balanced, for the first count rows from i, at most VL */
-ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd sum, double *scalars)
-{
-    const mapuot_side *rows = &state->rows;
-    const vd zero = v_set(0), one = v_set(1), tiny = v_set(DBL_MIN), shift = v_set(state->shift);
-    vd fi = v_load_part(rows->fi + i, count, zero), a = v_load_part(rows->weight + i, count, zero);
-    vd d = v_load_part(rows->absorbed + i, count, v_set(INFINITY)), base = v_load_part(rows->base + i, count, zero);
-    vd x = v_fnma(v_sub(one, fi), shift, v_fnma(fi, v_log(v_max(sum, tiny)), base));
-    vd in = v_if_less(d, v_set(DBL_MAX), one, zero), live = v_if_less(sum, tiny, zero, in);
-    vd u = v_mul(v_exp(x), live), r = v_mul(u, sum), dual;
-    if (rows->penalty == MAPUOT_KL) /* rho (a - r): r = a e^(-f / rho) is exact after the prox */
-        dual = v_mul(v_mul(v_load_part(rows->rho + i, count, zero), in), v_sub(a, r));
-    else
-        dual = v_mul(v_mul(a, v_set(state->reg)), v_if_less(zero, live, v_add(v_add(x, d), shift), zero));
-    v_store_part(rows->scale + i, u, count);
-    v_store_part(rows->log_scale + i, x, count);
-    v_store_part(rows->marginal + i, r, count);
-    scalars[ROW_DUAL] += v_sum(dual);
-    scalars[ROW_SCALE] += v_sum(u);
-    scalars[ROW_DEAD] += v_sum(v_sub(in, live));
-}
-
-static void prox_scalar(const mapuot_state *state, int64_t i, int count, const double *s, double *scalars)
-{
-    const mapuot_side *rows = &state->rows;
-    for (int k = 0; k < count; k++, i++) {
-        double d = rows->absorbed[i];
-        int out = d == INFINITY, dead = !out && !(s[k] >= DBL_MIN);
-        double log_u = out || dead ? 0.0 : prox_log(rows, i, log(s[k]) - d - state->shift, state->reg);
-        double log_scale = log_u - d - state->shift, u = out || dead ? 0.0 : exp(log_scale);
-        rows->scale[i] = u;
-        rows->log_scale[i] = out ? 0.0 : log_scale;
-        rows->marginal[i] = u * s[k];
-        scalars[ROW_SCALE] += u;
-        scalars[ROW_DEAD] += dead;
-        scalars[ROW_DUAL] += out || dead ? 0.0 : dual_term(rows, i, state->reg * log_u);
-    }
-}
-
-ALWAYS_INLINE void prox_rows(const mapuot_state *state, int64_t i, const int count, const double *s, double *scalars)
-{
-    if (!state->rows.fi) {
-        prox_scalar(state, i, count, s, scalars);
-        return;
-    }
-    UNROLL
-    for (int k = 0; k < count; k += VL)
-        prox_part(state, i + k, count - k, v_load(s + k), scalars);
 }
 
 #ifndef MAPUOT_DTYPE_F64
