@@ -1,16 +1,24 @@
 // Mirrors src_c/real.h and src_c/vec.h: how K is stored, read and summed on the device.
 //
-// K is stored as STORE (0 float64, 1 float32, 2 bfloat16; the numbers of mapuot_dtype) and every product and sum is
-// float64.  K is never negative, so a stored float widens to float64 by two shifts of its bits, without a conversion:
-// the result is K 2^-896 exactly (zeros and subnormals too), and v and u carry the factor WIDEN back.
-// Options: STORE, GW (warps of a group), CPT (columns of a thread), R (rows of a tile), CLUSTER, KL_ROWS and
-// KL_COLS (1: the side is KL or balanced).
+// K is stored as STORE (0 float64, 1 float32, 2 bfloat16; the numbers of mapuot_dtype). NARROW 1: products and sums of
+// a pass in float32, as narrow_pass; 0: all in float64. K is never negative, so a stored float widens to float64 by two
+// shifts of its bits, without a conversion: the result is K 2^-896 exactly (zeros and subnormals too), and v and u
+// carry the factor WIDEN back.
+// Options: STORE, NARROW, GW (warps of a group), CPT (columns of a thread), R (rows of a tile), CLUSTER, KL_ROWS and
+// KL_COLS (1: the side is KL or balanced), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable).
 #ifndef COMMON_CUH
 #define COMMON_CUH
 
 typedef long long int64_t;
 typedef unsigned long long uint64_t;
 typedef unsigned int uint32_t;
+
+#ifndef NARROW
+#define NARROW 0
+#endif
+#ifndef ORDERED
+#define ORDERED 0
+#endif
 
 #if STORE == 0
 typedef double real;
@@ -23,34 +31,52 @@ typedef unsigned short real;
 #define WIDEN 0x1p896
 #endif
 
-#define CHUNK (16 / (int)sizeof(real))  // entries of one 16-byte chunk
+#if NARROW
+typedef float num; // products and sums of a pass
+#undef WIDEN
+#define WIDEN 1.0f
+#else
+typedef double num;
+#endif
+
+#define CHUNK (16 / (int)sizeof(real)) // entries of one 16-byte chunk
 #define INF __longlong_as_double(0x7ff0000000000000LL)
 #define FULL 0xffffffffu
-#define TINY 2.3e-308  // a sum below it is dead
-#define BOUND 85.0     // log of the largest scale: times WIDEN it is finite
+#define TINY 2.3e-308 // a sum below it is dead
+#define BOUND 85.0    // log of the largest scale: times WIDEN it is finite
 
-struct alignas(16) Point { double x, y, z, w; };
+struct alignas(16) Point {
+    double x, y, z, w;
+};
 
-// The entries of one chunk of K, times 2^-896 where K is not float64.
-__device__ __forceinline__ void widen(const uint4 &w, double (&k)[CHUNK]) {
+// The entries of one chunk of K; into float64, times 2^-896 where K is not float64.
+__device__ __forceinline__ void widen(const uint4 &w, num (&k)[CHUNK])
+{
     const uint32_t x[4] = {w.x, w.y, w.z, w.w};
 #if STORE == 0
     k[0] = __hiloint2double(x[1], x[0]);
     k[1] = __hiloint2double(x[3], x[2]);
-#elif STORE == 1
-#pragma unroll
-    for (int i = 0; i < 4; i++) k[i] = __hiloint2double(x[i] >> 3, x[i] << 29);
 #else
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+#if STORE == 1 && NARROW
+        k[i] = __uint_as_float(x[i]);
+#elif STORE == 1
+        k[i] = __hiloint2double(x[i] >> 3, x[i] << 29);
+#elif NARROW
+        k[2 * i] = __uint_as_float(x[i] << 16);
+        k[2 * i + 1] = __uint_as_float(x[i] & 0xffff0000u);
+#else
         k[2 * i] = __hiloint2double((x[i] & 0xffffu) << 13, 0);
         k[2 * i + 1] = __hiloint2double((x[i] >> 16) << 13, 0);
+#endif
     }
 #endif
 }
 
 // One entry rounded to the storage of K (nearest, ties to even).
-__device__ __forceinline__ real narrow(double x) {
+__device__ __forceinline__ real stored(double x)
+{
 #if STORE == 0
     return x;
 #elif STORE == 1
@@ -61,7 +87,8 @@ __device__ __forceinline__ real narrow(double x) {
 #endif
 }
 
-__device__ __forceinline__ double entry(real k) {
+__device__ __forceinline__ double entry(real k)
+{
 #if STORE == 2
     return (double)__uint_as_float((uint32_t)k << 16);
 #else
@@ -70,51 +97,72 @@ __device__ __forceinline__ double entry(real k) {
 }
 
 // Sums over a warp of N values held by every lane: lane l returns the sum of value l / (32 / N).
-template <int N>
-__device__ __forceinline__ double warp_sums(double (&x)[N], int lane) {
+template <int N, int BIT = 16, typename T> __device__ __forceinline__ T warp_sums(T *x, int lane)
+{
+    if constexpr (N > 1) {
 #pragma unroll
-    for (int half = N / 2, bit = 16; half > 0; half /= 2, bit /= 2)
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            const bool up = lane & bit;
-            const double give = up ? x[i] : x[i + half];
-            x[i] = (up ? x[i + half] : x[i]) + __shfl_xor_sync(FULL, give, bit);
+        for (int i = 0; i < N / 2; i++) {
+            const T low = x[i], high = x[i + N / 2];
+            x[i] = (lane & BIT ? high : low) + __shfl_xor_sync(FULL, lane & BIT ? low : high, BIT);
         }
-    double s = x[0];
+        return warp_sums<N / 2, BIT / 2>(x, lane);
+    } else {
+        T s = x[0];
 #pragma unroll
-    for (int bit = 16 / N; bit > 0; bit /= 2) s += __shfl_xor_sync(FULL, s, bit);
+        for (int bit = BIT; bit > 0; bit /= 2)
+            s += __shfl_xor_sync(FULL, s, bit);
+        return s;
+    }
+}
+
+__device__ __forceinline__ double warp_sum(double s)
+{
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2)
+        s += __shfl_xor_sync(FULL, s, bit);
     return s;
 }
 
-__device__ __forceinline__ double warp_sum(double s) {
+__device__ __forceinline__ double warp_max(double s)
+{
 #pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2) s += __shfl_xor_sync(FULL, s, bit);
-    return s;
-}
-
-__device__ __forceinline__ double warp_max(double s) {
-#pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2) s = fmax(s, __shfl_xor_sync(FULL, s, bit));
+    for (int bit = 16; bit > 0; bit /= 2)
+        s = fmax(s, __shfl_xor_sync(FULL, s, bit));
     return s;
 }
 
 // All blocks of the grid meet; what they wrote to global memory before is visible after (read it with __ldcg).
 // The counter only grows, so thread 0 knows from meeting_start on at which count each meeting ends.
-__device__ __forceinline__ uint32_t meeting_start(const uint32_t *counter) {
+__device__ __forceinline__ uint32_t meeting_start(const uint32_t *counter)
+{
     return *(const volatile uint32_t *)counter / gridDim.x * gridDim.x;
 }
 
-__device__ __forceinline__ void grid_barrier(uint32_t *counter, uint32_t &ended) {
+// Work between arriving and waiting must not touch what the other blocks read or write; the last warp keeps out of it.
+__device__ __forceinline__ void grid_arrive(uint32_t *counter, uint32_t &ended)
+{
     __syncthreads();
     ended += gridDim.x;
-    if (threadIdx.x == 0) {
-        uint32_t now;
+    if (threadIdx.x == blockDim.x - 32)
         asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-        do asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+}
+
+__device__ __forceinline__ void grid_wait(const uint32_t *counter, uint32_t ended)
+{
+    if (threadIdx.x == blockDim.x - 32) {
+        uint32_t now;
+        do
+            asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
         while ((int)(now - ended) < 0);
         asm volatile("fence.acq_rel.gpu;" ::: "memory");
     }
     __syncthreads();
+}
+
+__device__ __forceinline__ void grid_barrier(uint32_t *counter, uint32_t &ended)
+{
+    grid_arrive(counter, ended);
+    grid_wait(counter, ended);
 }
 
 #endif

@@ -1,22 +1,29 @@
 // Mirrors src_c/solver.c (mapuot_iterate): many passes in one cooperative launch, one block a multiprocessor, sm_90+.
 //
-// row_pass, then the O(n) finish_pass spread over all blocks; three meetings of the grid a pass.  K stays in flight or
-// in shared memory from the first pass to the last.  Every block holds the same Progress and stops at the same pass.
+// row_pass, then the O(n) finish_pass spread over all blocks; three meetings of the grid a pass.  With few columns
+// (solo) every block does all of finish_pass for itself, and one meeting is left.  K stays in flight or in shared
+// memory from the first pass to the last.  Every block holds the same Progress and stops at the same pass.  The NARROW kernel
+// runs while progress.narrow is 1, the other one after it; each returns at once where it has nothing to do.
 #define PERSISTENT 1
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
 
+enum { ROWS = 1, FINISH = 2 }; // mode: the halves to do; one alone: once, through S.total
+
 struct Shared {
+    State state; // a copy, for what runs out of line
     Finish finish;
     Exchange exchange;
+    Ring ring[GROUPS];
     uint64_t full[GROUPS][SLOTS];
-    alignas(128) double stage[16][32 * CHUNK];
+    alignas(128) num stage[STAGE + 1];
 };
 
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
 
 // This block's share of the tiles and of shared memory; everything is zeroed once, so that no stale NaN is ever read.
-__device__ __forceinline__ Ring ring_open(const State &S, unsigned char *memory, int slots, int group) {
+__device__ __forceinline__ Ring ring_open(const State &S, unsigned char *memory, int slots, int group)
+{
     Shared &all = *(Shared *)memory;
     const int clusters = gridDim.x / CLUSTER, owner = (int)(blockIdx.x / CLUSTER) * GROUPS + group;
     const int64_t tiles = (S.m + R - 1) / R, owners = (int64_t)clusters * GROUPS;
@@ -34,10 +41,12 @@ __device__ __forceinline__ Ring ring_open(const State &S, unsigned char *memory,
     g.tile = memory + RING_OFFSET + (int64_t)group * slots * g.bytes;
     g.full = all.full[group];
     uint4 *words = (uint4 *)(memory + RING_OFFSET);
-    for (int q = threadIdx.x; q < GROUPS * slots * g.bytes / 16; q += THREADS) words[q] = make_uint4(0, 0, 0, 0);
-    for (int q = threadIdx.x; q < GROUPS * R * ROW_SCALARS; q += THREADS) ((double *)all.exchange.row)[q] = 0;
-    if (threadIdx.x < GROUPS * SLOTS)
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address((uint64_t *)all.full + threadIdx.x))
+    for (int q = threadIdx.x; q < GROUPS * slots * g.bytes / 16; q += THREADS)
+        words[q] = make_uint4(0, 0, 0, 0);
+    for (int q = threadIdx.x; q < GROUPS * R * NEXT_B; q += THREADS)
+        ((double *)all.exchange.row)[q] = 0;
+    for (int q = threadIdx.x; q < GROUPS * SLOTS; q += THREADS)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address((uint64_t *)all.full + q))
                      : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
     __syncthreads();
@@ -45,31 +54,183 @@ __device__ __forceinline__ Ring ring_open(const State &S, unsigned char *memory,
 }
 
 // v of this thread's columns; other blocks wrote it, so L1 is passed by.
-__device__ __forceinline__ void load_v(const State &S, const Ring &g, double (&v)[CPT]) {
+__device__ __forceinline__ void load_v(const State &S, const Ring &g, num (&v)[CPT])
+{
 #pragma unroll
     for (int c = 0; c < VPT; c++) {
         const int j = (c * GT + threadIdx.x % GT) * CHUNK;
+        const int64_t at = own_copy(S) + g.column + j;
+#if NARROW
+#pragma unroll
+        for (int e = 0; e < CHUNK; e += 4) {
+            const float4 x = j < g.columns ? __ldcg((const float4 *)(S.narrow_v + at + e)) : make_float4(0, 0, 0, 0);
+            v[c * CHUNK + e] = x.x, v[c * CHUNK + e + 1] = x.y, v[c * CHUNK + e + 2] = x.z, v[c * CHUNK + e + 3] = x.w;
+        }
+#else
 #pragma unroll
         for (int e = 0; e < CHUNK; e += 2) {
             double2 x = make_double2(0, 0);
-            if (j < g.columns) x = __ldcg((const double2 *)(S.v_scale + g.column + j + e));
+            if (j < g.columns)
+                x = __ldcg((const double2 *)(S.v_scale + at + e));
             v[c * CHUNK + e] = x.x * WIDEN;
             v[c * CHUNK + e + 1] = x.y * WIDEN;
         }
+#endif
     }
 }
 
-__device__ __forceinline__ void add_row_scalars(const State &S, Exchange &x) {
+// s = K v, u = prox(s), column sums and row scalars of this block.  Between passes the ring waits in shared memory.
+__device__ __forceinline__ void row_half(const State &S, Shared &all, int group)
+{
+    const int turn = (int)all.finish.p.turn;
+    num v[CPT], acc[CPT];
+    Ring g = all.ring[group];
+#pragma unroll
+    for (int c = 0; c < CPT; c++)
+        acc[c] = 0;
+    if (g.tiles) {
+        load_v(S, g, v);
+        row_pass(S, g, all.exchange, group, all.finish.p.shift, v, acc);
+    }
     __syncthreads();
-    if (threadIdx.x < ROW_SCALARS) {
+    if (threadIdx.x % GT == 0)
+        all.ring[group] = g;
+    add_sums(S, g, acc, group, all.stage, (num *)sums_of(S, turn));
+    const int slot = threadIdx.x % 32; // the last warp: the others may be at the sums still
+    if ((int)threadIdx.x >= THREADS - 32 && slot < NEXT_B) {
         double total = 0;
         for (int q = 0; q < GROUPS * R; q++) {
-            double *row = (double *)x.row + q * ROW_SCALARS + threadIdx.x;
-            total += *row;
-            *row = 0;
+            total += all.exchange.row[q][slot];
+            all.exchange.row[q][slot] = 0;
         }
-        if (total != 0) atomicAdd(S.row_scalars + threadIdx.x, total);
+        scalars_of(S, turn)[blockIdx.x * SCALARS + slot] = total;
     }
+}
+
+// K^T u of one column in this pass
+__device__ __forceinline__ double column_sum(const State &S, int turn, int j, int mode)
+{
+    if (mode == FINISH)
+        return __ldcg(S.total + j);
+#if ORDERED
+    double sum = 0;
+#pragma unroll 16
+    for (int q = 0; q < (int)gridDim.x / CLUSTER; q++)
+        sum += __ldcg((const num *)S.slab + q * S.ld + j);
+    return sum;
+#else
+    return __ldcg((const num *)sums_of(S, turn) + j);
+#endif
+}
+
+// Solo: this block's copy of the vectors that the last launch left in the first one
+__device__ __forceinline__ void copy_vectors(const State &S)
+{
+    const int64_t own = own_copy(S);
+    if (own == 0)
+        return;
+    for (int j = threadIdx.x; j < S.ld; j += blockDim.x) {
+        S.x_next[own + j] = S.x_next[j];
+        S.v_scale[own + j] = S.v_scale[j];
+        S.narrow_v[own + j] = S.narrow_v[j];
+        S.image[own + j] = S.image[j];
+        S.residual[own + j] = S.residual[j];
+    }
+    for (int j = threadIdx.x; j < MEMORY * S.ld; j += blockDim.x) {
+        S.dF[own * MEMORY + j] = S.dF[j];
+        S.dG[own * MEMORY + j] = S.dG[j];
+    }
+}
+
+// Sweep 1 over this block's columns, `rounds` a thread; c holds what was loaded of the first.
+__device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int mode)
+{
+    const int turn = (int)F.p.turn;
+    double sum = c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
+    join_scalars(F, scalars_of(S, turn), gridDim.x, mode == FINISH ? S.total + S.ld : nullptr);
+    if (part >= S.parts) {
+        if (threadIdx.x < 32)
+            F.move = translation(S, F);
+        return;
+    }
+    for (int round = 0; round < rounds; round++) {
+        if (round > 0) {
+            load_column(S, F, part, round, c);
+            sum = c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
+        }
+        if ((int)threadIdx.x / 32 < column_warps(S))
+            column_values(S, F, sum, c, round);
+        if (rounds > 1 && c.j >= 0) {
+            S.work[c.j] = c.f;
+            S.work[S.n + c.j] = c.G;
+        }
+    }
+    block_values(S, F, S.solo ? F.total : S.partial + part * VALUES);
+}
+
+// Sweep 2, and this block's part of B and sum v.
+__device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int turn,
+                                             double &B, double &scale)
+{
+    B = scale = 0;
+    for (int round = 0; round < rounds; round++) {
+        if (rounds > 1) {
+            load_column(S, F, part, round, c);
+            load_images(S, F, c);
+        }
+        if (c.j < 0)
+            continue;
+        if (rounds > 1) {
+            c.f = S.work[c.j];
+            c.G = S.work[S.n + c.j];
+        }
+        if (!(S.solo && blockIdx.x > 0))
+            ((num *)sums_of(S, turn + 2))[c.j] = 0;
+        if (F.p.step < 3)
+            advance_column(S, F.p, c, B, scale);
+    }
+}
+
+// The O(n) half and the meeting before it.  Out of line: the row half keeps its registers.
+__device__ __noinline__ uint32_t finish_half(Shared &all, int mode, uint32_t ended)
+{
+    const State &S = all.state;
+    Finish &F = all.finish;
+    uint32_t *counter = S.barrier + 32 * NARROW;
+    Column c;
+    load_column(S, F, S.solo ? 0 : blockIdx.x, 0, c);
+    if (mode & ROWS)
+        grid_barrier(counter, ended);
+    const int part = S.solo ? 0 : blockIdx.x, turn = (int)F.p.turn, rounds = column_rounds(S);
+    double B, scale;
+    first_sweep(S, F, c, part, rounds, mode);
+    if (rounds == 1)
+        load_images(S, F, c);
+    if (!S.solo) {
+        grid_barrier(counter, ended);
+        finish_totals(S, F);
+    }
+    finish_scalars(S, F);
+    second_sweep(S, F, c, part, rounds, turn, B, scale);
+    if (!S.solo)
+        grid_arrive(counter, ended);
+    if ((int)threadIdx.x / 32 < column_warps(S) && part < S.parts)
+        next_sums(F, B, scale);
+    if (blockIdx.x == 0 && F.p.step < 3)
+        copy_record(S.trace + ((int)F.p.passes - 1) % TRACE_PASSES, &F.trace);
+    if (!S.solo)
+        grid_wait(counter, ended);
+    else
+        __syncthreads();
+    if (threadIdx.x < 2) {
+        double total = 0;
+        if (F.p.step > 2)
+            total = blockIdx.x == 0 ? F.row[NEXT_B + threadIdx.x] : 0;
+        else if (S.solo ? blockIdx.x == 0 : part < S.parts)
+            total = next_total(S, F, threadIdx.x);
+        scalars_of(S, turn + 1)[blockIdx.x * SCALARS + NEXT_B + threadIdx.x] = total;
+    }
+    return ended;
 }
 
 #if CLUSTER > 1
@@ -78,45 +239,42 @@ __device__ __forceinline__ void add_row_scalars(const State &S, Exchange &x) {
 #define SHAPE __launch_bounds__(THREADS, 1)
 #endif
 
-extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int slots, int count, int bare) {
+// At most `count` passes, `first` made before.
+extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int slots, int first, int count, int mode)
+{
     extern __shared__ __align__(128) unsigned char memory[];
     Shared &all = *(Shared *)memory;
     Finish &F = all.finish;
-    const int group = threadIdx.x / GT, thread = threadIdx.x % GT;
-    uint32_t ended = meeting_start(S.barrier);
-    Ring g = ring_open(S, memory, slots, group);
+    const int group = threadIdx.x / GT;
+    uint32_t *counter = S.barrier + 32 * NARROW, ended = meeting_start(counter);
+    if (S.progress->narrow != NARROW || S.progress->status != RUNNING || S.progress->passes >= first + count)
+        return;
     copy_record(&F.p, S.progress);
-    if (threadIdx.x == 0) F.parity = 0;
+    copy_record(&all.state, &S);
+    const Ring g = ring_open(S, memory, slots, group);
+    if (threadIdx.x % GT == 0)
+        all.ring[group] = g;
 #if CLUSTER > 1
     group_barrier(group);
 #endif
-    if (thread == 0)
-        for (int t = 0; t < g.slots && t < g.tiles; t++) fetch(S, g, t, t);
+    if (threadIdx.x % GT == 0 && mode & ROWS)
+        for (int t = 0; t < g.slots && t < g.tiles; t++)
+            fetch(S, g, t, t);
+    copy_vectors(S);
     __syncthreads();
     for (int pass = 0; pass < count; pass++) {
-        if (g.tiles) {
-            double v[CPT], acc[CPT];
-            load_v(S, g, v);
-#pragma unroll
-            for (int c = 0; c < CPT; c++) acc[c] = 0;
-            row_pass(S, g, all.exchange, group, F.p.shift, v, acc);
-            add_sums(S, g, acc, all.stage[threadIdx.x / 32]);
+        if (mode & ROWS)
+            row_half(S, all, group);
+        if (mode == ROWS) {
+            grid_barrier(counter, ended);
+            continue;
         }
-        add_row_scalars(S, all.exchange);
-        if (threadIdx.x / 32 == 1) finish_next(S, F);
-        grid_barrier(S.barrier, ended);
-        if (bare) continue; // benchmarks: the row half and its meeting alone
-        finish_begin(S, F);
-        finish_columns(S, F, blockIdx.x);
-        grid_barrier(S.barrier, ended);
-        finish_scalars(S, F);
-        finish_advance(S, F, blockIdx.x, 0);
-        if (blockIdx.x == 0 && threadIdx.x < ROW_SCALARS) S.row_scalars[threadIdx.x] = 0;
-        if (blockIdx.x == 0) copy_record(S.trace + pass, &F.trace);
-        grid_barrier(S.barrier, ended);
-        if (F.p.status != RUNNING) break;
+        ended = finish_half(all, mode, ended);
+        if (mode == FINISH || F.p.status != RUNNING || F.p.narrow != NARROW || F.p.passes >= first + count)
+            break;
     }
-    if (blockIdx.x == 0) copy_record(S.progress, &F.p);
+    if (blockIdx.x == 0 && mode & FINISH)
+        copy_record(S.progress, &F.p);
 #if CLUSTER > 1
     group_barrier(group); // no block leaves while a peer may still write to it
 #endif

@@ -7,23 +7,28 @@
 #define PLAN_PASS_CUH
 #include "row_pass.cuh"
 
-__device__ __forceinline__ void unpack(const uint4 &w, double (&p)[CHUNK]) {
+__device__ __forceinline__ void unpack(const uint4 &w, double (&p)[CHUNK])
+{
     const real *x = (const real *)&w;
 #pragma unroll
-    for (int e = 0; e < CHUNK; e++) p[e] = entry(x[e]);
+    for (int e = 0; e < CHUNK; e++)
+        p[e] = entry(x[e]);
 }
 
-__device__ __forceinline__ uint4 pack(const double (&p)[CHUNK]) {
+__device__ __forceinline__ uint4 pack(const double (&p)[CHUNK])
+{
     uint4 w;
     real *x = (real *)&w;
 #pragma unroll
-    for (int e = 0; e < CHUNK; e++) x[e] = narrow(p[e]);
+    for (int e = 0; e < CHUNK; e++)
+        x[e] = stored(p[e]);
     return w;
 }
 
 // One row: scaled by the columns' ratio, its sum, then by its own; acc gathers the columns of the new plan.
 __device__ __forceinline__ void plan_row(const State &S, int i, double shift, double (*part)[GW], double *row,
-                                         const double (&ratio)[CPT], double (&acc)[CPT]) {
+                                         const double (&ratio)[CPT], double (&acc)[CPT])
+{
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint4 *P = (uint4 *)(S.kernel + i * S.ld) + threadIdx.x;
     const double old = S.u_scale[i];
@@ -35,13 +40,15 @@ __device__ __forceinline__ void plan_row(const State &S, int i, double shift, do
         w[c] = (c * GT + threadIdx.x) * CHUNK < (int)S.ld ? P[c * GT] : make_uint4(0, 0, 0, 0);
         unpack(w[c], p);
 #pragma unroll
-        for (int e = 0; e < CHUNK; e++) s = fma(p[e], ratio[c * CHUNK + e], s);
+        for (int e = 0; e < CHUNK; e++)
+            s = fma(p[e], ratio[c * CHUNK + e], s);
     }
     s = warp_sum(s);
-    if (lane == 0) part[i & 1][warp] = s;
+    if (lane == 0)
+        part[i & 1][warp] = s;
     __syncthreads();
     s = warp_sum(lane < GW ? part[i & 1][lane] : 0) / (old > 0 ? old : 1);
-    const double u = row_scale(S, i, S.point[i], s, shift, threadIdx.x == 0 ? row : nullptr);
+    const double u = row_scale(S, i, S.point[i], s, shift, threadIdx.x == 0, row);
     const double factor = old > 0 ? u / old : 0;
 #pragma unroll
     for (int c = 0; c < VPT; c++) {
@@ -52,14 +59,20 @@ __device__ __forceinline__ void plan_row(const State &S, int i, double shift, do
             p[e] *= ratio[c * CHUNK + e] * factor;
             acc[c * CHUNK + e] += p[e];
         }
-        if ((c * GT + threadIdx.x) * CHUNK < (int)S.ld) P[c * GT] = pack(p);
+        if ((c * GT + threadIdx.x) * CHUNK < (int)S.ld)
+            P[c * GT] = pack(p);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(GT) plan_pass(const __grid_constant__ State S, int parity) {
-    __shared__ double part[2][GW], row[ROW_SCALARS];
-    if (S.progress[parity].status != RUNNING) return;
-    if (threadIdx.x < ROW_SCALARS) row[threadIdx.x] = 0;
+extern "C" __global__ void __launch_bounds__(GT) plan_pass(const __grid_constant__ State S, int parity)
+{
+    __shared__ double part[2][GW];
+    __shared__ RowSums row[R];
+    const int turn = (int)S.progress[parity].turn;
+    if (S.progress[parity].status != RUNNING)
+        return;
+    for (int q = threadIdx.x; q < R * NEXT_B; q += GT)
+        row[0][q] = 0;
     __syncthreads();
     double ratio[CPT], acc[CPT];
 #pragma unroll
@@ -70,13 +83,13 @@ extern "C" __global__ void __launch_bounds__(GT) plan_pass(const __grid_constant
     }
     const double shift = S.progress[parity].shift;
     for (int i = (int)(S.m * blockIdx.x / gridDim.x); i < S.m * (blockIdx.x + 1) / gridDim.x; i++)
-        plan_row(S, i, shift, part, row, ratio, acc);
+        plan_row(S, i, shift, part, row[0], ratio, acc);
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * GT + threadIdx.x) * CHUNK + c % CHUNK;
-        if (j < S.ld && S.v_scale[j] > 0) atomicAdd(S.sums + j, acc[c] / S.v_scale[j]);
+        if (j < S.ld && S.v_scale[j] > 0)
+            atomicAdd(sums_of(S, turn) + j, acc[c] / S.v_scale[j]);
     }
-    __syncthreads();
-    if (threadIdx.x < ROW_SCALARS) atomicAdd(S.row_scalars + parity * ROW_SCALARS + threadIdx.x, row[threadIdx.x]);
+    flush_rows(S, row, turn);
 }
 #endif

@@ -1,41 +1,55 @@
 // Mirrors src_c/solver.c (mapuot_iterate) for devices without bulk copies, sm_70+, and for rows wider than a cluster.
 //
-// A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns) or row_sums and column_sums (K read twice, any
-// width), then finish_first and finish_second: kernel boundaries are the meetings.  A kernel reads half `parity` of
-// progress, row_scalars and next, and the last one writes the other half; once the status is not RUNNING, all pass by.
+// A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns) or row_sums and column_sums (K read
+// twice, any width), then finish_first, finish_join, finish_second: kernel boundaries are the meetings.  A kernel reads half
+// `parity` of progress, and finish_join writes the other half; once the status is not RUNNING, all pass by.
 #define PERSISTENT 0
 #include "row_pass.cuh"
-#include "plan_pass.cuh"
 #include "finish_pass.cuh"
 
 __device__ __forceinline__ bool stopped(const State &S, int parity) { return S.progress[parity].status != RUNNING; }
 
 // Sums over the block of R values: every lane gets the sum of row lane / LANES.
-__device__ __forceinline__ double block_sums(double (&s)[R], double *part) {
+__device__ __forceinline__ double block_sums(double (&s)[R], double *part)
+{
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const double mine = warp_sums<R>(s, lane);
-    if (lane % LANES == 0) part[(lane / LANES) * GW + warp] = mine;
+    if (lane % LANES == 0)
+        part[(lane / LANES) * GW + warp] = mine;
     __syncthreads();
     double total = 0;
-    for (int k = lane % LANES; k < GW; k += LANES) total += part[(lane / LANES) * GW + k];
+    for (int k = lane % LANES; k < GW; k += LANES)
+        total += part[(lane / LANES) * GW + k];
 #pragma unroll
-    for (int bit = LANES / 2; bit > 0; bit /= 2) total += __shfl_xor_sync(FULL, total, bit);
+    for (int bit = LANES / 2; bit > 0; bit /= 2)
+        total += __shfl_xor_sync(FULL, total, bit);
     return total;
 }
 
-__device__ __forceinline__ void flush_rows(const State &S, double (*row)[ROW_SCALARS], int parity) {
+// The row scalars of the block, added to those of the other blocks
+__device__ __forceinline__ void flush_rows(const State &S, const RowSums *row, int turn)
+{
     __syncthreads();
-    if (threadIdx.x >= ROW_SCALARS) return;
+    if (threadIdx.x >= NEXT_B)
+        return;
     double total = 0;
-    for (int q = 0; q < R; q++) total += row[q][threadIdx.x];
-    if (total != 0) atomicAdd(S.row_scalars + parity * ROW_SCALARS + threadIdx.x, total);
+    for (int q = 0; q < R; q++)
+        total += row[q][threadIdx.x];
+    atomicAdd(scalars_of(S, turn) + threadIdx.x, total);
 }
 
+#include "plan_pass.cuh"
+
 // The fused pass: a tile is in registers for its row sums and for the column sums.
-extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant__ State S, int parity) {
-    __shared__ double part[2][R * GW], row[R][ROW_SCALARS];
-    if (stopped(S, parity)) return;
-    for (int q = threadIdx.x; q < R * ROW_SCALARS; q += GT) ((double *)row)[q] = 0;
+extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant__ State S, int parity)
+{
+    __shared__ double part[2][R * GW];
+    __shared__ RowSums row[R];
+    if (stopped(S, parity))
+        return;
+    const int turn = (int)S.progress[parity].turn;
+    for (int q = threadIdx.x; q < R * NEXT_B; q += GT)
+        row[0][q] = 0;
     __syncthreads();
     const int64_t tiles = (S.m + R - 1) / R, end = tiles * (blockIdx.x + 1) / gridDim.x;
     const int lane = threadIdx.x % 32;
@@ -68,13 +82,14 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
                 double x[CHUNK];
                 widen(w[q][c], x);
 #pragma unroll
-                for (int e = 0; e < CHUNK; e++) s[q] = fma(x[e], v[c * CHUNK + e], s[q]);
+                for (int e = 0; e < CHUNK; e++)
+                    s[q] = fma(x[e], v[c * CHUNK + e], s[q]);
             }
         }
         const double total = block_sums(s, part[k & 1]);
         const bool mine = threadIdx.x < 32 && lane % LANES == 0;
         const double shift = S.progress[parity].shift;
-        const double u = WIDEN * row_scale(S, i, point, total, shift, mine ? row[lane / LANES] : nullptr);
+        const double u = WIDEN * row_scale(S, i, point, total, shift, mine, row[lane / LANES]);
 #pragma unroll
         for (int q = 0; q < R; q++) {
             const double uq = __shfl_sync(FULL, u, q * LANES);
@@ -83,23 +98,30 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
                 double x[CHUNK];
                 widen(w[q][c], x);
 #pragma unroll
-                for (int e = 0; e < CHUNK; e++) acc[c * CHUNK + e] = fma(uq, x[e], acc[c * CHUNK + e]);
+                for (int e = 0; e < CHUNK; e++)
+                    acc[c * CHUNK + e] = fma(uq, x[e], acc[c * CHUNK + e]);
             }
         }
     }
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * GT + threadIdx.x) * CHUNK + c % CHUNK;
-        if (j < S.ld) atomicAdd(S.sums + j, acc[c]);
+        if (j < S.ld)
+            atomicAdd(sums_of(S, turn) + j, acc[c]);
     }
-    flush_rows(S, row, parity);
+    flush_rows(S, row, turn);
 }
 
 // Wide rows, first read: s = K v and u = prox(s), R rows a block at a time.
-extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant__ State S, int parity) {
-    __shared__ double part[2][R * GW], row[R][ROW_SCALARS];
-    if (stopped(S, parity)) return;
-    for (int q = threadIdx.x; q < R * ROW_SCALARS; q += GT) ((double *)row)[q] = 0;
+extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant__ State S, int parity)
+{
+    __shared__ double part[2][R * GW];
+    __shared__ RowSums row[R];
+    if (stopped(S, parity))
+        return;
+    const int turn = (int)S.progress[parity].turn;
+    for (int q = threadIdx.x; q < R * NEXT_B; q += GT)
+        row[0][q] = 0;
     __syncthreads();
     const int lane = threadIdx.x % 32;
     int k = 0;
@@ -110,24 +132,30 @@ extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant_
 #pragma unroll
             for (int q = 0; q < R; q++) {
                 double x[CHUNK];
-                if (t * R + q >= S.m) continue;
+                if (t * R + q >= S.m)
+                    continue;
                 widen(__ldg((const uint4 *)(S.kernel + (t * R + q) * S.ld + j)), x);
 #pragma unroll
-                for (int e = 0; e < CHUNK; e++) s[q] = fma(x[e], WIDEN * S.v_scale[j + e], s[q]);
+                for (int e = 0; e < CHUNK; e++)
+                    s[q] = fma(x[e], WIDEN * S.v_scale[j + e], s[q]);
             }
         const double total = block_sums(s, part[k]);
         const bool mine = threadIdx.x < 32 && lane % LANES == 0;
         const Point point = S.point[i < S.m ? i : S.m - 1];
-        row_scale(S, i, point, total, S.progress[parity].shift, mine ? row[lane / LANES] : nullptr);
+        row_scale(S, i, point, total, S.progress[parity].shift, mine, row[lane / LANES]);
     }
-    flush_rows(S, row, parity);
+    flush_rows(S, row, turn);
 }
 
 // Wide rows, second read: sums += K^T u over the rows of slab blockIdx.y; a thread owns one chunk of columns.
-extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_constant__ State S, int parity) {
-    if (stopped(S, parity)) return;
+extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_constant__ State S, int parity)
+{
+    if (stopped(S, parity))
+        return;
+    const int turn = (int)S.progress[parity].turn;
     const int64_t j = ((int64_t)blockIdx.x * GT + threadIdx.x) * CHUNK;
-    if (j >= S.ld) return;
+    if (j >= S.ld)
+        return;
     double acc[CHUNK] = {};
 #pragma unroll 4
     for (int64_t i = S.m * blockIdx.y / gridDim.y; i < S.m * (blockIdx.y + 1) / gridDim.y; i++) {
@@ -135,39 +163,84 @@ extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_consta
         const double u = WIDEN * S.u_scale[i];
         widen(__ldg((const uint4 *)(S.kernel + i * S.ld + j)), x);
 #pragma unroll
-        for (int e = 0; e < CHUNK; e++) acc[e] = fma(u, x[e], acc[e]);
+        for (int e = 0; e < CHUNK; e++)
+            acc[e] = fma(u, x[e], acc[e]);
     }
 #pragma unroll
-    for (int e = 0; e < CHUNK; e++) atomicAdd(S.sums + j + e, acc[e]);
+    for (int e = 0; e < CHUNK; e++)
+        atomicAdd(sums_of(S, turn) + j + e, acc[e]);
 }
 
-__device__ __forceinline__ void finish_open(const State &S, Finish &F, int parity) {
+// from: null, or S.total where the sums of several devices are
+__device__ __forceinline__ void finish_open(const State &S, Finish &F, int parity, const double *from)
+{
     copy_record(&F.p, S.progress + parity);
-    if (threadIdx.x == 0) F.parity = parity;
     __syncthreads();
-    if (threadIdx.x < 32) finish_next(S, F);
+    join_scalars(F, scalars_of(S, (int)F.p.turn), 1, from ? from + S.ld : nullptr);
     __syncthreads();
-    finish_begin(S, F);
 }
 
-extern "C" __global__ void __launch_bounds__(256) finish_first(const __grid_constant__ State S, int parity) {
+extern "C" __global__ void __launch_bounds__(256)
+    finish_first(const __grid_constant__ State S, int parity, const double *from)
+{
     __shared__ Finish F;
-    if (stopped(S, parity)) return;
-    finish_open(S, F, parity);
-    finish_columns(S, F, blockIdx.x);
+    Column c;
+    if (stopped(S, parity))
+        return;
+    finish_open(S, F, parity, from);
+    const int turn = (int)F.p.turn;
+    load_column(S, F, blockIdx.x, 0, c);
+    const double sum = c.j < 0 ? 0 : from ? from[c.j] : sums_of(S, turn)[c.j];
+    if ((int)threadIdx.x / 32 < column_warps(S))
+        column_values(S, F, sum, c, 0);
+    block_values(S, F, S.partial + (int64_t)blockIdx.x * VALUES);
+    if (c.j >= 0) {
+        S.work[c.j] = c.f;
+        S.work[S.n + c.j] = c.G;
+    }
+    if (blockIdx.x == 0 && threadIdx.x < SCALARS)
+        scalars_of(S, turn + 1)[threadIdx.x] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(256) finish_second(const __grid_constant__ State S, int parity, int pass) {
+extern "C" __global__ void __launch_bounds__(512)
+    finish_join(const __grid_constant__ State S, int parity, const double *from)
+{
     __shared__ Finish F;
     if (stopped(S, parity)) {
-        if (blockIdx.x == 0) copy_record(S.progress + 1 - parity, S.progress + parity);
+        copy_record(S.progress + 1 - parity, S.progress + parity);
         return;
     }
-    finish_open(S, F, parity);
+    finish_open(S, F, parity, from);
+    if (threadIdx.x == 0)
+        F.move = translation(S, F);
+    finish_totals(S, F);
     finish_scalars(S, F);
-    finish_advance(S, F, blockIdx.x, 1 - parity);
-    if (blockIdx.x > 0) return;
-    if (threadIdx.x < ROW_SCALARS) S.row_scalars[(1 - parity) * ROW_SCALARS + threadIdx.x] = 0;
     copy_record(S.progress + 1 - parity, &F.p);
-    copy_record(S.trace + pass, &F.trace);
+    copy_record(S.trace + ((int)F.p.passes - 1) % TRACE_PASSES, &F.trace);
+}
+
+extern "C" __global__ void __launch_bounds__(256) finish_second(const __grid_constant__ State S, int parity)
+{
+    __shared__ Finish F;
+    Column c;
+    double B = 0, scale = 0;
+    if (stopped(S, parity))
+        return;
+    const int turn = (int)S.progress[parity].turn;
+    copy_record(&F.p, S.progress + 1 - parity);
+    __syncthreads();
+    load_column(S, F, blockIdx.x, 0, c);
+    load_images(S, F, c);
+    if (c.j >= 0) {
+        c.f = S.work[c.j];
+        c.G = S.work[S.n + c.j];
+        sums_of(S, turn + 2)[c.j] = 0;
+    }
+    if (c.j >= 0)
+        advance_column(S, F.p, c, B, scale);
+    if ((int)threadIdx.x / 32 < column_warps(S))
+        next_sums(F, B, scale);
+    __syncthreads();
+    if (threadIdx.x < 2)
+        atomicAdd(scalars_of(S, turn + 1) + NEXT_B + threadIdx.x, next_total(S, F, threadIdx.x));
 }

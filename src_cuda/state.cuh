@@ -6,52 +6,61 @@
 #define STATE_CUH
 #include "common.cuh"
 
-#define MEMORY 8   // most Anderson differences
-#define VALUES 32  // sums that finish_pass takes over all columns
+#define MEMORY 8         // most Anderson differences
+#define VALUES 32        // sums that finish_pass takes over all columns
+#define TRACE_PASSES 256 // passes that trace holds, pass k at k - 1 modulo it
+#define BLOCKS 256       // most blocks of a cooperative launch
 
-enum { RUNNING, CONVERGED, ABSORB, STALLED, NOT_FINITE };
+enum { RUNNING, CONVERGED, ABSORB, STALLED, NOT_FINITE, COARSE }; // COARSE: go on with K in float64
 enum { KL, BALANCED, TV, L2, RANGE };
-enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, ROW_SCALARS = 8 };
+// what a block leaves beside the column sums: five sums over its rows, and two over its columns for the next pass
+enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, NEXT_B, NEXT_SCALE, SCALARS };
 
 // One marginal.  point: rows KL/balanced {base, fi, -rho (finite), reg a (balanced)}, else {d, t, rho, upper}.
 struct Side {
     int64_t kind;
-    const double *weight, *log_weight, *rho, *upper, *absorbed, *fi, *rate;  // rate: reg / rho
+    const double *weight, *log_weight, *rho, *upper, *absorbed, *fi, *rate; // rate: reg / rho
 };
 
+// Arrays of length n with `copies` have one copy a block where every block does all of finish_pass (solo).
 struct State {
     int64_t m, n, ld;
     real *kernel;
-    const Point *point;               // m: what the prox of a row needs
-    double *u_log, *u_scale, *r;      // m: log and value of u relative to K; row marginal before translation
+    const Point *point;          // m: what the prox of a row needs
+    double *u_log, *u_scale, *r; // m: log and value of u relative to K; row marginal before translation
     Side rows, cols;
-    double *x_next, *x, *v_scale, *s; // n: next log v; certified log v; v relative to K; column marginal
-    double *sums;                     // n: K^T u
-    double *row_scalars;              // 2 x ROW_SCALARS sums over the rows
-    double *image, *residual;         // n: last G(x) and G(x) - x
-    double *work;                     // 2 n: the same of this pass, before the translation
-    double *dF, *dG;                  // MEMORY x n: differences of residuals and images
-    double *partial;                  // blocks x VALUES
-    double *next;                     // 2 x blocks x 2: sum b v^(-reg/rho2), sum v_scale of the next state
-    double *ratio;                    // n, in place: v over the v that the plan holds; else null
-    uint32_t *barrier;
-    struct Progress *progress;        // two: portable kernels read one and write the other
+    double *x, *s;             // n: certified log v; column marginal
+    double *x_next, *v_scale;  // copies of n: next log v; v relative to K
+    float *narrow_v;           // copies of ld: v_scale in float32
+    double *image, *residual;  // copies of n: last G(x) and G(x) - x
+    double *dF, *dG;           // copies of MEMORY x n: differences of residuals and images
+    double *work;              // 2 n, portable: G(x) - x and G(x) of this pass, before the translation
+    double *sums;              // 3 x ld, used in turn: K^T u (float32 in narrow passes)
+    double *total;             // ld + SCALARS: K^T u and the row scalars of a pass in two halves, to be reduced
+    double *slab;              // clusters x ld, ORDERED: the column sums of each
+    double *scalars;           // 2 x BLOCKS x SCALARS, used in turn
+    double *partial;           // parts x VALUES
+    double *ratio;             // n, in place: v over the v that the plan holds; else null
+    uint32_t *barrier;         // 64: counters of the meetings, NARROW from the 33rd on
+    struct Progress *progress; // two: portable kernels read one and write the other
     struct Trace *trace;
-    int64_t parts, memory;            // blocks that finish_pass runs on; Anderson differences at most
-    double reg, fi_rows, rate_cols;   // of sides with one rho; rate = reg / rho
-    double lam_rate, mu_rate;         // what a log ratio of masses is multiplied with, 0 = no translation
-    double tol, tol_gap, storage_error, flush, flush_tol;
+    int64_t parts, memory, solo;             // blocks that share the columns; Anderson differences at most
+    double reg, inv_reg, fi_rows, rate_cols; // of sides with one rho; rate = reg / rho
+    double lam_rate, mu_rate;                // what a log ratio of masses is multiplied with, 0 = no translation
+    double tol, tol_gap, storage_error, flush, flush_tol, narrow_floor, finer;
     double dual_constant, hard_weight, dual_scale;
 };
 
 struct Progress {
-    double shift, kappa;  // kappa: what the translation multiplied the plan with
-    double best_dual, best_error, since_best, since_absorb, passes, made, status, dead;
+    double shift, kappa; // kappa: what the translation multiplied the plan with
+    double best_dual, best_error, progress_dual, since_best, since_absorb, passes, status, dead;
     double depth, head, have, extrapolated;
+    double narrow; // 1: float32 passes, 0: float64
+    double turn;   // passes and repeated passes: which of the buffers is in use
     double gram[MEMORY * MEMORY], ones[MEMORY], gamma[MEMORY];
-    double step;          // 0: take G, 1: extrapolate, 2: go back to the last image
-    double common;        // fi2 mu, the translation of the image
-    double slot;          // where this pass keeps its difference, -1 = nowhere
+    double step;   // 0: take G, 1: extrapolate, 2: go back to the last image, 3: nothing, the pass is repeated
+    double common; // fi2 mu, the translation of the image
+    double slot;   // where this pass keeps its difference, -1 = nowhere
 };
 
 struct Trace {

@@ -12,7 +12,7 @@ typedef double cost;
 typedef float cost;
 #endif
 #define SIDE 32
-#define STEP 8  // threads are 32 x 8: each has SIDE / STEP rows of a tile
+#define STEP 8 // threads are 32 x 8: each has SIDE / STEP rows of a tile
 
 struct View {
     int64_t m, n;
@@ -22,11 +22,14 @@ struct View {
     double inv_reg;
 };
 
-struct Tile { double x[SIDE][SIDE + 1]; };
+struct Tile {
+    double x[SIDE][SIDE + 1];
+};
 
 // value[k] = A[i0 + ty + STEP k, j0 + tx], `missing` outside
 __device__ __forceinline__ void read_tile(const View &V, const cost *A, int64_t row, int64_t col, int64_t i0,
-                                          int64_t j0, double missing, Tile &tile, double (&value)[SIDE / STEP]) {
+                                          int64_t j0, double missing, Tile &tile, double (&value)[SIDE / STEP])
+{
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const bool turned = col != 1 && row < col;
 #pragma unroll
@@ -34,24 +37,29 @@ __device__ __forceinline__ void read_tile(const View &V, const cost *A, int64_t 
         const int64_t i = i0 + (turned ? tx : ty + STEP * k), j = j0 + (turned ? ty + STEP * k : tx);
         value[k] = i < V.m && j < V.n ? (double)A[i * row + j * col] : missing;
     }
-    if (!turned) return;
+    if (!turned)
+        return;
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++) tile.x[ty + STEP * k][tx] = value[k];
+    for (int k = 0; k < SIDE / STEP; k++)
+        tile.x[ty + STEP * k][tx] = value[k];
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++) value[k] = tile.x[tx][ty + STEP * k];
+    for (int k = 0; k < SIDE / STEP; k++)
+        value[k] = tile.x[tx][ty + STEP * k];
 }
 
 // x = alpha_i + beta_j - M_ij / reg (-inf outside); M stays in M_out where it is asked for, c in c_out (1 without c)
-__device__ __forceinline__ void exponents(const View &V, int64_t i0, int64_t j0, Tile &tile,
-                                          double (&x)[SIDE / STEP], double (&c)[SIDE / STEP],
-                                          double (&M)[SIDE / STEP]) {
+__device__ __forceinline__ void exponents(const View &V, int64_t i0, int64_t j0, Tile &tile, double (&x)[SIDE / STEP],
+                                          double (&c)[SIDE / STEP], double (&M)[SIDE / STEP])
+{
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     read_tile(V, V.M, V.M_row, V.M_col, i0, j0, INF, tile, M);
 #pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++) c[k] = 1;
-    if (V.c) read_tile(V, V.c, V.c_row, V.c_col, i0, j0, 0, tile, c);
+    for (int k = 0; k < SIDE / STEP; k++)
+        c[k] = 1;
+    if (V.c)
+        read_tile(V, V.c, V.c_row, V.c_col, i0, j0, 0, tile, c);
 #pragma unroll
     for (int k = 0; k < SIDE / STEP; k++) {
         const int64_t i = i0 + ty + STEP * k, j = j0 + tx;
@@ -60,14 +68,15 @@ __device__ __forceinline__ void exponents(const View &V, int64_t i0, int64_t j0,
 }
 
 // The column tiles of slab blockIdx.y
-#define FOR_TILES(j0)                                                                     \
-    const int64_t tiles = (V.n + SIDE - 1) / SIDE;                                        \
-    for (int64_t j0 = tiles * blockIdx.y / gridDim.y * SIDE, end = tiles * (blockIdx.y + 1) / gridDim.y * SIDE; j0 < end; \
-         j0 += SIDE)
+#define FOR_TILES(j0)                                                                                                  \
+    const int64_t tiles = (V.n + SIDE - 1) / SIDE;                                                                     \
+    for (int64_t j0 = tiles * blockIdx.y / gridDim.y * SIDE, end = tiles * (blockIdx.y + 1) / gridDim.y * SIDE;        \
+         j0 < end; j0 += SIDE)
 
 // K (entries below `flush` are zero; columns n .. ld too) or, with flush = 0, the plan.
-extern "C" __global__ void __launch_bounds__(256) build_kernel(const __grid_constant__ View V, real *out, int64_t ld,
-                                                               double flush) {
+extern "C" __global__ void __launch_bounds__(256)
+    build_kernel(const __grid_constant__ View V, real *out, int64_t ld, double flush)
+{
     __shared__ Tile tile;
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE, tiles = (ld + SIDE - 1) / SIDE;
@@ -79,40 +88,49 @@ extern "C" __global__ void __launch_bounds__(256) build_kernel(const __grid_cons
         for (int k = 0; k < SIDE / STEP; k++) {
             const int64_t i = i0 + ty + STEP * k;
             const double p = c[k] * exp(x[k]);
-            if (i < V.m && j < ld) out[i * ld + j] = narrow(p >= flush ? p : 0);
+            if (i < V.m && j < ld)
+                out[i * ld + j] = stored(p >= flush ? p : 0);
         }
     }
 }
 
 // out_i = max_j log(entry)
-extern "C" __global__ void __launch_bounds__(256) row_max(const __grid_constant__ View V, double *out) {
+extern "C" __global__ void __launch_bounds__(256) row_max(const __grid_constant__ View V, double *out)
+{
     __shared__ Tile tile;
     const int ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
     double top[SIDE / STEP];
 #pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++) top[k] = -INF;
-    FOR_TILES(j0) {
+    for (int k = 0; k < SIDE / STEP; k++)
+        top[k] = -INF;
+    FOR_TILES(j0)
+    {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
         exponents(V, i0, j0, tile, x, c, M);
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) top[k] = fmax(top[k], V.c ? x[k] + log(c[k]) : x[k]);
+        for (int k = 0; k < SIDE / STEP; k++)
+            top[k] = fmax(top[k], V.c ? x[k] + log(c[k]) : x[k]);
     }
 #pragma unroll
     for (int k = 0; k < SIDE / STEP; k++) {
         const double high = warp_max(top[k]);
         const int64_t i = i0 + ty + STEP * k;
-        if (threadIdx.x % 32 == 0 && i < V.m) out[blockIdx.y * V.m + i] = high;
+        if (threadIdx.x % 32 == 0 && i < V.m)
+            out[blockIdx.y * V.m + i] = high;
     }
 }
 
 // out_i = sum_j P_ij, cost_i = sum_j P_ij M_ij
-extern "C" __global__ void __launch_bounds__(256) plan_sums(const __grid_constant__ View V, double *out, double *cost_out) {
+extern "C" __global__ void __launch_bounds__(256)
+    plan_sums(const __grid_constant__ View V, double *out, double *cost_out)
+{
     __shared__ Tile tile;
     const int ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
     double sum[SIDE / STEP] = {}, paid[SIDE / STEP] = {};
-    FOR_TILES(j0) {
+    FOR_TILES(j0)
+    {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
         exponents(V, i0, j0, tile, x, c, M);
 #pragma unroll
@@ -126,19 +144,22 @@ extern "C" __global__ void __launch_bounds__(256) plan_sums(const __grid_constan
     for (int k = 0; k < SIDE / STEP; k++) {
         const double s = warp_sum(sum[k]), w = warp_sum(paid[k]);
         const int64_t i = i0 + ty + STEP * k;
-        if (threadIdx.x % 32 == 0 && i < V.m) out[blockIdx.y * V.m + i] = s, cost_out[blockIdx.y * V.m + i] = w;
+        if (threadIdx.x % 32 == 0 && i < V.m)
+            out[blockIdx.y * V.m + i] = s, cost_out[blockIdx.y * V.m + i] = w;
     }
 }
 
 // out_i,x = sum_j P_ij X_jx for the COLUMNS columns of X from x0 on; X is n x d, out m x d
 #define COLUMNS 4
-extern "C" __global__ void __launch_bounds__(256) apply(const __grid_constant__ View V, const double *X, int64_t d,
-                                                        int64_t x0, double *out) {
+extern "C" __global__ void __launch_bounds__(256)
+    apply(const __grid_constant__ View V, const double *X, int64_t d, int64_t x0, double *out)
+{
     __shared__ Tile tile;
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
     double sum[SIDE / STEP][COLUMNS] = {};
-    FOR_TILES(j0) {
+    FOR_TILES(j0)
+    {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
         exponents(V, i0, j0, tile, x, c, M);
         const int64_t j = j0 + tx;
@@ -147,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(256) apply(const __grid_constant__ 
             const double y = j < V.n && x0 + q < d ? X[j * d + x0 + q] : 0;
 #pragma unroll
             for (int k = 0; k < SIDE / STEP; k++) {
-                if (q == 0) x[k] = c[k] * exp(x[k]);
+                if (q == 0)
+                    x[k] = c[k] * exp(x[k]);
                 sum[k][q] = fma(x[k], y, sum[k][q]);
             }
         }
@@ -158,32 +180,39 @@ extern "C" __global__ void __launch_bounds__(256) apply(const __grid_constant__ 
         for (int q = 0; q < COLUMNS; q++) {
             const double s = warp_sum(sum[k][q]);
             const int64_t i = i0 + ty + STEP * k;
-            if (tx == 0 && i < V.m && x0 + q < d) out[(blockIdx.y * V.m + i) * d + x0 + q] = s;
+            if (tx == 0 && i < V.m && x0 + q < d)
+                out[(blockIdx.y * V.m + i) * d + x0 + q] = s;
         }
 }
 
 // out, 4 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf
-extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant__ View V, double *out) {
+extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant__ View V, double *out)
+{
     __shared__ Tile tile;
     __shared__ double part[8][4];
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
     double low = INF, high = -INF, bad = 0, infinite = 0;
-    FOR_TILES(j0) {
+    FOR_TILES(j0)
+    {
         double M[SIDE / STEP];
         read_tile(V, V.M, V.M_row, V.M_col, i0, j0, 0, tile, M);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
-            if (i0 + ty + STEP * k >= V.m || j0 + tx >= V.n) continue;
+            if (i0 + ty + STEP * k >= V.m || j0 + tx >= V.n)
+                continue;
             bad += isnan(M[k]) || M[k] == -INF;
             infinite += M[k] == INF;
-            if (isfinite(M[k])) low = fmin(low, M[k]), high = fmax(high, M[k]);
+            if (isfinite(M[k]))
+                low = fmin(low, M[k]), high = fmax(high, M[k]);
         }
     }
     low = -warp_max(-low), high = warp_max(high), bad = warp_sum(bad), infinite = warp_sum(infinite);
-    if (tx == 0) part[ty][0] = low, part[ty][1] = high, part[ty][2] = bad, part[ty][3] = infinite;
+    if (tx == 0)
+        part[ty][0] = low, part[ty][1] = high, part[ty][2] = bad, part[ty][3] = infinite;
     __syncthreads();
-    if (threadIdx.x > 0) return;
+    if (threadIdx.x > 0)
+        return;
     for (int w = 1; w < 8; w++) {
         low = fmin(low, part[w][0]), high = fmax(high, part[w][1]);
         bad += part[w][2], infinite += part[w][3];

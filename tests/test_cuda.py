@@ -12,7 +12,7 @@ cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from mapuot.backends import cuda  # noqa: E402
+from mapuot.backends import cuda, cuda_arrays  # noqa: E402
 
 PLAN_TOL = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 2e-2}
 
@@ -28,10 +28,16 @@ def weights(a, b, mass):
     return a / a.sum(), mass * b / b.sum()
 
 
-def run(module, M, a, b, reg, reg_m, penalty, precision, passes, memory=5, translate=True, where="product"):
+def run(
+    module, M, a, b, reg, reg_m, penalty, precision, passes, memory=8, translate=True, where="product", exact=False
+):
     """(stats, potentials, marginals) after that many passes."""
     problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, where, module)
     workspace = module.Workspace(problem, Options(translate, memory, False, precision, 1e-13, -1.0, None))
+    if module is cuda:
+        workspace.state["finer"] = 0  # the storage asked for to the end
+        if exact:
+            workspace.progress["narrow"] = 0
     workspace.absorb(np.zeros(M.shape[1]))
     stats = []
     while len(stats) < passes:
@@ -52,28 +58,30 @@ def path(request, monkeypatch):
     return request.param
 
 
+SHAPES = [(1, 1), (97, 131), (300, 515), (70, 1030), (40, 4100), (33, 9000), (9, 20001), (9, 65000)]
 CASES = [
-    *(("float32", shape) for shape in [(1, 1), (97, 131), (300, 515), (70, 1030), (40, 4100), (33, 9000), (9, 20001)]),
+    *(("float32", shape) for shape in SHAPES),
     *(("float64", shape) for shape in [(1, 1), (3, 17), (70, 1030), (33, 9000)]),
     *(("bfloat16", shape) for shape in [(97, 131), (9, 20001)]),
 ]
 
 
-@pytest.mark.parametrize("precision, shape", CASES)
-def test_passes_equal_the_oracle(path, precision, shape):
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("precision", "shape"), CASES)
+def test_passes_equal_the_oracle(path, precision, shape, narrow):
     M, a, b = cost(*shape)
     a, b = weights(a, b, 1.3)
     expected = run(reference, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5)
-    found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5)
-    tol = {"float64": 1e-11, "float32": 1e-6, "bfloat16": 2e-2}[precision]
+    found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5, exact=not narrow)
+    tol = {"float64": 1e-11, "float32": 2e-5 if narrow else 1e-6, "bfloat16": 2e-2}[precision]
     assert len(found[0]) == len(expected[0]) or precision != "float64"
     np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol)
-    for x, y in zip(found[1] + found[2], expected[1] + expected[2]):
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
         np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
 
 
 @pytest.mark.parametrize(
-    "penalty, reg_m, mass",
+    ("penalty", "reg_m", "mass"),
     [
         ("kl", 1.0, 1.3), ("kl", (np.inf, 5.0), 1.3), ("kl", (5.0, np.inf), 1.3), ("balanced", 1.0, 1.0),
         ("tv", 0.3, 1.3), ("l2", 0.3, 1.3), ("range", 0.1, 1.0), (("kl", "tv"), 0.5, 1.1), (("l2", "kl"), 0.5, 1.1),
@@ -82,11 +90,11 @@ def test_passes_equal_the_oracle(path, precision, shape):
 def test_every_penalty_equals_the_oracle(path, penalty, reg_m, mass):
     M, a, b = cost(128, 66)
     a, b = weights(a, b, mass)
-    memory = 5 if {"tv", "l2", "range"}.isdisjoint([penalty, *penalty]) else 0  # kinks amplify rounding
+    memory = 8 if {"tv", "l2", "range"}.isdisjoint([penalty, *penalty]) else 0  # kinks amplify rounding
     expected = run(reference, M, a, b, 0.1, reg_m, penalty, "float64", 8, memory)
     found = run(cuda, M, a, b, 0.1, reg_m, penalty, "float64", 8, memory)
     np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=1e-10)
-    for x, y in zip(found[2], expected[2]):
+    for x, y in zip(found[2], expected[2], strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
 
 
@@ -96,8 +104,9 @@ def test_per_point_rho_and_zero_weights(path):
     rho = np.linspace(0.5, 2.0, 60), np.linspace(0.3, 1.0, 80)
     expected = run(reference, M, a, b, 0.05, rho, "kl", "float64", 10)
     found = run(cuda, M, a, b, 0.05, rho, "kl", "float64", 10)
-    assert np.isneginf(found[1][0][3]) and np.isneginf(found[1][1][5])
-    for x, y in zip(found[1] + found[2], expected[1] + expected[2]):
+    assert np.isneginf(found[1][0][3])
+    assert np.isneginf(found[1][1][5])
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 
 
@@ -106,7 +115,7 @@ def test_per_point_rho_and_zero_weights(path):
 def test_plan_pass_makes_the_same_iterates(shape, precision):
     M, a, b = cost(*shape)
     a, b = weights(a, b, 1.3)
-    few = dict(tol=1e-13, max_passes=15, precision=precision)
+    few = {"tol": 1e-13, "max_passes": 15, "precision": precision}
     with pytest.warns(Warning, match="not converged"):
         expected = solve(M, a, b, 0.05, 1.0, backend="reference", method="sinkhorn", **few)
     with pytest.warns(Warning, match="not converged"):
@@ -124,7 +133,8 @@ def test_solve_gives_the_certified_plan(precision, reg):
     tol = 1e-2 if precision == "bfloat16" else 1e-6
     exact = solve(M, a, b, reg, 1.0, backend="reference", tol=1e-11, precision="float64")
     found = solve(cp.asarray(M), a, b, reg, 1.0, tol=tol, precision=precision)
-    assert found.converged and isinstance(found.plan, cp.ndarray)
+    assert found.converged
+    assert isinstance(found.plan, cp.ndarray)
     error = np.abs(found.plan.get() - exact.plan).sum() / exact.plan.sum()
     assert error <= max(found.error_bound, tol)
     np.testing.assert_allclose(found.cost, float((found.plan.get() * M).sum()), rtol=1e-9)
@@ -149,7 +159,7 @@ def test_layouts_and_products(layout):
 
 
 def test_row_blocks_from_the_host(monkeypatch):
-    monkeypatch.setattr(cuda, "BLOCK_BYTES", 70 * 8 * 32)
+    monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 70 * 8 * 32)
     M, a, b = cost(130, 70, 2)
     M[0, 0] = np.inf
     exact = solve(M, a, b, 0.003, 1.0, backend="reference", tol=1e-9, precision="float64")
@@ -175,11 +185,11 @@ def test_unreachable_balanced_point():
 
 
 def test_memory_is_counted_first():
+    free = cp.cuda.runtime.memGetInfo()[0] + cp.get_default_memory_pool().free_bytes()
     with pytest.raises(MemoryError, match="GiB are free; precision 'bfloat16' would fit"):
-        free = cp.cuda.runtime.memGetInfo()[0] + cp.get_default_memory_pool().free_bytes()
-        cuda.need_memory(free + 1, "float32")
+        cuda_arrays.need_memory(free + 1, "float32")
     with pytest.raises(MemoryError, match="no precision"):
-        cuda.need_memory(1 << 60, "float64")
+        cuda_arrays.need_memory(1 << 60, "float64")
 
 
 def test_current_stream_is_used():
@@ -189,3 +199,59 @@ def test_current_stream_is_used():
         found = solve(cp.asarray(M), a, b, 0.05, 1.0).plan
         stream.synchronize()
         np.testing.assert_allclose(found.get(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(97, 131), (300, 1030), (40, 9000)])
+def test_ordered_sums_repeat_to_the_bit(monkeypatch, shape):
+    monkeypatch.setenv("MAPUOT_CUDA", "ordered")
+    M, a, b = cost(*shape)
+    a, b = weights(a, b, 1.3)
+    first, again = (run(cuda, M, a, b, 0.05, 1.0, "kl", "float32", 12) for _ in range(2))
+    for x, y in zip(first[1] + first[2], again[1] + again[2], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(97, 131), (130, 1030)])
+def test_a_pass_in_two_halves_is_the_same(path, precision, shape):
+    M, a, b = cost(*shape)
+    a, b = weights(a, b, 1.3)
+    expected = run(cuda, M, a, b, 0.05, 1.0, "kl", precision, 6)
+    problem = Problem.from_arrays(M, a, b, 0.05, 1.0, "kl", "product", cuda)
+    workspace = cuda.Workspace(problem, Options(True, 8, False, precision, 1e-13, -1.0, None))
+    workspace.state["finer"] = 0
+    workspace.absorb(np.zeros(shape[1]))
+    for _ in range(6):
+        workspace.row_pass()
+        workspace.sums[:] *= 1.0  # here the devices would add theirs
+        assert workspace.finish_pass() is not None
+    rtol = 1e-10 if precision == "float64" else 2e-5
+    for x, y in zip(workspace.potentials(), expected[1], strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
+
+
+def test_a_coarse_storage_gives_way_to_float64():
+    M, a, b = cost(150, 210, 1)
+    a, b = weights(a, b, 1.2)
+    found = solve(cp.asarray(M), a, b, 0.05, 1.0, tol=1e-6, precision="bfloat16")
+    assert found.converged
+    assert found.error_bound <= 1e-6
+
+
+def test_unknown_switch(monkeypatch):
+    monkeypatch.setenv("MAPUOT_CUDA", "fast")
+    with pytest.raises(ValueError, match="MAPUOT_CUDA may hold 'portable' and 'ordered', got \\['fast'\\]"):
+        solve(cp.ones((3, 3)), None, None, 1.0, 1.0)
+
+
+def test_wrong_device(monkeypatch):
+    class Elsewhere:
+        id = 7
+
+        def __ne__(self, other):
+            return True
+
+    M = cp.ones((4, 4))
+    monkeypatch.setattr(cp.cuda, "Device", Elsewhere)
+    with pytest.raises(ValueError, match="arrays must be on the current device 7, got one on 0"):
+        cuda.asarray(M)

@@ -11,6 +11,9 @@ cupy = pytest.importorskip("cupy", reason="needs CuPy")
 nvrtc = cupy.cuda.nvrtc
 
 ARCHES = ("sm_80", "sm_90", "sm_100")
+PORTABLE = {"row_pass", "plan_pass", "row_sums", "column_sums", "gather_sums", "finish_first", "finish_join"} | {
+    "finish_second"
+}
 HOT = {"iterate", "row_pass", "plan_pass", "row_sums", "column_sums"}
 
 
@@ -34,33 +37,42 @@ def usage(name, arch, **options):
     return found
 
 
-def shape_options(shape, dtype, kl_rows):
-    options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=shape.CLUSTER)
-    return dict(options, STORE=kernels.STORES[dtype], KL_ROWS=kl_rows, KL_COLS=kl_rows)
+def shape_options(shape, dtype, kl, **more):
+    return kernels.shape_options(shape, dtype, (kl, kl), ORDERED=0, **more)
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
-@pytest.mark.parametrize("dtype, ld", [("float32", 512), ("float32", 8192), ("float64", 4096), ("bfloat16", 16384)])
-def test_persistent_kernel_holds_its_registers(arch, dtype, ld):
-    used = usage("iterate.cu", arch, **shape_options(kernels.shape_for(ld, dtype), dtype, 1))
-    registers, spilled = used["iterate"]
+@pytest.mark.parametrize(
+    ("dtype", "ld", "narrow"),
+    [("float32", 512, 1), ("float32", 8192, 1), ("float32", 32768, 1), ("float32", 8192, 0), ("bfloat16", 16384, 1)],
+)
+def test_persistent_kernel_holds_its_registers(arch, dtype, ld, narrow):
+    shape = kernels.shape_for(ld, dtype, bool(narrow))
+    registers, spilled = usage("iterate.cu", arch, **shape_options(shape, dtype, True, NARROW=narrow))["iterate"]
     assert registers <= 65536 // kernels.THREADS
-    assert spilled <= (0 if (arch, ld) == ("sm_90", 8192) else 32)  # a few words outside the inner loops
+    assert spilled <= (32 if narrow else 200)  # the float64 pass is for certificates: some words spill
 
 
-@pytest.mark.parametrize("arch", ["sm_90"])
-def test_general_penalties_compile(arch):
-    assert "iterate" in usage("iterate.cu", arch, **shape_options(kernels.shape_for(2048, "float64"), "float64", 0))
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_general_penalties_compile(narrow):
+    options = shape_options(kernels.shape_for(2048, "float32", bool(narrow)), "float32", False, NARROW=narrow)
+    assert "iterate" in usage("iterate.cu", "sm_90", **options)
+
+
+def test_ordered_sums_compile():
+    options = kernels.shape_options(kernels.shape_for(1024, "float32", True), "float32", (True, True))
+    assert "iterate" in usage("iterate.cu", "sm_90", **options, NARROW=1, ORDERED=1)
 
 
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", kernels.STORES)
 def test_portable_kernels_hold_their_registers(arch, dtype):
-    used = usage("portable.cu", arch, **shape_options(kernels.Shape(16, 16, 1), dtype, 1))
-    assert set(used) == {"row_pass", "plan_pass", "row_sums", "column_sums", "finish_first", "finish_second"}
+    used = usage("portable.cu", arch, **shape_options(kernels.Shape(16, 16, 1), dtype, True))
+    assert set(used) == PORTABLE
     for function in HOT & set(used):
         registers, spilled = used[function]
-        assert registers <= 128 and spilled <= 64, (function, registers, spilled)
+        assert registers <= 128, function
+        assert spilled <= 96, function
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -73,20 +85,22 @@ def test_streams_compile_without_spills(arch, cost):
 
 def test_headers_are_in_the_source():
     text = kernels.source("iterate.cu")
-    assert "#include" not in text.replace("first #include", "")
-    for word in ("struct State", "struct Progress", "grid_barrier", "row_prox"):
+    assert "#include" not in text
+    for word in ("struct State", "struct Progress", "grid_barrier", "row_scale"):
         assert word in text
 
 
 def test_every_width_up_to_a_cluster_has_a_shape():
-    for dtype in kernels.STORES:
+    for dtype, narrow in [(d, w) for d in kernels.STORES for w in (False, True)]:
         for ld in range(16, 65536 + 1, 1008):
-            shape = kernels.shape_for(ld // 16 * 16, dtype)
-            assert shape is not None and shape.width >= ld // 16 * 16
+            shape = kernels.shape_for(ld // 16 * 16, dtype, narrow)
+            assert shape is not None
+            assert shape.width >= ld // 16 * 16
     assert kernels.shape_for(65552, "float32") is None
 
 
 def test_records_are_words():
     for record in (kernels.STATE, kernels.PROGRESS, kernels.TRACE):
-        assert record.itemsize % 8 == 0 and not record.isalignedstruct
+        assert record.itemsize % 8 == 0
+        assert not record.isalignedstruct
         assert np.zeros((), record).nbytes == record.itemsize

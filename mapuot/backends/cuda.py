@@ -2,7 +2,7 @@
 
 CuPy arrays (and what speaks DLPack) are used in place; a numpy M goes to the device in row blocks, so that only K has
 to fit. Vectors come back as numpy, plans and products as what M is. Everything runs on the current device and stream;
-``iterate`` is one launch and one read of a few numbers for up to TRACE_PASSES passes. Twin: backends/cpu.py.
+``iterate`` is one or two launches and one read of a few numbers for up to TRACE_PASSES passes. Twin: backends/cpu.py.
 """
 
 from __future__ import annotations
@@ -13,125 +13,34 @@ from typing import Any
 
 import numpy as np
 
-try:
-    import cupy as cp
-except ImportError as error:  # pragma: no cover
-    raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
+from .cuda_arrays import asarray, need_memory, row_blocks, to_numpy  # isort: skip  (the clear error without CuPy)
+import cupy as cp
 
 from .. import penalties
-from ..errors import InfeasibleError
 from ..penalties import F64
-from ..problem import Problem, Side
+from ..problem import Problem
 from . import Options, Stats
-from .cuda_kernels import (
-    ITEMSIZE, PAD, PROGRESS, ROW_SCALARS, STATE, STORES, TRACE, VALUES, VIEW, kernel,
-)  # fmt: skip
+from .cuda_kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, VALUES
 from .cuda_launch import TRACE_PASSES, Iterate
+from .cuda_stream import PlanStream, extrema, parts, reduce_rows, stream, view_of
+
+__all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy"]
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
 FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
 SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
-BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
-STATUS = ("running", "converged", "absorb", "stalled", "not finite")
+NARROW_LIMIT = 1e20  # largest v that float32 passes start from
+FAR = 100.0  # a common translation of log v beyond it is kept out of v
+STATUS = ("running", "converged", "absorb", "stalled", "not finite", "coarse")
 
 
-def need_device() -> None:
-    """A driverless machine gets one clear sentence."""
-    try:
-        count = cp.cuda.runtime.getDeviceCount()
-    except cp.cuda.runtime.CUDARuntimeError as error:
-        raise RuntimeError(f"backend 'cuda' needs a GPU and its driver, found none ({error})") from error
-    if count == 0:
-        raise RuntimeError("backend 'cuda' needs a GPU, found none")
-
-
-def need_memory(needed: int, precision: str) -> None:
-    """Count before taking: CuPy's pool and the device together must have room."""
-    free = cp.cuda.runtime.memGetInfo()[0] + cp.get_default_memory_pool().free_bytes()
-    if needed <= free:
-        return
-    smaller = [p for p in STORES if needed * ITEMSIZE[p] / ITEMSIZE[precision] <= free]
-    names = {"float64": "float64", "float32": "mixed", "bfloat16": "bfloat16"}
-    advice = f"; precision {names[smaller[0]]!r} would fit" if smaller else "; no precision of K fits"
-    raise MemoryError(f"K needs {needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free{advice}")
-
-
-def asarray(x: Any) -> Any:
-    """numpy stays numpy; device arrays and DLPack tensors become CuPy arrays without a copy."""
-    need_device()
-    if isinstance(x, cp.ndarray):
-        array = x
-    elif hasattr(x, "__cuda_array_interface__"):
-        array = cp.asarray(x)
-    elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:
-        array = cp.from_dlpack(x)
-    else:
-        return np.asarray(x)
-    if array.device != cp.cuda.Device():
-        raise ValueError(f"arrays must be on the current device {cp.cuda.Device().id}, got one on {array.device.id}")
-    return array
-
-
-def to_numpy(x: Any) -> Any:
-    x = asarray(x)
-    return x.get() if isinstance(x, cp.ndarray) else x
-
-
-def row_blocks(M: Any) -> Iterator[tuple[int, int, Any]]:
-    """(i0, i1, rows on the device): all at once where M is there, else block by block."""
-    m, n = M.shape
-    if isinstance(M, cp.ndarray):
-        yield 0, m, M
-        return
-    step = max(1, BLOCK_BYTES // (n * M.itemsize))
-    for i0 in range(0, m, step):
-        yield i0, min(i0 + step, m), cp.asarray(np.ascontiguousarray(M[i0 : i0 + step]))
-
-
-def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
-    """The View record of stream.cu."""
-    view = np.zeros((), VIEW)
-    view["m"], view["n"] = M.shape
-    for name, array in (("M", M), ("c", c)):
-        if array is not None:
-            view[name] = array.data.ptr
-            view[name + "_row"], view[name + "_col"] = (s // array.itemsize for s in array.strides)
-    if alpha is not None:
-        view["alpha"], view["beta"] = alpha.data.ptr, beta.data.ptr
-    view["inv_reg"] = 1 / reg
-    return view
-
-
-def stream(function: str, M: Any, store: int = 0) -> Any:
-    return kernel("stream.cu", function, STORE=store, COST=int(M.dtype == np.float32))
-
-
-def parts(rows: int, columns: int) -> tuple[int, int]:
-    """Grid of a stream: blocks of 32 rows, and enough parts of the columns to fill the device."""
-    blocks = -(-rows // 32)
-    return blocks, max(1, min(-(-columns // 32), 2048 // blocks))
-
-
-def extrema(M: Any) -> tuple[float, float, int, int]:
-    found = []
-    for _, _, block in row_blocks(M):
-        grid = parts(*block.shape)
-        out = cp.empty((grid[0] * grid[1], 4))
-        stream("extrema", block)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
-        found.append(out)
-    out = cp.concatenate(found)
-    low, high = float(out[:, 0].min()), float(out[:, 1].max())
-    low, high = (low, high) if math.isfinite(low) else (0.0, 0.0)
-    return low, high, int(out[:, 2].sum()), int(out[:, 3].sum())
-
-
-def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, outputs: int) -> list[Any]:
-    """row_max or plan_sums over the rows of device matrices."""
-    grid = parts(*M.shape)
-    out = [cp.empty((grid[1], M.shape[0])) for _ in range(outputs)]
-    stream(function, M)(grid, (256,), (view_of(M, c, alpha, beta, reg), *out))
-    return [x.max(0) if function == "row_max" else x.sum(0) for x in out]
+def narrow_floor(problem: Problem) -> float:
+    """Certified error that float32 passes can still resolve; their noise is amplified by sqrt(rho / reg)."""
+    largest = max(
+        float(side.rho.max(where=np.isfinite(side.rho), initial=0.0)) for side in (problem.rows, problem.cols)
+    )
+    return 3e-7 * math.sqrt(1 + largest / problem.reg)
 
 
 class Workspace:
@@ -142,18 +51,22 @@ class Workspace:
         self.problem, self.options, self.dtype = problem, options, options.precision
         self.ld = -(-n // PAD) * PAD
         self.log_reference = problem.log_reference
-        size = m * self.ld * ITEMSIZE[self.dtype]
-        block = 0 if isinstance(problem.M, cp.ndarray) else BLOCK_BYTES
-        need_memory(size + block + 8 * (8 * m + (12 + 2 * options.memory) * self.ld), self.dtype)
-        self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
-        kl = problem.rows.penalty in ("kl", "balanced"), problem.cols.penalty in ("kl", "balanced")
-        self.kl_rows = kl[0]
+        self.kl = problem.rows.penalty in ("kl", "balanced"), problem.cols.penalty in ("kl", "balanced")
         self.state = np.zeros((), STATE)
         self.arrays: dict[str, Any] = {}
-        self.launch = Iterate(self.state, m, self.ld, self.dtype, kl, options.in_place)
+        self.take_kernel()
         self.allocate(m, n)
         self.constants()
         self.start()
+
+    def take_kernel(self) -> None:
+        """Memory for K in its storage, and the kernels for it."""
+        m, n = self.problem.shape
+        size = m * self.ld * ITEMSIZE[self.dtype]
+        need_memory(size + 8 * (8 * m + (24 + 2 * MEMORY) * self.ld), self.dtype, self.problem.M)
+        self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
+        self.state["kernel"] = self.K.data.ptr
+        self.launch = Iterate(self.state, (m, n, self.ld), self.dtype, self.kl, self.options.in_place)
 
     def take(self, name: str, count: int, dtype: Any = np.float64) -> Any:
         """A zeroed device vector, its address in the state."""
@@ -162,22 +75,27 @@ class Workspace:
         return array
 
     def allocate(self, m: int, n: int) -> None:
-        ld, memory, blocks = self.ld, max(1, self.options.memory), self.launch.parts
-        self.state["kernel"] = self.K.data.ptr
+        ld, copies = self.ld, self.launch.copies
         self.take("point", 4 * m)
         for name in ("u_log", "u_scale", "r"):
             self.take(name, m)
-        for name in ("x_next", "x", "v_scale", "s", "sums", "image", "residual"):
+        for name in ("x", "s"):
             self.take(name, ld)
+        for name in ("x_next", "v_scale", "image", "residual"):
+            self.take(name, copies * ld)
+        self.take("narrow_v", copies * ld, np.float32)
         self.take("work", 2 * ld)
         if self.options.in_place:
             self.take("ratio", ld)
-        self.take("dF", memory * ld)
-        self.take("dG", memory * ld)
-        self.take("row_scalars", 2 * ROW_SCALARS)
-        self.take("partial", blocks * VALUES)
-        self.take("next", 4 * blocks)
-        self.take("barrier", 1, np.uint32)
+        self.take("dF", copies * MEMORY * ld)
+        self.take("dG", copies * MEMORY * ld)
+        self.take("sums", 3 * ld)
+        self.take("total", ld + SCALARS)
+        if self.launch.ordered:
+            self.take("slab", self.launch.slab * ld)
+        self.take("scalars", 2 * BLOCKS * SCALARS)
+        self.take("partial", max(BLOCKS, self.launch.parts) * VALUES)
+        self.take("barrier", 64, np.uint32)
         report = self.arrays["report"] = cp.zeros(2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize, np.uint8)
         self.state["progress"] = report.data.ptr
         self.state["trace"] = report.data.ptr + 2 * PROGRESS.itemsize
@@ -190,7 +108,8 @@ class Workspace:
         problem, options, state = self.problem, self.options, self.state
         rates = problem.rows.scalar_rho, problem.cols.scalar_rho
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
-        state["parts"], state["memory"], state["reg"] = self.launch.parts, options.memory, problem.reg
+        state["parts"], state["solo"] = self.launch.parts, self.launch.solo
+        state["memory"], state["reg"], state["inv_reg"] = options.memory, problem.reg, 1 / problem.reg
         k1, k2 = (0.0 if rho is None else problem.reg / rho for rho in rates)
         translate = options.translate and None not in rates and k1 + k2 > 0
         fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)
@@ -198,25 +117,47 @@ class Workspace:
         state["lam_rate"] = 1 / (fi1 * k1 + k2) if translate else 0.0
         state["mu_rate"] = fi2 / (k1 + fi2 * k2) if translate else 0.0
         state["tol"], state["tol_gap"] = options.tol, options.tol_gap
-        state["storage_error"] = ROUNDING[self.dtype]
-        state["flush"], state["flush_tol"] = math.exp(FLUSH_LOG[self.dtype]), min(1e-8, options.tol / 100)
+        state["flush_tol"], state["narrow_floor"] = max(1e-12, min(1e-8, options.tol / 100)), narrow_floor(problem)
+        self.storage()
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
             state[name]["kind"] = penalties.KINDS[side.penalty]
+
+    def storage(self) -> None:
+        """What depends on how K is stored; finer: float64 takes over where the storage is too coarse for tol."""
+        rounding = ROUNDING[self.dtype]
+        self.state["storage_error"], self.state["flush"] = rounding, math.exp(FLUSH_LOG[self.dtype])
+        coarse = self.options.tol < 12 * rounding and not self.options.in_place
+        self.state["finer"] = float(coarse and self.dtype != "float64")
+
+    def refine(self) -> None:
+        """K in float64 from here on."""
+        log_v, progress = self.next_log_v, self.progress.copy()
+        self.close()
+        self.dtype = "float64"
+        self.take_kernel()
+        self.constants()
+        self.start()
+        for name in ("passes", "best_error", "progress_dual"):
+            self.progress[name] = progress[name]
+        self.absorb(log_v)
 
     def start(self) -> None:
         """Progress before the first pass."""
         self.progress = np.zeros((), PROGRESS)
-        self.progress["best_dual"], self.progress["best_error"] = -math.inf, math.inf
+        self.progress["best_dual"] = self.progress["progress_dual"] = -math.inf
+        self.progress["best_error"] = math.inf
+        self.progress["narrow"] = float(self.launch.narrow is not None)
         self.progress["kappa"] = 1.0
 
     def put(self, name: str, values: F64) -> None:
         self.arrays[name][: len(values)] = cp.asarray(values)
 
-    def absorb(self, log_v: F64) -> None:
+    def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
         problem = self.problem
+        log_v = self.next_log_v if log_v is None else log_v
         la, lb = self.log_reference
-        out_u, out_v = left_out(problem.rows, la), left_out(problem.cols, lb)
+        out_u, out_v = problem.left_out
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, log_v + lb)
         safe = (problem.M_max - problem.M_min) / problem.reg <= SAFE_SPREAD
@@ -269,10 +210,8 @@ class Workspace:
         """Dual terms that no pass changes: reg |c|, the points that no mass can reach, and rho a of KL rows."""
         problem = self.problem
         total, scale = problem.reg * problem.c_mass, 0.0
-        for name, side, dead in (("a", problem.rows, self.dead_u), ("b", problem.cols, self.dead_v)):
-            hard = dead & (side.weight > 0) & (np.isinf(side.rho) if side.penalty != "range" else side.rho > 0)
-            if hard.any():
-                raise InfeasibleError(f"M forbids every pair of {name}[{int(np.argmax(hard))}], which must be transported")
+        problem.check_reachable(self.dead_u, self.dead_v)
+        for side, dead in ((problem.rows, self.dead_u), (problem.cols, self.dead_v)):
             f = np.full(int(dead.sum()), np.inf)
             upper = None if side.upper is None else side.upper[dead]
             if side.penalty != "range":
@@ -281,9 +220,9 @@ class Workspace:
             scale += float(side.rho[soft] @ side.weight[soft])
         used, rows = np.isfinite(self.d), problem.rows
         soft = used & np.isfinite(rows.rho)
-        if self.kl_rows:
+        if self.kl[0]:
             total += float(rows.rho[soft] @ rows.weight[soft])
-        hard = used & np.isinf(rows.rho) & self.kl_rows
+        hard = used & np.isinf(rows.rho) & self.kl[0]
         total += problem.reg * float(rows.weight[hard] @ self.d[hard])  # the device adds reg a (log u - d)
         self.state["hard_weight"] = float(rows.weight[hard].sum())
         self.state["dual_constant"], self.state["dual_scale"] = total, scale
@@ -294,7 +233,7 @@ class Workspace:
         out = np.isinf(self.d)
         t, rho = np.where(out, 0.0, side.weight), side.rho
         point = np.zeros((len(t), 4))
-        if self.kl_rows:
+        if self.kl[0]:
             hard = np.isinf(rho)
             finite = np.where(hard, 1.0, rho)
             fi = np.where(hard, 1.0, finite / (finite + reg))
@@ -328,14 +267,15 @@ class Workspace:
         if self.options.in_place:  # the plan starts as K: u = v = 1
             self.put("ratio", v)
             self.arrays["u_scale"].fill(1)
-        for name in ("sums", "row_scalars", "next"):
+        self.put("narrow_v", np.minimum(v, NARROW_LIMIT))
+        for name in ("sums", "scalars"):
             self.arrays[name].fill(0)
         k2 = float(self.state["rate_cols"])
-        half = self.launch.parity * 2 * self.launch.parts
-        self.arrays["next"][half : half + 2] = cp.asarray([float((weight * np.exp(-k2 * x)).sum()), float(v.sum())])
+        next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
+        self.arrays["scalars"][SCALARS - 2 : SCALARS] = cp.asarray(next_sums)
         assert len(x) == n
-        self.progress["shift"] = self.progress["since_absorb"] = 0.0
-        self.progress["status"] = 0.0
+        self.progress["narrow"] *= 1 / NARROW_LIMIT <= v.max(initial=0.0) <= NARROW_LIMIT
+        self.progress["turn"] = self.progress["shift"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
         self.send_progress()
 
     def send_progress(self) -> None:
@@ -345,24 +285,43 @@ class Workspace:
     def iterate(self, count: int) -> list[Stats]:
         done: list[Stats] = []
         while len(done) < count and (not done or done[-1].status == "running"):
-            self.launch(min(count - len(done), self.launch.most))
+            self.launch(min(count - len(done), self.launch.most), int(self.progress["passes"]))
             done += self.read()
         return done
+
+    @property
+    def sums(self) -> Any:
+        """What row_pass leaves on the device: K^T u (ld numbers), then the row scalars; finish_pass reads it."""
+        return self.arrays["total"]
+
+    def row_pass(self) -> None:
+        """The row half of one pass; with rows on several devices, sum ``sums`` over them before finish_pass."""
+        self.launch.rows(int(self.progress["passes"]), bool(self.progress["narrow"]))
+
+    def finish_pass(self) -> Stats | None:
+        """The O(n) half; None: float32 did not do, the same pass must be made again."""
+        total = self.arrays["total"].data.ptr
+        self.launch.finish(int(self.progress["passes"]), bool(self.progress["narrow"]), total)
+        made = self.read()
+        return made[0] if made else None
 
     def read(self) -> list[Stats]:
         """The one read of a launch: progress and trace."""
         report, size = self.arrays["report"].get(), PROGRESS.itemsize
         before, half = int(self.progress["passes"]), self.launch.parity
         self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()
-        made = int(self.progress["passes"]) - before
-        trace = report[2 * size :].view(TRACE)[:made]
-        return [
-            Stats(
-                before + i, *(float(t[key]) for key in ("gap", "error", "dual", "mass", "residual")),
-                bool(t["rejected"]), STATUS[int(t["status"])],
-            )
-            for i, t in enumerate(trace, 1)
-        ]  # fmt: skip
+        trace = report[2 * size :].view(TRACE)
+        coarse = STATUS[int(self.progress["status"])] == "coarse"
+        if coarse:
+            self.refine()
+        stats = []
+        for i in range(before, int(self.progress["passes"])):
+            t = trace[i % TRACE_PASSES]
+            gap, error, dual, mass, residual = (float(t[k]) for k in ("gap", "error", "dual", "mass", "residual"))
+            status = STATUS[int(t["status"])]
+            status = "running" if status == "coarse" else status
+            stats.append(Stats(i + 1, gap, error, dual, mass, residual, bool(t["rejected"]), status))
+        return stats
 
     @property
     def next_log_v(self) -> F64:
@@ -370,13 +329,12 @@ class Workspace:
 
     def full_log_v(self, name: str) -> F64:
         x = self.arrays[name][: self.problem.shape[1]].get()
-        return np.where(self.problem.cols.weight == 0, -np.inf, np.where(self.dead_v, np.inf, x))
+        return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, x))
 
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
             log_u = self.arrays["u_log"].get() + self.d + float(self.progress["shift"])
-        out = left_out(self.problem.rows, self.log_reference[0])
-        log_u = np.where(out, -np.inf, np.where(self.dead_u, np.inf, log_u))
+        log_u = np.where(self.problem.left_out[0], -np.inf, np.where(self.dead_u, np.inf, log_u))
         return log_u, self.full_log_v("x")
 
     def marginals(self) -> tuple[F64, F64]:
@@ -387,83 +345,3 @@ class Workspace:
         """Give K back at once; the potentials stay."""
         del self.K
         self.state["kernel"] = 0
-
-
-def left_out(side: Side, log_reference: F64) -> Any:
-    """Points whose scaling is exactly 0: no reference mass, or no weight where the penalty then allows none."""
-    strict = side.penalty in ("kl", "balanced", "range")
-    return np.isneginf(log_reference) | ((side.weight == 0) & strict)
-
-
-class PlanStream:
-    """The plan of given potentials, made from M in float64, block by block; numpy where M is numpy, else CuPy."""
-
-    def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
-        la, lb = problem.log_reference
-        self.problem = problem
-        self.alpha = cp.asarray(np.where(np.isfinite(log_u), log_u, -np.inf) + np.where(np.isfinite(la), la, 0.0))
-        self.beta = cp.asarray(np.where(np.isfinite(log_v), log_v, -np.inf) + np.where(np.isfinite(lb), lb, 0.0))
-
-    def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, Any, Any]]:
-        p, c = self.problem, self.problem.reference_matrix
-        for k0, k1, M in row_blocks(p.M[i0:i1]):
-            yield i0 + k0, i0 + k1, M, None if c is None else cp.asarray(c[i0 + k0 : i0 + k1])
-
-    def back(self, x: Any) -> Any:
-        return x if isinstance(self.problem.M, cp.ndarray) else x.get()
-
-    def plan(self, i0: int, i1: int) -> Any:
-        n, p = self.problem.shape[1], self.problem
-        on_device = isinstance(p.M, cp.ndarray)
-        out = (cp if on_device else np).empty((i1 - i0, n), p.M.dtype)
-        for k0, k1, M, c in self.blocks(i0, i1) if i1 > i0 else ():
-            block = out[k0 - i0 : k1 - i0] if on_device else cp.empty((k1 - k0, n), p.M.dtype)
-            run = stream("build_kernel", M, STORES[p.M.dtype.name])
-            view = view_of(M, c, self.alpha[k0:k1], self.beta, p.reg)
-            run(parts(k1 - k0, n), (256,), (view, block, np.int64(n), np.float64(0.0)))
-            if not on_device:
-                block.get(out=out[k0 - i0 : k1 - i0])
-        return out
-
-    def product(self, M: Any, c: Any, alpha: Any, beta: Any, X: Any) -> Any:
-        (m, n), d = M.shape, X.shape[1]
-        grid = parts(m, n)
-        out, view = cp.empty((grid[1], m, d)), view_of(M, c, alpha, beta, self.problem.reg)
-        for x0 in range(0, d, 4):
-            stream("apply", M)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
-        return out.sum(0)
-
-    def apply(self, X: Any) -> Any:
-        X, flat = as_columns(X, self.problem.shape[1], "X")
-        rows = [
-            self.product(M, c, self.alpha[i0:i1], self.beta, X) for i0, i1, M, c in self.blocks(0, self.problem.shape[0])
-        ]
-        out = self.back(cp.concatenate(rows))
-        return out[:, 0] if flat else out
-
-    def apply_transpose(self, Y: Any) -> Any:
-        m, n = self.problem.shape
-        Y, flat = as_columns(Y, m, "Y")
-        out = cp.zeros((n, Y.shape[1]))
-        for i0, i1, M, c in self.blocks(0, m):
-            out += self.product(M.T, None if c is None else c.T, self.beta, self.alpha[i0:i1], Y[i0:i1])
-        out = self.back(out)
-        return out[:, 0] if flat else out
-
-    def sums(self) -> tuple[float, F64, F64]:
-        (m, n), reg = self.problem.shape, self.problem.reg
-        row, col, cost = cp.empty(m), cp.zeros(n), 0.0
-        for i0, i1, M, c in self.blocks(0, m):
-            row[i0:i1], paid = reduce_rows("plan_sums", M, c, self.alpha[i0:i1], self.beta, reg, 2)
-            turned = None if c is None else c.T
-            col += reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0]
-            cost += float(paid.sum())
-        return cost, row.get(), col.get()
-
-
-def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:
-    """(length, d) float64 on the device, C order, and whether it came as a vector."""
-    X = cp.asarray(asarray(X), dtype=np.float64)
-    if X.ndim not in (1, 2) or X.shape[0] != length:
-        raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
-    return cp.ascontiguousarray(X[:, None] if X.ndim == 1 else X), X.ndim == 1

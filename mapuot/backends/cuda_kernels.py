@@ -17,30 +17,38 @@ import numpy as np
 SOURCE = Path(__file__).resolve().parent.parent / "_cuda_src"
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
-THREADS, MAX_SLOTS, MEMORY, VALUES, ROW_SCALARS = 512, 32, 8, 32, 8
+THREADS, MAX_SLOTS, MEMORY, VALUES, SCALARS, BLOCKS = 512, 32, 8, 32, 7, 256
 PAD = 16  # K's rows are padded to a multiple of this many entries
 
 F8, I8, PTR = np.float64, np.int64, np.uint64
 SIDE = [("kind", I8)] + [(name, PTR) for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")]
-POINTERS = (
-    "x_next x v_scale s sums row_scalars image residual work dF dG partial next ratio barrier progress trace"
-).split()
+POINTERS = [
+    "x", "s", "x_next", "v_scale", "narrow_v", "image", "residual", "dF", "dG", "work", "sums", "total", "slab",
+    "scalars", "partial", "ratio", "barrier", "progress", "trace",
+]  # fmt: skip
+LIMITS = [
+    "reg", "inv_reg", "fi_rows", "rate_cols", "lam_rate", "mu_rate", "tol", "tol_gap", "storage_error", "flush",
+    "flush_tol", "narrow_floor", "finer", "dual_constant", "hard_weight", "dual_scale",
+]  # fmt: skip
 STATE = np.dtype(
     [(name, I8) for name in ("m", "n", "ld")]
     + [(name, PTR) for name in ("kernel", "point", "u_log", "u_scale", "r")]
     + [("rows", SIDE), ("cols", SIDE)]
     + [(name, PTR) for name in POINTERS]
-    + [(name, I8) for name in ("parts", "memory")]
-    + [(name, F8) for name in "reg fi_rows rate_cols lam_rate mu_rate tol tol_gap storage_error flush flush_tol".split()]
-    + [(name, F8) for name in ("dual_constant", "hard_weight", "dual_scale")]
+    + [(name, I8) for name in ("parts", "memory", "solo")]
+    + [(name, F8) for name in LIMITS]
 )
+COUNTERS = [
+    "shift", "kappa", "best_dual", "best_error", "progress_dual", "since_best", "since_absorb", "passes", "status",
+    "dead", "depth", "head", "have", "extrapolated", "narrow", "turn",
+]  # fmt: skip
 PROGRESS = np.dtype(
-    [(name, F8) for name in "shift kappa best_dual best_error since_best since_absorb passes made status dead".split()]
-    + [(name, F8) for name in ("depth", "head", "have", "extrapolated")]
+    [(name, F8) for name in COUNTERS]
     + [("gram", F8, MEMORY * MEMORY), ("ones", F8, MEMORY), ("gamma", F8, MEMORY)]
     + [(name, F8) for name in ("step", "common", "slot")]
 )
-TRACE = np.dtype([(name, F8) for name in "gap error dual mass residual lost dead rejected status".split()])
+TRACED = ["gap", "error", "dual", "mass", "residual", "lost", "dead", "rejected", "status"]
+TRACE = np.dtype([(name, F8) for name in TRACED])
 VIEW = np.dtype(
     [("m", I8), ("n", I8), ("M", PTR), ("c", PTR)]
     + [(name, I8) for name in ("M_row", "M_col", "c_row", "c_col")]
@@ -70,21 +78,34 @@ class Shape:
         return self.R * columns * itemsize
 
 
-SHAPES = (
+# the narrowest that covers a row is used; NARROW: float32 sums, which leave registers for more columns a thread
+NARROW_SHAPES = (
+    Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(2, 8, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(8, 12, 2),
+    Shape(8, 16, 2), Shape(16, 12, 1), Shape(16, 16, 1), Shape(16, 20, 1), Shape(16, 12, 2, 2), Shape(16, 16, 2, 2),
+    Shape(16, 20, 1, 2), Shape(16, 12, 2, 4), Shape(16, 16, 2, 4), Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
+)  # fmt: skip
+WIDE_SHAPES = (
     Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(8, 16, 2),
     Shape(16, 12, 2), Shape(16, 16, 2), Shape(16, 12, 2, 2), Shape(16, 16, 2, 2), Shape(16, 12, 2, 4),
     Shape(16, 16, 2, 4), Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
 )  # fmt: skip
 
 
-def shape_for(ld: int, dtype: str) -> Shape | None:
+def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
     """The narrowest shape that covers a row; None where no persistent kernel does."""
     chunk = 16 // ITEMSIZE[dtype]
-    fitting = [shape for shape in SHAPES if shape.width >= ld and shape.CPT % chunk == 0]
+    shapes = NARROW_SHAPES if narrow else WIDE_SHAPES
+    fitting = [shape for shape in shapes if shape.width >= ld and shape.CPT % chunk == 0]
     if not fitting:
         return None
     shape = fitting[0]
     return replace(shape, R=max(1, shape.R // 2)) if dtype == "float64" else shape
+
+
+def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) -> dict[str, int]:
+    """The compiler's -D options of row_pass and finish_pass."""
+    lie = {"GW": shape.GW, "CPT": shape.CPT, "R": shape.R, "CLUSTER": shape.CLUSTER}
+    return lie | {"STORE": STORES[dtype], "KL_ROWS": int(kl[0]), "KL_COLS": int(kl[1])} | more
 
 
 @cache
@@ -108,7 +129,7 @@ def source(name: str) -> str:
 @cache
 def module(device: int, name: str, *options: tuple[str, int]) -> Any:
     """The compiled module of one file on one device (CuPy caches the binary on disk)."""
-    import cupy
+    import cupy  # noqa: PLC0415
 
     flags = ("-std=c++17", *(f"-D{key}={value}" for key, value in options))
     cooperative = name == "iterate.cu"
@@ -116,6 +137,6 @@ def module(device: int, name: str, *options: tuple[str, int]) -> Any:
 
 
 def kernel(name: str, function: str, **options: int) -> Any:
-    import cupy
+    import cupy  # noqa: PLC0415
 
     return module(cupy.cuda.Device().id, name, *sorted(options.items())).get_function(function)

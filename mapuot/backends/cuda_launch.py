@@ -1,7 +1,10 @@
 """How many passes run on the device: the persistent cooperative kernel on sm_90 and later, else the portable one.
 
-The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; the
-portable one is three launches a pass. Both leave the same record. Twin of src_c/solver.c (mapuot_iterate).
+The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; it is
+compiled twice, for float32 sums (narrow) and for float64 sums, and the two are launched one after the other: the first
+one stops where float64 must go on. The portable one is four launches a pass. All leave the same record.
+The environment variable MAPUOT_CUDA may hold "portable" and "ordered" (sums in a fixed order: bitwise repeatable
+answers). Twin of src_c/solver.c (mapuot_iterate).
 """
 
 from __future__ import annotations
@@ -9,16 +12,26 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import cupy as cp
 import numpy as np
 
-from .cuda_kernels import ITEMSIZE, STORES, THREADS, MAX_SLOTS, Shape, kernel, shape_for
+from .cuda_kernels import BLOCKS, ITEMSIZE, MAX_SLOTS, THREADS, Shape, kernel, shape_for, shape_options
 
 TRACE_PASSES = 256  # passes that the record of one launch holds
-GRAPH_PASSES = 16  # passes of a captured graph, an even number
-TILES_A_GROUP = 1  # tiles that a group should have before another block is worth its share of the meeting
+GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
+SOLO_COLUMNS = THREADS  # up to here every block does the whole finish_pass for itself
+FEW_COLUMNS = 1024  # up to here a smaller grid meets sooner than a larger one reads
+ROWS, FINISH, BOTH = 1, 2, 3  # halves of a pass
+
+
+def switches() -> frozenset[str]:
+    """The words of MAPUOT_CUDA."""
+    words = frozenset(os.environ.get("MAPUOT_CUDA", "").replace(",", " ").split())
+    if not words <= {"portable", "ordered"}:
+        raise ValueError(f"MAPUOT_CUDA may hold 'portable' and 'ordered', got {sorted(words)}")
+    return words
 
 
 @cache
@@ -31,7 +44,7 @@ def device_limits(device: int) -> tuple[int, int, int]:
 class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
-    _fields_ = [(name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")] + [
+    _fields_: ClassVar[Any] = [(name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")] + [
         ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
     ]  # fmt: skip
 
@@ -47,33 +60,33 @@ def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> 
     return count.value if status == 0 else 0
 
 
-class Iterate:
-    """Calls that make passes on the state they were built for."""
+@cache
+def ring_offset(options: tuple[tuple[str, int], ...], device: int) -> int:
+    """Shared memory before the ring of tiles: sizeof(Shared) of iterate.cu."""
+    out = cp.zeros(1, np.int32)
+    kernel("iterate.cu", "iterate_sizes", **dict(options))((1,), (1,), (out,))
+    return int(out[0])
 
-    def __init__(self, state: Any, m: int, ld: int, dtype: str, kl: tuple[bool, bool], in_place: bool = False) -> None:
-        self.state, self.parity, self.most = state, 0, TRACE_PASSES
-        shape, self.in_place = shape_for(ld, dtype), in_place
-        capability, self.processors, shared = device_limits(cp.cuda.Device().id)
-        self.persistent = capability >= 90 and shape is not None and not in_place
-        self.persistent = self.persistent and os.environ.get("MAPUOT_CUDA") != "portable"
-        if self.persistent:
-            assert shape is not None
-            self.persistent = self.fit(shape, m, ld, dtype, kl, shared)
-        if not self.persistent:
-            self.fit_portable(m, ld, dtype, kl)
 
-    def fit(self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], shared: int) -> bool:
-        """Blocks, ring and shared memory of the persistent kernel; False where not even two tiles fit."""
-        options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=shape.CLUSTER, STORE=STORES[dtype], KL_ROWS=int(kl[0]))
-        options["KL_COLS"] = int(kl[1])
+class Persistent:
+    """One compiled persistent kernel and its grid; ``parts`` is 0 where it does not fit the device."""
+
+    def __init__(self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool) -> None:
+        device = cp.cuda.Device().id
+        _, processors, shared = device_limits(device)
+        ordered = int("ordered" in switches())
+        options = shape_options(shape, dtype, kl, NARROW=int(narrow), ORDERED=ordered)
         self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
-        offset = ring_offset(tuple(sorted(options.items())), cp.cuda.Device().id)
+        self.gather_run = kernel("iterate.cu", "gather_sums", **options)
+        offset = ring_offset(tuple(sorted(options.items())), device)
         tile, tiles = shape.tile_bytes(ld, ITEMSIZE[dtype]), -(-m // shape.R)
-        want = max(1, -(-tiles // (TILES_A_GROUP * shape.groups)))
-        self.parts = min(self.processors, want * shape.CLUSTER) // shape.CLUSTER * shape.CLUSTER
+        most = min(processors, BLOCKS, 64 if ld <= FEW_COLUMNS and m <= FEW_COLUMNS else BLOCKS)
+        want = -(-tiles // shape.groups) * shape.CLUSTER
+        self.parts = min(most, want) // shape.CLUSTER * shape.CLUSTER
         self.slots = min(MAX_SLOTS, (shared - offset) // (shape.groups * tile))
-        if self.slots < 2 or self.parts < 1:
-            return False
+        if self.slots < 2:
+            self.parts = 0
+            return
         each = -(-tiles // (self.parts // shape.CLUSTER * shape.groups))
         self.slots = max(2, min(self.slots, each))
         self.shared = offset + shape.groups * self.slots * tile
@@ -81,65 +94,135 @@ class Iterate:
         if shape.CLUSTER > 1:
             fits = resident_clusters(self.run, shape.CLUSTER, self.parts, self.shared)
             self.parts = min(self.parts, fits * shape.CLUSTER)
-        return self.parts > 0
 
-    def __call__(self, count: int, bare: bool = False) -> None:
-        if self.persistent:
-            arguments = (self.state, np.int32(self.slots), np.int32(count), np.int32(bare))
-            self.run((self.parts,), (THREADS,), arguments, shared_mem=self.shared)
-        else:
+    def __call__(self, state: Any, first: int, count: int, mode: int) -> None:
+        arguments = (state, np.int32(self.slots), np.int32(first), np.int32(count), np.int32(mode))
+        self.run((self.parts,), (THREADS,), arguments, shared_mem=self.shared)
+
+    def gather(self, state: Any, n: int) -> None:
+        self.gather_run((-(-n // 256),), (256,), (state, np.int32(self.parts), np.int32(0)))
+
+
+class Iterate:
+    """Calls that make passes on the state they were built for."""
+
+    def __init__(
+        self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], in_place: bool
+    ) -> None:
+        self.state, self.most = state, TRACE_PASSES
+        (self.m, self.n, ld), self.in_place = shape, in_place
+        self.parity = 0
+        self.graphs: dict[int, Any] = {}
+        self.wide: Persistent | None = None
+        self.narrow: Persistent | None = None
+        self.parts, self.copies, self.slab, self.solo = 0, 1, 1, False
+        self.ordered = "ordered" in switches()
+        capability, self.processors, _ = device_limits(cp.cuda.Device().id)
+        if capability >= 90 and not in_place and "portable" not in switches():
+            self.fit(ld, dtype, kl)
+        self.persistent = self.wide is not None
+        if not self.persistent:
+            self.fit_portable(ld, dtype, kl)
+
+    def fit(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+        """The two persistent kernels, where they fit."""
+        made: list[Persistent | None] = []
+        for narrow in (False, True):
+            shape = None if narrow and dtype == "float64" else shape_for(ld, dtype, narrow)
+            one = None if shape is None else Persistent(shape, self.m, ld, dtype, kl, narrow)
+            made.append(one if one is not None and one.parts > 0 else None)
+        self.wide, self.narrow = made
+        if self.wide is None:
+            return
+        grids = [one.parts for one in made if one is not None]
+        self.solo = self.n <= SOLO_COLUMNS
+        self.copies = max(grids) if self.solo else 1
+        self.parts = 1 if self.solo else min([*grids, -(-self.n // 64)])
+        self.slab = max(one.parts // one.shape.CLUSTER for one in made if one is not None)
+
+    def __call__(self, count: int, first: int) -> None:
+        """At most ``count`` passes, ``first`` made before."""
+        if self.wide is None:
             self.portable(count)
+            return
+        for one in (self.narrow, self.wide):
+            if one is not None:
+                one(self.state, first, count, BOTH)
 
-    def fit_portable(self, m: int, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+    def rows(self, first: int, narrow: bool) -> None:
+        """One row_pass; the column sums and row scalars of this device go to ``total``."""
+        one = self.narrow if narrow else self.wide
+        if one is not None:
+            one(self.state, first, 1, ROWS)
+            one.gather(self.state, self.n)
+        else:
+            self.row_kernels()
+            self.launch("gather_sums", (-(-self.n // 256),), 256, np.int32(1), np.int32(self.parity))
+
+    def finish(self, first: int, narrow: bool, total: int) -> None:
+        """One finish_pass on what ``total`` holds."""
+        one = self.narrow if narrow else self.wide
+        if one is not None:
+            one(self.state, first, 1, FINISH)
+        else:
+            self.finish_kernels(total)
+            self.parity = 1 - self.parity
+
+    # ---- portable
+
+    def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """One read of K where a block covers a row, else two."""
         shape = shape_for(ld, dtype)
         self.fused = shape is not None and shape.CLUSTER == 1
-        self.shape = shape = Shape(shape.GW, shape.CPT, 1 if shape.CPT > 8 else 2) if self.fused and shape else Shape(8, 8, 4)
+        if shape is None or not self.fused:
+            shape = Shape(8, 8, 4)
+        else:
+            shape = Shape(shape.GW, shape.CPT, 1 if shape.CPT > 8 else 2)
+        self.shape = shape
         if self.in_place and not self.fused:
             raise NotImplementedError(f"method 'map-uot' on the GPU holds rows of at most 8192 columns, got {ld}")
-        options = dict(GW=shape.GW, CPT=shape.CPT, R=shape.R, CLUSTER=1, STORE=STORES[dtype], KL_ROWS=int(kl[0]))
-        options["KL_COLS"] = int(kl[1])
-        self.kernels = {
-            name: kernel("portable.cu", name, **options)
-            for name in ("row_pass", "plan_pass", "row_sums", "column_sums", "finish_first", "finish_second")
-        }
-        self.parts = max(1, min(self.processors, -(-ld // 64)))
-        self.blocks = min(self.processors * shape.groups, -(-m // shape.R))
+        options = shape_options(shape, dtype, kl)
+        names = "row_pass plan_pass row_sums column_sums gather_sums finish_first finish_join finish_second"
+        self.kernels = {name: kernel("portable.cu", name, **options) for name in names.split()}
+        self.parts = -(-self.n // 256)
+        self.copies = self.slab = 1
+        self.blocks = min(self.processors * shape.groups, -(-self.m // shape.R))
         chunk = 32 * shape.GW * (16 // ITEMSIZE[dtype])
-        self.slabs = -(-ld // chunk), max(1, min(m, 8 * self.processors // -(-ld // chunk)))
-        self.slots, self.most = 0, GRAPH_PASSES
-        self.graphs: dict[int, Any] = {}
+        self.slabs = -(-ld // chunk), max(1, min(self.m, 8 * self.processors // -(-ld // chunk)))
+        self.most, self.graphs = GRAPH_PASSES, {}
 
-    def one_pass(self, index: int, half: int) -> None:
-        threads, parity = (32 * self.shape.GW,), np.int32(half)
-        k = self.kernels
+    def launch(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
+        self.kernels[name](grid, (threads,), (self.state, *arguments))
+
+    def row_kernels(self) -> None:
+        threads, parity = 32 * self.shape.GW, np.int32(self.parity)
         if self.fused:
-            k["plan_pass" if self.in_place else "row_pass"]((self.blocks,), threads, (self.state, parity))
+            self.launch("plan_pass" if self.in_place else "row_pass", (self.blocks,), threads, parity)
         else:
-            k["row_sums"]((self.blocks,), threads, (self.state, parity))
-            k["column_sums"](self.slabs, threads, (self.state, parity))
-        k["finish_first"]((self.parts,), (256,), (self.state, parity))
-        k["finish_second"]((self.parts,), (256,), (self.state, parity, np.int32(index)))
+            self.launch("row_sums", (self.blocks,), threads, parity)
+            self.launch("column_sums", self.slabs, threads, parity)
 
-    def portable(self, count: int) -> None:
-        """Launches alternate between the halves of the records; GRAPH_PASSES of them are one captured graph."""
-        if count < GRAPH_PASSES:
-            self.passes(count)
-        else:
-            if self.parity not in self.graphs:
-                with cp.cuda.Stream(non_blocking=True) as stream:
-                    stream.begin_capture()
-                    self.passes(GRAPH_PASSES)
-                    self.graphs[self.parity] = stream.end_capture()
-            self.graphs[self.parity].launch(cp.cuda.get_current_stream())
-        self.parity = (self.parity + count) % 2
+    def finish_kernels(self, total: int = 0) -> None:
+        """``total``: address of the sums, 0 = this device's own."""
+        parity, source = np.int32(self.parity), np.uint64(total)
+        self.launch("finish_first", (self.parts,), 256, parity, source)
+        self.launch("finish_join", (1,), 512, parity, source)
+        self.launch("finish_second", (self.parts,), 256, parity)
 
     def passes(self, count: int) -> None:
-        for index in range(count):
-            self.one_pass(index, (index + self.parity) % 2)
+        for _ in range(count):
+            self.row_kernels()
+            self.finish_kernels()
+            self.parity = 1 - self.parity
 
-@cache
-def ring_offset(options: tuple[tuple[str, int], ...], device: int) -> int:
-    out = cp.zeros(1, np.int32)
-    kernel("iterate.cu", "iterate_sizes", **dict(options))((1,), (1,), (out,))
-    return int(out[0])
+    def portable(self, count: int) -> None:
+        """Launches alternate between the halves of progress; GRAPH_PASSES of them are one captured graph."""
+        if count < GRAPH_PASSES:
+            self.passes(count)
+            return
+        if self.parity not in self.graphs:
+            with cp.cuda.Stream(non_blocking=True) as stream:
+                stream.begin_capture()
+                self.passes(GRAPH_PASSES)
+                self.graphs[self.parity] = stream.end_capture()
+        self.graphs[self.parity].launch(cp.cuda.get_current_stream())

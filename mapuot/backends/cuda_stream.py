@@ -1,0 +1,130 @@
+"""Streams over M on the device: its extrema, sums and maxima along the rows, and the plan of given potentials.
+
+Twin of src_c/streams.c; the kernels are in src_cuda/stream.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ..penalties import F64
+from ..problem import Problem
+from .cuda_arrays import as_columns, row_blocks
+from .cuda_kernels import STORES, VIEW, kernel
+
+
+def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
+    """The View record of stream.cu."""
+    view = np.zeros((), VIEW)
+    view["m"], view["n"] = M.shape
+    for name, array in (("M", M), ("c", c)):
+        if array is not None:
+            view[name] = array.data.ptr
+            view[name + "_row"], view[name + "_col"] = (s // array.itemsize for s in array.strides)
+    if alpha is not None:
+        view["alpha"], view["beta"] = alpha.data.ptr, beta.data.ptr
+    view["inv_reg"] = 1 / reg
+    return view
+
+
+def stream(function: str, M: Any, store: int = 0) -> Any:
+    return kernel("stream.cu", function, STORE=store, COST=int(M.dtype == np.float32))
+
+
+def parts(rows: int, columns: int) -> tuple[int, int]:
+    """Grid of a stream: blocks of 32 rows, and enough parts of the columns to fill the device."""
+    blocks = -(-rows // 32)
+    return blocks, max(1, min(-(-columns // 32), 2048 // blocks))
+
+
+def extrema(M: Any) -> tuple[float, float, int, int]:
+    found = []
+    for _, _, block in row_blocks(M):
+        grid = parts(*block.shape)
+        out = cp.empty((grid[0] * grid[1], 4))
+        stream("extrema", block)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
+        found.append(out)
+    out = cp.concatenate(found)
+    low, high = float(out[:, 0].min()), float(out[:, 1].max())
+    low, high = (low, high) if math.isfinite(low) else (0.0, 0.0)
+    return low, high, int(out[:, 2].sum()), int(out[:, 3].sum())
+
+
+def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, outputs: int) -> list[Any]:
+    """row_max or plan_sums over the rows of device matrices."""
+    grid = parts(*M.shape)
+    out = [cp.empty((grid[1], M.shape[0])) for _ in range(outputs)]
+    stream(function, M)(grid, (256,), (view_of(M, c, alpha, beta, reg), *out))
+    return [x.max(0) if function == "row_max" else x.sum(0) for x in out]
+
+
+class PlanStream:
+    """The plan of given potentials, made from M in float64, block by block; numpy where M is numpy, else CuPy."""
+
+    def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
+        la, lb = problem.log_reference
+        self.problem = problem
+        self.alpha = cp.asarray(np.where(np.isfinite(log_u), log_u, -np.inf) + np.where(np.isfinite(la), la, 0.0))
+        self.beta = cp.asarray(np.where(np.isfinite(log_v), log_v, -np.inf) + np.where(np.isfinite(lb), lb, 0.0))
+
+    def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, Any, Any]]:
+        p, c = self.problem, self.problem.reference_matrix
+        for k0, k1, M in row_blocks(p.M[i0:i1]):
+            yield i0 + k0, i0 + k1, M, None if c is None else cp.asarray(c[i0 + k0 : i0 + k1])
+
+    def back(self, x: Any) -> Any:
+        return x if isinstance(self.problem.M, cp.ndarray) else x.get()
+
+    def plan(self, i0: int, i1: int) -> Any:
+        n, p = self.problem.shape[1], self.problem
+        on_device = isinstance(p.M, cp.ndarray)
+        out = (cp if on_device else np).empty((i1 - i0, n), p.M.dtype)
+        for k0, k1, M, c in self.blocks(i0, i1) if i1 > i0 else ():
+            block = out[k0 - i0 : k1 - i0] if on_device else cp.empty((k1 - k0, n), p.M.dtype)
+            run = stream("build_kernel", M, STORES[p.M.dtype.name])
+            view = view_of(M, c, self.alpha[k0:k1], self.beta, p.reg)
+            run(parts(k1 - k0, n), (256,), (view, block, np.int64(n), np.float64(0.0)))
+            if not on_device:
+                block.get(out=out[k0 - i0 : k1 - i0])
+        return out
+
+    def product(self, M: Any, c: Any, alpha: Any, beta: Any, X: Any) -> Any:
+        (m, n), d = M.shape, X.shape[1]
+        grid = parts(m, n)
+        out, view = cp.empty((grid[1], m, d)), view_of(M, c, alpha, beta, self.problem.reg)
+        for x0 in range(0, d, 4):
+            stream("apply", M)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
+        return out.sum(0)
+
+    def apply(self, X: Any) -> Any:
+        X, flat = as_columns(X, self.problem.shape[1], "X")
+        rows = [
+            self.product(M, c, self.alpha[i0:i1], self.beta, X)
+            for i0, i1, M, c in self.blocks(0, self.problem.shape[0])
+        ]
+        out = self.back(cp.concatenate(rows))
+        return out[:, 0] if flat else out
+
+    def apply_transpose(self, Y: Any) -> Any:
+        m, n = self.problem.shape
+        Y, flat = as_columns(Y, m, "Y")
+        out = cp.zeros((n, Y.shape[1]))
+        for i0, i1, M, c in self.blocks(0, m):
+            out += self.product(M.T, None if c is None else c.T, self.beta, self.alpha[i0:i1], Y[i0:i1])
+        out = self.back(out)
+        return out[:, 0] if flat else out
+
+    def sums(self) -> tuple[float, F64, F64]:
+        (m, n), reg = self.problem.shape, self.problem.reg
+        row, col, cost = cp.empty(m), cp.zeros(n), 0.0
+        for i0, i1, M, c in self.blocks(0, m):
+            row[i0:i1], paid = reduce_rows("plan_sums", M, c, self.alpha[i0:i1], self.beta, reg, 2)
+            turned = None if c is None else c.T
+            col += reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0]
+            cost += float(paid.sum())
+        return cost, row.get(), col.get()

@@ -1,0 +1,204 @@
+// Mirrors src_c/solver.c (anderson_weights, judge, step): the scalar work between the two sweeps of finish_pass.
+//
+// Every block does it on the same numbers: one warp finds Anderson's weights, beside it one thread certifies the state,
+// guards the last step and decides how to go on.  Included by finish_pass.cuh.
+#ifndef FINISH_SCALARS_CUH
+#define FINISH_SCALARS_CUH
+
+#define STALL_PASSES 250
+#define NARROW_PATIENCE 20
+#define NARROW_LIMIT 1e20 // sums of u or v beyond it, or below its inverse: float32 is not safe
+#define SCALE_LIMIT 1e30  // and beyond it K is rebuilt
+
+// 1 / x, x > 0 and normal, to rounding: no slow path
+__device__ __forceinline__ double inverse(double x)
+{
+    double y;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+    y = fma(y, fma(-x, y, 1.0), y);
+    return fma(y, fma(-x, y, 1.0), y);
+}
+
+// gamma: (D gram D + 1e-10) D^-1 gamma = D rhs, D = diag(gram)^-1/2; lane i of one warp eliminates row i.
+__device__ __forceinline__ double solve_gamma(const Progress &p, int d, double rhs)
+{
+    const int lane = threadIdx.x % 32, row = lane < d ? lane : 0;
+    const double scale = lane < d ? rsqrt(fmax(p.gram[row * MEMORY + row], TINY)) : 0;
+    double A[MEMORY], y = rhs * scale, inverted = 0;
+#pragma unroll
+    for (int k = 0; k < MEMORY; k++)
+        A[k] = p.gram[row * MEMORY + k] * scale * __shfl_sync(FULL, scale, k) + (k == lane ? 1e-10 : 0);
+#pragma unroll
+    for (int i = 0; i < MEMORY; i++) {
+        if (i >= d)
+            break;
+        const double pivot = inverse(__shfl_sync(FULL, A[i], i)), factor = lane == i ? 0 : A[i] * pivot;
+        inverted = lane == i ? pivot : inverted;
+#pragma unroll
+        for (int k = i + 1; k < MEMORY; k++)
+            A[k] -= factor * __shfl_sync(FULL, A[k], i);
+        y -= factor * __shfl_sync(FULL, y, i);
+    }
+    return y * inverted * scale;
+}
+
+// How many differences count once the newest one is in `slot`
+__device__ __forceinline__ int new_depth(const State &S, double depth, double head)
+{
+    return (int)(depth < S.memory && head == depth ? depth + 1 : depth);
+}
+
+// Put the newest difference in the Gram matrix and find the weights: <F, .> = <f, .> + c <1, .>.  One warp.
+__device__ __forceinline__ void anderson(Finish &F, double c, int slot, int depth)
+{
+    Progress &p = F.p;
+    const double *t = F.total;
+    const int lane = threadIdx.x % 32;
+    double rhs = 0, dot = 0;
+    if (lane == slot) {
+        p.ones[slot] = t[SUM_P] + c * t[SUM_ONES];
+        dot = t[SUM_PP] + c * (2 * t[SUM_P] + c * t[SUM_ONES]);
+        rhs = t[SUM_PF] + c * (t[SUM_P] + t[SUM_F] + c * t[SUM_ONES]);
+    } else if (lane < depth) {
+        dot = t[SUM_DOT + lane] + c * p.ones[lane];
+        rhs = t[SUM_RHS + lane] + c * p.ones[lane];
+    }
+    if (lane < depth)
+        p.gram[lane * MEMORY + slot] = p.gram[slot * MEMORY + lane] = dot;
+    __syncwarp();
+    const double gamma = solve_gamma(p, depth, rhs);
+    if (lane < depth)
+        p.gamma[lane] = gamma;
+}
+
+// |P - P*|_1 / mass from d = gap / (reg mass), as in src_c/solver.c
+__device__ __forceinline__ double plan_error(double d)
+{
+    return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d;
+}
+
+// What the state is worth; the words are those of mapuot_stats.
+__device__ __forceinline__ void certify(const State &S, Finish &F, const Translation &move, double common)
+{
+    const double *t = F.total, *row = F.row;
+    Trace &out = F.trace;
+    const double shift = F.p.shift + move.off, mass = move.kappa * row[ROW_MASS], over = 1 / mass;
+    out.mass = mass;
+    out.gap = t[SUM_GAP];
+    out.dual = S.dual_constant + move.kappa * row[ROW_SOFT] + row[ROW_DUAL] + S.hard_weight * S.reg * shift +
+               t[SUM_DUAL] - S.reg * out.mass;
+    out.lost = S.flush * row[ROW_SCALE] * row[NEXT_SCALE] * move.kappa * over;
+    out.error = plan_error(out.gap * over * S.inv_reg) + t[SUM_HARD] * over + 3 * S.storage_error + out.lost;
+    out.dead = row[ROW_DEAD] + t[SUM_DEAD];
+    out.residual = fmax(t[MAX_F] + common, t[MAX_MINUS] - common);
+    out.rejected = 0;
+}
+
+__device__ __forceinline__ bool in_range(double x) { return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT; }
+
+// May the numbers of a float32 pass be used at all?
+__device__ __forceinline__ bool usable(const Finish &F)
+{
+    const Trace &out = F.trace;
+    return in_range(F.row[ROW_SCALE]) && in_range(F.row[NEXT_SCALE]) && out.dead == 0 && isfinite(out.dual) &&
+           isfinite(out.error) && out.mass > 0;
+}
+
+__device__ __forceinline__ double judge(const State &S, Finish &F)
+{
+    const Trace &out = F.trace;
+    Progress &p = F.p;
+    const bool done = out.error <= S.tol || out.gap <= S.tol_gap * fabs(out.dual);
+    const double storage = 3 * S.storage_error;
+    if (out.rejected > 0)
+        return RUNNING; // the last image, from which the next pass starts, is finite
+    if (!isfinite(out.mass) || !isfinite(out.dual) || !(out.mass > 0))
+        return NOT_FINITE;
+    if (done && !(p.narrow > 0))
+        return CONVERGED;
+    if (!done && S.finer > 0 && storage >= S.tol / 4 && out.error - storage <= fmax(S.tol, storage) / 2)
+        return COARSE;
+    p.since_best += 1;
+    if (out.error < p.best_error * (1 - 1e-3) || out.dual > p.progress_dual + 1e-9 * fabs(out.dual)) {
+        p.best_error = fmin(p.best_error, out.error);
+        p.progress_dual = fmax(p.progress_dual, out.dual);
+        p.since_best = 0;
+    }
+    if (p.narrow > 0 && S.tol >= 0 && (done || out.error <= S.narrow_floor || p.since_best >= NARROW_PATIENCE)) {
+        p.narrow = 0; // only a pass in float64 certifies
+        p.best_dual = -INF;
+    }
+    if (p.since_absorb == 1)
+        p.dead = out.dead; // what a fresh K leaves dead stays so
+    else if (out.lost > S.flush_tol || out.dead > p.dead || fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) > SCALE_LIMIT)
+        return ABSORB;
+    return p.since_best >= STALL_PASSES ? STALLED : RUNNING;
+}
+
+// The step that the guard allows; p.step: 0 take G, 1 extrapolate, 2 go back to the last image.
+__device__ __forceinline__ void decide(const State &S, Finish &F, const Translation &move, double common)
+{
+    Progress &p = F.p;
+    const double slack = p.narrow > 0 ? 1e-6 * S.reg * F.trace.mass : 1e-13 * fabs(p.best_dual) + 2e-15 * S.dual_scale;
+    p.slot = -1;
+    p.common = common;
+    p.shift += move.off;
+    p.kappa = move.kappa;
+    if (p.extrapolated > 0 && !(F.trace.dual >= p.best_dual - slack)) {
+        F.trace.rejected = 1;
+        F.trace.residual = INF;
+        p.depth = p.head = p.have = p.extrapolated = 0;
+        p.step = 2;
+        if (!isfinite(p.shift))
+            p.shift -= move.off;
+        return;
+    }
+    p.best_dual = p.extrapolated > 0 ? fmax(p.best_dual, F.trace.dual) : F.trace.dual;
+    p.step = p.extrapolated = S.memory > 0 && p.have > 0;
+    if (p.step > 0) {
+        p.depth = new_depth(S, p.depth, p.head);
+        p.slot = p.head;
+        p.head = p.head + 1 < S.memory ? p.head + 1 : 0;
+    }
+    p.have = 1;
+}
+
+// Certificate, guard and status of the pass; one thread.
+__device__ __forceinline__ void settle(const State &S, Finish &F, const Translation &move, double common)
+{
+    Progress &p = F.p;
+    certify(S, F, move, common);
+    p.turn = p.turn < 5 ? p.turn + 1 : 0; // modulo 6: of three and of two buffers
+    if (p.narrow > 0 && !usable(F)) {
+        p.narrow = 0;
+        p.best_dual = -INF;
+        p.step = 3;
+        return;
+    }
+    decide(S, F, move, common);
+    p.passes += 1;
+    p.since_absorb += 1;
+    F.trace.status = p.status = judge(S, F);
+}
+
+// The scalar work between the sweeps; every block does it on the same numbers, the weights beside the rest.
+__device__ __forceinline__ void finish_scalars(const State &S, Finish &F)
+{
+    const int warp = threadIdx.x / 32, slot = (int)F.p.head, depth = new_depth(S, F.p.depth, F.p.head);
+    const bool weights = S.memory > 0 && F.p.have > 0;
+    __syncthreads();
+    if (warp < 2) {
+        const Translation move = F.move;
+        double common = 0;
+        if (S.mu_rate > 0) {
+            const double2 logs = far_logs(F.total[SUM_NEXT], move.kappa * F.row[ROW_MASS]);
+            common = S.mu_rate * (logs.x - logs.y);
+        }
+        if (warp == 1 && weights)
+            anderson(F, common, slot, depth);
+        if (threadIdx.x == 0)
+            settle(S, F, move, common);
+    }
+    __syncthreads();
+}
+#endif

@@ -1,0 +1,105 @@
+// Mirrors src_c/kernels_tmpl.c (prox_rows): u = prox(s) of one row, its marginal and what it adds to the row scalars.
+#ifndef ROW_PROX_CUH
+#define ROW_PROX_CUH
+#include "prox.cuh"
+
+#define LOG2E 1.4426950408889634
+#define LN2 0.6931471805599453
+
+#if !KL_ROWS // out of line: the hot loop keeps its registers
+__device__ __noinline__ double general_prox(const State &S, Point p, double s, double shift)
+{
+    if (isinf(p.x))
+        return -INF;
+    return prox(S.rows.kind, log(s) - p.x - shift, p.y, log(p.y), p.z, p.w, S.reg) - p.x - shift;
+}
+
+__device__ __noinline__ double general_dual(const State &S, Point p, double log_u, double shift)
+{
+    return dual_term(S.rows.kind, S.reg * (log_u + p.x + shift), p.y, p.z, p.w);
+}
+#endif
+
+// The row scalars of one row of the tile, ROW_MASS .. ROW_DEAD; dual: the terms that the translation does not scale with
+// the mass.
+typedef double RowSums[NEXT_B];
+
+#if NARROW && KL_ROWS
+// What the prox of a row needs in a pass: log2 u = whole + part - (fi + rest) log2 s
+struct Row {
+    float whole, part, fi, rest, rho, mass; // rho: -rho, mass: reg a, as in Point
+};
+
+__device__ __forceinline__ Row row_of(Point p, double shift)
+{
+    const double t = (p.x - (1 - p.y) * shift) * LOG2E;
+    const float whole = rintf((float)t), fi = (float)p.y;
+    return {whole, (float)(t - whole), fi, (float)(p.y - fi), (float)p.z, (float)p.w};
+}
+
+// u from s; the exponents apart, so that their size costs no digits.  log2 u is low + high.
+__device__ __forceinline__ float short_prox(Row p, float s, float &high, float &low)
+{
+    const int bits = __float_as_int(s), e = (bits - 0x3f400000) >> 23; // mantissa in [.75, 1.5)
+    const float m = __int_as_float(bits - (e << 23)), exponent = (float)e, product = p.fi * exponent;
+    float log_m, u;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(log_m) : "f"(m));
+    const float left = fmaf(-p.fi, exponent, product); // what `product` lost
+    high = rintf(fminf(fmaxf(p.whole - product, -200.0f), 122.0f));
+    low = ((p.whole - high) - product) + (left + fmaf(-p.rest, exponent, fmaf(-p.fi, log_m, p.part)));
+    asm("ex2.approx.f32 %0, %1;" : "=f"(u) : "f"(low));
+    return high < -122.0f ? 0.0f : __int_as_float(__float_as_int(u) + ((int)high << 23));
+}
+#else
+typedef Point Row;
+__device__ __forceinline__ Row row_of(Point p, double) { return p; }
+#endif
+
+// u of row i, from s = (K v)_i: 0 where it is dead, left out or beyond m; where it is `mine`, the row is stored and
+// counted.  log u is relative to K.
+__device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, double shift, bool mine, double *row)
+{
+    const bool live = s >= (num)(NARROW ? 1.2e-38 : TINY), there = i < (int)S.m;
+#if NARROW && KL_ROWS
+    float high, low;
+    const bool left_out = isinf(p.whole);
+    const num found = short_prox(p, s, high, low), u = live && !left_out ? found : s == s ? 0.0f : s;
+#else
+    const bool left_out = isinf(p.x);
+#if KL_ROWS // p = {base, fi, -rho, reg a}: log u = base - (1 - fi) shift - fi log s
+    const double log_u = live && there ? p.x - (1 - p.y) * shift - p.y * log((double)s) : -INF;
+#else       // p = {d, t, rho, upper}, d = inf: left out
+    const double log_u = live && there ? general_prox(S, p, s, shift) : -INF;
+#endif
+    const double value = exp(log_u < BOUND ? log_u : BOUND);
+    const num u = s == s ? (num)value : s;
+#endif
+    if (!mine || !there)
+        return there ? u : (num)0;
+#if NARROW && KL_ROWS
+    const double log_u = ((double)high + (double)low) * LN2;
+#endif
+    const double r = (double)u * (double)s;
+    S.u_log[i] = live && !left_out ? log_u : -INF;
+    S.r[i] = r;
+#if !NARROW
+    S.u_scale[i] = u;
+#endif
+    row[ROW_MASS] += r;
+    row[ROW_SCALE] += u;
+    if (!live || left_out) {
+        row[ROW_DEAD] += !left_out;
+        return u;
+    }
+#if NARROW && KL_ROWS
+    row[ROW_SOFT] += p.rho * r;
+    row[ROW_DUAL] += p.mass * log_u;
+#elif KL_ROWS
+    row[ROW_SOFT] += p.z * r;
+    row[ROW_DUAL] += p.w * log_u;
+#else
+    row[ROW_DUAL] += general_dual(S, p, log_u, shift);
+#endif
+    return u;
+}
+#endif
