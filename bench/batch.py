@@ -2,9 +2,9 @@
 
 log_matmul, on one thread, against ``torch.logsumexp`` over the broadcast sum and against exponentials with row and
 column maxima by a matrix product (right only while nothing underflows): time, and the peak of memory beyond the answer
-in a process of its own. Batches of histograms against POT's function and `solve`, problem by problem, with the plan errors
-reached. Loss and gradient at 100 points, 512 histograms, against autograd through 100 torch iterations, on logarithms
-and by matrix products in the scaling form. float64 everywhere but for log_matmul, which is timed in both.
+in a process of its own. Batches of histograms against POT's function and `solve`, problem by problem, with the plan
+errors reached. Loss and gradient at 100 points, 512 histograms, against autograd through 100 torch iterations, on
+logarithms and by matrix products in the scaling form. float64 everywhere but for log_matmul, which is timed in both.
 """
 
 from __future__ import annotations
