@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import Any
 
 import numpy as np
@@ -63,17 +64,20 @@ def spawn(function: Callable[..., Any], size: int, *arguments: Any, seconds: flo
         target = (function, rank, size, pipes, answers[rank][1], arguments)
         processes.append(context.Process(target=work, args=target, daemon=True))
         processes[-1].start()
-    found = []
+    waiting, found = [receive for receive, _ in answers], {}
     try:
-        for receive, _ in answers:
-            if not receive.poll(seconds):
+        while waiting:
+            ready = wait(waiting, seconds)
+            if not ready:
                 raise TimeoutError(f"{size} processes gave no answer in {seconds} s")
-            good, value = receive.recv()
-            if not good:
-                raise RuntimeError(value)
-            found.append(value)
+            for receive in ready:
+                good, value = receive.recv()
+                if not good:
+                    raise RuntimeError(value)
+                found[receive] = value
+                waiting.remove(receive)
     finally:
         for process in processes:
-            process.join(5)
+            process.join(0.0 if waiting else 5.0)
             process.kill()
-    return found
+    return [found[receive] for receive, _ in answers]
