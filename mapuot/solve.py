@@ -88,7 +88,7 @@ def solve(
     tol_gap : float, optional
         Stop also when ``gap <= tol_gap * |dual|``.
     max_passes : int
-        Reads of K at most.
+        Reads of K at most (and one more where the last was an extrapolation that the guard dropped).
     precision : {"auto", "float64", "mixed", "bfloat16"}
         Storage of K. Sums and potentials are float64 always; "auto" is "mixed" (float32 K) for tol >= 5e-7.
     backend : {"auto", "cpu", "cuda", "reference"}
@@ -250,10 +250,19 @@ class Run:
                 if self.checkpoint and self.checkpoint.due:
                     self.save(workspace, problem)
                 count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
+            if stats[-1].rejected:
+                self.leave_rejected(workspace, stats[-1])
             if self.checkpoint:
                 self.save(workspace, problem)
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return np.array(workspace.next_log_v)
+
+    def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
+        """Make one pass more where the last was a dropped step: its state is no answer, the image before it is."""
+        if last.status == "absorb":
+            workspace.absorb()
+        status = self.record(workspace.iterate(1))
+        self.status = "converged" if status == "converged" else self.status
 
     def save(self, workspace: Workspace, problem: Problem) -> None:
         assert self.checkpoint

@@ -50,12 +50,15 @@ ALWAYS_INLINE void request(const real *next, int64_t k, const int R)
 /* what prox_part needs of the rows from i on */
 ALWAYS_INLINE void request_rows(const mapuot_side *rows, int64_t i)
 {
-    const double *field[] = {rows->fi,  rows->base,  rows->absorbed,  rows->weight,
-                             rows->rho, rows->scale, rows->log_scale, rows->marginal};
+    const double *read[] = {rows->fi, rows->base, rows->absorbed, rows->weight, rows->rho};
+    const double *written[] = {rows->scale, rows->log_scale, rows->marginal};
     UNROLL
-    for (int f = 0; f < 8; f++)
-        if (field[f])
-            __builtin_prefetch(field[f] + i, f >= 5, 3);
+    for (int f = 0; f < 5; f++)
+        if (read[f])
+            __builtin_prefetch(read[f] + i, 0, 3);
+    UNROLL
+    for (int f = 0; f < 3; f++)
+        __builtin_prefetch(written[f] + i, 1, 3);
 }
 
 /* sums += u_r K_r over R rows; backwards where the tile is larger than L1: what was read last is still in it */
