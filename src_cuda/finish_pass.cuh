@@ -32,10 +32,11 @@ enum {
 #define JOINERS 128 // threads that join the scalars of all blocks
 
 // Out of line: what runs once a pass must not push the rest out of the instruction cache.
-__device__ __noinline__ double far_log(double x) { return log(x); }
 __device__ __noinline__ double far_exp(double x) { return exp(x); }
 __device__ __noinline__ double2 far_logs(double x, double y) { return make_double2(log(x), log(y)); }
 __device__ __noinline__ double2 far_exps(double x, double y) { return make_double2(exp(x), exp(y)); }
+__device__ __noinline__ double3 far_logs(double x, double y, double z) { return make_double3(log(x), log(y), log(z)); }
+__device__ __noinline__ double3 far_exps(double x, double y, double z) { return make_double3(exp(x), exp(y), exp(z)); }
 
 // lam = (log A - log B) / (fi1 k1 + k2): u *= e^(fi1 lam), v *= e^-lam; the shift takes u's part.
 struct Translation {
@@ -163,41 +164,47 @@ __device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, i
             (F.join[0][threadIdx.x] + F.join[1][threadIdx.x]) + (F.join[2][threadIdx.x] + F.join[3][threadIdx.x]);
 }
 
-__device__ __forceinline__ Translation translation(const State &S, const Finish &F)
+// all but kappa, with the logarithm of `sum` beside
+__device__ __forceinline__ Translation half_translation(const State &S, const Finish &F, double sum, double &log_sum)
 {
     const double (*x)[SCALARS] = F.join;
-    Translation t = {0, 0, 1};
-    if (S.lam_rate > 0) {
-        const double mass = (x[0][ROW_MASS] + x[1][ROW_MASS]) + (x[2][ROW_MASS] + x[3][ROW_MASS]);
-        const double B = (x[0][NEXT_B] + x[1][NEXT_B]) + (x[2][NEXT_B] + x[3][NEXT_B]);
-        const double2 logs = far_logs(mass, B);
-        t.lam = S.lam_rate * (logs.x - logs.y);
-        t.off = S.fi_rows * t.lam;
-        t.kappa = far_exp(t.off - t.lam);
-    }
+    const double mass = (x[0][ROW_MASS] + x[1][ROW_MASS]) + (x[2][ROW_MASS] + x[3][ROW_MASS]);
+    const double B = (x[0][NEXT_B] + x[1][NEXT_B]) + (x[2][NEXT_B] + x[3][NEXT_B]);
+    const double3 logs = far_logs(mass, B, sum);
+    const double lam = S.lam_rate > 0 ? S.lam_rate * (logs.x - logs.y) : 0;
+    log_sum = logs.z;
+    return {lam, S.fi_rows * lam, 1};
+}
+
+__device__ __forceinline__ Translation translation(const State &S, const Finish &F)
+{
+    double unused;
+    Translation t = half_translation(S, F, 1, unused);
+    t.kappa = far_exp(t.off - t.lam);
     return t;
 }
 
 // One column: its certificate and its image, into out[SUM_GAP .. SUM_MASS].
-__device__ __forceinline__ void certify_column(const State &S, double pass_shift, const Translation &t, double sum,
-                                               Column &c, double *out)
+__device__ __forceinline__ void certify_column(const State &S, const Finish &F, Translation &t, double sum, Column &c,
+                                               double *out)
 {
-    const double shift = pass_shift + t.off, e = c.absorbed, b = c.b, rho = c.rho, s = c.v * sum * t.kappa;
+    double log_sum;
+    t = half_translation(S, F, sum, log_sum);
+    const double shift = F.p.shift + t.off, e = c.absorbed, b = c.b, rho = c.rho;
     const int kind = KL_COLS ? (int)KL : (int)S.cols.kind;
-    const double x = c.x - t.lam;
+    const double x = c.x - t.lam, log_s = log_sum - e + shift, image = c.fi * (c.log_b - log_s);
+    const double3 values = far_exps(-c.k * x, -c.k * image, t.off - t.lam);
+    const double s = c.v * sum * (t.kappa = values.z);
     double G = x;
     if (isfinite(e)) {
-        const double log_sum = far_log(sum), log_s = log_sum - e + shift;
         if (kind <= BALANCED) {
             const bool hard = isinf(rho);
-            const double image = c.fi * (c.log_b - log_s);
-            const double2 decay = far_exps(-c.k * x, -c.k * image);
-            const double q = b * decay.x, d = x + log_s - c.log_b + c.k * x;
+            const double q = b * values.x, d = x + log_s - c.log_b + c.k * x;
             G = image;
             out[SUM_GAP] = hard ? 0 : rho * (sum >= TINY ? kl_gap(q, s, d) : q);
             out[SUM_DUAL] = hard ? S.reg * b * x : rho * (b - q);
             out[SUM_HARD] = hard ? fabs(s - b) : 0;
-            out[SUM_NEXT] = b * decay.y;
+            out[SUM_NEXT] = b * values.y;
         } else {
             const double upper = kind == RANGE ? S.cols.upper[c.j] : 0, g = S.reg * x;
             G = prox(kind, log_s, b, c.log_b, rho, upper, S.reg);
@@ -243,11 +250,13 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, double 
 {
     const bool in = c.j >= 0 && isfinite(c.absorbed), before = F.p.have > 0;
     double value[HALF] = {};
-    const Translation t = translation(S, F);
+    Translation t;
+    if (c.j >= 0)
+        certify_column(S, F, t, sum, c, value);
+    else if (threadIdx.x == 0) // a block without columns
+        t = translation(S, F);
     if (threadIdx.x == 0)
         F.move = t;
-    if (c.j >= 0)
-        certify_column(S, F.p.shift, t, sum, c, value);
     const double p = in && before ? c.f - c.last : 0, bp = c.b * p;
     float high = in ? (float)c.f : -1e38f, low = in ? (float)-c.f : -1e38f;
     value[SUM_ONES] = in ? c.b : 0;

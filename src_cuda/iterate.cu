@@ -2,8 +2,8 @@
 //
 // row_pass, then the O(n) finish_pass spread over all blocks; three meetings of the grid a pass.  With few columns
 // (solo) every block does all of finish_pass for itself, and one meeting is left.  K stays in flight or in shared
-// memory from the first pass to the last.  Every block holds the same Progress and stops at the same pass.  The NARROW kernel
-// runs while progress.narrow is 1, the other one after it; each returns at once where it has nothing to do.
+// memory from the first pass to the last.  Every block holds the same Progress and stops at the same pass.  The NARROW
+// kernel runs while progress.narrow is 1, the other one after it; each returns at once where it has nothing to do.
 #define PERSISTENT 1
 #include "row_pass.cuh"
 #include "finish_pass.cuh"

@@ -51,10 +51,12 @@ __device__ __forceinline__ uint32_t cluster_rank()
 __device__ __forceinline__ void group_barrier(int group)
 {
 #if CLUSTER > 1
+    __syncwarp();
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #elif GW == 1
     __syncwarp();
 #else
+    __syncwarp(); // bar.sync counts whole warps
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(GT) : "memory");
 #endif
 }

@@ -20,8 +20,8 @@ __device__ __noinline__ double general_dual(const State &S, Point p, double log_
 }
 #endif
 
-// The row scalars of one row of the tile, ROW_MASS .. ROW_DEAD; dual: the terms that the translation does not scale with
-// the mass.
+// The row scalars of one row of the tile, ROW_MASS .. ROW_DEAD; dual: the terms that the translation does not scale
+// with the mass.
 typedef double RowSums[NEXT_B];
 
 #if NARROW && KL_ROWS

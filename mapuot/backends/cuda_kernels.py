@@ -85,10 +85,20 @@ NARROW_SHAPES = (
     Shape(16, 20, 1, 2), Shape(16, 12, 2, 4), Shape(16, 16, 2, 4), Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
 )  # fmt: skip
 WIDE_SHAPES = (
-    Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(8, 16, 2),
-    Shape(16, 12, 2), Shape(16, 16, 2), Shape(16, 12, 2, 2), Shape(16, 16, 2, 2), Shape(16, 12, 2, 4),
-    Shape(16, 16, 2, 4), Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
+    Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(16, 8, 4), Shape(16, 12, 2),
+    Shape(16, 8, 4, 2), Shape(16, 12, 2, 2), Shape(16, 8, 4, 4), Shape(16, 12, 2, 4), Shape(16, 8, 4, 8),
+    Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
 )  # fmt: skip
+PORTABLE_SHAPES = (
+    Shape(1, 4, 2), Shape(2, 4, 2), Shape(4, 4, 2), Shape(4, 8, 2), Shape(8, 8, 2), Shape(16, 8, 2), Shape(16, 12, 1),
+    Shape(16, 16, 1),
+)  # fmt: skip
+
+
+def portable_shape(ld: int, dtype: str) -> Shape | None:
+    """A block that covers a row; None where a row is too wide for it."""
+    chunk = 16 // ITEMSIZE[dtype]
+    return next((s for s in PORTABLE_SHAPES if s.width >= ld and s.CPT % chunk == 0), None)
 
 
 def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import cupy as cp
 import numpy as np
 
-from .cuda_kernels import BLOCKS, ITEMSIZE, MAX_SLOTS, THREADS, Shape, kernel, shape_for, shape_options
+from .cuda_kernels import BLOCKS, ITEMSIZE, MAX_SLOTS, THREADS, Shape, kernel, portable_shape, shape_for, shape_options
 
 TRACE_PASSES = 256  # passes that the record of one launch holds
 GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
@@ -172,13 +172,9 @@ class Iterate:
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """One read of K where a block covers a row, else two."""
-        shape = shape_for(ld, dtype)
-        self.fused = shape is not None and shape.CLUSTER == 1
-        if shape is None or not self.fused:
-            shape = Shape(8, 8, 4)
-        else:
-            shape = Shape(shape.GW, shape.CPT, 1 if shape.CPT > 8 else 2)
-        self.shape = shape
+        shape = portable_shape(ld, dtype)
+        self.fused = shape is not None
+        self.shape = shape = shape or Shape(8, 8, 4)
         if self.in_place and not self.fused:
             raise NotImplementedError(f"method 'map-uot' on the GPU holds rows of at most 8192 columns, got {ld}")
         options = shape_options(shape, dtype, kl)
