@@ -104,3 +104,21 @@ def test_records_are_words():
         assert record.itemsize % 8 == 0
         assert not record.isalignedstruct
         assert np.zeros((), record).nbytes == record.itemsize
+
+
+def test_a_driverless_machine_gets_one_clear_sentence(monkeypatch):
+    from mapuot.backends import cuda
+
+    class Missing(Exception):
+        pass
+
+    def none():
+        raise Missing("no CUDA-capable device is detected")
+
+    monkeypatch.setattr(cupy.cuda.runtime, "CUDARuntimeError", Missing)
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", none)
+    with pytest.raises(RuntimeError, match="backend 'cuda' needs a GPU and its driver, found none .no CUDA-capable"):
+        cuda.asarray(np.ones((3, 3)))
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
+    with pytest.raises(RuntimeError, match="needs a GPU, found none"):
+        cuda.asarray(np.ones((3, 3)))

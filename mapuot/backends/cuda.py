@@ -32,6 +32,7 @@ FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries 
 SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
 NARROW_LIMIT = 1e20  # largest v that float32 passes start from
 FAR = 100.0  # a common translation of log v beyond it is kept out of v
+COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
 STATUS = ("running", "converged", "absorb", "stalled", "not finite", "coarse")
 
 
@@ -68,41 +69,29 @@ class Workspace:
         self.state["kernel"] = self.K.data.ptr
         self.launch = Iterate(self.state, (m, n, self.ld), self.dtype, self.kl, self.options.in_place)
 
-    def take(self, name: str, count: int, dtype: Any = np.float64) -> Any:
-        """A zeroed device vector, its address in the state."""
-        array = self.arrays[name] = cp.zeros(count, dtype)
-        self.state[name] = array.data.ptr
-        return array
-
     def allocate(self, m: int, n: int) -> None:
-        ld, copies = self.ld, self.launch.copies
-        self.take("point", 4 * m)
-        for name in ("u_log", "u_scale", "r"):
-            self.take(name, m)
-        for name in ("x", "s"):
-            self.take(name, ld)
-        for name in ("x_next", "v_scale", "image", "residual"):
-            self.take(name, copies * ld)
-        self.take("narrow_v", copies * ld, np.float32)
-        self.take("work", 2 * ld)
-        if self.options.in_place:
-            self.take("ratio", ld)
-        self.take("dF", copies * MEMORY * ld)
-        self.take("dG", copies * MEMORY * ld)
-        self.take("sums", 3 * ld)
-        self.take("total", ld + SCALARS)
-        if self.launch.ordered:
-            self.take("slab", self.launch.slab * ld)
-        self.take("scalars", 2 * BLOCKS * SCALARS)
-        self.take("partial", max(BLOCKS, self.launch.parts) * VALUES)
-        self.take("barrier", 64, np.uint32)
-        report = self.arrays["report"] = cp.zeros(2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize, np.uint8)
-        self.state["progress"] = report.data.ptr
-        self.state["trace"] = report.data.ptr + 2 * PROGRESS.itemsize
-        for side, count in (("rows", m), ("cols", ld)):
-            for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate"):
-                array = self.arrays[f"{side}.{name}"] = cp.zeros(count)
-                self.state[side][name] = array.data.ptr
+        """Every vector in one zeroed allocation, their addresses in the state."""
+        ld, copies, launch = self.ld, self.launch.copies, self.launch
+        report = 2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize
+        words = {"report": report // 8, "point": 4 * m, "u_log": m, "u_scale": m, "r": m, "x": ld, "s": ld}
+        words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
+        words |= dict.fromkeys(("dF", "dG"), copies * MEMORY * ld)
+        words |= {"work": 2 * ld, "ratio": ld * self.options.in_place, "sums": 3 * ld, "total": ld + SCALARS}
+        words |= {"slab": launch.slab * ld * launch.ordered, "scalars": 2 * BLOCKS * SCALARS}
+        words |= {"partial": max(BLOCKS, launch.parts) * VALUES, "barrier": 32}
+        words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
+        self.block, at = cp.zeros(sum(-(-count // 32) * 32 for count in words.values())), 0
+        for name, count in words.items():
+            array = self.arrays[name] = self.block[at : at + count]
+            at += -(-count // 32) * 32
+            if name.startswith("cols."):
+                self.state["cols"][name[5:]] = array.data.ptr
+            elif count and name != "report":
+                self.state[name] = array.data.ptr
+        self.arrays["narrow_v"] = self.arrays["narrow_v"].view(np.float32)
+        self.arrays["report"] = self.arrays["report"].view(np.uint8)
+        self.state["progress"] = self.arrays["report"].data.ptr
+        self.state["trace"] = self.arrays["report"].data.ptr + 2 * PROGRESS.itemsize
 
     def constants(self) -> None:
         problem, options, state = self.problem, self.options, self.state
@@ -150,7 +139,8 @@ class Workspace:
         self.progress["kappa"] = 1.0
 
     def put(self, name: str, values: F64) -> None:
-        self.arrays[name][: len(values)] = cp.asarray(values)
+        array = self.arrays[name]
+        array[: len(values)].set(np.ascontiguousarray(values, array.dtype))
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
@@ -272,7 +262,7 @@ class Workspace:
             self.arrays[name].fill(0)
         k2 = float(self.state["rate_cols"])
         next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
-        self.arrays["scalars"][SCALARS - 2 : SCALARS] = cp.asarray(next_sums)
+        self.arrays["scalars"][SCALARS - 2 : SCALARS].set(np.array(next_sums))
         assert len(x) == n
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= v.max(initial=0.0) <= NARROW_LIMIT
         self.progress["turn"] = self.progress["shift"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
@@ -280,7 +270,7 @@ class Workspace:
 
     def send_progress(self) -> None:
         record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
-        self.arrays["report"][: len(record)] = cp.asarray(record)
+        self.arrays["report"][: len(record)].set(record)
 
     def iterate(self, count: int) -> list[Stats]:
         done: list[Stats] = []

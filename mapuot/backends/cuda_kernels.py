@@ -81,8 +81,8 @@ class Shape:
 # the narrowest that covers a row is used; NARROW: float32 sums, which leave registers for more columns a thread
 NARROW_SHAPES = (
     Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(2, 8, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(8, 12, 2),
-    Shape(8, 16, 2), Shape(16, 12, 1), Shape(16, 16, 1), Shape(16, 20, 1), Shape(16, 12, 2, 2), Shape(16, 16, 2, 2),
-    Shape(16, 20, 1, 2), Shape(16, 12, 2, 4), Shape(16, 16, 2, 4), Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
+    Shape(8, 16, 2), Shape(16, 12, 2), Shape(16, 16, 2), Shape(16, 20, 2), Shape(16, 12, 2, 2), Shape(16, 16, 2, 2),
+    Shape(16, 20, 2, 2), Shape(16, 12, 2, 4), Shape(16, 16, 2, 4), Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
 )  # fmt: skip
 WIDE_SHAPES = (
     Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(16, 8, 4), Shape(16, 12, 2),

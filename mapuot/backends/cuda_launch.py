@@ -49,12 +49,17 @@ class LaunchConfig(ctypes.Structure):
     ]  # fmt: skip
 
 
+@cache
+def libcuda() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
 def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> int:
     """Clusters that the device holds at once, from the driver."""
     attribute = (ctypes.c_uint * 18)(4, 0, cluster, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     config = LaunchConfig(blocks, 1, 1, THREADS, 1, 1, shared, None, ctypes.addressof(attribute), 1)
     count = ctypes.c_int()
-    driver = ctypes.CDLL("libcuda.so.1")
+    driver = libcuda()
     handle = ctypes.c_void_p(function.kernel.ptr)
     status = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), handle, ctypes.byref(config))
     return count.value if status == 0 else 0
