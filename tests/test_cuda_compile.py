@@ -109,15 +109,15 @@ def test_records_are_words():
 def test_a_driverless_machine_gets_one_clear_sentence(monkeypatch):
     from mapuot.backends import cuda
 
-    class Missing(Exception):
+    class MissingError(Exception):
         pass
 
     def none():
-        raise Missing("no CUDA-capable device is detected")
+        raise MissingError("no CUDA-capable device is detected")
 
-    monkeypatch.setattr(cupy.cuda.runtime, "CUDARuntimeError", Missing)
+    monkeypatch.setattr(cupy.cuda.runtime, "CUDARuntimeError", MissingError)
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", none)
-    with pytest.raises(RuntimeError, match="backend 'cuda' needs a GPU and its driver, found none .no CUDA-capable"):
+    with pytest.raises(RuntimeError, match="needs a GPU and its driver, found none"):
         cuda.asarray(np.ones((3, 3)))
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
     with pytest.raises(RuntimeError, match="needs a GPU, found none"):
