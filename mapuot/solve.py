@@ -24,7 +24,7 @@ from .result import Result
 from .rows import Rows, rows_of
 
 METHODS = {  # name: (translation, Anderson memory, in place)
-    "auto": (True, 8, False),
+    "auto": (True, 5, False),
     "translation_invariant": (True, 0, False),
     "sinkhorn": (False, 0, False),
     "map-uot": (False, 0, True),
@@ -77,7 +77,7 @@ def solve(
     reg_m : float, inf, or a pair of them or of per-point vectors
         Marginal penalty, in units of M; inf is the balanced constraint. ``penalty="range"``: the relative slack.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
-        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 8), "sinkhorn"
+        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 5), "sinkhorn"
         makes POT's iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
     reference : {"product", "uniform"} or (m, n) array

@@ -1,5 +1,6 @@
 """The command line in one process; under mpiexec it is tested in test_mpi.py."""
 
+import os
 import subprocess
 import sys
 
@@ -147,6 +148,7 @@ def test_progress_goes_to_standard_error(case):
     assert "mapuot:" not in out
 
 
+@pytest.mark.skipif("tsan" in os.environ.get("LD_PRELOAD", ""), reason="libmpi crashes under ThreadSanitizer")
 def test_info():
     """In a process of its own, since it starts MPI."""
     code, out, _ = script("info")
