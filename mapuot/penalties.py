@@ -90,4 +90,5 @@ def gap_term(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> 
     if kind == "range":
         assert upper is not None
         r = np.clip(r, rho * t, upper * t)
-    return divergence(kind, r, t, rho, upper) - dual_term(kind, f, t, rho, upper) + np.where(r > 0, f * r, 0.0)
+    primal = divergence(kind, r, t, rho, upper) + np.where(r > 0, f * r, 0.0)
+    return np.maximum(0.0, primal - dual_term(kind, f, t, rho, upper))  # < 0 by rounding only

@@ -228,6 +228,9 @@ class Run:
                 log_v *= reg / task.reg
             self.limit = self.max_passes
             log_v = self.run(task, options, log_v)
+            if self.status == "stalled" and options.memory and {task.rows.penalty, task.cols.penalty} & {"tv", "range"}:
+                options = dataclasses.replace(options, memory=0)  # kinks mislead the extrapolation
+                log_v = self.run(task, options, log_v)
             if self.status == "stalled" and escalate and options.precision == "float32":
                 log_v = self.run(task, dataclasses.replace(options, precision="float64"), log_v)
         if turned:

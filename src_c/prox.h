@@ -82,7 +82,7 @@ static inline double gap_term(const mapuot_side *side, int64_t i, double f, doub
         return rho * (fabs(x) < 1e-4 ? q * x * x * (0.5 + x / 3) : r * x - r + q);
     }
     case MAPUOT_TV:
-        return rho * fabs(r - t) + f * r - dual_term(side, i, f);
+        return fmax(0.0, rho * fabs(r - t) + f * r - dual_term(side, i, f));
     case MAPUOT_L2: {
         double e = r - t + f / rho;
         return f < rho * t ? 0.5 * rho * e * e : r * (f - rho * t) + 0.5 * rho * r * r;
@@ -90,7 +90,7 @@ static inline double gap_term(const mapuot_side *side, int64_t i, double f, doub
     default: {
         double inside = fmin(fmax(r, rho * t), side->upper[i] * t);
         *hard += fabs(r - inside);
-        return f * inside - dual_term(side, i, f);
+        return fmax(0.0, f * inside - dual_term(side, i, f));
     }
     }
 }

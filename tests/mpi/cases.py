@@ -154,7 +154,7 @@ def case_zeros_and_forbidden_pairs():
 
 def case_small_reg():
     """K is rebuilt, and reg is lowered in steps."""
-    compare(*both(clouds(40, 31, reg=0.004)), *bounds(40), tol=1e-10, passes=3)
+    compare(*both(clouds(40, 31, reg=0.004)), *bounds(40), tol=1e-10, passes=8)
     result, one = both(clouds(40, 31, reg=0.001), precision="float64", tol=1e-6)
     assert result.converged
     np.testing.assert_allclose(result.objective, one.objective, rtol=1e-9)
