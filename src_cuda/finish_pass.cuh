@@ -167,7 +167,7 @@ __device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, i
 // all but kappa, with the logarithm of `sum` beside
 __device__ __forceinline__ Translation half_translation(const State &S, const Finish &F, double sum, double &log_sum)
 {
-    const double (*x)[SCALARS] = F.join;
+    const double(*x)[SCALARS] = F.join;
     const double mass = (x[0][ROW_MASS] + x[1][ROW_MASS]) + (x[2][ROW_MASS] + x[3][ROW_MASS]);
     const double B = (x[0][NEXT_B] + x[1][NEXT_B]) + (x[2][NEXT_B] + x[3][NEXT_B]);
     const double3 logs = far_logs(mass, B, sum);

@@ -90,9 +90,7 @@ def test_a_sample_without_mass_stays():
     xs, _, xt, _ = domains()
     weights = np.ones(14)
     weights[4] = 0
-    estimator = UnbalancedSinkhornTransport(distribution_estimation=lambda X: weights[: len(X)]).fit(
-        xs, Xt=xt
-    )
+    estimator = UnbalancedSinkhornTransport(distribution_estimation=lambda X: weights[: len(X)]).fit(xs, Xt=xt)
     assert_allclose(estimator.transform(xs)[4], xs[4])
     assert_allclose(estimator.mu_s, weights)
     assert_allclose(estimator.transform(xs[4:5] + 1e-6), xs[4:5] + 1e-6)
