@@ -132,6 +132,8 @@ def solve(
         if split != "rows":
             raise NotImplementedError(f"split={split!r} is not available yet: only 'rows' is")
         module = pick(backend, M, a, b)
+        if comm is not None and module.__name__.endswith(".cuda"):
+            raise NotImplementedError("comm: the CUDA backend does not yet sum over ranks; use backend='cpu'")
         ranks.place(module.__name__, M, a, b)
         M = rows_of(M, a, b, ranks)
         reference = rows_of(reference, a, b, ranks) if isinstance(reference, Rows) else reference
