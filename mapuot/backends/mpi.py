@@ -14,6 +14,7 @@ import os
 import pickle
 import platform
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -111,8 +112,9 @@ class MpiRanks(Ranks):
             self.exchange(None)
 
     def abort(self) -> None:
-        traceback.print_exc()
+        sys.stderr.write(traceback.format_exc())
         sys.stderr.flush()
+        time.sleep(0.5)  # the launcher forwards what was written; Abort would cut it off
         self.comm.Abort(1)
 
     def same(self, **values: Any) -> None:
