@@ -69,7 +69,6 @@ class Workspace:
         self.partial = empty((size + SCALARS) * threads if threads > 1 else 1)
         self.work, self.history = filled([], 3 * size), filled([], (2 * options.memory + 2) * size)
         self.log_reference = problem.log_reference
-        self.arrays: list[Any] = []
         state = self.state = ffi.new("mapuot_state *")
         state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[self.dtype]
         state.kernel, state.reg = pointer(self.K, "void *"), problem.reg
