@@ -48,8 +48,8 @@ ABI3 = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"
 # (object folder, source, flags): one entry, one call of the compiler
 UNITS = [
     *[
-        ("plain", source, PLAIN)
-        for source in ["dispatch.c", "pool.c", "solver.c", "streams.c", "bandwidth.c", "batch.c", "log_matmul.c"]
+        ("plain", f"{name}.c", PLAIN)
+        for name in ["dispatch", "pool", "solver", "finish", "streams", "bandwidth", "batch", "log_matmul"]
     ],
     *[(isa, source, isa_flags(isa)) for isa in ISAS for source in ["stream_tmpl.c", "finish_tmpl.c"]],
     *[

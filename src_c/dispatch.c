@@ -12,6 +12,8 @@
 #define DECLARE_DTYPE(isa, dtype)                                                                                      \
     void row_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
     void narrow_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                \
+    void row_dots_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
+    void row_sums_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
     void plan_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                  \
     void build_kernel_##dtype##_##isa(const stream_args *, int64_t, int64_t);                                          \
     void form_plan_##dtype##_##isa(const stream_args *, int64_t, int64_t);
@@ -32,10 +34,12 @@
     void apply_##isa(const stream_args *, int64_t, int64_t);                                                           \
     static const mapuot_kernels table_##isa = {                                                                        \
         #isa,                                                                                                          \
-        {{row_pass_f64_##isa, NULL, plan_pass_f64_##isa, build_kernel_f64_##isa, form_plan_f64_##isa},                 \
-         {row_pass_f32_##isa, narrow_pass_f32_##isa, plan_pass_f32_##isa, build_kernel_f32_##isa,                      \
-          form_plan_f32_##isa},                                                                                        \
-         {row_pass_bf16_##isa, narrow_pass_bf16_##isa, NULL, build_kernel_bf16_##isa, NULL}},                          \
+        {{row_pass_f64_##isa, NULL, row_dots_f64_##isa, row_sums_f64_##isa, plan_pass_f64_##isa,                       \
+          build_kernel_f64_##isa, form_plan_f64_##isa},                                                                \
+         {row_pass_f32_##isa, narrow_pass_f32_##isa, row_dots_f32_##isa, row_sums_f32_##isa, plan_pass_f32_##isa,      \
+          build_kernel_f32_##isa, form_plan_f32_##isa},                                                                \
+         {row_pass_bf16_##isa, narrow_pass_bf16_##isa, row_dots_bf16_##isa, row_sums_bf16_##isa, NULL,                 \
+          build_kernel_bf16_##isa, NULL}},                                                                             \
         sweep_marginal_##isa,                                                                                          \
         sweep_prox_##isa,                                                                                              \
         sweep_difference_##isa,                                                                                        \

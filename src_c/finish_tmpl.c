@@ -1,6 +1,6 @@
 /* finish_tmpl.c - the O(n) half of a pass, in four sweeps over the columns; compiled once per instruction set.
  *
- * solver.c runs them in order and does the scalar work between them.  With k = reg / rho, x = log v + shift:
+ * finish.c runs them in order and does the scalar work between them.  With k = reg / rho, x = log v + shift:
  *   marginal    s = v K^T u, q = b e^(-k log v)                       -> translation lam
  *   prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u)   -> dual value, translation mu
  *   difference  F = G(x) - x and Anderson's dF, dG                    -> weights gamma

@@ -21,6 +21,7 @@
 
 #include "mapuot.h"
 
+#define NARROW_LIMIT 1e20 /* scales beyond it, or below its inverse, are not safe in float32 runs */
 enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 8 };
 
 /* row scalars behind the column sums */
@@ -48,19 +49,14 @@ typedef void (*stream_fn)(const stream_args *args, int64_t i0, int64_t i1);
 /* as stream_fn, with an accumulator of the calling thread, zero on entry (col_max: -inf) */
 typedef void (*gather_fn)(const stream_args *args, int64_t i0, int64_t i1, double *acc);
 /* one sweep of finish_pass over the columns [j0, j1), both multiples of PAD; out += partial results */
-typedef struct {
-    double lam;                  /* translation found before the prox: log v -= lam */
-    double off;                  /* log of the factor that it puts on u and the column sums */
-    double sum_factor, q_factor; /* e^off, e^(lam reg / rho) */
-    double mu;                   /* translation of log v found after the prox */
-    int slot, depth;             /* Anderson: where the new difference goes (-1: none), how many count */
-    double gamma[MAX_MEMORY];
-} sweep_args;
+typedef mapuot_sweep sweep_args;
 typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out);
 
 typedef struct {
     pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
     pass_fn narrow_pass;    /* row_pass in short float32 runs on narrow_v; NULL for float64 */
+    pass_fn row_dots;       /* rows.marginal = K v */
+    pass_fn row_sums;       /* the rest of row_pass, from s = rows.marginal on */
     pass_fn plan_pass;      /* the same on the plan itself, in place; NULL for bfloat16 */
     stream_fn build_kernel; /* K from M */
     stream_fn form_plan;    /* P from M; NULL for bfloat16 */

@@ -3,6 +3,7 @@
  * row_pass is the fused read-only pass: a tile of R rows is read from memory for its sums s = K v, u = prox(s) follows,
  * and the tile, still in cache, is read again for the column sums K^T u; the next tile is prefetched meanwhile.
  * narrow_pass is the same with short float32 runs, twice as fast out of cache; its answers are certified by row_pass.
+ * row_dots and row_sums are its halves, where the rows go on in other processes and s is summed over them between the two.
  * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
  * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cu, src_cuda/plan_pass.cu, backends/reference.py.
  */
@@ -236,6 +237,41 @@ void KERNEL(narrow_pass)(const mapuot_state *state, int64_t i0, int64_t i1, doub
     row_range(state, i0, i1, sums, np <= RUN_COLUMNS ? run : NULL, 1);
 }
 #endif
+
+ALWAYS_INLINE void dots_tile(const mapuot_state *state, int64_t i, const int R)
+{
+    double s[TILE];
+    tile_dots((const real *)state->kernel + i * state->ld, state->ld, padded(state->n), state->cols.scale, s, R);
+    memcpy(state->rows.marginal + i, s, R * sizeof(double));
+}
+
+ALWAYS_INLINE void sums_tile(const mapuot_state *state, int64_t i, double *sums, const int R)
+{
+    const int64_t np = padded(state->n);
+    double s[TILE] = {0};
+    memcpy(s, state->rows.marginal + i, R * sizeof(double));
+    prox_rows(state, i, R, s, sums + np);
+    tile_sums((const real *)state->kernel + i * state->ld, state->ld, np, state->rows.scale + i, sums, NULL, 0, R);
+}
+
+void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+{
+    int64_t i = i0;
+    (void)sums;
+    for (; i + 4 <= i1; i += 4)
+        dots_tile(state, i, 4);
+    for (; i < i1; i++)
+        dots_tile(state, i, 1);
+}
+
+void KERNEL(row_sums)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+{
+    int64_t i = i0;
+    for (; i + 4 <= i1; i += 4)
+        sums_tile(state, i, sums, 4);
+    for (; i < i1; i++)
+        sums_tile(state, i, sums, 1);
+}
 
 /* past the caches where K or the plan is larger than they are */
 ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, int nontemporal)

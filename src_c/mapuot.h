@@ -105,6 +105,26 @@ typedef struct {
     int32_t status;
 } mapuot_stats;
 
+/* What the sweeps of finish_pass need beside the state. */
+typedef struct {
+    double lam;                  /* translation found before the prox: log v -= lam */
+    double off;                  /* log of the factor that it puts on u and the column sums */
+    double sum_factor, q_factor; /* e^off, e^(lam reg / rho) */
+    double mu;                   /* translation of log v found after the prox */
+    int32_t slot, depth;         /* Anderson: where the new difference goes (-1: none), how many count */
+    double gamma[8];
+} mapuot_sweep;
+
+/* finish_pass between its steps.  sums: what the last sweep summed over the columns, 17 numbers, and behind them the
+ * row scalars (in step 0, else zeros); with the columns shared among processes these are summed over them after each
+ * of the steps 0 to 3, but for the first of step 2, a maximum. */
+typedef struct {
+    double sums[25];
+    mapuot_sweep args;
+    double row_scalars[8];
+    double mass, scale_v, shift;
+} mapuot_finish;
+
 typedef struct mapuot_pool mapuot_pool;
 
 const char *mapuot_status_text(int status);
@@ -117,9 +137,14 @@ void mapuot_pool_free(mapuot_pool *pool);
 int mapuot_pool_threads(const mapuot_pool *pool);
 
 /* row_pass: s = K v, u = prox(s), sums = K^T u, row scalars; reads K once. finish_pass: the O(n) rest.
+ * row_dots and row_sums: row_pass in halves, s in rows.marginal between them.  finish_step: finish_pass in the steps 0 to
+ * 4, the status comes from the last.
  * iterate: at most count passes of both, stopping early on any status but RUNNING; *made passes were made. */
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state);
+int mapuot_row_dots(mapuot_pool *pool, mapuot_state *state);
+int mapuot_row_sums(mapuot_pool *pool, mapuot_state *state);
 int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats);
+int mapuot_finish_step(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats, int step);
 int mapuot_iterate(mapuot_pool *pool, mapuot_state *state, int64_t count, mapuot_stats *stats, int64_t *made);
 
 /* Streams over M.  alpha (m) and beta (n) are log scalings of rows and columns, c may have data == NULL (ones):

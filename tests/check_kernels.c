@@ -83,13 +83,13 @@ static double seconds(void)
 }
 
 /* best of several passes, in bytes of K a second (plan_pass: read and written) */
-static double rate(mapuot_state *state, mapuot_pool *pool)
+static double rate(mapuot_state *state, mapuot_pool *pool, int form)
 {
     const double bytes = (double)(state->m * state->ld) * (double)width[state->dtype] * (state->in_place ? 2 : 1);
     double best = INFINITY, stop = seconds() + 0.3;
     do {
         double begun = seconds();
-        mapuot_row_pass(pool, state);
+        run_pass(pool, state, form);
         best = fmin(best, seconds() - begun);
         state->passes++;
     } while (seconds() < stop);
@@ -99,7 +99,7 @@ static double rate(mapuot_state *state, mapuot_pool *pool)
 static void bench(void)
 {
     const int64_t squares[] = {512, 2048, 8192};
-    const char *const forms[] = {"row_pass", "narrow_pass", "plan_pass"};
+    const char *const forms[] = {"row_pass", "narrow_pass", "plan_pass", "halves"};
     printf("%-11s %-7s %-5s %6s %9s\n", "kernel", "isa", "dtype", "size", "GB/s");
     for (int k = 0; k < 3; k++)
         for (int dtype = 0; dtype < 3; dtype++)
@@ -115,7 +115,7 @@ static void bench(void)
                     state.narrow = form == NARROW;
                     state.narrow_v = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
                     printf("%-11s %-7s %-5s %6d %9.2f\n", forms[form], isas[i], dtypes[dtype], (int)squares[k],
-                           1e-9 * rate(&state, pools[0]));
+                           1e-9 * rate(&state, pools[0], form));
                     fflush(stdout);
                     release(0);
                 }

@@ -1,12 +1,12 @@
-/* check_passes.h - row_pass, narrow_pass and plan_pass against plain long double loops, for every penalty; the sweeps of
- * finish_pass against their scalar twins.
+/* check_passes.h - row_pass, its halves, narrow_pass and plan_pass against plain long double loops, for every penalty;
+ * the sweeps of finish_pass against their scalar twins.
  */
 #ifndef CHECK_PASSES_H
 #define CHECK_PASSES_H
 #include "check_buffers.h"
 
 enum { MIXED_RHO = MAPUOT_RANGE + 1, SIDE_KINDS }; /* KL with some rho infinite has no vector form */
-enum { WIDE, NARROW, IN_PLACE, FORMS };
+enum { WIDE, NARROW, IN_PLACE, HALVES, FORMS };
 
 static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, double reg, size_t skew)
 {
@@ -135,6 +135,16 @@ static int has_form(mapuot_dtype dtype, int form)
     return (form == IN_PLACE ? table->plan_pass : form == NARROW ? table->narrow_pass : table->row_pass) != NULL;
 }
 
+static void run_pass(mapuot_pool *pool, mapuot_state *state, int form)
+{
+    if (form != HALVES) {
+        mapuot_row_pass(pool, state);
+        return;
+    }
+    mapuot_row_dots(pool, state);
+    mapuot_row_sums(pool, state);
+}
+
 static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int form, mapuot_pool *pool)
 {
     const int64_t np = padded(n), cells = m * (np + 16);
@@ -151,7 +161,7 @@ static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int f
     for (int64_t j = 0; j < np; j++)
         state.history[j] = j < n ? uniform(0.5, 2.0) : 0.0;
     memcpy(u_old, state.rows.scale, (size_t)m * sizeof(double));
-    mapuot_row_pass(pool, &state);
+    run_pass(pool, &state, form);
     for (int64_t i = 0; i < m; i++) {
         const double *factor = in_place ? state.history : state.cols.scale;
         long double s = 0;
