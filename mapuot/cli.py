@@ -24,9 +24,9 @@ from . import __version__, files
 from .backends import BACKENDS, native
 from .errors import ConvergenceWarning
 from .penalties import KINDS
-from .ranks import Ranks, join, own_rows
+from .ranks import Ranks, join, own_block
 from .result import BLOCK_ENTRIES, Result
-from .solve import METHODS, PRECISIONS, solve
+from .solve import METHODS, PRECISIONS, grid_of, solve
 
 NOT_CONVERGED = 3
 
@@ -83,6 +83,13 @@ def cli() -> None:
 @click.option("--max-passes", type=int, default=10_000, show_default=True, help="Reads of the kernel at most.")
 @click.option("--precision", type=click.Choice(["auto", *PRECISIONS]), default="auto", show_default=True)
 @click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True)
+@click.option(
+    "--split",
+    type=click.Choice(["rows", "grid", "auto"]),
+    default="auto",
+    show_default=True,
+    help="How the matrix lies over the processes.",
+)
 @click.option("--threads", type=int, help="CPU threads of each process.  [default: its share of the cores]")
 @click.option(
     "--plan",
@@ -97,7 +104,7 @@ def solve_command(**options: Any) -> None:
     """Solve the problem in IN: a cost matrix M, and a and b where the file has them.
 
     IN and the files of the options are .npy, .npz, HDF5 or Zarr; FILE:NAME is one array of a file. Under mpiexec each
-    process reads its own rows only. Exit code 3: not converged, the answer is written all the same.
+    process reads its own part only. Exit code 3: not converged, the answer is written all the same.
     """
     if options["resume"] and not options["checkpoint"]:
         raise click.UsageError("--resume needs --checkpoint FILE")
@@ -125,8 +132,14 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
     """Read, solve, write; the exit code."""
     M = files.open_matrix(problem)
     m, n = M.shape
-    i0, i1 = own_rows(m, ranks.rank, ranks.size)
     ranks.same(**{"the shape of M": repr(M.shape)})
+    sparse = plan is not None and plan[0] == "sparse"
+    if sparse and given["split"] == "grid":
+        raise NotImplementedError("--plan sparse needs whole rows in each process: --split must be rows")
+    split, backend = "rows" if sparse else given["split"], given["backend"].replace("auto", "cpu")
+    grid = given["split"] = grid_of(split, ranks.size, (m, n), given["method"], backend)
+    i0, i1, j0, j1 = own_block(m, n, ranks.rank, ranks.size, grid)
+    ranks.arrange(grid)
     a, b = weights(given.pop("a"), problem, "a", m), weights(given.pop("b"), problem, "b", n)
     reference = given.pop("reference")
     if reference not in ("product", "uniform"):
@@ -135,11 +148,11 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
     start = None
     if resume and ranks.max(Path(checkpoint).exists()):
         log_u, log_v = files.load_checkpoint(checkpoint, m, n, given["reg"])
-        start = log_u[i0:i1], log_v
+        start = log_u[i0:i1], log_v[j0:j1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # said below
         result = solve(
-            M, None if a is None else a[i0:i1], b, reference=reference, warm_start=start,
+            M, None if a is None else a[i0:i1], None if b is None else b[j0:j1], reference=reference, warm_start=start,
             progress=sys.stderr.isatty() if progress is None else progress,
             comm=getattr(ranks, "comm", None), **given,
         )  # fmt: skip
@@ -167,8 +180,9 @@ def weights(path: str | None, problem: str, name: str, length: int) -> Any:
 def answer(result: Result, reg: float) -> dict[str, Any]:
     """What is written, vectors whole on rank 0; every rank must call it."""
     return {
-        "log_u": result.gather(result.log_u), "log_v": result.log_v,
-        "row_marginal": result.gather(result.row_marginal), "col_marginal": result.col_marginal,
+        "log_u": result.gather(result.log_u), "log_v": result.gather(result.log_v, along="cols"),
+        "row_marginal": result.gather(result.row_marginal),
+        "col_marginal": result.gather(result.col_marginal, along="cols"),
         "cost": result.cost, "objective": result.objective, "dual": result.dual, "gap": result.gap,
         "error_bound": result.error_bound, "mass": result.mass, "reg": reg,
         "n_passes": result.n_passes, "status": result.status,
@@ -180,10 +194,10 @@ def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan
     form: str
     number: Any
     form, number = plan or ("", None)
-    m, n = int(ranks.sum(result.problem.shape[0])), result.problem.shape[1]
+    m, n = whole_shape(result)
     dtype = result.problem.M.dtype.name
     if form == "dense":
-        values["plan"] = files.Blocks((m, n), dtype, ranks.stream(plan_rows(result)))
+        values["plan"] = files.Blocks((m, n), dtype, ranks.stream(plan_rows(result, n)))
     elif form == "top":
         index, value = result.top_k(number)
         values.update(plan_index=result.gather(index), plan_value=result.gather(value))
@@ -200,8 +214,14 @@ def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan
             pass
 
 
-def plan_rows(result: Result) -> Iterator[Any]:
+def whole_shape(result: Result) -> tuple[int, int]:
     m, n = result.problem.shape
+    return int(result.problem.rows.ranks.sum(m)), int(result.problem.cols.ranks.sum(n))
+
+
+def plan_rows(result: Result, n: int) -> Iterator[Any]:
+    """The own part of the plan; blocks of the same rows, by the number n of all columns, on all processes."""
+    m = result.problem.shape[0]
     step = max(1, BLOCK_ENTRIES // n)
     for i0 in range(0, m, step):
         yield result.rows(i0, min(i0 + step, m))

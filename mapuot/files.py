@@ -49,7 +49,8 @@ def open_matrix(text: Any, name: str = "M") -> Rows:
         raise ValueError(f"{path} holds no array {inside!r}, but {', '.join(names_in(path, kind)) or 'none'}")
     if len(array.shape) != 2:
         raise ValueError(f"{path}: {inside} must be a matrix, got shape {array.shape}")
-    return Rows(lambda i0, i1: array[i0:i1], tuple(array.shape), array.dtype)
+    m, n = array.shape
+    return Rows(lambda i0, i1, j0=0, j1=n: array[i0:i1, j0:j1], (m, n), array.dtype)
 
 
 def read_vector(text: Any, name: str) -> Any | None:
@@ -64,7 +65,7 @@ def read_vector(text: Any, name: str) -> Any | None:
 
 
 def open_array(path: Path, kind: str, name: str) -> Any | None:
-    """Something with shape, dtype and row slices."""
+    """Something with shape, dtype and slices of rows, of a matrix also of columns."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     if kind == "npy":
@@ -112,13 +113,26 @@ class NpyFile:
             self.shape, self.fortran, self.dtype = npy_header(file)
             self.offset = file.tell()
 
-    def __getitem__(self, rows: slice) -> Any:
-        i0, i1, _ = rows.indices(self.shape[0])
+    def __getitem__(self, key: Any) -> Any:
+        i0, i1, j0, j1, width = block_of(key, self.shape)
         if self.fortran and len(self.shape) > 1:
-            return np.array(np.memmap(self.path, self.dtype, "r", self.offset, self.shape, "F")[i0:i1], order="C")
-        width = int(np.prod(self.shape[1:], dtype=np.int64))
-        offset = self.offset + i0 * width * self.dtype.itemsize
-        return np.fromfile(self.path, self.dtype, (i1 - i0) * width, offset=offset).reshape(i1 - i0, *self.shape[1:])
+            whole = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, "F")
+            return np.array(whole[i0:i1, j0:j1], order="C")
+        steps = [(i0, i1)] if j1 - j0 == width else [(i, i + 1) for i in range(i0, i1)]  # what lies in one piece
+        parts = [np.empty(0, self.dtype)]
+        with self.path.open("rb") as file:
+            for k0, k1 in steps:
+                file.seek(self.offset + (k0 * width + j0) * self.dtype.itemsize)
+                parts.append(np.fromfile(file, self.dtype, (k1 - k0) * (j1 - j0)))
+        block = parts[-1] if len(steps) == 1 else np.concatenate(parts)
+        return block.reshape(i1 - i0, j1 - j0) if len(self.shape) > 1 else block
+
+
+def block_of(key: Any, shape: tuple[int, ...]) -> tuple[int, int, int, int, int]:
+    """(i0, i1, j0, j1, row length) of one slice or two."""
+    rows, columns = key if isinstance(key, tuple) else (key, slice(None))
+    width = shape[1] if len(shape) > 1 else 1
+    return *rows.indices(shape[0])[:2], *columns.indices(width)[:2], width
 
 
 def open_member(path: Path, name: str) -> Any | None:
@@ -145,12 +159,12 @@ class PackedMember:
         if fortran and len(self.shape) > 1:
             raise ValueError(f"{path}: {name} is compressed in Fortran order, which cannot be read by rows")
 
-    def __getitem__(self, rows: slice) -> Any:
-        i0, i1, _ = rows.indices(self.shape[0])
-        width = int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
-        self.stream.seek(self.offset + i0 * width)
-        data = self.stream.read((i1 - i0) * width)
-        return np.frombuffer(data, self.dtype).reshape(i1 - i0, *self.shape[1:])
+    def __getitem__(self, key: Any) -> Any:
+        i0, i1, j0, j1, width = block_of(key, self.shape)
+        self.stream.seek(self.offset + i0 * width * self.dtype.itemsize)
+        data = self.stream.read((i1 - i0) * width * self.dtype.itemsize)
+        whole = np.frombuffer(data, self.dtype)
+        return whole.reshape(i1 - i0, width)[:, j0:j1] if len(self.shape) > 1 else whole
 
 
 # ---- writing ----

@@ -78,8 +78,8 @@ class Problem:
 
     @property
     def ranks(self) -> Ranks:
-        """The processes that hold the rows; everything of a row here is of the own rows."""
-        return self.rows.ranks
+        """All processes that hold parts of M; everything here is of the own part."""
+        return self.rows.ranks.whole
 
     @property
     def turns(self) -> bool:
@@ -139,10 +139,12 @@ class Problem:
         M = as_cost(M, backend, ranks)
         reg = as_positive(reg, "reg")
         m, n = M.shape
-        weight_a, weight_b = as_weight(a, m, "a", backend, ranks), as_weight(b, n, "b", backend)
+        ranks.cols.same(**{"the number of rows of M": m})
+        ranks.rows.same(**{"the number of columns of M": n})
+        weight_a, weight_b = as_weight(a, m, "a", backend, ranks.rows), as_weight(b, n, "b", backend, ranks.cols)
         pair_m, pair_penalty = as_pair(reg_m, "reg_m"), as_penalties(penalty)
-        rows = as_side("a", weight_a, pair_penalty[0], pair_m[0], "reg_m[0]", ranks)
-        cols = as_side("b", weight_b, pair_penalty[1], pair_m[1], "reg_m[1]")
+        rows = as_side("a", weight_a, pair_penalty[0], pair_m[0], "reg_m[0]", ranks.rows)
+        cols = as_side("b", weight_b, pair_penalty[1], pair_m[1], "reg_m[1]", ranks.cols)
         if rows.penalty == cols.penalty == "balanced":
             check_equal_masses(rows.mass, cols.mass)
         low, high, infinite = cost_range(M, backend, ranks)
@@ -267,9 +269,9 @@ def as_reference(value: Any, M: Any, a: F64, b: F64, backend: ModuleType, ranks:
     """The reference measure c and its mass."""
     if isinstance(value, str):
         if value == "product":
-            return value, float(ranks.sum(a.sum()) * b.sum())
+            return value, float(ranks.rows.sum(a.sum()) * ranks.cols.sum(b.sum()))
         if value == "uniform":
-            return value, float(ranks.sum(M.shape[0]) * M.shape[1])
+            return value, float(ranks.rows.sum(M.shape[0]) * ranks.cols.sum(M.shape[1]))
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
     c = value if isinstance(value, Rows) and isinstance(M, Rows) else backend.asarray(value)
     if c.dtype.kind not in "fiu":

@@ -46,6 +46,8 @@ class Result:
     ``rows``, ``top_k``, ``sparse`` and ``barycentric_map`` are of them and need no other rank; everything of the
     columns and all numbers are the same on every rank. ``cost``, ``apply_transpose`` (of the own rows of Y), ``gather``
     and ``gather_plan`` make the ranks meet: every rank must call them.
+    In a grid of ranks all is of the own block, the vectors of its rows and of its columns, X of ``apply``, too; there
+    ``apply``, ``barycentric_map`` and ``top_k`` (with column indices of the whole) also make the ranks meet.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class Result:
     @cached_property
     def mass(self) -> float:
         """Transported mass, ``sum P``."""
-        return float(self.problem.ranks.sum(self.row_marginal.sum()))
+        return float(self.problem.rows.ranks.sum(self.row_marginal.sum()))
 
     @property
     def f(self) -> F64:
@@ -165,7 +167,8 @@ class Result:
 
     def apply(self, X: Any) -> Any:
         """``P @ X`` for X of shape (n,) or (n, d), without forming P; float64."""
-        return self._stream.apply(X)
+        with self.problem.cols.ranks.together():
+            return self._stream.apply(X)
 
     def apply_transpose(self, Y: Any) -> Any:
         """``P.T @ Y`` for Y of shape (m,) or (m, d), without forming P; float64."""
@@ -186,13 +189,18 @@ class Result:
             raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {i0}, {i1}")
         return self._stream.plan(i0, i1)
 
-    def gather(self, x: Any, root: int = 0) -> Any:
-        """Row blocks of all ranks (``log_u``, ``rows``, ``top_k`` ...) stacked on rank ``root``; None elsewhere."""
-        return self.problem.ranks.gather(self._backend.to_numpy(x), root)
+    def gather(self, x: Any, root: int = 0, along: str = "rows") -> Any:
+        """Row blocks of all ranks (``log_u``, ``rows``, ``top_k`` ...) stacked on rank ``root``; None elsewhere.
+
+        ``along="cols"``: blocks of the columns (``log_v`` ...), in a grid of ranks.
+        """
+        if along not in ("rows", "cols"):
+            raise ValueError(f"along must be 'rows' or 'cols', got {along!r}")
+        return self.problem.ranks.gather(self._backend.to_numpy(x), root, along)
 
     def gather_plan(self, root: int = 0) -> Any:
         """The whole plan on rank ``root``, None elsewhere."""
-        return self.gather(self.plan, root)
+        return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root, "both")
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
@@ -202,9 +210,21 @@ class Result:
 
     def top_k(self, k: int) -> tuple[Any, Any]:
         """The k largest entries of each row, largest first: (column indices, values), both (m, k)."""
+        ranks = self.problem.cols.ranks
+        with ranks.together():
+            n = ranks.sum(self.problem.shape[1])
+            if not 1 <= k <= n:
+                raise ValueError(f"k must be in 1..{n}, got {k}")
+            index, value = self._own_top(min(k, self.problem.shape[1]))
+            if ranks.size > 1:
+                index = np.hstack(ranks.all(index + ranks.before(self.problem.shape[1])))
+                value = np.hstack(ranks.all(value))
+                order = np.argsort(-value, axis=1, kind="stable")[:, :k]
+                index, value = np.take_along_axis(index, order, 1), np.take_along_axis(value, order, 1)
+        return index, value
+
+    def _own_top(self, k: int) -> tuple[Any, Any]:
         m, n = self.problem.shape
-        if not 1 <= k <= n:
-            raise ValueError(f"k must be in 1..{n}, got {k}")
         index, value = np.empty((m, k), np.int64), np.empty((m, k), self.problem.M.dtype.name)
         for i0, block in self._blocks():
             part = np.argpartition(block, n - k, axis=1)[:, n - k :]

@@ -19,9 +19,9 @@ from .errors import ConvergenceWarning
 from .files import Checkpoint
 from .penalties import F64
 from .problem import Problem, as_pair, as_positive
-from .ranks import ALONE, Ranks, join
+from .ranks import ALONE, Ranks, join, process_grid
 from .result import Result
-from .rows import Rows, rows_of
+from .rows import Rows, opened, rows_of
 
 METHODS = {  # name: (translation, Anderson memory, in place)
     "auto": (True, 5, False),
@@ -58,7 +58,7 @@ def solve(
     callback: Callable[[Stats], Any] | None = None,
     progress: bool = False,
     comm: Any = None,
-    split: str = "rows",
+    split: Any = "rows",
     checkpoint: Any = None,
 ) -> Result:
     """Solve entropic unbalanced optimal transport, with a certificate.
@@ -102,8 +102,12 @@ def solve(
     comm : mpi4py communicator, optional
         Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all.
         A function or file M is that of the whole matrix. The Result is distributed alike, see there.
-    split : {"rows"}
-        How the matrix lies over the ranks; "grid" (rows and columns) is not available yet.
+    split : {"rows", "grid", "auto"} or (R, C)
+        How M lies over the ranks. In a grid of R x C, rank r C + c has block (r, c), and of b, reg_m[1] and log_v, too,
+        its own part only (:func:`mapuot.ranks.own_block` tells which); a function is called as ``M(i0, i1, j0, j1)``.
+        A grid reads K twice a pass, but shares the O(n) half of it: for few rows a rank (some 40), or vectors of n
+        numbers (some 30 are held) that are too large for one. "grid" is as square as it can be; "auto", for a file,
+        compares the times of a pass (:func:`mapuot.ranks.pass_time`). CPU backend; not for method "map-uot".
     checkpoint : path, optional
         Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
 
@@ -129,28 +133,44 @@ def solve(
             raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
         if precision not in ("auto", *PRECISIONS):
             raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
-        if split != "rows":
-            raise NotImplementedError(f"split={split!r} is not available yet: only 'rows' is")
         module = pick(backend, M, a, b)
         if comm is not None and module.__name__.endswith(".cuda"):
             raise NotImplementedError("comm: the CUDA backend does not yet sum over ranks; use backend='cpu'")
         ranks.place(module.__name__, M, a, b)
-        M = rows_of(M, a, b, ranks)
-        reference = rows_of(reference, a, b, ranks) if isinstance(reference, Rows) else reference
+        M = opened(M)
+        shape = M.shape if isinstance(M, Rows) else None
+        ranks.arrange(grid_of(split, ranks.size, shape, method, module.__name__.rpartition(".")[2]))
         ranks.same(
             method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes, precision=precision,
-            backend=module.__name__, reg=reg, b=b, **{"reg_m[1]": as_pair(reg_m, "reg_m")[1]},
-            reference=reference if isinstance(reference, str) else "a matrix",
+            backend=module.__name__, reg=reg, reference=reference if isinstance(reference, str) else "a matrix",
         )  # fmt: skip
+        pair = as_pair(reg_m, "reg_m")
+        ranks.rows.same(b=b, **{"reg_m[1]": pair[1]})
+        ranks.cols.same(a=a, **{"reg_m[0]": pair[0]})
+        M = rows_of(M, a, b, ranks)
+        reference = rows_of(reference, a, b, ranks) if isinstance(reference, Rows) else reference
         problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, reference, module, ranks)
         options = make_options(method, precision, tol, tol_gap, ranks.threads(threads, problem.M.size))
         start = start_potentials(warm_start, problem)
-        ranks.same(warm_start=start[1])
+        ranks.rows.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = run.solve(problem, options, start, escalate=precision == "auto")
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(result, tol)
     return result
+
+
+def grid_of(split: Any, size: int, shape: tuple[int, int] | None, method: str, backend: str) -> tuple[int, int]:
+    """process_grid for this method and backend: "auto" is rows where a grid cannot be."""
+    in_place = METHODS[method][2]
+    if split == "auto" and (in_place or backend != "cpu"):
+        split = "rows"
+    grid = process_grid(split, size, shape)
+    if grid[1] > 1 and backend != "cpu":
+        raise NotImplementedError(f"split={split!r} needs backend='cpu', got {backend!r}")
+    if grid[1] > 1 and in_place:
+        raise NotImplementedError(f"method {method!r} keeps whole rows on a rank: split must be 'rows', got {split!r}")
+    return grid
 
 
 def make_options(method: str, precision: str, tol: Any, tol_gap: Any, threads: Any) -> Options:
@@ -205,6 +225,7 @@ class Run:
         self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
         self.heard = ranks.max(bool(callback))  # by some rank, after every pass
         self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
+        self.saves = ranks.max(self.checkpoint is not None)
         progress = progress and ranks.rank == 0
         self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass", disable=False) if progress else None
         self.limit = max_passes
@@ -221,7 +242,7 @@ class Run:
         turned = problem.turns and problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
         task, log_v = (problem.transpose(), start[0]) if turned else (problem, start[1])
         with self.bar or nullcontext():
-            for reg in reg_steps(task, options, warm=bool(log_v.any())):
+            for reg in reg_steps(task, options, warm=self.ranks.max(bool(log_v.any()))):
                 self.limit = self.max_passes // 2  # the rest is for the reg asked for
                 if self.n_passes >= self.limit:
                     break
@@ -252,12 +273,12 @@ class Run:
                     workspace.absorb()
                 elif self.status != "running":
                     break
-                if self.checkpoint and self.checkpoint.due:
+                if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
                     self.save(workspace, problem)
                 count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
             if stats[-1].rejected:
                 self.leave_rejected(workspace, stats[-1])
-            if self.checkpoint:
+            if self.saves:
                 self.save(workspace, problem)
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return np.array(workspace.next_log_v)
@@ -270,8 +291,9 @@ class Run:
         self.status = "converged" if status == "converged" else self.status
 
     def save(self, workspace: Workspace, problem: Problem) -> None:
-        assert self.checkpoint
-        self.checkpoint.save(problem.cols.name, workspace.next_log_v, problem.reg, self.n_passes)
+        log_v = self.ranks.gather(workspace.next_log_v, 0, "cols")
+        if self.checkpoint:
+            self.checkpoint.save(problem.cols.name, log_v, problem.reg, self.n_passes)
 
     @property
     def n_passes(self) -> int:

@@ -1,4 +1,4 @@
-"""Ranks of MPI, each job a process of its own: the cases of tests/mpi/cases.py, and jobs that must die."""
+"""Ranks of MPI, each job a process of its own: the cases of tests/mpi, and jobs that must die."""
 
 import functools
 import json
@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 from launch import HERE, environment, finish, launcher, run, start
 
-CASES = [
-    line[9:].partition("(")[0] for line in (HERE / "mpi" / "cases.py").read_text().splitlines()
-    if line.startswith("def case_")
-]  # fmt: skip
+CASES, GRID_CASES = (
+    [
+        line[9:].partition("(")[0] for line in (HERE / "mpi" / program).read_text().splitlines()
+        if line.startswith("def case_")
+    ]
+    for program in ("cases.py", "grid_cases.py")
+)  # fmt: skip
 FEW = ["shapes", "uneven_and_empty_blocks", "one_bad_block"]
-RUNS = [(size, case) for size in (1, 2, 3, 4) for case in CASES] + [(7, case) for case in FEW]
+RUNS = [("cases.py", size, case) for size in (1, 2, 3, 4) for case in CASES]
+RUNS += [("cases.py", 7, case) for case in FEW]
+RUNS += [("grid_cases.py", 4, case) for case in GRID_CASES] + [("grid_cases.py", size, "shapes") for size in (2, 3, 6)]
+RUNS += [("grid_cases.py", 6, "one_bad_block")]
 PROGRAM = """
 import os, signal, sys, time
 import numpy as np
@@ -36,9 +42,10 @@ print("survived", flush=True)
 
 
 @functools.cache
-def failures(size):
+def failures(program, size):
     """What failed in one job that runs all cases."""
-    code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / "cases.py", *(FEW if size == 7 else []), seconds=240)
+    cases = [case for name, ranks, case in RUNS if (name, ranks) == (program, size)]
+    code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / program, *cases, seconds=240)
     last = out.strip().rpartition("\n")[2]
     assert last.startswith("{"), f"exit code {code} in {last}\n{err[-3000:]}"
     data = json.loads(last)
@@ -46,10 +53,10 @@ def failures(size):
     return data["failures"]
 
 
-@pytest.mark.parametrize(("size", "case"), RUNS)
-def test_case(size, case):
+@pytest.mark.parametrize(("program", "size", "case"), RUNS)
+def test_case(program, size, case):
     launcher()
-    text = failures(size)[case]
+    text = failures(program, size)[case]
     assert not text, text
 
 
@@ -108,13 +115,15 @@ def test_command_line(tmp_path, size, suffix):
     case = make_problem(tmp_path / "in.npz")
     out = tmp_path / f"out{suffix}"
     command = ["solve", tmp_path / "in.npz", "-o", out, "--reg", 0.02, "--reg-m", 1, "--precision", "float64"]
-    code, text, err = run(size, "-m", "mapuot.cli", *command, "--tol", 1e-11, "--plan", "dense")
+    command += ["--split", "grid" if size == 3 else "auto", "--plan", "dense"]
+    code, text, err = run(size, "-m", "mapuot.cli", *command, "--tol", 1e-11)
     assert (code, err) == (0, "")
     assert text.count("converged") == 1, "one rank speaks"
     one = case.solve(precision="float64", tol=1e-11)
     from mapuot import files
 
     np.testing.assert_allclose(files.read_vector(out, "log_u"), one.log_u, atol=1e-11)
+    np.testing.assert_allclose(files.read_vector(out, "log_v"), one.log_v, atol=1e-11)
     np.testing.assert_allclose(np.asarray(files.open_matrix(out, "plan")), one.plan, atol=1e-13)
 
 

@@ -69,6 +69,7 @@ class Workspace:
         self.partial = empty((size + SCALARS) * threads if threads > 1 else 1)
         self.work, self.history = filled([], 3 * size), filled([], (2 * options.memory + 2) * size)
         self.log_reference = problem.log_reference
+        self.in_grid = problem.cols.ranks.size > 1
         state = self.state = ffi.new("mapuot_state *")
         state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[self.dtype]
         state.kernel, state.reg = pointer(self.K, "void *"), problem.reg
@@ -81,7 +82,7 @@ class Workspace:
         state.storage_error = ROUNDING[self.dtype]
         state.flush = math.exp(FLUSH_LOG[self.dtype])
         state.flush_tol = max(1e-12, min(1e-8, options.tol / 100))
-        state.narrow = self.dtype != "float64" and not options.in_place
+        state.narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
         self.narrow_v = empty(size if state.narrow else 1, np.float32)
         state.narrow_v, state.narrow_floor = pointer(self.narrow_v, "float *"), narrow_floor(problem)
         self.streamed = isinstance(problem.M, Rows)
@@ -127,12 +128,13 @@ class Workspace:
             log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
         else:  # a common part of thousands would overflow: it belongs into the shift
             used = np.isfinite(log_v) & ~out_v
-            centre = float(np.median(log_v[used])) if log_v[used].any() else 0.0
+            medians = problem.cols.ranks.all(float(np.median(log_v[used])) if log_v[used].any() else 0.0)
+            centre = float(np.median(medians))
             state.shift = -centre if abs(centre) > FAR else 0.0
             log_v = np.where(used, log_v + state.shift, 0.0)
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, log_v + lb)
-        spread = (problem.M_max - problem.M_min) / problem.reg + np.abs(log_v).max()
+        spread = (problem.M_max - problem.M_min) / problem.reg + problem.cols.ranks.max(float(np.abs(log_v).max()))
         if spread <= SAFE_SPREAD[self.dtype] and not problem.forbidden and problem.reference_matrix is None:
             alpha = np.full(len(la), problem.M_min / problem.reg)
             beta = np.zeros(len(lb))
@@ -177,9 +179,27 @@ class Workspace:
                 )
             )  # fmt: skip
             np.maximum(top, col_max, out=top)
-        col_max = problem.ranks.max(top)
+        if self.in_grid:
+            alpha = -problem.cols.ranks.max(-alpha)
+            top = self.column_tops(np.where(np.isposinf(alpha), -np.inf, alpha), plan_v)
+        col_max = problem.rows.ranks.max(top)
         with np.errstate(invalid="ignore"):
             return alpha, np.where(np.isneginf(col_max), np.inf, plan_v - col_max)
+
+    def column_tops(self, alpha: F64, plan_v: F64) -> F64:
+        """max_i (alpha_i + log v_j - M_ij/reg), alpha being known of the whole rows: balance on the transpose."""
+        problem, n = self.problem, len(plan_v)
+        top = np.full(n, -np.inf)
+        for i0, i1, M, c in row_blocks(problem.M, problem.reference_matrix):
+            least, unused, part = np.zeros(n), np.empty(i1 - i0), alpha[i0:i1]
+            matrices = matrix(M.T), matrix(None if c is None else c.T)
+            check(
+                lib.mapuot_balance(
+                    self.pool, n, i1 - i0, *matrices, problem.reg, pointer(part), pointer(least), pointer(unused)
+                )
+            )
+            np.maximum(top, plan_v - least, out=top)
+        return top
 
     def set_side(self, side: Side, arrays: dict[str, F64], absorbed: F64, out: Any) -> None:
         """What K absorbed, the weights in use, and the constant part of the KL prox."""
@@ -238,20 +258,37 @@ class Workspace:
         """mapuot_iterate where the ranks meet between row_pass and finish_pass, or M is streamed."""
         made, status = 0, lib.MAPUOT_RUNNING
         while made < count and status == lib.MAPUOT_RUNNING:
-            with self.problem.ranks.adding(self.sums):
-                self.row_pass()
-            status = check(lib.mapuot_finish_pass(self.pool, self.state, stats + made))
+            if self.in_grid:
+                status = self.grid_pass(stats + made)
+            else:
+                with self.problem.ranks.adding(self.sums):
+                    self.row_pass(lib.mapuot_row_pass)
+                status = check(lib.mapuot_finish_pass(self.pool, self.state, stats + made))
             made += 1
         return made
 
-    def row_pass(self) -> None:
+    def grid_pass(self, stats: Any) -> int:
+        """One pass where rows and columns are shared: the ranks meet for s, for K^T u and after each sweep."""
+        rows, cols, finish = self.problem.rows.ranks, self.problem.cols.ranks, ffi.new("mapuot_finish *")
+        found = np.frombuffer(ffi.buffer(finish.sums))
+        with cols.adding(self.row_side["marginal"]):
+            self.row_pass(lib.mapuot_row_dots)
+        with rows.adding(self.sums):
+            self.row_pass(lib.mapuot_row_sums)
+            self.sums[-SCALARS:] *= cols.rank == 0  # each row counts once
+        for step in range(4):
+            check(lib.mapuot_finish_step(self.pool, self.state, finish, stats, step))
+            cols.fold(found, top=step == 2)
+        return check(lib.mapuot_finish_step(self.pool, self.state, finish, stats, 4))
+
+    def row_pass(self, call: Any) -> None:
+        """row_pass or one of its halves; where an exact one needs a streamed M, block by block."""
         if not (self.state.exact and self.streamed):
-            check(lib.mapuot_row_pass(self.pool, self.state))
+            check(call(self.pool, self.state))
             return
         total = np.zeros_like(self.sums)
         for i0, i1, matrices in self.blocks():
-            part = self.part(i0, i1, matrices)
-            check(lib.mapuot_row_pass(self.pool, part))
+            check(call(self.pool, self.part(i0, i1, matrices)))
             total += self.sums
         self.sums[:] = total
 
@@ -330,6 +367,7 @@ class PlanStream:
         Xt.reshape(X.shape[1], -1)[:, :n] = X.T
         for i0, i1, arguments in self.blocks(0, m):
             check(lib.mapuot_apply(*arguments, X.shape[1], pointer(Xt), pointer(out[i0:i1])))
+        out = self.problem.cols.ranks.sum(out)
         return out[:, 0] if flat else out
 
     def apply_transpose(self, Y: Any) -> Any:
@@ -340,7 +378,7 @@ class PlanStream:
         for i0, i1, arguments in self.blocks(0, m):
             check(lib.mapuot_apply_transpose(*arguments, Y.shape[1], pointer(Y[i0:i1]), pointer(out)))
             total += out
-        out = self.problem.ranks.sum(total)
+        out = self.problem.rows.ranks.sum(total)
         result = np.ascontiguousarray(out.reshape(Y.shape[1], -1)[:, :n].T)
         return result[:, 0] if flat else result
 
@@ -351,5 +389,5 @@ class PlanStream:
         for i0, i1, arguments in self.blocks(0, m):
             check(lib.mapuot_plan_sums(*arguments, pointer(out), pointer(row_sum[i0:i1]), pointer(col_sum)))
             cost, total = cost + float(out[0]), total + col_sum
-        ranks = self.problem.ranks
-        return float(ranks.sum(cost)), row_sum, ranks.sum(total)
+        rows, cols = self.problem.rows.ranks, self.problem.cols.ranks
+        return float(self.problem.ranks.sum(cost)), cols.sum(row_sum), rows.sum(total)

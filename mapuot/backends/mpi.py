@@ -5,6 +5,7 @@ numbers: nothing else is exchanged, and all stop in the same pass. For that the 
 which MPI recommends of Allreduce but does not promise; here each entry is summed on one rank (Reduce_scatter) and then
 copied (Allgatherv), the same traffic. Numbers that are met for rarely travel as pickles and are added in rank order.
 Errors: each such meeting carries an error slot, so that a rank that failed meets the others wherever they wait.
+The grid of ranks is in grid.py.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import platform
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
-from ..ranks import Ranks, own_rows
+from ..ranks import ALONE, Ranks, own_rows
 from . import native
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -76,6 +78,26 @@ class MpiRanks(Ranks):
         self.agreed: BaseException | None = None  # the error that all ranks raise
         self.part: Any = np.empty(0)
         self.device_sum: Any = None
+        self.failing = False  # an error of some rank is on its way through a grid
+        self.failed: Exception | None = None  # the own one
+        self.grid, self.groups = (self.size, 1), [list(range(self.size))]
+        self.parts: tuple[Ranks, Ranks] = self, ALONE
+
+    @property
+    def rows(self) -> Ranks:
+        return self.parts[0]
+
+    @property
+    def cols(self) -> Ranks:
+        return self.parts[1]
+
+    def arrange(self, grid: tuple[int, int]) -> None:
+        self.same(split=repr(grid))
+        self.grid, self.parts = grid, (self, ALONE)
+        if grid[1] > 1:
+            from .grid import parts  # noqa: PLC0415  which needs this module
+
+            self.parts = parts(self, *grid)
 
     def __reduce__(self) -> Any:
         raise TypeError("a Result over MPI holds rows of one rank: gather what is wanted, or solve without comm")
@@ -94,6 +116,9 @@ class MpiRanks(Ranks):
     def allgather(self, value: Any) -> list[Any]:
         found: list[Any] = self.comm.allgather(value)
         return found
+
+    def all(self, value: Any) -> list[Any]:
+        return self.exchange(value)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -120,14 +145,14 @@ class MpiRanks(Ranks):
     def same(self, **values: Any) -> None:
         if self.size == 1:
             return
-        found = self.exchange({name: digest(value) for name, value in values.items()})
-        for name in values:
-            for rank, theirs in enumerate(found):
-                if theirs[name] != found[0][name]:
-                    first, second = shown(found[0][name]), shown(theirs[name])
-                    raise self.raised(
-                        ValueError(f"{name} must be the same on every rank, got {first} on rank 0, {second} on {rank}")
-                    )
+        found = self.whole.all({name: digest(value) for name, value in values.items()})
+        for name, group in ((name, group) for name in values for group in self.groups):
+            first = found[group[0]][name]
+            rank = next((rank for rank in group if found[rank][name] != first), None)
+            if rank is not None:
+                where = "every rank" if len(self.groups) == 1 else f"ranks {', '.join(map(str, group))}"
+                got = f"{shown(first)} on rank {group[0]}, {shown(found[rank][name])} on {rank}"
+                raise self.raised(ValueError(f"{name} must be the same on {where}, got {got}"))
 
     def raised(self, error: Exception) -> Exception:
         """An error that every rank finds by itself."""
@@ -223,24 +248,48 @@ class MpiRanks(Ranks):
 
     # ---- on request ----
 
-    def gather(self, rows: Any, root: int) -> Any:
-        """Blocks of at most CHUNK_BYTES a message, so that the counts stay small."""
+    def holders(self, root: int, along: str) -> list[list[int]]:
+        """The ranks whose blocks make the whole, as they lie in it; of equal ones those nearest to root."""
+        R, C = self.grid
+        if along == "cols":
+            return [[root // C * C + c] for c in range(C)]
+        return [[r * C + c for c in range(C) if along == "both" or c == root % C] for r in range(R)]
+
+    def gather(self, block: Any, root: int, along: str = "rows") -> Any:
         with self.together():
             if not 0 <= root < self.size:
                 raise ValueError(f"root must be a rank in 0..{self.size - 1}, got {root}")
-            rows = np.ascontiguousarray(rows)
-            shapes = self.exchange((rows.shape, rows.dtype.str))
-            dtype = next((dtype for shape, dtype in shapes if shape[0]), rows.dtype.str)
-            ends = np.cumsum([shape[0] for shape, _ in shapes])
-            out = np.empty((ends[-1], *rows.shape[1:]), dtype) if self.rank == root else None
+            block, holders = np.ascontiguousarray(block), self.holders(root, along)
+            shapes = self.exchange((block.shape, block.dtype.str))
+            dtype = next((dtype for shape, dtype in shapes if shape[0]), block.dtype.str)
+            shape = (sum(shapes[line[0]][0][0] for line in holders), *block.shape[1:])
+            if len(holders[0]) > 1:
+                shape = (shape[0], sum(shapes[rank][0][1] for rank in holders[0]))
+            out = np.empty(shape, dtype) if self.rank == root else None
             self.exchange(None)  # all have the memory
-            for rank, (shape, _) in enumerate(shapes):
-                if rank == root and out is not None:
-                    out[ends[rank] - shape[0] : ends[rank]] = rows
-                elif self.rank in (rank, root):
-                    block = rows if out is None else out[ends[rank] - shape[0] : ends[rank]]
-                    self.move(block, rank, root)
+            i = j = 0
+            for line in holders:
+                for rank in line:
+                    place, (height, *width) = None, shapes[rank][0]
+                    if out is not None:
+                        place = out[i : i + height] if len(line) == 1 else out[i : i + height, j : j + width[0]]
+                    self.put(block, place, rank, root)
+                    j += width[0] if len(line) > 1 else 0
+                i, j = i + height, 0
         return out
+
+    def put(self, block: Any, place: Any, rank: int, root: int) -> None:
+        """The block of ``rank`` into ``place`` on root."""
+        if self.rank == rank == root:
+            place[...] = block
+        elif self.rank == rank:
+            self.move(block, rank, root)
+        elif self.rank == root and place.flags.c_contiguous:
+            self.move(place, rank, root)
+        elif self.rank == root:
+            piece = np.empty_like(place, order="C")
+            self.move(piece, rank, root)
+            place[...] = piece
 
     def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
         """A rank that fails sends its error in the place of a block; it is raised when all have been heard."""
@@ -248,11 +297,15 @@ class MpiRanks(Ranks):
             self.send(blocks)
             return
         failed: Exception | None = None
-        for rank in range(self.size):
+        for line in self.holders(0, "both"):
+            lanes = [iter(blocks) if rank == 0 else self.receive(rank) for rank in line]
             try:
-                yield from blocks if rank == 0 else self.receive(rank)
+                yield from map(np.hstack, zip(*lanes, strict=True)) if len(lanes) > 1 else lanes[0]
             except Exception as error:
                 failed = failed or error
+            for lane in lanes:
+                with suppress(Exception):
+                    deque(lane, maxlen=0)
         if failed is not None:
             raise failed
 
@@ -276,6 +329,7 @@ class MpiRanks(Ranks):
             raise head
 
     def move(self, block: Any, rank: int, root: int) -> None:
+        """Blocks of at most CHUNK_BYTES a message, so that the counts stay small."""
         flat = block.reshape(-1).view(np.uint8)
         for k in range(0, flat.size, CHUNK_BYTES):
             if self.rank == root:

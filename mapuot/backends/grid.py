@@ -1,0 +1,97 @@
+"""A grid of R x C MPI ranks: rank r C + c holds the block (r, c) of K, u of its rows and v of its columns.
+
+A pass meets twice for vectors and four times for scalars: s = K v is summed over the ranks of a row of the grid, then
+K^T u over those of a column, both m / R and n / C numbers; then the O(n) half runs on the own columns, and what its
+sweeps sum over the columns is summed over the row. u depends on the sum s, so that the tile of K in cache cannot wait
+for it: K is read twice. What is rare goes through the meeting of all ranks, where a rank that failed meets the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..ranks import Ranks
+from .mpi import MpiRanks
+
+KEYS: list[int] = []  # of the attribute of a communicator that holds its parts: {(R, C): (column, row)}
+
+
+class Part(MpiRanks):
+    """The ranks of one column or one row of the grid; ``groups`` are the ranks of all of them."""
+
+    def __init__(self, whole: MpiRanks, comm: Any, groups: list[list[int]]) -> None:
+        self.MPI, self.comm, self.all_ranks = whole.MPI, comm, whole
+        self.rank, self.size = comm.rank, comm.size
+        self.start()
+        self.groups = groups
+        self.message = np.empty(0)
+
+    @property
+    def whole(self) -> MpiRanks:
+        return self.all_ranks
+
+    def exchange(self, value: Any, error: BaseException | None = None) -> list[Any]:
+        self.whole.exchange(None, error)
+        return self.allgather(value)
+
+    def together(self) -> Any:
+        return self.whole.together()
+
+    def raised(self, error: Exception) -> Exception:
+        return self.whole.raised(error)
+
+    @contextmanager
+    def adding(self, sums: Any) -> Iterator[None]:
+        """An error travels along with the sums, to all ranks in a row and a column; then ``fold`` raises it."""
+        whole = self.whole
+        try:
+            yield
+        except Exception as error:
+            whole.failing, whole.failed = True, error
+            sums[:] = 0.0
+        if len(self.message) != len(sums) + 1:
+            self.message = np.empty(len(sums) + 1)
+        self.message[:-1] = sums
+        self.message[-1] = whole.failing
+        self.add(self.message)
+        sums[:] = self.message[:-1]
+        whole.failing = bool(self.message[-1])
+
+    def fold(self, sums: Any, top: bool = False) -> None:
+        """Sum a few numbers in place (the first one's maximum where ``top``) in rank order: the same bits on all."""
+        mine = np.append(sums, self.whole.failing)
+        table = np.empty((self.size, len(mine)))
+        self.comm.Allgather(mine, table)
+        if table[:, -1].any():
+            self.whole.exchange(None, self.whole.failed)
+        sums[:] = table[:, :-1].sum(0)
+        if top:
+            sums[0] = table[:, 0].max()
+
+
+def parts(whole: MpiRanks, R: int, C: int) -> tuple[Ranks, Ranks]:
+    """(ranks of the own column, which share its rows, ranks of the own row); made once for a communicator."""
+    comm, r, c = whole.comm, whole.rank // C, whole.rank % C
+    if not KEYS:
+        KEYS.append(whole.MPI.Comm.Create_keyval(delete_fn=free))
+    known: Any = comm.Get_attr(KEYS[0])
+    if known is None:
+        known = {}
+        comm.Set_attr(KEYS[0], known)
+    if (R, C) not in known:
+        known[R, C] = comm.Split(c, r), comm.Split(r, c)
+    column, row = known[R, C]
+    down = [[r * C + c for r in range(R)] for c in range(C)]
+    across = [[r * C + c for c in range(C)] for r in range(R)]
+    return Part(whole, column, down), Part(whole, row, across)
+
+
+def free(comm: Any, key: int, known: dict[tuple[int, int], tuple[Any, Any]]) -> None:
+    """With the communicator go its parts."""
+    for pair in known.values():
+        for part in pair:
+            part.Free()
