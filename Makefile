@@ -12,7 +12,7 @@ CFLAGS_check := -O3 -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
 
-.PHONY: help demo test mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
+.PHONY: help demo test test-gpu sanitize-gpu mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -24,6 +24,13 @@ demo: .venv/.demo ## recolour one photograph with the palette of another; pictur
 
 test: .venv/.test ## run the tests (make test ARGS="-k plan")
 	$(BIN)/pytest $(ARGS)
+
+test-gpu: .venv/.gpu .venv/.test ## run the tests of the CUDA kernels
+	$(BIN)/pytest -k cuda $(ARGS)
+
+sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, then races in shared memory
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python tests/sanitize_cuda.py
+	MAPUOT_CUDA=racecheck compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python tests/sanitize_cuda.py
 
 mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 	timeout 300 $(BIN)/mpiexec -n $(@:mpi-%=%) $(BIN)/python -m mpi4py tests/mpi/cases.py
@@ -71,7 +78,7 @@ clean: ## remove all that was built or installed here
 	@touch $@
 
 # the extras of pyproject.toml; mapuot itself is in place already
-.venv/.demo .venv/.test .venv/.bench .venv/.lint: .venv/.%: .venv/.ext
+.venv/.demo .venv/.test .venv/.bench .venv/.lint .venv/.gpu: .venv/.%: .venv/.ext
 	$(BIN)/pip install -q 'mapuot[$*]'
 	@touch $@
 

@@ -5,7 +5,9 @@
 // shifts of its bits, without a conversion: the result is K 2^-896 exactly (zeros and subnormals too), and v and u
 // carry the factor WIDEN back.
 // Options: STORE, NARROW, GW (warps of a group), CPT (columns of a thread), R (rows of a tile), CLUSTER, KL_ROWS and
-// KL_COLS (1: the side is KL or balanced), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable).
+// KL_COLS (1: the side is KL or balanced), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable),
+// RACECHECK (1: the whole block meets where a group would, which compute-sanitizer can follow; for problems that give
+// every group as many tiles).
 #ifndef COMMON_CUH
 #define COMMON_CUH
 
@@ -18,6 +20,9 @@ typedef unsigned int uint32_t;
 #endif
 #ifndef ORDERED
 #define ORDERED 0
+#endif
+#ifndef RACECHECK
+#define RACECHECK 0
 #endif
 
 #if STORE == 0
@@ -94,6 +99,29 @@ __device__ __forceinline__ double entry(real k)
 #else
     return (double)k;
 #endif
+}
+
+// Out of line: instructions that run once a pass come from the L2 cache, some 2.4 cycles each, so they must be few.
+__device__ __noinline__ double far_exp(double x) { return exp(x); }
+__device__ __noinline__ double far_log(double x) { return log(x); }
+__device__ __noinline__ double2 far_logs(double x, double y) { return make_double2(log(x), log(y)); }
+__device__ __noinline__ double2 far_exps(double x, double y) { return make_double2(exp(x), exp(y)); }
+__device__ __noinline__ double3 far_exps(double x, double y, double z) { return make_double3(exp(x), exp(y), exp(z)); }
+
+// 1 / x, x > 0 and normal, to rounding: no slow path
+__device__ __forceinline__ double inverse(double x)
+{
+    double y;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+    y = fma(y, fma(-x, y, 1.0), y);
+    return fma(y, fma(-x, y, 1.0), y);
+}
+
+// The same numbers for every thread: to and from global memory, 8 bytes each
+template <typename T> __device__ __forceinline__ void copy_record(T *to, const T *from)
+{
+    for (int q = threadIdx.x; q < (int)(sizeof(T) / 8); q += blockDim.x)
+        ((double *)to)[q] = ((const double *)from)[q];
 }
 
 // Sums over a warp of N values held by every lane: lane l returns the sum of value l / (32 / N).

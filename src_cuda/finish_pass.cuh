@@ -17,26 +17,19 @@ enum {
     SUM_DUAL,
     SUM_NEXT,
     SUM_DEAD,
-    SUM_MASS,
     SUM_ONES,
     SUM_F,
     SUM_P,
     SUM_PP,
     SUM_PF,
-    MAX_F,
+    SUM_DOT,
+    SUM_RHS = SUM_DOT + MEMORY,
+    MAX_F = SUM_RHS + MEMORY,
     MAX_MINUS,
-    HALF = VALUES / 2,
-    SUM_DOT = HALF,
-    SUM_RHS = SUM_DOT + MEMORY
+    USED // of VALUES
 };
+#define STRIP 64    // columns whose values are summed at once
 #define JOINERS 128 // threads that join the scalars of all blocks
-
-// Out of line: what runs once a pass must not push the rest out of the instruction cache.
-__device__ __noinline__ double far_exp(double x) { return exp(x); }
-__device__ __noinline__ double2 far_logs(double x, double y) { return make_double2(log(x), log(y)); }
-__device__ __noinline__ double2 far_exps(double x, double y) { return make_double2(exp(x), exp(y)); }
-__device__ __noinline__ double3 far_logs(double x, double y, double z) { return make_double3(log(x), log(y), log(z)); }
-__device__ __noinline__ double3 far_exps(double x, double y, double z) { return make_double3(exp(x), exp(y), exp(z)); }
 
 // lam = (log A - log B) / (fi1 k1 + k2): u *= e^(fi1 lam), v *= e^-lam; the shift takes u's part.
 struct Translation {
@@ -44,7 +37,7 @@ struct Translation {
 };
 
 struct Finish {
-    double warp[16][VALUES + 1];
+    double value[USED * STRIP];
     double total[VALUES];
     double join[JOINERS / 32][SCALARS];
     double row[SCALARS];
@@ -66,11 +59,6 @@ struct Column {
 // Where a block keeps the vectors of the iteration: one copy for all, or its own.
 __device__ __forceinline__ int64_t own_copy(const State &S) { return S.solo ? blockIdx.x * S.ld : 0; }
 
-__device__ __forceinline__ int column_share(const State &S)
-{
-    return (int)((S.n + S.parts * 32 - 1) / (S.parts * 32) * 32);
-}
-
 // Where the pass puts its column sums, and where this block leaves its scalars for it
 __device__ __forceinline__ double *sums_of(const State &S, int turn) { return S.sums + turn % 3 * S.ld; }
 
@@ -82,29 +70,29 @@ __device__ __forceinline__ double *scalars_of(const State &S, int turn)
 // Columns a thread has to do
 __device__ __forceinline__ int column_rounds(const State &S)
 {
-    return (column_share(S) + (int)blockDim.x - 1) / (int)blockDim.x;
+    return ((int)S.share + (int)blockDim.x - 1) / (int)blockDim.x;
 }
 
 // This thread's column of those of block `part`, in that round
 __device__ __forceinline__ int column_of(const State &S, int part, int round)
 {
-    const int share = column_share(S), at = threadIdx.x + round * blockDim.x;
-    const int64_t j = (int64_t)part * share + at;
-    return part < S.parts && at < share && j < S.n ? (int)j : -1;
+    const int share = (int)S.share, at = threadIdx.x + round * blockDim.x;
+    const int j = part * share + at;
+    return part < S.parts && at < share && j < S.n ? j : -1;
 }
 
-// Warps of a block that hold columns
-__device__ __forceinline__ int column_warps(const State &S)
+// Threads of a block that hold columns, a multiple of 32
+__device__ __forceinline__ int column_threads(const State &S)
 {
-    const int share = column_share(S);
-    return (share < (int)blockDim.x ? share : (int)blockDim.x) / 32;
+    return S.share < blockDim.x ? (int)S.share : (int)blockDim.x;
 }
 
-// The same numbers for every thread: to and from global memory, 8 bytes each
-template <typename T> __device__ __forceinline__ void copy_record(T *to, const T *from)
+__device__ __forceinline__ void load_differences(const State &S, const double *from, int depth, Column &c)
 {
-    for (int q = threadIdx.x; q < (int)(sizeof(T) / 8); q += blockDim.x)
-        ((double *)to)[q] = ((const double *)from)[q];
+    const double *at = from + own_copy(S) * MEMORY + c.j;
+#pragma unroll
+    for (int i = 0; i < MEMORY; i++, at += S.n)
+        c.d[i] = i < depth ? *at : 0;
 }
 
 __device__ __forceinline__ void load_column(const State &S, const Finish &F, int part, int round, Column &c)
@@ -125,20 +113,13 @@ __device__ __forceinline__ void load_column(const State &S, const Finish &F, int
     c.v = S.v_scale[own + j];
     c.image = S.image[own + j];
     c.last = S.residual[own + j];
-#pragma unroll
-    for (int i = 0; i < MEMORY; i++)
-        c.d[i] = i < depth ? S.dF[own * MEMORY + i * S.n + j] : 0;
+    load_differences(S, S.dF, depth, c);
 }
 
 __device__ __forceinline__ void load_images(const State &S, const Finish &F, Column &c)
 {
-    const int64_t own = own_copy(S);
-    const int depth = F.p.have > 0 ? (int)F.p.depth : 0;
-    if (c.j < 0)
-        return;
-#pragma unroll
-    for (int i = 0; i < MEMORY; i++)
-        c.d[i] = i < depth ? S.dG[own * MEMORY + i * S.n + c.j] : 0;
+    if (c.j >= 0)
+        load_differences(S, S.dG, F.p.have > 0 ? (int)F.p.depth : 0, c);
 }
 
 // Sum of the scalars of `count` blocks, in a fixed order; rows: the row scalars if they are not among them.
@@ -147,10 +128,13 @@ __device__ __forceinline__ void join_scalars(Finish &F, const double *scalars, i
     const int q = threadIdx.x % 8, lane = threadIdx.x % 32;
     if (threadIdx.x < JOINERS) {
         double sum = 0;
-        if (q < SCALARS)
-#pragma unroll 9
-            for (int k = threadIdx.x / 8; k < count; k += JOINERS / 8)
-                sum += __ldcg(scalars + SCALARS * k + q);
+        const int first = threadIdx.x / 8;
+        const double *at = scalars + SCALARS * first + (q < SCALARS ? q : 0);
+#pragma unroll 1
+        for (int k = first; k < count; k += 9 * JOINERS / 8, at += SCALARS * 9 * JOINERS / 8)
+#pragma unroll
+            for (int i = 0; i < 9; i++)
+                sum += k + i * JOINERS / 8 < count ? __ldcg(at + i * SCALARS * JOINERS / 8) : 0;
         if (rows && q < NEXT_B)
             sum = threadIdx.x < 8 ? __ldcg(rows + q) : 0;
         sum += __shfl_xor_sync(FULL, sum, 8);
@@ -170,9 +154,9 @@ __device__ __forceinline__ Translation half_translation(const State &S, const Fi
     const double(*x)[SCALARS] = F.join;
     const double mass = (x[0][ROW_MASS] + x[1][ROW_MASS]) + (x[2][ROW_MASS] + x[3][ROW_MASS]);
     const double B = (x[0][NEXT_B] + x[1][NEXT_B]) + (x[2][NEXT_B] + x[3][NEXT_B]);
-    const double3 logs = far_logs(mass, B, sum);
-    const double lam = S.lam_rate > 0 ? S.lam_rate * (logs.x - logs.y) : 0;
-    log_sum = logs.z;
+    const double2 logs = far_logs(mass * inverse(B), sum);
+    const double lam = S.lam_rate > 0 ? S.lam_rate * logs.x : 0;
+    log_sum = logs.y;
     return {lam, S.fi_rows * lam, 1};
 }
 
@@ -184,7 +168,7 @@ __device__ __forceinline__ Translation translation(const State &S, const Finish 
     return t;
 }
 
-// One column: its certificate and its image, into out[SUM_GAP .. SUM_MASS].
+// One column: its certificate and its image, into out[SUM_GAP .. SUM_DEAD].
 __device__ __forceinline__ void certify_column(const State &S, const Finish &F, Translation &t, double sum, Column &c,
                                                double *out)
 {
@@ -212,7 +196,6 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
             out[SUM_DUAL] = dual_term(kind, g, b, rho, upper);
             out[SUM_HARD] = violation(kind, s, b, rho, upper);
         }
-        out[SUM_MASS] = s;
         if (!(sum >= TINY)) { // dead in this pass: it keeps its x
             out[SUM_DEAD] = sum == sum;
             out[SUM_NEXT] = 0;
@@ -234,22 +217,10 @@ __device__ __forceinline__ double joined(int q, double x, double y)
     return q == MAX_F || q == MAX_MINUS ? (x > y ? x : y) : x + y;
 }
 
-// F.warp[warp][first ..] = this warp's sums, or += them
-__device__ __forceinline__ void warp_values(Finish &F, double (&value)[HALF], int first, bool more)
-{
-    const int lane = threadIdx.x % 32;
-    const double total = warp_sums<HALF>(value, lane);
-    double *at = &F.warp[threadIdx.x / 32][first + lane / 2];
-    if (lane % 2 == 0)
-        *at = more ? *at + total : total;
-    __syncwarp();
-}
-
-// Sweep 1, one warp: certificate, image, and every sum that Anderson needs, into F.warp.
-__device__ __forceinline__ void column_values(const State &S, Finish &F, double sum, Column &c, int round)
+// Sweep 1, one column: certificate, image, and what Anderson sums, into value.
+__device__ __forceinline__ void column_values(const State &S, Finish &F, double sum, Column &c, double (&value)[USED])
 {
     const bool in = c.j >= 0 && isfinite(c.absorbed), before = F.p.have > 0;
-    double value[HALF] = {};
     Translation t;
     if (c.j >= 0)
         certify_column(S, F, t, sum, c, value);
@@ -257,64 +228,85 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, double 
         t = translation(S, F);
     if (threadIdx.x == 0)
         F.move = t;
-    const double p = in && before ? c.f - c.last : 0, bp = c.b * p;
-    float high = in ? (float)c.f : -1e38f, low = in ? (float)-c.f : -1e38f;
-    value[SUM_ONES] = in ? c.b : 0;
-    value[SUM_F] = c.b * c.f;
+    const double p = in && before ? c.f - c.last : 0, bp = c.b * p, bf = c.b * c.f;
+    if (!in)
+        return;
+    value[SUM_ONES] = c.b;
+    value[SUM_F] = bf;
     value[SUM_P] = bp;
     value[SUM_PP] = bp * p;
     value[SUM_PF] = bp * c.f;
-    const double before_high = round > 0 ? F.warp[threadIdx.x / 32][MAX_F] : -INF;
-    const double before_low = round > 0 ? F.warp[threadIdx.x / 32][MAX_MINUS] : -INF;
-    warp_values(F, value, 0, round > 0);
 #pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2) {
-        high = fmaxf(high, __shfl_xor_sync(FULL, high, bit));
-        low = fmaxf(low, __shfl_xor_sync(FULL, low, bit));
+    for (int i = 0; i < MEMORY; i++) {
+        value[SUM_DOT + i] = c.d[i] * bp;
+        value[SUM_RHS + i] = c.d[i] * bf;
     }
-    if (threadIdx.x % 32 == 0)
-        F.warp[threadIdx.x / 32][MAX_F] = fmax(before_high, (double)high),
-                             F.warp[threadIdx.x / 32][MAX_MINUS] = fmax(before_low, (double)low);
-    if (before) {
-        double dots[HALF];
-#pragma unroll
-        for (int i = 0; i < MEMORY; i++) {
-            dots[i] = in ? c.d[i] * bp : 0;
-            dots[MEMORY + i] = in ? c.d[i] * (c.b * c.f) : 0;
-        }
-        warp_values(F, dots, HALF, round > 0);
-    } else if (threadIdx.x % 32 < HALF)
-        F.warp[threadIdx.x / 32][HALF + threadIdx.x % 32] = 0;
+    value[MAX_F] = c.f;
+    value[MAX_MINUS] = -c.f;
 }
 
-// The sums of a block's warps go to `to`.  All threads.
-__device__ __forceinline__ void block_values(const State &S, Finish &F, double *to)
+// Half a warp sums one value over the block's columns; its first thread returns `total` and them.  512 threads.
+__device__ __forceinline__ double strip_values(const State &S, Finish &F, const double (&value)[USED], double total)
 {
-    const int warps = column_warps(S), lane = threadIdx.x % 32;
-    __syncthreads();
-    if (threadIdx.x >= 32)
-        return;
-    double total = F.warp[0][lane];
-#pragma unroll 1
-    for (int q = 1; q < warps; q++)
-        total = joined(lane, total, F.warp[q][lane]);
-    to[lane] = total;
+    const int q = threadIdx.x / 16, lane = threadIdx.x % 16;
+    for (int first = 0; first < column_threads(S); first += STRIP) {
+        const int at = (int)threadIdx.x - first;
+        __syncthreads();
+        if (at >= 0 && at < STRIP)
+#pragma unroll
+            for (int i = 0; i < USED; i++)
+                F.value[i * STRIP + at] = value[i];
+        __syncthreads();
+        if (q < USED)
+#pragma unroll
+            for (int i = 0; i < STRIP; i += 16)
+                total = joined(q, total, F.value[q * STRIP + i + lane]);
+    }
+    return total;
+}
+
+// Sweep 1, this thread's columns of those of the block; the block's sums go to `to`.
+template <typename Next>
+__device__ __forceinline__ void column_sweep(const State &S, Finish &F, int rounds, Column &c, double *to, Next next)
+{
+    const int q = threadIdx.x / 16;
+    double total = q == MAX_F || q == MAX_MINUS ? -1e38 : 0;
+    for (int round = 0; round < rounds; round++) {
+        double value[USED] = {};
+        value[MAX_F] = value[MAX_MINUS] = -1e38;
+        const double sum = next(round);
+        if ((int)threadIdx.x < column_threads(S))
+            column_values(S, F, sum, c, value);
+        if (rounds > 1 && c.j >= 0) {
+            S.work[c.j] = c.f;
+            S.work[S.n + c.j] = c.G;
+        }
+        total = strip_values(S, F, value, total);
+    }
+#pragma unroll
+    for (int bit = 8; bit > 0; bit /= 2)
+        total = joined(q, total, __shfl_xor_sync(FULL, total, bit));
+    if (threadIdx.x % 16 == 0 && q < USED)
+        to[q] = total;
 }
 
 // The partial values of all blocks, joined by every block in the same order; 512 threads.
 __device__ __forceinline__ void finish_totals(const State &S, Finish &F)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    double total = warp < S.parts                       ? __ldcg(S.partial + warp * VALUES + lane)
-                   : lane == MAX_F || lane == MAX_MINUS ? -INF
-                                                        : 0;
-#pragma unroll 8
-    for (int64_t q = warp + 16; q < S.parts; q += 16)
-        total = joined(lane, total, __ldcg(S.partial + q * VALUES + lane));
-    F.warp[warp][lane] = total;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, parts = (int)S.parts;
+    double total = lane == MAX_F || lane == MAX_MINUS ? -1e38 : 0;
+#pragma unroll 1
+    for (int first = warp; first < parts; first += 16 * 9)
+#pragma unroll
+        for (int i = 0; i < 9; i++) {
+            const int q = first + 16 * i;
+            if (q < parts)
+                total = joined(lane, total, __ldcg(S.partial + q * VALUES + lane));
+        }
+    F.value[warp * (VALUES + 1) + lane] = total;
     __syncthreads();
     const int q = threadIdx.x / 16;
-    double x = F.warp[threadIdx.x % 16][q];
+    double x = F.value[threadIdx.x % 16 * (VALUES + 1) + q];
 #pragma unroll
     for (int bit = 8; bit > 0; bit /= 2)
         x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
@@ -369,11 +361,14 @@ __device__ __forceinline__ void next_sums(Finish &F, double B, double scale)
         F.next[threadIdx.x / 32][lane / 16] = total;
 }
 
-__device__ __forceinline__ double next_total(const State &S, const Finish &F, int q)
+// The block's sums of B (first half of the first warp) and v (second half)
+__device__ __forceinline__ double next_total(const State &S, const Finish &F)
 {
-    double total = 0;
-    for (int w = 0; w < column_warps(S); w++)
-        total += F.next[w][q];
+    const int warp = threadIdx.x % 16;
+    double total = warp < column_threads(S) / 32 ? F.next[warp][threadIdx.x / 16 % 2] : 0;
+#pragma unroll
+    for (int bit = 8; bit > 0; bit /= 2)
+        total += __shfl_xor_sync(FULL, total, bit);
     return total;
 }
 

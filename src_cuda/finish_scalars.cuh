@@ -1,7 +1,8 @@
 // Mirrors src_c/solver.c (anderson_weights, judge, step): the scalar work between the two sweeps of finish_pass.
 //
-// Every block does it on the same numbers: one warp finds Anderson's weights, beside it one thread certifies the state,
-// guards the last step and decides how to go on.  Included by finish_pass.cuh.
+// Every block does it on the same numbers: one warp finds Anderson's weights, beside it one thread finds the dual value
+// and guards the last step.  What the next sweep does not wait for, the certified error and the status, comes later
+// (verdict).  Included by finish_pass.cuh.
 #ifndef FINISH_SCALARS_CUH
 #define FINISH_SCALARS_CUH
 
@@ -10,36 +11,23 @@
 #define NARROW_LIMIT 1e20 // sums of u or v beyond it, or below its inverse: float32 is not safe
 #define SCALE_LIMIT 1e30  // and beyond it K is rebuilt
 
-// 1 / x, x > 0 and normal, to rounding: no slow path
-__device__ __forceinline__ double inverse(double x)
+// gamma: (D gram D + 1e-10) D^-1 gamma = D rhs, D = diag(gram)^-1/2, by Gauss and Jordan: lane 6 i + k of one warp holds
+// entry (i, k), k = 5 the right-hand side of row i.  Lane i of the warp brings rhs_i; lane 6 i + 5 returns gamma_i.
+__device__ __forceinline__ double solve_gamma(const Progress &p, int depth, double rhs, int i, int k)
 {
-    double y;
-    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
-    y = fma(y, fma(-x, y, 1.0), y);
-    return fma(y, fma(-x, y, 1.0), y);
-}
-
-// gamma: (D gram D + 1e-10) D^-1 gamma = D rhs, D = diag(gram)^-1/2; lane i of one warp eliminates row i.
-__device__ __forceinline__ double solve_gamma(const Progress &p, int d, double rhs)
-{
-    const int lane = threadIdx.x % 32, row = lane < d ? lane : 0;
-    const double scale = lane < d ? rsqrt(fmax(p.gram[row * MEMORY + row], TINY)) : 0;
-    double A[MEMORY], y = rhs * scale, inverted = 0;
-#pragma unroll
-    for (int k = 0; k < MEMORY; k++)
-        A[k] = p.gram[row * MEMORY + k] * scale * __shfl_sync(FULL, scale, k) + (k == lane ? 1e-10 : 0);
-#pragma unroll
-    for (int i = 0; i < MEMORY; i++) {
-        if (i >= d)
-            break;
-        const double pivot = inverse(__shfl_sync(FULL, A[i], i)), factor = lane == i ? 0 : A[i] * pivot;
-        inverted = lane == i ? pivot : inverted;
-#pragma unroll
-        for (int k = i + 1; k < MEMORY; k++)
-            A[k] -= factor * __shfl_sync(FULL, A[k], i);
-        y -= factor * __shfl_sync(FULL, y, i);
+    const bool in = i < depth, diagonal = i == k;
+    const double scale = in ? rsqrt(fmax(p.gram[i * (MEMORY + 1)], TINY)) : 0;
+    const double right = __shfl_sync(FULL, rhs, i), other = __shfl_sync(FULL, scale, (MEMORY + 1) * k % 32);
+    double A = k == MEMORY ? right * scale : in && k < depth ? p.gram[i * MEMORY + k] * scale * other : 0;
+    A += diagonal ? 1e-10 : 0;
+#pragma unroll 1
+    for (int row = 0; row < depth; row++) {
+        const double pivot = inverse(__shfl_sync(FULL, A, row * (MEMORY + 2)));
+        const double upper = __shfl_sync(FULL, A, row * (MEMORY + 1) + k) * pivot;
+        const double factor = __shfl_sync(FULL, A, i * (MEMORY + 1) + row);
+        A = i == row ? upper : fma(-factor, upper, A);
     }
-    return y * inverted * scale;
+    return A * scale;
 }
 
 // How many differences count once the newest one is in `slot`
@@ -66,9 +54,10 @@ __device__ __forceinline__ void anderson(Finish &F, double c, int slot, int dept
     if (lane < depth)
         p.gram[lane * MEMORY + slot] = p.gram[slot * MEMORY + lane] = dot;
     __syncwarp();
-    const double gamma = solve_gamma(p, depth, rhs);
-    if (lane < depth)
-        p.gamma[lane] = gamma;
+    const int i = lane < MEMORY * (MEMORY + 1) ? lane / (MEMORY + 1) : MEMORY - 1, k = lane % (MEMORY + 1);
+    const double gamma = solve_gamma(p, depth, rhs, i, k);
+    if (k == MEMORY && i < depth)
+        p.gamma[i] = gamma;
 }
 
 // |P - P*|_1 / mass from d = gap / (reg mass), as in src_c/solver.c
@@ -77,20 +66,18 @@ __device__ __forceinline__ double plan_error(double d)
     return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d;
 }
 
-// What the state is worth; the words are those of mapuot_stats.
-__device__ __forceinline__ void certify(const State &S, Finish &F, const Translation &move, double common)
+// What the guard needs of the state; the words are those of mapuot_stats.
+__device__ __forceinline__ void certify(const State &S, Finish &F, const Translation &move)
 {
     const double *t = F.total, *row = F.row;
     Trace &out = F.trace;
-    const double shift = F.p.shift + move.off, mass = move.kappa * row[ROW_MASS], over = 1 / mass;
-    out.mass = mass;
+    out.mass = move.kappa * row[ROW_MASS];
     out.gap = t[SUM_GAP];
-    out.dual = S.dual_constant + move.kappa * row[ROW_SOFT] + row[ROW_DUAL] + S.hard_weight * S.reg * shift +
-               t[SUM_DUAL] - S.reg * out.mass;
-    out.lost = S.flush * row[ROW_SCALE] * row[NEXT_SCALE] * move.kappa * over;
-    out.error = plan_error(out.gap * over * S.inv_reg) + t[SUM_HARD] * over + 3 * S.storage_error + out.lost;
+    out.dual = S.dual_constant + move.kappa * row[ROW_SOFT] + row[ROW_DUAL] +
+               S.hard_weight * S.reg * (F.p.shift + move.off) + t[SUM_DUAL] - S.reg * out.mass;
     out.dead = row[ROW_DEAD] + t[SUM_DEAD];
-    out.residual = fmax(t[MAX_F] + common, t[MAX_MINUS] - common);
+    if (F.p.since_absorb > 0 && out.dead > F.p.dead)
+        out.dual = -INF; // a row that is in use counted as unreached: this is no dual value
     out.rejected = 0;
 }
 
@@ -101,18 +88,19 @@ __device__ __forceinline__ bool usable(const Finish &F)
 {
     const Trace &out = F.trace;
     return in_range(F.row[ROW_SCALE]) && in_range(F.row[NEXT_SCALE]) && out.dead == 0 && isfinite(out.dual) &&
-           isfinite(out.error) && out.mass > 0;
+           isfinite(out.gap + F.total[SUM_HARD]) && out.mass > 0;
 }
 
 __device__ __forceinline__ double judge(const State &S, Finish &F)
 {
     const Trace &out = F.trace;
     Progress &p = F.p;
-    const bool done = out.error <= S.tol || out.gap <= S.tol_gap * fabs(out.dual);
+    const bool lost_points = out.dead > p.dead && p.since_absorb > 1; // dead for want of a fresh K
+    const bool done = !lost_points && (out.error <= S.tol || out.gap <= S.tol_gap * fabs(out.dual));
     const double storage = 3 * S.storage_error;
     if (out.rejected > 0)
         return RUNNING; // the last image, from which the next pass starts, is finite
-    if (!isfinite(out.mass) || !isfinite(out.dual) || !(out.mass > 0))
+    if (!isfinite(out.mass) || isnan(out.dual) || !(out.mass > 0))
         return NOT_FINITE;
     if (done && !(p.narrow > 0))
         return CONVERGED;
@@ -130,7 +118,7 @@ __device__ __forceinline__ double judge(const State &S, Finish &F)
     }
     if (p.since_absorb == 1)
         p.dead = out.dead; // what a fresh K leaves dead stays so
-    else if (out.lost > S.flush_tol || out.dead > p.dead || fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) > SCALE_LIMIT)
+    else if (out.lost > S.flush_tol || lost_points || fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) > SCALE_LIMIT)
         return ABSORB;
     return p.since_best >= STALL_PASSES ? STALLED : RUNNING;
 }
@@ -146,7 +134,6 @@ __device__ __forceinline__ void decide(const State &S, Finish &F, const Translat
     p.kappa = move.kappa;
     if (p.extrapolated > 0 && !(F.trace.dual >= p.best_dual - slack)) {
         F.trace.rejected = 1;
-        F.trace.residual = INF;
         p.depth = p.head = p.have = p.extrapolated = 0;
         p.step = 2;
         if (!isfinite(p.shift))
@@ -163,11 +150,11 @@ __device__ __forceinline__ void decide(const State &S, Finish &F, const Translat
     p.have = 1;
 }
 
-// Certificate, guard and status of the pass; one thread.
+// Dual value and guard of the pass; one thread.
 __device__ __forceinline__ void settle(const State &S, Finish &F, const Translation &move, double common)
 {
     Progress &p = F.p;
-    certify(S, F, move, common);
+    certify(S, F, move);
     p.turn = p.turn < 5 ? p.turn + 1 : 0; // modulo 6: of three and of two buffers
     if (p.narrow > 0 && !usable(F)) {
         p.narrow = 0;
@@ -176,9 +163,29 @@ __device__ __forceinline__ void settle(const State &S, Finish &F, const Translat
         return;
     }
     decide(S, F, move, common);
-    p.passes += 1;
-    p.since_absorb += 1;
-    F.trace.status = p.status = judge(S, F);
+}
+
+// Certified error and status, while the second sweep goes on; the warp before the last one, then it keeps the trace.
+__device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
+{
+    const double *t = F.total;
+    Trace &out = F.trace;
+    Progress &p = F.p;
+    if (threadIdx.x / 32 != blockDim.x / 32 - 2 || p.step > 2)
+        return;
+    if (threadIdx.x % 32 == 0) {
+        const double over = 1 / out.mass;
+        out.lost = S.flush * F.row[ROW_SCALE] * F.row[NEXT_SCALE] * p.kappa * over;
+        out.error = plan_error(out.gap * over * S.inv_reg) + t[SUM_HARD] * over + 3 * S.storage_error + out.lost;
+        out.residual = out.rejected > 0 ? INF : fmax(t[MAX_F] + p.common, t[MAX_MINUS] - p.common);
+        p.passes += 1;
+        p.since_absorb += 1;
+        out.status = p.status = judge(S, F);
+    }
+    __syncwarp();
+    const int q = threadIdx.x % 32;
+    if (keep && q < (int)(sizeof(Trace) / 8))
+        ((double *)(S.trace + ((int)p.passes - 1) % TRACE_PASSES))[q] = ((const double *)&out)[q];
 }
 
 // The scalar work between the sweeps; every block does it on the same numbers, the weights beside the rest.
@@ -191,8 +198,8 @@ __device__ __forceinline__ void finish_scalars(const State &S, Finish &F)
         const Translation move = F.move;
         double common = 0;
         if (S.mu_rate > 0) {
-            const double2 logs = far_logs(F.total[SUM_NEXT], move.kappa * F.row[ROW_MASS]);
-            common = S.mu_rate * (logs.x - logs.y);
+            const double mass = move.kappa * F.row[ROW_MASS];
+            common = S.mu_rate * far_log(F.total[SUM_NEXT] * inverse(mass));
         }
         if (warp == 1 && weights)
             anderson(F, common, slot, depth);

@@ -11,7 +11,6 @@
 enum { ROWS = 1, FINISH = 2 }; // mode: the halves to do; one alone: once, through S.total
 
 struct Shared {
-    State state; // a copy, for what runs out of line
     Finish finish;
     Exchange exchange;
     Ring ring[GROUPS];
@@ -22,7 +21,7 @@ struct Shared {
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
 
 // This block's share of the tiles and of shared memory; everything is zeroed once, so that no stale NaN is ever read.
-__device__ __forceinline__ Ring ring_open(const State &S, unsigned char *memory, int slots, int group)
+__device__ __forceinline__ Ring ring_open(const State &S, unsigned char *memory, int slots, int kept, int group)
 {
     Shared &all = *(Shared *)memory;
     const int clusters = gridDim.x / CLUSTER, owner = (int)(blockIdx.x / CLUSTER) * GROUPS + group;
@@ -30,8 +29,9 @@ __device__ __forceinline__ Ring ring_open(const State &S, unsigned char *memory,
     Ring g;
     g.first = (int)(tiles * owner / owners);
     g.tiles = (int)(tiles * (owner + 1) / owners) - g.first;
-    g.slots = slots;
-    g.slot = 0;
+    g.kept = kept < g.tiles ? kept : g.tiles;
+    g.slots = slots - g.kept;
+    g.slot = g.kept;
     g.forward = true;
     g.parity = 0;
     const int slice = (int)((S.ld / 16 + CLUSTER - 1) / CLUSTER * 16); // at most WIDTH
@@ -99,10 +99,12 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group)
     const int slot = threadIdx.x % 32; // the last warp: the others may be at the sums still
     if ((int)threadIdx.x >= THREADS - 32 && slot < NEXT_B) {
         double total = 0;
-        for (int q = 0; q < GROUPS * R; q++) {
+#pragma unroll
+        for (int q = 0; q < GROUPS * R; q++)
             total += all.exchange.row[q][slot];
+#pragma unroll
+        for (int q = 0; q < GROUPS * R; q++)
             all.exchange.row[q][slot] = 0;
-        }
         scalars_of(S, turn)[blockIdx.x * SCALARS + slot] = total;
     }
 }
@@ -146,26 +148,19 @@ __device__ __forceinline__ void copy_vectors(const State &S)
 __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int mode)
 {
     const int turn = (int)F.p.turn;
-    double sum = c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
+    const double first = c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
     join_scalars(F, scalars_of(S, turn), gridDim.x, mode == FINISH ? S.total + S.ld : nullptr);
     if (part >= S.parts) {
         if (threadIdx.x < 32)
             F.move = translation(S, F);
         return;
     }
-    for (int round = 0; round < rounds; round++) {
-        if (round > 0) {
-            load_column(S, F, part, round, c);
-            sum = c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
-        }
-        if ((int)threadIdx.x / 32 < column_warps(S))
-            column_values(S, F, sum, c, round);
-        if (rounds > 1 && c.j >= 0) {
-            S.work[c.j] = c.f;
-            S.work[S.n + c.j] = c.G;
-        }
-    }
-    block_values(S, F, S.solo ? F.total : S.partial + part * VALUES);
+    column_sweep(S, F, rounds, c, S.solo ? F.total : S.partial + part * VALUES, [&](int round) {
+        if (round == 0)
+            return first;
+        load_column(S, F, part, round, c);
+        return c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
+    });
 }
 
 // Sweep 2, and this block's part of B and sum v.
@@ -191,44 +186,45 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
     }
 }
 
-// The O(n) half and the meeting before it.  Out of line: the row half keeps its registers.
-__device__ __noinline__ uint32_t finish_half(Shared &all, int mode, uint32_t ended)
+// The O(n) half and the meeting before it.
+__device__ __forceinline__ uint32_t finish_half(const State &S, Shared &all, int mode, uint32_t ended)
 {
-    const State &S = all.state;
     Finish &F = all.finish;
     uint32_t *counter = S.barrier + 32 * NARROW;
     Column c;
-    load_column(S, F, S.solo ? 0 : blockIdx.x, 0, c);
-    if (mode & ROWS)
-        grid_barrier(counter, ended);
     const int part = S.solo ? 0 : blockIdx.x, turn = (int)F.p.turn, rounds = column_rounds(S);
     double B, scale;
+    if (mode & ROWS)
+        grid_arrive(counter, ended);
+    load_column(S, F, part, 0, c);
+    if (mode & ROWS)
+        grid_wait(counter, ended);
     first_sweep(S, F, c, part, rounds, mode);
+    if (!S.solo)
+        grid_arrive(counter, ended);
     if (rounds == 1)
         load_images(S, F, c);
     if (!S.solo) {
-        grid_barrier(counter, ended);
+        grid_wait(counter, ended);
         finish_totals(S, F);
     }
     finish_scalars(S, F);
     second_sweep(S, F, c, part, rounds, turn, B, scale);
     if (!S.solo)
         grid_arrive(counter, ended);
-    if ((int)threadIdx.x / 32 < column_warps(S) && part < S.parts)
+    if ((int)threadIdx.x < column_threads(S) && part < S.parts)
         next_sums(F, B, scale);
-    if (blockIdx.x == 0 && F.p.step < 3)
-        copy_record(S.trace + ((int)F.p.passes - 1) % TRACE_PASSES, &F.trace);
+    verdict(S, F, blockIdx.x == 0);
     if (!S.solo)
         grid_wait(counter, ended);
     else
         __syncthreads();
-    if (threadIdx.x < 2) {
-        double total = 0;
-        if (F.p.step > 2)
-            total = blockIdx.x == 0 ? F.row[NEXT_B + threadIdx.x] : 0;
-        else if (S.solo ? blockIdx.x == 0 : part < S.parts)
-            total = next_total(S, F, threadIdx.x);
-        scalars_of(S, turn + 1)[blockIdx.x * SCALARS + NEXT_B + threadIdx.x] = total;
+    if (threadIdx.x < 32) {
+        const bool repeated = F.p.step > 2, counts = repeated || S.solo ? blockIdx.x == 0 : part < S.parts;
+        const int q = NEXT_B + threadIdx.x / 16;
+        const double total = next_total(S, F);
+        if (threadIdx.x % 16 == 0)
+            scalars_of(S, turn + 1)[blockIdx.x * SCALARS + q] = !counts ? 0 : repeated ? F.row[q] : total;
     }
     return ended;
 }
@@ -240,7 +236,8 @@ __device__ __noinline__ uint32_t finish_half(Shared &all, int mode, uint32_t end
 #endif
 
 // At most `count` passes, `first` made before.
-extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int slots, int first, int count, int mode)
+extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int slots, int kept, int first, int count,
+                                         int mode)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     Shared &all = *(Shared *)memory;
@@ -250,15 +247,14 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     if (S.progress->narrow != NARROW || S.progress->status != RUNNING || S.progress->passes >= first + count)
         return;
     copy_record(&F.p, S.progress);
-    copy_record(&all.state, &S);
-    const Ring g = ring_open(S, memory, slots, group);
+    const Ring g = ring_open(S, memory, slots, kept, group);
     if (threadIdx.x % GT == 0)
         all.ring[group] = g;
 #if CLUSTER > 1
     group_barrier(group);
 #endif
     if (threadIdx.x % GT == 0 && mode & ROWS)
-        for (int t = 0; t < g.slots && t < g.tiles; t++)
+        for (int t = 0; t < slots && t < g.tiles; t++)
             fetch(S, g, t, t);
     copy_vectors(S);
     __syncthreads();
@@ -269,7 +265,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
             grid_barrier(counter, ended);
             continue;
         }
-        ended = finish_half(all, mode, ended);
+        ended = finish_half(S, all, mode, ended);
         if (mode == FINISH || F.p.status != RUNNING || F.p.narrow != NARROW || F.p.passes >= first + count)
             break;
     }

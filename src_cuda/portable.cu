@@ -1,7 +1,7 @@
 // Mirrors src_c/solver.c (mapuot_iterate) for devices without bulk copies, sm_70+, and for rows wider than a cluster.
 //
-// A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns) or row_sums and column_sums (K read
-// twice, any width), then finish_first, finish_join, finish_second: kernel boundaries are the meetings.  A kernel reads
+// A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns), or row_sums and column_sums, or plan_rows
+// and plan_columns (K read twice, any width), then finish_first, finish_join, finish_second: kernel boundaries are the meetings.  A kernel reads
 // half `parity` of progress, and finish_join writes the other half; once the status is not RUNNING, all pass by.
 #define PERSISTENT 0
 #include "row_pass.cuh"
@@ -180,7 +180,7 @@ __device__ __forceinline__ void finish_open(const State &S, Finish &F, int parit
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(512)
     finish_first(const __grid_constant__ State S, int parity, const double *from)
 {
     __shared__ Finish F;
@@ -191,9 +191,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const int turn = (int)F.p.turn;
     load_column(S, F, blockIdx.x, 0, c);
     const double sum = c.j < 0 ? 0 : from ? from[c.j] : sums_of(S, turn)[c.j];
-    if ((int)threadIdx.x / 32 < column_warps(S))
-        column_values(S, F, sum, c, 0);
-    block_values(S, F, S.partial + (int64_t)blockIdx.x * VALUES);
+    column_sweep(S, F, 1, c, S.partial + (int64_t)blockIdx.x * VALUES, [&](int) { return sum; });
     if (c.j >= 0) {
         S.work[c.j] = c.f;
         S.work[S.n + c.j] = c.G;
@@ -215,11 +213,12 @@ extern "C" __global__ void __launch_bounds__(512)
         F.move = translation(S, F);
     finish_totals(S, F);
     finish_scalars(S, F);
+    verdict(S, F, true);
+    __syncthreads();
     copy_record(S.progress + 1 - parity, &F.p);
-    copy_record(S.trace + ((int)F.p.passes - 1) % TRACE_PASSES, &F.trace);
 }
 
-extern "C" __global__ void __launch_bounds__(256) finish_second(const __grid_constant__ State S, int parity)
+extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_constant__ State S, int parity)
 {
     __shared__ Finish F;
     Column c;
@@ -238,9 +237,12 @@ extern "C" __global__ void __launch_bounds__(256) finish_second(const __grid_con
     }
     if (c.j >= 0)
         advance_column(S, F.p, c, B, scale);
-    if ((int)threadIdx.x / 32 < column_warps(S))
+    if ((int)threadIdx.x < column_threads(S))
         next_sums(F, B, scale);
     __syncthreads();
-    if (threadIdx.x < 2)
-        atomicAdd(scalars_of(S, turn + 1) + NEXT_B + threadIdx.x, next_total(S, F, threadIdx.x));
+    if (threadIdx.x < 32) {
+        const double total = next_total(S, F);
+        if (threadIdx.x % 16 == 0)
+            atomicAdd(scalars_of(S, turn + 1) + NEXT_B + threadIdx.x / 16, total);
+    }
 }

@@ -76,6 +76,6 @@ __device__ __forceinline__ double gap_term(int kind, double f, double r, double 
     if (kind == RANGE)
         r = clip(r, rho * t, upper * t);
     const double soft = kind == TV ? rho * fabs(r - t) : 0;
-    return soft - dual_term(kind, f, t, rho, upper) + f * r;
+    return fmax(0.0, soft - dual_term(kind, f, t, rho, upper) + f * r);
 }
 #endif

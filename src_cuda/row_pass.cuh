@@ -1,8 +1,9 @@
 // Mirrors src_c/kernels_tmpl.c (row_pass, narrow_pass): s = K v, u = prox(s), sums += K^T u; K is read once.
 //
 // A group of GW warps owns consecutive tiles of R rows; its threads own CPT columns each, whose v and column sums
-// stay in registers.  All free shared memory is one ring of tiles filled by bulk copies; the sweep turns round every
-// pass, so the tiles that a pass leaves in the ring (and the L2 cache) are the first that the next one needs.
+// stay in registers.  Shared memory holds tiles that stay for the whole solve, as many as fit, and a ring that bulk
+// copies fill with the others; these sweep forth and back, so that what a pass leaves in the ring and in the L2 cache
+// is what the next one needs first, and few enough of them all stay in the cache (4096^2 float32).
 // In a cluster, each block owns a slice of the columns and the row sums are exchanged through distributed memory.
 // NARROW: float32 throughout, but the exponent of u and the row scalars.
 #ifndef ROW_PASS_CUH
@@ -55,6 +56,8 @@ __device__ __forceinline__ void group_barrier(int group)
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #elif GW == 1
     __syncwarp();
+#elif RACECHECK
+    __syncthreads();
 #else
     __syncwarp(); // bar.sync counts whole warps
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(GT) : "memory");
@@ -63,7 +66,8 @@ __device__ __forceinline__ void group_barrier(int group)
 
 struct Ring {
     int first, tiles; // tiles [first, first + tiles) of K belong to this group
-    int slots, slot;  // size of the ring; where the next tile of the sweep lies
+    int kept;         // so many of them stay, in the first slots
+    int slots, slot;  // slots of the ring behind them; where the next tile of the sweep lies
     bool forward;
     uint32_t parity;     // one bit a slot: phase of its last copy
     int column, columns; // this block's slice of K
@@ -214,15 +218,38 @@ __device__ __forceinline__ void tile_sums(const Entries &tile, int thread, num u
     }
 }
 
-// Fill the slot that held the tile `slots` steps back in the sweep, if any tile is left to come.
-__device__ __forceinline__ void refill(const State &S, Ring &g, int t, int slot, int thread)
+// One step of a sweep: the tiles that stay are spread evenly among those that stream by.
+struct Step {
+    int tile, slot;
+    bool streams;
+    int stream, kept, credit; // what comes next of the two kinds
+};
+
+__device__ __forceinline__ void next_step(Ring &g, Step &s)
 {
-    const int ahead = g.forward ? t + g.slots : t - g.slots;
-    if (ahead < 0 || ahead >= g.tiles)
+    s.credit += g.kept;
+    s.streams = s.credit < g.tiles;
+    if (!s.streams) {
+        s.credit -= g.tiles;
+        s.tile = s.slot = s.kept++;
         return;
-    g.parity ^= 1u << slot;
+    }
+    s.tile = s.stream;
+    s.slot = g.slot;
+    s.stream += g.forward ? 1 : -1;
+    g.slot += g.forward ? 1 : -1;
+    g.slot = g.slot == g.kept + g.slots ? g.kept : g.slot < g.kept ? g.kept + g.slots - 1 : g.slot;
+}
+
+// Fill the slot that this step has left, if any tile is left to come.
+__device__ __forceinline__ void refill(const State &S, Ring &g, const Step &s, int thread)
+{
+    const int ahead = g.forward ? s.tile + g.slots : s.tile - g.slots;
+    if (!s.streams || ahead < g.kept || ahead >= g.tiles)
+        return;
+    g.parity ^= 1u << s.slot;
     if (thread == GT - 32) // the last warp: the first one counts the rows
-        fetch(S, g, ahead, slot);
+        fetch(S, g, ahead, s.slot);
 }
 
 // The sweep over this group's tiles.  A slot is filled again once all warps have left it: HOLD after the barrier of
@@ -231,40 +258,38 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
                                          const num (&v)[CPT], num (&acc)[CPT])
 {
     const int thread = threadIdx.x % GT, lane = threadIdx.x % 32, warp = thread / 32;
-    const int step = g.forward ? 1 : -1;
     const bool mine = warp == 0 && lane % LANES == 0 && cluster_rank() == 0;
-    int t = g.forward ? 0 : g.tiles - 1, slot = g.slot, last = -1;
+    Step now = {0, 0, false, g.forward ? g.kept : g.tiles - 1, 0, 0}, last = now;
+    int left = now.slot;
     double *row = x.row[group * R + lane / LANES];
     Point point;
+    next_step(g, now);
     if (HOLD && g.tiles)
-        point = point_of(S, g, t);
-    for (int k = 0; k < g.tiles; k++, t += step) {
-        const int i = (g.first + t) * R + lane / LANES;
+        point = point_of(S, g, now.tile);
+    for (int k = 0; k < g.tiles; k++) {
+        const int i = (g.first + now.tile) * R + lane / LANES;
         Entries tile;
         num s[R];
         if (!HOLD)
-            point = point_of(S, g, t);
+            point = point_of(S, g, now.tile);
         tile.columns = g.columns;
-        await(g.full + slot, (g.parity >> slot) & 1);
-        tile.open(g.tile + slot * g.bytes, thread);
+        await(g.full + now.slot, (g.parity >> now.slot) & 1);
+        tile.open(g.tile + now.slot * g.bytes, thread);
         tile_dots(tile, thread, v, s);
         publish(x, group, k & 1, warp_sums<R>(s, lane), warp, lane);
         const Row kept = row_of(point, shift);
         group_barrier(group);
-        if (HOLD)
-            refill(S, g, t, slot, thread);
-        else if (k > 0)
-            refill(S, g, t - step, last, thread);
+        refill(S, g, HOLD ? now : last, thread);
         const num total = gather(x, group, k & 1, lane);
         const num u = (num)WIDEN * row_scale(S, i, kept, total, shift, mine, row);
+        last = now;
+        left = now.streams ? now.slot : left;
+        next_step(g, now);
         if (HOLD && k + 1 < g.tiles)
-            point = point_of(S, g, t + step);
+            point = point_of(S, g, now.tile);
         tile_sums(tile, thread, u, acc);
-        last = slot;
-        slot += step;
-        slot = slot == g.slots ? 0 : slot < 0 ? g.slots - 1 : slot;
     }
-    g.slot = last;
+    g.slot = left;
     g.forward = !g.forward;
 }
 

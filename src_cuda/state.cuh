@@ -6,8 +6,8 @@
 #define STATE_CUH
 #include "common.cuh"
 
-#define MEMORY 8         // most Anderson differences
-#define VALUES 32        // sums that finish_pass takes over all columns
+#define MEMORY 5         // most Anderson differences; 5 x 6 numbers fit in a warp
+#define VALUES 32        // room for the sums that finish_pass takes over all columns
 #define TRACE_PASSES 256 // passes that trace holds, pass k at k - 1 modulo it
 #define BLOCKS 256       // most blocks of a cooperative launch
 
@@ -27,7 +27,7 @@ struct State {
     int64_t m, n, ld;
     real *kernel;
     const Point *point;          // m: what the prox of a row needs
-    double *u_log, *u_scale, *r; // m: log and value of u relative to K; row marginal before translation
+    double *u_log, *u_scale, *r; // m: log and value of u relative to K (in place 2 m); row marginal before translation
     Side rows, cols;
     double *x, *s;             // n: certified log v; column marginal
     double *x_next, *v_scale;  // copies of n: next log v; v relative to K
@@ -44,7 +44,7 @@ struct State {
     uint32_t *barrier;         // 64: counters of the meetings, NARROW from the 33rd on
     struct Progress *progress; // two: portable kernels read one and write the other
     struct Trace *trace;
-    int64_t parts, memory, solo;             // blocks that share the columns; Anderson differences at most
+    int64_t parts, share, memory, solo; // blocks that share the columns, so many each; Anderson differences at most
     double reg, inv_reg, fi_rows, rate_cols; // of sides with one rho; rate = reg / rho
     double lam_rate, mu_rate;                // what a log ratio of masses is multiplied with, 0 = no translation
     double tol, tol_gap, storage_error, flush, flush_tol, narrow_floor, finer;

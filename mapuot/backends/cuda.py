@@ -73,10 +73,11 @@ class Workspace:
         """Every vector in one zeroed allocation, their addresses in the state."""
         ld, copies, launch = self.ld, self.launch.copies, self.launch
         report = 2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize
-        words = {"report": report // 8, "point": 4 * m, "u_log": m, "u_scale": m, "r": m, "x": ld, "s": ld}
+        words = {"report": report // 8, "point": 4 * m, "u_log": m, "r": m, "x": ld, "s": ld}
         words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
         words |= dict.fromkeys(("dF", "dG"), copies * MEMORY * ld)
-        words |= {"work": 2 * ld, "ratio": ld * self.options.in_place, "sums": 3 * ld, "total": ld + SCALARS}
+        words |= {"u_scale": m * (1 + self.options.in_place), "ratio": ld * self.options.in_place}
+        words |= {"work": 2 * ld, "sums": 3 * ld, "total": ld + SCALARS}
         words |= {"slab": launch.slab * ld * launch.ordered, "scalars": 2 * BLOCKS * SCALARS}
         words |= {"partial": max(BLOCKS, launch.parts) * VALUES, "barrier": 32}
         words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
@@ -97,8 +98,8 @@ class Workspace:
         problem, options, state = self.problem, self.options, self.state
         rates = problem.rows.scalar_rho, problem.cols.scalar_rho
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
-        state["parts"], state["solo"] = self.launch.parts, self.launch.solo
-        state["memory"], state["reg"], state["inv_reg"] = options.memory, problem.reg, 1 / problem.reg
+        state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
+        state["memory"], state["reg"], state["inv_reg"] = min(options.memory, MEMORY), problem.reg, 1 / problem.reg
         k1, k2 = (0.0 if rho is None else problem.reg / rho for rho in rates)
         translate = options.translate and None not in rates and k1 + k2 > 0
         fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)

@@ -17,7 +17,7 @@ import numpy as np
 SOURCE = Path(__file__).resolve().parent.parent / "_cuda_src"
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
-THREADS, MAX_SLOTS, MEMORY, VALUES, SCALARS, BLOCKS = 512, 32, 8, 32, 7, 256
+THREADS, MAX_SLOTS, MEMORY, VALUES, SCALARS, BLOCKS = 512, 32, 5, 32, 7, 256
 PAD = 16  # K's rows are padded to a multiple of this many entries
 
 F8, I8, PTR = np.float64, np.int64, np.uint64
@@ -35,7 +35,7 @@ STATE = np.dtype(
     + [(name, PTR) for name in ("kernel", "point", "u_log", "u_scale", "r")]
     + [("rows", SIDE), ("cols", SIDE)]
     + [(name, PTR) for name in POINTERS]
-    + [(name, I8) for name in ("parts", "memory", "solo")]
+    + [(name, I8) for name in ("parts", "share", "memory", "solo")]
     + [(name, F8) for name in LIMITS]
 )
 COUNTERS = [

@@ -3,8 +3,8 @@
 The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; it is
 compiled twice, for float32 sums (narrow) and for float64 sums, and the two are launched one after the other: the first
 one stops where float64 must go on. The portable one is four launches a pass. All leave the same record.
-The environment variable MAPUOT_CUDA may hold "portable" and "ordered" (sums in a fixed order: bitwise repeatable
-answers). Twin of src_c/solver.c (mapuot_iterate).
+The environment variable MAPUOT_CUDA may hold "portable", "ordered" (sums in a fixed order: bitwise repeatable answers)
+and "racecheck" (see RACECHECK in common.cuh). Twin of src_c/solver.c (mapuot_iterate).
 """
 
 from __future__ import annotations
@@ -22,15 +22,21 @@ from .cuda_kernels import BLOCKS, ITEMSIZE, MAX_SLOTS, THREADS, Shape, kernel, p
 TRACE_PASSES = 256  # passes that the record of one launch holds
 GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
 SOLO_COLUMNS = THREADS  # up to here every block does the whole finish_pass for itself
+SHARE = 128  # columns that a block does at least
 FEW_COLUMNS = 1024  # up to here a smaller grid meets sooner than a larger one reads
+RING_BYTES = 1 << 16  # of shared memory for the tiles that stream by; the rest keeps tiles
 ROWS, FINISH, BOTH = 1, 2, 3  # halves of a pass
+ROW_KERNELS = {  # (in place, a block covers a row): the portable row half
+    (False, True): ("row_pass",), (False, False): ("row_sums", "column_sums"),
+    (True, True): ("plan_pass",), (True, False): ("plan_rows", "plan_columns"),
+}  # fmt: skip
 
 
 def switches() -> frozenset[str]:
     """The words of MAPUOT_CUDA."""
     words = frozenset(os.environ.get("MAPUOT_CUDA", "").replace(",", " ").split())
-    if not words <= {"portable", "ordered"}:
-        raise ValueError(f"MAPUOT_CUDA may hold 'portable' and 'ordered', got {sorted(words)}")
+    if not words <= {"portable", "ordered", "racecheck"}:
+        raise ValueError(f"MAPUOT_CUDA may hold 'portable', 'ordered' and 'racecheck', got {sorted(words)}")
     return words
 
 
@@ -79,8 +85,8 @@ class Persistent:
     def __init__(self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool) -> None:
         device = cp.cuda.Device().id
         _, processors, shared = device_limits(device)
-        ordered = int("ordered" in switches())
-        options = shape_options(shape, dtype, kl, NARROW=int(narrow), ORDERED=ordered)
+        words = {"ORDERED": int("ordered" in switches()), "RACECHECK": int("racecheck" in switches())}
+        options = shape_options(shape, dtype, kl, NARROW=int(narrow), **words)
         self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
         self.gather_run = kernel("iterate.cu", "gather_sums", **options)
         offset = ring_offset(tuple(sorted(options.items())), device)
@@ -99,10 +105,13 @@ class Persistent:
         if shape.CLUSTER > 1:
             fits = resident_clusters(self.run, shape.CLUSTER, self.parts, self.shared)
             self.parts = min(self.parts, fits * shape.CLUSTER)
+        each = -(-tiles // max(1, self.parts // shape.CLUSTER * shape.groups))
+        ring = max(2, RING_BYTES // (shape.groups * tile)) if shape.CLUSTER == 1 else self.slots
+        self.kept = each if each <= self.slots else max(0, self.slots - ring)
 
     def __call__(self, state: Any, first: int, count: int, mode: int) -> None:
-        arguments = (state, np.int32(self.slots), np.int32(first), np.int32(count), np.int32(mode))
-        self.run((self.parts,), (THREADS,), arguments, shared_mem=self.shared)
+        sizes = (self.slots, self.kept, first, count, mode)
+        self.run((self.parts,), (THREADS,), (state, *map(np.int32, sizes)), shared_mem=self.shared)
 
     def gather(self, state: Any, n: int) -> None:
         self.gather_run((-(-n // 256),), (256,), (state, np.int32(self.parts), np.int32(0)))
@@ -142,8 +151,13 @@ class Iterate:
         grids = [one.parts for one in made if one is not None]
         self.solo = self.n <= SOLO_COLUMNS
         self.copies = max(grids) if self.solo else 1
-        self.parts = 1 if self.solo else min([*grids, -(-self.n // 64)])
+        self.split_columns(1 if self.solo else min([*grids, -(-self.n // SHARE)]))
         self.slab = max(one.parts // one.shape.CLUSTER for one in made if one is not None)
+
+    def split_columns(self, most: int) -> None:
+        """Whole warps of columns a block."""
+        self.share = -(-self.n // (32 * most)) * 32
+        self.parts = -(-self.n // self.share)
 
     def __call__(self, count: int, first: int) -> None:
         """At most ``count`` passes, ``first`` made before."""
@@ -178,37 +192,36 @@ class Iterate:
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """One read of K where a block covers a row, else two."""
         shape = portable_shape(ld, dtype)
-        self.fused = shape is not None
-        self.shape = shape = shape or Shape(8, 8, 4)
-        if self.in_place and not self.fused:
-            raise NotImplementedError(f"method 'map-uot' on the GPU holds rows of at most 8192 columns, got {ld}")
-        options = shape_options(shape, dtype, kl)
-        names = "row_pass plan_pass row_sums column_sums gather_sums finish_first finish_join finish_second"
-        self.kernels = {name: kernel("portable.cu", name, **options) for name in names.split()}
-        self.parts = -(-self.n // 256)
+        self.split_columns(-(-self.n // THREADS))
         self.copies = self.slab = 1
-        self.blocks = min(self.processors * shape.groups, -(-self.m // shape.R))
+        self.most = GRAPH_PASSES
+        self.take_shape(shape or Shape(8, 8, 4), shape is not None, ld, dtype, kl)
+
+    def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+        """The portable kernels in that shape; fused: a block covers a row."""
+        self.shape, self.graphs = shape, {}
+        options = shape_options(shape, dtype, kl)
+        self.halves = ROW_KERNELS[self.in_place, fused]
+        names = (*self.halves, "gather_sums", "finish_first", "finish_join", "finish_second")
+        self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
+        blocks = self.processors * shape.groups, -(-self.m // shape.R)
         chunk = 32 * shape.GW * (16 // ITEMSIZE[dtype])
-        self.slabs = -(-ld // chunk), max(1, min(self.m, 8 * self.processors // -(-ld // chunk)))
-        self.most, self.graphs = GRAPH_PASSES, {}
+        slabs = -(-ld // chunk), max(1, min(self.m, 8 * self.processors // -(-ld // chunk)))
+        self.grids = (min(blocks),), slabs
 
     def launch(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
         self.kernels[name](grid, (threads,), (self.state, *arguments))
 
     def row_kernels(self) -> None:
-        threads, parity = 32 * self.shape.GW, np.int32(self.parity)
-        if self.fused:
-            self.launch("plan_pass" if self.in_place else "row_pass", (self.blocks,), threads, parity)
-        else:
-            self.launch("row_sums", (self.blocks,), threads, parity)
-            self.launch("column_sums", self.slabs, threads, parity)
+        for name, grid in zip(self.halves, self.grids, strict=False):
+            self.launch(name, grid, 32 * self.shape.GW, np.int32(self.parity))
 
     def finish_kernels(self, total: int = 0) -> None:
         """``total``: address of the sums, 0 = this device's own."""
         parity, source = np.int32(self.parity), np.uint64(total)
-        self.launch("finish_first", (self.parts,), 256, parity, source)
-        self.launch("finish_join", (1,), 512, parity, source)
-        self.launch("finish_second", (self.parts,), 256, parity)
+        self.launch("finish_first", (self.parts,), THREADS, parity, source)
+        self.launch("finish_join", (1,), THREADS, parity, source)
+        self.launch("finish_second", (self.parts,), THREADS, parity)
 
     def passes(self, count: int) -> None:
         for _ in range(count):
