@@ -26,7 +26,8 @@ def own_block(m: int, n: int, rank: int, size: int, split: Any = "rows") -> tupl
 def process_grid(split: Any, size: int, shape: tuple[int, int] | None = None) -> tuple[int, int]:
     """(R, C), R C = size, for split="rows", "grid" (as square as it can be, R <= C), "auto" or a pair of its own.
 
-    "auto" takes the least time of a pass by ``pass_time`` and needs the shape of the whole matrix.
+    "auto" takes the least time of a pass by ``pass_time``, rows unless a grid saves 10 %, and needs the shape of the
+    whole matrix.
     """
     pairs = [(size // C, C) for C in range(1, size + 1) if size % C == 0]
     if split == "rows":
@@ -40,7 +41,8 @@ def process_grid(split: Any, size: int, shape: tuple[int, int] | None = None) ->
                 "'grid' or the pair of mapuot.ranks.process_grid('auto', size, (m, n))"
             )
         m, n = shape
-        return min((pair for pair in pairs if pair[1] <= n), key=lambda pair: pass_time(pair[0], pair[1], m, n))
+        best = min((pair for pair in pairs if pair[1] <= n), key=lambda pair: pass_time(pair[0], pair[1], m, n))
+        return best if pass_time(*best, m, n) < 0.9 * pass_time(size, 1, m, n) else (size, 1)
     if isinstance(split, (tuple, list)) and tuple(split) in pairs:
         return split[0], split[1]
     raise ValueError(f"split must be 'rows', 'grid', 'auto' or (R, C) with R * C = {size} ranks, got {split!r}")

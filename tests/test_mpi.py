@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from launch import HERE, environment, finish, launcher, run, start
 
+from mapuot.ranks import own_block, process_grid
+
 CASES, GRID_CASES = (
     [
         line[9:].partition("(")[0] for line in (HERE / "mpi" / program).read_text().splitlines()
@@ -69,6 +71,22 @@ def job(tmp_path, action, *runner):
     assert code != 0
     assert "survived" not in out
     return err
+
+
+def test_every_entry_has_one_rank():
+    for size, split in [(1, "grid"), (6, "rows"), (6, "grid"), (6, (3, 2)), (7, "grid"), (6, "auto")]:
+        held = np.zeros((5, 11), int)
+        for rank in range(size):
+            i0, i1, j0, j1 = own_block(5, 11, rank, size, split)
+            held[i0:i1, j0:j1] += 1
+        np.testing.assert_array_equal(held, 1)
+
+
+def test_auto_cuts_the_columns_where_rows_are_few():
+    assert process_grid("auto", 16, (100_000, 100_000)) == (16, 1)
+    assert process_grid("auto", 16, (64, 1_000_000))[1] > 1
+    assert process_grid("auto", 16, (1, 1_000_000)) == (1, 16)
+    assert process_grid("auto", 16, (1, 4))[1] <= 4
 
 
 @pytest.mark.parametrize("runner", [(), ("-m", "mpi4py")], ids=["python", "mpi4py"])

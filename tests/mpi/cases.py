@@ -75,6 +75,7 @@ def compare(result, one, i0, i1, tol=1e-12, passes=1, columns=(0, None)):
     close(result.col_marginal, one.col_marginal[own])
     for name in ("mass", "cost", "objective", "dual"):
         close(getattr(result, name), getattr(one, name), err_msg=name)
+    close(result.trace[0].residual, one.trace[0].residual)
     for name in ("mass", "dual"):
         close(getattr(result.trace[-1], name), getattr(result, name), err_msg="last pass: " + name)
     X, Y = np.random.default_rng(0).random((len(one.log_v), 2)), np.arange(len(one.log_u), dtype=float)
