@@ -54,7 +54,7 @@ def pass_time(R: int, C: int, m: int, n: int) -> float:
     A rank reads its block of K at 10 GB/s (float32: 0.4 ns an entry), twice in a grid, where the sums of a row wait for
     other ranks, and beyond 65536 columns, where a tile of 4 rows outgrows the cache. The O(n) half takes 15 ns a column
     (measured: 12 to 20), a sum over ranks 3 ns a number (5 GB/s), a meeting 5 us. Rows are quicker from some 40 rows a
-    rank on. Two ranks of an EPYC (Zen 5), rows and grid: 8 x 400,000 in 7.4 and 4.2 ms (by the model 8.5 and 4.9),
+    rank on. Two ranks of a Xeon, rows and grid: 8 x 400,000 in 7.4 and 4.2 ms (by the model 8.5 and 4.9),
     400 x 40,000 in 4.1 and 4.4 ms (3.9 and 6.8).
     """
     rows, cols = -(-m // R), -(-n // C)
