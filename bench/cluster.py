@@ -9,6 +9,7 @@ rank, alpha and beta from the sums alone; what it says beyond the ranks measured
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -167,7 +168,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return {"skipped": "one core only"}
     one = jobs[0]["seconds"]["weak one"]
     K = 4 * shape[0] * shape[1]
-    return {"shape": shape, "jobs": jobs, "model": model(K, one, jobs[-1]["sums"], jobs[-1]["ranks"], shape[1])}
+    found = model(K, (one, one), jobs[-1]["sums"], jobs[-1]["ranks"], (shape[1], shape[1]))
+    return {"shape": shape, "weak shape": shape, "jobs": jobs, "model": found}
 
 
 def summed(found: dict[str, Any], size: int) -> dict[str, Any]:
@@ -187,18 +189,21 @@ def summed(found: dict[str, Any], size: int) -> dict[str, Any]:
     }
 
 
-def model(K: int, one: float, sums: list[float], ranks: int, n: int) -> dict[str, Any]:
-    """Parameters, and the speed-up that they say for 1 to 4096 ranks of this size each (weak) and in all (strong)."""
+def model(K: int, one: tuple[float, float], sums: list[float], ranks: int, n: tuple[int, int]) -> dict[str, Any]:
+    """Parameters, and what they say for 1 to 4096 ranks: strong scaling of one[0] s, n[0] columns, and weak of one[1].
+
+    The sums of ``ranks`` ranks give alpha and beta, by least squares of relative errors; n counts columns.
+    """
     lengths = np.array(SUM_SIZES, float)
-    weight = 1 / np.array(sums)  # relative errors
+    weight = 1 / np.array(sums)
     design = np.stack([np.ones_like(lengths), lengths], 1)
     alpha, beta = np.linalg.lstsq(design * weight[:, None], np.ones(len(sums)), rcond=None)[0]
     alpha = max(alpha, 0.0) / math.log2(ranks)
     P = np.array(MODEL_RANKS, float)
-    meet = np.where(P > 1, alpha * np.log2(P) + beta * n, 0.0)
+    strong, weak = (np.where(P > 1, alpha * np.log2(P) + beta * columns, 0.0) for columns in n)
     return {
-        "bandwidth": K / one, "alpha": alpha, "beta": beta, "n": n, "ranks": MODEL_RANKS,
-        "strong": (one / (one / P + meet)).tolist(), "weak": (one / (one + meet)).tolist(),
+        "bandwidth": K / one[0], "alpha": alpha, "beta": beta, "n": n, "ranks": MODEL_RANKS,
+        "strong": (one[0] / (one[0] / P + strong)).tolist(), "weak": (one[1] / (one[1] + weak)).tolist(),
     }  # fmt: skip
 
 
@@ -206,8 +211,9 @@ def report(data: dict[str, Any]) -> str:
     if "skipped" in data:
         return str(data["skipped"])
     lines = []
+    strong, weak = (" x ".join(map(str, data[name])) for name in ("shape", "weak shape"))
     for one in data["jobs"]:
-        lines += [f"{one['ranks']} {data.get('unit', 'ranks')}, {data['shape'][0]} x {data['shape'][1]}, float32 K"]
+        lines += [f"{one['ranks']} {data.get('unit', 'ranks')}, strong {strong}, weak {weak} each, float32 K"]
         lines += [f"  {name:<20} {value:.3f}" for name, value in one["median"].items()]
         lines += [f"  {name:<20} {1e3 * value:.3f} ms a pass" for name, value in one["seconds"].items()]
     m = data["model"]
@@ -218,26 +224,82 @@ def report(data: dict[str, Any]) -> str:
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
-    m = data["model"]
+    m, unit = data["model"], data.get("unit", "ranks")
+    ranks = [one["ranks"] for one in data["jobs"]]
     with common.figure(path, columns=2) as axes:
         strong, weak = axes[0]
-        for axis, name, key in ((strong, "strong", "strong speed-up"), (weak, "weak", "weak efficiency")):
-            axis.plot(m["ranks"], m[name], "--", label="model")
-            axis.plot(
-                [one["ranks"] for one in data["jobs"]],
-                [one["median"][key] for one in data["jobs"]],
-                "o",
-                label="measured",
-            )
-            axis.set(
-                xscale="log", xlabel=data.get("unit", "ranks"), title=f"{name} scaling, {data['shape'][0]} x {m['n']}"
-            )
-            axis.legend()
+        for axis, name, key, shape in (
+            (strong, "strong", "strong speed-up", data["shape"]),
+            (weak, "weak", "weak efficiency", data["weak shape"]),
+        ):
+            axis.plot(m["ranks"], m[name], "--", label="model, from one and from the sums alone")
+            axis.plot(ranks, [one["median"][key] for one in data["jobs"]], "o", label="measured")
+            each = f"{shape[0]} x {shape[1]}" + (f" for each of the {unit}" if name == "weak" else "")
+            axis.set(xscale="log", xlabel=f"{unit} (log)", title=f"{name} scaling, {each}")
+            axis.legend(loc="lower left" if name == "weak" else "upper left")
+        strong.plot(m["ranks"], m["ranks"], ":", color="gray")
         strong.set(yscale="log", ylabel="speed-up over one")
         weak.set(ylabel="efficiency", ylim=(0, 1.1))
+        if "device" in data:
+            strong.figure.suptitle(f"{data['device']}, one host; beyond {max(ranks)} {unit} a model", fontsize=10)
 
 
 # ---- GPUs of one host ----
+
+
+def on_gpu(ranks: Any, m: int, n: int) -> Any:
+    """A workspace whose passes never end and stay in float32."""
+    import cupy as cp
+
+    from mapuot.backends import cuda
+
+    i0, i1 = own_rows(m, ranks.rank, ranks.size)
+    a, b = np.full(i1 - i0, 1 / m), np.full(n, 1 / n)
+    problem = Problem.from_arrays(costs(i0, i1, n, cp), a, b, REG, RHO, "kl", "product", cuda, ranks)
+    made = cuda.Workspace(problem, Options(True, 5, False, "float32", -1.0, -1.0, None))
+    made.state["finer"] = 0
+    made.absorb(np.zeros(n))
+    made.iterate(16)
+    return made
+
+
+def gpu_times(ranks: Any, m: int, n: int, rounds: int, passes: int) -> dict[str, Any]:
+    """Seconds a pass as a solve makes them, by the clock of the slowest rank; and of its parts, by device events."""
+    import cupy as cp
+
+    made, times = on_gpu(ranks, m, n), []
+    for _ in range(rounds):
+        made.progress["since_best"] = 0  # or it would stall after 250 passes
+        made.send_progress()
+        ranks.exchange(None)
+        begin = time.perf_counter()
+        assert len(made.iterate(passes)) == passes
+        times.append(max(ranks.exchange((time.perf_counter() - begin) / passes)))
+    found: dict[str, Any] = {"seconds": times}
+    if ranks.size > 1:
+        found["parts"] = gpu_parts(ranks, made, passes)
+    made.close()
+    del made
+    cp.get_default_memory_pool().free_all_blocks()
+    return found
+
+
+def gpu_parts(ranks: Any, made: Any, passes: int) -> dict[str, float]:
+    """Median seconds of the parts of a pass on this GPU; in the sum it waits for the others."""
+    import cupy as cp
+
+    steps = {"row_pass": made.row_pass, "sum": lambda: ranks.device_sum(made.sums), "finish_pass": made.finish_pass}
+    split = []
+    for _ in range(passes):
+        marks = [cp.cuda.Event() for _ in range(4)]
+        marks[0].record()
+        for step, mark in zip(steps.values(), marks[1:], strict=True):
+            step()
+            mark.record()
+        split.append(marks)
+    cp.cuda.Device().synchronize()
+    seconds = [[cp.cuda.get_elapsed_time(x, y) / 1e3 for x, y in itertools.pairwise(marks)] for marks in split]
+    return dict(zip(steps, np.median(seconds, axis=0).tolist(), strict=True))
 
 
 def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> dict[str, Any]:
@@ -245,28 +307,17 @@ def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> 
     import cupy as cp
 
     import mapuot
-    from mapuot.backends import cuda
 
     cp.cuda.Device(ranks.rank).use()
     found: dict[str, Any] = {"device": cp.cuda.runtime.getDeviceProperties(ranks.rank)["name"].decode()}
-    for name, m, n in (("weak", weak * ranks.size, weak), ("strong", strong, strong)):
-        i0, i1 = own_rows(m, ranks.rank, ranks.size)
-        made = workspace(costs(i0, i1, n, cp), n, m, ranks, cuda, None)
-        times = []
-        for _ in range(rounds):
-            ranks.exchange(None)
-            times.append(max(ranks.exchange(timed(made, passes))))
-        found[name] = times
-        made.close()
-        del made
-        cp.get_default_memory_pool().free_all_blocks()
+    found["weak"] = gpu_times(ranks, weak * ranks.size, weak, rounds, passes)
+    found["strong"] = gpu_times(ranks, strong, strong, rounds, passes)
     small = 1500
     i0, i1 = own_rows(small, ranks.rank, ranks.size)
-    M, b = costs(0, small, 1100), np.full(1100, 1 / 1100)
-    a = np.full(small, 1 / small)
-    exact: dict[str, Any] = {"precision": "float64", "tol": 1e-11}
+    M, a, b = costs(0, small, 1100), np.full(small, 1 / small), np.full(1100, 1 / 1100)
+    exact: dict[str, Any] = {"precision": "float64", "tol": 1e-12}
     mine = mapuot.solve(cp.asarray(M[i0:i1]), a[i0:i1], b, REG, RHO, comm=ranks, **exact)
-    one = mapuot.solve(M, a, b, REG, RHO, backend="cpu", **exact)
+    one = mapuot.solve(cp.asarray(M), a, b, REG, RHO, **exact)
     found["error"] = distance(mine.log_v, one.log_v, mine.log_u, one.log_u[i0:i1])
     found["passes"] = [mine.n_passes, one.n_passes]
     if ranks.size > 1:
@@ -280,31 +331,31 @@ def distance(log_v: F64, right_v: F64, log_u: F64, right_u: F64) -> float:
 
 
 def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
-    strong, weak, rounds, passes = (8192, 4096, 3, 20) if quick else (65536, 32768, 5, 50)
+    strong, weak, rounds, passes = (8192, 4096, 3, 24) if quick else (65536, 32768, 7, 48)
     found = {count: spawn(gpu_worker, count, strong, weak, rounds, passes) for count in counts}
-    base = found[counts[0]][0]
-    jobs = []
+    times = {
+        count: {name: np.array(found[count][0][name]["seconds"]) for name in ("weak", "strong")} for count in counts
+    }
+    first, jobs = counts[0], []
     for count in counts:
-        one = found[count][0]
-        best = {name: min(one[name]) for name in ("weak", "strong")}
-        median = {
-            "weak efficiency": min(base["weak"]) / best["weak"],
-            "strong speed-up": counts[0] * min(base["strong"]) / best["strong"],
-        }
+        one, kinds = found[count][0], times[count]
         jobs.append({
-            "ranks": count, "seconds": best, "median": median, "sums": one.get("sums"), "way": one.get("way"),
+            "ranks": count, "seconds": {name: float(kinds[name].min()) for name in kinds},
+            "median": {
+                "weak efficiency": float(np.median(times[first]["weak"]) / np.median(kinds["weak"])),
+                "strong speed-up": first * float(np.median(times[first]["strong"]) / np.median(kinds["strong"])),
+            },
+            "quartiles": {name: np.percentile(kinds[name], [25, 75]) for name in kinds},
+            "parts": {name: one[name].get("parts") for name in kinds}, "sums": one.get("sums"), "way": one.get("way"),
             "error": max(x["error"] for x in found[count]), "passes": one["passes"],
         })  # fmt: skip
     data = {
-        "unit": "GPUs",
-        "device": base["device"],
-        "shape": [strong, strong],
-        "weak shape": [weak, weak],
-        "jobs": jobs,
-    }
-    last = jobs[-1]
-    if last["sums"]:
-        data["model"] = model(4 * strong**2, min(base["strong"]), last["sums"], last["ranks"], strong)
+        "unit": "GPUs", "device": found[first][0]["device"], "commit": common.commit(), "packages": common.versions(),
+        "shape": [strong, strong], "weak shape": [weak, weak], "jobs": jobs,
+    }  # fmt: skip
+    if jobs[-1]["sums"]:
+        alone = [float(np.median(times[first][name])) for name in ("strong", "weak")]
+        data["model"] = model(4 * strong**2, (alone[0], alone[1]), jobs[-1]["sums"], counts[-1], (strong, weak))
     return data
 
 

@@ -28,7 +28,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
-PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "jax", "geomloss", "torch"]
+PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "jax", "geomloss", "torch",
+            "cupy-cuda13x", "nvidia-nccl-cu13"]  # fmt: skip
 SAMPLE = 2e-3  # seconds that one sample lasts at least
 WARM = 16  # calls before a sample of calls that are shorter than it
 

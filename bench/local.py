@@ -21,6 +21,9 @@ class LocalRanks(MpiRanks):
         self.rank, self.size, self.pipes = rank, size, pipes
         self.start()
 
+    def keep(self) -> dict[str, Any]:
+        return {}
+
     def allgather(self, value: Any) -> list[Any]:
         if self.rank > 0:
             self.pipes[0].send(value)
@@ -64,6 +67,7 @@ def spawn(function: Callable[..., Any], size: int, *arguments: Any, seconds: flo
         target = (function, rank, size, pipes, answers[rank][1], arguments)
         processes.append(context.Process(target=work, args=target, daemon=True))
         processes[-1].start()
+        answers[rank][1].close()
     waiting, found = [receive for receive, _ in answers], {}
     try:
         while waiting:
@@ -71,7 +75,10 @@ def spawn(function: Callable[..., Any], size: int, *arguments: Any, seconds: flo
             if not ready:
                 raise TimeoutError(f"{size} processes gave no answer in {seconds} s")
             for receive in ready:
-                good, value = receive.recv()
+                try:
+                    good, value = receive.recv()
+                except EOFError:
+                    raise RuntimeError("a process died without an answer") from None
                 if not good:
                     raise RuntimeError(value)
                 found[receive] = value

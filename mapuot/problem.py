@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InfeasibleError
-from .penalties import F64, KINDS
+from .penalties import F64, KINDS, dual_term
 from .ranks import ALONE, Ranks
 from .rows import Rows, row_blocks
 
@@ -55,6 +55,13 @@ class Side:
     @cached_property
     def mass(self) -> float:
         return float(self.ranks.sum(self.weight.sum()))
+
+    def dead_terms(self, dead: Any) -> float:
+        """Dual terms of own points that no mass can reach: f = inf."""
+        if self.penalty == "range":
+            return 0.0
+        f = np.full(int(dead.sum()), np.inf)
+        return float(dual_term(self.penalty, f, self.weight[dead], self.rho[dead], None).sum())
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,11 @@ def solve(
         Show a progress bar on standard error.
     comm : mpi4py communicator, optional
         Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all.
-        A function or file M is that of the whole matrix. The Result is distributed alike, see there.
+        A function or file M is that of the whole matrix. The Result is distributed alike, see there. On GPUs each
+        rank has one, that of its arrays or, by its number on the host, of those it sees; the column sums go through
+        NCCL (``pip install nvidia-nccl-cu13``), else through the host; environment MAPUOT_CUDA_MPI=1: through a
+        CUDA-aware MPI. A problem with balanced columns only, which one process solves transposed, is solved as
+        given over ranks and from a streamed M: the same plan, in more passes.
     split : {"rows", "grid", "auto"} or (R, C)
         How M lies over the ranks. In a grid of R x C, rank r C + c has block (r, c), and of b, reg_m[1] and log_v, too,
         its own part only (:func:`mapuot.ranks.own_block` tells which); a function is called as ``M(i0, i1, j0, j1)``.
@@ -134,8 +138,6 @@ def solve(
         if precision not in ("auto", *PRECISIONS):
             raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
         module = pick(backend, M, a, b)
-        if comm is not None and module.__name__.endswith(".cuda"):
-            raise NotImplementedError("comm: the CUDA backend does not yet sum over ranks; use backend='cpu'")
         ranks.place(module.__name__, M, a, b)
         M = opened(M)
         shape = M.shape if isinstance(M, Rows) else None

@@ -64,7 +64,7 @@ __device__ __forceinline__ double *sums_of(const State &S, int turn) { return S.
 
 __device__ __forceinline__ double *scalars_of(const State &S, int turn)
 {
-    return S.scalars + turn % 2 * BLOCKS * SCALARS;
+    return S.scalars + turn % 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS;
 }
 
 // Columns a thread has to do
@@ -387,11 +387,11 @@ extern "C" __global__ void __launch_bounds__(256) gather_sums(const __grid_const
 #endif
         S.total[j] = sum;
     }
-    if (blockIdx.x == 0 && threadIdx.x < NEXT_B) {
-        double sum = 0;
-        for (int q = 0; q < blocks; q++)
-            sum += scalars_of(S, turn)[q * SCALARS + threadIdx.x];
-        S.total[S.ld + threadIdx.x] = sum;
+    if (blockIdx.x == 0) {
+        __shared__ Finish F;
+        join_scalars(F, scalars_of(S, turn), blocks, nullptr);
+        if (threadIdx.x < NEXT_B)
+            S.total[S.ld + threadIdx.x] = F.row[threadIdx.x];
     }
 }
 #endif

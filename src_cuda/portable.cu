@@ -176,7 +176,7 @@ __device__ __forceinline__ void finish_open(const State &S, Finish &F, int parit
 {
     copy_record(&F.p, S.progress + parity);
     __syncthreads();
-    join_scalars(F, scalars_of(S, (int)F.p.turn), 1, from ? from + S.ld : nullptr);
+    join_scalars(F, scalars_of(S, (int)F.p.turn), (int)S.parts, from ? from + S.ld : nullptr);
     __syncthreads();
 }
 
@@ -240,9 +240,9 @@ extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_con
     if ((int)threadIdx.x < column_threads(S))
         next_sums(F, B, scale);
     __syncthreads();
-    if (threadIdx.x < 32) {
+    if (threadIdx.x < 32) { // joined in a fixed order: ranks must find the same bits
         const double total = next_total(S, F);
         if (threadIdx.x % 16 == 0)
-            atomicAdd(scalars_of(S, turn + 1) + NEXT_B + threadIdx.x / 16, total);
+            scalars_of(S, turn + 1)[blockIdx.x * SCALARS + NEXT_B + threadIdx.x / 16] = total;
     }
 }

@@ -38,7 +38,7 @@ struct State {
     double *sums;              // 3 x ld, used in turn: K^T u (float32 in narrow passes)
     double *total;             // ld + SCALARS: K^T u and the row scalars of a pass in two halves, to be reduced
     double *slab;              // clusters x ld, ORDERED: the column sums of each
-    double *scalars;           // 2 x BLOCKS x SCALARS, used in turn
+    double *scalars;           // 2 x BLOCKS (or parts, if more) x SCALARS, used in turn
     double *partial;           // parts x VALUES
     double *ratio;             // n, in place: v over the v that the plan holds; else null
     uint32_t *barrier;         // 64: counters of the meetings, NARROW from the 33rd on

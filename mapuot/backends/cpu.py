@@ -233,7 +233,7 @@ class Workspace:
             terms = 0.0
             if dead.any():
                 problem.check_reachable(self.dead_u, self.dead_v)
-                terms = dead_terms(side, dead)
+                terms = side.dead_terms(dead)
             soft = np.isfinite(side.rho)
             total += side.ranks.sum(terms)
             scale += side.ranks.sum(float(side.rho[soft] @ side.weight[soft]))
@@ -326,14 +326,6 @@ class Workspace:
         """Give K back at once; the potentials stay."""
         del self.K
         self.state.kernel = ffi.NULL
-
-
-def dead_terms(side: Side, dead: Any) -> float:
-    """Dual terms of the points that no mass can reach: f = inf."""
-    if side.penalty == "range":
-        return 0.0
-    f = np.full(int(dead.sum()), np.inf)
-    return float(penalties.dual_term(side.penalty, f, side.weight[dead], side.rho[dead], None).sum())
 
 
 class PlanStream:

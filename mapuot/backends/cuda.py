@@ -2,7 +2,9 @@
 
 CuPy arrays (and what speaks DLPack) are used in place; a numpy M goes to the device in row blocks, so that only K has
 to fit. Vectors come back as numpy, plans and products as what M is. Everything runs on the current device and stream;
-``iterate`` is one or two launches and one read of a few numbers for up to TRACE_PASSES passes. Twin: backends/cpu.py.
+``iterate`` is one or two launches and one read of a few numbers for up to TRACE_PASSES passes. Where ranks share the
+rows, a pass is row_pass, the sum over the ranks and finish_pass, and up to PASSES_A_READ are enqueued at once: every
+rank finishes on the same sums with the same grid, so that all make the same decisions. Twin: backends/cpu.py.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
 FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
 SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
 NARROW_LIMIT = 1e20  # largest v that float32 passes start from
+ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
+PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, a pass after the end takes it 20 us
 FAR = 100.0  # a common translation of log v beyond it is kept out of v
 COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
 STATUS = ("running", "converged", "absorb", "stalled", "not finite", "coarse")
@@ -38,9 +42,7 @@ STATUS = ("running", "converged", "absorb", "stalled", "not finite", "coarse")
 
 def narrow_floor(problem: Problem) -> float:
     """Certified error that float32 passes can still resolve; their noise is amplified by sqrt(rho / reg)."""
-    largest = max(
-        float(side.rho.max(where=np.isfinite(side.rho), initial=0.0)) for side in (problem.rows, problem.cols)
-    )
+    largest = max(problem.rows.largest_soft_rho, problem.cols.largest_soft_rho)
     return 3e-7 * math.sqrt(1 + largest / problem.reg)
 
 
@@ -61,13 +63,14 @@ class Workspace:
         self.start()
 
     def take_kernel(self) -> None:
-        """Memory for K in its storage, and the kernels for it."""
+        """Memory for K in its storage, and the kernels for it, on the grid of the rank with the most rows."""
         m, n = self.problem.shape
+        most = int(self.problem.ranks.max(m))
         size = m * self.ld * ITEMSIZE[self.dtype]
         need_memory(size + 8 * (8 * m + (24 + 2 * MEMORY) * self.ld), self.dtype, self.problem.M)
         self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
         self.state["kernel"] = self.K.data.ptr
-        self.launch = Iterate(self.state, (m, n, self.ld), self.dtype, self.kl, self.options.in_place)
+        self.launch = Iterate(self.state, (most, n, self.ld), self.dtype, self.kl, self.options.in_place)
 
     def allocate(self, m: int, n: int) -> None:
         """Every vector in one zeroed allocation, their addresses in the state."""
@@ -78,7 +81,7 @@ class Workspace:
         words |= dict.fromkeys(("dF", "dG"), copies * MEMORY * ld)
         words |= {"u_scale": m * (1 + self.options.in_place), "ratio": ld * self.options.in_place}
         words |= {"work": 2 * ld, "sums": 3 * ld, "total": ld + SCALARS}
-        words |= {"slab": launch.slab * ld * launch.ordered, "scalars": 2 * BLOCKS * SCALARS}
+        words |= {"slab": launch.slab * ld * launch.ordered, "scalars": 2 * max(BLOCKS, launch.parts) * SCALARS}
         words |= {"partial": max(BLOCKS, launch.parts) * VALUES, "barrier": 32}
         words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
         self.block, at = cp.zeros(sum(-(-count // 32) * 32 for count in words.values())), 0
@@ -140,8 +143,8 @@ class Workspace:
         self.progress["kappa"] = 1.0
 
     def put(self, name: str, values: F64) -> None:
-        array = self.arrays[name]
-        array[: len(values)].set(np.ascontiguousarray(values, array.dtype))
+        if len(values):
+            self.arrays[name][: len(values)].set(np.ascontiguousarray(values, self.arrays[name].dtype))
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
@@ -193,29 +196,24 @@ class Workspace:
             used = cp.where(cp.isposinf(alpha[i0:i1]), -cp.inf, alpha[i0:i1])
             (high,) = reduce_rows("row_max", M.T, None if c is None else c.T, beta, used, reg, 1)
             top = cp.maximum(top, high)
-        col_max = top.get()
+        col_max = self.problem.ranks.max(top.get())
         with np.errstate(invalid="ignore"):
             return alpha.get(), np.where(np.isneginf(col_max), np.inf, plan_v - col_max)
 
     def set_constants(self) -> None:
         """Dual terms that no pass changes: reg |c|, the points that no mass can reach, and rho a of KL rows."""
-        problem = self.problem
-        total, scale = problem.reg * problem.c_mass, 0.0
+        problem, rows = self.problem, self.problem.rows
         problem.check_reachable(self.dead_u, self.dead_v)
-        for side, dead in ((problem.rows, self.dead_u), (problem.cols, self.dead_v)):
-            f = np.full(int(dead.sum()), np.inf)
-            upper = None if side.upper is None else side.upper[dead]
-            if side.penalty != "range":
-                total += float(penalties.dual_term(side.penalty, f, side.weight[dead], side.rho[dead], upper).sum())
-            soft = np.isfinite(side.rho)
-            scale += float(side.rho[soft] @ side.weight[soft])
-        used, rows = np.isfinite(self.d), problem.rows
-        soft = used & np.isfinite(rows.rho)
-        if self.kl[0]:
-            total += float(rows.rho[soft] @ rows.weight[soft])
-        hard = used & np.isinf(rows.rho) & self.kl[0]
-        total += problem.reg * float(rows.weight[hard] @ self.d[hard])  # the device adds reg a (log u - d)
-        self.state["hard_weight"] = float(rows.weight[hard].sum())
+        hard = np.isfinite(self.d) & np.isinf(rows.rho) & self.kl[0]
+        soft = np.isfinite(self.d) & np.isfinite(rows.rho) & self.kl[0]
+        terms = float(rows.rho[soft] @ rows.weight[soft])
+        terms += problem.reg * float(rows.weight[hard] @ self.d[hard])  # the device adds reg a (log u - d)
+        total, scale = problem.reg * problem.c_mass + rows.ranks.sum(terms), 0.0
+        for side, dead in ((rows, self.dead_u), (problem.cols, self.dead_v)):
+            total += side.ranks.sum(side.dead_terms(dead))
+            finite = np.isfinite(side.rho)
+            scale += side.ranks.sum(float(side.rho[finite] @ side.weight[finite]))
+        self.state["hard_weight"] = rows.ranks.sum(float(rows.weight[hard].sum()))
         self.state["dual_constant"], self.state["dual_scale"] = total, scale
 
     def set_rows(self) -> None:
@@ -276,9 +274,20 @@ class Workspace:
     def iterate(self, count: int) -> list[Stats]:
         done: list[Stats] = []
         while len(done) < count and (not done or done[-1].status == "running"):
-            self.launch(min(count - len(done), self.launch.most), int(self.progress["passes"]))
+            self.passes(count - len(done))
             done += self.read()
         return done
+
+    def passes(self, count: int) -> None:
+        """Enqueue at most so many; those after the end, or after the last one in float32, change nothing."""
+        ranks = self.problem.ranks
+        if ranks.size == 1:
+            self.launch(min(count, self.launch.most), int(self.progress["passes"]))
+            return
+        for _ in range(min(count, PASSES_A_READ)):
+            with ranks.adding(self.sums):
+                self.row_pass()
+            self.finish_pass()
 
     @property
     def sums(self) -> Any:
@@ -287,14 +296,11 @@ class Workspace:
 
     def row_pass(self) -> None:
         """The row half of one pass; with rows on several devices, sum ``sums`` over them before finish_pass."""
-        self.launch.rows(int(self.progress["passes"]), bool(self.progress["narrow"]))
+        self.launch.rows(ANY_PASS, bool(self.progress["narrow"]))
 
-    def finish_pass(self) -> Stats | None:
-        """The O(n) half; None: float32 did not do, the same pass must be made again."""
-        total = self.arrays["total"].data.ptr
-        self.launch.finish(int(self.progress["passes"]), bool(self.progress["narrow"]), total)
-        made = self.read()
-        return made[0] if made else None
+    def finish_pass(self) -> None:
+        """The O(n) half."""
+        self.launch.finish(ANY_PASS, bool(self.progress["narrow"]), self.arrays["total"].data.ptr)
 
     def read(self) -> list[Stats]:
         """The one read of a launch: progress and trace."""

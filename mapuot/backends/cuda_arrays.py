@@ -61,10 +61,11 @@ def to_numpy(x: Any) -> Any:
 
 
 def row_blocks(M: Any) -> Iterator[tuple[int, int, Any]]:
-    """(i0, i1, rows on the device): all at once where M is there, else block by block."""
+    """(i0, i1, rows on the device): all at once where M is there, else block by block; nothing without rows."""
     m, n = M.shape
     if isinstance(M, cp.ndarray):
-        yield 0, m, M
+        if m:
+            yield 0, m, M
         return
     step = max(1, BLOCK_BYTES // (n * M.itemsize))
     for i0 in range(0, m, step):

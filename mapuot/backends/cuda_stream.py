@@ -43,7 +43,7 @@ def parts(rows: int, columns: int) -> tuple[int, int]:
 
 
 def extrema(M: Any) -> tuple[float, float, int, int]:
-    found = []
+    found = [np.array([[np.inf, -np.inf, 0.0, 0.0]])]
     for _, _, block in row_blocks(M):
         grid = parts(*block.shape)
         out = cp.empty((grid[0] * grid[1], 4))
@@ -103,11 +103,10 @@ class PlanStream:
 
     def apply(self, X: Any) -> Any:
         X, flat = as_columns(X, self.problem.shape[1], "X")
-        rows = [
-            self.product(M, c, self.alpha[i0:i1], self.beta, X)
-            for i0, i1, M, c in self.blocks(0, self.problem.shape[0])
-        ]
-        out = self.back(cp.concatenate(rows))
+        out = cp.empty((self.problem.shape[0], X.shape[1]))
+        for i0, i1, M, c in self.blocks(0, len(out)):
+            out[i0:i1] = self.product(M, c, self.alpha[i0:i1], self.beta, X)
+        out = self.back(out)
         return out[:, 0] if flat else out
 
     def apply_transpose(self, Y: Any) -> Any:
@@ -116,6 +115,8 @@ class PlanStream:
         out = cp.zeros((n, Y.shape[1]))
         for i0, i1, M, c in self.blocks(0, m):
             out += self.product(M.T, None if c is None else c.T, self.beta, self.alpha[i0:i1], Y[i0:i1])
+        if self.problem.ranks.size > 1:
+            out = cp.asarray(self.problem.ranks.sum(out.get()))
         out = self.back(out)
         return out[:, 0] if flat else out
 
@@ -127,4 +128,5 @@ class PlanStream:
             turned = None if c is None else c.T
             col += reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0]
             cost += float(paid.sum())
-        return cost, row.get(), col.get()
+        ranks = self.problem.ranks
+        return float(ranks.sum(cost)), row.get(), ranks.sum(col.get())

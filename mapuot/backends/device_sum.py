@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import cupy as cp
@@ -23,11 +24,23 @@ def use_device(local_rank: int) -> None:
     cp.cuda.Device(local_rank % max(1, cp.cuda.runtime.getDeviceCount())).use()
 
 
-def own_gpus(ranks: MpiRanks) -> bool:
-    """Whether no two ranks share a GPU, which NCCL refuses."""
-    device = cp.cuda.Device()
-    places = ranks.exchange((platform.node(), device.pci_bus_id))
-    return len(set(places)) == ranks.size
+@cache
+def nccl() -> Any:
+    """CuPy's binding; None where it finds no library (pip install nvidia-nccl-cu13)."""
+    try:
+        from cupy.cuda import nccl as found  # noqa: PLC0415  loads the library
+    except ImportError:
+        return None
+    return found if found.available else None
+
+
+def communicator(ranks: MpiRanks, places: list[Any]) -> Any:
+    """That of NCCL, kept with the ranks' own as long as all keep their GPUs: to begin takes it a second."""
+    if ranks.kept.get("places") != places:
+        library = nccl()
+        key = ranks.exchange(library.get_unique_id() if ranks.rank == 0 else None)[0]
+        ranks.kept.update(places=places, nccl=library.NcclCommunicator(ranks.size, key, ranks.rank))
+    return ranks.kept["nccl"]
 
 
 class DeviceSum:
@@ -35,25 +48,23 @@ class DeviceSum:
 
     def __init__(self, ranks: MpiRanks) -> None:
         self.ranks = ranks
+        device = cp.cuda.Device()
+        properties = cp.cuda.runtime.getDeviceProperties(device.id)
         wanted = os.environ.get("MAPUOT_CUDA_MPI")
-        ranks.same(MAPUOT_CUDA_MPI=wanted)
-        if wanted is not None:
-            self.way = "mpi" if wanted == "1" else "host"
-        else:
-            able = bool(ranks.min(bool(cp.cuda.nccl.available)))
-            self.way = "nccl" if able and own_gpus(ranks) else "host"
-        if self.way == "nccl":
-            nccl = cp.cuda.nccl
-            key = ranks.exchange(nccl.get_unique_id() if ranks.rank == 0 else None)[0]
-            self.nccl = nccl.NcclCommunicator(ranks.size, key, ranks.rank)
+        kind = f"{properties['name'].decode()}, {properties['multiProcessorCount']} multiprocessors"
+        ranks.same(**{"MAPUOT_CUDA_MPI": wanted, "the kind of GPU": kind})  # others would finish with other bits
+        places = ranks.exchange((platform.node(), device.pci_bus_id))
+        able = ranks.min(nccl() is not None) and len(set(places)) == ranks.size  # NCCL refuses to share a GPU
+        self.way = {None: "nccl" if able else "host", "1": "mpi"}.get(wanted, "host")
+        self.nccl = communicator(ranks, places) if self.way == "nccl" else None
         self.pinned: Any = np.empty(0)
 
     def __call__(self, total: Any) -> None:
         """In place, float64, on the current stream."""
         stream = cp.cuda.get_current_stream()
-        if self.way == "nccl":
-            nccl, at = cp.cuda.nccl, total.data.ptr
-            self.nccl.allReduce(at, at, total.size, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, stream.ptr)
+        if self.nccl is not None:
+            at, library = total.data.ptr, nccl()
+            self.nccl.allReduce(at, at, total.size, library.NCCL_FLOAT64, library.NCCL_SUM, stream.ptr)
         elif self.way == "mpi":
             stream.synchronize()
             self.ranks.add(total)

@@ -20,6 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ class MpiRanks(Ranks):
         self.agreed: BaseException | None = None  # the error that all ranks raise
         self.part: Any = np.empty(0)
         self.device_sum: Any = None
+        self.kept = self.keep()  # what the next solve over these ranks can use again
         self.failing = False  # an error of some rank is on its way through a grid
         self.failed: Exception | None = None  # the own one
         self.grid, self.groups = (self.size, 1), [list(range(self.size))]
@@ -98,6 +100,14 @@ class MpiRanks(Ranks):
             from .grid import parts  # noqa: PLC0415  which needs this module
 
             self.parts = parts(self, *grid)
+
+    def keep(self) -> dict[str, Any]:
+        """A dictionary that lives as long as the communicator."""
+        if self.comm.Get_attr(keyval(self.MPI)) is None:
+            self.comm.Set_attr(keyval(self.MPI), {})
+        found: Any = self.comm.Get_attr(keyval(self.MPI))
+        assert isinstance(found, dict)
+        return found
 
     def __reduce__(self) -> Any:
         raise TypeError("a Result over MPI holds rows of one rank: gather what is wanted, or solve without comm")
@@ -130,6 +140,8 @@ class MpiRanks(Ranks):
         except Exception as error:
             if error is self.agreed:
                 raise
+            if type(error).__module__.startswith("cupy_backends"):  # a failed GPU: the others wait for it in a sum
+                self.abort()
             self.exchange(None, error)
         except BaseException:  # Ctrl-C on one rank: the others cannot know where it stopped
             self.abort()
@@ -242,7 +254,7 @@ class MpiRanks(Ranks):
         """In place, in float64: entry j is summed by the one rank that owns it."""
         counts = [i1 - i0 for i0, i1 in (own_rows(len(total), rank, self.size) for rank in range(self.size))]
         if len(self.part) != counts[self.rank] or type(self.part) is not type(total):
-            self.part = total[: counts[self.rank]].copy()
+            self.part = np.empty_like(total[: counts[self.rank]])
         self.comm.Reduce_scatter(total, self.part, counts, op=self.MPI.SUM)
         self.comm.Allgatherv(self.part, [total, counts])
 
@@ -336,6 +348,11 @@ class MpiRanks(Ranks):
                 self.comm.Recv(flat[k : k + CHUNK_BYTES], rank)
             else:
                 self.comm.Send(flat[k : k + CHUNK_BYTES], root)
+
+
+@cache
+def keyval(MPI: Any) -> int:
+    return int(MPI.Comm.Create_keyval())
 
 
 def digest(value: Any) -> str:

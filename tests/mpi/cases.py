@@ -5,6 +5,7 @@ Each function named ``case_*`` runs on every rank; the last line of rank 0 is a 
 
 import functools
 import json
+import os
 import sys
 import tempfile
 import time
@@ -17,10 +18,11 @@ import pytest
 from mpi4py import MPI
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import fake_cupy
 from problems import clouds, with_forbidden, with_zeros
 
 import mapuot
-from mapuot.ranks import own_rows
+from mapuot.ranks import join, own_rows
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -238,6 +240,40 @@ def case_warning_on_one_rank_only():
         result = block(clouds(33, 21)).solve(comm=COMM, max_passes=2)
     assert result.status == "max_passes"
     assert len(caught) == (RANK == 0)
+
+
+# ---- sums of GPUs, without one ----
+
+
+def device_sum(comm, ranks=None, **fake):
+    """(the way that the sum took, communicators of NCCL made, ranks)."""
+    ranks = ranks or join(comm)
+    with fake_cupy.installed(comm, **fake) as made:
+        total = np.arange(comm.size + 3.0).view(fake_cupy.OnDevice)
+        for _ in range(2):
+            mine = total * (comm.rank + 1)
+            with ranks.adding(mine):
+                pass
+            np.testing.assert_array_equal(np.asarray(mine), np.asarray(total) * sum(range(comm.size + 1)))
+    return ranks.device_sum.way, len(made), ranks
+
+
+def case_device_sums():
+    comm = COMM.Dup()
+    assert device_sum(comm, device=RANK)[:2] == ("nccl", 1)
+    assert device_sum(comm, device=RANK)[:2] == ("nccl", 0), "a solve later it is there still"
+    assert device_sum(comm, device=RANK + 1)[:2] == ("nccl", 1), "on other GPUs a new one"
+    assert device_sum(comm, device=0)[0] == ("host" if SIZE > 1 else "nccl"), "NCCL shares no GPU"
+    assert device_sum(comm, device=RANK, with_nccl=RANK < SIZE - 1)[0] == "host", "not every rank has NCCL"
+    for value, way in (("1", "mpi"), ("0", "host")):
+        os.environ["MAPUOT_CUDA_MPI"] = value
+        assert device_sum(comm, device=RANK)[:2] == (way, 0)
+    os.environ["MAPUOT_CUDA_MPI"] = str(int(RANK == 0))
+    if SIZE > 1:
+        with pytest.raises(ValueError, match="MAPUOT_CUDA_MPI must be the same on every rank"):
+            device_sum(comm, device=RANK)
+    del os.environ["MAPUOT_CUDA_MPI"]
+    comm.Free()
 
 
 # ---- errors ----
