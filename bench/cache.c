@@ -69,7 +69,7 @@ int main(int argc, char **argv)
     float *K = aligned_alloc(64, (size_t)(n * ld) * sizeof *K);
     for (int64_t k = 0; k < n * ld; k++)
         K[k] = 1.0f / (float)n;
-    mapuot_state state = {.m = n, .n = n, .ld = ld, .dtype = MAPUOT_F32, .kernel = K, .reg = 1.0};
+    mapuot_state state = {.m = n, .n = n, .ld = ld, .dtype = MAPUOT_F32, .kernel = K, .reg = 1.0, .tile_rows = TILE};
     fill_side(&state.rows, n);
     fill_side(&state.cols, n);
     state.history = vector(n, 1.0);

@@ -2,7 +2,7 @@
 
 A part is a module with ``run(args) -> dict`` (JSON-ready), ``report(data) -> str`` and ``plot(data, path)``. Times are
 seconds. ``interleave`` takes one sample of every candidate in turn, so that a busy neighbour slows all of them alike;
-calls that are not timed come first, 16 of short ones (a cache that others have filled takes that long to turn over), so
+calls that are not timed come first, for 20 ms (a cache that others have filled takes that long to turn over), so
 that each candidate finds its own data in the caches, as it does in a solver's loop. Minimum, median and quartiles are
 kept; ratios are formed from samples of the same round, and of minima.
 """
@@ -31,7 +31,7 @@ RESULTS = ROOT / "bench" / "results"
 PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "jax", "geomloss", "torch",
             "cupy-cuda13x", "nvidia-nccl-cu13"]  # fmt: skip
 SAMPLE = 2e-3  # seconds that one sample lasts at least
-WARM = 16  # calls before a sample of calls that are shorter than it
+WARM = 2e-2  # seconds of untimed calls before a sample, one call at least
 
 Timings = dict[str, list[float]]
 
@@ -141,7 +141,7 @@ def interleave(
     candidates: dict[Any, Callable[[], Any]], seconds: float, rounds: tuple[int, int] = (3, 1000), warm: bool = True
 ) -> Timings:
     """Times of one call of each candidate; ``seconds`` is the budget of all, ``rounds`` the least and most samples."""
-    numbers = {name: calls_a_sample(call) for name, call in candidates.items()}
+    lengths = {name: length_of(call) for name, call in candidates.items()}
     times: Timings = {name: [] for name in candidates}
     end = time.perf_counter() + seconds
     gc.collect()
@@ -152,17 +152,17 @@ def interleave(
                 break
             for name, call in candidates.items():
                 if warm:
-                    sample(call, 1 if numbers[name] == 1 else max(WARM, numbers[name]))
-                times[name].append(sample(call, numbers[name]))
+                    sample(call, math.ceil(WARM / lengths[name]))
+                times[name].append(sample(call, math.ceil(SAMPLE / lengths[name])))
     finally:
         gc.enable()
     return times
 
 
-def calls_a_sample(call: Callable[[], Any]) -> int:
-    """Warm up, then how many calls last SAMPLE seconds."""
+def length_of(call: Callable[[], Any]) -> float:
+    """Seconds of one call, the best of three after a first one."""
     call()
-    return max(1, math.ceil(SAMPLE / sample(call, 1)))
+    return min(sample(call, 1) for _ in range(3))
 
 
 def sample(call: Callable[[], Any], number: int) -> float:

@@ -5,6 +5,7 @@
  */
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "kernels.h"
 #include "real.h"
@@ -90,6 +91,20 @@ const mapuot_kernels *mapuot_active_kernels(void)
         atomic_store(&active, kernels);
     }
     return kernels;
+}
+
+/* of one core; MAPUOT_L2_KIB overrides what the system says */
+int64_t mapuot_l2_bytes(void)
+{
+    static atomic_llong known;
+    int64_t bytes = atomic_load(&known);
+    if (bytes <= 0) {
+        const char *kib = getenv("MAPUOT_L2_KIB");
+        bytes = kib ? atoll(kib) << 10 : sysconf(_SC_LEVEL2_CACHE_SIZE);
+        bytes = bytes > 0 ? bytes : 1 << 20;
+        atomic_store(&known, bytes);
+    }
+    return bytes;
 }
 
 const char *mapuot_isa(void) { return mapuot_active_kernels()->isa; }

@@ -79,6 +79,7 @@ enum { SUM_ADVANCED };                                                          
 enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 * MAX_MEMORY }; /* sweep_difference */
 
 const mapuot_kernels *mapuot_active_kernels(void);
+int64_t mapuot_l2_bytes(void);
 
 /* pool.c: fn runs once on every thread of the pool, the caller's among them, and all are done on return. */
 typedef void (*pool_fn)(void *context, int thread, int threads);

@@ -1,7 +1,7 @@
 /* kernels_tmpl.c - the O(mn) kernels that depend on how K is stored; compiled once per instruction set and dtype.
  *
  * row_pass is the fused read-only pass: a tile of R rows is read from memory for its sums s = K v, u = prox(s) follows,
- * and the tile, still in cache, is read again for the column sums K^T u; the next tile is prefetched meanwhile.
+ * and the tile, still in cache, is read again for the column sums K^T u, while the next tile comes from memory.
  * narrow_pass is the same with short float32 runs, twice as fast out of cache; its answers are certified by row_pass.
  * row_dots and row_sums are its halves, where the rows go on in other processes and s is summed over them between the two.
  * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
@@ -13,35 +13,43 @@
 #include "entries.h"
 
 enum { LINE = 64 / sizeof(real) < 16 ? 64 / sizeof(real) : 16 }; /* columns a step: a cache line of K */
-enum { L1_TILE = 32 << 10, TILE_BYTES = 128 << 10 }; /* tiles that stay in L1; the largest one of TILE rows */
+enum { DOTS_AHEAD = 8 * 64 / sizeof(real) };                     /* columns requested ahead of the dots */
+enum { L1_TILE = 32 << 10 };                                     /* tiles that stay in L1 */
+enum { RUN = 512, RUN_ROWS = 64 }; /* columns a lane's chain x FL, rows: summed in float32 before they go to float64 */
 
-/* s_r = K_r . v for R rows, written up to a multiple of VL; 4 rows in two chains each */
-ALWAYS_INLINE void tile_dots(const real *K, int64_t ld, int64_t np, const double *v, double *s, const int R)
+/* a range of rows under way */
+typedef struct {
+    const mapuot_state *state;
+    int64_t np, ld;
+    const double *v;
+    double *sums;
+    float *run; /* narrow column sums of up to RUN_ROWS rows */
+} range;
+
+static range range_of(const mapuot_state *state, const double *v, double *sums)
 {
-    const int chains = R == 4 && 2 * VL <= PAD ? 2 : 1;
-    vd sum[2][TILE];
-    UNROLL
-    for (int r = 0; r < 2 * R; r++)
-        sum[r / R][r % R] = v_set(0.0);
-    for (int64_t j = 0; j < np; j += LINE) {
-        UNROLL
-        for (int q = 0; q < LINE; q += VL) {
-            vd vj = v_load(v + j + q), *chain = sum[q / VL % chains];
-            UNROLL
-            for (int r = 0; r < R; r++)
-                chain[r] = v_fma(v_load_real(K + r * ld + j + q), vj, chain[r]);
-        }
-    }
+    return (range){state, padded(state->n), state->ld, v, sums, state->run};
+}
+
+/* rows whose factors are known: u, or for the plan the growth of u */
+typedef struct {
+    real *row;
+    const double *u;
+} tile;
+
+typedef enum { WIDE, NARROW, PLAN } form; /* the three passes; always known to the compiler */
+
+/* the lines DOTS_AHEAD of column j in R rows, behind their end those of the rows that follow */
+ALWAYS_INLINE void request_ahead(const range *g, const real *K, const real *next, int64_t j, const int R)
+{
+    const real *from = j + DOTS_AHEAD < g->np ? K + j + DOTS_AHEAD : next + j + DOTS_AHEAD - g->np;
     UNROLL
     for (int r = 0; r < R; r++)
-        sum[0][r] = v_add(sum[0][r], sum[1][r]);
-    UNROLL
-    for (int r = 0; r < R; r += VL)
-        v_store(s + r, v_sum_each(sum[0] + r, R - r));
+        __builtin_prefetch(from + r * g->ld, 0, 3);
 }
 
 /* half of the next tile, line by line, while the sums work out of cache: memory must not idle */
-ALWAYS_INLINE void request(const real *next, int64_t k, const int R)
+ALWAYS_INLINE void request_half(const real *next, int64_t k, const int R)
 {
     UNROLL
     for (int q = 0; q < R / 2; q += 64 / (LINE * (int)sizeof(real)))
@@ -62,215 +70,271 @@ ALWAYS_INLINE void request_rows(const mapuot_side *rows, int64_t i)
         __builtin_prefetch(written[f] + i, 1, 3);
 }
 
-/* sums += u_r K_r over R rows; backwards where the tile is larger than L1: what was read last is still in it */
-ALWAYS_INLINE void tile_sums(const real *K, int64_t ld, int64_t np, const double *u, double *sums, const real *next,
-                             int backwards, const int R)
+/* sums += u_r row_r in VL columns from j on; the plan's rows also take the factors u_r and v_j */
+ALWAYS_INLINE void wide_columns(const range *g, const tile *done, const vd *scale, vd vj, int64_t j, const form form,
+                                const int R)
 {
+    vd column = v_load(g->sums + j);
+    UNROLL
+    for (int r = 0; r < R; r++) {
+        real *at = done->row + r * g->ld + j;
+        if (form == PLAN) {
+            const vd p = v_mul(v_mul(v_load_real(at), vj), scale[r]);
+            v_store_real(at, p);
+            column = v_add(column, p);
+        } else {
+            column = v_fma(v_load_real(at), scale[r], column);
+        }
+    }
+    v_store(g->sums + j, column);
+}
+
+/* s_r = K_r . v for R rows, written up to a multiple of VL; in the same sweep the column sums of the tile done */
+ALWAYS_INLINE void wide_dots(const range *g, const real *K, const real *next, const tile *done, double *s,
+                             const form form, const int R)
+{
+    vd sum[TILE], scale[TILE];
+    UNROLL
+    for (int r = 0; r < R; r++)
+        sum[r] = v_set(0.0), scale[r] = v_set(done ? done->u[r] : 0.0);
+    for (int64_t j = 0; j < g->np; j += LINE) {
+        if (done)
+            request_ahead(g, K, next, j, R);
+        UNROLL
+        for (int q = 0; q < LINE; q += VL) {
+            const vd vj = v_load(g->v + j + q);
+            if (done)
+                wide_columns(g, done, scale, vj, j + q, form, R);
+            UNROLL
+            for (int r = 0; r < R; r++)
+                sum[r] = v_fma(v_load_real(K + r * g->ld + j + q), vj, sum[r]);
+        }
+    }
+    UNROLL
+    for (int r = 0; r < R; r += VL)
+        v_store(s + r, v_sum_each(sum + r, R - r));
+}
+
+/* the column sums of R rows; backwards where the tile is larger than L1: what was read last is still in it */
+ALWAYS_INLINE void wide_sums(const range *g, const tile *done, const real *next, const form form, const int R)
+{
+    const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
+    const int64_t step = backwards ? -LINE : LINE;
     vd scale[TILE];
     UNROLL
     for (int r = 0; r < R; r++)
-        scale[r] = v_set(u[r]);
-    const int64_t step = backwards ? -LINE : LINE;
-    for (int64_t k = 0, j = backwards ? np - LINE : 0; k < np; k += LINE, j += step) {
+        scale[r] = v_set(done->u[r]);
+    for (int64_t k = 0, j = backwards ? g->np - LINE : 0; k < g->np; k += LINE, j += step) {
         if (next)
-            request(next, k, R);
+            request_half(next, k, R);
         UNROLL
-        for (int q = 0; q < LINE; q += VL) {
-            vd sum = v_load(sums + j + q);
-            UNROLL
-            for (int r = 0; r < R; r++)
-                sum = v_fma(v_load_real(K + r * ld + j + q), scale[r], sum);
-            v_store(sums + j + q, sum);
-        }
+        for (int q = 0; q < LINE; q += VL)
+            wide_columns(g, done, scale, v_load(g->v + j + q), j + q, form, R);
     }
 }
 
 #ifndef MAPUOT_DTYPE_F64
-/* RUN columns a chain, RUN_ROWS rows: what is summed in float32 before it goes to float64.
- * RUN_COLUMNS: the widest row whose column sums wait in a buffer on the stack */
-enum { RUN = 512, RUN_ROWS = 64, RUN_COLUMNS = 16384 };
-
-/* tile_dots in float32 runs, for narrow K and v */
-ALWAYS_INLINE void narrow_dots(const real *K, int64_t ld, int64_t np, const float *v, double *s, const int R)
+/* run += u_r row_r in FL columns from j on; with flush, what has run up goes to sums in float64 */
+ALWAYS_INLINE void narrow_columns(const range *g, const tile *done, const vf *scale, int64_t j, int flush, const int R)
 {
-    const int chains = R == 4 ? 2 : 1;
-    vd total[TILE];
+    vf column = f_load(g->run + j);
     UNROLL
     for (int r = 0; r < R; r++)
-        total[r] = v_set(0.0);
-    for (int64_t j0 = 0; j0 < np; j0 += RUN * chains) {
-        const int64_t j1 = j0 + RUN * chains < np ? j0 + RUN * chains : np;
-        vf sum[2][TILE];
+        column = f_fma(f_load_real(done->row + r * g->ld + j), scale[r], column);
+    if (flush)
+        f_add_to(g->sums + j, column);
+    f_store(g->run + j, flush ? f_set(0.0f) : column);
+}
+
+/* wide_dots in float32 runs, for narrow K and v */
+ALWAYS_INLINE void narrow_dots(const range *g, const real *K, const real *next, const tile *done, int flush, double *s,
+                               const int R)
+{
+    const float *v = g->state->narrow_v;
+    vd total[TILE];
+    vf scale[TILE];
+    UNROLL
+    for (int r = 0; r < R; r++)
+        total[r] = v_set(0.0), scale[r] = f_set(done ? (float)done->u[r] : 0.0f);
+    for (int64_t j0 = 0; j0 < g->np; j0 += RUN) {
+        const int64_t j1 = j0 + RUN < g->np ? j0 + RUN : g->np;
+        vf sum[TILE];
         UNROLL
-        for (int r = 0; r < 2 * R; r++)
-            sum[r / R][r % R] = f_set(0.0f);
-        int64_t j = j0;
-        for (; j + chains * FL <= j1; j += chains * FL)
-            UNROLL
-        for (int r = 0; r < chains * R; r++)
-            sum[r / R][r % R] =
-                f_fma(f_load_real(K + r % R * ld + j + r / R * FL), f_load(v + j + r / R * FL), sum[r / R][r % R]);
-        for (; j < j1; j += FL)
-            UNROLL
         for (int r = 0; r < R; r++)
-            sum[0][r] = f_fma(f_load_real(K + r * ld + j), f_load(v + j), sum[0][r]);
+            sum[r] = f_set(0.0f);
+        for (int64_t j = j0; j < j1; j += LINE) {
+            if (done)
+                request_ahead(g, K, next, j, R);
+            UNROLL
+            for (int q = 0; q < LINE; q += FL) {
+                const vf vj = f_load(v + j + q);
+                if (done)
+                    narrow_columns(g, done, scale, j + q, flush, R);
+                UNROLL
+                for (int r = 0; r < R; r++)
+                    sum[r] = f_fma(f_load_real(K + r * g->ld + j + q), vj, sum[r]);
+            }
+        }
         UNROLL
         for (int r = 0; r < R; r++)
-            total[r] = v_add(total[r], f_fold(chains == 2 ? f_add(sum[0][r], sum[1][r]) : sum[0][r]));
+            total[r] = v_add(total[r], f_fold(sum[r]));
     }
     UNROLL
     for (int r = 0; r < R; r += VL)
         v_store(s + r, v_sum_each(total + r, R - r));
 }
 
-/* run += u_r K_r over R rows in float32; unless keep, what has run up goes to sums in float64. run may be NULL */
-ALWAYS_INLINE void narrow_sums(const real *K, int64_t ld, int64_t np, const double *u, double *sums, const real *next,
-                               int backwards, float *run, const int keep, const int R)
+ALWAYS_INLINE void narrow_sums(const range *g, const tile *done, const real *next, int flush, const int R)
 {
+    const int backwards = R * g->np * (int64_t)sizeof(real) > L1_TILE;
+    const int64_t step = backwards ? -LINE : LINE;
     vf scale[TILE];
     UNROLL
     for (int r = 0; r < R; r++)
-        scale[r] = f_set((float)u[r]);
-    const int64_t step = backwards ? -LINE : LINE;
-    for (int64_t k = 0, j = backwards ? np - LINE : 0; k < np; k += LINE, j += step) {
+        scale[r] = f_set((float)done->u[r]);
+    for (int64_t k = 0, j = backwards ? g->np - LINE : 0; k < g->np; k += LINE, j += step) {
         if (next)
-            request(next, k, R);
+            request_half(next, k, R);
         UNROLL
-        for (int q = 0; q < LINE; q += FL) {
-            vf sum = run ? f_load(run + j + q) : f_set(0.0f);
-            UNROLL
-            for (int r = 0; r < R; r++)
-                sum = f_fma(f_load_real(K + r * ld + j + q), scale[r], sum);
-            if (!keep)
-                f_add_to(sums + j + q, sum);
-            if (run)
-                f_store(run + j + q, keep ? sum : f_set(0.0f));
-        }
+        for (int q = 0; q < LINE; q += FL)
+            narrow_columns(g, done, scale, j + q, flush, R);
     }
-}
-
-/* row_tile in float32 runs; flush: the last tile of a run */
-ALWAYS_INLINE void narrow_tile(const mapuot_state *state, int64_t i, double *sums, const real *next, float *run,
-                               int flush, const int R)
-{
-    const int64_t np = padded(state->n), ld = state->ld;
-    const int backwards = R * np * (int64_t)sizeof(real) > L1_TILE;
-    const real *K = (const real *)state->kernel + i * ld;
-    const double *u = state->rows.scale + i;
-    double s[TILE];
-    narrow_dots(K, ld, np, state->narrow_v, s, R);
-    prox_rows(state, i, R, s, sums + np);
-    if (!run)
-        narrow_sums(K, ld, np, u, sums, next, backwards, NULL, 0, R);
-    else if (flush)
-        narrow_sums(K, ld, np, u, sums, next, backwards, run, 0, R);
-    else
-        narrow_sums(K, ld, np, u, sums, next, backwards, run, 1, R);
 }
 #endif
 
-ALWAYS_INLINE void row_tile(const mapuot_state *state, int64_t i, double *sums, const real *next, const int R)
+ALWAYS_INLINE void dots(const range *g, const real *K, const real *next, const tile *done, int flush, double *s,
+                        const form form, const int R)
 {
-    const int64_t np = padded(state->n), ld = state->ld;
-    const real *K = (const real *)state->kernel + i * ld;
-    double s[TILE];
-    tile_dots(K, ld, np, state->cols.scale, s, R);
-    prox_rows(state, i, R, s, sums + np);
-    tile_sums(K, ld, np, state->rows.scale + i, sums, next, R * np * (int64_t)sizeof(real) > L1_TILE, R);
+#ifndef MAPUOT_DTYPE_F64
+    if (form == NARROW) {
+        narrow_dots(g, K, next, done, flush, s, R);
+        return;
+    }
+#endif
+    (void)flush;
+    wide_dots(g, K, next, done, s, form, R);
 }
 
-/* tiles of R rows from i0 to i1, upwards or downwards, then the rows left over one by one; every other pass goes
- * downwards, since the rows read last are those that the caches still hold */
-ALWAYS_INLINE void row_tiles(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, float *run, const int R,
-                             const int narrow)
+ALWAYS_INLINE void sums(const range *g, const tile *done, const real *next, int flush, const form form, const int R)
 {
-    const int64_t count = (i1 - i0) / R;
-    const int down = (int)(state->passes & 1);
-    const real *K = (const real *)state->kernel;
-    (void)run, (void)narrow; /* K in float64 has no narrow pass */
-    for (int64_t t = 0; t < count; t++) {
-        const int64_t i = i0 + (down ? count - 1 - t : t) * R, i_next = down ? i - R : i + R;
-        const real *next = t + 1 == count ? NULL : K + i_next * state->ld;
+#ifndef MAPUOT_DTYPE_F64
+    if (form == NARROW) {
+        narrow_sums(g, done, next, flush, R);
+        return;
+    }
+#endif
+    (void)flush;
+    wide_sums(g, done, next, form, R);
+}
+
+/* u = prox(s) of R rows; the plan's s is that of K v times the old u, by which u grows */
+ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, const form form, const int R)
+{
+    const double *u = g->state->rows.scale + i;
+    UNROLL
+    for (int r = 0; r < R && form == PLAN; r++) {
+        growth[r] = u[r] > 0.0 ? 1.0 / u[r] : 0.0;
+        s[r] *= growth[r];
+    }
+    prox_rows(g->state, i, R, s, g->sums + g->np);
+    UNROLL
+    for (int r = 0; r < R && form == PLAN; r++)
+        growth[r] *= u[r];
+}
+
+/* Tiles of R rows from i0 on, upwards or downwards: every other pass goes downwards, since the rows read last are those
+ * that the caches still hold. Plain: dots, prox, sums of a tile, then the next one, half of which the sums request.
+ * Piped: the sums of a tile and the dots of the next in one sweep. Both make the same additions, bit for bit. */
+ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const int piped, const form form, const int R)
+{
+    const int64_t step = g->state->passes & 1 ? -R : R;
+    real *K = (real *)g->state->kernel;
+    double s[TILE], growth[TILE];
+    int64_t i = step < 0 ? i0 + (count - 1) * R : i0;
+    for (int64_t t = 0; t < count; t++, i += step) {
+        const int last = t + 1 == count, flush = last || (t + 1) % (RUN_ROWS / R) == 0;
+        const real *next = last ? NULL : K + (i + step) * g->ld;
+        const tile now = {K + i * g->ld, form == PLAN ? growth : g->state->rows.scale + i};
+        if (!piped || t == 0)
+            dots(g, now.row, NULL, NULL, 0, s, form, R);
         if (next)
-            request_rows(&state->rows, i_next);
-#ifndef MAPUOT_DTYPE_F64
-        if (narrow) {
-            narrow_tile(state, i, sums, next, run, (t + 1) % (RUN_ROWS / R) == 0 || !next, R);
-            continue;
-        }
-#endif
-        row_tile(state, i, sums, next, R);
-    }
-    for (int64_t i = i0 + count * R; i < i1; i++) {
-#ifndef MAPUOT_DTYPE_F64
-        if (narrow) {
-            narrow_tile(state, i, sums, NULL, NULL, 1, 1);
-            continue;
-        }
-#endif
-        row_tile(state, i, sums, NULL, 1);
+            request_rows(&g->state->rows, i + step);
+        prox(g, i, s, growth, form, R);
+        if (piped && next)
+            dots(g, next, t + 2 < count ? next + step * g->ld : next, &now, flush, s, form, R);
+        else
+            sums(g, &now, piped ? NULL : next, flush, form, R);
     }
 }
 
-/* 8 rows cut the traffic of v and sums, 4 leave more of a long row in cache */
-ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, float *run,
-                             const int narrow)
+ALWAYS_INLINE void tiles_or_pipe(const range *g, int64_t i0, int64_t count, const form form, const int R)
 {
-    if (TILE * padded(state->n) * (int64_t)sizeof(real) <= TILE_BYTES)
-        row_tiles(state, i0, i1, sums, run, TILE, narrow);
+    if (g->state->piped)
+        row_tiles(g, i0, count, 1, form, R);
     else
-        row_tiles(state, i0, i1, sums, run, TILE / 2, narrow);
+        row_tiles(g, i0, count, 0, form, R);
+}
+
+ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form)
+{
+    const range g = range_of(state, form == PLAN ? state->history : state->cols.scale, sums);
+    const int R = state->tile_rows;
+    const int64_t count = (i1 - i0) / R, left = i1 - i0 - count * R;
+    if (R == 8)
+        tiles_or_pipe(&g, i0, count, form, 8);
+    else if (R == 4)
+        tiles_or_pipe(&g, i0, count, form, 4);
+    else
+        tiles_or_pipe(&g, i0, count, form, 2);
+    row_tiles(&g, i1 - left, left, 0, form, 1);
 }
 
 void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    row_range(state, i0, i1, sums, NULL, 0);
+    row_range(state, i0, i1, sums, WIDE);
 }
 
 #ifndef MAPUOT_DTYPE_F64
 void KERNEL(narrow_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    _Alignas(64) float run[RUN_COLUMNS];
-    const int64_t np = padded(state->n);
-    if (np <= RUN_COLUMNS)
-        memset(run, 0, (size_t)np * sizeof(float));
-    row_range(state, i0, i1, sums, np <= RUN_COLUMNS ? run : NULL, 1);
+    row_range(state, i0, i1, sums, NARROW);
 }
 #endif
 
-ALWAYS_INLINE void dots_tile(const mapuot_state *state, int64_t i, const int R)
+ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const int R)
 {
     double s[TILE];
-    tile_dots((const real *)state->kernel + i * state->ld, state->ld, padded(state->n), state->cols.scale, s, R);
-    memcpy(state->rows.marginal + i, s, R * sizeof(double));
+    wide_dots(g, (const real *)g->state->kernel + i * g->ld, NULL, NULL, s, WIDE, R);
+    memcpy(g->state->rows.marginal + i, s, R * sizeof(double));
 }
 
-ALWAYS_INLINE void sums_tile(const mapuot_state *state, int64_t i, double *sums, const int R)
+ALWAYS_INLINE void sums_tile(const range *g, int64_t i, const int R)
 {
-    const int64_t np = padded(state->n);
+    const tile now = {(real *)g->state->kernel + i * g->ld, g->state->rows.scale + i};
     double s[TILE] = {0};
-    memcpy(s, state->rows.marginal + i, R * sizeof(double));
-    prox_rows(state, i, R, s, sums + np);
-    tile_sums((const real *)state->kernel + i * state->ld, state->ld, np, state->rows.scale + i, sums, NULL, 0, R);
+    memcpy(s, g->state->rows.marginal + i, R * sizeof(double));
+    prox_rows(g->state, i, R, s, g->sums + g->np);
+    wide_sums(g, &now, NULL, WIDE, R);
 }
 
 void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
+    const range g = range_of(state, state->cols.scale, sums);
     int64_t i = i0;
-    (void)sums;
     for (; i + 4 <= i1; i += 4)
-        dots_tile(state, i, 4);
+        dots_tile(&g, i, 4);
     for (; i < i1; i++)
-        dots_tile(state, i, 1);
+        dots_tile(&g, i, 1);
 }
 
 void KERNEL(row_sums)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
+    const range g = range_of(state, state->cols.scale, sums);
     int64_t i = i0;
     for (; i + 4 <= i1; i += 4)
-        sums_tile(state, i, sums, 4);
+        sums_tile(&g, i, 4);
     for (; i < i1; i++)
-        sums_tile(state, i, sums, 1);
+        sums_tile(&g, i, 1);
 }
 
 /* past the caches where K or the plan is larger than they are */
@@ -304,70 +368,10 @@ void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
 
 #ifndef MAPUOT_DTYPE_BF16
 
-/* P_r *= ratio, s_r = sum P_r: the first half of the in-place pass */
-ALWAYS_INLINE void plan_dots(real *P, int64_t ld, int64_t np, const double *ratio, double *s, const int R)
-{
-    vd sum[TILE];
-    UNROLL
-    for (int r = 0; r < R; r++)
-        sum[r] = v_set(0.0);
-    for (int64_t j = 0; j < np; j += VL) {
-        vd f = v_load(ratio + j);
-        UNROLL
-        for (int r = 0; r < R; r++) {
-            vd p = v_mul(v_load_real(P + r * ld + j), f);
-            v_store_real(P + r * ld + j, p);
-            sum[r] = v_add(sum[r], p);
-        }
-    }
-    UNROLL
-    for (int r = 0; r < R; r++)
-        s[r] = v_sum(sum[r]);
-}
-
-/* P_r *= u_new / u_old, sums += P_r: the second half */
-ALWAYS_INLINE void plan_sums(real *P, int64_t ld, int64_t np, const double *factor, double *sums, const int R)
-{
-    vd scale[TILE];
-    UNROLL
-    for (int r = 0; r < R; r++)
-        scale[r] = v_set(factor[r]);
-    for (int64_t j = 0; j < np; j += VL) {
-        vd sum = v_load(sums + j);
-        UNROLL
-        for (int r = 0; r < R; r++) {
-            vd p = v_mul(v_load_real(P + r * ld + j), scale[r]);
-            v_store_real(P + r * ld + j, p);
-            sum = v_add(sum, p);
-        }
-        v_store(sums + j, sum);
-    }
-}
-
-ALWAYS_INLINE void plan_tile(const mapuot_state *state, int64_t i, double *sums, const int R)
-{
-    const int64_t np = padded(state->n), ld = state->ld;
-    real *P = (real *)state->kernel + i * ld;
-    double s[TILE] = {0}, old[TILE], factor[TILE], *u = state->rows.scale + i;
-    plan_dots(P, ld, np, state->history, s, R);
-    for (int r = 0; r < R; r++) {
-        old[r] = u[r];
-        s[r] = old[r] > 0.0 ? s[r] / old[r] : 0.0; /* K v */
-    }
-    prox_rows(state, i, R, s, sums + np);
-    for (int r = 0; r < R; r++)
-        factor[r] = old[r] > 0.0 ? u[r] / old[r] : 0.0;
-    plan_sums(P, ld, np, factor, sums, R);
-}
-
 /* on entry history[j] = v_j / (the v_j that the plan holds), rows.scale the u that it holds */
 void KERNEL(plan_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    int64_t i = i0;
-    for (; i + 4 <= i1; i += 4)
-        plan_tile(state, i, sums, 4);
-    for (; i < i1; i++)
-        plan_tile(state, i, sums, 1);
+    row_range(state, i0, i1, sums, PLAN);
 }
 
 void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)

@@ -63,9 +63,14 @@ typedef struct {
     int32_t memory;      /* Anderson memory, 0 = none, at most 8 */
     int32_t narrow;      /* 1: narrow_pass until its error reaches narrow_floor or tol, then row_pass; 0: row_pass */
     float *narrow_v;     /* n padded: v in float32 */
-    double narrow_floor; /* certified error under which float32 runs are noise */
-    int32_t exact;       /* 1: K is remade from M in float64, tile by tile, since its storage is too coarse for tol */
-    mapuot_matrix M, c;  /* for exact passes */
+    float *run;          /* threads x n padded, zero: column sums of some rows in float32 */
+    int32_t tile_rows;   /* 2, 4 or 8 rows of K at a time; 0: by the size of L2 */
+    int32_t piped;    /* 1: the sums of a tile and the dots of the next in one sweep; -1: if faster, by measurement */
+    int32_t tried[2]; /* passes measured, wide and narrow */
+    double seconds[2][2]; /* the shortest of them, plain and piped */
+    double narrow_floor;  /* certified error under which float32 runs are noise */
+    int32_t exact;        /* 1: K is remade from M in float64, tile by tile, since its storage is too coarse for tol */
+    mapuot_matrix M, c;   /* for exact passes */
     const double *alpha, *beta; /* the logs in K (m, n) */
     double *tile;               /* threads x 8 x ld: the rows of K that an exact pass works on */
     int32_t in_place;           /* 1: plan_pass (K is overwritten by the plan), 0: row_pass */

@@ -4,8 +4,11 @@
  */
 #include <math.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels.h"
+
+enum { TRIALS = 4 };
 
 int mapuot_scalars(void) { return SCALARS; }
 
@@ -95,12 +98,13 @@ static pass_fn pass_of(const mapuot_state *state, int half)
 static void rows_task(void *context, int thread, int threads)
 {
     const rows_job *job = context;
-    const mapuot_state *state = job->state;
+    mapuot_state own = *job->state, *state = &own;
     const pass_fn pass = pass_of(state, job->half);
     const int64_t i0 = first_row(state->m, thread, threads), i1 = first_row(state->m, thread + 1, threads);
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
     if (job->half != DOTS)
         memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
+    own.run = state->narrow ? state->run + thread * padded(state->n) : NULL;
     if (state->exact)
         exact_rows(state, pass, state->tile + thread * TILE * state->ld, i0, i1, sums);
     else
@@ -121,11 +125,42 @@ static void reduce_task(void *context, int thread, int threads)
     }
 }
 
-/* sums of one pass over the rows; returns the sum of u */
-static double sum_rows(mapuot_pool *pool, mapuot_state *state, int half)
+/* 8 rows cut the traffic of v and of the sums; of longer rows two tiles must fit into L2 beside these */
+static int tile_rows(const mapuot_state *state)
 {
-    rows_job job = {state, half};
-    pool_run(pool, rows_task, &job);
+    const int64_t np = padded(state->n), row = np * (state->dtype == MAPUOT_F64   ? 8
+                                                     : state->dtype == MAPUOT_F32 ? 4
+                                                                                  : 2);
+    const int64_t L2 = mapuot_l2_bytes(), room = L2 / 8 * 7 - np * (state->narrow ? 8 : 16);
+    if (TILE * row <= L2 / 6)
+        return TILE;
+    return 2 * 4 * row > room && 2 * 2 * row <= room ? 2 : 4;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* sums of one pass over the rows, or half of it; returns the sum of u. Whether the pipe pays depends on the processor (it gives .95
+ * instead of .83 of the read bandwidth on one, half as much on another): the first passes try both ways in turn. */
+static double sum_rows(mapuot_pool *pool, mapuot_state *state, int half, int narrow)
+{
+    mapuot_state pass = *state;
+    double *seconds = state->seconds[narrow], begun = now();
+    int *tried = &state->tried[narrow], trial = state->piped < 0 && *tried < TRIALS && half == WHOLE && !state->exact;
+    pass.narrow = narrow;
+    pass.tile_rows = state->tile_rows ? state->tile_rows : tile_rows(&pass);
+    if (state->piped < 0)
+        pass.piped = trial ? *tried % 2 : seconds[1] < seconds[0];
+    pool_run(pool, rows_task, &(rows_job){&pass, half});
+    if (trial) {
+        double took = now() - begun, *best = &seconds[pass.piped];
+        *best = *tried < 2 || took < *best ? took : *best;
+        ++*tried;
+    }
     if (mapuot_pool_threads(pool) > 1 && half != DOTS)
         pool_run(pool, reduce_task, state);
     return state->sums[padded(state->n) + ROW_SCALE];
@@ -147,25 +182,23 @@ static int narrow_scale(const mapuot_state *state)
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
 {
     const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->dtype];
-    mapuot_state wide = *state;
     if ((state->in_place && !k->plan_pass) || (state->narrow && !k->narrow_pass))
         return MAPUOT_BAD_ARGUMENT;
-    if (state->narrow && narrow_scale(state) && in_range(sum_rows(pool, state, WHOLE)))
+    if (state->narrow && narrow_scale(state) && in_range(sum_rows(pool, state, WHOLE, 1)))
         return MAPUOT_RUNNING;
-    wide.narrow = 0;
-    sum_rows(pool, &wide, WHOLE);
+    sum_rows(pool, state, WHOLE, 0);
     return MAPUOT_RUNNING;
 }
 
 int mapuot_row_dots(mapuot_pool *pool, mapuot_state *state)
 {
-    sum_rows(pool, state, DOTS);
+    sum_rows(pool, state, DOTS, 0);
     return MAPUOT_RUNNING;
 }
 
 int mapuot_row_sums(mapuot_pool *pool, mapuot_state *state)
 {
-    sum_rows(pool, state, SUMS);
+    sum_rows(pool, state, SUMS, 0);
     return MAPUOT_RUNNING;
 }
 

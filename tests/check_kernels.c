@@ -114,6 +114,9 @@ static void bench(void)
                     state.in_place = form == IN_PLACE;
                     state.narrow = form == NARROW;
                     state.narrow_v = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
+                    state.run = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
+                    memset(state.run, 0, (size_t)padded(squares[k]) * sizeof(float));
+                    state.piped = -1;
                     printf("%-11s %-7s %-5s %6d %9.2f\n", forms[form], isas[i], dtypes[dtype], (int)squares[k],
                            1e-9 * rate(&state, pools[0], form));
                     fflush(stdout);

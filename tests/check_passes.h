@@ -145,6 +145,25 @@ static void run_pass(mapuot_pool *pool, mapuot_state *state, int form)
     mapuot_row_sums(pool, state);
 }
 
+/* tiles of every height, plain and piped, upwards and downwards: the sums agree, plain and piped bit for bit */
+static void check_ways(mapuot_state *state, mapuot_pool *pool)
+{
+    const int64_t len = padded(state->n) + SCALARS;
+    double *plain = calloc((size_t)len, sizeof *plain);
+    for (int down = 0; down < 2; down++, state->passes++)
+        for (int rows = 2; rows <= TILE; rows *= 2) {
+            state->tile_rows = rows;
+            state->piped = 0;
+            mapuot_row_pass(pool, state);
+            memcpy(plain, state->sums, (size_t)len * sizeof *plain);
+            state->piped = 1;
+            mapuot_row_pass(pool, state);
+            for (int64_t j = 0; j < len; j++)
+                expect("piped against plain", j, state->sums[j], plain[j], 0, 0);
+        }
+    free(plain);
+}
+
 static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int form, mapuot_pool *pool)
 {
     const int64_t np = padded(n), cells = m * (np + 16);
@@ -156,11 +175,17 @@ static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int f
     state.in_place = in_place;
     state.narrow = form == NARROW;
     state.narrow_v = guarded((size_t)np * sizeof(float), 0);
+    state.run = guarded((size_t)(np * mapuot_pool_threads(pool)) * sizeof(float), 0);
+    memset(state.run, 0, (size_t)(np * mapuot_pool_threads(pool)) * sizeof(float));
+    state.tile_rows = 2 << (m + n) % 3;
+    state.piped = (int)(m % 2);
     for (int64_t k = 0; k < m * state.ld; k++)
         before[k] = stored(state.kernel, dtype, k);
     for (int64_t j = 0; j < np; j++)
         state.history[j] = j < n ? uniform(0.5, 2.0) : 0.0;
     memcpy(u_old, state.rows.scale, (size_t)m * sizeof(double));
+    if (form < IN_PLACE)
+        check_ways(&state, pool);
     run_pass(pool, &state, form);
     for (int64_t i = 0; i < m; i++) {
         const double *factor = in_place ? state.history : state.cols.scale;

@@ -17,7 +17,7 @@ from .._core import ffi, lib
 from ..penalties import F64
 from ..problem import Problem, Side, as_columns
 from ..rows import Rows, row_blocks
-from . import Options, Stats
+from . import Options, Stats, native
 from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, new_pool, padded, pointer
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
@@ -84,7 +84,10 @@ class Workspace:
         state.flush_tol = max(1e-12, min(1e-8, options.tol / 100))
         state.narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
         self.narrow_v = empty(size if state.narrow else 1, np.float32)
-        state.narrow_v, state.narrow_floor = pointer(self.narrow_v, "float *"), narrow_floor(problem)
+        self.run = empty(size * threads if state.narrow else 1, np.float32)
+        self.run.fill(0)
+        state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
+        state.narrow_floor, state.piped = narrow_floor(problem), -1 if m * n > native.SERIAL_ENTRIES else 0
         self.streamed = isinstance(problem.M, Rows)
         if not self.streamed:
             self.matrices = matrix(problem.M), matrix(problem.reference_matrix)
