@@ -24,6 +24,7 @@ PARTS = {
     "passes": "passes to convergence, and the certificate, against Newton",
     "cluster": "ranks of this machine, and the communication model",
     "accuracy": "error of the plan by storage of K",
+    "gpu": "one GPU: passes, tile shapes, solves (not in all)",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
 }
 
@@ -39,7 +40,7 @@ def run_part(name: str, args: argparse.Namespace) -> None:
     data = module.run(args)
     data = common.plain({"part": name, "machine": common.machine(), "quick": args.quick, **data})
     data["seconds"] = round(time.perf_counter() - begin, 1)
-    path = common.save(name, data, args.out)
+    path = common.save(data.pop("file", name), data, args.out)
     print(module.report(data))
     if "skipped" not in data:
         module.plot(data, path.with_suffix(".png"))
@@ -54,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     cores = len(os.sched_getaffinity(0))
     common_options.add_argument("--threads", type=int, default=cores, help="most threads used (default: %(default)s)")
     common_options.add_argument("--out", type=Path, default=common.RESULTS, help="folder of JSON and PNG")
-    for name, text in {**PARTS, "all": "every part"}.items():
+    for name, text in {**PARTS, "all": "every part of the CPU"}.items():
         commands.add_parser(name, help=text, parents=[common_options])
     compare = commands.add_parser("compare", help="ratios of two result files")
     compare.add_argument("files", nargs=2, type=Path, metavar="JSON")
@@ -68,7 +69,7 @@ def main() -> int:
 
         print(compare(*(json.loads(path.read_text()) for path in args.files)))
         return 0
-    for name in PARTS if args.command == "all" else [args.command]:
+    for name in [part for part in PARTS if part != "gpu"] if args.command == "all" else [args.command]:
         run_part(name, args)
     return 0
 

@@ -1,38 +1,47 @@
-"""One GPU: limits, one pass over K by storage against the usual ways, and whole solves against POT on torch arrays.
+"""One GPU: limits, one pass over K by storage against the usual ways, tile shapes, whole solves against POT and OTT.
 
-``python -m bench.gpu [--quick] [--only limits pass tiles solve] [--out DIR]`` needs CuPy and a GPU. Device events give
-the times; "floor" is bytes(K) over the read bandwidth of the same run. Baselines, warmed up and repeated like ours:
-POT's iteration on torch (two products a pass), the same in a CUDA graph, the four sweeps of arXiv 2412.11079's baseline
-in CuPy, its in-place pass with carried scalings (plan_pass). tiles: how row_pass depends on its shape (its figure 8).
+Needs CuPy and a GPU; torch, POT and ott-jax are measured where they can be imported. Device events give the times of a
+pass, a busy device before them so that no launch is waited for; "limit" is bytes(K) in float32 over the read bandwidth
+of the same run. Baselines: POT's iteration on torch (two products a pass), the same in a CUDA graph and on CuPy arrays,
+the four sweeps of arXiv 2412.11079's baseline in CuPy, its design (plan_rows and plan_columns, with carried scalings)
+and one kernel in place (plan_pass). "bare" is row_pass alone; without it the pass has all of finish_pass. tiles: how
+the paper's two kernels and row_pass depend on their shapes (its figure 8); its figures 14 and 15 are bytes a second and
+peak memory.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import re
 import statistics
 import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from . import common
+from .gpu_solves import GRID, POT_METHODS, SOLVES, free_pools, solves
+
 SIZES = [(512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (16384, 16384), (32768, 32768),
          (65536, 1024), (1024, 65536)]  # fmt: skip
-GRID = [(reg, reg_m) for reg in (0.1, 0.01) for reg_m in (0.1, 1.0, 10.0)]
+STORES = [("float32", True), ("float32", False), ("float64", False), ("bfloat16", True), ("bfloat16", False)]
 ROWS, BOTH = 1, 3  # halves of a pass
-POT_METHODS = ("sinkhorn", "sinkhorn_translation_invariant")
+KL = (True, True)
 
 
-def elapsed(call: Any, repeat: int = 5) -> float:
+def elapsed(call: Callable[[], Any], repeat: int = 5, before: Callable[[], Any] = lambda: None) -> float:
     """Median seconds of call() on the device, after one that is not timed."""
     import cupy as cp
 
     call()
-    times = []
+    times, pad = [], cp.empty(1 << 29, np.uint8)
     for _ in range(repeat):
         begin, end = cp.cuda.Event(), cp.cuda.Event()
+        before()
+        pad.fill(1)  # 0.2 ms, in which the host gets ahead
         begin.record()
         call()
         end.record()
@@ -41,32 +50,52 @@ def elapsed(call: Any, repeat: int = 5) -> float:
     return statistics.median(times)
 
 
-def free_pools() -> None:
-    import cupy as cp
-
-    cp.get_default_memory_pool().free_all_blocks()
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.cuda.empty_cache()
-
-
 def limits() -> dict[str, float]:
-    """Bytes a second: reading and copying in memory, reading out of the L2 cache (24 MiB)."""
+    """Bytes a second: reading and copying in memory."""
     import cupy as cp
 
-    x, y, z = cp.zeros(1 << 29, np.float32), cp.empty(1 << 29, np.float32), cp.zeros(6 << 20, np.float32)
+    x, y = cp.zeros(1 << 29, np.float32), cp.empty(1 << 29, np.float32)
+    return {"read": x.nbytes / elapsed(x.sum), "copy": 2 * x.nbytes / elapsed(lambda: cp.copyto(y, x))}
 
-    def many() -> None:
-        for _ in range(50):
-            z.sum()
 
-    return {
-        "read": x.nbytes / elapsed(x.sum),
-        "copy": 2 * x.nbytes / elapsed(lambda: cp.copyto(y, x)),
-        "l2": 50 * z.nbytes / elapsed(many),
-    }
+# ---- one pass
+
+
+def paper_shapes() -> list[Any]:
+    """Blocks of the paper's two kernels: threads, and rows a thread holds at once."""
+    from mapuot.backends.cuda_kernels import Shape
+
+    return [Shape(GW, 8, R) for GW in (2, 4, 8, 16) for R in (1, 2, 4, 8)]
+
+
+def row_shapes(n: int) -> list[Any]:
+    from mapuot.backends.cuda_kernels import NARROW_SHAPES
+
+    return [replace(s, R=R) for s in NARROW_SHAPES if s.CLUSTER == 1 and n <= s.width <= 2 * n for R in (1, 2, 4)]
+
+
+def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
+    """Every kernel at once, on all cores, into CuPy's cache."""
+    import cupy as cp
+
+    from mapuot.backends.cuda_kernels import kernel, portable_shape, shape_for, shape_options
+
+    jobs = [("portable.cu", shape_options(shape, "float32", KL)) for shape in paper_shapes() if tiles]
+    shapes = [(s, "float32", True) for s in (row_shapes(tiles) if tiles else ())]
+    for _, n in sizes:
+        shapes += [(shape_for(n, store, narrow), store, narrow) for store, narrow in STORES]
+        shape = portable_shape(n, "float32")
+        jobs += [("portable.cu", shape_options(shape, "float32", KL))] if shape else []
+    common_words = {"ORDERED": 0, "RACECHECK": 0}
+    jobs += [("iterate.cu", shape_options(s, d, KL, NARROW=int(w), **common_words)) for s, d, w in shapes if s]
+    unique = {(name, tuple(sorted(options.items()))) for name, options in jobs}
+
+    def make(job: tuple[str, tuple[tuple[str, int], ...]]) -> None:
+        with cp.cuda.Device(0):
+            kernel(job[0], "gather_sums", **dict(job[1]))
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(make, unique))
 
 
 def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
@@ -77,57 +106,67 @@ def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
 
     M = cp.random.default_rng(0).random((m, n), dtype=np.float32)
     problem = Problem.from_arrays(M, np.full(m, 1 / m), np.full(n, 1 / n), 0.05, 1.0, "kl", "product", cuda)
-    memory = 0 if in_place else 8
+    memory = 0 if in_place else 5
     made = cuda.Workspace(problem, Options(not in_place, memory, in_place, precision, -1.0, -1.0, None))
     made.state["finer"] = 0  # tol < 0: as many passes as asked for, in the storage and the sums asked for
     made.absorb(np.zeros(n))
     return made
 
 
-def our_pass(m: int, n: int, precision: str, narrow: bool = True, bare: bool = False, in_place: bool = False) -> float:
-    """Seconds a pass, in launches of many."""
-    made = workspace(m, n, precision, in_place)
-    run = made.launch.narrow if narrow and made.launch.narrow else made.launch.wide
-    count = made.launch.most if m * n < 1 << 27 else 16
-    made.progress["narrow"] = float(run is not None and run is made.launch.narrow)
-
-    def call() -> None:
-        made.send_progress()
-        if run is None:
-            made.launch(count, 0)
-        else:
-            run(made.state, 0, count, ROWS if bare else BOTH)
-
-    return elapsed(call) / count
+def our_passes(m: int, n: int, precision: str, names: dict[bool, str]) -> dict[str, float]:
+    """Seconds a pass of a launch of many; names: of the kernels with float32 sums (True) and float64 sums (False)."""
+    made, found = workspace(m, n, precision), {}
+    count = 256 if m * n < 1 << 27 else 64 if m * n < 1 << 29 else 16
+    for narrow, name in names.items():
+        run = made.launch.narrow if narrow else made.launch.wide
+        made.progress["narrow"] = float(narrow)
+        for half, suffix in ((ROWS, " bare"), (BOTH, "")):
+            call = lambda run=run, half=half: run(made.state, 0, count, half)  # noqa: E731
+            found[name + suffix] = elapsed(call, before=made.send_progress) / count
+    return found
 
 
-def pot_pass(m: int, n: int, graph: bool = False) -> float:
-    """POT's iteration on torch: u = (a / K v)^fi, v = (b / K^T u)^fi."""
+def in_place_pass(m: int, n: int, shape: Any = None) -> float:
+    """plan_pass where a row fits a block; the paper's two kernels in ``shape``."""
+    made = workspace(m, n, "float32", True)
+    if shape is not None:
+        made.launch.take_shape(shape, False, made.ld, "float32", KL)
+    return elapsed(lambda: made.launch(made.launch.most, 0), before=made.send_progress) / made.launch.most
+
+
+def pot_pass(m: int, n: int, way: str) -> float:
+    """POT's iteration: u = (a / K v)^fi, v = (b / K^T u)^fi; on "torch", in a "graph" of it, on "cupy" arrays."""
+    import cupy as cp
+
+    steps, made = 10, cp.random.default_rng(0).random((m, n), dtype=np.float32)
+    if way == "cupy":
+        state = [cp.ones(m, np.float32), cp.ones(n, np.float32)]
+
+        def cupy_call() -> None:
+            for _ in range(steps):
+                state[0] = (1 / m / made.dot(state[1])) ** 0.95
+                state[1] = (1 / n / made.T.dot(state[0])) ** 0.95
+
+        return elapsed(cupy_call) / steps
     import torch
 
-    K = torch.rand(m, n, device="cuda")
+    K = torch.from_dlpack(made)
     u, v = torch.ones(m, device="cuda"), torch.ones(n, device="cuda")
 
     def call() -> None:
-        for _ in range(10):
+        for _ in range(steps):
             u.copy_((1 / m / (K @ v)) ** 0.95)
             v.copy_((1 / n / (K.T @ u)) ** 0.95)
 
-    run = call
-    if graph:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), cp.cuda.ExternalStream(stream.cuda_stream):
         call()
+        if way == "torch":
+            return elapsed(call) / steps
         recorded = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(recorded):
+        with torch.cuda.graph(recorded, stream=stream):
             call()
-        run = recorded.replay
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:]) / 10
+        return elapsed(recorded.replay) / steps
 
 
 def four_sweeps(m: int, n: int) -> float:
@@ -145,190 +184,123 @@ def four_sweeps(m: int, n: int) -> float:
 def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
     import cupy as cp
 
-    cases: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "float32 bare": (our_pass, ("float32", True, True)),
-        "float32": (our_pass, ("float32", True)),
-        "float32, float64 sums, bare": (our_pass, ("float32", False, True)),
-        "float32, float64 sums": (our_pass, ("float32", False)),
-        "float64 bare": (our_pass, ("float64", False, True)),
-        "bfloat16 bare": (our_pass, ("bfloat16", True, True)),
-        "in place": (our_pass, ("float32", False, False, True)),
-        "POT torch": (pot_pass, ()),
-        "POT torch, graph": (pot_pass, (True,)),
-        "four sweeps": (four_sweeps, ()),
-    }
+    from mapuot.backends.cuda_kernels import Shape
+
+    sums = {True: "float32", False: "float32, float64 sums"}
+    cases: list[tuple[str, Callable[[int, int], Any]]] = [
+        ("float32", lambda m, n: our_passes(m, n, "float32", sums)),
+        ("float64", lambda m, n: our_passes(m, n, "float64", {False: "float64"})),
+        ("bfloat16", lambda m, n: our_passes(m, n, "bfloat16", {True: "bfloat16"})),
+        ("in place", in_place_pass),
+        ("paper's design", lambda m, n: in_place_pass(m, n, Shape(8, 8, 4))),
+        ("POT torch", lambda m, n: pot_pass(m, n, "torch")),
+        ("POT torch, graph", lambda m, n: pot_pass(m, n, "graph")),
+        ("POT cupy", lambda m, n: pot_pass(m, n, "cupy")),
+        ("four sweeps", four_sweeps),
+    ]
     rows = []
     for m, n in sizes:
-        row: dict[str, Any] = {"m": m, "n": n, "floor": 4 * m * n / read}
-        for name, (call, arguments) in cases.items():
+        row: dict[str, Any] = {"m": m, "n": n, "limit": 4 * m * n / read}
+        for name, case in cases:
             try:
-                row[name] = call(m, n, *arguments)
-            except (NotImplementedError, MemoryError, cp.cuda.memory.OutOfMemoryError, RuntimeError) as error:
+                found = case(m, n)
+                row |= found if isinstance(found, dict) else {name: found}
+            except (MemoryError, ImportError, cp.cuda.memory.OutOfMemoryError, RuntimeError) as error:
                 row[name] = str(error)[:60]
             free_pools()
         rows.append(row)
-        shown = (f"{k} {v * 1e6:.1f}us" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-        print("; ".join(shown), flush=True)
+        print(f"{m} x {n}: float32 {row['float32 bare']:.3g} s bare, {row['float32']:.3g} s", flush=True)
     return rows
 
 
-def tiles(m: int, n: int) -> list[dict[str, Any]]:
-    """row_pass on float32 K for every shape that covers a row, and every depth of its ring."""
-    from mapuot.backends.cuda_kernels import NARROW_SHAPES
+def tile_sweeps(n: int) -> dict[str, list[dict[str, Any]]]:
+    """Seconds of the row half on n x n float32: the paper's two kernels by shape, row_pass by shape and tiles kept."""
     from mapuot.backends.cuda_launch import Persistent
 
-    made, found = workspace(m, n, "float32"), []
-    shapes = [s for s in NARROW_SHAPES if n <= s.width <= 2 * n]
-    for shape in {replace(s, R=rows) for s in shapes for rows in (1, 2, 4)}:
-        run = Persistent(shape, m, made.ld, "float32", (True, True), True)
-        for slots in range(2, run.slots + 1, 2) if run.parts else ():
-            run.slots = slots
-            seconds = elapsed(lambda run=run: run(made.state, 0, 20, ROWS), 3) / 20
-            found.append({"GW": shape.GW, "CPT": shape.CPT, "R": shape.R, "CLUSTER": shape.CLUSTER, "slots": slots})
-            found[-1]["seconds"] = seconds
-    return sorted(found, key=lambda row: row["seconds"])
+    found: dict[str, list[dict[str, Any]]] = {"two kernels": [], "row_pass": []}
+    made = workspace(n, n, "float32", True)
+    for shape in paper_shapes():
+        made.launch.take_shape(shape, False, made.ld, "float32", KL)
+        seconds = elapsed(made.launch.row_kernels, 3, made.send_progress)
+        found["two kernels"].append({"threads": 32 * shape.GW, "rows": shape.R, "seconds": seconds})
+    made = workspace(n, n, "float32")
+    for shape in row_shapes(n):
+        run = Persistent(shape, n, made.ld, "float32", KL, True)
+        for kept in range(max(1, run.slots - 1)) if run.parts else ():
+            run.kept = kept
+            seconds = elapsed(lambda run=run: run(made.state, 0, 20, ROWS), 3, made.send_progress) / 20
+            lie = {"GW": shape.GW, "CPT": shape.CPT, "rows": shape.R, "slots": run.slots, "kept": kept}
+            found["row_pass"].append(lie | {"seconds": seconds})
+    return {name: sorted(rows, key=lambda row: row["seconds"]) for name, rows in found.items()}
 
 
-def problem(n: int) -> tuple[Any, Any, Any]:
-    import cupy as cp
-
-    rng = cp.random.default_rng(1)
-    x, y = rng.random((n, 3)), rng.random((n, 3)) * 0.8
-    M = cp.zeros((n, n))
-    for k in range(3):
-        M += (x[:, k, None] - y[None, :, k]) ** 2
-    a, b = np.random.default_rng(2).random((2, n)) + 0.1
-    M /= M.max()
-    return M, a / a.sum(), 1.2 * b / b.sum()
-
-
-def wall(call: Any, repeat: int) -> float:
-    """Least seconds of call(), the first of several apart."""
-    import cupy as cp
-
-    times = []
-    for _ in range(repeat):
-        cp.cuda.Device().synchronize()
-        begin = time.perf_counter()
-        call()
-        cp.cuda.Device().synchronize()
-        times.append(time.perf_counter() - begin)
-    return min(times)
-
-
-def solve_ours(M: Any, a: Any, b: Any, reg: float, reg_m: float) -> Any:
-    import mapuot
-
-    result = mapuot.solve(M, a, b, reg, reg_m, backend="cuda")
-    _ = result.plan
-    return result
-
-
-def solve_row(n: int, reg: float, reg_m: float, M: Any, a: Any, b: Any) -> dict[str, Any]:
-    """Seconds to a certified 1e-6 with the plan on the device; POT with its default stop (1e-6 change, 1000 passes)."""
-    import cupy as cp
-
-    row: dict[str, Any] = {"n": n, "reg": reg, "reg_m": reg_m}
-    result = solve_ours(M, a, b, reg, reg_m)
-    row |= {"passes": result.n_passes, "error": result.error_bound}
-    del result
-    row["ours"] = wall(lambda: solve_ours(M, a, b, reg, reg_m), 3)
-    row["ours peak"] = cp.get_default_memory_pool().total_bytes() - M.nbytes
-    free_pools()
-    try:
-        import ot
-        import torch
-    except ImportError:
-        return row
-    weights, cost = [torch.as_tensor(x, device="cuda") for x in (a, b)], torch.from_dlpack(M)
-    for method in POT_METHODS:
-
-        def pot(most: int, method: str = method) -> Any:
-            return ot.unbalanced.sinkhorn_unbalanced(
-                *weights, cost, reg, reg_m, method=method, warn=False, numItermax=most
-            )
-
-        pot(3)
-        torch.cuda.reset_peak_memory_stats()
-        row[method] = wall(lambda pot=pot: pot(1000), 2 if n <= 2000 else 1)
-        row[method + " peak"] = torch.cuda.max_memory_allocated()
-        free_pools()
-    return row
-
-
-def solves(sizes: list[int], grid: list[tuple[float, float]]) -> list[dict[str, Any]]:
-    rows = []
-    for n in sizes:
-        free_pools()
-        data = problem(n)
-        for reg, reg_m in grid:
-            rows.append(solve_row(n, reg, reg_m, *data))
-            print(rows[-1], flush=True)
-        del data
-    return rows
+# ---- the part
 
 
 def run(args: Any) -> dict[str, Any]:
-    import cupy as cp
+    try:
+        import cupy as cp
 
+        if not cp.cuda.is_available():
+            return {"skipped": "no GPU"}
+    except ImportError as error:
+        return {"skipped": str(error)}
     device = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    bounds = limits()
-    print(device, {k: f"{v / 1e12:.2f} TB/s" for k, v in bounds.items()}, flush=True)
-    free_pools()
-    data: dict[str, Any] = {"device": device, "limits": bounds}
-    if "pass" in args.only:
-        data["pass"] = passes(SIZES[1:5:3] if args.quick else SIZES, bounds["read"])
-    if "tiles" in args.only:
-        data["tiles"] = tiles(8192, 8192)
-        print(*data["tiles"][:5], sep="\n", flush=True)
-        free_pools()
-    if "solve" in args.only:
-        data["solve"] = solves([2000] if args.quick else [2000, 8000, 20000], GRID[:3] if args.quick else GRID)
+    data: dict[str, Any] = {"device": device, "file": "gpu-" + re.sub(r"\W+", "-", device.lower())}
+    sizes, tiles = (SIZES[1:5:3], 2048) if args.quick else (SIZES, 8192)
+    begin = time.perf_counter()
+    compile_all(sizes, tiles)
+    print(f"{device}, kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
+    data["limits"] = limits()
+    data["passes"] = passes(sizes, data["limits"]["read"])
+    common.save(data["file"], data, args.out)  # what there is, should the rest be cut off
+    data["tiles"] = tile_sweeps(tiles)
+    data["solves"] = solves([(2000, GRID[:3])] if args.quick else SOLVES)
     return data
 
 
 def report(data: dict[str, Any]) -> str:
-    lines = [data["device"]]
-    for method in POT_METHODS:
-        ratios = [row[method] / row["ours"] for row in data.get("solve", []) if method in row]
+    if "skipped" in data:
+        return f"skipped: {data['skipped']}"
+    keys = ["limit", "float32 bare", "float32", "float32, float64 sums", "float64", "bfloat16", "in place",
+            "paper's design", "POT torch", "POT torch, graph", "four sweeps"]  # fmt: skip
+    cells = [[row[k] * 1e6 if isinstance(row.get(k), float) else "-" for k in keys] for row in data["passes"]]
+    names = [f"{row['m']} x {row['n']}" for row in data["passes"]]
+    lines = [
+        f"{data['device']}: us a pass",
+        common.table(["size", *keys], [[a, *b] for a, b in zip(names, cells, strict=True)]),
+    ]
+    lines += [
+        f"best tiles, {kind}: {rows[0]}; worst: {rows[-1]['seconds']:.3g} s" for kind, rows in data["tiles"].items()
+    ]
+    for method in (*POT_METHODS, "cupy sinkhorn", "ott"):
+        ratios = [row[method] / row["ours"] for row in data["solves"] if method in row]
         if ratios:
-            lines.append(f"whole solve, geometric mean over POT {method}: {statistics.geometric_mean(ratios):.1f}x")
+            lines.append(f"whole solve, geometric mean over {method}: {common.geometric_mean(ratios):.1f}x")
     return "\n".join(lines)
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 6))
-    names = [f"{row['m']}x{row['n']}" for row in data["pass"]]
-    for key in [key for key in data["pass"][0] if key not in ("m", "n")]:
-        values = [row[key] * 1e6 if isinstance(row[key], float) else np.nan for row in data["pass"]]
-        axes.plot(names, values, "o-", label=key)
-    axes.set(yscale="log", ylabel="us a pass", title=data["device"])
-    axes.tick_params(axis="x", rotation=45)
-    axes.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
-
-
-def main() -> None:
-    top = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
-    top.add_argument("--quick", action="store_true")
-    top.add_argument(
-        "--only", nargs="+", default=["pass", "tiles", "solve"], choices=["limits", "pass", "tiles", "solve"]
-    )
-    top.add_argument("--out", type=Path, default=Path("bench/results"))
-    args = top.parse_args()
-    data = run(args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "gpu.json").write_text(json.dumps(data, indent=1))
-    print(report(data))
-    if "pass" in data:
-        plot(data, args.out / "gpu.png")
-
-
-if __name__ == "__main__":
-    main()
+    with common.figure(path, columns=2, rows=2, width=7.5) as axes:
+        names = [f"{row['m']}\nx {row['n']}" for row in data["passes"]]
+        for key in [key for key in data["passes"][0] if key not in ("m", "n")]:
+            values = [row[key] if isinstance(row.get(key), float) else np.nan for row in data["passes"]]
+            size = np.array([4 * row["m"] * row["n"] for row in data["passes"]])
+            axes[0, 0].semilogy(names, np.multiply(values, 1e6), "o-", label=key, markersize=3)
+            axes[0, 1].semilogy(names, size / np.array(values) / 1e9, "o-", label=key, markersize=3)
+        axes[0, 0].set(ylabel="us a pass", title=data["device"])
+        axes[0, 1].set(ylabel="GB of float32 K a second and pass")
+        axes[0, 0].legend(fontsize=6)
+        for rows in (1, 2, 4, 8):
+            points = sorted(
+                (r["threads"], r["seconds"] * 1e6) for r in data["tiles"]["two kernels"] if r["rows"] == rows
+            )
+            axes[1, 0].semilogx(*zip(*points, strict=True), "o-", label=f"{rows} rows", base=2)
+        axes[1, 0].set(xlabel="threads of a block", ylabel="us, the paper's two kernels")
+        axes[1, 0].legend(fontsize=7)
+        peaks = [key for key in data["solves"][0] if key.endswith("peak")]
+        for key in peaks:
+            points = sorted({(r["n"], r[key] / 2**20) for r in data["solves"] if key in r})
+            axes[1, 1].loglog(*zip(*points, strict=True), "o-", label=key, markersize=3)
+        axes[1, 1].set(xlabel="n", ylabel="peak MiB on the device (ours beyond M)")
+        axes[1, 1].legend(fontsize=7)
