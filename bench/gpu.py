@@ -251,11 +251,13 @@ def run(args: Any) -> dict[str, Any]:
     begin = time.perf_counter()
     compile_all(sizes, tiles)
     print(f"{device}, kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
-    data["limits"] = limits()
+    data |= {"limits": limits(), "solves": []}
     data["passes"] = passes(sizes, data["limits"]["read"])
-    common.save(data["file"], data, args.out)  # what there is, should the rest be cut off
     data["tiles"] = tile_sweeps(tiles)
-    data["solves"] = solves([(2000, GRID[:3])] if args.quick else SOLVES)
+    for n, grid in [(2000, GRID[:3])] if args.quick else SOLVES:
+        common.save(data["file"], data, args.out)  # what there is, should the rest be cut off
+        data["solves"] += solves(n, grid)
+        print(f"solves of n = {n} after {time.perf_counter() - begin:.1f} s", flush=True)
     return data
 
 
