@@ -284,11 +284,9 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
         const num u = (num)WIDEN * row_scale(S, i, kept, total, shift, mine, row);
         last = now;
         left = now.streams ? now.slot : left;
-        if (k + 1 < g.tiles) {
-            next_step(g, now);
-            if (HOLD)
-                point = point_of(S, g, now.tile);
-        }
+        next_step(g, now);
+        if (HOLD && k + 1 < g.tiles)
+            point = point_of(S, g, now.tile);
         tile_sums(tile, thread, u, acc);
     }
     g.slot = left;
