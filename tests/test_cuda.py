@@ -231,6 +231,24 @@ def test_a_pass_in_two_halves_is_the_same(path, precision, shape):
         np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
 
 
+def test_captured_passes_know_of_a_rebuilt_kernel(monkeypatch):
+    """Balanced rows: what K absorbs is in the constant of the dual value."""
+    monkeypatch.setenv("MAPUOT_CUDA", "portable")
+    M, a, b = cost(60, 80)
+    problem = Problem.from_arrays(M, *weights(a, b, 1.3), 0.01, (np.inf, 1.0), "kl", "product", cuda)
+    duals = []
+    for count in (18, 1):  # 18 passes at once are captured, single ones are not
+        workspace = cuda.Workspace(problem, Options(True, 0, False, "float64", 1e-13, -1.0, None))
+        workspace.absorb(np.zeros(80))
+        for _ in range(2):
+            made = []
+            while len(made) < 18:
+                made += workspace.iterate(min(count, 18 - len(made)))
+            workspace.absorb()
+        duals.append(made[-1].dual)
+    np.testing.assert_allclose(duals[0], duals[1], rtol=1e-10)
+
+
 def test_a_coarse_storage_gives_way_to_float64():
     M, a, b = cost(150, 210, 1)
     a, b = weights(a, b, 1.2)

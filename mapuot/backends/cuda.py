@@ -38,6 +38,7 @@ PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, 
 FAR = 100.0  # a common translation of log v beyond it is kept out of v
 COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
 STATUS = ("running", "converged", "absorb", "stalled", "not finite", "coarse")
+TOLD = (*STATUS[:-1], "running")  # after "coarse" it goes on in float64
 
 
 def narrow_floor(problem: Problem) -> float:
@@ -215,6 +216,7 @@ class Workspace:
             scale += side.ranks.sum(float(side.rho[finite] @ side.weight[finite]))
         self.state["hard_weight"] = rows.ranks.sum(float(rows.weight[hard].sum()))
         self.state["dual_constant"], self.state["dual_scale"] = total, scale
+        self.launch.graphs.clear()  # they hold the state as it was
 
     def set_rows(self) -> None:
         """What the prox of a row needs, four numbers a row: see row_prox in row_pass.cuh."""
@@ -307,18 +309,16 @@ class Workspace:
         report, size = self.arrays["report"].get(), PROGRESS.itemsize
         before, half = int(self.progress["passes"]), self.launch.parity
         self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()
-        trace = report[2 * size :].view(TRACE)
-        coarse = STATUS[int(self.progress["status"])] == "coarse"
-        if coarse:
+        trace = report[2 * size :].view(np.float64).reshape(TRACE_PASSES, -1)
+        if STATUS[int(self.progress["status"])] == "coarse":
             self.refine()
-        stats = []
-        for i in range(before, int(self.progress["passes"])):
-            t = trace[i % TRACE_PASSES]
-            gap, error, dual, mass, residual = (float(t[k]) for k in ("gap", "error", "dual", "mass", "residual"))
-            status = STATUS[int(t["status"])]
-            status = "running" if status == "coarse" else status
-            stats.append(Stats(i + 1, gap, error, dual, mass, residual, bool(t["rejected"]), status))
-        return stats
+        rows = np.arange(before, int(self.progress["passes"])) % TRACE_PASSES
+        return [
+            Stats(i, gap, error, dual, mass, residual, rejected > 0, TOLD[int(status)])
+            for i, (gap, error, dual, mass, residual, _, _, rejected, status) in enumerate(
+                trace[rows].tolist(), before + 1
+            )
+        ]
 
     @property
     def next_log_v(self) -> F64:
