@@ -2,8 +2,9 @@
 
 ``python -m bench cluster`` needs mpiexec: in one job, rank 0 alone with P threads and P ranks of one thread take turns,
 while those who wait sleep; POT's iteration on one process stands beside them. ``python -m bench.cluster --gpus 1,2,4``
-needs no MPI: one process a GPU, sums through NCCL. Model: T(P) = bytes(K) / (P BW) + alpha log2 P + beta n, BW from one
-rank, alpha and beta from the sums alone; what it says beyond the ranks measured is a model.
+needs no MPI: one process a GPU, sums through NCCL. Model: T(P) = bytes(K) / (P BW) + c + alpha log2 P + beta n, BW from
+one rank, alpha and beta from the sums alone, c (a pass in two halves; GPUs only) from the weak runs; beyond the ranks
+measured it is a model.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return {"skipped": "one core only"}
     one = jobs[0]["seconds"]["weak one"]
     K = 4 * shape[0] * shape[1]
-    found = model(K, (one, one), jobs[-1]["sums"], jobs[-1]["ranks"], (shape[1], shape[1]))
+    counts = dict.fromkeys((job["ranks"] for job in jobs), one)  # cores share the memory: c would be that
+    found = model(K, (one, one), jobs[-1]["sums"], (shape[1], shape[1]), counts)
     return {"shape": shape, "weak shape": shape, "jobs": jobs, "model": found}
 
 
@@ -189,20 +191,24 @@ def summed(found: dict[str, Any], size: int) -> dict[str, Any]:
     }
 
 
-def model(K: int, one: tuple[float, float], sums: list[float], ranks: int, n: tuple[int, int]) -> dict[str, Any]:
+def model(
+    K: int, one: tuple[float, float], sums: list[float], n: tuple[int, int], weak_times: dict[int, float]
+) -> dict[str, Any]:
     """Parameters, and what they say for 1 to 4096 ranks: strong scaling of one[0] s, n[0] columns, and weak of one[1].
 
-    The sums of ``ranks`` ranks give alpha and beta, by least squares of relative errors; n counts columns.
+    The sums of the most ranks give alpha and beta, by least squares of relative errors; ``weak_times``: {ranks: s}.
     """
     lengths = np.array(SUM_SIZES, float)
     weight = 1 / np.array(sums)
     design = np.stack([np.ones_like(lengths), lengths], 1)
     alpha, beta = np.linalg.lstsq(design * weight[:, None], np.ones(len(sums)), rcond=None)[0]
-    alpha = max(alpha, 0.0) / math.log2(ranks)
+    alpha = max(alpha, 0.0) / math.log2(max(weak_times))
+    halves = [t - one[1] - alpha * math.log2(count) - beta * n[1] for count, t in weak_times.items() if count > 1]
+    c = max(0.0, float(np.mean(halves)))
     P = np.array(MODEL_RANKS, float)
-    strong, weak = (np.where(P > 1, alpha * np.log2(P) + beta * columns, 0.0) for columns in n)
+    strong, weak = (np.where(P > 1, c + alpha * np.log2(P) + beta * columns, 0.0) for columns in n)
     return {
-        "bandwidth": K / one[0], "alpha": alpha, "beta": beta, "n": n, "ranks": MODEL_RANKS,
+        "bandwidth": K / one[0], "c": c, "alpha": alpha, "beta": beta, "n": n, "ranks": MODEL_RANKS,
         "strong": (one[0] / (one[0] / P + strong)).tolist(), "weak": (one[1] / (one[1] + weak)).tolist(),
     }  # fmt: skip
 
@@ -218,7 +224,8 @@ def report(data: dict[str, Any]) -> str:
         lines += [f"  {name:<20} {1e3 * value:.3f} ms a pass" for name, value in one["seconds"].items()]
     m = data["model"]
     lines += [
-        f"model: BW {m['bandwidth'] / 1e9:.1f} GB/s, alpha {1e6 * m['alpha']:.1f} us, beta {1e9 * m['beta']:.2f} ns"
+        f"model: BW {m['bandwidth'] / 1e9:.1f} GB/s, c {1e6 * m['c']:.1f} us, alpha {1e6 * m['alpha']:.1f} us, "
+        f"beta {1e9 * m['beta']:.3f} ns"
     ]
     return "\n".join(lines)
 
@@ -232,7 +239,7 @@ def plot(data: dict[str, Any], path: Path) -> None:
             (strong, "strong", "strong speed-up", data["shape"]),
             (weak, "weak", "weak efficiency", data["weak shape"]),
         ):
-            axis.plot(m["ranks"], m[name], "--", label="model, from one and from the sums alone")
+            axis.plot(m["ranks"], m[name], "--", label="model")
             axis.plot(ranks, [one["median"][key] for one in data["jobs"]], "o", label="measured")
             each = f"{shape[0]} x {shape[1]}" + (f" for each of the {unit}" if name == "weak" else "")
             axis.set(xscale="log", xlabel=f"{unit} (log)", title=f"{name} scaling, {each}")
@@ -340,7 +347,7 @@ def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
     for count in counts:
         one, kinds = found[count][0], times[count]
         jobs.append({
-            "ranks": count, "seconds": {name: float(kinds[name].min()) for name in kinds},
+            "ranks": count, "seconds": {name: float(np.median(kinds[name])) for name in kinds},
             "median": {
                 "weak efficiency": float(np.median(times[first]["weak"]) / np.median(kinds["weak"])),
                 "strong speed-up": first * float(np.median(times[first]["strong"]) / np.median(kinds["strong"])),
@@ -354,8 +361,9 @@ def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
         "shape": [strong, strong], "weak shape": [weak, weak], "jobs": jobs,
     }  # fmt: skip
     if jobs[-1]["sums"]:
-        alone = [float(np.median(times[first][name])) for name in ("strong", "weak")]
-        data["model"] = model(4 * strong**2, (alone[0], alone[1]), jobs[-1]["sums"], counts[-1], (strong, weak))
+        medians = {name: {count: float(np.median(times[count][name])) for count in counts} for name in kinds}
+        alone = medians["strong"][first], medians["weak"][first]
+        data["model"] = model(4 * strong**2, alone, jobs[-1]["sums"], (strong, weak), medians["weak"])
     return data
 
 
