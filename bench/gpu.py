@@ -30,6 +30,8 @@ SIZES = [(512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (16
 STORES = [("float32", True), ("float32", False), ("float64", False), ("bfloat16", True), ("bfloat16", False)]
 ROWS, BOTH = 1, 3  # halves of a pass
 KL = (True, True)
+DRAWN = ["limit", "float32 bare", "float32", "float64", "bfloat16", "in place", "paper's design", "POT torch",
+         "POT torch, graph", "four sweeps"]  # fmt: skip
 
 
 def elapsed(call: Callable[[], Any], repeat: int = 5, before: Callable[[], Any] = lambda: None) -> float:
@@ -264,13 +266,11 @@ def run(args: Any) -> dict[str, Any]:
 def report(data: dict[str, Any]) -> str:
     if "skipped" in data:
         return f"skipped: {data['skipped']}"
-    keys = ["limit", "float32 bare", "float32", "float32, float64 sums", "float64", "bfloat16", "in place",
-            "paper's design", "POT torch", "POT torch, graph", "four sweeps"]  # fmt: skip
-    cells = [[row[k] * 1e6 if isinstance(row.get(k), float) else "-" for k in keys] for row in data["passes"]]
+    cells = [[row[k] * 1e6 if isinstance(row.get(k), float) else "-" for k in DRAWN] for row in data["passes"]]
     names = [f"{row['m']} x {row['n']}" for row in data["passes"]]
     lines = [
         f"{data['device']}: us a pass",
-        common.table(["size", *keys], [[a, *b] for a, b in zip(names, cells, strict=True)]),
+        common.table(["size", *DRAWN], [[a, *b] for a, b in zip(names, cells, strict=True)]),
     ]
     lines += [
         f"best tiles, {kind}: {rows[0]}; worst: {rows[-1]['seconds']:.3g} s" for kind, rows in data["tiles"].items()
@@ -285,14 +285,15 @@ def report(data: dict[str, Any]) -> str:
 def plot(data: dict[str, Any], path: Path) -> None:
     with common.figure(path, columns=2, rows=2, width=7.5) as axes:
         names = [f"{row['m']}\nx {row['n']}" for row in data["passes"]]
-        for key in [key for key in data["passes"][0] if key not in ("m", "n")]:
-            values = [row[key] if isinstance(row.get(key), float) else np.nan for row in data["passes"]]
-            size = np.array([4 * row["m"] * row["n"] for row in data["passes"]])
-            axes[0, 0].semilogy(names, np.multiply(values, 1e6), "o-", label=key, markersize=3)
-            axes[0, 1].semilogy(names, size / np.array(values) / 1e9, "o-", label=key, markersize=3)
+        size = np.array([4 * row["m"] * row["n"] for row in data["passes"]])
+        for key in DRAWN:
+            values = np.array([row[key] if isinstance(row.get(key), float) else np.nan for row in data["passes"]])
+            style = "k--" if key == "limit" else "o-"
+            axes[0, 0].semilogy(names, values * 1e6, style, label=key, markersize=3)
+            axes[0, 1].semilogy(names, size / values / 1e9, style, label=key, markersize=3)
         axes[0, 0].set(ylabel="us a pass", title=data["device"])
         axes[0, 1].set(ylabel="GB of float32 K a second and pass")
-        axes[0, 0].legend(fontsize=6)
+        axes[0, 1].legend(fontsize=7, loc="lower right")
         for rows in (1, 2, 4, 8):
             points = sorted(
                 (r["threads"], r["seconds"] * 1e6) for r in data["tiles"]["two kernels"] if r["rows"] == rows
@@ -304,5 +305,5 @@ def plot(data: dict[str, Any], path: Path) -> None:
             points = sorted({(r["n"], r[key] / 2**20) for r in data["solves"] if key in r})
             axes[1, 1].loglog(*zip(*points, strict=True), "o-", label=key, markersize=3)
         axes[1, 1].set(xlabel="n", ylabel="peak MiB on the device (ours beyond M)")
-        if data["solves"]:
-            axes[1, 1].legend(fontsize=7)
+        axes[1, 1].set_visible(bool(data["solves"]))
+        axes[1, 1].legend(fontsize=7)
