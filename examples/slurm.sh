@@ -10,7 +10,8 @@
 #SBATCH --signal=B:USR1@120
 #SBATCH --requeue
 #SBATCH --output=mapuot-%j.log
-# GPUs, one a rank: #SBATCH --gpus-per-task=1, and --backend cuda below
+# GPUs, one a rank: --ntasks-per-node as many as a node has, #SBATCH --gpus-per-task=1, and --backend cuda below;
+# with mapuot[nccl] their sums go from GPU to GPU
 set -euo pipefail
 in=$1
 out=$2

@@ -103,7 +103,7 @@ def solve(
         Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all.
         A function or file M is that of the whole matrix. The Result is distributed alike, see there. On GPUs each
         rank has one, that of its arrays or, by its number on the host, of those it sees; the column sums go through
-        NCCL (``pip install nvidia-nccl-cu13``), else through the host; environment MAPUOT_CUDA_MPI=1: through a
+        NCCL (``mapuot[nccl]``), else through the host; environment MAPUOT_CUDA_MPI=1: through a
         CUDA-aware MPI. A problem with balanced columns only, which one process solves transposed, is solved as
         given over ranks and from a streamed M: the same plan, in more passes.
     split : {"rows", "grid", "auto"} or (R, C)

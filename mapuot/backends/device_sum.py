@@ -26,7 +26,7 @@ def use_device(local_rank: int) -> None:
 
 @cache
 def nccl() -> Any:
-    """CuPy's binding; None where it finds no library (pip install nvidia-nccl-cu13)."""
+    """CuPy's binding; None where it finds no library (mapuot[nccl])."""
     try:
         from cupy.cuda import nccl as found  # noqa: PLC0415  loads the library
     except ImportError:
