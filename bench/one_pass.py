@@ -30,6 +30,7 @@ SHAPES = [(s, s) for s in (512, 1024, 2048, 4096, 8192, 10240)] + [(1024, 65536)
 QUICK = [(512, 512), (2048, 2048), (256, 16384)]
 DTYPES = ("float32", "float64")
 PARITY = {"float32": 2e-5, "float64": 1e-11}
+OURS = ("fused", "narrow", "full", "in place", "two sweeps")
 REG, RHO = 0.5, 1.0
 
 
@@ -185,8 +186,8 @@ def time_case(case: Case, threads: int, budget: float) -> dict[str, Any]:
         "m": m, "n": n, "dtype": case.K.dtype.name, "threads": threads, "bytes": case.size, "parity": parity,
         "read_GBps": case.size / best["read"] / 1e9,
         "fraction": {k: fraction(times, k) for k in times if k != "read"},
-        "speedup": {k: common.ratio(times, "POT", k) for k in ("fused", "full", "in place", "two sweeps")},
-        "over_four_sweeps": {k: common.ratio(times, "four sweeps", k) for k in ("fused", "in place")},
+        "speedup": {k: common.ratio(times, "POT", k) for k in OURS if k in times},
+        "over_four_sweeps": {k: common.ratio(times, "four sweeps", k) for k in OURS if k in times},
         "finish_share": 1 - best["fused"] / best["full"],
         "seconds": common.summaries(times),
     }  # fmt: skip
@@ -210,24 +211,24 @@ def run(args: Any) -> dict[str, Any]:
     return {"passes": rows}
 
 
+RATIOS = [("speedup", "fused"), ("speedup", "narrow"), ("speedup", "full"), ("over_four_sweeps", "fused"),
+          ("over_four_sweeps", "narrow"), ("over_four_sweeps", "in place")]  # fmt: skip
 HEADER = ["size", "K", "threads", "read GB/s", "fused", "(median)", "avx2", "narrow", "full", "two sweeps", "POT",
-          "in place", "POT/fused", "POT/full", "4sw/fused", "4sw/in place", "O(n) %"]  # fmt: skip
+          "in place", "POT/fused", "POT/narrow", "POT/full", "4sw/fused", "4sw/narrow", "4sw/in place",
+          "O(n) %"]  # fmt: skip
 
 
-def part_of(part: dict[str, float], name: str) -> str:
-    return f"{part[name]:.2f}" if name in part else "-"
+def of_minima(found: dict[str, Any], name: str) -> str:
+    return f"{found[name]['of_minima']:.2f}" if name in found else "-"
 
 
 def cells(r: dict[str, Any]) -> list[Any]:
-    part = {name: value["of_minima"] for name, value in r["fraction"].items()}
+    part = r["fraction"]
     return [
-        f"{r['m']}x{r['n']}", r["dtype"], r["threads"], f"{r['read_GBps']:.0f}", f"{part['fused']:.2f}",
-        f"{r['fraction']['fused']['median']:.2f}", part_of(part, "fused, avx2"),
-        part_of(part, "narrow"), f"{part['full']:.2f}",
-        f"{part['two sweeps']:.2f}", f"{part['POT']:.2f}", f"{part['in place']:.2f}",
-        f"{r['speedup']['fused']['of_minima']:.2f}", f"{r['speedup']['full']['of_minima']:.2f}",
-        f"{r['over_four_sweeps']['fused']['of_minima']:.1f}", f"{r['over_four_sweeps']['in place']['of_minima']:.1f}",
-        f"{100 * r['finish_share']:.0f}",
+        f"{r['m']}x{r['n']}", r["dtype"], r["threads"], f"{r['read_GBps']:.0f}", of_minima(part, "fused"),
+        f"{part['fused']['median']:.2f}",
+        *(of_minima(part, name) for name in ("fused, avx2", "narrow", "full", "two sweeps", "POT", "in place")),
+        *(of_minima(r[over], name) for over, name in RATIOS), f"{100 * r['finish_share']:.0f}",
     ]  # fmt: skip
 
 

@@ -35,6 +35,7 @@ SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
 COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
+QUICK_ENTRIES = 1 << 20  # a pass over so many takes less than a millisecond
 SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
 
 
@@ -266,7 +267,7 @@ class Run:
         """Pass until certified, cancelled or out of passes; returns the log v to go on from."""
         with closing(self.module.Workspace(problem, options)) as workspace:
             workspace.absorb(log_v)
-            count = 1
+            count = 1 if self.heard or problem.M.size > QUICK_ENTRIES else 16
             while True:
                 begun = time.perf_counter()
                 stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))

@@ -203,7 +203,7 @@ def test_indices_beyond_2_to_the_31(isa, dtype):
     K = far_apart(3, 48, stride, dtype)
     near, far = case.replace(M=case.M.astype(dtype)), case.replace(M=wide)
     one, two = (cpu.Workspace(make_problem(c), options(dtype)) for c in (near, far))
-    two.state.ld, two.ld, two.state.kernel = stride, stride, native.pointer(K, "void *")
+    two.state.ld, two.ld, two.state.kernel = stride, stride, native.pointer(K[0], "void *")
     for workspace in (one, two):
         workspace.absorb(np.zeros(40))
         workspace.iterate(3)

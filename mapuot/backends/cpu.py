@@ -131,8 +131,9 @@ class Workspace:
             log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
         else:  # a common part of thousands would overflow: it belongs into the shift
             used = np.isfinite(log_v) & ~out_v
-            medians = problem.cols.ranks.all(float(np.median(log_v[used])) if log_v[used].any() else 0.0)
-            centre = float(np.median(medians))
+            median = float(np.median(log_v[used])) if log_v[used].any() else 0.0
+            medians = sorted(problem.cols.ranks.all(median))
+            centre = medians[len(medians) // 2]
             state.shift = -centre if abs(centre) > FAR else 0.0
             log_v = np.where(used, log_v + state.shift, 0.0)
         with np.errstate(invalid="ignore"):
