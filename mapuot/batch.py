@@ -20,18 +20,16 @@ import numpy as np
 from tqdm import tqdm
 
 from . import penalties
-from .backends import Options, Stats, pick
+from .backends import Options, Stats, host, namespace, pick
 from .batch_problem import BatchProblem
 from .errors import ConvergenceWarning
 from .penalties import F64
 from .result import Result
-from .solve import METHODS, PRECISIONS, Run, as_count, make_options, start_potentials
+from .solve import METHODS, Run, as_count, make_options, start_potentials
 
-CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in cache
-EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
-BATCHED = ("cpu",)  # backends with a batch of their own, in backends/<name>_batch.py
+BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>_batch.py
 
 
 def solve_batch(
@@ -67,8 +65,10 @@ def solve_batch(
     tol, tol_gap, max_passes
         As in `solve`, for each problem.
     precision : {"auto", "float64", "mixed"}
-        Storage of K; "auto" takes float32 only where a float64 K would not stay in cache and tol allows it.
-    backend : {"auto", "cpu", "reference"}
+        Storage of K; "auto" takes float32 only where a float64 K would not stay in cache and tol allows it. On a
+        GPU float32 passes come first but for "float64", and float64 ones certify.
+    backend : {"auto", "cpu", "cuda", "reference"}
+        "auto": "cuda" where M, A or B is on a GPU; the tables of the result are then CuPy arrays.
     threads : int, optional
         CPU threads; default: the cores this process may use, one for small batches.
     warm_start : BatchResult or (log_u, log_v), optional
@@ -116,29 +116,23 @@ def solve_batch(
     return result
 
 
-def starts(warm_start: Any, task: BatchProblem) -> tuple[F64, F64]:
+def starts(warm_start: Any, task: BatchProblem) -> tuple[Any, Any]:
     """(log u, log v) of all problems to start from."""
+    xp = namespace(task.A)
     if warm_start is None:
-        return np.zeros(task.A.shape), np.zeros(task.B.shape)
+        return xp.zeros_like(task.A), xp.zeros_like(task.B)
     if isinstance(warm_start, BatchResult):
         scale = warm_start.problem.reg / task.reg
         warm_start = warm_start.log_u * scale, warm_start.log_v * scale
     if not isinstance(warm_start, (tuple, list)) or len(warm_start) != 2:
         raise TypeError("warm_start must be a BatchResult or a pair (log_u, log_v)")
-    log_u, log_v = (np.asarray(x, dtype=np.float64) for x in warm_start)
+    log_u, log_v = (xp.asarray(x, dtype=np.float64) for x in warm_start)
     wanted, given = (task.A.shape, task.B.shape), (log_u.shape, log_v.shape)
     if wanted != given:
         raise ValueError(f"warm_start must have shapes {wanted}, got {given}")
-    if np.isnan(log_u).any() or np.isnan(log_v).any():
+    if xp.isnan(log_u).any() or xp.isnan(log_v).any():
         raise ValueError("warm_start must not hold NaN")
-    return np.where(np.isfinite(log_u), log_u, 0.0), np.where(np.isfinite(log_v), log_v, 0.0)
-
-
-def storage(precision: str, tol: float, entries: int) -> str:
-    """How K is stored for a precision asked for: "auto" is float32 only where that saves memory traffic."""
-    if precision != "auto":
-        return PRECISIONS[precision]
-    return "float64" if tol < EXACT_TOL or entries <= SMALL_ENTRIES else "float32"
+    return xp.where(xp.isfinite(log_u), log_u, 0.0), xp.where(xp.isfinite(log_v), log_v, 0.0)
 
 
 class BatchRun:
@@ -149,14 +143,13 @@ class BatchRun:
     ) -> None:
         self.module, self.task, self.options, self.precision = module, task, options, precision
         self.max_passes = max_passes
-        p, (m, n) = len(task.A), task.shape
-        self.log_u, self.log_v = np.empty((p, m)), np.empty((p, n))
-        self.row_marginal, self.col_marginal = np.empty((p, m)), np.empty((p, n))
-        self.tables = self.log_u, self.log_v, self.row_marginal, self.col_marginal
-        self.gap, self.error_bound, self.n_passes = np.empty(p), np.empty(p), np.zeros(p, np.int64)
+        xp, p = namespace(task.A), len(task.A)
+        self.tables = tuple(xp.full(x.shape, np.nan) for x in (task.A, task.B, task.A, task.B))
+        self.gap, self.error_bound, self.dual, self.mass = np.empty((4, p))
+        self.n_passes = np.zeros(p, np.int64)
         self.status = np.full(p, "absorb", dtype="U12")
 
-    def solve(self, log_v: F64, bar: Any) -> None:
+    def solve(self, log_v: Any, bar: Any) -> None:
         """The batch on one K where it can be, the rest alone."""
         if self.module.__name__.rpartition(".")[2] in BATCHED:
             self.together(import_module(self.module.__name__ + "_batch"), log_v, bar)
@@ -164,22 +157,18 @@ class BatchRun:
         on_cpu = self.module.__name__.endswith((".cpu", ".reference"))
         threads = (self.options.threads or len(os.sched_getaffinity(0))) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(lambda i: self.alone(i, log_v[i]), alone):
+            for _ in pool.map(lambda i: self.alone(i, host(log_v[i])), alone):
                 bar.update()
 
-    def together(self, engine: ModuleType, log_v: F64, bar: Any) -> None:
+    def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
         task, options = self.task, self.options
-        shared = task.M.ndim == 2
-        entries = task.M.size if shared else task.shape[0] * task.shape[1]
-        dtype = storage(self.precision, options.tol, entries)
-        spread = (task.M_max - task.M_min) / task.reg
-        plain = task.rows.scalar_rho is not None or task.rows.penalty not in ("kl", "balanced")
-        if task.forbidden or not isinstance(task.reference, str) or not engine.fits(spread, log_v, dtype) or not plain:
+        if task.forbidden or not isinstance(task.reference, str):
             return
-        if dtype == "float32" and options.tol < EXACT_TOL:
+        dtype = engine.storage(task, self.precision, options.tol, log_v)
+        if dtype is None:
             return
         options = dataclasses.replace(options, precision=dtype)
-        step = max(1, CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, shared, dtype))
+        step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.M.ndim == 2, dtype))
         for i0 in range(0, len(task.A), step):
             i1 = min(i0 + step, len(task.A))
             self.chunk(engine.BatchWorkspace(task.part(i0, i1), options, log_v[i0:i1]), i0, i1, bar)
@@ -192,9 +181,10 @@ class BatchRun:
             bar.update(left - now)
             left = now
         part = slice(i0, i1)
-        self.log_u[part], self.log_v[part] = workspace.potentials()
-        self.row_marginal[part], self.col_marginal[part] = workspace.marginals()
+        for table, values in zip(self.tables, (*workspace.potentials(), *workspace.marginals()), strict=True):
+            table[part] = host(values) if namespace(table) is np else values
         self.gap[part], self.error_bound[part] = workspace.left["gap"], workspace.left["error"]
+        self.dual[part], self.mass[part] = workspace.left["dual"], workspace.left["mass"]
         self.n_passes[part] = workspace.field("passes")
         self.status[part] = ["max_passes" if status == "running" else status for status in workspace.status()]
 
@@ -202,8 +192,9 @@ class BatchRun:
         """Problem i as `solve` does it, from where the batch left it."""
         problem = self.task[i]
         spent = int(self.n_passes[i])
-        begun = spent > 0 and bool(np.isfinite(self.log_v[i][problem.cols.weight > 0]).all())
-        start = start_potentials((np.zeros(problem.shape[0]), self.log_v[i] if begun else log_v), problem)
+        reached = host(self.tables[1][i])
+        begun = spent > 0 and bool(np.isfinite(reached[problem.cols.weight > 0]).all())
+        start = start_potentials((np.zeros(problem.shape[0]), reached if begun else log_v), problem)
         run = Run(self.module, max(1, self.max_passes - spent), None, False)
         options = dataclasses.replace(self.options, threads=1)
         if self.precision == "auto" and problem.shape[0] * problem.shape[1] <= SMALL_ENTRIES:
@@ -211,15 +202,16 @@ class BatchRun:
         result = run.solve(problem, options, start, escalate=self.precision == "auto")
         vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):
-            table[i] = self.module.to_numpy(vector)
+            table[i] = namespace(table).asarray(vector)
+        self.dual[i], self.mass[i] = result.dual, result.mass
         self.gap[i], self.error_bound[i] = result.gap, result.error_bound
         self.n_passes[i], self.status[i] = spent + result.n_passes, result.status
 
     def result(self, task: BatchProblem, turned: bool) -> BatchResult:
-        potentials, marginals = (self.log_u, self.log_v), (self.row_marginal, self.col_marginal)
+        potentials, marginals = self.tables[:2], self.tables[2:]
         if turned:
             potentials, marginals = potentials[::-1], marginals[::-1]
-        ends = (self.gap, self.error_bound, self.n_passes, self.status)
+        ends = (self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status)
         return BatchResult(task, self.module, potentials, marginals, ends, self.options.threads)
 
 
@@ -228,14 +220,18 @@ class BatchResult(Sequence[Result]):
 
     Attributes
     ----------
-    log_u, log_v : (p, m), (p, n) float64 arrays
+    log_u, log_v : (p, m), (p, n) float64 arrays, CuPy ones where M, A or B is on a GPU
         Log scalings in POT's convention; -inf where the weight is 0.
-    row_marginal, col_marginal : (p, m), (p, n) float64 arrays
+    row_marginal, col_marginal : (p, m), (p, n) float64 arrays, CuPy ones alike
         ``P 1`` and ``P^T 1``, in units of mass.
     gap : (p,) array
         Objective minus dual value, in units of the objective.
     error_bound : (p,) array
         Certified bounds on ``|P - P*|_1 / mass``; where the columns are balanced, ``|P^T 1 - b|_1 / mass``.
+    dual : (p,) array
+        The dual values: lower bounds of every plan's objective.
+    mass : (p,) array
+        Transported masses.
     n_passes : (p,) int array
     status : (p,) array of str
         "converged", "max_passes", "stalled" or "not finite".
@@ -245,15 +241,15 @@ class BatchResult(Sequence[Result]):
         self,
         problem: BatchProblem,
         backend: ModuleType,
-        potentials: tuple[F64, F64],
-        marginals: tuple[F64, F64],
-        ends: tuple[F64, F64, Any, Any],
+        potentials: Any,
+        marginals: Any,
+        ends: tuple[F64, F64, F64, F64, Any, Any],
         threads: int | None,
     ) -> None:
         self.problem, self._backend, self._threads = problem, backend, threads
         self.log_u, self.log_v = potentials
         self.row_marginal, self.col_marginal = marginals
-        self.gap, self.error_bound, self.n_passes, self.status = ends
+        self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status = ends
 
     def __repr__(self) -> str:
         m, n = self.problem.shape
@@ -275,7 +271,8 @@ class BatchResult(Sequence[Result]):
             int(self.n_passes[i]), float(self.gap[i]), float(self.error_bound[i]), float(self.dual[i]),
             float(self.mass[i]), np.nan, False, str(self.status[i]),
         )  # fmt: skip
-        potentials, marginals = (self.log_u[i], self.log_v[i]), (self.row_marginal[i], self.col_marginal[i])
+        potentials = host(self.log_u[i]), host(self.log_v[i])
+        marginals = host(self.row_marginal[i]), host(self.col_marginal[i])
         result = Result(self.problem[i], self._backend, potentials, marginals, [end], end.status, self._threads)
         if "cost" in vars(self):  # known already: no need to read M again
             vars(result)["cost"] = float(self.cost[i])
@@ -287,41 +284,25 @@ class BatchResult(Sequence[Result]):
         return self.status == "converged"
 
     @property
-    def mass(self) -> F64:
-        """Transported masses, (p,)."""
-        return np.asarray(self.row_marginal.sum(1))
-
-    @property
-    def f(self) -> F64:
+    def f(self) -> Any:
         """Dual potentials of the rows, ``reg * log_u``, (p, m), in units of M."""
         return self.problem.reg * self.log_u
 
     @property
-    def g(self) -> F64:
+    def g(self) -> Any:
         """Dual potentials of the columns, ``reg * log_v``, (p, n), in units of M."""
         return self.problem.reg * self.log_v
-
-    def _sides(self) -> Any:
-        p = self.problem
-        return (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
 
     @cached_property
     def objective(self) -> F64:
         """The primal values with every mass term, (p,) (hard constraints count 0)."""
         p = self.problem
-        total = p.reg * (p.c_mass - self.mass)
-        for side, weight, x, r in self._sides():
+        total = p.reg * (host(p.c_mass) - self.mass)
+        sides = (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
+        for side, *tables in sides:
+            weight, x, r = map(host, tables)
             total = total + np.where(r > 0, np.where(r > 0, x, 0.0) * r, 0.0).sum(1)
             total = total + penalties.divergence(side.penalty, r, weight, side.rho, side.upper).sum(1)
-        return np.asarray(total)
-
-    @cached_property
-    def dual(self) -> F64:
-        """The dual values, (p,): lower bounds of every plan's objective."""
-        p = self.problem
-        total = p.reg * (p.c_mass - self.mass)
-        for side, weight, x, _ in self._sides():
-            total = total + penalties.dual_term(side.penalty, x, weight, side.rho, side.upper).sum(1)
         return np.asarray(total)
 
     @cached_property
@@ -331,9 +312,11 @@ class BatchResult(Sequence[Result]):
         if factors is None:
             return np.array([self[i].cost for i in range(len(self))])
         U, K, V, scale = factors
-        MK = K * np.asarray(self.problem.M, dtype=np.float64)
+        xp = namespace(K)
+        MK = K * xp.asarray(self.problem.M, dtype=np.float64)
         U *= scale[:, None]
-        return np.asarray(((U @ MK) * V).sum(1) if MK.ndim == 2 else np.einsum("pi,pij,pj->p", U, MK, V, optimize=True))
+        shared = MK.ndim == 2
+        return np.asarray(host(((U @ MK) * V).sum(1) if shared else xp.einsum("pi,pij,pj->p", U, MK, V, optimize=True)))
 
     def plan(self, i: int) -> Any:
         """The plan of problem i, (m, n), in M's dtype."""
@@ -341,31 +324,34 @@ class BatchResult(Sequence[Result]):
 
     def plan_sum(self, weights: Any) -> Any:
         """``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n)."""
-        weights, factors = np.asarray(weights, dtype=np.float64), self.factors()
+        factors, xp = self.factors(), namespace(self.problem.M)
         if factors is not None:
             U, K, V, scale = factors
-            U *= (scale * weights)[:, None]
+            U *= (scale * namespace(K).asarray(weights, dtype=np.float64))[:, None]
             return K * (U.T @ V) if K.ndim == 2 else U[:, :, None] * K * V[:, None, :]
+        weights = host(weights)
         if self.problem.M.ndim == 3:
-            return np.stack([w * self.plan(i) for i, w in enumerate(weights)]).astype(np.float64)
-        total = np.zeros(self.problem.shape)
+            return xp.stack([float(w) * self.plan(i) for i, w in enumerate(weights)]).astype(np.float64)
+        total = xp.zeros(self.problem.shape)
         for i, w in enumerate(weights):
-            total += w * self.plan(i)
+            total += float(w) * self.plan(i)
         return total
 
-    def factors(self) -> tuple[F64, F64, F64, F64] | None:
+    def factors(self) -> tuple[Any, Any, Any, Any] | None:
         """P_q = scale_q diag(U_q) K diag(V_q), all in float64, where that loses nothing; else None."""
-        p = self.problem
+        p, xp = self.problem, namespace(self.log_u)
         spread = (p.M_max - p.M_min) / p.reg
+        if p.forbidden or not isinstance(p.reference, str):
+            return None
         tops, parts = [], []
         for log_x, log_w in zip((self.log_u, self.log_v), p.log_reference, strict=True):
             with np.errstate(invalid="ignore"):
-                x = np.where(np.isfinite(log_x), log_x + log_w, -np.inf)
+                x = xp.where(xp.isfinite(log_x), log_x + log_w, -np.inf)
             tops.append(x.max(1))
-            parts.append(np.exp(x - tops[-1][:, None]))
-            low = np.where(np.isneginf(x), np.inf, x).min(1)
-            spread = spread + (tops[-1] - low).max()
-        if p.forbidden or not isinstance(p.reference, str) or not spread < PRODUCT_SPREAD:
+            parts.append(xp.exp(x - tops[-1][:, None]))
+            low = xp.where(xp.isneginf(x), np.inf, x).min(1)
+            spread = spread + float((tops[-1] - low).max())
+        if not spread < PRODUCT_SPREAD:
             return None
-        K = np.exp((p.M_min - np.asarray(p.M, dtype=np.float64)) / p.reg)
-        return parts[0], K, parts[1], np.exp(tops[0] + tops[1] - p.M_min / p.reg)
+        K = xp.exp((p.M_min - xp.asarray(p.M, dtype=np.float64)) / p.reg)
+        return parts[0], K, parts[1], xp.exp(tops[0] + tops[1] - p.M_min / p.reg)

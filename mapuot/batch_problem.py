@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .backends import host, namespace
 from .errors import InfeasibleError
-from .penalties import F64
 from .problem import MASS_TOLERANCE, Problem, Side, as_cost
 
 
@@ -18,8 +18,8 @@ class BatchProblem:
     """p validated problems; ``rows`` and ``cols`` are the sides of the first (penalty and reg_m are common)."""
 
     M: Any  # (m, n), or (p, m, n)
-    A: F64
-    B: F64
+    A: Any  # (p, m) float64, CuPy where one of M, A, B is on a GPU
+    B: Any
     rows: Side
     cols: Side
     reg: float
@@ -27,7 +27,7 @@ class BatchProblem:
     M_min: float
     M_max: float
     forbidden: bool
-    c_mass: F64
+    c_mass: Any
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -35,15 +35,16 @@ class BatchProblem:
         return m, n
 
     @property
-    def log_reference(self) -> tuple[F64, F64]:
+    def log_reference(self) -> tuple[Any, Any]:
         """(log A, log B) where c = a b^T, else zeros."""
+        xp = namespace(self.A)
         if isinstance(self.reference, str) and self.reference == "product":
             with np.errstate(divide="ignore"):
-                return np.log(self.A), np.log(self.B)
-        return np.zeros(self.A.shape), np.zeros(self.B.shape)
+                return xp.log(self.A), xp.log(self.B)
+        return xp.zeros_like(self.A), xp.zeros_like(self.B)
 
     def __getitem__(self, i: int) -> Problem:
-        rows, cols = (dataclasses.replace(s, weight=w[i]) for s, w in ((self.rows, self.A), (self.cols, self.B)))
+        rows, cols = (dataclasses.replace(s, weight=host(w[i])) for s, w in ((self.rows, self.A), (self.cols, self.B)))
         M = self.M if self.M.ndim == 2 else self.M[i]
         mass = float(self.c_mass[i])
         return Problem(M, rows, cols, self.reg, self.reference, self.M_min, self.M_max, self.forbidden, mass)
@@ -65,20 +66,20 @@ class BatchProblem:
         M = as_costs(M, module)
         (m, n), flat = M.shape[-2:], M.reshape(-1, M.shape[-1])
         p = batch_size(M, A, B)
-        A, B = as_weights(A, p, m, "A", module), as_weights(B, p, n, "B", module)
+        xp = namespace(M, *(x if x is None else module.asarray(x) for x in (A, B)))
+        A, B = as_weights(A, p, m, "A", module, xp), as_weights(B, p, n, "B", module, xp)
         first = Problem.from_arrays(flat[:m], A[0], B[0], reg, reg_m, penalty, reference, module)
-        low, high, forbidden, c_mass = first.M_min, first.M_max, first.forbidden, np.full(p, first.c_mass)
+        low, high, forbidden, c_mass = first.M_min, first.M_max, first.forbidden, xp.full(p, first.c_mass)
         if M.ndim == 3:
             low, high, bad, infinite = module.extrema(flat)
             if bad:
                 raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
             forbidden = bool(infinite)
         if first.rows.penalty == first.cols.penalty == "balanced":
-            uneven = np.abs(A.sum(1) - B.sum(1)) > MASS_TOLERANCE * A.sum(1)
+            uneven = abs(A.sum(1) - B.sum(1)) > MASS_TOLERANCE * A.sum(1)
             if uneven.any():
                 raise InfeasibleError(
-                    "A and B must have equal masses if both sides are balanced: "
-                    f"problem {int(np.argmax(uneven))} has not"
+                    f"A and B must have equal masses if both sides are balanced: problem {int(uneven.argmax())} has not"
                 )
         if isinstance(first.reference, str) and first.reference == "product":
             c_mass = A.sum(1) * B.sum(1)
@@ -107,21 +108,21 @@ def batch_size(M: Any, A: Any, B: Any) -> int:
     return next(iter(sizes.values()), 1)
 
 
-def as_weights(value: Any, p: int, length: int, name: str, module: ModuleType) -> F64:
-    """(p, length) float64 weights; one vector serves all problems, None is uniform with mass 1."""
+def as_weights(value: Any, p: int, length: int, name: str, module: ModuleType, xp: Any) -> Any:
+    """(p, length) float64 weights in xp's memory; one vector serves all problems, None is uniform with mass 1."""
     if value is None:
-        return np.full((p, length), 1.0 / length)
-    array = np.asarray(module.to_numpy(value))
+        return xp.full((p, length), 1.0 / length)
+    array = module.asarray(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     if array.shape not in ((length,), (p, length)):
         raise ValueError(f"{name} must have shape ({p}, {length}) or ({length},), got {array.shape}")
-    array = np.ascontiguousarray(np.broadcast_to(array, (p, length)), dtype=np.float64)
+    array = xp.ascontiguousarray(xp.broadcast_to(xp.asarray(array, dtype=np.float64), (p, length)))
     for wrong, text in (
-        (~np.isfinite(array).all(1), "finite"),
+        (~xp.isfinite(array).all(1), "finite"),
         ((array < 0).any(1), ">= 0"),
         (~(array.sum(1) > 0), "of positive mass"),
     ):
         if wrong.any():
-            raise ValueError(f"{name} must be {text}, problem {int(np.argmax(wrong))} is not")
+            raise ValueError(f"{name} must be {text}, problem {int(wrong.argmax())} is not")
     return array

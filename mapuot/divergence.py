@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .backends import host
 from .batch import solve_batch
 
 
@@ -49,7 +50,7 @@ def sinkhorn_divergence(
     check_options(options, reg_m)
     M_a, M_b = self_costs(M, M_a, M_b)
     values = [solve_batch(*pair, reg, reg_m, **options).dual for pair in ((M, A, B), (M_a, A, A), (M_b, B, B))]
-    mass_a, mass_b = (np.asarray(x, dtype=np.float64).sum(-1) if x is not None else 1.0 for x in (A, B))
+    mass_a, mass_b = (host(x if hasattr(x, "sum") else np.asarray(x)).sum(-1) if x is not None else 1.0 for x in (A, B))
     value = values[0] - 0.5 * (values[1] + values[2]) + 0.5 * reg * (mass_a - mass_b) ** 2
     batched = any(np.ndim(x) == d for x, d in ((M, 3), (A, 2), (B, 2)))
     return value if batched else float(value[0])
@@ -72,7 +73,8 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
     shape = tuple(M.shape) if hasattr(M, "shape") else np.shape(M)
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"M_a and M_b must be given where M is not square, got M of shape {shape}")
-    values = np.asarray(M.detach().cpu() if hasattr(M, "detach") else M.get() if hasattr(M, "get") else M)
-    if not np.allclose(values, values.swapaxes(-1, -2), rtol=1e-5):
+    values = M.detach() if hasattr(M, "detach") else M if hasattr(M, "swapaxes") else np.asarray(M)
+    turned = values.swapaxes(-1, -2)
+    if not ((values == turned) | (abs(values - turned) <= 1e-5 * abs(turned) + 1e-8)).all():
         raise ValueError("M_a and M_b must be given where M is not symmetric")
     return M, M

@@ -1,18 +1,20 @@
 """The log-semiring matrix product, out_ij = log sum_k exp(a_ik + b_kj), and its gradient.
 
-What a step of Sinkhorn's algorithm on logarithms is made of. The C kernels exponentiate the factors once and multiply
-(src_c/log_matmul.h has the bound that tells where this is exact); memory is O(m k + k n) beyond the answer.
+What a step of Sinkhorn's algorithm on logarithms is made of. The kernels exponentiate the factors once and multiply
+(src_c/log_matmul.h has the bound that tells where this is exact); memory is O(m k + k n) beyond the answer. Arrays on a
+GPU (CuPy, or what has its array interface) stay there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from ._core import lib
-from .backends.native import DTYPES, check, new_pool, pointer
+from .backends import namespace, pick
 from .solve import as_count
 
 PAIR_ENTRIES = 1 << 20  # entries that the exact gradient holds at once
@@ -44,30 +46,29 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     ValueError, TypeError
         Shapes do not fit, or entries are not real.
     """
-    A, B = as_factors(A, B)
-    A, B = np.ascontiguousarray(A), np.ascontiguousarray(B)
-    batched, shared = A.ndim == 3 or B.ndim == 3, B.ndim == 2
-    p = (A if A.ndim == 3 else B).shape[0] if batched else 1
-    (m, k), n = A.shape[-2:], B.shape[-1]
-    if A.ndim == 2 and B.ndim == 3:
-        A = np.ascontiguousarray(np.broadcast_to(A, (p, m, k)))
-    out = np.full((p, m, n), -np.inf, A.dtype) if k == 0 else np.empty((p, m, n), A.dtype)
-    if out.size and k:
-        pool = new_pool(None if threads is None else as_count(threads, "threads"), p * max(m * n, m * k, k * n))
-        check(
-            lib.mapuot_log_matmul(
-                pool, p, m, k, n, DTYPES[A.dtype.name], pointer(A, "void *"), pointer(B, "void *"),
-                shared, exact, pointer(out, "void *"),
-            )
-        )  # fmt: skip
-    return out if batched else out[0]
+    count = None if threads is None else as_count(threads, "threads")
+    module = pick("auto", A, B)
+    A, B = as_factors(A, B, module)
+    xp, shape = namespace(A), out_shape(A, B)
+    p = shape[0] if len(shape) == 3 else 1
+    if 0 in (*A.shape, *B.shape):
+        return xp.full(shape, -np.inf, A.dtype)
+    whole = xp.ascontiguousarray(xp.broadcast_to(A, (p, *A.shape[-2:])))
+    engine = import_module(module.__name__ + "_log_matmul")
+    return engine.product(whole, xp.ascontiguousarray(B), exact, count).reshape(shape)
 
 
-def as_factors(A: Any, B: Any) -> tuple[Any, Any]:
-    """Both as float32 or both as float64, with shapes that fit."""
+def out_shape(A: Any, B: Any) -> tuple[int, ...]:
+    """(m, n), or (p, m, n) where a factor is batched."""
+    batch = A.shape[:1] if A.ndim == 3 else B.shape[:1] if B.ndim == 3 else ()
+    return (*batch, A.shape[-2], B.shape[-1])
+
+
+def as_factors(A: Any, B: Any, module: ModuleType) -> tuple[Any, Any]:
+    """Both as float32 or both as float64, where the other one is, with shapes that fit."""
     pair = []
     for value, name in ((A, "A"), (B, "B")):
-        array = np.asarray(value)
+        array = module.asarray(value)
         if array.dtype.kind not in "fiu":
             raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
         if array.ndim not in (2, 3):
@@ -80,7 +81,8 @@ def as_factors(A: Any, B: Any) -> tuple[Any, Any]:
         raise ValueError(f"A and B must hold equally many products, got {len(A)} and {len(B)}")
     narrow = all(x.dtype.name in ("float32", "float16") for x in pair)
     dtype = np.dtype(np.float32 if narrow else np.float64)
-    return A.astype(dtype, copy=False), B.astype(dtype, copy=False)
+    xp = namespace(A, B)
+    return xp.asarray(A, dtype=dtype), xp.asarray(B, dtype=dtype)
 
 
 def log_matmul_gradient(A: Any, B: Any, out: Any, G: Any) -> tuple[Any, Any]:
@@ -107,46 +109,53 @@ def log_matmul_gradient(A: Any, B: Any, out: Any, G: Any) -> tuple[Any, Any]:
     ValueError, TypeError
         Shapes do not fit, or entries are not real.
     """
-    A, B = as_factors(A, B)
-    out, G = np.asarray(out, dtype=A.dtype), np.asarray(G, dtype=A.dtype)
-    shape = (*(A.shape[:1] if A.ndim == 3 else B.shape[:1] if B.ndim == 3 else ()), A.shape[-2], B.shape[-1])
+    A, B = as_factors(A, B, pick("auto", A, B))
+    xp, shape = namespace(A), out_shape(A, B)
+    out, G = xp.asarray(out, dtype=A.dtype), xp.asarray(G, dtype=A.dtype)
     for value, name in ((out, "out"), (G, "G")):
         if value.shape != shape:
             raise ValueError(f"{name} must have shape {shape}, got {value.shape}")
-    dA, dB = np.zeros_like(A), np.zeros_like(B)
-    for q in range(shape[0] if len(shape) == 3 else 1):
-        parts = [x[q] if x.ndim == 3 else x for x in (A, B, out, G, dA, dB)]
-        add_gradient(*parts)
-    return dA, dB
+    p = shape[0] if len(shape) == 3 else 1
+    whole = (xp.broadcast_to(x, (p, *x.shape[-2:])) for x in (A, B, out, G))
+    slopes = gradients(*whole)
+    return tuple(
+        slope if x.ndim == 3 else slope.sum(0) if len(shape) == 3 else slope[0]
+        for slope, x in zip(slopes, (A, B), strict=True)
+    )
 
 
-def add_gradient(A: Any, B: Any, out: Any, G: Any, dA: Any, dB: Any) -> None:
-    """One product. With E = exp(A - r), F = exp(B - c), W = G / S:  dA = E * (W F^T),  dB = F * (E^T W)."""
-    rows, cols = shift(A, 1), shift(B, 0)
+def gradients(A: Any, B: Any, out: Any, G: Any) -> tuple[Any, Any]:
+    """p products. With E = exp(A - r), F = exp(B - c), W = G / S:  dA = E * (W F^T),  dB = F * (E^T W)."""
+    xp, k = namespace(A), A.shape[2]
+    rows, cols = shift(A, 2), shift(B, 1)
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        E, F = np.exp(A - rows), np.exp(B - cols)
+        E, F = xp.exp(A - rows), xp.exp(B - cols)
         log_s = out - rows - cols
-        used = np.isfinite(log_s)
-        fast = used & (log_s > LOST_LOG[A.dtype.name] + np.log(max(len(B), 1)))
-        W = np.where(fast, G * np.exp(-np.where(fast, log_s, 0)), 0)
-        E[~np.isfinite(E)] = F[~np.isfinite(F)] = 0
-        dA += E * (W @ F.T)
-        dB += F * (E.T @ W)
-        for i, j in pairs(used & ~fast & (G != 0), len(B)):
-            w = G[i, j, None] * np.exp(A[i] + B.T[j] - out[i, j, None])
-            np.add.at(dA, i, w)
-            np.add.at(dB.T, j, w)
+        used = xp.isfinite(log_s)
+        fast = used & (log_s > LOST_LOG[A.dtype.name] + np.log(max(k, 1)))
+        W = xp.where(fast, G * xp.exp(-xp.where(fast, log_s, 0)), 0)
+        E, F = xp.where(xp.isfinite(E), E, 0), xp.where(xp.isfinite(F), F, 0)
+        dA, dB = E * (W @ F.swapaxes(1, 2)), F * (E.swapaxes(1, 2) @ W)
+        for q, i, j in entries(used & ~fast & (G != 0), k):
+            w = G[q, i, j, None] * xp.exp(A[q, i] + B[q, :, j] - out[q, i, j, None])
+            xp.add.at(dA, (q, i), w)
+            xp.add.at(dB.swapaxes(1, 2), (q, j), w)
+    return dA, dB
 
 
 def shift(X: Any, axis: int) -> Any:
     """The maximum along the axis; 0 where it is -inf (a row of zeros)."""
-    top = X.max(axis=axis, keepdims=True) if X.shape[axis] else np.zeros_like(X, shape=(1, 1))
-    return np.where(np.isneginf(top), 0, top).astype(X.dtype, copy=False)
+    xp = namespace(X)
+    if not X.shape[axis]:
+        return xp.zeros_like(X, shape=(1, 1, 1))
+    top = X.max(axis=axis, keepdims=True)
+    return xp.where(xp.isneginf(top), 0, top).astype(X.dtype, copy=False)
 
 
-def pairs(mask: Any, k: int) -> Iterator[tuple[Any, Any]]:
-    """The (i, j) of a mask, so many at a time that PAIR_ENTRIES hold k numbers for each."""
-    i, j = np.nonzero(mask)
+def entries(mask: Any, k: int) -> Iterator[tuple[Any, Any, Any]]:
+    """The (q, i, j) of a mask, so many at a time that PAIR_ENTRIES hold k numbers for each."""
+    places = mask.nonzero()
     step = max(1, PAIR_ENTRIES // max(k, 1))
-    for start in range(0, len(i), step):
-        yield i[start : start + step], j[start : start + step]
+    for start in range(0, len(places[0]), step):
+        q, i, j = (x[start : start + step] for x in places)
+        yield q, i, j

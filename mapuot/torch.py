@@ -6,21 +6,24 @@ f and g, |.| the mass and P the plan (rho = inf: e^(-f / rho) = 1, rho (1 - e^(-
     dW/da_i = rho1 (1 - e^(-f_i / rho1)) + reg (|b| - e^(-f_i / rho1)),    dW/db alike,    dW/dM = P
 
 The second term is that of the reference: a_i is in c = a b^T, and sum_j P_ij / a_i = e^(-f_i / rho1). Where a_i = 0 the
-potential is continued by its fixed point, f_i = -reg fi1 log sum_j b_j e^((g_j - M_ij) / reg). Tensors on the CPU are
-read where they lie. Sources: Feydy et al. 2019, Sejourne et al. 2019.
+potential is continued by its fixed point, f_i = -reg fi1 log sum_j b_j e^((g_j - M_ij) / reg). Tensors are read where
+they lie, on the CPU or (through CuPy) on the GPU, where all of the work is then done, on torch's current stream.
+Sources: Feydy et al. 2019, Sejourne et al. 2019.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 
+from .backends import namespace
 from .batch import BatchResult, solve_batch
 from .divergence import check_options, self_costs
 from .log_matmul import log_matmul
-from .penalties import F64
 from .pot.arrays import give, take
+from .problem import as_pair
 
 try:
     import torch
@@ -62,6 +65,8 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     """
     if "reference" in options or "penalty" in options or "warm_start" in options:
         raise TypeError("reference, penalty and warm_start are not options of the loss: c = a b^T, penalty KL")
+    if any(np.ndim(rho) for rho in as_pair(reg_m, "reg_m")):
+        raise ValueError(f"reg_m must be a number or a pair of numbers for the loss, got {reg_m!r}")
     values = _SinkhornLoss.apply(as_tensor(a), as_tensor(b), as_tensor(M), reg, reg_m, options)
     batched = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
     return values if batched else values[0]
@@ -105,13 +110,23 @@ def as_tensor(x: Any) -> Any:
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
 
 
+def stream_of(x: Any) -> Any:
+    """A context in which CuPy works on torch's current stream, for a tensor on a GPU."""
+    if not x.is_cuda:
+        return contextlib.nullcontext()
+    import cupy  # noqa: PLC0415 - only for tensors on a GPU
+
+    return cupy.cuda.ExternalStream(torch.cuda.current_stream(x.device).cuda_stream)
+
+
 class _SinkhornLoss(torch.autograd.Function):
     """(p,) dual values; what backward needs is in the BatchResult."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, M: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
-        costs, A, B = (take(x.detach(), name) for x, name in ((M, "M"), (a, "a"), (b, "b")))
-        ctx.result = solve_batch(costs, A, B, reg, reg_m, **options)
+        with stream_of(M):
+            costs, A, B = (take(x.detach(), name) for x, name in ((M, "M"), (a, "a"), (b, "b")))
+            ctx.result = solve_batch(costs, A, B, reg, reg_m, **options)
         ctx.save_for_backward(a, b, M)
         wide = torch.float64 in (a.dtype, b.dtype, M.dtype)
         return give(ctx.result.dual, M).to(torch.float64 if wide else torch.float32)
@@ -119,7 +134,8 @@ class _SinkhornLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
-        slopes = first_derivatives(ctx.result, inputs, needed, take(grad.detach(), "grad"))
+        with stream_of(grad):
+            slopes = first_derivatives(ctx.result, inputs, needed, take(grad.detach(), "grad"))
         if torch.is_grad_enabled():  # create_graph=True
             slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
         return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None)
@@ -153,28 +169,31 @@ def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any) 
     return out
 
 
-def marginal_gradient(result: BatchResult, name: str) -> F64:
+def marginal_gradient(result: BatchResult, name: str) -> Any:
     """dW/da (name "rows") or dW/db ("cols"), (p, m) or (p, n)."""
     problem = result.problem
     rows = name == "rows"
     side, other = (problem.rows, problem.B) if rows else (problem.cols, problem.A)
-    f = continued(result, rows)
+    f, rho, xp = continued(result, rows), float(side.rho[0]), namespace(other)
+    mass = other.sum(1)[:, None]
+    if np.isinf(rho):
+        return f + problem.reg * (mass - 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
-        ratio = np.exp(-f / side.rho)  # what leaves the point, as a part of its mass
-        price = np.where(np.isinf(side.rho), f, -side.rho * np.expm1(-f / side.rho))
-    return np.asarray(price + problem.reg * (other.sum(1)[:, None] - ratio))
+        ratio = xp.exp(-f / rho)  # what leaves the point, as a part of its mass
+        return problem.reg * (mass - ratio) - rho * xp.expm1(-f / rho)
 
 
-def continued(result: BatchResult, rows: bool) -> F64:
+def continued(result: BatchResult, rows: bool) -> Any:
     """f (or g) at every point: where the weight is 0, what its fixed point gives."""
     p = result.problem
     f, side, weight = (result.f, p.rows, p.A) if rows else (result.g, p.cols, p.B)
     log_v, other = (result.log_v, p.B) if rows else (result.log_u, p.A)
     if (weight > 0).all():
         return f
-    fi = np.where(np.isinf(side.rho), 1.0, 1 / (1 + p.reg / side.rho))
+    xp, rho = namespace(weight), float(side.rho[0])
+    fi = 1.0 if np.isinf(rho) else 1 / (1 + p.reg / rho)
     with np.errstate(divide="ignore"):
-        log_w = np.where(other > 0, log_v + np.log(other), -np.inf)
-    cost = np.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64) / -p.reg
+        log_w = xp.where(other > 0, log_v + xp.log(other), -np.inf)
+    cost = xp.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64) / -p.reg
     log_s = log_matmul(cost, log_w.T).T if cost.ndim == 2 else log_matmul(cost, log_w[:, :, None])[:, :, 0]
-    return np.where(weight > 0, f, -p.reg * fi * log_s)
+    return xp.where(weight > 0, f, -p.reg * fi * log_s)

@@ -6,7 +6,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import mapuot
-from mapuot import batch, solve, solve_batch
+from mapuot import solve, solve_batch
 from mapuot.backends import cpu_batch
 
 REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
@@ -95,7 +95,7 @@ def test_answers_do_not_depend_on_company(isa, dtype):
 def test_chunks(monkeypatch):
     M, A, B = histograms(p=11)
     result = solve_batch(M, A, B, 0.05, 1.0)
-    monkeypatch.setattr(batch, "CHUNK_BYTES", 4 * cpu_batch.bytes_each(M.shape, 8, True, "float64"))
+    monkeypatch.setattr(cpu_batch, "CHUNK_BYTES", 4 * cpu_batch.bytes_each(M.shape, 8, True, "float64"))
     assert (solve_batch(M, A, B, 0.05, 1.0).log_u == result.log_u).all()
 
 

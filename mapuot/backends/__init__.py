@@ -9,12 +9,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol
+
+import numpy as np
 
 from ..penalties import F64
 
@@ -89,6 +92,17 @@ def pick(backend: str, *arrays: Any) -> ModuleType:
         on_gpu = any(hasattr(x, "__cuda_array_interface__") for x in arrays)
         backend = "cuda" if on_gpu else "cpu"
     return import_module(f"{__name__}.{backend}")
+
+
+def namespace(*arrays: Any) -> Any:
+    """numpy, or CuPy where one of the arrays is CuPy's."""
+    on_gpu = any(type(x).__module__.partition(".")[0] == "cupy" for x in arrays)
+    return sys.modules["cupy"] if on_gpu else np
+
+
+def host(x: Any) -> Any:
+    """A numpy array of what may lie on a GPU."""
+    return x.get() if namespace(x) is not np else x
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The CPU's batch: p problems with one K, or one K each, set up at once and iterated in few foreign calls.
 
 K = exp((M_min - M) / reg) is in no problem's own scaling, so that all can share it; a problem whose scalings outgrow
-it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin to come: cuda_batch.py.
+it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: cuda_batch.py.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import numpy as np
 
 from .. import penalties
 from .._core import ffi, lib
+from ..batch import SMALL_ENTRIES
 from ..penalties import F64
 from ..problem import Side
+from ..solve import PRECISIONS
 from . import Options
 from .cpu import FLUSH_LOG, ROUNDING, SAFE_SPREAD, STORAGE
 from .native import DTYPES, SCALARS, check, empty, leading_dimension, matrix, new_pool, padded, pointer
 
+EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
+CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
 SLOTS = 16  # problems that a thread keeps in hand
 SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache
 CALL_PASSES = 64  # a foreign call makes at most so many of each problem: Ctrl-C waits for it
@@ -32,9 +36,16 @@ STATS = np.dtype(
 )
 
 
-def fits(spread: float, log_v: F64, precision: str) -> bool:
-    """Whether K without absorbed potentials holds a range(M) / reg of ``spread``, from a start log v."""
-    return bool(spread + np.abs(log_v).max(initial=0.0) <= SAFE_SPREAD[precision])
+def storage(task: Any, precision: str, tol: float, log_v: F64) -> str | None:
+    """How one K can be stored for all; "auto" is float32 only where that saves memory traffic. None: it cannot."""
+    plain = task.rows.scalar_rho is not None or task.rows.penalty not in ("kl", "balanced")
+    dtype = PRECISIONS.get(precision)
+    if dtype is None:
+        entries = task.M.size if task.M.ndim == 2 else task.shape[0] * task.shape[1]
+        dtype = "float64" if tol < EXACT_TOL or entries <= SMALL_ENTRIES else "float32"
+    spread = (task.M_max - task.M_min) / task.reg + np.abs(log_v).max(initial=0.0)
+    fits = plain and spread <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
+    return dtype if fits else None
 
 
 def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:

@@ -1,0 +1,172 @@
+"""The GPU's batch: small problems one block each, every pass inside one launch; larger ones with one cost as products.
+
+A small problem (m, n <= 128) holds K in registers, in float32 until its sums can tell no more, then in float64, which
+certifies; K is made again around the potentials where they leave its range, so that every reg works. Larger problems on
+one cost make their passes by two matrix products in float64, all of them together. Twin: cpu_batch.py; device side:
+src_cuda/batch.cu, batch_products.cu.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ..penalties import F64
+from ..solve import COARSE_TOL, reg_steps
+from . import Options
+from .cuda import STATUS, narrow_floor
+from .cuda_kernels import F8, I8, PTR, kernel
+
+MOST = 128  # rows and columns of a small problem
+SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
+PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
+DEPTH, COLUMN_KINDS, STANDING = 5, 20, 44  # of batch.cuh: words a column, words of a Standing
+CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
+CHECK_PASSES = 8  # products between two looks at what still runs
+VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
+LIMITS = ["reg", "inv_reg", "k1", "k2", "lam_rate", "mu_rate", "tol", "tol_gap", "narrow_floor", "low", "safe"]
+BATCH = np.dtype(
+    [("m", I8), ("n", I8), ("M", PTR), ("M_problem", I8), ("M_row", I8), ("M_col", I8)]
+    + [(name, PTR) for name in ("A", "B", "x", "log_u", "r", "log_v", "s", "report", *VECTORS)]
+    + [(name, I8) for name in ("product", "memory", "count")]
+    + [(name, F8) for name in LIMITS]
+)
+REPORT = np.dtype([(name, F8) for name in ("gap", "error", "dual", "mass", "passes", "status")])
+
+
+def storage(task: Any, precision: str, tol: float, log_v: F64) -> str | None:
+    """Where passes begin, "float32" or "float64"; None: the problems are solved alone."""
+    if task.rows.scalar_rho is None or task.cols.scalar_rho is None:
+        return None
+    if max(task.shape) <= MOST:
+        return "float64" if precision == "float64" else "float32"
+    spread = (task.M_max - task.M_min) / task.reg + float(abs(log_v).max())
+    return "float64" if task.M.ndim == 2 and spread <= PRODUCT_SPREAD else None
+
+
+def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:
+    """Memory of one problem of a batch on the device, beside a cost of its own that lies there already."""
+    m, n = shape
+    small = max(shape) <= MOST
+    return 8 * (3 * (m + n) + (0 if small else (COLUMN_KINDS + 2) * n + 3 * m + STANDING))
+
+
+def constants(task: Any, options: Options, reg: float) -> Any:
+    """The BATCH record without its addresses."""
+    record = np.zeros((), BATCH)
+    record["m"], record["n"] = task.shape
+    record["reg"], record["inv_reg"] = reg, 1 / reg
+    k1, k2 = reg / task.rows.scalar_rho, reg / task.cols.scalar_rho
+    record["k1"], record["k2"] = k1, k2
+    if options.translate and k1 + k2 > 0:
+        fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)
+        record["lam_rate"], record["mu_rate"] = 1 / (fi1 * k1 + k2), fi2 / (k1 + fi2 * k2)
+    record["tol"], record["tol_gap"] = options.tol, options.tol_gap
+    record["memory"], record["product"] = min(options.memory, DEPTH), task.reference == "product"
+    record["narrow_floor"] = narrow_floor(task)
+    record["low"], record["safe"] = task.M_min / reg, (task.M_max - task.M_min) / reg <= SAFE_SPREAD
+    return record
+
+
+def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
+    """How K lies in the registers of a block: 16 lanes share a row, GROUPS of them the rows."""
+    m, n = shape
+    columns = -(-n // 16)
+    groups = 8 if narrow else next(g for g in (8, 16, 32) if -(-m // g) * columns <= 32 or g == 32)
+    rows = -(-m // groups)
+    entries = rows * columns
+    resident = (3 if entries > 96 else 4 if entries > 48 else 6) if narrow else 32 // groups
+    return {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident, "STORE": int(narrow)}
+
+
+class BatchWorkspace:
+    """The arrays of p problems on the device, one row a problem, and the record that points at them."""
+
+    def __init__(self, task: Any, options: Options, log_v: Any) -> None:
+        (m, n), p = task.shape, len(log_v)
+        self.task, self.options, self.p = task, options, p
+        self.M, self.A, self.B = (cp.asarray(x) for x in (task.M, task.A, task.B))
+        self.x = cp.array(log_v, dtype=np.float64, order="C")
+        sizes = {"log_u": m, "r": m, "log_v": n, "s": n, "report": 6}
+        small = max(m, n) <= MOST
+        if not small:
+            lengths = (COLUMN_KINDS * n, m, n, m, m, n, 1, STANDING)
+            sizes |= dict(zip(VECTORS, lengths, strict=True))
+        self.arrays = {name: cp.zeros((p, size)) for name, size in sizes.items()}
+        self.left = np.zeros(p, REPORT)
+        self.advance = self.blocks if small else self.products
+        self.passes = 0
+        for reg in reg_steps(task, options, bool(self.x.any())):
+            self.coarse(reg)
+
+    def coarse(self, reg: float) -> None:
+        """A larger reg first: log v of its answer, in the units of the reg asked for, is a better start."""
+        options = Options(**{**vars(self.options), "tol": max(self.options.tol, COARSE_TOL)})
+        self.x *= self.task.reg / reg
+        self.advance(self.record(options, reg), self.passes + 200)
+        log_v = self.arrays["log_v"]
+        self.x = cp.where(cp.isfinite(log_v), log_v, 0.0) * (reg / self.task.reg)
+        self.passes = int(self.left["passes"].max())
+        self.arrays["report"][:, 5] = 0.0
+        self.left["status"] = 0.0
+
+    def record(self, options: Options, reg: float) -> Any:
+        record, M = constants(self.task, options, reg), self.M
+        strides = [s // M.itemsize for s in M.strides]
+        record["M"], record["M_row"], record["M_col"] = M.data.ptr, strides[-2], strides[-1]
+        record["M_problem"] = strides[0] if M.ndim == 3 else 0
+        for name, array in (("A", self.A), ("B", self.B), ("x", self.x), *self.arrays.items()):
+            record[name] = array.data.ptr
+        return record
+
+    def iterate(self, passes: int) -> int:
+        """At most so many passes of each problem that still runs; how many still run then."""
+        self.passes += passes
+        self.advance(self.record(self.options, self.task.reg), self.passes)
+        return int((self.left["status"] == 0).sum())
+
+    def blocks(self, record: Any, count: int) -> None:
+        """A block a problem: float32 passes, then float64 ones."""
+        record["count"] = count
+        for narrow in (True, False):
+            if narrow and self.options.precision != "float32":
+                continue
+            options = small_options(self.task.shape, narrow)
+            run = kernel("batch.cu", "batch_solve", COST=int(self.M.dtype == np.float32), NARROW=int(narrow), **options)
+            run((self.p,), (16 * options["GROUPS"],), (record,))
+        self.read()
+
+    def products(self, record: Any, count: int) -> None:
+        """S = V K^T, U = prox(S), then U K, for all problems at once."""
+        record["count"] = count
+        names = ("open_problems", "prox_rows", "finish_problems")
+        options = {"COST": int(self.M.dtype == np.float32), "NARROW": 0, "STORE": 0}
+        steps = {name: kernel("batch_products.cu", name, **options) for name in names}
+        arrays = self.arrays
+        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) * record["inv_reg"])
+        steps["open_problems"]((self.p,), (128,), (record,))
+        while (self.left["status"] == 0).any() and self.left["passes"].max() < count:
+            for _ in range(min(CHECK_PASSES, count - int(self.left["passes"].max()))):
+                cp.matmul(arrays["v"], K.T, out=arrays["row_sums"])
+                steps["prox_rows"]((self.p,), (128,), (record,))
+                cp.matmul(arrays["u"], K, out=arrays["sums"])
+                steps["finish_problems"]((self.p,), (128,), (record,))
+            self.read()
+
+    def read(self) -> None:
+        self.left = self.arrays["report"].get().view(REPORT)[:, 0]
+
+    def status(self) -> list[str]:
+        return [STATUS[int(code)] for code in self.left["status"]]
+
+    def field(self, name: str) -> Any:
+        return self.left[name].astype(np.int64)
+
+    def potentials(self) -> tuple[Any, Any]:
+        """(log u, log v) of the last certified iterates, (p, m) and (p, n); -inf where left out."""
+        return self.arrays["log_u"], self.arrays["log_v"]
+
+    def marginals(self) -> tuple[Any, Any]:
+        return self.arrays["r"], self.arrays["s"]

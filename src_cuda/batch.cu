@@ -1,0 +1,250 @@
+// Mirrors src_c/batch.c and batch_tmpl.c: problems that fit a block, all passes of one in one block.
+//
+// Thread (g, c) of GROUPS x 16 keeps rows g RT .. (g + 1) RT - 1 and columns c, c + 16, .. (CT of them) of K in registers
+// from the first pass to the last.  A warp has 2 RT whole rows, so that u is found within it; the column sums of the
+// warps meet in shared memory.  Three meetings of the block a pass.  K = exp(alpha_i + beta_j - M_ij / reg) is made again
+// around the potentials where they leave its range, so that every reg works.  The NARROW kernel goes as far as float32
+// sums can and leaves log v in S.x; the float64 one goes on from there and certifies.
+// Options: GROUPS, RT, CT, RESIDENT (blocks a multiprocessor) and those of batch.cuh.
+#define THREADS (16 * GROUPS)
+#include "batch.cuh"
+
+#define ROWS (GROUPS * RT)
+#define COLUMNS (16 * CT)
+#define RP (RT > 8 ? 16 : RT > 4 ? 8 : RT > 2 ? 4 : RT) // rows as warp_sums takes them: a power of two
+
+struct Shared {
+    Work work;
+    double col[COLUMN_KINDS][COLUMNS];
+    double alpha[ROWS], absorbed[ROWS], a[ROWS], log_a[ROWS]; // of rows; absorbed: d
+    num v[COLUMNS], partial[WARPS][COLUMNS];
+};
+
+struct Lane {
+    int g, c, row;   // row: the one whose u this lane finds; the 16 / RP lanes of a row find the same
+    bool owns, mine; // there is such a row; this lane stores it
+};
+
+__device__ __forceinline__ Lane lane_of()
+{
+    const int c = threadIdx.x % 16, k = c * RP / 16;
+    return {(int)threadIdx.x / 16, c, (int)threadIdx.x / 16 * RT + (k < RT ? k : 0), k < RT,
+            k < RT && c % (16 / RP) == 0};
+}
+
+__device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t problem)
+{
+    for (int i = threadIdx.x; i < ROWS; i += THREADS) {
+        const double a = i < (int)S.m ? S.A[problem * S.m + i] : 0;
+        all.a[i] = a;
+        all.log_a[i] = a > 0 ? log(a) : 0;
+    }
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS)
+        all.v[j] = 0;
+}
+
+// M_ij / reg, 0 outside
+__device__ __forceinline__ double ratio(const Batch &S, const cost *M, int i, int j)
+{
+    return i < (int)S.m && j < (int)S.n ? (double)M[i * S.M_row + j * S.M_col] * S.inv_reg : 0;
+}
+
+// alpha = -max_j(log v_j b_j - M_ij / reg), beta = log v_j b_j - max_i(alpha_i + log v_j b_j - M_ij / reg): K is at most
+// 1 and has an entry 1 in every row and column in use.  b and a only where the reference has them; -inf: left out.
+__device__ __forceinline__ void balance(const Batch &S, Shared &all, const cost *M, const Lane &at)
+{
+    double *beta = all.col[NEW_G], *high = all.col[NEW_F];
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+        const bool used = j < (int)S.n && all.col[WEIGHT][j] > 0;
+        beta[j] = used ? all.col[X][j] + (S.product ? all.col[LOG_B][j] : 0) : -INF;
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int k = 0; k < RT; k++) {
+        const int i = at.g * RT + k;
+        double top = -INF;
+        for (int q = 0; q < CT; q++)
+            top = fmax(top, beta[at.c + 16 * q] - ratio(S, M, i, at.c + 16 * q));
+#pragma unroll
+        for (int bit = 8; bit > 0; bit /= 2)
+            top = fmax(top, __shfl_xor_sync(FULL, top, bit));
+        if (at.c == 0)
+            all.alpha[i] = all.a[i] > 0 ? -top : -INF;
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int q = 0; q < CT; q++) {
+        const int j = at.c + 16 * q;
+        double top = -INF;
+        for (int k = 0; k < RT; k++)
+            top = fmax(top, all.alpha[at.g * RT + k] - ratio(S, M, at.g * RT + k, j));
+        top = fmax(top, __shfl_xor_sync(FULL, top, 16));
+        if (threadIdx.x % 32 < 16)
+            all.partial[threadIdx.x / 32][j] = (num)top; // rounded: beta need not be sharp
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+        double top = -INF;
+        for (int w = 0; w < WARPS; w++)
+            top = fmax(top, (double)all.partial[w][j]);
+        high[j] = beta[j] > -INF ? -top : -INF; // beta_j = log v_j b_j - (log v_j b_j + top)
+    }
+    __syncthreads();
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS)
+        beta[j] = high[j];
+}
+
+// K around the potentials of the pass, or around none; then v.
+__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, const Lane &at, bool plain,
+                                             num (&K)[RT][CT])
+{
+    double *beta = all.col[NEW_G];
+    __syncthreads();
+    if (plain) {
+        for (int j = threadIdx.x; j < COLUMNS; j += THREADS)
+            beta[j] = 0;
+        for (int i = threadIdx.x; i < ROWS; i += THREADS)
+            all.alpha[i] = S.low;
+    } else {
+        balance(S, all, M, at);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < RT; k++) {
+        const int i = at.g * RT + k;
+#pragma unroll
+        for (int q = 0; q < CT; q++) {
+            const int j = at.c + 16 * q;
+            const bool there = i < (int)S.m && j < (int)S.n;
+            K[k][q] = there ? (num)exp_of(all.alpha[i] + beta[j] - ratio(S, M, i, j)) : (num)0;
+        }
+    }
+    for (int i = threadIdx.x; i < ROWS; i += THREADS)
+        all.absorbed[i] = all.a[i] > 0 ? all.alpha[i] - (S.product ? all.log_a[i] : 0) : 0;
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
+        all.col[ABSORBED][j] = all.col[WEIGHT][j] > 0 ? beta[j] - (S.product ? all.col[LOG_B][j] : 0) : 0;
+    __syncthreads();
+    start_columns(S, all.work, all.col[0], COLUMNS, all.v);
+}
+
+// s = K v, u = prox(s), the warps' parts of K^T u and of the row scalar; true where K does not do.
+__device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane &at, const num (&K)[RT][CT],
+                                         double &log_u, double &r)
+{
+    const double shift = all.work.standing[0].shift;
+    bool odd = false;
+    num s[RP];
+    {
+        num v[CT];
+#pragma unroll
+        for (int q = 0; q < CT; q++)
+            v[q] = all.v[at.c + 16 * q];
+#pragma unroll
+        for (int k = 0; k < RP; k++) {
+            s[k] = 0;
+            if (k < RT)
+#pragma unroll
+                for (int q = 0; q < CT; q++)
+                    s[k] += K[k < RT ? k : 0][q] * v[q];
+        }
+    }
+    const num sum = warp_sums<RP, 8>(s, threadIdx.x % 32);
+    const double a = at.owns ? all.a[at.row] : 0, d = all.absorbed[at.row];
+    log_u = 0;
+    const num u = row_scale(S, a, all.log_a[at.row], d, sum, shift, log_u, odd);
+    r = (double)(u * sum);
+    const double part = warp_sum(!at.mine ? 0 : S.k1 > 0 ? r : a > 0 ? a * (log_u + d) : 0);
+    if (threadIdx.x % 32 == 0)
+        all.work.row[threadIdx.x / 32] = part;
+    num sums[CT];
+#pragma unroll
+    for (int q = 0; q < CT; q++)
+        sums[q] = 0;
+#pragma unroll
+    for (int k = 0; k < RT; k++) {
+        const num uk = __shfl_sync(FULL, u, k * (16 / RP), 16);
+#pragma unroll
+        for (int q = 0; q < CT; q++)
+            sums[q] += K[k][q] * uk;
+    }
+#pragma unroll
+    for (int q = 0; q < CT; q++) {
+        sums[q] += __shfl_xor_sync(FULL, sums[q], 16);
+        if (threadIdx.x % 32 < 16)
+            all.partial[threadIdx.x / 32][at.c + 16 * q] = sums[q];
+    }
+    return odd;
+}
+
+// What the caller reads: the certified iterate, or the log v that the float64 kernel goes on from.
+__device__ __forceinline__ void close_problem(const Batch &S, const Shared &all, int64_t problem, const Lane &at,
+                                              const Move &move, double log_u, double r)
+{
+    const Work &W = all.work;
+    if (threadIdx.x == 0) {
+        S.report[problem] = W.report;
+        if (NARROW)
+            S.report[problem].status = RUNNING;
+    }
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        const double *col = &all.col[0][j];
+        const bool used = col[WEIGHT * COLUMNS] > 0;
+        const int64_t to = problem * S.n + j;
+#if NARROW
+        if (used && isfinite(col[X * COLUMNS]))
+            S.x[to] = col[X * COLUMNS];
+#else
+        S.log_v[to] = used ? col[NEW_G * COLUMNS] - col[NEW_F * COLUMNS] : -INF;
+        S.s[to] = used ? col[MARGINAL * COLUMNS] : 0;
+#endif
+    }
+#if !NARROW
+    if (at.mine && at.row < (int)S.m) {
+        const int64_t to = problem * S.m + at.row;
+        const bool used = all.a[at.row] > 0;
+        S.log_u[to] = used ? log_u + all.absorbed[at.row] + W.standing[0].shift : -INF;
+        S.r[to] = used ? r * move.kappa : 0;
+    }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(const __grid_constant__ Batch S)
+{
+    __shared__ Shared all;
+    const int64_t problem = blockIdx.x;
+    const cost *M = S.M + problem * S.M_problem;
+    const Lane at = lane_of();
+    const bool has_columns = (int)threadIdx.x / 32 < column_warps((int)S.n);
+    num K[RT][CT];
+    if (S.report[problem].status != RUNNING || S.report[problem].passes + NARROW >= S.count)
+        return; // the last pass is the float64 kernel's
+    if (threadIdx.x == 0)
+        all.work.report = S.report[problem];
+    open_rows(S, all, problem);
+    open_columns(S, all.work, problem, all.col[0], COLUMNS);
+    bool odd = false, rebuild = true;
+    Move move;
+    double log_u, r;
+    for (bool first = true;; first = false) {
+        if (rebuild)
+            build_kernel(S, all, M, at, first && S.safe > 0, K);
+        odd = __syncthreads_or(row_half(S, all, at, K, log_u, r));
+        move = translation(S, all.work);
+        bool dead = false;
+        if (has_columns)
+            dead = first_sweep(S, all.work, all.col[0], COLUMNS, all.v, move, [&](int j) {
+                num sum = 0;
+                for (int w = 0; w < WARPS; w++)
+                    sum += all.partial[w][j];
+                return sum;
+            });
+        odd |= __syncthreads_or(dead) != 0;
+        bool far = false;
+        if (has_columns)
+            far = finish_columns(S, all.work, all.col[0], COLUMNS, all.v, move, odd);
+        rebuild = __syncthreads_or(far);
+        if (all.work.report.status != RUNNING || (all.work.report.passes + NARROW >= S.count && !odd))
+            break;
+    }
+    close_problem(S, all, problem, at, move, log_u, r);
+}

@@ -1,0 +1,483 @@
+// Mirrors src_c/finish_tmpl.c and the scalar work of src_c/solver.c for one problem of a batch: one block, KL or balanced
+// sides with one rho each.  The words and formulas are those of finish_pass.cuh.
+//
+// A problem's columns are COLUMN_KINDS vectors of ld numbers, thread j of the first HOLDERS warps has column j, j + 32 HOLDERS, ..; these
+// warps do the scalar work each for itself, on the same numbers, so that it costs no meeting of the block.
+// Options: THREADS, NARROW (1: float32 products and sums, logarithms and exponentials to 1e-7), COST (of M).
+#ifndef BATCH_CUH
+#define BATCH_CUH
+#include "prox.cuh"
+
+#if COST == 0
+typedef double cost;
+#else
+typedef float cost;
+#endif
+#define DEPTH 5 // most Anderson differences
+#define WARPS (THREADS / 32)
+#define HOLDERS (WARPS < 4 ? WARPS : 4) // warps that may have columns: the first ones
+#define STALL_PASSES 250
+#define NARROW_PATIENCE 20
+#define LOG2E 1.4426950408889634
+#define LN2 0.6931471805599453
+#if NARROW
+#define SCALE_LIMIT 1e12f // a scale beyond it: K is rebuilt
+#define DEAD 1e-30f       // a sum below it: no mass is in reach
+#else
+#define SCALE_LIMIT 1e100
+#define DEAD 1e-290
+#endif
+
+enum {
+    WEIGHT,   // b, 0: left out
+    LOG_B,    // log b; 0 where left out
+    ABSORBED, // e
+    X,        // log v of the pass
+    Q,        // b e^(-k x)
+    IMAGE,    // last G(x)
+    LAST,     // last G(x) - x
+    NEW_G,    // G(x) and G(x) - x of the pass, before its translation
+    NEW_F,
+    MARGINAL,
+    DF,
+    DG = DF + DEPTH,
+    COLUMN_KINDS = DG + DEPTH
+};
+// what the first sweep sums; LOSS: gap, balanced |s - b|_1; WORTH: sum b e^(-k G), balanced sum b x
+enum { LOSS, WORTH, SUM_F, SUM_P, SUM_PP, SUM_PF, SUM_DOT, SUM_RHS = SUM_DOT + DEPTH, SUMS = SUM_RHS + DEPTH };
+
+struct Report {
+    double gap, error, dual, mass, passes, status;
+};
+
+// A batch; every member is 8 bytes wide, as in the numpy record BATCH of backends/cuda_batch.py.
+struct Batch {
+    int64_t m, n;
+    const cost *M;
+    int64_t M_problem, M_row, M_col; // strides in entries, M_problem = 0: one cost
+    const double *A, *B;             // p x m, p x n
+    double *x;                       // p x n: log v to start from; narrow: and to go on from
+    double *log_u, *r, *log_v, *s;   // p x m, p x m, p x n, p x n: the certified iterate
+    Report *report;                  // p
+    double *columns, *row_absorbed;  // of problems larger than a block: p x COLUMN_KINDS x n, p x m
+    double *v, *u, *row_sums, *sums; // p x n, p x m; K v, p x m; K^T u, p x n
+    double *row_scalar;              // p
+    struct Standing *standing;       // p
+    int64_t product, memory, count;  // reference a b^T or ones; Anderson differences; passes of each problem at most
+    double reg, inv_reg, k1, k2;     // k = reg / rho, 0: balanced
+    double lam_rate, mu_rate, tol, tol_gap, narrow_floor;
+    double low, safe; // smallest M / reg; safe 1: K needs no absorbed potentials at the start
+};
+
+// How far the iteration is; a copy for each warp.
+struct Standing {
+    double shift, best_dual, best_error, progress_dual, since_best, since_build, passes;
+    double depth, head, have, extrapolated;
+    double mass_a, mass_b, weight; // weight: sum b e^(-k x), between launches
+    double gram[DEPTH * DEPTH], ones[DEPTH];
+};
+
+struct Work {
+    double row[WARPS], next[WARPS]; // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
+    num part[HOLDERS][SUMS];
+    Standing standing[HOLDERS];
+    Report report;
+};
+
+// The translation of a pass: log u += off, log v -= lam, the plan times kappa, q times grow
+struct Move {
+    double lam, off, kappa, log_kappa, grow, mass, weight;
+};
+
+#if NARROW
+__device__ __forceinline__ double log_of(double x) // x > 0 and normal
+{
+    const int high = __double2hiint(x) - 0x3fe80000, e = high >> 20; // mantissa in [.75, 1.5)
+    const double m = __hiloint2double(__double2hiint(x) - (e << 20), __double2loint(x));
+    return LN2 * ((double)e + (double)__log2f((float)m));
+}
+__device__ __forceinline__ double log_of(float x)
+{
+    const int e = (__float_as_int(x) - 0x3f400000) >> 23;
+    return LN2 * ((double)e + (double)__log2f(__int_as_float(__float_as_int(x) - (e << 23))));
+}
+__device__ __forceinline__ float exp_of(double x) // 0 below 2^-125, infinite beyond 2^126
+{
+    const double y = x * LOG2E, whole = rint(y > -1000 ? (y < 1000 ? y : 1000) : -1000);
+    const int e = (int)whole;
+    const float part = exp2f((float)(y - whole));
+    if (!(x == x))
+        return (float)x;
+    return e < -125 ? 0 : e > 126 ? (float)INF : __int_as_float(__float_as_int(part) + (e << 23));
+}
+#else
+__device__ __forceinline__ double log_of(double x) { return log(x); }
+__device__ __forceinline__ double exp_of(double x) { return exp(x); }
+#endif
+
+__device__ __forceinline__ int column_warps(int n) { return n < 32 * HOLDERS ? (n + 31) / 32 : HOLDERS; }
+
+__device__ __forceinline__ double total(const double *parts, int count)
+{
+    double sum = 0;
+    for (int w = 0; w < count; w++)
+        sum += parts[w];
+    return sum;
+}
+
+// The sum of x over the block, for every thread; scratch: WARPS numbers.
+__device__ __forceinline__ double block_sum(double x, double *scratch)
+{
+    x = warp_sum(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    return total(scratch, WARPS);
+}
+
+__device__ __forceinline__ double block_max(double x, double *scratch)
+{
+    x = warp_max(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        scratch[threadIdx.x / 32] = x;
+    __syncthreads();
+    double top = -INF;
+    for (int w = 0; w < WARPS; w++)
+        top = fmax(top, scratch[w]);
+    return top;
+}
+
+// Weights and log v of problem `problem`; all threads.  The standing of every warp is that before the first pass.
+__device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t problem, double *col, int ld)
+{
+    const int lane = threadIdx.x % 32;
+    double a = 0, b = 0;
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS)
+        a += S.A[problem * S.m + i];
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        const double w = S.B[problem * S.n + j];
+        col[WEIGHT * ld + j] = w;
+        col[LOG_B * ld + j] = w > 0 ? log(w) : 0;
+        col[X * ld + j] = w > 0 ? S.x[problem * S.n + j] : 0;
+        b += w;
+    }
+    a = block_sum(a, W.row);
+    b = block_sum(b, W.row);
+    const int warp = threadIdx.x / 32;
+    Standing &p = W.standing[warp < HOLDERS ? warp : 0];
+    for (int q = lane; warp < HOLDERS && q < (int)(sizeof(Standing) / 8); q += 32)
+        ((double *)&p)[q] = 0;
+    __syncwarp();
+    if (lane == 0 && warp < HOLDERS) {
+        p.best_dual = p.progress_dual = -INF;
+        p.best_error = INF;
+        p.passes = S.report[problem].passes;
+        p.mass_a = a;
+        p.mass_b = b;
+    }
+    __syncthreads();
+}
+
+// v relative to K of a column, q = b e^(-k x); true where v leaves the range of this K.
+__device__ __forceinline__ bool scale_column(const Batch &S, double *col, int ld, num *v, int j, double x, double shift)
+{
+    const double w = col[WEIGHT * ld + j];
+    const num scale = w > 0 ? (num)exp_of(x - col[ABSORBED * ld + j] + shift) : (num)0;
+    col[X * ld + j] = x;
+    col[Q * ld + j] = S.k2 > 0 ? w * (double)exp_of(-S.k2 * x) : w;
+    v[j] = scale;
+    return !(scale < SCALE_LIMIT);
+}
+
+__device__ __forceinline__ void join_next(Work &W, double sum)
+{
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        W.next[threadIdx.x / 32] = sum;
+}
+
+// The shift that makes the largest v 1, then v and q of every column; all threads, after K was made.
+__device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *col, int ld, num *v)
+{
+    double top = -INF, sum = 0;
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
+        if (col[WEIGHT * ld + j] > 0)
+            top = fmax(top, col[X * ld + j] - col[ABSORBED * ld + j]);
+    top = block_max(top, W.next);
+    __syncthreads();
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        scale_column(S, col, ld, v, j, col[X * ld + j], -top);
+        sum += col[Q * ld + j];
+    }
+    join_next(W, sum);
+    if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * HOLDERS) {
+        W.standing[threadIdx.x / 32].shift = -top;
+        W.standing[threadIdx.x / 32].since_build = 0;
+    }
+    __syncthreads();
+}
+
+// u of a row relative to K, log u = fi (log a - log s) - (1 - fi) (d + shift); a = 0: left out.  `odd`: K does not do.
+__device__ __forceinline__ num row_scale(const Batch &S, double a, double log_a, double d, num s, double shift,
+                                         double &log_u, bool &odd)
+{
+    const double fi = 1 / (1 + S.k1);
+    if (!(a > 0))
+        return 0;
+    odd |= !(s > (num)DEAD);
+    log_u = fi * (log_a - log_of(s)) - (1 - fi) * (d + shift);
+    const num u = (num)exp_of(log_u);
+    odd |= !(u < SCALE_LIMIT);
+    return u;
+}
+
+__device__ __forceinline__ Move translation(const Batch &S, const Work &W)
+{
+    const int warps = column_warps((int)S.n);
+    const double fi = 1 / (1 + S.k1);
+    Move move;
+    move.mass = S.k1 > 0 ? total(W.row, WARPS) : W.standing[0].mass_a;
+    move.weight = total(W.next, warps);
+    move.lam = S.lam_rate > 0 ? S.lam_rate * (log_of(move.mass) - log_of(move.weight)) : 0;
+    move.off = fi * move.lam;
+    move.log_kappa = (fi - 1) * move.lam;
+    move.kappa = S.lam_rate > 0 ? (double)exp_of(move.log_kappa) : 1;
+    move.grow = S.lam_rate > 0 && S.k2 > 0 ? (double)exp_of(S.k2 * move.lam) : 1;
+    return move;
+}
+
+// Sweep 1: marginal, gap, G(x) and what Anderson needs; true where a column is dead.  sum_of(j): K^T u of column j.
+template <typename Sum>
+__device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col, int ld, const num *v,
+                                            const Move &move, Sum sum_of)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const Standing &p = W.standing[warp];
+    const double fi = 1 / (1 + S.k2), shift = p.shift + move.off;
+    const int depth = p.have > 0 ? (int)p.depth : 0;
+    bool odd = false;
+    num value[SUMS];
+#pragma unroll
+    for (int q = 0; q < SUMS; q++)
+        value[q] = 0;
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        const num sum = sum_of(j);
+        const double w = col[WEIGHT * ld + j];
+        if (!(w > 0))
+            continue;
+        odd |= !(sum > (num)DEAD);
+        const double log_s = log_of(sum), e = col[ABSORBED * ld + j], x = col[X * ld + j] - move.lam;
+        const double log_b = col[LOG_B * ld + j], s = (double)v[j] * (double)sum * move.kappa;
+        const double G = fi * (log_b - log_s + e - shift), f = G - x, P = f - col[LAST * ld + j];
+        if (S.k2 > 0) { // t = log(s / q)
+            const double q = col[Q * ld + j] * move.grow;
+            const double t = (x - e + shift) + log_s - (log_b - S.k2 * x);
+            value[LOSS] += (num)kl_gap(q, s, t);
+            value[WORTH] += (num)(w * (double)exp_of(-S.k2 * G));
+        } else {
+            value[LOSS] += (num)fabs(s - w);
+            value[WORTH] += (num)(w * x);
+        }
+        col[NEW_G * ld + j] = G;
+        col[NEW_F * ld + j] = f;
+        col[MARGINAL * ld + j] = s;
+        const num wf = (num)(w * f), wP = (num)(w * P);
+        value[SUM_F] += wf;
+        value[SUM_P] += wP;
+        value[SUM_PP] += wP * (num)P;
+        value[SUM_PF] += wP * (num)f;
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++)
+            if (i < depth) {
+                const num d = (num)col[(DF + i) * ld + j];
+                value[SUM_DOT + i] += wP * d;
+                value[SUM_RHS + i] += wf * d;
+            }
+    }
+    const num sum = warp_sums<SUMS>(value, lane);
+    if (lane % (32 / SUMS) == 0)
+        W.part[warp][lane / (32 / SUMS)] = sum;
+    return odd;
+}
+
+// Anderson's weight of difference `lane`: columns normalised, ridge 1e-10; one warp.  t: lane q has sum q, c: what the
+// residual gains by its translation.
+__device__ __forceinline__ double anderson(Standing &p, double t, double c, int slot, int depth)
+{
+    const int lane = threadIdx.x % 32, row = lane < depth ? lane : 0;
+    const double F = __shfl_sync(FULL, t, SUM_F), P = __shfl_sync(FULL, t, SUM_P), ones = p.mass_b;
+    const double PP = __shfl_sync(FULL, t, SUM_PP), PF = __shfl_sync(FULL, t, SUM_PF);
+    double dot = __shfl_sync(FULL, t, SUM_DOT + row) + c * p.ones[row];
+    double y = __shfl_sync(FULL, t, SUM_RHS + row) + c * p.ones[row];
+    if (row == slot) {
+        dot = PP + c * (2 * P + c * ones);
+        y = PF + c * (P + F + c * ones);
+    }
+    __syncwarp();
+    if (lane < depth)
+        p.gram[lane * DEPTH + slot] = p.gram[slot * DEPTH + lane] = dot;
+    if (lane == slot)
+        p.ones[slot] = P + c * ones;
+    __syncwarp();
+    const double scale = lane < depth ? rsqrt(fmax(p.gram[row * (DEPTH + 1)], TINY)) : 0;
+    double A[DEPTH], inverted = 0;
+    y *= scale;
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+        A[k] = p.gram[row * DEPTH + k] * scale * __shfl_sync(FULL, scale, k) + (k == lane ? 1e-10 : 0);
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) {
+        if (i >= depth)
+            break;
+        const double pivot = 1 / __shfl_sync(FULL, A[i], i), factor = lane == i ? 0 : A[i] * pivot;
+        inverted = lane == i ? pivot : inverted;
+#pragma unroll
+        for (int k = i + 1; k < DEPTH; k++)
+            A[k] -= factor * __shfl_sync(FULL, A[k], i);
+        y -= factor * __shfl_sync(FULL, y, i);
+    }
+    const double gamma = lane < depth ? y * inverted * scale : 0;
+    return __all_sync(FULL, isfinite(gamma)) ? gamma : 0;
+}
+
+// |P - P*|_1 / mass from d = gap / (reg mass), as in src_c/solver.c
+__device__ __forceinline__ double plan_error(double d)
+{
+    return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d;
+}
+
+// What the state is worth; t as in anderson.
+__device__ __forceinline__ Report certify(const Batch &S, const Work &W, const Standing &p, const Move &move, double t)
+{
+    const double loss = __shfl_sync(FULL, t, LOSS), worth = __shfl_sync(FULL, t, WORTH);
+    const double shift = p.shift + move.off, c_mass = S.product ? p.mass_a * p.mass_b : (double)S.m * (double)S.n;
+    Report out;
+    out.mass = move.kappa * move.mass;
+    out.gap = S.k2 > 0 ? S.reg / S.k2 * loss : 0;
+    out.error = plan_error(out.gap * S.inv_reg / out.mass) + (S.k2 > 0 ? 0 : loss / out.mass);
+    out.gap = S.k2 > 0 ? out.gap : INF;
+    out.dual = S.reg * (c_mass - out.mass);
+    out.dual += S.k1 > 0 ? S.reg / S.k1 * (p.mass_a - out.mass) : S.reg * (total(W.row, WARPS) + shift * p.mass_a);
+    out.dual += S.k2 > 0 ? S.reg / S.k2 * (p.mass_b - move.weight * move.grow) : S.reg * worth;
+    return out;
+}
+
+// The status that the certificate gives; in narrow passes anything but RUNNING hands over to float64.
+__device__ __forceinline__ int judge(const Batch &S, Standing &p, const Report &out, bool rejected)
+{
+    const bool done = out.error <= S.tol || out.gap <= S.tol_gap * fabs(out.dual);
+    if (rejected)
+        return RUNNING;
+    if (!isfinite(out.mass) || !isfinite(out.dual) || !isfinite(out.error) || !(out.mass > 0))
+        return NOT_FINITE;
+    if (done)
+        return CONVERGED;
+    p.since_best += 1;
+    if (out.error < p.best_error * (1 - 1e-3) || out.dual > p.progress_dual + 1e-9 * fabs(out.dual)) {
+        p.best_error = fmin(p.best_error, out.error);
+        p.progress_dual = fmax(p.progress_dual, out.dual);
+        p.since_best = 0;
+    }
+    if (NARROW)
+        return out.error <= S.narrow_floor || p.since_best >= NARROW_PATIENCE ? STALLED : RUNNING;
+    return p.since_best >= STALL_PASSES ? STALLED : RUNNING;
+}
+
+// Sweep 2: the next x by extrapolation (step 1), as it is (0), or the last image again (2); true where v goes too far.
+__device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *col, int ld, num *v, const Standing &p,
+                                             int step, int slot, double c, double gamma)
+{
+    const int depth = (int)p.depth;
+    const double g[DEPTH] = {__shfl_sync(FULL, gamma, 0), __shfl_sync(FULL, gamma, 1), __shfl_sync(FULL, gamma, 2),
+                             __shfl_sync(FULL, gamma, 3), __shfl_sync(FULL, gamma, 4)};
+    double sum = 0;
+    bool far = false;
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        double x = col[IMAGE * ld + j];
+        if (!(col[WEIGHT * ld + j] > 0))
+            continue;
+        if (step < 2) {
+            const double G = col[NEW_G * ld + j] + c, f = col[NEW_F * ld + j] + c;
+            double y = G;
+            if (slot >= 0) {
+                col[(DF + slot) * ld + j] = f - col[LAST * ld + j];
+                col[(DG + slot) * ld + j] = G - x;
+            }
+#pragma unroll
+            for (int i = 0; i < DEPTH; i++)
+                if (step == 1 && i < depth)
+                    y -= g[i] * col[(DG + i) * ld + j];
+            col[LAST * ld + j] = f;
+            col[IMAGE * ld + j] = G;
+            x = y;
+        }
+        far |= scale_column(S, col, ld, v, j, x, p.shift);
+        sum += col[Q * ld + j];
+    }
+    join_next(W, sum);
+    return far;
+}
+
+// Scalar work and sweep 2, by every warp that has columns; what warp 0 finds goes to W.report.  odd: the pass does not
+// count, K is to be rebuilt around the same x.  Returns whether K is to be rebuilt.
+__device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *col, int ld, num *v, const Move &move,
+                                               bool odd)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = column_warps((int)S.n);
+    Standing &at = W.standing[warp];
+    Standing p = at;
+    double t = 0;
+    for (int w = 0; w < warps; w++)
+        t += lane < SUMS ? (double)W.part[w][lane] : 0;
+    Report out = odd ? W.report : certify(S, W, p, move, t);
+    out.passes = p.passes + 1;
+    out.status = RUNNING;
+    int step = 3, slot = -1, depth = 0;
+    double c = 0, gamma = 0;
+    if (odd) {
+        out.status = p.since_build == 0 ? NOT_FINITE : RUNNING;
+    } else {
+        const double worth = S.k2 > 0 ? __shfl_sync(FULL, t, WORTH) : p.mass_b;
+        const double slack = NARROW ? 1e-6 * S.reg * out.mass : 1e-13 * fabs(p.best_dual);
+        const double rounding = (NARROW ? 1e-8 : 2e-15) *
+                                ((S.k1 > 0 ? S.reg / S.k1 * p.mass_a : 0) + (S.k2 > 0 ? S.reg / S.k2 * p.mass_b : 0));
+        c = S.mu_rate > 0 ? S.mu_rate * (log_of(worth) - log_of(out.mass)) : 0;
+        const bool rejected = p.extrapolated > 0 && !(out.dual >= p.best_dual - slack - rounding);
+        p.shift += move.off;
+        if (rejected) {
+            p.depth = p.head = p.have = p.extrapolated = 0;
+            step = 2;
+        } else {
+            p.best_dual = p.extrapolated > 0 ? fmax(p.best_dual, out.dual) : out.dual;
+            step = S.memory > 0 && p.have > 0;
+            p.extrapolated = step;
+            if (step) {
+                slot = (int)p.head;
+                p.depth = p.depth < S.memory && p.head == p.depth ? p.depth + 1 : p.depth;
+                p.head = p.head + 1 < S.memory ? p.head + 1 : 0;
+            }
+            p.have = 1;
+        }
+        depth = (int)p.depth;
+        out.status = judge(S, p, out, rejected);
+    }
+    p.passes += 1;
+    p.since_build += 1;
+    __syncwarp();
+    if (lane == 0) {
+        at.shift = p.shift, at.best_dual = p.best_dual, at.best_error = p.best_error;
+        at.progress_dual = p.progress_dual, at.since_best = p.since_best, at.since_build = p.since_build;
+        at.passes = p.passes, at.depth = p.depth, at.head = p.head, at.have = p.have;
+        at.extrapolated = p.extrapolated;
+    }
+    __syncwarp();
+    if (step == 1)
+        gamma = anderson(at, t, c, slot, depth);
+    const bool far = step < 3 && second_sweep(S, W, col, ld, v, at, step, slot, c, gamma);
+    if (threadIdx.x == 0)
+        W.report = out;
+    return odd || far;
+}
+#endif

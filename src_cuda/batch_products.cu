@@ -1,0 +1,98 @@
+// Mirrors src_c/batch.c: problems on one cost that are larger than a block can hold, their passes together.
+//
+// One block a problem for what is O(m + n); between the kernels the caller multiplies, S = V K^T and sums = U K, in
+// float64 with K = exp(low - M / reg).  A problem whose scalings outgrow that K stops with status ABSORB.
+#define THREADS 128
+#include "batch.cuh"
+
+// log v of the start, the potentials in K, v.
+extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid_constant__ Batch S)
+{
+    __shared__ Work W;
+    const int64_t problem = blockIdx.x;
+    double *col = S.columns + problem * COLUMN_KINDS * S.n;
+    open_columns(S, W, problem, col, (int)S.n);
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
+        col[ABSORBED * S.n + j] = S.product ? -col[LOG_B * S.n + j] : 0;
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+        const double a = S.A[problem * S.m + i];
+        S.row_absorbed[problem * S.m + i] = a > 0 ? S.low - (S.product ? log(a) : 0) : 0;
+    }
+    __syncthreads();
+    start_columns(S, W, col, (int)S.n, S.v + problem * S.n);
+    if (threadIdx.x == 0) {
+        S.standing[problem] = W.standing[0];
+        S.standing[problem].weight = total(W.next, WARPS);
+    }
+}
+
+// u = prox(K v), the row scalar (NaN: K does not do), r and log u without the translation of the pass.
+extern "C" __global__ void __launch_bounds__(THREADS) prox_rows(const __grid_constant__ Batch S)
+{
+    __shared__ double scratch[WARPS];
+    const int64_t problem = blockIdx.x;
+    if (S.report[problem].status != RUNNING)
+        return;
+    const double shift = S.standing[problem].shift;
+    double part = 0;
+    bool odd = false;
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+        const int64_t at = problem * S.m + i;
+        const double a = S.A[at], d = S.row_absorbed[at], s = S.row_sums[at];
+        double log_u = -INF;
+        const double u = row_scale(S, a, log(a), d, s, shift, log_u, odd);
+        S.u[at] = u;
+        S.r[at] = u * s;
+        S.log_u[at] = log_u + d;
+        part += S.k1 > 0 ? u * s : a > 0 ? a * (log_u + d) : 0;
+    }
+    odd = __syncthreads_or(odd);
+    part = block_sum(part, scratch);
+    if (threadIdx.x == 0)
+        S.row_scalar[problem] = odd ? INF - INF : part;
+}
+
+// The column half of the pass; where it is the last, the translation goes into what the caller reads.
+extern "C" __global__ void __launch_bounds__(THREADS) finish_problems(const __grid_constant__ Batch S)
+{
+    __shared__ Work W;
+    const int64_t problem = blockIdx.x;
+    if (S.report[problem].status != RUNNING)
+        return;
+    double *col = S.columns + problem * COLUMN_KINDS * S.n;
+    const int n = (int)S.n, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int q = lane; q < (int)(sizeof(Standing) / 8); q += 32)
+        ((double *)&W.standing[warp])[q] = ((const double *)(S.standing + problem))[q];
+    if (lane == 0) {
+        W.row[warp] = warp == 0 ? S.row_scalar[problem] : 0;
+        W.next[warp] = warp == 0 ? S.standing[problem].weight : 0;
+    }
+    if (threadIdx.x == 0)
+        W.report = S.report[problem];
+    __syncthreads();
+    const Move move = translation(S, W);
+    const double *sums = S.sums + problem * S.n;
+    bool odd = first_sweep(S, W, col, n, S.v + problem * S.n, move, [&](int j) { return sums[j]; });
+    odd |= isnan(S.row_scalar[problem]);
+    odd = __syncthreads_or(odd);
+    const bool far = __syncthreads_or(finish_columns(S, W, col, n, S.v + problem * S.n, move, odd));
+    if (threadIdx.x == 0) {
+        S.standing[problem] = W.standing[0];
+        S.standing[problem].weight = total(W.next, WARPS);
+        if (W.report.status == RUNNING && far)
+            W.report.status = ABSORB;
+        S.report[problem] = W.report;
+    }
+    __syncthreads();
+    if (W.report.status == RUNNING && W.report.passes < S.count)
+        return;
+    for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
+        S.log_u[problem * S.m + i] += W.standing[0].shift;
+        S.r[problem * S.m + i] *= move.kappa;
+    }
+    for (int j = threadIdx.x; j < n; j += THREADS) {
+        const bool used = col[WEIGHT * n + j] > 0;
+        S.log_v[problem * n + j] = used ? col[NEW_G * n + j] - col[NEW_F * n + j] : -INF;
+        S.s[problem * n + j] = used ? col[MARGINAL * n + j] : 0;
+    }
+}
