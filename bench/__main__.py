@@ -34,8 +34,10 @@ def module_of(name: str) -> object:
 
 
 def run_part(name: str, args: argparse.Namespace) -> None:
-    module = module_of(name)
     print(f"== {name}: {PARTS[name]}", flush=True)
+    if name == "batch" and args.device == "gpu":
+        name = "batch_gpu"
+    module = module_of(name)
     begin = time.perf_counter()
     data = module.run(args)
     data = common.plain({"part": name, "machine": common.machine(), "quick": args.quick, **data})
@@ -47,6 +49,15 @@ def run_part(name: str, args: argparse.Namespace) -> None:
     print(f"-- {path} after {data['seconds']} s\n", flush=True)
 
 
+def device() -> str:
+    """What batch runs on: a GPU where CuPy finds one."""
+    try:
+        cupy = import_module("cupy")
+        return "gpu" if cupy.cuda.is_available() else "cpu"
+    except ImportError:
+        return "cpu"
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     commands = top.add_subparsers(dest="command", required=True, metavar="NAME")
@@ -54,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     common_options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
     cores = len(os.sched_getaffinity(0))
     common_options.add_argument("--threads", type=int, default=cores, help="most threads used (default: %(default)s)")
+    common_options.add_argument("--device", choices=("cpu", "gpu"), default=device(), help="for batch (%(default)s)")
     common_options.add_argument("--out", type=Path, default=common.RESULTS, help="folder of JSON and PNG")
     for name, text in {**PARTS, "all": "every part of the CPU"}.items():
         commands.add_parser(name, help=text, parents=[common_options])

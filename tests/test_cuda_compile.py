@@ -11,13 +11,20 @@ cupy = pytest.importorskip("cupy", reason="needs CuPy")
 nvrtc = cupy.cuda.nvrtc
 
 ARCHES = ("sm_80", "sm_90", "sm_100")
+SPILLED = {True: 1200, False: 700}  # bytes of a block of a batch: narrow, wide
 HOT = {"row_pass", "plan_pass", "row_sums", "column_sums", "plan_rows", "plan_columns"}
 PORTABLE = HOT | {"gather_sums", "finish_first", "finish_join", "finish_second"}
 
 
 def usage(name, arch, **options):
     """{function: (registers, spilled bytes)} from the compiler's log."""
-    flags = ["-std=c++17", f"-arch={arch}", "--ptxas-options=-v", *(f"-D{k}={v}" for k, v in options.items())]
+    flags = [
+        "-std=c++17",
+        "-ftz=true",
+        f"-arch={arch}",
+        "--ptxas-options=-v",
+        *(f"-D{k}={v}" for k, v in options.items()),
+    ]
     try:
         program = nvrtc.createProgram(kernels.source(name), name, [], [])
     except Exception as error:
@@ -79,6 +86,29 @@ def test_streams_compile_without_spills(arch, cost):
     used = usage("stream.cu", arch, STORE=1, COST=cost)
     assert set(used) == {"build_kernel", "row_max", "plan_sums", "apply", "extrema"}
     assert all(spilled == 0 for _, spilled in used.values())
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("shape", [(100, 100), (128, 128)])
+@pytest.mark.parametrize("narrow", [True, False])
+def test_blocks_of_a_batch_hold_their_registers(arch, shape, narrow):
+    """The blocks a multiprocessor that the launch bound asks for; what spills is of the column half, once a pass."""
+    from mapuot.backends.cuda_batch import small_options
+
+    options = small_options(shape, narrow)
+    registers, spilled = usage("batch.cu", arch, COST=1, NARROW=int(narrow), **options)["batch_solve"]
+    assert registers * 16 * options["GROUPS"] * options["RESIDENT"] <= 65536
+    assert spilled <= SPILLED[narrow]
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_products_and_log_matmul_compile_without_spills(arch):
+    steps = usage("batch_products.cu", arch, COST=0, NARROW=0, STORE=0)
+    assert set(steps) == {"open_problems", "prox_rows", "finish_problems"}
+    for wide in (0, 1):
+        for tile in (32, 64):
+            steps |= usage("log_matmul.cu", arch, WIDE=wide, TILE=tile)
+            assert all(spilled == 0 for _, spilled in steps.values())
 
 
 def test_headers_are_in_the_source():

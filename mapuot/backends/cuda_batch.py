@@ -130,13 +130,15 @@ class BatchWorkspace:
     def blocks(self, record: Any, count: int) -> None:
         """A block a problem: float32 passes, then float64 ones."""
         record["count"] = count
-        for narrow in (True, False):
-            if narrow and self.options.precision != "float32":
-                continue
-            options = small_options(self.task.shape, narrow)
-            run = kernel("batch.cu", "batch_solve", COST=int(self.M.dtype == np.float32), NARROW=int(narrow), **options)
-            run((self.p,), (16 * options["GROUPS"],), (record,))
+        if self.options.precision == "float32":
+            self.launch(record, True)
+        self.launch(record, False)
         self.read()
+
+    def launch(self, record: Any, narrow: bool) -> None:
+        options = small_options(self.task.shape, narrow)
+        run = kernel("batch.cu", "batch_solve", COST=int(self.M.dtype == np.float32), NARROW=int(narrow), **options)
+        run((self.p,), (16 * options["GROUPS"],), (record,))
 
     def products(self, record: Any, count: int) -> None:
         """S = V K^T, U = prox(S), then U K, for all problems at once."""
