@@ -147,7 +147,7 @@ class BatchWorkspace:
         options = {"COST": int(self.M.dtype == np.float32), "NARROW": 0, "STORE": 0}
         steps = {name: kernel("batch_products.cu", name, **options) for name in names}
         arrays = self.arrays
-        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) * record["inv_reg"])
+        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["reg"]))
         steps["open_problems"]((self.p,), (128,), (record,))
         while (self.left["status"] == 0).any() and self.left["passes"].max() < count:
             for _ in range(min(CHECK_PASSES, count - int(self.left["passes"].max()))):
