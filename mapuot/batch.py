@@ -120,7 +120,7 @@ def starts(warm_start: Any, task: BatchProblem) -> tuple[Any, Any]:
     """(log u, log v) of all problems to start from."""
     xp = namespace(task.A)
     if warm_start is None:
-        return xp.zeros_like(task.A), xp.zeros_like(task.B)
+        return np.zeros(task.A.shape), np.zeros(task.B.shape)
     if isinstance(warm_start, BatchResult):
         scale = warm_start.problem.reg / task.reg
         warm_start = warm_start.log_u * scale, warm_start.log_v * scale
@@ -143,8 +143,8 @@ class BatchRun:
     ) -> None:
         self.module, self.task, self.options, self.precision = module, task, options, precision
         self.max_passes = max_passes
-        xp, p = namespace(task.A), len(task.A)
-        self.tables = tuple(xp.full(x.shape, np.nan) for x in (task.A, task.B, task.A, task.B))
+        p = len(task.A)
+        self.tables: Any = None
         self.gap, self.error_bound, self.dual, self.mass = np.empty((4, p))
         self.n_passes = np.zeros(p, np.int64)
         self.status = np.full(p, "absorb", dtype="U12")
@@ -153,12 +153,18 @@ class BatchRun:
         """The batch on one K where it can be, the rest alone."""
         if self.module.__name__.rpartition(".")[2] in BATCHED:
             self.together(import_module(self.module.__name__ + "_batch"), log_v, bar)
+        if self.tables is None:
+            self.tables = self.empty_tables()
         alone = np.flatnonzero(~np.isin(self.status, ("converged", "max_passes")))
         on_cpu = self.module.__name__.endswith((".cpu", ".reference"))
         threads = (self.options.threads or len(os.sched_getaffinity(0))) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(lambda i: self.alone(i, host(log_v[i])), alone):
                 bar.update()
+
+    def empty_tables(self) -> Any:
+        xp = namespace(self.task.A)
+        return tuple(xp.empty(x.shape) for x in (self.task.A, self.task.B) * 2)
 
     def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
         task, options = self.task, self.options
@@ -180,9 +186,15 @@ class BatchRun:
             passes = int(workspace.field("passes").max())
             bar.update(left - now)
             left = now
-        part = slice(i0, i1)
-        for table, values in zip(self.tables, (*workspace.potentials(), *workspace.marginals()), strict=True):
-            table[part] = host(values) if namespace(table) is np else values
+        part, found = slice(i0, i1), (*workspace.potentials(), *workspace.marginals())
+        if namespace(self.task.A) is np:
+            found = tuple(map(host, found))
+        if i1 - i0 == len(self.task.A):
+            self.tables = found
+        else:
+            self.tables = self.tables or self.empty_tables()
+            for table, values in zip(self.tables, found, strict=True):
+                table[part] = values
         self.gap[part], self.error_bound[part] = workspace.left["gap"], workspace.left["error"]
         self.dual[part], self.mass[part] = workspace.left["dual"], workspace.left["mass"]
         self.n_passes[part] = workspace.field("passes")
@@ -297,7 +309,7 @@ class BatchResult(Sequence[Result]):
     def objective(self) -> F64:
         """The primal values with every mass term, (p,) (hard constraints count 0)."""
         p = self.problem
-        total = p.reg * (host(p.c_mass) - self.mass)
+        total = p.reg * (p.c_mass - self.mass)
         sides = (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
         for side, *tables in sides:
             weight, x, r = map(host, tables)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .backends import host, namespace
 from .errors import InfeasibleError
+from .penalties import F64
 from .problem import MASS_TOLERANCE, Problem, Side, as_cost
 
 
@@ -27,7 +28,7 @@ class BatchProblem:
     M_min: float
     M_max: float
     forbidden: bool
-    c_mass: Any
+    c_mass: F64
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -67,22 +68,22 @@ class BatchProblem:
         (m, n), flat = M.shape[-2:], M.reshape(-1, M.shape[-1])
         p = batch_size(M, A, B)
         xp = namespace(M, *(x if x is None else module.asarray(x) for x in (A, B)))
-        A, B = as_weights(A, p, m, "A", module, xp), as_weights(B, p, n, "B", module, xp)
+        (A, mass_a), (B, mass_b) = as_weights(A, p, m, "A", module, xp), as_weights(B, p, n, "B", module, xp)
         first = Problem.from_arrays(flat[:m], A[0], B[0], reg, reg_m, penalty, reference, module)
-        low, high, forbidden, c_mass = first.M_min, first.M_max, first.forbidden, xp.full(p, first.c_mass)
+        low, high, forbidden, c_mass = first.M_min, first.M_max, first.forbidden, np.full(p, first.c_mass)
         if M.ndim == 3:
             low, high, bad, infinite = module.extrema(flat)
             if bad:
                 raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
             forbidden = bool(infinite)
         if first.rows.penalty == first.cols.penalty == "balanced":
-            uneven = abs(A.sum(1) - B.sum(1)) > MASS_TOLERANCE * A.sum(1)
+            uneven = abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a
             if uneven.any():
                 raise InfeasibleError(
                     f"A and B must have equal masses if both sides are balanced: problem {int(uneven.argmax())} has not"
                 )
         if isinstance(first.reference, str) and first.reference == "product":
-            c_mass = A.sum(1) * B.sum(1)
+            c_mass = mass_a * mass_b
         return cls(M, A, B, first.rows, first.cols, first.reg, first.reference, low, high, forbidden, c_mass)
 
 
@@ -108,21 +109,22 @@ def batch_size(M: Any, A: Any, B: Any) -> int:
     return next(iter(sizes.values()), 1)
 
 
-def as_weights(value: Any, p: int, length: int, name: str, module: ModuleType, xp: Any) -> Any:
-    """(p, length) float64 weights in xp's memory; one vector serves all problems, None is uniform with mass 1."""
+def as_weights(value: Any, p: int, length: int, name: str, module: ModuleType, xp: Any) -> tuple[Any, F64]:
+    """(p, length) float64 weights in xp's memory, and their (p,) masses; one vector serves all, None is uniform."""
     if value is None:
-        return xp.full((p, length), 1.0 / length)
+        return xp.full((p, length), 1.0 / length), np.ones(p)
     array = module.asarray(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     if array.shape not in ((length,), (p, length)):
         raise ValueError(f"{name} must have shape ({p}, {length}) or ({length},), got {array.shape}")
-    array = xp.ascontiguousarray(xp.broadcast_to(xp.asarray(array, dtype=np.float64), (p, length)))
-    for wrong, text in (
-        (~xp.isfinite(array).all(1), "finite"),
-        ((array < 0).any(1), ">= 0"),
-        (~(array.sum(1) > 0), "of positive mass"),
-    ):
+    array = xp.asarray(array, dtype=np.float64)
+    if array.ndim == 1:
+        array = xp.broadcast_to(array, (p, length))
+    array = xp.ascontiguousarray(array)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mass, least = host(array.sum(1)), host(array.min(1))
+    for wrong, text in ((~np.isfinite(mass), "finite"), (least < 0, ">= 0"), (~(mass > 0), "of positive mass")):
         if wrong.any():
             raise ValueError(f"{name} must be {text}, problem {int(wrong.argmax())} is not")
-    return array
+    return array, mass

@@ -53,9 +53,9 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     p = shape[0] if len(shape) == 3 else 1
     if 0 in (*A.shape, *B.shape):
         return xp.full(shape, -np.inf, A.dtype)
-    whole = xp.ascontiguousarray(xp.broadcast_to(A, (p, *A.shape[-2:])))
+    whole = A[None] if A.ndim == 2 and p == 1 else A if A.ndim == 3 else xp.broadcast_to(A, (p, *A.shape))
     engine = import_module(module.__name__ + "_log_matmul")
-    return engine.product(whole, xp.ascontiguousarray(B), exact, count).reshape(shape)
+    return engine.product(xp.ascontiguousarray(whole), xp.ascontiguousarray(B), exact, count).reshape(shape)
 
 
 def out_shape(A: Any, B: Any) -> tuple[int, ...]:

@@ -34,11 +34,13 @@ __device__ __forceinline__ Lane lane_of()
 
 __device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t problem)
 {
+#pragma unroll 1
     for (int i = threadIdx.x; i < ROWS; i += THREADS) {
         const double a = i < (int)S.m ? S.A[problem * S.m + i] : 0;
         all.a[i] = a;
         all.log_a[i] = a > 0 ? log(a) : 0;
     }
+#pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS)
         all.v[j] = 0;
 }
@@ -54,6 +56,7 @@ __device__ __forceinline__ double ratio(const Batch &S, const cost *M, int i, in
 __device__ __forceinline__ void balance(const Batch &S, Shared &all, const cost *M, const Lane &at)
 {
     double *beta = all.col[NEW_G], *high = all.col[NEW_F];
+#pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const bool used = j < (int)S.n && all.col[WEIGHT][j] > 0;
         beta[j] = used ? all.col[X][j] + (S.product ? all.col[LOG_B][j] : 0) : -INF;
@@ -63,6 +66,7 @@ __device__ __forceinline__ void balance(const Batch &S, Shared &all, const cost 
     for (int k = 0; k < RT; k++) {
         const int i = at.g * RT + k;
         double top = -INF;
+#pragma unroll 2
         for (int q = 0; q < CT; q++)
             top = fmax(top, beta[at.c + 16 * q] - ratio(S, M, i, at.c + 16 * q));
 #pragma unroll
@@ -76,6 +80,7 @@ __device__ __forceinline__ void balance(const Batch &S, Shared &all, const cost 
     for (int q = 0; q < CT; q++) {
         const int j = at.c + 16 * q;
         double top = -INF;
+#pragma unroll 2
         for (int k = 0; k < RT; k++)
             top = fmax(top, all.alpha[at.g * RT + k] - ratio(S, M, at.g * RT + k, j));
         top = fmax(top, __shfl_xor_sync(FULL, top, 16));
@@ -83,6 +88,7 @@ __device__ __forceinline__ void balance(const Batch &S, Shared &all, const cost 
             all.partial[threadIdx.x / 32][j] = (num)top; // rounded: beta need not be sharp
     }
     __syncthreads();
+#pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         double top = -INF;
         for (int w = 0; w < WARPS; w++)
@@ -90,6 +96,7 @@ __device__ __forceinline__ void balance(const Batch &S, Shared &all, const cost 
         high[j] = beta[j] > -INF ? -top : -INF; // beta_j = log v_j b_j - (log v_j b_j + top)
     }
     __syncthreads();
+#pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS)
         beta[j] = high[j];
 }
@@ -109,18 +116,25 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
         balance(S, all, M, at);
     }
     __syncthreads();
+    double part[CT];
+#pragma unroll
+    for (int q = 0; q < CT; q++)
+        part[q] = at.c + 16 * q < (int)S.n ? beta[at.c + 16 * q] : -INF;
+    const cost *from = M + at.g * RT * S.M_row + at.c * S.M_col;
+    const int64_t step = 16 * S.M_col;
 #pragma unroll
     for (int k = 0; k < RT; k++) {
-        const int i = at.g * RT + k;
+        const double alpha = at.g * RT + k < (int)S.m ? all.alpha[at.g * RT + k] : -INF;
 #pragma unroll
         for (int q = 0; q < CT; q++) {
-            const int j = at.c + 16 * q;
-            const bool there = i < (int)S.m && j < (int)S.n;
-            K[k][q] = there ? (num)exp_of(all.alpha[i] + beta[j] - ratio(S, M, i, j)) : (num)0;
+            const double x = alpha + part[q];
+            K[k][q] = (num)exp_of(x - (x > -INF ? (double)from[k * S.M_row + q * step] : 0) * S.inv_reg);
         }
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < ROWS; i += THREADS)
         all.absorbed[i] = all.a[i] > 0 ? all.alpha[i] - (S.product ? all.log_a[i] : 0) : 0;
+#pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
         all.col[ABSORBED][j] = all.col[WEIGHT][j] > 0 ? beta[j] - (S.product ? all.col[LOG_B][j] : 0) : 0;
     __syncthreads();
@@ -186,6 +200,7 @@ __device__ __forceinline__ void close_problem(const Batch &S, const Shared &all,
         if (NARROW)
             S.report[problem].status = RUNNING;
     }
+#pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double *col = &all.col[0][j];
         const bool used = col[WEIGHT * COLUMNS] > 0;
@@ -222,12 +237,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
         all.work.report = S.report[problem];
     open_rows(S, all, problem);
     open_columns(S, all.work, problem, all.col[0], COLUMNS);
-    bool odd = false, rebuild = true;
+    bool odd = false, plain = S.safe > 0, rebuild = S.m > 0; // nothing known here: a peeled loop is twice the code
     Move move;
     double log_u, r;
-    for (bool first = true;; first = false) {
+#pragma unroll 1
+    for (;;) {
         if (rebuild)
-            build_kernel(S, all, M, at, first && S.safe > 0, K);
+            build_kernel(S, all, M, at, plain, K);
+        plain = false;
         odd = __syncthreads_or(row_half(S, all, at, K, log_u, r));
         move = translation(S, all.work);
         bool dead = false;

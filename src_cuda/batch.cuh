@@ -3,6 +3,7 @@
 //
 // A problem's columns are COLUMN_KINDS vectors of ld numbers, thread j of the first HOLDERS warps has column j, j + 32 HOLDERS, ..; these
 // warps do the scalar work each for itself, on the same numbers, so that it costs no meeting of the block.
+// Loops over columns are not unrolled: a pass whose code outgrows the instruction cache waits for its code.
 // Options: THREADS, NARROW (1: float32 products and sums, logarithms and exponentials to 1e-7), COST (of M).
 #ifndef BATCH_CUH
 #define BATCH_CUH
@@ -65,6 +66,7 @@ struct Batch {
     struct Standing *standing;       // p
     int64_t product, memory, count;  // reference a b^T or ones; Anderson differences; passes of each problem at most
     double reg, inv_reg, k1, k2;     // k = reg / rho, 0: balanced
+    double fi1, fi2, rho1, rho2;     // fi = 1 / (1 + k); rho 0: balanced
     double lam_rate, mu_rate, tol, tol_gap, narrow_floor;
     double low, safe; // smallest M / reg; safe 1: K needs no absorbed potentials at the start
 };
@@ -101,13 +103,12 @@ __device__ __forceinline__ double log_of(float x)
     const int e = (__float_as_int(x) - 0x3f400000) >> 23;
     return LN2 * ((double)e + (double)__log2f(__int_as_float(__float_as_int(x) - (e << 23))));
 }
-__device__ __forceinline__ float exp_of(double x) // 0 below 2^-125, infinite beyond 2^126
+// 0 below 2^-125, infinite beyond 2^126; 2^52 + 2^51 leaves the whole part in the low word
+__device__ __forceinline__ float exp_of(double x)
 {
-    const double y = x * LOG2E, whole = rint(y > -1000 ? (y < 1000 ? y : 1000) : -1000);
-    const int e = (int)whole;
-    const float part = exp2f((float)(y - whole));
-    if (!(x == x))
-        return (float)x;
+    const double y = fmin(fmax(x * LOG2E, -1000.0), 1000.0), whole = y + 0x1.8p52;
+    const int e = __double2loint(whole);
+    const float part = exp2f((float)(y - (whole - 0x1.8p52)));
     return e < -125 ? 0 : e > 126 ? (float)INF : __int_as_float(__float_as_int(part) + (e << 23));
 }
 #else
@@ -120,6 +121,7 @@ __device__ __forceinline__ int column_warps(int n) { return n < 32 * HOLDERS ? (
 __device__ __forceinline__ double total(const double *parts, int count)
 {
     double sum = 0;
+#pragma unroll 1
     for (int w = 0; w < count; w++)
         sum += parts[w];
     return sum;
@@ -154,8 +156,10 @@ __device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t pr
 {
     const int lane = threadIdx.x % 32;
     double a = 0, b = 0;
+#pragma unroll 1
     for (int i = threadIdx.x; i < (int)S.m; i += THREADS)
         a += S.A[problem * S.m + i];
+#pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double w = S.B[problem * S.n + j];
         col[WEIGHT * ld + j] = w;
@@ -202,11 +206,13 @@ __device__ __forceinline__ void join_next(Work &W, double sum)
 __device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *col, int ld, num *v)
 {
     double top = -INF, sum = 0;
+#pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
         if (col[WEIGHT * ld + j] > 0)
             top = fmax(top, col[X * ld + j] - col[ABSORBED * ld + j]);
     top = block_max(top, W.next);
     __syncthreads();
+#pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         scale_column(S, col, ld, v, j, col[X * ld + j], -top);
         sum += col[Q * ld + j];
@@ -223,11 +229,10 @@ __device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *c
 __device__ __forceinline__ num row_scale(const Batch &S, double a, double log_a, double d, num s, double shift,
                                          double &log_u, bool &odd)
 {
-    const double fi = 1 / (1 + S.k1);
     if (!(a > 0))
         return 0;
     odd |= !(s > (num)DEAD);
-    log_u = fi * (log_a - log_of(s)) - (1 - fi) * (d + shift);
+    log_u = S.fi1 * (log_a - log_of(s)) - (1 - S.fi1) * (d + shift);
     const num u = (num)exp_of(log_u);
     odd |= !(u < SCALE_LIMIT);
     return u;
@@ -236,7 +241,7 @@ __device__ __forceinline__ num row_scale(const Batch &S, double a, double log_a,
 __device__ __forceinline__ Move translation(const Batch &S, const Work &W)
 {
     const int warps = column_warps((int)S.n);
-    const double fi = 1 / (1 + S.k1);
+    const double fi = S.fi1;
     Move move;
     move.mass = S.k1 > 0 ? total(W.row, WARPS) : W.standing[0].mass_a;
     move.weight = total(W.next, warps);
@@ -255,13 +260,14 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Standing &p = W.standing[warp];
-    const double fi = 1 / (1 + S.k2), shift = p.shift + move.off;
+    const double fi = S.fi2, shift = p.shift + move.off;
     const int depth = p.have > 0 ? (int)p.depth : 0;
     bool odd = false;
     num value[SUMS];
 #pragma unroll
     for (int q = 0; q < SUMS; q++)
         value[q] = 0;
+#pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const num sum = sum_of(j);
         const double w = col[WEIGHT * ld + j];
@@ -331,7 +337,7 @@ __device__ __forceinline__ double anderson(Standing &p, double t, double c, int 
     for (int i = 0; i < DEPTH; i++) {
         if (i >= depth)
             break;
-        const double pivot = 1 / __shfl_sync(FULL, A[i], i), factor = lane == i ? 0 : A[i] * pivot;
+        const double pivot = inverse(__shfl_sync(FULL, A[i], i)), factor = lane == i ? 0 : A[i] * pivot;
         inverted = lane == i ? pivot : inverted;
 #pragma unroll
         for (int k = i + 1; k < DEPTH; k++)
@@ -355,12 +361,12 @@ __device__ __forceinline__ Report certify(const Batch &S, const Work &W, const S
     const double shift = p.shift + move.off, c_mass = S.product ? p.mass_a * p.mass_b : (double)S.m * (double)S.n;
     Report out;
     out.mass = move.kappa * move.mass;
-    out.gap = S.k2 > 0 ? S.reg / S.k2 * loss : 0;
-    out.error = plan_error(out.gap * S.inv_reg / out.mass) + (S.k2 > 0 ? 0 : loss / out.mass);
-    out.gap = S.k2 > 0 ? out.gap : INF;
+    const double part = loss * inverse(out.mass);
+    out.gap = S.k2 > 0 ? S.rho2 * loss : INF;
+    out.error = S.k2 > 0 ? plan_error(S.rho2 * S.inv_reg * part) : part;
     out.dual = S.reg * (c_mass - out.mass);
-    out.dual += S.k1 > 0 ? S.reg / S.k1 * (p.mass_a - out.mass) : S.reg * (total(W.row, WARPS) + shift * p.mass_a);
-    out.dual += S.k2 > 0 ? S.reg / S.k2 * (p.mass_b - move.weight * move.grow) : S.reg * worth;
+    out.dual += S.k1 > 0 ? S.rho1 * (p.mass_a - out.mass) : S.reg * (total(W.row, WARPS) + shift * p.mass_a);
+    out.dual += S.k2 > 0 ? S.rho2 * (p.mass_b - move.weight * move.grow) : S.reg * worth;
     return out;
 }
 
@@ -394,6 +400,7 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
                              __shfl_sync(FULL, gamma, 3), __shfl_sync(FULL, gamma, 4)};
     double sum = 0;
     bool far = false;
+#pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         double x = col[IMAGE * ld + j];
         if (!(col[WEIGHT * ld + j] > 0))
@@ -429,6 +436,7 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
     Standing &at = W.standing[warp];
     Standing p = at;
     double t = 0;
+#pragma unroll 1
     for (int w = 0; w < warps; w++)
         t += lane < SUMS ? (double)W.part[w][lane] : 0;
     Report out = odd ? W.report : certify(S, W, p, move, t);
@@ -441,8 +449,7 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
     } else {
         const double worth = S.k2 > 0 ? __shfl_sync(FULL, t, WORTH) : p.mass_b;
         const double slack = NARROW ? 1e-6 * S.reg * out.mass : 1e-13 * fabs(p.best_dual);
-        const double rounding = (NARROW ? 1e-8 : 2e-15) *
-                                ((S.k1 > 0 ? S.reg / S.k1 * p.mass_a : 0) + (S.k2 > 0 ? S.reg / S.k2 * p.mass_b : 0));
+        const double rounding = (NARROW ? 1e-8 : 2e-15) * (S.rho1 * p.mass_a + S.rho2 * p.mass_b);
         c = S.mu_rate > 0 ? S.mu_rate * (log_of(worth) - log_of(out.mass)) : 0;
         const bool rejected = p.extrapolated > 0 && !(out.dual >= p.best_dual - slack - rounding);
         p.shift += move.off;

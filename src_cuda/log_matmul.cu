@@ -38,12 +38,9 @@ __device__ __forceinline__ bool unknown(real S, real shift, real limit)
     return !(shift < INF) || (shift > -INF && !(S >= limit));
 }
 
-// r, one warp a row of A; p m rows.
-extern "C" __global__ void __launch_bounds__(256) row_shifts(const real *A, int64_t rows, int64_t k, real *r)
+// r_i, by one warp
+__device__ __forceinline__ void row_shift(const real *A, int64_t i, int64_t k, real *r)
 {
-    const int64_t i = (int64_t)blockIdx.x * 8 + threadIdx.x / 32;
-    if (i >= rows)
-        return;
     real top = -INF;
     bool odd = false;
     for (int64_t q = threadIdx.x % 32; q < k; q += 32) {
@@ -59,13 +56,12 @@ extern "C" __global__ void __launch_bounds__(256) row_shifts(const real *A, int6
         r[i] = shift_of(top, odd);
 }
 
-// c, 32 columns of one B a block, 8 threads a column.
-extern "C" __global__ void __launch_bounds__(256) column_shifts(const real *B, int64_t k, int64_t n, real *c)
+// c of 32 columns of one B, by a block, 8 threads a column
+__device__ __forceinline__ void column_shifts(const real *B, int64_t block, int64_t k, int64_t n, real *c)
 {
     __shared__ real tops[8][32];
     __shared__ int odds[8][32];
-    const int64_t blocks = (n + 31) / 32, product = blockIdx.x / blocks;
-    const int64_t j = blockIdx.x % blocks * 32 + threadIdx.x % 32;
+    const int64_t blocks = (n + 31) / 32, product = block / blocks, j = block % blocks * 32 + threadIdx.x % 32;
     const int part = threadIdx.x / 32, lane = threadIdx.x % 32;
     real top = -INF;
     bool odd = false;
@@ -84,6 +80,17 @@ extern "C" __global__ void __launch_bounds__(256) column_shifts(const real *B, i
         odd |= odds[q][lane] != 0;
     }
     c[product * n + j] = shift_of(top, odd);
+}
+
+// The first blocks find c, 32 columns each, the others r, 8 of the p m rows each.
+extern "C" __global__ void __launch_bounds__(256) shifts(const real *A, const real *B, int64_t m, int64_t k, int64_t n,
+                                                         int64_t rows, int64_t column_blocks, real *r, real *c)
+{
+    const int64_t row = ((int64_t)blockIdx.x - column_blocks) * 8 + threadIdx.x / 32;
+    if (blockIdx.x < column_blocks)
+        column_shifts(B, blockIdx.x, k, n, c);
+    else if (row < rows)
+        row_shift(A, row, k, r);
 }
 
 struct Product {
@@ -185,10 +192,13 @@ __device__ __forceinline__ void exact_tile(const Product &P, Tiles &tiles, real 
         out[q / EACH][q % EACH] = top[q / EACH][q % EACH] + LOG(out[q / EACH][q % EACH]);
 }
 
+// What log_tiles does: all, every entry by its own maximum, or that only where log_sums found some that need it
+enum { TILES, EXACT, REPAIR };
+
 // One tile of one product a block; step_B = 0: one B for all.
 extern "C" __global__ void __launch_bounds__(256)
     log_tiles(const real *A, const real *B, const real *r, const real *c, real *out, int64_t m, int64_t k, int64_t n,
-              int64_t step_B, int exact)
+              int64_t step_B, int mode, const int *lost_some)
 {
     __shared__ Tiles tiles;
     const int64_t across = (n + TILE - 1) / TILE, down = (m + TILE - 1) / TILE;
@@ -205,9 +215,11 @@ extern "C" __global__ void __launch_bounds__(256)
     const int ty = threadIdx.x / 16, tx = threadIdx.x % 16;
     const real limit = (real)k * EXP(LOW) / EPS;
     real sum[EACH][EACH];
-    bool lost = exact != 0;
+    bool lost = mode != TILES;
+    if (mode == REPAIR && *lost_some == 0)
+        return;
     fill(sum, 0);
-    if (!exact)
+    if (mode == TILES)
         sweep<true>(P, tiles, sum, [](real s, real e, real f, int, int) { return s + e * f; });
 #pragma unroll
     for (int y = 0; y < EACH; y++)
@@ -232,24 +244,26 @@ extern "C" __global__ void __launch_bounds__(256)
         }
 }
 
-// For products that a library multiplies: x becomes e^(x - shift), of A (columns = 1: one shift a row) or B.
+// For products that a library multiplies: e^(x - shift) of a row of A, with its shift, or of B, with those of its product.
 extern "C" __global__ void __launch_bounds__(256)
-    exponentials(const real *x, const real *shift, real *out, int64_t count, int64_t columns, int64_t rows, int by_rows)
+    exponentials(const real *x, const real *shift, real *out, int64_t length, int64_t rows, int of_A)
 {
-    for (int64_t q = (int64_t)blockIdx.x * 256 + threadIdx.x; q < count; q += (int64_t)gridDim.x * 256) {
-        const int64_t at = by_rows ? q / columns : q / (columns * rows) * columns + q % columns;
-        out[q] = taken<true>(x[q], shift[at]);
-    }
+    const int64_t at = blockIdx.x * length;
+    shift += of_A ? (int64_t)blockIdx.x : blockIdx.x / rows * length;
+    for (int64_t q = threadIdx.x; q < length; q += 256)
+        out[at + q] = taken<true>(x[at + q], shift[of_A ? 0 : q]);
 }
 
-// and its sums S, in place, log S + r_i + c_j; *lost counts the entries that this cannot tell.
-extern "C" __global__ void __launch_bounds__(256) log_sums(real *S, const real *r, const real *c, int64_t count,
-                                                           int64_t m, int64_t k, int64_t n, int64_t step_c, int *lost)
+// and a row of its sums S, in place, log S + r_i + c_j; *lost counts the rows with entries that this cannot tell.
+extern "C" __global__ void __launch_bounds__(256)
+    log_sums(real *S, const real *r, const real *c, int64_t m, int64_t k, int64_t n, int64_t step_c, int *lost)
 {
-    const real limit = (real)k * EXP(LOW) / EPS;
+    const real limit = (real)k * EXP(LOW) / EPS, row = r[blockIdx.x];
     bool bad = false;
-    for (int64_t q = (int64_t)blockIdx.x * 256 + threadIdx.x; q < count; q += (int64_t)gridDim.x * 256) {
-        const real shift = r[q / n] + c[q / (m * n) * step_c + q % n], s = S[q];
+    c += blockIdx.x / m * step_c;
+    S += blockIdx.x * n;
+    for (int64_t q = threadIdx.x; q < n; q += 256) {
+        const real shift = row + c[q], s = S[q];
         bad |= unknown(s, shift, limit);
         S[q] = shift + LOG(s);
     }

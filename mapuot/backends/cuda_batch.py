@@ -8,6 +8,7 @@ src_cuda/batch.cu, batch_products.cu.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import cupy as cp
@@ -26,7 +27,10 @@ DEPTH, COLUMN_KINDS, STANDING = 5, 20, 44  # of batch.cuh: words a column, words
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
 CHECK_PASSES = 8  # products between two looks at what still runs
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
-LIMITS = ["reg", "inv_reg", "k1", "k2", "lam_rate", "mu_rate", "tol", "tol_gap", "narrow_floor", "low", "safe"]
+LIMITS = [
+    "reg", "inv_reg", "k1", "k2", "fi1", "fi2", "rho1", "rho2", "lam_rate", "mu_rate", "tol", "tol_gap",
+    "narrow_floor", "low", "safe",
+]  # fmt: skip
 BATCH = np.dtype(
     [("m", I8), ("n", I8), ("M", PTR), ("M_problem", I8), ("M_row", I8), ("M_col", I8)]
     + [(name, PTR) for name in ("A", "B", "x", "log_u", "r", "log_v", "s", "report", *VECTORS)]
@@ -59,9 +63,10 @@ def constants(task: Any, options: Options, reg: float) -> Any:
     record["m"], record["n"] = task.shape
     record["reg"], record["inv_reg"] = reg, 1 / reg
     k1, k2 = reg / task.rows.scalar_rho, reg / task.cols.scalar_rho
-    record["k1"], record["k2"] = k1, k2
+    fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)
+    record["k1"], record["k2"], record["fi1"], record["fi2"] = k1, k2, fi1, fi2
+    record["rho1"], record["rho2"] = (0.0 if k == 0 else reg / k for k in (k1, k2))
     if options.translate and k1 + k2 > 0:
-        fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)
         record["lam_rate"], record["mu_rate"] = 1 / (fi1 * k1 + k2), fi2 / (k1 + fi2 * k2)
     record["tol"], record["tol_gap"] = options.tol, options.tol_gap
     record["memory"], record["product"] = min(options.memory, DEPTH), task.reference == "product"
@@ -81,6 +86,14 @@ def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
     return {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident, "STORE": int(narrow)}
 
 
+@cache
+def small_kernel(device: int, shape: tuple[int, int], narrow: bool, cost: str) -> tuple[Any, int]:
+    """batch_solve for that shape and its threads a block."""
+    options = small_options(shape, narrow)
+    run = kernel("batch.cu", "batch_solve", COST=int(cost == "float32"), NARROW=int(narrow), **options)
+    return run, 16 * options["GROUPS"]
+
+
 class BatchWorkspace:
     """The arrays of p problems on the device, one row a problem, and the record that points at them."""
 
@@ -88,17 +101,24 @@ class BatchWorkspace:
         (m, n), p = task.shape, len(log_v)
         self.task, self.options, self.p = task, options, p
         self.M, self.A, self.B = (cp.asarray(x) for x in (task.M, task.A, task.B))
-        self.x = cp.array(log_v, dtype=np.float64, order="C")
-        sizes = {"log_u": m, "r": m, "log_v": n, "s": n, "report": 6}
+        sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": 6}
         small = max(m, n) <= MOST
         if not small:
             lengths = (COLUMN_KINDS * n, m, n, m, m, n, 1, STANDING)
             sizes |= dict(zip(VECTORS, lengths, strict=True))
-        self.arrays = {name: cp.zeros((p, size)) for name, size in sizes.items()}
+        block, at = cp.zeros(p * sum(sizes.values())), 0
+        self.arrays = {}
+        for name, size in sizes.items():
+            self.arrays[name] = block[at : at + p * size].reshape(p, size)
+            at += p * size
+        self.x = self.arrays["x"]
+        warm = bool((log_v != 0).any())
+        if warm:
+            self.x.set(log_v) if isinstance(log_v, np.ndarray) else cp.copyto(self.x, log_v)
         self.left = np.zeros(p, REPORT)
         self.advance = self.blocks if small else self.products
         self.passes = 0
-        for reg in reg_steps(task, options, bool(self.x.any())):
+        for reg in reg_steps(task, options, warm):
             self.coarse(reg)
 
     def coarse(self, reg: float) -> None:
@@ -107,7 +127,7 @@ class BatchWorkspace:
         self.x *= self.task.reg / reg
         self.advance(self.record(options, reg), self.passes + 200)
         log_v = self.arrays["log_v"]
-        self.x = cp.where(cp.isfinite(log_v), log_v, 0.0) * (reg / self.task.reg)
+        self.x[:] = cp.where(cp.isfinite(log_v), log_v, 0.0) * (reg / self.task.reg)
         self.passes = int(self.left["passes"].max())
         self.arrays["report"][:, 5] = 0.0
         self.left["status"] = 0.0
@@ -117,7 +137,7 @@ class BatchWorkspace:
         strides = [s // M.itemsize for s in M.strides]
         record["M"], record["M_row"], record["M_col"] = M.data.ptr, strides[-2], strides[-1]
         record["M_problem"] = strides[0] if M.ndim == 3 else 0
-        for name, array in (("A", self.A), ("B", self.B), ("x", self.x), *self.arrays.items()):
+        for name, array in (("A", self.A), ("B", self.B), *self.arrays.items()):
             record[name] = array.data.ptr
         return record
 
@@ -136,9 +156,8 @@ class BatchWorkspace:
         self.read()
 
     def launch(self, record: Any, narrow: bool) -> None:
-        options = small_options(self.task.shape, narrow)
-        run = kernel("batch.cu", "batch_solve", COST=int(self.M.dtype == np.float32), NARROW=int(narrow), **options)
-        run((self.p,), (16 * options["GROUPS"],), (record,))
+        run, threads = small_kernel(cp.cuda.runtime.getDevice(), self.task.shape, narrow, self.M.dtype.name)
+        run((self.p,), (threads,), (record,))
 
     def products(self, record: Any, count: int) -> None:
         """S = V K^T, U = prox(S), then U K, for all problems at once."""
