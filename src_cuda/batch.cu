@@ -7,7 +7,7 @@
 // sums can and leaves log v in S.x; the float64 one goes on from there and certifies.
 // Options: GROUPS, RT, CT, RESIDENT (blocks a multiprocessor) and those of batch.cuh.
 #define THREADS (16 * GROUPS)
-#include "batch.cuh"
+#include "batch_finish.cuh"
 
 #define ROWS (GROUPS * RT)
 #define COLUMNS (16 * CT)

@@ -3,7 +3,7 @@
 // One block a problem for what is O(m + n); between the kernels the caller multiplies, S = V K^T and sums = U K, in
 // float64 with K = exp(low - M / reg).  A problem whose scalings outgrow that K stops with status ABSORB.
 #define THREADS 128
-#include "batch.cuh"
+#include "batch_finish.cuh"
 
 // log v of the start, the potentials in K, v.
 extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid_constant__ Batch S)
