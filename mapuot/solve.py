@@ -267,7 +267,8 @@ class Run:
         """Pass until certified, cancelled or out of passes; returns the log v to go on from."""
         with closing(self.module.Workspace(problem, options)) as workspace:
             workspace.absorb(log_v)
-            count = 1 if self.heard or problem.M.size > QUICK_ENTRIES else 16
+            quick = not self.heard and self.ranks.max(problem.M.size) <= QUICK_ENTRIES
+            count = 16 if quick else 1
             while True:
                 begun = time.perf_counter()
                 stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))

@@ -22,7 +22,9 @@ import fake_cupy
 from problems import clouds, with_forbidden, with_zeros
 
 import mapuot
+from mapuot.backends.native import SERIAL_ENTRIES
 from mapuot.ranks import join, own_rows
+from mapuot.solve import QUICK_ENTRIES
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.rank, COMM.size
@@ -113,6 +115,17 @@ def case_shapes():
 def case_uneven_and_empty_blocks():
     for shape in [(37, 29), (4, 17)]:
         check(clouds(*shape), split="uneven")
+
+
+def case_blocks_that_differ_by_a_row():
+    """Around every size at which a rank by itself would go another way."""
+    for entries in (QUICK_ENTRIES, SERIAL_ENTRIES):
+        n, m = entries // 512, 512 * SIZE + SIZE // 2
+        i0, i1 = bounds(m)
+        x, y = np.random.default_rng(0).random((m, 1)), np.random.default_rng(1).random(n)
+        result = mapuot.solve((x[i0:i1] - y) ** 2, None, None, 0.1, 1.0, comm=COMM)
+        assert result.converged
+        same_everywhere(result.log_v)
 
 
 def case_penalties():
