@@ -29,6 +29,7 @@ from .result import BLOCK_ENTRIES, Result
 from .solve import METHODS, PRECISIONS, grid_of, solve
 
 NOT_CONVERGED = 3
+REFERENCES = ("product", "uniform")  # those that are no file
 
 
 def numbers(ctx: Any, param: Any, value: str) -> Any:
@@ -74,8 +75,8 @@ def cli() -> None:
     metavar="X[,Y]",
     help="Marginal penalty: of both sides, or ROWS,COLUMNS; inf.",
 )
-@click.option("--a", metavar="FILE", help="Masses of the rows, if not in IN.  [default: uniform]")
-@click.option("--b", metavar="FILE", help="Masses of the columns, if not in IN.  [default: uniform]")
+@click.option("--a", metavar="FILE", help="Masses of the rows.  [default: a in IN, or uniform]")
+@click.option("--b", metavar="FILE", help="Masses of the columns.  [default: b in IN, or uniform]")
 @click.option("--penalty", type=click.Choice(sorted(KINDS)), default="kl", show_default=True)
 @click.option("--reference", default="product", show_default=True, help="product, uniform, or a file with the matrix.")
 @click.option("--method", type=click.Choice(list(METHODS)), default="auto", show_default=True)
@@ -101,24 +102,40 @@ def cli() -> None:
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint, where there is one.")
 @click.option("--progress/--no-progress", default=None, help="The bar on standard error.  [default: on a terminal]")
 def solve_command(**options: Any) -> None:
-    """Solve the problem in IN: a cost matrix M, and a and b where the file has them.
+    """Solve the problem in the file IN.
 
-    IN and the files of the options are .npy, .npz, HDF5 or Zarr; FILE:NAME is one array of a file. Under mpiexec each
-    process reads its own part only. Exit code 3: not converged, the answer is written all the same.
+    It holds a cost matrix M, and a and b beside it or the options name them. Files are .npy, .npz, HDF5 (.h5, .hdf5) or
+    Zarr; FILE:NAME is one array of a file. Under mpiexec each process reads its own part only.
+
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
     """
-    if options["resume"] and not options["checkpoint"]:
-        raise click.UsageError("--resume needs --checkpoint FILE")
-    output = options["output"]
-    if output and Path(output).suffix == ".npy" and (options["plan"] or ("", None))[0] != "dense":
-        raise click.UsageError("an .npy file holds one array: ask for --plan dense, or name OUT .npz, .h5 or .zarr")
-    if output:
-        files.split_name(output, "")
-        if not Path(output).resolve().parent.is_dir():
-            raise click.UsageError(f"--output: the folder of {output} does not exist")
+    check_written(options)
     ranks = start_ranks()
     with ranks.together():
         code = run(ranks, **options)
     sys.exit(code)
+
+
+def check_written(options: dict[str, Any]) -> None:
+    """What would fail, or overwrite a file of the problem, only at the end of a long solve."""
+    output, checkpoint = options["output"], options["checkpoint"]
+    if options["resume"] and not checkpoint:
+        raise click.UsageError("--resume needs --checkpoint FILE")
+    if output and Path(output).suffix == ".npy" and (options["plan"] or ("", None))[0] != "dense":
+        raise click.UsageError("an .npy file holds one array: ask for --plan dense, or name OUT .npz, .h5 or .zarr")
+    if output and files.split_name(output, "")[1] in files.LIBRARIES:
+        files.library(files.split_name(output, "")[1])
+    read = [options[name] for name in ("problem", "a", "b", "reference") if options[name]]
+    used = {files.split_name(name, "")[0].resolve() for name in read if name not in REFERENCES}
+    for name, text in (("--output", output), ("--checkpoint", checkpoint)):
+        if text is None:
+            continue
+        path = Path(text).resolve()
+        if path in used:
+            raise click.UsageError(f"{name}: {text} is a file of another use")
+        if not os.access(path.parent, os.W_OK):
+            raise click.UsageError(f"{name}: the folder of {text} does not exist or cannot be written")
+        used.add(path)
 
 
 def start_ranks() -> Ranks:
@@ -142,7 +159,7 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
     ranks.arrange(grid)
     a, b = weights(given.pop("a"), problem, "a", m), weights(given.pop("b"), problem, "b", n)
     reference = given.pop("reference")
-    if reference not in ("product", "uniform"):
+    if reference not in REFERENCES:
         reference = files.open_matrix(reference, "c")
     checkpoint, resume = given["checkpoint"], given.pop("resume")
     start = None
@@ -154,7 +171,7 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
         result = solve(
             M, None if a is None else a[i0:i1], None if b is None else b[j0:j1], reference=reference, warm_start=start,
             progress=sys.stderr.isatty() if progress is None else progress,
-            comm=getattr(ranks, "comm", None), **given,
+            comm=ranks, **given,
         )  # fmt: skip
     values = answer(result, given["reg"])
     if output:
@@ -165,13 +182,8 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
 
 
 def weights(path: str | None, problem: str, name: str, length: int) -> Any:
-    """From their own file, or the file of M where it has them."""
-    if path is not None:
-        found = files.read_vector(path, name)
-    elif files.split_name(problem, "M")[1] == "npy" or ":" in problem:
-        found = None
-    else:
-        found = files.read_vector(problem, name)
+    """From their own file, or from beside M."""
+    found = files.find_vector(problem, name) if path is None else files.read_vector(path, name)
     if found is not None and found.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {found.shape}")
     return found
@@ -239,14 +251,14 @@ def report(result: Result, values: dict[str, Any]) -> None:
 
 @cli.command("info")
 def info_command() -> None:
-    """Show the version, instruction set, threads, caches, GPUs and the MPI library."""
+    """Show version, ISA, threads, caches, GPUs, MPI."""
     lines = {
         "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": native.isa(),
         "threads": str(len(os.sched_getaffinity(0))), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
     }  # fmt: skip
     for name in ("h5py", "zarr"):
         lines[name] = module_version(name)
-    for name, text in lines.items():
+    for name, text in lines.items() if first_rank() else ():
         click.echo(f"{name:<8} {text}")
 
 

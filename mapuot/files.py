@@ -2,11 +2,13 @@
 
 A matrix opens as ``Rows``, read block by block where it is needed, so that no process ever holds more of it than a
 block; an answer is written by one process, to which the others hand their rows block by block. Files appear under
-their name when they are complete. ``file.h5:group/M`` names an array inside a file; M, a, b, c are looked for.
+their name when they are complete. ``file.h5:group/M`` names an array inside a file; without, M is looked for, and a and
+b beside it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -14,6 +16,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from numpy.lib import format as npy
 from .rows import Rows
 
 FORMATS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
+LIBRARIES = {"hdf5": "h5py", "zarr": "zarr"}
 CHECKPOINT_SECONDS = float(os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60"))
 
 
@@ -31,7 +35,7 @@ def split_name(text: Any, default: str) -> tuple[Path, str, str]:
     whole, inside = os.fspath(text), default
     head, colon, tail = whole.rpartition(":")
     if colon and Path(head).suffix.lower() in FORMATS:
-        whole, inside = head, tail.strip("/")
+        whole, inside = head, tail.strip("/") or default
     kind = FORMATS.get(Path(whole).suffix.lower())
     if kind is None:
         raise ValueError(f"{whole}: the name must end in one of {sorted(FORMATS)}")
@@ -41,66 +45,86 @@ def split_name(text: Any, default: str) -> tuple[Path, str, str]:
 # ---- reading ----
 
 
+def library(kind: str) -> Any:
+    """The module that reads and writes a format."""
+    name = LIBRARIES[kind]
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{kind} files need {name}: pip install 'mapuot[files]'") from error
+
+
 def open_matrix(text: Any, name: str = "M") -> Rows:
     """The rows of a matrix in a file; nothing is read but its shape."""
     path, kind, inside = split_name(text, name)
     array = open_array(path, kind, inside)
-    if array is None:
-        raise ValueError(f"{path} holds no array {inside!r}, but {', '.join(names_in(path, kind)) or 'none'}")
     if len(array.shape) != 2:
         raise ValueError(f"{path}: {inside} must be a matrix, got shape {array.shape}")
     m, n = array.shape
     return Rows(lambda i0, i1, j0=0, j1=n: array[i0:i1, j0:j1], (m, n), array.dtype)
 
 
-def read_vector(text: Any, name: str) -> Any | None:
-    """The array of a file; None where a file of many has no such array."""
+def read_vector(text: Any, name: str) -> Any:
+    """The array ``name`` of a file, or the one that ``text`` names, or that the file is."""
     path, kind, inside = split_name(text, name)
     array = open_array(path, kind, inside)
-    if array is None:
-        if inside != name:
-            raise ValueError(f"{path} holds no array {inside!r}, but {', '.join(names_in(path, kind)) or 'none'}")
-        return None
+    if len(array.shape) != 1:
+        raise ValueError(f"{path}: {inside} must be a vector, got shape {array.shape}")
     return np.asarray(array[0 : array.shape[0]])
 
 
-def open_array(path: Path, kind: str, name: str) -> Any | None:
+def find_vector(matrix: Any, name: str) -> Any | None:
+    """The array ``name`` beside a matrix, in the same file and group; None where there is none."""
+    path, kind, inside = split_name(matrix, "M")
+    group = inside.rpartition("/")[0]
+    inside = f"{group}/{name}" if group else name
+    return read_vector(f"{path}:{inside}", name) if inside in names_in(path, kind) else None
+
+
+def open_array(path: Path, kind: str, name: str) -> Any:
     """Something with shape, dtype and slices of rows, of a matrix also of columns."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
-    if kind == "npy":
-        return NpyFile(path)
-    if kind == "npz":
-        return open_member(path, name)
-    if kind == "hdf5":
-        import h5py  # noqa: PLC0415  an extra
+    try:
+        array = OPENERS[kind](path, name)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read as {kind}: {error}") from error
+    if not hasattr(array, "shape"):  # nothing, or a group
+        raise ValueError(f"{path} holds no array {name!r}, but {', '.join(names_in(path, kind)) or 'none'}")
+    return array
 
-        file = h5py.File(path, "r")
-        return file.get(name)
-    import zarr  # noqa: PLC0415
 
-    node: Any = zarr.open(path, mode="r")
+def open_hdf5(path: Path, name: str) -> Any:
+    return library("hdf5").File(path, "r").get(name)
+
+
+def open_zarr(path: Path, name: str) -> Any:
+    node: Any = library("zarr").open(path, mode="r")
     return node if hasattr(node, "shape") else node.get(name)
 
 
 def names_in(path: Path, kind: str) -> list[str]:
+    """What arrays and groups a file has; none where it is one array."""
+    names: list[str] = []
     if kind == "npz":
         with zipfile.ZipFile(path) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    if kind == "hdf5":
-        import h5py  # noqa: PLC0415
-
-        with h5py.File(path, "r") as file:
-            return sorted(file)
-    import zarr  # noqa: PLC0415
-
-    return sorted(zarr.open_group(path, mode="r").keys())
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+    elif kind == "hdf5":
+        with library("hdf5").File(path, "r") as file:
+            file.visit(names.append)
+    elif kind == "zarr":
+        node: Any = library("zarr").open(path, mode="r")
+        names = [] if hasattr(node, "shape") else [name for name, _ in node.members(max_depth=None)]
+    return sorted(names)
 
 
 def npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
     """(shape, Fortran order, dtype); the file stands at its data then."""
     version = npy.read_magic(file)
-    return npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
+    found = npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
+    if found[2].hasobject:
+        raise ValueError(f"dtype {found[2]} is none of numbers")
+    return found
 
 
 class NpyFile:
@@ -112,6 +136,9 @@ class NpyFile:
             file.seek(start)
             self.shape, self.fortran, self.dtype = npy_header(file)
             self.offset = file.tell()
+            end, size = self.offset + math.prod(self.shape) * self.dtype.itemsize, path.stat().st_size
+        if size < end:
+            raise ValueError(f"cut off at byte {size} of {end}")
 
     def __getitem__(self, key: Any) -> Any:
         i0, i1, j0, j1, width = block_of(key, self.shape)
@@ -157,7 +184,7 @@ class PackedMember:
         self.shape, fortran, self.dtype = npy_header(self.stream)
         self.offset = self.stream.tell()
         if fortran and len(self.shape) > 1:
-            raise ValueError(f"{path}: {name} is compressed in Fortran order, which cannot be read by rows")
+            raise ValueError(f"{name} is compressed in Fortran order, which cannot be read by rows")
 
     def __getitem__(self, key: Any) -> Any:
         i0, i1, j0, j1, width = block_of(key, self.shape)
@@ -165,6 +192,11 @@ class PackedMember:
         data = self.stream.read((i1 - i0) * width * self.dtype.itemsize)
         whole = np.frombuffer(data, self.dtype)
         return whole.reshape(i1 - i0, width)[:, j0:j1] if len(self.shape) > 1 else whole
+
+
+OPENERS: dict[str, Callable[[Path, str], Any]] = {
+    "npy": lambda path, name: NpyFile(path), "npz": open_member, "hdf5": open_hdf5, "zarr": open_zarr,
+}  # fmt: skip
 
 
 # ---- writing ----
@@ -239,9 +271,7 @@ def fill(array: Any, value: Blocks) -> None:
 
 
 def write_hdf5(path: Path, values: dict[str, Any]) -> None:
-    import h5py  # noqa: PLC0415
-
-    with h5py.File(path, "w") as file:
+    with library("hdf5").File(path, "w") as file:
         for name, value in values.items():
             if isinstance(value, Blocks):
                 fill(file.create_dataset(name, value.shape, value.dtype), value)
@@ -252,9 +282,7 @@ def write_hdf5(path: Path, values: dict[str, Any]) -> None:
 
 
 def write_zarr(path: Path, values: dict[str, Any]) -> None:
-    import zarr  # noqa: PLC0415
-
-    group = zarr.open_group(path, mode="w")
+    group = library("zarr").open_group(path, mode="w")
     for name, value in values.items():
         if np.ndim(value) == 0 and not isinstance(value, Blocks):
             group.attrs[name] = value.item() if isinstance(value, np.generic) else value

@@ -26,6 +26,7 @@ def case(tmp_path, monkeypatch):
     np.save("M.npy", case.M)
     np.save("a.npy", case.a)
     np.save("b.npy", case.b)
+    np.savez("w.npz", w=case.a)
     return case
 
 
@@ -53,8 +54,10 @@ def test_answer(case):
 
 
 def test_weights_of_their_own(case):
-    assert call("M.npy", "--a", "a.npy", "--b", "b.npy", "-o", "1.npz", "--reg", 0.05, "--reg-m", 1).exit_code == 0
-    np.testing.assert_allclose(np.load("1.npz")["log_u"], case.solve().log_u, rtol=1e-12)
+    one = case.solve().log_u
+    for given in (["M.npy", "--a", "w.npz:w", "--b", "b.npy"], ["in.npz:M"]):
+        assert call(*given, "-o", "1.npz", "--reg", 0.05, "--reg-m", 1).exit_code == 0
+        np.testing.assert_allclose(np.load("1.npz")["log_u"], one, rtol=1e-12)
     assert call("M.npy", "-o", "2.npz", "--reg", 0.05, "--reg-m", 1).exit_code == 0
     np.testing.assert_allclose(np.load("2.npz")["log_u"], mapuot.solve(case.M, None, None, 0.05, 1.0).log_u, rtol=1e-12)
 
@@ -106,6 +109,11 @@ def test_resume_without_a_checkpoint_starts_anew(case):
         (["in.npz", "--reg", "1", "--reg-m", "1", "--plan", "top:0"], "must be dense, top:K or sparse:THRESHOLD"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "x.npy"], "an .npy file holds one array"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "no/x.npz"], "does not exist"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--checkpoint", "no/x.npz"], "does not exist"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "./in.npz"], "./in.npz is a file of another use"),
+        (["in.npz:M", "--reg", "1", "--reg-m", "1", "--checkpoint", "in.npz"], "in.npz is a file of another use"),
+        (["M.npy", "--a", "x.npz", "--reg", "1", "--reg-m", "1", "-o", "x.npz"], "x.npz is a file of another use"),
+        (["M.npy", "--reg", "1", "--reg-m", "1", "-o", "x.npz", "--checkpoint", "x.npz"], "of another use"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "--resume"], "--resume needs --checkpoint"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "--method", "magic"], "'magic' is not one of"),
     ],
@@ -123,6 +131,7 @@ def test_wrong_usage(case, arguments, text):
         (["in.npz", "--reg", "-1", "--reg-m", "1"], "ValueError: reg must be a positive finite number"),
         (["in.npz:a", "--reg", "1", "--reg-m", "1"], "a must be a matrix"),
         (["M.npy", "--a", "b.npy", "--reg", "1", "--reg-m", "1"], "a must have shape (40,), got (21,)"),
+        (["M.npy", "--a", "w.npz", "--reg", "1", "--reg-m", "1"], "w.npz holds no array 'a', but w"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "out.txt"], "must end in one of"),
     ],
 )
@@ -131,6 +140,12 @@ def test_errors_are_one_line(case, arguments, text):
     assert (code, out) == (1, "")
     assert text in err
     assert err.count("\n") == 1
+
+
+def test_a_missing_library_is_told_first(case, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    done = call("no.npz", "--reg", 1, "--reg-m", 1, "-o", "out.h5")
+    assert "hdf5 files need h5py: pip install 'mapuot[files]'" in str(done.exception)
 
 
 def test_not_converged_is_3(case):

@@ -94,10 +94,14 @@ def test_formats(small_blocks, tmp_path, name):
     same(case.replace(M=str(path)).solve(), case.solve())
     if path.suffix != ".npy":
         np.testing.assert_array_equal(files.read_vector(path, "a"), case.a)
-        assert files.read_vector(path, "w") is None
+        np.testing.assert_array_equal(files.find_vector(path, "b"), case.b)
+        np.testing.assert_array_equal(files.find_vector(f"{path}:M", "b"), case.b)
         np.testing.assert_array_equal(files.read_vector(f"{path}:b", "a"), case.b)
+        with pytest.raises(ValueError, match=r"holds no array 'w', but .*M"):
+            files.read_vector(path, "w")
         with pytest.raises(ValueError, match=r"holds no array 'Q', but .*M"):
             files.open_matrix(f"{path}:Q")
+    assert files.find_vector(path, "w") is None
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int32", ">f8", "uint8"])
@@ -148,6 +152,50 @@ def test_bad_files(tmp_path):
     np.savez_compressed(tmp_path / "f.npz", M=np.asfortranarray(np.zeros((3, 2))))
     with pytest.raises(ValueError, match="Fortran order"):
         mapuot.solve(tmp_path / "f.npz", None, None, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["grouped.h5", "grouped.zarr"])
+def test_groups(tmp_path, name):
+    """a and b are looked for beside M; a path may hold colons; a group is no array."""
+    case, path = clouds(40, 21), tmp_path / "x:y" / name
+    path.parent.mkdir()
+    library = pytest.importorskip("h5py" if path.suffix == ".h5" else "zarr")
+    file = library.File(path, "w") if path.suffix == ".h5" else library.open_group(path, mode="w")
+    for array, value in {"a": np.zeros(40), "run/M": case.M, "run/a": case.a}.items():
+        (file.create_dataset if path.suffix == ".h5" else file.create_array)(array, data=value)
+    if path.suffix == ".h5":
+        file.close()
+    np.testing.assert_array_equal(np.asarray(files.open_matrix(f"{path}:run/M")), case.M)
+    np.testing.assert_array_equal(files.find_vector(f"{path}:run/M", "a"), case.a)
+    assert files.find_vector(f"{path}:run/M", "b") is None
+    with pytest.raises(ValueError, match="holds no array 'run', but a, run, run/M, run/a"):
+        files.open_matrix(f"{path}:run")
+
+
+def test_a_file_of_one_array(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    case = clouds(40, 21)
+    zarr.create_array(tmp_path / "M.zarr", data=case.M)
+    zarr.create_array(tmp_path / "a.zarr", data=case.a)
+    np.save(tmp_path / "a.npy", case.a)
+    assert files.find_vector(tmp_path / "M.zarr", "a") is None
+    for name in ("a.zarr", "a.npy"):
+        np.testing.assert_array_equal(files.read_vector(tmp_path / name, "a"), case.a)
+    same(case.replace(M=tmp_path / "M.zarr").solve(), case.solve())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_files(tmp_path, name):
+    path = write(tmp_path / name, clouds(40, 21).M)
+    if path.suffix == ".zarr":
+        (path / "zarr.json").write_text("{")
+    else:
+        path.write_bytes(path.read_bytes()[:-999])
+    with pytest.raises(ValueError, match=f"{name} cannot be read as"):
+        files.open_matrix(path)
+    np.save(tmp_path / "objects.npy", np.full((2, 2), {}, object))
+    with pytest.raises(ValueError, match="none of numbers"):
+        files.open_matrix(tmp_path / "objects.npy")
 
 
 def test_bad_functions():
