@@ -1,5 +1,9 @@
 """Warnings and errors of mapuot. Bad arguments raise plain ValueError or TypeError that name the argument."""
 
+from __future__ import annotations
+
+import pickle
+
 
 class ConvergenceWarning(UserWarning):
     """The solver stopped before the certified error reached the tolerance; the text says how far it came."""
@@ -7,3 +11,28 @@ class ConvergenceWarning(UserWarning):
 
 class InfeasibleError(ValueError):
     """No plan satisfies the constraints, for example a balanced point whose every pair is forbidden."""
+
+
+def packed(error: BaseException) -> tuple[bytes, str]:
+    """An exception for another process: the class, or the nearest base that a text alone makes, and the text."""
+    kinds = type(error).__mro__
+    for kind in kinds[: kinds.index(Exception) if Exception in kinds else 0]:
+        try:
+            kind(str(error))
+            return pickle.dumps(kind), str(error)
+        except Exception:
+            continue
+    return pickle.dumps(RuntimeError), f"{kinds[0].__name__}: {error}"
+
+
+def unpacked(errors: list[tuple[int, tuple[bytes, str]]], size: int) -> Exception:
+    """The error of the first rank, which is named where not all ``size`` ranks have the same."""
+    rank, (kind, text) = errors[0]
+    if len(errors) < size or any(failed != (kind, text) for _, failed in errors):
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        text = f"rank {rank}{more}: {text}"
+    try:
+        error = pickle.loads(kind)(text)
+    except Exception:  # a class that only that rank knows
+        error = None
+    return error if isinstance(error, Exception) else RuntimeError(text)

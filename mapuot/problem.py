@@ -164,7 +164,7 @@ def as_cost(M: Any, backend: ModuleType, ranks: Ranks = ALONE) -> Any:
     if whole and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
     M = M if isinstance(M, Rows) and not whole else backend.asarray(M)
-    if M.ndim != 2 or M.shape[1] == 0 or (M.shape[0] == 0 and ranks.size == 1):
+    if M.ndim != 2 or M.shape[1] == 0 or ranks.rows.sum(M.shape[0]) == 0:
         raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
     if M.dtype.kind not in "fiu":
         raise TypeError(f"M must hold real numbers, got dtype {M.dtype}")

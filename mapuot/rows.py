@@ -83,6 +83,13 @@ def opened(source: Any) -> Any:
     return open_matrix(source) if isinstance(source, (str, os.PathLike)) else source
 
 
+def kind_of(source: Any) -> str:
+    """What a matrix comes from, the same on all ranks."""
+    if isinstance(source, Rows):
+        return f"a file of {source.shape}"
+    return "a function" if callable(source) else "an array"
+
+
 def rows_of(source: Any, a: Any, b: Any, ranks: Ranks) -> Any:
     """The own block of whole ``Rows`` or of a function; an array is that block already."""
     if not isinstance(source, Rows) and not callable(source):

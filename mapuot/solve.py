@@ -21,7 +21,7 @@ from .penalties import F64
 from .problem import Problem, as_pair, as_positive
 from .ranks import ALONE, Ranks, join, process_grid
 from .result import Result
-from .rows import Rows, opened, rows_of
+from .rows import Rows, kind_of, opened, rows_of
 
 METHODS = {  # name: (translation, Anderson memory, in place)
     "auto": (True, 5, False),
@@ -101,7 +101,9 @@ def solve(
     progress : bool
         Show a progress bar on standard error.
     comm : mpi4py communicator, optional
-        Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all.
+        Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all. What
+        fails here on one rank raises on all; start programs as ``mpiexec -n P python -m mpi4py program.py``, then what
+        fails elsewhere ends the job, too.
         A function or file M is that of the whole matrix. The Result is distributed alike, see there. On GPUs each
         rank has one, that of its arrays or, by its number on the host, of those it sees; the column sums go through
         NCCL (``mapuot[nccl]``), else through the host; environment MAPUOT_CUDA_MPI=1: through a
@@ -145,11 +147,12 @@ def solve(
         ranks.arrange(grid_of(split, ranks.size, shape, method, module.__name__.rpartition(".")[2]))
         ranks.same(
             method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes, precision=precision,
-            backend=module.__name__, reg=reg, reference=reference if isinstance(reference, str) else "a matrix",
+            backend=module.__name__, reg=reg, M=kind_of(M),
+            reference=reference if isinstance(reference, str) else kind_of(reference),
         )  # fmt: skip
-        pair = as_pair(reg_m, "reg_m")
-        ranks.rows.same(b=b, **{"reg_m[1]": pair[1]})
-        ranks.cols.same(a=a, **{"reg_m[0]": pair[0]})
+        rho = as_pair(reg_m, "reg_m")
+        ranks.rows.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho[0]) else rho[0], "reg_m[1]": rho[1]})
+        ranks.cols.same(a=a, **{"reg_m[0]": rho[0], "reg_m[1]": "one a column" if np.ndim(rho[1]) else rho[1]})
         M = rows_of(M, a, b, ranks)
         reference = rows_of(reference, a, b, ranks) if isinstance(reference, Rows) else reference
         problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, reference, module, ranks)

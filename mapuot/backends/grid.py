@@ -17,8 +17,6 @@ import numpy as np
 from ..ranks import Ranks
 from .mpi import MpiRanks
 
-KEYS: list[int] = []  # of the attribute of a communicator that holds its parts: {(R, C): (column, row)}
-
 
 class Part(MpiRanks):
     """The ranks of one column or one row of the grid; ``groups`` are the ranks of all of them."""
@@ -75,23 +73,11 @@ class Part(MpiRanks):
 
 def parts(whole: MpiRanks, R: int, C: int) -> tuple[Ranks, Ranks]:
     """(ranks of the own column, which share its rows, ranks of the own row); made once for a communicator."""
-    comm, r, c = whole.comm, whole.rank // C, whole.rank % C
-    if not KEYS:
-        KEYS.append(whole.MPI.Comm.Create_keyval(delete_fn=free))
-    known: Any = comm.Get_attr(KEYS[0])
-    if known is None:
-        known = {}
-        comm.Set_attr(KEYS[0], known)
-    if (R, C) not in known:
-        known[R, C] = comm.Split(c, r), comm.Split(r, c)
-    column, row = known[R, C]
+    r, c = divmod(whole.rank, C)
+    grids = whole.kept.setdefault("grids", {})
+    if (R, C) not in grids:
+        grids[R, C] = whole.comm.Split(c, r), whole.comm.Split(r, c)
+    column, row = grids[R, C]
     down = [[r * C + c for r in range(R)] for c in range(C)]
     across = [[r * C + c for c in range(C)] for r in range(R)]
     return Part(whole, column, down), Part(whole, row, across)
-
-
-def free(comm: Any, key: int, known: dict[tuple[int, int], tuple[Any, Any]]) -> None:
-    """With the communicator go its parts."""
-    for pair in known.values():
-        for part in pair:
-            part.Free()

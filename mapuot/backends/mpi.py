@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import platform
 import sys
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import packed, unpacked
 from ..ranks import ALONE, Ranks, own_rows
 from . import native
 
@@ -103,11 +103,12 @@ class MpiRanks(Ranks):
 
     def keep(self) -> dict[str, Any]:
         """A dictionary that lives as long as the communicator."""
-        if self.comm.Get_attr(keyval(self.MPI)) is None:
-            self.comm.Set_attr(keyval(self.MPI), {})
-        found: Any = self.comm.Get_attr(keyval(self.MPI))
-        assert isinstance(found, dict)
-        return found
+        kept: Any = self.comm.Get_attr(keyval(self.MPI))
+        if kept is None:
+            kept = {}
+            self.comm.Set_attr(keyval(self.MPI), kept)
+        assert isinstance(kept, dict)
+        return kept
 
     def __reduce__(self) -> Any:
         raise TypeError("a Result over MPI holds rows of one rank: gather what is wanted, or solve without comm")
@@ -269,20 +270,22 @@ class MpiRanks(Ranks):
 
     def gather(self, block: Any, root: int, along: str = "rows") -> Any:
         with self.together():
-            if not 0 <= root < self.size:
+            if root not in range(self.size):
                 raise ValueError(f"root must be a rank in 0..{self.size - 1}, got {root}")
-            block, holders = np.ascontiguousarray(block), self.holders(root, along)
-            shapes = self.exchange((block.shape, block.dtype.str))
-            dtype = next((dtype for shape, dtype in shapes if shape[0]), block.dtype.str)
-            shape = (sum(shapes[line[0]][0][0] for line in holders), *block.shape[1:])
-            if len(holders[0]) > 1:
-                shape = (shape[0], sum(shapes[rank][0][1] for rank in holders[0]))
-            out = np.empty(shape, dtype) if self.rank == root else None
+            self.same(root=root)
+            holders, shapes = self.holders(root, along), self.exchange(np.shape(block))
+            widths = {shapes[line[0]][1:] if len(line) == 1 else (sum(shapes[k][1] for k in line),) for line in holders}
+            if len(widths) > 1:
+                raise self.raised(ValueError(f"blocks must have as many columns on every rank, got {sorted(widths)}"))
+            dtypes = [dtype for dtype, held in zip(self.exchange(block.dtype), shapes, strict=True) if held[0]]
+            block = np.ascontiguousarray(block, np.result_type(*dtypes or [block.dtype]))
+            shape = (sum(shapes[line[0]][0] for line in holders), *widths.pop())
+            out = np.empty(shape, block.dtype) if self.rank == root else None
             self.exchange(None)  # all have the memory
             i = j = 0
             for line in holders:
                 for rank in line:
-                    place, (height, *width) = None, shapes[rank][0]
+                    place, (height, *width) = None, shapes[rank]
                     if out is not None:
                         place = out[i : i + height] if len(line) == 1 else out[i : i + height, j : j + width[0]]
                     self.put(block, place, rank, root)
@@ -352,7 +355,14 @@ class MpiRanks(Ranks):
 
 @cache
 def keyval(MPI: Any) -> int:
-    return int(MPI.Comm.Create_keyval())
+    return int(MPI.Comm.Create_keyval(delete_fn=free))
+
+
+def free(comm: Any, key: int, kept: dict[str, Any]) -> None:
+    """With a communicator go those of its grids."""
+    for pair in kept.get("grids", {}).values():
+        for part in pair:
+            part.Free()
 
 
 def digest(value: Any) -> str:
@@ -373,25 +383,3 @@ def digest(value: Any) -> str:
 
 def shown(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def packed(error: BaseException) -> tuple[bytes, str]:
-    """An exception as (its class pickled, its text)."""
-    try:
-        return pickle.dumps(type(error)), str(error)
-    except Exception:
-        return pickle.dumps(RuntimeError), f"{type(error).__name__}: {error}"
-
-
-def unpacked(errors: list[tuple[int, tuple[bytes, str]]], size: int) -> BaseException:
-    """The first rank's error, with the rank where not all have the same."""
-    rank, (kind, text) = errors[0]
-    if len(errors) < size or any(failed != (kind, text) for _, failed in errors):
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        text = f"rank {rank}{more}: {text}"
-    try:
-        error = pickle.loads(kind)(text)
-        assert isinstance(error, BaseException)
-    except Exception:
-        return RuntimeError(text)
-    return error

@@ -330,6 +330,7 @@ def case_bad_for_all():
     case = block(clouds(33, 21))
     refused(ValueError, "reg must be a positive finite number", case.replace(reg=-1.0))
     refused(ValueError, "a must have positive mass", case.replace(a=0 * case.a))
+    refused(ValueError, "M must be a non-empty matrix (m, n), got shape (0, 21)", case.replace(M=case.M[:0], a=None))
     refused(mapuot.InfeasibleError, "equal masses", case.replace(a=2 * case.a, reg_m=np.inf))
     hard = case.replace(M=np.full_like(case.M, np.inf), reg_m=(1.0, np.inf))
     refused(mapuot.InfeasibleError, "M forbids every pair of b[0]", hard)
@@ -349,7 +350,12 @@ def case_arguments_that_differ():
     refused(ValueError, "max_passes must be the same", case, max_passes=int(mine))
     refused(ValueError, "b must be the same", case.replace(b=case.b * mine))
     refused(ValueError, "reg_m[1] must be the same", case.replace(reg_m=(1.0, mine)))
+    refused(ValueError, "reg_m[0] must be the same", case.replace(reg_m=(mine, 1.0)))
     refused(ValueError, "method must be the same", case, method="auto" if mine == 1 else "sinkhorn")
+    source = (lambda i0, i1: case.M) if mine == 1 else case.M
+    refused(
+        ValueError, "M must be the same on every rank, got 'a function' on rank 0, 'an array'", case.replace(M=source)
+    )
     if RANK == SIZE - 1:
         case = case.replace(M=case.M[:, :-1], b=case.b[:-1])
     refused(ValueError, "must be the same on every rank", case)
@@ -364,6 +370,7 @@ def case_callbacks():
 
     refused(KeyError, "mine", case, callback=fail, **FLOAT64)
     refused(KeyError, "mine", case, callback=fail if last else None, **FLOAT64)
+    refused(MemoryError, "Unable to allocate", case, callback=(lambda stats: np.empty(1 << 50)) if last else None)
     stop = (lambda stats: stats.n_pass == 4) if last else None
     result = case.solve(comm=COMM, callback=stop, **FLOAT64)
     assert (result.status, result.n_passes) == ("cancelled", 4)
@@ -393,6 +400,12 @@ def case_results_stay_where_they_are():
         pickle.dumps(result)
     with pytest.raises(ValueError, match="root must be a rank"):
         result.gather_plan(SIZE)
+    with pytest.raises(ValueError, match="root must be the same on every rank"):
+        result.gather_plan(RANK % 2)
+    with pytest.raises(ValueError, match="blocks must have as many columns on every rank"):
+        result.gather(np.ones((2, 1 + RANK)))
+    mixed = result.gather(np.full(1, RANK, np.float64 if RANK else np.float32))
+    assert RANK or list(mixed) == list(range(SIZE))
     wrong = np.ones(len(result.log_u) + (RANK == SIZE - 1))
     with pytest.raises(ValueError, match=f"rank {SIZE - 1}: Y must have shape"):
         result.apply_transpose(wrong)
