@@ -21,7 +21,7 @@ struct Shared {
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
 
 // This block's share of the tiles and of shared memory; everything is zeroed once, so that no stale NaN is ever read.
-__device__ __forceinline__ Ring ring_open(const State &S, unsigned char *memory, int slots, int kept, int group)
+__device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, int group)
 {
     Shared &all = *(Shared *)memory;
     const int clusters = gridDim.x / CLUSTER, owner = (int)(blockIdx.x / CLUSTER) * GROUPS + group;
@@ -38,8 +38,8 @@ __device__ __forceinline__ Ring ring_open(const State &S, unsigned char *memory,
     g.column = cluster_rank() * slice;
     g.columns = (int)(S.ld - g.column < slice ? S.ld - g.column : slice);
     g.bytes = R * slice * (int)sizeof(real);
-    g.tile = memory + RING_OFFSET + (int64_t)group * slots * g.bytes;
-    g.full = all.full[group];
+    g.tile = RING_OFFSET + group * slots * g.bytes;
+    g.full = shared_address(all.full[group]);
     uint4 *words = (uint4 *)(memory + RING_OFFSET);
     for (int q = threadIdx.x; q < GROUPS * slots * g.bytes / 16; q += THREADS)
         words[q] = make_uint4(0, 0, 0, 0);
@@ -239,7 +239,6 @@ __device__ __forceinline__ uint32_t finish_half(const State &S, Shared &all, int
 extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int slots, int kept, int first, int count,
                                          int mode)
 {
-    extern __shared__ __align__(128) unsigned char memory[];
     Shared &all = *(Shared *)memory;
     Finish &F = all.finish;
     const int group = threadIdx.x / GT;
@@ -247,7 +246,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     if (S.progress->narrow != NARROW || S.progress->status != RUNNING || S.progress->passes >= first + count)
         return;
     copy_record(&F.p, S.progress);
-    const Ring g = ring_open(S, memory, slots, kept, group);
+    const Ring g = ring_open(S, slots, kept, group);
     if (threadIdx.x % GT == 0)
         all.ring[group] = g;
 #if CLUSTER > 1

@@ -21,22 +21,25 @@
 #define HOLD (NARROW && 2 * CPT + R * CPT <= 60) // a tile stays in registers for both halves of its step
 
 #if PERSISTENT
+// All of a block's shared memory.  Tiles are found by their offset from here: through a stored pointer they would be
+// read by generic loads, with 64-bit addresses.
+extern __shared__ __align__(128) unsigned char memory[];
+
 // ---- mbarrier, bulk copy, cluster: sm_90
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-__device__ __forceinline__ void await(uint64_t *full, uint32_t parity)
+__device__ __forceinline__ void await(uint32_t full, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra AGAIN;\n}" ::"r"(shared_address(full)),
+                 "@!done bra AGAIN;\n}" ::"r"(full),
                  "r"(parity)
                  : "memory");
 }
 
-__device__ __forceinline__ void copy_in(void *to, const void *from, uint32_t bytes, uint64_t *full)
+__device__ __forceinline__ void copy_in(uint32_t to, const void *from, uint32_t bytes, uint32_t full)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(full))
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(full)
                  : "memory");
 }
 
@@ -60,7 +63,7 @@ __device__ __forceinline__ void group_barrier(int group)
     __syncthreads();
 #else
     __syncwarp(); // bar.sync counts whole warps
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(GT) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GT) : "memory");
 #endif
 }
 
@@ -72,8 +75,8 @@ struct Ring {
     uint32_t parity;     // one bit a slot: phase of its last copy
     int column, columns; // this block's slice of K
     int bytes;           // of a tile
-    unsigned char *tile;
-    uint64_t *full;
+    int tile;            // offset of the first slot in memory
+    uint32_t full;       // shared address of the first slot's mbarrier
 };
 
 __device__ __forceinline__ Point point_of(const State &S, const Ring &g, int t)
@@ -88,16 +91,14 @@ __device__ __forceinline__ void fetch(const State &S, const Ring &g, int t, int 
     const int64_t row = (int64_t)(g.first + t) * R;
     const int rows = (int)(S.m - row < R ? S.m - row : R);
     const uint32_t bytes = g.columns * (uint32_t)sizeof(real);
-    unsigned char *to = g.tile + slot * g.bytes;
+    const uint32_t to = shared_address(memory) + g.tile + slot * g.bytes, full = g.full + slot * 8;
     const real *from = S.kernel + row * S.ld + g.column;
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(g.full + slot)),
-                 "r"(bytes * rows)
-                 : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes * rows) : "memory");
 #if CLUSTER > 1
     for (int r = 0; r < rows; r++)
-        copy_in(to + r * bytes, from + r * S.ld, bytes, g.full + slot);
+        copy_in(to + r * bytes, from + r * S.ld, bytes, full);
 #else
-    copy_in(to, from, bytes * rows, g.full + slot);
+    copy_in(to, from, bytes * rows, full);
 #endif
 }
 
@@ -273,8 +274,8 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
         if (!HOLD)
             point = point_of(S, g, now.tile);
         tile.columns = g.columns;
-        await(g.full + now.slot, (g.parity >> now.slot) & 1);
-        tile.open(g.tile + now.slot * g.bytes, thread);
+        await(g.full + now.slot * 8, (g.parity >> now.slot) & 1);
+        tile.open(memory + g.tile + now.slot * g.bytes, thread);
         tile_dots(tile, thread, v, s);
         publish(x, group, k & 1, warp_sums<R>(s, lane), warp, lane);
         const Row kept = row_of(point, shift);

@@ -141,6 +141,21 @@ def test_solve_gives_the_certified_plan(precision, reg):
     np.testing.assert_allclose(found.row_marginal, found.plan.get().sum(1), rtol=20 * tol)
 
 
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("reg_m", [0.1, 1.0, 10.0, (np.inf, 1.0)])
+@pytest.mark.parametrize("reg", [0.1, 0.01])
+def test_the_cpu_and_the_gpu_give_the_same_plan(path, reg, reg_m, precision):
+    M, a, b = cost(150, 210, 1)
+    a, b = weights(a, b, 1.2)
+    tol = PLAN_TOL[precision]
+    options = {"tol": tol / 2, "precision": {"float64": "float64", "float32": "mixed"}[precision]}
+    expected = solve(M, a, b, reg, reg_m, backend="cpu", **options)
+    found = solve(cp.asarray(M), a, b, reg, reg_m, **options)
+    assert expected.converged
+    assert found.converged
+    assert np.abs(found.plan.get() - expected.plan).sum() <= tol * expected.plan.sum()
+
+
 @pytest.mark.parametrize("layout", ["C", "F", "strided", "float32", "host"])
 def test_layouts_and_products(layout):
     M, a, b = cost(130, 70, 2)

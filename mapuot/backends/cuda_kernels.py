@@ -109,7 +109,9 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
     if not fitting:
         return None
     shape = fitting[0]
-    return replace(shape, R=max(1, shape.R // 2)) if dtype == "float64" else shape
+    if dtype == "float64":
+        return replace(shape, R=max(1, shape.R // 2))
+    return replace(shape, R=4) if dtype == "bfloat16" and narrow else shape  # a step takes as many bytes as in float32
 
 
 def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) -> dict[str, int]:
