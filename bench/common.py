@@ -138,9 +138,12 @@ def blas_controller() -> Any:
 
 
 def interleave(
-    candidates: dict[Any, Callable[[], Any]], seconds: float, rounds: tuple[int, int] = (3, 1000), warm: bool = True
+    candidates: dict[Any, Callable[[], Any]], seconds: float, rounds: tuple[int, int] = (3, 1000), turn: float = 0.0
 ) -> Timings:
-    """Times of one call of each candidate; ``seconds`` is the budget of all, ``rounds`` the least and most samples."""
+    """Times of one call of each candidate; ``seconds`` is for all, ``rounds`` the least and most turns of each.
+
+    A turn is ``turn`` seconds of samples, at least one; calls shorter than WARM are made without a clock before.
+    """
     lengths = {name: length_of(call) for name, call in candidates.items()}
     times: Timings = {name: [] for name in candidates}
     end = time.perf_counter() + seconds
@@ -151,18 +154,22 @@ def interleave(
             if count >= rounds[0] and time.perf_counter() > end:
                 break
             for name, call in candidates.items():
-                if warm:
+                if lengths[name] < WARM:
                     sample(call, math.ceil(WARM / lengths[name]))
-                times[name].append(sample(call, math.ceil(SAMPLE / lengths[name])))
+                last = time.perf_counter() + turn
+                while True:
+                    times[name].append(sample(call, math.ceil(SAMPLE / lengths[name])))
+                    if time.perf_counter() > last:
+                        break
     finally:
         gc.enable()
     return times
 
 
 def length_of(call: Callable[[], Any]) -> float:
-    """Seconds of one call, the best of three after a first one."""
-    call()
-    return min(sample(call, 1) for _ in range(3))
+    """Seconds of one call, of a short one the best of three after a first one."""
+    first = sample(call, 1)
+    return first if first > 0.1 else min(sample(call, 1) for _ in range(3))
 
 
 def sample(call: Callable[[], Any], number: int) -> float:

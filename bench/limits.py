@@ -26,7 +26,7 @@ class Buffer:
     def __init__(self, size: int, threads: int, count: int = 1) -> None:
         self.length = max(64 * threads, size // 8)
         self.size, self.threads = 8 * self.length, threads
-        self.pool = native.new_pool(threads, 0)
+        self.pool = native.pool_for(threads, 0)
         self.arrays = [native.empty(self.length) for _ in range(count)]
         self.out = native.empty(8 * threads)
         for array in self.arrays:

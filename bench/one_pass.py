@@ -162,7 +162,7 @@ def variants(case: Case, pool: Any) -> dict[str, Any]:
 
 def time_case(case: Case, threads: int, budget: float) -> dict[str, Any]:
     m, n = case.M.shape
-    pool = native.new_pool(threads, 0)
+    pool = native.pool_for(threads, 0)
     parity = case.check(pool)
     buffer = Buffer(case.size, threads)
     buffer.repeats = 1

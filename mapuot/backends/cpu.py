@@ -18,7 +18,7 @@ from ..penalties import F64
 from ..problem import Problem, Side, as_columns
 from ..rows import Rows, row_blocks
 from . import Options, Stats, native
-from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, new_pool, padded, pointer
+from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, padded, pointer, pool_for
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
@@ -44,7 +44,7 @@ def narrow_floor(problem: Problem) -> float:
 
 
 def extrema(M: Any) -> tuple[float, float, int, int]:
-    pool, low, high, counts = new_pool(None, M.size), math.inf, -math.inf, np.zeros(2)
+    pool, low, high, counts = pool_for(None, M.size), math.inf, -math.inf, np.zeros(2)
     for _, _, block, _ in row_blocks(M):
         out = np.empty(4)
         check(lib.mapuot_extrema(pool, *block.shape, matrix(block), pointer(out)))
@@ -60,7 +60,7 @@ class Workspace:
     def __init__(self, problem: Problem, options: Options) -> None:
         m, n = problem.shape
         self.problem, self.options, self.dtype = problem, options, options.precision
-        self.pool = new_pool(options.threads, m * n)
+        self.pool = pool_for(options.threads, m * n)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
         rates = problem.rows.scalar_rho, problem.cols.scalar_rho
         self.ld = leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
@@ -340,7 +340,7 @@ class PlanStream:
         self.problem = problem
         self.alpha = np.where(np.isfinite(log_u), log_u, -np.inf) + np.where(np.isfinite(la), la, 0.0)
         self.beta = np.where(np.isfinite(log_v), log_v, -np.inf) + np.where(np.isfinite(lb), lb, 0.0)
-        self.pool = new_pool(threads, problem.M.size)
+        self.pool = pool_for(threads, problem.M.size)
 
     def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
         """(k0, k1, first arguments of a stream over them) for the rows i0 + k0 to i0 + k1."""

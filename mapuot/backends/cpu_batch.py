@@ -19,7 +19,7 @@ from ..problem import Side
 from ..solve import PRECISIONS
 from . import Options
 from .cpu import FLUSH_LOG, ROUNDING, SAFE_SPREAD, STORAGE
-from .native import DTYPES, SCALARS, check, empty, leading_dimension, matrix, new_pool, padded, pointer
+from .native import DTYPES, SCALARS, check, empty, leading_dimension, matrix, padded, pointer, pool_for
 
 EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
 CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
@@ -61,7 +61,7 @@ class BatchWorkspace:
     def __init__(self, task: Any, options: Options, log_v: F64) -> None:
         (m, n), p = task.shape, len(log_v)
         self.task, self.p, self.shared = task, p, task.M.ndim == 2
-        self.pool = new_pool(options.threads, p * m * n)
+        self.pool = pool_for(options.threads, p * m * n)
         np_, dtype = padded(n), options.precision
         self.ld = leading_dimension(n, np.dtype(STORAGE[dtype]).itemsize)
         self.K = empty((1 if self.shared else p) * m * self.ld, STORAGE[dtype])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -76,16 +77,21 @@ def matrix(array: Any) -> Any:
     return view[0]
 
 
-def new_pool(threads: int | None, entries: int) -> Any:
-    """A pool freed with its handle; serial for small problems unless a number was asked for."""
+def pool_for(threads: int | None, entries: int) -> Any:
+    """A pool of the process; serial for small problems unless a number was asked for."""
     if threads is None:
         threads = 1 if entries <= SERIAL_ENTRIES else len(os.sched_getaffinity(0))
-    if threads == 1:
-        return SERIAL
+    return SERIAL if threads == 1 else pool_of(threads)
+
+
+@functools.lru_cache(maxsize=4)
+def pool_of(threads: int) -> Any:
+    """Kept: its threads sleep on cores of their own, where new ones share the caller's for their first milliseconds."""
     pool = lib.mapuot_pool_new(threads)
     if pool == ffi.NULL:
         raise MemoryError(f"threads: could not start {threads} threads")
     return ffi.gc(pool, lib.mapuot_pool_free)
 
 
+os.register_at_fork(after_in_child=pool_of.cache_clear)  # a child has none of the threads
 SERIAL = ffi.gc(lib.mapuot_pool_new(1), lib.mapuot_pool_free)  # no threads, no state: one serves all
