@@ -113,8 +113,9 @@ def pot_case(arrays: list[Any], case: Case, name: str, twin: dict[str, Any]) -> 
     call(3)
     free_pools()
     torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
     few, many = (wall(lambda k=k: call(k), 2) for k in (FEW, MANY))
-    found = {"peak": torch.cuda.max_memory_allocated(), "carried on": False} | twin
+    found = {"peak": torch.cuda.max_memory_allocated() - before, "carried on": False} | twin
     seconds = few + (twin["iterations"] - FEW) * (many - few) / (MANY - FEW)
     if seconds > LONG:
         return found | {"seconds": seconds, "carried on": True}
