@@ -233,7 +233,10 @@ class Run:
         self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
         self.saves = ranks.max(self.checkpoint is not None)
         progress = progress and ranks.rank == 0
-        self.bar = tqdm(total=max_passes, desc="mapuot", unit="pass", disable=False) if progress else None
+        # neither a share nor a time to go: how many passes it takes, nobody knows
+        form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
+        options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "disable": False, "bar_format": form}
+        self.bar = tqdm(**options) if progress else None
         self.limit = max_passes
         self.trace: list[Stats] = []
         self.potentials: tuple[F64, F64]
