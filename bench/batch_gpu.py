@@ -117,7 +117,7 @@ def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
 
     task = BatchProblem.from_arrays(M, A, B, REG, RHO, "kl", "product", cuda)
     options = dataclasses.replace(make_options("auto", precision, 1e-6, None, None), tol=-1.0)
-    workspace = cuda_batch.BatchWorkspace(task, options, np.zeros(B.shape))
+    workspace = cuda_batch.BatchWorkspace(task, options, None)
     narrow = precision == "mixed"
     record = workspace.record(options, REG)
     record["narrow_floor"] = -1.0

@@ -117,10 +117,10 @@ def solve_batch(
 
 
 def starts(warm_start: Any, task: BatchProblem) -> tuple[Any, Any]:
-    """(log u, log v) of all problems to start from."""
+    """(log u, log v) of all problems to start from; None: zeros."""
     xp = namespace(task.A)
     if warm_start is None:
-        return np.zeros(task.A.shape), np.zeros(task.B.shape)
+        return None, None
     if isinstance(warm_start, BatchResult):
         scale = warm_start.problem.reg / task.reg
         warm_start = warm_start.log_u * scale, warm_start.log_v * scale
@@ -159,7 +159,7 @@ class BatchRun:
         on_cpu = self.module.__name__.endswith((".cpu", ".reference"))
         threads = (self.options.threads or len(os.sched_getaffinity(0))) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(lambda i: self.alone(i, host(log_v[i])), alone):
+            for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), alone):
                 bar.update()
 
     def empty_tables(self) -> Any:
@@ -170,14 +170,16 @@ class BatchRun:
         task, options = self.task, self.options
         if task.forbidden or not isinstance(task.reference, str):
             return
-        dtype = engine.storage(task, self.precision, options.tol, log_v)
+        reach = 0.0 if log_v is None else float(abs(log_v).max())
+        dtype = engine.storage(task, self.precision, options.tol, reach)
         if dtype is None:
             return
         options = dataclasses.replace(options, precision=dtype)
         step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.M.ndim == 2, dtype))
         for i0 in range(0, len(task.A), step):
             i1 = min(i0 + step, len(task.A))
-            self.chunk(engine.BatchWorkspace(task.part(i0, i1), options, log_v[i0:i1]), i0, i1, bar)
+            start = None if log_v is None else log_v[i0:i1]
+            self.chunk(engine.BatchWorkspace(task.part(i0, i1), options, start), i0, i1, bar)
 
     def chunk(self, workspace: Any, i0: int, i1: int, bar: Any) -> None:
         left, passes = i1 - i0, 0
@@ -198,15 +200,17 @@ class BatchRun:
         self.gap[part], self.error_bound[part] = workspace.left["gap"], workspace.left["error"]
         self.dual[part], self.mass[part] = workspace.left["dual"], workspace.left["mass"]
         self.n_passes[part] = workspace.field("passes")
-        self.status[part] = ["max_passes" if status == "running" else status for status in workspace.status()]
+        status = workspace.status()
+        self.status[part] = np.where(status == "running", "max_passes", status)
 
-    def alone(self, i: int, log_v: F64) -> None:
+    def alone(self, i: int, log_v: F64 | None) -> None:
         """Problem i as `solve` does it, from where the batch left it."""
         problem = self.task[i]
         spent = int(self.n_passes[i])
         reached = host(self.tables[1][i])
         begun = spent > 0 and bool(np.isfinite(reached[problem.cols.weight > 0]).all())
-        start = start_potentials((np.zeros(problem.shape[0]), reached if begun else log_v), problem)
+        begin = reached if begun else np.zeros(problem.shape[1]) if log_v is None else log_v
+        start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
         run = Run(self.module, max(1, self.max_passes - spent), None, False)
         options = dataclasses.replace(self.options, threads=1)
         if self.precision == "auto" and problem.shape[0] * problem.shape[1] <= SMALL_ENTRIES:

@@ -11,7 +11,19 @@ import numpy as np
 from .backends import host, namespace
 from .errors import InfeasibleError
 from .penalties import F64
-from .problem import MASS_TOLERANCE, Problem, Side, as_cost
+from .problem import (
+    MASS_TOLERANCE,
+    Problem,
+    Side,
+    as_cost,
+    as_pair,
+    as_penalties,
+    as_positive,
+    as_reference,
+    as_side,
+    cost_range,
+)
+from .ranks import ALONE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,27 +76,26 @@ class BatchProblem:
     def from_arrays(
         cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, module: ModuleType
     ) -> BatchProblem:
-        M = as_costs(M, module)
+        M, reg = as_costs(M, module), as_positive(reg, "reg")
         (m, n), flat = M.shape[-2:], M.reshape(-1, M.shape[-1])
         p = batch_size(M, A, B)
         xp = namespace(M, *(x if x is None else module.asarray(x) for x in (A, B)))
         (A, mass_a), (B, mass_b) = as_weights(A, p, m, "A", module, xp), as_weights(B, p, n, "B", module, xp)
-        first = Problem.from_arrays(flat[:m], A[0], B[0], reg, reg_m, penalty, reference, module)
-        low, high, forbidden, c_mass = first.M_min, first.M_max, first.forbidden, np.full(p, first.c_mass)
-        if M.ndim == 3:
-            low, high, bad, infinite = module.extrema(flat)
-            if bad:
-                raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
-            forbidden = bool(infinite)
-        if first.rows.penalty == first.cols.penalty == "balanced":
+        first_a, first_b = host(A[0]), host(B[0])
+        pair, kinds = as_pair(reg_m, "reg_m"), as_penalties(penalty)
+        rows = as_side("a", first_a, kinds[0], pair[0], "reg_m[0]")
+        cols = as_side("b", first_b, kinds[1], pair[1], "reg_m[1]")
+        low, high, forbidden = cost_range(flat, module, ALONE)
+        reference, mass = as_reference(reference, flat[:m], first_a, first_b, module)
+        if rows.penalty == cols.penalty == "balanced":
             uneven = abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a
             if uneven.any():
                 raise InfeasibleError(
                     f"A and B must have equal masses if both sides are balanced: problem {int(uneven.argmax())} has not"
                 )
-        if isinstance(first.reference, str) and first.reference == "product":
-            c_mass = mass_a * mass_b
-        return cls(M, A, B, first.rows, first.cols, first.reg, first.reference, low, high, forbidden, c_mass)
+        product = isinstance(reference, str) and reference == "product"
+        c_mass = mass_a * mass_b if product else np.full(p, mass)
+        return cls(M, A, B, rows, cols, reg, reference, low, high, forbidden, c_mass)
 
 
 def as_costs(M: Any, module: ModuleType) -> Any:

@@ -116,9 +116,9 @@ def stream_of(x: Any) -> Any:
         return contextlib.nullcontext()
     import cupy  # noqa: PLC0415 - only for tensors on a GPU
 
-    stream = torch.cuda.current_stream(x.device).cuda_stream
-    same = stream == cupy.cuda.get_current_stream().ptr
-    return contextlib.nullcontext() if same else cupy.cuda.ExternalStream(stream)
+    stream = torch.cuda.current_stream(x.device)
+    same = stream.cuda_stream == cupy.cuda.get_current_stream().ptr
+    return contextlib.nullcontext() if same else cupy.cuda.Stream.from_external(stream)
 
 
 class _SinkhornLoss(torch.autograd.Function):

@@ -1,23 +1,19 @@
 // Mirrors src_c/batch.c and batch_tmpl.c: problems that fit a block, all passes of one in one block.
 //
-// Thread (g, c) of GROUPS x 16 keeps rows g RT .. (g + 1) RT - 1 and columns c, c + 16, .. (CT of them) of K in registers
-// from the first pass to the last.  A warp has 2 RT whole rows, so that u is found within it; the column sums of the
-// warps meet in shared memory.  Three meetings of the block a pass.  K = exp(alpha_i + beta_j - M_ij / reg) is made again
-// around the potentials where they leave its range, so that every reg works.  The NARROW kernel goes as far as float32
-// sums can and leaves log v in S.x; the float64 one goes on from there and certifies.
-// Options: GROUPS, RT, CT, RESIDENT (blocks a multiprocessor) and those of batch.cuh.
-#define THREADS (16 * GROUPS)
+// K lies in registers as batch_build.cuh says; a warp has 2 RT whole rows, so that u is found within it, and the column
+// sums of the warps meet in shared memory: three meetings of the block a pass.  K is made again around the potentials
+// where they leave its range, so that every reg works.  Where batch_narrow.cu came first, S.x is near the answer.
+// Options: those of batch_build.cuh.
+#include "batch_build.cuh"
 #include "batch_finish.cuh"
 
-#define ROWS (GROUPS * RT)
-#define COLUMNS (16 * CT)
 #define RP (RT > 8 ? 16 : RT > 4 ? 8 : RT > 2 ? 4 : RT) // rows as warp_sums takes them: a power of two
 
 struct Shared {
     Work work;
     double col[COLUMN_KINDS][COLUMNS];
     double alpha[ROWS], absorbed[ROWS], a[ROWS], log_a[ROWS]; // of rows; absorbed: d
-    num v[COLUMNS], partial[WARPS][COLUMNS];
+    double v[COLUMNS], partial[WARPS][COLUMNS];
 };
 
 struct Lane {
@@ -45,65 +41,9 @@ __device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t p
         all.v[j] = 0;
 }
 
-// M_ij / reg, 0 outside
-__device__ __forceinline__ double ratio(const Batch &S, const cost *M, int i, int j)
-{
-    return i < (int)S.m && j < (int)S.n ? (double)M[i * S.M_row + j * S.M_col] * S.inv_reg : 0;
-}
-
-// alpha = -max_j(log v_j b_j - M_ij / reg), beta = log v_j b_j - max_i(alpha_i + log v_j b_j - M_ij / reg): K is at most
-// 1 and has an entry 1 in every row and column in use.  b and a only where the reference has them; -inf: left out.
-__device__ __forceinline__ void balance(const Batch &S, Shared &all, const cost *M, const Lane &at)
-{
-    double *beta = all.col[NEW_G], *high = all.col[NEW_F];
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
-        const bool used = j < (int)S.n && all.col[WEIGHT][j] > 0;
-        beta[j] = used ? all.col[X][j] + (S.product ? all.col[LOG_B][j] : 0) : -INF;
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int k = 0; k < RT; k++) {
-        const int i = at.g * RT + k;
-        double top = -INF;
-#pragma unroll 2
-        for (int q = 0; q < CT; q++)
-            top = fmax(top, beta[at.c + 16 * q] - ratio(S, M, i, at.c + 16 * q));
-#pragma unroll
-        for (int bit = 8; bit > 0; bit /= 2)
-            top = fmax(top, __shfl_xor_sync(FULL, top, bit));
-        if (at.c == 0)
-            all.alpha[i] = all.a[i] > 0 ? -top : -INF;
-    }
-    __syncwarp();
-#pragma unroll 1
-    for (int q = 0; q < CT; q++) {
-        const int j = at.c + 16 * q;
-        double top = -INF;
-#pragma unroll 2
-        for (int k = 0; k < RT; k++)
-            top = fmax(top, all.alpha[at.g * RT + k] - ratio(S, M, at.g * RT + k, j));
-        top = fmax(top, __shfl_xor_sync(FULL, top, 16));
-        if (threadIdx.x % 32 < 16)
-            all.partial[threadIdx.x / 32][j] = (num)top; // rounded: beta need not be sharp
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
-        double top = -INF;
-        for (int w = 0; w < WARPS; w++)
-            top = fmax(top, (double)all.partial[w][j]);
-        high[j] = beta[j] > -INF ? -top : -INF; // beta_j = log v_j b_j - (log v_j b_j + top)
-    }
-    __syncthreads();
-#pragma unroll 1
-    for (int j = threadIdx.x; j < COLUMNS; j += THREADS)
-        beta[j] = high[j];
-}
-
 // K around the potentials of the pass, or around none; then v.
 __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, const Lane &at, bool plain,
-                                             num (&K)[RT][CT])
+                                             double (&K)[RT][CT])
 {
     double *beta = all.col[NEW_G];
     __syncthreads();
@@ -113,7 +53,12 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
         for (int i = threadIdx.x; i < ROWS; i += THREADS)
             all.alpha[i] = S.low;
     } else {
-        balance(S, all, M, at);
+        for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+            const bool used = j < (int)S.n && all.col[WEIGHT][j] > 0;
+            beta[j] = used ? all.col[X][j] + (S.product ? all.col[LOG_B][j] : 0) : -INF;
+        }
+        __syncthreads();
+        balance(S, M, all.a, all.alpha, beta, (float *)all.partial[0]);
     }
     __syncthreads();
     double part[CT];
@@ -128,7 +73,7 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
 #pragma unroll
         for (int q = 0; q < CT; q++) {
             const double x = alpha + part[q];
-            K[k][q] = (num)exp_of(x - (x > -INF ? (double)from[k * S.M_row + q * step] : 0) * S.inv_reg);
+            K[k][q] = exp(x - (x > -INF ? (double)from[k * S.M_row + q * step] : 0) * S.inv_reg);
         }
     }
 #pragma unroll 1
@@ -142,14 +87,14 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
 }
 
 // s = K v, u = prox(s), the warps' parts of K^T u and of the row scalar; true where K does not do.
-__device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane &at, const num (&K)[RT][CT],
+__device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane &at, const double (&K)[RT][CT],
                                          double &log_u, double &r)
 {
     const double shift = all.work.standing[0].shift;
     bool odd = false;
-    num s[RP];
+    double s[RP];
     {
-        num v[CT];
+        double v[CT];
 #pragma unroll
         for (int q = 0; q < CT; q++)
             v[q] = all.v[at.c + 16 * q];
@@ -162,21 +107,21 @@ __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane
                     s[k] += K[k < RT ? k : 0][q] * v[q];
         }
     }
-    const num sum = warp_sums<RP, 8>(s, threadIdx.x % 32);
+    const double sum = warp_sums<RP, 8>(s, threadIdx.x % 32);
     const double a = at.owns ? all.a[at.row] : 0, d = all.absorbed[at.row];
     log_u = 0;
-    const num u = row_scale(S, a, all.log_a[at.row], d, sum, shift, log_u, odd);
+    const double u = row_scale(S, a, all.log_a[at.row], d, sum, shift, log_u, odd);
     r = (double)(u * sum);
     const double part = warp_sum(!at.mine ? 0 : S.k1 > 0 ? r : a > 0 ? a * (log_u + d) : 0);
     if (threadIdx.x % 32 == 0)
         all.work.row[threadIdx.x / 32] = part;
-    num sums[CT];
+    double sums[CT];
 #pragma unroll
     for (int q = 0; q < CT; q++)
         sums[q] = 0;
 #pragma unroll
     for (int k = 0; k < RT; k++) {
-        const num uk = __shfl_sync(FULL, u, k * (16 / RP), 16);
+        const double uk = __shfl_sync(FULL, u, k * (16 / RP), 16);
 #pragma unroll
         for (int q = 0; q < CT; q++)
             sums[q] += K[k][q] * uk;
@@ -190,37 +135,27 @@ __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane
     return odd;
 }
 
-// What the caller reads: the certified iterate, or the log v that the float64 kernel goes on from.
+// What the caller reads: the certified iterate.
 __device__ __forceinline__ void close_problem(const Batch &S, const Shared &all, int64_t problem, const Lane &at,
                                               const Move &move, double log_u, double r)
 {
     const Work &W = all.work;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0)
         S.report[problem] = W.report;
-        if (NARROW)
-            S.report[problem].status = RUNNING;
-    }
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
         const double *col = &all.col[0][j];
         const bool used = col[WEIGHT * COLUMNS] > 0;
         const int64_t to = problem * S.n + j;
-#if NARROW
-        if (used && isfinite(col[X * COLUMNS]))
-            S.x[to] = col[X * COLUMNS];
-#else
         S.log_v[to] = used ? col[NEW_G * COLUMNS] - col[NEW_F * COLUMNS] : -INF;
         S.s[to] = used ? col[MARGINAL * COLUMNS] : 0;
-#endif
     }
-#if !NARROW
     if (at.mine && at.row < (int)S.m) {
         const int64_t to = problem * S.m + at.row;
         const bool used = all.a[at.row] > 0;
         S.log_u[to] = used ? log_u + all.absorbed[at.row] + W.standing[0].shift : -INF;
         S.r[to] = used ? r * move.kappa : 0;
     }
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(const __grid_constant__ Batch S)
@@ -230,9 +165,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
     const cost *M = S.M + problem * S.M_problem;
     const Lane at = lane_of();
     const bool has_columns = (int)threadIdx.x / 32 < column_warps((int)S.n);
-    num K[RT][CT];
-    if (S.report[problem].status != RUNNING || S.report[problem].passes + NARROW >= S.count)
-        return; // the last pass is the float64 kernel's
+    double K[RT][CT];
+    if (S.report[problem].status != RUNNING || S.report[problem].passes >= S.count)
+        return;
     if (threadIdx.x == 0)
         all.work.report = S.report[problem];
     open_rows(S, all, problem);
@@ -250,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
         bool dead = false;
         if (has_columns)
             dead = first_sweep(S, all.work, all.col[0], COLUMNS, all.v, move, [&](int j) {
-                num sum = 0;
+                double sum = 0;
                 for (int w = 0; w < WARPS; w++)
                     sum += all.partial[w][j];
                 return sum;
@@ -260,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
         if (has_columns)
             far = finish_columns(S, all.work, all.col[0], COLUMNS, all.v, move, odd);
         rebuild = __syncthreads_or(far);
-        if (all.work.report.status != RUNNING || (all.work.report.passes + NARROW >= S.count && !odd))
+        if (all.work.report.status != RUNNING || (all.work.report.passes >= S.count && !odd))
             break;
     }
     close_problem(S, all, problem, at, move, log_u, r);

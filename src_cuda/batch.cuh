@@ -5,7 +5,7 @@
 // j + 32 HOLDERS, ..; these warps do the scalar work each for itself, on the same numbers, so that it costs no meeting
 // of the block.
 // Loops over columns are not unrolled: a pass whose code outgrows the instruction cache waits for its code.
-// Options: THREADS, NARROW (1: float32 products and sums, logarithms and exponentials to 1e-7), COST (of M).
+// Options: THREADS, COST (of M: 0 float64, 1 float32).
 #ifndef BATCH_CUH
 #define BATCH_CUH
 #include "prox.cuh"
@@ -19,16 +19,10 @@ typedef float cost;
 #define WARPS (THREADS / 32)
 #define HOLDERS (WARPS < 4 ? WARPS : 4) // warps that may have columns: the first ones
 #define STALL_PASSES 250
-#define NARROW_PATIENCE 20
 #define LOG2E 1.4426950408889634
 #define LN2 0.6931471805599453
-#if NARROW
-#define SCALE_LIMIT 1e12f // a scale beyond it: K is rebuilt
-#define DEAD 1e-30f       // a sum below it: no mass is in reach
-#else
-#define SCALE_LIMIT 1e100
-#define DEAD 1e-290
-#endif
+#define SCALE_LIMIT 1e100 // a scale beyond it: K is rebuilt
+#define DEAD_SUM 1e-290   // a sum below it: no mass is in reach
 
 enum {
     WEIGHT,   // b, 0: left out
@@ -58,7 +52,7 @@ struct Batch {
     const cost *M;
     int64_t M_problem, M_row, M_col; // strides in entries, M_problem = 0: one cost
     const double *A, *B;             // p x m, p x n
-    double *x;                       // p x n: log v to start from; narrow: and to go on from
+    double *x;                       // p x n: log v to start from; batch_narrow moves it on
     double *log_u, *r, *log_v, *s;   // p x m, p x m, p x n, p x n: the certified iterate
     Report *report;                  // p
     double *columns, *row_absorbed;  // of problems larger than a block: p x COLUMN_KINDS x n, p x m
@@ -82,7 +76,7 @@ struct Standing {
 
 struct Work {
     double row[WARPS], next[WARPS]; // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
-    num part[HOLDERS][SUMS];
+    double part[HOLDERS][SUMS];
     Standing standing[HOLDERS];
     Report report;
 };
@@ -91,31 +85,6 @@ struct Work {
 struct Move {
     double lam, off, kappa, log_kappa, grow, mass, weight;
 };
-
-#if NARROW
-__device__ __forceinline__ double log_of(double x) // x > 0 and normal
-{
-    const int high = __double2hiint(x) - 0x3fe80000, e = high >> 20; // mantissa in [.75, 1.5)
-    const double m = __hiloint2double(__double2hiint(x) - (e << 20), __double2loint(x));
-    return LN2 * ((double)e + (double)__log2f((float)m));
-}
-__device__ __forceinline__ double log_of(float x)
-{
-    const int e = (__float_as_int(x) - 0x3f400000) >> 23;
-    return LN2 * ((double)e + (double)__log2f(__int_as_float(__float_as_int(x) - (e << 23))));
-}
-// 0 below 2^-125, infinite beyond 2^126; 2^52 + 2^51 leaves the whole part in the low word
-__device__ __forceinline__ float exp_of(double x)
-{
-    const double y = fmin(fmax(x * LOG2E, -1000.0), 1000.0), whole = y + 0x1.8p52;
-    const int e = __double2loint(whole);
-    const float part = exp2f((float)(y - (whole - 0x1.8p52)));
-    return e < -125 ? 0 : e > 126 ? (float)INF : __int_as_float(__float_as_int(part) + (e << 23));
-}
-#else
-__device__ __forceinline__ double log_of(double x) { return log(x); }
-__device__ __forceinline__ double exp_of(double x) { return exp(x); }
-#endif
 
 __device__ __forceinline__ int column_warps(int n) { return n < 32 * HOLDERS ? (n + 31) / 32 : HOLDERS; }
 
@@ -186,12 +155,13 @@ __device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t pr
 }
 
 // v relative to K of a column, q = b e^(-k x); true where v leaves the range of this K.
-__device__ __forceinline__ bool scale_column(const Batch &S, double *col, int ld, num *v, int j, double x, double shift)
+__device__ __forceinline__ bool scale_column(const Batch &S, double *col, int ld, double *v, int j, double x,
+                                             double shift)
 {
     const double w = col[WEIGHT * ld + j];
-    const num scale = w > 0 ? (num)exp_of(x - col[ABSORBED * ld + j] + shift) : (num)0;
+    const double scale = w > 0 ? exp(x - col[ABSORBED * ld + j] + shift) : 0;
     col[X * ld + j] = x;
-    col[Q * ld + j] = S.k2 > 0 ? w * (double)exp_of(-S.k2 * x) : w;
+    col[Q * ld + j] = S.k2 > 0 ? w * exp(-S.k2 * x) : w;
     v[j] = scale;
     return !(scale < SCALE_LIMIT);
 }
@@ -204,7 +174,7 @@ __device__ __forceinline__ void join_next(Work &W, double sum)
 }
 
 // The shift that makes the largest v 1, then v and q of every column; all threads, after K was made.
-__device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *col, int ld, num *v)
+__device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *col, int ld, double *v)
 {
     double top = -INF, sum = 0;
 #pragma unroll 1
@@ -227,14 +197,14 @@ __device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *c
 }
 
 // u of a row relative to K, log u = fi (log a - log s) - (1 - fi) (d + shift); a = 0: left out.  `odd`: K does not do.
-__device__ __forceinline__ num row_scale(const Batch &S, double a, double log_a, double d, num s, double shift,
-                                         double &log_u, bool &odd)
+__device__ __forceinline__ double row_scale(const Batch &S, double a, double log_a, double d, double s, double shift,
+                                            double &log_u, bool &odd)
 {
     if (!(a > 0))
         return 0;
-    odd |= !(s > (num)DEAD);
-    log_u = S.fi1 * (log_a - log_of(s)) - (1 - S.fi1) * (d + shift);
-    const num u = (num)exp_of(log_u);
+    odd |= !(s > DEAD_SUM);
+    log_u = S.fi1 * (log_a - log(s)) - (1 - S.fi1) * (d + shift);
+    const double u = exp(log_u);
     odd |= !(u < SCALE_LIMIT);
     return u;
 }
@@ -246,17 +216,17 @@ __device__ __forceinline__ Move translation(const Batch &S, const Work &W)
     Move move;
     move.mass = S.k1 > 0 ? total(W.row, WARPS) : W.standing[0].mass_a;
     move.weight = total(W.next, warps);
-    move.lam = S.lam_rate > 0 ? S.lam_rate * (log_of(move.mass) - log_of(move.weight)) : 0;
+    move.lam = S.lam_rate > 0 ? S.lam_rate * (log(move.mass) - log(move.weight)) : 0;
     move.off = fi * move.lam;
     move.log_kappa = (fi - 1) * move.lam;
-    move.kappa = S.lam_rate > 0 ? (double)exp_of(move.log_kappa) : 1;
-    move.grow = S.lam_rate > 0 && S.k2 > 0 ? (double)exp_of(S.k2 * move.lam) : 1;
+    move.kappa = S.lam_rate > 0 ? exp(move.log_kappa) : 1;
+    move.grow = S.lam_rate > 0 && S.k2 > 0 ? exp(S.k2 * move.lam) : 1;
     return move;
 }
 
 // Sweep 1: marginal, gap, G(x) and what Anderson needs; true where a column is dead.  sum_of(j): K^T u of column j.
 template <typename Sum>
-__device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col, int ld, const num *v,
+__device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *v,
                                             const Move &move, Sum sum_of)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -264,46 +234,46 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
     const double fi = S.fi2, shift = p.shift + move.off;
     const int depth = p.have > 0 ? (int)p.depth : 0;
     bool odd = false;
-    num value[SUMS];
+    double value[SUMS];
 #pragma unroll
     for (int q = 0; q < SUMS; q++)
         value[q] = 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
-        const num sum = sum_of(j);
+        const double sum = sum_of(j);
         const double w = col[WEIGHT * ld + j];
         if (!(w > 0))
             continue;
-        odd |= !(sum > (num)DEAD);
-        const double log_s = log_of(sum), e = col[ABSORBED * ld + j], x = col[X * ld + j] - move.lam;
-        const double log_b = col[LOG_B * ld + j], s = (double)v[j] * (double)sum * move.kappa;
+        odd |= !(sum > DEAD_SUM);
+        const double log_s = log(sum), e = col[ABSORBED * ld + j], x = col[X * ld + j] - move.lam;
+        const double log_b = col[LOG_B * ld + j], s = v[j] * sum * move.kappa;
         const double G = fi * (log_b - log_s + e - shift), f = G - x, P = f - col[LAST * ld + j];
         if (S.k2 > 0) { // t = log(s / q)
             const double q = col[Q * ld + j] * move.grow;
             const double t = (x - e + shift) + log_s - (log_b - S.k2 * x);
-            value[LOSS] += (num)kl_gap(q, s, t);
-            value[WORTH] += (num)(w * (double)exp_of(-S.k2 * G));
+            value[LOSS] += kl_gap(q, s, t);
+            value[WORTH] += w * exp(-S.k2 * G);
         } else {
-            value[LOSS] += (num)fabs(s - w);
-            value[WORTH] += (num)(w * x);
+            value[LOSS] += fabs(s - w);
+            value[WORTH] += w * x;
         }
         col[NEW_G * ld + j] = G;
         col[NEW_F * ld + j] = f;
         col[MARGINAL * ld + j] = s;
-        const num wf = (num)(w * f), wP = (num)(w * P);
+        const double wf = w * f, wP = w * P;
         value[SUM_F] += wf;
         value[SUM_P] += wP;
-        value[SUM_PP] += wP * (num)P;
-        value[SUM_PF] += wP * (num)f;
+        value[SUM_PP] += wP * P;
+        value[SUM_PF] += wP * f;
 #pragma unroll
         for (int i = 0; i < DEPTH; i++)
             if (i < depth) {
-                const num d = (num)col[(DF + i) * ld + j];
+                const double d = col[(DF + i) * ld + j];
                 value[SUM_DOT + i] += wP * d;
                 value[SUM_RHS + i] += wf * d;
             }
     }
-    const num sum = warp_sums<SUMS>(value, lane);
+    const double sum = warp_sums<SUMS>(value, lane);
     if (lane % (32 / SUMS) == 0)
         W.part[warp][lane / (32 / SUMS)] = sum;
     return odd;

@@ -66,7 +66,7 @@ __device__ __forceinline__ Report certify(const Batch &S, const Work &W, const S
     return out;
 }
 
-// The status that the certificate gives; in narrow passes anything but RUNNING hands over to float64.
+// The status that the certificate gives.
 __device__ __forceinline__ int judge(const Batch &S, Standing &p, const Report &out, bool rejected)
 {
     const bool done = out.error <= S.tol || out.gap <= S.tol_gap * fabs(out.dual);
@@ -82,13 +82,11 @@ __device__ __forceinline__ int judge(const Batch &S, Standing &p, const Report &
         p.progress_dual = fmax(p.progress_dual, out.dual);
         p.since_best = 0;
     }
-    if (NARROW)
-        return out.error <= S.narrow_floor || p.since_best >= NARROW_PATIENCE ? STALLED : RUNNING;
     return p.since_best >= STALL_PASSES ? STALLED : RUNNING;
 }
 
 // Sweep 2: the next x by extrapolation (step 1), as it is (0), or the last image again (2); true where v goes too far.
-__device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *col, int ld, num *v, const Standing &p,
+__device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *col, int ld, double *v, const Standing &p,
                                              int step, int slot, double c, double gamma)
 {
     const int depth = (int)p.depth;
@@ -125,8 +123,8 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
 
 // Scalar work and sweep 2, by every warp that has columns; what warp 0 finds goes to W.report.  odd: the pass does not
 // count, K is to be rebuilt around the same x.  Returns whether K is to be rebuilt.
-__device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *col, int ld, num *v, const Move &move,
-                                               bool odd)
+__device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *col, int ld, double *v,
+                                               const Move &move, bool odd)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = column_warps((int)S.n);
     Standing &at = W.standing[warp];
@@ -134,7 +132,7 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
     double t = 0;
 #pragma unroll 1
     for (int w = 0; w < warps; w++)
-        t += lane < SUMS ? (double)W.part[w][lane] : 0;
+        t += lane < SUMS ? W.part[w][lane] : 0;
     Report out = odd ? W.report : certify(S, W, p, move, t);
     out.passes = p.passes + 1;
     out.status = RUNNING;
@@ -144,9 +142,9 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
         out.status = p.since_build == 0 ? NOT_FINITE : RUNNING;
     } else {
         const double worth = S.k2 > 0 ? __shfl_sync(FULL, t, WORTH) : p.mass_b;
-        const double slack = NARROW ? 1e-6 * S.reg * out.mass : 1e-13 * fabs(p.best_dual);
-        const double rounding = (NARROW ? 1e-8 : 2e-15) * (S.rho1 * p.mass_a + S.rho2 * p.mass_b);
-        c = S.mu_rate > 0 ? S.mu_rate * (log_of(worth) - log_of(out.mass)) : 0;
+        const double slack = 1e-13 * fabs(p.best_dual);
+        const double rounding = 2e-15 * (S.rho1 * p.mass_a + S.rho2 * p.mass_b);
+        c = S.mu_rate > 0 ? S.mu_rate * (log(worth) - log(out.mass)) : 0;
         const bool rejected = p.extrapolated > 0 && !(out.dual >= p.best_dual - slack - rounding);
         p.shift += move.off;
         if (rejected) {

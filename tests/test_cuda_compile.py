@@ -96,7 +96,8 @@ def test_blocks_of_a_batch_hold_their_registers(arch, shape, narrow):
     from mapuot.backends.cuda_batch import small_options
 
     options = small_options(shape, narrow)
-    registers, spilled = usage("batch.cu", arch, COST=1, NARROW=int(narrow), **options)["batch_solve"]
+    file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
+    registers, spilled = usage(file, arch, COST=1, **options)[function]
     assert registers * 16 * options["GROUPS"] * options["RESIDENT"] <= 65536
     assert spilled <= SPILLED[narrow]
 

@@ -36,14 +36,17 @@ STATS = np.dtype(
 )
 
 
-def storage(task: Any, precision: str, tol: float, log_v: F64) -> str | None:
-    """How one K can be stored for all; "auto" is float32 only where that saves memory traffic. None: it cannot."""
+def storage(task: Any, precision: str, tol: float, reach: float) -> str | None:
+    """How one K can be stored for all; "auto" is float32 only where that saves memory traffic. None: it cannot.
+
+    ``reach`` is the largest log v, in magnitude, of the start.
+    """
     plain = task.rows.scalar_rho is not None or task.rows.penalty not in ("kl", "balanced")
     dtype = PRECISIONS.get(precision)
     if dtype is None:
         entries = task.M.size if task.M.ndim == 2 else task.shape[0] * task.shape[1]
         dtype = "float64" if tol < EXACT_TOL or entries <= SMALL_ENTRIES else "float32"
-    spread = (task.M_max - task.M_min) / task.reg + np.abs(log_v).max(initial=0.0)
+    spread = (task.M_max - task.M_min) / task.reg + reach
     fits = plain and spread <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
     return dtype if fits else None
 
@@ -58,8 +61,8 @@ def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str
 class BatchWorkspace:
     """The states of p problems and the arrays they point at; each array has one row a problem."""
 
-    def __init__(self, task: Any, options: Options, log_v: F64) -> None:
-        (m, n), p = task.shape, len(log_v)
+    def __init__(self, task: Any, options: Options, log_v: F64 | None) -> None:
+        (m, n), p = task.shape, len(task.A)
         self.task, self.p, self.shared = task, p, task.M.ndim == 2
         self.pool = pool_for(options.threads, p * m * n)
         np_, dtype = padded(n), options.precision
@@ -83,7 +86,8 @@ class BatchWorkspace:
         log_a, log_b = task.log_reference
         self.rows = self.side(task.rows, task.A, task.M_min / task.reg - log_a, state.rows)
         self.cols = self.side(task.cols, task.B, -log_b, state.cols)
-        self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, log_v)
+        start = 0.0 if log_v is None else log_v
+        self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, start)
         with np.errstate(invalid="ignore"):
             self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
         check(lib.mapuot_batch_spread(p, self.shared, self.states))
@@ -142,9 +146,9 @@ class BatchWorkspace:
         check(lib.mapuot_batch_iterate(self.pool, self.p, self.shared, slots, self.states, count, self.stats))
         return int((self.left["status"] == lib.MAPUOT_RUNNING).sum())
 
-    def status(self) -> list[str]:
-        text = {code: ffi.string(lib.mapuot_status_text(code)).decode() for code in np.unique(self.left["status"])}
-        return [text[code] for code in self.left["status"]]
+    def status(self) -> Any:
+        codes, places = np.unique(self.left["status"], return_inverse=True)
+        return np.array([ffi.string(lib.mapuot_status_text(code)).decode() for code in codes])[places]
 
     def field(self, name: str) -> Any:
         return np.array([getattr(state, name) for state in self.states])

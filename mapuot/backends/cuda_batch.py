@@ -3,7 +3,7 @@
 A small problem (m, n <= 128) holds K in registers, in float32 until its sums can tell no more, then in float64, which
 certifies; K is made again around the potentials where they leave its range, so that every reg works. Larger problems on
 one cost make their passes by two matrix products in float64, all of them together. Twin: cpu_batch.py; device side:
-src_cuda/batch.cu, batch_products.cu.
+src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from ..penalties import F64
 from ..solve import COARSE_TOL, reg_steps
 from . import Options
 from .cuda import STATUS, narrow_floor
@@ -40,13 +39,13 @@ BATCH = np.dtype(
 REPORT = np.dtype([(name, F8) for name in ("gap", "error", "dual", "mass", "passes", "status")])
 
 
-def storage(task: Any, precision: str, tol: float, log_v: F64) -> str | None:
-    """Where passes begin, "float32" or "float64"; None: the problems are solved alone."""
+def storage(task: Any, precision: str, tol: float, reach: float) -> str | None:
+    """Where passes begin, "float32" or "float64"; None: the problems are solved alone. ``reach``: the largest log v."""
     if task.rows.scalar_rho is None or task.cols.scalar_rho is None:
         return None
     if max(task.shape) <= MOST:
         return "float64" if precision == "float64" else "float32"
-    spread = (task.M_max - task.M_min) / task.reg + float(abs(log_v).max())
+    spread = (task.M_max - task.M_min) / task.reg + reach
     return "float64" if task.M.ndim == 2 and spread <= PRODUCT_SPREAD else None
 
 
@@ -83,14 +82,15 @@ def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
     rows = -(-m // groups)
     entries = rows * columns
     resident = (3 if entries > 96 else 4 if entries > 48 else 6) if narrow else 32 // groups
-    return {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident, "STORE": int(narrow)}
+    return {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident, "NARROW": 0, "STORE": 0}
 
 
 @cache
 def small_kernel(device: int, shape: tuple[int, int], narrow: bool, cost: str) -> tuple[Any, int]:
-    """batch_solve for that shape and its threads a block."""
+    """batch_narrow or batch_solve for that shape and its threads a block."""
     options = small_options(shape, narrow)
-    run = kernel("batch.cu", "batch_solve", COST=int(cost == "float32"), NARROW=int(narrow), **options)
+    file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
+    run = kernel(file, function, COST=int(cost == "float32"), **options)
     return run, 16 * options["GROUPS"]
 
 
@@ -98,7 +98,7 @@ class BatchWorkspace:
     """The arrays of p problems on the device, one row a problem, and the record that points at them."""
 
     def __init__(self, task: Any, options: Options, log_v: Any) -> None:
-        (m, n), p = task.shape, len(log_v)
+        (m, n), p = task.shape, len(task.A)
         self.task, self.options, self.p = task, options, p
         self.M, self.A, self.B = (cp.asarray(x) for x in (task.M, task.A, task.B))
         sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": 6}
@@ -112,7 +112,7 @@ class BatchWorkspace:
             self.arrays[name] = block[at : at + p * size].reshape(p, size)
             at += p * size
         self.x = self.arrays["x"]
-        warm = bool((log_v != 0).any())
+        warm = log_v is not None and bool((log_v != 0).any())
         if warm:
             self.x.set(log_v) if isinstance(log_v, np.ndarray) else cp.copyto(self.x, log_v)
         self.left = np.zeros(p, REPORT)
@@ -179,8 +179,8 @@ class BatchWorkspace:
     def read(self) -> None:
         self.left = self.arrays["report"].get().view(REPORT)[:, 0]
 
-    def status(self) -> list[str]:
-        return [STATUS[int(code)] for code in self.left["status"]]
+    def status(self) -> Any:
+        return np.array(STATUS)[self.left["status"].astype(np.int64)]
 
     def field(self, name: str) -> Any:
         return self.left[name].astype(np.int64)

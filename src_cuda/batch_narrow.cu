@@ -1,0 +1,238 @@
+// Mirrors batch.cu in float32: passes that bring log v near the answer; batch.cu goes on from there and certifies.
+//
+// A pass is made to cost few instructions: logarithms are binary, the block meets twice, and what is O(n) is done by one
+// warp, four columns a lane.  Plans are u_i K_ij v_j with u = w_a 2^x, v = w_b 2^y (w = a, b; a^fi, b^fi without the
+// reference a b^T), so that x and y are potentials, not logarithms of masses: their rounding stays near 1e-7.
+// log v = E_j - shift + y in nats, E the potential absorbed by K.  A constant in log v does not change the translated
+// iterate, so the second translation of finish_pass is left out, and Anderson takes residuals without their mean.
+#include "batch_narrow.cuh"
+
+// 2^x, 0 below 2^-125; 2^52 + 2^51 leaves the whole part in the low word
+__device__ __forceinline__ float exp_2(double x)
+{
+    const double whole = x + 0x1.8p52;
+    const float part = exp2f((float)(x - (whole - 0x1.8p52)));
+    return (float)x < -125 ? 0 : __int_as_float(__float_as_int(part) + (__double2loint(whole) << 23));
+}
+
+__device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_t problem)
+{
+    double a = 0, b = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < ROWS; i += THREADS) {
+        all.a[i] = i < (int)S.m ? S.A[problem * S.m + i] : 0;
+        a += all.a[i];
+    }
+#pragma unroll 1
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+        const double w = j < (int)S.n ? S.B[problem * S.n + j] : 0;
+        for (int kind = 0; kind < KINDS; kind++)
+            all.col[kind][j] = 0;
+        all.col[MASS][j] = (float)w;
+        all.col[WEIGHT_B][j] = w > 0 && !S.product ? (float)exp(S.fi2 * log(w)) : (float)w;
+        all.x[j] = w > 0 ? S.x[problem * S.n + j] : 0;
+        all.E[j] = 0;
+        b += w;
+    }
+    a = block_sum(a, all.scratch);
+    b = block_sum(b, all.scratch);
+    if (threadIdx.x == 0) {
+        all.mass_a = a, all.mass_b = b;
+        all.rates = {(float)S.fi1,       (float)S.fi2, (float)(1 - S.fi1),
+                     (float)(1 - S.fi2), (float)S.k2,  (float)S.lam_rate};
+        all.course = {-INF, -INF, (float)INF, (int)S.report[problem].passes, 0, 0, 0, 0, 0, 0};
+        all.order = REBUILD;
+    }
+    __syncthreads();
+}
+
+// K in registers from alpha and beta
+__device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT])
+{
+    const int g = threadIdx.x / 16, c = threadIdx.x % 16, across = ((int)S.n - c + 15) / 16;
+    const double scale = -S.inv_reg * LOG2E;
+    const int64_t step = 16 * S.M_col;
+    double part[CT];
+#pragma unroll
+    for (int q = 0; q < CT; q++)
+        part[q] = LOG2E * all.beta[c + 16 * q];
+#pragma unroll
+    for (int k = 0; k < RT; k++) {
+        const int i = g * RT + k;
+        const bool in = i < (int)S.m;
+        const double alpha = LOG2E * all.alpha[i];
+        const cost *from = M + i * S.M_row + c * S.M_col;
+#pragma unroll
+        for (int q = 0; q < CT; q++, from += step)
+            K[k][q] = in && q < across ? exp_2(fma((double)*from, scale, alpha + part[q])) : 0;
+    }
+}
+
+// The potentials that K has absorbed: E, base, weights; the history stays.  x holds log v.
+__device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all)
+{
+    double top = -INF, sum = 0;
+#pragma unroll 1
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+        const double w = j < (int)S.n ? (double)all.col[MASS][j] : 0, before = all.E[j];
+        if (!(w > 0))
+            continue;
+        const double E = all.beta[j] + (S.product ? 0 : S.fi2 * log(w));
+        all.E[j] = E;
+        all.col[BASE][j] = (float)(-(1 - S.fi2) * LOG2E * all.beta[j]);
+        all.col[WEIGHT_Q][j] = (float)(w * exp(-S.k2 * E));
+        all.col[G_BEFORE][j] += (float)((before - E) * LOG2E);
+        top = fmax(top, all.x[j] - E);
+        sum += w * E;
+    }
+    top = block_max(top, all.scratch);
+    sum = block_sum(sum, all.scratch);
+#pragma unroll 1
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+        const float y = all.col[MASS][j] > 0 ? (float)((all.x[j] - all.E[j] - top) * LOG2E) : 0;
+        all.col[Y][j] = y;
+        all.v[j] = all.col[WEIGHT_B][j] * exp2f(y);
+    }
+    if (threadIdx.x == 0) {
+        all.offset_b = sum;
+        all.shift = (float)(-top * LOG2E);
+        all.course.since_build = 0;
+    }
+}
+
+__device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k = lane % RP, i = (2 * warp + lane / RP) * RT + k;
+    double sum = 0;
+    if (lane < 2 * RP) {
+        const bool used = k < RT && all.a[i] > 0;
+        const double a = used ? all.a[i] : 0, log_a = used && !S.product ? S.fi1 * log(a) : 0;
+        all.row_base[warp][lane] = used ? (float)(-(1 - S.fi1) * LOG2E * all.alpha[i]) : 0;
+        all.row_weight[warp][lane] = used && !S.product ? (float)exp(log_a) : (float)a;
+        all.row_mass[warp][lane] = (float)a;
+        sum = used ? a * (all.alpha[i] + log_a) : 0;
+    }
+    sum = block_sum(sum, all.scratch);
+    if (threadIdx.x == 0)
+        all.offset_a = sum;
+    __syncthreads();
+}
+
+// K around log v, or around nothing; then y and v.
+__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, bool plain, float (&K)[RT][CT])
+{
+    const bool first = all.course.since_build == 0;
+#pragma unroll 1
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+        const double w = all.col[MASS][j];
+        if (!first)
+            all.x[j] = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.shift);
+        all.beta[j] = plain ? 0 : w > 0 ? all.x[j] + (S.product ? log(w) : 0) : -INF;
+    }
+    for (int i = threadIdx.x; plain && i < ROWS; i += THREADS)
+        all.alpha[i] = S.low;
+    __syncthreads();
+    if (!plain)
+        balance(S, M, all.a, all.alpha, all.beta, all.partial[0]);
+    fill_kernel(S, all, M, K);
+    absorb_columns(S, all);
+    absorb_rows(S, all);
+}
+
+// u = prox(K v) of the rows of a warp, a row a lane: the sums of 16 lanes meet in shared memory
+__device__ __forceinline__ void find_scales(const Batch &S, Shared &all, const float (&K)[RT][CT])
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 16;
+    float v[CT], s[RP], log_u = 0;
+#pragma unroll
+    for (int q = 0; q < CT; q++)
+        v[q] = all.v[c + 16 * q];
+#pragma unroll
+    for (int k = 0; k < RP; k++) {
+        s[k] = 0;
+        if (k < RT)
+#pragma unroll
+            for (int q = 0; q < CT; q++)
+                s[k] = fmaf(K[k < RT ? k : 0][q], v[q], s[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < RP; k += 4)
+        *(float4 *)&all.rows[warp][c][lane / 16 * RP + k] = make_float4(s[k], s[k + 1], s[k + 2], s[k + 3]);
+    __syncwarp();
+    if (lane < 2 * RP) {
+        float part[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int q = 0; q < 16; q++)
+            part[q % 4] += all.rows[warp][q][lane];
+        const float sum = part[0] + part[1] + (part[2] + part[3]), weight = all.row_weight[warp][lane];
+        log_u = all.row_base[warp][lane] - all.rates.rest1 * all.shift - all.rates.fi1 * log_2(sum);
+        const float u = weight * exp2f(log_u);
+        all.u[warp][lane] = !(weight > 0) ? 0 : sum > DEAD && u < LIMIT ? u : NONE; // NONE spreads: K does not do
+        log_u = weight > 0 ? log_u * all.row_mass[warp][lane] : 0;
+    }
+    if (!(S.k1 > 0)) {
+        const double logs = warp_sum((double)log_u);
+        if (lane == 0)
+            all.row_logs[warp] = (float)logs;
+    }
+    __syncwarp();
+}
+
+// The row half: u, and the parts of K^T u of each group
+__device__ __forceinline__ void row_half(const Batch &S, Shared &all, const float (&K)[RT][CT])
+{
+    find_scales(S, all, K);
+    const int warp = threadIdx.x / 32, g = threadIdx.x / 16, c = threadIdx.x % 16;
+    float sums[CT];
+#pragma unroll
+    for (int q = 0; q < CT; q++)
+        sums[q] = 0;
+#pragma unroll
+    for (int k = 0; k < RP; k += 4) {
+        float u[4];
+        load(&all.u[warp][g % 2 * RP + k], u);
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            if (k + r < RT)
+#pragma unroll
+                for (int q = 0; q < CT; q++)
+                    sums[q] = fmaf(K[k + r < RT ? k + r : 0][q], u[r], sums[q]);
+    }
+#pragma unroll
+    for (int q = 0; q < CT; q++)
+        all.partial[g][c + 16 * q] = sums[q];
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(const __grid_constant__ Batch S)
+{
+    __shared__ Shared all;
+    const int64_t problem = blockIdx.x;
+    const cost *M = S.M + problem * S.M_problem;
+    uint32_t processors;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(processors));
+    // blocks that share a multiprocessor have their column halves in different warps: each scheduler has its part
+    const bool columns = threadIdx.x / 32 == blockIdx.x / processors % WARPS;
+    float K[RT][CT];
+    if (S.report[problem].status != RUNNING || S.report[problem].passes + 1 >= S.count)
+        return;
+    open_problem(S, all, problem);
+    bool plain = S.safe > 0;
+#pragma unroll 1
+    while (all.order != STOP) {
+        if (all.order == REBUILD)
+            build_kernel(S, all, M, plain, K);
+        plain = false;
+        row_half(S, all, K);
+        __syncthreads();
+        if (columns)
+            column_half(S, all);
+        __syncthreads();
+    }
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
+        const double x = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.shift);
+        if (all.col[MASS][j] > 0 && isfinite(x))
+            S.x[problem * S.n + j] = x;
+    }
+    if (threadIdx.x == 0)
+        S.report[problem].passes = all.course.passes;
+}
