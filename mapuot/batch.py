@@ -155,7 +155,9 @@ class BatchRun:
             self.together(import_module(self.module.__name__ + "_batch"), log_v, bar)
         if self.tables is None:
             self.tables = self.empty_tables()
-        alone = np.flatnonzero(~np.isin(self.status, ("converged", "max_passes")))
+        alone = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))
+        if not len(alone):
+            return
         on_cpu = self.module.__name__.endswith((".cpu", ".reference"))
         threads = (self.options.threads or len(os.sched_getaffinity(0))) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:

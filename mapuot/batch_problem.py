@@ -129,12 +129,14 @@ def as_weights(value: Any, p: int, length: int, name: str, module: ModuleType, x
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     if array.shape not in ((length,), (p, length)):
         raise ValueError(f"{name} must have shape ({p}, {length}) or ({length},), got {array.shape}")
-    array = xp.asarray(array, dtype=np.float64)
-    if array.ndim == 1:
-        array = xp.broadcast_to(array, (p, length))
-    array = xp.ascontiguousarray(array)
-    with np.errstate(invalid="ignore", over="ignore"):
-        mass, least = host(array.sum(1)), host(array.min(1))
+    if xp is np:
+        array = np.ascontiguousarray(np.broadcast_to(np.asarray(array, dtype=np.float64), (p, length)))
+        with np.errstate(invalid="ignore", over="ignore"):
+            mass, least = array.sum(1), array.min(1)
+    else:
+        from .backends.cuda_batch import weigh  # noqa: PLC0415 - only where arrays are CuPy's
+
+        array, mass, least = weigh(xp.asarray(array), p)
     for wrong, text in ((~np.isfinite(mass), "finite"), (least < 0, ">= 0"), (~(mass > 0), "of positive mass")):
         if wrong.any():
             raise ValueError(f"{name} must be {text}, problem {int(wrong.argmax())} is not")

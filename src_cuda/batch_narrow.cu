@@ -11,7 +11,7 @@
 __device__ __forceinline__ float exp_2(double x)
 {
     const double whole = x + 0x1.8p52;
-    const float part = exp2f((float)(x - (whole - 0x1.8p52)));
+    const float part = pow_2((float)(x - (whole - 0x1.8p52)));
     return (float)x < -125 ? 0 : __int_as_float(__float_as_int(part) + (__double2loint(whole) << 23));
 }
 
@@ -34,19 +34,26 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
         all.E[j] = 0;
         b += w;
     }
+    restart(all, 0);
     a = block_sum(a, all.scratch);
     b = block_sum(b, all.scratch);
     if (threadIdx.x == 0) {
         all.mass_a = a, all.mass_b = b;
-        all.rates = {(float)S.fi1,       (float)S.fi2, (float)(1 - S.fi1),
-                     (float)(1 - S.fi2), (float)S.k2,  (float)S.lam_rate};
-        all.course = {-INF, -INF, (float)INF, (int)S.report[problem].passes, 0, 0, 0, 0, 0, 0};
-        all.order = REBUILD;
+        const double c = S.product ? a * b : (double)S.m * (double)S.n, fi = S.fi1 * S.fi2;
+        Rates &rate = all.rates;
+        rate = {(float)S.fi1, (float)S.fi2, (float)(1 - S.fi1), (float)(1 - S.fi2), (float)(1 - fi), (float)S.k2};
+        rate.lam_rate = (float)S.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b;
+        rate.error = (float)(0.5 * S.rho2 * S.inv_reg * (1 + S.k2) * (1 + S.k2) * LN2 * LN2);
+        rate.tol = (float)fmax(S.tol, S.narrow_floor);
+        rate.dual_0 = S.reg * c + S.rho1 * a + S.rho2 * b, rate.dual_mass = S.reg + S.rho1;
+        rate.slack = 4e-7 * (S.rho1 * a + S.rho2 * b);
+        all.best_dual = -INF, all.best_error = (float)INF;
+        all.since_best = all.since_build = 0;
     }
     __syncthreads();
 }
 
-// K in registers from alpha and beta
+// K in registers from alpha and beta; loads outside M go to its edge, so that they need no branches
 __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT])
 {
     const int g = threadIdx.x / 16, c = threadIdx.x % 16, across = ((int)S.n - c + 15) / 16;
@@ -58,18 +65,23 @@ __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, c
         part[q] = LOG2E * all.beta[c + 16 * q];
 #pragma unroll
     for (int k = 0; k < RT; k++) {
-        const int i = g * RT + k;
-        const bool in = i < (int)S.m;
+        const int i = g * RT + k, last = (int)S.m - 1;
         const double alpha = LOG2E * all.alpha[i];
-        const cost *from = M + i * S.M_row + c * S.M_col;
+        const cost *from = M + (i < last ? i : last) * S.M_row + (c < (int)S.n ? c : 0) * S.M_col;
+        cost row[CT];
 #pragma unroll
-        for (int q = 0; q < CT; q++, from += step)
-            K[k][q] = in && q < across ? exp_2(fma((double)*from, scale, alpha + part[q])) : 0;
+        for (int q = 0; q < CT; q++)
+            row[q] = from[q < across ? q * step : 0];
+#pragma unroll
+        for (int q = 0; q < CT; q++) {
+            const float entry = exp_2(fma((double)row[q], scale, alpha + part[q]));
+            K[k][q] = i <= last && q < across ? entry : 0;
+        }
     }
 }
 
 // The potentials that K has absorbed: E, base, weights; the history stays.  x holds log v.
-__device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all)
+__device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int turn)
 {
     double top = -INF, sum = 0;
 #pragma unroll 1
@@ -82,6 +94,7 @@ __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all)
         all.col[BASE][j] = (float)(-(1 - S.fi2) * LOG2E * all.beta[j]);
         all.col[WEIGHT_Q][j] = (float)(w * exp(-S.k2 * E));
         all.col[G_BEFORE][j] += (float)((before - E) * LOG2E);
+        all.col[G_BEFORE + 1][j] += (float)((before - E) * LOG2E);
         top = fmax(top, all.x[j] - E);
         sum += w * E;
     }
@@ -91,12 +104,12 @@ __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all)
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const float y = all.col[MASS][j] > 0 ? (float)((all.x[j] - all.E[j] - top) * LOG2E) : 0;
         all.col[Y][j] = y;
-        all.v[j] = all.col[WEIGHT_B][j] * exp2f(y);
+        all.v[j] = all.col[WEIGHT_B][j] * pow_2(y);
     }
     if (threadIdx.x == 0) {
         all.offset_b = sum;
-        all.shift = (float)(-top * LOG2E);
-        all.course.since_build = 0;
+        all.shift[turn] = (float)(-top * LOG2E);
+        all.since_build = 0;
     }
 }
 
@@ -119,14 +132,15 @@ __device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all)
 }
 
 // K around log v, or around nothing; then y and v.
-__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, bool plain, float (&K)[RT][CT])
+__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, bool plain, int turn,
+                                             float (&K)[RT][CT])
 {
-    const bool first = all.course.since_build == 0;
+    const bool first = all.since_build == 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = all.col[MASS][j];
         if (!first)
-            all.x[j] = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.shift);
+            all.x[j] = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.shift[turn]);
         all.beta[j] = plain ? 0 : w > 0 ? all.x[j] + (S.product ? log(w) : 0) : -INF;
     }
     for (int i = threadIdx.x; plain && i < ROWS; i += THREADS)
@@ -135,12 +149,12 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
     if (!plain)
         balance(S, M, all.a, all.alpha, all.beta, all.partial[0]);
     fill_kernel(S, all, M, K);
-    absorb_columns(S, all);
+    absorb_columns(S, all, turn);
     absorb_rows(S, all);
 }
 
 // u = prox(K v) of the rows of a warp, a row a lane: the sums of 16 lanes meet in shared memory
-__device__ __forceinline__ void find_scales(const Batch &S, Shared &all, const float (&K)[RT][CT])
+__device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 16;
     float v[CT], s[RP], log_u = 0;
@@ -165,8 +179,8 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, const f
         for (int q = 0; q < 16; q++)
             part[q % 4] += all.rows[warp][q][lane];
         const float sum = part[0] + part[1] + (part[2] + part[3]), weight = all.row_weight[warp][lane];
-        log_u = all.row_base[warp][lane] - all.rates.rest1 * all.shift - all.rates.fi1 * log_2(sum);
-        const float u = weight * exp2f(log_u);
+        log_u = all.row_base[warp][lane] - all.rates.rest1 * shift - all.rates.fi1 * log_2(sum);
+        const float u = weight * pow_2(log_u);
         all.u[warp][lane] = !(weight > 0) ? 0 : sum > DEAD && u < LIMIT ? u : NONE; // NONE spreads: K does not do
         log_u = weight > 0 ? log_u * all.row_mass[warp][lane] : 0;
     }
@@ -179,9 +193,9 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, const f
 }
 
 // The row half: u, and the parts of K^T u of each group
-__device__ __forceinline__ void row_half(const Batch &S, Shared &all, const float (&K)[RT][CT])
+__device__ __forceinline__ void row_half(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT])
 {
-    find_scales(S, all, K);
+    find_scales(S, all, shift, K);
     const int warp = threadIdx.x / 32, g = threadIdx.x / 16, c = threadIdx.x % 16;
     float sums[CT];
 #pragma unroll
@@ -211,28 +225,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
     uint32_t processors;
     asm("mov.u32 %0, %%nsmid;" : "=r"(processors));
     // blocks that share a multiprocessor have their column halves in different warps: each scheduler has its part
-    const bool columns = threadIdx.x / 32 == blockIdx.x / processors % WARPS;
+    const int warp = threadIdx.x / 32, columns = blockIdx.x / processors % WARPS, judge = (columns + 1) % WARPS;
+    int passes = (int)S.report[problem].passes, turn = 0, order = GO_ON;
     float K[RT][CT];
-    if (S.report[problem].status != RUNNING || S.report[problem].passes + 1 >= S.count)
+    if (S.report[problem].status != RUNNING || passes + 1 >= S.count)
         return;
     open_problem(S, all, problem);
-    bool plain = S.safe > 0;
+    bool plain = S.safe > 0, rebuild = true;
 #pragma unroll 1
-    while (all.order != STOP) {
-        if (all.order == REBUILD)
-            build_kernel(S, all, M, plain, K);
+    while (order != STOP && passes + 1 < S.count) { // the last pass is that of batch.cu
+        if (rebuild)
+            build_kernel(S, all, M, plain, turn, K);
         plain = false;
-        row_half(S, all, K);
+        row_half(S, all, all.shift[turn], K);
         __syncthreads();
-        if (columns)
-            column_half(S, all);
+        if (warp == columns)
+            column_half(S, all, turn);
+        if (warp == judge) {
+            asm volatile("bar.sync 1, 64;" ::: "memory");
+            const int next = judge_state(S, all, turn);
+            if (threadIdx.x % 32 == 0)
+                all.order = next;
+        }
         __syncthreads();
+        passes++;
+        order = all.order;
+        turn ^= order != REBUILD;
+        if (order == REJECT)
+            restart(all, turn);
+        rebuild = order == REBUILD || all.far;
     }
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
-        const double x = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.shift);
+        const double x = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.shift[turn]);
         if (all.col[MASS][j] > 0 && isfinite(x))
             S.x[problem * S.n + j] = x;
     }
     if (threadIdx.x == 0)
-        S.report[problem].passes = all.course.passes;
+        S.report[problem].passes = passes;
 }

@@ -11,19 +11,28 @@
 #define RIDGE 1e-6f
 #define NONE __int_as_float(0x7fffffff)
 
-enum { Y, F_BEFORE, G_BEFORE, MASS, WEIGHT_B, BASE, WEIGHT_Q, DIFF_F, DIFF_G = DIFF_F + DEPTH, KINDS = DIFF_G + DEPTH };
-// sums over the columns, v (K^T u), q = b v^-k2 and its moments of f, b-weighted ones of f, P = change of f, and y
-enum { PLAN, SUM_Q, SUM_QF, SUM_QFF, OF_F, OF_P, OF_PP, OF_PF, OF_Y, OF_DOT, TOTALS = 16 };
-enum { GO_ON, REBUILD, STOP };
-
-struct Rates {
-    float fi1, fi2, rest1, rest2, k2, lam_rate; // rest = 1 - fi
+// G_BEFORE: two, the last image and the one before it, in turn
+enum {
+    Y,
+    F_BEFORE,
+    G_BEFORE,
+    MASS = G_BEFORE + 2,
+    WEIGHT_B,
+    BASE,
+    WEIGHT_Q,
+    DIFF_F,
+    DIFF_G = DIFF_F + DEPTH,
+    KINDS = DIFF_G + DEPTH
 };
+// sums over the columns: v (K^T u), q = b v^-k2 and its moments of f; b-weighted ones of f, P = change of f, and y
+enum { PLAN, SUM_Q, SUM_QF, SUM_QFF, OF_F, OF_P, OF_PP, OF_PF, OF_Y, OF_DOT, TOTALS = 16 };
+enum { GO_ON, REBUILD, REJECT, STOP };
 
-struct Course {
-    double best_dual, progress_dual;
-    float best_error;
-    int passes, since_best, since_build, depth, head, have, extrapolated;
+// Constants of a problem.  dual = dual_0 - dual_mass mass - rho2 sum q where both sides are KL.
+struct Rates {
+    float fi1, fi2, rest1, rest2, both, k2, lam_rate, mass_a, mass_b; // rest = 1 - fi, both = 1 - fi1 fi2
+    float error, tol;                                                 // gap / (reg mass) = error sum q f^2 / mass
+    double dual_0, dual_mass, slack;
 };
 
 struct Shared {
@@ -32,18 +41,34 @@ struct Shared {
     alignas(16) float v[COLUMNS], col[KINDS][COLUMNS], partial[GROUPS][COLUMNS + 16];
     alignas(16) float rows[WARPS][16][2 * RP + 4], u[WARPS][2 * RP];
     float row_base[WARPS][2 * RP], row_weight[WARPS][2 * RP], row_mass[WARPS][2 * RP], row_logs[WARPS];
-    float gram[DEPTH * DEPTH], rhs[DEPTH], ones[DEPTH];
-    float shift; // binary
-    int order;
+    float gram[DEPTH * DEPTH], rhs[DEPTH], ones[DEPTH], sums[TOTALS];
+    float shift[2], best_error; // shift: binary, of this pass and the next in turn
+    int order, far, since_best, since_build, depth, head, have, extrapolated[2];
+    double best_dual;
     Rates rates;
-    Course course;
 };
+
+__device__ __forceinline__ float pow_2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // log2 x, x > 0 and normal: the mantissa in [.75, 1.5), where the device's logarithm errs by 2^-22 at most
 __device__ __forceinline__ float log_2(float x)
 {
     const int e = (__float_as_int(x) - 0x3f400000) >> 23;
-    return (float)e + __log2f(__int_as_float(__float_as_int(x) - (e << 23)));
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(__int_as_float(__float_as_int(x) - (e << 23))));
+    return (float)e + y;
 }
 
 __device__ __forceinline__ void load(const float *from, float (&x)[4])
@@ -58,9 +83,9 @@ __device__ __forceinline__ void store(float *to, const float (&x)[4])
 }
 
 // G = the next y, f = G - y of the lane's columns j .. j + 3, before the translation; lane l returns sum l / 2.
-__device__ __forceinline__ float column_sums(const Shared &all, int j, float (&G)[4], float (&f)[4])
+__device__ __forceinline__ float column_sums(const Shared &all, float shift, int j, float (&G)[4], float (&f)[4])
 {
-    const float move = all.rates.rest2 * all.shift, fi = all.rates.fi2, k2 = all.rates.k2;
+    const float move = all.rates.rest2 * shift, fi = all.rates.fi2, k2 = all.rates.k2;
     float value[TOTALS], sum[4] = {0, 0, 0, 0}, part[4], y[4], w[4], wP[4];
 #pragma unroll
     for (int q = 0; q < TOTALS; q++)
@@ -89,7 +114,7 @@ __device__ __forceinline__ float column_sums(const Shared &all, int j, float (&G
         load(&all.col[WEIGHT_Q][j], part);
 #pragma unroll
         for (int q = 0; q < 4; q++) {
-            const float Q = part[q] * exp2f(-k2 * y[q]), Qf = Q * f[q];
+            const float Q = part[q] * pow_2(-k2 * y[q]), Qf = Q * f[q];
             value[SUM_Q] += Q, value[SUM_QF] += Qf, value[SUM_QFF] += Qf * f[q];
         }
         load(&all.col[F_BEFORE][j], part);
@@ -111,184 +136,202 @@ __device__ __forceinline__ float column_sums(const Shared &all, int j, float (&G
     return warp_sums<TOTALS>(value, threadIdx.x % 32);
 }
 
-struct Worth {
-    float off, mass, error; // error: estimated from the residual, the plan's relative one
-    double gap, dual;
-};
-
-// What the translated iterate is worth; t as column_sums returns it.
-__device__ __forceinline__ Worth judge_state(const Batch &S, const Shared &all, float t)
+// lam of the translation, binary; Q = sum q without its part of the shift
+__device__ __forceinline__ float translation(const Shared &all, float shift, float plan, float Q)
 {
-    const float plan = __shfl_sync(FULL, t, 2 * PLAN), Q = __shfl_sync(FULL, t, 2 * SUM_Q);
-    const float QF = __shfl_sync(FULL, t, 2 * SUM_QF), QFF = __shfl_sync(FULL, t, 2 * SUM_QFF);
-    const float sum_y = __shfl_sync(FULL, t, 2 * OF_Y), shift = all.shift;
     const Rates &rate = all.rates;
-    const float A = S.k1 > 0 ? plan : (float)all.mass_a;
-    const float lam = rate.lam_rate > 0 ? rate.lam_rate * (log_2(A) - log_2(Q) - rate.k2 * shift) : 0;
-    const float grow = exp2f(rate.k2 * (shift + lam)), common = (1 - rate.fi1 * rate.fi2) * lam;
-    const float square = (QFF + common * (2 * QF + common * Q)) * grow * (float)(LN2 * LN2);
-    const float loss = square > 0 ? square : square - square; // NaN stays
-    Worth w;
-    w.off = rate.fi1 * lam;
-    w.mass = A * exp2f(-rate.rest1 * lam);
-    w.gap = S.k2 > 0 ? 0.5 * S.rho2 * (1 + S.k2) * (1 + S.k2) * (double)loss : INF;
-    const float d = (float)(w.gap * S.inv_reg) / w.mass;
-    w.error = S.k2 > 0 ? d * (1.0f / 3) + sqrtf(2 * d + d * d * (1.0f / 9)) : sqrtf(loss * (float)all.mass_b) / w.mass;
-    w.dual = S.reg * ((S.product ? all.mass_a * all.mass_b : (double)S.m * (double)S.n) - (double)w.mass);
-    if (S.k1 > 0) {
-        w.dual += S.rho1 * (all.mass_a - (double)w.mass);
-    } else {
-        double logs = 0;
-        for (int k = 0; k < WARPS; k++)
-            logs += (double)all.row_logs[k];
-        w.dual += S.reg * (all.offset_a + LN2 * (logs + (double)(shift + w.off) * all.mass_a));
-    }
-    if (S.k2 > 0)
-        w.dual += S.rho2 * (all.mass_b - (double)(Q * grow));
-    else
-        w.dual += S.reg * (all.offset_b + LN2 * ((double)sum_y - (double)(shift + lam) * all.mass_b));
-    return w;
+    return rate.lam_rate > 0 ? rate.lam_rate * (log_2(plan) - log_2(Q) - rate.k2 * shift) : 0;
 }
 
-// Anderson's weights, without the mean of the residuals: columns normalised, by Gauss and Jordan; lane 6 i + k holds
-// entry (i, k), k = 5 the right-hand side <f, D_i> = its last value + <P, D_i>.  Lane 6 i + 5 returns weight i.
-__device__ __forceinline__ float anderson(Shared &all, float t, int slot, int depth)
+__device__ __forceinline__ bool sound(float plan, float QFF) { return plan > 0 && isfinite(plan) && isfinite(QFF); }
+
+// What the block does after this pass, from the sums, beside the column half and by another warp.  The error is
+// estimated from the residual; no answer is certified here.
+__device__ __forceinline__ int judge_state(const Batch &S, Shared &all, int turn)
 {
-    const int lane = threadIdx.x % 32, i = lane < 30 ? lane / 6 : 4, k = lane % 6;
-    const float F = __shfl_sync(FULL, t, 2 * OF_F), P = __shfl_sync(FULL, t, 2 * OF_P), over = 1 / (float)all.mass_b;
+    const Rates &rate = all.rates;
+    const float plan = S.k1 > 0 ? all.sums[PLAN] : rate.mass_a, Q = all.sums[SUM_Q], shift = all.shift[turn];
+    const float lam = translation(all, shift, plan, Q), common = rate.both * lam;
+    const float grow = pow_2(rate.k2 * (shift + lam)), mass = plan * pow_2(-rate.rest1 * lam);
+    const float square = (all.sums[SUM_QFF] + common * (2 * all.sums[SUM_QF] + common * Q)) * grow;
+    const float loss = fmaxf(square, 0), d = rate.error * loss * reciprocal(mass);
+    const float error = S.k2 > 0 ? d * (1.0f / 3) + sqrtf(2 * d + d * d * (1.0f / 9))
+                                 : (float)LN2 * sqrtf(loss * rate.mass_b) * reciprocal(mass);
+    double dual = rate.dual_0 - rate.dual_mass * (double)mass;
+    if (S.k1 > 0 && S.k2 > 0) {
+        dual -= S.rho2 * (double)(Q * grow);
+    } else {
+        double logs = 0, moved = (double)(shift + rate.fi1 * lam) * all.mass_a;
+        for (int k = 0; k < WARPS; k++)
+            logs += (double)all.row_logs[k];
+        dual += S.k1 > 0 ? 0 : S.reg * (all.offset_a + LN2 * (logs + moved));
+        moved = (double)(shift + lam) * all.mass_b;
+        dual -=
+            S.k2 > 0 ? S.rho2 * (double)(Q * grow) : S.reg * (LN2 * (moved - (double)all.sums[OF_Y]) - all.offset_b);
+    }
+    if (!sound(plan, all.sums[SUM_QFF]))
+        return all.since_build == 0 ? STOP : REBUILD; // K does not do
+    const bool extrapolated = all.extrapolated[turn] != 0;
+    if (extrapolated && !(dual >= all.best_dual - rate.slack - 1e-6 * S.reg * (double)mass))
+        return REJECT;
+    const bool better = error < all.best_error * (1 - 1e-3f);
+    const int since_best = better ? 0 : all.since_best + 1;
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        all.best_dual = extrapolated ? fmax(all.best_dual, dual) : dual;
+        all.best_error = fminf(all.best_error, error);
+        all.since_best = since_best;
+        all.since_build++;
+    }
+    const double gap = S.reg * (double)(d * mass);
+    const bool done = error <= rate.tol || (S.k2 > 0 && gap <= S.tol_gap * fabs(dual));
+    return done || since_best >= PATIENCE || !isfinite(dual) ? STOP : GO_ON;
+}
+
+// Anderson's weights gamma, without the mean of the residuals: (gram + RIDGE diag) gamma = rhs by elimination, every lane
+// for itself; rhs_i = <f, D_i> = its last value + <P, D_i>.  What has no difference yet is a row of the unit matrix.
+__device__ __forceinline__ void anderson(Shared &all, float t, int slot, float (&gamma)[DEPTH])
+{
+    const int lane = threadIdx.x % 32;
+    const float F = __shfl_sync(FULL, t, 2 * OF_F), P = __shfl_sync(FULL, t, 2 * OF_P);
     const float PP = __shfl_sync(FULL, t, 2 * OF_PP), PF = __shfl_sync(FULL, t, 2 * OF_PF);
-    const float D = __shfl_sync(FULL, t, 2 * (OF_DOT + (lane < DEPTH ? lane : 0)));
-    if (lane < depth) {
+    const float D = __shfl_sync(FULL, t, 2 * (OF_DOT + (lane < DEPTH ? lane : 0))), over = P / all.rates.mass_b;
+    if (lane < all.depth) {
         const bool newest = lane == slot;
-        const float dot = newest ? PP - P * P * over : D - P * all.ones[lane] * over;
-        all.rhs[lane] = newest ? PF - P * F * over : all.rhs[lane] + dot;
+        const float dot = newest ? fmaxf(PP - P * over, 1e-36f) : D - over * all.ones[lane];
+        all.rhs[lane] = newest ? PF - over * F : all.rhs[lane] + dot;
         all.gram[lane * DEPTH + slot] = all.gram[slot * DEPTH + lane] = dot;
         if (newest)
             all.ones[lane] = P;
     }
     __syncwarp();
-    const bool in = i < depth;
-    const float scale = in ? rsqrtf(fmaxf(all.gram[i * (DEPTH + 1)], 1e-37f)) : 0;
-    const float other = __shfl_sync(FULL, scale, 6 * k % 32);
-    float A = k == DEPTH        ? (in ? all.rhs[i] * scale : 0)
-              : in && k < depth ? all.gram[i * DEPTH + k] * scale * other
-                                : 0;
-    A += i == k ? RIDGE : 0;
-#pragma unroll 1
-    for (int row = 0; row < depth; row++) {
-        const float pivot = __fdividef(1, __shfl_sync(FULL, A, 7 * row));
-        const float upper = __shfl_sync(FULL, A, 6 * row + k) * pivot, factor = __shfl_sync(FULL, A, 6 * i + row);
-        A = i == row ? upper : fmaf(-factor, upper, A);
+    float A[DEPTH][DEPTH], inverse[DEPTH];
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) {
+        gamma[i] = all.rhs[i];
+#pragma unroll
+        for (int k = 0; k <= i; k++)
+            A[i][k] = all.gram[i * DEPTH + k] * (i == k ? 1 + RIDGE : 1);
     }
-    A *= scale;
-    return __all_sync(FULL, isfinite(A)) ? A : 0;
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++) {
+        inverse[k] = reciprocal(A[k][k]);
+#pragma unroll
+        for (int i = k + 1; i < DEPTH; i++) {
+            const float factor = A[i][k] * inverse[k];
+#pragma unroll
+            for (int j = k + 1; j <= i; j++)
+                A[i][j] = fmaf(-factor, A[j][k], A[i][j]);
+            gamma[i] = fmaf(-factor, gamma[k], gamma[i]);
+        }
+    }
+    bool finite = true;
+#pragma unroll
+    for (int k = DEPTH - 1; k >= 0; k--) {
+#pragma unroll
+        for (int i = k + 1; i < DEPTH; i++)
+            gamma[k] = fmaf(-A[i][k], gamma[i], gamma[k]);
+        gamma[k] *= inverse[k];
+        finite &= isfinite(gamma[k]) != 0;
+    }
+#pragma unroll
+    for (int k = 0; k < DEPTH; k++)
+        gamma[k] = finite ? gamma[k] : 0;
 }
 
-// The next y and v: extrapolated (step 1), G (0), or the last image again (2); whether v goes too far.
-__device__ __forceinline__ bool advance(Shared &all, int j, const float (&G)[4], const float (&f)[4], float move,
-                                        float gamma, int step, int slot)
+// The next y = G - sum gamma_i (difference of images)_i and v, the history; whether v goes too far.
+__device__ __forceinline__ bool advance(Shared &all, int j, const float (&G)[4], const float (&f)[4],
+                                        const float (&gamma)[DEPTH], int slot, int turn)
 {
-    const int depth = all.course.depth;
-    float weight[DEPTH], y[4], part[4], image[4];
+    float y[4], part[4];
     bool far = false;
-#pragma unroll
-    for (int i = 0; i < DEPTH; i++)
-        weight[i] = __shfl_sync(FULL, gamma, 6 * i + 5);
     if (j >= COLUMNS)
         return false;
-    load(&all.col[G_BEFORE][j], y);
-    if (step < 2) {
+#pragma unroll
+    for (int q = 0; q < 4; q++)
+        y[q] = G[q];
+    if (slot >= 0) {
+        float newest[4];
         load(&all.col[F_BEFORE][j], part);
+        load(&all.col[G_BEFORE + (turn ^ 1)][j], newest);
 #pragma unroll
         for (int q = 0; q < 4; q++) {
-            image[q] = G[q] + move;
             part[q] = f[q] - part[q];
-            y[q] = image[q] - y[q];
+            newest[q] = G[q] - newest[q];
         }
-        if (slot >= 0) {
-            store(&all.col[DIFF_F + slot][j], part);
-            store(&all.col[DIFF_G + slot][j], y);
+        store(&all.col[DIFF_F + slot][j], part);
+        store(&all.col[DIFF_G + slot][j], newest);
+#pragma unroll
+        for (int i = 0; i < DEPTH; i++) { // no difference yet: gamma 0, zeros
+            load(&all.col[DIFF_G + i][j], part);
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+                y[q] = fmaf(-gamma[i], part[q], y[q]);
         }
-        store(&all.col[F_BEFORE][j], f);
-        store(&all.col[G_BEFORE][j], image);
-#pragma unroll
-        for (int q = 0; q < 4; q++)
-            y[q] = image[q];
-#pragma unroll
-        for (int i = 0; i < DEPTH; i++)
-            if (step == 1 && i < depth) {
-                load(&all.col[DIFF_G + i][j], part);
-#pragma unroll
-                for (int q = 0; q < 4; q++)
-                    y[q] = fmaf(-weight[i], part[q], y[q]);
-            }
     }
-    load(&all.col[WEIGHT_B][j], part);
+    store(&all.col[F_BEFORE][j], f);
+    store(&all.col[G_BEFORE + turn][j], G);
     store(&all.col[Y][j], y);
+    load(&all.col[WEIGHT_B][j], part);
 #pragma unroll
     for (int q = 0; q < 4; q++) {
-        part[q] = part[q] > 0 ? part[q] * exp2f(y[q]) : 0;
+        part[q] = part[q] > 0 ? part[q] * pow_2(y[q]) : 0;
         far |= !(part[q] < LIMIT);
     }
     store(&all.v[j], part);
     return far;
 }
 
-// Whether float32 has done what it can
-__device__ __forceinline__ bool finished(const Batch &S, Course &p, const Worth &w)
-{
-    p.since_best++;
-    if (w.error < p.best_error * (1 - 1e-3f) || w.dual > p.progress_dual + 1e-6 * fabs(w.dual)) {
-        p.best_error = fminf(p.best_error, w.error);
-        p.progress_dual = fmax(p.progress_dual, w.dual);
-        p.since_best = 0;
-    }
-    return w.error <= fmax(S.tol, S.narrow_floor) || w.gap <= S.tol_gap * fabs(w.dual) || p.since_best >= PATIENCE;
-}
-
-// The column half, by one warp; all.order: what the block does next.
-__device__ __forceinline__ void column_half(const Batch &S, Shared &all)
+// The column half, by one warp, as if the pass were accepted.
+__device__ __forceinline__ void column_half(const Batch &S, Shared &all, int turn)
 {
     const int lane = threadIdx.x % 32, j = 4 * lane;
-    float G[4] = {0, 0, 0, 0}, f[4] = {0, 0, 0, 0}, gamma = 0;
-    const float t = column_sums(all, j, G, f);
-    const Worth w = judge_state(S, all, t);
-    Course p = all.course;
-    int step = 0, slot = -1, order = GO_ON;
-    p.passes++;
-    if (!(isfinite(w.error) && isfinite(w.mass) && isfinite(w.dual) && w.mass > 0)) {
-        order = p.since_build == 0 ? STOP : REBUILD; // K does not do
-    } else {
-        const double slack = 1e-6 * S.reg * (double)w.mass + 4e-7 * (S.rho1 * all.mass_a + S.rho2 * all.mass_b);
-        if (p.extrapolated && !(w.dual >= p.best_dual - slack)) {
-            p.depth = p.head = p.have = p.extrapolated = 0;
-            step = 2;
-        } else {
-            p.best_dual = p.extrapolated ? fmax(p.best_dual, w.dual) : w.dual;
-            step = p.extrapolated = S.memory > 0 && p.have;
-            if (step) {
-                slot = p.head;
-                p.depth += p.depth < (int)S.memory && p.head == p.depth;
-                p.head = p.head + 1 < (int)S.memory ? p.head + 1 : 0;
-            }
-            p.have = 1;
-            order = finished(S, p, w) ? STOP : GO_ON;
-        }
-        p.since_build++;
-        __syncwarp();
-        if (lane == 0)
-            all.course = p;
-        __syncwarp();
-        if (step == 1)
-            gamma = anderson(all, t, slot, p.depth);
-        const bool far = __any_sync(FULL, advance(all, j, G, f, all.rates.rest2 * w.off, gamma, step, slot));
-        order = order == GO_ON && far ? REBUILD : order;
+    float G[4] = {0, 0, 0, 0}, f[4] = {0, 0, 0, 0}, gamma[DEPTH] = {0, 0, 0, 0, 0};
+    const float shift = all.shift[turn], t = column_sums(all, shift, j, G, f);
+    if (lane % 2 == 0)
+        all.sums[lane / 2] = t;
+    asm volatile("bar.arrive 1, 64;" ::: "memory"); // judge_state may begin
+    const float plan = S.k1 > 0 ? __shfl_sync(FULL, t, 2 * PLAN) : all.rates.mass_a;
+    const float Q = __shfl_sync(FULL, t, 2 * SUM_Q), QFF = __shfl_sync(FULL, t, 2 * SUM_QFF);
+    const bool usable = sound(plan, QFF);
+    if (lane == 0)
+        all.shift[turn ^ 1] = shift + (usable ? all.rates.fi1 * translation(all, shift, plan, Q) : 0);
+    if (!usable)
+        return;
+    int slot = -1, head = all.head, depth = all.depth;
+    if (S.memory > 0 && all.have) {
+        slot = head;
+        depth += depth < (int)S.memory && head == depth;
+        head = head + 1 < (int)S.memory ? head + 1 : 0;
     }
     __syncwarp();
-    if (lane == 0) {
-        all.shift += step < 3 && isfinite(w.off) ? w.off : 0;
-        all.course.passes = p.passes;
-        all.order = p.passes + 1 >= (int)S.count ? STOP : order; // the last pass is that of batch.cu
+    if (lane == 0)
+        all.head = head, all.depth = depth, all.have = 1, all.extrapolated[turn ^ 1] = slot >= 0;
+    __syncwarp();
+    if (slot >= 0)
+        anderson(all, t, slot, gamma);
+    const bool far = __any_sync(FULL, advance(all, j, G, f, gamma, slot, turn));
+    if (lane == 0)
+        all.far = far;
+}
+
+// After a step that lost dual value: on from the last image, without a history.
+__device__ __forceinline__ void restart(Shared &all, int turn)
+{
+#pragma unroll 1
+    for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
+        const float y = all.col[G_BEFORE + turn][j], w = all.col[WEIGHT_B][j];
+        all.col[Y][j] = y;
+        all.v[j] = w > 0 ? w * pow_2(y) : 0;
+        for (int i = 0; i < DEPTH; i++)
+            all.col[DIFF_G + i][j] = 0;
     }
+    if (threadIdx.x < DEPTH * DEPTH)
+        all.gram[threadIdx.x] = threadIdx.x % (DEPTH + 1) == 0;
+    if (threadIdx.x < DEPTH)
+        all.rhs[threadIdx.x] = 0;
+    if (threadIdx.x == 0)
+        all.depth = all.head = all.have = all.far = all.extrapolated[0] = all.extrapolated[1] = 0;
+    __syncthreads();
 }
 #endif

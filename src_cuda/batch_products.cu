@@ -5,6 +5,25 @@
 #define THREADS 128
 #include "batch_finish.cuh"
 
+// Weights as the kernels read them, float64 and dense, with sum (NaN or inf where one is) and minimum of each problem.
+// step: entries from one problem's weights to the next one's, 0: one for all.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    weigh(const cost *from, int64_t step, int64_t length, double *to, double *mass, double *least)
+{
+    __shared__ double scratch[WARPS];
+    double sum = 0, low = INF;
+    for (int64_t i = threadIdx.x; i < length; i += THREADS) {
+        const double w = (double)from[blockIdx.x * step + i];
+        to[blockIdx.x * length + i] = w;
+        sum += w;
+        low = fmin(low, w);
+    }
+    sum = block_sum(sum, scratch);
+    low = -block_max(-low, scratch);
+    if (threadIdx.x == 0)
+        mass[blockIdx.x] = sum, least[blockIdx.x] = low;
+}
+
 // log v of the start, the potentials in K, v.
 extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid_constant__ Batch S)
 {

@@ -9,7 +9,8 @@ import math
 import cupy as cp
 import numpy as np
 
-from mapuot.backends import Options, cuda, cuda_launch
+from mapuot import log_matmul, solve_batch
+from mapuot.backends import Options, cuda, cuda_launch, cuda_log_matmul
 from mapuot.backends.cuda_launch import switches
 from mapuot.problem import Problem
 
@@ -30,7 +31,23 @@ def passes(n: int, precision: str, narrow: bool, in_place: bool = False) -> None
     print(rows, n, precision, "narrow" if narrow else "wide", len(stats), flush=True)
 
 
+def batches() -> None:
+    """Small problems in blocks of every width, larger ones as products, and log_matmul by tiles and by cuBLAS."""
+    rng = np.random.default_rng(0)
+    for m, n in ((100, 100), (40, 50), (3, 17), (150, 140)):
+        M, A, B = rng.random((m, n), np.float32), rng.random((4, m)), rng.random((4, n))
+        for reg in (0.1, 0.005):
+            assert solve_batch(cp.asarray(M), A, 1.5 * B, reg, 1.0).converged.all()
+    print("batches", flush=True)
+    for terms in (0, 1 << 60):
+        cuda_log_matmul.LIBRARY_TERMS["float32"] = terms
+        out = log_matmul(*(cp.asarray(rng.normal(size=s), np.float32) for s in ((2, 70, 40), (2, 40, 90))))
+        assert bool(cp.isfinite(out).all())
+    print("log_matmul", flush=True)
+
+
 if __name__ == "__main__":
+    batches()
     cuda_launch.MAX_SLOTS, cuda_launch.RING_BYTES = 4, 0
     for n in COLUMNS:
         cuda_launch.BLOCKS = 2 if n <= 8192 else 8

@@ -18,12 +18,13 @@ REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
 SIZES = [(37, 53), (128, 128), (1, 1), (3, 17), (100, 100), (128, 1), (150, 200)]
 
 
-@pytest.mark.parametrize("library", [False, True], ids=["tiles", "cuBLAS"])
+@pytest.mark.parametrize("path", ["tiles of 32", "tiles of 64", "cuBLAS"])
 @pytest.mark.parametrize("scale", [1.0, 30.0, 400.0, 1e4])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_log_matmul(monkeypatch, dtype, scale, library):
-    monkeypatch.setitem(cuda_log_matmul.LIBRARY_TERMS, dtype, 0 if library else 1 << 60)
-    for shape in [*products.SHAPES, (300, 200, 500)]:
+def test_log_matmul(monkeypatch, dtype, scale, path):
+    monkeypatch.setitem(cuda_log_matmul.LIBRARY_TERMS, dtype, 0 if path == "cuBLAS" else 1 << 60)
+    monkeypatch.setattr(cuda_log_matmul, "FEW_TILES", 1 << 60 if path == "tiles of 32" else 0)
+    for shape in [*products.SHAPES, (130, 70, 150)]:
         A, B = products.factors(*shape, dtype, scale)
         on_gpu = cp.asarray(A), cp.asarray(B)
         for exact in (False, True):

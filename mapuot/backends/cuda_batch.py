@@ -14,6 +14,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from ..penalties import F64
 from ..solve import COARSE_TOL, reg_steps
 from . import Options
 from .cuda import STATUS, narrow_floor
@@ -36,6 +37,7 @@ BATCH = np.dtype(
     + [(name, I8) for name in ("product", "memory", "count")]
     + [(name, F8) for name in LIMITS]
 )
+RECORD = np.dtype((np.void, BATCH.itemsize))  # CuPy asks for a description of what it passes: 80 us for all names
 REPORT = np.dtype([(name, F8) for name in ("gap", "error", "dual", "mass", "passes", "status")])
 
 
@@ -92,6 +94,22 @@ def small_kernel(device: int, shape: tuple[int, int], narrow: bool, cost: str) -
     file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
     run = kernel(file, function, COST=int(cost == "float32"), **options)
     return run, 16 * options["GROUPS"]
+
+
+@cache
+def step_kernel(device: int, function: str, cost: str) -> Any:
+    return kernel("batch_products.cu", function, COST=int(cost == "float32"), NARROW=0, STORE=0)
+
+
+def weigh(array: Any, p: int) -> tuple[Any, F64, F64]:
+    """(p, length) float64 weights on the device, their masses and minima on the host; one vector serves all."""
+    array = cp.ascontiguousarray(array if array.dtype in (np.float32, np.float64) else array.astype(np.float64))
+    length = array.shape[-1]
+    table, found = cp.empty((p, length)), cp.empty((2, p))
+    run = step_kernel(cp.cuda.runtime.getDevice(), "weigh", array.dtype.name)
+    run((p,), (128,), (array, np.int64(length * (array.ndim == 2)), np.int64(length), table, found[0], found[1]))
+    mass, least = found.get()
+    return table, mass, least
 
 
 class BatchWorkspace:
@@ -157,14 +175,13 @@ class BatchWorkspace:
 
     def launch(self, record: Any, narrow: bool) -> None:
         run, threads = small_kernel(cp.cuda.runtime.getDevice(), self.task.shape, narrow, self.M.dtype.name)
-        run((self.p,), (threads,), (record,))
+        run((self.p,), (threads,), (record.view(RECORD),))
 
     def products(self, record: Any, count: int) -> None:
         """S = V K^T, U = prox(S), then U K, for all problems at once."""
         record["count"] = count
-        names = ("open_problems", "prox_rows", "finish_problems")
-        options = {"COST": int(self.M.dtype == np.float32), "NARROW": 0, "STORE": 0}
-        steps = {name: kernel("batch_products.cu", name, **options) for name in names}
+        device, names = cp.cuda.runtime.getDevice(), ("open_problems", "prox_rows", "finish_problems")
+        steps = {name: step_kernel(device, name, self.M.dtype.name) for name in names}
         arrays = self.arrays
         K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["reg"]))
         steps["open_problems"]((self.p,), (128,), (record,))
