@@ -1,14 +1,8 @@
 """PyTorch losses on mapuot: the gradient comes from the potentials, so no graph goes through the iterations.
 
-The value is the dual optimum W(a, b, M) of `solve` with the reference a b^T. By the envelope theorem, with potentials
-f and g, |.| the mass and P the plan (rho = inf: e^(-f / rho) = 1, rho (1 - e^(-f / rho)) = f):
-
-    dW/da_i = rho1 (1 - e^(-f_i / rho1)) + reg (|b| - e^(-f_i / rho1)),    dW/db alike,    dW/dM = P
-
-The second term is that of the reference: a_i is in c = a b^T, and sum_j P_ij / a_i = e^(-f_i / rho1). Where a_i = 0 the
-potential is continued by its fixed point, f_i = -reg fi1 log sum_j b_j e^((g_j - M_ij) / reg). Tensors are read where
-they lie, on the CPU or (through CuPy) on the GPU, where all of the work is then done, on torch's current stream.
-Sources: Feydy et al. 2019, Sejourne et al. 2019.
+The value is the dual optimum W(a, b, M) of `solve` with the reference a b^T; gradients.py has the
+formulas. Tensors are read where they lie, on the CPU or (through CuPy) on the GPU, where all of the work is then done,
+on torch's current stream.
 """
 
 from __future__ import annotations
@@ -18,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .backends import namespace
 from .batch import BatchResult, solve_batch
 from .divergence import check_options, self_costs
-from .log_matmul import log_matmul
+from .gradients import marginal_gradient
 from .pot.arrays import give, take
 from .problem import as_pair
 
@@ -169,33 +162,3 @@ def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any) 
             slope = slope.sum(0) if tensor.ndim == 1 else slope
         out.append(give(slope, tensor).to(tensor.dtype))
     return out
-
-
-def marginal_gradient(result: BatchResult, name: str) -> Any:
-    """dW/da (name "rows") or dW/db ("cols"), (p, m) or (p, n)."""
-    problem = result.problem
-    rows = name == "rows"
-    side, other = (problem.rows, problem.B) if rows else (problem.cols, problem.A)
-    f, rho, xp = continued(result, rows), float(side.rho[0]), namespace(other)
-    mass = other.sum(1)[:, None]
-    if np.isinf(rho):
-        return f + problem.reg * (mass - 1.0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        ratio = xp.exp(-f / rho)  # what leaves the point, as a part of its mass
-        return problem.reg * (mass - ratio) - rho * xp.expm1(-f / rho)
-
-
-def continued(result: BatchResult, rows: bool) -> Any:
-    """f (or g) at every point: where the weight is 0, what its fixed point gives."""
-    p = result.problem
-    f, side, weight = (result.f, p.rows, p.A) if rows else (result.g, p.cols, p.B)
-    log_v, other = (result.log_v, p.B) if rows else (result.log_u, p.A)
-    if (weight > 0).all():
-        return f
-    xp, rho = namespace(weight), float(side.rho[0])
-    fi = 1.0 if np.isinf(rho) else 1 / (1 + p.reg / rho)
-    with np.errstate(divide="ignore"):
-        log_w = xp.where(other > 0, log_v + xp.log(other), -np.inf)
-    cost = xp.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64) / -p.reg
-    log_s = log_matmul(cost, log_w.T).T if cost.ndim == 2 else log_matmul(cost, log_w[:, :, None])[:, :, 0]
-    return xp.where(weight > 0, f, -p.reg * fi * log_s)

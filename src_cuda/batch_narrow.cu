@@ -42,7 +42,7 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
         const double c = S.product ? a * b : (double)S.m * (double)S.n, fi = S.fi1 * S.fi2;
         Rates &rate = all.rates;
         rate = {(float)S.fi1, (float)S.fi2, (float)(1 - S.fi1), (float)(1 - S.fi2), (float)(1 - fi), (float)S.k2};
-        rate.lam_rate = (float)S.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b;
+        rate.lam_rate = (float)S.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b, rate.share = (float)(1 / b);
         rate.error = (float)(0.5 * S.rho2 * S.inv_reg * (1 + S.k2) * (1 + S.k2) * LN2 * LN2);
         rate.tol = (float)fmax(S.tol, S.narrow_floor);
         rate.dual_0 = S.reg * c + S.rho1 * a + S.rho2 * b, rate.dual_mass = S.reg + S.rho1;
@@ -241,8 +241,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
         __syncthreads();
         if (warp == columns)
             column_half(S, all, turn);
+        else if (warp == judge || RACECHECK)
+            hear();
         if (warp == judge) {
-            asm volatile("bar.sync 1, 64;" ::: "memory");
             const int next = judge_state(S, all, turn);
             if (threadIdx.x % 32 == 0)
                 all.order = next;

@@ -30,10 +30,29 @@ enum { GO_ON, REBUILD, REJECT, STOP };
 
 // Constants of a problem.  dual = dual_0 - dual_mass mass - rho2 sum q where both sides are KL.
 struct Rates {
-    float fi1, fi2, rest1, rest2, both, k2, lam_rate, mass_a, mass_b; // rest = 1 - fi, both = 1 - fi1 fi2
-    float error, tol;                                                 // gap / (reg mass) = error sum q f^2 / mass
+    float fi1, fi2, rest1, rest2, both, k2, lam_rate, mass_a, mass_b, share; // rest = 1 - fi, both = 1 - fi1 fi2
+    float error, tol; // gap / (reg mass) = error sum q f^2 / mass
     double dual_0, dual_mass, slack;
 };
+
+// The column half tells the warp that judges beside it that the sums are there; with RACECHECK the whole block meets.
+__device__ __forceinline__ void tell()
+{
+#if RACECHECK
+    __syncthreads();
+#else
+    asm volatile("bar.arrive 1, 64;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void hear()
+{
+#if RACECHECK
+    __syncthreads();
+#else
+    asm volatile("bar.sync 1, 64;" ::: "memory");
+#endif
+}
 
 struct Shared {
     double x[COLUMNS], E[COLUMNS], beta[COLUMNS], alpha[ROWS], a[ROWS], scratch[WARPS];
@@ -59,6 +78,13 @@ __device__ __forceinline__ float reciprocal(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ __forceinline__ float root(float x)
+{
+    float y;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -155,8 +181,8 @@ __device__ __forceinline__ int judge_state(const Batch &S, Shared &all, int turn
     const float grow = pow_2(rate.k2 * (shift + lam)), mass = plan * pow_2(-rate.rest1 * lam);
     const float square = (all.sums[SUM_QFF] + common * (2 * all.sums[SUM_QF] + common * Q)) * grow;
     const float loss = fmaxf(square, 0), d = rate.error * loss * reciprocal(mass);
-    const float error = S.k2 > 0 ? d * (1.0f / 3) + sqrtf(2 * d + d * d * (1.0f / 9))
-                                 : (float)LN2 * sqrtf(loss * rate.mass_b) * reciprocal(mass);
+    const float error = S.k2 > 0 ? d * (1.0f / 3) + root(2 * d + d * d * (1.0f / 9))
+                                 : (float)LN2 * root(loss * rate.mass_b) * reciprocal(mass);
     double dual = rate.dual_0 - rate.dual_mass * (double)mass;
     if (S.k1 > 0 && S.k2 > 0) {
         dual -= S.rho2 * (double)(Q * grow);
@@ -190,13 +216,13 @@ __device__ __forceinline__ int judge_state(const Batch &S, Shared &all, int turn
 
 // Anderson's weights gamma, without the mean of the residuals: (gram + RIDGE diag) gamma = rhs by elimination, every lane
 // for itself; rhs_i = <f, D_i> = its last value + <P, D_i>.  What has no difference yet is a row of the unit matrix.
-__device__ __forceinline__ void anderson(Shared &all, float t, int slot, float (&gamma)[DEPTH])
+__device__ __forceinline__ void anderson(Shared &all, float t, int slot, int depth, float (&gamma)[DEPTH])
 {
     const int lane = threadIdx.x % 32;
     const float F = __shfl_sync(FULL, t, 2 * OF_F), P = __shfl_sync(FULL, t, 2 * OF_P);
     const float PP = __shfl_sync(FULL, t, 2 * OF_PP), PF = __shfl_sync(FULL, t, 2 * OF_PF);
-    const float D = __shfl_sync(FULL, t, 2 * (OF_DOT + (lane < DEPTH ? lane : 0))), over = P / all.rates.mass_b;
-    if (lane < all.depth) {
+    const float D = __shfl_sync(FULL, t, 2 * (OF_DOT + (lane < DEPTH ? lane : 0))), over = P * all.rates.share;
+    if (lane < depth) {
         const bool newest = lane == slot;
         const float dot = newest ? fmaxf(PP - P * over, 1e-36f) : D - over * all.ones[lane];
         all.rhs[lane] = newest ? PF - over * F : all.rhs[lane] + dot;
@@ -290,7 +316,7 @@ __device__ __forceinline__ void column_half(const Batch &S, Shared &all, int tur
     const float shift = all.shift[turn], t = column_sums(all, shift, j, G, f);
     if (lane % 2 == 0)
         all.sums[lane / 2] = t;
-    asm volatile("bar.arrive 1, 64;" ::: "memory"); // judge_state may begin
+    tell();
     const float plan = S.k1 > 0 ? __shfl_sync(FULL, t, 2 * PLAN) : all.rates.mass_a;
     const float Q = __shfl_sync(FULL, t, 2 * SUM_Q), QFF = __shfl_sync(FULL, t, 2 * SUM_QFF);
     const bool usable = sound(plan, QFF);
@@ -304,15 +330,11 @@ __device__ __forceinline__ void column_half(const Batch &S, Shared &all, int tur
         depth += depth < (int)S.memory && head == depth;
         head = head + 1 < (int)S.memory ? head + 1 : 0;
     }
-    __syncwarp();
-    if (lane == 0)
-        all.head = head, all.depth = depth, all.have = 1, all.extrapolated[turn ^ 1] = slot >= 0;
-    __syncwarp();
     if (slot >= 0)
-        anderson(all, t, slot, gamma);
+        anderson(all, t, slot, depth, gamma);
     const bool far = __any_sync(FULL, advance(all, j, G, f, gamma, slot, turn));
     if (lane == 0)
-        all.far = far;
+        all.head = head, all.depth = depth, all.have = 1, all.extrapolated[turn ^ 1] = slot >= 0, all.far = far;
 }
 
 // After a step that lost dual value: on from the last image, without a history.

@@ -1,0 +1,49 @@
+"""mapuot.jax against mapuot's own values and finite differences; under jit, grad and vmap."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import mapuot
+
+jax = pytest.importorskip("jax")
+jax.config.update("jax_enable_x64", True)
+
+from jax.test_util import check_grads  # noqa: E402
+
+from mapuot.jax import sinkhorn_loss  # noqa: E402
+
+OPTIONS = {"tol": 1e-11}
+
+
+def inputs(p=3, m=5, n=6):
+    rng = np.random.default_rng(0)
+    return rng.uniform(0.3, 1.0, (p, m)), rng.uniform(0.4, 1.2, (p, n)), rng.random((m, n))
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
+@pytest.mark.parametrize("reg_m", [1.0, (0.5, 2.0), (1.0, np.inf)], ids=str)
+def test_value_and_gradient(reg_m, own):
+    a, b, M = inputs()
+    M = M * np.linspace(0.5, 1, 3)[:, None, None] if own else M
+
+    def loss(a, b, M):
+        return sinkhorn_loss(a, b, M, 0.1, reg_m, **OPTIONS)
+
+    assert_allclose(loss(a, b, M), mapuot.solve_batch(M, a, b, 0.1, reg_m, **OPTIONS).dual, rtol=1e-12)
+    check_grads(loss, (a, b, M), order=1, modes=["rev"], atol=1e-5, rtol=1e-5, eps=1e-5)
+
+
+def test_jit_vmap_and_a_zero_weight():
+    a, b, M = inputs()
+    a[0, 2] = 0.0
+    one = jax.jit(jax.grad(lambda a, b: sinkhorn_loss(a, b, M, 0.1, 1.0, **OPTIONS)))
+    together = jax.grad(lambda a: sinkhorn_loss(a, b, M, 0.1, 1.0, **OPTIONS).sum())(a)
+    assert np.isfinite(together).all()
+    assert_allclose(jax.vmap(one)(a, b), together, rtol=1e-7)
+
+
+def test_what_is_told():
+    a, b, M = inputs()
+    with pytest.raises(TypeError, match="options may be"):
+        sinkhorn_loss(a, b, M, 0.1, 1.0, penalty="tv")
