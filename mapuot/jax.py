@@ -64,16 +64,11 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
         result = solve_batch(np.asarray(M), np.asarray(a), np.asarray(b), reg, reg_m, **dict(options))
-        found = (
-            result.dual,
-            *(marginal_gradient(result, side) for side in ("rows", "cols")),
-            result.log_u,
-            result.log_v,
-        )
-        return tuple(np.asarray(x, dtype=M.dtype) for x in found)
+        slopes = marginal_gradient(result, "rows"), marginal_gradient(result, "cols")
+        return tuple(np.asarray(x, dtype=M.dtype) for x in (result.dual, *slopes, result.log_u, result.log_v))
 
-    shapes = (a.shape[:1], a.shape, b.shape, a.shape, b.shape)
-    kinds = tuple(jax.ShapeDtypeStruct(shape, M.dtype) for shape in shapes)
+    shapes, kind = (a.shape[:1], a.shape, b.shape, a.shape, b.shape), partial[Any](jax.ShapeDtypeStruct, dtype=M.dtype)
+    kinds = tuple(map(kind, shapes))
     value, *found = jax.pure_callback(solved, kinds, a, b, M, vmap_method="sequential")
     return value, (a, b, M, *found)
 
