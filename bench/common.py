@@ -142,7 +142,7 @@ def interleave(
 ) -> Timings:
     """Times of one call of each candidate; ``seconds`` is for all, ``rounds`` the least and most turns of each.
 
-    A turn is ``turn`` seconds of samples, at least one; calls shorter than WARM are made without a clock before.
+    A turn is ``turn`` seconds of samples, or one; before it calls without a clock, but not before a long turn.
     """
     lengths = {name: length_of(call) for name, call in candidates.items()}
     times: Timings = {name: [] for name in candidates}
@@ -154,7 +154,7 @@ def interleave(
             if count >= rounds[0] and time.perf_counter() > end:
                 break
             for name, call in candidates.items():
-                if lengths[name] < WARM:
+                if not turn or lengths[name] < WARM:
                     sample(call, math.ceil(WARM / lengths[name]))
                 last = time.perf_counter() + turn
                 while True:

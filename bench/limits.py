@@ -65,13 +65,13 @@ def check_read(size: int, threads: int) -> None:
         assert total == buffer.repeats * buffer.length, (way, total, buffer.length)
 
 
-def sizes(quick: bool) -> dict[str, int]:
+def sizes() -> dict[str, int]:
     """Bytes by name: inside each cache of one core, and memory."""
     caches = common.caches()
     found = {level: caches[level] // 2 for level in LEVELS if level in caches}
     if "L3" in found:
         found["L3"] = max(caches.get("L2", 0) * 4, caches["L3"] // 4)
-    found["memory"] = 16 * max(caches.values()) if not quick else 4 * max(caches.values())
+    found["memory"] = 4 * max(caches.values())
     return found
 
 
@@ -101,7 +101,7 @@ def run(args: Any) -> dict[str, Any]:
     for threads in counts:
         check_read(2**20, threads)
     rows = []
-    for threads, (level, size) in itertools.product(counts, sizes(args.quick).items()):
+    for threads, (level, size) in itertools.product(counts, sizes().items()):
         total = size * threads if level in ("L1", "L2") else size  # these belong to one core
         rows.append({"level": level, **measure(total, threads, budget)})
     return {"bandwidth": rows}

@@ -180,7 +180,7 @@ def time_case(case: Case, threads: int, budget: float) -> dict[str, Any]:
         "four sweeps": case.four_sweeps,
     }
     with common.blas_threads(threads), np.errstate(all="ignore"):
-        times = common.interleave(calls, budget, (5, 200))
+        times = common.interleave(calls, budget, (4, 200))
     best = {name: min(values) for name, values in times.items()}
     return {
         "m": m, "n": n, "dtype": case.K.dtype.name, "threads": threads, "bytes": case.size, "parity": parity,
