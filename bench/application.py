@@ -167,4 +167,4 @@ def plot(data: dict[str, Any], path: Path) -> None:
             left += values
         axis.invert_yaxis()
         axis.set(xlabel="share of the program's time, %")
-        axis.legend()
+        axis.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0))

@@ -1,8 +1,9 @@
 """roofline: arithmetic per byte of memory traffic and speed of each form of the pass (the paper's figure 3).
 
-Work: 4 m n floating-point operations a pass in every form. Traffic, in sizes of the matrix: fused 1, POT's two products
-and the two sweeps 2, in place 2 (read and write), four sweeps 6 (four reads, two writes). The roofs are the bandwidth
-measured in the same rounds, and the speed of numpy's matrix product, the fastest arithmetic that this machine shows.
+Work: 4 m n floating-point operations a pass in every form. Traffic, in visits of the matrix: fused reads it once, POT's
+two products and the two sweeps twice, in place reads and writes it once, four sweeps do two of each. The roofs are the
+bandwidths of reading and of reading and writing, measured in the same rounds, and the speed of numpy's matrix product,
+the fastest arithmetic that this machine shows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import numpy as np
 from . import common
 from .one_pass import Case, time_case
 
-TRAFFIC = {"fused": 1, "full": 1, "two sweeps": 2, "POT": 2, "in place": 2, "four sweeps": 6}
+# visits that read, and visits that read and write
+VISITS = {
+    "fused": (1, 0), "full": (1, 0), "two sweeps": (2, 0), "POT": (2, 0), "in place": (0, 1), "four sweeps": (2, 2)
+}  # fmt: skip
 
 
 def product_speed(threads: int, dtype: str) -> float:
@@ -30,12 +34,15 @@ def product_speed(threads: int, dtype: str) -> float:
 def measure(case: Case, threads: int, budget: float) -> dict[str, Any]:
     row = time_case(case, threads, budget)
     work, size = 4 * row["m"] * row["n"], row["bytes"]
-    points = {
-        name: {"intensity": work / (factor * size), "gflops": work / row["seconds"][name]["min"] / 1e9}
-        for name, factor in TRAFFIC.items()
-    }
-    peak = product_speed(threads, "float64" if row["dtype"] == "float64" else "float32") / 1e9
-    return {"dtype": row["dtype"], "threads": threads, "n": row["n"], "bandwidth": row["read_GBps"], "peak": peak,
+    best = {name: found["min"] for name, found in row["seconds"].items()}
+    peak = product_speed(threads, row["dtype"]) / 1e9
+    points = {}
+    for name, (reads, updates) in VISITS.items():
+        roof = work / (reads * best["read"] + updates * best["scale"]) / 1e9
+        points[name] = {"intensity": work / ((reads + 2 * updates) * size), "gflops": work / best[name] / 1e9,
+                        "roof": min(peak, roof)}  # fmt: skip
+    bandwidth = {"read": row["read_GBps"], "read and write": 2 * size / best["scale"] / 1e9}
+    return {"dtype": row["dtype"], "threads": threads, "n": row["n"], "bandwidth": bandwidth, "peak": peak,
             "points": points}  # fmt: skip
 
 
@@ -52,9 +59,8 @@ def report(data: dict[str, Any]) -> str:
     rows = []
     for r in data["rooflines"]:
         for name, point in r["points"].items():
-            roof = min(r["peak"], point["intensity"] * r["bandwidth"])
             rows.append([name, r["dtype"], r["threads"], f"{point['intensity']:.3f}", f"{point['gflops']:.1f}",
-                         f"{roof:.1f}", f"{point['gflops'] / roof:.2f}"])  # fmt: skip
+                         f"{point['roof']:.1f}", f"{point['gflops'] / point['roof']:.2f}"])  # fmt: skip
     return common.table(["pass", "K", "threads", "flop/byte", "Gflop/s", "roof", "of the roof"], rows)
 
 
@@ -63,10 +69,13 @@ def plot(data: dict[str, Any], path: Path) -> None:
     with common.figure(path, columns=2, rows=-(-len(rows) // 2)) as axes:
         for axis, r in zip(axes.flat, rows, strict=False):
             x = np.logspace(-1.5, 1.5, 100)
-            axis.loglog(x, np.minimum(r["peak"], x * r["bandwidth"]), "k")
+            for (name, bandwidth), style in zip(r["bandwidth"].items(), ("k-", "k--"), strict=True):
+                axis.loglog(x, np.minimum(r["peak"], x * bandwidth), style, label=name)
             for name, point in r["points"].items():
                 axis.loglog(point["intensity"], point["gflops"], "o", label=name)
             axis.set(
-                title=f"{r['dtype']}, {r['threads']} threads, n = {r['n']}", xlabel="flop / byte", ylabel="Gflop/s"
+                title=f"K {r['dtype']}, {r['threads']} thread{'s' * (r['threads'] > 1)}, n = {r['n']}",
+                xlabel="flop / byte",
+                ylabel="Gflop/s",
             )
         axes[0][0].legend(fontsize=8)
