@@ -59,8 +59,7 @@ def our_solve(problem: tuple[Any, ...], tol: float, threads: int, **options: Any
 
 def pot_iterations(name: str, problem: tuple[Any, ...], tol: float, threads: int) -> dict[str, Any]:
     """How many iterations POT needs for a certified error of tol; CAP where they do not suffice."""
-    options = {"method": OUR_TWIN[name], "precision": "float64", "max_passes": CAP}
-    iterations = our_solve(problem, tol, threads, **options).n_passes
+    iterations = our_solve(problem, tol, threads, method=OUR_TWIN[name], max_passes=CAP).n_passes
     _, a, b, reg, rho = problem
     while True:
         begin = time.perf_counter()
