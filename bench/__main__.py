@@ -69,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     common_options.add_argument("--out", type=Path, default=common.RESULTS, help="folder of JSON and PNG")
     for name, text in {**PARTS, "all": "every part of the CPU"}.items():
         commands.add_parser(name, help=text, parents=[common_options])
+    commands.add_parser("readme", help="write the tables of README.md from the JSON", parents=[common_options])
     compare = commands.add_parser("compare", help="ratios of two result files")
     compare.add_argument("files", nargs=2, type=Path, metavar="JSON")
     return top
@@ -80,6 +81,11 @@ def main() -> int:
         from .compare import compare
 
         print(compare(*(json.loads(path.read_text()) for path in args.files)))
+        return 0
+    if args.command == "readme":
+        from .readme import run
+
+        print(run(args.out))
         return 0
     for name in [part for part in PARTS if part != "gpu"] if args.command == "all" else [args.command]:
         run_part(name, args)

@@ -174,10 +174,10 @@ def time_case(case: Case, threads: int, budget: float) -> dict[str, Any]:
         **variants(case, pool),
         "full": lambda: case.full_pass(pool, case.fused),
         "two sweeps": lambda: case.two_sweeps(pool),
-        "POT": case.pot,
         "scale": buffer.scale,
         "in place": lambda: case.full_pass(pool, case.in_place),
-        "four sweeps": case.four_sweeps,
+        "POT": case.pot,
+        "four sweeps": case.four_sweeps,  # one thread: beside it those of BLAS, which spin for 30 ms, fall asleep
     }
     with common.blas_threads(threads), np.errstate(all="ignore"):
         times = common.interleave(calls, budget, (4, 200))

@@ -1,0 +1,91 @@
+"""readme: writes the tables of README.md between their markers, from the JSON of ``pass`` and ``solve``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from .common import ROOT
+
+PEERS, SMALL = ("POT", "POT, translation-invariant"), 500
+SIZES = [(1024, 1024), (2048, 2048), (8192, 8192), (10240, 10240), (65536, 1024)]
+
+
+def load(folder: Path, part: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((folder / f"{part}.json").read_text())
+    return data
+
+
+def machine(data: dict[str, Any]) -> str:
+    found = data["machine"]
+    return f"{found['cpu']}, {found['isa'].upper()}, {found['cores']} cores"
+
+
+def table(header: list[str], rows: list[list[Any]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def pass_table(data: dict[str, Any]) -> str:
+    """Fractions of the limit: of minima in one run."""
+    rows = []
+    for r in data["passes"]:
+        if (r["m"], r["n"]) not in SIZES:
+            continue
+        part = {name: f"{found['of_minima']:.2f}".removeprefix("0") for name, found in r["fraction"].items()}
+        over = [f"{r[key]['fused']['of_minima']:.1f}" for key in ("speedup", "over_four_sweeps")]
+        rows.append([f"{r['m']} x {r['n']}", r["dtype"], r["threads"], f"{r['read_GBps']:.0f}", part["fused"],
+                     part.get("narrow", ""), part["full"], part["in place"], part["POT"], *over])  # fmt: skip
+    header = [
+        "size",
+        "K",
+        "threads",
+        "read GB/s",
+        "pass",
+        "narrow",
+        "full",
+        "in place",
+        "POT",
+        "x POT",
+        "x four sweeps",
+    ]
+    return f"{machine(data)}:\n\n" + table(header, rows)
+
+
+def milliseconds(seconds: dict[str, float]) -> str:
+    return f"{1e3 * seconds['min']:,.{0 if seconds['min'] >= 0.1 else 1}f}"
+
+
+def solve_table(data: dict[str, Any]) -> str:
+    """Times to the certified answer, of the largest problems; the picture has all."""
+    largest, rows = max(r["n"] for r in data["solves"]), []
+    for r in data["solves"]:
+        if r["n"] != largest:
+            continue
+        cells = [r["reg"], r["rho"], r["passes"], milliseconds(r["seconds"]["mapuot"])]
+        for name in PEERS:
+            mark = "" if r[name]["reached"] else " (not there)"
+            cells += [f"{r[name]['iterations']}{mark}", milliseconds(r["seconds"][name])]
+            cells.append(f"{r['speedup'][name]['min']:.1f}")
+        rows.append(cells)
+    header = ["reg", "reg_m", "passes", "ms", "POT: iterations", "ms", "x", "translation-invariant", "ms", "x"]
+    text = [f"{machine(data)}, n = {largest}:", table(header, rows), "Geometric means of the speed-up:"]
+    for size, found in data["geometric_mean_speedup"].items():
+        sizes = sorted({r["n"] for r in data["solves"] if (r["n"] <= SMALL) == (size == "small")})
+        text[-1] += f" n = {' and '.join(map(str, sizes))}: {found[PEERS[0]]:.1f} and {found[PEERS[1]]:.1f};"
+    text[-1] = text[-1][:-1] + "."
+    return "\n\n".join(text)
+
+
+def run(folder: Path) -> str:
+    path = ROOT / "README.md"
+    text = path.read_text()
+    for part, make in (("pass", pass_table), ("solve", solve_table)):
+        body = f"<!-- {part} -->\n{make(load(folder, part))}\n<!-- /{part} -->"
+        text, count = re.subn(rf"<!-- {part} -->.*?<!-- /{part} -->", lambda _, body=body: body, text, flags=re.S)
+        if count != 1:
+            raise ValueError(f"README.md must have one pair of markers <!-- {part} -->, found {count}")
+    path.write_text(text)
+    return f"{path} written from {folder}"
