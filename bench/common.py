@@ -110,7 +110,10 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    return output(["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]).strip() or "unknown"
+    """Of the sources: results of parts before this one do not make it dirty."""
+    git = ["git", "-C", str(ROOT)]
+    changed = output([*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results", ":!README.md"])
+    return (output([*git, "rev-parse", "--short=12", "HEAD"]).strip() or "unknown") + ("-dirty" if changed else "")
 
 
 def output(command: list[str]) -> str:
