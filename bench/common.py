@@ -112,7 +112,8 @@ def versions() -> dict[str, str]:
 def commit() -> str:
     """Of the sources: results of parts before this one do not make it dirty."""
     git = ["git", "-C", str(ROOT)]
-    changed = output([*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results", ":!README.md"])
+    others = [".", ":!bench/results", ":!README.md"]
+    changed = output([*git, "status", "--porcelain", "--untracked-files=no", "--", *others])
     return (output([*git, "rev-parse", "--short=12", "HEAD"]).strip() or "unknown") + ("-dirty" if changed else "")
 
 

@@ -180,7 +180,7 @@ def time_case(case: Case, threads: int, budget: float) -> dict[str, Any]:
         "four sweeps": case.four_sweeps,  # one thread: beside it those of BLAS, which spin for 30 ms, fall asleep
     }
     with common.blas_threads(threads), np.errstate(all="ignore"):
-        times = common.interleave(calls, budget, (4, 200))
+        times = common.interleave(calls, budget, (3, 200))
     best = {name: min(values) for name, values in times.items()}
     return {
         "m": m, "n": n, "dtype": case.K.dtype.name, "threads": threads, "bytes": case.size, "parity": parity,
@@ -199,7 +199,7 @@ def fraction(times: common.Timings, name: str) -> dict[str, float]:
 
 
 def run(args: Any) -> dict[str, Any]:
-    shapes, budget = (QUICK, 0.5) if args.quick else (SHAPES, 3.0)
+    shapes, budget = (QUICK, 0.5) if args.quick else (SHAPES, 1.5)
     counts = sorted({1, args.threads})
     rows = []
     for m, n in shapes:

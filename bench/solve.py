@@ -57,7 +57,7 @@ def run(args: Any) -> dict[str, Any]:
     sizes = (1000,) if args.quick else SIZES
     cases = [(n, reg, rho) for n in (*SMALL, *sizes) for reg in REGS for rho in RHOS]
     with common.blas_threads(args.threads):
-        rows = [time_case(*case, args.threads, 0.3 if args.quick else 2.0) for case in tqdm(cases, file=sys.stderr)]
+        rows = [time_case(*case, args.threads, 0.3 if args.quick else 1.0) for case in tqdm(cases, file=sys.stderr)]
     means = {}
     for label, chosen in (("small", SMALL), ("large", sizes)):
         found = [row for row in rows if row["n"] in chosen]
