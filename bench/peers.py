@@ -69,7 +69,7 @@ def pot_iterations(name: str, problem: tuple[Any, ...], tol: float, threads: int
 
     There, and where these would take longer than PATIENCE, the time is carried on from SAMPLE iterations.
     """
-    twin = our_solve(problem, tol, threads, method=OUR_TWIN[name], max_passes=CAP)
+    twin = our_solve(problem, tol, threads, method=OUR_TWIN[name], precision="float64", max_passes=CAP)
     iterations = twin.n_passes
     _, a, b, reg, rho = problem
     if iterations == CAP and not twin.converged:
