@@ -142,8 +142,10 @@ class Problem:
         reference: Any,
         backend: ModuleType,
         ranks: Ranks = ALONE,
+        threads: int | None = None,
     ) -> Problem:
         M = as_cost(M, backend, ranks)
+        threads = ranks.threads(threads, M.size)
         reg = as_positive(reg, "reg")
         m, n = M.shape
         ranks.cols.same(**{"the number of rows of M": m})
@@ -154,8 +156,8 @@ class Problem:
         cols = as_side("b", weight_b, pair_penalty[1], pair_m[1], "reg_m[1]", ranks.cols)
         if rows.penalty == cols.penalty == "balanced":
             check_equal_masses(rows.mass, cols.mass)
-        low, high, infinite = cost_range(M, backend, ranks)
-        reference, c_mass = as_reference(reference, M, weight_a, weight_b, backend, ranks)
+        low, high, infinite = cost_range(M, backend, ranks, threads)
+        reference, c_mass = as_reference(reference, M, weight_a, weight_b, backend, ranks, threads)
         return cls(M, rows, cols, reg, reference, low, high, infinite, c_mass)
 
 
@@ -171,9 +173,9 @@ def as_cost(M: Any, backend: ModuleType, ranks: Ranks = ALONE) -> Any:
     return M if isinstance(M, Rows) else as_real(M)
 
 
-def cost_range(M: Any, backend: ModuleType, ranks: Ranks) -> tuple[float, float, bool]:
+def cost_range(M: Any, backend: ModuleType, ranks: Ranks, threads: int | None = None) -> tuple[float, float, bool]:
     """Smallest and largest finite cost, and whether some pair is forbidden."""
-    low, high, bad, infinite = backend.extrema(M)
+    low, high, bad, infinite = backend.extrema(M, threads)
     if bad:
         raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
     if infinite == M.size:
@@ -206,7 +208,7 @@ def as_vector(value: Any, length: int, name: str) -> F64:
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     if array.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
-    return np.ascontiguousarray(array, dtype=np.float64)
+    return np.array(array, dtype=np.float64)  # a copy: the caller may reuse his
 
 
 def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
@@ -272,7 +274,9 @@ def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: 
     return Side(side, weight, penalty, rho, ranks=ranks)
 
 
-def as_reference(value: Any, M: Any, a: F64, b: F64, backend: ModuleType, ranks: Ranks = ALONE) -> tuple[Any, float]:
+def as_reference(
+    value: Any, M: Any, a: F64, b: F64, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None
+) -> tuple[Any, float]:
     """The reference measure c and its mass."""
     if isinstance(value, str):
         if value == "product":
@@ -286,7 +290,7 @@ def as_reference(value: Any, M: Any, a: F64, b: F64, backend: ModuleType, ranks:
     if c.shape != M.shape:
         raise ValueError(f"reference must have M's shape {M.shape}, got {c.shape}")
     c = c if isinstance(c, Rows) else as_real(c)
-    low, high, bad, infinite = backend.extrema(c)
+    low, high, bad, infinite = backend.extrema(c, threads)
     if bad or infinite or low < 0 or not ranks.max(high) > 0:
         raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]")
     return c, float(ranks.sum(sum(float(block.sum(dtype="float64")) for _, _, block, _ in row_blocks(c))))

@@ -31,7 +31,7 @@ class Result:
     gap : float
         Objective minus dual value of this very iterate, in units of the objective.
     error_bound : float
-        Certified bound on ``|P - P*|_1 / mass``. Where the columns are balanced: ``|P^T 1 - b|_1 / mass``.
+        Certified bound on ``|P - P*|_1 / mass``; a balanced or "range" side counts by its violation, see ``tol``.
     converged : bool
     status : str
         "converged", "max_passes", "stalled", "cancelled" or "not finite".
@@ -42,6 +42,7 @@ class Result:
 
     Notes
     -----
+    The plan and all that needs it are made from M (and a reference matrix) as they are then: do not change them before.
     Solved with ``comm``, each rank holds a Result of its own rows: ``log_u``, ``row_marginal``, ``plan``, ``apply``,
     ``rows``, ``top_k``, ``sparse`` and ``barycentric_map`` are of them and need no other rank; everything of the
     columns and all numbers are the same on every rank. ``cost``, ``apply_transpose`` (of the own rows of Y), ``gather``

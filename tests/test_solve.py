@@ -260,6 +260,28 @@ def test_callback_sees_every_pass_and_can_cancel(backend):
     verify(cancelled, case)
 
 
+def test_callback_cancels_while_reg_comes_down(backend):
+    case, seen = clouds(30, 20, reg=1e-4), []
+
+    def third(stats):
+        seen.append(stats)
+        return stats.n_pass == 3
+
+    cancelled = case.solve(callback=third, backend=backend)
+    assert (cancelled.status, cancelled.n_passes, len(seen)) == ("cancelled", 4, 4)
+    assert np.isfinite(cancelled.f).all()
+
+
+def test_weights_may_be_reused():
+    case = clouds(30, 20, reg=0.05)
+    a, b = case.a.copy(), case.b.copy()
+    result = mapuot.solve(case.M, a, b, 0.05, 1.0)
+    a[:], b[:] = 7, 9
+    right = mapuot.solve(case.M, case.a, case.b, 0.05, 1.0)
+    np.testing.assert_array_equal(result.plan, right.plan)
+    assert result.objective == right.objective
+
+
 def test_callback_error_reaches_the_caller(backend):
     def fail(stats):
         raise KeyError("mine")

@@ -1,6 +1,6 @@
 """Backends: each module supplies the same few words over its own arrays.
 
-    asarray(x), to_numpy(x), extrema(M) -> (min, max, number of NaN or -inf, number of +inf)
+    asarray(x), to_numpy(x), extrema(M, threads) -> (min, max, number of NaN or -inf, number of +inf)
     Workspace(problem, options)   one solve: K, the potentials, the iteration
     PlanStream(problem, log_u, log_v, threads)   the plan of given potentials, streamed from M
 

@@ -43,8 +43,8 @@ def narrow_floor(problem: Problem) -> float:
     return 1e-7 * math.sqrt(1 + largest / problem.reg)
 
 
-def extrema(M: Any) -> tuple[float, float, int, int]:
-    pool, low, high, counts = pool_for(None, M.size), math.inf, -math.inf, np.zeros(2)
+def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
+    pool, low, high, counts = pool_for(threads, M.size), math.inf, -math.inf, np.zeros(2)
     for _, _, block, _ in row_blocks(M):
         out = np.empty(4)
         check(lib.mapuot_extrema(pool, *block.shape, matrix(block), pointer(out)))

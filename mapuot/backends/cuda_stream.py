@@ -42,7 +42,7 @@ def parts(rows: int, columns: int) -> tuple[int, int]:
     return blocks, max(1, min(-(-columns // 32), 2048 // blocks))
 
 
-def extrema(M: Any) -> tuple[float, float, int, int]:
+def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
     found = [np.array([[np.inf, -np.inf, 0.0, 0.0]])]
     for _, _, block in row_blocks(M):
         grid = parts(*block.shape)

@@ -29,7 +29,7 @@ def asarray(x: Any) -> Any:
 to_numpy = asarray
 
 
-def extrema(M: Any) -> tuple[float, float, int, int]:
+def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
     finite = M[np.isfinite(M)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     return float(low), float(high), int(np.sum(np.isnan(M) | np.isneginf(M))), int(np.sum(np.isposinf(M)))

@@ -1,6 +1,9 @@
 """The unbalanced functions of POT (``ot.unbalanced``), its signatures and return types, running on mapuot.
 
-``patch()``, ``unpatch()`` and ``with patched():`` make POT itself run on them.
+``patch()``, ``unpatch()`` and ``with patched():`` make POT itself run on them. Where the functions here differ from
+POT's: the default method is the certified one, and warns where it does not get there; several b (2-D) have the
+reference that ``reg_type`` names, a b^T by default, where POT always takes ones (patched, they do, too); ``reg_m=0``
+and ``numItermax=0`` are errors; ``total_cost`` has its mass terms.
 """
 
 from .barycenter import (
