@@ -122,6 +122,7 @@ def worker(shape: tuple[int, int], rounds: int, passes: int) -> dict[str, Any]:
         times["weak one"].append(turn(comm, lambda: timed(one, passes)))
         times["weak"].append(together(comm, weak, passes))
         times["POT"].append(turn(comm, two_products))
+        time.sleep(0.05)  # until the threads of BLAS, which spin for 30 ms, are asleep
     return {"times": times, "sums": sum_times(ranks, comm.Barrier, np)}
 
 

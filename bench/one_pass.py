@@ -250,4 +250,4 @@ def plot(data: dict[str, Any], path: Path) -> None:
                 axis.axhline(1, color="k", lw=1)
                 axis.set_xticks(range(len(rows)), [f"{r['m']}x{r['n']}" for r in rows], rotation=30)
                 axis.set(ylabel="fraction of the read limit", title=f"K {dtype}, {threads} thread{'s' * (threads > 1)}")
-        axes[0][0].legend()
+        axes[0][0].legend(ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.06), fontsize=8)
