@@ -100,7 +100,8 @@ def barycenter(
         while change > tol and n_passes < max_passes:
             before = core.q
             core.iterate()
-            change = float((np.abs(core.q - before).sum(0) / core.q.sum(0)).max())
+            mass = core.q.sum(0)  # 0 in the first passes at small reg, where log q is far away
+            change = float((np.abs(core.q - before).sum(0) / mass).max()) if mass.all() else np.inf
             n_passes += 1
             bar.update()
     if not change <= tol:

@@ -210,6 +210,16 @@ def test_barycenter_of_points_moves_its_mass():
     assert_allclose(result.q.sum(1), 1, rtol=1e-3)
 
 
+@pytest.mark.parametrize("reg_m", [np.inf, 1.0])
+def test_barycenter_whose_first_pass_underflows(reg_m):
+    A, x = np.eye(3)[[0, 2]], np.arange(3.0)
+    result = mapuot.barycenter(A, (x[:, None] - x) ** 2, 1e-6, reg_m)
+    assert result.converged
+    # two points 2 apart: their middle, or, where that costs more than half the mass, the two themselves
+    right = [0, 1, 0] if reg_m == np.inf else [0.25, 0, 0.25]
+    assert_allclose(result.q, right, atol=0.01)
+
+
 def test_barycenter_bad_call():
     A, M = histograms()
     with pytest.warns(mapuot.ConvergenceWarning, match="barycenter not converged after 2 passes"):

@@ -43,8 +43,8 @@ def barycenter_unbalanced(
         Marginal penalty, in units of M; inf: the balanced barycenter.
     method : str
         "sinkhorn" or "sinkhorn_stabilized" (any case): the same iteration from POT's two starts, v = 1 or 1 /
-        n, q looked at in every or every tenth iteration. "sinkhorn_reg_scaling",
-        "sinkhorn_translation_invariant": "sinkhorn", with a warning, as in POT.
+        n, q looked at in every or every tenth iteration (where POT absorbs, it may make ten more).
+        "sinkhorn_reg_scaling", "sinkhorn_translation_invariant": "sinkhorn", with a warning, as in POT.
     weights : (k,) array, optional
         Weights of the histograms, >= 0, default 1 / k.
     numItermax : int
