@@ -252,7 +252,7 @@ class BatchResult(Sequence[Result]):
         Transported masses.
     n_passes : (p,) int array
     status : (p,) array of str
-        "converged", "max_passes", "stalled" or "not finite".
+        "converged", "max_passes", "stalled", "not finite" or "underflow".
     """
 
     def __init__(

@@ -181,7 +181,9 @@ def cost_range(M: Any, backend: ModuleType, ranks: Ranks, threads: int | None = 
     if infinite == M.size:
         low, high = np.inf, -np.inf
     low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
-    return (low, high, forbidden) if low <= high else (0.0, 0.0, forbidden)
+    if not low <= high:
+        raise InfeasibleError("M forbids every pair: all its entries are inf")
+    return low, high, forbidden
 
 
 def as_real(M: Any) -> Any:
@@ -222,8 +224,10 @@ def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ra
         raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(weight)))}")
     if np.any(weight < 0):
         raise ValueError(f"{name} must be >= 0, got {weight.min()} at index {int(np.argmin(weight))}")
-    if not ranks.sum(weight.sum()) > 0:
-        raise ValueError(f"{name} must have positive mass, got all zeros")
+    with np.errstate(over="ignore"):
+        mass = ranks.sum(weight.sum())
+    if not 0 < mass < np.inf:
+        raise ValueError(f"{name} must have positive, finite mass, got {mass}")
     return weight
 
 

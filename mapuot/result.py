@@ -34,7 +34,7 @@ class Result:
         Certified bound on ``|P - P*|_1 / mass``; a balanced or "range" side counts by its violation, see ``tol``.
     converged : bool
     status : str
-        "converged", "max_passes", "stalled", "cancelled" or "not finite".
+        "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow" (the plan is below 1e-290).
     n_passes : int
         How often K was read.
     trace : list of Stats

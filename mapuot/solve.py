@@ -35,6 +35,7 @@ SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
 COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
+FAILED = ("not finite", "underflow")  # a warm start that ends so is dropped
 QUICK_ENTRIES = 1 << 20  # a pass over so many takes less than a millisecond
 SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
 
@@ -255,27 +256,35 @@ class Run:
         turned = problem.turns and problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
         task, log_v = (problem.transpose(), start[0]) if turned else (problem, start[1])
         with self.bar or nullcontext():
-            for reg in reg_steps(task, options, warm=self.ranks.max(bool(log_v.any()))):
-                self.limit = self.max_passes // 2  # the rest is for the reg asked for
-                if self.n_passes >= self.limit:
-                    break
-                coarse = dataclasses.replace(options, tol=max(options.tol, COARSE_TOL))
-                log_v = self.run(dataclasses.replace(task, reg=reg), coarse, log_v * (task.reg / reg))
-                log_v *= reg / task.reg
-                if self.status == "cancelled":
-                    break
-            cancelled = self.status == "cancelled"
-            self.limit = self.n_passes + 1 if cancelled else self.max_passes  # one, for potentials of the reg asked
-            log_v = self.run(task, options, log_v)
-            self.status = "cancelled" if cancelled else self.status
+            warm = self.ranks.max(bool(log_v.any()))
+            log_v = self.approach(task, options, log_v, warm)
+            if warm and self.status in FAILED:
+                log_v = self.approach(task, options, np.zeros_like(log_v), False)
             if self.status == "stalled" and options.memory and {task.rows.penalty, task.cols.penalty} & {"tv", "range"}:
                 options = dataclasses.replace(options, memory=0)  # kinks mislead the extrapolation
                 log_v = self.run(task, options, log_v)
-            if self.status == "stalled" and escalate and options.precision == "float32":
+            if self.status in ("stalled", "underflow") and escalate and options.precision == "float32":
                 log_v = self.run(task, dataclasses.replace(options, precision="float64"), log_v)
         if turned:
             self.potentials, self.marginals = self.potentials[::-1], self.marginals[::-1]
         return Result(problem, self.module, self.potentials, self.marginals, self.trace, self.status, options.threads)
+
+    def approach(self, task: Problem, options: Options, log_v: F64, warm: bool) -> F64:
+        """The reg asked for, by way of larger ones from a cold start where it is small."""
+        for reg in reg_steps(task, options, warm):
+            self.limit = self.max_passes // 2  # the rest is for the reg asked for
+            if self.n_passes >= self.limit:
+                break
+            coarse = dataclasses.replace(options, tol=max(options.tol, COARSE_TOL))
+            log_v = self.run(dataclasses.replace(task, reg=reg), coarse, log_v * (task.reg / reg))
+            log_v *= reg / task.reg
+            if self.status == "cancelled":
+                break
+        cancelled = self.status == "cancelled"
+        self.limit = self.n_passes + 1 if cancelled else self.max_passes  # one, for potentials of the reg asked
+        log_v = self.run(task, options, log_v)
+        self.status = "cancelled" if cancelled else self.status
+        return log_v
 
     def run(self, problem: Problem, options: Options, log_v: F64) -> F64:
         """Pass until certified, cancelled or out of passes; returns the log v to go on from."""
@@ -357,6 +366,7 @@ def warn_not_converged(result: Result, tol: float) -> None:
     cure = {
         "max_passes": "raise max_passes, reg or tol",
         "stalled": "rounding allows no better: ask for precision='float64' or a larger tol",
+        "underflow": "the plan is below the range of float64: raise reg or reg_m, lower M, or scale a and b up",
     }.get(result.status, "rescale M or raise reg")
     warnings.warn(
         f"not converged ({result.status}) after {result.n_passes} passes: certified relative plan error "

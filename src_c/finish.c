@@ -11,6 +11,7 @@
 #include "kernels.h"
 
 #define SCALE_LIMIT 1e150 /* sums of u or v beyond it: rebuild K before anything overflows */
+#define LEAST_MASS 1e-290 /* the marginals of a plan below it lose their digits at DBL_MIN */
 enum { STALL_PASSES = 250, NARROW_PATIENCE = 20, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
 _Static_assert(sizeof((mapuot_finish *)0)->sums == (SWEEP_OUT + SCALARS) * sizeof(double), "mapuot_finish");
@@ -96,7 +97,7 @@ static void translate(mapuot_state *state, double mass, double weight, sweep_arg
 {
     const double k1 = state->reg / state->rho_u, k2 = state->reg / state->rho_v, fi1 = 1.0 / (1.0 + k1);
     args->sum_factor = args->q_factor = 1.0;
-    if (!state->translate || k1 + k2 == 0.0)
+    if (!state->translate || k1 + k2 == 0.0 || !(mass > 0.0 && mass <= DBL_MAX))
         return;
     args->lam = (log(mass) - log(weight)) / (fi1 * k1 + k2);
     args->off = (fi1 - 1.0) * args->lam;
@@ -118,6 +119,19 @@ static double translate_next(const mapuot_state *state, double mass, double next
 /* |P - P*|_1 / mass from d = gap / (reg mass) >= KL(P* | P) / mass: |p - q|_1^2 <= (2/3 |p| + 4/3 |q|) KL(p | q) */
 static double plan_error(double d) { return d > 0.0 ? d / 3 + sqrt(2 * d + d * d / 9) : 0.0; }
 
+/* has the certificate stood still for long? slow progress of the dual adds up until it counts */
+static int stalled(mapuot_state *state, const mapuot_stats *stats)
+{
+    state->since_best++;
+    if (stats->error < state->best_error * (1 - 1e-3) ||
+        stats->dual > state->progress_dual + 1e-9 * fabs(stats->dual)) {
+        state->best_error = fmin(state->best_error, stats->error);
+        state->progress_dual = fmax(state->progress_dual, stats->dual);
+        state->since_best = 0;
+    }
+    return state->since_best >= STALL_PASSES;
+}
+
 /* next_v: the sum of the v that the next pass starts from */
 static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v,
                            double next_v)
@@ -125,11 +139,18 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
     const int lost_points = stats->dead > state->dead && state->since_absorb > 1; /* dead for want of a fresh K */
     const int done = !lost_points && (stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual));
     const double storage = state->exact ? 0.0 : 3 * state->storage_error;
-    if (next_v > SCALE_LIMIT || next_v < 1 / SCALE_LIMIT)
-        return MAPUOT_ABSORB; /* the next v has left the range of this K */
+    const int fresh = state->since_absorb == 1, left = next_v > SCALE_LIMIT || next_v < 1 / SCALE_LIMIT;
     if (stats->rejected)
-        return MAPUOT_RUNNING; /* the last image, from which the next pass starts, is finite */
-    if (!isfinite(stats->mass) || isnan(stats->dual) || !(stats->mass > 0.0))
+        return left ? MAPUOT_ABSORB : MAPUOT_RUNNING; /* the last image, from which the next pass starts, is finite */
+    if (isnan(stats->mass) || (isnan(stats->dual) && stats->mass <= DBL_MAX))
+        return MAPUOT_NOT_FINITE;
+    if (stats->mass < LEAST_MASS)
+        return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;
+    if (stalled(state, stats) && !done)
+        return stats->mass > DBL_MAX ? MAPUOT_NOT_FINITE : stats->dead > 0.0 ? MAPUOT_UNDERFLOW : MAPUOT_STALLED;
+    if (left && !(done && fresh))
+        return MAPUOT_ABSORB; /* the next v has left the range of this K */
+    if (stats->mass > DBL_MAX)
         return MAPUOT_NOT_FINITE;
     if (done && !state->narrow)
         return MAPUOT_CONVERGED;
@@ -140,23 +161,16 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
         state->best_dual = -INFINITY;
         return MAPUOT_RUNNING;
     }
-    state->since_best++;
-    if (stats->error < state->best_error * (1 - 1e-3) ||
-        stats->dual > state->progress_dual + 1e-9 * fabs(stats->dual)) { /* slow progress adds up until it counts */
-        state->best_error = fmin(state->best_error, stats->error);
-        state->progress_dual = fmax(state->progress_dual, stats->dual);
-        state->since_best = 0;
-    }
     if (state->narrow && (done || stats->error <= state->narrow_floor || state->since_best >= NARROW_PATIENCE ||
                           fmax(scale_u, scale_v) > NARROW_LIMIT)) {
         state->narrow = 0; /* only a pass in float64 certifies */
         state->best_dual = -INFINITY;
     }
-    if (state->since_absorb == 1)
+    if (fresh)
         state->dead = stats->dead; /* what a fresh K leaves dead stays so */
     else if (stats->lost > state->flush_tol || lost_points || fmax(scale_u, scale_v) > SCALE_LIMIT)
         return MAPUOT_ABSORB;
-    return state->since_best >= STALL_PASSES ? MAPUOT_STALLED : MAPUOT_RUNNING;
+    return MAPUOT_RUNNING;
 }
 
 /* the sums of the in-place pass are column marginals: K^T u = s / v */
@@ -186,7 +200,8 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, mapuot_finish *f
     finish->mass = mass;
     finish->scale_v = finish->sums[SUM_SCALE];
     *stats = (mapuot_stats){.dead = finish->sums[SUM_DEAD] + rows[ROW_DEAD]};
-    stats->lost = (state->exact ? DBL_MIN : state->flush) * rows[ROW_SCALE] * finish->scale_v / mass;
+    /* entries of K below flush, and u below DBL_MIN: LEAST_MASS stands for so many of these */
+    stats->lost = ((state->exact ? DBL_MIN : state->flush) * rows[ROW_SCALE] + LEAST_MASS) * finish->scale_v / mass;
     translate(state, mass, finish->sums[SUM_WEIGHT], &finish->args);
     stats->mass = mass * finish->args.sum_factor;
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_prox, 0, finish->sums);
@@ -263,6 +278,8 @@ int mapuot_finish_step(mapuot_pool *pool, mapuot_state *state, mapuot_finish *fi
     state->passes++;
     state->since_absorb++;
     stats->status = judge(state, stats, finish->row_scalars[ROW_SCALE], finish->scale_v, finish->sums[SUM_ADVANCED]);
+    if (stats->status == MAPUOT_NOT_FINITE || stats->status == MAPUOT_UNDERFLOW)
+        stats->error = INFINITY;
     return stats->status;
 }
 

@@ -15,6 +15,7 @@ typedef enum {
     MAPUOT_ABSORB = 2,     /* the scalings outgrew K: rebuild K around the potentials, then go on */
     MAPUOT_STALLED = 3,    /* no progress of the certificate for a long while: rounding floor */
     MAPUOT_NOT_FINITE = 4, /* a sum became NaN or infinite */
+    MAPUOT_UNDERFLOW = 5,  /* on a fresh K the plan, or a point that matters, is too small for float64 */
     MAPUOT_NO_MEMORY = -1,
     MAPUOT_BAD_ARGUMENT = -2
 } mapuot_status;

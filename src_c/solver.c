@@ -25,6 +25,8 @@ const char *mapuot_status_text(int status)
         return "stalled";
     case MAPUOT_NOT_FINITE:
         return "not finite";
+    case MAPUOT_UNDERFLOW:
+        return "underflow";
     case MAPUOT_NO_MEMORY:
         return "out of memory";
     default:

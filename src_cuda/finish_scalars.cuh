@@ -100,7 +100,7 @@ __device__ __forceinline__ double judge(const State &S, Finish &F)
     const double storage = 3 * S.storage_error;
     if (out.rejected > 0)
         return RUNNING; // the last image, from which the next pass starts, is finite
-    if (!isfinite(out.mass) || isnan(out.dual) || !(out.mass > 0))
+    if (!isfinite(out.mass) || isnan(out.dual) || !(out.mass >= LEAST_MASS))
         return NOT_FINITE;
     if (done && !(p.narrow > 0))
         return CONVERGED;

@@ -52,6 +52,8 @@ REFUSED = [
     ({"b": CASE.b.astype(object)}, TypeError, "b must hold real numbers, got dtype object"),
     ({"a": np.zeros(4)}, ValueError, "a must"),
     ({"b": np.zeros(5)}, ValueError, "b must"),
+    ({"a": np.full(4, 1e308)}, ValueError, "a must have positive, finite mass, got inf"),
+    ({"M": np.full((4, 5), np.inf)}, mapuot.InfeasibleError, "M forbids every pair"),
     # reg, reg_m
     ({"reg": 0.0}, ValueError, "reg must be a positive finite number, got 0.0"),
     ({"reg": -1}, ValueError, "reg must be a positive finite number, got -1.0"),

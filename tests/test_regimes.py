@@ -180,3 +180,46 @@ def test_slow_named_method_is_not_called_stalled():
     with pytest.warns(mapuot.ConvergenceWarning, match="max_passes"):
         result = case.solve(method="sinkhorn", tol=1e-6, max_passes=2000)
     assert result.status == "max_passes"
+
+
+SMALL = np.random.default_rng(0).random((4, 5)), np.full(4, 0.25), np.full(5, 0.2)
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+@pytest.mark.parametrize("spread", [1e3, 1e4, 1e6])
+def test_a_start_out_of_range_is_dropped(backend, precision, spread):
+    options = {"backend": backend, "precision": precision}
+    right = mapuot.solve(*SMALL, 0.1, 1.0, tol=1e-9).plan
+    result = mapuot.solve(*SMALL, 0.1, 1.0, warm_start=(np.zeros(4), np.linspace(-spread, spread, 5)), **options)
+    assert result.converged
+    assert relative_error(result.plan, right) <= result.error_bound
+
+
+@pytest.mark.parametrize("method", ["auto", "sinkhorn", "map-uot"])
+@pytest.mark.parametrize("case", ["masses", "costs", "equal costs"])
+def test_plan_below_the_range_of_float64_is_no_answer(backend, method, case):
+    M, a, b = SMALL
+    M = {"masses": M, "costs": 1e4 * (1 + M), "equal costs": np.full((4, 5), 1e4)}[case]
+    a, b = (1e-300 * a, 1e-300 * b) if case == "masses" else (a, b)
+    with pytest.warns(mapuot.ConvergenceWarning, match=r"underflow.*raise reg"):
+        result = mapuot.solve(M, a, b, 1.0, 0.1, method=method, backend=backend)
+    assert result.status == "underflow"
+    assert result.error_bound == np.inf
+    assert result.n_passes < 20
+
+
+def test_smallest_plans_are_certified(backend):
+    """Down to a mass of 1e-210: weights of 1e-200 put every v below 1e-150."""
+    M, a, b = SMALL
+    result = mapuot.solve(M, 1e-200 * a, 1e-200 * b, 0.1, 1.0, backend=backend, max_passes=50)
+    assert result.converged
+    assert 1e-211 < result.mass < 1e-209
+
+
+def test_points_too_weak_for_float32_go_on_in_float64():
+    rng = np.random.default_rng(0)
+    x, y = 12 * rng.random((50, 10)), 12 * rng.random((60, 10)) + 3
+    M = ((x[:, None] - y[None]) ** 2).sum(-1)
+    results = [mapuot.solve(M, None, None, 0.1, 0.1, method=method) for method in ("auto", "sinkhorn")]
+    assert all(result.converged for result in results)
+    assert relative_error(results[0].plan, results[1].plan) < 2e-6

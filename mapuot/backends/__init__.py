@@ -21,6 +21,7 @@ import numpy as np
 
 from ..penalties import F64
 
+LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at the smallest float64
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 
@@ -48,7 +49,7 @@ class Stats:
     mass: float
     residual: float  # max |change of log v|
     rejected: bool  # the guard dropped an extrapolated step
-    status: str  # "running", "converged", "absorb", "stalled", "not finite"
+    status: str  # "running", "converged", "absorb", "stalled", "not finite", "underflow"
     seconds: float = 0.0  # since the solve began
 
 

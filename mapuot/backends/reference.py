@@ -6,6 +6,7 @@ The iteration is the one of src_c/finish_tmpl.c, written on logarithms. Sources:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -15,7 +16,7 @@ from scipy.special import logsumexp
 from .. import penalties
 from ..penalties import F64
 from ..problem import Problem, Side, as_columns
-from . import Options, Stats
+from . import LEAST_MASS, Options, Stats
 
 STALL_PASSES = 250
 WHOLE = True  # one process holds all of M
@@ -57,7 +58,8 @@ def side_prox(side: Side, log_s: F64, reg: float, left_out: Any) -> F64:
 
 def scaled(log_u: F64, log_v: F64, log_k: F64) -> F64:
     """P = diag(u) K diag(v)."""
-    return np.exp(unreached(log_u)[:, None] + log_k + unreached(log_v)[None, :])
+    with np.errstate(over="ignore"):
+        return np.exp(unreached(log_u)[:, None] + log_k + unreached(log_v)[None, :])
 
 
 def unreached(log_x: F64) -> F64:
@@ -105,14 +107,16 @@ class Workspace:
         dual = self.dual(log_u, log_v, mass)
         gap = self.fenchel_young(cols, log_v, s)
         hard = penalties.violation(cols.penalty, s, cols.weight, cols.rho, cols.upper).sum()
-        distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
-        error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
+            error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
         image = self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
         self.passes += 1
         rejected, residual = self.advance(log_v, image, dual, mass)
         status = "running" if rejected else self.status(error, gap, dual, mass)
+        error = math.inf if status in ("not finite", "underflow") else error
         return Stats(self.passes, float(gap), error, dual, float(mass), residual, rejected, status)
 
     def translate_rows(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
@@ -120,8 +124,10 @@ class Workspace:
         k1, k2 = self.rates
         if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0:
             return log_u, log_v
-        fi1 = 1 / (1 + k1)
-        A = np.log(scaled(log_u, log_v, self.log_k).sum())
+        fi1, mass = 1 / (1 + k1), scaled(log_u, log_v, self.log_k).sum()
+        if not 0 < mass < np.inf:
+            return log_u, log_v
+        A = np.log(mass)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_b = np.log(self.problem.cols.weight)
             B = log_sum(np.where(log_b > -np.inf, log_b - k2 * log_v, -np.inf), 0)
@@ -131,7 +137,7 @@ class Workspace:
     def translate_cols(self, image: F64, mass: float) -> F64:
         """mu = (log B' - log A') / (reg/rho1 + fi2 reg/rho2);  v' *= e^(fi2 mu)."""
         k1, k2 = self.rates
-        if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0:
+        if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or not 0 < mass < np.inf:
             return image
         fi2 = 1 / (1 + k2)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -183,6 +189,8 @@ class Workspace:
         return np.where(active, G[-1] - gamma @ dG, self.history[-1][1])
 
     def status(self, error: float, gap: float, dual: float, mass: float) -> str:
+        if mass < LEAST_MASS:
+            return "underflow"
         if not np.isfinite(mass) or not np.isfinite(dual):
             return "not finite"
         if error <= self.options.tol or gap <= self.options.tol_gap * abs(dual):
