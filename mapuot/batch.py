@@ -243,7 +243,7 @@ class BatchResult(Sequence[Result]):
     row_marginal, col_marginal : (p, m), (p, n) float64 arrays, CuPy ones alike
         ``P 1`` and ``P^T 1``, in units of mass.
     gap : (p,) array
-        Objective minus dual value, in units of the objective.
+        Objective minus dual value, in units of the objective; inf as in `Result`.
     error_bound : (p,) array
         Certified bounds on ``|P - P*|_1 / mass``; where the columns are balanced, ``|P^T 1 - b|_1 / mass``.
     dual : (p,) array

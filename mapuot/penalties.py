@@ -34,6 +34,11 @@ def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float)
         return np.asarray(np.clip(0.0, low, high))
 
 
+def project(kind: str, log_x: F64, rho: F64, reg: float) -> F64:
+    """Potentials put back into the domain of the dual: total variation has |f| <= rho, the others no bound."""
+    return np.clip(log_x, -rho / reg, rho / reg) if kind == "tv" else log_x
+
+
 def divergence(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
     """D(r | t) per point; for hard constraints (rho = inf, balanced, range) 0: their violation is told apart."""
     finite = np.where(np.isinf(rho), 0.0, rho)
@@ -49,13 +54,16 @@ def divergence(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
 
 
 def dual_term(kind: str, f: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
-    """-D*(-f) per point, what the point adds to the dual value (0 where t = 0 and u = 0)."""
+    """-D*(-f) per point, what the point adds to the dual value (0 where t = 0 and u = 0).
+
+    Of total variation it is -inf beneath -rho, but for rounding.
+    """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind in ("kl", "balanced"):
             soft = -rho * t * np.expm1(-f / rho)
             value = np.where(np.isinf(rho), f * t, soft)
         elif kind == "tv":
-            value = np.clip(f, -rho, rho) * t
+            value = np.where(f < -rho * (1 + 1e-9), -np.inf, np.clip(f, -rho, rho) * t)
         elif kind == "l2":
             value = np.where(f < rho * t, f * t - f * f / (2 * rho), rho * t * t / 2)
         else:

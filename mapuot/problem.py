@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InfeasibleError
-from .penalties import F64, KINDS, dual_term
+from .penalties import F64, KINDS, dual_term, project
 from .ranks import ALONE, Ranks
 from .rows import Rows, row_blocks
 
@@ -102,6 +102,11 @@ class Problem:
             np.isneginf(log_a) | ((self.rows.weight == 0) & (self.rows.penalty in strict)),
             np.isneginf(log_b) | ((self.cols.weight == 0) & (self.cols.penalty in strict)),
         )
+
+    def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
+        """Potentials put back into the domain of the dual."""
+        rows, cols = self.rows, self.cols
+        return project(rows.penalty, log_u, rows.rho, self.reg), project(cols.penalty, log_v, cols.rho, self.reg)
 
     @cached_property
     def log_reference(self) -> tuple[F64, F64]:

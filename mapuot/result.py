@@ -29,7 +29,8 @@ class Result:
     row_marginal, col_marginal : (m,), (n,) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass.
     gap : float
-        Objective minus dual value of this very iterate, in units of the objective.
+        Objective minus dual value of this very iterate, in units of the objective; inf while hard constraints on the
+        columns miss more than tol_gap (where there is none: tol) times the mass.
     error_bound : float
         Certified bound on ``|P - P*|_1 / mass``; a balanced or "range" side counts by its violation, see ``tol``.
     converged : bool

@@ -90,7 +90,7 @@ def solve(
         mass``, and the plan's error can be some times that (3 or 4 were seen). Balanced columns beside soft rows
         have a true bound in one process with method "auto", which turns the problem round.
     tol_gap : float, optional
-        Stop also when ``gap <= tol_gap * |dual|``.
+        Stop also when ``gap <= tol_gap * |dual|`` and hard columns (balanced, range) miss at most ``tol_gap * mass``.
     max_passes : int
         Reads of K at most (and one more where the last was an extrapolation that the guard dropped).
     precision : {"auto", "float64", "mixed", "bfloat16"}
@@ -217,7 +217,7 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
         raise ValueError(f"warm_start must have shapes ({m},), ({n},), got {log_u.shape}, {log_v.shape}")
     if np.isnan(log_u).any() or np.isnan(log_v).any():
         raise ValueError("warm_start must not hold NaN")
-    return np.where(np.isfinite(log_u), log_u, 0.0), np.where(np.isfinite(log_v), log_v, 0.0)
+    return problem.project(np.where(np.isfinite(log_u), log_u, 0.0), np.where(np.isfinite(log_v), log_v, 0.0))
 
 
 class Run:

@@ -210,13 +210,14 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, mapuot_finish *f
 static void certify(const mapuot_state *state, const mapuot_finish *finish, mapuot_stats *stats)
 {
     const double *sums = finish->sums, mass = finish->mass;
+    const double allowed = state->tol_gap >= 0 ? state->tol_gap : fmax(state->tol, 0.0);
     /* rows: rho (sum a - mass), or <f, a> with sum a = mass */
     stats->dual = finish->row_scalars[ROW_DUAL] + sums[SUM_DUAL] + state->dual_constant - state->reg * stats->mass;
     if (state->translate)
         stats->dual += isinf(state->rho_u) ? state->reg * finish->args.lam * mass : state->rho_u * (mass - stats->mass);
     if (stats->dead > state->dead)
         stats->dual = -INFINITY; /* a row that is in use counted as unreached: this is no dual value */
-    stats->gap = sums[SUM_GAP];
+    stats->gap = sums[SUM_HARD] > allowed * stats->mass ? INFINITY : sums[SUM_GAP];
     stats->error = plan_error(sums[SUM_GAP] / (state->reg * stats->mass)) + sums[SUM_HARD] / stats->mass +
                    (state->exact ? 0.0 : 3 * state->storage_error) + stats->lost;
 }

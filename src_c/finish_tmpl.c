@@ -4,7 +4,7 @@
  *   marginal    s = v K^T u, q = b e^(-k log v)                       -> translation lam
  *   prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u)   -> dual value, translation mu
  *   difference  F = G(x) - x and Anderson's dF, dG                    -> weights gamma
- *   advance     x = G - sum gamma dG, v = e^x
+ *   advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x
  * Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
  * Twins: src_cuda/finish_pass.cu, backends/reference.py.  Sides that mix penalties go through prox.h.
  */
@@ -157,12 +157,17 @@ void ISA_OP(sweep_advance)(const mapuot_state *state, const sweep_args *args, in
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     const double *image = state->work + 2 * np, *dG = state->history + (2 + state->memory) * np;
-    const vd zero = v_set(0);
+    const int bounded = cols->penalty == MAPUOT_TV; /* |g| <= rho: beneath it the dual is -inf, above it flat */
+    const vd zero = v_set(0), shift = v_set(state->shift), rate = v_set(1.0 / state->reg);
     vd scale = zero;
     for (int64_t j = j0; j < j1; j += VL) {
         vd x = v_load(image + j), e = v_load(cols->absorbed + j);
         for (int i = 0; i < args->depth; i++)
             x = v_fnma(v_set(args->gamma[i]), v_load(dG + i * np + j), x);
+        if (bounded) {
+            vd bound = v_mul(v_load(cols->rho + j), rate);
+            x = v_min(v_max(x, v_sub(shift, bound)), v_add(shift, bound));
+        }
         vd v = v_if_less(e, v_set(BIG), v_exp(v_sub(x, e)), zero);
         if (state->in_place) { /* what the next pass multiplies the plan's columns by */
             vd old = v_load(cols->scale + j), ratio = v_div(v, v_max(old, v_set(DBL_MIN)));

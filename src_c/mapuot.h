@@ -100,7 +100,7 @@ typedef struct {
 
 /* What one pass tells. gap, dual, mass and the error are of the state (u, v) of that pass. */
 typedef struct {
-    double gap;   /* primal - dual, exact; on a balanced column side inf */
+    double gap;   /* primal - dual, exact; inf while hard columns miss more than tol_gap (if < 0: tol) of the mass */
     double error; /* certified relative plan error; balanced column side: |s - b|_1 / mass */
     double dual;
     double mass;

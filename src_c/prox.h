@@ -45,7 +45,7 @@ static inline double prox_log(const mapuot_side *side, int64_t i, double log_s, 
     }
 }
 
-/* -D*(-f), what the point adds to the dual value */
+/* -D*(-f), what the point adds to the dual value; of total variation -inf beneath -rho (rounding apart) */
 static inline double dual_term(const mapuot_side *side, int64_t i, double f)
 {
     double t = side->weight[i], rho = side->rho[i];
@@ -54,7 +54,7 @@ static inline double dual_term(const mapuot_side *side, int64_t i, double f)
     case MAPUOT_BALANCED:
         return isinf(rho) ? f * t : -rho * t * expm1(-f / rho);
     case MAPUOT_TV:
-        return fmin(fmax(f, -rho), rho) * t;
+        return f < -rho * (1 + 1e-9) ? -INFINITY : fmin(fmax(f, -rho), rho) * t;
     case MAPUOT_L2:
         return f < rho * t ? f * t - f * f / (2 * rho) : rho * t * t / 2;
     default:

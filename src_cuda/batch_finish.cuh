@@ -58,7 +58,7 @@ __device__ __forceinline__ Report certify(const Batch &S, const Work &W, const S
     Report out;
     out.mass = move.kappa * move.mass;
     const double part = loss * inverse(out.mass);
-    out.gap = S.k2 > 0 ? S.rho2 * loss : INF;
+    out.gap = S.k2 > 0 ? S.rho2 * loss : part <= (S.tol_gap >= 0 ? S.tol_gap : S.tol) ? 0 : INF;
     out.error = S.k2 > 0 ? plan_error(S.rho2 * S.inv_reg * part) : part;
     out.dual = S.reg * (c_mass - out.mass);
     out.dual += S.k1 > 0 ? S.rho1 * (p.mass_a - out.mass) : S.reg * (total(W.row, WARPS) + shift * p.mass_a);

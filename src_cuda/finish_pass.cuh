@@ -5,7 +5,7 @@
 //     prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u);  all sums at once:
 //                 F = G - x + c with c = fi mu not yet known, so that <F, .> = <G - x, .> + c <1, .>
 //   2 difference  every block: mu, dual value, guard, status, Anderson's weights gamma
-//     advance     x = G - sum gamma dG, v = e^x, B of the new x
+//     advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x, B of the new x
 // Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
 #ifndef FINISH_PASS_CUH
 #define FINISH_PASS_CUH
@@ -339,6 +339,8 @@ __device__ __forceinline__ void advance_column(const State &S, const Progress &p
         S.image[at] = G;
         x = y;
     }
+    if (!KL_COLS && S.cols.kind == TV) // |g| <= rho: beneath it the dual is -inf, above it flat
+        x = clip(x, -c.rho * S.inv_reg, c.rho * S.inv_reg);
     const double y = x - c.absorbed + p.shift;
     const double2 values = far_exps(y < BOUND ? y : y == y ? BOUND : y, -S.rate_cols * x);
     const double v = values.x;

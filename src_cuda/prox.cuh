@@ -45,7 +45,7 @@ __device__ __forceinline__ double dual_term(int kind, double f, double t, double
     case BALANCED:
         return isinf(rho) ? f * t : -rho * t * expm1(-f / rho);
     case TV:
-        return clip(f, -rho, rho) * t;
+        return f < -rho * (1 + 1e-9) ? -INF : clip(f, -rho, rho) * t;
     case L2:
         return f < rho * t ? f * t - f * f / (2 * rho) : rho * t * t / 2;
     default:

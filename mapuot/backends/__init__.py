@@ -34,8 +34,13 @@ class Options:
     in_place: bool  # the paper's form: K is overwritten by the plan
     precision: str  # storage of K: "float64", "float32" or "bfloat16"
     tol: float
-    tol_gap: float
+    tol_gap: float  # < 0: none
     threads: int | None
+
+    @property
+    def allowed(self) -> float:
+        """Share of the mass that hard columns may miss while a gap still tells something."""
+        return self.tol_gap if self.tol_gap >= 0 else max(self.tol, 0.0)
 
 
 @dataclass(slots=True)

@@ -86,7 +86,8 @@ class BatchWorkspace:
         log_a, log_b = task.log_reference
         self.rows = self.side(task.rows, task.A, task.M_min / task.reg - log_a, state.rows)
         self.cols = self.side(task.cols, task.B, -log_b, state.cols)
-        start = 0.0 if log_v is None else log_v
+        cols = task.cols
+        start = 0.0 if log_v is None else penalties.project(cols.penalty, log_v, cols.rho, task.reg)
         self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, start)
         with np.errstate(invalid="ignore"):
             self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])

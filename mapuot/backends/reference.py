@@ -110,6 +110,8 @@ class Workspace:
         with np.errstate(divide="ignore", invalid="ignore"):
             distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
             error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
+        if hard > self.options.allowed * mass:
+            gap = np.inf
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
         image = self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
@@ -186,7 +188,9 @@ class Workspace:
         scale = 1 / np.sqrt(np.maximum(np.diag(gram), TINY))
         system = gram * scale[:, None] * scale[None, :] + 1e-10 * np.eye(len(dF))
         gamma = scale * np.linalg.solve(system, scale * ((dF * w) @ F[-1]))
-        return np.where(active, G[-1] - gamma @ dG, self.history[-1][1])
+        cols = self.problem.cols
+        x = penalties.project(cols.penalty, G[-1] - gamma @ dG, cols.rho, self.problem.reg)
+        return np.where(active, x, self.history[-1][1])
 
     def status(self, error: float, gap: float, dual: float, mass: float) -> str:
         if mass < LEAST_MASS:
