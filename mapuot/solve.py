@@ -94,7 +94,8 @@ def solve(
     max_passes : int
         Reads of K at most (and one more where the last was an extrapolation that the guard dropped).
     precision : {"auto", "float64", "mixed", "bfloat16"}
-        Storage of K. Sums and potentials are float64 always; "auto" is "mixed" (float32 K) for tol >= 5e-7.
+        Storage of K. Sums and potentials are float64 always; "auto" is "mixed" (float32 K) for tol >= 5e-7, but
+        "float64" for method "map-uot", whose plan is rounded in every pass: in float32 the bound grows by 2e-7 each.
     backend : {"auto", "cpu", "cuda", "reference"}
     threads : int, optional
         CPU threads; default: the cores this process may use, one for small problems.
@@ -188,7 +189,7 @@ def make_options(method: str, precision: str, tol: Any, tol_gap: Any, threads: A
     tol = as_positive(tol, "tol")
     tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
     if precision == "auto":
-        precision = "mixed" if tol >= MIXED_TOL else "float64"
+        precision = "mixed" if tol >= MIXED_TOL and not in_place else "float64"  # a plan is rounded in every pass
     if in_place and precision == "bfloat16":
         raise ValueError("precision 'bfloat16' cannot hold the in-place plan of method 'map-uot'")
     threads = None if threads is None else as_count(threads, "threads")

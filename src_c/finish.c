@@ -132,13 +132,19 @@ static int stalled(mapuot_state *state, const mapuot_stats *stats)
     return state->since_best >= STALL_PASSES;
 }
 
+/* plan error by the rounding of K: its entries are rounded once, those of the plan in place in every pass again */
+static double storage_error(const mapuot_state *state, int64_t passes)
+{
+    return state->exact ? 0.0 : 3 * state->storage_error * (double)(state->in_place ? 1 + passes : 1);
+}
+
 /* next_v: the sum of the v that the next pass starts from */
 static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v,
                            double next_v)
 {
     const int lost_points = stats->dead > state->dead && state->since_absorb > 1; /* dead for want of a fresh K */
     const int done = !lost_points && (stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual));
-    const double storage = state->exact ? 0.0 : 3 * state->storage_error;
+    const double storage = storage_error(state, state->since_absorb - 1);
     const int fresh = state->since_absorb == 1, left = next_v > SCALE_LIMIT || next_v < 1 / SCALE_LIMIT;
     if (stats->rejected)
         return left ? MAPUOT_ABSORB : MAPUOT_RUNNING; /* the last image, from which the next pass starts, is finite */
@@ -219,7 +225,7 @@ static void certify(const mapuot_state *state, const mapuot_finish *finish, mapu
         stats->dual = -INFINITY; /* a row that is in use counted as unreached: this is no dual value */
     stats->gap = sums[SUM_HARD] > allowed * stats->mass ? INFINITY : sums[SUM_GAP];
     stats->error = plan_error(sums[SUM_GAP] / (state->reg * stats->mass)) + sums[SUM_HARD] / stats->mass +
-                   (state->exact ? 0.0 : 3 * state->storage_error) + stats->lost;
+                   storage_error(state, state->since_absorb) + stats->lost;
 }
 
 /* step 2: the certificate; the guard, then the differences of a step that it lets pass */

@@ -77,7 +77,7 @@ typedef struct {
     int32_t in_place;           /* 1: plan_pass (K is overwritten by the plan), 0: row_pass */
     double tol;                 /* stop when the certified relative plan error is at most tol; < 0: never */
     double tol_gap;             /* or when gap <= tol_gap |dual|; < 0: never */
-    double storage_error;       /* relative rounding of K's entries, added to the certificate */
+    double storage_error;       /* relative rounding of K's entries, added to the certificate; in place once a pass */
     double flush;               /* entries of K below this were flushed to zero */
     double flush_tol;           /* relative mass that flushing may hide before K is rebuilt */
     double dual_constant;       /* reg * |c| + the dual terms of points left out */

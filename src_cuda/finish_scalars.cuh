@@ -176,7 +176,8 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
     if (threadIdx.x % 32 == 0) {
         const double over = 1 / out.mass;
         out.lost = S.flush * F.row[ROW_SCALE] * F.row[NEXT_SCALE] * p.kappa * over;
-        out.error = plan_error(out.gap * over * S.inv_reg) + t[SUM_HARD] * over + 3 * S.storage_error + out.lost;
+        const double storage = 3 * S.storage_error * (S.ratio ? 1 + p.since_absorb : 1); // in place: once a pass
+        out.error = plan_error(out.gap * over * S.inv_reg) + t[SUM_HARD] * over + storage + out.lost;
         if (t[SUM_HARD] > (S.tol_gap >= 0 ? S.tol_gap : fmax(S.tol, 0.0)) * out.mass)
             out.gap = INF;
         out.residual = out.rejected > 0 ? INF : fmax(t[MAX_F] + p.common, t[MAX_MINUS] - p.common);

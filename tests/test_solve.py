@@ -88,6 +88,20 @@ def exact_plan(case):
     return plan_of(case, *newton(case, np.zeros(len(case.a)), np.zeros(len(case.b))))
 
 
+@pytest.mark.parametrize("precision", ["auto", "mixed"])
+def test_bound_of_the_in_place_plan_counts_its_roundings(precision):
+    """Thousands of passes, each of which rounds every entry once more."""
+    case = clouds(60, 50, reg=0.05, reg_m=20.0, ratio=1.2)
+    right = case.solve(tol=1e-11).plan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+        result = case.solve(method="map-uot", precision=precision, max_passes=30_000)
+    assert result.n_passes > 1000
+    assert result.converged == (precision == "auto")
+    assert relative_error(result.plan, right) <= result.error_bound
+    assert result.error_bound <= (1e-6 if precision == "auto" else 2e-7 * (result.n_passes + 10))
+
+
 # ---- answers ----
 
 
