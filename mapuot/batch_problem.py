@@ -85,7 +85,7 @@ class BatchProblem:
         pair, kinds = as_pair(reg_m, "reg_m"), as_penalties(penalty)
         rows = as_side("a", first_a, kinds[0], pair[0], "reg_m[0]")
         cols = as_side("b", first_b, kinds[1], pair[1], "reg_m[1]")
-        low, high, forbidden = cost_range(flat, module, ALONE)
+        low, high, forbidden = cost_range(flat, reg, module, ALONE)
         reference, mass = as_reference(reference, flat[:m], first_a, first_b, module)
         if rows.penalty == cols.penalty == "balanced":
             uneven = abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a

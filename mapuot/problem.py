@@ -21,6 +21,7 @@ from .penalties import F64, KINDS, dual_term, project
 from .ranks import ALONE, Ranks
 from .rows import Rows, row_blocks
 
+EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 
 
@@ -126,6 +127,11 @@ class Problem:
         reference = self.reference if isinstance(self.reference, str) else self.reference.T
         return dataclasses.replace(self, M=self.M.T, rows=self.cols, cols=self.rows, reference=reference)
 
+    def exponent_error(self, log_u: F64, log_v: F64) -> float:
+        """Relative plan error by the rounding of log u + log v - M / reg, from its largest terms."""
+        largest = (float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (log_u, log_v))
+        return EXPONENT_ROUNDING * float((self.M_max - self.M_min) / self.reg + self.ranks.max(sum(largest)))
+
     def check_reachable(self, dead_rows: Any, dead_cols: Any) -> None:
         """Raise where mass must be transported from or to a point whose every pair is forbidden (the masks)."""
         for side, dead in ((self.rows, dead_rows), (self.cols, dead_cols)):
@@ -161,7 +167,7 @@ class Problem:
         cols = as_side("b", weight_b, pair_penalty[1], pair_m[1], "reg_m[1]", ranks.cols)
         if rows.penalty == cols.penalty == "balanced":
             check_equal_masses(rows.mass, cols.mass)
-        low, high, infinite = cost_range(M, backend, ranks, threads)
+        low, high, infinite = cost_range(M, reg, backend, ranks, threads)
         reference, c_mass = as_reference(reference, M, weight_a, weight_b, backend, ranks, threads)
         return cls(M, rows, cols, reg, reference, low, high, infinite, c_mass)
 
@@ -178,7 +184,9 @@ def as_cost(M: Any, backend: ModuleType, ranks: Ranks = ALONE) -> Any:
     return M if isinstance(M, Rows) else as_real(M)
 
 
-def cost_range(M: Any, backend: ModuleType, ranks: Ranks, threads: int | None = None) -> tuple[float, float, bool]:
+def cost_range(
+    M: Any, reg: float, backend: ModuleType, ranks: Ranks, threads: int | None = None
+) -> tuple[float, float, bool]:
     """Smallest and largest finite cost, and whether some pair is forbidden."""
     low, high, bad, infinite = backend.extrema(M, threads)
     if bad:
@@ -188,6 +196,9 @@ def cost_range(M: Any, backend: ModuleType, ranks: Ranks, threads: int | None = 
     low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
     if not low <= high:
         raise InfeasibleError("M forbids every pair: all its entries are inf")
+    with np.errstate(over="ignore"):
+        if not np.isfinite(np.array([low, high, high - low]) / reg).all():
+            raise ValueError(f"reg must not be so small that M / reg overflows, got {reg} for M in [{low}, {high}]")
     return low, high, forbidden
 
 

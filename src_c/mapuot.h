@@ -78,6 +78,7 @@ typedef struct {
     double tol;                 /* stop when the certified relative plan error is at most tol; < 0: never */
     double tol_gap;             /* or when gap <= tol_gap |dual|; < 0: never */
     double storage_error;       /* relative rounding of K's entries, added to the certificate; in place once a pass */
+    double exponent_error;      /* plan error by the rounding of log u + log v - M / reg, added likewise */
     double flush;               /* entries of K below this were flushed to zero */
     double flush_tol;           /* relative mass that flushing may hide before K is rebuilt */
     double dual_constant;       /* reg * |c| + the dual terms of points left out */

@@ -58,6 +58,8 @@ REFUSED = [
     ({"reg": 0.0}, ValueError, "reg must be a positive finite number, got 0.0"),
     ({"reg": -1}, ValueError, "reg must be a positive finite number, got -1.0"),
     ({"reg": np.inf}, ValueError, "reg must be a positive finite number, got inf"),
+    ({"reg": 5e-324}, ValueError, "reg must not be so small that M / reg overflows, got 5e-324"),
+    ({"M": 1.7e308 * np.sign(CASE.M - np.median(CASE.M))}, ValueError, "reg must not be so small"),
     ({"reg": np.nan}, ValueError, "reg must be a positive finite number, got nan"),
     ({"reg": "big"}, TypeError, "reg must be a positive finite number, got 'big'"),
     ({"reg": None}, TypeError, "reg must be a positive finite number, got None"),

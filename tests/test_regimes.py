@@ -223,3 +223,18 @@ def test_points_too_weak_for_float32_go_on_in_float64():
     results = [mapuot.solve(M, None, None, 0.1, 0.1, method=method) for method in ("auto", "sinkhorn")]
     assert all(result.converged for result in results)
     assert relative_error(results[0].plan, results[1].plan) < 2e-6
+
+
+@pytest.mark.parametrize("reg", [1e-9, 1e-11, 1e-12, 1e-13, 1e-14])
+def test_bound_counts_the_rounding_of_the_exponent(backend, reg):
+    """The same problem in units three times as large: at 1e-12 of the costs' range, plans differ by 1e-3."""
+    rng = np.random.default_rng(5)
+    M, a, b = rng.random((6, 7)), rng.random(6), rng.random(7)
+    options = {"backend": backend, "precision": "float64", "max_passes": 1000}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+        one, two = mapuot.solve(M, a, b, reg, 1.0, **options), mapuot.solve(3 * M, a, b, 3 * reg, 3.0, **options)
+    assert relative_error(two.plan, one.plan) <= one.error_bound + two.error_bound
+    assert min(one.error_bound, two.error_bound) > 1e-16 / reg
+    assert not one.converged
+    assert not two.converged

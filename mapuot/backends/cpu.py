@@ -154,6 +154,7 @@ class Workspace:
                 )
             )  # fmt: skip
         self.alpha, self.beta = alpha, beta
+        state.exponent_error = problem.exponent_error(alpha, beta)
         state.alpha, state.beta = pointer(alpha), pointer(beta)
         with np.errstate(invalid="ignore"):
             self.set_side(problem.rows, self.row_side, alpha - la, out_u | dead_u)

@@ -15,7 +15,7 @@ from .. import penalties
 from .._core import ffi, lib
 from ..batch import SMALL_ENTRIES
 from ..penalties import F64
-from ..problem import Side
+from ..problem import EXPONENT_ROUNDING, Side
 from ..solve import PRECISIONS
 from . import Options
 from .cpu import FLUSH_LOG, ROUNDING, SAFE_SPREAD, STORAGE
@@ -81,6 +81,9 @@ class BatchWorkspace:
         state.translate = options.translate and None not in rates
         state.rho_u, state.rho_v = (1.0 if rho is None else rho for rho in rates)
         state.storage_error, state.flush = ROUNDING[dtype], math.exp(FLUSH_LOG[dtype])
+        reach = 0.0 if log_v is None else float(np.abs(log_v).max())
+        largest = (task.M_max - task.M_min + abs(task.M_min)) / task.reg + reach
+        state.exponent_error = EXPONENT_ROUNDING * largest
         state.flush_tol = max(1e-12, min(1e-8, options.tol / 100))
         state.best_dual, state.progress_dual, state.best_error, state.head = -math.inf, -math.inf, math.inf, -1
         log_a, log_b = task.log_reference

@@ -163,6 +163,8 @@ class Workspace:
         dead_u, dead_v = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
         alpha, beta = np.where(out_u | dead_u, -np.inf, alpha), np.where(out_v | dead_v, -np.inf, beta)
         self.build(alpha, beta)
+        # the device adds three times its storage error
+        self.state["storage_error"] = ROUNDING[self.dtype] + problem.exponent_error(alpha, beta) / 3
         with np.errstate(invalid="ignore"):
             self.d = np.where(out_u | dead_u, np.inf, alpha - la)
             e = np.where(out_v | dead_v, np.inf, beta - lb)

@@ -110,6 +110,7 @@ class Workspace:
         with np.errstate(divide="ignore", invalid="ignore"):
             distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
             error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
+            error += problem.exponent_error(log_u, log_v)
         if hard > self.options.allowed * mass:
             gap = np.inf
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
