@@ -36,7 +36,9 @@ def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float)
 
 def project(kind: str, log_x: F64, rho: F64, reg: float) -> F64:
     """Potentials put back into the domain of the dual: total variation has |f| <= rho, the others no bound."""
-    return np.clip(log_x, -rho / reg, rho / reg) if kind == "tv" else log_x
+    if kind != "tv":
+        return log_x
+    return np.where(np.isfinite(log_x), np.clip(log_x, -rho / reg, rho / reg), log_x)
 
 
 def divergence(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:

@@ -63,7 +63,7 @@ class Result:
         threads: int | None,
     ) -> None:
         self.problem, self._backend, self._threads = problem, backend, threads
-        self.log_u, self.log_v = potentials
+        self.log_u, self.log_v = problem.project(*potentials)  # sums of large numbers: beyond the end by rounding
         self._marginals = marginals
         self.trace, self.status = trace, status
         if problem.ranks.size > 1:  # what the ranks have to meet for, while they are together

@@ -175,6 +175,16 @@ def test_extrapolation_stays_where_the_dual_is_finite(backend):
         assert np.abs(result.g).max() <= 1.3 * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("reg_m", [1e-9, 1e-6, 1e-3])
+def test_rounding_leaves_the_dual_finite(backend, reg_m):
+    """Costs of 1e3 leave 1e-13 in a potential: more than its bound is known to."""
+    case = clouds(30, 20, reg_m=reg_m, penalty="tv")
+    case = case.replace(M=1e3 * case.M, reg=30.0, a=1e3 * case.a, b=1e3 * case.b)
+    for result in (case.solve(backend=backend), solve_as_batch(case, backend=backend)):
+        np.testing.assert_allclose(result.dual, result.objective, rtol=1e-6)
+        verify(result, case, "mixed")
+
+
 @pytest.mark.parametrize("kind", ["balanced", "columns", "range", "mixed"])
 def test_tol_gap_waits_for_hard_columns(backend, kind):
     """A gap of columns that are not what they must be is none."""
