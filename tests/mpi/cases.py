@@ -329,10 +329,10 @@ def case_one_bad_block():
 def case_bad_for_all():
     case = block(clouds(33, 21))
     refused(ValueError, "reg must be a positive finite number", case.replace(reg=-1.0))
-    refused(ValueError, "a must have positive mass", case.replace(a=0 * case.a))
+    refused(ValueError, "a must have positive, finite mass", case.replace(a=0 * case.a))
     refused(ValueError, "M must be a non-empty matrix (m, n), got shape (0, 21)", case.replace(M=case.M[:0], a=None))
     refused(mapuot.InfeasibleError, "equal masses", case.replace(a=2 * case.a, reg_m=np.inf))
-    hard = case.replace(M=np.full_like(case.M, np.inf), reg_m=(1.0, np.inf))
+    hard = case.replace(M=np.where(np.arange(21) == 0, np.inf, case.M), reg_m=(1.0, np.inf))
     refused(mapuot.InfeasibleError, "M forbids every pair of b[0]", hard)
     refused(ValueError, "split must be 'rows', 'grid', 'auto'", case, split="columns")
     refused(ValueError, f"R * C = {SIZE} ranks", case, split=(SIZE, SIZE + 1))
