@@ -276,6 +276,13 @@ class BatchResult(Sequence[Result]):
             f"error_bound <= {self.error_bound.max():.1e}>"
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: the backend by its name."""
+        return {**vars(self), "_backend": self._backend.__name__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _backend=import_module(state["_backend"]))
+
     def __len__(self) -> int:
         return len(self.log_u)
 

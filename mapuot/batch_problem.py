@@ -22,6 +22,7 @@ from .problem import (
     as_reference,
     as_side,
     cost_range,
+    refuse_mask,
 )
 from .ranks import ALONE
 
@@ -100,6 +101,7 @@ class BatchProblem:
 
 def as_costs(M: Any, module: ModuleType) -> Any:
     """M as (m, n) or, with C-contiguous problems, (p, m, n), in a dtype that the core reads."""
+    refuse_mask(M, "M")
     M = module.asarray(M)
     if M.ndim != 3:
         if M.ndim != 2:
@@ -124,6 +126,7 @@ def as_weights(value: Any, p: int, length: int, name: str, module: ModuleType, x
     """(p, length) float64 weights in xp's memory, and their (p,) masses; one vector serves all, None is uniform."""
     if value is None:
         return xp.full((p, length), 1.0 / length), np.ones(p)
+    refuse_mask(value, name)
     array = module.asarray(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")

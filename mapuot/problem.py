@@ -173,6 +173,7 @@ class Problem:
 
 
 def as_cost(M: Any, backend: ModuleType, ranks: Ranks = ALONE) -> Any:
+    refuse_mask(M, "M")
     whole = getattr(backend, "WHOLE", False)
     if whole and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
@@ -202,6 +203,11 @@ def cost_range(
     return low, high, forbidden
 
 
+def refuse_mask(value: Any, name: str) -> None:
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
+
+
 def as_real(M: Any) -> Any:
     """M itself where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
     if M.dtype.name not in ("float32", "float64"):
@@ -210,9 +216,16 @@ def as_real(M: Any) -> Any:
     return M if whole and M.dtype.isnative else M.astype(M.dtype.newbyteorder("="), copy=True)
 
 
+def as_float(value: Any) -> float:
+    """float(value), but TypeError for text."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError("a number must not be text")
+    return float(value)
+
+
 def as_positive(value: Any, name: str) -> float:
     try:
-        number = float(value)
+        number = as_float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be a positive finite number, got {value!r}") from error
     if not (np.isfinite(number) and number > 0):
@@ -221,6 +234,7 @@ def as_positive(value: Any, name: str) -> float:
 
 
 def as_vector(value: Any, length: int, name: str) -> F64:
+    refuse_mask(value, name)
     array = np.asarray(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
@@ -231,6 +245,7 @@ def as_vector(value: Any, length: int, name: str) -> F64:
 
 def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
     """A marginal: finite, >= 0, some mass; None or empty means uniform of mass 1, as in POT."""
+    refuse_mask(value, name)
     uniform = value is None or (hasattr(value, "__len__") and len(value) == 0)
     if ranks.max(length > 0 and uniform):
         ranks.same(**{name + " is None": uniform or length == 0})
@@ -264,8 +279,8 @@ def as_pair(value: Any, name: str) -> tuple[Any, Any]:
 
 
 def as_penalties(value: Any) -> tuple[str, str]:
-    pair = (value, value) if isinstance(value, str) else tuple(value)
-    if len(pair) != 2 or any(p not in KINDS for p in pair):
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2 or any(not isinstance(p, str) or p not in KINDS for p in pair):
         raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {value!r}")
     return pair
 
@@ -276,7 +291,7 @@ def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: 
         return Side(side, weight, penalty, np.full(len(weight), np.inf), ranks=ranks)
     if np.ndim(reg_m) == 0:
         try:
-            rho = np.full(len(weight), float(reg_m))
+            rho = np.full(len(weight), as_float(reg_m))
         except (TypeError, ValueError) as error:
             raise TypeError(f"{name} must be a positive number, inf, or one per point, got {reg_m!r}") from error
     else:
@@ -304,6 +319,7 @@ def as_reference(
         if value == "uniform":
             return value, float(ranks.rows.sum(M.shape[0]) * ranks.cols.sum(M.shape[1]))
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
+    refuse_mask(value, "reference")
     c = value if isinstance(value, Rows) and isinstance(M, Rows) else backend.asarray(value)
     if c.dtype.kind not in "fiu":
         raise TypeError(f"reference must hold real numbers, got dtype {c.dtype}")
@@ -311,8 +327,9 @@ def as_reference(
         raise ValueError(f"reference must have M's shape {M.shape}, got {c.shape}")
     c = c if isinstance(c, Rows) else as_real(c)
     low, high, bad, infinite = backend.extrema(c, threads)
+    odd = f" and {bad + infinite} entries that are not finite" if bad or infinite else ""
     if bad or infinite or low < 0 or not ranks.max(high) > 0:
-        raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]")
+        raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]{odd}")
     return c, float(ranks.sum(sum(float(block.sum(dtype="float64")) for _, _, block, _ in row_blocks(c))))
 
 
@@ -324,4 +341,6 @@ def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
     X = X.astype(np.float64, copy=False)
     if X.ndim not in (1, 2) or X.shape[0] != length:
         raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
+    if X.ndim == 2 and X.shape[1] == 0:
+        raise ValueError(f"{name} must have a column, got shape {X.shape}")
     return (X[:, None], True) if X.ndim == 1 else (X, False)

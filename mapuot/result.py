@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from importlib import import_module
@@ -13,6 +14,7 @@ from scipy import sparse
 
 from . import penalties
 from .backends import PlanStream, Stats
+from .errors import ConvergenceWarning
 from .penalties import F64
 from .problem import Problem
 
@@ -240,3 +242,25 @@ class Result:
         """The entries of the plan that are > threshold (units of mass), as a SciPy CSR array."""
         parts = [sparse.csr_array(np.where(block > threshold, block, 0)) for _, block in self._blocks()]
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
+
+
+def warn_not_converged(result: Result, tol: float, precision: str) -> None:
+    """The ConvergenceWarning of a solve in this storage; on one of several ranks, of its own rows."""
+    sides = (result.problem.rows, result.row_marginal), (result.problem.cols, result.col_marginal)
+    missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
+    stalled = "rounding allows no better: ask for a larger tol" + " or precision='float64'" * (precision != "float64")
+    longer = "raise max_passes, reg or tol"
+    if missed > 1e-6 * result.mass:
+        stalled = f"hard marginals are missed by {missed:.1e}: they may be infeasible where M forbids pairs"
+        longer += f"; {stalled}" * result.problem.forbidden
+    cure = {
+        "max_passes": longer,
+        "stalled": stalled,
+        "underflow": "the plan is below the range of float64: raise reg or reg_m, lower M, or scale a and b up",
+    }.get(result.status, "rescale M or raise reg")
+    warnings.warn(
+        f"not converged ({result.status}) after {result.n_passes} passes: certified relative plan error "
+        f"{result.error_bound:.2e} > tol {tol:.2e}; {cure}",
+        ConvergenceWarning,
+        stacklevel=3,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from types import ModuleType
@@ -15,12 +14,11 @@ import numpy as np
 from tqdm import tqdm
 
 from .backends import Options, Stats, Workspace, closing, pick
-from .errors import ConvergenceWarning
 from .files import Checkpoint
 from .penalties import F64
 from .problem import Problem, as_pair, as_positive
 from .ranks import ALONE, Ranks, join, process_grid
-from .result import Result
+from .result import Result, warn_not_converged
 from .rows import Rows, kind_of, opened, rows_of
 
 METHODS = {  # name: (translation, Anderson memory, in place)
@@ -34,6 +32,7 @@ MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts
 SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
 COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
+MOST_THREADS = 4096  # more than any host has cores
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
 FAILED = ("not finite", "underflow")  # a warm start that ends so is dropped
 QUICK_ENTRIES = 1 << 20  # a pass over so many takes less than a millisecond
@@ -144,6 +143,8 @@ def solve(
             raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
         if precision not in ("auto", *PRECISIONS):
             raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
+        if callback is not None and not callable(callback):
+            raise TypeError(f"callback must be callable, got {callback!r}")
         module = pick(backend, M, a, b)
         ranks.place(module.__name__, M, a, b)
         M = opened(M)
@@ -159,7 +160,7 @@ def solve(
         ranks.cols.same(a=a, **{"reg_m[0]": rho[0], "reg_m[1]": "one a column" if np.ndim(rho[1]) else rho[1]})
         M = rows_of(M, a, b, ranks)
         reference = rows_of(reference, a, b, ranks) if isinstance(reference, Rows) else reference
-        threads = None if threads is None else as_count(threads, "threads")
+        threads = None if threads is None else as_count(threads, "threads", MOST_THREADS)
         problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
         options = make_options(method, precision, tol, tol_gap, ranks.threads(threads, problem.M.size))
         start = start_potentials(warm_start, problem)
@@ -167,7 +168,7 @@ def solve(
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = run.solve(problem, options, start, escalate=precision == "auto")
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
-        warn_not_converged(result, tol)
+        warn_not_converged(result, tol, options.precision if precision != "auto" else "float64")
     return result
 
 
@@ -192,13 +193,15 @@ def make_options(method: str, precision: str, tol: Any, tol_gap: Any, threads: A
         precision = "mixed" if tol >= MIXED_TOL and not in_place else "float64"  # a plan is rounded in every pass
     if in_place and precision == "bfloat16":
         raise ValueError("precision 'bfloat16' cannot hold the in-place plan of method 'map-uot'")
-    threads = None if threads is None else as_count(threads, "threads")
+    threads = None if threads is None else as_count(threads, "threads", MOST_THREADS)
     return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, threads)
 
 
-def as_count(value: Any, name: str) -> int:
+def as_count(value: Any, name: str, most: float = math.inf) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
     return int(value)
 
 
@@ -361,20 +364,6 @@ def reg_steps(problem: Problem, options: Options, warm: bool) -> list[float]:
         return []
     count = math.ceil(math.log(SCALING_BELOW * spread / problem.reg, SCALING_STEP))
     return [problem.reg * SCALING_STEP**k for k in range(count, 0, -1)]
-
-
-def warn_not_converged(result: Result, tol: float) -> None:
-    cure = {
-        "max_passes": "raise max_passes, reg or tol",
-        "stalled": "rounding allows no better: ask for precision='float64' or a larger tol",
-        "underflow": "the plan is below the range of float64: raise reg or reg_m, lower M, or scale a and b up",
-    }.get(result.status, "rescale M or raise reg")
-    warnings.warn(
-        f"not converged ({result.status}) after {result.n_passes} passes: certified relative plan error "
-        f"{result.error_bound:.2e} > tol {tol:.2e}; {cure}",
-        ConvergenceWarning,
-        stacklevel=3,
-    )
 
 
 def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **options: Any) -> Iterator[Result]:

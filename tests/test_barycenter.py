@@ -308,6 +308,8 @@ def test_mm_bad_arguments():
         ({"reg_m": np.inf}, ValueError, r"reg_m\[0\] must be"),
         ({"reg": -1}, ValueError, "reg must be"),
         ({"G0": np.ones((2, 2))}, ValueError, "G0 must have M's shape"),
+        ({"G0": np.nan * M}, ValueError, "G0 must be finite and >= 0"),
+        ({"G0": -1 - M}, ValueError, "G0 must be finite and >= 0"),
         ({"M": np.full((9, 12), np.inf)}, ValueError, "M must be finite"),
         ({"returnCost": "foo"}, ValueError, "Unknown returnCost = 'foo'"),
         ({"foo": 1}, TypeError, "foo"),

@@ -1,5 +1,7 @@
 """solve_batch: every problem is the answer of `solve`, certified, in any company; odd problems are solved alone."""
 
+import pickle
+
 import numpy as np
 import problems
 import pytest
@@ -148,6 +150,14 @@ def test_one_vector_serves_all():
     assert len(solve_batch(M, None, None, 0.05, 1.0)) == 1
     reference = solve_batch(M, A[1], B, 0.05, 1.0, backend="reference")
     assert_allclose(result.objective, reference.objective, rtol=1e-9)
+
+
+def test_result_can_be_pickled(backend):
+    M, A, B = histograms()
+    result = solve_batch(M, A, B, 0.05, 1.0, backend=backend)
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(again.log_u, result.log_u)
+    np.testing.assert_array_equal(again.plan(1), result.plan(1))
 
 
 def test_bad_arguments():

@@ -62,6 +62,14 @@ REFUSED = [
     ({"M": 1.7e308 * np.sign(CASE.M - np.median(CASE.M))}, ValueError, "reg must not be so small"),
     ({"reg": np.nan}, ValueError, "reg must be a positive finite number, got nan"),
     ({"reg": "big"}, TypeError, "reg must be a positive finite number, got 'big'"),
+    ({"reg": "0.1"}, TypeError, "reg must be a positive finite number, got '0.1'"),
+    ({"reg_m": "1"}, TypeError, "reg_m[0] must be a positive number, inf, or one per point, got '1'"),
+    ({"penalty": None}, ValueError, "penalty must be one of"),
+    ({"callback": 3}, TypeError, "callback must be callable, got 3"),
+    ({"threads": 10**12}, ValueError, "threads must be at most 4096"),
+    ({"M": np.ma.masked_greater(CASE.M, np.median(CASE.M))}, ValueError, "M must not be masked"),
+    ({"a": np.ma.array(CASE.a, mask=[1, 0, 0, 0])}, ValueError, "a must not be masked"),
+    ({"reference": changed(CASE.M, np.inf)}, ValueError, "and 1 entries that are not finite"),
     ({"reg": None}, TypeError, "reg must be a positive finite number, got None"),
     ({"reg": 1j}, TypeError, "reg must be a positive finite number, got 1j"),
     ({"reg": [0.1, 0.2]}, TypeError, "reg must be a positive finite number, got [0.1, 0.2]"),
@@ -240,3 +248,27 @@ def test_arguments_are_left_alone():
     for x, y in zip((case.M, case.a, case.b, *case.reg_m), copies, strict=True):
         np.testing.assert_array_equal(x, y)
     np.testing.assert_array_equal(result.log_u, start[0])
+
+
+def test_products_need_a_column(backend):
+    result = call(backend=backend)
+    for product, length, name in ((result.apply, 5, "X"), (result.apply_transpose, 4, "Y")):
+        with pytest.raises(ValueError, match=f"{name} must have a column"):
+            product(np.ones((length, 0)))
+
+
+def test_masked_arrays_without_a_mask_are_arrays():
+    np.testing.assert_array_equal(call(M=np.ma.array(CASE.M)).plan, call().plan)
+
+
+def test_cure_fits_the_cause():
+    with pytest.warns(mapuot.ConvergenceWarning) as told:
+        call(tol=1e-300)
+    assert "float64" not in str(told[0].message)
+    with pytest.warns(mapuot.ConvergenceWarning, match="precision='float64'"):
+        call(tol=1e-300, precision="bfloat16", max_passes=3000)
+    M = CASE.M.copy()
+    M[:2, :3], M[2:, 3:] = np.inf, np.inf  # two blocks of unequal masses
+    for method in ("auto", "sinkhorn"):
+        with pytest.warns(mapuot.ConvergenceWarning, match="may be infeasible"):
+            mapuot.solve(M, None, None, 0.1, np.inf, method=method, max_passes=3000)

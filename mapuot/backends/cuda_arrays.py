@@ -77,4 +77,6 @@ def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:
     X = cp.asarray(asarray(X), dtype=np.float64)
     if X.ndim not in (1, 2) or X.shape[0] != length:
         raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
+    if X.ndim == 2 and X.shape[1] == 0:
+        raise ValueError(f"{name} must have a column, got shape {X.shape}")
     return cp.ascontiguousarray(X[:, None] if X.ndim == 1 else X), X.ndim == 1

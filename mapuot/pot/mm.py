@@ -99,6 +99,8 @@ def mm_unbalanced(
     start = np.outer(problem.a, problem.b) if G0 is None else np.asarray(take(G0, "G0"))
     if start.shape != problem.M.shape:
         raise ValueError(f"G0 must have M's shape {problem.M.shape}, got {start.shape}")
+    if not (np.isfinite(start).all() and (start >= 0).all()):
+        raise ValueError("G0 must be finite and >= 0")
     plan = np.array(start, dtype=problem.M.dtype, order="C")
     err = minimise(problem, plan, as_count(numItermax, "numItermax"), stopThr, verbose)
     answer = give(plan, M)
