@@ -256,7 +256,7 @@ def warn_not_converged(result: Result, tol: float, precision: str) -> None:
     cure = {
         "max_passes": longer,
         "stalled": stalled,
-        "underflow": "the plan is below the range of float64: raise reg or reg_m, lower M, or scale a and b up",
+        "underflow": "the plan leaves the range of float64: raise reg or reg_m, bring M nearer 0, or rescale a and b",
     }.get(result.status, "rescale M or raise reg")
     warnings.warn(
         f"not converged ({result.status}) after {result.n_passes} passes: certified relative plan error "

@@ -225,7 +225,8 @@ static void certify(const mapuot_state *state, const mapuot_finish *finish, mapu
         stats->dual = -INFINITY; /* a row that is in use counted as unreached: this is no dual value */
     stats->gap = sums[SUM_HARD] > allowed * stats->mass ? INFINITY : sums[SUM_GAP];
     stats->error = plan_error(sums[SUM_GAP] / (state->reg * stats->mass)) + sums[SUM_HARD] / stats->mass +
-                   storage_error(state, state->since_absorb) + state->exponent_error + stats->lost;
+                   storage_error(state, state->since_absorb) + state->exponent_error + stats->lost +
+                   4.5e-16 * fabs(state->shift); /* log u and log v hold it: 4 roundings */
 }
 
 /* step 2: the certificate; the guard, then the differences of a step that it lets pass */

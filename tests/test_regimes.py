@@ -238,3 +238,14 @@ def test_bound_counts_the_rounding_of_the_exponent(backend, reg):
     assert min(one.error_bound, two.error_bound) > 1e-16 / reg
     assert not one.converged
     assert not two.converged
+
+
+def test_bound_counts_the_rounding_of_far_potentials(backend):
+    """Unequal masses at a huge reg_m: log u and log v are 3e10 and cancel but for rounding."""
+    M, a, b = SMALL
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+        result = mapuot.solve(M, a, 2 * b, 0.1, 1e10, backend=backend, max_passes=1000)
+    assert np.abs(result.log_u).min() > 1e9
+    assert not result.converged
+    assert abs(result.plan.sum() - result.mass) <= result.error_bound * result.mass
