@@ -35,7 +35,7 @@ def module_of(name: str) -> object:
 
 def run_part(name: str, args: argparse.Namespace) -> None:
     print(f"== {name}: {PARTS[name]}", flush=True)
-    if name == "batch" and args.device == "gpu":
+    if name == "batch" and (args.device or device()) == "gpu":
         name = "batch_gpu"
     module = module_of(name)
     begin = time.perf_counter()
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     common_options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
     cores = len(os.sched_getaffinity(0))
     common_options.add_argument("--threads", type=int, default=cores, help="most threads used (default: %(default)s)")
-    common_options.add_argument("--device", choices=("cpu", "gpu"), default=device(), help="for batch (%(default)s)")
+    common_options.add_argument("--device", choices=("cpu", "gpu"), help="for batch (default: gpu where there is one)")
     common_options.add_argument("--out", type=Path, default=common.RESULTS, help="folder of JSON and PNG")
     for name, text in {**PARTS, "all": "every part of the CPU"}.items():
         commands.add_parser(name, help=text, parents=[common_options])

@@ -248,13 +248,11 @@ def plot(data: dict[str, Any], path: Path) -> None:
             axis.plot(counts, [one["median"][key] for one in jobs], "o", label="measured")
             if key == "strong speed-up":
                 axis.plot(m["ranks"], m["ranks"], ":", color="gray", label="ideal")
+            weak = key == "weak efficiency"
             axis.set(xscale="log", xlabel=f"{unit} (log)", ylabel=label)
+            axis.set(**({"ylim": (0, 1.1)} if weak else {"yscale": "log"}))
             axis.set_title(title, fontsize=9)
-            if key == "weak efficiency":
-                axis.set(ylim=(0, 1.1))
-            else:
-                axis.set(yscale="log")
-            axis.legend(loc="lower left" if key == "weak efficiency" else "upper left")
+            axis.legend(loc="lower left" if weak else "upper left")
         device = data.get("device") or f"{data['machine']['cpu']}, cores that share the memory"
         text = f"{device}, one host; beyond {max(counts)} {unit} a model, where each has a memory of its own"
         axes[0, 0].figure.suptitle(text, fontsize=10)

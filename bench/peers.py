@@ -18,6 +18,8 @@ import numpy as np
 import mapuot
 from mapuot import penalties
 
+from . import common
+
 CAP = 5000
 SAMPLE, PATIENCE = 500, 20.0
 OTHERS_UP_TO = 500  # points a side
@@ -39,12 +41,6 @@ def certify_marginals(r: Any, s: Any, log_u: Any, log_v: Any, a: Any, b: Any, re
         gap += float(penalties.gap_term("kl", reg * log_x, marginal, t, np.full(len(t), rho), None).sum())
     d = max(gap, 0.0) / (reg * mass)
     return d / 3 + math.sqrt(2 * d + d * d / 9)
-
-
-def timed(call: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
 
 
 def pot_solve(name: str, problem: tuple[Any, ...], iterations: int, log: bool = False) -> Any:
@@ -73,7 +69,7 @@ def pot_iterations(name: str, problem: tuple[Any, ...], tol: float, threads: int
     iterations = twin.n_passes
     _, a, b, reg, rho = problem
     if iterations == CAP and not twin.converged:
-        one, many = (timed(lambda k=k: pot_solve(name, problem, k)) for k in (1, 1 + SAMPLE))
+        one, many = (common.sample(lambda k=k: pot_solve(name, problem, k), 1) for k in (1, 1 + SAMPLE))
         seconds = one + (CAP - 1) * (many - one) / SAMPLE
         if seconds > PATIENCE:
             error = twin.error_bound

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .common import ROOT
+from .peers import POT_METHODS
+from .solve import SMALL
 
-PEERS, SMALL = ("POT", "POT, translation-invariant"), 500
 SIZES = [(1024, 1024), (2048, 2048), (8192, 8192), (10240, 10240), (65536, 1024)]
 
 
@@ -38,20 +39,8 @@ def pass_table(data: dict[str, Any]) -> str:
         over = [f"{r[key]['fused']['of_minima']:.1f}" for key in ("speedup", "over_four_sweeps")]
         rows.append([f"{r['m']} x {r['n']}", r["dtype"], r["threads"], f"{r['read_GBps']:.0f}", part["fused"],
                      part.get("narrow", ""), part["full"], part["in place"], part["POT"], *over])  # fmt: skip
-    header = [
-        "size",
-        "K",
-        "threads",
-        "read GB/s",
-        "pass",
-        "narrow",
-        "full",
-        "in place",
-        "POT",
-        "x POT",
-        "x four sweeps",
-    ]
-    return f"{machine(data)}:\n\n" + table(header, rows)
+    names = "size,K,threads,read GB/s,pass,narrow,full,in place,POT,x POT,x four sweeps"
+    return f"{machine(data)}:\n\n" + table(names.split(","), rows)
 
 
 def milliseconds(seconds: dict[str, float]) -> str:
@@ -65,7 +54,7 @@ def solve_table(data: dict[str, Any]) -> str:
         if r["n"] != largest:
             continue
         cells = [r["reg"], r["rho"], r["passes"], milliseconds(r["seconds"]["mapuot"])]
-        for name in PEERS:
+        for name in POT_METHODS:
             mark = "" if r[name]["reached"] else " (not there)"
             cells += [f"{r[name]['iterations']}{mark}", milliseconds(r["seconds"][name])]
             cells.append(f"{r['speedup'][name]['min']:.1f}")
@@ -73,8 +62,8 @@ def solve_table(data: dict[str, Any]) -> str:
     header = ["reg", "reg_m", "passes", "ms", "POT: iterations", "ms", "x", "translation-invariant", "ms", "x"]
     text = [f"{machine(data)}, n = {largest}:", table(header, rows), "Geometric means of the speed-up:"]
     for size, found in data["geometric_mean_speedup"].items():
-        sizes = sorted({r["n"] for r in data["solves"] if (r["n"] <= SMALL) == (size == "small")})
-        text[-1] += f" n = {' and '.join(map(str, sizes))}: {found[PEERS[0]]:.1f} and {found[PEERS[1]]:.1f};"
+        sizes = sorted({r["n"] for r in data["solves"] if (r["n"] in SMALL) == (size == "small")})
+        text[-1] += f" n = {' and '.join(map(str, sizes))}: {' and '.join(f'{found[k]:.1f}' for k in POT_METHODS)};"
     text[-1] = text[-1][:-1] + "."
     return "\n\n".join(text)
 
