@@ -156,7 +156,6 @@ class Problem:
         threads: int | None = None,
     ) -> Problem:
         M = as_cost(M, backend, ranks)
-        threads = ranks.threads(threads, M.size)
         reg = as_positive(reg, "reg")
         m, n = M.shape
         ranks.cols.same(**{"the number of rows of M": m})

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from .backends import Options, Stats, Workspace, closing, pick
 from .files import Checkpoint
 from .penalties import F64
-from .problem import Problem, as_pair, as_positive
+from .problem import Problem, as_cost, as_pair, as_positive
 from .ranks import ALONE, Ranks, join, process_grid
 from .result import Result, warn_not_converged
 from .rows import Rows, kind_of, opened, rows_of
@@ -158,11 +158,11 @@ def solve(
         rho = as_pair(reg_m, "reg_m")
         ranks.rows.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho[0]) else rho[0], "reg_m[1]": rho[1]})
         ranks.cols.same(a=a, **{"reg_m[0]": rho[0], "reg_m[1]": "one a column" if np.ndim(rho[1]) else rho[1]})
-        M = rows_of(M, a, b, ranks)
+        M = as_cost(rows_of(M, a, b, ranks), module, ranks)
         reference = rows_of(reference, a, b, ranks) if isinstance(reference, Rows) else reference
-        threads = None if threads is None else as_count(threads, "threads", MOST_THREADS)
+        threads = ranks.threads(None if threads is None else as_count(threads, "threads", MOST_THREADS), M.size)
         problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
-        options = make_options(method, precision, tol, tol_gap, ranks.threads(threads, problem.M.size))
+        options = make_options(method, precision, tol, tol_gap, threads)
         start = start_potentials(warm_start, problem)
         ranks.rows.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
