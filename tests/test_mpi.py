@@ -14,16 +14,16 @@ from launch import HERE, environment, finish, launcher, run, start
 
 from mapuot.ranks import own_block, process_grid
 
-CASES, GRID_CASES = (
+CASES, ERROR_CASES, GRID_CASES = (
     [
         line[9:].partition("(")[0] for line in (HERE / "mpi" / program).read_text().splitlines()
         if line.startswith("def case_")
     ]
-    for program in ("cases.py", "grid_cases.py")
+    for program in ("cases.py", "error_cases.py", "grid_cases.py")
 )  # fmt: skip
-FEW = ["shapes", "uneven_and_empty_blocks", "one_bad_block"]
 RUNS = [("cases.py", size, case) for size in (1, 2, 3, 4) for case in CASES]
-RUNS += [("cases.py", 7, case) for case in FEW]
+RUNS += [("error_cases.py", size, case) for size in (1, 2, 3, 4) for case in ERROR_CASES]
+RUNS += [("cases.py", 7, "shapes"), ("cases.py", 7, "uneven_and_empty_blocks"), ("error_cases.py", 7, "one_bad_block")]
 RUNS += [("grid_cases.py", 4, case) for case in GRID_CASES] + [("grid_cases.py", size, "shapes") for size in (2, 3, 6)]
 RUNS += [("grid_cases.py", 6, "one_bad_block")]
 PROGRAM = """

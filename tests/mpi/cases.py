@@ -1,103 +1,29 @@
-"""What the ranks of a communicator must do together; run by tests/test_mpi.py as ``mpiexec -n P python cases.py``.
+"""Rows over ranks: the answer of one process; run by tests/test_mpi.py as ``mpiexec -n P python cases.py``."""
 
-Each function named ``case_*`` runs on every rank; the last line of rank 0 is a JSON object of the failures by name.
-"""
-
-import functools
-import json
 import os
-import sys
 import tempfile
-import time
-import traceback
 import warnings
 from pathlib import Path
 
+import fake_cupy
 import numpy as np
 import pytest
-from mpi4py import MPI
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-import fake_cupy
-from problems import clouds, with_forbidden, with_zeros
+from common import (
+    COMM, FLOAT64, RANK, SIZE, block, bounds, check_forbidden, check_penalties, check_references, compare, main,
+    same_everywhere,
+)  # fmt: skip
+from problems import clouds
 
 import mapuot
 from mapuot.backends.native import SERIAL_ENTRIES
 from mapuot.ranks import join, own_rows
 from mapuot.solve import QUICK_ENTRIES
 
-COMM = MPI.COMM_WORLD
-RANK, SIZE = COMM.rank, COMM.size
-FLOAT64 = {"precision": "float64", "tol": 1e-12}
-
-
-def bounds(m, split="even"):
-    """The rows of this rank: as the library splits them, or all but a few on the last rank."""
-    if split == "even":
-        return own_rows(m, RANK, SIZE)
-    ends = [0, *(min(3 * (r // 2), m) for r in range(1, SIZE)), m]
-    return ends[RANK], ends[RANK + 1]
-
-
-def block(case, split="even"):
-    """The same problem with the own rows only."""
-    i0, i1 = bounds(len(case.a), split)
-    rho = case.reg_m
-    if isinstance(rho, tuple) and np.ndim(rho[0]) == 1:
-        rho = (rho[0][i0:i1], rho[1])
-    c = case.reference if isinstance(case.reference, str) else case.reference[i0:i1]
-    return case.replace(M=case.M[i0:i1], a=case.a[i0:i1], reg_m=rho, reference=c)
-
 
 def both(case, split="even", **options):
     """(the Result over all ranks, that of one process)."""
     options = options or FLOAT64
     return block(case, split).solve(comm=COMM, **options), case.solve(**options)
-
-
-def same_everywhere(*arrays, among=0):
-    """The same bits on all ranks with the same ``among``."""
-    data = b"".join(np.ascontiguousarray(x).tobytes() for x in arrays)
-    found = COMM.allgather((among, data))
-    assert len(set(found)) == len({key for key, _ in found}), "the ranks differ"
-
-
-def compare(result, one, i0, i1, tol=1e-12, passes=1, columns=(0, None)):
-    """Every member of a distributed Result against that of one process."""
-    assert result.status == one.status
-    assert abs(result.n_passes - one.n_passes) <= passes, (result.n_passes, one.n_passes)
-    own = slice(*columns)
-    same_everywhere([s.error for s in result.trace], [result.objective, result.dual, result.mass])
-    same_everywhere(result.log_v, among=columns)
-    same_everywhere(result.log_u, among=(i0, i1))
-    np.testing.assert_allclose(result.log_u, one.log_u[i0:i1], atol=tol, rtol=tol)
-    np.testing.assert_allclose(result.log_v, one.log_v[own], atol=tol, rtol=tol)
-    close = functools.partial(np.testing.assert_allclose, rtol=100 * tol, atol=tol)
-    close(result.plan, one.plan[i0:i1, own])
-    close(result.rows(0, i1 - i0), one.plan[i0:i1, own])
-    close(result.row_marginal, one.row_marginal[i0:i1])
-    close(result.col_marginal, one.col_marginal[own])
-    for name in ("mass", "cost", "objective", "dual"):
-        close(getattr(result, name), getattr(one, name), err_msg=name)
-    close(result.trace[0].residual, one.trace[0].residual)
-    for name in ("mass", "dual"):
-        close(getattr(result.trace[-1], name), getattr(result, name), err_msg="last pass: " + name)
-    X, Y = np.random.default_rng(0).random((len(one.log_v), 2)), np.arange(len(one.log_u), dtype=float)
-    close(result.apply(X[own]), one.apply(X)[i0:i1])
-    close(result.apply_transpose(Y[i0:i1]), one.apply_transpose(Y)[own])
-    close(result.barycentric_map(X[own]), one.barycentric_map(X)[i0:i1])
-    index, value = result.top_k(min(3, X.shape[0]))
-    close(value, one.top_k(min(3, X.shape[0]))[1][i0:i1])
-    close(np.take_along_axis(one.plan[i0:i1], index, 1), value)
-    for root in {0, SIZE - 1}:
-        whole = (
-            result.gather_plan(root), result.gather(result.log_u, root), result.gather(result.log_v, root, "cols")
-        )  # fmt: skip
-        if root == RANK:
-            for found, wanted in zip(whole, (one.plan, one.log_u, one.log_v), strict=True):
-                close(found, wanted)
-        else:
-            assert whole == (None, None, None)
 
 
 def check(case, split="even", within=1e-12, passes=1, **options):
@@ -129,13 +55,7 @@ def case_blocks_that_differ_by_a_row():
 
 
 def case_penalties():
-    for reg_m in [(1.0, 5.0), np.inf, (np.inf, 1.0), 100.0]:
-        check(clouds(33, 21, reg_m=reg_m))
-    check(clouds(33, 21, penalty="l2", reg_m=2.0))
-    for penalty, reg_m in (("tv", 0.2), ("range", 0.3)):
-        check(
-            clouds(33, 21, penalty=penalty, reg_m=reg_m), within=1e-8, passes=1000, precision="float64", tol_gap=1e-10
-        )
+    check_penalties(check)
 
 
 def case_only_the_columns_balanced():
@@ -158,24 +78,14 @@ def case_one_rho_a_row():
 
 
 def case_references():
-    case = clouds(33, 21)
-    c = np.random.default_rng(1).random((33, 21)) + 0.1
-    c[::5, ::3] = 0.0
-    c[: own_rows(33, 0, SIZE)[1] // 2] = 0.0  # whole rows without reference mass
-    check(case.replace(reference="uniform"))
-    check(case.replace(reference=c))
+    check_references(check)
 
 
 def case_zeros_and_forbidden_pairs():
-    check(with_zeros(clouds(33, 21)))
-    check(with_forbidden(clouds(33, 21)))
+    check_forbidden(check)
     case = clouds(33, 21)
     case.a[: own_rows(33, 0, SIZE)[1] - (SIZE == 1)] = 0.0  # no mass on rank 0
     check(case)
-    M = clouds(33, 21).M
-    M[:, 4] = np.inf  # a column and a row that nothing reaches
-    M[7] = np.inf
-    check(clouds(33, 21).replace(M=M))
 
 
 def case_small_reg():
@@ -287,151 +197,6 @@ def case_device_sums():
             device_sum(comm, device=RANK)
     del os.environ["MAPUOT_CUDA_MPI"]
     comm.Free()
-
-
-# ---- errors ----
-
-
-def refused(kind, text, case, **options):
-    """The same error on every rank."""
-    try:
-        case.solve(comm=COMM, **options)
-    except kind as error:
-        message = str(error)
-    else:
-        message = "nothing raised"
-    assert text in message, message
-    same_everywhere(np.frombuffer(message.encode(), np.uint8))
-
-
-def case_one_bad_block():
-    last = SIZE - 1
-    name = f"rank {last}: " if SIZE > 1 else ""
-    case = block(clouds(33, 21))
-
-    def spoil(array, value):
-        array = array.copy()
-        if last == RANK:
-            array.flat[-1] = value
-        return array
-
-    refused(ValueError, name + "M must not hold NaN", case.replace(M=spoil(case.M, np.nan)))
-    refused(ValueError, name + "a must be >= 0", case.replace(a=spoil(case.a, -1.0)))
-    refused(ValueError, name + "a must be finite", case.replace(a=spoil(case.a, np.inf)))
-    bad = case.M.astype(object) if last == RANK else case.M
-    refused(TypeError, name + "M must hold real numbers", case.replace(M=bad))
-    short = case.a[:-1] if last == RANK else case.a
-    refused(ValueError, name + "a must have shape", case.replace(a=short))
-    rho = spoil(np.ones(len(case.a)), -1.0)
-    refused(ValueError, name + "reg_m[0] must be > 0", case.replace(reg_m=(rho, 1.0)))
-
-
-def case_bad_for_all():
-    case = block(clouds(33, 21))
-    refused(ValueError, "reg must be a positive finite number", case.replace(reg=-1.0))
-    refused(ValueError, "a must have positive, finite mass", case.replace(a=0 * case.a))
-    refused(ValueError, "M must be a non-empty matrix (m, n), got shape (0, 21)", case.replace(M=case.M[:0], a=None))
-    refused(mapuot.InfeasibleError, "equal masses", case.replace(a=2 * case.a, reg_m=np.inf))
-    hard = case.replace(M=np.where(np.arange(21) == 0, np.inf, case.M), reg_m=(1.0, np.inf))
-    refused(mapuot.InfeasibleError, "M forbids every pair of b[0]", hard)
-    refused(ValueError, "split must be 'rows', 'grid', 'auto'", case, split="columns")
-    refused(ValueError, f"R * C = {SIZE} ranks", case, split=(SIZE, SIZE + 1))
-    refused(ValueError, "split='auto' needs M in a file", case, split="auto")
-    if SIZE > 1:
-        refused(NotImplementedError, "'reference' runs in one process", case, backend="reference")
-
-
-def case_arguments_that_differ():
-    if SIZE == 1:
-        return
-    case, mine = block(clouds(33, 21)), 1.0 + (RANK == SIZE - 1)
-    refused(ValueError, "reg must be the same on every rank, got 1.0 on rank 0", case.replace(reg=mine))
-    refused(ValueError, "tol must be the same", case, tol=1e-6 * mine)
-    refused(ValueError, "max_passes must be the same", case, max_passes=int(mine))
-    refused(ValueError, "b must be the same", case.replace(b=case.b * mine))
-    refused(ValueError, "reg_m[1] must be the same", case.replace(reg_m=(1.0, mine)))
-    refused(ValueError, "reg_m[0] must be the same", case.replace(reg_m=(mine, 1.0)))
-    refused(ValueError, "method must be the same", case, method="auto" if mine == 1 else "sinkhorn")
-    source = (lambda i0, i1: case.M) if mine == 1 else case.M
-    refused(
-        ValueError, "M must be the same on every rank, got 'a function' on rank 0, 'an array'", case.replace(M=source)
-    )
-    if RANK == SIZE - 1:
-        case = case.replace(M=case.M[:, :-1], b=case.b[:-1])
-    refused(ValueError, "must be the same on every rank", case)
-
-
-def case_callbacks():
-    case, last = block(clouds(33, 21)), RANK == SIZE - 1
-
-    def fail(stats):
-        if last and stats.n_pass == 3:
-            raise KeyError("mine")
-
-    refused(KeyError, "mine", case, callback=fail, **FLOAT64)
-    refused(KeyError, "mine", case, callback=fail if last else None, **FLOAT64)
-    refused(MemoryError, "Unable to allocate", case, callback=(lambda stats: np.empty(1 << 50)) if last else None)
-    stop = (lambda stats: stats.n_pass == 4) if last else None
-    result = case.solve(comm=COMM, callback=stop, **FLOAT64)
-    assert (result.status, result.n_passes) == ("cancelled", 4)
-
-
-def case_a_function_that_fails_late():
-    """In an exact pass, where the others wait in the sum."""
-    case, calls = block(clouds(33, 21)), [0]
-    M, i0 = case.M, bounds(33)[0]
-
-    def rows(k0, k1):
-        calls[0] += 1
-        if RANK == SIZE - 1 and calls[0] > 6:
-            raise OSError("the disk is gone")
-        return M[k0 - i0 : k1 - i0]
-
-    refused(OSError, "the disk is gone", case.replace(M=rows), precision="bfloat16")
-
-
-def case_results_stay_where_they_are():
-    import pickle
-
-    if SIZE == 1:
-        return
-    result = block(clouds(33, 21)).solve(comm=COMM)
-    with pytest.raises(TypeError, match="gather"):
-        pickle.dumps(result)
-    with pytest.raises(ValueError, match="root must be a rank"):
-        result.gather_plan(SIZE)
-    with pytest.raises(ValueError, match="root must be the same on every rank"):
-        result.gather_plan(RANK % 2)
-    with pytest.raises(ValueError, match="blocks must have as many columns on every rank"):
-        result.gather(np.ones((2, 1 + RANK)))
-    mixed = result.gather(np.full(1, RANK, np.float64 if RANK else np.float32))
-    assert RANK or list(mixed) == list(range(SIZE))
-    wrong = np.ones(len(result.log_u) + (RANK == SIZE - 1))
-    with pytest.raises(ValueError, match=f"rank {SIZE - 1}: Y must have shape"):
-        result.apply_transpose(wrong)
-
-
-def main(found):
-    failures = {}
-    for name, case in sorted(found.items()):
-        if not name.startswith("case_") or (sys.argv[1:] and name[5:] not in sys.argv[1:]):
-            continue
-        if RANK == 0:
-            print(name, flush=True)
-        text, begin = "", time.perf_counter()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-                case()
-        except Exception:
-            text = f"rank {RANK}: {traceback.format_exc()}"
-        if RANK == 0:
-            print(f"{time.perf_counter() - begin:.2f} s", flush=True)
-        texts = [text for text in COMM.allgather(text) if text]
-        failures[name[5:]] = texts[0] if texts else ""
-    if RANK == 0:
-        print(json.dumps({"size": SIZE, "failures": failures}), flush=True)
-    sys.exit(any(failures.values()))
 
 
 if __name__ == "__main__":

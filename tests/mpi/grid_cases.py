@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from cases import COMM, FLOAT64, RANK, SIZE, compare, main, refused
-from problems import clouds, with_forbidden, with_zeros
+from common import COMM, FLOAT64, RANK, SIZE, check_forbidden, check_penalties, check_references, compare, main, refused
+from problems import clouds
 
 import mapuot
 from mapuot.ranks import own_block, process_grid
@@ -44,12 +44,7 @@ def case_shapes():
 
 
 def case_penalties():
-    for reg_m in [(1.0, 5.0), np.inf, (np.inf, 1.0), 100.0]:
-        check(clouds(33, 21, reg_m=reg_m))
-    check(clouds(33, 21, penalty="l2", reg_m=2.0))
-    for penalty, reg_m in (("tv", 0.2), ("range", 0.3)):
-        case = clouds(33, 21, penalty=penalty, reg_m=reg_m)
-        check(case, within=1e-8, passes=1000, precision="float64", tol_gap=1e-10)
+    check_penalties(check)
 
 
 def case_one_rho_a_point():
@@ -60,26 +55,14 @@ def case_one_rho_a_point():
 
 
 def case_references():
-    case = clouds(33, 21)
-    c = np.random.default_rng(1).random((33, 21)) + 0.1
-    c[::5, ::3] = 0.0
-    c[:3] = 0.0  # whole rows and columns without reference mass
-    c[:, 20] = 0.0
-    check(case.replace(reference="uniform"))
-    check(case.replace(reference=c))
+    check_references(check)
 
 
 def case_zeros_and_forbidden_pairs():
-    check(with_zeros(clouds(33, 21)))
-    check(with_forbidden(clouds(33, 21)))
+    check_forbidden(check)
     case = clouds(33, 21)
     case.b[: 21 // C] = 0.0  # no mass in the first columns of the grid
     check(case)
-    M = clouds(33, 21).M
-    M[:, 4] = np.inf  # a column and a row that nothing reaches
-    M[7] = np.inf
-    M[9, :15] = np.inf  # a row whose partners are all in the last column of the grid
-    check(clouds(33, 21).replace(M=M))
 
 
 def case_small_reg():

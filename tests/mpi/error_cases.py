@@ -1,0 +1,119 @@
+"""Rows over ranks: the same error on every rank, whoever is at fault; run as cases.py is."""
+
+import pickle
+
+import numpy as np
+import pytest
+from common import COMM, FLOAT64, RANK, SIZE, block, bounds, main, refused
+from problems import clouds
+
+import mapuot
+
+
+def case_one_bad_block():
+    last = SIZE - 1
+    name = f"rank {last}: " if SIZE > 1 else ""
+    case = block(clouds(33, 21))
+
+    def spoil(array, value):
+        array = array.copy()
+        if last == RANK:
+            array.flat[-1] = value
+        return array
+
+    refused(ValueError, name + "M must not hold NaN", case.replace(M=spoil(case.M, np.nan)))
+    refused(ValueError, name + "a must be >= 0", case.replace(a=spoil(case.a, -1.0)))
+    refused(ValueError, name + "a must be finite", case.replace(a=spoil(case.a, np.inf)))
+    bad = case.M.astype(object) if last == RANK else case.M
+    refused(TypeError, name + "M must hold real numbers", case.replace(M=bad))
+    short = case.a[:-1] if last == RANK else case.a
+    refused(ValueError, name + "a must have shape", case.replace(a=short))
+    rho = spoil(np.ones(len(case.a)), -1.0)
+    refused(ValueError, name + "reg_m[0] must be > 0", case.replace(reg_m=(rho, 1.0)))
+
+
+def case_bad_for_all():
+    case = block(clouds(33, 21))
+    refused(ValueError, "reg must be a positive finite number", case.replace(reg=-1.0))
+    refused(ValueError, "a must have positive, finite mass", case.replace(a=0 * case.a))
+    refused(ValueError, "M must be a non-empty matrix (m, n), got shape (0, 21)", case.replace(M=case.M[:0], a=None))
+    refused(mapuot.InfeasibleError, "equal masses", case.replace(a=2 * case.a, reg_m=np.inf))
+    hard = case.replace(M=np.where(np.arange(21) == 0, np.inf, case.M), reg_m=(1.0, np.inf))
+    refused(mapuot.InfeasibleError, "M forbids every pair of b[0]", hard)
+    refused(ValueError, "split must be 'rows', 'grid', 'auto'", case, split="columns")
+    refused(ValueError, f"R * C = {SIZE} ranks", case, split=(SIZE, SIZE + 1))
+    refused(ValueError, "split='auto' needs M in a file", case, split="auto")
+    if SIZE > 1:
+        refused(NotImplementedError, "'reference' runs in one process", case, backend="reference")
+
+
+def case_arguments_that_differ():
+    if SIZE == 1:
+        return
+    case, mine = block(clouds(33, 21)), 1.0 + (RANK == SIZE - 1)
+    refused(ValueError, "reg must be the same on every rank, got 1.0 on rank 0", case.replace(reg=mine))
+    refused(ValueError, "tol must be the same", case, tol=1e-6 * mine)
+    refused(ValueError, "max_passes must be the same", case, max_passes=int(mine))
+    refused(ValueError, "b must be the same", case.replace(b=case.b * mine))
+    refused(ValueError, "reg_m[1] must be the same", case.replace(reg_m=(1.0, mine)))
+    refused(ValueError, "reg_m[0] must be the same", case.replace(reg_m=(mine, 1.0)))
+    refused(ValueError, "method must be the same", case, method="auto" if mine == 1 else "sinkhorn")
+    source = (lambda i0, i1: case.M) if mine == 1 else case.M
+    refused(
+        ValueError, "M must be the same on every rank, got 'a function' on rank 0, 'an array'", case.replace(M=source)
+    )
+    if RANK == SIZE - 1:
+        case = case.replace(M=case.M[:, :-1], b=case.b[:-1])
+    refused(ValueError, "must be the same on every rank", case)
+
+
+def case_callbacks():
+    case, last = block(clouds(33, 21)), RANK == SIZE - 1
+
+    def fail(stats):
+        if last and stats.n_pass == 3:
+            raise KeyError("mine")
+
+    refused(KeyError, "mine", case, callback=fail, **FLOAT64)
+    refused(KeyError, "mine", case, callback=fail if last else None, **FLOAT64)
+    refused(MemoryError, "Unable to allocate", case, callback=(lambda stats: np.empty(1 << 50)) if last else None)
+    stop = (lambda stats: stats.n_pass == 4) if last else None
+    result = case.solve(comm=COMM, callback=stop, **FLOAT64)
+    assert (result.status, result.n_passes) == ("cancelled", 4)
+
+
+def case_a_function_that_fails_late():
+    """In an exact pass, where the others wait in the sum."""
+    case, calls = block(clouds(33, 21)), [0]
+    M, i0 = case.M, bounds(33)[0]
+
+    def rows(k0, k1):
+        calls[0] += 1
+        if RANK == SIZE - 1 and calls[0] > 6:
+            raise OSError("the disk is gone")
+        return M[k0 - i0 : k1 - i0]
+
+    refused(OSError, "the disk is gone", case.replace(M=rows), precision="bfloat16")
+
+
+def case_results_stay_where_they_are():
+    if SIZE == 1:
+        return
+    result = block(clouds(33, 21)).solve(comm=COMM)
+    with pytest.raises(TypeError, match="gather"):
+        pickle.dumps(result)
+    with pytest.raises(ValueError, match="root must be a rank"):
+        result.gather_plan(SIZE)
+    with pytest.raises(ValueError, match="root must be the same on every rank"):
+        result.gather_plan(RANK % 2)
+    with pytest.raises(ValueError, match="blocks must have as many columns on every rank"):
+        result.gather(np.ones((2, 1 + RANK)))
+    mixed = result.gather(np.full(1, RANK, np.float64 if RANK else np.float32))
+    assert RANK or list(mixed) == list(range(SIZE))
+    wrong = np.ones(len(result.log_u) + (RANK == SIZE - 1))
+    with pytest.raises(ValueError, match=f"rank {SIZE - 1}: Y must have shape"):
+        result.apply_transpose(wrong)
+
+
+if __name__ == "__main__":
+    main(globals())
