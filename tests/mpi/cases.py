@@ -9,7 +9,17 @@ import fake_cupy
 import numpy as np
 import pytest
 from common import (
-    COMM, FLOAT64, RANK, SIZE, block, bounds, check_forbidden, check_penalties, check_references, compare, main,
+    COMM,
+    FLOAT64,
+    RANK,
+    SIZE,
+    block,
+    bounds,
+    check_forbidden,
+    check_penalties,
+    check_references,
+    compare,
+    main,
     same_everywhere,
 )  # fmt: skip
 from problems import clouds
