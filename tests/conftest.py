@@ -30,6 +30,15 @@ def backend(request):
     return request.param
 
 
+@pytest.fixture
+def pot_backend(backend, monkeypatch):
+    """What mapuot.pot and mapuot.da run on."""
+    from mapuot.pot import sinkhorn
+
+    monkeypatch.setattr(sinkhorn, "BACKEND", backend)
+    return backend
+
+
 @pytest.fixture(params=["float64", "mixed", "bfloat16"])
 def precision(request):
     return request.param

@@ -78,6 +78,13 @@ def clouds(m: int, n: int, reg: float = 0.05, reg_m: Any = 1.0, ratio: float = 1
     return Case(M / M.max(), a / a.sum(), ratio * b / b.sum(), reg, reg_m, **more)
 
 
+def arrays(m: int = 13, n: int = 17, seed: int = 0, dtype: type = float) -> list[Any]:
+    """a, b, M and a reference, all at random: masses not 1."""
+    rng = np.random.default_rng(seed)
+    M, c = rng.random((m, n)), rng.random((m, n)) + 0.1
+    return [x.astype(dtype) for x in (rng.random(m) + 0.1, rng.random(n) + 0.2, M, c)]
+
+
 def with_zeros(case: Case, every: int = 3) -> Case:
     """The same problem with every third mass of both sides 0."""
     a, b = case.a.copy(), case.b.copy()

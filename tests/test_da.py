@@ -9,14 +9,11 @@ from numpy.testing import assert_allclose
 
 import mapuot
 from mapuot.da import UnbalancedSinkhornTransport
-from mapuot.pot import sinkhorn
 
-pytestmark = pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
-
-
-@pytest.fixture(autouse=True)
-def on_backend(backend, monkeypatch):
-    monkeypatch.setattr(sinkhorn, "BACKEND", backend)
+pytestmark = [
+    pytest.mark.usefixtures("pot_backend"),
+    pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning"),
+]
 
 
 def domains(m=14, n=11, seed=0):
