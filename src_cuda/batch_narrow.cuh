@@ -333,6 +333,7 @@ __device__ __forceinline__ void column_half(const Batch &S, Shared &all, int tur
     if (slot >= 0)
         anderson(all, t, slot, depth, gamma);
     const bool far = __any_sync(FULL, advance(all, j, G, f, gamma, slot, turn));
+    __syncwarp(); // a vote orders no reads: every lane has read head, depth and have
     if (lane == 0)
         all.head = head, all.depth = depth, all.have = 1, all.extrapolated[turn ^ 1] = slot >= 0, all.far = far;
 }
