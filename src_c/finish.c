@@ -11,6 +11,7 @@
 #include "kernels.h"
 
 #define SCALE_LIMIT 1e150 /* sums of u or v beyond it: rebuild K before anything overflows */
+#define MOST_SCALE 1e300  /* the vectors' exp ends at 8e307: beyond it a scaling is not what its logarithm says */
 #define LEAST_MASS 1e-290 /* the marginals of a plan below it lose their digits at DBL_MIN */
 enum { STALL_PASSES = 250, NARROW_PATIENCE = 20, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
@@ -117,7 +118,7 @@ static double translate_next(const mapuot_state *state, double mass, double next
 }
 
 /* |P - P*|_1 / mass from d = gap / (reg mass) >= KL(P* | P) / mass: |p - q|_1^2 <= (2/3 |p| + 4/3 |q|) KL(p | q) */
-static double plan_error(double d) { return d > 0.0 ? d / 3 + sqrt(2 * d + d * d / 9) : 0.0; }
+static double plan_error(double d) { return d <= 0.0 ? 0.0 : d / 3 + sqrt(2 * d + d * d / 9); }
 
 /* has the certificate stood still for long? slow progress of the dual adds up until it counts */
 static int stalled(mapuot_state *state, const mapuot_stats *stats)
@@ -143,7 +144,8 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
                            double next_v)
 {
     const int lost_points = stats->dead > state->dead && state->since_absorb > 1; /* dead for want of a fresh K */
-    const int done = !lost_points && (stats->error <= state->tol || stats->gap <= state->tol_gap * fabs(stats->dual));
+    const int small_gap = stats->dual > -INFINITY && stats->gap <= state->tol_gap * fabs(stats->dual);
+    const int done = !lost_points && (stats->error <= state->tol || small_gap);
     const double storage = storage_error(state, state->since_absorb - 1);
     const int fresh = state->since_absorb == 1, left = next_v > SCALE_LIMIT || next_v < 1 / SCALE_LIMIT;
     if (stats->rejected)
@@ -224,9 +226,12 @@ static void certify(const mapuot_state *state, const mapuot_finish *finish, mapu
     if (stats->dead > state->dead)
         stats->dual = -INFINITY; /* a row that is in use counted as unreached: this is no dual value */
     stats->gap = sums[SUM_HARD] > allowed * stats->mass ? INFINITY : sums[SUM_GAP];
-    stats->error = plan_error(sums[SUM_GAP] / (state->reg * stats->mass)) + sums[SUM_HARD] / stats->mass +
+    stats->error = plan_error(sums[SUM_GAP] / stats->mass / state->reg) + sums[SUM_HARD] / stats->mass +
                    storage_error(state, state->since_absorb) + state->exponent_error + stats->lost +
                    4.5e-16 * fabs(state->shift); /* log u and log v hold it: 4 roundings */
+    const int lost_points = stats->dead > state->dead && state->since_absorb > 0; /* u is no prox there */
+    if (lost_points || isnan(stats->error) || !(fmax(finish->row_scalars[ROW_SCALE], finish->scale_v) < MOST_SCALE))
+        stats->gap = stats->error = INFINITY;
 }
 
 /* step 2: the certificate; the guard, then the differences of a step that it lets pass */

@@ -196,6 +196,16 @@ def test_a_start_out_of_range_is_dropped(backend, precision, spread):
 
 
 @pytest.mark.parametrize("method", ["auto", "sinkhorn", "map-uot"])
+@pytest.mark.parametrize("spread", [800.0, 2000.0])
+def test_a_start_whose_plan_overflows_certifies_nothing(backend, method, spread):
+    start, options = (np.zeros(2), np.array([spread, -spread])), {"precision": "float64", "tol_gap": 1e-3}
+    M = np.zeros((2, 2))
+    result = mapuot.solve(M, None, None, 10.0, (1.0, 0.01), warm_start=start, method=method, backend=backend, **options)
+    assert result.converged
+    assert relative_error(result.plan, np.full((2, 2), 0.25)) <= result.error_bound
+
+
+@pytest.mark.parametrize("method", ["auto", "sinkhorn", "map-uot"])
 @pytest.mark.parametrize("case", ["masses", "costs", "equal costs"])
 def test_plan_below_the_range_of_float64_is_no_answer(backend, method, case):
     M, a, b = SMALL
