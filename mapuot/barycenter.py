@@ -22,7 +22,7 @@ from .backends import pick
 from .errors import ConvergenceWarning
 from .log_matmul import log_matmul
 from .penalties import F64
-from .problem import as_cost, as_positive
+from .problem import as_array, as_cost, as_positive
 from .solve import as_count
 
 SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
@@ -89,7 +89,7 @@ def barycenter(
     ConvergenceWarning
         tol was not reached.
     """
-    A, tol, max_passes = np.asarray(A), as_positive(tol, "tol"), as_count(max_passes, "max_passes")
+    A, tol, max_passes = as_array(A, "A"), as_positive(tol, "tol"), as_count(max_passes, "max_passes")
     if A.ndim != 2 or 0 in A.shape:
         raise ValueError(f"A must be a non-empty (p, n) array, got shape {A.shape}")
     table = as_weights(weights, len(A))
@@ -124,6 +124,8 @@ class Core:
         M = as_cost(M, pick("reference"))
         if A.shape[1] != len(M) or M.shape[0] != M.shape[1]:
             raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
+        if A.dtype.kind not in "fiub":
+            raise TypeError(f"A must hold real numbers, got dtype {A.dtype}")
         if not np.isfinite(A).all() or (A < 0).any() or not (A.sum(1) > 0).all():
             raise ValueError("A must be finite and >= 0 with positive mass in each histogram")
         if not np.isfinite(M).all():
@@ -183,8 +185,10 @@ class Kernel:
 
 def as_weights(value: Any, count: int) -> F64:
     """(count,) or (r, count) weights as given; equal ones of sum 1 for None."""
-    weights = np.full(count, 1.0 / count) if value is None else np.asarray(value, dtype=np.float64)
+    weights = np.full(count, 1.0 / count) if value is None else as_array(value, "weights")
+    if weights.dtype.kind not in "fiub":
+        raise TypeError(f"weights must hold real numbers, got dtype {weights.dtype}")
     fits = weights.ndim in (1, 2) and weights.shape[-1:] == (count,) and weights.size > 0
     if not fits or not np.isfinite(weights).all() or (weights < 0).any() or not (weights.sum(-1) > 0).all():
         raise ValueError(f"weights must be ({count},) or (r, {count}), finite, >= 0 and not all zero, got {value!r}")
-    return weights
+    return weights.astype(np.float64)

@@ -24,6 +24,7 @@ from .backends import Options, Stats, host, namespace, pick
 from .batch_problem import BatchProblem
 from .errors import ConvergenceWarning
 from .penalties import F64
+from .problem import as_array
 from .result import Result
 from .solve import METHODS, Run, as_count, make_options, start_potentials
 
@@ -92,7 +93,7 @@ def solve_batch(
     ConvergenceWarning
         Some certified errors are above tol.
     """
-    if method not in METHODS or method == "map-uot":
+    if method not in [*METHODS] or method == "map-uot":
         raise ValueError(f"method must be one of {sorted(set(METHODS) - {'map-uot'})} for a batch, got {method!r}")
     if precision not in ("auto", "float64", "mixed"):
         raise ValueError(f"precision must be one of ['auto', 'float64', 'mixed'] for a batch, got {precision!r}")
@@ -126,7 +127,10 @@ def starts(warm_start: Any, task: BatchProblem) -> tuple[Any, Any]:
         warm_start = warm_start.log_u * scale, warm_start.log_v * scale
     if not isinstance(warm_start, (tuple, list)) or len(warm_start) != 2:
         raise TypeError("warm_start must be a BatchResult or a pair (log_u, log_v)")
-    log_u, log_v = (xp.asarray(x, dtype=np.float64) for x in warm_start)
+    pair = [as_array(x, "warm_start", xp.asarray) for x in warm_start]
+    if any(x.dtype.kind not in "fiub" for x in pair):
+        raise TypeError(f"warm_start must hold real numbers, got dtypes {pair[0].dtype}, {pair[1].dtype}")
+    log_u, log_v = (x.astype(np.float64) for x in pair)
     wanted, given = (task.A.shape, task.B.shape), (log_u.shape, log_v.shape)
     if wanted != given:
         raise ValueError(f"warm_start must have shapes {wanted}, got {given}")
@@ -349,6 +353,8 @@ class BatchResult(Sequence[Result]):
 
     def plan_sum(self, weights: Any) -> Any:
         """``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n)."""
+        if np.shape(weights) != (len(self),):
+            raise ValueError(f"weights must have shape ({len(self)},), got {np.shape(weights)}")
         factors, xp = self.factors(), namespace(self.problem.M)
         if factors is not None:
             U, K, V, scale = factors

@@ -15,6 +15,7 @@ from .problem import (
     MASS_TOLERANCE,
     Problem,
     Side,
+    as_array,
     as_cost,
     as_pair,
     as_penalties,
@@ -22,7 +23,6 @@ from .problem import (
     as_reference,
     as_side,
     cost_range,
-    refuse_mask,
 )
 from .ranks import ALONE
 
@@ -79,9 +79,9 @@ class BatchProblem:
     ) -> BatchProblem:
         M, reg = as_costs(M, module), as_positive(reg, "reg")
         (m, n), flat = M.shape[-2:], M.reshape(-1, M.shape[-1])
-        p = batch_size(M, A, B)
-        xp = namespace(M, *(x if x is None else module.asarray(x) for x in (A, B)))
-        (A, mass_a), (B, mass_b) = as_weights(A, p, m, "A", module, xp), as_weights(B, p, n, "B", module, xp)
+        A, B = (x if x is None else as_array(x, name, module.asarray) for x, name in ((A, "A"), (B, "B")))
+        p, xp = batch_size(M, A, B), namespace(M, A, B)
+        (A, mass_a), (B, mass_b) = as_weights(A, p, m, "A", xp), as_weights(B, p, n, "B", xp)
         first_a, first_b = host(A[0]), host(B[0])
         pair, kinds = as_pair(reg_m, "reg_m"), as_penalties(penalty)
         rows = as_side("a", first_a, kinds[0], pair[0], "reg_m[0]")
@@ -101,8 +101,7 @@ class BatchProblem:
 
 def as_costs(M: Any, module: ModuleType) -> Any:
     """M as (m, n) or, with C-contiguous problems, (p, m, n), in a dtype that the core reads."""
-    refuse_mask(M, "M")
-    M = module.asarray(M)
+    M = as_array(M, "M", module.asarray)
     if M.ndim != 3:
         if M.ndim != 2:
             raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
@@ -122,12 +121,10 @@ def batch_size(M: Any, A: Any, B: Any) -> int:
     return next(iter(sizes.values()), 1)
 
 
-def as_weights(value: Any, p: int, length: int, name: str, module: ModuleType, xp: Any) -> tuple[Any, F64]:
+def as_weights(array: Any, p: int, length: int, name: str, xp: Any) -> tuple[Any, F64]:
     """(p, length) float64 weights in xp's memory, and their (p,) masses; one vector serves all, None is uniform."""
-    if value is None:
+    if array is None:
         return xp.full((p, length), 1.0 / length), np.ones(p)
-    refuse_mask(value, name)
-    array = module.asarray(value)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     if array.shape not in ((length,), (p, length)):

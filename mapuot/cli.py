@@ -107,6 +107,10 @@ def solve_command(**options: Any) -> None:
     It holds a cost matrix M, and a and b beside it or the options name them. Files are .npy, .npz, HDF5 (.h5, .hdf5) or
     Zarr; FILE:NAME is one array of a file. Under mpiexec each process reads its own part only.
 
+    OUT holds log_u, log_v, row_marginal, col_marginal, the numbers and the status that are printed, dual and reg
+    (attributes in HDF5 and Zarr), and of the plan: plan (dense), plan_index and plan_value (top), or plan_data,
+    plan_indices and plan_indptr (sparse, CSR).
+
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
     """
     check_written(options)
@@ -119,6 +123,8 @@ def solve_command(**options: Any) -> None:
 def check_written(options: dict[str, Any]) -> None:
     """What would fail, or overwrite a file of the problem, only at the end of a long solve."""
     output, checkpoint = options["output"], options["checkpoint"]
+    if options["plan"] and not output:
+        raise click.UsageError("--plan needs --output OUT")
     if options["resume"] and not checkpoint:
         raise click.UsageError("--resume needs --checkpoint FILE")
     if output and Path(output).suffix == ".npy" and (options["plan"] or ("", None))[0] != "dense":
@@ -150,6 +156,8 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
     M = files.open_matrix(problem)
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
+    if plan is not None and plan[0] == "top" and plan[1] > n:
+        raise ValueError(f"--plan top:K: K must be at most the {n} columns of M, got {plan[1]}")
     sparse = plan is not None and plan[0] == "sparse"
     if sparse and given["split"] == "grid":
         raise NotImplementedError("--plan sparse needs whole rows in each process: --split must be rows")

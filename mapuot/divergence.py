@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .backends import host
+from .backends import host, namespace
 from .batch import solve_batch
 
 
@@ -49,9 +49,9 @@ def sinkhorn_divergence(
     """
     check_options(options, reg_m)
     M_a, M_b = self_costs(M, M_a, M_b)
-    values = [solve_batch(*pair, reg, reg_m, **options).dual for pair in ((M, A, B), (M_a, A, A), (M_b, B, B))]
-    mass_a, mass_b = (host(x if hasattr(x, "sum") else np.asarray(x)).sum(-1) if x is not None else 1.0 for x in (A, B))
-    value = values[0] - 0.5 * (values[1] + values[2]) + 0.5 * reg * (mass_a - mass_b) ** 2
+    ab, aa, bb = (solve_batch(*three, reg, reg_m, **options) for three in ((M, A, B), (M_a, A, A), (M_b, B, B)))
+    mass_a, mass_b = (host(x.sum(1)) for x in (ab.problem.A, ab.problem.B))
+    value = ab.dual - 0.5 * (aa.dual + bb.dual) + 0.5 * ab.problem.reg * (mass_a - mass_b) ** 2
     batched = any(np.ndim(x) == d for x, d in ((M, 3), (A, 2), (B, 2)))
     return value if batched else float(value[0])
 
@@ -69,12 +69,21 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
     if (M_a is None) != (M_b is None):
         raise ValueError("M_a and M_b must be given together")
     if M_a is not None:
+        for name, x in (("M_a", M_a), ("M_b", M_b)):
+            if shape_of(x)[-1:] != shape_of(x)[-2:-1]:
+                raise ValueError(f"{name} must be square, got shape {shape_of(x)}")
         return M_a, M_b
-    shape = tuple(M.shape) if hasattr(M, "shape") else np.shape(M)
+    shape = shape_of(M)
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"M_a and M_b must be given where M is not square, got M of shape {shape}")
-    values = M.detach() if hasattr(M, "detach") else M if hasattr(M, "swapaxes") else np.asarray(M)
+    values = M.detach() if hasattr(M, "detach") else M if namespace(M) is not np else np.asarray(M)
     turned = values.swapaxes(-1, -2)
-    if not ((values == turned) | (abs(values - turned) <= 1e-5 * abs(turned) + 1e-8)).all():
+    with np.errstate(invalid="ignore"):  # inf - inf
+        symmetric = ((values == turned) | (abs(values - turned) <= 1e-5 * abs(turned) + 1e-8)).all()
+    if not symmetric:
         raise ValueError("M_a and M_b must be given where M is not symmetric")
     return M, M
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    return tuple(x.shape) if hasattr(x, "shape") else np.shape(x)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from .backends import namespace, pick
-from .solve import as_count
+from .problem import as_array
+from .solve import MOST_THREADS, as_count
 
 PAIR_ENTRIES = 1 << 20  # entries that the exact gradient holds at once
 LOST_LOG = {"float64": -671.0, "float32": -70.5}  # log (S / k) below it: the factors may have underflowed
@@ -46,7 +47,7 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     ValueError, TypeError
         Shapes do not fit, or entries are not real.
     """
-    count = None if threads is None else as_count(threads, "threads")
+    count = None if threads is None else as_count(threads, "threads", MOST_THREADS)
     module = pick("auto", A, B)
     A, B = as_factors(A, B, module)
     xp, shape = namespace(A), out_shape(A, B)
@@ -68,7 +69,7 @@ def as_factors(A: Any, B: Any, module: ModuleType) -> tuple[Any, Any]:
     """Both as float32 or both as float64, where the other one is, with shapes that fit."""
     pair = []
     for value, name in ((A, "A"), (B, "B")):
-        array = module.asarray(value)
+        array = as_array(value, name, module.asarray)
         if array.dtype.kind not in "fiu":
             raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
         if array.ndim not in (2, 3):

@@ -8,7 +8,7 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -172,11 +172,10 @@ class Problem:
 
 
 def as_cost(M: Any, backend: ModuleType, ranks: Ranks = ALONE) -> Any:
-    refuse_mask(M, "M")
     whole = getattr(backend, "WHOLE", False)
     if whole and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
-    M = M if isinstance(M, Rows) and not whole else backend.asarray(M)
+    M = M if isinstance(M, Rows) and not whole else as_array(M, "M", backend.asarray)
     if M.ndim != 2 or M.shape[1] == 0 or ranks.rows.sum(M.shape[0]) == 0:
         raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
     if M.dtype.kind not in "fiu":
@@ -202,9 +201,16 @@ def cost_range(
     return low, high, forbidden
 
 
-def refuse_mask(value: Any, name: str) -> None:
+def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) -> Any:
+    """``convert(value)`` of a backend; what it would misread in silence, or refuse without the name, is told."""
     if np.ma.is_masked(value):
         raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
+    if hasattr(value, "toarray"):
+        raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
+    try:
+        return convert(value)
+    except ValueError as error:
+        raise ValueError(f"{name} must be an array of numbers: {error}") from error
 
 
 def as_real(M: Any) -> Any:
@@ -233,8 +239,7 @@ def as_positive(value: Any, name: str) -> float:
 
 
 def as_vector(value: Any, length: int, name: str) -> F64:
-    refuse_mask(value, name)
-    array = np.asarray(value)
+    array = as_array(value, name)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
     if array.shape != (length,):
@@ -244,12 +249,12 @@ def as_vector(value: Any, length: int, name: str) -> F64:
 
 def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
     """A marginal: finite, >= 0, some mass; None or empty means uniform of mass 1, as in POT."""
-    refuse_mask(value, name)
-    uniform = value is None or (hasattr(value, "__len__") and len(value) == 0)
+    given = None if value is None else as_array(value, name, backend.to_numpy)
+    uniform = given is None or given.shape == (0,)
     if ranks.max(length > 0 and uniform):
         ranks.same(**{name + " is None": uniform or length == 0})
         return np.full(length, 1.0 / ranks.sum(length))
-    weight = np.zeros(0) if uniform else as_vector(backend.to_numpy(value), length, name)
+    weight = np.zeros(0) if uniform else as_vector(given, length, name)
     if not np.all(np.isfinite(weight)):
         raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(weight)))}")
     if np.any(weight < 0):
@@ -270,11 +275,10 @@ def as_pair(value: Any, name: str) -> tuple[Any, Any]:
     """A scalar or anything of length 1 or 2 (POT's rule); the members may be per-point vectors."""
     if not isinstance(value, Sequence) and np.ndim(value) == 0:
         return value, value
-    if len(value) == 1:
-        return value[0], value[0]
-    if len(value) == 2:
-        return value[0], value[1]
-    raise ValueError(f"{name} must be a scalar or have length 1 or 2, got length {len(value)}")
+    if len(value) not in (1, 2):
+        raise ValueError(f"{name} must be a scalar or have length 1 or 2, got length {len(value)}")
+    first, *rest = value  # not by index: that of a pandas Series is its own
+    return first, rest[0] if rest else first
 
 
 def as_penalties(value: Any) -> tuple[str, str]:
@@ -314,12 +318,12 @@ def as_reference(
     """The reference measure c and its mass."""
     if isinstance(value, str):
         if value == "product":
-            return value, float(ranks.rows.sum(a.sum()) * ranks.cols.sum(b.sum()))
+            return value, float(ranks.rows.sum(a.sum())) * float(ranks.cols.sum(b.sum()))
         if value == "uniform":
             return value, float(ranks.rows.sum(M.shape[0]) * ranks.cols.sum(M.shape[1]))
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
-    refuse_mask(value, "reference")
-    c = value if isinstance(value, Rows) and isinstance(M, Rows) else backend.asarray(value)
+    streamed = isinstance(value, Rows) and isinstance(M, Rows)
+    c = value if streamed else as_array(value, "reference", backend.asarray)
     if c.dtype.kind not in "fiu":
         raise TypeError(f"reference must hold real numbers, got dtype {c.dtype}")
     if c.shape != M.shape:
@@ -334,7 +338,7 @@ def as_reference(
 
 def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
     """(length, d) float64, and whether it came as a vector."""
-    X = np.asarray(X)
+    X = as_array(X, name)
     if X.dtype.kind not in "fiub":
         raise TypeError(f"{name} must hold real numbers, got dtype {X.dtype}")
     X = X.astype(np.float64, copy=False)

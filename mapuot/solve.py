@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from .backends import Options, Stats, Workspace, closing, pick
+from .backends import Options, Stats, Workspace, closing, host, pick
 from .files import Checkpoint
 from .penalties import F64
 from .problem import Problem, as_cost, as_pair, as_positive
@@ -139,7 +139,7 @@ def solve(
     """
     ranks = join(comm)
     with ranks.together():
-        if method not in METHODS:
+        if method not in [*METHODS]:
             raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
         if precision not in ("auto", *PRECISIONS):
             raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
@@ -213,8 +213,7 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
     if isinstance(warm_start, Result):
         warm_start = warm_start.f / problem.reg, warm_start.g / problem.reg
     try:
-        pair = [np.asarray(x.get() if hasattr(x, "get") else x, dtype=np.float64) for x in warm_start]
-        log_u, log_v = pair
+        log_u, log_v = (np.asarray(host(x)).astype(np.float64, casting="same_kind") for x in warm_start)
     except (TypeError, ValueError) as error:
         raise TypeError("warm_start must be a Result or a pair (log_u, log_v)") from error
     if log_u.shape != (m,) or log_v.shape != (n,):

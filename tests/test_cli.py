@@ -115,6 +115,7 @@ def test_resume_without_a_checkpoint_starts_anew(case):
         (["M.npy", "--a", "x.npz", "--reg", "1", "--reg-m", "1", "-o", "x.npz"], "x.npz is a file of another use"),
         (["M.npy", "--reg", "1", "--reg-m", "1", "-o", "x.npz", "--checkpoint", "x.npz"], "of another use"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "--resume"], "--resume needs --checkpoint"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--plan", "dense"], "--plan needs --output"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "--method", "magic"], "'magic' is not one of"),
     ],
 )
@@ -128,6 +129,10 @@ def test_wrong_usage(case, arguments, text):
     ("arguments", "text"),
     [
         (["no.npz", "--reg", "1", "--reg-m", "1"], "FileNotFoundError: no.npz does not exist"),
+        (
+            ["in.npz", "--reg", "1", "--reg-m", "1", "-o", "x.npz", "--plan", "top:22"],
+            "K must be at most the 21 columns",
+        ),
         (["in.npz", "--reg", "-1", "--reg-m", "1"], "ValueError: reg must be a positive finite number"),
         (["in.npz:a", "--reg", "1", "--reg-m", "1"], "a must be a matrix"),
         (["M.npy", "--a", "b.npy", "--reg", "1", "--reg-m", "1"], "a must have shape (40,), got (21,)"),

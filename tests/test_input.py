@@ -1,10 +1,13 @@
 """Bad input: each kind is refused by an error that names the argument; odd but right input is understood."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from problems import clouds, relative_error
+from scipy import sparse
 
 import mapuot
 
@@ -54,6 +57,12 @@ REFUSED = [
     ({"b": np.zeros(5)}, ValueError, "b must"),
     ({"a": np.full(4, 1e308)}, ValueError, "a must have positive, finite mass, got inf"),
     ({"M": np.full((4, 5), np.inf)}, mapuot.InfeasibleError, "M forbids every pair"),
+    ({"M": sparse.csr_array(CASE.M)}, TypeError, "M must be a dense array, got csr_array: pass M.toarray()"),
+    ({"reference": sparse.coo_array(CASE.M)}, TypeError, "reference must be a dense array, got coo_array"),
+    ({"M": [[1.0, 2.0], [3.0]]}, ValueError, "M must be an array of numbers: "),
+    ({"a": [[1.0], [2.0, 3.0]]}, ValueError, "a must be an array of numbers: "),
+    ({"a": np.array(1.0)}, ValueError, "a must have shape (4,), got ()"),
+    ({"a": {}}, TypeError, "a must hold real numbers, got dtype object"),
     # reg, reg_m
     ({"reg": 0.0}, ValueError, "reg must be a positive finite number, got 0.0"),
     ({"reg": -1}, ValueError, "reg must be a positive finite number, got -1.0"),
@@ -88,6 +97,7 @@ REFUSED = [
     # words
     ({"method": "newton"}, ValueError, "Unknown method 'newton': must be one of ['auto', "),
     ({"method": None}, ValueError, "Unknown method None"),
+    ({"method": ["auto"]}, ValueError, "Unknown method ['auto']"),
     (
         {"penalty": "kullback"},
         ValueError,
@@ -131,6 +141,7 @@ REFUSED = [
     ({"warm_start": (CASE.a,)}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
     ({"warm_start": (CASE.b, CASE.a)}, ValueError, "warm_start must have shapes (4,), (5,), got (5,), (4,)"),
     ({"warm_start": (CASE.a, changed(CASE.b, np.nan))}, ValueError, "warm_start must not hold NaN"),
+    ({"warm_start": (CASE.a + 1j, CASE.b)}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
     # not yet
     ({"comm": object()}, TypeError, "comm must be an intracommunicator of mpi4py"),
 ]
@@ -257,6 +268,78 @@ def test_products_need_a_column(backend):
             product(np.ones((length, 0)))
 
 
+@pytest.mark.parametrize("k", [0, 6, 2.5, "3"])
+def test_top_k_needs_a_number_of_columns(k):
+    with pytest.raises(ValueError, match=re.escape(f"k must be an integer in 1..5, got {k!r}")):
+        call().top_k(k)
+
+
+SQUARE = CASE.M[:, :4] + CASE.M[:, :4].T
+MASKED = np.ma.masked_less(SQUARE, np.median(SQUARE))
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "text"),
+    [
+        (lambda: mapuot.barycenter(MASKED, SQUARE, 0.1), ValueError, "A must not be masked"),
+        (lambda: mapuot.barycenter(SQUARE + 1j, SQUARE, 0.1), TypeError, "A must hold real numbers, got dtype complex"),
+        (lambda: mapuot.barycenter(SQUARE.astype(str), SQUARE, 0.1), TypeError, "A must hold real numbers"),
+        (lambda: mapuot.barycenter(SQUARE, SQUARE, 0.1, weights="some"), TypeError, "weights must hold real numbers"),
+        (lambda: mapuot.log_matmul(MASKED, SQUARE), ValueError, "A must not be masked"),
+        (lambda: mapuot.log_matmul(SQUARE, [[1.0], [1.0, 2.0]]), ValueError, "B must be an array of numbers"),
+        (lambda: mapuot.log_matmul(SQUARE, SQUARE, threads=10**9), ValueError, "threads must be at most 4096"),
+        (lambda: mapuot.solve_batch(CASE.M, [[1.0], [1.0, 2.0]], None, 0.1, 1.0), ValueError, "A must be an array of"),
+        (lambda: mapuot.solve_batch(CASE.M, sparse.csr_array(SQUARE), None, 0.1, 1.0), TypeError, "A must be a dense"),
+        (lambda: mapuot.solve_batch(CASE.M, None, None, 0.1, 1.0, method=[]), ValueError, "method must be one of"),
+        (
+            lambda: mapuot.solve_batch(CASE.M, None, None, 0.1, 1.0, warm_start=("a", "b")),
+            TypeError,
+            "warm_start must hold real numbers",
+        ),
+        (lambda: mapuot.solve_batch(CASE.M, None, None, 1, 1).plan_sum([1, 2]), ValueError, "weights must have shape"),
+        (
+            lambda: mapuot.sinkhorn_divergence(CASE.M, CASE.a, CASE.b, 0.1, 1.0, M_a=CASE.M, M_b=CASE.M),
+            ValueError,
+            "M_a must be square, got shape (4, 5)",
+        ),
+    ],
+)
+def test_other_functions_refuse(function, kind, text):
+    with pytest.raises(kind, match=re.escape(text)):
+        function()
+
+
+class Labelled:
+    """What pandas makes of indices: the first entry is not [0], and sums take no axis -1."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values, float)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values.astype(dtype or float)
+
+    def __len__(self):
+        return len(self.values)
+
+    def __iter__(self):
+        return iter(self.values)
+
+    def __getitem__(self, label):
+        raise KeyError(label)
+
+    def sum(self, axis):
+        raise ValueError(f"No axis named {axis}")
+
+
+def test_labelled_arrays_are_arrays(backend):
+    a, b = Labelled(CASE.a), Labelled(CASE.b)
+    result = call(M=Labelled(CASE.M), a=a, b=b, reg_m=Labelled([1.0, 1.0]), backend=backend)
+    assert relative_error(result.plan, call(backend=backend).plan) < 2e-6
+    call(warm_start=(a, b), backend=backend)
+    near = mapuot.sinkhorn_divergence(Labelled(SQUARE), a, a, 0.1, 1.0, backend=backend)
+    assert abs(near) < 1e-9
+
+
 def test_masked_arrays_without_a_mask_are_arrays():
     np.testing.assert_array_equal(call(M=np.ma.array(CASE.M)).plan, call().plan)
 
@@ -272,3 +355,11 @@ def test_cure_fits_the_cause():
     for method in ("auto", "sinkhorn"):
         with pytest.warns(mapuot.ConvergenceWarning, match="may be infeasible"):
             mapuot.solve(M, None, None, 0.1, np.inf, method=method, max_passes=3000)
+
+
+def test_source_folder_without_the_core_says_what_to_do():
+    """As after ``pip install .`` a Python that is started in the source folder."""
+    code = "import sys; sys.modules['mapuot._core'] = None; import mapuot; mapuot.solve([[0.0]], None, None, 1, 1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "mapuot's C library is not built in" in done.stderr
+    assert "start Python in another folder" in done.stderr

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -97,7 +98,15 @@ def pick(backend: str, *arrays: Any) -> ModuleType:
     if backend == "auto":
         on_gpu = any(hasattr(x, "__cuda_array_interface__") for x in arrays)
         backend = "cuda" if on_gpu else "cpu"
-    return import_module(f"{__name__}.{backend}")
+    try:
+        return import_module(f"{__name__}.{backend}")
+    except ModuleNotFoundError as error:
+        if error.name != "mapuot._core":
+            raise
+        raise ImportError(
+            f"mapuot's C library is not built in {Path(__file__).parent.parent}: if mapuot is installed elsewhere, "
+            "start Python in another folder; else run pip install -e . there"
+        ) from error
 
 
 def namespace(*arrays: Any) -> Any:

@@ -314,12 +314,14 @@ class Workspace:
 
     def full_log_v(self, vector: F64) -> F64:
         n = self.problem.shape[1]
-        log_v = vector[:n] - self.state.shift
+        with np.errstate(invalid="ignore"):  # of a start that overflowed
+            log_v = vector[:n] - self.state.shift
         return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, log_v))
 
     def potentials(self) -> tuple[F64, F64]:
         rows, state = self.row_side, self.state
-        log_u = rows["log_scale"] + rows["absorbed"] + state.shift + state.row_offset
+        with np.errstate(invalid="ignore"):
+            log_u = rows["log_scale"] + rows["absorbed"] + state.shift + state.row_offset
         log_u = np.where(self.problem.left_out[0], -np.inf, np.where(self.dead_u, np.inf, log_u))
         return log_u, self.full_log_v(self.work)
 
