@@ -18,7 +18,6 @@ typedef float cost;
 #define DEPTH 5 // most Anderson differences
 #define WARPS (THREADS / 32)
 #define HOLDERS (WARPS < 4 ? WARPS : 4) // warps that may have columns: the first ones
-#define STALL_PASSES 250
 #define LOG2E 1.4426950408889634
 #define LN2 0.6931471805599453
 #define SCALE_LIMIT 1e100 // a scale beyond it: K is rebuilt
@@ -97,24 +96,25 @@ __device__ __forceinline__ double total(const double *parts, int count)
     return sum;
 }
 
-// The sum of x over the block, for every thread; scratch: WARPS numbers.
-__device__ __forceinline__ double block_sum(double x, double *scratch)
+// What each warp found, to every thread; scratch: WARPS numbers.
+__device__ __forceinline__ void meet(double x, double *scratch)
 {
-    x = warp_sum(x);
     __syncthreads();
     if (threadIdx.x % 32 == 0)
         scratch[threadIdx.x / 32] = x;
     __syncthreads();
+}
+
+// The sum of x over the block, for every thread.
+__device__ __forceinline__ double block_sum(double x, double *scratch)
+{
+    meet(warp_sum(x), scratch);
     return total(scratch, WARPS);
 }
 
 __device__ __forceinline__ double block_max(double x, double *scratch)
 {
-    x = warp_max(x);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0)
-        scratch[threadIdx.x / 32] = x;
-    __syncthreads();
+    meet(warp_max(x), scratch);
     double top = -INF;
     for (int w = 0; w < WARPS; w++)
         top = fmax(top, scratch[w]);

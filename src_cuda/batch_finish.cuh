@@ -3,6 +3,7 @@
 #ifndef BATCH_FINISH_CUH
 #define BATCH_FINISH_CUH
 #include "batch.cuh"
+#include "progress.cuh"
 
 // Anderson's weight of difference `lane`: columns normalised, ridge 1e-10; one warp.  t: lane q has sum q, c: what the
 // residual gains by its translation.
@@ -44,12 +45,6 @@ __device__ __forceinline__ double anderson(Standing &p, double t, double c, int 
     return __all_sync(FULL, isfinite(gamma)) ? gamma : 0;
 }
 
-// |P - P*|_1 / mass from d = gap / (reg mass), as in src_c/solver.c
-__device__ __forceinline__ double plan_error(double d)
-{
-    return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d;
-}
-
 // What the state is worth; t as in anderson.
 __device__ __forceinline__ Report certify(const Batch &S, const Work &W, const Standing &p, const Move &move, double t)
 {
@@ -76,13 +71,7 @@ __device__ __forceinline__ int judge(const Batch &S, Standing &p, const Report &
         return NOT_FINITE;
     if (done)
         return CONVERGED;
-    p.since_best += 1;
-    if (out.error < p.best_error * (1 - 1e-3) || out.dual > p.progress_dual + 1e-9 * fabs(out.dual)) {
-        p.best_error = fmin(p.best_error, out.error);
-        p.progress_dual = fmax(p.progress_dual, out.dual);
-        p.since_best = 0;
-    }
-    return p.since_best >= STALL_PASSES ? STALLED : RUNNING;
+    return stalled(p, out) ? STALLED : RUNNING;
 }
 
 // Sweep 2: the next x by extrapolation (step 1), as it is (0), or the last image again (2); true where v goes too far.

@@ -1,10 +1,11 @@
 // Mirrors batch.cu in float32: passes that bring log v near the answer; batch.cu goes on from there and certifies.
 //
-// A pass is made to cost few instructions: logarithms are binary, the block meets twice, and what is O(n) is done by one
-// warp, four columns a lane.  Plans are u_i K_ij v_j with u = w_a 2^x, v = w_b 2^y (w = a, b; a^fi, b^fi without the
-// reference a b^T), so that x and y are potentials, not logarithms of masses: their rounding stays near 1e-7.
-// log v = E_j - shift + y in nats, E the potential absorbed by K.  A constant in log v does not change the translated
-// iterate, so the second translation of finish_pass is left out, and Anderson takes residuals without their mean.
+// A pass is bound by what waits for what: the warps share the column half, a pass is judged while the next one is under
+// way (one that the guard rejects costs half a pass), logarithms are binary, the block meets three times.
+// Plans are u_i K_ij v_j with u = w_a 2^x, v = w_b 2^y (w = a, b; a^fi, b^fi without the reference a b^T), so that x and
+// y are potentials, not logarithms of masses: their rounding stays near 1e-7.  log v = E_j - shift + y in nats, E the
+// potential absorbed by K.  A constant in log v does not change the translated iterate, so the second translation of
+// finish_pass is left out, and Anderson takes residuals without their mean.
 #include "batch_narrow.cuh"
 
 // 2^x, 0 below 2^-125; 2^52 + 2^51 leaves the whole part in the low word
@@ -46,36 +47,38 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
         rate.error = (float)(0.5 * S.rho2 * S.inv_reg * (1 + S.k2) * (1 + S.k2) * LN2 * LN2);
         rate.tol = (float)fmax(S.tol, S.narrow_floor);
         rate.dual_0 = S.reg * c + S.rho1 * a + S.rho2 * b, rate.dual_mass = S.reg + S.rho1;
+        rate.mass_slack = 1e-6 * S.reg;
         rate.slack = 4e-7 * (S.rho1 * a + S.rho2 * b);
         all.best_dual = -INF, all.best_error = (float)INF;
-        all.since_best = all.since_build = 0;
+        all.since_best = 0, all.last = NOTHING, all.fresh = 2;
     }
     __syncthreads();
 }
 
-// K in registers from alpha and beta; loads outside M go to its edge, so that they need no branches
+// K in registers from alpha and beta, 1 where a row or column is left out: its sum is no matter, and must not be 0.
+// A row is requested while the one before it is worked on; loads outside M go to its edge, so that they need no branches.
 __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT])
 {
-    const int g = threadIdx.x / 16, c = threadIdx.x % 16, across = ((int)S.n - c + 15) / 16;
+    const int g = threadIdx.x / 16, c = threadIdx.x % 16, across = ((int)S.n - c + 15) / 16, last = (int)S.m - 1;
     const double scale = -S.inv_reg * LOG2E;
     const int64_t step = 16 * S.M_col;
-    double part[CT];
+    cost next[CT], row[CT];
 #pragma unroll
-    for (int q = 0; q < CT; q++)
-        part[q] = LOG2E * all.beta[c + 16 * q];
-#pragma unroll
-    for (int k = 0; k < RT; k++) {
-        const int i = g * RT + k, last = (int)S.m - 1;
-        const double alpha = LOG2E * all.alpha[i];
+    for (int k = -1; k < RT; k++) {
+        const int i = g * RT + k + 1;
         const cost *from = M + (i < last ? i : last) * S.M_row + (c < (int)S.n ? c : 0) * S.M_col;
-        cost row[CT];
-#pragma unroll
-        for (int q = 0; q < CT; q++)
-            row[q] = from[q < across ? q * step : 0];
 #pragma unroll
         for (int q = 0; q < CT; q++) {
-            const float entry = exp_2(fma((double)row[q], scale, alpha + part[q]));
-            K[k][q] = i <= last && q < across ? entry : 0;
+            row[q] = next[q];
+            if (k + 1 < RT)
+                next[q] = from[q < across ? q * step : 0];
+        }
+        __syncwarp(); // all are requested before the first is used
+#pragma unroll
+        for (int q = 0; k >= 0 && q < CT; q++) {
+            const double potential = all.alpha[i - 1] + all.beta[c + 16 * q];
+            const float entry = exp_2(fma((double)row[q], scale, LOG2E * potential));
+            K[k < 0 ? 0 : k][q] = potential > -INF ? entry : 1;
         }
     }
 }
@@ -108,8 +111,8 @@ __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int 
     }
     if (threadIdx.x == 0) {
         all.offset_b = sum;
-        all.shift[turn] = (float)(-top * LOG2E);
-        all.since_build = 0;
+        all.step[turn].shift = (float)(-top * LOG2E);
+        all.fresh = 1;
     }
 }
 
@@ -132,62 +135,61 @@ __device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all)
 }
 
 // K around log v, or around nothing; then y and v.
-__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, bool plain, int turn,
-                                             float (&K)[RT][CT])
+__device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, int turn, float (&K)[RT][CT])
 {
-    const bool first = all.since_build == 0;
+    const bool first = all.fresh > 1, plain = first && S.safe > 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const double w = all.col[MASS][j];
         if (!first)
-            all.x[j] = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.shift[turn]);
-        all.beta[j] = plain ? 0 : w > 0 ? all.x[j] + (S.product ? log(w) : 0) : -INF;
+            all.x[j] = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.step[turn].shift);
+        all.beta[j] = !(w > 0) ? -INF : plain ? 0 : all.x[j] + (S.product ? log(w) : 0);
     }
     for (int i = threadIdx.x; plain && i < ROWS; i += THREADS)
-        all.alpha[i] = S.low;
+        all.alpha[i] = all.a[i] > 0 ? S.low : -INF;
     __syncthreads();
     if (!plain)
-        balance(S, M, all.a, all.alpha, all.beta, all.partial[0]);
-    fill_kernel(S, all, M, K);
+        balance(S, M, all.a, all.alpha, all.beta, all.join[0]);
     absorb_columns(S, all, turn);
     absorb_rows(S, all);
+    fill_kernel(S, all, M, K);
 }
 
 // u = prox(K v) of the rows of a warp, a row a lane: the sums of 16 lanes meet in shared memory
 __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 16;
-    float v[CT], s[RP], log_u = 0;
+    float v[CT], log_u = 0;
 #pragma unroll
     for (int q = 0; q < CT; q++)
         v[q] = all.v[c + 16 * q];
 #pragma unroll
-    for (int k = 0; k < RP; k++) {
-        s[k] = 0;
-        if (k < RT)
+    for (int k = 0; k < RT; k++) {
+        float s = 0;
 #pragma unroll
-            for (int q = 0; q < CT; q++)
-                s[k] = fmaf(K[k < RT ? k : 0][q], v[q], s[k]);
+        for (int q = 0; q < CT; q++)
+            s = fmaf(K[k][q], v[q], s);
+        all.join[warp][lane / 16 * HALF + 20 * k + c] = s;
     }
-#pragma unroll
-    for (int k = 0; k < RP; k += 4)
-        *(float4 *)&all.rows[warp][c][lane / 16 * RP + k] = make_float4(s[k], s[k + 1], s[k + 2], s[k + 3]);
     __syncwarp();
     if (lane < 2 * RP) {
-        float part[4] = {0, 0, 0, 0};
+        float sum = 0;
 #pragma unroll
-        for (int q = 0; q < 16; q++)
-            part[q % 4] += all.rows[warp][q][lane];
-        const float sum = part[0] + part[1] + (part[2] + part[3]), weight = all.row_weight[warp][lane];
+        for (int q = 0; q < 16; q += 4) {
+            float x[4];
+            load(&all.join[warp][lane / RP * HALF + lane % RP * 20 + q], x);
+            sum += x[0] + x[1] + (x[2] + x[3]);
+        }
         log_u = all.row_base[warp][lane] - all.rates.rest1 * shift - all.rates.fi1 * log_2(sum);
-        const float u = weight * pow_2(log_u);
-        all.u[warp][lane] = !(weight > 0) ? 0 : sum > DEAD && u < LIMIT ? u : NONE; // NONE spreads: K does not do
-        log_u = weight > 0 ? log_u * all.row_mass[warp][lane] : 0;
+        const float u = all.row_weight[warp][lane] * pow_2(log_u);
+        all.u[warp][lane] = sum > DEAD && u < LIMIT ? u : NONE; // NONE spreads: K does not do
+        const float mass = all.row_mass[warp][lane];
+        log_u = mass > 0 ? log_u * mass : 0;
     }
     if (!(S.k1 > 0)) {
-        const double logs = warp_sum((double)log_u);
+        const float logs = warp_sums<1>(&log_u, lane);
         if (lane == 0)
-            all.row_logs[warp] = (float)logs;
+            all.row_logs[warp] = logs;
     }
     __syncwarp();
 }
@@ -214,7 +216,7 @@ __device__ __forceinline__ void row_half(const Batch &S, Shared &all, float shif
     }
 #pragma unroll
     for (int q = 0; q < CT; q++)
-        all.partial[g][c + 16 * q] = sums[q];
+        all.join[warp][g % 2 * (COLUMNS + 16) + c + 16 * q] = sums[q];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(const __grid_constant__ Batch S)
@@ -224,42 +226,54 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
     const cost *M = S.M + problem * S.M_problem;
     uint32_t processors;
     asm("mov.u32 %0, %%nsmid;" : "=r"(processors));
-    // blocks that share a multiprocessor have their column halves in different warps: each scheduler has its part
-    const int warp = threadIdx.x / 32, columns = blockIdx.x / processors % WARPS, judge = (columns + 1) % WARPS;
-    int passes = (int)S.report[problem].passes, turn = 0, order = GO_ON;
+    // blocks that share a multiprocessor have their roles in different warps: each scheduler has its part
+    const int role = (threadIdx.x / 32 + blockIdx.x / processors) % WARPS, j = 64 * role + 2 * (threadIdx.x % 32);
+    int passes = (int)S.report[problem].passes, turn = 0;
     float K[RT][CT];
-    if (S.report[problem].status != RUNNING || passes + 1 >= S.count)
+    if (S.report[problem].status != RUNNING || passes + 1 >= (int)S.count)
         return;
     open_problem(S, all, problem);
-    bool plain = S.safe > 0, rebuild = true;
+    int order = BUILD;
 #pragma unroll 1
-    while (order != STOP && passes + 1 < S.count) { // the last pass is that of batch.cu
-        if (rebuild)
-            build_kernel(S, all, M, plain, turn, K);
-        plain = false;
-        row_half(S, all, all.shift[turn], K);
-        __syncthreads();
-        if (warp == columns)
-            column_half(S, all, turn);
-        else if (warp == judge || RACECHECK)
-            hear();
-        if (warp == judge) {
-            const int next = judge_state(S, all, turn);
-            if (threadIdx.x % 32 == 0)
-                all.order = next;
+    while (order & BUILD) {
+        build_kernel(S, all, M, turn, K);
+#pragma unroll 1
+        for (;;) {
+            Step &at = all.step[turn], &next = all.step[turn ^ 1];
+            row_half(S, all, at.shift, K);
+            __syncthreads();
+            float G[2] = {0, 0}, f[2] = {0, 0};
+            if (role < COLUMN_HALVES)
+                column_sums(all, at, role, j, G, f);
+            else if (role == JUDGE)
+                judge(S, all, next.known > 1);
+            else
+                invert(at);
+            __syncthreads();
+            order = all.order;
+            if (order == REJECT) {
+                restart(all, turn);
+                continue;
+            }
+            if (order != GO_ON || passes + 1 >= (int)S.count) // the last pass is that of batch.cu
+                break;
+            const bool extrapolate = S.memory > 0 && at.known > 0;
+            if (role < COLUMN_HALVES)
+                advance(all, at, extrapolate, turn, j, G, f);
+            else if (role == JUDGE)
+                assess(S, all, at, next);
+            else if (extrapolate)
+                shift_differences(all, at, next);
+            __syncthreads();
+            passes++;
+            turn ^= 1;
         }
-        __syncthreads();
-        passes++;
-        order = all.order;
-        turn ^= order != REBUILD;
-        if (order == REJECT)
-            restart(all, turn);
-        rebuild = order == REBUILD || all.far;
+        turn ^= order & BACK;
     }
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
-        const double x = all.E[j] + LN2 * ((double)all.col[Y][j] - (double)all.shift[turn]);
-        if (all.col[MASS][j] > 0 && isfinite(x))
-            S.x[problem * S.n + j] = x;
+    for (int i = threadIdx.x; i < (int)S.n; i += THREADS) {
+        const double x = all.E[i] + LN2 * ((double)all.col[Y][i] - (double)all.step[turn].shift);
+        if (all.col[MASS][i] > 0 && isfinite(x))
+            S.x[problem * S.n + i] = x;
     }
     if (threadIdx.x == 0)
         S.report[problem].passes = passes;

@@ -1,13 +1,19 @@
-// Mirrors batch_finish.cuh in float32: what a narrow pass does once K^T u is summed, by one warp, four columns a lane.
+// Mirrors batch_finish.cuh in float32: what a narrow pass does once K^T u is summed.  Two warps have the columns, two
+// columns a lane; beside them one warp judges the last pass and
+// one prepares Anderson's weights.
 // Included by batch_narrow.cu, whose header explains the quantities.
 #ifndef BATCH_NARROW_CUH
 #define BATCH_NARROW_CUH
 #include "batch_build.cuh"
 
-#define RP ((RT + 3) / 4 * 4) // rows of a group, padded to 16 bytes
-#define LIMIT 1e12f           // a scale beyond it: K is rebuilt
-#define DEAD 1e-30f           // a sum below it: no mass is in reach
-#define PATIENCE 20           // passes without progress
+#define RP ((RT + 3) / 4 * 4)                // rows of a group, padded to 16 bytes
+#define HALF ((20 * RP + 31) / 32 * 32 + 16) // of what a warp joins for its first 16 lanes: the others use other banks
+#define JOIN (2 * HALF > 2 * (COLUMNS + 16) ? 2 * HALF : 2 * (COLUMNS + 16))
+#define OLD (DEPTH - 1)                      // differences beside the newest
+#define AT(i, k) ((i) * ((i) + 1) / 2 + (k)) // of a lower triangle, k <= i
+#define LIMIT 1e12f                          // a scale beyond it: K is rebuilt
+#define DEAD 1e-30f                          // a sum below it: no mass is in reach
+#define PATIENCE 20                          // passes without progress
 #define RIDGE 1e-6f
 #define NONE __int_as_float(0x7fffffff)
 
@@ -24,46 +30,41 @@ enum {
     DIFF_G = DIFF_F + DEPTH,
     KINDS = DIFF_G + DEPTH
 };
-// sums over the columns: v (K^T u), q = b v^-k2 and its moments of f; b-weighted ones of f, P = change of f, and y
-enum { PLAN, SUM_Q, SUM_QF, SUM_QFF, OF_F, OF_P, OF_PP, OF_PF, OF_Y, OF_DOT, TOTALS = 16 };
-enum { GO_ON, REBUILD, REJECT, STOP };
+// sums over the columns: P = change of f; b-weighted ones of P times the old differences, f, P and y; v (K^T u),
+// q = b v^-k2 and its moments of f
+enum { OF_DOT, OF_F = OF_DOT + OLD, OF_P, OF_PP, OF_PF, PLAN, SUM_Q, SUM_QF, SUM_QFF, OF_Y, TOTALS = 16 };
+// what the block does after a pass; BACK: the pass does not count
+enum { GO_ON, BACK = 1, BUILD = 2, REJECT = 4, STOP = 8 };
+// what is known of the last pass
+enum { NOTHING, SOUND, UNSOUND };
+// the warps of a block in the column half: two with columns, one that judges, one for the differences
+enum { COLUMN_HALVES = 2, JUDGE = COLUMN_HALVES, DIFFERENCES };
 
 // Constants of a problem.  dual = dual_0 - dual_mass mass - rho2 sum q where both sides are KL.
 struct Rates {
     float fi1, fi2, rest1, rest2, both, k2, lam_rate, mass_a, mass_b, share; // rest = 1 - fi, both = 1 - fi1 fi2
     float error, tol; // gap / (reg mass) = error sum q f^2 / mass
-    double dual_0, dual_mass, slack;
+    double dual_0, dual_mass, slack, mass_slack;
 };
 
-// The column half tells the warp that judges beside it that the sums are there; with RACECHECK the whole block meets.
-__device__ __forceinline__ void tell()
-{
-#if RACECHECK
-    __syncthreads();
-#else
-    asm volatile("bar.arrive 1, 64;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void hear()
-{
-#if RACECHECK
-    __syncthreads();
-#else
-    asm volatile("bar.sync 1, 64;" ::: "memory");
-#endif
-}
+// What a pass starts from; two, in turn.  Differences by age, the oldest first; one that is not there yet is a row of
+// the unit matrix and zeros.
+struct alignas(16) Step {
+    float rhs[OLD], ones[OLD];                   // <f, D_i>, <1, D_i>
+    float inverse[AT(OLD, 0)], gram[AT(OLD, 0)]; // of gram + RIDGE diag
+    int slot[DEPTH], known; // where the differences lie, the newest last; passes since the start, 2: extrapolated
+    float shift;            // binary
+};
 
 struct Shared {
     double x[COLUMNS], E[COLUMNS], beta[COLUMNS], alpha[ROWS], a[ROWS], scratch[WARPS];
-    double mass_a, mass_b, offset_a, offset_b; // sum a D, sum b E
-    alignas(16) float v[COLUMNS], col[KINDS][COLUMNS], partial[GROUPS][COLUMNS + 16];
-    alignas(16) float rows[WARPS][16][2 * RP + 4], u[WARPS][2 * RP];
+    double mass_a, mass_b, offset_a, offset_b, dual, best_dual; // sum a D, sum b E
+    alignas(16) float v[COLUMNS], col[KINDS][COLUMNS], join[WARPS][JOIN], u[WARPS][2 * RP];
+    alignas(16) float fold[COLUMN_HALVES][TOTALS][36], sums[COLUMN_HALVES][TOTALS];
     float row_base[WARPS][2 * RP], row_weight[WARPS][2 * RP], row_mass[WARPS][2 * RP], row_logs[WARPS];
-    float gram[DEPTH * DEPTH], rhs[DEPTH], ones[DEPTH], sums[TOTALS];
-    float shift[2], best_error; // shift: binary, of this pass and the next in turn
-    int order, far, since_best, since_build, depth, head, have, extrapolated[2];
-    double best_dual;
+    Step step[2];
+    float mass, loss, best_error;       // of the last pass: of its plan; sum q f^2
+    int order, since_best, last, fresh; // fresh: no sound pass since K was made, 2: before the first
     Rates rates;
 };
 
@@ -103,64 +104,69 @@ __device__ __forceinline__ void load(const float *from, float (&x)[4])
     x[0] = t.x, x[1] = t.y, x[2] = t.z, x[3] = t.w;
 }
 
+__device__ __forceinline__ void load(const float *from, float (&x)[2])
+{
+    const float2 t = *(const float2 *)from;
+    x[0] = t.x, x[1] = t.y;
+}
+
+__device__ __forceinline__ void store(float *to, const float (&x)[2]) { *(float2 *)to = make_float2(x[0], x[1]); }
+
 __device__ __forceinline__ void store(float *to, const float (&x)[4])
 {
     *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
 }
 
-// G = the next y, f = G - y of the lane's columns j .. j + 3, before the translation; lane l returns sum l / 2.
-__device__ __forceinline__ float column_sums(const Shared &all, float shift, int j, float (&G)[4], float (&f)[4])
+// G = the next y, f = G - y of the lane's columns j and j + 1, before the translation; the warp's part of the sums, which
+// 16 lanes join in shared memory.
+__device__ __forceinline__ void column_sums(Shared &all, const Step &at, int half, int j, float (&G)[2], float (&f)[2])
 {
-    const float move = all.rates.rest2 * shift, fi = all.rates.fi2, k2 = all.rates.k2;
-    float value[TOTALS], sum[4] = {0, 0, 0, 0}, part[4], y[4], w[4], wP[4];
-#pragma unroll
-    for (int q = 0; q < TOTALS; q++)
-        value[q] = 0;
-    if (j < COLUMNS) {
+    const float move = all.rates.rest2 * at.shift, fi = all.rates.fi2, k2 = all.rates.k2;
+    const int lane = threadIdx.x % 32;
+    float value[OF_Y + 1] = {}, sum[2] = {0, 0}, part[2];
+    if (COLUMNS == 128 || j < COLUMNS) {
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
-            load(&all.partial[g][j], part);
-#pragma unroll
-            for (int q = 0; q < 4; q++)
-                sum[q] += part[q];
+            load(&all.join[g / 2][g % 2 * (COLUMNS + 16) + j], part);
+            sum[0] += part[0], sum[1] += part[1];
         }
-        load(&all.v[j], part);
+        float v[2], y[2], w[2], base[2], weight[2], before[2], wP[2];
+        load(&all.v[j], v), load(&all.col[Y][j], y), load(&all.col[MASS][j], w), load(&all.col[BASE][j], base);
+        load(&all.col[WEIGHT_Q][j], weight), load(&all.col[F_BEFORE][j], before);
 #pragma unroll
-        for (int q = 0; q < 4; q++)
-            value[PLAN] += part[q] * sum[q];
-        load(&all.col[BASE][j], part);
-        load(&all.col[Y][j], y);
-        load(&all.col[MASS][j], w);
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            const float next = part[q] + move - fi * log_2(sum[q]);
-            G[q] = !(w[q] > 0) ? 0 : sum[q] > DEAD ? next : NONE;
+        for (int q = 0; q < 2; q++) {
+            const float next = base[q] + move - fi * log_2(sum[q]), Q = weight[q] * pow_2(-k2 * y[q]);
+            G[q] = sum[q] > DEAD ? next : NONE;
             f[q] = G[q] - y[q];
-        }
-        load(&all.col[WEIGHT_Q][j], part);
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            const float Q = part[q] * pow_2(-k2 * y[q]), Qf = Q * f[q];
-            value[SUM_Q] += Q, value[SUM_QF] += Qf, value[SUM_QFF] += Qf * f[q];
-        }
-        load(&all.col[F_BEFORE][j], part);
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            const float P = f[q] - part[q];
+            const float P = f[q] - before[q], Qf = Q * f[q];
             wP[q] = w[q] * P;
+            value[PLAN] += v[q] * sum[q], value[SUM_Q] += Q, value[SUM_QF] += Qf, value[SUM_QFF] += Qf * f[q];
             value[OF_F] += w[q] * f[q], value[OF_Y] += w[q] * y[q];
             value[OF_P] += wP[q], value[OF_PP] += wP[q] * P, value[OF_PF] += wP[q] * f[q];
         }
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            load(&all.col[DIFF_F + i][j], part);
-#pragma unroll
-            for (int q = 0; q < 4; q++)
-                value[OF_DOT + i] += wP[q] * part[q];
+        for (int i = 0; i < OLD; i++) {
+            load(&all.col[DIFF_F][at.slot[i] + j], part);
+            value[OF_DOT + i] = wP[0] * part[0] + wP[1] * part[1];
         }
     }
-    return warp_sums<TOTALS>(value, threadIdx.x % 32);
+#pragma unroll
+    for (int q = 0; q <= OF_Y; q++)
+        all.fold[half][q][lane] = value[q];
+    __syncwarp();
+    float joined = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float x[4];
+        load(&all.fold[half][lane % TOTALS][lane / TOTALS * 16 + 4 * k], x);
+        joined += x[0] + x[1] + (x[2] + x[3]);
+    }
+    joined += __shfl_xor_sync(FULL, joined, 16);
+    if (lane < TOTALS)
+        all.sums[half][lane] = joined;
 }
+
+__device__ __forceinline__ float total(const Shared &all, int q) { return all.sums[0][q] + all.sums[1][q]; }
 
 // lam of the translation, binary; Q = sum q without its part of the shift
 __device__ __forceinline__ float translation(const Shared &all, float shift, float plan, float Q)
@@ -169,20 +175,21 @@ __device__ __forceinline__ float translation(const Shared &all, float shift, flo
     return rate.lam_rate > 0 ? rate.lam_rate * (log_2(plan) - log_2(Q) - rate.k2 * shift) : 0;
 }
 
-__device__ __forceinline__ bool sound(float plan, float QFF) { return plan > 0 && isfinite(plan) && isfinite(QFF); }
+__device__ __forceinline__ bool sound(const Shared &all)
+{
+    const float plan = total(all, PLAN); // NaN and inf fail every comparison
+    return (plan > 0) & (plan < 1e38f) & (fabsf(total(all, SUM_QFF)) < 1e38f);
+}
 
-// What the block does after this pass, from the sums, beside the column half and by another warp.  The error is
-// estimated from the residual; no answer is certified here.
-__device__ __forceinline__ int judge_state(const Batch &S, Shared &all, int turn)
+// What the pass was worth: dual value, mass, loss; the translation, so that the next pass can start.  One warp.
+__device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &at, Step &next)
 {
     const Rates &rate = all.rates;
-    const float plan = S.k1 > 0 ? all.sums[PLAN] : rate.mass_a, Q = all.sums[SUM_Q], shift = all.shift[turn];
+    const float shift = at.shift;
+    const float plan = S.k1 > 0 ? total(all, PLAN) : rate.mass_a, Q = total(all, SUM_Q);
     const float lam = translation(all, shift, plan, Q), common = rate.both * lam;
     const float grow = pow_2(rate.k2 * (shift + lam)), mass = plan * pow_2(-rate.rest1 * lam);
-    const float square = (all.sums[SUM_QFF] + common * (2 * all.sums[SUM_QF] + common * Q)) * grow;
-    const float loss = fmaxf(square, 0), d = rate.error * loss * reciprocal(mass);
-    const float error = S.k2 > 0 ? d * (1.0f / 3) + root(2 * d + d * d * (1.0f / 9))
-                                 : (float)LN2 * root(loss * rate.mass_b) * reciprocal(mass);
+    const float square = total(all, SUM_QFF) + common * (2 * total(all, SUM_QF) + common * Q);
     double dual = rate.dual_0 - rate.dual_mass * (double)mass;
     if (S.k1 > 0 && S.k2 > 0) {
         dual -= S.rho2 * (double)(Q * grow);
@@ -193,152 +200,178 @@ __device__ __forceinline__ int judge_state(const Batch &S, Shared &all, int turn
         dual += S.k1 > 0 ? 0 : S.reg * (all.offset_a + LN2 * (logs + moved));
         moved = (double)(shift + lam) * all.mass_b;
         dual -=
-            S.k2 > 0 ? S.rho2 * (double)(Q * grow) : S.reg * (LN2 * (moved - (double)all.sums[OF_Y]) - all.offset_b);
+            S.k2 > 0 ? S.rho2 * (double)(Q * grow) : S.reg * (LN2 * (moved - (double)total(all, OF_Y)) - all.offset_b);
     }
-    if (!sound(plan, all.sums[SUM_QFF]))
-        return all.since_build == 0 ? STOP : REBUILD; // K does not do
-    const bool extrapolated = all.extrapolated[turn] != 0;
-    if (extrapolated && !(dual >= all.best_dual - rate.slack - 1e-6 * S.reg * (double)mass))
-        return REJECT;
-    const bool better = error < all.best_error * (1 - 1e-3f);
-    const int since_best = better ? 0 : all.since_best + 1;
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-        all.best_dual = extrapolated ? fmax(all.best_dual, dual) : dual;
-        all.best_error = fminf(all.best_error, error);
-        all.since_best = since_best;
-        all.since_build++;
-    }
-    const double gap = S.reg * (double)(d * mass);
-    const bool done = error <= rate.tol || (S.k2 > 0 && gap <= S.tol_gap * fabs(dual));
-    return done || since_best >= PATIENCE || !isfinite(dual) ? STOP : GO_ON;
+    const int lane = threadIdx.x % 32, known = at.known > 0 && S.memory > 0 ? 2 : 1, moved_on = known - 1;
+    if (lane < DEPTH)
+        next.slot[lane] = at.slot[lane + moved_on < DEPTH ? lane + moved_on : 0];
+    if (lane > 0)
+        return;
+    all.last = sound(all) ? SOUND : UNSOUND;
+    all.dual = dual, all.mass = mass, all.loss = fmaxf(square * grow, 0);
+    next.shift = shift + rate.fi1 * lam, next.known = known;
 }
 
-// Anderson's weights gamma, without the mean of the residuals: (gram + RIDGE diag) gamma = rhs by elimination, every lane
-// for itself; rhs_i = <f, D_i> = its last value + <P, D_i>.  What has no difference yet is a row of the unit matrix.
-__device__ __forceinline__ void anderson(Shared &all, float t, int slot, int depth, float (&gamma)[DEPTH])
+// What the block does after the last pass.  The error is estimated from the residual; no answer is certified here.  The
+// same warp, during the next pass.
+__device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapolated)
 {
-    const int lane = threadIdx.x % 32;
-    const float F = __shfl_sync(FULL, t, 2 * OF_F), P = __shfl_sync(FULL, t, 2 * OF_P);
-    const float PP = __shfl_sync(FULL, t, 2 * OF_PP), PF = __shfl_sync(FULL, t, 2 * OF_PF);
-    const float D = __shfl_sync(FULL, t, 2 * (OF_DOT + (lane < DEPTH ? lane : 0))), over = P * all.rates.share;
-    if (lane < depth) {
-        const bool newest = lane == slot;
-        const float dot = newest ? fmaxf(PP - P * over, 1e-36f) : D - over * all.ones[lane];
-        all.rhs[lane] = newest ? PF - over * F : all.rhs[lane] + dot;
-        all.gram[lane * DEPTH + slot] = all.gram[slot * DEPTH + lane] = dot;
-        if (newest)
-            all.ones[lane] = P;
+    const Rates &rate = all.rates;
+    const double dual = all.dual, best = all.best_dual;
+    const float mass = all.mass, loss = all.loss, best_error = all.best_error, over = reciprocal(mass);
+    const int last = all.last, lane = threadIdx.x % 32, missed = all.since_best + 1, fresh = all.fresh;
+    bool far = false;
+    for (int j = lane; j < COLUMNS; j += 32)
+        far |= !(all.v[j] < LIMIT);
+    far = __any_sync(FULL, far);
+    const float d = rate.error * loss * over;
+    const float error =
+        rate.k2 > 0 ? d * (1.0f / 3) + root(2 * d + d * d * (1.0f / 9)) : (float)LN2 * root(loss * rate.mass_b) * over;
+    const int since_best = error < best_error * (1 - 1e-3f) ? 0 : missed;
+    const bool rejected = extrapolated && !(dual >= best - rate.slack - rate.mass_slack * (double)mass);
+    bool done = error <= rate.tol || since_best >= PATIENCE || !isfinite(dual);
+    if (S.tol_gap >= 0 && S.k2 > 0)
+        done |= S.reg * (double)(d * mass) <= S.tol_gap * fabs(dual);
+    __syncwarp(); // every lane has read
+    if (lane > 0)
+        return;
+    const int kernel = far ? BUILD : GO_ON, unsound = BACK | (fresh ? STOP : BUILD);
+    all.order = last == NOTHING ? kernel : last == UNSOUND ? unsound : rejected ? REJECT : done ? STOP : kernel;
+    all.last = NOTHING;
+    if (last == SOUND && !rejected) {
+        all.best_dual = extrapolated ? fmax(best, dual) : dual;
+        all.best_error = fminf(best_error, error);
+        all.since_best = since_best;
+        all.fresh = 0;
     }
-    __syncwarp();
-    float A[DEPTH][DEPTH], inverse[DEPTH];
+}
+
+// Inner products of the newest difference P, without the mean of the residuals: dot_i = <P, D_i>, rhs_i = <f, D_i> of the
+// old ones, its last value + dot_i; index OLD: those of P itself.
+struct Products {
+    float dot[DEPTH], rhs[DEPTH];
+};
+
+__device__ __forceinline__ Products products(const Shared &all, const Step &at)
+{
+    Products out;
+    const float P = total(all, OF_P), over = P * all.rates.share;
 #pragma unroll
-    for (int i = 0; i < DEPTH; i++) {
-        gamma[i] = all.rhs[i];
+    for (int i = 0; i < OLD; i++) {
+        out.dot[i] = total(all, OF_DOT + i) - over * at.ones[i];
+        out.rhs[i] = at.rhs[i] + out.dot[i];
+    }
+    out.dot[OLD] = fmaxf(total(all, OF_PP) - P * over, 1e-36f);
+    out.rhs[OLD] = total(all, OF_PF) - over * total(all, OF_F);
+    return out;
+}
+
+// The differences of the next pass: the oldest leaves.  One warp.
+__device__ __forceinline__ void shift_differences(const Shared &all, const Step &at, Step &next)
+{
+    const Products now = products(all, at);
+    if (threadIdx.x % 32 > 0)
+        return;
+#pragma unroll
+    for (int i = 0; i < OLD; i++) {
+        next.rhs[i] = now.rhs[i + 1];
+        next.ones[i] = i + 1 < OLD ? at.ones[i + 1 < OLD ? i + 1 : 0] : total(all, OF_P);
 #pragma unroll
         for (int k = 0; k <= i; k++)
-            A[i][k] = all.gram[i * DEPTH + k] * (i == k ? 1 + RIDGE : 1);
+            next.gram[AT(i, k)] = i + 1 < OLD ? at.gram[i + 1 < OLD ? AT(i + 1, k + 1) : 0] : now.dot[k + 1];
     }
-#pragma unroll
-    for (int k = 0; k < DEPTH; k++) {
-        inverse[k] = reciprocal(A[k][k]);
-#pragma unroll
-        for (int i = k + 1; i < DEPTH; i++) {
-            const float factor = A[i][k] * inverse[k];
-#pragma unroll
-            for (int j = k + 1; j <= i; j++)
-                A[i][j] = fmaf(-factor, A[j][k], A[i][j]);
-            gamma[i] = fmaf(-factor, gamma[k], gamma[i]);
-        }
-    }
-    bool finite = true;
-#pragma unroll
-    for (int k = DEPTH - 1; k >= 0; k--) {
-#pragma unroll
-        for (int i = k + 1; i < DEPTH; i++)
-            gamma[k] = fmaf(-A[i][k], gamma[i], gamma[k]);
-        gamma[k] *= inverse[k];
-        finite &= isfinite(gamma[k]) != 0;
-    }
-#pragma unroll
-    for (int k = 0; k < DEPTH; k++)
-        gamma[k] = finite ? gamma[k] : 0;
 }
 
-// The next y = G - sum gamma_i (difference of images)_i and v, the history; whether v goes too far.
-__device__ __forceinline__ bool advance(Shared &all, int j, const float (&G)[4], const float (&f)[4],
-                                        const float (&gamma)[DEPTH], int slot, int turn)
+// (gram + RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p.  The same warp, during the
+// next pass.
+__device__ __forceinline__ void invert(Step &at)
 {
-    float y[4], part[4];
-    bool far = false;
-    if (j >= COLUMNS)
-        return false;
+    float A[AT(OLD, 0)], least[OLD];
 #pragma unroll
-    for (int q = 0; q < 4; q++)
-        y[q] = G[q];
-    if (slot >= 0) {
-        float newest[4];
-        load(&all.col[F_BEFORE][j], part);
-        load(&all.col[G_BEFORE + (turn ^ 1)][j], newest);
+    for (int i = 0; i < OLD; i++) {
 #pragma unroll
-        for (int q = 0; q < 4; q++) {
-            part[q] = f[q] - part[q];
-            newest[q] = G[q] - newest[q];
-        }
-        store(&all.col[DIFF_F + slot][j], part);
-        store(&all.col[DIFF_G + slot][j], newest);
-#pragma unroll
-        for (int i = 0; i < DEPTH; i++) { // no difference yet: gamma 0, zeros
-            load(&all.col[DIFF_G + i][j], part);
-#pragma unroll
-            for (int q = 0; q < 4; q++)
-                y[q] = fmaf(-gamma[i], part[q], y[q]);
-        }
+        for (int k = 0; k <= i; k++)
+            A[AT(i, k)] = at.gram[AT(i, k)];
+        least[i] = RIDGE * A[AT(i, i)];
+        A[AT(i, i)] += least[i];
     }
-    store(&all.col[F_BEFORE][j], f);
-    store(&all.col[G_BEFORE + turn][j], G);
-    store(&all.col[Y][j], y);
-    load(&all.col[WEIGHT_B][j], part);
 #pragma unroll
-    for (int q = 0; q < 4; q++) {
-        part[q] = part[q] > 0 ? part[q] * pow_2(y[q]) : 0;
-        far |= !(part[q] < LIMIT);
+    for (int p = 0; p < OLD; p++) {
+        const float inverse = reciprocal(fmaxf(A[AT(p, p)], least[p]));
+        float row[OLD];
+#pragma unroll
+        for (int i = 0; i < OLD; i++)
+            row[i] = i < p ? A[AT(p, i)] : A[AT(i, p)];
+#pragma unroll
+        for (int i = 0; i < OLD; i++)
+#pragma unroll
+            for (int k = 0; k <= i; k++)
+                A[AT(i, k)] = i == p && k == p ? -inverse
+                              : i == p         ? row[k] * inverse
+                              : k == p         ? row[i] * inverse
+                                               : fmaf(-row[i] * inverse, row[k], A[AT(i, k)]);
     }
-    store(&all.v[j], part);
-    return far;
+    if (threadIdx.x % 32 == 0)
+#pragma unroll
+        for (int i = 0; i < AT(OLD, 0); i++)
+            at.inverse[i] = -A[i];
 }
 
-// The column half, by one warp, as if the pass were accepted.
-__device__ __forceinline__ void column_half(const Batch &S, Shared &all, int turn)
+// Anderson's weights, the newest last: (gram + RIDGE diag) gamma = rhs by blocks, the inverse of the old ones known.
+__device__ __forceinline__ void anderson(const Shared &all, const Step &at, float (&gamma)[DEPTH])
 {
-    const int lane = threadIdx.x % 32, j = 4 * lane;
-    float G[4] = {0, 0, 0, 0}, f[4] = {0, 0, 0, 0}, gamma[DEPTH] = {0, 0, 0, 0, 0};
-    const float shift = all.shift[turn], t = column_sums(all, shift, j, G, f);
-    if (lane % 2 == 0)
-        all.sums[lane / 2] = t;
-    tell();
-    const float plan = S.k1 > 0 ? __shfl_sync(FULL, t, 2 * PLAN) : all.rates.mass_a;
-    const float Q = __shfl_sync(FULL, t, 2 * SUM_Q), QFF = __shfl_sync(FULL, t, 2 * SUM_QFF);
-    const bool usable = sound(plan, QFF);
-    if (lane == 0)
-        all.shift[turn ^ 1] = shift + (usable ? all.rates.fi1 * translation(all, shift, plan, Q) : 0);
-    if (!usable)
+    const Products now = products(all, at);
+    float h[OLD], s = now.dot[OLD] * (1 + RIDGE), last = now.rhs[OLD], finite = 0;
+#pragma unroll
+    for (int i = 0; i < OLD; i++) {
+        h[i] = gamma[i] = 0;
+#pragma unroll
+        for (int k = 0; k < OLD; k++) {
+            const float entry = at.inverse[k < i ? AT(i, k) : AT(k, i)];
+            h[i] = fmaf(entry, now.dot[k], h[i]), gamma[i] = fmaf(entry, now.rhs[k], gamma[i]);
+        }
+        s = fmaf(-now.dot[i], h[i], s), last = fmaf(-now.rhs[i], h[i], last);
+    }
+    gamma[OLD] = last * reciprocal(fmaxf(s, RIDGE * now.dot[OLD]));
+#pragma unroll
+    for (int i = 0; i < OLD; i++) {
+        gamma[i] = fmaf(-h[i], gamma[OLD], gamma[i]);
+        finite += gamma[i];
+    }
+    finite += gamma[OLD];
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++)
+        gamma[i] = isfinite(finite) ? gamma[i] : 0;
+}
+
+// The next y = G - sum gamma_i (difference of images)_i and v, the history; where the sums are of no use all stays.
+__device__ __forceinline__ void advance(Shared &all, const Step &at, bool extrapolate, int turn, int j,
+                                        const float (&G)[2], const float (&f)[2])
+{
+    float gamma[DEPTH], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
+    anderson(all, at, gamma);
+    if (!sound(all) || (COLUMNS < 128 && j >= COLUMNS))
         return;
-    int slot = -1, head = all.head, depth = all.depth;
-    if (S.memory > 0 && all.have) {
-        slot = head;
-        depth += depth < (int)S.memory && head == depth;
-        head = head + 1 < (int)S.memory ? head + 1 : 0;
+    load(&all.col[F_BEFORE][j], dF), load(&all.col[G_BEFORE + (turn ^ 1)][j], dG), load(&all.col[WEIGHT_B][j], w);
+#pragma unroll
+    for (int i = 0; i < OLD; i++) {
+        load(&all.col[DIFF_G][at.slot[i] + j], part);
+        y[0] = fmaf(-gamma[i], part[0], y[0]), y[1] = fmaf(-gamma[i], part[1], y[1]);
     }
-    if (slot >= 0)
-        anderson(all, t, slot, depth, gamma);
-    const bool far = __any_sync(FULL, advance(all, j, G, f, gamma, slot, turn));
-    __syncwarp(); // a vote orders no reads: every lane has read head, depth and have
-    if (lane == 0)
-        all.head = head, all.depth = depth, all.have = 1, all.extrapolated[turn ^ 1] = slot >= 0, all.far = far;
+#pragma unroll
+    for (int q = 0; q < 2; q++) {
+        dF[q] = f[q] - dF[q], dG[q] = G[q] - dG[q];
+        y[q] = extrapolate ? fmaf(-gamma[OLD], dG[q], y[q]) : G[q];
+        y[q] = w[q] > 0 ? y[q] : 0;
+        v[q] = w[q] * pow_2(y[q]);
+    }
+    const int slot = at.slot[OLD] + j; // not extrapolated: it is not read
+    store(&all.v[j], v), store(&all.col[Y][j], y);
+    store(&all.col[F_BEFORE][j], f), store(&all.col[G_BEFORE + turn][j], G);
+    store(&all.col[DIFF_F][slot], dF), store(&all.col[DIFF_G][slot], dG);
 }
 
-// After a step that lost dual value: on from the last image, without a history.
+// After a step that lost dual value, and before the first: on from the last image, without a history.
 __device__ __forceinline__ void restart(Shared &all, int turn)
 {
 #pragma unroll 1
@@ -347,14 +380,19 @@ __device__ __forceinline__ void restart(Shared &all, int turn)
         all.col[Y][j] = y;
         all.v[j] = w > 0 ? w * pow_2(y) : 0;
         for (int i = 0; i < DEPTH; i++)
-            all.col[DIFF_G + i][j] = 0;
+            all.col[DIFF_F + i][j] = all.col[DIFF_G + i][j] = 0;
     }
-    if (threadIdx.x < DEPTH * DEPTH)
-        all.gram[threadIdx.x] = threadIdx.x % (DEPTH + 1) == 0;
-    if (threadIdx.x < DEPTH)
-        all.rhs[threadIdx.x] = 0;
-    if (threadIdx.x == 0)
-        all.depth = all.head = all.have = all.far = all.extrapolated[0] = all.extrapolated[1] = 0;
+    if (threadIdx.x < 2) {
+        Step &step = all.step[threadIdx.x];
+        for (int i = 0; i < OLD; i++)
+            step.rhs[i] = step.ones[i] = 0;
+        for (int i = 0; i < OLD; i++)
+            for (int k = 0; k <= i; k++)
+                step.gram[AT(i, k)] = i == k;
+        for (int i = 0; i < DEPTH; i++)
+            step.slot[i] = i * COLUMNS;
+        step.known = 0;
+    }
     __syncthreads();
 }
 #endif

@@ -5,8 +5,8 @@
 // (verdict).  Included by finish_pass.cuh.
 #ifndef FINISH_SCALARS_CUH
 #define FINISH_SCALARS_CUH
+#include "progress.cuh"
 
-#define STALL_PASSES 250
 #define NARROW_PATIENCE 20
 #define NARROW_LIMIT 1e20 // sums of u or v beyond it, or below its inverse: float32 is not safe
 #define SCALE_LIMIT 1e30  // and beyond it K is rebuilt
@@ -60,12 +60,6 @@ __device__ __forceinline__ void anderson(Finish &F, double c, int slot, int dept
         p.gamma[i] = gamma;
 }
 
-// |P - P*|_1 / mass from d = gap / (reg mass), as in src_c/solver.c
-__device__ __forceinline__ double plan_error(double d)
-{
-    return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d;
-}
-
 // What the guard needs of the state; the words are those of mapuot_stats.
 __device__ __forceinline__ void certify(const State &S, Finish &F, const Translation &move)
 {
@@ -106,12 +100,7 @@ __device__ __forceinline__ double judge(const State &S, Finish &F)
         return CONVERGED;
     if (!done && S.finer > 0 && storage >= S.tol / 4 && out.error - storage <= fmax(S.tol, storage) / 2)
         return COARSE;
-    p.since_best += 1;
-    if (out.error < p.best_error * (1 - 1e-3) || out.dual > p.progress_dual + 1e-9 * fabs(out.dual)) {
-        p.best_error = fmin(p.best_error, out.error);
-        p.progress_dual = fmax(p.progress_dual, out.dual);
-        p.since_best = 0;
-    }
+    const bool stuck = stalled(p, out);
     if (p.narrow > 0 && S.tol >= 0 && (done || out.error <= S.narrow_floor || p.since_best >= NARROW_PATIENCE)) {
         p.narrow = 0; // only a pass in float64 certifies
         p.best_dual = -INF;
@@ -120,7 +109,7 @@ __device__ __forceinline__ double judge(const State &S, Finish &F)
         p.dead = out.dead; // what a fresh K leaves dead stays so
     else if (out.lost > S.flush_tol || lost_points || fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) > SCALE_LIMIT)
         return ABSORB;
-    return p.since_best >= STALL_PASSES ? STALLED : RUNNING;
+    return stuck ? STALLED : RUNNING;
 }
 
 // The step that the guard allows; p.step: 0 take G, 1 extrapolate, 2 go back to the last image.

@@ -19,7 +19,6 @@ from ..solve import COARSE_TOL, reg_steps
 from . import Options
 from .cuda import STATUS, narrow_floor
 from .cuda_kernels import F8, I8, PTR, kernel
-from .cuda_launch import switches
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
@@ -85,8 +84,7 @@ def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
     rows = -(-m // groups)
     entries = rows * columns
     resident = (3 if entries > 96 else 4 if entries > 48 else 6) if narrow else 32 // groups
-    lie = {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident}
-    return lie | {"NARROW": 0, "STORE": 0, "RACECHECK": int("racecheck" in switches())}
+    return {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident, "NARROW": 0, "STORE": 0}
 
 
 @cache
