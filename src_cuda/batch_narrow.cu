@@ -2,9 +2,9 @@
 //
 // A pass is bound by what waits for what: the warps share the column half, a pass is judged while the next one is under
 // way (one that the guard rejects costs half a pass), logarithms are binary, the block meets three times.
-// Plans are u_i K_ij v_j with u = w_a 2^x, v = w_b 2^y (w = a, b; a^fi, b^fi without the reference a b^T), so that x and
-// y are potentials, not logarithms of masses: their rounding stays near 1e-7.  log v = E_j - shift + y in nats, E the
-// potential absorbed by K.  A constant in log v does not change the translated iterate, so the second translation of
+// Plans are u_i K_ij v_j with u = w_a 2^x, v = w_b 2^y (w = a, b; a^fi, b^fi without the reference a b^T), so that x
+// and y are potentials, not logarithms of masses: their rounding stays near 1e-7.  log v = E_j - shift + y in nats, E
+// the potential absorbed by K.  A constant in log v does not change the translated iterate, so the second translation of
 // finish_pass is left out, and Anderson takes residuals without their mean.
 #include "batch_narrow.cuh"
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
 }
 
 // K in registers from alpha and beta, 1 where a row or column is left out: its sum is no matter, and must not be 0.
-// A row is requested while the one before it is worked on; loads outside M go to its edge, so that they need no branches.
+// A row is requested while the one before it is worked on; loads outside M go to its edge: no branches.
 __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT])
 {
     const int g = threadIdx.x / 16, c = threadIdx.x % 16, across = ((int)S.n - c + 15) / 16, last = (int)S.m - 1;

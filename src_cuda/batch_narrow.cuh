@@ -117,8 +117,8 @@ __device__ __forceinline__ void store(float *to, const float (&x)[4])
     *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
 }
 
-// G = the next y, f = G - y of the lane's columns j and j + 1, before the translation; the warp's part of the sums, which
-// 16 lanes join in shared memory.
+// G = the next y, f = G - y of the lane's columns j and j + 1, before the translation; the warp's part of the sums: 16
+// lanes a sum, through shared memory.
 __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int half, int j, float (&G)[2], float (&f)[2])
 {
     const float move = all.rates.rest2 * at.shift, fi = all.rates.fi2, k2 = all.rates.k2;
@@ -246,8 +246,8 @@ __device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapol
     }
 }
 
-// Inner products of the newest difference P, without the mean of the residuals: dot_i = <P, D_i>, rhs_i = <f, D_i> of the
-// old ones, its last value + dot_i; index OLD: those of P itself.
+// Inner products of the newest difference P, without the mean of the residuals: dot_i = <P, D_i>, rhs_i = <f, D_i> of
+// the old ones, its last value + dot_i; index OLD: those of P itself.
 struct Products {
     float dot[DEPTH], rhs[DEPTH];
 };
