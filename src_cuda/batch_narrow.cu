@@ -2,10 +2,10 @@
 //
 // A pass is bound by what waits for what: the warps share the column half, a pass is judged while the next one is under
 // way (one that the guard rejects costs half a pass), logarithms are binary, the block meets three times.
-// Plans are u_i K_ij v_j with u = w_a 2^x, v = w_b 2^y (w = a, b; a^fi, b^fi without the reference a b^T), so that x
-// and y are potentials, not logarithms of masses: their rounding stays near 1e-7.  log v = E_j - shift + y in nats, E
-// the potential absorbed by K.  A constant in log v does not change the translated iterate, so the second translation of
-// finish_pass is left out, and Anderson takes residuals without their mean.
+// Plans are u_i K_ij v_j with u = w_a 2^x, v = w_b 2^y (w = a, b; a^fi, b^fi without the reference a b^T), so that
+// x and y are potentials, not logarithms of masses: their rounding stays near 1e-7.  log v = E_j - shift + y in nats, E
+// the potential absorbed by K.  A constant in log v does not change the translated iterate, so the second translation
+// of finish_pass is left out, and Anderson takes residuals without their mean.
 #include "batch_narrow.cuh"
 
 // 2^x, 0 below 2^-125; 2^52 + 2^51 leaves the whole part in the low word
@@ -55,28 +55,34 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
     __syncthreads();
 }
 
+// Column q of lane c of 16: fours side by side, what is left 16 apart
+__device__ __forceinline__ constexpr int column_of(int c, int q)
+{
+    return q < CT / 4 * 4 ? q / 4 * 64 + 4 * c + q % 4 : CT / 4 * 64 + q % 4 * 16 + c;
+}
+
 // K in registers from alpha and beta, 1 where a row or column is left out: its sum is no matter, and must not be 0.
 // A row is requested while the one before it is worked on; loads outside M go to its edge: no branches.
 __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT])
 {
-    const int g = threadIdx.x / 16, c = threadIdx.x % 16, across = ((int)S.n - c + 15) / 16, last = (int)S.m - 1;
+    const int g = threadIdx.x / 16, c = threadIdx.x % 16, last = (int)S.m - 1;
     const double scale = -S.inv_reg * LOG2E;
-    const int64_t step = 16 * S.M_col;
     cost next[CT], row[CT];
 #pragma unroll
     for (int k = -1; k < RT; k++) {
         const int i = g * RT + k + 1;
-        const cost *from = M + (i < last ? i : last) * S.M_row + (c < (int)S.n ? c : 0) * S.M_col;
+        const cost *from = M + (i < last ? i : last) * S.M_row;
 #pragma unroll
         for (int q = 0; q < CT; q++) {
             row[q] = next[q];
+            const int j = column_of(c, q);
             if (k + 1 < RT)
-                next[q] = from[q < across ? q * step : 0];
+                next[q] = from[(j < (int)S.n ? j : 0) * S.M_col];
         }
         __syncwarp(); // all are requested before the first is used
 #pragma unroll
         for (int q = 0; k >= 0 && q < CT; q++) {
-            const double potential = all.alpha[i - 1] + all.beta[c + 16 * q];
+            const double potential = all.alpha[i - 1] + all.beta[column_of(c, q)];
             const float entry = exp_2(fma((double)row[q], scale, LOG2E * potential));
             K[k < 0 ? 0 : k][q] = potential > -INF ? entry : 1;
         }
@@ -162,7 +168,7 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float s
     float v[CT], log_u = 0;
 #pragma unroll
     for (int q = 0; q < CT; q++)
-        v[q] = all.v[c + 16 * q];
+        v[q] = all.v[column_of(c, q)];
 #pragma unroll
     for (int k = 0; k < RT; k++) {
         float s = 0;
@@ -216,7 +222,7 @@ __device__ __forceinline__ void row_half(const Batch &S, Shared &all, float shif
     }
 #pragma unroll
     for (int q = 0; q < CT; q++)
-        all.join[warp][g % 2 * (COLUMNS + 16) + c + 16 * q] = sums[q];
+        all.join[warp][g % 2 * (COLUMNS + 16) + column_of(c, q)] = sums[q];
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(const __grid_constant__ Batch S)
@@ -235,8 +241,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
     open_problem(S, all, problem);
     int order = BUILD;
 #pragma unroll 1
-    while (order & BUILD) {
-        build_kernel(S, all, M, turn, K);
+    while (order & (BUILD | REJECT)) {
+        if (order & BUILD)
+            build_kernel(S, all, M, turn, K);
+        else
+            restart(all, turn);
 #pragma unroll 1
         for (;;) {
             Step &at = all.step[turn], &next = all.step[turn ^ 1];
@@ -251,18 +260,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
                 invert(at);
             __syncthreads();
             order = all.order;
-            if (order == REJECT) {
-                restart(all, turn);
-                continue;
-            }
             if (order != GO_ON || passes + 1 >= (int)S.count) // the last pass is that of batch.cu
                 break;
-            const bool extrapolate = S.memory > 0 && at.known > 0;
             if (role < COLUMN_HALVES)
-                advance(all, at, extrapolate, turn, j, G, f);
+                advance(all, at, turn, j, G, f);
             else if (role == JUDGE)
                 assess(S, all, at, next);
-            else if (extrapolate)
+            else if (at.known > 0)
                 shift_differences(all, at, next);
             __syncthreads();
             passes++;

@@ -52,8 +52,9 @@ struct Rates {
 struct alignas(16) Step {
     float rhs[OLD], ones[OLD];                   // <f, D_i>, <1, D_i>
     float inverse[AT(OLD, 0)], gram[AT(OLD, 0)]; // of gram + RIDGE diag
-    int slot[DEPTH], known; // where the differences lie, the newest last; passes since the start, 2: extrapolated
-    float shift;            // binary
+    int slot[DEPTH];                             // where the differences lie, the newest last
+    int known;                                   // passes since the start, 2: extrapolated; 0 without Anderson
+    float shift;                                 // binary
 };
 
 struct Shared {
@@ -202,7 +203,7 @@ __device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &
         dual -=
             S.k2 > 0 ? S.rho2 * (double)(Q * grow) : S.reg * (LN2 * (moved - (double)total(all, OF_Y)) - all.offset_b);
     }
-    const int lane = threadIdx.x % 32, known = at.known > 0 && S.memory > 0 ? 2 : 1, moved_on = known - 1;
+    const int lane = threadIdx.x % 32, moved_on = at.known > 0, known = S.memory > 0 ? 1 + moved_on : 0;
     if (lane < DEPTH)
         next.slot[lane] = at.slot[lane + moved_on < DEPTH ? lane + moved_on : 0];
     if (lane > 0)
@@ -345,12 +346,13 @@ __device__ __forceinline__ void anderson(const Shared &all, const Step &at, floa
 }
 
 // The next y = G - sum gamma_i (difference of images)_i and v, the history; where the sums are of no use all stays.
-__device__ __forceinline__ void advance(Shared &all, const Step &at, bool extrapolate, int turn, int j,
-                                        const float (&G)[2], const float (&f)[2])
+__device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2],
+                                        const float (&f)[2])
 {
     float gamma[DEPTH], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
+    const bool usable = sound(all), extrapolate = at.known > 0;
     anderson(all, at, gamma);
-    if (!sound(all) || (COLUMNS < 128 && j >= COLUMNS))
+    if (!usable || (COLUMNS < 128 && j >= COLUMNS))
         return;
     load(&all.col[F_BEFORE][j], dF), load(&all.col[G_BEFORE + (turn ^ 1)][j], dG), load(&all.col[WEIGHT_B][j], w);
 #pragma unroll
