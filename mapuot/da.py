@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
+from .pot.arrays import threshold
 from .pot.sinkhorn import Call
 from .problem import as_positive
 from .result import Result
@@ -169,9 +170,12 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         if ys is not None and yt is not None:
             separate_classes(cost, as_labels(ys, len(Xs), "ys"), as_labels(yt, len(Xt), "yt"), self.limit_max)
         estimate = self.distribution_estimation or uniform
+        if not callable(estimate):
+            raise TypeError(f"distribution_estimation must be callable, got {estimate!r}")
         self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
         call = Call(self.mu_s_, self.mu_t_, cost, self.reg_e, self.reg_m)
-        call.max_iter, call.stop, call.verbose = as_count(self.max_iter, "max_iter"), self.tol, self.verbose
+        call.max_iter, call.verbose = as_count(self.max_iter, "max_iter"), self.verbose
+        call.stop = threshold(self.tol, "tol")
         answers = call.run(self.method)
         self.result_: Result = answers.results[0]
         self.cost_, self.xs_, self.xt_ = cost, Xs, Xt
@@ -248,7 +252,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         if X.shape == fitted.shape and np.array_equal(X, fitted):
             return image
         moved = np.empty_like(X)
-        for i in batches(len(X), batch_size):
+        for i in batches(len(X), as_count(batch_size, "batch_size")):
             nearest = cdist(X[i], fitted, "sqeuclidean").argmin(axis=1)
             moved[i] = X[i] + (image - fitted)[nearest]
         return moved
@@ -302,7 +306,7 @@ def normalised(M: F64, norm: str | None) -> F64:
 def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     """Raise, in place, the cost between samples of different known classes."""
     labelled = (ys != MISSING_LABEL)[:, None] & (yt != MISSING_LABEL)
-    limit = limit_max * M.max() if np.isfinite(limit_max) else np.inf
+    limit = np.inf if limit_max == np.inf else as_positive(limit_max, "limit_max") * M.max()
     np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..problem import as_float
+
 
 def library(x: Any) -> str:
     """The top-level package that ``type(x)`` comes from: "numpy", "cupy", "torch", "jax", "builtins" ..."""
@@ -30,7 +32,17 @@ def take(x: Any, name: str) -> Any:
         return x.cpu().numpy()
     if root == "jax":
         return np.asarray(x)
+    if root == "pandas":
+        return np.asarray(x)
     return x.numpy() if root == "tensorflow" else x
+
+
+def threshold(value: Any, name: str = "stopThr") -> float:
+    """A number, 0 and less too: then nothing stops the iteration early."""
+    try:
+        return as_float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a number, got {value!r}") from error
 
 
 def give(x: Any, like: Any) -> Any:

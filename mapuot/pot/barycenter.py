@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from ..backends import host
 from ..barycenter import Core, as_weights
 from ..errors import ConvergenceWarning
-from ..problem import as_positive
+from ..problem import as_array, as_positive
 from ..solve import as_count
-from .arrays import give, take
+from .arrays import give, take, threshold
 
 
 def barycenter_unbalanced(
@@ -127,8 +128,7 @@ class Barycenter:
 
     def __init__(self, A: Any, M: Any, reg: Any, reg_m: Any, weights: Any) -> None:
         self.like = A
-        host = [x.get() if hasattr(x, "get") else x for x in (take(A, "A"), take(M, "M"))]
-        A, M = np.asarray(host[0]), host[1]
+        A, M = as_array(host(take(A, "A")), "A"), host(take(M, "M"))
         self.dtype = np.float32 if A.dtype == np.float32 else np.float64
         shape = np.shape(M)
         if A.ndim != 2 or len(shape) != 2 or A.shape[0] != shape[0] or shape[0] != shape[1] or A.shape[1] == 0:
@@ -136,7 +136,7 @@ class Barycenter:
         self.core = Core(A.T, M, reg, reg_m, as_weights(take(weights, "weights"), A.shape[1]))
 
     def run(self, log_v: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool) -> Any:
-        core, err = self.core, []
+        core, err, stop = self.core, [], threshold(stop)
         core.log_v, q = np.full(core.log_v.shape, log_v), np.exp(np.full(core.q.shape, log_v))
         for k in tqdm(range(max_iter), desc="barycenter", unit="pass", disable=not progress):
             core.iterate()

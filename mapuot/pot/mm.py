@@ -19,11 +19,11 @@ import numpy as np
 from scipy.special import rel_entr
 from tqdm import tqdm
 
-from ..backends import pick
+from ..backends import host, pick
 from ..errors import ConvergenceWarning
-from ..problem import as_cost, as_pair, as_positive, as_reference, as_weight
+from ..problem import as_array, as_cost, as_pair, as_positive, as_reference, as_weight
 from ..solve import as_count
-from .arrays import give, take
+from .arrays import give, take, threshold
 
 BLOCK_ENTRIES = 1 << 16  # of G and of K at a time: both stay in the cache of one core
 FLOOR = 1e-16  # POT's, added to the denominator
@@ -96,13 +96,15 @@ def mm_unbalanced(
     problem = Majorised.from_arrays(
         take(a, "a"), take(b, "b"), take(M, "M"), take(reg_m, "reg_m"), take(c, "c"), reg, div
     )
-    start = np.outer(problem.a, problem.b) if G0 is None else np.asarray(take(G0, "G0"))
+    start = np.outer(problem.a, problem.b) if G0 is None else as_array(host(take(G0, "G0")), "G0")
+    if start.dtype.kind not in "fiub":
+        raise TypeError(f"G0 must hold real numbers, got dtype {start.dtype}")
     if start.shape != problem.M.shape:
         raise ValueError(f"G0 must have M's shape {problem.M.shape}, got {start.shape}")
     if not (np.isfinite(start).all() and (start >= 0).all()):
         raise ValueError("G0 must be finite and >= 0")
     plan = np.array(start, dtype=problem.M.dtype, order="C")
-    err = minimise(problem, plan, as_count(numItermax, "numItermax"), stopThr, verbose)
+    err = minimise(problem, plan, as_count(numItermax, "numItermax"), threshold(stopThr), verbose)
     answer = give(plan, M)
     if not log:
         return answer
@@ -157,7 +159,7 @@ class Majorised:
     @classmethod
     def from_arrays(cls, a: Any, b: Any, M: Any, reg_m: Any, c: Any, reg: Any, div: str) -> Majorised:
         module = pick("reference")
-        M = as_cost(M.get() if hasattr(M, "get") else M, module)
+        M = as_cost(host(M), module)
         weight_a, weight_b = as_weight(a, M.shape[0], "a", module), as_weight(b, M.shape[1], "b", module)
         pair = as_pair(reg_m, "reg_m")
         rho = as_positive(pair[0], "reg_m[0]"), as_positive(pair[1], "reg_m[1]")

@@ -18,10 +18,10 @@ import numpy as np
 from ..backends import pick
 from ..batch import solve_batch
 from ..errors import InfeasibleError
-from ..problem import Problem, as_positive, as_side
+from ..problem import Problem, as_array, as_positive, as_side
 from ..result import Result
 from ..solve import as_count, solve, start_potentials
-from .arrays import give, take
+from .arrays import give, take, threshold
 from .iterate import NAMED, TINY, iterate
 
 BACKEND = "auto"  # of every function here: by the arrays
@@ -250,9 +250,11 @@ class Call:
         for key in ("a", "b", "M", "reg_m", "c"):
             setattr(self, key, take(getattr(self, key), key))
         reference = self.reference()
-        self.max_iter = as_count(self.max_iter, "numItermax")
-        several = np.ndim(self.b) == 2
-        self.b = np.asarray(self.b) if isinstance(self.b, (list, tuple)) and several else self.b
+        self.max_iter, self.stop = as_count(self.max_iter, "numItermax"), threshold(self.stop)
+        self.b = as_array(self.b, "b") if isinstance(self.b, (list, tuple)) else self.b
+        several, shape = np.ndim(self.b) == 2, np.shape(self.M)
+        if several and (0 in self.b.shape or self.b.shape[:1] != shape[1:]):
+            raise ValueError(f"b must have shape (n,) or (n, k) for M of shape {shape}, got {self.b.shape}")
         if several and name is None:
             return Answers(self.batch(reference), several, like)
         pairs = [self.one(name, reference, j) for j in range(self.b.shape[1])] if several else []
@@ -280,7 +282,7 @@ class Call:
                 self.reg,
                 self.reg_m,
                 reference=reference,
-                tol=float(self.stop) if self.stop > 0 else TINY,
+                tol=self.stop if self.stop > 0 else TINY,
                 max_passes=self.max_iter,
                 backend=BACKEND,
                 warm_start=start,
@@ -305,7 +307,7 @@ class Call:
             self.reg,
             self.reg_m,
             reference=reference,
-            tol=float(self.stop) if self.stop > 0 else TINY,
+            tol=self.stop if self.stop > 0 else TINY,
             max_passes=self.max_iter,
             backend=BACKEND,
             warm_start=starts,
@@ -318,6 +320,8 @@ class Call:
         """The warm start of target j: a column where it has columns (one column serves all)."""
         if self.warmstart is None:
             return None
+        if not isinstance(self.warmstart, (tuple, list)) or len(self.warmstart) != 2:
+            raise TypeError(f"warmstart must be a pair (log u, log v), got {type(self.warmstart).__name__}")
         pair = [take(x, "warmstart") for x in self.warmstart]
         return pair if j is None else [x if np.ndim(x) < 2 else x[:, min(j, x.shape[1] - 1)] for x in pair]
 
