@@ -12,7 +12,8 @@ from .errors import ConvergenceWarning, InfeasibleError
 from .log_matmul import log_matmul, log_matmul_gradient
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .result import Result
-from .solve import path, solve
+from .sequence import path
+from .solve import solve
 
 __version__ = "0.1.0"
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
@@ -91,7 +91,7 @@ def solve(
     tol_gap : float, optional
         Stop also when ``gap <= tol_gap * |dual|`` and hard columns (balanced, range) miss at most ``tol_gap * mass``.
     max_passes : int
-        Reads of K at most (and one more where the last was an extrapolation that the guard dropped).
+        Reads of K at most (and one more where the last was an extrapolation that the guard dropped, or in place).
     precision : {"auto", "float64", "mixed", "bfloat16"}
         Storage of K. Sums and potentials are float64 always; "auto" is "mixed" (float32 K) for tol >= 5e-7, but
         "float64" for method "map-uot", whose plan is rounded in every pass: in float32 the bound grows by 2e-7 each.
@@ -293,13 +293,17 @@ class Run:
         """Pass until certified, cancelled or out of passes; returns the log v to go on from."""
         with closing(self.module.Workspace(problem, options)) as workspace:
             workspace.absorb(log_v)
+            fresh = True
             quick = not self.heard and self.ranks.max(problem.M.size) <= QUICK_ENTRIES
             count = 16 if quick else 1
             while True:
                 begun = time.perf_counter()
                 stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))
                 self.status = self.record(stats)
-                if self.status == "absorb":
+                ended = self.status not in ("running", "absorb", *FAILED)
+                if ended and options.in_place and not (fresh and len(stats) == 1):
+                    self.certify_in_place(workspace)
+                if fresh := self.status == "absorb":
                     workspace.absorb()
                 elif self.status != "running":
                     break
@@ -312,6 +316,14 @@ class Run:
                 self.save(workspace, problem)
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return np.array(workspace.next_log_v)
+
+    def certify_in_place(self, workspace: Workspace) -> None:
+        """Repeat the last pass on a fresh K: what the plan lost while it was rescaled, it does not know itself."""
+        log_v = self.module.to_numpy(workspace.potentials()[1])
+        workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
+        status = self.record(workspace.iterate(1))
+        if "converged" in (status, self.status):
+            self.status = status
 
     def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
         """Make one pass more where the last was a dropped step: its state is no answer, the image before it is."""
@@ -363,37 +375,3 @@ def reg_steps(problem: Problem, options: Options, warm: bool) -> list[float]:
         return []
     count = math.ceil(math.log(SCALING_BELOW * spread / problem.reg, SCALING_STEP))
     return [problem.reg * SCALING_STEP**k for k in range(count, 0, -1)]
-
-
-def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **options: Any) -> Iterator[Result]:
-    """Solve a sequence of problems that differ in reg and reg_m, each started from the answer before it.
-
-    Parameters
-    ----------
-    M, a, b
-        As for :func:`solve`.
-    regs : sequence of float
-        Entropic regularisations in the order to solve; from large to small is the quick way.
-    reg_ms : list, or one value for all
-        A list holds one reg_m for each of ``regs``; anything else is the reg_m of all.
-    **options
-        Whatever else :func:`solve` takes; ``warm_start`` is that of the first problem.
-
-    Yields
-    ------
-    Result
-        One for each reg, as soon as it is solved.
-
-    Raises
-    ------
-    ValueError
-        ``reg_ms`` is a list of another length than ``regs``.
-    """
-    if not isinstance(reg_ms, list):
-        reg_ms = [reg_ms] * len(regs)
-    if len(reg_ms) != len(regs):
-        raise ValueError(f"reg_ms must have the length of regs, {len(regs)}, got {len(reg_ms)}")
-    warm_start = options.pop("warm_start", None)
-    for reg, reg_m in zip(regs, reg_ms, strict=True):
-        warm_start = solve(M, a, b, reg, reg_m, warm_start=warm_start, **options)
-        yield warm_start

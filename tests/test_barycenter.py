@@ -144,6 +144,9 @@ def test_barycenter_dtype_and_bad_arguments():
         ({"weights": [1.0]}, ValueError, "weights must be"),
         ({"A": A[:5]}, ValueError, r"A must be \(n, k\) and M \(n, n\)"),
         ({"A": -A}, ValueError, "A must be finite and >= 0"),
+        ({"A": np.ma.masked_less(A, 0.1)}, ValueError, "A must not be masked"),
+        ({"A": [[1.0], [1.0, 2.0]]}, ValueError, "A must be an array of numbers"),
+        ({"stopThr": None}, TypeError, "stopThr must be a number, got None"),
         ({"tau": 3.0}, TypeError, "tau"),
         ({"foo": 3.0}, TypeError, "foo"),
     ):
@@ -310,7 +313,10 @@ def test_mm_bad_arguments():
         ({"G0": np.ones((2, 2))}, ValueError, "G0 must have M's shape"),
         ({"G0": np.nan * M}, ValueError, "G0 must be finite and >= 0"),
         ({"G0": -1 - M}, ValueError, "G0 must be finite and >= 0"),
+        ({"G0": M + 1j}, TypeError, "G0 must hold real numbers, got dtype complex128"),
+        ({"G0": np.ma.masked_less(M, 0.5)}, ValueError, "G0 must not be masked"),
         ({"M": np.full((9, 12), np.inf)}, ValueError, "M must be finite"),
+        ({"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
         ({"returnCost": "foo"}, ValueError, "Unknown returnCost = 'foo'"),
         ({"foo": 1}, TypeError, "foo"),
     ):

@@ -127,6 +127,8 @@ def test_pickle_and_clone():
         ({"method": "foo"}, "Unknown method"),
         ({"max_iter": 0}, "max_iter must be"),
         ({"reg_e": -1}, "reg must be"),
+        ({"limit_max": np.nan, "ys": np.zeros(14), "yt": np.ones(11)}, "limit_max must be a positive finite number"),
+        ({"limit_max": -1, "ys": np.zeros(14), "yt": np.ones(11)}, "limit_max must be a positive finite number"),
     ],
     ids=str,
 )
@@ -136,6 +138,21 @@ def test_bad_arguments(change, text):
     parameters = {k: v for k, v in change.items() if k not in data}
     with pytest.raises(ValueError, match=text):
         UnbalancedSinkhornTransport(**parameters).fit(**data)
+
+
+@pytest.mark.parametrize(("name", "value"), [("tol", "small"), ("distribution_estimation", "even")])
+def test_parameters_of_the_wrong_kind(name, value):
+    xs, _, xt, _ = domains()
+    with pytest.raises(TypeError, match=f"{name} must be .*, got '{value}'"):
+        UnbalancedSinkhornTransport(**{name: value}).fit(xs, Xt=xt)
+
+
+@pytest.mark.parametrize("size", [-1, 0, 2.5])
+def test_batch_size_is_a_count(size):
+    xs, _, xt, _ = domains()
+    fitted = UnbalancedSinkhornTransport().fit(xs, Xt=xt)
+    with pytest.raises(ValueError, match="batch_size must be an integer >= 1"):
+        fitted.transform(xs + 1, batch_size=size)
 
 
 class OntoItself(UnbalancedSinkhornTransport):

@@ -223,7 +223,12 @@ def test_entropy_warns():
         ({"a": np.ones(5)}, ValueError, "a must have shape"),
         ({"M": np.full((13, 17), np.nan)}, ValueError, "M must not hold NaN"),
         ({"c": np.ones((2, 2))}, ValueError, "reference must have M's shape"),
-        ({"warmstart": (np.zeros(13),)}, TypeError, "warm_start"),
+        ({"warmstart": (np.zeros(13),)}, TypeError, "warmstart must be a pair"),
+        ({"warmstart": 3}, TypeError, "warmstart must be a pair"),
+        ({"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
+        ({"b": np.ones((2, 17))}, ValueError, r"b must have shape \(n,\) or \(n, k\) for M of shape \(13, 17\)"),
+        ({"b": np.ones((17, 0))}, ValueError, r"b must have shape \(n,\) or \(n, k\)"),
+        ({"b": [[1.0], [1.0, 2.0]]}, ValueError, "b must be an array of numbers"),
     ],
     ids=str,
 )

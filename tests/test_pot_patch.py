@@ -140,6 +140,22 @@ def test_patched_several_targets_keep_pots_reference(patched):
 # other array libraries
 
 
+@pytest.mark.parametrize("method", [None, "sinkhorn"])
+def test_tables_of_pandas(method):
+    pandas = pytest.importorskip("pandas")
+    a, b, M, _ = arrays()
+    rows = list("abcdefghijklm")
+    table, target = pandas.DataFrame(M, index=rows), pandas.DataFrame(np.stack([b, b[::-1]], axis=1))
+    plan = pot.sinkhorn_unbalanced(pandas.Series(a, index=rows), pandas.Series(b), table, REG, 1.0, method)
+    assert_allclose(plan, pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, method), rtol=1e-14)
+    cost = pot.sinkhorn_unbalanced(a, target, table, REG, 1.0, method)
+    assert_allclose(cost, pot.sinkhorn_unbalanced(a, target.to_numpy(), M, REG, 1.0, method), rtol=1e-14)
+    A, square = pandas.DataFrame(np.stack([a, a[::-1]], axis=1)), pandas.DataFrame(M @ M.T)
+    q = pot.barycenter_unbalanced(A, square, REG, 1.0)
+    assert_allclose(q, pot.barycenter_unbalanced(A.to_numpy(), square.to_numpy(), REG, 1.0), rtol=1e-14)
+    assert_allclose(pot.mm_unbalanced(a, b, table, 1.0), pot.mm_unbalanced(a, b, M, 1.0), rtol=1e-14)
+
+
 def test_torch_tensors():
     torch = pytest.importorskip("torch")
     a, b, M, _ = (torch.tensor(x) for x in arrays())

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import ot
 import pytest
-from problems import clouds, relative_error, verify, with_forbidden, with_zeros
+from problems import Case, clouds, relative_error, verify, with_forbidden, with_zeros
 
 import mapuot
 
@@ -183,6 +183,20 @@ def test_slow_named_method_is_not_called_stalled():
 
 
 SMALL = np.random.default_rng(0).random((4, 5)), np.full(4, 0.25), np.full(5, 0.2)
+
+
+@pytest.mark.parametrize("max_passes", [100, 10_000])
+@pytest.mark.parametrize("reg_m", [10.0, 1000.0])
+def test_plan_in_place_is_certified_with_what_it_has_lost(reg_m, max_passes):
+    """Entries that leave float64 while v is far from its end are zeros for good: 20 times the mass in these."""
+    M = np.array([[0.3814, 0.9001, 1.7691, 0.9409], [1.5737, 0.4134, 0.2239, 1.0445]])
+    case = Case(M, np.array([0.93, 1678.0]), np.array([1.12, 3.5e-7, 1662.0, 3e-6]), 7.7e-4, (reg_m, 0.076))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+        result = case.solve(method="map-uot", tol=1e-2, max_passes=max_passes)
+    assert result.converged == (max_passes > 100)
+    assert relative_error(result.plan, case.solve(tol=1e-9).plan) <= result.error_bound
+    assert result.n_passes <= max_passes + 1
 
 
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
