@@ -47,10 +47,10 @@ struct Rates {
     double dual_0, dual_mass, slack, mass_slack;
 };
 
-// What a pass starts from; two, in turn.  Differences by age, the oldest first; one that is not there yet is a row of
-// the unit matrix and zeros.
+// What a pass starts from; two, in turn.  Differences D (of f, without their mean) by age, the oldest first; one that
+// is not there yet is a row of the unit matrix and zeros.
 struct alignas(16) Step {
-    float rhs[OLD], ones[OLD];                   // <f, D_i>, <1, D_i>
+    float rhs[OLD], solved[OLD];                 // <f, D_i>; inverse rhs
     float inverse[AT(OLD, 0)], gram[AT(OLD, 0)]; // of gram + RIDGE diag
     int slot[DEPTH];                             // where the differences lie, the newest last
     int known;                                   // passes since the start, 2: extrapolated; 0 without Anderson
@@ -247,103 +247,7 @@ __device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapol
     }
 }
 
-// Inner products of the newest difference P, without the mean of the residuals: dot_i = <P, D_i>, rhs_i = <f, D_i> of
-// the old ones, its last value + dot_i; index OLD: those of P itself.
-struct Products {
-    float dot[DEPTH], rhs[DEPTH];
-};
-
-__device__ __forceinline__ Products products(const Shared &all, const Step &at)
-{
-    Products out;
-    const float P = total(all, OF_P), over = P * all.rates.share;
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
-        out.dot[i] = total(all, OF_DOT + i) - over * at.ones[i];
-        out.rhs[i] = at.rhs[i] + out.dot[i];
-    }
-    out.dot[OLD] = fmaxf(total(all, OF_PP) - P * over, 1e-36f);
-    out.rhs[OLD] = total(all, OF_PF) - over * total(all, OF_F);
-    return out;
-}
-
-// The differences of the next pass: the oldest leaves.  One warp.
-__device__ __forceinline__ void shift_differences(const Shared &all, const Step &at, Step &next)
-{
-    const Products now = products(all, at);
-    if (threadIdx.x % 32 > 0)
-        return;
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
-        next.rhs[i] = now.rhs[i + 1];
-        next.ones[i] = i + 1 < OLD ? at.ones[i + 1 < OLD ? i + 1 : 0] : total(all, OF_P);
-#pragma unroll
-        for (int k = 0; k <= i; k++)
-            next.gram[AT(i, k)] = i + 1 < OLD ? at.gram[i + 1 < OLD ? AT(i + 1, k + 1) : 0] : now.dot[k + 1];
-    }
-}
-
-// (gram + RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p.  The same warp, during the
-// next pass.
-__device__ __forceinline__ void invert(Step &at)
-{
-    float A[AT(OLD, 0)], least[OLD];
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
-#pragma unroll
-        for (int k = 0; k <= i; k++)
-            A[AT(i, k)] = at.gram[AT(i, k)];
-        least[i] = RIDGE * A[AT(i, i)];
-        A[AT(i, i)] += least[i];
-    }
-#pragma unroll
-    for (int p = 0; p < OLD; p++) {
-        const float inverse = reciprocal(fmaxf(A[AT(p, p)], least[p]));
-        float row[OLD];
-#pragma unroll
-        for (int i = 0; i < OLD; i++)
-            row[i] = i < p ? A[AT(p, i)] : A[AT(i, p)];
-#pragma unroll
-        for (int i = 0; i < OLD; i++)
-#pragma unroll
-            for (int k = 0; k <= i; k++)
-                A[AT(i, k)] = i == p && k == p ? -inverse
-                              : i == p         ? row[k] * inverse
-                              : k == p         ? row[i] * inverse
-                                               : fmaf(-row[i] * inverse, row[k], A[AT(i, k)]);
-    }
-    if (threadIdx.x % 32 == 0)
-#pragma unroll
-        for (int i = 0; i < AT(OLD, 0); i++)
-            at.inverse[i] = -A[i];
-}
-
-// Anderson's weights, the newest last: (gram + RIDGE diag) gamma = rhs by blocks, the inverse of the old ones known.
-__device__ __forceinline__ void anderson(const Shared &all, const Step &at, float (&gamma)[DEPTH])
-{
-    const Products now = products(all, at);
-    float h[OLD], s = now.dot[OLD] * (1 + RIDGE), last = now.rhs[OLD], finite = 0;
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
-        h[i] = gamma[i] = 0;
-#pragma unroll
-        for (int k = 0; k < OLD; k++) {
-            const float entry = at.inverse[k < i ? AT(i, k) : AT(k, i)];
-            h[i] = fmaf(entry, now.dot[k], h[i]), gamma[i] = fmaf(entry, now.rhs[k], gamma[i]);
-        }
-        s = fmaf(-now.dot[i], h[i], s), last = fmaf(-now.rhs[i], h[i], last);
-    }
-    gamma[OLD] = last * reciprocal(fmaxf(s, RIDGE * now.dot[OLD]));
-#pragma unroll
-    for (int i = 0; i < OLD; i++) {
-        gamma[i] = fmaf(-h[i], gamma[OLD], gamma[i]);
-        finite += gamma[i];
-    }
-    finite += gamma[OLD];
-#pragma unroll
-    for (int i = 0; i < DEPTH; i++)
-        gamma[i] = isfinite(finite) ? gamma[i] : 0;
-}
+#include "batch_weights.cuh"
 
 // The next y = G - sum gamma_i (difference of images)_i and v, the history; where the sums are of no use all stays.
 __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2],
@@ -351,7 +255,8 @@ __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, i
 {
     float gamma[DEPTH], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
     const bool usable = sound(all), extrapolate = at.known > 0;
-    anderson(all, at, gamma);
+    const Products now = products(all);
+    anderson(at, now, gamma);
     if (!usable || (COLUMNS < 128 && j >= COLUMNS))
         return;
     load(&all.col[F_BEFORE][j], dF), load(&all.col[G_BEFORE + (turn ^ 1)][j], dG), load(&all.col[WEIGHT_B][j], w);
@@ -362,7 +267,7 @@ __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, i
     }
 #pragma unroll
     for (int q = 0; q < 2; q++) {
-        dF[q] = f[q] - dF[q], dG[q] = G[q] - dG[q];
+        dF[q] = f[q] - dF[q] - now.mean, dG[q] = G[q] - dG[q];
         y[q] = extrapolate ? fmaf(-gamma[OLD], dG[q], y[q]) : G[q];
         y[q] = w[q] > 0 ? y[q] : 0;
         v[q] = w[q] * pow_2(y[q]);
@@ -387,7 +292,7 @@ __device__ __forceinline__ void restart(Shared &all, int turn)
     if (threadIdx.x < 2) {
         Step &step = all.step[threadIdx.x];
         for (int i = 0; i < OLD; i++)
-            step.rhs[i] = step.ones[i] = 0;
+            step.rhs[i] = 0;
         for (int i = 0; i < OLD; i++)
             for (int k = 0; k <= i; k++)
                 step.gram[AT(i, k)] = i == k;

@@ -11,7 +11,7 @@ cupy = pytest.importorskip("cupy", reason="needs CuPy")
 nvrtc = cupy.cuda.nvrtc
 
 ARCHES = ("sm_80", "sm_90", "sm_100")
-SPILLED = {True: 320, False: 700}  # bytes of a block of a batch: narrow, wide
+SPILLED = {True: 48, False: 700}  # bytes of a block of a batch: narrow, wide
 HOT = {"row_pass", "plan_pass", "row_sums", "column_sums", "plan_rows", "plan_columns"}
 PORTABLE = HOT | {"gather_sums", "finish_first", "finish_join", "finish_second"}
 
