@@ -218,7 +218,7 @@ class Result:
         with ranks.together():
             n = ranks.sum(self.problem.shape[1])
             if not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
-                raise ValueError(f"k must be an integer in 1..{n}, got {k!r}")
+                raise ValueError(f"k must be in 1..{n}, got {k!r}")
             index, value = self._own_top(min(k, self.problem.shape[1]))
             if ranks.size > 1:
                 index = np.hstack(ranks.all(index + ranks.before(self.problem.shape[1])))
