@@ -12,6 +12,7 @@
 
 #define SCALE_LIMIT 1e150 /* sums of u or v beyond it: rebuild K before anything overflows */
 #define MOST_SCALE 1e300  /* the vectors' exp ends at 8e307: beyond it a scaling is not what its logarithm says */
+#define MOST_LOST 1e-3    /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
 #define LEAST_MASS 1e-290 /* the marginals of a plan below it lose their digits at DBL_MIN */
 enum { STALL_PASSES = 250, NARROW_PATIENCE = 20, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
@@ -133,6 +134,12 @@ static int stalled(mapuot_state *state, const mapuot_stats *stats)
     return state->since_best >= STALL_PASSES;
 }
 
+/* points in use dead, or mass hidden, for want of a fresh K; passes: how many were made on it before */
+static int outgrown(const mapuot_state *state, const mapuot_stats *stats, int64_t passes)
+{
+    return passes > 0 && (stats->dead > state->dead || stats->lost > MOST_LOST);
+}
+
 /* plan error by the rounding of K: its entries are rounded once, those of the plan in place in every pass again */
 static double storage_error(const mapuot_state *state, int64_t passes)
 {
@@ -143,13 +150,13 @@ static double storage_error(const mapuot_state *state, int64_t passes)
 static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v,
                            double next_v)
 {
-    const int lost_points = stats->dead > state->dead && state->since_absorb > 1; /* dead for want of a fresh K */
+    const int lost = outgrown(state, stats, state->since_absorb - 1);
     const int small_gap = stats->dual > -INFINITY && stats->gap <= state->tol_gap * fabs(stats->dual);
-    const int done = !lost_points && (stats->error <= state->tol || small_gap);
+    const int done = !lost && (stats->error <= state->tol || small_gap);
     const double storage = storage_error(state, state->since_absorb - 1);
     const int fresh = state->since_absorb == 1, left = next_v > SCALE_LIMIT || next_v < 1 / SCALE_LIMIT;
     if (stats->rejected)
-        return left ? MAPUOT_ABSORB : MAPUOT_RUNNING; /* the last image, from which the next pass starts, is finite */
+        return left || lost ? MAPUOT_ABSORB : MAPUOT_RUNNING; /* what the next pass starts from is finite */
     if (isnan(stats->mass) || (isnan(stats->dual) && stats->mass <= DBL_MAX))
         return MAPUOT_NOT_FINITE;
     if (stats->mass < LEAST_MASS)
@@ -176,7 +183,7 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
     }
     if (fresh)
         state->dead = stats->dead; /* what a fresh K leaves dead stays so */
-    else if (stats->lost > state->flush_tol || lost_points || fmax(scale_u, scale_v) > SCALE_LIMIT)
+    else if (stats->lost > state->flush_tol || fmax(scale_u, scale_v) > SCALE_LIMIT)
         return MAPUOT_ABSORB;
     return MAPUOT_RUNNING;
 }
@@ -223,18 +230,19 @@ static void certify(const mapuot_state *state, const mapuot_finish *finish, mapu
     stats->dual = finish->row_scalars[ROW_DUAL] + sums[SUM_DUAL] + state->dual_constant - state->reg * stats->mass;
     if (state->translate)
         stats->dual += isinf(state->rho_u) ? state->reg * finish->args.lam * mass : state->rho_u * (mass - stats->mass);
-    if (stats->dead > state->dead)
+    const int lost = outgrown(state, stats, state->since_absorb);
+    if (stats->dead > state->dead || lost)
         stats->dual = -INFINITY; /* a row that is in use counted as unreached: this is no dual value */
     stats->gap = sums[SUM_HARD] > allowed * stats->mass ? INFINITY : sums[SUM_GAP];
     stats->error = plan_error(sums[SUM_GAP] / stats->mass / state->reg) + sums[SUM_HARD] / stats->mass +
                    storage_error(state, state->since_absorb) + state->exponent_error + stats->lost +
                    4.5e-16 * fabs(state->shift); /* log u and log v hold it: 4 roundings */
-    const int lost_points = stats->dead > state->dead && state->since_absorb > 0; /* u is no prox there */
-    if (lost_points || isnan(stats->error) || !(fmax(finish->row_scalars[ROW_SCALE], finish->scale_v) < MOST_SCALE))
-        stats->gap = stats->error = INFINITY;
+    if (lost || isnan(stats->error) || !(fmax(finish->row_scalars[ROW_SCALE], finish->scale_v) < MOST_SCALE))
+        stats->gap = stats->error = INFINITY; /* u is no prox then */
 }
 
-/* step 2: the certificate; the guard, then the differences of a step that it lets pass */
+/* step 2: the certificate; the guard, then the differences of a step that it lets pass: none that lowers the dual, and
+ * none on an outgrown K, whose image would lose what was won */
 static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats)
 {
     const int64_t np = padded(state->n);
@@ -242,9 +250,10 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_fin
         state->narrow ? 3e-7 * state->reg * stats->mass : 1e-13 * fabs(state->best_dual) + 2e-15 * state->dual_scale;
     certify(state, finish, stats);
     finish->args.mu = translate_next(state, stats->mass, finish->sums[SUM_NEXT]);
-    stats->rejected = state->extrapolated && !(stats->dual >= state->best_dual - slack);
-    if (stats->rejected) {
-        memcpy(state->work + 2 * np, state->history + np, (size_t)np * sizeof(double));
+    const int lower = state->extrapolated && !(stats->dual >= state->best_dual - slack);
+    stats->rejected = lower || outgrown(state, stats, state->since_absorb);
+    if (stats->rejected) { /* from the last image, or from the same v on a fresh K */
+        memcpy(state->work + 2 * np, lower ? state->history + np : state->work, (size_t)np * sizeof(double));
         memset(finish->sums, 0, SWEEP_OUT * sizeof(double));
         return;
     }

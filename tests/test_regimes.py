@@ -185,6 +185,13 @@ def test_slow_named_method_is_not_called_stalled():
 SMALL = np.random.default_rng(0).random((4, 5)), np.full(4, 0.25), np.full(5, 0.2)
 
 
+@pytest.mark.parametrize(("seed", "m", "n"), [(27, 9, 8), (65, 6, 7), (70, 6, 7)])
+def test_an_outgrown_kernel_costs_no_ascent(seed, m, n):
+    """Extrapolations far off leave a K in which rows are dead: a dual from such a pass would never be reached again."""
+    case = with_forbidden(clouds(m, n, reg=1e-3, reg_m=np.inf, seed=seed), share=0.2, seed=seed)
+    assert case.solve(tol=1e-8, precision="float64").converged
+
+
 @pytest.mark.parametrize("max_passes", [100, 10_000])
 @pytest.mark.parametrize("reg_m", [10.0, 1000.0])
 def test_plan_in_place_is_certified_with_what_it_has_lost(reg_m, max_passes):
