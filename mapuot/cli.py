@@ -139,6 +139,7 @@ def check_written(options: dict[str, Any]) -> None:
         path = Path(text).resolve()
         if path in used:
             raise click.UsageError(f"{name}: {text} is a file of another use")
+        files.refuse_folder(path)
         if not os.access(path.parent, os.W_OK):
             raise click.UsageError(f"{name}: the folder of {text} does not exist or cannot be written")
         used.add(path)

@@ -202,9 +202,16 @@ OPENERS: dict[str, Callable[[Path, str], Any]] = {
 # ---- writing ----
 
 
+def refuse_folder(path: Path) -> None:
+    """What is written takes the place of a file or of a Zarr store, never of another folder."""
+    if path.is_dir() and not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
+        raise IsADirectoryError(f"{path} is a folder: name a file in it")
+
+
 @contextmanager
 def complete(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path``, which takes its place on success and goes on failure."""
+    refuse_folder(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -304,6 +311,7 @@ class Checkpoint:
 
     def __init__(self, path: Any) -> None:
         self.path, self.last = Path(path), time.monotonic()
+        refuse_folder(self.path)
 
     @property
     def due(self) -> bool:

@@ -133,6 +133,7 @@ def test_wrong_usage(case, arguments, text):
             ["in.npz", "--reg", "1", "--reg-m", "1", "-o", "x.npz", "--plan", "top:22"],
             "K must be at most the 21 columns",
         ),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--checkpoint", "."], "IsADirectoryError"),
         (["in.npz", "--reg", "-1", "--reg-m", "1"], "ValueError: reg must be a positive finite number"),
         (["in.npz:a", "--reg", "1", "--reg-m", "1"], "a must be a matrix"),
         (["M.npy", "--a", "b.npy", "--reg", "1", "--reg-m", "1"], "a must have shape (40,), got (21,)"),

@@ -141,6 +141,20 @@ def test_failed_write_leaves_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("name", ["results", "out.npz", "out.zarr"])
+def test_a_folder_is_never_replaced(tmp_path, name):
+    kept = tmp_path / name / "work" / "data.txt"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    calls = [lambda: mapuot.solve(np.eye(3), None, None, 1.0, 1.0, checkpoint=tmp_path / name)]
+    if "." in name:
+        calls.append(lambda: files.write(tmp_path / name, {"log_u": np.ones(3)}))
+    for call in calls:
+        with pytest.raises(IsADirectoryError, match=f"{name} is a folder"):
+            call()
+    assert kept.exists()
+
+
 def test_bad_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         mapuot.solve(tmp_path / "no.npy", None, None, 1.0, 1.0)
