@@ -3,7 +3,7 @@
 // The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), exponent in float64, made in tiles of 32 x 32 from M in
 // any strides: the unit stride is read first, through shared memory where it runs down the rows.  Sums and maxima are
 // along the rows; the caller swaps the strides for those along the columns.  out has gridDim.y slabs, one per part of
-// the columns, joined by the caller.  Options: STORE (of K or P), COST (of M and c: 0 float64, 1 float32).
+// the columns, joined by the caller.  Options: STORE (of K or P), COST (of M: 0 float64, 1 float32), REFERENCE (of c, alike).
 #include "common.cuh"
 
 #if COST == 0
@@ -11,12 +11,18 @@ typedef double cost;
 #else
 typedef float cost;
 #endif
+#if REFERENCE == 0
+typedef double share;
+#else
+typedef float share;
+#endif
 #define SIDE 32
 #define STEP 8 // threads are 32 x 8: each has SIDE / STEP rows of a tile
 
 struct View {
     int64_t m, n;
-    const cost *M, *c;
+    const cost *M;
+    const share *c;
     int64_t M_row, M_col, c_row, c_col;
     const double *alpha, *beta;
     double inv_reg;
@@ -27,8 +33,9 @@ struct Tile {
 };
 
 // value[k] = A[i0 + ty + STEP k, j0 + tx], `missing` outside
-__device__ __forceinline__ void read_tile(const View &V, const cost *A, int64_t row, int64_t col, int64_t i0,
-                                          int64_t j0, double missing, Tile &tile, double (&value)[SIDE / STEP])
+template <typename T>
+__device__ __forceinline__ void read_tile(const View &V, const T *A, int64_t row, int64_t col, int64_t i0, int64_t j0,
+                                          double missing, Tile &tile, double (&value)[SIDE / STEP])
 {
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const bool turned = col != 1 && row < col;

@@ -81,9 +81,9 @@ def test_portable_kernels_hold_their_registers(arch, dtype):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("cost", [0, 1])
-def test_streams_compile_without_spills(arch, cost):
-    used = usage("stream.cu", arch, STORE=1, COST=cost)
+@pytest.mark.parametrize(("cost", "reference"), [(0, 0), (0, 1), (1, 1)])
+def test_streams_compile_without_spills(arch, cost, reference):
+    used = usage("stream.cu", arch, STORE=1, COST=cost, REFERENCE=reference)
     assert set(used) == {"build_kernel", "row_max", "plan_sums", "apply", "extrema"}
     assert all(spilled == 0 for _, spilled in used.values())
 

@@ -184,7 +184,7 @@ class Workspace:
         for i0, i1, M, c in self.matrices():
             out, view = self.K[i0 * self.ld :], view_of(M, c, alpha_on[i0:i1], beta_on, problem.reg)
             flush = np.float64(self.state["flush"])
-            run = stream("build_kernel", M, STORES[self.dtype])
+            run = stream("build_kernel", M, c, STORES[self.dtype])
             run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), flush))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:

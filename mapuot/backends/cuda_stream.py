@@ -32,8 +32,9 @@ def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
     return view
 
 
-def stream(function: str, M: Any, store: int = 0) -> Any:
-    return kernel("stream.cu", function, STORE=store, COST=int(M.dtype == np.float32))
+def stream(function: str, M: Any, c: Any, store: int = 0) -> Any:
+    cost, reference = (int(x.dtype == np.float32) for x in (M, M if c is None else c))
+    return kernel("stream.cu", function, STORE=store, COST=cost, REFERENCE=reference)
 
 
 def parts(rows: int, columns: int) -> tuple[int, int]:
@@ -47,7 +48,7 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
     for _, _, block in row_blocks(M):
         grid = parts(*block.shape)
         out = cp.empty((grid[0] * grid[1], 4))
-        stream("extrema", block)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
+        stream("extrema", block, None)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
         found.append(out.get())
     out = np.concatenate(found)
     low, high = float(out[:, 0].min()), float(out[:, 1].max())
@@ -59,7 +60,7 @@ def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float
     """row_max or plan_sums over the rows of device matrices."""
     grid = parts(*M.shape)
     out = [cp.empty((grid[1], M.shape[0])) for _ in range(outputs)]
-    stream(function, M)(grid, (256,), (view_of(M, c, alpha, beta, reg), *out))
+    stream(function, M, c)(grid, (256,), (view_of(M, c, alpha, beta, reg), *out))
     return [x.max(0) if function == "row_max" else x.sum(0) for x in out]
 
 
@@ -86,7 +87,7 @@ class PlanStream:
         out = (cp if on_device else np).empty((i1 - i0, n), p.M.dtype)
         for k0, k1, M, c in self.blocks(i0, i1) if i1 > i0 else ():
             block = out[k0 - i0 : k1 - i0] if on_device else cp.empty((k1 - k0, n), p.M.dtype)
-            run = stream("build_kernel", M, STORES[p.M.dtype.name])
+            run = stream("build_kernel", M, c, STORES[p.M.dtype.name])
             view = view_of(M, c, self.alpha[k0:k1], self.beta, p.reg)
             run(parts(k1 - k0, n), (256,), (view, block, np.int64(n), np.float64(0.0)))
             if not on_device:
@@ -98,7 +99,7 @@ class PlanStream:
         grid = parts(m, n)
         out, view = cp.empty((grid[1], m, d)), view_of(M, c, alpha, beta, self.problem.reg)
         for x0 in range(0, d, 4):
-            stream("apply", M)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
+            stream("apply", M, c)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
         return out.sum(0)
 
     def apply(self, X: Any) -> Any:
