@@ -1,5 +1,7 @@
 """What a test can ask for: a backend, a precision, an instruction set of this machine, threads."""
 
+import functools
+import importlib.util
 import os
 import warnings
 
@@ -25,8 +27,19 @@ def available(name: str) -> bool:
     return True
 
 
-@pytest.fixture(params=["cpu", "reference"])
+@functools.cache
+def has_gpu() -> bool:
+    if importlib.util.find_spec("cupy") is None:
+        return False
+    import cupy
+
+    return bool(cupy.cuda.is_available())
+
+
+@pytest.fixture(params=["cpu", "reference", "cuda"])
 def backend(request):
+    if request.param == "cuda" and not has_gpu():
+        pytest.skip("no GPU")
     return request.param
 
 

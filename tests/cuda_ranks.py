@@ -94,8 +94,9 @@ def case_uneven_and_empty_blocks(ranks):
 
 
 def case_penalties(ranks):
-    for reg_m in [(1.0, 5.0), np.inf, (np.inf, 1.0), 100.0]:
+    for reg_m in [(1.0, 5.0), np.inf, (np.inf, 1.0)]:
         check(ranks, clouds(133, 621, reg_m=reg_m))
+    check(ranks, clouds(133, 621, reg_m=100.0), within=1e-10)  # rho / reg amplifies rounding
     check(ranks, clouds(33, 21, penalty="l2", reg_m=2.0))
     for penalty, reg_m in (("tv", 0.2), ("range", 0.3), (("kl", "tv"), 0.5)):
         case = clouds(33, 21, penalty=penalty, reg_m=reg_m)
