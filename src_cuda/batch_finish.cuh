@@ -67,7 +67,9 @@ __device__ __forceinline__ int judge(const Batch &S, Standing &p, const Report &
     const bool done = out.error <= S.tol || out.gap <= S.tol_gap * fabs(out.dual);
     if (rejected)
         return RUNNING;
-    if (!isfinite(out.mass) || !isfinite(out.dual) || !isfinite(out.error) || !(out.mass >= LEAST_MASS))
+    if (out.mass < LEAST_MASS)
+        return UNDERFLOW;
+    if (!isfinite(out.mass) || !isfinite(out.dual) || !isfinite(out.error))
         return NOT_FINITE;
     if (done)
         return CONVERGED;

@@ -194,4 +194,55 @@ __device__ __forceinline__ void grid_barrier(uint32_t *counter, uint32_t &ended)
     grid_wait(counter, ended);
 }
 
+// Where every block waits for numbers of the others, it need not wait for a meeting: a word that is not posted yet holds
+// UNSET (in a double the high half), a NaN with bits that no arithmetic returns, and is read until it does not.
+#define UNSET 0xfff4fff4u
+
+template <typename T> __device__ __forceinline__ bool is_unset(T x)
+{
+    if constexpr (sizeof(T) == 8)
+        return (uint32_t)__double2hiint(x) == UNSET;
+    else
+        return __float_as_uint(x) == UNSET;
+}
+
+__device__ __forceinline__ void post(double *to, double x)
+{
+    asm volatile("st.relaxed.gpu.global.f64 [%0], %1;" ::"l"(to), "d"(x) : "memory");
+}
+
+__device__ __forceinline__ void post(float *to, float x)
+{
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+}
+
+template <typename T> __device__ __forceinline__ void take_back(T *to)
+{
+    if constexpr (sizeof(T) == 8)
+        post(to, __hiloint2double(UNSET, 0));
+    else
+        post(to, __uint_as_float(UNSET));
+}
+
+__device__ __forceinline__ double posted(const double *from)
+{
+    double x;
+    asm volatile("ld.relaxed.gpu.global.f64 %0, [%1];" : "=d"(x) : "l"(from) : "memory");
+    return x;
+}
+
+// 16 bytes
+__device__ __forceinline__ void posted(const double *from, double *x)
+{
+    asm volatile("ld.relaxed.gpu.global.v2.f64 {%0, %1}, [%2];" : "=d"(x[0]), "=d"(x[1]) : "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void posted(const float *from, float *x)
+{
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "l"(from)
+                 : "memory");
+}
+
 #endif

@@ -10,6 +10,8 @@
 #define NARROW_PATIENCE 20
 #define NARROW_LIMIT 1e20 // sums of u or v beyond it, or below its inverse: float32 is not safe
 #define SCALE_LIMIT 1e30  // and beyond it K is rebuilt
+#define MOST_SCALE 8e36   // e^BOUND: a scaling beyond it is not what its logarithm says
+#define MOST_LOST 1e-3    // relative mass hidden by a K that has been outgrown
 
 // gamma: (D gram D + 1e-10) D^-1 gamma = D rhs, D = diag(gram)^-1/2, by Gauss and Jordan: lane 6 i + k of one warp holds
 // entry (i, k), k = 5 the right-hand side of row i.  Lane i of the warp brings rhs_i; lane 6 i + 5 returns gamma_i.
@@ -68,14 +70,22 @@ __device__ __forceinline__ void certify(const State &S, Finish &F, const Transla
     out.mass = move.kappa * row[ROW_MASS];
     out.gap = t[SUM_GAP];
     out.dual = S.dual_constant + move.kappa * row[ROW_SOFT] + row[ROW_DUAL] +
-               S.hard_weight * S.reg * (F.p.shift + move.off) + t[SUM_DUAL] - S.reg * out.mass;
+               S.hard_weight * S.reg * (F.p.shift + S.fi_rows * move.lam) + t[SUM_DUAL] - S.reg * out.mass;
     out.dead = row[ROW_DEAD] + t[SUM_DEAD];
-    if (F.p.since_absorb > 0 && out.dead > F.p.dead)
-        out.dual = -INF; // a row that is in use counted as unreached: this is no dual value
+    // entries of K below flush, and u below the least number: LEAST_MASS stands for so many of these
+    out.lost = (S.flush * row[ROW_SCALE] + LEAST_MASS) * row[NEXT_SCALE] * move.kappa * inverse(out.mass);
     out.rejected = 0;
 }
 
 __device__ __forceinline__ bool in_range(double x) { return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT; }
+
+// v has left the range of this K, or points in use are dead or mass is hidden for want of a fresh one.
+__device__ __forceinline__ bool outgrown(const Finish &F)
+{
+    const double scale = F.row[NEXT_SCALE];
+    const bool held = scale <= SCALE_LIMIT && scale >= 1 / SCALE_LIMIT;
+    return F.p.since_absorb > 0 && (!held || F.trace.dead > F.p.dead || F.trace.lost > MOST_LOST);
+}
 
 // May the numbers of a float32 pass be used at all?
 __device__ __forceinline__ bool usable(const Finish &F)
@@ -89,44 +99,48 @@ __device__ __forceinline__ double judge(const State &S, Finish &F)
 {
     const Trace &out = F.trace;
     Progress &p = F.p;
-    const bool lost_points = out.dead > p.dead && p.since_absorb > 1; // dead for want of a fresh K
-    const bool done = !lost_points && (out.error <= S.tol || out.gap <= S.tol_gap * fabs(out.dual));
+    const bool done = out.error <= S.tol || (out.dual > -INF && out.gap <= S.tol_gap * fabs(out.dual));
     const double storage = 3 * S.storage_error;
     if (out.rejected > 0)
         return RUNNING; // the last image, from which the next pass starts, is finite
-    if (!isfinite(out.mass) || isnan(out.dual) || !(out.mass >= LEAST_MASS))
+    if (!isfinite(out.mass) || isnan(out.dual))
         return NOT_FINITE;
+    if (out.mass < LEAST_MASS)
+        return p.since_absorb == 1 ? UNDERFLOW : ABSORB;
+    if (stalled(p, out) && !done)
+        return out.dead > 0 ? UNDERFLOW : STALLED;
     if (done && !(p.narrow > 0))
         return CONVERGED;
     if (!done && S.finer > 0 && storage >= S.tol / 4 && out.error - storage <= fmax(S.tol, storage) / 2)
         return COARSE;
-    const bool stuck = stalled(p, out);
     if (p.narrow > 0 && S.tol >= 0 && (done || out.error <= S.narrow_floor || p.since_best >= NARROW_PATIENCE)) {
         p.narrow = 0; // only a pass in float64 certifies
         p.best_dual = -INF;
     }
     if (p.since_absorb == 1)
         p.dead = out.dead; // what a fresh K leaves dead stays so
-    else if (out.lost > S.flush_tol || lost_points || fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) > SCALE_LIMIT)
+    else if (out.lost > S.flush_tol || fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) > SCALE_LIMIT)
         return ABSORB;
-    return stuck ? STALLED : RUNNING;
+    return RUNNING;
 }
 
 // The step that the guard allows; p.step: 0 take G, 1 extrapolate, 2 go back to the last image.
 __device__ __forceinline__ void decide(const State &S, Finish &F, const Translation &move, double common)
 {
     Progress &p = F.p;
+    const double shift = p.shift;
     const double slack = p.narrow > 0 ? 1e-6 * S.reg * F.trace.mass : 1e-13 * fabs(p.best_dual) + 2e-15 * S.dual_scale;
     p.slot = -1;
     p.common = common;
-    p.shift += move.off;
+    p.shift += move.lam;
+    p.offset = move.off;
     p.kappa = move.kappa;
     if (p.extrapolated > 0 && !(F.trace.dual >= p.best_dual - slack)) {
         F.trace.rejected = 1;
         p.depth = p.head = p.have = p.extrapolated = 0;
         p.step = 2;
         if (!isfinite(p.shift))
-            p.shift -= move.off;
+            p.shift = shift;
         return;
     }
     p.best_dual = p.extrapolated > 0 ? fmax(p.best_dual, F.trace.dual) : F.trace.dual;
@@ -145,10 +159,14 @@ __device__ __forceinline__ void settle(const State &S, Finish &F, const Translat
     Progress &p = F.p;
     certify(S, F, move);
     p.turn = p.turn < 5 ? p.turn + 1 : 0; // modulo 6: of three and of two buffers
+    p.step = 3;
     if (p.narrow > 0 && !usable(F)) {
         p.narrow = 0;
         p.best_dual = -INF;
-        p.step = 3;
+        return;
+    }
+    if (outgrown(F)) {
+        p.status = ABSORB;
         return;
     }
     decide(S, F, move, common);
@@ -164,15 +182,19 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
         return;
     if (threadIdx.x % 32 == 0) {
         const double over = 1 / out.mass;
-        out.lost = S.flush * F.row[ROW_SCALE] * F.row[NEXT_SCALE] * p.kappa * over;
         const double storage = 3 * S.storage_error * (S.ratio ? 1 + p.since_absorb : 1); // in place: once a pass
-        out.error = plan_error(out.gap * over * S.inv_reg) + t[SUM_HARD] * over + storage + out.lost;
+        out.error = plan_error(out.gap * over * S.inv_reg) + t[SUM_HARD] * over + storage + out.lost +
+                    4.5e-16 * fabs(p.shift); // log u and log v hold it: 4 roundings
+        if (!(fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) < MOST_SCALE) || isnan(out.error))
+            out.gap = out.error = INF; // u is no prox then
         if (t[SUM_HARD] > (S.tol_gap >= 0 ? S.tol_gap : fmax(S.tol, 0.0)) * out.mass)
             out.gap = INF;
         out.residual = out.rejected > 0 ? INF : fmax(t[MAX_F] + p.common, t[MAX_MINUS] - p.common);
         p.passes += 1;
         p.since_absorb += 1;
         out.status = p.status = judge(S, F);
+        if (p.status == NOT_FINITE || p.status == UNDERFLOW)
+            out.error = INF;
     }
     __syncwarp();
     const int q = threadIdx.x % 32;

@@ -1,7 +1,8 @@
 // Mirrors src_c/solver.c (mapuot_iterate): many passes in one cooperative launch, one block a multiprocessor, sm_90+.
 //
-// row_pass, then the O(n) finish_pass spread over all blocks; three meetings of the grid a pass.  With few columns
-// (solo) every block does all of finish_pass for itself, and one meeting is left.  K stays in flight or in shared
+// row_pass, a meeting of the grid, then the O(n) finish_pass spread over all blocks, which post to each other their
+// sums and the next v (UNSET in common.cuh: two more meetings cost 1.4 us).  With few columns (solo) every block does all
+// of finish_pass for itself.  K stays in flight or in shared
 // memory from the first pass to the last.  Every block holds the same Progress and stops at the same pass.  The NARROW
 // kernel runs while progress.narrow is 1, the other one after it; each returns at once where it has nothing to do.
 #define PERSISTENT 1
@@ -53,34 +54,56 @@ __device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, i
     return g;
 }
 
-// v of this thread's columns; other blocks wrote it, so L1 is passed by.
-__device__ __forceinline__ void load_v(const State &S, const Ring &g, num (&v)[CPT])
+// Where this block finds v at the start of a launch
+__device__ __forceinline__ const num *first_v(const State &S)
 {
-#pragma unroll
-    for (int c = 0; c < VPT; c++) {
-        const int j = (c * GT + threadIdx.x % GT) * CHUNK;
-        const int64_t at = own_copy(S) + g.column + j;
 #if NARROW
-#pragma unroll
-        for (int e = 0; e < CHUNK; e += 4) {
-            const float4 x = j < g.columns ? __ldcg((const float4 *)(S.narrow_v + at + e)) : make_float4(0, 0, 0, 0);
-            v[c * CHUNK + e] = x.x, v[c * CHUNK + e + 1] = x.y, v[c * CHUNK + e + 2] = x.z, v[c * CHUNK + e + 3] = x.w;
-        }
+    return S.narrow_v + own_copy(S);
 #else
-#pragma unroll
-        for (int e = 0; e < CHUNK; e += 2) {
-            double2 x = make_double2(0, 0);
-            if (j < g.columns)
-                x = __ldcg((const double2 *)(S.v_scale + at + e));
-            v[c * CHUNK + e] = x.x * WIDEN;
-            v[c * CHUNK + e + 1] = x.y * WIDEN;
-        }
+    return S.v_scale + own_copy(S);
 #endif
-    }
+}
+
+// Where v is posted for the passes after it
+__device__ __forceinline__ num *next_v(const State &S, int turn) { return (num *)(S.next_v + turn % 2 * S.ld); }
+
+// No v is posted yet; columns without one count 0.
+__device__ __forceinline__ void open_posts(const State &S)
+{
+    for (int j = blockIdx.x * THREADS + threadIdx.x; j < S.ld; j += gridDim.x * THREADS)
+        for (int turn = 0; turn < 2; turn++)
+            if (j < S.n && isfinite(S.cols.absorbed[j]))
+                take_back(next_v(S, turn) + j);
+            else
+                post(next_v(S, turn) + j, (num)0);
+}
+
+// v of this thread's columns, once all of the warp's are there: warps that part here would meet a cluster twice
+__device__ __forceinline__ void load_v(const num *from, const Ring &g, num (&v)[CPT])
+{
+    bool wait;
+    do {
+        wait = false;
+#pragma unroll
+        for (int c = 0; c < VPT; c++) {
+            const int j = (c * GT + threadIdx.x % GT) * CHUNK;
+#pragma unroll
+            for (int e = 0; e < CHUNK; e += 16 / (int)sizeof(num))
+                if (j < g.columns)
+                    posted(from + g.column + j + e, v + c * CHUNK + e);
+#pragma unroll
+            for (int e = 0; e < CHUNK; e++) {
+                v[c * CHUNK + e] = j < g.columns ? v[c * CHUNK + e] : 0;
+                wait |= is_unset(v[c * CHUNK + e]);
+                v[c * CHUNK + e] *= WIDEN;
+            }
+        }
+    } while (__any_sync(FULL, wait));
 }
 
 // s = K v, u = prox(s), column sums and row scalars of this block.  Between passes the ring waits in shared memory.
-__device__ __forceinline__ void row_half(const State &S, Shared &all, int group)
+// later: v is what the last pass of this launch has posted.
+__device__ __forceinline__ void row_half(const State &S, Shared &all, int group, bool later)
 {
     const int turn = (int)all.finish.p.turn;
     num v[CPT], acc[CPT];
@@ -89,7 +112,7 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group)
     for (int c = 0; c < CPT; c++)
         acc[c] = 0;
     if (g.tiles) {
-        load_v(S, g, v);
+        load_v(later && !S.solo ? next_v(S, turn) : first_v(S), g, v);
         row_pass(S, g, all.exchange, group, all.finish.p.shift, v, acc);
     }
     __syncthreads();
@@ -155,12 +178,21 @@ __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c
             F.move = translation(S, F);
         return;
     }
-    column_sweep(S, F, rounds, c, S.solo ? F.total : S.partial + part * VALUES, [&](int round) {
+    const double total = column_sweep(S, F, rounds, c, [&](int round) {
         if (round == 0)
             return first;
         load_column(S, F, part, round, c);
         return c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
     });
+    const int q = threadIdx.x / 16;
+    if (threadIdx.x % 16 > 0 || q >= USED)
+        return;
+    if (S.solo) {
+        F.total[q] = total;
+    } else {
+        post(partial_of(S, turn) + part * VALUES + q, total);
+        take_back(partial_of(S, turn + 1) + part * VALUES + q);
+    }
 }
 
 // Sweep 2, and this block's part of B and sum v.
@@ -181,8 +213,13 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
         }
         if (!(S.solo && blockIdx.x > 0))
             ((num *)sums_of(S, turn + 2))[c.j] = 0;
-        if (F.p.step < 3)
-            advance_column(S, F.p, c, B, scale);
+        if (F.p.step > 2 || !isfinite(c.absorbed))
+            continue;
+        const double v = advance_column(S, F.p, c, B, scale);
+        if (!S.solo) {
+            post(next_v(S, turn + 1) + c.j, (num)v);
+            take_back(next_v(S, turn) + c.j);
+        }
     }
 }
 
@@ -200,25 +237,16 @@ __device__ __forceinline__ uint32_t finish_half(const State &S, Shared &all, int
     if (mode & ROWS)
         grid_wait(counter, ended);
     first_sweep(S, F, c, part, rounds, mode);
-    if (!S.solo)
-        grid_arrive(counter, ended);
     if (rounds == 1)
         load_images(S, F, c);
-    if (!S.solo) {
-        grid_wait(counter, ended);
-        finish_totals(S, F);
-    }
+    if (!S.solo)
+        finish_totals(S, F, partial_of(S, turn));
     finish_scalars(S, F);
     second_sweep(S, F, c, part, rounds, turn, B, scale);
-    if (!S.solo)
-        grid_arrive(counter, ended);
     if ((int)threadIdx.x < column_threads(S) && part < S.parts)
         next_sums(F, B, scale);
     verdict(S, F, blockIdx.x == 0);
-    if (!S.solo)
-        grid_wait(counter, ended);
-    else
-        __syncthreads();
+    __syncthreads();
     if (threadIdx.x < 32) {
         const bool repeated = F.p.step > 2, counts = repeated || S.solo ? blockIdx.x == 0 : part < S.parts;
         const int q = NEXT_B + threadIdx.x / 16;
@@ -256,10 +284,12 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
         for (int t = 0; t < slots && t < g.tiles; t++)
             fetch(S, g, t, t);
     copy_vectors(S);
+    if (!S.solo && mode == (ROWS | FINISH))
+        open_posts(S);
     __syncthreads();
     for (int pass = 0; pass < count; pass++) {
         if (mode & ROWS)
-            row_half(S, all, group);
+            row_half(S, all, group, pass > 0 && mode & FINISH);
         if (mode == ROWS) {
             grid_barrier(counter, ended);
             continue;

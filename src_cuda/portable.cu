@@ -191,7 +191,9 @@ extern "C" __global__ void __launch_bounds__(512)
     const int turn = (int)F.p.turn;
     load_column(S, F, blockIdx.x, 0, c);
     const double sum = c.j < 0 ? 0 : from ? from[c.j] : sums_of(S, turn)[c.j];
-    column_sweep(S, F, 1, c, S.partial + (int64_t)blockIdx.x * VALUES, [&](int) { return sum; });
+    const double total = column_sweep(S, F, 1, c, [&](int) { return sum; });
+    if (threadIdx.x % 16 == 0 && threadIdx.x / 16 < USED)
+        S.partial[(int64_t)blockIdx.x * VALUES + threadIdx.x / 16] = total;
     if (c.j >= 0) {
         S.work[c.j] = c.f;
         S.work[S.n + c.j] = c.G;
@@ -211,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(512)
     finish_open(S, F, parity, from);
     if (threadIdx.x == 0)
         F.move = translation(S, F);
-    finish_totals(S, F);
+    finish_totals(S, F, S.partial);
     finish_scalars(S, F);
     verdict(S, F, true);
     __syncthreads();
@@ -235,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_con
         c.G = S.work[S.n + c.j];
         sums_of(S, turn + 2)[c.j] = 0;
     }
-    if (c.j >= 0)
+    if (F.p.step < 3 && c.j >= 0 && isfinite(c.absorbed))
         advance_column(S, F.p, c, B, scale);
     if ((int)threadIdx.x < column_threads(S))
         next_sums(F, B, scale);

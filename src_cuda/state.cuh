@@ -1,7 +1,7 @@
 // Mirrors src_c/mapuot.h: what one solve holds on the device.  Every member is 8 bytes wide, so that the numpy
 // records of mapuot/backends/cuda.py (STATE, PROGRESS, TRACE) have the same layout.
 // K holds the log scalings d_i (rows) and e_j (columns); the plan is diag(u) K diag(v) with
-// log u_i = d_i + shift + u_log_i,  log v_j = e_j - shift + log(v_scale_j).
+// log u_i = d_i + shift + offset + u_log_i,  log v_j = x_j - shift = e_j - shift + log(v_scale_j).
 #ifndef STATE_CUH
 #define STATE_CUH
 #include "common.cuh"
@@ -11,7 +11,7 @@
 #define TRACE_PASSES 256 // passes that trace holds, pass k at k - 1 modulo it
 #define BLOCKS 256       // most blocks of a cooperative launch
 
-enum { RUNNING, CONVERGED, ABSORB, STALLED, NOT_FINITE, COARSE }; // COARSE: go on with K in float64
+enum { RUNNING, CONVERGED, ABSORB, STALLED, NOT_FINITE, UNDERFLOW, COARSE }; // COARSE: go on with K in float64
 enum { KL, BALANCED, TV, L2, RANGE };
 // what a block leaves beside the column sums: five sums over its rows, and two over its columns for the next pass
 enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, NEXT_B, NEXT_SCALE, SCALARS };
@@ -30,16 +30,17 @@ struct State {
     double *u_log, *u_scale, *r; // m: log and value of u relative to K (in place 2 m); row marginal before translation
     Side rows, cols;
     double *x, *s;             // n: certified log v; column marginal
-    double *x_next, *v_scale;  // copies of n: next log v; v relative to K
+    double *x_next, *v_scale;  // copies of n: next log v + shift; v relative to K
     float *narrow_v;           // copies of ld: v_scale in float32
-    double *image, *residual;  // copies of n: last G(x) and G(x) - x
+    double *image, *residual;  // copies of n: last G(x) and G(x) - x, G with the shift as x
     double *dF, *dG;           // copies of MEMORY x n: differences of residuals and images
     double *work;              // 2 n, portable: G(x) - x and G(x) of this pass, before the translation
     double *sums;              // 3 x ld, used in turn: K^T u (float32 in narrow passes)
     double *total;             // ld + SCALARS: K^T u and the row scalars of a pass in two halves, to be reduced
     double *slab;              // clusters x ld, ORDERED: the column sums of each
     double *scalars;           // 2 x BLOCKS (or parts, if more) x SCALARS, used in turn
-    double *partial;           // parts x VALUES
+    double *partial;           // 2 x parts x VALUES, used in turn: posted by one block, read by all
+    double *next_v;            // 2 x ld, used in turn: v_scale (float32 in narrow passes), posted likewise; not if solo
     double *ratio;             // n, in place: v over the v that the plan holds; else null
     uint32_t *barrier;         // 64: counters of the meetings, NARROW from the 33rd on
     struct Progress *progress; // two: portable kernels read one and write the other
@@ -52,7 +53,7 @@ struct State {
 };
 
 struct Progress {
-    double shift, kappa; // kappa: what the translation multiplied the plan with
+    double shift, offset, kappa; // kappa = e^offset: what the translation multiplied the plan with
     double best_dual, best_error, progress_dual, since_best, since_absorb, passes, status, dead;
     double depth, head, have, extrapolated;
     double narrow; // 1: float32 passes, 0: float64

@@ -23,6 +23,7 @@ import numpy as np
 from ..penalties import F64
 
 LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at the smallest float64
+FAR = 100.0  # a common translation of log v beyond it is kept out of v
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 
@@ -118,6 +119,16 @@ def namespace(*arrays: Any) -> Any:
 def host(x: Any) -> Any:
     """A numpy array of what may lie on a GPU."""
     return x.get() if namespace(x) is not np else x
+
+
+def shifted(problem: Any, log_v: F64) -> tuple[F64, float]:
+    """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v."""
+    used = np.isfinite(log_v) & ~problem.left_out[1]
+    median = float(np.median(log_v[used])) if used.any() else 0.0
+    medians = sorted(problem.cols.ranks.all(median))
+    centre = medians[len(medians) // 2]
+    shift = -centre if abs(centre) > FAR else 0.0
+    return np.where(used, log_v + shift, 0.0), shift
 
 
 @contextmanager

@@ -17,14 +17,13 @@ from .._core import ffi, lib
 from ..penalties import F64
 from ..problem import Problem, Side, as_columns
 from ..rows import Rows, row_blocks
-from . import Options, Stats, native
+from . import Options, Stats, native, shifted
 from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, padded, pointer, pool_for
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
 FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
-FAR = 100.0  # a common translation of log v beyond it is kept out of v
 
 
 def asarray(x: Any) -> Any:
@@ -129,13 +128,8 @@ class Workspace:
         out_u, out_v = problem.left_out
         if log_v is None:
             log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
-        else:  # a common part of thousands would overflow: it belongs into the shift
-            used = np.isfinite(log_v) & ~out_v
-            median = float(np.median(log_v[used])) if log_v[used].any() else 0.0
-            medians = sorted(problem.cols.ranks.all(median))
-            centre = medians[len(medians) // 2]
-            state.shift = -centre if abs(centre) > FAR else 0.0
-            log_v = np.where(used, log_v + state.shift, 0.0)
+        else:
+            log_v, state.shift = shifted(problem, log_v)
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, log_v + lb)
         spread = (problem.M_max - problem.M_min) / problem.reg + problem.cols.ranks.max(float(np.abs(log_v).max()))

@@ -21,8 +21,8 @@ import cupy as cp
 from .. import penalties
 from ..penalties import F64
 from ..problem import Problem
-from . import Options, Stats
-from .cuda_kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, VALUES
+from . import Options, Stats, shifted
+from .cuda_kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
 from .cuda_launch import TRACE_PASSES, Iterate
 from .cuda_stream import PlanStream, extrema, parts, reduce_rows, stream, view_of
 
@@ -35,9 +35,8 @@ SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay 
 NARROW_LIMIT = 1e20  # largest v that float32 passes start from
 ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
 PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, a pass after the end takes it 20 us
-FAR = 100.0  # a common translation of log v beyond it is kept out of v
 COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
-STATUS = ("running", "converged", "absorb", "stalled", "not finite", "coarse")
+STATUS = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "coarse")
 TOLD = (*STATUS[:-1], "running")  # after "coarse" it goes on in float64
 
 
@@ -68,7 +67,7 @@ class Workspace:
         m, n = self.problem.shape
         most = int(self.problem.ranks.max(m))
         size = m * self.ld * ITEMSIZE[self.dtype]
-        need_memory(size + 8 * (8 * m + (24 + 2 * MEMORY) * self.ld), self.dtype, self.problem.M)
+        need_memory(size + 8 * (8 * m + (26 + 2 * MEMORY) * self.ld), self.dtype, self.problem.M)
         self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
         self.state["kernel"] = self.K.data.ptr
         self.launch = Iterate(self.state, (most, n, self.ld), self.dtype, self.kl, self.options.in_place)
@@ -81,9 +80,9 @@ class Workspace:
         words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
         words |= dict.fromkeys(("dF", "dG"), copies * MEMORY * ld)
         words |= {"u_scale": m * (1 + self.options.in_place), "ratio": ld * self.options.in_place}
-        words |= {"work": 2 * ld, "sums": 3 * ld, "total": ld + SCALARS}
+        words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
         words |= {"slab": launch.slab * ld * launch.ordered, "scalars": 2 * max(BLOCKS, launch.parts) * SCALARS}
-        words |= {"partial": max(BLOCKS, launch.parts) * VALUES, "barrier": 32}
+        words |= {"partial": 2 * max(BLOCKS, launch.parts) * VALUES, "barrier": 32}
         words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
         self.block, at = cp.zeros(sum(-(-count // 32) * 32 for count in words.values())), 0
         for name, count in words.items():
@@ -150,13 +149,16 @@ class Workspace:
     def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
         problem = self.problem
-        log_v = self.next_log_v if log_v is None else log_v
+        if log_v is None:
+            x = self.arrays["x_next"][: problem.shape[1]].get()  # log v + shift: the shift stays
+        else:
+            x, self.progress["shift"] = shifted(problem, log_v)
         la, lb = self.log_reference
         out_u, out_v = problem.left_out
         with np.errstate(invalid="ignore"):
-            plan_v = np.where(out_v, -np.inf, log_v + lb)
-        safe = (problem.M_max - problem.M_min) / problem.reg <= SAFE_SPREAD
-        if safe and not problem.forbidden and problem.reference_matrix is None:
+            plan_v = np.where(out_v, -np.inf, x + lb)
+        spread = (problem.M_max - problem.M_min) / problem.reg + problem.cols.ranks.max(float(np.abs(x).max()))
+        if spread <= SAFE_SPREAD and not problem.forbidden and problem.reference_matrix is None:
             alpha, beta = np.full(len(la), problem.M_min / problem.reg), np.zeros(len(lb))
         else:
             alpha, beta = self.balance(out_u, plan_v)
@@ -171,7 +173,7 @@ class Workspace:
         self.dead_u, self.dead_v = dead_u, dead_v
         self.set_constants()
         self.set_rows()
-        self.set_cols(e, log_v)
+        self.set_cols(e, x)
 
     def matrices(self) -> Iterator[tuple[int, int, Any, Any]]:
         """(i0, i1, M, c) of row blocks on the device, c None without a reference matrix."""
@@ -240,11 +242,11 @@ class Workspace:
             point[:, 3] = 0.0 if side.upper is None else side.upper
         self.put("point", point.ravel())
 
-    def set_cols(self, e: F64, log_v: F64) -> None:
+    def set_cols(self, e: F64, x: F64) -> None:
         side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
         out = np.isinf(e)
         weight = np.where(out, 0.0, side.weight)
-        x = np.where(out, 0.0, log_v)
+        x = np.where(out, 0.0, x)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             rate = reg / side.rho
             v = np.where(out, 0.0, np.exp(np.minimum(x - e, 85.0)))
@@ -264,14 +266,16 @@ class Workspace:
         for name in ("sums", "scalars"):
             self.arrays[name].fill(0)
         k2 = float(self.state["rate_cols"])
-        next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
+        next_sums = float((weight * np.exp(-k2 * (x - self.progress["shift"]))).sum()), float(v.sum())
         self.arrays["scalars"][SCALARS - 2 : SCALARS].set(np.array(next_sums))
         assert len(x) == n
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= v.max(initial=0.0) <= NARROW_LIMIT
-        self.progress["turn"] = self.progress["shift"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
+        self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
         self.send_progress()
 
     def send_progress(self) -> None:
+        """Progress as it is here, for passes of turn 0: nothing is posted yet."""
+        self.arrays["partial"].view(np.uint64).fill(UNSET)
         record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
         self.arrays["report"][: len(record)].set(record)
 
@@ -312,9 +316,12 @@ class Workspace:
         before, half = int(self.progress["passes"]), self.launch.parity
         self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()
         trace = report[2 * size :].view(np.float64).reshape(TRACE_PASSES, -1)
-        if STATUS[int(self.progress["status"])] == "coarse":
+        status, passes = STATUS[int(self.progress["status"])], int(self.progress["passes"])
+        if status == "coarse":
             self.refine()
-        rows = np.arange(before, int(self.progress["passes"])) % TRACE_PASSES
+        elif status == "absorb" and passes == before:
+            self.absorb()  # the next pass could not be made on this K
+        rows = np.arange(before, passes) % TRACE_PASSES
         return [
             Stats(i, gap, error, dual, mass, residual, rejected > 0, TOLD[int(status)])
             for i, (gap, error, dual, mass, residual, _, _, rejected, status) in enumerate(
@@ -324,17 +331,17 @@ class Workspace:
 
     @property
     def next_log_v(self) -> F64:
-        return self.full_log_v("x_next")
+        return self.full_log_v(self.arrays["x_next"].get() - self.progress["shift"])
 
-    def full_log_v(self, name: str) -> F64:
-        x = self.arrays[name][: self.problem.shape[1]].get()
-        return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, x))
+    def full_log_v(self, log_v: F64) -> F64:
+        log_v = log_v[: self.problem.shape[1]]
+        return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, log_v))
 
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
-            log_u = self.arrays["u_log"].get() + self.d + float(self.progress["shift"])
+            log_u = self.arrays["u_log"].get() + self.d + (self.progress["shift"] + self.progress["offset"])
         log_u = np.where(self.problem.left_out[0], -np.inf, np.where(self.dead_u, np.inf, log_u))
-        return log_u, self.full_log_v("x")
+        return log_u, self.full_log_v(self.arrays["x"].get())
 
     def marginals(self) -> tuple[F64, F64]:
         r = self.arrays["r"].get() * float(self.progress["kappa"])

@@ -18,13 +18,14 @@ SOURCE = Path(__file__).resolve().parent.parent / "_cuda_src"
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
 THREADS, MAX_SLOTS, MEMORY, VALUES, SCALARS, BLOCKS = 512, 32, 5, 32, 7, 256
+UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 PAD = 16  # K's rows are padded to a multiple of this many entries
 
 F8, I8, PTR = np.float64, np.int64, np.uint64
 SIDE = [("kind", I8)] + [(name, PTR) for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")]
 POINTERS = [
     "x", "s", "x_next", "v_scale", "narrow_v", "image", "residual", "dF", "dG", "work", "sums", "total", "slab",
-    "scalars", "partial", "ratio", "barrier", "progress", "trace",
+    "scalars", "partial", "next_v", "ratio", "barrier", "progress", "trace",
 ]  # fmt: skip
 LIMITS = [
     "reg", "inv_reg", "fi_rows", "rate_cols", "lam_rate", "mu_rate", "tol", "tol_gap", "storage_error", "flush",
@@ -39,8 +40,8 @@ STATE = np.dtype(
     + [(name, F8) for name in LIMITS]
 )
 COUNTERS = [
-    "shift", "kappa", "best_dual", "best_error", "progress_dual", "since_best", "since_absorb", "passes", "status",
-    "dead", "depth", "head", "have", "extrapolated", "narrow", "turn",
+    "shift", "offset", "kappa", "best_dual", "best_error", "progress_dual", "since_best", "since_absorb", "passes",
+    "status", "dead", "depth", "head", "have", "extrapolated", "narrow", "turn",
 ]  # fmt: skip
 PROGRESS = np.dtype(
     [(name, F8) for name in COUNTERS]

@@ -1,0 +1,253 @@
+// Mirrors src_c/finish_tmpl.c: what finish_pass does to one column; finish_pass.cuh explains it.
+#ifndef FINISH_COLUMN_CUH
+#define FINISH_COLUMN_CUH
+#include "prox.cuh"
+
+enum {
+    SUM_GAP,
+    SUM_HARD,
+    SUM_DUAL,
+    SUM_NEXT,
+    SUM_DEAD,
+    SUM_ONES,
+    SUM_F,
+    SUM_P,
+    SUM_PP,
+    SUM_PF,
+    SUM_DOT,
+    SUM_RHS = SUM_DOT + MEMORY,
+    MAX_F = SUM_RHS + MEMORY,
+    MAX_MINUS,
+    USED // of VALUES
+};
+
+#define STRIP 64    // columns whose values are summed at once
+#define JOINERS 128 // threads that join the scalars of all blocks
+
+// lam = (log A - log B) / (fi1 k1 + k2): u *= e^(fi1 lam), v *= e^-lam.  The shift takes lam, so that x stays; what is
+// left of u's part is off = (fi1 - 1) lam, and kappa = e^off.
+struct Translation {
+    double lam, off, kappa;
+};
+
+struct Finish {
+    double value[USED * STRIP];
+    double total[VALUES];
+    double join[JOINERS / 32][SCALARS];
+    double row[SCALARS];
+    double next[16][2];
+    Translation move;
+    Progress p;
+    Trace trace;
+};
+
+// One column as its thread holds it through a pass; what does not depend on the pass's sums is loaded before them.
+struct Column {
+    int j; // -1: this thread has none
+    double absorbed, b, rho, log_b, k, fi;
+    double x, v, image, last; // log v + shift and v of the pass; the last image and residual
+    double f, G;              // residual and image of the pass
+    double d[MEMORY];         // dF, later dG
+};
+
+// Where a block keeps the vectors of the iteration: one copy for all, or its own.
+__device__ __forceinline__ int64_t own_copy(const State &S) { return S.solo ? blockIdx.x * S.ld : 0; }
+
+// Where the pass puts its column sums, and where this block leaves its scalars for it
+__device__ __forceinline__ double *sums_of(const State &S, int turn) { return S.sums + turn % 3 * S.ld; }
+
+__device__ __forceinline__ double *scalars_of(const State &S, int turn)
+{
+    return S.scalars + turn % 2 * (S.parts > BLOCKS ? S.parts : BLOCKS) * SCALARS;
+}
+
+// Where the blocks post their sums over columns
+__device__ __forceinline__ double *partial_of(const State &S, int turn)
+{
+    return S.partial + turn % 2 * S.parts * VALUES;
+}
+
+// Columns a thread has to do
+__device__ __forceinline__ int column_rounds(const State &S)
+{
+    return ((int)S.share + (int)blockDim.x - 1) / (int)blockDim.x;
+}
+
+// This thread's column of those of block `part`, in that round
+__device__ __forceinline__ int column_of(const State &S, int part, int round)
+{
+    const int share = (int)S.share, at = threadIdx.x + round * blockDim.x;
+    const int j = part * share + at;
+    return part < S.parts && at < share && j < S.n ? j : -1;
+}
+
+// Threads of a block that hold columns, a multiple of 32
+__device__ __forceinline__ int column_threads(const State &S)
+{
+    return S.share < blockDim.x ? (int)S.share : (int)blockDim.x;
+}
+
+__device__ __forceinline__ void load_differences(const State &S, const double *from, int depth, Column &c)
+{
+    const double *at = from + own_copy(S) * MEMORY + c.j;
+#pragma unroll
+    for (int i = 0; i < MEMORY; i++, at += S.n)
+        c.d[i] = i < depth ? *at : 0;
+}
+
+__device__ __forceinline__ void load_column(const State &S, const Finish &F, int part, int round, Column &c)
+{
+    const int64_t own = own_copy(S);
+    const int j = c.j = column_of(S, part, round), depth = F.p.have > 0 ? (int)F.p.depth : 0;
+    c.absorbed = INF;
+    c.b = c.f = c.G = c.x = 0;
+    if (j < 0)
+        return;
+    c.absorbed = S.cols.absorbed[j];
+    c.b = S.cols.weight[j];
+    c.rho = S.cols.rho[j];
+    c.log_b = S.cols.log_weight[j];
+    c.k = S.cols.rate[j];
+    c.fi = S.cols.fi[j];
+    c.x = S.x_next[own + j];
+    c.v = S.v_scale[own + j];
+    c.image = S.image[own + j];
+    c.last = S.residual[own + j];
+    load_differences(S, S.dF, depth, c);
+}
+
+__device__ __forceinline__ void load_images(const State &S, const Finish &F, Column &c)
+{
+    if (c.j >= 0)
+        load_differences(S, S.dG, F.p.have > 0 ? (int)F.p.depth : 0, c);
+}
+
+// all but kappa, with the logarithm of `sum` beside
+__device__ __forceinline__ Translation half_translation(const State &S, const Finish &F, double sum, double &log_sum)
+{
+    const double(*x)[SCALARS] = F.join;
+    const double mass = (x[0][ROW_MASS] + x[1][ROW_MASS]) + (x[2][ROW_MASS] + x[3][ROW_MASS]);
+    const double B = (x[0][NEXT_B] + x[1][NEXT_B]) + (x[2][NEXT_B] + x[3][NEXT_B]);
+    const double2 logs = far_logs(mass * inverse(B), sum);
+    const double found = S.lam_rate * logs.x, lam = S.lam_rate > 0 && isfinite(found) ? found : 0;
+    log_sum = logs.y;
+    return {lam, (S.fi_rows - 1) * lam, 1};
+}
+
+__device__ __forceinline__ Translation translation(const State &S, const Finish &F)
+{
+    double unused;
+    Translation t = half_translation(S, F, 1, unused);
+    t.kappa = far_exp(t.off);
+    return t;
+}
+
+// One column: its certificate and its image, into out[SUM_GAP .. SUM_DEAD].
+__device__ __forceinline__ void certify_column(const State &S, const Finish &F, Translation &t, double sum, Column &c,
+                                               double *out)
+{
+    double log_sum;
+    t = half_translation(S, F, sum, log_sum);
+    const double shift = F.p.shift + t.lam, e = c.absorbed, b = c.b, rho = c.rho;
+    const int kind = KL_COLS ? (int)KL : (int)S.cols.kind;
+    const double log_v = c.x - shift, part = log_sum - e + t.off; // log K^T u - shift
+    const double image = fma(1 - c.fi, shift, c.fi * (c.log_b - part));
+    const double3 values = far_exps(-c.k * log_v, -c.k * (image - shift), t.off);
+    const double s = c.v * sum * (t.kappa = values.z);
+    double G = c.x;
+    if (isfinite(e)) {
+        if (kind <= BALANCED) {
+            const bool hard = isinf(rho);
+            const double q = b * values.x, d = c.x + part - c.log_b + c.k * log_v;
+            G = image;
+            out[SUM_GAP] = hard ? 0 : rho * (sum >= TINY ? kl_gap(q, s, d) : q);
+            out[SUM_DUAL] = hard ? S.reg * b * log_v : rho * (b - q);
+            out[SUM_HARD] = hard ? fabs(s - b) : 0;
+            out[SUM_NEXT] = b * values.y;
+        } else {
+            const double upper = kind == RANGE ? S.cols.upper[c.j] : 0, g = S.reg * log_v;
+            G = prox(kind, part + shift, b, c.log_b, rho, upper, S.reg) + shift;
+            out[SUM_GAP] = gap_term(kind, g, s, b, rho, upper);
+            out[SUM_DUAL] = dual_term(kind, g, b, rho, upper);
+            out[SUM_HARD] = violation(kind, s, b, rho, upper);
+        }
+        if (!(sum >= TINY)) { // dead in this pass: it keeps its x
+            out[SUM_DEAD] = sum == sum;
+            out[SUM_NEXT] = 0;
+            G = c.x;
+        }
+        c.f = G - c.x;
+    }
+    c.G = G;
+    if (S.solo && blockIdx.x > 0)
+        return;
+    S.x[c.j] = log_v;
+    S.s[c.j] = isfinite(e) ? s : 0;
+}
+
+// Sweep 1, one column: certificate, image, and what Anderson sums, into value.
+__device__ __forceinline__ void column_values(const State &S, Finish &F, double sum, Column &c, double (&value)[USED])
+{
+    const bool in = c.j >= 0 && isfinite(c.absorbed), before = F.p.have > 0;
+    Translation t;
+    if (c.j >= 0)
+        certify_column(S, F, t, sum, c, value);
+    else if (threadIdx.x == 0) // a block without columns
+        t = translation(S, F);
+    if (threadIdx.x == 0)
+        F.move = t;
+    const double p = in && before ? c.f - c.last : 0, bp = c.b * p, bf = c.b * c.f;
+    if (!in)
+        return;
+    value[SUM_ONES] = c.b;
+    value[SUM_F] = bf;
+    value[SUM_P] = bp;
+    value[SUM_PP] = bp * p;
+    value[SUM_PF] = bp * c.f;
+#pragma unroll
+    for (int i = 0; i < MEMORY; i++) {
+        value[SUM_DOT + i] = c.d[i] * bp;
+        value[SUM_RHS + i] = c.d[i] * bf;
+    }
+    value[MAX_F] = c.f;
+    value[MAX_MINUS] = -c.f;
+}
+
+// Sweep 2, one column: differences, the next x and v, and what the next pass needs of them.
+// v is returned
+__device__ __forceinline__ double advance_column(const State &S, const Progress &p, Column &c, double &B, double &scale)
+{
+    const int64_t own = own_copy(S), at = own + c.j, old = own * MEMORY + c.j;
+    const int slot = (int)p.slot, depth = (int)p.depth;
+    const double f = c.f + p.common, G = c.G + p.common;
+    double x = c.image;
+    if (p.step < 2) {
+        if (slot >= 0) {
+            S.dF[old + slot * S.n] = f - c.last;
+            S.dG[old + slot * S.n] = G - x;
+        }
+        double y = G;
+#pragma unroll
+        for (int i = 0; i < MEMORY; i++)
+            if (i < depth && p.step > 0)
+                y -= p.gamma[i] * (i == slot ? G - x : c.d[i]);
+        S.residual[at] = f;
+        S.image[at] = G;
+        x = y;
+    }
+    if (!KL_COLS && S.cols.kind == TV) // |g| <= rho: beneath it the dual is -inf, above it flat
+        x = clip(x, p.shift - c.rho * S.inv_reg, p.shift + c.rho * S.inv_reg);
+    const double y = x - c.absorbed;
+    const double2 values = far_exps(y < BOUND ? y : y == y ? BOUND : y, -S.rate_cols * (x - p.shift));
+    const double v = values.x;
+    if (S.ratio)
+        S.ratio[c.j] = c.v > 0 ? v / c.v : 0;
+    S.narrow_v[at] = (float)v;
+    S.x_next[at] = x;
+    S.v_scale[at] = v;
+    B += c.b * values.y;
+    scale += v;
+    return v;
+}
+
+#endif
