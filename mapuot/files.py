@@ -56,12 +56,23 @@ def library(kind: str) -> Any:
 
 def open_matrix(text: Any, name: str = "M") -> Rows:
     """The rows of a matrix in a file; nothing is read but its shape."""
-    path, kind, inside = split_name(text, name)
-    array = open_array(path, kind, inside)
-    if len(array.shape) != 2:
-        raise ValueError(f"{path}: {inside} must be a matrix, got shape {array.shape}")
-    m, n = array.shape
-    return Rows(lambda i0, i1, j0=0, j1=n: array[i0:i1, j0:j1], (m, n), array.dtype)
+    blocks = Matrix(*split_name(text, name))
+    return Rows(blocks, blocks.array.shape, blocks.array.dtype)
+
+
+class Matrix:
+    """A matrix of a file as the function of its blocks; pickled by its name."""
+
+    def __init__(self, path: Path, kind: str, inside: str) -> None:
+        self.name, self.array = (path.absolute(), kind, inside), open_array(path, kind, inside)
+        if len(self.array.shape) != 2:
+            raise ValueError(f"{path}: {inside} must be a matrix, got shape {self.array.shape}")
+
+    def __call__(self, i0: int, i1: int, j0: int = 0, j1: int | None = None) -> Any:
+        return self.array[i0:i1, j0:j1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Matrix, self.name
 
 
 def read_vector(text: Any, name: str) -> Any:
@@ -335,7 +346,7 @@ def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             side, potential = str(file["side"]), np.asarray(file["potential"], np.float64)
-    except (KeyError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path} is not a checkpoint of mapuot: {error}") from error
     start = {"a": np.zeros(m), "b": np.zeros(n)}
     if side not in start or potential.shape != start[side].shape:

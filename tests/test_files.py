@@ -1,5 +1,7 @@
 """Matrices that are read block by block, from functions and files, against the same matrix in memory."""
 
+import pickle
+
 import numpy as np
 import pytest
 from problems import clouds, with_forbidden, with_zeros
@@ -155,6 +157,15 @@ def test_a_folder_is_never_replaced(tmp_path, name):
     assert kept.exists()
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_results_of_files_can_be_pickled(tmp_path, name):
+    case = clouds(12, 9)
+    result = case.replace(M=write(tmp_path / name, case.M)).solve()
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(again.plan, result.plan)
+    assert again.cost == result.cost
+
+
 def test_bad_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         mapuot.solve(tmp_path / "no.npy", None, None, 1.0, 1.0)
@@ -250,6 +261,7 @@ def test_checkpoint_that_cannot_be_written_is_a_warning(tmp_path):
 def test_not_a_checkpoint(tmp_path):
     (tmp_path / "text.npz").write_text("no")
     np.savez(tmp_path / "other.npz", x=1)
-    for name in ("text.npz", "other.npz"):
+    np.save(tmp_path / "one.npy", np.ones(3))
+    for name in ("text.npz", "other.npz", "one.npy"):
         with pytest.raises(ValueError, match="is not a checkpoint"):
             files.load_checkpoint(tmp_path / name, 3, 3, 1.0)
