@@ -59,7 +59,7 @@ def barycenter(
     A : (p, n) array
         Histograms in rows, >= 0, zeros allowed.
     M : (n, n) array
-        Costs, finite; symmetric if debiased.
+        Costs, finite; symmetric, with positive definite exp(-M / reg), if debiased: squared distances are.
     reg : float
         Entropic regularisation, > 0, in units of M (reference measure: ones).
     reg_m : float or inf

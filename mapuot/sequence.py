@@ -32,7 +32,12 @@ def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **option
     ------
     ValueError
         ``reg_ms`` is a list of another length than ``regs``.
+    TypeError
+        ``regs`` is no sequence.
     """
+    if not hasattr(regs, "__iter__"):
+        raise TypeError(f"regs must be a sequence of numbers, got {regs!r}")
+    regs = list(regs)
     if not isinstance(reg_ms, list):
         reg_ms = [reg_ms] * len(regs)
     if len(reg_ms) != len(regs):

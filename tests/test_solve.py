@@ -256,6 +256,9 @@ def test_path_solves_each_problem_from_the_one_before(backend):
     assert [r.problem.reg for r in same] == regs[1:]
     with pytest.raises(ValueError, match="reg_ms must have the length of regs, 3, got 2"):
         list(mapuot.path(*arguments, regs=regs, reg_ms=[1.0, 2.0]))
+    with pytest.raises(TypeError, match=r"regs must be a sequence of numbers, got 0\.1"):
+        list(mapuot.path(*arguments, regs=0.1, reg_ms=1.0))
+    assert len(list(mapuot.path(*arguments, regs=iter(regs), reg_ms=1.0))) == len(regs)
 
 
 # ---- stops ----
