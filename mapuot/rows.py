@@ -94,6 +94,9 @@ def rows_of(source: Any, a: Any, b: Any, ranks: Ranks) -> Any:
     """The own block of whole ``Rows`` or of a function; an array is that block already."""
     if not isinstance(source, Rows) and not callable(source):
         return source
+    for name, weight in (("a", a), ("b", b)):
+        if isinstance(weight, (str, os.PathLike)):
+            raise TypeError(f"{name} must be an array, got {weight!r}: mapuot.files.read_vector reads one from a file")
     in_grid = ranks.cols.size > 1
     if isinstance(source, Rows):
         i0, i1 = own_part(a, source.shape[0], ranks.rows, "rows", "a")

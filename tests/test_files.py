@@ -223,6 +223,15 @@ def test_damaged_files(tmp_path, name):
         files.open_matrix(tmp_path / "objects.npy")
 
 
+def test_weights_are_no_paths(tmp_path):
+    case = clouds(12, 9)
+    path = write(tmp_path / "plain.npz", case.M, a=case.a)
+    with pytest.raises(TypeError, match=r"a must be an array, got .*plain\.npz.*read_vector"):
+        mapuot.solve(path, path, None, 0.1, 1.0)
+    result = mapuot.solve(path, files.read_vector(path, "a"), None, 0.1, 1.0)
+    np.testing.assert_array_equal(result.plan, mapuot.solve(case.M, case.a, None, 0.1, 1.0).plan)
+
+
 def test_bad_functions():
     a, b = np.full(6, 1 / 6), np.full(5, 0.2)
     with pytest.raises(ValueError, match="a must be given where M is a function"):
