@@ -210,7 +210,7 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
     try:
         return convert(value)
     except ValueError as error:
-        raise ValueError(f"{name} must be an array of numbers: {error}") from error
+        raise ValueError(f"{name} cannot be read as an array: {error}") from error
 
 
 def as_real(M: Any) -> Any:

@@ -145,7 +145,7 @@ def test_barycenter_dtype_and_bad_arguments():
         ({"A": A[:5]}, ValueError, r"A must be \(n, k\) and M \(n, n\)"),
         ({"A": -A}, ValueError, "A must be finite and >= 0"),
         ({"A": np.ma.masked_less(A, 0.1)}, ValueError, "A must not be masked"),
-        ({"A": [[1.0], [1.0, 2.0]]}, ValueError, "A must be an array of numbers"),
+        ({"A": [[1.0], [1.0, 2.0]]}, ValueError, "A cannot be read as an array"),
         ({"stopThr": None}, TypeError, "stopThr must be a number, got None"),
         ({"tau": 3.0}, TypeError, "tau"),
         ({"foo": 3.0}, TypeError, "foo"),

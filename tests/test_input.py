@@ -59,8 +59,8 @@ REFUSED = [
     ({"M": np.full((4, 5), np.inf)}, mapuot.InfeasibleError, "M forbids every pair"),
     ({"M": sparse.csr_array(CASE.M)}, TypeError, "M must be a dense array, got csr_array: pass M.toarray()"),
     ({"reference": sparse.coo_array(CASE.M)}, TypeError, "reference must be a dense array, got coo_array"),
-    ({"M": [[1.0, 2.0], [3.0]]}, ValueError, "M must be an array of numbers: "),
-    ({"a": [[1.0], [2.0, 3.0]]}, ValueError, "a must be an array of numbers: "),
+    ({"M": [[1.0, 2.0], [3.0]]}, ValueError, "M cannot be read as an array: "),
+    ({"a": [[1.0], [2.0, 3.0]]}, ValueError, "a cannot be read as an array: "),
     ({"a": np.array(1.0)}, ValueError, "a must have shape (4,), got ()"),
     ({"a": {}}, TypeError, "a must hold real numbers, got dtype object"),
     # reg, reg_m
@@ -286,9 +286,9 @@ MASKED = np.ma.masked_less(SQUARE, np.median(SQUARE))
         (lambda: mapuot.barycenter(SQUARE.astype(str), SQUARE, 0.1), TypeError, "A must hold real numbers"),
         (lambda: mapuot.barycenter(SQUARE, SQUARE, 0.1, weights="some"), TypeError, "weights must hold real numbers"),
         (lambda: mapuot.log_matmul(MASKED, SQUARE), ValueError, "A must not be masked"),
-        (lambda: mapuot.log_matmul(SQUARE, [[1.0], [1.0, 2.0]]), ValueError, "B must be an array of numbers"),
+        (lambda: mapuot.log_matmul(SQUARE, [[1.0], [1.0, 2.0]]), ValueError, "B cannot be read as an array"),
         (lambda: mapuot.log_matmul(SQUARE, SQUARE, threads=10**9), ValueError, "threads must be at most 4096"),
-        (lambda: mapuot.solve_batch(CASE.M, [[1.0], [1.0, 2.0]], None, 0.1, 1.0), ValueError, "A must be an array of"),
+        (lambda: mapuot.solve_batch(CASE.M, [[1.0], [1.0, 2.0]], None, 0.1, 1.0), ValueError, "A cannot be read as"),
         (lambda: mapuot.solve_batch(CASE.M, sparse.csr_array(SQUARE), None, 0.1, 1.0), TypeError, "A must be a dense"),
         (lambda: mapuot.solve_batch(CASE.M, None, None, 0.1, 1.0, method=[]), ValueError, "method must be one of"),
         (

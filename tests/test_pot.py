@@ -228,7 +228,7 @@ def test_entropy_warns():
         ({"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
         ({"b": np.ones((2, 17))}, ValueError, r"b must have shape \(n,\) or \(n, k\) for M of shape \(13, 17\)"),
         ({"b": np.ones((17, 0))}, ValueError, r"b must have shape \(n,\) or \(n, k\)"),
-        ({"b": [[1.0], [1.0, 2.0]]}, ValueError, "b must be an array of numbers"),
+        ({"b": [[1.0], [1.0, 2.0]]}, ValueError, "b cannot be read as an array"),
     ],
     ids=str,
 )
