@@ -3,7 +3,7 @@ PYTHON ?= python3
 CC ?= cc
 BIN := .venv/bin
 BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(wildcard src_c/*.[ch])
-C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.[ch])
+C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.[ch] tests/cuda_on_cpu/*.h)
 CHECKED := $(wildcard tests/check_*.[ch] mapuot/*.py mapuot/*/*.py)
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -26,7 +26,7 @@ test: .venv/.test ## run the tests (make test ARGS="-k plan")
 	$(BIN)/pytest $(ARGS)
 
 test-gpu: .venv/.gpu .venv/.test ## run the tests of the CUDA kernels
-	$(BIN)/pytest -k cuda $(ARGS)
+	$(BIN)/pytest -k "cuda and not on_cpu" $(ARGS)
 
 sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, then races in shared memory
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python tests/sanitize_cuda.py

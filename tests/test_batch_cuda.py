@@ -103,7 +103,7 @@ def test_precision_tolerance_and_methods():
     assert (short.n_passes == 2).all()
     assert np.isfinite(short.gap).all()
     warm = solve_batch(M, A, B, 0.05, 1.0, backend="cuda", warm_start=tight)
-    assert (warm.n_passes <= 3).all()
+    assert (warm.n_passes <= 4).all()
 
 
 def test_extreme_masses_and_reg_m():

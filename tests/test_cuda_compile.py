@@ -4,11 +4,9 @@ import re
 
 import numpy as np
 import pytest
+from nvrtc import compiled
 
 from mapuot.backends import cuda_kernels as kernels
-
-cupy = pytest.importorskip("cupy", reason="needs CuPy")
-nvrtc = cupy.cuda.nvrtc
 
 ARCHES = ("sm_80", "sm_90", "sm_100")
 SPILLED = {True: 48, False: 700}  # bytes of a block of a batch: narrow, wide
@@ -25,17 +23,8 @@ def usage(name, arch, **options):
         "--ptxas-options=-v",
         *(f"-D{k}={v}" for k, v in options.items()),
     ]
-    try:
-        program = nvrtc.createProgram(kernels.source(name), name, [], [])
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
-    try:
-        nvrtc.compileProgram(program, flags)
-    except nvrtc.NVRTCError:
-        raise AssertionError(nvrtc.getProgramLog(program)) from None
-    log = nvrtc.getProgramLog(program)
     found = {}
-    for part in re.split(r"Compiling entry function ", log)[1:]:
+    for part in re.split(r"Compiling entry function ", compiled(kernels.source(name), flags))[1:]:
         function = re.match(r"'(\w+)'", part).group(1)
         spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", part.split("Function properties for _Z")[0])))
         found[function] = int(re.search(r"Used (\d+) registers", part).group(1)), spilled
@@ -93,9 +82,7 @@ def test_streams_compile_without_spills(arch, cost, reference):
 @pytest.mark.parametrize("narrow", [True, False])
 def test_blocks_of_a_batch_hold_their_registers(arch, shape, narrow):
     """The blocks a multiprocessor that the launch bound asks for; what spills is of the column half, once a pass."""
-    from mapuot.backends.cuda_batch import small_options
-
-    options = small_options(shape, narrow)
+    options = kernels.small_options(shape, narrow)
     file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
     registers, spilled = usage(file, arch, COST=1, **options)[function]
     assert registers * 16 * options["GROUPS"] * options["RESIDENT"] <= 65536
@@ -136,6 +123,7 @@ def test_records_are_words():
 
 
 def test_a_driverless_machine_gets_one_clear_sentence(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="needs CuPy")
     from mapuot.backends import cuda
 
     class MissingError(Exception):

@@ -266,7 +266,8 @@ class Workspace:
         for name in ("sums", "scalars"):
             self.arrays[name].fill(0)
         k2 = float(self.state["rate_cols"])
-        next_sums = float((weight * np.exp(-k2 * (x - self.progress["shift"]))).sum()), float(v.sum())
+        with np.errstate(over="ignore"):
+            next_sums = float((weight * np.exp(-k2 * (x - self.progress["shift"]))).sum()), float(v.sum())
         self.arrays["scalars"][SCALARS - 2 : SCALARS].set(np.array(next_sums))
         assert len(x) == n
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= v.max(initial=0.0) <= NARROW_LIMIT

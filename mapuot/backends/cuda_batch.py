@@ -18,7 +18,7 @@ from ..penalties import F64
 from ..solve import COARSE_TOL, reg_steps
 from . import Options
 from .cuda import STATUS, narrow_floor
-from .cuda_kernels import F8, I8, PTR, kernel
+from .cuda_kernels import F8, I8, PTR, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
@@ -74,17 +74,6 @@ def constants(task: Any, options: Options, reg: float) -> Any:
     record["narrow_floor"] = narrow_floor(task)
     record["low"], record["safe"] = task.M_min / reg, (task.M_max - task.M_min) / reg <= SAFE_SPREAD
     return record
-
-
-def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
-    """How K lies in the registers of a block: 16 lanes share a row, GROUPS of them the rows."""
-    m, n = shape
-    columns = -(-n // 16)
-    groups = 8 if narrow else next(g for g in (8, 16, 32) if -(-m // g) * columns <= 32 or g == 32)
-    rows = -(-m // groups)
-    entries = rows * columns
-    resident = (3 if entries > 96 else 4 if entries > 48 else 6) if narrow else 32 // groups
-    return {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident, "NARROW": 0, "STORE": 0}
 
 
 @cache

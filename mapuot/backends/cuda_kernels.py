@@ -121,6 +121,17 @@ def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) 
     return lie | {"STORE": STORES[dtype], "KL_ROWS": int(kl[0]), "KL_COLS": int(kl[1])} | more
 
 
+def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
+    """How K lies in the registers of a block: 16 lanes share a row, GROUPS of them the rows."""
+    m, n = shape
+    columns = -(-n // 16)
+    groups = 8 if narrow else next(g for g in (8, 16, 32) if -(-m // g) * columns <= 32 or g == 32)
+    rows = -(-m // groups)
+    entries = rows * columns
+    resident = (3 if entries > 96 else 4 if entries > 48 else 6) if narrow else 32 // groups
+    return {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident, "NARROW": 0, "STORE": 0}
+
+
 @cache
 def source(name: str) -> str:
     """A kernel file with the text of its headers in place of their first #include."""
