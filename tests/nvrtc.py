@@ -15,6 +15,8 @@ def library():
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else spec.submodule_search_locations
     found = [path for folder in folders for path in sorted(Path(folder).glob("*/lib/libnvrtc.so.*"))]
+    for path in [path for folder in folders for path in Path(folder).glob("*/lib/libnvrtc-builtins.so.*")]:
+        ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # libnvrtc asks for it by name alone
     path = found[0] if found else ctypes.util.find_library("nvrtc")
     if path is None:
         pytest.skip("needs NVRTC: pip install nvidia-cuda-nvrtc")
