@@ -81,8 +81,11 @@ static inline double gap_term(const mapuot_side *side, int64_t i, double f, doub
         double x = log(r) - log(t) + f / rho;
         return rho * (fabs(x) < 1e-4 ? q * x * x * (0.5 + x / 3) : r * x - r + q);
     }
-    case MAPUOT_TV:
-        return fmax(0.0, rho * fabs(r - t) + f * r - dual_term(side, i, f));
+    case MAPUOT_TV: { /* products: the mass may be far below t, and at the bound, but for rounding, f counts as it */
+        double at = fabs(f) >= rho * (1 - 1e-15) ? copysign(rho, f) : f;
+        double gap = r < t ? (rho - at) * (t - r) : (rho + at) * (r - t);
+        return f < -rho * (1 + 1e-9) ? INFINITY : gap + fmax(0.0, f - rho) * r;
+    }
     case MAPUOT_L2: {
         double e = r - t + f / rho;
         return f < rho * t ? 0.5 * rho * e * e : r * (f - rho * t) + 0.5 * rho * r * r;

@@ -73,9 +73,12 @@ __device__ __forceinline__ double gap_term(int kind, double f, double r, double 
         const double d = r - t + f / rho;
         return f >= rho * t ? r * (f - rho * t) + 0.5 * rho * r * r : 0.5 * rho * d * d;
     }
-    if (kind == RANGE)
-        r = clip(r, rho * t, upper * t);
-    const double soft = kind == TV ? rho * fabs(r - t) : 0;
-    return fmax(0.0, soft - dual_term(kind, f, t, rho, upper) + f * r);
+    if (kind == TV) { // products: the mass may be far below t, and at the bound, but for rounding, f counts as it
+        const double at = fabs(f) >= rho * (1 - 1e-15) ? copysign(rho, f) : f;
+        const double gap = r < t ? (rho - at) * (t - r) : (rho + at) * (r - t);
+        return f < -rho * (1 + 1e-9) ? INF : gap + fmax(0.0, f - rho) * r;
+    }
+    r = clip(r, rho * t, upper * t);
+    return fmax(0.0, f * r - dual_term(kind, f, t, rho, upper));
 }
 #endif

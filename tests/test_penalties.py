@@ -185,6 +185,16 @@ def test_rounding_leaves_the_dual_finite(backend, reg_m):
         verify(result, case, "mixed")
 
 
+@pytest.mark.parametrize("method", ["auto", "sinkhorn"])
+@pytest.mark.parametrize("seed", range(4))
+def test_total_variation_where_every_pair_is_too_dear(backend, method, seed):
+    """The plan is e^-300 and less of the masses, each potential at its bound but for rounding."""
+    case = clouds(14, 11, reg=0.08 + 0.003 * seed, reg_m=(0.026, 23.0), penalty="tv", ratio=2.0, seed=seed)
+    result = case.replace(M=50 + 10 * case.M).solve(backend=backend, method=method, tol=1e-6, precision="float64")
+    assert result.converged
+    assert 0 < result.mass < 1e-100
+
+
 @pytest.mark.parametrize("kind", ["balanced", "columns", "range", "mixed"])
 def test_tol_gap_waits_for_hard_columns(backend, kind):
     """A gap of columns that are not what they must be is none."""

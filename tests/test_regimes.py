@@ -186,21 +186,21 @@ SMALL = np.random.default_rng(0).random((4, 5)), np.full(4, 0.25), np.full(5, 0.
 
 
 @pytest.mark.parametrize(("seed", "m", "n"), [(27, 9, 8), (65, 6, 7), (70, 6, 7)])
-def test_an_outgrown_kernel_costs_no_ascent(seed, m, n):
+def test_an_outgrown_kernel_costs_no_ascent(backend, seed, m, n):
     """Extrapolations far off leave a K in which rows are dead: a dual from such a pass would never be reached again."""
     case = with_forbidden(clouds(m, n, reg=1e-3, reg_m=np.inf, seed=seed), share=0.2, seed=seed)
-    assert case.solve(tol=1e-8, precision="float64").converged
+    assert case.solve(tol=1e-8, precision="float64", backend=backend).converged
 
 
 @pytest.mark.parametrize("max_passes", [100, 10_000])
 @pytest.mark.parametrize("reg_m", [10.0, 1000.0])
-def test_plan_in_place_is_certified_with_what_it_has_lost(reg_m, max_passes):
+def test_plan_in_place_is_certified_with_what_it_has_lost(backend, reg_m, max_passes):
     """Entries that leave float64 while v is far from its end are zeros for good: 20 times the mass in these."""
     M = np.array([[0.3814, 0.9001, 1.7691, 0.9409], [1.5737, 0.4134, 0.2239, 1.0445]])
     case = Case(M, np.array([0.93, 1678.0]), np.array([1.12, 3.5e-7, 1662.0, 3e-6]), 7.7e-4, (reg_m, 0.076))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-        result = case.solve(method="map-uot", tol=1e-2, max_passes=max_passes)
+        result = case.solve(method="map-uot", tol=1e-2, max_passes=max_passes, backend=backend)
     assert result.converged == (max_passes > 100)
     assert relative_error(result.plan, case.solve(tol=1e-9).plan) <= result.error_bound
     assert result.n_passes <= max_passes + 1

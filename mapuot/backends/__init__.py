@@ -23,7 +23,7 @@ import numpy as np
 from ..penalties import F64
 
 LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at the smallest float64
-FAR = 100.0  # a common translation of log v beyond it is kept out of v
+FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 

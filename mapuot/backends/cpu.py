@@ -17,7 +17,7 @@ from .._core import ffi, lib
 from ..penalties import F64
 from ..problem import Problem, Side, as_columns
 from ..rows import Rows, row_blocks
-from . import Options, Stats, native, shifted
+from . import FAR, Options, Stats, native, shifted
 from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, padded, pointer, pool_for
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
@@ -132,8 +132,9 @@ class Workspace:
             log_v, state.shift = shifted(problem, log_v)
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, log_v + lb)
-        spread = (problem.M_max - problem.M_min) / problem.reg + problem.cols.ranks.max(float(np.abs(log_v).max()))
-        if spread <= SAFE_SPREAD[self.dtype] and not problem.forbidden and problem.reference_matrix is None:
+        far = problem.cols.ranks.max(float(np.abs(log_v).max()))
+        safe = far <= FAR and (problem.M_max - problem.M_min) / problem.reg + far <= SAFE_SPREAD[self.dtype]
+        if safe and not problem.forbidden and problem.reference_matrix is None:
             alpha = np.full(len(la), problem.M_min / problem.reg)
             beta = np.zeros(len(lb))
         else:

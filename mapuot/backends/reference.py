@@ -107,7 +107,7 @@ class Workspace:
         dual = self.dual(log_u, log_v, mass)
         gap = self.fenchel_young(cols, log_v, s)
         hard = penalties.violation(cols.penalty, s, cols.weight, cols.rho, cols.upper).sum()
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
             error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
             error += problem.exponent_error(log_u, log_v)
