@@ -7,13 +7,13 @@
 
 __device__ __forceinline__ double clip(double x, double low, double high) { return fmin(fmax(x, low), high); }
 
-// omega + log omega = z, by three Halley steps from the two asymptotes.
+// omega + log omega = z, by three Halley steps from its asymptotes and, between them, from its tangent at 1.
 __device__ __forceinline__ double wright_omega(double z)
 {
     if (z < -36)
         return exp(z);
-    double w = z > 1 ? z - log(z) : exp(0.5671432904097838 * z - 0.5671432904097838);
-    for (int i = 0; i < 5; i++) {
+    double w = z > 1 ? z - log(z) : exp(z < -1 ? z : 0.5 * z - 0.5);
+    for (int i = 0; i < 3; i++) {
         const double r = z - w - log(w), p = 2 * (1 + w) * (1 + w + 2 * r / 3);
         w *= 1 + r / (1 + w) * (p - r) / (p - 2 * r);
     }

@@ -185,6 +185,16 @@ def test_rounding_leaves_the_dual_finite(backend, reg_m):
         verify(result, case, "mixed")
 
 
+@pytest.mark.parametrize("scale", [1.0, 10.0, 40.0])
+def test_l2_where_little_mass_is_in_reach(backend, scale):
+    """The Wright omega function far below 1."""
+    case = clouds(14, 11, reg=0.08, reg_m=(0.4, 0.14), penalty="l2", ratio=2.0)
+    case = case.replace(M=scale * (0.1 + case.M))
+    result = case.solve(backend=backend, tol=1e-8, precision="float64")
+    assert result.converged
+    assert relative_error(result.plan, case.solve(backend="reference", tol=1e-10).plan) < 2e-8
+
+
 @pytest.mark.parametrize("method", ["auto", "sinkhorn"])
 @pytest.mark.parametrize("seed", range(4))
 def test_total_variation_where_every_pair_is_too_dear(backend, method, seed):
