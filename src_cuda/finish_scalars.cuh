@@ -129,7 +129,9 @@ __device__ __forceinline__ void decide(const State &S, Finish &F, const Translat
 {
     Progress &p = F.p;
     const double shift = p.shift;
-    const double slack = p.narrow > 0 ? 1e-6 * S.reg * F.trace.mass : 1e-13 * fabs(p.best_dual) + 2e-15 * S.dual_scale;
+    const double slack = p.narrow > 0
+                             ? 1e-6 * S.reg * F.trace.mass + 1e-7 * S.dual_scale // rho times float32's rounding
+                             : 1e-13 * fabs(p.best_dual) + 2e-15 * S.dual_scale;
     p.slot = -1;
     p.common = common;
     p.shift += move.lam;
