@@ -62,7 +62,8 @@ struct Batch {
     double reg, inv_reg, k1, k2;     // k = reg / rho, 0: balanced
     double fi1, fi2, rho1, rho2;     // fi = 1 / (1 + k); rho 0: balanced
     double lam_rate, mu_rate, tol, tol_gap, narrow_floor;
-    double low, safe; // smallest M / reg; safe 1: K needs no absorbed potentials at the start
+    double low, safe;            // smallest M / reg; safe 1: K needs no absorbed potentials at the start
+    double rounding, unresolved; // of the exponents of the plan; times it the plan error that no gap resolves
 };
 
 // How far the iteration is; a copy for each warp.

@@ -55,6 +55,7 @@ __device__ __forceinline__ Report certify(const Batch &S, const Work &W, const S
     const double part = loss * inverse(out.mass);
     out.gap = S.k2 > 0 ? S.rho2 * loss : part <= (S.tol_gap >= 0 ? S.tol_gap : S.tol) ? 0 : INF;
     out.error = S.k2 > 0 ? plan_error(S.rho2 * S.inv_reg * part) : part;
+    out.error += S.unresolved * (S.rounding + 4.5e-16 * fabs(shift)); // log u and log v hold it: 4 roundings
     out.dual = S.reg * (c_mass - out.mass);
     out.dual += S.k1 > 0 ? S.rho1 * (p.mass_a - out.mass) : S.reg * (total(W.row, WARPS) + shift * p.mass_a);
     out.dual += S.k2 > 0 ? S.rho2 * (p.mass_b - move.weight * move.grow) : S.reg * worth;

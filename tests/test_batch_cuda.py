@@ -1,5 +1,7 @@
 """log_matmul, solve_batch and the torch losses on a GPU against the CPU; skipped where there is none."""
 
+import warnings
+
 import numpy as np
 import pytest
 import test_log_matmul as products
@@ -185,3 +187,20 @@ def test_torch_streams_and_gradcheck():
     value.backward()
     assert torch.isfinite(a.grad).all()
     assert float(value.detach()) > 0
+
+
+@pytest.mark.parametrize("reg_m", [np.inf, 1e12])
+@pytest.mark.parametrize("far", [1e6, 1e8, 1e9, 1e10])
+def test_bound_counts_the_rounding_of_far_exponents(far, reg_m):
+    """Costs far from zero: the same problems in units three times as large differ by the rounding of M / reg."""
+    rng = np.random.default_rng(5)
+    M, A, B = far + rng.random((6, 7)), rng.random((3, 6)) + 0.1, rng.random((3, 7)) + 0.1
+    A, B = A / A.sum(1, keepdims=True), B / B.sum(1, keepdims=True)
+    options = {"backend": "cuda", "precision": "float64", "max_passes": 300}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one, two = solve_batch(M, A, B, 0.1, reg_m, **options), solve_batch(3 * M, A, B, 0.3, 3 * reg_m, **options)
+    for x, y in zip(one, two, strict=True):
+        assert np.abs(x.plan - y.plan).sum() <= (x.error_bound + y.error_bound) * x.plan.sum()
+    if far > 1e8:
+        assert not one.converged.any()

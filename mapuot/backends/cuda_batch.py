@@ -8,6 +8,7 @@ src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ import cupy as cp
 import numpy as np
 
 from ..penalties import F64
+from ..problem import EXPONENT_ROUNDING
 from ..solve import COARSE_TOL, reg_steps
 from . import Options
 from .cuda import STATUS, narrow_floor
@@ -29,7 +31,7 @@ CHECK_PASSES = 8  # products between two looks at what still runs
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
 LIMITS = [
     "reg", "inv_reg", "k1", "k2", "fi1", "fi2", "rho1", "rho2", "lam_rate", "mu_rate", "tol", "tol_gap",
-    "narrow_floor", "low", "safe",
+    "narrow_floor", "low", "safe", "rounding", "unresolved",
 ]  # fmt: skip
 BATCH = np.dtype(
     [("m", I8), ("n", I8), ("M", PTR), ("M_problem", I8), ("M_row", I8), ("M_col", I8)]
@@ -72,6 +74,9 @@ def constants(task: Any, options: Options, reg: float) -> Any:
     record["tol"], record["tol_gap"] = options.tol, options.tol_gap
     record["memory"], record["product"] = min(options.memory, DEPTH), task.reference == "product"
     record["narrow_floor"] = narrow_floor(task)
+    # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
+    record["rounding"] = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
+    record["unresolved"] = 1 + math.sqrt((record["rho1"] + record["rho2"]) / reg)
     record["low"], record["safe"] = task.M_min / reg, (task.M_max - task.M_min) / reg <= SAFE_SPREAD
     return record
 
