@@ -6,7 +6,7 @@
  *   difference  F = G(x) - x and Anderson's dF, dG                    -> weights gamma
  *   advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x
  * Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
- * Twins: src_cuda/finish_pass.cu, backends/reference.py.  Sides that mix penalties go through prox.h.
+ * Twins: src_cuda/finish_column.cuh, backends/reference.py.  Sides that mix penalties go through prox.h.
  */
 #include "kernels.h"
 #include "prox.h"

@@ -1,4 +1,4 @@
-// Mirrors src_c/finish_tmpl.c and src_c/solver.c (anderson_weights, judge, step): certificate, guard, Anderson and the
+// Mirrors src_c/finish_tmpl.c and src_c/finish.c (anderson_weights, judge): certificate, guard, Anderson and the
 // second sweep over the columns of one problem of a batch.  Included after batch.cuh.
 #ifndef BATCH_FINISH_CUH
 #define BATCH_FINISH_CUH

@@ -1,6 +1,5 @@
 // Mirrors batch_finish.cuh in float32: what a narrow pass does once K^T u is summed.  Two warps have the columns, two
-// columns a lane; beside them one warp judges the last pass and
-// one prepares Anderson's weights.
+// columns a lane; beside them one warp judges the last pass and one prepares Anderson's weights.
 // Included by batch_narrow.cu, whose header explains the quantities.
 #ifndef BATCH_NARROW_CUH
 #define BATCH_NARROW_CUH

@@ -194,8 +194,8 @@ __device__ __forceinline__ void grid_barrier(uint32_t *counter, uint32_t &ended)
     grid_wait(counter, ended);
 }
 
-// Where every block waits for numbers of the others, it need not wait for a meeting: a word that is not posted yet holds
-// UNSET (in a double the high half), a NaN with bits that no arithmetic returns, and is read until it does not.
+// Where every block waits for numbers of the others, it need not wait for a meeting: a word that is not posted yet
+// holds UNSET (in a double the high half), a NaN with bits that no arithmetic returns, and is read until it does not.
 #define UNSET 0xfff4fff4u
 
 template <typename T> __device__ __forceinline__ bool is_unset(T x)

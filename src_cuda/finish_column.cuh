@@ -213,8 +213,7 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, double 
     value[MAX_MINUS] = -c.f;
 }
 
-// Sweep 2, one column: differences, the next x and v, and what the next pass needs of them.
-// v is returned
+// Sweep 2, one column: differences, the next x and what the next pass needs of it; returns the next v.
 __device__ __forceinline__ double advance_column(const State &S, const Progress &p, Column &c, double &B, double &scale)
 {
     const int64_t own = own_copy(S), at = own + c.j, old = own * MEMORY + c.j;
@@ -249,5 +248,4 @@ __device__ __forceinline__ double advance_column(const State &S, const Progress 
     scale += v;
     return v;
 }
-
 #endif

@@ -1,4 +1,4 @@
-// Mirrors src_c/finish_tmpl.c and the scalar work of src_c/solver.c: the O(n) half of a pass, one thread a column.
+// Mirrors src_c/finish_tmpl.c and the scalar work of src_c/finish.c: the O(n) half of a pass, one thread a column.
 //
 // With k = reg / rho and x = log v + shift, everything on logarithms; all blocks meet before 1 and 2:
 //   1 marginal    lam from A = mass and B = sum b e^(-k log v);  s = v K^T u, q = b e^(-k log v)

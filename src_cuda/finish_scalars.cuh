@@ -1,4 +1,4 @@
-// Mirrors src_c/solver.c (anderson_weights, judge, step): the scalar work between the two sweeps of finish_pass.
+// Mirrors src_c/finish.c (anderson_weights, certify, judge): the scalar work between the two sweeps of finish_pass.
 //
 // Every block does it on the same numbers: one warp finds Anderson's weights, beside it one thread finds the dual value
 // and guards the last step.  What the next sweep does not wait for, the certified error and the status, comes later

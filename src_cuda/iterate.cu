@@ -1,10 +1,10 @@
 // Mirrors src_c/solver.c (mapuot_iterate): many passes in one cooperative launch, one block a multiprocessor, sm_90+.
 //
 // row_pass, a meeting of the grid, then the O(n) finish_pass spread over all blocks, which post to each other their
-// sums and the next v (UNSET in common.cuh: two more meetings cost 1.4 us).  With few columns (solo) every block does all
-// of finish_pass for itself.  K stays in flight or in shared
-// memory from the first pass to the last.  Every block holds the same Progress and stops at the same pass.  The NARROW
-// kernel runs while progress.narrow is 1, the other one after it; each returns at once where it has nothing to do.
+// sums and the next v (UNSET in common.cuh: two more meetings cost 1.3 to 2.6 us).  With few columns (solo) every block
+// does all of finish_pass for itself.  K stays in flight or in shared memory from the first pass to the last.  Every
+// block holds the same Progress and stops at the same pass.  The NARROW kernel runs while progress.narrow is 1, the
+// other one after it; each returns at once where it has nothing to do.
 #define PERSISTENT 1
 #include "row_pass.cuh"
 #include "finish_pass.cuh"

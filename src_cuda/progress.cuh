@@ -1,4 +1,4 @@
-// Mirrors src_c/solver.c (plan_error, judge): what a gap says of the plan, and when no pass helps any more; for
+// Mirrors src_c/finish.c (plan_error, stalled): what a gap says of the plan, and when no pass helps any more; for
 // finish_scalars.cuh and batch_finish.cuh.
 #ifndef PROGRESS_CUH
 #define PROGRESS_CUH

@@ -3,7 +3,8 @@
 // The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), exponent in float64, made in tiles of 32 x 32 from M in
 // any strides: the unit stride is read first, through shared memory where it runs down the rows.  Sums and maxima are
 // along the rows; the caller swaps the strides for those along the columns.  out has gridDim.y slabs, one per part of
-// the columns, joined by the caller.  Options: STORE (of K or P), COST (of M: 0 float64, 1 float32), REFERENCE (of c, alike).
+// the columns, joined by the caller.  Options: STORE (of K or P), COST (of M: 0 float64, 1 float32), REFERENCE (of c,
+// alike).
 #include "common.cuh"
 
 #if COST == 0

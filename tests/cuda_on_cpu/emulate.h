@@ -1,6 +1,7 @@
-// CUDA C++ as C++ of this machine, for tests without a GPU: threads are fibers that change where CUDA's wait for others,
-// at barriers, shuffles and polls.  The blocks of a cooperative launch live side by side, others run one after the other,
-// so that __shared__ can be static.  Bulk copies are made at once; PTX is replaced in the text (cupy/__init__.py).
+// CUDA C++ as C++ of this machine, for tests without a GPU: threads are fibers that change where CUDA's wait for
+// others, at barriers, shuffles and polls.  The blocks of a cooperative launch live side by side, others run one after
+// the other, so that __shared__ can be static.  Bulk copies are made at once; PTX is replaced in the text
+// (cupy/__init__.py).
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
