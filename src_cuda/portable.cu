@@ -2,7 +2,8 @@
 //
 // A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns), or row_sums and column_sums, or
 // plan_rows and plan_columns (K read twice, any width), then finish_first, finish_join, finish_second: kernel
-// boundaries are the meetings.  A kernel reads half `parity` of progress, and finish_join writes the other half; once the status is not RUNNING, all pass by.
+// boundaries are the meetings.  A kernel reads half `parity` of progress, and finish_join writes the other half; once
+// the status is not RUNNING, all pass by.
 #define PERSISTENT 0
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
