@@ -79,11 +79,11 @@ __device__ __forceinline__ void certify(const State &S, Finish &F, const Transla
 
 __device__ __forceinline__ bool in_range(double x) { return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT; }
 
-// v has left the range of this K, or points in use are dead or mass is hidden for want of a fresh one.
+// u or v has left the range of this K, or points in use are dead or mass is hidden for want of a fresh one.
 __device__ __forceinline__ bool outgrown(const Finish &F)
 {
     const double scale = F.row[NEXT_SCALE];
-    const bool held = scale <= SCALE_LIMIT && scale >= 1 / SCALE_LIMIT;
+    const bool held = F.row[ROW_SCALE] < MOST_SCALE && scale <= SCALE_LIMIT && scale >= 1 / SCALE_LIMIT;
     return F.p.since_absorb > 0 && (!held || F.trace.dead > F.p.dead || F.trace.lost > MOST_LOST);
 }
 
