@@ -134,10 +134,16 @@ static int stalled(mapuot_state *state, const mapuot_stats *stats)
     return state->since_best >= STALL_PASSES;
 }
 
-/* points in use dead, or mass hidden, for want of a fresh K; passes: how many were made on it before */
-static int outgrown(const mapuot_state *state, const mapuot_stats *stats, int64_t passes)
+static double largest_scale(const mapuot_finish *finish)
 {
-    return passes > 0 && (stats->dead > state->dead || stats->lost > MOST_LOST);
+    return fmax(finish->row_scalars[ROW_SCALE], finish->scale_v);
+}
+
+/* points in use dead, mass hidden, or a scaling clipped, for want of a fresh K; passes: how many were made on it
+ * before */
+static int outgrown(const mapuot_state *state, const mapuot_stats *stats, double scale, int64_t passes)
+{
+    return passes > 0 && (stats->dead > state->dead || stats->lost > MOST_LOST || !(scale < MOST_SCALE));
 }
 
 /* plan error by the rounding of K: its entries are rounded once, those of the plan in place in every pass again */
@@ -147,10 +153,9 @@ static double storage_error(const mapuot_state *state, int64_t passes)
 }
 
 /* next_v: the sum of the v that the next pass starts from */
-static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale_u, double scale_v,
-                           double next_v)
+static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, double scale, double next_v)
 {
-    const int lost = outgrown(state, stats, state->since_absorb - 1);
+    const int lost = outgrown(state, stats, scale, state->since_absorb - 1);
     const int small_gap = stats->dual > -INFINITY && stats->gap <= state->tol_gap * fabs(stats->dual);
     const int done = !lost && (stats->error <= state->tol || small_gap);
     const double storage = storage_error(state, state->since_absorb - 1);
@@ -176,14 +181,14 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
         state->best_dual = -INFINITY;
         return MAPUOT_RUNNING;
     }
-    if (state->narrow && (done || stats->error <= state->narrow_floor || state->since_best >= NARROW_PATIENCE ||
-                          fmax(scale_u, scale_v) > NARROW_LIMIT)) {
+    if (state->narrow &&
+        (done || stats->error <= state->narrow_floor || state->since_best >= NARROW_PATIENCE || scale > NARROW_LIMIT)) {
         state->narrow = 0; /* only a pass in float64 certifies */
         state->best_dual = -INFINITY;
     }
     if (fresh)
         state->dead = stats->dead; /* what a fresh K leaves dead stays so */
-    else if (stats->lost > state->flush_tol || fmax(scale_u, scale_v) > SCALE_LIMIT)
+    else if (stats->lost > state->flush_tol || scale > SCALE_LIMIT)
         return MAPUOT_ABSORB;
     return MAPUOT_RUNNING;
 }
@@ -230,14 +235,15 @@ static void certify(const mapuot_state *state, const mapuot_finish *finish, mapu
     stats->dual = finish->row_scalars[ROW_DUAL] + sums[SUM_DUAL] + state->dual_constant - state->reg * stats->mass;
     if (state->translate)
         stats->dual += isinf(state->rho_u) ? state->reg * finish->args.lam * mass : state->rho_u * (mass - stats->mass);
-    const int lost = outgrown(state, stats, state->since_absorb);
+    const double scale = largest_scale(finish);
+    const int lost = outgrown(state, stats, scale, state->since_absorb);
     if (stats->dead > state->dead || lost)
         stats->dual = -INFINITY; /* a row that is in use counted as unreached: this is no dual value */
     stats->gap = sums[SUM_HARD] > allowed * stats->mass ? INFINITY : sums[SUM_GAP];
     stats->error = plan_error(sums[SUM_GAP] / stats->mass / state->reg) + sums[SUM_HARD] / stats->mass +
                    storage_error(state, state->since_absorb) + state->exponent_error + stats->lost +
                    4.5e-16 * fabs(state->shift); /* log u and log v hold it: 4 roundings */
-    if (lost || isnan(stats->error) || !(fmax(finish->row_scalars[ROW_SCALE], finish->scale_v) < MOST_SCALE))
+    if (lost || isnan(stats->error) || !(scale < MOST_SCALE))
         stats->gap = stats->error = INFINITY; /* u is no prox then */
 }
 
@@ -251,7 +257,7 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_fin
     certify(state, finish, stats);
     finish->args.mu = translate_next(state, stats->mass, finish->sums[SUM_NEXT]);
     const int lower = state->extrapolated && !(stats->dual >= state->best_dual - slack);
-    stats->rejected = lower || outgrown(state, stats, state->since_absorb);
+    stats->rejected = lower || outgrown(state, stats, largest_scale(finish), state->since_absorb);
     if (stats->rejected) { /* from the last image, or from the same v on a fresh K */
         memcpy(state->work + 2 * np, lower ? state->history + np : state->work, (size_t)np * sizeof(double));
         memset(finish->sums, 0, SWEEP_OUT * sizeof(double));
@@ -299,7 +305,7 @@ int mapuot_finish_step(mapuot_pool *pool, mapuot_state *state, mapuot_finish *fi
         state->shift = finish->shift;
     state->passes++;
     state->since_absorb++;
-    stats->status = judge(state, stats, finish->row_scalars[ROW_SCALE], finish->scale_v, finish->sums[SUM_ADVANCED]);
+    stats->status = judge(state, stats, largest_scale(finish), finish->sums[SUM_ADVANCED]);
     if (stats->status == MAPUOT_NOT_FINITE || stats->status == MAPUOT_UNDERFLOW)
         stats->error = INFINITY;
     return stats->status;
