@@ -37,6 +37,11 @@ class Side:
     ranks: Ranks = ALONE  # that share this side's points
 
     @cached_property
+    def log_weight(self) -> F64:
+        with np.errstate(divide="ignore"):
+            return np.log(self.weight)
+
+    @cached_property
     def scalar_rho(self) -> float | None:
         """The one rho of a KL or balanced side whose points share it, else None (no translation then)."""
         if self.penalty not in ("kl", "balanced"):
@@ -113,8 +118,7 @@ class Problem:
     def log_reference(self) -> tuple[F64, F64]:
         """(log a, log b) where c = a b^T, else zeros: the part of c that is a row and a column scaling."""
         if isinstance(self.reference, str) and self.reference == "product":
-            with np.errstate(divide="ignore"):
-                return np.log(self.rows.weight), np.log(self.cols.weight)
+            return self.rows.log_weight, self.cols.log_weight
         return np.zeros(self.shape[0]), np.zeros(self.shape[1])
 
     @property

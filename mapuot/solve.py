@@ -35,7 +35,6 @@ COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
 MOST_THREADS = 4096  # more than any host has cores
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
 FAILED = ("not finite", "underflow")  # a warm start that ends so is dropped
-QUICK_ENTRIES = 1 << 20  # a pass over so many takes less than a millisecond
 SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
 
 
@@ -294,8 +293,8 @@ class Run:
         with closing(self.module.Workspace(problem, options)) as workspace:
             workspace.absorb(log_v)
             fresh = True
-            quick = not self.heard and self.ranks.max(problem.M.size) <= QUICK_ENTRIES
-            count = 16 if quick else 1
+            quick = not self.heard and self.ranks.max(problem.M.size) <= self.module.QUICK_ENTRIES
+            count = self.module.QUICK_PASSES if quick else 1
             while True:
                 begun = time.perf_counter()
                 stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))

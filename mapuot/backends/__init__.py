@@ -124,7 +124,7 @@ def host(x: Any) -> Any:
 def shifted(problem: Any, log_v: F64) -> tuple[F64, float]:
     """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v."""
     used = np.isfinite(log_v) & ~problem.left_out[1]
-    median = float(np.median(log_v[used])) if used.any() else 0.0
+    median = float(np.median(log_v[used])) if log_v[used].any() else 0.0
     medians = sorted(problem.cols.ranks.all(median))
     centre = medians[len(medians) // 2]
     shift = -centre if abs(centre) > FAR else 0.0

@@ -23,6 +23,7 @@ from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimensi
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
 FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
+QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
 
 
@@ -210,8 +211,8 @@ class Workspace:
         arrays["weight"][:count] = np.where(out, 0.0, side.weight)
         if "fi" in arrays:
             fi = arrays["fi"][:count]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                base = fi * np.log(side.weight) - (1 - fi) * absorbed
+            with np.errstate(invalid="ignore"):
+                base = fi * side.log_weight - (1 - fi) * absorbed
             arrays["base"][:count] = np.where(out, 0.0, base)
 
     def set_log_v(self, log_v: F64, out: Any) -> None:

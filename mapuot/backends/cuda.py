@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .cuda_arrays import asarray, need_memory, row_blocks, to_numpy  # isort: skip  (the clear error without CuPy)
+from .cuda_arrays import asarray, need_memory, on_device, row_blocks, to_numpy  # isort: skip  (the clear error without CuPy)
 import cupy as cp
 
 from .. import penalties
@@ -31,6 +31,7 @@ __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy"]
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
 FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
+QUICK_ENTRIES, QUICK_PASSES = 1 << 30, 64  # K up to so large (2 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
 NARROW_LIMIT = 1e20  # largest v that float32 passes start from
 ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
@@ -46,6 +47,19 @@ def narrow_floor(problem: Problem) -> float:
     return 3e-7 * math.sqrt(1 + largest / problem.reg)
 
 
+class Parts(dict[str, Any]):
+    """Named parts of one array, views made when they are first asked for: one takes CuPy 5 us."""
+
+    def __init__(self, block: Any, places: dict[str, tuple[int, int]]) -> None:
+        self.block, self.places = block, places
+
+    def __missing__(self, name: str) -> Any:
+        at, count = self.places[name]
+        dtype = {"narrow_v": np.float32, "report": np.uint8}.get(name, np.float64)
+        part = self[name] = self.block[at : at + count].view(dtype)
+        return part
+
+
 class Workspace:
     """One solve: K, the two sides, the column sums, Anderson's history, and the State record that points at them."""
 
@@ -56,7 +70,7 @@ class Workspace:
         self.log_reference = problem.log_reference
         self.kl = problem.rows.penalty in ("kl", "balanced"), problem.cols.penalty in ("kl", "balanced")
         self.state = np.zeros((), STATE)
-        self.arrays: dict[str, Any] = {}
+        self.downloaded: Parts | None = None
         self.take_kernel()
         self.allocate(m, n)
         self.constants()
@@ -73,29 +87,34 @@ class Workspace:
         self.launch = Iterate(self.state, (most, n, self.ld), self.dtype, self.kl, self.options.in_place)
 
     def allocate(self, m: int, n: int) -> None:
-        """Every vector in one zeroed allocation, their addresses in the state."""
+        """Every vector in one zeroed allocation, their addresses in the state.
+
+        What absorb writes lies first, and what is read at the end behind it, so that each is one transfer.
+        """
         ld, copies, launch = self.ld, self.launch.copies, self.launch
         report = 2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize
-        words = {"report": report // 8, "point": 4 * m, "u_log": m, "r": m, "x": ld, "s": ld}
+        words = {"report": report // 8, "scalars": 2 * max(BLOCKS, launch.parts) * SCALARS, "point": 4 * m}
+        words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
+        staged = sum(-(-count // 32) * 32 for count in words.values())
+        words |= {"u_log": m, "r": m, "x": ld, "s": ld}
         words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
         words |= dict.fromkeys(("dF", "dG"), copies * MEMORY * ld)
         words |= {"u_scale": m * (1 + self.options.in_place), "ratio": ld * self.options.in_place}
         words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
-        words |= {"slab": launch.slab * ld * launch.ordered, "scalars": 2 * max(BLOCKS, launch.parts) * SCALARS}
+        words |= {"slab": launch.slab * ld * launch.ordered}
         words |= {"partial": 2 * max(BLOCKS, launch.parts) * VALUES, "barrier": 32}
-        words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
-        self.block, at = cp.zeros(sum(-(-count // 32) * 32 for count in words.values())), 0
+        places, at = {}, 0
         for name, count in words.items():
-            array = self.arrays[name] = self.block[at : at + count]
+            places[name] = at, count
             at += -(-count // 32) * 32
+        self.arrays, self.staged = Parts(cp.zeros(at), places), Parts(np.zeros(staged), places)
+        address = self.arrays.block.data.ptr
+        for name, (at, count) in places.items():
             if name.startswith("cols."):
-                self.state["cols"][name[5:]] = array.data.ptr
+                self.state["cols"][name[5:]] = address + 8 * at
             elif count and name != "report":
-                self.state[name] = array.data.ptr
-        self.arrays["narrow_v"] = self.arrays["narrow_v"].view(np.float32)
-        self.arrays["report"] = self.arrays["report"].view(np.uint8)
-        self.state["progress"] = self.arrays["report"].data.ptr
-        self.state["trace"] = self.arrays["report"].data.ptr + 2 * PROGRESS.itemsize
+                self.state[name] = address + 8 * at
+        self.state["progress"], self.state["trace"] = address, address + 2 * PROGRESS.itemsize
 
     def constants(self) -> None:
         problem, options, state = self.problem, self.options, self.state
@@ -150,7 +169,7 @@ class Workspace:
         """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
         problem = self.problem
         if log_v is None:
-            x = self.arrays["x_next"][: problem.shape[1]].get()  # log v + shift: the shift stays
+            x = self.answers["x_next"][: problem.shape[1]]  # log v + shift: the shift stays
         else:
             x, self.progress["shift"] = shifted(problem, log_v)
         la, lb = self.log_reference
@@ -182,7 +201,7 @@ class Workspace:
             yield i0, i1, M, None if c is None else cp.asarray(c[i0:i1])
 
     def build(self, alpha: F64, beta: F64) -> None:
-        beta_on, alpha_on, problem = cp.asarray(beta), cp.asarray(alpha), self.problem
+        problem, (alpha_on, beta_on) = self.problem, on_device(alpha, beta)
         for i0, i1, M, c in self.matrices():
             out, view = self.K[i0 * self.ld :], view_of(M, c, alpha_on[i0:i1], beta_on, problem.reg)
             flush = np.float64(self.state["flush"])
@@ -232,15 +251,15 @@ class Workspace:
             hard = np.isinf(rho)
             finite = np.where(hard, 1.0, rho)
             fi = np.where(hard, 1.0, finite / (finite + reg))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                point[:, 0] = np.where(out, -np.inf, fi * np.log(t) - (1 - fi) * self.d)
+            with np.errstate(invalid="ignore"):
+                point[:, 0] = np.where(out, -np.inf, fi * side.log_weight - (1 - fi) * self.d)
             point[:, 1] = fi
             point[:, 2] = np.where(hard, 0.0, -finite)
             point[:, 3] = np.where(hard, reg * t, 0.0)
         else:
             point[:, 0], point[:, 1], point[:, 2] = self.d, t, rho
             point[:, 3] = 0.0 if side.upper is None else side.upper
-        self.put("point", point.ravel())
+        self.staged["point"][:] = point.ravel()
 
     def set_cols(self, e: F64, x: F64) -> None:
         side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
@@ -251,34 +270,33 @@ class Workspace:
             rate = reg / side.rho
             v = np.where(out, 0.0, np.exp(np.minimum(x - e, 85.0)))
             fi = np.where(np.isinf(side.rho), 1.0, side.rho / (side.rho + reg))
-            self.put("cols.log_weight", np.where(out, 0.0, np.log(weight)))
-        self.arrays["cols.absorbed"].fill(np.inf)
-        for name, values in (("absorbed", e), ("weight", weight), ("rho", side.rho), ("fi", fi), ("rate", rate)):
-            self.put("cols." + name, values)
-        if side.upper is not None:
-            self.put("cols.upper", side.upper)
+            log_weight = np.where(out, 0.0, side.log_weight)
+        upper = 0.0 if side.upper is None else side.upper
+        self.staged["cols.absorbed"][:] = np.inf
+        for name, values in zip(COLUMN_VECTORS, (weight, log_weight, side.rho, upper, e, fi, rate), strict=True):
+            self.staged["cols." + name][:n] = values
         self.put("x_next", x)
         self.put("v_scale", v)
         if self.options.in_place:  # the plan starts as K: u = v = 1
             self.put("ratio", v)
             self.arrays["u_scale"].fill(1)
         self.put("narrow_v", np.minimum(v, NARROW_LIMIT))
-        for name in ("sums", "scalars"):
-            self.arrays[name].fill(0)
+        self.arrays["sums"].fill(0)
         k2 = float(self.state["rate_cols"])
         with np.errstate(over="ignore"):
             next_sums = float((weight * np.exp(-k2 * (x - self.progress["shift"]))).sum()), float(v.sum())
-        self.arrays["scalars"][SCALARS - 2 : SCALARS].set(np.array(next_sums))
-        assert len(x) == n
+        self.staged["scalars"][SCALARS - 2 : SCALARS] = next_sums
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= v.max(initial=0.0) <= NARROW_LIMIT
         self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
-        self.send_progress()
+        self.send()
 
-    def send_progress(self) -> None:
-        """Progress as it is here, for passes of turn 0: nothing is posted yet."""
+    def send(self) -> None:
+        """What is staged, and progress, for passes of turn 0: nothing is posted yet."""
         self.arrays["partial"].view(np.uint64).fill(UNSET)
         record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
-        self.arrays["report"][: len(record)].set(record)
+        self.staged["report"][: len(record)] = record
+        self.arrays.block[: len(self.staged.block)].set(self.staged.block)
+        self.downloaded = None
 
     def iterate(self, count: int) -> list[Stats]:
         done: list[Stats] = []
@@ -289,7 +307,7 @@ class Workspace:
 
     def passes(self, count: int) -> None:
         """Enqueue at most so many; those after the end, or after the last one in float32, change nothing."""
-        ranks = self.problem.ranks
+        ranks, self.downloaded = self.problem.ranks, None
         if ranks.size == 1:
             self.launch(min(count, self.launch.most), int(self.progress["passes"]))
             return
@@ -331,8 +349,18 @@ class Workspace:
         ]
 
     @property
+    def answers(self) -> Parts:
+        """u_log, r, x, s and x_next on the host, by one transfer."""
+        if self.downloaded is None:
+            places, last = self.arrays.places, self.arrays.places["x_next"][0] + self.ld
+            first = places["u_log"][0]
+            block = self.arrays.block[first:last].get()
+            self.downloaded = Parts(block, {name: (at - first, count) for name, (at, count) in places.items()})
+        return self.downloaded
+
+    @property
     def next_log_v(self) -> F64:
-        return self.full_log_v(self.arrays["x_next"].get() - self.progress["shift"])
+        return self.full_log_v(self.answers["x_next"] - self.progress["shift"])
 
     def full_log_v(self, log_v: F64) -> F64:
         log_v = log_v[: self.problem.shape[1]]
@@ -340,13 +368,13 @@ class Workspace:
 
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
-            log_u = self.arrays["u_log"].get() + self.d + (self.progress["shift"] + self.progress["offset"])
+            log_u = self.answers["u_log"] + self.d + (self.progress["shift"] + self.progress["offset"])
         log_u = np.where(self.problem.left_out[0], -np.inf, np.where(self.dead_u, np.inf, log_u))
-        return log_u, self.full_log_v(self.arrays["x"].get())
+        return log_u, self.full_log_v(self.answers["x"])
 
     def marginals(self) -> tuple[F64, F64]:
-        r = self.arrays["r"].get() * float(self.progress["kappa"])
-        return r, self.arrays["s"][: self.problem.shape[1]].get()
+        r = self.answers["r"] * float(self.progress["kappa"])
+        return r, self.answers["s"][: self.problem.shape[1]].copy()
 
     def close(self) -> None:
         """Give K back at once; the potentials stay."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +31,8 @@ def need_device() -> None:
 def need_memory(needed: int, precision: str, M: Any = None) -> None:
     """Count before taking: CuPy's pool and the device together must have room, a numpy M for one block of it."""
     needed += 0 if M is None or isinstance(M, cp.ndarray) else BLOCK_BYTES
-    free = cp.cuda.runtime.memGetInfo()[0] + cp.get_default_memory_pool().free_bytes()
+    free = cp.get_default_memory_pool().free_bytes()
+    free += cp.cuda.runtime.memGetInfo()[0] if needed > free else 0
     if needed <= free:
         return
     smaller = [p for p in STORES if needed * ITEMSIZE[p] / ITEMSIZE[precision] <= free]
@@ -58,6 +60,14 @@ def asarray(x: Any) -> Any:
 def to_numpy(x: Any) -> Any:
     x = asarray(x)
     return x.get() if isinstance(x, cp.ndarray) else x
+
+
+def on_device(*vectors: Any) -> list[Any]:
+    """Copies of float64 vectors, by one transfer."""
+    room = cp.empty(sum(map(len, vectors)))
+    room.set(np.concatenate(vectors))
+    ends = itertools.accumulate(map(len, vectors))
+    return [room[end - len(x) : end] for x, end in zip(vectors, ends, strict=True)]
 
 
 def row_blocks(M: Any) -> Iterator[tuple[int, int, Any]]:

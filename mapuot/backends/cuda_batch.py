@@ -9,7 +9,6 @@ src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import cupy as cp
@@ -20,7 +19,7 @@ from ..problem import EXPONENT_ROUNDING
 from ..solve import COARSE_TOL, reg_steps
 from . import Options
 from .cuda import STATUS, narrow_floor
-from .cuda_kernels import F8, I8, PTR, kernel, small_options
+from .cuda_kernels import F8, I8, PTR, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
@@ -39,7 +38,6 @@ BATCH = np.dtype(
     + [(name, I8) for name in ("product", "memory", "count")]
     + [(name, F8) for name in LIMITS]
 )
-RECORD = np.dtype((np.void, BATCH.itemsize))  # CuPy asks for a description of what it passes: 80 us for all names
 REPORT = np.dtype([(name, F8) for name in ("gap", "error", "dual", "mass", "passes", "status")])
 
 
@@ -81,8 +79,7 @@ def constants(task: Any, options: Options, reg: float) -> Any:
     return record
 
 
-@cache
-def small_kernel(device: int, shape: tuple[int, int], narrow: bool, cost: str) -> tuple[Any, int]:
+def small_kernel(shape: tuple[int, int], narrow: bool, cost: str) -> tuple[Any, int]:
     """batch_narrow or batch_solve for that shape and its threads a block."""
     options = small_options(shape, narrow)
     file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
@@ -90,8 +87,7 @@ def small_kernel(device: int, shape: tuple[int, int], narrow: bool, cost: str) -
     return run, 16 * options["GROUPS"]
 
 
-@cache
-def step_kernel(device: int, function: str, cost: str) -> Any:
+def step_kernel(function: str, cost: str) -> Any:
     return kernel("batch_products.cu", function, COST=int(cost == "float32"), NARROW=0, STORE=0)
 
 
@@ -100,7 +96,7 @@ def weigh(array: Any, p: int) -> tuple[Any, F64, F64]:
     array = cp.ascontiguousarray(array if array.dtype in (np.float32, np.float64) else array.astype(np.float64))
     length = array.shape[-1]
     table, found = cp.empty((p, length)), cp.empty((2, p))
-    run = step_kernel(cp.cuda.runtime.getDevice(), "weigh", array.dtype.name)
+    run = step_kernel("weigh", array.dtype.name)
     run((p,), (128,), (array, np.int64(length * (array.ndim == 2)), np.int64(length), table, found[0], found[1]))
     mass, least = found.get()
     return table, mass, least
@@ -168,23 +164,24 @@ class BatchWorkspace:
         self.read()
 
     def launch(self, record: Any, narrow: bool) -> None:
-        run, threads = small_kernel(cp.cuda.runtime.getDevice(), self.task.shape, narrow, self.M.dtype.name)
-        run((self.p,), (threads,), (record.view(RECORD),))
+        run, threads = small_kernel(self.task.shape, narrow, self.M.dtype.name)
+        run((self.p,), (threads,), (by_value(record),))
 
     def products(self, record: Any, count: int) -> None:
         """S = V K^T, U = prox(S), then U K, for all problems at once."""
         record["count"] = count
-        device, names = cp.cuda.runtime.getDevice(), ("open_problems", "prox_rows", "finish_problems")
-        steps = {name: step_kernel(device, name, self.M.dtype.name) for name in names}
+        names = ("open_problems", "prox_rows", "finish_problems")
+        steps = {name: step_kernel(name, self.M.dtype.name) for name in names}
         arrays = self.arrays
         K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["reg"]))
-        steps["open_problems"]((self.p,), (128,), (record,))
+        argument = (by_value(record),)
+        steps["open_problems"]((self.p,), (128,), argument)
         while (self.left["status"] == 0).any() and self.left["passes"].max() < count:
             for _ in range(min(CHECK_PASSES, count - int(self.left["passes"].max()))):
                 cp.matmul(arrays["v"], K.T, out=arrays["row_sums"])
-                steps["prox_rows"]((self.p,), (128,), (record,))
+                steps["prox_rows"]((self.p,), (128,), argument)
                 cp.matmul(arrays["u"], K, out=arrays["sums"])
-                steps["finish_problems"]((self.p,), (128,), (record,))
+                steps["finish_problems"]((self.p,), (128,), argument)
             self.read()
 
     def read(self) -> None:

@@ -17,7 +17,18 @@ from typing import Any, ClassVar
 import cupy as cp
 import numpy as np
 
-from .cuda_kernels import BLOCKS, ITEMSIZE, MAX_SLOTS, THREADS, Shape, kernel, portable_shape, shape_for, shape_options
+from .cuda_kernels import (
+    BLOCKS,
+    ITEMSIZE,
+    MAX_SLOTS,
+    THREADS,
+    Shape,
+    by_value,
+    kernel,
+    portable_shape,
+    shape_for,
+    shape_options,
+)
 
 TRACE_PASSES = 256  # passes that the record of one launch holds
 GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
@@ -101,7 +112,7 @@ class Persistent:
         each = -(-tiles // (self.parts // shape.CLUSTER * shape.groups))
         self.slots = max(2, min(self.slots, each))
         self.shared = offset + shape.groups * self.slots * tile
-        self.run.max_dynamic_shared_size_bytes = self.shared
+        self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         if shape.CLUSTER > 1:
             fits = resident_clusters(self.run, shape.CLUSTER, self.parts, self.shared)
             self.parts = min(self.parts, fits * shape.CLUSTER)
@@ -111,10 +122,10 @@ class Persistent:
 
     def __call__(self, state: Any, first: int, count: int, mode: int) -> None:
         sizes = (self.slots, self.kept, first, count, mode)
-        self.run((self.parts,), (THREADS,), (state, *map(np.int32, sizes)), shared_mem=self.shared)
+        self.run((self.parts,), (THREADS,), (by_value(state), *map(np.int32, sizes)), shared_mem=self.shared)
 
     def gather(self, state: Any, n: int) -> None:
-        self.gather_run((-(-n // 256),), (256,), (state, np.int32(self.parts), np.int32(0)))
+        self.gather_run((-(-n // 256),), (256,), (by_value(state), np.int32(self.parts), np.int32(0)))
 
 
 class Iterate:
@@ -210,7 +221,7 @@ class Iterate:
         self.grids = (min(blocks),), slabs
 
     def launch(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
-        self.kernels[name](grid, (threads,), (self.state, *arguments))
+        self.kernels[name](grid, (threads,), (by_value(self.state), *arguments))
 
     def row_kernels(self) -> None:
         for name, grid in zip(self.halves, self.grids, strict=False):

@@ -5,7 +5,6 @@ Twin: cpu_log_matmul.py.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import cupy as cp
@@ -17,24 +16,18 @@ LIBRARY_TERMS = {"float64": 1 << 27, "float32": 1 << 30}  # from so many on cuBL
 FEW_TILES = 264  # two a multiprocessor: with fewer, smaller tiles fill the device better
 
 
-@cache
-def loaded(device: int, function: str, wide: bool, tile: int) -> Any:
-    return kernel("log_matmul.cu", function, WIDE=int(wide), TILE=tile)
-
-
 def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
     """A (p, m, k), B (p, k, n) or (k, n), C order and one dtype -> (p, m, n); no dimension is 0."""
     (p, m, k), n = A.shape, B.shape[-1]
     wide, shared = A.dtype == np.float64, B.ndim == 2
     copies = 1 if shared else p
     tile = 64 if p * -(-m // 64) * -(-n // 64) >= FEW_TILES else 32
-    device = cp.cuda.runtime.getDevice()
     room = cp.empty(p * m + copies * n, A.dtype)
     r, c, out = room[: p * m], room[p * m :], cp.empty((p, m, n), A.dtype)
     size = [np.int64(x) for x in (m, k, n)]
 
     def run(name: str, blocks: int, *arguments: Any) -> None:
-        loaded(device, name, wide, tile)((blocks,), (256,), arguments)
+        kernel("log_matmul.cu", name, WIDE=int(wide), TILE=tile)((blocks,), (256,), arguments)
 
     columns = copies * -(-n // 32)
     run("shifts", columns + -(-p * m // 8), A, B, *size, np.int64(p * m), np.int64(columns), r, c)

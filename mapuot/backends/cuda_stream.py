@@ -14,8 +14,8 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem import Problem
-from .cuda_arrays import as_columns, row_blocks
-from .cuda_kernels import STORES, VIEW, kernel
+from .cuda_arrays import as_columns, on_device, row_blocks
+from .cuda_kernels import STORES, VIEW, by_value, kernel
 
 
 def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
@@ -29,7 +29,7 @@ def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
     if alpha is not None:
         view["alpha"], view["beta"] = alpha.data.ptr, beta.data.ptr
     view["inv_reg"] = 1 / reg
-    return view
+    return by_value(view)
 
 
 def stream(function: str, M: Any, c: Any, store: int = 0) -> Any:
@@ -70,8 +70,12 @@ class PlanStream:
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
         la, lb = problem.log_reference
         self.problem = problem
-        self.alpha = cp.asarray(np.where(np.isfinite(log_u), log_u, -np.inf) + np.where(np.isfinite(la), la, 0.0))
-        self.beta = cp.asarray(np.where(np.isfinite(log_v), log_v, -np.inf) + np.where(np.isfinite(lb), lb, 0.0))
+        self.alpha, self.beta = on_device(
+            *(
+                np.where(np.isfinite(x), x, -np.inf) + np.where(np.isfinite(known), known, 0.0)
+                for x, known in ((log_u, la), (log_v, lb))
+            )
+        )
 
     def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, Any, Any]]:
         p, c = self.problem, self.problem.reference_matrix

@@ -19,6 +19,7 @@ from ..problem import Problem, Side, as_columns
 from . import LEAST_MASS, Options, Stats
 
 STALL_PASSES = 250
+QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large makes so many passes before the first is timed
 WHOLE = True  # one process holds all of M
 TINY = np.finfo(np.float64).tiny
 
@@ -131,8 +132,8 @@ class Workspace:
         if not 0 < mass < np.inf:
             return log_u, log_v
         A = np.log(mass)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            log_b = np.log(self.problem.cols.weight)
+        log_b = self.problem.cols.log_weight
+        with np.errstate(invalid="ignore"):
             B = log_sum(np.where(log_b > -np.inf, log_b - k2 * log_v, -np.inf), 0)
         lam = float((A - B) / (fi1 * k1 + k2))
         return log_u + fi1 * lam, log_v - lam
@@ -143,8 +144,8 @@ class Workspace:
         if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or not 0 < mass < np.inf:
             return image
         fi2 = 1 / (1 + k2)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            log_b = np.log(self.problem.cols.weight)
+        log_b = self.problem.cols.log_weight
+        with np.errstate(invalid="ignore"):
             B = log_sum(np.where(log_b > -np.inf, log_b - k2 * image, -np.inf), 0)
         return image + fi2 * float((B - np.log(mass)) / (k1 + fi2 * k2))
 
