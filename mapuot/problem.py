@@ -55,8 +55,18 @@ class Side:
         return self.ranks.min(low), self.ranks.max(high)
 
     @cached_property
+    def hard(self) -> Any:
+        """Mask of the points with rho = inf."""
+        return np.isinf(self.rho)
+
+    @cached_property
+    def soft_rho(self) -> F64:
+        """rho, 0 where it is inf."""
+        return np.where(self.hard, 0.0, self.rho)
+
+    @cached_property
     def largest_soft_rho(self) -> float:
-        return float(self.ranks.max(self.rho[np.isfinite(self.rho)].max(initial=0.0)))
+        return float(self.ranks.max(self.soft_rho.max(initial=0.0)))
 
     @cached_property
     def mass(self) -> float:
@@ -64,7 +74,7 @@ class Side:
 
     def dead_terms(self, dead: Any) -> float:
         """Dual terms of own points that no mass can reach: f = inf."""
-        if self.penalty == "range":
+        if self.penalty == "range" or not dead.any():
             return 0.0
         f = np.full(int(dead.sum()), np.inf)
         return float(dual_term(self.penalty, f, self.weight[dead], self.rho[dead], None).sum())
@@ -133,13 +143,20 @@ class Problem:
 
     def exponent_error(self, log_u: F64, log_v: F64) -> float:
         """Relative plan error by the rounding of log u + log v - M / reg, from its largest terms."""
-        largest = (float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (log_u, log_v))
+        largest = (float(np.abs(np.where(np.isfinite(x), x, 0.0)).max(initial=0.0)) for x in (log_u, log_v))
         return EXPONENT_ROUNDING * float((self.M_max - self.M_min) / self.reg + self.ranks.max(sum(largest)))
+
+    def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
+        """log u_i + log a_i and log v_j + log b_j, the exponent of the plan but for M and c; -inf where it is 0."""
+        with np.errstate(invalid="ignore"):
+            alpha, beta = (x + known for x, known in zip((log_u, log_v), self.log_reference, strict=True))
+        alpha[~np.isfinite(alpha)] = beta[~np.isfinite(beta)] = -np.inf
+        return alpha, beta
 
     def check_reachable(self, dead_rows: Any, dead_cols: Any) -> None:
         """Raise where mass must be transported from or to a point whose every pair is forbidden (the masks)."""
         for side, dead in ((self.rows, dead_rows), (self.cols, dead_cols)):
-            needs = side.rho > 0 if side.penalty == "range" else np.isinf(side.rho)
+            needs = side.rho > 0 if side.penalty == "range" else side.hard
             hard = dead & (side.weight > 0) & needs
             if hard.any():
                 point = f"{side.name}[{int(np.argmax(hard))}]"

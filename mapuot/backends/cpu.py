@@ -335,10 +335,8 @@ class PlanStream:
     """The plan of given potentials, made from M in float64, block by block."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
-        la, lb = problem.log_reference
         self.problem = problem
-        self.alpha = np.where(np.isfinite(log_u), log_u, -np.inf) + np.where(np.isfinite(la), la, 0.0)
-        self.beta = np.where(np.isfinite(log_v), log_v, -np.inf) + np.where(np.isfinite(lb), lb, 0.0)
+        self.alpha, self.beta = problem.exponents(log_u, log_v)
         self.pool = pool_for(threads, problem.M.size)
 
     def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, tuple[Any, ...]]]:

@@ -181,18 +181,19 @@ class Workspace:
             alpha, beta = np.full(len(la), problem.M_min / problem.reg), np.zeros(len(lb))
         else:
             alpha, beta = self.balance(out_u, plan_v)
-        dead_u, dead_v = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
-        alpha, beta = np.where(out_u | dead_u, -np.inf, alpha), np.where(out_v | dead_v, -np.inf, beta)
+        self.dead_u, self.dead_v = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
+        off_u, off_v = out_u | self.dead_u, out_v | self.dead_v
+        alpha[off_u] = beta[off_v] = -np.inf
         self.build(alpha, beta)
         # the device adds three times its storage error
         self.state["storage_error"] = ROUNDING[self.dtype] + problem.exponent_error(alpha, beta) / 3
         with np.errstate(invalid="ignore"):
-            self.d = np.where(out_u | dead_u, np.inf, alpha - la)
-            e = np.where(out_v | dead_v, np.inf, beta - lb)
-        self.dead_u, self.dead_v = dead_u, dead_v
-        self.set_constants()
-        self.set_rows()
-        self.set_cols(e, x)
+            self.d, e = alpha - la, beta - lb
+        self.d[off_u] = e[off_v] = np.inf
+        used_u, used_v = np.where(off_u, 0.0, problem.rows.weight), np.where(off_v, 0.0, problem.cols.weight)
+        self.set_constants(used_u)
+        self.set_rows(used_u)
+        self.set_cols(used_v, e, np.where(off_v, 0.0, x))
 
     def matrices(self) -> Iterator[tuple[int, int, Any, Any]]:
         """(i0, i1, M, c) of row blocks on the device, c None without a reference matrix."""
@@ -210,67 +211,58 @@ class Workspace:
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """alpha_i = -max_j(log v_j - M_ij / reg), beta_j = -max_i(alpha_i - M_ij / reg); +inf where there is none."""
-        reg, beta = self.problem.reg, cp.asarray(plan_v)
-        alpha = cp.where(cp.asarray(out_u), -cp.inf, 0.0)
-        top = cp.full(len(plan_v), -cp.inf)
+        reg, alpha, top = self.problem.reg, np.empty(len(out_u)), np.full(len(plan_v), -np.inf)
+        (beta,) = on_device(plan_v)
         for i0, i1, M, c in self.matrices():
-            zero = cp.zeros(i1 - i0)
-            (high,) = reduce_rows("row_max", M, c, zero, beta, reg, 1)
-            alpha[i0:i1] = cp.where(cp.isneginf(alpha[i0:i1]), cp.inf, -high)
-            used = cp.where(cp.isposinf(alpha[i0:i1]), -cp.inf, alpha[i0:i1])
+            (high,) = reduce_rows("row_max", M, c, cp.zeros(i1 - i0), beta, reg, 1)
+            alpha[i0:i1] = np.where(out_u[i0:i1], np.inf, -high.get())
+            (used,) = on_device(np.where(np.isposinf(alpha[i0:i1]), -np.inf, alpha[i0:i1]))
             (high,) = reduce_rows("row_max", M.T, None if c is None else c.T, beta, used, reg, 1)
-            top = cp.maximum(top, high)
-        col_max = self.problem.ranks.max(top.get())
+            np.maximum(top, high.get(), out=top)
+        col_max = self.problem.ranks.max(top)
         with np.errstate(invalid="ignore"):
-            return alpha.get(), np.where(np.isneginf(col_max), np.inf, plan_v - col_max)
+            return alpha, np.where(np.isneginf(col_max), np.inf, plan_v - col_max)
 
-    def set_constants(self) -> None:
+    def set_constants(self, used: F64) -> None:
         """Dual terms that no pass changes: reg |c|, the points that no mass can reach, and rho a of KL rows."""
         problem, rows = self.problem, self.problem.rows
         problem.check_reachable(self.dead_u, self.dead_v)
-        hard = np.isfinite(self.d) & np.isinf(rows.rho) & self.kl[0]
-        soft = np.isfinite(self.d) & np.isfinite(rows.rho) & self.kl[0]
-        terms = float(rows.rho[soft] @ rows.weight[soft])
-        terms += problem.reg * float(rows.weight[hard] @ self.d[hard])  # the device adds reg a (log u - d)
+        terms = held = 0.0
+        if self.kl[0]:
+            hard = np.where(rows.hard, used, 0.0)
+            terms, held = float(rows.soft_rho @ used), float(hard.sum())
+            if held:
+                terms += problem.reg * float(hard @ np.where(hard > 0, self.d, 0.0))  # reg a (log u - d) is added
         total, scale = problem.reg * problem.c_mass + rows.ranks.sum(terms), 0.0
         for side, dead in ((rows, self.dead_u), (problem.cols, self.dead_v)):
             total += side.ranks.sum(side.dead_terms(dead))
-            finite = np.isfinite(side.rho)
-            scale += side.ranks.sum(float(side.rho[finite] @ side.weight[finite]))
-        self.state["hard_weight"] = rows.ranks.sum(float(rows.weight[hard].sum()))
+            scale += side.ranks.sum(float(side.soft_rho @ side.weight))
+        self.state["hard_weight"] = rows.ranks.sum(held)
         self.state["dual_constant"], self.state["dual_scale"] = total, scale
         self.launch.graphs.clear()  # they hold the state as it was
 
-    def set_rows(self) -> None:
+    def set_rows(self, used: F64) -> None:
         """What the prox of a row needs, four numbers a row: see row_prox in row_pass.cuh."""
         side, reg = self.problem.rows, self.problem.reg
-        out = np.isinf(self.d)
-        t, rho = np.where(out, 0.0, side.weight), side.rho
-        point = np.zeros((len(t), 4))
+        point = self.staged["point"].reshape(-1, 4)
         if self.kl[0]:
-            hard = np.isinf(rho)
-            finite = np.where(hard, 1.0, rho)
-            fi = np.where(hard, 1.0, finite / (finite + reg))
+            fi = 1 / (1 + reg / side.rho)
             with np.errstate(invalid="ignore"):
-                point[:, 0] = np.where(out, -np.inf, fi * side.log_weight - (1 - fi) * self.d)
-            point[:, 1] = fi
-            point[:, 2] = np.where(hard, 0.0, -finite)
-            point[:, 3] = np.where(hard, reg * t, 0.0)
+                base = fi * side.log_weight - (1 - fi) * self.d
+            base[np.isinf(self.d)] = -np.inf
+            columns: tuple[Any, ...] = base, fi, -side.soft_rho, np.where(side.hard, reg * used, 0.0)
         else:
-            point[:, 0], point[:, 1], point[:, 2] = self.d, t, rho
-            point[:, 3] = 0.0 if side.upper is None else side.upper
-        self.staged["point"][:] = point.ravel()
+            columns = self.d, used, side.rho, 0.0 if side.upper is None else side.upper
+        for k, values in enumerate(columns):
+            point[:, k] = values
 
-    def set_cols(self, e: F64, x: F64) -> None:
+    def set_cols(self, weight: F64, e: F64, x: F64) -> None:
         side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
-        out = np.isinf(e)
-        weight = np.where(out, 0.0, side.weight)
-        x = np.where(out, 0.0, x)
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", divide="ignore"):
             rate = reg / side.rho
-            v = np.where(out, 0.0, np.exp(np.minimum(x - e, 85.0)))
-            fi = np.where(np.isinf(side.rho), 1.0, side.rho / (side.rho + reg))
-            log_weight = np.where(out, 0.0, side.log_weight)
+            v = np.exp(np.minimum(x - e, 85.0))  # 0 where e is inf
+            fi = 1 / (1 + rate)
+        log_weight = np.where(np.isinf(e), 0.0, side.log_weight)
         upper = 0.0 if side.upper is None else side.upper
         self.staged["cols.absorbed"][:] = np.inf
         for name, values in zip(COLUMN_VECTORS, (weight, log_weight, side.rho, upper, e, fi, rate), strict=True):

@@ -68,14 +68,8 @@ class PlanStream:
     """The plan of given potentials, made from M in float64, block by block; numpy where M is numpy, else CuPy."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
-        la, lb = problem.log_reference
         self.problem = problem
-        self.alpha, self.beta = on_device(
-            *(
-                np.where(np.isfinite(x), x, -np.inf) + np.where(np.isfinite(known), known, 0.0)
-                for x, known in ((log_u, la), (log_v, lb))
-            )
-        )
+        self.alpha, self.beta = on_device(*problem.exponents(log_u, log_v))
 
     def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, Any, Any]]:
         p, c = self.problem, self.problem.reference_matrix
