@@ -78,8 +78,8 @@ __device__ __forceinline__ void open_posts(const State &S)
                 post(next_v(S, turn) + j, (num)0);
 }
 
-// v of this thread's columns, once all of the warp's are there: warps that part here would meet a cluster twice
-__device__ __forceinline__ void load_v(const num *from, const Ring &g, num (&v)[CPT])
+// v of this thread's columns; POSTED: once all of the warp's are there (warps that part here would meet a cluster twice)
+template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, const Ring &g, num (&v)[CPT])
 {
     bool wait;
     do {
@@ -89,12 +89,17 @@ __device__ __forceinline__ void load_v(const num *from, const Ring &g, num (&v)[
             const int j = (c * GT + threadIdx.x % GT) * CHUNK;
 #pragma unroll
             for (int e = 0; e < CHUNK; e += 16 / (int)sizeof(num))
-                if (j < g.columns)
-                    posted(from + g.column + j + e, v + c * CHUNK + e);
+                if (j < g.columns) {
+                    const num *at = from + g.column + j + e;
+                    if constexpr (POSTED)
+                        posted(at, v + c * CHUNK + e);
+                    else
+                        *(uint4 *)(v + c * CHUNK + e) = *(const uint4 *)at; // v of this block, from L1
+                }
 #pragma unroll
             for (int e = 0; e < CHUNK; e++) {
                 v[c * CHUNK + e] = j < g.columns ? v[c * CHUNK + e] : 0;
-                wait |= is_unset(v[c * CHUNK + e]);
+                wait |= POSTED && is_unset(v[c * CHUNK + e]);
                 v[c * CHUNK + e] *= WIDEN;
             }
         }
@@ -112,7 +117,10 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
     for (int c = 0; c < CPT; c++)
         acc[c] = 0;
     if (g.tiles) {
-        load_v(later && !S.solo ? next_v(S, turn) : first_v(S), g, v);
+        if (later && !S.solo)
+            load_v<true>(next_v(S, turn), g, v);
+        else
+            load_v<false>(first_v(S), g, v);
         row_pass(S, g, all.exchange, group, all.finish.p.shift, v, acc);
     }
     __syncthreads();
