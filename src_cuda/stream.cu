@@ -33,19 +33,35 @@ struct Tile {
     double x[SIDE][SIDE + 1];
 };
 
+// This thread's way through a matrix: entry k of its tile at column j0 is from[j0 col + k step].  turned: the unit stride
+// runs down the rows, so that it is read along these and exchanged through shared memory.
+template <typename T> struct Way {
+    const T *from;
+    int64_t col, step;
+    bool turned;
+
+    __device__ __forceinline__ Way(const T *A, int64_t row, int64_t col, int64_t i0) : from(A), col(col)
+    {
+        const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
+        turned = col != 1 && row < col;
+        from += turned ? (i0 + tx) * row + ty * col : (i0 + ty) * row + tx * col;
+        step = STEP * (turned ? col : row);
+    }
+};
+
 // value[k] = A[i0 + ty + STEP k, j0 + tx], `missing` outside
 template <typename T>
-__device__ __forceinline__ void read_tile(const View &V, const T *A, int64_t row, int64_t col, int64_t i0, int64_t j0,
-                                          double missing, Tile &tile, double (&value)[SIDE / STEP])
+__device__ __forceinline__ void read_tile(const View &V, const Way<T> &way, int64_t i0, int64_t j0, double missing,
+                                          Tile &tile, double (&value)[SIDE / STEP])
 {
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-    const bool turned = col != 1 && row < col;
+    const T *at = way.from + j0 * way.col;
 #pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++) {
-        const int64_t i = i0 + (turned ? tx : ty + STEP * k), j = j0 + (turned ? ty + STEP * k : tx);
-        value[k] = i < V.m && j < V.n ? (double)A[i * row + j * col] : missing;
+    for (int k = 0; k < SIDE / STEP; k++, at += way.step) {
+        const int64_t i = i0 + (way.turned ? tx : ty + STEP * k), j = j0 + (way.turned ? ty + STEP * k : tx);
+        value[k] = i < V.m && j < V.n ? (double)*at : missing;
     }
-    if (!turned)
+    if (!way.turned)
         return;
     __syncthreads();
 #pragma unroll
@@ -57,23 +73,39 @@ __device__ __forceinline__ void read_tile(const View &V, const T *A, int64_t row
         value[k] = tile.x[tx][ty + STEP * k];
 }
 
-// x = alpha_i + beta_j - M_ij / reg (-inf outside); M stays in M_out where it is asked for, c in c_out (1 without c)
-__device__ __forceinline__ void exponents(const View &V, int64_t i0, int64_t j0, Tile &tile, double (&x)[SIDE / STEP],
-                                          double (&c)[SIDE / STEP], double (&M)[SIDE / STEP])
-{
-    const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-    read_tile(V, V.M, V.M_row, V.M_col, i0, j0, INF, tile, M);
+// The rows i0 to i0 + SIDE of the exponents, tile by tile
+struct Exponents {
+    Way<cost> M;
+    Way<share> c;
+    double alpha[SIDE / STEP]; // of this thread's rows, -inf outside
+
+    __device__ __forceinline__ Exponents(const View &V, int64_t i0)
+        : M(V.M, V.M_row, V.M_col, i0), c(V.c, V.c_row, V.c_col, i0)
+    {
 #pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++)
-        c[k] = 1;
-    if (V.c)
-        read_tile(V, V.c, V.c_row, V.c_col, i0, j0, 0, tile, c);
-#pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++) {
-        const int64_t i = i0 + ty + STEP * k, j = j0 + tx;
-        x[k] = i < V.m && j < V.n ? V.alpha[i] + V.beta[j] - M[k] * V.inv_reg : -INF;
+        for (int k = 0; k < SIDE / STEP; k++) {
+            const int64_t i = i0 + threadIdx.x / 32 + STEP * k;
+            alpha[k] = i < V.m ? V.alpha[i] : -INF;
+        }
     }
-}
+
+    // x = alpha_i + beta_j - M_ij / reg (-inf outside), M_ij and c_ij (1 without c)
+    __device__ __forceinline__ void read(const View &V, int64_t i0, int64_t j0, Tile &tile, double (&x)[SIDE / STEP],
+                                         double (&shares)[SIDE / STEP], double (&costs)[SIDE / STEP]) const
+    {
+        const int64_t j = j0 + threadIdx.x % 32;
+        const double beta = j < V.n ? V.beta[j] : -INF;
+        read_tile(V, M, i0, j0, INF, tile, costs);
+#pragma unroll
+        for (int k = 0; k < SIDE / STEP; k++)
+            shares[k] = 1;
+        if (V.c)
+            read_tile(V, c, i0, j0, 0, tile, shares);
+#pragma unroll
+        for (int k = 0; k < SIDE / STEP; k++)
+            x[k] = alpha[k] + beta - costs[k] * V.inv_reg;
+    }
+};
 
 // The column tiles of slab blockIdx.y
 #define FOR_TILES(j0)                                                                                                  \
@@ -82,22 +114,23 @@ __device__ __forceinline__ void exponents(const View &V, int64_t i0, int64_t j0,
          j0 < end; j0 += SIDE)
 
 // K (entries below `flush` are zero; columns n .. ld too) or, with flush = 0, the plan.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     build_kernel(const __grid_constant__ View V, real *out, int64_t ld, double flush)
 {
     __shared__ Tile tile;
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE, tiles = (ld + SIDE - 1) / SIDE;
+    const Exponents rows(V, i0);
+    real *to = out + (i0 + ty) * ld;
     for (int64_t t = tiles * blockIdx.y / gridDim.y; t < tiles * (blockIdx.y + 1) / gridDim.y; t++) {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        exponents(V, i0, t * SIDE, tile, x, c, M);
+        rows.read(V, i0, t * SIDE, tile, x, c, M);
         const int64_t j = t * SIDE + tx;
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
-            const int64_t i = i0 + ty + STEP * k;
             const double p = c[k] * exp(x[k]);
-            if (i < V.m && j < ld)
-                out[i * ld + j] = stored(p >= flush ? p : 0);
+            if (i0 + ty + STEP * k < V.m && j < ld)
+                to[STEP * k * ld + j] = stored(p >= flush ? p : 0);
         }
     }
 }
@@ -108,6 +141,7 @@ extern "C" __global__ void __launch_bounds__(256) row_max(const __grid_constant_
     __shared__ Tile tile;
     const int ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
+    const Exponents rows(V, i0);
     double top[SIDE / STEP];
 #pragma unroll
     for (int k = 0; k < SIDE / STEP; k++)
@@ -115,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(256) row_max(const __grid_constant_
     FOR_TILES(j0)
     {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        exponents(V, i0, j0, tile, x, c, M);
+        rows.read(V, i0, j0, tile, x, c, M);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++)
             top[k] = fmax(top[k], V.c ? x[k] + log(c[k]) : x[k]);
@@ -136,11 +170,12 @@ extern "C" __global__ void __launch_bounds__(256)
     __shared__ Tile tile;
     const int ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
+    const Exponents rows(V, i0);
     double sum[SIDE / STEP] = {}, paid[SIDE / STEP] = {};
     FOR_TILES(j0)
     {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        exponents(V, i0, j0, tile, x, c, M);
+        rows.read(V, i0, j0, tile, x, c, M);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
             const double p = c[k] * exp(x[k]);
@@ -165,11 +200,12 @@ extern "C" __global__ void __launch_bounds__(256)
     __shared__ Tile tile;
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
+    const Exponents rows(V, i0);
     double sum[SIDE / STEP][COLUMNS] = {};
     FOR_TILES(j0)
     {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        exponents(V, i0, j0, tile, x, c, M);
+        rows.read(V, i0, j0, tile, x, c, M);
         const int64_t j = j0 + tx;
 #pragma unroll
         for (int q = 0; q < COLUMNS; q++) {
@@ -200,11 +236,12 @@ extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant_
     __shared__ double part[8][4];
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
+    const Way<cost> way(V.M, V.M_row, V.M_col, i0);
     double low = INF, high = -INF, bad = 0, infinite = 0;
     FOR_TILES(j0)
     {
         double M[SIDE / STEP];
-        read_tile(V, V.M, V.M_row, V.M_col, i0, j0, 0, tile, M);
+        read_tile(V, way, i0, j0, 0, tile, M);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
             if (i0 + ty + STEP * k >= V.m || j0 + tx >= V.n)

@@ -81,14 +81,14 @@ class Shape:
 
 # the narrowest that covers a row is used; NARROW: float32 sums, which leave registers for more columns a thread
 NARROW_SHAPES = (
-    Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(2, 8, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(8, 12, 2),
-    Shape(8, 16, 2), Shape(16, 12, 2), Shape(16, 16, 2), Shape(16, 20, 2), Shape(16, 12, 2, 2), Shape(16, 16, 2, 2),
-    Shape(16, 20, 2, 2), Shape(16, 12, 2, 4), Shape(16, 16, 2, 4), Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
+    Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(2, 8, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(8, 12, 4),
+    Shape(16, 8, 4), Shape(16, 12, 2), Shape(16, 16, 2), Shape(16, 20, 2), Shape(16, 12, 4, 2), Shape(16, 16, 2, 2),
+    Shape(16, 20, 2, 2), Shape(16, 12, 4, 4), Shape(16, 16, 2, 4), Shape(16, 12, 4, 8), Shape(16, 16, 2, 8),
 )  # fmt: skip
 WIDE_SHAPES = (
-    Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(16, 8, 4), Shape(16, 12, 2),
-    Shape(16, 8, 4, 2), Shape(16, 12, 2, 2), Shape(16, 8, 4, 4), Shape(16, 12, 2, 4), Shape(16, 8, 4, 8),
-    Shape(16, 12, 2, 8), Shape(16, 16, 2, 8),
+    Shape(1, 4, 4), Shape(2, 4, 4), Shape(4, 4, 4), Shape(4, 8, 4), Shape(8, 8, 4), Shape(16, 8, 4), Shape(16, 12, 4),
+    Shape(16, 8, 4, 2), Shape(16, 12, 4, 2), Shape(16, 8, 4, 4), Shape(16, 12, 4, 4), Shape(16, 8, 4, 8),
+    Shape(16, 12, 4, 8), Shape(16, 16, 2, 8),
 )  # fmt: skip
 PORTABLE_SHAPES = (
     Shape(1, 4, 2), Shape(2, 4, 2), Shape(4, 4, 2), Shape(4, 8, 2), Shape(8, 8, 2), Shape(16, 8, 2), Shape(16, 12, 1),
@@ -112,7 +112,9 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
     shape = fitting[0]
     if dtype == "float64":
         return replace(shape, R=max(1, shape.R // 2))
-    return replace(shape, R=4) if dtype == "bfloat16" and narrow else shape  # a step takes as many bytes as in float32
+    if dtype == "bfloat16" and narrow:  # a step takes as many bytes as in float32
+        return replace(shape, R=4 if shape.width <= 1024 else 2 * shape.R)
+    return shape
 
 
 def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) -> dict[str, int]:
