@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar
 
 import cupy as cp
@@ -128,6 +128,12 @@ class Persistent:
         self.gather_run((-(-n // 256),), (256,), (by_value(state), np.int32(self.parts), np.int32(0)))
 
 
+@lru_cache(maxsize=256)
+def fitted(device: int, words: frozenset[str], *lie: Any) -> Persistent:
+    """Persistent(*lie) on this device with these words of MAPUOT_CUDA, made once."""
+    return Persistent(*lie)
+
+
 class Iterate:
     """Calls that make passes on the state they were built for."""
 
@@ -154,7 +160,8 @@ class Iterate:
         made: list[Persistent | None] = []
         for narrow in (False, True):
             shape = None if narrow and dtype == "float64" else shape_for(ld, dtype, narrow)
-            one = None if shape is None else Persistent(shape, self.m, ld, dtype, kl, narrow)
+            device = cp.cuda.runtime.getDevice()
+            one = None if shape is None else fitted(device, switches(), shape, self.m, ld, dtype, kl, narrow)
             made.append(one if one is not None and one.parts > 0 else None)
         self.wide, self.narrow = made
         if self.wide is None:
