@@ -284,7 +284,7 @@ def gpu_times(ranks: Any, m: int, n: int, rounds: int, passes: int) -> dict[str,
     made, times = on_gpu(ranks, m, n), []
     for _ in range(rounds):
         made.progress["since_best"] = 0  # or it would stall after 250 passes
-        made.send()
+        made.send_progress()
         ranks.exchange(None)
         begin = time.perf_counter()
         assert len(made.iterate(passes)) == passes

@@ -124,7 +124,7 @@ def our_passes(m: int, n: int, precision: str, names: dict[bool, str]) -> dict[s
         made.progress["narrow"] = float(narrow)
         for half, suffix in ((ROWS, " bare"), (BOTH, "")):
             call = lambda run=run, half=half: run(made.state, 0, count, half)  # noqa: E731
-            found[name + suffix] = elapsed(call, before=made.send) / count
+            found[name + suffix] = elapsed(call, before=made.send_progress) / count
     return found
 
 
@@ -133,7 +133,7 @@ def in_place_pass(m: int, n: int, shape: Any = None) -> float:
     made = workspace(m, n, "float32", True)
     if shape is not None:
         made.launch.take_shape(shape, False, made.ld, "float32", KL)
-    return elapsed(lambda: made.launch(made.launch.most, 0), before=made.send) / made.launch.most
+    return elapsed(lambda: made.launch(made.launch.most, 0), before=made.send_progress) / made.launch.most
 
 
 def pot_pass(m: int, n: int, way: str) -> float:
@@ -223,14 +223,14 @@ def tile_sweeps(n: int) -> dict[str, list[dict[str, Any]]]:
     made = workspace(n, n, "float32", True)
     for shape in paper_shapes():
         made.launch.take_shape(shape, False, made.ld, "float32", KL)
-        seconds = elapsed(made.launch.row_kernels, 3, made.send)
+        seconds = elapsed(made.launch.row_kernels, 3, made.send_progress)
         found["two kernels"].append({"threads": 32 * shape.GW, "rows": shape.R, "seconds": seconds})
     made = workspace(n, n, "float32")
     for shape in row_shapes(n):
         run = Persistent(shape, n, made.ld, "float32", KL, True)
         for kept in range(max(1, run.slots - 1)) if run.parts else ():
             run.kept = kept
-            seconds = elapsed(lambda run=run: run(made.state, 0, 20, ROWS), 3, made.send) / 20
+            seconds = elapsed(lambda run=run: run(made.state, 0, 20, ROWS), 3, made.send_progress) / 20
             lie = {"GW": shape.GW, "CPT": shape.CPT, "rows": shape.R, "slots": run.slots, "kept": kept}
             found["row_pass"].append(lie | {"seconds": seconds})
     return {name: sorted(rows, key=lambda row: row["seconds"]) for name, rows in found.items()}

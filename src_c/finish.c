@@ -11,7 +11,7 @@
 #include "kernels.h"
 
 #define SCALE_LIMIT 1e150 /* sums of u or v beyond it: rebuild K before anything overflows */
-#define MOST_SCALE 1e300  /* the vectors' exp ends at 8e307: beyond it a scaling is not what its logarithm says */
+#define MOST_SCALE 1e300  /* the vectors' exp ends at 8e307: a scaling beyond it is clipped */
 #define MOST_LOST 1e-3    /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
 #define LEAST_MASS 1e-290 /* the marginals of a plan below it lose their digits at DBL_MIN */
 enum { STALL_PASSES = 250, NARROW_PATIENCE = 20, PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
@@ -143,7 +143,8 @@ static double largest_scale(const mapuot_finish *finish)
  * before */
 static int outgrown(const mapuot_state *state, const mapuot_stats *stats, double scale, int64_t passes)
 {
-    return passes > 0 && (stats->dead > state->dead || stats->lost > MOST_LOST || !(scale < MOST_SCALE));
+    const int clipped = !(scale < MOST_SCALE);
+    return passes > 0 && (stats->dead > state->dead || clipped > state->clipped || stats->lost > MOST_LOST);
 }
 
 /* plan error by the rounding of K: its entries are rounded once, those of the plan in place in every pass again */
@@ -186,9 +187,10 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
         state->narrow = 0; /* only a pass in float64 certifies */
         state->best_dual = -INFINITY;
     }
-    if (fresh)
-        state->dead = stats->dead; /* what a fresh K leaves dead stays so */
-    else if (stats->lost > state->flush_tol || scale > SCALE_LIMIT)
+    if (fresh) { /* what a fresh K leaves dead or clipped stays so */
+        state->dead = stats->dead;
+        state->clipped = !(scale < MOST_SCALE);
+    } else if (stats->lost > state->flush_tol || scale > SCALE_LIMIT)
         return MAPUOT_ABSORB;
     return MAPUOT_RUNNING;
 }

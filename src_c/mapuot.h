@@ -93,6 +93,7 @@ typedef struct {
     int64_t since_best;   /* passes since best_error fell or the dual rose */
     int64_t since_absorb; /* passes since K was built */
     double dead;          /* rows and columns that the last pass found without mass */
+    int32_t clipped;      /* the first pass on this K left a scaling clipped */
     int32_t extrapolated; /* the next state is an extrapolated one, so the guard watches it */
     int32_t depth;        /* Anderson differences held */
     int32_t head;         /* slot of the newest one; -1: no previous state to difference with */

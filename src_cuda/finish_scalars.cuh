@@ -10,7 +10,7 @@
 #define NARROW_PATIENCE 20
 #define NARROW_LIMIT 1e20 // sums of u or v beyond it, or below its inverse: float32 is not safe
 #define SCALE_LIMIT 1e30  // and beyond it K is rebuilt
-#define MOST_SCALE 8e36   // e^BOUND: a scaling beyond it is not what its logarithm says
+#define MOST_SCALE 8e36   // e^BOUND: a scaling beyond it is clipped
 #define MOST_LOST 1e-3    // relative mass hidden by a K that has been outgrown
 
 // gamma: (D gram D + 1e-10) D^-1 gamma = D rhs, D = diag(gram)^-1/2, by Gauss and Jordan: lane 6 i + k of one warp holds
@@ -79,12 +79,19 @@ __device__ __forceinline__ void certify(const State &S, Finish &F, const Transla
 
 __device__ __forceinline__ bool in_range(double x) { return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT; }
 
-// u or v has left the range of this K, or points in use are dead or mass is hidden for want of a fresh one.
+// Some scaling is not what its logarithm says.
+__device__ __forceinline__ bool clipped(const Finish &F)
+{
+    return !(fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) < MOST_SCALE);
+}
+
+// v has left the range of this K, or points in use are dead, u is clipped or mass is hidden for want of a fresh one.
 __device__ __forceinline__ bool outgrown(const Finish &F)
 {
     const double scale = F.row[NEXT_SCALE];
-    const bool held = F.row[ROW_SCALE] < MOST_SCALE && scale <= SCALE_LIMIT && scale >= 1 / SCALE_LIMIT;
-    return F.p.since_absorb > 0 && (!held || F.trace.dead > F.p.dead || F.trace.lost > MOST_LOST);
+    const bool held = scale <= SCALE_LIMIT && scale >= 1 / SCALE_LIMIT;
+    const bool worse = F.trace.dead > F.p.dead || clipped(F) > (F.p.clipped > 0);
+    return F.p.since_absorb > 0 && (!held || worse || F.trace.lost > MOST_LOST);
 }
 
 // May the numbers of a float32 pass be used at all?
@@ -117,9 +124,10 @@ __device__ __forceinline__ double judge(const State &S, Finish &F)
         p.narrow = 0; // only a pass in float64 certifies
         p.best_dual = -INF;
     }
-    if (p.since_absorb == 1)
-        p.dead = out.dead; // what a fresh K leaves dead stays so
-    else if (out.lost > S.flush_tol || fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) > SCALE_LIMIT)
+    if (p.since_absorb == 1) { // what a fresh K leaves dead or clipped stays so
+        p.dead = out.dead;
+        p.clipped = clipped(F);
+    } else if (out.lost > S.flush_tol || fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) > SCALE_LIMIT)
         return ABSORB;
     return RUNNING;
 }
@@ -187,7 +195,7 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
         const double storage = 3 * S.storage_error * (S.ratio ? 1 + p.since_absorb : 1); // in place: once a pass
         out.error = plan_error(out.gap * over * S.inv_reg) + t[SUM_HARD] * over + storage + out.lost +
                     4.5e-16 * fabs(p.shift); // log u and log v hold it: 4 roundings
-        if (!(fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) < MOST_SCALE) || isnan(out.error))
+        if (clipped(F) || isnan(out.error))
             out.gap = out.error = INF; // u is no prox then
         if (t[SUM_HARD] > (S.tol_gap >= 0 ? S.tol_gap : fmax(S.tol, 0.0)) * out.mass)
             out.gap = INF;

@@ -78,7 +78,7 @@ __device__ __forceinline__ void open_posts(const State &S)
                 post(next_v(S, turn) + j, (num)0);
 }
 
-// v of this thread's columns; POSTED: once all of the warp's are there (warps that part here would meet a cluster twice)
+// v of this thread's columns; POSTED: once all of the warp's are there (warps that part would meet a cluster twice)
 template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, const Ring &g, num (&v)[CPT])
 {
     bool wait;
@@ -111,7 +111,8 @@ template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, c
 __device__ __forceinline__ void row_half(const State &S, Shared &all, int group, bool later)
 {
     const int turn = (int)all.finish.p.turn;
-    num v[CPT], acc[CPT];
+    alignas(16) num v[CPT];
+    num acc[CPT];
     Ring g = all.ring[group];
 #pragma unroll
     for (int c = 0; c < CPT; c++)

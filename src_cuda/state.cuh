@@ -54,7 +54,7 @@ struct State {
 
 struct Progress {
     double shift, offset, kappa; // kappa = e^offset: what the translation multiplied the plan with
-    double best_dual, best_error, progress_dual, since_best, since_absorb, passes, status, dead;
+    double best_dual, best_error, progress_dual, since_best, since_absorb, passes, status, dead, clipped;
     double depth, head, have, extrapolated;
     double narrow; // 1: float32 passes, 0: float64
     double turn;   // passes and repeated passes: which of the buffers is in use

@@ -33,8 +33,8 @@ struct Tile {
     double x[SIDE][SIDE + 1];
 };
 
-// This thread's way through a matrix: entry k of its tile at column j0 is from[j0 col + k step].  turned: the unit stride
-// runs down the rows, so that it is read along these and exchanged through shared memory.
+// This thread's way through a matrix: entry k of its tile at column j0 is from[j0 col + k step].  turned: the unit
+// stride runs down the rows, so that it is read along these and exchanged through shared memory.
 template <typename T> struct Way {
     const T *from;
     int64_t col, step;

@@ -61,7 +61,10 @@ class Stats:
 
 
 class Workspace(Protocol):
-    """One solve. Potentials are float64 host or device vectors in POT's convention."""
+    """One solve. Potentials are float64 host or device vectors in POT's convention.
+
+    Beside it the module has QUICK_PASSES, which the first call makes where K has at most QUICK_ENTRIES.
+    """
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """(Re)build K around log v, by default the next one: no entry that matters over- or underflows."""

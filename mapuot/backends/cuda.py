@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .cuda_arrays import asarray, need_memory, on_device, row_blocks, to_numpy  # isort: skip  (the clear error without CuPy)
+# the clear error without CuPy comes first
+from .cuda_arrays import asarray, need_memory, on_device, row_blocks, to_numpy  # isort: skip
 import cupy as cp
 
 from .. import penalties
@@ -47,7 +48,7 @@ def narrow_floor(problem: Problem) -> float:
     return 3e-7 * math.sqrt(1 + largest / problem.reg)
 
 
-class Parts(dict[str, Any]):
+class Views(dict[str, Any]):
     """Named parts of one array, views made when they are first asked for: one takes CuPy 5 us."""
 
     def __init__(self, block: Any, places: dict[str, tuple[int, int]]) -> None:
@@ -70,7 +71,7 @@ class Workspace:
         self.log_reference = problem.log_reference
         self.kl = problem.rows.penalty in ("kl", "balanced"), problem.cols.penalty in ("kl", "balanced")
         self.state = np.zeros((), STATE)
-        self.downloaded: Parts | None = None
+        self.downloaded: Views | None
         self.take_kernel()
         self.allocate(m, n)
         self.constants()
@@ -93,10 +94,10 @@ class Workspace:
         """
         ld, copies, launch = self.ld, self.launch.copies, self.launch
         report = 2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize
-        words = {"report": report // 8, "scalars": 2 * max(BLOCKS, launch.parts) * SCALARS, "point": 4 * m}
+        words = {"scalars": 2 * max(BLOCKS, launch.parts) * SCALARS, "point": 4 * m}
         words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
         staged = sum(-(-count // 32) * 32 for count in words.values())
-        words |= {"u_log": m, "r": m, "x": ld, "s": ld}
+        words |= {"report": report // 8, "u_log": m, "r": m, "x": ld, "s": ld}
         words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
         words |= dict.fromkeys(("dF", "dG"), copies * MEMORY * ld)
         words |= {"u_scale": m * (1 + self.options.in_place), "ratio": ld * self.options.in_place}
@@ -107,14 +108,15 @@ class Workspace:
         for name, count in words.items():
             places[name] = at, count
             at += -(-count // 32) * 32
-        self.arrays, self.staged = Parts(cp.zeros(at), places), Parts(np.zeros(staged), places)
+        self.arrays, self.staged, self.downloaded = Views(cp.zeros(at), places), Views(np.zeros(staged), places), None
         address = self.arrays.block.data.ptr
         for name, (at, count) in places.items():
             if name.startswith("cols."):
                 self.state["cols"][name[5:]] = address + 8 * at
             elif count and name != "report":
                 self.state[name] = address + 8 * at
-        self.state["progress"], self.state["trace"] = address, address + 2 * PROGRESS.itemsize
+        self.state["progress"] = address + 8 * places["report"][0]
+        self.state["trace"] = self.state["progress"] + 2 * PROGRESS.itemsize
 
     def constants(self) -> None:
         problem, options, state = self.problem, self.options, self.state
@@ -147,6 +149,7 @@ class Workspace:
         self.close()
         self.dtype = "float64"
         self.take_kernel()
+        self.allocate(*self.problem.shape)
         self.constants()
         self.start()
         for name in ("passes", "best_error", "progress_dual"):
@@ -246,8 +249,8 @@ class Workspace:
         side, reg = self.problem.rows, self.problem.reg
         point = self.staged["point"].reshape(-1, 4)
         if self.kl[0]:
-            fi = 1 / (1 + reg / side.rho)
-            with np.errstate(invalid="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
+                fi = 1 / (1 + reg / side.rho)
                 base = fi * side.log_weight - (1 - fi) * self.d
             base[np.isinf(self.d)] = -np.inf
             columns: tuple[Any, ...] = base, fi, -side.soft_rho, np.where(side.hard, reg * used, 0.0)
@@ -280,15 +283,15 @@ class Workspace:
         self.staged["scalars"][SCALARS - 2 : SCALARS] = next_sums
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= v.max(initial=0.0) <= NARROW_LIMIT
         self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
-        self.send()
-
-    def send(self) -> None:
-        """What is staged, and progress, for passes of turn 0: nothing is posted yet."""
-        self.arrays["partial"].view(np.uint64).fill(UNSET)
-        record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
-        self.staged["report"][: len(record)] = record
         self.arrays.block[: len(self.staged.block)].set(self.staged.block)
         self.downloaded = None
+        self.send_progress()
+
+    def send_progress(self) -> None:
+        """Progress as it is here; nothing is posted yet."""
+        self.arrays["partial"].view(np.uint64).fill(UNSET)
+        record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
+        self.arrays["report"][: len(record)].set(record)
 
     def iterate(self, count: int) -> list[Stats]:
         done: list[Stats] = []
@@ -299,8 +302,9 @@ class Workspace:
 
     def passes(self, count: int) -> None:
         """Enqueue at most so many; those after the end, or after the last one in float32, change nothing."""
-        ranks, self.downloaded = self.problem.ranks, None
+        ranks = self.problem.ranks
         if ranks.size == 1:
+            self.downloaded = None
             self.launch(min(count, self.launch.most), int(self.progress["passes"]))
             return
         for _ in range(min(count, PASSES_A_READ)):
@@ -319,6 +323,7 @@ class Workspace:
 
     def finish_pass(self) -> None:
         """The O(n) half."""
+        self.downloaded = None
         self.launch.finish(ANY_PASS, bool(self.progress["narrow"]), self.arrays["total"].data.ptr)
 
     def read(self) -> list[Stats]:
@@ -341,13 +346,13 @@ class Workspace:
         ]
 
     @property
-    def answers(self) -> Parts:
+    def answers(self) -> Views:
         """u_log, r, x, s and x_next on the host, by one transfer."""
         if self.downloaded is None:
             places, last = self.arrays.places, self.arrays.places["x_next"][0] + self.ld
             first = places["u_log"][0]
             block = self.arrays.block[first:last].get()
-            self.downloaded = Parts(block, {name: (at - first, count) for name, (at, count) in places.items()})
+            self.downloaded = Views(block, {name: (at - first, count) for name, (at, count) in places.items()})
         return self.downloaded
 
     @property

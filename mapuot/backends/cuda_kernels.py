@@ -41,7 +41,7 @@ STATE = np.dtype(
 )
 COUNTERS = [
     "shift", "offset", "kappa", "best_dual", "best_error", "progress_dual", "since_best", "since_absorb", "passes",
-    "status", "dead", "depth", "head", "have", "extrapolated", "narrow", "turn",
+    "status", "dead", "clipped", "depth", "head", "have", "extrapolated", "narrow", "turn",
 ]  # fmt: skip
 PROGRESS = np.dtype(
     [(name, F8) for name in COUNTERS]

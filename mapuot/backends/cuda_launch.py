@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, ClassVar
 
@@ -129,9 +130,12 @@ class Persistent:
 
 
 @lru_cache(maxsize=256)
-def fitted(device: int, words: frozenset[str], *lie: Any) -> Persistent:
-    """Persistent(*lie) on this device with these words of MAPUOT_CUDA, made once."""
-    return Persistent(*lie)
+def fitted(device: int, words: frozenset[str], shape: Shape, *lie: Any) -> Persistent:
+    """Persistent(shape, *lie) under these words of MAPUOT_CUDA, made once; in flatter tiles where two do not fit."""
+    one = Persistent(shape, *lie)
+    if one.parts or shape.R == 1:
+        return one
+    return fitted(device, words, replace(shape, R=shape.R // 2), *lie)
 
 
 class Iterate:
@@ -158,10 +162,10 @@ class Iterate:
     def fit(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """The two persistent kernels, where they fit."""
         made: list[Persistent | None] = []
+        here = cp.cuda.runtime.getDevice(), switches()
         for narrow in (False, True):
             shape = None if narrow and dtype == "float64" else shape_for(ld, dtype, narrow)
-            device = cp.cuda.runtime.getDevice()
-            one = None if shape is None else fitted(device, switches(), shape, self.m, ld, dtype, kl, narrow)
+            one = None if shape is None else fitted(*here, shape, self.m, ld, dtype, kl, narrow)
             made.append(one if one is not None and one.parts > 0 else None)
         self.wide, self.narrow = made
         if self.wide is None:

@@ -81,14 +81,14 @@ class PlanStream:
 
     def plan(self, i0: int, i1: int) -> Any:
         n, p = self.problem.shape[1], self.problem
-        on_device = isinstance(p.M, cp.ndarray)
-        out = (cp if on_device else np).empty((i1 - i0, n), p.M.dtype)
+        stays = isinstance(p.M, cp.ndarray)
+        out = (cp if stays else np).empty((i1 - i0, n), p.M.dtype)
         for k0, k1, M, c in self.blocks(i0, i1) if i1 > i0 else ():
-            block = out[k0 - i0 : k1 - i0] if on_device else cp.empty((k1 - k0, n), p.M.dtype)
+            block = out[k0 - i0 : k1 - i0] if stays else cp.empty((k1 - k0, n), p.M.dtype)
             run = stream("build_kernel", M, c, STORES[p.M.dtype.name])
             view = view_of(M, c, self.alpha[k0:k1], self.beta, p.reg)
             run(parts(k1 - k0, n), (256,), (view, block, np.int64(n), np.float64(0.0)))
-            if not on_device:
+            if not stays:
                 block.get(out=out[k0 - i0 : k1 - i0])
         return out
 
