@@ -23,7 +23,7 @@ from ..backends import host, pick
 from ..errors import ConvergenceWarning
 from ..problem import as_array, as_cost, as_pair, as_positive, as_reference, as_weight
 from ..solve import as_count
-from .arrays import give, take, threshold
+from .arrays import give, names_of_pot, take, threshold
 
 BLOCK_ENTRIES = 1 << 16  # of G and of K at a time: both stay in the cache of one core
 FLOOR = 1e-16  # POT's, added to the denominator
@@ -167,7 +167,8 @@ class Majorised:
         if not np.isfinite(M).all():
             raise ValueError("M must be finite")
         if c is not None and reg > 0:
-            c = as_reference(c, M, weight_a, weight_b, module)[0]
+            with names_of_pot():
+                c = as_reference(c, M, weight_a, weight_b, module)[0]
         return cls(weight_a, weight_b, M, c if reg > 0 else None, rho, reg, div)
 
     def reference(self, i: slice) -> Any:

@@ -21,7 +21,7 @@ from ..errors import InfeasibleError
 from ..problem import Problem, as_array, as_positive, as_side
 from ..result import Result
 from ..solve import as_count, solve, start_potentials
-from .arrays import give, take, threshold
+from .arrays import give, names_of_pot, take, threshold
 from .iterate import NAMED, TINY, iterate
 
 BACKEND = "auto"  # of every function here: by the arrays
@@ -255,10 +255,11 @@ class Call:
         several, shape = np.ndim(self.b) == 2, np.shape(self.M)
         if several and (0 in self.b.shape or self.b.shape[:1] != shape[1:]):
             raise ValueError(f"b must have shape (n,) or (n, k) for M of shape {shape}, got {self.b.shape}")
-        if several and name is None:
-            return Answers(self.batch(reference), several, like)
-        pairs = [self.one(name, reference, j) for j in range(self.b.shape[1])] if several else []
-        return Answers(pairs or [self.one(name, reference)], several, like)
+        with names_of_pot():
+            if several and name is None:
+                return Answers(self.batch(reference), several, like)
+            pairs = [self.one(name, reference, j) for j in range(self.b.shape[1])] if several else []
+            return Answers(pairs or [self.one(name, reference)], several, like)
 
     def reference(self) -> Any:
         """c in the words of `mapuot.solve`."""
