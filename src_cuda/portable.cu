@@ -41,6 +41,46 @@ __device__ __forceinline__ void flush_rows(const State &S, const RowSums *row, i
 
 #include "plan_pass.cuh"
 
+// This thread's words of the rows from t R on, zeros beyond the edges of K
+__device__ __forceinline__ void load_tile(const State &S, int64_t t, uint4 (&w)[R][VPT])
+{
+#pragma unroll
+    for (int q = 0; q < R; q++) {
+        const real *from = S.kernel + (t * R + q) * S.ld + threadIdx.x * CHUNK;
+#pragma unroll
+        for (int c = 0; c < VPT; c++) {
+            const bool there = (c * GT + threadIdx.x) * CHUNK < (int)S.ld && t * R + q < S.m;
+            w[q][c] = there ? __ldg((const uint4 *)(from + c * GT * CHUNK)) : make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+__device__ __forceinline__ double row_dot(const uint4 (&w)[VPT], const double (&v)[CPT])
+{
+    double s = 0;
+#pragma unroll
+    for (int c = 0; c < VPT; c++) {
+        double x[CHUNK];
+        widen(w[c], x);
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++)
+            s = fma(x[e], v[c * CHUNK + e], s);
+    }
+    return s;
+}
+
+__device__ __forceinline__ void add_row(const uint4 (&w)[VPT], double u, double (&acc)[CPT])
+{
+#pragma unroll
+    for (int c = 0; c < VPT; c++) {
+        double x[CHUNK];
+        widen(w[c], x);
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++)
+            acc[c * CHUNK + e] = fma(u, x[e], acc[c * CHUNK + e]);
+    }
+}
+
 // The fused pass: a tile is in registers for its row sums and for the column sums.
 extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant__ State S, int parity)
 {
@@ -66,43 +106,17 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
         const Point point = S.point[i < S.m ? i : S.m - 1];
         uint4 w[R][VPT];
         double s[R];
+        load_tile(S, t, w);
 #pragma unroll
-        for (int q = 0; q < R; q++) {
-            const real *from = S.kernel + (t * R + q) * S.ld + threadIdx.x * CHUNK;
-#pragma unroll
-            for (int c = 0; c < VPT; c++) {
-                const bool there = (c * GT + threadIdx.x) * CHUNK < (int)S.ld && t * R + q < S.m;
-                w[q][c] = there ? __ldg((const uint4 *)(from + c * GT * CHUNK)) : make_uint4(0, 0, 0, 0);
-            }
-        }
-#pragma unroll
-        for (int q = 0; q < R; q++) {
-            s[q] = 0;
-#pragma unroll
-            for (int c = 0; c < VPT; c++) {
-                double x[CHUNK];
-                widen(w[q][c], x);
-#pragma unroll
-                for (int e = 0; e < CHUNK; e++)
-                    s[q] = fma(x[e], v[c * CHUNK + e], s[q]);
-            }
-        }
+        for (int q = 0; q < R; q++)
+            s[q] = row_dot(w[q], v);
         const double total = block_sums(s, part[k & 1]);
         const bool mine = threadIdx.x < 32 && lane % LANES == 0;
         const double shift = S.progress[parity].shift;
         const double u = WIDEN * row_scale(S, i, point, total, shift, mine, row[lane / LANES]);
 #pragma unroll
-        for (int q = 0; q < R; q++) {
-            const double uq = __shfl_sync(FULL, u, q * LANES);
-#pragma unroll
-            for (int c = 0; c < VPT; c++) {
-                double x[CHUNK];
-                widen(w[q][c], x);
-#pragma unroll
-                for (int e = 0; e < CHUNK; e++)
-                    acc[c * CHUNK + e] = fma(uq, x[e], acc[c * CHUNK + e]);
-            }
-        }
+        for (int q = 0; q < R; q++)
+            add_row(w[q], __shfl_sync(FULL, u, q * LANES), acc);
     }
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
