@@ -12,7 +12,7 @@ cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from mapuot.backends import cuda, cuda_arrays  # noqa: E402
+from mapuot.backends import cuda, cuda_arrays, cuda_stream  # noqa: E402
 
 PLAN_TOL = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 2e-2}
 
@@ -263,6 +263,15 @@ def test_captured_passes_know_of_a_rebuilt_kernel(monkeypatch):
             workspace.absorb()
         duals.append(made[-1].dual)
     np.testing.assert_allclose(duals[0], duals[1], rtol=1e-10)
+
+
+def test_a_plan_that_does_not_fit(monkeypatch):
+    M, a, b = cost(30, 40)
+    result = solve(cp.asarray(M), *weights(a, b, 1.2), 0.1, 1.0)
+    monkeypatch.setattr(cuda_stream, "free_memory", lambda enough: 1000)
+    with pytest.raises(MemoryError, match="30 rows of the plan need .* GiB are free: Result"):
+        result.plan  # noqa: B018
+    assert result.rows(3, 5).shape == (2, 40)
 
 
 @pytest.mark.parametrize(("m", "n", "precision", "tol"), [(150, 210, "bfloat16", 1e-6), (200, 100, "mixed", 1e-9)])

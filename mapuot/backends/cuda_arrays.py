@@ -28,11 +28,16 @@ def need_device() -> None:
         raise RuntimeError("backend 'cuda' needs a GPU, found none")
 
 
+def free_memory(enough: int) -> int:
+    """Bytes that CuPy's pool has, with those of the device where it has not enough."""
+    free: int = cp.get_default_memory_pool().free_bytes()
+    return free if free >= enough else free + cp.cuda.runtime.memGetInfo()[0]
+
+
 def need_memory(needed: int, precision: str, M: Any = None) -> None:
-    """Count before taking: CuPy's pool and the device together must have room, a numpy M for one block of it."""
+    """Count before taking: there must be room for K and its vectors, and for one block of a numpy M."""
     needed += 0 if M is None or isinstance(M, cp.ndarray) else BLOCK_BYTES
-    free = cp.get_default_memory_pool().free_bytes()
-    free += cp.cuda.runtime.memGetInfo()[0] if needed > free else 0
+    free = free_memory(needed)
     if needed <= free:
         return
     smaller = [p for p in STORES if needed * ITEMSIZE[p] / ITEMSIZE[precision] <= free]

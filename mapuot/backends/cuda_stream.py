@@ -14,7 +14,7 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem import Problem
-from .cuda_arrays import as_columns, on_device, row_blocks
+from .cuda_arrays import as_columns, free_memory, on_device, row_blocks
 from .cuda_kernels import STORES, VIEW, by_value, kernel
 
 
@@ -82,6 +82,10 @@ class PlanStream:
     def plan(self, i0: int, i1: int) -> Any:
         n, p = self.problem.shape[1], self.problem
         stays = isinstance(p.M, cp.ndarray)
+        needed = stays * (i1 - i0) * n * p.M.itemsize
+        if needed > (free := free_memory(needed)):
+            text = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free: Result.rows makes fewer"
+            raise MemoryError(f"{i1 - i0} rows of the plan need {text}")
         out = (cp if stays else np).empty((i1 - i0, n), p.M.dtype)
         for k0, k1, M, c in self.blocks(i0, i1) if i1 > i0 else ():
             block = out[k0 - i0 : k1 - i0] if stays else cp.empty((k1 - k0, n), p.M.dtype)
