@@ -269,7 +269,7 @@ def test_a_plan_that_does_not_fit(monkeypatch):
     M, a, b = cost(30, 40)
     result = solve(cp.asarray(M), *weights(a, b, 1.2), 0.1, 1.0)
     monkeypatch.setattr(cuda_stream, "free_memory", lambda enough: 1000)
-    with pytest.raises(MemoryError, match="30 rows of the plan need .* GiB are free: Result"):
+    with pytest.raises(MemoryError, match=r"30 rows of the plan need .* GiB are free: Result"):
         result.plan  # noqa: B018
     assert result.rows(3, 5).shape == (2, 40)
 
