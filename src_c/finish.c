@@ -139,12 +139,13 @@ static double largest_scale(const mapuot_finish *finish)
     return fmax(finish->row_scalars[ROW_SCALE], finish->scale_v);
 }
 
+static int clipped(double scale) { return !(scale < MOST_SCALE); }
+
 /* points in use dead, mass hidden, or a scaling clipped, for want of a fresh K; passes: how many were made on it
  * before */
 static int outgrown(const mapuot_state *state, const mapuot_stats *stats, double scale, int64_t passes)
 {
-    const int clipped = !(scale < MOST_SCALE);
-    return passes > 0 && (stats->dead > state->dead || clipped > state->clipped || stats->lost > MOST_LOST);
+    return passes > 0 && (stats->dead > state->dead || clipped(scale) > state->clipped || stats->lost > MOST_LOST);
 }
 
 /* plan error by the rounding of K: its entries are rounded once, those of the plan in place in every pass again */
@@ -189,7 +190,7 @@ static mapuot_status judge(mapuot_state *state, const mapuot_stats *stats, doubl
     }
     if (fresh) { /* what a fresh K leaves dead or clipped stays so */
         state->dead = stats->dead;
-        state->clipped = !(scale < MOST_SCALE);
+        state->clipped = clipped(scale);
     } else if (stats->lost > state->flush_tol || scale > SCALE_LIMIT)
         return MAPUOT_ABSORB;
     return MAPUOT_RUNNING;
@@ -245,7 +246,7 @@ static void certify(const mapuot_state *state, const mapuot_finish *finish, mapu
     stats->error = plan_error(sums[SUM_GAP] / stats->mass / state->reg) + sums[SUM_HARD] / stats->mass +
                    storage_error(state, state->since_absorb) + state->exponent_error + stats->lost +
                    4.5e-16 * fabs(state->shift); /* log u and log v hold it: 4 roundings */
-    if (lost || isnan(stats->error) || !(scale < MOST_SCALE))
+    if (lost || isnan(stats->error) || clipped(scale))
         stats->gap = stats->error = INFINITY; /* u is no prox then */
 }
 

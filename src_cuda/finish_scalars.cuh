@@ -79,11 +79,9 @@ __device__ __forceinline__ void certify(const State &S, Finish &F, const Transla
 
 __device__ __forceinline__ bool in_range(double x) { return x <= NARROW_LIMIT && x >= 1 / NARROW_LIMIT; }
 
-// Some scaling is not what its logarithm says.
-__device__ __forceinline__ bool clipped(const Finish &F)
-{
-    return !(fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) < MOST_SCALE);
-}
+__device__ __forceinline__ double largest_scale(const Finish &F) { return fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]); }
+
+__device__ __forceinline__ bool clipped(const Finish &F) { return !(largest_scale(F) < MOST_SCALE); }
 
 // v has left the range of this K, or points in use are dead, u is clipped or mass is hidden for want of a fresh one.
 __device__ __forceinline__ bool outgrown(const Finish &F)
@@ -127,7 +125,7 @@ __device__ __forceinline__ double judge(const State &S, Finish &F)
     if (p.since_absorb == 1) { // what a fresh K leaves dead or clipped stays so
         p.dead = out.dead;
         p.clipped = clipped(F);
-    } else if (out.lost > S.flush_tol || fmax(F.row[ROW_SCALE], F.row[NEXT_SCALE]) > SCALE_LIMIT)
+    } else if (out.lost > S.flush_tol || largest_scale(F) > SCALE_LIMIT)
         return ABSORB;
     return RUNNING;
 }

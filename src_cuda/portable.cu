@@ -55,21 +55,8 @@ __device__ __forceinline__ void load_tile(const State &S, int64_t t, uint4 (&w)[
     }
 }
 
-__device__ __forceinline__ double row_dot(const uint4 (&w)[VPT], const double (&v)[CPT])
-{
-    double s = 0;
-#pragma unroll
-    for (int c = 0; c < VPT; c++) {
-        double x[CHUNK];
-        widen(w[c], x);
-#pragma unroll
-        for (int e = 0; e < CHUNK; e++)
-            s = fma(x[e], v[c * CHUNK + e], s);
-    }
-    return s;
-}
-
-__device__ __forceinline__ void add_row(const uint4 (&w)[VPT], double u, double (&acc)[CPT])
+// use(c, K_ij) for the entries of one row, c counting this thread's columns
+template <typename Use> __device__ __forceinline__ void each_entry(const uint4 (&w)[VPT], Use use)
 {
 #pragma unroll
     for (int c = 0; c < VPT; c++) {
@@ -77,7 +64,7 @@ __device__ __forceinline__ void add_row(const uint4 (&w)[VPT], double u, double 
         widen(w[c], x);
 #pragma unroll
         for (int e = 0; e < CHUNK; e++)
-            acc[c * CHUNK + e] = fma(u, x[e], acc[c * CHUNK + e]);
+            use(c * CHUNK + e, x[e]);
     }
 }
 
@@ -108,15 +95,19 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
         double s[R];
         load_tile(S, t, w);
 #pragma unroll
-        for (int q = 0; q < R; q++)
-            s[q] = row_dot(w[q], v);
+        for (int q = 0; q < R; q++) {
+            s[q] = 0;
+            each_entry(w[q], [&](int c, double k) { s[q] = fma(k, v[c], s[q]); });
+        }
         const double total = block_sums(s, part[k & 1]);
         const bool mine = threadIdx.x < 32 && lane % LANES == 0;
         const double shift = S.progress[parity].shift;
         const double u = WIDEN * row_scale(S, i, point, total, shift, mine, row[lane / LANES]);
 #pragma unroll
-        for (int q = 0; q < R; q++)
-            add_row(w[q], __shfl_sync(FULL, u, q * LANES), acc);
+        for (int q = 0; q < R; q++) {
+            const double uq = __shfl_sync(FULL, u, q * LANES);
+            each_entry(w[q], [&](int c, double k) { acc[c] = fma(uq, k, acc[c]); });
+        }
     }
 #pragma unroll
     for (int c = 0; c < CPT; c++) {

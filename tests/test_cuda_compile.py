@@ -38,7 +38,14 @@ def shape_options(shape, dtype, kl, **more):
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 @pytest.mark.parametrize(
     ("dtype", "ld", "narrow"),
-    [("float32", 512, 1), ("float32", 8192, 1), ("float32", 32768, 1), ("float32", 20000, 0), ("bfloat16", 16384, 1)],
+    [
+        ("float32", 512, 1),
+        ("float32", 8192, 1),
+        ("float32", 32768, 1),
+        ("float32", 8192, 0),
+        ("float32", 20000, 0),
+        ("bfloat16", 16384, 1),
+    ],
 )
 def test_persistent_kernel_holds_its_registers(arch, dtype, ld, narrow):
     shape = kernels.shape_for(ld, dtype, bool(narrow))
