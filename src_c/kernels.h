@@ -21,7 +21,6 @@
 
 #include "mapuot.h"
 
-#define NARROW_LIMIT 1e20 /* scales beyond it, or below its inverse, are not safe in float32 runs */
 enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 8 };
 
 /* row scalars behind the column sums */

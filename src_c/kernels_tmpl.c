@@ -247,7 +247,7 @@ ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, co
  * Piped: the sums of a tile and the dots of the next in one sweep. Both make the same additions, bit for bit. */
 ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const int piped, const form form, const int R)
 {
-    const int64_t step = g->state->passes & 1 ? -R : R;
+    const int64_t step = g->state->progress.passes & 1 ? -R : R;
     real *K = (real *)g->state->kernel;
     double s[TILE], growth[TILE];
     int64_t i = step < 0 ? i0 + (count - 1) * R : i0;

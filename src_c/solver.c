@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "common/rules.h"
 #include "kernels.h"
 
 enum { TRIALS = 4 };
@@ -67,7 +68,7 @@ static mapuot_side rows_from(mapuot_side rows, int64_t i)
 static void exact_rows(const mapuot_state *state, pass_fn pass, double *tile, int64_t i0, int64_t i1, double *sums)
 {
     const dtype_kernels *k = &mapuot_active_kernels()->dtype[MAPUOT_F64];
-    stream_args args = {.n = state->n, .inv_reg = 1.0 / state->reg, .beta = state->beta, .out = tile, .ld = state->ld};
+    stream_args args = {.n = state->n, .inv_reg = state->limits.inv_reg, .beta = state->beta, .out = tile, .ld = state->ld};
     mapuot_state part = *state;
     part.dtype = MAPUOT_F64;
     part.kernel = tile;
@@ -94,7 +95,7 @@ static pass_fn pass_of(const mapuot_state *state, int half)
     const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->exact ? MAPUOT_F64 : state->dtype];
     if (half != WHOLE)
         return half == DOTS ? k->row_dots : k->row_sums;
-    return state->in_place ? k->plan_pass : state->narrow ? k->narrow_pass : k->row_pass;
+    return state->limits.in_place ? k->plan_pass : state->progress.narrow ? k->narrow_pass : k->row_pass;
 }
 
 static void rows_task(void *context, int thread, int threads)
@@ -106,7 +107,7 @@ static void rows_task(void *context, int thread, int threads)
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
     if (job->half != DOTS)
         memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
-    own.run = state->narrow ? state->run + thread * padded(state->n) : NULL;
+    own.run = state->progress.narrow ? state->run + thread * padded(state->n) : NULL;
     if (state->exact)
         exact_rows(state, pass, state->tile + thread * TILE * state->ld, i0, i1, sums);
     else
@@ -133,7 +134,7 @@ static int tile_rows(const mapuot_state *state)
     const int64_t np = padded(state->n), row = np * (state->dtype == MAPUOT_F64   ? 8
                                                      : state->dtype == MAPUOT_F32 ? 4
                                                                                   : 2);
-    const int64_t L2 = mapuot_l2_bytes(), room = L2 / 8 * 7 - np * (state->narrow ? 8 : 16);
+    const int64_t L2 = mapuot_l2_bytes(), room = L2 / 8 * 7 - np * (state->progress.narrow ? 8 : 16);
     if (TILE * row <= L2 / 6)
         return TILE;
     return 2 * 4 * row > room && 2 * 2 * row <= room ? 2 : 4;
@@ -153,7 +154,7 @@ static double sum_rows(mapuot_pool *pool, mapuot_state *state, int half, int nar
     mapuot_state pass = *state;
     double *seconds = state->seconds[narrow], begun = now();
     int *tried = &state->tried[narrow], trial = state->piped < 0 && *tried < TRIALS && half == WHOLE && !state->exact;
-    pass.narrow = narrow;
+    pass.progress.narrow = narrow;
     pass.tile_rows = state->tile_rows ? state->tile_rows : tile_rows(&pass);
     if (state->piped < 0)
         pass.piped = trial ? *tried % 2 : seconds[1] < seconds[0];
@@ -184,9 +185,9 @@ static int narrow_scale(const mapuot_state *state)
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
 {
     const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->dtype];
-    if ((state->in_place && !k->plan_pass) || (state->narrow && !k->narrow_pass))
+    if ((state->limits.in_place && !k->plan_pass) || (state->progress.narrow && !k->narrow_pass))
         return MAPUOT_BAD_ARGUMENT;
-    if (state->narrow && narrow_scale(state) && in_range(sum_rows(pool, state, WHOLE, 1)))
+    if (state->progress.narrow && narrow_scale(state) && in_range(sum_rows(pool, state, WHOLE, 1)))
         return MAPUOT_RUNNING;
     sum_rows(pool, state, WHOLE, 0);
     return MAPUOT_RUNNING;
