@@ -4,7 +4,7 @@ CC ?= cc
 BIN := .venv/bin
 BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(wildcard src_c/*.[ch])
 C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.[ch] tests/cuda_on_cpu/*.h)
-CHECKED := $(wildcard tests/check_*.[ch] mapuot/*.py mapuot/*/*.py)
+CHECKED := $(wildcard tests/check_*.[ch] mapuot/*.py mapuot/*/*.py mapuot/*/*/*.py)
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -21,7 +21,8 @@ except ImportError:  # pragma: no cover
     sys.exit("mapuot: the command line needs click: pip install 'mapuot[files]'")
 
 from . import __version__, files
-from .backends import BACKENDS, native
+from .backends import BACKENDS
+from .backends.cpu import native
 from .errors import ConvergenceWarning
 from .penalties import KINDS
 from .ranks import Ranks, join, own_block

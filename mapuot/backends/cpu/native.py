@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .._core import ffi, lib
-from ..penalties import F64
+from ..._core import ffi, lib
+from ...penalties import F64
 
 PAD, TILE = 16, 8
 SCALARS = int(lib.mapuot_scalars())
