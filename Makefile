@@ -2,9 +2,9 @@
 PYTHON ?= python3
 CC ?= cc
 BIN := .venv/bin
-BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(wildcard src_c/*.[ch])
-C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.[ch] tests/cuda_on_cpu/*.h)
-CHECKED := $(wildcard tests/check_*.[ch] mapuot/*.py mapuot/*/*.py mapuot/*/*/*.py)
+BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(shell find src_c -name '*.[ch]')
+C_FILES = $(shell find src_c src_cuda tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+CHECKED := $(wildcard tests/core/check_*.[ch]) $(shell find mapuot -name '*.py')
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -29,8 +29,8 @@ test-gpu: .venv/.gpu .venv/.test ## run the tests of the CUDA kernels
 	$(BIN)/pytest -k "cuda and not on_cpu" $(ARGS)
 
 sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, then races in shared memory
-	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python tests/sanitize_cuda.py
-	MAPUOT_CUDA=racecheck compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python tests/sanitize_cuda.py
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python tests/cuda/sanitize_cuda.py
+	MAPUOT_CUDA=racecheck compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python tests/cuda/sanitize_cuda.py
 
 mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 	for program in cases error_cases; do \
@@ -88,5 +88,5 @@ build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext $
 	rm -rf build/$*
 	CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build --build-base build/$* --build-lib build/$*/lib
 	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
-	tests/check_kernels.c $$(find build/$* -path '*/src_c/*.o') -lm
+	tests/core/check_kernels.c $$(find build/$* -path '*/src_c/*.o') -lm
 	@touch $@
