@@ -77,6 +77,7 @@ class build_ext(setuptools_build_ext):
             return self.compiler.compile(
                 [f"src_c/{source}"],
                 output_dir=os.path.join(self.build_temp, folder),
+                include_dirs=["src_c"],
                 extra_postargs=[*FLAGS, *flags, *cflags],
             )
 

@@ -10,17 +10,17 @@
 
 FN double clip(double x, double low, double high) { return fmin(fmax(x, low), high); }
 
-/* log omega(z), omega + log omega = z: three Halley steps from the asymptotes and, between them, from the tangent at 1 */
-FN double log_wright_omega(double z)
+/* omega + log omega = z: three Halley steps from the asymptotes and, between them, from the tangent at 1 */
+FN double wright_omega(double z)
 {
     if (z < -36)
-        return z;
+        return exp(z);
     double w = z > 1 ? z - log(z) : exp(z < -1 ? z : 0.5 * z - 0.5);
     for (int i = 0; i < 3; i++) {
         const double r = z - w - log(w), p = 2 * (1 + w) * (1 + w + 2 * r / 3);
         w *= 1 + r / (1 + w) * (p - r) / (p - 2 * r);
     }
-    return log(w);
+    return w;
 }
 
 FN double prox_log(int penalty, double log_s, double t, double log_t, double rho, double upper, double reg)
@@ -33,9 +33,9 @@ FN double prox_log(int penalty, double log_s, double t, double log_t, double rho
         return balanced;
     case MAPUOT_TV: /* r = t while |f| <= rho */
         return clip(balanced, -bound, bound);
-    case MAPUOT_L2: { /* r = (reg / rho) omega(log(rho s / reg) + rho t / reg); t - r would lose f's digits */
-        const double log_bound = log(bound) + log_s;
-        return log_wright_omega(log_bound + bound * t) - log_bound;
+    case MAPUOT_L2: { /* log u = rho t / reg - omega(z) = log omega(z) - x, z = x + rho t / reg: what cancels less */
+        const double x = log(bound) + log_s, w = wright_omega(x + bound * t);
+        return bound * t < fabs(x) ? bound * t - w : log(w) - x;
     }
     default: /* range: clip(1, lower t / s, upper t / s) */
         return clip(0, log(rho) + balanced, log(upper) + balanced);

@@ -59,15 +59,16 @@ typedef struct {
     int64_t step;         /* a mapuot_step */
     int64_t slot;         /* where this pass keeps its difference, -1: nowhere */
     double common;        /* fi mu, the translation of the image */
+    double moved;         /* how far rounding may have moved the dual value */
 } mapuot_progress;
 
 typedef enum { MAPUOT_IMAGE, MAPUOT_EXTRAPOLATE, MAPUOT_GO_BACK, MAPUOT_REPEAT } mapuot_step;
 
 /* What one pass tells; gap, error, dual and mass are of the state (u, v) of that pass. */
 typedef struct {
-    double gap;    /* primal - dual, an upper bound; inf while hard columns miss more of the mass than tol_gap (< 0: tol) */
+    double gap;    /* primal - dual as summed; inf while hard columns miss more of the mass than tol_gap (< 0: tol) */
     double error;  /* certified relative plan error; balanced columns: |s - b|_1 / mass; inf where nothing is certified */
-    double dual;   /* a lower bound of every plan's objective */
+    double dual;   /* a lower bound of every plan's objective, rounding counted */
     double mass;
     double residual; /* max |G(log v) - log v| over points that carry weight */
     double lost;     /* bound on the relative mass hidden by flushed entries of K */

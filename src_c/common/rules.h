@@ -121,20 +121,20 @@ FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap
 }
 
 /* What the state is worth.  gap: the sum of the Fenchel-Young terms, hard: of the violations; on entry out holds the dual
- * value as it was summed, on leaving a lower bound: rounding of K and of its exponents moves it by reg times the mass
- * that they move. */
-FN void certify(const mapuot_limits *limits, const mapuot_progress *p, mapuot_stats *out, double gap, double hard,
+ * value as it was summed, on leaving a lower bound of the optimum: rounding of K and of its exponents moves it by reg
+ * times the mass that they move. */
+FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double gap, double hard,
                 double scale)
 {
     const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0);
     const double rounding = storage_error(limits, p->since_absorb) + limits->exponent_error + out->lost +
                             4.5e-16 * fabs(p->shift); /* log u and log v hold it: 4 roundings */
-    const double moved = limits->reg * out->mass * rounding + 2e-15 * (limits->dual_scale + fabs(out->dual));
+    p->moved = limits->reg * out->mass * rounding + 2e-15 * (limits->dual_scale + fabs(out->dual));
     out->error = plan_error(gap / out->mass * limits->inv_reg) + hard / out->mass + rounding;
-    out->gap = hard > allowed * out->mass ? INF : fmax(gap, 0.0) + moved;
+    out->gap = hard > allowed * out->mass ? INF : gap;
     if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || isnan(out->error))
         out->gap = out->error = INF;
-    out->dual -= moved;
+    out->dual = isnan(p->moved) ? -INF : out->dual - p->moved;
 }
 
 /* Has the certificate stood still for long?  Slow progress of the dual value adds up until it counts. */
@@ -160,7 +160,7 @@ FN void widen_passes(mapuot_progress *p)
  * pass, or 1 where it is looked at before that pass. */
 FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale, double next_v)
 {
-    const int done = out->error <= limits->tol || out->gap <= limits->tol_gap * fabs(out->dual);
+    const int done = out->error <= limits->tol || out->gap + p->moved <= limits->tol_gap * fabs(out->dual);
     const int fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
     if (out->rejected > 0)

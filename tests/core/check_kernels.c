@@ -85,13 +85,13 @@ static double seconds(void)
 /* best of several passes, in bytes of K a second (plan_pass: read and written) */
 static double rate(mapuot_state *state, mapuot_pool *pool, int form)
 {
-    const double bytes = (double)(state->m * state->ld) * (double)width[state->dtype] * (state->in_place ? 2 : 1);
+    const double bytes = (double)(state->m * state->ld) * (double)width[state->dtype] * (state->limits.in_place ? 2 : 1);
     double best = INFINITY, stop = seconds() + 0.3;
     do {
         double begun = seconds();
         run_pass(pool, state, form);
         best = fmin(best, seconds() - begun);
-        state->passes++;
+        state->progress.passes++;
     } while (seconds() < stop);
     return bytes / best;
 }
@@ -111,8 +111,8 @@ static void bench(void)
                         new_state(squares[k], squares[k], (mapuot_dtype)dtype, MAPUOT_KL, MAPUOT_KL, 1, 1);
                     for (int64_t j = 0; j < squares[k]; j++)
                         state.history[j] = 1.0;
-                    state.in_place = form == IN_PLACE;
-                    state.narrow = form == NARROW;
+                    state.limits.in_place = form == IN_PLACE;
+                    state.progress.narrow = form == NARROW;
                     state.narrow_v = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
                     state.run = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
                     memset(state.run, 0, (size_t)padded(squares[k]) * sizeof(float));

@@ -18,23 +18,16 @@ from ...penalties import F64
 from ...problem import Problem, Side
 from ...rows import Rows, row_blocks
 from .. import FAR, Options, Stats, shifted
+from ..limits import START, limits_of, narrow_floor
+from ..records import STATS, put, told
 from . import native
 from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, padded, pointer, pool_for
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
-FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
+NARROW_NOISE = 1e-7  # some 3e-8 in a marginal, from runs of up to 64 rows in float32
+SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
-
-
-def narrow_floor(problem: Problem) -> float:
-    """Certified error that float32 runs can still resolve.
-
-    Their noise in a marginal, some 3e-8, is amplified by sqrt(rho / reg) in the certificate.
-    """
-    largest = max(problem.rows.largest_soft_rho, problem.cols.largest_soft_rho)
-    return 1e-7 * math.sqrt(1 + largest / problem.reg)
 
 
 class Workspace:
@@ -45,7 +38,6 @@ class Workspace:
         self.problem, self.options, self.dtype = problem, options, options.precision
         self.pool = pool_for(options.threads, m * n)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
-        rates = problem.rows.scalar_rho, problem.cols.scalar_rho
         self.ld = leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
         self.K = empty(m * self.ld, STORAGE[self.dtype])
         self.sums = filled([], size + SCALARS)
@@ -55,30 +47,26 @@ class Workspace:
         self.in_grid = problem.cols.ranks.size > 1
         state = self.state = ffi.new("mapuot_state *")
         state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[self.dtype]
-        state.kernel, state.reg = pointer(self.K, "void *"), problem.reg
+        state.kernel = pointer(self.K, "void *")
         state.sums, state.partial = pointer(self.sums), pointer(self.partial)
         state.work, state.history = pointer(self.work), pointer(self.history)
-        state.memory, state.in_place = options.memory, options.in_place
-        state.translate = options.translate and None not in rates
-        state.rho_u, state.rho_v = (1.0 if rho is None else rho for rho in rates)
-        state.tol, state.tol_gap = options.tol, options.tol_gap
-        state.storage_error = ROUNDING[self.dtype]
-        state.flush = math.exp(FLUSH_LOG[self.dtype])
-        state.flush_tol = max(1e-12, min(1e-8, options.tol / 100))
-        state.narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
-        self.narrow_v = empty(size if state.narrow else 1, np.float32)
-        self.run = empty(size * threads if state.narrow else 1, np.float32)
+        self.limits, self.progress = state.limits, state.progress
+        put(self.limits, limits_of(problem, options, self.dtype) | SCALES)
+        put(self.progress, START)
+        self.limits.narrow_floor = narrow_floor(problem, NARROW_NOISE)
+        narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
+        self.progress.narrow = narrow
+        self.narrow_v = empty(size if narrow else 1, np.float32)
+        self.run = empty(size * threads if narrow else 1, np.float32)
         self.run.fill(0)
         state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
-        state.narrow_floor, state.piped = narrow_floor(problem), -1 if m * n > native.SERIAL_ENTRIES else 0
+        state.piped = -1 if m * n > native.SERIAL_ENTRIES else 0
         self.streamed = isinstance(problem.M, Rows)
         if not self.streamed:
             self.matrices = matrix(problem.M), matrix(problem.reference_matrix)
             state.M, state.c = self.matrices
-        coarse = options.tol < 12 * ROUNDING[self.dtype] and not options.in_place and self.dtype != "float64"
-        self.tile = empty(threads * TILE * self.ld if coarse else 0)
-        state.tile = pointer(self.tile) if coarse else ffi.NULL
-        state.best_dual, state.progress_dual, state.best_error, state.head = -math.inf, -math.inf, math.inf, -1
+        self.tile = empty(threads * TILE * self.ld if self.limits.finer else 0)
+        state.tile = pointer(self.tile) if self.limits.finer else ffi.NULL
         self.row_side = self.side(problem.rows, m, state.rows)
         self.col_side = self.side(problem.cols, size, state.cols)
 
@@ -113,7 +101,7 @@ class Workspace:
         if log_v is None:
             log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
         else:
-            log_v, state.shift = shifted(problem, log_v)
+            log_v, self.progress.shift = shifted(problem, log_v)
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, log_v + lb)
         far = problem.cols.ranks.max(float(np.abs(log_v).max()))
@@ -133,7 +121,7 @@ class Workspace:
                 )
             )  # fmt: skip
         self.alpha, self.beta = alpha, beta
-        state.exponent_error = problem.exponent_error(alpha, beta)
+        self.limits.exponent_error = problem.exponent_error(alpha, beta)
         state.alpha, state.beta = pointer(alpha), pointer(beta)
         with np.errstate(invalid="ignore"):
             self.set_side(problem.rows, self.row_side, alpha - la, out_u | dead_u)
@@ -204,7 +192,7 @@ class Workspace:
         cols["log_scale"][:n] = np.where(out, 0.0, log_v)
         with np.errstate(over="ignore"):
             cols["scale"][:n] = np.where(out, 0.0, np.exp(cols["log_scale"][:n] - cols["absorbed"][:n]))
-        self.state.since_absorb = 0
+        self.progress.since_absorb = 0
         if self.options.in_place:
             self.history[: len(cols["scale"])] = cols["scale"]
             self.row_side["scale"][:] = 1.0
@@ -221,22 +209,16 @@ class Workspace:
             soft = np.isfinite(side.rho)
             total += side.ranks.sum(terms)
             scale += side.ranks.sum(float(side.rho[soft] @ side.weight[soft]))
-        self.state.dual_constant, self.state.dual_scale = total, scale
+        self.limits.dual_constant, self.limits.dual_scale = total, scale
 
     def iterate(self, count: int) -> list[Stats]:
-        stats, made = ffi.new("mapuot_stats[]", count), ffi.new("int64_t *")
+        table, made = np.empty(count, STATS), ffi.new("int64_t *")
+        stats = pointer(table, "mapuot_stats *")
         if self.problem.ranks.size > 1 or (self.streamed and self.tile.size):
             made[0] = self.passes(count, stats)
         else:
             check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
-        first = self.state.passes - made[0] + 1
-        return [
-            Stats(
-                first + i, s.gap, s.error, s.dual, s.mass, s.residual, bool(s.rejected),
-                ffi.string(lib.mapuot_status_text(s.status)).decode(),
-            )
-            for i, s in enumerate(stats[0 : made[0]])
-        ]  # fmt: skip
+        return told(table[: made[0]], self.progress.passes - made[0] + 1)
 
     def passes(self, count: int, stats: Any) -> int:
         """mapuot_iterate where the ranks meet between row_pass and finish_pass, or M is streamed."""
@@ -294,19 +276,19 @@ class Workspace:
     def full_log_v(self, vector: F64) -> F64:
         n = self.problem.shape[1]
         with np.errstate(invalid="ignore"):  # of a start that overflowed
-            log_v = vector[:n] - self.state.shift
+            log_v = vector[:n] - self.progress.shift
         return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, log_v))
 
     def potentials(self) -> tuple[F64, F64]:
-        rows, state = self.row_side, self.state
+        rows, progress = self.row_side, self.progress
         with np.errstate(invalid="ignore"):
-            log_u = rows["log_scale"] + rows["absorbed"] + state.shift + state.row_offset
+            log_u = rows["log_scale"] + rows["absorbed"] + progress.shift + progress.offset
         log_u = np.where(self.problem.left_out[0], -np.inf, np.where(self.dead_u, np.inf, log_u))
         return log_u, self.full_log_v(self.work)
 
     def marginals(self) -> tuple[F64, F64]:
         n = self.problem.shape[1]
-        return self.row_side["marginal"] * math.exp(self.state.row_offset), self.col_side["marginal"][:n].copy()
+        return self.row_side["marginal"] * self.progress.kappa, self.col_side["marginal"][:n].copy()
 
     def close(self) -> None:
         """Give K back at once; the potentials stay."""
