@@ -12,15 +12,19 @@ CFLAGS_check := -O3 -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
 
-.PHONY: help demo test test-gpu sanitize-gpu mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
+.PHONY: help demo pictures test test-gpu sanitize-gpu mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z0-9 -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: .venv/.demo ## recolour one photograph with the palette of another; pictures in docs/
+demo: .venv/.demo ## recolour one photograph with the palette of another; pictures in build/demo
 	$(BIN)/python examples/color_transfer.py $(ARGS)
+
+pictures: .venv/.demo .venv/.torch ## renew the pictures of docs/ with all examples
+	for name in color_transfer barycenters gradient_flow label_smoothing; do \
+	$(BIN)/python examples/$$name.py --out docs || exit 1; done
 
 test: .venv/.test ## run the tests (make test ARGS="-k plan")
 	$(BIN)/pytest $(ARGS)
@@ -39,7 +43,7 @@ mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 check: build/check/.done ## compare every C kernel with its scalar twin
 	build/check/check_kernels $(ARGS)
 
-bench: .venv/.bench ## measure this machine, then every claim against POT (make bench ARGS=pass for a part)
+bench: .venv/.bench ## measure every claim against POT, into build/bench (make bench ARGS=pass for a part)
 	$(BIN)/python -m bench $(or $(ARGS),all)
 
 lint: .venv/.lint ## ruff, mypy and clang-format, check only
@@ -79,7 +83,7 @@ clean: ## remove all that was built or installed here
 	@touch $@
 
 # the extras of pyproject.toml; mapuot itself is in place already
-.venv/.demo .venv/.test .venv/.bench .venv/.lint .venv/.gpu: .venv/.%: .venv/.ext
+.venv/.demo .venv/.torch .venv/.test .venv/.bench .venv/.lint .venv/.gpu: .venv/.%: .venv/.ext
 	$(BIN)/pip install -q 'mapuot[$*]'
 	@touch $@
 
