@@ -10,7 +10,7 @@
 #include "kernels.h"
 #include "prox_rows.h"
 #include "vec.h"
-#include "entries.h"
+#include "cost.h"
 
 enum { LINE = 64 / sizeof(real) < 16 ? 64 / sizeof(real) : 16 }; /* columns a step: a cache line of K */
 enum { DOTS_AHEAD = 8 * 64 / sizeof(real) };                     /* columns requested ahead of the dots */

@@ -3,7 +3,7 @@
  * The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), made block by block in L1 and used at once.
  * Accumulators are per thread and reduced by solver.c.  Twin: src_cuda/stream.cu.
  */
-#include "entries.h"
+#include "cost.h"
 
 #define PLAN_MIN_LOG (-708.0)
 

@@ -1,8 +1,8 @@
-/* entries.h - one block of a row of c exp(alpha + beta - M / reg), from M as the caller has it; shared by all that
+/* cost.h - one block of a row of c exp(alpha + beta - M / reg), from M as the caller has it; shared by all that
  * stream over M.  M may have any strides: rows of a tile are asked for block by block, so that strided lines stay
  * in L1.  The block is written up to a multiple of VL; what lies behind count is finite and meaningless. */
-#ifndef MAPUOT_ENTRIES_H
-#define MAPUOT_ENTRIES_H
+#ifndef MAPUOT_COST_H
+#define MAPUOT_COST_H
 #include "kernels.h"
 #include "vec.h"
 
