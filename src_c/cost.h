@@ -1,31 +1,59 @@
-/* cost.h - one block of a row of c exp(alpha + beta - M / reg), from M as the caller has it; shared by all that
- * stream over M.  M may have any strides: rows of a tile are asked for block by block, so that strided lines stay
- * in L1.  The block is written up to a multiple of VL; what lies behind count is finite and meaningless. */
+/* cost.h - the one door through which C reads M: what a row of M can be, a block of one as float64, and what is made of
+ * it, c exp(alpha + beta - M / reg).  Shared by the streams over M and by the passes that make the rows of K as they go.
+ * A new kind of cost is one more cost_kind and one more case in cost_block.  Rows of a tile are asked for block by
+ * block where they are strided, so that their lines stay in L1.  A block is written up to a multiple of VL; what lies
+ * behind count is finite and meaningless.
+ */
 #ifndef MAPUOT_COST_H
 #define MAPUOT_COST_H
 #include "kernels.h"
 #include "vec.h"
 
+typedef enum { WHOLE_F64, WHOLE_F32, STRIDED_F64, STRIDED_F32 } cost_kind;
+
+ALWAYS_INLINE cost_kind kind_of(const mapuot_matrix *M)
+{
+    if (M->dtype == MAPUOT_F64)
+        return M->col_stride == 1 ? WHOLE_F64 : STRIDED_F64;
+    return M->col_stride == 1 ? WHOLE_F32 : STRIDED_F32;
+}
+
+/* rows to ask for block by block: one where M has it whole */
+ALWAYS_INLINE int64_t rows_together(const mapuot_matrix *M)
+{
+    const cost_kind kind = kind_of(M);
+    return kind == WHOLE_F64 || kind == WHOLE_F32 ? 1 : TILE;
+}
+
 /* M[i, j .. j + count) as float64: a pointer into M where possible, else a copy in buffer (BLOCK entries) */
-ALWAYS_INLINE const double *matrix_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, double *buffer)
+ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, double *buffer)
 {
     const int64_t start = i * M->row_stride + j * M->col_stride, step = M->col_stride;
-    if (M->dtype == MAPUOT_F64) {
-        const double *p = (const double *)M->data + start;
-        if (step == 1 && count % VL == 0)
-            return p;
-        for (int64_t k = 0; k < count; k++)
-            buffer[k] = p[k * step];
-    } else {
-        const float *p = (const float *)M->data + start;
-        int64_t k = 0;
-        if (step == 1)
-            for (; k + VL <= count; k += VL)
-                v_store(buffer + k, v_load_f32(p + k));
+    const double *wide = (const double *)M->data + start;
+    const float *narrow = (const float *)M->data + start;
+    int64_t k = 0;
+    switch (kind_of(M)) {
+    case WHOLE_F64:
+        if (count % VL == 0)
+            return wide;
         for (; k < count; k++)
-            buffer[k] = p[k * step];
+            buffer[k] = wide[k];
+        break;
+    case STRIDED_F64:
+        for (; k < count; k++)
+            buffer[k] = wide[k * step];
+        break;
+    case WHOLE_F32:
+        for (; k + VL <= count; k += VL)
+            v_store(buffer + k, v_load_f32(narrow + k));
+        for (; k < count; k++)
+            buffer[k] = narrow[k];
+        break;
+    case STRIDED_F32:
+        for (; k < count; k++)
+            buffer[k] = narrow[k * step];
     }
-    for (int64_t k = count; k % VL; k++)
+    for (; k % VL; k++)
         buffer[k] = 0.0;
     return buffer;
 }
@@ -37,7 +65,7 @@ ALWAYS_INLINE void powers(const stream_args *args, int64_t i, int64_t j, int64_t
                           const int narrow, double *out)
 {
     _Alignas(64) double buffer[BLOCK];
-    const double *M = matrix_block(&args->M, i, j, count, buffer), *beta = args->beta + j;
+    const double *M = cost_block(&args->M, i, j, count, buffer), *beta = args->beta + j;
     const vd alpha = v_set(args->alpha[i]), inv = v_set(args->inv_reg);
     const int in_place = M != buffer;
     for (int64_t k = 0; k < count; k += VL) {
@@ -64,7 +92,7 @@ ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_
     }
     exponents(args, i, j, count, out);
     _Alignas(64) double buffer[BLOCK];
-    const double *c = matrix_block(&args->c, i, j, count, buffer);
+    const double *c = cost_block(&args->c, i, j, count, buffer);
     const vd least = v_set(exp(lo));
     for (int64_t k = 0; k < count; k += VL) {
         vd p = v_mul(v_exp(v_load(out + k)), v_load(c + k));
