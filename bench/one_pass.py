@@ -23,7 +23,7 @@ from mapuot._core import ffi, lib
 from mapuot.backends import Options, cpu, native
 from mapuot.problem import Problem
 
-from . import common
+from . import common, library
 from .limits import Buffer
 
 SHAPES = [(s, s) for s in (512, 1024, 2048, 4096, 8192, 10240)] + [(1024, 65536), (65536, 1024)]
@@ -82,7 +82,7 @@ class Case:
         self.fused.state.narrow = 0
 
     def two_sweeps(self, pool: Any) -> None:
-        lib.mapuot_bench_two_sweeps(pool, self.fused.state)
+        library.two_sweeps(lib.mapuot_pool_threads(pool), self.fused.state)
 
     def full_pass(self, pool: Any, workspace: Any) -> None:
         lib.mapuot_iterate(pool, workspace.state, 1, self.stats, self.made)
