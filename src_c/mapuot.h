@@ -137,14 +137,4 @@ int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t s
 int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_t n, mapuot_dtype dtype, const void *A,
                       const void *B, int32_t shared_B, int32_t exact, void *out);
 
-/* For bench: bandwidth of arrays of doubles (streams 1, 4 or 8; out: a sum a thread, 8 apart), the pass in two sweeps,
- * and one whose threads share the cache lines of their sums in chunks of 4 or 8. */
-int mapuot_bench_fill(mapuot_pool *pool, double *x, int64_t len);
-int mapuot_bench_read(mapuot_pool *pool, const double *x, int64_t len, int streams, int64_t ahead, int64_t repeats,
-                      double *out);
-int mapuot_bench_copy(mapuot_pool *pool, const double *x, double *y, int64_t len, int nontemporal, int64_t repeats);
-int mapuot_bench_scale(mapuot_pool *pool, double *x, int64_t len, int64_t repeats);
-int mapuot_bench_two_sweeps(mapuot_pool *pool, mapuot_state *state);
-int mapuot_bench_shared_sums(mapuot_pool *pool, const mapuot_state *state, int chunk, double *sums);
-
 #endif

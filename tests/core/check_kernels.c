@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "check_buffers.h"
+#include "check_made.h"
 #include "check_passes.h"
 #include "check_streams.h"
 
@@ -43,6 +44,8 @@ static void check_isa(const char *isa)
             set_where(isa, -1, m, n, layout, pool_sizes[pool]);
             check_streams(m, n, layout, pools[pool]);
             check_passes(isa, m, n, turn % SIDE_KINDS, pool);
+            set_where(isa, 0, m, n, layout, pool_sizes[pool]);
+            check_made(m, n, layout, turn % SIDE_KINDS, pools[pool]);
         }
     for (int q = 0; q < SIZES; q++)
         for (int kind = 0; kind < SIDE_KINDS; kind++) {
@@ -55,6 +58,7 @@ static void check_isa(const char *isa)
         set_where(isa, -1, wide[k][0], wide[k][1], k, pool_sizes[k % POOLS]);
         if (k < 5)
             check_streams(wide[k][0], wide[k][1], k, pools[k % POOLS]);
+        check_made(wide[k][0], wide[k][1], k, k % SIDE_KINDS, pools[k % POOLS]);
         check_passes(isa, wide[k][0], wide[k][1], k % 2, k % POOLS);
     }
 }
