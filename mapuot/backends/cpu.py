@@ -16,8 +16,9 @@ from .. import penalties
 from .._core import ffi, lib
 from ..penalties import F64
 from ..problem import Problem, Side, as_columns
+from ..processor import SERIAL_ENTRIES
 from ..rows import Rows, row_blocks
-from . import FAR, Options, Stats, native, shifted
+from . import FAR, Options, Stats, shifted
 from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, padded, pointer, pool_for
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
@@ -87,7 +88,7 @@ class Workspace:
         self.run = empty(size * threads if state.narrow else 1, np.float32)
         self.run.fill(0)
         state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
-        state.narrow_floor, state.piped = narrow_floor(problem), -1 if m * n > native.SERIAL_ENTRIES else 0
+        state.narrow_floor, state.piped = narrow_floor(problem), -1 if m * n > SERIAL_ENTRIES else 0
         self.streamed = isinstance(problem.M, Rows)
         if not self.streamed:
             self.matrices = matrix(problem.M), matrix(problem.reference_matrix)
