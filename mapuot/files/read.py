@@ -1,63 +1,35 @@
-"""Problems and answers in files: .npy, .npz, HDF5 and Zarr, rows at a time.
+"""Matrices and vectors of files, read where they are needed.
 
-A matrix opens as ``Rows``, read block by block where it is needed, so that no process ever holds more of it than a
-block; an answer is written by one process, to which the others hand their rows block by block. Files appear under
-their name when they are complete. ``file.h5:group/M`` names an array inside a file; without, M is looked for, and a and
-b beside it.
+A matrix opens as ``Rows``: only its shape is read, then block by block, so that no process ever holds more of it than a
+block. Each format has an opener, which gives something with shape, dtype and slices; .npy and .npz by plain reads of
+the bytes asked for, HDF5 and Zarr by their libraries. M is looked for, and a and b beside it, where no array is named.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import shutil
-import time
-import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 
-from .rows import Rows
-
-FORMATS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
-LIBRARIES = {"hdf5": "h5py", "zarr": "zarr"}
-CHECKPOINT_SECONDS = float(os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60"))
-
-
-def split_name(text: Any, default: str) -> tuple[Path, str, str]:
-    """(file, its format, array in it) of ``file`` or ``file:array``."""
-    whole, inside = os.fspath(text), default
-    head, colon, tail = whole.rpartition(":")
-    if colon and Path(head).suffix.lower() in FORMATS:
-        whole, inside = head, tail.strip("/") or default
-    kind = FORMATS.get(Path(whole).suffix.lower())
-    if kind is None:
-        raise ValueError(f"{whole}: the name must end in one of {sorted(FORMATS)}")
-    return Path(whole), kind, inside
-
-
-# ---- reading ----
-
-
-def library(kind: str) -> Any:
-    """The module that reads and writes a format."""
-    name = LIBRARIES[kind]
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{kind} files need {name}: pip install 'mapuot[files]'") from error
+from ..rows import Rows
+from .formats import library, split_name
 
 
 def open_matrix(text: Any, name: str = "M") -> Rows:
     """The rows of a matrix in a file; nothing is read but its shape."""
     blocks = Matrix(*split_name(text, name))
     return Rows(blocks, blocks.array.shape, blocks.array.dtype)
+
+
+def opened(source: Any) -> Any:
+    """The rows of a file where ``source`` is its name; whatever else M may be as it is."""
+    return open_matrix(source) if isinstance(source, (str, os.PathLike)) else source
 
 
 class Matrix:
@@ -208,148 +180,3 @@ class PackedMember:
 OPENERS: dict[str, Callable[[Path, str], Any]] = {
     "npy": lambda path, name: NpyFile(path), "npz": open_member, "hdf5": open_hdf5, "zarr": open_zarr,
 }  # fmt: skip
-
-
-# ---- writing ----
-
-
-def refuse_folder(path: Path) -> None:
-    """What is written takes the place of a file or of a Zarr store, never of another folder."""
-    if path.is_dir() and not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
-        raise IsADirectoryError(f"{path} is a folder: name a file in it")
-
-
-@contextmanager
-def complete(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``, which takes its place on success and goes on failure."""
-    refuse_folder(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        if path.is_dir():  # Zarr
-            shutil.rmtree(path)
-        part.replace(path)
-    finally:
-        if part.is_dir():
-            shutil.rmtree(part)
-        else:
-            part.unlink(missing_ok=True)
-
-
-class Blocks:
-    """A matrix that comes as row blocks, to be written."""
-
-    def __init__(self, shape: tuple[int, int], dtype: Any, blocks: Iterable[Any]) -> None:
-        self.shape, self.dtype, self.blocks = shape, np.dtype(dtype), blocks
-
-
-def write(text: Any, values: dict[str, Any]) -> None:
-    """Arrays, ``Blocks``, numbers and texts into one file of the format that its name says."""
-    path, kind, _ = split_name(text, "")
-    writer: Callable[[Path, dict[str, Any]], None] = {
-        "npy": write_npy, "npz": write_npz, "hdf5": write_hdf5, "zarr": write_zarr,
-    }[kind]  # fmt: skip
-    try:
-        with complete(path) as part:
-            writer(part, values)
-    finally:
-        for value in values.values():  # after a failure the other processes still give their rows
-            for _ in value.blocks if isinstance(value, Blocks) else ():
-                pass
-
-
-def write_rows(file: Any, value: Blocks) -> None:
-    header = {"descr": npy.dtype_to_descr(value.dtype), "fortran_order": False, "shape": value.shape}
-    npy.write_array_header_2_0(file, header)
-    for block in value.blocks:
-        file.write(np.ascontiguousarray(block, value.dtype).data)
-
-
-def write_npy(path: Path, values: dict[str, Any]) -> None:
-    (value,) = (x for x in values.values() if isinstance(x, Blocks))
-    with path.open("wb") as file:
-        write_rows(file, value)
-
-
-def write_npz(path: Path, values: dict[str, Any]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, value in values.items():
-            with archive.open(name + ".npy", "w", force_zip64=True) as file:
-                if isinstance(value, Blocks):
-                    write_rows(file, value)
-                else:
-                    npy.write_array(file, np.asarray(value), allow_pickle=False)
-
-
-def fill(array: Any, value: Blocks) -> None:
-    i0 = 0
-    for block in value.blocks:
-        array[i0 : i0 + len(block)] = block
-        i0 += len(block)
-
-
-def write_hdf5(path: Path, values: dict[str, Any]) -> None:
-    with library("hdf5").File(path, "w") as file:
-        for name, value in values.items():
-            if isinstance(value, Blocks):
-                fill(file.create_dataset(name, value.shape, value.dtype), value)
-            elif np.ndim(value) == 0:
-                file.attrs[name] = value
-            else:
-                file[name] = value
-
-
-def write_zarr(path: Path, values: dict[str, Any]) -> None:
-    group = library("zarr").open_group(path, mode="w")
-    for name, value in values.items():
-        if np.ndim(value) == 0 and not isinstance(value, Blocks):
-            group.attrs[name] = value.item() if isinstance(value, np.generic) else value
-            continue
-        m = value.shape[0]
-        chunks = tuple(max(1, min(size, 1024)) for size in value.shape)
-        array = group.create_array(name, shape=value.shape, dtype=value.dtype, chunks=chunks)
-        if isinstance(value, Blocks):
-            fill(array, value)
-        elif m:
-            array[:] = value
-
-
-# ---- checkpoints ----
-
-
-class Checkpoint:
-    """The potential of one side, enough to go on from, written now and then by one process."""
-
-    def __init__(self, path: Any) -> None:
-        self.path, self.last = Path(path), time.monotonic()
-        refuse_folder(self.path)
-
-    @property
-    def due(self) -> bool:
-        return time.monotonic() - self.last >= CHECKPOINT_SECONDS
-
-    def save(self, side: str, log_x: Any, reg: float, n_pass: int) -> None:
-        """Trouble with the disk is a warning, the solve goes on."""
-        self.last = time.monotonic()
-        potential = reg * np.where(np.isfinite(log_x), log_x, 0.0)
-        try:
-            with complete(self.path) as part, part.open("wb") as file:
-                np.savez(file, side=side, potential=potential, n_pass=n_pass)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            warnings.warn(f"checkpoint {self.path} could not be written: {error}", RuntimeWarning, stacklevel=2)
-
-
-def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
-    """(log u, log v) to start a problem of m rows and n columns from; ValueError where the file is of another."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            side, potential = str(file["side"]), np.asarray(file["potential"], np.float64)
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} is not a checkpoint of mapuot: {error}") from error
-    start = {"a": np.zeros(m), "b": np.zeros(n)}
-    if side not in start or potential.shape != start[side].shape:
-        raise ValueError(f"{path} is the checkpoint of another problem: {side} has {len(potential)} points there")
-    start[side] = potential / reg
-    return start["a"], start["b"]
