@@ -245,7 +245,7 @@ class Workspace:
         self.launch.graphs.clear()  # they hold the state as it was
 
     def set_rows(self, used: F64) -> None:
-        """What the prox of a row needs, four numbers a row: see row_prox in row_pass.cuh."""
+        """What the prox of a row needs, four numbers a row: see row_of in row_prox.cuh."""
         side, reg = self.problem.rows, self.problem.reg
         point = self.staged["point"].reshape(-1, 4)
         if self.kl[0]:

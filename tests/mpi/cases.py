@@ -1,4 +1,4 @@
-"""Rows over ranks: the answer of one process; run by tests/test_mpi.py as ``mpiexec -n P python cases.py``."""
+"""Rows over ranks: the answer of one process; run by tests/mpi/test_mpi.py as ``mpiexec -n P python cases.py``."""
 
 import os
 import tempfile
