@@ -115,7 +115,8 @@ def problems(own: bool) -> tuple[Any, Any, Any]:
 
 def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
     """Of the whole batch, translation, extrapolation and certificate included."""
-    from mapuot.backends import cuda, cuda_batch
+    from mapuot.backends import cuda
+    from mapuot.backends.cuda import batch as cuda_batch
     from mapuot.batch_problem import BatchProblem
     from mapuot.solve import make_options
 

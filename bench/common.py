@@ -42,7 +42,7 @@ Timings = dict[str, list[float]]
 
 def machine() -> dict[str, Any]:
     """CPU, caches, ISA, threads, compiler flags, package versions and commit: what a reader needs to repeat a run."""
-    from mapuot.backends import native
+    from mapuot.backends.cpu import native
 
     return {
         "cpu": cpu_model(),

@@ -12,7 +12,7 @@ from typing import Any
 
 from mapuot._core import lib
 
-from mapuot.backends import native
+from mapuot.backends.cpu import native
 
 from . import common
 

@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from mapuot._core import ffi, lib
 
-from mapuot.backends import Options, cpu, native
+from mapuot.backends import Options, cpu
+from mapuot.backends.cpu import native
 from mapuot.problem import Problem
 
 from . import common

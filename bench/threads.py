@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from mapuot._core import lib
 
-from mapuot.backends import native
+from mapuot.backends.cpu import native
 
 from . import common
 from .limits import Buffer

@@ -30,7 +30,7 @@ from .solve import METHODS, Run, as_count, make_options, start_potentials
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in cache
-BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>_batch.py
+BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
 
 
 def solve_batch(
@@ -156,7 +156,7 @@ class BatchRun:
     def solve(self, log_v: Any, bar: Any) -> None:
         """The batch on one K where it can be, the rest alone."""
         if self.module.__name__.rpartition(".")[2] in BATCHED:
-            self.together(import_module(self.module.__name__ + "_batch"), log_v, bar)
+            self.together(import_module(self.module.__name__ + ".batch"), log_v, bar)
         if self.tables is None:
             self.tables = self.empty_tables()
         alone = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))

@@ -134,7 +134,7 @@ def as_weights(array: Any, p: int, length: int, name: str, xp: Any) -> tuple[Any
         with np.errstate(invalid="ignore", over="ignore"):
             mass, least = array.sum(1), array.min(1)
     else:
-        from .backends.cuda_batch import weigh  # noqa: PLC0415 - only where arrays are CuPy's
+        from .backends.cuda.batch import weigh  # noqa: PLC0415 - only where arrays are CuPy's
 
         array, mass, least = weigh(xp.asarray(array), p)
     for wrong, text in ((~np.isfinite(mass), "finite"), (least < 0, ">= 0"), (~(mass > 0), "of positive mass")):

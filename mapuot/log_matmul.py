@@ -55,7 +55,7 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     if 0 in (*A.shape, *B.shape):
         return xp.full(shape, -np.inf, A.dtype)
     whole = A[None] if A.ndim == 2 and p == 1 else A if A.ndim == 3 else xp.broadcast_to(A, (p, *A.shape))
-    engine = import_module(module.__name__ + "_log_matmul")
+    engine = import_module(module.__name__ + ".log_matmul")
     return engine.product(xp.ascontiguousarray(whole), xp.ascontiguousarray(B), exact, count).reshape(shape)
 
 

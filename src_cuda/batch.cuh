@@ -45,7 +45,7 @@ struct Report {
     double gap, error, dual, mass, passes, status;
 };
 
-// A batch; every member is 8 bytes wide, as in the numpy record BATCH of backends/cuda_batch.py.
+// A batch; every member is 8 bytes wide, as in the numpy record BATCH of backends/cuda/batch.py.
 struct Batch {
     int64_t m, n;
     const cost *M;

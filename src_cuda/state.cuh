@@ -1,5 +1,5 @@
 // Mirrors src_c/mapuot.h: what one solve holds on the device.  Every member is 8 bytes wide, so that the numpy
-// records of mapuot/backends/cuda_kernels.py (STATE, PROGRESS, TRACE) have the same layout.
+// records of mapuot/backends/cuda/kernels.py (STATE, PROGRESS, TRACE) have the same layout.
 // K holds the log scalings d_i (rows) and e_j (columns); the plan is diag(u) K diag(v) with
 // log u_i = d_i + shift + offset + u_log_i,  log v_j = x_j - shift = e_j - shift + log(v_scale_j).
 #ifndef STATE_CUH

@@ -10,8 +10,10 @@ import cupy as cp
 import numpy as np
 
 from mapuot import log_matmul, solve_batch
-from mapuot.backends import Options, cuda, cuda_launch, cuda_log_matmul
-from mapuot.backends.cuda_launch import switches
+from mapuot.backends import Options, cuda
+from mapuot.backends.cuda import launch as cuda_launch
+from mapuot.backends.cuda import log_matmul as cuda_log_matmul
+from mapuot.backends.cuda.launch import switches
 from mapuot.problem import Problem
 
 COLUMNS = (200, 528, 1030, 2040, 4100, 9000, 20000)

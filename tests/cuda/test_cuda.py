@@ -12,7 +12,9 @@ cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from mapuot.backends import cuda, cuda_arrays, cuda_stream  # noqa: E402
+from mapuot.backends import cuda  # noqa: E402
+from mapuot.backends.cuda import arrays as cuda_arrays  # noqa: E402
+from mapuot.backends.cuda import stream as cuda_stream  # noqa: E402
 
 PLAN_TOL = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 2e-2}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from nvrtc import compiled
 
-from mapuot.backends import cuda_kernels as kernels
+from mapuot.backends.cuda import kernels
 
 ARCHES = ("sm_80", "sm_90", "sm_100")
 SPILLED = {True: 48, False: 700}  # bytes of a block of a batch: narrow, wide

@@ -8,7 +8,7 @@ from common import COMM, FLOAT64, RANK, SIZE, block, bounds, main, refused
 from problems import clouds
 
 import mapuot
-from mapuot.backends import native
+from mapuot.backends.cpu import native
 
 
 def case_one_bad_block():

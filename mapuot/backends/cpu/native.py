@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .._core import ffi, lib
-from ..penalties import F64
-from ..processor import default_threads, isa
+from ..._core import ffi, lib
+from ...penalties import F64
+from ...processor import default_threads, isa
 
 PAD, TILE = 16, 8
 SCALARS = int(lib.mapuot_scalars())

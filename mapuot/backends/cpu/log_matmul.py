@@ -1,4 +1,4 @@
-"""log_matmul in C: src_c/log_matmul.c over the thread pool. Twin: cuda_log_matmul.py."""
+"""log_matmul in C: src_c/log_matmul.c over the thread pool. Twin: cuda/log_matmul.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .._core import lib
+from ..._core import lib
 from .native import DTYPES, check, pointer, pool_for
 
 

@@ -2,7 +2,7 @@
 
 A small problem (m, n <= 128) holds K in registers, in float32 until its sums can tell no more, then in float64, which
 certifies; K is made again around the potentials where they leave its range, so that every reg works. Larger problems on
-one cost make their passes by two matrix products in float64, all of them together. Twin: cpu_batch.py; device side:
+one cost make their passes by two matrix products in float64, all of them together. Twin: cpu/batch.py; device side:
 src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from ..penalties import F64
-from ..problem import EXPONENT_ROUNDING
-from ..solve import COARSE_TOL, reg_steps
-from . import Options
-from .cuda import STATUS, narrow_floor
-from .cuda_kernels import F8, I8, PTR, by_value, kernel, small_options
+from ...penalties import F64
+from ...problem import EXPONENT_ROUNDING
+from ...solve import COARSE_TOL, reg_steps
+from .. import Options
+from .kernels import F8, I8, PTR, by_value, kernel, small_options
+from .workspace import STATUS, narrow_floor
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start

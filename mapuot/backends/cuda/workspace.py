@@ -4,7 +4,7 @@ CuPy arrays (and what speaks DLPack) are used in place; a numpy M goes to the de
 to fit. Vectors come back as numpy, plans and products as what M is. Everything runs on the current device and stream;
 ``iterate`` is one or two launches and one read of a few numbers for up to TRACE_PASSES passes. Where ranks share the
 rows, a pass is row_pass, the sum over the ranks and finish_pass, and up to PASSES_A_READ are enqueued at once: every
-rank finishes on the same sums with the same grid, so that all make the same decisions. Twin: backends/cpu.py.
+rank finishes on the same sums with the same grid, so that all make the same decisions. Twin: backends/cpu/workspace.py.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 # the clear error without CuPy comes first
-from .cuda_arrays import asarray, need_memory, on_device, row_blocks, to_numpy  # isort: skip
+from .arrays import asarray, need_memory, on_device, row_blocks, to_numpy  # isort: skip
 import cupy as cp
 
-from .. import penalties
-from ..penalties import F64
-from ..problem import Problem
-from . import Options, Stats, shifted
-from .cuda_kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
-from .cuda_launch import TRACE_PASSES, Iterate
-from .cuda_stream import PlanStream, extrema, parts, reduce_rows, stream, view_of
+from ... import penalties
+from ...penalties import F64
+from ...problem import Problem
+from .. import Options, Stats, shifted
+from .kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
+from .launch import TRACE_PASSES, Iterate
+from .stream import PlanStream, extrema, parts, reduce_rows, stream, view_of
 
 __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy"]
 

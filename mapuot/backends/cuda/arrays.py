@@ -13,7 +13,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
 
-from .cuda_kernels import ITEMSIZE, STORES
+from .kernels import ITEMSIZE, STORES
 
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 

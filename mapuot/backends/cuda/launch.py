@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import cupy as cp
 import numpy as np
 
-from .cuda_kernels import (
+from .kernels import (
     BLOCKS,
     ITEMSIZE,
     MAX_SLOTS,

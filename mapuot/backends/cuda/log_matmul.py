@@ -1,6 +1,6 @@
 """log_matmul on the GPU: src_cuda/log_matmul.cu, tile by tile, or exponentials multiplied by cuBLAS where those win.
 
-Twin: cpu_log_matmul.py.
+Twin: cpu/log_matmul.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from .cuda_kernels import kernel
+from .kernels import kernel
 
 LIBRARY_TERMS = {"float64": 1 << 27, "float32": 1 << 30}  # from so many on cuBLAS multiplies faster
 FEW_TILES = 264  # two a multiprocessor: with fewer, smaller tiles fill the device better

@@ -1,7 +1,7 @@
 """The CPU's batch: p problems with one K, or one K each, set up at once and iterated in few foreign calls.
 
 K = exp((M_min - M) / reg) is in no problem's own scaling, so that all can share it; a problem whose scalings outgrow
-it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: cuda_batch.py.
+it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: cuda/batch.py.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import penalties
-from .._core import ffi, lib
-from ..batch import SMALL_ENTRIES
-from ..penalties import F64
-from ..problem import EXPONENT_ROUNDING, Side
-from ..solve import PRECISIONS
-from . import Options
-from .cpu import FLUSH_LOG, ROUNDING, SAFE_SPREAD, STORAGE
+from ... import penalties
+from ..._core import ffi, lib
+from ...batch import SMALL_ENTRIES
+from ...penalties import F64
+from ...problem import EXPONENT_ROUNDING, Side
+from ...solve import PRECISIONS
+from .. import Options
 from .native import DTYPES, SCALARS, check, empty, leading_dimension, matrix, padded, pointer, pool_for
+from .workspace import FLUSH_LOG, ROUNDING, SAFE_SPREAD, STORAGE
 
 EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
 CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once

@@ -12,10 +12,10 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from ..penalties import F64
-from ..problem import Problem
-from .cuda_arrays import as_columns, free_memory, on_device, row_blocks
-from .cuda_kernels import STORES, VIEW, by_value, kernel
+from ...penalties import F64
+from ...problem import Problem
+from .arrays import as_columns, free_memory, on_device, row_blocks
+from .kernels import STORES, VIEW, by_value, kernel
 
 
 def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-SOURCE = Path(__file__).resolve().parent.parent / "_cuda_src"
+SOURCE = Path(__file__).resolve().parents[2] / "_cuda_src"
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
 THREADS, MAX_SLOTS, MEMORY, VALUES, SCALARS, BLOCKS = 512, 32, 5, 32, 7, 256
