@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mapuot._core import ffi
 from tqdm import tqdm
 
 import mapuot

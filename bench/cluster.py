@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mapuot._core import ffi
 
 from mapuot.backends import Options
 from mapuot.problem import Problem

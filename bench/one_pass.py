@@ -44,7 +44,7 @@ class Case:
         self.a, self.b = np.full(m, 1 / m) * (0.5 + rng.random(m)), np.full(n, 1 / n) * (0.5 + rng.random(n))
         problem = Problem.from_arrays(self.M, self.a, self.b, REG, RHO, "kl", "product", cpu)
         options = {"precision": dtype, "tol": -1.0, "tol_gap": -1.0, "threads": threads}
-        self.fused = cpu.Workspace(problem, Options(translate=False, memory=5, in_place=False, **options))
+        self.fused = cpu.Workspace(problem, Options(translate=True, memory=5, in_place=False, **options))
         self.in_place = cpu.Workspace(problem, Options(translate=False, memory=0, in_place=True, **options))
         self.size = m * n * np.dtype(dtype).itemsize
         self.stats, self.made = ffi.new("mapuot_stats *"), ffi.new("int64_t *")

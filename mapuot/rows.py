@@ -76,13 +76,6 @@ def row_blocks(M: Any, c: Any = None) -> Iterator[tuple[int, int, Any, Any]]:
             yield i0, i1, M, c
 
 
-def opened(source: Any) -> Any:
-    """The rows of a file; whatever else M may be as it is."""
-    from .files import open_matrix  # noqa: PLC0415  which opens Rows
-
-    return open_matrix(source) if isinstance(source, (str, os.PathLike)) else source
-
-
 def kind_of(source: Any) -> str:
     """What a matrix comes from, the same on all ranks."""
     if isinstance(source, Rows):

@@ -14,12 +14,12 @@ import numpy as np
 from tqdm import tqdm
 
 from .backends import Options, Stats, Workspace, closing, host, pick
-from .files import Checkpoint
+from .files import Checkpoint, opened
 from .penalties import F64
 from .problem import Problem, as_cost, as_pair, as_positive
 from .ranks import ALONE, Ranks, join, process_grid
 from .result import Result, warn_not_converged
-from .rows import Rows, kind_of, opened, rows_of
+from .rows import Rows, kind_of, rows_of
 
 METHODS = {  # name: (translation, Anderson memory, in place)
     "auto": (True, 5, False),

@@ -16,11 +16,11 @@ from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem import Problem, Side
+from ...processor import SERIAL_ENTRIES
 from ...rows import Rows, row_blocks
 from .. import FAR, Options, Stats, shifted
 from ..limits import START, limits_of, narrow_floor
 from ..records import STATS, put, told
-from . import native
 from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, padded, pointer, pool_for
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
@@ -60,7 +60,7 @@ class Workspace:
         self.run = empty(size * threads if narrow else 1, np.float32)
         self.run.fill(0)
         state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
-        state.piped = -1 if m * n > native.SERIAL_ENTRIES else 0
+        state.piped = -1 if m * n > SERIAL_ENTRIES else 0
         self.streamed = isinstance(problem.M, Rows)
         if not self.streamed:
             self.matrices = matrix(problem.M), matrix(problem.reference_matrix)
