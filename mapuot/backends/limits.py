@@ -12,9 +12,9 @@ FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries 
 START = {"best_dual": -math.inf, "progress_dual": -math.inf, "best_error": math.inf, "kappa": 1.0}
 
 
-def limits_of(problem: Any, options: Options, dtype: str) -> dict[str, float]:
-    """The members that depend on the problem (one or a batch), the options and the storage of K."""
-    reg = problem.reg
+def limits_of(problem: Any, options: Options, dtype: str, reg: float | None = None) -> dict[str, float]:
+    """The members that depend on the problem (one or a batch), the options and the storage of K; reg: not its own."""
+    reg = problem.reg if reg is None else reg
     rates = problem.rows.scalar_rho, problem.cols.scalar_rho
     k1, k2 = (0.0 if rho is None else reg / rho for rho in rates)
     fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)

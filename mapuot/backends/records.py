@@ -31,7 +31,7 @@ def read(*files: str) -> dict[str, np.dtype[Any]]:
         members = [(key, found[base].fields[key][0]) for key in found[base].names or ()] if base else []
         try:
             members += [member for line in body.split(";") if line.strip() for member in declared(line, found, sizes)]
-        except KeyError:
+        except (KeyError, ValueError):
             continue  # of a kernel's own: it holds what only the device knows
         found[name or alias] = np.dtype(members)
     return found
@@ -55,6 +55,7 @@ COMMON = read("common/record.h")
 LIMITS, PROGRESS, STATS = (COMMON[f"mapuot_{name}"] for name in ("limits", "progress", "stats"))
 
 STATUS = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "running")  # of mapuot_status, in order
+ABSORB, COARSE = 2, 6  # its members that a workspace answers itself; after "coarse" the passes go on
 
 
 def told(table: Any, first: int) -> list[Stats]:

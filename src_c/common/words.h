@@ -3,9 +3,12 @@
 #ifndef MAPUOT_WORDS_H
 #define MAPUOT_WORDS_H
 
-#ifdef __cplusplus /* CUDA: common.cuh has the types, INF and TINY */
+#ifdef __cplusplus
+#include "common.cuh" /* src_cuda: the types, INF and TINY */
 #define FN __device__ __forceinline__
+#ifndef FAR_FN
 #define FAR_FN __device__ __noinline__ /* instructions that run once a pass wait for their fetch: they must be few */
+#endif
 #else
 #include <float.h>
 #include <math.h>

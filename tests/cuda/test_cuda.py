@@ -37,7 +37,7 @@ def run(
     problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, where, module)
     workspace = module.Workspace(problem, Options(translate, memory, False, precision, 1e-13, -1.0, None))
     if module is cuda:
-        workspace.state["finer"] = 0  # the storage asked for to the end
+        workspace.state["limits"]["finer"] = 0  # the storage asked for to the end
         if exact:
             workspace.progress["narrow"] = 0
     workspace.absorb(np.zeros(M.shape[1]))
@@ -236,7 +236,7 @@ def test_a_pass_in_two_halves_is_the_same(path, precision, shape):
     expected = run(cuda, M, a, b, 0.05, 1.0, "kl", precision, 6)
     problem = Problem.from_arrays(M, a, b, 0.05, 1.0, "kl", "product", cuda)
     workspace = cuda.Workspace(problem, Options(True, 5, False, precision, 1e-13, -1.0, None))
-    workspace.state["finer"] = 0
+    workspace.state["limits"]["finer"] = 0
     workspace.absorb(np.zeros(shape[1]))
     for _ in range(6):
         workspace.row_pass()

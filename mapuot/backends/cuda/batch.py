@@ -17,28 +17,22 @@ import numpy as np
 from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING
 from ...solve import COARSE_TOL, reg_steps
-from .. import Options
-from .kernels import F8, I8, PTR, by_value, kernel, small_options
-from .workspace import STATUS, narrow_floor
+from .. import Options, records
+from ..limits import limits_of, narrow_floor
+from ..records import STATUS, put
+from .kernels import MEMORY, by_value, kernel, small_options
+from .workspace import NARROW_NOISE
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
 PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
-DEPTH, COLUMN_KINDS, STANDING = 5, 20, 44  # of batch.cuh: words a column, words of a Standing
+COLUMN_KINDS = 19  # of batch.cuh: words a column
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
 CHECK_PASSES = 8  # products between two looks at what still runs
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
-LIMITS = [
-    "reg", "inv_reg", "k1", "k2", "fi1", "fi2", "rho1", "rho2", "lam_rate", "mu_rate", "tol", "tol_gap",
-    "narrow_floor", "low", "safe", "rounding", "unresolved",
-]  # fmt: skip
-BATCH = np.dtype(
-    [("m", I8), ("n", I8), ("M", PTR), ("M_problem", I8), ("M_row", I8), ("M_col", I8)]
-    + [(name, PTR) for name in ("A", "B", "x", "log_u", "r", "log_v", "s", "report", *VECTORS)]
-    + [(name, I8) for name in ("product", "memory", "count")]
-    + [(name, F8) for name in LIMITS]
-)
-REPORT = np.dtype([(name, F8) for name in ("gap", "error", "dual", "mass", "passes", "status")])
+RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
+BATCH, REPORT, STANDING = RECORDS["Batch"], RECORDS["Report"], RECORDS["Standing"]
+SCALES = {"scale_limit": 1e100, "most_scale": math.inf}  # float64 all through; a scale beyond it: K is made again
 
 
 def storage(task: Any, precision: str, tol: float, reach: float) -> str | None:
@@ -55,26 +49,22 @@ def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str
     """Memory of one problem of a batch on the device, beside a cost of its own that lies there already."""
     m, n = shape
     small = max(shape) <= MOST
-    return 8 * (3 * (m + n) + (0 if small else (COLUMN_KINDS + 2) * n + 3 * m + STANDING))
+    return 8 * (3 * (m + n) + (0 if small else (COLUMN_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8))
 
 
 def constants(task: Any, options: Options, reg: float) -> Any:
     """The BATCH record without its addresses."""
     record = np.zeros((), BATCH)
     record["m"], record["n"] = task.shape
-    record["reg"], record["inv_reg"] = reg, 1 / reg
-    k1, k2 = reg / task.rows.scalar_rho, reg / task.cols.scalar_rho
-    fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)
-    record["k1"], record["k2"], record["fi1"], record["fi2"] = k1, k2, fi1, fi2
-    record["rho1"], record["rho2"] = (0.0 if k == 0 else reg / k for k in (k1, k2))
-    if options.translate and k1 + k2 > 0:
-        record["lam_rate"], record["mu_rate"] = 1 / (fi1 * k1 + k2), fi2 / (k1 + fi2 * k2)
-    record["tol"], record["tol_gap"] = options.tol, options.tol_gap
-    record["memory"], record["product"] = min(options.memory, DEPTH), task.reference == "product"
-    record["narrow_floor"] = narrow_floor(task)
+    known = limits_of(task, options, "float64", reg)
     # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
-    record["rounding"] = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
-    record["unresolved"] = 1 + math.sqrt((record["rho1"] + record["rho2"]) / reg)
+    rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
+    known["exponent_error"] = rounding * (1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg))
+    known |= SCALES | {"memory": min(options.memory, MEMORY), "flush": 0.0}
+    put(record["limits"], known)
+    record["k1"], record["fi2"] = reg / task.rows.scalar_rho, 1 / (1 + known["rate_cols"])
+    record["limits"]["narrow_floor"] = narrow_floor(task, NARROW_NOISE)
+    record["product"] = task.reference == "product"
     record["low"], record["safe"] = task.M_min / reg, (task.M_max - task.M_min) / reg <= SAFE_SPREAD
     return record
 
@@ -109,10 +99,10 @@ class BatchWorkspace:
         (m, n), p = task.shape, len(task.A)
         self.task, self.options, self.p = task, options, p
         self.M, self.A, self.B = (cp.asarray(x) for x in (task.M, task.A, task.B))
-        sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": 6}
+        sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8}
         small = max(m, n) <= MOST
         if not small:
-            lengths = (COLUMN_KINDS * n, m, n, m, m, n, 1, STANDING)
+            lengths = (COLUMN_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8)
             sizes |= dict(zip(VECTORS, lengths, strict=True))
         block, at = cp.zeros(p * sum(sizes.values())), 0
         self.arrays = {}
@@ -137,7 +127,7 @@ class BatchWorkspace:
         log_v = self.arrays["log_v"]
         self.x[:] = cp.where(cp.isfinite(log_v), log_v, 0.0) * (reg / self.task.reg)
         self.passes = int(self.left["passes"].max())
-        self.arrays["report"][:, 5] = 0.0
+        self.arrays["report"][:, REPORT.names.index("status")] = 0.0
         self.left["status"] = 0.0
 
     def record(self, options: Options, reg: float) -> Any:

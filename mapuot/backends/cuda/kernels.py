@@ -9,52 +9,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+from .. import records
 
-SOURCE = Path(__file__).resolve().parents[2] / "_cuda_src"
+SOURCE = records.SOURCE
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
 THREADS, MAX_SLOTS, MEMORY, VALUES, SCALARS, BLOCKS = 512, 32, 5, 32, 7, 256
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 PAD = 16  # K's rows are padded to a multiple of this many entries
 
-F8, I8, PTR = np.float64, np.int64, np.uint64
-SIDE = [("kind", I8)] + [(name, PTR) for name in ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")]
-POINTERS = [
-    "x", "s", "x_next", "v_scale", "narrow_v", "image", "residual", "dF", "dG", "work", "sums", "total", "slab",
-    "scalars", "partial", "next_v", "ratio", "barrier", "progress", "trace",
-]  # fmt: skip
-LIMITS = [
-    "reg", "inv_reg", "fi_rows", "rate_cols", "lam_rate", "mu_rate", "tol", "tol_gap", "storage_error", "flush",
-    "flush_tol", "narrow_floor", "finer", "dual_constant", "hard_weight", "dual_scale",
-]  # fmt: skip
-STATE = np.dtype(
-    [(name, I8) for name in ("m", "n", "ld")]
-    + [(name, PTR) for name in ("kernel", "point", "u_log", "u_scale", "r")]
-    + [("rows", SIDE), ("cols", SIDE)]
-    + [(name, PTR) for name in POINTERS]
-    + [(name, I8) for name in ("parts", "share", "memory", "solo")]
-    + [(name, F8) for name in LIMITS]
-)
-COUNTERS = [
-    "shift", "offset", "kappa", "best_dual", "best_error", "progress_dual", "since_best", "since_absorb", "passes",
-    "status", "dead", "clipped", "depth", "head", "have", "extrapolated", "narrow", "turn",
-]  # fmt: skip
-PROGRESS = np.dtype(
-    [(name, F8) for name in COUNTERS]
-    + [("gram", F8, MEMORY * MEMORY), ("ones", F8, MEMORY), ("gamma", F8, MEMORY)]
-    + [(name, F8) for name in ("step", "common", "slot")]
-)
-TRACED = ["gap", "error", "dual", "mass", "residual", "lost", "dead", "rejected", "status"]
-TRACE = np.dtype([(name, F8) for name in TRACED])
-VIEW = np.dtype(
-    [("m", I8), ("n", I8), ("M", PTR), ("c", PTR)]
-    + [(name, I8) for name in ("M_row", "M_col", "c_row", "c_col")]
-    + [("alpha", PTR), ("beta", PTR), ("inv_reg", F8)]
-)
+RECORDS = records.read("common/record.h", "state.cuh")
+STATE, PROGRESS, TRACE = RECORDS["State"], RECORDS["Progress"], records.STATS
+VIEW = records.read("stream.cu")["View"]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from ... import penalties
 from ...penalties import F64
 from ...problem import Problem
 from .. import Options, Stats, shifted
+from ..limits import START, limits_of, narrow_floor
+from ..records import ABSORB, COARSE, put, told
 from .kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
 from .launch import TRACE_PASSES, Iterate
 from .stream import PlanStream, extrema, parts, reduce_rows, stream, view_of
@@ -30,22 +32,14 @@ from .stream import PlanStream, extrema, parts, reduce_rows, stream, view_of
 __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy"]
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
-FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
+NARROW_NOISE = 3e-7  # some 1e-7 in a marginal, whose sums run over all rows of a block in float32
+SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # times WIDEN they stay finite; e^BOUND of common.cuh
 QUICK_ENTRIES, QUICK_PASSES = 1 << 30, 64  # K up to so large (2 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
 NARROW_LIMIT = 1e20  # largest v that float32 passes start from
 ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
 PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, a pass after the end takes it 20 us
 COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
-STATUS = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "coarse")
-TOLD = (*STATUS[:-1], "running")  # after "coarse" it goes on in float64
-
-
-def narrow_floor(problem: Problem) -> float:
-    """Certified error that float32 passes can still resolve; their noise is amplified by sqrt(rho / reg)."""
-    largest = max(problem.rows.largest_soft_rho, problem.cols.largest_soft_rho)
-    return 3e-7 * math.sqrt(1 + largest / problem.reg)
 
 
 class Views(dict[str, Any]):
@@ -120,28 +114,12 @@ class Workspace:
 
     def constants(self) -> None:
         problem, options, state = self.problem, self.options, self.state
-        rates = problem.rows.scalar_rho, problem.cols.scalar_rho
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
         state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
-        state["memory"], state["reg"], state["inv_reg"] = min(options.memory, MEMORY), problem.reg, 1 / problem.reg
-        k1, k2 = (0.0 if rho is None else problem.reg / rho for rho in rates)
-        translate = options.translate and None not in rates and k1 + k2 > 0
-        fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)
-        state["fi_rows"], state["rate_cols"] = fi1, k2
-        state["lam_rate"] = 1 / (fi1 * k1 + k2) if translate else 0.0
-        state["mu_rate"] = fi2 / (k1 + fi2 * k2) if translate else 0.0
-        state["tol"], state["tol_gap"] = options.tol, options.tol_gap
-        state["flush_tol"], state["narrow_floor"] = max(1e-12, min(1e-8, options.tol / 100)), narrow_floor(problem)
-        self.storage()
+        own = {"memory": min(options.memory, MEMORY), "narrow_floor": narrow_floor(problem, NARROW_NOISE)}
+        put(state["limits"], limits_of(problem, options, self.dtype) | SCALES | own)
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
-            state[name]["kind"] = penalties.KINDS[side.penalty]
-
-    def storage(self) -> None:
-        """What depends on how K is stored; finer: float64 takes over where the storage is too coarse for tol."""
-        rounding = ROUNDING[self.dtype]
-        self.state["storage_error"], self.state["flush"] = rounding, math.exp(FLUSH_LOG[self.dtype])
-        coarse = self.options.tol < 12 * rounding and not self.options.in_place
-        self.state["finer"] = float(coarse and self.dtype != "float64")
+            state[name]["penalty"] = penalties.KINDS[side.penalty]
 
     def refine(self) -> None:
         """K in float64 from here on."""
@@ -159,10 +137,8 @@ class Workspace:
     def start(self) -> None:
         """Progress before the first pass."""
         self.progress = np.zeros((), PROGRESS)
-        self.progress["best_dual"] = self.progress["progress_dual"] = -math.inf
-        self.progress["best_error"] = math.inf
-        self.progress["narrow"] = float(self.launch.narrow is not None)
-        self.progress["kappa"] = 1.0
+        put(self.progress, START)
+        self.progress["narrow"] = self.launch.narrow is not None
 
     def put(self, name: str, values: F64) -> None:
         if len(values):
@@ -188,8 +164,7 @@ class Workspace:
         off_u, off_v = out_u | self.dead_u, out_v | self.dead_v
         alpha[off_u] = beta[off_v] = -np.inf
         self.build(alpha, beta)
-        # the device adds three times its storage error
-        self.state["storage_error"] = ROUNDING[self.dtype] + problem.exponent_error(alpha, beta) / 3
+        self.state["limits"]["exponent_error"] = problem.exponent_error(alpha, beta)
         with np.errstate(invalid="ignore"):
             self.d, e = alpha - la, beta - lb
         self.d[off_u] = e[off_v] = np.inf
@@ -208,7 +183,7 @@ class Workspace:
         problem, (alpha_on, beta_on) = self.problem, on_device(alpha, beta)
         for i0, i1, M, c in self.matrices():
             out, view = self.K[i0 * self.ld :], view_of(M, c, alpha_on[i0:i1], beta_on, problem.reg)
-            flush = np.float64(self.state["flush"])
+            flush = np.float64(self.state["limits"]["flush"])
             run = stream("build_kernel", M, c, STORES[self.dtype])
             run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), flush))
 
@@ -241,7 +216,7 @@ class Workspace:
             total += side.ranks.sum(side.dead_terms(dead))
             scale += side.ranks.sum(float(side.soft_rho @ side.weight))
         self.state["hard_weight"] = rows.ranks.sum(held)
-        self.state["dual_constant"], self.state["dual_scale"] = total, scale
+        put(self.state["limits"], {"dual_constant": total, "dual_scale": scale})
         self.launch.graphs.clear()  # they hold the state as it was
 
     def set_rows(self, used: F64) -> None:
@@ -277,9 +252,9 @@ class Workspace:
             self.arrays["u_scale"].fill(1)
         self.put("narrow_v", np.minimum(v, NARROW_LIMIT))
         self.arrays["sums"].fill(0)
-        k2 = float(self.state["rate_cols"])
+        k2 = float(self.state["limits"]["rate_cols"])
         with np.errstate(over="ignore"):
-            next_sums = float((weight * np.exp(-k2 * (x - self.progress["shift"]))).sum()), float(v.sum())
+            next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
         self.staged["scalars"][SCALARS - 2 : SCALARS] = next_sums
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= v.max(initial=0.0) <= NARROW_LIMIT
         self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
@@ -331,19 +306,13 @@ class Workspace:
         report, size = self.arrays["report"].get(), PROGRESS.itemsize
         before, half = int(self.progress["passes"]), self.launch.parity
         self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()
-        trace = report[2 * size :].view(np.float64).reshape(TRACE_PASSES, -1)
-        status, passes = STATUS[int(self.progress["status"])], int(self.progress["passes"])
-        if status == "coarse":
+        trace = report[2 * size :].view(TRACE)
+        status, passes = int(self.progress["status"]), int(self.progress["passes"])
+        if status == COARSE:
             self.refine()
-        elif status == "absorb" and passes == before:
+        elif status == ABSORB and passes == before:
             self.absorb()  # the next pass could not be made on this K
-        rows = np.arange(before, passes) % TRACE_PASSES
-        return [
-            Stats(i, gap, error, dual, mass, residual, rejected > 0, TOLD[int(status)])
-            for i, (gap, error, dual, mass, residual, _, _, rejected, status) in enumerate(
-                trace[rows].tolist(), before + 1
-            )
-        ]
+        return told(trace[np.arange(before, passes) % TRACE_PASSES], before + 1)
 
     @property
     def answers(self) -> Views:
