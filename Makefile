@@ -30,7 +30,7 @@ test: .venv/.test ## run the tests (make test ARGS="-k plan")
 	$(BIN)/pytest $(ARGS)
 
 test-gpu: .venv/.gpu .venv/.test ## run the tests of the CUDA kernels
-	$(BIN)/pytest -k "cuda and not on_cpu" $(ARGS)
+	$(BIN)/pytest -m "gpu or compile" $(ARGS)
 
 sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, then races in shared memory
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python tests/cuda/sanitize_cuda.py

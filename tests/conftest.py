@@ -43,7 +43,10 @@ def has_gpu() -> bool:
     return bool(cupy.cuda.is_available())
 
 
-@pytest.fixture(params=["cpu", "reference", "cuda"] if has_gpu() else ["cpu", "reference"])
+CUDA = [pytest.param("cuda", marks=pytest.mark.gpu)] if has_gpu() else []
+
+
+@pytest.fixture(params=["cpu", "reference", *CUDA])
 def backend(request):
     return request.param
 

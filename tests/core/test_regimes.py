@@ -256,6 +256,7 @@ def test_points_too_weak_for_float32_go_on_in_float64():
     assert relative_error(results[0].plan, results[1].plan) < 2e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reg", [1e-9, 1e-11, 1e-12, 1e-13, 1e-14])
 def test_bound_counts_the_rounding_of_the_exponent(backend, reg):
     """The same problem in units three times as large: at 1e-12 of the costs' range, plans differ by 1e-3."""
@@ -271,6 +272,7 @@ def test_bound_counts_the_rounding_of_the_exponent(backend, reg):
     assert not two.converged
 
 
+@pytest.mark.slow
 def test_bound_counts_the_rounding_of_far_potentials(backend):
     """Unequal masses at a huge reg_m: log u and log v are 3e10 and cancel but for rounding."""
     M, a, b = SMALL

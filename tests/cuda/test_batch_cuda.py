@@ -17,12 +17,14 @@ if not cp.cuda.is_available():
 from mapuot.backends.cuda import batch as cuda_batch  # noqa: E402
 from mapuot.backends.cuda import log_matmul as cuda_log_matmul  # noqa: E402
 
+pytestmark = pytest.mark.gpu
 REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
-SIZES = [(37, 53), (128, 128), (1, 1), (3, 17), (100, 100), (128, 1), (150, 200)]
+SIZES = [(37, 53), (128, 128), (1, 1), (3, 17), (100, 100), (128, 1), pytest.param((150, 200), marks=pytest.mark.slow)]
+FAR = [pytest.param(scale, marks=pytest.mark.slow) for scale in (400.0, 1e4)]  # most entries leave the fast path
 
 
 @pytest.mark.parametrize("path", ["tiles of 32", "tiles of 64", "cuBLAS"])
-@pytest.mark.parametrize("scale", [1.0, 30.0, 400.0, 1e4])
+@pytest.mark.parametrize("scale", [1.0, 30.0, *FAR])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_log_matmul(monkeypatch, dtype, scale, path):
     monkeypatch.setitem(cuda_log_matmul.LIBRARY_TERMS, dtype, 0 if path == "cuBLAS" else 1 << 60)
@@ -190,6 +192,7 @@ def test_torch_streams_and_gradcheck():
     assert float(value.detach()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reg_m", [np.inf, 1e12])
 @pytest.mark.parametrize("far", [1e6, 1e8, 1e9, 1e10])
 def test_bound_counts_the_rounding_of_far_exponents(far, reg_m):

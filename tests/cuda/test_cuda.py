@@ -16,6 +16,7 @@ from mapuot.backends import cuda  # noqa: E402
 from mapuot.backends.cuda import arrays as cuda_arrays  # noqa: E402
 from mapuot.backends.cuda import stream as cuda_stream  # noqa: E402
 
+pytestmark = pytest.mark.gpu
 PLAN_TOL = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 2e-2}
 
 
@@ -61,8 +62,9 @@ def path(request, monkeypatch):
 
 
 SHAPES = [(1, 1), (97, 131), (300, 515), (70, 1030), (40, 4100), (33, 9000), (9, 20001), (9, 65000)]
+WIDE = [(33, 9000), (9, 65000)]
 CASES = [
-    *(("float32", shape) for shape in SHAPES),
+    *(pytest.param("float32", shape, marks=pytest.mark.slow if shape in WIDE else ()) for shape in SHAPES),
     *(("float64", shape) for shape in [(1, 1), (3, 17), (70, 1030), (33, 9000)]),
     *(("bfloat16", shape) for shape in [(97, 131), (9, 20001)]),
 ]
@@ -143,6 +145,7 @@ def test_solve_gives_the_certified_plan(precision, reg):
     np.testing.assert_allclose(found.row_marginal, found.plan.get().sum(1), rtol=20 * tol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 @pytest.mark.parametrize("reg_m", [0.1, 1.0, 10.0, (np.inf, 1.0)])
 @pytest.mark.parametrize("reg", [0.1, 0.01])
@@ -175,6 +178,7 @@ def test_layouts_and_products(layout):
     np.testing.assert_allclose(cuda.to_numpy(found.apply_transpose(Y)), plan.T @ Y, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_row_blocks_from_the_host(monkeypatch):
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 70 * 8 * 32)
     M, a, b = cost(130, 70, 2)
@@ -218,6 +222,7 @@ def test_current_stream_is_used():
         np.testing.assert_allclose(found.get(), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(97, 131), (300, 1030), (40, 9000)])
 def test_ordered_sums_repeat_to_the_bit(monkeypatch, shape):
     monkeypatch.setenv("MAPUOT_CUDA", "ordered")

@@ -8,6 +8,7 @@ from nvrtc import compiled
 
 from mapuot.backends.cuda import kernels
 
+pytestmark = pytest.mark.compile
 ARCHES = ("sm_80", "sm_90", "sm_100")
 SPILLED = {True: 48, False: 700}  # bytes of a block of a batch: narrow, wide
 HOT = {"row_pass", "plan_pass", "row_sums", "column_sums", "plan_rows", "plan_columns"}

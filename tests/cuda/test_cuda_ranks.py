@@ -6,6 +6,7 @@ import sys
 import pytest
 from launch import HERE
 
+pytestmark = pytest.mark.gpu
 CASES = [
     line[9:].partition("(")[0] for line in (HERE / "cuda" / "cuda_ranks.py").read_text().splitlines()
     if line.startswith("def case_")

@@ -14,6 +14,7 @@ from launch import HERE, environment, finish, launcher, run, start
 
 from mapuot.ranks import own_block, process_grid
 
+pytestmark = pytest.mark.mpi
 CASES, ERROR_CASES, GRID_CASES = (
     [
         line[9:].partition("(")[0] for line in (HERE / "mpi" / program).read_text().splitlines()
