@@ -1,6 +1,6 @@
 """Problems and answers in files: .npy, .npz, HDF5 and Zarr, rows at a time.
 
-A matrix opens as ``Rows``, read block by block where it is needed, so that no process ever holds more of it than a
+A matrix opens as ``Streamed``, read block by block where it is needed, so that no process ever holds more of it than a
 block; an answer is written by one process, to which the others hand their rows block by block. Files appear under
 their name when they are complete. ``file.h5:group/M`` names an array inside a file; without, M is looked for, and a and
 b beside it.
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from .rows import Rows
+from .cost import Streamed
 
 FORMATS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
 LIBRARIES = {"hdf5": "h5py", "zarr": "zarr"}
@@ -54,10 +54,10 @@ def library(kind: str) -> Any:
         raise ImportError(f"{kind} files need {name}: pip install 'mapuot[files]'") from error
 
 
-def open_matrix(text: Any, name: str = "M") -> Rows:
+def open_matrix(text: Any, name: str = "M") -> Streamed:
     """The rows of a matrix in a file; nothing is read but its shape."""
     blocks = Matrix(*split_name(text, name))
-    return Rows(blocks, blocks.array.shape, blocks.array.dtype)
+    return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
 class Matrix:

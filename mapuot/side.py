@@ -1,143 +1,83 @@
-"""The problems of a batch: all validation happens here, as problem.py has it for one."""
+"""One marginal of a problem: the masses of the rows (a) or of the columns (b), with their penalty."""
 
 from __future__ import annotations
 
-import dataclasses
-from types import ModuleType
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from .backends import host, namespace
-from .errors import InfeasibleError
-from .penalties import F64
-from .problem import (
-    MASS_TOLERANCE,
-    Problem,
-    Side,
-    as_array,
-    as_cost,
-    as_pair,
-    as_penalties,
-    as_positive,
-    as_reference,
-    as_side,
-    cost_range,
-)
-from .ranks import ALONE
+from .penalties import F64, dual_term
+from .ranks import ALONE, Ranks
+
+STRICT = ("kl", "balanced", "range")  # a weight 0 forbids any mass there
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchProblem:
-    """p validated problems; ``rows`` and ``cols`` are the sides of the first (penalty and reg_m are common)."""
+@dataclass(frozen=True)
+class Side:
+    """One marginal: the rows (a) or the columns (b); every array is float64 of length ``len(weight)``."""
 
-    M: Any  # (m, n), or (p, m, n)
-    A: Any  # (p, m) float64, CuPy where one of M, A, B is on a GPU
-    B: Any
-    rows: Side
-    cols: Side
-    reg: float
-    reference: Any
-    M_min: float
-    M_max: float
-    forbidden: bool
-    c_mass: F64
+    name: str  # "a" or "b", for messages
+    weight: F64
+    penalty: str
+    rho: F64  # reg_m per point, inf = hard; "range": the lower factor
+    upper: F64 | None = None  # "range": the upper factor
+    ranks: Ranks = ALONE  # that share this side's points
+
+    @cached_property
+    def log_weight(self) -> F64:
+        with np.errstate(divide="ignore"):
+            return np.log(self.weight)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        m, n = self.M.shape[-2:]
-        return m, n
+    def logarithmic(self) -> bool:
+        """Whether the prox is a multiple of a logarithm: KL, of which balanced is the limit."""
+        return self.penalty in ("kl", "balanced")
 
-    @property
-    def log_reference(self) -> tuple[Any, Any]:
-        """(log A, log B) where c = a b^T, else zeros."""
-        xp = namespace(self.A)
-        if isinstance(self.reference, str) and self.reference == "product":
-            with np.errstate(divide="ignore"):
-                return xp.log(self.A), xp.log(self.B)
-        return xp.zeros_like(self.A), xp.zeros_like(self.B)
+    @cached_property
+    def scalar_rho(self) -> float | None:
+        """The one rho of a KL or balanced side whose points share it, else None (no translation then)."""
+        if not self.logarithmic:
+            return None
+        low, high = (float(x) for x in self.rho_range)
+        return low if low == high else None
 
-    def __getitem__(self, i: int) -> Problem:
-        rows, cols = (dataclasses.replace(s, weight=host(w[i])) for s, w in ((self.rows, self.A), (self.cols, self.B)))
-        M = self.M if self.M.ndim == 2 else self.M[i]
-        mass = float(self.c_mass[i])
-        return Problem(M, rows, cols, self.reg, self.reference, self.M_min, self.M_max, self.forbidden, mass)
+    @cached_property
+    def rho_range(self) -> tuple[float, float]:
+        low, high = self.rho.min(initial=np.inf), self.rho.max(initial=0.0)
+        return self.ranks.min(low), self.ranks.max(high)
 
-    def part(self, i0: int, i1: int) -> BatchProblem:
-        M = self.M if self.M.ndim == 2 else self.M[i0:i1]
-        return dataclasses.replace(self, M=M, A=self.A[i0:i1], B=self.B[i0:i1], c_mass=self.c_mass[i0:i1])
+    @cached_property
+    def hard(self) -> Any:
+        """Mask of the points with rho = inf."""
+        return np.isinf(self.rho)
 
-    def transpose(self) -> BatchProblem:
-        c = self.reference if isinstance(self.reference, str) else self.reference.T
-        return dataclasses.replace(
-            self, M=self.M.swapaxes(-1, -2), A=self.B, B=self.A, rows=self.cols, cols=self.rows, reference=c
-        )
+    @cached_property
+    def soft_rho(self) -> F64:
+        """rho, 0 where it is inf."""
+        return np.where(self.hard, 0.0, self.rho)
 
-    @classmethod
-    def from_arrays(
-        cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, module: ModuleType
-    ) -> BatchProblem:
-        M, reg = as_costs(M, module), as_positive(reg, "reg")
-        (m, n), flat = M.shape[-2:], M.reshape(-1, M.shape[-1])
-        A, B = (x if x is None else as_array(x, name, module.asarray) for x, name in ((A, "A"), (B, "B")))
-        p, xp = batch_size(M, A, B), namespace(M, A, B)
-        (A, mass_a), (B, mass_b) = as_weights(A, p, m, "A", xp), as_weights(B, p, n, "B", xp)
-        first_a, first_b = host(A[0]), host(B[0])
-        pair, kinds = as_pair(reg_m, "reg_m"), as_penalties(penalty)
-        rows = as_side("a", first_a, kinds[0], pair[0], "reg_m[0]")
-        cols = as_side("b", first_b, kinds[1], pair[1], "reg_m[1]")
-        low, high, forbidden = cost_range(flat, reg, module, ALONE)
-        reference, mass = as_reference(reference, flat[:m], first_a, first_b, module)
-        if rows.penalty == cols.penalty == "balanced":
-            uneven = abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a
-            if uneven.any():
-                raise InfeasibleError(
-                    f"A and B must have equal masses if both sides are balanced: problem {int(uneven.argmax())} has not"
-                )
-        product = isinstance(reference, str) and reference == "product"
-        c_mass = mass_a * mass_b if product else np.full(p, mass)
-        return cls(M, A, B, rows, cols, reg, reference, low, high, forbidden, c_mass)
+    @cached_property
+    def largest_soft_rho(self) -> float:
+        return float(self.ranks.max(self.soft_rho.max(initial=0.0)))
 
+    @cached_property
+    def mass(self) -> float:
+        return float(self.ranks.sum(self.weight.sum()))
 
-def as_costs(M: Any, module: ModuleType) -> Any:
-    """M as (m, n) or, with C-contiguous problems, (p, m, n), in a dtype that the core reads."""
-    M = as_array(M, "M", module.asarray)
-    if M.ndim != 3:
-        if M.ndim != 2:
-            raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
-        return as_cost(M, module)
-    if 0 in M.shape:
-        raise ValueError(f"M must not be empty, got shape {M.shape}")
-    return as_cost(M.reshape(-1, M.shape[2]), module).reshape(M.shape)
+    @cached_property
+    def dual_scale(self) -> float:
+        """Size of this side's dual terms, by which their rounding is judged: rho t, summed."""
+        return float(self.ranks.sum(float(self.soft_rho @ self.weight)))
 
+    def left_out(self, log_reference: F64) -> Any:
+        """Mask of the points whose scaling is 0: no reference mass, or a weight 0 that forbids any."""
+        return np.isneginf(log_reference) | ((self.weight == 0) & (self.penalty in STRICT))
 
-def batch_size(M: Any, A: Any, B: Any) -> int:
-    """p: the length of what has a batch dimension; 1 where nothing has."""
-    sizes = {name: len(x) for name, x, ndim in (("M", M, 3), ("A", A, 2), ("B", B, 2)) if np.ndim(x) == ndim}
-    if len(set(sizes.values())) > 1:
-        raise ValueError(f"M, A and B must hold equally many problems, got {sizes}")
-    if 0 in sizes.values():
-        raise ValueError(f"the batch must not be empty, got {sizes}")
-    return next(iter(sizes.values()), 1)
-
-
-def as_weights(array: Any, p: int, length: int, name: str, xp: Any) -> tuple[Any, F64]:
-    """(p, length) float64 weights in xp's memory, and their (p,) masses; one vector serves all, None is uniform."""
-    if array is None:
-        return xp.full((p, length), 1.0 / length), np.ones(p)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
-    if array.shape not in ((length,), (p, length)):
-        raise ValueError(f"{name} must have shape ({p}, {length}) or ({length},), got {array.shape}")
-    if xp is np:
-        array = np.ascontiguousarray(np.broadcast_to(np.asarray(array, dtype=np.float64), (p, length)))
-        with np.errstate(invalid="ignore", over="ignore"):
-            mass, least = array.sum(1), array.min(1)
-    else:
-        from .backends.cuda.batch import weigh  # noqa: PLC0415 - only where arrays are CuPy's
-
-        array, mass, least = weigh(xp.asarray(array), p)
-    for wrong, text in ((~np.isfinite(mass), "finite"), (least < 0, ">= 0"), (~(mass > 0), "of positive mass")):
-        if wrong.any():
-            raise ValueError(f"{name} must be {text}, problem {int(wrong.argmax())} is not")
-    return array, mass
+    def dead_terms(self, dead: Any) -> float:
+        """Dual terms of own points that no mass can reach: f = inf."""
+        if self.penalty == "range" or not dead.any():
+            return 0.0
+        f = np.full(int(dead.sum()), np.inf)
+        return float(dual_term(self.penalty, f, self.weight[dead], self.rho[dead], None).sum())

@@ -13,16 +13,17 @@ import numpy as np
 
 from ... import penalties
 from ..._core import ffi, lib
-from ...batch import SMALL_ENTRIES
 from ...penalties import F64
-from ...problem import EXPONENT_ROUNDING, Side
-from ...solve import PRECISIONS
-from .. import Options
+from ...problem import EXPONENT_ROUNDING, BatchProblem
+from ...side import STRICT, Side
+from ..contract import SMALL_ENTRIES, Options
+from ..workspace import FLUSH_LOG, ROUNDING, STORAGE, flush_tol
 from .native import DTYPES, SCALARS, check, empty, leading_dimension, matrix, padded, pointer, pool_for
-from .workspace import FLUSH_LOG, ROUNDING, SAFE_SPREAD, STORAGE
+from .workspace import SAFE_SPREAD
 
 EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
 CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
+CLIMBS = False  # by way of larger regs: one K for all holds a range(M) that needs none
 SLOTS = 16  # problems that a thread keeps in hand
 SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache
 CALL_PASSES = 64  # a foreign call makes at most so many of each problem: Ctrl-C waits for it
@@ -36,18 +37,15 @@ STATS = np.dtype(
 )
 
 
-def storage(task: Any, precision: str, tol: float, reach: float) -> str | None:
-    """How one K can be stored for all; "auto" is float32 only where that saves memory traffic. None: it cannot.
+def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
+    """How one K can be stored for all, by default in float32 only where that saves memory traffic. None: it cannot.
 
     ``reach`` is the largest log v, in magnitude, of the start.
     """
-    plain = task.rows.scalar_rho is not None or task.rows.penalty not in ("kl", "balanced")
-    dtype = PRECISIONS.get(precision)
-    if dtype is None:
-        entries = task.M.size if task.M.ndim == 2 else task.shape[0] * task.shape[1]
-        dtype = "float64" if tol < EXACT_TOL or entries <= SMALL_ENTRIES else "float32"
-    spread = (task.M_max - task.M_min) / task.reg + reach
-    fits = plain and spread <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
+    plain = task.rows.scalar_rho is not None or not task.rows.logarithmic
+    small = tol < EXACT_TOL or task.cost.size <= SMALL_ENTRIES
+    dtype = asked or ("float64" if small else "float32")
+    fits = plain and task.spread + reach <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
     return dtype if fits else None
 
 
@@ -61,17 +59,17 @@ def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str
 class BatchWorkspace:
     """The states of p problems and the arrays they point at; each array has one row a problem."""
 
-    def __init__(self, task: Any, options: Options, log_v: F64 | None) -> None:
-        (m, n), p = task.shape, len(task.A)
-        self.task, self.p, self.shared = task, p, task.M.ndim == 2
+    def __init__(self, task: BatchProblem, options: Options, log_v: F64 | None) -> None:
+        (m, n), p = task.shape, len(task)
+        self.task, self.p = task, p
         self.pool = pool_for(options.threads, p * m * n)
         np_, dtype = padded(n), options.precision
         self.ld = leading_dimension(n, np.dtype(STORAGE[dtype]).itemsize)
-        self.K = empty((1 if self.shared else p) * m * self.ld, STORAGE[dtype])
+        self.K = empty((1 if task.shared else p) * m * self.ld, STORAGE[dtype])
         self.sums, self.work = zeros(p, np_ + SCALARS), zeros(p, 3 * np_)
         self.history = zeros(p, (2 * options.memory + 2) * np_)
-        self.states, self.stats = ffi.new("mapuot_state[]", p), ffi.new("mapuot_stats[]", p)
-        self.left = np.frombuffer(ffi.buffer(self.stats), STATS)
+        self.states, self.records = ffi.new("mapuot_state[]", p), ffi.new("mapuot_stats[]", p)
+        self.stats = np.frombuffer(ffi.buffer(self.records), STATS)
         state = self.states[0]
         state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[dtype]
         state.kernel, state.reg = pointer(self.K, "void *"), task.reg
@@ -82,9 +80,8 @@ class BatchWorkspace:
         state.rho_u, state.rho_v = (1.0 if rho is None else rho for rho in rates)
         state.storage_error, state.flush = ROUNDING[dtype], math.exp(FLUSH_LOG[dtype])
         reach = 0.0 if log_v is None else float(np.abs(log_v).max())
-        largest = (task.M_max - task.M_min + abs(task.M_min)) / task.reg + reach
-        state.exponent_error = EXPONENT_ROUNDING * largest
-        state.flush_tol = max(1e-12, min(1e-8, options.tol / 100))
+        state.exponent_error = EXPONENT_ROUNDING * (task.spread + abs(task.M_min) / task.reg + reach)
+        state.flush_tol = flush_tol(options.tol)
         state.best_dual, state.progress_dual, state.best_error, state.head = -math.inf, -math.inf, math.inf, -1
         log_a, log_b = task.log_reference
         self.rows = self.side(task.rows, task.A, task.M_min / task.reg - log_a, state.rows)
@@ -94,7 +91,7 @@ class BatchWorkspace:
         self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, start)
         with np.errstate(invalid="ignore"):
             self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
-        check(lib.mapuot_batch_spread(p, self.shared, self.states))
+        check(lib.mapuot_batch_spread(p, task.shared, self.states))
         self.set_constants()
         self.build()
 
@@ -102,7 +99,7 @@ class BatchWorkspace:
         """The arrays of one marginal of all problems; rho, fi and upper are common."""
         (p, count), reg = weight.shape, self.task.reg
         fast = side.penalty == "balanced" or (side.penalty == "kl" and bool(np.isfinite(side.rho).all()))
-        left_out = np.isposinf(absorbed) | ((weight == 0) & (side.penalty in ("kl", "balanced", "range")))
+        left_out = np.isposinf(absorbed) | ((weight == 0) & (side.penalty in STRICT))
         arrays = {name: zeros(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
         arrays["absorbed"][:] = np.inf
         arrays["absorbed"][:, :count] = np.where(left_out, np.inf, absorbed)
@@ -129,7 +126,7 @@ class BatchWorkspace:
         task = self.task
         scale = np.zeros(self.p)
         for side, weight in ((task.rows, task.A), (task.cols, task.B)):
-            scale += weight @ np.where(np.isfinite(side.rho), side.rho, 0.0)
+            scale += weight @ side.soft_rho
         for state, constant, size in zip(self.states, task.reg * task.c_mass, scale, strict=True):
             state.dual_constant, state.dual_scale = constant, size
 
@@ -147,11 +144,11 @@ class BatchWorkspace:
         """At most so many passes of each problem that still runs; how many still run then."""
         count = min(CALL_PASSES, passes)
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
-        check(lib.mapuot_batch_iterate(self.pool, self.p, self.shared, slots, self.states, count, self.stats))
-        return int((self.left["status"] == lib.MAPUOT_RUNNING).sum())
+        check(lib.mapuot_batch_iterate(self.pool, self.p, self.task.shared, slots, self.states, count, self.records))
+        return int((self.stats["status"] == lib.MAPUOT_RUNNING).sum())
 
     def status(self) -> Any:
-        codes, places = np.unique(self.left["status"], return_inverse=True)
+        codes, places = np.unique(self.stats["status"], return_inverse=True)
         return np.array([ffi.string(lib.mapuot_status_text(code)).decode() for code in codes])[places]
 
     def field(self, name: str) -> Any:
