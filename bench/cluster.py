@@ -376,7 +376,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs (default: %(default)s)")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
+    parser.add_argument("--out", type=Path, default=common.OUT)
     args = parser.parse_args()
     if args.worker:
         found = worker(*json.loads(args.worker))

@@ -7,7 +7,6 @@ certificate, guarded Anderson acceleration and end. A problem that such a K cann
 from __future__ import annotations
 
 import dataclasses
-import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from .errors import ConvergenceWarning
 from .loop import Run
 from .penalties import F64
 from .problem import BatchProblem
+from .processor import cores
 from .result import Answer, Result
 from .strategy import (
     METHODS,
@@ -162,7 +162,7 @@ class BatchRun:
         if not len(left):
             return
         on_cpu = name_of(self.module) != "cuda"
-        threads = (self.options.threads or len(os.sched_getaffinity(0))) if on_cpu else 1
+        threads = (self.options.threads or len(cores())) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), left):
                 bar.update()

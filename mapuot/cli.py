@@ -22,10 +22,10 @@ except ImportError:  # pragma: no cover
 
 from . import __version__, files
 from .backends import BACKENDS
-from .backends.cpu import native
 from .errors import ConvergenceWarning
 from .penalties import KINDS
-from .ranks import Ranks, join, own_block
+from .processor import cores, isa
+from .ranks import Ranks, join, mpi, own_block
 from .result import BLOCK_ENTRIES, Result
 from .solve import solve
 from .strategy import METHODS, PRECISIONS
@@ -150,8 +150,6 @@ def check_written(options: dict[str, Any]) -> None:
 
 def start_ranks() -> Ranks:
     """All processes that the launcher started."""
-    from .backends import mpi  # noqa: PLC0415  does not start MPI
-
     return join(mpi.world()) if mpi.launched() > 1 else join(None)
 
 
@@ -265,8 +263,8 @@ def report(result: Result, values: dict[str, Any]) -> None:
 def info_command() -> None:
     """Show version, ISA, threads, caches, GPUs, MPI."""
     lines = {
-        "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": native.isa(),
-        "threads": str(len(os.sched_getaffinity(0))), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
+        "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": isa(),
+        "threads": str(len(cores())), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
     }  # fmt: skip
     for name in ("h5py", "zarr"):
         lines[name] = module_version(name)

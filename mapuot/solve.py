@@ -7,12 +7,13 @@ from typing import Any
 
 from .backends import Stats, name_of, pick
 from .cost import Cost
+from .files import opened
 from .loop import Run
 from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
 from .strategy import METHODS, PRECISIONS, carry_out, make_options, start_potentials
-from .validate import as_callback, as_choice, as_cost, as_count, as_grid, as_threads, check_agreement, kind_of, opened
+from .validate import as_callback, as_choice, as_cost, as_count, as_grid, as_threads, check_agreement, kind_of
 
 
 def solve(

@@ -17,7 +17,6 @@ import numpy as np
 from .backends.contract import host, namespace
 from .cost import Cost, Dense, Streamed
 from .errors import InfeasibleError
-from .files import open_matrix
 from .penalties import F64, KINDS
 from .ranks import ALONE, Ranks, process_grid
 from .side import Side
@@ -183,11 +182,6 @@ def finite_start(log_u: Any, log_v: Any, shapes: tuple[Any, Any]) -> tuple[Any, 
 
 
 # ---- the cost ----
-
-
-def opened(source: Any) -> Any:
-    """The rows of a file; whatever else M may be as it is."""
-    return open_matrix(source) if isinstance(source, (str, os.PathLike)) else source
 
 
 def kind_of(source: Any) -> str:

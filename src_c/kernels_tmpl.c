@@ -5,7 +5,7 @@
  * narrow_pass is the same with short float32 runs, twice as fast out of cache; its answers are certified by row_pass.
  * row_dots and row_sums are its halves, where the rows go on in other processes and s is summed over them between the two.
  * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
- * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cu, src_cuda/plan_pass.cu, backends/reference.py.
+ * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cuh, src_cuda/plan_pass.cuh, backends/reference.py.
  */
 #include "kernels.h"
 #include "prox_rows.h"

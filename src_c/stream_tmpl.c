@@ -1,7 +1,7 @@
 /* stream_tmpl.c - one read of M for whatever needs the plan or the cost but not K; compiled once per instruction set.
  *
  * The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), made block by block in L1 and used at once.
- * Accumulators are per thread and reduced by solver.c.  Twin: src_cuda/stream.cu.
+ * Accumulators are per thread and reduced by streams.c.  Twin: src_cuda/stream.cu.
  */
 #include "entries.h"
 

@@ -1,4 +1,4 @@
-// Mirrors src_c/kernels_tmpl.c (prox_rows): u = prox(s) of one row, its marginal and what it adds to the row scalars.
+// Mirrors src_c/prox_rows.h (prox_rows): u = prox(s) of one row, its marginal and what it adds to the row scalars.
 #ifndef ROW_PROX_CUH
 #define ROW_PROX_CUH
 #include "prox.cuh"

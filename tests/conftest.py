@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+pytest.register_assert_rewrite("batches", "launch", "nvrtc", "problems", "products")
+
 if any(Path(folder).name == "cuda_on_cpu" for folder in sys.path):
     from mapuot.backends.cuda import launch
 

@@ -10,22 +10,17 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...penalties import F64
+from ...processor import default_threads, isa
 
 PAD, TILE = 16, 8
 SCALARS = int(lib.mapuot_scalars())
 DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32, "bfloat16": lib.MAPUOT_BF16}
-SERIAL_ENTRIES = 640 * 640  # problems up to this size run on one thread: a pass takes less than waking another
-
-
-def isa() -> str:
-    """The instruction set in use: "scalar", "avx2" or "avx512"."""
-    return str(ffi.string(lib.mapuot_isa()).decode())
 
 
 def set_isa(name: str) -> None:
     """Lower the instruction set, or restore the best with "auto" (as MAPUOT_ISA does at start)."""
     if lib.mapuot_set_isa(name.encode()) != 0:
-        raise ValueError(f"isa must be one that this machine has, got {name!r}")
+        raise ValueError(f"isa must be one that this machine has, got {name!r} where {isa()!r} is in use")
 
 
 def check(status: int) -> int:
@@ -79,8 +74,7 @@ def matrix(array: Any) -> Any:
 
 def pool_for(threads: int | None, entries: int) -> Any:
     """A pool of the process; serial for small problems unless a number was asked for."""
-    if threads is None:
-        threads = 1 if entries <= SERIAL_ENTRIES else len(os.sched_getaffinity(0))
+    threads = default_threads(entries) if threads is None else threads
     return SERIAL if threads == 1 else pool_of(threads)
 
 

@@ -16,23 +16,11 @@ from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem import Problem
+from ...processor import SERIAL_ENTRIES
 from ...side import Side
 from ..contract import Options, Stats
 from ..workspace import FLUSH_LOG, ROUNDING, STORAGE, KernelWorkspace, flush_tol, narrow_floor
-from .native import (
-    DTYPES,
-    SCALARS,
-    SERIAL_ENTRIES,
-    TILE,
-    check,
-    empty,
-    filled,
-    leading_dimension,
-    matrix,
-    padded,
-    pointer,
-    pool_for,
-)
+from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, padded, pointer, pool_for
 
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced

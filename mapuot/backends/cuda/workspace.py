@@ -201,7 +201,7 @@ class Workspace(KernelWorkspace):
         self.launch.graphs.clear()  # they hold the state as it was
 
     def set_rows(self, d: F64, off: Any) -> None:
-        """What the prox of a row needs, four numbers a row: see row_prox in row_pass.cuh."""
+        """What the prox of a row needs, four numbers a row: see row_of in row_prox.cuh."""
         side, reg = self.problem.rows, self.problem.reg
         self.d, used = d, np.where(off, 0.0, side.weight)
         point = self.staged["point"].reshape(-1, 4)

@@ -1,6 +1,6 @@
 """What mapuot takes of CuPy, over numpy: arrays of the host, and CUDA kernels compiled as C++ (../emulate.h).
 
-For tests without a GPU, with PYTHONPATH=tests/cuda_on_cpu before CuPy: a device of compute capability 9.0 with 8
+For tests without a GPU, with PYTHONPATH=tests/cuda/cuda_on_cpu before CuPy: a device of compute capability 9.0 with 8
 multiprocessors, all of whose blocks run at once.
 """
 

@@ -1,4 +1,4 @@
-"""Ranks with a GPU each, or with one that they share: the cases of tests/cuda_ranks.py, in processes without MPI."""
+"""Ranks with a GPU each, or with one that they share: the cases of cuda_ranks.py, in processes without MPI."""
 
 import functools
 import sys
@@ -7,7 +7,7 @@ import pytest
 from launch import HERE
 
 CASES = [
-    line[9:].partition("(")[0] for line in (HERE / "cuda_ranks.py").read_text().splitlines()
+    line[9:].partition("(")[0] for line in (HERE / "cuda" / "cuda_ranks.py").read_text().splitlines()
     if line.startswith("def case_")
 ]  # fmt: skip
 

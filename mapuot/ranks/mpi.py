@@ -5,7 +5,7 @@ numbers: nothing else is exchanged, and all stop in the same pass. For that the 
 which MPI recommends of Allreduce but does not promise; here each entry is summed on one rank (Reduce_scatter) and then
 copied (Allgatherv), the same traffic. Numbers that are met for rarely travel as pickles and are added in rank order.
 Errors: each such meeting carries an error slot, so that a rank that failed meets the others wherever they wait.
-The grid of ranks is in grid.py.
+Of a whole problem they stand in a grid (grid.py), which gathers blocks (gather.py).
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ import platform
 import sys
 import time
 import traceback
-from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from ..errors import packed, unpacked
-from ..ranks import ALONE, Ranks, own_rows
-from .cpu import native
+from ..processor import cores, default_threads, isa
+from .alone import ALONE, Ranks
+from .split import own_rows
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-CHUNK_BYTES = 1 << 28  # of one message of gather
 
 
 def launched() -> int:
@@ -80,26 +79,11 @@ class MpiRanks(Ranks):
         self.part: Any = np.empty(0)
         self.device_sum: Any = None
         self.kept = self.keep()  # what the next solve over these ranks can use again
-        self.failing = False  # an error of some rank is on its way through a grid
-        self.failed: Exception | None = None  # the own one
-        self.grid, self.groups = (self.size, 1), [list(range(self.size))]
-        self.parts: tuple[Ranks, Ranks] = self, ALONE
-
-    @property
-    def rows(self) -> Ranks:
-        return self.parts[0]
+        self.groups = [list(range(self.size))]
 
     @property
     def cols(self) -> Ranks:
-        return self.parts[1]
-
-    def arrange(self, grid: tuple[int, int]) -> None:
-        self.same(split=repr(grid))
-        self.grid, self.parts = grid, (self, ALONE)
-        if grid[1] > 1:
-            from .grid import parts  # noqa: PLC0415  which needs this module
-
-            self.parts = parts(self, *grid)
+        return ALONE
 
     def keep(self) -> dict[str, Any]:
         """A dictionary that lives as long as the communicator."""
@@ -195,20 +179,21 @@ class MpiRanks(Ranks):
         return max(self.exchange(value))
 
     def threads(self, asked: int | None, entries: int) -> int | None:
-        """As asked, else this host's cores over its ranks, the fewest of all ranks; all with the same kernels."""
+        """As asked, else this host's cores over its ranks, the fewest of all ranks; all with the same instructions.
+
+        Others round otherwise, those of numpy, too: ranks that finish a pass on other bits may part there.
+        """
         if self.size == 1:
             return asked
-        self.same(**{"the instruction set (MAPUOT_ISA lowers it)": native.isa()})
-        if asked is None:
-            users = [cores for _, cores in self.neighbours()]
-            share = sum(1 / sum(core in cores for cores in users) for core in os.sched_getaffinity(0))
-            asked = max(1, int(share + 1e-9)) if entries > native.SERIAL_ENTRIES else 1
-        return int(self.min(asked))
+        self.same(**{"the instruction set (MAPUOT_ISA lowers it)": isa()})
+        users = [theirs for _, theirs in self.neighbours()]
+        share = sum(1 / sum(core in theirs for theirs in users) for core in cores())
+        return int(self.min(default_threads(entries, share) if asked is None else asked))
 
     def neighbours(self) -> list[tuple[int, set[int]]]:
         """(rank, cores it may use) of the ranks of this host."""
-        found = self.exchange((platform.node(), os.sched_getaffinity(0)))
-        return [(rank, cores) for rank, (host, cores) in enumerate(found) if host == platform.node()]
+        found = self.exchange((platform.node(), cores()))
+        return [(rank, theirs) for rank, (host, theirs) in enumerate(found) if host == platform.node()]
 
     def place(self, backend: str, *arrays: Any) -> None:
         """A GPU for each rank of a host, unless the arrays lie on one already."""
@@ -258,99 +243,6 @@ class MpiRanks(Ranks):
             self.part = np.empty_like(total[: counts[self.rank]])
         self.comm.Reduce_scatter(total, self.part, counts, op=self.MPI.SUM)
         self.comm.Allgatherv(self.part, [total, counts])
-
-    # ---- on request ----
-
-    def holders(self, root: int, along: str) -> list[list[int]]:
-        """The ranks whose blocks make the whole, as they lie in it; of equal ones those nearest to root."""
-        R, C = self.grid
-        if along == "cols":
-            return [[root // C * C + c] for c in range(C)]
-        return [[r * C + c for c in range(C) if along == "both" or c == root % C] for r in range(R)]
-
-    def gather(self, block: Any, root: int, along: str = "rows") -> Any:
-        with self.together():
-            if root not in range(self.size):
-                raise ValueError(f"root must be a rank in 0..{self.size - 1}, got {root}")
-            self.same(root=root)
-            holders, shapes = self.holders(root, along), self.exchange(np.shape(block))
-            widths = {shapes[line[0]][1:] if len(line) == 1 else (sum(shapes[k][1] for k in line),) for line in holders}
-            if len(widths) > 1:
-                raise self.raised(ValueError(f"blocks must have as many columns on every rank, got {sorted(widths)}"))
-            dtypes = [dtype for dtype, held in zip(self.exchange(block.dtype), shapes, strict=True) if held[0]]
-            block = np.ascontiguousarray(block, np.result_type(*dtypes or [block.dtype]))
-            shape = (sum(shapes[line[0]][0] for line in holders), *widths.pop())
-            out = np.empty(shape, block.dtype) if self.rank == root else None
-            self.exchange(None)  # all have the memory
-            i = j = 0
-            for line in holders:
-                for rank in line:
-                    place, (height, *width) = None, shapes[rank]
-                    if out is not None:
-                        place = out[i : i + height] if len(line) == 1 else out[i : i + height, j : j + width[0]]
-                    self.put(block, place, rank, root)
-                    j += width[0] if len(line) > 1 else 0
-                i, j = i + height, 0
-        return out
-
-    def put(self, block: Any, place: Any, rank: int, root: int) -> None:
-        """The block of ``rank`` into ``place`` on root."""
-        if self.rank == rank == root:
-            place[...] = block
-        elif self.rank == rank:
-            self.move(block, rank, root)
-        elif self.rank == root and place.flags.c_contiguous:
-            self.move(place, rank, root)
-        elif self.rank == root:
-            piece = np.empty_like(place, order="C")
-            self.move(piece, rank, root)
-            place[...] = piece
-
-    def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
-        """A rank that fails sends its error in the place of a block; it is raised when all have been heard."""
-        if self.rank != 0:
-            self.send(blocks)
-            return
-        failed: Exception | None = None
-        for line in self.holders(0, "both"):
-            lanes = [iter(blocks) if rank == 0 else self.receive(rank) for rank in line]
-            try:
-                yield from map(np.hstack, zip(*lanes, strict=True)) if len(lanes) > 1 else lanes[0]
-            except Exception as error:
-                failed = failed or error
-            for lane in lanes:
-                with suppress(Exception):
-                    deque(lane, maxlen=0)
-        if failed is not None:
-            raise failed
-
-    def send(self, blocks: Iterable[Any]) -> None:
-        end: Exception | None = None
-        try:
-            for block in blocks:
-                rows = np.ascontiguousarray(block)
-                self.comm.send((rows.shape, rows.dtype.str), 0)
-                self.move(rows, self.rank, 0)
-        except Exception as error:
-            end = RuntimeError(f"rank {self.rank}: {error}")
-        self.comm.send(end, 0)
-
-    def receive(self, rank: int) -> Iterator[Any]:
-        while isinstance(head := self.comm.recv(source=rank), tuple):
-            block = np.empty(*head)
-            self.move(block, rank, 0)
-            yield block
-        if head is not None:
-            raise head
-
-    def move(self, block: Any, rank: int, root: int) -> None:
-        """Blocks of at most CHUNK_BYTES a message, so that the counts stay small."""
-        flat = block.reshape(-1).view(np.uint8)
-        for k in range(0, flat.size, CHUNK_BYTES):
-            if self.rank == root:
-                self.comm.Recv(flat[k : k + CHUNK_BYTES], rank)
-            else:
-                self.comm.Send(flat[k : k + CHUNK_BYTES], root)
 
 
 @cache

@@ -3,10 +3,10 @@
 import warnings
 
 import numpy as np
+import products
 import pytest
-import test_log_matmul as products
+from batches import assert_solved, histograms
 from numpy.testing import assert_allclose
-from test_batch import assert_solved, histograms
 
 from mapuot import log_matmul, log_matmul_gradient, sinkhorn_divergence, solve_batch
 

@@ -8,20 +8,51 @@ for it: K is read twice. What is rare goes through the meeting of all ranks, whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from ..ranks import Ranks
+from .alone import ALONE, Ranks
+from .gather import gather, stream
 from .mpi import MpiRanks
+
+
+class Grid(MpiRanks):
+    """All ranks of a problem, in R rows and C columns; to begin with in one column: C = 1, whole rows on each."""
+
+    def start(self) -> None:
+        super().start()
+        self.failing = False  # an error of some rank is on its way through the grid
+        self.failed: Exception | None = None  # the own one
+        self.grid = self.size, 1
+        self.parts: tuple[Ranks, Ranks] = self, ALONE
+
+    @property
+    def rows(self) -> Ranks:
+        return self.parts[0]
+
+    @property
+    def cols(self) -> Ranks:
+        return self.parts[1]
+
+    def arrange(self, grid: tuple[int, int]) -> None:
+        self.same(split=repr(grid))
+        self.grid = grid
+        self.parts = parts(self, *grid) if grid[1] > 1 else (self, ALONE)
+
+    def gather(self, block: Any, root: int, along: str = "rows") -> Any:
+        return gather(self, self.grid, block, root, along)
+
+    def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
+        return stream(self, self.grid, blocks)
 
 
 class Part(MpiRanks):
     """The ranks of one column or one row of the grid; ``groups`` are the ranks of all of them."""
 
-    def __init__(self, whole: MpiRanks, comm: Any, groups: list[list[int]]) -> None:
+    def __init__(self, whole: Grid, comm: Any, groups: list[list[int]]) -> None:
         self.MPI, self.comm, self.all_ranks = whole.MPI, comm, whole
         self.rank, self.size = comm.rank, comm.size
         self.start()
@@ -29,7 +60,7 @@ class Part(MpiRanks):
         self.message = np.empty(0)
 
     @property
-    def whole(self) -> MpiRanks:
+    def whole(self) -> Grid:
         return self.all_ranks
 
     def exchange(self, value: Any, error: BaseException | None = None) -> list[Any]:
@@ -71,7 +102,7 @@ class Part(MpiRanks):
             sums[0] = table[:, 0].max()
 
 
-def parts(whole: MpiRanks, R: int, C: int) -> tuple[Ranks, Ranks]:
+def parts(whole: Grid, R: int, C: int) -> tuple[Ranks, Ranks]:
     """(ranks of the own column, which share its rows, ranks of the own row); made once for a communicator."""
     r, c = divmod(whole.rank, C)
     grids = whole.kept.setdefault("grids", {})

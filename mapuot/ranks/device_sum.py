@@ -10,13 +10,23 @@ from __future__ import annotations
 import os
 import platform
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import cupy as cp
 import numpy as np
 
-if TYPE_CHECKING:
-    from .mpi import MpiRanks
+
+class Meeting(Protocol):
+    """What a sum on GPUs needs of the ranks: mpi.py has it."""
+
+    rank: int
+    size: int
+    kept: dict[str, Any]
+
+    def same(self, **values: Any) -> None: ...
+    def exchange(self, value: Any) -> list[Any]: ...
+    def min(self, value: Any) -> Any: ...
+    def add(self, total: Any) -> None: ...
 
 
 def use_device(local_rank: int) -> None:
@@ -34,7 +44,7 @@ def nccl() -> Any:
     return found if found.available else None
 
 
-def communicator(ranks: MpiRanks, places: list[Any]) -> Any:
+def communicator(ranks: Meeting, places: list[Any]) -> Any:
     """That of NCCL, kept with the ranks' own as long as all keep their GPUs: to begin takes it a second."""
     if ranks.kept.get("places") != places:
         library = nccl()
@@ -46,7 +56,7 @@ def communicator(ranks: MpiRanks, places: list[Any]) -> Any:
 class DeviceSum:
     """The way that all ranks take, and its state."""
 
-    def __init__(self, ranks: MpiRanks) -> None:
+    def __init__(self, ranks: Meeting) -> None:
         self.ranks = ranks
         device = cp.cuda.Device()
         properties = cp.cuda.runtime.getDeviceProperties(device.id)

@@ -13,11 +13,11 @@ import pytest
 from launch import HERE, environment
 
 PARTS = {
-    "regimes": ["test_regimes.py", "test_penalties.py", "-k", "cuda and not (float64 or rounding)"],
-    "persistent": ["test_cuda.py", "-k", "persistent and not (shape5 or shape7 or same_plan)"],
-    "solve": ["test_cuda.py", "-k", "not (persistent or portable or ordered or from_the_host)"],
-    "batch": ["test_batch_cuda.py", "-k", "not (100 or 150 or 128 or 400)"],
-    "portable": ["test_cuda.py", "-k", "portable and not (shape5 or shape7 or same_plan)"],
+    "regimes": ["core/test_regimes.py", "core/test_penalties.py", "-k", "cuda and not (float64 or rounding)"],
+    "persistent": ["cuda/test_cuda.py", "-k", "persistent and not (shape5 or shape7 or same_plan)"],
+    "solve": ["cuda/test_cuda.py", "-k", "not (persistent or portable or ordered or from_the_host)"],
+    "batch": ["cuda/test_batch_cuda.py", "-k", "not (100 or 150 or 128 or 400)"],
+    "portable": ["cuda/test_cuda.py", "-k", "portable and not (shape5 or shape7 or same_plan)"],
 }
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="fibers by ucontext"),
@@ -28,7 +28,7 @@ pytestmark = [
 def run(part):
     files = [HERE / word if word.endswith(".py") else word for word in PARTS[part]]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, files)]
-    path = {"PYTHONPATH": str(HERE / "cuda_on_cpu")}
+    path = {"PYTHONPATH": str(HERE / "cuda" / "cuda_on_cpu")}
     return subprocess.run(
         command, env=environment(**path), cwd=HERE.parent, capture_output=True, text=True, check=False
     )

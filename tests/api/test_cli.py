@@ -1,4 +1,4 @@
-"""The command line in one process; under mpiexec it is tested in test_mpi.py."""
+"""The command line in one process; under mpiexec it is tested in tests/mpi/test_mpi.py."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What ranks with a GPU must do together; run in processes of their own by tests/test_cuda_ranks.py, without MPI.
+"""What ranks with a GPU must do together; run in processes of their own by tests/cuda/test_cuda_ranks.py, without MPI.
 
 Each function named ``case_*`` runs on every rank. The standard is one process on the GPU, whose twin on the CPU the
 other tests hold it against. Ranks may share a GPU: then the sums go through the host.
