@@ -1,8 +1,9 @@
 """Matrices and vectors of files, read where they are needed.
 
-A matrix opens as ``Streamed``: only its shape is read, then block by block, so that no process ever holds more of it than a
-block. Each format has an opener, which gives something with shape, dtype and slices; .npy and .npz by plain reads of
-the bytes asked for, HDF5 and Zarr by their libraries. M is looked for, and a and b beside it, where no array is named.
+A matrix opens as ``Streamed``: only its shape is read, then block by block, so that no process ever holds more of it
+than a block. Each format has an opener, which gives something with shape, dtype and slices; .npy and .npz by plain
+reads of the bytes asked for, HDF5 and Zarr by their libraries. M is looked for, and a and b beside it, where no array
+is named.
 """
 
 from __future__ import annotations

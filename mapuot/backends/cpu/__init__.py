@@ -1,4 +1,4 @@
-"""The CPU backend: numpy owns the memory, src_c does the work. The words are those of contract.py."""
+"""The CPU backend: numpy owns the memory, src_c does the work. The words are those of backends/contract.py."""
 
 from ..contract import weigh
 from .stream import PlanStream, asarray, extrema, to_numpy

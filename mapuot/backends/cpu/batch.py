@@ -1,7 +1,7 @@
 """The CPU's batch: p problems with one K, or one K each, set up at once and iterated in few foreign calls.
 
 K = exp((M_min - M) / reg) is in no problem's own scaling, so that all can share it; a problem whose scalings outgrow
-it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: cuda/batch.py.
+it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: backends/cuda/batch.py.
 """
 
 from __future__ import annotations

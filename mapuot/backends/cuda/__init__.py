@@ -1,6 +1,6 @@
-"""The CUDA backend: CuPy owns the memory, src_cuda does the work. The words are those of contract.py.
+"""The CUDA backend: CuPy owns the memory, src_cuda does the work. The words are those of backends/contract.py.
 
-They load on first use: kernels.py (records, shapes, sources) is of use without CuPy, too.
+They load on first use: what kernels.py has is of use without CuPy, too.
 """
 
 from importlib import import_module

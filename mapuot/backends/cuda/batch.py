@@ -2,8 +2,8 @@
 
 A small problem (m, n <= 128) holds K in registers, in float32 until its sums can tell no more, then in float64, which
 certifies; K is made again around the potentials where they leave its range, so that every reg works. Larger problems on
-one cost make their passes by two matrix products in float64, all of them together. Twin: cpu/batch.py; device side:
-src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
+one cost make their passes by two matrix products in float64, all of them together. Twin: backends/cpu/batch.py;
+device side: src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
 """
 
 from __future__ import annotations
