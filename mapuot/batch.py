@@ -180,7 +180,7 @@ class BatchRun:
         if dtype is None:
             return
         options = dataclasses.replace(self.options, precision=dtype)
-        step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.shared, dtype))
+        step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.one_cost, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
             start = None if log_v is None else log_v[i0:i1]

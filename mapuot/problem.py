@@ -16,28 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from . import validate
 from .backends.contract import host, namespace
 from .cost import Cost, Dense
 from .errors import InfeasibleError
 from .penalties import F64, project
 from .ranks import ALONE, Ranks
 from .side import Side
-from .validate import (
-    as_array,
-    as_batch_size,
-    as_cost,
-    as_costs,
-    as_pair,
-    as_penalties,
-    as_positive,
-    as_range,
-    as_reference,
-    as_side,
-    as_weight,
-    as_weights,
-    check_batch_masses,
-    check_masses,
-)
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 
@@ -152,7 +137,7 @@ class Problem(Common):
         ranks: Ranks = ALONE, threads: int | None = None,
     ) -> Problem:  # fmt: skip
         """The problem of arguments as `solve` takes them."""
-        cost = as_cost(M, backend, ranks, a, b)
+        cost = validate.as_cost(M, backend, ranks, a, b)
         return cls.from_cost(cost, a, b, reg, reg_m, penalty, reference, backend, ranks, threads)
 
     @classmethod
@@ -161,19 +146,20 @@ class Problem(Common):
         ranks: Ranks = ALONE, threads: int | None = None,
     ) -> Problem:  # fmt: skip
         """The same of a cost that is known, the own block of one over ranks."""
-        reg = as_positive(reg, "reg")
+        reg = validate.as_positive(reg, "reg")
         m, n = cost.shape
         ranks.cols.same(**{"the number of rows of M": m})
         ranks.rows.same(**{"the number of columns of M": n})
-        weight_a, weight_b = as_weight(a, m, "a", backend, ranks.rows), as_weight(b, n, "b", backend, ranks.cols)
-        pair, kinds = as_pair(reg_m, "reg_m"), as_penalties(penalty)
-        rows = as_side("a", weight_a, kinds[0], pair[0], "reg_m[0]", ranks.rows)
-        cols = as_side("b", weight_b, kinds[1], pair[1], "reg_m[1]", ranks.cols)
-        check_masses(rows, cols)
-        low, high, forbidden = as_range(cost, reg, backend, ranks, threads)
+        weight_a = validate.as_weight(a, m, "a", backend, ranks.rows)
+        weight_b = validate.as_weight(b, n, "b", backend, ranks.cols)
+        pair, kinds = validate.as_pair(reg_m, "reg_m"), validate.as_penalties(penalty)
+        rows = validate.as_side("a", weight_a, kinds[0], pair[0], "reg_m[0]", ranks.rows)
+        cols = validate.as_side("b", weight_b, kinds[1], pair[1], "reg_m[1]", ranks.cols)
+        validate.check_masses(rows, cols)
+        low, high, forbidden = validate.as_range(cost, reg, backend, ranks, threads)
         if isinstance(reference, Cost):
             reference = reference.part(a, b, ranks)
-        c, mass = as_reference(reference, cost, weight_a, weight_b, backend, ranks, threads)
+        c, mass = validate.as_reference(reference, cost, weight_a, weight_b, backend, ranks, threads)
         return cls(cost, rows, cols, reg, c, low, high, forbidden, mass)
 
 
@@ -190,7 +176,7 @@ class BatchProblem(Common):
         return len(self.A)
 
     @property
-    def shared(self) -> bool:
+    def one_cost(self) -> bool:
         """Whether all have one cost."""
         return bool(self.M.ndim == 2)
 
@@ -221,17 +207,19 @@ class BatchProblem(Common):
         cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType
     ) -> BatchProblem:
         """The problems of arguments as `solve_batch` takes them."""
-        cost, reg = as_costs(M, backend), as_positive(reg, "reg")
+        cost, reg = validate.as_costs(M, backend), validate.as_positive(reg, "reg")
         (m, n), flat = cost.shape, cost.flat
-        A, B = (x if x is None else as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))
-        p, xp = as_batch_size(cost.array, A, B), namespace(cost.array, A, B)
-        (A, mass_a), (B, mass_b) = (as_weights(x, p, k, name, backend, xp) for x, k, name in ((A, m, "A"), (B, n, "B")))
+        A, B = (x if x is None else validate.as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))
+        p, xp = validate.as_batch_size(cost.array, A, B), namespace(cost.array, A, B)
+        (A, mass_a), (B, mass_b) = (
+            validate.as_weights(x, p, k, name, backend, xp) for x, k, name in ((A, m, "A"), (B, n, "B"))
+        )
         first_a, first_b = host(A[0]), host(B[0])
-        pair, kinds = as_pair(reg_m, "reg_m"), as_penalties(penalty)
-        rows = as_side("a", first_a, kinds[0], pair[0], "reg_m[0]")
-        cols = as_side("b", first_b, kinds[1], pair[1], "reg_m[1]")
-        low, high, forbidden = as_range(flat, reg, backend)
-        c, mass = as_reference(reference, cost.of(0), first_a, first_b, backend)
-        check_batch_masses(rows, cols, mass_a, mass_b)
+        pair, kinds = validate.as_pair(reg_m, "reg_m"), validate.as_penalties(penalty)
+        rows = validate.as_side("a", first_a, kinds[0], pair[0], "reg_m[0]")
+        cols = validate.as_side("b", first_b, kinds[1], pair[1], "reg_m[1]")
+        low, high, forbidden = validate.as_range(flat, reg, backend)
+        c, mass = validate.as_reference(reference, cost.of(0), first_a, first_b, backend)
+        validate.check_batch_masses(rows, cols, mass_a, mass_b)
         c_mass = mass_a * mass_b if c == "product" else np.full(p, mass)
         return cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)

@@ -54,6 +54,11 @@ class Side:
         return np.isinf(self.rho)
 
     @cached_property
+    def uniform(self) -> bool:
+        """Whether one formula of logarithms serves every point: balanced, or KL without a hard one."""
+        return self.penalty == "balanced" or (self.penalty == "kl" and not self.hard.any())
+
+    @cached_property
     def soft_rho(self) -> F64:
         """rho, 0 where it is inf."""
         return np.where(self.hard, 0.0, self.rho)

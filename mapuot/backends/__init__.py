@@ -6,6 +6,7 @@ src_cuda. What the two share is in workspace.py; none of them knows of the loop 
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +37,12 @@ def pick(backend: str, *arrays: Any) -> ModuleType:
     if backend == "auto":
         on_gpu = any(hasattr(x, "__cuda_array_interface__") for x in arrays)
         backend = "cuda" if on_gpu else "cpu"
+    return load(backend)
+
+
+@cache
+def load(backend: str) -> ModuleType:
+    """The module itself; a failure is told again at the next call."""
     try:
         return import_module(f"{__name__}.{backend}")
     except ModuleNotFoundError as error:

@@ -38,6 +38,8 @@ def flush_tol(tol: float) -> float:
 
 def shifted(problem: Problem, log_v: F64) -> tuple[F64, float]:
     """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v."""
+    if problem.cols.ranks.size == 1 and not log_v.any():  # a cold start
+        return np.zeros(len(log_v)), 0.0
     used = np.isfinite(log_v) & ~problem.left_out[1]
     median = float(np.median(log_v[used])) if log_v[used].any() else 0.0
     medians = sorted(problem.cols.ranks.all(median))
@@ -63,11 +65,7 @@ class KernelWorkspace:
     def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and each row and column in use has an entry 1; build K."""
         problem = self.problem
-        if log_v is None:
-            x = self.shifted_log_v()  # the shift stays
-        else:
-            x, shift = shifted(problem, log_v)
-            self.set_shift(shift)
+        x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v)
         out_u, out_v = problem.left_out
         la, lb = problem.log_reference
         with np.errstate(invalid="ignore"):
@@ -83,11 +81,10 @@ class KernelWorkspace:
             alpha[off_u] = beta[off_v] = -np.inf
             d, e = alpha - la, beta - lb
         d[off_u] = e[off_v] = np.inf
-        self.build(alpha, beta)
-        self.set_exponent_error(problem.exponent_error(alpha, beta))
+        self.build(alpha, beta, problem.exponent_error(alpha, beta))
         self.set_dual_constants(d, off_u)
         self.set_rows(d, off_u)
-        self.set_cols(e, off_v, np.where(off_v, 0.0, x))
+        self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
 
     def column_scaling(self, plan_v: F64, top: F64) -> F64:
         """beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg), +inf where no row reaches the column."""
@@ -112,30 +109,21 @@ class KernelWorkspace:
     # ---- what a backend adds ----
 
     def shifted_log_v(self) -> F64:
-        """The next log v + shift, a copy."""
-        raise NotImplementedError
-
-    def set_shift(self, shift: float) -> None:
+        """The next log v + shift."""
         raise NotImplementedError
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """alpha_i = -max_j(log v_j - M_ij / reg), beta by ``column_scaling``; +inf where there is none."""
         raise NotImplementedError
 
-    def build(self, alpha: F64, beta: F64) -> None:
-        """K itself."""
-        raise NotImplementedError
-
-    def set_exponent_error(self, error: float) -> None:
-        raise NotImplementedError
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
+        """K, and the error that the rounding of its exponents makes in a plan."""
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
-        raise NotImplementedError
+        """``dual_constants``, and what else of the dual no pass changes."""
 
     def set_rows(self, d: F64, off: Any) -> None:
         """What a pass needs of the rows; ``off``: those without mass."""
-        raise NotImplementedError
 
-    def set_cols(self, e: F64, off: Any, x: F64) -> None:
-        """What it needs of the columns, and v from x = log v + shift."""
-        raise NotImplementedError
+    def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
+        """What it needs of the columns, and v from x = log v + shift; None: the shift stays."""

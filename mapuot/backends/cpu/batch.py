@@ -18,7 +18,8 @@ from ...problem import EXPONENT_ROUNDING, BatchProblem
 from ...side import STRICT, Side
 from ..contract import SMALL_ENTRIES, Options
 from ..workspace import FLUSH_LOG, ROUNDING, STORAGE, flush_tol
-from .native import DTYPES, SCALARS, check, empty, leading_dimension, matrix, padded, pointer, pool_for
+from . import native
+from .native import check, empty, leading_dimension, matrix, padded, pointer, zeros
 from .workspace import SAFE_SPREAD
 
 EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
@@ -49,10 +50,10 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
     return dtype if fits else None
 
 
-def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:
+def bytes_each(shape: tuple[int, int], memory: int, one_cost: bool, precision: str) -> int:
     """Memory of one problem of a batch."""
     m, n = shape
-    own = 0 if shared else m * leading_dimension(n, 8) * np.dtype(STORAGE[precision]).itemsize
+    own = 0 if one_cost else m * leading_dimension(n, 8) * np.dtype(STORAGE[precision]).itemsize
     return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
 
 
@@ -62,16 +63,16 @@ class BatchWorkspace:
     def __init__(self, task: BatchProblem, options: Options, log_v: F64 | None) -> None:
         (m, n), p = task.shape, len(task)
         self.task, self.p = task, p
-        self.pool = pool_for(options.threads, p * m * n)
+        self.pool = native.pool_for(options.threads, p * m * n)
         np_, dtype = padded(n), options.precision
         self.ld = leading_dimension(n, np.dtype(STORAGE[dtype]).itemsize)
-        self.K = empty((1 if task.shared else p) * m * self.ld, STORAGE[dtype])
-        self.sums, self.work = zeros(p, np_ + SCALARS), zeros(p, 3 * np_)
-        self.history = zeros(p, (2 * options.memory + 2) * np_)
+        self.K = empty((1 if task.one_cost else p) * m * self.ld, STORAGE[dtype])
+        self.sums, self.work = table(p, np_ + native.SCALARS), table(p, 3 * np_)
+        self.history = table(p, (2 * options.memory + 2) * np_)
         self.states, self.records = ffi.new("mapuot_state[]", p), ffi.new("mapuot_stats[]", p)
         self.stats = np.frombuffer(ffi.buffer(self.records), STATS)
         state = self.states[0]
-        state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[dtype]
+        state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[dtype]
         state.kernel, state.reg = pointer(self.K, "void *"), task.reg
         state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
         state.memory, state.tol, state.tol_gap = options.memory, options.tol, options.tol_gap
@@ -91,23 +92,22 @@ class BatchWorkspace:
         self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, start)
         with np.errstate(invalid="ignore"):
             self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
-        check(lib.mapuot_batch_spread(p, task.shared, self.states))
+        check(lib.mapuot_batch_spread(p, task.one_cost, self.states))
         self.set_constants()
         self.build()
 
     def side(self, side: Side, weight: F64, absorbed: F64, out: Any) -> dict[str, F64]:
         """The arrays of one marginal of all problems; rho, fi and upper are common."""
         (p, count), reg = weight.shape, self.task.reg
-        fast = side.penalty == "balanced" or (side.penalty == "kl" and bool(np.isfinite(side.rho).all()))
         left_out = np.isposinf(absorbed) | ((weight == 0) & (side.penalty in STRICT))
-        arrays = {name: zeros(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
+        arrays = {name: table(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
         arrays["absorbed"][:] = np.inf
         arrays["absorbed"][:, :count] = np.where(left_out, np.inf, absorbed)
         arrays["weight"][:, :count] = np.where(left_out, 0.0, weight)
         arrays["rho"] = np.ones(padded(count))
         arrays["rho"][:count] = side.rho
-        if fast:
-            arrays["fi"], arrays["base"] = np.ones(padded(count)), zeros(p, padded(count))
+        if side.uniform:
+            arrays["fi"], arrays["base"] = np.ones(padded(count)), table(p, padded(count))
             fi = np.where(np.isinf(side.rho), 1.0, 1 / (1 + reg / side.rho))
             arrays["fi"][:count] = fi
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -144,12 +144,12 @@ class BatchWorkspace:
         """At most so many passes of each problem that still runs; how many still run then."""
         count = min(CALL_PASSES, passes)
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
-        check(lib.mapuot_batch_iterate(self.pool, self.p, self.task.shared, slots, self.states, count, self.records))
+        check(lib.mapuot_batch_iterate(self.pool, self.p, self.task.one_cost, slots, self.states, count, self.records))
         return int((self.stats["status"] == lib.MAPUOT_RUNNING).sum())
 
     def status(self) -> Any:
         codes, places = np.unique(self.stats["status"], return_inverse=True)
-        return np.array([ffi.string(lib.mapuot_status_text(code)).decode() for code in codes])[places]
+        return np.array([*map(native.status_text, codes)])[places]
 
     def field(self, name: str) -> Any:
         return np.array([getattr(state, name) for state in self.states])
@@ -167,8 +167,6 @@ class BatchWorkspace:
         return self.rows["marginal"][:, :m] * np.exp(self.field("row_offset"))[:, None], self.cols["marginal"][:, :n]
 
 
-def zeros(p: int, length: int) -> F64:
-    """(p, length), its first entry aligned to 64 bytes."""
-    table: F64 = empty(p * length).reshape(p, length)
-    table[:] = 0.0
-    return table
+def table(p: int, length: int) -> F64:
+    """(p, length) zeros, the first entry aligned to 64 bytes."""
+    return zeros(p * length).reshape(p, length)

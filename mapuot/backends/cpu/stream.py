@@ -15,7 +15,7 @@ from ..._core import lib
 from ...penalties import F64
 from ...problem import Problem
 from ...validate import as_columns
-from .native import DTYPES, check, empty, filled, matrix, padded, pointer, pool_for
+from .native import DTYPES, check, empty, matrix, padded, pointer, pool_for, zeros
 
 
 def asarray(x: Any) -> Any:
@@ -56,7 +56,7 @@ class PlanStream:
     def apply(self, X: Any) -> Any:
         m, n = self.problem.shape
         X, flat = as_columns(X, n, "X")
-        out, Xt = np.empty((m, X.shape[1])), filled([], X.shape[1] * padded(n))
+        out, Xt = np.empty((m, X.shape[1])), zeros(X.shape[1] * padded(n))
         Xt.reshape(X.shape[1], -1)[:, :n] = X.T
         for i0, i1, arguments in self.blocks(0, m):
             check(lib.mapuot_apply(*arguments, X.shape[1], pointer(Xt), pointer(out[i0:i1])))
@@ -66,7 +66,7 @@ class PlanStream:
     def apply_transpose(self, Y: Any) -> Any:
         m, n = self.problem.shape
         Y, flat = as_columns(Y, m, "Y")
-        total, out = filled([], Y.shape[1] * padded(n)), empty(Y.shape[1] * padded(n))
+        total, out = zeros(Y.shape[1] * padded(n)), empty(Y.shape[1] * padded(n))
         Y = np.ascontiguousarray(Y)
         for i0, i1, arguments in self.blocks(0, m):
             check(lib.mapuot_apply_transpose(*arguments, Y.shape[1], pointer(Y[i0:i1]), pointer(out)))

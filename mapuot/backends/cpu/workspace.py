@@ -20,10 +20,18 @@ from ...processor import SERIAL_ENTRIES
 from ...side import Side
 from ..contract import Options, Stats
 from ..workspace import FLUSH_LOG, ROUNDING, STORAGE, KernelWorkspace, flush_tol, narrow_floor
-from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, padded, pointer, pool_for
+from . import native
+from .native import check, empty, matrix, padded, pointer
 
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
+
+
+def names_of(side: Side) -> list[str]:
+    """The native.vectors of one marginal, with fi and base for the quick prox where one formula serves all points."""
+    names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
+    names += ["fi", "base"] if side.uniform else []
+    return names + ["upper"] * (side.upper is not None)
 
 
 class Workspace(KernelWorkspace):
@@ -33,17 +41,18 @@ class Workspace(KernelWorkspace):
         super().__init__(problem, options)
         m, n = problem.shape
         self.safe_spread = SAFE_SPREAD[self.dtype]
-        self.pool = pool_for(options.threads, m * n)
+        self.pool = native.pool_for(options.threads, m * n)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
         rates = problem.rows.scalar_rho, problem.cols.scalar_rho
-        self.ld = leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
+        self.ld = native.leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
         self.K = empty(m * self.ld, STORAGE[self.dtype])
-        self.sums = filled([], size + SCALARS)
-        self.partial = empty((size + SCALARS) * threads if threads > 1 else 1)
-        self.work, self.history = filled([], 3 * size), filled([], (2 * options.memory + 2) * size)
+        self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
+        sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
+        lengths = (size + native.SCALARS, 3 * size, (2 * options.memory + 2) * size, *sides)
+        self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
         self.in_grid = problem.cols.ranks.size > 1
         state = self.state = ffi.new("mapuot_state *")
-        state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[self.dtype]
+        state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[self.dtype]
         state.kernel, state.reg = pointer(self.K, "void *"), problem.reg
         state.sums, state.partial = pointer(self.sums), pointer(self.partial)
         state.work, state.history = pointer(self.work), pointer(self.history)
@@ -62,28 +71,22 @@ class Workspace(KernelWorkspace):
         if problem.cost.held:
             self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
             state.M, state.c = self.matrices
-        self.tile = empty(threads * TILE * self.ld if self.coarse else 0)
+        self.tile = empty(threads * native.TILE * self.ld if self.coarse else 0)
         state.tile = pointer(self.tile) if self.coarse else ffi.NULL
         state.best_dual, state.progress_dual, state.best_error, state.head = -math.inf, -math.inf, math.inf, -1
-        self.row_side = self.side(problem.rows, m, state.rows)
-        self.col_side = self.side(problem.cols, size, state.cols)
+        self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
+        self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
 
-    def side(self, side: Side, size: int, out: Any) -> dict[str, F64]:
-        """Fill the C view of one marginal; ``size`` is its padded length."""
-        soft = side.penalty == "kl" and bool(np.isfinite(side.rho).all())
-        fast = soft or side.penalty == "balanced"
-        names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
-        names += ["fi", "base"] if fast else []
-        names += ["upper"] if side.upper is not None else []
-        stride, count = padded(size), len(side.weight)
-        block = filled([], len(names) * stride)
+    def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
+        """Fill the C view of one marginal over ``block``; ``size`` is a vector's length, of columns padded."""
+        names, stride, count = names_of(side), padded(size), len(side.weight)
         arrays = {name: block[k * stride : k * stride + size] for k, name in enumerate(names)}
         arrays["rho"][:] = 1.0
         arrays["rho"][:count] = side.rho
-        if fast:
+        if "fi" in arrays:
             arrays["fi"][:] = 1.0
-            finite = np.isfinite(side.rho)
-            arrays["fi"][:count][finite] = side.rho[finite] / (side.rho[finite] + self.problem.reg)
+            if side.penalty != "balanced":
+                arrays["fi"][:count] = side.rho / (side.rho + self.problem.reg)
         if side.upper is not None:
             arrays["upper"][:count] = side.upper
         out.len, out.penalty = count, penalties.KINDS[side.penalty]
@@ -92,15 +95,11 @@ class Workspace(KernelWorkspace):
         return arrays
 
     def shifted_log_v(self) -> F64:
-        x: F64 = self.col_side["log_scale"][: self.problem.shape[1]].copy()
-        return x
+        return self.col_side["log_scale"][: self.problem.shape[1]]
 
-    def set_shift(self, shift: float) -> None:
-        self.state.shift = shift
-
-    def build(self, alpha: F64, beta: F64) -> None:
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
         problem, state = self.problem, self.state
-        self.alpha, self.beta = alpha, beta
+        self.alpha, self.beta, state.exponent_error = alpha, beta, error
         state.alpha, state.beta = pointer(alpha), pointer(beta)
         for i0, i1, matrices in self.blocks():
             check(
@@ -109,9 +108,6 @@ class Workspace(KernelWorkspace):
                     state.dtype, ffi.cast("char *", state.kernel) + i0 * self.ld * self.K.itemsize, self.ld,
                 )
             )  # fmt: skip
-
-    def set_exponent_error(self, error: float) -> None:
-        self.state.exponent_error = error
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
         self.state.dual_constant, self.state.dual_scale = self.dual_constants()
@@ -171,8 +167,9 @@ class Workspace(KernelWorkspace):
                 base = fi * side.log_weight - (1 - fi) * d
             arrays["base"][:count] = np.where(off, 0.0, base)
 
-    def set_cols(self, e: F64, off: Any, x: F64) -> None:
+    def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
         n, cols = len(x), self.col_side
+        self.state.shift = self.state.shift if shift is None else shift
         self.set_side(self.problem.cols, cols, e, off)
         cols["log_scale"][:n] = x
         with np.errstate(over="ignore"):
@@ -192,7 +189,7 @@ class Workspace(KernelWorkspace):
         return [
             Stats(
                 first + i, s.gap, s.error, s.dual, s.mass, s.residual, bool(s.rejected),
-                ffi.string(lib.mapuot_status_text(s.status)).decode(),
+                native.status_text(s.status),
             )
             for i, s in enumerate(stats[0 : made[0]])
         ]  # fmt: skip
@@ -218,7 +215,7 @@ class Workspace(KernelWorkspace):
             self.row_pass(lib.mapuot_row_dots)
         with rows.adding(self.sums):
             self.row_pass(lib.mapuot_row_sums)
-            self.sums[-SCALARS:] *= cols.rank == 0  # each row counts once
+            self.sums[-native.SCALARS :] *= cols.rank == 0  # each row counts once
         for step in range(4):
             check(lib.mapuot_finish_step(self.pool, self.state, finish, stats, step))
             cols.fold(found, top=step == 2)

@@ -49,7 +49,7 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
         return None
     if max(task.shape) <= MOST:
         return "float64" if asked == "float64" else "float32"
-    return "float64" if task.shared and task.spread + reach <= PRODUCT_SPREAD else None
+    return "float64" if task.one_cost and task.spread + reach <= PRODUCT_SPREAD else None
 
 
 def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:

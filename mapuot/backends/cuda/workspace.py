@@ -159,14 +159,8 @@ class Workspace(KernelWorkspace):
         x: F64 = self.answers["x_next"][: self.problem.shape[1]]
         return x
 
-    def set_shift(self, shift: float) -> None:
-        self.progress["shift"] = shift
-
-    def set_exponent_error(self, error: float) -> None:
-        """Into the storage error, of which the device adds three times."""
-        self.state["storage_error"] = ROUNDING[self.dtype] + error / 3
-
-    def build(self, alpha: F64, beta: F64) -> None:
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
+        self.state["storage_error"] = ROUNDING[self.dtype] + error / 3  # the device adds three times its storage error
         problem, (alpha_on, beta_on) = self.problem, on_device(alpha, beta)
         for i0, i1, M, c in blocks_of(self.problem):
             out, view = self.K[i0 * self.ld :], view_of(M, c, alpha_on[i0:i1], beta_on, problem.reg)
@@ -216,7 +210,8 @@ class Workspace(KernelWorkspace):
         for k, values in enumerate(columns):
             point[:, k] = values
 
-    def set_cols(self, e: F64, off: Any, x: F64) -> None:
+    def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
+        self.progress["shift"] = self.progress["shift"] if shift is None else shift
         side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
         weight = np.where(off, 0.0, side.weight)
         with np.errstate(over="ignore", divide="ignore"):
