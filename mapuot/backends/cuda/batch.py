@@ -94,7 +94,7 @@ def step_kernel(function: str, cost: str) -> Any:
 
 def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
     """(p, length) float64 weights where ``table`` lies, their masses and minima on the host; one vector serves all."""
-    if isinstance(table, np.ndarray):
+    if not isinstance(table, cp.ndarray):
         return weigh_on_host(table, p)
     given = cp.ascontiguousarray(table if table.dtype in (np.float32, np.float64) else table.astype(np.float64))
     length = given.shape[-1]
