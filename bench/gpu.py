@@ -110,7 +110,7 @@ def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
     problem = Problem.from_arrays(M, np.full(m, 1 / m), np.full(n, 1 / n), 0.05, 1.0, "kl", "product", cuda)
     memory = 0 if in_place else 5
     made = cuda.Workspace(problem, Options(not in_place, memory, in_place, precision, -1.0, -1.0, None))
-    made.state["finer"] = 0  # tol < 0: as many passes as asked for, in the storage and the sums asked for
+    made.state["limits"]["finer"] = 0  # tol < 0: as many passes as asked for, in the storage and the sums asked for
     made.absorb(np.zeros(n))
     return made
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mapuot._core import lib
 
 from mapuot.backends.cpu import native
 
-from . import common
+from . import common, library
 from .limits import Buffer
 from .one_pass import DTYPES, Case, relative
 
@@ -36,7 +35,7 @@ class Team:
         self.check()
 
     def shared_sums(self, chunk: int) -> None:
-        lib.mapuot_bench_shared_sums(self.pool, self.case.fused.state, chunk, native.pointer(self.sums))
+        library.shared_sums(self.threads, self.case.fused.state, chunk, self.sums)
 
     def check(self) -> None:
         """Both layouts hold the column sums of row_pass."""

@@ -13,27 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..penalties import F64
-from ..problem import Common, Problem
+from ..problem import Problem
 from .contract import Options
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
-ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
-FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
 FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
-# noise of float32 passes in a certified error: the CPU sums 32 terms a lane and 64 rows in float32, their totals in
-# float64 (some 3e-8 of a marginal); a GPU sums whole rows and columns in float32
-NARROW_NOISE = {"cpu": 1e-7, "cuda": 3e-7}
-
-
-def narrow_floor(problem: Common, backend: str) -> float:
-    """Certified error that float32 passes can still resolve; their noise is amplified by sqrt(rho / reg)."""
-    largest = max(problem.rows.largest_soft_rho, problem.cols.largest_soft_rho)
-    return float(NARROW_NOISE[backend] * (1 + largest / problem.reg) ** 0.5)
-
-
-def flush_tol(tol: float) -> float:
-    """Share of the mass that entries of K below its flush may hide: a hundredth of what is asked for."""
-    return max(1e-12, min(1e-8, tol / 100))
 
 
 def shifted(problem: Problem, log_v: F64) -> tuple[F64, float]:
@@ -56,11 +40,6 @@ class KernelWorkspace:
 
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options, self.dtype = problem, options, options.precision
-
-    @property
-    def coarse(self) -> bool:
-        """Whether K's storage is too coarse to certify tol, which takes 12 roundings."""
-        return self.options.tol < 12 * ROUNDING[self.dtype] and not self.options.in_place and self.dtype != "float64"
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and each row and column in use has an entry 1; build K."""

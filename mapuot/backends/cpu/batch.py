@@ -6,7 +6,6 @@ it stops with status "absorb" and is for the caller to solve alone. C side: src_
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,12 @@ from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING, BatchProblem
 from ...side import STRICT, Side
 from ..contract import SMALL_ENTRIES, Options
-from ..workspace import FLUSH_LOG, ROUNDING, STORAGE, flush_tol
+from ..limits import START, limits_of
+from ..records import STATS, STATUS, put
+from ..workspace import STORAGE
 from . import native
 from .native import check, empty, leading_dimension, matrix, padded, pointer, zeros
-from .workspace import SAFE_SPREAD
+from .workspace import SAFE_SPREAD, SCALES
 
 EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
 CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
@@ -28,14 +29,6 @@ CLIMBS = False  # by way of larger regs: one K for all holds a range(M) that nee
 SLOTS = 16  # problems that a thread keeps in hand
 SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache
 CALL_PASSES = 64  # a foreign call makes at most so many of each problem: Ctrl-C waits for it
-STATS = np.dtype(
-    {
-        "names": ["gap", "error", "dual", "mass", "status"],
-        "formats": ["f8", "f8", "f8", "f8", "i4"],
-        "offsets": [ffi.offsetof("mapuot_stats", name) for name in ("gap", "error", "dual", "mass", "status")],
-        "itemsize": ffi.sizeof("mapuot_stats"),
-    }
-)
 
 
 def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
@@ -69,21 +62,15 @@ class BatchWorkspace:
         self.K = empty((1 if task.one_cost else p) * m * self.ld, STORAGE[dtype])
         self.sums, self.work = table(p, np_ + native.SCALARS), table(p, 3 * np_)
         self.history = table(p, (2 * options.memory + 2) * np_)
-        self.states, self.records = ffi.new("mapuot_state[]", p), ffi.new("mapuot_stats[]", p)
-        self.stats = np.frombuffer(ffi.buffer(self.records), STATS)
+        self.states, self.stats = ffi.new("mapuot_state[]", p), np.zeros(p, STATS)
         state = self.states[0]
         state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[dtype]
-        state.kernel, state.reg = pointer(self.K, "void *"), task.reg
+        state.kernel = pointer(self.K, "void *")
         state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
-        state.memory, state.tol, state.tol_gap = options.memory, options.tol, options.tol_gap
-        rates = task.rows.scalar_rho, task.cols.scalar_rho
-        state.translate = options.translate and None not in rates
-        state.rho_u, state.rho_v = (1.0 if rho is None else rho for rho in rates)
-        state.storage_error, state.flush = ROUNDING[dtype], math.exp(FLUSH_LOG[dtype])
         reach = 0.0 if log_v is None else float(np.abs(log_v).max())
-        state.exponent_error = EXPONENT_ROUNDING * (task.spread + abs(task.M_min) / task.reg + reach)
-        state.flush_tol = flush_tol(options.tol)
-        state.best_dual, state.progress_dual, state.best_error, state.head = -math.inf, -math.inf, math.inf, -1
+        own = {"exponent_error": EXPONENT_ROUNDING * (task.spread + abs(task.M_min) / task.reg + reach), "finer": 0}
+        put(state.limits, limits_of(task, options, dtype) | SCALES | own)
+        put(state.progress, START)
         log_a, log_b = task.log_reference
         self.rows = self.side(task.rows, task.A, task.M_min / task.reg - log_a, state.rows)
         self.cols = self.side(task.cols, task.B, -log_b, state.cols)
@@ -128,7 +115,7 @@ class BatchWorkspace:
         for side, weight in ((task.rows, task.A), (task.cols, task.B)):
             scale += weight @ side.soft_rho
         for state, constant, size in zip(self.states, task.reg * task.c_mass, scale, strict=True):
-            state.dual_constant, state.dual_scale = constant, size
+            state.limits.dual_constant, state.limits.dual_scale = constant, size
 
     def build(self) -> None:
         M = self.task.M.reshape(-1, self.task.shape[1])
@@ -144,27 +131,27 @@ class BatchWorkspace:
         """At most so many passes of each problem that still runs; how many still run then."""
         count = min(CALL_PASSES, passes)
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
-        check(lib.mapuot_batch_iterate(self.pool, self.p, self.task.one_cost, slots, self.states, count, self.records))
+        stats = pointer(self.stats, "mapuot_stats *")
+        check(lib.mapuot_batch_iterate(self.pool, self.p, self.task.one_cost, slots, self.states, count, stats))
         return int((self.stats["status"] == lib.MAPUOT_RUNNING).sum())
 
     def status(self) -> Any:
-        codes, places = np.unique(self.stats["status"], return_inverse=True)
-        return np.array([*map(native.status_text, codes)])[places]
+        return np.array(STATUS)[self.stats["status"].astype(np.int64)]
 
     def field(self, name: str) -> Any:
-        return np.array([getattr(state, name) for state in self.states])
+        return np.array([getattr(state.progress, name) for state in self.states])
 
     def potentials(self) -> tuple[F64, F64]:
         """(log u, log v) of the last certified iterates, (p, m) and (p, n); -inf where left out."""
         m, n = self.task.shape
-        shift, offset = self.field("shift")[:, None], self.field("row_offset")[:, None]
+        shift, offset = self.field("shift")[:, None], self.field("offset")[:, None]
         out_u, out_v = (np.isposinf(x["absorbed"][:, :k]) for x, k in ((self.rows, m), (self.cols, n)))
         log_u = self.rows["log_scale"][:, :m] + self.rows["absorbed"][:, :m] + shift + offset
         return np.where(out_u, -np.inf, log_u), np.where(out_v, -np.inf, self.work[:, :n] - shift)
 
     def marginals(self) -> tuple[F64, F64]:
         m, n = self.task.shape
-        return self.rows["marginal"][:, :m] * np.exp(self.field("row_offset"))[:, None], self.cols["marginal"][:, :n]
+        return self.rows["marginal"][:, :m] * np.exp(self.field("offset"))[:, None], self.cols["marginal"][:, :n]
 
 
 def table(p: int, length: int) -> F64:

@@ -25,15 +25,10 @@ def set_isa(name: str) -> None:
         raise ValueError(f"isa must be one that this machine has, got {name!r} where {isa()!r} is in use")
 
 
-@functools.cache
-def status_text(status: int) -> str:
-    return str(ffi.string(lib.mapuot_status_text(status)).decode())
-
-
 def check(status: int) -> int:
     """Turn the negative codes of the core into exceptions."""
     if status < 0:
-        text = status_text(status)
+        text = ffi.string(lib.mapuot_status_text(status)).decode()
         raise MemoryError(text) if status == lib.MAPUOT_NO_MEMORY else RuntimeError(text)
     return status
 

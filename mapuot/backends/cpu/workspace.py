@@ -6,7 +6,6 @@ thread that will read them. Twin: backends/cuda/workspace.py; oracle: backends/r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,16 +18,20 @@ from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
 from ...side import Side
 from ..contract import Options, Stats
-from ..workspace import FLUSH_LOG, ROUNDING, STORAGE, KernelWorkspace, flush_tol, narrow_floor
+from ..limits import START, limits_of, narrow_floor
+from ..records import STATS, put, told
+from ..workspace import STORAGE, KernelWorkspace
 from . import native
 from .native import check, empty, matrix, padded, pointer
 
+NARROW_NOISE = 1e-7  # some 3e-8 in a marginal, from runs of up to 64 rows in float32
+SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
 
 
 def names_of(side: Side) -> list[str]:
-    """The native.vectors of one marginal, with fi and base for the quick prox where one formula serves all points."""
+    """The vectors of one marginal, with fi and base for the quick prox where one formula serves all points."""
     names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
     names += ["fi", "base"] if side.uniform else []
     return names + ["upper"] * (side.upper is not None)
@@ -43,7 +46,6 @@ class Workspace(KernelWorkspace):
         self.safe_spread = SAFE_SPREAD[self.dtype]
         self.pool = native.pool_for(options.threads, m * n)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
-        rates = problem.rows.scalar_rho, problem.cols.scalar_rho
         self.ld = native.leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
         self.K = empty(m * self.ld, STORAGE[self.dtype])
         self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
@@ -53,27 +55,25 @@ class Workspace(KernelWorkspace):
         self.in_grid = problem.cols.ranks.size > 1
         state = self.state = ffi.new("mapuot_state *")
         state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[self.dtype]
-        state.kernel, state.reg = pointer(self.K, "void *"), problem.reg
+        state.kernel = pointer(self.K, "void *")
         state.sums, state.partial = pointer(self.sums), pointer(self.partial)
         state.work, state.history = pointer(self.work), pointer(self.history)
-        state.memory, state.in_place = options.memory, options.in_place
-        state.translate = options.translate and None not in rates
-        state.rho_u, state.rho_v = (1.0 if rho is None else rho for rho in rates)
-        state.tol, state.tol_gap = options.tol, options.tol_gap
-        state.storage_error, state.flush = ROUNDING[self.dtype], math.exp(FLUSH_LOG[self.dtype])
-        state.flush_tol = flush_tol(options.tol)
-        state.narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
-        self.narrow_v = empty(size if state.narrow else 1, np.float32)
-        self.run = empty(size * threads if state.narrow else 1, np.float32)
+        self.limits, self.progress = state.limits, state.progress
+        put(self.limits, limits_of(problem, options, self.dtype) | SCALES)
+        put(self.progress, START)
+        self.limits.narrow_floor = narrow_floor(problem, NARROW_NOISE)
+        narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
+        self.progress.narrow = narrow
+        self.narrow_v = empty(size if narrow else 1, np.float32)
+        self.run = empty(size * threads if narrow else 1, np.float32)
         self.run.fill(0)
         state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
-        state.narrow_floor, state.piped = narrow_floor(problem, "cpu"), -1 if m * n > SERIAL_ENTRIES else 0
+        state.piped = -1 if m * n > SERIAL_ENTRIES else 0
         if problem.cost.held:
             self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
             state.M, state.c = self.matrices
-        self.tile = empty(threads * native.TILE * self.ld if self.coarse else 0)
-        state.tile = pointer(self.tile) if self.coarse else ffi.NULL
-        state.best_dual, state.progress_dual, state.best_error, state.head = -math.inf, -math.inf, math.inf, -1
+        self.tile = empty(threads * native.TILE * self.ld if self.limits.finer else 0)
+        state.tile = pointer(self.tile) if self.limits.finer else ffi.NULL
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
 
@@ -99,7 +99,7 @@ class Workspace(KernelWorkspace):
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         problem, state = self.problem, self.state
-        self.alpha, self.beta, state.exponent_error = alpha, beta, error
+        self.alpha, self.beta, self.limits.exponent_error = alpha, beta, error
         state.alpha, state.beta = pointer(alpha), pointer(beta)
         for i0, i1, matrices in self.blocks():
             check(
@@ -110,7 +110,7 @@ class Workspace(KernelWorkspace):
             )  # fmt: skip
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
-        self.state.dual_constant, self.state.dual_scale = self.dual_constants()
+        self.limits.dual_constant, self.limits.dual_scale = self.dual_constants()
 
     def blocks(self) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
         """(i0, i1, (M, c)) for the core: all rows at once, or those of a cost that is not held block by block."""
@@ -169,30 +169,24 @@ class Workspace(KernelWorkspace):
 
     def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
         n, cols = len(x), self.col_side
-        self.state.shift = self.state.shift if shift is None else shift
+        self.progress.shift = self.progress.shift if shift is None else shift
         self.set_side(self.problem.cols, cols, e, off)
         cols["log_scale"][:n] = x
         with np.errstate(over="ignore"):
             cols["scale"][:n] = np.exp(x - e)  # 0 where e is inf
-        self.state.since_absorb = 0
+        self.progress.since_absorb = 0
         if self.options.in_place:
             self.history[: len(cols["scale"])] = cols["scale"]
             self.row_side["scale"][:] = 1.0
 
     def iterate(self, count: int) -> list[Stats]:
-        stats, made = ffi.new("mapuot_stats[]", count), ffi.new("int64_t *")
+        table, made = np.empty(count, STATS), ffi.new("int64_t *")
+        stats = pointer(table, "mapuot_stats *")
         if self.problem.ranks.size > 1 or (self.tile.size and not self.problem.cost.held):
             made[0] = self.passes(count, stats)
         else:
             check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
-        first = self.state.passes - made[0] + 1
-        return [
-            Stats(
-                first + i, s.gap, s.error, s.dual, s.mass, s.residual, bool(s.rejected),
-                native.status_text(s.status),
-            )
-            for i, s in enumerate(stats[0 : made[0]])
-        ]  # fmt: skip
+        return told(table[: made[0]], self.progress.passes - made[0] + 1)
 
     def passes(self, count: int, stats: Any) -> int:
         """mapuot_iterate where the ranks meet between row_pass and finish_pass, or M is streamed."""
@@ -250,17 +244,17 @@ class Workspace(KernelWorkspace):
     def full_log_v(self, vector: F64) -> F64:
         n = self.problem.shape[1]
         with np.errstate(invalid="ignore"):  # of a start that overflowed
-            return self.limited(vector[:n] - self.state.shift, 1)
+            return self.limited(vector[:n] - self.progress.shift, 1)
 
     def potentials(self) -> tuple[F64, F64]:
-        rows, state = self.row_side, self.state
+        rows, progress = self.row_side, self.progress
         with np.errstate(invalid="ignore"):
-            log_u = rows["log_scale"] + rows["absorbed"] + state.shift + state.row_offset
+            log_u = rows["log_scale"] + rows["absorbed"] + progress.shift + progress.offset
         return self.limited(log_u, 0), self.full_log_v(self.work)
 
     def marginals(self) -> tuple[F64, F64]:
         n = self.problem.shape[1]
-        return self.row_side["marginal"] * math.exp(self.state.row_offset), self.col_side["marginal"][:n].copy()
+        return self.row_side["marginal"] * self.progress.kappa, self.col_side["marginal"][:n].copy()
 
     def close(self) -> None:
         """Give K back at once; the potentials stay."""

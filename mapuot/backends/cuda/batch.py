@@ -18,9 +18,9 @@ from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING, BatchProblem
 from ..contract import Options
 from ..contract import weigh as weigh_on_host
-from ..workspace import narrow_floor
+from ..limits import narrow_floor
 from .kernels import F8, I8, MEMORY, PTR, by_value, kernel, small_options
-from .workspace import STATUS
+from .workspace import NARROW_NOISE, STATUS
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
@@ -72,7 +72,7 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
         record["lam_rate"], record["mu_rate"] = 1 / (fi1 * k1 + k2), fi2 / (k1 + fi2 * k2)
     record["tol"], record["tol_gap"] = options.tol, options.tol_gap
     record["memory"], record["product"] = min(options.memory, MEMORY), task.reference == "product"
-    record["narrow_floor"] = narrow_floor(task, "cuda")
+    record["narrow_floor"] = narrow_floor(task, NARROW_NOISE)
     # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
     record["rounding"] = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
     record["unresolved"] = 1 + math.sqrt((record["rho1"] + record["rho2"]) / reg)

@@ -22,13 +22,15 @@ from ... import penalties
 from ...penalties import F64
 from ...problem import Problem
 from ..contract import Options, Stats
-from ..workspace import FLUSH_LOG, ROUNDING, STORAGE, KernelWorkspace, flush_tol, narrow_floor
-from .kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
+from ..limits import ROUNDING, limits_of, narrow_floor
+from ..workspace import STORAGE, KernelWorkspace
+from .kernels import BLOCKS, ITEMSIZE, LIMITS, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
 from .launch import TRACE_PASSES, Iterate
 from .stream import blocks_of, parts, reduce_rows, stream, view_of
 
 QUICK_ENTRIES, QUICK_PASSES = 1 << 30, 64  # K up to so large (2 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
+NARROW_NOISE = 3e-7  # three times the CPU's: whole rows and columns are summed in float32
 NARROW_LIMIT = 1e20  # largest v that float32 passes start from
 ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
 PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, a pass after the end takes it 20 us
@@ -108,27 +110,15 @@ class Workspace(KernelWorkspace):
         self.state["trace"] = self.state["progress"] + 2 * PROGRESS.itemsize
 
     def constants(self) -> None:
-        problem, options, state = self.problem, self.options, self.state
-        rates = problem.rows.scalar_rho, problem.cols.scalar_rho
+        problem, state = self.problem, self.state
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
         state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
-        state["memory"], state["reg"], state["inv_reg"] = min(options.memory, MEMORY), problem.reg, 1 / problem.reg
-        k1, k2 = (0.0 if rho is None else problem.reg / rho for rho in rates)
-        translate = options.translate and None not in rates and k1 + k2 > 0
-        fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)
-        state["fi_rows"], state["rate_cols"] = fi1, k2
-        state["lam_rate"] = 1 / (fi1 * k1 + k2) if translate else 0.0
-        state["mu_rate"] = fi2 / (k1 + fi2 * k2) if translate else 0.0
-        state["tol"], state["tol_gap"] = options.tol, options.tol_gap
-        state["flush_tol"], state["narrow_floor"] = flush_tol(options.tol), narrow_floor(problem, "cuda")
-        self.storage()
+        limits = limits_of(problem, self.options, self.dtype)
+        for name in LIMITS:
+            state[name] = limits.get(name, 0.0)
+        state["memory"], state["narrow_floor"] = min(self.options.memory, MEMORY), narrow_floor(problem, NARROW_NOISE)
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
             state[name]["kind"] = penalties.KINDS[side.penalty]
-
-    def storage(self) -> None:
-        """What depends on how K is stored; finer: float64 takes over where the storage is too coarse for tol."""
-        self.state["storage_error"], self.state["flush"] = ROUNDING[self.dtype], math.exp(FLUSH_LOG[self.dtype])
-        self.state["finer"] = float(self.coarse)
 
     def refine(self) -> None:
         """K in float64 from here on."""

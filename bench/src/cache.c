@@ -1,6 +1,6 @@
 /* cache.c - one process for cachegrind: `passes` passes of one form over an n x n float32 matrix, and nothing else.
  *
- * Usage: cache FORM n passes. bench/cache.py links it with the kernels of src_c in AVX2, one thread, and takes the
+ * Usage: cache FORM n passes. bench/cache.py links it with bandwidth_tmpl.c and kernels_tmpl.c in AVX2, one thread, and takes the
  * difference of two runs, so that setting up does not count.
  */
 #include <stdio.h>

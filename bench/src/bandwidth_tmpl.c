@@ -25,7 +25,7 @@ ALWAYS_INLINE double dot_row(const real *K, const double *v, int64_t np)
 
 static double prox(const mapuot_state *state, int64_t i, double s)
 {
-    return exp(state->rows.base[i] - (1.0 - state->rows.fi[i]) * state->shift - state->rows.fi[i] * log(s));
+    return exp(state->rows.base[i] - (1.0 - state->rows.fi[i]) * state->progress.shift - state->rows.fi[i] * log(s));
 }
 
 /* u = prox(K v) */

@@ -1,13 +1,16 @@
-/* bandwidth.c - the benchmark's own measurements: memory bandwidth, and baselines of the pass; used by bench/ alone.
+/* bandwidth.c - the benchmark's own library: memory bandwidth, and baselines of the pass.
  *
+ * bench/library.py builds it, with a copy of the core's pool and headers, and declares the functions that EXPORT marks.
  * Arrays are 64-byte aligned and shared among the threads in whole lines.  `repeats` runs go on inside one call, so that
  * caches small enough to be read in a microsecond can be measured; the threads do not wait for each other between them.
- * Kernels: bandwidth_tmpl.c, in the instruction set that dispatch.c chose.
+ * Kernels: bandwidth_tmpl.c, in the instruction set that bench_isa names.
  */
 #include <string.h>
 
 #include "kernels.h"
 #include "real.h"
+
+#define EXPORT __attribute__((visibility("default")))
 
 typedef struct {
     double (*read)(const double *x, int64_t len, int streams, int64_t ahead);
@@ -45,16 +48,22 @@ DECLARE(avx2)
 DECLARE(avx512)
 #endif
 
-static const bench_kernels *active(void)
+static const bench_kernels *active = &table_scalar;
+
+EXPORT int bench_isa(const char *isa)
 {
 #ifndef MAPUOT_NO_X86
-    if (strcmp(mapuot_isa(), "avx512") == 0)
-        return &table_avx512;
-    if (strcmp(mapuot_isa(), "avx2") == 0)
-        return &table_avx2;
+    if (strcmp(isa, "avx512") == 0)
+        active = &table_avx512;
+    else if (strcmp(isa, "avx2") == 0)
+        active = &table_avx2;
+    else
 #endif
-    return &table_scalar;
+        active = &table_scalar;
+    return strcmp(isa, "scalar") == 0 || active != &table_scalar ? MAPUOT_RUNNING : MAPUOT_BAD_ARGUMENT;
 }
+
+EXPORT mapuot_pool *bench_pool(int threads) { return mapuot_pool_new(threads); }
 
 /* ---- bandwidth ---- */
 
@@ -82,7 +91,7 @@ static void read_task(void *context, int thread, int threads)
     const int64_t k0 = first_entry(job->len, thread, threads), k1 = first_entry(job->len, thread + 1, threads);
     double sum = 0.0;
     for (int64_t r = 0; r < job->repeats; r++)
-        sum += active()->read(job->x + k0, k1 - k0, job->streams, job->ahead);
+        sum += active->read(job->x + k0, k1 - k0, job->streams, job->ahead);
     job->out[thread * 8] = sum;
 }
 
@@ -91,7 +100,7 @@ static void copy_task(void *context, int thread, int threads)
     const stream_job *job = context;
     const int64_t k0 = first_entry(job->len, thread, threads), k1 = first_entry(job->len, thread + 1, threads);
     for (int64_t r = 0; r < job->repeats; r++)
-        (job->nontemporal ? active()->copy_nontemporal : active()->copy)(job->x + k0, job->y + k0, k1 - k0);
+        (job->nontemporal ? active->copy_nontemporal : active->copy)(job->x + k0, job->y + k0, k1 - k0);
 }
 
 static void scale_task(void *context, int thread, int threads)
@@ -99,16 +108,16 @@ static void scale_task(void *context, int thread, int threads)
     const stream_job *job = context;
     const int64_t k0 = first_entry(job->len, thread, threads), k1 = first_entry(job->len, thread + 1, threads);
     for (int64_t r = 0; r < job->repeats; r++)
-        active()->scale(job->y + k0, k1 - k0);
+        active->scale(job->y + k0, k1 - k0);
 }
 
-int mapuot_bench_fill(mapuot_pool *pool, double *x, int64_t len)
+EXPORT int bench_fill(mapuot_pool *pool, double *x, int64_t len)
 {
     pool_run(pool, fill_task, &(stream_job){.y = x, .len = len});
     return MAPUOT_RUNNING;
 }
 
-int mapuot_bench_read(mapuot_pool *pool, const double *x, int64_t len, int streams, int64_t ahead, int64_t repeats,
+EXPORT int bench_read(mapuot_pool *pool, const double *x, int64_t len, int streams, int64_t ahead, int64_t repeats,
                       double *out)
 {
     if (streams != 1 && streams != 4 && streams != 8)
@@ -118,14 +127,14 @@ int mapuot_bench_read(mapuot_pool *pool, const double *x, int64_t len, int strea
     return MAPUOT_RUNNING;
 }
 
-int mapuot_bench_copy(mapuot_pool *pool, const double *x, double *y, int64_t len, int nontemporal, int64_t repeats)
+EXPORT int bench_copy(mapuot_pool *pool, const double *x, double *y, int64_t len, int nontemporal, int64_t repeats)
 {
     pool_run(pool, copy_task,
              &(stream_job){.x = x, .y = y, .len = len, .nontemporal = nontemporal, .repeats = repeats});
     return MAPUOT_RUNNING;
 }
 
-int mapuot_bench_scale(mapuot_pool *pool, double *x, int64_t len, int64_t repeats)
+EXPORT int bench_scale(mapuot_pool *pool, double *x, int64_t len, int64_t repeats)
 {
     pool_run(pool, scale_task, &(stream_job){.y = x, .len = len, .repeats = repeats});
     return MAPUOT_RUNNING;
@@ -144,8 +153,8 @@ static int64_t sums_len(const mapuot_state *state) { return padded(state->n) + S
 static void dots_task(void *context, int thread, int threads)
 {
     const mapuot_state *state = ((rows_job *)context)->state;
-    active()->two_dots[state->dtype](state, first_row(state->m, thread, threads),
-                                     first_row(state->m, thread + 1, threads));
+    active->two_dots[state->dtype](state, first_row(state->m, thread, threads),
+                                   first_row(state->m, thread + 1, threads));
 }
 
 static void sums_task(void *context, int thread, int threads)
@@ -153,21 +162,21 @@ static void sums_task(void *context, int thread, int threads)
     const mapuot_state *state = ((rows_job *)context)->state;
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
     memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
-    active()->two_sums[state->dtype](state, first_row(state->m, thread, threads),
-                                     first_row(state->m, thread + 1, threads), sums);
+    active->two_sums[state->dtype](state, first_row(state->m, thread, threads),
+                                   first_row(state->m, thread + 1, threads), sums);
 }
 
 static void shared_task(void *context, int thread, int threads)
 {
     const rows_job *job = context;
-    active()->shared_rows[job->state->dtype](job->state, first_row(job->state->m, thread, threads),
-                                             first_row(job->state->m, thread + 1, threads), job->sums, thread, threads,
-                                             job->chunk);
+    active->shared_rows[job->state->dtype](job->state, first_row(job->state->m, thread, threads),
+                                           first_row(job->state->m, thread + 1, threads), job->sums, thread, threads,
+                                           job->chunk);
 }
 
 static int fits(const mapuot_state *state) { return state->rows.fi && state->dtype != MAPUOT_BF16; }
 
-int mapuot_bench_two_sweeps(mapuot_pool *pool, mapuot_state *state)
+EXPORT int bench_two_sweeps(mapuot_pool *pool, mapuot_state *state)
 {
     const int threads = mapuot_pool_threads(pool);
     rows_job job = {.state = state};
@@ -183,7 +192,7 @@ int mapuot_bench_two_sweeps(mapuot_pool *pool, mapuot_state *state)
     return MAPUOT_RUNNING;
 }
 
-int mapuot_bench_shared_sums(mapuot_pool *pool, const mapuot_state *state, int chunk, double *sums)
+EXPORT int bench_shared_sums(mapuot_pool *pool, const mapuot_state *state, int chunk, double *sums)
 {
     const int threads = mapuot_pool_threads(pool);
     if (!fits(state) || (chunk != 4 && chunk != 8))
