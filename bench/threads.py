@@ -29,7 +29,7 @@ class Team:
     def __init__(self, case: Case, threads: int) -> None:
         self.case, self.threads = case, threads
         self.pool = native.pool_for(threads, 0)
-        self.sums = native.filled([], native.padded(case.M.shape[1]) * threads)
+        self.sums = native.zeros(native.padded(case.M.shape[1]) * threads)
         self.buffer = Buffer(case.size, threads)
         self.buffer.repeats = 1
         self.check()

@@ -27,7 +27,9 @@ from .penalties import KINDS
 from .processor import cores, isa
 from .ranks import Ranks, join, mpi, own_block
 from .result import BLOCK_ENTRIES, Result
-from .solve import METHODS, PRECISIONS, grid_of, solve
+from .solve import solve
+from .strategy import METHODS, PRECISIONS
+from .validate import as_grid
 
 NOT_CONVERGED = 3
 REFERENCES = ("product", "uniform")  # those that are no file
@@ -162,7 +164,7 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
     if sparse and given["split"] == "grid":
         raise NotImplementedError("--plan sparse needs whole rows in each process: --split must be rows")
     split, backend = "rows" if sparse else given["split"], given["backend"].replace("auto", "cpu")
-    grid = given["split"] = grid_of(split, ranks.size, (m, n), given["method"], backend)
+    grid = given["split"] = as_grid(split, ranks.size, (m, n), METHODS[given["method"]][2], backend)
     i0, i1, j0, j1 = own_block(m, n, ranks.rank, ranks.size, grid)
     ranks.arrange(grid)
     a, b = weights(given.pop("a"), problem, "a", m), weights(given.pop("b"), problem, "b", n)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import Stats
+from .contract import Stats
 
 SOURCE = Path(__file__).resolve().parent.parent / "_cuda_src"
 WIDTHS = {"double": np.float64, "int64_t": np.int64}

@@ -1,8 +1,9 @@
 """Matrices and vectors of files, read where they are needed.
 
-A matrix opens as ``Rows``: only its shape is read, then block by block, so that no process ever holds more of it than a
-block. Each format has an opener, which gives something with shape, dtype and slices; .npy and .npz by plain reads of
-the bytes asked for, HDF5 and Zarr by their libraries. M is looked for, and a and b beside it, where no array is named.
+A matrix opens as ``Streamed``: only its shape is read, then block by block, so that no process ever holds more of it
+than a block. Each format has an opener, which gives something with shape, dtype and slices; .npy and .npz by plain
+reads of the bytes asked for, HDF5 and Zarr by their libraries. M is looked for, and a and b beside it, where no array
+is named.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from ..rows import Rows
+from ..cost import Streamed
 from .formats import library, split_name
 
 
-def open_matrix(text: Any, name: str = "M") -> Rows:
+def open_matrix(text: Any, name: str = "M") -> Streamed:
     """The rows of a matrix in a file; nothing is read but its shape."""
     blocks = Matrix(*split_name(text, name))
-    return Rows(blocks, blocks.array.shape, blocks.array.dtype)
+    return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
 def opened(source: Any) -> Any:

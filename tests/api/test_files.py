@@ -7,7 +7,7 @@ import pytest
 from problems import clouds, with_forbidden, with_zeros
 
 import mapuot
-from mapuot import files, rows
+from mapuot import cost, files
 
 FORMATS = ["plain.npy", "fortran.npy", "plain.npz", "packed.npz", "some.h5", "packed.hdf5", "some.zarr"]
 
@@ -15,7 +15,7 @@ FORMATS = ["plain.npy", "fortran.npy", "plain.npz", "packed.npz", "some.h5", "pa
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of about seven rows of 21 columns."""
-    monkeypatch.setattr(rows, "BLOCK_BYTES", 7 * 21 * 8)
+    monkeypatch.setattr(cost, "BLOCK_BYTES", 7 * 21 * 8)
 
 
 def write(path, M, **more):

@@ -1,7 +1,7 @@
 """The CPU's batch: p problems with one K, or one K each, set up at once and iterated in few foreign calls.
 
 K = exp((M_min - M) / reg) is in no problem's own scaling, so that all can share it; a problem whose scalings outgrow
-it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: cuda/batch.py.
+it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: backends/cuda/batch.py.
 """
 
 from __future__ import annotations
@@ -12,65 +12,63 @@ import numpy as np
 
 from ... import penalties
 from ..._core import ffi, lib
-from ...batch import SMALL_ENTRIES
 from ...penalties import F64
-from ...problem import EXPONENT_ROUNDING, Side
-from ...solve import PRECISIONS
-from .. import Options
+from ...problem import EXPONENT_ROUNDING, BatchProblem
+from ...side import STRICT, Side
+from ..contract import SMALL_ENTRIES, Options
 from ..limits import START, limits_of
 from ..records import STATS, STATUS, put
-from .native import DTYPES, SCALARS, check, empty, leading_dimension, matrix, padded, pointer, pool_for
-from .workspace import SAFE_SPREAD, SCALES, STORAGE
+from ..workspace import STORAGE
+from . import native
+from .native import check, empty, leading_dimension, matrix, padded, pointer, zeros
+from .workspace import SAFE_SPREAD, SCALES
 
 EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
 CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
+CLIMBS = False  # by way of larger regs: one K for all holds a range(M) that needs none
 SLOTS = 16  # problems that a thread keeps in hand
 SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache
 CALL_PASSES = 64  # a foreign call makes at most so many of each problem: Ctrl-C waits for it
 
 
-def storage(task: Any, precision: str, tol: float, reach: float) -> str | None:
-    """How one K can be stored for all; "auto" is float32 only where that saves memory traffic. None: it cannot.
+def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
+    """How one K can be stored for all, by default in float32 only where that saves memory traffic. None: it cannot.
 
     ``reach`` is the largest log v, in magnitude, of the start.
     """
-    plain = task.rows.scalar_rho is not None or task.rows.penalty not in ("kl", "balanced")
-    dtype = PRECISIONS.get(precision)
-    if dtype is None:
-        entries = task.M.size if task.M.ndim == 2 else task.shape[0] * task.shape[1]
-        dtype = "float64" if tol < EXACT_TOL or entries <= SMALL_ENTRIES else "float32"
-    spread = (task.M_max - task.M_min) / task.reg + reach
-    fits = plain and spread <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
+    plain = task.rows.scalar_rho is not None or not task.rows.logarithmic
+    small = tol < EXACT_TOL or task.cost.size <= SMALL_ENTRIES
+    dtype = asked or ("float64" if small else "float32")
+    fits = plain and task.spread + reach <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
     return dtype if fits else None
 
 
-def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:
+def bytes_each(shape: tuple[int, int], memory: int, one_cost: bool, precision: str) -> int:
     """Memory of one problem of a batch."""
     m, n = shape
-    own = 0 if shared else m * leading_dimension(n, 8) * np.dtype(STORAGE[precision]).itemsize
+    own = 0 if one_cost else m * leading_dimension(n, 8) * np.dtype(STORAGE[precision]).itemsize
     return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
 
 
 class BatchWorkspace:
     """The states of p problems and the arrays they point at; each array has one row a problem."""
 
-    def __init__(self, task: Any, options: Options, log_v: F64 | None) -> None:
-        (m, n), p = task.shape, len(task.A)
-        self.task, self.p, self.shared = task, p, task.M.ndim == 2
-        self.pool = pool_for(options.threads, p * m * n)
+    def __init__(self, task: BatchProblem, options: Options, log_v: F64 | None) -> None:
+        (m, n), p = task.shape, len(task)
+        self.task, self.p = task, p
+        self.pool = native.pool_for(options.threads, p * m * n)
         np_, dtype = padded(n), options.precision
         self.ld = leading_dimension(n, np.dtype(STORAGE[dtype]).itemsize)
-        self.K = empty((1 if self.shared else p) * m * self.ld, STORAGE[dtype])
-        self.sums, self.work = zeros(p, np_ + SCALARS), zeros(p, 3 * np_)
-        self.history = zeros(p, (2 * options.memory + 2) * np_)
-        self.states, self.left = ffi.new("mapuot_state[]", p), np.zeros(p, STATS)
+        self.K = empty((1 if task.one_cost else p) * m * self.ld, STORAGE[dtype])
+        self.sums, self.work = table(p, np_ + native.SCALARS), table(p, 3 * np_)
+        self.history = table(p, (2 * options.memory + 2) * np_)
+        self.states, self.stats = ffi.new("mapuot_state[]", p), np.zeros(p, STATS)
         state = self.states[0]
-        state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[dtype]
+        state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[dtype]
         state.kernel = pointer(self.K, "void *")
         state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
         reach = 0.0 if log_v is None else float(np.abs(log_v).max())
-        largest = (task.M_max - task.M_min + abs(task.M_min)) / task.reg + reach
-        own = {"exponent_error": EXPONENT_ROUNDING * largest, "finer": 0}
+        own = {"exponent_error": EXPONENT_ROUNDING * (task.spread + abs(task.M_min) / task.reg + reach), "finer": 0}
         put(state.limits, limits_of(task, options, dtype) | SCALES | own)
         put(state.progress, START)
         log_a, log_b = task.log_reference
@@ -81,23 +79,22 @@ class BatchWorkspace:
         self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, start)
         with np.errstate(invalid="ignore"):
             self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
-        check(lib.mapuot_batch_spread(p, self.shared, self.states))
+        check(lib.mapuot_batch_spread(p, task.one_cost, self.states))
         self.set_constants()
         self.build()
 
     def side(self, side: Side, weight: F64, absorbed: F64, out: Any) -> dict[str, F64]:
         """The arrays of one marginal of all problems; rho, fi and upper are common."""
         (p, count), reg = weight.shape, self.task.reg
-        fast = side.penalty == "balanced" or (side.penalty == "kl" and bool(np.isfinite(side.rho).all()))
-        left_out = np.isposinf(absorbed) | ((weight == 0) & (side.penalty in ("kl", "balanced", "range")))
-        arrays = {name: zeros(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
+        left_out = np.isposinf(absorbed) | ((weight == 0) & (side.penalty in STRICT))
+        arrays = {name: table(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
         arrays["absorbed"][:] = np.inf
         arrays["absorbed"][:, :count] = np.where(left_out, np.inf, absorbed)
         arrays["weight"][:, :count] = np.where(left_out, 0.0, weight)
         arrays["rho"] = np.ones(padded(count))
         arrays["rho"][:count] = side.rho
-        if fast:
-            arrays["fi"], arrays["base"] = np.ones(padded(count)), zeros(p, padded(count))
+        if side.uniform:
+            arrays["fi"], arrays["base"] = np.ones(padded(count)), table(p, padded(count))
             fi = np.where(np.isinf(side.rho), 1.0, 1 / (1 + reg / side.rho))
             arrays["fi"][:count] = fi
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -116,7 +113,7 @@ class BatchWorkspace:
         task = self.task
         scale = np.zeros(self.p)
         for side, weight in ((task.rows, task.A), (task.cols, task.B)):
-            scale += weight @ np.where(np.isfinite(side.rho), side.rho, 0.0)
+            scale += weight @ side.soft_rho
         for state, constant, size in zip(self.states, task.reg * task.c_mass, scale, strict=True):
             state.limits.dual_constant, state.limits.dual_scale = constant, size
 
@@ -133,13 +130,13 @@ class BatchWorkspace:
     def iterate(self, passes: int) -> int:
         """At most so many passes of each problem that still runs; how many still run then."""
         count = min(CALL_PASSES, passes)
-        stats = pointer(self.left, "mapuot_stats *")
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
-        check(lib.mapuot_batch_iterate(self.pool, self.p, self.shared, slots, self.states, count, stats))
-        return int((self.left["status"] == lib.MAPUOT_RUNNING).sum())
+        stats = pointer(self.stats, "mapuot_stats *")
+        check(lib.mapuot_batch_iterate(self.pool, self.p, self.task.one_cost, slots, self.states, count, stats))
+        return int((self.stats["status"] == lib.MAPUOT_RUNNING).sum())
 
     def status(self) -> Any:
-        return np.array(STATUS)[self.left["status"].astype(np.int64)]
+        return np.array(STATUS)[self.stats["status"].astype(np.int64)]
 
     def field(self, name: str) -> Any:
         return np.array([getattr(state.progress, name) for state in self.states])
@@ -157,8 +154,6 @@ class BatchWorkspace:
         return self.rows["marginal"][:, :m] * np.exp(self.field("offset"))[:, None], self.cols["marginal"][:, :n]
 
 
-def zeros(p: int, length: int) -> F64:
-    """(p, length), its first entry aligned to 64 bytes."""
-    table: F64 = empty(p * length).reshape(p, length)
-    table[:] = 0.0
-    return table
+def table(p: int, length: int) -> F64:
+    """(p, length) zeros, the first entry aligned to 64 bytes."""
+    return zeros(p * length).reshape(p, length)

@@ -1,4 +1,4 @@
-"""log_matmul in C: src_c/log_matmul.c over the thread pool. Twin: cuda/log_matmul.py."""
+"""log_matmul in C: src_c/log_matmul.c over the thread pool. Twin: backends/cuda/log_matmul.py."""
 
 from __future__ import annotations
 

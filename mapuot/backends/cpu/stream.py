@@ -13,9 +13,9 @@ import numpy as np
 
 from ..._core import lib
 from ...penalties import F64
-from ...problem import Problem, as_columns
-from ...rows import row_blocks
-from .native import DTYPES, check, empty, filled, matrix, padded, pointer, pool_for
+from ...problem import Problem
+from ...validate import as_columns
+from .native import DTYPES, check, empty, matrix, padded, pointer, pool_for, zeros
 
 
 def asarray(x: Any) -> Any:
@@ -26,14 +26,10 @@ to_numpy = asarray
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
-    pool, low, high, counts = pool_for(threads, M.size), math.inf, -math.inf, np.zeros(2)
-    for _, _, block, _ in row_blocks(M):
-        out = np.empty(4)
-        check(lib.mapuot_extrema(pool, *block.shape, matrix(block), pointer(out)))
-        low, high, counts = min(low, float(out[0])), max(high, float(out[1])), counts + out[2:]
-    if not math.isfinite(low):
-        low = high = 0.0
-    return low, high, int(counts[0]), int(counts[1])
+    out = np.empty(4)
+    check(lib.mapuot_extrema(pool_for(threads, M.size), *M.shape, matrix(M), pointer(out)))
+    low, high, bad, infinite = out.tolist()
+    return (low, high, int(bad), int(infinite)) if math.isfinite(low) else (0.0, 0.0, int(bad), int(infinite))
 
 
 class PlanStream:
@@ -42,26 +38,25 @@ class PlanStream:
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
         self.problem = problem
         self.alpha, self.beta = problem.exponents(log_u, log_v)
-        self.pool = pool_for(threads, problem.M.size)
+        self.pool = pool_for(threads, problem.cost.size)
 
     def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-        """(k0, k1, first arguments of a stream over them) for the rows i0 + k0 to i0 + k1."""
-        p, c = self.problem, self.problem.reference_matrix
-        for k0, k1, M, part in row_blocks(p.M[i0:i1], None if c is None else c[i0:i1]):
-            alpha = pointer(self.alpha[i0 + k0 : i0 + k1])
-            yield k0, k1, (self.pool, *M.shape, matrix(M), matrix(part), p.reg, alpha, pointer(self.beta))
+        """(k0, k1, first arguments of a stream over these rows) of the rows i0 to i1."""
+        for k0, k1, M, c in self.problem.blocks(i0, i1):
+            alpha, beta = pointer(self.alpha[k0:k1]), pointer(self.beta)
+            yield k0, k1, (self.pool, *M.shape, matrix(M), matrix(c), self.problem.reg, alpha, beta)
 
     def plan(self, i0: int, i1: int) -> Any:
-        n, dtype = self.problem.shape[1], self.problem.M.dtype
+        n, dtype = self.problem.shape[1], self.problem.cost.dtype
         out = empty((i1 - i0) * n, dtype).reshape(i1 - i0, n)
         for k0, k1, arguments in self.blocks(i0, i1):
-            check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0:k1], "void *"), n))
+            check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0 - i0 : k1 - i0], "void *"), n))
         return out
 
     def apply(self, X: Any) -> Any:
         m, n = self.problem.shape
         X, flat = as_columns(X, n, "X")
-        out, Xt = np.empty((m, X.shape[1])), filled([], X.shape[1] * padded(n))
+        out, Xt = np.empty((m, X.shape[1])), zeros(X.shape[1] * padded(n))
         Xt.reshape(X.shape[1], -1)[:, :n] = X.T
         for i0, i1, arguments in self.blocks(0, m):
             check(lib.mapuot_apply(*arguments, X.shape[1], pointer(Xt), pointer(out[i0:i1])))
@@ -71,7 +66,7 @@ class PlanStream:
     def apply_transpose(self, Y: Any) -> Any:
         m, n = self.problem.shape
         Y, flat = as_columns(Y, m, "Y")
-        total, out = filled([], Y.shape[1] * padded(n)), empty(Y.shape[1] * padded(n))
+        total, out = zeros(Y.shape[1] * padded(n)), empty(Y.shape[1] * padded(n))
         Y = np.ascontiguousarray(Y)
         for i0, i1, arguments in self.blocks(0, m):
             check(lib.mapuot_apply_transpose(*arguments, Y.shape[1], pointer(Y[i0:i1]), pointer(out)))

@@ -6,7 +6,6 @@ thread that will read them. Twin: backends/cuda/workspace.py; oracle: backends/r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,38 +14,47 @@ import numpy as np
 from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
-from ...problem import Problem, Side
+from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
-from ...rows import Rows, row_blocks
-from .. import FAR, Options, Stats, shifted
+from ...side import Side
+from ..contract import Options, Stats
 from ..limits import START, limits_of, narrow_floor
 from ..records import STATS, put, told
-from .native import DTYPES, SCALARS, TILE, check, empty, filled, leading_dimension, matrix, padded, pointer, pool_for
+from ..workspace import STORAGE, KernelWorkspace
+from . import native
+from .native import check, empty, matrix, padded, pointer
 
-STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 NARROW_NOISE = 1e-7  # some 3e-8 in a marginal, from runs of up to 64 rows in float32
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
 
 
-class Workspace:
+def names_of(side: Side) -> list[str]:
+    """The vectors of one marginal, with fi and base for the quick prox where one formula serves all points."""
+    names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
+    names += ["fi", "base"] if side.uniform else []
+    return names + ["upper"] * (side.upper is not None)
+
+
+class Workspace(KernelWorkspace):
     """One solve: K, the two sides, the column sums, Anderson's history, and the C state that points at them."""
 
     def __init__(self, problem: Problem, options: Options) -> None:
+        super().__init__(problem, options)
         m, n = problem.shape
-        self.problem, self.options, self.dtype = problem, options, options.precision
-        self.pool = pool_for(options.threads, m * n)
+        self.safe_spread = SAFE_SPREAD[self.dtype]
+        self.pool = native.pool_for(options.threads, m * n)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
-        self.ld = leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
+        self.ld = native.leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
         self.K = empty(m * self.ld, STORAGE[self.dtype])
-        self.sums = filled([], size + SCALARS)
-        self.partial = empty((size + SCALARS) * threads if threads > 1 else 1)
-        self.work, self.history = filled([], 3 * size), filled([], (2 * options.memory + 2) * size)
-        self.log_reference = problem.log_reference
+        self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
+        sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
+        lengths = (size + native.SCALARS, 3 * size, (2 * options.memory + 2) * size, *sides)
+        self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
         self.in_grid = problem.cols.ranks.size > 1
         state = self.state = ffi.new("mapuot_state *")
-        state.m, state.n, state.ld, state.dtype = m, n, self.ld, DTYPES[self.dtype]
+        state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[self.dtype]
         state.kernel = pointer(self.K, "void *")
         state.sums, state.partial = pointer(self.sums), pointer(self.partial)
         state.work, state.history = pointer(self.work), pointer(self.history)
@@ -61,31 +69,24 @@ class Workspace:
         self.run.fill(0)
         state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
         state.piped = -1 if m * n > SERIAL_ENTRIES else 0
-        self.streamed = isinstance(problem.M, Rows)
-        if not self.streamed:
-            self.matrices = matrix(problem.M), matrix(problem.reference_matrix)
+        if problem.cost.held:
+            self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
             state.M, state.c = self.matrices
-        self.tile = empty(threads * TILE * self.ld if self.limits.finer else 0)
+        self.tile = empty(threads * native.TILE * self.ld if self.limits.finer else 0)
         state.tile = pointer(self.tile) if self.limits.finer else ffi.NULL
-        self.row_side = self.side(problem.rows, m, state.rows)
-        self.col_side = self.side(problem.cols, size, state.cols)
+        self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
+        self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
 
-    def side(self, side: Side, size: int, out: Any) -> dict[str, F64]:
-        """Fill the C view of one marginal; ``size`` is its padded length."""
-        soft = side.penalty == "kl" and bool(np.isfinite(side.rho).all())
-        fast = soft or side.penalty == "balanced"
-        names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
-        names += ["fi", "base"] if fast else []
-        names += ["upper"] if side.upper is not None else []
-        stride, count = padded(size), len(side.weight)
-        block = filled([], len(names) * stride)
+    def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
+        """Fill the C view of one marginal over ``block``; ``size`` is a vector's length, of columns padded."""
+        names, stride, count = names_of(side), padded(size), len(side.weight)
         arrays = {name: block[k * stride : k * stride + size] for k, name in enumerate(names)}
         arrays["rho"][:] = 1.0
         arrays["rho"][:count] = side.rho
-        if fast:
+        if "fi" in arrays:
             arrays["fi"][:] = 1.0
-            finite = np.isfinite(side.rho)
-            arrays["fi"][:count][finite] = side.rho[finite] / (side.rho[finite] + self.problem.reg)
+            if side.penalty != "balanced":
+                arrays["fi"][:count] = side.rho / (side.rho + self.problem.reg)
         if side.upper is not None:
             arrays["upper"][:count] = side.upper
         out.len, out.penalty = count, penalties.KINDS[side.penalty]
@@ -93,26 +94,13 @@ class Workspace:
             setattr(out, name, pointer(block) + k * stride)
         return arrays
 
-    def absorb(self, log_v: F64 | None = None) -> None:
-        """Build K with alpha, beta such that it is at most 1 and each row and column in use has an entry 1."""
+    def shifted_log_v(self) -> F64:
+        return self.col_side["log_scale"][: self.problem.shape[1]]
+
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
         problem, state = self.problem, self.state
-        la, lb = self.log_reference
-        out_u, out_v = problem.left_out
-        if log_v is None:
-            log_v = self.col_side["log_scale"][: problem.shape[1]].copy()  # log v + shift: the shift stays
-        else:
-            log_v, self.progress.shift = shifted(problem, log_v)
-        with np.errstate(invalid="ignore"):
-            plan_v = np.where(out_v, -np.inf, log_v + lb)
-        far = problem.cols.ranks.max(float(np.abs(log_v).max()))
-        safe = far <= FAR and (problem.M_max - problem.M_min) / problem.reg + far <= SAFE_SPREAD[self.dtype]
-        if safe and not problem.forbidden and problem.reference_matrix is None:
-            alpha = np.full(len(la), problem.M_min / problem.reg)
-            beta = np.zeros(len(lb))
-        else:
-            alpha, beta = self.balance(out_u, plan_v)
-        dead_u, dead_v = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
-        alpha, beta = np.where(out_u | dead_u, -np.inf, alpha), np.where(out_v | dead_v, -np.inf, beta)
+        self.alpha, self.beta, self.limits.exponent_error = alpha, beta, error
+        state.alpha, state.beta = pointer(alpha), pointer(beta)
         for i0, i1, matrices in self.blocks():
             check(
                 lib.mapuot_build_kernel(
@@ -120,26 +108,19 @@ class Workspace:
                     state.dtype, ffi.cast("char *", state.kernel) + i0 * self.ld * self.K.itemsize, self.ld,
                 )
             )  # fmt: skip
-        self.alpha, self.beta = alpha, beta
-        self.limits.exponent_error = problem.exponent_error(alpha, beta)
-        state.alpha, state.beta = pointer(alpha), pointer(beta)
-        with np.errstate(invalid="ignore"):
-            self.set_side(problem.rows, self.row_side, alpha - la, out_u | dead_u)
-            self.set_side(problem.cols, self.col_side, beta - lb, out_v | dead_v)
-        self.set_log_v(log_v, out_v | dead_v)
-        self.dead_u, self.dead_v = dead_u, dead_v
-        self.set_constants()
+
+    def set_dual_constants(self, d: F64, off: Any) -> None:
+        self.limits.dual_constant, self.limits.dual_scale = self.dual_constants()
 
     def blocks(self) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
-        """(i0, i1, (M, c)) for the core: all rows at once, or those of a streamed M block by block."""
-        if not self.streamed:
+        """(i0, i1, (M, c)) for the core: all rows at once, or those of a cost that is not held block by block."""
+        if self.problem.cost.held:
             yield 0, self.problem.shape[0], self.matrices
             return
-        for i0, i1, M, c in row_blocks(self.problem.M, self.problem.reference_matrix):
+        for i0, i1, M, c in self.problem.blocks():
             yield i0, i1, (matrix(M), matrix(c))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """alpha_i = -max_j(log v_j - M_ij/reg), beta_j = -max_i(alpha_i - M_ij/reg); +inf where none."""
         problem = self.problem
         alpha, top = np.where(out_u, -np.inf, 0.0), np.full(len(plan_v), -np.inf)
         plan_v, col_max = np.ascontiguousarray(plan_v), np.empty(len(plan_v))
@@ -154,15 +135,13 @@ class Workspace:
         if self.in_grid:
             alpha = -problem.cols.ranks.max(-alpha)
             top = self.column_tops(np.where(np.isposinf(alpha), -np.inf, alpha), plan_v)
-        col_max = problem.rows.ranks.max(top)
-        with np.errstate(invalid="ignore"):
-            return alpha, np.where(np.isneginf(col_max), np.inf, plan_v - col_max)
+        return alpha, self.column_scaling(plan_v, top)
 
     def column_tops(self, alpha: F64, plan_v: F64) -> F64:
         """max_i (alpha_i + log v_j - M_ij/reg), alpha being known of the whole rows: balance on the transpose."""
         problem, n = self.problem, len(plan_v)
         top = np.full(n, -np.inf)
-        for i0, i1, M, c in row_blocks(problem.M, problem.reference_matrix):
+        for i0, i1, M, c in problem.blocks():
             least, unused, part = np.zeros(n), np.empty(i1 - i0), alpha[i0:i1]
             matrices = matrix(M.T), matrix(None if c is None else c.T)
             check(
@@ -173,48 +152,37 @@ class Workspace:
             np.maximum(top, plan_v - least, out=top)
         return top
 
-    def set_side(self, side: Side, arrays: dict[str, F64], absorbed: F64, out: Any) -> None:
+    def set_rows(self, d: F64, off: Any) -> None:
+        self.set_side(self.problem.rows, self.row_side, d, off)
+
+    def set_side(self, side: Side, arrays: dict[str, F64], d: F64, off: Any) -> None:
         """What K absorbed, the weights in use, and the constant part of the KL prox."""
-        count = len(side.weight)
-        d = np.where(out, np.inf, absorbed)
-        arrays["absorbed"][:] = np.inf
+        count = len(d)
         arrays["absorbed"][:count] = d
-        arrays["weight"][:count] = np.where(out, 0.0, side.weight)
+        arrays["absorbed"][count:] = np.inf
+        arrays["weight"][:count] = np.where(off, 0.0, side.weight)
         if "fi" in arrays:
             fi = arrays["fi"][:count]
             with np.errstate(invalid="ignore"):
-                base = fi * side.log_weight - (1 - fi) * absorbed
-            arrays["base"][:count] = np.where(out, 0.0, base)
+                base = fi * side.log_weight - (1 - fi) * d
+            arrays["base"][:count] = np.where(off, 0.0, base)
 
-    def set_log_v(self, log_v: F64, out: Any) -> None:
-        n = len(log_v)
-        cols = self.col_side
-        cols["log_scale"][:n] = np.where(out, 0.0, log_v)
+    def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
+        n, cols = len(x), self.col_side
+        self.progress.shift = self.progress.shift if shift is None else shift
+        self.set_side(self.problem.cols, cols, e, off)
+        cols["log_scale"][:n] = x
         with np.errstate(over="ignore"):
-            cols["scale"][:n] = np.where(out, 0.0, np.exp(cols["log_scale"][:n] - cols["absorbed"][:n]))
+            cols["scale"][:n] = np.exp(x - e)  # 0 where e is inf
         self.progress.since_absorb = 0
         if self.options.in_place:
             self.history[: len(cols["scale"])] = cols["scale"]
             self.row_side["scale"][:] = 1.0
 
-    def set_constants(self) -> None:
-        """Dual terms that no pass changes: reg |c| and the points that no mass can reach."""
-        problem = self.problem
-        total, scale = problem.reg * problem.c_mass, 0.0
-        for side, dead in ((problem.rows, self.dead_u), (problem.cols, self.dead_v)):
-            terms = 0.0
-            if dead.any():
-                problem.check_reachable(self.dead_u, self.dead_v)
-                terms = side.dead_terms(dead)
-            soft = np.isfinite(side.rho)
-            total += side.ranks.sum(terms)
-            scale += side.ranks.sum(float(side.rho[soft] @ side.weight[soft]))
-        self.limits.dual_constant, self.limits.dual_scale = total, scale
-
     def iterate(self, count: int) -> list[Stats]:
         table, made = np.empty(count, STATS), ffi.new("int64_t *")
         stats = pointer(table, "mapuot_stats *")
-        if self.problem.ranks.size > 1 or (self.streamed and self.tile.size):
+        if self.problem.ranks.size > 1 or (self.tile.size and not self.problem.cost.held):
             made[0] = self.passes(count, stats)
         else:
             check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
@@ -241,7 +209,7 @@ class Workspace:
             self.row_pass(lib.mapuot_row_dots)
         with rows.adding(self.sums):
             self.row_pass(lib.mapuot_row_sums)
-            self.sums[-SCALARS:] *= cols.rank == 0  # each row counts once
+            self.sums[-native.SCALARS :] *= cols.rank == 0  # each row counts once
         for step in range(4):
             check(lib.mapuot_finish_step(self.pool, self.state, finish, stats, step))
             cols.fold(found, top=step == 2)
@@ -249,7 +217,7 @@ class Workspace:
 
     def row_pass(self, call: Any) -> None:
         """row_pass or one of its halves; where an exact one needs a streamed M, block by block."""
-        if not (self.state.exact and self.streamed):
+        if self.problem.cost.held or not self.state.exact:
             check(call(self.pool, self.state))
             return
         total = np.zeros_like(self.sums)
@@ -276,15 +244,13 @@ class Workspace:
     def full_log_v(self, vector: F64) -> F64:
         n = self.problem.shape[1]
         with np.errstate(invalid="ignore"):  # of a start that overflowed
-            log_v = vector[:n] - self.progress.shift
-        return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, log_v))
+            return self.limited(vector[:n] - self.progress.shift, 1)
 
     def potentials(self) -> tuple[F64, F64]:
         rows, progress = self.row_side, self.progress
         with np.errstate(invalid="ignore"):
             log_u = rows["log_scale"] + rows["absorbed"] + progress.shift + progress.offset
-        log_u = np.where(self.problem.left_out[0], -np.inf, np.where(self.dead_u, np.inf, log_u))
-        return log_u, self.full_log_v(self.work)
+        return self.limited(log_u, 0), self.full_log_v(self.work)
 
     def marginals(self) -> tuple[F64, F64]:
         n = self.problem.shape[1]

@@ -1,12 +1,12 @@
-"""The CUDA backend: CuPy owns the memory, src_cuda does the work. The words are those of `mapuot.backends`.
+"""The CUDA backend: CuPy owns the memory, src_cuda does the work. The words are those of backends/contract.py.
 
-They load on first use: kernels.py (records, shapes, sources) is of use without CuPy, too.
+They load on first use: what kernels.py has is of use without CuPy, too.
 """
 
 from importlib import import_module
 from typing import Any
 
-PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "PlanStream": "stream"}
+PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "PlanStream": "stream", "weigh": "batch"}
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES", "Workspace"), "workspace")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
 
+from ...validate import check_columns
 from .kernels import ITEMSIZE, STORES
 
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
@@ -75,23 +75,18 @@ def on_device(*vectors: Any) -> list[Any]:
     return [room[end - len(x) : end] for x, end in zip(vectors, ends, strict=True)]
 
 
-def row_blocks(M: Any) -> Iterator[tuple[int, int, Any]]:
-    """(i0, i1, rows on the device): all at once where M is there, else block by block; nothing without rows."""
-    m, n = M.shape
-    if isinstance(M, cp.ndarray):
-        if m:
-            yield 0, m, M
-        return
-    step = max(1, BLOCK_BYTES // (n * M.itemsize))
-    for i0 in range(0, m, step):
-        yield i0, min(i0 + step, m), cp.asarray(np.ascontiguousarray(M[i0 : i0 + step]))
+def most_bytes(M: Any) -> int | None:
+    """Bytes of M to move to the device at once; None: it is there."""
+    return None if isinstance(M, cp.ndarray) else BLOCK_BYTES
+
+
+def moved(M: Any) -> Any:
+    """Rows of M on the device."""
+    return M if isinstance(M, cp.ndarray) else cp.asarray(np.ascontiguousarray(M))
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:
     """(length, d) float64 on the device, C order, and whether it came as a vector."""
     X = cp.asarray(asarray(X), dtype=np.float64)
-    if X.ndim not in (1, 2) or X.shape[0] != length:
-        raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
-    if X.ndim == 2 and X.shape[1] == 0:
-        raise ValueError(f"{name} must have a column, got shape {X.shape}")
+    check_columns(X, length, name)
     return cp.ascontiguousarray(X[:, None] if X.ndim == 1 else X), X.ndim == 1

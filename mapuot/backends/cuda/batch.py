@@ -2,8 +2,8 @@
 
 A small problem (m, n <= 128) holds K in registers, in float32 until its sums can tell no more, then in float64, which
 certifies; K is made again around the potentials where they leave its range, so that every reg works. Larger problems on
-one cost make their passes by two matrix products in float64, all of them together. Twin: cpu/batch.py; device side:
-src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
+one cost make their passes by two matrix products in float64, all of them together. Twin: backends/cpu/batch.py;
+device side: src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import cupy as cp
 import numpy as np
 
 from ...penalties import F64
-from ...problem import EXPONENT_ROUNDING
-from ...solve import COARSE_TOL, reg_steps
-from .. import Options, records
+from ...problem import EXPONENT_ROUNDING, BatchProblem
+from .. import records
+from ..contract import Options
+from ..contract import weigh as weigh_on_host
 from ..limits import limits_of, narrow_floor
 from ..records import STATUS, put
 from .kernels import MEMORY, by_value, kernel, small_options
@@ -28,6 +29,7 @@ SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed p
 PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
 COLUMN_KINDS = 19  # of batch.cuh: words a column
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
+CLIMBS = True  # by way of larger regs, where reg is small
 CHECK_PASSES = 8  # products between two looks at what still runs
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
 RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
@@ -35,14 +37,13 @@ BATCH, REPORT, STANDING = RECORDS["Batch"], RECORDS["Report"], RECORDS["Standing
 SCALES = {"scale_limit": 1e100, "most_scale": math.inf}  # float64 all through; a scale beyond it: K is made again
 
 
-def storage(task: Any, precision: str, tol: float, reach: float) -> str | None:
+def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
     """Where passes begin, "float32" or "float64"; None: the problems are solved alone. ``reach``: the largest log v."""
     if task.rows.scalar_rho is None or task.cols.scalar_rho is None:
         return None
     if max(task.shape) <= MOST:
-        return "float64" if precision == "float64" else "float32"
-    spread = (task.M_max - task.M_min) / task.reg + reach
-    return "float64" if task.M.ndim == 2 and spread <= PRODUCT_SPREAD else None
+        return "float64" if asked == "float64" else "float32"
+    return "float64" if task.one_cost and task.spread + reach <= PRODUCT_SPREAD else None
 
 
 def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:
@@ -52,7 +53,7 @@ def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str
     return 8 * (3 * (m + n) + (0 if small else (COLUMN_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8))
 
 
-def constants(task: Any, options: Options, reg: float) -> Any:
+def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     """The BATCH record without its addresses."""
     record = np.zeros((), BATCH)
     record["m"], record["n"] = task.shape
@@ -62,7 +63,7 @@ def constants(task: Any, options: Options, reg: float) -> Any:
     known["exponent_error"] = rounding * (1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg))
     known |= SCALES | {"memory": min(options.memory, MEMORY), "flush": 0.0}
     put(record["limits"], known)
-    record["k1"], record["fi2"] = reg / task.rows.scalar_rho, 1 / (1 + known["rate_cols"])
+    record["k1"], record["fi2"] = reg / float(task.rows.rho[0]), 1 / (1 + known["rate_cols"])
     record["limits"]["narrow_floor"] = narrow_floor(task, NARROW_NOISE)
     record["product"] = task.reference == "product"
     record["low"], record["safe"] = task.M_min / reg, (task.M_max - task.M_min) / reg <= SAFE_SPREAD
@@ -81,22 +82,24 @@ def step_kernel(function: str, cost: str) -> Any:
     return kernel("batch_products.cu", function, COST=int(cost == "float32"), NARROW=0, STORE=0)
 
 
-def weigh(array: Any, p: int) -> tuple[Any, F64, F64]:
-    """(p, length) float64 weights on the device, their masses and minima on the host; one vector serves all."""
-    array = cp.ascontiguousarray(array if array.dtype in (np.float32, np.float64) else array.astype(np.float64))
-    length = array.shape[-1]
-    table, found = cp.empty((p, length)), cp.empty((2, p))
-    run = step_kernel("weigh", array.dtype.name)
-    run((p,), (128,), (array, np.int64(length * (array.ndim == 2)), np.int64(length), table, found[0], found[1]))
+def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
+    """(p, length) float64 weights where ``table`` lies, their masses and minima on the host; one vector serves all."""
+    if not isinstance(table, cp.ndarray):
+        return weigh_on_host(table, p)
+    given = cp.ascontiguousarray(table if table.dtype in (np.float32, np.float64) else table.astype(np.float64))
+    length = given.shape[-1]
+    weights, found = cp.empty((p, length)), cp.empty((2, p))
+    run = step_kernel("weigh", given.dtype.name)
+    run((p,), (128,), (given, np.int64(length * (given.ndim == 2)), np.int64(length), weights, found[0], found[1]))
     mass, least = found.get()
-    return table, mass, least
+    return weights, mass, least
 
 
 class BatchWorkspace:
     """The arrays of p problems on the device, one row a problem, and the record that points at them."""
 
-    def __init__(self, task: Any, options: Options, log_v: Any) -> None:
-        (m, n), p = task.shape, len(task.A)
+    def __init__(self, task: BatchProblem, options: Options, log_v: Any) -> None:
+        (m, n), p = task.shape, len(task)
         self.task, self.options, self.p = task, options, p
         self.M, self.A, self.B = (cp.asarray(x) for x in (task.M, task.A, task.B))
         sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8}
@@ -110,25 +113,21 @@ class BatchWorkspace:
             self.arrays[name] = block[at : at + p * size].reshape(p, size)
             at += p * size
         self.x = self.arrays["x"]
-        warm = log_v is not None and bool((log_v != 0).any())
-        if warm:
+        if log_v is not None:
             self.x.set(log_v) if isinstance(log_v, np.ndarray) else cp.copyto(self.x, log_v)
-        self.left = np.zeros(p, REPORT)
+        self.stats = np.zeros(p, REPORT)
         self.advance = self.blocks if small else self.products
         self.passes = 0
-        for reg in reg_steps(task, options, warm):
-            self.coarse(reg)
 
-    def coarse(self, reg: float) -> None:
+    def climb(self, reg: float, options: Options, count: int) -> None:
         """A larger reg first: log v of its answer, in the units of the reg asked for, is a better start."""
-        options = Options(**{**vars(self.options), "tol": max(self.options.tol, COARSE_TOL)})
         self.x *= self.task.reg / reg
-        self.advance(self.record(options, reg), self.passes + 200)
+        self.advance(self.record(options, reg), self.passes + count)
         log_v = self.arrays["log_v"]
         self.x[:] = cp.where(cp.isfinite(log_v), log_v, 0.0) * (reg / self.task.reg)
-        self.passes = int(self.left["passes"].max())
+        self.passes = int(self.stats["passes"].max())
         self.arrays["report"][:, REPORT.names.index("status")] = 0.0
-        self.left["status"] = 0.0
+        self.stats["status"] = 0.0
 
     def record(self, options: Options, reg: float) -> Any:
         record, M = constants(self.task, options, reg), self.M
@@ -143,7 +142,7 @@ class BatchWorkspace:
         """At most so many passes of each problem that still runs; how many still run then."""
         self.passes += passes
         self.advance(self.record(self.options, self.task.reg), self.passes)
-        return int((self.left["status"] == 0).sum())
+        return int((self.stats["status"] == 0).sum())
 
     def blocks(self, record: Any, count: int) -> None:
         """A block a problem: float32 passes, then float64 ones."""
@@ -166,8 +165,8 @@ class BatchWorkspace:
         K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["reg"]))
         argument = (by_value(record),)
         steps["open_problems"]((self.p,), (128,), argument)
-        while (self.left["status"] == 0).any() and self.left["passes"].max() < count:
-            for _ in range(min(CHECK_PASSES, count - int(self.left["passes"].max()))):
+        while (self.stats["status"] == 0).any() and self.stats["passes"].max() < count:
+            for _ in range(min(CHECK_PASSES, count - int(self.stats["passes"].max()))):
                 cp.matmul(arrays["v"], K.T, out=arrays["row_sums"])
                 steps["prox_rows"]((self.p,), (128,), argument)
                 cp.matmul(arrays["u"], K, out=arrays["sums"])
@@ -175,13 +174,13 @@ class BatchWorkspace:
             self.read()
 
     def read(self) -> None:
-        self.left = self.arrays["report"].get().view(REPORT)[:, 0]
+        self.stats = self.arrays["report"].get().view(REPORT)[:, 0]
 
     def status(self) -> Any:
-        return np.array(STATUS)[self.left["status"].astype(np.int64)]
+        return np.array(STATUS)[self.stats["status"].astype(np.int64)]
 
     def field(self, name: str) -> Any:
-        return self.left[name].astype(np.int64)
+        return self.stats[name].astype(np.int64)
 
     def potentials(self) -> tuple[Any, Any]:
         """(log u, log v) of the last certified iterates, (p, m) and (p, n); -inf where left out."""

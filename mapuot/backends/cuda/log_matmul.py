@@ -1,6 +1,6 @@
 """log_matmul on the GPU: src_cuda/log_matmul.cu, tile by tile, or exponentials multiplied by cuBLAS where those win.
 
-Twin: cpu/log_matmul.py.
+Twin: backends/cpu/log_matmul.py.
 """
 
 from __future__ import annotations

@@ -12,9 +12,10 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from ...cost import Dense
 from ...penalties import F64
 from ...problem import Problem
-from .arrays import as_columns, free_memory, on_device, row_blocks
+from .arrays import as_columns, free_memory, most_bytes, moved, on_device
 from .kernels import STORES, VIEW, by_value, kernel
 
 
@@ -43,9 +44,16 @@ def parts(rows: int, columns: int) -> tuple[int, int]:
     return blocks, max(1, min(-(-columns // 32), 2048 // blocks))
 
 
+def blocks_of(problem: Problem, i0: int = 0, i1: int | None = None) -> Iterator[tuple[int, int, Any, Any]]:
+    """(k0, k1, M, c) of row blocks on the device, all at once where M is there, c None without a reference matrix."""
+    for k0, k1, M, c in problem.blocks(i0, i1, most_bytes(problem.M)):
+        yield k0, k1, moved(M), None if c is None else cp.asarray(c)
+
+
 def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
     found = [np.array([[np.inf, -np.inf, 0.0, 0.0]])]
-    for _, _, block in row_blocks(M):
+    for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
+        block = moved(rows)
         grid = parts(*block.shape)
         out = cp.empty((grid[0] * grid[1], 4))
         stream("extrema", block, None)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
@@ -71,25 +79,20 @@ class PlanStream:
         self.problem = problem
         self.alpha, self.beta = on_device(*problem.exponents(log_u, log_v))
 
-    def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, Any, Any]]:
-        p, c = self.problem, self.problem.reference_matrix
-        for k0, k1, M in row_blocks(p.M[i0:i1]):
-            yield i0 + k0, i0 + k1, M, None if c is None else cp.asarray(c[i0 + k0 : i0 + k1])
-
     def back(self, x: Any) -> Any:
         return x if isinstance(self.problem.M, cp.ndarray) else x.get()
 
     def plan(self, i0: int, i1: int) -> Any:
         n, p = self.problem.shape[1], self.problem
-        stays = isinstance(p.M, cp.ndarray)
-        needed = stays * (i1 - i0) * n * p.M.itemsize
+        dtype, stays = p.cost.dtype, isinstance(p.M, cp.ndarray)
+        needed = stays * (i1 - i0) * n * dtype.itemsize
         if needed > (free := free_memory(needed)):
             text = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free: Result.rows makes fewer"
             raise MemoryError(f"{i1 - i0} rows of the plan need {text}")
-        out = (cp if stays else np).empty((i1 - i0, n), p.M.dtype)
-        for k0, k1, M, c in self.blocks(i0, i1) if i1 > i0 else ():
-            block = out[k0 - i0 : k1 - i0] if stays else cp.empty((k1 - k0, n), p.M.dtype)
-            run = stream("build_kernel", M, c, STORES[p.M.dtype.name])
+        out = (cp if stays else np).empty((i1 - i0, n), dtype)
+        for k0, k1, M, c in blocks_of(p, i0, i1):
+            block = out[k0 - i0 : k1 - i0] if stays else cp.empty((k1 - k0, n), dtype)
+            run = stream("build_kernel", M, c, STORES[dtype.name])
             view = view_of(M, c, self.alpha[k0:k1], self.beta, p.reg)
             run(parts(k1 - k0, n), (256,), (view, block, np.int64(n), np.float64(0.0)))
             if not stays:
@@ -107,7 +110,7 @@ class PlanStream:
     def apply(self, X: Any) -> Any:
         X, flat = as_columns(X, self.problem.shape[1], "X")
         out = cp.empty((self.problem.shape[0], X.shape[1]))
-        for i0, i1, M, c in self.blocks(0, len(out)):
+        for i0, i1, M, c in blocks_of(self.problem):
             out[i0:i1] = self.product(M, c, self.alpha[i0:i1], self.beta, X)
         out = self.back(out)
         return out[:, 0] if flat else out
@@ -116,7 +119,7 @@ class PlanStream:
         m, n = self.problem.shape
         Y, flat = as_columns(Y, m, "Y")
         out = cp.zeros((n, Y.shape[1]))
-        for i0, i1, M, c in self.blocks(0, m):
+        for i0, i1, M, c in blocks_of(self.problem):
             out += self.product(M.T, None if c is None else c.T, self.beta, self.alpha[i0:i1], Y[i0:i1])
         if self.problem.ranks.size > 1:
             out = cp.asarray(self.problem.ranks.sum(out.get()))
@@ -126,7 +129,7 @@ class PlanStream:
     def sums(self) -> tuple[float, F64, F64]:
         (m, n), reg = self.problem.shape, self.problem.reg
         row, col, cost = cp.empty(m), cp.zeros(n), 0.0
-        for i0, i1, M, c in self.blocks(0, m):
+        for i0, i1, M, c in blocks_of(self.problem):
             row[i0:i1], paid = reduce_rows("plan_sums", M, c, self.alpha[i0:i1], self.beta, reg, 2)
             turned = None if c is None else c.T
             col += reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0]

@@ -10,32 +10,29 @@ rank finishes on the same sums with the same grid, so that all make the same dec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 # the clear error without CuPy comes first
-from .arrays import asarray, need_memory, on_device, row_blocks, to_numpy  # isort: skip
+from .arrays import need_memory, on_device  # isort: skip
 import cupy as cp
 
 from ... import penalties
 from ...penalties import F64
 from ...problem import Problem
-from .. import Options, Stats, shifted
+from ..contract import Options, Stats
 from ..limits import START, limits_of, narrow_floor
 from ..records import ABSORB, COARSE, put, told
+from ..workspace import STORAGE, KernelWorkspace
 from .kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
 from .launch import TRACE_PASSES, Iterate
-from .stream import PlanStream, extrema, parts, reduce_rows, stream, view_of
+from .stream import blocks_of, parts, reduce_rows, stream, view_of
 
-__all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy"]
-
-STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
-NARROW_NOISE = 3e-7  # some 1e-7 in a marginal, whose sums run over all rows of a block in float32
 SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # times WIDEN they stay finite; e^BOUND of common.cuh
 QUICK_ENTRIES, QUICK_PASSES = 1 << 30, 64  # K up to so large (2 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
+NARROW_NOISE = 3e-7  # three times the CPU's: whole rows and columns are summed in float32
 NARROW_LIMIT = 1e20  # largest v that float32 passes start from
 ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
 PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, a pass after the end takes it 20 us
@@ -55,15 +52,15 @@ class Views(dict[str, Any]):
         return part
 
 
-class Workspace:
+class Workspace(KernelWorkspace):
     """One solve: K, the two sides, the column sums, Anderson's history, and the State record that points at them."""
 
     def __init__(self, problem: Problem, options: Options) -> None:
+        super().__init__(problem, options)
         m, n = problem.shape
-        self.problem, self.options, self.dtype = problem, options, options.precision
+        self.safe_spread = SAFE_SPREAD
         self.ld = -(-n // PAD) * PAD
-        self.log_reference = problem.log_reference
-        self.kl = problem.rows.penalty in ("kl", "balanced"), problem.cols.penalty in ("kl", "balanced")
+        self.kl = problem.rows.logarithmic, problem.cols.logarithmic
         self.state = np.zeros((), STATE)
         self.downloaded: Views | None
         self.take_kernel()
@@ -144,98 +141,65 @@ class Workspace:
         if len(values):
             self.arrays[name][: len(values)].set(np.ascontiguousarray(values, self.arrays[name].dtype))
 
-    def absorb(self, log_v: F64 | None = None) -> None:
-        """Choose alpha and beta so that K is at most 1 and every row and column in use has an entry 1; build K."""
-        problem = self.problem
-        if log_v is None:
-            x = self.answers["x_next"][: problem.shape[1]]  # log v + shift: the shift stays
-        else:
-            x, self.progress["shift"] = shifted(problem, log_v)
-        la, lb = self.log_reference
-        out_u, out_v = problem.left_out
-        with np.errstate(invalid="ignore"):
-            plan_v = np.where(out_v, -np.inf, x + lb)
-        spread = (problem.M_max - problem.M_min) / problem.reg + problem.cols.ranks.max(float(np.abs(x).max()))
-        if spread <= SAFE_SPREAD and not problem.forbidden and problem.reference_matrix is None:
-            alpha, beta = np.full(len(la), problem.M_min / problem.reg), np.zeros(len(lb))
-        else:
-            alpha, beta = self.balance(out_u, plan_v)
-        self.dead_u, self.dead_v = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
-        off_u, off_v = out_u | self.dead_u, out_v | self.dead_v
-        alpha[off_u] = beta[off_v] = -np.inf
-        self.build(alpha, beta)
-        self.state["limits"]["exponent_error"] = problem.exponent_error(alpha, beta)
-        with np.errstate(invalid="ignore"):
-            self.d, e = alpha - la, beta - lb
-        self.d[off_u] = e[off_v] = np.inf
-        used_u, used_v = np.where(off_u, 0.0, problem.rows.weight), np.where(off_v, 0.0, problem.cols.weight)
-        self.set_constants(used_u)
-        self.set_rows(used_u)
-        self.set_cols(used_v, e, np.where(off_v, 0.0, x))
+    def shifted_log_v(self) -> F64:
+        x: F64 = self.answers["x_next"][: self.problem.shape[1]]
+        return x
 
-    def matrices(self) -> Iterator[tuple[int, int, Any, Any]]:
-        """(i0, i1, M, c) of row blocks on the device, c None without a reference matrix."""
-        c = self.problem.reference_matrix
-        for i0, i1, M in row_blocks(self.problem.M):
-            yield i0, i1, M, None if c is None else cp.asarray(c[i0:i1])
-
-    def build(self, alpha: F64, beta: F64) -> None:
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
+        self.state["limits"]["exponent_error"] = error
         problem, (alpha_on, beta_on) = self.problem, on_device(alpha, beta)
-        for i0, i1, M, c in self.matrices():
+        for i0, i1, M, c in blocks_of(self.problem):
             out, view = self.K[i0 * self.ld :], view_of(M, c, alpha_on[i0:i1], beta_on, problem.reg)
             flush = np.float64(self.state["limits"]["flush"])
             run = stream("build_kernel", M, c, STORES[self.dtype])
             run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), flush))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """alpha_i = -max_j(log v_j - M_ij / reg), beta_j = -max_i(alpha_i - M_ij / reg); +inf where there is none."""
         reg, alpha, top = self.problem.reg, np.empty(len(out_u)), np.full(len(plan_v), -np.inf)
         (beta,) = on_device(plan_v)
-        for i0, i1, M, c in self.matrices():
+        for i0, i1, M, c in blocks_of(self.problem):
             (high,) = reduce_rows("row_max", M, c, cp.zeros(i1 - i0), beta, reg, 1)
             alpha[i0:i1] = np.where(out_u[i0:i1], np.inf, -high.get())
             (used,) = on_device(np.where(np.isposinf(alpha[i0:i1]), -np.inf, alpha[i0:i1]))
             (high,) = reduce_rows("row_max", M.T, None if c is None else c.T, beta, used, reg, 1)
             np.maximum(top, high.get(), out=top)
-        col_max = self.problem.ranks.max(top)
-        with np.errstate(invalid="ignore"):
-            return alpha, np.where(np.isneginf(col_max), np.inf, plan_v - col_max)
+        return alpha, self.column_scaling(plan_v, top)
 
-    def set_constants(self, used: F64) -> None:
-        """Dual terms that no pass changes: reg |c|, the points that no mass can reach, and rho a of KL rows."""
-        problem, rows = self.problem, self.problem.rows
-        problem.check_reachable(self.dead_u, self.dead_v)
+    def set_dual_constants(self, d: F64, off: Any) -> None:
+        """Those of every backend, and rho a of KL rows; of hard ones reg a (log u - d) is added, not reg a log u."""
+        rows = self.problem.rows
         terms = held = 0.0
         if self.kl[0]:
+            used = np.where(off, 0.0, rows.weight)
             hard = np.where(rows.hard, used, 0.0)
             terms, held = float(rows.soft_rho @ used), float(hard.sum())
             if held:
-                terms += problem.reg * float(hard @ np.where(hard > 0, self.d, 0.0))  # reg a (log u - d) is added
-        total, scale = problem.reg * problem.c_mass + rows.ranks.sum(terms), 0.0
-        for side, dead in ((rows, self.dead_u), (problem.cols, self.dead_v)):
-            total += side.ranks.sum(side.dead_terms(dead))
-            scale += side.ranks.sum(float(side.soft_rho @ side.weight))
+                terms += self.problem.reg * float(hard @ np.where(hard > 0, d, 0.0))
+        total, scale = self.dual_constants()
+        put(self.state["limits"], {"dual_constant": total + rows.ranks.sum(terms), "dual_scale": scale})
         self.state["hard_weight"] = rows.ranks.sum(held)
-        put(self.state["limits"], {"dual_constant": total, "dual_scale": scale})
         self.launch.graphs.clear()  # they hold the state as it was
 
-    def set_rows(self, used: F64) -> None:
+    def set_rows(self, d: F64, off: Any) -> None:
         """What the prox of a row needs, four numbers a row: see row_of in row_prox.cuh."""
         side, reg = self.problem.rows, self.problem.reg
+        self.d, used = d, np.where(off, 0.0, side.weight)
         point = self.staged["point"].reshape(-1, 4)
         if self.kl[0]:
             with np.errstate(over="ignore", invalid="ignore"):
                 fi = 1 / (1 + reg / side.rho)
-                base = fi * side.log_weight - (1 - fi) * self.d
-            base[np.isinf(self.d)] = -np.inf
+                base = fi * side.log_weight - (1 - fi) * d
+            base[np.isinf(d)] = -np.inf
             columns: tuple[Any, ...] = base, fi, -side.soft_rho, np.where(side.hard, reg * used, 0.0)
         else:
-            columns = self.d, used, side.rho, 0.0 if side.upper is None else side.upper
+            columns = d, used, side.rho, 0.0 if side.upper is None else side.upper
         for k, values in enumerate(columns):
             point[:, k] = values
 
-    def set_cols(self, weight: F64, e: F64, x: F64) -> None:
+    def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
+        self.progress["shift"] = self.progress["shift"] if shift is None else shift
         side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
+        weight = np.where(off, 0.0, side.weight)
         with np.errstate(over="ignore", divide="ignore"):
             rate = reg / side.rho
             v = np.exp(np.minimum(x - e, 85.0))  # 0 where e is inf
@@ -329,14 +293,12 @@ class Workspace:
         return self.full_log_v(self.answers["x_next"] - self.progress["shift"])
 
     def full_log_v(self, log_v: F64) -> F64:
-        log_v = log_v[: self.problem.shape[1]]
-        return np.where(self.problem.left_out[1], -np.inf, np.where(self.dead_v, np.inf, log_v))
+        return self.limited(log_v[: self.problem.shape[1]], 1)
 
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
             log_u = self.answers["u_log"] + self.d + (self.progress["shift"] + self.progress["offset"])
-        log_u = np.where(self.problem.left_out[0], -np.inf, np.where(self.dead_u, np.inf, log_u))
-        return log_u, self.full_log_v(self.answers["x"])
+        return self.limited(log_u, 0), self.full_log_v(self.answers["x"])
 
     def marginals(self) -> tuple[F64, F64]:
         r = self.answers["r"] * float(self.progress["kappa"])
