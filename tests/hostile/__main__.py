@@ -61,12 +61,19 @@ def lanes() -> list[Lane]:
     from conftest import ISAS, available, has_gpu
 
     found = [Lane(how, how) for how in PATHS]
-    found += [Lane(f"{how} {isa}", how, isa=isa, share=0.3) for isa in ISAS if available(isa) for how in ("cold", "warm", "batch")]
+    found += [
+        Lane(f"{how} {isa}", how, isa=isa, share=0.3)
+        for isa in ISAS
+        if available(isa)
+        for how in ("cold", "warm", "batch")
+    ]
     found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in ("cold", "warm", "batch")]
     found += [Lane(f"ranks {count}", "ranks", ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
     cuda = has_gpu()
     for how in ("cold", "warm", "batch", "path"):
-        found.append(Lane(f"{how} cuda" + " on cpu" * (not cuda), how, "cuda", emulated=not cuda, share=1.0 if cuda else 0.02))
+        found.append(
+            Lane(f"{how} cuda" + " on cpu" * (not cuda), how, "cuda", emulated=not cuda, share=1.0 if cuda else 0.02)
+        )
     return found
 
 
@@ -147,11 +154,17 @@ def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
     print(f"{'path':22}" + "".join(f"{name:>19}" for name in names) + f"{'error / bound':>19}{'the same, hard':>19}")
     for lane in chosen:
         figures = worst[lane.name].get("error / bound", 0), worst[lane.name].get("hard error / bound", 0)
-        print(f"{lane.name:22}" + "".join(f"{totals[lane.name][n]:>19}" for n in names) + "".join(f"{x:>19.3g}" for x in figures))
+        print(
+            f"{lane.name:22}"
+            + "".join(f"{totals[lane.name][n]:>19}" for n in names)
+            + "".join(f"{x:>19.3g}" for x in figures)
+        )
     for (kind, lane), found in sorted(failures.items(), key=lambda item: (item[0][0] not in FALSE, -len(item[1]))):
         top = max(found, key=lambda f: f["size"])
         mark = "FALSE " if kind in FALSE else ""
-        print(f"{mark}{kind}: {lane.name}: {len(found)} (worst {top['size']:.3g} times, trial {top['index']}: {top['text']})")
+        print(
+            f"{mark}{kind}: {lane.name}: {len(found)} (worst {top['size']:.3g} times, trial {top['index']}: {top['text']})"
+        )
 
 
 def show(pool: ThreadPoolExecutor, failures: Any, args: argparse.Namespace) -> None:
@@ -165,7 +178,10 @@ def show(pool: ThreadPoolExecutor, failures: Any, args: argparse.Namespace) -> N
     for task in as_completed(tasks):
         kind, lane, index = tasks[task]
         answer = task.result()
-        print(f"\n# {kind}: {lane.name}, seed {args.seed}, trial {index}\n# {answer['text']}\n{answer['program']}", flush=True)
+        print(
+            f"\n# {kind}: {lane.name}, seed {args.seed}, trial {index}\n# {answer['text']}\n{answer['program']}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

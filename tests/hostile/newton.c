@@ -390,9 +390,17 @@ static void *zeros(size_t count, size_t size) { return calloc(count ? count : 1,
 static void open_side(side *s, int count, int kind, const double *t, const double *rho)
 {
     real *space = zeros(6 * (size_t)count, sizeof(real));
-    *s = (side){.count = count, .kind = kind, .t = t, .rho = rho, .log_t = space, .x = space + count,
-                .log_s = space + 2 * count, .image = space + 3 * count, .slope = space + 4 * count,
-                .sum = space + 5 * count, .alive = zeros(count, 1)};
+    *s = (side){.count = count,
+                .kind = kind,
+                .t = t,
+                .rho = rho,
+                .log_t = space,
+                .x = space + count,
+                .log_s = space + 2 * count,
+                .image = space + 3 * count,
+                .slope = space + 4 * count,
+                .sum = space + 5 * count,
+                .alive = zeros(count, 1)};
     for (int i = 0; i < count; i++)
         s->log_t[i] = F(log)((real)t[i]);
 }
@@ -452,7 +460,8 @@ static real find_alive(problem *p)
 
 static void report(problem *p, real step, real paid, int passes, double *out)
 {
-    real gap = 0, hard = 0, scale = p->reg * p->c_mass + paid, primal = p->reg * p->c_mass + paid, mass = 0, dual = paid;
+    real gap = 0, hard = 0, scale = p->reg * p->c_mass + paid, primal = p->reg * p->c_mass + paid, mass = 0,
+         dual = paid;
     side *sides[2] = {&p->rows, &p->cols};
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < sides[k]->count; i++) {
@@ -479,9 +488,10 @@ static void report(problem *p, real step, real paid, int passes, double *out)
 
 /* reference: 0 a b^T, 1 ones, 2 c. start: log v to begin with, or NULL. The answer's log u, log v and plan in double are
  * for the eye, those in long double for comparison. Returns 0, or 1 if no plan with mass is feasible. */
-int hostile_newton(int m, int n, const double *M, const double *c, int reference, double reg, int row_kind, int col_kind,
-                   const double *a, const double *b, const double *rho_a, const double *rho_b, const double *start,
-                   double reg_from, long double *log_u, long double *log_v, long double *plan, double *out)
+int hostile_newton(int m, int n, const double *M, const double *c, int reference, double reg, int row_kind,
+                   int col_kind, const double *a, const double *b, const double *rho_a, const double *rho_b,
+                   const double *start, double reg_from, long double *log_u, long double *log_v, long double *plan,
+                   double *out)
 {
     const size_t mn = (size_t)m * n;
     problem p = {.m = m, .n = n, .reg = reg};

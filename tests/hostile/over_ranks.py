@@ -36,8 +36,19 @@ def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
         return []
     return [
         Claim(
-            result.converged, result.status, plan, rows[0], cols[0], result.gap, result.error_bound, result.dual,
-            result.objective, result.mass, rows[1], cols[1], False,
+            result.converged,
+            result.status,
+            plan,
+            rows[0],
+            cols[0],
+            result.gap,
+            result.error_bound,
+            result.dual,
+            result.objective,
+            result.mass,
+            rows[1],
+            cols[1],
+            False,
         )  # fmt: skip
     ]
 

@@ -17,7 +17,7 @@ import mapuot
 from .problem import Problem, draw, draw_masses, draw_rho, spread
 
 PATHS = ("cold", "warm", "batch", "path", "stream", "pot")
-NUMBERS = {name: k for k, name in enumerate((*PATHS, "ranks", "cuda"))}  # of the generators: never renumber
+NUMBERS = {name: k for k, name in enumerate((*PATHS, "ranks"))}  # of the generators: never renumber
 MOST_PASSES = 3000
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
@@ -61,7 +61,9 @@ class Claim:
 def draw_options(rng: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"tol": float(10.0 ** rng.uniform(-10, -2)), "max_passes": MOST_PASSES}
     options["precision"] = str(rng.choice(["auto", "float64", "mixed", "bfloat16"], p=[0.4, 0.3, 0.2, 0.1]))
-    options["method"] = str(rng.choice(["auto", "translation_invariant", "sinkhorn", "map-uot"], p=[0.7, 0.1, 0.1, 0.1]))
+    options["method"] = str(
+        rng.choice(["auto", "translation_invariant", "sinkhorn", "map-uot"], p=[0.7, 0.1, 0.1, 0.1])
+    )
     if options["method"] == "map-uot" and options["precision"] == "bfloat16":
         options["precision"] = "auto"
     if rng.random() < 0.15:
@@ -90,7 +92,9 @@ def draw_start(rng: Any, problem: Problem) -> Any:
     if kind == 4:
         other = draw(rng)
         a, b = draw_masses(rng, m), draw_masses(rng, n)
-        return other.replace(M=rng.random((m, n)), a=a, b=b, reference="product", reg_m=(1.0, 1.0), penalty=("kl", "kl"))
+        return other.replace(
+            M=rng.random((m, n)), a=a, b=b, reference="product", reg_m=(1.0, 1.0), penalty=("kl", "kl")
+        )
     change = 1 + 1e-2 * rng.standard_normal((m, n))
     return problem.replace(M=np.where(np.isfinite(problem.M), problem.M * change, problem.M).astype(problem.M.dtype))
 
@@ -98,7 +102,12 @@ def draw_start(rng: Any, problem: Problem) -> Any:
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
     problem = draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
-    if how in ("cold", "stream", "ranks", "cuda"):
+    if how == "ranks":
+        if options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
+            options["split"] = "grid"
+        start = draw_start(rng, problem) if rng.random() < 0.4 else None
+        return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
+    if how in ("cold", "stream"):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -153,10 +162,12 @@ def arguments(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def claim_of(result: Any, strict: bool = True) -> Claim:
+    numbers = (float(getattr(result, name)) for name in ("gap", "error_bound", "dual", "objective", "mass"))
+    vectors = result.row_marginal, result.col_marginal
+    plan = np.asarray(result.plan)
     return Claim(
-        bool(result.converged), str(result.status), np.asarray(result.plan), result.log_u, result.log_v, result.gap,
-        result.error_bound, result.dual, result.objective, result.mass, result.row_marginal, result.col_marginal, strict,
-    )  # fmt: skip
+        bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, strict
+    )
 
 
 def call(trial: Trial, backend: str) -> list[Claim]:
@@ -168,7 +179,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm", "cuda"):
+    if trial.how in ("cold", "warm"):
         return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
     if trial.how == "stream":
         read = lambda i0, i1: first.M[i0:i1]  # noqa: E731
@@ -183,7 +194,13 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         results = mapuot.solve_batch(M, A, B, *positional[3:], **named, **options, warm_start=start)
         tables = zip(results, results.objective, results.error_bound, results.gap, results.dual, strict=True)
         return [
-            dataclasses.replace(claim_of(result, auto), objective=objective, error_bound=bound, gap=gap, dual=dual)
+            dataclasses.replace(
+                claim_of(result, auto),
+                objective=float(objective),
+                error_bound=float(bound),
+                gap=float(gap),
+                dual=float(dual),
+            )
             for result, objective, bound, gap, dual in tables
         ]
     return [call_pot(first, trial)]
@@ -206,10 +223,10 @@ def call_pot(problem: Problem, trial: Trial) -> Claim:
     for one in heard:
         warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     silent = not any(isinstance(one.message, mapuot.ConvergenceWarning) for one in heard)
-    bound = None if named else log["err"][-1]
+    bound = None if named else float(log["err"][-1])
     return Claim(
         silent and not named, "silent" if silent else "warned", np.asarray(plan), log["logu"], log["logv"],
-        error_bound=bound, objective=log["total_cost"],
+        error_bound=bound, objective=float(log["total_cost"]),
     )  # fmt: skip
 
 

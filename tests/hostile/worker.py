@@ -21,7 +21,11 @@ from .shrink import shrunk
 from .trial import NUMBERS, Trial, call, draw_trial, snippet
 
 SECONDS = 60  # one trial may take: far more is a hang
-REFUSED = ("must not be so small that M / reg overflows", "must have positive, finite mass", "must be finite, >= 0 and not all")
+REFUSED = (
+    "must not be so small that M / reg overflows",
+    "must have positive, finite mass",
+    "must be finite, >= 0 and not all",
+)
 
 
 class Runner:
