@@ -162,9 +162,8 @@ def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
     for (kind, lane), found in sorted(failures.items(), key=lambda item: (item[0][0] not in FALSE, -len(item[1]))):
         top = max(found, key=lambda f: f["size"])
         mark = "FALSE " if kind in FALSE else ""
-        print(
-            f"{mark}{kind}: {lane.name}: {len(found)} (worst {top['size']:.3g} times, trial {top['index']}: {top['text']})"
-        )
+        worst_one = f"worst {top['size']:.3g} times, trial {top['index']}: {top['text']}"
+        print(f"{mark}{kind}: {lane.name}: {len(found)} ({worst_one})")
 
 
 def show(pool: ThreadPoolExecutor, failures: Any, args: argparse.Namespace) -> None:

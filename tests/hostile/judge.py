@@ -1,7 +1,7 @@
 """Whether a claim of the library is true: every number of it against the independent answer.
 
-The allowances are roundings only: ROUNDINGS units of float64 of the sum of the sizes of all terms for values, those of the
-storage for what documentation takes from K (marginals, mass, objective); none for the certified error of the plan.
+The allowances are roundings only: ROUNDINGS units of float64 of the sum of the sizes of all terms for values, those of
+the storage for what is documented as K's (marginals, mass, objective); none for the certified error of the plan.
 """
 
 from __future__ import annotations

@@ -92,9 +92,8 @@ def call(problem: Problem, start: Any, quad: bool) -> Answer | None:
         return None
     primal, dual, gap, step, violation, scale, _, mass = map(float, out)
     unit = 1e-19 if not quad else 1e-33
-    finite = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in (log_u, log_v)]
-    # of one entry: the rounding of its exponent; the plan in long double
-    error = 2 * step + 8 * unit * float(sum(finite)) + 1e-18
+    exponent = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in (log_u, log_v, M / problem.reg))
+    error = 2 * step + 8 * unit * (8 + exponent) + 1e-18  # the rounding of exponents, and of the plan in long double
     return Answer(log_u, log_v, plan, primal, dual, gap, error, violation, scale, mass)
 
 

@@ -34,23 +34,8 @@ def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
     cols = [gathered(result, x, "cols") for x in cols] if in_grid else cols
     if comm.Get_rank():
         return []
-    return [
-        Claim(
-            result.converged,
-            result.status,
-            plan,
-            rows[0],
-            cols[0],
-            result.gap,
-            result.error_bound,
-            result.dual,
-            result.objective,
-            result.mass,
-            rows[1],
-            cols[1],
-            False,
-        )  # fmt: skip
-    ]
+    numbers = result.gap, result.error_bound, result.dual, result.objective, result.mass
+    return [Claim(result.converged, result.status, plan, rows[0], cols[0], *numbers, rows[1], cols[1], strict=False)]
 
 
 def gathered(result: Any, x: Any, along: str) -> Any:

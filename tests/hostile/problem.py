@@ -1,12 +1,13 @@
 """One random problem, drawn from everything that the arguments of ``solve`` allow, and what it means in long double.
 
-Masses from 1e-12 to 1e12, reg from 1e-4 to 1e3 of range(M), reg_m from 1e-3 to 1e9 of reg: every draw is a function of the
-generator only, so that a seed names a problem. Nothing here calls the library.
+Masses from 1e-12 to 1e12, reg from 1e-4 to 1e3 of range(M), reg_m from 1e-3 to 1e9 of reg: every draw is a function of
+the generator only, so that a seed names a problem. Nothing here calls the library.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,23 +67,41 @@ def draw_size(rng: Any, largest: int) -> int:
     return int(rng.integers(2, 9)) if kind < 0.8 else int(rng.integers(5, largest + 1))
 
 
+def squared_distances(rng: Any, m: int, n: int) -> Any:
+    x, y = rng.random((m, 2)), rng.random((n, 2)) * rng.uniform(0.2, 3) + rng.uniform(-1, 1)
+    return ((x[:, None] - y) ** 2).sum(2)
+
+
+def integers(rng: Any, m: int, n: int) -> Any:
+    return rng.integers(0, 4, (m, n)).astype(float)
+
+
+def constant(rng: Any, m: int, n: int) -> Any:
+    return np.full((m, n), rng.choice([0.0, 1.0, -2.0, 1e4])) + rng.choice([0.0, 1e-9]) * rng.random((m, n))
+
+
+def over_decades(rng: Any, m: int, n: int) -> Any:
+    return 10.0 ** rng.uniform(-3, 3, (m, n))
+
+
+def sentinels(rng: Any, m: int, n: int) -> Any:
+    return np.where(rng.random((m, n)) < 0.3, 10.0 ** rng.uniform(1, 6), rng.random((m, n)))
+
+
+COSTS: tuple[Callable[[Any, int, int], Any], ...] = (
+    *[lambda rng, m, n: rng.random((m, n))] * 3,
+    *[squared_distances] * 2,
+    integers,
+    constant,
+    over_decades,
+    lambda rng, m, n: rng.standard_normal((m, n)),
+    sentinels,
+)
+
+
 def draw_cost(rng: Any, m: int, n: int) -> Any:
-    kind = rng.integers(0, 10)
-    if kind <= 2:
-        M = rng.random((m, n))
-    elif kind <= 4:
-        x, y = rng.random((m, 2)), rng.random((n, 2)) * rng.uniform(0.2, 3) + rng.uniform(-1, 1)
-        M = ((x[:, None] - y) ** 2).sum(2)
-    elif kind == 5:
-        M = rng.integers(0, 4, (m, n)).astype(float)
-    elif kind == 6:
-        M = np.full((m, n), rng.choice([0.0, 1.0, -2.0, 1e4])) + rng.choice([0.0, 1e-9]) * rng.random((m, n))
-    elif kind == 7:
-        M = 10.0 ** rng.uniform(-3, 3, (m, n))
-    elif kind == 8:
-        M = rng.standard_normal((m, n))
-    else:
-        M = np.where(rng.random((m, n)) < 0.3, 10.0 ** rng.uniform(1, 6), rng.random((m, n)))
+    """Any scale and offset, now and then with equal rows or columns, or forbidden pairs."""
+    M = COSTS[rng.integers(0, len(COSTS))](rng, m, n)
     if rng.random() < 0.1:
         M = M * 10.0 ** rng.uniform(-8, 8)
     if rng.random() < 0.12:
@@ -154,6 +173,14 @@ def draw(rng: Any, largest: int = 12, plain: bool = False) -> Problem:
         a, b = a * scale, b * scale
     if rng.random() < 0.35:
         b = b * 10.0 ** rng.uniform(-rng.uniform(0.3, 8), rng.uniform(0.3, 8))
+    penalty, reg_m = draw_penalties(rng, reg, a, b, plain)
+    found = Problem(M, a, b, float(reg), reg_m, penalty, draw_reference(rng, m, n))
+    if found.exactly_balanced(0) and found.exactly_balanced(1):
+        found = found.replace(b=b * (a.sum() / b.sum()))
+    return found
+
+
+def draw_penalties(rng: Any, reg: float, a: Any, b: Any, plain: bool) -> tuple[tuple[str, str], tuple[Any, Any]]:
     odds = [0.45, 0.15, 0.15, 0.15, 0.1] if not plain else [0.85, 0.15, 0.0, 0.0, 0.0]
     first, second = (str(rng.choice(PENALTIES, p=odds)) for _ in range(2))
     penalty = (first, first) if rng.random() < 0.4 else (first, second)
@@ -163,13 +190,14 @@ def draw(rng: Any, largest: int = 12, plain: bool = False) -> Problem:
     if plain:
         reg_m = tuple(np.inf if p == "balanced" else float(np.min(r)) for p, r in zip(penalty, reg_m, strict=True))
         penalty = ("kl", "kl")
+    return penalty, reg_m
+
+
+def draw_reference(rng: Any, m: int, n: int) -> Any:
     reference: Any = "product" if rng.random() < 0.65 else "uniform"
     if rng.random() < 0.15:
         reference = rng.random((m, n)) * 10.0 ** rng.uniform(-3, 3)
         if rng.random() < 0.5:
             reference[rng.random((m, n)) < 0.3] = 0.0
         reference[rng.integers(0, m), rng.integers(0, n)] = 1.0
-    found = Problem(M, a, b, float(reg), reg_m, penalty, reference)
-    if found.exactly_balanced(0) and found.exactly_balanced(1):
-        found = found.replace(b=b * (a.sum() / b.sum()))
-    return found
+    return reference

@@ -1,4 +1,4 @@
-"""A failing trial made small: fewer problems, rows, columns and options, rounder numbers, while the same kind of claim fails.
+"""A failing trial made small: fewer problems, points and options, rounder numbers, while the same kind of claim fails.
 
 Nothing is random here, so that ranks which share a trial shrink it in step.
 """

@@ -1,6 +1,6 @@
 """One trial: problems, the call of the public API that solves them, and what it claims about each.
 
-A trial is drawn from (path, seed, index) alone and can be changed piece by piece (shrink.py), for it holds numbers only.
+A trial is drawn from (path, seed, index) alone and can be changed piece by piece (shrink.py): it holds numbers only.
 """
 
 from __future__ import annotations

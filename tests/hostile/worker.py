@@ -1,7 +1,7 @@
-"""One block of trials in one process, or in step on all ranks of one job: a line of JSON for each failure, a summary last.
+"""One block of trials in one process, or in step on all ranks of one job; the counts and failures as a line of JSON.
 
-``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST [shrink KIND]``; with "shrink" the one trial FIRST is made
-small and printed as a program.
+``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST [shrink KIND]``; with "shrink" the one trial FIRST is
+made small and told as a program.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: 
             totals["without reference"] += "no reference" in numbers
             totals["converged"] += bool(numbers.get("converged"))
             totals["judged"] += "no reference" not in numbers
-            for name in worst:
-                worst[name] = max(worst[name], numbers.get(name, 0.0))
+            worst = {name: max(value, numbers.get(name, 0.0)) for name, value in worst.items()}
         failures += [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]
     return {"totals": dict(totals), "worst": worst, "slowest": slowest, "failures": failures}
 
