@@ -21,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from .judge import FALSE
 from .trial import PATHS
 
 TESTS = Path(__file__).resolve().parent.parent
 BLOCK = 100  # trials of one process
+LONGEST = 3600  # seconds of one process: ranks that wait for each other never end
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,23 @@ def has_mpi() -> bool:
 
 def run(lane: Lane, *words: Any) -> dict[str, Any]:
     """The answer of one worker; one that dies is a failure of its block."""
-    done = subprocess.run(
-        lane.command(*words), env=lane.environment(), cwd=TESTS, capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            lane.command(*words),
+            env=lane.environment(),
+            cwd=TESTS,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONGEST,
+        )
+    except subprocess.TimeoutExpired:
+        text = f"no end after {LONGEST} s"
+        return {
+            "failures": [{"index": words[1], "kind": "died", "size": 1.0, "text": text}],
+            "program": "",
+            "text": text,
+        }
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode == 0 and lines:
         return dict(json.loads(lines[-1]))
@@ -108,6 +125,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--largest", type=int, default=12, help="points of a side, most of the time")
     parser.add_argument("--index", type=int, help="this trial of each path only")
     parser.add_argument("--no-shrink", action="store_true", help="tell failures by their numbers only")
+    parser.add_argument("--log", type=Path, help="write every failure to this file as it comes, a line of JSON each")
     parser.add_argument("--list", action="store_true", help="list the paths")
     return parser.parse_args(words)
 
@@ -127,7 +145,7 @@ def main(words: list[str]) -> int:
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     worst: dict[str, dict[str, float]] = defaultdict(dict)
     failures: dict[tuple[str, Lane], list[dict[str, Any]]] = defaultdict(list)
-    with ThreadPoolExecutor(args.jobs) as pool:
+    with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(jobs), unit="block", disable=None) as bar:
         tasks = {pool.submit(run, lane, args.seed, first, count, args.largest): lane for lane, first, count in jobs}
         for task in as_completed(tasks):
             lane, answer = tasks[task], task.result()
@@ -136,6 +154,10 @@ def main(words: list[str]) -> int:
                 worst[lane.name][name] = max(worst[lane.name].get(name, 0.0), value)
             for failure in answer["failures"]:
                 failures[failure["kind"], lane].append(failure)
+                if args.log:
+                    with args.log.open("a") as log:
+                        print(json.dumps({"path": lane.name, "seed": args.seed, **failure}), file=log)
+            bar.update()
         tell(chosen, totals, worst, failures)
         wrong = sum(len(found) for (kind, _), found in failures.items() if kind in FALSE)
         print(
