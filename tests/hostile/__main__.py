@@ -23,7 +23,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .judge import FALSE
+from .judge import is_false
 from .trial import PATHS
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -159,7 +159,7 @@ def main(words: list[str]) -> int:
                         print(json.dumps({"path": lane.name, "seed": args.seed, **failure}), file=log)
             bar.update()
         tell(chosen, totals, worst, failures)
-        wrong = sum(len(found) for (kind, _), found in failures.items() if kind in FALSE)
+        wrong = sum(len(found) for (kind, _), found in failures.items() if is_false(kind))
         print(
             f"\nseed {args.seed}: {sum(t['problems'] for t in totals.values())} problems, of them "
             f"{sum(t['judged'] for t in totals.values())} compared with an independent answer, {wrong} false claims, "
@@ -181,9 +181,9 @@ def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
             + "".join(f"{totals[lane.name][n]:>19}" for n in names)
             + "".join(f"{x:>19.3g}" for x in figures)
         )
-    for (kind, lane), found in sorted(failures.items(), key=lambda item: (item[0][0] not in FALSE, -len(item[1]))):
+    for (kind, lane), found in sorted(failures.items(), key=lambda item: (not is_false(item[0][0]), -len(item[1]))):
         top = max(found, key=lambda f: f["size"])
-        mark = "FALSE " if kind in FALSE else ""
+        mark = "FALSE " if is_false(kind) else ""
         worst_one = f"worst {top['size']:.3g} times, trial {top['index']}: {top['text']}"
         print(f"{mark}{kind}: {lane.name}: {len(found)} ({worst_one})")
 

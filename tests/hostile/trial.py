@@ -52,6 +52,7 @@ class Claim:
     mass: Any = None
     row_marginal: Any = None
     col_marginal: Any = None
+    pass_dual: Any = None  # the last pass's, in the trace
     strict: bool = True  # whether columns that are balanced may have been turned into rows
 
 
@@ -78,7 +79,7 @@ def draw_options(rng: Any) -> dict[str, Any]:
 def draw_start(rng: Any, problem: Problem) -> Any:
     """Near and far, one-sided, infinite, from an answer to another problem, or that answer's sides swapped."""
     m, n = problem.shape
-    kind = rng.integers(0, 6)
+    kind = rng.integers(0, 8)
     if kind == 0:
         return rng.standard_normal(m), rng.standard_normal(n)
     if kind == 1:
@@ -87,8 +88,9 @@ def draw_start(rng: Any, problem: Problem) -> Any:
     if kind == 2:
         size = 10.0 ** rng.uniform(1, 4)
         return size * rng.standard_normal(m), size * rng.standard_normal(n)
-    if kind == 3:
-        return np.full(m, rng.choice([0.0, 1e4, -1e4])), np.full(n, rng.choice([0.0, 1e4, -1e4]))
+    if kind in (3, 6, 7):
+        far = 10.0 ** rng.integers(2, 6)
+        return far * rng.integers(-1, 2) * np.ones(m), far * rng.integers(-1, 2) * np.ones(n)
     if kind == 4:
         other = draw(rng)
         a, b = draw_masses(rng, m), draw_masses(rng, n)
@@ -165,8 +167,9 @@ def claim_of(result: Any, strict: bool = True) -> Claim:
     numbers = (float(getattr(result, name)) for name in ("gap", "error_bound", "dual", "objective", "mass"))
     vectors = result.row_marginal, result.col_marginal
     plan = np.asarray(result.plan)
+    last = float(result.trace[-1].dual) if result.status != "cancelled" else None
     return Claim(
-        bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, strict
+        bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, strict
     )
 
 
