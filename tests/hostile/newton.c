@@ -16,15 +16,17 @@
 typedef __float128 real;
 #define F(name) name##q
 #define UNIT 1e-34Q
+#define MOST_STEPS 400
 #else
 #include <math.h>
 typedef long double real;
 #define F(name) name##l
 #define UNIT 1e-19L
+#define MOST_STEPS 1500
 #endif
 
 #define INF ((real)__builtin_inf())
-enum { KL, TV, L2, RANGE, HALVINGS = 12, MOST_STEPS = 1500 };
+enum { KL, TV, L2, RANGE, HALVINGS = 12 };
 enum { PRIMAL, DUAL, GAP, STEP, VIOLATION, SCALE, PASSES, MASS, OUT };
 
 typedef struct {
