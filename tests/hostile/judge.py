@@ -130,7 +130,7 @@ def judge(problem: Problem, claim: Claim, options: dict[str, Any]) -> tuple[list
     """What is untrue, and figures of interest: whether a reference was found, how far below the bound the error is."""
     found = finite_failures(claim)
     best = newton.answer(problem)
-    if best is None and claim.log_v is not None and not np.isnan(claim.log_v).any():
+    if best is None and claim.converged and not np.isnan(claim.log_v).any():
         best = newton.answer(problem, claim.log_v)
     if best is None:
         return found, {"no reference": 1}

@@ -26,7 +26,7 @@ typedef long double real;
 #endif
 
 #define INF ((real)__builtin_inf())
-enum { KL, TV, L2, RANGE, HALVINGS = 12 };
+enum { KL, TV, L2, RANGE, HALVINGS = 12, PATIENCE = 80 };
 enum { PRIMAL, DUAL, GAP, STEP, VIOLATION, SCALE, PASSES, MASS, OUT };
 
 typedef struct {
@@ -358,7 +358,7 @@ static real climb(problem *p, real tol, int *passes)
             memcpy(p->best, p->cols.x, size);
         } else
             poor++;
-        if (change <= tol || (least < 1e-9L && poor > 6))
+        if (change <= tol || (least < 1e-9L && poor > 6) || poor > PATIENCE)
             break;
         memcpy(p->trial, p->cols.x, size);
         real by = 1, next = -INF, after = INF;

@@ -100,6 +100,7 @@ def call(problem: Problem, start: Any, quad: bool) -> Answer | None:
 def answer(problem: Problem, start: Any = None, quad: bool = False) -> Answer | None:
     """The optimum; None where there is none or no answer is good enough. ``start``: a log v to begin with."""
     found = None if quad else call(problem, start, quad=False)
-    if (found is None or not found.good) and library(True) is not None:
-        found = call(problem, start, quad=True)
+    if quad or (found is not None and not found.good and library(True) is not None):
+        near = found is not None and found.error < 1e-3 and bool((np.abs(found.log_v) < 1e300).any())
+        found = call(problem, np.asarray(found.log_v, float) if near and found is not None else start, quad=True)
     return found if found is not None and found.good else None
