@@ -351,7 +351,7 @@ static real climb(problem *p, real tol, int *passes)
             value = evaluate(p, &residual);
             newton_step(p);
         }
-        const real change = plan_change(p);
+        const real change = plan_change(p) + residual / 100; /* a common translation may not change the plan */
         if (change < least || !(least < INF)) {
             poor = change < least / 2 ? 0 : poor + 1;
             least = change;
