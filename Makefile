@@ -12,7 +12,7 @@ CFLAGS_check := -O3 -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
 
-.PHONY: help demo pictures test test-gpu sanitize-gpu mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
+.PHONY: help demo pictures test test-gpu sanitize-gpu hostile mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -35,6 +35,9 @@ test-gpu: .venv/.gpu .venv/.test ## run the tests of the CUDA kernels
 sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, then races in shared memory
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python tests/cuda/sanitize_cuda.py
 	MAPUOT_CUDA=racecheck compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python tests/cuda/sanitize_cuda.py
+
+hostile: .venv/.test ## random problems on every path against an independent answer (ARGS="--count 20000 --seed 7 --only warm")
+	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
 
 mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 	for program in cases error_cases; do \

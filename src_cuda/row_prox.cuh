@@ -1,7 +1,8 @@
 // Mirrors src_c/prox_rows.h (prox_rows): u = prox(s) of one row, its marginal and what it adds to the row scalars.
 #ifndef ROW_PROX_CUH
 #define ROW_PROX_CUH
-#include "prox.cuh"
+#include "common/penalty.h"
+#include "state.cuh"
 
 #define LOG2E 1.4426950408889634
 #define LN2 0.6931471805599453
@@ -11,12 +12,12 @@ __device__ __noinline__ double general_prox(const State &S, Point p, double s, d
 {
     if (isinf(p.x))
         return -INF;
-    return prox(S.rows.kind, log(s) - p.x - shift, p.y, log(p.y), p.z, p.w, S.reg) - p.x - shift;
+    return prox_log((int)S.rows.penalty, log(s) - p.x - shift, p.y, log(p.y), p.z, p.w, S.limits.reg) - p.x - shift;
 }
 
 __device__ __noinline__ double general_dual(const State &S, Point p, double log_u, double shift)
 {
-    return dual_term(S.rows.kind, S.reg * (log_u + p.x + shift), p.y, p.z, p.w);
+    return dual_term((int)S.rows.penalty, S.limits.reg * (log_u + p.x + shift), p.y, p.z, p.w);
 }
 #endif
 

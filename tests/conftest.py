@@ -12,9 +12,9 @@ from hypothesis import settings
 pytest.register_assert_rewrite("batches", "launch", "nvrtc", "problems", "products")
 
 if any(Path(folder).name == "cuda_on_cpu" for folder in sys.path):
-    from mapuot.backends import cuda_launch
+    from mapuot.backends.cuda import launch
 
-    cuda_launch.resident_clusters = lambda function, cluster, blocks, shared: blocks // cluster  # no driver to ask
+    launch.resident_clusters = lambda function, cluster, blocks, shared: blocks // cluster  # no driver to ask
 
 os.environ.setdefault("TQDM_DISABLE", "0")
 settings.register_profile("mapuot", derandomize=True, deadline=None, max_examples=40, print_blob=False)
@@ -25,7 +25,7 @@ ISAS = ("scalar", "avx2", "avx512")
 
 
 def available(name: str) -> bool:
-    from mapuot.backends import native
+    from mapuot.backends.cpu import native
 
     try:
         native.set_isa(name)
@@ -68,7 +68,7 @@ def precision(request):
 @pytest.fixture(params=ISAS)
 def isa(request):
     """Each instruction set that this machine has; the one in use before comes back."""
-    from mapuot.backends import native
+    from mapuot.backends.cpu import native
 
     before = native.isa()
     if not available(request.param):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import as_float
+from ..validate import as_float
 
 NAMES = {"reference": "c", "warm_start": "warmstart", "A": "a", "B": "b"}  # ours, POT's
 

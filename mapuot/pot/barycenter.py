@@ -11,8 +11,7 @@ from tqdm import tqdm
 from ..backends import host
 from ..barycenter import Core, as_weights
 from ..errors import ConvergenceWarning
-from ..problem import as_array, as_positive
-from ..solve import as_count
+from ..validate import as_array, as_count, as_positive
 from .arrays import give, take, threshold
 
 

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 import mapuot
 from mapuot import solve, solve_batch
-from mapuot.backends import cpu_batch
+from mapuot.backends.cpu import batch as cpu_batch
 
 REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
 

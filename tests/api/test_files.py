@@ -7,7 +7,7 @@ import pytest
 from problems import clouds, with_forbidden, with_zeros
 
 import mapuot
-from mapuot import files, rows
+from mapuot import cost, files
 
 FORMATS = ["plain.npy", "fortran.npy", "plain.npz", "packed.npz", "some.h5", "packed.hdf5", "some.zarr"]
 
@@ -15,7 +15,7 @@ FORMATS = ["plain.npy", "fortran.npy", "plain.npz", "packed.npz", "some.h5", "pa
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of about seven rows of 21 columns."""
-    monkeypatch.setattr(rows, "BLOCK_BYTES", 7 * 21 * 8)
+    monkeypatch.setattr(cost, "BLOCK_BYTES", 7 * 21 * 8)
 
 
 def write(path, M, **more):
@@ -249,7 +249,7 @@ def test_bad_functions():
 
 @pytest.mark.parametrize("reg_m", [1.0, (1.0, np.inf)], ids=["kl", "turned"])
 def test_checkpoint(tmp_path, reg_m, monkeypatch):
-    monkeypatch.setattr(files, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(files.checkpoint, "CHECKPOINT_SECONDS", 0.0)
     case, path = clouds(40, 21, reg_m=reg_m), tmp_path / "state.npz"
     case.solve(checkpoint=path, callback=lambda stats: stats.n_pass == 6)
     start = files.load_checkpoint(path, 40, 21, case.reg)

@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "check_buffers.h"
+#include "check_made.h"
 #include "check_passes.h"
 #include "check_streams.h"
 
@@ -43,6 +44,8 @@ static void check_isa(const char *isa)
             set_where(isa, -1, m, n, layout, pool_sizes[pool]);
             check_streams(m, n, layout, pools[pool]);
             check_passes(isa, m, n, turn % SIDE_KINDS, pool);
+            set_where(isa, 0, m, n, layout, pool_sizes[pool]);
+            check_made(m, n, layout, turn % SIDE_KINDS, pools[pool]);
         }
     for (int q = 0; q < SIZES; q++)
         for (int kind = 0; kind < SIDE_KINDS; kind++) {
@@ -55,6 +58,7 @@ static void check_isa(const char *isa)
         set_where(isa, -1, wide[k][0], wide[k][1], k, pool_sizes[k % POOLS]);
         if (k < 5)
             check_streams(wide[k][0], wide[k][1], k, pools[k % POOLS]);
+        check_made(wide[k][0], wide[k][1], k, k % SIDE_KINDS, pools[k % POOLS]);
         check_passes(isa, wide[k][0], wide[k][1], k % 2, k % POOLS);
     }
 }
@@ -85,13 +89,14 @@ static double seconds(void)
 /* best of several passes, in bytes of K a second (plan_pass: read and written) */
 static double rate(mapuot_state *state, mapuot_pool *pool, int form)
 {
-    const double bytes = (double)(state->m * state->ld) * (double)width[state->dtype] * (state->in_place ? 2 : 1);
+    const double bytes =
+        (double)(state->m * state->ld) * (double)width[state->dtype] * (state->limits.in_place ? 2 : 1);
     double best = INFINITY, stop = seconds() + 0.3;
     do {
         double begun = seconds();
         run_pass(pool, state, form);
         best = fmin(best, seconds() - begun);
-        state->passes++;
+        state->progress.passes++;
     } while (seconds() < stop);
     return bytes / best;
 }
@@ -111,8 +116,8 @@ static void bench(void)
                         new_state(squares[k], squares[k], (mapuot_dtype)dtype, MAPUOT_KL, MAPUOT_KL, 1, 1);
                     for (int64_t j = 0; j < squares[k]; j++)
                         state.history[j] = 1.0;
-                    state.in_place = form == IN_PLACE;
-                    state.narrow = form == NARROW;
+                    state.limits.in_place = form == IN_PLACE;
+                    state.progress.narrow = form == NARROW;
                     state.narrow_v = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
                     state.run = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
                     memset(state.run, 0, (size_t)padded(squares[k]) * sizeof(float));

@@ -42,9 +42,12 @@ static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, dou
 static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int memory, int threads)
 {
     const int64_t np = padded(n);
-    mapuot_state state = {.m = m, .n = n, .ld = np + 16 * (m % 2), .dtype = dtype, .reg = 0.25, .shift = 0.7};
-    new_side(&state.rows, m, m, rows, state.reg, 8);
-    new_side(&state.cols, n, np, cols, state.reg, 0);
+    mapuot_state state = {.m = m, .n = n, .ld = np + 16 * (m % 2), .dtype = dtype};
+    state.limits =
+        (mapuot_limits){.reg = 0.25, .inv_reg = 4.0, .fi_rows = 0.8, .rate_cols = 0.25, .tol = -1, .tol_gap = -1};
+    state.progress = (mapuot_progress){.shift = 0.7, .best_dual = -INFINITY, .best_error = INFINITY, .passes = m + n};
+    new_side(&state.rows, m, m, rows, state.limits.reg, 8);
+    new_side(&state.cols, n, np, cols, state.limits.reg, 0);
     state.kernel = guarded((size_t)(m * state.ld) * width[dtype], 0);
     for (int64_t k = 0; k < m * state.ld; k++) {
         const int64_t i = k / state.ld, j = k % state.ld;
@@ -59,13 +62,7 @@ static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows
         state.work[k] = 0.0;
     for (int64_t k = 0; k < (2 * memory + 2) * np; k++)
         state.history[k] = uniform(-1, 1);
-    state.memory = memory;
-    state.passes = m + n;
-    state.tol = state.tol_gap = -1;
-    state.best_dual = -INFINITY;
-    state.best_error = INFINITY;
-    state.head = -1;
-    state.rho_u = state.rho_v = 1.0;
+    state.limits.memory = memory;
     return state;
 }
 
@@ -115,15 +112,15 @@ static double expect_row(const mapuot_state *state, int64_t i, double s, double 
     const mapuot_side *rows = &state->rows;
     const double d = rows->absorbed[i];
     const int out = isinf(d), dead = !out && s < DBL_MIN;
-    double log_u = out || dead ? 0.0 : naive_log_u(rows, i, s * exp(-d - state->shift), state->reg);
-    double u = out || dead ? 0.0 : exp(log_u - d - state->shift);
+    double log_u = out || dead ? 0.0 : naive_log_u(rows, i, s * exp(-d - state->progress.shift), state->limits.reg);
+    double u = out || dead ? 0.0 : exp(log_u - d - state->progress.shift);
     expect("u", i, rows->scale[i], u, rtol, 0);
     expect("r", i, rows->marginal[i], u * s, rtol, 0);
     if (u > 0)
-        expect("log u", i, rows->log_scale[i], log_u - d - state->shift, 0, rtol);
+        expect("log u", i, rows->log_scale[i], log_u - d - state->progress.shift, 0, rtol);
     scalars[ROW_SCALE] += u;
     scalars[ROW_DEAD] += dead;
-    scalars[ROW_DUAL] += u > 0 ? naive_dual(rows, i, state->reg * log_u) : 0.0;
+    scalars[ROW_DUAL] += u > 0 ? naive_dual(rows, i, state->limits.reg * log_u) : 0.0;
     if (dead && rows->fi && rows->penalty == MAPUOT_KL) /* no mass leaves: the price is as high as it may be */
         scalars[ROW_DUAL] += rows->rho[i] * rows->weight[i];
     return u;
@@ -150,7 +147,7 @@ static void check_ways(mapuot_state *state, mapuot_pool *pool)
 {
     const int64_t len = padded(state->n) + SCALARS;
     double *plain = calloc((size_t)len, sizeof *plain);
-    for (int down = 0; down < 2; down++, state->passes++)
+    for (int down = 0; down < 2; down++, state->progress.passes++)
         for (int rows = 2; rows <= TILE; rows *= 2) {
             state->tile_rows = rows;
             state->piped = 0;
@@ -172,8 +169,8 @@ static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int f
     mapuot_state state = new_state(m, n, dtype, kind, MAPUOT_KL, 1, mapuot_pool_threads(pool));
     double *before = vector(cells, 0), *u_old = vector(m, 0), scalars[SCALARS] = {0};
     long double *sums = calloc((size_t)np, sizeof *sums);
-    state.in_place = in_place;
-    state.narrow = form == NARROW;
+    state.limits.in_place = in_place;
+    state.progress.narrow = form == NARROW;
     state.narrow_v = guarded((size_t)np * sizeof(float), 0);
     state.run = guarded((size_t)(np * mapuot_pool_threads(pool)) * sizeof(float), 0);
     memset(state.run, 0, (size_t)(np * mapuot_pool_threads(pool)) * sizeof(float));
@@ -222,10 +219,9 @@ static void check_sweeps(int64_t n, int kind, const char *isa)
     const uint64_t start = seed;
     mapuot_state state[2];
     double out[2][4][SWEEP_OUT] = {{{0}}};
-    sweep_args args = {
-        .lam = 0.1, .off = -0.05, .mu = 0.2, .slot = n % 3 ? 1 : -1, .depth = 3, .gamma = {0.5, -0.2, 0.1}};
-    args.sum_factor = exp(args.off);
-    args.q_factor = exp(args.lam / 4);
+    sweep_args args = {.offset = -0.05, .common = 0.2, .slot = n % 3 ? 1 : -1, .depth = 3, .gamma = {0.5, -0.2, 0.1}};
+    args.kappa = exp(args.offset);
+    args.q_factor = exp(0.7 / 4);
     for (int k = 0; k < 2; k++) {
         mapuot_set_isa(k ? isa : "scalar");
         const mapuot_kernels *table = mapuot_active_kernels();
@@ -233,7 +229,7 @@ static void check_sweeps(int64_t n, int kind, const char *isa)
                                    table->sweep_advance};
         seed = start;
         state[k] = new_state(1, n, MAPUOT_F64, MAPUOT_KL, kind, memory, 1);
-        state[k].in_place = n % 2;
+        state[k].limits.in_place = n % 2;
         for (int64_t j = 0; j < np; j++)
             state[k].sums[j] = j >= n || j % 11 == 7 ? 0.0 : uniform(0.1, 2);
         for (int q = 0; q < 4; q++) {

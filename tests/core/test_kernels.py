@@ -11,7 +11,8 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 from problems import clouds, plan_of, with_forbidden, with_zeros
 
-from mapuot.backends import Options, cpu, native, reference
+from mapuot.backends import Options, cpu, reference
+from mapuot.backends.cpu import native
 from mapuot.problem import Problem
 
 SIZES = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257]

@@ -16,7 +16,7 @@ import pytest
 from problems import clouds, relative_error
 
 import mapuot
-from mapuot.backends import native
+from mapuot.backends.cpu import native
 
 CASE = clouds(90, 70, reg=0.02, reg_m=(1.0, 3.0), ratio=1.3)
 UNDER_SANITIZER = "san" in os.environ.get("LD_PRELOAD", "")
@@ -167,7 +167,7 @@ def test_interrupt_stops_a_long_solve():
 @pytest.mark.parametrize("name", ["scalar", "avx2", "avx512", "nonsense"])
 def test_isa_from_the_environment(name):
     """MAPUOT_ISA lowers the choice; what the machine has not, or nobody knows, changes nothing."""
-    process = run_python("from mapuot.backends import cpu, native; print(native.isa())", MAPUOT_ISA=name)
+    process = run_python("from mapuot.backends.cpu import native; print(native.isa())", MAPUOT_ISA=name)
     given = process.communicate(timeout=60)[0].strip()
     assert given == "scalar" if name == "scalar" else given in ("scalar", "avx2", "avx512")
 

@@ -10,8 +10,10 @@ import cupy as cp
 import numpy as np
 
 from mapuot import log_matmul, solve_batch
-from mapuot.backends import Options, cuda, cuda_launch, cuda_log_matmul
-from mapuot.backends.cuda_launch import switches
+from mapuot.backends import Options, cuda
+from mapuot.backends.cuda import launch as cuda_launch
+from mapuot.backends.cuda import log_matmul as cuda_log_matmul
+from mapuot.backends.cuda.launch import switches
 from mapuot.problem import Problem
 
 COLUMNS = (200, 528, 1030, 2040, 4100, 9000, 20000)
@@ -23,7 +25,7 @@ def passes(n: int, precision: str, narrow: bool, in_place: bool = False) -> None
     problem = Problem.from_arrays(M, np.full(rows, 1 / rows), np.full(n, 1.2 / n), 0.1, 1.0, "kl", "product", cuda)
     memory = 0 if in_place else 5
     workspace = cuda.Workspace(problem, Options(True, memory, in_place, precision, 1e-13, -1.0, None))
-    workspace.state["finer"] = 0
+    workspace.state["limits"]["finer"] = 0
     workspace.progress["narrow"] *= narrow
     workspace.absorb(np.zeros(n))
     stats = workspace.iterate(4)

@@ -14,7 +14,8 @@ cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from mapuot.backends import cuda_batch, cuda_log_matmul  # noqa: E402
+from mapuot.backends.cuda import batch as cuda_batch  # noqa: E402
+from mapuot.backends.cuda import log_matmul as cuda_log_matmul  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]

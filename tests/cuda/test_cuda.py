@@ -12,7 +12,9 @@ cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from mapuot.backends import cuda, cuda_arrays, cuda_stream  # noqa: E402
+from mapuot.backends import cuda  # noqa: E402
+from mapuot.backends.cuda import arrays as cuda_arrays  # noqa: E402
+from mapuot.backends.cuda import stream as cuda_stream  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 PLAN_TOL = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 2e-2}
@@ -36,7 +38,7 @@ def run(
     problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, where, module)
     workspace = module.Workspace(problem, Options(translate, memory, False, precision, 1e-13, -1.0, None))
     if module is cuda:
-        workspace.state["finer"] = 0  # the storage asked for to the end
+        workspace.state["limits"]["finer"] = 0  # the storage asked for to the end
         if exact:
             workspace.progress["narrow"] = 0
     workspace.absorb(np.zeros(M.shape[1]))
@@ -239,7 +241,7 @@ def test_a_pass_in_two_halves_is_the_same(path, precision, shape):
     expected = run(cuda, M, a, b, 0.05, 1.0, "kl", precision, 6)
     problem = Problem.from_arrays(M, a, b, 0.05, 1.0, "kl", "product", cuda)
     workspace = cuda.Workspace(problem, Options(True, 5, False, precision, 1e-13, -1.0, None))
-    workspace.state["finer"] = 0
+    workspace.state["limits"]["finer"] = 0
     workspace.absorb(np.zeros(shape[1]))
     for _ in range(6):
         workspace.row_pass()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from nvrtc import compiled
 
-from mapuot.backends import cuda_kernels as kernels
+from mapuot.backends.cuda import kernels
 
 pytestmark = pytest.mark.compile
 ARCHES = ("sm_80", "sm_90", "sm_100")

@@ -26,7 +26,7 @@ from problems import clouds
 
 import mapuot
 from mapuot.backends.cpu import QUICK_ENTRIES
-from mapuot.backends.native import SERIAL_ENTRIES
+from mapuot.processor import SERIAL_ENTRIES
 from mapuot.ranks import join, own_rows
 
 
