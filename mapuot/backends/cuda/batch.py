@@ -162,7 +162,7 @@ class BatchWorkspace:
         names = ("open_problems", "prox_rows", "finish_problems")
         steps = {name: step_kernel(name, self.M.dtype.name) for name in names}
         arrays = self.arrays
-        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["reg"]))
+        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["limits"]["reg"]))
         argument = (by_value(record),)
         steps["open_problems"]((self.p,), (128,), argument)
         while (self.stats["status"] == 0).any() and self.stats["passes"].max() < count:
