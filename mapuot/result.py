@@ -147,8 +147,10 @@ class Result(Answer):
 
     @cached_property
     def dual(self) -> float:
-        """The dual value, a lower bound of every plan's objective."""
+        """The dual value, a lower bound of every plan's objective; of a certified answer with the rounding of K counted."""
         p = self.problem
+        if self.converged and np.isfinite(self.trace[-1].dual):
+            return self.trace[-1].dual
         total = p.reg * (p.c_mass - self.mass)
         for side, x, _ in self._sides():
             value = penalties.dual_term(side.penalty, x, side.weight, side.rho, side.upper).sum()

@@ -161,7 +161,8 @@ FN void widen_passes(mapuot_progress *p)
  * pass, or 1 where it is looked at before that pass. */
 FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale, double next_v)
 {
-    const int done = out->error <= limits->tol || out->gap + p->moved <= limits->tol_gap * fabs(out->dual);
+    const int small = limits->tol_gap >= 0 && out->gap + p->moved <= limits->tol_gap * fabs(out->dual);
+    const int done = out->error <= limits->tol || small;
     const int fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
     if (out->rejected > 0)
