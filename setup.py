@@ -49,7 +49,7 @@ ABI3 = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"
 UNITS = [
     *[
         ("plain", f"{name}.c", PLAIN)
-        for name in ["dispatch", "pool", "solver", "finish", "streams", "bandwidth", "batch", "log_matmul"]
+        for name in ["dispatch", "pool", "solver", "finish", "streams", "bandwidth", "batch", "log_matmul", "sinkhorn", "barycenter"]
     ],
     *[(isa, source, isa_flags(isa)) for isa in ISAS for source in ["stream_tmpl.c", "finish_tmpl.c"]],
     *[

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from . import penalties
 from .backends import Options, Stats, host, namespace, pick
 from .batch_problem import BatchProblem
-from .errors import ConvergenceWarning
+from .errors import MUTED, ConvergenceWarning
 from .penalties import F64
 from .problem import as_array
 from .result import Result
@@ -106,7 +106,7 @@ def solve_batch(
     with tqdm(total=len(task.A), desc="mapuot", unit="problem", disable=not progress) as bar:
         run.solve(start[0] if turned else start[1], bar)
     result = run.result(task, turned)
-    if not result.converged.all():
+    if not result.converged.all() and not MUTED.get():
         worst, count = result.error_bound.max(), int((~result.converged).sum())
         warnings.warn(
             f"{count} of {len(result)} problems not converged: largest certified relative plan error {worst:.2e} > tol "

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ..problem import as_float
-
-NAMES = {"reference": "c", "warm_start": "warmstart", "A": "a", "B": "b"}  # ours, POT's
-
-
-@contextmanager
-def names_of_pot() -> Iterator[None]:
-    """What `mapuot` says of an argument, said of POT's."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        name, _, rest = str(error).partition(" ")
-        if name not in NAMES or type(error) not in (TypeError, ValueError):
-            raise
-        raise type(error)(f"{NAMES[name]} {rest.replace(name + '.', NAMES[name] + '.')}") from error
 
 
 def library(x: Any) -> str:
