@@ -10,18 +10,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels.h"
+#include "barycenter.h"
+#include "real.h"
+
+#define DECLARE(isa) extern const barycenter_kernels barycenter_##isa;
+DECLARE(scalar)
+#ifndef MAPUOT_NO_X86
+DECLARE(avx2)
+DECLARE(avx512)
+#endif
 
 enum { MOST_LOG = 300 }; /* log u relative to K: beyond it a sum of scales leaves float64's range */
 
 typedef struct {
     mapuot_barycenter_run *run;
     mapuot_pool *pool;
-    mapuot_state *states; /* k */
-    double *log_s;        /* k x n: log K^T u */
-    double *table;        /* 2 x n x k: log v and log K v with the histograms in columns, for log_matmul */
+    const barycenter_kernels *kernels;
+    mapuot_state *states; /* k, and behind them pointers to them */
+    mapuot_state **each;
+    double *log_s; /* k x n: log K^T u */
+    double *table; /* 2 x n x k: log v and log K v with the histograms in columns, for log_matmul */
     void *memory;
 } work;
+
+static const barycenter_kernels *kernels_of(void)
+{
+#ifndef MAPUOT_NO_X86
+    if (strcmp(mapuot_isa(), "avx512") == 0)
+        return &barycenter_avx512;
+    if (strcmp(mapuot_isa(), "avx2") == 0)
+        return &barycenter_avx2;
+#endif
+    return &barycenter_scalar;
+}
 
 /* a state of row_pass for each histogram: KL rows without a column side; 0 without memory */
 static int prepare(work *w)
@@ -32,11 +53,12 @@ static int prepare(work *w)
     const int64_t partial = threads > 1 ? threads * (np + SCALARS) : 0;
     const size_t doubles = (size_t)(k * each + shared + partial + 3 * k * n);
     double *at = NULL;
-    w->states = calloc((size_t)k, sizeof *w->states);
+    w->states = calloc((size_t)k, sizeof *w->states + sizeof *w->each);
     if (!w->states || posix_memalign(&w->memory, 64, doubles * sizeof(double)) != 0) {
         free(w->states);
         return 0;
     }
+    w->each = (mapuot_state **)(w->states + k);
     at = memset(w->memory, 0, doubles * sizeof(double));
     double *fi = at, *rho = at + np, *sums = at + shared;
     for (int64_t i = 0; i < n; i++)
@@ -44,7 +66,7 @@ static int prepare(work *w)
     at += shared + partial;
     for (int64_t s = 0; s < k; s++, at += each) {
         double *absorbed = at + np, *base = at + 2 * np;
-        mapuot_state *state = w->states + s;
+        mapuot_state *state = w->each[s] = w->states + s;
         *state = (mapuot_state){.m = n, .n = n, .ld = run->ld, .dtype = MAPUOT_F64, .reg = 1.0, .partial = sums};
         state->kernel = (void *)(uintptr_t)run->kernel; /* row_pass does not write it */
         state->rows = (mapuot_side){.len = n, .penalty = MAPUOT_KL, .fi = fi, .rho = rho, .weight = at};
@@ -66,42 +88,37 @@ static int prepare(work *w)
     return 1;
 }
 
-/* the least and largest of the entries that are not -inf */
-static void finite_range(int64_t n, const double *x, double *low, double *high)
+/* u and log K^T u of all histograms by a pass over K; 0 where one of the products may have underflowed */
+static int by_pass(const work *w)
 {
-    *low = INFINITY;
-    *high = -INFINITY;
-    for (int64_t i = 0; i < n; i++)
-        if (x[i] > -INFINITY) {
-            *low = fmin(*low, x[i]);
-            *high = fmax(*high, x[i]);
-        }
-}
-
-/* u and log K^T u of histogram s by one row_pass; 0 where one of its products may have underflowed */
-static int by_pass(const work *w, int64_t s)
-{
-    const mapuot_barycenter_run *run = w->run;
-    mapuot_state *state = w->states + s;
-    const double *log_v = run->log_v + s * run->n;
-    double low, high, *log_u = run->log_u + s * run->n;
-    finite_range(run->n, log_v, &low, &high);
-    if (!(high - low + run->spread < run->safe))
-        return 0;
-    state->shift = -high;
-    for (int64_t j = 0; j < run->n; j++)
-        state->cols.scale[j] = exp(log_v[j] - high);
-    if (mapuot_row_pass(w->pool, state) != MAPUOT_RUNNING)
-        return 0;
-    for (int64_t i = 0; i < run->n; i++)
-        log_u[i] = state->rows.absorbed[i] < INFINITY ? state->rows.log_scale[i] : -INFINITY;
-    finite_range(run->n, log_u, &low, &high);
-    if (!(high - low + run->spread < run->safe && fabs(high) < MOST_LOG))
-        return 0;
-    for (int64_t i = 0; i < run->n; i++)
-        log_u[i] += run->low + state->shift;
-    for (int64_t j = 0; j < run->n; j++)
-        w->log_s[s * run->n + j] = log(state->sums[j]) + state->shift;
+    mapuot_barycenter_run *run = w->run;
+    const int64_t n = run->n;
+    double low, high;
+    for (int64_t s = 0; s < run->k; s++) {
+        w->kernels->range(n, run->log_v + s * n, &low, &high);
+        if (!(high - low + run->spread < run->safe))
+            return 0;
+        w->states[s].shift = -high;
+        w->kernels->scales(n, run->log_v + s * n, high, w->states[s].cols.scale);
+        memset(w->states[s].sums, 0, (size_t)(padded(n) + SCALARS) * sizeof(double));
+    }
+    if (mapuot_pool_threads(w->pool) == 1)
+        w->kernels->pass(w->each, (int)run->k);
+    else
+        for (int64_t s = 0; s < run->k; s++)
+            mapuot_row_pass(w->pool, w->states + s);
+    for (int64_t s = 0; s < run->k; s++) {
+        mapuot_state *state = w->states + s;
+        double *log_u = run->log_u + s * n;
+        for (int64_t i = 0; i < n; i++)
+            log_u[i] = state->rows.absorbed[i] < INFINITY ? state->rows.log_scale[i] : -INFINITY;
+        w->kernels->range(n, log_u, &low, &high);
+        if (!(high - low + run->spread < run->safe && fabs(high) < MOST_LOG))
+            return 0;
+        for (int64_t i = 0; i < n; i++)
+            log_u[i] += run->low + state->shift;
+        w->kernels->logs(n, state->sums, state->shift, w->log_s + s * n);
+    }
     return 1;
 }
 
@@ -125,55 +142,18 @@ static int by_logs(const work *w)
     return status;
 }
 
-/* log sum_s w_s e^((1 - fi) x_s) / (1 - fi), the mean sum_s w_s x_s for fi = 1; x at stride n */
-static double power_mean(const mapuot_barycenter_run *run, const double *x)
-{
-    const double power = 1.0 - run->fi;
-    double top = -INFINITY, sum = 0.0;
-    for (int64_t s = 0; s < run->k; s++)
-        if (run->weights[s] > 0.0) {
-            top = fmax(top, x[s * run->n]);
-            sum += run->weights[s] * x[s * run->n];
-        }
-    if (power == 0.0)
-        return sum;
-    sum = 0.0;
-    for (int64_t s = 0; s < run->k; s++)
-        if (run->weights[s] > 0.0)
-            sum += run->weights[s] * exp(power * (x[s * run->n] - top));
-    return log(sum) / power + top;
-}
-
-/* q and log v from log K^T u; max|q - q'| / max(max q, max q', 1) */
-static double advance(const work *w)
-{
-    const mapuot_barycenter_run *run = w->run;
-    double change = 0.0, top = 1.0;
-    for (int64_t j = 0; j < run->n; j++) {
-        const double log_q = power_mean(run, w->log_s + j), q = exp(log_q);
-        change = fmax(change, fabs(q - run->q[j]));
-        top = fmax(top, fmax(q, run->q[j]));
-        run->q[j] = q;
-        for (int64_t s = 0; s < run->k; s++)
-            run->log_v[s * run->n + j] = run->fi * (log_q - w->log_s[s * run->n + j]);
-    }
-    return change / top;
-}
-
 int mapuot_barycenter(mapuot_pool *pool, mapuot_barycenter_run *run, int64_t count)
 {
-    work w = {.run = run, .pool = pool};
+    work w = {.run = run, .pool = pool, .kernels = kernels_of()};
     int status = MAPUOT_RUNNING;
     if (!prepare(&w))
         return MAPUOT_NO_MEMORY;
     for (int64_t k = 0; k < count && status == MAPUOT_RUNNING; k++) {
-        int fast = 1;
-        for (int64_t s = 0; s < run->k && fast; s++)
-            fast = by_pass(&w, s);
-        status = fast ? MAPUOT_RUNNING : by_logs(&w);
+        if (!by_pass(&w))
+            status = run->log_kernel ? by_logs(&w) : MAPUOT_ABSORB;
         if (status != MAPUOT_RUNNING)
             break;
-        const double err = advance(&w);
+        const double err = w.kernels->columns(run, w.log_s);
         if (run->made % run->every == 0) {
             run->err[run->looks++] = err;
             status = err < run->stop && run->made >= run->least ? MAPUOT_CONVERGED : status;

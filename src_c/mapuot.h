@@ -210,7 +210,7 @@ int mapuot_sinkhorn(mapuot_pool *pool, int64_t p, mapuot_state *const *states, m
 typedef struct {
     int64_t n, k, ld;
     const double *kernel;     /* exp((low - M) / reg), n x ld */
-    const double *log_kernel; /* -M / reg, n x n */
+    const double *log_kernel; /* -M / reg, n x n; NULL until it is asked for */
     double low, spread;       /* min M / reg, range(M) / reg */
     double safe;              /* exponents within this of the largest do not underflow in a product */
     double fi;
@@ -224,7 +224,7 @@ typedef struct {
     double *err;
 } mapuot_barycenter_run;
 
-/* at most count iterations; CONVERGED where err has come below stop */
+/* at most count iterations; CONVERGED where err has come below stop, ABSORB where log_kernel is needed to go on */
 int mapuot_barycenter(mapuot_pool *pool, mapuot_barycenter_run *run, int64_t count);
 
 /* For bench: bandwidth of arrays of doubles (streams 1, 4 or 8; out: a sum a thread, 8 apart), the pass in two sweeps,

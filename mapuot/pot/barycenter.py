@@ -142,11 +142,11 @@ class Barycenter:
             raise ValueError(f"weights must be ({A.shape[1]},), got {weights.shape}")
         self.weights = weights
 
-    def run(self, log_v: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool) -> Any:
+    def run(self, start: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool) -> Any:
         stop = threshold(stop)
         with tqdm(total=max_iter, desc="barycenter", unit="pass", disable=not progress) as bar:
             q, log_u, log_v, err, made, converged = core.barycenter(
-                self.A, self.M, self.reg, self.fi, self.weights, log_v, every, least, max_iter, stop, shared.SAFE,
+                self.A, self.M, self.reg, self.fi, self.weights, start, every, least, max_iter, stop, shared.SAFE,
                 bar.update,
             )  # fmt: skip
         if not converged and stop > 0:

@@ -124,14 +124,13 @@ def barycenter(
             pointer(kernel, "void *"), ld,
         )
     )  # fmt: skip
-    log_kernel = np.divide(M, -reg, dtype=np.float64, order="C")
     A, weights = np.ascontiguousarray(A, np.float64), np.ascontiguousarray(weights, np.float64)
     log_u, log_v, q = np.empty((k, n)), np.full((k, n), start), np.full(n, np.exp(start))
     err = np.empty(1 + max_iter // every)
     run = ffi.new("mapuot_barycenter_run *")
     run.n, run.k, run.ld, run.fi, run.low, run.safe = n, k, ld, fi, low, safe
     run.spread = float(M.max()) / reg - low
-    run.kernel, run.log_kernel, run.A, run.weights = map(pointer, (kernel, log_kernel, A, weights))
+    run.kernel, run.A, run.weights = map(pointer, (kernel, A, weights))
     run.log_u, run.log_v, run.q, run.err = map(pointer, (log_u, log_v, q, err))
     run.every, run.least, run.stop = every, least, stop
     most, status = max(1, CALL_ENTRIES // (k * n * n)), lib.MAPUOT_RUNNING
@@ -139,4 +138,7 @@ def barycenter(
         before = run.made
         status = check(lib.mapuot_barycenter(pool, run, min(most, max_iter - run.made)))
         advanced(run.made - before)
+        if status == lib.MAPUOT_ABSORB:
+            log_kernel, status = np.divide(M, -reg, dtype=np.float64, order="C"), lib.MAPUOT_RUNNING
+            run.log_kernel = pointer(log_kernel)
     return q, log_u, log_v, err[: run.looks].tolist(), int(run.made), status == lib.MAPUOT_CONVERGED

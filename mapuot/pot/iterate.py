@@ -109,7 +109,8 @@ def by_python(
 ) -> Outcome:
     """An iteration at a time, on any backend."""
     translate, every, only_u = NAMED[method]
-    states, err, begun = starts, [], time.perf_counter()
+    states, begun = starts, time.perf_counter()
+    err: list[float] = []
     traces: list[list[Stats]] = [[] for _ in problems]
     for workspace, start in zip(workspaces, starts, strict=True):
         workspace.absorb(start[1])

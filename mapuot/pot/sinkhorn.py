@@ -20,7 +20,7 @@ from ..errors import InfeasibleError
 from ..problem import Problem, as_array, as_positive, as_side
 from ..result import Result
 from ..solve import as_count, solve, start_potentials
-from .arrays import give, take, threshold
+from .arrays import give, library, take, threshold, tracked
 from .caller import WORDS, muted, names_of_pot, warn, warn_not_converged
 from .iterate import NAMED, TINY, iterate
 
@@ -145,6 +145,11 @@ def sinkhorn_unbalanced2(
     log : dict
         Only with ``log=True``; as in `sinkhorn_unbalanced`.
 
+    Notes
+    -----
+    With ``returnCost="total"`` and without log, PyTorch tensors a, b, M that require grad get the gradient of the
+    objective from the potentials (`mapuot.torch.sinkhorn_loss`).
+
     Raises
     ------
     ValueError, TypeError, NotImplementedError
@@ -152,6 +157,8 @@ def sinkhorn_unbalanced2(
     """
     if returnCost not in ("linear", "total"):
         raise ValueError(f"Unknown returnCost = {returnCost!r}: must be 'linear' or 'total'")
+    if returnCost == "total" and not log and differentiable(a, b, M, reg_type, c, warmstart):
+        return loss(a, b, M, reg, reg_m, stopThr, numItermax)
     call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
     answers = call.run(method, tau)
     return answers.cost(returnCost, log)
@@ -233,7 +240,7 @@ class Call:
     M: Any
     reg: Any
     reg_m: Any
-    reg_type: str = "kl"
+    reg_type: str | None = "kl"  # None: POT's, which is "entropy" for several targets
     c: Any = None
     warmstart: Any = None
     max_iter: int = 1000
@@ -258,7 +265,7 @@ class Call:
         several, shape = np.ndim(self.b) == 2, np.shape(self.M)
         if several and (0 in self.b.shape or self.b.shape[:1] != shape[1:]):
             raise ValueError(f"b must have shape (n,) or (n, k) for M of shape {shape}, got {self.b.shape}")
-        columns = list(range(self.b.shape[1])) if several else [None]
+        columns: list[int | None] = [*range(self.b.shape[1])] if several else [None]
         with names_of_pot(), muted():
             if name is None:
                 return self.certified(reference, several, like)
@@ -280,7 +287,8 @@ class Call:
     def certified(self, reference: Any, several: bool, like: Any) -> Answers:
         """By the certified solver; err is the certified error of every pass, of several targets that reached."""
         tol = self.tol or (self.stop if self.stop > 0 else TINY)
-        options = {"tol": tol, "max_passes": self.max_iter, "backend": BACKEND, "progress": self.verbose}
+        options: dict[str, Any] = {"tol": tol, "max_passes": self.max_iter, "backend": BACKEND}
+        options["progress"] = self.verbose
         if not several:
             start = self.start(None)
             result = solve(
@@ -339,6 +347,22 @@ def largest(errs: list[list[float]]) -> list[float]:
     """Of targets that stop alone the largest err at each look, one that has stopped keeping its last."""
     length = max(map(len, errs))
     return [max((e[min(i, len(e) - 1)] for e in errs if e), default=math.nan) for i in range(length)]
+
+
+def differentiable(a: Any, b: Any, M: Any, reg_type: Any, c: Any, warmstart: Any) -> bool:
+    """Whether the objective has its gradient from the potentials: tensors, some require grad, c = a b^T, one target."""
+    plain = c is None and warmstart is None and isinstance(reg_type, str) and reg_type.lower() == "kl"
+    tensors = all(library(x) == "torch" for x in (a, b, M))
+    return plain and tensors and b.ndim == 1 and any(map(tracked, (a, b, M)))
+
+
+def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any) -> Any:
+    """The objective as a tensor with its gradient; empty a or b means uniform."""
+    from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
+
+    a, b = (x if len(x) else M.new_full((size,), 1 / size) for x, size in ((a, M.shape[0]), (b, M.shape[1])))
+    tol, max_passes = threshold(tol), as_count(max_passes, WORDS[0])
+    return sinkhorn_loss(a, b, M, reg, reg_m, tol=tol if tol > 0 else TINY, max_passes=max_passes)
 
 
 def method_name(method: str | None) -> str | None:
