@@ -2,8 +2,8 @@
 
 One entry is ``reg * KL``-regularised: with s = (K v)_i the total kernel seen by the point, the solver needs
 log u = prox(log s), the dual term -D*(-f) with f = reg * log u, and the gap D(r|t) + D*(-f) + f r.
-The C twin is src_c/common/penalty.h. Sources: Chizat, Peyre, Schmitzer, Vialard 2018 (scaling algorithms, KL, TV, range);
-the L2 prox through the Wright omega function follows from its optimality condition.
+The C twin is src_c/common/penalty.h. Sources: Chizat, Peyre, Schmitzer, Vialard 2018 (scaling algorithms, KL, TV,
+range); the L2 prox through the Wright omega function follows from its optimality condition.
 """
 
 from __future__ import annotations

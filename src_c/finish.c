@@ -145,8 +145,8 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, mapuot_finish *f
 static double dual_value(const mapuot_state *state, const mapuot_finish *finish, double mass)
 {
     const mapuot_limits *limits = &state->limits;
-    const double moved = limits->rho_rows > 0 ? limits->rho_rows * (finish->mass - mass)
-                                              : limits->reg * finish->lam * finish->mass;
+    const double moved =
+        limits->rho_rows > 0 ? limits->rho_rows * (finish->mass - mass) : limits->reg * finish->lam * finish->mass;
     return finish->row_scalars[ROW_DUAL] + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass +
            (finish->lam != 0 ? moved : 0.0);
 }

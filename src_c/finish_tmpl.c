@@ -56,10 +56,11 @@ static void prox_scalar(const mapuot_state *state, const sweep_args *args, int64
         x_out[j] = image[j] = cols->log_scale[j];
         if (cols->absorbed[j] == INFINITY)
             continue;
-        const mapuot_column c = {cols->absorbed[j], b, log(b), rho, cols->upper ? cols->upper[j] : 0.0, k, 1 / (1 + k),
-                                 cols->log_scale[j], cols->scale[j]};
-        const mapuot_column_out found = column_values((int)cols->penalty, &c, state->sums[j], log_sum[j],
-                                                      state->progress.shift, args->offset, reg);
+        const mapuot_column c = {
+            cols->absorbed[j], b, log(b), rho, cols->upper ? cols->upper[j] : 0.0, k, 1 / (1 + k), cols->log_scale[j],
+            cols->scale[j]};
+        const mapuot_column_out found =
+            column_values((int)cols->penalty, &c, state->sums[j], log_sum[j], state->progress.shift, args->offset, reg);
         image[j] = found.image;
         cols->marginal[j] = found.marginal;
         out[SUM_GAP] += found.gap;

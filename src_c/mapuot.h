@@ -45,15 +45,15 @@ typedef struct {
     mapuot_progress progress;
     mapuot_side rows, cols;
     double *sums;
-    double *partial;      /* threads x (n padded + 16): column sums of each thread */
-    double *work;         /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
-    double *history;      /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
-    double gram[64];      /* their Gram matrix, 8 x 8: memory is at most 8 */
-    float *narrow_v;      /* n padded: v in float32; passes are narrow_pass while progress.narrow is 1, else row_pass */
-    float *run;           /* threads x n padded, zero: column sums of some rows in float32 */
-    int32_t tile_rows;    /* 2, 4 or 8 rows of K at a time; 0: by the size of L2 */
-    int32_t piped;        /* 1: the sums of a tile and the dots of the next in one sweep; -1: if faster, by measurement */
-    int32_t tried[2];     /* passes measured, wide and narrow */
+    double *partial;   /* threads x (n padded + 16): column sums of each thread */
+    double *work;      /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
+    double *history;   /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
+    double gram[64];   /* their Gram matrix, 8 x 8: memory is at most 8 */
+    float *narrow_v;   /* n padded: v in float32; passes are narrow_pass while progress.narrow is 1, else row_pass */
+    float *run;        /* threads x n padded, zero: column sums of some rows in float32 */
+    int32_t tile_rows; /* 2, 4 or 8 rows of K at a time; 0: by the size of L2 */
+    int32_t piped;     /* 1: the sums of a tile and the dots of the next in one sweep; -1: if faster, by measurement */
+    int32_t tried[2];  /* passes measured, wide and narrow */
     double seconds[2][2]; /* the shortest of them, plain and piped */
     int32_t exact;        /* 1: K is remade from M in float64, tile by tile, since its storage is too coarse for tol */
     mapuot_matrix M, c;   /* for exact passes */
@@ -63,11 +63,11 @@ typedef struct {
 
 /* What the sweeps of finish_pass need beside the state. */
 typedef struct {
-    double offset;   /* log of the factor that the translation before the prox puts on u and the column sums */
-    double kappa;    /* e^offset */
-    double base;     /* 0 where there is a translation, else the shift: the first sweep finds b e^(-k (x - base)) */
-    double q_factor; /* what that lacks of q = b e^(-k log v): e^(k shift), or 1 */
-    double common;   /* translation of log v found after the prox */
+    double offset;       /* log of the factor that the translation before the prox puts on u and the column sums */
+    double kappa;        /* e^offset */
+    double base;         /* 0 where there is a translation, else the shift: the first sweep finds b e^(-k (x - base)) */
+    double q_factor;     /* what that lacks of q = b e^(-k log v): e^(k shift), or 1 */
+    double common;       /* translation of log v found after the prox */
     int64_t slot, depth; /* Anderson: where the new difference goes (-1: none), how many count */
     double gamma[8];
 } mapuot_sweep;

@@ -36,7 +36,8 @@ static void prox_scalar(const mapuot_state *state, int64_t i, int count, const d
     const double reg = state->limits.reg, shift = state->progress.shift;
     const int penalty = (int)rows->penalty;
     for (int k = 0; k < count; k++, i++) {
-        const double d = rows->absorbed[i], t = rows->weight[i], rho = rows->rho[i], upper = rows->upper ? rows->upper[i] : 0.0;
+        const double d = rows->absorbed[i], t = rows->weight[i], rho = rows->rho[i],
+                     upper = rows->upper ? rows->upper[i] : 0.0;
         const int out = d == INFINITY, dead = !out && !(s[k] >= TINY);
         const double log_u = out || dead ? 0.0 : prox_log(penalty, log(s[k]) - d - shift, t, log(t), rho, upper, reg);
         const double log_scale = log_u - d - shift, u = out || dead ? 0.0 : exp(log_scale);

@@ -21,7 +21,7 @@ typedef float cost;
 #define HOLDERS (WARPS < 4 ? WARPS : 4) // warps that may have columns: the first ones
 #define LOG2E 1.4426950408889634
 #define LN2 0.6931471805599453
-#define DEAD_SUM 1e-290   // a sum below it: no mass is in reach
+#define DEAD_SUM 1e-290 // a sum below it: no mass is in reach
 
 enum {
     WEIGHT,   // b, 0: left out
@@ -70,9 +70,9 @@ struct Standing : mapuot_progress {
 };
 
 struct Work {
-    double row[WARPS], next[WARPS];           // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
-    double part[HOLDERS][SUMS];               // of each warp
-    double sums[HOLDERS][SUMS];               // of all of them, a copy for each
+    double row[WARPS], next[WARPS]; // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
+    double part[HOLDERS][SUMS];     // of each warp
+    double sums[HOLDERS][SUMS];     // of all of them, a copy for each
     Standing standing[HOLDERS];
     Report report;
 };
@@ -235,8 +235,8 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
         if (!(w > 0))
             continue;
         odd |= !(sum > DEAD_SUM);
-        const mapuot_column c = {col[ABSORBED * ld + j], w, col[LOG_B * ld + j], k2 > 0 ? S.limits.rho_cols : INF, 0, k2,
-                                 S.fi2, x, v[j]};
+        const mapuot_column c = {
+            col[ABSORBED * ld + j], w, col[LOG_B * ld + j], k2 > 0 ? S.limits.rho_cols : INF, 0, k2, S.fi2, x, v[j]};
         const mapuot_column_out out = column_values(MAPUOT_KL, &c, sum, log(sum), shift, move.off, S.limits.reg);
         const double G = out.image, f = G - x, P = f - col[LAST * ld + j];
         value[LOSS] += out.gap + out.hard;

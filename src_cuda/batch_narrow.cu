@@ -42,11 +42,15 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
         all.mass_a = a, all.mass_b = b;
         const double c = S.product ? a * b : (double)S.m * (double)S.n, fi = S.limits.fi_rows * S.fi2;
         Rates &rate = all.rates;
-        rate = {(float)S.limits.fi_rows, (float)S.fi2, (float)(1 - S.limits.fi_rows), (float)(1 - S.fi2), (float)(1 - fi), (float)S.limits.rate_cols};
-        rate.lam_rate = (float)S.limits.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b, rate.share = (float)(1 / b);
-        rate.error = (float)(0.5 * S.limits.rho_cols * S.limits.inv_reg * (1 + S.limits.rate_cols) * (1 + S.limits.rate_cols) * LN2 * LN2);
+        rate = {(float)S.limits.fi_rows, (float)S.fi2,    (float)(1 - S.limits.fi_rows),
+                (float)(1 - S.fi2),      (float)(1 - fi), (float)S.limits.rate_cols};
+        rate.lam_rate = (float)S.limits.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b,
+        rate.share = (float)(1 / b);
+        rate.error = (float)(0.5 * S.limits.rho_cols * S.limits.inv_reg * (1 + S.limits.rate_cols) *
+                             (1 + S.limits.rate_cols) * LN2 * LN2);
         rate.tol = (float)fmax(S.limits.tol, S.limits.narrow_floor);
-        rate.dual_0 = S.limits.reg * c + S.limits.rho_rows * a + S.limits.rho_cols * b, rate.dual_mass = S.limits.reg + S.limits.rho_rows;
+        rate.dual_0 = S.limits.reg * c + S.limits.rho_rows * a + S.limits.rho_cols * b,
+        rate.dual_mass = S.limits.reg + S.limits.rho_rows;
         rate.mass_slack = 1e-6 * S.limits.reg;
         rate.slack = 4e-7 * (S.limits.rho_rows * a + S.limits.rho_cols * b);
         all.best_dual = -INF, all.best_error = (float)INF;

@@ -8,7 +8,7 @@
 #define RP ((RT + 3) / 4 * 4)                // rows of a group, padded to 16 bytes
 #define HALF ((20 * RP + 31) / 32 * 32 + 16) // of what a warp joins for its first 16 lanes: the others use other banks
 #define JOIN (2 * HALF > 2 * (COLUMNS + 16) ? 2 * HALF : 2 * (COLUMNS + 16))
-#define OLD (MEMORY - 1)                      // differences beside the newest
+#define OLD (MEMORY - 1)                     // differences beside the newest
 #define AT(i, k) ((i) * ((i) + 1) / 2 + (k)) // of a lower triangle, k <= i
 #define LIMIT 1e12f                          // a scale beyond it: K is rebuilt
 #define DEAD 1e-30f                          // a sum below it: no mass is in reach
@@ -50,7 +50,7 @@ struct Rates {
 struct alignas(16) Step {
     float rhs[OLD], solved[OLD];                 // <f, D_i>; inverse rhs
     float inverse[AT(OLD, 0)], gram[AT(OLD, 0)]; // of gram + NARROW_RIDGE diag
-    int slot[MEMORY];                             // where the differences lie, the newest last
+    int slot[MEMORY];                            // where the differences lie, the newest last
     int known;                                   // passes since the start, 2: extrapolated; 0 without Anderson
     float shift;                                 // binary
 };
@@ -198,8 +198,8 @@ __device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &
             logs += (double)all.row_logs[k];
         dual += S.k1 > 0 ? 0 : S.limits.reg * (all.offset_a + LN2 * (logs + moved));
         moved = (double)(shift + lam) * all.mass_b;
-        dual -=
-            S.limits.rate_cols > 0 ? S.limits.rho_cols * (double)(Q * grow) : S.limits.reg * (LN2 * (moved - (double)total(all, OF_Y)) - all.offset_b);
+        dual -= S.limits.rate_cols > 0 ? S.limits.rho_cols * (double)(Q * grow)
+                                       : S.limits.reg * (LN2 * (moved - (double)total(all, OF_Y)) - all.offset_b);
     }
     const int lane = threadIdx.x % 32, moved_on = at.known > 0, known = S.limits.memory > 0 ? 1 + moved_on : 0;
     if (lane < MEMORY)

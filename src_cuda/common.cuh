@@ -47,8 +47,8 @@ typedef double num;
 #define CHUNK (16 / (int)sizeof(real)) // entries of one 16-byte chunk
 #define INF __longlong_as_double(0x7ff0000000000000LL)
 #define FULL 0xffffffffu
-#define TINY 2.3e-308     // a sum below it is dead
-#define BOUND 85.0        // log of the largest scale: times WIDEN it is finite
+#define TINY 2.3e-308 // a sum below it is dead
+#define BOUND 85.0    // log of the largest scale: times WIDEN it is finite
 
 struct alignas(16) Point {
     double x, y, z, w;

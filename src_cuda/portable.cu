@@ -8,7 +8,10 @@
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
 
-__device__ __forceinline__ bool stopped(const State &S, int parity) { return S.progress[parity].status != MAPUOT_RUNNING; }
+__device__ __forceinline__ bool stopped(const State &S, int parity)
+{
+    return S.progress[parity].status != MAPUOT_RUNNING;
+}
 
 // Sums over the block of R values: every lane gets the sum of row lane / LANES.
 __device__ __forceinline__ double block_sums(double (&s)[R], double *part)

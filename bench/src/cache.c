@@ -69,12 +69,13 @@ int main(int argc, char **argv)
     float *K = aligned_alloc(64, (size_t)(n * ld) * sizeof *K);
     for (int64_t k = 0; k < n * ld; k++)
         K[k] = 1.0f / (float)n;
-    mapuot_state state = {.m = n, .n = n, .ld = ld, .dtype = MAPUOT_F32, .kernel = K, .reg = 1.0, .tile_rows = TILE};
+    mapuot_state state = {.m = n, .n = n, .ld = ld, .dtype = MAPUOT_F32, .kernel = K, .tile_rows = TILE};
+    state.limits.reg = state.limits.inv_reg = 1.0;
     fill_side(&state.rows, n);
     fill_side(&state.cols, n);
     state.history = vector(n, 1.0);
     state.sums = vector(n + SCALARS, 0.0);
-    for (int64_t t = 0; t < passes; t++, state.passes++) {
+    for (int64_t t = 0; t < passes; t++, state.progress.passes++) {
         if (strcmp(form, "fused") == 0) {
             row_pass_f32_avx2(&state, 0, n, state.sums);
         } else if (strcmp(form, "in-place") == 0) {

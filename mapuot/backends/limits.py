@@ -1,4 +1,4 @@
-"""What every backend tells its kernels of a solve (mapuot_limits of src_c/common/record.h), and where a solve begins."""
+"""What every backend tells its kernels of a solve (mapuot_limits in src_c/common/record.h), and where one begins."""
 
 from __future__ import annotations
 

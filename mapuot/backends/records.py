@@ -28,7 +28,8 @@ def read(*files: str) -> dict[str, np.dtype[Any]]:
     sizes = {name: int(value) for name, value in re.findall(r"#define (\w+) (\d+)\s", text)}
     found: dict[str, np.dtype[Any]] = {}
     for name, base, body, alias in RECORD.findall(text):
-        members = [(key, found[base].fields[key][0]) for key in found[base].names or ()] if base else []
+        fields: Any = found[base].fields if base else {}
+        members = [(key, field[0]) for key, field in fields.items()]
         try:
             members += [member for line in body.split(";") if line.strip() for member in declared(line, found, sizes)]
         except (KeyError, ValueError):
@@ -54,7 +55,8 @@ def declared(line: str, found: dict[str, np.dtype[Any]], sizes: dict[str, int]) 
 COMMON = read("common/record.h")
 LIMITS, PROGRESS, STATS = (COMMON[f"mapuot_{name}"] for name in ("limits", "progress", "stats"))
 
-STATUS = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "running")  # of mapuot_status, in order
+# of mapuot_status, in order
+STATUS = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "running")
 ABSORB, COARSE = 2, 6  # its members that a workspace answers itself; after "coarse" the passes go on
 
 

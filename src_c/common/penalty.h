@@ -67,10 +67,7 @@ FN double violation(int penalty, double r, double t, double rho, double upper)
 }
 
 /* q h(x), h(x) = x e^x - e^x + 1, with r = q e^x given */
-FN double kl_gap(double q, double r, double x)
-{
-    return fabs(x) < 1e-4 ? q * x * x * (0.5 + x / 3) : r * x - r + q;
-}
+FN double kl_gap(double q, double r, double x) { return fabs(x) < 1e-4 ? q * x * x * (0.5 + x / 3) : r * x - r + q; }
 
 /* Fenchel-Young gap D(r|t) + D*(-f) + f r of the soft part, >= 0; of a range at r clipped into it */
 FN double gap_term(int penalty, double f, double r, double t, double rho, double upper)

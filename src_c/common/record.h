@@ -31,13 +31,13 @@ typedef struct {
     double flush;              /* entries of K below this were flushed to zero */
     double flush_tol;          /* relative mass that flushing may hide before K is rebuilt */
     double narrow_floor;       /* certified error under which float32 passes are noise */
-    double scale_limit;        /* sums of u or v beyond it, or of v below its inverse: rebuild K before anything overflows */
-    double most_scale;         /* a scaling beyond it is clipped */
-    double dual_constant;      /* reg |c| + the dual terms that no pass changes */
-    double dual_scale;         /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
-    int64_t memory;            /* Anderson differences kept at most, 0: none */
-    int64_t in_place;          /* 1: K is overwritten by the plan and rounded once a pass */
-    int64_t finer;             /* 1: there is a finer storage of K to go on with */
+    double scale_limit;   /* sums of u or v beyond it, or of v below its inverse: rebuild K before anything overflows */
+    double most_scale;    /* a scaling beyond it is clipped */
+    double dual_constant; /* reg |c| + the dual terms that no pass changes */
+    double dual_scale;    /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
+    int64_t memory;       /* Anderson differences kept at most, 0: none */
+    int64_t in_place;     /* 1: K is overwritten by the plan and rounded once a pass */
+    int64_t finer;        /* 1: there is a finer storage of K to go on with */
 } mapuot_limits;
 
 /* How far a solve is; all counters before the first pass are 0, best_error inf, the dual values -inf. */
@@ -66,9 +66,10 @@ typedef enum { MAPUOT_IMAGE, MAPUOT_EXTRAPOLATE, MAPUOT_GO_BACK, MAPUOT_REPEAT }
 
 /* What one pass tells; gap, error, dual and mass are of the state (u, v) of that pass. */
 typedef struct {
-    double gap;    /* primal - dual as summed; inf while hard columns miss more of the mass than tol_gap (< 0: tol) */
-    double error;  /* certified relative plan error; balanced columns: |s - b|_1 / mass; inf where nothing is certified */
-    double dual;   /* a lower bound of every plan's objective, rounding counted */
+    double gap; /* primal - dual as summed; inf while hard columns miss more of the mass than tol_gap (< 0: tol) */
+    double
+        error;   /* certified relative plan error; balanced columns: |s - b|_1 / mass; inf where nothing is certified */
+    double dual; /* a lower bound of every plan's objective, rounding counted */
     double mass;
     double residual; /* max |G(log v) - log v| over points that carry weight */
     double lost;     /* bound on the relative mass hidden by flushed entries of K */

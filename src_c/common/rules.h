@@ -164,7 +164,8 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     const int fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
     if (out->rejected > 0)
-        return left || p->step == MAPUOT_REPEAT ? MAPUOT_ABSORB : MAPUOT_RUNNING; /* what the next starts from is finite */
+        return left || p->step == MAPUOT_REPEAT ? MAPUOT_ABSORB
+                                                : MAPUOT_RUNNING; /* what the next starts from is finite */
     if (isnan(out->mass) || (isnan(out->dual) && out->mass <= LARGEST))
         return MAPUOT_NOT_FINITE;
     if (out->mass < LEAST_MASS)

@@ -89,7 +89,8 @@ static double seconds(void)
 /* best of several passes, in bytes of K a second (plan_pass: read and written) */
 static double rate(mapuot_state *state, mapuot_pool *pool, int form)
 {
-    const double bytes = (double)(state->m * state->ld) * (double)width[state->dtype] * (state->limits.in_place ? 2 : 1);
+    const double bytes =
+        (double)(state->m * state->ld) * (double)width[state->dtype] * (state->limits.in_place ? 2 : 1);
     double best = INFINITY, stop = seconds() + 0.3;
     do {
         double begun = seconds();

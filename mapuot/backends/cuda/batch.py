@@ -126,7 +126,7 @@ class BatchWorkspace:
         log_v = self.arrays["log_v"]
         self.x[:] = cp.where(cp.isfinite(log_v), log_v, 0.0) * (reg / self.task.reg)
         self.passes = int(self.stats["passes"].max())
-        self.arrays["report"][:, REPORT.names.index("status")] = 0.0
+        self.arrays["report"][:, list(REPORT.fields or ()).index("status")] = 0.0
         self.stats["status"] = 0.0
 
     def record(self, options: Options, reg: float) -> Any:

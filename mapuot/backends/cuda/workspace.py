@@ -9,7 +9,6 @@ rank finishes on the same sums with the same grid, so that all make the same dec
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
