@@ -283,9 +283,9 @@ def calls_that_do_not_converge():
                                                      100.0, numItermax=3), "numItermax, reg or stopThr"),
         "barycenter": (lambda: pot.barycenter_unbalanced(A, square, 0.01, 10.0, numItermax=12), "numItermax, reg or"),
         "mm": (lambda: pot.mm_unbalanced(a, b, M, 1.0, numItermax=2), "numItermax or reg"),
-        "da": (lambda: mapuot.UnbalancedSinkhornTransport(reg_e=1e-3, reg_m=50.0, max_iter=2).fit(xs, Xt=xs[:5] + 0.2),
-               "max_iter, reg or tol"),
-        "da, named": (lambda: mapuot.UnbalancedSinkhornTransport(
+        "da": (lambda: mapuot.da.UnbalancedSinkhornTransport(reg_e=1e-3, reg_m=50.0, max_iter=2).fit(
+            xs, Xt=xs[:5] + 0.2), "max_iter, reg or tol"),
+        "da, named": (lambda: mapuot.da.UnbalancedSinkhornTransport(
             reg_e=1e-3, reg_m=50.0, max_iter=2, method="sinkhorn").fit(xs, Xt=xs[:5] + 0.2), "max_iter, reg or tol"),
         "patched": (lambda: ot.sinkhorn_unbalanced(*hard, numItermax=3), "numItermax, reg or stopThr"),
         "patched da": (lambda: ot.da.UnbalancedSinkhornTransport(reg_e=1e-3, reg_m=50.0, max_iter=2).fit(

@@ -68,7 +68,7 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
     finally:
         MUTED.reset(before)
     if not result.converged:
-        warn_not_converged(result, tol, WORDS)
+        warn_not_converged(result, STOP, WORDS)
     return result.plan
 
 
