@@ -271,6 +271,37 @@ def test_unknown_keywords_give_one_warning_a_name(patched):
         pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, numItermaxx=3)
 
 
+def test_patched_functions_refuse_what_pot_refuses(patched):
+    a, b, M, _ = arrays()
+    call = ot.unbalanced.sinkhorn_knopp_unbalanced
+    for args, kwargs, error, text in (
+        (("kl", None, None, 1000, 1e-6, False, False, 1), {}, TypeError, "positional arguments"),
+        (("kl",), {"reg_type": "kl"}, TypeError, "multiple values"),
+        (("l2",), {}, ValueError, "reg_type must be"),
+        ((), {"numItermax": 0}, ValueError, "numItermax must be"),
+        ((), {"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
+        ((), {"c": np.ones((2, 2))}, ValueError, "^c must have M's shape"),
+        ((), {"warmstart": 3}, TypeError, "warmstart must be a pair"),
+    ):
+        with pytest.raises(error, match=text):
+            call(a, b, M, REG, 1.0, *args, **kwargs)
+    for change, error, text in (
+        ({"reg": 0}, ValueError, "reg must be"),
+        ({"reg": "small"}, TypeError, "reg must be"),
+        ({"reg_m": 0}, ValueError, "reg_m"),
+        ({"a": -a}, ValueError, "a must be >= 0"),
+        ({"M": M[0]}, ValueError, "M must be a non-empty matrix"),
+    ):
+        with pytest.raises(error, match=text):
+            call(**({"a": a, "b": b, "M": M, "reg": REG, "reg_m": 1.0} | change))
+    with pytest.raises(ValueError, match="Unknown method 'foo'"):
+        ot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "foo")
+    with pytest.raises(ValueError, match="Unknown returnCost"):
+        ot.sinkhorn_unbalanced2(a, b, M, REG, 1.0, returnCost="foo")
+    with pytest.warns(UserWarning, match="not implemented"):
+        ot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "Sinkhorn_Reg_Scaling")
+
+
 def calls_that_do_not_converge():
     a, b, M, _ = arrays()
     A, square = np.stack([a, a[::-1]], axis=1), M @ M.T
