@@ -276,7 +276,8 @@ def not_converged(result: Result, tol: float, precision: str, words: tuple[str, 
         "stalled": stalled,
         "underflow": "the plan leaves the range of float64: raise reg or reg_m, bring M nearer 0, or rescale a and b",
     }.get(result.status, "rescale M or raise reg")
+    why = passes if result.status == "max_passes" else result.status
     return (
-        f"not converged ({result.status}) after {result.n_passes} passes: certified relative plan error "
+        f"not converged ({why}) after {result.n_passes} passes: certified relative plan error "
         f"{result.error_bound:.2e} > {wanted} {tol:.2e}; {cure}"
     )

@@ -45,9 +45,10 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
-def warn_not_converged(result: Result, tol: float, words: tuple[str, str]) -> None:
-    """Of a certified solve to ``tol``; ``words`` are the caller's for the number of passes and for tol."""
-    warn(not_converged(result, tol, "float64", words), ConvergenceWarning)
+def warn_not_converged(result: Result, stop: float, words: tuple[str, str]) -> None:
+    """Of a certified solve that is not within ``stop``; ``words``: the caller's for passes and stop."""
+    if not (result.converged or result.error_bound <= stop):
+        warn(not_converged(result, stop, "float64", words), ConvergenceWarning)
 
 
 def warn_not_stopped(what: str, count: int, err: float, stop: float, words: tuple[str, str], cure: str = "") -> None:

@@ -296,16 +296,14 @@ class Call:
             result = solve(
                 self.M, self.a, self.b, self.reg, self.reg_m, reference=reference, warm_start=start, **options
             )
-            if not result.converged:
-                warn_not_converged(result, tol, self.words)
+            warn_not_converged(result, max(tol, self.stop), self.words)
             return Answers([result], [stat.error for stat in result.trace], several, like)
         a = self.a if np.size(self.a) else None
         results = solve_batch(
             self.M, a, self.b.T, self.reg, self.reg_m, reference=reference, warm_start=self.starts(), **options
         )
         if not results.converged.all():
-            worst = int(results.error_bound.argmax())
-            warn_not_converged(results[worst], tol, self.words)
+            warn_not_converged(results[int(results.error_bound.argmax())], max(tol, self.stop), self.words)
         _ = results.cost  # of all in one product
         return Answers(list(results), [float(results.error_bound.max())], several, like)
 

@@ -35,6 +35,7 @@ START = 700.0  # no first change of log u is larger where POT's K does not under
 # translation-invariant method contracts by what the plan mixes, too, and came down to .003 stopThr
 SURE, FASTER = 0.3, 0.01
 LEAST_TOL = 1e-10  # certified whatever stopThr: the rounding of M / reg allows it up to range(M) / reg = 5e4
+NUMBERS = (float, int, np.floating, np.integer)
 
 iterates = False  # patch(iterates=True): every call gets POT's
 told: set[str] = set()  # unknown keywords that were warned of
@@ -51,14 +52,14 @@ def demand(reg: float, rho: tuple[float, float], stop: float, name: str) -> tupl
 
 def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
     """The plan of the plainest call, numpy arrays and numbers alone; None where it is another."""
-    if not (type(M) is type(a) is type(b) is np.ndarray and b.ndim == 1 and M.ndim == 2) or iterates:
+    if not (type(M) is type(a) is type(b) is np.ndarray and b.ndim == 1) or iterates:
         return None
+    if not (isinstance(reg, NUMBERS) and isinstance(reg_m, NUMBERS) and reg > 0 and reg_m > 0):
+        return None
+    reg, rho = float(reg), float(reg_m)
     try:
-        reg, rho = float(reg), float(reg_m)
-        if not (reg > 0.0 and rho > 0.0):
-            return None
         tol = demand(reg, (rho, rho), STOP, name)[0]
-    except (TypeError, ValueError):
+    except ValueError:  # reg_m / reg beneath the range of float64
         return None
     before = MUTED.set(True)
     try:
@@ -68,7 +69,7 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
     finally:
         MUTED.reset(before)
     if not result.converged:
-        warn_not_converged(result, tol, WORDS)
+        warn_not_converged(result, STOP, WORDS)
     return result.plan
 
 
@@ -103,7 +104,9 @@ def swallow(function: str, unknown: Set[str]) -> None:
 
 def stand_in(function: Callable[..., Any], original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
     """``function`` of `mapuot.pot` as POT's callers find it; ``own``: the method of a function that has but one."""
-    names = list(inspect.signature(function).parameters)[5:]
+    parameters = list(inspect.signature(function).parameters.values())[5:]
+    names = {parameter.name for parameter in parameters}
+    order = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     plain = "returnCost" not in names
 
     @functools.wraps(function)
@@ -112,7 +115,9 @@ def stand_in(function: Callable[..., Any], original: Callable[..., Any], own: st
             plan = quick(a, b, M, reg, reg_m, own or "sinkhorn")
             if plan is not None:
                 return plan
-        given = dict(zip(names, args, strict=False), **kwargs)
+        if len(args) > len(order) or kwargs.keys() & order[: len(args)]:
+            return function(a, b, M, reg, reg_m, *args, **kwargs)  # which tells what is one too many
+        given = dict(zip(order, args, strict=False), **kwargs)
         method = given.pop("method", own)  # `ot.solve` hands its method on to `sinkhorn_knopp_unbalanced`, None too
         swallow(function.__name__, given.keys() - names)
         if any(map(tracked, (a, b, M, reg_m, given.get("c")))):
