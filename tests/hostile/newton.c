@@ -162,8 +162,11 @@ static real gap_term(const side *s, int i, real x, real log_s, real reg, real *h
 static real divergence(const side *s, int i, real r)
 {
     const real rho = s->rho[i], t = s->t[i];
-    if (s->kind == KL)
-        return rho == INF ? 0 : rho * ((r > 0 ? r * F(log)(r / t) : 0) - r + t);
+    if (s->kind == KL) {
+        const real x = r > 0 && t > 0 ? F(log1p)((r - t) / t) : 1;
+        const real near = x * x * (0.5L + x / 3 + x * x * (0.125L + x / 30 + x * x / 144));
+        return rho == INF ? 0 : rho * (F(fabs)(x) < 1e-3L ? t * near : (r > 0 ? r * F(log)(r / t) : 0) - r + t);
+    }
     return s->kind == TV ? rho * F(fabs)(r - t) : s->kind == L2 ? rho * (r - t) * (r - t) / 2 : 0;
 }
 
