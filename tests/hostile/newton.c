@@ -491,8 +491,8 @@ static void report(problem *p, real step, real paid, int passes, double *out)
     out[MASS] = (double)mass;
 }
 
-/* reference: 0 a b^T, 1 ones, 2 c. start: log v to begin with, or NULL. The answer's log u, log v and plan in double are
- * for the eye, those in long double for comparison. Returns 0, or 1 if no plan with mass is feasible. */
+/* reference: 0 a b^T, 1 ones, 2 c. start: log v to begin with, or NULL: then reg is lowered to the one asked for in
+ * steps of 4, from reg_from. Returns 0, or 1 if no plan with mass is feasible: nothing is reported then. */
 int hostile_newton(int m, int n, const double *M, const double *c, int reference, double reg, int row_kind,
                    int col_kind, const double *a, const double *b, const double *rho_a, const double *rho_b,
                    const double *start, double reg_from, long double *log_u, long double *log_v, long double *plan,
