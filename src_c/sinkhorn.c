@@ -82,7 +82,8 @@ static int one_iteration(mapuot_pool *pool, int64_t p, mapuot_state *const *stat
             status = mapuot_finish_pass(pool, states[q], stats + q);
         if (status < 0 || status == MAPUOT_NOT_FINITE)
             return status;
-        states[q]->progress.since_best = 0; /* POT knows no stall */
+        if (!states[q]->progress.narrow) /* POT knows no stall, but float32 passes must give way */
+            states[q]->progress.since_best = 0;
         run->absorb[q] = status == MAPUOT_ABSORB;
         outgrown |= run->absorb[q] && stats[q].rejected > 0;
         if (run->absorb[q] && stats[q].rejected > 0)
