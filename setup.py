@@ -51,9 +51,13 @@ ABI3 = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"
 UNITS = [
     *[
         ("plain", f"{name}.c", PLAIN)
-        for name in ["dispatch", "pool", "solver", "finish", "streams", "batch", "log_matmul"]
+        for name in ["dispatch", "pool", "solver", "finish", "streams", "batch", "log_matmul", "sinkhorn", "barycenter"]
     ],
-    *[(isa, source, isa_flags(isa)) for isa in ISAS for source in ["stream_tmpl.c", "finish_tmpl.c"]],
+    *[
+        (isa, source, isa_flags(isa))
+        for isa in ISAS
+        for source in ["stream_tmpl.c", "finish_tmpl.c", "barycenter_tmpl.c"]
+    ],
     *[
         (f"{isa}_{dtype}", source, isa_flags(isa) + dtype_flags(dtype))
         for isa in ISAS

@@ -20,6 +20,7 @@ PARTS = {
     "cache": "simulated cache misses of the pass and the baselines",
     "memory": "peak memory beyond M",
     "roofline": "the machine's roofline and where each pass stands",
+    "calls": "POT's functions as programs call them, patched and as they are",
     "application": "colour transfer and domain adaptation, end to end",
     "passes": "passes to convergence, and the certificate, against Newton (the same on every machine: not in all)",
     "cluster": "ranks of this machine, and the communication model",

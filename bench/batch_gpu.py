@@ -125,7 +125,7 @@ def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
     workspace = cuda_batch.BatchWorkspace(task, options, None)
     narrow = precision == "mixed"
     record = workspace.record(options, REG)
-    record["narrow_floor"] = -1.0
+    record["limits"]["narrow_floor"] = -1.0
 
     def passes(count: int) -> Any:
         def call() -> None:

@@ -120,19 +120,9 @@ class Core:
     """The iterate for r weightings of p histograms: log u, log v (n, r, p), log d and q (n, r), in float64."""
 
     def __init__(self, A: Any, M: Any, reg: Any, reg_m: Any, weights: F64, debiased: bool = False) -> None:
-        M = as_cost(M, pick("reference")).array
-        if A.shape[1] != len(M) or M.shape[0] != M.shape[1]:
-            raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
-        if A.dtype.kind not in "fiub":
-            raise TypeError(f"A must hold real numbers, got dtype {A.dtype}")
-        if not np.isfinite(A).all() or (A < 0).any() or not (A.sum(1) > 0).all():
-            raise ValueError("A must be finite and >= 0 with positive mass in each histogram")
-        if not np.isfinite(M).all():
-            raise ValueError("M must be finite")
+        A, M, self.reg, self.fi = checked(A, M, reg, reg_m)
         if debiased and not np.allclose(M, M.T, rtol=1e-5):
             raise ValueError("M must be symmetric for a debiased barycenter")
-        self.reg = as_positive(reg, "reg")
-        self.fi = 1.0 if reg_m == np.inf else (rho := as_positive(reg_m, "reg_m")) / (rho + self.reg)
         with np.errstate(divide="ignore"):
             self.log_a = np.log(A.T.astype(np.float64))[:, None]
         self.weights, self.debiased = np.atleast_2d(weights), debiased
@@ -180,6 +170,21 @@ class Kernel:
         else:
             product = log_matmul(log_k, columns)
         return np.asarray(product.reshape(x.shape))
+
+
+def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, float]:
+    """(A, M, reg, fi): p histograms and a finite square cost that the core reads."""
+    M = as_cost(M, pick("reference")).array
+    if A.shape[1] != len(M) or M.shape[0] != M.shape[1]:
+        raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
+    if A.dtype.kind not in "fiub":
+        raise TypeError(f"A must hold real numbers, got dtype {A.dtype}")
+    if not np.isfinite(A).all() or (A < 0).any() or not (A.sum(1) > 0).all():
+        raise ValueError("A must be finite and >= 0 with positive mass in each histogram")
+    if not np.isfinite(M).all():
+        raise ValueError("M must be finite")
+    reg = as_positive(reg, "reg")
+    return A, M, reg, 1.0 if reg_m == np.inf else (rho := as_positive(reg_m, "reg_m")) / (rho + reg)
 
 
 def as_weights(value: Any, count: int) -> F64:

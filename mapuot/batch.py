@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from . import penalties
 from .backends import Options, Stats, host, name_of, namespace, pick
-from .errors import ConvergenceWarning
+from .errors import MUTED, ConvergenceWarning
 from .loop import Run
 from .penalties import F64
 from .problem import BatchProblem
@@ -117,7 +117,7 @@ def solve_batch(
     with tqdm(total=len(problem), desc="mapuot", unit="problem", disable=not progress) as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
-    if not result.converged.all():
+    if not result.converged.all() and not MUTED.get():
         worst, count = result.error_bound.max(), int((~result.converged).sum())
         warnings.warn(
             f"{count} of {len(result)} problems not converged: largest certified relative plan error {worst:.2e} > tol "

@@ -174,7 +174,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
         call = Call(self.mu_s_, self.mu_t_, cost, self.reg_e, self.reg_m)
         call.max_iter, call.verbose = as_count(self.max_iter, "max_iter"), self.verbose
-        call.stop = threshold(self.tol, "tol")
+        call.stop, call.words = threshold(self.tol, "tol"), ("max_iter", "tol")
         answers = call.run(self.method)
         self.result_: Result = answers.results[0]
         self.cost_, self.xs_, self.xt_ = cost, Xs, Xt

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from contextvars import ContextVar
+
+# set where the caller of a solve tells of what did not converge himself, in his own words
+MUTED: ContextVar[bool] = ContextVar("MUTED", default=False)
 
 
 class ConvergenceWarning(UserWarning):

@@ -13,7 +13,7 @@ from scipy import sparse
 
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
-from .errors import ConvergenceWarning
+from .errors import MUTED, ConvergenceWarning
 from .penalties import F64
 from .problem import Problem
 
@@ -147,8 +147,10 @@ class Result(Answer):
 
     @cached_property
     def dual(self) -> float:
-        """The dual value, a lower bound of every plan's objective."""
+        """The dual value, a lower bound of every plan's objective; of a certified answer with the rounding of K counted."""
         p = self.problem
+        if self.converged and np.isfinite(self.trace[-1].dual):
+            return self.trace[-1].dual
         total = p.reg * (p.c_mass - self.mass)
         for side, x, _ in self._sides():
             value = penalties.dual_term(side.penalty, x, side.weight, side.rho, side.upper).sum()
@@ -256,10 +258,18 @@ class Result(Answer):
 
 def warn_not_converged(result: Result, tol: float, precision: str) -> None:
     """The ConvergenceWarning of a solve in this storage; on one of several ranks, of its own rows."""
+    if not MUTED.get():
+        warnings.warn(not_converged(result, tol, precision), ConvergenceWarning, stacklevel=3)
+
+
+def not_converged(result: Result, tol: float, precision: str, words: tuple[str, str] = ("max_passes", "tol")) -> str:
+    """Why this solve did not reach tol, and what may help; ``words`` are the caller's for max_passes and tol."""
+    passes, wanted = words
     sides = (result.problem.rows, result.row_marginal), (result.problem.cols, result.col_marginal)
     missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
-    stalled = "rounding allows no better: ask for a larger tol" + " or precision='float64'" * (precision != "float64")
-    longer = "raise max_passes, reg or tol"
+    finer = " or precision='float64'" * (precision != "float64")
+    stalled = f"rounding allows no better: ask for a larger {wanted}{finer}"
+    longer = f"raise {passes}, reg or {wanted}"
     if missed > 1e-6 * result.mass:
         stalled = f"hard marginals are missed by {missed:.1e}: they may be infeasible where M forbids pairs"
         longer += f"; {stalled}" * result.problem.forbidden
@@ -268,9 +278,8 @@ def warn_not_converged(result: Result, tol: float, precision: str) -> None:
         "stalled": stalled,
         "underflow": "the plan leaves the range of float64: raise reg or reg_m, bring M nearer 0, or rescale a and b",
     }.get(result.status, "rescale M or raise reg")
-    warnings.warn(
-        f"not converged ({result.status}) after {result.n_passes} passes: certified relative plan error "
-        f"{result.error_bound:.2e} > tol {tol:.2e}; {cure}",
-        ConvergenceWarning,
-        stacklevel=3,
+    why = passes if result.status == "max_passes" else result.status
+    return (
+        f"not converged ({why}) after {result.n_passes} passes: certified relative plan error "
+        f"{result.error_bound:.2e} > {wanted} {tol:.2e}; {cure}"
     )

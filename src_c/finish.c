@@ -140,15 +140,17 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, mapuot_finish *f
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_prox, 0, finish->sums);
 }
 
-/* the dual value as summed; of the rows before the translation, which adds reg lam sum a, or rho times what it takes of
- * the mass */
+/* The dual value as summed.  A translation takes the rows along: where they have one rho, their terms are rho (sum a -
+ * mass), which must not be found by way of the mass before it; balanced ones gain reg lam sum a. */
 static double dual_value(const mapuot_state *state, const mapuot_finish *finish, double mass)
 {
     const mapuot_limits *limits = &state->limits;
-    const double moved =
-        limits->rho_rows > 0 ? limits->rho_rows * (finish->mass - mass) : limits->reg * finish->lam * finish->mass;
-    return finish->row_scalars[ROW_DUAL] + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass +
-           (finish->lam != 0 ? moved : 0.0);
+    double rows = finish->row_scalars[ROW_DUAL];
+    if (limits->lam_rate > 0 && limits->rho_rows > 0)
+        rows = limits->rho_rows * (limits->row_weight - mass);
+    else if (limits->lam_rate > 0)
+        rows += limits->reg * finish->lam * finish->mass;
+    return rows + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass;
 }
 
 /* step 2: guard and certificate, then the differences of a step that the guard lets pass; none on an outgrown K, whose

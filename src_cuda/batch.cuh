@@ -28,6 +28,7 @@ enum {
     LOG_B,    // log b; 0 where left out
     ABSORBED, // e
     X,        // log v + shift of the pass
+    Q,        // b e^(-k x)
     IMAGE,    // last G(x)
     LAST,     // last G(x) - x
     NEW_G,    // G(x) and G(x) - x of the pass, before its translation
@@ -77,9 +78,9 @@ struct Work {
     Report report;
 };
 
-// The translation of a pass, as in finish_pass.cuh; the mass before it
+// The translation of a pass, as in finish_pass.cuh; grow: what b e^(-k x) lacks of b e^(-k log v); the mass before it
 struct Move {
-    double lam, off, kappa, mass, weight;
+    double lam, off, kappa, grow, mass, weight;
 };
 
 __device__ __forceinline__ int column_warps(int n) { return n < 32 * HOLDERS ? (n + 31) / 32 : HOLDERS; }
@@ -158,7 +159,7 @@ __device__ __forceinline__ bool scale_column(const Batch &S, double *col, int ld
     const double w = col[WEIGHT * ld + j];
     const double scale = w > 0 ? exp(x - col[ABSORBED * ld + j]) : 0;
     col[X * ld + j] = x;
-    weight += S.limits.rate_cols > 0 ? w * exp(-S.limits.rate_cols * x) : w;
+    weight += col[Q * ld + j] = S.limits.rate_cols > 0 ? w * exp(-S.limits.rate_cols * x) : w;
     v[j] = scale;
     return !(scale < S.limits.scale_limit);
 }
@@ -212,6 +213,7 @@ __device__ __forceinline__ Move find_move(const Batch &S, const Work &W)
     move.lam = translation(&S.limits, log(move.mass) - log(move.weight), W.standing[0].shift);
     move.off = left_of_rows(&S.limits, move.lam);
     move.kappa = exp(move.off);
+    move.grow = exp(S.limits.rate_cols * (W.standing[0].shift + move.lam));
     return move;
 }
 
@@ -237,7 +239,10 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
         odd |= !(sum > DEAD_SUM);
         const mapuot_column c = {
             col[ABSORBED * ld + j], w, col[LOG_B * ld + j], k2 > 0 ? S.limits.rho_cols : INF, 0, k2, S.fi2, x, v[j]};
-        const mapuot_column_out out = column_values(MAPUOT_KL, &c, sum, log(sum), shift, move.off, S.limits.reg);
+        const double log_sum = log(sum), image = kl_image(&c, log_sum, shift, move.off);
+        const double next = k2 > 0 ? w * exp(-k2 * (image - shift)) : w, q = col[Q * ld + j] * move.grow;
+        const mapuot_column_out out =
+            kl_column(&c, sum, log_sum, shift, move.off, S.limits.reg, image, q, next, move.kappa);
         const double G = out.image, f = G - x, P = f - col[LAST * ld + j];
         value[LOSS] += out.gap + out.hard;
         value[WORTH] += k2 > 0 ? out.next : out.dual;

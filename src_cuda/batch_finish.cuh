@@ -12,8 +12,7 @@ __device__ __forceinline__ double dual_value(const Batch &S, const Work &W, cons
     const double c_mass = S.product ? p.mass_a * p.mass_b : (double)S.m * (double)S.n, shift = p.shift + move.lam;
     double dual = limits.reg * (c_mass - mass);
     dual += S.k1 > 0 ? limits.rho_rows * (p.mass_a - mass) : limits.reg * (total(W.row, WARPS) + shift * p.mass_a);
-    dual +=
-        limits.rate_cols > 0 ? limits.rho_cols * (p.mass_b - move.weight * exp(limits.rate_cols * shift)) : t[WORTH];
+    dual += limits.rate_cols > 0 ? limits.rho_cols * (p.mass_b - move.weight * move.grow) : t[WORTH];
     return dual;
 }
 

@@ -203,7 +203,8 @@ class Workspace:
             return "underflow"
         if not np.isfinite(mass) or not np.isfinite(dual):
             return "not finite"
-        if error <= self.options.tol or gap <= self.options.tol_gap * abs(dual):
+        small = 0 <= self.options.tol_gap and gap <= self.options.tol_gap * abs(dual)
+        if error <= self.options.tol or small:
             return "converged"
         self.since_best += 1
         if error < self.best_error * (1 - 1e-3) or dual > self.progress_dual + 1e-9 * abs(dual):

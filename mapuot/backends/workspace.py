@@ -45,6 +45,7 @@ class KernelWorkspace:
         """Choose alpha and beta so that K is at most 1 and each row and column in use has an entry 1; build K."""
         problem = self.problem
         x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v)
+        x = np.where(np.isnan(x), 0.0, x)  # any start will do, but a point without a number looks unreachable
         out_u, out_v = problem.left_out
         la, lb = problem.log_reference
         with np.errstate(invalid="ignore"):

@@ -1,9 +1,46 @@
 """The unbalanced functions of POT (``ot.unbalanced``), its signatures and return types, running on mapuot.
 
-``patch()``, ``unpatch()`` and ``with patched():`` make POT itself run on them. Where the functions here differ from
-POT's: the default method is the certified one, and warns where it does not get there; several b (2-D) have the
-reference that ``reg_type`` names, a b^T by default, where POT always takes ones (patched, they do, too); ``reg_m=0``
-and ``numItermax=0`` are errors; ``total_cost`` has its mass terms.
+Called by their own names, ``mapuot.pot.sinkhorn_unbalanced(...)``, the functions run the certified solver where no
+method is named and make the iterates of POT's method where one is. ``patch()``, ``unpatch()`` and ``with patched():``
+make POT itself run on mapuot.
+
+Patched functions answer the question that was asked, the plan or cost of this problem to stopThr, by the certified
+solver, whatever the method's name: at least as near to the solution as POT's own stop would leave it (stopThr below
+some 1e-10 counts as that). They make POT's iterates, in the C core and with POT's err, where the call asks for them:
+
+- ``log=True`` and a method is named, by an argument or by the function's own name;
+- ``warmstart``, or stopThr <= 0;
+- a numItermax under 1000 in which POT might not converge: ``log(700 / stopThr) / -log(fi1 fi2)`` iterations are
+  enough, fi = reg_m / (reg_m + reg) (with both sides balanced none are);
+- ``patch(iterates=True)``, or no plan has both marginals.
+
+What gains from the patch, and what does not:
+
+- ``ot.solve(M, a, b, reg=..., unbalanced=...)`` gains where it names no method. Without reg it runs `mm_unbalanced`,
+  which holds less memory here, but takes as long as POT's. Penalties other than "kl" are POT's own L-BFGS, as before.
+- ``ot.da.UnbalancedSinkhornTransport`` asks for ten iterations by default and gets them: no gain up to some 500
+  samples. With ``max_iter=1000`` the certified solver answers.
+- Barycenters make POT's iterates always.
+
+Where the answers differ from POT's:
+
+- Right where POT is not: zeros in a or b, small reg, unequal reg_m in the translation-invariant method. The iteration
+  goes on where POT's over- or underflows and breaks off, and "sinkhorn_stabilized" makes the plain iterates, where
+  POT's leaves the iteration once it absorbs.
+- What has not converged gives a ConvergenceWarning at the caller's line; POT is silent.
+- ``total_cost`` in the log, ``returnCost="total"`` and so ``ot.solve(...).value`` have the mass terms ``sum q - sum
+  p``: they are the objective. POT leaves them out and reports 0 at every optimum.
+- The log of a certified answer: err holds certified relative plan errors, one a pass; logu and logv are the
+  solution's.
+- Several b (2-D) have the reference that ``reg_type`` names, a b^T by default, where POT always takes ones (patched,
+  an unnamed reg_type is "entropy"), and honour c and returnCost. By its own name a function stops each by itself.
+- ``reg_m=0``, ``numItermax=0``, NaN and negative masses are errors.
+- POT swallows unknown keywords. Patched functions take them with one warning a name; called by their own names the
+  functions refuse them, as they do tau where the method has none.
+- Gradients. A patched call in which a PyTorch tensor requires grad (or is a JAX tracer) is left to POT's own
+  function, which differentiates its iterations; ``sinkhorn_unbalanced2(..., returnCost="total")`` of tensors, without
+  log, c and warmstart, gives the objective with its exact gradient (`mapuot.torch.sinkhorn_loss`). By its own name a
+  function gives the latter and refuses the rest. Tensors of TensorFlow come back without a gradient.
 """
 
 from .barycenter import (

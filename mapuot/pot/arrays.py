@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from ..validate import as_float
-
-NAMES = {"reference": "c", "warm_start": "warmstart", "A": "a", "B": "b"}  # ours, POT's
-
-
-@contextmanager
-def names_of_pot() -> Iterator[None]:
-    """What `mapuot` says of an argument, said of POT's."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        name, _, rest = str(error).partition(" ")
-        if name not in NAMES or type(error) not in (TypeError, ValueError):
-            raise
-        raise type(error)(f"{NAMES[name]} {rest.replace(name + '.', NAMES[name] + '.')}") from error
 
 
 def library(x: Any) -> str:
@@ -32,15 +16,25 @@ def library(x: Any) -> str:
     return "jax" if root == "jaxlib" else root
 
 
+def tracked(x: Any) -> bool:
+    """Whether a gradient is to go through x: a tensor that requires grad, while grads are recorded, or a JAX tracer."""
+    root = library(x)
+    if root == "torch":
+        return bool(x.requires_grad and sys.modules["torch"].is_grad_enabled())
+    return root == "jax" and isinstance(x, sys.modules["jax"].core.Tracer)
+
+
 def take(x: Any, name: str) -> Any:
     """``x`` as the solver reads it: a view where memory allows; never detached from a gradient in silence."""
     root = library(x)
     if root == "torch":
-        if x.requires_grad:
+        if tracked(x):
             raise NotImplementedError(
-                f"{name} requires grad, and gradients through the solver are not available yet: "
-                f"pass {name}.detach() to solve without them"
+                f"{name} requires grad, and no gradient goes through this call: mapuot.torch.sinkhorn_loss, or "
+                f"sinkhorn_unbalanced2 with returnCost='total', is the cost with its gradient, and {name}.detach() "
+                "gives the answer alone"
             )
+        x = x.detach()
         if x.device.type == "cuda":
             import cupy  # noqa: PLC0415 - only where torch brings GPU memory
 

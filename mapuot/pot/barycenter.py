@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from ..backends import host
-from ..barycenter import Core, as_weights
-from ..errors import ConvergenceWarning
+from ..barycenter import as_weights, checked
 from ..validate import as_array, as_count, as_positive
+from . import core
 from .arrays import give, take, threshold
+from .caller import WORDS, warn, warn_not_stopped
+
+shared = import_module("mapuot.barycenter")  # the package has a function of this name
 
 
 def barycenter_unbalanced(
@@ -76,7 +79,7 @@ def barycenter_unbalanced(
     """
     name = method.lower() if isinstance(method, str) else method
     if name in ("sinkhorn_reg_scaling", "sinkhorn_translation_invariant"):
-        warnings.warn("Method not implemented yet. Running 'sinkhorn' instead", stacklevel=2)
+        warn("Method not implemented yet. Running 'sinkhorn' instead")
         name = "sinkhorn"
     rest = {"weights": weights, "numItermax": numItermax, "stopThr": stopThr, "verbose": verbose, "log": log}
     if name == "sinkhorn_stabilized":
@@ -119,11 +122,11 @@ def barycenter_unbalanced_stabilized(
     """`barycenter_unbalanced` with method "sinkhorn_stabilized"; ``tau`` is checked and accepted."""
     as_positive(tau, "tau")
     solver = Barycenter(A, M, reg, reg_m, weights)
-    return solver.run(-np.log(len(solver.core.q)), 10, 0, as_count(numItermax, "numItermax"), stopThr, verbose, log)
+    return solver.run(-np.log(len(solver.M)), 10, 0, as_count(numItermax, "numItermax"), stopThr, verbose, log)
 
 
 class Barycenter:
-    """One problem of POT and its iteration."""
+    """One problem of POT, validated as `mapuot.barycenter` does it."""
 
     def __init__(self, A: Any, M: Any, reg: Any, reg_m: Any, weights: Any) -> None:
         self.like = A
@@ -132,25 +135,20 @@ class Barycenter:
         shape = np.shape(M)
         if A.ndim != 2 or len(shape) != 2 or A.shape[0] != shape[0] or shape[0] != shape[1] or A.shape[1] == 0:
             raise ValueError(f"A must be (n, k) and M (n, n), got {A.shape} and {shape}")
-        self.core = Core(A.T, M, reg, reg_m, as_weights(take(weights, "weights"), A.shape[1]))
+        weights = as_weights(take(weights, "weights"), A.shape[1])
+        self.A, self.M, self.reg, self.fi = checked(A.T, M, reg, reg_m)
+        if weights.ndim != 1:
+            raise ValueError(f"weights must be ({A.shape[1]},), got {weights.shape}")
+        self.weights = weights
 
-    def run(self, log_v: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool) -> Any:
-        core, err, stop = self.core, [], threshold(stop)
-        core.log_v, q = np.full(core.log_v.shape, log_v), np.exp(np.full(core.q.shape, log_v))
-        for k in tqdm(range(max_iter), desc="barycenter", unit="pass", disable=not progress):
-            core.iterate()
-            if k % every == 0:
-                err.append(float(np.abs(core.q - q).max() / max(core.q.max(), q.max(), 1.0)))
-                if err[-1] < stop and k >= least:
-                    break
-            q = core.q
-        else:
-            if stop > 0:
-                warnings.warn(
-                    f"barycenter not converged after {max_iter} iterations: last change {err[-1]:.2e}, "
-                    f"stopThr {stop:.2e}; raise numItermax, reg or stopThr",
-                    ConvergenceWarning,
-                    stacklevel=4,
-                )
-        out = [give(x.astype(self.dtype), self.like) for x in (core.q[:, 0], core.log_u[:, 0], core.log_v[:, 0])]
-        return (out[0], {"err": err, "niter": k, "logu": out[1], "logv": out[2]}) if log else out[0]
+    def run(self, start: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool) -> Any:
+        stop = threshold(stop)
+        with tqdm(total=max_iter, desc="barycenter", unit="pass", disable=not progress) as bar:
+            q, log_u, log_v, err, made, converged = core.barycenter(
+                self.A, self.M, self.reg, self.fi, self.weights, start, every, least, max_iter, stop, shared.SAFE,
+                bar.update,
+            )  # fmt: skip
+        if not converged and stop > 0:
+            warn_not_stopped("barycenter", max_iter, err[-1], stop, WORDS)
+        out = [give(x.astype(self.dtype), self.like) for x in (q, log_u.T, log_v.T)]
+        return (out[0], {"err": err, "niter": made - 1, "logu": out[1], "logv": out[2]}) if log else out[0]

@@ -10,7 +10,6 @@ Fevotte, Gasso, Unbalanced optimal transport through non-negative penalized line
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,8 @@ from tqdm import tqdm
 from ..backends import host, pick
 from ..errors import ConvergenceWarning
 from ..validate import as_array, as_cost, as_count, as_pair, as_positive, as_reference, as_weight
-from .arrays import give, names_of_pot, take, threshold
+from .arrays import give, take, threshold
+from .caller import names_of_pot, warn
 
 BLOCK_ENTRIES = 1 << 16  # of G and of K at a time: both stay in the cache of one core
 FLOOR = 1e-16  # POT's, added to the denominator
@@ -240,10 +240,9 @@ def minimise(problem: Majorised, G: Any, max_iter: int, stop: float, progress: b
         if err[-1] < stop:
             return err
     if err[-1] > CHANGE * size**0.5:
-        warnings.warn(
+        warn(
             f"mm_unbalanced not converged after {max_iter} iterations: last change {err[-1]:.2e} of a plan "
             f"of norm {size**0.5:.2e}; raise numItermax or reg",
             ConvergenceWarning,
-            stacklevel=3,
         )
     return err

@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
+from . import barycenter, mm, sinkhorn, stand_in
 
-from . import barycenter, mm, sinkhorn
+OWN_METHOD = {  # of the functions of one method; the other two are told it
+    "sinkhorn_unbalanced": None,
+    "sinkhorn_unbalanced2": None,
+    "sinkhorn_knopp_unbalanced": "sinkhorn",
+    "sinkhorn_stabilized_unbalanced": "sinkhorn_stabilized",
+    "sinkhorn_unbalanced_translation_invariant": "sinkhorn_translation_invariant",
+}
+OTHERS = {
+    barycenter: ("barycenter_unbalanced", "barycenter_unbalanced_sinkhorn", "barycenter_unbalanced_stabilized"),
+    mm: ("mm_unbalanced", "mm_unbalanced2"),
+}
 
 installed: dict[str, tuple[Any, Any]] = {}  # name: (POT's function, the one in its place)
 
 
-def patch() -> None:
+def patch(iterates: bool = False) -> None:
     """Put mapuot's functions in the place of POT's, wherever a module of ``ot`` holds them.
 
     After it ``ot.sinkhorn_unbalanced``, ``ot.unbalanced``, ``ot.da.UnbalancedSinkhornTransport`` and
     ``ot.solve(..., unbalanced=...)`` run on mapuot. Names that a program imported from ``ot`` before the call
-    keep POT's functions. Where POT's meaning depends on an argument that the caller left out, the patched
-    function keeps it: for several b an unnamed reg_type is "entropy". Calling it twice does nothing more.
+    keep POT's functions. Calling it again changes ``iterates`` alone.
+
+    Parameters
+    ----------
+    iterates : bool
+        Every Sinkhorn function makes the iterates of POT's method. Without it they come where the call asks for them,
+        and the certified solver answers the rest: ``help(mapuot.pot)`` has the rule.
 
     Raises
     ------
     ImportError
         POT is not installed.
     """
+    stand_in.iterates = bool(iterates)
     if installed:
         return
     import ot  # noqa: PLC0415 - an optional dependency
 
-    for name, function in replacements().items():
-        installed[name] = (getattr(ot.unbalanced, name), function)
+    for name, own in OWN_METHOD.items():
+        theirs = getattr(ot.unbalanced, name)
+        installed[name] = (theirs, stand_in.stand_in(getattr(sinkhorn, name), theirs, own))
+    for module, names in OTHERS.items():
+        for name in names:
+            theirs = getattr(ot.unbalanced, name)
+            installed[name] = (theirs, stand_in.left_where_tracked(getattr(module, name), theirs))
     exchange({id(theirs): ours for theirs, ours in installed.values()})
 
 
@@ -42,17 +61,21 @@ def unpatch() -> None:
     """Undo `patch`; does nothing where POT is not patched."""
     exchange({id(ours): theirs for theirs, ours in installed.values()})
     installed.clear()
+    stand_in.told.clear()
+    stand_in.iterates = False
 
 
 @contextmanager
-def patched() -> Iterator[None]:
+def patched(iterates: bool = False) -> Iterator[None]:
     """``with patched():`` - POT runs on mapuot inside; an earlier `patch` stays in force afterwards."""
-    before = bool(installed)
-    patch()
+    before, asked = bool(installed), stand_in.iterates
+    patch(iterates)
     try:
         yield
     finally:
-        if not before:
+        if before:
+            stand_in.iterates = asked
+        else:
             unpatch()
 
 
@@ -63,46 +86,3 @@ def exchange(new_of: dict[int, Any]) -> None:
             for key, value in list(vars(module).items()):
                 if id(value) in new_of:
                     setattr(module, key, new_of[id(value)])
-
-
-def replacements() -> dict[str, Callable[..., Any]]:
-    ours: dict[str, Callable[..., Any]] = {
-        name: pots_default(getattr(sinkhorn, name))
-        for name in (
-            "sinkhorn_unbalanced",
-            "sinkhorn_unbalanced2",
-            "sinkhorn_stabilized_unbalanced",
-            "sinkhorn_unbalanced_translation_invariant",
-        )
-    }
-    ours["sinkhorn_knopp_unbalanced"] = pots_default(knopp_with_method)
-    for name in (
-        "barycenter_unbalanced",
-        "barycenter_unbalanced_sinkhorn",
-        "barycenter_unbalanced_stabilized",
-    ):
-        ours[name] = getattr(barycenter, name)
-    ours["mm_unbalanced"], ours["mm_unbalanced2"] = mm.mm_unbalanced, mm.mm_unbalanced2
-    return ours
-
-
-def pots_default(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` with POT's rule for several b: an unnamed reg_type means "entropy" (with our warning)."""
-    names = list(inspect.signature(function).parameters)[5:]
-
-    @functools.wraps(function)
-    def call(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, *args: Any, **kwargs: Any) -> Any:
-        if np.ndim(b) == 2 and "reg_type" not in {*names[: len(args)], *kwargs}:
-            kwargs["reg_type"] = "entropy"
-        return function(a, b, M, reg, reg_m, *args, **kwargs)
-
-    return call
-
-
-@functools.wraps(sinkhorn.sinkhorn_knopp_unbalanced)
-def knopp_with_method(*args: Any, method: str | None = "sinkhorn", **kwargs: Any) -> Any:
-    """``ot.solve`` hands its ``method`` on to this function: with None there is no method named."""
-    if method is None:
-        kwargs = inspect.signature(sinkhorn.sinkhorn_knopp_unbalanced).bind(*args, **kwargs).arguments
-        return sinkhorn.sinkhorn_unbalanced(**kwargs)
-    return sinkhorn.sinkhorn_knopp_unbalanced(*args, **kwargs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +22,8 @@ from ..result import Result
 from ..solve import solve
 from ..strategy import start_potentials
 from ..validate import as_array, as_count, as_positive, as_side
-from .arrays import give, names_of_pot, take, threshold
+from .arrays import give, library, take, threshold, tracked
+from .caller import WORDS, muted, names_of_pot, warn, warn_not_converged
 from .iterate import NAMED, TINY, iterate
 
 BACKEND = "auto"  # of every function here: by the arrays
@@ -147,6 +147,11 @@ def sinkhorn_unbalanced2(
     log : dict
         Only with ``log=True``; as in `sinkhorn_unbalanced`.
 
+    Notes
+    -----
+    With ``returnCost="total"`` and without log, PyTorch tensors a, b, M that require grad get the gradient of the
+    objective from the potentials (`mapuot.torch.sinkhorn_loss`).
+
     Raises
     ------
     ValueError, TypeError, NotImplementedError
@@ -154,6 +159,8 @@ def sinkhorn_unbalanced2(
     """
     if returnCost not in ("linear", "total"):
         raise ValueError(f"Unknown returnCost = {returnCost!r}: must be 'linear' or 'total'")
+    if returnCost == "total" and not log and differentiable(a, b, M, reg_type, c, warmstart):
+        return loss(a, b, M, reg, reg_m, stopThr, numItermax)
     call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
     answers = call.run(method, tau)
     return answers.cost(returnCost, log)
@@ -235,12 +242,15 @@ class Call:
     M: Any
     reg: Any
     reg_m: Any
-    reg_type: str = "kl"
+    reg_type: str | None = "kl"  # None: POT's, which is "entropy" for several targets
     c: Any = None
     warmstart: Any = None
     max_iter: int = 1000
     stop: float = 1e-6
     verbose: bool = False
+    tol: float | None = None  # of the certified solver, default stop
+    together: bool = False  # several targets iterate until their common err is below stop, as in POT
+    words: tuple[str, str] = WORDS  # the caller's for max_iter and stop
 
     def run(self, method: str | None, tau: float | None = None) -> Answers:
         name = method_name(method)
@@ -252,72 +262,58 @@ class Call:
         for key in ("a", "b", "M", "reg_m", "c"):
             setattr(self, key, take(getattr(self, key), key))
         reference = self.reference()
-        self.max_iter, self.stop = as_count(self.max_iter, "numItermax"), threshold(self.stop)
+        self.max_iter, self.stop = as_count(self.max_iter, self.words[0]), threshold(self.stop, self.words[1])
         self.b = as_array(self.b, "b") if isinstance(self.b, (list, tuple)) else self.b
         several, shape = np.ndim(self.b) == 2, np.shape(self.M)
         if several and (0 in self.b.shape or self.b.shape[:1] != shape[1:]):
             raise ValueError(f"b must have shape (n,) or (n, k) for M of shape {shape}, got {self.b.shape}")
-        with names_of_pot():
-            if several and name is None:
-                return Answers(self.batch(reference), several, like)
-            pairs = [self.one(name, reference, j) for j in range(self.b.shape[1])] if several else []
-            return Answers(pairs or [self.one(name, reference)], several, like)
+        columns: list[int | None] = [*range(self.b.shape[1])] if several else [None]
+        with names_of_pot(), muted():
+            if name is None:
+                return self.certified(reference, several, like)
+            if self.together or not several:
+                return Answers(*self.iterated(name, reference, columns), several, like)
+            each = [self.iterated(name, reference, [j]) for j in columns]
+            return Answers([results[0] for results, _ in each], largest([err for _, err in each]), several, like)
 
     def reference(self) -> Any:
         """c in the words of `mapuot.solve`."""
         kind = self.reg_type.lower() if isinstance(self.reg_type, str) else self.reg_type
         if kind == "entropy":
-            warnings.warn("reg_type='entropy': ones are taken for the reference measure c", stacklevel=4)
+            warn("reg_type='entropy': ones are taken for the reference measure c")
             return "uniform"
         if kind != "kl":
             raise ValueError(f"reg_type must be 'kl' or 'entropy', got {self.reg_type!r}")
         return "product" if self.c is None else self.c
 
-    def one(self, name: str | None, reference: Any, j: int | None = None) -> tuple[Result, list[float]]:
-        """Solve for one target, column j of b where there are several; the Result and the log's err."""
-        b = self.b if j is None else self.b[:, j]
-        start = self.start(j)
-        if name is None:
+    def certified(self, reference: Any, several: bool, like: Any) -> Answers:
+        """By the certified solver; err is the certified error of every pass, of several targets that reached."""
+        tol = self.tol or (self.stop if self.stop > 0 else TINY)
+        options: dict[str, Any] = {"tol": tol, "max_passes": self.max_iter, "backend": BACKEND}
+        options["progress"] = self.verbose
+        if not several:
+            start = self.start(None)
             result = solve(
-                self.M,
-                self.a,
-                b,
-                self.reg,
-                self.reg_m,
-                reference=reference,
-                tol=self.stop if self.stop > 0 else TINY,
-                max_passes=self.max_iter,
-                backend=BACKEND,
-                warm_start=start,
-                progress=self.verbose,
+                self.M, self.a, self.b, self.reg, self.reg_m, reference=reference, warm_start=start, **options
             )
-            return result, [stat.error for stat in result.trace]
-        module = pick(BACKEND, self.M, self.a, b)
-        problem = as_problem(self.M, self.a, b, self.reg, self.reg_m, reference, module)
-        potentials = start_potentials(start, problem)
-        return iterate(problem, module, name, potentials, self.max_iter, self.stop, self.verbose)
-
-    def batch(self, reference: Any) -> list[tuple[Result, list[float]]]:
-        """All targets at once; err is the certified error that each has reached."""
-        starts = None
-        if self.warmstart is not None:
-            columns = [self.start(j) for j in range(self.b.shape[1])]
-            starts = tuple(np.stack([np.asarray(pair[k], dtype=np.float64) for pair in columns]) for k in (0, 1))
+            warn_not_converged(result, max(tol, self.stop), self.words)
+            return Answers([result], [stat.error for stat in result.trace], several, like)
+        a = self.a if np.size(self.a) else None
         results = solve_batch(
-            self.M,
-            self.a if np.size(self.a) else None,
-            self.b.T,
-            self.reg,
-            self.reg_m,
-            reference=reference,
-            tol=self.stop if self.stop > 0 else TINY,
-            max_passes=self.max_iter,
-            backend=BACKEND,
-            warm_start=starts,
-            progress=self.verbose,
+            self.M, a, self.b.T, self.reg, self.reg_m, reference=reference, warm_start=self.starts(), **options
         )
+        if not results.converged.all():
+            warn_not_converged(results[int(results.error_bound.argmax())], max(tol, self.stop), self.words)
         _ = results.cost  # of all in one product
-        return [(result, [result.error_bound]) for result in results]
+        return Answers(list(results), [float(results.error_bound.max())], several, like)
+
+    def iterated(self, name: str, reference: Any, columns: list[int | None]) -> tuple[list[Result], list[float]]:
+        """POT's iterates for these columns of b (None: b itself), which stop together."""
+        targets = [self.b if j is None else self.b[:, j] for j in columns]
+        module = pick(BACKEND, self.M, self.a, self.b)
+        problems = [as_problem(self.M, self.a, b, self.reg, self.reg_m, reference, module) for b in targets]
+        starts = [start_potentials(self.start(j), problem) for j, problem in zip(columns, problems, strict=True)]
+        return iterate(problems, module, name, starts, self.max_iter, self.stop, self.verbose, self.words)
 
     def start(self, j: int | None) -> Any:
         """The warm start of target j: a column where it has columns (one column serves all)."""
@@ -328,16 +324,45 @@ class Call:
         pair = [take(x, "warmstart") for x in self.warmstart]
         return pair if j is None else [x if np.ndim(x) < 2 else x[:, min(j, x.shape[1] - 1)] for x in pair]
 
+    def starts(self) -> Any:
+        """The warm starts of all targets, in rows."""
+        if self.warmstart is None:
+            return None
+        columns = [self.start(j) for j in range(self.b.shape[1])]
+        return tuple(np.stack([np.asarray(pair[k], dtype=np.float64) for pair in columns]) for k in (0, 1))
+
 
 def as_problem(M: Any, a: Any, b: Any, reg: Any, reg_m: Any, reference: Any, module: ModuleType) -> Problem:
     """The problem of a named method: as POT it iterates, with a warning, where no plan exists too."""
     try:
         return Problem.from_arrays(M, a, b, reg, reg_m, "kl", reference, module)
     except InfeasibleError as error:
-        warnings.warn(f"no plan has both marginals: {error}", stacklevel=6)
+        warn(f"no plan has both marginals: {error}")
     problem = Problem.from_arrays(M, a, b, reg, 1.0, "kl", reference, module)
     rows, cols = (as_side(side.name, side.weight, "balanced", np.inf, "reg_m") for side in (problem.rows, problem.cols))
     return dataclasses.replace(problem, rows=rows, cols=cols)
+
+
+def largest(errs: list[list[float]]) -> list[float]:
+    """Of targets that stop alone the largest err at each look, one that has stopped keeping its last."""
+    length = max(map(len, errs))
+    return [max((e[min(i, len(e) - 1)] for e in errs if e), default=math.nan) for i in range(length)]
+
+
+def differentiable(a: Any, b: Any, M: Any, reg_type: Any, c: Any, warmstart: Any) -> bool:
+    """Whether the objective has its gradient from the potentials: tensors, some require grad, c = a b^T, one target."""
+    plain = c is None and warmstart is None and isinstance(reg_type, str) and reg_type.lower() == "kl"
+    tensors = all(library(x) == "torch" for x in (a, b, M))
+    return plain and tensors and b.ndim == 1 and any(map(tracked, (a, b, M)))
+
+
+def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any) -> Any:
+    """The objective as a tensor with its gradient; empty a or b means uniform."""
+    from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
+
+    a, b = (x if len(x) else M.new_full((size,), 1 / size) for x, size in ((a, M.shape[0]), (b, M.shape[1])))
+    tol, max_passes = threshold(tol), as_count(max_passes, WORDS[0])
+    return sinkhorn_loss(a, b, M, reg, reg_m, tol=tol if tol > 0 else TINY, max_passes=max_passes)
 
 
 def method_name(method: str | None) -> str | None:
@@ -346,7 +371,7 @@ def method_name(method: str | None) -> str | None:
         return None
     name = method.lower() if isinstance(method, str) else method
     if name == "sinkhorn_reg_scaling":
-        warnings.warn("Method not implemented yet. Running 'sinkhorn' instead", stacklevel=4)
+        warn("Method not implemented yet. Running 'sinkhorn' instead")
         return "sinkhorn"
     if name not in NAMED:
         known = [*NAMED, "sinkhorn_reg_scaling"]
@@ -357,9 +382,8 @@ def method_name(method: str | None) -> str | None:
 class Answers:
     """The results of one call in POT's shapes and in the array library of its cost matrix."""
 
-    def __init__(self, pairs: list[tuple[Result, list[float]]], several: bool, like: Any) -> None:
-        self.results, self.errs = [r for r, _ in pairs], [e for _, e in pairs]
-        self.several, self.like = several, like
+    def __init__(self, results: list[Result], err: list[float], several: bool, like: Any) -> None:
+        self.results, self.err, self.several, self.like = results, err, several, like
         self.dtype = np.dtype(self.results[0].problem.M.dtype.name)
 
     def plan(self, log: bool) -> Any:
@@ -377,19 +401,12 @@ class Answers:
 
     def log(self) -> dict[str, Any]:
         return {
-            "err": self.err(),
+            "err": self.err,
             "logu": self.vectors([r.log_u for r in self.results]),
             "logv": self.vectors([r.log_v for r in self.results]),
             "cost": self.costs("cost"),
             "total_cost": self.costs("total_cost"),
         }
-
-    def err(self) -> list[float]:
-        """POT's list; of several targets the largest at each look, one that has stopped keeping its last."""
-        if not self.several:
-            return self.errs[0]
-        length = max(map(len, self.errs))
-        return [max((e[min(i, len(e) - 1)] for e in self.errs if e), default=math.nan) for i in range(length)]
 
     def vectors(self, values: list[Any]) -> Any:
         to_numpy = self.results[0]._backend.to_numpy

@@ -19,28 +19,44 @@ typedef struct {
     double kappa;           /* e^offset, by the way */
 } mapuot_column_out;
 
+/* G of a KL or balanced column */
+FN double kl_image(const mapuot_column *c, double log_sum, double shift, double offset)
+{
+    return fma(1 - c->fi, shift, c->fi * (c->log_weight - (log_sum - c->absorbed + offset)));
+}
+
+/* A KL or balanced column whose image, q = b e^(-k log v), b e^(-k G) and kappa are known. */
+FN mapuot_column_out kl_column(const mapuot_column *c, double sum, double log_sum, double shift, double offset,
+                               double reg, double image, double q, double next, double kappa)
+{
+    mapuot_column_out out = {c->v * sum * kappa, image, 0, 0, 0, next, kappa};
+    const double log_v = c->x - shift;
+    if (isinf(c->rho)) {
+        out.dual = reg * c->weight * log_v;
+        out.hard = fabs(out.marginal - c->weight);
+    } else {
+        const double t = c->x + (log_sum - c->absorbed + offset) - c->log_weight + c->k * log_v; /* log(s / q) */
+        out.gap = c->rho * (sum >= TINY ? kl_gap(q, out.marginal, t) : q);
+        out.dual = c->rho * (c->weight - q);
+    }
+    return out;
+}
+
 /* sum: K^T u of the column before the translation, log_sum its logarithm; shift after it, offset: its part in the plan.
  *   s = v K^T u,  G = fi log(b / K^T u),  gap = rho q h(log(s / q)),  q = b e^(-k log v),  h(t) = t e^t - e^t + 1
  * A column that this pass found without mass keeps its x. */
 FN mapuot_column_out column_values(int penalty, const mapuot_column *c, double sum, double log_sum, double shift,
                                    double offset, double reg)
 {
-    mapuot_column_out out = {0, c->x, 0, 0, 0, 0, 1};
-    const double log_v = c->x - shift, part = log_sum - c->absorbed + offset; /* log K^T u - shift */
+    mapuot_column_out out;
+    const double log_v = c->x - shift;
     if (penalty <= MAPUOT_BALANCED) {
-        const double image = fma(1 - c->fi, shift, c->fi * (c->log_weight - part));
+        const double image = kl_image(c, log_sum, shift, offset);
         const mapuot_three e = exponentials(-c->k * log_v, -c->k * (image - shift), offset);
-        const double q = c->weight * e.x, t = c->x + part - c->log_weight + c->k * log_v; /* log(s / q) */
-        const int hard = isinf(c->rho);
-        out.kappa = e.z;
-        out.marginal = c->v * sum * e.z;
-        out.image = image;
-        out.gap = hard ? 0 : c->rho * (sum >= TINY ? kl_gap(q, out.marginal, t) : q);
-        out.dual = hard ? reg * c->weight * log_v : c->rho * (c->weight - q);
-        out.hard = hard ? fabs(out.marginal - c->weight) : 0;
-        out.next = c->weight * e.y;
+        out = kl_column(c, sum, log_sum, shift, offset, reg, image, c->weight * e.x, c->weight * e.y, e.z);
     } else {
-        const double g = reg * log_v;
+        const double g = reg * log_v, part = log_sum - c->absorbed + offset; /* log K^T u - shift */
+        out.next = 0;
         out.kappa = exp(offset);
         out.marginal = c->v * sum * out.kappa;
         out.image = prox_log(penalty, part + shift, c->weight, c->log_weight, c->rho, c->upper, reg) + shift;

@@ -53,8 +53,8 @@ FN double dual_term(int penalty, double f, double t, double rho, double upper)
         return f < -rho * (1 + 1e-9) ? -INF : clip(f, -rho, rho) * t;
     case MAPUOT_L2:
         return f < rho * t ? f * t - f * f / (2 * rho) : rho * t * t / 2;
-    default:
-        return fmin(f * rho * t, f * upper * t);
+    default: /* f of a point that no mass can reach is inf, and rho may be 0 */
+        return f < 0 ? f * upper * t : rho > 0 ? f * rho * t : 0;
     }
 }
 

@@ -35,6 +35,7 @@ typedef struct {
     double most_scale;    /* a scaling beyond it is clipped */
     double dual_constant; /* reg |c| + the dual terms that no pass changes */
     double dual_scale;    /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
+    double row_weight;    /* sum of a over the rows in use, for the dual value of rows with one rho */
     int64_t memory;       /* Anderson differences kept at most, 0: none */
     int64_t in_place;     /* 1: K is overwritten by the plan and rounded once a pass */
     int64_t finer;        /* 1: there is a finer storage of K to go on with */

@@ -48,7 +48,7 @@ FN double storage_error(const mapuot_limits *limits, int64_t passes)
 /* Bound on the mass that K's zeros hide: entries below flush, and u below TINY, for many of which LEAST_MASS stands */
 FN double lost_mass(const mapuot_limits *limits, double scale_u, double scale_v, double mass)
 {
-    return (limits->flush * scale_u + LEAST_MASS) * scale_v / mass;
+    return (limits->flush * scale_u + LEAST_MASS) * scale_v * OVER(mass);
 }
 
 /* u or v clipped: no prox then */
@@ -63,7 +63,7 @@ FN int outgrown(const mapuot_limits *limits, const mapuot_progress *p, const map
 
 FN int leaves_range(const mapuot_limits *limits, double sum_v)
 {
-    return !(sum_v <= limits->scale_limit && sum_v >= 1 / limits->scale_limit);
+    return !(sum_v <= limits->scale_limit && sum_v * limits->scale_limit >= 1);
 }
 
 /* How far a step may lower the dual value before the guard drops it: what rounding alone makes of it.  Float32 sums of
@@ -130,7 +130,8 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     const double rounding = storage_error(limits, p->since_absorb) + limits->exponent_error + out->lost +
                             4.5e-16 * fabs(p->shift); /* log u and log v hold it: 4 roundings */
     p->moved = limits->reg * out->mass * rounding + 2e-15 * (limits->dual_scale + fabs(out->dual));
-    out->error = plan_error(gap / out->mass * limits->inv_reg) + hard / out->mass + rounding;
+    const double over = OVER(out->mass);
+    out->error = plan_error(gap * over * limits->inv_reg) + hard * over + rounding;
     out->gap = hard > allowed * out->mass ? INF : gap;
     if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || isnan(out->error))
         out->gap = out->error = INF;
@@ -160,7 +161,8 @@ FN void widen_passes(mapuot_progress *p)
  * pass, or 1 where it is looked at before that pass. */
 FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale, double next_v)
 {
-    const int done = out->error <= limits->tol || out->gap + p->moved <= limits->tol_gap * fabs(out->dual);
+    const int small = limits->tol_gap >= 0 && out->gap + p->moved <= limits->tol_gap * fabs(out->dual);
+    const int done = out->error <= limits->tol || small;
     const int fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
     if (out->rejected > 0)

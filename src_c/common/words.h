@@ -9,12 +9,14 @@
 #ifndef FAR_FN
 #define FAR_FN __device__ __noinline__ /* instructions that run once a pass wait for their fetch: they must be few */
 #endif
+#define OVER(x) inverse(x) /* 1 / x, x > 0: a division takes a hundred instructions */
 #else
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 #define FN static inline
 #define FAR_FN static inline
+#define OVER(x) (1.0 / (x))
 #define INF ((double)INFINITY)
 #define TINY DBL_MIN /* a sum of K v or K^T u below it is dead */
 #endif

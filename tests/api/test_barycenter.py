@@ -11,7 +11,7 @@ from scipy.special import logsumexp, rel_entr
 
 import mapuot
 from mapuot import pot
-from mapuot.pot import mm
+from mapuot.pot import core, mm
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::mapuot.ConvergenceWarning", "ignore:Stabilized Unbalanced", "ignore:invalid value"
@@ -93,6 +93,50 @@ def test_right_at_small_reg(method, start, reg_m):
     assert_allclose(log["logu"], u, rtol=1e-12)
     assert_allclose(log["logv"], v, rtol=1e-12, atol=1e-10)
     assert_allclose(q, np.exp(log_q), rtol=1e-8)
+
+
+@pytest.mark.parametrize("n", [1, 7, 13, 64])
+@pytest.mark.parametrize("reg_m", [0.7, np.inf])
+def test_every_instruction_set(isa, n, reg_m):
+    """Columns that are no multiple of a vector, zeros in A, a weight of 0."""
+    A, M = histograms(n=n)
+    A[n // 2, 0] = 0.0 if n > 1 else A[0, 0]
+    weights = np.array([0.4, 0.0, 0.6])
+    call = {"weights": weights, "numItermax": 30, "stopThr": 0, "log": True}
+    q, log = pot.barycenter_unbalanced(A, M, 0.02, reg_m, **call)
+    fi, v = 1.0 if np.isinf(reg_m) else reg_m / (reg_m + 0.02), np.zeros((n, 3))
+    with np.errstate(divide="ignore"):
+        log_a = np.log(A)
+    for _ in range(30):
+        u = fi * (log_a - logsumexp(v[None] - M[:, :, None] / 0.02, axis=1))
+        log_s = logsumexp(u[:, None] - M[:, :, None] / 0.02, axis=0)
+        log_q = log_s @ weights if fi == 1 else logsumexp((1 - fi) * log_s, axis=1, b=weights) / (1 - fi)
+        v = fi * (log_q[:, None] - log_s)
+    assert_allclose(q, np.exp(log_q), rtol=1e-11)
+    assert_allclose(log["logu"], u, rtol=1e-11, atol=1e-12)
+    assert_allclose(log["logv"], v, rtol=1e-11, atol=1e-12)
+
+
+def test_threads_make_pots_iterates():
+    """Large enough for the pool: K is read once a histogram, its rows shared."""
+    A, M = histograms(n=430)
+    call = {"numItermax": 25, "stopThr": 0, "log": True}
+    theirs, log = ot.unbalanced.barycenter_unbalanced(A, M, 0.05, 0.7, **call)
+    q, ours = pot.barycenter_unbalanced(A, M, 0.05, 0.7, **call)
+    assert_allclose(q, theirs, rtol=1e-11)
+    assert_allclose(ours["err"], log["err"], atol=1e-12)
+
+
+def test_core_in_many_calls(monkeypatch):
+    A, M = histograms()
+    q, log = pot.barycenter_unbalanced(A, M, 0.01, 1.0, "sinkhorn_stabilized", numItermax=55, stopThr=1e-14, log=True)
+    monkeypatch.setattr(core, "CALL_ENTRIES", 3 * 400 * 4)
+    again, cut = pot.barycenter_unbalanced(
+        A, M, 0.01, 1.0, "sinkhorn_stabilized", numItermax=55, stopThr=1e-14, log=True
+    )
+    assert cut["err"] == log["err"]
+    assert cut["niter"] == 54
+    assert_allclose(again, q, rtol=0)
 
 
 def test_converges_at_small_reg():

@@ -9,6 +9,7 @@ from scipy.special import logsumexp, rel_entr
 
 import mapuot
 from mapuot import pot
+from mapuot.pot import core, iterate, sinkhorn
 
 METHODS = ("sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 REG = 0.1
@@ -360,3 +361,117 @@ def test_named_iteration_survives_small_reg(method):
         v = fi * (np.log(b) - logsumexp(log_k + u[:, None], axis=0))
     assert_allclose(log["logu"], u, rtol=1e-10)
     assert_allclose(log["logv"], v, rtol=1e-10)
+
+
+# the C core's iterations
+
+
+def iterated(monkeypatch, by, problems, method, starts, count, stop):
+    monkeypatch.setattr(iterate, "by_core", by)
+    module = mapuot.backends.pick("cpu")
+    return iterate.iterate(problems, module, method, starts, count, stop, False, ("numItermax", "stopThr"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("reg", [0.1, 2e-3, 2e-4], ids=["held", "absorbed", "often absorbed"])
+@pytest.mark.parametrize("targets", [1, 3])
+def test_core_makes_the_iterations_of_python(method, reg, targets, monkeypatch, pot_backend):
+    """Same states, err and end from one foreign call as from an iteration at a time, K rebuilt on the way."""
+    if pot_backend != "cpu":
+        pytest.skip("of the C core")
+    a, b, M, c = arrays()
+    a[3] = b[5] = 0
+    module = mapuot.backends.pick("cpu")
+    problems = [
+        sinkhorn.as_problem(M, a, (1 + 3 * k) * np.roll(b, k), reg, (0.7, 20.0), c if k == 9 else "product", module)
+        for k in range(targets)
+    ]
+    starts = [(np.zeros(13), np.linspace(-1, 1, 17))] * targets
+    ours, err = iterated(monkeypatch, iterate.by_core, problems, method, starts, 150, 1e-5)
+    theirs, right = iterated(monkeypatch, iterate.by_python, problems, method, starts, 150, 1e-5)
+    assert_allclose(err, right, rtol=1e-7, atol=1e-13)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_allclose(one.log_u, other.log_u, rtol=1e-12, atol=1e-11)
+        assert_allclose(one.log_v, other.log_v, rtol=1e-12, atol=1e-11)
+        assert one.status == other.status
+        assert [x.n_pass for x in one.trace] == [x.n_pass for x in other.trace]
+        assert_allclose([x.gap for x in one.trace], [x.gap for x in other.trace], rtol=1e-6, atol=1e-12)
+
+
+def test_core_in_many_calls(monkeypatch, pot_backend):
+    """What interrupts the core, so that Ctrl-C is heard, does not change what it makes."""
+    if pot_backend != "cpu":
+        pytest.skip("of the C core")
+    a, b, M, _ = arrays()
+    call = {"method": "sinkhorn_stabilized", "numItermax": 70, "stopThr": 1e-14, "log": True}
+    plan, log = pot.sinkhorn_unbalanced(a, b, M, 0.01, 5.0, **call)
+    monkeypatch.setattr(core, "CALL_ENTRIES", 3 * M.size)
+    again, cut = pot.sinkhorn_unbalanced(a, b, M, 0.01, 5.0, **call)
+    assert cut["err"] == log["err"]
+    assert len(cut["err"]) == 7
+    assert_allclose(again, plan, rtol=0)
+
+
+def test_targets_share_a_kernel_while_they_can(monkeypatch, pot_backend):
+    """One K for all, until the scalings of one outgrow it."""
+    if pot_backend != "cpu":
+        pytest.skip("of the C core")
+    a, b, M, _ = arrays()
+    held = []
+    close = core.SinkhornRun.iterate
+
+    def spy(run, count):
+        held.append(len({id(workspace.K) for workspace in run.workspaces}))
+        return close(run, count)
+
+    monkeypatch.setattr(core.SinkhornRun, "iterate", spy)
+    with pot.patched(iterates=True):
+        B = np.stack([b, 1e-12 * b, b[::-1]], axis=1)
+        cost = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, numItermax=300)
+        assert set(held) == {1}
+        held.clear()
+        small = ot.sinkhorn_unbalanced2(a, B, M, 3e-3, 30.0, numItermax=300, stopThr=0, reg_type="kl")
+        assert max(held) > 1
+    each = [pot.sinkhorn_unbalanced2(a, x, M, 3e-3, 30.0, "sinkhorn", numItermax=300, stopThr=0) for x in B.T]
+    assert_allclose(small, each, rtol=1e-9)
+    assert (cost > 0).all()
+
+
+def test_trace_of_the_core_is_a_sequence(pot_backend):
+    if pot_backend != "cpu":
+        pytest.skip("of the C core")
+    a, b, M, _ = arrays()
+    problem = sinkhorn.as_problem(M, a, b, REG, 1.0, "product", mapuot.backends.pick("cpu"))
+    (result,), err = iterate.iterate(
+        [problem], mapuot.backends.pick("cpu"), "sinkhorn", [(np.zeros(13), np.zeros(17))], 20, 0.0, False, ("", "")
+    )
+    assert len(result.trace) == result.n_passes == len(err) == 20
+    assert [x.n_pass for x in result.trace[3:5]] == [4, 5]
+    assert result.trace[-1].n_pass == 20
+    with pytest.raises(IndexError):
+        result.trace[20]
+    errors = [x.error for x in result.trace]
+    assert errors == sorted(errors, reverse=True)
+
+
+# tensors
+
+
+def test_total_cost_of_tensors_has_its_gradient():
+    """d / dM is the plan, d / da that of the dual: checked by differences of the value itself."""
+    torch = pytest.importorskip("torch")
+    a, b, M, _ = (torch.tensor(x, requires_grad=True) for x in arrays())
+    call = {"reg": REG, "reg_m": 1.0, "returnCost": "total", "stopThr": 1e-10}
+    cost = pot.sinkhorn_unbalanced2(a, b, M, **call)
+    cost.backward()
+    plain = arrays()[:3]
+    assert_allclose(float(cost.detach()), pot.sinkhorn_unbalanced2(*plain, **call), rtol=1e-9)
+    assert_allclose(M.grad, pot.sinkhorn_unbalanced(*plain, REG, 1.0, stopThr=1e-10), atol=1e-8)
+    step = np.zeros(13)
+    step[4] = 1e-5
+    high, low = (pot.sinkhorn_unbalanced2(plain[0] + s * step, *plain[1:], **call) for s in (1, -1))
+    assert_allclose(float(a.grad[4]), (high - low) / 2e-5, rtol=1e-6)
+    empty = torch.zeros(0, dtype=torch.float64)
+    assert pot.sinkhorn_unbalanced2(empty, b, M, **call).requires_grad
+    with torch.no_grad():
+        assert not pot.sinkhorn_unbalanced(a, b, M, REG, 1.0).requires_grad

@@ -1,6 +1,7 @@
 """The surface of mapuot.pot: POT's signatures, POT patched, arrays of other libraries."""
 
 import inspect
+import warnings
 
 import numpy as np
 import ot
@@ -10,6 +11,7 @@ from problems import arrays
 
 import mapuot
 from mapuot import pot
+from mapuot.pot import sinkhorn, stand_in
 
 FUNCTIONS = (
     "sinkhorn_unbalanced",
@@ -132,9 +134,209 @@ def test_patched_several_targets_keep_pots_reference(patched):
     B = np.stack([b, b[::-1]], axis=1)
     ours = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0)
     kl = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, reg_type="kl")
-    assert_allclose(kl, pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0), rtol=1e-12)
+    tol, _ = stand_in.demand(REG, (1.0, 1.0), 1e-6, "sinkhorn")
+    assert_allclose(kl, pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, stopThr=tol), rtol=1e-12)
     pot.unpatch()
     assert_allclose(ours, ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0), rtol=1e-4)
+
+
+# who gets iterates, who the certified answer
+
+
+@pytest.fixture
+def routes(monkeypatch):
+    """What answered: "certified" or the method of the iterates, call by call."""
+    seen = []
+    for module, name, word in ((stand_in, "solve", "certified"), (sinkhorn, "solve", "certified")):
+        original = getattr(module, name)
+
+        def spy(*args, original=original, word=word, **kwargs):
+            seen.append(word)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, spy)
+    original_iterate = sinkhorn.iterate
+
+    def spy_iterate(problems, module, method, *rest):
+        seen.append(method)
+        return original_iterate(problems, module, method, *rest)
+
+    monkeypatch.setattr(sinkhorn, "iterate", spy_iterate)
+    return seen
+
+
+def test_routes(patched, routes):
+    a, b, M, _ = arrays()
+    plain, start = "sinkhorn", (np.zeros(13), np.zeros(17))
+    unbalanced = ot.unbalanced
+    cases = [
+        (unbalanced.sinkhorn_knopp_unbalanced, {}, "certified"),
+        (unbalanced.sinkhorn_stabilized_unbalanced, {}, "certified"),
+        (unbalanced.sinkhorn_unbalanced_translation_invariant, {"stopThr": 1e-7}, "certified"),
+        (ot.sinkhorn_unbalanced, {"method": "sinkhorn"}, "certified"),
+        (ot.sinkhorn_unbalanced, {"log": True}, "certified"),
+        (ot.sinkhorn_unbalanced2, {"method": "SINKHORN_stabilized"}, "certified"),
+        (ot.sinkhorn_unbalanced, {"numItermax": 1000, "verbose": True}, "certified"),
+        (ot.sinkhorn_unbalanced, {"numItermax": 200}, "certified"),  # enough at fi1 fi2 = .83
+        (ot.sinkhorn_unbalanced, {"numItermax": 100}, plain),
+        (ot.sinkhorn_unbalanced, {"stopThr": 0, "numItermax": 20}, plain),
+        (ot.sinkhorn_unbalanced, {"warmstart": start}, plain),
+        (ot.sinkhorn_unbalanced, {"method": "sinkhorn", "log": True}, plain),
+        (unbalanced.sinkhorn_knopp_unbalanced, {"log": True}, plain),
+        (unbalanced.sinkhorn_knopp_unbalanced, {"log": True, "method": None}, "certified"),  # as `ot.solve` calls it
+        (unbalanced.sinkhorn_stabilized_unbalanced, {"log": True}, "sinkhorn_stabilized"),
+        (unbalanced.sinkhorn_unbalanced_translation_invariant, {"log": True}, "sinkhorn_translation_invariant"),
+    ]
+    for function, options, right in cases:
+        routes.clear()
+        function(a, b, M, REG, 1.0, **options)
+        assert routes == [right], (function.__name__, options)
+    pot.patch(iterates=True)
+    routes.clear()
+    unbalanced.sinkhorn_knopp_unbalanced(a, b, M, REG, 1.0)
+    with pot.patched():
+        unbalanced.sinkhorn_knopp_unbalanced(a, b, M, REG, 1.0)
+    unbalanced.sinkhorn_unbalanced_translation_invariant(a, b, M, REG, 1.0)
+    assert routes == [plain, "certified", "sinkhorn_translation_invariant"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS[2:5])
+def test_certified_answers_are_nearer_than_pots(name):
+    """On the problems of minibatches, slow and fast ones, the plan is at least as near to the solution as POT's."""
+    theirs, rng = getattr(ot.unbalanced, name), np.random.default_rng(1)
+    x, y = rng.normal(size=(40, 2)), rng.normal(size=(50, 2)) + 0.5
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    a, b = rng.random(40) / 20, rng.random(50) / 25
+    with pot.patched():
+        ours = getattr(ot.unbalanced, name)
+    for cost in (M, M / M.max()):
+        for reg in (1.0, 0.1, 0.02):
+            for reg_m in (0.1, 1.0, (0.5, 5.0) if "invariant" not in name else 5.0):
+                exact = mapuot.solve(cost, a, b, reg, reg_m, tol=1e-11).plan
+                errors = [np.abs(f(a, b, cost, reg, reg_m) - exact).sum() / exact.sum() for f in (ours, theirs)]
+                assert errors[0] <= max(errors[1], 1e-10), (reg, reg_m)
+
+
+def test_iterates_on_request_are_pots():
+    a, b, M, _ = arrays()
+    B = np.stack([b, 3 * b[::-1], b**2], axis=1)
+    for name in FUNCTIONS[2:5]:
+        theirs = getattr(ot.unbalanced, name)
+        plan, log = theirs(a, b, M, REG, 1.0, log=True)
+        with pot.patched(iterates=True):
+            assert_allclose(getattr(ot.unbalanced, name)(a, b, M, REG, 1.0), plan, rtol=1e-11)
+        with pot.patched():
+            ours = getattr(ot.unbalanced, name)(a, b, M, REG, 1.0, log=True)[1]
+        assert_allclose(ours["err"], log["err"], rtol=0, atol=1e-13)
+    for name in FUNCTIONS[2:4]:  # POT's translation of several targets is the same for all
+        cost, log = getattr(ot.unbalanced, name)(a, B, M, REG, 1.0, log=True)
+        with pot.patched():
+            ours, our_log = getattr(ot.unbalanced, name)(a, B, M, REG, 1.0, log=True)
+        assert_allclose(our_log["err"], log["err"], rtol=0, atol=1e-13)  # of all targets: they stop together
+        assert_allclose(our_log["logv"], log["logv"], atol=1e-11)
+        assert_allclose(ours, cost, rtol=1e-11)
+
+
+def test_no_plan_has_both_marginals(patched):
+    a, b, M, _ = arrays()
+    a, b = a / a.sum(), 3 * b / b.sum()
+    for function in (ot.sinkhorn_unbalanced, ot.unbalanced.sinkhorn_knopp_unbalanced):
+        with pytest.warns(UserWarning, match="no plan has both marginals"):
+            ours = function(a, b, M, REG, np.inf, numItermax=9, stopThr=0)
+        theirs, _ = pot.patching.installed[function.__name__]
+        with pot.patched():
+            pot.unpatch()
+            assert_allclose(ours, theirs(a, b, M, REG, np.inf, numItermax=9, stopThr=0), rtol=1e-10)
+        pot.patch()
+    with pytest.warns(UserWarning, match="no plan has both marginals"):
+        assert np.isfinite(ot.unbalanced.sinkhorn_knopp_unbalanced(a, b, M, REG, np.inf)).all()
+
+
+# what the caller hears
+
+
+def test_unknown_keywords_give_one_warning_a_name(patched):
+    a, b, M, _ = arrays()
+    expected = ot.sinkhorn_unbalanced(a, b, M, REG, 1.0)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert_allclose(ot.sinkhorn_unbalanced(a, b, M, REG, 1.0, tau=10.0, numItermaxx=3), expected, rtol=1e-12)
+            ot.unbalanced.sinkhorn_knopp_unbalanced(a, b, M, REG, 1.0, numItermaxx=3, method="foo")
+    told = [str(x.message) for x in seen if "has no argument" in str(x.message)]
+    assert len(told) == 1
+    assert "'numItermaxx'" in told[0]
+    assert {x.filename for x in seen} == {__file__}
+    with pytest.raises(TypeError, match="numItermaxx"):
+        pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, numItermaxx=3)
+
+
+def test_patched_functions_refuse_what_pot_refuses(patched):
+    a, b, M, _ = arrays()
+    call = ot.unbalanced.sinkhorn_knopp_unbalanced
+    for args, kwargs, error, text in (
+        (("kl", None, None, 1000, 1e-6, False, False, 1), {}, TypeError, "positional arguments"),
+        (("kl",), {"reg_type": "kl"}, TypeError, "multiple values"),
+        (("l2",), {}, ValueError, "reg_type must be"),
+        ((), {"numItermax": 0}, ValueError, "numItermax must be"),
+        ((), {"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
+        ((), {"c": np.ones((2, 2))}, ValueError, "^c must have M's shape"),
+        ((), {"warmstart": 3}, TypeError, "warmstart must be a pair"),
+    ):
+        with pytest.raises(error, match=text):
+            call(a, b, M, REG, 1.0, *args, **kwargs)
+    for change, error, text in (
+        ({"reg": 0}, ValueError, "reg must be"),
+        ({"reg": "small"}, TypeError, "reg must be"),
+        ({"reg_m": 0}, ValueError, "reg_m"),
+        ({"a": -a}, ValueError, "a must be >= 0"),
+        ({"M": M[0]}, ValueError, "M must be a non-empty matrix"),
+    ):
+        with pytest.raises(error, match=text):
+            call(**({"a": a, "b": b, "M": M, "reg": REG, "reg_m": 1.0} | change))
+    with pytest.raises(ValueError, match="Unknown method 'foo'"):
+        ot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "foo")
+    with pytest.raises(ValueError, match="Unknown returnCost"):
+        ot.sinkhorn_unbalanced2(a, b, M, REG, 1.0, returnCost="foo")
+    with pytest.warns(UserWarning, match="not implemented"):
+        ot.sinkhorn_unbalanced(a, b, M, REG, 1.0, "Sinkhorn_Reg_Scaling")
+
+
+def calls_that_do_not_converge():
+    a, b, M, _ = arrays()
+    A, square = np.stack([a, a[::-1]], axis=1), M @ M.T
+    xs = np.random.default_rng(0).random((9, 2))
+    hard = (a, b, M, 1e-4, 100.0)
+    return {
+        "iterates": (lambda: pot.sinkhorn_knopp_unbalanced(*hard, numItermax=3), "numItermax, reg or stopThr"),
+        "certified": (lambda: pot.sinkhorn_unbalanced(*hard, numItermax=3), "numItermax, reg or stopThr"),
+        "targets": (lambda: pot.sinkhorn_unbalanced2(a, np.stack([b, b], axis=1), M, 1e-4,
+                                                     100.0, numItermax=3), "numItermax, reg or stopThr"),
+        "barycenter": (lambda: pot.barycenter_unbalanced(A, square, 0.01, 10.0, numItermax=12), "numItermax, reg or"),
+        "mm": (lambda: pot.mm_unbalanced(a, b, M, 1.0, numItermax=2), "numItermax or reg"),
+        "da": (lambda: mapuot.da.UnbalancedSinkhornTransport(reg_e=1e-3, reg_m=50.0, max_iter=2).fit(
+            xs, Xt=xs[:5] + 0.2), "max_iter, reg or tol"),
+        "da, named": (lambda: mapuot.da.UnbalancedSinkhornTransport(
+            reg_e=1e-3, reg_m=50.0, max_iter=2, method="sinkhorn").fit(xs, Xt=xs[:5] + 0.2), "max_iter, reg or tol"),
+        "patched": (lambda: ot.sinkhorn_unbalanced(*hard, numItermax=3), "numItermax, reg or stopThr"),
+        "patched da": (lambda: ot.da.UnbalancedSinkhornTransport(reg_e=1e-3, reg_m=50.0, max_iter=2).fit(
+            Xs=xs, Xt=xs[:5] + 0.2), "numItermax, reg or stopThr"),
+        "patched solve": (lambda: ot.solve(M, a, b, 1e-4, unbalanced=100.0, max_iter=3), "numItermax, reg or stopThr"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(calls_that_do_not_converge()))
+def test_warnings_are_the_callers(name, patched):
+    """They point at his line, and name his arguments."""
+    call, words = calls_that_do_not_converge()[name]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        call()
+    found = [x for x in seen if x.category is mapuot.ConvergenceWarning]
+    assert len(found) == 1
+    assert found[0].filename == __file__
+    assert words in str(found[0].message)
+    assert "max_passes" not in str(found[0].message)
 
 
 # other array libraries
@@ -166,6 +368,40 @@ def test_torch_tensors():
     assert isinstance(pot.sinkhorn_unbalanced2(a, b, M, REG, 1.0), torch.Tensor)
     with pytest.raises(NotImplementedError, match=r"M requires grad.*detach"):
         pot.sinkhorn_unbalanced(a, b, M.requires_grad_(), REG, 1.0)
+
+
+def test_gradients_go_through_pot(patched):
+    """Where a tensor requires grad, the patched call is POT's own, which differentiates its iterations."""
+    torch = pytest.importorskip("torch")
+    theirs = {name: pair[0] for name, pair in pot.patching.installed.items()}
+    A = np.stack([arrays()[0], arrays()[0][::-1]], axis=1)
+    square = arrays()[2] @ arrays()[2].T
+    for name in FUNCTIONS:
+        slopes = []
+        for function in (getattr(ot.unbalanced, name), theirs[name]):
+            args = [torch.tensor(x, requires_grad=True) for x in ((A, square) if "bary" in name else arrays()[:3])]
+            rest = (1.0,) if "mm" in name else (REG, 1.0)
+            (function(*args, *rest) ** 2).sum().backward()
+            slopes.append([x.grad for x in args])
+        for one, other in zip(*slopes, strict=True):
+            assert_allclose(one, other, rtol=1e-10)
+            assert np.abs(other).sum() > 0
+
+
+def test_total_cost_has_the_gradient_of_the_objective(patched, routes):
+    """POT's own total lacks the mass terms: near 0, and so is its gradient."""
+    torch = pytest.importorskip("torch")
+    a, b, M, _ = (torch.tensor(x, requires_grad=True) for x in arrays())
+    cost = ot.sinkhorn_unbalanced2(a, b, M, REG, 1.0, "sinkhorn", returnCost="total", unknown=1)
+    cost.backward()
+    plain = arrays()[:3]
+    assert_allclose(M.grad, pot.sinkhorn_unbalanced(*plain, REG, 1.0, stopThr=1e-9), atol=1e-6)
+    assert_allclose(float(cost.detach()), pot.sinkhorn_unbalanced2(*plain, REG, 1.0, returnCost="total"), rtol=1e-9)
+    assert ot.solve(M, a, b, reg=REG, unbalanced=1.0).plan.requires_grad
+    routes.clear()
+    with torch.no_grad():
+        assert not ot.sinkhorn_unbalanced(a, b, M, REG, 1.0).requires_grad
+    assert routes == ["certified"]
 
 
 def test_jax_arrays():

@@ -80,6 +80,12 @@ def lanes() -> list[Lane]:
     return found
 
 
+def wanted(found: list[Lane], words: list[str]) -> list[Lane]:
+    """Those of these names; a word that is no name means every path that has it in its name."""
+    names = [lane.name for lane in found]
+    return [x for x in found if any(x.name == word if word in names else word in x.name for word in words)]
+
+
 def has_mpi() -> bool:
     import launch
     import pytest
@@ -120,19 +126,19 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hostile", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--count", type=int, default=2000, help="trials of each path (parts of it for some backends)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="words, with commas, one of which the name of a path must have")
+    parser.add_argument("--only", default="", help="names of paths, or words in them, with commas")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
     parser.add_argument("--largest", type=int, default=12, help="points of a side, most of the time")
     parser.add_argument("--index", type=int, help="this trial of each path only")
     parser.add_argument("--no-shrink", action="store_true", help="tell failures by their numbers only")
-    parser.add_argument("--log", type=Path, help="write every failure to this file as it comes, a line of JSON each")
+    parser.add_argument("--log", type=Path, help="add counts and failures to this file as they come")
     parser.add_argument("--list", action="store_true", help="list the paths")
     return parser.parse_args(words)
 
 
 def main(words: list[str]) -> int:
     args = arguments(words)
-    chosen = [lane for lane in lanes() if any(word in lane.name for word in args.only.split(","))]
+    chosen = wanted(lanes(), args.only.split(","))
     if args.list:
         print("\n".join(lane.name for lane in chosen))
         return 0
@@ -150,13 +156,14 @@ def main(words: list[str]) -> int:
         for task in as_completed(tasks):
             lane, answer = tasks[task], task.result()
             totals[lane.name].update(answer.get("totals", {}))
+            lines = [{"totals": answer.get("totals", {})}, *answer["failures"]]
+            if args.log:
+                with args.log.open("a") as log:
+                    log.writelines(json.dumps({"path": lane.name, "seed": args.seed, **x}) + "\n" for x in lines)
             for name, value in answer.get("worst", {}).items():
                 worst[lane.name][name] = max(worst[lane.name].get(name, 0.0), value)
             for failure in answer["failures"]:
                 failures[failure["kind"], lane].append(failure)
-                if args.log:
-                    with args.log.open("a") as log:
-                        print(json.dumps({"path": lane.name, "seed": args.seed, **failure}), file=log)
             bar.update()
         tell(chosen, totals, worst, failures)
         wrong = sum(len(found) for (kind, _), found in failures.items() if is_false(kind))

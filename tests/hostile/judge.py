@@ -73,7 +73,12 @@ def plan_of(problem: Problem, log_u: Any, log_v: Any) -> Any:
 def divergence(kind: str, r: Any, t: Any, rho: Any) -> Any:
     soft = np.where(np.isinf(rho) | (kind == "range"), 0.0, rho)
     if kind == "kl":
-        return soft * (np.where(r > 0, r * np.log(np.where(r > 0, r, 1) / np.where(t > 0, t, 1)), 0) - r + t)
+        used = (r > 0) & (t > 0)
+        x = np.log(np.where(used, r, 1) / np.where(used, t, 1))
+        near = np.where(used & (np.abs(x) < 1e-2), np.log1p((r - t) / np.where(used, t, 1)), 0)
+        small = np.abs(x) < 1e-3
+        series = near**2 * (0.5 + near * (1 / LONG(3) + near * (0.125 + near * (1 / LONG(30) + near / 144))))
+        return soft * np.where(used & small, t * series, np.where(used, r * x, 0) - r + t)
     return soft * np.abs(r - t) if kind == "tv" else 0.5 * soft * (r - t) ** 2
 
 

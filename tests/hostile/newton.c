@@ -162,8 +162,11 @@ static real gap_term(const side *s, int i, real x, real log_s, real reg, real *h
 static real divergence(const side *s, int i, real r)
 {
     const real rho = s->rho[i], t = s->t[i];
-    if (s->kind == KL)
-        return rho == INF ? 0 : rho * ((r > 0 ? r * F(log)(r / t) : 0) - r + t);
+    if (s->kind == KL) {
+        const real x = r > 0 && t > 0 ? F(log1p)((r - t) / t) : 1;
+        const real near = x * x * (0.5L + x / 3 + x * x * (0.125L + x / 30 + x * x / 144));
+        return rho == INF ? 0 : rho * (F(fabs)(x) < 1e-3L ? t * near : (r > 0 ? r * F(log)(r / t) : 0) - r + t);
+    }
     return s->kind == TV ? rho * F(fabs)(r - t) : s->kind == L2 ? rho * (r - t) * (r - t) / 2 : 0;
 }
 
@@ -488,8 +491,8 @@ static void report(problem *p, real step, real paid, int passes, double *out)
     out[MASS] = (double)mass;
 }
 
-/* reference: 0 a b^T, 1 ones, 2 c. start: log v to begin with, or NULL. The answer's log u, log v and plan in double are
- * for the eye, those in long double for comparison. Returns 0, or 1 if no plan with mass is feasible. */
+/* reference: 0 a b^T, 1 ones, 2 c. start: log v to begin with, or NULL: then reg is lowered to the one asked for in
+ * steps of 4, from reg_from. Returns 0, or 1 if no plan with mass is feasible: nothing is reported then. */
 int hostile_newton(int m, int n, const double *M, const double *c, int reference, double reg, int row_kind,
                    int col_kind, const double *a, const double *b, const double *rho_a, const double *rho_b,
                    const double *start, double reg_from, long double *log_u, long double *log_v, long double *plan,

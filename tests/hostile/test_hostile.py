@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .judge import is_false, judge
+from .judge import divergence, is_false, judge
 from .newton import answer, call, compiler, library
 from .problem import LONG, Problem, draw
 from .shrink import shrunk
@@ -71,6 +71,18 @@ def test_two_precisions_agree():
 
 
 # ---- the judge
+
+
+@pytest.mark.parametrize("off", [1e-12, 1e-6, 9.9e-4, 1.01e-3, 0.3, 3.0])
+def test_divergence_does_not_cancel(off):
+    """KL(t e^x | t) = t (x e^x - e^x + 1) = t sum (k - 1) x^k / k!, however small x is."""
+    t = LONG(0.7)
+    r = t * (1 + LONG(off))
+    x, term, wanted = np.log1p((r - t) / t), LONG(1), LONG(0)
+    for k in range(1, 60):
+        term = term * x / k
+        wanted += (k - 1) * term
+    assert abs(divergence("kl", r, t, LONG(2)) / (2 * t * wanted) - 1) < 1e-12
 
 
 def honest():

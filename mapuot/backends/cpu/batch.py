@@ -114,8 +114,10 @@ class BatchWorkspace:
         scale = np.zeros(self.p)
         for side, weight in ((task.rows, task.A), (task.cols, task.B)):
             scale += weight @ side.soft_rho
-        for state, constant, size in zip(self.states, task.reg * task.c_mass, scale, strict=True):
-            state.limits.dual_constant, state.limits.dual_scale = constant, size
+        values = zip(self.states, task.reg * task.c_mass, scale, self.rows["weight"].sum(1), strict=True)
+        for state, constant, size, weight in values:
+            limits = state.limits
+            limits.dual_constant, limits.dual_scale, limits.row_weight = constant, size, weight
 
     def build(self) -> None:
         M = self.task.M.reshape(-1, self.task.shape[1])

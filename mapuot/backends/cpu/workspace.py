@@ -111,6 +111,8 @@ class Workspace(KernelWorkspace):
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
         self.limits.dual_constant, self.limits.dual_scale = self.dual_constants()
+        rows = self.problem.rows
+        self.limits.row_weight = rows.ranks.sum(float(rows.weight[~off].sum()))
 
     def blocks(self) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
         """(i0, i1, (M, c)) for the core: all rows at once, or those of a cost that is not held block by block."""

@@ -27,7 +27,7 @@ from .workspace import NARROW_NOISE
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
 PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
-COLUMN_KINDS = 19  # of batch.cuh: words a column
+COLUMN_KINDS = 20  # of batch.cuh: words a column
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
 CLIMBS = True  # by way of larger regs, where reg is small
 CHECK_PASSES = 8  # products between two looks at what still runs
@@ -162,7 +162,7 @@ class BatchWorkspace:
         names = ("open_problems", "prox_rows", "finish_problems")
         steps = {name: step_kernel(name, self.M.dtype.name) for name in names}
         arrays = self.arrays
-        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["reg"]))
+        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["limits"]["reg"]))
         argument = (by_value(record),)
         steps["open_problems"]((self.p,), (128,), argument)
         while (self.stats["status"] == 0).any() and self.stats["passes"].max() < count:
