@@ -77,7 +77,7 @@ def by_core(
 ) -> Outcome:
     """In the C core."""
     begun = time.perf_counter()
-    run = SinkhornRun(workspaces, starts, max_iter, *NAMED[method][1:], stop)
+    run = SinkhornRun(workspaces, starts, *NAMED[method][1:], stop)
     status, tables, seconds = "running", [], []
     while status in ("running", "absorb") and run.made < max_iter:
         status, table = run.iterate(max_iter - run.made)
@@ -88,7 +88,7 @@ def by_core(
     whole = np.concatenate(tables)
     traces = [Trace(whole[:, q], seconds) for q in range(len(problems))]
     states = [ended(*pair) for pair in zip(problems, workspaces, run.log_u, run.log_v, strict=True)]
-    return states, traces, run.errors(), status, run.made
+    return states, traces, run.err, status, run.made
 
 
 def ended(problem: Problem, workspace: Any, log_u: F64, log_v: F64) -> State:
