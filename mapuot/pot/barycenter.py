@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..backends import host
+from ..backends import host, pick
 from ..barycenter import as_weights, checked
 from ..problem import as_array, as_positive
 from ..solve import as_count
-from . import core
 from .arrays import give, take, threshold
 from .caller import WORDS, warn, warn_not_stopped
 
@@ -143,6 +142,9 @@ class Barycenter:
         self.weights = weights
 
     def run(self, start: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool) -> Any:
+        pick("cpu")  # tells where the C library is not built
+        from . import core  # noqa: PLC0415
+
         stop = threshold(stop)
         with tqdm(total=max_iter, desc="barycenter", unit="pass", disable=not progress) as bar:
             q, log_u, log_v, err, made, converged = core.barycenter(

@@ -21,7 +21,6 @@ from ..penalties import F64
 from ..problem import Problem
 from ..result import Result
 from .caller import warn, warn_not_stopped
-from .core import SinkhornRun, Trace
 
 NAMED = {  # name: (translation, iterations between two looks at err, err of u alone)
     "sinkhorn": (False, 1, False),
@@ -76,6 +75,8 @@ def by_core(
     bar: Any,
 ) -> Outcome:
     """In the C core."""
+    from .core import SinkhornRun, Trace  # noqa: PLC0415 - not without the C library, which the reference does without
+
     begun = time.perf_counter()
     run = SinkhornRun(workspaces, starts, *NAMED[method][1:], stop)
     status, tables, seconds = "running", [], []
