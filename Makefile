@@ -2,9 +2,9 @@
 PYTHON ?= python3
 CC ?= cc
 BIN := .venv/bin
-BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(wildcard src_c/*.[ch])
-C_FILES = $(wildcard src_c/*.[ch] src_cuda/*.cu src_cuda/*.cuh tests/*.[ch] tests/cuda_on_cpu/*.h)
-CHECKED := $(wildcard tests/check_*.[ch] mapuot/*.py mapuot/*/*.py)
+BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(shell find src_c -name '*.[ch]')
+C_FILES = $(shell find src_c src_cuda tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+CHECKED := $(wildcard tests/core/check_*.[ch]) $(shell find mapuot -name '*.py')
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -12,25 +12,32 @@ CFLAGS_check := -O3 -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
 
-.PHONY: help demo test test-gpu sanitize-gpu mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
+.PHONY: help demo pictures test test-gpu sanitize-gpu hostile mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
 help: ## list what can be made
 	@sed -n 's/^\([a-z0-9 -]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
-demo: .venv/.demo ## recolour one photograph with the palette of another; pictures in docs/
+demo: .venv/.demo ## recolour one photograph with the palette of another; pictures in build/demo
 	$(BIN)/python examples/color_transfer.py $(ARGS)
+
+pictures: .venv/.demo .venv/.torch ## renew the pictures of docs/ with all examples
+	for name in color_transfer barycenters gradient_flow label_smoothing; do \
+	$(BIN)/python examples/$$name.py --out docs || exit 1; done
 
 test: .venv/.test ## run the tests (make test ARGS="-k plan")
 	$(BIN)/pytest $(ARGS)
 
 test-gpu: .venv/.gpu .venv/.test ## run the tests of the CUDA kernels
-	$(BIN)/pytest -k "cuda and not on_cpu" $(ARGS)
+	$(BIN)/pytest -m "gpu or compile" $(ARGS)
 
 sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, then races in shared memory
-	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python tests/sanitize_cuda.py
-	MAPUOT_CUDA=racecheck compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python tests/sanitize_cuda.py
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python tests/cuda/sanitize_cuda.py
+	MAPUOT_CUDA=racecheck compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python tests/cuda/sanitize_cuda.py
+
+hostile: .venv/.test ## random problems on every path against an independent answer (ARGS="--count 20000 --seed 7 --only warm")
+	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
 
 mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 	for program in cases error_cases; do \
@@ -39,7 +46,7 @@ mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 check: build/check/.done ## compare every C kernel with its scalar twin
 	build/check/check_kernels $(ARGS)
 
-bench: .venv/.bench ## measure this machine, then every claim against POT (make bench ARGS=pass for a part)
+bench: .venv/.bench ## measure every claim against POT, into build/bench (make bench ARGS=pass for a part)
 	$(BIN)/python -m bench $(or $(ARGS),all)
 
 lint: .venv/.lint ## ruff, mypy and clang-format, check only
@@ -79,7 +86,7 @@ clean: ## remove all that was built or installed here
 	@touch $@
 
 # the extras of pyproject.toml; mapuot itself is in place already
-.venv/.demo .venv/.test .venv/.bench .venv/.lint .venv/.gpu: .venv/.%: .venv/.ext
+.venv/.demo .venv/.torch .venv/.test .venv/.bench .venv/.lint .venv/.gpu: .venv/.%: .venv/.ext
 	$(BIN)/pip install -q 'mapuot[$*]'
 	@touch $@
 
@@ -88,5 +95,5 @@ build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext $
 	rm -rf build/$*
 	CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build --build-base build/$* --build-lib build/$*/lib
 	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
-	tests/check_kernels.c $$(find build/$* -path '*/src_c/*.o') -lm
+	tests/core/check_kernels.c $$(find build/$* -path '*/src_c/*.o') -lm
 	@touch $@

@@ -1,6 +1,7 @@
 """Build mapuot._core: the C library of src_c, compiled once per instruction set and dtype, behind cffi.
 
-All that is not a compilation stands in pyproject.toml; UNITS is the one list of compilations.
+All that is not a compilation stands in pyproject.toml; UNITS is the one list of compilations. Importing this file
+builds nothing: bench/library.py does so, to compile the benchmark's own C with the same flags.
 The environment's CFLAGS come last on every command line.  MAPUOT_NO_X86=1 builds, on any machine,
 what a machine that is not x86-64 gets: the scalar kernels alone.
 """
@@ -24,6 +25,7 @@ ISA_FLAGS = {
     "avx512": "-mavx512f -mavx512dq -mavx512vl -mavx512bw -mprefer-vector-width=512",
 }
 DTYPES = ["f64", "f32", "bf16"]
+INCLUDES = ["src_c"]
 
 X86_64 = (
     sysconfig.get_platform().endswith(("x86_64", "amd64"))
@@ -49,10 +51,7 @@ ABI3 = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"
 UNITS = [
     *[
         ("plain", f"{name}.c", PLAIN)
-        for name in [
-            *["dispatch", "pool", "solver", "finish", "streams", "bandwidth", "batch", "log_matmul"],
-            *["sinkhorn", "barycenter"],
-        ]
+        for name in ["dispatch", "pool", "solver", "finish", "streams", "batch", "log_matmul", "sinkhorn", "barycenter"]
     ],
     *[
         (isa, source, isa_flags(isa))
@@ -63,7 +62,7 @@ UNITS = [
         (f"{isa}_{dtype}", source, isa_flags(isa) + dtype_flags(dtype))
         for isa in ISAS
         for dtype in DTYPES
-        for source in ["kernels_tmpl.c", "bandwidth_tmpl.c", "batch_tmpl.c"]
+        for source in ["kernels_tmpl.c", "batch_tmpl.c"]
     ],
     *[
         (f"{isa}_{dtype}", "log_matmul_tmpl.c", isa_flags(isa) + dtype_flags(dtype))
@@ -84,20 +83,22 @@ class build_ext(setuptools_build_ext):
             return self.compiler.compile(
                 [f"src_c/{source}"],
                 output_dir=os.path.join(self.build_temp, folder),
+                include_dirs=["src_c"],
                 extra_postargs=[*FLAGS, *flags, *cflags],
             )
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             ext.extra_objects = [path for paths in threads.map(compile_unit, UNITS) for path in paths]
-        ext.include_dirs = ["src_c"]
+        ext.include_dirs = INCLUDES
         ext.extra_compile_args = [*FLAGS, *PLAIN, *cflags]
         ext.extra_link_args = ["-pthread", "-lm"]
         self.force = True  # the objects are new even where the C file that cffi writes is not
         super().build_extension(ext)
 
 
-setup(
-    cffi_modules=["mapuot/_ffi_build.py:ffi"],
-    cmdclass={"build_ext": build_ext},
-    options=ABI3,
-)
+if __name__ == "__main__":
+    setup(
+        cffi_modules=["mapuot/_ffi_build.py:ffi"],
+        cmdclass={"build_ext": build_ext},
+        options=ABI3,
+    )

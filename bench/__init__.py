@@ -1,4 +1,4 @@
-"""The benchmark of mapuot: ``python -m bench NAME`` measures one part and writes JSON and PNG to bench/results."""
+"""The benchmark of mapuot: ``python -m bench NAME`` measures one part and writes JSON and PNG to build/bench."""
 
 import os
 

@@ -67,10 +67,10 @@ def parser() -> argparse.ArgumentParser:
     cores = len(os.sched_getaffinity(0))
     common_options.add_argument("--threads", type=int, default=cores, help="most threads used (default: %(default)s)")
     common_options.add_argument("--device", choices=("cpu", "gpu"), help="for batch (default: gpu where there is one)")
-    common_options.add_argument("--out", type=Path, default=common.RESULTS, help="folder of JSON and PNG")
+    common_options.add_argument("--out", type=Path, help="folder of JSON and PNG (default: build/bench)")
     for name, text in {**PARTS, "all": "every part of the CPU"}.items():
         commands.add_parser(name, help=text, parents=[common_options])
-    commands.add_parser("readme", help="write the tables of README.md from the JSON", parents=[common_options])
+    commands.add_parser("readme", help="write README.md's tables from bench/results or --out", parents=[common_options])
     compare = commands.add_parser("compare", help="ratios of two result files")
     compare.add_argument("files", nargs=2, type=Path, metavar="JSON")
     return top
@@ -86,8 +86,9 @@ def main() -> int:
     if args.command == "readme":
         from .readme import run
 
-        print(run(args.out))
+        print(run(args.out or common.RESULTS))
         return 0
+    args.out = args.out or common.OUT
     for name in [part for part in PARTS if part not in ("gpu", "passes")] if args.command == "all" else [args.command]:
         run_part(name, args)
     return 0

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mapuot._core import ffi
 from tqdm import tqdm
 
 import mapuot
@@ -40,7 +39,7 @@ def stored(problem: Problem, storage: str) -> tuple[Any, Any]:
     workspace = cpu.Workspace(problem, options)
     workspace.absorb(np.zeros(problem.shape[1]))
     # neither the float32 passes that come first nor the exact ones that come last
-    workspace.state.narrow, workspace.state.tile = 0, ffi.NULL
+    workspace.progress.narrow, workspace.limits.finer = 0, 0
     made = 0
     while made < PASSES:
         stats = workspace.iterate(PASSES - made)

@@ -115,16 +115,17 @@ def problems(own: bool) -> tuple[Any, Any, Any]:
 
 def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
     """Of the whole batch, translation, extrapolation and certificate included."""
-    from mapuot.backends import cuda, cuda_batch
-    from mapuot.batch_problem import BatchProblem
-    from mapuot.solve import make_options
+    from mapuot.backends import cuda
+    from mapuot.backends.cuda import batch as cuda_batch
+    from mapuot.problem import BatchProblem
+    from mapuot.strategy import make_options
 
     task = BatchProblem.from_arrays(M, A, B, REG, RHO, "kl", "product", cuda)
     options = dataclasses.replace(make_options("auto", precision, 1e-6, None, None), tol=-1.0)
     workspace = cuda_batch.BatchWorkspace(task, options, None)
     narrow = precision == "mixed"
     record = workspace.record(options, REG)
-    record["narrow_floor"] = -1.0
+    record["limits"]["narrow_floor"] = -1.0
 
     def passes(count: int) -> Any:
         def call() -> None:
@@ -137,7 +138,7 @@ def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
 
     times = elapsed({"first": passes(FIRST), "last": passes(LAST)})
     workspace.read()
-    assert (workspace.left["passes"] == LAST).all()
+    assert (workspace.stats["passes"] == LAST).all()
     return (times["last"] - times["first"]) / (LAST - FIRST)
 
 

@@ -1,8 +1,8 @@
 """cache: simulated misses of the first and of the last cache, by cachegrind, for each form of the pass (figures 4, 11).
 
-bench/cache.c runs each form 1 and 3 times on a float32 matrix twice the size of the simulated last cache; half of the
-difference is one pass. Misses are given per cache line of the matrix: reading it once from memory is 1.0. The simulator
-knows no prefetch: these are the lines that a pass must have, not the time it waits for them.
+bench/src/cache.c runs each form 1 and 3 times on a float32 matrix twice the size of the simulated last cache; half of
+the difference is one pass. Misses are given per cache line of the matrix: reading it once from memory is 1.0. The
+simulator knows no prefetch: these are the lines that a pass must have, not the time it waits for them.
 """
 
 from __future__ import annotations
@@ -15,32 +15,20 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from . import common
+from . import common, library
 
 FORMS = ("fused", "in-place", "two-sweeps", "four-sweeps")
 SIMULATED = {  # what the simulator is told, and the size of the matrix
     False: (["--D1=49152,12,64", "--LL=33554432,16,64"], 4096),
     True: (["--D1=49152,12,64", "--LL=1048576,16,64"], 1024),
 }
-FLAGS = [
-    "-std=c11",
-    "-D_GNU_SOURCE",
-    "-O3",
-    "-fno-math-errno",
-    "-mavx2",
-    "-mfma",
-    "-DMAPUOT_ISA=avx2",
-    "-DMAPUOT_ISA_AVX2",
-]
-F32 = ["-DMAPUOT_DTYPE=f32", "-DMAPUOT_DTYPE_F32"]
 
 
 def build(folder: str) -> str:
+    """The program: its main, and the kernels of the pass and of the baselines for float32 in AVX2."""
     program = str(Path(folder) / "cache")
-    sources = [common.ROOT / "bench" / "cache.c"]
-    sources += [common.ROOT / "src_c" / name for name in ("kernels_tmpl.c", "bandwidth_tmpl.c")]
-    command = ["cc", *FLAGS, *F32, f"-I{common.ROOT / 'src_c'}", *map(str, sources), "-o", program, "-lm"]
-    subprocess.run(command, check=True)
+    kernels = (library.CORE / "kernels_tmpl.c", library.SOURCES / "bandwidth_tmpl.c")
+    library.compile_c([*library.flags("avx2", "f32"), library.SOURCES / "cache.c", *kernels, "-o", program, "-lm"])
     return program
 
 

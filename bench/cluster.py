@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mapuot._core import ffi
 
 from mapuot.backends import Options
 from mapuot.problem import Problem
@@ -52,13 +51,12 @@ def workspace(M: Any, n: int, m: int, ranks: Ranks, threads: int) -> Any:
 
 def timed(made: Any, passes: int) -> float:
     """Seconds a pass, K as stored and runs in float32: what a solve makes most of, whatever error is reached."""
-    state = made.state
-    state.tile, state.narrow, state.narrow_floor, state.since_best = ffi.NULL, 1, -1.0, 0
+    made.limits.finer, made.progress.narrow, made.progress.since_best = 0, 1, 0  # tol < 0: float32 passes go on
     begin = time.perf_counter()
     stats = made.iterate(passes)
     seconds = (time.perf_counter() - begin) / passes
     assert len(stats) == passes
-    assert state.narrow
+    assert made.progress.narrow
     return seconds
 
 
@@ -271,7 +269,7 @@ def on_gpu(ranks: Any, m: int, n: int) -> Any:
     a, b = np.full(i1 - i0, 1 / m), np.full(n, 1 / n)
     problem = Problem.from_arrays(costs(i0, i1, n, cp), a, b, REG, RHO, "kl", "product", cuda, ranks)
     made = cuda.Workspace(problem, Options(True, 5, False, threads=None, **ENDLESS))
-    made.state["finer"] = 0
+    made.state["limits"]["finer"] = 0
     made.absorb(np.zeros(n))
     made.iterate(16)
     return made
@@ -376,7 +374,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs (default: %(default)s)")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
+    parser.add_argument("--out", type=Path, default=common.OUT)
     args = parser.parse_args()
     if args.worker:
         found = worker(*json.loads(args.worker))

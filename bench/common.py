@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib.util
 import json
 import math
 import os
@@ -27,7 +28,8 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results"
+OUT = ROOT / "build" / "bench"
+RESULTS = ROOT / "bench" / "results"  # the record that README.md and docs/ quote
 PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "jax", "geomloss", "torch",
             "cupy-cuda13x", "nvidia-nccl-cu13"]  # fmt: skip
 SAMPLE = 2e-3  # seconds that one sample lasts at least
@@ -41,7 +43,7 @@ Timings = dict[str, list[float]]
 
 def machine() -> dict[str, Any]:
     """CPU, caches, ISA, threads, compiler flags, package versions and commit: what a reader needs to repeat a run."""
-    from mapuot.backends import native
+    from mapuot.backends.cpu import native
 
     return {
         "cpu": cpu_model(),
@@ -82,17 +84,26 @@ def caches() -> dict[str, int]:
 
 
 def compiler() -> dict[str, str]:
-    """The compiler and the flags of setup.py, read from its text."""
-    text = (ROOT / "setup.py").read_text()
-    flags = re.search(r"FLAGS = shlex\.split\((.*?)\)\n", text, re.S)
-    isa = re.search(r"ISA_FLAGS = \{(.*?)\}", text, re.S)
+    """The compiler and the flags of setup.py."""
+    rules = build_rules()
     version = output(["cc", "--version"]).splitlines()
     return {
         "version": version[0] if version else "unknown",
-        "flags": " ".join(re.findall(r'"([^"]*)"', flags.group(1))) if flags else "",
-        "isa_flags": " ".join(isa.group(1).split()) if isa else "",
+        "flags": " ".join(rules.FLAGS),
+        "isa_flags": ", ".join(f"{isa}: {flags}" for isa, flags in rules.ISA_FLAGS.items()),
         "CFLAGS": os.environ.get("CFLAGS", ""),
     }
+
+
+@functools.cache
+def build_rules() -> Any:
+    """The module setup.py: the flags that the core is compiled with."""
+    spec = importlib.util.spec_from_file_location("build_rules", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def blas() -> list[str]:

@@ -65,13 +65,13 @@ def limits() -> dict[str, float]:
 
 def paper_shapes() -> list[Any]:
     """Blocks of the paper's two kernels: threads, and rows a thread holds at once."""
-    from mapuot.backends.cuda_kernels import Shape
+    from mapuot.backends.cuda.kernels import Shape
 
     return [Shape(GW, 8, R) for GW in (2, 4, 8, 16) for R in (1, 2, 4, 8)]
 
 
 def row_shapes(n: int) -> list[Any]:
-    from mapuot.backends.cuda_kernels import NARROW_SHAPES
+    from mapuot.backends.cuda.kernels import NARROW_SHAPES
 
     return [replace(s, R=R) for s in NARROW_SHAPES if s.CLUSTER == 1 and n <= s.width <= 2 * n for R in (1, 2, 4)]
 
@@ -80,7 +80,7 @@ def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
     """Every kernel at once, on all cores, into CuPy's cache."""
     import cupy as cp
 
-    from mapuot.backends.cuda_kernels import kernel, portable_shape, shape_for, shape_options
+    from mapuot.backends.cuda.kernels import kernel, portable_shape, shape_for, shape_options
 
     jobs = [("portable.cu", shape_options(shape, "float32", KL)) for shape in paper_shapes() if tiles]
     shapes = [(s, "float32", True) for s in (row_shapes(tiles) if tiles else ())]
@@ -110,7 +110,7 @@ def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
     problem = Problem.from_arrays(M, np.full(m, 1 / m), np.full(n, 1 / n), 0.05, 1.0, "kl", "product", cuda)
     memory = 0 if in_place else 5
     made = cuda.Workspace(problem, Options(not in_place, memory, in_place, precision, -1.0, -1.0, None))
-    made.state["finer"] = 0  # tol < 0: as many passes as asked for, in the storage and the sums asked for
+    made.state["limits"]["finer"] = 0  # tol < 0: as many passes as asked for, in the storage and the sums asked for
     made.absorb(np.zeros(n))
     return made
 
@@ -186,7 +186,7 @@ def four_sweeps(m: int, n: int) -> float:
 def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
     import cupy as cp
 
-    from mapuot.backends.cuda_kernels import Shape
+    from mapuot.backends.cuda.kernels import Shape
 
     sums = {True: "float32", False: "float32, float64 sums"}
     cases: list[tuple[str, Callable[[int, int], Any]]] = [
@@ -217,7 +217,7 @@ def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
 
 def tile_sweeps(n: int) -> dict[str, list[dict[str, Any]]]:
     """Seconds of the row half on n x n float32: the paper's two kernels by shape, row_pass by shape and tiles kept."""
-    from mapuot.backends.cuda_launch import Persistent
+    from mapuot.backends.cuda.launch import Persistent
 
     found: dict[str, list[dict[str, Any]]] = {"two kernels": [], "row_pass": []}
     made = workspace(n, n, "float32", True)

@@ -10,11 +10,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from mapuot._core import lib
+from mapuot.backends.cpu import native
 
-from mapuot.backends import native
-
-from . import common
+from . import common, library
 
 WAYS = [(streams, ahead) for streams in (1, 4, 8) for ahead in (0, 32)]
 LEVELS = ("L1", "L2", "L3")
@@ -26,24 +24,21 @@ class Buffer:
     def __init__(self, size: int, threads: int, count: int = 1) -> None:
         self.length = max(64 * threads, size // 8)
         self.size, self.threads = 8 * self.length, threads
-        self.pool = native.pool_for(threads, 0)
         self.arrays = [native.empty(self.length) for _ in range(count)]
         self.out = native.empty(8 * threads)
         for array in self.arrays:
-            lib.mapuot_bench_fill(self.pool, native.pointer(array), self.length)
+            library.fill(threads, array)
         # small sets are run several times in one call: 100 us at 100 GB/s
         self.repeats = max(1, int(1e7 / self.size))
 
     def read(self, streams: int, ahead: int) -> None:
-        x, out = native.pointer(self.arrays[0]), native.pointer(self.out)
-        lib.mapuot_bench_read(self.pool, x, self.length, streams, ahead, self.repeats, out)
+        library.read(self.threads, self.arrays[0], streams, ahead, self.repeats, self.out)
 
     def copy(self, nontemporal: bool) -> None:
-        x, y = (native.pointer(array) for array in self.arrays)
-        lib.mapuot_bench_copy(self.pool, x, y, self.length, nontemporal, self.repeats)
+        library.copy(self.threads, *self.arrays, nontemporal, self.repeats)
 
     def scale(self) -> None:
-        lib.mapuot_bench_scale(self.pool, native.pointer(self.arrays[0]), self.length, self.repeats)
+        library.scale(self.threads, self.arrays[0], self.repeats)
 
     def seconds(self, time: float) -> float:
         """Of one run over the buffer, from the time of one call."""

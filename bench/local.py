@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mapuot.backends.mpi import MpiRanks
+from mapuot.ranks.mpi import MpiRanks
 
 
 class LocalRanks(MpiRanks):

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from mapuot._core import ffi, lib
 
-from mapuot.backends import Options, cpu, native
+from mapuot.backends import Options, cpu
+from mapuot.backends.cpu import native
 from mapuot.problem import Problem
 
-from . import common
+from . import common, library
 from .limits import Buffer
 
 SHAPES = [(s, s) for s in (512, 1024, 2048, 4096, 8192, 10240)] + [(1024, 65536), (65536, 1024)]
@@ -43,13 +44,14 @@ class Case:
         self.a, self.b = np.full(m, 1 / m) * (0.5 + rng.random(m)), np.full(n, 1 / n) * (0.5 + rng.random(n))
         problem = Problem.from_arrays(self.M, self.a, self.b, REG, RHO, "kl", "product", cpu)
         options = {"precision": dtype, "tol": -1.0, "tol_gap": -1.0, "threads": threads}
-        self.fused = cpu.Workspace(problem, Options(translate=False, memory=5, in_place=False, **options))
+        self.fused = cpu.Workspace(problem, Options(translate=True, memory=5, in_place=False, **options))
         self.in_place = cpu.Workspace(problem, Options(translate=False, memory=0, in_place=True, **options))
         self.size = m * n * np.dtype(dtype).itemsize
         self.stats, self.made = ffi.new("mapuot_stats *"), ffi.new("int64_t *")
         self.fi = np.dtype(dtype).type(RHO / (RHO + REG))
         self.K = np.empty((m, n), dtype)
         self.P = np.empty((m, n), dtype)
+        self.rates = self.fused.limits.lam_rate, self.fused.limits.mu_rate
         self.start()
 
     def start(self) -> None:
@@ -57,7 +59,7 @@ class Case:
         m, n = self.M.shape
         for workspace in (self.fused, self.in_place):
             workspace.absorb(np.zeros(n))
-            workspace.state.narrow, workspace.state.exact, workspace.state.tile = 0, 0, ffi.NULL  # K as stored
+            workspace.progress.narrow, workspace.limits.finer = 0, 0  # K as stored
         self.auto(False)
         self.K[:] = self.fused.K.reshape(m, -1)[:, :n]
         # K v = prod of the absorbed scalings: numpy's v starts where the state's scale does
@@ -66,23 +68,24 @@ class Case:
         self.u = np.ones(m, self.K.dtype)
 
     def auto(self, on: bool) -> None:
-        state = self.fused.state
-        state.translate, state.memory = on, 5 if on else 0
-        state.head, state.depth, state.extrapolated = -1, 0, 0
+        limits, progress = self.fused.limits, self.fused.progress
+        limits.lam_rate, limits.mu_rate = self.rates if on else (0.0, 0.0)
+        limits.memory = 5 if on else 0
+        progress.have, progress.head, progress.depth, progress.extrapolated = 0, 0, 0, 0
 
     # ---- the calls ----
 
     def row_pass(self, pool: Any) -> None:
-        self.fused.state.passes += 1  # the direction of the sweep alternates
+        self.fused.progress.passes += 1  # the direction of the sweep alternates
         lib.mapuot_row_pass(pool, self.fused.state)
 
     def narrow_pass(self, pool: Any) -> None:
-        self.fused.state.narrow = 1
+        self.fused.progress.narrow = 1
         self.row_pass(pool)
-        self.fused.state.narrow = 0
+        self.fused.progress.narrow = 0
 
     def two_sweeps(self, pool: Any) -> None:
-        lib.mapuot_bench_two_sweeps(pool, self.fused.state)
+        library.two_sweeps(lib.mapuot_pool_threads(pool), self.fused.state)
 
     def full_pass(self, pool: Any, workspace: Any) -> None:
         lib.mapuot_iterate(pool, workspace.state, 1, self.stats, self.made)

@@ -14,7 +14,6 @@ import dataclasses
 import sys
 import types
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,9 @@ import numpy as np
 from tqdm import tqdm
 
 import mapuot
+from mapuot import strategy
 from mapuot.backends import Stats, cpu
+from mapuot.loop import Run
 from mapuot.problem import Problem
 
 from . import common, newton, problems
@@ -70,22 +71,22 @@ def watched(answer: Any, reg: float, goals: dict[str, float]) -> tuple[Any, dict
                     raise Reached
             return stats
 
-    return types.SimpleNamespace(Workspace=Watched, PlanStream=cpu.PlanStream), reached
+    words = {name: getattr(cpu, name) for name in cpu.__all__}
+    return types.SimpleNamespace(**{**words, "Workspace": Watched}), reached
 
 
 def count_passes(arrays: Any, reg: float, rho: float, name: str, answer: Any) -> dict[str, Any]:
     """Passes of the library's own loop to each goal; CAP where it is not reached."""
-    solver = import_module("mapuot.solve")
     method, precision = METHODS[name]
     goals = {goal: tol for goal, tol in GOALS.items() if precision == "float64" or tol >= 1e-6}
     problem = Problem.from_arrays(*arrays, reg, rho, "kl", "product", cpu)
-    options = solver.make_options(method, precision, 1e-6, None, 1)
+    options = strategy.make_options(method, precision, 1e-6, None, 1)
     options = dataclasses.replace(options, tol=-1.0, tol_gap=-1.0)  # never stop by itself
     module, reached = watched(answer, reg, goals)
-    run = solver.Run(module, CAP, None, False)
+    run = Run(module, CAP)
     m, n = problem.shape
     try:
-        result = run.solve(problem, options, (np.zeros(m), np.zeros(n)), escalate=False)
+        result = strategy.carry_out(run, problem, options, (np.zeros(m), np.zeros(n)), escalate=False)
         ended = result.status
     except Reached:
         ended = "reached"

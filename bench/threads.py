@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mapuot._core import lib
 
-from mapuot.backends import native
+from mapuot.backends.cpu import native
 
-from . import common
+from . import common, library
 from .limits import Buffer
 from .one_pass import DTYPES, Case, relative
 
@@ -30,13 +29,13 @@ class Team:
     def __init__(self, case: Case, threads: int) -> None:
         self.case, self.threads = case, threads
         self.pool = native.pool_for(threads, 0)
-        self.sums = native.filled([], native.padded(case.M.shape[1]) * threads)
+        self.sums = native.zeros(native.padded(case.M.shape[1]) * threads)
         self.buffer = Buffer(case.size, threads)
         self.buffer.repeats = 1
         self.check()
 
     def shared_sums(self, chunk: int) -> None:
-        lib.mapuot_bench_shared_sums(self.pool, self.case.fused.state, chunk, native.pointer(self.sums))
+        library.shared_sums(self.threads, self.case.fused.state, chunk, self.sums)
 
     def check(self) -> None:
         """Both layouts hold the column sums of row_pass."""

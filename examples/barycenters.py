@@ -1,10 +1,10 @@
 """Interpolate between two pictures by entropic Wasserstein barycenters, blurred and debiased.
 
-    python examples/barycenters.py [--size 48] [--reg 0.0008] [--steps 7]
+    python examples/barycenters.py [--size 48] [--reg 0.0008] [--steps 7] [--out FOLDER]
 
 Each picture, a photographed object of scikit-image made a shape, is a histogram on a grid; the weights (1 - t, t) for
 several t are solved at once by mapuot.barycenter, with and without debiasing, and unbalanced. Writes
-docs/barycenters.png; needs the "demo" extra.
+barycenters.png to build/demo; needs the "demo" extra.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from skimage import data, transform
 import mapuot
 
 mpl.use("Agg")
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+OUT = Path(__file__).resolve().parent.parent / "build" / "demo"
 
 
 def shape(image: Any, size: int) -> Any:
@@ -38,7 +38,9 @@ def main() -> None:
     options.add_argument("--size", type=int, default=48)
     options.add_argument("--reg", type=float, default=0.0008)
     options.add_argument("--steps", type=int, default=7)
+    options.add_argument("--out", type=Path, default=OUT, help="folder of the pictures")
     args = options.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     A = np.stack([shape(data.horse(), args.size), shape(~np.rot90(data.binary_blobs(64, 0.4, rng=1)), args.size)])
     grid = np.stack(np.meshgrid(*2 * [np.linspace(0, 1, args.size)], indexing="ij"), -1).reshape(-1, 2)
     M = ((grid[:, None] - grid) ** 2).sum(2)
@@ -60,7 +62,7 @@ def main() -> None:
     for axis, share in zip(axes[0], t[:, 0], strict=True):
         axis.set_title(f"t = {share:.2f}")
     fig.tight_layout()
-    fig.savefig(DOCS / "barycenters.png", dpi=80)
+    fig.savefig(args.out / "barycenters.png", dpi=80)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Recolour one photograph with the palette of another, by unbalanced and by balanced optimal transport.
 
-    python examples/color_transfer.py [--pair sklearn|skimage] [--pixels 5000] [--reg 0.02] [--reg-m 1]
+    python examples/color_transfer.py [--pair sklearn|skimage] [--pixels 5000] [--reg 0.02] [--reg-m 1] [--out FOLDER]
 
 Colours sampled from both photographs are matched by entropic transport on squared distances in RGB, the largest scaled
 to 1; every pixel x then moves to the mean of the palette colours y_j, weighted by b_j v_j exp(-cost(x, y_j) / reg).
 Balanced transport must use the whole palette in its proportions; unbalanced transport leaves out what fits badly.
-Writes docs/color_transfer.png and docs/color_transfer_gap.png and prints a comparison with POT; needs the "demo" extra.
+Prints a comparison with POT and writes color_transfer.png and color_transfer_gap.png to build/demo; needs the "demo"
+extra.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tqdm import tqdm
 import mapuot
 
 mpl.use("Agg")
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+OUT = Path(__file__).resolve().parent.parent / "build" / "demo"
 TOL = 1e-6  # certified relative plan error
 PICTURED = (np.inf, 1.0, 0.3, 0.1)  # reg_m of the pictures; inf is balanced
 STEPS = 13  # of the progress bar: 3 solves, 3 maps, 4 pictures, 3 traces
@@ -236,7 +237,7 @@ def main() -> None:
     parser.add_argument("--reg-m", type=float, default=1.0, help="in units of the largest cost")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the two pictures")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the two pictures")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     suffix = "" if args.pair == "sklearn" else f"_{args.pair}"

@@ -1,11 +1,11 @@
 """Animate a cloud of points that flows down the unbalanced Sinkhorn divergence to a target shape.
 
-    python examples/gradient_flow.py [--points 300] [--steps 60] [--reg 0.01] [--reg-m 0.3]
+    python examples/gradient_flow.py [--points 300] [--steps 60] [--reg 0.01] [--reg-m 0.3] [--out FOLDER]
 
 Points x_i of mass a_i move by -grad_x S / a_i and change their mass by a_i <- a_i exp(-rate dS/da_i): transport where
 the target is near, growth and decay where it is not. The gradients come from the potentials (mapuot.torch), through the
-three squared-distance matrices. Writes docs/gradient_flow.gif and docs/gradient_flow.png; needs torch and the "demo"
-extra.
+three squared-distance matrices. Writes gradient_flow.gif and gradient_flow.png to build/demo; needs torch and the
+"demo" extra.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tqdm import tqdm
 from mapuot.torch import sinkhorn_divergence
 
 mpl.use("Agg")
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+OUT = Path(__file__).resolve().parent.parent / "build" / "demo"
 PICTURED = (0.0, 0.1, 0.3, 1.0)  # shares of the flow in the still picture
 
 
@@ -78,14 +78,16 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--reg", type=float, default=0.01)
     options.add_argument("--reg-m", type=float, default=0.3)
+    options.add_argument("--out", type=Path, default=OUT, help="folder of the pictures")
     args = options.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     x, y = clouds(args.points)
     frames = flow(x, y, args.steps, args.reg, args.reg_m)
     fig, axes = plt.subplots(1, len(PICTURED), figsize=(4 * len(PICTURED), 3.2))
     for axis, share in zip(axes, PICTURED, strict=True):
         draw(axis, frames[round(share * args.steps)], y)
     fig.tight_layout()
-    fig.savefig(DOCS / "gradient_flow.png", dpi=90)
+    fig.savefig(args.out / "gradient_flow.png", dpi=90)
     fig, axis = plt.subplots(figsize=(5, 3.9))
 
     def show(frame: Any) -> Any:
@@ -93,7 +95,7 @@ def main() -> None:
         return (draw(axis, frame, y),)
 
     film = animation.FuncAnimation(fig, show, frames)
-    film.save(DOCS / "gradient_flow.gif", animation.PillowWriter(fps=12), dpi=70)
+    film.save(args.out / "gradient_flow.gif", animation.PillowWriter(fps=12), dpi=70)
     print(f"divergence {frames[0][2]:.4f} -> {frames[-1][2]:.6f} in {args.steps} steps")
 
 

@@ -1,12 +1,13 @@
 """Train a classifier of handwritten digits with the unbalanced Wasserstein loss against cross-entropy.
 
-    python examples/label_smoothing.py [--epochs 60] [--reg 0.02] [--reg-m 0.1]
+    python examples/label_smoothing.py [--epochs 60] [--reg 0.02] [--reg-m 0.1] [--out FOLDER]
 
 The loss compares the softmax of the network with the one-hot label under a cost between classes: here the squared
 distance of the classes' mean images, so that a 3 taken for an 8 costs less than a 3 taken for a 0. Transport smooths
 the label towards classes that look alike, as label smoothing does evenly. reg_m well below the costs keeps the gradient
 of a class without mass large, as in cross-entropy; at reg_m 1 training stops at merged classes. Reports accuracy and
-the mean class cost of the mistakes that remain; writes docs/label_smoothing.png. Needs torch and the "demo" extra.
+the mean class cost of the mistakes that remain; writes label_smoothing.png to build/demo. Needs torch and the "demo"
+extra.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tqdm import tqdm
 from mapuot.torch import sinkhorn_loss
 
 mpl.use("Agg")
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+OUT = Path(__file__).resolve().parent.parent / "build" / "demo"
 
 
 def class_cost(X: Any, y: Any) -> Any:
@@ -61,7 +62,9 @@ def main() -> None:
     options.add_argument("--epochs", type=int, default=60)
     options.add_argument("--reg", type=float, default=0.02)
     options.add_argument("--reg-m", type=float, default=0.1)
+    options.add_argument("--out", type=Path, default=OUT, help="folder of the pictures")
     args = options.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     digits = load_digits()
     split = train_test_split(digits.data / 16, digits.target, test_size=0.4, random_state=0, stratify=digits.target)
     X, X_test = (torch.tensor(x, dtype=torch.float32) for x in split[:2])
@@ -90,7 +93,7 @@ def main() -> None:
     axis.set(xlabel="epoch", ylabel="training loss, relative to the first epoch")
     axis.legend()
     fig.tight_layout()
-    fig.savefig(DOCS / "label_smoothing.png", dpi=110)
+    fig.savefig(args.out / "label_smoothing.png", dpi=110)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from .backends import pick
 from .errors import ConvergenceWarning
 from .log_matmul import log_matmul
 from .penalties import F64
-from .problem import as_array, as_cost, as_positive
-from .solve import as_count
+from .validate import as_array, as_cost, as_count, as_positive
 
 SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
 
@@ -175,7 +174,7 @@ class Kernel:
 
 def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, float]:
     """(A, M, reg, fi): p histograms and a finite square cost that the core reads."""
-    M = as_cost(M, pick("reference"))
+    M = as_cost(M, pick("reference")).array
     if A.shape[1] != len(M) or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
     if A.dtype.kind not in "fiub":

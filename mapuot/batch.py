@@ -7,7 +7,6 @@ certificate, guarded Anderson acceleration and end. A problem that such a K cann
 from __future__ import annotations
 
 import dataclasses
-import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,17 +19,28 @@ import numpy as np
 from tqdm import tqdm
 
 from . import penalties
-from .backends import Options, Stats, host, namespace, pick
-from .batch_problem import BatchProblem
+from .backends import Options, Stats, host, name_of, namespace, pick
 from .errors import MUTED, ConvergenceWarning
+from .loop import Run
 from .penalties import F64
-from .problem import as_array
-from .result import Result
-from .solve import METHODS, Run, as_count, make_options, start_potentials
+from .problem import BatchProblem
+from .processor import cores
+from .result import Answer, Result
+from .strategy import (
+    METHODS,
+    PRECISIONS,
+    carry_out,
+    coarse_steps,
+    make_options,
+    options_alone,
+    start_potentials,
+    turned,
+)
+from .validate import as_count, as_starts
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
-SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in cache
-BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>_batch.py
+BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
+COARSE_PASSES = 200  # of each larger reg at most
 
 
 def solve_batch(
@@ -98,14 +108,15 @@ def solve_batch(
     if precision not in ("auto", "float64", "mixed"):
         raise ValueError(f"precision must be one of ['auto', 'float64', 'mixed'] for a batch, got {precision!r}")
     module = pick(backend, M, A, B)
-    task = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module)
+    problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module)
     options = make_options(method, precision, tol, tol_gap, threads)
-    start = starts(warm_start, task)
-    turned = task.cols.penalty == "balanced" != task.rows.penalty and options.memory > 0
-    run = BatchRun(module, task.transpose() if turned else task, options, precision, as_count(max_passes, "max_passes"))
-    with tqdm(total=len(task.A), desc="mapuot", unit="problem", disable=not progress) as bar:
-        run.solve(start[0] if turned else start[1], bar)
-    result = run.result(task, turned)
+    start = starts(warm_start, problem)
+    turns = turned(problem, options)
+    task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
+    run = BatchRun(module, task, options, precision, as_count(max_passes, "max_passes"))
+    with tqdm(total=len(problem), desc="mapuot", unit="problem", disable=not progress) as bar:
+        run.solve(log_v, bar)
+    result = run.result(problem, turns)
     if not result.converged.all() and not MUTED.get():
         worst, count = result.error_bound.max(), int((~result.converged).sum())
         warnings.warn(
@@ -117,26 +128,14 @@ def solve_batch(
     return result
 
 
-def starts(warm_start: Any, task: BatchProblem) -> tuple[Any, Any]:
+def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
     """(log u, log v) of all problems to start from; None: zeros."""
-    xp = namespace(task.A)
     if warm_start is None:
         return None, None
     if isinstance(warm_start, BatchResult):
-        scale = warm_start.problem.reg / task.reg
+        scale = warm_start.problem.reg / problem.reg
         warm_start = warm_start.log_u * scale, warm_start.log_v * scale
-    if not isinstance(warm_start, (tuple, list)) or len(warm_start) != 2:
-        raise TypeError("warm_start must be a BatchResult or a pair (log_u, log_v)")
-    pair = [as_array(x, "warm_start", xp.asarray) for x in warm_start]
-    if any(x.dtype.kind not in "fiub" for x in pair):
-        raise TypeError(f"warm_start must hold real numbers, got dtypes {pair[0].dtype}, {pair[1].dtype}")
-    log_u, log_v = (x.astype(np.float64) for x in pair)
-    wanted, given = (task.A.shape, task.B.shape), (log_u.shape, log_v.shape)
-    if wanted != given:
-        raise ValueError(f"warm_start must have shapes {wanted}, got {given}")
-    if xp.isnan(log_u).any() or xp.isnan(log_v).any():
-        raise ValueError("warm_start must not hold NaN")
-    return xp.where(xp.isfinite(log_u), log_u, 0.0), xp.where(xp.isfinite(log_v), log_v, 0.0)
+    return as_starts(warm_start, problem.A, problem.B)
 
 
 class BatchRun:
@@ -147,25 +146,25 @@ class BatchRun:
     ) -> None:
         self.module, self.task, self.options, self.precision = module, task, options, precision
         self.max_passes = max_passes
-        p = len(task.A)
-        self.tables: Any = None
-        self.gap, self.error_bound, self.dual, self.mass = np.empty((4, p))
+        p = len(task)
+        self.tables: Any = None  # log u, log v, r, s
+        self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
         self.n_passes = np.zeros(p, np.int64)
         self.status = np.full(p, "absorb", dtype="U12")
 
     def solve(self, log_v: Any, bar: Any) -> None:
         """The batch on one K where it can be, the rest alone."""
-        if self.module.__name__.rpartition(".")[2] in BATCHED:
-            self.together(import_module(self.module.__name__ + "_batch"), log_v, bar)
+        if name_of(self.module) in BATCHED:
+            self.together(import_module(self.module.__name__ + ".batch"), log_v, bar)
         if self.tables is None:
             self.tables = self.empty_tables()
-        alone = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))
-        if not len(alone):
+        left = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))
+        if not len(left):
             return
-        on_cpu = self.module.__name__.endswith((".cpu", ".reference"))
-        threads = (self.options.threads or len(os.sched_getaffinity(0))) if on_cpu else 1
+        on_cpu = name_of(self.module) != "cuda"
+        threads = (self.options.threads or len(cores())) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), alone):
+            for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), left):
                 bar.update()
 
     def empty_tables(self) -> Any:
@@ -173,38 +172,42 @@ class BatchRun:
         return tuple(xp.empty(x.shape) for x in (self.task.A, self.task.B) * 2)
 
     def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
-        task, options = self.task, self.options
-        if task.forbidden or not isinstance(task.reference, str):
+        task = self.task
+        if task.forbidden or task.c is not None:
             return
         reach = 0.0 if log_v is None else float(abs(log_v).max())
-        dtype = engine.storage(task, self.precision, options.tol, reach)
+        dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
         if dtype is None:
             return
-        options = dataclasses.replace(options, precision=dtype)
-        step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.M.ndim == 2, dtype))
-        for i0 in range(0, len(task.A), step):
-            i1 = min(i0 + step, len(task.A))
+        options = dataclasses.replace(self.options, precision=dtype)
+        step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.one_cost, dtype))
+        for i0 in range(0, len(task), step):
+            i1 = min(i0 + step, len(task))
             start = None if log_v is None else log_v[i0:i1]
-            self.chunk(engine.BatchWorkspace(task.part(i0, i1), options, start), i0, i1, bar)
+            workspace = engine.BatchWorkspace(task.part(i0, i1), options, start)
+            if engine.CLIMBS:
+                for reg, coarse in coarse_steps(task, options, start is not None and bool((start != 0).any())):
+                    workspace.climb(reg, coarse, COARSE_PASSES)
+            self.chunk(workspace, i0, i1, bar)
 
     def chunk(self, workspace: Any, i0: int, i1: int, bar: Any) -> None:
-        left, passes = i1 - i0, 0
-        while left and passes < self.max_passes:
+        running, passes = i1 - i0, 0
+        while running and passes < self.max_passes:
             now = workspace.iterate(self.max_passes - passes)
             passes = int(workspace.field("passes").max())
-            bar.update(left - now)
-            left = now
+            bar.update(running - now)
+            running = now
         part, found = slice(i0, i1), (*workspace.potentials(), *workspace.marginals())
         if namespace(self.task.A) is np:
             found = tuple(map(host, found))
-        if i1 - i0 == len(self.task.A):
+        if i1 - i0 == len(self.task):
             self.tables = found
         else:
             self.tables = self.tables or self.empty_tables()
             for table, values in zip(self.tables, found, strict=True):
                 table[part] = values
-        self.gap[part], self.error_bound[part] = workspace.left["gap"], workspace.left["error"]
-        self.dual[part], self.mass[part] = workspace.left["dual"], workspace.left["mass"]
+        for name, values in self.ends.items():
+            values[part] = workspace.stats[name]
         self.n_passes[part] = workspace.field("passes")
         status = workspace.status()
         self.status[part] = np.where(status == "running", "max_passes", status)
@@ -217,27 +220,26 @@ class BatchRun:
         begun = spent > 0 and bool(np.isfinite(reached[problem.cols.weight > 0]).all())
         begin = reached if begun else np.zeros(problem.shape[1]) if log_v is None else log_v
         start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
-        run = Run(self.module, max(1, self.max_passes - spent), None, False)
-        options = dataclasses.replace(self.options, threads=1)
-        if self.precision == "auto" and problem.shape[0] * problem.shape[1] <= SMALL_ENTRIES:
-            options = dataclasses.replace(options, precision="float64")
-        result = run.solve(problem, options, start, escalate=self.precision == "auto")
+        options = options_alone(self.options, self.precision, problem.cost.size)
+        run = Run(self.module, max(1, self.max_passes - spent))
+        result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):
             table[i] = namespace(table).asarray(vector)
-        self.dual[i], self.mass[i] = result.dual, result.mass
-        self.gap[i], self.error_bound[i] = result.gap, result.error_bound
+        end = result.gap, result.error_bound, result.dual, result.mass
+        for values, value in zip(self.ends.values(), end, strict=True):
+            values[i] = value
         self.n_passes[i], self.status[i] = spent + result.n_passes, result.status
 
-    def result(self, task: BatchProblem, turned: bool) -> BatchResult:
+    def result(self, problem: BatchProblem, turns: bool) -> BatchResult:
         potentials, marginals = self.tables[:2], self.tables[2:]
-        if turned:
+        if turns:
             potentials, marginals = potentials[::-1], marginals[::-1]
-        ends = (self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status)
-        return BatchResult(task, self.module, potentials, marginals, ends, self.options.threads)
+        ends = (*self.ends.values(), self.n_passes, self.status)
+        return BatchResult(problem, self.module, potentials, marginals, ends, self.options.threads)
 
 
-class BatchResult(Sequence[Result]):
+class BatchResult(Answer, Sequence[Result]):
     """Solutions of a batch: arrays with one row, or one entry, a problem; ``result[i]`` is the `Result` of problem i.
 
     Attributes
@@ -265,7 +267,7 @@ class BatchResult(Sequence[Result]):
         backend: ModuleType,
         potentials: Any,
         marginals: Any,
-        ends: tuple[F64, F64, F64, F64, Any, Any],
+        ends: Any,
         threads: int | None,
     ) -> None:
         self.problem, self._backend, self._threads = problem, backend, threads
@@ -279,13 +281,6 @@ class BatchResult(Sequence[Result]):
             f"<mapuot.BatchResult {len(self)} problems {m}x{n}, {int(self.converged.sum())} converged, "
             f"error_bound <= {self.error_bound.max():.1e}>"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle: the backend by its name."""
-        return {**vars(self), "_backend": self._backend.__name__}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _backend=import_module(state["_backend"]))
 
     def __len__(self) -> int:
         return len(self.log_u)
@@ -311,16 +306,6 @@ class BatchResult(Sequence[Result]):
     def converged(self) -> Any:
         """(p,) bool."""
         return self.status == "converged"
-
-    @property
-    def f(self) -> Any:
-        """Dual potentials of the rows, ``reg * log_u``, (p, m), in units of M."""
-        return self.problem.reg * self.log_u
-
-    @property
-    def g(self) -> Any:
-        """Dual potentials of the columns, ``reg * log_v``, (p, n), in units of M."""
-        return self.problem.reg * self.log_v
 
     @cached_property
     def objective(self) -> F64:
@@ -371,8 +356,8 @@ class BatchResult(Sequence[Result]):
     def factors(self) -> tuple[Any, Any, Any, Any] | None:
         """P_q = scale_q diag(U_q) K diag(V_q), all in float64, where that loses nothing; else None."""
         p, xp = self.problem, namespace(self.log_u)
-        spread = (p.M_max - p.M_min) / p.reg
-        if p.forbidden or not isinstance(p.reference, str):
+        spread = p.spread
+        if p.forbidden or p.c is not None:
             return None
         tops, parts = [], []
         for log_x, log_w in zip((self.log_u, self.log_v), p.log_reference, strict=True):

@@ -21,12 +21,15 @@ except ImportError:  # pragma: no cover
     sys.exit("mapuot: the command line needs click: pip install 'mapuot[files]'")
 
 from . import __version__, files
-from .backends import BACKENDS, native
+from .backends import BACKENDS
 from .errors import ConvergenceWarning
 from .penalties import KINDS
-from .ranks import Ranks, join, own_block
+from .processor import cores, isa
+from .ranks import Ranks, join, mpi, own_block
 from .result import BLOCK_ENTRIES, Result
-from .solve import METHODS, PRECISIONS, grid_of, solve
+from .solve import solve
+from .strategy import METHODS, PRECISIONS
+from .validate import as_grid
 
 NOT_CONVERGED = 3
 REFERENCES = ("product", "uniform")  # those that are no file
@@ -147,8 +150,6 @@ def check_written(options: dict[str, Any]) -> None:
 
 def start_ranks() -> Ranks:
     """All processes that the launcher started."""
-    from .backends import mpi  # noqa: PLC0415  does not start MPI
-
     return join(mpi.world()) if mpi.launched() > 1 else join(None)
 
 
@@ -163,7 +164,7 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
     if sparse and given["split"] == "grid":
         raise NotImplementedError("--plan sparse needs whole rows in each process: --split must be rows")
     split, backend = "rows" if sparse else given["split"], given["backend"].replace("auto", "cpu")
-    grid = given["split"] = grid_of(split, ranks.size, (m, n), given["method"], backend)
+    grid = given["split"] = as_grid(split, ranks.size, (m, n), METHODS[given["method"]][2], backend)
     i0, i1, j0, j1 = own_block(m, n, ranks.rank, ranks.size, grid)
     ranks.arrange(grid)
     a, b = weights(given.pop("a"), problem, "a", m), weights(given.pop("b"), problem, "b", n)
@@ -262,8 +263,8 @@ def report(result: Result, values: dict[str, Any]) -> None:
 def info_command() -> None:
     """Show version, ISA, threads, caches, GPUs, MPI."""
     lines = {
-        "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": native.isa(),
-        "threads": str(len(os.sched_getaffinity(0))), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
+        "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": isa(),
+        "threads": str(len(cores())), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
     }  # fmt: skip
     for name in ("h5py", "zarr"):
         lines[name] = module_version(name)

@@ -16,9 +16,8 @@ from scipy.spatial.distance import cdist
 
 from .pot.arrays import threshold
 from .pot.sinkhorn import Call
-from .problem import as_positive
 from .result import Result
-from .solve import as_count
+from .validate import as_count, as_positive
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from .backends import namespace, pick
-from .problem import as_array
-from .solve import MOST_THREADS, as_count
+from .validate import as_array, as_threads
 
 PAIR_ENTRIES = 1 << 20  # entries that the exact gradient holds at once
 LOST_LOG = {"float64": -671.0, "float32": -70.5}  # log (S / k) below it: the factors may have underflowed
@@ -47,7 +46,7 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     ValueError, TypeError
         Shapes do not fit, or entries are not real.
     """
-    count = None if threads is None else as_count(threads, "threads", MOST_THREADS)
+    count = as_threads(threads)
     module = pick("auto", A, B)
     A, B = as_factors(A, B, module)
     xp, shape = namespace(A), out_shape(A, B)
@@ -55,7 +54,7 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     if 0 in (*A.shape, *B.shape):
         return xp.full(shape, -np.inf, A.dtype)
     whole = A[None] if A.ndim == 2 and p == 1 else A if A.ndim == 3 else xp.broadcast_to(A, (p, *A.shape))
-    engine = import_module(module.__name__ + "_log_matmul")
+    engine = import_module(module.__name__ + ".log_matmul")
     return engine.product(xp.ascontiguousarray(whole), xp.ascontiguousarray(B), exact, count).reshape(shape)
 
 

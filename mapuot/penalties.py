@@ -2,8 +2,8 @@
 
 One entry is ``reg * KL``-regularised: with s = (K v)_i the total kernel seen by the point, the solver needs
 log u = prox(log s), the dual term -D*(-f) with f = reg * log u, and the gap D(r|t) + D*(-f) + f r.
-The C twin is src_c/prox.h. Sources: Chizat, Peyre, Schmitzer, Vialard 2018 (scaling algorithms, KL, TV, range);
-the L2 prox through the Wright omega function follows from its optimality condition.
+The C twin is src_c/common/penalty.h. Sources: Chizat, Peyre, Schmitzer, Vialard 2018 (scaling algorithms, KL, TV,
+range); the L2 prox through the Wright omega function follows from its optimality condition.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float)
             return np.asarray(fi * balanced)
         if kind == "tv":  # r = t while |f| <= rho
             return np.asarray(np.clip(balanced, -rho / reg, rho / reg))
-        if kind == "l2":  # f = rho t - reg omega(log(rho s / reg) + rho t / reg)
-            omega = wrightomega(np.log(rho / reg) + log_s + rho * t / reg)
-            return np.asarray(rho * t / reg - np.real(omega))
+        if kind == "l2":  # log u = rho t / reg - omega(z) = log omega(z) - x, z = x + rho t / reg: what cancels less
+            x, most = np.log(rho / reg) + log_s, rho * t / reg
+            omega = np.real(wrightomega(x + most))
+            return np.asarray(np.where(most < np.abs(x), most - omega, np.log(omega) - x))
         assert upper is not None
         low, high = np.log(rho) + balanced, np.log(upper) + balanced
         return np.asarray(np.clip(0.0, low, high))
@@ -70,7 +71,7 @@ def dual_term(kind: str, f: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
             value = np.where(f < rho * t, f * t - f * f / (2 * rho), rho * t * t / 2)
         else:
             assert upper is not None
-            value = np.minimum(f * rho * t, f * upper * t)
+            value = np.where(f < 0, f * upper * t, np.where(rho > 0, f * rho * t, 0.0))  # f may be inf, rho 0
     return np.where((t == 0) & np.isneginf(f), 0.0, value)
 
 

@@ -1,4 +1,4 @@
-"""The problem: all validation happens here and never later.
+"""One validated problem, and a batch of them.
 
     min_P  <P, M> + reg KL(P | c) + D1(P 1 | a) + D2(P^T 1 | b),     KL(p|q) = sum p log(p/q) - p + q
 
@@ -8,7 +8,7 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
@@ -16,88 +16,61 @@ from typing import Any
 
 import numpy as np
 
+from . import validate
+from .backends.contract import host, namespace
+from .cost import Cost, Dense
 from .errors import InfeasibleError
-from .penalties import F64, KINDS, dual_term, project
+from .penalties import F64, project
 from .ranks import ALONE, Ranks
-from .rows import Rows, row_blocks
+from .side import Side
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
-MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 
 
 @dataclass(frozen=True)
-class Side:
-    """One marginal: the rows (a) or the columns (b); every array is float64 of length ``len(weight)``."""
+class Common:
+    """What one problem and each of a batch have."""
 
-    name: str  # "a" or "b", for messages
-    weight: F64
-    penalty: str
-    rho: F64  # reg_m per point, inf = hard; "range": the lower factor
-    upper: F64 | None = None  # "range": the upper factor
-    ranks: Ranks = ALONE  # that share this side's points
-
-    @cached_property
-    def log_weight(self) -> F64:
-        with np.errstate(divide="ignore"):
-            return np.log(self.weight)
-
-    @cached_property
-    def scalar_rho(self) -> float | None:
-        """The one rho of a KL or balanced side whose points share it, else None (no translation then)."""
-        if self.penalty not in ("kl", "balanced"):
-            return None
-        low, high = (float(x) for x in self.rho_range)
-        return low if low == high else None
-
-    @cached_property
-    def rho_range(self) -> tuple[float, float]:
-        low, high = self.rho.min(initial=np.inf), self.rho.max(initial=0.0)
-        return self.ranks.min(low), self.ranks.max(high)
-
-    @cached_property
-    def hard(self) -> Any:
-        """Mask of the points with rho = inf."""
-        return np.isinf(self.rho)
-
-    @cached_property
-    def soft_rho(self) -> F64:
-        """rho, 0 where it is inf."""
-        return np.where(self.hard, 0.0, self.rho)
-
-    @cached_property
-    def largest_soft_rho(self) -> float:
-        return float(self.ranks.max(self.soft_rho.max(initial=0.0)))
-
-    @cached_property
-    def mass(self) -> float:
-        return float(self.ranks.sum(self.weight.sum()))
-
-    def dead_terms(self, dead: Any) -> float:
-        """Dual terms of own points that no mass can reach: f = inf."""
-        if self.penalty == "range" or not dead.any():
-            return 0.0
-        f = np.full(int(dead.sum()), np.inf)
-        return float(dual_term(self.penalty, f, self.weight[dead], self.rho[dead], None).sum())
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One validated problem. ``M`` keeps the caller's memory (any strides) and dtype, float32 or float64."""
-
-    M: Any  # or Rows, read block by block
+    cost: Cost  # keeps the caller's memory (any strides) and dtype, float32 or float64
     rows: Side
     cols: Side
     reg: float
-    reference: Any  # "product", "uniform" or an (m, n) array c
+    reference: str | Cost  # "product", "uniform" or c
     M_min: float
     M_max: float
     forbidden: bool  # some M_ij is inf
-    c_mass: float
+
+    @property
+    def M(self) -> Any:  # noqa: N802
+        """The cost as an array, of a streamed one what `numpy.asarray` reads as one."""
+        return self.cost.array
 
     @property
     def shape(self) -> tuple[int, int]:
-        m, n = self.M.shape
-        return m, n
+        return self.cost.shape
+
+    @property
+    def spread(self) -> float:
+        """range(M) / reg."""
+        return (self.M_max - self.M_min) / self.reg
+
+    @property
+    def c(self) -> Cost | None:
+        """The reference measure where the user gave a matrix."""
+        return self.reference if isinstance(self.reference, Cost) else None
+
+    @property
+    def exchanged(self) -> dict[str, Any]:
+        """The fields of the problem with rows and columns exchanged."""
+        reference = self.reference.transpose() if isinstance(self.reference, Cost) else self.reference
+        return {"cost": self.cost.transpose(), "rows": self.cols, "cols": self.rows, "reference": reference}
+
+
+@dataclass(frozen=True)
+class Problem(Common):
+    """One problem; over ranks, the block of one."""
+
+    c_mass: float
 
     @property
     def ranks(self) -> Ranks:
@@ -107,44 +80,40 @@ class Problem:
     @property
     def turns(self) -> bool:
         """Whether the columns can be read as rows."""
-        return self.ranks.size == 1 and not isinstance(self.M, Rows)
+        return self.ranks.size == 1 and self.cost.turns
+
+    def blocks(
+        self, i0: int = 0, i1: int | None = None, most: int | None = None
+    ) -> Iterator[tuple[int, int, Any, Any]]:
+        """(k0, k1, rows of M, rows of c or None): see ``Cost.blocks``."""
+        return self.cost.blocks(self.c, i0, i1, most)
+
+    @cached_property
+    def log_reference(self) -> tuple[F64, F64]:
+        """(log a, log b) where c = a b^T, else zeros: the part of c that is a row and a column scaling."""
+        if self.reference == "product":
+            return self.rows.log_weight, self.cols.log_weight
+        return np.zeros(self.shape[0]), np.zeros(self.shape[1])
 
     @cached_property
     def left_out(self) -> tuple[Any, Any]:
-        """Masks of the rows and columns whose scaling is 0: no reference mass, or a weight 0 that forbids any."""
-        strict = ("kl", "balanced", "range")
+        """Masks of the rows and columns whose scaling is 0: see ``Side.left_out``."""
         log_a, log_b = self.log_reference
-        return (
-            np.isneginf(log_a) | ((self.rows.weight == 0) & (self.rows.penalty in strict)),
-            np.isneginf(log_b) | ((self.cols.weight == 0) & (self.cols.penalty in strict)),
-        )
+        return self.rows.left_out(log_a), self.cols.left_out(log_b)
 
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Potentials put back into the domain of the dual."""
         rows, cols = self.rows, self.cols
         return project(rows.penalty, log_u, rows.rho, self.reg), project(cols.penalty, log_v, cols.rho, self.reg)
 
-    @cached_property
-    def log_reference(self) -> tuple[F64, F64]:
-        """(log a, log b) where c = a b^T, else zeros: the part of c that is a row and a column scaling."""
-        if isinstance(self.reference, str) and self.reference == "product":
-            return self.rows.log_weight, self.cols.log_weight
-        return np.zeros(self.shape[0]), np.zeros(self.shape[1])
-
-    @property
-    def reference_matrix(self) -> Any | None:
-        """c where the user gave a matrix, else None."""
-        return None if isinstance(self.reference, str) else self.reference
-
     def transpose(self) -> Problem:
         """The same problem with rows and columns exchanged (a view of M, no copy)."""
-        reference = self.reference if isinstance(self.reference, str) else self.reference.T
-        return dataclasses.replace(self, M=self.M.T, rows=self.cols, cols=self.rows, reference=reference)
+        return dataclasses.replace(self, **self.exchanged)
 
     def exponent_error(self, log_u: F64, log_v: F64) -> float:
         """Relative plan error by the rounding of log u + log v - M / reg, from its largest terms."""
-        largest = (float(np.abs(np.where(np.isfinite(x), x, 0.0)).max(initial=0.0)) for x in (log_u, log_v))
-        return EXPONENT_ROUNDING * float((self.M_max - self.M_min) / self.reg + self.ranks.max(sum(largest)))
+        largest = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (log_u, log_v))
+        return EXPONENT_ROUNDING * float(self.spread + self.ranks.max(largest))
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """log u_i + log a_i and log v_j + log b_j, the exponent of the plan but for M and c; -inf where it is 0."""
@@ -164,207 +133,93 @@ class Problem:
 
     @classmethod
     def from_arrays(
-        cls,
-        M: Any,
-        a: Any,
-        b: Any,
-        reg: Any,
-        reg_m: Any,
-        penalty: Any,
-        reference: Any,
-        backend: ModuleType,
-        ranks: Ranks = ALONE,
-        threads: int | None = None,
-    ) -> Problem:
-        M = as_cost(M, backend, ranks)
-        reg = as_positive(reg, "reg")
-        m, n = M.shape
+        cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
+        ranks: Ranks = ALONE, threads: int | None = None,
+    ) -> Problem:  # fmt: skip
+        """The problem of arguments as `solve` takes them."""
+        cost = validate.as_cost(M, backend, ranks, a, b)
+        return cls.from_cost(cost, a, b, reg, reg_m, penalty, reference, backend, ranks, threads)
+
+    @classmethod
+    def from_cost(
+        cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
+        ranks: Ranks = ALONE, threads: int | None = None,
+    ) -> Problem:  # fmt: skip
+        """The same of a cost that is known, the own block of one over ranks."""
+        reg = validate.as_positive(reg, "reg")
+        m, n = cost.shape
         ranks.cols.same(**{"the number of rows of M": m})
         ranks.rows.same(**{"the number of columns of M": n})
-        weight_a, weight_b = as_weight(a, m, "a", backend, ranks.rows), as_weight(b, n, "b", backend, ranks.cols)
-        pair_m, pair_penalty = as_pair(reg_m, "reg_m"), as_penalties(penalty)
-        rows = as_side("a", weight_a, pair_penalty[0], pair_m[0], "reg_m[0]", ranks.rows)
-        cols = as_side("b", weight_b, pair_penalty[1], pair_m[1], "reg_m[1]", ranks.cols)
-        if rows.penalty == cols.penalty == "balanced":
-            check_equal_masses(rows.mass, cols.mass)
-        low, high, infinite = cost_range(M, reg, backend, ranks, threads)
-        reference, c_mass = as_reference(reference, M, weight_a, weight_b, backend, ranks, threads)
-        return cls(M, rows, cols, reg, reference, low, high, infinite, c_mass)
+        weight_a = validate.as_weight(a, m, "a", backend, ranks.rows)
+        weight_b = validate.as_weight(b, n, "b", backend, ranks.cols)
+        pair, kinds = validate.as_pair(reg_m, "reg_m"), validate.as_penalties(penalty)
+        rows = validate.as_side("a", weight_a, kinds[0], pair[0], "reg_m[0]", ranks.rows)
+        cols = validate.as_side("b", weight_b, kinds[1], pair[1], "reg_m[1]", ranks.cols)
+        validate.check_masses(rows, cols)
+        low, high, forbidden = validate.as_range(cost, reg, backend, ranks, threads)
+        if isinstance(reference, Cost):
+            reference = reference.part(a, b, ranks)
+        c, mass = validate.as_reference(reference, cost, weight_a, weight_b, backend, ranks, threads)
+        return cls(cost, rows, cols, reg, c, low, high, forbidden, mass)
 
 
-def as_cost(M: Any, backend: ModuleType, ranks: Ranks = ALONE) -> Any:
-    whole = getattr(backend, "WHOLE", False)
-    if whole and ranks.size > 1:
-        raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
-    M = M if isinstance(M, Rows) and not whole else as_array(M, "M", backend.asarray)
-    if M.ndim != 2 or M.shape[1] == 0 or ranks.rows.sum(M.shape[0]) == 0:
-        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
-    if M.dtype.kind not in "fiu":
-        raise TypeError(f"M must hold real numbers, got dtype {M.dtype}")
-    return M if isinstance(M, Rows) else as_real(M)
+@dataclass(frozen=True)
+class BatchProblem(Common):
+    """p problems; ``rows`` and ``cols`` are the sides of the first (penalty and reg_m are common)."""
 
+    cost: Dense  # of all problems, or one each
+    A: Any  # (p, m) float64, CuPy where one of M, A, B is on a GPU
+    B: Any  # (p, n)
+    c_mass: F64
 
-def cost_range(
-    M: Any, reg: float, backend: ModuleType, ranks: Ranks, threads: int | None = None
-) -> tuple[float, float, bool]:
-    """Smallest and largest finite cost, and whether some pair is forbidden."""
-    low, high, bad, infinite = backend.extrema(M, threads)
-    if bad:
-        raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
-    if infinite == M.size:
-        low, high = np.inf, -np.inf
-    low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
-    if not low <= high:
-        raise InfeasibleError("M forbids every pair: all its entries are inf")
-    with np.errstate(over="ignore"):
-        if not np.isfinite(np.array([low, high, high - low]) / reg).all():
-            raise ValueError(f"reg must not be so small that M / reg overflows, got {reg} for M in [{low}, {high}]")
-    return low, high, forbidden
+    def __len__(self) -> int:
+        return len(self.A)
 
+    @property
+    def one_cost(self) -> bool:
+        """Whether all have one cost."""
+        return bool(self.M.ndim == 2)
 
-def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) -> Any:
-    """``convert(value)`` of a backend; what it would misread in silence, or refuse without the name, is told."""
-    if np.ma.is_masked(value):
-        raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
-    if hasattr(value, "toarray"):
-        raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
-    try:
-        return convert(value)
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be read as an array: {error}") from error
+    @property
+    def log_reference(self) -> tuple[Any, Any]:
+        """(log A, log B) where c = a b^T, else zeros."""
+        xp = namespace(self.A)
+        if self.reference == "product":
+            with np.errstate(divide="ignore"):
+                return xp.log(self.A), xp.log(self.B)
+        return xp.zeros_like(self.A), xp.zeros_like(self.B)
 
+    def __getitem__(self, i: int) -> Problem:
+        rows, cols = (dataclasses.replace(s, weight=host(w[i])) for s, w in ((self.rows, self.A), (self.cols, self.B)))
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Common)}
+        return Problem(**{**fields, "cost": self.cost.of(i), "rows": rows, "cols": cols}, c_mass=float(self.c_mass[i]))
 
-def as_real(M: Any) -> Any:
-    """M itself where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
-    if M.dtype.name not in ("float32", "float64"):
-        return M.astype("float32" if M.dtype.name == "float16" else "float64")
-    whole = all(s % M.itemsize == 0 for s in M.strides) and getattr(M.flags, "aligned", True)
-    return M if whole and M.dtype.isnative else M.astype(M.dtype.newbyteorder("="), copy=True)
+    def part(self, i0: int, i1: int) -> BatchProblem:
+        return dataclasses.replace(
+            self, cost=self.cost.of(slice(i0, i1)), A=self.A[i0:i1], B=self.B[i0:i1], c_mass=self.c_mass[i0:i1]
+        )
 
+    def transpose(self) -> BatchProblem:
+        return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A)
 
-def as_float(value: Any) -> float:
-    """float(value), but TypeError for text."""
-    if isinstance(value, (str, bytes)):
-        raise TypeError("a number must not be text")
-    return float(value)
-
-
-def as_positive(value: Any, name: str) -> float:
-    try:
-        number = as_float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a positive finite number, got {value!r}") from error
-    if not (np.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be a positive finite number, got {number}")
-    return number
-
-
-def as_vector(value: Any, length: int, name: str) -> F64:
-    array = as_array(value, name)
-    if array.dtype.kind not in "fiub":
-        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
-    if array.shape != (length,):
-        raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
-    return np.array(array, dtype=np.float64)  # a copy: the caller may reuse his
-
-
-def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
-    """A marginal: finite, >= 0, some mass; None or empty means uniform of mass 1, as in POT."""
-    given = None if value is None else as_array(value, name, backend.to_numpy)
-    uniform = given is None or given.shape == (0,)
-    if ranks.max(length > 0 and uniform):
-        ranks.same(**{name + " is None": uniform or length == 0})
-        return np.full(length, 1.0 / ranks.sum(length))
-    weight = np.zeros(0) if uniform else as_vector(given, length, name)
-    if not np.all(np.isfinite(weight)):
-        raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(weight)))}")
-    if np.any(weight < 0):
-        raise ValueError(f"{name} must be >= 0, got {weight.min()} at index {int(np.argmin(weight))}")
-    with np.errstate(over="ignore"):
-        mass = ranks.sum(weight.sum())
-    if not 0 < mass < np.inf:
-        raise ValueError(f"{name} must have positive, finite mass, got {mass}")
-    return weight
-
-
-def check_equal_masses(a: float, b: float) -> None:
-    if abs(a - b) > MASS_TOLERANCE * a:
-        raise InfeasibleError(f"a and b must have equal masses if both sides are balanced, got {a} and {b}")
-
-
-def as_pair(value: Any, name: str) -> tuple[Any, Any]:
-    """A scalar or anything of length 1 or 2 (POT's rule); the members may be per-point vectors."""
-    if not isinstance(value, Sequence) and np.ndim(value) == 0:
-        return value, value
-    if len(value) not in (1, 2):
-        raise ValueError(f"{name} must be a scalar or have length 1 or 2, got length {len(value)}")
-    first, *rest = value  # not by index: that of a pandas Series is its own
-    return first, rest[0] if rest else first
-
-
-def as_penalties(value: Any) -> tuple[str, str]:
-    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2 or any(not isinstance(p, str) or p not in KINDS for p in pair):
-        raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {value!r}")
-    return pair
-
-
-def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: Ranks = ALONE) -> Side:
-    """One side from its reg_m: a number or one per point; for "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
-    if penalty == "balanced":
-        return Side(side, weight, penalty, np.full(len(weight), np.inf), ranks=ranks)
-    if np.ndim(reg_m) == 0:
-        try:
-            rho = np.full(len(weight), as_float(reg_m))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name} must be a positive number, inf, or one per point, got {reg_m!r}") from error
-    else:
-        rho = as_vector(reg_m, len(weight), name)
-    if penalty == "range":
-        if not (np.all(rho >= 0) and np.all(np.isfinite(rho))):
-            raise ValueError(f"{name} must be a slack >= 0 for penalty 'range', got {rho.min()}")
-        return Side(side, weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho, ranks)
-    if not np.all(rho > 0):
-        raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho.min()}")
-    if ranks.min(bool(np.all(np.isinf(rho)))):
-        return Side(side, weight, "balanced", rho, ranks=ranks)
-    if penalty in ("tv", "l2") and not np.all(np.isfinite(rho)):
-        raise ValueError(f"{name} must be finite for penalty {penalty!r}; use 'balanced' or 'kl' for inf")
-    return Side(side, weight, penalty, rho, ranks=ranks)
-
-
-def as_reference(
-    value: Any, M: Any, a: F64, b: F64, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None
-) -> tuple[Any, float]:
-    """The reference measure c and its mass."""
-    if isinstance(value, str):
-        if value == "product":
-            return value, float(ranks.rows.sum(a.sum())) * float(ranks.cols.sum(b.sum()))
-        if value == "uniform":
-            return value, float(ranks.rows.sum(M.shape[0]) * ranks.cols.sum(M.shape[1]))
-        raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
-    streamed = isinstance(value, Rows) and isinstance(M, Rows)
-    c = value if streamed else as_array(value, "reference", backend.asarray)
-    if c.dtype.kind not in "fiu":
-        raise TypeError(f"reference must hold real numbers, got dtype {c.dtype}")
-    if c.shape != M.shape:
-        raise ValueError(f"reference must have M's shape {M.shape}, got {c.shape}")
-    c = c if isinstance(c, Rows) else as_real(c)
-    low, high, bad, infinite = backend.extrema(c, threads)
-    odd = f" and {bad + infinite} entries that are not finite" if bad or infinite else ""
-    if bad or infinite or low < 0 or not ranks.max(high) > 0:
-        raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]{odd}")
-    return c, float(ranks.sum(sum(float(block.sum(dtype="float64")) for _, _, block, _ in row_blocks(c))))
-
-
-def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
-    """(length, d) float64, and whether it came as a vector."""
-    X = as_array(X, name)
-    if X.dtype.kind not in "fiub":
-        raise TypeError(f"{name} must hold real numbers, got dtype {X.dtype}")
-    X = X.astype(np.float64, copy=False)
-    if X.ndim not in (1, 2) or X.shape[0] != length:
-        raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
-    if X.ndim == 2 and X.shape[1] == 0:
-        raise ValueError(f"{name} must have a column, got shape {X.shape}")
-    return (X[:, None], True) if X.ndim == 1 else (X, False)
+    @classmethod
+    def from_arrays(
+        cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType
+    ) -> BatchProblem:
+        """The problems of arguments as `solve_batch` takes them."""
+        cost, reg = validate.as_costs(M, backend), validate.as_positive(reg, "reg")
+        (m, n), flat = cost.shape, cost.flat
+        A, B = (x if x is None else validate.as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))
+        p, xp = validate.as_batch_size(cost.array, A, B), namespace(cost.array, A, B)
+        (A, mass_a), (B, mass_b) = (
+            validate.as_weights(x, p, k, name, backend, xp) for x, k, name in ((A, m, "A"), (B, n, "B"))
+        )
+        first_a, first_b = host(A[0]), host(B[0])
+        pair, kinds = validate.as_pair(reg_m, "reg_m"), validate.as_penalties(penalty)
+        rows = validate.as_side("a", first_a, kinds[0], pair[0], "reg_m[0]")
+        cols = validate.as_side("b", first_b, kinds[1], pair[1], "reg_m[1]")
+        low, high, forbidden = validate.as_range(flat, reg, backend)
+        c, mass = validate.as_reference(reference, cost.of(0), first_a, first_b, backend)
+        validate.check_batch_masses(rows, cols, mass_a, mass_b)
+        c_mass = mass_a * mass_b if c == "product" else np.full(p, mass)
+        return cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from functools import cached_property
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from . import penalties
-from .backends import PlanStream, Stats
+from .backends import PlanStream, Stats, name_of, pick
 from .errors import MUTED, ConvergenceWarning
 from .penalties import F64
 from .problem import Problem
@@ -21,7 +20,34 @@ from .problem import Problem
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 
 
-class Result:
+class Answer:
+    """What one Result and that of a batch have: potentials, and a backend that pickles by its name."""
+
+    problem: Any
+    _backend: ModuleType
+    log_u: Any
+    log_v: Any
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: without the core's handle on the plan."""
+        state = {key: value for key, value in vars(self).items() if key != "_stream"}
+        return {**state, "_backend": name_of(self._backend)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _backend=pick(state["_backend"]))
+
+    @property
+    def f(self) -> Any:
+        """Dual potentials of the rows, ``reg * log_u``, in units of M."""
+        return self.problem.reg * self.log_u
+
+    @property
+    def g(self) -> Any:
+        """Dual potentials of the columns, ``reg * log_v``, in units of M."""
+        return self.problem.reg * self.log_v
+
+
+class Result(Answer):
     """Solution of one unbalanced optimal transport problem.
 
     Attributes
@@ -54,6 +80,8 @@ class Result:
     ``apply``, ``barycentric_map`` and ``top_k`` (with column indices of the whole) also make the ranks meet.
     """
 
+    problem: Problem
+
     def __init__(
         self,
         problem: Problem,
@@ -77,14 +105,6 @@ class Result:
             f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, "
             f"error_bound {self.error_bound:.1e}, mass {self.mass:.6g}>"
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For pickle: the backend by its name, without the core's handle on the plan."""
-        state = {key: value for key, value in vars(self).items() if key != "_stream"}
-        return {**state, "_backend": self._backend.__name__}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _backend=import_module(state["_backend"]))
 
     @property
     def converged(self) -> bool:
@@ -115,16 +135,6 @@ class Result:
         """Transported mass, ``sum P``."""
         return float(self.problem.rows.ranks.sum(self.row_marginal.sum()))
 
-    @property
-    def f(self) -> F64:
-        """Dual potential of the rows, ``reg * log_u``, in units of M."""
-        return self.problem.reg * self.log_u
-
-    @property
-    def g(self) -> F64:
-        """Dual potential of the columns, ``reg * log_v``, in units of M."""
-        return self.problem.reg * self.log_v
-
     @cached_property
     def objective(self) -> float:
         """The primal value with every mass term (hard constraints count 0; see ``error_bound``)."""
@@ -137,8 +147,10 @@ class Result:
 
     @cached_property
     def dual(self) -> float:
-        """The dual value, a lower bound of every plan's objective."""
+        """The dual value, a lower bound of every plan's objective; of a certified answer with the rounding of K counted."""
         p = self.problem
+        if self.converged and np.isfinite(self.trace[-1].dual):
+            return self.trace[-1].dual
         total = p.reg * (p.c_mass - self.mass)
         for side, x, _ in self._sides():
             value = penalties.dual_term(side.penalty, x, side.weight, side.rho, side.upper).sum()
@@ -229,7 +241,7 @@ class Result:
 
     def _own_top(self, k: int) -> tuple[Any, Any]:
         m, n = self.problem.shape
-        index, value = np.empty((m, k), np.int64), np.empty((m, k), self.problem.M.dtype.name)
+        index, value = np.empty((m, k), np.int64), np.empty((m, k), self.problem.cost.dtype.name)
         for i0, block in self._blocks():
             part = np.argpartition(block, n - k, axis=1)[:, n - k :]
             order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")

@@ -1,41 +1,19 @@
-"""The one loop of the package: passes until the certificate holds, rebuilding K when the scalings outgrow it."""
+"""`solve`: one problem, its arguments sorted, brought to its answer and, where it fell short, warned of."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from types import ModuleType
 from typing import Any
 
-import numpy as np
-from tqdm import tqdm
-
-from .backends import Options, Stats, Workspace, closing, host, pick
-from .files import Checkpoint
-from .penalties import F64
-from .problem import Problem, as_cost, as_pair, as_positive
-from .ranks import ALONE, Ranks, join, process_grid
+from .backends import Stats, name_of, pick
+from .cost import Cost
+from .files import opened
+from .loop import Run
+from .problem import Problem
+from .ranks import join
 from .result import Result, warn_not_converged
-from .rows import Rows, kind_of, opened, rows_of
-
-METHODS = {  # name: (translation, Anderson memory, in place)
-    "auto": (True, 5, False),
-    "translation_invariant": (True, 0, False),
-    "sinkhorn": (False, 0, False),
-    "map-uot": (False, 0, True),
-}
-PRECISIONS = {"float64": "float64", "mixed": "float32", "bfloat16": "bfloat16"}
-MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
-SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
-SCALING_STEP = 4.0
-COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
-MOST_THREADS = 4096  # more than any host has cores
-MOST_A_CALL = 512  # passes that the core makes before Python looks again
-FAILED = ("not finite", "underflow")  # a warm start that ends so is dropped
-SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
+from .strategy import METHODS, PRECISIONS, carry_out, make_options, start_potentials
+from .validate import as_callback, as_choice, as_cost, as_count, as_grid, as_threads, check_agreement, kind_of
 
 
 def solve(
@@ -140,237 +118,26 @@ def solve(
     with ranks.together():
         if method not in [*METHODS]:
             raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
-        if precision not in ("auto", *PRECISIONS):
-            raise ValueError(f"precision must be one of {['auto', *PRECISIONS]}, got {precision!r}")
-        if callback is not None and not callable(callback):
-            raise TypeError(f"callback must be callable, got {callback!r}")
+        as_choice(precision, "precision", ("auto", *PRECISIONS))
+        callback = as_callback(callback)
         module = pick(backend, M, a, b)
         ranks.place(module.__name__, M, a, b)
-        M = opened(M)
-        shape = M.shape if isinstance(M, Rows) else None
-        ranks.arrange(grid_of(split, ranks.size, shape, method, module.__name__.rpartition(".")[2]))
-        ranks.same(
-            method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes, precision=precision,
-            backend=module.__name__, reg=reg, M=kind_of(M),
+        source = opened(M)
+        shape = source.shape if isinstance(source, Cost) else None  # of the whole matrix, where one knows it
+        ranks.arrange(as_grid(split, ranks.size, shape, METHODS[method][2], name_of(module)))
+        check_agreement(
+            ranks, a, b, reg_m, method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes,
+            precision=precision, backend=module.__name__, reg=reg, M=kind_of(source),
             reference=reference if isinstance(reference, str) else kind_of(reference),
         )  # fmt: skip
-        rho = as_pair(reg_m, "reg_m")
-        ranks.rows.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho[0]) else rho[0], "reg_m[1]": rho[1]})
-        ranks.cols.same(a=a, **{"reg_m[0]": rho[0], "reg_m[1]": "one a column" if np.ndim(rho[1]) else rho[1]})
-        M = as_cost(rows_of(M, a, b, ranks), module, ranks)
-        reference = rows_of(reference, a, b, ranks) if isinstance(reference, Rows) else reference
-        threads = ranks.threads(None if threads is None else as_count(threads, "threads", MOST_THREADS), M.size)
-        problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
+        cost = as_cost(source, module, ranks, a, b)
+        threads = ranks.threads(as_threads(threads), cost.size)
+        problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
         options = make_options(method, precision, tol, tol_gap, threads)
         start = start_potentials(warm_start, problem)
         ranks.rows.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
-        result = run.solve(problem, options, start, escalate=precision == "auto")
+        result = carry_out(run, problem, options, start, escalate=precision == "auto")
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(result, tol, options.precision if precision != "auto" else "float64")
     return result
-
-
-def grid_of(split: Any, size: int, shape: tuple[int, int] | None, method: str, backend: str) -> tuple[int, int]:
-    """process_grid for this method and backend: "auto" is rows where a grid cannot be."""
-    in_place = METHODS[method][2]
-    if split == "auto" and (in_place or backend != "cpu"):
-        split = "rows"
-    grid = process_grid(split, size, shape)
-    if grid[1] > 1 and backend != "cpu":
-        raise NotImplementedError(f"split={split!r} needs backend='cpu', got {backend!r}")
-    if grid[1] > 1 and in_place:
-        raise NotImplementedError(f"method {method!r} keeps whole rows on a rank: split must be 'rows', got {split!r}")
-    return grid
-
-
-def make_options(method: str, precision: str, tol: Any, tol_gap: Any, threads: Any) -> Options:
-    translate, memory, in_place = METHODS[method]
-    tol = as_positive(tol, "tol")
-    tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
-    if precision == "auto":
-        precision = "mixed" if tol >= MIXED_TOL and not in_place else "float64"  # a plan is rounded in every pass
-    if in_place and precision == "bfloat16":
-        raise ValueError("precision 'bfloat16' cannot hold the in-place plan of method 'map-uot'")
-    threads = None if threads is None else as_count(threads, "threads", MOST_THREADS)
-    return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, threads)
-
-
-def as_count(value: Any, name: str, most: float = math.inf) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-    if value > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
-    return int(value)
-
-
-def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
-    """(log u, log v) to start from: zeros, or a warm start (a Result's potentials f, g are kept if reg changed)."""
-    m, n = problem.shape
-    if warm_start is None:
-        return np.zeros(m), np.zeros(n)
-    if isinstance(warm_start, Result):
-        warm_start = warm_start.f / problem.reg, warm_start.g / problem.reg
-    try:
-        log_u, log_v = (np.asarray(host(x)).astype(np.float64, casting="same_kind") for x in warm_start)
-    except (TypeError, ValueError) as error:
-        raise TypeError("warm_start must be a Result or a pair (log_u, log_v)") from error
-    if log_u.shape != (m,) or log_v.shape != (n,):
-        raise ValueError(f"warm_start must have shapes ({m},), ({n},), got {log_u.shape}, {log_v.shape}")
-    if np.isnan(log_u).any() or np.isnan(log_v).any():
-        raise ValueError("warm_start must not hold NaN")
-    return problem.project(np.where(np.isfinite(log_u), log_u, 0.0), np.where(np.isfinite(log_v), log_v, 0.0))
-
-
-class Run:
-    """One solve under way: the loop, its clock, its trace."""
-
-    def __init__(
-        self,
-        module: ModuleType,
-        max_passes: int,
-        callback: Callable[[Stats], Any] | None,
-        progress: bool,
-        ranks: Ranks = ALONE,
-        checkpoint: Any = None,
-    ) -> None:
-        self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
-        self.heard = ranks.max(bool(callback))  # by some rank, after every pass
-        self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
-        self.saves = ranks.max(self.checkpoint is not None)
-        progress = progress and ranks.rank == 0
-        # neither a share nor a time to go: how many passes it takes, nobody knows
-        form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
-        options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "disable": False, "bar_format": form}
-        self.bar = tqdm(**options) if progress else None
-        self.limit = max_passes
-        self.status = "running"
-        self.trace: list[Stats] = []
-        self.potentials: tuple[F64, F64]
-        self.marginals: tuple[F64, F64]
-        self.start = time.perf_counter()
-
-    def solve(self, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
-        """Solve the problem as given, or turned where only its columns are balanced.
-
-        The row side is exact in every pass, so that the gap of the free side then certifies the plan.
-        """
-        turned = problem.turns and problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
-        task, log_v = (problem.transpose(), start[0]) if turned else (problem, start[1])
-        with self.bar or nullcontext():
-            warm = self.ranks.max(bool(log_v.any()))
-            log_v = self.approach(task, options, log_v, warm)
-            if warm and self.status in FAILED:
-                log_v = self.approach(task, options, np.zeros_like(log_v), False)
-            if self.status == "stalled" and options.memory and {task.rows.penalty, task.cols.penalty} & {"tv", "range"}:
-                options = dataclasses.replace(options, memory=0)  # kinks mislead the extrapolation
-                log_v = self.run(task, options, log_v)
-            if self.status in ("stalled", "underflow") and escalate and options.precision == "float32":
-                log_v = self.run(task, dataclasses.replace(options, precision="float64"), log_v)
-        if turned:
-            self.potentials, self.marginals = self.potentials[::-1], self.marginals[::-1]
-        return Result(problem, self.module, self.potentials, self.marginals, self.trace, self.status, options.threads)
-
-    def approach(self, task: Problem, options: Options, log_v: F64, warm: bool) -> F64:
-        """The reg asked for, by way of larger ones from a cold start where it is small."""
-        for reg in reg_steps(task, options, warm):
-            self.limit = self.max_passes // 2  # the rest is for the reg asked for
-            if self.n_passes >= self.limit:
-                break
-            coarse = dataclasses.replace(options, tol=max(options.tol, COARSE_TOL))
-            log_v = self.run(dataclasses.replace(task, reg=reg), coarse, log_v * (task.reg / reg))
-            log_v *= reg / task.reg
-            if self.status == "cancelled":
-                break
-        cancelled = self.status == "cancelled"
-        self.limit = self.n_passes + 1 if cancelled else self.max_passes  # one, for potentials of the reg asked
-        log_v = self.run(task, options, log_v)
-        self.status = "cancelled" if cancelled else self.status
-        return log_v
-
-    def run(self, problem: Problem, options: Options, log_v: F64) -> F64:
-        """Pass until certified, cancelled or out of passes; returns the log v to go on from."""
-        with closing(self.module.Workspace(problem, options)) as workspace:
-            workspace.absorb(log_v)
-            fresh = True
-            quick = not self.heard and self.ranks.max(problem.M.size) <= self.module.QUICK_ENTRIES
-            count = self.module.QUICK_PASSES if quick else 1
-            while True:
-                begun = time.perf_counter()
-                stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))
-                self.status = self.record(stats)
-                ended = self.status not in ("running", "absorb", *FAILED)
-                if ended and options.in_place and not (fresh and len(stats) == 1):
-                    self.certify_in_place(workspace)
-                if fresh := self.status == "absorb":
-                    workspace.absorb()
-                elif self.status != "running":
-                    break
-                if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
-                    self.save(workspace, problem)
-                count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
-            if stats[-1].rejected:
-                self.leave_rejected(workspace, stats[-1])
-            if self.saves:
-                self.save(workspace, problem)
-            self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
-            return np.array(workspace.next_log_v)
-
-    def certify_in_place(self, workspace: Workspace) -> None:
-        """Repeat the last pass on a fresh K: what the plan lost while it was rescaled, it does not know itself."""
-        log_v = self.module.to_numpy(workspace.potentials()[1])
-        workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
-        status = self.record(workspace.iterate(1))
-        if "converged" in (status, self.status):
-            self.status = status
-
-    def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
-        """Make one pass more where the last was a dropped step: its state is no answer, the image before it is."""
-        if last.status == "absorb":
-            workspace.absorb()
-        status = self.record(workspace.iterate(1))
-        self.status = "converged" if status == "converged" else self.status
-
-    def save(self, workspace: Workspace, problem: Problem) -> None:
-        log_v = self.ranks.gather(workspace.next_log_v, 0, "cols")
-        if self.checkpoint:
-            self.checkpoint.save(problem.cols.name, log_v, problem.reg, self.n_passes)
-
-    @property
-    def n_passes(self) -> int:
-        return self.trace[-1].n_pass if self.trace else 0
-
-    def record(self, stats: list[Stats]) -> str:
-        """Append to the trace, tell the callback; the status that the loop acts on."""
-        done, now = self.n_passes, time.perf_counter() - self.start
-        cancelled = False
-        for i, stat in enumerate(stats, 1):
-            stat.n_pass, stat.seconds = done + i, now
-            self.trace.append(stat)
-            cancelled = cancelled or bool(self.callback and self.callback(stat))
-        if self.bar:
-            self.bar.update(len(stats))
-            self.bar.set_postfix_str(f"error {stats[-1].error:.1e}", refresh=False)
-        cancelled = self.ranks.max(cancelled)
-        status = stats[-1].status
-        if status in ("running", "absorb"):
-            if cancelled:
-                return "cancelled"
-            if self.n_passes >= self.limit:
-                return "max_passes"
-        return status
-
-    def next_count(self, made: int, seconds: float) -> int:
-        """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
-        if self.heard:
-            return 1
-        return max(1, min(2 * made, MOST_A_CALL, int(made * SECONDS_A_CALL / max(seconds, 1e-6))))
-
-
-def reg_steps(problem: Problem, options: Options, warm: bool) -> list[float]:
-    """Larger regs to pass through first where reg is far below the range of M; none for the named methods."""
-    spread = problem.M_max - problem.M_min
-    if warm or options.memory == 0 or problem.reg >= SCALING_BELOW * spread:
-        return []
-    count = math.ceil(math.log(SCALING_BELOW * spread / problem.reg, SCALING_STEP))
-    return [problem.reg * SCALING_STEP**k for k in range(count, 0, -1)]

@@ -16,7 +16,7 @@ from .batch import BatchResult, solve_batch
 from .divergence import check_options, self_costs
 from .gradients import marginal_gradient
 from .pot.arrays import give, take
-from .problem import as_pair
+from .validate import as_pair
 
 try:
     import torch

@@ -67,7 +67,8 @@ static int prepare(work *w)
     for (int64_t s = 0; s < k; s++, at += each) {
         double *absorbed = at + np, *base = at + 2 * np;
         mapuot_state *state = w->each[s] = w->states + s;
-        *state = (mapuot_state){.m = n, .n = n, .ld = run->ld, .dtype = MAPUOT_F64, .reg = 1.0, .partial = sums};
+        *state = (mapuot_state){.m = n, .n = n, .ld = run->ld, .dtype = MAPUOT_F64, .partial = sums};
+        state->limits = (mapuot_limits){.reg = 1.0, .inv_reg = 1.0};
         state->kernel = (void *)(uintptr_t)run->kernel; /* row_pass does not write it */
         state->rows = (mapuot_side){.len = n, .penalty = MAPUOT_KL, .fi = fi, .rho = rho, .weight = at};
         memcpy(at, run->A + s * n, (size_t)n * sizeof(double));
@@ -98,7 +99,7 @@ static int by_pass(const work *w)
         w->kernels->range(n, run->log_v + s * n, &low, &high);
         if (!(high - low + run->spread < run->safe))
             return 0;
-        w->states[s].shift = -high;
+        w->states[s].progress.shift = -high;
         w->kernels->scales(n, run->log_v + s * n, high, w->states[s].cols.scale);
         memset(w->states[s].sums, 0, (size_t)(padded(n) + SCALARS) * sizeof(double));
     }
@@ -116,8 +117,8 @@ static int by_pass(const work *w)
         if (!(high - low + run->spread < run->safe && fabs(high) < MOST_LOG))
             return 0;
         for (int64_t i = 0; i < n; i++)
-            log_u[i] += run->low + state->shift;
-        w->kernels->logs(n, state->sums, state->shift, w->log_s + s * n);
+            log_u[i] += run->low + state->progress.shift;
+        w->kernels->logs(n, state->sums, state->progress.shift, w->log_s + s * n);
     }
     return 1;
 }

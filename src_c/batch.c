@@ -66,7 +66,7 @@ int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states)
         spread_side(&state->cols, q);
         state->sums += q * (np + SCALARS);
         state->work += q * 3 * np;
-        state->history += q * (2 * first.memory + 2) * np;
+        state->history += q * (2 * first.limits.memory + 2) * np;
         if (!shared)
             state->kernel = (char *)state->kernel + q * first.m * first.ld * width;
     }

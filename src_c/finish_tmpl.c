@@ -1,15 +1,16 @@
 /* finish_tmpl.c - the O(n) half of a pass, in four sweeps over the columns; compiled once per instruction set.
  *
  * finish.c runs them in order and does the scalar work between them.  With k = reg / rho, x = log v + shift:
- *   marginal    s = v K^T u, q = b e^(-k log v)                       -> translation lam
+ *   marginal    s = v K^T u, b e^(-k x)                               -> translation lam, q = b e^(-k log v)
  *   prox        gap = rho q h(log s/q), G(x) = log v' = fi log(b / K^T u)   -> dual value, translation mu
  *   difference  F = G(x) - x and Anderson's dF, dG                    -> weights gamma
  *   advance     x = G - sum gamma dG, put back into the domain of the dual, v = e^x
  * Sources: Sejourne, Vialard, Peyre 2022 (translation); Walker, Ni 2011 (Anderson, type II).
- * Twins: src_cuda/finish_column.cuh, backends/reference.py.  Sides that mix penalties go through prox.h.
+ * Columns of penalties that have no vector form, or of a KL side that is balanced in part, go through common/column.h,
+ * which the CUDA core does for all; oracle: mapuot/backends/reference.py.
  */
 #include "kernels.h"
-#include "prox.h"
+#include "common/column.h"
 #include "vec.h"
 
 #define BIG 1e300 /* absorbed below it: the column is not left out */
@@ -21,15 +22,14 @@ void ISA_OP(sweep_marginal)(const mapuot_state *state, const sweep_args *args, i
     double *log_sum = state->work + np, *q_out = state->work + 2 * np;
     const int soft = cols->fi && cols->penalty == MAPUOT_KL;
     vd mass = v_set(0), weight = v_set(0), scale = v_set(0), dead = v_set(0);
-    (void)args;
     for (int64_t j = j0; j < j1; j += VL) {
         vd sum = v_load(state->sums + j), v = v_load(cols->scale + j), q = v_load(cols->weight + j);
         vd s = v_mul(v, sum), floor = v_set(DBL_MIN);
         vd is_dead = v_if_less(sum, floor, v_set(1), v_set(0));
         dead = v_add(dead, v_if_less(v_load(cols->absorbed + j), v_set(BIG), is_dead, v_set(0)));
-        if (soft) { /* q = b e^(-k log v) */
-            vd k = v_div(v_set(-state->reg), v_load(cols->rho + j));
-            q = v_mul(q, v_exp(v_mul(k, v_sub(v_load(cols->log_scale + j), v_set(state->shift)))));
+        if (soft) { /* b e^(-k (x - base)) */
+            vd k = v_div(v_set(-state->limits.reg), v_load(cols->rho + j));
+            q = v_mul(q, v_exp(v_mul(k, v_sub(v_load(cols->log_scale + j), v_set(args->base)))));
         }
         v_store(log_sum + j, v_log(v_max(sum, floor)));
         v_store(q_out + j, q);
@@ -44,21 +44,29 @@ void ISA_OP(sweep_marginal)(const mapuot_state *state, const sweep_args *args, i
     out[SUM_DEAD] += v_sum(dead);
 }
 
-/* columns with penalties that have no vector form */
-static void prox_scalar(const mapuot_state *state, int64_t j0, int64_t j1, double *out)
+/* columns that have no vector form; where a side has no one rho there is no translation, and no use of k and next */
+static void prox_scalar(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
 {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
+    const double reg = state->limits.reg;
     double *x_out = state->work, *log_sum = x_out + np, *image = log_sum + np;
     for (int64_t j = j0; j < j1; j++) {
-        const double e = cols->absorbed[j], x = cols->log_scale[j], f = state->reg * (x - state->shift);
-        x_out[j] = image[j] = x;
-        if (e == INFINITY)
+        const double rho = cols->rho[j], k = reg / rho, b = cols->weight[j];
+        x_out[j] = image[j] = cols->log_scale[j];
+        if (cols->absorbed[j] == INFINITY)
             continue;
-        if (state->sums[j] >= DBL_MIN)
-            image[j] = prox_log(cols, j, log_sum[j] - e + state->shift, state->reg) + state->shift;
-        out[SUM_GAP] += gap_term(cols, j, f, cols->marginal[j], &out[SUM_HARD]);
-        out[SUM_DUAL] += dual_term(cols, j, f);
+        const mapuot_column c = {
+            cols->absorbed[j], b, log(b), rho, cols->upper ? cols->upper[j] : 0.0, k, 1 / (1 + k), cols->log_scale[j],
+            cols->scale[j]};
+        const mapuot_column_out found =
+            column_values((int)cols->penalty, &c, state->sums[j], log_sum[j], state->progress.shift, args->offset, reg);
+        image[j] = found.image;
+        cols->marginal[j] = found.marginal;
+        out[SUM_GAP] += found.gap;
+        out[SUM_HARD] += found.hard;
+        out[SUM_DUAL] += found.dual;
+        out[SUM_NEXT] += found.next;
     }
 }
 
@@ -68,24 +76,24 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
     const int64_t np = padded(state->n);
     double *x_out = state->work, *log_sum = x_out + np, *image = log_sum + np;
     const int soft = cols->penalty == MAPUOT_KL;
-    const vd zero = v_set(0), one = v_set(1), shift = v_set(state->shift);
+    const vd zero = v_set(0), one = v_set(1), shift = v_set(state->progress.shift);
     vd gap = zero, hard = zero, dual = zero, next = zero;
     if (!cols->fi) {
-        prox_scalar(state, j0, j1, out);
+        prox_scalar(state, args, j0, j1, out);
         return;
     }
     for (int64_t j = j0; j < j1; j += VL) {
         vd e = v_load(cols->absorbed + j), b = v_load(cols->weight + j), fi = v_load(cols->fi + j);
         vd x = v_if_less(e, v_set(BIG), v_load(cols->log_scale + j), zero), log_v = v_sub(x, shift);
         vd d = v_if_less(e, v_set(BIG), e, zero), base = v_if_less(e, v_set(BIG), v_load(cols->base + j), zero);
-        vd log_s = v_add(v_load(log_sum + j), v_set(args->off));
-        vd s = v_mul(v_load(cols->marginal + j), v_set(args->sum_factor));
+        vd log_s = v_add(v_load(log_sum + j), v_set(args->offset));
+        vd s = v_mul(v_load(cols->marginal + j), v_set(args->kappa));
         /* G = fi (log b - log K^T u) + shift = base + e - fi log sum + (1 - fi) shift */
         vd G = v_fma(v_sub(one, fi), shift, v_fnma(fi, log_s, v_add(base, d)));
         G = v_if_less(v_load(state->sums + j), v_set(DBL_MIN), x, G);
         G = v_if_less(e, v_set(BIG), G, zero);
         if (soft) {
-            vd rho = v_load(cols->rho + j), k = v_div(v_set(state->reg), rho);
+            vd rho = v_load(cols->rho + j), k = v_div(v_set(state->limits.reg), rho);
             vd q = v_mul(v_load(image + j), v_set(args->q_factor));
             /* t = log(s / q) = (x - e) + log sum - (log b - k log v), log b = (1 + k) base + k e */
             vd log_b = v_add(base, v_mul(k, v_add(base, d)));
@@ -98,7 +106,7 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
             next = v_fma(b, v_exp(v_mul(k, v_sub(shift, G))), next);
         } else {
             hard = v_add(hard, v_max(v_sub(s, b), v_sub(b, s)));
-            dual = v_fma(v_mul(b, v_set(state->reg)), log_v, dual);
+            dual = v_fma(v_mul(b, v_set(state->limits.reg)), log_v, dual);
             next = v_add(next, b);
         }
         v_store(x_out + j, x);
@@ -117,8 +125,8 @@ void ISA_OP(sweep_difference)(const mapuot_state *state, const sweep_args *args,
     const int64_t np = padded(state->n);
     const double *x = state->work;
     double *image = state->work + 2 * np, *F_last = state->history, *G_last = F_last + np;
-    double *dF = F_last + 2 * np, *dG = dF + state->memory * np;
-    const vd zero = v_set(0), mu = v_set(args->mu);
+    double *dF = F_last + 2 * np, *dG = dF + state->limits.memory * np;
+    const vd zero = v_set(0), mu = v_set(args->common);
     vd largest = zero, dot[MAX_MEMORY], rhs[MAX_MEMORY];
     for (int i = 0; i < MAX_MEMORY; i++)
         dot[i] = rhs[i] = zero;
@@ -127,7 +135,7 @@ void ISA_OP(sweep_difference)(const mapuot_state *state, const sweep_args *args,
         vd F = v_sub(G, v_load(x + j));
         v_store(image + j, G);
         largest = v_max(largest, v_max(F, v_sub(zero, F)));
-        if (state->memory == 0)
+        if (state->limits.memory == 0)
             continue;
         if (args->slot >= 0) {
             vd new_dF = v_sub(F, v_load(F_last + j)), w = v_load(cols->weight + j);
@@ -156,9 +164,9 @@ void ISA_OP(sweep_advance)(const mapuot_state *state, const sweep_args *args, in
 {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
-    const double *image = state->work + 2 * np, *dG = state->history + (2 + state->memory) * np;
+    const double *image = state->work + 2 * np, *dG = state->history + (2 + state->limits.memory) * np;
     const int bounded = cols->penalty == MAPUOT_TV; /* |g| <= rho: beneath it the dual is -inf, above it flat */
-    const vd zero = v_set(0), shift = v_set(state->shift), rate = v_set(1.0 / state->reg);
+    const vd zero = v_set(0), shift = v_set(state->progress.shift), rate = v_set(1.0 / state->limits.reg);
     vd scale = zero;
     for (int64_t j = j0; j < j1; j += VL) {
         vd x = v_load(image + j), e = v_load(cols->absorbed + j);
@@ -169,7 +177,7 @@ void ISA_OP(sweep_advance)(const mapuot_state *state, const sweep_args *args, in
             x = v_min(v_max(x, v_sub(shift, bound)), v_add(shift, bound));
         }
         vd v = v_if_less(e, v_set(BIG), v_exp(v_sub(x, e)), zero);
-        if (state->in_place) { /* what the next pass multiplies the plan's columns by */
+        if (state->limits.in_place) { /* what the next pass multiplies the plan's columns by */
             vd old = v_load(cols->scale + j), ratio = v_div(v, v_max(old, v_set(DBL_MIN)));
             v_store(state->history + j, v_if_less(zero, old, ratio, zero));
         }

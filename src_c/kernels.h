@@ -21,12 +21,12 @@
 
 #include "mapuot.h"
 
-#define NARROW_LIMIT 1e20 /* scales beyond it, or below its inverse, are not safe in float32 runs */
 enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 8 };
 
 /* row scalars behind the column sums */
 enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };
 
+static inline int64_t entry_bytes(mapuot_dtype dtype) { return dtype == MAPUOT_F64 ? 8 : dtype == MAPUOT_F32 ? 4 : 2; }
 static inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
 
 /* What streams over M need: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij inv_reg). */
@@ -53,6 +53,7 @@ typedef mapuot_sweep sweep_args;
 typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out);
 
 typedef struct {
+    /* the float64 ones of row_pass, row_dots and row_sums make their rows from M where state->exact says so */
     pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
     pass_fn narrow_pass;    /* row_pass in short float32 runs on narrow_v; NULL for float64 */
     pass_fn row_dots;       /* rows.marginal = K v */

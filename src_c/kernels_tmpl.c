@@ -5,12 +5,14 @@
  * narrow_pass is the same with short float32 runs, twice as fast out of cache; its answers are certified by row_pass.
  * row_dots and row_sums are its halves, where the rows go on in other processes and s is summed over them between the two.
  * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
- * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cu, src_cuda/plan_pass.cu, backends/reference.py.
+ * A tile has a source, chosen at compile time as the pass and the storage are: STORED, it lies in K; MADE, its rows are
+ * made from M through cost.h into the thread's own buffer, used for both halves and overwritten by those of the next.
+ * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cuh, src_cuda/plan_pass.cuh, mapuot/backends/reference.py.
  */
+#include "cost.h"
 #include "kernels.h"
 #include "prox_rows.h"
 #include "vec.h"
-#include "entries.h"
 
 enum { LINE = 64 / sizeof(real) < 16 ? 64 / sizeof(real) : 16 }; /* columns a step: a cache line of K */
 enum { DOTS_AHEAD = 8 * 64 / sizeof(real) };                     /* columns requested ahead of the dots */
@@ -38,6 +40,75 @@ typedef struct {
 } tile;
 
 typedef enum { WIDE, NARROW, PLAN } form; /* the three passes; always known to the compiler */
+typedef enum { STORED, MADE } source;     /* where a tile comes from; likewise */
+enum { MAKES = sizeof(real) == 8 };       /* exact passes, the users of MADE, run in float64 whatever K is stored in */
+
+/* ---- rows from M ---- */
+
+/* past the caches where K or the plan is larger than they are */
+ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, int nontemporal)
+{
+    int64_t k = 0;
+    if (nontemporal && (uintptr_t)out % 64 == 0)
+        for (; k + VL <= count; k += VL)
+            v_stream_real(out + k, v_load(entry + k));
+    for (; k + VL <= count; k += VL)
+        v_store_real(out + k, v_load(entry + k));
+    for (; k < count; k++)
+        out[k] = (real)entry[k];
+}
+
+/* the rows [i0, i1) of K, with zeros behind them, or of the plan, to out and ld entries further each */
+ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, real *out, const int plan)
+{
+    _Alignas(64) double entry[BLOCK];
+    const int64_t np = padded(args->n), step = rows_together(&args->M);
+    for (int64_t i = i0; i < i1; i += step)
+        for (int64_t j = 0; j < args->n; j += BLOCK)
+            for (int64_t r = i; r < i1 && r < i + step; r++) {
+                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                entries(args, r, j, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, entry);
+                for (; !plan && j + count < np && count < BLOCK; count++)
+                    entry[count] = 0.0;
+                write_block(out + (r - i0) * args->ld + j, entry, count, args->nontemporal);
+            }
+}
+
+void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
+{
+    make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 0);
+}
+
+#ifndef MAPUOT_DTYPE_BF16
+void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)
+{
+    make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 1);
+}
+#endif
+
+static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64_t i, int64_t count)
+{
+    const stream_args args = {.m = state->m,
+                              .n = state->n,
+                              .M = state->M,
+                              .c = state->c,
+                              .inv_reg = state->limits.inv_reg,
+                              .alpha = state->alpha,
+                              .beta = state->beta,
+                              .ld = state->ld};
+    make_rows(&args, i, i + count, (real *)state->tile, 0);
+}
+
+/* R rows from i on, those of a tile made before being lost */
+ALWAYS_INLINE real *open_tile(const range *g, int64_t i, const source from, const int R)
+{
+    if (from == STORED)
+        return (real *)g->state->kernel + i * g->ld;
+    make_tile(g->state, i, R);
+    return (real *)g->state->tile;
+}
+
+/* ---- the halves of a tile ---- */
 
 /* the lines DOTS_AHEAD of column j in R rows, behind their end those of the rows that follow */
 ALWAYS_INLINE void request_ahead(const range *g, const real *K, const real *next, int64_t j, const int R)
@@ -245,19 +316,19 @@ ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, co
 /* Tiles of R rows from i0 on, upwards or downwards: every other pass goes downwards, since the rows read last are those
  * that the caches still hold. Plain: dots, prox, sums of a tile, then the next one, half of which the sums request.
  * Piped: the sums of a tile and the dots of the next in one sweep. Both make the same additions, bit for bit. */
-ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const int piped, const form form, const int R)
+ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const int piped, const form form,
+                             const source from, const int R)
 {
-    const int64_t step = g->state->passes & 1 ? -R : R;
-    real *K = (real *)g->state->kernel;
+    const int64_t step = g->state->progress.passes & 1 ? -R : R;
     double s[TILE], growth[TILE];
     int64_t i = step < 0 ? i0 + (count - 1) * R : i0;
     for (int64_t t = 0; t < count; t++, i += step) {
         const int last = t + 1 == count, flush = last || (t + 1) % (RUN_ROWS / R) == 0;
-        const real *next = last ? NULL : K + (i + step) * g->ld;
-        const tile now = {K + i * g->ld, form == PLAN ? growth : g->state->rows.scale + i};
+        const tile now = {open_tile(g, i, from, R), form == PLAN ? growth : g->state->rows.scale + i};
+        const real *next = last || from == MADE ? NULL : (real *)g->state->kernel + (i + step) * g->ld;
         if (!piped || t == 0)
             dots(g, now.row, NULL, NULL, 0, s, form, R);
-        if (next)
+        if (!last)
             request_rows(&g->state->rows, i + step);
         prox(g, i, s, growth, form, R);
         if (piped && next)
@@ -267,123 +338,95 @@ ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const in
     }
 }
 
-ALWAYS_INLINE void tiles_or_pipe(const range *g, int64_t i0, int64_t count, const form form, const int R)
+ALWAYS_INLINE void tiles_or_pipe(const range *g, int64_t i0, int64_t count, const form form, const source from,
+                                 const int R)
 {
-    if (g->state->piped)
-        row_tiles(g, i0, count, 1, form, R);
+    if (from == STORED && g->state->piped)
+        row_tiles(g, i0, count, 1, form, from, R);
     else
-        row_tiles(g, i0, count, 0, form, R);
+        row_tiles(g, i0, count, 0, form, from, R);
 }
 
-ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form)
+ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form,
+                             const source from)
 {
     const range g = range_of(state, form == PLAN ? state->history : state->cols.scale, sums);
     const int R = state->tile_rows;
     const int64_t count = (i1 - i0) / R, left = i1 - i0 - count * R;
     if (R == 8)
-        tiles_or_pipe(&g, i0, count, form, 8);
+        tiles_or_pipe(&g, i0, count, form, from, 8);
     else if (R == 4)
-        tiles_or_pipe(&g, i0, count, form, 4);
+        tiles_or_pipe(&g, i0, count, form, from, 4);
     else
-        tiles_or_pipe(&g, i0, count, form, 2);
-    row_tiles(&g, i1 - left, left, 0, form, 1);
+        tiles_or_pipe(&g, i0, count, form, from, 2);
+    row_tiles(&g, i1 - left, left, 0, form, from, 1);
 }
+
+typedef enum { DOTS, SUMS } half;
+
+/* s = K v of R rows to rows.marginal; or u = prox(s) and the column sums */
+ALWAYS_INLINE void half_tile(const range *g, int64_t i, const half half, const source from, const int R)
+{
+    const tile now = {open_tile(g, i, from, R), g->state->rows.scale + i};
+    double s[TILE] = {0}, *kept = g->state->rows.marginal + i;
+    if (half == DOTS) {
+        wide_dots(g, now.row, NULL, NULL, s, WIDE, R);
+        memcpy(kept, s, R * sizeof(double));
+    } else {
+        memcpy(s, kept, R * sizeof(double));
+        prox_rows(g->state, i, R, s, g->sums + g->np);
+        wide_sums(g, &now, NULL, WIDE, R);
+    }
+}
+
+ALWAYS_INLINE void half_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const half half,
+                              const source from)
+{
+    const range g = range_of(state, state->cols.scale, sums);
+    int64_t i = i0;
+    for (; i + 4 <= i1; i += 4)
+        half_tile(&g, i, half, from, 4);
+    for (; i < i1; i++)
+        half_tile(&g, i, half, from, 1);
+}
+
+/* ---- the passes ---- */
 
 void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    row_range(state, i0, i1, sums, WIDE);
+    if (MAKES && state->exact)
+        row_range(state, i0, i1, sums, WIDE, MADE);
+    else
+        row_range(state, i0, i1, sums, WIDE, STORED);
 }
 
 #ifndef MAPUOT_DTYPE_F64
 void KERNEL(narrow_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    row_range(state, i0, i1, sums, NARROW);
+    row_range(state, i0, i1, sums, NARROW, STORED);
 }
 #endif
 
-ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const int R)
+#ifndef MAPUOT_DTYPE_BF16
+/* on entry history[j] = v_j / (the v_j that the plan holds), rows.scale the u that it holds */
+void KERNEL(plan_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    double s[TILE];
-    wide_dots(g, (const real *)g->state->kernel + i * g->ld, NULL, NULL, s, WIDE, R);
-    memcpy(g->state->rows.marginal + i, s, R * sizeof(double));
+    row_range(state, i0, i1, sums, PLAN, STORED);
 }
-
-ALWAYS_INLINE void sums_tile(const range *g, int64_t i, const int R)
-{
-    const tile now = {(real *)g->state->kernel + i * g->ld, g->state->rows.scale + i};
-    double s[TILE] = {0};
-    memcpy(s, g->state->rows.marginal + i, R * sizeof(double));
-    prox_rows(g->state, i, R, s, g->sums + g->np);
-    wide_sums(g, &now, NULL, WIDE, R);
-}
+#endif
 
 void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    const range g = range_of(state, state->cols.scale, sums);
-    int64_t i = i0;
-    for (; i + 4 <= i1; i += 4)
-        dots_tile(&g, i, 4);
-    for (; i < i1; i++)
-        dots_tile(&g, i, 1);
+    if (MAKES && state->exact)
+        half_range(state, i0, i1, sums, DOTS, MADE);
+    else
+        half_range(state, i0, i1, sums, DOTS, STORED);
 }
 
 void KERNEL(row_sums)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    const range g = range_of(state, state->cols.scale, sums);
-    int64_t i = i0;
-    for (; i + 4 <= i1; i += 4)
-        sums_tile(&g, i, 4);
-    for (; i < i1; i++)
-        sums_tile(&g, i, 1);
+    if (MAKES && state->exact)
+        half_range(state, i0, i1, sums, SUMS, MADE);
+    else
+        half_range(state, i0, i1, sums, SUMS, STORED);
 }
-
-/* past the caches where K or the plan is larger than they are */
-ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, int nontemporal)
-{
-    int64_t k = 0;
-    if (nontemporal && (uintptr_t)out % 64 == 0)
-        for (; k + VL <= count; k += VL)
-            v_stream_real(out + k, v_load(entry + k));
-    for (; k + VL <= count; k += VL)
-        v_store_real(out + k, v_load(entry + k));
-    for (; k < count; k++)
-        out[k] = (real)entry[k];
-}
-
-void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
-{
-    _Alignas(64) double entry[BLOCK];
-    const int64_t np = padded(args->n);
-    const int64_t rows = args->M.col_stride == 1 ? 1 : TILE; /* whole rows where M has them */
-    for (int64_t i = i0; i < i1; i += rows)
-        for (int64_t j = 0; j < args->n; j += BLOCK)
-            for (int64_t r = i; r < i1 && r < i + rows; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
-                entries(args, r, j, count, REAL_MIN_LOG, REAL_NARROW, entry);
-                for (; j + count < np && count < BLOCK; count++) /* zeros behind the row */
-                    entry[count] = 0.0;
-                write_block((real *)args->out + r * args->ld + j, entry, count, args->nontemporal);
-            }
-}
-
-#ifndef MAPUOT_DTYPE_BF16
-
-/* on entry history[j] = v_j / (the v_j that the plan holds), rows.scale the u that it holds */
-void KERNEL(plan_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
-{
-    row_range(state, i0, i1, sums, PLAN);
-}
-
-void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)
-{
-    _Alignas(64) double entry[BLOCK];
-    const int64_t rows = args->M.col_stride == 1 ? 1 : TILE; /* whole rows where M has them */
-    for (int64_t i = i0; i < i1; i += rows)
-        for (int64_t j = 0; j < args->n; j += BLOCK)
-            for (int64_t r = i; r < i1 && r < i + rows; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
-                entries(args, r, j, count, REAL_MIN_LOG, 0, entry);
-                write_block((real *)args->out + r * args->ld + j, entry, count, args->nontemporal);
-            }
-}
-#endif

@@ -2,25 +2,13 @@
  *
  * The caller owns every array; the library owns only its thread pools and starts no thread elsewhere.
  * No call prints, and no call returns into the caller's code.  Every call returns a mapuot_status.
- * Only include guards and #include stand here as preprocessor lines: the Python binding reads this file.
+ * Only include guards and #include stand here as preprocessor lines: the Python binding reads this file and
+ * common/record.h, which has the records that the rules of a pass work on.
  * The words (m n a b M reg reg_m u v K) are explained once, in kernels.h.
  */
 #ifndef MAPUOT_H
 #define MAPUOT_H
-#include <stdint.h>
-
-typedef enum {
-    MAPUOT_RUNNING = 0,    /* all passes asked for were made */
-    MAPUOT_CONVERGED = 1,  /* the certified error is at most tol */
-    MAPUOT_ABSORB = 2,     /* the scalings outgrew K: rebuild K around the potentials, then go on */
-    MAPUOT_STALLED = 3,    /* no progress of the certificate for a long while: rounding floor */
-    MAPUOT_NOT_FINITE = 4, /* a sum became NaN or infinite */
-    MAPUOT_UNDERFLOW = 5,  /* on a fresh K the plan, or a point that matters, is too small for float64 */
-    MAPUOT_NO_MEMORY = -1,
-    MAPUOT_BAD_ARGUMENT = -2
-} mapuot_status;
-
-typedef enum { MAPUOT_KL, MAPUOT_BALANCED, MAPUOT_TV, MAPUOT_L2, MAPUOT_RANGE } mapuot_penalty;
+#include "common/record.h"
 
 typedef enum { MAPUOT_F64, MAPUOT_F32, MAPUOT_BF16 } mapuot_dtype;
 
@@ -53,73 +41,34 @@ typedef struct {
     int64_t m, n, ld; /* K is m x n with leading dimension ld (a multiple of 16) */
     mapuot_dtype dtype;
     void *kernel; /* K */
-    double reg;
+    mapuot_limits limits;
+    mapuot_progress progress;
     mapuot_side rows, cols;
     double *sums;
-    double *partial;     /* threads x (n padded + 16): column sums of each thread */
-    double *work;        /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
-    double *history;     /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
-    int32_t translate;   /* 1: translation-invariant steps; both sides KL or balanced, with one rho each */
-    double rho_u, rho_v; /* those rho */
-    int32_t memory;      /* Anderson memory, 0 = none, at most 8 */
-    int32_t narrow;      /* 1: narrow_pass until its error reaches narrow_floor or tol, then row_pass; 0: row_pass */
-    float *narrow_v;     /* n padded: v in float32 */
-    float *run;          /* threads x n padded, zero: column sums of some rows in float32 */
-    int32_t tile_rows;   /* 2, 4 or 8 rows of K at a time; 0: by the size of L2 */
-    int32_t piped;    /* 1: the sums of a tile and the dots of the next in one sweep; -1: if faster, by measurement */
-    int32_t tried[2]; /* passes measured, wide and narrow */
+    double *partial;   /* threads x (n padded + 16): column sums of each thread */
+    double *work;      /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
+    double *history;   /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
+    double gram[64];   /* their Gram matrix, 8 x 8: memory is at most 8 */
+    float *narrow_v;   /* n padded: v in float32; passes are narrow_pass while progress.narrow is 1, else row_pass */
+    float *run;        /* threads x n padded, zero: column sums of some rows in float32 */
+    int32_t tile_rows; /* 2, 4 or 8 rows of K at a time; 0: by the size of L2 */
+    int32_t piped;     /* 1: the sums of a tile and the dots of the next in one sweep; -1: if faster, by measurement */
+    int32_t tried[2];  /* passes measured, wide and narrow */
     double seconds[2][2]; /* the shortest of them, plain and piped */
-    double narrow_floor;  /* certified error under which float32 runs are noise */
     int32_t exact;        /* 1: K is remade from M in float64, tile by tile, since its storage is too coarse for tol */
     mapuot_matrix M, c;   /* for exact passes */
     const double *alpha, *beta; /* the logs in K (m, n) */
     double *tile;               /* threads x 8 x ld: the rows of K that an exact pass works on */
-    int32_t in_place;           /* 1: plan_pass (K is overwritten by the plan), 0: row_pass */
-    double tol;                 /* stop when the certified relative plan error is at most tol; < 0: never */
-    double tol_gap;             /* or when gap <= tol_gap |dual|; < 0: never */
-    double storage_error;       /* relative rounding of K's entries, added to the certificate; in place once a pass */
-    double exponent_error;      /* plan error by the rounding of log u + log v - M / reg, added likewise */
-    double flush;               /* entries of K below this were flushed to zero */
-    double flush_tol;           /* relative mass that flushing may hide before K is rebuilt */
-    double dual_constant;       /* reg * |c| + the dual terms of points left out */
-    double dual_scale;          /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
-    /* the state of the iteration */
-    double shift;      /* common translation: K holds d_i + shift and e_j - shift */
-    double row_offset; /* log u_i = rows.log_scale_i + d_i + shift + row_offset, r_i = rows.marginal_i e^row_offset */
-    double best_dual;
-    double best_error;
-    int64_t passes; /* passes made */
-    double progress_dual;
-    int64_t since_best;   /* passes since best_error fell or the dual rose */
-    int64_t since_absorb; /* passes since K was built */
-    double dead;          /* rows and columns that the last pass found without mass */
-    int32_t clipped;      /* the first pass on this K left a scaling clipped */
-    int32_t extrapolated; /* the next state is an extrapolated one, so the guard watches it */
-    int32_t depth;        /* Anderson differences held */
-    int32_t head;         /* slot of the newest one; -1: no previous state to difference with */
-    double gram[64];      /* their Gram matrix, 8 x 8 */
 } mapuot_state;
-
-/* What one pass tells. gap, dual, mass and the error are of the state (u, v) of that pass. */
-typedef struct {
-    double gap;   /* primal - dual, exact; inf while hard columns miss more than tol_gap (if < 0: tol) of the mass */
-    double error; /* certified relative plan error; balanced column side: |s - b|_1 / mass */
-    double dual;
-    double mass;
-    double residual;  /* max |G(log v) - log v| over points that carry weight */
-    double lost;      /* bound on the relative mass hidden by flushed entries of K */
-    double dead;      /* rows and columns without mass */
-    int32_t rejected; /* 1: the guard dropped the extrapolated step */
-    int32_t status;
-} mapuot_stats;
 
 /* What the sweeps of finish_pass need beside the state. */
 typedef struct {
-    double lam;                  /* translation found before the prox: log v -= lam */
-    double off;                  /* log of the factor that it puts on u and the column sums */
-    double sum_factor, q_factor; /* e^off, e^(lam reg / rho) */
-    double mu;                   /* translation of log v found after the prox */
-    int32_t slot, depth;         /* Anderson: where the new difference goes (-1: none), how many count */
+    double offset;       /* log of the factor that the translation before the prox puts on u and the column sums */
+    double kappa;        /* e^offset */
+    double base;         /* 0 where there is a translation, else the shift: the first sweep finds b e^(-k (x - base)) */
+    double q_factor;     /* what that lacks of q = b e^(-k log v): e^(k shift), or 1 */
+    double common;       /* translation of log v found after the prox */
+    int64_t slot, depth; /* Anderson: where the new difference goes (-1: none), how many count */
     double gamma[8];
 } mapuot_sweep;
 
@@ -130,7 +79,7 @@ typedef struct {
     double sums[25];
     mapuot_sweep args;
     double row_scalars[8];
-    double mass, scale_v, shift;
+    double mass, scale_v, lam, before; /* before the translation; lam, and the shift before it */
 } mapuot_finish;
 
 typedef struct mapuot_pool mapuot_pool;
@@ -226,15 +175,5 @@ typedef struct {
 
 /* at most count iterations; CONVERGED where err has come below stop, ABSORB where log_kernel is needed to go on */
 int mapuot_barycenter(mapuot_pool *pool, mapuot_barycenter_run *run, int64_t count);
-
-/* For bench: bandwidth of arrays of doubles (streams 1, 4 or 8; out: a sum a thread, 8 apart), the pass in two sweeps,
- * and one whose threads share the cache lines of their sums in chunks of 4 or 8. */
-int mapuot_bench_fill(mapuot_pool *pool, double *x, int64_t len);
-int mapuot_bench_read(mapuot_pool *pool, const double *x, int64_t len, int streams, int64_t ahead, int64_t repeats,
-                      double *out);
-int mapuot_bench_copy(mapuot_pool *pool, const double *x, double *y, int64_t len, int nontemporal, int64_t repeats);
-int mapuot_bench_scale(mapuot_pool *pool, double *x, int64_t len, int64_t repeats);
-int mapuot_bench_two_sweeps(mapuot_pool *pool, mapuot_state *state);
-int mapuot_bench_shared_sums(mapuot_pool *pool, const mapuot_state *state, int chunk, double *sums);
 
 #endif

@@ -1,18 +1,18 @@
 /* prox_rows.h - u = prox(s) for a tile of rows, with the row scalars of the certificate: shared by the passes over one
- * problem (kernels_tmpl.c) and over many (batch_tmpl.c).  KL and balanced rows in vectors, the rest through prox.h.
+ * problem (kernels_tmpl.c) and over many (batch_tmpl.c).  KL and balanced rows in vectors, the rest through common/penalty.h.
  * s is read up to a multiple of VL: what lies behind count must be finite.
  */
 #ifndef MAPUOT_PROX_ROWS_H
 #define MAPUOT_PROX_ROWS_H
 #include "kernels.h"
-#include "prox.h"
+#include "common/penalty.h"
 #include "vec.h"
 
 /* log scale = base - (1 - fi) shift - fi log s: KL and balanced, for the first count rows from i, at most VL */
 ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd sum, double *scalars)
 {
     const mapuot_side *rows = &state->rows;
-    const vd zero = v_set(0), one = v_set(1), tiny = v_set(DBL_MIN), shift = v_set(state->shift);
+    const vd zero = v_set(0), one = v_set(1), tiny = v_set(DBL_MIN), shift = v_set(state->progress.shift);
     vd fi = v_load_part(rows->fi + i, count, zero), a = v_load_part(rows->weight + i, count, zero);
     vd d = v_load_part(rows->absorbed + i, count, v_set(INFINITY)), base = v_load_part(rows->base + i, count, zero);
     vd x = v_fnma(v_sub(one, fi), shift, v_fnma(fi, v_log(v_max(sum, tiny)), base));
@@ -21,7 +21,7 @@ ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd
     if (rows->penalty == MAPUOT_KL) /* rho (a - r): r = a e^(-f / rho) is exact after the prox */
         dual = v_mul(v_mul(v_load_part(rows->rho + i, count, zero), in), v_sub(a, r));
     else
-        dual = v_mul(v_mul(a, v_set(state->reg)), v_if_less(zero, live, v_add(v_add(x, d), shift), zero));
+        dual = v_mul(v_mul(a, v_set(state->limits.reg)), v_if_less(zero, live, v_add(v_add(x, d), shift), zero));
     v_store_part(rows->scale + i, u, count);
     v_store_part(rows->log_scale + i, x, count);
     v_store_part(rows->marginal + i, r, count);
@@ -33,17 +33,20 @@ ALWAYS_INLINE void prox_part(const mapuot_state *state, int64_t i, int count, vd
 static void prox_scalar(const mapuot_state *state, int64_t i, int count, const double *s, double *scalars)
 {
     const mapuot_side *rows = &state->rows;
+    const double reg = state->limits.reg, shift = state->progress.shift;
+    const int penalty = (int)rows->penalty;
     for (int k = 0; k < count; k++, i++) {
-        double d = rows->absorbed[i];
-        int out = d == INFINITY, dead = !out && !(s[k] >= DBL_MIN);
-        double log_u = out || dead ? 0.0 : prox_log(rows, i, log(s[k]) - d - state->shift, state->reg);
-        double log_scale = log_u - d - state->shift, u = out || dead ? 0.0 : exp(log_scale);
+        const double d = rows->absorbed[i], t = rows->weight[i], rho = rows->rho[i],
+                     upper = rows->upper ? rows->upper[i] : 0.0;
+        const int out = d == INFINITY, dead = !out && !(s[k] >= TINY);
+        const double log_u = out || dead ? 0.0 : prox_log(penalty, log(s[k]) - d - shift, t, log(t), rho, upper, reg);
+        const double log_scale = log_u - d - shift, u = out || dead ? 0.0 : exp(log_scale);
         rows->scale[i] = u;
         rows->log_scale[i] = out ? 0.0 : log_scale;
         rows->marginal[i] = u * s[k];
         scalars[ROW_SCALE] += u;
         scalars[ROW_DEAD] += dead;
-        scalars[ROW_DUAL] += out || dead ? 0.0 : dual_term(rows, i, state->reg * log_u);
+        scalars[ROW_DUAL] += out || dead ? 0.0 : dual_term(penalty, reg * log_u, t, rho, upper);
     }
 }
 

@@ -15,14 +15,15 @@
 static double row_shift(const mapuot_state *state)
 {
     const mapuot_side *cols = &state->cols;
+    const double shift = state->progress.shift;
     int64_t best = -1;
-    for (int64_t j = 0; state->translate && j < state->n; j++)
+    for (int64_t j = 0; state->limits.lam_rate > 0 && j < state->n; j++)
         if (cols->absorbed[j] < INFINITY && cols->marginal[j] > 0.0 &&
             (best < 0 || cols->weight[j] > cols->weight[best]))
             best = j;
     if (best < 0)
         return 0.0;
-    const double log_v = cols->log_scale[best] - state->shift, old = state->work[best] - state->shift;
+    const double log_v = cols->log_scale[best] - shift, old = state->work[best] - shift;
     const double mu = log_v / cols->fi[best] - (log(cols->weight[best]) - log(cols->marginal[best]) + old);
     return isfinite(mu) ? mu : 0.0;
 }
@@ -31,11 +32,11 @@ static double row_shift(const mapuot_state *state)
 static void take(const mapuot_state *state, double *log_u, double *log_v)
 {
     const mapuot_side *rows = &state->rows, *cols = &state->cols;
-    const double up = state->shift + state->row_offset - row_shift(state);
+    const double up = state->progress.shift + state->progress.offset - row_shift(state);
     for (int64_t i = 0; i < state->m; i++)
         log_u[i] = rows->absorbed[i] < INFINITY ? rows->log_scale[i] + rows->absorbed[i] + up : -INFINITY;
     for (int64_t j = 0; j < state->n; j++)
-        log_v[j] = cols->absorbed[j] < INFINITY ? cols->log_scale[j] - state->shift : -INFINITY;
+        log_v[j] = cols->absorbed[j] < INFINITY ? cols->log_scale[j] - state->progress.shift : -INFINITY;
 }
 
 /* max|x - x'| / max(max x, max x', 1) of x = e^a, x' = e^b, without overflow */
@@ -81,10 +82,11 @@ static int one_iteration(mapuot_pool *pool, int64_t p, mapuot_state *const *stat
             status = mapuot_finish_pass(pool, states[q], stats + q);
         if (status < 0 || status == MAPUOT_NOT_FINITE)
             return status;
-        states[q]->since_best = 0; /* POT knows no stall */
+        if (!states[q]->progress.narrow) /* POT knows no stall, but float32 passes must give way */
+            states[q]->progress.since_best = 0;
         run->absorb[q] = status == MAPUOT_ABSORB;
-        outgrown |= run->absorb[q] && stats[q].rejected;
-        if (run->absorb[q] && stats[q].rejected)
+        outgrown |= run->absorb[q] && stats[q].rejected > 0;
+        if (run->absorb[q] && stats[q].rejected > 0)
             continue;
         take(states[q], run->next_u + q * states[q]->m, run->next_v + q * states[q]->n);
         run->done[q] = 1;

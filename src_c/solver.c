@@ -1,11 +1,13 @@
 /* solver.c - the pass as a whole: row_pass over the pool, whole or in two halves, then finish_pass (finish.c).
  *
- * One pass is row_pass (O(mn), reads K once) and finish_pass (O(n)).  Twins: backends/reference.py, src_cuda/.
+ * One pass is row_pass (O(mn), reads K once) and finish_pass (O(n)).  Twins: mapuot/backends/reference.py,
+ * src_cuda/iterate.cu, src_cuda/portable.cu.
  */
 #include <math.h>
 #include <string.h>
 #include <time.h>
 
+#include "common/rules.h"
 #include "kernels.h"
 
 enum { TRIALS = 4 };
@@ -38,50 +40,6 @@ const char *mapuot_status_text(int status)
 
 static int64_t sums_len(const mapuot_state *state) { return padded(state->n) + SCALARS; }
 
-static mapuot_matrix rows_of(mapuot_matrix M, int64_t i)
-{
-    const int64_t width = M.dtype == MAPUOT_F64 ? 8 : 4;
-    M.data = M.data ? (const char *)M.data + i * M.row_stride * width : NULL;
-    return M;
-}
-
-/* the rows from i on */
-static mapuot_side rows_from(mapuot_side rows, int64_t i)
-{
-    rows.weight += i;
-    rows.rho += i;
-    rows.absorbed += i;
-    rows.log_scale += i;
-    rows.scale += i;
-    rows.marginal += i;
-    if (rows.upper)
-        rows.upper += i;
-    if (rows.fi) {
-        rows.fi += i;
-        rows.base += i;
-    }
-    return rows;
-}
-
-/* pass on rows of K that are made from M in float64 and used at once */
-static void exact_rows(const mapuot_state *state, pass_fn pass, double *tile, int64_t i0, int64_t i1, double *sums)
-{
-    const dtype_kernels *k = &mapuot_active_kernels()->dtype[MAPUOT_F64];
-    stream_args args = {.n = state->n, .inv_reg = 1.0 / state->reg, .beta = state->beta, .out = tile, .ld = state->ld};
-    mapuot_state part = *state;
-    part.dtype = MAPUOT_F64;
-    part.kernel = tile;
-    for (int64_t i = i0; i < i1; i += TILE) {
-        args.m = part.m = i1 - i < TILE ? i1 - i : TILE;
-        args.M = rows_of(state->M, i);
-        args.c = rows_of(state->c, i);
-        args.alpha = state->alpha + i;
-        part.rows = rows_from(state->rows, i);
-        k->build_kernel(&args, 0, part.m);
-        pass(&part, 0, part.m, sums);
-    }
-}
-
 enum { WHOLE, DOTS, SUMS }; /* row_pass or one of its halves */
 
 typedef struct {
@@ -89,28 +47,28 @@ typedef struct {
     int half;
 } rows_job;
 
+/* how a tile's rows are held: as K is stored, or made in float64 */
+static mapuot_dtype tile_dtype(const mapuot_state *state) { return state->exact ? MAPUOT_F64 : state->dtype; }
+
 static pass_fn pass_of(const mapuot_state *state, int half)
 {
-    const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->exact ? MAPUOT_F64 : state->dtype];
+    const dtype_kernels *k = &mapuot_active_kernels()->dtype[tile_dtype(state)];
     if (half != WHOLE)
         return half == DOTS ? k->row_dots : k->row_sums;
-    return state->in_place ? k->plan_pass : state->narrow ? k->narrow_pass : k->row_pass;
+    return state->limits.in_place ? k->plan_pass : state->progress.narrow ? k->narrow_pass : k->row_pass;
 }
 
 static void rows_task(void *context, int thread, int threads)
 {
     const rows_job *job = context;
     mapuot_state own = *job->state, *state = &own;
-    const pass_fn pass = pass_of(state, job->half);
     const int64_t i0 = first_row(state->m, thread, threads), i1 = first_row(state->m, thread + 1, threads);
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
     if (job->half != DOTS)
         memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
-    own.run = state->narrow ? state->run + thread * padded(state->n) : NULL;
-    if (state->exact)
-        exact_rows(state, pass, state->tile + thread * TILE * state->ld, i0, i1, sums);
-    else
-        pass(state, i0, i1, sums);
+    own.run = state->progress.narrow ? state->run + thread * padded(state->n) : NULL;
+    own.tile = state->exact ? state->tile + thread * TILE * state->ld : NULL;
+    pass_of(state, job->half)(state, i0, i1, sums);
 }
 
 /* sums = the threads' sums in order, so that the result does not depend on timing */
@@ -130,10 +88,8 @@ static void reduce_task(void *context, int thread, int threads)
 /* 8 rows cut the traffic of v and of the sums; of longer rows two tiles must fit into L2 beside these */
 static int tile_rows(const mapuot_state *state)
 {
-    const int64_t np = padded(state->n), row = np * (state->dtype == MAPUOT_F64   ? 8
-                                                     : state->dtype == MAPUOT_F32 ? 4
-                                                                                  : 2);
-    const int64_t L2 = mapuot_l2_bytes(), room = L2 / 8 * 7 - np * (state->narrow ? 8 : 16);
+    const int64_t np = padded(state->n), row = np * entry_bytes(tile_dtype(state));
+    const int64_t L2 = mapuot_l2_bytes(), room = L2 / 8 * 7 - np * (state->progress.narrow ? 8 : 16);
     if (TILE * row <= L2 / 6)
         return TILE;
     return 2 * 4 * row > room && 2 * 2 * row <= room ? 2 : 4;
@@ -146,14 +102,15 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* sums of one pass over the rows, or half of it; returns the sum of u. Whether the pipe pays depends on the processor (it gives .95
- * instead of .83 of the read bandwidth on one, half as much on another): the first passes try both ways in turn. */
+/* sums of one pass over the rows, or half of it; returns the sum of u. Whether the pipe pays depends on the processor
+ * (it gives .95 instead of .83 of the read bandwidth on one, half as much on another): the first passes try both ways
+ * in turn. */
 static double sum_rows(mapuot_pool *pool, mapuot_state *state, int half, int narrow)
 {
     mapuot_state pass = *state;
     double *seconds = state->seconds[narrow], begun = now();
     int *tried = &state->tried[narrow], trial = state->piped < 0 && *tried < TRIALS && half == WHOLE && !state->exact;
-    pass.narrow = narrow;
+    pass.progress.narrow = narrow;
     pass.tile_rows = state->tile_rows ? state->tile_rows : tile_rows(&pass);
     if (state->piped < 0)
         pass.piped = trial ? *tried % 2 : seconds[1] < seconds[0];
@@ -184,9 +141,9 @@ static int narrow_scale(const mapuot_state *state)
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
 {
     const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->dtype];
-    if ((state->in_place && !k->plan_pass) || (state->narrow && !k->narrow_pass))
+    if ((state->limits.in_place && !k->plan_pass) || (state->progress.narrow && !k->narrow_pass))
         return MAPUOT_BAD_ARGUMENT;
-    if (state->narrow && narrow_scale(state) && in_range(sum_rows(pool, state, WHOLE, 1)))
+    if (state->progress.narrow && narrow_scale(state) && in_range(sum_rows(pool, state, WHOLE, 1)))
         return MAPUOT_RUNNING;
     sum_rows(pool, state, WHOLE, 0);
     return MAPUOT_RUNNING;

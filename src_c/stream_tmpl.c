@@ -1,9 +1,9 @@
 /* stream_tmpl.c - one read of M for whatever needs the plan or the cost but not K; compiled once per instruction set.
  *
  * The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), made block by block in L1 and used at once.
- * Accumulators are per thread and reduced by solver.c.  Twin: src_cuda/stream.cu.
+ * Accumulators are per thread and reduced by streams.c.  Twin: src_cuda/stream.cu.
  */
-#include "entries.h"
+#include "cost.h"
 
 #define PLAN_MIN_LOG (-708.0)
 
@@ -18,7 +18,7 @@ void ISA_OP(extrema)(const stream_args *args, int64_t i0, int64_t i1, double *ac
         for (int64_t j = 0; j < args->n; j += BLOCK)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
                 int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK, whole = count / VL * VL;
-                const double *M = matrix_block(&args->M, r, j, count, buffer);
+                const double *M = cost_block(&args->M, r, j, count, buffer);
                 vd odd = v_set(0), least = low, most = high;
                 for (int64_t k = 0; k < whole; k += VL) {
                     vd x = v_load(M + k);
@@ -54,7 +54,7 @@ ALWAYS_INLINE void log_entries(const stream_args *args, int64_t i, int64_t j, in
     exponents(args, i, j, count, out);
     if (args->c.data) {
         double buffer[BLOCK];
-        const double *c = matrix_block(&args->c, i, j, count, buffer);
+        const double *c = cost_block(&args->c, i, j, count, buffer);
         for (int64_t k = 0; k < count; k++)
             out[k] += log(c[k]);
     }
@@ -162,7 +162,7 @@ void ISA_OP(plan_sums)(const stream_args *args, int64_t i0, int64_t i1, double *
                 entries(args, r, j, count, PLAN_MIN_LOG, 0, p);
                 for (int64_t k = count; k % VL; k++)
                     p[k] = 0.0;
-                const double *M = matrix_block(&args->M, r, j, count, buffer);
+                const double *M = cost_block(&args->M, r, j, count, buffer);
                 for (int64_t k = 0; k < count; k += VL) {
                     vd x = v_load(p + k), used = v_if_less(v_set(0), x, v_load(M + k), v_set(0));
                     row[r - i] = v_add(row[r - i], x);

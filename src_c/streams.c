@@ -12,7 +12,7 @@ typedef struct {
     gather_fn gather;
     double *acc; /* threads x len */
     int64_t len;
-    size_t width; /* of an entry of out */
+    int64_t width; /* of an entry of out */
 } stream_job;
 
 enum { PAGE = 4096 };
@@ -21,10 +21,10 @@ enum { PAGE = 4096 };
  * lines (8192^2 float64 plan, in reads of M: 5.8, and 4.1 with every page touched first). */
 static void touch_rows(const stream_job *job, int64_t i0, int64_t i1)
 {
-    const size_t entry = job->width, row = (size_t)job->args.n * entry, pitch = (size_t)job->args.ld * entry;
+    const int64_t row = job->args.n * job->width, pitch = job->args.ld * job->width;
     for (int64_t i = i0; i < i1; i++)
-        for (size_t k = 0; k < row; k += PAGE)
-            ((volatile char *)job->args.out)[(size_t)i * pitch + k] = 0;
+        for (int64_t k = 0; k < row; k += PAGE)
+            ((volatile char *)job->args.out)[i * pitch + k] = 0;
 }
 
 static void stream_task(void *context, int thread, int threads)
@@ -104,7 +104,7 @@ int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, map
     return status;
 }
 
-static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *out, int64_t ld, size_t width)
+static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *out, int64_t ld, int64_t width)
 {
     if (!each)
         return MAPUOT_BAD_ARGUMENT;
@@ -112,25 +112,23 @@ static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *ou
     job->args.out = out;
     job->args.ld = ld;
     job->width = width;
-    job->args.nontemporal = (size_t)(job->args.m * ld) * width > (size_t)32 << 20;
+    job->args.nontemporal = job->args.m * ld * width > (int64_t)32 << 20;
     pool_run(pool, stream_task, job);
     return MAPUOT_RUNNING;
 }
-
-static size_t width(mapuot_dtype dtype) { return dtype == MAPUOT_F64 ? 8 : dtype == MAPUOT_F32 ? 4 : 2; }
 
 int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                         const double *alpha, const double *beta, mapuot_dtype dtype, void *K, int64_t ld)
 {
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
-    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].build_kernel, K, ld, width(dtype));
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].build_kernel, K, ld, entry_bytes(dtype));
 }
 
 int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                      const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld)
 {
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
-    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].form_plan, P, ld, width(dtype));
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].form_plan, P, ld, entry_bytes(dtype));
 }
 
 int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,

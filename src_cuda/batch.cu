@@ -73,7 +73,7 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
 #pragma unroll
         for (int q = 0; q < CT; q++) {
             const double x = alpha + part[q];
-            K[k][q] = exp(x - (x > -INF ? (double)from[k * S.M_row + q * step] : 0) * S.inv_reg);
+            K[k][q] = exp(x - (x > -INF ? (double)from[k * S.M_row + q * step] : 0) * S.limits.inv_reg);
         }
     }
 #pragma unroll 1
@@ -147,13 +147,13 @@ __device__ __forceinline__ void close_problem(const Batch &S, const Shared &all,
         const double *col = &all.col[0][j];
         const bool used = col[WEIGHT * COLUMNS] > 0;
         const int64_t to = problem * S.n + j;
-        S.log_v[to] = used ? col[NEW_G * COLUMNS] - col[NEW_F * COLUMNS] : -INF;
+        S.log_v[to] = used ? col[NEW_G * COLUMNS] - col[NEW_F * COLUMNS] - W.standing[0].shift : -INF;
         S.s[to] = used ? col[MARGINAL * COLUMNS] : 0;
     }
     if (at.mine && at.row < (int)S.m) {
         const int64_t to = problem * S.m + at.row;
         const bool used = all.a[at.row] > 0;
-        S.log_u[to] = used ? log_u + all.absorbed[at.row] + W.standing[0].shift : -INF;
+        S.log_u[to] = used ? log_u + all.absorbed[at.row] + W.standing[0].shift + move.off : -INF;
         S.r[to] = used ? r * move.kappa : 0;
     }
 }
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
     const Lane at = lane_of();
     const bool has_columns = (int)threadIdx.x / 32 < column_warps((int)S.n);
     double K[RT][CT];
-    if (S.report[problem].status != RUNNING || S.report[problem].passes >= S.count)
+    if (S.report[problem].status != MAPUOT_RUNNING || S.report[problem].passes >= S.count)
         return;
     if (threadIdx.x == 0)
         all.work.report = S.report[problem];
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
             build_kernel(S, all, M, at, plain, K);
         plain = false;
         odd = __syncthreads_or(row_half(S, all, at, K, log_u, r));
-        move = translation(S, all.work);
+        move = find_move(S, all.work);
         bool dead = false;
         if (has_columns)
             dead = first_sweep(S, all.work, all.col[0], COLUMNS, all.v, move, [&](int j) {
@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
         if (has_columns)
             far = finish_columns(S, all.work, all.col[0], COLUMNS, all.v, move, odd);
         rebuild = __syncthreads_or(far);
-        if (all.work.report.status != RUNNING || (all.work.report.passes >= S.count && !odd))
+        if (all.work.report.status != MAPUOT_RUNNING || (all.work.report.passes >= S.count && !odd))
             break;
     }
     close_problem(S, all, problem, at, move, log_u, r);

@@ -1,5 +1,5 @@
-// Mirrors src_c/finish_tmpl.c for one problem of a batch, up to the first sweep over its columns: one block, KL or
-// balanced sides with one rho each.  The words and formulas are those of finish_pass.cuh.
+// One problem of a batch, up to the first sweep over its columns: one block, KL or balanced sides with one rho each.  The
+// words and formulas are those of finish_pass.cuh; what a column and a pass decide is that of common/{column,rules}.h.
 //
 // A problem's columns are COLUMN_KINDS vectors of ld numbers, thread j of the first HOLDERS warps has column j,
 // j + 32 HOLDERS, ..; these warps do the scalar work each for itself, on the same numbers, so that it costs no meeting
@@ -8,26 +8,26 @@
 // Options: THREADS, COST (of M: 0 float64, 1 float32).
 #ifndef BATCH_CUH
 #define BATCH_CUH
-#include "prox.cuh"
+#define FAR_FN __device__ __forceinline__ // a call would spill what the sweep holds
+#include "anderson.cuh"
+#include "common/column.h"
 
 #if COST == 0
 typedef double cost;
 #else
 typedef float cost;
 #endif
-#define DEPTH 5 // most Anderson differences
 #define WARPS (THREADS / 32)
 #define HOLDERS (WARPS < 4 ? WARPS : 4) // warps that may have columns: the first ones
 #define LOG2E 1.4426950408889634
 #define LN2 0.6931471805599453
-#define SCALE_LIMIT 1e100 // a scale beyond it: K is rebuilt
-#define DEAD_SUM 1e-290   // a sum below it: no mass is in reach
+#define DEAD_SUM 1e-290 // a sum below it: no mass is in reach
 
 enum {
     WEIGHT,   // b, 0: left out
     LOG_B,    // log b; 0 where left out
     ABSORBED, // e
-    X,        // log v of the pass
+    X,        // log v + shift of the pass
     Q,        // b e^(-k x)
     IMAGE,    // last G(x)
     LAST,     // last G(x) - x
@@ -35,17 +35,17 @@ enum {
     NEW_F,
     MARGINAL,
     DF,
-    DG = DF + DEPTH,
-    COLUMN_KINDS = DG + DEPTH
+    DG = DF + MEMORY,
+    COLUMN_KINDS = DG + MEMORY
 };
-// what the first sweep sums; LOSS: gap, balanced |s - b|_1; WORTH: sum b e^(-k G), balanced sum b x
-enum { LOSS, WORTH, SUM_F, SUM_P, SUM_PP, SUM_PF, SUM_DOT, SUM_RHS = SUM_DOT + DEPTH, SUMS = SUM_RHS + DEPTH };
+// what the first sweep sums; LOSS: gap, balanced |s - b|_1; WORTH: sum b e^(-k G), balanced the dual terms
+enum { LOSS, WORTH, SUM_F, SUM_P, SUM_PP, SUM_PF, SUM_DOT, SUM_RHS = SUM_DOT + MEMORY, SUMS = SUM_RHS + MEMORY };
 
-struct Report {
-    double gap, error, dual, mass, passes, status;
+struct Report : mapuot_stats {
+    double passes;
 };
 
-// A batch; every member is 8 bytes wide, as in the numpy record BATCH of backends/cuda_batch.py.
+// A batch; every member is 8 bytes wide: mapuot/backends/records.py reads the record from this text.
 struct Batch {
     int64_t m, n;
     const cost *M;
@@ -58,32 +58,29 @@ struct Batch {
     double *v, *u, *row_sums, *sums; // p x n, p x m; K v, p x m; K^T u, p x n
     double *row_scalar;              // p
     struct Standing *standing;       // p
-    int64_t product, memory, count;  // reference a b^T or ones; Anderson differences; passes of each problem at most
-    double reg, inv_reg, k1, k2;     // k = reg / rho, 0: balanced
-    double fi1, fi2, rho1, rho2;     // fi = 1 / (1 + k); rho 0: balanced
-    double lam_rate, mu_rate, tol, tol_gap, narrow_floor;
-    double low, safe;            // smallest M / reg; safe 1: K needs no absorbed potentials at the start
-    double rounding, unresolved; // of the exponents of the plan; times it the plan error that no gap resolves
+    mapuot_limits limits;            // dual_scale and dual_constant are each problem's own
+    int64_t product, count;          // reference a b^T or ones; passes of each problem at most
+    double k1, fi2;                  // of limits the twins: k = reg / rho, 0: balanced; fi = 1 / (1 + k)
+    double low, safe;                // smallest M / reg; safe 1: K needs no absorbed potentials at the start
 };
 
 // How far the iteration is; a copy for each warp.
-struct Standing {
-    double shift, best_dual, best_error, progress_dual, since_best, since_build, passes;
-    double depth, head, have, extrapolated;
+struct Standing : mapuot_progress {
     double mass_a, mass_b, weight; // weight: sum b e^(-k x), between launches
-    double gram[DEPTH * DEPTH], ones[DEPTH];
+    double gram[MEMORY * MEMORY], ones[MEMORY];
 };
 
 struct Work {
     double row[WARPS], next[WARPS]; // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
-    double part[HOLDERS][SUMS];
+    double part[HOLDERS][SUMS];     // of each warp
+    double sums[HOLDERS][SUMS];     // of all of them, a copy for each
     Standing standing[HOLDERS];
     Report report;
 };
 
-// The translation of a pass: log u += off, log v -= lam, the plan times kappa, q times grow
+// The translation of a pass, as in finish_pass.cuh; grow: what b e^(-k x) lacks of b e^(-k log v); the mass before it
 struct Move {
-    double lam, off, kappa, log_kappa, grow, mass, weight;
+    double lam, off, kappa, grow, mass, weight;
 };
 
 __device__ __forceinline__ int column_warps(int n) { return n < 32 * HOLDERS ? (n + 31) / 32 : HOLDERS; }
@@ -148,23 +145,23 @@ __device__ __forceinline__ void open_columns(const Batch &S, Work &W, int64_t pr
     if (lane == 0 && warp < HOLDERS) {
         p.best_dual = p.progress_dual = -INF;
         p.best_error = INF;
-        p.passes = S.report[problem].passes;
+        p.passes = (int64_t)S.report[problem].passes;
         p.mass_a = a;
         p.mass_b = b;
     }
     __syncthreads();
 }
 
-// v relative to K of a column, q = b e^(-k x); true where v leaves the range of this K.
+// v relative to K of a column; adds b e^(-k x); true where v leaves the range of this K.
 __device__ __forceinline__ bool scale_column(const Batch &S, double *col, int ld, double *v, int j, double x,
-                                             double shift)
+                                             double &weight)
 {
     const double w = col[WEIGHT * ld + j];
-    const double scale = w > 0 ? exp(x - col[ABSORBED * ld + j] + shift) : 0;
+    const double scale = w > 0 ? exp(x - col[ABSORBED * ld + j]) : 0;
     col[X * ld + j] = x;
-    col[Q * ld + j] = S.k2 > 0 ? w * exp(-S.k2 * x) : w;
+    weight += col[Q * ld + j] = S.limits.rate_cols > 0 ? w * exp(-S.limits.rate_cols * x) : w;
     v[j] = scale;
-    return !(scale < SCALE_LIMIT);
+    return !(scale < S.limits.scale_limit);
 }
 
 __device__ __forceinline__ void join_next(Work &W, double sum)
@@ -185,14 +182,12 @@ __device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *c
     top = block_max(top, W.next);
     __syncthreads();
 #pragma unroll 1
-    for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
-        scale_column(S, col, ld, v, j, col[X * ld + j], -top);
-        sum += col[Q * ld + j];
-    }
+    for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
+        scale_column(S, col, ld, v, j, col[X * ld + j] - top, sum);
     join_next(W, sum);
     if (threadIdx.x % 32 == 0 && threadIdx.x < 32 * HOLDERS) {
-        W.standing[threadIdx.x / 32].shift = -top;
-        W.standing[threadIdx.x / 32].since_build = 0;
+        W.standing[threadIdx.x / 32].shift -= top;
+        W.standing[threadIdx.x / 32].since_absorb = 0;
     }
     __syncthreads();
 }
@@ -204,24 +199,21 @@ __device__ __forceinline__ double row_scale(const Batch &S, double a, double log
     if (!(a > 0))
         return 0;
     odd |= !(s > DEAD_SUM);
-    log_u = S.fi1 * (log_a - log(s)) - (1 - S.fi1) * (d + shift);
+    log_u = S.limits.fi_rows * (log_a - log(s)) - (1 - S.limits.fi_rows) * (d + shift);
     const double u = exp(log_u);
-    odd |= !(u < SCALE_LIMIT);
+    odd |= !(u < S.limits.scale_limit);
     return u;
 }
 
-__device__ __forceinline__ Move translation(const Batch &S, const Work &W)
+__device__ __forceinline__ Move find_move(const Batch &S, const Work &W)
 {
-    const int warps = column_warps((int)S.n);
-    const double fi = S.fi1;
     Move move;
     move.mass = S.k1 > 0 ? total(W.row, WARPS) : W.standing[0].mass_a;
-    move.weight = total(W.next, warps);
-    move.lam = S.lam_rate > 0 ? S.lam_rate * (log(move.mass) - log(move.weight)) : 0;
-    move.off = fi * move.lam;
-    move.log_kappa = (fi - 1) * move.lam;
-    move.kappa = S.lam_rate > 0 ? exp(move.log_kappa) : 1;
-    move.grow = S.lam_rate > 0 && S.k2 > 0 ? exp(S.k2 * move.lam) : 1;
+    move.weight = total(W.next, column_warps((int)S.n));
+    move.lam = translation(&S.limits, log(move.mass) - log(move.weight), W.standing[0].shift);
+    move.off = left_of_rows(&S.limits, move.lam);
+    move.kappa = exp(move.off);
+    move.grow = exp(S.limits.rate_cols * (W.standing[0].shift + move.lam));
     return move;
 }
 
@@ -232,7 +224,7 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Standing &p = W.standing[warp];
-    const double fi = S.fi2, shift = p.shift + move.off;
+    const double shift = p.shift + move.lam, k2 = S.limits.rate_cols;
     const int depth = p.have > 0 ? (int)p.depth : 0;
     bool odd = false;
     double value[SUMS];
@@ -241,33 +233,29 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
         value[q] = 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
-        const double sum = sum_of(j);
-        const double w = col[WEIGHT * ld + j];
+        const double sum = sum_of(j), w = col[WEIGHT * ld + j], x = col[X * ld + j];
         if (!(w > 0))
             continue;
         odd |= !(sum > DEAD_SUM);
-        const double log_s = log(sum), e = col[ABSORBED * ld + j], x = col[X * ld + j] - move.lam;
-        const double log_b = col[LOG_B * ld + j], s = v[j] * sum * move.kappa;
-        const double G = fi * (log_b - log_s + e - shift), f = G - x, P = f - col[LAST * ld + j];
-        if (S.k2 > 0) { // t = log(s / q)
-            const double q = col[Q * ld + j] * move.grow;
-            const double t = (x - e + shift) + log_s - (log_b - S.k2 * x);
-            value[LOSS] += kl_gap(q, s, t);
-            value[WORTH] += w * exp(-S.k2 * G);
-        } else {
-            value[LOSS] += fabs(s - w);
-            value[WORTH] += w * x;
-        }
+        const mapuot_column c = {
+            col[ABSORBED * ld + j], w, col[LOG_B * ld + j], k2 > 0 ? S.limits.rho_cols : INF, 0, k2, S.fi2, x, v[j]};
+        const double log_sum = log(sum), image = kl_image(&c, log_sum, shift, move.off);
+        const double next = k2 > 0 ? w * exp(-k2 * (image - shift)) : w, q = col[Q * ld + j] * move.grow;
+        const mapuot_column_out out =
+            kl_column(&c, sum, log_sum, shift, move.off, S.limits.reg, image, q, next, move.kappa);
+        const double G = out.image, f = G - x, P = f - col[LAST * ld + j];
+        value[LOSS] += out.gap + out.hard;
+        value[WORTH] += k2 > 0 ? out.next : out.dual;
         col[NEW_G * ld + j] = G;
         col[NEW_F * ld + j] = f;
-        col[MARGINAL * ld + j] = s;
+        col[MARGINAL * ld + j] = out.marginal;
         const double wf = w * f, wP = w * P;
         value[SUM_F] += wf;
         value[SUM_P] += wP;
         value[SUM_PP] += wP * P;
         value[SUM_PF] += wP * f;
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++)
+        for (int i = 0; i < MEMORY; i++)
             if (i < depth) {
                 const double d = col[(DF + i) * ld + j];
                 value[SUM_DOT + i] += wP * d;

@@ -14,7 +14,7 @@
 // M_ij / reg, 0 outside
 __device__ __forceinline__ double ratio(const Batch &S, const cost *M, int i, int j)
 {
-    return i < (int)S.m && j < (int)S.n ? (double)M[i * S.M_row + j * S.M_col] * S.inv_reg : 0;
+    return i < (int)S.m && j < (int)S.n ? (double)M[i * S.M_row + j * S.M_col] * S.limits.inv_reg : 0;
 }
 
 // alpha = -max_j(beta_j - M_ij / reg), beta_j = -max_i(alpha_i - M_ij / reg), where beta comes as log v_j b_j and the

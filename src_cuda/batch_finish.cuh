@@ -1,80 +1,19 @@
-// Mirrors src_c/finish_tmpl.c and src_c/finish.c (anderson_weights, judge): certificate, guard, Anderson and the
-// second sweep over the columns of one problem of a batch.  Included after batch.cuh.
+// The scalar work of a problem of a batch, as common/rules.h decides it, and the second sweep over its columns.
+// Included after batch.cuh.
 #ifndef BATCH_FINISH_CUH
 #define BATCH_FINISH_CUH
 #include "batch.cuh"
-#include "progress.cuh"
 
-// Anderson's weight of difference `lane`: columns normalised, ridge 1e-10; one warp.  t: lane q has sum q, c: what the
-// residual gains by its translation.
-__device__ __forceinline__ double anderson(Standing &p, double t, double c, int slot, int depth)
+// The dual value as summed, after the translation; t: the sums of the first sweep.
+__device__ __forceinline__ double dual_value(const Batch &S, const Work &W, const Standing &p, const Move &move,
+                                             double mass, const double *t)
 {
-    const int lane = threadIdx.x % 32, row = lane < depth ? lane : 0;
-    const double F = __shfl_sync(FULL, t, SUM_F), P = __shfl_sync(FULL, t, SUM_P), ones = p.mass_b;
-    const double PP = __shfl_sync(FULL, t, SUM_PP), PF = __shfl_sync(FULL, t, SUM_PF);
-    double dot = __shfl_sync(FULL, t, SUM_DOT + row) + c * p.ones[row];
-    double y = __shfl_sync(FULL, t, SUM_RHS + row) + c * p.ones[row];
-    if (row == slot) {
-        dot = PP + c * (2 * P + c * ones);
-        y = PF + c * (P + F + c * ones);
-    }
-    __syncwarp();
-    if (lane < depth)
-        p.gram[lane * DEPTH + slot] = p.gram[slot * DEPTH + lane] = dot;
-    if (lane == slot)
-        p.ones[slot] = P + c * ones;
-    __syncwarp();
-    const double scale = lane < depth ? rsqrt(fmax(p.gram[row * (DEPTH + 1)], TINY)) : 0;
-    double A[DEPTH], inverted = 0;
-    y *= scale;
-#pragma unroll
-    for (int k = 0; k < DEPTH; k++)
-        A[k] = p.gram[row * DEPTH + k] * scale * __shfl_sync(FULL, scale, k) + (k == lane ? 1e-10 : 0);
-#pragma unroll
-    for (int i = 0; i < DEPTH; i++) {
-        if (i >= depth)
-            break;
-        const double pivot = inverse(__shfl_sync(FULL, A[i], i)), factor = lane == i ? 0 : A[i] * pivot;
-        inverted = lane == i ? pivot : inverted;
-#pragma unroll
-        for (int k = i + 1; k < DEPTH; k++)
-            A[k] -= factor * __shfl_sync(FULL, A[k], i);
-        y -= factor * __shfl_sync(FULL, y, i);
-    }
-    const double gamma = lane < depth ? y * inverted * scale : 0;
-    return __all_sync(FULL, isfinite(gamma)) ? gamma : 0;
-}
-
-// What the state is worth; t as in anderson.
-__device__ __forceinline__ Report certify(const Batch &S, const Work &W, const Standing &p, const Move &move, double t)
-{
-    const double loss = __shfl_sync(FULL, t, LOSS), worth = __shfl_sync(FULL, t, WORTH);
-    const double shift = p.shift + move.off, c_mass = S.product ? p.mass_a * p.mass_b : (double)S.m * (double)S.n;
-    Report out;
-    out.mass = move.kappa * move.mass;
-    const double part = loss * inverse(out.mass);
-    out.gap = S.k2 > 0 ? S.rho2 * loss : part <= (S.tol_gap >= 0 ? S.tol_gap : S.tol) ? 0 : INF;
-    out.error = S.k2 > 0 ? plan_error(S.rho2 * S.inv_reg * part) : part;
-    out.error += S.unresolved * (S.rounding + 4.5e-16 * fabs(shift)); // log u and log v hold it: 4 roundings
-    out.dual = S.reg * (c_mass - out.mass);
-    out.dual += S.k1 > 0 ? S.rho1 * (p.mass_a - out.mass) : S.reg * (total(W.row, WARPS) + shift * p.mass_a);
-    out.dual += S.k2 > 0 ? S.rho2 * (p.mass_b - move.weight * move.grow) : S.reg * worth;
-    return out;
-}
-
-// The status that the certificate gives.
-__device__ __forceinline__ int judge(const Batch &S, Standing &p, const Report &out, bool rejected)
-{
-    const bool done = out.error <= S.tol || out.gap <= S.tol_gap * fabs(out.dual);
-    if (rejected)
-        return RUNNING;
-    if (out.mass < LEAST_MASS)
-        return UNDERFLOW;
-    if (!isfinite(out.mass) || !isfinite(out.dual) || !isfinite(out.error))
-        return NOT_FINITE;
-    if (done)
-        return CONVERGED;
-    return stalled(p, out) ? STALLED : RUNNING;
+    const mapuot_limits &limits = S.limits;
+    const double c_mass = S.product ? p.mass_a * p.mass_b : (double)S.m * (double)S.n, shift = p.shift + move.lam;
+    double dual = limits.reg * (c_mass - mass);
+    dual += S.k1 > 0 ? limits.rho_rows * (p.mass_a - mass) : limits.reg * (total(W.row, WARPS) + shift * p.mass_a);
+    dual += limits.rate_cols > 0 ? limits.rho_cols * (p.mass_b - move.weight * move.grow) : t[WORTH];
+    return dual;
 }
 
 // Sweep 2: the next x by extrapolation (step 1), as it is (0), or the last image again (2); true where v goes too far.
@@ -82,8 +21,10 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
                                              int step, int slot, double c, double gamma)
 {
     const int depth = (int)p.depth;
-    const double g[DEPTH] = {__shfl_sync(FULL, gamma, 0), __shfl_sync(FULL, gamma, 1), __shfl_sync(FULL, gamma, 2),
-                             __shfl_sync(FULL, gamma, 3), __shfl_sync(FULL, gamma, 4)};
+    double g[MEMORY];
+#pragma unroll
+    for (int i = 0; i < MEMORY; i++)
+        g[i] = __shfl_sync(FULL, gamma, i * (MEMORY + 1) + MEMORY);
     double sum = 0;
     bool far = false;
 #pragma unroll 1
@@ -91,7 +32,7 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
         double x = col[IMAGE * ld + j];
         if (!(col[WEIGHT * ld + j] > 0))
             continue;
-        if (step < 2) {
+        if (step < MAPUOT_GO_BACK) {
             const double G = col[NEW_G * ld + j] + c, f = col[NEW_F * ld + j] + c;
             double y = G;
             if (slot >= 0) {
@@ -99,18 +40,35 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
                 col[(DG + slot) * ld + j] = G - x;
             }
 #pragma unroll
-            for (int i = 0; i < DEPTH; i++)
-                if (step == 1 && i < depth)
+            for (int i = 0; i < MEMORY; i++)
+                if (step == MAPUOT_EXTRAPOLATE && i < depth)
                     y -= g[i] * col[(DG + i) * ld + j];
             col[LAST * ld + j] = f;
             col[IMAGE * ld + j] = G;
             x = y;
         }
-        far |= scale_column(S, col, ld, v, j, x, p.shift);
-        sum += col[Q * ld + j];
+        far |= scale_column(S, col, ld, v, j, x, sum);
     }
     join_next(W, sum);
     return far;
+}
+
+// What the pass decides, into p and out; t: the sums of the first sweep.  Returns the translation of the image.
+__device__ __forceinline__ double settle_pass(const Batch &S, const Work &W, Standing &p, const Move &move,
+                                              const double *t, Report &out)
+{
+    mapuot_limits limits = S.limits;
+    const bool soft = limits.rate_cols > 0;
+    limits.dual_scale = limits.rho_rows * p.mass_a + limits.rho_cols * p.mass_b;
+    out.mass = move.kappa * move.mass;
+    out.dual = dual_value(S, W, p, move, out.mass, t);
+    out.lost = out.dead = out.rejected = 0;
+    p.shift += move.lam;
+    settle(&limits, &p, &out);
+    certify(&limits, &p, &out, soft ? t[LOSS] : 0, soft ? 0 : t[LOSS], 1); // where K does not do, no pass comes here
+    judge(&limits, &p, &out, 1, 1);
+    out.passes = (double)p.passes;
+    return next_translation(&limits, log(soft ? t[WORTH] : p.mass_b) - log(out.mass));
 }
 
 // Scalar work and sweep 2, by every warp that has columns; what warp 0 finds goes to W.report.  odd: the pass does not
@@ -120,55 +78,36 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = column_warps((int)S.n);
     Standing &at = W.standing[warp];
-    Standing p = at;
-    double t = 0;
+    double *t = W.sums[warp], sum = 0, common = 0, gamma = 0;
 #pragma unroll 1
     for (int w = 0; w < warps; w++)
-        t += lane < SUMS ? W.part[w][lane] : 0;
-    Report out = odd ? W.report : certify(S, W, p, move, t);
-    out.passes = p.passes + 1;
-    out.status = RUNNING;
-    int step = 3, slot = -1, depth = 0;
-    double c = 0, gamma = 0;
+        sum += lane < SUMS ? W.part[w][lane] : 0;
+    if (lane < SUMS)
+        t[lane] = sum;
+    __syncwarp();
+    Standing p = at;
+    Report out = W.report;
+    p.step = MAPUOT_REPEAT;
     if (odd) {
-        out.status = p.since_build == 0 ? NOT_FINITE : RUNNING;
+        out.status = p.since_absorb == 0 ? MAPUOT_NOT_FINITE : MAPUOT_RUNNING;
+        p.passes += 1;
+        p.since_absorb += 1;
+        out.passes = (double)p.passes;
     } else {
-        const double worth = S.k2 > 0 ? __shfl_sync(FULL, t, WORTH) : p.mass_b;
-        const double slack = 1e-13 * fabs(p.best_dual);
-        const double rounding = 2e-15 * (S.rho1 * p.mass_a + S.rho2 * p.mass_b);
-        c = S.mu_rate > 0 ? S.mu_rate * (log(worth) - log(out.mass)) : 0;
-        const bool rejected = p.extrapolated > 0 && !(out.dual >= p.best_dual - slack - rounding);
-        p.shift += move.off;
-        if (rejected) {
-            p.depth = p.head = p.have = p.extrapolated = 0;
-            step = 2;
-        } else {
-            p.best_dual = p.extrapolated > 0 ? fmax(p.best_dual, out.dual) : out.dual;
-            step = S.memory > 0 && p.have > 0;
-            p.extrapolated = step;
-            if (step) {
-                slot = (int)p.head;
-                p.depth = p.depth < S.memory && p.head == p.depth ? p.depth + 1 : p.depth;
-                p.head = p.head + 1 < S.memory ? p.head + 1 : 0;
-            }
-            p.have = 1;
-        }
-        depth = (int)p.depth;
-        out.status = judge(S, p, out, rejected);
-    }
-    p.passes += 1;
-    p.since_build += 1;
-    __syncwarp();
-    if (lane == 0) {
-        at.shift = p.shift, at.best_dual = p.best_dual, at.best_error = p.best_error;
-        at.progress_dual = p.progress_dual, at.since_best = p.since_best, at.since_build = p.since_build;
-        at.passes = p.passes, at.depth = p.depth, at.head = p.head, at.have = p.have;
-        at.extrapolated = p.extrapolated;
+        common = settle_pass(S, W, p, move, t, out);
     }
     __syncwarp();
-    if (step == 1)
-        gamma = anderson(at, t, c, slot, depth);
-    const bool far = step < 3 && second_sweep(S, W, col, ld, v, at, step, slot, c, gamma);
+    if (lane == 0)
+        (mapuot_progress &)at = p;
+    __syncwarp();
+    const int step = (int)p.step, slot = (int)p.slot;
+    if (step == MAPUOT_EXTRAPOLATE) {
+        const Moments sums = {p.mass_b, t[SUM_F], t[SUM_P], t[SUM_PP], t[SUM_PF], t + SUM_DOT, t + SUM_RHS};
+        gamma = anderson(at, sums, common, slot, (int)p.depth);
+        const bool weight = lane % (MEMORY + 1) == MEMORY && lane / (MEMORY + 1) < (int)p.depth;
+        gamma = __all_sync(FULL, !weight || isfinite(gamma)) ? gamma : 0;
+    }
+    const bool far = step < MAPUOT_REPEAT && second_sweep(S, W, col, ld, v, p, step, slot, common, gamma);
     if (threadIdx.x == 0)
         W.report = out;
     return odd || far;

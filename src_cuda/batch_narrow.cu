@@ -40,15 +40,19 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
     b = block_sum(b, all.scratch);
     if (threadIdx.x == 0) {
         all.mass_a = a, all.mass_b = b;
-        const double c = S.product ? a * b : (double)S.m * (double)S.n, fi = S.fi1 * S.fi2;
+        const double c = S.product ? a * b : (double)S.m * (double)S.n, fi = S.limits.fi_rows * S.fi2;
         Rates &rate = all.rates;
-        rate = {(float)S.fi1, (float)S.fi2, (float)(1 - S.fi1), (float)(1 - S.fi2), (float)(1 - fi), (float)S.k2};
-        rate.lam_rate = (float)S.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b, rate.share = (float)(1 / b);
-        rate.error = (float)(0.5 * S.rho2 * S.inv_reg * (1 + S.k2) * (1 + S.k2) * LN2 * LN2);
-        rate.tol = (float)fmax(S.tol, S.narrow_floor);
-        rate.dual_0 = S.reg * c + S.rho1 * a + S.rho2 * b, rate.dual_mass = S.reg + S.rho1;
-        rate.mass_slack = 1e-6 * S.reg;
-        rate.slack = 4e-7 * (S.rho1 * a + S.rho2 * b);
+        rate = {(float)S.limits.fi_rows, (float)S.fi2,    (float)(1 - S.limits.fi_rows),
+                (float)(1 - S.fi2),      (float)(1 - fi), (float)S.limits.rate_cols};
+        rate.lam_rate = (float)S.limits.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b,
+        rate.share = (float)(1 / b);
+        rate.error = (float)(0.5 * S.limits.rho_cols * S.limits.inv_reg * (1 + S.limits.rate_cols) *
+                             (1 + S.limits.rate_cols) * LN2 * LN2);
+        rate.tol = (float)fmax(S.limits.tol, S.limits.narrow_floor);
+        rate.dual_0 = S.limits.reg * c + S.limits.rho_rows * a + S.limits.rho_cols * b,
+        rate.dual_mass = S.limits.reg + S.limits.rho_rows;
+        rate.mass_slack = 1e-6 * S.limits.reg;
+        rate.slack = 4e-7 * (S.limits.rho_rows * a + S.limits.rho_cols * b);
         all.best_dual = -INF, all.best_error = (float)INF;
         all.since_best = 0, all.last = NOTHING, all.fresh = 2;
     }
@@ -66,7 +70,7 @@ __device__ __forceinline__ constexpr int column_of(int c, int q)
 __device__ __forceinline__ void fill_kernel(const Batch &S, const Shared &all, const cost *M, float (&K)[RT][CT])
 {
     const int g = threadIdx.x / 16, c = threadIdx.x % 16, last = (int)S.m - 1;
-    const double scale = -S.inv_reg * LOG2E;
+    const double scale = -S.limits.inv_reg * LOG2E;
     cost next[CT], row[CT];
 #pragma unroll
     for (int k = -1; k < RT; k++) {
@@ -101,7 +105,7 @@ __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int 
         const double E = all.beta[j] + (S.product ? 0 : S.fi2 * log(w));
         all.E[j] = E;
         all.col[BASE][j] = (float)(-(1 - S.fi2) * LOG2E * all.beta[j]);
-        all.col[WEIGHT_Q][j] = (float)(w * exp(-S.k2 * E));
+        all.col[WEIGHT_Q][j] = (float)(w * exp(-S.limits.rate_cols * E));
         all.col[G_BEFORE][j] += (float)((before - E) * LOG2E);
         all.col[G_BEFORE + 1][j] += (float)((before - E) * LOG2E);
         top = fmax(top, all.x[j] - E);
@@ -128,8 +132,8 @@ __device__ __forceinline__ void absorb_rows(const Batch &S, Shared &all)
     double sum = 0;
     if (lane < 2 * RP) {
         const bool used = k < RT && all.a[i] > 0;
-        const double a = used ? all.a[i] : 0, log_a = used && !S.product ? S.fi1 * log(a) : 0;
-        all.row_base[warp][lane] = used ? (float)(-(1 - S.fi1) * LOG2E * all.alpha[i]) : 0;
+        const double a = used ? all.a[i] : 0, log_a = used && !S.product ? S.limits.fi_rows * log(a) : 0;
+        all.row_base[warp][lane] = used ? (float)(-(1 - S.limits.fi_rows) * LOG2E * all.alpha[i]) : 0;
         all.row_weight[warp][lane] = used && !S.product ? (float)exp(log_a) : (float)a;
         all.row_mass[warp][lane] = (float)a;
         sum = used ? a * (all.alpha[i] + log_a) : 0;
@@ -236,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_narrow(con
     const int role = (threadIdx.x / 32 + blockIdx.x / processors) % WARPS, j = 64 * role + 2 * (threadIdx.x % 32);
     int passes = (int)S.report[problem].passes, turn = 0;
     float K[RT][CT];
-    if (S.report[problem].status != RUNNING || passes + 1 >= (int)S.count)
+    if (S.report[problem].status != MAPUOT_RUNNING || passes + 1 >= (int)S.count)
         return;
     open_problem(S, all, problem);
     int order = BUILD;

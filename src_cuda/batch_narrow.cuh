@@ -1,6 +1,6 @@
-// Mirrors batch_finish.cuh in float32: what a narrow pass does once K^T u is summed.  Two warps have the columns, two
-// columns a lane; beside them one warp judges the last pass and one prepares Anderson's weights.
-// Included by batch_narrow.cu, whose header explains the quantities.
+// What a narrow pass does once K^T u is summed, in float32: the rules of common/rules.h (translation, guard, stopping) for
+// an estimate that certifies nothing.  Two warps have the columns, two columns a lane; beside them one warp judges the
+// last pass and one prepares Anderson's weights.  Included by batch_narrow.cu, whose header explains the quantities.
 #ifndef BATCH_NARROW_CUH
 #define BATCH_NARROW_CUH
 #include "batch_build.cuh"
@@ -8,12 +8,11 @@
 #define RP ((RT + 3) / 4 * 4)                // rows of a group, padded to 16 bytes
 #define HALF ((20 * RP + 31) / 32 * 32 + 16) // of what a warp joins for its first 16 lanes: the others use other banks
 #define JOIN (2 * HALF > 2 * (COLUMNS + 16) ? 2 * HALF : 2 * (COLUMNS + 16))
-#define OLD (DEPTH - 1)                      // differences beside the newest
+#define OLD (MEMORY - 1)                     // differences beside the newest
 #define AT(i, k) ((i) * ((i) + 1) / 2 + (k)) // of a lower triangle, k <= i
 #define LIMIT 1e12f                          // a scale beyond it: K is rebuilt
 #define DEAD 1e-30f                          // a sum below it: no mass is in reach
-#define PATIENCE 20                          // passes without progress
-#define RIDGE 1e-6f
+#define NARROW_RIDGE 1e-6f
 #define NONE __int_as_float(0x7fffffff)
 
 // G_BEFORE: two, the last image and the one before it, in turn
@@ -26,8 +25,8 @@ enum {
     BASE,
     WEIGHT_Q,
     DIFF_F,
-    DIFF_G = DIFF_F + DEPTH,
-    KINDS = DIFF_G + DEPTH
+    DIFF_G = DIFF_F + MEMORY,
+    KINDS = DIFF_G + MEMORY
 };
 // sums over the columns: P = change of f; b-weighted ones of P times the old differences, f, P and y; v (K^T u),
 // q = b v^-k2 and its moments of f
@@ -50,8 +49,8 @@ struct Rates {
 // is not there yet is a row of the unit matrix and zeros.
 struct alignas(16) Step {
     float rhs[OLD], solved[OLD];                 // <f, D_i>; inverse rhs
-    float inverse[AT(OLD, 0)], gram[AT(OLD, 0)]; // of gram + RIDGE diag
-    int slot[DEPTH];                             // where the differences lie, the newest last
+    float inverse[AT(OLD, 0)], gram[AT(OLD, 0)]; // of gram + NARROW_RIDGE diag
+    int slot[MEMORY];                            // where the differences lie, the newest last
     int known;                                   // passes since the start, 2: extrapolated; 0 without Anderson
     float shift;                                 // binary
 };
@@ -191,20 +190,20 @@ __device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &
     const float grow = pow_2(rate.k2 * (shift + lam)), mass = plan * pow_2(-rate.rest1 * lam);
     const float square = total(all, SUM_QFF) + common * (2 * total(all, SUM_QF) + common * Q);
     double dual = rate.dual_0 - rate.dual_mass * (double)mass;
-    if (S.k1 > 0 && S.k2 > 0) {
-        dual -= S.rho2 * (double)(Q * grow);
+    if (S.k1 > 0 && S.limits.rate_cols > 0) {
+        dual -= S.limits.rho_cols * (double)(Q * grow);
     } else {
         double logs = 0, moved = (double)(shift + rate.fi1 * lam) * all.mass_a;
         for (int k = 0; k < WARPS; k++)
             logs += (double)all.row_logs[k];
-        dual += S.k1 > 0 ? 0 : S.reg * (all.offset_a + LN2 * (logs + moved));
+        dual += S.k1 > 0 ? 0 : S.limits.reg * (all.offset_a + LN2 * (logs + moved));
         moved = (double)(shift + lam) * all.mass_b;
-        dual -=
-            S.k2 > 0 ? S.rho2 * (double)(Q * grow) : S.reg * (LN2 * (moved - (double)total(all, OF_Y)) - all.offset_b);
+        dual -= S.limits.rate_cols > 0 ? S.limits.rho_cols * (double)(Q * grow)
+                                       : S.limits.reg * (LN2 * (moved - (double)total(all, OF_Y)) - all.offset_b);
     }
-    const int lane = threadIdx.x % 32, moved_on = at.known > 0, known = S.memory > 0 ? 1 + moved_on : 0;
-    if (lane < DEPTH)
-        next.slot[lane] = at.slot[lane + moved_on < DEPTH ? lane + moved_on : 0];
+    const int lane = threadIdx.x % 32, moved_on = at.known > 0, known = S.limits.memory > 0 ? 1 + moved_on : 0;
+    if (lane < MEMORY)
+        next.slot[lane] = at.slot[lane + moved_on < MEMORY ? lane + moved_on : 0];
     if (lane > 0)
         return;
     all.last = sound(all) ? SOUND : UNSOUND;
@@ -229,9 +228,9 @@ __device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapol
         rate.k2 > 0 ? d * (1.0f / 3) + root(2 * d + d * d * (1.0f / 9)) : (float)LN2 * root(loss * rate.mass_b) * over;
     const int since_best = error < best_error * (1 - 1e-3f) ? 0 : missed;
     const bool rejected = extrapolated && !(dual >= best - rate.slack - rate.mass_slack * (double)mass);
-    bool done = error <= rate.tol || since_best >= PATIENCE || !isfinite(dual);
-    if (S.tol_gap >= 0 && S.k2 > 0)
-        done |= S.reg * (double)(d * mass) <= S.tol_gap * fabs(dual);
+    bool done = error <= rate.tol || since_best >= NARROW_PATIENCE || !isfinite(dual);
+    if (S.limits.tol_gap >= 0 && S.limits.rate_cols > 0)
+        done |= S.limits.reg * (double)(d * mass) <= S.limits.tol_gap * fabs(dual);
     __syncwarp(); // every lane has read
     if (lane > 0)
         return;
@@ -252,7 +251,7 @@ __device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapol
 __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, int j, const float (&G)[2],
                                         const float (&f)[2])
 {
-    float gamma[DEPTH], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
+    float gamma[MEMORY], y[2] = {G[0], G[1]}, w[2], v[2], dF[2], dG[2], part[2];
     const bool usable = sound(all), extrapolate = at.known > 0;
     const Products now = products(all);
     anderson(at, now, gamma);
@@ -285,7 +284,7 @@ __device__ __forceinline__ void restart(Shared &all, int turn)
         const float y = all.col[G_BEFORE + turn][j], w = all.col[WEIGHT_B][j];
         all.col[Y][j] = y;
         all.v[j] = w > 0 ? w * pow_2(y) : 0;
-        for (int i = 0; i < DEPTH; i++)
+        for (int i = 0; i < MEMORY; i++)
             all.col[DIFF_F + i][j] = all.col[DIFF_G + i][j] = 0;
     }
     if (threadIdx.x < 2) {
@@ -295,7 +294,7 @@ __device__ __forceinline__ void restart(Shared &all, int turn)
         for (int i = 0; i < OLD; i++)
             for (int k = 0; k <= i; k++)
                 step.gram[AT(i, k)] = i == k;
-        for (int i = 0; i < DEPTH; i++)
+        for (int i = 0; i < MEMORY; i++)
             step.slot[i] = i * COLUMNS;
         step.known = 0;
     }

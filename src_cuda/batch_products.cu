@@ -1,7 +1,7 @@
 // Mirrors src_c/batch.c: problems on one cost that are larger than a block can hold, their passes together.
 //
 // One block a problem for what is O(m + n); between the kernels the caller multiplies, S = V K^T and sums = U K, in
-// float64 with K = exp(low - M / reg).  A problem whose scalings outgrow that K stops with status ABSORB.
+// float64 with K = exp(low - M / reg).  A problem whose scalings outgrow that K stops with status MAPUOT_ABSORB.
 #define THREADS 128
 #include "batch_finish.cuh"
 
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prox_rows(const __grid_con
 {
     __shared__ double scratch[WARPS];
     const int64_t problem = blockIdx.x;
-    if (S.report[problem].status != RUNNING)
+    if (S.report[problem].status != MAPUOT_RUNNING)
         return;
     const double shift = S.standing[problem].shift;
     double part = 0;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) finish_problems(const __gr
 {
     __shared__ Work W;
     const int64_t problem = blockIdx.x;
-    if (S.report[problem].status != RUNNING)
+    if (S.report[problem].status != MAPUOT_RUNNING)
         return;
     double *col = S.columns + problem * COLUMN_KINDS * S.n;
     const int n = (int)S.n, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) finish_problems(const __gr
     if (threadIdx.x == 0)
         W.report = S.report[problem];
     __syncthreads();
-    const Move move = translation(S, W);
+    const Move move = find_move(S, W);
     const double *sums = S.sums + problem * S.n;
     bool odd = first_sweep(S, W, col, n, S.v + problem * S.n, move, [&](int j) { return sums[j]; });
     odd |= isnan(S.row_scalar[problem]);
@@ -98,20 +98,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) finish_problems(const __gr
     if (threadIdx.x == 0) {
         S.standing[problem] = W.standing[0];
         S.standing[problem].weight = total(W.next, WARPS);
-        if (W.report.status == RUNNING && far)
-            W.report.status = ABSORB;
+        if (W.report.status == MAPUOT_RUNNING && far)
+            W.report.status = MAPUOT_ABSORB;
         S.report[problem] = W.report;
     }
     __syncthreads();
-    if (W.report.status == RUNNING && W.report.passes < S.count)
+    if (W.report.status == MAPUOT_RUNNING && W.report.passes < S.count)
         return;
     for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
-        S.log_u[problem * S.m + i] += W.standing[0].shift;
+        S.log_u[problem * S.m + i] += W.standing[0].shift + move.off;
         S.r[problem * S.m + i] *= move.kappa;
     }
     for (int j = threadIdx.x; j < n; j += THREADS) {
         const bool used = col[WEIGHT * n + j] > 0;
-        S.log_v[problem * n + j] = used ? col[NEW_G * n + j] - col[NEW_F * n + j] : -INF;
+        S.log_v[problem * n + j] = used ? col[NEW_G * n + j] - col[NEW_F * n + j] - W.standing[0].shift : -INF;
         S.s[problem * n + j] = used ? col[MARGINAL * n + j] : 0;
     }
 }

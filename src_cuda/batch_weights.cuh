@@ -6,7 +6,7 @@
 
 // Inner products of the newest difference P without its mean: dot_i = <P, D_i>, index OLD: with itself; rhs = <f, P>
 struct Products {
-    float dot[DEPTH], rhs, mean;
+    float dot[MEMORY], rhs, mean;
 };
 
 __device__ __forceinline__ Products products(const Shared &all)
@@ -37,7 +37,7 @@ __device__ __forceinline__ void shift_differences(const Shared &all, const Step 
     }
 }
 
-// (gram + RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p.  The same warp, during the
+// (gram + NARROW_RIDGE diag)^-1 by sweeps: A is minus the inverse in the rows and columns up to p.  The same warp, during the
 // next pass.
 __device__ __forceinline__ void invert(Step &at)
 {
@@ -47,7 +47,7 @@ __device__ __forceinline__ void invert(Step &at)
 #pragma unroll
         for (int k = 0; k <= i; k++)
             A[AT(i, k)] = at.gram[AT(i, k)];
-        least[i] = RIDGE * A[AT(i, i)];
+        least[i] = NARROW_RIDGE * A[AT(i, i)];
         A[AT(i, i)] += least[i];
     }
 #pragma unroll
@@ -81,11 +81,11 @@ __device__ __forceinline__ void invert(Step &at)
         at.inverse[i] = -A[i];
 }
 
-// Anderson's weights, the newest last: (gram + RIDGE diag) gamma = rhs by blocks, the inverse of the old ones known.
+// Anderson's weights, the newest last: (gram + NARROW_RIDGE diag) gamma = rhs by blocks, the inverse of the old ones known.
 // With h = inverse dot and rhs_old = rhs + dot, inverse rhs_old is solved + h.
-__device__ __forceinline__ void anderson(const Step &at, const Products &now, float (&gamma)[DEPTH])
+__device__ __forceinline__ void anderson(const Step &at, const Products &now, float (&gamma)[MEMORY])
 {
-    float h[OLD], s = now.dot[OLD] * (1 + RIDGE), last = now.rhs, finite = 0;
+    float h[OLD], s = now.dot[OLD] * (1 + NARROW_RIDGE), last = now.rhs, finite = 0;
 #pragma unroll
     for (int i = 0; i < OLD; i++) {
         h[i] = 0;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void anderson(const Step &at, const Products &now, fl
         gamma[i] = at.solved[i] + h[i];
         s = fmaf(-now.dot[i], h[i], s), last = fmaf(-now.dot[i], gamma[i], last);
     }
-    gamma[OLD] = last * reciprocal(fmaxf(s, RIDGE * now.dot[OLD]));
+    gamma[OLD] = last * reciprocal(fmaxf(s, NARROW_RIDGE * now.dot[OLD]));
 #pragma unroll
     for (int i = 0; i < OLD; i++) {
         gamma[i] = fmaf(-h[i], gamma[OLD], gamma[i]);
@@ -103,7 +103,7 @@ __device__ __forceinline__ void anderson(const Step &at, const Products &now, fl
     }
     finite += gamma[OLD];
 #pragma unroll
-    for (int i = 0; i < DEPTH; i++)
+    for (int i = 0; i < MEMORY; i++)
         gamma[i] = isfinite(finite) ? gamma[i] : 0;
 }
 #endif

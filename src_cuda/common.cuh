@@ -47,9 +47,8 @@ typedef double num;
 #define CHUNK (16 / (int)sizeof(real)) // entries of one 16-byte chunk
 #define INF __longlong_as_double(0x7ff0000000000000LL)
 #define FULL 0xffffffffu
-#define TINY 2.3e-308     // a sum below it is dead
-#define LEAST_MASS 1e-290 // the marginals of a plan below it lose their digits at TINY
-#define BOUND 85.0        // log of the largest scale: times WIDEN it is finite
+#define TINY 2.3e-308 // a sum below it is dead
+#define BOUND 85.0    // log of the largest scale: times WIDEN it is finite
 
 struct alignas(16) Point {
     double x, y, z, w;
@@ -107,7 +106,6 @@ __device__ __noinline__ double far_exp(double x) { return exp(x); }
 __device__ __noinline__ double far_log(double x) { return log(x); }
 __device__ __noinline__ double2 far_logs(double x, double y) { return make_double2(log(x), log(y)); }
 __device__ __noinline__ double2 far_exps(double x, double y) { return make_double2(exp(x), exp(y)); }
-__device__ __noinline__ double3 far_exps(double x, double y, double z) { return make_double3(exp(x), exp(y), exp(z)); }
 
 // 1 / x, x > 0 and normal, to rounding: no slow path
 __device__ __forceinline__ double inverse(double x)

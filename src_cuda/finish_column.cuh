@@ -1,7 +1,8 @@
 // Mirrors src_c/finish_tmpl.c: what finish_pass does to one column; finish_pass.cuh explains it.
 #ifndef FINISH_COLUMN_CUH
 #define FINISH_COLUMN_CUH
-#include "prox.cuh"
+#include "common/column.h"
+#include "state.cuh"
 
 enum {
     SUM_GAP,
@@ -38,16 +39,15 @@ struct Finish {
     double next[16][2];
     Translation move;
     Progress p;
-    Trace trace;
+    mapuot_stats stats;
 };
 
 // One column as its thread holds it through a pass; what does not depend on the pass's sums is loaded before them.
-struct Column {
-    int j; // -1: this thread has none
-    double absorbed, b, rho, log_b, k, fi;
-    double x, v, image, last; // log v + shift and v of the pass; the last image and residual
-    double f, G;              // residual and image of the pass
-    double d[MEMORY];         // dF, later dG
+struct Column : mapuot_column {
+    int j;              // -1: this thread has none
+    double image, last; // the last image and residual
+    double f, G;        // residual and image of the pass
+    double d[MEMORY];   // dF, later dG
 };
 
 // Where a block keeps the vectors of the iteration: one copy for all, or its own.
@@ -100,15 +100,16 @@ __device__ __forceinline__ void load_column(const State &S, const Finish &F, int
     const int64_t own = own_copy(S);
     const int j = c.j = column_of(S, part, round), depth = F.p.have > 0 ? (int)F.p.depth : 0;
     c.absorbed = INF;
-    c.b = c.f = c.G = c.x = 0;
+    c.weight = c.f = c.G = c.x = 0;
     if (j < 0)
         return;
     c.absorbed = S.cols.absorbed[j];
-    c.b = S.cols.weight[j];
+    c.weight = S.cols.weight[j];
     c.rho = S.cols.rho[j];
-    c.log_b = S.cols.log_weight[j];
+    c.log_weight = S.cols.log_weight[j];
     c.k = S.cols.rate[j];
     c.fi = S.cols.fi[j];
+    c.upper = !KL_COLS && S.cols.penalty == MAPUOT_RANGE ? S.cols.upper[j] : 0;
     c.x = S.x_next[own + j];
     c.v = S.v_scale[own + j];
     c.image = S.image[own + j];
@@ -129,12 +130,12 @@ __device__ __forceinline__ Translation half_translation(const State &S, const Fi
     const double mass = (x[0][ROW_MASS] + x[1][ROW_MASS]) + (x[2][ROW_MASS] + x[3][ROW_MASS]);
     const double B = (x[0][NEXT_B] + x[1][NEXT_B]) + (x[2][NEXT_B] + x[3][NEXT_B]);
     const double2 logs = far_logs(mass * inverse(B), sum);
-    const double found = S.lam_rate * logs.x, lam = S.lam_rate > 0 && isfinite(found) ? found : 0;
+    const double lam = translation(&S.limits, logs.x, F.p.shift);
     log_sum = logs.y;
-    return {lam, (S.fi_rows - 1) * lam, 1};
+    return {lam, left_of_rows(&S.limits, lam), 1};
 }
 
-__device__ __forceinline__ Translation translation(const State &S, const Finish &F)
+__device__ __forceinline__ Translation whole_translation(const State &S, const Finish &F)
 {
     double unused;
     Translation t = half_translation(S, F, 1, unused);
@@ -148,41 +149,23 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
 {
     double log_sum;
     t = half_translation(S, F, sum, log_sum);
-    const double shift = F.p.shift + t.lam, e = c.absorbed, b = c.b, rho = c.rho;
-    const int kind = KL_COLS ? (int)KL : (int)S.cols.kind;
-    const double log_v = c.x - shift, part = log_sum - e + t.off; // log K^T u - shift
-    const double image = fma(1 - c.fi, shift, c.fi * (c.log_b - part));
-    const double3 values = far_exps(-c.k * log_v, -c.k * (image - shift), t.off);
-    const double s = c.v * sum * (t.kappa = values.z);
-    double G = c.x;
-    if (isfinite(e)) {
-        if (kind <= BALANCED) {
-            const bool hard = isinf(rho);
-            const double q = b * values.x, d = c.x + part - c.log_b + c.k * log_v;
-            G = image;
-            out[SUM_GAP] = hard ? 0 : rho * (sum >= TINY ? kl_gap(q, s, d) : q);
-            out[SUM_DUAL] = hard ? S.reg * b * log_v : rho * (b - q);
-            out[SUM_HARD] = hard ? fabs(s - b) : 0;
-            out[SUM_NEXT] = b * values.y;
-        } else {
-            const double upper = kind == RANGE ? S.cols.upper[c.j] : 0, g = S.reg * log_v;
-            G = prox(kind, part + shift, b, c.log_b, rho, upper, S.reg) + shift;
-            out[SUM_GAP] = gap_term(kind, g, s, b, rho, upper);
-            out[SUM_DUAL] = dual_term(kind, g, b, rho, upper);
-            out[SUM_HARD] = violation(kind, s, b, rho, upper);
-        }
-        if (!(sum >= TINY)) { // dead in this pass: it keeps its x
-            out[SUM_DEAD] = sum == sum;
-            out[SUM_NEXT] = 0;
-            G = c.x;
-        }
-        c.f = G - c.x;
+    const int penalty = KL_COLS ? (int)MAPUOT_KL : (int)S.cols.penalty;
+    const mapuot_column_out found = column_values(penalty, &c, sum, log_sum, F.p.shift + t.lam, t.off, S.limits.reg);
+    t.kappa = found.kappa;
+    const bool in = isfinite(c.absorbed);
+    c.G = in ? found.image : c.x;
+    if (in) {
+        out[SUM_GAP] = found.gap;
+        out[SUM_DUAL] = found.dual;
+        out[SUM_HARD] = found.hard;
+        out[SUM_NEXT] = found.next;
+        out[SUM_DEAD] = !(sum >= TINY) && sum == sum; // dead in this pass
+        c.f = c.G - c.x;
     }
-    c.G = G;
     if (S.solo && blockIdx.x > 0)
         return;
-    S.x[c.j] = log_v;
-    S.s[c.j] = isfinite(e) ? s : 0;
+    S.x[c.j] = c.x - (F.p.shift + t.lam);
+    S.s[c.j] = in ? found.marginal : 0;
 }
 
 // Sweep 1, one column: certificate, image, and what Anderson sums, into value.
@@ -193,13 +176,13 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, double 
     if (c.j >= 0)
         certify_column(S, F, t, sum, c, value);
     else if (threadIdx.x == 0) // a block without columns
-        t = translation(S, F);
+        t = whole_translation(S, F);
     if (threadIdx.x == 0)
         F.move = t;
-    const double p = in && before ? c.f - c.last : 0, bp = c.b * p, bf = c.b * c.f;
+    const double p = in && before ? c.f - c.last : 0, bp = c.weight * p, bf = c.weight * c.f;
     if (!in)
         return;
-    value[SUM_ONES] = c.b;
+    value[SUM_ONES] = c.weight;
     value[SUM_F] = bf;
     value[SUM_P] = bp;
     value[SUM_PP] = bp * p;
@@ -234,17 +217,17 @@ __device__ __forceinline__ double advance_column(const State &S, const Progress 
         S.image[at] = G;
         x = y;
     }
-    if (!KL_COLS && S.cols.kind == TV) // |g| <= rho: beneath it the dual is -inf, above it flat
-        x = clip(x, p.shift - c.rho * S.inv_reg, p.shift + c.rho * S.inv_reg);
+    if (!KL_COLS && S.cols.penalty == MAPUOT_TV) // |g| <= rho: beneath it the dual is -inf, above it flat
+        x = clip(x, p.shift - c.rho * S.limits.inv_reg, p.shift + c.rho * S.limits.inv_reg);
     const double y = x - c.absorbed;
-    const double2 values = far_exps(y < BOUND ? y : y == y ? BOUND : y, -S.rate_cols * (x - p.shift));
+    const double2 values = far_exps(y < BOUND ? y : y == y ? BOUND : y, -S.limits.rate_cols * x);
     const double v = values.x;
     if (S.ratio)
         S.ratio[c.j] = c.v > 0 ? v / c.v : 0;
     S.narrow_v[at] = (float)v;
     S.x_next[at] = x;
     S.v_scale[at] = v;
-    B += c.b * values.y;
+    B += c.weight * values.y;
     scale += v;
     return v;
 }

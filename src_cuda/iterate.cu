@@ -184,7 +184,7 @@ __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c
     join_scalars(F, scalars_of(S, turn), gridDim.x, mode == FINISH ? S.total + S.ld : nullptr);
     if (part >= S.parts) {
         if (threadIdx.x < 32)
-            F.move = translation(S, F);
+            F.move = whole_translation(S, F);
         return;
     }
     const double total = column_sweep(S, F, rounds, c, [&](int round) {
@@ -280,7 +280,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     Finish &F = all.finish;
     const int group = threadIdx.x / GT;
     uint32_t *counter = S.barrier + 32 * NARROW, ended = meeting_start(counter);
-    if (S.progress->narrow != NARROW || S.progress->status != RUNNING || S.progress->passes >= first + count)
+    if (S.progress->narrow != NARROW || S.progress->status != MAPUOT_RUNNING || S.progress->passes >= first + count)
         return;
     copy_record(&F.p, S.progress);
     const Ring g = ring_open(S, slots, kept, group);
@@ -304,7 +304,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
             continue;
         }
         ended = finish_half(S, all, mode, ended);
-        if (mode == FINISH || F.p.status != RUNNING || F.p.narrow != NARROW || F.p.passes >= first + count)
+        if (mode == FINISH || F.p.status != MAPUOT_RUNNING || F.p.narrow != NARROW || F.p.passes >= first + count)
             break;
     }
     if (blockIdx.x == 0 && mode & FINISH)

@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(GT) plan_pass(const __grid_constant
     __shared__ double part[2][GW];
     __shared__ RowSums row[R];
     const int turn = (int)S.progress[parity].turn;
-    if (S.progress[parity].status != RUNNING)
+    if (S.progress[parity].status != MAPUOT_RUNNING)
         return;
     for (int q = threadIdx.x; q < R * NEXT_B; q += GT)
         row[0][q] = 0;

@@ -3,12 +3,15 @@
 // A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns), or row_sums and column_sums, or
 // plan_rows and plan_columns (K read twice, any width), then finish_first, finish_join, finish_second: kernel
 // boundaries are the meetings.  A kernel reads half `parity` of progress, and finish_join writes the other half; once
-// the status is not RUNNING, all pass by.
+// the status is not MAPUOT_RUNNING, all pass by.
 #define PERSISTENT 0
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
 
-__device__ __forceinline__ bool stopped(const State &S, int parity) { return S.progress[parity].status != RUNNING; }
+__device__ __forceinline__ bool stopped(const State &S, int parity)
+{
+    return S.progress[parity].status != MAPUOT_RUNNING;
+}
 
 // Sums over the block of R values: every lane gets the sum of row lane / LANES.
 __device__ __forceinline__ double block_sums(double (&s)[R], double *part)
@@ -218,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(512)
     }
     finish_open(S, F, parity, from);
     if (threadIdx.x == 0)
-        F.move = translation(S, F);
+        F.move = whole_translation(S, F);
     finish_totals(S, F, S.partial);
     finish_scalars(S, F);
     verdict(S, F, true);

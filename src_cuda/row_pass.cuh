@@ -21,6 +21,8 @@
 #define HOLD (NARROW && 2 * CPT + R * CPT <= 60) // a tile stays in registers for both halves of its step
 
 #if PERSISTENT
+#include "entries_stored.cuh" // in the shape of a tile that stands above
+
 // All of a block's shared memory.  Tiles are found by their offset from here: through a stored pointer they would be
 // read by generic loads, with 64-bit addresses.
 extern __shared__ __align__(128) unsigned char memory[];
@@ -141,46 +143,6 @@ __device__ __forceinline__ num gather(const Exchange &x, int group, int phase, i
         s += __shfl_xor_sync(FULL, s, bit);
     return s;
 }
-
-// This thread's entries of a tile: kept in registers (HOLD) or read again from shared memory.
-struct Entries {
-#if HOLD
-    uint4 word[R][VPT];
-#else
-    const unsigned char *from;
-#endif
-    int columns;
-
-    __device__ __forceinline__ bool has(int thread, int c) const { return (c * GT + thread) * CHUNK < columns; }
-
-    __device__ __forceinline__ uint4 read(const unsigned char *tile, int thread, int q, int c) const
-    {
-        const unsigned char *at = tile + (q * columns + (c * GT + thread) * CHUNK) * (int)sizeof(real);
-        return has(thread, c) ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
-    }
-
-    __device__ __forceinline__ void open(const unsigned char *tile, int thread)
-    {
-#if HOLD
-#pragma unroll
-        for (int q = 0; q < R; q++)
-#pragma unroll
-            for (int c = 0; c < VPT; c++)
-                word[q][c] = read(tile, thread, q, c);
-#else
-        from = tile;
-#endif
-    }
-
-    __device__ __forceinline__ void get(int thread, int q, int c, num (&k)[CHUNK]) const
-    {
-#if HOLD
-        widen(word[q][c], k);
-#else
-        widen(read(from, thread, q, c), k);
-#endif
-    }
-};
 
 // s_q = sum_j K_ij v_j over this thread's columns, for the R rows of a tile.
 __device__ __forceinline__ void tile_dots(const Entries &tile, int thread, const num (&v)[CPT], num (&s)[R])

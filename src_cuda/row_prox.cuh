@@ -1,22 +1,23 @@
-// Mirrors src_c/kernels_tmpl.c (prox_rows): u = prox(s) of one row, its marginal and what it adds to the row scalars.
+// Mirrors src_c/prox_rows.h (prox_rows): u = prox(s) of one row, its marginal and what it adds to the row scalars.
 #ifndef ROW_PROX_CUH
 #define ROW_PROX_CUH
-#include "prox.cuh"
+#include "common/penalty.h"
+#include "state.cuh"
 
 #define LOG2E 1.4426950408889634
 #define LN2 0.6931471805599453
 
-#if !KL_ROWS // out of line: the hot loop keeps its registers
+#if !KL_ROWS // out of line: the hot loop keeps its registers; log u itself, since a bound on it must not be rounded
 __device__ __noinline__ double general_prox(const State &S, Point p, double s, double shift)
 {
     if (isinf(p.x))
         return -INF;
-    return prox(S.rows.kind, log(s) - p.x - shift, p.y, log(p.y), p.z, p.w, S.reg) - p.x - shift;
+    return prox_log((int)S.rows.penalty, log(s) - p.x - shift, p.y, log(p.y), p.z, p.w, S.limits.reg);
 }
 
-__device__ __noinline__ double general_dual(const State &S, Point p, double log_u, double shift)
+__device__ __noinline__ double general_dual(const State &S, Point p, double log_u)
 {
-    return dual_term(S.rows.kind, S.reg * (log_u + p.x + shift), p.y, p.z, p.w);
+    return dual_term((int)S.rows.penalty, S.limits.reg * log_u, p.y, p.z, p.w);
 }
 #endif
 
@@ -69,7 +70,8 @@ __device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, do
 #if KL_ROWS // p = {base, fi, -rho, reg a}: log u = base - (1 - fi) shift - fi log s
     const double log_u = live && there ? p.x - (1 - p.y) * shift - p.y * log((double)s) : -INF;
 #else       // p = {d, t, rho, upper}, d = inf: left out
-    const double log_u = live && there ? general_prox(S, p, s, shift) : -INF;
+    const double whole = live && there ? general_prox(S, p, s, shift) : -INF;
+    const double log_u = left_out ? -INF : whole - p.x - shift;
 #endif
     const double value = exp(log_u < BOUND ? log_u : BOUND);
     const num u = s == s ? (num)value : s;
@@ -98,7 +100,7 @@ __device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, do
     row[ROW_SOFT] += p.z * r;
     row[ROW_DUAL] += p.w * log_u;
 #else
-    row[ROW_DUAL] += general_dual(S, p, log_u, shift);
+    row[ROW_DUAL] += general_dual(S, p, whole);
 #endif
     return u;
 }

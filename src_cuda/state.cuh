@@ -1,24 +1,24 @@
-// Mirrors src_c/mapuot.h: what one solve holds on the device.  Every member is 8 bytes wide, so that the numpy
-// records of mapuot/backends/cuda.py (STATE, PROGRESS, TRACE) have the same layout.
+// Mirrors src_c/mapuot.h: what one solve holds on the device.  Every member is 8 bytes wide: mapuot/backends/records.py
+// reads the records from this text.
 // K holds the log scalings d_i (rows) and e_j (columns); the plan is diag(u) K diag(v) with
 // log u_i = d_i + shift + offset + u_log_i,  log v_j = x_j - shift = e_j - shift + log(v_scale_j).
 #ifndef STATE_CUH
 #define STATE_CUH
 #include "common.cuh"
 
+#include "common/rules.h"
+
 #define MEMORY 5         // most Anderson differences; 5 x 6 numbers fit in a warp
 #define VALUES 32        // room for the sums that finish_pass takes over all columns
 #define TRACE_PASSES 256 // passes that trace holds, pass k at k - 1 modulo it
 #define BLOCKS 256       // most blocks of a cooperative launch
 
-enum { RUNNING, CONVERGED, ABSORB, STALLED, NOT_FINITE, UNDERFLOW, COARSE }; // COARSE: go on with K in float64
-enum { KL, BALANCED, TV, L2, RANGE };
 // what a block leaves beside the column sums: five sums over its rows, and two over its columns for the next pass
 enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, NEXT_B, NEXT_SCALE, SCALARS };
 
 // One marginal.  point: rows KL/balanced {base, fi, -rho (finite), reg a (balanced)}, else {d, t, rho, upper}.
 struct Side {
-    int64_t kind;
+    int64_t penalty;
     const double *weight, *log_weight, *rho, *upper, *absorbed, *fi, *rate; // rate: reg / rho
 };
 
@@ -44,27 +44,14 @@ struct State {
     double *ratio;             // n, in place: v over the v that the plan holds; else null
     uint32_t *barrier;         // 64: counters of the meetings, NARROW from the 33rd on
     struct Progress *progress; // two: portable kernels read one and write the other
-    struct Trace *trace;
-    int64_t parts, share, memory, solo; // blocks that share the columns, so many each; Anderson differences at most
-    double reg, inv_reg, fi_rows, rate_cols; // of sides with one rho; rate = reg / rho
-    double lam_rate, mu_rate;                // what a log ratio of masses is multiplied with, 0 = no translation
-    double tol, tol_gap, storage_error, flush, flush_tol, narrow_floor, finer;
-    double dual_constant, hard_weight, dual_scale;
+    mapuot_stats *trace;
+    int64_t parts, share, solo; // blocks that share the columns, so many each
+    mapuot_limits limits;
+    double hard_weight; // a of the rows with rho = inf
 };
 
-struct Progress {
-    double shift, offset, kappa; // kappa = e^offset: what the translation multiplied the plan with
-    double best_dual, best_error, progress_dual, since_best, since_absorb, passes, status, dead, clipped;
-    double depth, head, have, extrapolated;
-    double narrow; // 1: float32 passes, 0: float64
-    double turn;   // passes and repeated passes: which of the buffers is in use
+struct Progress : mapuot_progress {
+    int64_t turn; // passes and repeated passes: which of the buffers is in use
     double gram[MEMORY * MEMORY], ones[MEMORY], gamma[MEMORY];
-    double step;   // 0: take G, 1: extrapolate, 2: go back to the last image, 3: nothing, the pass is repeated
-    double common; // fi2 mu, the translation of the image
-    double slot;   // where this pass keeps its difference, -1 = nowhere
-};
-
-struct Trace {
-    double gap, error, dual, mass, residual, lost, dead, rejected, status;
 };
 #endif

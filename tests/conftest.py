@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-if any(Path(folder).name == "cuda_on_cpu" for folder in sys.path):
-    from mapuot.backends import cuda_launch
+pytest.register_assert_rewrite("batches", "launch", "nvrtc", "problems", "products")
 
-    cuda_launch.resident_clusters = lambda function, cluster, blocks, shared: blocks // cluster  # no driver to ask
+if any(Path(folder).name == "cuda_on_cpu" for folder in sys.path):
+    from mapuot.backends.cuda import launch
+
+    launch.resident_clusters = lambda function, cluster, blocks, shared: blocks // cluster  # no driver to ask
 
 os.environ.setdefault("TQDM_DISABLE", "0")
 settings.register_profile("mapuot", derandomize=True, deadline=None, max_examples=40, print_blob=False)
@@ -23,7 +25,7 @@ ISAS = ("scalar", "avx2", "avx512")
 
 
 def available(name: str) -> bool:
-    from mapuot.backends import native
+    from mapuot.backends.cpu import native
 
     try:
         native.set_isa(name)
@@ -41,7 +43,10 @@ def has_gpu() -> bool:
     return bool(cupy.cuda.is_available())
 
 
-@pytest.fixture(params=["cpu", "reference", "cuda"] if has_gpu() else ["cpu", "reference"])
+CUDA = [pytest.param("cuda", marks=pytest.mark.gpu)] if has_gpu() else []
+
+
+@pytest.fixture(params=["cpu", "reference", *CUDA])
 def backend(request):
     return request.param
 
@@ -63,7 +68,7 @@ def precision(request):
 @pytest.fixture(params=ISAS)
 def isa(request):
     """Each instruction set that this machine has; the one in use before comes back."""
-    from mapuot.backends import native
+    from mapuot.backends.cpu import native
 
     before = native.isa()
     if not available(request.param):

@@ -1,98 +1,33 @@
-"""Backends: each module supplies the same few words over its own arrays.
+"""Backends: each supplies the words of contract.py over its own arrays.
 
-    asarray(x), to_numpy(x), extrema(M, threads) -> (min, max, number of NaN or -inf, number of +inf)
-    Workspace(problem, options)   one solve: K, the potentials, the iteration
-    PlanStream(problem, log_u, log_v, threads)   the plan of given potentials, streamed from M
-
-``reference`` is the oracle: numpy, float64, log domain, slow and obvious.
+``reference`` is the oracle: numpy, float64, log domain, slow and obvious. ``cpu`` stands on src_c, ``cuda`` on
+src_cuda. What the two share is in workspace.py; none of them knows of the loop that uses it.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
+from .contract import Options, PlanStream, Stats, Workspace, closing, host, namespace
 
-from ..penalties import F64
+__all__ = [
+    "BACKENDS",
+    "Options",
+    "PlanStream",
+    "Stats",
+    "Workspace",
+    "closing",
+    "host",
+    "name_of",
+    "namespace",
+    "pick",
+]
 
-LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at the smallest float64
-FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 BACKENDS = ("auto", "cpu", "cuda", "reference")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a workspace has to know beyond the problem."""
-
-    translate: bool
-    memory: int  # Anderson memory, 0 = none
-    in_place: bool  # the paper's form: K is overwritten by the plan
-    precision: str  # storage of K: "float64", "float32" or "bfloat16"
-    tol: float
-    tol_gap: float  # < 0: none
-    threads: int | None
-
-    @property
-    def allowed(self) -> float:
-        """Share of the mass that hard columns may miss while a gap still tells something."""
-        return self.tol_gap if self.tol_gap >= 0 else max(self.tol, 0.0)
-
-
-@dataclass(slots=True)
-class Stats:
-    """One pass, as the callback and ``Result.trace`` see it; the numbers are of the iterate of that pass."""
-
-    n_pass: int
-    gap: float  # primal - dual, in units of the objective
-    error: float  # certified relative plan error
-    dual: float
-    mass: float
-    residual: float  # max |change of log v|
-    rejected: bool  # the guard dropped an extrapolated step
-    status: str  # "running", "converged", "absorb", "stalled", "not finite", "underflow"
-    seconds: float = 0.0  # since the solve began
-
-
-class Workspace(Protocol):
-    """One solve. Potentials are float64 host or device vectors in POT's convention.
-
-    Beside it the module has QUICK_PASSES, which the first call makes where K has at most QUICK_ENTRIES.
-    """
-
-    def absorb(self, log_v: F64 | None = None) -> None:
-        """(Re)build K around log v, by default the next one: no entry that matters over- or underflows."""
-
-    def iterate(self, count: int) -> list[Stats]:
-        """At most ``count`` passes, fewer when the status of the last is not "running"."""
-
-    @property
-    def next_log_v(self) -> F64: ...
-
-    def potentials(self) -> tuple[F64, F64]:
-        """(log u, log v) of the last certified iterate."""
-
-    def marginals(self) -> tuple[F64, F64]:
-        """(r, s) of the last certified iterate."""
-
-    def close(self) -> None:
-        """Give K's memory back."""
-
-
-class PlanStream(Protocol):
-    """The plan P_ij = c_ij exp(log u_i + log v_j - M_ij / reg), never held unless asked for."""
-
-    def plan(self, i0: int, i1: int) -> Any: ...
-    def apply(self, X: Any) -> Any: ...
-    def apply_transpose(self, Y: Any) -> Any: ...
-    def sums(self) -> tuple[float, F64, F64]:
-        """(<P, M>, row sums, column sums) computed from M in float64."""
 
 
 def pick(backend: str, *arrays: Any) -> ModuleType:
@@ -102,6 +37,12 @@ def pick(backend: str, *arrays: Any) -> ModuleType:
     if backend == "auto":
         on_gpu = any(hasattr(x, "__cuda_array_interface__") for x in arrays)
         backend = "cuda" if on_gpu else "cpu"
+    return load(backend)
+
+
+@cache
+def load(backend: str) -> ModuleType:
+    """The module itself; a failure is told again at the next call."""
     try:
         return import_module(f"{__name__}.{backend}")
     except ModuleNotFoundError as error:
@@ -113,30 +54,6 @@ def pick(backend: str, *arrays: Any) -> ModuleType:
         ) from error
 
 
-def namespace(*arrays: Any) -> Any:
-    """numpy, or CuPy where one of the arrays is CuPy's."""
-    on_gpu = any(type(x).__module__.partition(".")[0] == "cupy" for x in arrays)
-    return sys.modules["cupy"] if on_gpu else np
-
-
-def host(x: Any) -> Any:
-    """A numpy array of what may lie on a GPU."""
-    return x.get() if namespace(x) is not np else x
-
-
-def shifted(problem: Any, log_v: F64) -> tuple[F64, float]:
-    """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v."""
-    used = np.isfinite(log_v) & ~problem.left_out[1]
-    median = float(np.median(log_v[used])) if log_v[used].any() else 0.0
-    medians = sorted(problem.cols.ranks.all(median))
-    centre = medians[len(medians) // 2]
-    shift = -centre if abs(centre) > FAR else 0.0
-    return np.where(used, log_v + shift, 0.0), shift
-
-
-@contextmanager
-def closing(workspace: Workspace) -> Iterator[Workspace]:
-    try:
-        yield workspace
-    finally:
-        workspace.close()
+def name_of(backend: ModuleType) -> str:
+    """The word for a backend module, as ``pick`` takes it."""
+    return backend.__name__.rpartition(".")[2]

@@ -15,8 +15,12 @@ from scipy.special import logsumexp
 
 from .. import penalties
 from ..penalties import F64
-from ..problem import Problem, Side, as_columns
-from . import LEAST_MASS, Options, Stats
+from ..problem import Problem
+from ..side import Side
+from ..validate import as_columns
+from .contract import LEAST_MASS, Options, Stats, weigh
+
+__all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 
 STALL_PASSES = 250
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large makes so many passes before the first is timed
@@ -41,9 +45,9 @@ def log_kernel(problem: Problem) -> F64:
     """log K_ij = log c_ij - M_ij / reg."""
     log_a, log_b = problem.log_reference
     log_k = log_a[:, None] + log_b[None, :] - problem.M.astype(np.float64) / problem.reg
-    c = problem.reference_matrix
+    c = problem.c
     with np.errstate(divide="ignore"):
-        return np.asarray(log_k if c is None else log_k + np.log(c.astype(np.float64)))
+        return np.asarray(log_k if c is None else log_k + np.log(c.array.astype(np.float64)))
 
 
 def log_sum(x: F64, axis: int) -> F64:
@@ -199,7 +203,8 @@ class Workspace:
             return "underflow"
         if not np.isfinite(mass) or not np.isfinite(dual):
             return "not finite"
-        if error <= self.options.tol or gap <= self.options.tol_gap * abs(dual):
+        small = 0 <= self.options.tol_gap and gap <= self.options.tol_gap * abs(dual)
+        if error <= self.options.tol or small:
             return "converged"
         self.since_best += 1
         if error < self.best_error * (1 - 1e-3) or dual > self.progress_dual + 1e-9 * abs(dual):

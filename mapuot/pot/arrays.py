@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import as_float
+from ..validate import as_float
 
 
 def library(x: Any) -> str:

@@ -10,8 +10,7 @@ from tqdm import tqdm
 
 from ..backends import host, pick
 from ..barycenter import as_weights, checked
-from ..problem import as_array, as_positive
-from ..solve import as_count
+from ..validate import as_array, as_count, as_positive
 from .arrays import give, take, threshold
 from .caller import WORDS, warn, warn_not_stopped
 

@@ -12,14 +12,12 @@ import numpy as np
 
 from .._core import ffi, lib
 from ..backends import Stats
-from ..backends.native import check, empty, leading_dimension, matrix, pointer, pool_for
+from ..backends.cpu.native import check, empty, leading_dimension, matrix, pointer, pool_for
+from ..backends.records import STATS, told
 from ..penalties import F64
 
 CALL_ENTRIES = 1 << 28  # of all K in one foreign call, some .2 s: Ctrl-C and the progress bar wait for it
 CALL_ITERATIONS = 4096  # whose records a call holds
-STATS = np.dtype([("gap", "f8"), ("error", "f8"), ("dual", "f8"), ("mass", "f8"), ("residual", "f8"), ("lost", "f8"),
-                  ("dead", "f8"), ("rejected", "i4"), ("status", "i4")])  # fmt: skip
-assert STATS.itemsize == ffi.sizeof("mapuot_stats")
 
 
 class Trace(Sequence[Stats]):
@@ -35,9 +33,9 @@ class Trace(Sequence[Stats]):
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
         k = range(len(self))[k]
-        gap, error, dual, mass, residual, _, _, rejected, status = self.table[k].item()
-        text = ffi.string(lib.mapuot_status_text(status)).decode()
-        return Stats(k + 1, gap, error, dual, mass, residual, bool(rejected), text, float(self.seconds[k]))
+        (stat,) = told(self.table[k : k + 1], k + 1)
+        stat.seconds = float(self.seconds[k])
+        return stat
 
 
 class SinkhornRun:
@@ -79,7 +77,7 @@ class SinkhornRun:
         count, before = min(count, self.most), run.made
         table, err = np.empty((count, p), STATS), np.empty(1 + count // run.every)
         run.err, run.looks = pointer(err), 0
-        run.stats = ffi.cast("mapuot_stats *", ffi.from_buffer(table))
+        run.stats = pointer(table, "mapuot_stats *")
         status = check(lib.mapuot_sinkhorn(self.workspaces[0].pool, p, self.states, run, count))
         for workspace, due in zip(self.workspaces, self.flags[1], strict=True):
             if due and status == lib.MAPUOT_ABSORB:

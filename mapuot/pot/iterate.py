@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..backends import Options, Stats, Workspace, closing
+from ..backends import Options, Stats, Workspace, closing, name_of
 from ..penalties import F64
 from ..problem import Problem
 from ..result import Result
@@ -48,8 +48,7 @@ def iterate(
     options = Options(NAMED[method][0], 0, False, precision, TINY, -1.0, None)
     with tqdm(total=max_iter, desc=method, unit="pass", disable=not progress) as bar, ExitStack() as stack:
         workspaces = [stack.enter_context(closing(module.Workspace(problem, options))) for problem in problems]
-        native = module.__name__.rpartition(".")[2] == "cpu"
-        run = by_core if native else by_python
+        run = by_core if name_of(module) == "cpu" else by_python
         states, traces, err, status, made = run(problems, module, workspaces, method, starts, max_iter, stop, bar)
     if status == "not finite":
         warn(f"Numerical errors at iteration {made}")
@@ -88,14 +87,9 @@ def by_core(
     status = "max_passes" if status in ("running", "absorb") else status
     whole = np.concatenate(tables)
     traces = [Trace(whole[:, q], seconds) for q in range(len(problems))]
-    states = [ended(*pair) for pair in zip(problems, workspaces, run.log_u, run.log_v, strict=True)]
+    ends = zip(workspaces, run.log_u, run.log_v, strict=True)
+    states = [(workspace.limited(log_u, 0), workspace.limited(log_v, 1)) for workspace, log_u, log_v in ends]
     return states, traces, run.err, status, run.made
-
-
-def ended(problem: Problem, workspace: Any, log_u: F64, log_v: F64) -> State:
-    """The core's state of one problem, whose entries left out are all -inf, with +inf where no mass can be reached."""
-    (out_u, out_v), dead_u, dead_v = problem.left_out, workspace.dead_u, workspace.dead_v
-    return np.where(dead_u & ~out_u, np.inf, log_u), np.where(dead_v & ~out_v, np.inf, log_v)
 
 
 def by_python(

@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 from ..backends import host, pick
 from ..errors import ConvergenceWarning
-from ..problem import as_array, as_cost, as_pair, as_positive, as_reference, as_weight
-from ..solve import as_count
+from ..validate import as_array, as_cost, as_count, as_pair, as_positive, as_reference, as_weight
 from .arrays import give, take, threshold
 from .caller import names_of_pot, warn
 
@@ -159,7 +158,8 @@ class Majorised:
     @classmethod
     def from_arrays(cls, a: Any, b: Any, M: Any, reg_m: Any, c: Any, reg: Any, div: str) -> Majorised:
         module = pick("reference")
-        M = as_cost(host(M), module)
+        cost = as_cost(host(M), module)
+        M = cost.array
         weight_a, weight_b = as_weight(a, M.shape[0], "a", module), as_weight(b, M.shape[1], "b", module)
         pair = as_pair(reg_m, "reg_m")
         rho = as_positive(pair[0], "reg_m[0]"), as_positive(pair[1], "reg_m[1]")
@@ -168,7 +168,7 @@ class Majorised:
             raise ValueError("M must be finite")
         if c is not None and reg > 0:
             with names_of_pot():
-                c = as_reference(c, M, weight_a, weight_b, module)[0]
+                c = np.asarray(as_reference(c, cost, weight_a, weight_b, module)[0])
         return cls(weight_a, weight_b, M, c if reg > 0 else None, rho, reg, div)
 
     def reference(self, i: slice) -> Any:

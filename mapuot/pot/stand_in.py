@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import MUTED, InfeasibleError
-from ..problem import as_pair
 from ..solve import solve
+from ..validate import as_pair
 from . import sinkhorn
 from .arrays import take, tracked
 from .caller import WORDS, warn, warn_not_converged

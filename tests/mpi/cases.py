@@ -1,4 +1,4 @@
-"""Rows over ranks: the answer of one process; run by tests/test_mpi.py as ``mpiexec -n P python cases.py``."""
+"""Rows over ranks: the answer of one process; run by tests/mpi/test_mpi.py as ``mpiexec -n P python cases.py``."""
 
 import os
 import tempfile
@@ -26,7 +26,7 @@ from problems import clouds
 
 import mapuot
 from mapuot.backends.cpu import QUICK_ENTRIES
-from mapuot.backends.native import SERIAL_ENTRIES
+from mapuot.processor import SERIAL_ENTRIES
 from mapuot.ranks import join, own_rows
 
 

@@ -8,6 +8,7 @@ from common import COMM, FLOAT64, RANK, SIZE, block, bounds, main, refused
 from problems import clouds
 
 import mapuot
+from mapuot.backends.cpu import native
 
 
 def case_one_bad_block():
@@ -65,6 +66,23 @@ def case_arguments_that_differ():
     if RANK == SIZE - 1:
         case = case.replace(M=case.M[:, :-1], b=case.b[:-1])
     refused(ValueError, "must be the same on every rank", case)
+
+
+def case_instruction_sets_that_differ():
+    best = native.isa()
+    if SIZE == 1 or best == "scalar":
+        return
+    if RANK == SIZE - 1:
+        native.set_isa("scalar")
+    got = f"got '{best}' on rank 0, 'scalar' on {SIZE - 1}"
+    try:
+        refused(
+            ValueError,
+            "the instruction set (MAPUOT_ISA lowers it) must be the same on every rank, " + got,
+            block(clouds(33, 21)),
+        )
+    finally:
+        native.set_isa(best)
 
 
 def case_callbacks():

@@ -1,4 +1,4 @@
-"""What backends/device_sum.py takes of CuPy, over numpy and MPI, so that its choices are tested without a GPU."""
+"""What ranks/device_sum.py takes of CuPy, over numpy and MPI, so that its choices are tested without a GPU."""
 
 import contextlib
 import ctypes
@@ -60,7 +60,7 @@ def installed(comm, with_nccl=True, device=0):
     cuda.runtime = types.SimpleNamespace(getDeviceProperties=lambda device: properties)
     cuda.get_current_stream, cuda.alloc_pinned_memory = Stream, bytearray
     fakes = {"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.nccl": nccl}
-    before = {name: sys.modules.pop(name, None) for name in (*fakes, "mapuot.backends.device_sum")}
+    before = {name: sys.modules.pop(name, None) for name in (*fakes, "mapuot.ranks.device_sum")}
     sys.modules.update(fakes)
     try:
         yield made

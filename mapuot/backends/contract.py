@@ -1,0 +1,118 @@
+"""What every backend supplies, and what it is given: the words that the loop and the kernels share.
+
+A backend is a module (or package) with
+
+    asarray(x), to_numpy(x), extrema(M, threads) -> (min, max, number of NaN or -inf, number of +inf)
+    weigh(table, p) -> ((p, length) float64 weights, their masses, their minima)
+    Workspace(problem, options)   one solve: K, the potentials, the iteration
+    PlanStream(problem, log_u, log_v, threads)   the plan of given potentials, streamed from M
+    QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
+
+and, where it has one, a batch: ``batch.py`` with storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..penalties import F64
+
+LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at the smallest float64
+SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a workspace has to know beyond the problem."""
+
+    translate: bool
+    memory: int  # Anderson memory, 0 = none
+    in_place: bool  # the paper's form: K is overwritten by the plan
+    precision: str  # storage of K: "float64", "float32" or "bfloat16"
+    tol: float
+    tol_gap: float  # < 0: none
+    threads: int | None
+
+    @property
+    def allowed(self) -> float:
+        """Share of the mass that hard columns may miss while a gap still tells something."""
+        return self.tol_gap if self.tol_gap >= 0 else max(self.tol, 0.0)
+
+
+@dataclass(slots=True)
+class Stats:
+    """One pass, as the callback and ``Result.trace`` see it; the numbers are of the iterate of that pass."""
+
+    n_pass: int
+    gap: float  # primal - dual, in units of the objective
+    error: float  # certified relative plan error
+    dual: float
+    mass: float
+    residual: float  # max |change of log v|
+    rejected: bool  # the guard dropped an extrapolated step
+    status: str  # "running", "converged", "absorb", "stalled", "not finite", "underflow"
+    seconds: float = 0.0  # since the solve began
+
+
+class Workspace(Protocol):
+    """One solve. Potentials are float64 host or device vectors in POT's convention."""
+
+    def absorb(self, log_v: F64 | None = None) -> None:
+        """(Re)build K around log v, by default the next one: no entry that matters over- or underflows."""
+
+    def iterate(self, count: int) -> list[Stats]:
+        """At most ``count`` passes, fewer when the status of the last is not "running"."""
+
+    @property
+    def next_log_v(self) -> F64: ...
+
+    def potentials(self) -> tuple[F64, F64]:
+        """(log u, log v) of the last certified iterate."""
+
+    def marginals(self) -> tuple[F64, F64]:
+        """(r, s) of the last certified iterate."""
+
+    def close(self) -> None:
+        """Give K's memory back."""
+
+
+class PlanStream(Protocol):
+    """The plan P_ij = c_ij exp(log u_i + log v_j - M_ij / reg), never held unless asked for."""
+
+    def plan(self, i0: int, i1: int) -> Any: ...
+    def apply(self, X: Any) -> Any: ...
+    def apply_transpose(self, Y: Any) -> Any: ...
+    def sums(self) -> tuple[float, F64, F64]:
+        """(<P, M>, row sums, column sums) computed from M in float64."""
+
+
+def namespace(*arrays: Any) -> Any:
+    """numpy, or CuPy where one of the arrays is CuPy's."""
+    on_gpu = any(type(x).__module__.partition(".")[0] == "cupy" for x in arrays)
+    return sys.modules["cupy"] if on_gpu else np
+
+
+def host(x: Any) -> Any:
+    """A numpy array of what may lie on a GPU."""
+    return x.get() if namespace(x) is not np else x
+
+
+def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
+    """(p, length) float64 weights, their masses and minima; one vector serves all."""
+    weights = np.ascontiguousarray(np.broadcast_to(np.asarray(table, dtype=np.float64), (p, table.shape[-1])))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return weights, weights.sum(1), weights.min(1)
+
+
+@contextmanager
+def closing(workspace: Workspace) -> Iterator[Workspace]:
+    try:
+        yield workspace
+    finally:
+        workspace.close()

@@ -1,0 +1,7 @@
+"""The CPU backend: numpy owns the memory, src_c does the work. The words are those of backends/contract.py."""
+
+from ..contract import weigh
+from .stream import PlanStream, asarray, extrema, to_numpy
+from .workspace import QUICK_ENTRIES, QUICK_PASSES, Workspace
+
+__all__ = ["QUICK_ENTRIES", "QUICK_PASSES", "PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]

@@ -1,0 +1,161 @@
+"""The CPU's batch: p problems with one K, or one K each, set up at once and iterated in few foreign calls.
+
+K = exp((M_min - M) / reg) is in no problem's own scaling, so that all can share it; a problem whose scalings outgrow
+it stops with status "absorb" and is for the caller to solve alone. C side: src_c/batch.c. Twin: backends/cuda/batch.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ... import penalties
+from ..._core import ffi, lib
+from ...penalties import F64
+from ...problem import EXPONENT_ROUNDING, BatchProblem
+from ...side import STRICT, Side
+from ..contract import SMALL_ENTRIES, Options
+from ..limits import START, limits_of
+from ..records import STATS, STATUS, put
+from ..workspace import STORAGE
+from . import native
+from .native import check, empty, leading_dimension, matrix, padded, pointer, zeros
+from .workspace import SAFE_SPREAD, SCALES
+
+EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
+CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
+CLIMBS = False  # by way of larger regs: one K for all holds a range(M) that needs none
+SLOTS = 16  # problems that a thread keeps in hand
+SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache
+CALL_PASSES = 64  # a foreign call makes at most so many of each problem: Ctrl-C waits for it
+
+
+def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
+    """How one K can be stored for all, by default in float32 only where that saves memory traffic. None: it cannot.
+
+    ``reach`` is the largest log v, in magnitude, of the start.
+    """
+    plain = task.rows.scalar_rho is not None or not task.rows.logarithmic
+    small = tol < EXACT_TOL or task.cost.size <= SMALL_ENTRIES
+    dtype = asked or ("float64" if small else "float32")
+    fits = plain and task.spread + reach <= SAFE_SPREAD[dtype] and not (dtype == "float32" and tol < EXACT_TOL)
+    return dtype if fits else None
+
+
+def bytes_each(shape: tuple[int, int], memory: int, one_cost: bool, precision: str) -> int:
+    """Memory of one problem of a batch."""
+    m, n = shape
+    own = 0 if one_cost else m * leading_dimension(n, 8) * np.dtype(STORAGE[precision]).itemsize
+    return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
+
+
+class BatchWorkspace:
+    """The states of p problems and the arrays they point at; each array has one row a problem."""
+
+    def __init__(self, task: BatchProblem, options: Options, log_v: F64 | None) -> None:
+        (m, n), p = task.shape, len(task)
+        self.task, self.p = task, p
+        self.pool = native.pool_for(options.threads, p * m * n)
+        np_, dtype = padded(n), options.precision
+        self.ld = leading_dimension(n, np.dtype(STORAGE[dtype]).itemsize)
+        self.K = empty((1 if task.one_cost else p) * m * self.ld, STORAGE[dtype])
+        self.sums, self.work = table(p, np_ + native.SCALARS), table(p, 3 * np_)
+        self.history = table(p, (2 * options.memory + 2) * np_)
+        self.states, self.stats = ffi.new("mapuot_state[]", p), np.zeros(p, STATS)
+        state = self.states[0]
+        state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[dtype]
+        state.kernel = pointer(self.K, "void *")
+        state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
+        reach = 0.0 if log_v is None else float(np.abs(log_v).max())
+        own = {"exponent_error": EXPONENT_ROUNDING * (task.spread + abs(task.M_min) / task.reg + reach), "finer": 0}
+        put(state.limits, limits_of(task, options, dtype) | SCALES | own)
+        put(state.progress, START)
+        log_a, log_b = task.log_reference
+        self.rows = self.side(task.rows, task.A, task.M_min / task.reg - log_a, state.rows)
+        self.cols = self.side(task.cols, task.B, -log_b, state.cols)
+        cols = task.cols
+        start = 0.0 if log_v is None else penalties.project(cols.penalty, log_v, cols.rho, task.reg)
+        self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, start)
+        with np.errstate(invalid="ignore"):
+            self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
+        check(lib.mapuot_batch_spread(p, task.one_cost, self.states))
+        self.set_constants()
+        self.build()
+
+    def side(self, side: Side, weight: F64, absorbed: F64, out: Any) -> dict[str, F64]:
+        """The arrays of one marginal of all problems; rho, fi and upper are common."""
+        (p, count), reg = weight.shape, self.task.reg
+        left_out = np.isposinf(absorbed) | ((weight == 0) & (side.penalty in STRICT))
+        arrays = {name: table(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
+        arrays["absorbed"][:] = np.inf
+        arrays["absorbed"][:, :count] = np.where(left_out, np.inf, absorbed)
+        arrays["weight"][:, :count] = np.where(left_out, 0.0, weight)
+        arrays["rho"] = np.ones(padded(count))
+        arrays["rho"][:count] = side.rho
+        if side.uniform:
+            arrays["fi"], arrays["base"] = np.ones(padded(count)), table(p, padded(count))
+            fi = np.where(np.isinf(side.rho), 1.0, 1 / (1 + reg / side.rho))
+            arrays["fi"][:count] = fi
+            with np.errstate(divide="ignore", invalid="ignore"):
+                base = fi * np.log(weight) - (1 - fi) * absorbed
+            arrays["base"][:, :count] = np.where(left_out, 0.0, base)
+        if side.upper is not None:
+            arrays["upper"] = np.ones(padded(count))
+            arrays["upper"][:count] = side.upper
+        out.len, out.penalty = count, penalties.KINDS[side.penalty]
+        for name, array in arrays.items():
+            setattr(out, name, pointer(array))
+        return arrays
+
+    def set_constants(self) -> None:
+        """reg |c| and the scale of the dual's rounding error, problem by problem."""
+        task = self.task
+        scale = np.zeros(self.p)
+        for side, weight in ((task.rows, task.A), (task.cols, task.B)):
+            scale += weight @ side.soft_rho
+        values = zip(self.states, task.reg * task.c_mass, scale, self.rows["weight"].sum(1), strict=True)
+        for state, constant, size, weight in values:
+            limits = state.limits
+            limits.dual_constant, limits.dual_scale, limits.row_weight = constant, size, weight
+
+    def build(self) -> None:
+        M = self.task.M.reshape(-1, self.task.shape[1])
+        alpha, beta = np.full(len(M), self.task.M_min / self.task.reg), np.zeros(M.shape[1])
+        check(
+            lib.mapuot_build_kernel(
+                self.pool, *M.shape, matrix(M), matrix(None), self.task.reg, pointer(alpha), pointer(beta),
+                self.states[0].dtype, self.states[0].kernel, self.ld,
+            )
+        )  # fmt: skip
+
+    def iterate(self, passes: int) -> int:
+        """At most so many passes of each problem that still runs; how many still run then."""
+        count = min(CALL_PASSES, passes)
+        slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
+        stats = pointer(self.stats, "mapuot_stats *")
+        check(lib.mapuot_batch_iterate(self.pool, self.p, self.task.one_cost, slots, self.states, count, stats))
+        return int((self.stats["status"] == lib.MAPUOT_RUNNING).sum())
+
+    def status(self) -> Any:
+        return np.array(STATUS)[self.stats["status"].astype(np.int64)]
+
+    def field(self, name: str) -> Any:
+        return np.array([getattr(state.progress, name) for state in self.states])
+
+    def potentials(self) -> tuple[F64, F64]:
+        """(log u, log v) of the last certified iterates, (p, m) and (p, n); -inf where left out."""
+        m, n = self.task.shape
+        shift, offset = self.field("shift")[:, None], self.field("offset")[:, None]
+        out_u, out_v = (np.isposinf(x["absorbed"][:, :k]) for x, k in ((self.rows, m), (self.cols, n)))
+        log_u = self.rows["log_scale"][:, :m] + self.rows["absorbed"][:, :m] + shift + offset
+        return np.where(out_u, -np.inf, log_u), np.where(out_v, -np.inf, self.work[:, :n] - shift)
+
+    def marginals(self) -> tuple[F64, F64]:
+        m, n = self.task.shape
+        return self.rows["marginal"][:, :m] * np.exp(self.field("offset"))[:, None], self.cols["marginal"][:, :n]
+
+
+def table(p: int, length: int) -> F64:
+    """(p, length) zeros, the first entry aligned to 64 bytes."""
+    return zeros(p * length).reshape(p, length)

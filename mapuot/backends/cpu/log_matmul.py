@@ -1,0 +1,24 @@
+"""log_matmul in C: src_c/log_matmul.c over the thread pool. Twin: backends/cuda/log_matmul.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..._core import lib
+from .native import DTYPES, check, pointer, pool_for
+
+
+def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
+    """A (p, m, k), B (p, k, n) or (k, n), C order and one dtype -> (p, m, n); no dimension is 0."""
+    (p, m, k), n = A.shape, B.shape[-1]
+    out = np.empty((p, m, n), A.dtype)
+    pool = pool_for(threads, p * max(m * n, m * k, k * n))
+    check(
+        lib.mapuot_log_matmul(
+            pool, p, m, k, n, DTYPES[A.dtype.name], pointer(A, "void *"), pointer(B, "void *"), B.ndim == 2, exact,
+            pointer(out, "void *"),
+        )
+    )  # fmt: skip
+    return out

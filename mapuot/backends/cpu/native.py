@@ -1,0 +1,99 @@
+"""What numpy and the C core exchange: aligned memory, pointers, matrices, thread pools, status codes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+
+from ..._core import ffi, lib
+from ...penalties import F64
+from ...processor import default_threads, isa
+
+PAD, TILE = 16, 8
+SCALARS = int(lib.mapuot_scalars())
+DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32, "bfloat16": lib.MAPUOT_BF16}
+CODES = {"d": lib.MAPUOT_F64, "f": lib.MAPUOT_F32}  # by the character of a dtype: its name takes numpy 5 us
+
+
+def set_isa(name: str) -> None:
+    """Lower the instruction set, or restore the best with "auto" (as MAPUOT_ISA does at start)."""
+    if lib.mapuot_set_isa(name.encode()) != 0:
+        raise ValueError(f"isa must be one that this machine has, got {name!r} where {isa()!r} is in use")
+
+
+def check(status: int) -> int:
+    """Turn the negative codes of the core into exceptions."""
+    if status < 0:
+        text = ffi.string(lib.mapuot_status_text(status)).decode()
+        raise MemoryError(text) if status == lib.MAPUOT_NO_MEMORY else RuntimeError(text)
+    return status
+
+
+def padded(n: int) -> int:
+    return -(-n // PAD) * PAD
+
+
+def leading_dimension(n: int, itemsize: int) -> int:
+    """Padded row length; one cache line more where rows would otherwise fall on the same cache sets."""
+    ld = padded(n)
+    return ld + PAD if ld * itemsize % 4096 == 0 else ld
+
+
+def empty(count: int, dtype: Any = np.float64) -> Any:
+    """An untouched vector aligned to 64 bytes."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.empty(count * itemsize + 64, np.uint8)
+    start = -raw.__array_interface__["data"][0] % 64
+    return raw[start : start + count * itemsize].view(dtype)
+
+
+def zeros(count: int) -> F64:
+    """A vector of zeros aligned to 64 bytes."""
+    vector: F64 = empty(count)
+    vector[:] = 0.0
+    return vector
+
+
+def vectors(*lengths: int) -> list[F64]:
+    """Vectors of zeros, each aligned to 64 bytes, in one allocation: five of their own take a small solve 40 us."""
+    starts = list(itertools.accumulate(map(padded, lengths), initial=0))
+    block = zeros(starts[-1])
+    return [block[start : start + length] for start, length in zip(starts, lengths, strict=False)]
+
+
+def pointer(array: Any, ctype: str = "double *") -> Any:
+    """Of a contiguous array."""
+    return ffi.from_buffer(ctype, array)  # .ctypes.data costs 1 us more, and a solve takes 40 of them
+
+
+def matrix(array: Any) -> Any:
+    """mapuot_matrix of a 2-D numpy array, or the empty one for None."""
+    view = ffi.new("mapuot_matrix *")
+    if array is not None:
+        view.data = ffi.cast("void *", array.__array_interface__["data"][0])
+        view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
+        view.dtype = CODES[array.dtype.char]
+    return view[0]
+
+
+def pool_for(threads: int | None, entries: int) -> Any:
+    """A pool of the process; serial for small problems unless a number was asked for."""
+    threads = default_threads(entries) if threads is None else threads
+    return SERIAL if threads == 1 else pool_of(threads)
+
+
+@functools.lru_cache(maxsize=4)
+def pool_of(threads: int) -> Any:
+    """Kept: its threads sleep on cores of their own, where new ones share the caller's for their first milliseconds."""
+    pool = lib.mapuot_pool_new(threads)
+    if pool == ffi.NULL:
+        raise MemoryError(f"threads: could not start {threads} threads")
+    return ffi.gc(pool, lib.mapuot_pool_free)
+
+
+os.register_at_fork(after_in_child=pool_of.cache_clear)  # a child has none of the threads
+SERIAL = ffi.gc(lib.mapuot_pool_new(1), lib.mapuot_pool_free)  # no threads, no state: one serves all

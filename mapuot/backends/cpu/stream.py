@@ -1,0 +1,86 @@
+"""Streams over M on the CPU: its extrema, and the plan of given potentials, made from M in float64 block by block.
+
+C side: src_c/streams.c. Twin: backends/cuda/stream.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..._core import lib
+from ...penalties import F64
+from ...problem import Problem
+from ...validate import as_columns
+from .native import DTYPES, check, empty, matrix, padded, pointer, pool_for, zeros
+
+
+def asarray(x: Any) -> Any:
+    return np.asarray(x)
+
+
+to_numpy = asarray
+
+
+def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
+    out = np.empty(4)
+    check(lib.mapuot_extrema(pool_for(threads, M.size), *M.shape, matrix(M), pointer(out)))
+    low, high, bad, infinite = out.tolist()
+    return (low, high, int(bad), int(infinite)) if math.isfinite(low) else (0.0, 0.0, int(bad), int(infinite))
+
+
+class PlanStream:
+    """The plan of given potentials, made from M in float64, block by block."""
+
+    def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
+        self.problem = problem
+        self.alpha, self.beta = problem.exponents(log_u, log_v)
+        self.pool = pool_for(threads, problem.cost.size)
+
+    def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """(k0, k1, first arguments of a stream over these rows) of the rows i0 to i1."""
+        for k0, k1, M, c in self.problem.blocks(i0, i1):
+            alpha, beta = pointer(self.alpha[k0:k1]), pointer(self.beta)
+            yield k0, k1, (self.pool, *M.shape, matrix(M), matrix(c), self.problem.reg, alpha, beta)
+
+    def plan(self, i0: int, i1: int) -> Any:
+        n, dtype = self.problem.shape[1], self.problem.cost.dtype
+        out = empty((i1 - i0) * n, dtype).reshape(i1 - i0, n)
+        for k0, k1, arguments in self.blocks(i0, i1):
+            check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0 - i0 : k1 - i0], "void *"), n))
+        return out
+
+    def apply(self, X: Any) -> Any:
+        m, n = self.problem.shape
+        X, flat = as_columns(X, n, "X")
+        out, Xt = np.empty((m, X.shape[1])), zeros(X.shape[1] * padded(n))
+        Xt.reshape(X.shape[1], -1)[:, :n] = X.T
+        for i0, i1, arguments in self.blocks(0, m):
+            check(lib.mapuot_apply(*arguments, X.shape[1], pointer(Xt), pointer(out[i0:i1])))
+        out = self.problem.cols.ranks.sum(out)
+        return out[:, 0] if flat else out
+
+    def apply_transpose(self, Y: Any) -> Any:
+        m, n = self.problem.shape
+        Y, flat = as_columns(Y, m, "Y")
+        total, out = zeros(Y.shape[1] * padded(n)), empty(Y.shape[1] * padded(n))
+        Y = np.ascontiguousarray(Y)
+        for i0, i1, arguments in self.blocks(0, m):
+            check(lib.mapuot_apply_transpose(*arguments, Y.shape[1], pointer(Y[i0:i1]), pointer(out)))
+            total += out
+        out = self.problem.rows.ranks.sum(total)
+        result = np.ascontiguousarray(out.reshape(Y.shape[1], -1)[:, :n].T)
+        return result[:, 0] if flat else result
+
+    def sums(self) -> tuple[float, F64, F64]:
+        m, n = self.problem.shape
+        cost, row_sum, total = 0.0, np.empty(m), np.zeros(n)
+        out, col_sum = np.empty(2), np.empty(n)
+        for i0, i1, arguments in self.blocks(0, m):
+            check(lib.mapuot_plan_sums(*arguments, pointer(out), pointer(row_sum[i0:i1]), pointer(col_sum)))
+            cost, total = cost + float(out[0]), total + col_sum
+        rows, cols = self.problem.rows.ranks, self.problem.cols.ranks
+        return float(self.problem.ranks.sum(cost)), cols.sum(row_sum), rows.sum(total)

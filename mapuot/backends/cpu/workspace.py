@@ -1,0 +1,264 @@
+"""The CPU backend: numpy owns the memory, src_c does the work, no foreign call holds the GIL.
+
+``iterate`` is one foreign call for many passes. K's rows are padded to 64 bytes and first touched by the
+thread that will read them. Twin: backends/cuda/workspace.py; oracle: backends/reference.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ... import penalties
+from ..._core import ffi, lib
+from ...penalties import F64
+from ...problem import Problem
+from ...processor import SERIAL_ENTRIES
+from ...side import Side
+from ..contract import Options, Stats
+from ..limits import START, limits_of, narrow_floor
+from ..records import STATS, put, told
+from ..workspace import STORAGE, KernelWorkspace
+from . import native
+from .native import check, empty, matrix, padded, pointer
+
+NARROW_NOISE = 1e-7  # some 3e-8 in a marginal, from runs of up to 64 rows in float32
+SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
+QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
+SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
+
+
+def names_of(side: Side) -> list[str]:
+    """The vectors of one marginal, with fi and base for the quick prox where one formula serves all points."""
+    names = ["weight", "rho", "absorbed", "log_scale", "scale", "marginal"]
+    names += ["fi", "base"] if side.uniform else []
+    return names + ["upper"] * (side.upper is not None)
+
+
+class Workspace(KernelWorkspace):
+    """One solve: K, the two sides, the column sums, Anderson's history, and the C state that points at them."""
+
+    def __init__(self, problem: Problem, options: Options) -> None:
+        super().__init__(problem, options)
+        m, n = problem.shape
+        self.safe_spread = SAFE_SPREAD[self.dtype]
+        self.pool = native.pool_for(options.threads, m * n)
+        threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
+        self.ld = native.leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
+        self.K = empty(m * self.ld, STORAGE[self.dtype])
+        self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
+        sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
+        lengths = (size + native.SCALARS, 3 * size, (2 * options.memory + 2) * size, *sides)
+        self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
+        self.in_grid = problem.cols.ranks.size > 1
+        state = self.state = ffi.new("mapuot_state *")
+        state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[self.dtype]
+        state.kernel = pointer(self.K, "void *")
+        state.sums, state.partial = pointer(self.sums), pointer(self.partial)
+        state.work, state.history = pointer(self.work), pointer(self.history)
+        self.limits, self.progress = state.limits, state.progress
+        put(self.limits, limits_of(problem, options, self.dtype) | SCALES)
+        put(self.progress, START)
+        self.limits.narrow_floor = narrow_floor(problem, NARROW_NOISE)
+        narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
+        self.progress.narrow = narrow
+        self.narrow_v = empty(size if narrow else 1, np.float32)
+        self.run = empty(size * threads if narrow else 1, np.float32)
+        self.run.fill(0)
+        state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
+        state.piped = -1 if m * n > SERIAL_ENTRIES else 0
+        if problem.cost.held:
+            self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
+            state.M, state.c = self.matrices
+        self.tile = empty(threads * native.TILE * self.ld if self.limits.finer else 0)
+        state.tile = pointer(self.tile) if self.limits.finer else ffi.NULL
+        self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
+        self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
+
+    def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
+        """Fill the C view of one marginal over ``block``; ``size`` is a vector's length, of columns padded."""
+        names, stride, count = names_of(side), padded(size), len(side.weight)
+        arrays = {name: block[k * stride : k * stride + size] for k, name in enumerate(names)}
+        arrays["rho"][:] = 1.0
+        arrays["rho"][:count] = side.rho
+        if "fi" in arrays:
+            arrays["fi"][:] = 1.0
+            if side.penalty != "balanced":
+                arrays["fi"][:count] = side.rho / (side.rho + self.problem.reg)
+        if side.upper is not None:
+            arrays["upper"][:count] = side.upper
+        out.len, out.penalty = count, penalties.KINDS[side.penalty]
+        for k, name in enumerate(names):
+            setattr(out, name, pointer(block) + k * stride)
+        return arrays
+
+    def shifted_log_v(self) -> F64:
+        return self.col_side["log_scale"][: self.problem.shape[1]]
+
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
+        problem, state = self.problem, self.state
+        self.alpha, self.beta, self.limits.exponent_error = alpha, beta, error
+        state.alpha, state.beta = pointer(alpha), pointer(beta)
+        for i0, i1, matrices in self.blocks():
+            check(
+                lib.mapuot_build_kernel(
+                    self.pool, i1 - i0, problem.shape[1], *matrices, problem.reg, pointer(alpha[i0:i1]), pointer(beta),
+                    state.dtype, ffi.cast("char *", state.kernel) + i0 * self.ld * self.K.itemsize, self.ld,
+                )
+            )  # fmt: skip
+
+    def set_dual_constants(self, d: F64, off: Any) -> None:
+        self.limits.dual_constant, self.limits.dual_scale = self.dual_constants()
+        rows = self.problem.rows
+        self.limits.row_weight = rows.ranks.sum(float(rows.weight[~off].sum()))
+
+    def blocks(self) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
+        """(i0, i1, (M, c)) for the core: all rows at once, or those of a cost that is not held block by block."""
+        if self.problem.cost.held:
+            yield 0, self.problem.shape[0], self.matrices
+            return
+        for i0, i1, M, c in self.problem.blocks():
+            yield i0, i1, (matrix(M), matrix(c))
+
+    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        problem = self.problem
+        alpha, top = np.where(out_u, -np.inf, 0.0), np.full(len(plan_v), -np.inf)
+        plan_v, col_max = np.ascontiguousarray(plan_v), np.empty(len(plan_v))
+        for i0, i1, matrices in self.blocks():
+            check(
+                lib.mapuot_balance(
+                    self.pool, i1 - i0, len(plan_v), *matrices, problem.reg,
+                    pointer(plan_v), pointer(alpha[i0:i1]), pointer(col_max),
+                )
+            )  # fmt: skip
+            np.maximum(top, col_max, out=top)
+        if self.in_grid:
+            alpha = -problem.cols.ranks.max(-alpha)
+            top = self.column_tops(np.where(np.isposinf(alpha), -np.inf, alpha), plan_v)
+        return alpha, self.column_scaling(plan_v, top)
+
+    def column_tops(self, alpha: F64, plan_v: F64) -> F64:
+        """max_i (alpha_i + log v_j - M_ij/reg), alpha being known of the whole rows: balance on the transpose."""
+        problem, n = self.problem, len(plan_v)
+        top = np.full(n, -np.inf)
+        for i0, i1, M, c in problem.blocks():
+            least, unused, part = np.zeros(n), np.empty(i1 - i0), alpha[i0:i1]
+            matrices = matrix(M.T), matrix(None if c is None else c.T)
+            check(
+                lib.mapuot_balance(
+                    self.pool, n, i1 - i0, *matrices, problem.reg, pointer(part), pointer(least), pointer(unused)
+                )
+            )
+            np.maximum(top, plan_v - least, out=top)
+        return top
+
+    def set_rows(self, d: F64, off: Any) -> None:
+        self.set_side(self.problem.rows, self.row_side, d, off)
+
+    def set_side(self, side: Side, arrays: dict[str, F64], d: F64, off: Any) -> None:
+        """What K absorbed, the weights in use, and the constant part of the KL prox."""
+        count = len(d)
+        arrays["absorbed"][:count] = d
+        arrays["absorbed"][count:] = np.inf
+        arrays["weight"][:count] = np.where(off, 0.0, side.weight)
+        if "fi" in arrays:
+            fi = arrays["fi"][:count]
+            with np.errstate(invalid="ignore"):
+                base = fi * side.log_weight - (1 - fi) * d
+            arrays["base"][:count] = np.where(off, 0.0, base)
+
+    def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
+        n, cols = len(x), self.col_side
+        self.progress.shift = self.progress.shift if shift is None else shift
+        self.set_side(self.problem.cols, cols, e, off)
+        cols["log_scale"][:n] = x
+        with np.errstate(over="ignore"):
+            cols["scale"][:n] = np.exp(x - e)  # 0 where e is inf
+        self.progress.since_absorb = 0
+        if self.options.in_place:
+            self.history[: len(cols["scale"])] = cols["scale"]
+            self.row_side["scale"][:] = 1.0
+
+    def iterate(self, count: int) -> list[Stats]:
+        table, made = np.empty(count, STATS), ffi.new("int64_t *")
+        stats = pointer(table, "mapuot_stats *")
+        if self.problem.ranks.size > 1 or (self.tile.size and not self.problem.cost.held):
+            made[0] = self.passes(count, stats)
+        else:
+            check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
+        return told(table[: made[0]], self.progress.passes - made[0] + 1)
+
+    def passes(self, count: int, stats: Any) -> int:
+        """mapuot_iterate where the ranks meet between row_pass and finish_pass, or M is streamed."""
+        made, status = 0, lib.MAPUOT_RUNNING
+        while made < count and status == lib.MAPUOT_RUNNING:
+            if self.in_grid:
+                status = self.grid_pass(stats + made)
+            else:
+                with self.problem.ranks.adding(self.sums):
+                    self.row_pass(lib.mapuot_row_pass)
+                status = check(lib.mapuot_finish_pass(self.pool, self.state, stats + made))
+            made += 1
+        return made
+
+    def grid_pass(self, stats: Any) -> int:
+        """One pass where rows and columns are shared: the ranks meet for s, for K^T u and after each sweep."""
+        rows, cols, finish = self.problem.rows.ranks, self.problem.cols.ranks, ffi.new("mapuot_finish *")
+        found = np.frombuffer(ffi.buffer(finish.sums))
+        with cols.adding(self.row_side["marginal"]):
+            self.row_pass(lib.mapuot_row_dots)
+        with rows.adding(self.sums):
+            self.row_pass(lib.mapuot_row_sums)
+            self.sums[-native.SCALARS :] *= cols.rank == 0  # each row counts once
+        for step in range(4):
+            check(lib.mapuot_finish_step(self.pool, self.state, finish, stats, step))
+            cols.fold(found, top=step == 2)
+        return check(lib.mapuot_finish_step(self.pool, self.state, finish, stats, 4))
+
+    def row_pass(self, call: Any) -> None:
+        """row_pass or one of its halves; where an exact one needs a streamed M, block by block."""
+        if self.problem.cost.held or not self.state.exact:
+            check(call(self.pool, self.state))
+            return
+        total = np.zeros_like(self.sums)
+        for i0, i1, matrices in self.blocks():
+            check(call(self.pool, self.part(i0, i1, matrices)))
+            total += self.sums
+        self.sums[:] = total
+
+    def part(self, i0: int, i1: int, matrices: tuple[Any, Any]) -> Any:
+        """The state of rows i0 to i1, with their costs at hand, for an exact pass."""
+        part = ffi.new("mapuot_state *", self.state[0])
+        part.m = part.rows.len = i1 - i0
+        part.M, part.c = matrices
+        part.alpha = pointer(self.alpha[i0:i1])
+        for name, array in self.row_side.items():
+            setattr(part.rows, name, pointer(array[i0:i1]))
+        return part
+
+    @property
+    def next_log_v(self) -> F64:
+        """log v after the last pass: what the next one would start from, in POT's order (u_k, v_k)."""
+        return self.full_log_v(self.col_side["log_scale"])
+
+    def full_log_v(self, vector: F64) -> F64:
+        n = self.problem.shape[1]
+        with np.errstate(invalid="ignore"):  # of a start that overflowed
+            return self.limited(vector[:n] - self.progress.shift, 1)
+
+    def potentials(self) -> tuple[F64, F64]:
+        rows, progress = self.row_side, self.progress
+        with np.errstate(invalid="ignore"):
+            log_u = rows["log_scale"] + rows["absorbed"] + progress.shift + progress.offset
+        return self.limited(log_u, 0), self.full_log_v(self.work)
+
+    def marginals(self) -> tuple[F64, F64]:
+        n = self.problem.shape[1]
+        return self.row_side["marginal"] * self.progress.kappa, self.col_side["marginal"][:n].copy()
+
+    def close(self) -> None:
+        """Give K back at once; the potentials stay."""
+        del self.K
+        self.state.kernel = ffi.NULL

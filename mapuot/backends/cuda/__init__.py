@@ -1,0 +1,17 @@
+"""The CUDA backend: CuPy owns the memory, src_cuda does the work. The words are those of backends/contract.py.
+
+They load on first use: what kernels.py has is of use without CuPy, too.
+"""
+
+from importlib import import_module
+from typing import Any
+
+PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "PlanStream": "stream", "weigh": "batch"}
+PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES", "Workspace"), "workspace")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
+    return value

@@ -1,0 +1,92 @@
+"""Matrices on the device as they are: CuPy arrays and what speaks DLPack in place, numpy ones in row blocks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+try:
+    import cupy as cp
+except ImportError as error:  # pragma: no cover
+    raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
+
+from ...validate import check_columns
+from .kernels import ITEMSIZE, STORES
+
+BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
+
+
+def need_device() -> None:
+    """A driverless machine gets one clear sentence."""
+    try:
+        count = cp.cuda.runtime.getDeviceCount()
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        raise RuntimeError(f"backend 'cuda' needs a GPU and its driver, found none ({error})") from error
+    if count == 0:
+        raise RuntimeError("backend 'cuda' needs a GPU, found none")
+
+
+def free_memory(enough: int) -> int:
+    """Bytes that CuPy's pool has, with those of the device where it has not enough."""
+    free: int = cp.get_default_memory_pool().free_bytes()
+    return free if free >= enough else free + cp.cuda.runtime.memGetInfo()[0]
+
+
+def need_memory(needed: int, precision: str, M: Any = None) -> None:
+    """Count before taking: there must be room for K and its vectors, and for one block of a numpy M."""
+    needed += 0 if M is None or isinstance(M, cp.ndarray) else BLOCK_BYTES
+    free = free_memory(needed)
+    if needed <= free:
+        return
+    smaller = [p for p in STORES if needed * ITEMSIZE[p] / ITEMSIZE[precision] <= free]
+    names = {"float64": "float64", "float32": "mixed", "bfloat16": "bfloat16"}
+    advice = f"; precision {names[smaller[0]]!r} would fit" if smaller else "; no precision of K fits"
+    raise MemoryError(f"K needs {needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free{advice}")
+
+
+def asarray(x: Any) -> Any:
+    """numpy stays numpy; device arrays and DLPack tensors become CuPy arrays without a copy."""
+    need_device()
+    if isinstance(x, cp.ndarray):
+        array = x
+    elif hasattr(x, "__cuda_array_interface__"):
+        array = cp.asarray(x)
+    elif hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == 2:
+        array = cp.from_dlpack(x)
+    else:
+        return np.asarray(x)
+    if array.device != cp.cuda.Device():
+        raise ValueError(f"arrays must be on the current device {cp.cuda.Device().id}, got one on {array.device.id}")
+    return array
+
+
+def to_numpy(x: Any) -> Any:
+    x = asarray(x)
+    return x.get() if isinstance(x, cp.ndarray) else x
+
+
+def on_device(*vectors: Any) -> list[Any]:
+    """Copies of float64 vectors, by one transfer."""
+    room = cp.empty(sum(map(len, vectors)))
+    room.set(np.concatenate(vectors))
+    ends = itertools.accumulate(map(len, vectors))
+    return [room[end - len(x) : end] for x, end in zip(vectors, ends, strict=True)]
+
+
+def most_bytes(M: Any) -> int | None:
+    """Bytes of M to move to the device at once; None: it is there."""
+    return None if isinstance(M, cp.ndarray) else BLOCK_BYTES
+
+
+def moved(M: Any) -> Any:
+    """Rows of M on the device."""
+    return M if isinstance(M, cp.ndarray) else cp.asarray(np.ascontiguousarray(M))
+
+
+def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:
+    """(length, d) float64 on the device, C order, and whether it came as a vector."""
+    X = cp.asarray(asarray(X), dtype=np.float64)
+    check_columns(X, length, name)
+    return cp.ascontiguousarray(X[:, None] if X.ndim == 1 else X), X.ndim == 1

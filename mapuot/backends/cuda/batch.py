@@ -1,0 +1,190 @@
+"""The GPU's batch: small problems one block each, every pass inside one launch; larger ones with one cost as products.
+
+A small problem (m, n <= 128) holds K in registers, in float32 until its sums can tell no more, then in float64, which
+certifies; K is made again around the potentials where they leave its range, so that every reg works. Larger problems on
+one cost make their passes by two matrix products in float64, all of them together. Twin: backends/cpu/batch.py;
+device side: src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ...penalties import F64
+from ...problem import EXPONENT_ROUNDING, BatchProblem
+from .. import records
+from ..contract import Options
+from ..contract import weigh as weigh_on_host
+from ..limits import limits_of, narrow_floor
+from ..records import STATUS, put
+from .kernels import MEMORY, by_value, kernel, small_options
+from .workspace import NARROW_NOISE
+
+MOST = 128  # rows and columns of a small problem
+SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
+PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
+COLUMN_KINDS = 20  # of batch.cuh: words a column
+CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
+CLIMBS = True  # by way of larger regs, where reg is small
+CHECK_PASSES = 8  # products between two looks at what still runs
+VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
+RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
+BATCH, REPORT, STANDING = RECORDS["Batch"], RECORDS["Report"], RECORDS["Standing"]
+SCALES = {"scale_limit": 1e100, "most_scale": math.inf}  # float64 all through; a scale beyond it: K is made again
+
+
+def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
+    """Where passes begin, "float32" or "float64"; None: the problems are solved alone. ``reach``: the largest log v."""
+    if task.rows.scalar_rho is None or task.cols.scalar_rho is None:
+        return None
+    if max(task.shape) <= MOST:
+        return "float64" if asked == "float64" else "float32"
+    return "float64" if task.one_cost and task.spread + reach <= PRODUCT_SPREAD else None
+
+
+def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str) -> int:
+    """Memory of one problem of a batch on the device, beside a cost of its own that lies there already."""
+    m, n = shape
+    small = max(shape) <= MOST
+    return 8 * (3 * (m + n) + (0 if small else (COLUMN_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8))
+
+
+def constants(task: BatchProblem, options: Options, reg: float) -> Any:
+    """The BATCH record without its addresses."""
+    record = np.zeros((), BATCH)
+    record["m"], record["n"] = task.shape
+    known = limits_of(task, options, "float64", reg)
+    # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
+    rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
+    known["exponent_error"] = rounding * (1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg))
+    known |= SCALES | {"memory": min(options.memory, MEMORY), "flush": 0.0}
+    put(record["limits"], known)
+    record["k1"], record["fi2"] = reg / float(task.rows.rho[0]), 1 / (1 + known["rate_cols"])
+    record["limits"]["narrow_floor"] = narrow_floor(task, NARROW_NOISE)
+    record["product"] = task.reference == "product"
+    record["low"], record["safe"] = task.M_min / reg, (task.M_max - task.M_min) / reg <= SAFE_SPREAD
+    return record
+
+
+def small_kernel(shape: tuple[int, int], narrow: bool, cost: str) -> tuple[Any, int]:
+    """batch_narrow or batch_solve for that shape and its threads a block."""
+    options = small_options(shape, narrow)
+    file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
+    run = kernel(file, function, COST=int(cost == "float32"), **options)
+    return run, 16 * options["GROUPS"]
+
+
+def step_kernel(function: str, cost: str) -> Any:
+    return kernel("batch_products.cu", function, COST=int(cost == "float32"), NARROW=0, STORE=0)
+
+
+def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
+    """(p, length) float64 weights where ``table`` lies, their masses and minima on the host; one vector serves all."""
+    if not isinstance(table, cp.ndarray):
+        return weigh_on_host(table, p)
+    given = cp.ascontiguousarray(table if table.dtype in (np.float32, np.float64) else table.astype(np.float64))
+    length = given.shape[-1]
+    weights, found = cp.empty((p, length)), cp.empty((2, p))
+    run = step_kernel("weigh", given.dtype.name)
+    run((p,), (128,), (given, np.int64(length * (given.ndim == 2)), np.int64(length), weights, found[0], found[1]))
+    mass, least = found.get()
+    return weights, mass, least
+
+
+class BatchWorkspace:
+    """The arrays of p problems on the device, one row a problem, and the record that points at them."""
+
+    def __init__(self, task: BatchProblem, options: Options, log_v: Any) -> None:
+        (m, n), p = task.shape, len(task)
+        self.task, self.options, self.p = task, options, p
+        self.M, self.A, self.B = (cp.asarray(x) for x in (task.M, task.A, task.B))
+        sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8}
+        small = max(m, n) <= MOST
+        if not small:
+            lengths = (COLUMN_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8)
+            sizes |= dict(zip(VECTORS, lengths, strict=True))
+        block, at = cp.zeros(p * sum(sizes.values())), 0
+        self.arrays = {}
+        for name, size in sizes.items():
+            self.arrays[name] = block[at : at + p * size].reshape(p, size)
+            at += p * size
+        self.x = self.arrays["x"]
+        if log_v is not None:
+            self.x.set(log_v) if isinstance(log_v, np.ndarray) else cp.copyto(self.x, log_v)
+        self.stats = np.zeros(p, REPORT)
+        self.advance = self.blocks if small else self.products
+        self.passes = 0
+
+    def climb(self, reg: float, options: Options, count: int) -> None:
+        """A larger reg first: log v of its answer, in the units of the reg asked for, is a better start."""
+        self.x *= self.task.reg / reg
+        self.advance(self.record(options, reg), self.passes + count)
+        log_v = self.arrays["log_v"]
+        self.x[:] = cp.where(cp.isfinite(log_v), log_v, 0.0) * (reg / self.task.reg)
+        self.passes = int(self.stats["passes"].max())
+        self.arrays["report"][:, list(REPORT.fields or ()).index("status")] = 0.0
+        self.stats["status"] = 0.0
+
+    def record(self, options: Options, reg: float) -> Any:
+        record, M = constants(self.task, options, reg), self.M
+        strides = [s // M.itemsize for s in M.strides]
+        record["M"], record["M_row"], record["M_col"] = M.data.ptr, strides[-2], strides[-1]
+        record["M_problem"] = strides[0] if M.ndim == 3 else 0
+        for name, array in (("A", self.A), ("B", self.B), *self.arrays.items()):
+            record[name] = array.data.ptr
+        return record
+
+    def iterate(self, passes: int) -> int:
+        """At most so many passes of each problem that still runs; how many still run then."""
+        self.passes += passes
+        self.advance(self.record(self.options, self.task.reg), self.passes)
+        return int((self.stats["status"] == 0).sum())
+
+    def blocks(self, record: Any, count: int) -> None:
+        """A block a problem: float32 passes, then float64 ones."""
+        record["count"] = count
+        if self.options.precision == "float32":
+            self.launch(record, True)
+        self.launch(record, False)
+        self.read()
+
+    def launch(self, record: Any, narrow: bool) -> None:
+        run, threads = small_kernel(self.task.shape, narrow, self.M.dtype.name)
+        run((self.p,), (threads,), (by_value(record),))
+
+    def products(self, record: Any, count: int) -> None:
+        """S = V K^T, U = prox(S), then U K, for all problems at once."""
+        record["count"] = count
+        names = ("open_problems", "prox_rows", "finish_problems")
+        steps = {name: step_kernel(name, self.M.dtype.name) for name in names}
+        arrays = self.arrays
+        K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["limits"]["reg"]))
+        argument = (by_value(record),)
+        steps["open_problems"]((self.p,), (128,), argument)
+        while (self.stats["status"] == 0).any() and self.stats["passes"].max() < count:
+            for _ in range(min(CHECK_PASSES, count - int(self.stats["passes"].max()))):
+                cp.matmul(arrays["v"], K.T, out=arrays["row_sums"])
+                steps["prox_rows"]((self.p,), (128,), argument)
+                cp.matmul(arrays["u"], K, out=arrays["sums"])
+                steps["finish_problems"]((self.p,), (128,), argument)
+            self.read()
+
+    def read(self) -> None:
+        self.stats = self.arrays["report"].get().view(REPORT)[:, 0]
+
+    def status(self) -> Any:
+        return np.array(STATUS)[self.stats["status"].astype(np.int64)]
+
+    def field(self, name: str) -> Any:
+        return self.stats[name].astype(np.int64)
+
+    def potentials(self) -> tuple[Any, Any]:
+        """(log u, log v) of the last certified iterates, (p, m) and (p, n); -inf where left out."""
+        return self.arrays["log_u"], self.arrays["log_v"]
+
+    def marginals(self) -> tuple[Any, Any]:
+        return self.arrays["r"], self.arrays["s"]

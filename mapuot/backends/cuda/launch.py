@@ -1,0 +1,264 @@
+"""How many passes run on the device: the persistent cooperative kernel on sm_90 and later, else the portable one.
+
+The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; it is
+compiled twice, for float32 sums (narrow) and for float64 sums, and the two are launched one after the other: the first
+one stops where float64 must go on. The portable one is four launches a pass. All leave the same record.
+The environment variable MAPUOT_CUDA may hold "portable", "ordered" (sums in a fixed order: bitwise repeatable answers)
+and "racecheck" (see RACECHECK in common.cuh). Twin of src_c/solver.c (mapuot_iterate).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Any, ClassVar
+
+import cupy as cp
+import numpy as np
+
+from .kernels import (
+    BLOCKS,
+    ITEMSIZE,
+    MAX_SLOTS,
+    THREADS,
+    Shape,
+    by_value,
+    kernel,
+    portable_shape,
+    shape_for,
+    shape_options,
+)
+
+TRACE_PASSES = 256  # passes that the record of one launch holds
+GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
+SOLO_COLUMNS = THREADS  # up to here every block does the whole finish_pass for itself
+SHARE = 128  # columns that a block does at least
+FEW_COLUMNS = 1024  # up to here a smaller grid meets sooner than a larger one reads
+RING_BYTES = 1 << 16  # of shared memory for the tiles that stream by; the rest keeps tiles
+ROWS, FINISH, BOTH = 1, 2, 3  # halves of a pass
+ROW_KERNELS = {  # (in place, a block covers a row): the portable row half
+    (False, True): ("row_pass",), (False, False): ("row_sums", "column_sums"),
+    (True, True): ("plan_pass",), (True, False): ("plan_rows", "plan_columns"),
+}  # fmt: skip
+
+
+def switches() -> frozenset[str]:
+    """The words of MAPUOT_CUDA."""
+    words = frozenset(os.environ.get("MAPUOT_CUDA", "").replace(",", " ").split())
+    if not words <= {"portable", "ordered", "racecheck"}:
+        raise ValueError(f"MAPUOT_CUDA may hold 'portable', 'ordered' and 'racecheck', got {sorted(words)}")
+    return words
+
+
+@cache
+def device_limits(device: int) -> tuple[int, int, int]:
+    """(compute capability, multiprocessors, shared memory of a block)."""
+    major, minor, processors, shared = (cp.cuda.runtime.deviceGetAttribute(a, device) for a in (75, 76, 16, 97))
+    return 10 * major + minor, processors, shared
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_: ClassVar[Any] = [(name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")] + [
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+@cache
+def libcuda() -> Any:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> int:
+    """Clusters that the device holds at once, from the driver."""
+    attribute = (ctypes.c_uint * 18)(4, 0, cluster, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    config = LaunchConfig(blocks, 1, 1, THREADS, 1, 1, shared, None, ctypes.addressof(attribute), 1)
+    count = ctypes.c_int()
+    driver = libcuda()
+    handle = ctypes.c_void_p(function.kernel.ptr)
+    status = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), handle, ctypes.byref(config))
+    return count.value if status == 0 else 0
+
+
+@cache
+def ring_offset(options: tuple[tuple[str, int], ...], device: int) -> int:
+    """Shared memory before the ring of tiles: sizeof(Shared) of iterate.cu."""
+    out = cp.zeros(1, np.int32)
+    kernel("iterate.cu", "iterate_sizes", **dict(options))((1,), (1,), (out,))
+    return int(out[0])
+
+
+class Persistent:
+    """One compiled persistent kernel and its grid; ``parts`` is 0 where it does not fit the device."""
+
+    def __init__(self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool) -> None:
+        device = cp.cuda.Device().id
+        _, processors, shared = device_limits(device)
+        words = {"ORDERED": int("ordered" in switches()), "RACECHECK": int("racecheck" in switches())}
+        options = shape_options(shape, dtype, kl, NARROW=int(narrow), **words)
+        self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
+        self.gather_run = kernel("iterate.cu", "gather_sums", **options)
+        offset = ring_offset(tuple(sorted(options.items())), device)
+        tile, tiles = shape.tile_bytes(ld, ITEMSIZE[dtype]), -(-m // shape.R)
+        most = min(processors, BLOCKS, 64 if ld <= FEW_COLUMNS and m <= FEW_COLUMNS else BLOCKS)
+        want = -(-tiles // shape.groups) * shape.CLUSTER
+        self.parts = min(most, want) // shape.CLUSTER * shape.CLUSTER
+        self.slots = min(MAX_SLOTS, (shared - offset) // (shape.groups * tile))
+        if self.slots < 2:
+            self.parts = 0
+            return
+        each = -(-tiles // (self.parts // shape.CLUSTER * shape.groups))
+        self.slots = max(2, min(self.slots, each))
+        self.shared = offset + shape.groups * self.slots * tile
+        self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
+        if shape.CLUSTER > 1:
+            fits = resident_clusters(self.run, shape.CLUSTER, self.parts, self.shared)
+            self.parts = min(self.parts, fits * shape.CLUSTER)
+        each = -(-tiles // max(1, self.parts // shape.CLUSTER * shape.groups))
+        ring = max(2, RING_BYTES // (shape.groups * tile)) if shape.CLUSTER == 1 else self.slots
+        self.kept = each if each <= self.slots else max(0, self.slots - ring)
+
+    def __call__(self, state: Any, first: int, count: int, mode: int) -> None:
+        sizes = (self.slots, self.kept, first, count, mode)
+        self.run((self.parts,), (THREADS,), (by_value(state), *map(np.int32, sizes)), shared_mem=self.shared)
+
+    def gather(self, state: Any, n: int) -> None:
+        self.gather_run((-(-n // 256),), (256,), (by_value(state), np.int32(self.parts), np.int32(0)))
+
+
+@lru_cache(maxsize=256)
+def fitted(device: int, words: frozenset[str], shape: Shape, *lie: Any) -> Persistent:
+    """Persistent(shape, *lie) under these words of MAPUOT_CUDA, made once; in flatter tiles where two do not fit."""
+    one = Persistent(shape, *lie)
+    if one.parts or shape.R == 1:
+        return one
+    return fitted(device, words, replace(shape, R=shape.R // 2), *lie)
+
+
+class Iterate:
+    """Calls that make passes on the state they were built for."""
+
+    def __init__(
+        self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], in_place: bool
+    ) -> None:
+        self.state, self.most = state, TRACE_PASSES
+        (self.m, self.n, ld), self.in_place = shape, in_place
+        self.parity = 0
+        self.graphs: dict[int, Any] = {}
+        self.wide: Persistent | None = None
+        self.narrow: Persistent | None = None
+        self.parts, self.copies, self.slab, self.solo = 0, 1, 1, False
+        self.ordered = "ordered" in switches()
+        capability, self.processors, _ = device_limits(cp.cuda.Device().id)
+        if capability >= 90 and not in_place and "portable" not in switches():
+            self.fit(ld, dtype, kl)
+        self.persistent = self.wide is not None
+        if not self.persistent:
+            self.fit_portable(ld, dtype, kl)
+
+    def fit(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+        """The two persistent kernels, where they fit."""
+        made: list[Persistent | None] = []
+        here = cp.cuda.runtime.getDevice(), switches()
+        for narrow in (False, True):
+            shape = None if narrow and dtype == "float64" else shape_for(ld, dtype, narrow)
+            one = None if shape is None else fitted(*here, shape, self.m, ld, dtype, kl, narrow)
+            made.append(one if one is not None and one.parts > 0 else None)
+        self.wide, self.narrow = made
+        if self.wide is None:
+            return
+        grids = [one.parts for one in made if one is not None]
+        self.solo = self.n <= SOLO_COLUMNS
+        self.copies = max(grids) if self.solo else 1
+        self.split_columns(1 if self.solo else min([*grids, -(-self.n // SHARE)]))
+        self.slab = max(one.parts // one.shape.CLUSTER for one in made if one is not None)
+
+    def split_columns(self, most: int) -> None:
+        """Whole warps of columns a block."""
+        self.share = -(-self.n // (32 * most)) * 32
+        self.parts = -(-self.n // self.share)
+
+    def __call__(self, count: int, first: int) -> None:
+        """At most ``count`` passes, ``first`` made before."""
+        if self.wide is None:
+            self.portable(count)
+            return
+        for one in (self.narrow, self.wide):
+            if one is not None:
+                one(self.state, first, count, BOTH)
+
+    def rows(self, first: int, narrow: bool) -> None:
+        """One row_pass; the column sums and row scalars of this device go to ``total``."""
+        one = self.narrow if narrow else self.wide
+        if one is not None:
+            one(self.state, first, 1, ROWS)
+            one.gather(self.state, self.n)
+        else:
+            self.row_kernels()
+            self.launch("gather_sums", (-(-self.n // 256),), 256, np.int32(1), np.int32(self.parity))
+
+    def finish(self, first: int, narrow: bool, total: int) -> None:
+        """One finish_pass on what ``total`` holds."""
+        one = self.narrow if narrow else self.wide
+        if one is not None:
+            one(self.state, first, 1, FINISH)
+        else:
+            self.finish_kernels(total)
+            self.parity = 1 - self.parity
+
+    # ---- portable
+
+    def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+        """One read of K where a block covers a row, else two."""
+        shape = portable_shape(ld, dtype)
+        self.split_columns(-(-self.n // THREADS))
+        self.copies = self.slab = 1
+        self.most = GRAPH_PASSES
+        self.take_shape(shape or Shape(8, 8, 4), shape is not None, ld, dtype, kl)
+
+    def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+        """The portable kernels in that shape; fused: a block covers a row."""
+        self.shape, self.graphs = shape, {}
+        options = shape_options(shape, dtype, kl)
+        self.halves = ROW_KERNELS[self.in_place, fused]
+        names = (*self.halves, "gather_sums", "finish_first", "finish_join", "finish_second")
+        self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
+        blocks = self.processors * shape.groups, -(-self.m // shape.R)
+        chunk = 32 * shape.GW * (16 // ITEMSIZE[dtype])
+        slabs = -(-ld // chunk), max(1, min(self.m, 8 * self.processors // -(-ld // chunk)))
+        self.grids = (min(blocks),), slabs
+
+    def launch(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
+        self.kernels[name](grid, (threads,), (by_value(self.state), *arguments))
+
+    def row_kernels(self) -> None:
+        for name, grid in zip(self.halves, self.grids, strict=False):
+            self.launch(name, grid, 32 * self.shape.GW, np.int32(self.parity))
+
+    def finish_kernels(self, total: int = 0) -> None:
+        """``total``: address of the sums, 0 = this device's own."""
+        parity, source = np.int32(self.parity), np.uint64(total)
+        self.launch("finish_first", (self.parts,), THREADS, parity, source)
+        self.launch("finish_join", (1,), THREADS, parity, source)
+        self.launch("finish_second", (self.parts,), THREADS, parity)
+
+    def passes(self, count: int) -> None:
+        for _ in range(count):
+            self.row_kernels()
+            self.finish_kernels()
+            self.parity = 1 - self.parity
+
+    def portable(self, count: int) -> None:
+        """Launches alternate between the halves of progress; GRAPH_PASSES of them are one captured graph."""
+        if count < GRAPH_PASSES:
+            self.passes(count)
+            return
+        if self.parity not in self.graphs:
+            with cp.cuda.Stream(non_blocking=True) as stream:
+                stream.begin_capture()
+                self.passes(GRAPH_PASSES)
+                self.graphs[self.parity] = stream.end_capture()
+        self.graphs[self.parity].launch(cp.cuda.get_current_stream())

@@ -1,0 +1,43 @@
+"""log_matmul on the GPU: src_cuda/log_matmul.cu, tile by tile, or exponentials multiplied by cuBLAS where those win.
+
+Twin: backends/cpu/log_matmul.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from .kernels import kernel
+
+LIBRARY_TERMS = {"float64": 1 << 27, "float32": 1 << 30}  # from so many on cuBLAS multiplies faster
+FEW_TILES = 264  # two a multiprocessor: with fewer, smaller tiles fill the device better
+
+
+def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
+    """A (p, m, k), B (p, k, n) or (k, n), C order and one dtype -> (p, m, n); no dimension is 0."""
+    (p, m, k), n = A.shape, B.shape[-1]
+    wide, shared = A.dtype == np.float64, B.ndim == 2
+    copies = 1 if shared else p
+    tile = 64 if p * -(-m // 64) * -(-n // 64) >= FEW_TILES else 32
+    room = cp.empty(p * m + copies * n, A.dtype)
+    r, c, out = room[: p * m], room[p * m :], cp.empty((p, m, n), A.dtype)
+    size = [np.int64(x) for x in (m, k, n)]
+
+    def run(name: str, blocks: int, *arguments: Any) -> None:
+        kernel("log_matmul.cu", name, WIDE=int(wide), TILE=tile)((blocks,), (256,), arguments)
+
+    columns = copies * -(-n // 32)
+    run("shifts", columns + -(-p * m // 8), A, B, *size, np.int64(p * m), np.int64(columns), r, c)
+    lost, mode = c, 1 if exact else 0
+    if not exact and p * m * k * n >= LIBRARY_TERMS[A.dtype.name]:
+        E, F, lost, mode = cp.empty_like(A), cp.empty_like(B), cp.zeros(1, np.int32), 2
+        run("exponentials", p * m, A, r, E, size[1], size[0], np.int32(1))
+        run("exponentials", copies * k, B, c, F, size[2], size[1], np.int32(0))
+        cp.matmul(E, F, out=out)
+        run("log_sums", p * m, out, r, c, *size, np.int64(0 if shared else n), lost)
+    step = np.int64(0 if shared else k * n)
+    run("log_tiles", p * -(-m // tile) * -(-n // tile), A, B, r, c, out, *size, step, np.int32(mode), lost)
+    return out

@@ -1,0 +1,138 @@
+"""Streams over M on the device: its extrema, sums and maxima along the rows, and the plan of given potentials.
+
+Twin of src_c/streams.c; the kernels are in src_cuda/stream.cu.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ...cost import Dense
+from ...penalties import F64
+from ...problem import Problem
+from .arrays import as_columns, free_memory, most_bytes, moved, on_device
+from .kernels import STORES, VIEW, by_value, kernel
+
+
+def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
+    """The View record of stream.cu."""
+    view = np.zeros((), VIEW)
+    view["m"], view["n"] = M.shape
+    for name, array in (("M", M), ("c", c)):
+        if array is not None:
+            view[name] = array.data.ptr
+            view[name + "_row"], view[name + "_col"] = (s // array.itemsize for s in array.strides)
+    if alpha is not None:
+        view["alpha"], view["beta"] = alpha.data.ptr, beta.data.ptr
+    view["inv_reg"] = 1 / reg
+    return by_value(view)
+
+
+def stream(function: str, M: Any, c: Any, store: int = 0) -> Any:
+    cost, reference = (int(x.dtype == np.float32) for x in (M, M if c is None else c))
+    return kernel("stream.cu", function, STORE=store, COST=cost, REFERENCE=reference)
+
+
+def parts(rows: int, columns: int) -> tuple[int, int]:
+    """Grid of a stream: blocks of 32 rows, and enough parts of the columns to fill the device."""
+    blocks = -(-rows // 32)
+    return blocks, max(1, min(-(-columns // 32), 2048 // blocks))
+
+
+def blocks_of(problem: Problem, i0: int = 0, i1: int | None = None) -> Iterator[tuple[int, int, Any, Any]]:
+    """(k0, k1, M, c) of row blocks on the device, all at once where M is there, c None without a reference matrix."""
+    for k0, k1, M, c in problem.blocks(i0, i1, most_bytes(problem.M)):
+        yield k0, k1, moved(M), None if c is None else cp.asarray(c)
+
+
+def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
+    found = [np.array([[np.inf, -np.inf, 0.0, 0.0]])]
+    for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
+        block = moved(rows)
+        grid = parts(*block.shape)
+        out = cp.empty((grid[0] * grid[1], 4))
+        stream("extrema", block, None)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
+        found.append(out.get())
+    out = np.concatenate(found)
+    low, high = float(out[:, 0].min()), float(out[:, 1].max())
+    low, high = (low, high) if math.isfinite(low) else (0.0, 0.0)
+    return low, high, int(out[:, 2].sum()), int(out[:, 3].sum())
+
+
+def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, outputs: int) -> list[Any]:
+    """row_max or plan_sums over the rows of device matrices."""
+    grid = parts(*M.shape)
+    out = [cp.empty((grid[1], M.shape[0])) for _ in range(outputs)]
+    stream(function, M, c)(grid, (256,), (view_of(M, c, alpha, beta, reg), *out))
+    return [x.max(0) if function == "row_max" else x.sum(0) for x in out]
+
+
+class PlanStream:
+    """The plan of given potentials, made from M in float64, block by block; numpy where M is numpy, else CuPy."""
+
+    def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
+        self.problem = problem
+        self.alpha, self.beta = on_device(*problem.exponents(log_u, log_v))
+
+    def back(self, x: Any) -> Any:
+        return x if isinstance(self.problem.M, cp.ndarray) else x.get()
+
+    def plan(self, i0: int, i1: int) -> Any:
+        n, p = self.problem.shape[1], self.problem
+        dtype, stays = p.cost.dtype, isinstance(p.M, cp.ndarray)
+        needed = stays * (i1 - i0) * n * dtype.itemsize
+        if needed > (free := free_memory(needed)):
+            text = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free: Result.rows makes fewer"
+            raise MemoryError(f"{i1 - i0} rows of the plan need {text}")
+        out = (cp if stays else np).empty((i1 - i0, n), dtype)
+        for k0, k1, M, c in blocks_of(p, i0, i1):
+            block = out[k0 - i0 : k1 - i0] if stays else cp.empty((k1 - k0, n), dtype)
+            run = stream("build_kernel", M, c, STORES[dtype.name])
+            view = view_of(M, c, self.alpha[k0:k1], self.beta, p.reg)
+            run(parts(k1 - k0, n), (256,), (view, block, np.int64(n), np.float64(0.0)))
+            if not stays:
+                block.get(out=out[k0 - i0 : k1 - i0])
+        return out
+
+    def product(self, M: Any, c: Any, alpha: Any, beta: Any, X: Any) -> Any:
+        (m, n), d = M.shape, X.shape[1]
+        grid = parts(m, n)
+        out, view = cp.empty((grid[1], m, d)), view_of(M, c, alpha, beta, self.problem.reg)
+        for x0 in range(0, d, 4):
+            stream("apply", M, c)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
+        return out.sum(0)
+
+    def apply(self, X: Any) -> Any:
+        X, flat = as_columns(X, self.problem.shape[1], "X")
+        out = cp.empty((self.problem.shape[0], X.shape[1]))
+        for i0, i1, M, c in blocks_of(self.problem):
+            out[i0:i1] = self.product(M, c, self.alpha[i0:i1], self.beta, X)
+        out = self.back(out)
+        return out[:, 0] if flat else out
+
+    def apply_transpose(self, Y: Any) -> Any:
+        m, n = self.problem.shape
+        Y, flat = as_columns(Y, m, "Y")
+        out = cp.zeros((n, Y.shape[1]))
+        for i0, i1, M, c in blocks_of(self.problem):
+            out += self.product(M.T, None if c is None else c.T, self.beta, self.alpha[i0:i1], Y[i0:i1])
+        if self.problem.ranks.size > 1:
+            out = cp.asarray(self.problem.ranks.sum(out.get()))
+        out = self.back(out)
+        return out[:, 0] if flat else out
+
+    def sums(self) -> tuple[float, F64, F64]:
+        (m, n), reg = self.problem.shape, self.problem.reg
+        row, col, cost = cp.empty(m), cp.zeros(n), 0.0
+        for i0, i1, M, c in blocks_of(self.problem):
+            row[i0:i1], paid = reduce_rows("plan_sums", M, c, self.alpha[i0:i1], self.beta, reg, 2)
+            turned = None if c is None else c.T
+            col += reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0]
+            cost += float(paid.sum())
+        ranks = self.problem.ranks
+        return float(ranks.sum(cost)), row.get(), ranks.sum(col.get())

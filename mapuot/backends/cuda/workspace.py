@@ -1,0 +1,309 @@
+"""The CUDA backend: CuPy owns the memory, src_cuda does the work; matrices stay where the caller has them.
+
+CuPy arrays (and what speaks DLPack) are used in place; a numpy M goes to the device in row blocks, so that only K has
+to fit. Vectors come back as numpy, plans and products as what M is. Everything runs on the current device and stream;
+``iterate`` is one or two launches and one read of a few numbers for up to TRACE_PASSES passes. Where ranks share the
+rows, a pass is row_pass, the sum over the ranks and finish_pass, and up to PASSES_A_READ are enqueued at once: every
+rank finishes on the same sums with the same grid, so that all make the same decisions. Twin: backends/cpu/workspace.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# the clear error without CuPy comes first
+from .arrays import need_memory, on_device  # isort: skip
+import cupy as cp
+
+from ... import penalties
+from ...penalties import F64
+from ...problem import Problem
+from ..contract import Options, Stats
+from ..limits import START, limits_of, narrow_floor
+from ..records import ABSORB, COARSE, put, told
+from ..workspace import STORAGE, KernelWorkspace
+from .kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
+from .launch import TRACE_PASSES, Iterate
+from .stream import blocks_of, parts, reduce_rows, stream, view_of
+
+SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # times WIDEN they stay finite; e^BOUND of common.cuh
+QUICK_ENTRIES, QUICK_PASSES = 1 << 30, 64  # K up to so large (2 ms a pass) makes so many before the first is timed
+SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
+NARROW_NOISE = 3e-7  # three times the CPU's: whole rows and columns are summed in float32
+NARROW_LIMIT = 1e20  # largest v that float32 passes start from
+ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
+PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, a pass after the end takes it 20 us
+COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
+
+
+class Views(dict[str, Any]):
+    """Named parts of one array, views made when they are first asked for: one takes CuPy 5 us."""
+
+    def __init__(self, block: Any, places: dict[str, tuple[int, int]]) -> None:
+        self.block, self.places = block, places
+
+    def __missing__(self, name: str) -> Any:
+        at, count = self.places[name]
+        dtype = {"narrow_v": np.float32, "report": np.uint8}.get(name, np.float64)
+        part = self[name] = self.block[at : at + count].view(dtype)
+        return part
+
+
+class Workspace(KernelWorkspace):
+    """One solve: K, the two sides, the column sums, Anderson's history, and the State record that points at them."""
+
+    def __init__(self, problem: Problem, options: Options) -> None:
+        super().__init__(problem, options)
+        m, n = problem.shape
+        self.safe_spread = SAFE_SPREAD
+        self.ld = -(-n // PAD) * PAD
+        self.kl = problem.rows.logarithmic, problem.cols.logarithmic
+        self.state = np.zeros((), STATE)
+        self.downloaded: Views | None
+        self.take_kernel()
+        self.allocate(m, n)
+        self.constants()
+        self.start()
+
+    def take_kernel(self) -> None:
+        """Memory for K in its storage, and the kernels for it, on the grid of the rank with the most rows."""
+        m, n = self.problem.shape
+        most = int(self.problem.ranks.max(m))
+        size = m * self.ld * ITEMSIZE[self.dtype]
+        need_memory(size + 8 * (8 * m + (26 + 2 * MEMORY) * self.ld), self.dtype, self.problem.M)
+        self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
+        self.state["kernel"] = self.K.data.ptr
+        self.launch = Iterate(self.state, (most, n, self.ld), self.dtype, self.kl, self.options.in_place)
+
+    def allocate(self, m: int, n: int) -> None:
+        """Every vector in one zeroed allocation, their addresses in the state.
+
+        What absorb writes lies first, and what is read at the end behind it, so that each is one transfer.
+        """
+        ld, copies, launch = self.ld, self.launch.copies, self.launch
+        report = 2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize
+        words = {"scalars": 2 * max(BLOCKS, launch.parts) * SCALARS, "point": 4 * m}
+        words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
+        staged = sum(-(-count // 32) * 32 for count in words.values())
+        words |= {"report": report // 8, "u_log": m, "r": m, "x": ld, "s": ld}
+        words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
+        words |= dict.fromkeys(("dF", "dG"), copies * MEMORY * ld)
+        words |= {"u_scale": m * (1 + self.options.in_place), "ratio": ld * self.options.in_place}
+        words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
+        words |= {"slab": launch.slab * ld * launch.ordered}
+        words |= {"partial": 2 * max(BLOCKS, launch.parts) * VALUES, "barrier": 32}
+        places, at = {}, 0
+        for name, count in words.items():
+            places[name] = at, count
+            at += -(-count // 32) * 32
+        self.arrays, self.staged, self.downloaded = Views(cp.zeros(at), places), Views(np.zeros(staged), places), None
+        address = self.arrays.block.data.ptr
+        for name, (at, count) in places.items():
+            if name.startswith("cols."):
+                self.state["cols"][name[5:]] = address + 8 * at
+            elif count and name != "report":
+                self.state[name] = address + 8 * at
+        self.state["progress"] = address + 8 * places["report"][0]
+        self.state["trace"] = self.state["progress"] + 2 * PROGRESS.itemsize
+
+    def constants(self) -> None:
+        problem, options, state = self.problem, self.options, self.state
+        state["m"], state["n"], state["ld"] = *problem.shape, self.ld
+        state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
+        own = {"memory": min(options.memory, MEMORY), "narrow_floor": narrow_floor(problem, NARROW_NOISE)}
+        put(state["limits"], limits_of(problem, options, self.dtype) | SCALES | own)
+        for name, side in (("rows", problem.rows), ("cols", problem.cols)):
+            state[name]["penalty"] = penalties.KINDS[side.penalty]
+
+    def refine(self) -> None:
+        """K in float64 from here on."""
+        log_v, progress = self.next_log_v, self.progress.copy()
+        self.close()
+        self.dtype = "float64"
+        self.take_kernel()
+        self.allocate(*self.problem.shape)
+        self.constants()
+        self.start()
+        for name in ("passes", "best_error", "progress_dual"):
+            self.progress[name] = progress[name]
+        self.absorb(log_v)
+
+    def start(self) -> None:
+        """Progress before the first pass."""
+        self.progress = np.zeros((), PROGRESS)
+        put(self.progress, START)
+        self.progress["narrow"] = self.launch.narrow is not None
+
+    def put(self, name: str, values: F64) -> None:
+        if len(values):
+            self.arrays[name][: len(values)].set(np.ascontiguousarray(values, self.arrays[name].dtype))
+
+    def shifted_log_v(self) -> F64:
+        x: F64 = self.answers["x_next"][: self.problem.shape[1]]
+        return x
+
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
+        self.state["limits"]["exponent_error"] = error
+        problem, (alpha_on, beta_on) = self.problem, on_device(alpha, beta)
+        for i0, i1, M, c in blocks_of(self.problem):
+            out, view = self.K[i0 * self.ld :], view_of(M, c, alpha_on[i0:i1], beta_on, problem.reg)
+            flush = np.float64(self.state["limits"]["flush"])
+            run = stream("build_kernel", M, c, STORES[self.dtype])
+            run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), flush))
+
+    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        reg, alpha, top = self.problem.reg, np.empty(len(out_u)), np.full(len(plan_v), -np.inf)
+        (beta,) = on_device(plan_v)
+        for i0, i1, M, c in blocks_of(self.problem):
+            (high,) = reduce_rows("row_max", M, c, cp.zeros(i1 - i0), beta, reg, 1)
+            alpha[i0:i1] = np.where(out_u[i0:i1], np.inf, -high.get())
+            (used,) = on_device(np.where(np.isposinf(alpha[i0:i1]), -np.inf, alpha[i0:i1]))
+            (high,) = reduce_rows("row_max", M.T, None if c is None else c.T, beta, used, reg, 1)
+            np.maximum(top, high.get(), out=top)
+        return alpha, self.column_scaling(plan_v, top)
+
+    def set_dual_constants(self, d: F64, off: Any) -> None:
+        """Those of every backend, and rho a of KL rows; of hard ones reg a (log u - d) is added, not reg a log u."""
+        rows = self.problem.rows
+        terms = held = 0.0
+        if self.kl[0]:
+            used = np.where(off, 0.0, rows.weight)
+            hard = np.where(rows.hard, used, 0.0)
+            terms, held = float(rows.soft_rho @ used), float(hard.sum())
+            if held:
+                terms += self.problem.reg * float(hard @ np.where(hard > 0, d, 0.0))
+        total, scale = self.dual_constants()
+        put(self.state["limits"], {"dual_constant": total + rows.ranks.sum(terms), "dual_scale": scale})
+        self.state["hard_weight"] = rows.ranks.sum(held)
+        self.launch.graphs.clear()  # they hold the state as it was
+
+    def set_rows(self, d: F64, off: Any) -> None:
+        """What the prox of a row needs, four numbers a row: see row_of in row_prox.cuh."""
+        side, reg = self.problem.rows, self.problem.reg
+        self.d, used = d, np.where(off, 0.0, side.weight)
+        point = self.staged["point"].reshape(-1, 4)
+        if self.kl[0]:
+            with np.errstate(over="ignore", invalid="ignore"):
+                fi = 1 / (1 + reg / side.rho)
+                base = fi * side.log_weight - (1 - fi) * d
+            base[np.isinf(d)] = -np.inf
+            columns: tuple[Any, ...] = base, fi, -side.soft_rho, np.where(side.hard, reg * used, 0.0)
+        else:
+            columns = d, used, side.rho, 0.0 if side.upper is None else side.upper
+        for k, values in enumerate(columns):
+            point[:, k] = values
+
+    def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
+        self.progress["shift"] = self.progress["shift"] if shift is None else shift
+        side, n, reg = self.problem.cols, self.problem.shape[1], self.problem.reg
+        weight = np.where(off, 0.0, side.weight)
+        with np.errstate(over="ignore", divide="ignore"):
+            rate = reg / side.rho
+            v = np.exp(np.minimum(x - e, 85.0))  # 0 where e is inf
+            fi = 1 / (1 + rate)
+        log_weight = np.where(np.isinf(e), 0.0, side.log_weight)
+        upper = 0.0 if side.upper is None else side.upper
+        self.staged["cols.absorbed"][:] = np.inf
+        for name, values in zip(COLUMN_VECTORS, (weight, log_weight, side.rho, upper, e, fi, rate), strict=True):
+            self.staged["cols." + name][:n] = values
+        self.put("x_next", x)
+        self.put("v_scale", v)
+        if self.options.in_place:  # the plan starts as K: u = v = 1
+            self.put("ratio", v)
+            self.arrays["u_scale"].fill(1)
+        self.put("narrow_v", np.minimum(v, NARROW_LIMIT))
+        self.arrays["sums"].fill(0)
+        k2 = float(self.state["limits"]["rate_cols"])
+        with np.errstate(over="ignore"):
+            next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
+        self.staged["scalars"][SCALARS - 2 : SCALARS] = next_sums
+        self.progress["narrow"] *= 1 / NARROW_LIMIT <= v.max(initial=0.0) <= NARROW_LIMIT
+        self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
+        self.arrays.block[: len(self.staged.block)].set(self.staged.block)
+        self.downloaded = None
+        self.send_progress()
+
+    def send_progress(self) -> None:
+        """Progress as it is here; nothing is posted yet."""
+        self.arrays["partial"].view(np.uint64).fill(UNSET)
+        record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
+        self.arrays["report"][: len(record)].set(record)
+
+    def iterate(self, count: int) -> list[Stats]:
+        done: list[Stats] = []
+        while len(done) < count and (not done or done[-1].status == "running"):
+            self.passes(count - len(done))
+            done += self.read()
+        return done
+
+    def passes(self, count: int) -> None:
+        """Enqueue at most so many; those after the end, or after the last one in float32, change nothing."""
+        ranks = self.problem.ranks
+        if ranks.size == 1:
+            self.downloaded = None
+            self.launch(min(count, self.launch.most), int(self.progress["passes"]))
+            return
+        for _ in range(min(count, PASSES_A_READ)):
+            with ranks.adding(self.sums):
+                self.row_pass()
+            self.finish_pass()
+
+    @property
+    def sums(self) -> Any:
+        """What row_pass leaves on the device: K^T u (ld numbers), then the row scalars; finish_pass reads it."""
+        return self.arrays["total"]
+
+    def row_pass(self) -> None:
+        """The row half of one pass; with rows on several devices, sum ``sums`` over them before finish_pass."""
+        self.launch.rows(ANY_PASS, bool(self.progress["narrow"]))
+
+    def finish_pass(self) -> None:
+        """The O(n) half."""
+        self.downloaded = None
+        self.launch.finish(ANY_PASS, bool(self.progress["narrow"]), self.arrays["total"].data.ptr)
+
+    def read(self) -> list[Stats]:
+        """The one read of a launch: progress and trace."""
+        report, size = self.arrays["report"].get(), PROGRESS.itemsize
+        before, half = int(self.progress["passes"]), self.launch.parity
+        self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()
+        trace = report[2 * size :].view(TRACE)
+        status, passes = int(self.progress["status"]), int(self.progress["passes"])
+        if status == COARSE:
+            self.refine()
+        elif status == ABSORB and passes == before:
+            self.absorb()  # the next pass could not be made on this K
+        return told(trace[np.arange(before, passes) % TRACE_PASSES], before + 1)
+
+    @property
+    def answers(self) -> Views:
+        """u_log, r, x, s and x_next on the host, by one transfer."""
+        if self.downloaded is None:
+            places, last = self.arrays.places, self.arrays.places["x_next"][0] + self.ld
+            first = places["u_log"][0]
+            block = self.arrays.block[first:last].get()
+            self.downloaded = Views(block, {name: (at - first, count) for name, (at, count) in places.items()})
+        return self.downloaded
+
+    @property
+    def next_log_v(self) -> F64:
+        return self.full_log_v(self.answers["x_next"] - self.progress["shift"])
+
+    def full_log_v(self, log_v: F64) -> F64:
+        return self.limited(log_v[: self.problem.shape[1]], 1)
+
+    def potentials(self) -> tuple[F64, F64]:
+        with np.errstate(invalid="ignore"):
+            log_u = self.answers["u_log"] + self.d + (self.progress["shift"] + self.progress["offset"])
+        return self.limited(log_u, 0), self.full_log_v(self.answers["x"])
+
+    def marginals(self) -> tuple[F64, F64]:
+        r = self.answers["r"] * float(self.progress["kappa"])
+        return r, self.answers["s"][: self.problem.shape[1]].copy()
+
+    def close(self) -> None:
+        """Give K back at once; the potentials stay."""
+        del self.K
+        self.state["kernel"] = 0

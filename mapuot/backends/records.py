@@ -1,0 +1,78 @@
+"""The records that Python shares with the kernels, as numpy dtypes read from the very text that is compiled.
+
+Every member is 8 bytes wide (a double, an int64_t, a pointer or a record of these), so that no compiler pads them.
+Sources: src_c/common/record.h, which cffi reads too, and src_cuda/{state,batch,stream}.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .contract import Stats
+
+SOURCE = Path(__file__).resolve().parent.parent / "_cuda_src"
+WIDTHS = {"double": np.float64, "int64_t": np.int64}
+RECORD = re.compile(r"struct\s*(\w*)\s*(?::\s*(\w+)\s*)?\{([^{}]*)\}\s*(\w*)\s*;")
+
+
+@cache
+def read(*files: str) -> dict[str, np.dtype[Any]]:
+    """The records of these files in their order, by name; later ones may hold earlier ones."""
+    text = "".join((SOURCE / file).read_text(encoding="utf-8") for file in files)
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+    sizes = {name: int(value) for name, value in re.findall(r"#define (\w+) (\d+)\s", text)}
+    found: dict[str, np.dtype[Any]] = {}
+    for name, base, body, alias in RECORD.findall(text):
+        fields: Any = found[base].fields if base else {}
+        members = [(key, field[0]) for key, field in fields.items()]
+        try:
+            members += [member for line in body.split(";") if line.strip() for member in declared(line, found, sizes)]
+        except (KeyError, ValueError):
+            continue  # of a kernel's own: it holds what only the device knows
+        found[name or alias] = np.dtype(members)
+    return found
+
+
+def declared(line: str, found: dict[str, np.dtype[Any]], sizes: dict[str, int]) -> list[tuple[Any, ...]]:
+    """The members of one declaration: (name, dtype) or, of an array, (name, dtype, length)."""
+    kind, declarators = re.fullmatch(r"\s*(?:const\s+)?((?:struct\s+)?\w+)\s*(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
+    members: list[tuple[Any, ...]] = []
+    for declarator in declarators.split(","):
+        star, name, length = re.fullmatch(r"\s*(\*?)\s*(\w+)\s*(?:\[(.*)\])?\s*", declarator).groups()  # type: ignore[union-attr]
+        dtype = np.uint64 if star else WIDTHS[kind] if kind in WIDTHS else found[kind]
+        count = 1
+        for factor in (length or "").split("*") if length else ():
+            count *= sizes[factor.strip()] if factor.strip() in sizes else int(factor)
+        members.append((name, dtype, count) if length else (name, dtype))
+    return members
+
+
+COMMON = read("common/record.h")
+LIMITS, PROGRESS, STATS = (COMMON[f"mapuot_{name}"] for name in ("limits", "progress", "stats"))
+
+# of mapuot_status, in order
+STATUS = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "running")
+ABSORB, COARSE = 2, 6  # its members that a workspace answers itself; after "coarse" the passes go on
+
+
+def told(table: Any, first: int) -> list[Stats]:
+    """Records of passes, the first of which has that number, as the loop reads them."""
+    return [
+        Stats(i, gap, error, dual, mass, residual, rejected > 0, STATUS[int(status)])
+        for i, (gap, error, dual, mass, residual, _, _, rejected, status) in enumerate(table.tolist(), first)
+    ]
+
+
+def put(record: Any, values: dict[str, Any]) -> None:
+    """Named members of a record, of cffi or of numpy."""
+    if isinstance(record, (np.ndarray, np.void)):
+        for name, value in values.items():
+            record[name] = value
+    else:
+        for name, value in values.items():
+            setattr(record, name, value)

@@ -1,0 +1,109 @@
+"""What the workspaces of cpu/ and cuda/ do alike around their kernels: choose what K absorbs, and read what it leaves.
+
+    K_ij = c_ij exp(alpha_i + beta_j - M_ij / reg),   u_i = e^(log u_i - d_i),   v_j = e^(log v_j - e_j)
+
+with d = alpha - log a, e = beta - log b (log a, log b where c = a b^T). A point that is left out has the scaling 0, a
+dead one, whose every partner is left out or forbidden, +inf; both have alpha or beta -inf, so that K is 0 there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..penalties import F64
+from ..problem import Problem
+from .contract import Options
+
+STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
+FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
+
+
+def shifted(problem: Problem, log_v: F64) -> tuple[F64, float]:
+    """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v."""
+    if problem.cols.ranks.size == 1 and not log_v.any():  # a cold start
+        return np.zeros(len(log_v)), 0.0
+    used = np.isfinite(log_v) & ~problem.left_out[1]
+    median = float(np.median(log_v[used])) if log_v[used].any() else 0.0
+    medians = sorted(problem.cols.ranks.all(median))
+    centre = medians[len(medians) // 2]
+    shift = -centre if abs(centre) > FAR else 0.0
+    return np.where(used, log_v + shift, 0.0), shift
+
+
+class KernelWorkspace:
+    """One solve that holds K: its setting up, shared by the backends, over their words at the end of the class."""
+
+    safe_spread: float  # range(M) / reg, and the reach of log v, that K holds with nothing absorbed but M's minimum
+    dead: tuple[Any, Any]  # masks of the rows and columns that no mass can reach
+
+    def __init__(self, problem: Problem, options: Options) -> None:
+        self.problem, self.options, self.dtype = problem, options, options.precision
+
+    def absorb(self, log_v: F64 | None = None) -> None:
+        """Choose alpha and beta so that K is at most 1 and each row and column in use has an entry 1; build K."""
+        problem = self.problem
+        x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v)
+        x = np.where(np.isnan(x), 0.0, x)  # any start will do, but a point without a number looks unreachable
+        out_u, out_v = problem.left_out
+        la, lb = problem.log_reference
+        with np.errstate(invalid="ignore"):
+            plan_v = np.where(out_v, -np.inf, x + lb)
+            reach = problem.cols.ranks.max(float(np.abs(x).max()))
+            safe = reach <= FAR and problem.spread + reach <= self.safe_spread
+            if safe and not problem.forbidden and problem.c is None:
+                alpha, beta = np.full(len(la), problem.M_min / problem.reg), np.zeros(len(lb))
+            else:
+                alpha, beta = self.balance(out_u, plan_v)
+            self.dead = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
+            off_u, off_v = out_u | self.dead[0], out_v | self.dead[1]
+            alpha[off_u] = beta[off_v] = -np.inf
+            d, e = alpha - la, beta - lb
+        d[off_u] = e[off_v] = np.inf
+        self.build(alpha, beta, problem.exponent_error(alpha, beta))
+        self.set_dual_constants(d, off_u)
+        self.set_rows(d, off_u)
+        self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
+
+    def column_scaling(self, plan_v: F64, top: F64) -> F64:
+        """beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg), +inf where no row reaches the column."""
+        top = self.problem.rows.ranks.max(top)
+        return np.where(np.isneginf(top), np.inf, plan_v - top)
+
+    def dual_constants(self) -> tuple[float, float]:
+        """What no pass changes in the dual: reg |c| with the dead points' terms; and the size of its terms."""
+        problem = self.problem
+        total, scale = problem.reg * problem.c_mass, 0.0
+        if self.dead[0].any() or self.dead[1].any():
+            problem.check_reachable(*self.dead)
+        for side, dead in zip((problem.rows, problem.cols), self.dead, strict=True):
+            total += side.ranks.sum(side.dead_terms(dead))
+            scale += side.dual_scale
+        return total, scale
+
+    def limited(self, log_x: F64, side: int) -> F64:
+        """Log scalings of the rows (0) or columns (1) as they are told: -inf where left out, +inf where dead."""
+        return np.where(self.problem.left_out[side], -np.inf, np.where(self.dead[side], np.inf, log_x))
+
+    # ---- what a backend adds ----
+
+    def shifted_log_v(self) -> F64:
+        """The next log v + shift."""
+        raise NotImplementedError
+
+    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        """alpha_i = -max_j(log v_j - M_ij / reg), beta by ``column_scaling``; +inf where there is none."""
+        raise NotImplementedError
+
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
+        """K, and the error that the rounding of its exponents makes in a plan."""
+
+    def set_dual_constants(self, d: F64, off: Any) -> None:
+        """``dual_constants``, and what else of the dual no pass changes."""
+
+    def set_rows(self, d: F64, off: Any) -> None:
+        """What a pass needs of the rows; ``off``: those without mass."""
+
+    def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
+        """What it needs of the columns, and v from x = log v + shift; None: the shift stays."""

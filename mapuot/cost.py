@@ -1,0 +1,191 @@
+"""What M can be: an array (`Dense`), or rows that a function or a file gives when they are needed (`Streamed`).
+
+A cost gives its rows in blocks, (i0, i1, M, c), beside the same rows of a reference matrix c, which is a cost of its
+own. What lies in memory is one block and is not copied; what does not comes BLOCK_BYTES at a time, so that a matrix
+larger than memory costs as much memory as its K. Whatever reads M asks here; a new kind of cost is a class of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .ranks import Ranks, own_rows
+
+BLOCK_BYTES = 1 << 26
+
+
+class Cost:
+    """A matrix (m, n) of float32 or float64, in the words that every kind answers to."""
+
+    ndim = 2
+    held = False  # one array, to which a backend can point
+    shape: tuple[int, int]
+    dtype: Any
+
+    @property
+    def array(self) -> Any:
+        """What ``Problem.M`` shows: the array, or what ``numpy.asarray`` makes one of."""
+        return self
+
+    @property
+    def kind(self) -> str:
+        """What it is, for messages; the same on all ranks."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def turns(self) -> bool:
+        """Whether ``transpose`` costs nothing."""
+        return self.held
+
+    def read(self, i0: int, i1: int) -> Any:
+        """Rows i0 to i1 as an array."""
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self.read(0, self.shape[0]).astype(dtype or self.dtype, copy=False)
+
+    def transpose(self) -> Any:
+        raise NotImplementedError
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Any:
+        """The block of this rank, where this is the whole matrix; a and b are its own masses, or None."""
+        raise NotImplementedError
+
+    def blocks(
+        self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
+    ) -> Iterator[tuple[int, int, Any, Any]]:
+        """(k0, k1, rows of M, rows of c or None) over the rows i0 to i1, ``most`` bytes of M at once.
+
+        By default an array is one block, and of what is not in memory a block has BLOCK_BYTES.
+        """
+        m, n = self.shape
+        i1 = m if i1 is None else i1
+        whole = self.held and most is None
+        step = max(1, m if whole else (most or BLOCK_BYTES) // (n * self.dtype.itemsize))
+        for k0 in range(i0, i1, step):
+            k1 = min(k0 + step, i1)
+            yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)
+
+    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        """(smallest, largest finite entry, how many are NaN or -inf, how many +inf); 0, 0 where none is finite."""
+        low, high, bad, infinite = math.inf, -math.inf, 0, 0
+        for _, _, M, _ in self.blocks():
+            found = backend.extrema(M, threads)
+            bad, infinite = bad + found[2], infinite + found[3]
+            if found[2] + found[3] < M.size:
+                low, high = min(low, found[0]), max(high, found[1])
+        return (low, high, bad, infinite) if low <= high else (0.0, 0.0, bad, infinite)
+
+    def sum(self) -> float:
+        return sum(float(M.sum(dtype="float64")) for _, _, M, _ in self.blocks())
+
+
+class Dense(Cost):
+    """An array as it is, in memory or on a device, of any strides; in a batch (p, m, n), one matrix a problem."""
+
+    held = True
+    kind = "an array"
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.shape, self.dtype = array.shape[-2:], array.dtype
+
+    @property
+    def array(self) -> Any:
+        return self._array
+
+    def read(self, i0: int, i1: int) -> Any:
+        return self._array if i1 - i0 == self.shape[0] else self._array[i0:i1]
+
+    def transpose(self) -> Dense:
+        """A view."""
+        return Dense(self._array.swapaxes(-1, -2))
+
+    def of(self, i: Any) -> Dense:
+        """The matrix of problem i of a batch, or those of a slice."""
+        return self if self._array.ndim == 2 else Dense(self._array[i])
+
+    @property
+    def flat(self) -> Dense:
+        """The matrices of a batch, one below the other."""
+        return self if self._array.ndim == 2 else Dense(self._array.reshape(-1, self.shape[1]))
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Dense:
+        """Itself: what a rank gives as an array is its block already."""
+        return self
+
+
+class Streamed(Cost):
+    """Rows ``start`` to ``start + m`` of a matrix; slices are as lazy, ``numpy.asarray`` reads them.
+
+    ``function(i0, i1)`` returns rows of the whole matrix, (i1 - i0, n), in any real dtype; ``columns`` (j0, j1), where
+    only these are wanted, are its further arguments.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], shape: tuple[int, int], dtype: Any, start: int = 0, columns: Any = ()
+    ) -> None:
+        self.function, self.shape, self.start, self.columns = function, shape, start, columns
+        self.dtype = np.dtype(np.float32 if np.dtype(dtype).name in ("float32", "float16") else np.float64)
+
+    @classmethod
+    def made(cls, function: Callable[..., Any], a: Any, b: Any, ranks: Ranks) -> Streamed:
+        """The own block of a matrix that a function makes; a and b tell its shape."""
+        if b is None or np.size(b) == 0:
+            raise ValueError("b must be given where M is a function: it tells the number of columns")
+        count = 0 if a is None else len(a)
+        if not ranks.rows.sum(count):
+            raise ValueError("a must be given where M is a function: it tells the number of rows")
+        i0, j0 = ranks.rows.before(count), ranks.cols.before(len(b))
+        columns = (j0, j0 + len(b)) if ranks.cols.size > 1 else ()
+        probe = np.asarray(function(i0, i0 + min(1, count), *columns))
+        return cls(function, (count, len(b)), probe.dtype, i0, columns)
+
+    @property
+    def kind(self) -> str:
+        return f"a file of {self.shape}"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Streamed:
+        i0, i1, _ = rows.indices(self.shape[0])
+        shape = max(0, i1 - i0), self.shape[1]
+        return Streamed(self.function, shape, self.dtype, self.start + i0, self.columns)
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Streamed:
+        i0, i1 = own_part(a, self.shape[0], ranks.rows, "rows", "a")
+        block = self[i0:i1]
+        if ranks.cols.size > 1:
+            j0, j1 = block.columns = own_part(b, self.shape[1], ranks.cols, "columns", "b")
+            block.shape = i1 - i0, j1 - j0
+        return block
+
+    def read(self, i0: int, i1: int) -> Any:
+        i0, i1, shape = self.start + i0, self.start + i1, (i1 - i0, self.shape[1])
+        block = np.asarray(self.function(i0, i1, *self.columns))
+        if block.shape != shape:
+            raise ValueError(f"M must give shape {shape} for rows {i0} to {i1}, got {block.shape}")
+        if block.dtype.kind not in "fiu":
+            raise TypeError(f"M must hold real numbers, got dtype {block.dtype}")
+        return np.ascontiguousarray(block, dtype=self.dtype)
+
+
+def own_part(weight: Any, total: int, ranks: Ranks, what: str, name: str) -> tuple[int, int]:
+    """The own rows or columns: the even split, or as the blocks of a or b lie."""
+    given = None if weight is None or np.size(weight) == 0 else len(weight)
+    if not ranks.max(given is not None):
+        return own_rows(total, ranks.rank, ranks.size)
+    start, count = ranks.before(given or 0), ranks.sum(given or 0)
+    if count != total:
+        raise ValueError(f"M has {total} {what}, but the blocks of {name} have {count}")
+    return start, start + (given or 0)

@@ -1,0 +1,26 @@
+"""Problems and answers in files: .npy, .npz, HDF5 and Zarr, rows at a time.
+
+``file.h5:group/M`` names an array inside a file. ``read`` gives the cost of a file as its rows, so that this package
+stands above that of the costs, which know of no file.
+"""
+
+from .checkpoint import Checkpoint, load_checkpoint
+from .formats import FORMATS, LIBRARIES, library, split_name
+from .read import find_vector, open_matrix, opened, read_vector
+from .write import Blocks, refuse_folder, write
+
+__all__ = [
+    "FORMATS",
+    "LIBRARIES",
+    "Blocks",
+    "Checkpoint",
+    "find_vector",
+    "library",
+    "load_checkpoint",
+    "open_matrix",
+    "opened",
+    "read_vector",
+    "refuse_folder",
+    "split_name",
+    "write",
+]

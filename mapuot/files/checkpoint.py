@@ -1,0 +1,57 @@
+"""The potential of one side, written now and then by one process, from which a solve that died goes on.
+
+One side is enough: a pass makes the other. It is kept in units of M (reg log x), so that it serves another reg, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .write import complete, refuse_folder
+
+CHECKPOINT_SECONDS = float(os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60"))
+
+
+class Checkpoint:
+    """The potential of one side, enough to go on from, written now and then by one process."""
+
+    def __init__(self, path: Any) -> None:
+        self.path, self.last = Path(path), time.monotonic()
+        refuse_folder(self.path)
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self.last >= CHECKPOINT_SECONDS
+
+    def save(self, side: str, log_x: Any, reg: float, n_pass: int) -> None:
+        """Trouble with the disk is a warning, the solve goes on."""
+        self.last = time.monotonic()
+        potential = reg * np.where(np.isfinite(log_x), log_x, 0.0)
+        try:
+            with complete(self.path) as part, part.open("wb") as file:
+                np.savez(file, side=side, potential=potential, n_pass=n_pass)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            warnings.warn(f"checkpoint {self.path} could not be written: {error}", RuntimeWarning, stacklevel=2)
+
+
+def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
+    """(log u, log v) to start a problem of m rows and n columns from; ValueError where the file is of another."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            side, potential = str(file["side"]), np.asarray(file["potential"], np.float64)
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(f"{path} is not a checkpoint of mapuot: {error}") from error
+    start = {"a": np.zeros(m), "b": np.zeros(n)}
+    if side not in start or potential.shape != start[side].shape:
+        raise ValueError(f"{path} is the checkpoint of another problem: {side} has {len(potential)} points there")
+    start[side] = potential / reg
+    return start["a"], start["b"]

@@ -1,0 +1,32 @@
+"""What a file's name says: ``file`` or ``file:array``, its format by the suffix, and the library that has it."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+FORMATS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
+LIBRARIES = {"hdf5": "h5py", "zarr": "zarr"}
+
+
+def split_name(text: Any, default: str) -> tuple[Path, str, str]:
+    """(file, its format, array in it) of ``file`` or ``file:array``."""
+    whole, inside = os.fspath(text), default
+    head, colon, tail = whole.rpartition(":")
+    if colon and Path(head).suffix.lower() in FORMATS:
+        whole, inside = head, tail.strip("/") or default
+    kind = FORMATS.get(Path(whole).suffix.lower())
+    if kind is None:
+        raise ValueError(f"{whole}: the name must end in one of {sorted(FORMATS)}")
+    return Path(whole), kind, inside
+
+
+def library(kind: str) -> Any:
+    """The module that reads and writes a format."""
+    name = LIBRARIES[kind]
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{kind} files need {name}: pip install 'mapuot[files]'") from error

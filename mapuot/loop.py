@@ -1,0 +1,128 @@
+"""One solve under way: passes until the certificate holds, K built anew when the scalings outgrow it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from .backends.contract import Options, Stats, Workspace, closing
+from .files import Checkpoint
+from .penalties import F64
+from .problem import Problem
+from .ranks import ALONE, Ranks
+
+MOST_A_CALL = 512  # passes that the core makes before Python looks again
+SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
+FAILED = ("not finite", "underflow")  # no answer to go on from
+
+
+class Run:
+    """The loop, its clock, the stats of its passes, and the state that the last workspace left."""
+
+    def __init__(
+        self,
+        module: ModuleType,
+        max_passes: int,
+        callback: Callable[[Stats], Any] | None = None,
+        progress: bool = False,
+        ranks: Ranks = ALONE,
+        checkpoint: Any = None,
+    ) -> None:
+        self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
+        self.heard = ranks.max(bool(callback))  # by some rank, after every pass
+        self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
+        self.saves = ranks.max(self.checkpoint is not None)
+        progress = progress and ranks.rank == 0
+        # neither a share nor a time to go: how many passes it takes, nobody knows
+        form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
+        options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "disable": False, "bar_format": form}
+        self.bar = tqdm(**options) if progress else None
+        self.limit = max_passes
+        self.status = "running"
+        self.trace: list[Stats] = []
+        self.potentials: tuple[F64, F64]
+        self.marginals: tuple[F64, F64]
+        self.start = time.perf_counter()
+
+    @property
+    def n_passes(self) -> int:
+        return self.trace[-1].n_pass if self.trace else 0
+
+    def run(self, problem: Problem, options: Options, log_v: F64) -> F64:
+        """Pass until certified, cancelled or out of passes; returns the log v to go on from."""
+        with closing(self.module.Workspace(problem, options)) as workspace:
+            workspace.absorb(log_v)
+            fresh = True
+            quick = not self.heard and self.ranks.max(problem.cost.size) <= self.module.QUICK_ENTRIES
+            count = self.module.QUICK_PASSES if quick else 1
+            while True:
+                begun = time.perf_counter()
+                stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))
+                self.status = self.record(stats)
+                ended = self.status not in ("running", "absorb", *FAILED)
+                if ended and options.in_place and not (fresh and len(stats) == 1):
+                    self.certify_in_place(workspace)
+                if fresh := self.status == "absorb":
+                    workspace.absorb()
+                elif self.status != "running":
+                    break
+                if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
+                    self.save(workspace, problem)
+                count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
+            if stats[-1].rejected:
+                self.leave_rejected(workspace, stats[-1])
+            if self.saves:
+                self.save(workspace, problem)
+            self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
+            return np.array(workspace.next_log_v)
+
+    def certify_in_place(self, workspace: Workspace) -> None:
+        """Repeat the last pass on a fresh K: what the plan lost while it was rescaled, it does not know itself."""
+        log_v = self.module.to_numpy(workspace.potentials()[1])
+        workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
+        status = self.record(workspace.iterate(1))
+        if "converged" in (status, self.status):
+            self.status = status
+
+    def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
+        """Make one pass more where the last was a dropped step: its state is no answer, the image before it is."""
+        if last.status == "absorb":
+            workspace.absorb()
+        status = self.record(workspace.iterate(1))
+        self.status = "converged" if status == "converged" else self.status
+
+    def save(self, workspace: Workspace, problem: Problem) -> None:
+        log_v = self.ranks.gather(workspace.next_log_v, 0, "cols")
+        if self.checkpoint:
+            self.checkpoint.save(problem.cols.name, log_v, problem.reg, self.n_passes)
+
+    def record(self, stats: list[Stats]) -> str:
+        """Append to the trace, tell the callback; the status that the loop acts on."""
+        done, now = self.n_passes, time.perf_counter() - self.start
+        cancelled = False
+        for i, stat in enumerate(stats, 1):
+            stat.n_pass, stat.seconds = done + i, now
+            self.trace.append(stat)
+            cancelled = cancelled or bool(self.callback and self.callback(stat))
+        if self.bar:
+            self.bar.update(len(stats))
+            self.bar.set_postfix_str(f"error {stats[-1].error:.1e}", refresh=False)
+        cancelled = self.ranks.max(cancelled)
+        status = stats[-1].status
+        if status in ("running", "absorb"):
+            if cancelled:
+                return "cancelled"
+            if self.n_passes >= self.limit:
+                return "max_passes"
+        return status
+
+    def next_count(self, made: int, seconds: float) -> int:
+        """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
+        if self.heard:
+            return 1
+        return max(1, min(2 * made, MOST_A_CALL, int(made * SECONDS_A_CALL / max(seconds, 1e-6))))

@@ -1,0 +1,87 @@
+"""One process alone, in the words that many share: what ranks of one problem have to agree on.
+
+What a rank knows of its block only (a sum, a maximum, an error) becomes common through these few words, which cost
+nothing where there is one process. Over MPI: mpi.py, and for a grid of ranks grid.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Ranks:
+    """One process alone: every sum is its own."""
+
+    rank, size = 0, 1
+
+    @property
+    def whole(self) -> Ranks:
+        """All ranks of the problem."""
+        return self
+
+    @property
+    def rows(self) -> Ranks:
+        """Those with other rows of the same columns: who sums over rows meets these."""
+        return self
+
+    @property
+    def cols(self) -> Ranks:
+        """Those with other columns of the same rows."""
+        return self
+
+    def arrange(self, grid: tuple[int, int]) -> None:
+        """Form R rows and C columns of ranks."""
+
+    def all(self, value: Any) -> list[Any]:
+        """The values of all ranks in their order."""
+        return [value]
+
+    def sum(self, value: Any) -> Any:
+        """The sum over the ranks of a number or an array, in an order that does not depend on timing."""
+        return value
+
+    def min(self, value: Any) -> Any:
+        return value
+
+    def max(self, value: Any) -> Any:
+        return value
+
+    def before(self, value: int) -> int:
+        """The sum over the ranks before this one."""
+        return 0
+
+    def same(self, **values: Any) -> None:
+        """Raise ValueError on every rank where a named value is not the same on all."""
+
+    def threads(self, asked: int | None, entries: int) -> int | None:
+        """The number of threads of each rank, the same on all; None leaves the choice to the backend."""
+        return asked
+
+    def place(self, backend: str, *arrays: Any) -> None:
+        """Choose a GPU for each rank where ``backend`` needs one."""
+
+    def fold(self, sums: Any, top: bool = False) -> None:
+        """Sum a few numbers in place; the first one's maximum where ``top``."""
+
+    def gather(self, block: Any, root: int, along: str = "rows") -> Any:
+        """The blocks of all "rows", of all "cols" (stacked, too) or of "both", put together on ``root``; else None."""
+        return block
+
+    def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
+        """The rows of all ranks, block by block in their order, for rank 0 to iterate over; the others give theirs."""
+        yield from blocks
+
+    @contextmanager
+    def adding(self, sums: Any) -> Iterator[None]:
+        """On leaving, ``sums`` holds the sum over the ranks, the same bits on all; its last entry must be 0."""
+        yield
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What raises inside on one rank raises on all of them."""
+        yield
+
+
+ALONE = Ranks()

@@ -1,0 +1,277 @@
+"""The ranks of an MPI communicator: row blocks, one sum of n column sums a pass, errors that reach everyone.
+
+A pass is the local row_pass, ``adding`` (the sum over the ranks) and finish_pass, which every rank repeats on the same
+numbers: nothing else is exchanged, and all stop in the same pass. For that the sums must have the same bits everywhere,
+which MPI recommends of Allreduce but does not promise; here each entry is summed on one rank (Reduce_scatter) and then
+copied (Allgatherv), the same traffic. Numbers that are met for rarely travel as pickles and are added in rank order.
+Errors: each such meeting carries an error slot, so that a rank that failed meets the others wherever they wait.
+Of a whole problem they stand in a grid (grid.py), which gathers blocks (gather.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..errors import packed, unpacked
+from ..processor import cores, default_threads, isa
+from .alone import ALONE, Ranks
+from .split import own_rows
+
+LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
+def launched() -> int:
+    """How many processes a launcher says it started, 1 where there is none."""
+    found = [os.environ.get(name, "") for name in LAUNCHERS]
+    return max([int(text) for text in found if text.isdigit()], default=1)
+
+
+def world() -> Any:
+    """COMM_WORLD; RuntimeError where MPI is missing or does not see the launcher's processes."""
+    try:
+        from mpi4py import MPI  # noqa: PLC0415  importing starts MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(f"MPI is not usable: {error}; pip install mpi4py and an MPI library (mpich)") from error
+    check_launcher(MPI)
+    return MPI.COMM_WORLD
+
+
+def check_launcher(MPI: Any) -> None:
+    count = launched()
+    if count > 1 and MPI.COMM_WORLD.size == 1:
+        library = MPI.Get_library_version().split("\n")[0].strip()
+        raise RuntimeError(
+            f"the launcher started {count} processes, but each sees only itself: mpiexec must be the one of the MPI "
+            f"library that mpi4py uses ({library})"
+        )
+
+
+class MpiRanks(Ranks):
+    """The ranks of ``comm``, an intracommunicator of mpi4py."""
+
+    def __init__(self, comm: Any) -> None:
+        if not type(comm).__module__.startswith("mpi4py"):
+            raise TypeError(f"comm must be an intracommunicator of mpi4py, got {type(comm).__name__}")
+        from mpi4py import MPI  # noqa: PLC0415
+
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            raise TypeError(f"comm must be an intracommunicator of mpi4py, got {comm.name or type(comm).__name__}")
+        check_launcher(MPI)
+        self.MPI, self.comm = MPI, comm
+        self.rank, self.size = comm.rank, comm.size
+        self.start()
+
+    def start(self) -> None:
+        """What every way of meeting needs besides rank and size."""
+        self.agreed: BaseException | None = None  # the error that all ranks raise
+        self.part: Any = np.empty(0)
+        self.device_sum: Any = None
+        self.kept = self.keep()  # what the next solve over these ranks can use again
+        self.groups = [list(range(self.size))]
+
+    @property
+    def cols(self) -> Ranks:
+        return ALONE
+
+    def keep(self) -> dict[str, Any]:
+        """A dictionary that lives as long as the communicator."""
+        kept: Any = self.comm.Get_attr(keyval(self.MPI))
+        if kept is None:
+            kept = {}
+            self.comm.Set_attr(keyval(self.MPI), kept)
+        assert isinstance(kept, dict)
+        return kept
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Result over MPI holds rows of one rank: gather what is wanted, or solve without comm")
+
+    # ---- rare: one pickle a rank, with its error ----
+
+    def exchange(self, value: Any, error: BaseException | None = None) -> list[Any]:
+        """The values of all ranks in their order, or the error of some of them raised on all."""
+        found = self.allgather((value, None if error is None else packed(error)))
+        errors = [(rank, failed) for rank, (_, failed) in enumerate(found) if failed is not None]
+        if not errors:
+            return [value for value, _ in found]
+        self.agreed = unpacked(errors, self.size)
+        raise self.agreed from error
+
+    def allgather(self, value: Any) -> list[Any]:
+        found: list[Any] = self.comm.allgather(value)
+        return found
+
+    def all(self, value: Any) -> list[Any]:
+        return self.exchange(value)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        if self.size == 1:
+            yield
+            return
+        try:
+            yield
+        except Exception as error:
+            if error is self.agreed:
+                raise
+            if type(error).__module__.startswith("cupy_backends"):  # a failed GPU: the others wait for it in a sum
+                self.abort()
+            self.exchange(None, error)
+        except BaseException:  # Ctrl-C on one rank: the others cannot know where it stopped
+            self.abort()
+        else:
+            self.exchange(None)
+
+    def abort(self) -> None:
+        sys.stderr.write(traceback.format_exc())
+        sys.stderr.flush()
+        time.sleep(0.5)  # the launcher forwards what was written; Abort would cut it off
+        self.comm.Abort(1)
+
+    def same(self, **values: Any) -> None:
+        if self.size == 1:
+            return
+        found = self.whole.all({name: digest(value) for name, value in values.items()})
+        for name, group in ((name, group) for name in values for group in self.groups):
+            first = found[group[0]][name]
+            rank = next((rank for rank in group if found[rank][name] != first), None)
+            if rank is not None:
+                where = "every rank" if len(self.groups) == 1 else f"ranks {', '.join(map(str, group))}"
+                got = f"{shown(first)} on rank {group[0]}, {shown(found[rank][name])} on {rank}"
+                raise self.raised(ValueError(f"{name} must be the same on {where}, got {got}"))
+
+    def raised(self, error: Exception) -> Exception:
+        """An error that every rank finds by itself."""
+        self.agreed = error
+        return error
+
+    def before(self, value: int) -> int:
+        return int(sum(self.exchange(value)[: self.rank]))
+
+    def sum(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            self.exchange(None)
+            total = np.array(value, dtype=np.float64).ravel()
+            self.add(total)
+            return total.reshape(value.shape)
+        return sum(self.exchange(value))
+
+    def min(self, value: Any) -> Any:
+        return min(self.exchange(value))
+
+    def max(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            self.exchange(None)
+            top = np.array(value, dtype=np.float64)
+            self.maximum(top)
+            return top
+        return max(self.exchange(value))
+
+    def threads(self, asked: int | None, entries: int) -> int | None:
+        """As asked, else this host's cores over its ranks, the fewest of all ranks; all with the same instructions.
+
+        Others round otherwise, those of numpy, too: ranks that finish a pass on other bits may part there.
+        """
+        if self.size == 1:
+            return asked
+        self.same(**{"the instruction set (MAPUOT_ISA lowers it)": isa()})
+        users = [theirs for _, theirs in self.neighbours()]
+        share = sum(1 / sum(core in theirs for theirs in users) for core in cores())
+        return int(self.min(default_threads(entries, share) if asked is None else asked))
+
+    def neighbours(self) -> list[tuple[int, set[int]]]:
+        """(rank, cores it may use) of the ranks of this host."""
+        found = self.exchange((platform.node(), cores()))
+        return [(rank, theirs) for rank, (host, theirs) in enumerate(found) if host == platform.node()]
+
+    def place(self, backend: str, *arrays: Any) -> None:
+        """A GPU for each rank of a host, unless the arrays lie on one already."""
+        if self.size == 1 or not backend.endswith(".cuda"):
+            return
+        found = [os.environ.get(name, "") for name in LOCAL_RANKS]
+        numbers = [int(text) for text in found if text.isdigit()]
+        numbers += [[rank for rank, _ in self.neighbours()].index(self.rank)]
+        if not any(hasattr(x, "__cuda_array_interface__") for x in arrays):
+            from .device_sum import use_device  # noqa: PLC0415  needs CuPy
+
+            use_device(numbers[0])
+
+    # ---- every pass ----
+
+    @contextmanager
+    def adding(self, sums: Any) -> Iterator[None]:
+        if hasattr(sums, "__cuda_array_interface__"):
+            yield
+            self.add_on_device(sums)
+            return
+        failed = None
+        try:
+            yield
+        except Exception as error:
+            failed = error
+            sums[:] = 0.0
+            sums[-1] = 1.0
+        self.add(sums)
+        if sums[-1] != 0:
+            self.exchange(None, failed)
+
+    def add_on_device(self, total: Any) -> None:
+        if self.device_sum is None:
+            from .device_sum import DeviceSum  # noqa: PLC0415  needs CuPy
+
+            self.device_sum = DeviceSum(self)
+        self.device_sum(total)
+
+    def maximum(self, top: Any) -> None:
+        self.comm.Allreduce(self.MPI.IN_PLACE, top, op=self.MPI.MAX)
+
+    def add(self, total: Any) -> None:
+        """In place, in float64: entry j is summed by the one rank that owns it."""
+        counts = [i1 - i0 for i0, i1 in (own_rows(len(total), rank, self.size) for rank in range(self.size))]
+        if len(self.part) != counts[self.rank] or type(self.part) is not type(total):
+            self.part = np.empty_like(total[: counts[self.rank]])
+        self.comm.Reduce_scatter(total, self.part, counts, op=self.MPI.SUM)
+        self.comm.Allgatherv(self.part, [total, counts])
+
+
+@cache
+def keyval(MPI: Any) -> int:
+    return int(MPI.Comm.Create_keyval(delete_fn=free))
+
+
+def free(comm: Any, key: int, kept: dict[str, Any]) -> None:
+    """With a communicator go those of its grids."""
+    for pair in kept.get("grids", {}).values():
+        for part in pair:
+            part.Free()
+
+
+def digest(value: Any) -> str:
+    """A short text that tells values apart; arrays by shape and a hash."""
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return repr(value)
+    try:
+        array = np.ascontiguousarray(value.get() if hasattr(value, "get") else value)
+        if array.dtype.kind in "fiub":
+            if array.ndim == 0:
+                return repr(array.item())
+            data = array.astype(np.float64).tobytes()
+            return f"array {array.shape} {hashlib.blake2b(data, digest_size=8).hexdigest()}"
+    except (TypeError, ValueError):
+        pass
+    return repr(value)
+
+
+def shown(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."

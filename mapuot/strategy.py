@@ -1,0 +1,134 @@
+"""How a problem is brought to its answer: which method, precision and way of reading it, and what is tried next.
+
+A solve is a list of attempts, each made where the one before ended in a status that calls for it; each may begin with
+larger regs. A batch takes the same steps for all of its problems together, and what is left of it, one by one, here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .backends.contract import SMALL_ENTRIES, Options
+from .loop import FAILED, Run
+from .penalties import F64
+from .problem import Common, Problem
+from .result import Result
+from .validate import as_positive, as_start, as_threads
+
+METHODS = {  # name: (translation, Anderson memory, in place)
+    "auto": (True, 5, False),
+    "translation_invariant": (True, 0, False),
+    "sinkhorn": (False, 0, False),
+    "map-uot": (False, 0, True),
+}
+PRECISIONS = {"float64": "float64", "mixed": "float32", "bfloat16": "bfloat16"}
+MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
+SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
+SCALING_STEP = 4.0
+COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
+
+
+def make_options(method: str, precision: str, tol: Any, tol_gap: Any, threads: Any) -> Options:
+    translate, memory, in_place = METHODS[method]
+    tol = as_positive(tol, "tol")
+    tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
+    if precision == "auto":
+        precision = "mixed" if tol >= MIXED_TOL and not in_place else "float64"  # a plan is rounded in every pass
+    if in_place and precision == "bfloat16":
+        raise ValueError("precision 'bfloat16' cannot hold the in-place plan of method 'map-uot'")
+    return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads))
+
+
+def options_alone(options: Options, precision: str, entries: int) -> Options:
+    """Those of one problem that its batch gave up: one thread, and float64 where K stays in cache."""
+    small = precision == "auto" and entries <= SMALL_ENTRIES
+    return dataclasses.replace(options, threads=1, precision="float64" if small else options.precision)
+
+
+def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
+    """(log u, log v) to start from: zeros, or a warm start (a Result's potentials f, g are kept if reg changed)."""
+    if warm_start is None:
+        return np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
+    if isinstance(warm_start, Result):
+        warm_start = warm_start.f / problem.reg, warm_start.g / problem.reg
+    return problem.project(*as_start(warm_start, problem.shape))
+
+
+def turned(problem: Common, options: Options) -> bool:
+    """Whether the columns are better read as rows: they alone are balanced.
+
+    The row side is exact in every pass, so that the gap of the free side then certifies the plan.
+    """
+    return problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
+
+
+def coarse_steps(problem: Common, options: Options, warm: bool) -> Iterator[tuple[float, Options]]:
+    """Larger regs to pass through first where reg is far below the range of M; none for the named methods."""
+    spread = problem.M_max - problem.M_min
+    if warm or options.memory == 0 or problem.reg >= SCALING_BELOW * spread:
+        return
+    coarse = dataclasses.replace(options, tol=max(options.tol, COARSE_TOL))
+    for k in range(math.ceil(math.log(SCALING_BELOW * spread / problem.reg, SCALING_STEP)), 0, -1):
+        yield problem.reg * SCALING_STEP**k, coarse
+
+
+class Attempt(NamedTuple):
+    """One more run: where the status is in ``after``, with these options changed for good."""
+
+    after: tuple[str, ...]
+    changes: dict[str, Any]
+    begin: str  # "start": as given; "zeros": cold, by way of larger regs; "here": where the last one ended
+
+
+def attempts(problem: Problem, options: Options, warm: bool, escalate: bool) -> list[Attempt]:
+    """What may be tried, in order."""
+    found = [Attempt(("running",), {}, "start" if warm else "zeros")]
+    if warm:
+        found.append(Attempt(FAILED, {}, "zeros"))
+    if options.memory and {problem.rows.penalty, problem.cols.penalty} & {"tv", "range"}:
+        found.append(Attempt(("stalled",), {"memory": 0}, "here"))  # kinks mislead the extrapolation
+    if escalate and options.precision == "float32":
+        found.append(Attempt(("stalled", "underflow"), {"precision": "float64"}, "here"))
+    return found
+
+
+def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
+    """All attempts that it takes, on the problem as given or turned."""
+    turns = problem.turns and turned(problem, options)
+    task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
+    with run.bar or nullcontext():
+        warm = run.ranks.max(bool(log_v.any()))
+        for attempt in attempts(task, options, warm, escalate):
+            if run.status not in attempt.after:
+                continue
+            options = dataclasses.replace(options, **attempt.changes) if attempt.changes else options
+            if attempt.begin == "zeros":
+                log_v = approach(run, task, options, np.zeros_like(log_v))
+            else:
+                log_v = run.run(task, options, log_v)
+    if turns:
+        run.potentials, run.marginals = run.potentials[::-1], run.marginals[::-1]
+    return Result(problem, run.module, run.potentials, run.marginals, run.trace, run.status, options.threads)
+
+
+def approach(run: Run, task: Problem, options: Options, log_v: F64) -> F64:
+    """The reg asked for, by way of larger ones where it is small."""
+    for reg, coarse in coarse_steps(task, options, False):
+        run.limit = run.max_passes // 2  # the rest is for the reg asked for
+        if run.n_passes >= run.limit:
+            break
+        log_v = run.run(dataclasses.replace(task, reg=reg), coarse, log_v * (task.reg / reg))
+        log_v *= reg / task.reg
+        if run.status == "cancelled":
+            break
+    cancelled = run.status == "cancelled"
+    run.limit = run.n_passes + 1 if cancelled else run.max_passes  # one, for potentials of the reg asked
+    log_v = run.run(task, options, log_v)
+    run.status = "cancelled" if cancelled else run.status
+    return log_v

@@ -1,0 +1,363 @@
+"""Every check of an argument, of one problem and of a batch: what is wrong is told here, by name, and never later.
+
+``as_x(value, ...)`` returns ``value`` as the solver reads it, or raises ValueError, TypeError, InfeasibleError. Over
+ranks what one of them finds wrong raises on all, and what has to be the same on all is compared.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .backends.contract import host, namespace
+from .cost import Cost, Dense, Streamed
+from .errors import InfeasibleError
+from .penalties import F64, KINDS
+from .ranks import ALONE, Ranks, process_grid
+from .side import Side
+
+MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
+MOST_THREADS = 4096  # more than any host has cores
+
+
+# ---- numbers and names ----
+
+
+def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
+    known = [*choices]
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {known}, got {value!r}")
+    return value
+
+
+def as_float(value: Any) -> float:
+    """float(value), but TypeError for text."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError("a number must not be text")
+    return float(value)
+
+
+def as_positive(value: Any, name: str) -> float:
+    try:
+        number = as_float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be a positive finite number, got {value!r}") from error
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be a positive finite number, got {number}")
+    return number
+
+
+def as_count(value: Any, name: str, most: float = math.inf) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")
+    return int(value)
+
+
+def as_threads(value: Any) -> int | None:
+    return None if value is None else as_count(value, "threads", MOST_THREADS)
+
+
+def as_callback(value: Any) -> Callable[..., Any] | None:
+    if value is not None and not callable(value):
+        raise TypeError(f"callback must be callable, got {value!r}")
+    found: Callable[..., Any] | None = value
+    return found
+
+
+def as_pair(value: Any, name: str) -> tuple[Any, Any]:
+    """A scalar or anything of length 1 or 2 (POT's rule); the members may be per-point vectors."""
+    if not isinstance(value, Sequence) and np.ndim(value) == 0:
+        return value, value
+    if len(value) not in (1, 2):
+        raise ValueError(f"{name} must be a scalar or have length 1 or 2, got length {len(value)}")
+    first, *rest = value  # not by index: that of a pandas Series is its own
+    return first, rest[0] if rest else first
+
+
+def as_penalties(value: Any) -> tuple[str, str]:
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2 or any(not isinstance(p, str) or p not in KINDS for p in pair):
+        raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {value!r}")
+    return pair
+
+
+def as_grid(split: Any, size: int, shape: tuple[int, int] | None, in_place: bool, backend: str) -> tuple[int, int]:
+    """process_grid for this method and backend: "auto" is rows where a grid cannot be."""
+    if split == "auto" and (in_place or backend != "cpu"):
+        split = "rows"
+    grid = process_grid(split, size, shape)
+    if grid[1] > 1 and backend != "cpu":
+        raise NotImplementedError(f"split={split!r} needs backend='cpu', got {backend!r}")
+    if grid[1] > 1 and in_place:
+        raise NotImplementedError(f"method 'map-uot' keeps whole rows on a rank: split must be 'rows', got {split!r}")
+    return grid
+
+
+# ---- arrays ----
+
+
+def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) -> Any:
+    """``convert(value)`` of a backend; what it would misread in silence, or refuse without the name, is told."""
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
+    if hasattr(value, "toarray"):
+        raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
+    try:
+        return convert(value)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be read as an array: {error}") from error
+
+
+def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
+    if array.dtype.kind not in kinds:
+        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
+
+
+def as_real(M: Any) -> Any:
+    """M itself where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
+    dtype = M.dtype
+    if dtype.char not in "fd":
+        return M.astype("float32" if dtype.char == "e" else "float64")
+    whole = all(s % dtype.itemsize == 0 for s in M.strides) and getattr(M.flags, "aligned", True)
+    return M if whole and dtype.isnative else M.astype(dtype.newbyteorder("="), copy=True)
+
+
+def as_vector(value: Any, length: int, name: str) -> F64:
+    array = as_array(value, name)
+    check_kind(array, name)
+    if array.shape != (length,):
+        raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
+    return np.array(array, dtype=np.float64)  # a copy: the caller may reuse his
+
+
+def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
+    """(length, d) float64, and whether it came as a vector."""
+    X = as_array(X, name)
+    check_kind(X, name)
+    X = X.astype(np.float64, copy=False)
+    check_columns(X, length, name)
+    return (X[:, None], True) if X.ndim == 1 else (X, False)
+
+
+def check_columns(X: Any, length: int, name: str) -> None:
+    if X.ndim not in (1, 2) or X.shape[0] != length:
+        raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
+    if X.ndim == 2 and X.shape[1] == 0:
+        raise ValueError(f"{name} must have a column, got shape {X.shape}")
+
+
+def as_start(value: Any, shape: tuple[int, int]) -> tuple[F64, F64]:
+    """(log u, log v) to start from, 0 where they are not finite."""
+    try:
+        log_u, log_v = (np.asarray(host(x)).astype(np.float64, casting="same_kind") for x in value)
+    except (TypeError, ValueError) as error:
+        raise TypeError("warm_start must be a Result or a pair (log_u, log_v)") from error
+    return finite_start(log_u, log_v, (shape[:1], shape[1:]))
+
+
+def as_starts(value: Any, A: Any, B: Any) -> tuple[Any, Any]:
+    """(log u, log v) of a batch, where A and B lie."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError("warm_start must be a BatchResult or a pair (log_u, log_v)")
+    log_u, log_v = (as_array(x, "warm_start", namespace(A).asarray) for x in value)
+    for x in (log_u, log_v):
+        check_kind(x, "warm_start")
+    return finite_start(log_u.astype(np.float64), log_v.astype(np.float64), (A.shape, B.shape))
+
+
+def finite_start(log_u: Any, log_v: Any, shapes: tuple[Any, Any]) -> tuple[Any, Any]:
+    xp, given = namespace(log_u), (log_u.shape, log_v.shape)
+    if shapes != given:
+        raise ValueError(f"warm_start must have shapes {', '.join(map(str, shapes))}, got {', '.join(map(str, given))}")
+    if xp.isnan(log_u).any() or xp.isnan(log_v).any():
+        raise ValueError("warm_start must not hold NaN")
+    return xp.where(xp.isfinite(log_u), log_u, 0.0), xp.where(xp.isfinite(log_v), log_v, 0.0)
+
+
+# ---- the cost ----
+
+
+def kind_of(source: Any) -> str:
+    """What a matrix comes from, the same on all ranks."""
+    if isinstance(source, Cost):
+        return source.kind
+    return "a function" if callable(source) else Dense.kind
+
+
+def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = None, b: Any = None) -> Any:
+    """The cost, on several ranks the own block of it; ``a`` and ``b`` as given: they tell where a block lies."""
+    in_one_process = getattr(backend, "WHOLE", False)
+    if in_one_process and ranks.size > 1:
+        raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
+    cost = source if isinstance(source, Cost) else None
+    if cost is not None or callable(source):
+        for name, weight in (("a", a), ("b", b)):
+            if isinstance(weight, (str, os.PathLike)):
+                raise TypeError(
+                    f"{name} must be an array, got {weight!r}: mapuot.files.read_vector reads one from a file"
+                )
+        cost = Streamed.made(source, a, b, ranks) if cost is None else cost.part(a, b, ranks)
+        M = cost.array if not in_one_process else np.asarray(cost)
+    else:
+        M = as_array(source, "M", backend.asarray)
+    if M.ndim != 2 or M.shape[1] == 0 or ranks.rows.sum(M.shape[0]) == 0:
+        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
+    check_kind(M, "M", "fiu")
+    return cost if cost is not None and not in_one_process else Dense(as_real(M))
+
+
+def as_costs(M: Any, backend: ModuleType) -> Dense:
+    """M as (m, n) or, with C-contiguous problems, (p, m, n), in a dtype that the core reads."""
+    M = as_array(M, "M", backend.asarray)
+    if M.ndim not in (2, 3):
+        raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
+    if M.ndim == 3 and 0 in M.shape:
+        raise ValueError(f"M must not be empty, got shape {M.shape}")
+    flat: Dense = as_cost(M.reshape(-1, M.shape[-1]) if M.ndim == 3 else M, backend)
+    return Dense(flat.array.reshape(M.shape)) if M.ndim == 3 else flat
+
+
+def as_range(
+    cost: Cost, reg: float, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None
+) -> tuple[float, float, bool]:
+    """Smallest and largest finite cost, and whether some pair is forbidden."""
+    low, high, bad, infinite = cost.range(backend, threads)
+    if bad:
+        raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
+    if infinite == cost.size:
+        low, high = math.inf, -math.inf
+    low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
+    if not low <= high:
+        raise InfeasibleError("M forbids every pair: all its entries are inf")
+    if not all(map(math.isfinite, (low / reg, high / reg, (high - low) / reg))):
+        raise ValueError(f"reg must not be so small that M / reg overflows, got {reg} for M in [{low}, {high}]")
+    return low, high, forbidden
+
+
+def as_reference(
+    value: Any,
+    cost: Cost,
+    a: F64,
+    b: F64,
+    backend: ModuleType,
+    ranks: Ranks = ALONE,
+    threads: int | None = None,
+) -> tuple[str | Cost, float]:
+    """The reference measure, "product", "uniform" or the cost that is c, and its mass."""
+    if isinstance(value, str):
+        if value == "product":
+            return value, float(ranks.rows.sum(a.sum())) * float(ranks.cols.sum(b.sum()))
+        if value == "uniform":
+            return value, float(ranks.rows.sum(cost.shape[0]) * ranks.cols.sum(cost.shape[1]))
+        raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
+    c: Any = value if isinstance(value, Cost) and not cost.held else as_array(value, "reference", backend.asarray)
+    check_kind(c, "reference", "fiu")
+    if c.shape != cost.shape:
+        raise ValueError(f"reference must have M's shape {cost.shape}, got {c.shape}")
+    c = c if isinstance(c, Cost) else Dense(as_real(c))
+    low, high, bad, infinite = c.range(backend, threads)
+    odd = f" and {bad + infinite} entries that are not finite" if bad or infinite else ""
+    if bad or infinite or low < 0 or not ranks.max(high) > 0:
+        raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]{odd}")
+    return c, float(ranks.sum(c.sum()))
+
+
+# ---- masses and penalties ----
+
+
+def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
+    """A marginal: finite, >= 0, some mass; None or empty means uniform of mass 1, as in POT."""
+    given = None if value is None else as_array(value, name, backend.to_numpy)
+    uniform = given is None or given.shape == (0,)
+    if ranks.max(length > 0 and uniform):
+        ranks.same(**{name + " is None": uniform or length == 0})
+        return np.full(length, 1.0 / ranks.sum(length))
+    weight = np.zeros(0) if uniform else as_vector(given, length, name)
+    if not np.isfinite(weight).all():
+        raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(weight)))}")
+    if (weight < 0).any():
+        raise ValueError(f"{name} must be >= 0, got {weight.min()} at index {int(np.argmin(weight))}")
+    with np.errstate(over="ignore"):
+        mass = ranks.sum(weight.sum())
+    if not 0 < mass < np.inf:
+        raise ValueError(f"{name} must have positive, finite mass, got {mass}")
+    return weight
+
+
+def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, xp: Any) -> tuple[Any, F64]:
+    """(p, length) float64 weights in xp's memory, and their (p,) masses; one vector serves all, None is uniform."""
+    if array is None:
+        return xp.full((p, length), 1.0 / length), np.ones(p)
+    check_kind(array, name)
+    if array.shape not in ((length,), (p, length)):
+        raise ValueError(f"{name} must have shape ({p}, {length}) or ({length},), got {array.shape}")
+    table, mass, least = backend.weigh(xp.asarray(array), p)
+    for wrong, text in ((~np.isfinite(mass), "finite"), (least < 0, ">= 0"), (~(mass > 0), "of positive mass")):
+        if wrong.any():
+            raise ValueError(f"{name} must be {text}, problem {int(wrong.argmax())} is not")
+    return table, mass
+
+
+def as_batch_size(M: Any, A: Any, B: Any) -> int:
+    """p: the length of what has a batch dimension; 1 where nothing has."""
+    sizes = {name: len(x) for name, x, ndim in (("M", M, 3), ("A", A, 2), ("B", B, 2)) if np.ndim(x) == ndim}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"M, A and B must hold equally many problems, got {sizes}")
+    if 0 in sizes.values():
+        raise ValueError(f"the batch must not be empty, got {sizes}")
+    return next(iter(sizes.values()), 1)
+
+
+def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: Ranks = ALONE) -> Side:
+    """One side from its reg_m: a number or one per point; for "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
+    if penalty == "balanced":
+        return Side(side, weight, penalty, np.full(len(weight), np.inf), ranks=ranks)
+    if np.ndim(reg_m) == 0:
+        try:
+            rho = np.full(len(weight), as_float(reg_m))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} must be a positive number, inf, or one per point, got {reg_m!r}") from error
+    else:
+        rho = as_vector(reg_m, len(weight), name)
+    if penalty == "range":
+        if not ((rho >= 0).all() and np.isfinite(rho).all()):
+            raise ValueError(f"{name} must be a slack >= 0 for penalty 'range', got {rho.min()}")
+        return Side(side, weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho, ranks)
+    if not (rho > 0).all():
+        raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho.min()}")
+    if ranks.min(bool(np.isinf(rho).all())):
+        return Side(side, weight, "balanced", rho, ranks=ranks)
+    if penalty in ("tv", "l2") and not np.isfinite(rho).all():
+        raise ValueError(f"{name} must be finite for penalty {penalty!r}; use 'balanced' or 'kl' for inf")
+    return Side(side, weight, penalty, rho, ranks=ranks)
+
+
+def check_masses(rows: Side, cols: Side) -> None:
+    """Equal masses where both sides are balanced."""
+    if rows.penalty == cols.penalty == "balanced" and abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
+        text = "a and b must have equal masses if both sides are balanced"
+        raise InfeasibleError(f"{text}, got {rows.mass} and {cols.mass}")
+
+
+def check_batch_masses(rows: Side, cols: Side, mass_a: F64, mass_b: F64) -> None:
+    uneven = abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a
+    if rows.penalty == cols.penalty == "balanced" and uneven.any():
+        text = "A and B must have equal masses if both sides are balanced"
+        raise InfeasibleError(f"{text}: problem {int(uneven.argmax())} has not")
+
+
+def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> None:
+    """What every rank must have been given alike: the common arguments, and what belongs to shared rows or columns."""
+    if ranks.size == 1:
+        return
+    ranks.same(**common)
+    rho_a, rho_b = as_pair(reg_m, "reg_m")
+    ranks.rows.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
+    ranks.cols.same(a=a, **{"reg_m[0]": rho_a, "reg_m[1]": "one a column" if np.ndim(rho_b) else rho_b})

@@ -1,0 +1,97 @@
+/* penalty.h - the marginal penalties D(r | t), one point at a time, on logarithms, in float64.
+ *
+ * s = (K v)_i is the kernel that the point sees; prox_log gives log u with f = reg log u optimal, r = u s its marginal.
+ * rho is reg_m of the point, inf = hard; MAPUOT_RANGE: lower t <= r <= upper t with rho the lower factor.
+ * KL and balanced have vector forms in prox_rows.h and finish_tmpl.c.  The oracle, mapuot/penalties.py, shares nothing.
+ * Formulas: Chizat, Peyre, Schmitzer, Vialard 2018; L2 through the Wright omega function w + log w = z. */
+#ifndef MAPUOT_PENALTY_H
+#define MAPUOT_PENALTY_H
+#include "common/record.h"
+
+FN double clip(double x, double low, double high) { return fmin(fmax(x, low), high); }
+
+/* omega + log omega = z: three Halley steps from the asymptotes and, between them, from the tangent at 1 */
+FN double wright_omega(double z)
+{
+    if (z < -36)
+        return exp(z);
+    double w = z > 1 ? z - log(z) : exp(z < -1 ? z : 0.5 * z - 0.5);
+    for (int i = 0; i < 3; i++) {
+        const double r = z - w - log(w), p = 2 * (1 + w) * (1 + w + 2 * r / 3);
+        w *= 1 + r / (1 + w) * (p - r) / (p - 2 * r);
+    }
+    return w;
+}
+
+FN double prox_log(int penalty, double log_s, double t, double log_t, double rho, double upper, double reg)
+{
+    const double balanced = log_t - log_s, bound = rho / reg; /* r = t */
+    switch (penalty) {
+    case MAPUOT_KL: /* (t / s)^fi */
+        return isinf(rho) ? balanced : rho / (rho + reg) * balanced;
+    case MAPUOT_BALANCED:
+        return balanced;
+    case MAPUOT_TV: /* r = t while |f| <= rho */
+        return clip(balanced, -bound, bound);
+    case MAPUOT_L2: { /* log u = rho t / reg - omega(z) = log omega(z) - x, z = x + rho t / reg: what cancels less */
+        const double x = log(bound) + log_s, w = wright_omega(x + bound * t);
+        return bound * t < fabs(x) ? bound * t - w : log(w) - x;
+    }
+    default: /* range: clip(1, lower t / s, upper t / s) */
+        return clip(0, log(rho) + balanced, log(upper) + balanced);
+    }
+}
+
+/* -D*(-f), what the point adds to the dual value; of total variation -inf beneath -rho (rounding apart) */
+FN double dual_term(int penalty, double f, double t, double rho, double upper)
+{
+    switch (penalty) {
+    case MAPUOT_KL:
+    case MAPUOT_BALANCED:
+        return isinf(rho) ? f * t : -rho * t * expm1(-f / rho);
+    case MAPUOT_TV:
+        return f < -rho * (1 + 1e-9) ? -INF : clip(f, -rho, rho) * t;
+    case MAPUOT_L2:
+        return f < rho * t ? f * t - f * f / (2 * rho) : rho * t * t / 2;
+    default: /* f of a point that no mass can reach is inf, and rho may be 0 */
+        return f < 0 ? f * upper * t : rho > 0 ? f * rho * t : 0;
+    }
+}
+
+/* How far r is from what a hard penalty allows; 0 for the soft ones */
+FN double violation(int penalty, double r, double t, double rho, double upper)
+{
+    if (penalty == MAPUOT_RANGE)
+        return fmax(0.0, fmax(rho * t - r, r - upper * t));
+    return penalty <= MAPUOT_BALANCED && isinf(rho) ? fabs(r - t) : 0;
+}
+
+/* q h(x), h(x) = x e^x - e^x + 1, with r = q e^x given */
+FN double kl_gap(double q, double r, double x) { return fabs(x) < 1e-4 ? q * x * x * (0.5 + x / 3) : r * x - r + q; }
+
+/* Fenchel-Young gap D(r|t) + D*(-f) + f r of the soft part, >= 0; of a range at r clipped into it */
+FN double gap_term(int penalty, double f, double r, double t, double rho, double upper)
+{
+    switch (penalty) {
+    case MAPUOT_KL:
+    case MAPUOT_BALANCED: {
+        if (isinf(rho) || t == 0)
+            return 0;
+        const double q = t * exp(-f / rho);
+        return rho * (r > 0 ? kl_gap(q, r, log(r) - log(t) + f / rho) : q);
+    }
+    case MAPUOT_TV: { /* products: the mass may be far below t, and at the bound, but for rounding, f counts as it */
+        const double at = fabs(f) >= rho * (1 - 1e-15) ? copysign(rho, f) : f;
+        const double gap = r < t ? (rho - at) * (t - r) : (rho + at) * (r - t);
+        return f < -rho * (1 + 1e-9) ? INF : gap + fmax(0.0, f - rho) * r;
+    }
+    case MAPUOT_L2: {
+        const double e = r - t + f / rho;
+        return f < rho * t ? 0.5 * rho * e * e : r * (f - rho * t) + 0.5 * rho * r * r;
+    }
+    default:
+        r = clip(r, rho * t, upper * t);
+        return fmax(0.0, f * r - dual_term(penalty, f, t, rho, upper));
+    }
+}
+#endif

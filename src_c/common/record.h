@@ -1,0 +1,81 @@
+/* record.h - the records that the rules of a pass work on; one text for C, CUDA and, read as text, for cffi and numpy
+ * (mapuot/backends/records.py).  Every member is 8 bytes wide, so that all compilers lay them out alike.
+ * Only include guards and #include stand here as preprocessor lines. */
+#ifndef MAPUOT_RECORD_H
+#define MAPUOT_RECORD_H
+#include "common/words.h"
+
+typedef enum {
+    MAPUOT_RUNNING = 0,    /* all passes asked for were made */
+    MAPUOT_CONVERGED = 1,  /* the certified error is at most tol */
+    MAPUOT_ABSORB = 2,     /* the scalings outgrew K: rebuild K around the potentials, then go on */
+    MAPUOT_STALLED = 3,    /* no progress of the certificate for a long while: rounding floor */
+    MAPUOT_NOT_FINITE = 4, /* a sum became NaN or infinite */
+    MAPUOT_UNDERFLOW = 5,  /* on a fresh K the plan, or a point that matters, is too small for float64 */
+    MAPUOT_COARSE = 6,     /* the storage of K is too coarse for tol: go on with a finer one */
+    MAPUOT_NO_MEMORY = -1,
+    MAPUOT_BAD_ARGUMENT = -2
+} mapuot_status;
+
+typedef enum { MAPUOT_KL, MAPUOT_BALANCED, MAPUOT_TV, MAPUOT_L2, MAPUOT_RANGE } mapuot_penalty;
+
+/* What a solve does not change while it passes. */
+typedef struct {
+    double reg, inv_reg;
+    double fi_rows, rate_cols; /* rho / (rho + reg) of the rows, reg / rho of the columns, where a side has one rho */
+    double rho_rows, rho_cols; /* these rho, 0 where a side is balanced */
+    double lam_rate, mu_rate;  /* what a log ratio of masses is multiplied with, 0: no translation */
+    double tol, tol_gap;       /* stop at this certified plan error, or at gap <= tol_gap |dual|; < 0: never */
+    double storage_error;      /* relative rounding of K's entries */
+    double exponent_error;     /* plan error by the rounding of log u + log v - M / reg */
+    double flush;              /* entries of K below this were flushed to zero */
+    double flush_tol;          /* relative mass that flushing may hide before K is rebuilt */
+    double narrow_floor;       /* certified error under which float32 passes are noise */
+    double scale_limit;   /* sums of u or v beyond it, or of v below its inverse: rebuild K before anything overflows */
+    double most_scale;    /* a scaling beyond it is clipped */
+    double dual_constant; /* reg |c| + the dual terms that no pass changes */
+    double dual_scale;    /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
+    double row_weight;    /* sum of a over the rows in use, for the dual value of rows with one rho */
+    int64_t memory;       /* Anderson differences kept at most, 0: none */
+    int64_t in_place;     /* 1: K is overwritten by the plan and rounded once a pass */
+    int64_t finer;        /* 1: there is a finer storage of K to go on with */
+} mapuot_limits;
+
+/* How far a solve is; all counters before the first pass are 0, best_error inf, the dual values -inf. */
+typedef struct {
+    double shift;         /* common translation: K holds d_i + shift and e_j - shift */
+    double offset, kappa; /* the plan of this pass is kappa diag(u) K diag(v), kappa = e^offset */
+    double best_dual;     /* what the guard compares with */
+    double best_error, progress_dual;
+    int64_t since_best;   /* passes since best_error fell or progress_dual rose */
+    int64_t since_absorb; /* passes since K was built */
+    int64_t passes;
+    int64_t status;
+    double dead;          /* rows and columns that a fresh K left without mass */
+    int64_t clipped;      /* 1: a fresh K left a scaling clipped */
+    int64_t narrow;       /* 1: float32 passes, which only float64 ones can certify */
+    int64_t have;         /* 1: there is a last image to difference with */
+    int64_t depth, head;  /* differences held, and where the next one goes */
+    int64_t extrapolated; /* 1: the state is an extrapolated one, so the guard watches it */
+    int64_t step;         /* a mapuot_step */
+    int64_t slot;         /* where this pass keeps its difference, -1: nowhere */
+    double common;        /* fi mu, the translation of the image */
+    double moved;         /* how far rounding may have moved the dual value */
+} mapuot_progress;
+
+typedef enum { MAPUOT_IMAGE, MAPUOT_EXTRAPOLATE, MAPUOT_GO_BACK, MAPUOT_REPEAT } mapuot_step;
+
+/* What one pass tells; gap, error, dual and mass are of the state (u, v) of that pass. */
+typedef struct {
+    double gap; /* primal - dual as summed; inf while hard columns miss more of the mass than tol_gap (< 0: tol) */
+    double
+        error;   /* certified relative plan error; balanced columns: |s - b|_1 / mass; inf where nothing is certified */
+    double dual; /* a lower bound of every plan's objective, rounding counted */
+    double mass;
+    double residual; /* max |G(log v) - log v| over points that carry weight */
+    double lost;     /* bound on the relative mass hidden by flushed entries of K */
+    double dead;     /* rows and columns without mass */
+    double rejected; /* 1: the guard dropped the extrapolated step */
+    double status;
+} mapuot_stats;
+#endif

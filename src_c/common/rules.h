@@ -1,0 +1,205 @@
+/* rules.h - what a pass decides: translation, certificate, guard and stopping rule, scalars in, scalars out.
+ *
+ * One pass calls, in this order: translation, settle (the state that the guard and the next step depend on), certify and
+ * judge.  Formulas and bounds: docs/mathematics.md.  The oracle, backends/reference.py, shares nothing.
+ * Mirrored in float32 by src_cuda/batch_narrow.cuh, which certifies nothing. */
+#ifndef MAPUOT_RULES_H
+#define MAPUOT_RULES_H
+#include "common/record.h"
+
+#define STALL_PASSES 250   /* passes without progress before a solve is given up */
+#define NARROW_PATIENCE 20 /* the same before float32 passes give way to float64 ones */
+#define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
+#define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
+#define MOST_LOST 1e-3     /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
+#define RIDGE 1e-10        /* of Anderson's normal equations, whose columns are normalised */
+#define LARGEST 1.7976931348623157e308
+
+/* lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2), the best common translation: u *= e^(fi1 lam), v *= e^(-lam).
+ * A: the mass, B = sum b e^(-k log v).  B comes as sum b e^(-k x), x = log v + shift, whose terms stay near 1 however far
+ * v is; log_ratio = log(A / that sum).  0 where there is none or a sum has left the range of float64: the pass is then
+ * a plain one. */
+FN double translation(const mapuot_limits *limits, double log_ratio, double shift)
+{
+    const double lam = limits->lam_rate * (log_ratio - limits->rate_cols * shift);
+    return limits->lam_rate > 0 && isfinite(lam) ? lam : 0;
+}
+
+/* The shift takes lam, so that log v + shift stays; this is what is left of u's part: the plan grows by e^this. */
+FN double left_of_rows(const mapuot_limits *limits, double lam) { return (limits->fi_rows - 1) * lam; }
+
+/* fi2 mu, mu = (log B' - log A') / (reg/rho1 + fi2 reg/rho2), put on the image; log_ratio = log(B' / A') */
+FN double next_translation(const mapuot_limits *limits, double log_ratio)
+{
+    const double common = limits->mu_rate * log_ratio;
+    return limits->mu_rate > 0 && isfinite(common) ? common : 0;
+}
+
+/* |P - P*|_1 / mass from d = gap / (reg mass) >= KL(P* | P) / mass: |p - q|_1^2 <= (2/3 |p| + 4/3 |q|) KL(p | q) */
+FN double plan_error(double d) { return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d; }
+
+/* Plan error by the rounding of K: its entries are rounded once, those of a plan in place in every pass again; passes:
+ * made on this K before. */
+FN double storage_error(const mapuot_limits *limits, int64_t passes)
+{
+    return 3 * limits->storage_error * (limits->in_place ? 1 + (double)passes : 1);
+}
+
+/* Bound on the mass that K's zeros hide: entries below flush, and u below TINY, for many of which LEAST_MASS stands */
+FN double lost_mass(const mapuot_limits *limits, double scale_u, double scale_v, double mass)
+{
+    return (limits->flush * scale_u + LEAST_MASS) * scale_v * OVER(mass);
+}
+
+/* u or v clipped: no prox then */
+FN int is_clipped(const mapuot_limits *limits, double scale) { return !(scale < limits->most_scale); }
+
+/* Are points in use dead, is mass hidden or a scaling clipped, for want of a fresh K?  scale: the larger of sum u, sum v. */
+FN int outgrown(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out, double scale)
+{
+    return p->since_absorb > 0 &&
+           (out->dead > p->dead || is_clipped(limits, scale) > (p->clipped > 0) || out->lost > MOST_LOST);
+}
+
+FN int leaves_range(const mapuot_limits *limits, double sum_v)
+{
+    return !(sum_v <= limits->scale_limit && sum_v * limits->scale_limit >= 1);
+}
+
+/* How far a step may lower the dual value before the guard drops it: what rounding alone makes of it.  Float32 sums of
+ * some thousand terms err by 1e-6 of the mass and, through the marginals, by 1e-7 of rho a; without the second term small
+ * reg took half as many passes again. */
+FN double guard_slack(const mapuot_limits *limits, const mapuot_progress *p, double mass)
+{
+    return p->narrow > 0 ? 1e-6 * limits->reg * mass + 1e-7 * limits->dual_scale
+                         : 1e-13 * fabs(p->best_dual) + 2e-15 * limits->dual_scale;
+}
+
+FN int new_depth(const mapuot_limits *limits, const mapuot_progress *p)
+{
+    return (int)(p->depth < limits->memory && p->head == p->depth ? p->depth + 1 : p->depth);
+}
+
+FN void forget(mapuot_progress *p) { p->depth = p->head = p->have = p->extrapolated = 0; }
+
+/* The guard, and where the next step comes from: no step that lowers the dual value, and none without a past. */
+FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out)
+{
+    p->slot = -1;
+    if (out->dead > p->dead)
+        out->dual = -INF; /* a point that is in use counted as unreached: this is no dual value */
+    out->rejected = p->extrapolated > 0 && !(out->dual >= p->best_dual - guard_slack(limits, p, out->mass));
+    if (out->rejected > 0) {
+        forget(p);
+        p->step = MAPUOT_GO_BACK;
+        return;
+    }
+    p->best_dual = p->extrapolated > 0 ? fmax(p->best_dual, out->dual) : out->dual;
+    p->step = p->extrapolated = limits->memory > 0 && p->have > 0;
+    if (p->step > 0) {
+        p->depth = new_depth(limits, p);
+        p->slot = p->head;
+        p->head = p->head + 1 < limits->memory ? p->head + 1 : 0;
+    }
+    p->have = 1;
+}
+
+/* The pass counts for nothing: it is made again, on a fresh K. */
+FN void repeat(mapuot_progress *p, mapuot_stats *out)
+{
+    forget(p);
+    p->step = MAPUOT_REPEAT;
+    out->rejected = 1;
+    out->dual = -INF;
+}
+
+/* A gap is a sum of terms >= 0 and a dual value is finite: what is not so by more than rounding proves nothing. */
+FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap)
+{
+    const double scale = fabs(out->dual) + limits->dual_scale + limits->reg * out->mass;
+    return isfinite(out->dual) && isfinite(out->mass) && gap >= -1e-13 * scale;
+}
+
+/* What the state is worth.  gap: the sum of the Fenchel-Young terms, hard: of the violations; on entry out holds the dual
+ * value as it was summed, on leaving a lower bound of the optimum: rounding of K and of its exponents moves it by reg
+ * times the mass that they move. */
+FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double gap, double hard,
+                double scale)
+{
+    const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0);
+    const double rounding = storage_error(limits, p->since_absorb) + limits->exponent_error + out->lost +
+                            4.5e-16 * fabs(p->shift); /* log u and log v hold it: 4 roundings */
+    p->moved = limits->reg * out->mass * rounding + 2e-15 * (limits->dual_scale + fabs(out->dual));
+    const double over = OVER(out->mass);
+    out->error = plan_error(gap * over * limits->inv_reg) + hard * over + rounding;
+    out->gap = hard > allowed * out->mass ? INF : gap;
+    if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || isnan(out->error))
+        out->gap = out->error = INF;
+    out->dual = isnan(p->moved) ? -INF : out->dual - p->moved;
+}
+
+/* Has the certificate stood still for long?  Slow progress of the dual value adds up until it counts. */
+FN int stalled(mapuot_progress *p, const mapuot_stats *out)
+{
+    p->since_best += 1;
+    if (out->error < p->best_error * (1 - 1e-3) || out->dual > p->progress_dual + 1e-9 * fabs(out->dual)) {
+        p->best_error = fmin(p->best_error, out->error);
+        p->progress_dual = fmax(p->progress_dual, out->dual);
+        p->since_best = 0;
+    }
+    return p->since_best >= STALL_PASSES;
+}
+
+/* Only a pass in float64 certifies: float32 ones give way once they have done their work, or can do no more. */
+FN void widen_passes(mapuot_progress *p)
+{
+    p->narrow = 0;
+    p->best_dual = -INF;
+}
+
+/* The status after a pass, which counts from here on.  scale: the larger of sum u and sum v, next_v: sum v of the next
+ * pass, or 1 where it is looked at before that pass. */
+FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale, double next_v)
+{
+    const int small = limits->tol_gap >= 0 && out->gap + p->moved <= limits->tol_gap * fabs(out->dual);
+    const int done = out->error <= limits->tol || small;
+    const int fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
+    const double storage = storage_error(limits, p->since_absorb - 1);
+    if (out->rejected > 0)
+        return left || p->step == MAPUOT_REPEAT ? MAPUOT_ABSORB
+                                                : MAPUOT_RUNNING; /* what the next starts from is finite */
+    if (isnan(out->mass) || (isnan(out->dual) && out->mass <= LARGEST))
+        return MAPUOT_NOT_FINITE;
+    if (out->mass < LEAST_MASS)
+        return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;
+    if (stalled(p, out) && !done)
+        return out->mass > LARGEST ? MAPUOT_NOT_FINITE : out->dead > 0 ? MAPUOT_UNDERFLOW : MAPUOT_STALLED;
+    if (left && !(done && fresh))
+        return MAPUOT_ABSORB; /* the next v has left the range of this K */
+    if (out->mass > LARGEST)
+        return MAPUOT_NOT_FINITE;
+    if (done && !(p->narrow > 0))
+        return MAPUOT_CONVERGED;
+    /* K as stored is solved to half of what its rounding costs, and that is too much: go on without it */
+    if (!done && limits->finer && storage >= limits->tol / 4 && out->error - storage <= fmax(limits->tol, storage) / 2)
+        return MAPUOT_COARSE;
+    if (p->narrow > 0 && limits->tol >= 0 &&
+        (done || out->error <= limits->narrow_floor || p->since_best >= NARROW_PATIENCE || scale > NARROW_LIMIT))
+        widen_passes(p);
+    if (fresh) { /* what a fresh K leaves dead or clipped stays so */
+        p->dead = out->dead;
+        p->clipped = is_clipped(limits, scale);
+    } else if (out->lost > limits->flush_tol || scale > limits->scale_limit)
+        return MAPUOT_ABSORB;
+    return MAPUOT_RUNNING;
+}
+
+FN void judge(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double scale, double next_v)
+{
+    p->passes += 1;
+    p->since_absorb += 1;
+    out->status = (double)(p->status = status_of(limits, p, out, scale, next_v));
+    if (p->status == MAPUOT_NOT_FINITE || p->status == MAPUOT_UNDERFLOW)
+        out->gap = out->error = INF;
+}
+#endif

@@ -1,0 +1,102 @@
+/* cost.h - the one door through which C reads M: what a row of M can be, a block of one as float64, and what is made of
+ * it, c exp(alpha + beta - M / reg).  Shared by the streams over M and by the passes that make the rows of K as they go.
+ * A new kind of cost is one more cost_kind and one more case in cost_block.  Rows of a tile are asked for block by
+ * block where they are strided, so that their lines stay in L1.  A block is written up to a multiple of VL; what lies
+ * behind count is finite and meaningless.
+ */
+#ifndef MAPUOT_COST_H
+#define MAPUOT_COST_H
+#include "kernels.h"
+#include "vec.h"
+
+typedef enum { WHOLE_F64, WHOLE_F32, STRIDED_F64, STRIDED_F32 } cost_kind;
+
+ALWAYS_INLINE cost_kind kind_of(const mapuot_matrix *M)
+{
+    if (M->dtype == MAPUOT_F64)
+        return M->col_stride == 1 ? WHOLE_F64 : STRIDED_F64;
+    return M->col_stride == 1 ? WHOLE_F32 : STRIDED_F32;
+}
+
+/* rows to ask for block by block: one where M has it whole */
+ALWAYS_INLINE int64_t rows_together(const mapuot_matrix *M)
+{
+    const cost_kind kind = kind_of(M);
+    return kind == WHOLE_F64 || kind == WHOLE_F32 ? 1 : TILE;
+}
+
+/* M[i, j .. j + count) as float64: a pointer into M where possible, else a copy in buffer (BLOCK entries) */
+ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, double *buffer)
+{
+    const int64_t start = i * M->row_stride + j * M->col_stride, step = M->col_stride;
+    const double *wide = (const double *)M->data + start;
+    const float *narrow = (const float *)M->data + start;
+    int64_t k = 0;
+    switch (kind_of(M)) {
+    case WHOLE_F64:
+        if (count % VL == 0)
+            return wide;
+        for (; k < count; k++)
+            buffer[k] = wide[k];
+        break;
+    case STRIDED_F64:
+        for (; k < count; k++)
+            buffer[k] = wide[k * step];
+        break;
+    case WHOLE_F32:
+        for (; k + VL <= count; k += VL)
+            v_store(buffer + k, v_load_f32(narrow + k));
+        for (; k < count; k++)
+            buffer[k] = narrow[k];
+        break;
+    case STRIDED_F32:
+        for (; k < count; k++)
+            buffer[k] = narrow[k * step];
+    }
+    for (; k % VL; k++)
+        buffer[k] = 0.0;
+    return buffer;
+}
+
+enum { AHEAD = 1024 }; /* entries of M requested before they are needed: two pages */
+
+/* x = alpha_i + beta_j - M_ij / reg, or with raise e^x (0 below e^lo), to out */
+ALWAYS_INLINE void powers(const stream_args *args, int64_t i, int64_t j, int64_t count, const int raise, double lo,
+                          const int narrow, double *out)
+{
+    _Alignas(64) double buffer[BLOCK];
+    const double *M = cost_block(&args->M, i, j, count, buffer), *beta = args->beta + j;
+    const vd alpha = v_set(args->alpha[i]), inv = v_set(args->inv_reg);
+    const int in_place = M != buffer;
+    for (int64_t k = 0; k < count; k += VL) {
+        vd end = k + VL <= count ? v_load(beta + k) : v_load_part(beta + k, (int)(count - k), v_set(0.0));
+        vd x = v_fnma(v_load(M + k), inv, v_add(alpha, end));
+        if (in_place)
+            __builtin_prefetch(M + k + AHEAD, 0, 2);
+        v_store(out + k, raise ? v_exp_above(x, lo, narrow) : x);
+    }
+}
+
+ALWAYS_INLINE void exponents(const stream_args *args, int64_t i, int64_t j, int64_t count, double *out)
+{
+    powers(args, i, j, count, 0, 0.0, 0, out);
+}
+
+/* c e^x to out; entries below e^lo are 0 (with c: also those whose e^x is below e^-708) */
+ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double lo, int narrow,
+                           double *out)
+{
+    if (!args->c.data) {
+        powers(args, i, j, count, 1, lo, narrow, out);
+        return;
+    }
+    exponents(args, i, j, count, out);
+    _Alignas(64) double buffer[BLOCK];
+    const double *c = cost_block(&args->c, i, j, count, buffer);
+    const vd least = v_set(exp(lo));
+    for (int64_t k = 0; k < count; k += VL) {
+        vd p = v_mul(v_exp(v_load(out + k)), v_load(c + k));
+        v_store(out + k, v_if_less(p, least, v_set(0.0), p));
+    }
+}
+#endif

@@ -1,0 +1,55 @@
+// Anderson's weights by one warp: the twin of anderson_weights in src_c/finish.c, for single solves and batches.
+//
+// gamma = argmin |F - sum gamma_i dF_i| weighted by b: normal equations with normalised columns and a small ridge.  The
+// residuals of a pass gain a constant c, its translation, that is not known yet when they are summed, so that
+// <F, .> = <f, .> + c <1, .>.
+#ifndef ANDERSON_CUH
+#define ANDERSON_CUH
+#include "state.cuh"
+
+// Sums over the columns, weighted by b: of 1, f, P (the change of f), P P, P f, and of P and f times the differences held
+struct Moments {
+    double ones, F, P, PP, PF;
+    const double *dot, *rhs;
+};
+
+// gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, by Gauss and Jordan: lane 6 i + k of the warp holds
+// entry (i, k), k = 5 the right-hand side of row i.  Lane i brings rhs_i; lane 6 i + 5 returns gamma_i.
+__device__ __forceinline__ double solve_gamma(const double *gram, int depth, double rhs, int i, int k)
+{
+    const bool in = i < depth, diagonal = i == k;
+    const double scale = in ? rsqrt(fmax(gram[i * (MEMORY + 1)], TINY)) : 0;
+    const double right = __shfl_sync(FULL, rhs, i), other = __shfl_sync(FULL, scale, (MEMORY + 1) * k % 32);
+    double A = k == MEMORY ? right * scale : in && k < depth ? gram[i * MEMORY + k] * scale * other : 0;
+    A += diagonal ? RIDGE : 0;
+#pragma unroll 1
+    for (int row = 0; row < depth; row++) {
+        const double pivot = inverse(__shfl_sync(FULL, A, row * (MEMORY + 2)));
+        const double upper = __shfl_sync(FULL, A, row * (MEMORY + 1) + k) * pivot;
+        const double factor = __shfl_sync(FULL, A, i * (MEMORY + 1) + row);
+        A = i == row ? upper : fma(-factor, upper, A);
+    }
+    return A * scale;
+}
+
+// Put the newest difference, in `slot`, into the Gram matrix of p and find the weights: lane 6 i + 5 returns gamma_i.
+template <typename Held>
+__device__ __forceinline__ double anderson(Held &p, const Moments &t, double c, int slot, int depth)
+{
+    const int lane = threadIdx.x % 32;
+    double rhs = 0, dot = 0;
+    if (lane == slot) {
+        p.ones[slot] = t.P + c * t.ones;
+        dot = t.PP + c * (2 * t.P + c * t.ones);
+        rhs = t.PF + c * (t.P + t.F + c * t.ones);
+    } else if (lane < depth) {
+        dot = t.dot[lane] + c * p.ones[lane];
+        rhs = t.rhs[lane] + c * p.ones[lane];
+    }
+    if (lane < depth)
+        p.gram[lane * MEMORY + slot] = p.gram[slot * MEMORY + lane] = dot;
+    __syncwarp();
+    const int i = lane < MEMORY * (MEMORY + 1) ? lane / (MEMORY + 1) : MEMORY - 1, k = lane % (MEMORY + 1);
+    return solve_gamma(p.gram, depth, rhs, i, k);
+}
+#endif

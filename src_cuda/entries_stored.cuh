@@ -1,0 +1,49 @@
+// Mirrors src_c/kernels_tmpl.c (the source STORED): where row_pass takes the entries of a tile from, here a tile of K.
+//
+// The seam between row_pass and what K is: a source opens a tile and gives one thread its entries, chunk by chunk,
+// twice, for the row sums and for the column sums.  Another source is a header of its own, with a struct Entries of the
+// same open and get, and one more choice of header in row_pass.cuh.
+#ifndef ENTRIES_STORED_CUH
+#define ENTRIES_STORED_CUH
+#include "common.cuh"
+
+// This thread's entries of a tile: kept in registers (HOLD) or read again from shared memory.
+struct Entries {
+#if HOLD
+    uint4 word[R][VPT];
+#else
+    const unsigned char *from;
+#endif
+    int columns;
+
+    __device__ __forceinline__ bool has(int thread, int c) const { return (c * GT + thread) * CHUNK < columns; }
+
+    __device__ __forceinline__ uint4 read(const unsigned char *tile, int thread, int q, int c) const
+    {
+        const unsigned char *at = tile + (q * columns + (c * GT + thread) * CHUNK) * (int)sizeof(real);
+        return has(thread, c) ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ __forceinline__ void open(const unsigned char *tile, int thread)
+    {
+#if HOLD
+#pragma unroll
+        for (int q = 0; q < R; q++)
+#pragma unroll
+            for (int c = 0; c < VPT; c++)
+                word[q][c] = read(tile, thread, q, c);
+#else
+        from = tile;
+#endif
+    }
+
+    __device__ __forceinline__ void get(int thread, int q, int c, num (&k)[CHUNK]) const
+    {
+#if HOLD
+        widen(word[q][c], k);
+#else
+        widen(read(from, thread, q, c), k);
+#endif
+    }
+};
+#endif

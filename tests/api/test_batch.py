@@ -1,0 +1,162 @@
+"""solve_batch: every problem is the answer of `solve`, certified, in any company; odd problems are solved alone."""
+
+import pickle
+
+import numpy as np
+import problems
+import pytest
+from batches import assert_solved, histograms
+from numpy.testing import assert_allclose
+
+import mapuot
+from mapuot import solve, solve_batch
+from mapuot.backends.cpu import batch as cpu_batch
+
+REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
+@pytest.mark.parametrize("reg_m", REG_M, ids=str)
+@pytest.mark.parametrize("reg", [0.5, 0.05, 1e-3])
+def test_every_problem_is_certified(reg, reg_m, own):
+    """reg 1e-3 is below what one K holds: there the problems are solved alone."""
+    M, A, B = histograms(ratio=1.0 if np.isinf(reg_m).all() else 1.5)
+    if own:
+        M = M * np.linspace(0.5, 1, len(A))[:, None, None]
+    result = solve_batch(M, A, B, reg, reg_m, tol=1e-8)
+    assert_solved(result, M, A, B, reg, reg_m, tol=1e-8)
+    one = [solve(M[i] if own else M, A[i], B[i], reg, reg_m, tol=1e-8) for i in range(len(A))]
+    for name in ("objective", "dual", "cost", "mass"):
+        assert_allclose(getattr(result, name), [getattr(r, name) for r in one], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("penalty", "reg_m"), [("tv", 0.3), ("l2", 2.0), (("kl", "range"), (1.0, 0.1))])
+def test_penalties(penalty, reg_m):
+    M, A, B = histograms(ratio=1.05, zeros=False)
+    result = solve_batch(M, A, B, 0.05, reg_m, penalty=penalty)
+    assert_solved(result, M, A, B, 0.05, reg_m, penalty=penalty)
+
+
+def test_references_and_layouts():
+    M, A, B = histograms(ratio=1.2)
+    assert_solved(solve_batch(M, A, B, 0.05, 1.0, reference="uniform"), M, A, B, 0.05, 1.0, reference="uniform")
+    c = np.random.default_rng(0).uniform(0.5, 1.5, M.shape)
+    assert_solved(solve_batch(M, A, B, 0.05, 1.0, reference=c), M, A, B, 0.05, 1.0, reference=c)
+    turned = solve_batch(np.asfortranarray(M.astype("f4")), A, B, 0.05, 1.0)
+    assert_allclose(turned.objective, solve_batch(M, A, B, 0.05, 1.0).objective, rtol=1e-6)
+
+
+def test_forbidden_pairs():
+    M, A, B = histograms(zeros=False)
+    M = problems.with_forbidden(problems.Case(M, A[0], B[0], 0.05, 1.0)).M
+    assert_solved(solve_batch(M, A, B, 0.05, 1.0), M, A, B, 0.05, 1.0)
+
+
+def test_extreme_masses_and_reg_m():
+    """Scalings of e^thousands: the common translation is kept apart, problem by problem."""
+    M, A, B = histograms(ratio=1.0, zeros=False)
+    scale = 10.0 ** np.arange(-2, 3)[:, None]
+    for reg_m in (1e-3, 100.0):
+        result = solve_batch(M, A, B * scale, 0.05, reg_m, tol=1e-7)
+        assert_solved(result, M, A, B * scale, 0.05, reg_m, tol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "mixed"])
+def test_answers_do_not_depend_on_company(isa, dtype):
+    """Problem by problem the same numbers, bit for bit, alone in the batch, in two chunks and on two threads."""
+    M, A, B = histograms(p=21, m=30, n=45)
+    result = solve_batch(M, A, B, 0.05, 1.0, precision=dtype)
+    again = solve_batch(M, A, B, 0.05, 1.0, precision=dtype, threads=2)
+    assert (result.log_u == again.log_u).all()
+    for i in (0, 7, 20):
+        alone = solve_batch(M, A[i : i + 1], B[i : i + 1], 0.05, 1.0, precision=dtype)
+        assert (alone.log_u == result.log_u[i]).all()
+        assert alone.n_passes == result.n_passes[i]
+
+
+def test_chunks(monkeypatch):
+    M, A, B = histograms(p=11)
+    result = solve_batch(M, A, B, 0.05, 1.0)
+    monkeypatch.setattr(cpu_batch, "CHUNK_BYTES", 4 * cpu_batch.bytes_each(M.shape, 8, True, "float64"))
+    assert (solve_batch(M, A, B, 0.05, 1.0).log_u == result.log_u).all()
+
+
+def test_solved_alone_where_the_batch_gives_up(monkeypatch):
+    """A problem whose scalings outgrow the common K goes on alone, from where it is."""
+    M, A, B = histograms()
+    status = cpu_batch.BatchWorkspace.status
+
+    def absorbed(self):
+        return ["absorb" if i == 2 else text for i, text in enumerate(status(self))]
+
+    monkeypatch.setattr(cpu_batch.BatchWorkspace, "status", absorbed)
+    result = solve_batch(M, A, B, 0.05, 1.0)
+    assert_solved(result, M, A, B, 0.05, 1.0)
+
+
+def test_warm_start_and_max_passes():
+    M, A, B = histograms()
+    cold = solve_batch(M, A, B, 0.02, 1.0)
+    warm = solve_batch(M, A, B * 1.01, 0.02, 1.0, warm_start=cold)
+    assert warm.n_passes.mean() < cold.n_passes.mean()
+    assert (solve_batch(M, A, B, 0.02, 1.0, warm_start=(cold.log_u, cold.log_v)).n_passes <= 3).all()
+    with pytest.warns(mapuot.ConvergenceWarning, match="5 of 5 problems not converged"):
+        short = solve_batch(M, A, B, 0.02, 1.0, max_passes=2)
+    assert (short.status == "max_passes").all()
+    assert (short.n_passes == 2).all()
+
+
+def test_result_is_a_sequence():
+    M, A, B = histograms()
+    result = solve_batch(M, A, B, 0.05, 1.0)
+    assert len(result) == 5
+    assert [r.mass for r in result] == pytest.approx(result.mass)
+    assert result[-1].gap == result.gap[4]
+    assert len(result[1:3]) == 2
+    assert_allclose(result.plan(2).sum(1), result.row_marginal[2], rtol=1e-12)
+    weights = np.linspace(-1, 1, 5)
+    assert_allclose(result.plan_sum(weights), sum(w * result.plan(i) for i, w in enumerate(weights)), atol=1e-15)
+    assert_allclose(result.f, 0.05 * result.log_u)
+    assert "5 problems 37x53" in repr(result)
+    with pytest.raises(IndexError):
+        result[5]
+
+
+def test_one_vector_serves_all():
+    M, A, B = histograms()
+    result = solve_batch(M, A[1], B, 0.05, 1.0)
+    assert result.log_u.shape == (5, 37)
+    assert_allclose(result.objective[3], solve(M, A[1], B[3], 0.05, 1.0).objective, rtol=1e-9)
+    assert len(solve_batch(M, None, None, 0.05, 1.0)) == 1
+    reference = solve_batch(M, A[1], B, 0.05, 1.0, backend="reference")
+    assert_allclose(result.objective, reference.objective, rtol=1e-9)
+
+
+def test_result_can_be_pickled(backend):
+    M, A, B = histograms()
+    result = solve_batch(M, A, B, 0.05, 1.0, backend=backend)
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(again.log_u, result.log_u)
+    np.testing.assert_array_equal(again.plan(1), result.plan(1))
+
+
+def test_bad_arguments():
+    M, A, B = histograms()
+    for change, error, text in (
+        ({"A": A[:3]}, ValueError, "must hold equally many problems"),
+        ({"A": A[:, :5]}, ValueError, r"A must have shape \(5, 37\)"),
+        ({"B": -B}, ValueError, "B must be >= 0, problem 0 is not"),
+        ({"A": A * [[1], [1], [0], [1], [1]]}, ValueError, "A must be of positive mass, problem 2"),
+        ({"B": B * np.nan}, ValueError, "B must be finite"),
+        ({"M": M[0]}, ValueError, "M must have shape"),
+        ({"M": M * np.nan}, ValueError, "M must not hold NaN"),
+        ({"reg": 0}, ValueError, "reg must be"),
+        ({"reg_m": -1.0}, ValueError, r"reg_m\[0\] must be"),
+        ({"reg_m": np.inf}, mapuot.InfeasibleError, "equal masses"),
+        ({"method": "map-uot"}, ValueError, "method must be one of"),
+        ({"precision": "bfloat16"}, ValueError, "precision must be one of"),
+        ({"warm_start": 3}, TypeError, "warm_start must be"),
+        ({"warm_start": (A, A)}, ValueError, "warm_start must have shapes"),
+    ):
+        with pytest.raises(error, match=text):
+            solve_batch(**({"M": M, "A": A, "B": B, "reg": 0.05, "reg_m": 1.0} | change))

@@ -1,0 +1,180 @@
+"""The command line in one process; under mpiexec it is tested in tests/mpi/test_mpi.py."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from launch import environment
+from problems import clouds
+
+import mapuot
+
+click = pytest.importorskip("click")
+from click.testing import CliRunner  # noqa: E402
+
+from mapuot import cli, files  # noqa: E402
+
+
+@pytest.fixture
+def case(tmp_path, monkeypatch):
+    """A problem in the files in.npz and M.npy of the working folder."""
+    monkeypatch.chdir(tmp_path)
+    case = clouds(40, 21, ratio=1.2)
+    np.savez("in.npz", M=case.M, a=case.a, b=case.b)
+    np.save("M.npy", case.M)
+    np.save("a.npy", case.a)
+    np.save("b.npy", case.b)
+    np.savez("w.npz", w=case.a)
+    return case
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli.cli, ["solve", *map(str, arguments)])
+
+
+def script(*arguments):
+    """The command as a shell runs it: (exit code, output, errors)."""
+    command = [sys.executable, "-m", "mapuot.cli", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment())
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_answer(case):
+    done = call("in.npz", "-o", "out.npz", "--reg", case.reg, "--reg-m", 1)
+    assert done.exit_code == 0, done.output
+    one = case.solve()
+    with np.load("out.npz") as out:
+        for name in ("log_u", "log_v", "row_marginal", "col_marginal", "cost", "objective", "dual", "gap", "mass"):
+            np.testing.assert_allclose(out[name], getattr(one, name), rtol=1e-12, err_msg=name)
+        assert str(out["status"]) == "converged"
+        assert "plan" not in out
+    assert f"{one.cost:.6g}"[:6] in done.output
+
+
+def test_weights_of_their_own(case):
+    one = case.solve().log_u
+    for given in (["M.npy", "--a", "w.npz:w", "--b", "b.npy"], ["in.npz:M"]):
+        assert call(*given, "-o", "1.npz", "--reg", 0.05, "--reg-m", 1).exit_code == 0
+        np.testing.assert_allclose(np.load("1.npz")["log_u"], one, rtol=1e-12)
+    assert call("M.npy", "-o", "2.npz", "--reg", 0.05, "--reg-m", 1).exit_code == 0
+    np.testing.assert_allclose(np.load("2.npz")["log_u"], mapuot.solve(case.M, None, None, 0.05, 1.0).log_u, rtol=1e-12)
+
+
+def test_options_reach_the_solver(case):
+    np.save("c.npy", np.ones((40, 21)))
+    more = ["--penalty", "kl", "--reference", "c.npy", "--precision", "float64", "--method", "translation_invariant"]
+    done = call("in.npz", "-o", "out.npz", "--reg", 0.1, "--reg-m", "2,inf", *more, "--tol", 1e-9, "--threads", 1)
+    assert done.exit_code == 0, done.output
+    one = mapuot.solve(
+        case.M, case.a, case.b, 0.1, (2.0, np.inf), reference="uniform", tol=1e-9, precision="float64",
+        method="translation_invariant",
+    )  # fmt: skip
+    np.testing.assert_allclose(np.load("out.npz")["log_v"], one.log_v, rtol=1e-9)
+
+
+def test_plans(case):
+    one, base = case.solve(), ["in.npz", "--reg", case.reg, "--reg-m", 1]
+    assert call(*base, "-o", "1.npz", "--plan", "dense").exit_code == 0
+    np.testing.assert_array_equal(np.load("1.npz")["plan"], one.plan)
+    assert call(*base, "-o", "2.npy", "--plan", "dense").exit_code == 0
+    np.testing.assert_array_equal(np.load("2.npy"), one.plan)
+    assert call(*base, "-o", "3.npz", "--plan", "top:3").exit_code == 0
+    with np.load("3.npz") as out:
+        np.testing.assert_array_equal(out["plan_value"], one.top_k(3)[1])
+        np.testing.assert_array_equal(out["plan_index"], one.top_k(3)[0])
+    assert call(*base, "-o", "4.npz", "--plan", "sparse:1e-4").exit_code == 0
+    right = one.sparse(1e-4)
+    with np.load("4.npz") as out:
+        np.testing.assert_array_equal(out["plan_indptr"], right.indptr)
+        np.testing.assert_array_equal(out["plan_indices"], right.indices)
+        np.testing.assert_array_equal(out["plan_data"], right.data)
+
+
+def test_resume_without_a_checkpoint_starts_anew(case):
+    done = call("in.npz", "--reg", 0.05, "--reg-m", 1, "--checkpoint", "state.npz", "--resume")
+    assert done.exit_code == 0, done.output
+    again = call("in.npz", "--reg", 0.05, "--reg-m", 1, "--checkpoint", "state.npz", "--resume", "-o", "out.npz")
+    assert again.exit_code == 0
+    assert int(np.load("out.npz")["n_passes"]) <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["in.npz"], "Missing option '--reg'"),
+        (["in.npz", "--reg", "x", "--reg-m", "1"], "'x' is not a valid float"),
+        (["in.npz", "--reg", "1", "--reg-m", "1,2,3"], "must be a number, or two with a comma between"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--plan", "top:0"], "must be dense, top:K or sparse:THRESHOLD"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "x.npy"], "an .npy file holds one array"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "no/x.npz"], "does not exist"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--checkpoint", "no/x.npz"], "does not exist"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "./in.npz"], "./in.npz is a file of another use"),
+        (["in.npz:M", "--reg", "1", "--reg-m", "1", "--checkpoint", "in.npz"], "in.npz is a file of another use"),
+        (["M.npy", "--a", "x.npz", "--reg", "1", "--reg-m", "1", "-o", "x.npz"], "x.npz is a file of another use"),
+        (["M.npy", "--reg", "1", "--reg-m", "1", "-o", "x.npz", "--checkpoint", "x.npz"], "of another use"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--resume"], "--resume needs --checkpoint"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--plan", "dense"], "--plan needs --output"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--method", "magic"], "'magic' is not one of"),
+    ],
+)
+def test_wrong_usage(case, arguments, text):
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert text in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["no.npz", "--reg", "1", "--reg-m", "1"], "FileNotFoundError: no.npz does not exist"),
+        (
+            ["in.npz", "--reg", "1", "--reg-m", "1", "-o", "x.npz", "--plan", "top:22"],
+            "K must be at most the 21 columns",
+        ),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--checkpoint", "."], "IsADirectoryError"),
+        (["in.npz", "--reg", "-1", "--reg-m", "1"], "ValueError: reg must be a positive finite number"),
+        (["in.npz:a", "--reg", "1", "--reg-m", "1"], "a must be a matrix"),
+        (["M.npy", "--a", "b.npy", "--reg", "1", "--reg-m", "1"], "a must have shape (40,), got (21,)"),
+        (["M.npy", "--a", "w.npz", "--reg", "1", "--reg-m", "1"], "w.npz holds no array 'a', but w"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "out.txt"], "must end in one of"),
+    ],
+)
+def test_errors_are_one_line(case, arguments, text):
+    code, out, err = script("solve", *arguments)
+    assert (code, out) == (1, "")
+    assert text in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_library_is_told_first(case, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    done = call("no.npz", "--reg", 1, "--reg-m", 1, "-o", "out.h5")
+    assert "hdf5 files need h5py: pip install 'mapuot[files]'" in str(done.exception)
+
+
+def test_not_converged_is_3(case):
+    code, out, err = script("solve", "in.npz", "--reg", 0.01, "--reg-m", 1, "--max-passes", 2, "-o", "out.npz")
+    assert code == 3
+    assert "not converged (max_passes)" in err
+    assert "max_passes" in out
+    assert files.read_vector("out.npz", "log_u").shape == (40,)
+
+
+def test_progress_goes_to_standard_error(case):
+    code, out, err = script("solve", "in.npz", "--reg", 0.05, "--reg-m", 1, "--progress")
+    assert code == 0
+    assert "pass" in err
+    assert "mapuot:" not in out
+
+
+@pytest.mark.skipif("tsan" in os.environ.get("LD_PRELOAD", ""), reason="libmpi crashes under ThreadSanitizer")
+def test_info():
+    """In a process of its own, since it starts MPI."""
+    code, out, _ = script("info")
+    assert code == 0
+    for name in ("mapuot", "isa", "threads", "caches", "gpus", "mpi", "h5py", "zarr"):
+        assert name in out
+    assert mapuot.__version__ in out
+    assert CliRunner().invoke(cli.cli, ["--version"]).exit_code == 0

@@ -1,0 +1,276 @@
+"""Matrices that are read block by block, from functions and files, against the same matrix in memory."""
+
+import pickle
+
+import numpy as np
+import pytest
+from problems import clouds, with_forbidden, with_zeros
+
+import mapuot
+from mapuot import cost, files
+
+FORMATS = ["plain.npy", "fortran.npy", "plain.npz", "packed.npz", "some.h5", "packed.hdf5", "some.zarr"]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of about seven rows of 21 columns."""
+    monkeypatch.setattr(cost, "BLOCK_BYTES", 7 * 21 * 8)
+
+
+def write(path, M, **more):
+    """The matrix in the format and with the packing that the name says."""
+    kind, packed = path.suffix, path.stem == "packed"
+    if kind == ".npy":
+        np.save(path, np.asfortranarray(M) if path.stem == "fortran" else M)
+    elif kind == ".npz":
+        (np.savez_compressed if packed else np.savez)(path, M=M, **more)
+    elif kind == ".zarr":
+        zarr = pytest.importorskip("zarr")
+        group = zarr.open_group(path, mode="w")
+        for name, value in {"M": M, **more}.items():
+            group.create_array(name, data=value)
+    else:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(path, "w") as file:
+            file.create_dataset("M", data=M, chunks=(5, 4) if packed else None, compression="gzip" if packed else None)
+            for name, value in more.items():
+                file[name] = value
+    return path
+
+
+def same(one, two):
+    assert (one.status, one.n_passes) == (two.status, two.n_passes)
+    for name in ("log_u", "log_v", "row_marginal", "col_marginal", "plan"):
+        np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=1e-12, atol=1e-13, err_msg=name)
+    for name in ("cost", "objective", "dual", "mass"):
+        np.testing.assert_allclose(getattr(one, name), getattr(two, name), rtol=1e-13, err_msg=name)
+    m, n = one.plan.shape
+    np.testing.assert_allclose(one.apply(np.arange(n)), two.apply(np.arange(n)), rtol=1e-12)
+    np.testing.assert_allclose(one.apply_transpose(np.ones((m, 2))), two.apply_transpose(np.ones((m, 2))), rtol=1e-12)
+    np.testing.assert_array_equal(one.rows(3, 12), one.plan[3:12])
+    np.testing.assert_array_equal(one.top_k(2)[0], two.top_k(2)[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+@pytest.mark.parametrize("change", [lambda c: c, with_zeros, with_forbidden], ids=["plain", "zeros", "forbidden"])
+def test_function(small_blocks, dtype, precision, change):
+    case = change(clouds(40, 21, reg=0.03))
+    M = case.M.astype(dtype)
+    case = case.replace(M=M)
+    same(case.replace(M=lambda i0, i1: M[i0:i1]).solve(precision=precision), case.solve(precision=precision))
+
+
+def test_small_reg(small_blocks):
+    case = clouds(40, 21, reg=0.001)
+    same(case.replace(M=lambda i0, i1: case.M[i0:i1]).solve(), case.solve())
+
+
+def test_reference_in_a_file(small_blocks, tmp_path):
+    case = clouds(40, 21)
+    c = np.random.default_rng(0).random((40, 21))
+    M, kept = write(tmp_path / "plain.npz", case.M), write(tmp_path / "plain.npy", c)
+    found = case.replace(M=M, reference=files.open_matrix(kept)).solve()
+    same(found, case.replace(reference=c).solve())
+
+
+def test_only_the_columns_balanced(small_blocks):
+    """A streamed matrix is not turned: the same answer on another way."""
+    case = clouds(40, 21, reg_m=(1.0, np.inf))
+    found, right = (c.solve(tol=1e-10) for c in (case.replace(M=lambda i0, i1: case.M[i0:i1]), case))
+    assert found.converged
+    np.testing.assert_allclose(found.plan, right.plan, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(small_blocks, tmp_path, name):
+    case = clouds(40, 21)
+    path = write(tmp_path / name, case.M, a=case.a, b=case.b)
+    opened = files.open_matrix(path)
+    assert opened.shape == (40, 21)
+    np.testing.assert_array_equal(np.asarray(opened), case.M)
+    np.testing.assert_array_equal(np.asarray(opened[30:37]), case.M[30:37])
+    np.testing.assert_array_equal(np.asarray(opened[3:20][2:5]), case.M[5:8])
+    same(case.replace(M=path).solve(), case.solve())
+    same(case.replace(M=str(path)).solve(), case.solve())
+    if path.suffix != ".npy":
+        np.testing.assert_array_equal(files.read_vector(path, "a"), case.a)
+        np.testing.assert_array_equal(files.find_vector(path, "b"), case.b)
+        np.testing.assert_array_equal(files.find_vector(f"{path}:M", "b"), case.b)
+        np.testing.assert_array_equal(files.read_vector(f"{path}:b", "a"), case.b)
+        with pytest.raises(ValueError, match=r"holds no array 'w', but .*M"):
+            files.read_vector(path, "w")
+        with pytest.raises(ValueError, match=r"holds no array 'Q', but .*M"):
+            files.open_matrix(f"{path}:Q")
+    assert files.find_vector(path, "w") is None
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int32", ">f8", "uint8"])
+def test_dtypes(tmp_path, dtype):
+    M = (clouds(30, 20).M * 100).astype(dtype)
+    path = write(tmp_path / "plain.npy", M)
+    found, right = (mapuot.solve(x, None, None, 5.0, 100.0) for x in (path, M))
+    np.testing.assert_allclose(found.plan, right.plan, rtol=1e-6)
+    assert found.plan.dtype == right.plan.dtype
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5", ".zarr"])
+def test_written_is_read(tmp_path, suffix):
+    pytest.importorskip("h5py")
+    pytest.importorskip("zarr")
+    P = np.random.default_rng(0).random((9, 5)).astype(np.float32)
+    path = tmp_path / ("out" + suffix)
+    for _ in range(2):  # the second replaces the first
+        blocks = files.Blocks(P.shape, P.dtype, iter([P[:4], P[4:4], P[4:]]))
+        files.write(path, {"x": np.arange(3.0), "plan": blocks, "cost": 1.5, "status": "converged"})
+    np.testing.assert_array_equal(np.asarray(files.open_matrix(path, "plan")), P)
+    np.testing.assert_array_equal(files.read_vector(path, "x"), np.arange(3.0))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "out.npz"
+    files.write(path, {"x": np.zeros(2)})
+
+    def blocks():
+        yield np.zeros((1, 2))
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        files.write(path, {"x": np.ones(2), "plan": files.Blocks((2, 2), float, blocks())})
+    np.testing.assert_array_equal(files.read_vector(path, "x"), np.zeros(2))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["results", "out.npz", "out.zarr"])
+def test_a_folder_is_never_replaced(tmp_path, name):
+    kept = tmp_path / name / "work" / "data.txt"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    calls = [lambda: mapuot.solve(np.eye(3), None, None, 1.0, 1.0, checkpoint=tmp_path / name)]
+    if "." in name:
+        calls.append(lambda: files.write(tmp_path / name, {"log_u": np.ones(3)}))
+    for call in calls:
+        with pytest.raises(IsADirectoryError, match=f"{name} is a folder"):
+            call()
+    assert kept.exists()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_results_of_files_can_be_pickled(tmp_path, name):
+    case = clouds(12, 9)
+    result = case.replace(M=write(tmp_path / name, case.M)).solve()
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(again.plan, result.plan)
+    assert again.cost == result.cost
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        mapuot.solve(tmp_path / "no.npy", None, None, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"must end in one of"):
+        mapuot.solve("cost.csv", None, None, 1.0, 1.0)
+    np.save(tmp_path / "vector.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"M must be a matrix, got shape \(3,\)"):
+        mapuot.solve(tmp_path / "vector.npy", None, None, 1.0, 1.0)
+    np.savez_compressed(tmp_path / "f.npz", M=np.asfortranarray(np.zeros((3, 2))))
+    with pytest.raises(ValueError, match="Fortran order"):
+        mapuot.solve(tmp_path / "f.npz", None, None, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["grouped.h5", "grouped.zarr"])
+def test_groups(tmp_path, name):
+    """a and b are looked for beside M; a path may hold colons; a group is no array."""
+    case, path = clouds(40, 21), tmp_path / "x:y" / name
+    path.parent.mkdir()
+    library = pytest.importorskip("h5py" if path.suffix == ".h5" else "zarr")
+    file = library.File(path, "w") if path.suffix == ".h5" else library.open_group(path, mode="w")
+    for array, value in {"a": np.zeros(40), "run/M": case.M, "run/a": case.a}.items():
+        (file.create_dataset if path.suffix == ".h5" else file.create_array)(array, data=value)
+    if path.suffix == ".h5":
+        file.close()
+    np.testing.assert_array_equal(np.asarray(files.open_matrix(f"{path}:run/M")), case.M)
+    np.testing.assert_array_equal(files.find_vector(f"{path}:run/M", "a"), case.a)
+    assert files.find_vector(f"{path}:run/M", "b") is None
+    with pytest.raises(ValueError, match="holds no array 'run', but a, run, run/M, run/a"):
+        files.open_matrix(f"{path}:run")
+
+
+def test_a_file_of_one_array(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    case = clouds(40, 21)
+    zarr.create_array(tmp_path / "M.zarr", data=case.M)
+    zarr.create_array(tmp_path / "a.zarr", data=case.a)
+    np.save(tmp_path / "a.npy", case.a)
+    assert files.find_vector(tmp_path / "M.zarr", "a") is None
+    for name in ("a.zarr", "a.npy"):
+        np.testing.assert_array_equal(files.read_vector(tmp_path / name, "a"), case.a)
+    same(case.replace(M=tmp_path / "M.zarr").solve(), case.solve())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_files(tmp_path, name):
+    path = write(tmp_path / name, clouds(40, 21).M)
+    if path.suffix == ".zarr":
+        (path / "zarr.json").write_text("{")
+    else:
+        path.write_bytes(path.read_bytes()[:-999])
+    with pytest.raises(ValueError, match=f"{name} cannot be read as"):
+        files.open_matrix(path)
+    np.save(tmp_path / "objects.npy", np.full((2, 2), {}, object))
+    with pytest.raises(ValueError, match="none of numbers"):
+        files.open_matrix(tmp_path / "objects.npy")
+
+
+def test_weights_are_no_paths(tmp_path):
+    case = clouds(12, 9)
+    path = write(tmp_path / "plain.npz", case.M, a=case.a)
+    with pytest.raises(TypeError, match=r"a must be an array, got .*plain\.npz.*read_vector"):
+        mapuot.solve(path, path, None, 0.1, 1.0)
+    result = mapuot.solve(path, files.read_vector(path, "a"), None, 0.1, 1.0)
+    np.testing.assert_array_equal(result.plan, mapuot.solve(case.M, case.a, None, 0.1, 1.0).plan)
+
+
+def test_bad_functions():
+    a, b = np.full(6, 1 / 6), np.full(5, 0.2)
+    with pytest.raises(ValueError, match="a must be given where M is a function"):
+        mapuot.solve(lambda i0, i1: np.zeros((i1 - i0, 5)), None, b, 1.0, 1.0)
+    with pytest.raises(ValueError, match="b must be given where M is a function"):
+        mapuot.solve(lambda i0, i1: np.zeros((i1 - i0, 5)), a, None, 1.0, 1.0)
+    with pytest.raises(ValueError, match=r"M must give shape \(6, 5\) for rows 0 to 6, got \(6, 4\)"):
+        mapuot.solve(lambda i0, i1: np.zeros((i1 - i0, 4)), a, b, 1.0, 1.0)
+    with pytest.raises(ValueError, match="M must not hold NaN"):
+        mapuot.solve(lambda i0, i1: np.full((i1 - i0, 5), np.nan), a, b, 1.0, 1.0)
+
+
+# ---- checkpoints ----
+
+
+@pytest.mark.parametrize("reg_m", [1.0, (1.0, np.inf)], ids=["kl", "turned"])
+def test_checkpoint(tmp_path, reg_m, monkeypatch):
+    monkeypatch.setattr(files.checkpoint, "CHECKPOINT_SECONDS", 0.0)
+    case, path = clouds(40, 21, reg_m=reg_m), tmp_path / "state.npz"
+    case.solve(checkpoint=path, callback=lambda stats: stats.n_pass == 6)
+    start = files.load_checkpoint(path, 40, 21, case.reg)
+    again, whole = case.solve(warm_start=start), case.solve()
+    assert again.converged
+    assert again.n_passes < whole.n_passes
+    np.testing.assert_allclose(again.objective, whole.objective, rtol=1e-7)
+    with pytest.raises(ValueError, match="checkpoint of another problem"):
+        files.load_checkpoint(path, 41, 20, case.reg)
+
+
+def test_checkpoint_that_cannot_be_written_is_a_warning(tmp_path):
+    with pytest.warns(RuntimeWarning, match="could not be written"):
+        result = clouds(9, 8).solve(checkpoint=tmp_path / "no folder" / "state.npz")
+    assert result.converged
+
+
+def test_not_a_checkpoint(tmp_path):
+    (tmp_path / "text.npz").write_text("no")
+    np.savez(tmp_path / "other.npz", x=1)
+    np.save(tmp_path / "one.npy", np.ones(3))
+    for name in ("text.npz", "other.npz", "one.npy"):
+        with pytest.raises(ValueError, match="is not a checkpoint"):
+            files.load_checkpoint(tmp_path / name, 3, 3, 1.0)

@@ -1,0 +1,150 @@
+/* check_kernels.c - every kernel x instruction set x storage of K, on odd sizes and layouts, by 1, 2, 3 and 7 threads.
+ *
+ * check_kernels            prints one line; exit status 1 where a kernel is wrong
+ * check_kernels --bench    then times the three passes: what was not checked is not timed
+ * Contract: src_c/kernels.h.  The tables are reached through mapuot_set_isa and mapuot_active_kernels.
+ */
+#include <time.h>
+
+#include "check_buffers.h"
+#include "check_made.h"
+#include "check_passes.h"
+#include "check_streams.h"
+
+static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257};
+static const char *const isas[] = {"scalar", "avx2", "avx512"}, *const dtypes[] = {"f64", "f32", "bf16"};
+static const int pool_sizes[] = {1, 2, 3, 7};
+static mapuot_pool *pools[4];
+enum { SIZES = sizeof sizes / sizeof *sizes, ISAS = 3, POOLS = 4 };
+
+static void set_where(const char *isa, int dtype, int64_t m, int64_t n, int kind, int threads)
+{
+    snprintf(where, sizeof where, "%s %s %lldx%lld variant %d, %d threads", isa, dtype < 0 ? "" : dtypes[dtype],
+             (long long)m, (long long)n, kind, threads);
+}
+
+static void check_passes(const char *isa, int64_t m, int64_t n, int kind, int pool)
+{
+    for (int dtype = 0; dtype < 3; dtype++) {
+        set_where(isa, dtype, m, n, kind, pool_sizes[pool]);
+        for (int form = 0; form < FORMS; form++)
+            if (has_form((mapuot_dtype)dtype, form))
+                check_pass(m, n, (mapuot_dtype)dtype, kind, form, pools[pool]);
+    }
+}
+
+/* all pairs of sizes, the layout, penalty and number of threads changing from one to the next */
+static void check_isa(const char *isa)
+{
+    int turn = 0;
+    for (int p = 0; p < SIZES; p++)
+        for (int q = 0; q < SIZES; q++, turn++) {
+            const int64_t m = sizes[p], n = sizes[q];
+            const int layout = turn % LAYOUTS, pool = turn / 3 % POOLS;
+            set_where(isa, -1, m, n, layout, pool_sizes[pool]);
+            check_streams(m, n, layout, pools[pool]);
+            check_passes(isa, m, n, turn % SIDE_KINDS, pool);
+            set_where(isa, 0, m, n, layout, pool_sizes[pool]);
+            check_made(m, n, layout, turn % SIDE_KINDS, pools[pool]);
+        }
+    for (int q = 0; q < SIZES; q++)
+        for (int kind = 0; kind < SIDE_KINDS; kind++) {
+            set_where(isa, -1, 0, sizes[q], kind, 1);
+            check_sweeps(sizes[q], kind, isa);
+        }
+    /* around the block of 512 columns, and wide enough for the tiles of 4 and 2 rows */
+    const int64_t wide[][2] = {{3, 511}, {9, 512}, {5, 513}, {17, 1100}, {1100, 3}, {13, 9001}, {11, 33001}};
+    for (int k = 0; k < 7; k++) {
+        set_where(isa, -1, wide[k][0], wide[k][1], k, pool_sizes[k % POOLS]);
+        if (k < 5)
+            check_streams(wide[k][0], wide[k][1], k, pools[k % POOLS]);
+        check_made(wide[k][0], wide[k][1], k, k % SIDE_KINDS, pools[k % POOLS]);
+        check_passes(isa, wide[k][0], wide[k][1], k % 2, k % POOLS);
+    }
+}
+
+/* a pool's first rounds: its threads may still be starting when the work is handed out */
+static void check_new_pools(void)
+{
+    for (int k = 0; k < 60; k++) {
+        mapuot_pool *pool = mapuot_pool_new(1 + k % 6);
+        set_where("new pool", -1, 7 + k % 20, 1 + k % 5, k % LAYOUTS, 1 + k % 6);
+        expect("threads", 0, mapuot_pool_threads(pool), 1 + k % 6, 0, 0);
+        check_streams(7 + k % 20, 1 + k % 5, k % LAYOUTS, pool);
+        mapuot_pool_free(pool);
+    }
+    expect("pool of no threads", 0, mapuot_pool_new(0) == NULL, 1, 0, 0);
+    mapuot_pool_free(NULL);
+}
+
+/* ---- timing ---- */
+
+static double seconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* best of several passes, in bytes of K a second (plan_pass: read and written) */
+static double rate(mapuot_state *state, mapuot_pool *pool, int form)
+{
+    const double bytes =
+        (double)(state->m * state->ld) * (double)width[state->dtype] * (state->limits.in_place ? 2 : 1);
+    double best = INFINITY, stop = seconds() + 0.3;
+    do {
+        double begun = seconds();
+        run_pass(pool, state, form);
+        best = fmin(best, seconds() - begun);
+        state->progress.passes++;
+    } while (seconds() < stop);
+    return bytes / best;
+}
+
+static void bench(void)
+{
+    const int64_t squares[] = {512, 2048, 8192};
+    const char *const forms[] = {"row_pass", "narrow_pass", "plan_pass", "halves"};
+    printf("%-11s %-7s %-5s %6s %9s\n", "kernel", "isa", "dtype", "size", "GB/s");
+    for (int k = 0; k < 3; k++)
+        for (int dtype = 0; dtype < 3; dtype++)
+            for (int i = 0; i < ISAS; i++)
+                for (int form = 0; form < FORMS; form++) {
+                    if (mapuot_set_isa(isas[i]) != 0 || !has_form((mapuot_dtype)dtype, form))
+                        continue;
+                    mapuot_state state =
+                        new_state(squares[k], squares[k], (mapuot_dtype)dtype, MAPUOT_KL, MAPUOT_KL, 1, 1);
+                    for (int64_t j = 0; j < squares[k]; j++)
+                        state.history[j] = 1.0;
+                    state.limits.in_place = form == IN_PLACE;
+                    state.progress.narrow = form == NARROW;
+                    state.narrow_v = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
+                    state.run = guarded((size_t)padded(squares[k]) * sizeof(float), 0);
+                    memset(state.run, 0, (size_t)padded(squares[k]) * sizeof(float));
+                    state.piped = -1;
+                    printf("%-11s %-7s %-5s %6d %9.2f\n", forms[form], isas[i], dtypes[dtype], (int)squares[k],
+                           1e-9 * rate(&state, pools[0], form));
+                    fflush(stdout);
+                    release(0);
+                }
+}
+
+int main(int argc, char **argv)
+{
+    const double begun = seconds();
+    char checked[64] = "";
+    for (int k = 0; k < POOLS; k++)
+        pools[k] = mapuot_pool_new(pool_sizes[k]);
+    for (int i = 0; i < ISAS; i++)
+        if (mapuot_set_isa(isas[i]) == 0) {
+            check_isa(isas[i]);
+            strcat(strcat(checked, " "), isas[i]);
+        }
+    check_new_pools();
+    printf("check_kernels:%s; %ld values, %ld wrong, %.1f s\n", checked, checks, failures, seconds() - begun);
+    if (failures == 0 && argc > 1 && strcmp(argv[1], "--bench") == 0)
+        bench();
+    for (int k = 0; k < POOLS; k++)
+        mapuot_pool_free(pools[k]);
+    return failures > 0;
+}

@@ -1,0 +1,49 @@
+/* check_made.h - passes whose rows are made from M, tile by tile (MADE), against the same passes over a K that
+ * build_kernel has written from that M (STORED, which check_passes.h holds to plain loops): equal bit for bit.
+ */
+#ifndef CHECK_MADE_H
+#define CHECK_MADE_H
+#include "check_passes.h"
+#include "check_streams.h"
+
+/* sums, then scale and marginal of the rows */
+static void keep_rows(const mapuot_state *state, double *out)
+{
+    const int64_t len = padded(state->n) + SCALARS, m = state->m;
+    memcpy(out, state->sums, (size_t)len * sizeof(double));
+    memcpy(out + len, state->rows.scale, (size_t)m * sizeof(double));
+    memcpy(out + len + m, state->rows.marginal, (size_t)m * sizeof(double));
+}
+
+static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *pool)
+{
+    const int from = buffer_count, threads = mapuot_pool_threads(pool);
+    const int64_t len = padded(n) + SCALARS + 2 * m;
+    const problem p = new_problem(m, n, layout);
+    mapuot_state stored = new_state(m, n, MAPUOT_F64, kind, MAPUOT_KL, 1, threads), made;
+    double *want = vector(len, 0), *got = vector(len, 0);
+    stored.reg = p.reg;
+    mapuot_build_kernel(pool, m, n, p.M, p.c, p.reg, p.alpha, p.beta, MAPUOT_F64, stored.kernel, stored.ld);
+    made = stored;
+    made.dtype = MAPUOT_F32; /* what K is stored as does not matter: it is not there */
+    made.kernel = NULL;
+    made.exact = 1;
+    made.M = p.M;
+    made.c = p.c;
+    made.alpha = p.alpha;
+    made.beta = p.beta;
+    made.tile = vector(threads * TILE * made.ld, 0);
+    for (int turn = 0; turn < 4; turn++) {
+        const int form = turn < 3 ? WIDE : HALVES;
+        stored.tile_rows = made.tile_rows = 2 << turn % 3;
+        stored.passes = made.passes = turn + m;
+        run_pass(pool, &stored, form);
+        keep_rows(&stored, want);
+        run_pass(pool, &made, form);
+        keep_rows(&made, got);
+        for (int64_t k = 0; k < len; k++)
+            expect(form == WIDE ? "made against stored" : "made against stored, halves", k, got[k], want[k], 0, 0);
+    }
+    release(from);
+}
+#endif

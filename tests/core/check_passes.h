@@ -1,0 +1,255 @@
+/* check_passes.h - row_pass, its halves, narrow_pass and plan_pass against plain long double loops, for every penalty;
+ * the sweeps of finish_pass against their scalar twins.
+ */
+#ifndef CHECK_PASSES_H
+#define CHECK_PASSES_H
+#include "check_buffers.h"
+
+enum { MIXED_RHO = MAPUOT_RANGE + 1, SIDE_KINDS }; /* KL with some rho infinite has no vector form */
+enum { WIDE, NARROW, IN_PLACE, HALVES, FORMS };
+
+static void new_side(mapuot_side *side, int64_t len, int64_t size, int kind, double reg, size_t skew)
+{
+    const mapuot_penalty penalty = kind == MIXED_RHO ? MAPUOT_KL : (mapuot_penalty)kind;
+    double *weight = vector(size, skew), *rho = vector(size, skew), *absorbed = vector(size, skew);
+    double *upper = vector(size, skew), *fi = vector(size, skew), *base = vector(size, skew);
+    *side = (mapuot_side){.len = len, .penalty = penalty, .weight = weight, .rho = rho, .absorbed = absorbed};
+    side->log_scale = vector(size, skew);
+    side->scale = vector(size, skew);
+    side->marginal = vector(size, skew);
+    if (kind == MAPUOT_RANGE)
+        side->upper = upper;
+    if (kind <= MAPUOT_BALANCED) {
+        side->fi = fi;
+        side->base = base;
+    }
+    for (int64_t i = 0; i < size; i++) {
+        const int out = i >= len || i % 5 == 3;
+        weight[i] = out ? 0.0 : uniform(0.1, 2.0);
+        rho[i] = i >= len ? 1.0 : kind == MAPUOT_RANGE ? uniform(0.5, 0.9) : uniform(0.1, 3.0);
+        if (kind == MAPUOT_BALANCED || (kind == MIXED_RHO && i % 2))
+            rho[i] = i >= len ? 1.0 : INFINITY;
+        upper[i] = uniform(1.0, 1.5);
+        absorbed[i] = out ? INFINITY : uniform(-2, 2);
+        fi[i] = isinf(rho[i]) ? 1.0 : rho[i] / (rho[i] + reg);
+        base[i] = out ? (i >= len ? 0.0 : -INFINITY) : fi[i] * log(weight[i]) - (1 - fi[i]) * absorbed[i];
+        side->log_scale[i] = out ? 0.0 : uniform(-1, 1);
+        side->scale[i] = out ? 0.0 : exp(side->log_scale[i] - absorbed[i]);
+        side->marginal[i] = 0.0;
+    }
+}
+
+static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows, int cols, int memory, int threads)
+{
+    const int64_t np = padded(n);
+    mapuot_state state = {.m = m, .n = n, .ld = np + 16 * (m % 2), .dtype = dtype};
+    state.limits =
+        (mapuot_limits){.reg = 0.25, .inv_reg = 4.0, .fi_rows = 0.8, .rate_cols = 0.25, .tol = -1, .tol_gap = -1};
+    state.progress = (mapuot_progress){.shift = 0.7, .best_dual = -INFINITY, .best_error = INFINITY, .passes = m + n};
+    new_side(&state.rows, m, m, rows, state.limits.reg, 8);
+    new_side(&state.cols, n, np, cols, state.limits.reg, 0);
+    state.kernel = guarded((size_t)(m * state.ld) * width[dtype], 0);
+    for (int64_t k = 0; k < m * state.ld; k++) {
+        const int64_t i = k / state.ld, j = k % state.ld;
+        if (j < np) /* every seventh row is dead */
+            store(state.kernel, dtype, k, j >= n || i % 7 == 5 ? 0.0 : uniform(0.01, 1));
+    }
+    state.sums = vector(np + SCALARS, 0);
+    state.partial = vector(threads * (np + SCALARS), 0);
+    state.work = vector(3 * np, 0);
+    state.history = vector((2 * memory + 2) * np, 0);
+    for (int64_t k = 0; k < 3 * np; k++)
+        state.work[k] = 0.0;
+    for (int64_t k = 0; k < (2 * memory + 2) * np; k++)
+        state.history[k] = uniform(-1, 1);
+    state.limits.memory = memory;
+    return state;
+}
+
+/* log u that solves u s = the marginal which the penalty wants at f = reg log u: bisection on the definition */
+static double naive_log_u(const mapuot_side *side, int64_t i, double s, double reg)
+{
+    const long double t = side->weight[i], rho = side->rho[i], k = reg / rho;
+    long double lo = -2000, hi = 2000;
+    for (int step = 0; step < 130; step++) {
+        long double x = (lo + hi) / 2, wanted = t;
+        if (side->penalty == MAPUOT_KL || side->penalty == MAPUOT_BALANCED)
+            wanted = isinf(side->rho[i]) ? t : t * expl(-k * x);
+        else if (side->penalty == MAPUOT_TV) /* the slope of the conjugate jumps at +-rho */
+            wanted = x > rho / reg ? -1 : x < -rho / reg ? INFINITY : t;
+        else if (side->penalty == MAPUOT_L2)
+            wanted = t - k * x;
+        else
+            wanted = x > 0 ? rho * t : (long double)side->upper[i] * t;
+        if (expl(x) * s > wanted)
+            hi = x;
+        else
+            lo = x;
+    }
+    return (double)((lo + hi) / 2);
+}
+
+/* min over r >= 0 of D(r | t) + f r */
+static double naive_dual(const mapuot_side *side, int64_t i, double f)
+{
+    const double t = side->weight[i], rho = side->rho[i], r = fmax(0.0, t - f / rho);
+    switch (side->penalty) {
+    case MAPUOT_KL:
+    case MAPUOT_BALANCED:
+        return isinf(rho) ? f * t : rho * t * -expm1(-f / rho);
+    case MAPUOT_TV:
+        return f * t;
+    case MAPUOT_L2:
+        return 0.5 * rho * (r - t) * (r - t) + f * r;
+    default:
+        return fmin(f * rho * t, f * side->upper[i] * t);
+    }
+}
+
+/* one row, given its kernel sum s; adds to the expected row scalars */
+static double expect_row(const mapuot_state *state, int64_t i, double s, double rtol, double *scalars)
+{
+    const mapuot_side *rows = &state->rows;
+    const double d = rows->absorbed[i];
+    const int out = isinf(d), dead = !out && s < DBL_MIN;
+    double log_u = out || dead ? 0.0 : naive_log_u(rows, i, s * exp(-d - state->progress.shift), state->limits.reg);
+    double u = out || dead ? 0.0 : exp(log_u - d - state->progress.shift);
+    expect("u", i, rows->scale[i], u, rtol, 0);
+    expect("r", i, rows->marginal[i], u * s, rtol, 0);
+    if (u > 0)
+        expect("log u", i, rows->log_scale[i], log_u - d - state->progress.shift, 0, rtol);
+    scalars[ROW_SCALE] += u;
+    scalars[ROW_DEAD] += dead;
+    scalars[ROW_DUAL] += u > 0 ? naive_dual(rows, i, state->limits.reg * log_u) : 0.0;
+    if (dead && rows->fi && rows->penalty == MAPUOT_KL) /* no mass leaves: the price is as high as it may be */
+        scalars[ROW_DUAL] += rows->rho[i] * rows->weight[i];
+    return u;
+}
+
+static int has_form(mapuot_dtype dtype, int form)
+{
+    const dtype_kernels *table = &mapuot_active_kernels()->dtype[dtype];
+    return (form == IN_PLACE ? table->plan_pass : form == NARROW ? table->narrow_pass : table->row_pass) != NULL;
+}
+
+static void run_pass(mapuot_pool *pool, mapuot_state *state, int form)
+{
+    if (form != HALVES) {
+        mapuot_row_pass(pool, state);
+        return;
+    }
+    mapuot_row_dots(pool, state);
+    mapuot_row_sums(pool, state);
+}
+
+/* tiles of every height, plain and piped, upwards and downwards: the sums agree, plain and piped bit for bit */
+static void check_ways(mapuot_state *state, mapuot_pool *pool)
+{
+    const int64_t len = padded(state->n) + SCALARS;
+    double *plain = calloc((size_t)len, sizeof *plain);
+    for (int down = 0; down < 2; down++, state->progress.passes++)
+        for (int rows = 2; rows <= TILE; rows *= 2) {
+            state->tile_rows = rows;
+            state->piped = 0;
+            mapuot_row_pass(pool, state);
+            memcpy(plain, state->sums, (size_t)len * sizeof *plain);
+            state->piped = 1;
+            mapuot_row_pass(pool, state);
+            for (int64_t j = 0; j < len; j++)
+                expect("piped against plain", j, state->sums[j], plain[j], 0, 0);
+        }
+    free(plain);
+}
+
+static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int form, mapuot_pool *pool)
+{
+    const int64_t np = padded(n), cells = m * (np + 16);
+    const int from = buffer_count, in_place = form == IN_PLACE;
+    const double step = in_place ? 3 * rounding[dtype] : 0, rtol = form == NARROW ? 3e-6 : 1e-12 + 2 * step;
+    mapuot_state state = new_state(m, n, dtype, kind, MAPUOT_KL, 1, mapuot_pool_threads(pool));
+    double *before = vector(cells, 0), *u_old = vector(m, 0), scalars[SCALARS] = {0};
+    long double *sums = calloc((size_t)np, sizeof *sums);
+    state.limits.in_place = in_place;
+    state.progress.narrow = form == NARROW;
+    state.narrow_v = guarded((size_t)np * sizeof(float), 0);
+    state.run = guarded((size_t)(np * mapuot_pool_threads(pool)) * sizeof(float), 0);
+    memset(state.run, 0, (size_t)(np * mapuot_pool_threads(pool)) * sizeof(float));
+    state.tile_rows = 2 << (m + n) % 3;
+    state.piped = (int)(m % 2);
+    for (int64_t k = 0; k < m * state.ld; k++)
+        before[k] = stored(state.kernel, dtype, k);
+    for (int64_t j = 0; j < np; j++)
+        state.history[j] = j < n ? uniform(0.5, 2.0) : 0.0;
+    memcpy(u_old, state.rows.scale, (size_t)m * sizeof(double));
+    if (form < IN_PLACE)
+        check_ways(&state, pool);
+    run_pass(pool, &state, form);
+    for (int64_t i = 0; i < m; i++) {
+        const double *factor = in_place ? state.history : state.cols.scale;
+        long double s = 0;
+        for (int64_t j = 0; j < n; j++)
+            s += (long double)before[i * state.ld + j] * factor[j];
+        if (in_place)
+            s = u_old[i] > 0 ? s / u_old[i] : 0;
+        double u = expect_row(&state, i, (double)s, rtol, scalars), grown = u_old[i] > 0 ? u / u_old[i] : 0.0;
+        for (int64_t j = 0; j < state.ld; j++) {
+            double p = before[i * state.ld + j], q = in_place && j < np ? p * factor[j] * grown : p;
+            double got = stored(state.kernel, dtype, i * state.ld + j);
+            sums[j < np ? j : 0] += j < np ? (in_place ? q : (long double)u * p) : 0;
+            if (j < np)
+                expect(in_place ? "P" : "K", i * n + j, got, q, in_place ? 1e-12 + step : 0, 0);
+            else
+                expect("untouched behind the row", j, isnan(got), 1, 0, 0);
+        }
+    }
+    for (int64_t j = 0; j < np; j++)
+        expect(in_place ? "s" : "K^T u", j, state.sums[j], (double)sums[j], rtol, 0);
+    expect("dual of the rows", 0, state.sums[np + ROW_DUAL], scalars[ROW_DUAL], 0, rtol * 10 * (double)m);
+    expect("sum of u", 0, state.sums[np + ROW_SCALE], scalars[ROW_SCALE], rtol, 0);
+    expect("dead rows", 0, state.sums[np + ROW_DEAD], scalars[ROW_DEAD], 0, 0);
+    free(sums);
+    release(from);
+}
+
+/* the four sweeps in order, cut in two at a random place, against the scalar ones on the same numbers */
+static void check_sweeps(int64_t n, int kind, const char *isa)
+{
+    const int64_t np = padded(n), cut = np / PAD / 2 * PAD;
+    const int from = buffer_count, memory = 5;
+    const uint64_t start = seed;
+    mapuot_state state[2];
+    double out[2][4][SWEEP_OUT] = {{{0}}};
+    sweep_args args = {.offset = -0.05, .common = 0.2, .slot = n % 3 ? 1 : -1, .depth = 3, .gamma = {0.5, -0.2, 0.1}};
+    args.kappa = exp(args.offset);
+    args.q_factor = exp(0.7 / 4);
+    for (int k = 0; k < 2; k++) {
+        mapuot_set_isa(k ? isa : "scalar");
+        const mapuot_kernels *table = mapuot_active_kernels();
+        const sweep_fn sweeps[] = {table->sweep_marginal, table->sweep_prox, table->sweep_difference,
+                                   table->sweep_advance};
+        seed = start;
+        state[k] = new_state(1, n, MAPUOT_F64, MAPUOT_KL, kind, memory, 1);
+        state[k].limits.in_place = n % 2;
+        for (int64_t j = 0; j < np; j++)
+            state[k].sums[j] = j >= n || j % 11 == 7 ? 0.0 : uniform(0.1, 2);
+        for (int q = 0; q < 4; q++) {
+            sweeps[q](&state[k], &args, 0, cut, out[k][q]);
+            sweeps[q](&state[k], &args, cut, np, out[k][q]);
+        }
+    }
+    for (int q = 0; q < 4; q++)
+        for (int i = 0; i < SWEEP_OUT; i++)
+            expect("sweep result", 100 * q + i, out[1][q][i], out[0][q][i], 1e-12, 1e-13);
+    for (int64_t j = 0; j < 3 * np; j++)
+        expect("sweep: work", j, state[1].work[j], state[0].work[j], 1e-13, 1e-13);
+    for (int64_t j = 0; j < (2 * memory + 2) * np; j++)
+        expect("sweep: history", j, state[1].history[j], state[0].history[j], 1e-12, 1e-13);
+    for (int64_t j = 0; j < np; j++) {
+        expect("sweep: log v", j, state[1].cols.log_scale[j], state[0].cols.log_scale[j], 1e-13, 1e-13);
+        expect("sweep: v", j, state[1].cols.scale[j], state[0].cols.scale[j], 1e-12, 0);
+        expect("sweep: s", j, state[1].cols.marginal[j], state[0].cols.marginal[j], 1e-13, 0);
+        expect("left out", j, isinf(state[1].cols.absorbed[j]) && state[1].cols.scale[j] != 0, 0, 0, 0);
+    }
+    release(from);
+}
+#endif

@@ -1,0 +1,230 @@
+"""Every C kernel through Python against numpy: instruction sets, storage, threads, odd sizes, odd layouts.
+
+tests/core/check_kernels.c checks the same kernels one by one behind guard bytes; here the oracle is numpy.
+"""
+
+import mmap
+import os
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+from problems import clouds, plan_of, with_forbidden, with_zeros
+
+from mapuot.backends import Options, cpu, reference
+from mapuot.backends.cpu import native
+from mapuot.problem import Problem
+
+SIZES = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257]
+SHAPES = [(7, n) for n in SIZES] + [(m, 18) for m in SIZES] + [(31, 513), (64, 64), (257, 97), (2, 1100)]
+DTYPES = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2}  # error that the storage of K may leave
+
+
+def make_problem(case):
+    return Problem.from_arrays(
+        case.M, case.a, case.b, case.reg, case.reg_m, case.penalty, case.reference, reference
+    )  # fmt: skip
+
+
+def options(dtype="float64", threads=1, translate=True, memory=5, in_place=False):
+    return Options(translate, memory, in_place, dtype, tol=1e-300, tol_gap=-1.0, threads=threads)
+
+
+def compare_passes(case, passes, tol, **keywords):
+    """The state of the CPU's workspace after some passes against the oracle's."""
+    problem, wanted = make_problem(case), options(**keywords)
+    start = np.random.default_rng(5).normal(0, 0.3, case.M.shape[1])
+    ours, oracle = cpu.Workspace(problem, wanted), reference.Workspace(problem, wanted)
+    for workspace in (ours, oracle):
+        workspace.absorb(start)
+        stats = [workspace.iterate(1)[0] for _ in range(passes)]
+        if workspace is ours:
+            given = stats
+    for got, right in zip(ours.potentials(), oracle.potentials(), strict=True):
+        np.testing.assert_allclose(got, right, rtol=0, atol=tol)
+    for got, right in zip(ours.marginals(), oracle.marginals(), strict=True):
+        np.testing.assert_allclose(got, right, rtol=tol, atol=1e-300)
+    with np.errstate(invalid="ignore"):
+        ahead = ours.next_log_v - oracle.next_log_v
+    if passes > 1 and wanted.translate:  # Anderson's constant part is free: the next translation takes it out
+        ahead -= np.median(ahead[np.isfinite(ahead)])
+    assert np.abs(ahead[np.isfinite(ahead)]).max(initial=0.0) < 20 * tol
+    np.testing.assert_array_equal(np.isneginf(ours.next_log_v), np.isneginf(oracle.next_log_v))
+    scale = max(abs(s.dual) for s in stats) + case.reg * problem.c_mass
+    for got, right in zip(given, stats, strict=True):
+        np.testing.assert_allclose(got.mass, right.mass, rtol=tol)
+        np.testing.assert_allclose(got.dual, right.dual, atol=tol * scale)
+        np.testing.assert_allclose(got.gap, right.gap, atol=tol * scale, rtol=tol)
+
+
+# ---- row_pass, finish_pass, plan_pass, build_kernel ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_pass_and_finish_pass(isa, dtype):
+    for k, shape in enumerate(SHAPES):
+        case = clouds(*shape, reg=0.3, reg_m=(0.8, 2.5), ratio=1.3)
+        case = (case, with_zeros(case), with_forbidden(case))[k % 3]
+        compare_passes(case, 1, DTYPES[dtype], dtype=dtype, translate=k % 2 == 0)
+
+
+def test_passes_by_threads(isa, threads):
+    for k, shape in enumerate(SHAPES[::3]):
+        case = clouds(*shape, reg=0.2, reg_m=(0.8, 2.5), ratio=1.3)
+        compare_passes(case, 3, 1e-10, threads=threads, translate=k % 2 == 0)
+
+
+@pytest.mark.parametrize("penalty", ["kl", "balanced", "tv", "l2", "range", "mixed"])
+def test_passes_by_penalty(isa, penalty):
+    for shape in [(7, 5), (9, 33), (33, 9), (16, 64)]:
+        for sides in (0, 1):
+            reg_m, kind = (0.4, 0.9), (penalty, "kl")
+            if penalty == "mixed":  # some points balanced, some not
+                reg_m, kind = (np.where(np.arange(shape[sides]) % 2, np.inf, 0.5), 0.9), ("kl", "kl")
+            case = clouds(*shape, reg=0.2, reg_m=reg_m[:: 1 - 2 * sides], penalty=kind[:: 1 - 2 * sides])
+            compare_passes(with_zeros(case), 2, 1e-9, memory=0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_plan_pass(isa, threads, dtype):
+    for shape in SHAPES[:: 4 if threads > 1 else 1]:
+        case = clouds(*shape, reg=0.3, reg_m=(0.8, 2.5), ratio=1.3)
+        keywords = {"dtype": dtype, "threads": threads, "translate": False, "memory": 0, "in_place": True}
+        compare_passes(case, 2, DTYPES[dtype], **keywords)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_build_kernel(isa, threads, dtype):
+    """K_ij = c_ij exp(alpha_i + beta_j - M_ij / reg), zero behind the row."""
+    for shape in SHAPES[::3]:
+        case = with_forbidden(clouds(*shape, reg=0.1))
+        problem = make_problem(case)
+        workspace = cpu.Workspace(problem, options(dtype, threads))
+        workspace.absorb(np.linspace(-1, 1, shape[1]))
+        m, n = shape
+        K = workspace.K[: m * workspace.ld].reshape(m, -1)
+        if dtype == "bfloat16":
+            K = (K.astype(np.uint32) << 16).view(np.float32)
+        d, e = workspace.row_side["absorbed"], workspace.col_side["absorbed"][:n]
+        right = case.c * np.exp(d[:, None] + e[None, :] - case.M / case.reg)
+        rtol = {"float64": 1e-13, "float32": 7e-8, "bfloat16": 2.0**-8}[dtype]
+        np.testing.assert_allclose(K[:, :n].astype(float), right, rtol=rtol, atol=2e-38)
+        assert not K[:, n : native.padded(n)].any()
+
+
+# ---- streams over M ----
+
+
+def layouts(M):
+    """The same matrix in memory as C, Fortran, backwards, spread, and starting at an odd place."""
+    m, n = M.shape
+    spread, odd = np.full((2 * m, 3 * n), np.nan, M.dtype), np.full(m * n + 1, np.nan, M.dtype)
+    spread[::2, ::3] = M
+    odd[1:] = M.ravel()
+    return {
+        "C": np.ascontiguousarray(M),
+        "Fortran": np.asfortranarray(M),
+        "backwards": np.ascontiguousarray(M[::-1, ::-1])[::-1, ::-1],
+        "spread": spread[::2, ::3],
+        "odd start": odd[1:].reshape(m, n),
+        "transposed backwards": np.ascontiguousarray(M.T[::-1])[::-1].T,
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_streams(isa, threads, dtype):
+    """plan, apply, apply_transpose, sums, extrema on every layout."""
+    rng = np.random.default_rng(3)
+    for k, shape in enumerate(SHAPES[:: 1 if threads == 1 else 4]):
+        case = clouds(*shape, reg=0.1)
+        case = (case, with_zeros(case), with_forbidden(case))[k % 3]
+        log_u, log_v = rng.normal(0, 1, shape[0]), rng.normal(0, 1, shape[1])
+        log_u[case.a == 0], log_v[case.b == 0] = -np.inf, -np.inf
+        M = case.M.astype(dtype)
+        name = list(layouts(M))[k % 6]
+        case = case.replace(M=layouts(M)[name])
+        P, stream = plan_of(case, log_u, log_v), cpu.PlanStream(make_problem(case), log_u, log_v, threads)
+        plan = stream.plan(0, shape[0])
+        assert plan.dtype == dtype
+        np.testing.assert_allclose(plan, P, rtol=1e-13 if dtype == "float64" else 1.2e-7, err_msg=name)
+        i0, i1 = shape[0] // 3, shape[0] // 2 + 1
+        np.testing.assert_array_equal(stream.plan(i0, i1), plan[i0:i1])
+        X, Y = rng.normal(size=(shape[1], k % 4 + 1)), rng.normal(size=(shape[0], k % 3 + 1))
+        np.testing.assert_allclose(stream.apply(X), P @ X, atol=1e-13 * P.sum())
+        np.testing.assert_allclose(stream.apply(X[:, 0]), P @ X[:, 0], atol=1e-13 * P.sum())
+        np.testing.assert_allclose(stream.apply_transpose(Y), P.T @ Y, atol=1e-13 * P.sum())
+        cost, r, s = stream.sums()
+        np.testing.assert_allclose(cost, (P[P > 0] * case.M[P > 0].astype(float)).sum(), rtol=1e-13)
+        np.testing.assert_allclose(r, P.sum(1), rtol=1e-13)
+        np.testing.assert_allclose(s, P.sum(0), rtol=1e-13)
+        assert cpu.extrema(case.M) == reference.extrema(case.M)
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])
+def test_extrema_sees_a_single_odd_entry_anywhere(isa, value):
+    for shape in [(1, 1), (3, 5), (9, 8), (17, 33)]:
+        for dtype in ("float64", "float32"):
+            M = np.random.default_rng(0).normal(size=shape).astype(dtype)
+            for at in {0, M.size // 2, M.size - 1}:
+                other = M.copy()
+                other.flat[at] = value
+                assert cpu.extrema(other) == reference.extrema(other)
+
+
+def test_extrema_over_more_than_2_to_the_31_entries():
+    """One row of 2^16, seen 2^15 + 9 times; nothing of that size is held."""
+    if "san" in os.environ.get("LD_PRELOAD", ""):
+        pytest.skip("minutes under a sanitizer")
+    row = np.linspace(-1, 1, 1 << 16, dtype=np.float32)
+    row[7] = np.inf
+    M = np.broadcast_to(row, ((1 << 15) + 9, 1 << 16))
+    assert M.size > 1 << 31
+    assert cpu.extrema(M) == (-1.0, 1.0, 0, (1 << 15) + 9)
+
+
+def far_apart(rows, columns, stride, dtype):
+    """A matrix whose rows lie ``stride`` entries apart in memory that is reserved but never touched."""
+    no_reserve = 0x4000
+    size = (rows - 1) * stride * np.dtype(dtype).itemsize + 4096
+    try:
+        area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    except (OSError, ValueError):
+        pytest.skip("this machine lends no address space for it")
+    flat = np.frombuffer(area, dtype)
+    return as_strided(flat, (rows, columns), (stride * flat.itemsize, flat.itemsize))
+
+
+@pytest.mark.skipif(os.uname().sysname != "Linux", reason="needs MAP_NORESERVE")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_indices_beyond_2_to_the_31(isa, dtype):
+    """M, K and the plan each with entries more than 2^31 entries apart."""
+    case, stride = clouds(3, 40, reg=0.1), (1 << 30) + 16
+    wide = far_apart(3, 40, stride, dtype)
+    wide[:] = case.M
+    K = far_apart(3, 48, stride, dtype)
+    near, far = case.replace(M=case.M.astype(dtype)), case.replace(M=wide)
+    one, two = (cpu.Workspace(make_problem(c), options(dtype)) for c in (near, far))
+    two.state.ld, two.ld, two.state.kernel = stride, stride, native.pointer(K[0], "void *")
+    for workspace in (one, two):
+        workspace.absorb(np.zeros(40))
+        workspace.iterate(3)
+    np.testing.assert_array_equal(K[2, :40], one.K[2 * one.ld : 2 * one.ld + 40])
+    for got, right in zip(two.potentials(), one.potentials(), strict=True):
+        np.testing.assert_array_equal(got, right)
+    streams = [cpu.PlanStream(w.problem, *one.potentials()) for w in (one, two)]
+    np.testing.assert_array_equal(streams[0].plan(0, 3), streams[1].plan(0, 3))
+    np.testing.assert_array_equal(*(s.apply(np.ones(40)) for s in streams))
+
+
+# ---- the table itself ----
+
+
+def test_instruction_sets():
+    assert native.isa() in ("scalar", "avx2", "avx512")
+    with pytest.raises(ValueError, match="isa must be one that this machine has, got 'mmx'"):
+        native.set_isa("mmx")
+    best = native.isa()
+    native.set_isa("scalar")
+    assert native.isa() == "scalar"
+    native.set_isa("auto")
+    assert native.isa() == best or os.environ.get("MAPUOT_ISA")

@@ -1,0 +1,284 @@
+"""Where others fail: tiny reg, huge reg_m, unequal masses, extreme scales, negative costs, zeros, and large sizes."""
+
+import warnings
+
+import numpy as np
+import ot
+import pytest
+from problems import Case, clouds, relative_error, verify, with_forbidden, with_zeros
+
+import mapuot
+
+
+def checked(case, backend="cpu", precision="float64", tol=1e-9, below=None, **options):
+    """Solve, insist on convergence without a warning, verify; the Result."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = case.solve(backend=backend, tol=tol, precision=precision, **options)
+    report = verify(result, case, precision)
+    assert result.converged
+    assert report.error <= (tol * 1.01 + 1e-12 if below is None else below)
+    return result
+
+
+@pytest.mark.parametrize("reg", [1.0, 0.1, 0.01, 1e-3, 1e-4])
+@pytest.mark.parametrize("reg_m", [0.1, 10.0, (0.1, 100.0), (np.inf, 1.0), (1.0, np.inf)])
+def test_every_reg(reg, reg_m):
+    for case in (clouds(24, 19, reg=reg, reg_m=reg_m, ratio=1.5), clouds(19, 24, reg=reg, reg_m=reg_m, ratio=0.2)):
+        checked(case, tol=1e-8, below=1e-7)
+        checked(case, precision="mixed", tol=1e-6, below=2e-6)
+
+
+@pytest.mark.parametrize("reg", [0.1, 0.01, 1e-3])
+def test_reference_backend_in_the_same_regimes(reg):
+    case = clouds(14, 12, reg=reg, reg_m=(0.5, 20.0), ratio=2.0)
+    one, two = checked(case, tol=1e-9), checked(case, "reference", tol=1e-9)
+    assert relative_error(one.plan, two.plan) < 3e-9
+
+
+POT_FAILS = {
+    "masses 1:3, reg .01, reg_m 100": clouds(30, 25, reg=0.01, reg_m=100.0, ratio=3.0),
+    "masses 3:1, reg .01, reg_m 100": clouds(30, 25, reg=0.01, reg_m=100.0, ratio=1 / 3),
+    "reg .001, reg_m 10": clouds(30, 25, reg=0.001, reg_m=10.0),
+    "reg .001, reg_m 10, masses 1:2": clouds(30, 25, reg=0.001, reg_m=10.0, ratio=2.0),
+    "reg_m1 != reg_m2": clouds(30, 25, reg=0.05, reg_m=(0.3, 8.0), ratio=1.5),
+    "zeros in a": with_zeros(clouds(30, 25, reg=0.05), every=2),
+    "zeros in a, small reg": with_zeros(clouds(30, 25, reg=0.001, reg_m=10.0), every=2),
+}
+
+
+@pytest.mark.parametrize("name", POT_FAILS)
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_cases_in_which_pot_fails(backend, name, precision):
+    if backend == "reference" and precision == "mixed":
+        pytest.skip("the oracle has one precision")
+    tol = 1e-9 if precision == "float64" else 1e-6
+    result = checked(POT_FAILS[name], backend, precision, tol, below=10 * tol)
+    assert np.isfinite(result.plan).all()
+    assert result.mass > 0
+
+
+def test_where_pot_converges_the_plans_are_equal():
+    """POT's default at a moderate reg, run to the end."""
+    for reg_m in (0.5, (0.4, 2.0)):
+        case = clouds(20, 25, reg=0.1, reg_m=reg_m, ratio=1.3)
+        P = ot.unbalanced.sinkhorn_unbalanced(*case_arguments(case), stopThr=1e-15, numItermax=100_000)
+        assert relative_error(case.solve(tol=1e-11).plan, P) < 1e-10
+    case = clouds(20, 25, reg=0.1, reg_m=np.inf)
+    P = ot.sinkhorn(case.a, case.b, case.M, case.reg, stopThr=1e-15, numItermax=100_000)
+    assert relative_error(case.solve(tol=1e-11).plan, P) < 1e-9
+
+
+def case_arguments(case):
+    return case.a, case.b, case.M, case.reg, case.reg_m
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e6, 1e12])
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_masses_of_any_size(scale, precision):
+    """Both masses scaled: with c = a b^T scaled twice the plan scales but for a known shift of the potentials."""
+    case = clouds(20, 15, reg=0.05, reg_m=(0.7, 2.0), ratio=1.5)
+    tol = 1e-9 if precision == "float64" else 1e-6
+    for other in (
+        case.replace(a=scale * case.a, b=scale * case.b),
+        case.replace(a=scale * case.a),
+        case.replace(b=scale * case.b),
+        case.replace(a=scale * case.a, b=scale * case.b, reg_m=1e4 * case.reg),
+    ):
+        checked(other, "cpu", precision, tol, below=5 * tol)
+
+
+def test_uniform_reference_scales_exactly(backend):
+    """c scaled like a and b: the plan scales with the masses and the potentials stay."""
+    case = clouds(12, 15, reference=np.random.default_rng(0).uniform(0.1, 1, (12, 15)))
+    one = case.solve(tol=1e-11, backend=backend)
+    for scale in (1e-10, 1e10):
+        other = case.replace(a=scale * case.a, b=scale * case.b, reference=scale * case.reference)
+        two = other.solve(tol=1e-11, backend=backend)
+        assert relative_error(two.plan / scale, one.plan) < 1e-10
+        np.testing.assert_allclose(two.log_u, one.log_u, atol=1e-8)
+        np.testing.assert_allclose(two.objective, scale * one.objective, rtol=1e-10)
+
+
+@pytest.mark.parametrize("shift", [-3.0, -0.5, 10.0, 1e4])
+def test_negative_and_shifted_costs(backend, shift):
+    case = clouds(16, 18, reg=0.05, reg_m=1.0)
+    checked(case.replace(M=case.M + shift, reg_m=30.0), backend, tol=1e-8, below=1e-6)
+    hard = case.replace(reg_m=np.inf)
+    one, two = hard.solve(tol=1e-9, backend=backend), hard.replace(M=case.M + shift).solve(tol=1e-9, backend=backend)
+    assert relative_error(two.plan, one.plan) < 1e-6  # balanced: a constant in M changes nothing
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-12, 1e12, 1e200])
+def test_units_of_cost(backend, scale):
+    """M, reg and reg_m in other units: the same plan."""
+    case = clouds(12, 10, reg=0.05, reg_m=(0.5, 2.0), ratio=1.4)
+    other = case.replace(M=scale * case.M, reg=scale * case.reg, reg_m=(0.5 * scale, 2.0 * scale))
+    one, two = case.solve(tol=1e-10, backend=backend), other.solve(tol=1e-10, backend=backend)
+    assert relative_error(two.plan, one.plan) < 1e-9
+    np.testing.assert_allclose(two.objective, scale * one.objective, rtol=1e-9)
+
+
+def test_equal_costs_and_one_point(backend):
+    for shape in ((1, 1), (1, 5), (5, 1), (6, 7)):
+        for value in (0.0, 1.0, -2.0):
+            case = clouds(*shape, reg=0.1, reg_m=(0.5, 2.0), ratio=3.0)
+            checked(case.replace(M=np.full(shape, value)), backend)
+
+
+def test_many_zeros_and_steps_of_reg(backend):
+    """More than half of the points carry nothing, at a reg small enough to be approached in steps."""
+    case = with_zeros(clouds(30, 30, reg=1e-3, reg_m=1.0, ratio=2.0), every=2)
+    b = case.b.copy()
+    b[3::4] = 0.0
+    case = case.replace(b=b)
+    assert (case.b == 0).mean() > 0.5
+    result = checked(case, backend, tol=1e-8, below=1e-7)
+    assert np.isneginf(result.log_u[case.a == 0]).all()
+    assert np.isneginf(result.log_v[case.b == 0]).all()
+    assert not result.plan[:, case.b == 0].any()
+    cut = case.replace(M=case.M[np.ix_(case.a > 0, case.b > 0)], a=case.a[case.a > 0], b=case.b[case.b > 0])
+    right = cut.solve(backend=backend, tol=1e-8).plan
+    assert relative_error(result.plan[np.ix_(case.a > 0, case.b > 0)], right) < 1e-7
+
+
+def test_points_that_nothing_reaches(backend):
+    """A soft point whose every pair is forbidden stays: no mass, the penalty in full; the rest is as without it."""
+    case = clouds(12, 14, reg_m=(0.6, 1.5))
+    M = case.M.copy()
+    M[3], M[:, 5] = np.inf, np.inf
+    result = checked(case.replace(M=M), backend)
+    assert result.row_marginal[3] == result.col_marginal[5] == 0.0
+    assert np.isposinf(result.log_u[3])
+    rows, cols = np.arange(12) != 3, np.arange(14) != 5
+    inner = case.replace(M=case.M[np.ix_(rows, cols)], a=case.a[rows], b=case.b[cols]).solve(tol=1e-10, backend=backend)
+    assert relative_error(result.plan[np.ix_(rows, cols)], inner.plan) < 1e-8
+
+
+def test_blocks_joined_by_nothing(backend):
+    """Two problems in one matrix, every pair between them forbidden, with very different masses."""
+    one, two = clouds(9, 8, reg=0.02), clouds(7, 10, reg=0.02, ratio=1e-3, seed=1)
+    M = np.full((16, 18), np.inf)
+    M[:9, :8], M[9:, 8:] = one.M, two.M
+    case = one.replace(M=M, a=np.r_[one.a, 1e-3 * two.a], b=np.r_[one.b, two.b])
+    checked(case, backend, below=1e-8)
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+def test_larger_problem_in_each_precision(precision):
+    case = with_forbidden(clouds(700, 530, reg=0.01, reg_m=(1.0, 5.0), ratio=1.5), share=0.05)
+    tol = {"float64": 1e-10, "mixed": 1e-6, "bfloat16": 1e-2}[precision]
+    right = case.solve(tol=1e-12).plan
+    result = case.solve(tol=tol, precision=precision)
+    assert result.converged
+    assert relative_error(result.plan, right) < max(2 * result.error_bound, 1e-10)
+
+
+def test_slow_named_method_is_not_called_stalled():
+    """Plain Sinkhorn at reg_m / reg = 1000: slow, but on its way."""
+    case = clouds(20, 20, reg=0.01, reg_m=10.0, ratio=1.2)
+    with pytest.warns(mapuot.ConvergenceWarning, match="max_passes"):
+        result = case.solve(method="sinkhorn", tol=1e-6, max_passes=2000)
+    assert result.status == "max_passes"
+
+
+SMALL = np.random.default_rng(0).random((4, 5)), np.full(4, 0.25), np.full(5, 0.2)
+
+
+@pytest.mark.parametrize(("seed", "m", "n"), [(27, 9, 8), (44, 6, 7), (65, 6, 7), (70, 6, 7)])
+def test_an_outgrown_kernel_costs_no_ascent(backend, seed, m, n):
+    """Extrapolations far off leave a K in which rows are dead or clipped: that dual would never be reached again."""
+    case = with_forbidden(clouds(m, n, reg=1e-3, reg_m=np.inf, seed=seed), share=0.2, seed=seed)
+    assert case.solve(tol=1e-8, precision="float64", backend=backend).converged
+
+
+@pytest.mark.parametrize("max_passes", [100, 10_000])
+@pytest.mark.parametrize("reg_m", [10.0, 1000.0])
+def test_plan_in_place_is_certified_with_what_it_has_lost(backend, reg_m, max_passes):
+    """Entries that leave float64 while v is far from its end are zeros for good: 20 times the mass in these."""
+    M = np.array([[0.3814, 0.9001, 1.7691, 0.9409], [1.5737, 0.4134, 0.2239, 1.0445]])
+    case = Case(M, np.array([0.93, 1678.0]), np.array([1.12, 3.5e-7, 1662.0, 3e-6]), 7.7e-4, (reg_m, 0.076))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+        result = case.solve(method="map-uot", tol=1e-2, max_passes=max_passes, backend=backend)
+    assert result.converged == (max_passes > 100)
+    assert relative_error(result.plan, case.solve(tol=1e-9).plan) <= result.error_bound
+    assert result.n_passes <= max_passes + 1
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+@pytest.mark.parametrize("spread", [1e3, 1e4, 1e6])
+def test_a_start_out_of_range_is_dropped(backend, precision, spread):
+    options = {"backend": backend, "precision": precision}
+    right = mapuot.solve(*SMALL, 0.1, 1.0, tol=1e-9).plan
+    result = mapuot.solve(*SMALL, 0.1, 1.0, warm_start=(np.zeros(4), np.linspace(-spread, spread, 5)), **options)
+    assert result.converged
+    assert relative_error(result.plan, right) <= result.error_bound
+
+
+@pytest.mark.parametrize("method", ["auto", "sinkhorn", "map-uot"])
+@pytest.mark.parametrize("spread", [800.0, 2000.0])
+def test_a_start_whose_plan_overflows_certifies_nothing(backend, method, spread):
+    start, options = (np.zeros(2), np.array([spread, -spread])), {"precision": "float64", "tol_gap": 1e-3}
+    M = np.zeros((2, 2))
+    result = mapuot.solve(M, None, None, 10.0, (1.0, 0.01), warm_start=start, method=method, backend=backend, **options)
+    assert result.converged
+    assert relative_error(result.plan, np.full((2, 2), 0.25)) <= result.error_bound
+
+
+@pytest.mark.parametrize("method", ["auto", "sinkhorn", "map-uot"])
+@pytest.mark.parametrize("case", ["masses", "costs", "equal costs"])
+def test_plan_below_the_range_of_float64_is_no_answer(backend, method, case):
+    M, a, b = SMALL
+    M = {"masses": M, "costs": 1e4 * (1 + M), "equal costs": np.full((4, 5), 1e4)}[case]
+    a, b = (1e-300 * a, 1e-300 * b) if case == "masses" else (a, b)
+    with pytest.warns(mapuot.ConvergenceWarning, match=r"underflow.*raise reg"):
+        result = mapuot.solve(M, a, b, 1.0, 0.1, method=method, backend=backend)
+    assert result.status == "underflow"
+    assert result.error_bound == np.inf
+    assert result.n_passes < 20
+
+
+def test_smallest_plans_are_certified(backend):
+    """Down to a mass of 1e-210: weights of 1e-200 put every v below 1e-150."""
+    M, a, b = SMALL
+    result = mapuot.solve(M, 1e-200 * a, 1e-200 * b, 0.1, 1.0, backend=backend, max_passes=50)
+    assert result.converged
+    assert 1e-211 < result.mass < 1e-209
+
+
+def test_points_too_weak_for_float32_go_on_in_float64():
+    rng = np.random.default_rng(0)
+    x, y = 12 * rng.random((50, 10)), 12 * rng.random((60, 10)) + 3
+    M = ((x[:, None] - y[None]) ** 2).sum(-1)
+    results = [mapuot.solve(M, None, None, 0.1, 0.1, method=method) for method in ("auto", "sinkhorn")]
+    assert all(result.converged for result in results)
+    assert relative_error(results[0].plan, results[1].plan) < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reg", [1e-9, 1e-11, 1e-12, 1e-13, 1e-14])
+def test_bound_counts_the_rounding_of_the_exponent(backend, reg):
+    """The same problem in units three times as large: at 1e-12 of the costs' range, plans differ by 1e-3."""
+    rng = np.random.default_rng(5)
+    M, a, b = rng.random((6, 7)), rng.random(6), rng.random(7)
+    options = {"backend": backend, "precision": "float64", "max_passes": 1000}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+        one, two = mapuot.solve(M, a, b, reg, 1.0, **options), mapuot.solve(3 * M, a, b, 3 * reg, 3.0, **options)
+    assert relative_error(two.plan, one.plan) <= one.error_bound + two.error_bound
+    assert min(one.error_bound, two.error_bound) > 1e-16 / reg
+    assert not one.converged
+    assert not two.converged
+
+
+@pytest.mark.slow
+def test_bound_counts_the_rounding_of_far_potentials(backend):
+    """Unequal masses at a huge reg_m: log u and log v are 3e10 and cancel but for rounding."""
+    M, a, b = SMALL
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+        result = mapuot.solve(M, a, 2 * b, 0.1, 1e10, backend=backend, max_passes=1000)
+    assert np.abs(result.log_u).min() > 1e9
+    assert not result.converged
+    assert abs(result.plan.sum() - result.mass) <= result.error_bound * result.mass

@@ -1,0 +1,186 @@
+"""Threads, forks and signals: the same answers whoever does the work, and a solve that can be stopped."""
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from problems import clouds, relative_error
+
+import mapuot
+from mapuot.backends.cpu import native
+
+CASE = clouds(90, 70, reg=0.02, reg_m=(1.0, 3.0), ratio=1.3)
+UNDER_SANITIZER = "san" in os.environ.get("LD_PRELOAD", "")
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+@pytest.mark.parametrize("method", ["auto", "map-uot"])
+def test_same_answer_for_any_number_of_threads(precision, method):
+    tol = 1e-10 if precision == "float64" else 1e-5 if method == "auto" else 1e-3  # a rounding a pass in place
+    options = {"precision": precision, "method": method, "tol": tol, "max_passes": 50_000}
+    one = CASE.solve(threads=1, **options)
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(70, 3)), rng.normal(size=(90, 2))
+    for threads in (2, 3, 9, 95):
+        many = CASE.solve(threads=threads, **options)
+        assert relative_error(many.plan, one.plan) < 2 * tol
+        assert many.n_passes == pytest.approx(one.n_passes, abs=3)
+        np.testing.assert_allclose(many.apply(X), one.apply(X), atol=2 * tol)
+        np.testing.assert_allclose(many.apply_transpose(Y), one.apply_transpose(Y), atol=2 * tol)
+        np.testing.assert_allclose(many.cost, one.cost, rtol=2 * tol)
+
+
+def test_threads_by_default_are_one_for_small_and_all_for_large(monkeypatch):
+    asked = []
+    real = native.lib.mapuot_pool_new
+
+    class Spy:
+        def __getattr__(self, name):
+            return getattr(cpu_lib, name)
+
+        def mapuot_pool_new(self, threads):
+            asked.append(threads)
+            return real(threads)
+
+    cpu_lib = native.lib
+    monkeypatch.setattr(native, "lib", Spy())
+    native.pool_of.cache_clear()
+    clouds(20, 20).solve()
+    assert not asked
+    clouds(700, 700).solve(tol=1e-2)
+    cores = len(os.sched_getaffinity(0))
+    assert set(asked) == ({cores} if cores > 1 else set())
+    asked.clear()
+    clouds(20, 20).solve(threads=3)
+    clouds(20, 20).solve(threads=3)
+    assert asked == [3]
+    asked.clear()
+    native.pool_of.cache_clear()
+    clouds(700, 700).solve(tol=1e-2, threads=1)
+    assert not asked
+
+
+def test_two_python_threads_at_once():
+    right = CASE.solve(tol=1e-10)
+    shared = CASE.solve(tol=1e-10, threads=2)
+    X = np.random.default_rng(0).normal(size=(70, 2))
+    wrong = []
+
+    def work(k):
+        for _ in range(6):
+            mine = CASE.solve(tol=1e-10, threads=1 + k % 3)
+            if relative_error(mine.plan, right.plan) > 1e-9:
+                wrong.append(k)
+            if np.abs(shared.apply(X) - right.plan @ X).max() > 1e-9:  # one pool, many callers
+                wrong.append(k)
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_a_solve_releases_the_interpreter():
+    """While one thread is in the core, this one runs Python."""
+    case = clouds(700, 700, reg=0.002, reg_m=100.0)
+    done = threading.Event()
+
+    def work():
+        with pytest.warns(mapuot.ConvergenceWarning):
+            case.solve(method="sinkhorn", tol=1e-14, max_passes=1000, threads=1)
+        done.set()
+
+    worker, ticks = threading.Thread(target=work), 0
+    worker.start()
+    while not done.is_set():
+        time.sleep(0.001)
+        ticks += 1
+    worker.join()
+    assert ticks > 20
+
+
+def in_child(result, queue):
+    """What a forked child does: use the parent's Result, then solve with threads of its own."""
+    X = np.ones((70, 2))
+    queue.put((result.apply(X), result.cost, np.asarray(result.plan), CASE.solve(tol=1e-10, threads=2).plan))
+
+
+@pytest.mark.skipif("tsan" in os.environ.get("LD_PRELOAD", ""), reason="ThreadSanitizer forbids threads after fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_child_after_fork_uses_the_parents_result_and_solves():
+    parent = CASE.solve(tol=1e-10, threads=2)
+    right = parent.apply(np.ones((70, 2)))  # the stream's pool now has its threads
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=in_child, args=(parent, queue))
+    child.start()
+    applied, cost, plan, solved = queue.get(timeout=60)
+    child.join(60)
+    assert child.exitcode == 0
+    np.testing.assert_array_equal(applied, right)
+    np.testing.assert_allclose(cost, parent.cost)
+    np.testing.assert_array_equal(plan, parent.plan)
+    assert relative_error(solved, parent.plan) < 1e-9
+    np.testing.assert_array_equal(parent.apply(np.ones((70, 2))), right)  # and the parent's threads live on
+
+
+def run_python(code, **variables):
+    """A fresh interpreter that finds the same mapuot."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **variables}
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def test_interrupt_stops_a_long_solve():
+    process = run_python("""
+        import numpy as np, signal, mapuot
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+        M = np.random.default_rng(0).random((600, 600))
+        a = np.full(600, 1 / 600)
+        mapuot.solve(M, a, a, 0.1, 1.0, max_passes=2, tol=1e-3)
+        print("ready", flush=True)
+        try:
+            mapuot.solve(M, a, a, 1e-4, 1e3, method="sinkhorn", tol=1e-300, max_passes=10**9, threads=2)
+        except KeyboardInterrupt:
+            print("stopped", mapuot.solve(M, a, a, 0.1, 1.0).converged, flush=True)
+        """)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(1.0)
+    begun = time.perf_counter()
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "stopped True\n"
+    assert time.perf_counter() - begun < (60 if UNDER_SANITIZER else 5)
+    process.wait(60)
+
+
+@pytest.mark.parametrize("name", ["scalar", "avx2", "avx512", "nonsense"])
+def test_isa_from_the_environment(name):
+    """MAPUOT_ISA lowers the choice; what the machine has not, or nobody knows, changes nothing."""
+    process = run_python("from mapuot.backends.cpu import native; print(native.isa())", MAPUOT_ISA=name)
+    given = process.communicate(timeout=60)[0].strip()
+    assert given == "scalar" if name == "scalar" else given in ("scalar", "avx2", "avx512")
+
+
+def test_few_pools_are_kept():
+    tasks = Path("/proc/self/task")
+    if not tasks.is_dir():
+        pytest.skip("threads are counted in /proc")
+    before = len(list(tasks.iterdir()))
+    for k in range(100):
+        clouds(9, 9).solve(threads=2 + k % 9, tol=1e-3)
+    gc.collect()
+    assert len(list(tasks.iterdir())) <= before + 9 + 8 + 7 + 6
+    native.pool_of.cache_clear()
+    gc.collect()
+    assert len(list(tasks.iterdir())) <= before

@@ -1,0 +1,241 @@
+"""What mapuot takes of CuPy, over numpy: arrays of the host, and CUDA kernels compiled as C++ (../emulate.h).
+
+For tests without a GPU, with PYTHONPATH=tests/cuda/cuda_on_cpu before CuPy: a device of compute capability 9.0 with 8
+multiprocessors, all of whose blocks run at once.
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+
+import numpy as np
+
+HEADER = Path(__file__).resolve().parent.parent / "emulate.h"
+CACHE = Path(tempfile.gettempdir()) / f"mapuot-cuda-on-cpu-{os.getuid()}"
+PTX = {  # what an asm statement starts with: the C++ in its place, {0} the first operand
+    "rcp.approx": "{0} = 1 / {1};",
+    "ex2.approx": "{0} = exp2f({1});",
+    "lg2.approx": "{0} = log2f({1});",
+    "sqrt.approx": "{0} = sqrtf({1});",
+    "mov.u32 %0, %%nsmid": "{0} = 1;",
+    "mov.u32 %0, %%cluster_ctarank": "{0} = blockIdx.x % CLUSTER;",
+    "bar.sync": "named_barrier({0}, {1});",
+    "barrier.cluster": "cluster_barrier(CLUSTER);",
+    "mapa": "{0} = {1} | {2} << 20;",
+    "st.shared::cluster": "*(decltype({1}) *)in_cluster(CLUSTER, {0} & 0xfffff, {0} >> 20) = {1};",
+    "fence.acq_rel.gpu;\\nred": "++*{0};",
+    "fence": "",
+    "mbarrier": "",
+    "{\\n.reg .pred done": "",
+    "cp.async.bulk.wait_group": "",
+    "cp.async.bulk.shared": "memcpy(from_shared({0}), {1}, {2});",
+    "cp.reduce.async.bulk": "for (unsigned q = 0; q < {2} / 8; q++) ({0})[q] += ((double *)from_shared({1}))[q];",
+    "red.relaxed.gpu.global.add.v4.f32": "({0})[0] += {1}, ({0})[1] += {2}, ({0})[2] += {3}, ({0})[3] += {4};",
+    "st.relaxed": "*{0} = {1};",
+    "ld.relaxed.gpu.global.u32": "{0} = *{1}; change();",
+    "ld.relaxed.gpu.global.f64": "{0} = *{1}; if (is_unset({0})) change();",
+    "ld.relaxed.gpu.global.v2": "memcpy(&{0}, {2}, 16); if (is_unset({0}) || is_unset({1})) change();",
+    "ld.relaxed.gpu.global.v4":
+        "memcpy(&{0}, {4}, 16); if (is_unset({0}) || is_unset({1}) || is_unset({2}) || is_unset({3})) change();",
+}  # fmt: skip
+ASM = re.compile(r'\basm(?: volatile)?\("((?:[^"\\]|\\.)*)".*?\);', re.DOTALL)
+KERNEL = re.compile(r'extern "C" __global__ void(?:\s+__launch_bounds__\([^)]*\)|\s+SHAPE)?\s+(\w+)\(')
+SHARED = "extern __shared__ __align__(128) unsigned char memory[];"
+
+
+# ---- arrays
+
+
+class ndarray(np.ndarray):  # noqa: N801
+    @property
+    def data(self):
+        return types.SimpleNamespace(ptr=self.ctypes.data)
+
+    @property
+    def device(self):
+        return Device()
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.ctypes.data, False), "version": 3}
+
+    def get(self, out=None):
+        if out is None:
+            return np.array(self)
+        out[...] = self
+        return out
+
+    def set(self, values):
+        self[...] = values
+
+
+def __getattr__(name):
+    value = getattr(np, name)
+    if isinstance(value, (type, np.ufunc)) or not callable(value):
+        return value
+
+    def call(*args, **options):
+        out = value(*args, **options)
+        return out.view(ndarray) if isinstance(out, np.ndarray) else out
+
+    return call
+
+
+def empty(shape, dtype=np.float64):
+    """Aligned as on a device, and no zeros."""
+    dtype, size = np.dtype(dtype), int(np.prod(shape))
+    buffer = np.full(size * dtype.itemsize + 256, 0xA5, np.uint8)
+    at = -buffer.ctypes.data % 256
+    return buffer[at : at + size * dtype.itemsize].view(dtype).reshape(shape).view(ndarray)
+
+
+def zeros(shape, dtype=np.float64):
+    return full(shape, 0, dtype)
+
+
+def full(shape, value, dtype=np.float64):
+    out = empty(shape, dtype)
+    out[...] = value
+    return out
+
+
+def asarray(x, dtype=None, order=None):
+    if isinstance(x, ndarray) and dtype in (None, x.dtype) and order is None:
+        return x
+    x = np.asarray(x, dtype, order)
+    out = empty(x.shape, x.dtype) if x.flags.c_contiguous else np.empty_like(x).view(ndarray)
+    out[...] = x
+    return out
+
+
+def ascontiguousarray(x):
+    return x if x.flags.c_contiguous else asarray(np.ascontiguousarray(x))
+
+
+# ---- kernels
+
+
+def operands(statement):
+    """The expressions in the parentheses after the constraints of an asm statement."""
+    found = []
+    for match in re.finditer(r'"[=+]?\w"\(', statement):
+        end, depth = match.end(), 1
+        while depth:
+            depth += {"(": 1, ")": -1}.get(statement[end], 0)
+            end += 1
+        found.append(statement[match.end() : end - 1])
+    return found
+
+
+def without_ptx(match):
+    start = next((key for key in PTX if match.group(1).startswith(key)), None)
+    if start is None:
+        raise NotImplementedError(match.group(0))
+    return "{ " + PTX[start].format(*operands(match.group(0))) + " }"
+
+
+def translated(code):
+    """CUDA C++ as C++, each kernel with a function launch_NAME beside it."""
+    names = KERNEL.findall(code)
+    before, mark, after = ASM.sub(without_ptx, code).partition(SHARED)
+    code = before + (re.sub(r"(?<![.\w])memory\b", "self->block->shared", after) if mark else "")
+    visible = 'extern "C" __attribute__((visibility("default"))) void'
+    entries = [f"{visible} launch_{n}(const int *shape, void **with) {{ launch({n}, shape, with); }}\n" for n in names]
+    return '#include "emulate.h"\n' + code + "".join(entries)
+
+
+class RawModule:
+    def __init__(self, code, options=(), enable_cooperative_groups=False):
+        self.cooperative = enable_cooperative_groups
+        text = translated(code)
+        defines = [option for option in options if option.startswith("-D")]
+        key = hashlib.sha256(repr((text, defines, HEADER.read_text())).encode()).hexdigest()[:24]
+        path = CACHE / f"{key}.so"
+        if not path.exists():
+            CACHE.mkdir(mode=0o700, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+                source, built = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+                source.write_text(text)
+                flags = ["-std=c++17", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", "-fvisibility=hidden"]
+                subprocess.run(["g++", *flags, *defines, f"-I{HEADER.parent}", "-o", built, source], check=True)
+                built.rename(path)
+        self.library = ctypes.CDLL(path)
+
+    def get_function(self, name):
+        return Function(getattr(self.library, f"launch_{name}"), self.cooperative and name == "iterate")
+
+
+class Function:
+    kernel = types.SimpleNamespace(ptr=0)
+    max_dynamic_shared_size_bytes = 0
+
+    def __init__(self, launch, cooperative):
+        self.launch, self.cooperative = launch, cooperative
+
+    def __call__(self, grid, block, args, shared_mem=0):
+        shape = (ctypes.c_int * 6)(*(*grid, 1)[:2], *(*block, 1)[:2], shared_mem, self.cooperative)
+        words = [np.asarray(x.ctypes.data if isinstance(x, ndarray) else x).tobytes() for x in args]
+        copies = [ctypes.create_string_buffer(word, len(word) + 16) for word in words]
+        with_ = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, copies))
+        call = lambda keep=copies: self.launch(shape, with_)  # noqa: E731
+        if Stream.captured is None:
+            call()
+        else:
+            Stream.captured.append(call)
+
+
+class Stream:
+    captured = None  # launches since begin_capture
+    ptr = 0
+
+    def __init__(self, non_blocking=False):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def begin_capture(self):
+        Stream.captured = []
+
+    def end_capture(self):
+        calls, Stream.captured = Stream.captured, None
+        return types.SimpleNamespace(launch=lambda stream: [call() for call in calls])
+
+
+class Device:
+    id = 0
+    compute_capability = "90"
+
+    def __eq__(self, other):
+        return isinstance(other, Device)
+
+    def __hash__(self):
+        return 0
+
+
+def get_default_memory_pool():
+    return types.SimpleNamespace(free_bytes=lambda: 0)
+
+
+cuda = types.ModuleType("cupy.cuda")
+cuda.Device, cuda.Stream, cuda.get_current_stream, cuda.is_available = Device, Stream, Stream, lambda: True
+cuda.runtime = types.SimpleNamespace(
+    getDeviceCount=lambda: 1,
+    getDevice=lambda: 0,
+    memGetInfo=lambda: (1 << 32, 1 << 32),
+    CUDARuntimeError=RuntimeError,
+    deviceGetAttribute=lambda attribute, device: {75: 9, 76: 0, 16: 8, 97: 227 << 10}[attribute],
+)
+sys.modules["cupy.cuda"] = cuda

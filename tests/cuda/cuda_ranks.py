@@ -1,0 +1,254 @@
+"""What ranks with a GPU must do together; run in processes of their own by tests/cuda/test_cuda_ranks.py, without MPI.
+
+Each function named ``case_*`` runs on every rank. The standard is one process on the GPU, whose twin on the CPU the
+other tests hold it against. Ranks may share a GPU: then the sums go through the host.
+"""
+
+import os
+import tempfile
+import traceback
+import warnings
+from pathlib import Path
+
+import cupy as cp
+import numpy as np
+import pytest
+from problems import Case, clouds, with_forbidden, with_zeros
+
+import mapuot
+from mapuot.backends import cuda
+from mapuot.ranks import own_rows
+
+FLOAT64 = {"precision": "float64", "tol": 1e-12}
+
+
+def bounds(ranks, m, split="even"):
+    """The rows of this rank: as the library splits them, or all but a few on the last rank and none on the first."""
+    if split == "even":
+        return own_rows(m, ranks.rank, ranks.size)
+    ends = [0, *(min(2 * r, m) for r in range(ranks.size - 1)), m]
+    return ends[ranks.rank], ends[ranks.rank + 1]
+
+
+def block(ranks, case, split="even", kind="cupy"):
+    """The same problem with the own rows only; M on the device, on the host or as a function."""
+    i0, i1 = bounds(ranks, len(case.a), split)
+    rho = case.reg_m
+    if isinstance(rho, tuple) and np.ndim(rho[0]) == 1:
+        rho = (rho[0][i0:i1], rho[1])
+    c = case.reference if isinstance(case.reference, str) else case.reference[i0:i1]
+    M = {"cupy": lambda: cp.asarray(case.M[i0:i1]), "numpy": lambda: case.M[i0:i1], "streamed": lambda: case.read}
+    return Case(M[kind](), case.a[i0:i1], case.b, case.reg, rho, case.penalty, c)
+
+
+class Streamed(Case):
+    def read(self, i0, i1):
+        return self.M[i0:i1]
+
+
+def same_everywhere(ranks, *arrays):
+    data = b"".join(np.ascontiguousarray(x).tobytes() for x in arrays)
+    assert len(set(ranks.exchange(data))) == 1, "the ranks differ"
+
+
+def check(ranks, case, split="even", kind="cupy", within=1e-12, passes=1, **options):
+    """Every member of a distributed Result against that of one process; the Result."""
+    options = options or FLOAT64
+    (i0, i1), m = bounds(ranks, len(case.a), split), len(case.a)
+    case = Streamed(**vars(case))
+    result = block(ranks, case, split, kind).solve(comm=ranks, backend="cuda", **options)
+    one = case.replace(M=cp.asarray(case.M)).solve(**options)
+    assert result.status == one.status
+    assert abs(result.n_passes - one.n_passes) <= passes, (result.n_passes, one.n_passes)
+    same_everywhere(ranks, result.log_v, [s.error for s in result.trace], [result.objective, result.dual, result.mass])
+    close = np.testing.assert_allclose
+    close(result.log_u, one.log_u[i0:i1], atol=within, rtol=within)
+    close(result.log_v, one.log_v, atol=within, rtol=within)
+    loose = {"rtol": 100 * within, "atol": within}
+    close(cuda.to_numpy(result.plan), one.plan.get()[i0:i1], **loose)
+    close(result.row_marginal, one.row_marginal[i0:i1], **loose)
+    close(result.col_marginal, one.col_marginal, **loose)
+    for name in ("mass", "cost", "objective", "dual"):
+        close(getattr(result, name), getattr(one, name), err_msg=name, **loose)
+    X, Y = np.random.default_rng(0).random((len(case.b), 2)), np.arange(float(m))
+    close(cuda.to_numpy(result.apply(X)), one.apply(X).get()[i0:i1], **loose)
+    close(cuda.to_numpy(result.apply_transpose(Y[i0:i1])), one.apply_transpose(Y).get(), rtol=100 * within)
+    whole = result.gather_plan(0)
+    if ranks.rank == 0:
+        close(whole, one.plan.get(), **loose)
+    return result
+
+
+# ---- the same answer ----
+
+
+def case_shapes(ranks):
+    for shape in [(37, 29), (301, 515), (2, 40), (1, 1), (70, 1030), (130, 4100), (50, 2), (9, 20001)]:
+        check(ranks, clouds(*shape, ratio=1.3))
+
+
+def case_uneven_and_empty_blocks(ranks):
+    for shape in [(37, 29), (5, 1100)]:
+        for kind in ("cupy", "numpy", "streamed"):
+            check(ranks, clouds(*shape), "uneven", kind)
+
+
+def case_penalties(ranks):
+    for reg_m in [(1.0, 5.0), np.inf, (np.inf, 1.0)]:
+        check(ranks, clouds(133, 621, reg_m=reg_m))
+    check(ranks, clouds(133, 621, reg_m=100.0), within=1e-10)  # rho / reg amplifies rounding
+    check(ranks, clouds(33, 21, penalty="l2", reg_m=2.0))
+    for penalty, reg_m in (("tv", 0.2), ("range", 0.3), (("kl", "tv"), 0.5)):
+        case = clouds(33, 21, penalty=penalty, reg_m=reg_m)
+        check(ranks, case, within=1e-8, passes=1000, precision="float64", tol_gap=1e-10)
+
+
+def case_one_rho_a_row(ranks):
+    case = clouds(33, 21)
+    end = own_rows(33, 0, ranks.size)[1]
+    check(ranks, case.replace(reg_m=(np.linspace(0.5, 2.0, 33), 1.0)))
+    check(ranks, case.replace(reg_m=(np.where(np.arange(33) < end, 1.0, 2.0), 1.0)))  # one value in each block
+    check(ranks, case.replace(reg_m=(np.where(np.arange(33) < end, np.inf, 2.0), 1.0)))  # balanced on rank 0 only
+
+
+def case_references_zeros_and_forbidden_pairs(ranks):
+    case = clouds(33, 21)
+    c = np.random.default_rng(1).random((33, 21)) + 0.1
+    c[::5, ::3] = 0.0
+    c[: own_rows(33, 0, ranks.size)[1] // 2] = 0.0  # whole rows without reference mass
+    check(ranks, case.replace(reference="uniform"))
+    check(ranks, case.replace(reference=c))
+    check(ranks, with_zeros(case))
+    check(ranks, with_forbidden(case))
+    M = case.M.copy()
+    M[:, 4] = np.inf  # a column and a row that nothing reaches
+    M[7] = np.inf
+    check(ranks, case.replace(M=M))
+
+
+def case_small_reg(ranks):
+    """K is rebuilt, and reg is lowered in steps."""
+    check(ranks, clouds(140, 631, reg=0.004), within=1e-10, passes=8)
+    case = clouds(40, 31, reg=0.001)
+    result = block(ranks, case).solve(comm=ranks, precision="float64", tol=1e-6)
+    one = case.solve(backend="cpu", precision="float64", tol=1e-6)
+    assert result.converged
+    np.testing.assert_allclose(result.objective, one.objective, rtol=1e-9)
+
+
+def case_methods_and_precisions(ranks):
+    case = clouds(170, 650)
+    for method in ("sinkhorn", "translation_invariant", "map-uot"):
+        check(ranks, case.replace(reg=0.2), method=method, precision="float64", tol=1e-9)
+    for precision in ("mixed", "bfloat16"):  # float32 passes first; bfloat16 gives way to float64
+        result = check(ranks, case, within=1e-4, passes=3, precision=precision)
+        exact = case.solve(backend="cpu", **FLOAT64)
+        i0, i1 = bounds(ranks, 170)
+        error = ranks.sum(np.abs(result.plan.get() - exact.plan[i0:i1]).sum())
+        assert error <= result.error_bound * result.mass
+
+
+def case_portable_kernels(ranks):
+    os.environ["MAPUOT_CUDA"] = "portable"
+    try:
+        for shape in [(37, 29), (70, 1030), (9, 20001), (5, 66000)]:
+            check(ranks, clouds(*shape, ratio=1.3))
+        check(ranks, clouds(37, 29), "uneven")
+        check(ranks, clouds(33, 21), within=1e-4, passes=3, precision="mixed")
+    finally:
+        del os.environ["MAPUOT_CUDA"]
+
+
+def case_through_the_host(ranks):
+    ranks.device_sum = None
+    os.environ["MAPUOT_CUDA_MPI"] = "0"
+    try:
+        check(ranks, clouds(70, 1030))
+        assert ranks.size == 1 or ranks.device_sum.way == "host"
+    finally:
+        del os.environ["MAPUOT_CUDA_MPI"]
+        ranks.device_sum = None
+
+
+def case_columns_balanced_and_files(ranks):
+    """Rows over ranks cannot be turned: the same plan on another way; M from a file of all rows."""
+    case = clouds(33, 21, reg_m=(1.0, np.inf))
+    i0, i1 = bounds(ranks, 33)
+    one = case.solve(backend="cpu", **FLOAT64)
+    result = block(ranks, case).solve(comm=ranks, **FLOAT64)
+    np.testing.assert_allclose(result.plan.get(), one.plan[i0:i1], atol=1e-11)
+    folder = ranks.exchange(tempfile.mkdtemp() if ranks.rank == 0 else None)[0]
+    if ranks.rank == 0:
+        np.save(Path(folder) / "M.npy", case.M)
+    ranks.exchange(None)
+    streamed = block(ranks, case).replace(M=Path(folder) / "M.npy")
+    result = streamed.solve(comm=ranks, backend="cuda", **FLOAT64)
+    np.testing.assert_allclose(result.plan, one.plan[i0:i1], atol=1e-11)
+
+
+# ---- stops and errors ----
+
+
+def case_stops(ranks):
+    """In the middle of what is enqueued at once."""
+    case, last = block(ranks, clouds(133, 621)), ranks.rank == ranks.size - 1
+    for count in (1, 2, 3, 13):
+        result = case.solve(comm=ranks, max_passes=count, method="sinkhorn", **FLOAT64)
+        assert (result.status, result.n_passes) == ("max_passes", count)
+    stop = (lambda stats: stats.n_pass == 4) if last else None
+    result = case.solve(comm=ranks, callback=stop, **FLOAT64)
+    assert (result.status, result.n_passes) == ("cancelled", 4)
+
+
+def case_a_warm_start(ranks):
+    case = block(ranks, clouds(133, 621))
+    first = case.solve(comm=ranks, **FLOAT64)
+    assert case.solve(comm=ranks, warm_start=first, **FLOAT64).n_passes <= 2
+
+
+def case_errors_reach_everyone(ranks):
+    case, last = clouds(33, 21), ranks.rank == ranks.size - 1
+    name = f"rank {ranks.size - 1}: " if ranks.size > 1 else ""
+    mine = block(ranks, case)
+
+    def fail(stats):
+        if last and stats.n_pass == 3:
+            raise KeyError("mine")
+
+    def rows(i0, i1):
+        if last and ranks.asked > 1:
+            raise OSError("the disk is gone")
+        ranks.asked += 1
+        return case.M[i0:i1]
+
+    ranks.asked = 0
+    M = mine.M.copy()
+    M[-1:, -1:] = np.nan if last else 0.5
+    for bad, kind, text, options in [
+        (mine.replace(M=M), ValueError, name + "M must not hold NaN", {}),
+        (mine, KeyError, "mine", {"callback": fail, **FLOAT64}),
+        (mine.replace(M=rows), OSError, "the disk is gone", {"backend": "cuda"}),
+        (mine.replace(M=cp.full_like(M, np.inf), reg_m=np.inf), mapuot.InfeasibleError, "M forbids every pair", {}),
+    ]:
+        with pytest.raises(kind, match=text):
+            bad.solve(comm=ranks, **options)
+    check(ranks, case)  # and all can go on
+
+
+def main(ranks):
+    """{case: what failed}, and how the sums went."""
+    cp.cuda.Device(ranks.rank % cp.cuda.runtime.getDeviceCount()).use()
+    failures = {}
+    for name, case in sorted(globals().items()):
+        if not name.startswith("case_"):
+            continue
+        text = ""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+                case(ranks)
+        except Exception:
+            text = f"rank {ranks.rank}: {traceback.format_exc()}"
+        texts = [text for text in ranks.allgather(text) if text]
+        failures[name[5:]] = texts[0] if texts else ""
+    return failures, ranks.device_sum.way if ranks.device_sum else ""

@@ -1,0 +1,63 @@
+"""Passes of every kind of CUDA kernel, to be run under compute-sanitizer (make sanitize-gpu).
+
+A few blocks and short rings, so that small problems go round them several times. As MAPUOT_CUDA=racecheck asks for,
+the rows are as many as give every group of warps the same number of tiles.
+"""
+
+import math
+
+import cupy as cp
+import numpy as np
+
+from mapuot import log_matmul, solve_batch
+from mapuot.backends import Options, cuda
+from mapuot.backends.cuda import launch as cuda_launch
+from mapuot.backends.cuda import log_matmul as cuda_log_matmul
+from mapuot.backends.cuda.launch import switches
+from mapuot.problem import Problem
+
+COLUMNS = (200, 528, 1030, 2040, 4100, 9000, 20000)
+
+
+def passes(n: int, precision: str, narrow: bool, in_place: bool = False) -> None:
+    rows = 2 * 16 * 4 * (7 if n <= 1024 else 3)  # of blocks, warps and rows of a tile
+    M = cp.random.default_rng(0).random((rows, n), dtype=np.float32)
+    problem = Problem.from_arrays(M, np.full(rows, 1 / rows), np.full(n, 1.2 / n), 0.1, 1.0, "kl", "product", cuda)
+    memory = 0 if in_place else 5
+    workspace = cuda.Workspace(problem, Options(True, memory, in_place, precision, 1e-13, -1.0, None))
+    workspace.state["limits"]["finer"] = 0
+    workspace.progress["narrow"] *= narrow
+    workspace.absorb(np.zeros(n))
+    stats = workspace.iterate(4)
+    assert all(math.isfinite(one.dual) for one in stats), stats
+    print(rows, n, precision, "narrow" if narrow else "wide", len(stats), flush=True)
+
+
+def batches() -> None:
+    """Small problems in blocks of every width, larger ones as products, and log_matmul by tiles and by cuBLAS."""
+    rng = np.random.default_rng(0)
+    for m, n in ((100, 100), (40, 50), (3, 17), (150, 140)):
+        M, A, B = rng.random((m, n), np.float32), rng.random((4, m)), rng.random((4, n))
+        for reg in (0.1, 0.005):
+            assert solve_batch(cp.asarray(M), A, 1.5 * B, reg, 1.0).converged.all()
+    print("batches", flush=True)
+    for terms in (0, 1 << 60):
+        cuda_log_matmul.LIBRARY_TERMS["float32"] = terms
+        out = log_matmul(*(cp.asarray(rng.normal(size=s), np.float32) for s in ((2, 70, 40), (2, 40, 90))))
+        assert bool(cp.isfinite(out).all())
+    print("log_matmul", flush=True)
+
+
+if __name__ == "__main__":
+    batches()
+    cuda_launch.MAX_SLOTS, cuda_launch.RING_BYTES = 4, 0
+    for n in COLUMNS:
+        cuda_launch.BLOCKS = 2 if n <= 8192 else 8
+        if n > 8192 and "racecheck" in switches():
+            break  # it does not follow what the blocks of a cluster write to each other
+        for narrow in (True, False):
+            passes(n, "float32", narrow)
+        passes(n, "bfloat16", True)
+    if "racecheck" not in switches():
+        passes(1030, "float64", False)
+        passes(1030, "float32", False, True)

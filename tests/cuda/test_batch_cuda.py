@@ -1,0 +1,210 @@
+"""log_matmul, solve_batch and the torch losses on a GPU against the CPU; skipped where there is none."""
+
+import warnings
+
+import numpy as np
+import products
+import pytest
+from batches import assert_solved, histograms
+from numpy.testing import assert_allclose
+
+from mapuot import log_matmul, log_matmul_gradient, sinkhorn_divergence, solve_batch
+
+cp = pytest.importorskip("cupy", reason="needs CuPy")
+if not cp.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+from mapuot.backends.cuda import batch as cuda_batch  # noqa: E402
+from mapuot.backends.cuda import log_matmul as cuda_log_matmul  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
+SIZES = [(37, 53), (128, 128), (1, 1), (3, 17), (100, 100), (128, 1), pytest.param((150, 200), marks=pytest.mark.slow)]
+FAR = [pytest.param(scale, marks=pytest.mark.slow) for scale in (400.0, 1e4)]  # most entries leave the fast path
+
+
+@pytest.mark.parametrize("path", ["tiles of 32", "tiles of 64", "cuBLAS"])
+@pytest.mark.parametrize("scale", [1.0, 30.0, *FAR])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_log_matmul(monkeypatch, dtype, scale, path):
+    monkeypatch.setitem(cuda_log_matmul.LIBRARY_TERMS, dtype, 0 if path == "cuBLAS" else 1 << 60)
+    monkeypatch.setattr(cuda_log_matmul, "FEW_TILES", 1 << 60 if path == "tiles of 32" else 0)
+    for shape in [*products.SHAPES, (130, 70, 150)]:
+        A, B = products.factors(*shape, dtype, scale)
+        on_gpu = cp.asarray(A), cp.asarray(B)
+        for exact in (False, True):
+            out = log_matmul(*on_gpu, exact=exact)
+            assert isinstance(out, cp.ndarray)
+            products.assert_right(out.get(), A, B)
+        shared = log_matmul(on_gpu[0], on_gpu[1][1])
+        products.assert_right(shared.get(), A, np.broadcast_to(B[1], B.shape))
+
+
+def test_log_matmul_of_nothing_and_of_everything():
+    A, B = products.factors(5, 6, 20, zeros=0)
+    A[0, 1, 2], A[0, 2, 3], B[1, 4, 5] = np.inf, np.nan, np.inf
+    B[0, 2, 3] = -np.inf
+    out = log_matmul(cp.asarray(A), cp.asarray(B)).get()
+    assert_allclose(out, log_matmul(A, B), rtol=1e-13)
+    assert np.isneginf(log_matmul(cp.zeros((2, 0)), cp.zeros((0, 3))).get()).all()
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0, 1e4])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_log_matmul_gradient(dtype, scale):
+    A, B = products.factors(20, 5, 31, dtype, scale)
+    out, G = log_matmul(A, B), np.random.default_rng(1).normal(size=(2, 20, 31)).astype(dtype)
+    right = log_matmul_gradient(A, B, out, G)
+    found = log_matmul_gradient(*(cp.asarray(x) for x in (A, B, out, G)))
+    tol = {"float64": 1e-13, "float32": 1e-5}[dtype]
+    for x, y in zip(found, right, strict=True):
+        assert_allclose(x.get(), y, rtol=0, atol=tol * (20 + scale))
+
+
+def batch_of(size, ratio, own):
+    M, A, B = histograms(p=5, m=size[0], n=size[1], ratio=ratio, zeros=min(size) > 3)
+    M = M / max(M.max(), 1e-300)
+    return (M * np.linspace(0.5, 1, 5)[:, None, None] if own else M), A, B
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
+@pytest.mark.parametrize("reg_m", REG_M, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_every_problem_is_certified(size, reg_m, own):
+    M, A, B = batch_of(size, 1.0 if np.isinf(reg_m).all() else 1.5, own)
+    for reg in (1.0, 0.05):
+        result = solve_batch(cp.asarray(M), cp.asarray(A), cp.asarray(B), reg, reg_m)
+        assert isinstance(result.log_u, cp.ndarray)
+        right = solve_batch(M, A, B, reg, reg_m, tol=1e-9)
+        assert result.converged.all()
+        for name in ("objective", "dual", "cost", "mass"):
+            assert_allclose(getattr(result, name), getattr(right, name), rtol=1e-5)
+        for i in range(len(right)):
+            assert np.abs(result[i].plan.get() - right[i].plan).sum() <= 3e-6 * right.mass[i]
+
+
+@pytest.mark.parametrize("reg", [0.01, 1e-3, 1e-4])
+def test_small_reg_needs_no_help(reg, monkeypatch):
+    """K is made again in the kernel: nothing is solved alone, nothing is NaN."""
+    M, A, B = batch_of((40, 50), 1.5, False)
+    monkeypatch.setattr("mapuot.batch.BatchRun.alone", None)
+    result = solve_batch(M, A, B, reg, 1.0, backend="cuda")
+    assert isinstance(result.log_u, np.ndarray)
+    assert_solved(result, M, A, B, reg, 1.0)
+    assert not np.isnan(result.log_u).any()
+
+
+def test_precision_tolerance_and_methods():
+    M, A, B = batch_of((40, 50), 1.5, False)
+    for options in ({"precision": "float64"}, {"precision": "mixed"}, {"method": "sinkhorn"}, {"reference": "uniform"}):
+        assert_solved(solve_batch(M, A, B, 0.05, 1.0, backend="cuda", tol=1e-8, **options), M, A, B, 0.05, 1.0,
+                      tol=1e-8, reference=options.get("reference", "product"))  # fmt: skip
+    tight = solve_batch(M, A, B, 0.05, 1.0, backend="cuda", tol=1e-11)
+    right = solve_batch(M, A, B, 0.05, 1.0, tol=1e-12)
+    used = np.isfinite(right.log_u)
+    assert_allclose(tight.log_u[used], right.log_u[used], atol=1e-9)
+    with pytest.warns(UserWarning, match="5 of 5 problems not converged"):
+        short = solve_batch(M, A, B, 0.02, 1.0, backend="cuda", max_passes=2)
+    assert (short.n_passes == 2).all()
+    assert np.isfinite(short.gap).all()
+    warm = solve_batch(M, A, B, 0.05, 1.0, backend="cuda", warm_start=tight)
+    assert (warm.n_passes <= 4).all()
+
+
+def test_extreme_masses_and_reg_m():
+    M, A, B = batch_of((40, 50), 1.0, False)
+    scale = 10.0 ** np.arange(-2, 3)[:, None]
+    for reg_m in (1e-3, 100.0):
+        result = solve_batch(M, A, B * scale, 0.05, reg_m, tol=1e-7, backend="cuda")
+        assert_solved(result, M, A, B * scale, 0.05, reg_m, tol=1e-7)
+
+
+def test_what_has_no_kernel_is_solved_alone():
+    M, A, B = batch_of((40, 50), 1.05, False)
+    result = solve_batch(M, A, B, 0.05, 0.3, penalty="tv", backend="cuda")
+    assert_solved(result, M, A, B, 0.05, 0.3, penalty="tv")
+    large = batch_of((150, 140), 1.5, True)
+    assert_solved(solve_batch(*large, 0.05, 1.0, backend="cuda"), *large, 0.05, 1.0)
+
+
+def test_layouts():
+    M, A, B = batch_of((40, 50), 1.5, True)
+    right = solve_batch(M, A, B, 0.05, 1.0)
+    turned = cp.asarray(M.swapaxes(1, 2).astype("f4").copy()).swapaxes(1, 2)
+    assert_allclose(solve_batch(turned, A, B, 0.05, 1.0).objective, right.objective, rtol=1e-5)
+    single = solve_batch(cp.asarray(M[0]), A[1], B, 0.05, 1.0)
+    assert_allclose(single.plan_sum(np.ones(5)).get(), sum(single.plan(i).get() for i in range(5)), rtol=1e-9)
+    square = histograms(m=30, n=30)
+    M = (square[0] + square[0].T) / 2
+    value = sinkhorn_divergence(*(cp.asarray(x) for x in (M, *square[1:])), 0.05, 1.0)
+    assert_allclose(value, sinkhorn_divergence(M, *square[1:], 0.05, 1.0), rtol=1e-6, atol=1e-12)
+
+
+def test_shapes_cover_every_size():
+    for m in range(1, 129):
+        for narrow in (False, True):
+            o = cuda_batch.small_options((m, 129 - m), narrow)
+            assert o["GROUPS"] * o["RT"] >= m
+            assert 16 * o["CT"] >= 129 - m
+
+
+# ---- torch
+
+
+def test_torch_losses_stay_on_the_device():
+    torch = pytest.importorskip("torch")
+    from mapuot.torch import sinkhorn_loss
+
+    M, A, B = batch_of((40, 50), 1.5, False)
+    for costs in (M, M * np.linspace(0.5, 1, 5)[:, None, None]):
+        for dtype, tol in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
+            slopes = []
+            for device in ("cpu", "cuda"):
+                tensors = [torch.tensor(x, dtype=dtype, device=device, requires_grad=True) for x in (A, B, costs)]
+                value = sinkhorn_loss(*tensors, 0.05, 1.0, tol=1e-9)
+                assert value.device.type == device
+                weights = torch.arange(1.0, 6.0, device=device, dtype=dtype)
+                slopes.append([value, *torch.autograd.grad((value * weights).sum(), tensors)])
+            for x, y in zip(*slopes, strict=True):
+                assert y.device.type == "cuda"
+                assert y.dtype == dtype
+                assert_allclose(y.detach().cpu(), x.detach(), rtol=tol, atol=tol)
+
+
+def test_torch_streams_and_gradcheck():
+    torch = pytest.importorskip("torch")
+    from mapuot.torch import sinkhorn_divergence as divergence
+    from mapuot.torch import sinkhorn_loss
+
+    rng = np.random.default_rng(0)
+    made = [rng.uniform(0.3, 1, (2, 4)), rng.uniform(0.3, 1.2, (2, 5)), rng.random((4, 5))]
+    tensors = [torch.tensor(x, device="cuda", requires_grad=True) for x in made]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert torch.autograd.gradcheck(
+            lambda a, b, M: sinkhorn_loss(a, b, M, 0.1, 1.0, tol=1e-10), tensors, eps=1e-6, atol=2e-6, rtol=1e-5
+        )
+    x = torch.linspace(0, 1, 20, device="cuda")
+    M = (x[:, None] - x) ** 2
+    a = torch.softmax(-((x - 0.3) ** 2) / 0.01, 0).requires_grad_()
+    value = divergence(a, torch.softmax(-((x - 0.7) ** 2) / 0.01, 0), M, 0.01, 1.0)
+    value.backward()
+    assert torch.isfinite(a.grad).all()
+    assert float(value.detach()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reg_m", [np.inf, 1e12])
+@pytest.mark.parametrize("far", [1e6, 1e8, 1e9, 1e10])
+def test_bound_counts_the_rounding_of_far_exponents(far, reg_m):
+    """Costs far from zero: the same problems in units three times as large differ by the rounding of M / reg."""
+    rng = np.random.default_rng(5)
+    M, A, B = far + rng.random((6, 7)), rng.random((3, 6)) + 0.1, rng.random((3, 7)) + 0.1
+    A, B = A / A.sum(1, keepdims=True), B / B.sum(1, keepdims=True)
+    options = {"backend": "cuda", "precision": "float64", "max_passes": 300}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        one, two = solve_batch(M, A, B, 0.1, reg_m, **options), solve_batch(3 * M, A, B, 0.3, 3 * reg_m, **options)
+    for x, y in zip(one, two, strict=True):
+        assert np.abs(x.plan - y.plan).sum() <= (x.error_bound + y.error_bound) * x.plan.sum()
+    if far > 1e8:
+        assert not one.converged.any()

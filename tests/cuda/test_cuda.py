@@ -1,0 +1,312 @@
+"""The CUDA backend against the oracle: same iterates, same certificate, same plan; skipped where there is no GPU."""
+
+import numpy as np
+import pytest
+
+from mapuot import solve
+from mapuot.backends import Options, reference
+from mapuot.errors import InfeasibleError
+from mapuot.problem import Problem
+
+cp = pytest.importorskip("cupy", reason="needs CuPy")
+if not cp.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+from mapuot.backends import cuda  # noqa: E402
+from mapuot.backends.cuda import arrays as cuda_arrays  # noqa: E402
+from mapuot.backends.cuda import stream as cuda_stream  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+PLAN_TOL = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 2e-2}
+
+
+def cost(m, n, seed=0):
+    rng = np.random.default_rng(seed)
+    x, y = rng.random((m, 3)), rng.random((n, 3))
+    M = ((x[:, None] - y[None]) ** 2).sum(-1)
+    return M / M.max(), rng.random(m) + 0.1, rng.random(n) + 0.1
+
+
+def weights(a, b, mass):
+    return a / a.sum(), mass * b / b.sum()
+
+
+def run(
+    module, M, a, b, reg, reg_m, penalty, precision, passes, memory=5, translate=True, where="product", exact=False
+):
+    """(stats, potentials, marginals) after that many passes."""
+    problem = Problem.from_arrays(M, a, b, reg, reg_m, penalty, where, module)
+    workspace = module.Workspace(problem, Options(translate, memory, False, precision, 1e-13, -1.0, None))
+    if module is cuda:
+        workspace.state["limits"]["finer"] = 0  # the storage asked for to the end
+        if exact:
+            workspace.progress["narrow"] = 0
+    workspace.absorb(np.zeros(M.shape[1]))
+    stats = []
+    while len(stats) < passes:
+        stats += workspace.iterate(passes - len(stats))
+        if stats[-1].status == "absorb":
+            workspace.absorb(workspace.next_log_v)
+        elif stats[-1].status != "running":
+            break
+    return stats, workspace.potentials(), workspace.marginals()
+
+
+@pytest.fixture(params=["persistent", "portable"])
+def path(request, monkeypatch):
+    if request.param == "portable":
+        monkeypatch.setenv("MAPUOT_CUDA", "portable")
+    elif int(cp.cuda.Device().compute_capability) < 90:
+        pytest.skip("the persistent kernel needs sm_90")
+    return request.param
+
+
+SHAPES = [(1, 1), (97, 131), (300, 515), (70, 1030), (40, 4100), (33, 9000), (9, 20001), (9, 65000)]
+WIDE = [(33, 9000), (9, 65000)]
+CASES = [
+    *(pytest.param("float32", shape, marks=pytest.mark.slow if shape in WIDE else ()) for shape in SHAPES),
+    *(("float64", shape) for shape in [(1, 1), (3, 17), (70, 1030), (33, 9000)]),
+    *(("bfloat16", shape) for shape in [(97, 131), (9, 20001)]),
+]
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("precision", "shape"), CASES)
+def test_passes_equal_the_oracle(path, precision, shape, narrow):
+    M, a, b = cost(*shape)
+    a, b = weights(a, b, 1.3)
+    expected = run(reference, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5)
+    found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5, exact=not narrow)
+    tol = {"float64": 1e-11, "float32": 2e-5 if narrow else 1e-6, "bfloat16": 2e-2}[precision]
+    assert len(found[0]) == len(expected[0]) or precision != "float64"
+    np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol)
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
+        np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "reg_m", "mass"),
+    [
+        ("kl", 1.0, 1.3), ("kl", (np.inf, 5.0), 1.3), ("kl", (5.0, np.inf), 1.3), ("balanced", 1.0, 1.0),
+        ("tv", 0.3, 1.3), ("l2", 0.3, 1.3), ("range", 0.1, 1.0), (("kl", "tv"), 0.5, 1.1), (("l2", "kl"), 0.5, 1.1),
+    ],
+)  # fmt: skip
+def test_every_penalty_equals_the_oracle(path, penalty, reg_m, mass):
+    M, a, b = cost(128, 66)
+    a, b = weights(a, b, mass)
+    memory = 5 if {"tv", "l2", "range"}.isdisjoint([penalty, *penalty]) else 0  # kinks amplify rounding
+    expected = run(reference, M, a, b, 0.1, reg_m, penalty, "float64", 8, memory)
+    found = run(cuda, M, a, b, 0.1, reg_m, penalty, "float64", 8, memory)
+    np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=1e-10)
+    for x, y in zip(found[2], expected[2], strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+def test_per_point_rho_and_zero_weights(path):
+    M, a, b = cost(60, 80)
+    a[3], b[5] = 0.0, 0.0
+    rho = np.linspace(0.5, 2.0, 60), np.linspace(0.3, 1.0, 80)
+    expected = run(reference, M, a, b, 0.05, rho, "kl", "float64", 10)
+    found = run(cuda, M, a, b, 0.05, rho, "kl", "float64", 10)
+    assert np.isneginf(found[1][0][3])
+    assert np.isneginf(found[1][1][5])
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(60, 40), (130, 1030), (20, 7000), (21, 8300)])
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+def test_plan_pass_makes_the_same_iterates(shape, precision):
+    M, a, b = cost(*shape)
+    a, b = weights(a, b, 1.3)
+    few = {"tol": 1e-13, "max_passes": 15, "precision": precision}
+    with pytest.warns(Warning, match="not converged"):
+        expected = solve(M, a, b, 0.05, 1.0, backend="reference", method="sinkhorn", **few)
+    with pytest.warns(Warning, match="not converged"):
+        found = solve(cp.asarray(M), a, b, 0.05, 1.0, method="map-uot", **few)
+    tol = 1e-11 if precision == "float64" else 1e-5
+    np.testing.assert_allclose(found.log_u, expected.log_u, rtol=tol, atol=tol)
+    np.testing.assert_allclose(found.log_v, expected.log_v, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+@pytest.mark.parametrize("reg", [0.1, 0.01, 0.002])
+def test_solve_gives_the_certified_plan(precision, reg):
+    M, a, b = cost(150, 210, 1)
+    a, b = weights(a, b, 1.2)
+    tol = 1e-2 if precision == "bfloat16" else 1e-6
+    exact = solve(M, a, b, reg, 1.0, backend="reference", tol=1e-11, precision="float64")
+    found = solve(cp.asarray(M), a, b, reg, 1.0, tol=tol, precision=precision)
+    assert found.converged
+    assert isinstance(found.plan, cp.ndarray)
+    error = np.abs(found.plan.get() - exact.plan).sum() / exact.plan.sum()
+    assert error <= max(found.error_bound, tol)
+    np.testing.assert_allclose(found.cost, float((found.plan.get() * M).sum()), rtol=1e-9)
+    np.testing.assert_allclose(found.row_marginal, found.plan.get().sum(1), rtol=20 * tol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("reg_m", [0.1, 1.0, 10.0, (np.inf, 1.0)])
+@pytest.mark.parametrize("reg", [0.1, 0.01])
+def test_the_cpu_and_the_gpu_give_the_same_plan(path, reg, reg_m, precision):
+    M, a, b = cost(150, 210, 1)
+    a, b = weights(a, b, 1.2)
+    tol = PLAN_TOL[precision]
+    options = {"tol": tol / 2, "precision": {"float64": "float64", "float32": "mixed"}[precision]}
+    expected = solve(M, a, b, reg, reg_m, backend="cpu", **options)
+    found = solve(cp.asarray(M), a, b, reg, reg_m, **options)
+    assert expected.converged
+    assert found.converged
+    assert np.abs(found.plan.get() - expected.plan).sum() <= tol * expected.plan.sum()
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "strided", "float32", "host"])
+def test_layouts_and_products(layout):
+    M, a, b = cost(130, 70, 2)
+    given = {
+        "C": lambda: cp.asarray(M), "F": lambda: cp.asarray(M, order="F"), "host": lambda: M,
+        "strided": lambda: cp.asarray(np.repeat(M, 2, 1))[:, ::2], "float32": lambda: cp.asarray(M, dtype=np.float32),
+    }[layout]()  # fmt: skip
+    exact = solve(M, a, b, 0.05, 1.0, backend="reference", tol=1e-10, precision="float64")
+    found = solve(given, a, b, 0.05, 1.0, backend="cuda", tol=1e-7, precision="float64")
+    plan, X, Y = cuda.to_numpy(found.plan), np.random.default_rng(0).random((70, 5)), np.ones(130)
+    assert isinstance(found.plan, np.ndarray if layout == "host" else cp.ndarray)
+    rtol = 1e-4 if layout == "float32" else 1e-6
+    np.testing.assert_allclose(plan, exact.plan, rtol=rtol)
+    np.testing.assert_allclose(cuda.to_numpy(found.apply(X)), plan @ X, rtol=1e-5)
+    np.testing.assert_allclose(cuda.to_numpy(found.apply_transpose(Y)), plan.T @ Y, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_row_blocks_from_the_host(monkeypatch):
+    monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 70 * 8 * 32)
+    M, a, b = cost(130, 70, 2)
+    M[0, 0] = np.inf
+    exact = solve(M, a, b, 0.003, 1.0, backend="reference", tol=1e-9, precision="float64")
+    found = solve(M, a, b, 0.003, 1.0, backend="cuda", tol=1e-9, precision="float64")
+    np.testing.assert_allclose(found.plan, exact.plan, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(found.cost, exact.cost, rtol=1e-8)
+
+
+def test_reference_matrix():
+    M, a, b = cost(50, 60, 3)
+    c = np.random.default_rng(1).random((50, 60))
+    c[c < 0.1] = 0
+    exact = solve(M, a, b, 0.05, 1.0, backend="reference", reference=c, tol=1e-10, precision="float64")
+    found = solve(cp.asarray(M), a, b, 0.05, 1.0, reference=cp.asarray(c), tol=1e-10, precision="float64")
+    np.testing.assert_allclose(found.plan.get(), exact.plan, rtol=1e-6, atol=1e-14)
+
+
+def test_unreachable_balanced_point():
+    M, a, b = cost(20, 30)
+    M[4] = np.inf
+    with pytest.raises(InfeasibleError, match="a\\[4\\]"):
+        solve(cp.asarray(M), a / a.sum(), b / b.sum(), 0.1, (np.inf, 1.0))
+
+
+def test_memory_is_counted_first():
+    free = cp.cuda.runtime.memGetInfo()[0] + cp.get_default_memory_pool().free_bytes()
+    with pytest.raises(MemoryError, match="GiB are free; precision 'bfloat16' would fit"):
+        cuda_arrays.need_memory(free + 1, "float32")
+    with pytest.raises(MemoryError, match="no precision"):
+        cuda_arrays.need_memory(1 << 60, "float64")
+
+
+def test_current_stream_is_used():
+    M, a, b = cost(200, 300, 4)
+    expected = solve(cp.asarray(M), a, b, 0.05, 1.0).plan.get()
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        found = solve(cp.asarray(M), a, b, 0.05, 1.0).plan
+        stream.synchronize()
+        np.testing.assert_allclose(found.get(), expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(97, 131), (300, 1030), (40, 9000)])
+def test_ordered_sums_repeat_to_the_bit(monkeypatch, shape):
+    monkeypatch.setenv("MAPUOT_CUDA", "ordered")
+    M, a, b = cost(*shape)
+    a, b = weights(a, b, 1.3)
+    first, again = (run(cuda, M, a, b, 0.05, 1.0, "kl", "float32", 12) for _ in range(2))
+    for x, y in zip(first[1] + first[2], again[1] + again[2], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(97, 131), (130, 1030)])
+def test_a_pass_in_two_halves_is_the_same(path, precision, shape):
+    M, a, b = cost(*shape)
+    a, b = weights(a, b, 1.3)
+    expected = run(cuda, M, a, b, 0.05, 1.0, "kl", precision, 6)
+    problem = Problem.from_arrays(M, a, b, 0.05, 1.0, "kl", "product", cuda)
+    workspace = cuda.Workspace(problem, Options(True, 5, False, precision, 1e-13, -1.0, None))
+    workspace.state["limits"]["finer"] = 0
+    workspace.absorb(np.zeros(shape[1]))
+    for _ in range(6):
+        workspace.row_pass()
+        workspace.sums[:] *= 1.0  # here the devices would add theirs
+        workspace.finish_pass()
+        workspace.potentials()  # not those of an earlier pass next time
+    assert len(workspace.read()) == 6
+    rtol = 1e-10 if precision == "float64" else 2e-5
+    for x, y in zip(workspace.potentials(), expected[1], strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol)
+
+
+def test_captured_passes_know_of_a_rebuilt_kernel(monkeypatch):
+    """Balanced rows: what K absorbs is in the constant of the dual value."""
+    monkeypatch.setenv("MAPUOT_CUDA", "portable")
+    M, a, b = cost(60, 80)
+    problem = Problem.from_arrays(M, *weights(a, b, 1.3), 0.01, (np.inf, 1.0), "kl", "product", cuda)
+    duals = []
+    for count in (18, 1):  # 18 passes at once are captured, single ones are not
+        workspace = cuda.Workspace(problem, Options(True, 0, False, "float64", 1e-13, -1.0, None))
+        workspace.absorb(np.zeros(80))
+        for _ in range(2):
+            made = []
+            while len(made) < 18:
+                made += workspace.iterate(min(count, 18 - len(made)))
+            workspace.absorb()
+        duals.append(made[-1].dual)
+    np.testing.assert_allclose(duals[0], duals[1], rtol=1e-10)
+
+
+def test_a_plan_that_does_not_fit(monkeypatch):
+    M, a, b = cost(30, 40)
+    result = solve(cp.asarray(M), *weights(a, b, 1.2), 0.1, 1.0)
+    monkeypatch.setattr(cuda_stream, "free_memory", lambda enough: 1000)
+    with pytest.raises(MemoryError, match=r"30 rows of the plan need .* GiB are free: Result"):
+        result.plan  # noqa: B018
+    assert result.rows(3, 5).shape == (2, 40)
+
+
+@pytest.mark.parametrize(("m", "n", "precision", "tol"), [(150, 210, "bfloat16", 1e-6), (200, 100, "mixed", 1e-9)])
+def test_a_coarse_storage_gives_way_to_float64(m, n, precision, tol):
+    """Its tiles are flatter, so that more blocks share the rows, each with its own vectors for few columns."""
+    M, a, b = cost(m, n, 1)
+    a, b = weights(a, b, 1.2)
+    found = solve(cp.asarray(M), a, b, 0.05, 1.0, tol=tol, precision=precision)
+    assert found.converged
+    assert found.error_bound <= tol
+
+
+def test_unknown_switch(monkeypatch):
+    monkeypatch.setenv("MAPUOT_CUDA", "fast")
+    with pytest.raises(
+        ValueError, match="MAPUOT_CUDA may hold 'portable', 'ordered' and 'racecheck', got \\['fast'\\]"
+    ):
+        solve(cp.ones((3, 3)), None, None, 1.0, 1.0)
+
+
+def test_wrong_device(monkeypatch):
+    class Elsewhere:
+        id = 7
+
+        def __ne__(self, other):
+            return True
+
+    M = cp.ones((4, 4))
+    monkeypatch.setattr(cp.cuda, "Device", Elsewhere)
+    with pytest.raises(ValueError, match="arrays must be on the current device 7, got one on 0"):
+        cuda.asarray(M)

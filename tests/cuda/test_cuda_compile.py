@@ -1,0 +1,149 @@
+"""Every kernel compiles for sm_80, sm_90 and sm_100 without a GPU; the hot ones within their registers, no spills."""
+
+import re
+
+import numpy as np
+import pytest
+from nvrtc import compiled
+
+from mapuot.backends.cuda import kernels
+
+pytestmark = pytest.mark.compile
+ARCHES = ("sm_80", "sm_90", "sm_100")
+SPILLED = {True: 48, False: 700}  # bytes of a block of a batch: narrow, wide
+HOT = {"row_pass", "plan_pass", "row_sums", "column_sums", "plan_rows", "plan_columns"}
+PORTABLE = HOT | {"gather_sums", "finish_first", "finish_join", "finish_second"}
+
+
+def usage(name, arch, **options):
+    """{function: (registers, spilled bytes)} from the compiler's log."""
+    flags = [
+        "-std=c++17",
+        "-ftz=true",
+        f"-arch={arch}",
+        "--ptxas-options=-v",
+        *(f"-D{k}={v}" for k, v in options.items()),
+    ]
+    found = {}
+    for part in re.split(r"Compiling entry function ", compiled(kernels.source(name), flags))[1:]:
+        function = re.match(r"'(\w+)'", part).group(1)
+        spilled = sum(map(int, re.findall(r"(\d+) bytes spill stores", part.split("Function properties for _Z")[0])))
+        found[function] = int(re.search(r"Used (\d+) registers", part).group(1)), spilled
+    return found
+
+
+def shape_options(shape, dtype, kl, **more):
+    return kernels.shape_options(shape, dtype, (kl, kl), ORDERED=0, **more)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    ("dtype", "ld", "narrow"),
+    [
+        ("float32", 512, 1),
+        ("float32", 8192, 1),
+        ("float32", 32768, 1),
+        ("float32", 8192, 0),
+        ("float32", 20000, 0),
+        ("bfloat16", 16384, 1),
+    ],
+)
+def test_persistent_kernel_holds_its_registers(arch, dtype, ld, narrow):
+    shape = kernels.shape_for(ld, dtype, bool(narrow))
+    registers, spilled = usage("iterate.cu", arch, **shape_options(shape, dtype, True, NARROW=narrow))["iterate"]
+    assert registers <= 65536 // kernels.THREADS
+    assert spilled <= (32 if narrow else 200)  # the float64 pass is for certificates: some words spill
+
+
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_general_penalties_compile(narrow):
+    options = shape_options(kernels.shape_for(2048, "float32", bool(narrow)), "float32", False, NARROW=narrow)
+    assert "iterate" in usage("iterate.cu", "sm_90", **options)
+
+
+def test_ordered_sums_compile():
+    options = kernels.shape_options(kernels.shape_for(1024, "float32", True), "float32", (True, True))
+    assert "iterate" in usage("iterate.cu", "sm_90", **options, NARROW=1, ORDERED=1)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("dtype", kernels.STORES)
+def test_portable_kernels_hold_their_registers(arch, dtype):
+    used = usage("portable.cu", arch, **shape_options(kernels.Shape(16, 16, 1), dtype, True))
+    assert set(used) == PORTABLE
+    for function in HOT:
+        registers, spilled = used[function]
+        assert registers <= 128, function
+        assert spilled <= 96, function
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize(("cost", "reference"), [(0, 0), (0, 1), (1, 1)])
+def test_streams_compile_without_spills(arch, cost, reference):
+    used = usage("stream.cu", arch, STORE=1, COST=cost, REFERENCE=reference)
+    assert set(used) == {"build_kernel", "row_max", "plan_sums", "apply", "extrema"}
+    assert all(spilled == 0 for _, spilled in used.values())
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("shape", [(100, 100), (128, 128)])
+@pytest.mark.parametrize("narrow", [True, False])
+def test_blocks_of_a_batch_hold_their_registers(arch, shape, narrow):
+    """The blocks a multiprocessor that the launch bound asks for; what spills is of the column half, once a pass."""
+    options = kernels.small_options(shape, narrow)
+    file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
+    registers, spilled = usage(file, arch, COST=1, **options)[function]
+    assert registers * 16 * options["GROUPS"] * options["RESIDENT"] <= 65536
+    assert spilled <= SPILLED[narrow]
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_products_and_log_matmul_compile_without_spills(arch):
+    steps = usage("batch_products.cu", arch, COST=0, NARROW=0, STORE=0)
+    assert set(steps) == {"weigh", "open_problems", "prox_rows", "finish_problems"}
+    for wide in (0, 1):
+        for tile in (32, 64):
+            steps |= usage("log_matmul.cu", arch, WIDE=wide, TILE=tile)
+            assert all(spilled == 0 for _, spilled in steps.values())
+
+
+def test_headers_are_in_the_source():
+    text = kernels.source("iterate.cu")
+    assert "#include" not in text
+    for word in ("struct State", "struct Progress", "grid_barrier", "row_scale"):
+        assert word in text
+
+
+def test_every_width_up_to_a_cluster_has_a_shape():
+    for dtype, narrow in [(d, w) for d in kernels.STORES for w in (False, True)]:
+        for ld in range(16, 65536 + 1, 1008):
+            shape = kernels.shape_for(ld // 16 * 16, dtype, narrow)
+            assert shape is not None
+            assert shape.width >= ld // 16 * 16
+    assert kernels.shape_for(65552, "float32") is None
+
+
+def test_records_are_words():
+    for record in (kernels.STATE, kernels.PROGRESS, kernels.TRACE):
+        assert record.itemsize % 8 == 0
+        assert not record.isalignedstruct
+        assert np.zeros((), record).nbytes == record.itemsize
+
+
+def test_a_driverless_machine_gets_one_clear_sentence(monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="needs CuPy")
+    from mapuot.backends import cuda
+
+    class MissingError(Exception):
+        pass
+
+    def none():
+        raise MissingError("no CUDA-capable device is detected")
+
+    monkeypatch.setattr(cupy.cuda.runtime, "CUDARuntimeError", MissingError)
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", none)
+    with pytest.raises(RuntimeError, match="needs a GPU and its driver, found none"):
+        cuda.asarray(np.ones((3, 3)))
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", lambda: 0)
+    with pytest.raises(RuntimeError, match="needs a GPU, found none"):
+        cuda.asarray(np.ones((3, 3)))

@@ -1,0 +1,216 @@
+"""Run hostile trials in processes, tell the counts, and show each kind of failure as a small program.
+
+    make hostile                                          every path, in minutes
+    make hostile ARGS="--count 20000 --seed 7 --only warm"
+    make hostile ARGS="--only ranks --index 1234"         one trial again, shrunk
+
+Exit code 1 if anything failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from .judge import is_false
+from .trial import PATHS
+
+TESTS = Path(__file__).resolve().parent.parent
+BLOCK = 100  # trials of one process
+LONGEST = 3600  # seconds of one process: ranks that wait for each other never end
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A path, on a backend, in an environment; ``share`` of the count that it gets."""
+
+    name: str
+    how: str
+    backend: str = "cpu"
+    isa: str = ""
+    ranks: int = 0
+    emulated: bool = False
+    share: float = 1.0
+
+    def command(self, *words: Any) -> list[str]:
+        worker = ["hostile.worker", self.how, self.backend, *map(str, words)]
+        if self.ranks:
+            import launch
+
+            return [*launch.launcher(), "-n", str(self.ranks), sys.executable, "-m", "mpi4py", "-m", *worker]
+        return [sys.executable, "-m", *worker]
+
+    def environment(self) -> dict[str, str]:
+        import launch
+
+        folders = [TESTS / "cuda_on_cpu"] * self.emulated + [TESTS]
+        more = {"MAPUOT_ISA": self.isa} if self.isa else {}
+        return launch.environment(PYTHONPATH=os.pathsep.join(map(str, folders)), PYTHONWARNINGS="ignore", **more)
+
+
+def lanes() -> list[Lane]:
+    """All that this machine can run."""
+    from conftest import ISAS, available, has_gpu
+
+    found = [Lane(how, how) for how in PATHS]
+    found += [
+        Lane(f"{how} {isa}", how, isa=isa, share=0.3)
+        for isa in ISAS
+        if available(isa)
+        for how in ("cold", "warm", "batch")
+    ]
+    found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in ("cold", "warm", "batch")]
+    found += [Lane(f"ranks {count}", "ranks", ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
+    cuda = has_gpu()
+    for how in ("cold", "warm", "batch", "path"):
+        found.append(
+            Lane(f"{how} cuda" + " on cpu" * (not cuda), how, "cuda", emulated=not cuda, share=1.0 if cuda else 0.02)
+        )
+    return found
+
+
+def wanted(found: list[Lane], words: list[str]) -> list[Lane]:
+    """Those of these names; a word that is no name means every path that has it in its name."""
+    names = [lane.name for lane in found]
+    return [x for x in found if any(x.name == word if word in names else word in x.name for word in words)]
+
+
+def has_mpi() -> bool:
+    import launch
+    import pytest
+
+    try:
+        return bool(launch.launcher())
+    except pytest.skip.Exception:
+        return False
+
+
+def run(lane: Lane, *words: Any) -> dict[str, Any]:
+    """The answer of one worker; one that dies is a failure of its block."""
+    try:
+        done = subprocess.run(
+            lane.command(*words),
+            env=lane.environment(),
+            cwd=TESTS,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LONGEST,
+        )
+    except subprocess.TimeoutExpired:
+        text = f"no end after {LONGEST} s"
+        return {
+            "failures": [{"index": words[1], "kind": "died", "size": 1.0, "text": text}],
+            "program": "",
+            "text": text,
+        }
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode == 0 and lines:
+        return dict(json.loads(lines[-1]))
+    text = f"worker ended with {done.returncode}: {done.stderr[-600:]}"
+    return {"failures": [{"index": words[1], "kind": "died", "size": 1.0, "text": text}], "program": "", "text": text}
+
+
+def arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="hostile", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--count", type=int, default=2000, help="trials of each path (parts of it for some backends)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="names of paths, or words in them, with commas")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
+    parser.add_argument("--largest", type=int, default=12, help="points of a side, most of the time")
+    parser.add_argument("--index", type=int, help="this trial of each path only")
+    parser.add_argument("--no-shrink", action="store_true", help="tell failures by their numbers only")
+    parser.add_argument("--log", type=Path, help="add counts and failures to this file as they come")
+    parser.add_argument("--list", action="store_true", help="list the paths")
+    return parser.parse_args(words)
+
+
+def main(words: list[str]) -> int:
+    args = arguments(words)
+    chosen = wanted(lanes(), args.only.split(","))
+    if args.list:
+        print("\n".join(lane.name for lane in chosen))
+        return 0
+    begun = time.perf_counter()
+    jobs = []
+    for lane in chosen:
+        count = max(1, round(args.count * lane.share))
+        firsts = [args.index] if args.index is not None else range(0, count, BLOCK)
+        jobs += [(lane, first, 1 if args.index is not None else min(BLOCK, count - first)) for first in firsts]
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    worst: dict[str, dict[str, float]] = defaultdict(dict)
+    failures: dict[tuple[str, Lane], list[dict[str, Any]]] = defaultdict(list)
+    with ThreadPoolExecutor(args.jobs) as pool, tqdm(total=len(jobs), unit="block", disable=None) as bar:
+        tasks = {pool.submit(run, lane, args.seed, first, count, args.largest): lane for lane, first, count in jobs}
+        for task in as_completed(tasks):
+            lane, answer = tasks[task], task.result()
+            totals[lane.name].update(answer.get("totals", {}))
+            lines = [{"totals": answer.get("totals", {})}, *answer["failures"]]
+            if args.log:
+                with args.log.open("a") as log:
+                    log.writelines(json.dumps({"path": lane.name, "seed": args.seed, **x}) + "\n" for x in lines)
+            for name, value in answer.get("worst", {}).items():
+                worst[lane.name][name] = max(worst[lane.name].get(name, 0.0), value)
+            for failure in answer["failures"]:
+                failures[failure["kind"], lane].append(failure)
+            bar.update()
+        tell(chosen, totals, worst, failures)
+        wrong = sum(len(found) for (kind, _), found in failures.items() if is_false(kind))
+        print(
+            f"\nseed {args.seed}: {sum(t['problems'] for t in totals.values())} problems, of them "
+            f"{sum(t['judged'] for t in totals.values())} compared with an independent answer, {wrong} false claims, "
+            f"{sum(map(len, failures.values())) - wrong} other failures, {time.perf_counter() - begun:.0f} s",
+            flush=True,
+        )
+        if not args.no_shrink:
+            show(pool, failures, args)
+    return 1 if failures else 0
+
+
+def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
+    names = ("trials", "problems", "judged", "without reference", "converged", "refused", "raised")
+    print(f"{'path':22}" + "".join(f"{name:>19}" for name in names) + f"{'error / bound':>19}{'the same, hard':>19}")
+    for lane in chosen:
+        figures = worst[lane.name].get("error / bound", 0), worst[lane.name].get("hard error / bound", 0)
+        print(
+            f"{lane.name:22}"
+            + "".join(f"{totals[lane.name][n]:>19}" for n in names)
+            + "".join(f"{x:>19.3g}" for x in figures)
+        )
+    for (kind, lane), found in sorted(failures.items(), key=lambda item: (not is_false(item[0][0]), -len(item[1]))):
+        top = max(found, key=lambda f: f["size"])
+        mark = "FALSE " if is_false(kind) else ""
+        worst_one = f"worst {top['size']:.3g} times, trial {top['index']}: {top['text']}"
+        print(f"{mark}{kind}: {lane.name}: {len(found)} ({worst_one})")
+
+
+def show(pool: ThreadPoolExecutor, failures: Any, args: argparse.Namespace) -> None:
+    """The worst of each kind and path, shrunk."""
+    tasks = {}
+    for (kind, lane), found in failures.items():
+        if kind != "died":
+            top = max(found, key=lambda f: f["size"])
+            words = args.seed, top["index"], 1, args.largest, "shrink", kind
+            tasks[pool.submit(run, lane, *words)] = kind, lane, top["index"]
+    for task in as_completed(tasks):
+        kind, lane, index = tasks[task]
+        answer = task.result()
+        print(
+            f"\n# {kind}: {lane.name}, seed {args.seed}, trial {index}\n# {answer['text']}\n{answer['program']}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,298 @@
+"""Whether a claim of the library is true: every number of it against the independent answer.
+
+The allowances are roundings only: ROUNDINGS units of float64 of the sum of the sizes of all terms for values, those of
+the storage for what is documented as K's (marginals, mass, objective); none for the certified error of the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import newton
+from .problem import LONG, Problem
+from .trial import Claim
+
+UNIT = 2.0**-53
+ROUNDINGS = 64
+STORAGE = {"float64": 0.0, "auto": 2.0**-23, "mixed": 2.0**-23, "bfloat16": 2.0**-8}
+FALSE = ("plan error", "float32 plan", "dual above", "gap untrue", "violation", "nan", "negative gap", "not met")
+HARD_RATIO = 30.0  # a hard side's plan error over its reported violation: documented as "some times"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """``size``: how wrong, relative to what was claimed; 1 is the edge."""
+
+    kind: str
+    size: float
+    text: str
+
+
+def is_false(kind: str) -> bool:
+    """Whether a failure of this kind is a false certificate, whatever its cause ("kind, cause")."""
+    return kind.partition(",")[0] in FALSE
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A pair of potentials, every term from its definition in long double."""
+
+    plan: Any
+    primal: float
+    dual: float
+    scale: float  # the sum of the sizes of all terms
+    steep: float  # what a relative change x of the marginals adds to the primal value: steep x + stiff x^2
+    stiff: float
+    exponent: float  # relative rounding of an entry of the plan
+    violation: float
+
+    def moved(self, x: float) -> float:
+        """The primal value may move so far if the plan does by the factor 1 + x."""
+        return x * (self.scale + self.steep) + x * x * self.stiff
+
+
+def reference_measure(problem: Problem) -> Any:
+    c = problem.reference
+    if isinstance(c, str):
+        a, b = np.asarray(problem.a, LONG), np.asarray(problem.b, LONG)
+        return np.outer(a, b) if c == "product" else np.ones(problem.shape, LONG)
+    return np.asarray(c, LONG)
+
+
+def plan_of(problem: Problem, log_u: Any, log_v: Any) -> Any:
+    """diag(u) c exp(-M / reg) diag(v); an infinite u or v stands before zeros only."""
+    u, v = (np.where(np.isposinf(x), -np.inf, np.asarray(x, LONG)) for x in (log_u, log_v))
+    with np.errstate(all="ignore"):
+        P = np.exp(u[:, None] + v - np.asarray(problem.M, LONG) / problem.reg + np.log(reference_measure(problem)))
+    return np.where(np.isnan(P), 0, P)
+
+
+def divergence(kind: str, r: Any, t: Any, rho: Any) -> Any:
+    soft = np.where(np.isinf(rho) | (kind == "range"), 0.0, rho)
+    if kind == "kl":
+        used = (r > 0) & (t > 0)
+        x = np.log(np.where(used, r, 1) / np.where(used, t, 1))
+        near = np.where(used & (np.abs(x) < 1e-2), np.log1p((r - t) / np.where(used, t, 1)), 0)
+        small = np.abs(x) < 1e-3
+        series = near**2 * (0.5 + near * (1 / LONG(3) + near * (0.125 + near * (1 / LONG(30) + near / 144))))
+        return soft * np.where(used & small, t * series, np.where(used, r * x, 0) - r + t)
+    return soft * np.abs(r - t) if kind == "tv" else 0.5 * soft * (r - t) ** 2
+
+
+def dual_term(kind: str, f: Any, t: Any, rho: Any) -> Any:
+    """min over r >= 0 of D(r | t) + f r."""
+    if kind == "kl":
+        value = np.where(np.isinf(rho), f * t, -rho * t * np.expm1(-f / rho))
+    elif kind == "tv":
+        value = np.where(f < -rho * (1 + 1e-15), -np.inf, np.minimum(f, rho) * t)
+    elif kind == "l2":
+        value = np.where(f < rho * t, f * t - f * f / (2 * rho), rho * t * t / 2)
+    else:
+        value = np.where(f > 0, np.where(rho < 1, f, 0) * np.maximum(0, 1 - rho) * t, f * (1 + rho) * t)
+    return np.where((t == 0) & np.isneginf(f), 0.0, value)
+
+
+def missed(kind: str, r: Any, t: Any, rho: Any) -> Any:
+    if kind == "range":
+        return np.maximum(0, np.maximum(np.maximum(0, 1 - rho) * t - r, r - (1 + rho) * t))
+    return np.where(np.isinf(rho), np.abs(r - t), 0)
+
+
+def measure(problem: Problem, log_u: Any, log_v: Any) -> Measure:
+    with np.errstate(all="ignore"):
+        P, reg = plan_of(problem, log_u, log_v), LONG(problem.reg)
+        mass, c = P.sum(), reference_measure(problem)
+        primal = dual = reg * (c.sum() - mass)
+        M = np.where(P > 0, np.abs(np.asarray(problem.M, LONG)), 0)
+        scale, hard, steep, stiff = reg * (c.sum() + mass) + (P * M).sum(), 0, 0, 0
+        logs = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in map(np.asarray, (log_u, log_v))]
+        unit = 2.0**-24 if np.asarray(log_u).dtype == np.float32 else UNIT  # POT's functions give M's dtype
+        exponent = 4 * unit * (8 + sum(logs) + float(M.max() / reg))
+        for k, x in enumerate((log_u, log_v)):
+            kind, weight, rho = problem.side(k)
+            t, rho, r, f = np.asarray(weight, LONG), np.asarray(rho, LONG), P.sum(1 - k), reg * np.asarray(x, LONG)
+            finite = np.where(np.isfinite(f), f, 0)
+            paid, price = divergence(kind, r, t, rho), dual_term(kind, f, t, rho)
+            primal += (finite * r).sum() + paid.sum()
+            dual += price.sum()
+            scale += (
+                (np.abs(finite) * (r + t)).sum()
+                + np.abs(paid).sum()
+                + np.abs(np.where(np.isinf(price), 0, price)).sum()
+            )
+            finite_rho = np.where(np.isinf(rho) | (kind == "range"), 0, rho)
+            steep += (finite_rho * (r + t)).sum() if kind == "tv" else 0
+            stiff += (finite_rho * (r * r + t * t if kind == "l2" else r + t)).sum()
+            hard += missed(kind, r, t, rho).sum()
+    violation = float(hard / mass) if mass > 0 else 0.0
+    return Measure(P, *map(float, (primal, dual, scale, steep, stiff, exponent)), violation)
+
+
+def judge(problem: Problem, claim: Claim, options: dict[str, Any]) -> tuple[list[Failure], dict[str, float]]:
+    """What is untrue, and figures of interest: whether a reference was found, how far below the bound the error is."""
+    found = finite_failures(claim)
+    best = newton.answer(problem)
+    if best is None and claim.converged and not np.isnan(claim.log_v).any():
+        best = newton.answer(problem, claim.log_v)
+    if best is None:
+        return found, {"no reference": 1}
+    if any(np.isnan(x).any() for x in (claim.plan, claim.log_u, claim.log_v)):
+        return found, {}
+    mine = measure(problem, claim.log_u, claim.log_v)
+    figures: dict[str, float] = {"converged": claim.converged}
+    storage = STORAGE[options.get("precision", "auto")]
+    found += met_failures(claim, options)
+    found += error_failures(problem, claim, best, mine, storage, figures)
+    found += value_failures(problem, claim, best, mine, storage)
+    found += marginal_failures(problem, claim, mine, storage)
+    return found, figures
+
+
+def finite_failures(claim: Claim) -> list[Failure]:
+    """No NaN anywhere, and nothing infinite in what converged but potentials of points without mass."""
+    found = []
+    for name in (
+        "plan",
+        "log_u",
+        "log_v",
+        "gap",
+        "error_bound",
+        "dual",
+        "objective",
+        "mass",
+        "row_marginal",
+        "col_marginal",
+    ):
+        value = getattr(claim, name)
+        if value is None:
+            continue
+        if np.isnan(value).any():
+            found.append(
+                Failure("nan" if claim.converged else "failed with nan", 1.0, f"{name} holds NaN ({claim.status})")
+            )
+        elif claim.converged and not name.startswith("log") and name != "gap" and not np.isfinite(value).all():
+            found.append(Failure("nan", 1.0, f"{name} is not finite: {value} ({claim.status})"))
+    return found
+
+
+def met_failures(claim: Claim, options: dict[str, Any]) -> list[Failure]:
+    if not claim.converged or claim.error_bound is None or "tol" not in options:
+        return []
+    gap_met = options.get("tol_gap") is not None and claim.gap <= options["tol_gap"] * abs(claim.dual) * (1 + 1e-9)
+    if claim.error_bound <= options["tol"] * (1 + 1e-9) or gap_met:
+        return []
+    return [Failure("not met", 1.0, f"converged with error_bound {claim.error_bound:.2e} > tol {options['tol']:.2e}")]
+
+
+def error_failures(
+    problem: Problem, claim: Claim, best: Any, mine: Measure, storage: float, figures: dict[str, float]
+) -> list[Failure]:
+    if claim.error_bound is None or not np.isfinite(claim.error_bound):
+        return []
+    bound = float(claim.error_bound)
+    single = claim.plan.dtype == np.float32
+    rounding = 2.0**-24 if single else 8 * UNIT
+    plan = np.asarray(claim.plan, LONG)
+    error = relative(plan, best.plan)
+    coarse = np.asarray(claim.log_u).dtype == np.float32  # the potentials say less than the plan
+    hidden = (
+        relative(plan if coarse else mine.plan, best.plan) - rounding * coarse
+    )  # of the potentials: what the returned plan would be in long double
+    turned = problem.exactly_balanced(1) and not problem.hard(0) and claim.strict
+    judged = f"(mass {best.mass:.3g}, {claim.status})"
+    if not problem.hard(1) or turned:
+        figures["error / bound"] = hidden / bound if bound > 0 else 0.0
+        allowed = bound * (1 + 1e-9) + best.error + 32 * UNIT
+        if hidden > allowed:
+            kind = "plan error" + ", by exponents" * bool(hidden <= allowed + 2 * mine.exponent)
+            text = f"plan error {hidden:.3e} > error_bound {bound:.3e} {judged}"
+            return [Failure(kind, hidden / allowed, text)]
+        if error > allowed + rounding:
+            kind = "float32 plan" if single else "plan error, by exponents"
+            return [Failure(kind, error / allowed, f"error of the returned plan {error:.3e} > {bound:.3e} {judged}")]
+        return []
+    found = []
+    figures["hard error / bound"] = hidden / (bound + 8 * UNIT)
+    shown = plan if coarse else mine.plan
+    side = [
+        missed(kind, shown.sum(1 - k), np.asarray(t, LONG), rho) for k in (0, 1) for kind, t, rho in [problem.side(k)]
+    ]
+    violation = float((side[0].sum() + side[1].sum()) / shown.sum())
+    allowed = bound * (1 + 1e-9 + 4 * storage) + best.error + 64 * UNIT + 2 * rounding * coarse
+    if violation > allowed:
+        found.append(
+            Failure("violation", violation / allowed, f"hard sides miss {violation:.3e} > {bound:.3e} {judged}")
+        )
+    if hidden > HARD_RATIO * allowed:
+        found.append(Failure("hard plan error", hidden / allowed, f"plan error {hidden:.3e} >> {bound:.3e} {judged}"))
+    return found
+
+
+def value_failures(problem: Problem, claim: Claim, best: Any, mine: Measure, storage: float) -> list[Failure]:
+    found: list[Failure] = []
+    if not np.isfinite(best.dual):
+        return found
+    scale = best.scale if claim.converged else max(best.scale, mine.scale)
+    rounding = ROUNDINGS * UNIT * scale + best.gap + best.violation * best.scale
+    stored = 4 * storage  # beyond the rounding of K a value is wrong for the rounded problem, too
+    for name, dual in (("dual", claim.dual), ("trace[-1].dual", claim.pass_dual)):
+        if dual is not None and dual > best.dual + rounding:
+            over = float(dual - best.dual)
+            kind = "dual above" + ", of a pass" * (name != "dual") + ", by storage" * (over <= stored * scale)
+            text = f"{name} {dual!r} above the optimum {best.dual!r} by {over:.2e}, {over / scale:.1e} of all terms"
+            found.append(Failure(kind, over / rounding, f"{text} ({claim.status})"))
+    if claim.gap is not None and np.isfinite(claim.gap):
+        over = float(mine.primal - best.dual - claim.gap)
+        loose = rounding + mine.moved(mine.exponent)
+        hidden = stored * np.sqrt(max(0.0, mine.primal - best.dual) * mine.stiff) + stored**2 * mine.stiff
+        hidden += stored * (mine.steep + scale * (problem.hard(0) or problem.hard(1)))
+        if claim.gap < -rounding:
+            found.append(
+                Failure("negative gap", float(-claim.gap / rounding), f"gap {claim.gap:.3e} < 0 ({claim.status})")
+            )
+        elif over > loose and mine.violation < 1e-12:
+            kind = "gap untrue" + ", by storage" * bool(over <= loose + 2 * hidden)
+            text = f"objective above the optimum by {mine.primal - best.dual:.3e} > gap {claim.gap:.3e}"
+            text += f", beyond it {over / scale:.1e} of all terms"
+            found.append(Failure(kind, over / loose, f"{text} ({claim.status})"))
+    if claim.objective is not None and np.isfinite(claim.objective):
+        loose = rounding + mine.moved(mine.exponent + stored)
+        off = float(abs(claim.objective - mine.primal))
+        if off > loose:
+            text = f"objective {claim.objective!r} of a plan whose objective is {mine.primal!r}"
+            found.append(Failure("objective", off / loose, f"{text} ({claim.status})"))
+    return found
+
+
+def marginal_failures(problem: Problem, claim: Claim, mine: Measure, storage: float) -> list[Failure]:
+    """Mass and marginals are those of the plan: to the storage's rounding, or what the certificate allows."""
+    found = []
+    bound = claim.error_bound if claim.error_bound is not None and np.isfinite(claim.error_bound) else None
+    mass = float(mine.plan.sum())
+    if bound is None or not 0 < mass < np.inf:
+        return found
+    exponents = sum(
+        float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in map(np.asarray, (claim.log_u, claim.log_v))
+    )
+    rounding = 4 * storage + 16 * UNIT * (8 + exponents)
+    for name, k in (("row_marginal", 1), ("col_marginal", 0), ("mass", None)):
+        given = getattr(claim, name)
+        if given is None:
+            continue
+        off = (
+            float(np.abs(np.asarray(given, LONG) - (mine.plan.sum(k) if k is not None else mine.plan.sum())).sum())
+            / mass
+        )
+        if off > rounding + bound:
+            text = f"{name} differs from the plan's by {off:.2e} of the mass, error_bound {bound:.2e}"
+            found.append(Failure(name, off / (rounding + bound), f"{text} ({claim.status})"))
+    return found
+
+
+def relative(P: Any, Q: Any) -> float:
+    """|P - Q|_1 / |P|_1; 0 of two empty plans."""
+    size, off = P.sum(), np.abs(P - Q).sum()
+    return float(off / size) if size > 0 else (0.0 if off == 0 else np.inf)

@@ -1,0 +1,106 @@
+"""newton.c, compiled once and called: the answer that the library is compared with, and how far it can be trusted."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .problem import LONG, Problem, spread
+
+SOURCE = Path(__file__).with_name("newton.c")
+CACHE = Path(tempfile.gettempdir()) / f"mapuot-hostile-{os.getuid()}"
+KINDS = {"kl": 0, "tv": 1, "l2": 2, "range": 3}
+OWN_GAP = 1e-14  # relative: beyond it an answer is no reference
+OWN_STEP = 1e-13  # relative change of the plan by one more Newton step, likewise
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The optimum, in long double; ``error`` bounds |P - P*|_1 / mass of the answer itself."""
+
+    log_u: Any
+    log_v: Any
+    plan: Any
+    primal: float
+    dual: float
+    gap: float
+    error: float
+    violation: float  # |hard marginals missed|_1 / mass
+    scale: float  # the sum of the sizes of all terms of the objective
+    mass: float
+
+    @property
+    def good(self) -> bool:
+        """Whether its own gap, as certified by itself, is small enough for a reference."""
+        own = (self.gap + self.violation * self.scale) / self.scale
+        return bool(np.isfinite([own, self.error, self.dual]).all() and own <= OWN_GAP and self.error <= OWN_STEP)
+
+
+def compiler() -> str | None:
+    """A C compiler, where long double is longer than double."""
+    return next(filter(shutil.which, ("gcc", "cc")), None) if np.finfo(LONG).eps < 2e-19 else None
+
+
+@functools.cache
+def library(quad: bool) -> Any:
+    """The compiled function, in __float128 where ``quad``; None where this compiler has none."""
+    command = compiler()
+    if command is None:
+        return None
+    key = hashlib.sha256(SOURCE.read_bytes() + bytes([quad])).hexdigest()[:24]
+    path = CACHE / f"{key}.so"
+    if not path.exists():
+        CACHE.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+            built = Path(folder, "newton.so")
+            flags = ["-DQUAD", "-lquadmath"] if quad else []
+            words = [command, "-std=gnu11", "-O2", "-shared", "-fPIC", "-o", built, SOURCE, *flags, "-lm"]
+            if subprocess.run(words, check=not quad, capture_output=quad).returncode:
+                return None
+            built.rename(path)
+    return ctypes.CDLL(str(path)).hostile_newton
+
+
+def call(problem: Problem, start: Any, quad: bool) -> Answer | None:
+    """One answer, good or not; None where no plan with mass is feasible."""
+    function = library(quad)
+    m, n = problem.shape
+    kinds, weights, rhos = zip(*(problem.side(k) for k in (0, 1)), strict=True)
+    M, c = np.ascontiguousarray(problem.M, float), problem.reference
+    number = {"product": 0, "uniform": 1}[c] if isinstance(c, str) else 2
+    c = np.zeros(1) if isinstance(c, str) else np.ascontiguousarray(c, float)
+    weights, rhos = [np.ascontiguousarray(t, float) for t in weights], [np.ascontiguousarray(r) for r in rhos]
+    log_u, log_v, plan, out = np.full(m, -np.inf, LONG), np.full(n, -np.inf, LONG), np.zeros((m, n), LONG), np.zeros(8)
+    start = None if start is None else np.ascontiguousarray(start, float)
+    at = lambda x: None if x is None else ctypes.c_void_p(x.ctypes.data)  # noqa: E731
+    real = ctypes.c_double
+    status = function(
+        m, n, at(M), at(c), number, real(problem.reg), KINDS[kinds[0]], KINDS[kinds[1]], at(weights[0]), at(weights[1]),
+        at(rhos[0]), at(rhos[1]), at(start), real(0.3 * spread(M)), at(log_u), at(log_v), at(plan), at(out),
+    )  # fmt: skip
+    if status:
+        return None
+    primal, dual, gap, step, violation, scale, _, mass = map(float, out)
+    unit = 1e-19 if not quad else 1e-33
+    exponent = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in (log_u, log_v, M / problem.reg))
+    error = 2 * step + 8 * unit * (8 + exponent) + 1e-18  # the rounding of exponents, and of the plan in long double
+    return Answer(log_u, log_v, plan, primal, dual, gap, error, violation, scale, mass)
+
+
+def answer(problem: Problem, start: Any = None, quad: bool = False) -> Answer | None:
+    """The optimum; None where there is none or no answer is good enough. ``start``: a log v to begin with."""
+    found = None if quad else call(problem, start, quad=False)
+    if quad or (found is not None and not found.good and library(True) is not None):
+        near = found is not None and found.error < 1e-3 and bool((np.abs(found.log_v) < 1e300).any())
+        found = call(problem, np.asarray(found.log_v, float) if near and found is not None else start, quad=True)
+    return found if found is not None and found.good else None

@@ -1,0 +1,42 @@
+"""A trial of one solve over the ranks of a job: each gives its own block, the root gathers what is claimed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import mapuot
+from mapuot.ranks import own_block
+
+from .trial import Claim, Trial
+
+
+def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
+    """The claims, on rank 0; the other ranks return an empty list."""
+    problem, options = trial.problems[0], {"backend": "cpu", **trial.options}
+    split = options.get("split", "rows")
+    i0, i1, j0, j1 = own_block(*problem.shape, comm.Get_rank(), comm.Get_size(), split)
+    part = lambda x, lo, hi: np.ascontiguousarray(x[lo:hi]) if np.ndim(x) else x  # noqa: E731
+    c = problem.reference
+    reg_m = part(problem.reg_m[0], i0, i1), part(problem.reg_m[1], j0, j1)
+    start = trial.start
+    if start is not None:
+        start = part(start[0], i0, i1), part(start[1], j0, j1)
+    result = mapuot.solve(
+        problem.M[i0:i1, j0:j1], problem.a[i0:i1], problem.b[j0:j1], problem.reg, reg_m, penalty=problem.penalty,
+        reference=c if isinstance(c, str) else c[i0:i1, j0:j1], comm=comm, warm_start=start, **options,
+    )  # fmt: skip
+    in_grid = split != "rows"
+    plan = result.gather_plan(0)
+    rows = [gathered(result, x, "rows") for x in (result.log_u, result.row_marginal)]
+    cols = [result.log_v, result.col_marginal]
+    cols = [gathered(result, x, "cols") for x in cols] if in_grid else cols
+    if comm.Get_rank():
+        return []
+    numbers = result.gap, result.error_bound, result.dual, result.objective, result.mass
+    return [Claim(result.converged, result.status, plan, rows[0], cols[0], *numbers, rows[1], cols[1], strict=False)]
+
+
+def gathered(result: Any, x: Any, along: str) -> Any:
+    return result.gather(x, 0, along)

@@ -1,0 +1,203 @@
+"""One random problem, drawn from everything that the arguments of ``solve`` allow, and what it means in long double.
+
+Masses from 1e-12 to 1e12, reg from 1e-4 to 1e3 of range(M), reg_m from 1e-3 to 1e9 of reg: every draw is a function of
+the generator only, so that a seed names a problem. Nothing here calls the library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+PENALTIES = ("kl", "balanced", "tv", "l2", "range")
+LONG = np.longdouble
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The mathematical arguments of one solve; reg_m a pair of numbers or vectors, penalty a pair."""
+
+    M: Any  # float64 or float32
+    a: Any
+    b: Any
+    reg: float
+    reg_m: tuple[Any, Any]
+    penalty: tuple[str, str]
+    reference: Any = "product"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        m, n = self.M.shape
+        return m, n
+
+    def replace(self, **changes: Any) -> Problem:
+        return dataclasses.replace(self, **changes)
+
+    def side(self, k: int) -> tuple[str, Any, Any]:
+        """(penalty, weight, reg_m per point) of the rows (0) or the columns (1); "balanced" is "kl" with inf."""
+        weight, kind = (self.a, self.b)[k], self.penalty[k]
+        rho = np.full(len(weight), np.inf) if kind == "balanced" else np.broadcast_to(self.reg_m[k], weight.shape)
+        return "kl" if kind == "balanced" else kind, weight, np.ascontiguousarray(rho, float)
+
+    def hard(self, k: int) -> bool:
+        """Whether the side has a constraint that no finite price pays for."""
+        kind, _, rho = self.side(k)
+        return kind == "range" or bool(np.isinf(rho).any())
+
+    def exactly_balanced(self, k: int) -> bool:
+        """Every point of the side is hard: what the library calls balanced."""
+        kind, _, rho = self.side(k)
+        return kind == "kl" and bool(np.isinf(rho).all())
+
+
+def spread(M: Any) -> float:
+    """range(M) of the finite entries, 1 where they are all one number."""
+    finite = np.asarray(M, float)[np.isfinite(M)]
+    return float(np.ptp(finite)) or 1.0 if finite.size else 1.0
+
+
+def draw_size(rng: Any, largest: int) -> int:
+    kind = rng.random()
+    if kind < 0.35:
+        return int(rng.integers(1, 5))
+    return int(rng.integers(2, 9)) if kind < 0.8 else int(rng.integers(5, largest + 1))
+
+
+def squared_distances(rng: Any, m: int, n: int) -> Any:
+    x, y = rng.random((m, 2)), rng.random((n, 2)) * rng.uniform(0.2, 3) + rng.uniform(-1, 1)
+    return ((x[:, None] - y) ** 2).sum(2)
+
+
+def integers(rng: Any, m: int, n: int) -> Any:
+    return rng.integers(0, 4, (m, n)).astype(float)
+
+
+def constant(rng: Any, m: int, n: int) -> Any:
+    return np.full((m, n), rng.choice([0.0, 1.0, -2.0, 1e4])) + rng.choice([0.0, 1e-9]) * rng.random((m, n))
+
+
+def over_decades(rng: Any, m: int, n: int) -> Any:
+    return 10.0 ** rng.uniform(-3, 3, (m, n))
+
+
+def sentinels(rng: Any, m: int, n: int) -> Any:
+    return np.where(rng.random((m, n)) < 0.3, 10.0 ** rng.uniform(1, 6), rng.random((m, n)))
+
+
+COSTS: tuple[Callable[[Any, int, int], Any], ...] = (
+    *[lambda rng, m, n: rng.random((m, n))] * 3,
+    *[squared_distances] * 2,
+    integers,
+    constant,
+    over_decades,
+    lambda rng, m, n: rng.standard_normal((m, n)),
+    sentinels,
+)
+
+
+def draw_cost(rng: Any, m: int, n: int) -> Any:
+    """Any scale and offset, now and then with equal rows or columns, or forbidden pairs."""
+    M = COSTS[rng.integers(0, len(COSTS))](rng, m, n)
+    if rng.random() < 0.1:
+        M = M * 10.0 ** rng.uniform(-8, 8)
+    if rng.random() < 0.12:
+        M = M + rng.choice([-1, 1]) * spread(M) * 10.0 ** rng.uniform(0, 6)
+    if rng.random() < 0.1 and m > 1:
+        M[rng.integers(0, m)] = M[rng.integers(0, m)]
+    if rng.random() < 0.1 and n > 1:
+        M[:, rng.integers(0, n)] = M[:, rng.integers(0, n)]
+    if rng.random() < 0.12:
+        M[rng.random((m, n)) < rng.choice([0.1, 0.3, 0.6])] = np.inf
+        if rng.random() < 0.7 or not np.isfinite(M).any():
+            k = np.arange(max(m, n))
+            M[k % m, k % n] = 0.0
+    return M
+
+
+def draw_masses(rng: Any, size: int) -> Any:
+    kind = rng.integers(0, 6)
+    if kind == 0:
+        t = np.ones(size)
+    elif kind <= 2:
+        t = rng.uniform(0.2, 1.0, size)
+    elif kind == 3:
+        t = 10.0 ** rng.uniform(-rng.uniform(0, 6), 0, size)
+    elif kind == 4:
+        t = rng.dirichlet(np.full(size, rng.choice([0.1, 1.0]))) + 1e-300
+    else:
+        t = rng.integers(1, 5, size).astype(float)
+    if rng.random() < 0.12 and size > 1:
+        t[rng.random(size) < 0.4] = 0.0
+        t[rng.integers(0, size)] = 1.0
+    return t
+
+
+def draw_rho(rng: Any, kind: str, reg: float, t: Any) -> Any:
+    """A number or one per point."""
+    size = len(t)
+    if kind == "range":
+        rho = float(rng.choice([0.0, 1e-6, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0, 1.5, 3.0]))
+    elif rng.random() < 0.5:
+        rho = reg * 10.0 ** rng.uniform(-1, 3)
+    else:
+        rho = reg * 10.0 ** rng.uniform(-3, 9)
+    if kind == "l2":  # what counts is rho t / reg
+        rho /= t.max() if rng.random() < 0.8 else 1.0
+        rho *= 10.0 ** rng.uniform(-2, 4) if rng.random() < 0.3 else 1.0
+    if rng.random() < 0.15:
+        vector = rho * 10.0 ** rng.uniform(-rng.uniform(0, 2), 0, size)
+        if kind == "kl" and rng.random() < 0.25:
+            vector[rng.random(size) < 0.3] = np.inf
+        return vector
+    return float(rho)
+
+
+def draw(rng: Any, largest: int = 12, plain: bool = False) -> Problem:
+    """``plain``: KL and balanced sides with a reference of its own kind, as POT's functions take them."""
+    m, n = draw_size(rng, largest), draw_size(rng, largest)
+    if rng.random() < 0.04:
+        m, n = int(rng.integers(1, 4)), int(rng.integers(16, 48))
+    if rng.random() < 0.04:
+        m, n = int(rng.integers(16, 48)), int(rng.integers(1, 4))
+    M = draw_cost(rng, m, n)
+    reg = spread(M) * 10.0 ** (rng.uniform(-2, 1) if rng.random() < 0.5 else rng.uniform(-4, 3))
+    if rng.random() < 0.15:
+        M = M.astype(np.float32)
+    a, b = draw_masses(rng, m), draw_masses(rng, n)
+    if rng.random() < 0.25:
+        scale = 10.0 ** rng.uniform(-12, 12)
+        a, b = a * scale, b * scale
+    if rng.random() < 0.35:
+        b = b * 10.0 ** rng.uniform(-rng.uniform(0.3, 8), rng.uniform(0.3, 8))
+    penalty, reg_m = draw_penalties(rng, reg, a, b, plain)
+    found = Problem(M, a, b, float(reg), reg_m, penalty, draw_reference(rng, m, n))
+    if found.exactly_balanced(0) and found.exactly_balanced(1):
+        found = found.replace(b=b * (a.sum() / b.sum()))
+    return found
+
+
+def draw_penalties(rng: Any, reg: float, a: Any, b: Any, plain: bool) -> tuple[tuple[str, str], tuple[Any, Any]]:
+    odds = [0.45, 0.15, 0.15, 0.15, 0.1] if not plain else [0.85, 0.15, 0.0, 0.0, 0.0]
+    first, second = (str(rng.choice(PENALTIES, p=odds)) for _ in range(2))
+    penalty = (first, first) if rng.random() < 0.4 else (first, second)
+    reg_m = (draw_rho(rng, penalty[0], reg, a), draw_rho(rng, penalty[1], reg, b))
+    if penalty[0] == penalty[1] and rng.random() < 0.4 and np.ndim(reg_m[0]) == 0:
+        reg_m = (reg_m[0], reg_m[0])
+    if plain:
+        reg_m = tuple(np.inf if p == "balanced" else float(np.min(r)) for p, r in zip(penalty, reg_m, strict=True))
+        penalty = ("kl", "kl")
+    return penalty, reg_m
+
+
+def draw_reference(rng: Any, m: int, n: int) -> Any:
+    reference: Any = "product" if rng.random() < 0.65 else "uniform"
+    if rng.random() < 0.15:
+        reference = rng.random((m, n)) * 10.0 ** rng.uniform(-3, 3)
+        if rng.random() < 0.5:
+            reference[rng.random((m, n)) < 0.3] = 0.0
+        reference[rng.integers(0, m), rng.integers(0, n)] = 1.0
+    return reference

@@ -1,0 +1,183 @@
+"""A short slice of `make hostile`, and the tests of the tool: its answer, its judge, its shrinking."""
+
+import dataclasses
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .judge import divergence, is_false, judge
+from .newton import answer, call, compiler, library
+from .problem import LONG, Problem, draw
+from .shrink import shrunk
+from .trial import PATHS, Trial, snippet
+from .trial import call as solved
+from .worker import Runner, block
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
+ONE = np.ones(1)
+
+
+def single(cost, a, b, reg, rho, penalty="kl"):
+    return Problem(np.full((1, 1), cost), a * ONE, b * ONE, reg, (rho, rho), (penalty, penalty))
+
+
+# ---- the answer
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "reg", "rho"), [(1.0, 1.0, 0.1, 1.0), (3.0, 1e-9, 0.5, 1e6), (1e12, 2.0, 1e-3, 0.2)]
+)
+def test_one_entry(a, b, reg, rho):
+    """P = a b e^((f + g - M) / reg) = a e^(-f / rho) = b e^(-g / rho), in closed form."""
+    found = answer(single(0.7, a, b, reg, rho))
+    log_p = (2 * rho * (np.log(LONG(a)) + np.log(LONG(b))) / 2 + reg * np.log(LONG(a) * LONG(b)) - LONG(0.7)) / (
+        2 * rho + reg
+    )
+    assert abs(np.log(found.plan[0, 0]) - log_p) < 1e-17 * (1 + abs(log_p)) * (1 + rho / reg)
+
+
+def test_balanced_product():
+    """A constant cost leaves the product of the marginals."""
+    a, b = np.array([0.25, 0.75]), np.array([0.5, 0.125, 0.375])
+    found = answer(Problem(np.full((2, 3), 5.0), a, b, 0.3, (np.inf, np.inf), ("balanced", "balanced")))
+    assert np.abs(found.plan - np.outer(a, b)).max() < 1e-18
+
+
+def test_total_variation_kept_and_given_up():
+    """Mass 1 at cost M moves if M < 2 rho."""
+    assert abs(answer(single(1.0, 1.0, 1.0, 1e-3, 0.6, "tv")).mass - 1.0) < 1e-15
+    assert answer(single(1.0, 1.0, 1.0, 1e-3, 0.4, "tv")).mass < 1e-80
+
+
+def test_two_precisions_agree():
+    """Where both are good, long double and __float128 are within what each says of itself."""
+    if library(True) is None:
+        pytest.skip("no __float128")
+    compared = 0
+    for index in range(30):
+        problem = draw(np.random.default_rng([5, index]))
+        pair = [call(problem, None, quad) for quad in (False, True)]
+        if None in pair or not all(one.good for one in pair):
+            continue
+        compared += 1
+        off = np.abs(pair[0].plan - pair[1].plan).sum() / pair[1].plan.sum()
+        assert off <= pair[0].error + pair[1].error, index
+        assert abs(pair[0].dual - pair[1].dual) <= 1e-14 * pair[1].scale, index
+    assert compared > 15
+
+
+# ---- the judge
+
+
+@pytest.mark.parametrize("off", [1e-12, 1e-6, 9.9e-4, 1.01e-3, 0.3, 3.0])
+def test_divergence_does_not_cancel(off):
+    """KL(t e^x | t) = t (x e^x - e^x + 1) = t sum (k - 1) x^k / k!, however small x is."""
+    t = LONG(0.7)
+    r = t * (1 + LONG(off))
+    x, term, wanted = np.log1p((r - t) / t), LONG(1), LONG(0)
+    for k in range(1, 60):
+        term = term * x / k
+        wanted += (k - 1) * term
+    assert abs(divergence("kl", r, t, LONG(2)) / (2 * t * wanted) - 1) < 1e-12
+
+
+def honest():
+    problem = Problem(
+        np.array([[0.0, 1.0], [2.0, 0.5]]), np.ones(2), np.array([1.0, 0.5]), 0.3, (1.0, 2.0), ("kl", "kl")
+    )
+    trial = Trial("cold", (problem,), {"precision": "float64", "tol": 1e-8})
+    return problem, trial, solved(trial, "cpu")[0]
+
+
+def kinds(problem, claim, trial):
+    return {failure.kind for failure in judge(problem, claim, trial.options)[0]}
+
+
+def test_a_true_claim_passes():
+    problem, trial, claim = honest()
+    assert claim.converged
+    assert kinds(problem, claim, trial) == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "lie"),
+    [
+        ("plan error", lambda c: {"log_v": c.log_v + 1e-6}),
+        ("not met", lambda c: {"error_bound": 1e-7}),
+        ("dual above", lambda c: {"dual": c.dual * (1 + 1e-12)}),
+        ("gap untrue", lambda c: {"log_v": c.log_v + 1e-4, "gap": 0.0}),
+        ("negative gap", lambda c: {"gap": -1e-9}),
+        ("nan", lambda c: {"dual": np.nan}),
+        ("nan", lambda c: {"error_bound": np.inf}),
+        ("mass", lambda c: {"mass": c.mass * 1.001}),
+        ("row_marginal", lambda c: {"row_marginal": c.row_marginal * 1.001}),
+        ("objective", lambda c: {"objective": c.objective * (1 + 1e-9)}),
+        ("float32 plan", lambda c: {"plan": np.zeros_like(c.plan, np.float32)}),
+    ],
+)
+def test_a_lie_is_found(kind, lie):
+    problem, trial, claim = honest()
+    assert kind in kinds(problem, dataclasses.replace(claim, **lie(claim)), trial)
+
+
+# ---- shrinking
+
+
+def test_shrinks_to_what_matters():
+    """Of a 5 x 4 problem with options, the one cost above 3 and method "sinkhorn" remain; the program runs."""
+    rng = np.random.default_rng(0)
+    M = rng.random((5, 4))
+    M[3, 2] = 7.5
+    problem = Problem(M, rng.random(5), rng.random(4), 0.37, (0.123, 4.56), ("kl", "l2"), rng.random((5, 4)))
+    options = {"method": "sinkhorn", "tol": 1e-5, "precision": "float64", "max_passes": 50}
+    trial = Trial("warm", (problem,), options, (np.zeros(5), np.zeros(4)))
+    small = shrunk(trial, lambda t: t.problems[0].M.max() > 3 and t.options.get("method") == "sinkhorn")
+    assert small.options == {"method": "sinkhorn"}
+    assert small.problems[0].shape == (1, 1)
+    assert small.start is None
+    assert small.problems[0].penalty == ("kl", "kl")
+    scope = {}
+    exec(snippet(small, "cpu"), scope)
+    assert scope["result"].converged
+
+
+# ---- the slice
+
+SEEDS = {"cold": 12, "warm": 11, "batch": 11, "path": 11, "stream": 11, "pot": 12}
+# values of the rounded K, and rho (a - r) of huge rho: what mends them takes them out of here
+OPEN = {
+    "dual above, by storage",
+    "dual above, of a pass",
+    "dual above, of a pass, by storage",
+    "gap untrue, by storage",
+}
+
+
+@functools.cache
+def slice_of(how):
+    return block(Runner("cpu", over_ranks=False), how, seed=SEEDS[how], first=0, count=20, largest=12)
+
+
+@pytest.mark.parametrize("how", PATHS)
+def test_slice(how):
+    found = slice_of(how)
+    assert found["totals"]["judged"] >= 15
+    assert [f for f in found["failures"] if is_false(f["kind"]) and f["kind"] not in OPEN] == []
+
+
+@pytest.mark.xfail(strict=True, reason="values of K as it is stored")
+def test_slice_with_values():
+    """Strict: as soon as the kinds in OPEN no longer occur, they belong to ``test_slice``."""
+    assert {f["kind"] for how in PATHS for f in slice_of(how)["failures"]} & OPEN == set()
+
+
+def test_one_path_in_processes():
+    """The program itself: counts, and exit code 1 if and only if something failed."""
+    words = [sys.executable, "-m", "hostile", "--only", "cold reference", "--count", "40", "--seed", "2", "--no-shrink"]
+    done = subprocess.run(words, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False)
+    assert "compared with an independent answer" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == (" 0 false claims, 0 other failures" not in done.stdout)

@@ -1,0 +1,297 @@
+"""One trial: problems, the call of the public API that solves them, and what it claims about each.
+
+A trial is drawn from (path, seed, index) alone and can be changed piece by piece (shrink.py): it holds numbers only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import mapuot
+
+from .problem import Problem, draw, draw_masses, draw_rho, spread
+
+PATHS = ("cold", "warm", "batch", "path", "stream", "pot")
+NUMBERS = {name: k for k, name in enumerate((*PATHS, "ranks"))}  # of the generators: never renumber
+MOST_PASSES = 3000
+POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """``how``: a path; ``start``: (log_u, log_v) to start from, a Problem whose Result is, or None."""
+
+    how: str
+    problems: tuple[Problem, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    start: Any = None
+    own_cost: bool = False  # a batch with a cost each
+
+    def replace(self, **changes: Any) -> Trial:
+        return dataclasses.replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the library says of one problem; None where a function does not tell."""
+
+    converged: bool
+    status: str
+    plan: Any = None
+    log_u: Any = None
+    log_v: Any = None
+    gap: Any = None
+    error_bound: Any = None
+    dual: Any = None
+    objective: Any = None
+    mass: Any = None
+    row_marginal: Any = None
+    col_marginal: Any = None
+    pass_dual: Any = None  # the last pass's, in the trace
+    strict: bool = True  # whether columns that are balanced may have been turned into rows
+
+
+# ---- drawing
+
+
+def draw_options(rng: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {"tol": float(10.0 ** rng.uniform(-10, -2)), "max_passes": MOST_PASSES}
+    options["precision"] = str(rng.choice(["auto", "float64", "mixed", "bfloat16"], p=[0.4, 0.3, 0.2, 0.1]))
+    options["method"] = str(
+        rng.choice(["auto", "translation_invariant", "sinkhorn", "map-uot"], p=[0.7, 0.1, 0.1, 0.1])
+    )
+    if options["method"] == "map-uot" and options["precision"] == "bfloat16":
+        options["precision"] = "auto"
+    if rng.random() < 0.15:
+        options["tol_gap"] = float(10.0 ** rng.uniform(-12, -3))
+    if rng.random() < 0.15:
+        options["max_passes"] = int(rng.integers(1, 40))
+    if rng.random() < 0.1:
+        options["threads"] = 2
+    return options
+
+
+def draw_start(rng: Any, problem: Problem) -> Any:
+    """Near and far, one-sided, infinite, from an answer to another problem, or that answer's sides swapped."""
+    m, n = problem.shape
+    kind = rng.integers(0, 8)
+    if kind == 0:
+        return rng.standard_normal(m), rng.standard_normal(n)
+    if kind == 1:
+        size = 10.0 ** rng.uniform(1, 4)
+        return rng.uniform(-size, size) * np.ones(m), rng.uniform(-size, size) * np.ones(n)
+    if kind == 2:
+        size = 10.0 ** rng.uniform(1, 4)
+        return size * rng.standard_normal(m), size * rng.standard_normal(n)
+    if kind in (3, 6, 7):
+        far = 10.0 ** rng.integers(2, 6)
+        return far * rng.integers(-1, 2) * np.ones(m), far * rng.integers(-1, 2) * np.ones(n)
+    if kind == 4:
+        other = draw(rng)
+        a, b = draw_masses(rng, m), draw_masses(rng, n)
+        return other.replace(
+            M=rng.random((m, n)), a=a, b=b, reference="product", reg_m=(1.0, 1.0), penalty=("kl", "kl")
+        )
+    change = 1 + 1e-2 * rng.standard_normal((m, n))
+    return problem.replace(M=np.where(np.isfinite(problem.M), problem.M * change, problem.M).astype(problem.M.dtype))
+
+
+def draw_trial(how: str, rng: Any, largest: int) -> Trial:
+    problem = draw(rng, largest, plain=how == "pot")
+    options = draw_options(rng)
+    if how == "ranks":
+        if options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
+            options["split"] = "grid"
+        start = draw_start(rng, problem) if rng.random() < 0.4 else None
+        return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
+    if how in ("cold", "stream"):
+        return Trial(how, (problem,), options)
+    if how == "warm":
+        return Trial(how, (problem,), options, draw_start(rng, problem))
+    if how == "path":
+        count = int(rng.integers(2, 5))
+        regs = np.sort(problem.reg * 10.0 ** rng.uniform(-2, 1, count))[::-1]
+        if rng.random() < 0.3:
+            regs = rng.permutation(regs)
+        steps = [problem.replace(reg=float(reg)) for reg in regs]
+        if rng.random() < 0.4:
+            kinds, weights = problem.penalty, (problem.a, problem.b)
+            draws = [tuple(draw_rho(rng, p, s.reg, t) for p, t in zip(kinds, weights, strict=True)) for s in steps]
+            steps = [step.replace(reg_m=pair) for step, pair in zip(steps, draws, strict=True)]
+        return Trial(how, tuple(steps), options)
+    if how == "pot":
+        options = {"stopThr": options["tol"], "numItermax": MOST_PASSES, "method": rng.choice(np.array(POT_METHODS))}
+        start = draw_start(rng, problem) if rng.random() < 0.2 else None
+        return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
+    return draw_batch(rng, problem, options)
+
+
+def draw_batch(rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
+    count = int(rng.integers(1, 6))
+    own = bool(rng.random() < 0.4)
+    problems = [problem]
+    for _ in range(count - 1):
+        a, b = draw_masses(rng, problem.shape[0]), draw_masses(rng, problem.shape[1])
+        a, b = a * problem.a.mean() * 10.0 ** rng.uniform(-1, 1), b * problem.b.mean() * 10.0 ** rng.uniform(-1, 1)
+        next_one = problem.replace(a=a, b=b)
+        if next_one.exactly_balanced(0) and next_one.exactly_balanced(1):
+            next_one = next_one.replace(b=b * (a.sum() / b.sum()))
+        if own:
+            M = np.asarray(problem.M, float) + spread(problem.M) * rng.random(problem.shape)
+            next_one = next_one.replace(M=M.astype(problem.M.dtype))
+        problems.append(next_one)
+    options["precision"] = {"bfloat16": "mixed"}.get(options["precision"], options["precision"])
+    options["method"] = {"map-uot": "auto"}.get(options["method"], options["method"])
+    start = None
+    if rng.random() < 0.4:
+        starts = [draw_start(rng, p) for p in problems]
+        if all(isinstance(s, tuple) for s in starts):
+            start = tuple(np.stack([s[k] for s in starts]) for k in (0, 1))
+    return Trial("batch", tuple(problems), options, start, own)
+
+
+# ---- calling
+
+
+def arguments(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    positional = problem.M, problem.a, problem.b, problem.reg, problem.reg_m
+    return positional, {"penalty": problem.penalty, "reference": problem.reference}
+
+
+def claim_of(result: Any, strict: bool = True) -> Claim:
+    numbers = (float(getattr(result, name)) for name in ("gap", "error_bound", "dual", "objective", "mass"))
+    vectors = result.row_marginal, result.col_marginal
+    plan = np.asarray(result.plan)
+    last = float(result.trace[-1].dual) if result.status != "cancelled" else None
+    return Claim(
+        bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, strict
+    )
+
+
+def call(trial: Trial, backend: str) -> list[Claim]:
+    """The claims of the library about each problem of the trial; what it raises passes."""
+    options = {"backend": backend, **trial.options}
+    first, start = trial.problems[0], trial.start
+    positional, named = arguments(first)
+    auto = options.get("method", "auto") == "auto"
+    if isinstance(start, Problem):
+        before = arguments(start)
+        start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
+    if trial.how in ("cold", "warm"):
+        return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
+    if trial.how == "stream":
+        read = lambda i0, i1: first.M[i0:i1]  # noqa: E731
+        return [claim_of(mapuot.solve(read, *positional[1:], **named, **options), False)]
+    if trial.how == "path":
+        regs, reg_ms = [p.reg for p in trial.problems], [p.reg_m for p in trial.problems]
+        found = mapuot.path(*positional[:3], regs=regs, reg_ms=reg_ms, **named, **options)
+        return [claim_of(result, auto) for result in found]
+    if trial.how == "batch":
+        M = np.stack([p.M for p in trial.problems]) if trial.own_cost else first.M
+        A, B = np.stack([p.a for p in trial.problems]), np.stack([p.b for p in trial.problems])
+        results = mapuot.solve_batch(M, A, B, *positional[3:], **named, **options, warm_start=start)
+        tables = zip(results, results.objective, results.error_bound, results.gap, results.dual, strict=True)
+        return [
+            dataclasses.replace(
+                claim_of(result, auto),
+                objective=float(objective),
+                error_bound=float(bound),
+                gap=float(gap),
+                dual=float(dual),
+            )
+            for result, objective, bound, gap, dual in tables
+        ]
+    return [call_pot(first, trial)]
+
+
+def call_pot(problem: Problem, trial: Trial) -> Claim:
+    """``sinkhorn_unbalanced``: with no method named the log's err is a certificate; the named ones promise none."""
+    options = dict(trial.options)
+    named = options.get("method") is not None
+    c = problem.reference
+    if isinstance(c, str):
+        options.update({"reg_type": "entropy"} if c == "uniform" else {})
+    else:
+        options["c"] = c
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        plan, log = mapuot.sinkhorn_unbalanced(
+            problem.a, problem.b, problem.M, problem.reg, problem.reg_m, warmstart=trial.start, log=True, **options
+        )
+    for one in heard:
+        warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    silent = not any(isinstance(one.message, mapuot.ConvergenceWarning) for one in heard)
+    bound = None if named else float(log["err"][-1])
+    return Claim(
+        silent and not named, "silent" if silent else "warned", np.asarray(plan), log["logu"], log["logv"],
+        error_bound=bound, objective=float(log["total_cost"]),
+    )  # fmt: skip
+
+
+# ---- showing
+
+
+def text_of(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        dtype = ", float32" if value.dtype == np.float32 else ""
+        return f"array({value.tolist()!r}{dtype})"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(text_of, value)) + ("," if len(value) == 1 else "") + ")"
+    return repr(value)
+
+
+def snippet(trial: Trial, backend: str) -> str:
+    """The trial as a program to paste."""
+    lines = ["from numpy import array, float32, inf", "import mapuot"]
+    options = {"backend": backend, **trial.options} if trial.how != "pot" else dict(trial.options)
+    options = {k: v for k, v in options.items() if v is not None and (k, v) not in (("backend", "cpu"),)}
+    first = trial.problems[0]
+
+    def words(problem: Problem, **more: Any) -> str:
+        pairs = {"penalty": problem.penalty, "reference": problem.reference, **more}
+        plain = {"penalty": ("kl", "kl"), "reference": "product"}
+        return "".join(f", {k}={text_of(v)}" for k, v in pairs.items() if not same(v, plain.get(k, "")))
+
+    def positional(problem: Problem, M: Any = None) -> str:
+        values = problem.M if M is None else M, problem.a, problem.b, problem.reg, problem.reg_m
+        return ", ".join(map(text_of, values))
+
+    if isinstance(trial.start, Problem):
+        lines.append(f"start = mapuot.solve({positional(trial.start)}{words(trial.start)}, max_passes=500)")
+    elif trial.start is not None:
+        lines.append(f"start = {text_of(trial.start)}")
+    if trial.start is not None:
+        options["warmstart" if trial.how == "pot" else "warm_start"] = "start"
+    more = "".join(f", {k}={v if v == 'start' else text_of(v)}" for k, v in options.items())
+    if trial.how == "path":
+        regs, reg_ms = [p.reg for p in trial.problems], [p.reg_m for p in trial.problems]
+        given = ", ".join(map(text_of, (first.M, first.a, first.b)))
+        reg_ms = "[" + ", ".join(map(text_of, reg_ms)) + "]"
+        lines.append(f"results = list(mapuot.path({given}, regs={regs}, reg_ms={reg_ms}{words(first)}{more}))")
+    elif trial.how == "batch":
+        M = np.stack([p.M for p in trial.problems]) if trial.own_cost else first.M
+        whole = first.replace(a=np.stack([p.a for p in trial.problems]), b=np.stack([p.b for p in trial.problems]))
+        lines.append(f"results = mapuot.solve_batch({positional(whole, M)}{words(first)}{more})")
+    elif trial.how == "pot":
+        extra = {} if isinstance(first.reference, str) else {"c": first.reference}
+        extra = {"reg_type": "entropy"} if same(first.reference, "uniform") else extra
+        given = ", ".join(map(text_of, (first.a, first.b, first.M, first.reg, first.reg_m)))
+        plain = first.replace(reference="product")
+        lines.append(f"plan, log = mapuot.sinkhorn_unbalanced({given}, log=True{words(plain, **extra)}{more})")
+    elif trial.how == "stream":
+        lines.append(f"M = {text_of(first.M)}")
+        given = ", ".join(map(text_of, (first.a, first.b, first.reg, first.reg_m)))
+        lines.append(f"result = mapuot.solve(lambda i0, i1: M[i0:i1], {given}{words(first)}{more})")
+    else:
+        over = ", comm=COMM" if trial.how == "ranks" else ""
+        lines.append(f"result = mapuot.solve({positional(first)}{words(first)}{more}{over})")
+    return "\n".join(lines)
+
+
+def same(x: Any, y: Any) -> bool:
+    return type(x) is type(y) and bool(np.array_equal(x, y)) if isinstance(x, np.ndarray) else x == y

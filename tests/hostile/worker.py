@@ -1,0 +1,145 @@
+"""One block of trials in one process, or in step on all ranks of one job; the counts and failures as a line of JSON.
+
+``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST [shrink KIND]``; with "shrink" the one trial FIRST is
+made small and told as a program.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from .judge import Failure, judge
+from .shrink import shrunk
+from .trial import NUMBERS, Trial, call, draw_trial, snippet
+
+SECONDS = 60  # one trial may take: far more is a hang
+REFUSED = (
+    "must not be so small that M / reg overflows",
+    "must have positive, finite mass",
+    "must be finite, >= 0 and not all",
+)
+
+
+class Runner:
+    """Calls the library on a trial and judges what it says; over ranks the root judges for all."""
+
+    def __init__(self, backend: str, over_ranks: bool) -> None:
+        self.backend, self.comm = backend, None
+        if over_ranks:
+            from mpi4py import MPI
+
+            self.comm = MPI.COMM_WORLD
+        elif backend == "cuda":
+            import conftest  # noqa: F401  where the kernels run on the CPU: what its stand-in for CuPy lacks
+
+    @property
+    def root(self) -> bool:
+        return self.comm is None or self.comm.Get_rank() == 0
+
+    def claims(self, trial: Trial) -> list[Any]:
+        if self.comm is None:
+            return call(trial, self.backend)
+        from .over_ranks import call_over_ranks
+
+        return call_over_ranks(trial, self.comm)
+
+    def verdict(self, trial: Trial) -> tuple[str, list[Failure], list[dict[str, float]]]:
+        """("answered", "refused" or "raised", failures, figures of each problem)."""
+        answer = self.one_verdict(trial)
+        return answer if self.comm is None else self.comm.bcast(answer, 0)
+
+    def one_verdict(self, trial: Trial) -> tuple[str, list[Failure], list[dict[str, float]]]:
+        import mapuot
+
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            signal.alarm(SECONDS)
+            try:
+                claims = self.claims(trial)
+            except mapuot.InfeasibleError:
+                return "refused", [], []
+            except Exception as error:
+                if any(words in str(error) for words in REFUSED):
+                    return "refused", [], []
+                return "raised", [Failure("raised", 1.0, f"{type(error).__name__}: {error}")], []
+            finally:
+                signal.alarm(0)
+        if not self.root:
+            return "answered", [], []
+        found = [
+            Failure("warning", 1.0, f"{one.category.__name__}: {one.message} ({one.filename}:{one.lineno})")
+            for one in heard
+            if issubclass(one.category, RuntimeWarning) and not issubclass(one.category, mapuot.ConvergenceWarning)
+        ][:1]
+        figures = []
+        options = {"tol": trial.options["stopThr"]} if "stopThr" in trial.options else {"tol": 1e-6, **trial.options}
+        for problem, claim in zip(trial.problems, claims, strict=True):
+            failures, numbers = judge(problem, claim, options)
+            found += failures
+            figures.append(numbers)
+        return "answered", found, figures
+
+
+def late(*_: Any) -> None:
+    raise TimeoutError(f"no answer within {SECONDS} s")
+
+
+def trial_of(how: str, seed: int, index: int, largest: int) -> Trial:
+    return draw_trial(how, np.random.default_rng([seed, NUMBERS[how], index]), largest)
+
+
+def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: int) -> dict[str, Any]:
+    """Judge so many trials; the failures found and what the summary counts."""
+    totals: Counter[str] = Counter()
+    failures, worst, slowest = [], {"error / bound": 0.0, "hard error / bound": 0.0}, [0.0, 0]
+    for index in range(first, first + count):
+        begun = time.perf_counter()
+        ended, found, figures = runner.verdict(trial_of(how, seed, index, largest))
+        slowest = max(slowest, [time.perf_counter() - begun, index])
+        totals["trials"] += 1
+        totals[ended] += 1
+        totals["problems"] += len(figures)
+        for numbers in figures:
+            totals["without reference"] += "no reference" in numbers
+            totals["converged"] += bool(numbers.get("converged"))
+            totals["judged"] += "no reference" not in numbers
+            worst = {name: max(value, numbers.get(name, 0.0)) for name, value in worst.items()}
+        failures += [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]
+    return {"totals": dict(totals), "worst": worst, "slowest": slowest, "failures": failures}
+
+
+def smallest(runner: Runner, how: str, seed: int, index: int, largest: int, kind: str) -> dict[str, str]:
+    trial = trial_of(how, seed, index, largest)
+    size = max((f.size for f in runner.verdict(trial)[1] if f.kind == kind), default=0.0)
+
+    def fails(candidate: Trial) -> bool:
+        found = runner.verdict(candidate)[1]
+        return any(f.kind == kind and f.size >= min(size, 3.0) for f in found)
+
+    small = shrunk(trial, fails) if size else trial
+    texts = [f.text for f in runner.verdict(small)[1] if f.kind == kind]
+    return {"program": snippet(small, runner.backend), "text": texts[0] if texts else "does not fail again"}
+
+
+def main(words: list[str]) -> None:
+    how, backend, seed, first, count, largest = words[0], words[1], *map(int, words[2:6])
+    signal.signal(signal.SIGALRM, late)
+    runner = Runner(backend, how == "ranks")
+    if words[6:]:
+        answer = smallest(runner, how, seed, first, largest, words[7])
+    else:
+        answer = block(runner, how, seed, first, count, largest)
+    if runner.root:
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,192 @@
+"""Ranks of MPI, each job a process of its own: the cases of tests/mpi, and jobs that must die."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from launch import HERE, environment, finish, launcher, run, start
+
+from mapuot.ranks import own_block, process_grid
+
+pytestmark = pytest.mark.mpi
+CASES, ERROR_CASES, GRID_CASES = (
+    [
+        line[9:].partition("(")[0] for line in (HERE / "mpi" / program).read_text().splitlines()
+        if line.startswith("def case_")
+    ]
+    for program in ("cases.py", "error_cases.py", "grid_cases.py")
+)  # fmt: skip
+RUNS = [("cases.py", size, case) for size in (1, 2, 3, 4) for case in CASES]
+RUNS += [("error_cases.py", size, case) for size in (1, 2, 3, 4) for case in ERROR_CASES]
+RUNS += [("cases.py", 7, "shapes"), ("cases.py", 7, "uneven_and_empty_blocks"), ("error_cases.py", 7, "one_bad_block")]
+RUNS += [("grid_cases.py", 4, case) for case in GRID_CASES] + [("grid_cases.py", size, "shapes") for size in (2, 3, 6)]
+RUNS += [("grid_cases.py", 6, "one_bad_block")]
+PROGRAM = """
+import os, signal, sys, time
+import numpy as np
+from mpi4py import MPI
+import mapuot
+comm = MPI.COMM_WORLD
+M = np.random.default_rng(comm.rank).random((20, 30))
+def callback(stats):
+    if comm.rank == 1 and stats.n_pass == 3:
+        {action}
+a = np.full(20, 1 / 20 / comm.size)
+print("solving", flush=True)
+mapuot.solve(M, a, None, .05, 1., tol=1e-13, precision="float64", comm=comm, callback=callback)
+print("survived", flush=True)
+"""
+
+
+@functools.cache
+def failures(program, size):
+    """What failed in one job that runs all cases."""
+    cases = [case for name, ranks, case in RUNS if (name, ranks) == (program, size)]
+    code, out, err = run(size, "-m", "mpi4py", HERE / "mpi" / program, *cases, seconds=240)
+    last = out.strip().rpartition("\n")[2]
+    assert last.startswith("{"), f"exit code {code} in {last}\n{err[-3000:]}"
+    data = json.loads(last)
+    assert data["size"] == size, "mpiexec and mpi4py do not belong together"
+    return data["failures"]
+
+
+@pytest.mark.parametrize(("program", "size", "case"), RUNS)
+def test_case(program, size, case):
+    launcher()
+    text = failures(program, size)[case]
+    assert not text, text
+
+
+def job(tmp_path, action, *runner):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(action=action))
+    begin = time.monotonic()
+    code, out, err = run(3, *runner, program, seconds=60)
+    assert time.monotonic() - begin < 50
+    assert code != 0
+    assert "survived" not in out
+    return err
+
+
+def test_every_entry_has_one_rank():
+    for size, split in [(1, "grid"), (6, "rows"), (6, "grid"), (6, (3, 2)), (7, "grid"), (6, "auto")]:
+        held = np.zeros((5, 11), int)
+        for rank in range(size):
+            i0, i1, j0, j1 = own_block(5, 11, rank, size, split)
+            held[i0:i1, j0:j1] += 1
+        np.testing.assert_array_equal(held, 1)
+
+
+def test_auto_cuts_the_columns_where_rows_are_few():
+    assert process_grid("auto", 16, (100_000, 100_000)) == (16, 1)
+    assert process_grid("auto", 16, (64, 1_000_000))[1] > 1
+    assert process_grid("auto", 16, (1, 1_000_000)) == (1, 16)
+    assert process_grid("auto", 16, (1, 4))[1] <= 4
+
+
+@pytest.mark.parametrize("runner", [(), ("-m", "mpi4py")], ids=["python", "mpi4py"])
+def test_an_exception_ends_the_job_on_every_rank(tmp_path, runner):
+    err = job(tmp_path, "raise RuntimeError('this rank has had enough')", *runner)
+    assert "rank 1: this rank has had enough" in err
+
+
+def test_a_rank_that_dies_ends_the_job(tmp_path):
+    job(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
+
+
+def test_an_interrupt_of_one_rank_ends_the_job(tmp_path):
+    assert "KeyboardInterrupt" in job(tmp_path, "raise KeyboardInterrupt")
+
+
+def test_the_wrong_launcher_is_told():
+    launcher()
+    code = "from mpi4py import MPI; import mapuot; mapuot.solve([[1.]], None, None, 1, 1, comm=MPI.COMM_WORLD)"
+    env = environment(OMPI_COMM_WORLD_SIZE="4")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "the launcher started 4 processes, but each sees only itself" in done.stderr
+
+
+# ---- the command line under mpiexec ----
+
+
+def make_problem(path, m=61, n=47, reg=0.02, **more):
+    from problems import clouds
+
+    case = clouds(m, n, reg=reg, **more)
+    np.savez(path, M=case.M, a=case.a, b=case.b)
+    return case
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("suffix", [".npz", ".h5", ".zarr"])
+def test_command_line(tmp_path, size, suffix):
+    pytest.importorskip("h5py")
+    pytest.importorskip("zarr")
+    case = make_problem(tmp_path / "in.npz")
+    out = tmp_path / f"out{suffix}"
+    command = ["solve", tmp_path / "in.npz", "-o", out, "--reg", 0.02, "--reg-m", 1, "--precision", "float64"]
+    command += ["--split", "grid" if size == 3 else "auto", "--plan", "dense"]
+    code, text, err = run(size, "-m", "mapuot.cli", *command, "--tol", 1e-11)
+    assert (code, err) == (0, "")
+    assert text.count("converged") == 1, "one rank speaks"
+    one = case.solve(precision="float64", tol=1e-11)
+    from mapuot import files
+
+    np.testing.assert_allclose(files.read_vector(out, "log_u"), one.log_u, atol=1e-11)
+    np.testing.assert_allclose(files.read_vector(out, "log_v"), one.log_v, atol=1e-11)
+    np.testing.assert_allclose(np.asarray(files.open_matrix(out, "plan")), one.plan, atol=1e-13)
+
+
+def test_command_line_errors_are_said_once(tmp_path):
+    case = make_problem(tmp_path / "in.npz")
+    case.M[-1, -1] = np.nan
+    np.savez(tmp_path / "in.npz", M=case.M, a=case.a, b=case.b)
+    code, _, err = run(3, "-m", "mapuot.cli", "solve", tmp_path / "in.npz", "--reg", 0.1, "--reg-m", 1)
+    assert code == 1
+    assert err.count("rank 2: M must not hold NaN") == 1
+
+
+def test_command_line_says_not_converged(tmp_path):
+    make_problem(tmp_path / "in.npz")
+    command = ["solve", tmp_path / "in.npz", "--reg", 0.02, "--reg-m", 1, "--max-passes", 2]
+    code, out, err = run(2, "-m", "mapuot.cli", *command)
+    assert code == 3
+    assert "max_passes" in out
+    assert err.count("not converged") == 1
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_killed_job_goes_on_from_its_checkpoint(tmp_path, size, monkeypatch):
+    """SIGKILL in the middle of a slow method; the resumed job certifies the answer of an uninterrupted one."""
+    case = make_problem(tmp_path / "in.npz", 200, 180, reg=5e-3, reg_m=500.0)
+    saved, out = tmp_path / "state.npz", tmp_path / "out.npz"
+    command = ["solve", tmp_path / "in.npz", "-o", out, "--reg", case.reg, "--reg-m", 500, "--checkpoint", saved]
+    monkeypatch.setenv("MAPUOT_CHECKPOINT_SECONDS", "0.05")
+    slow = ["--method", "sinkhorn", "--max-passes", 10**8, "--tol", 1e-9]
+    first = start(size, "-m", "mapuot.cli", *command, *slow, start_new_session=True)
+    end = time.monotonic() + 60
+    while not saved.exists() and time.monotonic() < end and first.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    assert first.poll() is None, finish(first)
+    os.killpg(first.pid, signal.SIGKILL)
+    finish(first)
+    assert int(np.load(saved)["n_pass"]) > 0
+    assert not out.exists()
+    code, text, err = run(size, "-m", "mapuot.cli", *command, "--resume", "--tol", 1e-8)
+    assert code == 0, err
+    assert "converged" in text
+    one = case.solve(tol=1e-8)
+    with np.load(out) as found:
+        assert found["error_bound"] <= 1e-8
+        np.testing.assert_allclose(found["objective"], one.objective, rtol=1e-9)
+        np.testing.assert_allclose(found["row_marginal"], one.row_marginal, rtol=1e-6)

@@ -1,0 +1,117 @@
+"""The rooms of the package: who imports whom, read from the sources, imports in functions and by name included."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import mapuot
+
+ROOT = Path(mapuot.__file__).parent
+ABOVE = {"mapuot.solve", "mapuot.batch", "mapuot.strategy", "mapuot.loop"}
+DOORS = ("mapuot.pot", "mapuot.torch", "mapuot.jax", "mapuot.da", "mapuot.cli")
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def sources():
+    """{module: (its tree, whether it is a package)}."""
+    return {
+        module_name(path): (ast.parse(path.read_text(encoding="utf-8")), path.name == "__init__.py")
+        for path in ROOT.rglob("*.py")
+    }
+
+
+def absolute(name, level, package):
+    """The module that ``from <level dots><name> import`` means in a package."""
+    if not level:
+        return name or ""
+    base = package.split(".")[: len(package.split(".")) - level + 1]
+    return ".".join([*base, *([name] if name else [])])
+
+
+def pattern(node, module, package):
+    """(first characters, last ones) of the name that import_module is given, as far as the source tells it."""
+    if isinstance(node, ast.Constant):
+        name = node.value
+        return (name if not name.startswith(".") else absolute(name.lstrip("."), 1, package), "")
+    if isinstance(node, ast.BinOp):  # backend.__name__ + ".batch": of any package
+        return "", node.right.value if isinstance(node.right, ast.Constant) else ""
+    if isinstance(node, ast.JoinedStr):
+        texts = [x.value if isinstance(x, ast.Constant) else module if own_name(x) else None for x in node.values]
+        known = texts.index(None) if None in texts else len(texts)
+        return "".join(texts[:known]), texts[-1] or ""
+    return None
+
+
+def own_name(part):
+    return isinstance(part, ast.FormattedValue) and getattr(part.value, "id", "") == "__name__"
+
+
+def named(node, module, package):
+    """The modules that one node of a tree may import, of any package."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    if isinstance(node, ast.ImportFrom):
+        base = absolute(node.module, node.level, package)
+        full = {f"{base}.{alias.name}" for alias in node.names}
+        return {name if name in sources() else base for name in full}
+    called = node.func if isinstance(node, ast.Call) else None
+    if "import_module" in (getattr(called, "id", ""), getattr(called, "attr", "")):
+        known = pattern(node.args[0], module, package)
+        if known is not None:
+            start, end = known
+            return {name for name in sources() if name.startswith(start or "mapuot.") and name.endswith(end)}
+    return set()
+
+
+@cache
+def graph():
+    """{module: the modules of mapuot that it imports}; a module is no importer of the packages it lies in."""
+    found = {}
+    for module, (tree, is_package) in sources().items():
+        package = module if is_package else module.rpartition(".")[0]
+        names = set().union(*(named(node, module, package) for node in ast.walk(tree)))
+        found[module] = {name for name in names if name in sources()} - {module}
+    return found
+
+
+def reach(start):
+    seen, left = set(), [start]
+    while left:
+        for name in graph()[left.pop()] - seen:
+            seen.add(name)
+            left.append(name)
+    return seen
+
+
+def test_the_graph_is_not_empty():
+    edges = graph()
+    assert "mapuot.solve" in edges["mapuot"]
+    assert "mapuot.backends.contract" in edges["mapuot.problem"]
+    assert "mapuot.da" in edges["mapuot"]  # in a function
+    assert {"mapuot.backends.cpu", "mapuot.backends.cuda"} <= edges["mapuot.backends"]  # by an f-string
+    assert {"mapuot.backends.cpu.batch", "mapuot.backends.cuda.batch"} <= edges["mapuot.batch"]  # by a sum
+    assert "mapuot.backends.cuda.workspace" in edges["mapuot.backends.cuda"]
+
+
+@pytest.mark.parametrize("module", sorted(sources()))
+def test_no_circle(module):
+    assert module not in reach(module), sorted(name for name in reach(module) if module in reach(name))
+
+
+@pytest.mark.parametrize("module", sorted(name for name in sources() if name.startswith("mapuot.backends")))
+def test_backends_know_nothing_of_the_loop(module):
+    assert not reach(module) & ABOVE
+
+
+@pytest.mark.parametrize("module", sorted(name for name in sources() if not name.startswith(DOORS)))
+def test_nothing_below_opens_a_door(module):
+    """The package itself offers mapuot.pot and mapuot.da by name; nothing else does."""
+    doors = {name for name in graph()[module] if name.startswith(DOORS)}
+    assert not doors or module == "mapuot"
