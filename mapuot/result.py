@@ -147,7 +147,7 @@ class Result(Answer):
 
     @cached_property
     def dual(self) -> float:
-        """The dual value, a lower bound of every plan's objective but for the rounding of K, which the trace's counts."""
+        """The dual value, a lower bound of every plan's objective but for K's rounding, which the trace's counts."""
         p = self.problem
         total = p.reg * (p.c_mass - self.mass)
         for side, x, _ in self._sides():

@@ -1,6 +1,6 @@
 /* record.h - the records that the rules of a pass work on; one text for C, CUDA and, read as text, for cffi and numpy
  * (mapuot/backends/records.py).  Every member is 8 bytes wide, so that all compilers lay them out alike.
- * Only include guards and #include stand here as preprocessor lines. */
+ * Only include guards and one inclusion stand here as preprocessor lines. */
 #ifndef MAPUOT_RECORD_H
 #define MAPUOT_RECORD_H
 #include "common/words.h"
