@@ -147,10 +147,8 @@ class Result(Answer):
 
     @cached_property
     def dual(self) -> float:
-        """The dual value, a lower bound of every plan's objective; of a certified answer with the rounding of K counted."""
+        """The dual value, a lower bound of every plan's objective but for K's rounding, which the trace's counts."""
         p = self.problem
-        if self.converged and np.isfinite(self.trace[-1].dual):
-            return self.trace[-1].dual
         total = p.reg * (p.c_mass - self.mass)
         for side, x, _ in self._sides():
             value = penalties.dual_term(side.penalty, x, side.weight, side.rho, side.upper).sum()

@@ -144,7 +144,7 @@ typedef struct {
     int64_t every;           /* iterations from one look at err to the next */
     int32_t only_u;          /* 1: err is the change of u; 0: the mean of the changes of u and v */
     double stop;             /* < 0: never */
-    int64_t made, looks;     /* iterations made; entries of err */
+    int64_t made, looks;     /* iterations made; entries of err, which may start anew with a call */
     double *log_u, *log_v;   /* p x m, p x n: the state, on entry the start */
     double *next_u, *next_v; /* the same, of problems that have made the next iteration */
     int32_t *done, *absorb;  /* p: has made it; K is to be rebuilt */

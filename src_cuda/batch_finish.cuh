@@ -62,7 +62,7 @@ __device__ __forceinline__ double settle_pass(const Batch &S, const Work &W, Sta
     limits.dual_scale = limits.rho_rows * p.mass_a + limits.rho_cols * p.mass_b;
     out.mass = move.kappa * move.mass;
     out.dual = dual_value(S, W, p, move, out.mass, t);
-    out.lost = out.dead = out.rejected = 0;
+    out.lost = out.dead = out.rejected = out.residual = 0;
     p.shift += move.lam;
     settle(&limits, &p, &out);
     certify(&limits, &p, &out, soft ? t[LOSS] : 0, soft ? 0 : t[LOSS], 1); // where K does not do, no pass comes here
@@ -86,15 +86,19 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
         t[lane] = sum;
     __syncwarp();
     Standing p = at;
-    Report out = W.report;
     p.step = MAPUOT_REPEAT;
     if (odd) {
-        out.status = p.since_absorb == 0 ? MAPUOT_NOT_FINITE : MAPUOT_RUNNING;
+        if (threadIdx.x == 0) {
+            W.report.status = p.since_absorb == 0 ? MAPUOT_NOT_FINITE : MAPUOT_RUNNING;
+            W.report.passes = (double)(p.passes + 1);
+        }
         p.passes += 1;
         p.since_absorb += 1;
-        out.passes = (double)p.passes;
     } else {
+        Report out;
         common = settle_pass(S, W, p, move, t, out);
+        if (threadIdx.x == 0)
+            W.report = out;
     }
     __syncwarp();
     if (lane == 0)
@@ -108,8 +112,6 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
         gamma = __all_sync(FULL, !weight || isfinite(gamma)) ? gamma : 0;
     }
     const bool far = step < MAPUOT_REPEAT && second_sweep(S, W, col, ld, v, p, step, slot, common, gamma);
-    if (threadIdx.x == 0)
-        W.report = out;
     return odd || far;
 }
 #endif

@@ -71,8 +71,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) prox_rows(const __grid_con
         S.row_scalar[problem] = odd ? INF - INF : part;
 }
 
-// The column half of the pass; where it is the last, the translation goes into what the caller reads.
-extern "C" __global__ void __launch_bounds__(THREADS) finish_problems(const __grid_constant__ Batch S)
+// The column half of the pass; where it is the last, the translation goes into what the caller reads.  4 blocks a
+// multiprocessor: with registers for 5 it would spill.
+extern "C" __global__ void __launch_bounds__(THREADS, 4) finish_problems(const __grid_constant__ Batch S)
 {
     __shared__ Work W;
     const int64_t problem = blockIdx.x;

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from ..backends import host
+from ..backends import host, pick
 from ..barycenter import as_weights, checked
 from ..validate import as_array, as_count, as_positive
-from . import core
 from .arrays import give, take, threshold
 from .caller import WORDS, warn, warn_not_stopped
 
@@ -142,6 +141,9 @@ class Barycenter:
         self.weights = weights
 
     def run(self, start: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool) -> Any:
+        pick("cpu")  # tells where the C library is not built
+        from . import core  # noqa: PLC0415
+
         stop = threshold(stop)
         with tqdm(total=max_iter, desc="barycenter", unit="pass", disable=not progress) as bar:
             q, log_u, log_v, err, made, converged = core.barycenter(

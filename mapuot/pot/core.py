@@ -17,6 +17,7 @@ from ..backends.records import STATS, told
 from ..penalties import F64
 
 CALL_ENTRIES = 1 << 28  # of all K in one foreign call, some .2 s: Ctrl-C and the progress bar wait for it
+CALL_ITERATIONS = 4096  # whose records a call holds
 
 
 class Trace(Sequence[Stats]):
@@ -41,22 +42,21 @@ class SinkhornRun:
     """Iterations of problems of one shape that stop together; ``workspaces`` are those of the CPU backend."""
 
     def __init__(
-        self, workspaces: list[Any], starts: list[tuple[F64, F64]], max_iter: int, every: int, only_u: bool, stop: float
+        self, workspaces: list[Any], starts: list[tuple[F64, F64]], every: int, only_u: bool, stop: float
     ) -> None:
         self.workspaces, p = workspaces, len(workspaces)
         self.log_u, self.log_v = (np.array([start[k] for start in starts]) for k in (0, 1))
         self.next = np.empty_like(self.log_u), np.empty_like(self.log_v)
         self.flags = np.zeros((2, p), np.int32)
-        self.err = np.empty(1 + max_iter // every)
+        self.err: list[float] = []
         self.states = ffi.new("mapuot_state *[]", [workspace.state for workspace in workspaces])
         m, n = workspaces[0].problem.shape
-        self.most = max(1, CALL_ENTRIES // (p * m * n))
+        self.most = most_iterations(p * m * n)
         run = self.run = ffi.new("mapuot_sinkhorn_run *")
         run.every, run.only_u, run.stop = every, only_u, stop
         run.log_u, run.log_v = pointer(self.log_u), pointer(self.log_v)
         run.next_u, run.next_v = (pointer(x) for x in self.next)
         run.done, run.absorb = (pointer(x, "int32_t *") for x in self.flags)
-        run.err = pointer(self.err)
         for workspace, start in zip(workspaces, starts, strict=True):
             self.absorb(workspace, start[1])
 
@@ -75,23 +75,25 @@ class SinkhornRun:
         """At most ``count`` iterations: the status, and the passes' table, (made, p)."""
         run, p = self.run, len(self.workspaces)
         count, before = min(count, self.most), run.made
-        table = np.empty((count, p), STATS)
+        table, err = np.empty((count, p), STATS), np.empty(1 + count // run.every)
+        run.err, run.looks = pointer(err), 0
         run.stats = pointer(table, "mapuot_stats *")
         status = check(lib.mapuot_sinkhorn(self.workspaces[0].pool, p, self.states, run, count))
         for workspace, due in zip(self.workspaces, self.flags[1], strict=True):
             if due and status == lib.MAPUOT_ABSORB:
                 self.absorb(workspace)
         self.flags[1] = 0
+        self.err += err[: run.looks].tolist()
         return ffi.string(lib.mapuot_status_text(status)).decode(), table[: run.made - before]
 
     @property
     def made(self) -> int:
         return int(self.run.made)
 
-    def errors(self) -> list[float]:
-        """POT's err, one entry a look."""
-        found: list[float] = self.err[: self.run.looks].tolist()
-        return found
+
+def most_iterations(entries: int) -> int:
+    """Iterations of one foreign call that read so many entries each."""
+    return max(1, min(CALL_ITERATIONS, CALL_ENTRIES // entries))
 
 
 def barycenter(
@@ -124,19 +126,21 @@ def barycenter(
     )  # fmt: skip
     A, weights = np.ascontiguousarray(A, np.float64), np.ascontiguousarray(weights, np.float64)
     log_u, log_v, q = np.empty((k, n)), np.full((k, n), start), np.full(n, np.exp(start))
-    err = np.empty(1 + max_iter // every)
+    most, err = most_iterations(k * n * n), []
+    looks = np.empty(1 + most // every)
     run = ffi.new("mapuot_barycenter_run *")
     run.n, run.k, run.ld, run.fi, run.low, run.safe = n, k, ld, fi, low, safe
     run.spread = float(M.max()) / reg - low
     run.kernel, run.A, run.weights = map(pointer, (kernel, A, weights))
-    run.log_u, run.log_v, run.q, run.err = map(pointer, (log_u, log_v, q, err))
+    run.log_u, run.log_v, run.q, run.err = map(pointer, (log_u, log_v, q, looks))
     run.every, run.least, run.stop = every, least, stop
-    most, status = max(1, CALL_ENTRIES // (k * n * n)), lib.MAPUOT_RUNNING
+    status = lib.MAPUOT_RUNNING
     while run.made < max_iter and status == lib.MAPUOT_RUNNING:
-        before = run.made
+        before, run.looks = run.made, 0
         status = check(lib.mapuot_barycenter(pool, run, min(most, max_iter - run.made)))
         advanced(run.made - before)
+        err += looks[: run.looks].tolist()
         if status == lib.MAPUOT_ABSORB:
             log_kernel, status = np.divide(M, -reg, dtype=np.float64, order="C"), lib.MAPUOT_RUNNING
             run.log_kernel = pointer(log_kernel)
-    return q, log_u, log_v, err[: run.looks].tolist(), int(run.made), status == lib.MAPUOT_CONVERGED
+    return q, log_u, log_v, err, int(run.made), status == lib.MAPUOT_CONVERGED

@@ -21,7 +21,6 @@ from ..penalties import F64
 from ..problem import Problem
 from ..result import Result
 from .caller import warn, warn_not_stopped
-from .core import SinkhornRun, Trace
 
 NAMED = {  # name: (translation, iterations between two looks at err, err of u alone)
     "sinkhorn": (False, 1, False),
@@ -75,8 +74,10 @@ def by_core(
     bar: Any,
 ) -> Outcome:
     """In the C core."""
+    from .core import SinkhornRun, Trace  # noqa: PLC0415 - not without the C library, which the reference does without
+
     begun = time.perf_counter()
-    run = SinkhornRun(workspaces, starts, max_iter, *NAMED[method][1:], stop)
+    run = SinkhornRun(workspaces, starts, *NAMED[method][1:], stop)
     status, tables, seconds = "running", [], []
     while status in ("running", "absorb") and run.made < max_iter:
         status, table = run.iterate(max_iter - run.made)
@@ -88,7 +89,7 @@ def by_core(
     traces = [Trace(whole[:, q], seconds) for q in range(len(problems))]
     ends = zip(workspaces, run.log_u, run.log_v, strict=True)
     states = [(workspace.limited(log_u, 0), workspace.limited(log_v, 1)) for workspace, log_u, log_v in ends]
-    return states, traces, run.errors(), status, run.made
+    return states, traces, run.err, status, run.made
 
 
 def by_python(

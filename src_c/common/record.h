@@ -1,6 +1,6 @@
 /* record.h - the records that the rules of a pass work on; one text for C, CUDA and, read as text, for cffi and numpy
  * (mapuot/backends/records.py).  Every member is 8 bytes wide, so that all compilers lay them out alike.
- * Of preprocessor lines only include guards and includes stand here. */
+ * Only include guards and one inclusion stand here as preprocessor lines. */
 #ifndef MAPUOT_RECORD_H
 #define MAPUOT_RECORD_H
 #include "common/words.h"

@@ -129,7 +129,7 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0);
     const double rounding = storage_error(limits, p->since_absorb) + limits->exponent_error + out->lost +
                             4.5e-16 * fabs(p->shift); /* log u and log v hold it: 4 roundings */
-    p->moved = limits->reg * out->mass * rounding + 2e-15 * (limits->dual_scale + fabs(out->dual));
+    p->moved = limits->reg * out->mass * rounding + 1e-15 * (limits->dual_scale + fabs(out->dual));
     const double over = OVER(out->mass);
     out->error = plan_error(gap * over * limits->inv_reg) + hard * over + rounding;
     out->gap = hard > allowed * out->mass ? INF : gap;

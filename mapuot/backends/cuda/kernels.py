@@ -115,7 +115,8 @@ def source(name: str) -> str:
         return expand(header)
 
     def expand(file: str) -> str:
-        return re.sub(r'#include "(.*?)"', text, (SOURCE / file).read_text())
+        whole = re.sub(r"#include <.*?>\n", "", (SOURCE / file).read_text())  # of C: CUDA has what they declare
+        return re.sub(r'#include "(.*?)"', text, whole)
 
     return expand(name)
 
