@@ -50,8 +50,9 @@ FN mapuot_column_out column_values(int penalty, const mapuot_column *c, double s
 {
     mapuot_column_out out;
     const double log_v = c->x - shift;
+    const int dead = !(sum >= TINY);
     if (penalty <= MAPUOT_BALANCED) {
-        const double image = kl_image(c, log_sum, shift, offset);
+        const double image = dead ? c->x : kl_image(c, log_sum, shift, offset);
         const mapuot_three e = exponentials(-c->k * log_v, -c->k * (image - shift), offset);
         out = kl_column(c, sum, log_sum, shift, offset, reg, image, c->weight * e.x, c->weight * e.y, e.z);
     } else {
@@ -59,14 +60,11 @@ FN mapuot_column_out column_values(int penalty, const mapuot_column *c, double s
         out.next = 0;
         out.kappa = exp(offset);
         out.marginal = c->v * sum * out.kappa;
-        out.image = prox_log(penalty, part + shift, c->weight, c->log_weight, c->rho, c->upper, reg) + shift;
+        out.image =
+            dead ? c->x : prox_log(penalty, part + shift, c->weight, c->log_weight, c->rho, c->upper, reg) + shift;
         out.gap = gap_term(penalty, g, out.marginal, c->weight, c->rho, c->upper);
         out.dual = dual_term(penalty, g, c->weight, c->rho, c->upper);
         out.hard = violation(penalty, out.marginal, c->weight, c->rho, c->upper);
-    }
-    if (!(sum >= TINY)) {
-        out.next = 0;
-        out.image = c->x;
     }
     return out;
 }

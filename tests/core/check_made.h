@@ -22,7 +22,8 @@ static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *
     const problem p = new_problem(m, n, layout);
     mapuot_state stored = new_state(m, n, MAPUOT_F64, kind, MAPUOT_KL, 1, threads), made;
     double *want = vector(len, 0), *got = vector(len, 0);
-    stored.reg = p.reg;
+    stored.limits.reg = p.reg;
+    stored.limits.inv_reg = 1 / p.reg;
     mapuot_build_kernel(pool, m, n, p.M, p.c, p.reg, p.alpha, p.beta, MAPUOT_F64, stored.kernel, stored.ld);
     made = stored;
     made.dtype = MAPUOT_F32; /* what K is stored as does not matter: it is not there */
@@ -36,7 +37,7 @@ static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *
     for (int turn = 0; turn < 4; turn++) {
         const int form = turn < 3 ? WIDE : HALVES;
         stored.tile_rows = made.tile_rows = 2 << turn % 3;
-        stored.passes = made.passes = turn + m;
+        stored.progress.passes = made.progress.passes = turn + m;
         run_pass(pool, &stored, form);
         keep_rows(&stored, want);
         run_pass(pool, &made, form);
