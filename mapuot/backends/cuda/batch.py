@@ -16,12 +16,11 @@ import numpy as np
 
 from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING, BatchProblem
-from .. import records
 from ..contract import Options
 from ..contract import weigh as weigh_on_host
 from ..limits import limits_of, narrow_floor
 from ..records import STATUS, put
-from .kernels import MEMORY, by_value, kernel, small_options
+from .kernels import MEMORY, RECORDS, by_value, kernel, small_options
 from .workspace import NARROW_NOISE
 
 MOST = 128  # rows and columns of a small problem
@@ -32,8 +31,7 @@ CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
 CLIMBS = True  # by way of larger regs, where reg is small
 CHECK_PASSES = 8  # products between two looks at what still runs
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
-RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
-BATCH, REPORT, STANDING = RECORDS["Batch"], RECORDS["Report"], RECORDS["Standing"]
+BATCH, REPORT, STANDING = (RECORDS[name] for name in ("Batch", "Report", "Standing"))
 SCALES = {"scale_limit": 1e100, "most_scale": math.inf}  # float64 all through; a scale beyond it: K is made again
 
 
