@@ -10,6 +10,7 @@ from .batch import BatchResult, solve_batch
 from .divergence import sinkhorn_divergence
 from .errors import ConvergenceWarning, InfeasibleError
 from .log_matmul import log_matmul, log_matmul_gradient
+from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .result import Result
 from .sequence import path
@@ -21,6 +22,7 @@ __all__ = [
     "BatchResult",
     "ConvergenceWarning",
     "InfeasibleError",
+    "PointCloud",
     "Result",
     "Stats",
     "__version__",

@@ -1,4 +1,4 @@
-"""What M can be: an array (`Dense`), or rows that a function or a file gives when they are needed (`Streamed`).
+"""What M can be: an array (`Dense`), rows that a function or a file gives (`Streamed`), or points (points.py).
 
 A cost gives its rows in blocks, (i0, i1, M, c), beside the same rows of a reference matrix c, which is a cost of its
 own. What lies in memory is one block and is not copied; what does not comes BLOCK_BYTES at a time, so that a matrix
@@ -24,6 +24,7 @@ class Cost:
 
     ndim = 2
     held = False  # one array, to which a backend can point
+    never_stored = False  # its entries are made faster than those of K could be read
     shape: tuple[int, int]
     dtype: Any
 

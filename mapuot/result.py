@@ -16,6 +16,8 @@ from .backends import PlanStream, Stats, name_of, pick
 from .errors import MUTED, ConvergenceWarning
 from .penalties import F64
 from .problem import Problem
+from .slopes import Gradient, gradient, potential
+from .validate import as_choice
 
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 
@@ -172,7 +174,12 @@ class Result(Answer):
     @cached_property
     def plan(self) -> Any:
         """The plan P, (m, n), in M's dtype; formed from M with a float64 exponent on first use, then kept."""
-        return self._stream.plan(0, self.problem.shape[0])
+        m, n = self.problem.shape
+        try:
+            return self._stream.plan(0, m)
+        except MemoryError as error:
+            size = m * n * self.problem.cost.dtype.itemsize / 2**30
+            raise MemoryError(f"the plan takes {size:.3g} GiB: apply, rows, top_k, sparse do without it") from error
 
     @cached_property
     def cost(self) -> float:
@@ -252,6 +259,21 @@ class Result(Answer):
         """The entries of the plan that are > threshold (units of mass), as a SciPy CSR array."""
         parts = [sparse.csr_array(np.where(block > threshold, block, 0)) for _, block in self._blocks()]
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
+
+    def gradient(self) -> Gradient:
+        """Derivatives of the objective by the points and masses of a `PointCloud`: x, y, a, b and a bound of the error.
+
+        For KL or balanced sides with one reg_m each; what the value depends on through the plan is stationary.
+        Source: the envelope theorem; Feydy et al. 2019.
+        """
+        return gradient(self)
+
+    def potential(self, points: Any, side: str = "rows") -> F64:
+        """The potential f (or with ``side="cols"`` g) continued to other points (k, d), in units of M.
+
+        ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
+        """
+        return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
 
 
 def warn_not_converged(result: Result, tol: float, precision: str) -> None:

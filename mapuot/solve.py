@@ -45,9 +45,10 @@ def solve(
 
     Parameters
     ----------
-    M : (m, n) array, function or path
+    M : (m, n) array, PointCloud, function or path
         Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
         ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held.
+        A :class:`mapuot.PointCloud` is never formed: each pass makes its costs.
     a, b : (m,), (n,) arrays
         Masses, >= 0; None or empty means uniform with mass 1.
     reg : float
@@ -131,6 +132,8 @@ def solve(
             reference=reference if isinstance(reference, str) else kind_of(reference),
         )  # fmt: skip
         cost = as_cost(source, module, ranks, a, b)
+        if cost.never_stored and METHODS[method][2]:
+            raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
         threads = ranks.threads(as_threads(threads), cost.size)
         problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
         options = make_options(method, precision, tol, tol_gap, threads)

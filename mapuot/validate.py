@@ -197,6 +197,9 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     if in_one_process and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
     cost = source if isinstance(source, Cost) else None
+    if cost is not None and cost.never_stored and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
+        name = backend.__name__.rpartition(".")[2]
+        raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
     if cost is not None or callable(source):
         for name, weight in (("a", a), ("b", b)):
             if isinstance(weight, (str, os.PathLike)):

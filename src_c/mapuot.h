@@ -12,11 +12,24 @@
 
 typedef enum { MAPUOT_F64, MAPUOT_F32, MAPUOT_BF16 } mapuot_dtype;
 
-/* A dense matrix as the caller has it: M or the reference c; strides in elements, dtype F64 or F32. */
+typedef enum { MAPUOT_SQEUCLIDEAN, MAPUOT_EUCLIDEAN, MAPUOT_CITYBLOCK, MAPUOT_WFR } mapuot_metric;
+
+/* Two clouds of points; their costs, scale times the metric, are made where they are needed (points.h). */
+typedef struct {
+    const double *x; /* m x d, one point after another */
+    const double *y; /* d x ld, one coordinate after another; ld is padded(n), copies of the last point behind n */
+    int64_t d, ld;
+    double scale;
+    mapuot_metric metric;
+} mapuot_points;
+
+/* A matrix as the caller has it, M or the reference c: dense, strides in elements, dtype F64 or F32; where points.x is
+ * not NULL, that of two clouds, and the other members do not count. */
 typedef struct {
     const void *data;
     int64_t row_stride, col_stride;
     mapuot_dtype dtype;
+    mapuot_points points;
 } mapuot_matrix;
 
 /* One marginal: the rows (a, u) or the columns (b, v).  All arrays have len entries; those of the columns

@@ -11,11 +11,16 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...penalties import F64
+from ...points import PointCloud
 from ...processor import default_threads, isa
 
 PAD, TILE = 16, 8
 SCALARS = int(lib.mapuot_scalars())
 DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32, "bfloat16": lib.MAPUOT_BF16}
+METRICS = {
+    "sqeuclidean": lib.MAPUOT_SQEUCLIDEAN, "euclidean": lib.MAPUOT_EUCLIDEAN,
+    "cityblock": lib.MAPUOT_CITYBLOCK, "wfr": lib.MAPUOT_WFR,
+}  # fmt: skip
 CODES = {"d": lib.MAPUOT_F64, "f": lib.MAPUOT_F32}  # by the character of a dtype: its name takes numpy 5 us
 
 
@@ -71,9 +76,14 @@ def pointer(array: Any, ctype: str = "double *") -> Any:
 
 
 def matrix(array: Any) -> Any:
-    """mapuot_matrix of a 2-D numpy array, or the empty one for None."""
+    """mapuot_matrix of a 2-D numpy array or of points, or the empty one for None."""
     view = ffi.new("mapuot_matrix *")
-    if array is not None:
+    if isinstance(array, PointCloud):
+        points, (metric, scale) = view.points, array.core
+        points.x, points.y = pointer(array.rows), pointer(array.columns)
+        points.d, points.ld = array.columns.shape
+        points.metric, points.scale = METRICS[metric], scale
+    elif array is not None:
         view.data = ffi.cast("void *", array.__array_interface__["data"][0])
         view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
         view.dtype = CODES[array.dtype.char]

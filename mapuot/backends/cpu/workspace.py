@@ -43,11 +43,14 @@ class Workspace(KernelWorkspace):
     def __init__(self, problem: Problem, options: Options) -> None:
         super().__init__(problem, options)
         m, n = problem.shape
+        self.made = problem.cost.never_stored  # every pass makes its rows in float64, as an exact one does
+        if self.made:
+            self.dtype = "float64"
         self.safe_spread = SAFE_SPREAD[self.dtype]
         self.pool = native.pool_for(options.threads, m * n)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
         self.ld = native.leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
-        self.K = empty(m * self.ld, STORAGE[self.dtype])
+        self.K = empty(0 if self.made else m * self.ld, STORAGE[self.dtype])
         self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
         lengths = (size + native.SCALARS, 3 * size, (2 * options.memory + 2) * size, *sides)
@@ -72,8 +75,10 @@ class Workspace(KernelWorkspace):
         if problem.cost.held:
             self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
             state.M, state.c = self.matrices
-        self.tile = empty(threads * native.TILE * self.ld if self.limits.finer else 0)
-        state.tile = pointer(self.tile) if self.limits.finer else ffi.NULL
+        state.exact = self.made
+        tiles = self.made or self.limits.finer
+        self.tile = empty(threads * native.TILE * self.ld if tiles else 0)
+        state.tile = pointer(self.tile) if tiles else ffi.NULL
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
 
@@ -101,6 +106,8 @@ class Workspace(KernelWorkspace):
         problem, state = self.problem, self.state
         self.alpha, self.beta, self.limits.exponent_error = alpha, beta, error
         state.alpha, state.beta = pointer(alpha), pointer(beta)
+        if self.made:
+            return
         for i0, i1, matrices in self.blocks():
             check(
                 lib.mapuot_build_kernel(
