@@ -12,6 +12,17 @@ CFLAGS_check := -O3 -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
 
+CC_check = $(CC)
+CC_asan = $(CC)
+CC_tsan = $(CC)
+CFLAGS_arm := -O3
+CFLAGS_musl := -O3
+CC_arm := aarch64-linux-gnu-gcc
+ENV_arm := MAPUOT_ISAS=scalar,neon
+LDFLAGS_arm := -static
+CC_musl := musl-gcc
+LDFLAGS_musl := -static
+
 .PHONY: help demo pictures test test-gpu sanitize-gpu hostile mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -91,9 +102,19 @@ clean: ## remove all that was built or installed here
 	@touch $@
 
 # a build of its own beside .venv, and the C checker linked with the same objects
+define link_checker
+	$(CC_$*) -std=c11 -D_GNU_SOURCE -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
+	tests/core/check_kernels.c $$(find build/$* -path '*/src_c/*.o') $(LDFLAGS_$*) -lm
+	@touch $@
+endef
+
 build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext $(CHECKED)
 	rm -rf build/$*
 	CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build --build-base build/$* --build-lib build/$*/lib
-	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
-	tests/core/check_kernels.c $$(find build/$* -path '*/src_c/*.o') -lm
-	@touch $@
+	$(link_checker)
+
+# the core alone, for another machine or C library
+build/arm/.done build/musl/.done: build/%/.done: .venv/.ext $(CHECKED)
+	rm -rf build/$*
+	CC="$(CC_$*)" $(ENV_$*) CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build_ext --core --build-temp build/$*
+	$(link_checker)

@@ -20,7 +20,7 @@ def default_threads(entries: int, share: float | None = None) -> int:
 
 
 def isa() -> str:
-    """The instruction set in use: "scalar", "avx2" or "avx512"."""
+    """The instruction set in use: "scalar", "avx2", "avx512" or "neon"."""
     from ._core import ffi, lib  # noqa: PLC0415  the reference runs without the C library
 
     return str(ffi.string(lib.mapuot_isa()).decode())

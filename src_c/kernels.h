@@ -45,6 +45,7 @@ typedef struct {
 
 /* sums has padded(n) + SCALARS entries and is zero on entry. */
 typedef void (*pass_fn)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums);
+typedef void (*batch_fn)(mapuot_state *const *states, int count);
 typedef void (*stream_fn)(const stream_args *args, int64_t i0, int64_t i1);
 /* as stream_fn, with an accumulator of the calling thread, zero on entry (col_max: -inf) */
 typedef void (*gather_fn)(const stream_args *args, int64_t i0, int64_t i1, double *acc);
@@ -61,6 +62,8 @@ typedef struct {
     pass_fn plan_pass;      /* the same on the plan itself, in place; NULL for bfloat16 */
     stream_fn build_kernel; /* K from M */
     stream_fn form_plan;    /* P from M; NULL for bfloat16 */
+    batch_fn batch_pass;    /* row_pass for several problems that share K */
+    const struct log_matmul_kernels *log_matmul; /* log_matmul.h; NULL for bfloat16 */
 } dtype_kernels;
 
 typedef struct {
@@ -71,6 +74,7 @@ typedef struct {
     /* streams over M */
     gather_fn extrema, balance, apply_transpose, plan_sums;
     stream_fn apply;
+    const struct barycenter_kernels *barycenter; /* barycenter.h */
 } mapuot_kernels;
 
 /* sweep results: sums over columns but SWEEP_RESIDUAL, a maximum */

@@ -85,7 +85,7 @@ typedef struct {
 typedef struct mapuot_pool mapuot_pool;
 
 const char *mapuot_status_text(int status);
-const char *mapuot_isa(void);        /* the instruction set in use: scalar, avx2, avx512 */
+const char *mapuot_isa(void);        /* the instruction set in use: scalar, avx2, avx512, neon */
 int mapuot_set_isa(const char *isa); /* lower or restore it ("auto"); for tests and benchmarks */
 int mapuot_scalars(void);            /* row scalars at the end of sums */
 

@@ -38,6 +38,8 @@ static inline void relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory"); /* some 10 ns; YIELD is a nop on most cores */
 #endif
 }
 
