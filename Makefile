@@ -20,10 +20,13 @@ CFLAGS_musl := -O3
 CC_arm := aarch64-linux-gnu-gcc
 ENV_arm := MAPUOT_ISAS=scalar,neon
 LDFLAGS_arm := -static
+RUN_arm := qemu-aarch64
+DEBIAN_arm := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 CC_musl := musl-gcc
 LDFLAGS_musl := -static
+DEBIAN_musl := musl-tools
 
-.PHONY: help demo pictures test test-gpu sanitize-gpu hostile mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
+.PHONY: help demo pictures test test-gpu sanitize-gpu hostile mpi-2 mpi-3 mpi-4 check check-arm check-musl bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -56,6 +59,11 @@ mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 
 check: build/check/.done ## compare every C kernel with its scalar twin
 	build/check/check_kernels $(ARGS)
+
+check-arm check-musl: check-%: ## the same on aarch64 (by qemu), with musl; skipped where their compilers are missing
+	@for tool in $(CC_$*) $(RUN_$*); do command -v $$tool >/dev/null || \
+	{ echo "$@: skipped, there is no $$tool. Debian: apt install $(DEBIAN_$*)"; exit 0; }; done; \
+	$(MAKE) --no-print-directory build/$*/.done && $(RUN_$*) build/$*/check_kernels $(ARGS)
 
 bench: .venv/.bench ## measure every claim against POT, into build/bench (make bench ARGS=pass for a part)
 	$(BIN)/python -m bench $(or $(ARGS),all)

@@ -33,6 +33,18 @@ MACHINES = {
     "arm64": "scalar,neon",
 }
 DTYPES = ["f64", "f32", "bf16"]
+PLAIN_SOURCES = [
+    "dispatch",
+    "machine",
+    "pool",
+    "solver",
+    "finish",
+    "streams",
+    "batch",
+    "log_matmul",
+    "sinkhorn",
+    "barycenter",
+]
 INCLUDES = ["src_c"]
 
 MACHINE = sysconfig.get_platform().rpartition("-")[2] if sys.maxsize > 2**32 else ""
@@ -53,10 +65,7 @@ ABI3 = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"
 
 # (object folder, source, flags): one entry, one call of the compiler
 UNITS = [
-    *[
-        ("plain", f"{name}.c", PLAIN)
-        for name in ["dispatch", "pool", "solver", "finish", "streams", "batch", "log_matmul", "sinkhorn", "barycenter"]
-    ],
+    *[("plain", f"{name}.c", PLAIN) for name in PLAIN_SOURCES],
     *[
         (isa, source, isa_flags(isa))
         for isa in ISAS

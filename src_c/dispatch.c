@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "barycenter.h"
 #include "kernels.h"
@@ -42,11 +41,11 @@
     static const mapuot_kernels table_##isa = {                                                                        \
         #isa,                                                                                                          \
         {{row_pass_f64_##isa, NULL, row_dots_f64_##isa, row_sums_f64_##isa, plan_pass_f64_##isa,                       \
-          build_kernel_f64_##isa, form_plan_f64_##isa, batch_pass_f64_##isa, &log_matmul_f64_##isa},                                                                \
+          build_kernel_f64_##isa, form_plan_f64_##isa, batch_pass_f64_##isa, &log_matmul_f64_##isa},                   \
          {row_pass_f32_##isa, narrow_pass_f32_##isa, row_dots_f32_##isa, row_sums_f32_##isa, plan_pass_f32_##isa,      \
-          build_kernel_f32_##isa, form_plan_f32_##isa, batch_pass_f32_##isa, &log_matmul_f32_##isa},                                                                \
+          build_kernel_f32_##isa, form_plan_f32_##isa, batch_pass_f32_##isa, &log_matmul_f32_##isa},                   \
          {row_pass_bf16_##isa, narrow_pass_bf16_##isa, row_dots_bf16_##isa, row_sums_bf16_##isa, NULL,                 \
-          build_kernel_bf16_##isa, NULL, batch_pass_bf16_##isa, NULL}},                                                                             \
+          build_kernel_bf16_##isa, NULL, batch_pass_bf16_##isa, NULL}},                                                \
         sweep_marginal_##isa,                                                                                          \
         sweep_prox_##isa,                                                                                              \
         sweep_difference_##isa,                                                                                        \
@@ -102,20 +101,6 @@ const mapuot_kernels *mapuot_active_kernels(void)
         atomic_store(&active, kernels);
     }
     return kernels;
-}
-
-/* of one core; MAPUOT_L2_KIB overrides what the system says */
-int64_t mapuot_l2_bytes(void)
-{
-    static atomic_llong known;
-    int64_t bytes = atomic_load(&known);
-    if (bytes <= 0) {
-        const char *kib = getenv("MAPUOT_L2_KIB");
-        bytes = kib ? atoll(kib) << 10 : sysconf(_SC_LEVEL2_CACHE_SIZE);
-        bytes = bytes > 0 ? bytes : 1 << 20;
-        atomic_store(&known, bytes);
-    }
-    return bytes;
 }
 
 const char *mapuot_isa(void) { return mapuot_active_kernels()->isa; }

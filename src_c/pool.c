@@ -130,7 +130,7 @@ mapuot_pool *mapuot_pool_new(int threads)
     memset(pool, 0, sizeof *pool);
     pool->owner = getpid();
     pool->threads = 1;
-    pool->spins = threads <= sysconf(_SC_NPROCESSORS_ONLN) ? SPINS : 0;
+    pool->spins = threads == 1 || threads <= mapuot_cores() ? SPINS : 0;
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
     pthread_mutex_init(&pool->busy, NULL);
     pthread_mutex_init(&pool->lock, NULL);
