@@ -120,7 +120,7 @@ class build_ext(setuptools_build_ext):
 
 if __name__ == "__main__":
     setup(
-        cffi_modules=["mapuot/_ffi_build.py:ffi"],
+        cffi_modules=["src_c/ffi_build.py:ffi"],
         cmdclass={"build_ext": build_ext},
         options=ABI3,
     )
