@@ -24,7 +24,7 @@ from .errors import MUTED, ConvergenceWarning
 from .loop import Run
 from .penalties import F64
 from .problem import BatchProblem
-from .processor import cores
+from .processor import core_count
 from .result import Answer, Result
 from .strategy import (
     METHODS,
@@ -162,7 +162,7 @@ class BatchRun:
         if not len(left):
             return
         on_cpu = name_of(self.module) != "cuda"
-        threads = (self.options.threads or len(cores())) if on_cpu else 1
+        threads = (self.options.threads or core_count()) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
             for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), left):
                 bar.update()

@@ -5,14 +5,6 @@
 #include <string.h>
 
 #include "log_matmul.h"
-#include "real.h"
-
-#define DECLARE(isa) extern const log_matmul_kernels log_matmul_f64_##isa, log_matmul_f32_##isa;
-DECLARE(scalar)
-#ifndef MAPUOT_NO_X86
-DECLARE(avx2)
-DECLARE(avx512)
-#endif
 
 enum { GROUP_BYTES = 4 << 20 }; /* of exponentials of B at once */
 
@@ -24,17 +16,6 @@ typedef struct {
     int64_t size_F, size_E, size_S;   /* of one product, of a thread */
     int64_t panels;
 } log_job;
-
-static const log_matmul_kernels *kernels_of(mapuot_dtype dtype)
-{
-#ifndef MAPUOT_NO_X86
-    if (strcmp(mapuot_isa(), "avx512") == 0)
-        return dtype == MAPUOT_F64 ? &log_matmul_f64_avx512 : &log_matmul_f32_avx512;
-    if (strcmp(mapuot_isa(), "avx2") == 0)
-        return dtype == MAPUOT_F64 ? &log_matmul_f64_avx2 : &log_matmul_f32_avx2;
-#endif
-    return dtype == MAPUOT_F64 ? &log_matmul_f64_scalar : &log_matmul_f32_scalar;
-}
 
 /* product q of the group as seen by a thread */
 static log_product member(const log_job *job, int64_t q, int thread)
@@ -94,7 +75,7 @@ int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_
                       const void *B, int32_t shared_B, int32_t exact, void *out)
 {
     const int threads = mapuot_pool_threads(pool);
-    log_job job = {.kernels = kernels_of(dtype), .width = dtype == MAPUOT_F64 ? 8 : 4};
+    log_job job = {.kernels = mapuot_active_kernels()->dtype[dtype].log_matmul, .width = dtype == MAPUOT_F64 ? 8 : 4};
     if (dtype == MAPUOT_BF16)
         return MAPUOT_BAD_ARGUMENT;
     job.product = (log_product){.m = m, .k = k, .n = n, .exact = exact};

@@ -24,7 +24,7 @@ typedef struct {
 
 enum { ROW_BLOCK = 32, RUN_LENGTH = 256 };
 
-typedef struct {
+typedef struct log_matmul_kernels {
     int rows, columns;
     void (*pack_columns)(const log_product *job, int64_t panel);
     void (*log_rows)(const log_product *job, int64_t i0, int64_t i1); /* i1 - i0 <= ROW_BLOCK */

@@ -98,9 +98,15 @@ typedef struct {
 typedef struct mapuot_pool mapuot_pool;
 
 const char *mapuot_status_text(int status);
-const char *mapuot_isa(void);        /* the instruction set in use: scalar, avx2, avx512 */
+const char *mapuot_isa(void);        /* the instruction set in use: scalar, avx2, avx512, neon */
 int mapuot_set_isa(const char *isa); /* lower or restore it ("auto"); for tests and benchmarks */
 int mapuot_scalars(void);            /* row scalars at the end of sums */
+
+/* cores: how many threads this process may keep busy: its cores by affinity, or its quota of them, to the next whole
+ * number, where that is less. quota: the least CPU quota of its cgroups, in cores, inf without; root: "", or for tests
+ * what stands before the names of Linux's files. */
+int mapuot_cores(void);
+double mapuot_quota(const char *root);
 
 mapuot_pool *mapuot_pool_new(int threads);
 void mapuot_pool_free(mapuot_pool *pool);

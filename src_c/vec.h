@@ -18,6 +18,8 @@
 #include "vec_avx512.h"
 #elif defined(MAPUOT_ISA_AVX2)
 #include "vec_avx2.h"
+#elif defined(MAPUOT_ISA_NEON)
+#include "vec_neon.h"
 #else
 #include "vec_scalar.h"
 #endif

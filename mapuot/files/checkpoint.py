@@ -48,7 +48,8 @@ def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             side, potential = str(file["side"]), np.asarray(file["potential"], np.float64)
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        # an array is no context manager: a TypeError, before Python 3.11 an AttributeError
         raise ValueError(f"{path} is not a checkpoint of mapuot: {error}") from error
     start = {"a": np.zeros(m), "b": np.zeros(n)}
     if side not in start or potential.shape != start[side].shape:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import packed, unpacked
-from ..processor import cores, default_threads, isa
+from ..processor import core_count, cores, default_threads, isa
 from .alone import ALONE, Ranks
 from .split import own_rows
 
@@ -188,6 +188,7 @@ class MpiRanks(Ranks):
         self.same(**{"the instruction set (MAPUOT_ISA lowers it)": isa()})
         users = [theirs for _, theirs in self.neighbours()]
         share = sum(1 / sum(core in theirs for theirs in users) for core in cores())
+        share *= core_count() / len(cores())  # the ranks of a host share its quota, too
         return int(self.min(default_threads(entries, share) if asked is None else asked))
 
     def neighbours(self) -> list[tuple[int, set[int]]]:
