@@ -36,7 +36,7 @@ from .strategy import (
     start_potentials,
     turned,
 )
-from .validate import as_count, as_starts
+from .validate import as_choice, as_count, as_starts
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
 BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
@@ -103,10 +103,8 @@ def solve_batch(
     ConvergenceWarning
         Some certified errors are above tol.
     """
-    if method not in [*METHODS] or method == "map-uot":
-        raise ValueError(f"method must be one of {sorted(set(METHODS) - {'map-uot'})} for a batch, got {method!r}")
-    if precision not in ("auto", "float64", "mixed"):
-        raise ValueError(f"precision must be one of ['auto', 'float64', 'mixed'] for a batch, got {precision!r}")
+    as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
+    as_choice(precision, "precision", ("auto", "float64", "mixed"))
     module = pick(backend, M, A, B)
     problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module)
     options = make_options(method, precision, tol, tol_gap, threads)

@@ -17,7 +17,7 @@ from scipy.spatial.distance import cdist
 from .pot.arrays import threshold
 from .pot.sinkhorn import Call
 from .result import Result
-from .validate import as_count, as_positive
+from .validate import as_array, as_count, as_float, as_positive
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin
@@ -172,7 +172,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         if not callable(estimate):
             raise TypeError(f"distribution_estimation must be callable, got {estimate!r}")
         self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
-        call = Call(self.mu_s_, self.mu_t_, cost, self.reg_e, self.reg_m)
+        call = Call(self.mu_s_, self.mu_t_, cost, as_positive(self.reg_e, "reg_e"), self.reg_m)
         call.max_iter, call.verbose = as_count(self.max_iter, "max_iter"), self.verbose
         call.stop, call.words = threshold(self.tol, "tol"), ("max_iter", "tol")
         answers = call.run(self.method)
@@ -266,7 +266,7 @@ def as_samples(X: Any, name: str) -> F64:
     """A finite (n_samples, n_features) float64 matrix; the errors use scikit-learn's words."""
     if sparse.issparse(X):
         raise TypeError(f"{name}: sparse input is not supported, pass a dense array")
-    X = np.asarray(X)
+    X = as_array(X, name)
     if X.dtype.kind == "c":
         raise ValueError(f"{name}: Complex data not supported")
     if X.ndim != 2:
@@ -305,7 +305,8 @@ def normalised(M: F64, norm: str | None) -> F64:
 def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     """Raise, in place, the cost between samples of different known classes."""
     labelled = (ys != MISSING_LABEL)[:, None] & (yt != MISSING_LABEL)
-    limit = np.inf if limit_max == np.inf else as_positive(limit_max, "limit_max") * M.max()
+    factor = as_float(limit_max, "limit_max")
+    limit = np.inf if factor == np.inf else as_positive(factor, "limit_max") * M.max()
     np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -11,6 +12,7 @@ import numpy as np
 from tqdm import tqdm
 
 from .backends.contract import Options, Stats, Workspace, closing
+from .errors import shown
 from .files import Checkpoint
 from .penalties import F64
 from .problem import Problem
@@ -108,7 +110,7 @@ class Run:
         for i, stat in enumerate(stats, 1):
             stat.n_pass, stat.seconds = done + i, now
             self.trace.append(stat)
-            cancelled = cancelled or bool(self.callback and self.callback(stat))
+            cancelled = cancelled or bool(self.callback and self.told(stat))
         if self.bar:
             self.bar.update(len(stats))
             self.bar.set_postfix_str(f"error {stats[-1].error:.1e}", refresh=False)
@@ -120,6 +122,15 @@ class Run:
             if self.n_passes >= self.limit:
                 return "max_passes"
         return status
+
+    def told(self, stat: Stats) -> bool:
+        """Whether the callback, which is given a copy that it may change or keep, wants an end."""
+        assert self.callback
+        answer = self.callback(dataclasses.replace(stat))
+        try:
+            return bool(answer)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"callback must return a truth value, or None to go on, got {shown(answer)}") from error
 
     def next_count(self, made: int, seconds: float) -> int:
         """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from .backends import Stats, name_of, pick
 from .cost import Cost
+from .errors import shown
 from .files import opened
 from .loop import Run
 from .problem import Problem
@@ -116,8 +117,8 @@ def solve(
     """
     ranks = join(comm)
     with ranks.together():
-        if method not in [*METHODS]:
-            raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
+        if not isinstance(method, str) or method not in METHODS:
+            raise ValueError(f"Unknown method {shown(method)}: must be one of {sorted(METHODS)}")
         as_choice(precision, "precision", ("auto", *PRECISIONS))
         callback = as_callback(callback)
         module = pick(backend, M, a, b)

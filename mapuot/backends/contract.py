@@ -86,7 +86,9 @@ class PlanStream(Protocol):
     """The plan P_ij = c_ij exp(log u_i + log v_j - M_ij / reg), never held unless asked for."""
 
     def plan(self, i0: int, i1: int) -> Any: ...
-    def apply(self, X: Any) -> Any: ...
+    def apply(self, X: Any, name: str = "X") -> Any:
+        """``name``: the caller's word for X, for errors."""
+
     def apply_transpose(self, Y: Any) -> Any: ...
     def sums(self) -> tuple[float, F64, F64]:
         """(<P, M>, row sums, column sums) computed from M in float64."""

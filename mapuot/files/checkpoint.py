@@ -5,6 +5,7 @@ One side is enough: a pass makes the other. It is kept in units of M (reg log x)
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -14,21 +15,29 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import shown
 from .write import complete, refuse_folder
 
-CHECKPOINT_SECONDS = float(os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60"))
+CHECKPOINT_SECONDS: Any = os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60")
 
 
 class Checkpoint:
     """The potential of one side, enough to go on from, written now and then by one process."""
 
     def __init__(self, path: Any) -> None:
-        self.path, self.last = Path(path), time.monotonic()
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"checkpoint must be a path, got {shown(path)}")
+        self.path, self.last, self.every = Path(path), time.monotonic(), seconds(CHECKPOINT_SECONDS)
         refuse_folder(self.path)
+        folder = self.path.absolute().parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"checkpoint {self.path}: the folder {folder} does not exist")
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"checkpoint {self.path}: the folder {folder} cannot be written")
 
     @property
     def due(self) -> bool:
-        return time.monotonic() - self.last >= CHECKPOINT_SECONDS
+        return time.monotonic() - self.last >= self.every
 
     def save(self, side: str, log_x: Any, reg: float, n_pass: int) -> None:
         """Trouble with the disk is a warning, the solve goes on."""
@@ -41,6 +50,16 @@ class Checkpoint:
                 os.fsync(file.fileno())
         except OSError as error:
             warnings.warn(f"checkpoint {self.path} could not be written: {error}", RuntimeWarning, stacklevel=2)
+
+
+def seconds(text: Any) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not found >= 0:
+        raise ValueError(f"MAPUOT_CHECKPOINT_SECONDS must be a number of seconds >= 0, got {shown(text)}")
+    return found
 
 
 def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:

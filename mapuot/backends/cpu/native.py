@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import warnings
 from typing import Any
 
 import numpy as np
 
 from ..._core import ffi, lib
+from ...errors import shown
 from ...penalties import F64
 from ...processor import default_threads, isa
 
@@ -96,4 +98,11 @@ def pool_of(threads: int) -> Any:
 
 
 os.register_at_fork(after_in_child=pool_of.cache_clear)  # a child has none of the threads
+asked = os.environ.get("MAPUOT_ISA") or "auto"
+if asked not in ("auto", isa()):
+    warnings.warn(
+        f"MAPUOT_ISA must be auto, scalar, avx2 or avx512, as this machine has it, got {shown(asked)}: {isa()} is used",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 SERIAL = ffi.gc(lib.mapuot_pool_new(1), lib.mapuot_pool_free)  # no threads, no state: one serves all

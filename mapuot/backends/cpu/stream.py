@@ -53,9 +53,9 @@ class PlanStream:
             check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0 - i0 : k1 - i0], "void *"), n))
         return out
 
-    def apply(self, X: Any) -> Any:
+    def apply(self, X: Any, name: str = "X") -> Any:
         m, n = self.problem.shape
-        X, flat = as_columns(X, n, "X")
+        X, flat = as_columns(X, n, name)
         out, Xt = np.empty((m, X.shape[1])), zeros(X.shape[1] * padded(n))
         Xt.reshape(X.shape[1], -1)[:, :n] = X.T
         for i0, i1, arguments in self.blocks(0, m):
