@@ -9,13 +9,13 @@ import math
 import os
 import time
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import shown
+from .read import check_regular, open_member, reading
 from .write import complete, refuse_folder
 
 CHECKPOINT_SECONDS: Any = os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60")
@@ -64,13 +64,28 @@ def seconds(text: Any) -> float:
 
 def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
     """(log u, log v) to start a problem of m rows and n columns from; ValueError where the file is of another."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be that of a checkpoint, got {shown(path)}")
+    path, start = Path(path), {"a": np.zeros(m), "b": np.zeros(n)}
+    check_regular(path, "checkpoint")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            side, potential = str(file["side"]), np.asarray(file["potential"], np.float64)
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        side, potential = (member(path, name, kinds) for name, kinds in (("side", "U"), ("potential", "f")))
+    except ValueError as error:
         raise ValueError(f"{path} is not a checkpoint of mapuot: {error}") from error
-    start = {"a": np.zeros(m), "b": np.zeros(n)}
+    side = str(side[0])
     if side not in start or potential.shape != start[side].shape:
         raise ValueError(f"{path} is the checkpoint of another problem: {side} has {len(potential)} points there")
     start[side] = potential / reg
     return start["a"], start["b"]
+
+
+def member(path: Path, name: str, kinds: str) -> Any:
+    """A finite array of a checkpoint, (1,) of a text."""
+    with reading(path, "npz"):
+        array = open_member(path, name, kinds)
+        if array is None:
+            raise ValueError(f"it holds no {name}")
+        whole = array[0 : math.prod(array.shape[:1])]
+        if kinds == "f" and not np.isfinite(whole).all():
+            raise ValueError(f"{name} is not finite")
+    return whole
