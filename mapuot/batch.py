@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib import import_module
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -143,7 +144,7 @@ class BatchRun:
         self, module: ModuleType, task: BatchProblem, options: Options, precision: str, max_passes: int
     ) -> None:
         self.module, self.task, self.options, self.precision = module, task, options, precision
-        self.max_passes = max_passes
+        self.max_passes, self.stop = max_passes, Event()
         p = len(task)
         self.tables: Any = None  # log u, log v, r, s
         self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
@@ -162,8 +163,13 @@ class BatchRun:
         on_cpu = name_of(self.module) != "cuda"
         threads = (self.options.threads or len(cores())) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), left):
-                bar.update()
+            try:
+                for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), left):
+                    bar.update()
+            except BaseException:  # Ctrl-C: the threads would go on to the end
+                self.stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def empty_tables(self) -> Any:
         xp = namespace(self.task.A)
@@ -220,6 +226,7 @@ class BatchRun:
         start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
         options = options_alone(self.options, self.precision, problem.cost.size)
         run = Run(self.module, max(1, self.max_passes - spent))
+        run.stop = self.stop
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):

@@ -17,6 +17,7 @@ import numpy as np
 from .ranks import Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
+RANGE_BYTES = 1 << 28  # of an array, at once: Ctrl-C waits for some 30 ms
 
 
 class Cost:
@@ -78,7 +79,7 @@ class Cost:
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
         """(smallest, largest finite entry, how many are NaN or -inf, how many +inf); 0, 0 where none is finite."""
         low, high, bad, infinite = math.inf, -math.inf, 0, 0
-        for _, _, M, _ in Cost.blocks(self):
+        for _, _, M, _ in Cost.blocks(self, most=RANGE_BYTES if self.held else None):
             found = backend.extrema(M, threads)
             bad, infinite = bad + found[2], infinite + found[3]
             if found[2] + found[3] < M.size:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from threading import Event
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from .backends.contract import Options, Stats, Workspace, closing
+from .backends.contract import SECONDS_A_CALL, Options, Stats, Workspace, closing
 from .errors import shown
 from .files import Checkpoint
 from .penalties import F64
@@ -19,12 +20,13 @@ from .problem import Problem
 from .ranks import ALONE, Ranks
 
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
-SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
 FAILED = ("not finite", "underflow")  # no answer to go on from
 
 
 class Run:
     """The loop, its clock, the stats of its passes, and the state that the last workspace left."""
+
+    stop: Event | None = None  # set by another thread: end as cancelled
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class Run:
     def record(self, stats: list[Stats]) -> str:
         """Append to the trace, tell the callback; the status that the loop acts on."""
         done, now = self.n_passes, time.perf_counter() - self.start
-        cancelled = False
+        cancelled = self.stop is not None and self.stop.is_set()
         for i, stat in enumerate(stats, 1):
             stat.n_pass, stat.seconds = done + i, now
             self.trace.append(stat)
