@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from . import penalties
 from .backends import Options, Stats, host, name_of, namespace, pick
-from .errors import MUTED, ConvergenceWarning
+from .errors import MUTED, ConvergenceWarning, ScalingWarning
 from .loop import Run
 from .penalties import F64
 from .problem import BatchProblem
@@ -37,7 +37,7 @@ from .strategy import (
     start_potentials,
     turned,
 )
-from .validate import as_choice, as_count, as_starts
+from .validate import as_choice, as_count, as_starts, odd_scale
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
 BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
@@ -103,6 +103,8 @@ def solve_batch(
     -----
     ConvergenceWarning
         Some certified errors are above tol.
+    ScalingWarning
+        As of `solve`, for some of the problems.
     """
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
@@ -116,6 +118,10 @@ def solve_batch(
     with tqdm(total=len(problem), desc="mapuot", unit="problem", disable=not progress) as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
+    masses = (host(x.sum(1)) for x in (problem.A, problem.B))
+    odd = odd_scale(problem.spread, problem.M_max, result.mass, *masses)
+    if odd and not MUTED.get():
+        warnings.warn(odd, ScalingWarning, stacklevel=2)
     if not result.converged.all() and not MUTED.get():
         worst, count = result.error_bound.max(), int((~result.converged).sum())
         warnings.warn(

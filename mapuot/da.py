@@ -6,6 +6,7 @@ Out-of-sample map: Ferradans, Papadakis, Peyre, Aujol 2014.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
+from .errors import ScalingWarning
 from .pot.arrays import threshold
 from .pot.sinkhorn import Call
 from .result import Result
-from .validate import as_array, as_count, as_float, as_positive
+from .validate import as_array, as_count, as_float, as_positive, odd_scale
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin
@@ -156,6 +158,8 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         -----
         ConvergenceWarning
             ``tol`` was not reached in ``max_iter``.
+        ScalingWarning
+            Less than 1e-4 of the mass moves: the costs are far above ``reg_m`` (see ``norm``).
         """
         if self.out_of_sample_map != "ferradans":
             raise ValueError(f"out_of_sample_map must be 'ferradans', got {self.out_of_sample_map!r}")
@@ -177,6 +181,10 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         call.stop, call.words = threshold(self.tol, "tol"), ("max_iter", "tol")
         answers = call.run(self.method)
         self.result_: Result = answers.results[0]
+        problem, mass = self.result_.problem, self.result_.mass
+        odd = odd_scale(problem.spread, problem.M_max, mass, problem.rows.mass, problem.cols.mass)
+        if odd:
+            warnings.warn(odd, ScalingWarning, stacklevel=2)
         self.cost_, self.xs_, self.xt_ = cost, Xs, Xt
         self.n_features_in_, self.n_iter_ = Xs.shape[1], self.result_.n_passes
         self.log_ = answers.log() if self.log else {}

@@ -16,6 +16,10 @@ class ConvergenceWarning(UserWarning):
     """The solver stopped before the certified error reached the tolerance; the text says how far it came."""
 
 
+class ScalingWarning(UserWarning):
+    """The answer is right, but the units look wrong: hardly any mass moves, or finite costs stand for inf."""
+
+
 class InfeasibleError(ValueError):
     """No plan satisfies the constraints, for example a balanced point whose every pair is forbidden."""
 

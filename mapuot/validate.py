@@ -23,6 +23,8 @@ from .side import Side
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 MOST_THREADS = 4096  # more than any host has cores
+LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
+SENTINEL = 1e8  # range(M) / reg: from ten times it on the rounding of M / reg alone is near a tol of 1e-6
 
 
 # ---- numbers and names ----
@@ -369,3 +371,26 @@ def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> 
     rho_a, rho_b = as_pair(reg_m, "reg_m")
     ranks.rows.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
     ranks.cols.same(a=a, **{"reg_m[0]": rho_a, "reg_m[1]": "one a column" if np.ndim(rho_b) else rho_b})
+
+
+# ---- answers ----
+
+
+def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) -> str | None:
+    """What a ScalingWarning says of a problem, or of some of a batch, by their range(M) / reg and masses; or None."""
+    if spread > SENTINEL:
+        return (
+            f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: where such costs are to forbid pairs, "
+            "use inf, which takes fewer passes and no rounding; else raise reg"
+        )
+    least = np.minimum(mass_a, mass_b)
+    little = np.atleast_1d(mass < LITTLE_MASS * least)
+    if not little.any():
+        return None
+    worst = int(np.argmin(mass / least))
+    moved, there = np.atleast_1d(mass)[worst], np.atleast_1d(least)[worst]
+    of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
+    return (
+        f"the plan moves almost nothing{of}, {moved:.1e} of a mass of {there:.1e}: M is far above reg_m; rescale M (by "
+        "its median, say), or raise reg_m"
+    )

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -198,3 +199,46 @@ def test_seconds_of_a_checkpoint_are_a_number(tmp_path, text):
     assert code != 0
     assert f"MAPUOT_CHECKPOINT_SECONDS must be a number of seconds >= 0, got '{text}'" in found
     assert told("import mapuot", MAPUOT_CHECKPOINT_SECONDS=text) == (0, "")
+
+
+# ---- units that look wrong ----
+
+
+def scaling_warnings(function):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = function()
+    return [str(x.message) for x in told if x.category is mapuot.ScalingWarning], result
+
+
+def test_finite_costs_that_stand_for_inf_are_told():
+    case = clouds(6, 7)
+    for large in (1e8, 1e10):
+        M = np.where(np.median(case.M) < case.M, large, case.M)
+        (text,), _ = scaling_warnings(lambda M=M: mapuot.solve(M, None, None, 0.1, 1.0))
+        assert f"M reaches {large:.1e}" in text
+        assert "use inf" in text
+        (text,), _ = scaling_warnings(lambda M=M: mapuot.solve_batch(M, np.ones((3, 6)), None, 0.1, 1.0))
+        assert "use inf" in text
+        told, result = scaling_warnings(lambda M=M: mapuot.solve(np.where(M < 1e8, M, np.inf), None, None, 0.1, 1.0))
+        assert not told
+        assert result.n_passes < 20
+
+
+def test_a_plan_that_moves_almost_nothing_is_told(backend):
+    told, result = scaling_warnings(lambda: call(M=100 * CASE.M + 25, reg=1.0, backend=backend))
+    assert result.converged
+    assert result.mass < 1e-4
+    assert len(told) == 1
+    assert f"the plan moves almost nothing, {result.mass:.1e} of a mass of" in told[0]
+    assert not scaling_warnings(lambda: call(backend=backend))[0]
+    few = np.stack([CASE.M, 100 * CASE.M + 25, CASE.M])
+    told, _ = scaling_warnings(lambda: mapuot.solve_batch(few, CASE.a, CASE.b, 1.0, 1.0, backend=backend))
+    assert "almost nothing in 1 of 3 problems" in told[0]
+
+
+def test_unscaled_costs_of_an_estimator_are_told():
+    X = np.random.default_rng(0).normal(size=(9, 40)) * 10
+    told, _ = scaling_warnings(lambda: da.UnbalancedSinkhornTransport().fit(X, Xt=X + 30))
+    assert len(told) == 1
+    assert not scaling_warnings(lambda: da.UnbalancedSinkhornTransport(reg_m=10, norm="max").fit(X, Xt=X + 30))[0]
