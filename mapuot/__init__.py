@@ -8,7 +8,7 @@ from .backends import Stats
 from .barycenter import BarycenterResult, barycenter
 from .batch import BatchResult, solve_batch
 from .divergence import sinkhorn_divergence
-from .errors import ConvergenceWarning, InfeasibleError
+from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .log_matmul import log_matmul, log_matmul_gradient
 from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
@@ -24,6 +24,7 @@ __all__ = [
     "InfeasibleError",
     "PointCloud",
     "Result",
+    "ScalingWarning",
     "Stats",
     "__version__",
     "barycenter",

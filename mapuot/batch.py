@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib import import_module
+from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from . import penalties
 from .backends import Options, Stats, host, name_of, namespace, pick
-from .errors import MUTED, ConvergenceWarning
+from .errors import MUTED, ConvergenceWarning, ScalingWarning
 from .loop import Run
 from .penalties import F64
 from .problem import BatchProblem
@@ -36,7 +37,7 @@ from .strategy import (
     start_potentials,
     turned,
 )
-from .validate import as_count, as_starts
+from .validate import as_choice, as_count, as_starts, odd_scale
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
 BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
@@ -102,11 +103,11 @@ def solve_batch(
     -----
     ConvergenceWarning
         Some certified errors are above tol.
+    ScalingWarning
+        As of `solve`, for some of the problems.
     """
-    if method not in [*METHODS] or method == "map-uot":
-        raise ValueError(f"method must be one of {sorted(set(METHODS) - {'map-uot'})} for a batch, got {method!r}")
-    if precision not in ("auto", "float64", "mixed"):
-        raise ValueError(f"precision must be one of ['auto', 'float64', 'mixed'] for a batch, got {precision!r}")
+    as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
+    as_choice(precision, "precision", ("auto", "float64", "mixed"))
     module = pick(backend, M, A, B)
     problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module)
     options = make_options(method, precision, tol, tol_gap, threads)
@@ -117,6 +118,10 @@ def solve_batch(
     with tqdm(total=len(problem), desc="mapuot", unit="problem", disable=not progress) as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
+    masses = (host(x.sum(1)) for x in (problem.A, problem.B))
+    odd = odd_scale(problem.spread, problem.M_max, result.mass, *masses)
+    if odd and not MUTED.get():
+        warnings.warn(odd, ScalingWarning, stacklevel=2)
     if not result.converged.all() and not MUTED.get():
         worst, count = result.error_bound.max(), int((~result.converged).sum())
         warnings.warn(
@@ -145,7 +150,7 @@ class BatchRun:
         self, module: ModuleType, task: BatchProblem, options: Options, precision: str, max_passes: int
     ) -> None:
         self.module, self.task, self.options, self.precision = module, task, options, precision
-        self.max_passes = max_passes
+        self.max_passes, self.stop = max_passes, Event()
         p = len(task)
         self.tables: Any = None  # log u, log v, r, s
         self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
@@ -164,8 +169,13 @@ class BatchRun:
         on_cpu = name_of(self.module) != "cuda"
         threads = (self.options.threads or core_count()) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), left):
-                bar.update()
+            try:
+                for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), left):
+                    bar.update()
+            except BaseException:  # Ctrl-C: the threads would go on to the end
+                self.stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def empty_tables(self) -> Any:
         xp = namespace(self.task.A)
@@ -222,6 +232,7 @@ class BatchRun:
         start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
         options = options_alone(self.options, self.precision, problem.cost.size)
         run = Run(self.module, max(1, self.max_passes - spent))
+        run.stop = self.stop
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):

@@ -13,11 +13,11 @@ from scipy import sparse
 
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
-from .errors import MUTED, ConvergenceWarning
+from .errors import MUTED, ConvergenceWarning, shown
 from .penalties import F64
 from .problem import Problem
 from .slopes import Gradient, gradient, potential
-from .validate import as_choice
+from .validate import as_choice, as_float
 
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 
@@ -198,16 +198,17 @@ class Result(Answer):
 
     def barycentric_map(self, Y: Any) -> Any:
         """The image of each row point: ``(P @ Y) / (P 1)`` for target points Y (n, d); NaN where no mass leaves."""
-        r = self.apply(np.ones(self.problem.shape[1]))
+        with self.problem.cols.ranks.together():
+            image, r = self._stream.apply(Y, "Y"), self._stream.apply(np.ones(self.problem.shape[1]))
         with np.errstate(invalid="ignore", divide="ignore"):
-            image = self.apply(Y)
             return image / (r if image.ndim == 1 else r[:, None])
 
     def rows(self, i0: int, i1: int) -> Any:
         """Rows i0 to i1 of the plan, (i1 - i0, n)."""
         m = self.problem.shape[0]
-        if not 0 <= i0 <= i1 <= m:
-            raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {i0}, {i1}")
+        whole = all(isinstance(i, (int, np.integer)) for i in (i0, i1))
+        if not whole or not 0 <= i0 <= i1 <= m:
+            raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {shown(i0)}, {shown(i1)}")
         return self._stream.plan(i0, i1)
 
     def gather(self, x: Any, root: int = 0, along: str = "rows") -> Any:
@@ -215,8 +216,8 @@ class Result(Answer):
 
         ``along="cols"``: blocks of the columns (``log_v`` ...), in a grid of ranks.
         """
-        if along not in ("rows", "cols"):
-            raise ValueError(f"along must be 'rows' or 'cols', got {along!r}")
+        if not isinstance(along, str) or along not in ("rows", "cols"):
+            raise ValueError(f"along must be 'rows' or 'cols', got {shown(along)}")
         return self.problem.ranks.gather(self._backend.to_numpy(x), root, along)
 
     def gather_plan(self, root: int = 0) -> Any:
@@ -234,8 +235,8 @@ class Result(Answer):
         ranks = self.problem.cols.ranks
         with ranks.together():
             n = ranks.sum(self.problem.shape[1])
-            if not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
-                raise ValueError(f"k must be in 1..{n}, got {k!r}")
+            if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
+                raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
             index, value = self._own_top(min(k, self.problem.shape[1]))
             if ranks.size > 1:
                 index = np.hstack(ranks.all(index + ranks.before(self.problem.shape[1])))
@@ -257,6 +258,9 @@ class Result(Answer):
 
     def sparse(self, threshold: float) -> sparse.csr_array:
         """The entries of the plan that are > threshold (units of mass), as a SciPy CSR array."""
+        threshold = as_float(threshold, "threshold")
+        if np.isnan(threshold):
+            raise ValueError("threshold must be a number, got nan")
         parts = [sparse.csr_array(np.where(block > threshold, block, 0)) for _, block in self._blocks()]
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from .backends import Stats, name_of, pick
 from .cost import Cost
+from .errors import MUTED, ScalingWarning, shown
 from .files import opened
-from .loop import Run
+from .loop import FAILED, Run
 from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
 from .strategy import METHODS, PRECISIONS, carry_out, make_options, start_potentials
-from .validate import as_callback, as_choice, as_cost, as_count, as_grid, as_threads, check_agreement, kind_of
+from .validate import (
+    as_callback,
+    as_choice,
+    as_cost,
+    as_count,
+    as_grid,
+    as_threads,
+    check_agreement,
+    kind_of,
+    odd_scale,
+)
 
 
 def solve(
@@ -114,11 +126,13 @@ def solve(
     -----
     ConvergenceWarning
         The certified error reached is above tol.
+    ScalingWarning
+        Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8: finite costs that stand for inf.
     """
     ranks = join(comm)
     with ranks.together():
-        if method not in [*METHODS]:
-            raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
+        if not isinstance(method, str) or method not in METHODS:
+            raise ValueError(f"Unknown method {shown(method)}: must be one of {sorted(METHODS)}")
         as_choice(precision, "precision", ("auto", *PRECISIONS))
         callback = as_callback(callback)
         module = pick(backend, M, a, b)
@@ -141,6 +155,9 @@ def solve(
         ranks.rows.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
+        odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)
+    if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
+        warnings.warn(odd, ScalingWarning, stacklevel=2)
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(result, tol, options.precision if precision != "auto" else "float64")
     return result

@@ -113,14 +113,14 @@ static int by_logs(const work *w)
     for (int64_t s = 0; s < k; s++)
         for (int64_t j = 0; j < n; j++)
             columns[j * k + s] = run->log_v[s * n + j];
-    int status = mapuot_log_matmul(w->pool, 1, n, n, k, MAPUOT_F64, run->log_kernel, columns, 0, 0, log_kv);
+    int status = mapuot_log_matmul(w->pool, 1, n, n, k, MAPUOT_F64, run->log_kernel, columns, 0, 0, log_kv, NULL);
     for (int64_t s = 0; s < k; s++)
         for (int64_t i = 0; i < n; i++) {
             const double a = run->A[s * n + i];
             run->log_u[s * n + i] = a > 0.0 ? run->fi * (log(a) - log_kv[i * k + s]) : -INFINITY;
         }
     if (status == MAPUOT_RUNNING)
-        status = mapuot_log_matmul(w->pool, 1, k, n, n, MAPUOT_F64, run->log_u, run->log_kernel, 0, 0, w->log_s);
+        status = mapuot_log_matmul(w->pool, 1, k, n, n, MAPUOT_F64, run->log_u, run->log_kernel, 0, 0, w->log_s, NULL);
     return status;
 }
 

@@ -46,7 +46,7 @@ static void rows_task(void *context, int thread, int threads)
 {
     const log_job *job = context;
     const int64_t m = job->product.m, blocks = (m + ROW_BLOCK - 1) / ROW_BLOCK, total = job->group * blocks;
-    for (int64_t t = total * thread / threads; t < total * (thread + 1) / threads; t++) {
+    for (int64_t t = total * thread / threads; t < total * (thread + 1) / threads && !stopped(&job->product); t++) {
         const int64_t i = t % blocks * ROW_BLOCK;
         log_product one = member(job, t / blocks, thread);
         job->kernels->log_rows(&one, i, i + ROW_BLOCK < m ? i + ROW_BLOCK : m);
@@ -72,13 +72,13 @@ static void *allocate(log_job *job, int64_t group, int threads)
 }
 
 int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_t n, mapuot_dtype dtype, const void *A,
-                      const void *B, int32_t shared_B, int32_t exact, void *out)
+                      const void *B, int32_t shared_B, int32_t exact, void *out, const int32_t *stop)
 {
     const int threads = mapuot_pool_threads(pool);
     log_job job = {.kernels = mapuot_active_kernels()->dtype[dtype].log_matmul, .width = dtype == MAPUOT_F64 ? 8 : 4};
     if (dtype == MAPUOT_BF16)
         return MAPUOT_BAD_ARGUMENT;
-    job.product = (log_product){.m = m, .k = k, .n = n, .exact = exact};
+    job.product = (log_product){.m = m, .k = k, .n = n, .exact = exact, .stop = stop};
     job.panels = (n + job.kernels->columns - 1) / job.kernels->columns;
     job.step_A = m * k;
     job.step_B = shared_B ? 0 : k * n;
@@ -91,7 +91,7 @@ int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_
     void *memory = allocate(&job, shared_B ? 1 : group, threads);
     if (!memory)
         return MAPUOT_NO_MEMORY;
-    for (int64_t q = 0; q < p; q += group) {
+    for (int64_t q = 0; q < p && !stopped(&job.product); q += group) {
         job.group = p - q < group ? p - q : group;
         job.product.A = (const char *)A + q * job.step_A * job.width;
         job.product.B = (const char *)B + q * job.step_B * job.width;

@@ -152,9 +152,10 @@ int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states);
 int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t slots, mapuot_state *states,
                          int64_t count, mapuot_stats *stats);
 
-/* out_ij = log sum_k exp(A_ik + B_kj) for p products, dense rows; exact != 0: k exponentials for every entry. */
+/* out_ij = log sum_k exp(A_ik + B_kj) for p products, dense rows; exact != 0: k exponentials for every entry.  Where
+ * stop is not NULL, another thread may make it 1: the call then returns within milliseconds, out unfinished. */
 int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_t n, mapuot_dtype dtype, const void *A,
-                      const void *B, int32_t shared_B, int32_t exact, void *out);
+                      const void *B, int32_t shared_B, int32_t exact, void *out, const int32_t *stop);
 
 /* The iterations that POT names (sinkhorn.c, barycenter.c).  mapuot_sinkhorn: at most count iterations of p problems of one
  * shape, each an own state without acceleration, until their common err is below stop (CONVERGED), a K must be rebuilt

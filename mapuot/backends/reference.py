@@ -233,8 +233,8 @@ class PlanStream:
     def plan(self, i0: int, i1: int) -> Any:
         return self.P[i0:i1].astype(self.dtype)
 
-    def apply(self, X: Any) -> Any:
-        X, flat = as_columns(X, self.P.shape[1], "X")
+    def apply(self, X: Any, name: str = "X") -> Any:
+        X, flat = as_columns(X, self.P.shape[1], name)
         return (self.P @ X)[:, 0] if flat else self.P @ X
 
     def apply_transpose(self, Y: Any) -> Any:

@@ -262,9 +262,20 @@ def test_checkpoint(tmp_path, reg_m, monkeypatch):
 
 
 def test_checkpoint_that_cannot_be_written_is_a_warning(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
     with pytest.warns(RuntimeWarning, match="could not be written"):
-        result = clouds(9, 8).solve(checkpoint=tmp_path / "no folder" / "state.npz")
+        result = clouds(9, 8).solve(
+            checkpoint=folder / "state.npz", callback=lambda stats: folder.exists() and folder.rmdir()
+        )
     assert result.converged
+
+
+def test_a_checkpoint_without_a_folder_is_told_before_the_first_pass(tmp_path):
+    passes = []
+    with pytest.raises(FileNotFoundError, match="no folder does not exist"):
+        clouds(9, 8).solve(checkpoint=tmp_path / "no folder" / "state.npz", callback=passes.append)
+    assert not passes
 
 
 def test_not_a_checkpoint(tmp_path):

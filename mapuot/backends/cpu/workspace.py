@@ -122,11 +122,12 @@ class Workspace(KernelWorkspace):
         self.limits.row_weight = rows.ranks.sum(float(rows.weight[~off].sum()))
 
     def blocks(self) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
-        """(i0, i1, (M, c)) for the core: all rows at once, or those of a cost that is not held block by block."""
-        if self.problem.cost.held:
+        """(i0, i1, (M, c)) for the core: all rows at once, or block by block of a cost that is large or not held."""
+        most = native.call_bytes(self.pool, self.problem.cost)
+        if most is None:
             yield 0, self.problem.shape[0], self.matrices
             return
-        for i0, i1, M, c in self.problem.blocks():
+        for i0, i1, M, c in self.problem.blocks(most=most):
             yield i0, i1, (matrix(M), matrix(c))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
