@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from .backends.contract import Options, Stats, Workspace, closing
+from .backends.contract import FAILED, Options, Stats, Workspace, closing
 from .files import Checkpoint
 from .penalties import F64
 from .problem import Problem
@@ -18,7 +18,6 @@ from .ranks import ALONE, Ranks
 
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
 SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
-FAILED = ("not finite", "underflow")  # no answer to go on from
 
 
 class Run:
