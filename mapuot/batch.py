@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from . import penalties
 from .backends import Options, Stats, host, name_of, namespace, pick
+from .backends.contract import FAILED
 from .errors import MUTED, ConvergenceWarning, ScalingWarning
 from .loop import Run
 from .penalties import F64
 from .problem import BatchProblem
 from .processor import core_count
-from .result import Answer, Result
+from .result import Answer, Result, primal_value
 from .strategy import (
     METHODS,
     PRECISIONS,
@@ -264,7 +264,7 @@ class BatchResult(Answer, Sequence[Result]):
     error_bound : (p,) array
         Certified bounds on ``|P - P*|_1 / mass``; where the columns are balanced, ``|P^T 1 - b|_1 / mass``.
     dual : (p,) array
-        The dual values: lower bounds of every plan's objective.
+        The dual values, less what rounding may have added: lower bounds of every plan's objective.
     mass : (p,) array
         Transported masses.
     n_passes : (p,) int array
@@ -320,15 +320,11 @@ class BatchResult(Answer, Sequence[Result]):
 
     @cached_property
     def objective(self) -> F64:
-        """The primal values with every mass term, (p,) (hard constraints count 0)."""
+        """The primal values with every mass term, (p,) (hard constraints count 0); inf of a failed problem."""
         p = self.problem
-        total = p.reg * (p.c_mass - self.mass)
         sides = (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
-        for side, *tables in sides:
-            weight, x, r = map(host, tables)
-            total = total + np.where(r > 0, np.where(r > 0, x, 0.0) * r, 0.0).sum(1)
-            total = total + penalties.divergence(side.penalty, r, weight, side.rho, side.upper).sum(1)
-        return np.asarray(total)
+        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides])
+        return np.where(np.isin(self.status, FAILED), np.inf, values)
 
     @cached_property
     def cost(self) -> F64:

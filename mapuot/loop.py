@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from .backends.contract import SECONDS_A_CALL, Options, Stats, Workspace, closing
+from .backends.contract import FAILED, SECONDS_A_CALL, Options, Stats, Workspace, closing
 from .errors import shown
 from .files import Checkpoint
 from .penalties import F64
@@ -20,7 +20,6 @@ from .problem import Problem
 from .ranks import ALONE, Ranks
 
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
-FAILED = ("not finite", "underflow")  # no answer to go on from
 
 
 class Run:

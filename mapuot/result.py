@@ -13,13 +13,28 @@ from scipy import sparse
 
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
+from .backends.contract import FAILED
 from .errors import MUTED, ConvergenceWarning, shown
 from .penalties import F64
 from .problem import Problem
 from .slopes import Gradient, gradient, potential
 from .validate import as_choice, as_float
 
+ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
+
+
+def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
+    """reg (|c| - mass) + sum f r + sum D(r | t) over both sides; of one problem, or of each of a batch.
+
+    inf where the plan has left the range of float64 so far that its terms are no numbers.
+    """
+    total = problem.reg * (problem.c_mass - mass)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for side, t, f, r in sides:
+            paid = penalties.divergence(side.penalty, r, t, side.rho, side.upper)
+            total = total + side.ranks.sum((np.where(r > 0, f, 0.0) * r + paid).sum(-1))
+    return np.where(np.isnan(total), np.inf, total)
 
 
 class Answer:
@@ -59,8 +74,9 @@ class Result(Answer):
     row_marginal, col_marginal : (m,), (n,) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass.
     gap : float
-        Objective minus dual value of this very iterate, in units of the objective; inf while hard constraints on the
-        columns miss more than tol_gap (where there is none: tol) times the mass.
+        At least objective minus dual value of this very iterate, in units of the objective; of hard constraints it
+        leaves out what they miss, times their prices. inf while the columns' miss more than tol_gap (where there is
+        none: tol) times the mass.
     error_bound : float
         Certified bound on ``|P - P*|_1 / mass``; a balanced or "range" side counts by its violation, see ``tol``.
     converged : bool
@@ -135,31 +151,51 @@ class Result(Answer):
     @cached_property
     def mass(self) -> float:
         """Transported mass, ``sum P``."""
-        return float(self.problem.rows.ranks.sum(self.row_marginal.sum()))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(self.problem.rows.ranks.sum(self.row_marginal.sum()))
 
     @cached_property
     def objective(self) -> float:
-        """The primal value with every mass term (hard constraints count 0; see ``error_bound``)."""
-        p = self.problem
-        total = p.reg * (p.c_mass - self.mass)
-        for side, x, r in self._sides():
-            paid = penalties.divergence(side.penalty, r, side.weight, side.rho, side.upper).sum()
-            total += float(side.ranks.sum(x[r > 0] @ r[r > 0] + paid))
-        return total
+        """The primal value with every mass term (hard constraints count 0; see ``error_bound``); inf where all failed.
+
+        The plan is summed from M in float64 for it; of a streamed M and over ranks it is the plan as K is stored.
+        """
+        if self.status in FAILED:
+            return np.inf
+        return float(primal_value(self.problem, *self._values()))
 
     @cached_property
     def dual(self) -> float:
-        """The dual value, a lower bound of every plan's objective but for K's rounding, which the trace's counts."""
-        p = self.problem
-        total = p.reg * (p.c_mass - self.mass)
-        for side, x, _ in self._sides():
-            value = penalties.dual_term(side.penalty, x, side.weight, side.rho, side.upper).sum()
-            total += float(side.ranks.sum(value))
-        return total
+        """The dual value less what rounding may add, a lower bound of every objective; -inf where all failed.
 
-    def _sides(self) -> Any:
+        The plan is summed from M in float64 for it; of a streamed M and over ranks it is the last pass's.
+        """
+        if self.status in FAILED:
+            return -np.inf
+        if not self._at_hand:
+            return self.trace[-1].dual
         p = self.problem
-        return (p.rows, self.f, self.row_marginal), (p.cols, self.g, self.col_marginal)
+        mass, sides = self._values()
+        total, size = p.reg * (p.c_mass - mass), p.reg * (p.c_mass + mass)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for side, t, f, r in sides:
+                term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
+                total += float(term.sum())
+                size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
+            value = total - ROUNDING * size
+        return -np.inf if np.isnan(value) else float(value)
+
+    @property
+    def _at_hand(self) -> bool:
+        return self.problem.ranks.size == 1 and self.problem.cost.held
+
+    def _values(self) -> tuple[float, Any]:
+        """(mass, (side, weight, potentials, marginal) of both) to value the plan by."""
+        p = self.problem
+        r, s = self._sums[1:] if self._at_hand else (self.row_marginal, self.col_marginal)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mass = float(p.rows.ranks.sum(r.sum()))
+        return mass, ((p.rows, p.rows.weight, self.f, r), (p.cols, p.cols.weight, self.g, s))
 
     @cached_property
     def _stream(self) -> PlanStream:

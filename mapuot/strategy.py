@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backends.contract import SMALL_ENTRIES, Options
-from .loop import FAILED, Run
+from .backends.contract import FAILED, SMALL_ENTRIES, Options
+from .loop import Run
 from .penalties import F64
 from .problem import Common, Problem
 from .result import Result

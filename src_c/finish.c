@@ -122,6 +122,12 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, mapuot_finis
     if (state->limits.in_place)
         marginals_to_sums(state);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_marginal, 0, finish->sums);
+    const double weight = finish->sums[SUM_WEIGHT];
+    if (state->limits.lam_rate > 0 && !(weight > 1e-290 && weight < 1e290)) { /* where e^(-k x) ends: q by itself */
+        finish->args.base = state->progress.shift;
+        run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_marginal, 0, finish->sums);
+        finish->sums[SUM_WEIGHT] = weight < 1e290 ? weight : INFINITY; /* of all x, as ranks add it */
+    }
     memcpy(finish->sums + SWEEP_OUT, state->sums + padded(state->n), sizeof finish->row_scalars);
 }
 
@@ -149,7 +155,7 @@ static double dual_value(const mapuot_state *state, const mapuot_finish *finish,
     if (limits->lam_rate > 0 && limits->rho_rows > 0)
         rows = limits->rho_rows * (limits->row_weight - mass);
     else if (limits->lam_rate > 0)
-        rows += limits->reg * finish->lam * finish->mass;
+        rows += limits->reg * (finish->lam - 1e-15 * fabs(finish->lam)) * finish->mass; /* what rounding they leave */
     return rows + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass;
 }
 

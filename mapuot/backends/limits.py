@@ -19,7 +19,12 @@ def limits_of(problem: Any, options: Options, dtype: str, reg: float | None = No
     k1, k2 = (0.0 if rho is None else reg / rho for rho in rates)
     fi1, fi2 = 1 / (1 + k1), 1 / (1 + k2)
     translate = options.translate and None not in rates and k1 + k2 > 0
-    rounding = ROUNDING[dtype]
+    rounding, largest = ROUNDING[dtype], {"rho_kl": 0.0, "rho_tv": 0.0, "rho_l2": 0.0}
+    for side in (problem.rows, problem.cols):
+        kind = "rho_kl" if side.logarithmic else f"rho_{side.penalty}"
+        if kind in largest:
+            largest[kind] += side.largest_soft_rho
+    hard = sum(side.penalty == "range" or side.rho_range[1] == math.inf for side in (problem.rows, problem.cols))
     return {
         "reg": reg, "inv_reg": 1 / reg, "fi_rows": fi1, "rate_cols": k2,
         "rho_rows": reg / k1 if k1 > 0 else 0.0, "rho_cols": reg / k2 if k2 > 0 else 0.0,
@@ -29,6 +34,7 @@ def limits_of(problem: Any, options: Options, dtype: str, reg: float | None = No
         "storage_error": rounding, "flush": math.exp(FLUSH_LOG[dtype]),
         "flush_tol": max(1e-12, min(1e-8, options.tol / 100)),
         "finer": options.tol < 12 * rounding and not options.in_place and dtype != "float64",
+        "hard_sides": hard, **largest,
     }  # fmt: skip
 
 

@@ -203,7 +203,7 @@ class Workspace:
             return "underflow"
         if not np.isfinite(mass) or not np.isfinite(dual):
             return "not finite"
-        small = self.options.tol_gap >= 0 and gap <= self.options.tol_gap * abs(dual)
+        small = self.options.tol_gap >= 0 and gap < np.inf and gap <= self.options.tol_gap * abs(dual)
         if error <= self.options.tol or small:
             return "converged"
         self.since_best += 1

@@ -14,7 +14,7 @@ import numpy as np
 from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
-from ...problem import EXPONENT_ROUNDING, BatchProblem
+from ...problem import EXPONENT_ROUNDING, BatchProblem, largest_log
 from ...side import STRICT, Side
 from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options
 from ..limits import START, limits_of
@@ -70,7 +70,8 @@ class BatchWorkspace:
         state.kernel = pointer(self.K, "void *")
         state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
         reach = 0.0 if log_v is None else float(np.abs(log_v).max())
-        own = {"exponent_error": EXPONENT_ROUNDING * (task.spread + abs(task.M_min) / task.reg + reach), "finer": 0}
+        logs = abs(task.M_min) / task.reg + reach + sum(map(largest_log, task.log_reference))
+        own = {"exponent_error": EXPONENT_ROUNDING * (task.spread + logs), "finer": 0}
         put(state.limits, limits_of(task, options, dtype) | SCALES | own)
         put(state.progress, START)
         log_a, log_b = task.log_reference
