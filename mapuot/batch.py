@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from .backends import Options, Stats, host, name_of, namespace, pick
 from .backends.contract import FAILED
+from .backends.limits import MEMORY
 from .errors import MUTED, ConvergenceWarning, ScalingWarning
 from .loop import Run
 from .penalties import F64
@@ -189,7 +190,7 @@ class BatchRun:
         dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
         if dtype is None:
             return
-        options = dataclasses.replace(self.options, precision=dtype)
+        options = dataclasses.replace(self.options, precision=dtype, memory=min(self.options.memory, MEMORY[0]))
         step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.one_cost, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))

@@ -68,7 +68,7 @@ def solve(
     reg_m : float, inf, or a pair of them or of per-point vectors
         Marginal penalty, in units of M; inf is the balanced constraint. ``penalty="range"``: the relative slack.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
-        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 5), "sinkhorn"
+        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 5 to 20), "sinkhorn"
         makes POT's iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
     reference : {"product", "uniform"} or (m, n) array

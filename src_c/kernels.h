@@ -21,7 +21,7 @@
 
 #include "mapuot.h"
 
-enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 8 };
+enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 20 };
 
 /* row scalars behind the column sums */
 enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };

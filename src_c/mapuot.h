@@ -61,7 +61,7 @@ typedef struct {
     double *partial;   /* threads x (n padded + 16): column sums of each thread */
     double *work;      /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
     double *history;   /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
-    double gram[64];   /* their Gram matrix, 8 x 8: memory is at most 8 */
+    double gram[400];  /* their Gram matrix, 20 x 20: memory is at most 20 */
     float *narrow_v;   /* n padded: v in float32; passes are narrow_pass while progress.narrow is 1, else row_pass */
     float *run;        /* threads x n padded, zero: column sums of some rows in float32 */
     int32_t tile_rows; /* 2, 4 or 8 rows of K at a time; 0: by the size of L2 */
@@ -82,14 +82,14 @@ typedef struct {
     double q_factor;     /* what that lacks of q = b e^(-k log v): e^(k shift), or 1 */
     double common;       /* translation of log v found after the prox */
     int64_t slot, depth; /* Anderson: where the new difference goes (-1: none), how many count */
-    double gamma[8];
+    double gamma[20];
 } mapuot_sweep;
 
-/* finish_pass between its steps.  sums: what the last sweep summed over the columns, 17 numbers, and behind them the
+/* finish_pass between its steps.  sums: what the last sweep summed over the columns, 41 numbers, and behind them the
  * row scalars (in step 0, else zeros); with the columns shared among processes these are summed over them after each
  * of the steps 0 to 3, but for the first of step 2, a maximum. */
 typedef struct {
-    double sums[25];
+    double sums[49];
     mapuot_sweep args;
     double row_scalars[8];
     double mass, scale_v, lam, before; /* before the translation; lam, and the shift before it */

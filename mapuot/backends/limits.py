@@ -9,6 +9,7 @@ from .contract import Options
 
 ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
 FLUSH_LOG = {"float64": -708.0, "float32": -87.3, "bfloat16": -87.3}  # entries of K below e^this are zero
+MEMORY = 5, 20  # Anderson differences where they cost time beside a pass, and where they do not
 START = {"best_dual": -math.inf, "progress_dual": -math.inf, "best_error": math.inf, "kappa": 1.0}
 
 
@@ -36,6 +37,12 @@ def limits_of(problem: Any, options: Options, dtype: str, reg: float | None = No
         "finer": options.tol < 12 * rounding and not options.in_place and dtype != "float64",
         "hard_sides": hard, **largest,
     }  # fmt: skip
+
+
+def memory_of(most: int, m: int, itemsize: int) -> int:
+    """Anderson differences for a K of m rows: d of them move 16 d bytes a column, at most a tenth of what K does."""
+    least, deepest = MEMORY
+    return min(most, max(least, min(deepest, m * itemsize // 160)))
 
 
 def narrow_floor(problem: Any, noise: float) -> float:

@@ -19,6 +19,7 @@ from ..problem import Problem
 from ..side import Side
 from ..validate import as_columns
 from .contract import LEAST_MASS, Options, Stats, weigh
+from .limits import memory_of
 
 __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 
@@ -81,7 +82,8 @@ class Workspace:
         problem.check_reachable(~possible[:, ~out_v].any(1) & ~out_u, ~possible[~out_u].any(0) & ~out_v)
         self.passes = 0
         self.best_dual, self.progress_dual, self.best_error, self.since_best = -np.inf, -np.inf, np.inf, 0
-        self.history: deque[tuple[F64, F64]] = deque(maxlen=options.memory + 1)
+        itemsize = {"float64": 8, "float32": 4, "bfloat16": 2}[options.precision]
+        self.history: deque[tuple[F64, F64]] = deque(maxlen=memory_of(options.memory, problem.shape[0], itemsize) + 1)
         self.extrapolated = False
         self.rates = tuple(
             None if rho is None else (0.0 if np.isinf(rho) else problem.reg / rho)

@@ -18,7 +18,7 @@ from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
 from ...side import Side
 from ..contract import Options, Stats
-from ..limits import START, limits_of, narrow_floor
+from ..limits import START, limits_of, memory_of, narrow_floor
 from ..records import STATS, put, told
 from ..workspace import STORAGE, KernelWorkspace
 from . import native
@@ -46,14 +46,16 @@ class Workspace(KernelWorkspace):
         self.made = problem.cost.never_stored  # every pass makes its rows in float64, as an exact one does
         if self.made:
             self.dtype = "float64"
+        itemsize = np.dtype(STORAGE[self.dtype]).itemsize
+        memory = memory_of(options.memory, problem.ranks.min(m), itemsize)
         self.safe_spread = SAFE_SPREAD[self.dtype]
         self.pool = native.pool_for(options.threads, m * n)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
-        self.ld = native.leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
+        self.ld = native.leading_dimension(n, itemsize)
         self.K = empty(0 if self.made else m * self.ld, STORAGE[self.dtype])
         self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
-        lengths = (size + native.SCALARS, 3 * size, (2 * options.memory + 2) * size, *sides)
+        lengths = (size + native.SCALARS, 3 * size, (2 * memory + 2) * size, *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
         self.in_grid = problem.cols.ranks.size > 1
         state = self.state = ffi.new("mapuot_state *")
@@ -62,7 +64,7 @@ class Workspace(KernelWorkspace):
         state.sums, state.partial = pointer(self.sums), pointer(self.partial)
         state.work, state.history = pointer(self.work), pointer(self.history)
         self.limits, self.progress = state.limits, state.progress
-        put(self.limits, limits_of(problem, options, self.dtype) | SCALES)
+        put(self.limits, limits_of(problem, options, self.dtype) | SCALES | {"memory": memory})
         put(self.progress, START)
         self.limits.narrow_floor = narrow_floor(problem, NARROW_NOISE)
         narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
