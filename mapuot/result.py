@@ -158,7 +158,7 @@ class Result(Answer):
     def objective(self) -> float:
         """The primal value with every mass term (hard constraints count 0; see ``error_bound``); inf where all failed.
 
-        The plan is summed from M in float64 for it; of a streamed M and over ranks it is the plan as K is stored.
+        The plan is summed from M in float64 for it, on first use; over ranks it is the plan as K is stored.
         """
         if self.status in FAILED:
             return np.inf
@@ -168,7 +168,7 @@ class Result(Answer):
     def dual(self) -> float:
         """The dual value less what rounding may add, a lower bound of every objective; -inf where all failed.
 
-        The plan is summed from M in float64 for it; of a streamed M and over ranks it is the last pass's.
+        The plan is summed from M in float64 for it, on first use; over ranks it is the last pass's.
         """
         if self.status in FAILED:
             return -np.inf
@@ -187,7 +187,7 @@ class Result(Answer):
 
     @property
     def _at_hand(self) -> bool:
-        return self.problem.ranks.size == 1 and self.problem.cost.held
+        return self.problem.ranks.size == 1
 
     def _values(self) -> tuple[float, Any]:
         """(mass, (side, weight, potentials, marginal) of both) to value the plan by."""
