@@ -19,6 +19,7 @@ from .penalties import F64
 from .problem import Problem
 
 ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
+LEAST_FLOAT32, MOST_FLOAT32 = 1e-37, 3e38  # the mass of an entry, and of a plan, that float32 holds to its rounding
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 
 
@@ -198,6 +199,9 @@ class Result(Answer):
     @cached_property
     def _stream(self) -> PlanStream:
         stream: PlanStream = self._backend.PlanStream(self.problem, self.log_u, self.log_v, self._threads)
+        entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
+        if not LEAST_FLOAT32 * entries <= self.mass <= MOST_FLOAT32:
+            stream.dtype = np.dtype(np.float64)
         return stream
 
     @cached_property
@@ -207,7 +211,10 @@ class Result(Answer):
 
     @cached_property
     def plan(self) -> Any:
-        """The plan P, (m, n), in M's dtype; formed from M with a float64 exponent on first use, then kept."""
+        """The plan P, (m, n), formed from M with a float64 exponent on first use, then kept.
+
+        In M's dtype; in float64 where float32 could not hold its mass (above 3e38, or below 1e-37 an entry).
+        """
         return self._stream.plan(0, self.problem.shape[0])
 
     @cached_property
@@ -275,7 +282,7 @@ class Result(Answer):
 
     def _own_top(self, k: int) -> tuple[Any, Any]:
         m, n = self.problem.shape
-        index, value = np.empty((m, k), np.int64), np.empty((m, k), self.problem.cost.dtype.name)
+        index, value = np.empty((m, k), np.int64), np.empty((m, k), self._stream.dtype)
         for i0, block in self._blocks():
             part = np.argpartition(block, n - k, axis=1)[:, n - k :]
             order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .backends.contract import FAILED
 from .result import Result
 from .solve import solve
 
 
 def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **options: Any) -> Iterator[Result]:
-    """Solve a sequence of problems that differ in reg and reg_m, each started from the answer before it.
+    """Solve a sequence of problems that differ in reg and reg_m, each started from the last answer before it.
 
     Parameters
     ----------
@@ -44,5 +45,6 @@ def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **option
         raise ValueError(f"reg_ms must have the length of regs, {len(regs)}, got {len(reg_ms)}")
     warm_start = options.pop("warm_start", None)
     for reg, reg_m in zip(regs, reg_ms, strict=True):
-        warm_start = solve(M, a, b, reg, reg_m, warm_start=warm_start, **options)
-        yield warm_start
+        result = solve(M, a, b, reg, reg_m, warm_start=warm_start, **options)
+        warm_start = warm_start if result.status in FAILED else result
+        yield result
