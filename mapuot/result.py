@@ -199,10 +199,16 @@ class Result(Answer):
     @cached_property
     def _stream(self) -> PlanStream:
         stream: PlanStream = self._backend.PlanStream(self.problem, self.log_u, self.log_v, self._threads)
-        entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
-        if not LEAST_FLOAT32 * entries <= self.mass <= MOST_FLOAT32:
-            stream.dtype = np.dtype(np.float64)
         return stream
+
+    @property
+    def _formed(self) -> PlanStream:
+        """The stream, its plan in a dtype that holds the mass."""
+        if self._stream.dtype == np.float32:
+            entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
+            if not LEAST_FLOAT32 * entries <= self.mass <= MOST_FLOAT32:
+                self._stream.dtype = np.dtype(np.float64)
+        return self._stream
 
     @cached_property
     def _sums(self) -> tuple[float, F64, F64]:
@@ -215,7 +221,7 @@ class Result(Answer):
 
         In M's dtype; in float64 where float32 could not hold its mass (above 3e38, or below 1e-37 an entry).
         """
-        return self._stream.plan(0, self.problem.shape[0])
+        return self._formed.plan(0, self.problem.shape[0])
 
     @cached_property
     def cost(self) -> float:
@@ -244,7 +250,7 @@ class Result(Answer):
         m = self.problem.shape[0]
         if not 0 <= i0 <= i1 <= m:
             raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {i0}, {i1}")
-        return self._stream.plan(i0, i1)
+        return self._formed.plan(i0, i1)
 
     def gather(self, x: Any, root: int = 0, along: str = "rows") -> Any:
         """Row blocks of all ranks (``log_u``, ``rows``, ``top_k`` ...) stacked on rank ``root``; None elsewhere.
@@ -263,7 +269,7 @@ class Result(Answer):
         m, n = self.problem.shape
         step = max(1, BLOCK_ENTRIES // n)
         for i0 in range(0, m, step):
-            yield i0, self._backend.to_numpy(self._stream.plan(i0, min(i0 + step, m)))
+            yield i0, self._backend.to_numpy(self._formed.plan(i0, min(i0 + step, m)))
 
     def top_k(self, k: int) -> tuple[Any, Any]:
         """The k largest entries of each row, largest first: (column indices, values), both (m, k)."""
@@ -282,7 +288,7 @@ class Result(Answer):
 
     def _own_top(self, k: int) -> tuple[Any, Any]:
         m, n = self.problem.shape
-        index, value = np.empty((m, k), np.int64), np.empty((m, k), self._stream.dtype)
+        index, value = np.empty((m, k), np.int64), np.empty((m, k), self._formed.dtype)
         for i0, block in self._blocks():
             part = np.argpartition(block, n - k, axis=1)[:, n - k :]
             order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")

@@ -56,7 +56,7 @@ def test_a_float32_plan_holds_its_mass(M, reg, reg_m, weight, backend):
 
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
-def test_a_start_out_of_range_reaches_what_M_reaches(backend):
+def test_unreachable_is_not_for_a_start_to_say(backend):
     """Which points are unreachable is a matter of M and the reference, not of where the solve begins."""
     M, reference = np.array([[0, 0], [0, 0], [0, 2e6]]), np.array([[90.0, 200], [30, 200], [100, 200]])
     options = {"penalty": ("kl", "l2"), "reference": reference, "backend": backend}
