@@ -176,6 +176,7 @@ class Result(Answer):
         p = self.problem
         mass, sides = self._values()
         total, size = p.reg * (p.c_mass - mass), p.reg * (p.c_mass + mass)
+        size += self.cost - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>, by which exponents are rounded
         with np.errstate(over="ignore", invalid="ignore"):
             for side, t, f, r in sides:
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
