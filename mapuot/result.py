@@ -21,6 +21,7 @@ from .slopes import Gradient, gradient, potential
 from .validate import as_choice, as_float
 
 ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
+LEAST_FLOAT32, MOST_FLOAT32 = 1e-37, 3e38  # the mass of an entry, and of a plan, that float32 holds to its rounding
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 
 
@@ -177,6 +178,7 @@ class Result(Answer):
         p = self.problem
         mass, sides = self._values()
         total, size = p.reg * (p.c_mass - mass), p.reg * (p.c_mass + mass)
+        size += self.cost - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>, by which exponents are rounded
         with np.errstate(over="ignore", invalid="ignore"):
             for side, t, f, r in sides:
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
@@ -202,6 +204,15 @@ class Result(Answer):
         stream: PlanStream = self._backend.PlanStream(self.problem, self.log_u, self.log_v, self._threads)
         return stream
 
+    @property
+    def _formed(self) -> PlanStream:
+        """The stream, its plan in a dtype that holds the mass."""
+        if self._stream.dtype == np.float32:
+            entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
+            if not LEAST_FLOAT32 * entries <= self.mass <= MOST_FLOAT32:
+                self._stream.dtype = np.dtype(np.float64)
+        return self._stream
+
     @cached_property
     def _sums(self) -> tuple[float, F64, F64]:
         with self.problem.ranks.together():
@@ -209,10 +220,13 @@ class Result(Answer):
 
     @cached_property
     def plan(self) -> Any:
-        """The plan P, (m, n), in M's dtype; formed from M with a float64 exponent on first use, then kept."""
+        """The plan P, (m, n), formed from M with a float64 exponent on first use, then kept.
+
+        In M's dtype; in float64 where float32 could not hold its mass (above 3e38, or below 1e-37 an entry).
+        """
         m, n = self.problem.shape
         try:
-            return self._stream.plan(0, m)
+            return self._formed.plan(0, m)
         except MemoryError as error:
             size = m * n * self.problem.cost.dtype.itemsize / 2**30
             raise MemoryError(f"the plan takes {size:.3g} GiB: apply, rows, top_k, sparse do without it") from error
@@ -245,7 +259,7 @@ class Result(Answer):
         whole = all(isinstance(i, (int, np.integer)) for i in (i0, i1))
         if not whole or not 0 <= i0 <= i1 <= m:
             raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {shown(i0)}, {shown(i1)}")
-        return self._stream.plan(i0, i1)
+        return self._formed.plan(i0, i1)
 
     def gather(self, x: Any, root: int = 0, along: str = "rows") -> Any:
         """Row blocks of all ranks (``log_u``, ``rows``, ``top_k`` ...) stacked on rank ``root``; None elsewhere.
@@ -264,7 +278,7 @@ class Result(Answer):
         m, n = self.problem.shape
         step = max(1, BLOCK_ENTRIES // n)
         for i0 in range(0, m, step):
-            yield i0, self._backend.to_numpy(self._stream.plan(i0, min(i0 + step, m)))
+            yield i0, self._backend.to_numpy(self._formed.plan(i0, min(i0 + step, m)))
 
     def top_k(self, k: int) -> tuple[Any, Any]:
         """The k largest entries of each row, largest first: (column indices, values), both (m, k)."""
@@ -283,7 +297,7 @@ class Result(Answer):
 
     def _own_top(self, k: int) -> tuple[Any, Any]:
         m, n = self.problem.shape
-        index, value = np.empty((m, k), np.int64), np.empty((m, k), self.problem.cost.dtype.name)
+        index, value = np.empty((m, k), np.int64), np.empty((m, k), self._formed.dtype)
         for i0, block in self._blocks():
             part = np.argpartition(block, n - k, axis=1)[:, n - k :]
             order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from .backends.contract import FAILED
 from .errors import shown
 from .result import Result
 from .solve import solve
 
 
 def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **options: Any) -> Iterator[Result]:
-    """Solve a sequence of problems that differ in reg and reg_m, each started from the answer before it.
+    """Solve a sequence of problems that differ in reg and reg_m, each started from the last answer before it.
 
     Parameters
     ----------
@@ -46,8 +47,9 @@ def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **option
     reg_ms = as_sequence(reg_ms, len(regs))
     warm_start = options.pop("warm_start", None)
     for reg, reg_m in zip(regs, reg_ms, strict=True):
-        warm_start = solve(M, a, b, reg, reg_m, warm_start=warm_start, **options)
-        yield warm_start
+        result = solve(M, a, b, reg, reg_m, warm_start=warm_start, **options)
+        warm_start = warm_start if result.status in FAILED else result
+        yield result
 
 
 def as_sequence(reg_ms: Any, count: int) -> list[Any]:

@@ -87,6 +87,8 @@ class Workspace(Protocol):
 class PlanStream(Protocol):
     """The plan P_ij = c_ij exp(log u_i + log v_j - M_ij / reg), never held unless asked for."""
 
+    dtype: Any  # of what ``plan`` returns: M's, unless it is set
+
     def plan(self, i0: int, i1: int) -> Any: ...
     def apply(self, X: Any, name: str = "X") -> Any:
         """``name``: the caller's word for X, for errors."""

@@ -17,6 +17,7 @@ from ..problem import Problem
 from .contract import Options
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
+FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say which points are unreachable
 FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 
 
@@ -45,7 +46,7 @@ class KernelWorkspace:
         """Choose alpha and beta so that K is at most 1 and each row and column in use has an entry 1; build K."""
         problem = self.problem
         x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v)
-        x = np.where(np.isnan(x), 0.0, x)  # any start will do, but a point without a number looks unreachable
+        x = np.where(np.abs(x) < FARTHEST, x, 0.0)  # any start will do; beyond it, or NaN, a point looks unreachable
         out_u, out_v = problem.left_out
         la, lb = problem.log_reference
         with np.errstate(invalid="ignore"):

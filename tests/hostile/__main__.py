@@ -10,6 +10,8 @@ Exit code 1 if anything failed.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -54,31 +56,48 @@ class Lane:
         return [sys.executable, "-m", *worker]
 
     def environment(self) -> dict[str, str]:
-        import launch
-
-        folders = [TESTS / "cuda_on_cpu"] * self.emulated + [TESTS]
+        folders = [TESTS / "cuda" / "cuda_on_cpu"] * self.emulated + [TESTS]
         more = {"MAPUOT_ISA": self.isa} if self.isa else {}
-        return launch.environment(PYTHONPATH=os.pathsep.join(map(str, folders)), PYTHONWARNINGS="ignore", **more)
+        more |= {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONWARNINGS": "ignore"}
+        if self.ranks:
+            import launch
+
+            return launch.environment(**more)
+        return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **more}
 
 
 def lanes() -> list[Lane]:
-    """All that this machine can run."""
-    from conftest import ISAS, available, has_gpu
-
+    """All that this machine can run; over ranks and on the emulated GPU only beside the tests' own requirements."""
     found = [Lane(how, how) for how in PATHS]
     found += [
         Lane(f"{how} {isa}", how, isa=isa, share=0.3)
-        for isa in ISAS
-        if available(isa)
+        for isa in instruction_sets()
         for how in ("cold", "warm", "batch")
     ]
     found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in ("cold", "warm", "batch")]
+    if not all(map(importlib.util.find_spec, ("pytest", "hypothesis"))):
+        return found
+    from conftest import has_gpu
+
     found += [Lane(f"ranks {count}", "ranks", ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
     cuda = has_gpu()
     for how in ("cold", "warm", "batch", "path"):
         found.append(
             Lane(f"{how} cuda" + " on cpu" * (not cuda), how, "cuda", emulated=not cuda, share=1.0 if cuda else 0.02)
         )
+    return found
+
+
+def instruction_sets() -> list[str]:
+    """Those that this machine has."""
+    from mapuot.backends.cpu import native
+
+    found = []
+    for name in ("scalar", "avx2", "avx512"):
+        with contextlib.suppress(ValueError):
+            native.set_isa(name)
+            found.append(name)
+    native.set_isa("auto")
     return found
 
 

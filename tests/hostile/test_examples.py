@@ -6,6 +6,8 @@ Most were shrunk by ``make hostile``; each stands for the rounding or the satura
 import numpy as np
 import pytest
 
+import mapuot
+
 from .judge import judge
 from .newton import compiler
 from .problem import Problem
@@ -34,6 +36,47 @@ EXAMPLES = {
     "exponents": (problem([[1e3, 2e3]], [1], [1, 2], 0.1, (5.0, 5.0)), {"precision": "float64", "tol": 1e-10}),
     "offset": (problem([[0, -2.0773, -2.036]], [0.3], [1, 1, 1], 2e-4, (1e-4, 9e-3)), {"tol_gap": 4e-4}),
 }
+
+
+FLOAT32 = [
+    ([[1.0]], 1.0, (1.0, 1.0), [1e-40]),
+    ([[-200.0]], 1.0, (9e3, 50.0), [1e60]),
+    ([[0.5]], 1.0, (1.0, 1.0), [1.0]),
+]
+
+
+@pytest.mark.parametrize(("M", "reg", "reg_m", "weight"), FLOAT32)
+def test_a_float32_plan_holds_its_mass(M, reg, reg_m, weight, backend):
+    """In float32 as M is, unless the plan would become zeros or inf; `rows`, `top_k` and `sparse` alike."""
+    M = np.array(M, np.float32)
+    result = mapuot.solve(M, np.array(weight), np.array(weight), reg, reg_m, backend=backend)
+    assert result.plan.dtype == (np.float32 if weight == [1.0] else np.float64)
+    assert result.plan.sum() == pytest.approx(result.mass, rel=1e-6)
+    assert result.top_k(1)[1].dtype == result.rows(0, 1).dtype == result.plan.dtype
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_unreachable_is_not_for_a_start_to_say(backend):
+    """Which points are unreachable is a matter of M and the reference, not of where the solve begins."""
+    M, reference = np.array([[0, 0], [0, 0], [0, 2e6]]), np.array([[90.0, 200], [30, 200], [100, 200]])
+    options = {"penalty": ("kl", "l2"), "reference": reference, "backend": backend}
+    right = mapuot.solve(M, np.ones(3), np.ones(2), 3e6, (8e6, 5e7), **options)
+    for far in (1e4, 1e300):
+        start = np.zeros(3), np.array([far, far])
+        found = mapuot.solve(M, np.ones(3), np.ones(2), 3e6, (8e6, 5e7), warm_start=start, **options)
+        assert found.mass == pytest.approx(right.mass, rel=1e-5)
+        assert np.isfinite(found.log_v).all()
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_a_path_goes_on_behind_a_failure():
+    """A problem beyond the range of float64 gives no start to the next."""
+    M, a = np.full((3, 1), -2.0), np.ones(3)
+    answers = list(mapuot.path(M, a, np.ones(1), regs=[1e-3, 1e-3], reg_ms=[(2e-6, 200.0), (1.0, 3e-3)]))
+    alone = mapuot.solve(M, a, np.ones(1), 1e-3, (1.0, 3e-3))
+    assert not answers[0].converged
+    assert answers[0].dual == -INF
+    assert answers[1].status == alone.status
 
 
 def failures(trial, backend):

@@ -36,7 +36,7 @@ class PlanStream:
     """The plan of given potentials, made from M in float64, block by block."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
-        self.problem = problem
+        self.problem, self.dtype = problem, problem.cost.dtype
         self.alpha, self.beta = problem.exponents(log_u, log_v)
         self.pool = pool_for(threads, problem.cost.size)
 
@@ -47,7 +47,7 @@ class PlanStream:
             yield k0, k1, (self.pool, *M.shape, matrix(M), matrix(c), self.problem.reg, alpha, beta)
 
     def plan(self, i0: int, i1: int) -> Any:
-        n, dtype = self.problem.shape[1], self.problem.cost.dtype
+        n, dtype = self.problem.shape[1], self.dtype
         out = empty((i1 - i0) * n, dtype).reshape(i1 - i0, n)
         for k0, k1, arguments in self.blocks(i0, i1):
             check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0 - i0 : k1 - i0], "void *"), n))

@@ -266,7 +266,8 @@ class Workspace(KernelWorkspace):
 
     def marginals(self) -> tuple[F64, F64]:
         n = self.problem.shape[1]
-        return self.row_side["marginal"] * self.progress.kappa, self.col_side["marginal"][:n].copy()
+        with np.errstate(over="ignore", invalid="ignore"):  # of a solve that ended "not finite"
+            return self.row_side["marginal"] * self.progress.kappa, self.col_side["marginal"][:n].copy()
 
     def close(self) -> None:
         """Give K back at once; the potentials stay."""

@@ -76,7 +76,7 @@ class PlanStream:
     """The plan of given potentials, made from M in float64, block by block; numpy where M is numpy, else CuPy."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
-        self.problem = problem
+        self.problem, self.dtype = problem, problem.cost.dtype
         self.alpha, self.beta = on_device(*problem.exponents(log_u, log_v))
 
     def back(self, x: Any) -> Any:
@@ -84,7 +84,7 @@ class PlanStream:
 
     def plan(self, i0: int, i1: int) -> Any:
         n, p = self.problem.shape[1], self.problem
-        dtype, stays = p.cost.dtype, isinstance(p.M, cp.ndarray)
+        dtype, stays = self.dtype, isinstance(p.M, cp.ndarray)
         needed = stays * (i1 - i0) * n * dtype.itemsize
         if needed > (free := free_memory(needed)):
             text = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free: Result.rows makes fewer"
