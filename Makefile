@@ -11,6 +11,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 CFLAGS_check := -O3 -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
+# -O1 takes clang ten minutes for a kernel
+CFLAGS_fuzz := -O0 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+SECONDS ?= 60
 
 CC_check = $(CC)
 CC_asan = $(CC)
@@ -37,7 +40,7 @@ rm -rf $(1) && git clone -q . $(1)
 cd $(1) && SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)" $(CURDIR)/$(BIN)/python setup.py -q sdist bdist_wheel
 endef
 
-.PHONY: help demo pictures test test-gpu sanitize-gpu hostile mpi-2 mpi-3 mpi-4 check check-arm check-musl \
+.PHONY: help demo pictures test test-gpu sanitize-gpu hostile fuzz soak mpi-2 mpi-3 mpi-4 check check-arm check-musl \
 	test-arm wheel check-wheel test-oldest test-newest bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -64,6 +67,15 @@ sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, th
 
 hostile: .venv/.test ## random problems on every path against an independent answer (ARGS="--count 20000 --seed 7 --only warm")
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
+
+fuzz: build/fuzz/.done .venv/.test ## arbitrary bytes as calls of C, files and arguments, each for SECONDS=60 (clang; atheris if installed)
+	mkdir -p build/fuzz/found/core
+	build/fuzz/core -max_total_time=$(SECONDS) -max_len=1024 -artifact_prefix=build/fuzz/ build/fuzz/found/core tests/fuzz/corpus/core
+	for target in readers arguments; do \
+	PYTHONPATH=tests $(BIN)/python -m fuzz $$target --seconds $(SECONDS) --keep build/fuzz/found/$$target || exit 1; done
+
+soak: .venv/.test ## threads, forks, signals, kills, full disks, little memory, dying ranks (ARGS="--minutes 60")
+	PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
 
 mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 	for program in cases error_cases; do \
@@ -121,6 +133,14 @@ asan tsan: %: build/%/.done .venv/.test ## the checker and the tests under the a
 	LD_PRELOAD="$$($(CC) -print-file-name=lib$@.so)" PYTHONPATH=build/$@/lib \
 	ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1" OPENBLAS_NUM_THREADS=1 \
 	$(BIN)/pytest $(ARGS)
+
+build/fuzz/.done: .venv/.ext tests/fuzz/core.c $(wildcard tests/core/check_*.h)
+	rm -rf build/fuzz
+	CC=clang CFLAGS="$(CFLAGS_fuzz)" $(BIN)/python setup.py -q build --build-base build/fuzz --build-lib build/fuzz/lib
+	clang -std=c11 -D_GNU_SOURCE -D__SANITIZE_ADDRESS__ -Wall -Wextra -Wno-unused-function -pthread \
+	$(subst fuzzer-no-link,fuzzer,$(CFLAGS_fuzz)) -Isrc_c -Itests/core -o build/fuzz/core \
+	tests/fuzz/core.c $$(find build/fuzz -path '*/src_c/*.o') -lm
+	@touch $@
 
 clean: ## remove all that was built or installed here
 	rm -rf .venv build dist *.egg-info mapuot/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -195,11 +195,12 @@ class BatchRun:
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
             start = None if log_v is None else log_v[i0:i1]
-            workspace = engine.BatchWorkspace(task.part(i0, i1), options, start)
-            if engine.CLIMBS:
-                for reg, coarse in coarse_steps(task, options, start is not None and bool((start != 0).any())):
-                    workspace.climb(reg, coarse, COARSE_PASSES)
-            self.chunk(workspace, i0, i1, bar)
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of what fails: its status tells
+                workspace = engine.BatchWorkspace(task.part(i0, i1), options, start)
+                if engine.CLIMBS:
+                    for reg, coarse in coarse_steps(task, options, start is not None and bool((start != 0).any())):
+                        workspace.climb(reg, coarse, COARSE_PASSES)
+                self.chunk(workspace, i0, i1, bar)
 
     def chunk(self, workspace: Any, i0: int, i1: int, bar: Any) -> None:
         running, passes = i1 - i0, 0

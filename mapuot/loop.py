@@ -45,7 +45,7 @@ class Run:
         form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
         options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "disable": False, "bar_format": form}
         self.bar = tqdm(**options) if progress else None
-        self.limit = max_passes
+        self.limit, self.caller = max_passes, np.geterr()
         self.status = "running"
         self.trace: list[Stats] = []
         self.potentials: tuple[F64, F64]
@@ -127,7 +127,8 @@ class Run:
     def told(self, stat: Stats) -> bool:
         """Whether the callback, which is given a copy that it may change or keep, wants an end."""
         assert self.callback
-        answer = self.callback(dataclasses.replace(stat))
+        with np.errstate(**self.caller):
+            answer = self.callback(dataclasses.replace(stat))
         try:
             return bool(answer)
         except (TypeError, ValueError, RuntimeError) as error:

@@ -228,5 +228,5 @@ class BatchProblem(Common):
         low, high, forbidden = validate.as_range(flat, reg, backend)
         c, mass = validate.as_reference(reference, cost.of(0), first_a, first_b, backend)
         validate.check_batch_masses(rows, cols, mass_a, mass_b)
-        c_mass = mass_a * mass_b if c == "product" else np.full(p, mass)
+        c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
         return cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)

@@ -57,12 +57,14 @@ class Answer:
     @property
     def f(self) -> Any:
         """Dual potentials of the rows, ``reg * log_u``, in units of M."""
-        return self.problem.reg * self.log_u
+        with np.errstate(over="ignore"):
+            return self.problem.reg * self.log_u
 
     @property
     def g(self) -> Any:
         """Dual potentials of the columns, ``reg * log_v``, in units of M."""
-        return self.problem.reg * self.log_v
+        with np.errstate(over="ignore"):
+            return self.problem.reg * self.log_v
 
 
 class Result(Answer):
@@ -340,7 +342,8 @@ def not_converged(result: Result, tol: float, precision: str, words: tuple[str, 
     """Why this solve did not reach tol, and what may help; ``words`` are the caller's for max_passes and tol."""
     passes, wanted = words
     sides = (result.problem.rows, result.row_marginal), (result.problem.cols, result.col_marginal)
-    missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
+    with np.errstate(over="ignore", invalid="ignore"):
+        missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
     finer = " or precision='float64'" * (precision != "float64")
     stalled = f"rounding allows no better: ask for a larger {wanted}{finer}"
     longer = f"raise {passes}, reg or {wanted}"

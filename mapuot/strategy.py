@@ -57,7 +57,8 @@ def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
     if warm_start is None:
         return np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
     if isinstance(warm_start, Result):
-        warm_start = warm_start.f / problem.reg, warm_start.g / problem.reg
+        with np.errstate(over="ignore"):
+            warm_start = warm_start.f / problem.reg, warm_start.g / problem.reg
     return problem.project(*as_start(warm_start, problem.shape))
 
 
@@ -103,7 +104,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     """All attempts that it takes, on the problem as given or turned."""
     turns = problem.turns and turned(problem, options)
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
-    with run.bar or nullcontext():
+    quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of what is no answer: the status says so
+    with run.bar or nullcontext(), quiet:
         warm = run.ranks.max(bool(log_v.any()))
         for attempt in attempts(task, options, warm, escalate):
             if run.status not in attempt.after:

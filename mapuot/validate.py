@@ -269,7 +269,7 @@ def as_reference(
     """The reference measure, "product", "uniform" or the cost that is c, and its mass."""
     if isinstance(value, str):
         if value == "product":
-            return value, float(ranks.rows.sum(a.sum())) * float(ranks.cols.sum(b.sum()))
+            return value, product_mass(float(ranks.rows.sum(a.sum())), float(ranks.cols.sum(b.sum())), "a", "b")
         if value == "uniform":
             return value, float(ranks.rows.sum(cost.shape[0]) * ranks.cols.sum(cost.shape[1]))
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
@@ -283,6 +283,18 @@ def as_reference(
     if bad or infinite or low < 0 or not ranks.max(high) > 0:
         raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]{odd}")
     return c, float(ranks.sum(c.sum()))
+
+
+def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
+    """The mass of a b^T, of one problem or of each of a batch."""
+    with np.errstate(over="ignore"):
+        mass = mass_a * mass_b
+    if not np.isfinite(mass).all():
+        rows, cols = names
+        raise ValueError(
+            f"{rows} and {cols} must have masses whose product, that of {rows} {cols}^T, is finite: rescale them"
+        )
+    return mass
 
 
 # ---- masses and penalties ----

@@ -55,6 +55,12 @@ def batch(**changes):
             ValueError,
             "stopThr must be a number, got 1000",
         ),
+        (lambda: call(a=[1e200, 1, 1, 1], b=[1e200, 1, 1, 1, 1]), ValueError, "a and b must have masses whose product"),
+        (
+            lambda: mapuot.solve_batch(CASE.M, np.full((2, 4), 1e200), [1e200, 1, 1, 1, 1], 1.0, 1.0),
+            ValueError,
+            "A and B must have masses whose product",
+        ),
         # arrays where a word is meant
         (lambda: call(method=WORDS), ValueError, "Unknown method array(['auto', 'auto']"),
         (lambda: call(precision=WORDS), ValueError, "precision must be one of"),
@@ -242,3 +248,36 @@ def test_unscaled_costs_of_an_estimator_are_told():
     told, _ = scaling_warnings(lambda: da.UnbalancedSinkhornTransport().fit(X, Xt=X + 30))
     assert len(told) == 1
     assert not scaling_warnings(lambda: da.UnbalancedSinkhornTransport(reg_m=10, norm="max").fit(X, Xt=X + 30))[0]
+
+
+# ---- warnings of numpy from inside ----
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reg_m": 1.7e308},
+        {"M": CASE.M * 1e300, "reg": 1e295},
+        {"a": CASE.a * 1e150, "b": CASE.b * 1e150},
+        {"penalty": "l2", "reg_m": 1e300, "a": CASE.a * 1e100, "b": CASE.b * 1e100},
+        {"warm_start": (np.full(4, 1e308), np.full(5, -1e308))},
+        {"reg": 1e-3, "method": "sinkhorn", "warm_start": (np.full(4, 700.0), np.full(5, -700.0))},
+    ],
+    ids=range(6),
+)
+def test_numpy_says_nothing_from_inside(changes):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", RuntimeWarning)
+        result = call(max_passes=60, **changes)
+        for name in ("mass", "objective", "dual", "f", "g"):
+            getattr(result, name)
+        tables = {k: np.tile(v, (3, 1)) if k in ("a", "b") else v for k, v in changes.items() if k != "warm_start"}
+        args = {"a": CASE.a, "b": CASE.b, "M": CASE.M, "reg": 0.05, "reg_m": 1.0, **tables}
+        five = [args.pop(name) for name in ("M", "a", "b", "reg", "reg_m")]
+        mapuot.solve_batch(*five, max_passes=60, **args)
+
+
+def test_a_callback_hears_its_own_warnings():
+    with pytest.warns(RuntimeWarning, match="divide by zero"):
+        call(callback=lambda stats: bool(np.ones(1) / np.zeros(1) < 0))

@@ -14,6 +14,7 @@ def checked(case, backend="cpu", precision="float64", tol=1e-9, below=None, **op
     """Solve, insist on convergence without a warning, verify; the Result."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", mapuot.ScalingWarning)  # of what some regimes are about
         result = case.solve(backend=backend, tol=tol, precision=precision, **options)
     report = verify(result, case, precision)
     assert result.converged

@@ -1,0 +1,176 @@
+"""What one input of a fuzzer does in Python: ``readers`` takes it as a file, ``arguments`` as the arguments of a call.
+
+An input may be refused, by a ValueError or TypeError that names the file or an argument, or answered; any other
+exception, a warning of numpy from inside, or an answer that is converged and no number is a finding.
+"""
+
+import math
+import os
+import re
+import struct
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+import mapuot
+from mapuot import files
+
+FOLDER = Path(tempfile.mkdtemp(prefix="mapuot-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: PTH112
+SUFFIXES = (".npy", ".npz", ".npz")
+MOST_READ = 1 << 22  # entries: a small file may claim as many as it likes in compressed zeros
+
+
+# ---- files ----
+
+
+def readers(data):
+    """The first byte says which reader; the rest is the file."""
+    kind, data = data[0] % 3 if data else 0, data[1:]
+    path = FOLDER / f"input{SUFFIXES[kind]}"
+    path.write_bytes(data)
+    try:
+        if kind == 2:
+            log_u, log_v = files.load_checkpoint(path, 3, 2, 0.5)
+            assert log_u.shape == (3,)
+            assert log_v.shape == (2,)
+            assert np.isfinite(log_u).all()
+            assert np.isfinite(log_v).all()
+            return
+        matrix = files.open_matrix(path)
+        files.find_vector(path, "a")
+        if matrix.size <= MOST_READ:
+            assert np.asarray(matrix).shape == matrix.shape
+    except ValueError as error:
+        assert path.name in str(error), error  # noqa: PT017
+    except TypeError as error:
+        assert str(error).startswith("M must hold real numbers"), error  # noqa: PT017
+
+
+# ---- arguments ----
+
+NAMES = (
+    "M|a|b|reg|reg_m|method|penalty|reference|tol|tol_gap|max_passes|precision|backend|threads|warm_start|callback|split|"
+    "checkpoint|A|B|regs|reg_ms|weights|exact|comm|X|Y|k|rows|threshold"
+)
+NAMED = re.compile(rf"^({NAMES})\b|\b({NAMES})\b must|^Unknown method|^the batch must|'map-uot'|'bfloat16'")
+NUMBERS = (
+    0.0, -0.0, 1.0, 0.5, 2, -1, 1e-300, 5e-324, 1e300, 1.7e308, 1e-8, 1e8, math.inf, -math.inf, math.nan, 10**400, True,
+    None, "1", b"ab", 1j, "auto", "kl", "tv", "range", "l2", "balanced", "sinkhorn", "mixed", "bfloat16", "float64",
+    "uniform", "product", "rows", "grid", "", "\0", "translation_invariant", "map-uot", "reference", "cpu",
+)  # fmt: skip
+OPTIONS = (
+    "method", "penalty", "reference", "tol", "tol_gap", "max_passes", "precision", "backend", "threads", "warm_start",
+    "split",
+)  # fmt: skip
+DTYPES = ("f8", "f4", "f2", "i4", "i8", "u1", "?", "c16", "O", "U3", "M8[s]", ">f8", "f16")
+
+
+class Reader:
+    """Bytes as choices; zeros where they end."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def byte(self):
+        self.at += 1
+        return self.data[self.at - 1] if self.at <= len(self.data) else 0
+
+    def below(self, n):
+        return self.byte() % n
+
+    def number(self):
+        """Tame, odd, or of any bits."""
+        kind = self.byte()
+        if kind < 128:
+            return kind / 32
+        if kind < 240:
+            odd = NUMBERS[self.below(17)]
+            return float(odd) if isinstance(odd, (int, float)) and abs(odd) < 1e308 * 10 and odd != 10**400 else 1e308
+        return struct.unpack("<d", bytes(self.byte() for _ in range(8)))[0]
+
+    def array(self, shape):
+        kept = [self.number() for _ in range(1 + self.below(12))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kind = self.below(40)
+            array = np.resize(np.array(kept), shape).astype(DTYPES[kind] if kind < len(DTYPES) else "f8")
+        layout = self.below(12)
+        if layout == 0:
+            return array.tolist()
+        if layout == 1:
+            return np.ma.array(array, mask=array == array.flat[0]) if array.size else array
+        if layout == 2:
+            return np.asfortranarray(array)
+        if layout == 3:
+            return np.repeat(array, 2, axis=-1)[..., ::2]
+        return array
+
+    def masses(self, shape):
+        """Mostly >= 0."""
+        array = self.array(shape)
+        return np.abs(array) if getattr(array, "dtype", np.dtype("O")).kind in "fiu" and self.below(8) else array
+
+    def value(self, m, n):
+        """Anything that may stand where an argument is wanted."""
+        kind = self.below(8)
+        if kind < 4:
+            return NUMBERS[self.below(len(NUMBERS))]
+        if kind == 4:
+            return self.number()
+        if kind == 5:
+            return self.value(m, n), self.value(m, n)
+        shapes = (m,), (n,), (m, n), (), (2,), (0,), (2, m, n), (n, m)
+        return self.array(shapes[self.below(len(shapes))])
+
+
+def call(reader, m, n):
+    """One call, most of it right."""
+    M, a, b = reader.array((m, n)), reader.masses((m,)), reader.masses((n,))
+    reg, reg_m = (reader.number() if reader.below(8) else reader.value(m, n) for _ in range(2))
+    options = {"max_passes": 50, "threads": 1}
+    for _ in range(reader.below(4)):
+        options[OPTIONS[reader.below(len(OPTIONS))]] = reader.value(m, n)
+    which = reader.below(8)
+    if isinstance(options.get("max_passes"), int):
+        options["max_passes"] = min(options["max_passes"], 500)
+    if which == 6:
+        return [mapuot.log_matmul(M, reader.array((n, m)), exact=bool(reader.below(2)))]
+    if which == 5:
+        return list(mapuot.path(M, a, b, regs=[reg, 0.5], reg_ms=reg_m, **options))
+    if which == 4:
+        options.pop("split", None)
+        return list(mapuot.solve_batch(M, reader.masses((3, m)), b, reg, reg_m, **options))
+    result = mapuot.solve(M, a, b, reg, reg_m, **options)
+    if which == 3:
+        result.apply(reader.value(m, n))
+    if which == 2:
+        result.sparse(reader.value(m, n))
+    if which == 1:
+        mapuot.solve(M, a, b, reg, reg_m, **{**options, "warm_start": (reader.array((m,)), reader.array((n,)))})
+    return [result]
+
+
+def arguments(data):
+    """A call of solve, solve_batch, path or log_matmul with what the bytes say."""
+    reader = Reader(data)
+    m, n = 1 + reader.below(6), 1 + reader.below(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            warnings.simplefilter("error", RuntimeWarning)
+            found = call(reader, m, n)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            if not NAMED.search(str(error)):
+                raise
+            return
+    for result in found:
+        if getattr(result, "converged", False) is True:
+            numbers = result.mass, result.objective, result.dual
+            assert np.isfinite(numbers).all(), (result, numbers)
+            assert not math.isnan(result.error_bound), result  # inf where tol_gap was met
+            assert not np.isnan(np.asarray(result.log_u)).any(), result
+
+
+TARGETS = {"readers": readers, "arguments": arguments}

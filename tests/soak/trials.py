@@ -1,0 +1,328 @@
+"""One trial of each kind: something done to mapuot, and what must be true after it. A trial that is not true raises.
+
+What may kill or spoil a process happens to a child of its own (`Child`); what leaks shows in the memory of the parent,
+which makes the plain calls and forks all the others.
+"""
+
+import contextlib
+import os
+import pickle
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from launch import environment, launcher
+from problems import clouds
+
+import mapuot
+from mapuot import files
+
+PATIENCE = 120.0  # seconds after which a child that has not ended hangs
+RANKS_END = 10.0  # seconds that ranks have, after one of them died
+MIB = 1 << 20
+
+
+class Child:
+    """``function(say)`` in a forked process; what it says, and the exception that ended it, come through a pipe."""
+
+    def __init__(self, function):
+        self.reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid:
+            os.close(writing)
+            return
+        os.close(self.reading)
+        with os.fdopen(writing, "wb", buffering=0) as pipe:
+            code = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    function(lambda word: pipe.write(word.encode()))
+                    code = 0
+                except BaseException:
+                    pipe.write(traceback.format_exc().encode())
+            os._exit(code)
+
+    def kill(self, number):
+        os.kill(self.pid, number)
+
+    def hear(self):
+        """The next letter that it says."""
+        ready, _, _ = select.select([self.reading], [], [], PATIENCE)
+        assert ready, "the child says nothing"
+        return os.read(self.reading, 1)
+
+    def end(self):
+        """(exit code or -signal, what it said); AssertionError where it hangs."""
+        said, until = b"", time.monotonic() + PATIENCE
+        while True:
+            ready, _, _ = select.select([self.reading], [], [], max(0.0, until - time.monotonic()))
+            if not ready:
+                self.kill(signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                raise AssertionError(f"a child hangs after {PATIENCE} s")
+            part = os.read(self.reading, 65536)
+            if not part:
+                break
+            said += part
+        os.close(self.reading)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), said
+
+
+def a_case(rng, most=60):
+    m, n = rng.integers(2, most, 2)
+    penalty = str(rng.choice(["kl", "kl", "balanced", "tv", "l2"]))
+    reg = float(rng.choice([0.5, 0.1, 0.03]))
+    return clouds(int(m), int(n), seed=int(rng.integers(1 << 30)), reg=reg, penalty=(penalty, "kl"))
+
+
+def sound(result):
+    """What every converged result promises."""
+    assert result.converged, result
+    assert result.error_bound <= 1e-6
+    assert 0 < result.mass < np.inf
+    np.testing.assert_allclose(result.row_marginal.sum(), result.mass, rtol=1e-9)
+    assert result.objective - result.dual >= -1e-9 * abs(result.objective) - 1e-12
+
+
+# ---- in this process ----
+
+
+def calls(rng):
+    """Solves, batches, paths, products and logarithms, one after the other."""
+    case = a_case(rng)
+    result = case.solve(precision=str(rng.choice(["auto", "float64"])), threads=int(rng.integers(1, 4)))
+    sound(result)
+    np.testing.assert_allclose(result.apply(np.ones(case.M.shape[1])), result.plan.sum(1), rtol=1e-6)
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(again.plan, result.plan)
+    batch = mapuot.solve_batch(case.M, rng.random((5, len(case.a))) + 0.1, case.b, case.reg, 1.0)
+    assert batch.converged.all()
+    for one in mapuot.path(case.M, case.a, case.b, regs=[0.5, 0.2], reg_ms=1.0):
+        sound(one)
+    A = rng.normal(size=(20, 30))
+    assert np.isfinite(mapuot.log_matmul(A, A.T, exact=bool(rng.integers(2)))).all()
+    with contextlib.suppress(ValueError):
+        case.solve(tol=-1.0)
+
+
+def threads(rng):
+    """Four threads at once, over the same pool: each answer has the bits that it has alone."""
+    cases = [a_case(rng) for _ in range(4)]
+    alone = [case.solve(threads=2) for case in cases]
+    with ThreadPoolExecutor(4) as pool:
+        for found, right in zip(pool.map(lambda case: case.solve(threads=2), cases * 3), alone * 3, strict=True):
+            np.testing.assert_array_equal(found.log_u, right.log_u)
+            sound(found)
+
+
+# ---- children ----
+
+
+def forks(rng):
+    """A child of a process whose pools are in use solves to the same bits, and so does its child."""
+    case = a_case(rng)
+    right = case.solve(threads=2)
+
+    def grandchild(say):
+        np.testing.assert_array_equal(case.solve(threads=2).log_u, right.log_u)
+
+    def child(say):
+        grandchild(say)
+        code, said = Child(grandchild).end()
+        assert code == 0, said
+
+    with ThreadPoolExecutor(1) as pool:
+        busy = pool.submit(lambda: [case.solve(threads=2) for _ in range(5)])
+        code, said = Child(child).end()
+        busy.result()
+    assert code == 0, said
+
+
+def signals(rng):
+    """Ctrl-C at any time is a KeyboardInterrupt, after which the same process solves to the same bits."""
+    case = clouds(300, 200, reg=0.002, seed=int(rng.integers(1 << 30)))
+    A = rng.random((40, 300)) + 0.1
+    right = case.solve(threads=2)
+
+    def child(say):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for _ in range(4):
+            try:
+                say("R")
+                while True:
+                    case.solve(threads=2, tol=1e-9)
+                    mapuot.solve_batch(case.M, A, case.b, 0.002, 1.0, reference=np.ones_like(case.M), threads=2)
+            except KeyboardInterrupt:
+                np.testing.assert_array_equal(case.solve(threads=2).log_u, right.log_u)
+
+    job = Child(child)
+    for _ in range(4):
+        job.hear()
+        time.sleep(float(rng.uniform(0, 0.3)))
+        job.kill(signal.SIGINT)
+    code, said = job.end()
+    assert code == 0, said
+
+
+def kills(rng):
+    """kill -9 at any time: the checkpoint is whole, a solve goes on from it, and no part stays."""
+    case = clouds(150, 120, reg=0.001, seed=int(rng.integers(1 << 30)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state.npz"
+
+        def child(say):
+            files.checkpoint.CHECKPOINT_SECONDS = 0.0
+            say("R")
+            while True:
+                case.solve(checkpoint=path, tol=1e-12, precision="float64", callback=lambda stats: False)
+
+        for _ in range(4):
+            job = Child(child)
+            job.hear()
+            time.sleep(float(rng.uniform(0, 0.2)))
+            job.kill(signal.SIGKILL)
+            code, said = job.end()
+            assert code == -signal.SIGKILL, said
+            start = files.load_checkpoint(path, 150, 120, case.reg) if path.exists() else None
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", RuntimeWarning)
+                sound(case.solve(warm_start=start, checkpoint=path))
+            assert [x.name for x in Path(folder).iterdir()] == ["state.npz"]
+
+
+def memory(rng):
+    """With hardly any memory left a solve is right or a MemoryError, and the process goes on."""
+    small = a_case(rng)
+    right = small.solve(threads=1)
+
+    def child(say):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + int(rng.integers(1, 64)) * MIB,) * 2)
+        try:
+            M = np.ones((int(rng.integers(500, 2500)), 1500), dtype=np.float32)
+            result = mapuot.solve(M, None, None, 0.5, 1.0, threads=int(rng.integers(1, 3)))
+            assert result.converged
+            say("solved")
+            assert result.plan.shape == M.shape
+        except MemoryError:
+            say("refused")
+        M = result = None
+        np.testing.assert_array_equal(small.solve(threads=1).log_u, right.log_u)
+
+    code, said = Child(child).end()
+    assert code == 0, said
+
+
+def disks(rng):
+    """A disk that is full after some bytes: an error or a warning, the old file as it was, no part beside it."""
+    case = clouds(60, 50, seed=int(rng.integers(1 << 30)))
+    with tempfile.TemporaryDirectory() as folder:
+        path, limit = Path(folder) / "out.npz", int(rng.integers(0, 20_000))
+        files.write(path, {"x": np.arange(4.0)})
+        files.Checkpoint(Path(folder) / "state.npz").save("b", np.ones(50), 1.0, 1)
+
+        def child(say):
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            result = case.solve()
+            try:
+                files.write(path, {"plan": files.Blocks(result.plan.shape, "f8", iter([result.plan]))})
+            except OSError:
+                say("no room")
+            files.checkpoint.CHECKPOINT_SECONDS = 0.0
+            with warnings.catch_warnings(record=True):
+                warnings.simplefilter("always")
+                sound(case.solve(checkpoint=Path(folder) / "state.npz"))
+
+        code, said = Child(child).end()
+        assert code == 0, said
+        assert b"no room" in said, "the plan has 24000 bytes"
+        np.testing.assert_array_equal(files.read_vector(path, "x"), np.arange(4.0))
+        files.load_checkpoint(Path(folder) / "state.npz", 60, 50, 1.0)
+        assert sorted(x.name for x in Path(folder).iterdir()) == ["out.npz", "state.npz"]
+
+
+# ---- ranks ----
+
+RANK = """
+import os, resource, signal, sys, time
+import numpy as np
+from mpi4py import MPI
+import mapuot
+comm, end, when = MPI.COMM_WORLD, sys.argv[1], int(sys.argv[2])
+m, calls = 40, [0]
+M = np.random.default_rng(0).random((m * comm.size, 30))
+def die():
+    print("dying", flush=True)
+    if end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if end == "interrupt":
+        raise KeyboardInterrupt
+    if end == "memory":
+        raise MemoryError("no memory for this rank")
+    raise RuntimeError("this rank has had enough")
+def callback(stats):
+    if comm.rank == 1 and stats.n_pass == when:
+        die()
+def rows(i0, i1):
+    calls[0] += 1
+    if comm.rank == 1 and calls[0] == 3 + when:  # in an exact pass: the others wait in the sum
+        die()
+    return M[i0:i1]
+a = np.full(m, 1 / m / comm.size)
+source = rows if end == "read" else M[m * comm.rank : m * (comm.rank + 1)]
+try:
+    mapuot.solve(source, a, np.full(30, 1 / 30), .02, 1., tol=1e-13, precision="bfloat16", comm=comm,
+                 callback=None if end == "read" else callback)
+except (MemoryError, RuntimeError) as error:
+    sys.stdout.write(f"told {type(error).__name__} {error}\\n")
+    sys.stdout.flush()
+    time.sleep(1)  # the first whose exception ends it ends the others, who are to be heard
+    raise
+print("survived", flush=True)
+"""
+ENDS = {
+    "raise": "told RuntimeError rank 1: this rank has had enough", "memory": "told MemoryError rank 1: no memory",
+    "read": "told RuntimeError rank 1: this rank has had enough", "interrupt": "KeyboardInterrupt", "kill": "signal 9",
+}  # fmt: skip
+
+
+def ranks(rng):
+    """A rank that dies in the middle of a solve: all end within 10 s, and say why."""
+    end = str(rng.choice([*ENDS]))
+    with tempfile.TemporaryDirectory() as folder:
+        program, output = Path(folder) / "program.py", Path(folder) / "output"
+        program.write_text(RANK)
+        command = [*launcher(), "-n", "3", sys.executable, "-m", "mpi4py", program, end, str(rng.integers(1, 6))]
+        with output.open("w") as file:
+            job = subprocess.Popen(command, stdout=file, stderr=file, env=environment(), start_new_session=True)
+        until, died = time.monotonic() + PATIENCE, False
+        while job.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+            if not died and "dying" in output.read_text():
+                until, died = time.monotonic() + RANKS_END, True
+        said = output.read_text()
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+            job.wait()
+            raise AssertionError(f"{end}: the ranks go on {RANKS_END} s after one died: {said}")
+    assert job.returncode != 0, said
+    assert "survived" not in said, said
+    assert ENDS[end] in said, (end, said)
+    if end in ("raise", "memory", "read"):
+        assert said.count(ENDS[end]) == 3, "every rank is told: " + said
+
+
+KINDS = {
+    "calls": calls, "threads": threads, "forks": forks, "signals": signals, "kills": kills, "memory": memory,
+    "disks": disks, "ranks": ranks,
+}  # fmt: skip
