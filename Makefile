@@ -34,10 +34,11 @@ PYTHON_oldest ?= python3.10
 STACK_oldest := "numpy==1.24.*" "scipy==1.10.*" "cffi==1.15.*" "tqdm==4.60.*"
 PYTHON_newest ?= $(firstword $(foreach name,python3.14 python3.13,$(shell command -v $(name))) $(PYTHON))
 
+EPOCH = SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 # from a clone: what lies about in the working tree is in no wheel
 define build_wheel
 rm -rf $(1) && git clone -q . $(1)
-cd $(1) && SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)" $(CURDIR)/$(BIN)/python setup.py -q sdist bdist_wheel
+cd $(1) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sdist bdist_wheel
 endef
 
 .PHONY: help demo pictures test test-gpu sanitize-gpu hostile fuzz soak mpi-2 mpi-3 mpi-4 check check-arm check-musl \
@@ -99,7 +100,7 @@ test-arm: ## a slice of the tests on aarch64, by qemu; ARM_ROOT: a Debian for ar
 wheel: .venv/.wheel ## wheel and sdist of the last commit, into dist; the wheel has the same bytes wherever it is built
 	$(call build_wheel,build/wheel)
 	rm -rf dist && mkdir dist && mv build/wheel/dist/*.tar.gz dist/
-	$(BIN)/auditwheel -q repair --wheel-dir dist build/wheel/dist/*.whl
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(EPOCH) auditwheel repair --wheel-dir dist build/wheel/dist/*.whl
 	@ls -l dist
 
 check-wheel: wheel ## another build of it, compared, and what it holds

@@ -17,6 +17,7 @@ ALWAYS_INLINE vd v_mul(vd a, vd b) { return vmulq_f64(a, b); }
 ALWAYS_INLINE vd v_div(vd a, vd b) { return vdivq_f64(a, b); }
 ALWAYS_INLINE vd v_fma(vd a, vd b, vd c) { return vfmaq_f64(c, a, b); }
 ALWAYS_INLINE vd v_fnma(vd a, vd b, vd c) { return vfmsq_f64(c, a, b); }
+ALWAYS_INLINE vd v_sqrt(vd a) { return vsqrtq_f64(a); }
 ALWAYS_INLINE vd v_max(vd a, vd b) { return vbslq_f64(vcgtq_f64(a, b), a, b); }
 ALWAYS_INLINE vd v_min(vd a, vd b) { return vbslq_f64(vcltq_f64(a, b), a, b); }
 ALWAYS_INLINE double v_sum(vd a) { return vaddvq_f64(a); }
