@@ -114,6 +114,8 @@ def test_memory_is_that_of_the_points():
 
 
 class Unable:
+    dtype = np.dtype(np.float64)
+
     def plan(self, i0, i1):
         raise MemoryError("Unable to allocate")
 
