@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .backends import Stats, name_of, pick
+from .backends.contract import FAILED
 from .cost import Cost
 from .errors import MUTED, ScalingWarning, shown
 from .files import opened
-from .loop import FAILED, Run
+from .loop import Run
 from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
