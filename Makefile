@@ -137,7 +137,7 @@ asan tsan: %: build/%/.done .venv/.test ## the checker and the tests under the a
 
 build/fuzz/.done: .venv/.ext tests/fuzz/core.c $(wildcard tests/core/check_*.h)
 	rm -rf build/fuzz
-	CC=clang CFLAGS="$(CFLAGS_fuzz)" $(BIN)/python setup.py -q build --build-base build/fuzz --build-lib build/fuzz/lib
+	CC=clang CFLAGS="$(CFLAGS_fuzz)" $(BIN)/python setup.py -q build_ext --core --build-temp build/fuzz
 	clang -std=c11 -D_GNU_SOURCE -D__SANITIZE_ADDRESS__ -Wall -Wextra -Wno-unused-function -pthread \
 	$(subst fuzzer-no-link,fuzzer,$(CFLAGS_fuzz)) -Isrc_c -Itests/core -o build/fuzz/core \
 	tests/fuzz/core.c $$(find build/fuzz -path '*/src_c/*.o') -lm

@@ -57,7 +57,7 @@ def batch(**changes):
         ),
         (lambda: call(a=[1e200, 1, 1, 1], b=[1e200, 1, 1, 1, 1]), ValueError, "a and b must have masses whose product"),
         (
-            lambda: mapuot.solve_batch(CASE.M, np.full((2, 4), 1e200), [1e200, 1, 1, 1, 1], 1.0, 1.0),
+            lambda: mapuot.solve_batch(CASE.M, np.outer([1.0, 1e200], np.ones(4)), [1e200, 1, 1, 1, 1], 1.0, 1.0),
             ValueError,
             "A and B must have masses whose product",
         ),
