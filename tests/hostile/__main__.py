@@ -70,9 +70,7 @@ def lanes() -> list[Lane]:
     """All that this machine can run; over ranks and on the emulated GPU only beside the tests' own requirements."""
     found = [Lane(how, how) for how in PATHS]
     found += [
-        Lane(f"{how} {isa}", how, isa=isa, share=0.3)
-        for isa in instruction_sets()
-        for how in ("cold", "warm", "batch")
+        Lane(f"{how} {isa}", how, isa=isa, share=0.3) for isa in instruction_sets() for how in ("cold", "warm", "batch")
     ]
     found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in ("cold", "warm", "batch")]
     if not all(map(importlib.util.find_spec, ("pytest", "hypothesis"))):
