@@ -51,7 +51,19 @@ ABI3 = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"
 UNITS = [
     *[
         ("plain", f"{name}.c", PLAIN)
-        for name in ["dispatch", "pool", "solver", "finish", "streams", "batch", "log_matmul", "sinkhorn", "barycenter"]
+        for name in [
+            "dispatch",
+            "pool",
+            "limits",
+            "solver",
+            "finish",
+            "solve",
+            "streams",
+            "batch",
+            "log_matmul",
+            "sinkhorn",
+            "barycenter",
+        ]
     ],
     *[
         (isa, source, isa_flags(isa))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .backends import Stats, name_of, pick
+from .backends import Options, Stats, name_of, pick
 from .cost import Cost
 from .files import opened
 from .loop import Run
+from .plain import attempt
 from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
@@ -114,6 +115,13 @@ def solve(
     ConvergenceWarning
         The certified error reached is above tol.
     """
+    if warm_start is callback is comm is checkpoint is None and not progress and split == "rows":
+        arguments = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
+        plain = attempt(M, a, b, reg, reg_m, arguments)
+        if plain is not None:
+            if not plain.converged:
+                warn_not_converged(plain, tol, as_told(plain.options, precision))
+            return plain
     ranks = join(comm)
     with ranks.together():
         if method not in [*METHODS]:
@@ -139,5 +147,10 @@ def solve(
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
-        warn_not_converged(result, tol, options.precision if precision != "auto" else "float64")
+        warn_not_converged(result, tol, as_told(options, precision))
     return result
+
+
+def as_told(options: Options, precision: str) -> str:
+    """The storage to name where a finer one may help: "auto" has tried that."""
+    return options.precision if precision != "auto" else "float64"
