@@ -19,7 +19,7 @@ import numpy as np
 from .backends import Options, Stats, pick
 from .backends.records import STATS, told
 from .cost import Dense
-from .problem import Problem
+from .problem import BatchProblem, Problem
 from .processor import SERIAL_ENTRIES
 from .result import Result
 from .side import Side
@@ -106,6 +106,12 @@ def attempt(
 def as_it_is(result: Result) -> Result:
     """What a pickled `PlainResult` is made of again."""
     return result
+
+
+def is_plain(task: BatchProblem) -> bool:
+    """Whether the core can solve the problems of a batch whole, too."""
+    one_rho = None not in (task.rows.scalar_rho, task.cols.scalar_rho)
+    return one_rho and task.reference == "product" and task.cost.size <= SERIAL_ENTRIES
 
 
 class PlainResult(Result):

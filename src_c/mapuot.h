@@ -150,7 +150,7 @@ typedef struct {
     void *plan;           /* m x n in M's type, or NULL */
     double low, high;     /* range of M's finite entries */
     mapuot_stats last;
-    int64_t made;      /* passes */
+    int64_t made;      /* passes, those on entry counted */
     int64_t forbidden; /* 1: some M_ij is inf */
     int64_t status;
 } mapuot_problem;

@@ -385,7 +385,6 @@ static void solve_one(attempt *t, mapuot_problem *problem)
     t->problem = problem;
     t->M = task->M;
     t->M.data = problem->M;
-    problem->made = 0;
     problem->status = MAPUOT_BAD_ARGUMENT;
     if (!is_plain(t))
         return;

@@ -5,23 +5,31 @@ The records that a call fills are kept for the next one: to make them takes long
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._core import ffi, lib
-from ...problem import EXPONENT_ROUNDING
+from ...penalties import F64
+from ...problem import EXPONENT_ROUNDING, BatchProblem
 from ...validate import MASS_TOLERANCE
 from ..contract import Options
 from ..records import STATS
 from ..workspace import FAR
-from .native import CODES, DTYPES, SERIAL, check, empty, pointer
+from .native import CODES, DTYPES, SERIAL, check, empty, pointer, pool_for
 from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 
 CALL_ENTRIES = 1 << 28  # of K read by one call, some .2 s: Ctrl-C waits for it
 MOST_PASSES = 10_000  # of one call
 KEPT_BYTES = 1 << 23  # of scratch between two calls
 CONVERGED, OUT_OF_PASSES = lib.MAPUOT_CONVERGED, lib.MAPUOT_RUNNING
+
+CALL_PROBLEMS = 8  # of one call and thread: some have thousands of passes to make
+MEMBERS = {"double": np.float64, "int64_t": np.int64, "mapuot_stats": STATS}  # and pointers, of 8 bytes, too
+PROBLEM: Any = np.dtype(
+    [(name, MEMBERS.get(field.type.cname, np.int64)) for name, field in ffi.typeof("mapuot_problem").fields]
+)
 
 kept: list[Call] = []  # of calls that are over; one under way has taken its own out
 
@@ -44,32 +52,45 @@ class Call:
         self.task, self.problem = ffi.new("mapuot_task *"), ffi.new("mapuot_problem *")
         self.terms = self.task.terms
         self.trace = ffi.new("mapuot_stats[]", MOST_PASSES + 8)
+        self.task.trace = self.trace
         self.scratch = empty(0)
         self.at = pointer(self.scratch, "void *")
         self.shape: Any = None
         self.options: Any = None
-        task = self.task
-        task.trace, task.M.col_stride = self.trace, 1
-        task.mass_tolerance, task.exponent_rounding, task.far = MASS_TOLERANCE, EXPONENT_ROUNDING, FAR
-        task.scale_limit, task.most_scale = SCALES["scale_limit"], SCALES["most_scale"]
-        self.terms.noise = NARROW_NOISE
 
     def prepare(self, shape: tuple[int, ...], dtype: str, options: Options, max_passes: int, steps: Any) -> None:
         """What stays from call to call of one kind."""
-        task, terms = self.task, self.terms
-        task.m, task.n = shape
-        task.M.row_stride, task.M.dtype = shape[1], CODES[dtype]
-        task.max_passes, task.most = max_passes, min(MOST_PASSES, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
-        task.scaling_below, task.scaling_step, task.coarse_tol = steps
-        task.safe_spread = SAFE_SPREAD[options.precision]
-        terms.tol, terms.tol_gap, terms.translate, terms.memory, terms.dtype = (
-            options.tol, options.tol_gap, options.translate, options.memory, DTYPES[options.precision],
-        )  # fmt: skip
-        wanted = lib.mapuot_solve_bytes(task) // 8
+        strides = shape[1], 1
+        fill_task(self.task, shape, strides, dtype, options, max_passes, steps)
+        wanted = lib.mapuot_solve_bytes(self.task) // 8
         if wanted > len(self.scratch):
             self.scratch = empty(wanted)
             self.at = pointer(self.scratch, "void *")
         self.shape, self.options = (shape, dtype, max_passes), options
+
+
+def fill_task(
+    task: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, options: Options, max_passes: int,
+    steps: tuple[float, float, float],
+) -> None:  # fmt: skip
+    """All but reg and reg_m; ``strides``: of M in entries; ``steps``: of the larger regs."""
+    task.m, task.n = shape
+    task.M.row_stride, task.M.col_stride, task.M.dtype = *strides, CODES[dtype]
+    task.max_passes, task.most = max_passes, min(MOST_PASSES, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
+    task.scaling_below, task.scaling_step, task.coarse_tol = steps
+    task.safe_spread, task.far = SAFE_SPREAD[options.precision], FAR
+    task.mass_tolerance, task.exponent_rounding = MASS_TOLERANCE, EXPONENT_ROUNDING
+    task.scale_limit, task.most_scale = SCALES["scale_limit"], SCALES["most_scale"]
+    terms = task.terms
+    terms.tol, terms.tol_gap, terms.translate, terms.memory, terms.dtype, terms.noise = (
+        options.tol, options.tol_gap, options.translate, options.memory, DTYPES[options.precision], NARROW_NOISE,
+    )  # fmt: skip
+
+
+def fill_penalties(terms: Any, reg: float, rho: tuple[Any, Any]) -> None:
+    terms.reg = reg
+    terms.rho_rows, terms.rho_cols = rho
+    terms.largest_rho = max((x for x in rho if x < np.inf), default=0.0)
 
 
 def solve(
@@ -81,10 +102,9 @@ def solve(
     shape, dtype = M.shape, M.dtype.char
     if call.options is not options or call.shape != (shape, dtype, max_passes):
         call.prepare(shape, dtype, options, max_passes, steps)
-    (m, n), terms, problem = shape, call.terms, call.problem
-    terms.reg = reg
-    terms.rho_rows, terms.rho_cols = rho
-    terms.largest_rho = max((x for x in rho if x < np.inf), default=0.0)
+    (m, n), problem = shape, call.problem
+    problem.made = 0
+    fill_penalties(call.terms, reg, rho)
     numbers = np.empty(3 * (m + n))
     at = ffi.from_buffer("double *", numbers)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -105,6 +125,48 @@ def solve(
     if call.scratch.nbytes <= KEPT_BYTES:
         kept.append(call)
     return found
+
+
+def solve_many(
+    task: BatchProblem, which: Any, starts: F64, spent: Any, options: Options, max_passes: int, steps: Any
+) -> Iterator[tuple[Any, Any, list[F64]]]:
+    """Problems ``which`` of a batch, some at a time: (their numbers, their records, [log u, log v, r, s]).
+
+    ``starts``: log v, one row for each of them; ``spent``: the passes that each has made already. The records
+    of those that are not plain after all have another status than CONVERGED and OUT_OF_PASSES.
+    """
+    (m, n), M = task.shape, task.M
+    pool = pool_for(options.threads, len(which) * m * n)
+    threads, call = lib.mapuot_pool_threads(pool), ffi.new("mapuot_task *")
+    strides = tuple(s // M.itemsize for s in M.strides[-2:])
+    fill_task(call, (m, n), strides, M.dtype.char, options, max_passes, steps)
+    fill_penalties(call.terms, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
+    scratch = empty(threads * lib.mapuot_solve_bytes(call) // 8)
+    first, step = M.__array_interface__["data"][0], M.strides[0] if M.ndim == 3 else 0
+    for i0 in range(0, len(which), CALL_PROBLEMS * threads):
+        part = which[i0 : i0 + CALL_PROBLEMS * threads]
+        records = np.zeros(len(part), PROBLEM)
+        records["M"], records["made"] = first + step * part, spent[i0 : i0 + len(part)]
+        A, B = (np.ascontiguousarray(x[part]) for x in (task.A, task.B))
+        with np.errstate(divide="ignore"):
+            log_a, log_b = np.log(A), np.log(B)
+        records["mass_a"], records["mass_b"] = A.sum(1), B.sum(1)
+        found = [np.empty((len(part), k)) for k in (m, n, m, n)]
+        tables = dict(zip(("log_u", "log_v", "row_marginal", "col_marginal"), found, strict=True))
+        tables |= {
+            "a": A,
+            "b": B,
+            "log_a": log_a,
+            "log_b": log_b,
+            "alpha": np.empty(A.shape),
+            "beta": np.empty(B.shape),
+        }
+        tables["start"] = starts[i0 : i0 + len(part)]
+        for name, table in tables.items():
+            records[name] = table.__array_interface__["data"][0] + table.strides[0] * np.arange(len(part))
+        records["start"] *= tables["start"].any(1)  # NULL: by way of larger regs
+        check(lib.mapuot_solve(pool, call, len(part), pointer(records, "mapuot_problem *"), pointer(scratch, "void *")))
+        yield part, records, found
 
 
 def form_plan(M: Any, reg: float, exponents: Any, out: Any) -> None:
