@@ -362,6 +362,14 @@ class BatchResult(Answer, Sequence[Result]):
         """The plan of problem i, (m, n), in M's dtype."""
         return self[i].plan
 
+    def plans(self) -> Any:
+        """All plans as one array, (p, m, n), in M's dtype."""
+        p, xp = self.problem, namespace(self.problem.M)
+        out = xp.empty((len(self), *p.shape), p.cost.dtype)
+        for i in range(len(self)):
+            self[i].form_plan(out[i])
+        return out
+
     def plan_sum(self, weights: Any) -> Any:
         """``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n)."""
         if np.shape(weights) != (len(self),):

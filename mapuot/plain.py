@@ -24,7 +24,7 @@ from .processor import SERIAL_ENTRIES
 from .result import Result
 from .side import Side
 from .strategy import COARSE_TOL, METHODS, SCALING_BELOW, SCALING_STEP, make_options, turned_sides
-from .validate import as_count
+from .validate import as_count, as_out
 
 STEPS = SCALING_BELOW, SCALING_STEP, COARSE_TOL
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -77,9 +77,9 @@ def masses(weight: Any, length: int) -> Any:
 
 
 def attempt(
-    M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...], plan: bool = False
+    M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...], plan: Any = None
 ) -> PlainResult | None:  # fmt: skip
-    """The result of a plain problem, with its ``plan`` if asked, else None; ``arguments``: those of ``settings``."""
+    """The result of a plain problem, ``plan``: True or its memory; else None; ``arguments``: those of ``settings``."""
     if type(M) is not np.ndarray or M.ndim != 2 or not 0 < M.size <= SERIAL_ENTRIES or type(reg) not in NUMBERS:
         return None
     dtype, flags, reg = M.dtype, M.flags, float(reg)
@@ -98,7 +98,7 @@ def attempt(
     if a is None or b is None:
         return None
     backend, whole = core()
-    out = np.empty((m, n), dtype) if plan else None
+    out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, M)
     found = whole.solve(M, a, b, reg, rho, options, arguments[5], STEPS, out)
     return None if found is None else PlainResult(backend, M, a, b, reg, rho, found, options, begun, out)
 

@@ -14,7 +14,7 @@ from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
 from .strategy import METHODS, PRECISIONS, carry_out, make_options, start_potentials
-from .validate import as_callback, as_choice, as_cost, as_count, as_grid, as_threads, check_agreement, kind_of
+from .validate import as_callback, as_choice, as_cost, as_count, as_grid, as_out, as_threads, check_agreement, kind_of
 
 
 def solve(
@@ -39,6 +39,7 @@ def solve(
     comm: Any = None,
     split: Any = "rows",
     checkpoint: Any = None,
+    out: Any = None,
 ) -> Result:
     """Solve entropic unbalanced optimal transport, with a certificate.
 
@@ -98,6 +99,9 @@ def solve(
         compares the times of a pass (:func:`mapuot.ranks.pass_time`). CPU backend; not for method "map-uot".
     checkpoint : path, optional
         Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
+    out : (m, n) array, optional
+        Memory for the plan, in M's dtype and C order, where M lies (a file's: numpy); it is filled before `solve`
+        returns and is ``result.plan``. Over ranks that of the own block.
 
     Returns
     -------
@@ -117,7 +121,7 @@ def solve(
     """
     if warm_start is callback is comm is checkpoint is None and not progress and split == "rows":
         arguments = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
-        plain = attempt(M, a, b, reg, reg_m, arguments)
+        plain = attempt(M, a, b, reg, reg_m, arguments, out)
         if plain is not None:
             if not plain.converged:
                 warn_not_converged(plain, tol, as_told(plain.options, precision))
@@ -141,11 +145,15 @@ def solve(
         cost = as_cost(source, module, ranks, a, b)
         threads = ranks.threads(as_threads(threads), cost.size)
         problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
+        out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
         options = make_options(method, precision, tol, tol_gap, threads)
         start = start_potentials(warm_start, problem)
         ranks.rows.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
+    if out is not None:
+        with ranks.together():
+            result.form_plan(out)
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(result, tol, as_told(options, precision))
     return result

@@ -85,7 +85,9 @@ class Workspace(Protocol):
 class PlanStream(Protocol):
     """The plan P_ij = c_ij exp(log u_i + log v_j - M_ij / reg), never held unless asked for."""
 
-    def plan(self, i0: int, i1: int) -> Any: ...
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        """Rows i0 to i1, in ``out`` where that is given."""
+
     def apply(self, X: Any) -> Any: ...
     def apply_transpose(self, Y: Any) -> Any: ...
     def sums(self) -> tuple[float, F64, F64]:

@@ -184,6 +184,15 @@ def test_result_is_a_sequence():
         result[5]
 
 
+def test_all_plans_in_one_array(backend):
+    for M, A, B in (histograms(), minibatches(dtype="f4")):
+        result = solve_batch(M, A, B, 0.05, 1.0, backend=backend)
+        plans = result.plans()
+        assert plans.shape == (len(A), *M.shape[-2:])
+        assert plans.dtype == M.dtype
+        np.testing.assert_array_equal(plans, [result.plan(i) for i in range(len(A))])
+
+
 def test_one_vector_serves_all():
     M, A, B = histograms()
     result = solve_batch(M, A[1], B, 0.05, 1.0)
