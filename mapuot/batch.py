@@ -1,7 +1,8 @@
 """Many problems at once: histograms against one cost, or small problems with a cost each, every one certified.
 
 With one cost the problems share K, which is read once a pass for many of them; each has its own translation,
-certificate, guarded Anderson acceleration and end. A problem that such a K cannot hold is solved alone.
+certificate, guarded Anderson acceleration and end. A problem that such a K cannot hold is solved alone, on the CPU
+still within the core where it is plain (plain.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .backends.limits import MEMORY
 from .errors import MUTED, ConvergenceWarning, ScalingWarning
 from .loop import Run
 from .penalties import F64
+from .plain import STEPS, is_plain
 from .problem import BatchProblem
 from .processor import core_count
 from .result import Answer, Result, primal_value
@@ -167,11 +169,13 @@ class BatchRun:
         left = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))
         if not len(left):
             return
+        if name_of(self.module) == "cpu" and is_plain(self.task):
+            left = self.plainly(left, log_v, bar)
         on_cpu = name_of(self.module) != "cuda"
         threads = (self.options.threads or core_count()) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
             try:
-                for _ in pool.map(lambda i: self.alone(i, None if log_v is None else host(log_v[i])), left):
+                for _ in pool.map(lambda i: self.alone(i, log_v), left):
                     bar.update()
             except BaseException:  # Ctrl-C: the threads would go on to the end
                 self.stop.set()
@@ -224,14 +228,36 @@ class BatchRun:
         status = workspace.status()
         self.status[part] = np.where(status == "running", "max_passes", status)
 
-    def alone(self, i: int, log_v: F64 | None) -> None:
+    def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
+        """These problems alone, but in the core; what is left of them."""
+        whole = import_module(self.module.__name__ + ".plain")
+        options = options_alone(self.options, self.precision, self.task.cost.size)
+        options = dataclasses.replace(options, threads=self.options.threads)
+        starts, spent = np.array([self.begin(i, log_v) for i in left]), self.n_passes[left]
+        for part, records, found in whole.solve_many(self.task, left, starts, spent, options, self.max_passes, STEPS):
+            done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES))
+            where = part[done]
+            for table, values in zip(self.tables, found, strict=True):
+                table[where] = values[done]
+            for name, values in self.ends.items():
+                values[where] = records["last"][name][done]
+            self.n_passes[where] = records["made"][done]
+            converged = records["status"][done] == whole.CONVERGED
+            self.status[where] = np.where(converged, "converged", "max_passes")
+            bar.update(len(where))
+        return left[~np.isin(self.status[left], ("converged", "max_passes"))]
+
+    def begin(self, i: int, log_v: Any) -> F64:
+        """Where problem i goes on alone: where the batch left it, if that is a place."""
+        reached: F64 = host(self.tables[1][i])
+        if self.n_passes[i] > 0 and np.isfinite(reached[host(self.task.B[i]) > 0]).all():
+            return reached
+        return np.zeros(self.task.shape[1]) if log_v is None else host(log_v[i])
+
+    def alone(self, i: int, log_v: Any) -> None:
         """Problem i as `solve` does it, from where the batch left it."""
-        problem = self.task[i]
-        spent = int(self.n_passes[i])
-        reached = host(self.tables[1][i])
-        begun = spent > 0 and bool(np.isfinite(reached[problem.cols.weight > 0]).all())
-        begin = reached if begun else np.zeros(problem.shape[1]) if log_v is None else log_v
-        start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
+        problem, spent = self.task[i], int(self.n_passes[i])
+        start = start_potentials((np.zeros(problem.shape[0]), self.begin(i, log_v)), problem)
         options = options_alone(self.options, self.precision, problem.cost.size)
         run = Run(self.module, max(1, self.max_passes - spent))
         run.stop = self.stop
@@ -344,6 +370,14 @@ class BatchResult(Answer, Sequence[Result]):
     def plan(self, i: int) -> Any:
         """The plan of problem i, (m, n), in M's dtype."""
         return self[i].plan
+
+    def plans(self) -> Any:
+        """All plans as one array, (p, m, n), in M's dtype."""
+        p, xp = self.problem, namespace(self.problem.M)
+        out = xp.empty((len(self), *p.shape), p.cost.dtype)
+        for i in range(len(self)):
+            self[i].form_plan(out[i])
+        return out
 
     def plan_sum(self, weights: Any) -> Any:
         """``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n)."""

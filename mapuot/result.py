@@ -18,11 +18,12 @@ from .errors import MUTED, ConvergenceWarning, shown
 from .penalties import F64
 from .problem import Problem
 from .slopes import Gradient, gradient, potential
-from .validate import as_choice, as_float
+from .validate import as_choice, as_count, as_float
 
 ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
 LEAST_FLOAT32, MOST_FLOAT32 = 1e-37, 3e38  # the mass of an entry, and of a plan, that float32 holds to its rounding
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
+SAMPLE_ROWS = 1 << 12  # rows that one search for columns takes: their numbers leave 2^-40 of a share
 
 
 def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
@@ -233,6 +234,10 @@ class Result(Answer):
             size = m * n * self.problem.cost.dtype.itemsize / 2**30
             raise MemoryError(f"the plan takes {size:.3g} GiB: apply, rows, top_k, sparse do without it") from error
 
+    def form_plan(self, out: Any) -> None:
+        """Make ``out``, checked already, the plan."""
+        vars(self)["plan"] = self._stream.plan(0, self.problem.shape[0], out)
+
     @cached_property
     def cost(self) -> float:
         """Linear transport cost ``<P, M>``, without forming P."""
@@ -276,9 +281,9 @@ class Result(Answer):
         """The whole plan on rank ``root``, None elsewhere."""
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root, "both")
 
-    def _blocks(self) -> Iterator[tuple[int, Any]]:
+    def _blocks(self, most: int | None = None) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
-        step = max(1, BLOCK_ENTRIES // n)
+        step = max(1, min(BLOCK_ENTRIES // n, most or m))
         for i0 in range(0, m, step):
             yield i0, self._backend.to_numpy(self._formed.plan(i0, min(i0 + step, m)))
 
@@ -308,6 +313,42 @@ class Result(Answer):
             value[i0 : i0 + len(block)] = np.take_along_axis(block, part, 1)
         return index, value
 
+    def sample(self, size: int, seed: Any = None) -> tuple[Any, Any]:
+        """Pairs drawn from the plan, (i, j) with probability P_ij / mass, without holding it.
+
+        Parameters
+        ----------
+        size : int
+            How many; they are independent of each other.
+        seed : int or numpy.random.Generator, optional
+
+        Returns
+        -------
+        i, j : (size,) int arrays
+            Rows and columns, as they were drawn.
+
+        Raises
+        ------
+        ValueError
+            size is no integer >= 1, or the plan has no mass.
+        NotImplementedError
+            The problem lies on several ranks.
+        """
+        if self.problem.ranks.size > 1:
+            raise NotImplementedError("sample needs the whole plan in one process, without comm")
+        size, rng = as_count(size, "size"), np.random.default_rng(seed)
+        r = np.asarray(self.row_marginal)
+        if not self.mass > 0:
+            raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")
+        i = np.searchsorted(np.cumsum(r), rng.random(size) * r.sum(), side="right")
+        i = np.minimum(i, np.flatnonzero(r)[-1])  # the sums differ by rounding
+        order, share, j = np.argsort(i, kind="stable"), rng.random(size), np.empty(size, np.int64)
+        for i0, block in self._blocks(SAMPLE_ROWS):
+            drawn = order[slice(*np.searchsorted(i[order], (i0, i0 + len(block))))]
+            if len(drawn):
+                j[drawn] = columns_drawn(block, i[drawn] - i0, share[drawn])
+        return i, j
+
     def sparse(self, threshold: float) -> sparse.csr_array:
         """The entries of the plan that are > threshold (units of mass), as a SciPy CSR array."""
         threshold = as_float(threshold, "threshold")
@@ -330,6 +371,16 @@ class Result(Answer):
         ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
         """
         return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
+
+
+def columns_drawn(block: Any, rows: Any, share: Any) -> Any:
+    """The column of each of these rows at which its share in [0, 1) of the row's mass is passed."""
+    n, total = block.shape[1], np.cumsum(block, axis=1, dtype=np.float64)
+    some = total[:, -1:] > 0
+    # one search for all: row k goes from k to k + 1, and rounding of k + share leaves it there
+    steps = np.where(some, total / np.where(some, total[:, -1:], 1.0), 1.0) + np.arange(len(block))[:, None]
+    found = np.searchsorted(steps.ravel(), rows + np.minimum(share, 1 - 2.0**-40), side="right")
+    return found - n * rows
 
 
 def warn_not_converged(result: Result, tol: float, precision: str) -> None:

@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from .backends import Stats, name_of, pick
+from .backends import Options, Stats, name_of, pick
 from .backends.contract import FAILED
 from .cost import Cost
 from .errors import MUTED, ScalingWarning, shown
 from .files import opened
 from .loop import Run
+from .plain import attempt
 from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
@@ -22,6 +23,7 @@ from .validate import (
     as_cost,
     as_count,
     as_grid,
+    as_out,
     as_threads,
     check_agreement,
     kind_of,
@@ -51,6 +53,7 @@ def solve(
     comm: Any = None,
     split: Any = "rows",
     checkpoint: Any = None,
+    out: Any = None,
 ) -> Result:
     """Solve entropic unbalanced optimal transport, with a certificate.
 
@@ -111,6 +114,9 @@ def solve(
         compares the times of a pass (:func:`mapuot.ranks.pass_time`). CPU backend; not for method "map-uot".
     checkpoint : path, optional
         Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
+    out : (m, n) array, optional
+        Memory for the plan, in M's dtype and C order, where M lies (a file's: numpy); it is filled before `solve`
+        returns and is ``result.plan``. Over ranks that of the own block.
 
     Returns
     -------
@@ -130,6 +136,13 @@ def solve(
     ScalingWarning
         Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8: finite costs that stand for inf.
     """
+    if warm_start is callback is comm is checkpoint is None and not progress and split == "rows":
+        arguments = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
+        plain = attempt(M, a, b, reg, reg_m, arguments, out)
+        if plain is not None:
+            if not plain.converged:
+                warn_not_converged(plain, tol, as_told(plain.options, precision))
+            return plain
     ranks = join(comm)
     with ranks.together():
         if not isinstance(method, str) or method not in METHODS:
@@ -151,6 +164,7 @@ def solve(
             raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
         threads = ranks.threads(as_threads(threads), cost.size)
         problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
+        out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
         options = make_options(method, precision, tol, tol_gap, threads)
         start = start_potentials(warm_start, problem)
         ranks.rows.same(warm_start=start[1])
@@ -159,6 +173,14 @@ def solve(
         odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)
     if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
         warnings.warn(odd, ScalingWarning, stacklevel=2)
+    if out is not None:
+        with ranks.together():
+            result.form_plan(out)
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
-        warn_not_converged(result, tol, options.precision if precision != "auto" else "float64")
+        warn_not_converged(result, tol, as_told(options, precision))
     return result
+
+
+def as_told(options: Options, precision: str) -> str:
+    """The storage to name where a finer one may help: "auto" has tried that."""
+    return options.precision if precision != "auto" else "float64"

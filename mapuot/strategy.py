@@ -67,7 +67,11 @@ def turned(problem: Common, options: Options) -> bool:
 
     The row side is exact in every pass, so that the gap of the free side then certifies the plan.
     """
-    return problem.cols.penalty == "balanced" != problem.rows.penalty and options.memory > 0
+    return turned_sides(problem.rows.penalty == "balanced", problem.cols.penalty == "balanced", options)
+
+
+def turned_sides(balanced_rows: bool, balanced_cols: bool, options: Options) -> bool:
+    return balanced_cols and not balanced_rows and options.memory > 0
 
 
 def coarse_steps(problem: Common, options: Options, warm: bool) -> Iterator[tuple[float, Options]]:

@@ -141,6 +141,18 @@ def as_real(M: Any) -> Any:
     return M if whole and dtype.isnative else M.astype(dtype.newbyteorder("="), copy=True)
 
 
+def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
+    """The caller's memory for the plan: an array of M's kind, shape and dtype, C order, apart from M."""
+    kind, wanted = namespace(M).ndarray, f"a writeable, C-contiguous array of shape {shape} and dtype {dtype}"
+    if not isinstance(out, kind):
+        raise TypeError(f"out must be {wanted}, got {type(out).__name__}")
+    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not getattr(out.flags, "carray", True):
+        raise ValueError(f"out must be {wanted}, got shape {out.shape}, dtype {out.dtype}, strides {out.strides}")
+    if isinstance(M, kind) and namespace(M).may_share_memory(out, M):
+        raise ValueError("out must not share memory with M, which the result goes on reading")
+    return out
+
+
 def as_vector(value: Any, length: int, name: str) -> F64:
     array = as_array(value, name)
     check_kind(array, name)

@@ -1,8 +1,8 @@
 /* cost.h - the one door through which C reads M: what a row of M can be, a block of one as float64, and what is made of
  * it, c exp(alpha + beta - M / reg).  Shared by the streams over M and by the passes that make the rows of K as they go.
  * A new kind of cost is one more cost_kind and one more case in cost_block.  Rows of a tile are asked for block by
- * block where they are strided, so that their lines stay in L1.  A block is written up to a multiple of VL; what lies
- * behind count is finite and meaningless.
+ * block where they are strided, so that their lines stay in L1.  Of a block of M only count entries may be read (v_cost);
+ * what is made of one is written up to a multiple of VL, meaningless behind count.
  */
 #ifndef MAPUOT_COST_H
 #define MAPUOT_COST_H
@@ -28,41 +28,38 @@ ALWAYS_INLINE int64_t rows_together(const mapuot_matrix *M)
     return kind == WHOLE_F64 || kind == WHOLE_F32 ? 1 : TILE;
 }
 
-/* M[i, j .. j + count) as float64: a pointer into M where possible, else a copy in buffer (BLOCK entries) */
+/* M[i, j .. j + count) as float64: a pointer into M where it is that, else a copy in buffer (BLOCK entries) */
 ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, double *buffer)
 {
     const int64_t start = i * M->row_stride + j * M->col_stride, step = M->col_stride;
     const double *wide = (const double *)M->data + start;
     const float *narrow = (const float *)M->data + start;
-    int64_t k = 0;
     switch (kind_of(M)) {
     case WHOLE_F64:
-        if (count % VL == 0)
-            return wide;
-        for (; k < count; k++)
-            buffer[k] = wide[k];
-        break;
+        return wide;
     case STRIDED_F64:
-        for (; k < count; k++)
+        for (int64_t k = 0; k < count; k++)
             buffer[k] = wide[k * step];
         break;
     case WHOLE_F32:
-        for (; k + VL <= count; k += VL)
-            v_store(buffer + k, v_load_f32(narrow + k));
-        for (; k < count; k++)
-            buffer[k] = narrow[k];
+        for (int64_t k = 0; k < count; k += VL)
+            v_store(buffer + k, v_load_part_f32(narrow + k, (int)(count - k)));
         break;
     case STRIDED_F32:
-        for (; k < count; k++)
+        for (int64_t k = 0; k < count; k++)
             buffer[k] = narrow[k * step];
         break;
     case POINTS:
         points_block(&M->points, i, j, count, buffer);
         return buffer;
     }
-    for (; k % VL; k++)
-        buffer[k] = 0.0;
     return buffer;
+}
+
+/* the entries of a block from k on, rest behind its count */
+ALWAYS_INLINE vd v_cost(const double *block, int64_t k, int64_t count, double rest)
+{
+    return v_load_part(block + k, (int)(count - k), v_set(rest));
 }
 
 enum { AHEAD = 1024 }; /* entries of M requested before they are needed: two pages */
@@ -76,8 +73,7 @@ ALWAYS_INLINE void powers(const stream_args *args, int64_t i, int64_t j, int64_t
     const vd alpha = v_set(args->alpha[i]), inv = v_set(args->inv_reg);
     const int in_place = M != buffer;
     for (int64_t k = 0; k < count; k += VL) {
-        vd end = k + VL <= count ? v_load(beta + k) : v_load_part(beta + k, (int)(count - k), v_set(0.0));
-        vd x = v_fnma(v_load(M + k), inv, v_add(alpha, end));
+        vd x = v_fnma(v_cost(M, k, count, 0.0), inv, v_add(alpha, v_cost(beta, k, count, 0.0)));
         if (in_place)
             __builtin_prefetch(M + k + AHEAD, 0, 2);
         v_store(out + k, raise ? v_exp_above(x, lo, narrow) : x);
@@ -102,7 +98,7 @@ ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_
     const double *c = cost_block(&args->c, i, j, count, buffer);
     const vd least = v_set(exp(lo));
     for (int64_t k = 0; k < count; k += VL) {
-        vd p = v_mul(v_exp(v_load(out + k)), v_load(c + k));
+        vd p = v_mul(v_exp(v_load(out + k)), v_cost(c, k, count, 0.0));
         v_store(out + k, v_if_less(p, least, v_set(0.0), p));
     }
 }

@@ -17,6 +17,7 @@
 enum { LINE = 64 / sizeof(real) < 16 ? 64 / sizeof(real) : 16 }; /* columns a step: a cache line of K */
 enum { DOTS_AHEAD = 8 * 64 / sizeof(real) };                     /* columns requested ahead of the dots */
 enum { L1_TILE = 32 << 10 };                                     /* tiles that stay in L1 */
+enum { STREAMS = sizeof(real) > 2 };                             /* bfloat16 has no stores past the caches */
 enum { RUN = 512, RUN_ROWS = 64 }; /* columns a lane's chain x FL, rows: summed in float32 before they go to float64 */
 
 /* a range of rows under way */
@@ -45,17 +46,30 @@ enum { MAKES = sizeof(real) == 8 };       /* exact passes, the users of MADE, ru
 
 /* ---- rows from M ---- */
 
-/* past the caches where K or the plan is larger than they are */
+/* out[k .. count) for less than VL of them; a row of bfloat16 has no such end, since K is padded */
+ALWAYS_INLINE void write_part(real *out, const double *entry, int64_t k, int64_t count)
+{
+#ifndef MAPUOT_DTYPE_BF16
+    v_store_part_real(out + k, v_load(entry + k), (int)(count - k));
+#else
+    (void)out, (void)entry, (void)k, (void)count;
+#endif
+}
+
+/* past the caches, line by line from the first whole one on, where K or the plan is larger than they are */
 ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, int nontemporal)
 {
+    const int64_t head = (int64_t)(-(uintptr_t)out % 64 / sizeof(real));
     int64_t k = 0;
-    if (nontemporal && (uintptr_t)out % 64 == 0)
-        for (; k + VL <= count; k += VL)
+    if (STREAMS && nontemporal && head < count && (uintptr_t)(out + head) % 64 == 0) {
+        for (; k < head; k += VL)
+            write_part(out, entry, k, k + VL < head ? k + VL : head);
+        for (k = head; k + VL <= count; k += VL)
             v_stream_real(out + k, v_load(entry + k));
+    }
     for (; k + VL <= count; k += VL)
         v_store_real(out + k, v_load(entry + k));
-    for (; k < count; k++)
-        out[k] = (real)entry[k];
+    write_part(out, entry, k, count);
 }
 
 /* the rows [i0, i1) of K, with zeros behind them, or of the plan, to out and ld entries further each */

@@ -32,6 +32,18 @@ typedef struct {
     mapuot_points points;
 } mapuot_matrix;
 
+/* What mapuot_limits come from. */
+typedef struct {
+    double reg;
+    double rho_rows, rho_cols; /* the one rho of a side's points, inf where they are hard; NaN: they have no one rho */
+    double largest_rho;        /* of all soft points */
+    double rho_kl, rho_tv, rho_l2, hard_sides; /* as in mapuot_limits */
+    double noise;              /* that float32 passes leave in a marginal */
+    double tol, tol_gap;
+    int64_t translate, memory, in_place;
+    mapuot_dtype dtype;
+} mapuot_terms;
+
 /* One marginal: the rows (a, u) or the columns (b, v).  All arrays have len entries; those of the columns
  * are padded with zeros to a multiple of 16 and aligned to 64 bytes. */
 typedef struct {
@@ -107,6 +119,10 @@ int mapuot_scalars(void);            /* row scalars at the end of sums */
  * what stands before the names of Linux's files. */
 int mapuot_cores(void);
 double mapuot_quota(const char *root);
+/* fills limits, but for what K and the range of numbers decide: exponent_error, scale_limit, most_scale and the dual's */
+void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits);
+/* padded row length of K; one cache line more where rows would otherwise fall on the same cache sets */
+int64_t mapuot_leading(int64_t n, int64_t entry_bytes);
 
 mapuot_pool *mapuot_pool_new(int threads);
 void mapuot_pool_free(mapuot_pool *pool);
@@ -122,6 +138,45 @@ int mapuot_row_sums(mapuot_pool *pool, mapuot_state *state);
 int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats);
 int mapuot_finish_step(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats, int step);
 int mapuot_iterate(mapuot_pool *pool, mapuot_state *state, int64_t count, mapuot_stats *stats, int64_t *made);
+
+/* What follows from the potentials that K holds: of a side whose absorbed is set the weights in use and base, where it
+ * has one; of a state whose cols.log_scale is set too, v. */
+void mapuot_set_side(mapuot_side *side, const double *weight, const double *log_weight);
+void mapuot_set_scale(mapuot_state *state);
+
+/* Plain problems solved whole (solve.c): KL or balanced sides of one rho each, c = a b^T.  What all problems of one call
+ * share; the numbers of the last lines are stated in Python: strategy.py, validate.py, problem.py, backends/. */
+typedef struct {
+    int64_t m, n;
+    mapuot_matrix M; /* strides and type; data is each problem's own */
+    mapuot_terms terms;
+    int64_t max_passes;  /* of one problem */
+    int64_t most;        /* one that needs more of them is left unsolved: the call must end soon */
+    mapuot_stats *trace; /* most + 8 passes of the one problem, or NULL */
+    double scaling_below, scaling_step, coarse_tol, mass_tolerance;
+    double safe_spread, far, exponent_rounding, scale_limit, most_scale;
+} mapuot_task;
+
+/* One of them.  status: CONVERGED, RUNNING (out of passes), any other: not solved, and nothing of it holds. */
+typedef struct {
+    const void *M;
+    const double *a, *b, *log_a, *log_b; /* masses, each with its logarithm and sum */
+    double mass_a, mass_b;
+    const double *start;   /* log v (n); NULL: zeros, by way of larger regs */
+    double *log_u, *log_v; /* m, n */
+    double *row_marginal, *col_marginal;
+    double *alpha, *beta; /* the exponents of the plan beside M / reg */
+    void *plan;           /* m x n in M's type, or NULL */
+    double low, high;     /* range of M's finite entries */
+    mapuot_stats last;
+    int64_t made;      /* passes, those on entry counted */
+    int64_t forbidden; /* 1: some M_ij is inf */
+    int64_t status;
+} mapuot_problem;
+
+/* p problems, shared by the threads of the pool; scratch has mapuot_solve_bytes(task) for each of them, aligned to 64 */
+int64_t mapuot_solve_bytes(const mapuot_task *task);
+int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch);
 
 /* Streams over M.  alpha (m) and beta (n) are log scalings of rows and columns, c may have data == NULL (ones):
  * the entry is c_ij exp(alpha_i + beta_j - M_ij / reg).

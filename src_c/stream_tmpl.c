@@ -7,6 +7,22 @@
 
 #define PLAN_MIN_LOG (-708.0)
 
+/* the same of a block that has entries which are not finite */
+ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high, double *acc)
+{
+    const vd zero = v_set(0), one = v_set(1);
+    vd finite = zero, infinite = zero;
+    for (int64_t k = 0; k < count; k += VL) {
+        vd x = v_cost(M, k, count, NAN), in = v_if_less(v_max(x, v_sub(zero, x)), v_set(INFINITY), one, zero);
+        *low = v_min(*low, v_if_less(zero, in, x, v_set(INFINITY)));
+        *high = v_max(*high, v_if_less(zero, in, x, v_set(-INFINITY)));
+        finite = v_add(finite, in);
+        infinite = v_add(infinite, v_if_less(v_set(DBL_MAX), x, one, zero));
+    }
+    acc[2] += (double)count - v_sum(finite) - v_sum(infinite);
+    acc[3] += v_sum(infinite);
+}
+
 /* acc: min and max over finite entries, number of NaN or -inf, number of +inf */
 void ISA_OP(extrema)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
@@ -17,28 +33,20 @@ void ISA_OP(extrema)(const stream_args *args, int64_t i0, int64_t i1, double *ac
     for (int64_t i = i0; i < i1; i += TILE)
         for (int64_t j = 0; j < args->n; j += BLOCK)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK, whole = count / VL * VL;
-                const double *M = cost_block(&args->M, r, j, count, buffer);
+                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                const double *M = cost_block(&args->M, r, j, count, buffer), first = M[0];
                 vd odd = v_set(0), least = low, most = high;
-                for (int64_t k = 0; k < whole; k += VL) {
-                    vd x = v_load(M + k);
+                for (int64_t k = 0; k < count; k += VL) {
+                    vd x = v_cost(M, k, count, first);
                     odd = v_add(odd, v_sub(x, x)); /* NaN once an entry is not finite */
                     least = v_min(least, x);
                     most = v_max(most, x);
                 }
-                if (v_sum(odd) == 0.0 && whole == count) {
+                if (v_sum(odd) == 0.0) {
                     low = least;
                     high = most;
-                    continue;
-                }
-                for (int64_t k = 0; k < count; k++) {
-                    acc[2] += isnan(M[k]) || M[k] == -INFINITY;
-                    acc[3] += M[k] == INFINITY;
-                    if (isfinite(M[k])) {
-                        acc[0] = M[k] < acc[0] ? M[k] : acc[0];
-                        acc[1] = M[k] > acc[1] ? M[k] : acc[1];
-                    }
-                }
+                } else
+                    odd_extrema(M, count, &low, &high, acc);
             }
     v_store(lane, low);
     for (int q = 0; q < VL; q++)
@@ -164,7 +172,7 @@ void ISA_OP(plan_sums)(const stream_args *args, int64_t i0, int64_t i1, double *
                     p[k] = 0.0;
                 const double *M = cost_block(&args->M, r, j, count, buffer);
                 for (int64_t k = 0; k < count; k += VL) {
-                    vd x = v_load(p + k), used = v_if_less(v_set(0), x, v_load(M + k), v_set(0));
+                    vd x = v_load(p + k), used = v_if_less(v_set(0), x, v_cost(M, k, count, 0.0), v_set(0));
                     row[r - i] = v_add(row[r - i], x);
                     cost = v_fma(x, used, cost);
                     v_store(acc + j + k, v_add(v_load(acc + j + k), x));

@@ -3,7 +3,7 @@
  * v_set v_load v_store v_add v_sub v_mul v_div v_fma (a b + c) v_fnma (c - a b) v_sqrt v_max v_min v_sum
  * v_load_part v_store_part (the first count lanes; the others from rest) v_sum_each (lane k: v_sum of x[k])
  * v_if_less (x < y ? a : b) v_scale2 (p 2^k) v_split (x = m 2^e, 1 <= m < 2)
- * v_load_f32 v_store_f32 v_load_bf16 v_store_bf16 v_stream v_stream_f32
+ * v_load_f32 v_store_f32 v_load_part_f32 (zeros behind count) v_store_part_f32 v_load_bf16 v_store_bf16 v_stream v_stream_f32
  * and, built on them, v_exp and v_log; on FL lanes of float32: f_set f_load f_load_bf16 f_store f_add f_fma f_fold
  * f_add_to.
  */
@@ -85,6 +85,7 @@ ALWAYS_INLINE vd v_log(vd x)
 #if defined(MAPUOT_DTYPE_F64)
 #define v_load_real v_load
 #define v_store_real v_store
+#define v_store_part_real v_store_part
 #define v_stream_real v_stream
 #define REAL_MIN_LOG (-708.0)
 #define REAL_NARROW 0
@@ -92,6 +93,7 @@ ALWAYS_INLINE vd v_log(vd x)
 #define v_load_real v_load_f32
 #define f_load_real f_load
 #define v_store_real v_store_f32
+#define v_store_part_real v_store_part_f32
 #define v_stream_real v_stream_f32
 #define REAL_MIN_LOG (-87.3)
 #define REAL_NARROW 1

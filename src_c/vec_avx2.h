@@ -72,6 +72,24 @@ ALWAYS_INLINE vd v_split(vd x, vd *e)
 
 ALWAYS_INLINE vd v_load_f32(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
 ALWAYS_INLINE void v_store_f32(float *p, vd x) { _mm_storeu_ps(p, _mm256_cvtpd_ps(x)); }
+ALWAYS_INLINE __m128i v_first_f32(int count)
+{
+    return _mm_cmpgt_epi32(_mm_set1_epi32(count), _mm_set_epi32(3, 2, 1, 0));
+}
+
+ALWAYS_INLINE vd v_load_part_f32(const float *p, int count)
+{
+    return count >= VL ? v_load_f32(p) : _mm256_cvtps_pd(_mm_maskload_ps(p, v_first_f32(count)));
+}
+
+ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
+{
+    if (count >= VL)
+        v_store_f32(p, x);
+    else
+        _mm_maskstore_ps(p, v_first_f32(count), _mm256_cvtpd_ps(x));
+}
+
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm_stream_ps(p, _mm256_cvtpd_ps(x)); }
 
 ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)

@@ -70,6 +70,19 @@ ALWAYS_INLINE vd v_split(vd x, vd *e)
 
 ALWAYS_INLINE vd v_load_f32(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 ALWAYS_INLINE void v_store_f32(float *p, vd x) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(x)); }
+ALWAYS_INLINE vd v_load_part_f32(const float *p, int count)
+{
+    return count >= VL ? v_load_f32(p) : _mm512_cvtps_pd(_mm256_maskz_loadu_ps((__mmask8)((1 << count) - 1), p));
+}
+
+ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
+{
+    if (count >= VL)
+        v_store_f32(p, x);
+    else
+        _mm256_mask_storeu_ps(p, (__mmask8)((1 << count) - 1), _mm512_cvtpd_ps(x));
+}
+
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm256_stream_ps(p, _mm512_cvtpd_ps(x)); }
 
 ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)

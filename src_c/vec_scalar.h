@@ -50,6 +50,12 @@ ALWAYS_INLINE vd v_split(vd x, vd *e)
 
 ALWAYS_INLINE vd v_load_f32(const float *p) { return *p; }
 ALWAYS_INLINE void v_store_f32(float *p, vd x) { *p = (float)x; }
+ALWAYS_INLINE vd v_load_part_f32(const float *p, int count) { return count > 0 ? *p : 0.0; }
+ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
+{
+    if (count > 0)
+        *p = (float)x;
+}
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { *p = (float)x; }
 
 ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)

@@ -89,7 +89,9 @@ class PlanStream(Protocol):
 
     dtype: Any  # of what ``plan`` returns: M's, unless it is set
 
-    def plan(self, i0: int, i1: int) -> Any: ...
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        """Rows i0 to i1, in ``out`` where that is given."""
+
     def apply(self, X: Any, name: str = "X") -> Any:
         """``name``: the caller's word for X, for errors."""
 

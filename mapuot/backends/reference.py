@@ -232,8 +232,12 @@ class PlanStream:
         self.P = scaled(log_u, log_v, log_kernel(problem))
         self.dtype = problem.M.dtype
 
-    def plan(self, i0: int, i1: int) -> Any:
-        return self.P[i0:i1].astype(self.dtype)
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        block = self.P[i0:i1].astype(self.dtype)
+        if out is None:
+            return block
+        out[:] = block
+        return out
 
     def apply(self, X: Any, name: str = "X") -> Any:
         X, flat = as_columns(X, self.P.shape[1], name)

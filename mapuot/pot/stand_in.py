@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import MUTED, InfeasibleError
+from ..plain import attempt
+from ..result import Result
 from ..solve import solve
 from ..validate import as_pair
 from . import sinkhorn
@@ -61,13 +63,16 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
         tol = demand(reg, (rho, rho), STOP, name)[0]
     except ValueError:  # reg_m / reg beneath the range of float64
         return None
-    before = MUTED.set(True)
-    try:
-        result = solve(M, a, b, reg, rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND)
-    except InfeasibleError:
-        return None
-    finally:
-        MUTED.reset(before)
+    arguments = "auto", "kl", "product", tol, None, DEFAULT_ITER, "auto", sinkhorn.BACKEND, None
+    result: Result | None = attempt(M, a, b, reg, rho, arguments, True)
+    if result is None:
+        before = MUTED.set(True)
+        try:
+            result = solve(M, a, b, reg, rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND)
+        except InfeasibleError:
+            return None
+        finally:
+            MUTED.reset(before)
     if not result.converged:
         warn_not_converged(result, STOP, WORDS)
     return result.plan

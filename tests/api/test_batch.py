@@ -1,6 +1,7 @@
 """solve_batch: every problem is the answer of `solve`, certified, in any company; odd problems are solved alone."""
 
 import pickle
+from importlib import import_module
 
 import numpy as np
 import problems
@@ -94,6 +95,67 @@ def test_solved_alone_where_the_batch_gives_up(monkeypatch):
     assert_solved(result, M, A, B, 0.05, 1.0)
 
 
+def minibatches(p=7, m=21, n=18, dtype=float):
+    """A cost each, unscaled squared distances: beyond one K at small reg."""
+    rng = np.random.default_rng(p)
+    x, y = rng.normal(size=(p, m, 2)), rng.normal(size=(p, n, 2)) + 0.5
+    A, B = rng.random((p, m)) + 0.1, rng.random((p, n)) + 0.1
+    A[1, ::3], B[2, 1::4] = 0, 0
+    return ((x[:, :, None] - y[:, None]) ** 2).sum(-1).astype(dtype), A / A.sum(1)[:, None], B / B.sum(1)[:, None]
+
+
+def assert_as_alone(result, M, A, B, reg, reg_m, **options):
+    for i in range(len(result)):
+        one = solve(M if M.ndim == 2 else M[i], A[i], B[i], reg, reg_m, tol=1e-10, precision="float64")
+        apart = np.abs(result.plan(i).astype(float) - one.plan).sum() / one.mass
+        assert result.converged[i]
+        assert apart <= result.error_bound[i] + one.error_bound + 1e-6 * (M.dtype == "f4")
+        assert result.error_bound[i] <= options.get("tol", 1e-6)
+        assert_allclose(result[i].objective, one.objective, rtol=1e-5)
+
+
+@pytest.mark.parametrize("reg", [0.3, 0.05, 2e-3])
+@pytest.mark.parametrize("reg_m", [1.0, (0.3, 30.0), (np.inf, 1.0), (2.0, np.inf)])
+@pytest.mark.parametrize("options", [{}, {"precision": "mixed", "threads": 2}, {"tol": 1e-9}], ids=str)
+def test_small_reg_stays_in_the_core(reg, reg_m, options, monkeypatch):
+    """Beyond what one K holds, absorptions and larger regs are made in the core, too, problem by problem."""
+    monkeypatch.setattr(mapuot.batch.BatchRun, "alone", None)
+    for M, A, B in (minibatches(), minibatches(dtype="f4"), (minibatches()[0][0], *minibatches()[1:])):
+        result = solve_batch(M, A, B, reg, reg_m, **options)
+        assert_as_alone(result, M, A, B, reg, reg_m, **options)
+
+
+def test_small_reg_with_forbidden_pairs_and_points_apart():
+    """A point that nothing reaches is more than the core takes: that problem is solved alone, the others are not."""
+    M, A, B = minibatches()
+    M[3, :, ::2][:, 1:] = np.inf
+    M[4, 5] = np.inf
+    result = solve_batch(M, A, B, 0.02, 1.0)
+    assert_as_alone(result, M, A, B, 0.02, 1.0)
+    assert result.row_marginal[4, 5] == 0
+
+
+def test_small_reg_from_a_start_and_with_few_passes(monkeypatch):
+    M, A, B = minibatches()
+    cold = solve_batch(M, A, B, 0.01, 1.0)
+    monkeypatch.setattr(mapuot.batch.BatchRun, "alone", None)
+    warm = solve_batch(M, A, B, 0.01, 1.0, warm_start=cold)
+    assert (warm.n_passes <= 3).all()
+    assert (cold.n_passes > 10).all()
+    assert_as_alone(warm, M, A, B, 0.01, 1.0)
+    with pytest.warns(mapuot.ConvergenceWarning, match="7 of 7 problems not converged"):
+        short = solve_batch(M, A, B, 0.01, 1.0, max_passes=4)
+    assert (short.status == "max_passes").all()
+    assert (short.n_passes <= 5).all()
+
+
+def test_what_a_long_problem_leaves_is_solved_alone(monkeypatch):
+    core = import_module("mapuot.backends.cpu.plain")
+    monkeypatch.setattr(core, "MOST_PASSES", 6)
+    M, A, B = minibatches()
+    assert_as_alone(solve_batch(M, A, B, 0.02, 1.0), M, A, B, 0.02, 1.0)
+
+
 def test_warm_start_and_max_passes():
     M, A, B = histograms()
     cold = solve_batch(M, A, B, 0.02, 1.0)
@@ -120,6 +182,15 @@ def test_result_is_a_sequence():
     assert "5 problems 37x53" in repr(result)
     with pytest.raises(IndexError):
         result[5]
+
+
+def test_all_plans_in_one_array(backend):
+    for M, A, B in (histograms(), minibatches(dtype="f4")):
+        result = solve_batch(M, A, B, 0.05, 1.0, backend=backend)
+        plans = result.plans()
+        assert plans.shape == (len(A), *M.shape[-2:])
+        assert plans.dtype == M.dtype
+        np.testing.assert_array_equal(plans, [result.plan(i) for i in range(len(A))])
 
 
 def test_one_vector_serves_all():

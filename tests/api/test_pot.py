@@ -398,6 +398,23 @@ def test_core_makes_the_iterations_of_python(method, reg, targets, monkeypatch, 
         assert_allclose([x.gap for x in one.trace], [x.gap for x in other.trace], rtol=1e-6, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_core_leaves_float32_passes_as_python_does(method, monkeypatch, pot_backend):
+    """Iterations over float32 sums stand still at their rounding; only those in float64 after them certify more."""
+    if pot_backend != "cpu":
+        pytest.skip("of the C core")
+    a, b, M, _ = arrays(60, 50, dtype=np.float32)
+    a, b = a / a.sum(), b / b.sum()
+    # float32 sums stand still at an error of 1.9e-6 here, above what counts as their noise
+    problems = [sinkhorn.as_problem(M, a, b, 0.3, (0.05, 50.0), "product", mapuot.backends.pick("cpu"))]
+    starts = [(np.zeros(60), np.linspace(-1, 1, 50))]
+    (ours,), _ = iterated(monkeypatch, iterate.by_core, problems, method, starts, 200, 0.0)
+    (theirs,), _ = iterated(monkeypatch, iterate.by_python, problems, method, starts, 200, 0.0)
+    assert_allclose([x.error for x in ours.trace], [x.error for x in theirs.trace], rtol=1e-6, atol=1e-12)
+    assert_allclose(ours.log_v, theirs.log_v, rtol=1e-12, atol=1e-12)
+    assert ours.trace[-1].error < 1e-7
+
+
 def test_core_in_many_calls(monkeypatch, pot_backend):
     """What interrupts the core, so that Ctrl-C is heard, does not change what it makes."""
     if pot_backend != "cpu":

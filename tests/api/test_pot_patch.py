@@ -147,12 +147,13 @@ def test_patched_several_targets_keep_pots_reference(patched):
 def routes(monkeypatch):
     """What answered: "certified" or the method of the iterates, call by call."""
     seen = []
-    for module, name, word in ((stand_in, "solve", "certified"), (sinkhorn, "solve", "certified")):
+    for module, name in ((stand_in, "attempt"), (stand_in, "solve"), (sinkhorn, "solve")):
         original = getattr(module, name)
 
-        def spy(*args, original=original, word=word, **kwargs):
-            seen.append(word)
-            return original(*args, **kwargs)
+        def spy(*args, original=original, **kwargs):
+            answer = original(*args, **kwargs)
+            seen.extend(["certified"] * (answer is not None))  # None: it is for the next
+            return answer
 
         monkeypatch.setattr(module, name, spy)
     original_iterate = sinkhorn.iterate

@@ -165,3 +165,57 @@ def test_nothing_of_the_size_of_the_plan_is_held():
     tracemalloc.stop()
     assert peak < 40 * 2000 * 8  # the plan would be 2000 x 2000 x 8
     assert "plan" not in vars(result)
+
+
+@pytest.mark.parametrize("n", [9, 700])
+def test_plan_in_the_callers_memory(n, backend):
+    """By the short way and by the ordinary one."""
+    if backend == "reference" and n > 9:
+        pytest.skip("slow")
+    case = clouds(n, n + 1, reg=0.1)
+    out = np.full(case.M.shape, np.nan)
+    result = case.solve(out=out, backend=backend)
+    assert result.plan is out
+    np.testing.assert_array_equal(out, case.solve(backend=backend).plan)
+    single = np.empty(case.M.shape, np.float32)
+    assert case.replace(M=case.M.astype("f4")).solve(out=single, backend=backend).plan is single
+    np.testing.assert_allclose(single, out, rtol=1e-4, atol=1e-12)
+
+
+def test_memory_for_the_plan_that_cannot_take_it(backend):
+    case = clouds(9, 8)
+    for out, error, text in (
+        (np.empty((8, 9)), ValueError, r"out must be .*shape \(9, 8\)"),
+        (np.empty((9, 8), np.float32), ValueError, "float64, got"),
+        (np.empty((9, 8), order="F"), ValueError, "C-contiguous"),
+        ([[0.0] * 8] * 9, TypeError, "got list"),
+        (case.M, ValueError, "share memory with M"),
+        (np.broadcast_to(0.0, (9, 8)), ValueError, "writeable"),
+    ):
+        with pytest.raises(error, match=text):
+            case.solve(out=out, backend=backend)
+
+
+@pytest.mark.parametrize("rows", [3, 1 << 12])
+def test_pairs_are_drawn_from_the_plan(rows, backend, monkeypatch):
+    monkeypatch.setattr(mapuot.result, "SAMPLE_ROWS", rows)
+    case = with_forbidden(with_zeros(clouds(11, 7, reg=0.2, ratio=1.5)))
+    result = case.solve(backend=backend)
+    i, j = result.sample(200_000, seed=1)
+    count = np.zeros(case.M.shape)
+    np.add.at(count, (i, j), 1)
+    share = result.plan / result.plan.sum()
+    assert (count[share == 0] == 0).all()
+    used = share > 0
+    spread = np.sqrt(share[used] * (1 - share[used]) * len(i))
+    assert (np.abs(count[used] - share[used] * len(i)) <= 5 * spread + 1).all()
+    assert np.abs(((count[used] - share[used] * len(i)) / spread) ** 2).mean() < 1.6
+    again = result.sample(200_000, seed=np.random.default_rng(1))
+    np.testing.assert_array_equal(again, (i, j))
+    assert abs(np.corrcoef(i[:-1], i[1:])[0, 1]) < 0.02  # in the order of the draws, not of the rows
+
+
+def test_bad_size_of_a_sample():
+    for size in (0, 2.5, True):
+        with pytest.raises(ValueError, match="size must be an integer"):
+            clouds(5, 4).solve().sample(size)

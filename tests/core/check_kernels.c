@@ -53,12 +53,14 @@ static void check_isa(const char *isa)
             check_sweeps(sizes[q], kind, isa);
         }
     /* around the block of 512 columns, and wide enough for the tiles of 4 and 2 rows */
-    const int64_t wide[][2] = {{3, 511}, {9, 512}, {5, 513}, {17, 1100}, {1100, 3}, {13, 9001}, {11, 33001}};
-    for (int k = 0; k < 7; k++) {
+    const int64_t wide[][2] = {{3, 511}, {9, 512},  {5, 513},  {17, 1100}, {1100, 3}, {13, 500},  {7, 515},
+                               {515, 7}, {3, 1001}, {1001, 1}, {5, 2047},  {2, 4097}, {13, 9001}, {11, 33001}};
+    const int streamed = 12; /* the rest would take long */
+    for (int k = 0; k < 14; k++) {
         set_where(isa, -1, wide[k][0], wide[k][1], k, pool_sizes[k % POOLS]);
-        if (k < 5)
-            check_streams(wide[k][0], wide[k][1], k, pools[k % POOLS]);
-        check_made(wide[k][0], wide[k][1], k, k % SIDE_KINDS, pools[k % POOLS]);
+        if (k < streamed)
+            check_streams(wide[k][0], wide[k][1], k % LAYOUTS, pools[k % POOLS]);
+        check_made(wide[k][0], wide[k][1], k % LAYOUTS, k % SIDE_KINDS, pools[k % POOLS]);
         check_passes(isa, wide[k][0], wide[k][1], k % 2, k % POOLS);
     }
 }

@@ -17,7 +17,7 @@ from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING, BatchProblem, largest_log
 from ...side import STRICT, Side
 from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options
-from ..limits import START, limits_of
+from ..limits import START, fill
 from ..records import STATS, STATUS, put
 from ..workspace import STORAGE
 from . import native
@@ -72,7 +72,8 @@ class BatchWorkspace:
         reach = 0.0 if log_v is None else float(np.abs(log_v).max())
         logs = abs(task.M_min) / task.reg + reach + sum(map(largest_log, task.log_reference))
         own = {"exponent_error": EXPONENT_ROUNDING * (task.spread + logs), "finer": 0}
-        put(state.limits, limits_of(task, options, dtype) | SCALES | own)
+        fill(state.limits, task, options, dtype, 0.0)
+        put(state.limits, SCALES | own)
         put(state.progress, START)
         log_a, log_b = task.log_reference
         self.rows = self.side(task.rows, task.A, task.M_min / task.reg - log_a, state.rows)

@@ -84,9 +84,8 @@ def padded(n: int) -> int:
 
 
 def leading_dimension(n: int, itemsize: int) -> int:
-    """Padded row length; one cache line more where rows would otherwise fall on the same cache sets."""
-    ld = padded(n)
-    return ld + PAD if ld * itemsize % 4096 == 0 else ld
+    """Padded row length of K."""
+    return int(lib.mapuot_leading(n, itemsize))
 
 
 def empty(count: int, dtype: Any = np.float64) -> Any:

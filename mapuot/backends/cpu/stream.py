@@ -46,9 +46,9 @@ class PlanStream:
             alpha, beta = pointer(self.alpha[k0:k1]), pointer(self.beta)
             yield k0, k1, (self.pool, *M.shape, matrix(M), matrix(c), self.problem.reg, alpha, beta)
 
-    def plan(self, i0: int, i1: int) -> Any:
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         n, dtype = self.problem.shape[1], self.dtype
-        out = empty((i1 - i0) * n, dtype).reshape(i1 - i0, n)
+        out = empty((i1 - i0) * n, dtype).reshape(i1 - i0, n) if out is None else out
         for k0, k1, arguments in self.blocks(i0, i1):
             check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0 - i0 : k1 - i0], "void *"), n))
         return out

@@ -18,7 +18,7 @@ from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
 from ...side import Side
 from ..contract import Options, Stats
-from ..limits import START, limits_of, memory_of, narrow_floor
+from ..limits import START, fill, memory_of
 from ..records import STATS, put, told
 from ..workspace import STORAGE, KernelWorkspace
 from . import native
@@ -64,9 +64,9 @@ class Workspace(KernelWorkspace):
         state.sums, state.partial = pointer(self.sums), pointer(self.partial)
         state.work, state.history = pointer(self.work), pointer(self.history)
         self.limits, self.progress = state.limits, state.progress
-        put(self.limits, limits_of(problem, options, self.dtype) | SCALES | {"memory": memory})
+        fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
+        put(self.limits, SCALES | {"memory": memory})
         put(self.progress, START)
-        self.limits.narrow_floor = narrow_floor(problem, NARROW_NOISE)
         narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
         self.progress.narrow = narrow
         self.narrow_v = empty(size if narrow else 1, np.float32)
@@ -165,27 +165,20 @@ class Workspace(KernelWorkspace):
         return top
 
     def set_rows(self, d: F64, off: Any) -> None:
-        self.set_side(self.problem.rows, self.row_side, d, off)
+        self.set_side(self.problem.rows, self.row_side, self.state.rows, d)
 
-    def set_side(self, side: Side, arrays: dict[str, F64], d: F64, off: Any) -> None:
+    def set_side(self, side: Side, arrays: dict[str, F64], state: Any, d: F64) -> None:
         """What K absorbed, the weights in use, and the constant part of the KL prox."""
-        count = len(d)
-        arrays["absorbed"][:count] = d
-        arrays["absorbed"][count:] = np.inf
-        arrays["weight"][:count] = np.where(off, 0.0, side.weight)
-        if "fi" in arrays:
-            fi = arrays["fi"][:count]
-            with np.errstate(invalid="ignore"):
-                base = fi * side.log_weight - (1 - fi) * d
-            arrays["base"][:count] = np.where(off, 0.0, base)
+        arrays["absorbed"][: len(d)] = d
+        arrays["absorbed"][len(d) :] = np.inf
+        lib.mapuot_set_side(ffi.addressof(state), pointer(side.weight), pointer(side.log_weight))
 
     def set_cols(self, e: F64, off: Any, x: F64, shift: float | None) -> None:
         n, cols = len(x), self.col_side
         self.progress.shift = self.progress.shift if shift is None else shift
-        self.set_side(self.problem.cols, cols, e, off)
+        self.set_side(self.problem.cols, cols, self.state.cols, e)
         cols["log_scale"][:n] = x
-        with np.errstate(over="ignore"):
-            cols["scale"][:n] = np.exp(x - e)  # 0 where e is inf
+        lib.mapuot_set_scale(self.state)
         self.progress.since_absorb = 0
         if self.options.in_place:
             self.history[: len(cols["scale"])] = cols["scale"]

@@ -82,14 +82,14 @@ class PlanStream:
     def back(self, x: Any) -> Any:
         return x if isinstance(self.problem.M, cp.ndarray) else x.get()
 
-    def plan(self, i0: int, i1: int) -> Any:
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         n, p = self.problem.shape[1], self.problem
         dtype, stays = self.dtype, isinstance(p.M, cp.ndarray)
-        needed = stays * (i1 - i0) * n * dtype.itemsize
+        needed = stays * (out is None) * (i1 - i0) * n * dtype.itemsize
         if needed > (free := free_memory(needed)):
             text = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free: Result.rows makes fewer"
             raise MemoryError(f"{i1 - i0} rows of the plan need {text}")
-        out = (cp if stays else np).empty((i1 - i0, n), dtype)
+        out = (cp if stays else np).empty((i1 - i0, n), dtype) if out is None else out
         for k0, k1, M, c in blocks_of(p, i0, i1):
             block = out[k0 - i0 : k1 - i0] if stays else cp.empty((k1 - k0, n), dtype)
             run = stream("build_kernel", M, c, STORES[dtype.name])

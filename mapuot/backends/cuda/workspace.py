@@ -21,7 +21,7 @@ from ... import penalties
 from ...penalties import F64
 from ...problem import Problem
 from ..contract import Options, Stats
-from ..limits import START, limits_of, narrow_floor
+from ..limits import START, limits_of
 from ..records import ABSORB, COARSE, put, told
 from ..workspace import STORAGE, KernelWorkspace
 from .kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
@@ -112,8 +112,8 @@ class Workspace(KernelWorkspace):
         problem, options, state = self.problem, self.options, self.state
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
         state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
-        own = {"memory": min(options.memory, MEMORY), "narrow_floor": narrow_floor(problem, NARROW_NOISE)}
-        put(state["limits"], limits_of(problem, options, self.dtype) | SCALES | own)
+        own = SCALES | {"memory": min(options.memory, MEMORY)}
+        put(state["limits"], limits_of(problem, options, self.dtype, NARROW_NOISE) | own)
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
             state[name]["penalty"] = penalties.KINDS[side.penalty]
 

@@ -1,0 +1,445 @@
+/* solve.c - plain problems from their arrays to their certificates in one foreign call: range of M, larger regs, K and its
+ * absorptions, passes, potentials, plan.  One thread solves a problem; the threads of the pool share the problems.
+ *
+ * It takes the steps of strategy.py (carry_out, approach), loop.py (run) and backends/workspace.py (absorb), which solve
+ * whatever is not plain, over the same passes: a problem that needs more, or has an argument to complain of, is left to
+ * them from its beginning.
+ */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+
+enum { SIDE_VECTORS = 8, OUT_OF_PASSES = MAPUOT_RUNNING };
+
+/* one problem under way */
+typedef struct {
+    const mapuot_task *task;
+    mapuot_problem *problem;
+    mapuot_pool *serial;
+    mapuot_matrix M;
+    mapuot_state state;
+    double *alpha, *beta;
+    double *log_v;  /* where the next reg starts from, n */
+    double *x;      /* log v + shift, n */
+    double *plan_v; /* n */
+    double *vectors;
+    int64_t vectors_len;
+    mapuot_stats recent[64]; /* where nobody asked for a trace */
+} attempt;
+
+static const mapuot_matrix ONES = {0};
+
+static void *take(char **at, int64_t bytes)
+{
+    void *place = *at;
+    *at += (bytes + 63) / 64 * 64;
+    return place;
+}
+
+static int64_t vectors_len(const mapuot_task *task)
+{
+    const int64_t mp = padded(task->m), np = padded(task->n);
+    return np + SCALARS + (3 + 2 * task->terms.memory + 2) * np + SIDE_VECTORS * (mp + np) + np + PAD;
+}
+
+/* places for all arrays of an attempt, from scratch on; returns the bytes that they take */
+static int64_t lay_out(const mapuot_task *task, attempt *t, char *scratch)
+{
+    char *at = scratch;
+    const int64_t m = task->m, n = task->n, width = entry_bytes(task->terms.dtype), ld = mapuot_leading(n, width);
+    mapuot_state *state = &t->state;
+    state->kernel = take(&at, m * ld * width);
+    state->tile = take(&at, TILE * ld * 8);
+    t->vectors = take(&at, vectors_len(task) * 8);
+    t->alpha = take(&at, m * 8);
+    t->beta = take(&at, n * 8);
+    t->log_v = take(&at, n * 8);
+    t->x = take(&at, n * 8);
+    t->plan_v = take(&at, n * 8);
+    return at - scratch;
+}
+
+int64_t mapuot_solve_bytes(const mapuot_task *task)
+{
+    attempt t;
+    static char origin[1]; /* only differences are formed */
+    return lay_out(task, &t, origin);
+}
+
+/* ---- the arguments ---- */
+
+static int is_marginal(int64_t len, const double *weight, double mass)
+{
+    int good = mass > 0.0 && mass < INFINITY;
+    for (int64_t k = 0; k < len; k++)
+        good &= weight[k] >= 0.0;
+    return good;
+}
+
+static int is_plain(attempt *t)
+{
+    const mapuot_task *task = t->task;
+    mapuot_problem *p = t->problem;
+    const double reg = task->terms.reg;
+    double range[4];
+    if (!is_marginal(task->m, p->a, p->mass_a) || !is_marginal(task->n, p->b, p->mass_b))
+        return 0;
+    if (task->terms.largest_rho == 0.0 && fabs(p->mass_a - p->mass_b) > task->mass_tolerance * p->mass_a)
+        return 0;
+    if (mapuot_extrema(t->serial, task->m, task->n, t->M, range) != MAPUOT_RUNNING || range[2] > 0.0)
+        return 0;
+    p->low = range[0];
+    p->high = range[1];
+    p->forbidden = range[3] > 0.0;
+    return isfinite(p->low / reg) && isfinite(p->high / reg) && isfinite((p->high - p->low) / reg);
+}
+
+/* ---- absorb ---- */
+
+static int by_size(const void *x, const void *y)
+{
+    const double a = *(const double *)x, b = *(const double *)y;
+    return (a > b) - (a < b);
+}
+
+/* x = log v + shift, 0 where that is no number; returns the shift, which keeps a common part of thousands out of v */
+static double shifted(attempt *t)
+{
+    const int64_t n = t->task->n;
+    const double *b = t->problem->b;
+    int64_t used = 0;
+    double largest = 0.0, shift = 0.0;
+    for (int64_t j = 0; j < n; j++)
+        if (b[j] > 0.0 && isfinite(t->log_v[j])) {
+            largest = fmax(largest, fabs(t->log_v[j]));
+            t->x[used++] = t->log_v[j];
+        }
+    if (largest > t->task->far) {
+        qsort(t->x, (size_t)used, sizeof(double), by_size);
+        const double centre = 0.5 * (t->x[(used - 1) / 2] + t->x[used / 2]);
+        shift = fabs(centre) > t->task->far ? -centre : 0.0;
+    }
+    for (int64_t j = 0; j < n; j++)
+        t->x[j] = b[j] > 0.0 && isfinite(t->log_v[j]) ? t->log_v[j] + shift : 0.0;
+    return shift;
+}
+
+/* alpha and beta, so that K is at most 1 and each row and column in use has an entry 1 or near it; 0: a point is dead */
+static int choose_scaling(attempt *t)
+{
+    const mapuot_task *task = t->task;
+    const mapuot_problem *p = t->problem;
+    const double reg = t->state.limits.reg;
+    double reach = 0.0;
+    for (int64_t j = 0; j < task->n; j++) {
+        t->x[j] = isnan(t->x[j]) ? 0.0 : t->x[j];
+        reach = fmax(reach, fabs(t->x[j]));
+        t->plan_v[j] = p->b[j] > 0.0 ? t->x[j] + p->log_b[j] : -INFINITY;
+        t->beta[j] = 0.0;
+    }
+    const int safe = reach <= task->far && (p->high - p->low) / reg + reach <= task->safe_spread && !p->forbidden;
+    for (int64_t i = 0; i < task->m; i++)
+        t->alpha[i] = safe ? p->low / reg : p->a[i] > 0.0 ? 0.0 : -INFINITY;
+    if (!safe && mapuot_balance(t->serial, task->m, task->n, t->M, ONES, reg, t->plan_v, t->alpha, t->beta) < 0)
+        return 0;
+    int alive = 1;
+    for (int64_t i = 0; i < task->m; i++) {
+        alive &= !(p->a[i] > 0.0) || t->alpha[i] < INFINITY;
+        t->alpha[i] = p->a[i] > 0.0 ? t->alpha[i] : -INFINITY;
+    }
+    for (int64_t j = 0; j < task->n; j++) {
+        alive &= !(p->b[j] > 0.0) || t->beta[j] > -INFINITY;
+        t->beta[j] = !(p->b[j] > 0.0) ? -INFINITY : safe ? 0.0 : t->plan_v[j] - t->beta[j];
+    }
+    return alive;
+}
+
+static double largest_finite(int64_t len, const double *x)
+{
+    double largest = 0.0;
+    for (int64_t k = 0; k < len; k++)
+        largest = isfinite(x[k]) ? fmax(largest, fabs(x[k])) : largest;
+    return largest;
+}
+
+/* max |log t| of the weights that are not below e^-46 of the largest, as problem.py has it */
+static double largest_log(int64_t len, const double *log_weight)
+{
+    double top = -INFINITY, largest = 0.0;
+    for (int64_t k = 0; k < len; k++)
+        top = fmax(top, log_weight[k]);
+    for (int64_t k = 0; k < len; k++)
+        largest = log_weight[k] > top - 46.0 ? fmax(largest, fabs(log_weight[k])) : largest;
+    return largest;
+}
+
+void mapuot_set_side(mapuot_side *side, const double *weight, const double *log_weight)
+{
+    double *used = (double *)side->weight, *base = (double *)side->base;
+    const double *d = side->absorbed, *fi = side->fi;
+    for (int64_t k = 0; k < side->len; k++) {
+        const int in = d[k] < INFINITY;
+        used[k] = in ? weight[k] : 0.0;
+        if (base)
+            base[k] = in ? fi[k] * log_weight[k] - (1.0 - fi[k]) * d[k] : 0.0;
+    }
+}
+
+void mapuot_set_scale(mapuot_state *state)
+{
+    for (int64_t j = 0; j < state->n; j++)
+        state->cols.scale[j] = exp(state->cols.log_scale[j] - state->cols.absorbed[j]);
+}
+
+static void set_side(mapuot_side *side, const double *weight, const double *log_weight, const double *exponent)
+{
+    double *absorbed = (double *)side->absorbed;
+    for (int64_t k = 0; k < side->len; k++)
+        absorbed[k] = weight[k] > 0.0 ? exponent[k] - log_weight[k] : INFINITY;
+    mapuot_set_side(side, weight, log_weight);
+}
+
+/* K around x = log v + shift */
+static int absorb(attempt *t)
+{
+    const mapuot_task *task = t->task;
+    const mapuot_problem *p = t->problem;
+    mapuot_state *state = &t->state;
+    const double reg = state->limits.reg;
+    if (!choose_scaling(t))
+        return MAPUOT_BAD_ARGUMENT;
+    state->limits.exponent_error =
+        task->exponent_rounding *
+        ((p->high - p->low) / reg + (largest_finite(task->m, t->alpha) + largest_finite(task->n, t->beta) +
+                                     largest_log(task->m, p->log_a) + largest_log(task->n, p->log_b)));
+    mapuot_build_kernel(t->serial, task->m, task->n, t->M, ONES, reg, t->alpha, t->beta, state->dtype, state->kernel,
+                        state->ld);
+    set_side(&state->rows, p->a, p->log_a, t->alpha);
+    set_side(&state->cols, p->b, p->log_b, t->beta);
+    for (int64_t j = 0; j < task->n; j++)
+        state->cols.log_scale[j] = p->b[j] > 0.0 ? t->x[j] : 0.0;
+    mapuot_set_scale(state);
+    state->progress.since_absorb = 0;
+    return MAPUOT_RUNNING;
+}
+
+/* ---- passes ---- */
+
+static void place_side(mapuot_side *side, int64_t len, int64_t filled, double rho, double reg, double **at)
+{
+    const int64_t step = padded(len);
+    double *v[SIDE_VECTORS];
+    for (int k = 0; k < SIDE_VECTORS; k++, *at += step)
+        v[k] = *at;
+    *side = (mapuot_side){.len = len,
+                          .penalty = rho < INFINITY ? MAPUOT_KL : MAPUOT_BALANCED,
+                          .weight = v[0],
+                          .rho = v[1],
+                          .absorbed = v[2],
+                          .fi = v[3],
+                          .base = v[4],
+                          .log_scale = v[5],
+                          .scale = v[6],
+                          .marginal = v[7]};
+    for (int64_t k = 0; k < filled; k++) {
+        v[1][k] = k < len ? rho : 1.0;
+        v[2][k] = INFINITY;
+        v[3][k] = k < len && rho < INFINITY ? rho / (rho + reg) : 1.0;
+    }
+}
+
+/* a state before its first pass on this reg, up to this tol */
+static void begin(attempt *t, double reg, double tol)
+{
+    const mapuot_task *task = t->task;
+    const mapuot_problem *p = t->problem;
+    mapuot_state *state = &t->state;
+    const int64_t np = padded(task->n), narrow = task->terms.dtype != MAPUOT_F64;
+    void *kernel = state->kernel, *tile = state->tile;
+    mapuot_terms terms = task->terms;
+    terms.reg = reg;
+    terms.tol = tol;
+    memset(state, 0, sizeof *state);
+    memset(t->vectors, 0, (size_t)vectors_len(task) * sizeof(double));
+    mapuot_limits_of(&terms, &state->limits);
+    state->m = task->m;
+    state->n = task->n;
+    state->dtype = terms.dtype;
+    state->ld = mapuot_leading(task->n, entry_bytes(terms.dtype));
+    state->kernel = kernel;
+    state->tile = tile;
+    state->M = t->M;
+    state->alpha = t->alpha;
+    state->beta = t->beta;
+    double *at = t->vectors, rho_rows = terms.rho_rows, rho_cols = terms.rho_cols;
+    state->sums = at;
+    state->work = at += np + PAD;
+    state->history = at += 3 * np;
+    at += (2 * terms.memory + 2) * np;
+    state->narrow_v = (float *)at;
+    state->run = (float *)(at += np / 2);
+    at += np / 2;
+    place_side(&state->rows, task->m, task->m, rho_rows, reg, &at);
+    place_side(&state->cols, task->n, np, rho_cols, reg, &at);
+    state->limits.scale_limit = task->scale_limit;
+    state->limits.most_scale = task->most_scale;
+    state->limits.dual_constant = reg * (p->mass_a * p->mass_b);
+    state->limits.dual_scale =
+        (rho_rows < INFINITY ? rho_rows * p->mass_a : 0.0) + (rho_cols < INFINITY ? rho_cols * p->mass_b : 0.0);
+    state->limits.row_weight = p->mass_a;
+    state->progress = (mapuot_progress){
+        .best_dual = -INFINITY, .progress_dual = -INFINITY, .best_error = INFINITY, .kappa = 1.0, .narrow = narrow};
+}
+
+/* at most count passes; the last one is told in p->last */
+static int iterate(attempt *t, int64_t count)
+{
+    mapuot_problem *p = t->problem;
+    const int64_t room = sizeof t->recent / sizeof *t->recent;
+    mapuot_stats *stats = t->task->trace ? t->task->trace + p->made : t->recent;
+    int64_t made = 0;
+    count = t->task->trace || count < room ? count : room;
+    const int status = mapuot_iterate(t->serial, &t->state, count > 1 ? count : 1, stats, &made);
+    p->made += made;
+    p->last = stats[made - 1];
+    return status;
+}
+
+/* the next log v becomes x, what K is built around */
+static void go_on(attempt *t) { memcpy(t->x, t->state.cols.log_scale, (size_t)t->task->n * sizeof(double)); }
+
+/* Pass on this reg until tol is reached, log_v to log_v; OUT_OF_PASSES where limit was. */
+static int run(attempt *t, double reg, double tol, int64_t limit)
+{
+    mapuot_problem *p = t->problem;
+    begin(t, reg, tol);
+    t->state.progress.shift = shifted(t);
+    int status = absorb(t);
+    while (status == MAPUOT_RUNNING) {
+        status = iterate(t, limit - p->made);
+        if ((status == MAPUOT_RUNNING || status == MAPUOT_ABSORB) && p->made >= limit)
+            break;
+        if (status == MAPUOT_ABSORB) {
+            go_on(t);
+            status = absorb(t);
+        }
+    }
+    if (status >= 0 && p->last.rejected > 0) { /* its state is no answer, the image before it is */
+        if (status == MAPUOT_ABSORB) {
+            go_on(t);
+            status = absorb(t);
+        }
+        status = status < 0 ? status : iterate(t, 1) == MAPUOT_CONVERGED ? MAPUOT_CONVERGED : OUT_OF_PASSES;
+    }
+    for (int64_t j = 0; j < t->task->n; j++)
+        t->log_v[j] = p->b[j] > 0.0 ? t->state.cols.log_scale[j] - t->state.progress.shift : -INFINITY;
+    return status == MAPUOT_ABSORB ? OUT_OF_PASSES : status;
+}
+
+static void scale(int64_t len, double *x, double factor)
+{
+    for (int64_t k = 0; k < len; k++)
+        x[k] = x[k] * factor;
+}
+
+/* the reg asked for, by way of larger ones where it is small */
+static int approach(attempt *t)
+{
+    const mapuot_task *task = t->task;
+    mapuot_problem *p = t->problem;
+    const double reg = task->terms.reg, tol = task->terms.tol, far = task->scaling_below * (p->high - p->low);
+    const int64_t most = task->max_passes < task->most ? task->max_passes : task->most;
+    const int climbs = !p->start && task->terms.memory > 0 && reg < far;
+    for (int k = climbs ? (int)ceil(log(far / reg) / log(task->scaling_step)) : 0; k > 0; k--) {
+        const int64_t half = task->max_passes / 2;
+        const double larger = reg * pow(task->scaling_step, k);
+        if (p->made >= half || p->made >= most)
+            break;
+        scale(task->n, t->log_v, reg / larger);
+        if (run(t, larger, fmax(tol, task->coarse_tol), half < most ? half : most) < 0)
+            return MAPUOT_BAD_ARGUMENT;
+        scale(task->n, t->log_v, larger / reg);
+    }
+    const int status = run(t, reg, tol, most);
+    return status == OUT_OF_PASSES && most < task->max_passes ? MAPUOT_STALLED : status;
+}
+
+/* ---- the answer ---- */
+
+static int tell(attempt *t)
+{
+    const mapuot_task *task = t->task;
+    mapuot_problem *p = t->problem;
+    const mapuot_side *rows = &t->state.rows, *cols = &t->state.cols;
+    const mapuot_progress *now = &t->state.progress;
+    for (int64_t i = 0; i < task->m; i++) {
+        p->log_u[i] = p->a[i] > 0.0 ? rows->log_scale[i] + rows->absorbed[i] + now->shift + now->offset : -INFINITY;
+        p->row_marginal[i] = rows->marginal[i] * now->kappa;
+        p->alpha[i] = p->a[i] > 0.0 ? p->log_u[i] + p->log_a[i] : -INFINITY;
+    }
+    for (int64_t j = 0; j < task->n; j++) {
+        p->log_v[j] = p->b[j] > 0.0 ? t->state.work[j] - now->shift : -INFINITY;
+        p->col_marginal[j] = cols->marginal[j];
+        p->beta[j] = p->b[j] > 0.0 ? p->log_v[j] + p->log_b[j] : -INFINITY;
+    }
+    if (!p->plan)
+        return MAPUOT_RUNNING;
+    return mapuot_form_plan(t->serial, task->m, task->n, t->M, ONES, task->terms.reg, p->alpha, p->beta, task->M.dtype,
+                            p->plan, task->n);
+}
+
+static void solve_one(attempt *t, mapuot_problem *problem)
+{
+    const mapuot_task *task = t->task;
+    t->problem = problem;
+    t->M = task->M;
+    t->M.data = problem->M;
+    problem->status = MAPUOT_BAD_ARGUMENT;
+    if (!is_plain(t))
+        return;
+    if (problem->start)
+        memcpy(t->log_v, problem->start, (size_t)task->n * sizeof(double));
+    else
+        memset(t->log_v, 0, (size_t)task->n * sizeof(double));
+    problem->status = approach(t);
+    if ((problem->status == MAPUOT_CONVERGED || problem->status == OUT_OF_PASSES) && tell(t) < 0)
+        problem->status = MAPUOT_BAD_ARGUMENT;
+}
+
+typedef struct {
+    const mapuot_task *task;
+    mapuot_problem *problems;
+    mapuot_pool *serial;
+    char *scratch;
+    int64_t p, bytes;
+    atomic_llong next;
+} solve_job;
+
+static void solve_task(void *context, int thread, int threads)
+{
+    solve_job *job = context;
+    attempt t = {.task = job->task, .serial = job->serial};
+    (void)threads;
+    lay_out(job->task, &t, job->scratch + thread * job->bytes);
+    for (int64_t i; (i = atomic_fetch_add(&job->next, 1)) < job->p;)
+        solve_one(&t, job->problems + i);
+}
+
+int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch)
+{
+    const int alone = mapuot_pool_threads(pool) == 1;
+    solve_job job = {.task = task, .problems = problems, .serial = alone ? pool : mapuot_pool_new(1)};
+    if (!job.serial)
+        return MAPUOT_NO_MEMORY;
+    job.scratch = scratch;
+    job.p = p;
+    job.bytes = mapuot_solve_bytes(task);
+    atomic_init(&job.next, 0);
+    pool_run(pool, solve_task, &job);
+    if (!alone)
+        mapuot_pool_free(job.serial);
+    return MAPUOT_RUNNING;
+}

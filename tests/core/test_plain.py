@@ -1,0 +1,264 @@
+"""The short way for small plain problems: the same answer, pass by pass, as the ordinary one, and nothing else."""
+
+import copy
+import pickle
+import signal
+import threading
+import warnings
+from importlib import import_module
+
+import numpy as np
+import pytest
+from problems import clouds, verify, with_forbidden, with_zeros
+
+import mapuot
+from mapuot.plain import PlainResult
+
+
+def short(case, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+        return case.solve(**options)
+
+
+def ordinary(monkeypatch, case, **options):
+    with monkeypatch.context() as patch:
+        patch.setattr(import_module("mapuot.solve"), "attempt", lambda *_: None)
+        return short(case, **options)
+
+
+def compare(ours, theirs):
+    """The same bits but of what sums over masses give, which is not in the iteration."""
+    assert isinstance(ours, PlainResult)
+    assert not isinstance(theirs, PlainResult)
+    assert (ours.status, ours.n_passes) == (theirs.status, theirs.n_passes)
+    for x, y in zip(ours.trace, theirs.trace, strict=True):
+        assert (x.n_pass, x.status, x.rejected, x.mass) == (y.n_pass, y.status, y.rejected, y.mass)
+        for name in ("gap", "error", "dual", "residual"):
+            assert getattr(x, name) == pytest.approx(getattr(y, name), rel=1e-12, abs=1e-15)
+    for name in ("log_u", "log_v", "row_marginal", "col_marginal", "plan"):
+        x, y = getattr(ours, name), getattr(theirs, name)
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+    compare_problems(ours.problem, theirs.problem)
+
+
+def compare_problems(p, q):
+    assert (p.M_min, p.M_max, p.forbidden, p.reg, p.reference) == (q.M_min, q.M_max, q.forbidden, q.reg, q.reference)
+    assert p.c_mass == q.c_mass
+    for x, y in ((p.rows, q.rows), (p.cols, q.cols)):
+        assert (x.name, x.penalty) == (y.name, y.penalty)
+        np.testing.assert_array_equal(x.weight, y.weight)
+        np.testing.assert_array_equal(x.rho, y.rho)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 64), (33, 129), (130, 17)])
+@pytest.mark.parametrize("reg", [0.5, 0.05, 2e-3, 2e-4])
+@pytest.mark.parametrize("reg_m", [1.0, (0.3, 5.0), (np.inf, 1.0), 200.0])
+def test_is_the_ordinary_way_pass_by_pass(shape, reg, reg_m, monkeypatch):
+    case = clouds(*shape, reg=reg, reg_m=reg_m, ratio=1.7, seed=3)
+    compare(short(case), ordinary(monkeypatch, case))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "translation_invariant"},
+        {"method": "sinkhorn"},
+        {"precision": "float64"},
+        {"precision": "mixed", "tol": 6e-7},
+        {"precision": "bfloat16", "tol": 0.05},
+        {"tol": 1e-10},
+        {"tol_gap": 1e-3},
+        {"max_passes": 1},
+        {"max_passes": 2},
+        {"max_passes": 7},
+        {"max_passes": 20},
+        {"threads": 1, "backend": "cpu"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("reg", [0.1, 1e-3])
+def test_options(options, reg, monkeypatch):
+    case = clouds(40, 50, reg=reg, seed=5)
+    compare(short(case, **options), ordinary(monkeypatch, case, **options))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("change", [with_zeros, with_forbidden, lambda case: case], ids=["zeros", "forbidden", "plain"])
+@pytest.mark.parametrize("reg", [0.2, 2e-3])
+def test_zeros_and_forbidden_pairs(dtype, change, reg, monkeypatch):
+    case = change(clouds(60, 45, reg=reg, seed=2))
+    case = case.replace(M=case.M.astype(dtype))
+    ours = short(case)
+    compare(ours, ordinary(monkeypatch, case))
+    verify(ours, case, "mixed")
+
+
+def point_apart(case):
+    """One row whose every pair is forbidden: without mass where soft, infeasible where hard."""
+    M = case.M.copy()
+    M[2] = np.inf
+    return case.replace(M=M)
+
+
+LEFT = {  # to the ordinary way
+    "a point that nothing reaches": (point_apart(clouds(9, 8)), {}),
+    "columns balanced alone": (clouds(9, 8, reg_m=(1.0, np.inf)), {}),
+    "total variation": (clouds(9, 8, penalty="tv"), {}),
+    "a reference": (clouds(9, 8, reference="uniform"), {}),
+    "one reg_m a point": (clouds(9, 8, reg_m=(np.ones(9), 1.0)), {}),
+    "in place": (clouds(9, 8), {"method": "map-uot"}),
+    "threads": (clouds(9, 8), {"threads": 2}),
+    "reference backend": (clouds(9, 8), {"backend": "reference"}),
+    "a callback": (clouds(9, 8), {"callback": lambda stats: None}),
+    "a start": (clouds(9, 8), {"warm_start": (np.zeros(9), np.zeros(8))}),
+    "a stall": (clouds(9, 8), {"tol": 1e-17}),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_the_ordinary_way(name):
+    case, options = LEFT[name]
+    result = short(case, **options)
+    assert type(result) is mapuot.Result
+    assert result.status == ("stalled" if name == "a stall" else "converged")
+
+
+@pytest.mark.parametrize("layout", ["F", "strided", "list", "float16", "int", "swapped", "matrix"])
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_other_arrays_give_the_same(layout):
+    case = clouds(12, 9)
+    M = np.round(64 * case.M) / 64
+    given = {
+        "F": np.asfortranarray(M), "strided": np.repeat(M, 2, axis=1)[:, ::2], "list": M.tolist(),
+        "float16": M.astype("f2"), "int": np.round(4 * M).astype(int), "swapped": M.astype(">f8"),
+        "matrix": np.asmatrix(M),
+    }[layout]  # fmt: skip
+    exact = np.round(4 * M) if layout == "int" else M
+    plan = short(case.replace(M=given)).plan
+    np.testing.assert_allclose(plan, short(case.replace(M=exact)).plan, rtol=1e-5, atol=1e-12)
+
+
+def test_masses_are_copied_and_read_in_any_type():
+    case = clouds(12, 9)
+    a = np.repeat(case.a, 2)[::2].astype("f4")
+    result = short(case.replace(a=a, b=case.b[::-1]))
+    assert isinstance(result, PlainResult)
+    expected = short(case.replace(a=a.astype(float), b=case.b[::-1].copy())).plan
+    np.testing.assert_array_equal(result.plan, expected)
+    a[:] = 0
+    assert result.problem.rows.weight.sum() == pytest.approx(1.0, rel=1e-6)
+    assert short(case.replace(a=None)).problem.rows.weight == pytest.approx(np.full(12, 1 / 12))
+
+
+BAD = {
+    "NaN in M": ({"M": np.full((9, 8), np.nan)}, ValueError, "M must not hold NaN"),
+    "all forbidden": ({"M": np.full((9, 8), np.inf)}, mapuot.InfeasibleError, "M forbids every pair"),
+    "negative mass": ({"a": np.linspace(-1, 1, 9)}, ValueError, "a must be >= 0"),
+    "NaN in b": ({"b": np.full(8, np.nan)}, ValueError, "b must be finite"),
+    "no mass": ({"b": np.zeros(8)}, ValueError, "b must have positive"),
+    "shape of a": ({"a": np.ones(8)}, ValueError, r"a must have shape \(9,\)"),
+    "reg": ({"reg": 0.0}, ValueError, "reg must be a positive"),
+    "reg_m": ({"reg_m": -1.0}, ValueError, "reg_m"),
+    "tiny reg": ({"reg": 1e-310}, ValueError, "reg must not be so small"),
+    "unequal balanced": ({"reg_m": np.inf, "a": np.ones(9)}, mapuot.InfeasibleError, "equal masses"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_is_told_by_the_ordinary_way(name):
+    changes, error, text = BAD[name]
+    with pytest.raises(error, match=text):
+        clouds(9, 8).replace(**changes).solve()
+
+
+@pytest.mark.parametrize(
+    "options", [{"tol": True}, {"max_passes": True}, {"max_passes": 2.0}, {"threads": 1.0}], ids=str
+)
+def test_options_that_only_equal_good_ones(options):
+    case = clouds(9, 8)
+    short(case, tol=1.0, max_passes=1, threads=1)
+    short(case, max_passes=2)
+    if "tol" in options:
+        assert short(case, **options).error_bound <= 1.0
+    else:
+        with pytest.raises(ValueError, match="integer"):
+            short(case, **options)
+
+
+def test_members_are_those_of_a_result():
+    case = clouds(21, 13, reg=0.03, ratio=1.4)
+    result = short(case)
+    assert repr(result).startswith("<mapuot.Result 21x13 converged after")
+    for other in (pickle.loads(pickle.dumps(result)), copy.copy(result), copy.deepcopy(result)):
+        assert type(other) is mapuot.Result
+        np.testing.assert_array_equal(other.plan, result.plan)
+        assert (other.trace, other.status) == (result.trace, result.status)
+    assert result.objective - result.dual <= 1.01 * result.gap + 1e-14
+    np.testing.assert_allclose(result.apply(np.ones(13)), result.row_marginal, rtol=1e-6)
+    np.testing.assert_array_equal(result.rows(3, 7), result.plan[3:7])
+    assert result.cost == pytest.approx((result.plan * case.M).sum())
+    again = case.solve(warm_start=result)
+    assert again.n_passes <= 2
+
+
+def test_calls_do_not_share_what_they_hold():
+    """Threads, results that live on, and shapes and options in turn."""
+    cases = [clouds(8 + k % 3, 5 + k % 4, reg=[0.3, 0.01][k % 2], seed=k) for k in range(24)]
+    tols = [1e-6, 1e-9]
+    expected = [short(case, tol=tols[k % 2]).plan for k, case in enumerate(cases)]
+    results, wrong = [short(case, tol=tols[k % 2]) for k, case in enumerate(cases)], []
+
+    def work(seed):
+        for k in np.random.default_rng(seed).permutation(24):
+            if not np.array_equal(short_plan(k), expected[k]):
+                wrong.append(k)
+
+    def short_plan(k):
+        return cases[k].solve(tol=tols[k % 2]).plan
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    for result, plan in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(result.plan, plan)
+
+
+def test_interrupted_in_good_time():
+    """A signal between two calls of a loop raises, and the next call is right."""
+    case = clouds(16, 16, reg=1e-3)
+    plan = short(case).plan
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, stop)
+
+    def solve_for_ever():
+        while True:
+            case.solve()
+
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            solve_for_ever()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    np.testing.assert_array_equal(short(case).plan, plan)
+
+
+def test_a_call_that_would_take_long_is_left(monkeypatch):
+    """What would keep the core busy for longer than Ctrl-C may wait goes the ordinary way, to the same end."""
+    core = import_module("mapuot.backends.cpu.plain")
+    monkeypatch.setattr(core, "MOST_PASSES", 5)
+    monkeypatch.setattr(core, "kept", [])
+    case = clouds(16, 16, reg=0.01)
+    result = case.solve()
+    assert type(result) is mapuot.Result
+    assert result.converged
+    assert result.n_passes > 5
