@@ -2,7 +2,7 @@
 PYTHON ?= python3
 CC ?= cc
 BIN := .venv/bin
-BUILD_FILES := setup.py pyproject.toml mapuot/_ffi_build.py $(shell find src_c -name '*.[ch]')
+BUILD_FILES := setup.py pyproject.toml src_c/ffi_build.py $(shell find src_c -name '*.[ch]')
 C_FILES = $(shell find src_c src_cuda tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 CHECKED := $(wildcard tests/core/check_*.[ch]) $(shell find mapuot -name '*.py')
 ARGS ?=
@@ -12,7 +12,33 @@ CFLAGS_check := -O3 -g
 CFLAGS_asan := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 CFLAGS_tsan := -O1 -g -fsanitize=thread
 
-.PHONY: help demo pictures test test-gpu sanitize-gpu hostile mpi-2 mpi-3 mpi-4 check bench lint format asan tsan clean
+CC_check = $(CC)
+CC_asan = $(CC)
+CC_tsan = $(CC)
+CFLAGS_arm := -O3
+CFLAGS_musl := -O3
+CC_arm := aarch64-linux-gnu-gcc
+ENV_arm := MAPUOT_ISAS=scalar,neon
+LDFLAGS_arm := -static
+RUN_arm := qemu-aarch64
+DEBIAN_arm := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+CC_musl := musl-gcc
+LDFLAGS_musl := -static
+DEBIAN_musl := musl-tools
+
+# what pyproject.toml declares; the newest is what pip finds
+PYTHON_oldest ?= python3.10
+STACK_oldest := "numpy==1.24.*" "scipy==1.10.*" "cffi==1.15.*" "tqdm==4.60.*"
+PYTHON_newest ?= $(firstword $(foreach name,python3.14 python3.13,$(shell command -v $(name))) $(PYTHON))
+
+# from a clone: what lies about in the working tree is in no wheel
+define build_wheel
+rm -rf $(1) && git clone -q . $(1)
+cd $(1) && SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)" $(CURDIR)/$(BIN)/python setup.py -q sdist bdist_wheel
+endef
+
+.PHONY: help demo pictures test test-gpu sanitize-gpu hostile mpi-2 mpi-3 mpi-4 check check-arm check-musl \
+	test-arm wheel check-wheel test-oldest test-newest bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -45,6 +71,36 @@ mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 
 check: build/check/.done ## compare every C kernel with its scalar twin
 	build/check/check_kernels $(ARGS)
+
+check-arm check-musl: check-%: ## the same on aarch64 (by qemu), with musl; skipped where their compilers are missing
+	@for tool in $(CC_$*) $(RUN_$*); do command -v $$tool >/dev/null || \
+	{ echo "$@: skipped, there is no $$tool. Debian: apt install $(DEBIAN_$*)"; exit 0; }; done; \
+	$(MAKE) --no-print-directory build/$*/.done && $(RUN_$*) build/$*/check_kernels $(ARGS)
+
+test-arm: ## a slice of the tests on aarch64, by qemu; ARM_ROOT: a Debian for arm64 with Python (CONTRIBUTING.md)
+	@for tool in $(CC_arm) $(RUN_arm) "$(ARM_ROOT)/usr/bin/python3"; do command -v "$$tool" >/dev/null || \
+	{ echo "$@: skipped, there is no $$tool. Debian: apt install $(DEBIAN_arm); ARM_ROOT: CONTRIBUTING.md"; exit 0; }; done; \
+	$(MAKE) --no-print-directory build/arm-python/.done && $(RUN_arm) -L $(ARM_ROOT) \
+	-E PYTHONPATH=build/arm-python/lib:$(ARM_ROOT)/packages -E OPENBLAS_NUM_THREADS=1 $(ARM_ROOT)/usr/bin/python3 -P \
+	-m pytest -p no:cacheprovider $(or $(ARGS),tests/core/test_kernels.py tests/core/test_log_matmul.py)
+
+wheel: .venv/.wheel ## wheel and sdist of the last commit, into dist; the wheel has the same bytes wherever it is built
+	$(call build_wheel,build/wheel)
+	rm -rf dist && mkdir dist && mv build/wheel/dist/*.tar.gz dist/
+	$(BIN)/auditwheel -q repair --wheel-dir dist build/wheel/dist/*.whl
+	@ls -l dist
+
+check-wheel: wheel ## another build of it, compared, and what it holds
+	$(call build_wheel,build/wheel-again)
+	cmp build/wheel/dist/*.whl build/wheel-again/dist/*.whl
+	@! $(BIN)/python -m zipfile -l dist/*.whl | grep -E 'ffi_build|bench|tests'
+	@! tar tf dist/*.tar.gz | grep -E 'bench/results|\.(png|gif|so)$$'
+
+# the wheel with the oldest and the newest that it runs on
+test-oldest test-newest: test-%: wheel
+	@$(PYTHON_$*) -c '' 2>/dev/null || { echo "$@: skipped, there is no $(PYTHON_$*)"; exit 0; }; \
+	rm -rf build/$* && $(PYTHON_$*) -m venv build/$* && \
+	build/$*/bin/pip install -q $(STACK_$*) "$$(echo dist/*.whl)[test]" && build/$*/bin/pytest -p no:cacheprovider $(ARGS)
 
 bench: .venv/.bench ## measure every claim against POT, into build/bench (make bench ARGS=pass for a part)
 	$(BIN)/python -m bench $(or $(ARGS),all)
@@ -86,14 +142,30 @@ clean: ## remove all that was built or installed here
 	@touch $@
 
 # the extras of pyproject.toml; mapuot itself is in place already
-.venv/.demo .venv/.torch .venv/.test .venv/.bench .venv/.lint .venv/.gpu: .venv/.%: .venv/.ext
+.venv/.demo .venv/.torch .venv/.test .venv/.bench .venv/.lint .venv/.gpu .venv/.wheel: .venv/.%: .venv/.ext
 	$(BIN)/pip install -q 'mapuot[$*]'
 	@touch $@
 
 # a build of its own beside .venv, and the C checker linked with the same objects
+define link_checker
+	$(CC_$*) -std=c11 -D_GNU_SOURCE -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
+	tests/core/check_kernels.c $$(find build/$* -path '*/src_c/*.o') $(LDFLAGS_$*) -lm
+	@touch $@
+endef
+
 build/check/.done build/asan/.done build/tsan/.done: build/%/.done: .venv/.ext $(CHECKED)
 	rm -rf build/$*
 	CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build --build-base build/$* --build-lib build/$*/lib
-	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra -pthread $(CFLAGS_$*) -Isrc_c -o build/$*/check_kernels \
-	tests/core/check_kernels.c $$(find build/$* -path '*/src_c/*.o') -lm
+	$(link_checker)
+
+build/arm-python/.done: .venv/.ext
+	rm -rf build/arm-python
+	CC="$(CC_arm)" $(ENV_arm) CFLAGS="$(addprefix -I$(ARM_ROOT)/usr/include,/python3.11 /)" \
+	$(BIN)/python setup.py -q build --build-base build/arm-python --build-lib build/arm-python/lib
 	@touch $@
+
+# the core alone, for another machine or C library
+build/arm/.done build/musl/.done: build/%/.done: .venv/.ext $(CHECKED)
+	rm -rf build/$*
+	CC="$(CC_$*)" $(ENV_$*) CFLAGS="$(CFLAGS_$*)" $(BIN)/python setup.py -q build_ext --core --build-temp build/$*
+	$(link_checker)

@@ -2,8 +2,8 @@
 
 All that is not a compilation stands in pyproject.toml; UNITS is the one list of compilations. Importing this file
 builds nothing: bench/library.py does so, to compile the benchmark's own C with the same flags.
-The environment's CFLAGS come last on every command line.  MAPUOT_NO_X86=1 builds, on any machine,
-what a machine that is not x86-64 gets: the scalar kernels alone.
+The environment's CFLAGS come last on every command line.  MAPUOT_ISAS, as in
+MAPUOT_ISAS=scalar,neon, names the instruction sets: those of another machine, with its compiler in CC, or fewer.
 """
 
 import os
@@ -16,24 +16,42 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext as setuptools_build_ext
 
 FLAGS = shlex.split(
-    "-std=c11 -D_GNU_SOURCE -O3 -fPIC -fvisibility=hidden -pthread -fno-math-errno"
+    "-g0 -std=c11 -D_GNU_SOURCE -O3 -fPIC -fvisibility=hidden -pthread -fno-math-errno"
     " -Wall -Wextra -Werror=implicit-function-declaration"
 )
 ISA_FLAGS = {
     "scalar": "",
     "avx2": "-mavx2 -mfma",
     "avx512": "-mavx512f -mavx512dq -mavx512vl -mavx512bw -mprefer-vector-width=512",
+    "neon": "",
+}
+# the instruction sets of a machine, the best last; of others, and of 32 bits, the first alone
+MACHINES = {
+    "x86_64": "scalar,avx2,avx512",
+    "amd64": "scalar,avx2,avx512",
+    "aarch64": "scalar,neon",
+    "arm64": "scalar,neon",
 }
 DTYPES = ["f64", "f32", "bf16"]
+PLAIN_SOURCES = [
+    "dispatch",
+    "machine",
+    "pool",
+    "solver",
+    "finish",
+    "limits",
+    "solve",
+    "streams",
+    "batch",
+    "log_matmul",
+    "sinkhorn",
+    "barycenter",
+]
 INCLUDES = ["src_c"]
 
-X86_64 = (
-    sysconfig.get_platform().endswith(("x86_64", "amd64"))
-    and sys.maxsize > 2**32
-    and os.environ.get("MAPUOT_NO_X86", "0") == "0"
-)
-ISAS = list(ISA_FLAGS) if X86_64 else ["scalar"]
-PLAIN = [] if X86_64 else ["-DMAPUOT_NO_X86"]
+MACHINE = sysconfig.get_platform().rpartition("-")[2] if sys.maxsize > 2**32 else ""
+ISAS = os.environ.get("MAPUOT_ISAS", MACHINES.get(MACHINE, "scalar")).split(",")
+PLAIN = ["-DMAPUOT_EACH_ISA(DO)=" + " ".join(f"DO({isa})" for isa in ISAS)]
 
 
 def isa_flags(isa):
@@ -49,22 +67,7 @@ ABI3 = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"
 
 # (object folder, source, flags): one entry, one call of the compiler
 UNITS = [
-    *[
-        ("plain", f"{name}.c", PLAIN)
-        for name in [
-            "dispatch",
-            "pool",
-            "limits",
-            "solver",
-            "finish",
-            "solve",
-            "streams",
-            "batch",
-            "log_matmul",
-            "sinkhorn",
-            "barycenter",
-        ]
-    ],
+    *[("plain", f"{name}.c", PLAIN) for name in PLAIN_SOURCES],
     *[
         (isa, source, isa_flags(isa))
         for isa in ISAS
@@ -85,7 +88,14 @@ UNITS = [
 
 
 class build_ext(setuptools_build_ext):
-    """Compile UNITS, each variant into its own folder, and link their objects into the extension."""
+    """Compile UNITS, each variant into its own folder, and link their objects into the extension, but with --core."""
+
+    user_options = [*setuptools_build_ext.user_options, ("core", None, "only compile the C core: Python.h is not read")]
+    boolean_options = [*setuptools_build_ext.boolean_options, "core"]
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.core = False
 
     def build_extension(self, ext):
         cflags = shlex.split(os.environ.get("CFLAGS", ""))
@@ -101,6 +111,8 @@ class build_ext(setuptools_build_ext):
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             ext.extra_objects = [path for paths in threads.map(compile_unit, UNITS) for path in paths]
+        if self.core:
+            return
         ext.include_dirs = INCLUDES
         ext.extra_compile_args = [*FLAGS, *PLAIN, *cflags]
         ext.extra_link_args = ["-pthread", "-lm"]
@@ -110,7 +122,7 @@ class build_ext(setuptools_build_ext):
 
 if __name__ == "__main__":
     setup(
-        cffi_modules=["mapuot/_ffi_build.py:ffi"],
+        cffi_modules=["src_c/ffi_build.py:ffi"],
         cmdclass={"build_ext": build_ext},
         options=ABI3,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from importlib import import_module
 from pathlib import Path
+
+from mapuot.processor import core_count
 
 from . import common
 
@@ -64,8 +65,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="NAME")
     common_options = argparse.ArgumentParser(add_help=False)
     common_options.add_argument("--quick", action="store_true", help="smaller and fewer, to test the benchmark itself")
-    cores = len(os.sched_getaffinity(0))
-    common_options.add_argument("--threads", type=int, default=cores, help="most threads used (default: %(default)s)")
+    common_options.add_argument(
+        "--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)"
+    )
     common_options.add_argument("--device", choices=("cpu", "gpu"), help="for batch (default: gpu where there is one)")
     common_options.add_argument("--out", type=Path, help="folder of JSON and PNG (default: build/bench)")
     for name, text in {**PARTS, "all": "every part of the CPU"}.items():

@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from mapuot.processor import core_count
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "bench"
 RESULTS = ROOT / "bench" / "results"  # the record that README.md and docs/ quote
@@ -49,7 +51,7 @@ def machine() -> dict[str, Any]:
         "cpu": cpu_model(),
         "isa": native.isa(),
         "caches": caches(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": core_count(),
         "load": os.getloadavg()[0],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),

@@ -42,11 +42,14 @@ def compile_c(arguments: list[Any]) -> None:
 def built() -> Path:
     """The library, compiled where it is missing or older than a source."""
     library = FOLDER / "libbench.so"
-    read = [*SOURCES.glob("*.c"), *CORE.rglob("*.h"), CORE / "pool.c", common.ROOT / "setup.py"]
+    read = [*SOURCES.glob("*.c"), *CORE.rglob("*.h"), CORE / "pool.c", CORE / "machine.c", common.ROOT / "setup.py"]
     if library.exists() and library.stat().st_mtime > max(path.stat().st_mtime for path in read):
         return library
     FOLDER.mkdir(parents=True, exist_ok=True)
-    units = [(path, FOLDER / f"{path.stem}.o", flags()) for path in (SOURCES / "bandwidth.c", CORE / "pool.c")]
+    units = [
+        (path, FOLDER / f"{path.stem}.o", flags())
+        for path in (SOURCES / "bandwidth.c", CORE / "pool.c", CORE / "machine.c")
+    ]
     for isa in common.build_rules().ISAS:
         for dtype in DTYPES:
             units.append((SOURCES / "bandwidth_tmpl.c", FOLDER / f"{isa}_{dtype}.o", flags(isa, dtype)))

@@ -27,6 +27,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 import mapuot
+from mapuot.processor import core_count
 
 mpl.use("Agg")
 OUT = Path(__file__).resolve().parent.parent / "build" / "demo"
@@ -235,7 +236,7 @@ def main() -> None:
     parser.add_argument("--pixels", type=int, default=5000, help="sampled on each side")
     parser.add_argument("--reg", type=float, default=0.02, help="in units of the largest cost")
     parser.add_argument("--reg-m", type=float, default=1.0, help="in units of the largest cost")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=core_count())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the two pictures")
     args = parser.parse_args()

@@ -8,8 +8,9 @@ from .backends import Stats
 from .barycenter import BarycenterResult, barycenter
 from .batch import BatchResult, solve_batch
 from .divergence import sinkhorn_divergence
-from .errors import ConvergenceWarning, InfeasibleError
+from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .log_matmul import log_matmul, log_matmul_gradient
+from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .result import Result
 from .sequence import path
@@ -21,7 +22,9 @@ __all__ = [
     "BatchResult",
     "ConvergenceWarning",
     "InfeasibleError",
+    "PointCloud",
     "Result",
+    "ScalingWarning",
     "Stats",
     "__version__",
     "barycenter",

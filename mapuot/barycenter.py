@@ -19,10 +19,10 @@ from scipy.special import logsumexp
 from tqdm import tqdm
 
 from .backends import pick
-from .errors import ConvergenceWarning
+from .errors import ConvergenceWarning, shown
 from .log_matmul import log_matmul
 from .penalties import F64
-from .validate import as_array, as_cost, as_count, as_positive
+from .validate import as_array, as_cost, as_count, as_float, as_positive
 
 SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
 
@@ -184,7 +184,8 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
     if not np.isfinite(M).all():
         raise ValueError("M must be finite")
     reg = as_positive(reg, "reg")
-    return A, M, reg, 1.0 if reg_m == np.inf else (rho := as_positive(reg_m, "reg_m")) / (rho + reg)
+    rho = as_float(reg_m, "reg_m")
+    return A, M, reg, 1.0 if rho == np.inf else as_positive(rho, "reg_m") / (rho + reg)
 
 
 def as_weights(value: Any, count: int) -> F64:
@@ -194,5 +195,7 @@ def as_weights(value: Any, count: int) -> F64:
         raise TypeError(f"weights must hold real numbers, got dtype {weights.dtype}")
     fits = weights.ndim in (1, 2) and weights.shape[-1:] == (count,) and weights.size > 0
     if not fits or not np.isfinite(weights).all() or (weights < 0).any() or not (weights.sum(-1) > 0).all():
-        raise ValueError(f"weights must be ({count},) or (r, {count}), finite, >= 0 and not all zero, got {value!r}")
+        raise ValueError(
+            f"weights must be ({count},) or (r, {count}), finite, >= 0 and not all zero, got {shown(value)}"
+        )
     return weights.astype(np.float64)

@@ -13,21 +13,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib import import_module
+from threading import Event
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from . import penalties
 from .backends import Options, Stats, host, name_of, namespace, pick
-from .errors import MUTED, ConvergenceWarning
+from .backends.contract import FAILED
+from .backends.limits import MEMORY
+from .errors import MUTED, ConvergenceWarning, ScalingWarning
 from .loop import Run
 from .penalties import F64
 from .plain import STEPS, is_plain
 from .problem import BatchProblem
-from .processor import cores
-from .result import Answer, Result
+from .processor import core_count
+from .result import Answer, Result, primal_value
 from .strategy import (
     METHODS,
     PRECISIONS,
@@ -38,7 +40,7 @@ from .strategy import (
     start_potentials,
     turned,
 )
-from .validate import as_count, as_starts
+from .validate import as_choice, as_count, as_starts, odd_scale
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
 BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
@@ -104,11 +106,11 @@ def solve_batch(
     -----
     ConvergenceWarning
         Some certified errors are above tol.
+    ScalingWarning
+        As of `solve`, for some of the problems.
     """
-    if method not in [*METHODS] or method == "map-uot":
-        raise ValueError(f"method must be one of {sorted(set(METHODS) - {'map-uot'})} for a batch, got {method!r}")
-    if precision not in ("auto", "float64", "mixed"):
-        raise ValueError(f"precision must be one of ['auto', 'float64', 'mixed'] for a batch, got {precision!r}")
+    as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
+    as_choice(precision, "precision", ("auto", "float64", "mixed"))
     module = pick(backend, M, A, B)
     problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module)
     options = make_options(method, precision, tol, tol_gap, threads)
@@ -119,6 +121,10 @@ def solve_batch(
     with tqdm(total=len(problem), desc="mapuot", unit="problem", disable=not progress) as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
+    masses = (host(x.sum(1)) for x in (problem.A, problem.B))
+    odd = odd_scale(problem.spread, problem.M_max, result.mass, *masses)
+    if odd and not MUTED.get():
+        warnings.warn(odd, ScalingWarning, stacklevel=2)
     if not result.converged.all() and not MUTED.get():
         worst, count = result.error_bound.max(), int((~result.converged).sum())
         warnings.warn(
@@ -147,7 +153,7 @@ class BatchRun:
         self, module: ModuleType, task: BatchProblem, options: Options, precision: str, max_passes: int
     ) -> None:
         self.module, self.task, self.options, self.precision = module, task, options, precision
-        self.max_passes = max_passes
+        self.max_passes, self.stop = max_passes, Event()
         p = len(task)
         self.tables: Any = None  # log u, log v, r, s
         self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
@@ -166,10 +172,15 @@ class BatchRun:
         if name_of(self.module) == "cpu" and is_plain(self.task):
             left = self.plainly(left, log_v, bar)
         on_cpu = name_of(self.module) != "cuda"
-        threads = (self.options.threads or len(cores())) if on_cpu else 1
+        threads = (self.options.threads or core_count()) if on_cpu else 1
         with ThreadPoolExecutor(threads) as pool:
-            for _ in pool.map(lambda i: self.alone(i, log_v), left):
-                bar.update()
+            try:
+                for _ in pool.map(lambda i: self.alone(i, log_v), left):
+                    bar.update()
+            except BaseException:  # Ctrl-C: the threads would go on to the end
+                self.stop.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def empty_tables(self) -> Any:
         xp = namespace(self.task.A)
@@ -183,7 +194,7 @@ class BatchRun:
         dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
         if dtype is None:
             return
-        options = dataclasses.replace(self.options, precision=dtype)
+        options = dataclasses.replace(self.options, precision=dtype, memory=min(self.options.memory, MEMORY[0]))
         step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.one_cost, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
@@ -248,6 +259,7 @@ class BatchRun:
         start = start_potentials((np.zeros(problem.shape[0]), self.begin(i, log_v)), problem)
         options = options_alone(self.options, self.precision, problem.cost.size)
         run = Run(self.module, max(1, self.max_passes - spent))
+        run.stop = self.stop
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):
@@ -279,7 +291,7 @@ class BatchResult(Answer, Sequence[Result]):
     error_bound : (p,) array
         Certified bounds on ``|P - P*|_1 / mass``; where the columns are balanced, ``|P^T 1 - b|_1 / mass``.
     dual : (p,) array
-        The dual values: lower bounds of every plan's objective.
+        The dual values, less what rounding may have added: lower bounds of every plan's objective.
     mass : (p,) array
         Transported masses.
     n_passes : (p,) int array
@@ -335,15 +347,11 @@ class BatchResult(Answer, Sequence[Result]):
 
     @cached_property
     def objective(self) -> F64:
-        """The primal values with every mass term, (p,) (hard constraints count 0)."""
+        """The primal values with every mass term, (p,) (hard constraints count 0); inf of a failed problem."""
         p = self.problem
-        total = p.reg * (p.c_mass - self.mass)
         sides = (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
-        for side, *tables in sides:
-            weight, x, r = map(host, tables)
-            total = total + np.where(r > 0, np.where(r > 0, x, 0.0) * r, 0.0).sum(1)
-            total = total + penalties.divergence(side.penalty, r, weight, side.rho, side.upper).sum(1)
-        return np.asarray(total)
+        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides])
+        return np.where(np.isin(self.status, FAILED), np.inf, values)
 
     @cached_property
     def cost(self) -> F64:

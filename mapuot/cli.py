@@ -24,7 +24,7 @@ from . import __version__, files
 from .backends import BACKENDS
 from .errors import ConvergenceWarning
 from .penalties import KINDS
-from .processor import cores, isa
+from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_block
 from .result import BLOCK_ENTRIES, Result
 from .solve import solve
@@ -264,7 +264,7 @@ def info_command() -> None:
     """Show version, ISA, threads, caches, GPUs, MPI."""
     lines = {
         "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": isa(),
-        "threads": str(len(cores())), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
+        "threads": str(core_count()), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
     }  # fmt: skip
     for name in ("h5py", "zarr"):
         lines[name] = module_version(name)

@@ -1,4 +1,4 @@
-"""What M can be: an array (`Dense`), or rows that a function or a file gives when they are needed (`Streamed`).
+"""What M can be: an array (`Dense`), rows that a function or a file gives (`Streamed`), or points (points.py).
 
 A cost gives its rows in blocks, (i0, i1, M, c), beside the same rows of a reference matrix c, which is a cost of its
 own. What lies in memory is one block and is not copied; what does not comes BLOCK_BYTES at a time, so that a matrix
@@ -17,6 +17,7 @@ import numpy as np
 from .ranks import Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
+RANGE_BYTES = 1 << 28  # of an array, at once: Ctrl-C waits for some 30 ms
 
 
 class Cost:
@@ -24,6 +25,7 @@ class Cost:
 
     ndim = 2
     held = False  # one array, to which a backend can point
+    never_stored = False  # its entries are made faster than those of K could be read
     shape: tuple[int, int]
     dtype: Any
 
@@ -78,7 +80,7 @@ class Cost:
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
         """(smallest, largest finite entry, how many are NaN or -inf, how many +inf); 0, 0 where none is finite."""
         low, high, bad, infinite = math.inf, -math.inf, 0, 0
-        for _, _, M, _ in self.blocks():
+        for _, _, M, _ in Cost.blocks(self, most=RANGE_BYTES if self.held else None):
             found = backend.extrema(M, threads)
             bad, infinite = bad + found[2], infinite + found[3]
             if found[2] + found[3] < M.size:
@@ -169,6 +171,18 @@ class Streamed(Cost):
             j0, j1 = block.columns = own_part(b, self.shape[1], ranks.cols, "columns", "b")
             block.shape = i1 - i0, j1 - j0
         return block
+
+    def blocks(
+        self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
+    ) -> Iterator[tuple[int, int, Any, Any]]:
+        """As of every cost; an entry that was a number when the range was taken may be none now."""
+        for k0, k1, M, c_rows in super().blocks(c, i0, i1, most):
+            for block, name in ((M, "M"), (c_rows, "reference")):
+                if block is not None and block.size and not block.min() > -np.inf:  # NaN is the minimum of its block
+                    bad = int(np.isnan(block).sum() + np.isneginf(block).sum())
+                    text = f"{name} must not hold NaN or -inf, got {bad} such entries in the rows {k0} to {k1}"
+                    raise ValueError(f"{text}, where there were none before")
+            yield k0, k1, M, c_rows
 
     def read(self, i0: int, i1: int) -> Any:
         i0, i1, shape = self.start + i0, self.start + i1, (i1 - i0, self.shape[1])

@@ -6,6 +6,7 @@ Out-of-sample map: Ferradans, Papadakis, Peyre, Aujol 2014.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
+from .errors import ScalingWarning
 from .pot.arrays import threshold
 from .pot.sinkhorn import Call
 from .result import Result
-from .validate import as_count, as_positive
+from .validate import as_array, as_count, as_float, as_positive, odd_scale
 
 try:
     from sklearn.base import BaseEstimator, TransformerMixin
@@ -156,6 +158,8 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         -----
         ConvergenceWarning
             ``tol`` was not reached in ``max_iter``.
+        ScalingWarning
+            Less than 1e-4 of the mass moves: the costs are far above ``reg_m`` (see ``norm``).
         """
         if self.out_of_sample_map != "ferradans":
             raise ValueError(f"out_of_sample_map must be 'ferradans', got {self.out_of_sample_map!r}")
@@ -172,11 +176,15 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         if not callable(estimate):
             raise TypeError(f"distribution_estimation must be callable, got {estimate!r}")
         self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
-        call = Call(self.mu_s_, self.mu_t_, cost, self.reg_e, self.reg_m)
+        call = Call(self.mu_s_, self.mu_t_, cost, as_positive(self.reg_e, "reg_e"), self.reg_m)
         call.max_iter, call.verbose = as_count(self.max_iter, "max_iter"), self.verbose
         call.stop, call.words = threshold(self.tol, "tol"), ("max_iter", "tol")
         answers = call.run(self.method)
         self.result_: Result = answers.results[0]
+        problem, mass = self.result_.problem, self.result_.mass
+        odd = odd_scale(problem.spread, problem.M_max, mass, problem.rows.mass, problem.cols.mass)
+        if odd:
+            warnings.warn(odd, ScalingWarning, stacklevel=2)
         self.cost_, self.xs_, self.xt_ = cost, Xs, Xt
         self.n_features_in_, self.n_iter_ = Xs.shape[1], self.result_.n_passes
         self.log_ = answers.log() if self.log else {}
@@ -266,7 +274,7 @@ def as_samples(X: Any, name: str) -> F64:
     """A finite (n_samples, n_features) float64 matrix; the errors use scikit-learn's words."""
     if sparse.issparse(X):
         raise TypeError(f"{name}: sparse input is not supported, pass a dense array")
-    X = np.asarray(X)
+    X = as_array(X, name)
     if X.dtype.kind == "c":
         raise ValueError(f"{name}: Complex data not supported")
     if X.ndim != 2:
@@ -305,7 +313,8 @@ def normalised(M: F64, norm: str | None) -> F64:
 def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     """Raise, in place, the cost between samples of different known classes."""
     labelled = (ys != MISSING_LABEL)[:, None] & (yt != MISSING_LABEL)
-    limit = np.inf if limit_max == np.inf else as_positive(limit_max, "limit_max") * M.max()
+    factor = as_float(limit_max, "limit_max")
+    limit = np.inf if factor == np.inf else as_positive(factor, "limit_max") * M.max()
     np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))
 
 

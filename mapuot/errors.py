@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pickle
 from contextvars import ContextVar
+from typing import Any
+
+MOST_SHOWN = 80  # characters of a value in a message
 
 # set where the caller of a solve tells of what did not converge himself, in his own words
 MUTED: ContextVar[bool] = ContextVar("MUTED", default=False)
@@ -13,8 +16,25 @@ class ConvergenceWarning(UserWarning):
     """The solver stopped before the certified error reached the tolerance; the text says how far it came."""
 
 
+class ScalingWarning(UserWarning):
+    """The answer is right, but the units look wrong: hardly any mass moves, or finite costs stand for inf."""
+
+
 class InfeasibleError(ValueError):
     """No plan satisfies the constraints, for example a balanced point whose every pair is forbidden."""
+
+
+def shown(value: Any) -> str:
+    """repr(value) for a message: one line, cut off; where it has none (an int of 5000 digits), its type."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return cut(" ".join(text.split()))
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
 def packed(error: BaseException) -> tuple[bytes, str]:

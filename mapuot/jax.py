@@ -12,6 +12,7 @@ import numpy as np
 
 from .batch import solve_batch
 from .gradients import marginal_gradient
+from .validate import as_float, as_pair, as_positive
 
 try:
     import jax
@@ -44,8 +45,11 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     """
     if not set(options) <= {"tol", "max_passes", "precision", "threads"}:
         raise TypeError(f"options may be tol, max_passes, precision and threads, got {sorted(options)}")
-    pair = tuple(float(x) for x in reg_m) if np.ndim(reg_m) else float(reg_m)
-    settings = (float(reg), pair, tuple(sorted(options.items())))
+    rhos = tuple(as_float(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
+    settings = (as_positive(reg, "reg"), rhos, tuple(sorted(options.items())))
+    for x, name in ((a, "a"), (b, "b"), (M, "M")):
+        if jnp.iscomplexobj(x):
+            raise TypeError(f"{name} must hold real numbers, got dtype {jnp.result_type(x)}")
     a, b, M = (jnp.asarray(x, dtype=jnp.result_type(float)) for x in (a, b, M))
     p = next((len(x) for x, ndim in ((M, 3), (a, 2), (b, 2)) if x.ndim == ndim), None)
     rows, cols = (x if x.ndim == 2 else jnp.broadcast_to(x, (p or 1, *x.shape)) for x in (a, b))

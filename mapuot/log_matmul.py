@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .backends import namespace, pick
-from .validate import as_array, as_threads
+from .validate import as_array, as_threads, check_kind
 
 PAIR_ENTRIES = 1 << 20  # entries that the exact gradient holds at once
 LOST_LOG = {"float64": -671.0, "float32": -70.5}  # log (S / k) below it: the factors may have underflowed
@@ -69,8 +69,7 @@ def as_factors(A: Any, B: Any, module: ModuleType) -> tuple[Any, Any]:
     pair = []
     for value, name in ((A, "A"), (B, "B")):
         array = as_array(value, name, module.asarray)
-        if array.dtype.kind not in "fiu":
-            raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
+        check_kind(array, name, "fiu")
         if array.ndim not in (2, 3):
             raise ValueError(f"{name} must have 2 or 3 dimensions, got shape {array.shape}")
         pair.append(array)
@@ -111,10 +110,14 @@ def log_matmul_gradient(A: Any, B: Any, out: Any, G: Any) -> tuple[Any, Any]:
     """
     A, B = as_factors(A, B, pick("auto", A, B))
     xp, shape = namespace(A), out_shape(A, B)
-    out, G = xp.asarray(out, dtype=A.dtype), xp.asarray(G, dtype=A.dtype)
+    pair = []
     for value, name in ((out, "out"), (G, "G")):
-        if value.shape != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {value.shape}")
+        array = as_array(value, name, xp.asarray)
+        check_kind(array, name, "fiu")
+        if array.shape != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+        pair.append(array.astype(A.dtype, copy=False))
+    out, G = pair
     p = shape[0] if len(shape) == 3 else 1
     whole = (xp.broadcast_to(x, (p, *x.shape[-2:])) for x in (A, B, out, G))
     slopes = gradients(*whole)

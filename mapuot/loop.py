@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
+from threading import Event
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from .backends.contract import Options, Stats, Workspace, closing
+from .backends.contract import FAILED, SECONDS_A_CALL, Options, Stats, Workspace, closing
+from .errors import shown
 from .files import Checkpoint
 from .penalties import F64
 from .problem import Problem
 from .ranks import ALONE, Ranks
 
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
-SECONDS_A_CALL = 0.2  # how long the core may keep control: Ctrl-C and the progress bar wait for it
-FAILED = ("not finite", "underflow")  # no answer to go on from
 
 
 class Run:
     """The loop, its clock, the stats of its passes, and the state that the last workspace left."""
+
+    stop: Event | None = None  # set by another thread: end as cancelled
 
     def __init__(
         self,
@@ -104,11 +107,11 @@ class Run:
     def record(self, stats: list[Stats]) -> str:
         """Append to the trace, tell the callback; the status that the loop acts on."""
         done, now = self.n_passes, time.perf_counter() - self.start
-        cancelled = False
+        cancelled = self.stop is not None and self.stop.is_set()
         for i, stat in enumerate(stats, 1):
             stat.n_pass, stat.seconds = done + i, now
             self.trace.append(stat)
-            cancelled = cancelled or bool(self.callback and self.callback(stat))
+            cancelled = cancelled or bool(self.callback and self.told(stat))
         if self.bar:
             self.bar.update(len(stats))
             self.bar.set_postfix_str(f"error {stats[-1].error:.1e}", refresh=False)
@@ -120,6 +123,15 @@ class Run:
             if self.n_passes >= self.limit:
                 return "max_passes"
         return status
+
+    def told(self, stat: Stats) -> bool:
+        """Whether the callback, which is given a copy that it may change or keep, wants an end."""
+        assert self.callback
+        answer = self.callback(dataclasses.replace(stat))
+        try:
+            return bool(answer)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"callback must return a truth value, or None to go on, got {shown(answer)}") from error
 
     def next_count(self, made: int, seconds: float) -> int:
         """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import wrightomega, xlogy
+from scipy.special import wrightomega
 
 F64 = NDArray[np.float64]
 
@@ -42,13 +42,19 @@ def project(kind: str, log_x: F64, rho: F64, reg: float) -> F64:
     return np.where(np.isfinite(log_x), np.clip(log_x, -rho / reg, rho / reg), log_x)
 
 
+def kl_divergence(r: F64, t: F64) -> F64:
+    """r log(r / t) - r + t = t sum (k - 1) x^k / k! with x = log(r / t), without the cancellation where r is near t."""
+    x = np.where(np.abs(r - t) < 0.5 * t, np.log1p((r - t) / t), np.log(r) - np.log(t))
+    near = t * x * x * (1 / 2 + x * (1 / 3 + x * (1 / 8 + x * (1 / 30 + x / 144))))
+    return np.where(r > 0, np.where(np.abs(x) < 1e-2, near, r * x - r + t), t)
+
+
 def divergence(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
     """D(r | t) per point; for hard constraints (rho = inf, balanced, range) 0: their violation is told apart."""
     finite = np.where(np.isinf(rho), 0.0, rho)
     if kind in ("kl", "balanced"):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            kl = np.where(r > 0, xlogy(r, r) - xlogy(r, t) - r + t, t)
-        return finite * np.where(finite > 0, kl, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            return finite * np.where(finite > 0, kl_divergence(r, t), 0.0)
     if kind == "tv":
         return finite * np.abs(r - t)
     if kind == "l2":

@@ -24,7 +24,7 @@ from .processor import SERIAL_ENTRIES
 from .result import Result
 from .side import Side
 from .strategy import COARSE_TOL, METHODS, SCALING_BELOW, SCALING_STEP, make_options, turned_sides
-from .validate import as_count, as_out
+from .validate import LITTLE_MASS, SENTINEL, as_count, as_out
 
 STEPS = SCALING_BELOW, SCALING_STEP, COARSE_TOL
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -100,7 +100,9 @@ def attempt(
     backend, whole = core()
     out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, M)
     found = whole.solve(M, a, b, reg, rho, options, arguments[5], STEPS, out)
-    return None if found is None else PlainResult(backend, M, a, b, reg, rho, found, options, begun, out)
+    odd = found and (found.mass < LITTLE_MASS * min(found.masses) or found.high - found.low > SENTINEL * reg)
+    # what is odd has something to be warned of
+    return None if found is None or odd else PlainResult(backend, M, a, b, reg, rho, found, options, begun, out)
 
 
 def as_it_is(result: Result) -> Result:

@@ -27,6 +27,12 @@ from .side import Side
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 
 
+def largest_log(log_weight: F64) -> float:
+    """max |log t| of the weights that are not below e^-46 (1e-20) of the largest: who has less rounds nobody's plan."""
+    top = log_weight.max(initial=-np.inf)
+    return float(np.abs(log_weight[log_weight > top - 46]).max(initial=0.0))
+
+
 @dataclass(frozen=True)
 class Common:
     """What one problem and each of a batch have."""
@@ -113,6 +119,7 @@ class Problem(Common):
     def exponent_error(self, log_u: F64, log_v: F64) -> float:
         """Relative plan error by the rounding of log u + log v - M / reg, from its largest terms."""
         largest = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (log_u, log_v))
+        largest += sum(map(largest_log, self.log_reference))
         return EXPONENT_ROUNDING * float(self.spread + self.ranks.max(largest))
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:

@@ -13,13 +13,29 @@ from scipy import sparse
 
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
-from .errors import MUTED, ConvergenceWarning
+from .backends.contract import FAILED
+from .errors import MUTED, ConvergenceWarning, shown
 from .penalties import F64
 from .problem import Problem
-from .validate import as_count
+from .slopes import Gradient, gradient, potential
+from .validate import as_choice, as_count, as_float
 
+ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 SAMPLE_ROWS = 1 << 12  # rows that one search for columns takes: their numbers leave 2^-40 of a share
+
+
+def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
+    """reg (|c| - mass) + sum f r + sum D(r | t) over both sides; of one problem, or of each of a batch.
+
+    inf where the plan has left the range of float64 so far that its terms are no numbers.
+    """
+    total = problem.reg * (problem.c_mass - mass)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for side, t, f, r in sides:
+            paid = penalties.divergence(side.penalty, r, t, side.rho, side.upper)
+            total = total + side.ranks.sum((np.where(r > 0, f, 0.0) * r + paid).sum(-1))
+    return np.where(np.isnan(total), np.inf, total)
 
 
 class Answer:
@@ -59,8 +75,9 @@ class Result(Answer):
     row_marginal, col_marginal : (m,), (n,) float64 arrays
         ``P 1`` and ``P^T 1``, in units of mass.
     gap : float
-        Objective minus dual value of this very iterate, in units of the objective; inf while hard constraints on the
-        columns miss more than tol_gap (where there is none: tol) times the mass.
+        At least objective minus dual value of this very iterate, in units of the objective; of hard constraints it
+        leaves out what they miss, times their prices. inf while the columns' miss more than tol_gap (where there is
+        none: tol) times the mass.
     error_bound : float
         Certified bound on ``|P - P*|_1 / mass``; a balanced or "range" side counts by its violation, see ``tol``.
     converged : bool
@@ -135,31 +152,51 @@ class Result(Answer):
     @cached_property
     def mass(self) -> float:
         """Transported mass, ``sum P``."""
-        return float(self.problem.rows.ranks.sum(self.row_marginal.sum()))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(self.problem.rows.ranks.sum(self.row_marginal.sum()))
 
     @cached_property
     def objective(self) -> float:
-        """The primal value with every mass term (hard constraints count 0; see ``error_bound``)."""
-        p = self.problem
-        total = p.reg * (p.c_mass - self.mass)
-        for side, x, r in self._sides():
-            paid = penalties.divergence(side.penalty, r, side.weight, side.rho, side.upper).sum()
-            total += float(side.ranks.sum(x[r > 0] @ r[r > 0] + paid))
-        return total
+        """The primal value with every mass term (hard constraints count 0; see ``error_bound``); inf where all failed.
+
+        The plan is summed from M in float64 for it; of a streamed M and over ranks it is the plan as K is stored.
+        """
+        if self.status in FAILED:
+            return np.inf
+        return float(primal_value(self.problem, *self._values()))
 
     @cached_property
     def dual(self) -> float:
-        """The dual value, a lower bound of every plan's objective but for K's rounding, which the trace's counts."""
-        p = self.problem
-        total = p.reg * (p.c_mass - self.mass)
-        for side, x, _ in self._sides():
-            value = penalties.dual_term(side.penalty, x, side.weight, side.rho, side.upper).sum()
-            total += float(side.ranks.sum(value))
-        return total
+        """The dual value less what rounding may add, a lower bound of every objective; -inf where all failed.
 
-    def _sides(self) -> Any:
+        The plan is summed from M in float64 for it; of a streamed M and over ranks it is the last pass's.
+        """
+        if self.status in FAILED:
+            return -np.inf
+        if not self._at_hand:
+            return self.trace[-1].dual
         p = self.problem
-        return (p.rows, self.f, self.row_marginal), (p.cols, self.g, self.col_marginal)
+        mass, sides = self._values()
+        total, size = p.reg * (p.c_mass - mass), p.reg * (p.c_mass + mass)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for side, t, f, r in sides:
+                term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
+                total += float(term.sum())
+                size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
+            value = total - ROUNDING * size
+        return -np.inf if np.isnan(value) else float(value)
+
+    @property
+    def _at_hand(self) -> bool:
+        return self.problem.ranks.size == 1 and self.problem.cost.held
+
+    def _values(self) -> tuple[float, Any]:
+        """(mass, (side, weight, potentials, marginal) of both) to value the plan by."""
+        p = self.problem
+        r, s = self._sums[1:] if self._at_hand else (self.row_marginal, self.col_marginal)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mass = float(p.rows.ranks.sum(r.sum()))
+        return mass, ((p.rows, p.rows.weight, self.f, r), (p.cols, p.cols.weight, self.g, s))
 
     @cached_property
     def _stream(self) -> PlanStream:
@@ -174,7 +211,12 @@ class Result(Answer):
     @cached_property
     def plan(self) -> Any:
         """The plan P, (m, n), in M's dtype; formed from M with a float64 exponent on first use, then kept."""
-        return self._stream.plan(0, self.problem.shape[0])
+        m, n = self.problem.shape
+        try:
+            return self._stream.plan(0, m)
+        except MemoryError as error:
+            size = m * n * self.problem.cost.dtype.itemsize / 2**30
+            raise MemoryError(f"the plan takes {size:.3g} GiB: apply, rows, top_k, sparse do without it") from error
 
     def form_plan(self, out: Any) -> None:
         """Make ``out``, checked already, the plan."""
@@ -197,16 +239,17 @@ class Result(Answer):
 
     def barycentric_map(self, Y: Any) -> Any:
         """The image of each row point: ``(P @ Y) / (P 1)`` for target points Y (n, d); NaN where no mass leaves."""
-        r = self.apply(np.ones(self.problem.shape[1]))
+        with self.problem.cols.ranks.together():
+            image, r = self._stream.apply(Y, "Y"), self._stream.apply(np.ones(self.problem.shape[1]))
         with np.errstate(invalid="ignore", divide="ignore"):
-            image = self.apply(Y)
             return image / (r if image.ndim == 1 else r[:, None])
 
     def rows(self, i0: int, i1: int) -> Any:
         """Rows i0 to i1 of the plan, (i1 - i0, n)."""
         m = self.problem.shape[0]
-        if not 0 <= i0 <= i1 <= m:
-            raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {i0}, {i1}")
+        whole = all(isinstance(i, (int, np.integer)) for i in (i0, i1))
+        if not whole or not 0 <= i0 <= i1 <= m:
+            raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {shown(i0)}, {shown(i1)}")
         return self._stream.plan(i0, i1)
 
     def gather(self, x: Any, root: int = 0, along: str = "rows") -> Any:
@@ -214,8 +257,8 @@ class Result(Answer):
 
         ``along="cols"``: blocks of the columns (``log_v`` ...), in a grid of ranks.
         """
-        if along not in ("rows", "cols"):
-            raise ValueError(f"along must be 'rows' or 'cols', got {along!r}")
+        if not isinstance(along, str) or along not in ("rows", "cols"):
+            raise ValueError(f"along must be 'rows' or 'cols', got {shown(along)}")
         return self.problem.ranks.gather(self._backend.to_numpy(x), root, along)
 
     def gather_plan(self, root: int = 0) -> Any:
@@ -233,8 +276,8 @@ class Result(Answer):
         ranks = self.problem.cols.ranks
         with ranks.together():
             n = ranks.sum(self.problem.shape[1])
-            if not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
-                raise ValueError(f"k must be in 1..{n}, got {k!r}")
+            if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
+                raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
             index, value = self._own_top(min(k, self.problem.shape[1]))
             if ranks.size > 1:
                 index = np.hstack(ranks.all(index + ranks.before(self.problem.shape[1])))
@@ -292,8 +335,26 @@ class Result(Answer):
 
     def sparse(self, threshold: float) -> sparse.csr_array:
         """The entries of the plan that are > threshold (units of mass), as a SciPy CSR array."""
+        threshold = as_float(threshold, "threshold")
+        if np.isnan(threshold):
+            raise ValueError("threshold must be a number, got nan")
         parts = [sparse.csr_array(np.where(block > threshold, block, 0)) for _, block in self._blocks()]
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
+
+    def gradient(self) -> Gradient:
+        """Derivatives of the objective by the points and masses of a `PointCloud`: x, y, a, b and a bound of the error.
+
+        For KL or balanced sides with one reg_m each; what the value depends on through the plan is stationary.
+        Source: the envelope theorem; Feydy et al. 2019.
+        """
+        return gradient(self)
+
+    def potential(self, points: Any, side: str = "rows") -> F64:
+        """The potential f (or with ``side="cols"`` g) continued to other points (k, d), in units of M.
+
+        ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
+        """
+        return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
 
 
 def columns_drawn(block: Any, rows: Any, share: Any) -> Any:

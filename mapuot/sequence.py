@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
+from .errors import shown
 from .result import Result
 from .solve import solve
 
@@ -18,8 +21,10 @@ def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **option
         As for :func:`solve`.
     regs : sequence of float
         Entropic regularisations in the order to solve; from large to small is the quick way.
-    reg_ms : list, or one value for all
-        A list holds one reg_m for each of ``regs``; anything else is the reg_m of all.
+    reg_ms : sequence, or one value for all
+        A list, or a tuple or array of as many numbers as ``regs`` has, holds one reg_m for each; else a number, a pair
+        (rows, columns) or a pair of per-point vectors is the reg_m of all. Two pairs or vectors for two regs may be
+        meant either way: a list of two, or of the pair twice, tells.
     **options
         Whatever else :func:`solve` takes; ``warm_start`` is that of the first problem.
 
@@ -31,18 +36,34 @@ def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **option
     Raises
     ------
     ValueError
-        ``reg_ms`` is a list of another length than ``regs``.
+        ``reg_ms`` has another length than ``regs``, or may be meant both ways.
     TypeError
         ``regs`` is no sequence.
     """
-    if not hasattr(regs, "__iter__"):
-        raise TypeError(f"regs must be a sequence of numbers, got {regs!r}")
+    if isinstance(regs, (str, bytes)) or not hasattr(regs, "__iter__") or getattr(regs, "ndim", 1) == 0:
+        raise TypeError(f"regs must be a sequence of numbers, got {shown(regs)}")
     regs = list(regs)
-    if not isinstance(reg_ms, list):
-        reg_ms = [reg_ms] * len(regs)
-    if len(reg_ms) != len(regs):
-        raise ValueError(f"reg_ms must have the length of regs, {len(regs)}, got {len(reg_ms)}")
+    reg_ms = as_sequence(reg_ms, len(regs))
     warm_start = options.pop("warm_start", None)
     for reg, reg_m in zip(regs, reg_ms, strict=True):
         warm_start = solve(M, a, b, reg, reg_m, warm_start=warm_start, **options)
         yield warm_start
+
+
+def as_sequence(reg_ms: Any, count: int) -> list[Any]:
+    """One reg_m for each of ``count`` regs."""
+    members = reg_ms
+    if not isinstance(reg_ms, list):
+        if not isinstance(reg_ms, tuple) and np.ndim(reg_ms) == 0:
+            return [reg_ms] * count
+        members = list(reg_ms)
+        if len(members) != count and len(members) <= 2:
+            return [reg_ms] * count
+        if len(members) == count == 2 and any(np.ndim(x) > 0 for x in members):
+            raise ValueError(
+                f"reg_ms must be a list where two regs have two vectors or pairs, got {shown(reg_ms)}: [x, y] is one "
+                "for each reg, [(x, y)] * 2 rows and columns of both"
+            )
+    if len(members) != count:
+        raise ValueError(f"reg_ms must have the length of regs, {count}, got {len(members)}")
+    return list(members)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from .backends import Options, Stats, name_of, pick
+from .backends.contract import FAILED
 from .cost import Cost
+from .errors import MUTED, ScalingWarning, shown
 from .files import opened
 from .loop import Run
 from .plain import attempt
@@ -14,7 +17,18 @@ from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
 from .strategy import METHODS, PRECISIONS, carry_out, make_options, start_potentials
-from .validate import as_callback, as_choice, as_cost, as_count, as_grid, as_out, as_threads, check_agreement, kind_of
+from .validate import (
+    as_callback,
+    as_choice,
+    as_cost,
+    as_count,
+    as_grid,
+    as_out,
+    as_threads,
+    check_agreement,
+    kind_of,
+    odd_scale,
+)
 
 
 def solve(
@@ -47,9 +61,10 @@ def solve(
 
     Parameters
     ----------
-    M : (m, n) array, function or path
+    M : (m, n) array, PointCloud, function or path
         Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
         ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held.
+        A :class:`mapuot.PointCloud` is never formed: each pass makes its costs.
     a, b : (m,), (n,) arrays
         Masses, >= 0; None or empty means uniform with mass 1.
     reg : float
@@ -57,7 +72,7 @@ def solve(
     reg_m : float, inf, or a pair of them or of per-point vectors
         Marginal penalty, in units of M; inf is the balanced constraint. ``penalty="range"``: the relative slack.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
-        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 5), "sinkhorn"
+        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 5 to 20), "sinkhorn"
         makes POT's iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
     reference : {"product", "uniform"} or (m, n) array
@@ -118,6 +133,8 @@ def solve(
     -----
     ConvergenceWarning
         The certified error reached is above tol.
+    ScalingWarning
+        Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8: finite costs that stand for inf.
     """
     if warm_start is callback is comm is checkpoint is None and not progress and split == "rows":
         arguments = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
@@ -128,8 +145,8 @@ def solve(
             return plain
     ranks = join(comm)
     with ranks.together():
-        if method not in [*METHODS]:
-            raise ValueError(f"Unknown method {method!r}: must be one of {sorted(METHODS)}")
+        if not isinstance(method, str) or method not in METHODS:
+            raise ValueError(f"Unknown method {shown(method)}: must be one of {sorted(METHODS)}")
         as_choice(precision, "precision", ("auto", *PRECISIONS))
         callback = as_callback(callback)
         module = pick(backend, M, a, b)
@@ -143,6 +160,8 @@ def solve(
             reference=reference if isinstance(reference, str) else kind_of(reference),
         )  # fmt: skip
         cost = as_cost(source, module, ranks, a, b)
+        if cost.never_stored and METHODS[method][2]:
+            raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
         threads = ranks.threads(as_threads(threads), cost.size)
         problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
@@ -151,9 +170,11 @@ def solve(
         ranks.rows.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
-    if out is not None:
-        with ranks.together():
+        if out is not None:
             result.form_plan(out)
+        odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)
+    if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
+        warnings.warn(odd, ScalingWarning, stacklevel=2)
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(result, tol, as_told(options, precision))
     return result

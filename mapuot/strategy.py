@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backends.contract import SMALL_ENTRIES, Options
-from .loop import FAILED, Run
+from .backends.contract import FAILED, SMALL_ENTRIES, Options
+from .backends.limits import MEMORY
+from .loop import Run
 from .penalties import F64
 from .problem import Common, Problem
 from .result import Result
 from .validate import as_positive, as_start, as_threads
 
 METHODS = {  # name: (translation, Anderson memory, in place)
-    "auto": (True, 5, False),
+    "auto": (True, MEMORY[1], False),
     "translation_invariant": (True, 0, False),
     "sinkhorn": (False, 0, False),
     "map-uot": (False, 0, True),

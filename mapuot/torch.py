@@ -60,7 +60,8 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
         raise TypeError("reference, penalty and warm_start are not options of the loss: c = a b^T, penalty KL")
     if any(np.ndim(rho) for rho in as_pair(reg_m, "reg_m")):
         raise ValueError(f"reg_m must be a number or a pair of numbers for the loss, got {reg_m!r}")
-    values = _SinkhornLoss.apply(as_tensor(a), as_tensor(b), as_tensor(M), reg, reg_m, options)
+    tensors = (as_tensor(x, name) for x, name in ((a, "a"), (b, "b"), (M, "M")))
+    values = _SinkhornLoss.apply(*tensors, reg, reg_m, options)
     batched = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
     return values if batched else values[0]
 
@@ -96,10 +97,13 @@ def sinkhorn_divergence(
     return ab - 0.5 * (aa + bb) + 0.5 * reg * (a.sum(-1) - b.sum(-1)) ** 2
 
 
-def as_tensor(x: Any) -> Any:
+def as_tensor(x: Any, name: str) -> Any:
     """``x`` itself in float32 or float64, half precision as float32."""
     if not isinstance(x, torch.Tensor):
-        raise TypeError(f"mapuot.torch takes tensors, got {type(x).__name__}")
+        raise TypeError(f"mapuot.torch takes tensors, got {type(x).__name__} for {name}")
+    if x.is_complex() or x.layout != torch.strided or x.is_meta:
+        what = f"{x.dtype}, {x.layout}, device {x.device}"
+        raise TypeError(f"{name} must be a dense tensor of real numbers in memory, got {what}")
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
 
 

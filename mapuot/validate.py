@@ -16,13 +16,15 @@ import numpy as np
 
 from .backends.contract import host, namespace
 from .cost import Cost, Dense, Streamed
-from .errors import InfeasibleError
+from .errors import InfeasibleError, shown
 from .penalties import F64, KINDS
 from .ranks import ALONE, Ranks, process_grid
 from .side import Side
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 MOST_THREADS = 4096  # more than any host has cores
+LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
+SENTINEL = 1e8  # range(M) / reg: from ten times it on the rounding of M / reg alone is near a tol of 1e-6
 
 
 # ---- numbers and names ----
@@ -31,22 +33,27 @@ MOST_THREADS = 4096  # more than any host has cores
 def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
     known = [*choices]
     if not isinstance(value, str) or value not in known:
-        raise ValueError(f"{name} must be one of {known}, got {value!r}")
+        raise ValueError(f"{name} must be one of {known}, got {shown(value)}")
     return value
 
 
-def as_float(value: Any) -> float:
-    """float(value), but TypeError for text."""
-    if isinstance(value, (str, bytes)):
-        raise TypeError("a number must not be text")
-    return float(value)
+def as_float(value: Any, name: str, wanted: str = "a number") -> float:
+    """float(value); TypeError for text, complex numbers, masks and what is no number, ValueError beyond float64."""
+    if type(value) is float:
+        return value
+    odd = isinstance(value, (str, bytes, bytearray, complex, np.complexfloating))
+    try:
+        if odd or (isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):
+            raise TypeError("no real number")
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be {wanted}, got {shown(value)}") from error
 
 
 def as_positive(value: Any, name: str) -> float:
-    try:
-        number = as_float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a positive finite number, got {value!r}") from error
+    number = as_float(value, name, "a positive finite number")
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be a positive finite number, got {number}")
     return number
@@ -54,9 +61,9 @@ def as_positive(value: Any, name: str) -> float:
 
 def as_count(value: Any, name: str, most: float = math.inf) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        raise ValueError(f"{name} must be an integer >= 1, got {shown(value)}")
     if value > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")
+        raise ValueError(f"{name} must be at most {most}, got {shown(value)}")
     return int(value)
 
 
@@ -66,13 +73,15 @@ def as_threads(value: Any) -> int | None:
 
 def as_callback(value: Any) -> Callable[..., Any] | None:
     if value is not None and not callable(value):
-        raise TypeError(f"callback must be callable, got {value!r}")
+        raise TypeError(f"callback must be callable, got {shown(value)}")
     found: Callable[..., Any] | None = value
     return found
 
 
 def as_pair(value: Any, name: str) -> tuple[Any, Any]:
     """A scalar or anything of length 1 or 2 (POT's rule); the members may be per-point vectors."""
+    if isinstance(value, (bytes, bytearray)):
+        raise TypeError(f"{name} must be a number, inf, or a pair, got {shown(value)}")
     if not isinstance(value, Sequence) and np.ndim(value) == 0:
         return value, value
     if len(value) not in (1, 2):
@@ -84,13 +93,13 @@ def as_pair(value: Any, name: str) -> tuple[Any, Any]:
 def as_penalties(value: Any) -> tuple[str, str]:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(pair) != 2 or any(not isinstance(p, str) or p not in KINDS for p in pair):
-        raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {value!r}")
+        raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {shown(value)}")
     return pair
 
 
 def as_grid(split: Any, size: int, shape: tuple[int, int] | None, in_place: bool, backend: str) -> tuple[int, int]:
     """process_grid for this method and backend: "auto" is rows where a grid cannot be."""
-    if split == "auto" and (in_place or backend != "cpu"):
+    if isinstance(split, str) and split == "auto" and (in_place or backend != "cpu"):
         split = "rows"
     grid = process_grid(split, size, shape)
     if grid[1] > 1 and backend != "cpu":
@@ -111,8 +120,11 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
         raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
     try:
         return convert(value)
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be read as an array: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:  # torch: a gradient, bfloat16, sparse, without memory
+        if type(error).__module__ != "builtins":
+            raise
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"{name} cannot be read as an array: {error}") from error
 
 
 def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
@@ -168,9 +180,10 @@ def check_columns(X: Any, length: int, name: str) -> None:
 def as_start(value: Any, shape: tuple[int, int]) -> tuple[F64, F64]:
     """(log u, log v) to start from, 0 where they are not finite."""
     try:
-        log_u, log_v = (np.asarray(host(x)).astype(np.float64, casting="same_kind") for x in value)
+        pair = (as_array(x, "warm_start", lambda x: np.asarray(host(x))) for x in value)
+        log_u, log_v = (x.astype(np.float64, casting="same_kind") for x in pair)
     except (TypeError, ValueError) as error:
-        raise TypeError("warm_start must be a Result or a pair (log_u, log_v)") from error
+        raise TypeError(f"warm_start must be a Result or a pair (log_u, log_v): {error}") from error
     return finite_start(log_u, log_v, (shape[:1], shape[1:]))
 
 
@@ -209,6 +222,9 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     if in_one_process and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
     cost = source if isinstance(source, Cost) else None
+    if cost is not None and cost.never_stored and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
+        name = backend.__name__.rpartition(".")[2]
+        raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
     if cost is not None or callable(source):
         for name, weight in (("a", a), ("b", b)):
             if isinstance(weight, (str, os.PathLike)):
@@ -331,11 +347,8 @@ def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: 
     """One side from its reg_m: a number or one per point; for "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
     if penalty == "balanced":
         return Side(side, weight, penalty, np.full(len(weight), np.inf), ranks=ranks)
-    if np.ndim(reg_m) == 0:
-        try:
-            rho = np.full(len(weight), as_float(reg_m))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name} must be a positive number, inf, or one per point, got {reg_m!r}") from error
+    if isinstance(reg_m, (int, float)) or as_array(reg_m, name).ndim == 0:
+        rho = np.full(len(weight), as_float(reg_m, name, "a positive number, inf, or one per point"))
     else:
         rho = as_vector(reg_m, len(weight), name)
     if penalty == "range":
@@ -373,3 +386,26 @@ def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> 
     rho_a, rho_b = as_pair(reg_m, "reg_m")
     ranks.rows.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
     ranks.cols.same(a=a, **{"reg_m[0]": rho_a, "reg_m[1]": "one a column" if np.ndim(rho_b) else rho_b})
+
+
+# ---- answers ----
+
+
+def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) -> str | None:
+    """What a ScalingWarning says of a problem, or of some of a batch, by their range(M) / reg and masses; or None."""
+    if spread > SENTINEL:
+        return (
+            f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: where such costs are to forbid pairs, "
+            "use inf, which takes fewer passes and no rounding; else raise reg"
+        )
+    least = np.minimum(mass_a, mass_b)
+    little = np.atleast_1d(mass < LITTLE_MASS * least)
+    if not little.any():
+        return None
+    worst = int(np.argmin(mass / least))
+    moved, there = np.atleast_1d(mass)[worst], np.atleast_1d(least)[worst]
+    of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
+    return (
+        f"the plan moves almost nothing{of}, {moved:.1e} of a mass of {there:.1e}: M is far above reg_m; rescale M (by "
+        "its median, say), or raise reg_m"
+    )

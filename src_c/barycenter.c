@@ -11,14 +11,6 @@
 #include <string.h>
 
 #include "barycenter.h"
-#include "real.h"
-
-#define DECLARE(isa) extern const barycenter_kernels barycenter_##isa;
-DECLARE(scalar)
-#ifndef MAPUOT_NO_X86
-DECLARE(avx2)
-DECLARE(avx512)
-#endif
 
 enum { MOST_LOG = 300 }; /* log u relative to K: beyond it a sum of scales leaves float64's range */
 
@@ -32,17 +24,6 @@ typedef struct {
     double *table; /* 2 x n x k: log v and log K v with the histograms in columns, for log_matmul */
     void *memory;
 } work;
-
-static const barycenter_kernels *kernels_of(void)
-{
-#ifndef MAPUOT_NO_X86
-    if (strcmp(mapuot_isa(), "avx512") == 0)
-        return &barycenter_avx512;
-    if (strcmp(mapuot_isa(), "avx2") == 0)
-        return &barycenter_avx2;
-#endif
-    return &barycenter_scalar;
-}
 
 /* a state of row_pass for each histogram: KL rows without a column side; 0 without memory */
 static int prepare(work *w)
@@ -132,20 +113,20 @@ static int by_logs(const work *w)
     for (int64_t s = 0; s < k; s++)
         for (int64_t j = 0; j < n; j++)
             columns[j * k + s] = run->log_v[s * n + j];
-    int status = mapuot_log_matmul(w->pool, 1, n, n, k, MAPUOT_F64, run->log_kernel, columns, 0, 0, log_kv);
+    int status = mapuot_log_matmul(w->pool, 1, n, n, k, MAPUOT_F64, run->log_kernel, columns, 0, 0, log_kv, NULL);
     for (int64_t s = 0; s < k; s++)
         for (int64_t i = 0; i < n; i++) {
             const double a = run->A[s * n + i];
             run->log_u[s * n + i] = a > 0.0 ? run->fi * (log(a) - log_kv[i * k + s]) : -INFINITY;
         }
     if (status == MAPUOT_RUNNING)
-        status = mapuot_log_matmul(w->pool, 1, k, n, n, MAPUOT_F64, run->log_u, run->log_kernel, 0, 0, w->log_s);
+        status = mapuot_log_matmul(w->pool, 1, k, n, n, MAPUOT_F64, run->log_u, run->log_kernel, 0, 0, w->log_s, NULL);
     return status;
 }
 
 int mapuot_barycenter(mapuot_pool *pool, mapuot_barycenter_run *run, int64_t count)
 {
-    work w = {.run = run, .pool = pool, .kernels = kernels_of()};
+    work w = {.run = run, .pool = pool, .kernels = mapuot_active_kernels()->barycenter};
     int status = MAPUOT_RUNNING;
     if (!prepare(&w))
         return MAPUOT_NO_MEMORY;

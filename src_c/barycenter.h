@@ -3,7 +3,7 @@
 #define MAPUOT_BARYCENTER_H
 #include "kernels.h"
 
-typedef struct {
+typedef struct barycenter_kernels {
     void (*range)(int64_t n, const double *x, double *low, double *high); /* of the entries that are not -inf */
     void (*scales)(int64_t n, const double *x, double high, double *out); /* e^(x - high) */
     void (*logs)(int64_t n, const double *x, double shift, double *out);  /* log x + shift, x at least DBL_MIN */

@@ -7,20 +7,6 @@
 #include <string.h>
 
 #include "kernels.h"
-#include "real.h"
-
-typedef void (*batch_fn)(mapuot_state *const *states, int count);
-
-#define DECLARE(isa)                                                                                                   \
-    void batch_pass_f64_##isa(mapuot_state *const *, int);                                                             \
-    void batch_pass_f32_##isa(mapuot_state *const *, int);                                                             \
-    void batch_pass_bf16_##isa(mapuot_state *const *, int);                                                            \
-    static const batch_fn table_##isa[] = {batch_pass_f64_##isa, batch_pass_f32_##isa, batch_pass_bf16_##isa};
-DECLARE(scalar)
-#ifndef MAPUOT_NO_X86
-DECLARE(avx2)
-DECLARE(avx512)
-#endif
 
 enum { SLOTS = 16 };
 
@@ -32,17 +18,6 @@ typedef struct {
     mapuot_pool *serial;
     atomic_llong next;
 } batch_job;
-
-static batch_fn pass_of(mapuot_dtype dtype)
-{
-#ifndef MAPUOT_NO_X86
-    if (strcmp(mapuot_isa(), "avx512") == 0)
-        return table_avx512[dtype];
-    if (strcmp(mapuot_isa(), "avx2") == 0)
-        return table_avx2[dtype];
-#endif
-    return table_scalar[dtype];
-}
 
 static void spread_side(mapuot_side *side, int64_t q)
 {
@@ -90,7 +65,7 @@ static void one_pass(const batch_job *job, mapuot_state *const *states, int coun
     for (int k = 0; k < count && job->shared; k++)
         memset(states[k]->sums, 0, (size_t)(padded(states[k]->n) + SCALARS) * sizeof(double));
     if (job->shared)
-        pass_of(states[0]->dtype)(states, count);
+        mapuot_active_kernels()->dtype[states[0]->dtype].batch_pass(states, count);
     else
         for (int k = 0; k < count; k++)
             mapuot_row_pass(job->serial, states[k]);

@@ -7,12 +7,15 @@
 #ifndef MAPUOT_COST_H
 #define MAPUOT_COST_H
 #include "kernels.h"
+#include "points.h"
 #include "vec.h"
 
-typedef enum { WHOLE_F64, WHOLE_F32, STRIDED_F64, STRIDED_F32 } cost_kind;
+typedef enum { WHOLE_F64, WHOLE_F32, STRIDED_F64, STRIDED_F32, POINTS } cost_kind;
 
 ALWAYS_INLINE cost_kind kind_of(const mapuot_matrix *M)
 {
+    if (M->points.x)
+        return POINTS;
     if (M->dtype == MAPUOT_F64)
         return M->col_stride == 1 ? WHOLE_F64 : STRIDED_F64;
     return M->col_stride == 1 ? WHOLE_F32 : STRIDED_F32;
@@ -45,6 +48,10 @@ ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_
     case STRIDED_F32:
         for (int64_t k = 0; k < count; k++)
             buffer[k] = narrow[k * step];
+        break;
+    case POINTS:
+        points_block(&M->points, i, j, count, buffer);
+        return buffer;
     }
     return buffer;
 }

@@ -1,14 +1,16 @@
 /* dispatch.c - which kernels run: the best instruction set that the processor and the operating system support.
  *
- * MAPUOT_ISA=scalar|avx2|avx512 lowers the choice. Every feature that the compiler flags of setup.py name is tested;
+ * MAPUOT_EACH_ISA(DO), DO(isa) for all that are built, the best last, comes from setup.py, which compiles them.
+ * MAPUOT_ISA=scalar|avx2|avx512|neon lowers the choice. Every feature that the flags there name is tested;
  * __builtin_cpu_supports also asks XGETBV whether the operating system saves the registers.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <unistd.h>
+#include <string.h>
 
+#include "barycenter.h"
 #include "kernels.h"
-#include "real.h"
+#include "log_matmul.h"
 
 #define DECLARE_DTYPE(isa, dtype)                                                                                      \
     void row_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
@@ -17,7 +19,8 @@
     void row_sums_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
     void plan_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                  \
     void build_kernel_##dtype##_##isa(const stream_args *, int64_t, int64_t);                                          \
-    void form_plan_##dtype##_##isa(const stream_args *, int64_t, int64_t);
+    void form_plan_##dtype##_##isa(const stream_args *, int64_t, int64_t);                                             \
+    void batch_pass_##dtype##_##isa(mapuot_state *const *, int);
 #define DECLARE_SWEEP(op, isa) void op##_##isa(const mapuot_state *, const sweep_args *, int64_t, int64_t, double *);
 #define DECLARE_GATHER(op, isa) void op##_##isa(const stream_args *, int64_t, int64_t, double *);
 #define DECLARE(isa)                                                                                                   \
@@ -33,14 +36,16 @@
     DECLARE_GATHER(apply_transpose, isa)                                                                               \
     DECLARE_GATHER(plan_sums, isa)                                                                                     \
     void apply_##isa(const stream_args *, int64_t, int64_t);                                                           \
+    extern const log_matmul_kernels log_matmul_f64_##isa, log_matmul_f32_##isa;                                        \
+    extern const barycenter_kernels barycenter_##isa;                                                                  \
     static const mapuot_kernels table_##isa = {                                                                        \
         #isa,                                                                                                          \
         {{row_pass_f64_##isa, NULL, row_dots_f64_##isa, row_sums_f64_##isa, plan_pass_f64_##isa,                       \
-          build_kernel_f64_##isa, form_plan_f64_##isa},                                                                \
+          build_kernel_f64_##isa, form_plan_f64_##isa, batch_pass_f64_##isa, &log_matmul_f64_##isa},                   \
          {row_pass_f32_##isa, narrow_pass_f32_##isa, row_dots_f32_##isa, row_sums_f32_##isa, plan_pass_f32_##isa,      \
-          build_kernel_f32_##isa, form_plan_f32_##isa},                                                                \
+          build_kernel_f32_##isa, form_plan_f32_##isa, batch_pass_f32_##isa, &log_matmul_f32_##isa},                   \
          {row_pass_bf16_##isa, narrow_pass_bf16_##isa, row_dots_bf16_##isa, row_sums_bf16_##isa, NULL,                 \
-          build_kernel_bf16_##isa, NULL}},                                                                             \
+          build_kernel_bf16_##isa, NULL, batch_pass_bf16_##isa, NULL}},                                                \
         sweep_marginal_##isa,                                                                                          \
         sweep_prox_##isa,                                                                                              \
         sweep_difference_##isa,                                                                                        \
@@ -49,34 +54,39 @@
         balance_##isa,                                                                                                 \
         apply_transpose_##isa,                                                                                         \
         plan_sums_##isa,                                                                                               \
-        apply_##isa};
+        apply_##isa,                                                                                                   \
+        &barycenter_##isa};
 
-DECLARE(scalar)
-#ifndef MAPUOT_NO_X86
-DECLARE(avx2)
-DECLARE(avx512)
+MAPUOT_EACH_ISA(DECLARE)
 
-static int has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#define TABLE(isa) &table_##isa,
+static const mapuot_kernels *const tables[] = {MAPUOT_EACH_ISA(TABLE)};
+enum { TABLES = sizeof tables / sizeof *tables };
 
-static int has_avx512(void)
+/* whether this machine runs what was built for it with these instructions */
+static int runs_here(const char *isa)
 {
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-}
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    const int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (strcmp(isa, "avx2") == 0)
+        return avx2;
+    if (strcmp(isa, "avx512") == 0)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
 #endif
+    (void)isa; /* every aarch64 has NEON */
+    return 1;
+}
 
 /* the table of that name if this machine can run it, the best one for "auto", else NULL */
 static const mapuot_kernels *find(const char *isa)
 {
-    int any = strcmp(isa, "auto") == 0;
-#ifndef MAPUOT_NO_X86
-    __builtin_cpu_init();
-    if ((any || strcmp(isa, "avx512") == 0) && has_avx512())
-        return &table_avx512;
-    if ((any || strcmp(isa, "avx2") == 0) && has_avx2())
-        return &table_avx2;
-#endif
-    return any || strcmp(isa, "scalar") == 0 ? &table_scalar : NULL;
+    const int any = strcmp(isa, "auto") == 0;
+    for (int k = TABLES - 1; k >= 0; k--)
+        if ((any || strcmp(isa, tables[k]->isa) == 0) && runs_here(tables[k]->isa))
+            return tables[k];
+    return NULL;
 }
 
 static _Atomic(const mapuot_kernels *) active;
@@ -91,20 +101,6 @@ const mapuot_kernels *mapuot_active_kernels(void)
         atomic_store(&active, kernels);
     }
     return kernels;
-}
-
-/* of one core; MAPUOT_L2_KIB overrides what the system says */
-int64_t mapuot_l2_bytes(void)
-{
-    static atomic_llong known;
-    int64_t bytes = atomic_load(&known);
-    if (bytes <= 0) {
-        const char *kib = getenv("MAPUOT_L2_KIB");
-        bytes = kib ? atoll(kib) << 10 : sysconf(_SC_LEVEL2_CACHE_SIZE);
-        bytes = bytes > 0 ? bytes : 1 << 20;
-        atomic_store(&known, bytes);
-    }
-    return bytes;
 }
 
 const char *mapuot_isa(void) { return mapuot_active_kernels()->isa; }

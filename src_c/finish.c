@@ -13,6 +13,7 @@ enum { PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
 _Static_assert(sizeof((mapuot_finish *)0)->sums == (SWEEP_OUT + SCALARS) * sizeof(double), "mapuot_finish");
 _Static_assert(sizeof((mapuot_sweep *)0)->gamma == MAX_MEMORY * sizeof(double), "mapuot_sweep");
+_Static_assert(sizeof((mapuot_state *)0)->gram == MAX_MEMORY * MAX_MEMORY * sizeof(double), "mapuot_state");
 
 typedef struct {
     const mapuot_state *state;
@@ -73,15 +74,15 @@ static void solve_small(int n, double A[MAX_MEMORY][MAX_MEMORY], double *x)
 /* gamma = argmin |F - sum gamma_i dF_i|: normal equations, columns normalised */
 static void anderson_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args)
 {
-    double A[MAX_MEMORY][MAX_MEMORY], scale[MAX_MEMORY];
+    double A[MAX_MEMORY][MAX_MEMORY], scale[MAX_MEMORY], (*gram)[MAX_MEMORY] = (double(*)[MAX_MEMORY])state->gram;
     const int n = (int)args->depth, slot = (int)args->slot;
     for (int i = 0; i < n; i++)
-        state->gram[8 * i + slot] = state->gram[8 * slot + i] = dot[i];
+        gram[i][slot] = gram[slot][i] = dot[i];
     for (int i = 0; i < n; i++)
-        scale[i] = 1.0 / sqrt(fmax(state->gram[9 * i], DBL_MIN));
+        scale[i] = 1.0 / sqrt(fmax(gram[i][i], DBL_MIN));
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++)
-            A[i][j] = state->gram[8 * i + j] * scale[i] * scale[j] + (i == j ? RIDGE : 0.0);
+            A[i][j] = gram[i][j] * scale[i] * scale[j] + (i == j ? RIDGE : 0.0);
         args->gamma[i] = rhs[i] * scale[i];
     }
     solve_small(n, A, args->gamma);
@@ -122,6 +123,12 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, mapuot_finis
     if (state->limits.in_place)
         marginals_to_sums(state);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_marginal, 0, finish->sums);
+    const double weight = finish->sums[SUM_WEIGHT];
+    if (state->limits.lam_rate > 0 && !(weight > 1e-290 && weight < 1e290)) { /* where e^(-k x) ends: q by itself */
+        finish->args.base = state->progress.shift;
+        run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_marginal, 0, finish->sums);
+        finish->sums[SUM_WEIGHT] = weight < 1e290 ? weight : INFINITY; /* of all x, as ranks add it */
+    }
     memcpy(finish->sums + SWEEP_OUT, state->sums + padded(state->n), sizeof finish->row_scalars);
 }
 
@@ -149,7 +156,7 @@ static double dual_value(const mapuot_state *state, const mapuot_finish *finish,
     if (limits->lam_rate > 0 && limits->rho_rows > 0)
         rows = limits->rho_rows * (limits->row_weight - mass);
     else if (limits->lam_rate > 0)
-        rows += limits->reg * finish->lam * finish->mass;
+        rows += limits->reg * (finish->lam - 1e-15 * fabs(finish->lam)) * finish->mass; /* what rounding they leave */
     return rows + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass;
 }
 

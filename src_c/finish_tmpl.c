@@ -128,7 +128,7 @@ void ISA_OP(sweep_difference)(const mapuot_state *state, const sweep_args *args,
     double *dF = F_last + 2 * np, *dG = dF + state->limits.memory * np;
     const vd zero = v_set(0), mu = v_set(args->common);
     vd largest = zero, dot[MAX_MEMORY], rhs[MAX_MEMORY];
-    for (int i = 0; i < MAX_MEMORY; i++)
+    for (int i = 0; i < args->depth; i++)
         dot[i] = rhs[i] = zero;
     for (int64_t j = j0; j < j1; j += VL) {
         vd G = v_if_less(v_load(cols->absorbed + j), v_set(BIG), v_add(v_load(image + j), mu), zero);
@@ -154,7 +154,7 @@ void ISA_OP(sweep_difference)(const mapuot_state *state, const sweep_args *args,
     v_store(lane, largest);
     for (int q = 0; q < VL; q++)
         out[MAX_RESIDUAL] = lane[q] > out[MAX_RESIDUAL] ? lane[q] : out[MAX_RESIDUAL];
-    for (int i = 0; i < MAX_MEMORY; i++) {
+    for (int i = 0; i < args->depth; i++) {
         out[SUM_DOT + i] += v_sum(dot[i]);
         out[SUM_RHS + i] += v_sum(rhs[i]);
     }

@@ -21,7 +21,7 @@
 
 #include "mapuot.h"
 
-enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 8 };
+enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 20 };
 
 /* row scalars behind the column sums */
 enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };
@@ -45,6 +45,7 @@ typedef struct {
 
 /* sums has padded(n) + SCALARS entries and is zero on entry. */
 typedef void (*pass_fn)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums);
+typedef void (*batch_fn)(mapuot_state *const *states, int count);
 typedef void (*stream_fn)(const stream_args *args, int64_t i0, int64_t i1);
 /* as stream_fn, with an accumulator of the calling thread, zero on entry (col_max: -inf) */
 typedef void (*gather_fn)(const stream_args *args, int64_t i0, int64_t i1, double *acc);
@@ -54,13 +55,15 @@ typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int6
 
 typedef struct {
     /* the float64 ones of row_pass, row_dots and row_sums make their rows from M where state->exact says so */
-    pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
-    pass_fn narrow_pass;    /* row_pass in short float32 runs on narrow_v; NULL for float64 */
-    pass_fn row_dots;       /* rows.marginal = K v */
-    pass_fn row_sums;       /* the rest of row_pass, from s = rows.marginal on */
-    pass_fn plan_pass;      /* the same on the plan itself, in place; NULL for bfloat16 */
-    stream_fn build_kernel; /* K from M */
-    stream_fn form_plan;    /* P from M; NULL for bfloat16 */
+    pass_fn row_pass;                            /* s = K v; u = prox(s); sums += K^T u */
+    pass_fn narrow_pass;                         /* row_pass in short float32 runs on narrow_v; NULL for float64 */
+    pass_fn row_dots;                            /* rows.marginal = K v */
+    pass_fn row_sums;                            /* the rest of row_pass, from s = rows.marginal on */
+    pass_fn plan_pass;                           /* the same on the plan itself, in place; NULL for bfloat16 */
+    stream_fn build_kernel;                      /* K from M */
+    stream_fn form_plan;                         /* P from M; NULL for bfloat16 */
+    batch_fn batch_pass;                         /* row_pass for several problems that share K */
+    const struct log_matmul_kernels *log_matmul; /* NULL for bfloat16 */
 } dtype_kernels;
 
 typedef struct {
@@ -71,6 +74,7 @@ typedef struct {
     /* streams over M */
     gather_fn extrema, balance, apply_transpose, plan_sums;
     stream_fn apply;
+    const struct barycenter_kernels *barycenter;
 } mapuot_kernels;
 
 /* sweep results: sums over columns but SWEEP_RESIDUAL, a maximum */
@@ -80,7 +84,7 @@ enum { SUM_ADVANCED };                                                          
 enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 * MAX_MEMORY }; /* sweep_difference */
 
 const mapuot_kernels *mapuot_active_kernels(void);
-int64_t mapuot_l2_bytes(void);
+int64_t mapuot_l2_bytes(void); /* of one core; MAPUOT_L2_KIB overrides what the system says */
 
 /* pool.c: fn runs once on every thread of the pool, the caller's among them, and all are done on return. */
 typedef void (*pool_fn)(void *context, int thread, int threads);

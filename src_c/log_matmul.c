@@ -5,14 +5,6 @@
 #include <string.h>
 
 #include "log_matmul.h"
-#include "real.h"
-
-#define DECLARE(isa) extern const log_matmul_kernels log_matmul_f64_##isa, log_matmul_f32_##isa;
-DECLARE(scalar)
-#ifndef MAPUOT_NO_X86
-DECLARE(avx2)
-DECLARE(avx512)
-#endif
 
 enum { GROUP_BYTES = 4 << 20 }; /* of exponentials of B at once */
 
@@ -24,17 +16,6 @@ typedef struct {
     int64_t size_F, size_E, size_S;   /* of one product, of a thread */
     int64_t panels;
 } log_job;
-
-static const log_matmul_kernels *kernels_of(mapuot_dtype dtype)
-{
-#ifndef MAPUOT_NO_X86
-    if (strcmp(mapuot_isa(), "avx512") == 0)
-        return dtype == MAPUOT_F64 ? &log_matmul_f64_avx512 : &log_matmul_f32_avx512;
-    if (strcmp(mapuot_isa(), "avx2") == 0)
-        return dtype == MAPUOT_F64 ? &log_matmul_f64_avx2 : &log_matmul_f32_avx2;
-#endif
-    return dtype == MAPUOT_F64 ? &log_matmul_f64_scalar : &log_matmul_f32_scalar;
-}
 
 /* product q of the group as seen by a thread */
 static log_product member(const log_job *job, int64_t q, int thread)
@@ -65,7 +46,7 @@ static void rows_task(void *context, int thread, int threads)
 {
     const log_job *job = context;
     const int64_t m = job->product.m, blocks = (m + ROW_BLOCK - 1) / ROW_BLOCK, total = job->group * blocks;
-    for (int64_t t = total * thread / threads; t < total * (thread + 1) / threads; t++) {
+    for (int64_t t = total * thread / threads; t < total * (thread + 1) / threads && !stopped(&job->product); t++) {
         const int64_t i = t % blocks * ROW_BLOCK;
         log_product one = member(job, t / blocks, thread);
         job->kernels->log_rows(&one, i, i + ROW_BLOCK < m ? i + ROW_BLOCK : m);
@@ -91,13 +72,13 @@ static void *allocate(log_job *job, int64_t group, int threads)
 }
 
 int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_t n, mapuot_dtype dtype, const void *A,
-                      const void *B, int32_t shared_B, int32_t exact, void *out)
+                      const void *B, int32_t shared_B, int32_t exact, void *out, const int32_t *stop)
 {
     const int threads = mapuot_pool_threads(pool);
-    log_job job = {.kernels = kernels_of(dtype), .width = dtype == MAPUOT_F64 ? 8 : 4};
+    log_job job = {.kernels = mapuot_active_kernels()->dtype[dtype].log_matmul, .width = dtype == MAPUOT_F64 ? 8 : 4};
     if (dtype == MAPUOT_BF16)
         return MAPUOT_BAD_ARGUMENT;
-    job.product = (log_product){.m = m, .k = k, .n = n, .exact = exact};
+    job.product = (log_product){.m = m, .k = k, .n = n, .exact = exact, .stop = stop};
     job.panels = (n + job.kernels->columns - 1) / job.kernels->columns;
     job.step_A = m * k;
     job.step_B = shared_B ? 0 : k * n;
@@ -110,7 +91,7 @@ int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_
     void *memory = allocate(&job, shared_B ? 1 : group, threads);
     if (!memory)
         return MAPUOT_NO_MEMORY;
-    for (int64_t q = 0; q < p; q += group) {
+    for (int64_t q = 0; q < p && !stopped(&job.product); q += group) {
         job.group = p - q < group ? p - q : group;
         job.product.A = (const char *)A + q * job.step_A * job.width;
         job.product.B = (const char *)B + q * job.step_B * job.width;

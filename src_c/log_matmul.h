@@ -13,18 +13,21 @@
 
 typedef struct {
     int64_t m, k, n;
-    const void *A, *B; /* m x k and k x n, dense rows */
-    void *out;         /* m x n */
-    void *F;           /* panels of `columns` columns, k x columns each */
-    double *col_shift; /* c_j, 0 for a column of zeros, +inf for one with +inf or NaN; whole panels */
-    void *E;           /* of the calling thread: panels of `rows` rows, k x rows each, ROW_BLOCK rows in all */
-    double *S;         /* of the calling thread: ROW_BLOCK x padded columns */
-    int exact;         /* 1: every entry by its own maximum */
+    const void *A, *B;   /* m x k and k x n, dense rows */
+    void *out;           /* m x n */
+    void *F;             /* panels of `columns` columns, k x columns each */
+    double *col_shift;   /* c_j, 0 for a column of zeros, +inf for one with +inf or NaN; whole panels */
+    void *E;             /* of the calling thread: panels of `rows` rows, k x rows each, ROW_BLOCK rows in all */
+    double *S;           /* of the calling thread: ROW_BLOCK x padded columns */
+    int exact;           /* 1: every entry by its own maximum */
+    const int32_t *stop; /* 1: leave out unfinished; NULL: never */
 } log_product;
 
 enum { ROW_BLOCK = 32, RUN_LENGTH = 256 };
 
-typedef struct {
+static inline int stopped(const log_product *job) { return job->stop && __atomic_load_n(job->stop, __ATOMIC_RELAXED); }
+
+typedef struct log_matmul_kernels {
     int rows, columns;
     void (*pack_columns)(const log_product *job, int64_t panel);
     void (*log_rows)(const log_product *job, int64_t i0, int64_t i1); /* i1 - i0 <= ROW_BLOCK */

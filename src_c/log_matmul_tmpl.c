@@ -184,14 +184,14 @@ void KERNEL(log_rows)(const log_product *job, int64_t i0, int64_t i1)
             for (int64_t q = 0; q < k; q++)
                 row[q * ROWS] = 0;
     }
-    for (int64_t k0 = 0; k0 < k && !job->exact; k0 += RUN_LENGTH) {
+    for (int64_t k0 = 0; k0 < k && !job->exact && !stopped(job); k0 += RUN_LENGTH) {
         const int64_t run = k - k0 < RUN_LENGTH ? k - k0 : RUN_LENGTH;
         for (int64_t panel = 0; panel < panels; panel++)
             for (int64_t i = 0; i < i1 - i0; i += ROWS)
                 multiply(E + i * k + k0 * ROWS, (const real *)job->F + (panel * k + k0) * COLS, run,
                          job->S + i * ld + panel * COLS, ld);
     }
-    for (int64_t j = 0; j < job->n; j += VL)
+    for (int64_t j = 0; j < job->n && !stopped(job); j += VL)
         for (int64_t i = i0; i < i1; i++)
             finish_entries(job, i, j, row_shift[i - i0], job->S + (i - i0) * ld + j);
 }

@@ -12,11 +12,24 @@
 
 typedef enum { MAPUOT_F64, MAPUOT_F32, MAPUOT_BF16 } mapuot_dtype;
 
-/* A dense matrix as the caller has it: M or the reference c; strides in elements, dtype F64 or F32. */
+typedef enum { MAPUOT_SQEUCLIDEAN, MAPUOT_EUCLIDEAN, MAPUOT_CITYBLOCK, MAPUOT_WFR } mapuot_metric;
+
+/* Two clouds of points; their costs, scale times the metric, are made where they are needed (points.h). */
+typedef struct {
+    const double *x; /* m x d, one point after another */
+    const double *y; /* d x ld, one coordinate after another; ld is padded(n), copies of the last point behind n */
+    int64_t d, ld;
+    double scale;
+    mapuot_metric metric;
+} mapuot_points;
+
+/* A matrix as the caller has it, M or the reference c: dense, strides in elements, dtype F64 or F32; where points.x is
+ * not NULL, that of two clouds, and the other members do not count. */
 typedef struct {
     const void *data;
     int64_t row_stride, col_stride;
     mapuot_dtype dtype;
+    mapuot_points points;
 } mapuot_matrix;
 
 /* What mapuot_limits come from. */
@@ -24,6 +37,7 @@ typedef struct {
     double reg;
     double rho_rows, rho_cols; /* the one rho of a side's points, inf where they are hard; NaN: they have no one rho */
     double largest_rho;        /* of all soft points */
+    double rho_kl, rho_tv, rho_l2, hard_sides; /* as in mapuot_limits */
     double noise;              /* that float32 passes leave in a marginal */
     double tol, tol_gap;
     int64_t translate, memory, in_place;
@@ -59,7 +73,7 @@ typedef struct {
     double *partial;   /* threads x (n padded + 16): column sums of each thread */
     double *work;      /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
     double *history;   /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
-    double gram[64];   /* their Gram matrix, 8 x 8: memory is at most 8 */
+    double gram[400];  /* their Gram matrix, 20 x 20: memory is at most 20 */
     float *narrow_v;   /* n padded: v in float32; passes are narrow_pass while progress.narrow is 1, else row_pass */
     float *run;        /* threads x n padded, zero: column sums of some rows in float32 */
     int32_t tile_rows; /* 2, 4 or 8 rows of K at a time; 0: by the size of L2 */
@@ -80,14 +94,14 @@ typedef struct {
     double q_factor;     /* what that lacks of q = b e^(-k log v): e^(k shift), or 1 */
     double common;       /* translation of log v found after the prox */
     int64_t slot, depth; /* Anderson: where the new difference goes (-1: none), how many count */
-    double gamma[8];
+    double gamma[20];
 } mapuot_sweep;
 
-/* finish_pass between its steps.  sums: what the last sweep summed over the columns, 17 numbers, and behind them the
+/* finish_pass between its steps.  sums: what the last sweep summed over the columns, 41 numbers, and behind them the
  * row scalars (in step 0, else zeros); with the columns shared among processes these are summed over them after each
  * of the steps 0 to 3, but for the first of step 2, a maximum. */
 typedef struct {
-    double sums[25];
+    double sums[49];
     mapuot_sweep args;
     double row_scalars[8];
     double mass, scale_v, lam, before; /* before the translation; lam, and the shift before it */
@@ -96,7 +110,7 @@ typedef struct {
 typedef struct mapuot_pool mapuot_pool;
 
 const char *mapuot_status_text(int status);
-const char *mapuot_isa(void);        /* the instruction set in use: scalar, avx2, avx512 */
+const char *mapuot_isa(void);        /* the instruction set in use: scalar, avx2, avx512, neon */
 int mapuot_set_isa(const char *isa); /* lower or restore it ("auto"); for tests and benchmarks */
 int mapuot_scalars(void);            /* row scalars at the end of sums */
 
@@ -104,6 +118,11 @@ int mapuot_scalars(void);            /* row scalars at the end of sums */
 void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits);
 /* padded row length of K; one cache line more where rows would otherwise fall on the same cache sets */
 int64_t mapuot_leading(int64_t n, int64_t entry_bytes);
+/* cores: how many threads this process may keep busy: its cores by affinity, or its quota of them, to the next whole
+ * number, where that is less. quota: the least CPU quota of its cgroups, in cores, inf without; root: "", or for tests
+ * what stands before the names of Linux's files. */
+int mapuot_cores(void);
+double mapuot_quota(const char *root);
 
 mapuot_pool *mapuot_pool_new(int threads);
 void mapuot_pool_free(mapuot_pool *pool);
@@ -188,9 +207,10 @@ int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states);
 int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t slots, mapuot_state *states,
                          int64_t count, mapuot_stats *stats);
 
-/* out_ij = log sum_k exp(A_ik + B_kj) for p products, dense rows; exact != 0: k exponentials for every entry. */
+/* out_ij = log sum_k exp(A_ik + B_kj) for p products, dense rows; exact != 0: k exponentials for every entry.  Where
+ * stop is not NULL, another thread may make it 1: the call then returns within milliseconds, out unfinished. */
 int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_t n, mapuot_dtype dtype, const void *A,
-                      const void *B, int32_t shared_B, int32_t exact, void *out);
+                      const void *B, int32_t shared_B, int32_t exact, void *out, const int32_t *stop);
 
 /* The iterations that POT names (sinkhorn.c, barycenter.c).  mapuot_sinkhorn: at most count iterations of p problems of one
  * shape, each an own state without acceleration, until their common err is below stop (CONVERGED), a K must be rebuilt

@@ -38,6 +38,8 @@ static inline void relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory"); /* some 10 ns; YIELD is a nop on most cores */
 #endif
 }
 
@@ -128,7 +130,7 @@ mapuot_pool *mapuot_pool_new(int threads)
     memset(pool, 0, sizeof *pool);
     pool->owner = getpid();
     pool->threads = 1;
-    pool->spins = threads <= sysconf(_SC_NPROCESSORS_ONLN) ? SPINS : 0;
+    pool->spins = threads == 1 || threads <= mapuot_cores() ? SPINS : 0;
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
     pthread_mutex_init(&pool->busy, NULL);
     pthread_mutex_init(&pool->lock, NULL);

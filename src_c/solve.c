@@ -191,6 +191,17 @@ static void set_side(mapuot_side *side, const double *weight, const double *log_
     mapuot_set_side(side, weight, log_weight);
 }
 
+/* max |log t| of the weights that count (problem.py, largest_log) */
+static double largest_log(int64_t len, const double *log_weight)
+{
+    double top = -INFINITY, largest = 0.0;
+    for (int64_t k = 0; k < len; k++)
+        top = fmax(top, log_weight[k]);
+    for (int64_t k = 0; k < len; k++)
+        largest = log_weight[k] > top - 46.0 ? fmax(largest, fabs(log_weight[k])) : largest;
+    return largest;
+}
+
 /* K around x = log v + shift */
 static int absorb(attempt *t)
 {
@@ -200,9 +211,9 @@ static int absorb(attempt *t)
     const double reg = state->limits.reg;
     if (!choose_scaling(t))
         return MAPUOT_BAD_ARGUMENT;
-    state->limits.exponent_error =
-        task->exponent_rounding *
-        ((p->high - p->low) / reg + (largest_finite(task->m, t->alpha) + largest_finite(task->n, t->beta)));
+    const double scalings = largest_finite(task->m, t->alpha) + largest_finite(task->n, t->beta);
+    const double weights = largest_log(task->m, p->log_a) + largest_log(task->n, p->log_b);
+    state->limits.exponent_error = task->exponent_rounding * ((p->high - p->low) / reg + (scalings + weights));
     mapuot_build_kernel(t->serial, task->m, task->n, t->M, ONES, reg, t->alpha, t->beta, state->dtype, state->kernel,
                         state->ld);
     set_side(&state->rows, p->a, p->log_a, t->alpha);

@@ -132,7 +132,7 @@ static int narrow_scale(const mapuot_state *state)
 {
     double largest = 0.0;
     for (int64_t j = 0; j < padded(state->n); j++) {
-        largest = fmax(largest, state->cols.scale[j]);
+        largest = state->cols.scale[j] > largest ? state->cols.scale[j] : largest;
         state->narrow_v[j] = (float)state->cols.scale[j];
     }
     return in_range(largest);

@@ -13,6 +13,7 @@ ALWAYS_INLINE vd v_mul(vd a, vd b) { return _mm256_mul_pd(a, b); }
 ALWAYS_INLINE vd v_div(vd a, vd b) { return _mm256_div_pd(a, b); }
 ALWAYS_INLINE vd v_fma(vd a, vd b, vd c) { return _mm256_fmadd_pd(a, b, c); }
 ALWAYS_INLINE vd v_fnma(vd a, vd b, vd c) { return _mm256_fnmadd_pd(a, b, c); }
+ALWAYS_INLINE vd v_sqrt(vd a) { return _mm256_sqrt_pd(a); }
 ALWAYS_INLINE vd v_max(vd a, vd b) { return _mm256_max_pd(a, b); }
 ALWAYS_INLINE vd v_min(vd a, vd b) { return _mm256_min_pd(a, b); }
 

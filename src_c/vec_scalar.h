@@ -12,6 +12,7 @@ ALWAYS_INLINE vd v_mul(vd a, vd b) { return a * b; }
 ALWAYS_INLINE vd v_div(vd a, vd b) { return a / b; }
 ALWAYS_INLINE vd v_fma(vd a, vd b, vd c) { return a * b + c; }
 ALWAYS_INLINE vd v_fnma(vd a, vd b, vd c) { return c - a * b; }
+ALWAYS_INLINE vd v_sqrt(vd a) { return sqrt(a); }
 ALWAYS_INLINE vd v_max(vd a, vd b) { return a > b ? a : b; }
 ALWAYS_INLINE vd v_min(vd a, vd b) { return a < b ? a : b; }
 ALWAYS_INLINE double v_sum(vd a) { return a; }

@@ -21,7 +21,7 @@ settings.register_profile("mapuot", derandomize=True, deadline=None, max_example
 settings.load_profile("mapuot")
 warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
 
-ISAS = ("scalar", "avx2", "avx512")
+ISAS = ("scalar", "avx2", "avx512", "neon")
 
 
 def available(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The layouts that records.py reads from the headers are those that the compilers make of them."""
+"""The layouts that mapuot/backends/records.py reads from the headers are those that the compilers make of them."""
 
 import pytest
 from mapuot._core import ffi

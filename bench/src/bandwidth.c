@@ -42,25 +42,20 @@ typedef struct {
                                               {two_sums_f64_##isa, two_sums_f32_##isa},                                \
                                               {shared_rows_f64_##isa, shared_rows_f32_##isa}};
 
-DECLARE(scalar)
-#ifndef MAPUOT_NO_X86
-DECLARE(avx2)
-DECLARE(avx512)
-#endif
+MAPUOT_EACH_ISA(DECLARE)
 
 static const bench_kernels *active = &table_scalar;
 
+#define CHOOSE(set)                                                                                                    \
+    if (strcmp(isa, #set) == 0) {                                                                                      \
+        active = &table_##set;                                                                                         \
+        return MAPUOT_RUNNING;                                                                                         \
+    }
+
 EXPORT int bench_isa(const char *isa)
 {
-#ifndef MAPUOT_NO_X86
-    if (strcmp(isa, "avx512") == 0)
-        active = &table_avx512;
-    else if (strcmp(isa, "avx2") == 0)
-        active = &table_avx2;
-    else
-#endif
-        active = &table_scalar;
-    return strcmp(isa, "scalar") == 0 || active != &table_scalar ? MAPUOT_RUNNING : MAPUOT_BAD_ARGUMENT;
+    MAPUOT_EACH_ISA(CHOOSE)
+    return MAPUOT_BAD_ARGUMENT;
 }
 
 EXPORT mapuot_pool *bench_pool(int threads) { return mapuot_pool_new(threads); }

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..errors import shown
 from .contract import Options, PlanStream, Stats, Workspace, closing, host, namespace
 
 __all__ = [
@@ -32,8 +33,8 @@ BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 def pick(backend: str, *arrays: Any) -> ModuleType:
     """The backend module by name; "auto" looks at the arrays and never wakes a GPU for numpy ones."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {BACKENDS}, got {shown(backend)}")
     if backend == "auto":
         on_gpu = any(hasattr(x, "__cuda_array_interface__") for x in arrays)
         backend = "cuda" if on_gpu else "cpu"

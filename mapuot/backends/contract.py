@@ -23,7 +23,9 @@ import numpy as np
 
 from ..penalties import F64
 
+FAILED = ("not finite", "underflow")  # statuses of what is no answer
 LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at the smallest float64
+SECONDS_A_CALL = 0.1  # how long a core may keep control: Ctrl-C and the progress bar wait for it
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
 
 
@@ -88,7 +90,9 @@ class PlanStream(Protocol):
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         """Rows i0 to i1, in ``out`` where that is given."""
 
-    def apply(self, X: Any) -> Any: ...
+    def apply(self, X: Any, name: str = "X") -> Any:
+        """``name``: the caller's word for X, for errors."""
+
     def apply_transpose(self, Y: Any) -> Any: ...
     def sums(self) -> tuple[float, F64, F64]:
         """(<P, M>, row sums, column sums) computed from M in float64."""

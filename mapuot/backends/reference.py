@@ -19,6 +19,7 @@ from ..problem import Problem
 from ..side import Side
 from ..validate import as_columns
 from .contract import LEAST_MASS, Options, Stats, weigh
+from .limits import memory_of
 
 __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 
@@ -81,7 +82,8 @@ class Workspace:
         problem.check_reachable(~possible[:, ~out_v].any(1) & ~out_u, ~possible[~out_u].any(0) & ~out_v)
         self.passes = 0
         self.best_dual, self.progress_dual, self.best_error, self.since_best = -np.inf, -np.inf, np.inf, 0
-        self.history: deque[tuple[F64, F64]] = deque(maxlen=options.memory + 1)
+        itemsize = {"float64": 8, "float32": 4, "bfloat16": 2}[options.precision]
+        self.history: deque[tuple[F64, F64]] = deque(maxlen=memory_of(options.memory, problem.shape[0], itemsize) + 1)
         self.extrapolated = False
         self.rates = tuple(
             None if rho is None else (0.0 if np.isinf(rho) else problem.reg / rho)
@@ -203,7 +205,7 @@ class Workspace:
             return "underflow"
         if not np.isfinite(mass) or not np.isfinite(dual):
             return "not finite"
-        small = self.options.tol_gap >= 0 and gap <= self.options.tol_gap * abs(dual)
+        small = self.options.tol_gap >= 0 and gap < np.inf and gap <= self.options.tol_gap * abs(dual)
         if error <= self.options.tol or small:
             return "converged"
         self.since_best += 1
@@ -237,8 +239,8 @@ class PlanStream:
         out[:] = block
         return out
 
-    def apply(self, X: Any) -> Any:
-        X, flat = as_columns(X, self.P.shape[1], "X")
+    def apply(self, X: Any, name: str = "X") -> Any:
+        X, flat = as_columns(X, self.P.shape[1], name)
         return (self.P @ X)[:, 0] if flat else self.P @ X
 
     def apply_transpose(self, Y: Any) -> Any:

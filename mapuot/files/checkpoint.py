@@ -5,30 +5,39 @@ One side is enough: a pass makes the other. It is kept in units of M (reg log x)
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..errors import shown
+from .read import check_regular, open_member, reading
 from .write import complete, refuse_folder
 
-CHECKPOINT_SECONDS = float(os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60"))
+CHECKPOINT_SECONDS: Any = os.environ.get("MAPUOT_CHECKPOINT_SECONDS", "60")
 
 
 class Checkpoint:
     """The potential of one side, enough to go on from, written now and then by one process."""
 
     def __init__(self, path: Any) -> None:
-        self.path, self.last = Path(path), time.monotonic()
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"checkpoint must be a path, got {shown(path)}")
+        self.path, self.last, self.every = Path(path), time.monotonic(), seconds(CHECKPOINT_SECONDS)
         refuse_folder(self.path)
+        folder = self.path.absolute().parent
+        if not folder.is_dir():
+            raise FileNotFoundError(f"checkpoint {self.path}: the folder {folder} does not exist")
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"checkpoint {self.path}: the folder {folder} cannot be written")
 
     @property
     def due(self) -> bool:
-        return time.monotonic() - self.last >= CHECKPOINT_SECONDS
+        return time.monotonic() - self.last >= self.every
 
     def save(self, side: str, log_x: Any, reg: float, n_pass: int) -> None:
         """Trouble with the disk is a warning, the solve goes on."""
@@ -43,15 +52,40 @@ class Checkpoint:
             warnings.warn(f"checkpoint {self.path} could not be written: {error}", RuntimeWarning, stacklevel=2)
 
 
+def seconds(text: Any) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not found >= 0:
+        raise ValueError(f"MAPUOT_CHECKPOINT_SECONDS must be a number of seconds >= 0, got {shown(text)}")
+    return found
+
+
 def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
     """(log u, log v) to start a problem of m rows and n columns from; ValueError where the file is of another."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be that of a checkpoint, got {shown(path)}")
+    path, start = Path(path), {"a": np.zeros(m), "b": np.zeros(n)}
+    check_regular(path, "checkpoint")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            side, potential = str(file["side"]), np.asarray(file["potential"], np.float64)
-    except (KeyError, TypeError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        side, potential = (member(path, name, kinds) for name, kinds in (("side", "U"), ("potential", "f")))
+    except ValueError as error:
         raise ValueError(f"{path} is not a checkpoint of mapuot: {error}") from error
-    start = {"a": np.zeros(m), "b": np.zeros(n)}
+    side = str(side[0])
     if side not in start or potential.shape != start[side].shape:
         raise ValueError(f"{path} is the checkpoint of another problem: {side} has {len(potential)} points there")
     start[side] = potential / reg
     return start["a"], start["b"]
+
+
+def member(path: Path, name: str, kinds: str) -> Any:
+    """A finite array of a checkpoint, (1,) of a text."""
+    with reading(path, "npz"):
+        array = open_member(path, name, kinds)
+        if array is None:
+            raise ValueError(f"it holds no {name}")
+        whole = array[0 : math.prod(array.shape[:1])]
+        if kinds == "f" and not np.isfinite(whole).all():
+            raise ValueError(f"{name} is not finite")
+    return whole

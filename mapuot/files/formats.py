@@ -27,6 +27,9 @@ def library(kind: str) -> Any:
     """The module that reads and writes a format."""
     name = LIBRARIES[kind]
     try:
-        return import_module(name)
+        module = import_module(name)
     except ImportError as error:
         raise ImportError(f"{kind} files need {name}: pip install 'mapuot[files]'") from error
+    if name == "zarr" and not hasattr(module, "create_array"):
+        raise ImportError(f"zarr files need zarr 3, which needs Python 3.11, got zarr {module.__version__}")
+    return module

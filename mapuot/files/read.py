@@ -4,14 +4,19 @@ A matrix opens as ``Streamed``: only its shape is read, then block by block, so 
 than a block. Each format has an opener, which gives something with shape, dtype and slices; .npy and .npz by plain
 reads of the bytes asked for, HDF5 and Zarr by their libraries. M is looked for, and a and b beside it, where no array
 is named.
+
+A file may come from anyone (SECURITY.md): what its header claims is compared with its size before memory is taken,
+members of an .npz with their checksum, and whatever a reader raises comes as a ValueError that names the file.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,25 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ..cost import Streamed
+from ..errors import cut
 from .formats import library, split_name
+
+MOST_HEADER = 1 << 16  # bytes of the header of an .npy file; numpy writes 128 and reads no more than 10,000
+MOST_INFLATED = 1032  # bytes that deflate makes of one
+NUMBERS = "biufc"  # kinds of dtype
+CHECKED_BYTES = 1 << 20  # of a member, at once
+
+
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Whatever a damaged file makes a reader raise, as a ValueError with its name."""
+    try:
+        yield
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:
+        what = "" if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: "
+        raise ValueError(f"{path} cannot be read as {kind}: {what}{cut(str(error))}") from error
 
 
 def open_matrix(text: Any, name: str = "M") -> Streamed:
@@ -42,7 +65,8 @@ class Matrix:
             raise ValueError(f"{path}: {inside} must be a matrix, got shape {self.array.shape}")
 
     def __call__(self, i0: int, i1: int, j0: int = 0, j1: int | None = None) -> Any:
-        return self.array[i0:i1, j0:j1]
+        with reading(*self.name[:2]):
+            return self.array[i0:i1, j0:j1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Matrix, self.name
@@ -54,7 +78,8 @@ def read_vector(text: Any, name: str) -> Any:
     array = open_array(path, kind, inside)
     if len(array.shape) != 1:
         raise ValueError(f"{path}: {inside} must be a vector, got shape {array.shape}")
-    return np.asarray(array[0 : array.shape[0]])
+    with reading(path, kind):
+        return np.asarray(array[0 : array.shape[0]])
 
 
 def find_vector(matrix: Any, name: str) -> Any | None:
@@ -67,15 +92,25 @@ def find_vector(matrix: Any, name: str) -> Any | None:
 
 def open_array(path: Path, kind: str, name: str) -> Any:
     """Something with shape, dtype and slices of rows, of a matrix also of columns."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist")
-    try:
+    check_regular(path, kind)
+    with reading(path, kind):
         array = OPENERS[kind](path, name)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read as {kind}: {error}") from error
-    if not hasattr(array, "shape"):  # nothing, or a group
+        shape = getattr(array, "shape", None)
+        if shape is not None and array.dtype.kind not in NUMBERS:
+            raise ValueError(f"dtype {cut(str(array.dtype))} is none of numbers")
+    if shape is None:  # nothing, a group, or an array of nothing
         raise ValueError(f"{path} holds no array {name!r}, but {', '.join(names_in(path, kind)) or 'none'}")
     return array
+
+
+def check_regular(path: Path, kind: str) -> None:
+    """A pipe or a device would be waited for, or read for ever."""
+    with reading(path, kind):
+        there, fits = path.exists(), path.is_file() or (path.is_dir() and kind == "zarr")
+    if not there:
+        raise FileNotFoundError(f"{path} does not exist")
+    if not fits:
+        raise ValueError(f"{path} cannot be read as {kind}: it is no regular file")
 
 
 def open_hdf5(path: Path, name: str) -> Any:
@@ -84,11 +119,21 @@ def open_hdf5(path: Path, name: str) -> Any:
 
 def open_zarr(path: Path, name: str) -> Any:
     node: Any = library("zarr").open(path, mode="r")
-    return node if hasattr(node, "shape") else node.get(name)
+    array = node if hasattr(node, "shape") else node.get(name)
+    told = array.metadata.to_dict() if hasattr(array, "shape") else {}
+    if any("pickle" in str(told.get(key)) for key in ("codecs", "filters", "compressor")):
+        raise ValueError(f"{name} is packed by pickle, which could run any code")
+    return array
 
 
 def names_in(path: Path, kind: str) -> list[str]:
     """What arrays and groups a file has; none where it is one array."""
+    check_regular(path, kind)
+    with reading(path, kind):
+        return sorted(found_names(path, kind))
+
+
+def found_names(path: Path, kind: str) -> list[str]:
     names: list[str] = []
     if kind == "npz":
         with zipfile.ZipFile(path) as archive:
@@ -99,36 +144,47 @@ def names_in(path: Path, kind: str) -> list[str]:
     elif kind == "zarr":
         node: Any = library("zarr").open(path, mode="r")
         names = [] if hasattr(node, "shape") else [name for name, _ in node.members(max_depth=None)]
-    return sorted(names)
+    return names
 
 
-def npy_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
-    """(shape, Fortran order, dtype); the file stands at its data then."""
+def npy_header(file: Any, kinds: str) -> tuple[tuple[int, ...], bool, Any]:
+    """(shape, Fortran order, dtype of one of the kinds); the file stands at its data then."""
     version = npy.read_magic(file)
-    found = npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
-    if found[2].hasobject:
-        raise ValueError(f"dtype {found[2]} is none of numbers")
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"format version {version}")
+    length = file.read(2 if version == (1, 0) else 4)
+    size = int.from_bytes(length, "little")
+    if size > MOST_HEADER:
+        raise ValueError(f"its header claims {size} bytes")
+    text = io.BytesIO(length + file.read(size))
+    found = npy.read_array_header_1_0(text) if version == (1, 0) else npy.read_array_header_2_0(text)
+    if found[2].kind not in kinds:
+        raise ValueError(f"dtype {cut(str(found[2]))} is none of numbers")
+    if min(found[0], default=0) < 0:
+        raise ValueError(f"its header claims the shape {cut(str(found[0]))}")
     return found
 
 
 class NpyFile:
     """An .npy file, or a member of an archive that is stored as it is, by plain reads: no page stays mapped."""
 
-    def __init__(self, path: Path, start: int = 0) -> None:
+    def __init__(self, path: Path, start: int = 0, stop: int | None = None, kinds: str = NUMBERS) -> None:
         self.path = path
         with path.open("rb") as file:
             file.seek(start)
-            self.shape, self.fortran, self.dtype = npy_header(file)
+            self.shape, self.fortran, self.dtype = npy_header(file, kinds)
             self.offset = file.tell()
-            end, size = self.offset + math.prod(self.shape) * self.dtype.itemsize, path.stat().st_size
-        if size < end:
-            raise ValueError(f"cut off at byte {size} of {end}")
+        check_size(self.shape, self.dtype, self.offset, path.stat().st_size if stop is None else stop)
 
     def __getitem__(self, key: Any) -> Any:
         i0, i1, j0, j1, width = block_of(key, self.shape)
         if self.fortran and len(self.shape) > 1:
-            whole = np.memmap(self.path, self.dtype, "r", self.offset, self.shape, "F")
-            return np.array(whole[i0:i1, j0:j1], order="C")
+            return np.ascontiguousarray(self.block(j0, j1, i0, i1, self.shape[0]).T)
+        block = self.block(i0, i1, j0, j1, width)
+        return block if len(self.shape) > 1 else block[:, 0]
+
+    def block(self, i0: int, i1: int, j0: int, j1: int, width: int) -> Any:
+        """Entries j0 to j1 of the rows i0 to i1, as they lie in the file."""
         steps = [(i0, i1)] if j1 - j0 == width else [(i, i + 1) for i in range(i0, i1)]  # what lies in one piece
         parts = [np.empty(0, self.dtype)]
         with self.path.open("rb") as file:
@@ -136,37 +192,54 @@ class NpyFile:
                 file.seek(self.offset + (k0 * width + j0) * self.dtype.itemsize)
                 parts.append(np.fromfile(file, self.dtype, (k1 - k0) * (j1 - j0)))
         block = parts[-1] if len(steps) == 1 else np.concatenate(parts)
-        return block.reshape(i1 - i0, j1 - j0) if len(self.shape) > 1 else block
+        return block.reshape(i1 - i0, j1 - j0)
+
+
+def check_size(shape: tuple[int, ...], dtype: Any, start: int, stop: int) -> None:
+    """Whether the entries that a header claims are there."""
+    end = start + math.prod(shape) * dtype.itemsize
+    if stop < end:
+        raise ValueError(f"cut off at byte {stop} of {end}")
 
 
 def block_of(key: Any, shape: tuple[int, ...]) -> tuple[int, int, int, int, int]:
     """(i0, i1, j0, j1, row length) of one slice or two."""
     rows, columns = key if isinstance(key, tuple) else (key, slice(None))
-    width = shape[1] if len(shape) > 1 else 1
-    return *rows.indices(shape[0])[:2], *columns.indices(width)[:2], width
+    height, width = (*shape, 1, 1)[:2]
+    return *rows.indices(height)[:2], *columns.indices(width)[:2], width
 
 
-def open_member(path: Path, name: str) -> Any | None:
+def open_member(path: Path, name: str, kinds: str = NUMBERS) -> Any | None:
+    """A member of an archive, read through once for its checksum."""
     with zipfile.ZipFile(path) as archive:
         if name + ".npy" not in archive.namelist():
             return None
         info = archive.getinfo(name + ".npy")
-    if info.compress_type != zipfile.ZIP_STORED:
-        return PackedMember(path, name)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{name} is compressed by method {info.compress_type}, not by deflate")
+        if info.file_size > MOST_INFLATED * path.stat().st_size:
+            raise ValueError(f"{name} claims {info.file_size} bytes")
+        with archive.open(info) as member:
+            while member.read(CHECKED_BYTES):
+                pass
+    if info.compress_type == zipfile.ZIP_DEFLATED:
+        return PackedMember(path, name, info.file_size, kinds)
     with path.open("rb") as file:  # the local header: 30 bytes, the name, an extra field
         file.seek(info.header_offset)
         head = file.read(30)
     lengths = int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-    return NpyFile(path, info.header_offset + 30 + lengths)
+    start = info.header_offset + 30 + lengths
+    return NpyFile(path, start, start + info.file_size, kinds)
 
 
 class PackedMember:
     """A compressed member of an .npz: rows in order are read once, going back starts anew."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, size: int, kinds: str) -> None:
         self.stream = zipfile.ZipFile(path).open(name + ".npy")  # noqa: SIM115  read on until the end
-        self.shape, fortran, self.dtype = npy_header(self.stream)
+        self.shape, fortran, self.dtype = npy_header(self.stream, kinds)
         self.offset = self.stream.tell()
+        check_size(self.shape, self.dtype, self.offset, size)
         if fortran and len(self.shape) > 1:
             raise ValueError(f"{name} is compressed in Fortran order, which cannot be read by rows")
 
@@ -174,8 +247,8 @@ class PackedMember:
         i0, i1, j0, j1, width = block_of(key, self.shape)
         self.stream.seek(self.offset + i0 * width * self.dtype.itemsize)
         data = self.stream.read((i1 - i0) * width * self.dtype.itemsize)
-        whole = np.frombuffer(data, self.dtype)
-        return whole.reshape(i1 - i0, width)[:, j0:j1] if len(self.shape) > 1 else whole
+        whole = np.frombuffer(data, self.dtype).reshape(i1 - i0, width)
+        return whole[:, j0:j1] if len(self.shape) > 1 else whole[:, 0]
 
 
 OPENERS: dict[str, Callable[[Path, str], Any]] = {

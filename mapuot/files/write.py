@@ -6,7 +6,9 @@ an .npz, attributes of HDF5 and Zarr.
 
 from __future__ import annotations
 
+import glob
 import os
+import platform
 import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
@@ -30,17 +32,35 @@ def refuse_folder(path: Path) -> None:
 def complete(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path``, which takes its place on success and goes on failure."""
     refuse_folder(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    for part in path.parent.glob(glob.escape(f".{path.name}.{platform.node()}.") + "*.part"):
+        if dead(part.name.split(".")[-2]):
+            remove(part)
+    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     try:
         yield part
         if path.is_dir():  # Zarr
             shutil.rmtree(path)
         part.replace(path)
     finally:
-        if part.is_dir():
-            shutil.rmtree(part)
-        else:
-            part.unlink(missing_ok=True)
+        remove(part)
+
+
+def dead(pid: str) -> bool:
+    """Whether no process of this host has the number: it was killed before it could remove its part."""
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, OverflowError):  # of another user, or no number
+        return False
+    return False
+
+
+def remove(part: Path) -> None:
+    if part.is_dir():
+        shutil.rmtree(part)
+    else:
+        part.unlink(missing_ok=True)
 
 
 class Blocks:

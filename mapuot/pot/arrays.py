@@ -49,10 +49,7 @@ def take(x: Any, name: str) -> Any:
 
 def threshold(value: Any, name: str = "stopThr") -> float:
     """A number, 0 and less too: then nothing stops the iteration early."""
-    try:
-        return as_float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} must be a number, got {value!r}") from error
+    return as_float(value, name)
 
 
 def give(x: Any, like: Any) -> Any:

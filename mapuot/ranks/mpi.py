@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import packed, unpacked
-from ..processor import cores, default_threads, isa
+from ..errors import cut, packed, unpacked
+from ..processor import core_count, cores, default_threads, isa
 from .alone import ALONE, Ranks
 from .split import own_rows
 
@@ -148,7 +148,7 @@ class MpiRanks(Ranks):
             rank = next((rank for rank in group if found[rank][name] != first), None)
             if rank is not None:
                 where = "every rank" if len(self.groups) == 1 else f"ranks {', '.join(map(str, group))}"
-                got = f"{shown(first)} on rank {group[0]}, {shown(found[rank][name])} on {rank}"
+                got = f"{cut(first)} on rank {group[0]}, {cut(found[rank][name])} on {rank}"
                 raise self.raised(ValueError(f"{name} must be the same on {where}, got {got}"))
 
     def raised(self, error: Exception) -> Exception:
@@ -188,6 +188,7 @@ class MpiRanks(Ranks):
         self.same(**{"the instruction set (MAPUOT_ISA lowers it)": isa()})
         users = [theirs for _, theirs in self.neighbours()]
         share = sum(1 / sum(core in theirs for theirs in users) for core in cores())
+        share *= core_count() / len(cores())  # the ranks of a host share its quota, too
         return int(self.min(default_threads(entries, share) if asked is None else asked))
 
     def neighbours(self) -> list[tuple[int, set[int]]]:
@@ -271,7 +272,3 @@ def digest(value: Any) -> str:
     except (TypeError, ValueError):
         pass
     return repr(value)
-
-
-def shown(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

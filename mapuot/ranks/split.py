@@ -6,7 +6,10 @@ every process finds those of all others by itself.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
+
+from ..errors import shown
 
 
 def own_rows(m: int, rank: int, size: int) -> tuple[int, int]:
@@ -27,11 +30,12 @@ def process_grid(split: Any, size: int, shape: tuple[int, int] | None = None) ->
     whole matrix.
     """
     pairs = [(size // C, C) for C in range(1, size + 1) if size % C == 0]
-    if split == "rows":
+    word = split if isinstance(split, str) else None
+    if word == "rows":
         return size, 1
-    if split == "grid":
+    if word == "grid":
         return next(pair for pair in pairs if pair[0] <= pair[1])
-    if split == "auto":
+    if word == "auto":
         if shape is None:
             raise ValueError(
                 "split='auto' needs M in a file: what each rank passes is cut already, so that split must be 'rows', "
@@ -40,9 +44,10 @@ def process_grid(split: Any, size: int, shape: tuple[int, int] | None = None) ->
         m, n = shape
         best = min((pair for pair in pairs if pair[1] <= n), key=lambda pair: pass_time(pair[0], pair[1], m, n))
         return best if pass_time(*best, m, n) < 0.9 * pass_time(size, 1, m, n) else (size, 1)
-    if isinstance(split, (tuple, list)) and tuple(split) in pairs:
+    whole = isinstance(split, (tuple, list)) and all(isinstance(x, Integral) for x in split)
+    if whole and tuple(split) in pairs:
         return split[0], split[1]
-    raise ValueError(f"split must be 'rows', 'grid', 'auto' or (R, C) with R * C = {size} ranks, got {split!r}")
+    raise ValueError(f"split must be 'rows', 'grid', 'auto' or (R, C) with R * C = {size} ranks, got {shown(split)}")
 
 
 def pass_time(R: int, C: int, m: int, n: int) -> float:

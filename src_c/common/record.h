@@ -27,7 +27,7 @@ typedef struct {
     double lam_rate, mu_rate;  /* what a log ratio of masses is multiplied with, 0: no translation */
     double tol, tol_gap;       /* stop at this certified plan error, or at gap <= tol_gap |dual|; < 0: never */
     double storage_error;      /* relative rounding of K's entries */
-    double exponent_error;     /* plan error by the rounding of log u + log v - M / reg */
+    double exponent_error;     /* plan error by the rounding of log u + log v - M / reg in K */
     double flush;              /* entries of K below this were flushed to zero */
     double flush_tol;          /* relative mass that flushing may hide before K is rebuilt */
     double narrow_floor;       /* certified error under which float32 passes are noise */
@@ -36,9 +36,11 @@ typedef struct {
     double dual_constant; /* reg |c| + the dual terms that no pass changes */
     double dual_scale;    /* scale of the dual's rounding error: sum of rho a + rho b over finite rho */
     double row_weight;    /* sum of a over the rows in use, for the dual value of rows with one rho */
-    int64_t memory;       /* Anderson differences kept at most, 0: none */
-    int64_t in_place;     /* 1: K is overwritten by the plan and rounded once a pass */
-    int64_t finer;        /* 1: there is a finer storage of K to go on with */
+    double rho_kl, rho_tv, rho_l2; /* the largest finite rho of the sides of that penalty, added up */
+    double hard_sides;             /* how many have a balanced point or a range */
+    int64_t memory;                /* Anderson differences kept at most, 0: none */
+    int64_t in_place;              /* 1: K is overwritten by the plan and rounded once a pass */
+    int64_t finer;                 /* 1: there is a finer storage of K to go on with */
 } mapuot_limits;
 
 /* How far a solve is; all counters before the first pass are 0, best_error inf, the dual values -inf. */
@@ -67,7 +69,7 @@ typedef enum { MAPUOT_IMAGE, MAPUOT_EXTRAPOLATE, MAPUOT_GO_BACK, MAPUOT_REPEAT }
 
 /* What one pass tells; gap, error, dual and mass are of the state (u, v) of that pass. */
 typedef struct {
-    double gap; /* primal - dual as summed; inf while hard columns miss more of the mass than tol_gap (< 0: tol) */
+    double gap; /* bound on primal - dual; inf while hard columns miss more of the mass than tol_gap (< 0: tol) */
     double
         error;   /* certified relative plan error; balanced columns: |s - b|_1 / mass; inf where nothing is certified */
     double dual; /* a lower bound of every plan's objective, rounding counted */

@@ -36,13 +36,33 @@ FN double next_translation(const mapuot_limits *limits, double log_ratio)
 }
 
 /* |P - P*|_1 / mass from d = gap / (reg mass) >= KL(P* | P) / mass: |p - q|_1^2 <= (2/3 |p| + 4/3 |q|) KL(p | q) */
-FN double plan_error(double d) { return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d; }
-
-/* Plan error by the rounding of K: its entries are rounded once, those of a plan in place in every pass again; passes:
- * made on this K before. */
-FN double storage_error(const mapuot_limits *limits, int64_t passes)
+FN double plan_error(double d)
 {
-    return 3 * limits->storage_error * (limits->in_place ? 1 + (double)passes : 1);
+    if (d > 1e100)
+        return 0.7 * d;
+    return d > 0 ? d * (1.0 / 3) + sqrt(2 * d + d * d * (1.0 / 9)) : d == d ? 0 : d;
+}
+
+/* Relative rounding of an entry of K: once, of a plan in place in every pass again; passes: made on this K before. */
+FN double entry_error(const mapuot_limits *limits, int64_t passes)
+{
+    return limits->storage_error * (limits->in_place ? 1 + (double)passes : 1);
+}
+
+/* What it makes of the plan: one unit by itself, two as the optimum of the rounded K is another. */
+FN double storage_error(const mapuot_limits *limits, int64_t passes) { return 3 * entry_error(limits, passes); }
+
+/* |log x| at most, for x > 0, by its binary exponent */
+FN double size_of_log(double x) { return 0.7 * (1 + fabs((double)ilogb(x))); }
+
+/* The gap of the plan that K rounds: its marginals r are off by up to d r.  sqrt(gap) then grows by d sqrt(rho mass) at
+ * most (KL: rho r is the second derivative; L2: rho / 2 sum r^2 <= rho / 2 mass^2), that of total variation by 2 rho d r
+ * and that of a hard side by d r |f|, |f| / reg <= log_size. */
+FN double gap_of_rounded(const mapuot_limits *limits, double gap, double mass, double d, double log_size)
+{
+    const double root = sqrt(fmax(gap, 0.0)) + d * sqrt(mass * (limits->rho_kl + 0.5 * limits->rho_l2 * mass));
+    const double linear = 2 * limits->rho_tv + limits->hard_sides * limits->reg * log_size;
+    return gap < 0 ? gap : root * root * (1 + 3 * d) + d * mass * linear;
 }
 
 /* Bound on the mass that K's zeros hide: entries below flush, and u below TINY, for many of which LEAST_MASS stands */
@@ -121,18 +141,22 @@ FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap
 }
 
 /* What the state is worth.  gap: the sum of the Fenchel-Young terms, hard: of the violations; on entry out holds the dual
- * value as it was summed, on leaving a lower bound of the optimum: rounding of K and of its exponents moves it by reg
- * times the mass that they move. */
+ * value as it was summed, on leaving a lower bound of the optimum.  K's rounding moves it by reg times the mass that it
+ * moves; in rho (a - r), r stands for a e^(-f / rho), from which it is apart by the rounding of log u. */
 FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double gap, double hard,
                 double scale)
 {
-    const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0);
-    const double rounding = storage_error(limits, p->since_absorb) + limits->exponent_error + out->lost +
-                            4.5e-16 * fabs(p->shift); /* log u and log v hold it: 4 roundings */
-    p->moved = limits->reg * out->mass * rounding + 1e-15 * (limits->dual_scale + fabs(out->dual));
-    const double over = OVER(out->mass);
-    out->error = plan_error(gap * over * limits->inv_reg) + hard * over + rounding;
-    out->gap = hard > allowed * out->mass ? INF : gap;
+    const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0), mass = out->mass;
+    /* log u and log v are what K absorbed of them, the scaling and the shift, each rounded */
+    const double logs = fabs(p->shift) + fabs(p->offset) + size_of_log(scale) + size_of_log(mass);
+    const double rounding = limits->exponent_error + 4.5e-16 * logs;
+    const double entries = entry_error(limits, p->since_absorb) + rounding + out->lost, over = OVER(mass);
+    const double log_size = logs + limits->exponent_error * 1.1e15; /* of log u and log v: see EXPONENT_ROUNDING */
+    p->moved = mass * (limits->reg * entries + limits->rho_kl * 0.25 * rounding) +
+               1e-15 * (limits->dual_scale + fabs(out->dual) + limits->hard_sides * limits->reg * log_size * mass);
+    out->error = plan_error(gap * over * limits->inv_reg) + hard * over + storage_error(limits, p->since_absorb) +
+                 rounding + out->lost;
+    out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, gap, mass, entries, log_size);
     if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || isnan(out->error))
         out->gap = out->error = INF;
     out->dual = isnan(p->moved) ? -INF : out->dual - p->moved;
@@ -161,7 +185,8 @@ FN void widen_passes(mapuot_progress *p)
  * pass, or 1 where it is looked at before that pass. */
 FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale, double next_v)
 {
-    const int small = limits->tol_gap >= 0 && out->gap + p->moved <= limits->tol_gap * fabs(out->dual);
+    const int small = limits->tol_gap >= 0 && out->gap < INF && /* INF is not small beside -INF */
+                      out->gap <= limits->tol_gap * (fabs(out->dual) - p->moved);
     const int done = out->error <= limits->tol || small;
     const int fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
@@ -199,7 +224,9 @@ FN void judge(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out
     p->passes += 1;
     p->since_absorb += 1;
     out->status = (double)(p->status = status_of(limits, p, out, scale, next_v));
-    if (p->status == MAPUOT_NOT_FINITE || p->status == MAPUOT_UNDERFLOW)
+    if (p->status == MAPUOT_NOT_FINITE || p->status == MAPUOT_UNDERFLOW) {
         out->gap = out->error = INF;
+        out->dual = -INF;
+    }
 }
 #endif

@@ -126,7 +126,7 @@ def test_pickle_and_clone():
         ({"out_of_sample_map": "foo"}, "out_of_sample_map must be"),
         ({"method": "foo"}, "Unknown method"),
         ({"max_iter": 0}, "max_iter must be"),
-        ({"reg_e": -1}, "reg must be"),
+        ({"reg_e": -1}, "reg_e must be"),
         ({"limit_max": np.nan, "ys": np.zeros(14), "yt": np.ones(11)}, "limit_max must be a positive finite number"),
         ({"limit_max": -1, "ys": np.zeros(14), "yt": np.ones(11)}, "limit_max must be a positive finite number"),
     ],

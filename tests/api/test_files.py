@@ -26,7 +26,7 @@ def write(path, M, **more):
     elif kind == ".npz":
         (np.savez_compressed if packed else np.savez)(path, M=M, **more)
     elif kind == ".zarr":
-        zarr = pytest.importorskip("zarr")
+        zarr = pytest.importorskip("zarr", minversion="3")
         group = zarr.open_group(path, mode="w")
         for name, value in {"M": M, **more}.items():
             group.create_array(name, data=value)
@@ -118,7 +118,7 @@ def test_dtypes(tmp_path, dtype):
 @pytest.mark.parametrize("suffix", [".npz", ".h5", ".zarr"])
 def test_written_is_read(tmp_path, suffix):
     pytest.importorskip("h5py")
-    pytest.importorskip("zarr")
+    pytest.importorskip("zarr", minversion="3")
     P = np.random.default_rng(0).random((9, 5)).astype(np.float32)
     path = tmp_path / ("out" + suffix)
     for _ in range(2):  # the second replaces the first
@@ -184,7 +184,7 @@ def test_groups(tmp_path, name):
     """a and b are looked for beside M; a path may hold colons; a group is no array."""
     case, path = clouds(40, 21), tmp_path / "x:y" / name
     path.parent.mkdir()
-    library = pytest.importorskip("h5py" if path.suffix == ".h5" else "zarr")
+    library = pytest.importorskip(*(["h5py"] if path.suffix == ".h5" else ["zarr", "3"]))
     file = library.File(path, "w") if path.suffix == ".h5" else library.open_group(path, mode="w")
     for array, value in {"a": np.zeros(40), "run/M": case.M, "run/a": case.a}.items():
         (file.create_dataset if path.suffix == ".h5" else file.create_array)(array, data=value)
@@ -198,7 +198,7 @@ def test_groups(tmp_path, name):
 
 
 def test_a_file_of_one_array(tmp_path):
-    zarr = pytest.importorskip("zarr")
+    zarr = pytest.importorskip("zarr", minversion="3")
     case = clouds(40, 21)
     zarr.create_array(tmp_path / "M.zarr", data=case.M)
     zarr.create_array(tmp_path / "a.zarr", data=case.a)
@@ -262,9 +262,20 @@ def test_checkpoint(tmp_path, reg_m, monkeypatch):
 
 
 def test_checkpoint_that_cannot_be_written_is_a_warning(tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
     with pytest.warns(RuntimeWarning, match="could not be written"):
-        result = clouds(9, 8).solve(checkpoint=tmp_path / "no folder" / "state.npz")
+        result = clouds(9, 8).solve(
+            checkpoint=folder / "state.npz", callback=lambda stats: folder.exists() and folder.rmdir()
+        )
     assert result.converged
+
+
+def test_a_checkpoint_without_a_folder_is_told_before_the_first_pass(tmp_path):
+    passes = []
+    with pytest.raises(FileNotFoundError, match="no folder does not exist"):
+        clouds(9, 8).solve(checkpoint=tmp_path / "no folder" / "state.npz", callback=passes.append)
+    assert not passes
 
 
 def test_not_a_checkpoint(tmp_path):

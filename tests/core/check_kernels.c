@@ -12,10 +12,10 @@
 #include "check_streams.h"
 
 static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257};
-static const char *const isas[] = {"scalar", "avx2", "avx512"}, *const dtypes[] = {"f64", "f32", "bf16"};
+static const char *const isas[] = {"scalar", "avx2", "avx512", "neon"}, *const dtypes[] = {"f64", "f32", "bf16"};
 static const int pool_sizes[] = {1, 2, 3, 7};
 static mapuot_pool *pools[4];
-enum { SIZES = sizeof sizes / sizeof *sizes, ISAS = 3, POOLS = 4 };
+enum { SIZES = sizeof sizes / sizeof *sizes, ISAS = 4, POOLS = 4 };
 
 static void set_where(const char *isa, int dtype, int64_t m, int64_t n, int kind, int threads)
 {

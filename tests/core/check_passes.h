@@ -244,11 +244,12 @@ static void check_columns(const mapuot_state *state, const sweep_args *args, con
 static void check_sweeps(int64_t n, int kind, const char *isa)
 {
     const int64_t np = padded(n), cut = np / PAD / 2 * PAD;
-    const int from = buffer_count, memory = 5;
+    const int from = buffer_count, memory = MAX_MEMORY;
     const uint64_t start = seed;
     mapuot_state state[2];
     double out[2][4][SWEEP_OUT] = {{{0}}};
-    sweep_args args = {.offset = -0.05, .common = 0.2, .slot = n % 3 ? 1 : -1, .depth = 3, .gamma = {0.5, -0.2, 0.1}};
+    sweep_args args = {.offset = -0.05, .common = 0.2, .slot = n % 3 ? 1 : -1, .gamma = {0.5, -0.2, 0.1}};
+    args.depth = 2 + n % (MAX_MEMORY - 1);
     args.kappa = exp(args.offset);
     args.base = 0.7; /* the shift: columns here differ in rho, so no one factor takes q there */
     args.q_factor = 1;

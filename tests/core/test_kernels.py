@@ -220,7 +220,7 @@ def test_indices_beyond_2_to_the_31(isa, dtype):
 
 
 def test_instruction_sets():
-    assert native.isa() in ("scalar", "avx2", "avx512")
+    assert native.isa() in ("scalar", "avx2", "avx512", "neon")
     with pytest.raises(ValueError, match="isa must be one that this machine has, got 'mmx'"):
         native.set_isa("mmx")
     best = native.isa()

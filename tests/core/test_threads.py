@@ -17,6 +17,7 @@ from problems import clouds, relative_error
 
 import mapuot
 from mapuot.backends.cpu import native
+from mapuot.processor import core_count
 
 CASE = clouds(90, 70, reg=0.02, reg_m=(1.0, 3.0), ratio=1.3)
 UNDER_SANITIZER = "san" in os.environ.get("LD_PRELOAD", "")
@@ -57,7 +58,7 @@ def test_threads_by_default_are_one_for_small_and_all_for_large(monkeypatch):
     clouds(20, 20).solve()
     assert not asked
     clouds(700, 700).solve(tol=1e-2)
-    cores = len(os.sched_getaffinity(0))
+    cores = core_count()
     assert set(asked) == ({cores} if cores > 1 else set())
     asked.clear()
     clouds(20, 20).solve(threads=3)
@@ -164,12 +165,12 @@ def test_interrupt_stops_a_long_solve():
     process.wait(60)
 
 
-@pytest.mark.parametrize("name", ["scalar", "avx2", "avx512", "nonsense"])
+@pytest.mark.parametrize("name", ["scalar", "avx2", "avx512", "neon", "nonsense"])
 def test_isa_from_the_environment(name):
     """MAPUOT_ISA lowers the choice; what the machine has not, or nobody knows, changes nothing."""
     process = run_python("from mapuot.backends.cpu import native; print(native.isa())", MAPUOT_ISA=name)
     given = process.communicate(timeout=60)[0].strip()
-    assert given == "scalar" if name == "scalar" else given in ("scalar", "avx2", "avx512")
+    assert given == "scalar" if name == "scalar" else given in ("scalar", "avx2", "avx512", "neon")
 
 
 def test_few_pools_are_kept():
@@ -184,3 +185,99 @@ def test_few_pools_are_kept():
     native.pool_of.cache_clear()
     gc.collect()
     assert len(list(tasks.iterdir())) <= before
+
+
+# ---- quotas of containers ----
+
+
+MOUNTED_V1 = "32 31 0:29 {} /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+MOUNTED_V2 = "24 1 0:22 {} /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n"
+V1 = {"proc/self/cgroup": "9:name=systemd:/job\n4:cpu,cpuacct:/job/step\n3:cpuset:/other\n"}
+V2 = {"proc/self/cgroup": "0::/job/step\n", "proc/self/mountinfo": MOUNTED_V2.format("/")}
+
+
+def limits_v1(folder, quota, period=100_000):
+    values = {"cpu.cfs_quota_us": quota, "cpu.cfs_period_us": period}
+    return {f"sys/fs/cgroup/cpu/{folder}{name}": f"{value}\n" for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, np.inf),  # no Linux
+        ({**V2}, np.inf),
+        ({**V2, "sys/fs/cgroup/job/step/cpu.max": "max 100000\n"}, np.inf),
+        ({**V2, "sys/fs/cgroup/job/step/cpu.max": "150000 100000\n"}, 1.5),
+        # those above bind, too, and nothing beside
+        ({**V2, "sys/fs/cgroup/job/cpu.max": "50000 20000\n", "sys/fs/cgroup/job/step/cpu.max": "max 100000\n"}, 2.5),
+        ({**V2, "sys/fs/cgroup/job/cpu.max": "3 1\n", "sys/fs/cgroup/job/step/cpu.max": "4 1\n"}, 3.0),
+        ({**V2, "sys/fs/cgroup/other/cpu.max": "1 1\n"}, np.inf),
+        # in a container: its own cgroup is the mounted one, whatever the path on the host
+        ({**V2, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "2 1\n"}, 2.0),
+        ({**V2, "proc/self/cgroup": "0::/../..\n", "sys/fs/cgroup/cpu.max": "2 1\n"}, 2.0),
+        ({**V1, **limits_v1("", -1), **limits_v1("job/", -1), **limits_v1("job/step/", 25_000)}, 0.25),
+        ({**V1, **limits_v1("job/", 300_000), **limits_v1("job/step/", -1)}, 3.0),
+        ({**V1, **limits_v1("other/", 100_000)}, np.inf),
+        ({**V1, "proc/self/mountinfo": MOUNTED_V1.format("/job"), **limits_v1("step/", 700_000)}, 7.0),
+        ({**V1, "proc/self/mountinfo": MOUNTED_V1.format("/docker/f00"), **limits_v1("", 400_000)}, 4.0),
+        ({**V1, "proc/self/mountinfo": MOUNTED_V1.format("/jo"), **limits_v1("", 400_000)}, 4.0),
+        ({**V1, "proc/self/cgroup": "4:cpuset:/job/step\n", **limits_v1("job/step/", 400_000)}, np.inf),
+        # both versions at once
+        ({**V1, "proc/self/cgroup": V1["proc/self/cgroup"] + "0::/job/step\n", "proc/self/mountinfo":
+          MOUNTED_V1.format("/") + MOUNTED_V2.format("/"), "sys/fs/cgroup/job/step/cpu.max": "6 1\n",
+          **limits_v1("job/", 500_000)}, 5.0),
+        ({**V2, "sys/fs/cgroup/job/step/cpu.max": "nonsense\n"}, np.inf),
+        ({**V2, "sys/fs/cgroup/job/step/cpu.max": "1 0\n"}, np.inf),
+    ],
+)  # fmt: skip
+def test_the_least_quota_of_the_cgroups(tmp_path, files, quota):
+    if "sys/fs/cgroup/cpu/" in "".join(files):
+        files = {"proc/self/mountinfo": MOUNTED_V1.format("/"), **files}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert native.lib.mapuot_quota(str(tmp_path).encode()) == quota
+
+
+@pytest.fixture
+def own_cgroup():
+    """A cgroup for one test: its folder, and a function that sets its quota in cores."""
+    cpu, unified = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+    parent = cpu if cpu.is_dir() else unified
+    folder = parent / f"mapuot_test_{os.getpid()}"
+
+    def limit(quota):
+        if parent is cpu:
+            (folder / "cpu.cfs_quota_us").write_text(f"{int(quota * 100_000)}")
+        else:
+            (folder / "cpu.max").write_text(f"{int(quota * 100_000)} 100000")
+
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup of its own: {error}")
+    try:
+        limit(1.0)
+    except OSError as error:
+        folder.rmdir()
+        pytest.skip(f"no quota in a cgroup of its own: {error}")
+    yield folder, limit
+    folder.rmdir()
+
+
+def test_threads_in_a_cgroup_with_a_quota(own_cgroup):
+    """A quota is rounded to whole cores, one at least, and more than the cores of the affinity are none."""
+    folder, limit = own_cgroup
+    code = f"""
+        import os, pathlib
+        pathlib.Path({str(folder / "cgroup.procs")!r}).write_text(str(os.getpid()))
+        from mapuot.processor import cores, core_count, default_threads
+        print(core_count(), default_threads(10**6), default_threads(100), len(cores()))
+        """
+    online = None
+    for quota in (0.2, 1.0, 1.4, 1.6, 3.0, 1000.0):
+        limit(quota)
+        found, threads, few, online = map(int, run_python(code).communicate(timeout=60)[0].split())
+        assert found == threads == min(max(1, round(quota)), online)
+        assert few == 1

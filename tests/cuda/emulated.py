@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from launch import HERE, environment
 
 PARTS = {
-    "regimes": ["core/test_regimes.py", "core/test_penalties.py"],
+    "regimes": ["core/test_regimes.py", "core/test_penalties.py", "hostile/test_examples.py"],
     "persistent": ["cuda/test_cuda.py", "-k", "persistent"],
     "solve": ["cuda/test_cuda.py", "-k", "not (persistent or portable)"],
     "batch": ["cuda/test_batch_cuda.py"],

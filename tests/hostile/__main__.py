@@ -23,6 +23,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from mapuot.processor import core_count
+
 from .judge import is_false
 from .trial import PATHS
 
@@ -127,7 +129,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=2000, help="trials of each path (parts of it for some backends)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="names of paths, or words in them, with commas")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at once")
+    parser.add_argument("--jobs", type=int, default=core_count(), help="processes at once")
     parser.add_argument("--largest", type=int, default=12, help="points of a side, most of the time")
     parser.add_argument("--index", type=int, help="this trial of each path only")
     parser.add_argument("--no-shrink", action="store_true", help="tell failures by their numbers only")

@@ -4,4 +4,15 @@ from ..contract import weigh
 from .stream import PlanStream, asarray, extrema, to_numpy
 from .workspace import QUICK_ENTRIES, QUICK_PASSES, Workspace
 
-__all__ = ["QUICK_ENTRIES", "QUICK_PASSES", "PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
+MAKES_COSTS = True  # costs of points, as they are needed
+__all__ = [
+    "MAKES_COSTS",
+    "QUICK_ENTRIES",
+    "QUICK_PASSES",
+    "PlanStream",
+    "Workspace",
+    "asarray",
+    "extrema",
+    "to_numpy",
+    "weigh",
+]

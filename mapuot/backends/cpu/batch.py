@@ -6,6 +6,7 @@ it stops with status "absorb" and is for the caller to solve alone. C side: src_
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ import numpy as np
 from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
-from ...problem import EXPONENT_ROUNDING, BatchProblem
+from ...problem import EXPONENT_ROUNDING, BatchProblem, largest_log
 from ...side import STRICT, Side
-from ..contract import SMALL_ENTRIES, Options
+from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options
 from ..limits import START, fill
 from ..records import STATS, STATUS, put
 from ..workspace import STORAGE
@@ -28,7 +29,7 @@ CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
 CLIMBS = False  # by way of larger regs: one K for all holds a range(M) that needs none
 SLOTS = 16  # problems that a thread keeps in hand
 SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache
-CALL_PASSES = 64  # a foreign call makes at most so many of each problem: Ctrl-C waits for it
+CALL_PASSES = 64  # of each problem in a foreign call at most, fewer where they take longer than SECONDS_A_CALL
 
 
 def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
@@ -56,6 +57,7 @@ class BatchWorkspace:
     def __init__(self, task: BatchProblem, options: Options, log_v: F64 | None) -> None:
         (m, n), p = task.shape, len(task)
         self.task, self.p = task, p
+        self.count = max(1, min(CALL_PASSES, native.CALL_WORK // (p * m * n)))
         self.pool = native.pool_for(options.threads, p * m * n)
         np_, dtype = padded(n), options.precision
         self.ld = leading_dimension(n, np.dtype(STORAGE[dtype]).itemsize)
@@ -68,7 +70,8 @@ class BatchWorkspace:
         state.kernel = pointer(self.K, "void *")
         state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
         reach = 0.0 if log_v is None else float(np.abs(log_v).max())
-        own = {"exponent_error": EXPONENT_ROUNDING * (task.spread + abs(task.M_min) / task.reg + reach), "finer": 0}
+        logs = abs(task.M_min) / task.reg + reach + sum(map(largest_log, task.log_reference))
+        own = {"exponent_error": EXPONENT_ROUNDING * (task.spread + logs), "finer": 0}
         fill(state.limits, task, options, dtype, 0.0)
         put(state.limits, SCALES | own)
         put(state.progress, START)
@@ -132,10 +135,12 @@ class BatchWorkspace:
 
     def iterate(self, passes: int) -> int:
         """At most so many passes of each problem that still runs; how many still run then."""
-        count = min(CALL_PASSES, passes)
+        count, begun = min(self.count, passes), time.perf_counter()
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
         stats = pointer(self.stats, "mapuot_stats *")
         check(lib.mapuot_batch_iterate(self.pool, self.p, self.task.one_cost, slots, self.states, count, stats))
+        fits = count * SECONDS_A_CALL / max(time.perf_counter() - begun, 1e-6)
+        self.count = max(1, min(2 * count, CALL_PASSES, int(fits)))
         return int((self.stats["status"] == lib.MAPUOT_RUNNING).sum())
 
     def status(self) -> Any:

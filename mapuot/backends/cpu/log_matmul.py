@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..._core import lib
-from .native import DTYPES, check, pointer, pool_for
+from .native import DTYPES, EXP_WORK, interruptible, pointer, pool_for
 
 
 def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
@@ -15,10 +15,10 @@ def product(A: Any, B: Any, exact: bool, threads: int | None) -> Any:
     (p, m, k), n = A.shape, B.shape[-1]
     out = np.empty((p, m, n), A.dtype)
     pool = pool_for(threads, p * max(m * n, m * k, k * n))
-    check(
-        lib.mapuot_log_matmul(
-            pool, p, m, k, n, DTYPES[A.dtype.name], pointer(A, "void *"), pointer(B, "void *"), B.ndim == 2, exact,
-            pointer(out, "void *"),
-        )
+    arguments = (
+        pool, p, m, k, n, DTYPES[A.dtype.name], pointer(A, "void *"), pointer(B, "void *"), B.ndim == 2, exact,
+        pointer(out, "void *"),
     )  # fmt: skip
+    work = p * m * n * k * (EXP_WORK if exact else 2)  # some entries of a product may turn out to need exponentials
+    interruptible(lambda stop: lib.mapuot_log_matmul(*arguments, stop), work)
     return out

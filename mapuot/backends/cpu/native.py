@@ -5,17 +5,30 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 
 from ..._core import ffi, lib
+from ...cost import BLOCK_BYTES, Cost
+from ...errors import shown
 from ...penalties import F64
+from ...points import PointCloud
 from ...processor import default_threads, isa
 
 PAD, TILE = 16, 8
+CALL_WORK = 1 << 28  # multiply-adds that a thread makes in a call at most: 30 ms, scalar .2 s; Ctrl-C waits for it
+EXP_WORK = 16  # what an exponential takes of them
 SCALARS = int(lib.mapuot_scalars())
 DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32, "bfloat16": lib.MAPUOT_BF16}
+METRICS = {
+    "sqeuclidean": lib.MAPUOT_SQEUCLIDEAN, "euclidean": lib.MAPUOT_EUCLIDEAN,
+    "cityblock": lib.MAPUOT_CITYBLOCK, "wfr": lib.MAPUOT_WFR,
+}  # fmt: skip
 CODES = {"d": lib.MAPUOT_F64, "f": lib.MAPUOT_F32}  # by the character of a dtype: its name takes numpy 5 us
 
 
@@ -31,6 +44,39 @@ def check(status: int) -> int:
         text = ffi.string(lib.mapuot_status_text(status)).decode()
         raise MemoryError(text) if status == lib.MAPUOT_NO_MEMORY else RuntimeError(text)
     return status
+
+
+def interruptible(call: Callable[[Any], int], work: float) -> int:
+    """``check(call(stop))``; where ``work`` is large in another thread, so that Ctrl-C in this one can set stop."""
+    if work < CALL_WORK or threading.current_thread() is not threading.main_thread():
+        return check(call(ffi.NULL))
+    stop = ffi.new("int32_t *")
+    future = helper().submit(call, stop)
+    try:
+        return check(future.result())
+    except BaseException:
+        stop[0] = 1
+        wait([future])
+        raise
+
+
+@functools.cache
+def helper() -> ThreadPoolExecutor:
+    """The other thread, kept: a new one takes up to a millisecond to start where the cores are busy."""
+    return ThreadPoolExecutor(1, "helper")
+
+
+def call_bytes(pool: Any, cost: Cost, d: int = 1) -> int | None:
+    """How much of M one call may read that makes an exponential and d products of each entry; None: all of it.
+
+    By the work, not by the clock: the sums of a block keep their order, and the result its bits.
+    """
+    threads, each = lib.mapuot_pool_threads(pool), EXP_WORK + d
+    if cost.size * each <= CALL_WORK * threads and cost.held:
+        return None
+    rows = max(1, CALL_WORK // (each * cost.shape[1] * TILE)) * TILE * threads
+    most = rows * cost.shape[1] * int(cost.dtype.itemsize)
+    return most if cost.held else min(most, BLOCK_BYTES)
 
 
 def padded(n: int) -> int:
@@ -70,9 +116,14 @@ def pointer(array: Any, ctype: str = "double *") -> Any:
 
 
 def matrix(array: Any) -> Any:
-    """mapuot_matrix of a 2-D numpy array, or the empty one for None."""
+    """mapuot_matrix of a 2-D numpy array or of points, or the empty one for None."""
     view = ffi.new("mapuot_matrix *")
-    if array is not None:
+    if isinstance(array, PointCloud):
+        points, (metric, scale) = view.points, array.core
+        points.x, points.y = pointer(array.rows), pointer(array.columns)
+        points.d, points.ld = array.columns.shape
+        points.metric, points.scale = METRICS[metric], scale
+    elif array is not None:
         view.data = ffi.cast("void *", array.__array_interface__["data"][0])
         view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
         view.dtype = CODES[array.dtype.char]
@@ -95,4 +146,12 @@ def pool_of(threads: int) -> Any:
 
 
 os.register_at_fork(after_in_child=pool_of.cache_clear)  # a child has none of the threads
+os.register_at_fork(after_in_child=helper.cache_clear)
+asked = os.environ.get("MAPUOT_ISA") or "auto"
+if asked not in ("auto", isa()):
+    warnings.warn(
+        f"MAPUOT_ISA must be auto, scalar, avx2 or avx512, as this machine has it, got {shown(asked)}: {isa()} is used",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 SERIAL = ffi.gc(lib.mapuot_pool_new(1), lib.mapuot_pool_free)  # no threads, no state: one serves all

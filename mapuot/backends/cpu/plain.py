@@ -15,8 +15,9 @@ from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING, BatchProblem
 from ...validate import MASS_TOLERANCE
 from ..contract import Options
+from ..limits import memory_of
 from ..records import STATS
-from ..workspace import FAR
+from ..workspace import FAR, STORAGE
 from .native import CODES, DTYPES, SERIAL, check, empty, pointer, pool_for
 from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 
@@ -40,6 +41,8 @@ class Found(NamedTuple):
     converged: bool
     numbers: Any
     passes: bytes  # the records of all passes
+    mass: float
+    masses: tuple[float, float]
     low: float
     high: float
     forbidden: bool
@@ -81,16 +84,18 @@ def fill_task(
     task.safe_spread, task.far = SAFE_SPREAD[options.precision], FAR
     task.mass_tolerance, task.exponent_rounding = MASS_TOLERANCE, EXPONENT_ROUNDING
     task.scale_limit, task.most_scale = SCALES["scale_limit"], SCALES["most_scale"]
-    terms = task.terms
+    terms, itemsize = task.terms, np.dtype(STORAGE[options.precision]).itemsize
+    memory = memory_of(options.memory, shape[0], itemsize)
     terms.tol, terms.tol_gap, terms.translate, terms.memory, terms.dtype, terms.noise = (
-        options.tol, options.tol_gap, options.translate, options.memory, DTYPES[options.precision], NARROW_NOISE,
+        options.tol, options.tol_gap, options.translate, memory, DTYPES[options.precision], NARROW_NOISE,
     )  # fmt: skip
 
 
 def fill_penalties(terms: Any, reg: float, rho: tuple[Any, Any]) -> None:
     terms.reg = reg
     terms.rho_rows, terms.rho_cols = rho
-    terms.largest_rho = max((x for x in rho if x < np.inf), default=0.0)
+    soft = [x for x in rho if x < np.inf]
+    terms.largest_rho, terms.rho_kl, terms.hard_sides = max(soft, default=0.0), sum(soft), 2 - len(soft)
 
 
 def solve(
@@ -121,7 +126,16 @@ def solve(
     found = None
     if status in (CONVERGED, OUT_OF_PASSES):
         passes = bytes(ffi.buffer(call.trace, made * STATS.itemsize))
-        found = Found(status == CONVERGED, numbers, passes, problem.low, problem.high, bool(problem.forbidden))
+        found = Found(
+            status == CONVERGED,
+            numbers,
+            passes,
+            problem.last.mass,
+            (problem.mass_a, problem.mass_b),
+            problem.low,
+            problem.high,
+            bool(problem.forbidden),
+        )
     if call.scratch.nbytes <= KEPT_BYTES:
         kept.append(call)
     return found

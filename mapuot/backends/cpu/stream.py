@@ -15,7 +15,7 @@ from ..._core import lib
 from ...penalties import F64
 from ...problem import Problem
 from ...validate import as_columns
-from .native import DTYPES, check, empty, matrix, padded, pointer, pool_for, zeros
+from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, pool_for, zeros
 
 
 def asarray(x: Any) -> Any:
@@ -40,9 +40,9 @@ class PlanStream:
         self.alpha, self.beta = problem.exponents(log_u, log_v)
         self.pool = pool_for(threads, problem.cost.size)
 
-    def blocks(self, i0: int, i1: int) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-        """(k0, k1, first arguments of a stream over these rows) of the rows i0 to i1."""
-        for k0, k1, M, c in self.problem.blocks(i0, i1):
+    def blocks(self, i0: int, i1: int, d: int = 1) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """(k0, k1, first arguments of a stream over these rows) of the rows i0 to i1, for products with d columns."""
+        for k0, k1, M, c in self.problem.blocks(i0, i1, call_bytes(self.pool, self.problem.cost, d)):
             alpha, beta = pointer(self.alpha[k0:k1]), pointer(self.beta)
             yield k0, k1, (self.pool, *M.shape, matrix(M), matrix(c), self.problem.reg, alpha, beta)
 
@@ -53,12 +53,12 @@ class PlanStream:
             check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0 - i0 : k1 - i0], "void *"), n))
         return out
 
-    def apply(self, X: Any) -> Any:
+    def apply(self, X: Any, name: str = "X") -> Any:
         m, n = self.problem.shape
-        X, flat = as_columns(X, n, "X")
+        X, flat = as_columns(X, n, name)
         out, Xt = np.empty((m, X.shape[1])), zeros(X.shape[1] * padded(n))
         Xt.reshape(X.shape[1], -1)[:, :n] = X.T
-        for i0, i1, arguments in self.blocks(0, m):
+        for i0, i1, arguments in self.blocks(0, m, X.shape[1]):
             check(lib.mapuot_apply(*arguments, X.shape[1], pointer(Xt), pointer(out[i0:i1])))
         out = self.problem.cols.ranks.sum(out)
         return out[:, 0] if flat else out
@@ -68,7 +68,7 @@ class PlanStream:
         Y, flat = as_columns(Y, m, "Y")
         total, out = zeros(Y.shape[1] * padded(n)), empty(Y.shape[1] * padded(n))
         Y = np.ascontiguousarray(Y)
-        for i0, i1, arguments in self.blocks(0, m):
+        for i0, i1, arguments in self.blocks(0, m, Y.shape[1]):
             check(lib.mapuot_apply_transpose(*arguments, Y.shape[1], pointer(Y[i0:i1]), pointer(out)))
             total += out
         out = self.problem.rows.ranks.sum(total)

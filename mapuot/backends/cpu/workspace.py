@@ -18,7 +18,7 @@ from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
 from ...side import Side
 from ..contract import Options, Stats
-from ..limits import START, fill
+from ..limits import START, fill, memory_of
 from ..records import STATS, put, told
 from ..workspace import STORAGE, KernelWorkspace
 from . import native
@@ -43,14 +43,19 @@ class Workspace(KernelWorkspace):
     def __init__(self, problem: Problem, options: Options) -> None:
         super().__init__(problem, options)
         m, n = problem.shape
+        self.made = problem.cost.never_stored  # every pass makes its rows in float64, as an exact one does
+        if self.made:
+            self.dtype = "float64"
+        itemsize = np.dtype(STORAGE[self.dtype]).itemsize
+        memory = memory_of(options.memory, problem.ranks.min(m), itemsize)
         self.safe_spread = SAFE_SPREAD[self.dtype]
         self.pool = native.pool_for(options.threads, m * n)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
-        self.ld = native.leading_dimension(n, np.dtype(STORAGE[self.dtype]).itemsize)
-        self.K = empty(m * self.ld, STORAGE[self.dtype])
+        self.ld = native.leading_dimension(n, itemsize)
+        self.K = empty(0 if self.made else m * self.ld, STORAGE[self.dtype])
         self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
-        lengths = (size + native.SCALARS, 3 * size, (2 * options.memory + 2) * size, *sides)
+        lengths = (size + native.SCALARS, 3 * size, (2 * memory + 2) * size, *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
         self.in_grid = problem.cols.ranks.size > 1
         state = self.state = ffi.new("mapuot_state *")
@@ -60,7 +65,7 @@ class Workspace(KernelWorkspace):
         state.work, state.history = pointer(self.work), pointer(self.history)
         self.limits, self.progress = state.limits, state.progress
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
-        put(self.limits, SCALES)
+        put(self.limits, SCALES | {"memory": memory})
         put(self.progress, START)
         narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
         self.progress.narrow = narrow
@@ -72,8 +77,10 @@ class Workspace(KernelWorkspace):
         if problem.cost.held:
             self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
             state.M, state.c = self.matrices
-        self.tile = empty(threads * native.TILE * self.ld if self.limits.finer else 0)
-        state.tile = pointer(self.tile) if self.limits.finer else ffi.NULL
+        state.exact = self.made
+        tiles = self.made or self.limits.finer
+        self.tile = empty(threads * native.TILE * self.ld if tiles else 0)
+        state.tile = pointer(self.tile) if tiles else ffi.NULL
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
 
@@ -101,6 +108,8 @@ class Workspace(KernelWorkspace):
         problem, state = self.problem, self.state
         self.alpha, self.beta, self.limits.exponent_error = alpha, beta, error
         state.alpha, state.beta = pointer(alpha), pointer(beta)
+        if self.made:
+            return
         for i0, i1, matrices in self.blocks():
             check(
                 lib.mapuot_build_kernel(
@@ -115,11 +124,12 @@ class Workspace(KernelWorkspace):
         self.limits.row_weight = rows.ranks.sum(float(rows.weight[~off].sum()))
 
     def blocks(self) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
-        """(i0, i1, (M, c)) for the core: all rows at once, or those of a cost that is not held block by block."""
-        if self.problem.cost.held:
+        """(i0, i1, (M, c)) for the core: all rows at once, or block by block of a cost that is large or not held."""
+        most = native.call_bytes(self.pool, self.problem.cost)
+        if most is None:
             yield 0, self.problem.shape[0], self.matrices
             return
-        for i0, i1, M, c in self.problem.blocks():
+        for i0, i1, M, c in self.problem.blocks(most=most):
             yield i0, i1, (matrix(M), matrix(c))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:

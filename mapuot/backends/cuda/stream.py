@@ -107,8 +107,8 @@ class PlanStream:
             stream("apply", M, c)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
         return out.sum(0)
 
-    def apply(self, X: Any) -> Any:
-        X, flat = as_columns(X, self.problem.shape[1], "X")
+    def apply(self, X: Any, name: str = "X") -> Any:
+        X, flat = as_columns(X, self.problem.shape[1], name)
         out = cp.empty((self.problem.shape[0], X.shape[1]))
         for i0, i1, M, c in blocks_of(self.problem):
             out[i0:i1] = self.product(M, c, self.alpha[i0:i1], self.beta, X)

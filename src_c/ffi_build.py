@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-SOURCE = Path(__file__).resolve().parent.parent / "src_c"
+SOURCE = Path(__file__).resolve().parent
 HEADERS = [SOURCE / "common" / "record.h", SOURCE / "mapuot.h"]
 
 ffi = FFI()

@@ -1,0 +1,162 @@
+"""Costs between points: `PointCloud` takes the place of a cost matrix that is never formed.
+
+The metrics are those of SciPy's ``cdist``, and the Wasserstein-Fisher-Rao cost of Chizat, Peyre, Schmitzer, Vialard
+2018. C side: src_c/points.h.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from .cost import Cost
+from .penalties import F64
+from .ranks import Ranks
+from .validate import as_array, as_choice, as_positive, check_kind
+
+METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
+PAD = 16  # columns in memory are padded to a multiple of it
+
+
+class PointCloud(Cost):
+    """The cost ``scale * metric(x_i, y_j)`` between two clouds of points, wherever a solver takes M.
+
+    Parameters
+    ----------
+    x, y : (m, d), (n, d) arrays
+        Points, one in a row; real and finite. With ``comm`` x is the rank's own block and y is whole.
+    metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
+        As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 or
+        more apart: divide the coordinates by twice the distance over which mass may travel, divided by pi.
+    scale : float
+        Factor of the metric, > 0.
+    weights : (d,) array, optional
+        One factor for each dimension, >= 0, as ``w`` of ``cdist``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+
+    Notes
+    -----
+    Memory is that of the points: costs are made in float64 where they are needed, from differences of coordinates, so
+    that no digits are lost where both are large. ``numpy.asarray(cloud)`` forms the matrix.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.random((500, 3)), rng.random((400, 3))
+    >>> result = mapuot.solve(mapuot.PointCloud(x, y), None, None, reg=0.05, reg_m=1.0)
+    >>> result.converged
+    True
+    """
+
+    held = True
+    never_stored = True
+
+    def __init__(self, x: Any, y: Any, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None) -> None:
+        self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
+        points = [as_points(value, name) for value, name in ((x, "x"), (y, "y"))]
+        if points[0].shape[1] != points[1].shape[1]:
+            raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
+        self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
+        self.x, self.y = (np.ascontiguousarray(p, dtype=np.float64) for p in points)
+        self.weights = None if weights is None else as_weights(weights, self.x.shape[1])
+        self._set(*(self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y"))))
+
+    def _scaled(self, points: F64, name: str) -> F64:
+        """What the core subtracts: coordinates with their weights, for "cosine" of unit vectors."""
+        if self.weights is not None:
+            points = points * (self.weights if self.metric == "cityblock" else np.sqrt(self.weights))
+        if self.metric == "cosine":
+            length = np.sqrt((points**2).sum(1, keepdims=True))
+            if not (length > 0).all():
+                raise ValueError(
+                    f"{name} must hold no zero vector for metric 'cosine', {int(np.argmin(length))} is one"
+                )
+            points = points / length
+        return np.ascontiguousarray(points)
+
+    def _set(self, rows: F64, columns: F64) -> None:
+        self.shape = len(rows), len(columns)
+        self.rows = rows  # (m, d)
+        padding = -len(columns) % PAD
+        self.columns = np.ascontiguousarray(np.pad(columns, ((0, padding), (0, 0)), mode="edge").T)  # (d, n padded)
+
+    @property
+    def kind(self) -> str:
+        return f"points in {self.x.shape[1]} dimensions, metric {self.metric!r}"
+
+    @property
+    def core(self) -> tuple[str, float]:
+        """(metric, scale) of ``rows`` and ``columns``: |x - y|^2 / 2 of unit vectors is 1 - cos."""
+        return ("sqeuclidean", 0.5 * self.scale) if self.metric == "cosine" else (self.metric, self.scale)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> PointCloud:
+        """The costs of some rows, without a copy of the points."""
+        part = object.__new__(PointCloud)
+        vars(part).update(vars(self), x=self.x[rows], rows=self.rows[rows])
+        part.shape = len(part.rows), self.shape[1]
+        return part
+
+    def read(self, i0: int, i1: int) -> PointCloud:
+        return self if i1 - i0 == self.shape[0] else self[i0:i1]
+
+    def transpose(self) -> PointCloud:
+        turned = object.__new__(PointCloud)
+        vars(turned).update(vars(self), x=self.y, y=self.x)
+        turned._set(np.ascontiguousarray(self.columns[:, : self.shape[1]].T), self.rows)
+        return turned
+
+    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        found = super().range(backend, threads)
+        if found[3] and self.metric != "wfr":
+            raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
+        return found
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> PointCloud:
+        """Itself: the points that a rank gives are of its block already."""
+        return self
+
+    def sum(self) -> float:
+        raise TypeError("reference must be 'product', 'uniform' or a matrix, got a PointCloud")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The matrix (m, n), by SciPy."""
+        metric, scale = self.core
+        columns = self.columns[:, : self.shape[1]].T
+        if metric == "wfr":
+            distance = cdist(self.rows, columns)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                costs = np.where(distance < math.pi / 2, -2 * np.log(np.cos(distance)), np.inf)
+        else:
+            costs = cdist(self.rows, columns, metric)
+        return (scale * costs).astype(dtype or np.float64, copy=False)
+
+
+def as_points(value: Any, name: str) -> Any:
+    """A real, finite matrix of points, (m, d)."""
+    points = as_array(value, name)
+    check_kind(points, name)
+    if points.ndim != 2 or 0 in points.shape:
+        raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}")
+    if not np.isfinite(points).all():
+        raise ValueError(f"{name} must be finite, got NaN or inf in point {int(np.argmin(np.isfinite(points).all(1)))}")
+    return points
+
+
+def as_weights(value: Any, d: int) -> F64:
+    weights = as_array(value, "weights")
+    check_kind(weights, "weights")
+    if weights.shape != (d,) or not (np.isfinite(weights).all() and (weights >= 0).all() and (weights > 0).any()):
+        raise ValueError(f"weights must be {d} finite numbers >= 0, not all 0, got {value!r}")
+    return np.asarray(weights, np.float64)

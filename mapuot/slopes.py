@@ -1,0 +1,145 @@
+"""Derivatives of the optimal objective by points and masses, and potentials away from the points: of a PointCloud.
+
+By the envelope theorem only what depends on a point directly counts: dW/dx_i = sum_j P_ij dc(x_i, y_j)/dx_i. The
+derivatives by the masses are those of gradients.py, which has the sources.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from .penalties import F64
+from .points import PointCloud, as_points
+from .side import Side
+
+BLOCK_ENTRIES = 1 << 22  # costs that are held at once
+
+
+class Gradient(NamedTuple):
+    """Derivatives of the objective: x (m, d), y (n, d), a (m,), b (n,).
+
+    ``error`` is a bound on ``sum_i |x_i - true|``, and of y alike, by the certificate: the error of the plan times the
+    steepest cost; inf for metric "wfr", whose slope has no bound.
+    """
+
+    x: F64
+    y: F64
+    a: F64
+    b: F64
+    error: float
+
+
+def gradient(result: Any) -> Gradient:
+    """See ``Result.gradient``."""
+    cloud = check(result)
+    x, y = smooth_slopes(result, cloud) if cloud.core[0] == "sqeuclidean" else block_slopes(result, cloud)
+    x, y = chained(cloud, cloud.x, cloud.rows, x), chained(cloud, cloud.y, cloud.columns[:, : len(y)].T, y)
+    error = result.error_bound * result.mass * steepest(cloud, result.problem.M_max)
+    return Gradient(x, y, mass_slope(result, True), mass_slope(result, False), error)
+
+
+def check(result: Any) -> PointCloud:
+    p = result.problem
+    if not isinstance(p.cost, PointCloud):
+        raise TypeError(f"this needs M to be a PointCloud, got {p.cost.kind}")
+    if p.ranks.size > 1:
+        raise NotImplementedError("this is for one process: comm must be None")
+    for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
+        if side.scalar_rho is None:
+            raise ValueError(f"{name} must be one number, of penalty 'kl' or 'balanced'")
+    if p.reference != "product":
+        raise ValueError("reference must be 'product'")
+    return p.cost
+
+
+def rho_of(side: Side) -> float:
+    """The one number of a side that ``check`` let pass."""
+    assert side.scalar_rho is not None
+    return side.scalar_rho
+
+
+def smooth_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
+    """By the coordinates that the core subtracts, of scale |x - y|^2: 2 scale (r x - P y)."""
+    x, y = cloud.rows, cloud.columns[:, : cloud.shape[1]].T
+    r, s = (result.apply(np.ones(len(y))), result.apply_transpose(np.ones(len(x))))
+    factor = 2 * cloud.core[1]
+    return factor * (r[:, None] * x - result.apply(y)), factor * (s[:, None] * y - result.apply_transpose(x))
+
+
+def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
+    """The same of any metric, from rows of the plan."""
+    metric, scale = cloud.core
+    y = cloud.columns[:, : cloud.shape[1]]
+    gx, gy = np.zeros_like(cloud.rows), np.zeros((cloud.shape[1], len(y)))
+    for i0, P in result._blocks():
+        x = cloud.rows[i0 : i0 + len(P)]
+        if metric == "cityblock":
+            weight = scale * P
+        else:
+            distance = np.sqrt(sum((x[:, k, None] - y[k]) ** 2 for k in range(len(y))))
+            steep = np.full_like(distance, scale) if metric == "euclidean" else 2 * scale * np.tan(distance)
+            weight = np.divide(P * steep, distance, out=np.zeros_like(distance), where=(distance > 0) & (P > 0))
+        for k in range(len(y)):
+            t = x[:, k, None] - y[k]
+            part = weight * (np.sign(t) if metric == "cityblock" else t)
+            gx[i0 : i0 + len(P), k] = part.sum(1)
+            gy[:, k] -= part.sum(0)
+    return gx, gy
+
+
+def chained(cloud: PointCloud, points: F64, scaled: F64, slope: F64) -> F64:
+    """The derivative by the caller's coordinates, from that by the core's."""
+    factor = 1.0 if cloud.weights is None else cloud.weights if cloud.metric == "cityblock" else np.sqrt(cloud.weights)
+    if cloud.metric == "cosine":
+        length = np.sqrt(((points * factor) ** 2).sum(1, keepdims=True))
+        slope = (slope - (slope * scaled).sum(1, keepdims=True) * scaled) / length
+    return np.asarray(slope * factor)
+
+
+def steepest(cloud: PointCloud, largest: float) -> float:
+    """A bound on |dc/dx| over all pairs; ``largest``: the largest cost."""
+    w = np.ones(cloud.x.shape[1]) if cloud.weights is None else cloud.weights
+    if cloud.metric == "sqeuclidean":
+        return 2 * float(np.sqrt(cloud.scale * largest * w.max()))
+    if cloud.metric == "euclidean":
+        return cloud.scale * float(np.sqrt(w.max()))
+    if cloud.metric == "cityblock":
+        return cloud.scale * float(np.sqrt((w**2).sum()))
+    if cloud.metric == "cosine":
+        shortest = min(float(((p * p * w).sum(1)).min()) for p in (cloud.x, cloud.y))
+        return cloud.scale * float(np.sqrt(w.max() / shortest))
+    return float("inf")
+
+
+def mass_slope(result: Any, rows: bool) -> F64:
+    """dW/da or dW/db."""
+    p, cloud = result.problem, check(result)
+    side, other, f = (p.rows, p.cols, result.f) if rows else (p.cols, p.rows, result.g)
+    if not (side.weight > 0).all():
+        f = np.where(side.weight > 0, f, potential(result, cloud.x if rows else cloud.y, rows))
+    rho, mass = rho_of(side), other.weight.sum()
+    if rho == np.inf:
+        return np.asarray(f + p.reg * (mass - 1.0))
+    with np.errstate(over="ignore"):
+        return np.asarray(p.reg * (mass - np.exp(-f / rho)) - rho * np.expm1(-f / rho))
+
+
+def potential(result: Any, points: Any, rows: bool = True) -> F64:
+    """See ``Result.potential``."""
+    cloud = check(result)
+    cloud = cloud if rows else cloud.transpose()
+    points = as_points(points, "points")
+    p = result.problem
+    side, other, log_v = (p.rows, p.cols, result.log_v) if rows else (p.cols, p.rows, result.log_u)
+    here = PointCloud(points, cloud.y, cloud.metric, cloud.scale, cloud.weights)
+    fi = 1 / (1 + p.reg / rho_of(side))
+    with np.errstate(invalid="ignore"):
+        log_w = np.where(other.weight > 0, log_v + other.log_weight, -np.inf)
+    out, step = np.empty(len(points)), max(1, BLOCK_ENTRIES // len(log_w))
+    for i0 in range(0, len(points), step):
+        costs = np.asarray(here.read(i0, min(i0 + step, len(points))))
+        out[i0 : i0 + step] = -p.reg * fi * logsumexp(log_w - costs / p.reg, axis=1)
+    return out

@@ -1,0 +1,77 @@
+/* points.h - the costs between points of two clouds, a block of one row in float64; cost.h asks for it.
+ *
+ * Coordinates are subtracted before they are squared: distances of 1 between coordinates of 1e8 keep their digits.
+ * Formulas: SciPy's cdist; WFR, the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer, Vialard
+ * 2018, forbids pairs pi / 2 and more apart.  A new metric is one more case in points_block.
+ */
+#ifndef MAPUOT_POINTS_H
+#define MAPUOT_POINTS_H
+#include "mapuot.h"
+#include "vec.h"
+
+#define HALF_PI 1.5707963267948966
+#define HALF_PI_REST 6.123233995736766e-17 /* pi / 2 - HALF_PI */
+
+/* cos x for 0 <= x <= pi / 2 within 2 ulp: the series of the cosine up to pi / 4, that of the sine of pi / 2 - x above */
+ALWAYS_INLINE vd v_cos(vd x)
+{
+    const vd rest = v_add(v_sub(v_set(HALF_PI), x), v_set(HALF_PI_REST)), z = v_mul(x, x), w = v_mul(rest, rest);
+    vd even = v_set(1.0 / 20922789888000.0), odd = v_set(-1.0 / 1307674368000.0);
+    const double next_even[] = {
+        -1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0, 1.0 / 40320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5, 1.0};
+    const double next_odd[] = {
+        1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0, 1.0};
+    UNROLL
+    for (int k = 0; k < 8; k++)
+        even = v_fma(even, z, v_set(next_even[k]));
+    UNROLL
+    for (int k = 0; k < 7; k++)
+        odd = v_fma(odd, w, v_set(next_odd[k]));
+    return v_if_less(x, v_set(0.5 * HALF_PI), even, v_mul(odd, rest));
+}
+
+/* scale times the metric, from what was summed over the coordinates: squares, or for CITYBLOCK the distance itself */
+ALWAYS_INLINE vd point_cost(vd sum, const mapuot_metric metric, vd scale)
+{
+    if (metric == MAPUOT_EUCLIDEAN)
+        return v_mul(v_sqrt(sum), scale);
+    if (metric == MAPUOT_WFR) {
+        const vd value = v_mul(v_log(v_max(v_cos(v_sqrt(sum)), v_set(DBL_MIN))), v_mul(scale, v_set(-2.0)));
+        return v_if_less(sum, v_set(HALF_PI * HALF_PI), v_max(value, v_set(0.0)), v_set(INFINITY));
+    }
+    return v_mul(sum, scale);
+}
+
+ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
+                                const mapuot_metric metric)
+{
+    const double *x = points->x + i * points->d, *y = points->y + j;
+    const vd zero = v_set(0.0), scale = v_set(points->scale);
+    for (int64_t k = 0; k < count; k += VL) {
+        vd sum = zero;
+        for (int64_t q = 0; q < points->d; q++) {
+            const vd t = v_sub(v_set(x[q]), v_load(y + q * points->ld + k));
+            sum = metric == MAPUOT_CITYBLOCK ? v_add(sum, v_max(t, v_sub(zero, t))) : v_fma(t, t, sum);
+        }
+        v_store(out + k, point_cost(sum, metric, scale));
+    }
+}
+
+/* the costs of row i in the columns [j, j + count), and up to a multiple of VL behind */
+ALWAYS_INLINE void points_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out)
+{
+    switch (points->metric) {
+    case MAPUOT_SQEUCLIDEAN:
+        metric_block(points, i, j, count, out, MAPUOT_SQEUCLIDEAN);
+        break;
+    case MAPUOT_EUCLIDEAN:
+        metric_block(points, i, j, count, out, MAPUOT_EUCLIDEAN);
+        break;
+    case MAPUOT_CITYBLOCK:
+        metric_block(points, i, j, count, out, MAPUOT_CITYBLOCK);
+        break;
+    case MAPUOT_WFR:
+        metric_block(points, i, j, count, out, MAPUOT_WFR);
+    }
+}
+#endif

@@ -1,0 +1,60 @@
+"""Which reg_ms of a path is one for each reg, and which the reg_m of all; what may be either is refused."""
+
+import re
+
+import numpy as np
+import pytest
+from problems import clouds
+
+import mapuot
+
+CASE = clouds(4, 5)
+PAIR = (0.1, 10.0)
+
+
+def masses(regs, reg_ms):
+    return [result.mass for result in mapuot.path(CASE.M, CASE.a, CASE.b, regs=regs, reg_ms=reg_ms)]
+
+
+def right(regs, reg_ms):
+    return [mapuot.solve(CASE.M, CASE.a, CASE.b, *pair).mass for pair in zip(regs, reg_ms, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("regs", "given", "meant"),
+    [
+        ([1, 0.5], [0.1, 10.0], [0.1, 10.0]),
+        ([1, 0.5], np.array([0.1, 10.0]), [0.1, 10.0]),
+        ([1, 0.5], (0.1, 10.0), [0.1, 10.0]),
+        ([1, 0.5, 0.2], (0.1, 1.0, 10.0), [0.1, 1.0, 10.0]),
+        ([1, 0.5, 0.2], np.array([0.1, 1.0, 10.0]), [0.1, 1.0, 10.0]),
+        ([1, 0.5, 0.2], PAIR, [PAIR] * 3),
+        ([1, 0.5, 0.2], np.array(PAIR), [PAIR] * 3),
+        ([1, 0.5, 0.2], np.array([PAIR] * 3), [PAIR] * 3),
+        ([1, 0.5], [PAIR, PAIR], [PAIR] * 2),
+        ([1, 0.5, 0.2], (np.full(4, 0.1), np.full(5, 10.0)), [PAIR] * 3),
+        ([1], PAIR, [PAIR]),
+        ([1, 0.5], np.array(0.1), [0.1] * 2),
+        ([1, 0.5], [np.inf, 1.0], [np.inf, 1.0]),
+        (np.array([1, 0.5]), 0.1, [0.1] * 2),
+    ],
+)
+def test_one_for_each_reg_or_for_all(regs, given, meant):
+    np.testing.assert_allclose(masses(regs, given), right(regs, meant), rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("regs", "reg_ms", "kind", "text"),
+    [
+        ([1, 0.5], (PAIR, PAIR), ValueError, "reg_ms must be a list where two regs have two vectors or pairs"),
+        ([1, 0.5], np.ones((2, 2)), ValueError, "reg_ms must be a list where two regs have two vectors or pairs"),
+        ([1, 0.5], (np.ones(4), np.ones(5)), ValueError, "reg_ms must be a list where two regs"),
+        ([1, 0.5], np.ones(4), ValueError, "reg_ms must have the length of regs, 2, got 4"),
+        ([1, 0.5], [1, 2, 3, 4], ValueError, "reg_ms must have the length of regs, 2, got 4"),
+        ("12", 1.0, TypeError, "regs must be a sequence of numbers, got '12'"),
+        (np.array(1.0), 1.0, TypeError, "regs must be a sequence of numbers"),
+    ],
+)
+def test_what_may_be_either_is_refused(regs, reg_ms, kind, text):
+    with pytest.raises(kind, match=re.escape(text)):
+        masses(regs, reg_ms)

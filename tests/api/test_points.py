@@ -1,0 +1,208 @@
+"""Costs of points are those of SciPy's matrix, in every metric, penalty and shape; the slopes against differences."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+
+import mapuot
+from mapuot.points import METRICS
+
+SHAPES = [(1, 1, 1), (1, 7, 2), (9, 1, 3), (37, 53, 3), (20, 33, 17), (5, 600, 1)]
+
+
+def clouds(m, n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.random((m, d)) + 0.1, rng.random((n, d)) * 0.9 + 0.2, rng.random(m) + 0.1, rng.random(n) + 0.1
+
+
+def matrix(x, y, metric, scale=1.0, weights=None):
+    """The costs by SciPy, written out where it has none."""
+    w = np.ones(x.shape[1]) if weights is None else weights
+    if metric == "wfr":
+        distance = cdist(x, y, "euclidean", w=w)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return scale * np.where(distance < math.pi / 2, -2 * np.log(np.cos(distance)), np.inf)
+    return scale * cdist(x, y, metric, w=w)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_answer_is_that_of_the_matrix(backend, metric, shape):
+    x, y, a, b = clouds(*shape)
+    weights = np.linspace(0.3, 1.0, shape[2]) / shape[2]
+    M = matrix(x, y, metric, 0.7, weights)
+    want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-8, precision="float64")
+    cloud = mapuot.PointCloud(x, y, metric, 0.7, weights)
+    np.testing.assert_allclose(np.asarray(cloud), M, rtol=1e-12, atol=1e-15)
+    got = mapuot.solve(cloud, a, b, 0.1, 1.0, tol=1e-8, backend=backend)
+    assert got.converged
+    assert np.abs(got.plan - want.plan).sum() <= 3e-8 * want.mass
+    for name in ("mass", "cost", "objective", "dual"):
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-7, abs=1e-9), name
+    np.testing.assert_allclose(got.f, want.f, atol=1e-6)
+    np.testing.assert_allclose(got.apply(y), want.apply(y), atol=1e-7 * want.mass)
+    assert got.top_k(1)[0].tolist() == want.top_k(1)[0].tolist()
+
+
+@pytest.mark.parametrize("penalty", ["kl", ("kl", "balanced"), "tv", "l2", ("range", "kl")])
+@pytest.mark.parametrize("reg", [0.3, 0.002])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_penalty_and_reg(penalty, reg, threads):
+    x, y, a, b = clouds(60, 45, 2)
+    cloud = mapuot.PointCloud(x, y)
+    want = mapuot.solve(np.asarray(cloud), a, b, reg, 0.5, penalty=penalty, tol=1e-7, precision="float64")
+    got = mapuot.solve(cloud, a, b, reg, 0.5, penalty=penalty, tol=1e-7, threads=threads)
+    assert got.status == want.status
+    assert np.abs(got.plan - want.plan).sum() <= (4e-7 + 4 * (want.error_bound + got.error_bound)) * want.mass
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+@pytest.mark.parametrize("metric", METRICS)
+def test_costs_of_every_instruction_set(isa, metric):
+    from mapuot.backends.cpu import extrema, native
+
+    try:
+        native.set_isa(isa)
+    except ValueError:
+        pytest.skip(f"this machine has no {isa}")
+    try:
+        for d in (1, 2, 5):
+            x, y, *_ = clouds(1, 41, d)
+            for j in range(41):
+                want = matrix(x, y[j : j + 1], metric)[0, 0]
+                low = extrema(mapuot.PointCloud(x, y[j : j + 1], metric))[0]
+                if np.isfinite(want):
+                    assert low == pytest.approx(want, rel=1e-12, abs=1e-15)
+    finally:
+        native.set_isa("auto")
+
+
+def test_large_coordinates_keep_their_differences():
+    x, y, a, b = clouds(30, 40, 3)
+    far = mapuot.solve(mapuot.PointCloud(x + 2.0**27, y + 2.0**27), a, b, 0.05, 1.0)
+    near = mapuot.solve(mapuot.PointCloud((x + 2.0**27) - 2.0**27, (y + 2.0**27) - 2.0**27), a, b, 0.05, 1.0)
+    np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
+
+
+def test_degenerate_clouds():
+    one = np.ones((4, 3))
+    equal = mapuot.solve(mapuot.PointCloud(one, one), None, None, 0.1, 1.0)
+    assert equal.converged
+    assert equal.cost == 0
+    line = np.linspace(0, 1, 50)[:, None] * np.ones(512)
+    assert mapuot.solve(mapuot.PointCloud(line, line, scale=1 / 512), None, None, 0.05, 1.0).converged
+    doubled = np.vstack([one, one + 1, one])
+    a = np.r_[0.0, np.ones(11)]
+    result = mapuot.solve(mapuot.PointCloud(doubled, one), a, None, 0.1, 1.0)
+    assert result.converged
+    assert (result.plan[0] == 0).all()
+
+
+def test_memory_is_that_of_the_points():
+    x = np.random.default_rng(0).random((20_000, 2))
+    cloud = mapuot.PointCloud(x, x)
+    assert cloud.rows.nbytes + cloud.columns.nbytes < 1 << 20
+    assert len(pickle.dumps(cloud)) < 2 << 20
+    result = mapuot.solve(mapuot.PointCloud(x[:9], x[:9]), None, None, 0.1, 1.0)
+    result._stream = Unable()
+    with pytest.raises(MemoryError, match="the plan takes"):
+        result.plan  # noqa: B018
+
+
+class Unable:
+    def plan(self, i0, i1):
+        raise MemoryError("Unable to allocate")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("reg_m", [0.8, (0.5, math.inf)])
+def test_gradient_against_differences(metric, reg_m):
+    x, y, a, b = clouds(6, 5, 2)
+    x, y = x * 0.5, y * 0.6
+    weights = np.array([0.7, 1.3])
+
+    def value(x, y, a, b):
+        cloud = mapuot.PointCloud(x, y, metric, 1.3, weights)
+        return mapuot.solve(cloud, a, b, 0.2, reg_m, tol=1e-12).dual
+
+    result = mapuot.solve(mapuot.PointCloud(x, y, metric, 1.3, weights), a, b, 0.2, reg_m, tol=1e-12)
+    found, step = result.gradient(), 1e-5
+    for which, (point, slope) in enumerate(zip((x, y, a, b), found[:4], strict=True)):
+        for index in np.ndindex(point.shape):
+            values = []
+            for sign in (1, -1):
+                moved = [z.copy() for z in (x, y, a, b)]
+                moved[which][index] += sign * step
+                values.append(value(*moved))
+            assert slope[index] == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4, abs=1e-6)
+    assert found.error >= 0
+
+
+def test_the_error_of_a_gradient_is_true():
+    x, y, a, b = clouds(40, 30, 3)
+    for metric in ("sqeuclidean", "euclidean", "cityblock", "cosine"):
+        cloud = mapuot.PointCloud(x, y, metric)
+        right = mapuot.solve(cloud, a, b, 0.05, 1.0, tol=1e-12).gradient()
+        rough = mapuot.solve(cloud, a, b, 0.05, 1.0, tol=1e-2).gradient()
+        for k in (0, 1):
+            assert np.linalg.norm(rough[k] - right[k], axis=1).sum() <= rough.error
+
+
+def test_potential_at_the_points_and_beyond():
+    x, y, a, b = clouds(12, 9, 2)
+    result = mapuot.solve(mapuot.PointCloud(x, y), a, b, 0.1, 1.0, tol=1e-10)
+    np.testing.assert_allclose(result.potential(x), result.f, atol=1e-8)
+    np.testing.assert_allclose(result.potential(y, side="cols"), result.g, atol=1e-8)
+    more = mapuot.PointCloud(np.vstack([x, [[5.0, 5.0]]]), y)
+    weightless = mapuot.solve(more, np.append(a, 1e-12), b, 0.1, 1.0, tol=1e-10)
+    assert weightless.f[-1] == pytest.approx(result.potential([[5.0, 5.0]])[0], abs=1e-6)
+    with_zero = mapuot.solve(more, np.append(a, 0.0), b, 0.1, 1.0, tol=1e-10)
+    assert np.isfinite(with_zero.gradient().a).all()
+
+
+def test_transposed_sliced_and_float32():
+    x, y, *_ = clouds(7, 11, 3)
+    for metric in METRICS:
+        cloud = mapuot.PointCloud(x, y, metric)
+        np.testing.assert_array_equal(np.asarray(cloud.transpose()), np.asarray(mapuot.PointCloud(y, x, metric)))
+        np.testing.assert_allclose(np.asarray(cloud[2:5]), np.asarray(cloud)[2:5], rtol=1e-15)
+    narrow = mapuot.PointCloud(x.astype(np.float32), y.astype(np.float32))
+    assert mapuot.solve(narrow, None, None, 0.1, 1.0).plan.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((np.ones(3), np.ones((3, 1))), "x must be a non-empty matrix of points"),
+        ((np.ones((3, 2)), np.ones((3, 1))), "equally many columns"),
+        ((np.array([[np.nan]]), np.ones((3, 1))), "x must be finite"),
+        ((np.ones((3, 1)), np.array([[1.0], [np.inf]])), "y must be finite, got NaN or inf in point 1"),
+        ((np.ones((3, 2)), np.zeros((3, 2)), "cosine"), "y must hold no zero vector"),
+        ((np.ones((3, 2)), np.ones((3, 2)), "manhattan"), "metric must be one of"),
+        ((np.ones((3, 2)), np.ones((3, 2)), "euclidean", 0.0), "scale must be"),
+        ((np.ones((3, 2)), np.ones((3, 2)), "euclidean", 1.0, [1.0]), "weights must be 2 finite numbers"),
+        ((np.ones((3, 2)), np.ones((3, 2)), "euclidean", 1.0, [1.0, -1.0]), "weights must be 2 finite numbers"),
+    ],
+)
+def test_bad_points_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        mapuot.PointCloud(*arguments)
+
+
+def test_what_points_cannot_do_is_said():
+    x, y, a, b = clouds(5, 4, 2)
+    cloud = mapuot.PointCloud(x, y)
+    with pytest.raises(ValueError, match="finite"):
+        mapuot.solve(mapuot.PointCloud(x * 1e200, -y * 1e200), a, b, 1.0, 1.0)
+    with pytest.raises(ValueError, match="map-uot"):
+        mapuot.solve(cloud, a, b, 0.1, 1.0, method="map-uot")
+    with pytest.raises(TypeError, match="PointCloud"):
+        mapuot.solve(np.asarray(cloud), a, b, 0.1, 1.0).gradient()
+    with pytest.raises(ValueError, match="reg_m"):
+        mapuot.solve(cloud, a, b, 0.1, 1.0, penalty="tv").gradient()
+    with pytest.raises(mapuot.InfeasibleError):
+        mapuot.solve(mapuot.PointCloud(x, y + 10, "wfr"), a, b, 0.1, 1.0)
