@@ -38,7 +38,7 @@ typedef struct {
     double rho_rows, rho_cols; /* the one rho of a side's points, inf where they are hard; NaN: they have no one rho */
     double largest_rho;        /* of all soft points */
     double rho_kl, rho_tv, rho_l2, hard_sides; /* as in mapuot_limits */
-    double noise;              /* that float32 passes leave in a marginal */
+    double noise;                              /* that float32 passes leave in a marginal */
     double tol, tol_gap;
     int64_t translate, memory, in_place;
     mapuot_dtype dtype;
