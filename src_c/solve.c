@@ -202,6 +202,17 @@ static void set_side(mapuot_side *side, const double *weight, const double *log_
     mapuot_set_side(side, weight, log_weight);
 }
 
+/* max |log t| of the weights that count (problem.py, largest_log) */
+static double largest_log(int64_t len, const double *log_weight)
+{
+    double top = -INFINITY, largest = 0.0;
+    for (int64_t k = 0; k < len; k++)
+        top = fmax(top, log_weight[k]);
+    for (int64_t k = 0; k < len; k++)
+        largest = log_weight[k] > top - 46.0 ? fmax(largest, fabs(log_weight[k])) : largest;
+    return largest;
+}
+
 /* K around x = log v + shift */
 static int absorb(attempt *t)
 {

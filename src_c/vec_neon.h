@@ -59,6 +59,20 @@ ALWAYS_INLINE vd v_split(vd x, vd *e)
 
 ALWAYS_INLINE vd v_load_f32(const float *p) { return vcvt_f64_f32(vld1_f32(p)); }
 ALWAYS_INLINE void v_store_f32(float *p, vd x) { vst1_f32(p, vcvt_f32_f64(x)); }
+ALWAYS_INLINE vd v_load_part_f32(const float *p, int count)
+{
+    const float32x2_t one = {count > 0 ? *p : 0.0f, 0.0f};
+    return count >= VL ? v_load_f32(p) : vcvt_f64_f32(one);
+}
+
+ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
+{
+    if (count >= VL)
+        v_store_f32(p, x);
+    else if (count > 0)
+        *p = (float)vgetq_lane_f64(x, 0);
+}
+
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { v_store_f32(p, x); }
 
 /* a bfloat16 is the upper half of a float32 */

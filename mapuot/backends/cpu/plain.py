@@ -17,7 +17,7 @@ from ...validate import MASS_TOLERANCE
 from ..contract import Options
 from ..limits import memory_of
 from ..records import STATS
-from ..workspace import FAR
+from ..workspace import FAR, STORAGE
 from .native import CODES, DTYPES, SERIAL, check, empty, pointer, pool_for
 from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 
@@ -41,6 +41,8 @@ class Found(NamedTuple):
     converged: bool
     numbers: Any
     passes: bytes  # the records of all passes
+    mass: float
+    masses: tuple[float, float]
     low: float
     high: float
     forbidden: bool
@@ -124,7 +126,16 @@ def solve(
     found = None
     if status in (CONVERGED, OUT_OF_PASSES):
         passes = bytes(ffi.buffer(call.trace, made * STATS.itemsize))
-        found = Found(status == CONVERGED, numbers, passes, problem.low, problem.high, bool(problem.forbidden))
+        found = Found(
+            status == CONVERGED,
+            numbers,
+            passes,
+            problem.last.mass,
+            (problem.mass_a, problem.mass_b),
+            problem.low,
+            problem.high,
+            bool(problem.forbidden),
+        )
     if call.scratch.nbytes <= KEPT_BYTES:
         kept.append(call)
     return found
