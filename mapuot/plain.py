@@ -21,10 +21,10 @@ from .backends.records import STATS, told
 from .cost import Dense
 from .problem import BatchProblem, Problem
 from .processor import SERIAL_ENTRIES
-from .result import LEAST_FLOAT32, MOST_FLOAT32, Result
+from .result import Result, holds_float32
 from .side import Side
 from .strategy import COARSE_TOL, METHODS, SCALING_BELOW, SCALING_STEP, make_options, turned_sides
-from .validate import as_count, as_out, odd_scale
+from .validate import LITTLE_MASS, SENTINEL, as_count, as_out
 
 STEPS = SCALING_BELOW, SCALING_STEP, COARSE_TOL
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -55,16 +55,19 @@ def core() -> tuple[ModuleType, Any]:
     return backend, import_module(backend.__name__ + ".plain")
 
 
+def number(value: Any) -> float:
+    """A plain number as a float; 0, which no argument here may be, for anything else."""
+    try:
+        return float(value) if type(value) in NUMBERS else 0.0
+    except OverflowError:
+        return 0.0
+
+
 def penalties_of(reg_m: Any) -> tuple[float, float] | None:
     """The rho of both sides, where each is one number > 0."""
-    kind = type(reg_m)
-    if kind in NUMBERS:
-        rho = float(reg_m)
-        return (rho, rho) if rho > 0 else None
-    if kind in (tuple, list) and len(reg_m) == 2 and {type(x) for x in reg_m} <= NUMBERS:
-        first, second = map(float, reg_m)
-        return (first, second) if first > 0 and second > 0 else None
-    return None
+    pair = reg_m if type(reg_m) in (tuple, list) and len(reg_m) == 2 else (reg_m, reg_m)
+    first, second = map(number, pair)
+    return (first, second) if first > 0 and second > 0 else None
 
 
 def masses(weight: Any, length: int) -> Any:
@@ -80,10 +83,9 @@ def attempt(
     M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...], plan: Any = None
 ) -> PlainResult | None:  # fmt: skip
     """The result of a plain problem, ``plan``: True or its memory; else None; ``arguments``: those of ``settings``."""
-    if type(M) is not np.ndarray or M.ndim != 2 or not 0 < M.size <= SERIAL_ENTRIES or type(reg) not in NUMBERS:
+    if type(M) is not np.ndarray or M.ndim != 2 or not 0 < M.size <= SERIAL_ENTRIES:
         return None
-    dtype, flags, reg = M.dtype, M.flags, float(reg)
-    rho = penalties_of(reg_m)
+    dtype, flags, reg, rho = M.dtype, M.flags, number(reg), penalties_of(reg_m)
     if rho is None or dtype not in (F64, F32) or not (flags.c_contiguous and flags.aligned and reg > 0):
         return None
     try:
@@ -100,13 +102,14 @@ def attempt(
     backend, whole = core()
     out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, M)
     found = whole.solve(M, a, b, reg, rho, options, arguments[5], STEPS, out)
-    if found is None:
-        return None
-    mass = float(found.numbers[m + n : 2 * m + n].sum())
-    small = dtype == F32 and not LEAST_FLOAT32 * M.size <= mass <= MOST_FLOAT32
-    if small or odd_scale((found.high - found.low) / reg, found.high, mass, a.sum(), b.sum()):
-        return None  # the ordinary way warns, and has a dtype for it
-    return PlainResult(backend, M, a, b, reg, rho, found, options, begun, out)
+    odd = found is None or is_odd(found, reg, dtype, M.size)
+    return None if odd else PlainResult(backend, M, a, b, reg, rho, found, options, begun, out)
+
+
+def is_odd(found: Any, reg: float, dtype: Any, entries: int) -> bool:
+    """Whether a ScalingWarning is due (odd_scale in validate.py), or the plan needs a dtype of its own."""
+    little, sentinel = found.mass < LITTLE_MASS * min(found.masses), found.high - found.low > SENTINEL * reg
+    return little or sentinel or (dtype == F32 and not holds_float32(found.mass, entries))
 
 
 def as_it_is(result: Result) -> Result:

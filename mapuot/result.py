@@ -26,6 +26,11 @@ BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds a
 SAMPLE_ROWS = 1 << 12  # rows that one search for columns takes: their numbers leave 2^-40 of a share
 
 
+def holds_float32(mass: float, entries: int) -> bool:
+    """Whether float32 holds a plan of that mass and so many entries."""
+    return LEAST_FLOAT32 * entries <= mass <= MOST_FLOAT32
+
+
 def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
     """reg (|c| - mass) + sum f r + sum D(r | t) over both sides; of one problem, or of each of a batch.
 
@@ -212,7 +217,7 @@ class Result(Answer):
         """The stream, its plan in a dtype that holds the mass."""
         if self._stream.dtype == np.float32:
             entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
-            if not LEAST_FLOAT32 * entries <= self.mass <= MOST_FLOAT32:
+            if not holds_float32(self.mass, entries):
                 self._stream.dtype = np.dtype(np.float64)
         return self._stream
 
@@ -227,12 +232,7 @@ class Result(Answer):
 
         In M's dtype; in float64 where float32 could not hold its mass (above 3e38, or below 1e-37 an entry).
         """
-        m, n = self.problem.shape
-        try:
-            return self._formed.plan(0, m)
-        except MemoryError as error:
-            size = m * n * self.problem.cost.dtype.itemsize / 2**30
-            raise MemoryError(f"the plan takes {size:.3g} GiB: apply, rows, top_k, sparse do without it") from error
+        return self._formed.plan(0, self.problem.shape[0])
 
     def form_plan(self, out: Any) -> None:
         """Make ``out``, checked already, the plan."""

@@ -136,7 +136,12 @@ def solve(
     ScalingWarning
         Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8: finite costs that stand for inf.
     """
-    if warm_start is callback is comm is checkpoint is None and not progress and split == "rows":
+    if (
+        warm_start is callback is comm is checkpoint is None
+        and not progress
+        and isinstance(split, str)
+        and split == "rows"
+    ):
         arguments = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
         plain = attempt(M, a, b, reg, reg_m, arguments, out)
         if plain is not None:

@@ -13,7 +13,6 @@ enum { PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
 _Static_assert(sizeof((mapuot_finish *)0)->sums == (SWEEP_OUT + SCALARS) * sizeof(double), "mapuot_finish");
 _Static_assert(sizeof((mapuot_sweep *)0)->gamma == MAX_MEMORY * sizeof(double), "mapuot_sweep");
-_Static_assert(sizeof((mapuot_state *)0)->gram == MAX_MEMORY * MAX_MEMORY * sizeof(double), "mapuot_state");
 
 typedef struct {
     const mapuot_state *state;
@@ -74,15 +73,15 @@ static void solve_small(int n, double A[MAX_MEMORY][MAX_MEMORY], double *x)
 /* gamma = argmin |F - sum gamma_i dF_i|: normal equations, columns normalised */
 static void anderson_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args)
 {
-    double A[MAX_MEMORY][MAX_MEMORY], scale[MAX_MEMORY], (*gram)[MAX_MEMORY] = (double(*)[MAX_MEMORY])state->gram;
-    const int n = (int)args->depth, slot = (int)args->slot;
+    const int n = (int)args->depth, slot = (int)args->slot, memory = (int)state->limits.memory;
+    double A[MAX_MEMORY][MAX_MEMORY], scale[MAX_MEMORY], *gram = state->history + (2 * memory + 2) * padded(state->n);
     for (int i = 0; i < n; i++)
-        gram[i][slot] = gram[slot][i] = dot[i];
+        gram[i * memory + slot] = gram[slot * memory + i] = dot[i];
     for (int i = 0; i < n; i++)
-        scale[i] = 1.0 / sqrt(fmax(gram[i][i], DBL_MIN));
+        scale[i] = 1.0 / sqrt(fmax(gram[i * memory + i], DBL_MIN));
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++)
-            A[i][j] = gram[i][j] * scale[i] * scale[j] + (i == j ? RIDGE : 0.0);
+            A[i][j] = gram[i * memory + j] * scale[i] * scale[j] + (i == j ? RIDGE : 0.0);
         args->gamma[i] = rhs[i] * scale[i];
     }
     solve_small(n, A, args->gamma);

@@ -28,10 +28,6 @@ void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
     limits->hard_sides = terms->hard_sides;
     limits->tol = tol;
     limits->tol_gap = terms->tol_gap;
-    limits->rho_kl = terms->rho_kl;
-    limits->rho_tv = terms->rho_tv;
-    limits->rho_l2 = terms->rho_l2;
-    limits->hard_sides = terms->hard_sides;
     limits->memory = terms->memory;
     limits->in_place = terms->in_place;
     limits->storage_error = rounding;

@@ -38,7 +38,7 @@ typedef struct {
     double rho_rows, rho_cols; /* the one rho of a side's points, inf where they are hard; NaN: they have no one rho */
     double largest_rho;        /* of all soft points */
     double rho_kl, rho_tv, rho_l2, hard_sides; /* as in mapuot_limits */
-    double noise;              /* that float32 passes leave in a marginal */
+    double noise;                              /* that float32 passes leave in a marginal */
     double tol, tol_gap;
     int64_t translate, memory, in_place;
     mapuot_dtype dtype;
@@ -72,8 +72,7 @@ typedef struct {
     double *sums;
     double *partial;   /* threads x (n padded + 16): column sums of each thread */
     double *work;      /* 3 x n padded: log v + shift of the last certified state, then two of finish_pass's own */
-    double *history;   /* (2 memory + 2) x n padded: Anderson's differences; in place: the ratio v / (v in K) */
-    double gram[400];  /* their Gram matrix, 20 x 20: memory is at most 20 */
+    double *history;   /* mapuot_history: Anderson's differences and their Gram matrix; in place: v / (v in K) */
     float *narrow_v;   /* n padded: v in float32; passes are narrow_pass while progress.narrow is 1, else row_pass */
     float *run;        /* threads x n padded, zero: column sums of some rows in float32 */
     int32_t tile_rows; /* 2, 4 or 8 rows of K at a time; 0: by the size of L2 */
@@ -110,9 +109,10 @@ typedef struct {
 typedef struct mapuot_pool mapuot_pool;
 
 const char *mapuot_status_text(int status);
-const char *mapuot_isa(void);        /* the instruction set in use: scalar, avx2, avx512, neon */
-int mapuot_set_isa(const char *isa); /* lower or restore it ("auto"); for tests and benchmarks */
-int mapuot_scalars(void);            /* row scalars at the end of sums */
+const char *mapuot_isa(void);                      /* the instruction set in use: scalar, avx2, avx512, neon */
+int mapuot_set_isa(const char *isa);               /* lower or restore it ("auto"); for tests and benchmarks */
+int mapuot_scalars(void);                          /* row scalars at the end of sums */
+int64_t mapuot_history(int64_t memory, int64_t n); /* length of history, for a memory of at most 20 */
 
 /* cores: how many threads this process may keep busy: its cores by affinity, or its quota of them, to the next whole
  * number, where that is less. quota: the least CPU quota of its cgroups, in cores, inf without; root: "", or for tests

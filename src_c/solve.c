@@ -42,7 +42,7 @@ static void *take(char **at, int64_t bytes)
 static int64_t vectors_len(const mapuot_task *task)
 {
     const int64_t mp = padded(task->m), np = padded(task->n);
-    return np + SCALARS + (3 + 2 * task->terms.memory + 2) * np + SIDE_VECTORS * (mp + np) + np + PAD;
+    return np + SCALARS + 3 * np + mapuot_history(task->terms.memory, task->n) + SIDE_VECTORS * (mp + np) + np + PAD;
 }
 
 /* places for all arrays of an attempt, from scratch on; returns the bytes that they take */
@@ -165,17 +165,6 @@ static double largest_finite(int64_t len, const double *x)
     return largest;
 }
 
-/* max |log t| of the weights that are not below e^-46 of the largest, as problem.py has it */
-static double largest_log(int64_t len, const double *log_weight)
-{
-    double top = -INFINITY, largest = 0.0;
-    for (int64_t k = 0; k < len; k++)
-        top = fmax(top, log_weight[k]);
-    for (int64_t k = 0; k < len; k++)
-        largest = log_weight[k] > top - 46.0 ? fmax(largest, fabs(log_weight[k])) : largest;
-    return largest;
-}
-
 void mapuot_set_side(mapuot_side *side, const double *weight, const double *log_weight)
 {
     double *used = (double *)side->weight, *base = (double *)side->base;
@@ -289,7 +278,7 @@ static void begin(attempt *t, double reg, double tol)
     state->sums = at;
     state->work = at += np + PAD;
     state->history = at += 3 * np;
-    at += (2 * terms.memory + 2) * np;
+    at += mapuot_history(terms.memory, task->n);
     state->narrow_v = (float *)at;
     state->run = (float *)(at += np / 2);
     at += np / 2;

@@ -14,6 +14,8 @@ enum { TRIALS = 4 };
 
 int mapuot_scalars(void) { return SCALARS; }
 
+int64_t mapuot_history(int64_t memory, int64_t n) { return (2 * memory + 2) * padded(n) + padded(memory * memory); }
+
 const char *mapuot_status_text(int status)
 {
     switch (status) {

@@ -108,16 +108,15 @@ def test_memory_is_that_of_the_points():
     assert cloud.rows.nbytes + cloud.columns.nbytes < 1 << 20
     assert len(pickle.dumps(cloud)) < 2 << 20
     result = mapuot.solve(mapuot.PointCloud(x[:9], x[:9]), None, None, 0.1, 1.0)
-    result._stream = Unable()
-    with pytest.raises(MemoryError, match="the plan takes"):
-        result.plan  # noqa: B018
+    result._stream.problem = Unable
+    with pytest.raises(MemoryError, match=r"rows of the plan need 3.73e\+09 GiB"):
+        result._stream.rows_of_plan(10**9)
 
 
 class Unable:
-    dtype = np.dtype(np.float64)
+    """A problem whose plan no memory holds."""
 
-    def plan(self, i0, i1):
-        raise MemoryError("Unable to allocate")
+    shape = 10**9, 10**9 // 2
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -58,7 +58,7 @@ static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows
     state.sums = vector(np + SCALARS, 0);
     state.partial = vector(threads * (np + SCALARS), 0);
     state.work = vector(3 * np, 0);
-    state.history = vector((2 * memory + 2) * np, 0);
+    state.history = vector(mapuot_history(memory, n), 0);
     for (int64_t k = 0; k < 3 * np; k++)
         state.work[k] = 0.0;
     for (int64_t k = 0; k < (2 * memory + 2) * np; k++)

@@ -63,7 +63,7 @@ class BatchWorkspace:
         self.ld = leading_dimension(n, np.dtype(STORAGE[dtype]).itemsize)
         self.K = empty((1 if task.one_cost else p) * m * self.ld, STORAGE[dtype])
         self.sums, self.work = table(p, np_ + native.SCALARS), table(p, 3 * np_)
-        self.history = table(p, (2 * options.memory + 2) * np_)
+        self.history = table(p, lib.mapuot_history(options.memory, n))
         self.states, self.stats = ffi.new("mapuot_state[]", p), np.zeros(p, STATS)
         state = self.states[0]
         state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[dtype]

@@ -84,8 +84,8 @@ def fill_task(
     task.safe_spread, task.far = SAFE_SPREAD[options.precision], FAR
     task.mass_tolerance, task.exponent_rounding = MASS_TOLERANCE, EXPONENT_ROUNDING
     task.scale_limit, task.most_scale = SCALES["scale_limit"], SCALES["most_scale"]
-    terms = task.terms
-    memory = memory_of(options.memory, shape[0], 8 if options.precision == "float64" else 4)
+    terms, itemsize = task.terms, np.dtype(STORAGE[options.precision]).itemsize
+    memory = memory_of(options.memory, shape[0], itemsize)
     terms.tol, terms.tol_gap, terms.translate, terms.memory, terms.dtype, terms.noise = (
         options.tol, options.tol_gap, options.translate, memory, DTYPES[options.precision], NARROW_NOISE,
     )  # fmt: skip

@@ -46,9 +46,17 @@ class PlanStream:
             alpha, beta = pointer(self.alpha[k0:k1]), pointer(self.beta)
             yield k0, k1, (self.pool, *M.shape, matrix(M), matrix(c), self.problem.reg, alpha, beta)
 
+    def rows_of_plan(self, count: int) -> Any:
+        n = self.problem.shape[1]
+        try:
+            return empty(count * n, self.dtype).reshape(count, n)
+        except MemoryError as error:
+            size = f"{count * n * self.dtype.itemsize / 2**30:.3g} GiB"
+            raise MemoryError(f"{count} rows of the plan need {size}: Result.rows makes fewer") from error
+
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         n, dtype = self.problem.shape[1], self.dtype
-        out = empty((i1 - i0) * n, dtype).reshape(i1 - i0, n) if out is None else out
+        out = self.rows_of_plan(i1 - i0) if out is None else out
         for k0, k1, arguments in self.blocks(i0, i1):
             check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0 - i0 : k1 - i0], "void *"), n))
         return out

@@ -55,7 +55,7 @@ class Workspace(KernelWorkspace):
         self.K = empty(0 if self.made else m * self.ld, STORAGE[self.dtype])
         self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
-        lengths = (size + native.SCALARS, 3 * size, (2 * memory + 2) * size, *sides)
+        lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
         self.in_grid = problem.cols.ranks.size > 1
         state = self.state = ffi.new("mapuot_state *")
