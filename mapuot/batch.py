@@ -21,8 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from .backends import Options, Stats, host, name_of, namespace, pick
-from .backends.contract import FAILED
-from .backends.limits import MEMORY
+from .backends.contract import FAILED, MEMORY
 from .errors import MUTED, ConvergenceWarning, ScalingWarning
 from .loop import Run
 from .penalties import F64

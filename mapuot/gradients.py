@@ -21,6 +21,18 @@ from .batch import BatchResult
 from .log_matmul import log_matmul
 
 
+def dual_value(result: BatchResult) -> Any:
+    """(p,) dual values as they are: ``BatchResult.dual`` lacks what rounding may have added, and that has jumps."""
+    problem, xp = result.problem, namespace(result.log_u)
+    total = problem.reg * (xp.asarray(problem.c_mass) - xp.asarray(result.mass))
+    for side, weight, f in ((problem.rows, problem.A, result.f), (problem.cols, problem.B, result.g)):
+        rho = float(side.rho[0])
+        with np.errstate(over="ignore", invalid="ignore"):
+            term = weight * f if np.isinf(rho) else -rho * weight * xp.expm1(-f / rho)
+        total = total + xp.where(weight > 0, term, 0.0).sum(1)
+    return total
+
+
 def marginal_gradient(result: BatchResult, name: str) -> Any:
     """dW/da (name "rows") or dW/db ("cols"), (p, m) or (p, n)."""
     problem = result.problem

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .batch import solve_batch
-from .gradients import marginal_gradient
+from .gradients import dual_value, marginal_gradient
 from .validate import as_float, as_pair, as_positive
 
 try:
@@ -69,7 +69,7 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
         result = solve_batch(np.asarray(M), np.asarray(a), np.asarray(b), reg, reg_m, **dict(options))
         slopes = marginal_gradient(result, "rows"), marginal_gradient(result, "cols")
-        return tuple(np.asarray(x, dtype=M.dtype) for x in (result.dual, *slopes, result.log_u, result.log_v))
+        return tuple(np.asarray(x, dtype=M.dtype) for x in (dual_value(result), *slopes, result.log_u, result.log_v))
 
     shapes, kind = (a.shape[:1], a.shape, b.shape, a.shape, b.shape), partial[Any](jax.ShapeDtypeStruct, dtype=M.dtype)
     kinds = tuple(map(kind, shapes))

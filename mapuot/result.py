@@ -217,7 +217,8 @@ class Result(Answer):
         """The stream, its plan in a dtype that holds the mass."""
         if self._stream.dtype == np.float32:
             entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
-            if not holds_float32(self.mass, entries):
+            mass = self.mass if self.converged else float(self._sums[1].sum())  # of marginals that may lag behind
+            if not holds_float32(mass, entries):
                 self._stream.dtype = np.dtype(np.float64)
         return self._stream
 

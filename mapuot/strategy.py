@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backends.contract import FAILED, SMALL_ENTRIES, Options
-from .backends.limits import MEMORY
+from .backends.contract import FAILED, MEMORY, SMALL_ENTRIES, Options
 from .loop import Run
 from .penalties import F64
 from .problem import Common, Problem

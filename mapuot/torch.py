@@ -14,7 +14,7 @@ import numpy as np
 
 from .batch import BatchResult, solve_batch
 from .divergence import check_options, self_costs
-from .gradients import marginal_gradient
+from .gradients import dual_value, marginal_gradient
 from .pot.arrays import give, take
 from .validate import as_pair
 
@@ -128,7 +128,7 @@ class _SinkhornLoss(torch.autograd.Function):
             ctx.result = solve_batch(costs, A, B, reg, reg_m, **options)
         ctx.save_for_backward(a, b, M)
         wide = torch.float64 in (a.dtype, b.dtype, M.dtype)
-        return give(ctx.result.dual, M).to(torch.float64 if wide else torch.float32)
+        return give(dual_value(ctx.result), M).to(torch.float64 if wide else torch.float32)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:

@@ -26,7 +26,14 @@ from ..penalties import F64
 FAILED = ("not finite", "underflow")  # statuses of what is no answer
 LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at the smallest float64
 SECONDS_A_CALL = 0.1  # how long a core may keep control: Ctrl-C and the progress bar wait for it
+MEMORY = 5, 20  # Anderson differences where they cost time beside a pass, and where they do not
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
+
+
+def memory_of(most: int, m: int, itemsize: int) -> int:
+    """Anderson differences for a K of m rows: d of them move 16 d bytes a column, at most a tenth of what K does."""
+    least, deepest = MEMORY
+    return min(most, max(least, min(deepest, m * itemsize // 160)))
 
 
 @dataclass(frozen=True)

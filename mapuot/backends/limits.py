@@ -12,7 +12,6 @@ from .._core import ffi, lib
 from .contract import Options
 
 STORAGES = ("float64", "float32", "bfloat16")  # mapuot_dtype, in order
-MEMORY = 5, 20  # Anderson differences where they cost time beside a pass, and where they do not
 START = {"best_dual": -math.inf, "progress_dual": -math.inf, "best_error": math.inf, "kappa": 1.0}
 
 
@@ -39,9 +38,3 @@ def limits_of(problem: Any, options: Options, dtype: str, noise: float, reg: flo
     limits = ffi.new("mapuot_limits *")
     fill(limits[0], problem, options, dtype, noise, reg)
     return {name: getattr(limits, name) for name, _ in ffi.typeof("mapuot_limits").fields}
-
-
-def memory_of(most: int, m: int, itemsize: int) -> int:
-    """Anderson differences for a K of m rows: d of them move 16 d bytes a column, at most a tenth of what K does."""
-    least, deepest = MEMORY
-    return min(most, max(least, min(deepest, m * itemsize // 160)))

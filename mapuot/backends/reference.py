@@ -18,8 +18,7 @@ from ..penalties import F64
 from ..problem import Problem
 from ..side import Side
 from ..validate import as_columns
-from .contract import LEAST_MASS, Options, Stats, weigh
-from .limits import memory_of
+from .contract import LEAST_MASS, Options, Stats, memory_of, weigh
 
 __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 

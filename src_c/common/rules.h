@@ -154,6 +154,8 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     const double log_size = logs + limits->exponent_error * 1.1e15; /* of log u and log v: see EXPONENT_ROUNDING */
     p->moved = mass * (limits->reg * entries + limits->rho_kl * 0.25 * rounding) +
                1e-15 * (limits->dual_scale + fabs(out->dual) + limits->hard_sides * limits->reg * log_size * mass);
+    if (p->narrow > 0) /* float32 sums, which certify nothing, have not even that value */
+        p->moved += guard_slack(limits, p, mass);
     out->error = plan_error(gap * over * limits->inv_reg) + hard * over + storage_error(limits, p->since_absorb) +
                  rounding + out->lost;
     out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, gap, mass, entries, log_size);

@@ -40,7 +40,7 @@ def interrupt_after(count, function):
 
 @pytest.mark.parametrize("product", ["apply", "apply_transpose", "plan", "cost"])
 def test_products_of_a_plan(monkeypatch, small_calls, product):
-    result = CASE.solve()
+    result = CASE.solve(threads=2)  # small problems are one call
     read = {
         "apply": lambda: result.apply(np.ones((40, 9))),
         "apply_transpose": lambda: result.apply_transpose(np.ones((48, 9))),

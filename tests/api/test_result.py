@@ -176,7 +176,8 @@ def test_plan_in_the_callers_memory(n, backend):
     out = np.full(case.M.shape, np.nan)
     result = case.solve(out=out, backend=backend)
     assert result.plan is out
-    np.testing.assert_array_equal(out, case.solve(backend=backend).plan)
+    again = case.solve(backend=backend).plan
+    np.testing.assert_allclose(out, again, rtol=1e-5 if backend == "cuda" else 0)  # its sums have no order
     single = np.empty(case.M.shape, np.float32)
     assert case.replace(M=case.M.astype("f4")).solve(out=single, backend=backend).plan is single
     np.testing.assert_allclose(single, out, rtol=1e-4, atol=1e-12)

@@ -14,8 +14,7 @@ from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING, BatchProblem
 from ...validate import MASS_TOLERANCE
-from ..contract import Options
-from ..limits import memory_of
+from ..contract import Options, memory_of
 from ..records import STATS
 from ..workspace import FAR, STORAGE
 from .native import CODES, DTYPES, SERIAL, check, empty, pointer, pool_for

@@ -17,8 +17,8 @@ from ...penalties import F64
 from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
 from ...side import Side
-from ..contract import Options, Stats
-from ..limits import START, fill, memory_of
+from ..contract import Options, Stats, memory_of
+from ..limits import START, fill
 from ..records import STATS, put, told
 from ..workspace import STORAGE, KernelWorkspace
 from . import native
