@@ -39,6 +39,7 @@ PLAIN_SOURCES = [
     "pool",
     "solver",
     "finish",
+    "coarse",
     "streams",
     "batch",
     "log_matmul",
@@ -69,7 +70,7 @@ UNITS = [
     *[
         (isa, source, isa_flags(isa))
         for isa in ISAS
-        for source in ["stream_tmpl.c", "finish_tmpl.c", "barycenter_tmpl.c"]
+        for source in ["stream_tmpl.c", "finish_tmpl.c", "coarse_tmpl.c", "barycenter_tmpl.c"]
     ],
     *[
         (f"{isa}_{dtype}", source, isa_flags(isa) + dtype_flags(dtype))

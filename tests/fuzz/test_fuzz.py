@@ -10,7 +10,7 @@ from fuzz.__main__ import at_random
 from fuzz.targets import TARGETS
 
 ROOT = HERE.parent
-UNITS = ["dispatch", "pool", "solver", "finish", "streams", "batch", "log_matmul", "sinkhorn", "barycenter"]
+UNITS = ["dispatch", "pool", "solver", "finish", "coarse", "streams", "batch", "log_matmul", "sinkhorn", "barycenter"]
 SCALAR = ["-std=c11", "-D_GNU_SOURCE", "-pthread", "-O0", "-g", "-DMAPUOT_NO_X86", "-Isrc_c", "-Itests/core"]
 CHECKED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 ISA = ["-DMAPUOT_ISA=scalar", "-DMAPUOT_ISA_SCALAR"]
@@ -35,7 +35,7 @@ def test_core(tmp_path):
         pytest.skip("a sanitizer is in use already")
     compiler = [os.environ.get("CC", "cc"), *SCALAR, *CHECKED, "-c"]
     units = [(f"src_c/{name}.c", []) for name in UNITS if (ROOT / "src_c" / f"{name}.c").exists()]
-    units += [(f"src_c/{name}.c", ISA) for name in ("stream_tmpl", "finish_tmpl", "barycenter_tmpl")]
+    units += [(f"src_c/{name}.c", ISA) for name in ("stream_tmpl", "finish_tmpl", "coarse_tmpl", "barycenter_tmpl")]
     for name in ("f64", "f32", "bf16"):
         typed = [*ISA, f"-DMAPUOT_DTYPE={name}", f"-DMAPUOT_DTYPE_{name.upper()}"]
         kernels = ["kernels_tmpl", "batch_tmpl", *(["log_matmul_tmpl"] if name != "bf16" else [])]
