@@ -15,7 +15,7 @@ import numpy as np
 from ..problem import Problem
 from .contract import Stats
 
-SAMPLES = 32  # rows (columns) of M by which columns (rows) are told apart
+SAMPLES = 16  # rows (columns) of M by which columns (rows) are told apart
 MOST_CLUSTERS = 128  # 64 make a tenth more passes, 256 a tenth fewer
 LEAST_POINTS = 4  # of a cluster, in the mean
 MATRIX = 5  # clusters^3 at most this times the entries of K: to factor the matrix then takes some passes
