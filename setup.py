@@ -41,6 +41,7 @@ PLAIN_SOURCES = [
     "solver",
     "finish",
     "solve",
+    "coarse",
     "streams",
     "batch",
     "log_matmul",
@@ -71,7 +72,7 @@ UNITS = [
     *[
         (isa, source, isa_flags(isa))
         for isa in ISAS
-        for source in ["stream_tmpl.c", "finish_tmpl.c", "barycenter_tmpl.c"]
+        for source in ["stream_tmpl.c", "finish_tmpl.c", "coarse_tmpl.c", "barycenter_tmpl.c"]
     ],
     *[
         (f"{isa}_{dtype}", source, isa_flags(isa) + dtype_flags(dtype))

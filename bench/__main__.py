@@ -24,6 +24,7 @@ PARTS = {
     "calls": "POT's functions as programs call them, patched and as they are",
     "application": "colour transfer and domain adaptation, end to end",
     "passes": "passes to convergence, and the certificate, against Newton (the same on every machine: not in all)",
+    "small-reg": "passes where reg is small, now and of another checkout (the same on every machine: not in all)",
     "cluster": "ranks of this machine, and the communication model",
     "accuracy": "error of the plan by storage of K",
     "gpu": "one GPU: passes, tile shapes, solves (not in all)",
@@ -32,7 +33,7 @@ PARTS = {
 
 
 def module_of(name: str) -> object:
-    return import_module(f"bench.{name}" if name != "pass" else "bench.one_pass")
+    return import_module("bench." + {"pass": "one_pass", "small-reg": "small_reg"}.get(name, name))
 
 
 def run_part(name: str, args: argparse.Namespace) -> None:
@@ -69,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
         "--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)"
     )
     common_options.add_argument("--device", choices=("cpu", "gpu"), help="for batch (default: gpu where there is one)")
+    common_options.add_argument(
+        "--before", type=Path, help="for small-reg: a checkout, built in place, to compare with"
+    )
     common_options.add_argument("--out", type=Path, help="folder of JSON and PNG (default: build/bench)")
     for name, text in {**PARTS, "all": "every part of the CPU"}.items():
         commands.add_parser(name, help=text, parents=[common_options])
@@ -91,7 +95,11 @@ def main() -> int:
         print(run(args.out or common.RESULTS))
         return 0
     args.out = args.out or common.OUT
-    for name in [part for part in PARTS if part not in ("gpu", "passes")] if args.command == "all" else [args.command]:
+    for name in (
+        [part for part in PARTS if part not in ("gpu", "passes", "small-reg")]
+        if args.command == "all"
+        else [args.command]
+    ):
         run_part(name, args)
     return 0
 

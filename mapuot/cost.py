@@ -28,6 +28,7 @@ class Cost:
     never_stored = False  # its entries are made faster than those of K could be read
     shape: tuple[int, int]
     dtype: Any
+    labels: Any = None  # its points in clusters, once a solve has found them (backends/coarse.py)
 
     @property
     def array(self) -> Any:

@@ -31,7 +31,7 @@ PRECISIONS = {"float64": "float64", "mixed": "float32", "bfloat16": "bfloat16"}
 MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
 SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
-COARSE_TOL = 0.1  # certified error at which a larger reg has done its work
+COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
 
 
 def make_options(method: str, precision: str, tol: Any, tol_gap: Any, threads: Any) -> Options:

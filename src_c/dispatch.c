@@ -31,6 +31,10 @@
     DECLARE_SWEEP(sweep_prox, isa)                                                                                     \
     DECLARE_SWEEP(sweep_difference, isa)                                                                               \
     DECLARE_SWEEP(sweep_advance, isa)                                                                                  \
+    void coarse_rows_##isa(const mapuot_state *, pass_fn, int, int, double *);                                         \
+    void coarse_sums_##isa(mapuot_state *);                                                                            \
+    void coarse_factor_##isa(mapuot_state *, double);                                                                  \
+    void coarse_correct_##isa(mapuot_state *, const sweep_args *);                                                     \
     DECLARE_GATHER(extrema, isa)                                                                                       \
     DECLARE_GATHER(balance, isa)                                                                                       \
     DECLARE_GATHER(apply_transpose, isa)                                                                               \
@@ -50,6 +54,10 @@
         sweep_prox_##isa,                                                                                              \
         sweep_difference_##isa,                                                                                        \
         sweep_advance_##isa,                                                                                           \
+        coarse_rows_##isa,                                                                                             \
+        coarse_sums_##isa,                                                                                             \
+        coarse_factor_##isa,                                                                                           \
+        coarse_correct_##isa,                                                                                          \
         extrema_##isa,                                                                                                 \
         balance_##isa,                                                                                                 \
         apply_transpose_##isa,                                                                                         \

@@ -60,6 +60,19 @@ typedef struct {
     double *marginal;       /* r or s, the marginal of the current plan */
 } mapuot_side;
 
+/* Clusters of rows and of columns, and the correction between those of columns (coarse_tmpl.c). */
+typedef struct {
+    int64_t clusters, row_clusters;
+    const int64_t *label;         /* n: the cluster of a column */
+    const int64_t *order, *first; /* m: the rows, cluster by cluster; row_clusters + 1: where each begins */
+    double *share;                /* n: what a column has of the plan's mass in its cluster */
+    double *matrix;               /* (clusters + 1) x clusters */
+    double *blocks;   /* row_clusters x clusters: the plan's mass between clusters in the last labelled pass */
+    double *sums;     /* threads x (n padded + MAPUOT_SCALARS) */
+    double *mean;     /* 2 x clusters */
+    int64_t labelled; /* 1: the next row_pass finds blocks */
+} mapuot_coarse;
+
 /* All that one solve holds.  sums has n entries (padded) and then MAPUOT_SCALARS row scalars: with the rows
  * shared among processes, the sum of this one array over them is all that row_pass has to exchange. */
 typedef struct {
@@ -83,6 +96,7 @@ typedef struct {
     mapuot_matrix M, c;   /* for exact passes */
     const double *alpha, *beta; /* the logs in K (m, n) */
     double *tile;               /* threads x 8 x ld: the rows of K that an exact pass works on */
+    mapuot_coarse coarse;       /* in use while progress.coarse or its own labelled is 1 */
 } mapuot_state;
 
 /* What the sweeps of finish_pass need beside the state. */
@@ -177,6 +191,13 @@ typedef struct {
 /* p problems, shared by the threads of the pool; scratch has mapuot_solve_bytes(task) for each of them, aligned to 64 */
 int64_t mapuot_solve_bytes(const mapuot_task *task);
 int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch);
+/* The coarse correction after a labelled pass: its matrix is summed (over ranks as well, by the caller), then factored, with
+ * fi the product of both sides' rho / (rho + reg). */
+int mapuot_coarse_sums(mapuot_state *state);
+int mapuot_coarse_factor(mapuot_state *state, double fi);
+/* label: m points, X m x width, in count clusters (a power of 2) by median splits along the widest column of X; order is
+ * theirs, cluster by cluster. */
+int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64_t *order, int64_t *label);
 
 /* Streams over M.  alpha (m) and beta (n) are log scalings of rows and columns, c may have data == NULL (ones):
  * the entry is c_ij exp(alpha_i + beta_j - M_ij / reg).

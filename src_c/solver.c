@@ -70,7 +70,10 @@ static void rows_task(void *context, int thread, int threads)
         memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
     own.run = state->progress.narrow ? state->run + thread * padded(state->n) : NULL;
     own.tile = state->exact ? state->tile + thread * TILE * state->ld : NULL;
-    pass_of(state, job->half)(state, i0, i1, sums);
+    if (state->coarse.labelled)
+        mapuot_active_kernels()->coarse_rows(state, pass_of(state, job->half), thread, threads, sums);
+    else
+        pass_of(state, job->half)(state, i0, i1, sums);
 }
 
 /* sums = the threads' sums in order, so that the result does not depend on timing */
@@ -111,7 +114,8 @@ static double sum_rows(mapuot_pool *pool, mapuot_state *state, int half, int nar
 {
     mapuot_state pass = *state;
     double *seconds = state->seconds[narrow], begun = now();
-    int *tried = &state->tried[narrow], trial = state->piped < 0 && *tried < TRIALS && half == WHOLE && !state->exact;
+    const int plain = half == WHOLE && !state->exact && !state->coarse.labelled;
+    int *tried = &state->tried[narrow], trial = state->piped < 0 && *tried < TRIALS && plain;
     pass.progress.narrow = narrow;
     pass.tile_rows = state->tile_rows ? state->tile_rows : tile_rows(&pass);
     if (state->piped < 0)

@@ -18,6 +18,7 @@ from ..penalties import F64
 from ..problem import Problem
 from ..side import Side
 from ..validate import as_columns
+from .coarse import Coarse, Labels
 from .contract import LEAST_MASS, Options, Stats, memory_of, weigh
 
 __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
@@ -72,6 +73,17 @@ def unreached(log_x: F64) -> F64:
     return np.where(np.isposinf(log_x), -np.inf, log_x)
 
 
+def split(X: F64, count: int) -> Any:
+    """Labels of the rows of X in count clusters, a power of 2, by median splits along the widest column."""
+    if count == 1 or len(X) < 2:
+        return np.zeros(len(X), np.int64)
+    order = np.argsort(X[:, np.ptp(X, axis=0).argmax()], kind="stable")
+    label = np.empty(len(X), np.int64)
+    for k, half in enumerate(np.split(order, [len(X) // 2])):
+        label[half] = k * (count // 2) + split(X[half], count // 2)
+    return label
+
+
 class Workspace:
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options = problem, options
@@ -82,7 +94,10 @@ class Workspace:
         self.passes = 0
         self.best_dual, self.progress_dual, self.best_error, self.since_best = -np.inf, -np.inf, np.inf, 0
         itemsize = {"float64": 8, "float32": 4, "bfloat16": 2}[options.precision]
-        self.history: deque[tuple[F64, F64]] = deque(maxlen=memory_of(options.memory, problem.shape[0], itemsize) + 1)
+        memory = memory_of(options.memory, problem.shape[0], itemsize)
+        self.history: deque[tuple[F64, F64]] = deque(maxlen=memory + 1)
+        self.coarse = Coarse(self, problem, memory)
+        self.matrix: F64 | None = None  # of the coarse correction
         self.extrapolated = False
         self.rates = tuple(
             None if rho is None else (0.0 if np.isinf(rho) else problem.reg / rho)
@@ -95,6 +110,31 @@ class Workspace:
         self.next_log_v = np.where(self.problem.left_out[1], -np.inf, log_v)
 
     def iterate(self, count: int) -> list[Stats]:
+        return self.coarse.iterate(count)
+
+    split = staticmethod(split)
+
+    @property
+    def correcting(self) -> bool:
+        return self.matrix is not None
+
+    def labelled_pass(self, labels: Labels, counts: tuple[int, int]) -> list[Stats]:
+        label, order, first = labels
+        row_label = np.empty(len(order), np.int64)
+        row_label[order] = np.repeat(np.arange(counts[0]), np.diff(first))
+        self.members = np.eye(counts[0])[row_label], np.eye(counts[1])[label]
+        return self.make_passes(1)
+
+    def correct(self, fi: float) -> None:
+        """(I - J + fi 1 w^T)^-1 - I, J = fi diag(1 / s) P_IJ^T diag(1 / r) P_IJ; fi = fi1 fi2, w = s / |s|."""
+        rows, cols = self.members
+        P = rows.T @ self.P @ cols
+        r, s = (np.where(x > 0, x, 1.0) for x in (P.sum(1), P.sum(0)))
+        J, eye = fi * (P.T / s[:, None]) @ (P / r[:, None]), np.eye(len(s))
+        self.matrix = np.linalg.inv(eye - J + fi * P.sum(0) / P.sum()) - eye
+        self.means = (cols * self.s[:, None]).T / np.maximum(cols.T @ self.s, TINY)[:, None]
+
+    def make_passes(self, count: int) -> list[Stats]:
         done: list[Stats] = []
         while len(done) < count and (not done or done[-1].status == "running"):
             done.append(self.one_pass())
@@ -107,7 +147,7 @@ class Workspace:
         out_u, out_v = problem.left_out
         log_u = side_prox(rows, log_sum(self.log_k + unreached(log_v)[None, :], 1), reg, out_u)
         log_u, log_v = self.translate_rows(log_u, log_v)
-        P = scaled(log_u, log_v, self.log_k)
+        self.P = P = scaled(log_u, log_v, self.log_k)
         r, s = P.sum(1), P.sum(0)
         mass = s.sum()
         dual = self.dual(log_u, log_v, mass)
@@ -176,17 +216,20 @@ class Workspace:
         if self.extrapolated and not dual >= self.best_dual - slack:
             self.next_log_v = self.history[-1][1]
             self.history.clear()
-            self.extrapolated = False
+            self.extrapolated, self.matrix = False, None
             return True, size
         self.best_dual = max(self.best_dual, dual) if self.extrapolated else dual
         self.history.append((residual, image))
-        self.next_log_v, self.extrapolated = image, False
+        self.next_log_v, self.extrapolated, left = image, False, residual
         if self.options.memory and len(self.history) > 1:
-            self.next_log_v, self.extrapolated = self.extrapolate(active), True
+            (self.next_log_v, left), self.extrapolated = self.extrapolate(active), True
+        if self.matrix is not None:
+            step = self.members[1] @ (self.matrix @ (self.means @ left))
+            self.next_log_v, self.extrapolated = self.next_log_v + step, True
         return False, size
 
-    def extrapolate(self, active: Any) -> F64:
-        """x_next = G - sum gamma_i dG_i, gamma = argmin |F - sum gamma_i dF_i| weighted by b."""
+    def extrapolate(self, active: Any) -> tuple[F64, F64]:
+        """x_next = G - sum gamma_i dG_i, gamma = argmin |F - sum gamma_i dF_i| weighted by b; and that F."""
         F = np.array([f for f, _ in self.history])
         G = np.array([np.where(active, g, 0.0) for _, g in self.history])
         dF, dG = np.diff(F, axis=0), np.diff(G, axis=0)
@@ -197,7 +240,7 @@ class Workspace:
         gamma = scale * np.linalg.solve(system, scale * ((dF * w) @ F[-1]))
         cols = self.problem.cols
         x = penalties.project(cols.penalty, G[-1] - gamma @ dG, cols.rho, self.problem.reg)
-        return np.where(active, x, self.history[-1][1])
+        return np.where(active, x, self.history[-1][1]), F[-1] - gamma @ dF
 
     def status(self, error: float, gap: float, dual: float, mass: float) -> str:
         if mass < LEAST_MASS:
@@ -220,7 +263,7 @@ class Workspace:
         return self.r, self.s
 
     def close(self) -> None:
-        del self.log_k
+        del self.log_k, self.P
 
 
 class PlanStream:

@@ -102,7 +102,8 @@ FN int new_depth(const mapuot_limits *limits, const mapuot_progress *p)
 
 FN void forget(mapuot_progress *p) { p->depth = p->head = p->have = p->extrapolated = 0; }
 
-/* The guard, and where the next step comes from: no step that lowers the dual value, and none without a past. */
+/* The guard, and where the next step comes from: no step that lowers the dual value, and none without a past.  A coarse
+ * correction whose step is dropped was wrong: it rests until a new one is made. */
 FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out)
 {
     p->slot = -1;
@@ -111,11 +112,13 @@ FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *ou
     out->rejected = p->extrapolated > 0 && !(out->dual >= p->best_dual - guard_slack(limits, p, out->mass));
     if (out->rejected > 0) {
         forget(p);
+        p->coarse = 0;
         p->step = MAPUOT_GO_BACK;
         return;
     }
     p->best_dual = p->extrapolated > 0 ? fmax(p->best_dual, out->dual) : out->dual;
-    p->step = p->extrapolated = limits->memory > 0 && p->have > 0;
+    p->step = limits->memory > 0 && p->have > 0;
+    p->extrapolated = p->step > 0 || p->coarse > 0;
     if (p->step > 0) {
         p->depth = new_depth(limits, p);
         p->slot = p->head;

@@ -53,9 +53,7 @@ def compare_passes(case, passes, tol, **keywords):
     scale = max(abs(s.dual) for s in stats) + case.reg * problem.c_mass
     for got, right in zip(given, stats, strict=True):
         np.testing.assert_allclose(got.mass, right.mass, rtol=tol)
-        below = ours.progress.narrow * (
-            1e-6 * case.reg * got.mass + 1e-7 * ours.limits.dual_scale
-        )
+        below = ours.progress.narrow * (1e-6 * case.reg * got.mass + 1e-7 * ours.limits.dual_scale)
         np.testing.assert_allclose(got.dual + below, right.dual, atol=tol * scale)
         np.testing.assert_allclose(got.gap, right.gap, atol=tol * scale, rtol=tol)
 

@@ -130,6 +130,13 @@ def matrix(array: Any) -> Any:
     return view[0]
 
 
+def split(X: F64, count: int) -> Any:
+    """Labels 0 ... count - 1, a power of 2, of the rows of X: median splits along the widest column."""
+    X, label, order = np.ascontiguousarray(X), np.empty(len(X), np.int64), np.empty(len(X), np.int64)
+    check(lib.mapuot_split(*X.shape, pointer(X), count, pointer(order, "int64_t *"), pointer(label, "int64_t *")))
+    return label
+
+
 def pool_for(threads: int | None, entries: int) -> Any:
     """A pool of the process; serial for small problems unless a number was asked for."""
     threads = default_threads(entries) if threads is None else threads

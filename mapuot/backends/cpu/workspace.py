@@ -17,6 +17,7 @@ from ...penalties import F64
 from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
 from ...side import Side
+from ..coarse import Coarse, Labels
 from ..contract import Options, Stats, memory_of
 from ..limits import START, fill
 from ..records import STATS, put, told
@@ -81,6 +82,7 @@ class Workspace(KernelWorkspace):
         tiles = self.made or self.limits.finer
         self.tile = empty(threads * native.TILE * self.ld if tiles else 0)
         state.tile = pointer(self.tile) if tiles else ffi.NULL
+        self.coarse = Coarse(self, problem, memory)
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
 
@@ -185,6 +187,40 @@ class Workspace(KernelWorkspace):
             self.row_side["scale"][:] = 1.0
 
     def iterate(self, count: int) -> list[Stats]:
+        return self.coarse.iterate(count)
+
+    @property
+    def correcting(self) -> bool:
+        return bool(self.progress.coarse)
+
+    split = staticmethod(native.split)
+
+    def labelled_pass(self, labels: Labels, counts: tuple[int, int]) -> list[Stats]:
+        """A pass that finds the plan's mass between so many clusters of rows and of columns."""
+        coarse, (rows, cols) = self.state.coarse, counts
+        if not coarse.clusters:
+            coarse.row_clusters, coarse.clusters = counts
+            for name, array in zip(labels._fields, labels, strict=True):
+                setattr(coarse, name, pointer(array, "int64_t *"))
+            threads, n = lib.mapuot_pool_threads(self.pool), self.problem.shape[1]
+            lengths = n, (cols + 1) * cols, rows * cols, threads * len(self.sums), 2 * cols
+            self.coarse_arrays = native.vectors(*lengths)
+            for name, array in zip(("share", "matrix", "blocks", "sums", "mean"), self.coarse_arrays, strict=True):
+                setattr(coarse, name, pointer(array))
+        coarse.labelled = True
+        stats = self.make_passes(1)
+        coarse.labelled = False
+        return stats
+
+    def correct(self, fi: float) -> None:
+        """Correct steps from here on by the matrix of the last labelled pass."""
+        check(lib.mapuot_coarse_sums(self.state))
+        if self.problem.rows.ranks.size > 1:
+            matrix = self.coarse_arrays[1]
+            matrix[:] = self.problem.rows.ranks.sum(matrix)
+        check(lib.mapuot_coarse_factor(self.state, fi))
+
+    def make_passes(self, count: int) -> list[Stats]:
         table, made = np.empty(count, STATS), ffi.new("int64_t *")
         stats = pointer(table, "mapuot_stats *")
         if self.problem.ranks.size > 1 or (self.tile.size and not self.problem.cost.held):

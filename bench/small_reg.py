@@ -1,0 +1,99 @@
+"""small-reg: passes to a certified 1e-6 where reg is small, by the default call, now and (--before) elsewhere.
+
+192 problems: clouds in 1, 2, 3 and 10 dimensions, uniform and in five clusters, masses 1 and 1.2 from a Dirichlet
+distribution, squared distances of range 1; reg .1, .01, 1e-3, 2e-4, reg_m .05, 1, 20, 700 x 600 and 3000 x 2571. A
+pass is one read of K; one thread. --before is another checkout. Times are of the same calls, one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import common
+
+REGS, RHOS, SIZES = (0.1, 0.01, 1e-3, 2e-4), (0.05, 1.0, 20.0), (700, 3000)
+CHILD = (
+    "import sys, runpy; sys.path.insert(0, sys.argv[1]); print(runpy.run_path(sys.argv[2])['told'](int(sys.argv[3])))"
+)
+
+
+def clouds(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
+    rng, n = np.random.default_rng(9000 + 10 * d + clustered), m * 6 // 7
+    x, y = rng.random((m, d)), rng.random((n, d)) * 0.9 + 0.2
+    if clustered:
+        centres = rng.normal(size=(5, d))
+        x = centres[rng.integers(5, size=m)] + 0.2 * rng.normal(size=(m, d))
+        y = centres[rng.integers(5, size=n)] + 0.3 * rng.normal(size=(n, d))
+    M = (x * x).sum(1)[:, None] + (y * y).sum(1) - 2 * x @ y.T
+    M -= M.min()
+    return M / M.max(), rng.dirichlet(np.ones(m)), 1.2 * rng.dirichlet(np.ones(n))
+
+
+def counts(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """One row a problem, solved by the mapuot that the path finds first."""
+    import mapuot
+
+    rows = []
+    for n in sizes:
+        for d in (1, 2, 3, 10):
+            for clustered in (False, True):
+                M, a, b = clouds(d, clustered, n)
+                for reg in REGS:
+                    for rho in RHOS:
+                        begun = time.perf_counter()
+                        result = mapuot.solve(M, a, b, reg, rho, threads=1)
+                        seconds = time.perf_counter() - begun
+                        row = {"n": n, "d": d, "clustered": clustered, "reg": reg, "rho": rho, "seconds": seconds}
+                        rows.append({**row, "passes": result.n_passes, "status": result.status})
+    return rows
+
+
+def told(sizes: int) -> str:
+    return json.dumps(counts(SIZES[:sizes]))
+
+
+def run(args: Any) -> dict[str, Any]:
+    sizes = 1 if args.quick else len(SIZES)
+    rows = counts(SIZES[:sizes])
+    if args.before:
+        command = [sys.executable, "-c", CHILD, str(args.before.resolve()), __file__, str(sizes)]
+        before = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout)
+        for row, other in zip(rows, before, strict=True):
+            row["before"], row["seconds_before"] = other["passes"], other["seconds"]
+    return {"rows": rows}
+
+
+def report(data: dict[str, Any]) -> str:
+    lines = []
+    for n in SIZES:
+        for reg in REGS:
+            rows = [row for row in data["rows"] if (row["n"], row["reg"]) == (n, reg)]
+            if not rows:
+                continue
+            line = [n, reg]
+            for name in ("before", "passes"):
+                found = [row[name] for row in rows if name in row]
+                line += [common.geometric_mean(found), max(found)] if found else ["", ""]
+            ratios = [row["passes"] / row["before"] for row in rows if "before" in row]
+            times = [row["seconds"] / row["seconds_before"] for row in rows if "before" in row]
+            line += [common.geometric_mean(ratios), max(ratios), common.geometric_mean(times)] if ratios else [""] * 3
+            lines.append([*line, sum(row["status"] != "converged" for row in rows)])
+    header = ["n", "reg", "before", "worst", "now", "worst", "ratio", "largest", "time", "not converged"]
+    return common.table(header, lines)
+
+
+def plot(data: dict[str, Any], path: Path) -> None:
+    with common.figure(path) as axes:
+        axis = axes[0][0]
+        for name in ("before", "passes"):
+            found = sorted(row[name] for row in data["rows"] if name in row)
+            axis.step(found, np.arange(1, len(found) + 1) / max(1, len(found)), where="post", label=name)
+        axis.set(xscale="log", xlabel="passes to a certified 1e-6", ylabel="share of the problems")
+        axis.legend()

@@ -1,0 +1,113 @@
+"""The coarse correction: which points form clusters, and in which passes the matrix between them is made.
+
+The formulas stand in docs/mathematics.md, the arithmetic in src_c/coarse_tmpl.c and, for the oracle, in reference.py.
+Clusters come from some rows and columns of M, without coordinates; any clusters are right, good ones are quick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..problem import Problem
+from .contract import Stats
+
+SAMPLES = 16  # rows (columns) of M by which columns (rows) are told apart
+MOST_CLUSTERS = 128  # 64 make a tenth more passes, 256 a tenth fewer
+LEAST_POINTS = 4  # of a cluster, in the mean
+MATRIX = 5  # clusters^3 at most this times the entries of K: to factor the matrix then takes some passes
+FIRST = 3  # passes before the first matrix where reg is small
+SHARP = 300.0  # range(M) / reg beyond which it is; below it passes come first that take as long as the clusters
+LABELS = 3000  # of these, in rows and columns a pass
+EVERY = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they bring
+LOOK = 10  # passes from one look at the guard to the next
+WAIT, MOST_WAITS = 5, 5  # passes without a correction after the k-th that was dropped: 5 min(k, 5)
+
+
+class Labels(NamedTuple):
+    """The cluster of each column; the rows, cluster by cluster, and where each cluster of them begins."""
+
+    label: Any
+    order: Any
+    first: Any
+
+
+def clusters_of(points: int, entries: int) -> int:
+    """A power of 2."""
+    most = min(MOST_CLUSTERS, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)))
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def find(problem: Problem, split: Callable[[Any, int], Any], rows: int, cols: int) -> Labels:
+    """So many clusters of the own rows, and of the columns, the same on all ranks; ``split`` labels rows of a table."""
+    M, ranks, rng = problem.M, problem.rows.ranks, np.random.default_rng(0)
+    some = [rng.choice(k, min(k, SAMPLES), replace=False) for k in M.shape]
+    columns = np.vstack(ranks.all(M[some[0][: -(-SAMPLES // ranks.size)]])).T
+    features = (np.where(np.isfinite(X), X, problem.M_max).astype(np.float64) for X in (columns, M[:, some[1]]))
+    label, row_label = map(split, features, (cols, rows))
+    order = np.argsort(row_label, kind="stable")
+    return Labels(label, order, np.searchsorted(row_label[order], np.arange(rows + 1)))
+
+
+class Coarse:
+    """The passes of one workspace, plain ones and, where that is possible, corrected ones.
+
+    The workspace supplies ``make_passes(count)``; ``labelled_pass(labels, counts)``, one that finds the plan's mass
+    between clusters; ``correct(fi)``, the matrix made of it; ``correcting``, False once the guard has dropped a step;
+    and ``split(X, count)``.
+    """
+
+    def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
+        self.workspace, self.problem = workspace, problem
+        self.passes, self.dropped = 0, 0
+        rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
+        at_hand = problem.cost.held and not problem.cost.never_stored and problem.cols.ranks.size == 1
+        self.wanted = memory > 0 and None not in rhos and at_hand
+        if self.wanted:
+            m, n = problem.shape
+            total = int(problem.rows.ranks.sum(m))
+            entries = total * n
+            self.counts = clusters_of(m, entries), clusters_of(n, entries)
+            wait = 0 if problem.spread > SHARP else LABELS * (total + n) // max(1, entries)
+            self.due = max(FIRST, wait)
+            self.fi = 1 / math.prod(1 + problem.reg / rho for rho in rhos if rho is not None)
+            self.wanted = problem.rows.ranks.min(min(self.counts)) > 1
+
+    def iterate(self, count: int) -> list[Stats]:
+        """At most ``count`` passes, fewer when the status of the last is not "running"."""
+        if not self.wanted:
+            only: list[Stats] = self.workspace.make_passes(count)
+            return only
+        stats: list[Stats] = []
+        while len(stats) < count and (not stats or stats[-1].status == "running"):
+            stats += self.some(count - len(stats))
+        return stats
+
+    def some(self, count: int) -> list[Stats]:
+        """Passes up to the next look: the guard may have ended the correction, or a new matrix be due."""
+        was_on = self.workspace.correcting
+        if self.passes >= self.due:
+            stats = self.renewed()
+        else:
+            stats = self.workspace.make_passes(min(count, self.due - self.passes, LOOK if was_on else count))
+            self.passes += len(stats)
+        if was_on and not self.workspace.correcting:
+            self.dropped += 1
+            last = max((i for i, stat in enumerate(stats) if stat.rejected), default=0)
+            self.due = self.passes - len(stats) + last + 1 + WAIT * min(self.dropped, MOST_WAITS)
+        return stats
+
+    def renewed(self) -> list[Stats]:
+        """One labelled pass, and the matrix that it gives; none of a state that the guard has dropped."""
+        cost = self.problem.cost
+        if cost.labels is None:
+            cost.labels = find(self.problem, self.workspace.split, *self.counts)
+        stats: list[Stats] = self.workspace.labelled_pass(cost.labels, self.counts)
+        self.passes += 1
+        self.due = self.passes + EVERY
+        if not stats[0].rejected and stats[0].status == "running":
+            self.workspace.correct(self.fi)
+        return stats

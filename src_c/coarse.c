@@ -1,0 +1,86 @@
+/* coarse.c - clusters for the coarse correction (coarse_tmpl.c), and its steps as Python calls them. */
+#include "kernels.h"
+
+int mapuot_coarse_sums(mapuot_state *state)
+{
+    mapuot_active_kernels()->coarse_sums(state);
+    return MAPUOT_RUNNING;
+}
+
+int mapuot_coarse_factor(mapuot_state *state, double fi)
+{
+    mapuot_active_kernels()->coarse_factor(state, fi);
+    return MAPUOT_RUNNING;
+}
+
+typedef struct {
+    int64_t width;
+    const double *X; /* points x width */
+    int64_t *order, *label;
+} points;
+
+/* the column of X in which these points lie farthest apart */
+static int64_t widest(const points *of, int64_t from, int64_t to)
+{
+    int64_t found = 0;
+    double most = -1.0;
+    for (int64_t k = 0; k < of->width; k++) {
+        double low = of->X[of->order[from] * of->width + k], high = low;
+        for (int64_t i = from + 1; i < to; i++) {
+            const double x = of->X[of->order[i] * of->width + k];
+            low = x < low ? x : low;
+            high = x > high ? x : high;
+        }
+        if (high - low > most)
+            most = high - low, found = k;
+    }
+    return found;
+}
+
+/* order the points so that those before the middle are not above it in column k: Hoare's selection */
+static void select(const points *of, int64_t from, int64_t to, int64_t middle, int64_t k)
+{
+    const double *X = of->X + k;
+    int64_t *order = of->order, low = from, high = to - 1;
+    while (low < high) {
+        const double pivot = X[order[low + (high - low) / 2] * of->width];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (X[order[i] * of->width] < pivot)
+                i++;
+            while (X[order[j] * of->width] > pivot)
+                j--;
+            if (i <= j) {
+                const int64_t other = order[i];
+                order[i++] = order[j];
+                order[j--] = other;
+            }
+        }
+        low = middle >= i ? i : low;
+        high = middle <= j ? j : high;
+        if (middle > j && middle < i)
+            return;
+    }
+}
+
+static void halve(const points *of, int64_t from, int64_t to, int64_t first, int64_t count)
+{
+    const int64_t middle = from + (to - from) / 2;
+    if (count > 1 && to - from > 1) {
+        select(of, from, to, middle, widest(of, from, to));
+        halve(of, from, middle, first, count / 2);
+        halve(of, middle, to, first + count / 2, count / 2);
+        return;
+    }
+    for (int64_t i = from; i < to; i++)
+        of->label[of->order[i]] = first;
+}
+
+int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64_t *order, int64_t *label)
+{
+    const points all = {width, X, order, label};
+    for (int64_t i = 0; i < m; i++)
+        order[i] = i;
+    halve(&all, 0, m, 0, count);
+    return MAPUOT_RUNNING;
+}

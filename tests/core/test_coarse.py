@@ -1,0 +1,93 @@
+"""The coarse correction: its clusters, its matrix and its steps against the oracle, and the guard over it."""
+
+import numpy as np
+import pytest
+from problems import clouds, with_forbidden, with_zeros
+from test_kernels import DTYPES, compare_passes, make_problem, options
+
+from mapuot.backends import coarse, cpu, reference
+from mapuot.backends.cpu import native
+
+PASSES = coarse.FIRST + 4  # the last three are corrected
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """A first matrix after FIRST passes at any reg."""
+    monkeypatch.setattr(coarse, "SHARP", 0.0)
+
+
+@pytest.mark.parametrize("points", [1, 2, 7, 64, 333])
+@pytest.mark.parametrize("count", [1, 2, 16, 64])
+def test_split(points, count):
+    """Every point has a label, near points the same one, and no cluster has more than its share."""
+    X = np.random.default_rng(points).normal(size=(points, 3))
+    label = native.split(X, count)
+    np.testing.assert_array_equal(label, reference.split(X, count))
+    assert label.min() >= 0
+    assert label.max() < count
+    assert np.bincount(label).max() <= -(-points // count)
+    line = np.sort(np.round(X[:, :1], 1), axis=0)  # with ties
+    assert np.bincount(native.split(line, count)).max() <= -(-points // count)
+
+
+def test_clusters_of():
+    assert [coarse.clusters_of(n, n * n) for n in (1, 7, 8, 700, 10**6)] == [1, 1, 2, 128, 128]
+    assert coarse.clusters_of(4000, 4000 * 2) == 32  # a K of little work bears no large matrix
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sides", ["kl", "rows balanced", "balanced"])
+def test_corrected_passes(isa, threads, dtype, sides):
+    """As the oracle makes them, with zeros, forbidden pairs and blocks of rows that end within a tile."""
+    reg_m = {"kl": (0.8, 2.5), "rows balanced": (np.inf, 2.5), "balanced": (np.inf, np.inf)}[sides]
+    ratio = 1.0 if sides == "balanced" else 1.3
+    for k, shape in enumerate([(9, 8), (33, 70), (97, 45)]):
+        case = clouds(*shape, reg=0.2, reg_m=reg_m, ratio=ratio)
+        case = (case, with_zeros(case), with_forbidden(case))[k if sides == "kl" else 0]
+        compare_passes(case, PASSES, 100 * DTYPES[dtype], dtype=dtype, threads=threads)
+
+
+def corrected(**keywords):
+    workspace = cpu.Workspace(make_problem(clouds(60, 50, reg=0.02, reg_m=3.0, ratio=1.4)), options(**keywords))
+    workspace.absorb(np.zeros(50))
+    for _ in range(PASSES):
+        workspace.iterate(1)
+    assert workspace.correcting
+    return workspace
+
+
+def test_blocks_are_the_plan_between_clusters(isa):
+    """P_IJ of a labelled pass sums to its mass, and the pass is the one that is not labelled."""
+    workspace = corrected(dtype="float64", threads=2)
+    plain = corrected(dtype="float64", threads=2)
+    labels, counts = workspace.problem.cost.labels, workspace.coarse.counts
+    found, expected = workspace.labelled_pass(labels, counts)[0], plain.make_passes(1)[0]
+    for name in ("gap", "dual", "mass", "residual"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-10, atol=1e-15)
+    log_u, log_v = workspace.potentials()
+    problem = workspace.problem
+    alpha, beta = problem.exponents(log_u, log_v)
+    P = np.exp(alpha[:, None] + beta[None, :] - problem.M / problem.reg)
+    rows = np.empty(60, int)
+    rows[labels.order] = np.repeat(np.arange(counts[0]), np.diff(labels.first))
+    wanted = np.eye(counts[0])[rows].T @ P @ np.eye(counts[1])[labels.label]
+    blocks = workspace.coarse_arrays[2].reshape(counts)
+    np.testing.assert_allclose(blocks / blocks.sum(), wanted / wanted.sum(), rtol=1e-10, atol=1e-15)
+
+
+def test_a_wrong_correction_is_dropped():
+    """The guard goes back to the image before it, and no step is corrected until there is a new matrix."""
+    workspace = corrected(dtype="float64")
+    clusters = workspace.coarse.counts[1]
+    workspace.coarse_arrays[1][: clusters**2 : clusters + 1] *= 0.3
+    workspace.iterate(1)
+    image = workspace.history[len(workspace.sums) - 8 :][:50].copy()
+    dropped = workspace.iterate(1)[0]
+    assert dropped.rejected
+    assert not workspace.correcting
+    np.testing.assert_array_equal(workspace.col_side["log_scale"][:50], image)
+    assert not any(stat.rejected for stat in workspace.iterate(coarse.WAIT - 1))
+    assert not workspace.correcting
+    workspace.iterate(3)
+    assert workspace.correcting
