@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..problem import Problem
+from ..processor import SERIAL_ENTRIES
 from .contract import Stats
 
 SAMPLES = 16  # rows (columns) of M by which columns (rows) are told apart
 MOST_CLUSTERS = 128  # 64 make a tenth more passes, 256 a tenth fewer
+LEAST_ENTRIES = SERIAL_ENTRIES  # of K: passes over fewer take no longer than clusters and matrices
 LEAST_POINTS = 4  # of a cluster, in the mean
 MATRIX = 5  # clusters^3 at most this times the entries of K: to factor the matrix then takes some passes
 FIRST = 3  # passes before the first matrix where reg is small
@@ -74,7 +76,7 @@ class Coarse:
             wait = 0 if problem.spread > SHARP else LABELS * (total + n) // max(1, entries)
             self.due = max(FIRST, wait)
             self.fi = 1 / math.prod(1 + problem.reg / rho for rho in rhos if rho is not None)
-            self.wanted = problem.rows.ranks.min(min(self.counts)) > 1
+            self.wanted = entries > LEAST_ENTRIES and problem.rows.ranks.min(min(self.counts)) > 1
 
     def iterate(self, count: int) -> list[Stats]:
         """At most ``count`` passes, fewer when the status of the last is not "running"."""
