@@ -87,6 +87,8 @@ static int is_plain(attempt *t)
     double range[4];
     if (!is_marginal(task->m, p->a, p->mass_a) || !is_marginal(task->n, p->b, p->mass_b))
         return 0;
+    if (!(p->mass_a * p->mass_b < INFINITY))
+        return 0;
     if (task->terms.largest_rho == 0.0 && fabs(p->mass_a - p->mass_b) > task->mass_tolerance * p->mass_a)
         return 0;
     if (mapuot_extrema(t->serial, task->m, task->n, t->M, range) != MAPUOT_RUNNING || range[2] > 0.0)

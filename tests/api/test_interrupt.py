@@ -77,7 +77,7 @@ def test_calls_of_few_rows_change_nothing(monkeypatch):
 @pytest.mark.parametrize("penalty", ["kl", "tv"])
 def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
     """In threads, which know nothing of Ctrl-C: each makes one more call of the core at most."""
-    made, interrupted = [], threading.Event()
+    made, interrupted, others = [], threading.Event(), set(threading.enumerate())
     record = Run.record
 
     def counted(run, stats):
@@ -94,10 +94,8 @@ def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
     arguments = {"penalty": penalty, "method": "sinkhorn", "tol": 1e-13, "max_passes": 10**6, "threads": 2}
     with pytest.raises(KeyboardInterrupt):
         mapuot.solve_batch(CASE.M, A, B, 2e-4, 10.0, reference=np.ones_like(CASE.M), **arguments)
-    for thread in threading.enumerate():
-        if "Pool" in thread.name and not thread.name.startswith(
-            "helper"
-        ):  # one that was just starting is known to nobody
+    for thread in set(threading.enumerate()) - others:
+        if "Pool" in thread.name:  # one that was just starting is known to nobody
             thread.join(60)
             assert not thread.is_alive()
     assert len(made) < 60

@@ -185,7 +185,7 @@ static mapuot_state fuzzed_state(int64_t m, int64_t n, int threads, int may_be_n
     state.narrow_v = guarded((size_t)np * sizeof(float), 0);
     state.run = guarded((size_t)(threads * np) * sizeof(float), 0);
     memset(state.run, 0, (size_t)(threads * np) * sizeof(float));
-    memset(state.history, 0, (size_t)((2 * memory + 2) * np) * sizeof(double));
+    memset(state.history, 0, (size_t)mapuot_history(memory, n) * sizeof(double));
     state.progress.narrow = may_be_narrow && dtype != MAPUOT_F64 && below(2);
     state.limits.in_place = dtype != MAPUOT_BF16 && !state.progress.narrow && memory == 0 && below(3) == 0;
     if (state.limits.in_place)
@@ -270,7 +270,7 @@ static void batch(mapuot_pool *pool, int64_t m, int64_t n)
     first->kernel = K;
     first->sums = vector(p * (np + SCALARS), 0);
     first->work = vector(p * 3 * np, 0);
-    const int64_t history = p * (2 * first->limits.memory + 2) * np;
+    const int64_t history = p * mapuot_history(first->limits.memory, n);
     first->history = vector(history, 0);
     memset(first->work, 0, (size_t)(p * 3 * np) * sizeof(double));
     memset(first->history, 0, (size_t)history * sizeof(double));

@@ -111,7 +111,7 @@ def solve(
     fill_penalties(call.terms, reg, rho)
     numbers = np.empty(3 * (m + n))
     at = ffi.from_buffer("double *", numbers)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_a, log_b = np.log(a), np.log(b)
         problem.mass_a, problem.mass_b = a.sum(), b.sum()
     problem.M, problem.a, problem.b = ffi.from_buffer(M), ffi.from_buffer("double *", a), ffi.from_buffer("double *", b)
