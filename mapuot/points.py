@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
 from .cost import Cost
 from .penalties import F64
@@ -132,6 +131,8 @@ class PointCloud(Cost):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The matrix (m, n), by SciPy."""
+        from scipy.spatial.distance import cdist  # noqa: PLC0415 - takes 90 ms, and few form the matrix
+
         metric, scale = self.core
         columns = self.columns[:, : self.shape[1]].T
         if metric == "wfr":
