@@ -43,6 +43,18 @@ def case_shapes():
     check(clouds(37, 29), split=(SIZE, 1))
 
 
+def case_points():
+    """Costs of points, which each rank makes of its own, as those of their matrix."""
+    points = np.random.default_rng(3).random((70, 2))
+    x, y = points[:37], points[37:]
+    for split in [(SIZE, 1), *GRIDS]:
+        i0, i1, j0, j1 = own_block(37, 33, RANK, SIZE, split)
+        for reg in (0.3, 0.01):
+            case = clouds(37, 33, reg=reg).replace(M=np.asarray(mapuot.PointCloud(x, y)))
+            own = mapuot.PointCloud(x[i0:i1], y[j0:j1])
+            check(case, split, 1e-9, 3, own)
+
+
 def case_penalties():
     check_penalties(check)
 

@@ -157,7 +157,7 @@ class Workspace(KernelWorkspace):
         top = np.full(n, -np.inf)
         for i0, i1, M, c in problem.blocks():
             least, unused, part = np.zeros(n), np.empty(i1 - i0), alpha[i0:i1]
-            matrices = matrix(M.T), matrix(None if c is None else c.T)
+            matrices = matrix(M.transpose()), matrix(None if c is None else c.T)
             check(
                 lib.mapuot_balance(
                     self.pool, n, i1 - i0, *matrices, problem.reg, pointer(part), pointer(least), pointer(unused)
