@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from .backends.contract import PAD
 from .cost import Cost
 from .penalties import F64
 from .ranks import Ranks
 from .validate import as_array, as_choice, as_positive, check_kind
 
 METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
-PAD = 16  # columns in memory are padded to a multiple of it
 
 
 class PointCloud(Cost):

@@ -19,8 +19,9 @@ from ...errors import shown
 from ...penalties import F64
 from ...points import PointCloud
 from ...processor import default_threads, isa
+from ..contract import PAD
 
-PAD, TILE = 16, 8
+TILE = 8
 CALL_WORK = 1 << 28  # multiply-adds that a thread makes in a call at most: 30 ms, scalar .2 s; Ctrl-C waits for it
 EXP_WORK = 16  # what an exponential takes of them
 SCALARS = int(lib.mapuot_scalars())

@@ -12,13 +12,13 @@ from functools import cache
 from typing import Any
 
 from .. import records
+from ..contract import PAD
 
 SOURCE = records.SOURCE
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
 THREADS, MAX_SLOTS, MEMORY, VALUES, SCALARS, BLOCKS = 512, 32, 5, 32, 7, 256
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
-PAD = 16  # K's rows are padded to a multiple of this many entries
 
 RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
 STATE, PROGRESS, TRACE = RECORDS["State"], RECORDS["Progress"], records.STATS

@@ -20,11 +20,11 @@ import cupy as cp
 from ... import penalties
 from ...penalties import F64
 from ...problem import Problem
-from ..contract import Options, Stats
+from ..contract import PAD, Options, Stats
 from ..limits import START, limits_of
 from ..records import ABSORB, COARSE, put, told
 from ..workspace import STORAGE, KernelWorkspace
-from .kernels import BLOCKS, ITEMSIZE, MEMORY, PAD, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
+from .kernels import BLOCKS, ITEMSIZE, MEMORY, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
 from .launch import TRACE_PASSES, Iterate
 from .stream import blocks_of, parts, reduce_rows, stream, view_of
 
