@@ -19,6 +19,7 @@ import numpy as np
 from .backends import namespace
 from .batch import BatchResult
 from .log_matmul import log_matmul
+from .penalties import mass_slope
 
 
 def dual_value(result: BatchResult) -> Any:
@@ -38,13 +39,7 @@ def marginal_gradient(result: BatchResult, name: str) -> Any:
     problem = result.problem
     rows = name == "rows"
     side, other = (problem.rows, problem.B) if rows else (problem.cols, problem.A)
-    f, rho, xp = continued(result, rows), float(side.rho[0]), namespace(other)
-    mass = other.sum(1)[:, None]
-    if np.isinf(rho):
-        return f + problem.reg * (mass - 1.0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        ratio = xp.exp(-f / rho)  # what leaves the point, as a part of its mass
-        return problem.reg * (mass - ratio) - rho * xp.expm1(-f / rho)
+    return mass_slope(continued(result, rows), float(side.rho[0]), problem.reg, other.sum(1)[:, None])
 
 
 def continued(result: BatchResult, rows: bool) -> Any:

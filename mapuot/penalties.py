@@ -8,6 +8,8 @@ range); the L2 prox through the Wright omega function follows from its optimalit
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import wrightomega
@@ -79,6 +81,15 @@ def dual_term(kind: str, f: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
             assert upper is not None
             value = np.where(f < 0, f * upper * t, np.where(rho > 0, f * rho * t, 0.0))  # f may be inf, rho 0
     return np.where((t == 0) & np.isneginf(f), 0.0, value)
+
+
+def mass_slope(f: Any, rho: float, reg: float, other: Any) -> Any:
+    """dW/da of KL or balanced rows, c = a b^T and |b| = ``other`` (gradients.py has the formula); NumPy or CuPy."""
+    if np.isinf(rho):
+        return f + reg * (other - 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        ratio = np.exp(-f / rho)  # what leaves the point, as a part of its mass
+        return reg * (other - ratio) - rho * np.expm1(-f / rho)
 
 
 def violation(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:

@@ -1,7 +1,7 @@
 """Derivatives of the optimal objective by points and masses, and potentials away from the points: of a PointCloud.
 
 By the envelope theorem only what depends on a point directly counts: dW/dx_i = sum_j P_ij dc(x_i, y_j)/dx_i. The
-derivatives by the masses are those of gradients.py, which has the sources.
+formula of those by the masses, and its sources, are in gradients.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import logsumexp
 
+from . import penalties
 from .penalties import F64
 from .points import PointCloud, as_points
 from .side import Side
@@ -64,9 +65,14 @@ def rho_of(side: Side) -> float:
 def smooth_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
     """By the coordinates that the core subtracts, of scale |x - y|^2: 2 scale (r x - P y)."""
     x, y = cloud.rows, cloud.columns[:, : cloud.shape[1]].T
-    r, s = (result.apply(np.ones(len(y))), result.apply_transpose(np.ones(len(x))))
+    moved_y, moved_x = result.apply(with_ones(y)), result.apply_transpose(with_ones(x))
     factor = 2 * cloud.core[1]
-    return factor * (r[:, None] * x - result.apply(y)), factor * (s[:, None] * y - result.apply_transpose(x))
+    return factor * (moved_y[:, -1:] * x - moved_y[:, :-1]), factor * (moved_x[:, -1:] * y - moved_x[:, :-1])
+
+
+def with_ones(points: F64) -> F64:
+    """The points, and a column whose product is the marginal: both from one evaluation of the plan."""
+    return np.column_stack([points, np.ones(len(points))])
 
 
 def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
@@ -120,11 +126,7 @@ def mass_slope(result: Any, rows: bool) -> F64:
     side, other, f = (p.rows, p.cols, result.f) if rows else (p.cols, p.rows, result.g)
     if not (side.weight > 0).all():
         f = np.where(side.weight > 0, f, potential(result, cloud.x if rows else cloud.y, rows))
-    rho, mass = rho_of(side), other.weight.sum()
-    if rho == np.inf:
-        return np.asarray(f + p.reg * (mass - 1.0))
-    with np.errstate(over="ignore"):
-        return np.asarray(p.reg * (mass - np.exp(-f / rho)) - rho * np.expm1(-f / rho))
+    return np.asarray(penalties.mass_slope(f, rho_of(side), p.reg, other.weight.sum()))
 
 
 def potential(result: Any, points: Any, rows: bool = True) -> F64:
