@@ -24,7 +24,7 @@ from .processor import SERIAL_ENTRIES
 from .result import Result, holds_float32
 from .side import Side
 from .strategy import COARSE_TOL, METHODS, SCALING_BELOW, SCALING_STEP, make_options, turned_sides
-from .validate import LITTLE_MASS, SENTINEL, as_count, as_out
+from .validate import as_count, as_out, is_sentinel, moves_little
 
 STEPS = SCALING_BELOW, SCALING_STEP, COARSE_TOL
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -108,8 +108,8 @@ def attempt(
 
 def is_odd(found: Any, reg: float, dtype: Any, entries: int) -> bool:
     """Whether a ScalingWarning is due (odd_scale in validate.py), or the plan needs a dtype of its own."""
-    little, sentinel = found.mass < LITTLE_MASS * min(found.masses), found.high - found.low > SENTINEL * reg
-    return little or sentinel or (dtype == F32 and not holds_float32(found.mass, entries))
+    scaling = is_sentinel((found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
+    return bool(scaling or (dtype == F32 and not holds_float32(found.mass, entries)))
 
 
 def as_it_is(result: Result) -> Result:

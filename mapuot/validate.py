@@ -403,17 +403,27 @@ def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> 
 # ---- answers ----
 
 
+def is_sentinel(spread: float) -> bool:
+    """Whether range(M) / reg is that of finite costs which stand for inf."""
+    return spread > SENTINEL
+
+
+def moves_little(mass: Any, mass_a: Any, mass_b: Any) -> Any:
+    """Whether hardly any of the lesser mass moves, in one problem or in each of a batch."""
+    return (mass < LITTLE_MASS * mass_a) & (mass < LITTLE_MASS * mass_b)
+
+
 def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) -> str | None:
     """What a ScalingWarning says of a problem, or of some of a batch, by their range(M) / reg and masses; or None."""
-    if spread > SENTINEL:
+    if is_sentinel(spread):
         return (
             f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: where such costs are to forbid pairs, "
             "use inf, which takes fewer passes and no rounding; else raise reg"
         )
-    least = np.minimum(mass_a, mass_b)
-    little = np.atleast_1d(mass < LITTLE_MASS * least)
+    little = np.atleast_1d(moves_little(mass, mass_a, mass_b))
     if not little.any():
         return None
+    least = np.minimum(mass_a, mass_b)
     worst = int(np.argmin(mass / least))
     moved, there = np.atleast_1d(mass)[worst], np.atleast_1d(least)[worst]
     of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
