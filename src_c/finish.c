@@ -30,6 +30,17 @@ static void sweep_task(void *context, int thread, int threads)
     memcpy(job->out[thread], out, sizeof out);
 }
 
+/* by all threads; a function of its own, since compilers that guard the stack touch every page of job's in each call */
+static __attribute__((noinline)) void share_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args,
+                                                  sweep_fn sweep, int residual, double *out)
+{
+    sweep_job job = {.state = state, .args = args, .sweep = sweep};
+    pool_run(pool, sweep_task, &job);
+    for (int t = 0; t < mapuot_pool_threads(pool); t++)
+        for (int k = 0; k < SWEEP_OUT; k++)
+            out[k] = k == 0 && residual ? fmax(out[k], job.out[t][k]) : out[k] + job.out[t][k];
+}
+
 /* one sweep over all columns; residual says that out[0] is a maximum */
 static void run_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args, sweep_fn sweep,
                       int residual, double *out)
@@ -37,15 +48,10 @@ static void run_sweep(mapuot_pool *pool, const mapuot_state *state, const sweep_
     const int64_t np = padded(state->n);
     const int threads = mapuot_pool_threads(pool);
     memset(out, 0, SWEEP_OUT * sizeof(double));
-    if (np < PARALLEL_SWEEP || threads == 1 || threads > MAX_THREADS) {
+    if (np < PARALLEL_SWEEP || threads == 1 || threads > MAX_THREADS)
         sweep(state, args, 0, np, out);
-        return;
-    }
-    sweep_job job = {.state = state, .args = args, .sweep = sweep};
-    pool_run(pool, sweep_task, &job);
-    for (int t = 0; t < threads; t++)
-        for (int k = 0; k < SWEEP_OUT; k++)
-            out[k] = k == 0 && residual ? fmax(out[k], job.out[t][k]) : out[k] + job.out[t][k];
+    else
+        share_sweep(pool, state, args, sweep, residual, out);
 }
 
 /* solve A x = b, n <= MAX_MEMORY, symmetric positive definite after the ridge: Cholesky */
