@@ -75,7 +75,7 @@ ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, in
 /* the rows [i0, i1) of K, with zeros behind them, or of the plan, to out and ld entries further each */
 ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, real *out, const int plan)
 {
-    _Alignas(64) double entry[BLOCK];
+    _Alignas(64) double entry[BLOCK + PAD]; /* write_part loads a whole vector from the last of them on */
     const int64_t np = padded(args->n), step = rows_together(&args->M);
     for (int64_t i = i0; i < i1; i += step)
         for (int64_t j = 0; j < args->n; j += BLOCK)
