@@ -16,7 +16,7 @@ from .plain import attempt
 from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
-from .strategy import METHODS, PRECISIONS, carry_out, make_options, start_potentials
+from .strategy import METHODS, PRECISIONS, SCHEDULES, carry_out, make_options, start_potentials
 from .validate import (
     as_callback,
     as_choice,
@@ -47,6 +47,7 @@ def solve(
     precision: str = "auto",
     backend: str = "auto",
     threads: int | None = None,
+    schedule: str = "auto",
     warm_start: Any = None,
     callback: Callable[[Stats], Any] | None = None,
     progress: bool = False,
@@ -92,6 +93,10 @@ def solve(
     backend : {"auto", "cpu", "cuda", "reference"}
     threads : int, optional
         CPU threads; default: the cores this process may use, one for small problems.
+    schedule : {"auto", "static"}
+        How threads share the rows of K: "static" is evenly, which gives the same bits whenever the number of threads is
+        the same; "auto" the same until one is 5 % behind the others (efficiency cores, another program), then by their
+        speed in the passes before, which changes the order of sums, and so the last digits, from one run to the next.
     warm_start : Result or (log_u, log_v), optional
     callback : callable, optional
         ``callback(stats)`` after every pass; a true return value stops the solve.
@@ -141,6 +146,8 @@ def solve(
         and not progress
         and isinstance(split, str)
         and split == "rows"
+        and isinstance(schedule, str)
+        and schedule in SCHEDULES
     ):
         arguments = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
         plain = attempt(M, a, b, reg, reg_m, arguments, out)
@@ -153,6 +160,7 @@ def solve(
         if not isinstance(method, str) or method not in METHODS:
             raise ValueError(f"Unknown method {shown(method)}: must be one of {sorted(METHODS)}")
         as_choice(precision, "precision", ("auto", *PRECISIONS))
+        as_choice(schedule, "schedule", SCHEDULES)
         callback = as_callback(callback)
         module = pick(backend, M, a, b)
         ranks.place(module.__name__, M, a, b)
@@ -170,7 +178,7 @@ def solve(
         threads = ranks.threads(as_threads(threads), cost.size)
         problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
-        options = make_options(method, precision, tol, tol_gap, threads)
+        options = make_options(method, precision, tol, tol_gap, threads, schedule)
         start = start_potentials(warm_start, problem)
         ranks.rows.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
