@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from .backends import Options, Stats, name_of, pick
 from .backends.contract import FAILED
 from .cost import Cost
-from .errors import MUTED, ScalingWarning, shown
+from .errors import MUTED, ScalingWarning, shown, warn
 from .files import opened
 from .loop import Run
 from .plain import attempt
@@ -17,6 +16,7 @@ from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
 from .strategy import METHODS, PRECISIONS, SCHEDULES, carry_out, make_options, start_potentials
+from .tensors import answered, tensor_among
 from .validate import (
     as_callback,
     as_choice,
@@ -126,6 +126,8 @@ def solve(
     Returns
     -------
     Result
+        Where M, a or b is a PyTorch tensor, tensors are read where they lie, those that require grad as data (with a
+        warning: `mapuot.torch.sinkhorn_loss` has the gradient), and all arrays of the Result are tensors there.
 
     Raises
     ------
@@ -141,6 +143,9 @@ def solve(
     ScalingWarning
         Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8: finite costs that stand for inf.
     """
+    if (like := tensor_among(M, a, b)) is not None:
+        given = locals()
+        return answered(solve, given.pop("like"), given)  # type: ignore[no-any-return]
     if (
         warm_start is callback is comm is checkpoint is None
         and not progress
@@ -185,7 +190,7 @@ def solve(
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
         odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)
     if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
-        warnings.warn(odd, ScalingWarning, stacklevel=2)
+        warn(odd, ScalingWarning)
     if out is not None:
         with ranks.together():
             result.form_plan(out)
