@@ -38,6 +38,7 @@ PLAIN_SOURCES = [
     "machine",
     "pool",
     "limits",
+    "schedule",
     "solver",
     "finish",
     "solve",

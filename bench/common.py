@@ -37,7 +37,7 @@ PACKAGES = ["numpy", "scipy", "POT", "scikit-learn", "matplotlib", "ott-jax", "j
 SAMPLE = 2e-3  # seconds that one sample lasts at least
 WARM = 2e-2  # seconds of untimed calls before a sample, one call at least
 
-Timings = dict[str, list[float]]
+Timings = dict[Any, list[float]]
 
 
 # ---- the machine ----
@@ -205,7 +205,7 @@ def summaries(times: Timings) -> dict[str, dict[str, float]]:
     return {name: summary(values) for name, values in times.items()}
 
 
-def ratio(times: Timings, slow: str, fast: str) -> dict[str, float]:
+def ratio(times: Timings, slow: Any, fast: Any) -> dict[str, float]:
     """How many times faster ``fast`` is: median over the rounds, and the ratio of the minima."""
     rounds = np.array(times[slow]) / np.array(times[fast])
     return {"median": float(np.median(rounds)), "of_minima": min(times[slow]) / min(times[fast])}

@@ -3,6 +3,9 @@
 All thread counts are timed in the same rounds. "own lines" and "false sharing" are one and the same row-by-row kernel;
 the threads' column sums lie in one array, side by side in pieces of 8 doubles (a cache line each) or of 4 (two threads
 write every line). Threads beyond the cores of this machine are not started.
+
+"unequal": one worker of all makes its rows 1, 2 or 4 times over, with rows shared evenly ("static") and by speed
+("auto"), in times of the ideal: the pass that static makes of equal workers, times T / (T - 1 + 1 / slowness).
 """
 
 from __future__ import annotations
@@ -12,14 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mapuot._core import ffi, lib
 
+from mapuot.backends import Options, cpu
 from mapuot.backends.cpu import native
+from mapuot.problem import Problem
 
 from . import common, library
 from .limits import Buffer
 from .one_pass import DTYPES, Case, relative
 
 SHAPES = [(1024, 1024), (2048, 2048), (8192, 8192)]
+SLOWNESS = (1, 2, 4)
 NAMES = ("read", "fused", "full", "own lines", "false sharing", "POT")
 
 
@@ -87,12 +94,51 @@ def time_case(case: Case, counts: list[int], budget: float) -> list[dict[str, An
     return rows
 
 
+def time_unequal(m: int, n: int, threads: int, budget: float) -> list[dict[str, Any]]:
+    """row_pass on a float32 K, as a solve runs it, with a slow last worker; each schedule keeps its own paces."""
+    rng = np.random.default_rng([m, n])
+    problem = Problem.from_arrays(rng.random((m, n), np.float32), None, None, 0.5, 1.0, "kl", "product", cpu)
+    workspace = cpu.Workspace(problem, Options(True, 5, False, "float32", -1.0, -1.0, threads))
+    workspace.absorb(np.zeros(n))
+    workspace.progress.narrow = 0
+    shares = {slow: ffi.new("mapuot_share[]", threads) for slow in SLOWNESS}
+
+    def passing(schedule: str, slow: int) -> Callable[[], None]:
+        mine = shares[slow] if schedule == "auto" else ffi.NULL
+
+        def one_pass() -> None:
+            lib.mapuot_pool_slow(workspace.pool, threads - 1, slow)
+            workspace.state.shares = mine
+            workspace.progress.passes += 1
+            lib.mapuot_row_pass(workspace.pool, workspace.state)
+
+        return one_pass
+
+    calls = {(schedule, slow): passing(schedule, slow) for slow in SLOWNESS for schedule in ("static", "auto")}
+    times = common.interleave(calls, budget, (10, 1000))
+    lib.mapuot_pool_slow(workspace.pool, threads - 1, 1)
+    rows = []
+    for slow in SLOWNESS:
+        ideal = threads / (threads - 1 + 1 / slow)
+        over = {name: common.ratio(times, (name, slow), ("static", 1)) for name in ("static", "auto")}
+        over = {name: {key: value / ideal for key, value in found.items()} for name, found in over.items()}
+        rows.append({
+            "m": m, "n": n, "threads": threads, "slow": slow, "over_ideal": over,
+            "part_of_the_slow": shares[slow][threads - 1].rows / m * threads,
+            "seconds": common.summaries({name: times[name, slow] for name in over}),
+        })  # fmt: skip
+    return rows
+
+
 def run(args: Any) -> dict[str, Any]:
     shapes, budget = (SHAPES[:1], 0.5) if args.quick else (SHAPES, 3.0)
     rows = []
     for (m, n), dtype in [(shape, dtype) for shape in shapes for dtype in DTYPES]:
         rows += time_case(Case(m, n, dtype, args.threads), list(range(1, args.threads + 1)), budget)
-    return {"scaling": rows}
+    unequal = []
+    for m, n in shapes if args.threads > 1 else []:
+        unequal += time_unequal(m, n, args.threads, 2 * budget)
+    return {"scaling": rows, "unequal": unequal}
 
 
 def report(data: dict[str, Any]) -> str:
@@ -102,7 +148,14 @@ def report(data: dict[str, Any]) -> str:
         for r in data["scaling"]
     ]  # fmt: skip
     header = ["size", "K", "threads", *NAMES, "fused (median)", "sharing costs"]
-    return "speed over one thread, of minima\n" + common.table(header, rows)
+    text = "speed over one thread, of minima\n" + common.table(header, rows)
+    rows = [
+        [f"{r['m']}x{r['n']}", r["threads"], r["slow"], *(f"{r['over_ideal'][name][of]:.3f}"
+         for name in ("static", "auto") for of in ("of_minima", "median")), f"{r['part_of_the_slow']:.2f}"]
+        for r in data["unequal"]
+    ]  # fmt: skip
+    header = ["size", "threads", "slow", "static", "(median)", "auto", "(median)", "rows of the slow"]
+    return text + "\n\na worker that is slow, in times of the ideal\n" + common.table(header, rows)
 
 
 def plot(data: dict[str, Any], path: Path) -> None:

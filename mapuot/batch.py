@@ -8,7 +8,6 @@ still within the core where it is plain (plain.py).
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from .backends import Options, Stats, host, name_of, namespace, pick
 from .backends.contract import FAILED, MEMORY
-from .errors import MUTED, ConvergenceWarning, ScalingWarning
+from .errors import MUTED, ConvergenceWarning, ScalingWarning, warn
 from .loop import Run
 from .penalties import F64
 from .plain import STEPS, is_plain
@@ -39,6 +38,7 @@ from .strategy import (
     start_potentials,
     turned,
 )
+from .tensors import answered, tensor_among
 from .validate import as_choice, as_count, as_starts, odd_scale
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
@@ -93,6 +93,7 @@ def solve_batch(
     Returns
     -------
     BatchResult
+        Of PyTorch tensors as in `solve`: all arrays are tensors, those of the problems, too.
 
     Raises
     ------
@@ -108,6 +109,9 @@ def solve_batch(
     ScalingWarning
         As of `solve`, for some of the problems.
     """
+    if (like := tensor_among(M, A, B)) is not None:
+        given = locals()
+        return answered(solve_batch, given.pop("like"), given)  # type: ignore[no-any-return]
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
     module = pick(backend, M, A, B)
@@ -123,14 +127,13 @@ def solve_batch(
     masses = (host(x.sum(1)) for x in (problem.A, problem.B))
     odd = odd_scale(problem.spread, problem.M_max, result.mass, *masses)
     if odd and not MUTED.get():
-        warnings.warn(odd, ScalingWarning, stacklevel=2)
+        warn(odd, ScalingWarning)
     if not result.converged.all() and not MUTED.get():
         worst, count = result.error_bound.max(), int((~result.converged).sum())
-        warnings.warn(
+        warn(
             f"{count} of {len(result)} problems not converged: largest certified relative plan error {worst:.2e} > tol "
             f"{tol:.2e}; raise max_passes, reg or tol",
             ConvergenceWarning,
-            stacklevel=2,
         )
     return result
 

@@ -28,7 +28,7 @@ from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_block
 from .result import BLOCK_ENTRIES, Result
 from .solve import solve
-from .strategy import METHODS, PRECISIONS
+from .strategy import METHODS, PRECISIONS, SCHEDULES
 from .validate import as_grid
 
 NOT_CONVERGED = 3
@@ -95,6 +95,13 @@ def cli() -> None:
     help="How the matrix lies over the processes.",
 )
 @click.option("--threads", type=int, help="CPU threads of each process.  [default: its share of the cores]")
+@click.option(
+    "--schedule",
+    type=click.Choice(SCHEDULES),
+    default="auto",
+    show_default=True,
+    help="How threads share the rows: by their speed, or evenly, which gives the same bits in every run.",
+)
 @click.option(
     "--plan",
     callback=plan_form,

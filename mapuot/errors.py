@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import warnings
 from contextvars import ContextVar
 from typing import Any
 
+OURS = ("mapuot", "ot")  # POT's classes call our functions: their callers are meant
 MOST_SHOWN = 80  # characters of a value in a message
 
 # set where the caller of a solve tells of what did not converge himself, in his own words
@@ -22,6 +25,14 @@ class ScalingWarning(UserWarning):
 
 class InfeasibleError(ValueError):
     """No plan satisfies the constraints, for example a balanced point whose every pair is forbidden."""
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """A warning at the line that called into mapuot, or into the part of POT that did."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
 
 
 def shown(value: Any) -> str:

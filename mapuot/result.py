@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from functools import cached_property
 from types import ModuleType
@@ -14,7 +13,7 @@ from scipy import sparse
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
 from .backends.contract import FAILED
-from .errors import MUTED, ConvergenceWarning, shown
+from .errors import MUTED, ConvergenceWarning, shown, warn
 from .penalties import F64
 from .problem import Problem
 from .slopes import Gradient, gradient, potential
@@ -387,7 +386,7 @@ def columns_drawn(block: Any, rows: Any, share: Any) -> Any:
 def warn_not_converged(result: Result, tol: float, precision: str) -> None:
     """The ConvergenceWarning of a solve in this storage; on one of several ranks, of its own rows."""
     if not MUTED.get():
-        warnings.warn(not_converged(result, tol, precision), ConvergenceWarning, stacklevel=3)
+        warn(not_converged(result, tol, precision), ConvergenceWarning)
 
 
 def not_converged(result: Result, tol: float, precision: str, words: tuple[str, str] = ("max_passes", "tol")) -> str:

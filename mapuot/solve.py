@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from .backends import Options, Stats, name_of, pick
 from .backends.contract import FAILED
 from .cost import Cost
-from .errors import MUTED, ScalingWarning, shown
+from .errors import MUTED, ScalingWarning, shown, warn
 from .files import opened
 from .loop import Run
 from .plain import attempt
 from .problem import Problem
 from .ranks import join
 from .result import Result, warn_not_converged
-from .strategy import METHODS, PRECISIONS, carry_out, make_options, start_potentials
+from .strategy import METHODS, PRECISIONS, SCHEDULES, carry_out, make_options, start_potentials
+from .tensors import answered, tensor_among
 from .validate import (
     as_callback,
     as_choice,
@@ -47,6 +47,7 @@ def solve(
     precision: str = "auto",
     backend: str = "auto",
     threads: int | None = None,
+    schedule: str = "auto",
     warm_start: Any = None,
     callback: Callable[[Stats], Any] | None = None,
     progress: bool = False,
@@ -92,6 +93,10 @@ def solve(
     backend : {"auto", "cpu", "cuda", "reference"}
     threads : int, optional
         CPU threads; default: the cores this process may use, one for small problems.
+    schedule : {"auto", "static"}
+        How threads share the rows of K: "static" is evenly, which gives the same bits whenever the number of threads is
+        the same; "auto" the same until one is 5 % behind the others (efficiency cores, another program), then by their
+        speed in the passes before, which changes the order of sums, and so the last digits, from one run to the next.
     warm_start : Result or (log_u, log_v), optional
     callback : callable, optional
         ``callback(stats)`` after every pass; a true return value stops the solve.
@@ -121,6 +126,8 @@ def solve(
     Returns
     -------
     Result
+        Where M, a or b is a PyTorch tensor, tensors are read where they lie, those that require grad as data (with a
+        warning: `mapuot.torch.sinkhorn_loss` has the gradient), and all arrays of the Result are tensors there.
 
     Raises
     ------
@@ -136,11 +143,16 @@ def solve(
     ScalingWarning
         Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8: finite costs that stand for inf.
     """
+    if (like := tensor_among(M, a, b)) is not None:
+        given = locals()
+        return answered(solve, given.pop("like"), given)  # type: ignore[no-any-return]
     if (
         warm_start is callback is comm is checkpoint is None
         and not progress
         and isinstance(split, str)
         and split == "rows"
+        and isinstance(schedule, str)
+        and schedule in SCHEDULES
     ):
         arguments = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
         plain = attempt(M, a, b, reg, reg_m, arguments, out)
@@ -153,6 +165,7 @@ def solve(
         if not isinstance(method, str) or method not in METHODS:
             raise ValueError(f"Unknown method {shown(method)}: must be one of {sorted(METHODS)}")
         as_choice(precision, "precision", ("auto", *PRECISIONS))
+        as_choice(schedule, "schedule", SCHEDULES)
         callback = as_callback(callback)
         module = pick(backend, M, a, b)
         ranks.place(module.__name__, M, a, b)
@@ -170,14 +183,14 @@ def solve(
         threads = ranks.threads(as_threads(threads), cost.size)
         problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
-        options = make_options(method, precision, tol, tol_gap, threads)
+        options = make_options(method, precision, tol, tol_gap, threads, schedule)
         start = start_potentials(warm_start, problem)
         ranks.rows.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
         odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)
     if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
-        warnings.warn(odd, ScalingWarning, stacklevel=2)
+        warn(odd, ScalingWarning)
     if out is not None:
         with ranks.together():
             result.form_plan(out)

@@ -28,13 +28,16 @@ METHODS = {  # name: (translation, Anderson memory, in place)
     "map-uot": (False, 0, True),
 }
 PRECISIONS = {"float64": "float64", "mixed": "float32", "bfloat16": "bfloat16"}
+SCHEDULES = "auto", "static"
 MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
 SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
 COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
 
 
-def make_options(method: str, precision: str, tol: Any, tol_gap: Any, threads: Any) -> Options:
+def make_options(
+    method: str, precision: str, tol: Any, tol_gap: Any, threads: Any, schedule: str = "auto"
+) -> Options:  # fmt: skip
     translate, memory, in_place = METHODS[method]
     tol = as_positive(tol, "tol")
     tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
@@ -42,7 +45,8 @@ def make_options(method: str, precision: str, tol: Any, tol_gap: Any, threads: A
         precision = "mixed" if tol >= MIXED_TOL and not in_place else "float64"  # a plan is rounded in every pass
     if in_place and precision == "bfloat16":
         raise ValueError("precision 'bfloat16' cannot hold the in-place plan of method 'map-uot'")
-    return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads))
+    storage, threads = PRECISIONS[precision], as_threads(threads)
+    return Options(translate, memory, in_place, storage, tol, tol_gap, threads, schedule)
 
 
 def options_alone(options: Options, precision: str, entries: int) -> Options:

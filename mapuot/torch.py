@@ -7,7 +7,6 @@ on torch's current stream.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from .batch import BatchResult, solve_batch
 from .divergence import check_options, self_costs
 from .gradients import dual_value, marginal_gradient
-from .pot.arrays import give, take
+from .tensors import array_of, stream_of, tensor_of
 from .validate import as_pair
 
 try:
@@ -107,34 +106,23 @@ def as_tensor(x: Any, name: str) -> Any:
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
 
 
-def stream_of(x: Any) -> Any:
-    """A context in which CuPy works on torch's current stream, for a tensor on a GPU."""
-    if not x.is_cuda:
-        return contextlib.nullcontext()
-    import cupy  # noqa: PLC0415 - only for tensors on a GPU
-
-    stream = torch.cuda.current_stream(x.device)
-    same = stream.cuda_stream == cupy.cuda.get_current_stream().ptr
-    return contextlib.nullcontext() if same else cupy.cuda.Stream.from_external(stream)
-
-
 class _SinkhornLoss(torch.autograd.Function):
     """(p,) dual values; what backward needs is in the BatchResult."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any, M: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
-        with stream_of(M):
-            costs, A, B = (take(x.detach(), name) for x, name in ((M, "M"), (a, "a"), (b, "b")))
+        with stream_of(M.device):
+            costs, A, B = map(array_of, (M, a, b))
             ctx.result = solve_batch(costs, A, B, reg, reg_m, **options)
         ctx.save_for_backward(a, b, M)
         wide = torch.float64 in (a.dtype, b.dtype, M.dtype)
-        return give(dual_value(ctx.result), M).to(torch.float64 if wide else torch.float32)
+        return tensor_of(dual_value(ctx.result), M.device).to(torch.float64 if wide else torch.float32)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
-        with stream_of(grad):
-            slopes = first_derivatives(ctx.result, inputs, needed, take(grad.detach(), "grad"))
+        with stream_of(grad.device):
+            slopes = first_derivatives(ctx.result, inputs, needed, array_of(grad))
         if torch.is_grad_enabled():  # create_graph=True
             slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
         return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None)
@@ -164,5 +152,5 @@ def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any) 
         else:
             slope = weights[:, None] * marginal_gradient(result, name)
             slope = slope.sum(0) if tensor.ndim == 1 else slope
-        out.append(give(slope, tensor).to(tensor.dtype))
+        out.append(tensor_of(slope, tensor.device).to(tensor.dtype))
     return out

@@ -94,6 +94,7 @@ int64_t mapuot_l2_bytes(void); /* of one core; MAPUOT_L2_KIB overrides what the 
 /* pool.c: fn runs once on every thread of the pool, the caller's among them, and all are done on return. */
 typedef void (*pool_fn)(void *context, int thread, int threads);
 void pool_run(mapuot_pool *pool, pool_fn fn, void *context);
+int pool_slowness(const mapuot_pool *pool, int thread); /* mapuot_pool_slow */
 
 /* The rows of thread t of T: whole tiles, as even as they come. */
 static inline int64_t first_row(int64_t m, int t, int T)

@@ -73,6 +73,15 @@ typedef struct {
     int64_t labelled; /* 1: the next row_pass finds blocks */
 } mapuot_coarse;
 
+/* One worker in the passes of a state (schedule.c). */
+typedef struct {
+    double pace;    /* seconds a row takes it, from the passes before; 0: not known */
+    double seconds; /* of the last pass */
+    double part;    /* of the rows to claim, by its pace */
+    int64_t first;  /* its range begins here */
+    int64_t rows;   /* that it summed in the last pass */
+} mapuot_share;
+
 /* All that one solve holds.  sums has n entries (padded) and then MAPUOT_SCALARS row scalars: with the rows
  * shared among processes, the sum of this one array over them is all that row_pass has to exchange. */
 typedef struct {
@@ -97,6 +106,7 @@ typedef struct {
     const double *alpha, *beta; /* the logs in K (m, n) */
     double *tile;               /* threads x 8 x ld: the rows of K that an exact pass works on */
     mapuot_coarse coarse;       /* in use while progress.coarse or its own labelled is 1 */
+    mapuot_share *shares;       /* one a thread: rows by the speed of each; NULL: evenly, whatever their speed */
 } mapuot_state;
 
 /* What the sweeps of finish_pass need beside the state. */
@@ -141,6 +151,8 @@ int64_t mapuot_leading(int64_t n, int64_t entry_bytes);
 mapuot_pool *mapuot_pool_new(int threads);
 void mapuot_pool_free(mapuot_pool *pool);
 int mapuot_pool_threads(const mapuot_pool *pool);
+/* For tests and benchmarks, while the pool is idle: this worker makes row_pass so many times over, as a slow core would. */
+void mapuot_pool_slow(mapuot_pool *pool, int thread, int times);
 
 /* row_pass: s = K v, u = prox(s), sums = K^T u, row scalars; reads K once. finish_pass: the O(n) rest.
  * row_dots and row_sums: row_pass in halves, s in rows.marginal between them.  finish_step: finish_pass in the steps 0 to

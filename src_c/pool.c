@@ -19,6 +19,7 @@ struct mapuot_pool {
     int spins;
     pid_t owner;
     pthread_t *workers;
+    int *slowness;        /* times that each makes a pass, 0: once */
     pthread_mutex_t busy; /* one pool_run at a time */
     pthread_mutex_t lock; /* guards sleeping only */
     pthread_cond_t wake, done;
@@ -132,12 +133,13 @@ mapuot_pool *mapuot_pool_new(int threads)
     pool->threads = 1;
     pool->spins = threads == 1 || threads <= mapuot_cores() ? SPINS : 0;
     pool->workers = calloc((size_t)threads, sizeof *pool->workers);
+    pool->slowness = calloc((size_t)threads, sizeof *pool->slowness);
     pthread_mutex_init(&pool->busy, NULL);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pthread_cond_init(&pool->done, NULL);
     int started = 1;
-    while (pool->workers && started < threads && start_worker(pool, started))
+    while (pool->workers && pool->slowness && started < threads && start_worker(pool, started))
         started++;
     pool->threads = started;
     if (started < threads) {
@@ -158,7 +160,12 @@ void mapuot_pool_free(mapuot_pool *pool)
             pthread_join(pool->workers[t], NULL);
     }
     free(pool->workers);
+    free(pool->slowness);
     free(pool);
 }
 
 int mapuot_pool_threads(const mapuot_pool *pool) { return pool->threads; }
+
+void mapuot_pool_slow(mapuot_pool *pool, int thread, int times) { pool->slowness[thread] = times; }
+
+int pool_slowness(const mapuot_pool *pool, int thread) { return pool->slowness[thread]; }

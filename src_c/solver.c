@@ -4,11 +4,13 @@
  * src_cuda/iterate.cu, src_cuda/portable.cu.
  */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "common/rules.h"
 #include "kernels.h"
+#include "schedule.h"
 
 enum { TRIALS = 4 };
 
@@ -47,6 +49,8 @@ enum { WHOLE, DOTS, SUMS }; /* row_pass or one of its halves */
 typedef struct {
     const mapuot_state *state;
     int half;
+    const mapuot_pool *pool;
+    row_schedule schedule; /* its shares are NULL where all is even */
 } rows_job;
 
 /* how a tile's rows are held: as K is stored, or made in float64 */
@@ -60,9 +64,45 @@ static pass_fn pass_of(const mapuot_state *state, int half)
     return state->limits.in_place ? k->plan_pass : state->progress.narrow ? k->narrow_pass : k->row_pass;
 }
 
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* the rows [i0, i1), by a worker that is to seem slow several times over: their u and marginals do not change by it */
+static void sum_range(const rows_job *job, const mapuot_state *own, int thread, int64_t i0, int64_t i1, double *sums)
+{
+    const pass_fn pass = pass_of(own, job->half);
+    const int times = job->half == WHOLE && !own->limits.in_place ? pool_slowness(job->pool, thread) : 1;
+    double *unused = NULL;
+    if (times > 1 && posix_memalign((void **)&unused, 64, (size_t)sums_len(own) * sizeof(double)) == 0) {
+        memset(unused, 0, (size_t)sums_len(own) * sizeof(double));
+        for (int k = 1; k < times; k++)
+            pass(own, i0, i1, unused);
+        free(unused);
+    }
+    pass(own, i0, i1, sums);
+}
+
+/* its own range, then what it can claim */
+static void sum_share(rows_job *job, const mapuot_state *own, int thread, double *sums)
+{
+    mapuot_share *share = job->schedule.shares + thread;
+    const double begun = now();
+    int64_t i0 = share->first, i1 = last_row(&job->schedule, thread), rows = 0;
+    do {
+        sum_range(job, own, thread, i0, i1, sums);
+        rows += i1 - i0;
+    } while ((i1 = claim_rows(&job->schedule, thread, &i0)) > 0);
+    share->rows = rows;
+    share->seconds = now() - begun;
+}
+
 static void rows_task(void *context, int thread, int threads)
 {
-    const rows_job *job = context;
+    rows_job *job = context;
     mapuot_state own = *job->state, *state = &own;
     const int64_t i0 = first_row(state->m, thread, threads), i1 = first_row(state->m, thread + 1, threads);
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
@@ -72,8 +112,10 @@ static void rows_task(void *context, int thread, int threads)
     own.tile = state->exact ? state->tile + thread * TILE * state->ld : NULL;
     if (state->coarse.labelled)
         mapuot_active_kernels()->coarse_rows(state, pass_of(state, job->half), thread, threads, sums);
+    else if (job->schedule.shares)
+        sum_share(job, state, thread, sums);
     else
-        pass_of(state, job->half)(state, i0, i1, sums);
+        sum_range(job, state, thread, i0, i1, sums);
 }
 
 /* sums = the threads' sums in order, so that the result does not depend on timing */
@@ -100,13 +142,6 @@ static int tile_rows(const mapuot_state *state)
     return 2 * 4 * row > room && 2 * 2 * row <= room ? 2 : 4;
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* sums of one pass over the rows, or half of it; returns the sum of u. Whether the pipe pays depends on the processor
  * (it gives .95 instead of .83 of the read bandwidth on one, half as much on another): the first passes try both ways
  * in turn. */
@@ -120,7 +155,12 @@ static double sum_rows(mapuot_pool *pool, mapuot_state *state, int half, int nar
     pass.tile_rows = state->tile_rows ? state->tile_rows : tile_rows(&pass);
     if (state->piped < 0)
         pass.piped = trial ? *tried % 2 : seconds[1] < seconds[0];
-    pool_run(pool, rows_task, &(rows_job){&pass, half});
+    rows_job job = {.state = &pass, .half = half, .pool = pool};
+    if (state->shares && !state->coarse.labelled)
+        schedule_rows(&job.schedule, state->shares, mapuot_pool_threads(pool), state->m);
+    pool_run(pool, rows_task, &job);
+    if (job.schedule.shares)
+        note_paces(state->shares, mapuot_pool_threads(pool));
     if (trial) {
         double took = now() - begun, *best = &seconds[pass.piped];
         *best = *tried < 2 || took < *best ? took : *best;

@@ -48,6 +48,7 @@ class Options:
     tol: float
     tol_gap: float  # < 0: none
     threads: int | None
+    schedule: str = "auto"  # of rows over threads: evenly ("static"), or by their speed
 
     @property
     def allowed(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..tensors import array_of, requires_grad, tensor_of
 from ..validate import as_float
 
 
@@ -20,7 +21,7 @@ def tracked(x: Any) -> bool:
     """Whether a gradient is to go through x: a tensor that requires grad, while grads are recorded, or a JAX tracer."""
     root = library(x)
     if root == "torch":
-        return bool(x.requires_grad and sys.modules["torch"].is_grad_enabled())
+        return requires_grad(x)
     return root == "jax" and isinstance(x, sys.modules["jax"].core.Tracer)
 
 
@@ -34,12 +35,7 @@ def take(x: Any, name: str) -> Any:
                 f"sinkhorn_unbalanced2 with returnCost='total', is the cost with its gradient, and {name}.detach() "
                 "gives the answer alone"
             )
-        x = x.detach()
-        if x.device.type == "cuda":
-            import cupy  # noqa: PLC0415 - only where torch brings GPU memory
-
-            return cupy.from_dlpack(x)
-        return x.cpu().numpy()
+        return array_of(x)
     if root == "jax":
         return np.asarray(x)
     if root == "pandas":
@@ -56,8 +52,7 @@ def give(x: Any, like: Any) -> Any:
     """``x``, numpy or CuPy, as an array of the library and on the device of ``like``."""
     root = library(like)
     if root == "torch":
-        torch = sys.modules["torch"]
-        return torch.as_tensor(torch.from_dlpack(x) if library(x) == "cupy" else x, device=like.device)
+        return tensor_of(x, like.device)
     if root == "jax":
         return sys.modules["jax"].numpy.asarray(x)
     if root == "tensorflow":

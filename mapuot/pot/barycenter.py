@@ -10,9 +10,10 @@ from tqdm import tqdm
 
 from ..backends import host, pick
 from ..barycenter import as_weights, checked
+from ..errors import warn
 from ..validate import as_array, as_count, as_positive
 from .arrays import give, take, threshold
-from .caller import WORDS, warn, warn_not_stopped
+from .caller import WORDS, warn_not_stopped
 
 shared = import_module("mapuot.barycenter")  # the package has a function of this name
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import MUTED, ConvergenceWarning
+from ..errors import MUTED, ConvergenceWarning, warn
 from ..result import Result, not_converged
 
-OURS = ("mapuot", "ot")  # POT's classes call our functions: their callers are meant
 WORDS = ("numItermax", "stopThr")  # for max_passes and tol
 NAMES = {"reference": "c", "warm_start": "warmstart", "A": "a", "B": "b"}  # ours, POT's
 
@@ -35,14 +32,6 @@ def muted() -> Iterator[None]:
         yield
     finally:
         MUTED.reset(before)
-
-
-def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """A warning at the line that called into mapuot, or into the part of POT that did."""
-    level, frame = 1, sys._getframe(0)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, category, stacklevel=level)
 
 
 def warn_not_converged(result: Result, stop: float, words: tuple[str, str]) -> None:

@@ -17,10 +17,11 @@ import numpy as np
 from tqdm import tqdm
 
 from ..backends import Options, Stats, Workspace, closing, name_of
+from ..errors import warn
 from ..penalties import F64
 from ..problem import Problem
 from ..result import Result
-from .caller import warn, warn_not_stopped
+from .caller import warn_not_stopped
 
 NAMED = {  # name: (translation, iterations between two looks at err, err of u alone)
     "sinkhorn": (False, 1, False),

@@ -19,10 +19,10 @@ from scipy.special import rel_entr
 from tqdm import tqdm
 
 from ..backends import host, pick
-from ..errors import ConvergenceWarning
+from ..errors import ConvergenceWarning, warn
 from ..validate import as_array, as_cost, as_count, as_pair, as_positive, as_reference, as_weight
 from .arrays import give, take, threshold
-from .caller import names_of_pot, warn
+from .caller import names_of_pot
 
 BLOCK_ENTRIES = 1 << 16  # of G and of K at a time: both stay in the cache of one core
 FLOOR = 1e-16  # POT's, added to the denominator

@@ -16,14 +16,14 @@ import numpy as np
 
 from ..backends import pick
 from ..batch import solve_batch
-from ..errors import InfeasibleError
+from ..errors import InfeasibleError, warn
 from ..problem import Problem
 from ..result import Result
 from ..solve import solve
 from ..strategy import start_potentials
 from ..validate import as_array, as_count, as_positive, as_side
 from .arrays import give, library, take, threshold, tracked
-from .caller import WORDS, muted, names_of_pot, warn, warn_not_converged
+from .caller import WORDS, muted, names_of_pot, warn_not_converged
 from .iterate import NAMED, TINY, iterate
 
 BACKEND = "auto"  # of every function here: by the arrays

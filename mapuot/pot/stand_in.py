@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MUTED, InfeasibleError
+from ..errors import MUTED, InfeasibleError, warn
 from ..plain import attempt
 from ..result import Result
 from ..solve import solve
 from ..validate import as_pair
 from . import sinkhorn
 from .arrays import take, tracked
-from .caller import WORDS, warn, warn_not_converged
+from .caller import WORDS, warn_not_converged
 from .iterate import NAMED
 from .sinkhorn import Answers, Call
 

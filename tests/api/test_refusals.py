@@ -124,6 +124,8 @@ def test_tensors_that_cannot_be_read_are_named(name, trouble):
     }[trouble](tensor)
     if name == "reg_m" and trouble in ("grad", "bfloat16", "sparse"):
         pytest.skip("numbers one by one, each of which is read")
+    if name in ("M", "a", "b") and trouble in ("grad", "bfloat16"):
+        pytest.skip("taken as data, and as float32: test_tensors.py")
     value = (spoiled, CASE.b) if name == "warm_start" else spoiled
     with pytest.raises(
         (TypeError, ValueError), match=rf"^{name}\b.*(read as an array|real numbers|a positive number|must be a Result)"

@@ -162,6 +162,42 @@ static void check_ways(mapuot_state *state, mapuot_pool *pool)
     free(plain);
 }
 
+/* rows shared by speed, the last worker a slow one that makes its pass twice: the same u, and sums but for their order */
+static void check_shares(mapuot_state *state, mapuot_pool *pool)
+{
+    const int threads = mapuot_pool_threads(pool);
+    const int64_t np = padded(state->n), len = np + SCALARS, m = state->m, tiles = (m + TILE - 1) / TILE;
+    const int64_t ranged = (tiles - tiles / 8) * TILE;
+    const double rtol = state->progress.narrow ? 1e-6 : 1e-14;
+    mapuot_share shares[8] = {{0}};
+    double *even = calloc((size_t)(len + m), sizeof *even);
+    mapuot_row_pass(pool, state);
+    memcpy(even, state->sums, (size_t)len * sizeof *even);
+    memcpy(even + len, state->rows.scale, (size_t)m * sizeof *even);
+    state->shares = shares;
+    mapuot_pool_slow(pool, threads - 1, 2);
+    for (int turn = 0; turn < 4; turn++, state->progress.passes++) {
+        int64_t rows = 0;
+        for (int t = 0; t < threads && turn > 1; t++) /* before, their own: none, then that of one pass */
+            shares[t].pace = t < threads - 1 ? 1.0 : turn;
+        mapuot_row_pass(pool, state);
+        for (int t = 0; t < threads; t++)
+            rows += shares[t].rows;
+        expect("rows of all workers", turn, (double)rows, (double)m, 0, 0);
+        if (turn > 1 && threads > 1 && tiles >= 8)
+            expect("first row of a slow worker", turn, (double)shares[threads - 1].first,
+                   (double)ranged * (threads - 1) / (threads - 1 + 1.0 / turn), 0, TILE);
+        for (int64_t j = 0; j < len; j++)
+            expect("sums of uneven shares", j, state->sums[j], even[j], rtol,
+                   j == np + ROW_DUAL ? rtol * (double)m : 0);
+        for (int64_t i = 0; i < m; i++)
+            expect("u of uneven shares", i, state->rows.scale[i], even[len + i], 0, 0);
+    }
+    mapuot_pool_slow(pool, threads - 1, 1);
+    state->shares = NULL;
+    free(even);
+}
+
 static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int form, mapuot_pool *pool)
 {
     const int64_t np = padded(n), cells = m * (np + 16);
@@ -182,8 +218,10 @@ static void check_pass(int64_t m, int64_t n, mapuot_dtype dtype, int kind, int f
     for (int64_t j = 0; j < np; j++)
         state.history[j] = j < n ? uniform(0.5, 2.0) : 0.0;
     memcpy(u_old, state.rows.scale, (size_t)m * sizeof(double));
-    if (form < IN_PLACE)
+    if (form < IN_PLACE) {
         check_ways(&state, pool);
+        check_shares(&state, pool);
+    }
     run_pass(pool, &state, form);
     for (int64_t i = 0; i < m; i++) {
         const double *factor = in_place ? state.history : state.cols.scale;

@@ -29,6 +29,7 @@ from mapuot import files
 PATIENCE = 120.0  # seconds after which a child that has not ended hangs
 RANKS_END = 10.0  # seconds that ranks have, after one of them died
 MIB = 1 << 20
+EVEN = {"threads": 2, "schedule": "static"}  # the same bits, however busy the cores are
 
 
 class Child:
@@ -122,9 +123,9 @@ def calls(rng):
 def threads(rng):
     """Four threads at once, over the same pool: each answer has the bits that it has alone."""
     cases = [a_case(rng) for _ in range(4)]
-    alone = [case.solve(threads=2) for case in cases]
+    alone = [case.solve(**EVEN) for case in cases]
     with ThreadPoolExecutor(4) as pool:
-        for found, right in zip(pool.map(lambda case: case.solve(threads=2), cases * 3), alone * 3, strict=True):
+        for found, right in zip(pool.map(lambda case: case.solve(**EVEN), cases * 3), alone * 3, strict=True):
             np.testing.assert_array_equal(found.log_u, right.log_u)
             sound(found)
 
@@ -135,10 +136,10 @@ def threads(rng):
 def forks(rng):
     """A child of a process whose pools are in use solves to the same bits, and so does its child."""
     case = a_case(rng)
-    right = case.solve(threads=2)
+    right = case.solve(**EVEN)
 
     def grandchild(say):
-        np.testing.assert_array_equal(case.solve(threads=2).log_u, right.log_u)
+        np.testing.assert_array_equal(case.solve(**EVEN).log_u, right.log_u)
 
     def child(say):
         grandchild(say)
@@ -146,7 +147,7 @@ def forks(rng):
         assert code == 0, said
 
     with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(lambda: [case.solve(threads=2) for _ in range(5)])
+        busy = pool.submit(lambda: [case.solve(**EVEN) for _ in range(5)])
         code, said = Child(child).end()
         busy.result()
     assert code == 0, said
@@ -156,7 +157,7 @@ def signals(rng):
     """Ctrl-C at any time is a KeyboardInterrupt, after which the same process solves to the same bits."""
     case = clouds(300, 200, reg=0.002, seed=int(rng.integers(1 << 30)))
     A = rng.random((40, 300)) + 0.1
-    right = case.solve(threads=2)
+    right = case.solve(**EVEN)
 
     def child(say):
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -164,10 +165,10 @@ def signals(rng):
             try:
                 say("R")
                 while True:
-                    case.solve(threads=2, tol=1e-9)
+                    case.solve(tol=1e-9, **EVEN)
                     mapuot.solve_batch(case.M, A, case.b, 0.002, 1.0, reference=np.ones_like(case.M), threads=2)
             except KeyboardInterrupt:
-                np.testing.assert_array_equal(case.solve(threads=2).log_u, right.log_u)
+                np.testing.assert_array_equal(case.solve(**EVEN).log_u, right.log_u)
 
     job = Child(child)
     for _ in range(4):

@@ -59,7 +59,9 @@ class Workspace(KernelWorkspace):
         lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
         self.in_grid = problem.cols.ranks.size > 1
+        self.shares = ffi.new("mapuot_share[]", threads) if threads > 1 and options.schedule == "auto" else ffi.NULL
         state = self.state = ffi.new("mapuot_state *")
+        state.shares = self.shares
         state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[self.dtype]
         state.kernel = pointer(self.K, "void *")
         state.sums, state.partial = pointer(self.sums), pointer(self.partial)

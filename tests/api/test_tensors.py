@@ -1,0 +1,113 @@
+"""Torch in, torch out: the answers of tensors are those of arrays, as tensors; a gradient that is lost is told."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from problems import clouds
+
+torch = pytest.importorskip("torch")
+
+import mapuot  # noqa: E402
+
+CASE = clouds(30, 40, reg=0.05)
+
+
+def tensors(dtype=torch.float64, **more):
+    return [torch.tensor(x, dtype=dtype, **more) for x in (CASE.M, CASE.a, CASE.b)]
+
+
+def assert_same(tensor, array):
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.device.type == "cpu"
+    assert not tensor.requires_grad
+    np.testing.assert_array_equal(tensor.numpy(), array)
+    assert tensor.numpy().dtype == array.dtype
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"progress": False, "callback": lambda stats: None}], ids=["short", "ordinary"]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_result_of_tensors(dtype, options):
+    M, a, b = tensors(dtype)
+    found = mapuot.solve(M, a, b, CASE.reg, 1.0, **options)
+    wide = [x.float().numpy() if dtype == torch.float16 else x.numpy() for x in (M, a, b)]
+    right = mapuot.solve(*wide, CASE.reg, 1.0, **options)
+    for name in ("plan", "log_u", "log_v", "f", "g", "row_marginal", "col_marginal"):
+        assert_same(getattr(found, name), getattr(right, name))
+    X = np.random.default_rng(0).random((40, 3))
+    assert_same(found.apply(torch.tensor(X)), right.apply(X))
+    assert_same(found.barycentric_map(torch.tensor(X)), right.barycentric_map(X))
+    assert_same(found.apply_transpose(wide[1]), right.apply_transpose(wide[1]))
+    assert_same(found.rows(3, 7), right.rows(3, 7))
+    for one, other in ((found.top_k(3), right.top_k(3)), (found.sample(50, seed=1), right.sample(50, seed=1))):
+        for x, y in zip(one, other, strict=True):
+            assert_same(x, y)
+    assert isinstance(found, mapuot.Result)
+    assert found.error_bound == right.error_bound
+    assert found.converged is True
+    assert repr(found) == repr(right)
+    assert_same(pickle.loads(pickle.dumps(found)).plan, right.plan)
+    assert found.sparse(1e-4).nnz == right.sparse(1e-4).nnz
+
+
+def test_other_arguments_of_tensors():
+    """Penalties of points, reference, start and memory of the plan; a tensor among arrays is enough."""
+    M, a, b = tensors()
+    rho, c = torch.linspace(0.5, 2.0, 30), torch.rand(30, 40, dtype=torch.float64)
+    out = torch.zeros_like(M)
+    found = mapuot.solve(M, a, b, CASE.reg, (rho, 1.0), reference=c, out=out)
+    right = mapuot.solve(CASE.M, CASE.a, CASE.b, CASE.reg, (rho.numpy(), 1.0), reference=c.numpy())
+    assert_same(out, right.plan)
+    assert found.plan.data_ptr() == out.data_ptr()
+    for start in (found, (found.log_u, found.log_v), found.arrays):
+        for M_again in (M, CASE.M):
+            again = mapuot.solve(M_again, a, b, CASE.reg, (rho, 1.0), reference=c, warm_start=start)
+            assert again.n_passes <= 2
+    assert mapuot.solve(CASE.M, CASE.a, CASE.b, CASE.reg, 1.0, warm_start=found).converged
+    assert_same(mapuot.solve(CASE.M, a, CASE.b, 0.1, 1.0).plan, mapuot.solve(CASE.M, CASE.a, CASE.b, 0.1, 1.0).plan)
+    regs = [0.5, 0.1]
+    paths = (mapuot.path(*three, regs=regs, reg_ms=1.0) for three in ((M, a, b), (CASE.M, CASE.a, CASE.b)))
+    for x, y in zip(*paths, strict=True):
+        assert_same(x.plan, y.plan)
+
+
+def test_a_batch_of_tensors():
+    M, a, b = tensors()
+    A = torch.stack([a, a.flip(0)])
+    found, right = mapuot.solve_batch(M, A, b, 0.1, 1.0), mapuot.solve_batch(CASE.M, A.numpy(), CASE.b, 0.1, 1.0)
+    for name in ("log_u", "row_marginal", "gap", "error_bound", "cost", "n_passes", "converged"):
+        assert_same(getattr(found, name), getattr(right, name))
+    assert_same(found.plans(), right.plans())
+    assert_same(found.plan(1), right.plan(1))
+    assert_same(found.plan_sum(torch.tensor([0.5, 2.0])), right.plan_sum(np.array([0.5, 2.0])))
+    assert found.status.tolist() == ["converged"] * 2
+    assert len(found) == 2
+    for one in (found[1], list(found)[1], found[-1:][0]):
+        assert_same(one.plan, right.plan(1))
+    again = mapuot.solve_batch(M, A, b, 0.1, 1.0, warm_start=found)
+    assert again.n_passes.max() <= 2
+
+
+def test_a_gradient_that_is_lost_is_told_at_the_callers_line():
+    M, a, b = tensors()
+    right = mapuot.solve(M, a, b, CASE.reg, 1.0).plan
+    M.requires_grad_()
+    for call in (
+        lambda: mapuot.solve(M, a, b, CASE.reg, 1.0).plan,
+        lambda: mapuot.solve_batch(M, a[None], b, CASE.reg, 1.0, tol=1e-9).plan(0),
+        lambda: next(mapuot.path(M, a, b, regs=[CASE.reg], reg_ms=1.0)).plan,
+    ):
+        with pytest.warns(UserWarning, match="^M requires grad .*mapuot.torch.sinkhorn_loss") as told:
+            plan = call()
+        assert [one.filename for one in told] == [__file__]
+        assert not plan.requires_grad
+        torch.testing.assert_close(plan, right, atol=1e-8, rtol=1e-5)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        mapuot.solve(M, a, b, CASE.reg, 1.0)
+    with pytest.warns(mapuot.ConvergenceWarning) as told, torch.no_grad():
+        mapuot.solve(M, a, b, CASE.reg, 1.0, max_passes=1)
+    assert [one.filename for one in told] == [__file__]
