@@ -13,12 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
-
-try:
-    import click
-except ImportError:  # pragma: no cover
-    sys.exit("mapuot: the command line needs click: pip install 'mapuot[files]'")
 
 from . import __version__, files
 from .backends import BACKENDS
@@ -28,6 +24,7 @@ from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_block
 from .result import BLOCK_ENTRIES, Result
 from .solve import solve
+from .store import contents
 from .strategy import METHODS, PRECISIONS
 from .validate import as_grid
 
@@ -110,9 +107,9 @@ def solve_command(**options: Any) -> None:
     It holds a cost matrix M, and a and b beside it or the options name them. Files are .npy, .npz, HDF5 (.h5, .hdf5) or
     Zarr; FILE:NAME is one array of a file. Under mpiexec each process reads its own part only.
 
-    OUT holds log_u, log_v, row_marginal, col_marginal, the numbers and the status that are printed, dual and reg
-    (attributes in HDF5 and Zarr), and of the plan: plan (dense), plan_index and plan_value (top), or plan_data,
-    plan_indices and plan_indptr (sparse, CSR).
+    OUT holds what mapuot.load makes a Result of again (log_u, log_v, row_marginal, col_marginal, a, b, the numbers and
+    the status that are printed, and more; numbers are attributes in HDF5 and Zarr), and of the plan: plan (dense),
+    plan_index and plan_value (top), or plan_data, plan_indices and plan_indptr (sparse, CSR).
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
     """
@@ -183,11 +180,13 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
             progress=sys.stderr.isatty() if progress is None else progress,
             comm=ranks, **given,
         )  # fmt: skip
-    values = answer(result, given["reg"])
+    values = contents(result)
     if output:
         save(ranks, result, output, values, plan)
     if ranks.rank == 0:
         report(result, values)
+        if not output:
+            click.echo("mapuot: nothing is stored: -o OUT writes the potentials, marginals and values", err=True)
     return 0 if result.converged else NOT_CONVERGED
 
 
@@ -197,18 +196,6 @@ def weights(path: str | None, problem: str, name: str, length: int) -> Any:
     if found is not None and found.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {found.shape}")
     return found
-
-
-def answer(result: Result, reg: float) -> dict[str, Any]:
-    """What is written, vectors whole on rank 0; every rank must call it."""
-    return {
-        "log_u": result.gather(result.log_u), "log_v": result.gather(result.log_v, along="cols"),
-        "row_marginal": result.gather(result.row_marginal),
-        "col_marginal": result.gather(result.col_marginal, along="cols"),
-        "cost": result.cost, "objective": result.objective, "dual": result.dual, "gap": result.gap,
-        "error_bound": result.error_bound, "mass": result.mass, "reg": reg,
-        "n_passes": result.n_passes, "status": result.status,
-    }  # fmt: skip
 
 
 def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan: Any) -> None:
@@ -255,8 +242,9 @@ def report(result: Result, values: dict[str, Any]) -> None:
         value = values[name]
         click.echo(f"{name:<12} {value:.10g}" if isinstance(value, float) else f"{name:<12} {value}")
     if not result.converged:
-        text = f"not converged ({result.status}): the certified relative plan error is {result.error_bound:.2e}"
-        click.echo(f"mapuot: {text}", err=True)
+        known = f"the certified relative plan error is {result.error_bound:.2e}"
+        text = known if result.error_bound < 1 else "nothing is certified yet"
+        click.echo(f"mapuot: not converged ({result.status}): {text}", err=True)
 
 
 @cli.command("info")

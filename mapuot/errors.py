@@ -24,6 +24,11 @@ class InfeasibleError(ValueError):
     """No plan satisfies the constraints, for example a balanced point whose every pair is forbidden."""
 
 
+def told_bound(error: float) -> str:
+    """A certified relative plan error in words: from 1 on it says nothing of the plan."""
+    return f"error {error:.1e}" if error < 1 else "nothing certified yet"
+
+
 def shown(value: Any) -> str:
     """repr(value) for a message: one line, cut off; where it has none (an int of 5000 digits), its type."""
     try:

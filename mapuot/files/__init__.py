@@ -6,7 +6,7 @@ stands above that of the costs, which know of no file.
 
 from .checkpoint import Checkpoint, load_checkpoint
 from .formats import FORMATS, LIBRARIES, library, split_name
-from .read import find_vector, open_matrix, opened, read_vector
+from .read import find_vector, open_matrix, opened, read_values, read_vector
 from .write import Blocks, refuse_folder, write
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "load_checkpoint",
     "open_matrix",
     "opened",
+    "read_values",
     "read_vector",
     "refuse_folder",
     "split_name",
