@@ -16,12 +16,13 @@ from typing import Any
 import click
 import numpy as np
 
-from . import __version__, files
+from . import __version__, files, plot
 from .backends import BACKENDS
 from .errors import ConvergenceWarning
 from .penalties import KINDS
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_block
+from .report import page
 from .result import BLOCK_ENTRIES, Result
 from .solve import solve
 from .store import contents
@@ -98,6 +99,7 @@ def cli() -> None:
     metavar="dense|top:K|sparse:X",
     help="Write the plan, too: dense, its K largest of each row, or all above X.",
 )
+@click.option("--report", metavar="FILE", help="Write one HTML page: problem, certificate, trace, marginals, pictures.")
 @click.option("--checkpoint", metavar="FILE", help="Write the potentials here every minute.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint, where there is one.")
 @click.option("--progress/--no-progress", default=None, help="The bar on standard error.  [default: on a terminal]")
@@ -129,11 +131,13 @@ def check_written(options: dict[str, Any]) -> None:
         raise click.UsageError("--resume needs --checkpoint FILE")
     if output and Path(output).suffix == ".npy" and (options["plan"] or ("", None))[0] != "dense":
         raise click.UsageError("an .npy file holds one array: ask for --plan dense, or name OUT .npz, .h5 or .zarr")
+    if options["report"]:
+        plot.pyplot()
     if output and files.split_name(output, "")[1] in files.LIBRARIES:
         files.library(files.split_name(output, "")[1])
     read = [options[name] for name in ("problem", "a", "b", "reference") if options[name]]
     used = {files.split_name(name, "")[0].resolve() for name in read if name not in REFERENCES}
-    for name, text in (("--output", output), ("--checkpoint", checkpoint)):
+    for name, text in (("--output", output), ("--report", options["report"]), ("--checkpoint", checkpoint)):
         if text is None:
             continue
         path = Path(text).resolve()
@@ -150,8 +154,11 @@ def start_ranks() -> Ranks:
     return join(mpi.world()) if mpi.launched() > 1 else join(None)
 
 
-def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: bool | None, **given: Any) -> int:
+def run(
+    ranks: Ranks, problem: str, output: str | None, plan: Any, progress: bool | None, report: str | None, **given: Any
+) -> int:
     """Read, solve, write; the exit code."""
+    told = {"problem": problem, **given}
     M = files.open_matrix(problem)
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
@@ -184,8 +191,12 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
     if output:
         save(ranks, result, output, values, plan)
     if ranks.rank == 0:
-        report(result, values)
-        if not output:
+        print_values(result, values)
+        if report:
+            text = page(result, Path(problem).name, told, values, {"mapuot": __version__, "numpy": np.__version__})
+            with files.complete(Path(report)) as part:
+                part.write_text(text, encoding="utf-8")
+        if not output and not report:
             click.echo("mapuot: nothing is stored: -o OUT writes the potentials, marginals and values", err=True)
     return 0 if result.converged else NOT_CONVERGED
 
@@ -236,7 +247,7 @@ def plan_rows(result: Result, n: int) -> Iterator[Any]:
         yield result.rows(i0, min(i0 + step, m))
 
 
-def report(result: Result, values: dict[str, Any]) -> None:
+def print_values(result: Result, values: dict[str, Any]) -> None:
     names = ("status", "n_passes", "error_bound", "gap", "objective", "cost", "mass")
     for name in names:
         value = values[name]
