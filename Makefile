@@ -31,7 +31,7 @@ DEBIAN_musl := musl-tools
 
 # what pyproject.toml declares; the newest is what pip finds
 PYTHON_oldest ?= python3.10
-STACK_oldest := "numpy==1.24.*" "scipy==1.10.*" "cffi==1.15.*" "tqdm==4.60.*"
+STACK_oldest := "numpy==1.24.*" "scipy==1.10.*" "cffi==1.15.*" "tqdm==4.60.*" "click==8.0.*"
 PYTHON_newest ?= $(firstword $(foreach name,python3.14 python3.13,$(shell command -v $(name))) $(PYTHON))
 
 EPOCH = SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"

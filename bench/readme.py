@@ -1,4 +1,4 @@
-"""readme: writes the tables of README.md between their markers, from the JSON of ``pass`` and ``solve``."""
+"""readme: writes the tables of README.md and docs/speed.md between their markers, from the JSON of their parts."""
 
 from __future__ import annotations
 
@@ -69,12 +69,13 @@ def solve_table(data: dict[str, Any]) -> str:
 
 
 def run(folder: Path) -> str:
-    path = ROOT / "README.md"
-    text = path.read_text()
-    for part, make in (("pass", pass_table), ("solve", solve_table)):
+    for part, make, name in (("pass", pass_table, "docs/speed.md"), ("solve", solve_table, "README.md")):
+        path = ROOT / name
         body = f"<!-- {part} -->\n{make(load(folder, part))}\n<!-- /{part} -->"
-        text, count = re.subn(rf"<!-- {part} -->.*?<!-- /{part} -->", lambda _, body=body: body, text, flags=re.S)
+        text, count = re.subn(
+            rf"<!-- {part} -->.*?<!-- /{part} -->", lambda _, body=body: body, path.read_text(), flags=re.S
+        )
         if count != 1:
-            raise ValueError(f"README.md must have one pair of markers <!-- {part} -->, found {count}")
-    path.write_text(text)
-    return f"{path} written from {folder}"
+            raise ValueError(f"{name} must have one pair of markers <!-- {part} -->, found {count}")
+        path.write_text(text)
+    return f"README.md and docs/speed.md written from {folder}"

@@ -9,6 +9,7 @@ from .barycenter import BarycenterResult, barycenter
 from .batch import BatchResult, solve_batch
 from .divergence import sinkhorn_divergence
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
+from .load import load
 from .log_matmul import log_matmul, log_matmul_gradient
 from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
@@ -29,6 +30,7 @@ __all__ = [
     "__version__",
     "barycenter",
     "da",
+    "load",
     "log_matmul",
     "log_matmul_gradient",
     "path",
@@ -42,7 +44,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``mapuot.da`` on first use: it looks for scikit-learn."""
+    """The doors to other libraries, on first use: each imports its own."""
     if name == "da":
         return import_module(".da", __name__)
+    if name == "jax":
+        return import_module(".jax", __name__)
+    if name == "plot":
+        return import_module(".plot", __name__)
+    if name == "torch":
+        return import_module(".torch", __name__)
+    if name == "wot":
+        return import_module(".wot", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

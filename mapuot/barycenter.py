@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp
-from tqdm import tqdm
 
 from .backends import pick
 from .errors import ConvergenceWarning, shown
 from .log_matmul import log_matmul
 from .penalties import F64
+from .progress import bar as progress_bar
 from .validate import as_array, as_cost, as_count, as_float, as_positive
 
 SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
@@ -37,6 +36,17 @@ class BarycenterResult:
     n_passes: int
     change: float  # of the last pass: max over barycenters of |q - q_before|_1 / |q|_1
     converged: bool  # change <= tol
+
+    def __repr__(self) -> str:
+        p, n = self.log_u.shape[-2:]
+        several = f"{len(self.q)} barycenters" if self.q.ndim == 2 else "barycenter"
+        state = "converged" if self.converged else "not converged"
+        mass = self.q.sum(-1)
+        masses = f"mass {mass:.6g}" if mass.ndim == 0 else f"masses {mass.min():.6g} to {mass.max():.6g}"
+        return (
+            f"<mapuot.BarycenterResult {several} of {p} histograms on {n} points, {state} after "
+            f"{self.n_passes} passes, last change {self.change:.1e}, {masses}>"
+        )
 
 
 def barycenter(
@@ -87,6 +97,18 @@ def barycenter(
     -----
     ConvergenceWarning
         tol was not reached.
+
+    Examples
+    --------
+    Halfway between two bumps lies one bump:
+
+    >>> import numpy as np, mapuot
+    >>> t = np.linspace(0, 1, 101)
+    >>> A = np.exp(-((t - np.array([[0.2], [0.6]])) ** 2) / 0.002)
+    >>> A /= A.sum(1, keepdims=True)
+    >>> found = mapuot.barycenter(A, (t[:, None] - t) ** 2, reg=1e-3, debiased=True)
+    >>> found.converged, round(float(t[found.q.argmax()]), 2)
+    (True, 0.4)
     """
     A, tol, max_passes = as_array(A, "A"), as_positive(tol, "tol"), as_count(max_passes, "max_passes")
     if A.ndim != 2 or 0 in A.shape:
@@ -95,7 +117,7 @@ def barycenter(
     table = table / table.sum(-1, keepdims=True)
     core = Core(A, M, reg, reg_m, table, debiased)
     change, n_passes = np.inf, 0
-    with tqdm(total=max_passes, desc="barycenter", unit="pass", disable=not progress) as bar:
+    with progress_bar(progress, total=max_passes, desc="barycenter", unit="pass") as bar:
         while change > tol and n_passes < max_passes:
             before = core.q
             core.iterate()
@@ -133,6 +155,8 @@ class Core:
 
     def iterate(self) -> None:
         """The formulas above, on logarithms."""
+        from scipy.special import logsumexp  # noqa: PLC0415 - on first use
+
         self.log_u = self.fi * (self.log_a - self.kernel.log_dot(self.log_v))
         log_s = self.kernel.log_dot_transpose(self.log_u)
         if self.fi == 1:

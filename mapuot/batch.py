@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from .backends import Options, Stats, host, name_of, namespace, pick
 from .backends.contract import FAILED, MEMORY
@@ -27,6 +26,7 @@ from .penalties import F64
 from .plain import STEPS, is_plain
 from .problem import BatchProblem
 from .processor import core_count
+from .progress import bar as progress_bar
 from .result import Answer, Result, primal_value
 from .strategy import (
     METHODS,
@@ -108,6 +108,17 @@ def solve_batch(
         Some certified errors are above tol.
     ScalingWarning
         As of `solve`, for some of the problems.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> M = np.abs(np.linspace(0, 1, 50)[:, None] - np.linspace(0, 1, 60))
+    >>> batch = mapuot.solve_batch(M, rng.random((8, 50)), rng.random((8, 60)), reg=0.02, reg_m=1.0)
+    >>> batch.cost.shape, bool(batch.converged.all())
+    ((8,), True)
+    >>> batch[3].plan.shape
+    (50, 60)
     """
     if (like := tensor_among(M, A, B)) is not None:
         given = locals()
@@ -121,7 +132,7 @@ def solve_batch(
     turns = turned(problem, options)
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
     run = BatchRun(module, task, options, precision, as_count(max_passes, "max_passes"))
-    with tqdm(total=len(problem), desc="mapuot", unit="problem", disable=not progress) as bar:
+    with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
         run.solve(log_v, bar)
     result = run.result(problem, turns)
     masses = (host(x.sum(1)) for x in (problem.A, problem.B))

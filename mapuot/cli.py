@@ -13,21 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
-try:
-    import click
-except ImportError:  # pragma: no cover
-    sys.exit("mapuot: the command line needs click: pip install 'mapuot[files]'")
-
-from . import __version__, files
+from . import __version__, files, plot
 from .backends import BACKENDS
 from .errors import ConvergenceWarning
 from .penalties import KINDS
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_block
+from .report import page
 from .result import BLOCK_ENTRIES, Result
 from .solve import solve
+from .store import contents
 from .strategy import METHODS, PRECISIONS, SCHEDULES
 from .validate import as_grid
 
@@ -108,6 +106,7 @@ def cli() -> None:
     metavar="dense|top:K|sparse:X",
     help="Write the plan, too: dense, its K largest of each row, or all above X.",
 )
+@click.option("--report", metavar="FILE", help="Write one HTML page: problem, certificate, trace, marginals, pictures.")
 @click.option("--checkpoint", metavar="FILE", help="Write the potentials here every minute.")
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint, where there is one.")
 @click.option("--progress/--no-progress", default=None, help="The bar on standard error.  [default: on a terminal]")
@@ -117,9 +116,9 @@ def solve_command(**options: Any) -> None:
     It holds a cost matrix M, and a and b beside it or the options name them. Files are .npy, .npz, HDF5 (.h5, .hdf5) or
     Zarr; FILE:NAME is one array of a file. Under mpiexec each process reads its own part only.
 
-    OUT holds log_u, log_v, row_marginal, col_marginal, the numbers and the status that are printed, dual and reg
-    (attributes in HDF5 and Zarr), and of the plan: plan (dense), plan_index and plan_value (top), or plan_data,
-    plan_indices and plan_indptr (sparse, CSR).
+    OUT holds what mapuot.load makes a Result of again (log_u, log_v, row_marginal, col_marginal, a, b, the numbers and
+    the status that are printed, and more; numbers are attributes in HDF5 and Zarr), and of the plan: plan (dense),
+    plan_index and plan_value (top), or plan_data, plan_indices and plan_indptr (sparse, CSR).
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
     """
@@ -139,11 +138,13 @@ def check_written(options: dict[str, Any]) -> None:
         raise click.UsageError("--resume needs --checkpoint FILE")
     if output and Path(output).suffix == ".npy" and (options["plan"] or ("", None))[0] != "dense":
         raise click.UsageError("an .npy file holds one array: ask for --plan dense, or name OUT .npz, .h5 or .zarr")
+    if options["report"]:
+        plot.pyplot()
     if output and files.split_name(output, "")[1] in files.LIBRARIES:
         files.library(files.split_name(output, "")[1])
     read = [options[name] for name in ("problem", "a", "b", "reference") if options[name]]
     used = {files.split_name(name, "")[0].resolve() for name in read if name not in REFERENCES}
-    for name, text in (("--output", output), ("--checkpoint", checkpoint)):
+    for name, text in (("--output", output), ("--report", options["report"]), ("--checkpoint", checkpoint)):
         if text is None:
             continue
         path = Path(text).resolve()
@@ -160,8 +161,11 @@ def start_ranks() -> Ranks:
     return join(mpi.world()) if mpi.launched() > 1 else join(None)
 
 
-def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: bool | None, **given: Any) -> int:
+def run(
+    ranks: Ranks, problem: str, output: str | None, plan: Any, progress: bool | None, report: str | None, **given: Any
+) -> int:
     """Read, solve, write; the exit code."""
+    told = {"problem": problem, **given}
     M = files.open_matrix(problem)
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
@@ -190,11 +194,17 @@ def run(ranks: Ranks, problem: str, output: str | None, plan: Any, progress: boo
             progress=sys.stderr.isatty() if progress is None else progress,
             comm=ranks, **given,
         )  # fmt: skip
-    values = answer(result, given["reg"])
+    values = contents(result)
     if output:
         save(ranks, result, output, values, plan)
     if ranks.rank == 0:
-        report(result, values)
+        print_values(result, values)
+        if report:
+            text = page(result, Path(problem).name, told, values, {"mapuot": __version__, "numpy": np.__version__})
+            with files.complete(Path(report)) as part:
+                part.write_text(text, encoding="utf-8")
+        if not output and not report:
+            click.echo("mapuot: nothing is stored: -o OUT writes the potentials, marginals and values", err=True)
     return 0 if result.converged else NOT_CONVERGED
 
 
@@ -204,18 +214,6 @@ def weights(path: str | None, problem: str, name: str, length: int) -> Any:
     if found is not None and found.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {found.shape}")
     return found
-
-
-def answer(result: Result, reg: float) -> dict[str, Any]:
-    """What is written, vectors whole on rank 0; every rank must call it."""
-    return {
-        "log_u": result.gather(result.log_u), "log_v": result.gather(result.log_v, along="cols"),
-        "row_marginal": result.gather(result.row_marginal),
-        "col_marginal": result.gather(result.col_marginal, along="cols"),
-        "cost": result.cost, "objective": result.objective, "dual": result.dual, "gap": result.gap,
-        "error_bound": result.error_bound, "mass": result.mass, "reg": reg,
-        "n_passes": result.n_passes, "status": result.status,
-    }  # fmt: skip
 
 
 def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan: Any) -> None:
@@ -256,14 +254,15 @@ def plan_rows(result: Result, n: int) -> Iterator[Any]:
         yield result.rows(i0, min(i0 + step, m))
 
 
-def report(result: Result, values: dict[str, Any]) -> None:
+def print_values(result: Result, values: dict[str, Any]) -> None:
     names = ("status", "n_passes", "error_bound", "gap", "objective", "cost", "mass")
     for name in names:
         value = values[name]
         click.echo(f"{name:<12} {value:.10g}" if isinstance(value, float) else f"{name:<12} {value}")
     if not result.converged:
-        text = f"not converged ({result.status}): the certified relative plan error is {result.error_bound:.2e}"
-        click.echo(f"mapuot: {text}", err=True)
+        known = f"the certified relative plan error is {result.error_bound:.2e}"
+        text = known if result.error_bound < 1 else "nothing is certified yet"
+        click.echo(f"mapuot: not converged ({result.status}): {text}", err=True)
 
 
 @cli.command("info")

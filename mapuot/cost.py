@@ -24,6 +24,7 @@ class Cost:
     """A matrix (m, n) of float32 or float64, in the words that every kind answers to."""
 
     ndim = 2
+    reading: Callable[[int], Any] | None = None  # told of rows that ``range`` has read
     held = False  # one array, to which a backend can point
     never_stored = False  # its entries are made faster than those of K could be read
     shape: tuple[int, int]
@@ -81,8 +82,10 @@ class Cost:
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
         """(smallest, largest finite entry, how many are NaN or -inf, how many +inf); 0, 0 where none is finite."""
         low, high, bad, infinite = math.inf, -math.inf, 0, 0
-        for _, _, M, _ in Cost.blocks(self, most=RANGE_BYTES if self.held else None):
+        for i0, i1, M, _ in Cost.blocks(self, most=RANGE_BYTES if self.held else None):
             found = backend.extrema(M, threads)
+            if self.reading:
+                self.reading(i1 - i0)
             bad, infinite = bad + found[2], infinite + found[3]
             if found[2] + found[3] < M.size:
                 low, high = min(low, found[0]), max(high, found[1])

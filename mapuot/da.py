@@ -16,6 +16,8 @@ from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from .errors import ScalingWarning
+from .labels import as_labels
+from .points import METRICS, PointCloud
 from .pot.arrays import threshold
 from .pot.sinkhorn import Call
 from .result import Result
@@ -43,6 +45,7 @@ except ImportError:  # scikit-learn is optional: two methods stand in for its ba
 
 
 F64 = NDArray[np.float64]
+MOST_ENTRIES = 1 << 27  # of a cost that is formed where points would do: 1 GiB
 MISSING_LABEL = -1  # POT's mark of a sample without label
 PARAMETERS = (
     "reg_e",
@@ -100,12 +103,24 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
     coupling_ : (n_source, n_target) array
         The plan, formed on first use.
     cost_ : (n_source, n_target) array
+        Formed on first use where only its points are kept: beyond 2^27 entries, for a metric of `PointCloud` but "wfr"
+        without labels, norm and method.
     mu_s, mu_t : (n_source,), (n_target,) arrays
         Masses.
     xs_, xt_ : (n_source, d), (n_target, d) arrays
     log_ : dict
         The log of `mapuot.sinkhorn_unbalanced`; empty unless ``log``.
     n_features_in_, n_iter_ : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mapuot.da import UnbalancedSinkhornTransport
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.normal(size=(200, 2)), rng.normal(size=(150, 2)) + [3, 0]
+    >>> moved = UnbalancedSinkhornTransport(reg_e=0.1, reg_m=100.0).fit_transform(x, Xt=y)
+    >>> bool(abs(moved.mean(0) - y.mean(0)).max() < 0.3)
+    True
     """
 
     def __init__(
@@ -169,9 +184,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         Xt = as_samples(Xt, "Xt")
         if Xs.shape[1] != Xt.shape[1]:
             raise ValueError(f"Xs has {Xs.shape[1]} features, but Xt has {Xt.shape[1]}")
-        cost = normalised(cdist(Xs, Xt, self.metric), self.norm)
-        if ys is not None and yt is not None:
-            separate_classes(cost, as_labels(ys, len(Xs), "ys"), as_labels(yt, len(Xt), "yt"), self.limit_max)
+        cost = self.costs(Xs, Xt, None if ys is None or yt is None else (ys, yt))
         estimate = self.distribution_estimation or uniform
         if not callable(estimate):
             raise TypeError(f"distribution_estimation must be callable, got {estimate!r}")
@@ -185,10 +198,34 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         odd = odd_scale(problem.spread, problem.M_max, mass, problem.rows.mass, problem.cols.mass)
         if odd:
             warnings.warn(odd, ScalingWarning, stacklevel=2)
-        self.cost_, self.xs_, self.xt_ = cost, Xs, Xt
+        self.costs_, self.xs_, self.xt_ = cost, Xs, Xt
         self.n_features_in_, self.n_iter_ = Xs.shape[1], self.result_.n_passes
         self.log_ = answers.log() if self.log else {}
         return self
+
+    def costs(self, Xs: F64, Xt: F64, labels: Any) -> Any:
+        """The cost as a matrix, or as points where that would be large and nothing needs it as a matrix."""
+        m, n = len(Xs), len(Xt)
+        points = labels is None and self.norm is None and self.method is None and self.metric in METRICS[:-1]
+        if points and m * n > MOST_ENTRIES:
+            return PointCloud(Xs, Xt, str(self.metric))
+        try:
+            cost = normalised(cdist(Xs, Xt, self.metric), self.norm)
+            if labels is not None:
+                ys, yt = labels
+                separate_classes(cost, as_labels(ys, m, "ys"), as_labels(yt, n, "yt"), self.limit_max)
+        except MemoryError as error:
+            raise MemoryError(
+                f"the costs of {m} x {n} samples take {m * n * 8 / 2**30:.3g} GiB and do not fit: without labels, norm "
+                f"and method, and with metric one of {METRICS[:-1]}, they are never formed; else fit fewer samples, "
+                "transform moves the others"
+            ) from error
+        return cost
+
+    @property
+    def cost_(self) -> Any:
+        self.fitted()
+        return np.asarray(self.costs_)
 
     @property
     def coupling_(self) -> Any:
@@ -233,13 +270,12 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
         Classes are ``np.unique(ys)``; zeros for a target that receives no mass.
         """
         result = self.fitted()
-        indicator = one_hot(as_labels(ys, len(self.xs_), "ys"))
-        return shares(result.apply_transpose(indicator))
+        return result.push(as_labels(ys, len(self.xs_), "ys"))[1]
 
     def inverse_transform_labels(self, yt: Any) -> F64:
         """Class proportions that each source sends to labels yt of the targets, (n_source, classes)."""
         result = self.fitted()
-        return shares(result.apply(one_hot(as_labels(yt, len(self.xt_), "yt"))))
+        return result.pull(as_labels(yt, len(self.xt_), "yt"))[1]
 
     def fitted(self) -> Result:
         """The Result of `fit`."""
@@ -291,13 +327,6 @@ def as_samples(X: Any, name: str) -> F64:
     return samples
 
 
-def as_labels(y: Any, length: int, name: str) -> Any:
-    y = np.asarray(y)
-    if y.shape != (length,):
-        raise ValueError(f"{name} must have shape ({length},), got {y.shape}")
-    return y
-
-
 def normalised(M: F64, norm: str | None) -> F64:
     """The cost in the scale that ``norm`` names."""
     if norm is None:
@@ -316,19 +345,6 @@ def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     factor = as_float(limit_max, "limit_max")
     limit = np.inf if factor == np.inf else as_positive(factor, "limit_max") * M.max()
     np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))
-
-
-def one_hot(y: Any) -> F64:
-    classes, index = np.unique(y, return_inverse=True)
-    return np.eye(len(classes))[index]
-
-
-def shares(mass: F64) -> F64:
-    """Rows divided by their sums; zeros where nothing arrives."""
-    total = mass.sum(axis=1, keepdims=True)
-    out = np.zeros_like(mass)
-    np.divide(mass, total, out=out, where=total > 0)
-    return out
 
 
 def batches(count: int, size: int) -> Iterator[slice]:

@@ -46,6 +46,17 @@ def sinkhorn_divergence(
     ------
     ValueError, TypeError
         Bad argument; the message names it.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> t = np.linspace(0, 1, 50)
+    >>> M, a = (t[:, None] - t) ** 2, np.exp(-((t - 0.3) ** 2) / 0.01)
+    >>> a, b = a / a.sum(), np.roll(a, 20) / a.sum()
+    >>> abs(mapuot.sinkhorn_divergence(M, a, a, reg=0.01, reg_m=1.0)) < 1e-9
+    True
+    >>> round(mapuot.sinkhorn_divergence(M, a, b, reg=0.01, reg_m=1.0), 3)
+    0.156
     """
     check_options(options, reg_m)
     M_a, M_b = self_costs(M, M_a, M_b)

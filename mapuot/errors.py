@@ -35,6 +35,11 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
+def told_bound(error: float) -> str:
+    """A certified relative plan error in words: from 1 on it says nothing of the plan."""
+    return f"error {error:.1e}" if error < 1 else "nothing certified yet"
+
+
 def shown(value: Any) -> str:
     """repr(value) for a message: one line, cut off; where it has none (an int of 5000 digits), its type."""
     try:

@@ -45,6 +45,14 @@ def log_matmul(A: Any, B: Any, *, threads: int | None = None, exact: bool = Fals
     ------
     ValueError, TypeError
         Shapes do not fit, or entries are not real.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> A, B = np.log([[0.5, 0.5], [0.25, 0.75]]), np.log([[2.0], [4.0]])
+    >>> np.exp(mapuot.log_matmul(A, B)).round(12)
+    array([[3. ],
+           [3.5]])
     """
     count = as_threads(threads)
     module = pick("auto", A, B)
@@ -107,6 +115,13 @@ def log_matmul_gradient(A: Any, B: Any, out: Any, G: Any) -> tuple[Any, Any]:
     ------
     ValueError, TypeError
         Shapes do not fit, or entries are not real.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> A, B = np.zeros((1, 2)), np.log([[1.0], [3.0]])
+    >>> mapuot.log_matmul_gradient(A, B, mapuot.log_matmul(A, B), np.ones((1, 1)))[0]
+    array([[0.25, 0.75]])
     """
     A, B = as_factors(A, B, pick("auto", A, B))
     xp, shape = namespace(A), out_shape(A, B)

@@ -10,13 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from .backends.contract import FAILED, SECONDS_A_CALL, Options, Stats, Workspace, closing
-from .errors import shown
+from .errors import shown, told_bound
 from .files import Checkpoint
 from .penalties import F64
 from .problem import Problem
+from .progress import bar as progress_bar
 from .ranks import ALONE, Ranks
 
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
@@ -43,8 +43,8 @@ class Run:
         progress = progress and ranks.rank == 0
         # neither a share nor a time to go: how many passes it takes, nobody knows
         form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
-        options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "disable": False, "bar_format": form}
-        self.bar = tqdm(**options) if progress else None
+        options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "bar_format": form}
+        self.bar = progress_bar(True, **options) if progress else None
         self.limit, self.caller = max_passes, np.geterr()
         self.status = "running"
         self.trace: list[Stats] = []
@@ -114,7 +114,7 @@ class Run:
             cancelled = cancelled or bool(self.callback and self.told(stat))
         if self.bar:
             self.bar.update(len(stats))
-            self.bar.set_postfix_str(f"error {stats[-1].error:.1e}", refresh=False)
+            self.bar.set_postfix_str(told_bound(stats[-1].error), refresh=False)
         cancelled = self.ranks.max(cancelled)
         status = stats[-1].status
         if status in ("running", "absorb"):

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import wrightomega
 
 F64 = NDArray[np.float64]
 
@@ -29,6 +28,8 @@ def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float)
         if kind == "tv":  # r = t while |f| <= rho
             return np.asarray(np.clip(balanced, -rho / reg, rho / reg))
         if kind == "l2":  # log u = rho t / reg - omega(z) = log omega(z) - x, z = x + rho t / reg: what cancels less
+            from scipy.special import wrightomega  # noqa: PLC0415 - 180 ms on import, and few penalties are L2
+
             x, most = np.log(rho / reg) + log_s, rho * t / reg
             omega = np.real(wrightomega(x + most))
             return np.asarray(np.where(most < np.abs(x), most - omega, np.log(omega) - x))

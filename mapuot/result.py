@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import sparse
 
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
 from .backends.contract import FAILED
 from .errors import MUTED, ConvergenceWarning, shown, warn
+from .files import split_name, write
+from .labels import as_labels, classes_of, one_hot, shares
 from .penalties import F64
 from .problem import Problem
 from .slopes import Gradient, gradient, potential
-from .validate import as_choice, as_count, as_float
+from .store import contents
+from .summary import as_table
+from .validate import as_choice, as_count, as_float, as_share
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
 LEAST_FLOAT32, MOST_FLOAT32 = 1e-37, 3e38  # the mass of an entry, and of a plan, that float32 holds to its rounding
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
+VALUE_KNOWN = 1e-4  # relative gap from which a warning tells of tol_gap
 SAMPLE_ROWS = 1 << 12  # rows that one search for columns takes: their numbers leave 2^-40 of a share
 
 
@@ -104,6 +111,23 @@ class Result(Answer):
     and ``gather_plan`` make the ranks meet: every rank must call them.
     In a grid of ranks all is of the own block, the vectors of its rows and of its columns, X of ``apply``, too; there
     ``apply``, ``barycentric_map`` and ``top_k`` (with column indices of the whole) also make the ranks meet.
+
+    Which number to read: ``error_bound`` is about the plan (how much of its mass lies elsewhere than in the optimal
+    one), ``gap`` about the value (how much more than the optimum it may cost). The bound grows as the root of the gap,
+    so that the value is known to more digits than the plan.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> x, y = np.linspace(0, 1, 30), np.linspace(0.2, 1.4, 20)
+    >>> result = mapuot.solve((x[:, None] - y) ** 2, None, None, reg=0.01, reg_m=1.0)
+    >>> result.converged, result.dual <= result.objective
+    (True, True)
+    >>> result.barycentric_map(y).round(2)[:3]  # where each of the first points goes
+    array([0.22, 0.24, 0.25])
+    >>> index, value = result.top_k(1)
+    >>> index.shape
+    (30, 1)
     """
 
     problem: Problem
@@ -127,10 +151,12 @@ class Result(Answer):
 
     def __repr__(self) -> str:
         m, n = self.problem.shape
-        return (
-            f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, "
-            f"error_bound {self.error_bound:.1e}, mass {self.mass:.6g}>"
-        )
+        told = f"error_bound {self.error_bound:.1e}" if self.error_bound < 1 else "nothing certified yet"
+        return f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, {told}, mass {self.mass:.6g}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what was solved, how well, and what of it moves."""
+        return as_table(self)
 
     @property
     def converged(self) -> bool:
@@ -349,13 +375,130 @@ class Result(Answer):
                 j[drawn] = columns_drawn(block, i[drawn] - i0, share[drawn])
         return i, j
 
-    def sparse(self, threshold: float) -> sparse.csr_array:
-        """The entries of the plan that are > threshold (units of mass), as a SciPy CSR array."""
+    def sparse(self, threshold: float | None = None, *, keep: float | None = None) -> csr_array:
+        """The larger entries of the plan as a SciPy CSR array, without holding the plan.
+
+        Parameters
+        ----------
+        threshold : float
+            Keep the entries that are larger, in units of mass.
+        keep : float
+            Or keep the fewest entries that hold this share of the mass, in (0, 1]; over ranks of the whole plan, and
+            all must call it. Entries that differ by less than 4e-9 of themselves count as equal.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Not one of both is given, or it is out of range.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> M = (np.arange(6.0)[:, None] - np.arange(6.0)) ** 2
+        >>> result = mapuot.solve(M, None, None, reg=0.1, reg_m=1.0)
+        >>> result.sparse(keep=0.99).nnz
+        6
+        """
+        if (threshold is None) == (keep is None):
+            raise ValueError(f"sparse needs threshold or keep, one of both, got {shown(threshold)} and {shown(keep)}")
+        if keep is not None:
+            return self._larger(self._least_kept(as_share(keep, "keep")), False)
         threshold = as_float(threshold, "threshold")
         if np.isnan(threshold):
             raise ValueError("threshold must be a number, got nan")
-        parts = [sparse.csr_array(np.where(block > threshold, block, 0)) for _, block in self._blocks()]
+        return self._larger(threshold, True)
+
+    def _larger(self, least: float, strictly: bool) -> csr_array:
+        """The entries above ``least``, and but for ``strictly`` those that are equal to it."""
+        from scipy import sparse  # noqa: PLC0415 - on first use
+
+        above = np.greater if strictly else np.greater_equal
+        parts = [sparse.csr_array(np.where(above(block, least), block, 0)) for _, block in self._blocks()]
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
+
+    def _least_kept(self, share: float) -> float:
+        """The least of the entries that hold this share of the mass, by two histograms of the bits of all entries.
+
+        Numbers >= 0 are ordered as their bits are: 19 of them first, then the 20 that follow of those in one bin.
+        """
+        found, wanted = 0, np.nan
+        for known, bits in ((0, 19), (19, 20)):
+            mass, shift = np.zeros(1 << bits), 63 - known - bits
+            for _, block in self._blocks():
+                entries = np.ascontiguousarray(block, np.float64).ravel()
+                code = entries.view(np.int64) >> shift
+                if known:
+                    inside = code >> bits == found
+                    entries, code = entries[inside], code[inside] & ((1 << bits) - 1)
+                mass += np.bincount(code, entries, 1 << bits)
+            total = np.cumsum(np.asarray(self.problem.ranks.sum(mass))[::-1])
+            wanted = share * total[-1] if np.isnan(wanted) else min(wanted, total[-1])
+            place = int(np.searchsorted(total, wanted))
+            wanted -= total[place - 1] if place else 0.0
+            found = (found << bits) + (1 << bits) - 1 - place
+        return float(np.int64(found << shift).view(np.float64))
+
+    def push(self, labels: Any) -> tuple[Any, F64]:
+        """Labels of the row points, moved with the mass: the share of each label in what arrives at a column.
+
+        Parameters
+        ----------
+        labels : (m,) array
+            Of any kind that can be sorted; over ranks of the own rows.
+
+        Returns
+        -------
+        classes : (k,) array
+            The labels that occur, sorted.
+        shares : (n, k) array
+            Rows of sum 1; zeros where no mass arrives.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> M = np.abs(np.arange(4.0)[:, None] - np.arange(3.0))
+        >>> classes, shares = mapuot.solve(M, None, None, reg=0.1, reg_m=9.0).push(["old", "old", "new", "new"])
+        >>> classes
+        array(['new', 'old'], dtype='<U3')
+        >>> classes[shares.argmax(1)]
+        array(['old', 'old', 'new'], dtype='<U3')
+        """
+        rows = self.problem.rows.ranks
+        with self.problem.ranks.together():
+            labels = as_labels(labels, self.problem.shape[0], "labels")
+            classes = classes_of(labels, rows, "labels")
+        return classes, shares(self.apply_transpose(one_hot(labels, classes)))
+
+    def pull(self, labels: Any) -> tuple[Any, F64]:
+        """Labels of the column points, moved back: the share of each in what leaves a row; (k,) and (m, k).
+
+        As `push` the other way.
+        """
+        cols = self.problem.cols.ranks
+        with self.problem.ranks.together():
+            labels = as_labels(labels, self.problem.shape[1], "labels")
+            classes = classes_of(labels, cols, "labels")
+        return classes, shares(self.apply(one_hot(labels, classes)))
+
+    def save(self, path: Any) -> None:
+        """Write the answer, without M and the plan, to an .npz, .h5 or .zarr file; :func:`mapuot.load` reads it.
+
+        The file holds log_u, log_v, the marginals, a, b and their penalties, all values, the certificate and the trace.
+        Over ranks all must call it; rank 0 writes. A pickle of a Result carries M instead.
+
+        Raises
+        ------
+        ValueError
+            The name ends in none of these.
+        OSError
+            The file cannot be written.
+        """
+        if split_name(path, "")[1] == "npy":
+            raise ValueError(f"path must end in .npz, .h5 or .zarr, got {shown(path)}: an .npy file holds one array")
+        values = contents(self)
+        with self.problem.ranks.together():
+            if self.problem.ranks.rank == 0:
+                write(path, values)
 
     def gradient(self) -> Gradient:
         """Derivatives of the objective by the points and masses of a `PointCloud`: x, y, a, b and a bound of the error.
@@ -407,7 +550,15 @@ def not_converged(result: Result, tol: float, precision: str, words: tuple[str, 
         "underflow": "the plan leaves the range of float64: raise reg or reg_m, bring M nearer 0, or rescale a and b",
     }.get(result.status, "rescale M or raise reg")
     why = passes if result.status == "max_passes" else result.status
-    return (
-        f"not converged ({why}) after {result.n_passes} passes: certified relative plan error "
-        f"{result.error_bound:.2e} > {wanted} {tol:.2e}; {cure}"
-    )
+    told = f"certified relative plan error {result.error_bound:.2e} > {wanted} {tol:.2e}"
+    if not result.error_bound < 1:  # the bound grows without end with the gap: its digits mean nothing there
+        told = f"certified relative plan error above 1, so far nothing is known of the plan ({wanted} {tol:.2e})"
+    return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
+
+
+def value_known(result: Result) -> str:
+    """What may do for who wants the value and not the plan, where the gap is small already."""
+    relative = result.gap / abs(result.trace[-1].dual) if result.trace and result.trace[-1].dual else np.inf
+    if not relative <= VALUE_KNOWN:
+        return ""
+    return f"; the value is certified to {relative:.1e} of itself: where that is enough, stop by tol_gap instead"

@@ -40,6 +40,16 @@ def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **option
         ``reg_ms`` has another length than ``regs``, or may be meant both ways.
     TypeError
         ``regs`` is no sequence.
+
+    Examples
+    --------
+    How much moves, by the penalty for what stays:
+
+    >>> import numpy as np, mapuot
+    >>> M = (np.linspace(0, 1, 40)[:, None] - np.linspace(0.5, 1.5, 40)) ** 2
+    >>> answers = mapuot.path(M, None, None, regs=[0.01] * 3, reg_ms=[0.1, 1.0, 10.0])
+    >>> [round(result.mass, 3) for result in answers]
+    [0.651, 0.902, 0.987]
     """
     if isinstance(regs, (str, bytes)) or not hasattr(regs, "__iter__") or getattr(regs, "ndim", 1) == 0:
         raise TypeError(f"regs must be a sequence of numbers, got {shown(regs)}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
 
 from . import penalties
 from .penalties import F64
@@ -131,6 +130,8 @@ def mass_slope(result: Any, rows: bool) -> F64:
 
 def potential(result: Any, points: Any, rows: bool = True) -> F64:
     """See ``Result.potential``."""
+    from scipy.special import logsumexp  # noqa: PLC0415 - on first use
+
     cloud = check(result)
     cloud = cloud if rows else cloud.transpose()
     points = as_points(points, "points")

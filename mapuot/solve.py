@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from .backends import Options, Stats, name_of, pick
@@ -13,6 +14,7 @@ from .files import opened
 from .loop import Run
 from .plain import attempt
 from .problem import Problem
+from .progress import bar as progress_bar
 from .ranks import join
 from .result import Result, warn_not_converged
 from .strategy import METHODS, PRECISIONS, SCHEDULES, carry_out, make_options, start_potentials
@@ -142,6 +144,30 @@ def solve(
         The certified error reached is above tol.
     ScalingWarning
         Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8: finite costs that stand for inf.
+
+    Examples
+    --------
+    A thousand points onto 1200 others that weigh half as much again; what is far stays where it is:
+
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.random((1000, 2)), rng.random((1200, 2))
+    >>> M = ((x[:, None] - y) ** 2).sum(-1)
+    >>> a, b = np.full(1000, 1 / 1000), np.full(1200, 1.5 / 1200)
+    >>> result = mapuot.solve(M, a, b, reg=0.01, reg_m=1.0)
+    >>> result.converged, result.error_bound <= 1e-6
+    (True, True)
+    >>> print(f"{result.mass:.4f} moves at a cost of {result.cost:.4f}")
+    1.2037 moves at a cost of 0.0122
+    >>> result.plan.shape
+    (1000, 1200)
+
+    Balanced rows, soft columns, and a pair that is forbidden:
+
+    >>> M[0, 0] = np.inf
+    >>> result = mapuot.solve(M, a, b, reg=0.01, reg_m=(np.inf, 1.0))
+    >>> float(result.plan[0, 0]), bool(np.allclose(result.row_marginal, a))
+    (0.0, True)
     """
     if (like := tensor_among(M, a, b)) is not None:
         given = locals()
@@ -181,7 +207,8 @@ def solve(
         if cost.never_stored and METHODS[method][2]:
             raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
         threads = ranks.threads(as_threads(threads), cost.size)
-        problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
+        with first_read(cost, progress and ranks.rank == 0):
+            problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
         options = make_options(method, precision, tol, tol_gap, threads, schedule)
         start = start_potentials(warm_start, problem)
@@ -197,6 +224,20 @@ def solve(
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(result, tol, as_told(options, precision))
     return result
+
+
+@contextmanager
+def first_read(cost: Any, progress: bool) -> Iterator[None]:
+    """A bar over the rows of a function or a file: the first look at all of them may take as long as the solve."""
+    if not progress or cost.held:
+        yield
+        return
+    with progress_bar(True, total=cost.shape[0], desc="mapuot: reading M", unit="row") as bar:
+        cost.reading = bar.update
+        try:
+            yield
+        finally:
+            del cost.reading
 
 
 def as_told(options: Options, precision: str) -> str:

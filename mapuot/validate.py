@@ -59,6 +59,13 @@ def as_positive(value: Any, name: str) -> float:
     return number
 
 
+def as_share(value: Any, name: str) -> float:
+    number = as_float(value, name, "a share in (0, 1]")
+    if not 0 < number <= 1:
+        raise ValueError(f"{name} must be a share in (0, 1], got {number}")
+    return number
+
+
 def as_count(value: Any, name: str, most: float = math.inf) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {shown(value)}")
@@ -92,9 +99,9 @@ def as_pair(value: Any, name: str) -> tuple[Any, Any]:
 
 def as_penalties(value: Any) -> tuple[str, str]:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2 or any(not isinstance(p, str) or p not in KINDS for p in pair):
+    if len(pair) != 2 or any(not isinstance(p, str) or p.lower() not in KINDS for p in pair):
         raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {shown(value)}")
-    return pair
+    return pair[0].lower(), pair[1].lower()
 
 
 def as_grid(split: Any, size: int, shape: tuple[int, int] | None, in_place: bool, backend: str) -> tuple[int, int]:
@@ -286,7 +293,7 @@ def as_reference(
             return value, float(ranks.rows.sum(cost.shape[0]) * ranks.cols.sum(cost.shape[1]))
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
     c: Any = value if isinstance(value, Cost) and not cost.held else as_array(value, "reference", backend.asarray)
-    check_kind(c, "reference", "fiu")
+    check_kind(c, "reference", "fiub")  # a mask: 1 where a pair is allowed
     if c.shape != cost.shape:
         raise ValueError(f"reference must have M's shape {cost.shape}, got {c.shape}")
     c = c if isinstance(c, Cost) else Dense(as_real(c))
@@ -315,6 +322,8 @@ def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
 def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
     """A marginal: finite, >= 0, some mass; None or empty means uniform of mass 1, as in POT."""
     given = None if value is None else as_array(value, name, backend.to_numpy)
+    if given is not None and given.shape == (length, 1):  # a column of a table
+        given = given[:, 0]
     uniform = given is None or given.shape == (0,)
     if ranks.max(length > 0 and uniform):
         ranks.same(**{name + " is None": uniform or length == 0})

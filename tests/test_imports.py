@@ -10,7 +10,8 @@ import mapuot
 
 ROOT = Path(mapuot.__file__).parent
 ABOVE = {"mapuot.solve", "mapuot.batch", "mapuot.strategy", "mapuot.loop"}
-DOORS = ("mapuot.pot", "mapuot.torch", "mapuot.jax", "mapuot.da", "mapuot.cli")
+NAMES = ("pot", "torch", "jax", "da", "cli", "wot", "plot", "report", "__main__")
+DOORS = tuple(f"mapuot.{name}" for name in NAMES)
 
 
 def module_name(path):

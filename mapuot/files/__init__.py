@@ -6,19 +6,21 @@ stands above that of the costs, which know of no file.
 
 from .checkpoint import Checkpoint, load_checkpoint
 from .formats import FORMATS, LIBRARIES, library, split_name
-from .read import find_vector, open_matrix, opened, read_vector
-from .write import Blocks, refuse_folder, write
+from .read import find_vector, open_matrix, opened, read_values, read_vector
+from .write import Blocks, complete, refuse_folder, write
 
 __all__ = [
     "FORMATS",
     "LIBRARIES",
     "Blocks",
     "Checkpoint",
+    "complete",
     "find_vector",
     "library",
     "load_checkpoint",
     "open_matrix",
     "opened",
+    "read_values",
     "read_vector",
     "refuse_folder",
     "split_name",

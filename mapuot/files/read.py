@@ -15,7 +15,7 @@ import io
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,30 @@ def find_vector(matrix: Any, name: str) -> Any | None:
     return read_vector(f"{path}:{inside}", name) if inside in names_in(path, kind) else None
 
 
+def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The arrays, numbers and texts of these names in a file that `write` made, as far as it has them."""
+    path, kind, _ = split_name(text, "")
+    if kind == "npy":
+        raise ValueError(f"{path} holds one array only: name an .npz, .h5 or .zarr file")
+    check_regular(path, kind)
+    with reading(path, kind):
+        if kind == "npz":
+            there = set(found_names(path, kind))
+            return {name: whole_member(path, name) for name in names if name in there}
+        node: Any = library(kind).File(path, "r") if kind == "hdf5" else library(kind).open(path, mode="r")
+        told = dict(node.attrs)
+        found = {name: told[name] for name in names if name in told}
+        return found | {name: np.asarray(node[name][:]) for name in names if name in node}
+
+
+def whole_member(path: Path, name: str) -> Any:
+    """An array of an archive, a number or a text where it has no dimension."""
+    array = open_member(path, name, NUMBERS + "U")
+    assert array is not None
+    values = array[0 : math.prod(array.shape[:1])]
+    return values if array.shape else values[0].item()
+
+
 def open_array(path: Path, kind: str, name: str) -> Any:
     """Something with shape, dtype and slices of rows, of a matrix also of columns."""
     check_regular(path, kind)
@@ -99,7 +123,9 @@ def open_array(path: Path, kind: str, name: str) -> Any:
         if shape is not None and array.dtype.kind not in NUMBERS:
             raise ValueError(f"dtype {cut(str(array.dtype))} is none of numbers")
     if shape is None:  # nothing, a group, or an array of nothing
-        raise ValueError(f"{path} holds no array {name!r}, but {', '.join(names_in(path, kind)) or 'none'}")
+        there = names_in(path, kind)
+        hint = f": name one of them, as in {path}:{there[0]}" if there else ""
+        raise ValueError(f"{path} holds no array {name!r}, but {', '.join(there) or 'none'}{hint}")
     return array
 
 

@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ..backends import host, pick
 from ..barycenter import as_weights, checked
 from ..errors import warn
+from ..progress import bar as progress_bar
 from ..validate import as_array, as_count, as_positive
 from .arrays import give, take, threshold
 from .caller import WORDS, warn_not_stopped
@@ -146,7 +146,7 @@ class Barycenter:
         from . import core  # noqa: PLC0415
 
         stop = threshold(stop)
-        with tqdm(total=max_iter, desc="barycenter", unit="pass", disable=not progress) as bar:
+        with progress_bar(progress, total=max_iter, desc="barycenter", unit="pass") as bar:
             q, log_u, log_v, err, made, converged = core.barycenter(
                 self.A, self.M, self.reg, self.fi, self.weights, start, every, least, max_iter, stop, shared.SAFE,
                 bar.update,

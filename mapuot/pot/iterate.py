@@ -14,12 +14,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ..backends import Options, Stats, Workspace, closing, name_of
 from ..errors import warn
 from ..penalties import F64
 from ..problem import Problem
+from ..progress import bar as progress_bar
 from ..result import Result
 from .caller import warn_not_stopped
 
@@ -47,7 +47,7 @@ def iterate(
     """Run the named iteration of problems that stop together; the Results of (u_k, v_k), POT's err at every look."""
     precision = "float32" if problems[0].M.dtype.name == "float32" else "float64"
     options = Options(NAMED[method][0], 0, False, precision, TINY, -1.0, None)
-    with tqdm(total=max_iter, desc=method, unit="pass", disable=not progress) as bar, ExitStack() as stack:
+    with progress_bar(progress, total=max_iter, desc=method, unit="pass") as bar, ExitStack() as stack:
         workspaces = [stack.enter_context(closing(module.Workspace(problem, options))) for problem in problems]
         run = by_core if name_of(module) == "cpu" else by_python
         states, traces, err, status, made = run(problems, module, workspaces, method, starts, max_iter, stop, bar)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import rel_entr
-from tqdm import tqdm
 
 from ..backends import host, pick
 from ..errors import ConvergenceWarning, warn
+from ..progress import counted
 from ..validate import as_array, as_cost, as_count, as_pair, as_positive, as_reference, as_weight
 from .arrays import give, take, threshold
 from .caller import names_of_pot
@@ -217,6 +216,8 @@ class Majorised:
         return linear, linear + total
 
     def divergence(self, p: Any, q: Any) -> float:
+        from scipy.special import rel_entr  # noqa: PLC0415 - on first use
+
         return float((rel_entr(p, q) - p + q).sum() if self.div == "kl" else 0.5 * ((p - q) ** 2).sum())
 
 
@@ -225,7 +226,7 @@ def minimise(problem: Majorised, G: Any, max_iter: int, stop: float, progress: b
     K, err = problem.kernel(), []
     rows, cols = G.sum(1, dtype=np.float64), G.sum(0, dtype=np.float64)
     size = 0.0
-    for _ in tqdm(range(max_iter), desc="mm", unit="pass", disable=not progress):
+    for _ in counted(progress, max_iter, desc="mm", unit="pass"):
         next_cols = np.zeros_like(cols)
         change = size = 0.0
         for i in problem.blocks():

@@ -108,6 +108,14 @@ def sinkhorn_unbalanced(
     References
     ----------
     Chizat, Peyre, Schmitzer, Vialard, Scaling algorithms for unbalanced optimal transport problems, 2018.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> mapuot.sinkhorn_unbalanced([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
+    array([[0.3221, 0.1185],
+           [0.1185, 0.3221]])
     """
     call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
     answers = call.run(method, tau)

@@ -134,10 +134,12 @@ class MpiRanks(Ranks):
             self.exchange(None)
 
     def abort(self) -> None:
-        sys.stderr.write(traceback.format_exc())
+        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # where each rank was, nobody asked
+        told = f"rank {self.rank}: KeyboardInterrupt, the job ends\n" if interrupted else traceback.format_exc()
+        sys.stderr.write(told)
         sys.stderr.flush()
         time.sleep(0.5)  # the launcher forwards what was written; Abort would cut it off
-        self.comm.Abort(1)
+        self.comm.Abort(130 if interrupted else 1)
 
     def same(self, **values: Any) -> None:
         if self.size == 1:

@@ -137,7 +137,10 @@ def test_wrong_usage(case, arguments, text):
         (["in.npz", "--reg", "-1", "--reg-m", "1"], "ValueError: reg must be a positive finite number"),
         (["in.npz:a", "--reg", "1", "--reg-m", "1"], "a must be a matrix"),
         (["M.npy", "--a", "b.npy", "--reg", "1", "--reg-m", "1"], "a must have shape (40,), got (21,)"),
-        (["M.npy", "--a", "w.npz", "--reg", "1", "--reg-m", "1"], "w.npz holds no array 'a', but w"),
+        (
+            ["M.npy", "--a", "w.npz", "--reg", "1", "--reg-m", "1"],
+            "w.npz holds no array 'a', but w: name one of them, as in w.npz:w",
+        ),
         (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "out.txt"], "must end in one of"),
     ],
 )
@@ -152,6 +155,20 @@ def test_a_missing_library_is_told_first(case, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     done = call("no.npz", "--reg", 1, "--reg-m", 1, "-o", "out.h5")
     assert "hdf5 files need h5py: pip install 'mapuot[files]'" in str(done.exception)
+
+
+def test_an_answer_that_is_not_stored_is_told(case):
+    _, _, err = script("solve", "in.npz", "--reg", case.reg, "--reg-m", 1)
+    assert "nothing is stored: -o OUT" in err
+    code, _, err = script("solve", "in.npz", "--reg", case.reg, "--reg-m", 1, "-o", "out.h5")
+    assert (code, err) == (0, "")
+
+
+def test_the_answer_loads(case):
+    assert call("in.npz", "-o", "out.npz", "--reg", case.reg, "--reg-m", 1, "--plan", "dense").exit_code == 0
+    again, one = mapuot.load("out.npz", "in.npz"), case.solve()
+    assert (again.cost, again.n_passes) == (one.cost, one.n_passes)
+    np.testing.assert_array_equal(again.plan, one.plan)
 
 
 def test_not_converged_is_3(case):

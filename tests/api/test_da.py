@@ -174,6 +174,32 @@ def test_check_estimator(backend):
     check_estimator(OntoItself(), on_skip=None)
 
 
+def test_a_large_cost_is_never_formed(backend, monkeypatch):
+    if backend == "cuda":
+        pytest.skip("points are for the CPU")
+    monkeypatch.setattr(mapuot.da, "MOST_ENTRIES", 100)
+    xs, ys, xt, _ = domains()
+    estimator = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
+    assert isinstance(estimator.costs_, mapuot.PointCloud)
+    monkeypatch.setattr(mapuot.da, "MOST_ENTRIES", 1000)
+    formed = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
+    assert isinstance(formed.costs_, np.ndarray)
+    assert_allclose(estimator.cost_, formed.cost_, rtol=1e-12)
+    for X in (xs, xs[:3] + 0.1):
+        assert_allclose(estimator.transform(X), formed.transform(X), atol=1e-4)
+    assert_allclose(estimator.transform_labels(ys), formed.transform_labels(ys), atol=1e-4)
+
+
+def test_what_does_not_fit_is_told(monkeypatch):
+    def full(*arguments):
+        raise MemoryError("Unable to allocate 8 EiB")
+
+    monkeypatch.setattr(mapuot.da, "cdist", full)
+    xs, _, xt, _ = domains()
+    with pytest.raises(MemoryError, match=r"the costs of 14 x 11 samples take .* GiB and do not fit: without labels"):
+        UnbalancedSinkhornTransport().fit(xs, Xt=xt)
+
+
 def test_without_scikit_learn():
     """The two stand-ins give and take parameters; mapuot.da imports without scikit-learn."""
     import subprocess

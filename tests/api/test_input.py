@@ -193,6 +193,8 @@ def test_unreachable_hard_point_is_named(backend):
         {"reg_m": (np.ones(4), np.ones(5))},
         {"penalty": ("kl", "kl")},
         {"penalty": ["kl", "kl"]},
+        {"penalty": "KL"},
+        {"a": CASE.a[:, None], "b": CASE.b[:, None].tolist()},
         {"max_passes": np.int64(1000)},
         {"reference": np.outer(CASE.a, CASE.b)},
     ],
@@ -200,6 +202,13 @@ def test_unreachable_hard_point_is_named(backend):
 def test_other_spellings(arguments, backend):
     result, right = call(**arguments, backend=backend), call(backend=backend)
     assert relative_error(result.plan, right.plan) < 2e-6
+
+
+def test_a_mask_is_a_reference(backend):
+    mask = np.median(CASE.M) > CASE.M
+    result, right = call(reference=mask, backend=backend), call(reference=mask.astype(float), backend=backend)
+    np.testing.assert_array_equal(result.plan, right.plan)
+    assert (np.asarray(result.plan)[~mask] == 0).all()
 
 
 def test_none_or_empty_masses_are_uniform():

@@ -1,0 +1,276 @@
+"""Pictures of results: convergence, plan and marginals, maps in the plane, masses made and lost, a path of regs.
+
+Every function draws into ``ax``, by default axes of a new figure, and returns it. Matplotlib is imported when the
+first one draws. What is drawn of a plan comes block by block: no function holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .errors import shown
+from .penalties import F64
+from .result import Result
+from .validate import as_array, as_count, as_share, check_kind
+
+__all__ = ["arrows", "convergence", "links", "masses", "path", "plan"]
+GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: told apart by all eyes
+MOST_CELLS = 400  # of a picture of the plan, to a side
+LEAST = 1e-17  # errors below are drawn there
+
+
+def pyplot() -> Any:
+    """``matplotlib.pyplot``, or what to install."""
+    try:
+        from matplotlib import pyplot as plt  # noqa: PLC0415 - on first use
+    except ImportError as error:
+        raise ImportError("mapuot.plot needs matplotlib: pip install 'mapuot[plot]'") from error
+    return plt
+
+
+def axes(ax: Any) -> Any:
+    return pyplot().subplots(constrained_layout=True)[1] if ax is None else ax
+
+
+def convergence(result: Result, ax: Any = None) -> Any:
+    """Certified error and relative gap after every pass, and the steps that the guard dropped.
+
+    Parameters
+    ----------
+    result : Result
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    ax : matplotlib Axes
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot, matplotlib
+    >>> matplotlib.use("agg")
+    >>> result = mapuot.solve(np.random.rand(30, 20), None, None, reg=0.01, reg_m=1.0)
+    >>> mapuot.plot.convergence(result).get_xlabel()
+    'pass'
+    """
+    ax = axes(ax)
+    passes = np.array([stat.n_pass for stat in result.trace])
+    error = np.array([stat.error for stat in result.trace])
+    gap = np.array([stat.gap / abs(stat.dual) if stat.dual else np.inf for stat in result.trace])
+    dropped = np.array([stat.rejected for stat in result.trace], bool)
+    for values, colour, name in ((error, MOVED, "bound of the plan's error"), (gap, GIVEN, "gap / |dual|")):
+        drawn = np.where(np.isfinite(values), np.maximum(values, LEAST), np.nan)
+        ax.plot(passes, drawn, color=colour, marker=".", label=name)
+    if dropped.any():
+        at = np.where(np.isfinite(error[dropped]), np.maximum(error[dropped], LEAST), 1.0)
+        ax.plot(passes[dropped], at, "x", color=LOST, label="step dropped")
+    ax.set(xlabel="pass", yscale="log", title=f"{result.status} after {result.n_passes} passes")
+    ax.axhline(1.0, color=GIVEN, lw=0.8, ls=":")  # from here on the bound says something
+    ax.legend()
+    return ax
+
+
+def cells(length: int, most: int) -> Any:
+    """Where the cells of ``length`` points begin, at most ``most`` of them."""
+    count = min(length, most)
+    return (np.arange(count) * length) // count
+
+
+def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
+    """The plan's mass between at most ``most`` runs of rows and of columns."""
+    m, n = result.problem.shape
+    rows, cols = cells(m, most), cells(n, most)
+    out = np.zeros((len(rows), len(cols)))
+    for i0, block in result._blocks():
+        narrow = np.add.reduceat(np.asarray(block, np.float64), cols, axis=1)
+        np.add.at(out, np.searchsorted(rows, np.arange(i0, i0 + len(block)), side="right") - 1, narrow)
+    return out
+
+
+def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
+    """The plan as a picture, with both marginals beside it: in colour what moves, in grey what stays behind.
+
+    Parameters
+    ----------
+    result : Result
+    ax : matplotlib Axes, optional
+        Of the plan; the marginals take parts of it.
+    most : int
+        Rows and columns of the picture at most: neighbours are summed.
+
+    Returns
+    -------
+    ax : matplotlib Axes
+    """
+    ax = axes(ax)
+    m, n = result.problem.shape
+    picture = coarse_plan(result, as_count(most, "most"))
+    ax.imshow(picture, aspect="auto", cmap="Blues", extent=(0, n, m, 0), interpolation="nearest")
+    ax.set(xlabel="column", ylabel="row")
+    for place, side, given, moved in (
+        ([0.0, 1.02, 1.0, 0.2], "cols", result.problem.cols.weight, result.col_marginal),
+        ([1.02, 0.0, 0.2, 1.0], "rows", result.problem.rows.weight, result.row_marginal),
+    ):
+        beside = ax.inset_axes(place)
+        starts = cells(len(given), most)
+        edges = np.append(starts, len(given))
+        width = np.diff(edges)
+        heights = [np.add.reduceat(np.asarray(x, np.float64), starts) / width for x in (given, moved)]
+        for height, colour, name in zip(heights, (GIVEN, MOVED), ("given", "moved"), strict=True):
+            orientation = "vertical" if side == "cols" else "horizontal"
+            beside.stairs(height, edges, fill=True, alpha=0.7, color=colour, label=name, orientation=orientation)
+        beside.set(xticks=[], yticks=[])
+        if side == "cols":
+            beside.set_xlim(0, n)
+            beside.legend(fontsize="x-small")
+        else:
+            beside.set_ylim(m, 0)
+    return ax
+
+
+def as_plane(value: Any, length: int, name: str) -> F64:
+    points = as_array(value, name)
+    check_kind(points, name)
+    if points.shape != (length, 2):
+        raise ValueError(f"{name} must be points in the plane, shape ({length}, 2), got {points.shape}")
+    return np.asarray(points, np.float64)
+
+
+def plane(result: Result, x: Any, y: Any, ax: Any) -> tuple[F64, F64, Any]:
+    m, n = result.problem.shape
+    x, y, ax = as_plane(x, m, "x"), as_plane(y, n, "y"), axes(ax)
+    ax.scatter(*y.T, s=8, color=LOST, alpha=0.5, label="columns")
+    ax.scatter(*x.T, s=8, color=MOVED, alpha=0.5, label="rows")
+    ax.set_aspect("equal")
+    return x, y, ax
+
+
+def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> Any:
+    """Points of the plane and where their mass goes: an arrow from each row to the mean of its targets.
+
+    Parameters
+    ----------
+    result : Result
+    x, y : (m, 2), (n, 2) arrays
+        The points of the rows and of the columns.
+    ax : matplotlib Axes, optional
+    most : int
+        Arrows at most, of the rows that move most; the stronger, the larger a part of the mass of its row moves.
+
+    Returns
+    -------
+    ax : matplotlib Axes
+    """
+    x, y, ax = plane(result, x, y, ax)
+    image, moved = np.asarray(result.barycentric_map(y)), np.asarray(result.row_marginal)
+    order = np.argsort(-moved, kind="stable")[: as_count(most, "most")]
+    order = order[moved[order] > 0]
+    given = np.maximum(result.problem.rows.weight[order], 1e-300)
+    opacity = np.clip(moved[order] / given, 0.05, 1.0)
+    step = image[order] - x[order]
+    ax.quiver(*x[order].T, *step.T, angles="xy", scale_units="xy", scale=1, width=0.003, color="black", alpha=opacity)
+    ax.legend()
+    return ax
+
+
+def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, most: int = 5000) -> Any:
+    """Points of the plane and the pairs that hold most of the mass, as lines: the darker, the more mass.
+
+    Parameters
+    ----------
+    result : Result
+    x, y : (m, 2), (n, 2) arrays
+    ax : matplotlib Axes, optional
+    keep : float
+        Share of the mass whose pairs are drawn, in (0, 1].
+    most : int
+        Lines at most.
+
+    Returns
+    -------
+    ax : matplotlib Axes
+    """
+    x, y, ax = plane(result, x, y, ax)
+    from matplotlib.collections import LineCollection  # noqa: PLC0415 - on first use
+
+    pairs = result.sparse(keep=as_share(keep, "keep")).tocoo()
+    order = np.argsort(-pairs.data, kind="stable")[: as_count(most, "most")]
+    ends = np.stack([x[pairs.row[order]], y[pairs.col[order]]], axis=1)
+    mass = pairs.data[order] / pairs.data.max(initial=1e-300)
+    colours = np.column_stack([np.zeros((len(order), 3)), np.clip(mass, 0.03, 1.0)])
+    ax.add_collection(LineCollection(list(ends), colors=colours, linewidths=0.7, zorder=0))
+    ax.legend()
+    return ax
+
+
+def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) -> Any:
+    """What of each point moves: how much mass the plan makes (above 1) or leaves behind (below).
+
+    Parameters
+    ----------
+    result : Result
+    x : (m, 2) array, optional
+        Points of the side in the plane, coloured by their share; without, the shares in order.
+    side : {"rows", "cols"}
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    ax : matplotlib Axes
+    """
+    if side not in ("rows", "cols"):
+        raise ValueError(f"side must be 'rows' or 'cols', got {shown(side)}")
+    given = getattr(result.problem, side).weight
+    moved = np.asarray(result.row_marginal if side == "rows" else result.col_marginal)
+    share = np.divide(moved, given, out=np.full(len(given), np.nan), where=given > 0)
+    points = None if x is None else as_plane(x, len(given), "x")
+    ax = axes(ax)
+    if points is not None:
+        most = max(1.0, float(np.nanmax(np.abs(share - 1), initial=0.0)) + 1)
+        drawn = ax.scatter(*points.T, c=share, cmap="RdBu", vmin=2 - most, vmax=most, s=12, edgecolors="grey", lw=0.2)
+        ax.figure.colorbar(drawn, ax=ax, label="moved / given")
+        ax.set_aspect("equal")
+        return ax
+    order = np.sort(share[np.isfinite(share)])
+    ax.fill_between(np.arange(len(order)), order, 1.0, where=order <= 1, color=LOST, alpha=0.6, label="left behind")
+    ax.fill_between(np.arange(len(order)), order, 1.0, where=order >= 1, color=MOVED, alpha=0.6, label="made")
+    ax.set(xlabel=f"{side}, in order", ylabel="moved / given", ylim=(0, None))
+    ax.legend()
+    return ax
+
+
+def path(results: Iterable[Result], ax: Any = None) -> Any:
+    """Mass, cost and passes along a :func:`mapuot.path`, against what changes in it: reg, or else reg_m.
+
+    Parameters
+    ----------
+    results : iterable of Result
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    ax : matplotlib Axes
+
+    Raises
+    ------
+    ValueError
+        There is no result.
+    """
+    found = list(results)
+    if not found:
+        raise ValueError("results must hold a Result at least")
+    ax = axes(ax)
+    regs = np.array([r.problem.reg for r in found])
+    rhos = np.array([r.problem.rows.rho_range[0] for r in found])
+    by_reg = len(set(regs)) > 1 or not np.isfinite(rhos).all()
+    at = regs if by_reg else rhos
+    first = [found[0].problem.rows.mass, max(abs(r.cost) for r in found), max(r.n_passes for r in found)]
+    curves = [r.mass for r in found], [r.cost for r in found], [r.n_passes for r in found]
+    names = "mass / mass of a", f"cost / {first[1]:.3g}", f"passes / {first[2]}"
+    for values, scale, name, colour in zip(curves, first, names, (MOVED, LOST, GIVEN), strict=True):
+        ax.plot(at, np.array(values) / (scale or 1.0), marker="o", color=colour, label=name)
+    ax.set(xscale="log", xlabel="reg" if by_reg else "reg_m", ylim=(0, None))
+    ax.legend()
+    return ax

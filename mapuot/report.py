@@ -1,0 +1,112 @@
+"""One page about one solve: the problem, the certificate, the trace, both marginals, pictures.
+
+The page is complete in itself: pictures are in it, nothing is loaded, and a policy in its head forbids it. Whatever
+was given (names of files, options) is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from functools import partial
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from . import plot
+from .result import Result
+from .store import TRACE
+from .summary import as_table, number
+
+SHOWN_PASSES = 12  # of the trace, first and last
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; color: #1b1f24 }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto }
+th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #d9dee3; vertical-align: top }
+td.n { text-align: right; font-variant-numeric: tabular-nums } caption { display: none }
+img { max-width: 100%; height: auto } .no { color: #a3290b } .yes { color: #116329 }
+@media (prefers-color-scheme: dark) { body { background: #16191d; color: #dfe3e8 } img { background: #fff }
+.no { color: #ff9b7d } .yes { color: #7ee2a0 } th, td { border-color: #3a4149 } }
+"""
+
+
+def page(result: Result, title: str, given: dict[str, Any], values: dict[str, Any], versions: dict[str, str]) -> str:
+    """The page as text.
+
+    Parameters
+    ----------
+    result : Result
+        Of one process with its plan in reach, or of a rank: then without the plan's picture.
+    title : str
+    given : dict
+        Names and values that the caller gave.
+    values : dict
+        ``store.contents(result)``, with whole vectors.
+    versions : dict
+        Name and text, for the foot.
+    """
+    state = "yes" if result.converged else "no"
+    told = "converged" if result.converged else f"not converged: {result.status}"
+    pictures: list[tuple[str, Any]] = [("Convergence", partial(plot.convergence, result))]
+    if result.problem.ranks.size == 1:
+        pictures.append(("Plan and marginals", partial(plot.plan, result, most=200)))
+        for side, name in (("row", "rows"), ("column", "cols")):
+            pictures.append((f"What of each {side} moves", partial(plot.masses, result, None, name)))
+    body = [
+        f"<h1>{escape(title)}</h1><p class='{state}'>{escape(told)}</p>", as_table(result),
+        "<h2>Values</h2>", table({name: number(values[name]) for name in ("objective", "dual", "cost", "mass", "gap")}),
+        "<h2>Marginals</h2>", marginals(values), *(figure(*each) for each in pictures),
+        "<h2>Trace</h2>", trace(result), "<h2>Given</h2>", table(given), "<h2>Made by</h2>", table(versions),
+    ]  # fmt: skip
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
+    )
+
+
+def figure(title: str, draw: Callable[..., Any]) -> str:
+    """A picture with its heading; drawn apart from pyplot, whose windows are the caller's."""
+    plot.pyplot()  # or what to install
+    from matplotlib.figure import Figure  # noqa: PLC0415 - on first use
+
+    drawing, data = Figure(figsize=(7, 4.5), layout="constrained"), io.BytesIO()
+    draw(ax=drawing.subplots())
+    drawing.savefig(data, format="png", metadata={"Software": None})
+    image = base64.b64encode(data.getvalue()).decode()
+    return f"<h2>{escape(title)}</h2><img alt='{escape(title)}' src='data:image/png;base64,{image}'>"
+
+
+def table(rows: dict[str, Any]) -> str:
+    cells = "".join(f"<tr><th>{escape(str(k))}</th><td>{escape(str(v))}</td></tr>" for k, v in rows.items())
+    return f"<table>{cells}</table>"
+
+
+def marginals(values: dict[str, Any]) -> str:
+    """Of both sides: what was given, what moves, and the point that is missed most."""
+    lines = []
+    for side, given, moved in (("rows", "a", "row_marginal"), ("columns", "b", "col_marginal")):
+        weight, r = np.asarray(values[given]), np.asarray(values[moved])
+        worst = int(np.argmax(np.abs(r - weight)))
+        cells = side, number(weight.sum()), number(r.sum()), number(np.abs(r - weight).sum())
+        text = f"{given}[{worst}]: {number(weight[worst])} given, {number(r[worst])} moved"
+        lines.append("".join(f"<td>{escape(x)}</td>" for x in (*cells, text)))
+    head = "".join(f"<th>{x}</th>" for x in ("side", "given", "moved", "sum of |moved - given|", "largest difference"))
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{x}</tr>' for x in lines)}</table>"
+
+
+def trace(result: Result) -> str:
+    """The first and the last passes as a table."""
+    stats = result.trace
+    kept = stats if len(stats) <= 2 * SHOWN_PASSES else [*stats[:SHOWN_PASSES], None, *stats[-SHOWN_PASSES:]]
+    lines = []
+    for stat in kept:
+        values = ["..."] * len(TRACE) if stat is None else [getattr(stat, name) for name in TRACE]
+        texts = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values)
+        lines.append("".join(f"<td class='n'>{escape(text)}</td>" for text in texts))
+    head = "".join(f"<th>{escape(name)}</th>" for name in TRACE)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{x}</tr>' for x in lines)}</table>"

@@ -1,0 +1,62 @@
+"""A Result at a glance, as the words and numbers that notebooks and reports show."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import numpy as np
+
+NAMES = {"kl": "KL", "balanced": "balanced", "tv": "total variation", "l2": "squares", "range": "range"}
+REFERENCES = {"product": "a b^T", "uniform": "ones"}
+
+
+def number(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def side_words(side: Any) -> str:
+    """The penalty of a side and its reg_m."""
+    low, high = (float(x) for x in side.rho_range)
+    if side.penalty == "balanced":
+        return "balanced"
+    if side.penalty == "range":
+        return f"between {number(low)} and {number(float(np.max(side.upper, initial=0.0)))} of each mass"
+    one = number(low) if low == high else f"{number(low)} to {number(high)}"
+    return f"{NAMES[side.penalty]}, reg_m {one}"
+
+
+def certificate_words(result: Any) -> str:
+    """How well it was solved: what the certificate promises."""
+    if not result.error_bound < 1:
+        told = "nothing is certified yet"
+    elif any(side.hard.any() or side.penalty == "range" for side in (result.problem.rows, result.problem.cols)):
+        told = f"error_bound {result.error_bound:.1e} counts what hard marginals miss, relative to the mass"
+    else:
+        told = f"the plan is within {result.error_bound:.1e} of the optimal one, in L1 and relative to its mass"
+    return f"{result.status} after {result.n_passes} passes; {told}"
+
+
+def facts(result: Any) -> dict[str, str]:
+    """The problem, its answer and the certificate, a name and a text each."""
+    p = result.problem
+    m, n = p.shape
+    reference = REFERENCES[p.reference] if isinstance(p.reference, str) else "a matrix"
+    moved = [f"{100 * result.mass / side.mass:.4g} % of {side.name}" for side in (p.rows, p.cols) if side.mass > 0]
+    return {
+        "problem": f"{m} x {n}, costs from {number(p.M_min)} to {number(p.M_max)}" + ", some inf" * bool(p.forbidden),
+        "reg": f"{number(p.reg)} (1/{number(p.spread)} of the range of M)" if p.spread > 0 else number(p.reg),
+        "rows": f"mass {number(p.rows.mass)}, {side_words(p.rows)}",
+        "columns": f"mass {number(p.cols.mass)}, {side_words(p.cols)}",
+        "reference": reference,
+        "certificate": certificate_words(result),
+        "error_bound": f"{result.error_bound:.2e}" if result.error_bound < 1 else "none yet",
+        "gap": f"{result.gap:.2e}",
+        "mass": f"{number(result.mass)}: {' and '.join(moved)}",
+    }
+
+
+def as_table(result: Any) -> str:
+    """The facts as HTML, without a style of its own."""
+    rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts(result).items())
+    return f"<table class='mapuot'><caption>mapuot.Result</caption>{rows}</table>"

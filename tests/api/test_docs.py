@@ -1,0 +1,86 @@
+"""What users read runs: the examples of all docstrings, and every block of code of the README."""
+
+import doctest
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import mapuot
+
+ROOT = Path(__file__).parents[2]
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+NEEDS = {"torch": "torch", "jax": "jax", "cli": "click", "__main__": "click", "plot": "matplotlib"}
+
+
+def modules():
+    """Those with examples."""
+    for path in Path(mapuot.__file__).parent.rglob("*.py"):
+        if ">>> " in path.read_text(encoding="utf-8"):
+            yield "mapuot." + ".".join(path.relative_to(Path(mapuot.__file__).parent).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_examples_of_docstrings(name, tmp_path, monkeypatch):
+    needed = NEEDS.get(name.rpartition(".")[2])
+    if needed:
+        pytest.importorskip(needed)
+    monkeypatch.chdir(tmp_path)
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    for test in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name)):
+        runner.run(test)
+    assert runner.failures == 0
+
+
+@pytest.mark.parametrize("name", sorted(x for x in mapuot.__all__ if x not in ("__version__", "da", "pot")))
+def test_everything_public_has_an_example(name):
+    """But warnings, errors and records, which nobody calls."""
+    thing = getattr(mapuot, name)
+    records = (mapuot.BatchResult, mapuot.BarycenterResult, mapuot.Stats)
+    if (inspect.isclass(thing) and issubclass(thing, Exception)) or thing in records:
+        assert thing.__doc__
+        return
+    assert ">>>" in thing.__doc__ or "As in `sinkhorn_unbalanced`" in thing.__doc__
+
+
+FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.M | re.S)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+VARIES = re.compile(r"after \d+ passes, error_bound [^,]*")  # by instruction set
+
+
+def blocks():
+    """(page, number, code, what it prints) of every block of Python; the text that follows one is its output."""
+    for page in PAGES:
+        found, lines = [*FENCE.finditer(page.read_text(encoding="utf-8"))], 0
+        for k, fence in enumerate(found):
+            if fence[1] == "python":
+                after = found[k + 1] if k + 1 < len(found) else None
+                follows = after is not None and after[1] == "text" and not page_between(fence, after)
+                lines += 1
+                name = f"{page.relative_to(ROOT)}:{lines}"
+                yield pytest.param(fence[2], after[2] if follows else "", id=name)
+
+
+def page_between(fence, after):
+    return fence.string[fence.end() : after.start()].strip()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("code", "printed"), list(blocks()))
+def test_blocks_of_pages(code, printed, tmp_path, monkeypatch, capsys):
+    """Each runs alone, in a folder of its own, and prints what stands below it."""
+    for name in set(re.findall(r"^(?:import|from) (\w+)", code, re.M)) - {"mapuot"}:
+        pytest.importorskip(name)
+    if "mapuot.plot" in code or "--report" in code:
+        pytest.importorskip("matplotlib").use("agg")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "block", "exec"), {"__name__": "__main__"})
+    shown = capsys.readouterr().out
+    wanted, got = (VARIES.sub("after N passes, error_bound E", text) for text in (printed, shown))
+    assert doctest.OutputChecker().check_output(wanted, got, FLAGS) or wanted == got, shown
+
+
+def test_there_are_blocks():
+    assert sum(1 for _ in blocks()) >= 5

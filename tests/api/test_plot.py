@@ -1,0 +1,180 @@
+"""Pictures of results show what the result holds; the report is one page that loads nothing."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from problems import clouds
+
+import mapuot
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("agg")
+
+from matplotlib import pyplot as plt  # noqa: E402
+
+from mapuot import cli, plot, report, store  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def no_figure_stays():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def solved():
+    rng = np.random.default_rng(0)
+    x, y = rng.random((30, 2)), rng.random((23, 2))
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    return mapuot.solve(M, np.full(30, 1 / 30), np.full(23, 2 / 23), reg=0.02, reg_m=0.3), x, y
+
+
+def test_convergence_draws_the_trace(solved):
+    result = solved[0]
+    ax = plot.convergence(result)
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    np.testing.assert_array_equal(lines["bound of the plan's error"].get_xdata(), [s.n_pass for s in result.trace])
+    np.testing.assert_array_equal(lines["bound of the plan's error"].get_ydata(), [s.error for s in result.trace])
+    assert ax.get_yscale() == "log"
+    dropped = mapuot.solve(clouds(40, 40).M, None, None, 0.002, 5.0, tol=1e-9)
+    if any(s.rejected for s in dropped.trace):
+        assert "step dropped" in {line.get_label() for line in plot.convergence(dropped).get_lines()}
+
+
+def test_the_plans_picture_has_its_mass(solved):
+    result = solved[0]
+    np.testing.assert_allclose(plot.coarse_plan(result), result.plan, rtol=1e-12)
+    coarse = plot.coarse_plan(result, 7)
+    assert coarse.shape == (7, 7)
+    np.testing.assert_allclose(coarse.sum(), result.mass, rtol=1e-9)
+    np.testing.assert_allclose(coarse[0, 0], result.plan[:4, :3].sum(), rtol=1e-12)
+    ax = plot.plan(result, most=7)
+    np.testing.assert_array_equal(np.asarray(ax.get_images()[0].get_array()), coarse)
+    assert len(ax.child_axes) == 2
+
+
+def test_arrows_point_to_the_means(solved):
+    result, x, y = solved
+    ax = plot.arrows(result, x, y, most=10)
+    (quiver,) = (c for c in ax.collections if hasattr(c, "U"))
+    order = np.argsort(-result.row_marginal, kind="stable")[:10]
+    P = result.plan
+    image = (P @ y) / P.sum(1)[:, None]
+    np.testing.assert_allclose(np.column_stack([quiver.U, quiver.V]), (image - x)[order], atol=1e-9)
+
+
+def test_links_are_the_largest_pairs(solved):
+    result, x, y = solved
+    lines = plot.links(result, x, y, keep=0.5).collections[-1].get_segments()
+    kept = result.sparse(keep=0.5).tocoo()
+    assert len(lines) == kept.nnz
+    i, j = np.unravel_index(np.argmax(result.plan), result.plan.shape)
+    np.testing.assert_allclose(lines[0], [x[i], y[j]])
+
+
+def test_masses_are_shares(solved):
+    result, x, _ = solved
+    dots = plot.masses(result, x).collections[0]
+    np.testing.assert_allclose(dots.get_array(), result.row_marginal * 30)
+    assert plot.masses(result, side="cols").get_ylabel() == "moved / given"
+
+
+def test_path_draws_what_changes():
+    case = clouds(20, 20)
+    regs = [0.1, 0.05]
+    ax = plot.path(mapuot.path(case.M, case.a, case.b, regs=regs, reg_ms=1.0))
+    assert ax.get_xlabel() == "reg"
+    np.testing.assert_array_equal(ax.get_lines()[0].get_xdata(), regs)
+    ax = plot.path(list(mapuot.path(case.M, case.a, case.b, regs=[0.1] * 2, reg_ms=[1.0, 2.0])))
+    assert ax.get_xlabel() == "reg_m"
+    with pytest.raises(ValueError, match="results must hold a Result"):
+        plot.path([])
+
+
+@pytest.mark.parametrize(
+    ("draw", "text"),
+    [
+        (lambda r, x, y: plot.arrows(r, x[:, :1], y), r"x must be points in the plane, shape \(30, 2\)"),
+        (lambda r, x, y: plot.links(r, x, y[:3]), r"y must be points in the plane, shape \(23, 2\)"),
+        (lambda r, x, y: plot.masses(r, side="left"), "side must be 'rows' or 'cols'"),
+        (lambda r, x, y: plot.plan(r, most=0), "most must be an integer >= 1"),
+        (lambda r, x, y: plot.links(r, x, y, keep=2), "keep must be a share"),
+    ],
+)
+def test_bad_arguments(solved, draw, text):
+    with pytest.raises(ValueError, match=text):
+        draw(*solved)
+
+
+def test_matplotlib_is_imported_by_the_first_picture():
+    code = "import sys, mapuot; mapuot.plot; print('matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_without_matplotlib(monkeypatch, solved):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'mapuot\[plot\]'"):
+        plot.convergence(solved[0])
+
+
+class Page(HTMLParser):
+    """Tags, links and text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.sources, self.text = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attributes if name in ("src", "href", "data", "action")]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_a_report_loads_nothing_and_escapes_names(solved):
+    result = solved[0]
+    name = "<script>alert(1)</script>.npz"
+    text = report.page(result, name, {"problem": name, "a": "x&y"}, store.contents(result), {"mapuot": "0"})
+    page = Page(text)
+    assert "script" not in page.tags
+    assert name in page.text
+    assert page.tags.count("img") == 4
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://|url\(|@import", text)
+    assert "converged" in page.text
+    assert f"{result.objective:.6g}" in page.text
+
+
+def test_a_report_of_what_did_not_converge():
+    case = clouds(30, 30)
+    with pytest.warns(mapuot.ConvergenceWarning):
+        result = mapuot.solve(case.M, None, None, 1e-4, 9.0, max_passes=60, method="sinkhorn")
+    page = Page(report.page(result, "x", {}, store.contents(result), {}))
+    assert "not converged: max_passes" in page.text
+    assert "..." in page.text  # of 60 passes the first and the last are shown
+
+
+def test_the_command_writes_one(tmp_path, monkeypatch):
+    from click.testing import CliRunner
+
+    monkeypatch.chdir(tmp_path)
+    np.save("M.npy", clouds(20, 15).M)
+    arguments = ["solve", "M.npy", "--reg", "0.1", "--reg-m", "1", "--report", "out.html"]
+    done = CliRunner().invoke(cli.cli, arguments)
+    assert done.exit_code == 0, done.output
+    assert "nothing is stored" not in done.output
+    page = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
+    assert "M.npy" in page.text
+    assert "20 x 15" in page.text
+    done = CliRunner().invoke(cli.cli, [*arguments[:-1], "M.npy"])
+    assert done.exit_code == 2
+    assert "M.npy is a file of another use" in done.output
+    assert CliRunner().invoke(cli.cli, [*arguments[:-1], "no/x.html"]).exit_code == 2

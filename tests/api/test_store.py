@@ -1,0 +1,213 @@
+"""Answers in files, loaded again; labels that move; the fewest entries that hold a share; what a notebook shows."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from problems import clouds, plan_of, with_forbidden, with_zeros
+
+import mapuot
+from mapuot import store
+
+CASES = {
+    "plain": clouds(23, 31, reg=0.05, reg_m=(0.7, 2.0), ratio=1.4),
+    "zeros": with_forbidden(with_zeros(clouds(16, 9))),
+    "range": clouds(12, 10, reg_m=0.3, penalty="range"),
+    "hard": clouds(8, 6, reg_m=(1.0, np.inf)),
+    "matrix": clouds(12, 10, reference=np.random.default_rng(0).integers(1, 9, (12, 10)) / 8),
+}
+FORMATS = [".npz", ".h5", ".zarr"] if sys.version_info >= (3, 11) else [".npz", ".h5"]
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_file_gives_the_answer_again(case, suffix, tmp_path):
+    result = case.solve(backend="cpu")
+    result.save(tmp_path / f"answer{suffix}")
+    c = case.reference if not isinstance(case.reference, str) else None
+    for again in (
+        mapuot.load(tmp_path / f"answer{suffix}"),
+        mapuot.load(tmp_path / f"answer{suffix}", case.M, reference=c),
+    ):
+        assert repr(again) == repr(result)
+        for name in ("log_u", "log_v", "row_marginal", "col_marginal", "f", "g"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(result, name), err_msg=name)
+        for name in ("cost", "objective", "dual", "mass", "gap", "error_bound", "status", "n_passes"):
+            assert getattr(again, name) == getattr(result, name), name
+        assert store.trace_table(again.trace).tolist() == store.trace_table(result.trace).tolist()
+        for side in ("rows", "cols"):
+            one, other = getattr(again.problem, side), getattr(result.problem, side)
+            assert (one.penalty, one.name) == (other.penalty, other.name)
+            np.testing.assert_array_equal(one.rho, other.rho)
+            np.testing.assert_array_equal(one.weight, other.weight)
+    np.testing.assert_array_equal(again.plan, result.plan)
+    np.testing.assert_allclose(again.apply(case.b), result.apply(case.b))
+
+
+def test_what_needs_m_says_so(tmp_path):
+    case, path = CASES["plain"], tmp_path / "answer.npz"
+    case.solve().save(path)
+    bare = mapuot.load(path)
+    for ask in (lambda: bare.plan, lambda: bare.rows(0, 2), lambda: bare.top_k(2), lambda: bare.sparse(0.1),
+                lambda: bare.apply(case.b), lambda: bare.push(np.arange(23) % 2)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"M must be given .*mapuot.load\(path, M\)"):
+            ask()
+    with pytest.raises(ValueError, match=r"M must have the answer's shape \(23, 31\), got \(22, 31\)"):
+        mapuot.load(path, case.M[:-1])
+    with pytest.raises(ValueError, match="M must be the matrix that was solved, whose finite entries lie in"):
+        mapuot.load(path, 2 * case.M)
+    matrix = CASES["matrix"]
+    matrix.solve().save(path)
+    with pytest.raises(ValueError, match="reference must be given"):
+        mapuot.load(path, matrix.M)
+
+
+def test_a_loaded_answer_starts_another_solve(tmp_path):
+    case, path = CASES["plain"], tmp_path / "answer.npz"
+    case.solve().save(path)
+    again = case.solve(warm_start=mapuot.load(path))
+    assert again.n_passes <= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"log_u": np.zeros(3)}, "log_u must be 23 numbers"),
+        ({"log_v": None}, "it lacks 'log_v'"),
+        ({"format": 7}, "format must be 1, got 7"),
+        ({"a": np.full(23, np.nan)}, "a must be 23 numbers"),
+        ({"penalty_b": "magic"}, "penalty_b must be one of"),
+        ({"trace": np.zeros((2, 3))}, "trace must have 9 columns"),
+        ({"reg": -1.0}, "reg must be > 0"),
+        ({"cost": "dear"}, "could not convert"),
+    ],
+)
+def test_what_is_no_answer(change, text, tmp_path):
+    values = store.contents(CASES["plain"].solve()) | change
+    np.savez(tmp_path / "x.npz", **{name: value for name, value in values.items() if value is not None})
+    with pytest.raises(ValueError, match=f"x.npz holds no answer of mapuot: {text}"):
+        mapuot.load(tmp_path / "x.npz")
+
+
+def test_names_that_save_refuses(tmp_path):
+    with pytest.raises(ValueError, match=r"path must end in \.npz, \.h5 or \.zarr"):
+        CASES["plain"].solve().save(tmp_path / "x.npy")
+    with pytest.raises(ValueError, match="must end in one of"):
+        CASES["plain"].solve().save(tmp_path / "x.txt")
+    with pytest.raises(FileNotFoundError):
+        mapuot.load(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("keep", [1e-9, 0.3, 0.9, 0.999, 1.0])
+def test_the_fewest_entries_that_hold_a_share(case, dtype, keep, monkeypatch):
+    monkeypatch.setattr(mapuot.result, "BLOCK_ENTRIES", 40)
+    result = case.replace(M=case.M.astype(dtype)).solve(backend="cpu")
+    P = np.asarray(result.plan, np.float64)
+    kept = result.sparse(keep=keep)
+    assert kept.sum(dtype=np.float64) >= keep * P.sum() * (1 - 1e-12)
+    np.testing.assert_array_equal(kept.toarray()[kept.toarray() > 0], P[kept.toarray() > 0])
+    least = kept.data.min()
+    assert (least <= P).sum() == kept.nnz  # none that is as large was left out
+    without = P[least * (1 + 1e-8) < P].sum()
+    assert without < keep * P.sum()  # the least ones are needed
+
+
+@pytest.mark.parametrize(("options", "error", "text"), [
+    ({}, ValueError, "sparse needs threshold or keep, one of both"),
+    ({"threshold": 0.1, "keep": 0.5}, ValueError, "one of both"),
+    ({"keep": 0}, ValueError, r"keep must be a share in \(0, 1\], got 0"),
+    ({"keep": 1.5}, ValueError, r"keep must be a share in \(0, 1\], got 1.5"),
+    ({"keep": float("nan")}, ValueError, "keep must be a share"),
+    ({"keep": "all"}, TypeError, "keep must be a share"),
+])  # fmt: skip
+def test_shares_that_are_none(options, error, text):
+    with pytest.raises(error, match=text):
+        CASES["plain"].solve().sparse(**options)
+
+
+@pytest.mark.parametrize("labels", [["b", "a", "c"], [3, 1, 2], [True, False, True]], ids=["text", "int", "bool"])
+def test_labels_move_with_the_mass(case, labels):
+    result = case.solve()
+    m, n = case.M.shape
+    P = plan_of(case, result.log_u, result.log_v)
+    y = np.array([labels[i % 3] for i in range(m)])
+    classes, moved = result.push(list(y))
+    np.testing.assert_array_equal(classes, np.unique(y))
+    with np.errstate(invalid="ignore"):
+        right = np.stack([P[y == k].sum(0) / P.sum(0) for k in classes], axis=1)
+    np.testing.assert_allclose(moved, np.nan_to_num(right), atol=1e-9)
+    y = np.array([labels[j % 3] for j in range(n)])
+    classes, moved = result.pull(y)
+    with np.errstate(invalid="ignore"):
+        right = np.stack([P[:, y == k].sum(1) / P.sum(1) for k in classes], axis=1)
+    np.testing.assert_allclose(moved, np.nan_to_num(right), atol=1e-9)
+
+
+def test_labels_that_are_none():
+    result = CASES["plain"].solve()
+    with pytest.raises(ValueError, match=r"labels must have shape \(23,\), got \(3,\)"):
+        result.push([1, 2, 3])
+    with pytest.raises(TypeError, match="labels must be labels of one kind"):
+        result.pull(np.array([1, "a"] * 15 + [None], dtype=object))
+
+
+def test_what_a_notebook_shows():
+    case = CASES["plain"]
+    text = case.solve()._repr_html_()
+    assert "23 x 31" in text
+    assert "KL, reg_m 0.7" in text
+    assert "within" in text
+    assert "hard marginals" in CASES["hard"].solve()._repr_html_()
+    with pytest.warns(mapuot.ConvergenceWarning, match="above 1, so far nothing is known of the plan"):
+        short = mapuot.solve(case.M, case.a, case.b, 1e-4, 10.0, max_passes=1, method="sinkhorn")
+    assert "nothing is certified yet" in short._repr_html_()
+    assert "nothing certified yet" in repr(short)
+    assert "sides" not in text
+
+
+def test_a_known_value_points_to_tol_gap():
+    case = CASES["plain"]
+    with pytest.warns(mapuot.ConvergenceWarning, match="stop by tol_gap instead"):
+        mapuot.solve(case.M, case.a, case.b, 0.05, 1.0, max_passes=8, tol=1e-13)
+
+
+def test_a_barycenter_tells_how_it_went():
+    q = mapuot.barycenter(np.eye(5)[:2] + 0.1, np.abs(np.arange(5.0)[:, None] - np.arange(5)), 0.5)
+    assert repr(q).startswith("<mapuot.BarycenterResult barycenter of 2 histograms on 5 points, converged after ")
+    both = mapuot.barycenter(np.eye(5)[:2] + 0.1, np.ones((5, 5)), 0.5, weights=[[0.5, 0.5], [0.1, 0.9]])
+    assert "2 barycenters of 2 histograms" in repr(both)
+
+
+def test_import_takes_no_heavy_library():
+    code = """
+import sys, numpy, mapuot
+heavy = {"scipy.special", "scipy.sparse", "scipy.spatial", "tqdm", "sklearn", "matplotlib", "click", "h5py", "torch"}
+print(sorted(heavy & set(sys.modules)))
+import numpy as np
+mapuot.solve(np.ones((3, 4)), None, None, 0.1, 1.0).plan
+print(sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "[]"]
+
+
+def test_doors_open_by_name():
+    code = "import mapuot; print(mapuot.da.__name__)\ntry: mapuot.no_such_door\nexcept AttributeError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["mapuot.da", "module 'mapuot' has no attribute 'no_such_door'"]
+
+
+def test_a_function_that_is_read_shows_a_bar(capsys):
+    case = CASES["plain"]
+    mapuot.solve(lambda i0, i1: case.M[i0:i1], case.a, case.b, 0.05, 1.0, progress=True)
+    shown = capsys.readouterr().err
+    assert "mapuot: reading M: 100%" in shown
+    assert shown.index("reading M") < shown.index("passes")
+    mapuot.solve(case.M, case.a, case.b, 0.05, 1.0, progress=True)
+    assert "reading" not in capsys.readouterr().err
