@@ -63,6 +63,7 @@ typedef struct {
     int64_t slot;         /* where this pass keeps its difference, -1: nowhere */
     int64_t coarse;       /* 1: steps are corrected cluster by cluster, until one is dropped */
     double common;        /* fi mu, the translation of the image */
+    double lam;           /* the translation of this pass */
     double moved;         /* how far rounding may have moved the dual value */
 } mapuot_progress;
 
