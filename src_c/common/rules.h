@@ -178,9 +178,9 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     out->error = plan_error(gap * over * limits->inv_reg) + hard * over + storage_error(limits, p->since_absorb) +
                  rounding + out->lost;
     out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, gap, mass, entries + noise, log_size);
-    if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || !(out->error < INF))
+    if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || !(out->error + p->moved < INF))
         out->gap = out->error = INF;
-    out->dual = isnan(p->moved) ? -INF : out->dual - p->moved;
+    out->dual = p->moved < INF ? out->dual - p->moved : -INF;
 }
 
 /* Has the certificate stood still for long?  Slow progress of the dual value adds up until it counts. */
@@ -219,7 +219,9 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     if (out->mass < LEAST_MASS)
         return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;
     if (stalled(p, out) && !done)
-        return out->mass > LARGEST ? MAPUOT_NOT_FINITE : out->dead > 0 ? MAPUOT_UNDERFLOW : MAPUOT_STALLED;
+        return out->mass > LARGEST || is_clipped(limits, scale) ? MAPUOT_NOT_FINITE
+               : out->dead > 0                                  ? MAPUOT_UNDERFLOW
+                                                                : MAPUOT_STALLED;
     if (left && !(done && fresh))
         return MAPUOT_ABSORB; /* the next v has left the range of this K */
     if (out->mass > LARGEST)
@@ -248,6 +250,7 @@ FN void judge(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out
     if (p->status == MAPUOT_NOT_FINITE || p->status == MAPUOT_UNDERFLOW) {
         out->gap = out->error = INF;
         out->dual = -INF;
+        out->mass = isnan(out->mass) ? INF : out->mass;
     }
 }
 #endif
