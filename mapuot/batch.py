@@ -20,6 +20,7 @@ import numpy as np
 
 from .backends import Options, Stats, host, name_of, namespace, pick
 from .backends.contract import FAILED, MEMORY
+from .backends.workspace import FAR
 from .errors import MUTED, ConvergenceWarning, ScalingWarning, warn
 from .loop import Run
 from .penalties import F64
@@ -27,7 +28,7 @@ from .plain import STEPS, is_plain
 from .problem import BatchProblem
 from .processor import core_count
 from .progress import bar as progress_bar
-from .result import Answer, Result, primal_value
+from .result import Answer, Result, numbers, primal_value
 from .strategy import (
     METHODS,
     PRECISIONS,
@@ -172,6 +173,7 @@ class BatchRun:
         self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
         self.n_passes = np.zeros(p, np.int64)
         self.status = np.full(p, "absorb", dtype="U12")
+        self.far: Any = ()  # problems solved alone from far away, whose K has its exponents' rounding
 
     def solve(self, log_v: Any, bar: Any) -> None:
         """The batch on one K where it can be, the rest alone."""
@@ -182,6 +184,8 @@ class BatchRun:
         left = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))
         if not len(left):
             return
+        if log_v is not None and not float(abs(log_v).max()) <= FAR:
+            self.far = left
         if name_of(self.module) == "cpu" and is_plain(self.task):
             left = self.plainly(left, log_v, bar)
         on_cpu = name_of(self.module) != "cuda"
@@ -288,7 +292,7 @@ class BatchRun:
         if turns:
             potentials, marginals = potentials[::-1], marginals[::-1]
         ends = (*self.ends.values(), self.n_passes, self.status)
-        return BatchResult(problem, self.module, potentials, marginals, ends, self.options.threads)
+        return BatchResult(problem, self.module, potentials, marginals, ends, self.options.threads, self.far)
 
 
 class BatchResult(Answer, Sequence[Result]):
@@ -321,10 +325,12 @@ class BatchResult(Answer, Sequence[Result]):
         marginals: Any,
         ends: Any,
         threads: int | None,
+        far: Any = (),
     ) -> None:
-        self.problem, self._backend, self._threads = problem, backend, threads
+        self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
+        failed = bool(np.isin(ends[-1], FAILED).any())
         self.log_u, self.log_v = potentials
-        self.row_marginal, self.col_marginal = marginals
+        self.row_marginal, self.col_marginal = numbers(marginals) if failed else marginals
         self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status = ends
 
     def __repr__(self) -> str:
@@ -365,6 +371,8 @@ class BatchResult(Answer, Sequence[Result]):
         p = self.problem
         sides = (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
         values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides])
+        for i in self._far:  # marginals of a K whose exponents were 1e5 once err by 1e-11: from M, then
+            values[i] = self[int(i)].objective
         return np.where(np.isin(self.status, FAILED), np.inf, values)
 
     @cached_property

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
-from .backends.contract import FAILED
+from .backends.contract import FAILED, namespace
 from .errors import MUTED, ConvergenceWarning, shown, warn
 from .files import split_name, write
 from .labels import as_labels, classes_of, one_hot, shares
@@ -26,15 +26,20 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
-LEAST_FLOAT32, MOST_FLOAT32 = 1e-37, 3e38  # the mass of an entry, and of a plan, that float32 holds to its rounding
+LEAST_FLOAT32, MOST_FLOAT32 = 2e-31, 3e38  # 2^24 times the least entry, 1.2e-38, that is not flushed; the largest sum
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 VALUE_KNOWN = 1e-4  # relative gap from which a warning tells of tol_gap
 SAMPLE_ROWS = 1 << 12  # rows that one search for columns takes: their numbers leave 2^-40 of a share
 
 
 def holds_float32(mass: float, entries: int) -> bool:
-    """Whether float32 holds a plan of that mass and so many entries."""
+    """Whether float32 holds a plan of that mass and so many entries to its rounding: what is flushed is 2^-24 of it."""
     return LEAST_FLOAT32 * entries <= mass <= MOST_FLOAT32
+
+
+def numbers(tables: Any) -> Any:
+    """Marginals of what failed, inf where they are no numbers: 0 inf."""
+    return tuple(namespace(x).where(namespace(x).isnan(x), np.inf, x) for x in tables)
 
 
 def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
@@ -42,8 +47,8 @@ def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
 
     inf where the plan has left the range of float64 so far that its terms are no numbers.
     """
-    total = problem.reg * (problem.c_mass - mass)
     with np.errstate(over="ignore", invalid="ignore"):
+        total = problem.reg * (problem.c_mass - mass)
         for side, t, f, r in sides:
             paid = penalties.divergence(side.penalty, r, t, side.rho, side.upper)
             total = total + side.ranks.sum((np.where(r > 0, f, 0.0) * r + paid).sum(-1))
@@ -144,7 +149,7 @@ class Result(Answer):
     ) -> None:
         self.problem, self._backend, self._threads = problem, backend, threads
         self.log_u, self.log_v = problem.project(*potentials)  # sums of large numbers: beyond the end by rounding
-        self._marginals = marginals
+        self._marginals = numbers(marginals) if marginals and status in FAILED else marginals
         self.trace, self.status = trace, status
         if problem.ranks.size > 1:  # what the ranks have to meet for, while they are together
             self.mass, self.objective, self.dual  # noqa: B018
@@ -218,7 +223,7 @@ class Result(Answer):
                 total += float(term.sum())
                 size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
             value = total - ROUNDING * size
-        return -np.inf if np.isnan(value) else float(value)
+        return max(self.trace[-1].dual, -np.inf if np.isnan(value) else float(value))  # two lower bounds
 
     @property
     def _at_hand(self) -> bool:
@@ -242,7 +247,8 @@ class Result(Answer):
         """The stream, its plan in a dtype that holds the mass."""
         if self._stream.dtype == np.float32:
             entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
-            mass = self.mass if self.converged else float(self._sums[1].sum())  # of marginals that may lag behind
+            with np.errstate(over="ignore", invalid="ignore"):  # not of marginals that may lag behind
+                mass = self.mass if self.converged else float(self._sums[1].sum())
             if not holds_float32(mass, entries):
                 self._stream.dtype = np.dtype(np.float64)
         return self._stream
@@ -256,7 +262,7 @@ class Result(Answer):
     def plan(self) -> Any:
         """The plan P, (m, n), formed from M with a float64 exponent on first use, then kept.
 
-        In M's dtype; in float64 where float32 could not hold its mass (above 3e38, or below 1e-37 an entry).
+        In M's dtype; in float64 where float32 could not hold it (a mass above 3e38, or below 2e-31 an entry).
         """
         return self._formed.plan(0, self.problem.shape[0])
 
@@ -538,6 +544,7 @@ def not_converged(result: Result, tol: float, precision: str, words: tuple[str, 
     sides = (result.problem.rows, result.row_marginal), (result.problem.cols, result.col_marginal)
     with np.errstate(over="ignore", invalid="ignore"):
         missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
+    nearer = "raise reg or reg_m, bring M nearer 0, or rescale a and b"
     finer = " or precision='float64'" * (precision != "float64")
     stalled = f"rounding allows no better: ask for a larger {wanted}{finer}"
     longer = f"raise {passes}, reg or {wanted}"
@@ -547,8 +554,9 @@ def not_converged(result: Result, tol: float, precision: str, words: tuple[str, 
     cure = {
         "max_passes": longer,
         "stalled": stalled,
-        "underflow": "the plan leaves the range of float64: raise reg or reg_m, bring M nearer 0, or rescale a and b",
-    }.get(result.status, "rescale M or raise reg")
+        "underflow": f"the plan is too small for float64: {nearer}",
+        "not finite": f"the plan, or a scaling, is too large for float64: {nearer}",
+    }.get(result.status, nearer)
     why = passes if result.status == "max_passes" else result.status
     told = f"certified relative plan error {result.error_bound:.2e} > {wanted} {tol:.2e}"
     if not result.error_bound < 1:  # the bound grows without end with the gap: its digits mean nothing there

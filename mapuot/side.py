@@ -73,8 +73,12 @@ class Side:
 
     @cached_property
     def dual_scale(self) -> float:
-        """Size of this side's dual terms, by which their rounding is judged: rho t, summed."""
-        return float(self.ranks.sum(float(self.soft_rho @ self.weight)))
+        """Size of this side's dual terms, by which their rounding is judged: summed over all ranks."""
+        return float(self.ranks.sum(float(self.dual_sizes(self.weight))))
+
+    def dual_sizes(self, weight: Any) -> Any:
+        """rho t, of L2 rho t^2, summed over the points of these weights, one problem a row."""
+        return (weight * weight if self.penalty == "l2" else weight) @ self.soft_rho
 
     def left_out(self, log_reference: F64) -> Any:
         """Mask of the points whose scaling is 0: no reference mass, or a weight 0 that forbids any."""

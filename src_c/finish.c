@@ -101,7 +101,7 @@ static void translate(mapuot_state *state, mapuot_finish *finish, double weight)
     const mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
     finish->before = p->shift;
-    finish->lam = translation(limits, log(finish->mass) - log(weight), p->shift);
+    finish->lam = p->lam = translation(limits, log_ratio_of(finish->mass, weight), p->shift);
     p->shift += finish->lam;
     p->offset = finish->args.offset = left_of_rows(limits, finish->lam);
     p->kappa = finish->args.kappa = exp(p->offset);
@@ -161,7 +161,7 @@ static double dual_value(const mapuot_state *state, const mapuot_finish *finish,
     if (limits->lam_rate > 0 && limits->rho_rows > 0)
         rows = limits->rho_rows * (limits->row_weight - mass);
     else if (limits->lam_rate > 0)
-        rows += limits->reg * (finish->lam - 1e-15 * fabs(finish->lam)) * finish->mass; /* what rounding they leave */
+        rows += limits->reg * finish->lam * finish->mass;
     return rows + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass;
 }
 
@@ -179,7 +179,7 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_fin
     else
         settle(limits, p, stats);
     certify(limits, p, stats, finish->sums[SUM_GAP], finish->sums[SUM_HARD], scale);
-    finish->args.common = next_translation(limits, log(finish->sums[SUM_NEXT]) - log(stats->mass));
+    finish->args.common = next_translation(limits, log_ratio_of(finish->sums[SUM_NEXT], stats->mass));
     if (stats->rejected > 0) { /* from the last image, or from the same v on a fresh K */
         const double *from = p->step == MAPUOT_GO_BACK ? state->history + np : state->work;
         memcpy(state->work + 2 * np, from, (size_t)np * sizeof(double));

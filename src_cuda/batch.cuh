@@ -210,7 +210,7 @@ __device__ __forceinline__ Move find_move(const Batch &S, const Work &W)
     Move move;
     move.mass = S.k1 > 0 ? total(W.row, WARPS) : W.standing[0].mass_a;
     move.weight = total(W.next, column_warps((int)S.n));
-    move.lam = translation(&S.limits, log(move.mass) - log(move.weight), W.standing[0].shift);
+    move.lam = translation(&S.limits, log_ratio_of(move.mass, move.weight), W.standing[0].shift);
     move.off = left_of_rows(&S.limits, move.lam);
     move.kappa = exp(move.off);
     move.grow = exp(S.limits.rate_cols * (W.standing[0].shift + move.lam));

@@ -4,13 +4,18 @@
 #define BATCH_FINISH_CUH
 #include "batch.cuh"
 
+__device__ __forceinline__ double c_mass_of(const Batch &S, const Standing &p)
+{
+    return S.product ? p.mass_a * p.mass_b : (double)S.m * (double)S.n;
+}
+
 // The dual value as summed, after the translation; t: the sums of the first sweep.
 __device__ __forceinline__ double dual_value(const Batch &S, const Work &W, const Standing &p, const Move &move,
                                              double mass, const double *t)
 {
     const mapuot_limits &limits = S.limits;
-    const double c_mass = S.product ? p.mass_a * p.mass_b : (double)S.m * (double)S.n, shift = p.shift + move.lam;
-    double dual = limits.reg * (c_mass - mass);
+    const double shift = p.shift + move.lam;
+    double dual = limits.reg * (c_mass_of(S, p) - mass);
     dual += S.k1 > 0 ? limits.rho_rows * (p.mass_a - mass) : limits.reg * (total(W.row, WARPS) + shift * p.mass_a);
     dual += limits.rate_cols > 0 ? limits.rho_cols * (p.mass_b - move.weight * move.grow) : t[WORTH];
     return dual;
@@ -60,15 +65,17 @@ __device__ __forceinline__ double settle_pass(const Batch &S, const Work &W, Sta
     mapuot_limits limits = S.limits;
     const bool soft = limits.rate_cols > 0;
     limits.dual_scale = limits.rho_rows * p.mass_a + limits.rho_cols * p.mass_b;
+    limits.dual_constant = limits.reg * c_mass_of(S, p);
     out.mass = move.kappa * move.mass;
     out.dual = dual_value(S, W, p, move, out.mass, t);
     out.lost = out.dead = out.rejected = out.residual = 0;
+    p.lam = move.lam;
     p.shift += move.lam;
     settle(&limits, &p, &out);
     certify(&limits, &p, &out, soft ? t[LOSS] : 0, soft ? 0 : t[LOSS], 1); // where K does not do, no pass comes here
     judge(&limits, &p, &out, 1, 1);
     out.passes = (double)p.passes;
-    return next_translation(&limits, log(soft ? t[WORTH] : p.mass_b) - log(out.mass));
+    return next_translation(&limits, log_ratio_of(soft ? t[WORTH] : p.mass_b, out.mass));
 }
 
 // Scalar work and sweep 2, by every warp that has columns; what warp 0 finds goes to W.report.  odd: the pass does not

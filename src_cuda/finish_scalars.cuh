@@ -51,6 +51,7 @@ __device__ __forceinline__ void settle_pass(const State &S, Finish &F, const Tra
         return;
     }
     p.common = common;
+    p.lam = move.lam;
     p.shift += move.lam;
     p.offset = move.off;
     p.kappa = move.kappa;

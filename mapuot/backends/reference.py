@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 
 from .. import penalties
 from ..penalties import F64
-from ..problem import Problem
+from ..problem import EXPONENT_ROUNDING, Problem
 from ..side import Side
 from ..validate import as_columns
 from .coarse import Coarse, Labels
@@ -153,24 +153,43 @@ class Workspace:
         dual = self.dual(log_u, log_v, mass)
         gap = self.fenchel_young(cols, log_v, s)
         hard = penalties.violation(cols.penalty, s, cols.weight, cols.rho, cols.upper).sum()
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
-            error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
-            error += problem.exponent_error(log_u, log_v)
-        if hard > self.options.allowed * mass:
-            gap = np.inf
+        rounding = problem.exponent_error(log_u, log_v) + EXPONENT_ROUNDING * abs(self.lam)
+        rounding = float(np.expm1(rounding)) if rounding <= 1 else math.inf
+        moved, gap, error = self.certify(dual, mass, gap, hard, rounding)
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
         image = self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
         self.passes += 1
         rejected, residual = self.advance(log_v, image, dual, mass)
-        status = "running" if rejected else self.status(error, gap, dual, mass)
-        error = math.inf if status in ("not finite", "underflow") else error
-        return Stats(self.passes, float(gap), error, dual, float(mass), residual, rejected, status)
+        status = "running" if rejected else self.status(error, gap, dual, moved, mass)
+        if status in ("not finite", "underflow"):
+            error, gap, moved = math.inf, math.inf, math.inf
+        lower = dual - moved if moved < math.inf else -math.inf
+        return Stats(self.passes, gap, error, lower, float(mass), residual, rejected, status)
+
+    def certify(self, dual: float, mass: float, gap: float, hard: float, rounding: float) -> tuple[float, float, float]:
+        """(what rounding may have added to the dual value, gap, error); ``rounding``: of an entry of the plan."""
+        problem, reg, sides = self.problem, self.problem.reg, (self.problem.rows, self.problem.cols)
+        kl = sum(x.largest_soft_rho for x in sides if x.logarithmic)
+        tv, l2 = (sum(x.largest_soft_rho for x in sides if x.penalty == kind) for kind in ("tv", "l2"))
+        hard_sides = sum(x.penalty == "range" or bool(x.hard.any()) for x in sides)
+        prices = hard_sides * reg * rounding / EXPONENT_ROUNDING  # their potentials are at most as large
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            terms = sum(x.dual_scale for x in sides) + reg * problem.c_mass + abs(dual) + prices * (mass + hard)
+            moved = mass * (reg + kl) * rounding + 1e-15 * terms
+            distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
+            error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass) + rounding
+            root = np.sqrt(max(gap, 0.0)) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
+            rounded = float(root**2 + rounding * mass * (2 * tv + prices))
+        sound = np.isfinite(dual) and gap >= -1e-13 * (terms + reg * mass) and error < math.inf
+        if not sound or not moved < math.inf:
+            return math.inf, math.inf, math.inf
+        return float(moved), math.inf if hard > self.options.allowed * mass else rounded, error
 
     def translate_rows(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2);  u *= e^(fi1 lam), v *= e^(-lam)."""
         k1, k2 = self.rates
+        self.lam = 0.0
         if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0:
             return log_u, log_v
         fi1, mass = 1 / (1 + k1), scaled(log_u, log_v, self.log_k).sum()
@@ -180,7 +199,7 @@ class Workspace:
         log_b = self.problem.cols.log_weight
         with np.errstate(invalid="ignore"):
             B = log_sum(np.where(log_b > -np.inf, log_b - k2 * log_v, -np.inf), 0)
-        lam = float((A - B) / (fi1 * k1 + k2))
+        self.lam = lam = float((A - B) / (fi1 * k1 + k2))
         return log_u + fi1 * lam, log_v - lam
 
     def translate_cols(self, image: F64, mass: float) -> F64:
@@ -242,12 +261,12 @@ class Workspace:
         x = penalties.project(cols.penalty, G[-1] - gamma @ dG, cols.rho, self.problem.reg)
         return np.where(active, x, self.history[-1][1]), F[-1] - gamma @ dF
 
-    def status(self, error: float, gap: float, dual: float, mass: float) -> str:
+    def status(self, error: float, gap: float, dual: float, moved: float, mass: float) -> str:
         if mass < LEAST_MASS:
             return "underflow"
         if not np.isfinite(mass) or not np.isfinite(dual):
             return "not finite"
-        small = self.options.tol_gap >= 0 and gap < np.inf and gap <= self.options.tol_gap * abs(dual)
+        small = self.options.tol_gap >= 0 and gap < np.inf and gap <= self.options.tol_gap * (abs(dual) - moved)
         if error <= self.options.tol or small:
             return "converged"
         self.since_best += 1

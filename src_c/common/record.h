@@ -10,7 +10,7 @@ typedef enum {
     MAPUOT_CONVERGED = 1,  /* the certified error is at most tol */
     MAPUOT_ABSORB = 2,     /* the scalings outgrew K: rebuild K around the potentials, then go on */
     MAPUOT_STALLED = 3,    /* no progress of the certificate for a long while: rounding floor */
-    MAPUOT_NOT_FINITE = 4, /* a sum became NaN or infinite */
+    MAPUOT_NOT_FINITE = 4, /* a sum became NaN or infinite, or a scaling stays clipped */
     MAPUOT_UNDERFLOW = 5,  /* on a fresh K the plan, or a point that matters, is too small for float64 */
     MAPUOT_COARSE = 6,     /* the storage of K is too coarse for tol: go on with a finer one */
     MAPUOT_NO_MEMORY = -1,
@@ -63,6 +63,7 @@ typedef struct {
     int64_t slot;         /* where this pass keeps its difference, -1: nowhere */
     int64_t coarse;       /* 1: steps are corrected cluster by cluster, until one is dropped */
     double common;        /* fi mu, the translation of the image */
+    double lam;           /* the translation of this pass */
     double moved;         /* how far rounding may have moved the dual value */
 } mapuot_progress;
 

@@ -10,10 +10,18 @@
 #define STALL_PASSES 250   /* passes without progress before a solve is given up */
 #define NARROW_PATIENCE 20 /* the same before float32 passes give way to float64 ones */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
+#define NARROW_NOISE 1e-6  /* relative, of float32 sums */
 #define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
 #define MOST_LOST 1e-3     /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
 #define RIDGE 1e-10        /* of Anderson's normal equations, whose columns are normalised */
 #define LARGEST 1.7976931348623157e308
+
+/* log(x / y), by the quotient where that is a number: where x is near y, log x - log y would lose digits */
+FN double log_ratio_of(double x, double y)
+{
+    const double ratio = x / y;
+    return ratio > 1e-290 && ratio < 1e290 ? log(ratio) : log(x) - log(y);
+}
 
 /* lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2), the best common translation: u *= e^(fi1 lam), v *= e^(-lam).
  * A: the mass, B = sum b e^(-k log v).  B comes as sum b e^(-k x), x = log v + shift, whose terms stay near 1 however far
@@ -52,6 +60,9 @@ FN double entry_error(const mapuot_limits *limits, int64_t passes)
 /* What it makes of the plan: one unit by itself, two as the optimum of the rounded K is another. */
 FN double storage_error(const mapuot_limits *limits, int64_t passes) { return 3 * entry_error(limits, passes); }
 
+/* What the rounding x of an exponent makes of e^it, relative: e^x - 1 <= x (1 + x) up to x = 1, beyond which no digit is left */
+FN double exponent_growth(double x) { return x <= 1 ? x * (1 + x) : x == x ? INF : x; }
+
 /* |log x| at most, for x > 0, by its binary exponent */
 FN double size_of_log(double x) { return 0.7 * (1 + fabs((double)ilogb(x))); }
 
@@ -87,11 +98,11 @@ FN int leaves_range(const mapuot_limits *limits, double sum_v)
 }
 
 /* How far a step may lower the dual value before the guard drops it: what rounding alone makes of it.  Float32 sums of
- * some thousand terms err by 1e-6 of the mass and, through the marginals, by 1e-7 of rho a; without the second term small
+ * some thousand terms err by NARROW_NOISE of the mass and, through the marginals, by 1e-7 of rho a; without the second term small
  * reg took half as many passes again. */
 FN double guard_slack(const mapuot_limits *limits, const mapuot_progress *p, double mass)
 {
-    return p->narrow > 0 ? 1e-6 * limits->reg * mass + 1e-7 * limits->dual_scale
+    return p->narrow > 0 ? NARROW_NOISE * limits->reg * mass + 1e-7 * limits->dual_scale
                          : 1e-13 * fabs(p->best_dual) + 2e-15 * limits->dual_scale;
 }
 
@@ -144,27 +155,32 @@ FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap
 }
 
 /* What the state is worth.  gap: the sum of the Fenchel-Young terms, hard: of the violations; on entry out holds the dual
- * value as it was summed, on leaving a lower bound of the optimum.  K's rounding moves it by reg times the mass that it
- * moves; in rho (a - r), r stands for a e^(-f / rho), from which it is apart by the rounding of log u. */
+ * value as it was summed, on leaving a lower bound of the optimum.
+ *
+ * K's rounding moves it by reg times the mass that it moves.  In rho (a - r), r stands for a e^(-f / rho), from which it is
+ * apart by the rounding of log u: with e = 2^-53, fi is off by 2 e, so that (1 - fi) shift is by 2 e of the shift before
+ * the translation and (1 - fi) lam by 2 e lam, and the terms of log u, its logarithms and exponentials by 4 e of their
+ * sizes at most.  All of log u, log v, shift and lam count with 4 e = 4.5e-16; what K absorbed is in exponent_error. */
 FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double gap, double hard,
                 double scale)
 {
     const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0), mass = out->mass;
-    /* log u and log v are what K absorbed of them, the scaling and the shift, each rounded */
-    const double logs = fabs(p->shift) + fabs(p->offset) + size_of_log(scale) + size_of_log(mass);
-    const double rounding = limits->exponent_error + 4.5e-16 * logs;
-    const double entries = entry_error(limits, p->since_absorb) + rounding + out->lost, over = OVER(mass);
+    const double logs = fabs(p->shift) + fabs(p->lam) + size_of_log(scale) + size_of_log(mass);
     const double log_size = logs + limits->exponent_error * 1.1e15; /* of log u and log v: see EXPONENT_ROUNDING */
-    p->moved = mass * (limits->reg * entries + limits->rho_kl * 0.25 * rounding) +
-               1e-15 * (limits->dual_scale + fabs(out->dual) + limits->hard_sides * limits->reg * log_size * mass);
-    if (p->narrow > 0) /* float32 sums, which certify nothing, have not even that value */
+    const double rounding = exponent_growth(limits->exponent_error + 4.5e-16 * logs);
+    const double entries = entry_error(limits, p->since_absorb) + rounding + out->lost, over = OVER(mass);
+    const double noise = p->narrow > 0 ? NARROW_NOISE : 0; /* of float32 sums, which certify nothing */
+    const double terms = limits->dual_scale + fabs(limits->dual_constant) + fabs(out->dual) +
+                         limits->hard_sides * limits->reg * log_size * (mass + hard);
+    p->moved = mass * (limits->reg * entries + limits->rho_kl * rounding) + 1e-15 * terms;
+    if (p->narrow > 0)
         p->moved += guard_slack(limits, p, mass);
     out->error = plan_error(gap * over * limits->inv_reg) + hard * over + storage_error(limits, p->since_absorb) +
                  rounding + out->lost;
-    out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, gap, mass, entries, log_size);
-    if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || isnan(out->error))
+    out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, gap, mass, entries + noise, log_size);
+    if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || !(out->error + p->moved < INF))
         out->gap = out->error = INF;
-    out->dual = isnan(p->moved) ? -INF : out->dual - p->moved;
+    out->dual = p->moved < INF ? out->dual - p->moved : -INF;
 }
 
 /* Has the certificate stood still for long?  Slow progress of the dual value adds up until it counts. */
@@ -203,7 +219,9 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     if (out->mass < LEAST_MASS)
         return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;
     if (stalled(p, out) && !done)
-        return out->mass > LARGEST ? MAPUOT_NOT_FINITE : out->dead > 0 ? MAPUOT_UNDERFLOW : MAPUOT_STALLED;
+        return out->mass > LARGEST || is_clipped(limits, scale) ? MAPUOT_NOT_FINITE
+               : out->dead > 0                                  ? MAPUOT_UNDERFLOW
+                                                                : MAPUOT_STALLED;
     if (left && !(done && fresh))
         return MAPUOT_ABSORB; /* the next v has left the range of this K */
     if (out->mass > LARGEST)
@@ -232,6 +250,7 @@ FN void judge(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out
     if (p->status == MAPUOT_NOT_FINITE || p->status == MAPUOT_UNDERFLOW) {
         out->gap = out->error = INF;
         out->dual = -INF;
+        out->mass = isnan(out->mass) ? INF : out->mass;
     }
 }
 #endif

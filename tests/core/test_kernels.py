@@ -55,6 +55,9 @@ def compare_passes(case, passes, tol, **keywords):
         np.testing.assert_allclose(got.mass, right.mass, rtol=tol)
         below = ours.progress.narrow * (1e-6 * case.reg * got.mass + 1e-7 * ours.limits.dual_scale)
         np.testing.assert_allclose(got.dual + below, right.dual, atol=tol * scale)
+        if ours.progress.narrow and right.gap < np.inf:  # what the gap of float32 sums has in hand
+            root = np.sqrt(right.gap) + 1e-6 * np.sqrt(got.mass * ours.limits.rho_kl)
+            right.gap = root**2 * (1 + 3e-6)
         np.testing.assert_allclose(got.gap, right.gap, atol=tol * scale, rtol=tol)
 
 

@@ -117,7 +117,7 @@ class BatchWorkspace:
         task = self.task
         scale = np.zeros(self.p)
         for side, weight in ((task.rows, task.A), (task.cols, task.B)):
-            scale += weight @ side.soft_rho
+            scale += side.dual_sizes(weight)
         values = zip(self.states, task.reg * task.c_mass, scale, self.rows["weight"].sum(1), strict=True)
         for state, constant, size, weight in values:
             limits = state.limits
