@@ -91,6 +91,10 @@ class Cost:
                 low, high = min(low, found[0]), max(high, found[1])
         return (low, high, bad, infinite) if low <= high else (0.0, 0.0, bad, infinite)
 
+    def error(self, largest: float) -> float:
+        """Bound on the rounding of an entry, of which ``largest`` is the largest: none of what is given as a number."""
+        return 0.0
+
     def sum(self) -> float:
         return sum(float(M.sum(dtype="float64")) for _, _, M, _ in self.blocks())
 

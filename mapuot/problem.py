@@ -120,7 +120,8 @@ class Problem(Common):
         """Relative plan error by the rounding of log u + log v - M / reg, from its largest terms."""
         largest = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (log_u, log_v))
         largest += sum(map(largest_log, self.log_reference))
-        return EXPONENT_ROUNDING * float(self.spread + self.ranks.max(largest))
+        costs = self.cost.error(self.M_max) / self.reg
+        return EXPONENT_ROUNDING * float(self.spread + self.ranks.max(largest)) + costs
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """log u_i + log a_i and log v_j + log b_j, the exponent of the plan but for M and c; -inf where it is 0."""

@@ -211,7 +211,8 @@ def solve(
         with first_read(cost, progress and ranks.rank == 0):
             problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
-        options = make_options(method, precision, tol, tol_gap, threads, schedule)
+        storage = "mixed" if precision == "auto" and cost.never_stored else precision
+        options = make_options(method, storage, tol, tol_gap, threads, schedule)
         start = start_potentials(warm_start, problem)
         ranks.rows.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)

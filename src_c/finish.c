@@ -210,13 +210,14 @@ static int finish_judge(mapuot_state *state, mapuot_finish *finish, mapuot_stats
     if (stats->rejected > 0 && !isfinite(p->shift))
         p->shift = finish->before;
     judge(limits, p, stats, largest_scale(finish), finish->sums[SUM_ADVANCED]);
-    if (p->status == MAPUOT_COARSE) { /* from here on K is remade from M in float64 in every pass */
+    const int coarse = p->status == MAPUOT_COARSE, made = makes_rows(state) && !(p->narrow > 0);
+    if (coarse || (made && !state->exact)) { /* from here on K is remade from M in float64 in every pass */
         state->exact = 1;
         limits->finer = 0;
         limits->storage_error = 0.0;
         limits->flush = TINY;
         widen_passes(p);
-        stats->status = (double)(p->status = MAPUOT_RUNNING);
+        stats->status = (double)(p->status = coarse ? MAPUOT_RUNNING : p->status);
     }
     return (int)p->status;
 }

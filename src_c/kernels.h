@@ -29,6 +29,9 @@ enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };
 static inline int64_t entry_bytes(mapuot_dtype dtype) { return dtype == MAPUOT_F64 ? 8 : dtype == MAPUOT_F32 ? 4 : 2; }
 static inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
 
+/* whether a pass makes its rows instead of reading them from K */
+static inline int makes_rows(const mapuot_state *state) { return state->exact || state->M.points.x; }
+
 /* What streams over M need: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij inv_reg). */
 typedef struct {
     int64_t m, n;
@@ -54,7 +57,8 @@ typedef mapuot_sweep sweep_args;
 typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out);
 
 typedef struct {
-    /* the float64 ones of row_pass, row_dots and row_sums make their rows from M where state->exact says so */
+    /* where makes_rows says so, the float64 ones of row_pass, row_dots and row_sums make their rows, and the float32
+     * narrow_pass does */
     pass_fn row_pass;                            /* s = K v; u = prox(s); sums += K^T u */
     pass_fn narrow_pass;                         /* row_pass in short float32 runs on narrow_v; NULL for float64 */
     pass_fn row_dots;                            /* rows.marginal = K v */

@@ -6,11 +6,13 @@
  * row_dots and row_sums are its halves, where the rows go on in other processes and s is summed over them between the two.
  * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
  * A tile has a source, chosen at compile time as the pass and the storage are: STORED, it lies in K; MADE, its rows are
- * made from M through cost.h into the thread's own buffer, used for both halves and overwritten by those of the next.
+ * made into the thread's own buffer, used for both halves and overwritten by those of the next: from M in float64 through
+ * cost.h, from points in float32 together with their dots (narrow_points.h).
  * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cuh, src_cuda/plan_pass.cuh, mapuot/backends/reference.py.
  */
 #include "cost.h"
 #include "kernels.h"
+#include "narrow_points.h"
 #include "prox_rows.h"
 #include "vec.h"
 
@@ -40,9 +42,10 @@ typedef struct {
     const double *u;
 } tile;
 
-typedef enum { WIDE, NARROW, PLAN } form; /* the three passes; always known to the compiler */
-typedef enum { STORED, MADE } source;     /* where a tile comes from; likewise */
-enum { MAKES = sizeof(real) == 8 };       /* exact passes, the users of MADE, run in float64 whatever K is stored in */
+typedef enum { WIDE, NARROW, PLAN } form;  /* the three passes; always known to the compiler */
+typedef enum { STORED, MADE } source;      /* where a tile comes from; likewise */
+enum { MAKES = sizeof(real) == 8 };        /* rows of K are made in float64 whatever it is stored in... */
+enum { MAKES_POINTS = sizeof(real) == 4 }; /* ...and those of narrow passes between points in float32 */
 
 /* ---- rows from M ---- */
 
@@ -113,12 +116,15 @@ static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64
     make_rows(&args, i, i + count, (real *)state->tile, 0);
 }
 
-/* R rows from i on, those of a tile made before being lost */
-ALWAYS_INLINE real *open_tile(const range *g, int64_t i, const source from, const int R)
+/* R rows from i on, those of a tile made before being lost; narrow ones come with their dots s */
+ALWAYS_INLINE real *open_tile(const range *g, int64_t i, double *s, const form form, const source from, const int R)
 {
     if (from == STORED)
         return (real *)g->state->kernel + i * g->ld;
-    make_tile(g->state, i, R);
+    if (MAKES_POINTS && form == NARROW)
+        made_tile(g->state, i, (float *)g->state->tile, s, R);
+    else
+        make_tile(g->state, i, R);
     return (real *)g->state->tile;
 }
 
@@ -338,9 +344,11 @@ ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const in
     int64_t i = step < 0 ? i0 + (count - 1) * R : i0;
     for (int64_t t = 0; t < count; t++, i += step) {
         const int last = t + 1 == count, flush = last || (t + 1) % (RUN_ROWS / R) == 0;
-        const tile now = {open_tile(g, i, from, R), form == PLAN ? growth : g->state->rows.scale + i};
+        const tile now = {open_tile(g, i, s, form, from, R), form == PLAN ? growth : g->state->rows.scale + i};
         const real *next = last || from == MADE ? NULL : (real *)g->state->kernel + (i + step) * g->ld;
-        if (!piped || t == 0)
+        if (form == NARROW && from == MADE)
+            ; /* they came with the tile */
+        else if (!piped || t == 0)
             dots(g, now.row, NULL, NULL, 0, s, form, R);
         if (!last)
             request_rows(&g->state->rows, i + step);
@@ -381,8 +389,8 @@ typedef enum { DOTS, SUMS } half;
 /* s = K v of R rows to rows.marginal; or u = prox(s) and the column sums */
 ALWAYS_INLINE void half_tile(const range *g, int64_t i, const half half, const source from, const int R)
 {
-    const tile now = {open_tile(g, i, from, R), g->state->rows.scale + i};
     double s[TILE] = {0}, *kept = g->state->rows.marginal + i;
+    const tile now = {open_tile(g, i, s, WIDE, from, R), g->state->rows.scale + i};
     if (half == DOTS) {
         wide_dots(g, now.row, NULL, NULL, s, WIDE, R);
         memcpy(kept, s, R * sizeof(double));
@@ -408,7 +416,7 @@ ALWAYS_INLINE void half_range(const mapuot_state *state, int64_t i0, int64_t i1,
 
 void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    if (MAKES && state->exact)
+    if (MAKES && makes_rows(state))
         row_range(state, i0, i1, sums, WIDE, MADE);
     else
         row_range(state, i0, i1, sums, WIDE, STORED);
@@ -417,7 +425,10 @@ void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double 
 #ifndef MAPUOT_DTYPE_F64
 void KERNEL(narrow_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    row_range(state, i0, i1, sums, NARROW, STORED);
+    if (MAKES_POINTS && makes_rows(state))
+        row_range(state, i0, i1, sums, NARROW, MADE);
+    else
+        row_range(state, i0, i1, sums, NARROW, STORED);
 }
 #endif
 
@@ -431,7 +442,7 @@ void KERNEL(plan_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double
 
 void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    if (MAKES && state->exact)
+    if (MAKES && makes_rows(state))
         half_range(state, i0, i1, sums, DOTS, MADE);
     else
         half_range(state, i0, i1, sums, DOTS, STORED);
@@ -439,7 +450,7 @@ void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double 
 
 void KERNEL(row_sums)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    if (MAKES && state->exact)
+    if (MAKES && makes_rows(state))
         half_range(state, i0, i1, sums, SUMS, MADE);
     else
         half_range(state, i0, i1, sums, SUMS, STORED);

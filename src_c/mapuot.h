@@ -82,6 +82,17 @@ typedef struct {
     int64_t rows;   /* that it summed in the last pass */
 } mapuot_share;
 
+/* What float32 passes between points make their rows of (narrow_points.h); x NULL: there are none. */
+typedef enum { MAPUOT_SQUARES, MAPUOT_PRODUCTS, MAPUOT_ROOTS, MAPUOT_SIZES } mapuot_narrow_form;
+typedef struct {
+    const float *x;   /* m x d, one point after another */
+    const float *y;   /* n padded / 16 blocks of 16 points, in each one coordinate after another */
+    const float *row; /* m: the exponent of base 2 beside that of the metric */
+    const float *col; /* n padded, -2^15 behind n, as of all that is left out */
+    int64_t d;
+    mapuot_narrow_form form;
+} mapuot_narrow_points;
+
 /* All that one solve holds.  sums has n entries (padded) and then MAPUOT_SCALARS row scalars: with the rows
  * shared among processes, the sum of this one array over them is all that row_pass has to exchange. */
 typedef struct {
@@ -102,11 +113,12 @@ typedef struct {
     int32_t tried[2];  /* passes measured, wide and narrow */
     double seconds[2][2]; /* the shortest of them, plain and piped */
     int32_t exact;        /* 1: K is remade from M in float64, tile by tile, since its storage is too coarse for tol */
-    mapuot_matrix M, c;   /* for exact passes */
+    mapuot_matrix M, c;   /* for exact passes, and for points, of which there is no K to read */
     const double *alpha, *beta; /* the logs in K (m, n) */
-    double *tile;               /* threads x 8 x ld: the rows of K that an exact pass works on */
-    mapuot_coarse coarse;       /* in use while progress.coarse or its own labelled is 1 */
-    mapuot_share *shares;       /* one a thread: rows by the speed of each; NULL: evenly, whatever their speed */
+    double *tile;               /* threads x 8 x ld: the rows of K that a pass makes and works on */
+    mapuot_narrow_points narrow_points;
+    mapuot_coarse coarse; /* in use while progress.coarse or its own labelled is 1 */
+    mapuot_share *shares; /* one a thread: rows by the speed of each; NULL: evenly, whatever their speed */
 } mapuot_state;
 
 /* What the sweeps of finish_pass need beside the state. */

@@ -6,7 +6,7 @@
  */
 #ifndef MAPUOT_POINTS_H
 #define MAPUOT_POINTS_H
-#include "mapuot.h"
+#include "kernels.h"
 #include "vec.h"
 
 #define HALF_PI 1.5707963267948966
@@ -47,17 +47,25 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
 {
     const double *x = points->x + i * points->d, *y = points->y + j;
     const vd zero = v_set(0.0), scale = v_set(points->scale);
-    for (int64_t k = 0; k < count; k += VL) {
-        vd sum = zero;
+    for (int64_t k = 0; k < count; k += PAD) { /* y is padded so */
+        vd sum[PAD / VL];
+        UNROLL
+        for (int p = 0; p < PAD / VL; p++)
+            sum[p] = zero;
         for (int64_t q = 0; q < points->d; q++) {
-            const vd t = v_sub(v_set(x[q]), v_load(y + q * points->ld + k));
-            sum = metric == MAPUOT_CITYBLOCK ? v_add(sum, v_max(t, v_sub(zero, t))) : v_fma(t, t, sum);
+            UNROLL
+            for (int p = 0; p < PAD / VL; p++) {
+                const vd t = v_sub(v_set(x[q]), v_load(y + q * points->ld + k + p * VL));
+                sum[p] = metric == MAPUOT_CITYBLOCK ? v_add(sum[p], v_max(t, v_sub(zero, t))) : v_fma(t, t, sum[p]);
+            }
         }
-        v_store(out + k, point_cost(sum, metric, scale));
+        UNROLL
+        for (int p = 0; p < PAD / VL; p++)
+            v_store(out + k + p * VL, point_cost(sum[p], metric, scale));
     }
 }
 
-/* the costs of row i in the columns [j, j + count), and up to a multiple of VL behind */
+/* the costs of row i in the columns [j, j + count), and up to a multiple of PAD behind */
 ALWAYS_INLINE void points_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out)
 {
     switch (points->metric) {

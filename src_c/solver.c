@@ -53,8 +53,11 @@ typedef struct {
     row_schedule schedule; /* its shares are NULL where all is even */
 } rows_job;
 
-/* how a tile's rows are held: as K is stored, or made in float64 */
-static mapuot_dtype tile_dtype(const mapuot_state *state) { return state->exact ? MAPUOT_F64 : state->dtype; }
+/* how a tile's rows are held: as K is stored, or made: in float64 but for narrow passes */
+static mapuot_dtype tile_dtype(const mapuot_state *state)
+{
+    return makes_rows(state) && !state->progress.narrow ? MAPUOT_F64 : state->dtype;
+}
 
 static pass_fn pass_of(const mapuot_state *state, int half)
 {
@@ -109,7 +112,7 @@ static void rows_task(void *context, int thread, int threads)
     if (job->half != DOTS)
         memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
     own.run = state->progress.narrow ? state->run + thread * padded(state->n) : NULL;
-    own.tile = state->exact ? state->tile + thread * TILE * state->ld : NULL;
+    own.tile = makes_rows(state) ? state->tile + thread * TILE * state->ld : NULL;
     if (state->coarse.labelled)
         mapuot_active_kernels()->coarse_rows(state, pass_of(state, job->half), thread, threads, sums);
     else if (job->schedule.shares)
@@ -137,7 +140,7 @@ static int tile_rows(const mapuot_state *state)
 {
     const int64_t np = padded(state->n), row = np * entry_bytes(tile_dtype(state));
     const int64_t L2 = mapuot_l2_bytes(), room = L2 / 8 * 7 - np * (state->progress.narrow ? 8 : 16);
-    if (TILE * row <= L2 / 6)
+    if (TILE * row <= (makes_rows(state) ? L2 / 2 : L2 / 6)) /* of rows that are made there is one tile */
         return TILE;
     return 2 * 4 * row > room && 2 * 2 * row <= room ? 2 : 4;
 }
@@ -149,7 +152,7 @@ static double sum_rows(mapuot_pool *pool, mapuot_state *state, int half, int nar
 {
     mapuot_state pass = *state;
     double *seconds = state->seconds[narrow], begun = now();
-    const int plain = half == WHOLE && !state->exact && !state->coarse.labelled;
+    const int plain = half == WHOLE && !makes_rows(state) && !state->coarse.labelled;
     int *tried = &state->tried[narrow], trial = state->piped < 0 && *tried < TRIALS && plain;
     pass.progress.narrow = narrow;
     pass.tile_rows = state->tile_rows ? state->tile_rows : tile_rows(&pass);

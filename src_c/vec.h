@@ -4,8 +4,8 @@
  * v_load_part v_store_part (the first count lanes; the others from rest) v_sum_each (lane k: v_sum of x[k])
  * v_if_less (x < y ? a : b) v_scale2 (p 2^k) v_split (x = m 2^e, 1 <= m < 2)
  * v_load_f32 v_store_f32 v_load_part_f32 (zeros behind count) v_store_part_f32 v_load_bf16 v_store_bf16 v_stream v_stream_f32
- * and, built on them, v_exp and v_log; on FL lanes of float32: f_set f_load f_load_bf16 f_store f_add f_fma f_fold
- * f_add_to.
+ * and, built on them, v_exp and v_log; on FL lanes of float32: f_set f_load f_load_bf16 f_store f_add f_sub f_fma f_max
+ * f_sqrt f_round f_scale2 (p 2^k, k whole) f_if_less f_fold f_add_to, and f_exp2 of them.
  */
 #ifndef MAPUOT_VEC_H
 #define MAPUOT_VEC_H
@@ -80,6 +80,18 @@ ALWAYS_INLINE vd v_log(vd x)
     p = v_fma(p, w, v_set(0.6666666666666666));
     vd tail = v_fma(v_mul(z, w), p, v_mul(e, v_set(0x1.ef35793c7673p-45)));
     return v_fma(e, v_set(0x1.62e42fefa38p-1), v_add(v_add(z, z), tail));
+}
+
+/* 2^t within 2e-7, 0 below 2^-126, for |t| < 2^22; degree 5 */
+ALWAYS_INLINE vf f_exp2(vf t)
+{
+    const vf k = f_round(t), r = f_sub(t, k);
+    vf p = f_fma(f_set(0x1.5bba14p-10f), r, f_set(0x1.3cea88p-7f));
+    p = f_fma(p, r, f_set(0x1.c6b752p-5f));
+    p = f_fma(p, r, f_set(0x1.ebf9bcp-3f));
+    p = f_fma(p, r, f_set(0x1.62e42ap-1f));
+    p = f_fma(p, r, f_set(1.0f));
+    return f_if_less(t, f_set(-126.0f), f_set(0.0f), f_scale2(p, k));
 }
 
 #if defined(MAPUOT_DTYPE_F64)

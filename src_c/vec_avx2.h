@@ -115,7 +115,17 @@ ALWAYS_INLINE vf f_set(float x) { return _mm256_set1_ps(x); }
 ALWAYS_INLINE vf f_load(const float *p) { return _mm256_loadu_ps(p); }
 ALWAYS_INLINE void f_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
 ALWAYS_INLINE vf f_add(vf a, vf b) { return _mm256_add_ps(a, b); }
+ALWAYS_INLINE vf f_sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
 ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+ALWAYS_INLINE vf f_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+ALWAYS_INLINE vf f_sqrt(vf a) { return _mm256_sqrt_ps(a); }
+ALWAYS_INLINE vf f_round(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+ALWAYS_INLINE vf f_scale2(vf p, vf k)
+{
+    __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(k), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), e));
+}
+ALWAYS_INLINE vf f_if_less(vf x, vf y, vf a, vf b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_LT_OQ)); }
 
 ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)
 {

@@ -108,7 +108,16 @@ ALWAYS_INLINE vf f_set(float x) { return _mm512_set1_ps(x); }
 ALWAYS_INLINE vf f_load(const float *p) { return _mm512_loadu_ps(p); }
 ALWAYS_INLINE void f_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
 ALWAYS_INLINE vf f_add(vf a, vf b) { return _mm512_add_ps(a, b); }
+ALWAYS_INLINE vf f_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+ALWAYS_INLINE vf f_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+ALWAYS_INLINE vf f_sqrt(vf a) { return _mm512_sqrt_ps(a); }
+ALWAYS_INLINE vf f_round(vf a) { return _mm512_roundscale_ps(a, 0); }
+ALWAYS_INLINE vf f_scale2(vf p, vf k) { return _mm512_scalef_ps(p, k); }
+ALWAYS_INLINE vf f_if_less(vf x, vf y, vf a, vf b)
+{
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), b, a);
+}
 
 ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)
 {

@@ -103,7 +103,17 @@ ALWAYS_INLINE vf f_set(float x) { return vdupq_n_f32(x); }
 ALWAYS_INLINE vf f_load(const float *p) { return vld1q_f32(p); }
 ALWAYS_INLINE void f_store(float *p, vf x) { vst1q_f32(p, x); }
 ALWAYS_INLINE vf f_add(vf a, vf b) { return vaddq_f32(a, b); }
+ALWAYS_INLINE vf f_sub(vf a, vf b) { return vsubq_f32(a, b); }
 ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+ALWAYS_INLINE vf f_max(vf a, vf b) { return vmaxq_f32(a, b); }
+ALWAYS_INLINE vf f_sqrt(vf a) { return vsqrtq_f32(a); }
+ALWAYS_INLINE vf f_round(vf a) { return vrndnq_f32(a); }
+ALWAYS_INLINE vf f_scale2(vf p, vf k)
+{
+    const int32x4_t e = vshlq_n_s32(vcvtnq_s32_f32(k), 23);
+    return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), e));
+}
+ALWAYS_INLINE vf f_if_less(vf x, vf y, vf a, vf b) { return vbslq_f32(vcltq_f32(x, y), a, b); }
 
 ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)
 {

@@ -84,7 +84,23 @@ ALWAYS_INLINE vf f_load(const float *p) { return *p; }
 ALWAYS_INLINE vf f_load_bf16(const uint16_t *p) { return (float)v_load_bf16(p); }
 ALWAYS_INLINE void f_store(float *p, vf x) { *p = x; }
 ALWAYS_INLINE vf f_add(vf a, vf b) { return a + b; }
+ALWAYS_INLINE vf f_sub(vf a, vf b) { return a - b; }
 ALWAYS_INLINE vf f_fma(vf a, vf b, vf c) { return a * b + c; }
+ALWAYS_INLINE vf f_max(vf a, vf b) { return a > b ? a : b; }
+ALWAYS_INLINE vf f_sqrt(vf a) { return sqrtf(a); }
+ALWAYS_INLINE vf f_round(vf a)
+{
+    return (a + 12582912.0f) - 12582912.0f;
+} /* |a| < 2^22: 1.5 2^23 leaves whole numbers */
+ALWAYS_INLINE vf f_scale2(vf p, vf k)
+{
+    uint32_t b;
+    memcpy(&b, &p, 4);
+    b += (uint32_t)(int32_t)k << 23;
+    memcpy(&p, &b, 4);
+    return p;
+}
+ALWAYS_INLINE vf f_if_less(vf x, vf y, vf a, vf b) { return x < y ? a : b; }
 /* the lanes as float64, folded to VL */
 ALWAYS_INLINE vd f_fold(vf x) { return x; }
 /* p[0 .. FL) += x in float64 */

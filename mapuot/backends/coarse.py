@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..points import PointCloud
 from ..problem import Problem
 from ..processor import SERIAL_ENTRIES
 from .contract import Stats
@@ -43,13 +44,20 @@ def clusters_of(points: int, entries: int) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
+def features(problem: Problem) -> tuple[Any, Any]:
+    """By what columns and rows are told apart: their coordinates, where they are points, else some entries of M."""
+    cost, ranks, rng = problem.cost, problem.rows.ranks, np.random.default_rng(0)
+    if isinstance(cost, PointCloud):
+        return cost.columns[:, : cost.shape[1]].T, cost.rows
+    M, some = problem.M, [rng.choice(k, min(k, SAMPLES), replace=False) for k in cost.shape]
+    columns = np.vstack(ranks.all(M[some[0][: -(-SAMPLES // ranks.size)]])).T
+    found = [np.where(np.isfinite(X), X, problem.M_max).astype(np.float64) for X in (columns, M[:, some[1]])]
+    return found[0], found[1]
+
+
 def find(problem: Problem, split: Callable[[Any, int], Any], rows: int, cols: int) -> Labels:
     """So many clusters of the own rows, and of the columns, the same on all ranks; ``split`` labels rows of a table."""
-    M, ranks, rng = problem.M, problem.rows.ranks, np.random.default_rng(0)
-    some = [rng.choice(k, min(k, SAMPLES), replace=False) for k in M.shape]
-    columns = np.vstack(ranks.all(M[some[0][: -(-SAMPLES // ranks.size)]])).T
-    features = (np.where(np.isfinite(X), X, problem.M_max).astype(np.float64) for X in (columns, M[:, some[1]]))
-    label, row_label = map(split, features, (cols, rows))
+    label, row_label = map(split, features(problem), (cols, rows))
     order = np.argsort(row_label, kind="stable")
     return Labels(label, order, np.searchsorted(row_label[order], np.arange(rows + 1)))
 
@@ -66,7 +74,7 @@ class Coarse:
         self.workspace, self.problem = workspace, problem
         self.passes, self.dropped = 0, 0
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
-        at_hand = problem.cost.held and not problem.cost.never_stored and problem.cols.ranks.size == 1
+        at_hand = problem.cost.held and problem.cols.ranks.size == 1
         self.wanted = memory > 0 and None not in rhos and at_hand
         if self.wanted:
             m, n = problem.shape

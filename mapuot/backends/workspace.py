@@ -60,6 +60,7 @@ class KernelWorkspace:
             self.dead = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
             off_u, off_v = out_u | self.dead[0], out_v | self.dead[1]
             alpha[off_u] = beta[off_v] = -np.inf
+            alpha, beta = self.fitted(alpha, beta)
             d, e = alpha - la, beta - lb
         d[off_u] = e[off_v] = np.inf
         self.build(alpha, beta, problem.exponent_error(alpha, beta))
@@ -96,6 +97,10 @@ class KernelWorkspace:
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """alpha_i = -max_j(log v_j - M_ij / reg), beta by ``column_scaling``; +inf where there is none."""
         raise NotImplementedError
+
+    def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
+        """The scalings nearest to these that the backend can hold."""
+        return alpha, beta
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         """K, and the error that the rounding of its exponents makes in a plan."""

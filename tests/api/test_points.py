@@ -8,7 +8,10 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import mapuot
+from mapuot.backends import cpu
 from mapuot.points import METRICS
+from mapuot.problem import Problem
+from mapuot.strategy import make_options
 
 SHAPES = [(1, 1, 1), (1, 7, 2), (9, 1, 3), (37, 53, 3), (20, 33, 17), (5, 600, 1)]
 
@@ -86,6 +89,46 @@ def test_large_coordinates_keep_their_differences():
     far = mapuot.solve(mapuot.PointCloud(x + 2.0**27, y + 2.0**27), a, b, 0.05, 1.0)
     near = mapuot.solve(mapuot.PointCloud((x + 2.0**27) - 2.0**27, (y + 2.0**27) - 2.0**27), a, b, 0.05, 1.0)
     np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
+
+
+def one_pass(cloud, a, b, reg, precision, log_v):
+    """What a first pass from log v leaves: sums of the columns beside the scalings, and scalings of the rows."""
+    problem = Problem.from_arrays(cloud, a, b, reg, 1.0, "kl", "product", cpu)
+    workspace = cpu.Workspace(problem, make_options("auto", precision, 1e-9, None, 2))
+    workspace.absorb(log_v)
+    narrow = bool(workspace.progress.narrow)
+    [stats] = workspace.make_passes(1)
+    return stats, *workspace.potentials(), *workspace.marginals(), narrow
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
+@pytest.mark.parametrize("shape", [*SHAPES, (70, 1100, 3), (13, 40, 64)])
+def test_float32_passes_are_those_of_float64(isa, metric, shape):
+    x, y, a, b = clouds(*shape)
+    cloud = mapuot.PointCloud(x - 0.3, y, metric, 1.0 / shape[2])
+    log_v = np.random.default_rng(1).normal(size=shape[1])
+    got, want = (one_pass(cloud, a, b, 0.02, precision, log_v) for precision in ("mixed", "float64"))
+    assert got[-1]
+    assert not want[-1]
+    assert got[0].mass == pytest.approx(want[0].mass, rel=2e-5)
+    for k in (1, 2):
+        np.testing.assert_allclose(got[k], want[k], atol=2e-5)
+    for k in (3, 4):
+        np.testing.assert_allclose(got[k], want[k], rtol=2e-5)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
+@pytest.mark.parametrize("d", [2, 3, 20])
+def test_the_certificate_holds_after_float32_passes(metric, d):
+    rng = np.random.default_rng(d)
+    x, y, a, b = rng.normal(size=(150, d)), rng.normal(size=(130, d)) * 0.8 + 0.1, rng.random(150), rng.random(130) * 2
+    cloud = mapuot.PointCloud(x, y, metric, 0.3)
+    for reg in (0.5, 0.02):
+        want = mapuot.solve(np.asarray(cloud), a, b, reg, 1.0, tol=1e-11)
+        for tol in (1e-3, 1e-6):
+            got = mapuot.solve(cloud, a, b, reg, 1.0, tol=tol)
+            assert got.converged
+            assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
 
 
 def test_degenerate_clouds():

@@ -14,6 +14,7 @@ import numpy as np
 from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
+from ...points import PointCloud
 from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
 from ...side import Side
@@ -22,7 +23,7 @@ from ..contract import Options, Stats, memory_of
 from ..limits import START, fill
 from ..records import STATS, put, told
 from ..workspace import STORAGE, KernelWorkspace
-from . import native
+from . import narrow_points, native
 from .native import check, empty, matrix, padded, pointer
 
 NARROW_NOISE = 1e-7  # some 3e-8 in a marginal, from runs of up to 64 rows in float32
@@ -44,9 +45,10 @@ class Workspace(KernelWorkspace):
     def __init__(self, problem: Problem, options: Options) -> None:
         super().__init__(problem, options)
         m, n = problem.shape
-        self.made = problem.cost.never_stored  # every pass makes its rows in float64, as an exact one does
+        self.made = problem.cost.never_stored  # every pass makes its rows, in float32 or, as an exact one, in float64
+        self.in_grid = problem.cols.ranks.size > 1
         if self.made:
-            self.dtype = "float64"
+            self.dtype = "float32" if self.dtype != "float64" and narrow_points.suits(problem) else "float64"
         itemsize = np.dtype(STORAGE[self.dtype]).itemsize
         memory = memory_of(options.memory, problem.ranks.min(m), itemsize)
         self.safe_spread = SAFE_SPREAD[self.dtype]
@@ -58,7 +60,6 @@ class Workspace(KernelWorkspace):
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
         lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
-        self.in_grid = problem.cols.ranks.size > 1
         self.shares = ffi.new("mapuot_share[]", threads) if threads > 1 and options.schedule == "auto" else ffi.NULL
         state = self.state = ffi.new("mapuot_state *")
         state.shares = self.shares
@@ -80,7 +81,10 @@ class Workspace(KernelWorkspace):
         if problem.cost.held:
             self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
             state.M, state.c = self.matrices
-        state.exact = self.made
+        state.exact = self.made and not narrow
+        self.narrow_points = None
+        if narrow and isinstance(problem.cost, PointCloud):
+            self.narrow_points = narrow_points.NarrowPoints(problem.cost, problem.reg, state)
         tiles = self.made or self.limits.finer
         self.tile = empty(threads * native.TILE * self.ld if tiles else 0)
         state.tile = pointer(self.tile) if tiles else ffi.NULL
@@ -107,6 +111,9 @@ class Workspace(KernelWorkspace):
 
     def shifted_log_v(self) -> F64:
         return self.col_side["log_scale"][: self.problem.shape[1]]
+
+    def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
+        return self.narrow_points.fitted(alpha, beta) if self.narrow_points else (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         problem, state = self.problem, self.state

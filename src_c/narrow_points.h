@@ -1,0 +1,113 @@
+/* narrow_points.h - rows of K between points in float32, made for narrow passes together with their products with v:
+ *
+ *     K_ij = 2^(row_i + col_j - c_ij),   c the metric between coordinates that are centred and scaled by log2(e) / reg
+ *
+ * row and col are multiples of 2^-8 below 2^15, so that their sum has no rounding: K's scalings were chosen so (PRODUCTS:
+ * with the squares of the rounded coordinates in them).  What is left is the rounding of c.  Who fills the record:
+ * mapuot/backends/cpu/narrow_points.py.  In float64: points.h by way of cost.h.
+ */
+#ifndef MAPUOT_NARROW_POINTS_H
+#define MAPUOT_NARROW_POINTS_H
+#include "kernels.h"
+#include "vec.h"
+
+enum { STEPS = PAD / FL, MADE_ROWS = STEPS == 1 ? 8 : 4 }; /* as many sums at a time as there are registers for */
+
+/* 16 columns from j on of R rows from i on: the sums over the coordinates */
+ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, int64_t j, vf sum[][STEPS],
+                                 const int64_t d, const mapuot_narrow_form form, const int R)
+{
+    const float *x = points->x + i * d, *y = points->y + j * d;
+    UNROLL
+    for (int r = 0; r < R; r++)
+        UNROLL
+    for (int q = 0; q < STEPS; q++)
+        sum[r][q] = f_set(0.0f);
+    for (int64_t k = 0; k < d; k++, y += PAD)
+        UNROLL
+    for (int q = 0; q < STEPS; q++) {
+        const vf yk = f_load(y + q * FL);
+        UNROLL
+        for (int r = 0; r < R; r++) {
+            const vf xk = f_set(x[r * d + k]), t = f_sub(xk, yk);
+            if (form == MAPUOT_PRODUCTS)
+                sum[r][q] = f_fma(xk, yk, sum[r][q]);
+            else if (form == MAPUOT_SIZES)
+                sum[r][q] = f_add(sum[r][q], f_max(t, f_sub(yk, xk)));
+            else
+                sum[r][q] = f_fma(t, t, sum[r][q]);
+        }
+    }
+}
+
+/* R rows from i on to out, ld further each, and s_r = K_r . v, written up to a multiple of VL */
+ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, double *s, const int64_t d,
+                             const mapuot_narrow_form form, const int R)
+{
+    const mapuot_narrow_points *points = &state->narrow_points;
+    const int64_t np = padded(state->n), run = 512;
+    vd total[TILE];
+    UNROLL
+    for (int r = 0; r < R; r++)
+        total[r] = v_set(0.0);
+    for (int64_t j0 = 0; j0 < np; j0 += run) {
+        vf dot[MADE_ROWS];
+        UNROLL
+        for (int r = 0; r < R; r++)
+            dot[r] = f_set(0.0f);
+        for (int64_t j = j0; j < np && j < j0 + run; j += PAD) {
+            vf sum[MADE_ROWS][STEPS];
+            narrow_metric(points, i, j, sum, d, form, R);
+            UNROLL
+            for (int q = 0; q < STEPS; q++) {
+                const vf col = f_load(points->col + j + q * FL), v = f_load(state->narrow_v + j + q * FL);
+                UNROLL
+                for (int r = 0; r < R; r++) {
+                    const vf c = form == MAPUOT_ROOTS ? f_sqrt(sum[r][q]) : sum[r][q];
+                    const vf known = f_add(f_set(points->row[i + r]), col);
+                    const vf K = f_exp2(form == MAPUOT_PRODUCTS ? f_add(known, c) : f_sub(known, c));
+                    f_store(out + r * state->ld + j + q * FL, K);
+                    dot[r] = f_fma(K, v, dot[r]);
+                }
+            }
+        }
+        UNROLL
+        for (int r = 0; r < R; r++)
+            total[r] = v_add(total[r], f_fold(dot[r]));
+    }
+    UNROLL
+    for (int r = 0; r < R; r += VL)
+        v_store(s + r, v_sum_each(total + r, R - r));
+}
+
+/* the same by form, and by d where a loop over so few coordinates would take longer than they do */
+ALWAYS_INLINE void made_rows(const mapuot_state *state, int64_t i, float *out, double *s, const int R)
+{
+    const int64_t d = state->narrow_points.d;
+    const mapuot_narrow_form form = state->narrow_points.form;
+    if (form == MAPUOT_PRODUCTS)
+        made_dots(state, i, out, s, d, MAPUOT_PRODUCTS, R);
+    else if (form == MAPUOT_SIZES)
+        made_dots(state, i, out, s, d, MAPUOT_SIZES, R);
+    else if (form == MAPUOT_ROOTS)
+        made_dots(state, i, out, s, d, MAPUOT_ROOTS, R);
+    else if (d == 2)
+        made_dots(state, i, out, s, 2, MAPUOT_SQUARES, R);
+    else if (d == 3)
+        made_dots(state, i, out, s, 3, MAPUOT_SQUARES, R);
+    else
+        made_dots(state, i, out, s, d, MAPUOT_SQUARES, R);
+}
+
+static __attribute__((noinline)) void made_tile(const mapuot_state *state, int64_t i, float *out, double *s, int R)
+{
+    int r = 0;
+    for (; r + MADE_ROWS <= R; r += MADE_ROWS)
+        made_rows(state, i + r, out + r * state->ld, s + r, MADE_ROWS);
+    for (; r < R; r++) {
+        double one[8]; /* VL of them are written */
+        made_rows(state, i + r, out + r * state->ld, one, 1);
+        s[r] = one[0];
+    }
+}
+#endif
