@@ -10,7 +10,6 @@ from typing import Any
 FORMATS = {
     ".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".csv": "csv", ".h5ad": "h5ad",
 }  # fmt: skip
-WRITTEN = ("npy", "npz", "hdf5", "zarr")
 LIBRARIES = {"hdf5": "h5py", "h5ad": "h5py", "zarr": "zarr"}
 
 
