@@ -45,17 +45,19 @@ def numbers(ctx: Any, param: Any, value: str) -> Any:
 
 
 def plan_form(ctx: Any, param: Any, value: str | None) -> tuple[str, Any] | None:
-    """dense, top:K or sparse:THRESHOLD."""
+    """dense, top:K, sparse:THRESHOLD or keep:SHARE."""
     form, _, number = (value or "").partition(":")
     try:
         if form == "top" and int(number) > 0:
             return form, int(number)
         if form == "sparse" and float(number) >= 0:
             return form, float(number)
+        if form == "keep" and 0 < float(number) <= 1:
+            return form, float(number)
     except ValueError:
         pass
     if value not in (None, "dense"):
-        raise click.BadParameter(f"{value!r} must be dense, top:K or sparse:THRESHOLD")
+        raise click.BadParameter(f"{value!r} must be dense, top:K, sparse:THRESHOLD or keep:SHARE")
     return None if value is None else (form, None)
 
 
@@ -67,7 +69,12 @@ def cli() -> None:
 
 @cli.command("solve")
 @click.argument("problem", metavar="IN")
-@click.option("-o", "--output", metavar="OUT", help="Where the answer goes: .npz, .h5, .zarr, or .npy for the plan.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="OUT",
+    help="Where the answer goes: .npz, .h5, .zarr, .h5ad; .npy, .csv: a dense plan.",
+)
 @click.option("--reg", type=float, required=True, help="Entropic regularisation, in units of M.")
 @click.option(
     "--reg-m",
@@ -103,8 +110,8 @@ def cli() -> None:
 @click.option(
     "--plan",
     callback=plan_form,
-    metavar="dense|top:K|sparse:X",
-    help="Write the plan, too: dense, its K largest of each row, or all above X.",
+    metavar="dense|top:K|sparse:X|keep:S",
+    help="Write the plan: dense, the K largest of each row, all above X, or the fewest with a share S of it.",
 )
 @click.option("--report", metavar="FILE", help="Write one HTML page: problem, certificate, trace, marginals, pictures.")
 @click.option("--checkpoint", metavar="FILE", help="Write the potentials here every minute.")
@@ -113,8 +120,9 @@ def cli() -> None:
 def solve_command(**options: Any) -> None:
     """Solve the problem in the file IN.
 
-    It holds a cost matrix M, and a and b beside it or the options name them. Files are .npy, .npz, HDF5 (.h5, .hdf5) or
-    Zarr; FILE:NAME is one array of a file. Under mpiexec each process reads its own part only.
+    It holds a cost matrix M, and a and b beside it or the options name them. Files are .csv, .npy, .npz, HDF5 (.h5,
+    .hdf5), Zarr or AnnData's .h5ad (where M is X); FILE:NAME is one array of a file, or one column of a table. Under
+    mpiexec each process reads its own part only.
 
     OUT holds what mapuot.load makes a Result of again (log_u, log_v, row_marginal, col_marginal, a, b, the numbers and
     the status that are printed, and more; numbers are attributes in HDF5 and Zarr), and of the plan: plan (dense),
@@ -136,8 +144,11 @@ def check_written(options: dict[str, Any]) -> None:
         raise click.UsageError("--plan needs --output OUT")
     if options["resume"] and not checkpoint:
         raise click.UsageError("--resume needs --checkpoint FILE")
-    if output and Path(output).suffix == ".npy" and (options["plan"] or ("", None))[0] != "dense":
-        raise click.UsageError("an .npy file holds one array: ask for --plan dense, or name OUT .npz, .h5 or .zarr")
+    suffix = Path(output or "").suffix
+    if suffix in (".npy", ".csv") and (options["plan"] or ("", None))[0] != "dense":
+        raise click.UsageError(
+            f"an {suffix} file holds one array: ask for --plan dense, or name an OUT of another kind"
+        )
     if options["report"]:
         plot.pyplot()
     if output and files.split_name(output, "")[1] in files.LIBRARIES:
@@ -171,9 +182,9 @@ def run(
     ranks.same(**{"the shape of M": repr(M.shape)})
     if plan is not None and plan[0] == "top" and plan[1] > n:
         raise ValueError(f"--plan top:K: K must be at most the {n} columns of M, got {plan[1]}")
-    sparse = plan is not None and plan[0] == "sparse"
+    sparse = plan is not None and plan[0] in ("sparse", "keep")
     if sparse and given["split"] == "grid":
-        raise NotImplementedError("--plan sparse needs whole rows in each process: --split must be rows")
+        raise NotImplementedError("--plan sparse and keep need whole rows in each process: --split must be rows")
     split, backend = "rows" if sparse else given["split"], given["backend"].replace("auto", "cpu")
     grid = given["split"] = as_grid(split, ranks.size, (m, n), METHODS[given["method"]][2], backend)
     i0, i1, j0, j1 = own_block(m, n, ranks.rank, ranks.size, grid)
@@ -228,8 +239,8 @@ def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan
     elif form == "top":
         index, value = result.top_k(number)
         values.update(plan_index=result.gather(index), plan_value=result.gather(value))
-    elif form == "sparse":
-        part = result.sparse(number)
+    elif form in ("sparse", "keep"):
+        part = result.sparse(number) if form == "sparse" else result.sparse(keep=number)
         counts = result.gather(np.diff(part.indptr).astype(np.int64))
         values.update(plan_data=result.gather(part.data), plan_indices=result.gather(part.indices.astype(np.int64)))
         if counts is not None:

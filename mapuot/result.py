@@ -500,8 +500,8 @@ class Result(Answer):
         OSError
             The file cannot be written.
         """
-        if split_name(path, "")[1] == "npy":
-            raise ValueError(f"path must end in .npz, .h5 or .zarr, got {shown(path)}: an .npy file holds one array")
+        if split_name(path, "")[1] not in ("npz", "hdf5", "zarr"):
+            raise ValueError(f"path must end in .npz, .h5 or .zarr, got {shown(path)}")
         values = contents(self)
         with self.problem.ranks.together():
             if self.problem.ranks.rank == 0:

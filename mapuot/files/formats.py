@@ -7,8 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-FORMATS = {".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
-LIBRARIES = {"hdf5": "h5py", "zarr": "zarr"}
+FORMATS = {
+    ".npy": "npy", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr", ".csv": "csv", ".h5ad": "h5ad",
+}  # fmt: skip
+LIBRARIES = {"hdf5": "h5py", "h5ad": "h5py", "zarr": "zarr"}
 
 
 def split_name(text: Any, default: str) -> tuple[Path, str, str]:

@@ -11,7 +11,9 @@ members of an .npz with their checksum, and whatever a reader raises comes as a 
 
 from __future__ import annotations
 
+import csv
 import io
+import itertools
 import math
 import os
 import zipfile
@@ -29,6 +31,8 @@ from .formats import library, split_name
 
 MOST_HEADER = 1 << 16  # bytes of the header of an .npy file; numpy writes 128 and reads no more than 10,000
 MOST_INFLATED = 1032  # bytes that deflate makes of one
+DEFAULTS = ("M", "a", "b", "c")  # what is looked for where no array is named
+ANNDATA = {"M": "X", "a": "obs/a", "b": "var/b"}
 NUMBERS = "biufc"  # kinds of dtype
 CHECKED_BYTES = 1 << 20  # of a member, at once
 
@@ -76,10 +80,10 @@ def read_vector(text: Any, name: str) -> Any:
     """The array ``name`` of a file, or the one that ``text`` names, or that the file is."""
     path, kind, inside = split_name(text, name)
     array = open_array(path, kind, inside)
-    if len(array.shape) != 1:
+    if len(array.shape) != 1 and (len(array.shape) != 2 or 1 not in array.shape):  # one line of a table is a vector
         raise ValueError(f"{path}: {inside} must be a vector, got shape {array.shape}")
     with reading(path, kind):
-        return np.asarray(array[0 : array.shape[0]])
+        return np.asarray(array[0 : array.shape[0]]).ravel()
 
 
 def find_vector(matrix: Any, name: str) -> Any | None:
@@ -93,8 +97,8 @@ def find_vector(matrix: Any, name: str) -> Any | None:
 def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
     """The arrays, numbers and texts of these names in a file that `write` made, as far as it has them."""
     path, kind, _ = split_name(text, "")
-    if kind == "npy":
-        raise ValueError(f"{path} holds one array only: name an .npz, .h5 or .zarr file")
+    if kind not in ("npz", "hdf5", "zarr"):
+        raise ValueError(f"{path} holds no answer of mapuot: name an .npz, .h5 or .zarr file")
     check_regular(path, kind)
     with reading(path, kind):
         if kind == "npz":
@@ -143,6 +147,36 @@ def open_hdf5(path: Path, name: str) -> Any:
     return library("hdf5").File(path, "r").get(name)
 
 
+def open_h5ad(path: Path, name: str) -> Any:
+    """AnnData's file: M is X, a and b are columns of these names of obs and var."""
+    found = library("h5ad").File(path, "r").get(ANNDATA.get(name, name))
+    if name == "M" and found is not None and not hasattr(found, "shape"):
+        raise ValueError("X is sparse, and a cost needs all its entries: name a dense array, as in layers/NAME")
+    return found
+
+
+def open_csv(path: Path, name: str) -> Any:
+    """A table of numbers, or its column ``name``; a first line that is not of numbers names the columns."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        first = next(csv.reader(file), [])
+        names = [] if all(map(is_number, first)) else first
+        if not first:
+            raise ValueError("its first line is empty")
+        lines = file if names else itertools.chain([",".join(first)], file)
+        table = np.loadtxt(lines, delimiter=",", ndmin=2)
+    if name in names:
+        return table[:, names.index(name)]
+    return table if name in DEFAULTS else None
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def open_zarr(path: Path, name: str) -> Any:
     node: Any = library("zarr").open(path, mode="r")
     array = node if hasattr(node, "shape") else node.get(name)
@@ -164,9 +198,10 @@ def found_names(path: Path, kind: str) -> list[str]:
     if kind == "npz":
         with zipfile.ZipFile(path) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
-    elif kind == "hdf5":
-        with library("hdf5").File(path, "r") as file:
+    elif kind in ("hdf5", "h5ad"):
+        with library(kind).File(path, "r") as file:
             file.visit(names.append)
+        names += [name for name, full in ANNDATA.items() if kind == "h5ad" and full in names]
     elif kind == "zarr":
         node: Any = library("zarr").open(path, mode="r")
         names = [] if hasattr(node, "shape") else [name for name, _ in node.members(max_depth=None)]
@@ -279,4 +314,5 @@ class PackedMember:
 
 OPENERS: dict[str, Callable[[Path, str], Any]] = {
     "npy": lambda path, name: NpyFile(path), "npz": open_member, "hdf5": open_hdf5, "zarr": open_zarr,
+    "h5ad": open_h5ad, "csv": open_csv,
 }  # fmt: skip

@@ -21,6 +21,9 @@ from numpy.lib import format as npy
 
 from .formats import library, split_name
 
+ROW_VECTORS = ("a", "row_marginal", "log_u", "rho_a", "upper_a")
+COLUMN_VECTORS = ("b", "col_marginal", "log_v", "rho_b", "upper_b")
+
 
 def refuse_folder(path: Path) -> None:
     """What is written takes the place of a file or of a Zarr store, never of another folder."""
@@ -75,6 +78,7 @@ def write(text: Any, values: dict[str, Any]) -> None:
     path, kind, _ = split_name(text, "")
     writer: Callable[[Path, dict[str, Any]], None] = {
         "npy": write_npy, "npz": write_npz, "hdf5": write_hdf5, "zarr": write_zarr,
+        "csv": write_csv, "h5ad": write_h5ad,
     }[kind]  # fmt: skip
     try:
         with complete(path) as part:
@@ -96,6 +100,47 @@ def write_npy(path: Path, values: dict[str, Any]) -> None:
     (value,) = (x for x in values.values() if isinstance(x, Blocks))
     with path.open("wb") as file:
         write_rows(file, value)
+
+
+def write_csv(path: Path, values: dict[str, Any]) -> None:
+    (value,) = (x for x in values.values() if isinstance(x, Blocks))
+    with path.open("wb") as file:
+        for block in value.blocks:
+            np.savetxt(file, block, "%.17g", ",")
+
+
+def write_h5ad(path: Path, values: dict[str, Any]) -> None:
+    """AnnData: the plan, dense or CSR, as X; vectors of the rows as obs, of the columns as var, the rest as uns."""
+    m, n = len(values["a"]), len(values["b"])
+
+    def encoded(node: Any, kind: str, version: str) -> Any:
+        node.attrs.update({"encoding-type": kind, "encoding-version": version})
+        return node
+
+    with library("h5ad").File(path, "w") as file:
+        encoded(file, "anndata", "0.1.0")
+        if "plan" in values:
+            plan = values.pop("plan")
+            fill(encoded(file.create_dataset("X", plan.shape, plan.dtype), "array", "0.2.0"), plan)
+        elif "plan_indptr" in values:
+            X = encoded(file.create_group("X"), "csr_matrix", "0.1.0")
+            X.attrs["shape"] = (m, n)
+            for part in ("data", "indices", "indptr"):
+                X[part] = values.pop("plan_" + part)
+        sides = (("obs", m, ROW_VECTORS), ("var", n, COLUMN_VECTORS))
+        for side, length, names in sides:
+            frame = encoded(file.create_group(side), "dataframe", "0.2.0")
+            held = [name for name in names if name in values]
+            frame.attrs.update({"_index": "_index", "column-order": held})
+            ids = [str(i) for i in range(length)]
+            index = frame.create_dataset("_index", data=ids, dtype=library("h5ad").string_dtype())
+            encoded(index, "string-array", "0.2.0")
+            for name in held:
+                encoded(frame.create_dataset(name, data=values.pop(name)), "array", "0.2.0")
+        uns = encoded(file.create_group("uns"), "dict", "0.1.0")
+        for name, value in values.items():
+            kind = "array" if np.ndim(value) else "string" if isinstance(value, str) else "numeric-scalar"
+            encoded(uns.create_dataset(name, data=value), kind, "0.2.0")
 
 
 def write_npz(path: Path, values: dict[str, Any]) -> None:

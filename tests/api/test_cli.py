@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,6 +93,65 @@ def test_plans(case):
         np.testing.assert_array_equal(out["plan_data"], right.data)
 
 
+@pytest.mark.parametrize("header", [False, True])
+def test_tables(case, header):
+    m, n = case.M.shape
+    names = ",".join(f"target {j}" for j in range(n)) if header else ""
+    np.savetxt("M.csv", np.where(case.M > 0.9, np.inf, case.M), "%.17g", ",", header=names, comments="")
+    np.savetxt("masses.csv", np.column_stack([np.arange(m), case.a]), "%.17g", ",", header="cell,mass", comments="")
+    np.savetxt("b.csv", case.b, "%.17g")
+    done = call(
+        "M.csv",
+        "--a",
+        "masses.csv:mass",
+        "--b",
+        "b.csv",
+        "-o",
+        "out.csv",
+        "--plan",
+        "dense",
+        "--reg",
+        0.05,
+        "--reg-m",
+        1,
+    )
+    assert done.exit_code == 0, done.output
+    right = mapuot.solve(np.where(case.M > 0.9, np.inf, case.M), case.a, case.b, 0.05, 1.0)
+    np.testing.assert_allclose(np.loadtxt("out.csv", delimiter=","), right.plan, rtol=1e-12)
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,x\n", "1,2\n3\n", ""])
+def test_tables_that_are_none(case, text):
+    Path("bad.csv").write_text(text, encoding="utf-8")
+    code, out, err = script("solve", "bad.csv", "--reg", "1", "--reg-m", "1")
+    assert (code, out) == (1, "")
+    assert "bad.csv" in err.splitlines()[-1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("plan", ["dense", "keep:0.9", "none"])
+def test_annotated_data(case, plan):
+    anndata = pytest.importorskip("anndata")
+    import pandas as pd
+
+    m, n = case.M.shape
+    obs, var = (pd.DataFrame(index=[f"{k}{i}" for i in range(count)]) for k, count in (("x", m), ("y", n)))
+    obs["a"], var["b"] = case.a, case.b
+    anndata.AnnData(case.M, obs, var).write_h5ad("in.h5ad")
+    more = [] if plan == "none" else ["--plan", plan]
+    done = call("in.h5ad", "-o", "out.h5ad", "--reg", case.reg, "--reg-m", 1, *more)
+    assert done.exit_code == 0, done.output
+    found, one = anndata.read_h5ad("out.h5ad"), case.solve()
+    np.testing.assert_allclose(found.obs["row_marginal"], one.row_marginal, rtol=1e-12)
+    np.testing.assert_allclose(found.var["log_v"], one.log_v, rtol=1e-12)
+    assert found.uns["status"] == "converged"
+    assert found.uns["cost"] == pytest.approx(one.cost)
+    if plan == "dense":
+        np.testing.assert_allclose(found.X, one.plan, rtol=1e-12)
+    elif plan != "none":
+        np.testing.assert_allclose(found.X.toarray(), one.sparse(keep=0.9).toarray(), rtol=1e-12)
+
+
 def test_resume_without_a_checkpoint_starts_anew(case):
     done = call("in.npz", "--reg", 0.05, "--reg-m", 1, "--checkpoint", "state.npz", "--resume")
     assert done.exit_code == 0, done.output
@@ -106,8 +166,13 @@ def test_resume_without_a_checkpoint_starts_anew(case):
         (["in.npz"], "Missing option '--reg'"),
         (["in.npz", "--reg", "x", "--reg-m", "1"], "'x' is not a valid float"),
         (["in.npz", "--reg", "1", "--reg-m", "1,2,3"], "must be a number, or two with a comma between"),
-        (["in.npz", "--reg", "1", "--reg-m", "1", "--plan", "top:0"], "must be dense, top:K or sparse:THRESHOLD"),
+        (
+            ["in.npz", "--reg", "1", "--reg-m", "1", "--plan", "top:0"],
+            "must be dense, top:K, sparse:THRESHOLD or keep:SHARE",
+        ),
         (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "x.npy"], "an .npy file holds one array"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "x.csv"], "an .csv file holds one array"),
+        (["in.npz", "--reg", "1", "--reg-m", "1", "--plan", "keep:2"], "or keep:SHARE"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "no/x.npz"], "does not exist"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "--checkpoint", "no/x.npz"], "does not exist"),
         (["in.npz", "--reg", "1", "--reg-m", "1", "-o", "./in.npz"], "./in.npz is a file of another use"),

@@ -170,7 +170,7 @@ def test_bad_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         mapuot.solve(tmp_path / "no.npy", None, None, 1.0, 1.0)
     with pytest.raises(ValueError, match=r"must end in one of"):
-        mapuot.solve("cost.csv", None, None, 1.0, 1.0)
+        mapuot.solve("cost.txt", None, None, 1.0, 1.0)
     np.save(tmp_path / "vector.npy", np.zeros(3))
     with pytest.raises(ValueError, match=r"M must be a matrix, got shape \(3,\)"):
         mapuot.solve(tmp_path / "vector.npy", None, None, 1.0, 1.0)

@@ -1,0 +1,39 @@
+"""
+Choosing reg and reg_m by a path
+================================
+
+One call solves a list of problems, each from the answer of the one before.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import mapuot
+
+rng = np.random.default_rng(1)
+x = rng.normal(size=(200, 2))
+y = np.vstack([rng.normal(size=(150, 2)) + [1.5, 0], rng.normal(size=(50, 2)) * 0.3 + [6, 3]])  # and some outliers
+M = ((x[:, None] - y) ** 2).sum(-1)
+M /= np.median(M)
+
+# %%
+# Smaller reg: a sharper plan, more passes, and soon nothing new.
+
+regs = [0.3, 0.1, 0.03, 0.01, 0.003]
+by_reg = list(mapuot.path(M, None, None, regs=regs, reg_ms=1.0))
+fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+mapuot.plot.path(by_reg, ax=left)
+
+# %%
+# Larger reg_m: more moves, in the end the outliers, too. Where the curve is flat, little depends on the choice.
+
+reg_ms = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
+mapuot.plot.path(mapuot.path(M, None, None, regs=[0.03] * len(reg_ms), reg_ms=reg_ms), ax=right)
+
+# %%
+# What reg does to the plan.
+
+fig, panels = plt.subplots(1, 3, figsize=(11, 4), layout="constrained")
+for result, ax in zip(by_reg[::2], panels, strict=True):
+    mapuot.plot.links(result, x, y, ax=ax, keep=0.5)
+    ax.set_title(f"reg {result.problem.reg}")

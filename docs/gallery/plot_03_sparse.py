@@ -1,0 +1,30 @@
+"""
+Sparse matching with forbidden pairs
+====================================
+
+Workers and jobs: a pair is allowed within a distance only. What cannot be matched stays, and nobody has to guess a
+threshold for the pairs that count.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import mapuot
+
+rng = np.random.default_rng(2)
+workers, jobs = rng.random((150, 2)), rng.random((120, 2)) * [1.4, 1.0]
+distance = np.sqrt(((workers[:, None] - jobs) ** 2).sum(-1))
+M = np.where(distance < 0.15, distance, np.inf)
+a, b = np.full(150, 1.0), np.full(120, 1.0)
+result = mapuot.solve(M, a, b, reg=0.01, reg_m=0.2, penalty="tv")
+print(result)
+
+# %%
+# The fewest pairs that hold 95 % of what is matched, and everybody who is left out.
+
+pairs = result.sparse(keep=0.95)
+print(f"{pairs.nnz} of {np.isfinite(M).sum()} allowed pairs hold 95 % of the mass of {result.mass:.1f}")
+fig, ax = plt.subplots(figsize=(7, 5), layout="constrained")
+mapuot.plot.links(result, workers, jobs, ax=ax, keep=0.95)
+alone = result.row_marginal < 0.05
+ax.scatter(*workers[alone].T, s=60, facecolors="none", edgecolors="black")

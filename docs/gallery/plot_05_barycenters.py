@@ -1,0 +1,32 @@
+"""
+Barycentres of shapes
+=====================
+
+Between two pictures, as mass that moves: balanced, debiased, and unbalanced where the pictures weigh differently.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import mapuot
+
+size = 32
+grid = np.stack(np.meshgrid(*2 * [np.linspace(-1, 1, size)], indexing="ij"), -1).reshape(-1, 2)
+r = np.sqrt((grid**2).sum(1))
+ring = ((r > 0.45) & (r < 0.75)).astype(float)
+cross = ((np.abs(grid) < 0.15).any(1) & (r < 0.8)).astype(float)
+A = np.stack([ring / ring.sum(), cross / cross.sum()])
+M = ((grid[:, None] - grid) ** 2).sum(2)
+t = np.linspace(0, 1, 5)[:, None]
+
+# %%
+# Five weightings are solved at once.
+
+kinds = {"balanced": {}, "debiased": {"debiased": True}, "unbalanced": {"reg_m": 0.3, "debiased": True}}
+fig, panels = plt.subplots(3, 5, figsize=(9, 5.6), layout="constrained")
+for line, (name, kind) in zip(panels, kinds.items(), strict=True):
+    found = mapuot.barycenter(A, M, reg=0.01, weights=np.hstack([1 - t, t]), tol=1e-3, **kind)
+    for ax, q in zip(line, found.q, strict=True):
+        ax.imshow(q.reshape(size, size), cmap="gray_r")
+        ax.set(xticks=[], yticks=[])
+    line[0].set_ylabel(name)

@@ -1,0 +1,307 @@
+"""Populations over time: couplings between days, with growth, under the names of wot and of moscot.
+
+wot's problem between days t0 and t1, in its own scale: row i has the mass ``G_i = growth_i ** (t1 - t0)``, every column
+the mass ``sum(G) / n``, the reference is 1/n for each pair, and lambda1, lambda2 are the penalties; a row of the
+coupling sums to about G_i. A growth iteration takes the row sums found for the next G. moscot says tau for
+``lambda / (lambda + epsilon)`` and takes a b^T for the reference.
+Sources: Schiebinger et al., Optimal-transport analysis of single-cell gene expression, 2019; Klein et al., Mapping
+cells through time and space with moscot, 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .errors import shown
+from .labels import as_labels
+from .penalties import F64
+from .points import PointCloud
+from .result import Result
+from .solve import solve
+from .validate import as_array, as_choice, as_count, as_float, as_positive
+
+__all__ = ["Coupling", "OTModel"]
+MOST_ENTRIES = 1 << 27  # of a cost that is formed: beyond it points take its place
+SAMPLED = 1 << 20  # pairs that the scale of a cost is taken from where it is not formed
+
+
+class Coupling:
+    """The coupling between two days; whatever is asked of it comes without forming it.
+
+    Attributes
+    ----------
+    t0, t1 : float
+    result : mapuot.Result
+        Rows are the cells of day t0, columns those of t1; its plan is wot's transport map.
+    growths : list of (m,) arrays
+        Growth a day that each iteration began with, and the one that the last one found.
+    """
+
+    def __init__(self, t0: float, t1: float, result: Result, growths: list[F64]) -> None:
+        self.t0, self.t1, self.result, self.growths = t0, t1, result, growths
+
+    def __repr__(self) -> str:
+        return f"<mapuot.wot.Coupling day {self.t0:g} to {self.t1:g}: {self.result!r}>"
+
+    @property
+    def growth(self) -> F64:
+        """What each cell of day t0 grows by in a day, as found, relative to what was begun with: (m,)."""
+        return self.growths[-1]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.result.problem.shape
+
+    def push_forward(self, p: Any) -> F64:
+        """``p @ coupling``: where the mass p (m,) or (m, k) of day t0 goes, not normalised."""
+        return np.asarray(self.result.apply_transpose(p))
+
+    def pull_back(self, q: Any) -> F64:
+        """``coupling @ q``: where the mass q (n,) or (n, k) of day t1 came from, not normalised."""
+        return np.asarray(self.result.apply(q))
+
+    def fates(self, labels: Any) -> tuple[Any, F64]:
+        """(classes, shares) of the labels that the descendants of each cell of day t0 have on day t1."""
+        return self.result.pull(labels)
+
+    def transition_table(self, labels0: Any, labels1: Any) -> tuple[Any, Any, F64]:
+        """(classes on t0, classes on t1, mass that goes from one to the other)."""
+        m, n = self.shape
+        y0, y1 = as_labels(labels0, m, "labels0"), as_labels(labels1, n, "labels1")
+        (c0, i0), (c1, i1) = (np.unique(y, return_inverse=True) for y in (y0, y1))
+        return c0, c1, np.eye(len(c0))[i0].T @ self.pull_back(np.eye(len(c1))[i1])
+
+    def sparse(self, keep: float = 0.99) -> Any:
+        """The fewest entries that hold this share of the mass, a SciPy CSR array."""
+        return self.result.sparse(keep=keep)
+
+    def top_k(self, k: int) -> tuple[Any, Any]:
+        """The k likeliest descendants of each cell: (column indices, values), both (m, k)."""
+        return self.result.top_k(k)
+
+
+class OTModel:
+    """Couplings between the days of a time course, each solved when it is first asked for.
+
+    Parameters
+    ----------
+    data : AnnData, or (cells, features) array
+    days : (cells,) array, optional
+        The day of each cell; by default ``data.obs[day_field]``.
+    growth : (cells,) array, optional
+        Growth of each cell in a day; by default ``data.obs[cell_growth_rate_field]`` where there is one, else 1.
+    day_field, cell_growth_rate_field : str
+        wot's names of the columns of ``data.obs``.
+    representation : str, optional
+        A name in ``data.obsm`` to take in place of ``data.X``, as it is.
+    local_pca : int
+        Principal components that both days are brought to, together; 0, or more than there are features: none.
+    epsilon : float
+        Entropic regularisation, > 0, in units of the scaled cost.
+    lambda1, lambda2 : float or inf
+        Penalties of the rows (growth) and of the columns.
+    tau_a, tau_b : float in (0, 1], optional
+        moscot's form of the two: ``lambda = epsilon tau / (1 - tau)``; 1 is balanced.
+    growth_iters : int
+        How often the coupling is solved, each time with the growth that was found before.
+    scale_cost : {"median", "mean", "max"} or float
+        What squared distances are divided by; wot takes the median, moscot the mean.
+    reference : {"uniform", "product"}
+        wot's constant measure, or moscot's a b^T.
+    **options
+        Of :func:`mapuot.solve`: tol, threads, backend and the like.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind, or days or cells are missing; the message names it.
+
+    Examples
+    --------
+    One half of the cells doubles in a day, which only the counts tell:
+
+    >>> import numpy as np
+    >>> from mapuot.wot import OTModel
+    >>> rng = np.random.default_rng(0)
+    >>> kind = np.repeat([0, 1, 0, 1], [100, 100, 120, 60])
+    >>> X = kind[:, None] * 5.0 + rng.normal(size=(380, 2))
+    >>> model = OTModel(X, days=np.repeat([0.0, 1.0], [200, 180]), growth_iters=10)
+    >>> growth = model.coupling(0, 1).growth
+    >>> print(round(growth[:100].mean() / growth[100:].mean(), 1))
+    2.0
+    >>> bool(model.descendants(kind[:200] == 0, 0, 1)[:120].sum() > 0.99)
+    True
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        days: Any = None,
+        growth: Any = None,
+        *,
+        day_field: str = "day",
+        cell_growth_rate_field: str = "cell_growth_rate",
+        representation: str | None = None,
+        local_pca: int = 30,
+        epsilon: float = 0.05,
+        lambda1: float = 1.0,
+        lambda2: float = 50.0,
+        tau_a: float | None = None,
+        tau_b: float | None = None,
+        growth_iters: int = 1,
+        scale_cost: Any = "median",
+        reference: str = "uniform",
+        **options: Any,
+    ) -> None:
+        if isinstance(local_pca, bool) or not isinstance(local_pca, (int, np.integer)) or local_pca < 0:
+            raise ValueError(f"local_pca must be an integer >= 0, got {shown(local_pca)}")
+        self.local_pca, self.epsilon = int(local_pca), as_positive(epsilon, "epsilon")
+        self.lambda1 = as_lambda(lambda1, tau_a, self.epsilon, ("lambda1", "tau_a"))
+        self.lambda2 = as_lambda(lambda2, tau_b, self.epsilon, ("lambda2", "tau_b"))
+        self.growth_iters = as_count(growth_iters, "growth_iters")
+        self.scale_cost = as_scale(scale_cost)
+        self.reference, self.options = as_choice(reference, "reference", ("uniform", "product")), options
+        self.X = getattr(data, "X", data) if representation is None else data.obsm[representation]
+        if representation is not None:
+            self.local_pca = 0
+        count = self.X.shape[0] if hasattr(self.X, "shape") else len(self.X)
+        self.days = column(data, days, day_field, count, "days")
+        if self.days is None:
+            raise ValueError(f"days must be given, or data must be an AnnData with obs[{day_field!r}]")
+        found = column(data, growth, cell_growth_rate_field, count, "growth")
+        self.growth = np.ones(count) if found is None else found
+        if not (np.isfinite(self.growth) & (self.growth > 0)).all():
+            raise ValueError("growth must be finite and > 0")
+        self.timepoints = [float(t) for t in np.unique(self.days[~np.isnan(self.days)])]
+        self.couplings: dict[tuple[float, float], Coupling] = {}
+
+    def coupling(self, t0: float, t1: float) -> Coupling:
+        """The coupling of day t0 with day t1, solved on first use and kept."""
+        key = as_float(t0, "t0"), as_float(t1, "t1")
+        for name, t in zip(("t0", "t1"), key, strict=True):
+            if t not in self.timepoints:
+                raise ValueError(f"{name} must be one of the days {self.timepoints}, got {t:g}")
+        if not key[0] < key[1]:
+            raise ValueError(f"t0 must be before t1, got {t0:g} and {t1:g}")
+        if key not in self.couplings:
+            self.couplings[key] = self.solved(*key)
+        return self.couplings[key]
+
+    def solved(self, t0: float, t1: float) -> Coupling:
+        here, there = self.days == t0, self.days == t1
+        cost = self.cost(dense(self.X[here]), dense(self.X[there]))
+        m, n = cost.shape
+        step, mass = t1 - t0, self.growth[here] ** (t1 - t0)
+        growths, result = [self.growth[here]], None
+        for _ in range(self.growth_iters):
+            b = np.full(n, mass.sum() / n)
+            c: Any = "product" if self.reference == "product" else np.broadcast_to(1.0 / n, (m, n))
+            reg_m = self.lambda1, self.lambda2
+            result = solve(cost, mass, b, self.epsilon, reg_m, reference=c, warm_start=result, **self.options)
+            mass = np.asarray(result.row_marginal)
+            growths.append(mass ** (1.0 / step))
+        assert result is not None
+        return Coupling(t0, t1, result, growths)
+
+    def cost(self, x: F64, y: F64) -> Any:
+        """Squared distances in the components of both days, over their scale."""
+        if 0 < self.local_pca <= x.shape[1]:
+            x, y = components(x, y, self.local_pca)
+        cloud = PointCloud(x, y)
+        if len(x) * len(y) <= MOST_ENTRIES:
+            M = np.asarray(cloud)
+            return M / self.scale_of(M)
+        rng = np.random.default_rng(0)
+        i, j = rng.integers(0, len(x), SAMPLED), rng.integers(0, len(y), SAMPLED)
+        return PointCloud(x, y, scale=1.0 / self.scale_of(((x[i] - y[j]) ** 2).sum(1)))
+
+    def scale_of(self, costs: F64) -> float:
+        if not isinstance(self.scale_cost, str):
+            return float(self.scale_cost)
+        kinds: dict[str, Any] = {"median": np.median, "mean": np.mean, "max": np.max}
+        return as_positive(kinds[self.scale_cost](costs), f"the {self.scale_cost} of the costs")
+
+    def steps(self, t0: float, t1: float) -> Iterator[tuple[float, float]]:
+        """Pairs of days that follow each other, from t0 to t1."""
+        if not {t0, t1} <= {*self.timepoints} or not t0 < t1:
+            raise ValueError(f"t0 and t1 must be two of the days {self.timepoints}, t0 first, got {t0:g}, {t1:g}")
+        return pairwise(t for t in self.timepoints if t0 <= t <= t1)
+
+    def descendants(self, population: Any, t0: float, t1: float) -> F64:
+        """Where the cells of day t0 (weights or a mask) have their descendants on day t1, day by day; of sum 1."""
+        p = as_population(population, int((self.days == t0).sum()))
+        for pair in self.steps(t0, t1):
+            p = normalised(self.coupling(*pair).push_forward(p))
+        return p
+
+    def ancestors(self, population: Any, t1: float, t0: float) -> F64:
+        """Where the cells of day t1 (weights or a mask) have their ancestors on day t0, day by day; of sum 1."""
+        p = as_population(population, int((self.days == t1).sum()))
+        for pair in reversed([*self.steps(t0, t1)]):
+            p = normalised(self.coupling(*pair).pull_back(p))
+        return p
+
+
+def as_scale(value: Any) -> Any:
+    if isinstance(value, str):
+        return as_choice(value, "scale_cost", ("median", "mean", "max"))
+    return as_positive(value, "scale_cost")
+
+
+def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> float:
+    """wot's lambda, or moscot's tau as one."""
+    if tau is None:
+        number = as_float(value, names[0])
+        return math.inf if number == math.inf else as_positive(number, names[0])
+    share = as_float(tau, names[1])
+    if not 0 < share <= 1:
+        raise ValueError(f"{names[1]} must be in (0, 1], got {share}")
+    return math.inf if share == 1 else epsilon * share / (1 - share)
+
+
+def column(data: Any, given: Any, field: str, count: int, name: str) -> Any:
+    """What is given, or a column of ``data.obs``, as (cells,) numbers; None where there is neither."""
+    if given is None:
+        obs = getattr(data, "obs", None)
+        if obs is None or field not in obs:
+            return None
+        given = obs[field]
+    values = np.asarray(as_array(given, name), np.float64)
+    if values.shape != (count,):
+        raise ValueError(f"{name} must have shape ({count},), got {values.shape}")
+    return values
+
+
+def dense(X: Any) -> F64:
+    """Cells as a float64 matrix, whatever AnnData holds."""
+    X = X.toarray() if hasattr(X, "toarray") else X
+    return np.asarray(as_array(X, "data"), np.float64)
+
+
+def components(x: F64, y: F64, count: int) -> tuple[F64, F64]:
+    """Both in their common principal components; as in wot, each cell is first centred over the features, too."""
+    both = np.vstack([x, y])
+    both = both - both.mean(0)
+    both -= both.mean(1, keepdims=True)
+    u, s, _ = np.linalg.svd(both, full_matrices=False)
+    scores = u[:, :count] * s[:count]
+    return scores[: len(x)], scores[len(x) :]
+
+
+def as_population(value: Any, length: int) -> F64:
+    p = np.asarray(as_array(value, "population"), np.float64)
+    if p.shape != (length,) or not np.isfinite(p).all() or (p < 0).any() or not p.sum() > 0:
+        raise ValueError(f"population must be {length} weights >= 0 or a mask with a cell in it, got {shown(value)}")
+    return np.asarray(p / p.sum())
+
+
+def normalised(p: F64) -> F64:
+    total = p.sum()
+    if not total > 0:
+        raise ValueError("population must have mass that moves: all of it is left behind")
+    return np.asarray(p / total)

@@ -1,0 +1,212 @@
+"""Time courses: wot's couplings, simulated growth that is known, descendants and ancestors."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import mapuot
+from mapuot.wot import Coupling, OTModel, components
+
+
+def course(counts=((80, 60), (90, 40), (100, 20)), seed=0):
+    """Two kinds far apart; the counts by day and kind."""
+    rng = np.random.default_rng(seed)
+    kind = np.concatenate([np.repeat([0, 1], pair) for pair in counts])
+    days = np.repeat(np.arange(len(counts), dtype=float), [sum(pair) for pair in counts])
+    X = kind[:, None] * np.array([6.0, 0.0]) + rng.normal(size=(len(kind), 2))
+    return X, days, kind
+
+
+def anndata_of(X, days, **columns):
+    return SimpleNamespace(X=X, obs={"day": days, **columns}, obsm={"X_pca": X[:, :1]})
+
+
+def by_scaling(C, G, epsilon, lambda1, lambda2, count=20000):
+    """wot's fixed point, from the formulas of its paper: a map whose rows sum to about G."""
+    m, n = C.shape
+    K, u, v = np.exp(-C / epsilon) / n, np.ones(m), np.ones(n)
+    b = np.full(n, G.sum() / n)
+    for _ in range(count):
+        u = (G / (K @ v)) ** (lambda1 / (lambda1 + epsilon))
+        v = (b / (K.T @ u)) ** (lambda2 / (lambda2 + epsilon))
+    return u[:, None] * K * v
+
+
+@pytest.mark.parametrize("growth", [None, "known"])
+def test_the_coupling_is_wots(growth):
+    X, days, kind = course(((25, 15), (20, 12)))
+    rate = None if growth is None else np.where(kind == 0, 1.5, 0.6)
+    model = OTModel(X, days=days, growth=rate, tol=1e-10)
+    C = ((X[days == 0][:, None] - X[days == 1]) ** 2).sum(-1)
+    C /= np.median(C)
+    G = np.ones(40) if rate is None else rate[days == 0]
+    np.testing.assert_allclose(model.coupling(0, 1).result.plan, by_scaling(C, G, 0.05, 1.0, 50.0), atol=1e-9)
+
+
+@pytest.fixture
+def wot_itself(monkeypatch):
+    """wot's solver, without the pages that it imports beside it."""
+    pytest.importorskip("wot", reason="needs wot: pip install --no-deps wot")
+    return pytest.importorskip("wot.ot.optimal_transport")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_beside_wot(wot_itself):
+    """The same parameters in both, growth iterations included."""
+    X, days, _ = course(((25, 15), (30, 12)))
+    C = ((X[days == 0][:, None] - X[days == 1]) ** 2).sum(-1)
+    C /= np.median(C)
+    theirs, growths = wot_itself.compute_transport_matrix(
+        wot_itself.optimal_transport_duality_gap, C=C, G=np.ones(40), growth_iters=3, lambda1=1.0, lambda2=50.0,
+        epsilon=0.05, batch_size=5, tolerance=1e-12, tau=10000, epsilon0=1, max_iter=10**6,
+    )  # fmt: skip
+    ours = OTModel(X, days=days, growth_iters=3, tol=1e-9).coupling(0, 1)
+    np.testing.assert_allclose(ours.result.plan, theirs, atol=1e-6)
+    for found, right in zip(ours.growths, growths, strict=False):
+        np.testing.assert_allclose(found, right, rtol=1e-5)
+
+
+def test_growth_that_was_put_in_is_found():
+    """Counts 80:60, 90:40: the first kind grows by 90/80 for each 40/60 of the second."""
+    X, days, kind = course()
+    coupling = OTModel(X, days=days, growth_iters=15).coupling(0, 1)
+    growth = coupling.growth
+    first, second = growth[kind[days == 0] == 0].mean(), growth[kind[days == 0] == 1].mean()
+    assert first / second == pytest.approx((90 / 80) / (40 / 60), rel=0.03)
+    assert len(coupling.growths) == 16
+    one = OTModel(X, days=days).coupling(0, 1).growth
+    assert 1 < one[kind[days == 0] == 0].mean() / one[kind[days == 0] == 1].mean() < first / second
+
+
+def test_growth_is_of_a_day():
+    X, days, kind = course(((40, 30), (60, 20)))
+    rate = np.where(kind == 0, 2.0, 0.5)
+    model = OTModel(X, days=days * 2, growth=rate)
+    np.testing.assert_allclose(model.coupling(0, 2).result.problem.rows.weight, rate[days == 0] ** 2)
+    np.testing.assert_allclose(model.coupling(0, 2).growths[-1] ** 2, model.coupling(0, 2).result.row_marginal)
+
+
+def test_descendants_and_ancestors_follow_the_days():
+    X, days, kind = course()
+    model = OTModel(anndata_of(X, days), growth_iters=10)
+    assert model.timepoints == [0.0, 1.0, 2.0]
+    found = model.descendants(kind[days == 0] == 1, 0, 2)
+    assert found.shape == (120,)
+    assert found.sum() == pytest.approx(1)
+    assert found[kind[days == 2] == 1].sum() > 0.95
+    T1, T2 = (model.coupling(t, t + 1).result.plan for t in (0, 1))
+    p = (kind[days == 0] == 1) @ T1
+    right = p / p.sum() @ T2
+    np.testing.assert_allclose(found, right / right.sum(), atol=1e-9)
+    back = model.ancestors(kind[days == 2] == 0, 2, 0)
+    q = T2 @ (kind[days == 2] == 0)
+    q = T1 @ (q / q.sum())
+    np.testing.assert_allclose(back, q / q.sum(), atol=1e-9)
+    assert set(model.couplings) == {(0.0, 1.0), (1.0, 2.0)}
+    assert all("plan" in vars(c.result) for c in model.couplings.values())  # asked for above
+
+
+def test_a_coupling_forms_no_plan():
+    X, days, kind = course()
+    coupling = OTModel(X, days=days).coupling(0, 1)
+    assert isinstance(coupling, Coupling)
+    classes, shares = coupling.fates(kind[days == 1])
+    np.testing.assert_array_equal(classes, [0, 1])
+    assert (shares.argmax(1) == kind[days == 0]).mean() > 0.97
+    assert coupling.sparse(0.9).nnz < 130 * 130 // 4
+    assert coupling.top_k(2)[0].shape == (140, 2)
+    c0, c1, table = coupling.transition_table(kind[days == 0], kind[days == 1])
+    assert "plan" not in vars(coupling.result)
+    P = coupling.result.plan
+    for i in c0:
+        for j in c1:
+            assert table[i, j] == pytest.approx(P[kind[days == 0] == i][:, kind[days == 1] == j].sum())
+    np.testing.assert_allclose(coupling.push_forward(np.ones(140)), P.sum(0), rtol=1e-9)
+    np.testing.assert_allclose(coupling.pull_back(np.ones(130)), P.sum(1), rtol=1e-9)
+
+
+def test_moscots_tau_is_a_lambda():
+    X, days, _ = course(((25, 15), (20, 12)))
+    tau = 0.9
+    moscot = OTModel(X, days=days, epsilon=0.1, tau_a=tau, tau_b=1.0, scale_cost="mean", reference="product")
+    assert moscot.lambda1 == pytest.approx(0.1 * tau / (1 - tau))
+    assert moscot.lambda2 == np.inf
+    C = ((X[days == 0][:, None] - X[days == 1]) ** 2).sum(-1)
+    right = mapuot.solve(C / C.mean(), np.ones(40), np.full(32, 40 / 32), 0.1, (0.9, np.inf))
+    np.testing.assert_allclose(moscot.coupling(0, 1).result.plan, right.plan, atol=1e-6)
+
+
+def test_components_keep_what_varies():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 40))
+    x, y = components(X[:30], X[30:], 10)
+    centred = X - X.mean(0)
+    centred -= centred.mean(1, keepdims=True)
+    right = ((centred[:30, None] - centred[30:]) ** 2).sum(-1)
+    np.testing.assert_allclose(((x[:, None] - y) ** 2).sum(-1), right, atol=1e-9)  # rank 4: nothing is lost
+    model = OTModel(X, days=np.repeat([0, 1], 30), local_pca=10)
+    np.testing.assert_allclose(np.asarray(model.cost(X[:30], X[30:])), right / np.median(right), atol=1e-9)
+
+
+def test_points_take_the_place_of_a_large_cost(monkeypatch):
+    X, days, _ = course(((25, 15), (20, 12)))
+    small = OTModel(X, days=days, scale_cost=7.0).coupling(0, 1)
+    monkeypatch.setattr(sys.modules["mapuot.wot"], "MOST_ENTRIES", 10)
+    large = OTModel(X, days=days, scale_cost=7.0).coupling(0, 1)
+    assert isinstance(large.result.problem.cost, mapuot.PointCloud)
+    np.testing.assert_allclose(large.result.plan, small.result.plan, atol=1e-6)
+    scaled = OTModel(X, days=days).cost(X[days == 0], X[days == 1])
+    assert np.median(np.asarray(scaled)) == pytest.approx(1, rel=0.05)
+
+
+def test_annotated_data(tmp_path):
+    anndata = pytest.importorskip("anndata")
+    import pandas as pd
+    from scipy import sparse
+
+    X, days, kind = course(((25, 15), (20, 12)))
+    rate = np.where(kind == 0, 1.2, 0.8)
+    obs = pd.DataFrame({"day": days, "cell_growth_rate": rate}, index=[f"cell{i}" for i in range(len(X))])
+    data = anndata.AnnData(sparse.csr_matrix(X), obs, obsm={"X_pca": X})
+    right = OTModel(X, days=days, growth=rate).coupling(0, 1).result.plan
+    np.testing.assert_allclose(OTModel(data).coupling(0, 1).result.plan, right, atol=1e-9)
+    np.testing.assert_allclose(OTModel(data, representation="X_pca").coupling(0, 1).result.plan, right, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"days": None}, ValueError, "days must be given"),
+        ({"days": [1, 2]}, ValueError, r"days must have shape \(72,\), got \(2,\)"),
+        ({"growth": np.zeros(72)}, ValueError, "growth must be finite and > 0"),
+        ({"epsilon": 0}, ValueError, "epsilon must be a positive finite number"),
+        ({"lambda1": -1}, ValueError, "lambda1 must be a positive finite number"),
+        ({"tau_b": 1.5}, ValueError, r"tau_b must be in \(0, 1\]"),
+        ({"growth_iters": 0}, ValueError, "growth_iters must be an integer >= 1"),
+        ({"local_pca": -3}, ValueError, "local_pca must be an integer >= 0"),
+        ({"scale_cost": "mode"}, ValueError, "scale_cost must be one of"),
+        ({"reference": "a"}, ValueError, "reference must be one of"),
+    ],
+)
+def test_bad_arguments(change, error, text):
+    X, days, _ = course(((25, 15), (20, 12)))
+    with pytest.raises(error, match=text):
+        OTModel(X, **({"days": days} | change))
+
+
+def test_bad_questions():
+    X, days, _ = course(((25, 15), (20, 12)))
+    model = OTModel(X, days=days)
+    for ask, text in (
+        (lambda: model.coupling(0, 3), "t1 must be one of the days"),
+        (lambda: model.coupling(1, 0), "t0 must be before t1"),
+        (lambda: model.descendants(np.ones(3), 0, 1), "population must be 40 weights"),
+        (lambda: model.descendants(np.zeros(40), 0, 1), "population must be 40 weights"),
+        (lambda: model.ancestors(np.ones(40), 0, 1), "t0 and t1 must be two of the days"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            ask()
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        OTModel(X, days=days, lambda3=1).coupling(0, 1)
