@@ -546,7 +546,7 @@ def not_converged(result: Result, tol: float, precision: str, words: tuple[str, 
         "max_passes": longer,
         "stalled": stalled,
         "underflow": f"the plan is too small for float64: {nearer}",
-        "not finite": f"the plan, or a scaling, is too large for float64: {nearer}",
+        "not finite": f"the plan, or a scaling, overflows: {nearer}",
     }.get(result.status, nearer)
     why = passes if result.status == "max_passes" else result.status
     told = f"certified relative plan error {result.error_bound:.2e} > {wanted} {tol:.2e}"

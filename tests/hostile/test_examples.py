@@ -34,6 +34,45 @@ EXAMPLES = {
     "far": (problem([[0.6, 3], [2, 1]], [1, 0.5], [0.5, 1], 2e-3, (9e6, 9e6)), {"precision": "mixed", "tol": 1e-3}),
     # log u and log v of 1e4: the rounding of the exponents
     "exponents": (problem([[1e3, 2e3]], [1], [1, 2], 0.1, (5.0, 5.0)), {"precision": "float64", "tol": 1e-10}),
+    # fi, off by 2^-52, times a common translation of 1e3 to 1e8
+    "translated": (problem([[0]], [1e-5], [1], 0.748011989325415, (8.74e7, 200.0)), {"precision": "float64"}),
+    "translated far": (
+        problem([[0]], [1], [0.7], 1.6, (4e8, INF)),
+        {"precision": "float64", "method": "translation_invariant"},
+    ),
+    "translated, stored": (problem([[0]], [0.02], [1], 483.77490863283623, (89220904056.55702, 2e5)), {}),
+    # log s of 17 at a rho of 4e7: the rounding of the logarithm alone
+    "logarithm": (
+        problem(
+            [[1, 0], [0, 0.17]], [1, 1], [1, 8e-4], 396.3260517187578, (38975381.3365664, 7e3), ("kl", "tv"), "uniform"
+        ),
+        {"precision": "float64"},
+    ),
+    # M / reg of 2e16: exponents without a digit, which certify nothing
+    "digits": (
+        problem(
+            np.full((2, 3), 1e4),
+            [8.2e-15, 1.8e-13],
+            [1, 1, 1],
+            4.584095479315625e-13,
+            (INF, 3.8e-12),
+            ("kl", "kl"),
+            "uniform",
+        ),
+        {},
+    ),
+    # float32 sums of a pass that was the last one allowed, where prices of 1e3 times reg stand on hard rows
+    "narrow": (
+        problem(
+            [[0, 0.56], [0.545, 0.307]],
+            [0.07, 0.5],
+            [0.7, 0.2],
+            0.14785970229686946,
+            (np.array([0.01, 0.005]), 2100.0),
+            ("range", "kl"),
+        ),
+        {"tol": 1e-8, "max_passes": 9, "precision": "mixed"},
+    ),
     "offset": (problem([[0, -2.0773, -2.036]], [0.3], [1, 1, 1], 2e-4, (1e-4, 9e-3)), {"tol_gap": 4e-4}),
 }
 
@@ -56,6 +95,16 @@ def test_a_float32_plan_holds_its_mass(M, reg, reg_m, weight, backend):
     else:  # so far from 1 the GPU ends "stalled"
         assert (backend, result.error_bound) == ("cuda", np.inf)
     assert result.top_k(1)[1].dtype == result.rows(0, 1).dtype == result.plan.dtype
+
+
+def test_a_float32_plan_loses_nothing_to_flushing(backend):
+    """A plan of 1e-35 has entries below 1.2e-38, which float32 flushes to zero: it is in float64."""
+    M, masses = np.array([[0, 7]], np.float32), (np.array([1e-35]), np.array([5e-36, 5e-36]))
+    small = problem(M, *masses, 1.0, (100.0, 100.0)).replace(M=M)
+    assert failures(Trial("cold", (small,), {"max_passes": 3000}), backend) == []
+    plan = mapuot.solve(M, *masses, 1.0, 100.0, reference="uniform", backend=backend).plan
+    assert plan.dtype == np.float64
+    assert (plan > 0).all()
 
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
@@ -85,6 +134,43 @@ def test_a_path_goes_on_behind_a_failure():
 def failures(trial, backend):
     options = {"tol": 1e-6, **trial.options}
     return [f for p, c in zip(trial.problems, call(trial, backend), strict=True) for f in judge(p, c, options)[0]]
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("how", ["warm", "batch"])
+@pytest.mark.parametrize("far", [-1e5, 1e4])
+def test_a_far_start_counts_with_its_rounding(how, far, backend):
+    """What remains of a start at 1e5 is small again, but went through its digits."""
+    example = problem([[0]], [1], [1], 20.0, (3e9, 23.0))
+    shape = (1,) if how == "warm" else (1, 1)
+    trial = Trial(how, (example,), {"max_passes": 3000}, (np.zeros(shape), np.full(shape, far)))
+    assert failures(trial, backend) == []
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_what_failed_holds_no_nan(backend):
+    """Beyond float64: "not finite", bounds of inf, marginals of inf or numbers, and words of overflow."""
+    M = np.array([[-1e4, 1.0], [1.0, 1.0]])
+    with pytest.warns(mapuot.ConvergenceWarning, match="overflows|not finite"):
+        result = mapuot.solve(M, np.ones(2), np.ones(2), 1.0, 1.0, backend=backend)
+    many = mapuot.solve_batch(M, np.ones((2, 2)), np.ones(2), 1.0, 1.0, backend=backend)
+    assert (result.status, result.error_bound, result.dual) == ("not finite", INF, -INF)
+    assert list(many.status) == ["not finite"] * 2
+    assert not np.isnan(many.objective).any()
+    for found in (result, *many):
+        for name in ("row_marginal", "col_marginal", "log_u", "log_v", "plan", "mass", "objective", "gap"):
+            assert not np.isnan(getattr(found, name)).any(), name
+
+
+def test_the_dual_value_of_a_tiny_reg_m_is_a_number(backend):
+    """f / reg_m is lost where log u is told in float64; the pass knew the dual value."""
+    rng = np.random.default_rng(0)
+    for reference in ("product", "uniform"):
+        M = rng.random((3, 4))
+        result = mapuot.solve(M, [0.2, 0.3, 0.5], None, 0.1, (1e-300, 1.0), reference=reference, backend=backend)
+        assert -INF < result.dual <= result.objective
+        assert result.converged
 
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
