@@ -178,7 +178,8 @@ class Workspace:
             terms = sum(x.dual_scale for x in sides) + reg * problem.c_mass + abs(dual) + prices * (mass + hard)
             moved = mass * (reg + kl) * rounding + 1e-15 * terms
             distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
-            error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass) + rounding
+            error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
+            error += rounding * (1 + 2 * error)
             root = np.sqrt(max(gap, 0.0)) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
             rounded = float(root**2 + rounding * mass * (2 * tv + prices))
         sound = np.isfinite(dual) and gap >= -1e-13 * (terms + reg * mass) and error < math.inf

@@ -175,8 +175,9 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     p->moved = mass * (limits->reg * entries + limits->rho_kl * rounding) + 1e-15 * terms;
     if (p->narrow > 0)
         p->moved += guard_slack(limits, p, mass);
-    out->error = plan_error(gap * over * limits->inv_reg) + hard * over + storage_error(limits, p->since_absorb) +
-                 rounding + out->lost;
+    /* a bound of 1e278 errs by its share, too: its mass is a sum of such entries */
+    out->error = (plan_error(gap * over * limits->inv_reg) + hard * over) * (1 + 2 * entries) +
+                 storage_error(limits, p->since_absorb) + rounding + out->lost;
     out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, gap, mass, entries + noise, log_size);
     if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || !(out->error + p->moved < INF))
         out->gap = out->error = INF;
