@@ -314,7 +314,8 @@ def test_max_passes_gives_one_warning_that_says_what_to_change(backend):
     assert len(caught) == 1
     text = str(caught[0].message)
     assert text.startswith("not converged (max_passes) after 3 passes: certified relative plan error ")
-    assert f"{result.error_bound:.2e} > tol 1.00e-09" in text
+    assert result.error_bound > 1
+    assert "above 1, so far nothing is known of the plan (tol 1.00e-09)" in text
     assert "raise max_passes" in text
     assert caught[0].filename == __import__("problems").__file__  # it points at the caller of solve
     assert (result.status, result.converged, result.n_passes) == ("max_passes", False, 3)
@@ -329,8 +330,8 @@ def test_trace_tells_every_pass(backend):
     assert all(s.gap >= -1e-15 and s.error >= 0 for s in result.trace)
     assert result.trace[-1].status == result.status == "converged"
     best = measure(case, *newton(case, result.log_u, result.log_v)).dual
-    assert all(s.dual <= best + 1e-13 for s in result.trace)
-    assert all(abs(s.dual - best) <= s.gap + 1e-13 for s in result.trace)
+    assert all(s.dual <= best + 1e-15 for s in result.trace)
+    assert all(abs(s.dual - best) <= s.gap + 1e-12 for s in result.trace)  # lowered by what rounding may have added
 
 
 def test_tol_gap_stops_too(backend):
@@ -362,7 +363,7 @@ def test_progress_bar_is_on_standard_error(capfd):
 def test_two_runs_are_bitwise_equal(threads, precision):
     case = clouds(120, 90, reg=0.02, reg_m=(1.0, 2.0))
     tol = 2e-2 if precision == "bfloat16" else 1e-6
-    one, two = (case.solve(threads=threads, precision=precision, tol=tol) for _ in range(2))
+    one, two = (case.solve(threads=threads, precision=precision, tol=tol, schedule="static") for _ in range(2))
     assert np.array_equal(one.log_u, two.log_u)
     assert np.array_equal(one.log_v, two.log_v)
     assert np.array_equal(one.plan, two.plan)
