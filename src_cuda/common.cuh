@@ -48,7 +48,11 @@ typedef double num;
 #define INF __longlong_as_double(0x7ff0000000000000LL)
 #define FULL 0xffffffffu
 #define TINY 2.3e-308 // a sum below it is dead
-#define BOUND 85.0    // log of the largest scale: times WIDEN it is finite
+#if STORE == 0 && !NARROW
+#define BOUND 691.0 // log of the largest scale: its sums are finite
+#else
+#define BOUND 85.0 // times WIDEN it is finite
+#endif
 
 struct alignas(16) Point {
     double x, y, z, w;

@@ -8,7 +8,7 @@
 #include "common/record.h"
 
 #define STALL_PASSES 250   /* passes without progress before a solve is given up */
-#define NARROW_PATIENCE 20 /* the same before float32 passes give way to float64 ones */
+#define NARROW_PATIENCE 20 /* the same before float32 passes give way to float64 ones, or clipped ones are given up */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
 #define NARROW_NOISE 1e-6  /* relative, of float32 sums */
 #define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
@@ -60,7 +60,7 @@ FN double entry_error(const mapuot_limits *limits, int64_t passes)
 /* What it makes of the plan: one unit by itself, two as the optimum of the rounded K is another. */
 FN double storage_error(const mapuot_limits *limits, int64_t passes) { return 3 * entry_error(limits, passes); }
 
-/* What the rounding x of an exponent makes of e^it, relative: e^x - 1 <= x (1 + x) up to x = 1, beyond which no digit is left */
+/* What the rounding x of an exponent makes of e to it: e^x - 1 <= x (1 + x) up to x = 1, beyond which no digit is left */
 FN double exponent_growth(double x) { return x <= 1 ? x * (1 + x) : x == x ? INF : x; }
 
 /* |log x| at most, for x > 0, by its binary exponent */
@@ -184,8 +184,9 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     out->dual = p->moved < INF ? out->dual - p->moved : -INF;
 }
 
-/* Has the certificate stood still for long?  Slow progress of the dual value adds up until it counts. */
-FN int stalled(mapuot_progress *p, const mapuot_stats *out)
+/* Has the certificate stood still for long, or beside a clipped scaling for a while?  Slow progress of the dual value
+ * adds up until it counts. */
+FN int stalled(mapuot_progress *p, const mapuot_stats *out, int clipped)
 {
     p->since_best += 1;
     if (out->error < p->best_error * (1 - 1e-3) || out->dual > p->progress_dual + 1e-9 * fabs(out->dual)) {
@@ -193,7 +194,7 @@ FN int stalled(mapuot_progress *p, const mapuot_stats *out)
         p->progress_dual = fmax(p->progress_dual, out->dual);
         p->since_best = 0;
     }
-    return p->since_best >= STALL_PASSES;
+    return p->since_best >= (clipped ? NARROW_PATIENCE : STALL_PASSES);
 }
 
 /* Only a pass in float64 certifies: float32 ones give way once they have done their work, or can do no more. */
@@ -210,7 +211,7 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     const int small = limits->tol_gap >= 0 && out->gap < INF && /* INF is not small beside -INF */
                       out->gap <= limits->tol_gap * (fabs(out->dual) - p->moved);
     const int done = out->error <= limits->tol || small;
-    const int fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
+    const int clipped = is_clipped(limits, scale), fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
     if (out->rejected > 0)
         return left || p->step == MAPUOT_REPEAT ? MAPUOT_ABSORB
@@ -219,10 +220,10 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
         return MAPUOT_NOT_FINITE;
     if (out->mass < LEAST_MASS)
         return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;
-    if (stalled(p, out) && !done)
-        return out->mass > LARGEST || is_clipped(limits, scale) ? MAPUOT_NOT_FINITE
-               : out->dead > 0                                  ? MAPUOT_UNDERFLOW
-                                                                : MAPUOT_STALLED;
+    if (stalled(p, out, clipped) && !done)
+        return out->mass > LARGEST || clipped ? MAPUOT_NOT_FINITE
+               : out->dead > 0                ? MAPUOT_UNDERFLOW
+                                              : MAPUOT_STALLED;
     if (left && !(done && fresh))
         return MAPUOT_ABSORB; /* the next v has left the range of this K */
     if (out->mass > LARGEST)
@@ -237,7 +238,7 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
         widen_passes(p);
     if (fresh) { /* what a fresh K leaves dead or clipped stays so */
         p->dead = out->dead;
-        p->clipped = is_clipped(limits, scale);
+        p->clipped = clipped;
     } else if (out->lost > limits->flush_tol || scale > limits->scale_limit)
         return MAPUOT_ABSORB;
     return MAPUOT_RUNNING;

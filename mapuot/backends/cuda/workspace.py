@@ -29,6 +29,7 @@ from .launch import TRACE_PASSES, Iterate
 from .stream import blocks_of, parts, reduce_rows, stream, view_of
 
 SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # times WIDEN they stay finite; e^BOUND of common.cuh
+WIDE_SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # of a float64 K
 QUICK_ENTRIES, QUICK_PASSES = 1 << 30, 64  # K up to so large (2 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = 40.0  # range(M) / reg that K holds unbalanced: the scalings stay below e^85
 NARROW_NOISE = 3e-7  # three times the CPU's: whole rows and columns are summed in float32
@@ -112,7 +113,7 @@ class Workspace(KernelWorkspace):
         problem, options, state = self.problem, self.options, self.state
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
         state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
-        own = SCALES | {"memory": memory_of(options.memory, self.most, ITEMSIZE[self.dtype])}
+        own = (WIDE_SCALES if self.dtype == "float64" else SCALES) | {"memory": memory_of(options.memory, self.most, ITEMSIZE[self.dtype])}
         own["memory"] = min(own["memory"], self.launch.memory)
         put(state["limits"], limits_of(problem, options, self.dtype, NARROW_NOISE) | own)
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
