@@ -176,7 +176,7 @@ class Workspace:
         prices = hard_sides * reg * rounding / EXPONENT_ROUNDING  # their potentials are at most as large
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             terms = sum(x.dual_scale for x in sides) + reg * problem.c_mass + abs(dual) + prices * (mass + hard)
-            moved = mass * (reg + kl) * rounding + 1e-15 * terms
+            moved = mass * (reg + kl / 4) * rounding + 1e-15 * terms  # 2 of the 8 roundings lie between u and r
             distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
             error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
             error += rounding * (1 + 2 * error)

@@ -160,7 +160,8 @@ FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap
  * K's rounding moves it by reg times the mass that it moves.  In rho (a - r), r stands for a e^(-f / rho), from which it is
  * apart by the rounding of log u: with e = 2^-53, fi is off by 2 e, so that (1 - fi) shift is by 2 e of the shift before
  * the translation and (1 - fi) lam by 2 e lam, and the terms of log u, its logarithms and exponentials by 4 e of their
- * sizes at most.  All of log u, log v, shift and lam count with 4 e = 4.5e-16; what K absorbed is in exponent_error. */
+ * sizes at most.  All of log u, log v, shift and lam count with 4 e = 4.5e-16; what K absorbed is in exponent_error, 8 e
+ * of all its terms, of which those of u are at most a half, and M / reg is in s of the rows, too: a quarter, 4 e, is left. */
 FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double gap, double hard,
                 double scale)
 {
@@ -172,7 +173,8 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     const double noise = p->narrow > 0 ? NARROW_NOISE : 0; /* of float32 sums, which certify nothing */
     const double terms = limits->dual_scale + fabs(limits->dual_constant) + fabs(out->dual) +
                          limits->hard_sides * limits->reg * log_size * (mass + hard);
-    p->moved = mass * (limits->reg * entries + limits->rho_kl * rounding) + 1e-15 * terms;
+    const double prox = exponent_growth(0.25 * limits->exponent_error + 4.5e-16 * logs); /* without M / reg */
+    p->moved = mass * (limits->reg * entries + limits->rho_kl * prox) + 1e-15 * terms;
     if (p->narrow > 0)
         p->moved += guard_slack(limits, p, mass);
     /* a bound of 1e278 errs by its share, too: its mass is a sum of such entries */
@@ -221,9 +223,7 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     if (out->mass < LEAST_MASS)
         return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;
     if (stalled(p, out, clipped) && !done)
-        return out->mass > LARGEST || clipped ? MAPUOT_NOT_FINITE
-               : out->dead > 0                ? MAPUOT_UNDERFLOW
-                                              : MAPUOT_STALLED;
+        return out->mass > LARGEST || clipped ? MAPUOT_NOT_FINITE : out->dead > 0 ? MAPUOT_UNDERFLOW : MAPUOT_STALLED;
     if (left && !(done && fresh))
         return MAPUOT_ABSORB; /* the next v has left the range of this K */
     if (out->mass > LARGEST)

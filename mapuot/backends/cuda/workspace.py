@@ -113,8 +113,9 @@ class Workspace(KernelWorkspace):
         problem, options, state = self.problem, self.options, self.state
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
         state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
-        own = (WIDE_SCALES if self.dtype == "float64" else SCALES) | {"memory": memory_of(options.memory, self.most, ITEMSIZE[self.dtype])}
-        own["memory"] = min(own["memory"], self.launch.memory)
+        scales = WIDE_SCALES if self.dtype == "float64" else SCALES
+        memory = min(memory_of(options.memory, self.most, ITEMSIZE[self.dtype]), self.launch.memory)
+        own = scales | {"memory": memory}
         put(state["limits"], limits_of(problem, options, self.dtype, NARROW_NOISE) | own)
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
             state[name]["penalty"] = penalties.KINDS[side.penalty]
