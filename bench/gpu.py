@@ -80,16 +80,20 @@ def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
     """Every kernel at once, on all cores, into CuPy's cache."""
     import cupy as cp
 
-    from mapuot.backends.cuda.kernels import kernel, portable_shape, shape_for, shape_options
+    from mapuot.backends.cuda.kernels import ITEMSIZE, kernel, memory_for, portable_shape, shape_for, shape_options
 
-    jobs = [("portable.cu", shape_options(shape, "float32", KL)) for shape in paper_shapes() if tiles]
-    shapes = [(s, "float32", True) for s in (row_shapes(tiles) if tiles else ())]
-    for _, n in sizes:
-        shapes += [(shape_for(n, store, narrow), store, narrow) for store, narrow in STORES]
+    held = {"MEMORY": memory_for(tiles, tiles, 4)}
+    jobs = [("portable.cu", shape_options(shape, "float32", KL, **held)) for shape in paper_shapes() if tiles]
+    shapes = [(s, "float32", True, held) for s in (row_shapes(tiles) if tiles else ())]
+    for m, n in sizes:
+        for store, narrow in STORES:
+            held = {"MEMORY": memory_for(m, n, ITEMSIZE[store])}
+            shapes.append((shape_for(n, store, narrow), store, narrow, held))
+        held = {"MEMORY": memory_for(m, n, 4)}
         shape = portable_shape(n, "float32")
-        jobs += [("portable.cu", shape_options(shape, "float32", KL))] if shape else []
+        jobs += [("portable.cu", shape_options(shape, "float32", KL, **held))] if shape else []
     common_words = {"ORDERED": 0, "RACECHECK": 0}
-    jobs += [("iterate.cu", shape_options(s, d, KL, NARROW=int(w), **common_words)) for s, d, w in shapes if s]
+    jobs += [("iterate.cu", shape_options(s, d, KL, NARROW=int(w), **h, **common_words)) for s, d, w, h in shapes if s]
     unique = {(name, tuple(sorted(options.items()))) for name, options in jobs}
 
     def make(job: tuple[str, tuple[tuple[str, int], ...]]) -> None:
@@ -217,6 +221,7 @@ def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
 
 def tile_sweeps(n: int) -> dict[str, list[dict[str, Any]]]:
     """Seconds of the row half on n x n float32: the paper's two kernels by shape, row_pass by shape and tiles kept."""
+    from mapuot.backends.cuda.kernels import memory_for
     from mapuot.backends.cuda.launch import Persistent
 
     found: dict[str, list[dict[str, Any]]] = {"two kernels": [], "row_pass": []}
@@ -227,7 +232,7 @@ def tile_sweeps(n: int) -> dict[str, list[dict[str, Any]]]:
         found["two kernels"].append({"threads": 32 * shape.GW, "rows": shape.R, "seconds": seconds})
     made = workspace(n, n, "float32")
     for shape in row_shapes(n):
-        run = Persistent(shape, n, made.ld, "float32", KL, True)
+        run = Persistent(shape, n, made.ld, "float32", KL, True, memory_for(n, n, 4))
         for kept in range(max(1, run.slots - 1)) if run.parts else ():
             run.kept = kept
             seconds = elapsed(lambda run=run: run(made.state, 0, 20, ROWS), 3, made.send_progress) / 20

@@ -13,6 +13,7 @@ struct Moments {
     const double *dot, *rhs;
 };
 
+#if MEMORY == 5
 // gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, by Gauss and Jordan: lane 6 i + k of the warp holds
 // entry (i, k), k = 5 the right-hand side of row i.  Lane i brings rhs_i; lane 6 i + 5 returns gamma_i.
 __device__ __forceinline__ double solve_gamma(const double *gram, int depth, double rhs, int i, int k)
@@ -31,10 +32,56 @@ __device__ __forceinline__ double solve_gamma(const double *gram, int depth, dou
     }
     return A * scale;
 }
+#else
+#define ROWS_A_LANE (MEMORY / 4)
+// The same for up to 23 differences, gamma into memory: lane 8 a + b holds the entries (4 q + a, 8 c + b), of which the
+// right-hand side is column MEMORY.
+__device__ __forceinline__ void solve_gamma(const double *gram, int depth, double rhs, double *gamma)
+{
+    const int lane = threadIdx.x % 32, a = lane / 8, b = lane % 8;
+    const double scale = lane < depth ? rsqrt(fmax(gram[lane * (MEMORY + 1)], TINY)) : 0, right = rhs * scale;
+    double A[ROWS_A_LANE][3];
+#pragma unroll
+    for (int q = 0; q < ROWS_A_LANE; q++)
+#pragma unroll
+        for (int c = 0; c < 3; c++) {
+            const int i = 4 * q + a, k = 8 * c + b;
+            const double left = __shfl_sync(FULL, scale, i), other = __shfl_sync(FULL, scale, k);
+            const double last = __shfl_sync(FULL, right, i);
+            A[q][c] = k == MEMORY ? last : i < depth && k < depth ? gram[i * MEMORY + k] * left * other : 0;
+            A[q][c] += i == k ? RIDGE : 0;
+        }
+#pragma unroll
+    for (int q = 0; q < ROWS_A_LANE; q++) // unrolled: a register has no number that changes
+#pragma unroll 1
+        for (int s = 0; s < 4 && 4 * q + s < depth; s++) {
+            const int column = 4 * (q % 2) + s;
+            const double pivot = inverse(__shfl_sync(FULL, A[q][q / 2], 8 * s + column));
+            double upper[3], factor[ROWS_A_LANE];
+#pragma unroll
+            for (int c = 0; c < 3; c++)
+                upper[c] = __shfl_sync(FULL, A[q][c], 8 * s + b) * pivot;
+#pragma unroll
+            for (int p = 0; p < ROWS_A_LANE; p++)
+                factor[p] = __shfl_sync(FULL, A[p][q / 2], 8 * a + column);
+#pragma unroll
+            for (int p = 0; p < ROWS_A_LANE; p++)
+#pragma unroll
+                for (int c = 0; c < 3; c++)
+                    A[p][c] = p == q && a == s ? upper[c] : fma(-factor[p], upper[c], A[p][c]);
+        }
+#pragma unroll
+    for (int q = 0; q < ROWS_A_LANE; q++) {
+        const double own = __shfl_sync(FULL, scale, 4 * q + a);
+        if (b == MEMORY % 8)
+            gamma[4 * q + a] = A[q][2] * own;
+    }
+}
+#endif
 
-// Put the newest difference, in `slot`, into the Gram matrix of p and find the weights: lane 6 i + 5 returns gamma_i.
+// Put the newest difference, in `slot`, into the Gram matrix of p; lane i returns the right-hand side of row i.
 template <typename Held>
-__device__ __forceinline__ double anderson(Held &p, const Moments &t, double c, int slot, int depth)
+__device__ __forceinline__ double normal_equations(Held &p, const Moments &t, double c, int slot, int depth)
 {
     const int lane = threadIdx.x % 32;
     double rhs = 0, dot = 0;
@@ -49,7 +96,18 @@ __device__ __forceinline__ double anderson(Held &p, const Moments &t, double c, 
     if (lane < depth)
         p.gram[lane * MEMORY + slot] = p.gram[slot * MEMORY + lane] = dot;
     __syncwarp();
-    const int i = lane < MEMORY * (MEMORY + 1) ? lane / (MEMORY + 1) : MEMORY - 1, k = lane % (MEMORY + 1);
+    return rhs;
+}
+
+#if MEMORY == 5
+// The weights: lane 6 i + 5 returns gamma_i.
+template <typename Held>
+__device__ __forceinline__ double anderson(Held &p, const Moments &t, double c, int slot, int depth)
+{
+    const int lane = threadIdx.x % 32, k = lane % (MEMORY + 1);
+    const int i = lane < MEMORY * (MEMORY + 1) ? lane / (MEMORY + 1) : MEMORY - 1;
+    const double rhs = normal_equations(p, t, c, slot, depth);
     return solve_gamma(p.gram, depth, rhs, i, k);
 }
+#endif
 #endif

@@ -15,15 +15,17 @@ enum {
     SUM_P,
     SUM_PP,
     SUM_PF,
-    SUM_DOT,
-    SUM_RHS = SUM_DOT + MEMORY,
-    MAX_F = SUM_RHS + MEMORY,
+    MAX_F,
     MAX_MINUS,
-    USED // of VALUES
+    SUM_DOT, // those before it are a column's own, the others products with its differences
+    SUM_RHS = SUM_DOT + MEMORY,
+    USED = SUM_RHS + MEMORY // of VALUES
 };
 
-#define STRIP 64    // columns whose values are summed at once
-#define JOINERS 128 // threads that join the scalars of all blocks
+#define STRIP (VALUES == 32 ? 64 : 32) // columns whose values are summed at once: 11 and 13 KB
+#define TEAM (512 / VALUES)            // threads that sum one value
+#define JOINERS 128                    // threads that join the scalars of all blocks
+#define LINE (512 / PARTNERS)          // columns that a block has in hand at once
 
 // lam = (log A - log B) / (fi1 k1 + k2): u *= e^(fi1 lam), v *= e^-lam.  The shift takes lam, so that x stays; what is
 // left of u's part is off = (fi1 - 1) lam, and kappa = e^off.
@@ -44,11 +46,15 @@ struct Finish {
 
 // One column as its thread holds it through a pass; what does not depend on the pass's sums is loaded before them.
 struct Column : mapuot_column {
-    int j;              // -1: this thread has none
-    double image, last; // the last image and residual
-    double f, G;        // residual and image of the pass
-    double d[MEMORY];   // dF, later dG
+    int j;                     // -1: this thread has none
+    int held;                  // the column whose differences it holds, its own or its partner's; -1: none
+    double image, last;        // the last image and residual
+    double f, G;               // residual and image of the pass
+    double d[OWN_DIFFERENCES]; // dF, later dG
 };
+
+// Which of a column's partners this thread is; the first has the column itself.
+__device__ __forceinline__ int partner() { return (int)threadIdx.x / LINE; }
 
 // Where a block keeps the vectors of the iteration: one copy for all, or its own.
 __device__ __forceinline__ int64_t own_copy(const State &S) { return S.solo ? blockIdx.x * S.ld : 0; }
@@ -68,39 +74,36 @@ __device__ __forceinline__ double *partial_of(const State &S, int turn)
 }
 
 // Columns a thread has to do
-__device__ __forceinline__ int column_rounds(const State &S)
-{
-    return ((int)S.share + (int)blockDim.x - 1) / (int)blockDim.x;
-}
+__device__ __forceinline__ int column_rounds(const State &S) { return ((int)S.share + LINE - 1) / LINE; }
 
-// This thread's column of those of block `part`, in that round
+// The column of this thread, or of its partner, of those of block `part`, in that round
 __device__ __forceinline__ int column_of(const State &S, int part, int round)
 {
-    const int share = (int)S.share, at = threadIdx.x + round * blockDim.x;
+    const int share = (int)S.share, at = (int)threadIdx.x % LINE + round * LINE;
     const int j = part * share + at;
     return part < S.parts && at < share && j < S.n ? j : -1;
 }
 
 // Threads of a block that hold columns, a multiple of 32
-__device__ __forceinline__ int column_threads(const State &S)
-{
-    return S.share < blockDim.x ? (int)S.share : (int)blockDim.x;
-}
+__device__ __forceinline__ int column_threads(const State &S) { return S.share < LINE ? (int)S.share : LINE; }
 
 __device__ __forceinline__ void load_differences(const State &S, const double *from, int depth, Column &c)
 {
-    const double *at = from + own_copy(S) * MEMORY + c.j;
+    const int first = partner() * OWN_DIFFERENCES, count = c.held >= 0 ? depth - first : 0;
+    const double *at = from + own_copy(S) * MEMORY + first * S.n + c.held;
 #pragma unroll
-    for (int i = 0; i < MEMORY; i++, at += S.n)
-        c.d[i] = i < depth ? *at : 0;
+    for (int i = 0; i < OWN_DIFFERENCES; i++, at += S.n)
+        c.d[i] = i < count ? *at : 0;
 }
 
 __device__ __forceinline__ void load_column(const State &S, const Finish &F, int part, int round, Column &c)
 {
     const int64_t own = own_copy(S);
-    const int j = c.j = column_of(S, part, round), depth = F.p.have > 0 ? (int)F.p.depth : 0;
+    const int held = c.held = column_of(S, part, round), depth = F.p.have > 0 ? (int)F.p.depth : 0;
+    const int j = c.j = partner() == 0 ? held : -1;
     c.absorbed = INF;
     c.weight = c.f = c.G = c.x = 0;
+    load_differences(S, S.dF, depth, c);
     if (j < 0)
         return;
     c.absorbed = S.cols.absorbed[j];
@@ -114,13 +117,11 @@ __device__ __forceinline__ void load_column(const State &S, const Finish &F, int
     c.v = S.v_scale[own + j];
     c.image = S.image[own + j];
     c.last = S.residual[own + j];
-    load_differences(S, S.dF, depth, c);
 }
 
 __device__ __forceinline__ void load_images(const State &S, const Finish &F, Column &c)
 {
-    if (c.j >= 0)
-        load_differences(S, S.dG, F.p.have > 0 ? (int)F.p.depth : 0, c);
+    load_differences(S, S.dG, F.p.have > 0 ? (int)F.p.depth : 0, c);
 }
 
 // all but kappa, with the logarithm of `sum` beside
@@ -168,8 +169,9 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
     S.s[c.j] = in ? found.marginal : 0;
 }
 
-// Sweep 1, one column: certificate, image, and what Anderson sums, into value.
-__device__ __forceinline__ void column_values(const State &S, Finish &F, double sum, Column &c, double (&value)[USED])
+// Sweep 1, one column: certificate, image, and its own values.
+__device__ __forceinline__ void column_values(const State &S, Finish &F, double sum, Column &c,
+                                              double (&value)[SUM_DOT])
 {
     const bool in = c.j >= 0 && isfinite(c.absorbed), before = F.p.have > 0;
     Translation t;
@@ -187,20 +189,35 @@ __device__ __forceinline__ void column_values(const State &S, Finish &F, double 
     value[SUM_P] = bp;
     value[SUM_PP] = bp * p;
     value[SUM_PF] = bp * c.f;
-#pragma unroll
-    for (int i = 0; i < MEMORY; i++) {
-        value[SUM_DOT + i] = c.d[i] * bp;
-        value[SUM_RHS + i] = c.d[i] * bf;
-    }
     value[MAX_F] = c.f;
     value[MAX_MINUS] = -c.f;
 }
 
+// sum gamma dG over the differences that lie in memory, all but the newest; to the column's own thread
+__device__ __forceinline__ double held_step(Finish &F, const Column &c)
+{
+    const int first = partner() * OWN_DIFFERENCES, slot = (int)F.p.slot, depth = F.p.step == 1 ? (int)F.p.depth : 0;
+    double step = 0;
+#pragma unroll
+    for (int i = 0; i < OWN_DIFFERENCES; i++)
+        if (first + i < depth && first + i != slot)
+            step = fma(F.p.gamma[first + i], c.d[i], step);
+    if (PARTNERS == 1)
+        return step;
+    __syncthreads();
+    F.value[threadIdx.x] = step;
+    __syncthreads();
+    for (int q = 1; q < PARTNERS && partner() == 0; q++)
+        step += F.value[q * LINE + threadIdx.x];
+    return step;
+}
+
 // Sweep 2, one column: differences, the next x and what the next pass needs of it; returns the next v.
-__device__ __forceinline__ double advance_column(const State &S, const Progress &p, Column &c, double &B, double &scale)
+__device__ __forceinline__ double advance_column(const State &S, const Progress &p, const Column &c, double step,
+                                                 double &B, double &scale)
 {
     const int64_t own = own_copy(S), at = own + c.j, old = own * MEMORY + c.j;
-    const int slot = (int)p.slot, depth = (int)p.depth;
+    const int slot = (int)p.slot;
     const double f = c.f + p.common, G = c.G + p.common;
     double x = c.image;
     if (p.step < 2) {
@@ -208,14 +225,9 @@ __device__ __forceinline__ double advance_column(const State &S, const Progress 
             S.dF[old + slot * S.n] = f - c.last;
             S.dG[old + slot * S.n] = G - x;
         }
-        double y = G;
-#pragma unroll
-        for (int i = 0; i < MEMORY; i++)
-            if (i < depth && p.step > 0)
-                y -= p.gamma[i] * (i == slot ? G - x : c.d[i]);
         S.residual[at] = f;
         S.image[at] = G;
-        x = y;
+        x = p.step > 0 ? G - step - p.gamma[slot] * (G - x) : G;
     }
     if (!KL_COLS && S.cols.penalty == MAPUOT_TV) // |g| <= rho: beneath it the dual is -inf, above it flat
         x = clip(x, p.shift - c.rho * S.limits.inv_reg, p.shift + c.rho * S.limits.inv_reg);

@@ -43,34 +43,44 @@ __device__ __forceinline__ double joined(int q, double x, double y)
     return q == MAX_F || q == MAX_MINUS ? (x > y ? x : y) : x + y;
 }
 
-// Half a warp sums one value over the block's columns; its first thread returns `total` and them.  512 threads.
-__device__ __forceinline__ double strip_values(const State &S, Finish &F, const double (&value)[USED], double total)
+// A team sums one value over the block's columns; its first thread returns `total` and them.  512 threads.
+__device__ __forceinline__ double strip_values(const State &S, Finish &F, const Column &c,
+                                               const double (&value)[SUM_DOT], double total)
 {
-    const int q = threadIdx.x / 16, lane = threadIdx.x % 16;
+    const int q = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
     for (int first = 0; first < column_threads(S); first += STRIP) {
-        const int at = (int)threadIdx.x - first;
+        const int at = (int)threadIdx.x % LINE - first, held = partner() * OWN_DIFFERENCES;
+        const bool in = at >= 0 && at < STRIP;
         __syncthreads();
-        if (at >= 0 && at < STRIP)
+        if (in && partner() == 0)
 #pragma unroll
-            for (int i = 0; i < USED; i++)
+            for (int i = 0; i < SUM_DOT; i++)
                 F.value[i * STRIP + at] = value[i];
+        if (PARTNERS > 1)
+            __syncthreads();
+        if (in)
+#pragma unroll
+            for (int i = 0; i < OWN_DIFFERENCES; i++) {
+                F.value[(SUM_DOT + held + i) * STRIP + at] = c.d[i] * F.value[SUM_P * STRIP + at];
+                F.value[(SUM_RHS + held + i) * STRIP + at] = c.d[i] * F.value[SUM_F * STRIP + at];
+            }
         __syncthreads();
         if (q < USED)
 #pragma unroll
-            for (int i = 0; i < STRIP; i += 16)
+            for (int i = 0; i < STRIP; i += TEAM)
                 total = joined(q, total, F.value[q * STRIP + i + lane]);
     }
     return total;
 }
 
-// Sweep 1, this thread's columns of those of the block; thread 16 q returns the block's sum q.
+// Sweep 1, this thread's columns of those of the block; thread TEAM q returns the block's sum q.
 template <typename Next>
 __device__ __forceinline__ double column_sweep(const State &S, Finish &F, int rounds, Column &c, Next next)
 {
-    const int q = threadIdx.x / 16;
+    const int q = threadIdx.x / TEAM;
     double total = q == MAX_F || q == MAX_MINUS ? -1e38 : 0;
     for (int round = 0; round < rounds; round++) {
-        double value[USED] = {};
+        double value[SUM_DOT] = {};
         value[MAX_F] = value[MAX_MINUS] = -1e38;
         const double sum = next(round);
         if ((int)threadIdx.x < column_threads(S))
@@ -79,10 +89,10 @@ __device__ __forceinline__ double column_sweep(const State &S, Finish &F, int ro
             S.work[c.j] = c.f;
             S.work[S.n + c.j] = c.G;
         }
-        total = strip_values(S, F, value, total);
+        total = strip_values(S, F, c, value, total);
     }
 #pragma unroll
-    for (int bit = 8; bit > 0; bit /= 2)
+    for (int bit = TEAM / 2; bit > 0; bit /= 2)
         total = joined(q, total, __shfl_xor_sync(FULL, total, bit));
     return total;
 }
@@ -90,35 +100,35 @@ __device__ __forceinline__ double column_sweep(const State &S, Finish &F, int ro
 // What the blocks post, joined by every block in the same order; 512 threads.
 __device__ __forceinline__ void finish_totals(const State &S, Finish &F, const double *partial)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, parts = (int)S.parts;
-    const double none = lane == MAX_F || lane == MAX_MINUS ? -1e38 : 0;
+    const int own = threadIdx.x % VALUES, team = threadIdx.x / VALUES, parts = (int)S.parts;
+    const double none = own == MAX_F || own == MAX_MINUS ? -1e38 : 0;
     double total = none;
 #pragma unroll 1
-    for (int first = warp; first < parts; first += 16 * 5) {
+    for (int first = team; first < parts; first += TEAM * 5) {
         double value[5];
         bool wait;
         do {
             wait = false;
 #pragma unroll
             for (int i = 0; i < 5; i++) {
-                const int q = first + 16 * i;
-                value[i] = q < parts && lane < USED ? posted(partial + q * VALUES + lane) : none;
+                const int q = first + TEAM * i;
+                value[i] = q < parts && own < USED ? posted(partial + q * VALUES + own) : none;
                 wait |= is_unset(value[i]);
             }
         } while (__any_sync(FULL, wait));
 #pragma unroll
         for (int i = 0; i < 5; i++)
-            total = joined(lane, total, value[i]);
+            total = joined(own, total, value[i]);
     }
     __syncthreads();
-    F.value[warp * (VALUES + 1) + lane] = total;
+    F.value[team * (VALUES + 1) + own] = total;
     __syncthreads();
-    const int q = threadIdx.x / 16;
-    double x = F.value[threadIdx.x % 16 * (VALUES + 1) + q];
+    const int q = threadIdx.x / TEAM;
+    double x = F.value[threadIdx.x % TEAM * (VALUES + 1) + q];
 #pragma unroll
-    for (int bit = 8; bit > 0; bit /= 2)
+    for (int bit = TEAM / 2; bit > 0; bit /= 2)
         x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
-    if (threadIdx.x % 16 == 0)
+    if (threadIdx.x % TEAM == 0)
         F.total[q] = x;
 }
 

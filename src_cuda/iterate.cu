@@ -193,8 +193,8 @@ __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c
         load_column(S, F, part, round, c);
         return c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
     });
-    const int q = threadIdx.x / 16;
-    if (threadIdx.x % 16 > 0 || q >= USED)
+    const int q = threadIdx.x / TEAM;
+    if (threadIdx.x % TEAM > 0 || q >= USED)
         return;
     if (S.solo) {
         F.total[q] = total;
@@ -214,6 +214,7 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
             load_column(S, F, part, round, c);
             load_images(S, F, c);
         }
+        const double step = held_step(F, c);
         if (c.j < 0)
             continue;
         if (rounds > 1) {
@@ -224,7 +225,7 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
             ((num *)sums_of(S, turn + 2))[c.j] = 0;
         if (F.p.step > 2 || !isfinite(c.absorbed))
             continue;
-        const double v = advance_column(S, F.p, c, B, scale);
+        const double v = advance_column(S, F.p, c, step, B, scale);
         if (!S.solo) {
             post(next_v(S, turn + 1) + c.j, (num)v);
             take_back(next_v(S, turn) + c.j);

@@ -201,8 +201,8 @@ extern "C" __global__ void __launch_bounds__(512)
     load_column(S, F, blockIdx.x, 0, c);
     const double sum = c.j < 0 ? 0 : from ? from[c.j] : sums_of(S, turn)[c.j];
     const double total = column_sweep(S, F, 1, c, [&](int) { return sum; });
-    if (threadIdx.x % 16 == 0 && threadIdx.x / 16 < USED)
-        S.partial[(int64_t)blockIdx.x * VALUES + threadIdx.x / 16] = total;
+    if (threadIdx.x % TEAM == 0 && threadIdx.x / TEAM < USED)
+        S.partial[(int64_t)blockIdx.x * VALUES + threadIdx.x / TEAM] = total;
     if (c.j >= 0) {
         S.work[c.j] = c.f;
         S.work[S.n + c.j] = c.G;
@@ -246,8 +246,9 @@ extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_con
         c.G = S.work[S.n + c.j];
         sums_of(S, turn + 2)[c.j] = 0;
     }
+    const double step = held_step(F, c);
     if (F.p.step < 3 && c.j >= 0 && isfinite(c.absorbed))
-        advance_column(S, F.p, c, B, scale);
+        advance_column(S, F.p, c, step, B, scale);
     if ((int)threadIdx.x < column_threads(S))
         next_sums(F, B, scale);
     __syncthreads();

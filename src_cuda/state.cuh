@@ -8,10 +8,15 @@
 
 #include "common/rules.h"
 
-#define MEMORY 5         // most Anderson differences; 5 x 6 numbers fit in a warp
-#define VALUES 32        // room for the sums that finish_pass takes over all columns
-#define TRACE_PASSES 256 // passes that trace holds, pass k at k - 1 modulo it
-#define BLOCKS 256       // most blocks of a cooperative launch
+#ifndef MEMORY
+#define MEMORY 5 // most Anderson differences: 5 x 6 numbers fit in a warp, and 20 where a pass takes long beside them
+#endif
+#define MOST_MEMORY 20
+#define OWN_DIFFERENCES 5                   // of a thread
+#define PARTNERS (MEMORY / OWN_DIFFERENCES) // threads that share a column's
+#define VALUES (MEMORY > 5 ? 64 : 32)       // room for the sums that finish_pass takes over all columns
+#define TRACE_PASSES 256                    // passes that trace holds, pass k at k - 1 modulo it
+#define BLOCKS 256                          // most blocks of a cooperative launch
 
 // what a block leaves beside the column sums: five sums over its rows, and two over its columns for the next pass
 enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, NEXT_B, NEXT_SCALE, SCALARS };
@@ -52,6 +57,6 @@ struct State {
 
 struct Progress : mapuot_progress {
     int64_t turn; // passes and repeated passes: which of the buffers is in use
-    double gram[MEMORY * MEMORY], ones[MEMORY], gamma[MEMORY];
+    double gram[MOST_MEMORY * MOST_MEMORY], ones[MOST_MEMORY], gamma[MOST_MEMORY];
 };
 #endif

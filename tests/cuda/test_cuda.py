@@ -84,6 +84,19 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
         np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
 
 
+def test_deep_memory_equals_the_oracle(path):
+    """Twenty differences, four threads a column, and some passes more in which the oldest makes room."""
+    M, a, b = cost(400, 530)
+    a, b = weights(a, b, 1.3)
+    expected = run(reference, M, a, b, 0.01, (1.0, 3.0), "kl", "float64", 25, memory=20)
+    found = run(cuda, M, a, b, 0.01, (1.0, 3.0), "kl", "float64", 25, memory=20)
+    assert not any(stat.rejected for stat in expected[0] + found[0])
+    for x, y in zip(found[0], expected[0], strict=True):
+        np.testing.assert_allclose(x.error, y.error, rtol=1e-5, atol=1e-10)
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize(
     ("penalty", "reg_m", "mass"),
     [

@@ -50,14 +50,17 @@ def shape_options(shape, dtype, kl, **more):
 )
 def test_persistent_kernel_holds_its_registers(arch, dtype, ld, narrow):
     shape = kernels.shape_for(ld, dtype, bool(narrow))
-    registers, spilled = usage("iterate.cu", arch, **shape_options(shape, dtype, True, NARROW=narrow))["iterate"]
+    held = {"NARROW": narrow, "MEMORY": kernels.MEMORY[ld > 512]}
+    registers, spilled = usage("iterate.cu", arch, **shape_options(shape, dtype, True, **held))["iterate"]
     assert registers <= 65536 // kernels.THREADS
     assert spilled <= (32 if narrow else 200)  # the float64 pass is for certificates: some words spill
 
 
+@pytest.mark.parametrize("memory", kernels.MEMORY)
 @pytest.mark.parametrize("narrow", [0, 1])
-def test_general_penalties_compile(narrow):
-    options = shape_options(kernels.shape_for(2048, "float32", bool(narrow)), "float32", False, NARROW=narrow)
+def test_general_penalties_compile(narrow, memory):
+    held = {"NARROW": narrow, "MEMORY": memory}
+    options = shape_options(kernels.shape_for(2048, "float32", bool(narrow)), "float32", False, **held)
     assert "iterate" in usage("iterate.cu", "sm_90", **options)
 
 
@@ -69,7 +72,7 @@ def test_ordered_sums_compile():
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", kernels.STORES)
 def test_portable_kernels_hold_their_registers(arch, dtype):
-    used = usage("portable.cu", arch, **shape_options(kernels.Shape(16, 16, 1), dtype, True))
+    used = usage("portable.cu", arch, **shape_options(kernels.Shape(16, 16, 1), dtype, True, MEMORY=kernels.MEMORY[1]))
     assert set(used) == PORTABLE
     for function in HOT:
         registers, spilled = used[function]

@@ -16,11 +16,11 @@ import numpy as np
 
 from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING, BatchProblem
-from ..contract import Options
+from ..contract import MEMORY, Options
 from ..contract import weigh as weigh_on_host
 from ..limits import limits_of
 from ..records import STATUS, put
-from .kernels import MEMORY, RECORDS, by_value, kernel, small_options
+from .kernels import RECORDS, by_value, kernel, small_options
 from .workspace import NARROW_NOISE
 
 MOST = 128  # rows and columns of a small problem
@@ -59,7 +59,7 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
     rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
     known["exponent_error"] = rounding * (1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg))
-    known |= SCALES | {"memory": min(options.memory, MEMORY), "flush": 0.0}
+    known |= SCALES | {"memory": min(options.memory, MEMORY[0]), "flush": 0.0}
     put(record["limits"], known)
     record["k1"], record["fi2"] = reg / float(task.rows.rho[0]), 1 / (1 + known["rate_cols"])
     record["product"] = task.reference == "product"

@@ -12,17 +12,29 @@ from functools import cache
 from typing import Any
 
 from .. import records
-from ..contract import PAD
+from ..contract import MEMORY, PAD, memory_of
 
 SOURCE = records.SOURCE
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
-THREADS, MAX_SLOTS, MEMORY, VALUES, SCALARS, BLOCKS = 512, 32, 5, 32, 7, 256
+THREADS, MAX_SLOTS, SCALARS, BLOCKS = 512, 32, 7, 256
+VALUES = 64  # at most, that a block posts
+SOLO_COLUMNS = THREADS  # up to here every block does the whole finish_pass for itself
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 
 RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
 STATE, PROGRESS, TRACE = RECORDS["State"], RECORDS["Progress"], records.STATS
 VIEW = records.read("stream.cu")["View"]
+
+
+def memory_for(m: int, n: int, itemsize: int) -> int:
+    """Anderson differences that the kernels have room for: 20, or 5 where a pass is short beside more of them."""
+    return MEMORY[n > SOLO_COLUMNS and memory_of(MEMORY[1], m, itemsize) > MEMORY[0]]
+
+
+def line(memory: int) -> int:
+    """LINE of finish_column.cuh: columns that a block has in hand at once."""
+    return THREADS * MEMORY[0] // memory
 
 
 @dataclass(frozen=True)

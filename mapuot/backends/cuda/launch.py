@@ -22,10 +22,13 @@ from .kernels import (
     BLOCKS,
     ITEMSIZE,
     MAX_SLOTS,
+    SOLO_COLUMNS,
     THREADS,
     Shape,
     by_value,
     kernel,
+    line,
+    memory_for,
     portable_shape,
     shape_for,
     shape_options,
@@ -33,7 +36,6 @@ from .kernels import (
 
 TRACE_PASSES = 256  # passes that the record of one launch holds
 GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
-SOLO_COLUMNS = THREADS  # up to here every block does the whole finish_pass for itself
 SHARE = 128  # columns that a block does at least
 FEW_COLUMNS = 1024  # up to here a smaller grid meets sooner than a larger one reads
 RING_BYTES = 1 << 16  # of shared memory for the tiles that stream by; the rest keeps tiles
@@ -94,11 +96,13 @@ def ring_offset(options: tuple[tuple[str, int], ...], device: int) -> int:
 class Persistent:
     """One compiled persistent kernel and its grid; ``parts`` is 0 where it does not fit the device."""
 
-    def __init__(self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool) -> None:
+    def __init__(
+        self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int
+    ) -> None:
         device = cp.cuda.Device().id
         _, processors, shared = device_limits(device)
         words = {"ORDERED": int("ordered" in switches()), "RACECHECK": int("racecheck" in switches())}
-        options = shape_options(shape, dtype, kl, NARROW=int(narrow), **words)
+        options = shape_options(shape, dtype, kl, NARROW=int(narrow), MEMORY=memory, **words)
         self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
         self.gather_run = kernel("iterate.cu", "gather_sums", **options)
         offset = ring_offset(tuple(sorted(options.items())), device)
@@ -146,6 +150,7 @@ class Iterate:
     ) -> None:
         self.state, self.most = state, TRACE_PASSES
         (self.m, self.n, ld), self.in_place = shape, in_place
+        self.memory = memory_for(self.m, self.n, ITEMSIZE[dtype])
         self.parity = 0
         self.graphs: dict[int, Any] = {}
         self.wide: Persistent | None = None
@@ -165,7 +170,8 @@ class Iterate:
         here = cp.cuda.runtime.getDevice(), switches()
         for narrow in (False, True):
             shape = None if narrow and dtype == "float64" else shape_for(ld, dtype, narrow)
-            one = None if shape is None else fitted(*here, shape, self.m, ld, dtype, kl, narrow)
+            lie = self.m, ld, dtype, kl, narrow, self.memory
+            one = None if shape is None else fitted(*here, shape, *lie)
             made.append(one if one is not None and one.parts > 0 else None)
         self.wide, self.narrow = made
         if self.wide is None:
@@ -214,7 +220,7 @@ class Iterate:
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """One read of K where a block covers a row, else two."""
         shape = portable_shape(ld, dtype)
-        self.split_columns(-(-self.n // THREADS))
+        self.split_columns(-(-self.n // line(self.memory)))
         self.copies = self.slab = 1
         self.most = GRAPH_PASSES
         self.take_shape(shape or Shape(8, 8, 4), shape is not None, ld, dtype, kl)
@@ -222,7 +228,7 @@ class Iterate:
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """The portable kernels in that shape; fused: a block covers a row."""
         self.shape, self.graphs = shape, {}
-        options = shape_options(shape, dtype, kl)
+        options = shape_options(shape, dtype, kl, MEMORY=self.memory)
         self.halves = ROW_KERNELS[self.in_place, fused]
         names = (*self.halves, "gather_sums", "finish_first", "finish_join", "finish_second")
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}

@@ -20,11 +20,11 @@ import cupy as cp
 from ... import penalties
 from ...penalties import F64
 from ...problem import Problem
-from ..contract import PAD, Options, Stats
+from ..contract import MEMORY, PAD, Options, Stats, memory_of
 from ..limits import START, limits_of
 from ..records import ABSORB, COARSE, put, told
 from ..workspace import STORAGE, KernelWorkspace
-from .kernels import BLOCKS, ITEMSIZE, MEMORY, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
+from .kernels import BLOCKS, ITEMSIZE, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
 from .launch import TRACE_PASSES, Iterate
 from .stream import blocks_of, parts, reduce_rows, stream, view_of
 
@@ -70,9 +70,9 @@ class Workspace(KernelWorkspace):
     def take_kernel(self) -> None:
         """Memory for K in its storage, and the kernels for it, on the grid of the rank with the most rows."""
         m, n = self.problem.shape
-        most = int(self.problem.ranks.max(m))
+        most = self.most = int(self.problem.ranks.max(m))
         size = m * self.ld * ITEMSIZE[self.dtype]
-        need_memory(size + 8 * (8 * m + (26 + 2 * MEMORY) * self.ld), self.dtype, self.problem.M)
+        need_memory(size + 8 * (8 * m + (26 + 2 * MEMORY[1]) * self.ld), self.dtype, self.problem.M)
         self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
         self.state["kernel"] = self.K.data.ptr
         self.launch = Iterate(self.state, (most, n, self.ld), self.dtype, self.kl, self.options.in_place)
@@ -89,7 +89,7 @@ class Workspace(KernelWorkspace):
         staged = sum(-(-count // 32) * 32 for count in words.values())
         words |= {"report": report // 8, "u_log": m, "r": m, "x": ld, "s": ld}
         words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
-        words |= dict.fromkeys(("dF", "dG"), copies * MEMORY * ld)
+        words |= dict.fromkeys(("dF", "dG"), copies * launch.memory * ld)
         words |= {"u_scale": m * (1 + self.options.in_place), "ratio": ld * self.options.in_place}
         words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
         words |= {"slab": launch.slab * ld * launch.ordered}
@@ -112,7 +112,8 @@ class Workspace(KernelWorkspace):
         problem, options, state = self.problem, self.options, self.state
         state["m"], state["n"], state["ld"] = *problem.shape, self.ld
         state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
-        own = SCALES | {"memory": min(options.memory, MEMORY)}
+        own = SCALES | {"memory": memory_of(options.memory, self.most, ITEMSIZE[self.dtype])}
+        own["memory"] = min(own["memory"], self.launch.memory)
         put(state["limits"], limits_of(problem, options, self.dtype, NARROW_NOISE) | own)
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
             state[name]["penalty"] = penalties.KINDS[side.penalty]
