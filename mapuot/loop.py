@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from threading import Event
@@ -56,17 +57,24 @@ class Run:
     def n_passes(self) -> int:
         return self.trace[-1].n_pass if self.trace else 0
 
-    def run(self, problem: Problem, options: Options, log_v: F64) -> F64:
-        """Pass until certified, cancelled or out of passes; returns the log v to go on from."""
+    def run(self, problem: Problem, options: Options, log_v: F64, leave: float = math.inf) -> F64:
+        """Pass until certified, cancelled or out of passes; returns the log v to go on from.
+
+        A first pass of a certified error above ``leave`` is the only one; the status is then "running".
+        """
         with closing(self.module.Workspace(problem, options)) as workspace:
             workspace.absorb(log_v)
             fresh = True
             quick = not self.heard and self.ranks.max(problem.cost.size) <= self.module.QUICK_ENTRIES
-            count = self.module.QUICK_PASSES if quick else 1
+            count = self.module.QUICK_PASSES if quick and leave == math.inf else 1
             while True:
                 begun = time.perf_counter()
                 stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))
                 self.status = self.record(stats)
+                if stats[0].error > leave and self.status in ("running", "absorb"):
+                    self.status = "running"
+                    break
+                leave = math.inf
                 ended = self.status not in ("running", "absorb", *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
                     self.certify_in_place(workspace)

@@ -101,6 +101,7 @@ def solve(
         the same; "auto" the same until one is 5 % behind the others (efficiency cores, another program), then by their
         speed in the passes before, which changes the order of sums, and so the last digits, from one run to the next.
     warm_start : Result or (log_u, log_v), optional
+        Where to start; left after one pass where reg is small and that pass certifies nothing.
     callback : callable, optional
         ``callback(stats)`` after every pass; a true return value stops the solve.
     progress : bool

@@ -33,6 +33,7 @@ MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts
 SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
 COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
+WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
 
 
 def make_options(
@@ -99,7 +100,7 @@ def attempts(problem: Problem, options: Options, warm: bool, escalate: bool) -> 
     """What may be tried, in order."""
     found = [Attempt(("running",), {}, "start" if warm else "zeros")]
     if warm:
-        found.append(Attempt(FAILED, {}, "zeros"))
+        found.append(Attempt(("running", *FAILED), {}, "zeros"))
     if options.memory and {problem.rows.penalty, problem.cols.penalty} & {"tv", "range"}:
         found.append(Attempt(("stalled",), {"memory": 0}, "here"))  # kinks mislead the extrapolation
     if escalate and options.precision == "float32":
@@ -121,7 +122,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
             if attempt.begin == "zeros":
                 log_v = approach(run, task, options, np.zeros_like(log_v))
             else:
-                log_v = run.run(task, options, log_v)
+                in_steps = attempt.begin == "start" and any(coarse_steps(task, options, False))
+                log_v = run.run(task, options, log_v, WARM_ERROR if in_steps else math.inf)
     if turns:
         run.potentials, run.marginals = run.potentials[::-1], run.marginals[::-1]
     return Result(problem, run.module, run.potentials, run.marginals, run.trace, run.status, options.threads)

@@ -34,7 +34,9 @@ struct Translation {
 };
 
 struct Finish {
-    double value[USED * STRIP];
+    double value[(USED + COARSE) * STRIP];
+    int label[STRIP];
+    double mean[CLUSTERS], last_mean[CLUSTERS], left[CLUSTERS], correction[CLUSTERS]; // R F and what it leads to
     double total[VALUES];
     double join[JOINERS / 32][SCALARS];
     double row[SCALARS];
@@ -48,6 +50,8 @@ struct Finish {
 struct Column : mapuot_column {
     int j;                     // -1: this thread has none
     int held;                  // the column whose differences it holds, its own or its partner's; -1: none
+    int label;                 // its cluster; -1: steps are not corrected
+    double share;              // of its cluster's column sums
     double image, last;        // the last image and residual
     double f, G;               // residual and image of the pass
     double d[OWN_DIFFERENCES]; // dF, later dG
@@ -70,7 +74,7 @@ __device__ __forceinline__ double *scalars_of(const State &S, int turn)
 // Where the blocks post their sums over columns
 __device__ __forceinline__ double *partial_of(const State &S, int turn)
 {
-    return S.partial + turn % 2 * S.parts * VALUES;
+    return S.partial + turn % 2 * S.parts * POSTS;
 }
 
 // Columns a thread has to do
@@ -102,7 +106,8 @@ __device__ __forceinline__ void load_column(const State &S, const Finish &F, int
     const int held = c.held = column_of(S, part, round), depth = F.p.have > 0 ? (int)F.p.depth : 0;
     const int j = c.j = partner() == 0 ? held : -1;
     c.absorbed = INF;
-    c.weight = c.f = c.G = c.x = 0;
+    c.weight = c.f = c.G = c.x = c.share = 0;
+    c.label = -1;
     load_differences(S, S.dF, depth, c);
     if (j < 0)
         return;
@@ -117,6 +122,10 @@ __device__ __forceinline__ void load_column(const State &S, const Finish &F, int
     c.v = S.v_scale[own + j];
     c.image = S.image[own + j];
     c.last = S.residual[own + j];
+    if (COARSE && F.p.coarse > 0) {
+        c.label = (int)S.coarse.label[j];
+        c.share = S.coarse.share[j];
+    }
 }
 
 __device__ __forceinline__ void load_images(const State &S, const Finish &F, Column &c)
@@ -213,9 +222,10 @@ __device__ __forceinline__ double held_step(Finish &F, const Column &c)
 }
 
 // Sweep 2, one column: differences, the next x and what the next pass needs of it; returns the next v.
-__device__ __forceinline__ double advance_column(const State &S, const Progress &p, const Column &c, double step,
+__device__ __forceinline__ double advance_column(const State &S, const Finish &F, const Column &c, double step,
                                                  double &B, double &scale)
 {
+    const Progress &p = F.p;
     const int64_t own = own_copy(S), at = own + c.j, old = own * MEMORY + c.j;
     const int slot = (int)p.slot;
     const double f = c.f + p.common, G = c.G + p.common;
@@ -228,6 +238,8 @@ __device__ __forceinline__ double advance_column(const State &S, const Progress 
         S.residual[at] = f;
         S.image[at] = G;
         x = p.step > 0 ? G - step - p.gamma[slot] * (G - x) : G;
+        if (COARSE && p.coarse > 0)
+            x += F.correction[c.label];
     }
     if (!KL_COLS && S.cols.penalty == MAPUOT_TV) // |g| <= rho: beneath it the dual is -inf, above it flat
         x = clip(x, p.shift - c.rho * S.limits.inv_reg, p.shift + c.rho * S.limits.inv_reg);

@@ -43,9 +43,9 @@ __device__ __forceinline__ double joined(int q, double x, double y)
     return q == MAX_F || q == MAX_MINUS ? (x > y ? x : y) : x + y;
 }
 
-// A team sums one value over the block's columns; its first thread returns `total` and them.  512 threads.
+// A team sums one value over the block's columns, and what F is in a cluster's mean.  512 threads.
 __device__ __forceinline__ double strip_values(const State &S, Finish &F, const Column &c,
-                                               const double (&value)[SUM_DOT], double total)
+                                               const double (&value)[SUM_DOT], double total, double &mean)
 {
     const int q = threadIdx.x / TEAM, lane = threadIdx.x % TEAM;
     for (int first = 0; first < column_threads(S); first += STRIP) {
@@ -56,6 +56,10 @@ __device__ __forceinline__ double strip_values(const State &S, Finish &F, const 
 #pragma unroll
             for (int i = 0; i < SUM_DOT; i++)
                 F.value[i * STRIP + at] = value[i];
+        if (COARSE && in && partner() == 0) {
+            F.value[USED * STRIP + at] = c.share * c.f;
+            F.label[at] = c.label;
+        }
         if (PARTNERS > 1)
             __syncthreads();
         if (in)
@@ -69,16 +73,22 @@ __device__ __forceinline__ double strip_values(const State &S, Finish &F, const 
 #pragma unroll
             for (int i = 0; i < STRIP; i += TEAM)
                 total = joined(q, total, F.value[q * STRIP + i + lane]);
+        if (COARSE && F.p.coarse > 0)
+#pragma unroll
+            for (int i = 0; i < STRIP; i += TEAM)
+                mean += F.label[i + lane] == q ? F.value[USED * STRIP + i + lane] : 0;
     }
     return total;
 }
 
-// Sweep 1, this thread's columns of those of the block; thread TEAM q returns the block's sum q.
+// Sweep 1, this thread's columns of those of the block; thread TEAM q returns the block's sum q and part in mean q.
 template <typename Next>
-__device__ __forceinline__ double column_sweep(const State &S, Finish &F, int rounds, Column &c, Next next)
+__device__ __forceinline__ double column_sweep(const State &S, Finish &F, int rounds, Column &c, double &mean,
+                                               Next next)
 {
     const int q = threadIdx.x / TEAM;
     double total = q == MAX_F || q == MAX_MINUS ? -1e38 : 0;
+    mean = 0;
     for (int round = 0; round < rounds; round++) {
         double value[SUM_DOT] = {};
         value[MAX_F] = value[MAX_MINUS] = -1e38;
@@ -89,19 +99,24 @@ __device__ __forceinline__ double column_sweep(const State &S, Finish &F, int ro
             S.work[c.j] = c.f;
             S.work[S.n + c.j] = c.G;
         }
-        total = strip_values(S, F, c, value, total);
+        total = strip_values(S, F, c, value, total, mean);
     }
 #pragma unroll
-    for (int bit = TEAM / 2; bit > 0; bit /= 2)
+    for (int bit = TEAM / 2; bit > 0; bit /= 2) {
         total = joined(q, total, __shfl_xor_sync(FULL, total, bit));
+        if (COARSE)
+            mean += __shfl_xor_sync(FULL, mean, bit);
+    }
     return total;
 }
 
-// What the blocks post, joined by every block in the same order; 512 threads.
-__device__ __forceinline__ void finish_totals(const State &S, Finish &F, const double *partial)
+// The first `used` numbers at `partial` of every block, joined by every block in the same order; 512 threads, of which
+// thread TEAM q returns number q.
+__device__ __forceinline__ double join_posts(const State &S, Finish &F, const double *partial, int used, bool maxima)
 {
     const int own = threadIdx.x % VALUES, team = threadIdx.x / VALUES, parts = (int)S.parts;
-    const double none = own == MAX_F || own == MAX_MINUS ? -1e38 : 0;
+    const int kind = maxima ? own : 0;
+    const double none = kind == MAX_F || kind == MAX_MINUS ? -1e38 : 0;
     double total = none;
 #pragma unroll 1
     for (int first = team; first < parts; first += TEAM * 5) {
@@ -112,13 +127,13 @@ __device__ __forceinline__ void finish_totals(const State &S, Finish &F, const d
 #pragma unroll
             for (int i = 0; i < 5; i++) {
                 const int q = first + TEAM * i;
-                value[i] = q < parts && own < USED ? posted(partial + q * VALUES + own) : none;
+                value[i] = q < parts && own < used ? posted(partial + q * POSTS + own) : none;
                 wait |= is_unset(value[i]);
             }
         } while (__any_sync(FULL, wait));
 #pragma unroll
         for (int i = 0; i < 5; i++)
-            total = joined(own, total, value[i]);
+            total = joined(kind, total, value[i]);
     }
     __syncthreads();
     F.value[team * (VALUES + 1) + own] = total;
@@ -127,9 +142,21 @@ __device__ __forceinline__ void finish_totals(const State &S, Finish &F, const d
     double x = F.value[threadIdx.x % TEAM * (VALUES + 1) + q];
 #pragma unroll
     for (int bit = TEAM / 2; bit > 0; bit /= 2)
-        x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
+        x = joined(maxima ? q : 0, x, __shfl_xor_sync(FULL, x, bit));
+    return x;
+}
+
+// What the blocks post: the sums over all columns and, where steps are corrected, the clusters' means.
+__device__ __forceinline__ void finish_totals(const State &S, Finish &F, const double *partial)
+{
+    const double total = join_posts(S, F, partial, USED, true);
     if (threadIdx.x % TEAM == 0)
-        F.total[q] = x;
+        F.total[threadIdx.x / TEAM] = total;
+    if (!COARSE || !(F.p.coarse > 0))
+        return;
+    const double mean = join_posts(S, F, partial + VALUES, CLUSTERS, false);
+    if (threadIdx.x % TEAM == 0)
+        F.mean[threadIdx.x / TEAM] = mean;
 }
 
 #include "finish_scalars.cuh"

@@ -79,6 +79,38 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
         ((double *)(S.trace + ((int)p.passes - 1) % TRACE_PASSES))[q] = ((const double *)&out)[q];
 }
 
+#if COARSE
+// Twin of src_c/coarse_tmpl.c (coarse_correct): correction = T (R F - sum gamma R dF), each cluster by a team; all threads.
+__device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep)
+{
+    const Progress &p = F.p;
+    const int J = threadIdx.x / TEAM, lane = threadIdx.x % TEAM, slot = (int)p.slot;
+    const double mean = F.mean[J] + p.common, newest = mean - F.last_mean[J];
+    double left = lane == 0 ? mean : 0, y = 0;
+    for (int k = lane; k < (p.step > 0 ? (int)p.depth : 0); k += TEAM)
+        left -= p.gamma[k] * (k == slot ? newest : __ldcg(S.coarse.mean_dF + k * CLUSTERS + J));
+#pragma unroll
+    for (int bit = TEAM / 2; bit > 0; bit /= 2)
+        left += __shfl_xor_sync(FULL, left, bit);
+    if (lane == 0) {
+        F.left[J] = left;
+        F.last_mean[J] = mean;
+        if (keep && slot >= 0)
+            S.coarse.mean_dF[slot * CLUSTERS + J] = newest;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int K = lane; K < CLUSTERS; K += TEAM)
+        y = fma(S.coarse.matrix[J * CLUSTERS + K], F.left[K], y);
+#pragma unroll
+    for (int bit = TEAM / 2; bit > 0; bit /= 2)
+        y += __shfl_xor_sync(FULL, y, bit);
+    if (lane == 0)
+        F.correction[J] = y;
+    __syncthreads();
+}
+#endif
+
 // The scalar work between the sweeps; every block does it on the same numbers, the weights beside the rest.
 __device__ __forceinline__ void finish_scalars(const State &S, Finish &F)
 {
@@ -108,5 +140,9 @@ __device__ __forceinline__ void finish_scalars(const State &S, Finish &F)
             settle_pass(S, F, move, common);
     }
     __syncthreads();
+#if COARSE
+    if (F.p.coarse > 0 && F.p.step < 2)
+        coarse_step(S, F, blockIdx.x == 0);
+#endif
 }
 #endif

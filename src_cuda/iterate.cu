@@ -187,20 +187,28 @@ __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c
             F.move = whole_translation(S, F);
         return;
     }
-    const double total = column_sweep(S, F, rounds, c, [&](int round) {
+    double mean;
+    const double total = column_sweep(S, F, rounds, c, mean, [&](int round) {
         if (round == 0)
             return first;
         load_column(S, F, part, round, c);
         return c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
     });
     const int q = threadIdx.x / TEAM;
-    if (threadIdx.x % TEAM > 0 || q >= USED)
+    if (threadIdx.x % TEAM > 0)
+        return;
+    if (COARSE) {
+        if (F.p.coarse > 0)
+            post(partial_of(S, turn) + part * POSTS + VALUES + q, mean);
+        take_back(partial_of(S, turn + 1) + part * POSTS + VALUES + q);
+    }
+    if (q >= USED)
         return;
     if (S.solo) {
         F.total[q] = total;
     } else {
-        post(partial_of(S, turn) + part * VALUES + q, total);
-        take_back(partial_of(S, turn + 1) + part * VALUES + q);
+        post(partial_of(S, turn) + part * POSTS + q, total);
+        take_back(partial_of(S, turn + 1) + part * POSTS + q);
     }
 }
 
@@ -225,7 +233,7 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
             ((num *)sums_of(S, turn + 2))[c.j] = 0;
         if (F.p.step > 2 || !isfinite(c.absorbed))
             continue;
-        const double v = advance_column(S, F.p, c, step, B, scale);
+        const double v = advance_column(S, F, c, step, B, scale);
         if (!S.solo) {
             post(next_v(S, turn + 1) + c.j, (num)v);
             take_back(next_v(S, turn) + c.j);
@@ -284,6 +292,9 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     if (S.progress->narrow != NARROW || S.progress->status != MAPUOT_RUNNING || S.progress->passes >= first + count)
         return;
     copy_record(&F.p, S.progress);
+    const bool corrected = COARSE && S.progress->coarse > 0;
+    if (corrected && threadIdx.x < CLUSTERS)
+        F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
     const Ring g = ring_open(S, slots, kept, group);
     if (threadIdx.x % GT == 0)
         all.ring[group] = g;
@@ -307,9 +318,14 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
         ended = finish_half(S, all, mode, ended);
         if (mode == FINISH || F.p.status != MAPUOT_RUNNING || F.p.narrow != NARROW || F.p.passes >= first + count)
             break;
+        if (corrected && F.p.coarse <= 0) // dropped: the host decides when there is a new matrix
+            break;
     }
-    if (blockIdx.x == 0 && mode & FINISH)
+    if (blockIdx.x == 0 && mode & FINISH) {
         copy_record(S.progress, &F.p);
+        if (corrected && threadIdx.x < CLUSTERS)
+            S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
+    }
 #if CLUSTER > 1
     group_barrier(group); // no block leaves while a peer may still write to it
 #endif

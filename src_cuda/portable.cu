@@ -200,9 +200,13 @@ extern "C" __global__ void __launch_bounds__(512)
     const int turn = (int)F.p.turn;
     load_column(S, F, blockIdx.x, 0, c);
     const double sum = c.j < 0 ? 0 : from ? from[c.j] : sums_of(S, turn)[c.j];
-    const double total = column_sweep(S, F, 1, c, [&](int) { return sum; });
+    double mean;
+    const double total = column_sweep(S, F, 1, c, mean, [&](int) { return sum; });
+    double *partial = S.partial + (int64_t)blockIdx.x * POSTS;
     if (threadIdx.x % TEAM == 0 && threadIdx.x / TEAM < USED)
-        S.partial[(int64_t)blockIdx.x * VALUES + threadIdx.x / TEAM] = total;
+        partial[threadIdx.x / TEAM] = total;
+    if (COARSE && threadIdx.x % TEAM == 0)
+        partial[VALUES + threadIdx.x / TEAM] = mean;
     if (c.j >= 0) {
         S.work[c.j] = c.f;
         S.work[S.n + c.j] = c.G;
@@ -222,10 +226,17 @@ extern "C" __global__ void __launch_bounds__(512)
     finish_open(S, F, parity, from);
     if (threadIdx.x == 0)
         F.move = whole_translation(S, F);
+    const bool corrected = COARSE && F.p.coarse > 0;
+    if (corrected && threadIdx.x < CLUSTERS)
+        F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
     finish_totals(S, F, S.partial);
     finish_scalars(S, F);
     verdict(S, F, true);
     __syncthreads();
+    if (corrected && threadIdx.x < CLUSTERS) {
+        S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
+        S.coarse.step[threadIdx.x] = F.correction[threadIdx.x];
+    }
     copy_record(S.progress + 1 - parity, &F.p);
 }
 
@@ -246,9 +257,11 @@ extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_con
         c.G = S.work[S.n + c.j];
         sums_of(S, turn + 2)[c.j] = 0;
     }
+    if (COARSE && F.p.coarse > 0 && threadIdx.x < CLUSTERS)
+        F.correction[threadIdx.x] = S.coarse.step[threadIdx.x];
     const double step = held_step(F, c);
     if (F.p.step < 3 && c.j >= 0 && isfinite(c.absorbed))
-        advance_column(S, F.p, c, step, B, scale);
+        advance_column(S, F, c, step, B, scale);
     if ((int)threadIdx.x < column_threads(S))
         next_sums(F, B, scale);
     __syncthreads();

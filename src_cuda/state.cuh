@@ -15,8 +15,11 @@
 #define OWN_DIFFERENCES 5                   // of a thread
 #define PARTNERS (MEMORY / OWN_DIFFERENCES) // threads that share a column's
 #define VALUES (MEMORY > 5 ? 64 : 32)       // room for the sums that finish_pass takes over all columns
-#define TRACE_PASSES 256                    // passes that trace holds, pass k at k - 1 modulo it
-#define BLOCKS 256                          // most blocks of a cooperative launch
+#define COARSE (MEMORY > 5)                 // 1: steps can be corrected cluster by cluster
+#define CLUSTERS 64                         // most clusters of rows, and of columns
+#define POSTS (VALUES + COARSE * CLUSTERS)
+#define TRACE_PASSES 256 // passes that trace holds, pass k at k - 1 modulo it
+#define BLOCKS 256       // most blocks of a cooperative launch
 
 // what a block leaves beside the column sums: five sums over its rows, and two over its columns for the next pass
 enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, NEXT_B, NEXT_SCALE, SCALARS };
@@ -25,6 +28,16 @@ enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, NEXT_B, NEXT_SCALE, SC
 struct Side {
     int64_t penalty;
     const double *weight, *log_weight, *rho, *upper, *absorbed, *fi, *rate; // rate: reg / rho
+};
+
+// The coarse correction (coarse.cu), for CLUSTERS clusters, some of which may be empty.
+struct Coarse {
+    const int64_t *label, *order, *first; // cluster of each column; the rows by cluster, and where each of these begins
+    double *share;                        // n: of the column sums of its cluster
+    double *matrix;                       // the correction, a row a cluster; then the clusters' column sums
+    double *mean, *mean_dF;               // one a cluster: R F of the last pass; MEMORY of them: R dF
+    double *step;                         // one a cluster, portable: what the pass adds
+    double *sums, *blocks; // clusters x ld: plan between clusters of rows and columns, or clusters of these
 };
 
 // Arrays of length n with `copies` have one copy a block where every block does all of finish_pass (solo).
@@ -44,7 +57,7 @@ struct State {
     double *total;             // ld + SCALARS: K^T u and the row scalars of a pass in two halves, to be reduced
     double *slab;              // clusters x ld, ORDERED: the column sums of each
     double *scalars;           // 2 x BLOCKS (or parts, if more) x SCALARS, used in turn
-    double *partial;           // 2 x parts x VALUES, used in turn: posted by one block, read by all
+    double *partial;           // 2 x parts x POSTS, used in turn: posted by one block, read by all
     double *next_v;            // 2 x ld, used in turn: v_scale (float32 in narrow passes), posted likewise; not if solo
     double *ratio;             // n, in place: v over the v that the plan holds; else null
     uint32_t *barrier;         // 64: counters of the meetings, NARROW from the 33rd on
@@ -53,6 +66,7 @@ struct State {
     int64_t parts, share, solo; // blocks that share the columns, so many each
     mapuot_limits limits;
     double hard_weight; // a of the rows with rho = inf
+    Coarse coarse;
 };
 
 struct Progress : mapuot_progress {

@@ -38,9 +38,9 @@ class Labels(NamedTuple):
     first: Any
 
 
-def clusters_of(points: int, entries: int) -> int:
+def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
     """A power of 2."""
-    most = min(MOST_CLUSTERS, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)))
+    most = min(most, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)))
     return 1 << max(0, most.bit_length() - 1)
 
 
@@ -62,6 +62,11 @@ def find(problem: Problem, split: Callable[[Any, int], Any], rows: int, cols: in
     return Labels(label, order, np.searchsorted(row_label[order], np.arange(rows + 1)))
 
 
+def serves(stat: Stats) -> bool:
+    """Whether a matrix can be made of that pass: none of a state that the guard has dropped."""
+    return not stat.rejected and stat.status == "running"
+
+
 class Coarse:
     """The passes of one workspace, plain ones and, where that is possible, corrected ones.
 
@@ -69,6 +74,8 @@ class Coarse:
     between clusters; ``correct(fi)``, the matrix made of it; ``correcting``, False once the guard has dropped a step;
     and ``split(X, count)``.
     """
+
+    most, labels, every, look = MOST_CLUSTERS, LABELS, EVERY, LOOK  # where a device has others: cuda/coarse.py
 
     def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
         self.workspace, self.problem = workspace, problem
@@ -80,8 +87,8 @@ class Coarse:
             m, n = problem.shape
             total = int(problem.rows.ranks.sum(m))
             entries = total * n
-            self.counts = clusters_of(m, entries), clusters_of(n, entries)
-            wait = 0 if problem.spread > SHARP else LABELS * (total + n) // max(1, entries)
+            self.counts = clusters_of(m, entries, self.most), clusters_of(n, entries, self.most)
+            wait = 0 if problem.spread > SHARP else self.labels * (total + n) // max(1, entries)
             self.due = max(FIRST, wait)
             self.fi = 1 / math.prod(1 + problem.reg / rho for rho in rhos if rho is not None)
             self.wanted = entries > LEAST_ENTRIES and problem.rows.ranks.min(min(self.counts)) > 1
@@ -100,24 +107,25 @@ class Coarse:
         """Passes up to the next look: the guard may have ended the correction, or a new matrix be due."""
         was_on = self.workspace.correcting
         if self.passes >= self.due:
-            stats = self.renewed()
+            stats = self.renewed(count)
+            if stats:
+                self.due = self.passes + 1 + self.every
+                was_on = was_on or serves(stats[0])
         else:
-            stats = self.workspace.make_passes(min(count, self.due - self.passes, LOOK if was_on else count))
-            self.passes += len(stats)
+            stats = self.workspace.make_passes(min(count, self.due - self.passes, self.look if was_on else count))
+        self.passes += len(stats)
         if was_on and not self.workspace.correcting:
             self.dropped += 1
             last = max((i for i, stat in enumerate(stats) if stat.rejected), default=0)
             self.due = self.passes - len(stats) + last + 1 + WAIT * min(self.dropped, MOST_WAITS)
         return stats
 
-    def renewed(self) -> list[Stats]:
-        """One labelled pass, and the matrix that it gives; none of a state that the guard has dropped."""
+    def renewed(self, count: int) -> list[Stats]:
+        """A labelled pass and the matrix that it gives, and what passes follow at once, ``count`` of them at most."""
         cost = self.problem.cost
         if cost.labels is None:
             cost.labels = find(self.problem, self.workspace.split, *self.counts)
         stats: list[Stats] = self.workspace.labelled_pass(cost.labels, self.counts)
-        self.passes += 1
-        self.due = self.passes + EVERY
-        if not stats[0].rejected and stats[0].status == "running":
+        if serves(stats[0]):
             self.workspace.correct(self.fi)
         return stats

@@ -12,8 +12,9 @@ cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from mapuot.backends import cuda  # noqa: E402
+from mapuot.backends import coarse, cuda  # noqa: E402
 from mapuot.backends.cuda import arrays as cuda_arrays  # noqa: E402
+from mapuot.backends.cuda import coarse as cuda_coarse  # noqa: E402
 from mapuot.backends.cuda import stream as cuda_stream  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -95,6 +96,78 @@ def test_deep_memory_equals_the_oracle(path):
         np.testing.assert_allclose(x.error, y.error, rtol=1e-5, atol=1e-10)
     for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)
+
+
+@pytest.fixture
+def corrected(monkeypatch):
+    """A matrix after three passes of any K and every 8 passes, and one M in clusters for all."""
+    monkeypatch.setattr(coarse, "SHARP", 0.0)
+    monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
+    device, found = cuda_coarse.DeviceCoarse, []
+    find = device.find
+    monkeypatch.setattr(device, "every", 8)
+    monkeypatch.setattr(device, "find", lambda self: found.append(find(self)) or found[-1])
+
+    class Oracle(coarse.Coarse):
+        most, every = device.most, device.every
+
+        def __init__(self, workspace, problem, memory):
+            super().__init__(workspace, problem, memory)
+            problem.cost.labels = coarse.Labels(*(x.get() for x in found[0])) if found else None
+
+    monkeypatch.setattr(reference, "Coarse", Oracle)
+    return found
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_corrected_passes_equal_the_oracle(path, precision, where, corrected):
+    """Every row and column has a cluster, and steps are corrected by the matrix between these, made anew on the way."""
+    M, a, b = cost(300, 530)
+    a, b = weights(a, b, 1.3)
+    a[7], b[11] = 0.0, 0.0
+    given = M if where == "host" else cp.asarray(M)
+    found = run(cuda, given, a, b, 0.02, (1.0, 3.0), "kl", precision, 16, memory=20, exact=True)
+    expected = run(reference, M, a, b, 0.02, (1.0, 3.0), "kl", "float64", 16, memory=20)
+    label, order, first = (x.get() for x in corrected[0])
+    assert len(np.unique(label)) == len(np.unique(first)) - 1 == 64
+    np.testing.assert_array_equal(np.sort(order), np.arange(300))
+    tol = {"float64": 1e-10, "float32": 1e-6}[precision]
+    for x, y in zip(found[0], expected[0], strict=True):
+        np.testing.assert_allclose(x.error, y.error, rtol=1e4 * tol, atol=10 * tol)
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
+        np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
+
+
+def test_a_wrong_correction_is_dropped(path, corrected):
+    """The guard ends the launch and the correction, which begins again with a new matrix after some passes."""
+    M, a, b = cost(300, 530)
+    a, b = weights(a, b, 1.3)
+    problem = Problem.from_arrays(M, a, b, 0.005, (1.0, 3.0), "kl", "product", cuda)
+    workspace = cuda.Workspace(problem, Options(True, 20, False, "float64", 1e-13, -1.0, None))
+    workspace.absorb(np.zeros(530))
+    assert len(workspace.iterate(5)) == 5
+    assert workspace.correcting
+    workspace.coarse.arrays["matrix"][: 64 * 64 : 65] += 30.0
+    stats = [workspace.iterate(1)[0] for _ in range(2)]
+    assert [stat.rejected for stat in stats] == [False, True]
+    assert not workspace.correcting
+    assert not any(stat.rejected for stat in workspace.iterate(coarse.WAIT - 1))
+    assert not workspace.correcting
+    workspace.iterate(3)
+    assert workspace.correcting
+
+
+def test_corrected_solves_are_certified(path, corrected):
+    M, a, b = cost(310, 520, 1)
+    a, b = weights(a, b, 1.2)
+    exact = solve(M, a, b, 0.003, 1.0, backend="cpu", tol=1e-11, precision="float64")
+    found = solve(cp.asarray(M), a, b, 0.003, 1.0, tol=1e-6)
+    assert found.converged
+    assert corrected
+    assert (
+        np.abs(found.plan.get() - exact.plan).sum() <= found.error_bound * exact.plan.sum() <= 1e-6 * exact.plan.sum()
+    )
 
 
 @pytest.mark.parametrize(

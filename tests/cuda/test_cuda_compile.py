@@ -110,6 +110,14 @@ def test_products_and_log_matmul_compile_without_spills(arch):
             assert all(spilled == 0 for _, spilled in steps.values())
 
 
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("dtype", kernels.STORES)
+def test_clusters_compile_without_spills(arch, dtype):
+    used = usage("coarse.cu", arch, STORE=kernels.STORES[dtype], COST=1)
+    assert len(used) == 7
+    assert all(spilled == 0 for _, spilled in used.values())
+
+
 def test_headers_are_in_the_source():
     text = kernels.source("iterate.cu")
     assert "#include" not in text

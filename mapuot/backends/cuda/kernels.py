@@ -18,7 +18,7 @@ SOURCE = records.SOURCE
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
 THREADS, MAX_SLOTS, SCALARS, BLOCKS = 512, 32, 7, 256
-VALUES = 64  # at most, that a block posts
+POSTS, CLUSTERS = 128, 64  # numbers that a block posts at most; clusters of a coarse correction
 SOLO_COLUMNS = THREADS  # up to here every block does the whole finish_pass for itself
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 

@@ -24,7 +24,8 @@ from ..contract import MEMORY, PAD, Options, Stats, memory_of
 from ..limits import START, limits_of
 from ..records import ABSORB, COARSE, put, told
 from ..workspace import STORAGE, KernelWorkspace
-from .kernels import BLOCKS, ITEMSIZE, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET, VALUES
+from .coarse import DeviceCoarse
+from .kernels import BLOCKS, CLUSTERS, ITEMSIZE, POSTS, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET
 from .launch import TRACE_PASSES, Iterate
 from .stream import blocks_of, parts, reduce_rows, stream, view_of
 
@@ -67,13 +68,15 @@ class Workspace(KernelWorkspace):
         self.allocate(m, n)
         self.constants()
         self.start()
+        memory = int(self.state["limits"]["memory"])
+        self.coarse = DeviceCoarse(self, problem, memory if self.launch.memory > MEMORY[0] else 0)
 
     def take_kernel(self) -> None:
         """Memory for K in its storage, and the kernels for it, on the grid of the rank with the most rows."""
         m, n = self.problem.shape
         most = self.most = int(self.problem.ranks.max(m))
         size = m * self.ld * ITEMSIZE[self.dtype]
-        need_memory(size + 8 * (8 * m + (26 + 2 * MEMORY[1]) * self.ld), self.dtype, self.problem.M)
+        need_memory(size + 8 * (8 * m + (26 + 2 * MEMORY[1] + CLUSTERS) * self.ld), self.dtype, self.problem.M)
         self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
         self.state["kernel"] = self.K.data.ptr
         self.launch = Iterate(self.state, (most, n, self.ld), self.dtype, self.kl, self.options.in_place)
@@ -94,7 +97,7 @@ class Workspace(KernelWorkspace):
         words |= {"u_scale": m * (1 + self.options.in_place), "ratio": ld * self.options.in_place}
         words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
         words |= {"slab": launch.slab * ld * launch.ordered}
-        words |= {"partial": 2 * max(BLOCKS, launch.parts) * VALUES, "barrier": 32}
+        words |= {"partial": 2 * max(BLOCKS, launch.parts) * POSTS, "barrier": 32}
         places, at = {}, 0
         for name, count in words.items():
             places[name] = at, count
@@ -235,18 +238,28 @@ class Workspace(KernelWorkspace):
         self.arrays["report"][: len(record)].set(record)
 
     def iterate(self, count: int) -> list[Stats]:
+        return self.coarse.iterate(count)
+
+    @property
+    def correcting(self) -> bool:
+        return bool(self.progress["coarse"])
+
+    def make_passes(self, count: int) -> list[Stats]:
         done: list[Stats] = []
         while len(done) < count and (not done or done[-1].status == "running"):
             self.passes(count - len(done))
             done += self.read()
         return done
 
-    def passes(self, count: int) -> None:
-        """Enqueue at most so many; those after the end, or after the last one in float32, change nothing."""
+    def passes(self, count: int, before: int = 0) -> None:
+        """Enqueue at most so many, after ``before`` that no read has told of.
+
+        Those after the end, or after the last one in float32, change nothing.
+        """
         ranks = self.problem.ranks
         if ranks.size == 1:
             self.downloaded = None
-            self.launch(min(count, self.launch.most), int(self.progress["passes"]))
+            self.launch(min(count, self.launch.most), int(self.progress["passes"]) + before)
             return
         for _ in range(min(count, PASSES_A_READ)):
             with ranks.adding(self.sums):

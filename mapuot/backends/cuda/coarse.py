@@ -1,0 +1,95 @@
+"""The coarse correction on a device: when, as on the CPU (backends/coarse.py), clusters and matrix by coarse.cu.
+
+A matrix is made between two launches without a read: a pass, the kernels on the state that it left, and further passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ..coarse import SAMPLES, Coarse, Labels
+from ..contract import Stats, host
+from .kernels import CLUSTERS, STORES, by_value, kernel
+from .launch import TRACE_PASSES
+
+TEAMS = 512  # threads of a block that has 8 for each cluster
+MOST_MEMORY = 20
+
+
+class DeviceCoarse(Coarse):
+    most = CLUSTERS
+    labels = 40000  # here they and a matrix cost some launches, whatever their size
+    every = 40
+    look = TRACE_PASSES  # a launch ends where the guard drops a step
+
+    def renewed(self, count: int) -> list[Stats]:
+        workspace = self.workspace
+        if not hasattr(self, "arrays"):
+            self.open()
+        workspace.passes(1)
+        self.make_matrix()
+        if count > 1:
+            workspace.passes(min(count - 1, self.every), 1)
+        stats: list[Stats] = workspace.read()
+        return stats
+
+    def open(self) -> None:
+        """The arrays of the correction, their addresses in the state."""
+        cost, (state, n, ld) = self.problem.cost, (self.workspace.state, self.problem.shape[1], self.workspace.ld)
+        if cost.labels is None:
+            cost.labels = self.find()
+        lengths = {"share": n, "matrix": CLUSTERS * (CLUSTERS + 1), "mean": CLUSTERS, "mean_dF": MOST_MEMORY * CLUSTERS}
+        lengths |= {"step": CLUSTERS, "sums": CLUSTERS * ld, "blocks": CLUSTERS * CLUSTERS}
+        self.arrays = cost.labels._asdict() | {name: cp.zeros(length) for name, length in lengths.items()}
+        for name, array in self.arrays.items():
+            state["coarse"][name] = array.data.ptr
+        self.workspace.launch.graphs.clear()  # they hold the state as it was
+
+    def find(self) -> Labels:
+        """The cluster of each column, the same on all ranks, and the own rows by cluster."""
+        M, ranks, (rows, cols) = self.problem.M, self.problem.rows.ranks, self.counts
+        m, n = M.shape
+        own, common = np.random.default_rng(0), np.random.default_rng(1)  # ranks have as many columns
+        some = [own.choice(k, min(k, SAMPLES), replace=False) for k in (m, n)]
+        marks = own.choice(m, min(m, rows), replace=False), common.choice(n, min(n, cols), replace=False)
+        if isinstance(M, cp.ndarray) and ranks.size == 1:
+            along, across = (stride // M.itemsize for stride in M.strides)
+            col_label = self.nearest(M, along, across, some[0], marks[1], n)
+            row_label = self.nearest(M, across, along, some[1], marks[0], m)
+        else:
+            X = np.vstack(ranks.all(host(M[some[0][: -(-SAMPLES // ranks.size)]])))[:SAMPLES]
+            Y = np.ascontiguousarray(host(M[:, some[1]]).T)
+            col_label = self.nearest(cp.asarray(X), n, 1, np.arange(len(X)), marks[1], n)
+            row_label = self.nearest(cp.asarray(Y), m, 1, np.arange(len(Y)), marks[0], m)
+        order, first = cp.empty(m, np.int64), cp.empty(CLUSTERS + 1, np.int64)
+        self.kernel("order_rows")((1,), (TEAMS,), (row_label, np.int64(m), order, first))
+        return Labels(col_label, order, first)
+
+    def nearest(self, X: Any, across: int, along: int, sample: Any, mark: Any, points: int) -> Any:
+        """Labels of the points i with coordinates X[sample across + i along]: which of ``mark`` is nearest."""
+        label, indices = cp.empty(points, np.int64), cp.asarray(np.concatenate([sample, mark]))
+        few = np.int32(len(sample))
+        words = np.int64(points), indices[few:], np.int32(len(mark)), np.float64(self.problem.M_max), label
+        X_at = X, np.int64(across), np.int64(along), indices[:few], few
+        self.kernel("nearest", X.dtype)((-(-points // 256),), (256,), (*X_at, *words))
+        return label
+
+    def make_matrix(self) -> None:
+        """The matrix of the state that the last pass left; none, if the guard has dropped a step there."""
+        workspace, ranks = self.workspace, self.problem.ranks
+        state, parity = by_value(workspace.state), np.int32(workspace.launch.parity)
+        chunk = 256 * 16 // workspace.K.itemsize
+        self.kernel("cluster_rows")((-(-workspace.ld // chunk), CLUSTERS), (256,), (state, parity))
+        for name in ("cluster_blocks", "cluster_products"):
+            self.kernel(name)((CLUSTERS,), (TEAMS,), (state, parity))
+        if ranks.size > 1:
+            with ranks.adding(self.arrays["matrix"]):
+                pass
+        self.kernel("cluster_means")((MOST_MEMORY + 1,), (TEAMS,), (state, parity))
+        self.kernel("cluster_matrix")((1,), (TEAMS,), (state, parity, np.float64(self.fi)))
+
+    def kernel(self, name: str, cost: Any = np.float64) -> Any:
+        return kernel("coarse.cu", name, STORE=STORES[self.workspace.dtype], COST=int(cost == np.float32))
