@@ -22,6 +22,7 @@ PARTS = {
     "memory": "peak memory beyond M",
     "roofline": "the machine's roofline and where each pass stands",
     "calls": "POT's functions as programs call them, patched and as they are",
+    "flow": "flow matching: minibatches of a torch DataLoader, coupled by us and by POT",
     "application": "colour transfer and domain adaptation, end to end",
     "passes": "passes to convergence, and the certificate, against Newton (the same on every machine: not in all)",
     "small-reg": "passes where reg is small, now and of another checkout (the same on every machine: not in all)",

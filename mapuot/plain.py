@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Iterator
 from functools import cached_property
 from importlib import import_module
 from types import ModuleType
@@ -182,6 +183,9 @@ class PlainResult(Result):
         for stat in passes:
             stat.seconds = self._seconds
         return passes
+
+    def _blocks(self) -> Iterator[tuple[int, Any]]:
+        yield 0, self.plan  # small enough to be kept
 
     @cached_property
     def plan(self) -> Any:

@@ -29,7 +29,6 @@ ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
 LEAST_FLOAT32, MOST_FLOAT32 = 1e-37, 3e38  # the mass of an entry, and of a plan, that float32 holds to its rounding
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 VALUE_KNOWN = 1e-4  # relative gap from which a warning tells of tol_gap
-SAMPLE_ROWS = 1 << 12  # rows that one search for columns takes: their numbers leave 2^-40 of a share
 
 
 def holds_float32(mass: float, entries: int) -> bool:
@@ -307,9 +306,9 @@ class Result(Answer):
         """The whole plan on rank ``root``, None elsewhere."""
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root, "both")
 
-    def _blocks(self, most: int | None = None) -> Iterator[tuple[int, Any]]:
+    def _blocks(self) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
-        step = max(1, min(BLOCK_ENTRIES // n, most or m))
+        step = max(1, BLOCK_ENTRIES // n)
         for i0 in range(0, m, step):
             yield i0, self._backend.to_numpy(self._formed.plan(i0, min(i0 + step, m)))
 
@@ -363,17 +362,19 @@ class Result(Answer):
         if self.problem.ranks.size > 1:
             raise NotImplementedError("sample needs the whole plan in one process, without comm")
         size, rng = as_count(size, "size"), np.random.default_rng(seed)
-        r = np.asarray(self.row_marginal)
         if not self.mass > 0:
             raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")
-        i = np.searchsorted(np.cumsum(r), rng.random(size) * r.sum(), side="right")
-        i = np.minimum(i, np.flatnonzero(r)[-1])  # the sums differ by rounding
-        order, share, j = np.argsort(i, kind="stable"), rng.random(size), np.empty(size, np.int64)
-        for i0, block in self._blocks(SAMPLE_ROWS):
-            drawn = order[slice(*np.searchsorted(i[order], (i0, i0 + len(block))))]
-            if len(drawn):
-                j[drawn] = columns_drawn(block, i[drawn] - i0, share[drawn])
-        return i, j
+        edges = np.concatenate([[0.0], np.cumsum(self.row_marginal)])  # where the mass of each row begins
+        at = np.minimum(rng.random(size) * edges[-1], np.nextafter(edges[-1], 0.0))
+        pair, n = np.empty(size, np.int64), self.problem.shape[1]
+        for i0, block in self._blocks():
+            low, high = edges[i0], edges[i0 + len(block)]
+            here = (low <= at) & (at < high)
+            if here.any():
+                total = np.cumsum(np.asarray(block, np.float64))  # differs from the edges by rounding
+                drawn = np.searchsorted(total, (at[here] - low) / (high - low) * total[-1], side="right")
+                pair[here] = i0 * n + np.minimum(drawn, np.searchsorted(total, total[-1]))
+        return np.divmod(pair, n)
 
     def sparse(self, threshold: float | None = None, *, keep: float | None = None) -> csr_array:
         """The larger entries of the plan as a SciPy CSR array, without holding the plan.
@@ -514,16 +515,6 @@ class Result(Answer):
         ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
         """
         return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
-
-
-def columns_drawn(block: Any, rows: Any, share: Any) -> Any:
-    """The column of each of these rows at which its share in [0, 1) of the row's mass is passed."""
-    n, total = block.shape[1], np.cumsum(block, axis=1, dtype=np.float64)
-    some = total[:, -1:] > 0
-    # one search for all: row k goes from k to k + 1, and rounding of k + share leaves it there
-    steps = np.where(some, total / np.where(some, total[:, -1:], 1.0), 1.0) + np.arange(len(block))[:, None]
-    found = np.searchsorted(steps.ravel(), rows + np.minimum(share, 1 - 2.0**-40), side="right")
-    return found - n * rows
 
 
 def warn_not_converged(result: Result, tol: float, precision: str) -> None:

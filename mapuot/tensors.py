@@ -17,6 +17,8 @@ import numpy as np
 from .errors import warn
 from .result import Answer
 
+PLAIN = {float, int, bool, str, type(None)}
+
 
 def tensor_among(*values: Any) -> Any:
     """The first that is a dense tensor of real numbers in memory, else None."""
@@ -80,7 +82,7 @@ def taken(x: Any, name: str) -> Any:
 def answered(function: Callable[..., Any], like: Any, arguments: dict[str, Any]) -> Any:
     """``function(**arguments)``, its tensors read where they lie, and what it returns as `Tensors`."""
     with stream_of(like.device):
-        arrays = {name: taken(x, name) for name, x in arguments.items()}
+        arrays = {name: x if type(x) in PLAIN else taken(x, name) for name, x in arguments.items()}
         return Tensors(function(**arrays), like.device)
 
 
