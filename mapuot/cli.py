@@ -71,7 +71,9 @@ def cli() -> None:
 @cli.command("solve")
 @click.argument("problem", metavar="[IN]", required=False)
 @click.option("--points", nargs=2, metavar="X Y", help="In the place of IN: files with points, (m, d) and (n, d).")
-@click.option("--metric", type=click.Choice(METRICS), default="sqeuclidean", show_default=True, help="Cost of --points.")
+@click.option(
+    "--metric", type=click.Choice(METRICS), default="sqeuclidean", show_default=True, help="Cost of --points."
+)
 @click.option(
     "-o",
     "--output",
@@ -133,6 +135,8 @@ def solve_command(**options: Any) -> None:
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
     """
+    if (options["problem"] is None) == (options["points"] is None):
+        raise click.UsageError("the problem is a file IN, or two with --points X Y")
     check_written(options)
     ranks = start_ranks()
     with ranks.together():
@@ -142,8 +146,6 @@ def solve_command(**options: Any) -> None:
 
 def check_written(options: dict[str, Any]) -> None:
     """What would fail, or overwrite a file of the problem, only at the end of a long solve."""
-    if (options["problem"] is None) == (options["points"] is None):
-        raise click.UsageError("the problem is a file IN, or two with --points X Y")
     output, checkpoint = options["output"], options["checkpoint"]
     if options["plan"] and not output:
         raise click.UsageError("--plan needs --output OUT")
@@ -158,7 +160,9 @@ def check_written(options: dict[str, Any]) -> None:
         plot.pyplot()
     if output and files.split_name(output, "")[1] in files.LIBRARIES:
         files.library(files.split_name(output, "")[1])
-    read = [options[name] for name in ("problem", "a", "b", "reference") if options[name]] + list(options["points"] or ())
+    read = [options[name] for name in ("problem", "a", "b", "reference") if options[name]] + list(
+        options["points"] or ()
+    )
     used = {files.split_name(name, "")[0].resolve() for name in read if name not in REFERENCES}
     for name, text in (("--output", output), ("--report", options["report"]), ("--checkpoint", checkpoint)):
         if text is None:
@@ -183,7 +187,9 @@ def run(
 ) -> int:  # fmt: skip
     """Read, solve, write; the exit code."""
     told = {"problem": problem or points, **given}
-    M = files.open_matrix(problem) if problem else PointCloud(*map(files.open_matrix, points or (), "xy"), metric=metric)
+    M: Any = files.open_matrix(problem) if problem else None
+    if points:
+        M = PointCloud(files.open_matrix(points[0], "x"), files.open_matrix(points[1], "y"), metric)
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
     if plan is not None and plan[0] == "top" and plan[1] > n:
@@ -219,7 +225,9 @@ def run(
     if ranks.rank == 0:
         print_values(result, values)
         if report:
-            text = page(result, Path(problem or "points").name, told, values, {"mapuot": __version__, "numpy": np.__version__})
+            text = page(
+                result, Path(problem or "points").name, told, values, {"mapuot": __version__, "numpy": np.__version__}
+            )
             with files.complete(Path(report)) as part:
                 part.write_text(text, encoding="utf-8")
         if not output and not report:

@@ -27,7 +27,8 @@ class PointCloud(Cost):
     Parameters
     ----------
     x, y : (m, d), (n, d) arrays
-        Points, one in a row; real and finite; NumPy, CuPy or torch, read as numbers without a gradient. With ``comm`` x is the rank's own block and y is whole.
+        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed. With
+        ``comm`` x is the rank's own block and y is whole.
     metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
         As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 or
         more apart: divide the coordinates by twice the distance over which mass may travel, divided by pi.

@@ -180,8 +180,8 @@ class _SampleLoss(torch.autograd.Function):
         ctx: Any, x: Any, y: Any, a: Any, b: Any, reg: float, reg_m: Any, cost: Any, options: dict[str, Any]
     ) -> Any:
         ctx.save_for_backward(x, y, a, b)
-        masses = [host(array_of(w)) for w in (a, b)]
-        ctx.result = solve_batch(PointCloud(x, y, *cost), *masses, reg, reg_m, **options)
+        A, B = (host(array_of(w)) for w in (a, b))
+        ctx.result = solve_batch(PointCloud(x, y, *cost), A, B, reg, reg_m, **options)
         wide = torch.float64 in (x.dtype, y.dtype, a.dtype, b.dtype)
         return tensor_of(dual_value(ctx.result), x.device).to(torch.float64 if wide else torch.float32)[0]
 

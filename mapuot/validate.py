@@ -249,7 +249,7 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
 
 
 def as_costs(M: Any, backend: ModuleType) -> Any:
-    """The cost of a batch: points, or M as (m, n) or, with C-contiguous problems, (p, m, n), in a dtype that the core reads."""
+    """The cost of a batch: points, or M as (m, n) or, with problems C-contiguous, (p, m, n), in a dtype of the core."""
     if isinstance(M, Cost) and M.never_stored:
         return as_cost(M, backend)
     M = as_array(M, "M", backend.asarray)

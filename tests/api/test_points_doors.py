@@ -1,4 +1,4 @@
-"""Points by every door: batches, paths, samples, losses of torch and JAX, the command line; what refuses them says so."""
+"""Points by every door: batches, paths, samples, losses of torch and JAX, the command line; refusals are named."""
 
 import numpy as np
 import pytest
@@ -61,10 +61,11 @@ def test_the_torch_loss_by_points(metric):
         M = 1.5 * ((x[:, None] - y) ** 2).sum(2)
         value = sinkhorn_loss(a, b, M, 0.2, (0.5, 1.0), tol=1e-11)
         assert float(loss(*tensors)) == pytest.approx(float(value), rel=1e-9)
-        for got, want in zip(torch.autograd.grad(loss(*tensors), tensors), torch.autograd.grad(value, tensors)):
+        slopes = torch.autograd.grad(loss(*tensors), tensors)
+        for got, want in zip(slopes, torch.autograd.grad(value, tensors), strict=True):
             torch.testing.assert_close(got, want, atol=1e-8, rtol=1e-6)
+    slope = torch.autograd.grad(loss(*tensors), x, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="second"):
-        slope = torch.autograd.grad(loss(*tensors), x, create_graph=True)[0]
         slope.sum().backward()
     with pytest.raises(TypeError, match="sample_loss"):
         sinkhorn_loss(a, b, mapuot.PointCloud(x, y), 0.2, 1.0)

@@ -174,7 +174,9 @@ def draw_points(rng: Any, largest: int) -> Problem:
             continue
         reg = spread(M) * 10.0 ** rng.uniform(-4, 2)
         ratio = reg / problem.reg
-        reg_m = tuple(r if kind == "range" else r * ratio for r, kind in zip(problem.reg_m, problem.penalty, strict=True))
+        reg_m = tuple(
+            r if kind == "range" else r * ratio for r, kind in zip(problem.reg_m, problem.penalty, strict=True)
+        )
         return problem.replace(M=M, points=(x, y, metric, scale), reg=float(reg), reg_m=reg_m)
 
 

@@ -248,6 +248,12 @@ def text_of(value: Any) -> str:
     return repr(value)
 
 
+def cost_text(problem: Problem, M: Any) -> str:
+    if problem.points is not None:
+        return "mapuot.PointCloud(" + ", ".join(map(text_of, problem.points)) + ")"
+    return text_of(problem.M if M is None else M)
+
+
 def snippet(trial: Trial, backend: str) -> str:
     """The trial as a program to paste."""
     lines = ["from numpy import array, float32, inf", "import mapuot"]
@@ -261,11 +267,8 @@ def snippet(trial: Trial, backend: str) -> str:
         return "".join(f", {k}={text_of(v)}" for k, v in pairs.items() if not same(v, plain.get(k, "")))
 
     def positional(problem: Problem, M: Any = None) -> str:
-        values = problem.M if M is None else M, problem.a, problem.b, problem.reg, problem.reg_m
-        texts = [*map(text_of, values)]
-        if problem.points is not None:
-            texts[0] = "mapuot.PointCloud(" + ", ".join(map(text_of, problem.points)) + ")"
-        return ", ".join(texts)
+        values = problem.a, problem.b, problem.reg, problem.reg_m
+        return ", ".join([cost_text(problem, M), *map(text_of, values)])
 
     if isinstance(trial.start, Problem):
         lines.append(f"start = mapuot.solve({positional(trial.start)}{words(trial.start)}, max_passes=500)")
