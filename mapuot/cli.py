@@ -187,9 +187,7 @@ def run(
 ) -> int:  # fmt: skip
     """Read, solve, write; the exit code."""
     told = {"problem": problem or points, **given}
-    M: Any = files.open_matrix(problem) if problem else None
-    if points:
-        M = PointCloud(files.open_matrix(points[0], "x"), files.open_matrix(points[1], "y"), metric)
+    M = costs(problem, points, metric)
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
     if plan is not None and plan[0] == "top" and plan[1] > n:
@@ -233,6 +231,13 @@ def run(
         if not output and not report:
             click.echo("mapuot: nothing is stored: -o OUT writes the potentials, marginals and values", err=True)
     return 0 if result.converged else NOT_CONVERGED
+
+
+def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> Any:
+    """Of one file, or between the points of two."""
+    if points:
+        return PointCloud(files.open_matrix(points[0], "x"), files.open_matrix(points[1], "y"), metric)
+    return files.open_matrix(problem)
 
 
 def weights(path: str | None, problem: str | None, name: str, length: int) -> Any:
