@@ -52,6 +52,17 @@ class Problem:
         kind, _, rho = self.side(k)
         return kind == "range" or bool(np.isinf(rho).any())
 
+    @property
+    def cost_rounding(self) -> float:
+        """What float64 makes of a cost between points that is not given as a number."""
+        if self.points is None:
+            return 0.0
+        x, _, metric, scale = self.points
+        unit, largest = 2.0**-53 * (x.shape[1] + 8), float(self.M[np.isfinite(self.M)].max())
+        if metric in ("cosine", "wfr"):  # absolute: of angles
+            return 4 * scale * unit * (1 if metric == "cosine" else float(np.exp(min(40.0, largest / (2 * scale)))))
+        return unit * largest
+
     def exactly_balanced(self, k: int) -> bool:
         """Every point of the side is hard: what the library calls balanced."""
         kind, _, rho = self.side(k)
