@@ -28,6 +28,7 @@ PARTS = {
     "small-reg": "passes where reg is small, now and of another checkout (the same on every machine: not in all)",
     "cluster": "ranks of this machine, and the communication model",
     "accuracy": "error of the plan by storage of K",
+    "points": "costs of points made in every pass, against a stored matrix and the peers",
     "gpu": "one GPU: passes, tile shapes, solves (not in all)",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
 }
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
         "--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)"
     )
     common_options.add_argument("--device", choices=("cpu", "gpu"), help="for batch (default: gpu where there is one)")
+    common_options.add_argument("--size", type=int, help="for points: how many")
     common_options.add_argument(
         "--before", type=Path, help="for small-reg: a checkout, built in place, to compare with"
     )

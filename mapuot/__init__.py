@@ -14,6 +14,7 @@ from .log_matmul import log_matmul, log_matmul_gradient
 from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .result import Result
+from .sample import solve_sample
 from .sequence import path
 from .solve import solve
 
@@ -40,6 +41,7 @@ __all__ = [
     "sinkhorn_unbalanced2",
     "solve",
     "solve_batch",
+    "solve_sample",
 ]
 
 

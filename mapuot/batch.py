@@ -70,8 +70,9 @@ def solve_batch(
 
     Parameters
     ----------
-    M : (m, n) or (p, m, n) array
-        One cost for all problems, or one each; float32 or float64; +inf forbids a pair.
+    M : (m, n) or (p, m, n) array, or PointCloud
+        One cost for all problems, or one each; float32 or float64; +inf forbids a pair. Of points no K is shared: the
+        problems are solved one by one, on a core each.
     A, B : (p, m) and (p, n) arrays
         Masses, >= 0; one vector serves all problems, None means uniform with mass 1.
     reg, reg_m, penalty, reference
@@ -205,7 +206,7 @@ class BatchRun:
 
     def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
         task = self.task
-        if task.forbidden or task.c is not None:
+        if task.forbidden or task.c is not None or task.cost.never_stored:
             return
         reach = 0.0 if log_v is None else float(abs(log_v).max())
         dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
@@ -421,7 +422,7 @@ class BatchResult(Answer, Sequence[Result]):
         """P_q = scale_q diag(U_q) K diag(V_q), all in float64, where that loses nothing; else None."""
         p, xp = self.problem, namespace(self.log_u)
         spread = p.spread
-        if p.forbidden or p.c is not None:
+        if p.forbidden or p.c is not None or p.cost.never_stored:
             return None
         tops, parts = [], []
         for log_x, log_w in zip((self.log_u, self.log_v), p.log_reference, strict=True):

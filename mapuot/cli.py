@@ -20,6 +20,7 @@ from . import __version__, files, plot
 from .backends import BACKENDS
 from .errors import ConvergenceWarning
 from .penalties import KINDS
+from .points import METRICS, PointCloud
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_block
 from .report import page
@@ -68,7 +69,11 @@ def cli() -> None:
 
 
 @cli.command("solve")
-@click.argument("problem", metavar="IN")
+@click.argument("problem", metavar="[IN]", required=False)
+@click.option("--points", nargs=2, metavar="X Y", help="In the place of IN: files with points, (m, d) and (n, d).")
+@click.option(
+    "--metric", type=click.Choice(METRICS), default="sqeuclidean", show_default=True, help="Cost of --points."
+)
 @click.option(
     "-o",
     "--output",
@@ -130,6 +135,8 @@ def solve_command(**options: Any) -> None:
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
     """
+    if (options["problem"] is None) == (options["points"] is None):
+        raise click.UsageError("the problem is a file IN, or two with --points X Y")
     check_written(options)
     ranks = start_ranks()
     with ranks.together():
@@ -153,7 +160,9 @@ def check_written(options: dict[str, Any]) -> None:
         plot.pyplot()
     if output and files.split_name(output, "")[1] in files.LIBRARIES:
         files.library(files.split_name(output, "")[1])
-    read = [options[name] for name in ("problem", "a", "b", "reference") if options[name]]
+    read = [options[name] for name in ("problem", "a", "b", "reference") if options[name]] + list(
+        options["points"] or ()
+    )
     used = {files.split_name(name, "")[0].resolve() for name in read if name not in REFERENCES}
     for name, text in (("--output", output), ("--report", options["report"]), ("--checkpoint", checkpoint)):
         if text is None:
@@ -173,11 +182,12 @@ def start_ranks() -> Ranks:
 
 
 def run(
-    ranks: Ranks, problem: str, output: str | None, plan: Any, progress: bool | None, report: str | None, **given: Any
-) -> int:
+    ranks: Ranks, problem: str | None, output: str | None, plan: Any, progress: bool | None, report: str | None,
+    points: tuple[str, str] | None, metric: str, **given: Any,
+) -> int:  # fmt: skip
     """Read, solve, write; the exit code."""
-    told = {"problem": problem, **given}
-    M = files.open_matrix(problem)
+    told = {"problem": problem or points, **given}
+    M = costs(problem, points, metric)
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
     if plan is not None and plan[0] == "top" and plan[1] > n:
@@ -189,6 +199,8 @@ def run(
     grid = given["split"] = as_grid(split, ranks.size, (m, n), METHODS[given["method"]][2], backend)
     i0, i1, j0, j1 = own_block(m, n, ranks.rank, ranks.size, grid)
     ranks.arrange(grid)
+    if isinstance(M, PointCloud):
+        M = PointCloud(M.x[i0:i1], M.y[j0:j1], metric)
     a, b = weights(given.pop("a"), problem, "a", m), weights(given.pop("b"), problem, "b", n)
     reference = given.pop("reference")
     if reference not in REFERENCES:
@@ -211,7 +223,9 @@ def run(
     if ranks.rank == 0:
         print_values(result, values)
         if report:
-            text = page(result, Path(problem).name, told, values, {"mapuot": __version__, "numpy": np.__version__})
+            text = page(
+                result, Path(problem or "points").name, told, values, {"mapuot": __version__, "numpy": np.__version__}
+            )
             with files.complete(Path(report)) as part:
                 part.write_text(text, encoding="utf-8")
         if not output and not report:
@@ -219,8 +233,17 @@ def run(
     return 0 if result.converged else NOT_CONVERGED
 
 
-def weights(path: str | None, problem: str, name: str, length: int) -> Any:
+def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> Any:
+    """Of one file, or between the points of two."""
+    if points:
+        return PointCloud(files.open_matrix(points[0], "x"), files.open_matrix(points[1], "y"), metric)
+    return files.open_matrix(problem)
+
+
+def weights(path: str | None, problem: str | None, name: str, length: int) -> Any:
     """From their own file, or from beside M."""
+    if path is None and problem is None:
+        return None
     found = files.find_vector(problem, name) if path is None else files.read_vector(path, name)
     if found is not None and found.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {found.shape}")

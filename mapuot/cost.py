@@ -95,6 +95,15 @@ class Cost:
         """Bound on the rounding of an entry, of which ``largest`` is the largest: none of what is given as a number."""
         return 0.0
 
+    def of(self, i: Any) -> Any:
+        """The cost of problem i of a batch: one serves all."""
+        return self
+
+    @property
+    def flat(self) -> Any:
+        """The costs of a batch, one below the other."""
+        return self
+
     def sum(self) -> float:
         return sum(float(M.sum(dtype="float64")) for _, _, M, _ in self.blocks())
 

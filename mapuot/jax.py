@@ -12,6 +12,7 @@ import numpy as np
 
 from .batch import solve_batch
 from .gradients import dual_value, marginal_gradient
+from .points import PointCloud
 from .validate import as_float, as_pair, as_positive
 
 try:
@@ -20,7 +21,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.jax needs JAX: pip install jax") from error
 
-__all__ = ["sinkhorn_loss"]
+__all__ = ["sample_loss", "sinkhorn_loss"]
 
 
 def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any) -> Any:
@@ -43,10 +44,9 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     ValueError, TypeError
         Bad argument; the message names it. From within jit it comes as JAX's error of the callback.
     """
-    if not set(options) <= {"tol", "max_passes", "precision", "threads"}:
-        raise TypeError(f"options may be tol, max_passes, precision and threads, got {sorted(options)}")
-    rhos = tuple(as_float(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
-    settings = (as_positive(reg, "reg"), rhos, tuple(sorted(options.items())))
+    settings = as_settings(reg, reg_m, options)
+    if isinstance(M, PointCloud):
+        raise TypeError("M must be an array, got a PointCloud: mapuot.jax.sample_loss(x, y, ...) takes points")
     for x, name in ((a, "a"), (b, "b"), (M, "M")):
         if jnp.iscomplexobj(x):
             raise TypeError(f"{name} must hold real numbers, got dtype {jnp.result_type(x)}")
@@ -55,6 +55,69 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     rows, cols = (x if x.ndim == 2 else jnp.broadcast_to(x, (p or 1, *x.shape)) for x in (a, b))
     values = _loss(rows, cols, M, settings)
     return values if p else values[0]
+
+
+def sample_loss(
+    x: Any, y: Any, reg: float, reg_m: Any, a: Any = None, b: Any = None, metric: str = "sqeuclidean",
+    scale: float = 1.0, **options: Any,
+) -> Any:  # fmt: skip
+    """The same between two clouds of points, whose costs are never formed; differentiable once in x, y, a and b.
+
+    Parameters
+    ----------
+    x, y, reg, reg_m, a, b, metric, scale
+        As in `mapuot.torch.sample_loss`, but JAX arrays; all but points and masses are known when jit traces.
+    **options
+        As in `sinkhorn_loss`.
+
+    Returns
+    -------
+    value : scalar array
+
+    Raises
+    ------
+    ValueError, TypeError
+        As in `sinkhorn_loss`.
+    """
+    settings = (*as_settings(reg, reg_m, options), metric, scale)
+    x, y = jnp.asarray(x, dtype=jnp.result_type(float)), jnp.asarray(y, dtype=jnp.result_type(float))
+    a, b = (jnp.full(len(z), 1 / max(1, len(z))) if w is None else jnp.asarray(w, dtype=z.dtype)
+            for w, z in ((a, x), (b, y)))  # fmt: skip
+    return _sample_loss(x, y, a, b, settings)
+
+
+def as_settings(reg: float, reg_m: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+    """reg, reg_m and the options, checked, as what jit can hash."""
+    if not set(options) <= {"tol", "max_passes", "precision", "threads"}:
+        raise TypeError(f"options may be tol, max_passes, precision and threads, got {sorted(options)}")
+    rhos = tuple(as_float(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
+    return as_positive(reg, "reg"), rhos, tuple(sorted(options.items()))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _sample_loss(x: Any, y: Any, a: Any, b: Any, settings: Any) -> Any:
+    return _sample_forward(x, y, a, b, settings)[0]
+
+
+def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any, Any]:
+    """The dual value, and for backward the slopes by points and masses."""
+    reg, reg_m, options, metric, scale = settings
+
+    def solved(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
+        x, y, a, b = map(np.asarray, (x, y, a, b))
+        result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg, reg_m, **dict(options))
+        return tuple(np.asarray(z, dtype=x.dtype) for z in (dual_value(result)[0], *result[0].gradient()[:4]))
+
+    kinds = tuple(jax.ShapeDtypeStruct(shape, x.dtype) for shape in ((), x.shape, y.shape, a.shape, b.shape))
+    value, *slopes = jax.pure_callback(solved, kinds, x, y, a, b, vmap_method="sequential")
+    return value, slopes
+
+
+def _sample_backward(settings: Any, slopes: Any, grad: Any) -> tuple[Any, ...]:
+    return tuple(grad * slope for slope in slopes)
+
+
+_sample_loss.defvjp(_sample_forward, _sample_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .backends.contract import PAD
+from .backends.contract import PAD, host
 from .cost import Cost
 from .penalties import F64
 from .ranks import Ranks
@@ -27,7 +27,8 @@ class PointCloud(Cost):
     Parameters
     ----------
     x, y : (m, d), (n, d) arrays
-        Points, one in a row; real and finite. With ``comm`` x is the rank's own block and y is whole.
+        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed. With
+        ``comm`` x is the rank's own block and y is whole.
     metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
         As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 or
         more apart: divide the coordinates by twice the distance over which mass may travel, divided by pi.
@@ -168,7 +169,9 @@ class PointCloud(Cost):
 
 def as_points(value: Any, name: str) -> Any:
     """A real, finite matrix of points, (m, d)."""
-    points = as_array(value, name)
+    if type(value).__module__ == "torch":
+        value = value.detach().cpu()
+    points = as_array(host(value), name)
     check_kind(points, name)
     if points.ndim != 2 or 0 in points.shape:
         raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}")

@@ -175,7 +175,7 @@ class Problem(Common):
 class BatchProblem(Common):
     """p problems; ``rows`` and ``cols`` are the sides of the first (penalty and reg_m are common)."""
 
-    cost: Dense  # of all problems, or one each
+    cost: Dense | Cost  # of all problems, or one each
     A: Any  # (p, m) float64, CuPy where one of M, A, B is on a GPU
     B: Any  # (p, n)
     c_mass: F64

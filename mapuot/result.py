@@ -221,7 +221,7 @@ class Result(Answer):
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
                 total += float(term.sum())
                 size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
-            value = total - ROUNDING * size
+            value = total - ROUNDING * size - p.cost.error(p.M_max) * mass
         return max(self.trace[-1].dual, -np.inf if np.isnan(value) else float(value))  # two lower bounds
 
     @property

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from .backends import host
 from .batch import BatchResult, solve_batch
 from .divergence import check_options, self_costs
 from .gradients import dual_value, marginal_gradient
+from .points import PointCloud
 from .tensors import array_of, stream_of, tensor_of
 from .validate import as_pair
 
@@ -22,7 +24,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.torch needs PyTorch: pip install torch") from error
 
-__all__ = ["sinkhorn_divergence", "sinkhorn_loss"]
+__all__ = ["sample_loss", "sinkhorn_divergence", "sinkhorn_loss"]
 
 
 def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any) -> Any:
@@ -55,14 +57,49 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     RuntimeError
         A second derivative is asked for: mapuot gives the first only.
     """
-    if "reference" in options or "penalty" in options or "warm_start" in options:
-        raise TypeError("reference, penalty and warm_start are not options of the loss: c = a b^T, penalty KL")
-    if any(np.ndim(rho) for rho in as_pair(reg_m, "reg_m")):
-        raise ValueError(f"reg_m must be a number or a pair of numbers for the loss, got {reg_m!r}")
+    check_loss(options, reg_m)
+    if isinstance(M, PointCloud):
+        raise TypeError("M must be a tensor, got a PointCloud: mapuot.torch.sample_loss(x, y, ...) takes points")
     tensors = (as_tensor(x, name) for x, name in ((a, "a"), (b, "b"), (M, "M")))
     values = _SinkhornLoss.apply(*tensors, reg, reg_m, options)
     batched = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
     return values if batched else values[0]
+
+
+def sample_loss(
+    x: Any, y: Any, reg: float, reg_m: Any, a: Any = None, b: Any = None, metric: str = "sqeuclidean",
+    scale: float = 1.0, **options: Any,
+) -> Any:  # fmt: skip
+    """The same between two clouds of points, whose costs are never formed; differentiable once in x, y, a and b.
+
+    Parameters
+    ----------
+    x, y : (m, d), (n, d) tensors
+        Points.
+    reg, reg_m
+        As in `sinkhorn_loss`.
+    a, b : (m,), (n,) tensors, optional
+        Masses, >= 0; None means uniform with mass 1.
+    metric, scale
+        As of `mapuot.PointCloud`.
+    **options
+        As in `sinkhorn_loss`. The work is done on the CPU.
+
+    Returns
+    -------
+    value : scalar tensor
+        As of `sinkhorn_loss`.
+
+    Raises
+    ------
+    ValueError, TypeError, RuntimeError
+        As in `sinkhorn_loss`.
+    """
+    check_loss(options, reg_m)
+    x, y = as_tensor(x, "x"), as_tensor(y, "y")
+    a, b = (z.new_full((len(z),), 1 / max(1, len(z))) if w is None else as_tensor(w, name)
+            for w, z, name in ((a, x, "a"), (b, y, "b")))  # fmt: skip
+    return _SampleLoss.apply(x, y, a, b, reg, reg_m, (metric, scale), options)
 
 
 def sinkhorn_divergence(
@@ -94,6 +131,13 @@ def sinkhorn_divergence(
     M_a, M_b = self_costs(M, M_a, M_b)
     ab, aa, bb = (sinkhorn_loss(*three, reg, reg_m, **options) for three in ((a, b, M), (a, a, M_a), (b, b, M_b)))
     return ab - 0.5 * (aa + bb) + 0.5 * reg * (a.sum(-1) - b.sum(-1)) ** 2
+
+
+def check_loss(options: dict[str, Any], reg_m: Any) -> None:
+    if "reference" in options or "penalty" in options or "warm_start" in options:
+        raise TypeError("reference, penalty and warm_start are not options of the loss: c = a b^T, penalty KL")
+    if any(np.ndim(rho) for rho in as_pair(reg_m, "reg_m")):
+        raise ValueError(f"reg_m must be a number or a pair of numbers for the loss, got {reg_m!r}")
 
 
 def as_tensor(x: Any, name: str) -> Any:
@@ -128,12 +172,34 @@ class _SinkhornLoss(torch.autograd.Function):
         return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None)
 
 
+class _SampleLoss(torch.autograd.Function):
+    """The dual value; slopes are those of ``Result.gradient``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, y: Any, a: Any, b: Any, reg: float, reg_m: Any, cost: Any, options: dict[str, Any]
+    ) -> Any:
+        ctx.save_for_backward(x, y, a, b)
+        A, B = (host(array_of(w)) for w in (a, b))
+        ctx.result = solve_batch(PointCloud(x, y, *cost), A, B, reg, reg_m, **options)
+        wide = torch.float64 in (x.dtype, y.dtype, a.dtype, b.dtype)
+        return tensor_of(dual_value(ctx.result), x.device).to(torch.float64 if wide else torch.float32)[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        inputs, found = ctx.saved_tensors, ctx.result[0].gradient()[:4]
+        slopes = [grad * tensor_of(s, z.device).to(z.dtype) for s, z in zip(found, inputs, strict=True)]
+        if torch.is_grad_enabled():  # create_graph=True
+            slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
+        return (*slopes, None, None, None, None)
+
+
 class _FirstDerivative(torch.autograd.Function):
     """The slopes as they are, tied to what they depend on, so that a second derivative cannot pass for zero."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Any) -> Any:
-        return tuple(x.clone() for x in tensors[:3])
+        return tuple(x.clone() for x in tensors[: len(tensors) // 2])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -248,8 +248,10 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     return cost if cost is not None and not in_one_process else Dense(as_real(M))
 
 
-def as_costs(M: Any, backend: ModuleType) -> Dense:
-    """M as (m, n) or, with C-contiguous problems, (p, m, n), in a dtype that the core reads."""
+def as_costs(M: Any, backend: ModuleType) -> Any:
+    """The cost of a batch: points, or M as (m, n) or, with problems C-contiguous, (p, m, n), in a dtype of the core."""
+    if isinstance(M, Cost) and M.never_stored:
+        return as_cost(M, backend)
     M = as_array(M, "M", backend.asarray)
     if M.ndim not in (2, 3):
         raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")

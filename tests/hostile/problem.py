@@ -28,6 +28,7 @@ class Problem:
     reg_m: tuple[Any, Any]
     penalty: tuple[str, str]
     reference: Any = "product"
+    points: Any = None  # (x, y, metric, scale) that M is the costs of
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -35,6 +36,9 @@ class Problem:
         return m, n
 
     def replace(self, **changes: Any) -> Problem:
+        """Another M is that of no points, unless these are given with it."""
+        if "M" in changes:
+            changes.setdefault("points", None)
         return dataclasses.replace(self, **changes)
 
     def side(self, k: int) -> tuple[str, Any, Any]:
@@ -47,6 +51,17 @@ class Problem:
         """Whether the side has a constraint that no finite price pays for."""
         kind, _, rho = self.side(k)
         return kind == "range" or bool(np.isinf(rho).any())
+
+    @property
+    def cost_rounding(self) -> float:
+        """What float64 makes of a cost between points that is not given as a number."""
+        if self.points is None:
+            return 0.0
+        x, _, metric, scale = self.points
+        unit, largest = 2.0**-53 * (x.shape[1] + 8), float(self.M[np.isfinite(self.M)].max())
+        if metric in ("cosine", "wfr"):  # absolute: of angles
+            return 4 * scale * unit * (1 if metric == "cosine" else float(np.exp(min(40.0, largest / (2 * scale)))))
+        return unit * largest
 
     def exactly_balanced(self, k: int) -> bool:
         """Every point of the side is hard: what the library calls balanced."""
@@ -116,6 +131,64 @@ def draw_cost(rng: Any, m: int, n: int) -> Any:
             k = np.arange(max(m, n))
             M[k % m, k % n] = 0.0
     return M
+
+
+METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
+
+
+def distances(x: Any, y: Any, metric: str, scale: float) -> Any:
+    """The costs by their definitions, in long double, rounded once."""
+    x, y = np.asarray(x, LONG), np.asarray(y, LONG)
+    if metric == "cosine":
+        x, y = (z / np.sqrt((z**2).sum(1, keepdims=True)) for z in (x, y))
+    apart = np.array([np.abs(z - y).sum(1) if metric == "cityblock" else ((z - y) ** 2).sum(1) for z in x])
+    if metric == "cosine":
+        apart = apart / 2
+    elif metric in ("euclidean", "wfr"):
+        apart = np.sqrt(apart)
+    if metric == "wfr":
+        near = apart < np.arctan(LONG(1)) * 2
+        apart = np.where(near, -2 * np.log(np.cos(np.where(near, apart, 0))), np.inf)
+    return np.asarray(LONG(scale) * apart, float)
+
+
+def draw_cloud(rng: Any, m: int, n: int) -> tuple[Any, Any]:
+    """Points of any dimension: of a normal law, in groups, on a line, doubled, all equal, far from the origin."""
+    d = int(rng.choice([1, 1, 2, 2, 3, 3, 5, 10, 33, 64, 512]))
+    x, y = rng.standard_normal((m, d)), rng.standard_normal((n, d)) * rng.uniform(0.2, 2) + rng.uniform(-1, 1)
+    kind = rng.integers(0, 10)
+    if kind == 0:
+        x, y = (np.outer(rng.standard_normal(k), np.linspace(1, 2, d)) for k in (m, n))
+    elif kind == 1:
+        x, y = x[rng.integers(0, m, m)], y[rng.integers(0, n, n)]
+    elif kind == 2:
+        x, y = np.tile(x[:1], (m, 1)), np.tile(x[:1] + rng.choice([0.0, 1.0]), (n, 1))
+    elif kind == 3:
+        x, y = x + 10.0 * rng.integers(0, 3, (m, 1)), y + 10.0 * rng.integers(0, 3, (n, 1))
+    elif kind == 4:
+        x, y = (np.round(z * 2) / 2 + rng.choice([1e4, 1e8]) for z in (x, y))
+    x, y = x / np.sqrt(d), y / np.sqrt(d)
+    return (x.astype(np.float32), y.astype(np.float32)) if rng.random() < 0.3 else (x, y)
+
+
+def draw_points(rng: Any, largest: int) -> Problem:
+    """A problem whose costs are those of points."""
+    while True:
+        problem = draw(rng, largest)
+        (m, n), metric = problem.shape, str(rng.choice(METRICS))
+        x, y = draw_cloud(rng, m, n)
+        scale = float(rng.choice([1.0, 1.0, 10.0 ** rng.uniform(-3, 3)]))
+        if metric == "cosine" and not all((np.abs(z) > 0).any(1).all() for z in (x, y)):
+            continue
+        M = distances(x, y, metric, scale)
+        if not np.isfinite(M).any():
+            continue
+        reg = spread(M) * 10.0 ** rng.uniform(-4, 2)
+        ratio = reg / problem.reg
+        reg_m = tuple(
+            r if kind == "range" else r * ratio for r, kind in zip(problem.reg_m, problem.penalty, strict=True)
+        )
+        return problem.replace(M=M, points=(x, y, metric, scale), reg=float(reg), reg_m=reg_m)
 
 
 def draw_masses(rng: Any, size: int) -> Any:

@@ -65,7 +65,8 @@ def without(trial: Trial, k: int, i: int) -> Trial:
     def change(p: Problem) -> Problem:
         rho = tuple(cut(r, i) if side == k else r for side, r in enumerate(p.reg_m))
         weights = {"a": cut(p.a, i)} if k == 0 else {"b": cut(p.b, i)}
-        return p.replace(M=cut(p.M, i, k), reg_m=rho, reference=cut(p.reference, i, k), **weights)
+        points = p.points and tuple(cut(z, i) if side == k else z for side, z in enumerate(p.points))
+        return p.replace(M=cut(p.M, i, k), points=points, reg_m=rho, reference=cut(p.reference, i, k), **weights)
 
     less = each(trial, change)
     if isinstance(trial.start, tuple):

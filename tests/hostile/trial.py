@@ -14,10 +14,10 @@ import numpy as np
 
 import mapuot
 
-from .problem import Problem, draw, draw_masses, draw_rho, spread
+from .problem import Problem, draw, draw_masses, draw_points, draw_rho, spread
 
-PATHS = ("cold", "warm", "batch", "path", "stream", "pot")
-NUMBERS = {name: k for k, name in enumerate((*PATHS, "ranks"))}  # of the generators: never renumber
+PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points")
+NUMBERS = {name: k for k, name in enumerate((*PATHS[:6], "ranks", *PATHS[6:]))}  # of the generators: never renumber
 MOST_PASSES = 3000
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
@@ -102,14 +102,16 @@ def draw_start(rng: Any, problem: Problem) -> Any:
 
 
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
-    problem = draw(rng, largest, plain=how == "pot")
+    problem = draw_points(rng, largest) if how == "points" else draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
+    if how == "points" and options["method"] == "map-uot":  # there is no K to overwrite
+        options["method"] = "auto"
     if how == "ranks":
         if options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
             options["split"] = "grid"
         start = draw_start(rng, problem) if rng.random() < 0.4 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
-    if how in ("cold", "stream"):
+    if how in ("cold", "stream", "points"):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -159,7 +161,8 @@ def draw_batch(rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
 
 
 def arguments(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    positional = problem.M, problem.a, problem.b, problem.reg, problem.reg_m
+    M = problem.M if problem.points is None else mapuot.PointCloud(*problem.points)
+    positional = M, problem.a, problem.b, problem.reg, problem.reg_m
     return positional, {"penalty": problem.penalty, "reference": problem.reference}
 
 
@@ -182,7 +185,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm"):
+    if trial.how in ("cold", "warm", "points"):
         return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
     if trial.how == "stream":
         read = lambda i0, i1: first.M[i0:i1]  # noqa: E731
@@ -245,6 +248,12 @@ def text_of(value: Any) -> str:
     return repr(value)
 
 
+def cost_text(problem: Problem, M: Any) -> str:
+    if problem.points is not None:
+        return "mapuot.PointCloud(" + ", ".join(map(text_of, problem.points)) + ")"
+    return text_of(problem.M if M is None else M)
+
+
 def snippet(trial: Trial, backend: str) -> str:
     """The trial as a program to paste."""
     lines = ["from numpy import array, float32, inf", "import mapuot"]
@@ -258,8 +267,8 @@ def snippet(trial: Trial, backend: str) -> str:
         return "".join(f", {k}={text_of(v)}" for k, v in pairs.items() if not same(v, plain.get(k, "")))
 
     def positional(problem: Problem, M: Any = None) -> str:
-        values = problem.M if M is None else M, problem.a, problem.b, problem.reg, problem.reg_m
-        return ", ".join(map(text_of, values))
+        values = problem.a, problem.b, problem.reg, problem.reg_m
+        return ", ".join([cost_text(problem, M), *map(text_of, values)])
 
     if isinstance(trial.start, Problem):
         lines.append(f"start = mapuot.solve({positional(trial.start)}{words(trial.start)}, max_passes=500)")

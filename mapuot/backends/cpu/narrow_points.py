@@ -23,6 +23,7 @@ from .native import empty, pointer
 
 GRID = 2.0**-8
 MOST_COST = 1e4  # largest cost / reg: row and col are then below 2^15, and their sums exact
+MOST_ERROR = 0.05  # of an entry, beyond which they tell nothing
 DIFFERENCES = 4  # dimensions up to which squares are summed of differences: more exact, twice the work
 LEFT_OUT = -(2.0**15)  # of a point without mass: 0 beside any other
 LOG2_E = 1 / math.log(2)
@@ -55,16 +56,20 @@ class NarrowPoints:
         for name in ("x", "y", "row", "col"):
             setattr(view, name, pointer(getattr(self, name), "float *"))
 
-    def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
-        """The scalings nearest to these that float32 holds, told to the core, too."""
+    def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64] | None:
+        """The scalings nearest to these that float32 holds, told to the core, too; None: they are too large."""
+        row, col = (
+            np.round((x * LOG2_E - square) / GRID) * GRID
+            for x, square in ((alpha, self.square_x), (beta, self.square_y))
+        )
+        used = row[np.isfinite(row)]
+        common = float(np.round(np.median(used) / GRID) * GRID) if used.size else 0.0
         self.col[len(beta) :] = LEFT_OUT
-        return self.on_grid(alpha, self.square_x, self.row), self.on_grid(beta, self.square_y, self.col[: len(beta)])
-
-    @staticmethod
-    def on_grid(log_scale: F64, square: Any, out: Any) -> F64:
-        power = np.round((log_scale * LOG2_E - square) / GRID) * GRID
-        out[:] = np.maximum(power, LEFT_OUT)
-        return np.asarray((power + square) / LOG2_E)
+        for power, out, moved in ((row, self.row, -common), (col, self.col[: len(beta)], common)):
+            out[:] = np.maximum(power + moved, LEFT_OUT)
+            if (np.isfinite(power) & (np.abs(power + moved) >= -LEFT_OUT)).any():
+                return None
+        return (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
 
 
 def form_of(metric: str, products: bool) -> int:
@@ -75,4 +80,15 @@ def form_of(metric: str, products: bool) -> int:
 def suits(problem: Problem) -> bool:
     """Whether float32 passes can make this problem's rows."""
     known = isinstance(problem.cost, PointCloud) and problem.cost.metric != "wfr" and problem.c is None
-    return known and problem.cols.ranks.size == 1 and problem.M_max <= MOST_COST * problem.reg
+    small = problem.M_max <= MOST_COST * problem.reg and entry_error(problem) <= MOST_ERROR
+    return known and problem.cols.ranks.size == 1 and small
+
+
+def entry_error(problem: Problem) -> float:
+    """Bound on the relative error of their entries, which only counts until passes are float64 ones.
+
+    By the roundings of d sums, of at most twice the largest cost c each where they are of products, and of coordinates,
+    which lie within 3 sqrt(c) of the centre; by that of 2^t.
+    """
+    d = problem.cost.columns.shape[0] if isinstance(problem.cost, PointCloud) else 0
+    return 2.0**-24 * ((4 * d + 10) * problem.M_max / problem.reg + 8)

@@ -85,6 +85,8 @@ class Workspace(KernelWorkspace):
         self.narrow_points = None
         if narrow and isinstance(problem.cost, PointCloud):
             self.narrow_points = narrow_points.NarrowPoints(problem.cost, problem.reg, state)
+            error, floor = narrow_points.entry_error(problem), max(self.limits.narrow_floor, options.tol)
+            put(self.limits, {"storage_error": error, "narrow_floor": floor + 3 * error, "finer": 0})
         tiles = self.made or self.limits.finer
         self.tile = empty(threads * native.TILE * self.ld if tiles else 0)
         state.tile = pointer(self.tile) if tiles else ffi.NULL
@@ -113,7 +115,11 @@ class Workspace(KernelWorkspace):
         return self.col_side["log_scale"][: self.problem.shape[1]]
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
-        return self.narrow_points.fitted(alpha, beta) if self.narrow_points else (alpha, beta)
+        found = self.narrow_points.fitted(alpha, beta) if self.progress.narrow and self.narrow_points else None
+        if self.narrow_points and found is None:  # in float64 from here on
+            self.progress.narrow, self.state.exact = 0, 1
+            put(self.limits, {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
+        return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         problem, state = self.problem, self.state

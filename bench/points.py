@@ -1,0 +1,217 @@
+"""points: costs made in every pass, against a stored matrix and against the peers, on uniform clouds of n points.
+
+A pass: seconds of float32 and float64 ones, taken in turn with those over a stored float32 K where that fits. A solve:
+seconds to tol 1e-6, and the error of its plan on ROWS sampled rows, formed by SciPy in float64 outside of the library
+and compared with those of a solve to 1e-9. Peers are judged by the same rows. n is 10,000, or --size.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.spatial.distance import cdist
+from tqdm import tqdm
+
+import mapuot
+from mapuot.backends import cpu, pick
+from mapuot.problem import Problem
+from mapuot.strategy import make_options
+
+from . import common
+
+SIZE, QUICK_SIZE = 10_000, 1_500
+DIMENSIONS = (2, 3, 10, 64)
+REGS, RHO = (0.05, 0.01), 1.0
+ROWS = 200
+MOST_BYTES = 1 << 31  # of a matrix that a stored K or a peer needs
+POT_ITERATIONS = (100, 1000)
+
+
+def clouds(n: int, d: int) -> tuple[Any, Any, Any, Any]:
+    """(x, y, a, b); |x - y|^2 is about 1 at most."""
+    rng = np.random.default_rng(d)
+    x, y = rng.random((n, d)) / math.sqrt(d), (0.9 * rng.random((n, d)) + 0.1) / math.sqrt(d)
+    return x, y, np.full(n, 1 / n), np.full(n, 1.2 / n)
+
+
+# ---- one pass
+
+
+def passes(n: int, d: int, threads: int) -> dict[str, Any]:
+    x, y, a, b = clouds(n, d)
+    cloud = mapuot.PointCloud(x, y)
+    kinds = {"float32": (cloud, "mixed"), "float64": (cloud, "float64")}
+    if 12 * n * n <= MOST_BYTES:
+        kinds["stored float32"] = np.asarray(cloud), "mixed"
+    calls = {}
+    for name, (M, precision) in kinds.items():
+        problem = Problem.from_arrays(M, a, b, REGS[0], RHO, "kl", "product", cpu)
+        workspace = cpu.Workspace(problem, make_options("auto", precision, 1e-15, None, threads))
+        workspace.absorb(np.zeros(n))
+        calls[name] = one_pass(workspace)
+    times = common.interleave(calls, 3.0)
+    seconds = {name: min(samples) for name, samples in times.items()}
+    return {"n": n, "d": d, "seconds": seconds, "pairs_a_second": {k: n * n / s for k, s in seconds.items()}}
+
+
+def one_pass(workspace: Any) -> Callable[[], Any]:
+    """One row pass from where it stands: what follows it, of n numbers, is the same for all."""
+    from mapuot._core import lib
+
+    return lambda: lib.mapuot_row_pass(workspace.pool, workspace.state)
+
+
+# ---- a solve
+
+
+def peak(call: Callable[[], Any]) -> tuple[Any, float, float]:
+    """(answer, seconds, bytes beyond what was held before)."""
+
+    def status(key: str) -> int:
+        match = re.search(rf"^{key}:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
+        return 1024 * int(match.group(1)) if match else 0
+
+    Path("/proc/self/clear_refs").write_text("5")
+    before, begun = status("VmRSS"), time.perf_counter()
+    answer = call()
+    return answer, time.perf_counter() - begun, status("VmHWM") - before
+
+
+def rows_of(problem: Any, potentials: tuple[Any, Any], reg: float) -> Any:
+    """Sampled rows of the plan of (log u, log v), in float64."""
+    x, y, a, b = problem
+    some = np.random.default_rng(0).choice(len(x), min(ROWS, len(x)), replace=False)
+    log_u, log_v = potentials
+    with np.errstate(over="ignore"):
+        exponent = log_u[some, None] + log_v - cdist(x[some], y, "sqeuclidean") / reg
+        return a[some, None] * b * np.exp(exponent)
+
+
+def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[str, Any]]:
+    problem = x, y, a, b = clouds(n, d)
+    cloud = mapuot.PointCloud(x, y)
+    exact = mapuot.solve(cloud, a, b, reg, RHO, tol=1e-9, threads=threads, backend=backend)
+    truth = rows_of(problem, (exact.log_u, exact.log_v), reg)
+    found = []
+
+    def judged(name: str, call: Callable[[], tuple[Any, Any, Any]]) -> None:
+        (log_u, log_v, told), seconds, memory = peak(call)
+        error = float(np.abs(rows_of(problem, (log_u, log_v), reg) - truth).sum() / truth.sum())
+        found.append({"n": n, "d": d, "reg": reg, "who": name, "seconds": seconds, "error": error, **told,
+                      "MiB": memory / 2**20})  # fmt: skip
+
+    def ours(M: Callable[[], Any]) -> tuple[Any, Any, Any]:
+        result = mapuot.solve(M(), a, b, reg, RHO, threads=threads, backend=backend)
+        return result.log_u, result.log_v, {"bound": result.error_bound, "iterations": result.n_passes}
+
+    judged("points", lambda: ours(lambda: cloud))
+    if 12 * n * n <= MOST_BYTES:
+        judged("matrix", lambda: ours(lambda: cdist(x, y, "sqeuclidean")))
+    for name, call in peers(problem, reg).items():
+        judged(name, call)
+    return found
+
+
+def peers(problem: Any, reg: float) -> dict[str, Callable[[], tuple[Any, Any, Any]]]:
+    x, y, a, b = problem
+    found: dict[str, Callable[[], tuple[Any, Any, Any]]] = {}
+    if importlib.util.find_spec("ot") and 32 * len(x) * len(y) <= MOST_BYTES:
+        for iterations in POT_ITERATIONS:
+            found[f"POT, {iterations} iterations"] = lambda k=iterations: pot(x, y, a, b, reg, k)  # type: ignore[misc]
+    if importlib.util.find_spec("geomloss"):
+        found["GeomLoss"] = lambda: geomloss(x, y, a, b, reg)
+    return found
+
+
+def pot(x: Any, y: Any, a: Any, b: Any, reg: float, iterations: int) -> tuple[Any, Any, Any]:
+    import ot
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, log = ot.unbalanced.sinkhorn_unbalanced(
+            a, b, cdist(x, y, "sqeuclidean"), reg, RHO, numItermax=iterations, stopThr=0.0, log=True
+        )
+    return log["logu"], log["logv"], {"iterations": iterations}
+
+
+def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float) -> tuple[Any, Any, Any]:
+    """Its cost is |x - y|^2 / 2: the points are those times the root of 2."""
+    import torch
+    from geomloss import SamplesLoss
+
+    tensors = (torch.from_numpy(z) for z in (a, math.sqrt(2) * x, b, math.sqrt(2) * y))
+    a_, x_, b_, y_ = (z.contiguous() for z in tensors)
+    loss = SamplesLoss("sinkhorn", p=2, blur=math.sqrt(reg), reach=math.sqrt(RHO), debias=False, potentials=True)
+    f, g = loss(a_, x_, b_, y_)
+    return f.numpy().ravel() / reg, g.numpy().ravel() / reg, {}
+
+
+def skipped() -> dict[str, str]:
+    """What is not measured, and why."""
+    names = {
+        "ot": "POT",
+        "geomloss": "GeomLoss",
+        "pykeops": "KeOps",
+        "ott": "OTT-JAX",
+        "flash_sinkhorn": "flash-sinkhorn",
+    }
+    found = {name: "not installed" for module, name in names.items() if not importlib.util.find_spec(module)}
+    known = {
+        "OTT-JAX": "its reference measure is uniform: another problem",
+        "flash-sinkhorn": "no call of it is written",
+    }
+    return {name: found.get(name, known.get(name, "")) for name in names.values() if name in found or name in known}
+
+
+def run(args: Any) -> dict[str, Any]:
+    n = args.size or (QUICK_SIZE if args.quick else SIZE)
+    gpu = args.device == "gpu"
+    if gpu and not getattr(pick("cuda"), "MAKES_COSTS", False):
+        return {"skipped": "the cuda backend takes no points"}
+    dimensions = DIMENSIONS[1:2] if args.quick else DIMENSIONS
+    with common.blas_threads(args.threads):
+        one = [] if gpu else [passes(n, d, args.threads) for d in tqdm(dimensions, desc="passes", file=sys.stderr)]
+        cases = [(d, reg) for d in dimensions for reg in REGS]
+        many = [
+            row for d, reg in tqdm(cases, desc="solves", file=sys.stderr)
+            for row in solves(n, d, reg, args.threads, "cuda" if gpu else "cpu")
+        ]  # fmt: skip
+    return {"n": n, "passes": one, "solves": many, "not measured": skipped(), "file": "points_gpu" if gpu else "points"}
+
+
+def report(data: dict[str, Any]) -> str:
+    if "skipped" in data:
+        return str(data["skipped"])
+    names = ("float32", "float64", "stored float32")
+    rows = [
+        [p["n"], p["d"], *(f"{p['pairs_a_second'].get(k, math.nan) / 1e9:.2f}" for k in names)] for p in data["passes"]
+    ]
+    text = common.table(["n", "d", *(f"{k}, G pairs/s" for k in names)], rows)
+    keys = ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "MiB")
+    rows = [
+        [f"{s[k]:.1e}" if k in ("error", "bound") and k in s else f"{s[k]:.3g}" if isinstance(s.get(k), float)
+         else s.get(k, "") for k in keys] for s in data["solves"]
+    ]  # fmt: skip
+    missing = "; ".join(f"{name}: {why}" for name, why in data["not measured"].items())
+    return f"{text}\n\n{common.table(list(keys), rows)}\n\nnot measured: {missing}"
+
+
+def plot(data: dict[str, Any], path: Path) -> None:
+    with common.figure(path, width=8) as axes:
+        axis = axes[0][0]
+        for name in sorted({s["who"] for s in data["solves"]}):
+            mine = [s for s in data["solves"] if s["who"] == name]
+            axis.loglog(
+                [s["seconds"] for s in mine], [max(s["error"], 1e-12) for s in mine], "o", label=name, alpha=0.7
+            )
+        axis.set(xlabel="seconds", ylabel="error of the plan on sampled rows")
+        axis.legend()
