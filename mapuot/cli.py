@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -283,16 +284,17 @@ def info_command() -> None:
         "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": isa(),
         "threads": str(core_count()), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
     }  # fmt: skip
-    for name in ("h5py", "zarr"):
+    for name in ("scipy", "h5py", "zarr", "matplotlib", "scikit-learn", "pot", "torch", "jax", "anndata"):
         lines[name] = module_version(name)
     for name, text in lines.items() if first_rank() else ():
-        click.echo(f"{name:<8} {text}")
+        click.echo(f"{name:<12} {text}")
 
 
 def module_version(name: str) -> str:
+    """As it is installed; nothing is imported for it."""
     try:
-        return str(__import__(name).__version__)
-    except ImportError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return "not installed"
 
 
