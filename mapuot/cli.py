@@ -28,6 +28,7 @@ from .result import BLOCK_ENTRIES, Result
 from .solve import solve
 from .store import contents
 from .strategy import METHODS, PRECISIONS, SCHEDULES
+from .summary import as_table
 from .validate import as_grid
 
 NOT_CONVERGED = 3
@@ -206,13 +207,15 @@ def run(
             progress=sys.stderr.isatty() if progress is None else progress,
             comm=ranks, **given,
         )  # fmt: skip
-    values = contents(result)
+    values, facts = contents(result), as_table(result) if report else ""
     if output:
         save(ranks, result, output, values, plan)
     if ranks.rank == 0:
         print_values(result, values)
         if report:
-            text = page(result, Path(problem).name, told, values, {"mapuot": __version__, "numpy": np.__version__})
+            text = page(
+                result, facts, Path(problem).name, told, values, {"mapuot": __version__, "numpy": np.__version__}
+            )
             with files.complete(Path(report)) as part:
                 part.write_text(text, encoding="utf-8")
         if not output and not report:
