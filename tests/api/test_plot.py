@@ -176,6 +176,10 @@ def test_the_command_writes_one(tmp_path, monkeypatch):
     page = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
     assert "M.npy" in page.text
     assert "20 x 15" in page.text
+    pytest.importorskip("h5py")  # whose writer sorts the values
+    done = CliRunner().invoke(cli.cli, [*arguments[:-1], "again.html", "-o", "out.h5ad", "--plan", "dense"])
+    assert done.exit_code == 0, done.output
+    assert "largest difference" in (tmp_path / "again.html").read_text(encoding="utf-8")
     done = CliRunner().invoke(cli.cli, [*arguments[:-1], "M.npy"])
     assert done.exit_code == 2
     assert "M.npy is a file of another use" in done.output
