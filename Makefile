@@ -42,7 +42,7 @@ cd $(1) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sd
 endef
 
 .PHONY: help demo pictures test test-gpu sanitize-gpu hostile fuzz soak mpi-2 mpi-3 mpi-4 check check-arm check-musl \
-	test-arm wheel check-wheel test-oldest test-newest bench lint format asan tsan clean
+	test-arm wheel check-wheel test-oldest test-newest docs bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -115,6 +115,11 @@ test-oldest test-newest: test-%: wheel
 	rm -rf build/$* && $(PYTHON_$*) -m venv build/$* && \
 	build/$*/bin/pip install -q $(STACK_$*) "$$(echo dist/*.whl)[test]" && build/$*/bin/pytest -p no:cacheprovider $(ARGS)
 
+docs: .venv/.docs ## the site into build/docs: warnings are errors, the gallery is run, code blocks are tested
+	$(BIN)/pytest -q -p no:cacheprovider tests/api/test_docs.py
+	MPLBACKEND=agg $(BIN)/sphinx-build -q -W --keep-going -d build/doctrees docs build/docs $(ARGS)
+	@echo "build/docs/index.html: $$(find build/docs -name '*.html' | wc -l) pages"
+
 bench: .venv/.bench ## measure every claim against POT, into build/bench (make bench ARGS=pass for a part)
 	$(BIN)/python -m bench $(or $(ARGS),all)
 
@@ -163,7 +168,7 @@ clean: ## remove all that was built or installed here
 	@touch $@
 
 # the extras of pyproject.toml; mapuot itself is in place already
-.venv/.demo .venv/.torch .venv/.test .venv/.bench .venv/.lint .venv/.gpu .venv/.wheel: .venv/.%: .venv/.ext
+.venv/.demo .venv/.torch .venv/.test .venv/.bench .venv/.lint .venv/.gpu .venv/.wheel .venv/.docs: .venv/.%: .venv/.ext
 	$(BIN)/pip install -q 'mapuot[$*]'
 	@touch $@
 

@@ -15,6 +15,7 @@ html_copy_source = False
 exclude_patterns = ["gallery/*", "auto/*.ipynb", "auto/*.py", "auto/*.json", "auto/*.md5", "auto/*.zip"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+templates_path = ["_templates"]
 autosummary_generate = True
 autodoc_typehints = "none"  # the docstrings tell, with shapes and units
 autodoc_mock_imports = [name for name in ("torch", "jax") if os.environ.get("MAPUOT_DOCS_MOCK", "1") == "1"]
@@ -30,5 +31,6 @@ sphinx_gallery_conf = {
     "min_reported_time": 1,
     "remove_config_comments": True,
     "show_memory": False,
+    "write_computation_times": False,
 }
 warnings.filterwarnings("ignore", message=".*FigureCanvasAgg is non-interactive.*")

@@ -143,9 +143,10 @@ def solve_batch(
         warn(odd, ScalingWarning)
     if not result.converged.all() and not MUTED.get():
         worst, count = result.error_bound.max(), int((~result.converged).sum())
+        told = f"{worst:.2e} > tol {tol:.2e}" if worst < 1 else f"above 1, so far nothing is known (tol {tol:.2e})"
         warn(
-            f"{count} of {len(result)} problems not converged: largest certified relative plan error {worst:.2e} > tol "
-            f"{tol:.2e}; raise max_passes, reg or tol",
+            f"{count} of {len(result)} problems not converged: largest certified relative plan error {told}; raise "
+            "max_passes, reg or tol",
             ConvergenceWarning,
         )
     return result

@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from .result import BLOCK_ENTRIES, Result
 from .solve import solve
 from .store import contents
 from .strategy import METHODS, PRECISIONS, SCHEDULES
+from .summary import as_table
 from .validate import as_grid
 
 NOT_CONVERGED = 3
@@ -217,14 +219,19 @@ def run(
             progress=sys.stderr.isatty() if progress is None else progress,
             comm=ranks, **given,
         )  # fmt: skip
-    values = contents(result)
+    values, facts = contents(result), as_table(result) if report else ""
     if output:
         save(ranks, result, output, values, plan)
     if ranks.rank == 0:
         print_values(result, values)
         if report:
             text = page(
-                result, Path(problem or "points").name, told, values, {"mapuot": __version__, "numpy": np.__version__}
+                result,
+                facts,
+                Path(problem or "points").name,
+                told,
+                values,
+                {"mapuot": __version__, "numpy": np.__version__},
             )
             with files.complete(Path(report)) as part:
                 part.write_text(text, encoding="utf-8")
@@ -306,16 +313,17 @@ def info_command() -> None:
         "mapuot": __version__, "python": sys.version.split()[0], "numpy": np.__version__, "isa": isa(),
         "threads": str(core_count()), "caches": caches(), "gpus": gpus(), "mpi": mpi_library(),
     }  # fmt: skip
-    for name in ("h5py", "zarr"):
+    for name in ("scipy", "h5py", "zarr", "matplotlib", "scikit-learn", "pot", "torch", "jax", "anndata"):
         lines[name] = module_version(name)
     for name, text in lines.items() if first_rank() else ():
-        click.echo(f"{name:<8} {text}")
+        click.echo(f"{name:<12} {text}")
 
 
 def module_version(name: str) -> str:
+    """As it is installed; nothing is imported for it."""
     try:
-        return str(__import__(name).__version__)
-    except ImportError:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
         return "not installed"
 
 

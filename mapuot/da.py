@@ -6,6 +6,7 @@ Out-of-sample map: Ferradans, Papadakis, Peyre, Aujol 2014.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,46 +25,40 @@ from .result import Result
 from .validate import as_array, as_count, as_float, as_positive, odd_scale
 
 try:
-    from sklearn.base import BaseEstimator, TransformerMixin
+    from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 except ImportError:  # scikit-learn is optional: two methods stand in for its base class
 
     class BaseEstimator:  # type: ignore[no-redef]
         """get_params and set_params of an estimator whose parameters are plain values."""
 
         def get_params(self, deep: bool = True) -> dict[str, Any]:
-            return {name: getattr(self, name) for name in PARAMETERS}
+            return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
         def set_params(self, **params: Any) -> Any:
+            known = [*inspect.signature(type(self)).parameters]
             for name, value in params.items():
-                if name not in PARAMETERS:
-                    raise ValueError(f"Invalid parameter {name!r}: must be one of {PARAMETERS}")
+                if name not in known:
+                    raise ValueError(f"Invalid parameter {name!r}: must be one of {known}")
                 setattr(self, name, value)
             return self
 
     class TransformerMixin:  # type: ignore[no-redef]
         """Nothing: the methods are the estimator's own."""
 
+        def __init_subclass__(cls, auto_wrap_output_keys: Any = None) -> None:
+            super().__init_subclass__()
+
+    class OneToOneFeatureMixin:  # type: ignore[no-redef]
+        """Nothing, either."""
+
 
 F64 = NDArray[np.float64]
 MOST_ENTRIES = 1 << 27  # of a cost that is formed where points would do: 1 GiB
 MISSING_LABEL = -1  # POT's mark of a sample without label
-PARAMETERS = (
-    "reg_e",
-    "reg_m",
-    "method",
-    "max_iter",
-    "tol",
-    "verbose",
-    "log",
-    "metric",
-    "norm",
-    "distribution_estimation",
-    "out_of_sample_map",
-    "limit_max",
-)
 
 
-class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+# not wrapped for set_output, whose wrapper takes no Xs= by name: POT's callers do
+class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_output_keys=None):  # type: ignore[misc, call-arg]
     """Move samples of a source domain onto a target domain by unbalanced entropic transport.
 
     The interface of ``ot.da.UnbalancedSinkhornTransport`` and of scikit-learn's estimators. The default
@@ -299,6 +294,82 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator):  # type: ign
             nearest = cdist(X[i], fitted, "sqeuclidean").argmin(axis=1)
             moved[i] = X[i] + (image - fitted)[nearest]
         return moved
+
+
+class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap_output_keys=("transform",)):  # type: ignore[misc, call-arg]
+    """Move samples onto a target that is a parameter: an estimator for pipelines, searches and ``set_output``.
+
+    `UnbalancedSinkhornTransport` in scikit-learn's own shape: ``fit(X)``, ``transform(X)``, ``inverse_transform(X)``.
+
+    Parameters
+    ----------
+    target : (n_target, d) array, optional
+        The samples to move onto; None: those of ``fit``, which draws each one to the mean of its neighbours.
+    reg_e, reg_m, method, max_iter, tol, metric, norm
+        As in `UnbalancedSinkhornTransport`.
+
+    Attributes
+    ----------
+    result_, coupling_, cost_, xs_, xt_, n_features_in_, n_iter_
+        As in `UnbalancedSinkhornTransport`.
+    feature_names_in_ : (d,) array of str
+        Only of a table whose columns have names.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mapuot.da import TransportOnto
+    >>> rng = np.random.default_rng(0)
+    >>> target = rng.normal(size=(50, 2)) + [3, 0]
+    >>> TransportOnto(target, reg_e=0.1).fit_transform(rng.normal(size=(40, 2))).shape
+    (40, 2)
+    """
+
+    def __init__(
+        self,
+        target: Any = None,
+        reg_e: float = 1.0,
+        reg_m: Any = 0.1,
+        method: str | None = None,
+        max_iter: int = 10_000,
+        tol: float = 1e-6,
+        metric: str | Callable[[Any, Any], float] = "sqeuclidean",
+        norm: str | None = None,
+    ) -> None:
+        super().__init__(reg_e, reg_m, method, max_iter, tol, metric=metric, norm=norm)
+        self.target = target
+
+    def fit(self, X: Any, y: Any = None) -> TransportOnto:  # type: ignore[override]
+        """Solve the transport from X, (n_samples, d), to the target; y is not used."""
+        super().fit(X, None, X if self.target is None else self.target)
+        columns = getattr(X, "columns", None)
+        if columns is not None and all(isinstance(name, str) for name in columns):
+            self.feature_names_in_ = np.asarray(columns, dtype=object)
+        else:
+            self.__dict__.pop("feature_names_in_", None)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> Any:  # type: ignore[override]
+        """`fit`, then the images of X."""
+        return self.fit(X, y).transform(X)
+
+    def transform(self, X: Any) -> Any:  # type: ignore[override]
+        """Images of samples, (n_samples, d), as `UnbalancedSinkhornTransport.transform`."""
+        return super().transform(self.named(X))
+
+    def inverse_transform(self, X: Any) -> Any:  # type: ignore[override]
+        """Images of target samples in the source domain, (n_samples, d)."""
+        return super().inverse_transform(Xt=X)
+
+    def named(self, X: Any) -> Any:
+        """X itself, once its columns are those of ``fit``."""
+        self.fitted()
+        try:
+            from sklearn.utils.validation import _check_feature_names  # noqa: PLC0415 - optional, of 1.6 and later
+        except ImportError:
+            return X
+        _check_feature_names(self, X, reset=False)
+        return X
 
 
 def uniform(X: Any) -> F64:

@@ -38,6 +38,8 @@ def axes(ax: Any) -> Any:
 def convergence(result: Result, ax: Any = None) -> Any:
     """Certified error and relative gap after every pass, and the steps that the guard dropped.
 
+    Where a solve at small reg begins with larger ones, both rise when the next is taken up.
+
     Parameters
     ----------
     result : Result

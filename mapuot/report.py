@@ -18,7 +18,7 @@ import numpy as np
 from . import plot
 from .result import Result
 from .store import TRACE
-from .summary import as_table, number
+from .summary import number
 
 SHOWN_PASSES = 12  # of the trace, first and last
 STYLE = """
@@ -32,13 +32,17 @@ img { max-width: 100%; height: auto } .no { color: #a3290b } .yes { color: #1163
 """
 
 
-def page(result: Result, title: str, given: dict[str, Any], values: dict[str, Any], versions: dict[str, str]) -> str:
+def page(
+    result: Result, facts: str, title: str, given: dict[str, Any], values: dict[str, Any], versions: dict[str, str]
+) -> str:
     """The page as text.
 
     Parameters
     ----------
     result : Result
-        Of one process with its plan in reach, or of a rank: then without the plan's picture.
+        Of one process with its plan in reach, or of a rank: then without pictures of the plan.
+    facts : str
+        ``summary.as_table(result)``, for which all ranks meet.
     title : str
     given : dict
         Names and values that the caller gave.
@@ -55,7 +59,7 @@ def page(result: Result, title: str, given: dict[str, Any], values: dict[str, An
         for side, name in (("row", "rows"), ("column", "cols")):
             pictures.append((f"What of each {side} moves", partial(plot.masses, result, None, name)))
     body = [
-        f"<h1>{escape(title)}</h1><p class='{state}'>{escape(told)}</p>", as_table(result),
+        f"<h1>{escape(title)}</h1><p class='{state}'>{escape(told)}</p>", facts,
         "<h2>Values</h2>", table({name: number(values[name]) for name in ("objective", "dual", "cost", "mass", "gap")}),
         "<h2>Marginals</h2>", marginals(values), *(figure(*each) for each in pictures),
         "<h2>Trace</h2>", trace(result), "<h2>Given</h2>", table(given), "<h2>Made by</h2>", table(versions),

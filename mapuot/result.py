@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from html import escape
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +161,7 @@ class Result(Answer):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what was solved, how well, and what of it moves."""
-        return as_table(self)
+        return as_table(self) if self.problem.ranks.size == 1 else f"<code>{escape(repr(self))}</code>"
 
     @property
     def converged(self) -> bool:

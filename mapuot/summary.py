@@ -16,12 +16,14 @@ def number(value: float) -> str:
 
 
 def side_words(side: Any) -> str:
-    """The penalty of a side and its reg_m."""
+    """The penalty of a side and its reg_m; every rank must call it."""
     low, high = (float(x) for x in side.rho_range)
     if side.penalty == "balanced":
         return "balanced"
     if side.penalty == "range":
-        return f"between {number(low)} and {number(float(np.max(side.upper, initial=0.0)))} of each mass"
+        return (
+            f"between {number(low)} and {number(float(side.ranks.max(np.max(side.upper, initial=0.0))))} of each mass"
+        )
     one = number(low) if low == high else f"{number(low)} to {number(high)}"
     return f"{NAMES[side.penalty]}, reg_m {one}"
 
@@ -30,7 +32,10 @@ def certificate_words(result: Any) -> str:
     """How well it was solved: what the certificate promises."""
     if not result.error_bound < 1:
         told = "nothing is certified yet"
-    elif any(side.hard.any() or side.penalty == "range" for side in (result.problem.rows, result.problem.cols)):
+    elif any(
+        side.ranks.max(bool(side.hard.any())) or side.penalty == "range"
+        for side in (result.problem.rows, result.problem.cols)
+    ):
         told = f"error_bound {result.error_bound:.1e} counts what hard marginals miss, relative to the mass"
     else:
         told = f"the plan is within {result.error_bound:.1e} of the optimal one, in L1 and relative to its mass"
@@ -38,9 +43,9 @@ def certificate_words(result: Any) -> str:
 
 
 def facts(result: Any) -> dict[str, str]:
-    """The problem, its answer and the certificate, a name and a text each."""
+    """The problem, its answer and the certificate, a name and a text each; every rank must call it."""
     p = result.problem
-    m, n = p.shape
+    m, n = int(p.rows.ranks.sum(p.shape[0])), int(p.cols.ranks.sum(p.shape[1]))
     reference = REFERENCES[p.reference] if isinstance(p.reference, str) else "a matrix"
     moved = [f"{100 * result.mass / side.mass:.4g} % of {side.name}" for side in (p.rows, p.cols) if side.mass > 0]
     return {

@@ -17,14 +17,14 @@ from .divergence import check_options, self_costs
 from .gradients import dual_value, marginal_gradient
 from .points import PointCloud
 from .tensors import array_of, stream_of, tensor_of
-from .validate import as_pair
+from .validate import as_choice, as_pair, as_positive
 
 try:
     import torch
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.torch needs PyTorch: pip install torch") from error
 
-__all__ = ["sample_loss", "sinkhorn_divergence", "sinkhorn_loss"]
+__all__ = ["SinkhornDivergence", "SinkhornLoss", "sample_loss", "sinkhorn_divergence", "sinkhorn_loss"]
 
 
 def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any) -> Any:
@@ -60,8 +60,7 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     check_loss(options, reg_m)
     if isinstance(M, PointCloud):
         raise TypeError("M must be a tensor, got a PointCloud: mapuot.torch.sample_loss(x, y, ...) takes points")
-    tensors = (as_tensor(x, name) for x, name in ((a, "a"), (b, "b"), (M, "M")))
-    values = _SinkhornLoss.apply(*tensors, reg, reg_m, options)
+    values = solved(a, b, M, reg, reg_m, options)
     batched = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
     return values if batched else values[0]
 
@@ -140,10 +139,69 @@ def check_loss(options: dict[str, Any], reg_m: Any) -> None:
         raise ValueError(f"reg_m must be a number or a pair of numbers for the loss, got {reg_m!r}")
 
 
+class SinkhornLoss(torch.nn.Module):
+    """`sinkhorn_loss` as a module: ``SinkhornLoss(reg, reg_m)(a, b, M)``.
+
+    Parameters
+    ----------
+    reg, reg_m, **options
+        As in `sinkhorn_loss`.
+    reduction : {"mean", "sum", "none"}
+        Of the values of a batch.
+
+    Examples
+    --------
+    >>> import torch, mapuot.torch
+    >>> loss = mapuot.torch.SinkhornLoss(reg=0.1, reg_m=1.0)
+    >>> a = torch.full((8, 5), 0.2, requires_grad=True)
+    >>> loss(a, torch.full((4,), 0.25), torch.rand(5, 4)).backward()
+    >>> a.grad.shape
+    torch.Size([8, 5])
+    """
+
+    def __init__(self, reg: float, reg_m: Any, *, reduction: str = "mean", **options: Any) -> None:
+        super().__init__()
+        self.reg, self.reg_m, self.options = as_positive(reg, "reg"), reg_m, options
+        self.reduction = as_choice(reduction, "reduction", ("mean", "sum", "none"))
+
+    def forward(self, a: Any, b: Any, M: Any, **more: Any) -> Any:
+        values = self.values(a, b, M, **more)
+        return values if self.reduction == "none" else getattr(values, self.reduction)()
+
+    def values(self, a: Any, b: Any, M: Any) -> Any:
+        """One value, or one a problem."""
+        return sinkhorn_loss(a, b, M, self.reg, self.reg_m, **self.options)
+
+    def extra_repr(self) -> str:
+        return f"reg={self.reg}, reg_m={self.reg_m}, reduction={self.reduction!r}"
+
+
+class SinkhornDivergence(SinkhornLoss):
+    """`sinkhorn_divergence` as a module: ``SinkhornDivergence(reg, reg_m)(a, b, M, M_a=None, M_b=None)``.
+
+    Parameters as in `SinkhornLoss`, those of ``forward`` as in `sinkhorn_divergence`.
+    """
+
+    def values(self, a: Any, b: Any, M: Any, M_a: Any = None, M_b: Any = None) -> Any:
+        """One value, or one a problem."""
+        return sinkhorn_divergence(a, b, M, self.reg, self.reg_m, M_a=M_a, M_b=M_b, **self.options)
+
+
+def is_transformed(x: Any) -> bool:
+    """Whether a tensor stands for others within torch.vmap or torch.func.grad."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(x))
+
+
 def as_tensor(x: Any, name: str) -> Any:
     """``x`` itself in float32 or float64, half precision as float32."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"mapuot.torch takes tensors, got {type(x).__name__} for {name}")
+    if is_transformed(x):
+        raise NotImplementedError(
+            "mapuot.torch works neither within torch.vmap nor within torch.func.grad: give a batch as the first "
+            "dimension of a, b or M, and call backward() on the loss"
+        )
     if x.is_complex() or x.layout != torch.strided or x.is_meta:
         what = f"{x.dtype}, {x.layout}, device {x.device}"
         raise TypeError(f"{name} must be a dense tensor of real numbers in memory, got {what}")
@@ -204,6 +262,13 @@ class _FirstDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError("mapuot.torch has no second derivatives: the loss can be differentiated once")
+
+
+@torch.compiler.disable
+def solved(a: Any, b: Any, M: Any, *more: Any) -> Any:
+    """(p,) values: to torch.compile a break of the graph, since what happens here is no code of torch."""
+    tensors = (as_tensor(x, name) for x, name in ((a, "a"), (b, "b"), (M, "M")))
+    return _SinkhornLoss.apply(*tensors, *more)
 
 
 def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any) -> list[Any]:

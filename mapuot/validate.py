@@ -22,6 +22,7 @@ from .ranks import ALONE, Ranks, process_grid
 from .side import Side
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
+CPU = 1  # DLPack's number of the host
 MOST_THREADS = 4096  # more than any host has cores
 LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
 SENTINEL = 1e8  # range(M) / reg: from ten times it on the rounding of M / reg alone is near a tol of 1e-6
@@ -125,6 +126,8 @@ def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) 
         raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
     if hasattr(value, "toarray"):
         raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):  # an array of the standard's, and no more
+        value = np.from_dlpack(value) if value.__dlpack_device__()[0] == CPU else value
     try:
         return convert(value)
     except (TypeError, ValueError, RuntimeError) as error:  # torch: a gradient, bfloat16, sparse, without memory

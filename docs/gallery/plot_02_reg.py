@@ -21,14 +21,13 @@ M /= np.median(M)
 
 regs = [0.3, 0.1, 0.03, 0.01, 0.003]
 by_reg = list(mapuot.path(M, None, None, regs=regs, reg_ms=1.0))
-fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-mapuot.plot.path(by_reg, ax=left)
+ax = mapuot.plot.path(by_reg)
 
 # %%
 # Larger reg_m: more moves, in the end the outliers, too. Where the curve is flat, little depends on the choice.
 
 reg_ms = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
-mapuot.plot.path(mapuot.path(M, None, None, regs=[0.03] * len(reg_ms), reg_ms=reg_ms), ax=right)
+ax = mapuot.plot.path(mapuot.path(M, None, None, regs=[0.03] * len(reg_ms), reg_ms=reg_ms))
 
 # %%
 # What reg does to the plan.

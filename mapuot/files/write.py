@@ -111,7 +111,7 @@ def write_csv(path: Path, values: dict[str, Any]) -> None:
 
 def write_h5ad(path: Path, values: dict[str, Any]) -> None:
     """AnnData: the plan, dense or CSR, as X; vectors of the rows as obs, of the columns as var, the rest as uns."""
-    m, n = len(values["a"]), len(values["b"])
+    m, n, values = len(values["a"]), len(values["b"]), dict(values)  # the caller keeps his
 
     def encoded(node: Any, kind: str, version: str) -> Any:
         node.attrs.update({"encoding-type": kind, "encoding-version": version})

@@ -128,16 +128,45 @@ def test_tables_that_are_none(case, text):
     assert "bad.csv" in err.splitlines()[-1]
 
 
+def annotated(case, anndata):
+    """in.h5ad with M as X, a in obs and b in var; by AnnData, or as its format lays them out."""
+    m, n = case.M.shape
+    if anndata is None:
+        with pytest.importorskip("h5py").File("in.h5ad", "w") as file:
+            file["X"], file["obs/a"], file["var/b"] = case.M, case.a, case.b
+        return
+    import pandas as pd
+
+    obs, var = (pd.DataFrame(index=[f"{k}{i}" for i in range(count)]) for k, count in (("x", m), ("y", n)))
+    obs["a"], var["b"] = case.a, case.b
+    anndata.AnnData(case.M, obs, var).write_h5ad("in.h5ad")
+
+
+@pytest.mark.parametrize("plan", ["dense", "keep:0.9", "none"])
+def test_the_layout_of_annotated_data(case, plan):
+    annotated(case, None)
+    more = [] if plan == "none" else ["--plan", plan]
+    done = call("in.h5ad", "-o", "out.h5ad", "--reg", case.reg, "--reg-m", 1, *more)
+    assert done.exit_code == 0, done.output
+    import h5py
+
+    one = case.solve()
+    with h5py.File("out.h5ad") as file:
+        assert file.attrs["encoding-type"] == "anndata"
+        assert list(file["obs"].attrs["column-order"]) == ["a", "row_marginal", "log_u", "rho_a"]
+        assert len(file["var/_index"]) == case.M.shape[1]
+        np.testing.assert_allclose(file["obs/row_marginal"][:], one.row_marginal, rtol=1e-12)
+        assert file["uns/status"].asstr()[()] == "converged"
+        if plan == "dense":
+            np.testing.assert_allclose(file["X"][:], one.plan, rtol=1e-12)
+        assert ("X" in file) == (plan != "none")
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("plan", ["dense", "keep:0.9", "none"])
 def test_annotated_data(case, plan):
     anndata = pytest.importorskip("anndata")
-    import pandas as pd
-
-    m, n = case.M.shape
-    obs, var = (pd.DataFrame(index=[f"{k}{i}" for i in range(count)]) for k, count in (("x", m), ("y", n)))
-    obs["a"], var["b"] = case.a, case.b
-    anndata.AnnData(case.M, obs, var).write_h5ad("in.h5ad")
+    annotated(case, anndata)
     more = [] if plan == "none" else ["--plan", plan]
     done = call("in.h5ad", "-o", "out.h5ad", "--reg", case.reg, "--reg-m", 1, *more)
     assert done.exit_code == 0, done.output
@@ -256,7 +285,10 @@ def test_info():
     """In a process of its own, since it starts MPI."""
     code, out, _ = script("info")
     assert code == 0
-    for name in ("mapuot", "isa", "threads", "caches", "gpus", "mpi", "h5py", "zarr"):
+    for name in ("mapuot", "isa", "threads", "caches", "gpus", "mpi", "h5py", "zarr", "scipy", "torch"):
         assert name in out
+    command = [sys.executable, "-m", "mapuot", "info"]
+    module = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment())
+    assert module.stdout == out
     assert mapuot.__version__ in out
     assert CliRunner().invoke(cli.cli, ["--version"]).exit_code == 0

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 import mapuot
-from mapuot.da import UnbalancedSinkhornTransport
+from mapuot.da import TransportOnto, UnbalancedSinkhornTransport
 
 pytestmark = [
     pytest.mark.usefixtures("pot_backend"),
@@ -155,6 +155,58 @@ def test_batch_size_is_a_count(size):
         fitted.transform(xs + 1, batch_size=size)
 
 
+def test_names_of_pot(backend):
+    """POT's callers name their arguments, whatever scikit-learn makes of methods called transform."""
+    xs, _, xt, _ = domains()
+    estimator = UnbalancedSinkhornTransport().fit(Xs=xs, Xt=xt)
+    assert_allclose(estimator.transform(Xs=xs), estimator.transform(xs))
+    assert_allclose(UnbalancedSinkhornTransport().fit_transform(Xs=xs, Xt=xt), estimator.transform(xs))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_check_estimator_in_full():
+    from sklearn.utils.estimator_checks import check_estimator
+
+    check_estimator(TransportOnto(), on_skip=None)
+
+
+def test_a_target_as_a_parameter():
+    xs, _, xt, _ = domains()
+    ours = TransportOnto(xt, reg_e=0.5).fit(xs)
+    right = UnbalancedSinkhornTransport(reg_e=0.5).fit(xs, Xt=xt)
+    assert_allclose(ours.transform(xs), right.transform(xs))
+    assert_allclose(ours.inverse_transform(xt), right.inverse_transform(Xt=xt))
+
+
+def test_tables_come_out_as_tables():
+    import pandas as pd
+
+    xs, _, xt, _ = domains()
+    table = pd.DataFrame(xs, columns=["length", "width"], index=[f"s{i}" for i in range(14)])
+    estimator = TransportOnto(xt).set_output(transform="pandas").fit(table)
+    moved = estimator.transform(table)
+    assert list(moved.columns) == ["length", "width"]
+    assert list(moved.index) == list(table.index)
+    assert_allclose(moved, TransportOnto(xt).fit_transform(xs))
+    assert list(estimator.get_feature_names_out()) == ["length", "width"]
+    with pytest.raises(ValueError, match="feature names should match"):
+        estimator.transform(table[["width", "length"]])
+
+
+def test_in_a_pipeline_and_a_search():
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.neighbors import KNeighborsClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    xs, ys, xt, _ = domains(m=30)
+    line = make_pipeline(StandardScaler(), TransportOnto(xt), KNeighborsClassifier(3))
+    search = GridSearchCV(line, {"transportonto__reg_e": [0.1, 1.0]}, cv=3).fit(xs, ys)
+    assert search.best_params_["transportonto__reg_e"] in (0.1, 1.0)
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    assert_allclose(again.predict(xs), search.predict(xs))
+
+
 class OntoItself(UnbalancedSinkhornTransport):
     """The target bound to the source: the shape of call that scikit-learn's checks make."""
 
@@ -213,6 +265,7 @@ T = mapuot.da.UnbalancedSinkhornTransport
 t = T(reg_e=2.0)
 assert list(t.get_params()) == list(T().get_params()) and t.get_params()["reg_e"] == 2.0
 assert t.set_params(reg_m=3.0).reg_m == 3.0
+assert mapuot.da.TransportOnto(reg_e=2.0).get_params()["target"] is None
 assert not hasattr(t, "coupling_")
 try:
     t.set_params(foo=1)

@@ -204,6 +204,32 @@ def test_other_spellings(arguments, backend):
     assert relative_error(result.plan, right.plan) < 2e-6
 
 
+class OnlyDLPack:
+    """An array of which nothing is known but what the array API standard exchanges."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_the_standard(backend):
+    if backend == "cuda":
+        pytest.skip("arrays of the host")
+    given = {name: OnlyDLPack(np.ascontiguousarray(getattr(CASE, name))) for name in ("M", "a", "b")}
+    np.testing.assert_array_equal(call(**given, backend=backend).plan, call(backend=backend).plan)
+    strict = pytest.importorskip("array_api_strict")
+    given = {name: strict.asarray(getattr(CASE, name)) for name in given}
+    np.testing.assert_array_equal(call(**given, backend=backend).plan, call(backend=backend).plan)
+    M, A = given["M"], strict.asarray(np.tile(CASE.a, (3, 1)))
+    batch = mapuot.solve_batch(M, A, given["b"], 0.05, 1.0, backend=backend)
+    np.testing.assert_allclose(batch.cost, [call(backend=backend).cost] * 3, rtol=1e-5)
+
+
 def test_a_mask_is_a_reference(backend):
     mask = np.median(CASE.M) > CASE.M
     result, right = call(reference=mask, backend=backend), call(reference=mask.astype(float), backend=backend)

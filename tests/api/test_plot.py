@@ -16,7 +16,7 @@ matplotlib.use("agg")
 
 from matplotlib import pyplot as plt  # noqa: E402
 
-from mapuot import cli, plot, report, store  # noqa: E402
+from mapuot import cli, plot, report, store, summary  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +141,9 @@ class Page(HTMLParser):
 def test_a_report_loads_nothing_and_escapes_names(solved):
     result = solved[0]
     name = "<script>alert(1)</script>.npz"
-    text = report.page(result, name, {"problem": name, "a": "x&y"}, store.contents(result), {"mapuot": "0"})
+    text = report.page(
+        result, summary.as_table(result), name, {"problem": name, "a": "x&y"}, store.contents(result), {"mapuot": "0"}
+    )
     page = Page(text)
     assert "script" not in page.tags
     assert name in page.text
@@ -157,7 +159,7 @@ def test_a_report_of_what_did_not_converge():
     case = clouds(30, 30)
     with pytest.warns(mapuot.ConvergenceWarning):
         result = mapuot.solve(case.M, None, None, 1e-4, 9.0, max_passes=60, method="sinkhorn")
-    page = Page(report.page(result, "x", {}, store.contents(result), {}))
+    page = Page(report.page(result, summary.as_table(result), "x", {}, store.contents(result), {}))
     assert "not converged: max_passes" in page.text
     assert "..." in page.text  # of 60 passes the first and the last are shown
 
@@ -174,7 +176,69 @@ def test_the_command_writes_one(tmp_path, monkeypatch):
     page = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
     assert "M.npy" in page.text
     assert "20 x 15" in page.text
+    pytest.importorskip("h5py")  # whose writer sorts the values
+    done = CliRunner().invoke(cli.cli, [*arguments[:-1], "again.html", "-o", "out.h5ad", "--plan", "dense"])
+    assert done.exit_code == 0, done.output
+    assert "largest difference" in (tmp_path / "again.html").read_text(encoding="utf-8")
     done = CliRunner().invoke(cli.cli, [*arguments[:-1], "M.npy"])
     assert done.exit_code == 2
     assert "M.npy is a file of another use" in done.output
     assert CliRunner().invoke(cli.cli, [*arguments[:-1], "no/x.html"]).exit_code == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("split", ["rows", "grid"])
+def test_ranks_write_one_together(tmp_path, split):
+    """What a side is in words takes all ranks; the plan's picture is of one process only."""
+    from launch import run
+
+    case = clouds(20, 15)
+    np.savez(tmp_path / "in.npz", M=case.M, a=case.a, b=case.b)
+    arguments = ["--reg", "0.1", "--reg-m", "0.3,0.2", "--penalty", "range", "--split", split]
+    code, _, err = run(
+        2, "-m", "mapuot.cli", "solve", tmp_path / "in.npz", *arguments, "-o", tmp_path / "out.npz",
+        "--report", tmp_path / "out.html",
+    )  # fmt: skip
+    assert code == 0, err
+    page = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
+    assert "20 x 15" in page.text
+    assert page.tags.count("img") == 1
+    one = mapuot.solve(case.M, case.a, case.b, 0.1, (0.3, 0.2), penalty="range")
+    np.testing.assert_allclose(mapuot.load(tmp_path / "out.npz", case.M).plan, one.plan, atol=1e-5)
+
+
+PROGRAM = """
+import sys
+import numpy as np, mapuot
+from mpi4py import MPI
+
+comm, M = MPI.COMM_WORLD, np.load(sys.argv[1])
+rows = slice(0, 7) if comm.rank == 0 else slice(7, 20)
+result = mapuot.solve(M[rows], None, None, 0.05, 1.0, comm=comm, tol=1e-9)
+whole = mapuot.solve(M, None, None, 0.05, 1.0, tol=1e-9)
+kept, right = result.sparse(keep=0.7).toarray(), whole.sparse(keep=0.7).toarray()[rows]
+assert ((kept > 0) == (right > 0)).all()
+labels = np.array(list("abcd") * 5)
+np.testing.assert_allclose(result.push(labels[rows])[1], whole.push(labels)[1], atol=1e-8)
+own = ["only", "here"] if comm.rank == 0 else ["far", "away"]
+classes, _ = result.push([own[i % 2] for i in range(len(kept))])
+assert list(classes) == ["away", "far", "here", "only"], classes
+kinds = np.arange(15) % 3
+np.testing.assert_allclose(result.pull(kinds)[1], whole.pull(kinds)[1][rows], atol=1e-8)
+result.save(sys.argv[2])
+assert "mapuot.Result" in result._repr_html_()
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_keep_a_share_and_move_labels(tmp_path):
+    """The share is of the whole plan, labels are those of all ranks."""
+    from launch import run
+
+    case = clouds(20, 15)
+    np.save(tmp_path / "M.npy", case.M)
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    code, _, err = run(2, "-m", "mpi4py", tmp_path / "program.py", tmp_path / "M.npy", tmp_path / "out.npz")
+    assert code == 0, err
+    right = mapuot.solve(case.M, None, None, 0.05, 1.0).plan
+    np.testing.assert_allclose(mapuot.load(tmp_path / "out.npz", case.M).plan, right, atol=1e-6)

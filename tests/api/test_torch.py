@@ -158,3 +158,62 @@ def test_bad_arguments():
         sinkhorn_loss(a, b, M, 0.1, 1.0, reference="uniform")
     with pytest.raises(ValueError, match="reg must be"):
         sinkhorn_loss(a, b, M, -0.1, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["loss", "divergence"])
+def test_modules_are_the_functions(kind):
+    a, b, M = tensors(p=3, m=4, n=4)
+    M = (M + M.T).detach()
+    module, function = {
+        "loss": (mapuot.torch.SinkhornLoss, sinkhorn_loss),
+        "divergence": (mapuot.torch.SinkhornDivergence, sinkhorn_divergence),
+    }[kind]
+    right = function(a, b, M, 0.2, 1.0, **TIGHT)
+    assert_allclose(module(0.2, 1.0, reduction="none", **TIGHT)(a, b, M).detach(), right.detach())
+    for reduction in ("mean", "sum"):
+        value = module(0.2, 1.0, reduction=reduction, **TIGHT)(a, b, M)
+        assert_allclose(value.detach(), getattr(right, reduction)().detach())
+        value.backward()
+    assert a.grad is not None
+    assert "reg=0.2" in repr(module(0.2, 1.0))
+    with pytest.raises(ValueError, match="reduction must be one of"):
+        module(0.2, 1.0, reduction="median")
+    with pytest.raises(ValueError, match="reg must be a positive finite number"):
+        module(-1, 1.0)
+
+
+def test_a_module_trains_within_others():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Softmax(-1))
+    loss, M = mapuot.torch.SinkhornLoss(0.1, 1.0, threads=1), torch.rand(5, 4)
+    x, b = torch.randn(16, 3), torch.softmax(torch.randn(16, 4), 1)
+    optimiser = torch.optim.Adam(net.parameters(), 0.05)
+    values = []
+    for _ in range(25):
+        optimiser.zero_grad()
+        value = loss(net(x), b, M)
+        value.backward()
+        optimiser.step()
+        values.append(value.item())
+    assert values[-1] < values[0]
+
+
+def test_compile_breaks_its_graph_there_and_goes_on():
+    loss = mapuot.torch.SinkhornLoss(0.1, 1.0, **TIGHT)
+
+    def whole(a, b, M):
+        return loss(torch.softmax(a, 0), b, 2 * M) + 1
+
+    a, b, M = tensors()
+    right = whole(a, b, M)
+    (slope,) = torch.autograd.grad(right, a)
+    value = torch.compile(whole, backend="eager")(a, b, M)
+    assert_allclose(value.detach(), right.detach())
+    assert_allclose(torch.autograd.grad(value, a)[0], slope)
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.jacrev])
+def test_transforms_are_refused_by_name(transform):
+    a, b, M = (x.detach() for x in tensors())
+    with pytest.raises(NotImplementedError, match=r"neither within torch.vmap nor within torch.func.grad"):
+        transform(lambda a: sinkhorn_loss(a, b, M, 0.1, 1.0))(a.repeat(2, 1) if transform is torch.vmap else a)
