@@ -59,6 +59,7 @@ class Call:
         self.at = pointer(self.scratch, "void *")
         self.shape: Any = None
         self.options: Any = None
+        self.penalties: Any = None
 
     def prepare(self, shape: tuple[int, ...], dtype: str, options: Options, max_passes: int, steps: Any) -> None:
         """What stays from call to call of one kind."""
@@ -108,12 +109,14 @@ def solve(
         call.prepare(shape, dtype, options, max_passes, steps)
     (m, n), problem = shape, call.problem
     problem.made = 0
-    fill_penalties(call.terms, reg, rho)
+    if call.penalties != (reg, rho):
+        fill_penalties(call.terms, reg, rho)
+        call.penalties = reg, rho
     numbers = np.empty(3 * (m + n))
     at = ffi.from_buffer("double *", numbers)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_a, log_b = np.log(a), np.log(b)
-        problem.mass_a, problem.mass_b = a.sum(), b.sum()
+        problem.mass_a, problem.mass_b = np.add.reduce(a), np.add.reduce(b)  # as a.sum() does, in half the time
     problem.M, problem.a, problem.b = ffi.from_buffer(M), ffi.from_buffer("double *", a), ffi.from_buffer("double *", b)
     problem.log_a, problem.log_b = ffi.from_buffer("double *", log_a), ffi.from_buffer("double *", log_b)
     problem.log_u, problem.log_v = at, at + m
