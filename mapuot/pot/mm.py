@@ -199,10 +199,16 @@ class Majorised:
         """A block of the next G from a block of G and K, the sums of its rows and of all columns."""
         rho1, rho2 = self.reg_m
         if self.div == "l2":
-            return K * G / (rho1 * rows[:, None] + rho2 * cols + self.reg * G + FLOOR)
-        total = rho1 + rho2 + self.reg
-        powered = G if self.reg == 0 else G ** ((rho1 + rho2) / total)
-        return K * powered / (rows[:, None] ** (rho1 / total) * cols ** (rho2 / total) + FLOOR)
+            below = np.add.outer(rho1 * rows, rho2 * cols)
+            if self.reg:
+                below += self.reg * G
+            powered = G
+        else:
+            total = rho1 + rho2 + self.reg
+            powered = G if self.reg == 0 else G ** ((rho1 + rho2) / total)
+            below = np.multiply.outer(rows ** (rho1 / total), cols ** (rho2 / total))
+        below += FLOOR
+        return np.divide(K * powered, below, out=below)
 
     def costs(self, G: Any) -> tuple[float, float]:
         """(<G, M>, objective) in float64."""
@@ -231,8 +237,9 @@ def minimise(problem: Majorised, G: Any, max_iter: int, stop: float, progress: b
         change = size = 0.0
         for i in problem.blocks():
             new = problem.rescale(G[i], K[i], rows[i], cols)
-            change += float(((new - G[i]) ** 2).sum())
-            size += float((new * new).sum())
+            step = (new - G[i]).ravel()
+            change += float(np.vdot(step, step))
+            size += float(np.vdot(new, new))
             rows[i] = new.sum(1)
             next_cols += new.sum(0)
             G[i] = new
