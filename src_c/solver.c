@@ -141,7 +141,8 @@ static int tile_rows(const mapuot_state *state)
 {
     const int64_t np = padded(state->n), row = np * entry_bytes(tile_dtype(state));
     const int64_t L2 = mapuot_l2_bytes(), room = L2 / 8 * 7 - np * (state->progress.narrow ? 8 : 16);
-    if (TILE * row <= (makes_rows(state) || L2 < MOST_TILE ? L2 : MOST_TILE) / 2)
+    const int64_t most = makes_rows(state) || L2 < MOST_TILE ? L2 : MOST_TILE; /* of made rows there is one tile */
+    if (TILE * row <= most / 2)
         return TILE;
     return 2 * 4 * row > room && 2 * 2 * row <= room ? 2 : 4;
 }
