@@ -148,9 +148,9 @@ class PointWorkspace(Workspace):
             self.narrow[0].set(self.narrow_points.row, narrow_points.LEFT_OUT)
             self.narrow[1].set(self.narrow_points.col[: len(beta)], narrow_points.LEFT_OUT)
 
-    def passes(self, count: int) -> None:
+    def passes(self, count: int, before: int = 0) -> None:
         self.downloaded = None
-        self.launch(min(count, GRAPH_PASSES), int(self.progress["passes"]))
+        self.launch(min(count, GRAPH_PASSES), int(self.progress["passes"]) + before)
 
     def read(self) -> list[Stats]:
         found = super().read()
