@@ -4,7 +4,7 @@
  *
  * row and col are multiples of 2^-8 below 2^15, so that their sum has no rounding: K's scalings were chosen so (PRODUCTS:
  * with the squares of the rounded coordinates in them).  What is left is the rounding of c.  Who fills the record:
- * mapuot/backends/cpu/narrow_points.py.  In float64: points.h by way of cost.h.
+ * mapuot/backends/narrow_points.py.  In float64: points.h by way of cost.h.
  */
 #ifndef MAPUOT_NARROW_POINTS_H
 #define MAPUOT_NARROW_POINTS_H

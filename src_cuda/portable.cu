@@ -3,15 +3,26 @@
 // A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns), or row_sums and column_sums, or
 // plan_rows and plan_columns (K read twice, any width), then finish_first, finish_join, finish_second: kernel
 // boundaries are the meetings.  A kernel reads half `parity` of progress, and finish_join writes the other half; once
-// the status is not MAPUOT_RUNNING, all pass by.
+// the status is not MAPUOT_RUNNING, all pass by.  Option POINTS 1: the sums are of entries that are made (points.cuh), and
+// kernels of float32 passes (POINTS_NARROW 1) and of float64 ones pass by where it is the other's turn.
 #define PERSISTENT 0
+#ifndef POINTS
+#define POINTS 0
+#endif
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
 
 __device__ __forceinline__ bool stopped(const State &S, int parity)
 {
+#if POINTS
+    if (POINTS_NARROW != (S.progress[parity].narrow > 0))
+        return true;
+#endif
     return S.progress[parity].status != MAPUOT_RUNNING;
 }
+#if POINTS
+#include "points.cuh"
+#endif
 
 // Sums over the block of R values: every lane gets the sum of row lane / LANES.
 __device__ __forceinline__ double block_sums(double (&s)[R], double *part)

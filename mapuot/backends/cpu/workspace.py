@@ -13,17 +13,19 @@ import numpy as np
 
 from ... import penalties
 from ..._core import ffi, lib
+from ...cost import Cost
 from ...penalties import F64
 from ...points import PointCloud
 from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
 from ...side import Side
+from .. import narrow_points
 from ..coarse import Coarse, Labels
-from ..contract import Options, Stats, memory_of
+from ..contract import PAD, Options, Stats, memory_of
 from ..limits import START, fill
 from ..records import STATS, put, told
 from ..workspace import STORAGE, KernelWorkspace
-from . import narrow_points, native
+from . import native
 from .native import check, empty, matrix, padded, pointer
 
 NARROW_NOISE = 1e-7  # some 3e-8 in a marginal, from runs of up to 64 rows in float32
@@ -82,17 +84,26 @@ class Workspace(KernelWorkspace):
             self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
             state.M, state.c = self.matrices
         state.exact = self.made and not narrow
-        self.narrow_points = None
-        if narrow and isinstance(problem.cost, PointCloud):
-            self.narrow_points = narrow_points.NarrowPoints(problem.cost, problem.reg, state)
-            error, floor = narrow_points.entry_error(problem), max(self.limits.narrow_floor, options.tol)
-            put(self.limits, {"storage_error": error, "narrow_floor": floor + 3 * error, "finer": 0})
+        self.narrow_points = self.float32_points(problem.cost, state) if narrow else None
         tiles = self.made or self.limits.finer
         self.tile = empty(threads * native.TILE * self.ld if tiles else 0)
         state.tile = pointer(self.tile) if tiles else ffi.NULL
         self.coarse = Coarse(self, problem, memory)
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
+
+    def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
+        """What narrow passes make their rows of, told to the core; None of a cost that is no points."""
+        if not isinstance(cost, PointCloud):
+            return None
+        points = narrow_points.NarrowPoints(cost, self.problem.reg)
+        d, ld = points.y.shape
+        self.packed = np.ascontiguousarray(points.y.reshape(d, ld // PAD, PAD).swapaxes(0, 1))
+        state.narrow_points.d, state.narrow_points.form = d, points.form
+        for name, array in (("x", points.x), ("y", self.packed), ("row", points.row), ("col", points.col)):
+            setattr(state.narrow_points, name, pointer(array, "float *"))
+        put(self.limits, narrow_points.limits(self.problem, self.limits.narrow_floor, self.options.tol))
+        return points
 
     def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
         """Fill the C view of one marginal over ``block``; ``size`` is a vector's length, of columns padded."""

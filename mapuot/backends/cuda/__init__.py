@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any
 
 PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "PlanStream": "stream", "weigh": "batch"}
-PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES", "Workspace"), "workspace")
+PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
+MAKES_COSTS = True  # of points, as they are needed
 
 
 def __getattr__(name: str) -> Any:
@@ -15,3 +16,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
     return value
+
+
+def Workspace(problem: Any, options: Any) -> Any:  # noqa: N802 - the word of the contract
+    """One solve, of a K or between points."""
+    place, name = ("points", "PointWorkspace") if problem.cost.never_stored else ("workspace", "Workspace")
+    return getattr(import_module(f"{__name__}.{place}"), name)(problem, options)

@@ -12,9 +12,11 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
 
+from ...points import PointCloud
 from ...validate import check_columns
-from .kernels import ITEMSIZE, STORES
+from .kernels import ITEMSIZE, STORES, kernel
 
+METRICS = {"sqeuclidean": 0, "euclidean": 1, "cityblock": 2, "wfr": 3}  # mapuot_metric
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 
 
@@ -81,8 +83,20 @@ def most_bytes(M: Any) -> int | None:
 
 
 def moved(M: Any) -> Any:
-    """Rows of M on the device."""
+    """Rows of M on the device; of points, their costs."""
+    if isinstance(M, PointCloud):
+        return costs(M)
     return M if isinstance(M, cp.ndarray) else cp.asarray(np.ascontiguousarray(M))
+
+
+def costs(cloud: PointCloud) -> Any:
+    """The matrix of a few rows, in float64."""
+    (m, n), (metric, scale) = cloud.shape, cloud.core
+    out, x, y = cp.empty((m, n)), cp.asarray(np.ascontiguousarray(cloud.rows)), cp.asarray(cloud.columns)
+    run = kernel("point_costs.cu", "point_costs", METRIC=METRICS[metric], STORE=0)
+    sizes = np.int64(y.shape[1]), np.int64(n), np.int64(len(y))
+    run((m, -(-n // 256)), (256,), (x, y, *sizes, np.float64(scale), out))
+    return out
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[Any, bool]:

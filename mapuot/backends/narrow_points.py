@@ -1,4 +1,4 @@
-"""What float32 passes between points make their rows of, for src_c/narrow_points.h.
+"""What float32 passes between points make their rows of, for src_c/narrow_points.h and src_cuda/points.cuh.
 
     K_ij = 2^(row_i + col_j - c_ij)
 
@@ -10,54 +10,49 @@ of GRID and their sum is exact. Coordinates are centred on the mean of y, the sa
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from ..._core import lib
-from ...penalties import F64
-from ...points import PointCloud
-from ...problem import Problem
-from ..contract import PAD
-from .native import empty, pointer
+from ..penalties import F64
+from ..points import PointCloud
+from ..problem import Problem
 
 GRID = 2.0**-8
 MOST_COST = 1e4  # largest cost / reg: row and col are then below 2^15, and their sums exact
 MOST_ERROR = 0.05  # of an entry, beyond which they tell nothing
 DIFFERENCES = 4  # dimensions up to which squares are summed of differences: more exact, twice the work
 LEFT_OUT = -(2.0**15)  # of a point without mass: 0 beside any other
+FORMS = ("squares", "products", "roots", "sizes")  # mapuot_narrow_form, in order
 LOG2_E = 1 / math.log(2)
 
 
 class NarrowPoints:
-    """The arrays of one solve, and the scalings that suit them."""
+    """The arrays of one solve, and the scalings that suit them.
 
-    def __init__(self, cloud: PointCloud, reg: float, state: Any) -> None:
+    x (m, d) and y (d, n padded) hold coordinates, row (m,) and col (n padded,) what belongs to a point alone.
+    """
+
+    def __init__(self, cloud: PointCloud, reg: float) -> None:
         metric, scale = cloud.core
-        d, ld = cloud.columns.shape
-        squared = metric == "sqeuclidean"
-        self.products = squared and d > DIFFERENCES
+        n, squared = cloud.shape[1], metric == "sqeuclidean"
+        products = squared and len(cloud.columns) > DIFFERENCES
+        self.form = FORMS.index(
+            "products" if products else {"euclidean": "roots", "cityblock": "sizes"}.get(metric, "squares")
+        )
         factor = scale * LOG2_E / reg
         factor = math.sqrt(factor) if squared else factor
         first = cloud.columns[:, :1]  # taken off before the mean is: that of coordinates of 1e8 is rounded to 1e-8
-        centre = (cloud.columns[:, : cloud.shape[1]] - first).mean(1)
+        centre = (cloud.columns[:, :n] - first).mean(1)
         x = (factor * (cloud.rows - first[:, 0] - centre)).astype(np.float32)
-        y = (factor * (cloud.columns - first - centre[:, None])).astype(np.float32)
+        self.y = np.ascontiguousarray(factor * (cloud.columns - first - centre[:, None]), np.float32)
         self.square_x, self.square_y = (
-            ((z.astype(np.float64) ** 2).sum(axis) if self.products else 0.0)
-            for z, axis in ((x, 1), (y[:, : cloud.shape[1]], 0))
+            (z.astype(np.float64) ** 2).sum(axis) if products else 0.0 for z, axis in ((x, 1), (self.y[:, :n], 0))
         )
-        self.x = np.ascontiguousarray(x + x if self.products else x)
-        self.y = empty(d * ld, np.float32)
-        self.y.reshape(ld // PAD, d, PAD)[:] = y.reshape(d, ld // PAD, PAD).swapaxes(0, 1)
-        self.row, self.col = empty(len(x), np.float32), empty(ld, np.float32)
-        view = state.narrow_points
-        view.d, view.form = d, form_of(metric, self.products)
-        for name in ("x", "y", "row", "col"):
-            setattr(view, name, pointer(getattr(self, name), "float *"))
+        self.x = np.ascontiguousarray(x + x if products else x)
+        self.row, self.col = np.empty(len(x), np.float32), np.empty(self.y.shape[1], np.float32)
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64] | None:
-        """The scalings nearest to these that float32 holds, told to the core, too; None: they are too large."""
+        """The scalings nearest to these that float32 holds, which row and col then hold; None: they are too large."""
         row, col = (
             np.round((x * LOG2_E - square) / GRID) * GRID
             for x, square in ((alpha, self.square_x), (beta, self.square_y))
@@ -70,11 +65,6 @@ class NarrowPoints:
             if (np.isfinite(power) & (np.abs(power + moved) >= -LEFT_OUT)).any():
                 return None
         return (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
-
-
-def form_of(metric: str, products: bool) -> int:
-    forms = {"euclidean": lib.MAPUOT_ROOTS, "cityblock": lib.MAPUOT_SIZES}
-    return int(lib.MAPUOT_PRODUCTS if products else forms.get(metric, lib.MAPUOT_SQUARES))
 
 
 def suits(problem: Problem) -> bool:
@@ -92,3 +82,9 @@ def entry_error(problem: Problem) -> float:
     """
     d = problem.cost.columns.shape[0] if isinstance(problem.cost, PointCloud) else 0
     return 2.0**-24 * ((4 * d + 10) * problem.M_max / problem.reg + 8)
+
+
+def limits(problem: Problem, floor: float, tol: float) -> dict[str, float]:
+    """What of mapuot_limits is their own: passes give way to float64 ones at this floor, or where tol is reached."""
+    error = entry_error(problem)
+    return {"storage_error": error, "narrow_floor": max(floor, tol) + 3 * error, "finer": 0}

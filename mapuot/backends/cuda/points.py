@@ -1,0 +1,162 @@
+"""Solves between points on the device: no K; each pass makes its entries twice, for the rows and for the columns.
+
+Passes are those of the portable kernels, their row half in the place of those that read K: src_cuda/points.cuh. They
+work in float32 while the error is large, in float64 from then on. Twin: backends/cpu/workspace.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ...penalties import F64
+from ...points import PointCloud
+from ...problem import Problem
+from .. import narrow_points
+from ..contract import Options, Stats
+from ..records import put
+from .arrays import METRICS, need_memory
+from .kernels import Shape, kernel, shape_options
+from .launch import GRAPH_PASSES, Iterate, switches
+from .workspace import Workspace
+
+FROM = 8  # points summed over at a time: points.cuh
+DIM = 4  # dimensions whose coordinates a thread keeps in registers
+SLABS = 64  # parts of a sum at most
+RUNS = {"point_sums": 4, "wide": 2}  # points of a thread, in float32 and float64
+
+
+class Side:
+    """The points of one side in one precision: those that get sums, and packed those that are summed over."""
+
+    def __init__(self, points: Any, count: int) -> None:
+        """``points``: (d, count) and, behind it, what is not looked at."""
+        room = -(-count // FROM) * FROM
+        padded = np.zeros((len(points), room), points.dtype)
+        padded[:, :count] = points[:, :count]
+        self.count, self.ld = count, room
+        self.to = cp.asarray(padded)
+        packed = padded.reshape(len(points), room // FROM, FROM).swapaxes(0, 1)
+        self.packed = cp.asarray(np.ascontiguousarray(packed))
+        self.log = cp.zeros(room, points.dtype)
+
+    def set(self, log: Any, left_out: float) -> None:
+        whole = np.full(self.ld, left_out, self.log.dtype)
+        whole[: self.count] = log
+        self.log.set(whole)
+
+
+class PointIterate(Iterate):
+    """Passes whose entries are made; ``take`` chooses float32 or float64 ones."""
+
+    def __init__(self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool]) -> None:
+        self.kl, self.ld = kl, shape[2]
+        super().__init__(state, shape, "float64", kl, False)
+
+    def fit(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+        """Never persistent."""
+
+    def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+        """Nothing yet: the kernels depend on the points."""
+
+    def take(self, rows: Side, cols: Side, narrow: bool, form: int, factor: float) -> None:
+        self.graphs, self.sides, self.factor = {}, (rows, cols), factor
+        d = rows.to.shape[0]
+        options = shape_options(Shape(1, 4, 2), "float64", self.kl, MEMORY=self.memory)
+        options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
+        names = ("point_sums", "point_rows", "point_columns", "finish_first", "finish_join", "finish_second")
+        self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
+        self.block = 256 * (RUNS["point_sums"] if narrow else RUNS["wide"])
+        self.slabs = [
+            max(1, min(SLABS, -(-4 * self.processors // -(-to.count // self.block)), other.ld // FROM))
+            for to, other in ((rows, cols), (cols, rows))
+        ]
+        self.out = cp.empty(max(s * side.count for s, side in zip(self.slabs, self.sides, strict=True)))
+
+    def row_kernels(self) -> None:
+        parity, ends = np.int32(self.parity), ("point_rows", "point_columns")
+        for k, (name, weight) in enumerate(zip(ends, ("v_scale", "u_scale"), strict=True)):
+            to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
+            numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
+            self.launch(
+                "point_sums", (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
+                other.packed, other.log, np.uint64(self.state[weight]), self.out, *numbers,
+            )  # fmt: skip
+            self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs))
+
+
+class PointWorkspace(Workspace):
+    """One solve between points."""
+
+    launch: PointIterate
+
+    def __init__(self, problem: Problem, options: Options) -> None:
+        if problem.ranks.size > 1:
+            raise NotImplementedError("comm: points on GPUs are for one process, use backend='cpu'")
+        if problem.c is not None:
+            raise NotImplementedError("reference must be 'product' or 'uniform' for points on a GPU")
+        if "ordered" in switches():
+            raise NotImplementedError("MAPUOT_CUDA=ordered is not for points")
+        assert isinstance(problem.cost, PointCloud)
+        self.cloud, self.narrow_points = problem.cost, None
+        if options.precision != "float64" and narrow_points.suits(problem):
+            self.narrow_points = narrow_points.NarrowPoints(problem.cost, problem.reg)
+        super().__init__(problem, options)
+
+    def take_kernel(self) -> None:
+        (m, n), self.dtype = self.problem.shape, "float64"
+        self.most = m
+        need_memory(8 * (40 + 4 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n), self.dtype, None)
+        self.launch = PointIterate(self.state, (m, n, self.ld), self.kl)
+        self.wide = Side(self.cloud.rows.T, m), Side(self.cloud.columns, n)
+        found = self.narrow_points
+        self.narrow = (Side(found.x.T, m), Side(found.y, n)) if found else None
+
+    def start(self) -> None:
+        super().start()
+        self.progress["narrow"] = self.narrow is not None
+        if self.narrow is not None:
+            limits = self.state["limits"]
+            own = narrow_points.limits(self.problem, float(limits["narrow_floor"]), self.options.tol)
+            put(limits, own | {"flush": 2.0**-126})
+        self.choose()
+
+    def choose(self) -> None:
+        """The kernels of this precision."""
+        metric, scale = self.cloud.core
+        if self.narrow is not None and self.narrow_points is not None and self.progress["narrow"] > 0:
+            self.launch.take(*self.narrow, True, self.narrow_points.form, 1.0)
+            return
+        self.narrow = None
+        put(self.state["limits"], {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
+        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg)
+
+    def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
+        found = self.narrow_points.fitted(alpha, beta) if self.narrow and self.narrow_points else None
+        if self.narrow and found is None:  # in float64 from here on
+            self.progress["narrow"] = 0
+            self.choose()
+        return found or (alpha, beta)
+
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
+        self.state["limits"]["exponent_error"] = error
+        for side, log in zip(self.wide, (alpha, beta), strict=True):
+            side.set(log, -np.inf)
+        if self.narrow and self.narrow_points:
+            self.narrow[0].set(self.narrow_points.row, narrow_points.LEFT_OUT)
+            self.narrow[1].set(self.narrow_points.col[: len(beta)], narrow_points.LEFT_OUT)
+
+    def passes(self, count: int) -> None:
+        self.downloaded = None
+        self.launch(min(count, GRAPH_PASSES), int(self.progress["passes"]))
+
+    def read(self) -> list[Stats]:
+        found = super().read()
+        if self.narrow and not self.progress["narrow"] > 0:
+            self.choose()
+        return found
+
+    def close(self) -> None:
+        """The points go with the workspace."""

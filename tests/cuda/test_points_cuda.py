@@ -1,0 +1,82 @@
+"""Points on a GPU: float32 and float64 passes against those of the oracle, whole solves against the CPU's."""
+
+import numpy as np
+import pytest
+
+import mapuot
+from mapuot.backends import cpu
+from mapuot.problem import Problem
+from mapuot.strategy import make_options
+
+cp = pytest.importorskip("cupy", reason="needs CuPy")
+if not cp.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+from mapuot.backends import cuda  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+SHAPES = [(33, 300, 3), (20, 30, 13)]
+
+
+def clouds(m, n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.random((m, d)) + 0.1, rng.random((n, d)) * 0.9 + 0.2, rng.random(m) + 0.1, rng.random(n) + 0.1
+
+
+def passes(module, cloud, a, b, precision, count=3):
+    """(stats, potentials, marginals) after so many."""
+    problem = Problem.from_arrays(cloud, a, b, 0.05, (1.0, 2.0), "kl", "product", module)
+    workspace = module.Workspace(problem, make_options("auto", precision, 1e-13, None, 1))
+    workspace.absorb(np.linspace(-1, 1, len(b)))
+    stats = []
+    while len(stats) < count and (not stats or stats[-1].status == "running"):
+        stats += workspace.iterate(count - len(stats))
+    return stats, *workspace.potentials(), *workspace.marginals()
+
+
+@pytest.mark.parametrize("precision", ["mixed", "float64"])
+@pytest.mark.parametrize("metric", mapuot.points.METRICS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_passes_are_those_of_the_cpu(shape, metric, precision):
+    x, y, a, b = clouds(*shape)
+    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 0.5 / shape[2]))
+    got, want = (passes(module, cloud, a, b, precision) for module in (cuda, cpu))
+    tol = 1e-4 if precision == "mixed" and metric != "wfr" else 1e-9
+    assert [s.status for s in got[0]] == [s.status for s in want[0]]
+    assert got[0][-1].mass == pytest.approx(want[0][-1].mass, rel=tol)
+    for found, right in zip(got[1:], want[1:], strict=True):
+        np.testing.assert_allclose(found, right, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("metric", mapuot.points.METRICS)
+@pytest.mark.parametrize("reg", [0.5, 0.01])
+def test_the_certificate_holds(metric, reg):
+    x, y, a, b = clouds(60, 50, 3)
+    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(3, 0.3))
+    want = mapuot.solve(np.asarray(cloud), a, b, reg, 1.0, tol=1e-10, backend="cpu")
+    got = mapuot.solve(cloud, a, b, reg, 1.0, backend="cuda")
+    assert got.converged
+    assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
+    for name in ("cost", "objective", "dual"):
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-6, abs=1e-9)
+    np.testing.assert_allclose(got.apply(y), want.apply(y), atol=1e-6 * want.mass)
+    np.testing.assert_allclose(got.apply_transpose(x), want.apply_transpose(x), atol=1e-6 * want.mass)
+
+
+@pytest.mark.parametrize("penalty", ["balanced", "tv", "l2"])
+def test_other_sides(penalty):
+    x, y, a, b = clouds(30, 40, 2)
+    a, b = a / a.sum(), b / b.sum()
+    a[3] = b[5] = 0.0
+    b *= a.sum() / b.sum()
+    cloud = mapuot.PointCloud(x, y)
+    rho = np.inf if penalty == "balanced" else 0.7
+    got, want = (mapuot.solve(cloud, a, b, 0.1, rho, penalty=penalty, backend=name) for name in ("cuda", "cpu"))
+    assert got.status == want.status
+    assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound + 1e-6) * 3 * want.mass
+
+
+def test_what_a_gpu_does_not_take_is_said():
+    x, y, a, b = clouds(5, 4, 2)
+    with pytest.raises(NotImplementedError, match="reference"):
+        mapuot.solve(mapuot.PointCloud(x, y), a, b, 0.1, 1.0, reference=np.ones((5, 4)), backend="cuda")
