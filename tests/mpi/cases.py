@@ -48,6 +48,22 @@ def case_shapes():
         check(clouds(*shape, ratio=1.3))
 
 
+def case_points():
+    """Float32 passes that each rank makes of its own rows; and scalings that on one rank alone float32 cannot hold."""
+    x, y = np.random.default_rng(3).random((41, 3)), np.random.default_rng(4).random((33, 3))
+    for far in (0.0, 3.0):
+        x[0] += far
+        for i0, i1 in (bounds(41), bounds(41, "uneven")):
+            for reg in (0.3, 0.02, 0.001):
+                case = clouds(41, 33, reg=reg).replace(M=np.asarray(mapuot.PointCloud(x, y)))
+                mine = mapuot.PointCloud(x[i0:i1], y) if i1 > i0 else mapuot.PointCloud(x[:1], y)[:0]
+                got = mapuot.solve(mine, case.a[i0:i1], case.b, reg, case.reg_m, comm=COMM)
+                want = case.solve(tol=1e-9)
+                off = COMM.allreduce(float(np.abs(got.plan - want.plan[i0:i1]).sum()))
+                assert off <= (got.error_bound + want.error_bound) * want.mass
+                same_everywhere(got.error_bound, got.n_passes, got.status)
+
+
 def case_uneven_and_empty_blocks():
     for shape in [(37, 29), (4, 17)]:
         check(clouds(*shape), split="uneven")

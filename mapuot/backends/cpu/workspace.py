@@ -127,9 +127,10 @@ class Workspace(KernelWorkspace):
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.progress.narrow and self.narrow_points else None
-        if self.narrow_points and found is None:  # in float64 from here on
+        if self.narrow_points and self.problem.ranks.max(found is None):  # on all ranks in float64 from here on
             self.progress.narrow, self.state.exact = 0, 1
             put(self.limits, {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
+            return alpha, beta
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
