@@ -29,11 +29,11 @@ ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, 
         const vf yk = f_load(y + q * FL);
         UNROLL
         for (int r = 0; r < R; r++) {
-            const vf xk = f_set(x[r * d + k]), t = f_sub(xk, yk);
+            const vf xk = f_set(x[r * d + k]), t = f_sub(yk, xk); /* so: x is an operand in memory */
             if (form == MAPUOT_PRODUCTS)
                 sum[r][q] = f_fma(xk, yk, sum[r][q]);
             else if (form == MAPUOT_SIZES)
-                sum[r][q] = f_add(sum[r][q], f_max(t, f_sub(yk, xk)));
+                sum[r][q] = f_add(sum[r][q], f_max(t, f_sub(xk, yk)));
             else
                 sum[r][q] = f_fma(t, t, sum[r][q]);
         }
@@ -104,6 +104,14 @@ static __attribute__((noinline)) void made_tile(const mapuot_state *state, int64
     int r = 0;
     for (; r + MADE_ROWS <= R; r += MADE_ROWS)
         made_rows(state, i + r, out + r * state->ld, s + r, MADE_ROWS);
+    if (MADE_ROWS > 4 && r + 4 <= R) {
+        made_rows(state, i + r, out + r * state->ld, s + r, 4);
+        r += 4;
+    }
+    if (r + 2 <= R) {
+        made_rows(state, i + r, out + r * state->ld, s + r, 2);
+        r += 2;
+    }
     for (; r < R; r++) {
         double one[8]; /* VL of them are written */
         made_rows(state, i + r, out + r * state->ld, one, 1);

@@ -181,7 +181,7 @@ def draw_points(rng: Any, largest: int) -> Problem:
         if metric == "cosine" and not all((np.abs(z) > 0).any(1).all() for z in (x, y)):
             continue
         M = distances(x, y, metric, scale)
-        if not np.isfinite(M).any():
+        if not np.isfinite(M).any() or (metric == "cosine" and spread(M) < 1e-12 * scale):  # rounding alone
             continue
         reg = spread(M) * 10.0 ** rng.uniform(-4, 2)
         ratio = reg / problem.reg

@@ -21,7 +21,7 @@ MOST_MEMORY = 20
 
 class DeviceCoarse(Coarse):
     most = CLUSTERS
-    labels = 40000  # here they and a matrix cost some launches, whatever their size
+    labels = 80000  # here they and a matrix cost some launches, 1 ms whatever their size: 16 passes of 8000 columns
     every = 40
     look = TRACE_PASSES  # a launch ends where the guard drops a step
 

@@ -19,7 +19,7 @@ from ..contract import Options, Stats
 from ..records import put
 from .arrays import METRICS, need_memory
 from .kernels import Shape, kernel, shape_options
-from .launch import GRAPH_PASSES, Iterate, switches
+from .launch import Iterate, switches
 from .workspace import Workspace
 
 FROM = 8  # points summed over at a time: points.cuh
@@ -104,6 +104,7 @@ class PointWorkspace(Workspace):
         if options.precision != "float64" and narrow_points.suits(problem):
             self.narrow_points = narrow_points.NarrowPoints(problem.cost, problem.reg)
         super().__init__(problem, options)
+        self.coarse.wanted = False  # its labelled pass reads a K
 
     def take_kernel(self) -> None:
         (m, n), self.dtype = self.problem.shape, "float64"
@@ -147,10 +148,6 @@ class PointWorkspace(Workspace):
         if self.narrow and self.narrow_points:
             self.narrow[0].set(self.narrow_points.row, narrow_points.LEFT_OUT)
             self.narrow[1].set(self.narrow_points.col[: len(beta)], narrow_points.LEFT_OUT)
-
-    def passes(self, count: int, before: int = 0) -> None:
-        self.downloaded = None
-        self.launch(min(count, GRAPH_PASSES), int(self.progress["passes"]) + before)
 
     def read(self) -> list[Stats]:
         found = super().read()
