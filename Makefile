@@ -103,11 +103,16 @@ wheel: .venv/.wheel ## wheel and sdist of the last commit, into dist; the wheel 
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(EPOCH) auditwheel repair --wheel-dir dist build/wheel/dist/*.whl
 	@ls -l dist
 
-check-wheel: wheel ## another build of it, compared, and what it holds
+check-wheel: wheel ## another build of it, compared, and what it holds; wheel (without a compiler) and sdist installed and used
 	$(call build_wheel,build/wheel-again)
 	cmp build/wheel/dist/*.whl build/wheel-again/dist/*.whl
 	@! $(BIN)/python -m zipfile -l dist/*.whl | grep -E 'ffi_build|bench|tests'
 	@! tar tf dist/*.tar.gz | grep -E 'bench/results|\.(png|gif|so)$$'
+	rm -rf build/clean-wheel build/clean-sdist
+	$(PYTHON) -m venv build/clean-wheel && $(PYTHON) -m venv build/clean-sdist
+	cd build/clean-wheel && PATH="$$PWD/bin" bin/pip install -q ../../dist/*.whl && \
+	PATH="$$PWD/bin" bin/python ../../tests/installed.py ../../README.md .
+	cd build/clean-sdist && bin/pip install -q ../../dist/*.tar.gz && bin/python ../../tests/installed.py ../../README.md .
 
 # the wheel with the oldest and the newest that it runs on
 test-oldest test-newest: test-%: wheel
@@ -115,7 +120,7 @@ test-oldest test-newest: test-%: wheel
 	rm -rf build/$* && $(PYTHON_$*) -m venv build/$* && \
 	build/$*/bin/pip install -q $(STACK_$*) "$$(echo dist/*.whl)[test]" && build/$*/bin/pytest -p no:cacheprovider $(ARGS)
 
-docs: .venv/.docs ## the site into build/docs: warnings are errors, the gallery is run, code blocks are tested
+docs: .venv/.docs .venv/.test ## the site into build/docs: warnings are errors, the gallery is run, code blocks are tested
 	$(BIN)/pytest -q -p no:cacheprovider tests/api/test_docs.py
 	MPLBACKEND=agg $(BIN)/sphinx-build -q -W --keep-going -d build/doctrees docs build/docs $(ARGS)
 	@echo "build/docs/index.html: $$(find build/docs -name '*.html' | wc -l) pages"
@@ -127,6 +132,7 @@ lint: .venv/.lint ## ruff, mypy and clang-format, check only
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/api/user_types.py
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 
 format: .venv/.lint ## rewrite the sources in the house format

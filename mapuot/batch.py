@@ -337,10 +337,9 @@ class BatchResult(Answer, Sequence[Result]):
 
     def __repr__(self) -> str:
         m, n = self.problem.shape
-        return (
-            f"<mapuot.BatchResult {len(self)} problems {m}x{n}, {int(self.converged.sum())} converged, "
-            f"error_bound <= {self.error_bound.max():.1e}>"
-        )
+        worst = self.error_bound.max()
+        told = f"error_bound <= {worst:.1e}" if worst < 1 else "of some nothing certified yet"
+        return f"<mapuot.BatchResult {len(self)} problems {m}x{n}, {int(self.converged.sum())} converged, {told}>"
 
     def __len__(self) -> int:
         return len(self.log_u)

@@ -80,7 +80,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     rows, cols = sides
     shape, module, has_cost = (len(rows.weight), len(cols.weight)), pick(backend, M), M is not None
     cost = as_cost(opened(M), module, a=rows.weight, b=cols.weight) if has_cost else Absent(shape, values["dtype"])
-    low, high, forbidden = values["M_min"], values["M_max"], bool(values["forbidden"])
+    low, high, forbidden = values["M_min"], values["M_max"], values["forbidden"]
     if has_cost:
         check_same(cost, shape, (low, high, forbidden), as_range(cost, values["reg"], module))
     c: Any = values["reference"]
@@ -105,6 +105,8 @@ def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
         raise ValueError(f"format must be {FORMAT}, got {shown(values['format'])}")
     for name in NUMBERS:
         values[name] = float(values[name])
+    values["forbidden"] = bool(values["forbidden"])
+    values |= {name: np.asarray(values[name]) for name in (*VECTORS, "upper_a", "upper_b", "trace") if name in values}
     names = ("status", STATUSES), ("penalty_a", KINDS), ("penalty_b", KINDS)
     for name, known in (*names, ("reference", (*REFERENCES, "matrix")), ("dtype", ("float32", "float64"))):
         if values[name] not in known:

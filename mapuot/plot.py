@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from .backends.contract import host
 from .errors import shown
 from .penalties import F64
 from .result import Result
+from .tensors import taken
 from .validate import as_array, as_count, as_share, check_kind
 
 __all__ = ["arrows", "convergence", "links", "masses", "path", "plan"]
@@ -57,7 +59,7 @@ def convergence(result: Result, ax: Any = None) -> Any:
     >>> mapuot.plot.convergence(result).get_xlabel()
     'pass'
     """
-    ax = axes(ax)
+    result, ax = taken(result, "result"), axes(ax)
     passes = np.array([stat.n_pass for stat in result.trace])
     error = np.array([stat.error for stat in result.trace])
     gap = np.array([stat.gap / abs(stat.dual) if stat.dual else np.inf for stat in result.trace])
@@ -82,6 +84,7 @@ def cells(length: int, most: int) -> Any:
 
 def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
     """The plan's mass between at most ``most`` runs of rows and of columns."""
+    result = taken(result, "result")
     m, n = result.problem.shape
     rows, cols = cells(m, most), cells(n, most)
     out = np.zeros((len(rows), len(cols)))
@@ -106,7 +109,7 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
     -------
     ax : matplotlib Axes
     """
-    ax = axes(ax)
+    result, ax = taken(result, "result"), axes(ax)
     m, n = result.problem.shape
     picture = coarse_plan(result, as_count(most, "most"))
     ax.imshow(picture, aspect="auto", cmap="Blues", extent=(0, n, m, 0), interpolation="nearest")
@@ -165,8 +168,9 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
     -------
     ax : matplotlib Axes
     """
+    result = taken(result, "result")
     x, y, ax = plane(result, x, y, ax)
-    image, moved = np.asarray(result.barycentric_map(y)), np.asarray(result.row_marginal)
+    image, moved = host(result.barycentric_map(y)), np.asarray(result.row_marginal)
     order = np.argsort(-moved, kind="stable")[: as_count(most, "most")]
     order = order[moved[order] > 0]
     given = np.maximum(result.problem.rows.weight[order], 1e-300)
@@ -194,6 +198,7 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
     -------
     ax : matplotlib Axes
     """
+    result = taken(result, "result")
     x, y, ax = plane(result, x, y, ax)
     from matplotlib.collections import LineCollection  # noqa: PLC0415 - on first use
 
@@ -224,6 +229,7 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
     """
     if side not in ("rows", "cols"):
         raise ValueError(f"side must be 'rows' or 'cols', got {shown(side)}")
+    result = taken(result, "result")
     given = getattr(result.problem, side).weight
     moved = np.asarray(result.row_marginal if side == "rows" else result.col_marginal)
     share = np.divide(moved, given, out=np.full(len(given), np.nan), where=given > 0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
-from .backends.contract import FAILED, namespace
+from .backends.contract import FAILED, host, namespace
 from .errors import MUTED, ConvergenceWarning, shown, warn
 from .files import split_name, write
 from .labels import as_labels, classes_of, one_hot, shares
@@ -475,7 +475,7 @@ class Result(Answer):
         with self.problem.ranks.together():
             labels = as_labels(labels, self.problem.shape[0], "labels")
             classes = classes_of(labels, rows, "labels")
-        return classes, shares(self.apply_transpose(one_hot(labels, classes)))
+        return classes, shares(host(self.apply_transpose(one_hot(labels, classes))))
 
     def pull(self, labels: Any) -> tuple[Any, F64]:
         """Labels of the column points, moved back: the share of each in what leaves a row; (k,) and (m, k).
@@ -486,7 +486,7 @@ class Result(Answer):
         with self.problem.ranks.together():
             labels = as_labels(labels, self.problem.shape[1], "labels")
             classes = classes_of(labels, cols, "labels")
-        return classes, shares(self.apply(one_hot(labels, classes)))
+        return classes, shares(host(self.apply(one_hot(labels, classes))))
 
     def save(self, path: Any) -> None:
         """Write the answer, without M and the plan, to an .npz, .h5 or .zarr file; :func:`mapuot.load` reads it.

@@ -18,7 +18,7 @@ What gains from the patch, and what does not:
 
 - ``ot.solve(M, a, b, reg=..., unbalanced=...)`` gains where it names no method. Without reg it runs `mm_unbalanced`,
   in less memory: no gain up to some 400 points (a fifth slower at 64), up to twice as fast from 500 on. Penalties other
-  than "kl" with a reg are POT's own L-BFGS, as before.
+  than "kl" with a reg, and "tv" without, are POT's own L-BFGS, as before.
 - ``ot.da.UnbalancedSinkhornTransport`` asks for ten iterations by default and gets them: slower than POT up to some 300
   samples (1.5 times its time at 64), twice as fast from 500 on. With ``max_iter=1000`` the certified solver answers,
   some thirty times as fast.

@@ -65,6 +65,8 @@ typedef struct {
     double common;        /* fi mu, the translation of the image */
     double lam;           /* the translation of this pass */
     double moved;         /* how far rounding may have moved the dual value */
+    double floor_error;   /* the error that float32 passes last fell to by a fifth, 0: none yet */
+    int64_t floor_passes; /* passes since */
 } mapuot_progress;
 
 typedef enum { MAPUOT_IMAGE, MAPUOT_EXTRAPOLATE, MAPUOT_GO_BACK, MAPUOT_REPEAT } mapuot_step;

@@ -9,6 +9,8 @@
 
 #define STALL_PASSES 250   /* passes without progress before a solve is given up */
 #define NARROW_PATIENCE 20 /* the same before float32 passes give way to float64 ones, or clipped ones are given up */
+#define FLOOR_PASSES 6     /* and, near their floor as it is estimated, without a fall of the error by a fifth */
+#define NEAR_FLOOR 10      /* times that estimate: the floor grows with the number of terms of a sum */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
 #define NARROW_NOISE 1e-6  /* relative, of float32 sums */
 #define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
@@ -206,6 +208,16 @@ FN void widen_passes(mapuot_progress *p)
     p->best_dual = -INF;
 }
 
+/* Have float32 passes reached their floor?  Near it the error stood for 100 of 640 passes, while it still crept. */
+FN int at_floor(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out)
+{
+    const int fell = !(p->floor_error > 0) || out->error < 0.8 * p->floor_error;
+    p->floor_passes = fell ? 0 : p->floor_passes + 1;
+    p->floor_error = fell ? out->error : p->floor_error;
+    return out->error <= limits->narrow_floor ||
+           (p->floor_passes >= FLOOR_PASSES && out->error <= NEAR_FLOOR * limits->narrow_floor);
+}
+
 /* The status after a pass, which counts from here on.  scale: the larger of sum u and sum v, next_v: sum v of the next
  * pass, or 1 where it is looked at before that pass. */
 FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale, double next_v)
@@ -234,7 +246,7 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     if (!done && limits->finer && storage >= limits->tol / 4 && out->error - storage <= fmax(limits->tol, storage) / 2)
         return MAPUOT_COARSE;
     if (p->narrow > 0 && limits->tol >= 0 &&
-        (done || out->error <= limits->narrow_floor || p->since_best >= NARROW_PATIENCE || scale > NARROW_LIMIT))
+        (done || at_floor(limits, p, out) || p->since_best >= NARROW_PATIENCE || scale > NARROW_LIMIT))
         widen_passes(p);
     if (fresh) { /* what a fresh K leaves dead or clipped stays so */
         p->dead = out->dead;

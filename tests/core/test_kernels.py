@@ -232,3 +232,21 @@ def test_instruction_sets():
     assert native.isa() == "scalar"
     native.set_isa("auto")
     assert native.isa() == best or os.environ.get("MAPUOT_ISA")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_float32_passes_end_at_their_floor(seed):
+    """Where the floor lies above its estimate, six passes that the error hardly falls tell so."""
+    case = clouds(300, 250, seed=seed, reg=0.003, reg_m=20.0, ratio=1.2)
+    workspace = cpu.Workspace(make_problem(case), options(dtype="float32"))
+    workspace.absorb(np.zeros(250))
+    workspace.limits.narrow_floor /= 6
+    errors, fell = [], 0
+    while workspace.progress.narrow:
+        stats = workspace.iterate(1)[0]
+        if stats.status == "absorb":
+            workspace.absorb()
+        errors.append(stats.error)
+        fell = len(errors) - 1 if errors[-1] < 0.8 * errors[fell] else fell
+    assert len(errors) - 1 - fell == 6
+    assert 1 < errors[-1] / workspace.limits.narrow_floor <= 10

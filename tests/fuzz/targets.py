@@ -18,7 +18,8 @@ import mapuot
 from mapuot import files
 
 FOLDER = Path(tempfile.mkdtemp(prefix="mapuot-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))  # noqa: PTH112
-SUFFIXES = (".npy", ".npz", ".npz")
+SUFFIXES = (".npy", ".npz", ".npz", ".csv", ".npz")
+TABLES = 224  # first bytes from here on: a table, or an answer
 MOST_READ = 1 << 22  # entries: a small file may claim as many as it likes in compressed zeros
 
 
@@ -27,7 +28,8 @@ MOST_READ = 1 << 22  # entries: a small file may claim as many as it likes in co
 
 def readers(data):
     """The first byte says which reader; the rest is the file."""
-    kind, data = data[0] % 3 if data else 0, data[1:]
+    first, data = data[0] if data else 0, data[1:]
+    kind = first % 3 if first < TABLES else 3 + first % 2
     path = FOLDER / f"input{SUFFIXES[kind]}"
     path.write_bytes(data)
     try:
@@ -37,6 +39,11 @@ def readers(data):
             assert log_v.shape == (2,)
             assert np.isfinite(log_u).all()
             assert np.isfinite(log_v).all()
+            return
+        if kind == 4:
+            again = mapuot.load(path)
+            assert repr(again)
+            assert again.f.shape == again.problem.shape[:1]
             return
         matrix = files.open_matrix(path)
         files.find_vector(path, "a")

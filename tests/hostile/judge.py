@@ -51,7 +51,9 @@ class Measure:
     priced: float  # what the hard constraints miss, times their potentials: no gap counts it
 
     def moved(self, x: float) -> float:
-        """The primal value may move so far if the plan does by the factor 1 + x."""
+        """The primal value may move so far if exponents of the plan do by x; anywhere if they have no digit left."""
+        if not x <= 1:
+            return np.inf
         return x * (self.scale + self.steep) + x * x * self.stiff
 
 

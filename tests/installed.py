@@ -1,0 +1,36 @@
+"""What is installed beside this Python, used as a newcomer does: `make check-wheel` runs it in clean environments.
+
+    python installed.py README.md FOLDER
+
+The first block of the README, a problem in a CSV file through the command line, its answer loaded, and what
+`python -m mapuot info` tells.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import mapuot
+
+
+def main(readme: Path, folder: Path) -> None:
+    """Fail where something does."""
+    if "site-packages" not in mapuot.__file__:
+        sys.exit(f"mapuot comes from the sources, {mapuot.__file__}")
+    code = re.search(r"^```python\n(.*?)^```$", readme.read_text(encoding="utf-8"), re.M | re.S)
+    assert code
+    exec(compile(code[1], str(readme), "exec"), {})
+    table, answer = folder / "costs.csv", folder / "answer.npz"
+    M = np.abs(np.arange(30.0)[:, None] - np.arange(20.0))
+    np.savetxt(table, M, delimiter=",")
+    arguments = ["solve", str(table), "--reg", "0.5", "--reg-m", "5", "-o", str(answer)]
+    subprocess.run([sys.executable, "-m", "mapuot", *arguments], check=True, timeout=120)
+    assert abs(mapuot.load(answer, M).plan.sum() - mapuot.load(answer).mass) < 1e-6
+    subprocess.run([sys.executable, "-m", "mapuot", "info"], check=True, timeout=120)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
