@@ -188,7 +188,7 @@ class BatchRun:
             return
         if log_v is not None and not float(abs(log_v).max()) <= FAR:
             self.far = left
-        if name_of(self.module) == "cpu" and is_plain(self.task):
+        if name_of(self.module) in BATCHED and is_plain(self.task):  # on a GPU each would take 4 ms, whatever its size
             left = self.plainly(left, log_v, bar)
         on_cpu = name_of(self.module) != "cuda"
         threads = (self.options.threads or core_count()) if on_cpu else 1
@@ -248,16 +248,17 @@ class BatchRun:
         self.status[part] = np.where(status == "running", "max_passes", status)
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
-        """These problems alone, but in the core; what is left of them."""
-        whole = import_module(self.module.__name__ + ".plain")
-        options = options_alone(self.options, self.precision, self.task.cost.size)
+        """These problems alone, but in the C core; what is left of them."""
+        whole, task = import_module(pick("cpu").__name__ + ".plain"), self.task.on_host()
+        options = options_alone(self.options, self.precision, task.cost.size)
         options = dataclasses.replace(options, threads=self.options.threads)
-        starts, spent = np.array([self.begin(i, log_v) for i in left]), self.n_passes[left]
-        for part, records, found in whole.solve_many(self.task, left, starts, spent, options, self.max_passes, STEPS):
+        reached, xp = host(self.tables[1]), namespace(self.tables[0])
+        starts, spent = np.array([self.begin(i, reached[i], task.B[i], log_v) for i in left]), self.n_passes[left]
+        for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, STEPS):
             done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES))
             where = part[done]
             for table, values in zip(self.tables, found, strict=True):
-                table[where] = values[done]
+                table[xp.asarray(where)] = xp.asarray(values[done])
             for name, values in self.ends.items():
                 values[where] = records["last"][name][done]
             self.n_passes[where] = records["made"][done]
@@ -266,17 +267,17 @@ class BatchRun:
             bar.update(len(where))
         return left[~np.isin(self.status[left], ("converged", "max_passes"))]
 
-    def begin(self, i: int, log_v: Any) -> F64:
+    def begin(self, i: int, reached: F64, weight: F64, log_v: Any) -> F64:
         """Where problem i goes on alone: where the batch left it, if that is a place."""
-        reached: F64 = host(self.tables[1][i])
-        if self.n_passes[i] > 0 and np.isfinite(reached[host(self.task.B[i]) > 0]).all():
+        if self.n_passes[i] > 0 and np.isfinite(reached[weight > 0]).all():
             return reached
         return np.zeros(self.task.shape[1]) if log_v is None else host(log_v[i])
 
     def alone(self, i: int, log_v: Any) -> None:
         """Problem i as `solve` does it, from where the batch left it."""
         problem, spent = self.task[i], int(self.n_passes[i])
-        start = start_potentials((np.zeros(problem.shape[0]), self.begin(i, log_v)), problem)
+        begin = self.begin(i, host(self.tables[1][i]), problem.cols.weight, log_v)
+        start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
         options = options_alone(self.options, self.precision, problem.cost.size)
         run = Run(self.module, max(1, self.max_passes - spent))
         run.stop = self.stop

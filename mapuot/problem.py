@@ -210,6 +210,10 @@ class BatchProblem(Common):
     def transpose(self) -> BatchProblem:
         return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A)
 
+    def on_host(self) -> BatchProblem:
+        """Itself with NumPy arrays."""
+        return dataclasses.replace(self, cost=Dense(host(self.M)), A=host(self.A), B=host(self.B))
+
     @classmethod
     def from_arrays(
         cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType
