@@ -332,8 +332,8 @@ class BatchResult(Answer, Sequence[Result]):
     ) -> None:
         self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
         failed = bool(np.isin(ends[-1], FAILED).any())
-        self.log_u, self.log_v = potentials
-        self.row_marginal, self.col_marginal = numbers(marginals) if failed else marginals
+        self.log_u, self.log_v = numbers(potentials, -np.inf) if failed else potentials
+        self.row_marginal, self.col_marginal = numbers(marginals, np.inf) if failed else marginals
         self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status = ends
 
     def __repr__(self) -> str:

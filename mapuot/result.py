@@ -37,9 +37,9 @@ def holds_float32(mass: float, entries: int) -> bool:
     return LEAST_FLOAT32 * entries <= mass <= MOST_FLOAT32
 
 
-def numbers(tables: Any) -> Any:
-    """Marginals of what failed, inf where they are no numbers: 0 inf."""
-    return tuple(namespace(x).where(namespace(x).isnan(x), np.inf, x) for x in tables)
+def numbers(tables: Any, instead: float) -> Any:
+    """Vectors of what failed, ``instead`` where they are no numbers: 0 inf, or the prox of an s of inf."""
+    return tuple(namespace(x).where(namespace(x).isnan(x), instead, x) for x in tables)
 
 
 def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
@@ -148,8 +148,10 @@ class Result(Answer):
         threads: int | None,
     ) -> None:
         self.problem, self._backend, self._threads = problem, backend, threads
+        if failed := status in FAILED:
+            potentials = numbers(potentials, -np.inf)
         self.log_u, self.log_v = problem.project(*potentials)  # sums of large numbers: beyond the end by rounding
-        self._marginals = numbers(marginals) if marginals and status in FAILED else marginals
+        self._marginals = numbers(marginals, np.inf) if marginals and failed else marginals
         self.trace, self.status = trace, status
         if problem.ranks.size > 1:  # what the ranks have to meet for, while they are together
             self.mass, self.objective, self.dual  # noqa: B018

@@ -437,9 +437,9 @@ def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) 
     little = np.atleast_1d(moves_little(mass, mass_a, mass_b))
     if not little.any():
         return None
-    least = np.minimum(mass_a, mass_b)
-    worst = int(np.argmin(mass / least))
-    moved, there = np.atleast_1d(mass)[worst], np.atleast_1d(least)[worst]
+    moved, there = (np.broadcast_to(x, little.shape)[little] for x in (mass, np.minimum(mass_a, mass_b)))
+    worst = int(np.argmin(moved / there))
+    moved, there = moved[worst], there[worst]
     of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
     return (
         f"the plan moves almost nothing{of}, {moved:.1e} of a mass of {there:.1e}: M is far above reg_m; rescale M (by "

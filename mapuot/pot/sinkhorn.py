@@ -18,7 +18,7 @@ from ..backends import pick
 from ..batch import solve_batch
 from ..errors import InfeasibleError, warn
 from ..problem import Problem
-from ..result import Result
+from ..result import MOST_FLOAT32, Result
 from ..solve import solve
 from ..strategy import start_potentials
 from ..validate import as_array, as_count, as_positive, as_side
@@ -405,7 +405,12 @@ class Answers:
 
     def costs(self, key: str) -> Any:
         values = [r.cost if key == "cost" else r.objective for r in self.results]
-        return give(self.dtype.type(values if self.several else values[0]), self.like)
+        return give(self.narrowed(np.array(values if self.several else values[0]))[()], self.like)
+
+    def narrowed(self, x: Any) -> Any:
+        """``x`` in M's dtype; as it is where float32 would make inf of a number."""
+        held = (np.abs(x) <= MOST_FLOAT32) | ~np.isfinite(x)
+        return x.astype(self.dtype) if held.all() else x
 
     def log(self) -> dict[str, Any]:
         return {
@@ -418,5 +423,5 @@ class Answers:
 
     def vectors(self, values: list[Any]) -> Any:
         to_numpy = self.results[0]._backend.to_numpy
-        table = [to_numpy(x).astype(self.dtype) for x in values]
-        return give(np.stack(table, axis=1) if self.several else table[0], self.like)
+        table = [to_numpy(x) for x in values]
+        return give(self.narrowed(np.stack(table, axis=1) if self.several else table[0]), self.like)

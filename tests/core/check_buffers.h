@@ -18,7 +18,7 @@ enum { GUARD = 192 };
 #endif
 enum { MAX_BUFFERS = 128 };
 
-static const double rounding[] = {0x1p-53, 0x1p-24, 0x1p-9}; /* by mapuot_dtype */
+static const double rounding[] = {0x1p-53, 0x1p-24, 0x1p-8}; /* by mapuot_dtype */
 static const size_t width[] = {8, 4, 2};
 
 static struct {

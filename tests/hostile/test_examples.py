@@ -77,6 +77,13 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.parametrize("how", ["cold", "stream", "path"])
+def test_bfloat16_has_8_digits(how, backend):
+    """An entry of K is off by up to 2^-8 of itself, here by .7 of that, and the dual value by reg times its mass."""
+    example = problem([[0.3583317995071411], [0]], [1, 0], [0.4], 0.31383488653900915, (90.0, 50.0))
+    assert failures(Trial(how, (example,), {"precision": "bfloat16", "tol_gap": 3e-4}), backend) == []
+
+
 FLOAT32 = [
     ([[1.0]], 1.0, (1.0, 1.0), [1e-40]),
     ([[-200.0]], 1.0, (9e3, 50.0), [1e60]),
@@ -159,6 +166,37 @@ def test_what_failed_holds_no_nan(backend):
     for found in (result, *many):
         for name in ("row_marginal", "col_marginal", "log_u", "log_v", "plan", "mass", "objective", "gap"):
             assert not np.isnan(getattr(found, name)).any(), name
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_the_potentials_of_what_failed_are_numbers(backend):
+    """A row without mass that sees an s of inf: its L2 prox is no number, and nothing lies there."""
+    M = [[1.8, 0], [1, 0], [1, 0], [3.1, 0], [2.4, 1], [0.88, 0.37]]
+    masses = [2.7e-5, 1.4e-5, 1.6e-5, 2.6e-4, 0, 4.5e-4], [4.5e-4, 2e-4]
+    example = problem(M, *masses, 0.0034, (1e6, INF), ("l2", "kl"), "uniform")
+    assert failures(Trial("cold", (example,), {"method": "map-uot", "max_passes": 3000}), backend) == []
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_where_hardly_any_mass_moves_in_one_problem_of_a_batch(backend):
+    """Beside a problem whose mass over that which is there is beyond float64."""
+    M, A = np.array([[-1.65, 1.0]]), np.array([[1e-240], [1.0]])
+    B = np.array([[1.0, 1e-30], [0.0, 1.0]])
+    with pytest.warns(mapuot.ScalingWarning, match="in 1 of 2 problems"):
+        results = mapuot.solve_batch(M, A, B, 1e-3, (1e-3, 1.2e-3), max_passes=200, backend=backend)
+    assert results.mass[0] > 1.8e68
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_costs_beyond_float32_come_in_float64():
+    """Those of a float32 M, by POT's names; the potentials, which float32 holds, are in M's dtype."""
+    M, one = np.array([[-0.7]], np.float32), np.ones(1)
+    plan, log = mapuot.sinkhorn_unbalanced(one, one, M, 3e-4, (2e-3, 2e-3), log=True)
+    right = mapuot.solve(M.astype(float), one, one, 3e-4, 2e-3)
+    assert plan.dtype == log["total_cost"].dtype == log["cost"].dtype == np.float64
+    assert log["total_cost"] == pytest.approx(right.objective, rel=1e-6)
+    assert log["logu"].dtype == np.float32
 
 
 def test_the_dual_value_of_a_tiny_reg_m_is_a_number(backend):
