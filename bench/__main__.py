@@ -71,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
     common_options.add_argument(
         "--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)"
     )
-    common_options.add_argument("--device", choices=("cpu", "gpu"), help="for batch (default: gpu where there is one)")
+    common_options.add_argument(
+        "--device", choices=("cpu", "gpu"), help="for batch (default: gpu where there is one) and small-reg (cpu)"
+    )
     common_options.add_argument("--size", type=int, help="for points: how many")
     common_options.add_argument(
         "--before", type=Path, help="for small-reg: a checkout, built in place, to compare with"
