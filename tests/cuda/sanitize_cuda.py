@@ -5,11 +5,12 @@ the rows are as many as give every group of warps the same number of tiles.
 """
 
 import math
+import warnings
 
 import cupy as cp
 import numpy as np
 
-from mapuot import log_matmul, solve_batch
+from mapuot import ConvergenceWarning, PointCloud, log_matmul, solve, solve_batch
 from mapuot.backends import Options, cuda
 from mapuot.backends.cuda import launch as cuda_launch
 from mapuot.backends.cuda import log_matmul as cuda_log_matmul
@@ -48,8 +49,29 @@ def batches() -> None:
     print("log_matmul", flush=True)
 
 
+def corrected() -> None:
+    """20 differences and the correction by clusters, whose matrix is made and renewed on the way."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((700, 2)), rng.random((800, 2))
+    M = cp.asarray(((x[:, None] - y) ** 2).sum(-1).astype(np.float32))
+    result = solve(M, None, None, 1e-3, 1.0, tol=1e-13, max_passes=60)
+    assert result.n_passes == 60, result
+    print("corrected", result.n_passes, flush=True)
+
+
+def points() -> None:
+    rng = np.random.default_rng(0)
+    for d in (3, 13):
+        cloud = PointCloud(rng.random((150, d)), rng.random((170, d)))
+        assert solve(cloud, None, None, 0.1, 1.0, backend="cuda").converged
+    print("points", flush=True)
+
+
 if __name__ == "__main__":
+    warnings.simplefilter("ignore", ConvergenceWarning)
     batches()
+    points()
+    corrected()
     cuda_launch.MAX_SLOTS, cuda_launch.RING_BYTES = 4, 0
     for n in COLUMNS:
         cuda_launch.BLOCKS = 2 if n <= 8192 else 8
