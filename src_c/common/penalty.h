@@ -66,8 +66,16 @@ FN double violation(int penalty, double r, double t, double rho, double upper)
     return penalty <= MAPUOT_BALANCED && isinf(rho) ? fabs(r - t) : 0;
 }
 
-/* q h(x), h(x) = x e^x - e^x + 1, with r = q e^x given */
-FN double kl_gap(double q, double r, double x) { return fabs(x) < 1e-4 ? q * x * x * (0.5 + x / 3) : r * x - r + q; }
+/* h(x) / x^2, h(x) = x e^x - e^x + 1 = sum over k of (k - 1) x^k / k!, to 1e-15 for |x| < 1/4.  Twin: finish_tmpl.c */
+FN double kl_series(double x)
+{
+    const double late = 1.0 / 5760 + x * (1.0 / 45360 + x * (1.0 / 403200 + x * (1.0 / 3991680 + x / 43545600)));
+    return 0.5 + x * (1.0 / 3 + x * (0.125 + x * (1.0 / 30 + x * (1.0 / 144 + x * (1.0 / 840 + x * late)))));
+}
+
+/* q h(x), with r = q e^x given.  That r is apart from x by the rounding d of exponents makes r x - r + q wrong by r d,
+ * for small x more than its own size; q h(x) by x r d only. */
+FN double kl_gap(double q, double r, double x) { return fabs(x) < 0.25 ? q * x * x * kl_series(x) : r * x - r + q; }
 
 /* Fenchel-Young gap D(r|t) + D*(-f) + f r of the soft part, >= 0; of a range at r clipped into it */
 FN double gap_term(int penalty, double f, double r, double t, double rho, double upper)

@@ -32,6 +32,11 @@ EXAMPLES = {
     "divergence": (problem([[1]], [1], [1], 0.3, (0.3, 3e7)), {"precision": "float64"}),
     "marginals": (problem([[1]], [1], [1], 9.5, (2e7, 50.0)), {"precision": "float64"}),
     "far": (problem([[0.6, 3], [2, 1]], [1, 0.5], [0.5, 1], 2e-3, (9e6, 9e6)), {"precision": "mixed", "tol": 1e-3}),
+    # r x - r + q at x = 3e-4, where log u and log v of 2e4 leave r and q e^x apart by 4e-13, times a rho of 3e9
+    "divergence, far": (
+        problem(np.full((2, 2), -8e4), [1, 1], [0.3, 0.2], 5.0, (np.array([500.0, 2000.0]), 3e9)),
+        {"method": "sinkhorn"},
+    ),
     # log u and log v of 1e4: the rounding of the exponents
     "exponents": (problem([[1e3, 2e3]], [1], [1, 2], 0.1, (5.0, 5.0)), {"precision": "float64", "tol": 1e-10}),
     # fi, off by 2^-52, times a common translation of 1e3 to 1e8

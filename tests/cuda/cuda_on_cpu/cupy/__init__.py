@@ -140,13 +140,29 @@ def without_ptx(match):
     return "{ " + PTX[start].format(*operands(match.group(0))) + " }"
 
 
+def conditions(code):
+    """The #if lines that stand around the end of ``code``; guards of headers are #ifndef."""
+    found = []
+    for line in re.findall(r"^ *#(?:if|endif).*", code, re.MULTILINE):
+        if "#endif" in line:
+            found.pop()
+        else:
+            found.append(line + "\n")
+    return [line for line in found if "#if " in line]
+
+
 def translated(code):
-    """CUDA C++ as C++, each kernel with a function launch_NAME beside it."""
-    names = KERNEL.findall(code)
+    """CUDA C++ as C++, each kernel with a function launch_NAME, under the same conditions."""
+    kernels = [(match.group(1), conditions(code[: match.start()])) for match in KERNEL.finditer(code)]
     before, mark, after = ASM.sub(without_ptx, code).partition(SHARED)
     code = before + (re.sub(r"(?<![.\w])memory\b", "self->block->shared", after) if mark else "")
     visible = 'extern "C" __attribute__((visibility("default"))) void'
-    entries = [f"{visible} launch_{n}(const int *shape, void **with) {{ launch({n}, shape, with); }}\n" for n in names]
+    entries = [
+        "".join(around)
+        + f"{visible} launch_{n}(const int *shape, void **with) {{ launch({n}, shape, with); }}\n"
+        + "#endif\n" * len(around)
+        for n, around in kernels
+    ]
     return '#include "emulate.h"\n' + code + "".join(entries)
 
 
