@@ -21,9 +21,7 @@ import numpy as np
 from bench import common
 
 REGS, RHOS, SIZES = (0.1, 0.01, 1e-3, 2e-4), (0.05, 1.0, 20.0), (700, 3000)
-CHILD = (
-    "import sys, runpy; sys.path.insert(0, sys.argv[1]); print(runpy.run_path(sys.argv[2])['told'](*sys.argv[3:]))"
-)
+CHILD = "import sys, runpy; sys.path.insert(0, sys.argv[1]); print(runpy.run_path(sys.argv[2])['told'](*sys.argv[3:]))"
 
 
 def clouds(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
