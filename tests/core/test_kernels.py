@@ -240,7 +240,7 @@ def test_float32_passes_end_at_their_floor(seed):
     case = clouds(300, 250, seed=seed, reg=0.003, reg_m=20.0, ratio=1.2)
     workspace = cpu.Workspace(make_problem(case), options(dtype="float32"))
     workspace.absorb(np.zeros(250))
-    workspace.limits.narrow_floor /= 6
+    workspace.limits.narrow_floor /= 120  # what is estimated lies above the floor
     errors, fell = [], 0
     while workspace.progress.narrow:
         stats = workspace.iterate(1)[0]
