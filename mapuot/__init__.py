@@ -11,6 +11,7 @@ from .divergence import sinkhorn_divergence
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .load import load
 from .log_matmul import log_matmul, log_matmul_gradient
+from .marginals import MultiResult, multimarginal
 from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .result import Result
@@ -24,6 +25,7 @@ __all__ = [
     "BatchResult",
     "ConvergenceWarning",
     "InfeasibleError",
+    "MultiResult",
     "PointCloud",
     "Result",
     "ScalingWarning",
@@ -34,6 +36,7 @@ __all__ = [
     "load",
     "log_matmul",
     "log_matmul_gradient",
+    "multimarginal",
     "path",
     "pot",
     "sinkhorn_divergence",

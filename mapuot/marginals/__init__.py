@@ -1,0 +1,12 @@
+"""Transport between many marginals at once: `multimarginal` and what it returns.
+
+    min_P  <P, C> + reg KL(P | R) + sum_k reg_m[k] KL(P_k | masses[k]),     R the product of the masses
+
+From the outside in: `solve` (the call), `result`, `ascend` (translation, certificate, guard, Anderson), `tree` and
+`blocks` (what one pass does for a shape of C), `edge` (the kernel of one cost), `state`, `problem` (all checks, once).
+"""
+
+from .result import MultiResult
+from .solve import multimarginal
+
+__all__ = ["MultiResult", "multimarginal"]

@@ -1,0 +1,286 @@
+"""One validated problem of many marginals: the graph or the array of its costs, masses, reg and reg_m.
+
+A point without mass, or without a partner at finite cost, has no mass in any plan: it is left out here, once, so that
+everything below sees positive masses and at least one way to each point. A free marginal (mass None) has ones in the
+reference measure and no penalty.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..backends import pick
+from ..errors import InfeasibleError, shown
+from ..penalties import F64
+from ..points import PointCloud
+from ..validate import MASS_TOLERANCE, as_float, as_numbers, as_positive, as_weight
+
+Edges = dict[tuple[int, int], Any]
+
+
+@dataclass(frozen=True)
+class Marginal:
+    """The points of one marginal that can hold mass."""
+
+    name: str  # for messages
+    size: int  # points as given
+    kept: Any  # indices of those that stay
+    unreached: Any  # indices of those with mass that do not
+    log_weight: F64  # of those; 0 where the marginal is free
+    rho: float  # reg_m; inf is hard, 0 free
+
+    @property
+    def free(self) -> bool:
+        return self.rho == 0
+
+    @property
+    def hard(self) -> bool:
+        return self.rho == math.inf
+
+    @cached_property
+    def weight(self) -> F64:
+        return np.exp(self.log_weight)
+
+    @cached_property
+    def mass(self) -> float:
+        return float(self.weight.sum())
+
+    def spread(self, values: F64, fill: float) -> F64:
+        """Values of the kept points among all, ``fill`` at the others."""
+        out = np.full(self.size, fill)
+        out[self.kept] = values
+        return out
+
+
+@dataclass(frozen=True)
+class MultiProblem:
+    """Costs cut to the kept points: ``edges`` of a graph, or an ``array`` with one axis a marginal."""
+
+    marginals: list[Marginal]
+    edges: Edges
+    array: Any
+    reg: float
+    constant: float  # what points that nothing reaches pay: reg_m times their mass
+    reference_mass: float  # of R, all points
+    cost_error: float  # of the costs that points make, summed over the edges
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(x.kept) for x in self.marginals)
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest finite |cost|, summed over the edges."""
+        return float(sum(map(largest_finite, [*self.edges.values()] if self.array is None else [self.array])))
+
+    @cached_property
+    def kind(self) -> str:
+        if self.array is not None:
+            return "array"
+        return "triangle" if len(self.edges) == len(self.marginals) else "tree"
+
+    @classmethod
+    def from_arguments(cls, costs: Any, masses: Any, reg: Any, reg_m: Any) -> MultiProblem:
+        reg, masses = as_positive(reg, "reg"), as_masses(masses)
+        rho = as_penalties(reg_m, masses)
+        edges, array = (
+            (as_edges(costs, len(masses)), None) if isinstance(costs, dict) else ({}, as_tensor(costs, masses))
+        )
+        sizes = sizes_of(edges, masses) if array is None else array.shape
+        weights = [
+            np.ones(n) if x is None else as_weight(x, n, f"masses[{k}]", pick("reference"))
+            for k, (n, x) in enumerate(zip(sizes, masses, strict=True))
+        ]
+        check_hard(weights, rho)
+        largest = max(map(largest_finite, edges.values()), default=0.0) if array is None else largest_finite(array)
+        if not math.isfinite(largest / reg):
+            raise ValueError(f"reg must not be so small that costs / reg overflows, got {reg} for costs of {largest}")
+        reference_mass = math.prod(float(w.sum()) for w in weights)
+        if not 0 < reference_mass < math.inf:
+            raise ValueError("masses must have a product that is positive and finite: rescale them")
+        used = reachable(edges, array, [w > 0 for w in weights])
+        marginals, constant = [], 0.0
+        for k, (w, keep) in enumerate(zip(weights, used, strict=True)):
+            lost = (w > 0) & ~keep
+            if not keep.any():
+                raise InfeasibleError(f"costs forbid every point of masses[{k}]")
+            if lost.any() and rho[k] == math.inf:
+                text = f"costs forbid every pair of masses[{k}][{int(np.argmax(lost))}], which must be transported"
+                raise InfeasibleError(text)
+            constant += rho[k] * float(w[lost].sum()) if lost.any() else 0.0
+            kept = np.flatnonzero(keep)
+            marginals.append(Marginal(f"masses[{k}]", len(w), kept, np.flatnonzero(lost), np.log(w[kept]), rho[k]))
+        if array is not None:
+            array = cut(array, [x.kept for x in marginals])
+        made = [x for x in edges.values() if isinstance(x, PointCloud)]
+        cost_error = sum(x.error(largest_finite(x)) for x in made)
+        edges = {(i, j): cut(C, [marginals[i].kept, marginals[j].kept]) for (i, j), C in edges.items()}
+        return cls(marginals, edges, array, reg, constant, reference_mass, cost_error)
+
+
+def as_masses(value: Any) -> list[Any]:
+    if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"masses must be a list of arrays, None where a marginal is free, got {shown(value)}")
+    masses = [*value]
+    if len(masses) < 2:
+        raise ValueError(f"masses must hold at least two marginals, got {len(masses)}")
+    if all(x is None for x in masses):
+        raise ValueError("masses must not all be None: at least one marginal is given")
+    return masses
+
+
+def as_penalties(reg_m: Any, masses: list[Any]) -> list[float]:
+    """rho of each marginal: 0 where it is free, whatever is given for it."""
+    count = len(masses)
+    values = [reg_m] * count if np.ndim(reg_m) == 0 else list(reg_m)
+    if len(values) != count:
+        raise ValueError(f"reg_m must be a number or one for each of {count} marginals, got {len(values)}")
+    rho = []
+    for k, (value, mass) in enumerate(zip(values, masses, strict=True)):
+        if mass is None:
+            rho.append(0.0)
+            continue
+        number = as_float(value, f"reg_m[{k}]", "a positive number or inf")
+        if not number > 0:
+            raise ValueError(f"reg_m[{k}] must be > 0 (inf = balanced), got {number}")
+        rho.append(number)
+    return rho
+
+
+def check_hard(weights: list[F64], rho: list[float]) -> None:
+    """Equal masses where several marginals are balanced."""
+    hard = {k: float(w.sum()) for k, (w, x) in enumerate(zip(weights, rho, strict=True)) if x == math.inf}
+    if hard and max(hard.values()) - min(hard.values()) > MASS_TOLERANCE * max(hard.values()):
+        raise InfeasibleError(f"masses must be equal where reg_m is inf, got {hard}")
+
+
+def as_tensor(costs: Any, masses: list[Any]) -> Any:
+    array = as_numbers(costs, "costs")
+    if array.ndim < 2 or array.ndim != len(masses) or array.size == 0:
+        raise ValueError(
+            f"costs must be a graph {{(0, 1): M, ...}} or a non-empty array with an axis for each of {len(masses)} "
+            f"masses, got shape {array.shape}"
+        )
+    return array
+
+
+def as_edges(costs: dict[Any, Any], count: int) -> Edges:
+    """{(i, j): cost} of a tree, or of the triangle of three marginals."""
+    edges: Edges = {}
+    for key, value in costs.items():
+        pair = key if isinstance(key, tuple) else ()
+        if len(pair) != 2 or not all(isinstance(k, (int, np.integer)) and 0 <= k < count for k in pair):
+            raise ValueError(f"costs must have pairs of marginals, 0 to {count - 1}, as keys, got {shown(key)}")
+        i, j = int(pair[0]), int(pair[1])
+        if i == j or (i, j) in edges or (j, i) in edges:
+            raise ValueError(f"costs must hold one matrix for two different marginals, got {shown(key)} again or twice")
+        cost = value if isinstance(value, PointCloud) else as_numbers(value, f"costs[{i}, {j}]")
+        if cost.ndim != 2 or 0 in cost.shape:
+            raise ValueError(f"costs[{i}, {j}] must be a non-empty matrix, got shape {cost.shape}")
+        edges[i, j] = cost
+    seen, order = walk(edges, 0)
+    if len(order) < count:
+        apart = sorted(set(range(count)) - seen)
+        raise ValueError(f"costs must connect all marginals, but none leads from 0 to {apart}")
+    if len(edges) >= count and not count == len(edges) == 3:
+        raise ValueError(
+            "costs must be a tree or the triangle of three marginals, got the cycle "
+            f"{' - '.join(map(str, cycle(edges)))}: leave one of its costs out, or add them up in one array"
+        )
+    return edges
+
+
+def neighbours(edges: Any) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for i, j in edges:
+        found.setdefault(i, []).append(j)
+        found.setdefault(j, []).append(i)
+    return found
+
+
+def walk(edges: Any, root: int) -> tuple[set[int], list[tuple[int, int]]]:
+    """(marginals in reach, [(marginal, its parent)] from the root outwards; the root's parent is -1)."""
+    near, seen, order = neighbours(edges), {root}, [(root, -1)]
+    for k, _ in order:
+        for other in near.get(k, []):
+            if other not in seen:
+                seen.add(other)
+                order.append((other, k))
+    return seen, order
+
+
+def cycle(edges: Edges) -> list[int]:
+    """A cycle of a graph that has one, its first marginal again at the end."""
+    parent = dict(walk(edges, 0)[1])
+    i, j = next((i, j) for i, j in edges if parent[i] != j and parent[j] != i)
+
+    def ancestors(k: int) -> list[int]:
+        return [k, *ancestors(parent[k])] if parent[k] >= 0 else [k]
+
+    up, down = ancestors(i), ancestors(j)
+    meet = next(k for k in up if k in down)
+    return [*up[: up.index(meet) + 1], *reversed(down[: down.index(meet)]), i]
+
+
+def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:
+    """Points of each marginal, the same in all costs and in its mass."""
+    sizes: dict[int, int] = {}
+    for (i, j), cost in edges.items():
+        for k, n in zip((i, j), cost.shape, strict=True):
+            if sizes.setdefault(k, n) != n:
+                raise ValueError(
+                    f"costs must agree in the points of marginal {k}, got {sizes[k]} and {n} in ({i}, {j})"
+                )
+    return [sizes[k] for k in range(len(masses))]
+
+
+def finite(cost: Any) -> Any:
+    """Mask of the pairs that are not forbidden."""
+    return np.isfinite(np.asarray(cost))
+
+
+def largest_finite(cost: Any) -> float:
+    values = np.asarray(cost)
+    return float(np.abs(values, where=np.isfinite(values), out=np.zeros(values.shape)).max(initial=0.0))
+
+
+def reachable(edges: Edges, array: Any, used: list[Any]) -> list[Any]:
+    """Masks of the points through which some plan can go; ``used``: those with mass."""
+    if array is not None:
+        open_ = finite(array)
+        for k, mask in enumerate(used):
+            open_ &= mask.reshape([-1 if m == k else 1 for m in range(array.ndim)])
+        return [open_.any(tuple(m for m in range(array.ndim) if m != k)) for k in range(array.ndim)]
+    masks = {pair: finite(cost) for pair, cost in edges.items()}
+    if all(mask.all() for mask in masks.values()):
+        return used
+    if len(edges) == len(used):  # the triangle: (i, j) is open where some k closes it
+        open_01, open_02, open_12 = (oriented(masks, *pair) for pair in ((0, 1), (0, 2), (1, 2)))
+        pairs = open_01 & used[0][:, None] & used[1] & ((open_02 * used[2]).astype(float) @ open_12.T > 0)
+        third = open_12 & used[2] & ((pairs.T.astype(float) @ open_02) > 0)
+        return [pairs.any(1), pairs.any(0), third.any(0)]
+    changed, used = True, [x.copy() for x in used]
+    while changed:  # a point needs a partner along each of its edges: in a tree that is enough
+        changed = False
+        for (i, j), mask in masks.items():
+            for k, near in ((i, (mask @ used[j]) > 0), (j, (used[i] @ mask) > 0)):
+                changed |= bool((used[k] & ~near).any())
+                used[k] &= near
+    return used
+
+
+def oriented(edges: Any, i: int, j: int) -> Any:
+    """The matrix of an edge with the points of i as rows."""
+    return edges[i, j] if (i, j) in edges else edges[j, i].T
+
+
+def cut(cost: Any, kept: list[Any]) -> Any:
+    """The cost of the kept points; itself where they are all."""
+    if tuple(map(len, kept)) == tuple(cost.shape):
+        return cost
+    return np.asarray(cost)[np.ix_(*kept)]

@@ -1,0 +1,174 @@
+"""What `multimarginal` returns: potentials, marginals and certificate at once, couplings of pairs on request."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..backends import Stats
+from ..backends.contract import FAILED
+from ..errors import shown
+from ..penalties import F64, kl_divergence
+from ..validate import as_columns
+from .blocks import Blocks
+from .problem import MultiProblem
+from .state import State
+from .tree import Tree
+
+
+class MultiResult:
+    """Solution of one transport problem of many marginals.
+
+    Attributes
+    ----------
+    log_u : list of (n_k,) float64 arrays
+        Log scalings: ``P = R exp(sum_k log_u[k] - C / reg)``; 0 where the marginal is free, -inf where its mass is 0,
+        inf where nothing reaches the point.
+    gap : float
+        At least objective minus dual value of this very plan; what hard marginals miss is left out. inf while they
+        miss more than tol_gap (where there is none: tol) times the mass.
+    error_bound : float
+        Certified bound on ``|P - P*|_1 / mass``. Hard marginals count by what they miss, relative to the mass; with one
+        of them that is rounding, and the bound is true; with more the plan's error can be some times that.
+    converged : bool
+    status : str
+        "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow".
+    n_passes : int
+        Passes made: how often each kernel of a graph was read twice, or an array once.
+    trace : list of Stats
+        One entry a pass: gap, error, dual, mass, residual, seconds.
+
+    Notes
+    -----
+    Couplings are made from the costs as they are then: do not change them before.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> x = np.linspace(0, 1, 20)
+    >>> M = (x[:, None] - x) ** 2
+    >>> result = mapuot.multimarginal({(0, 1): M, (1, 2): M}, [np.ones(20), None, np.full(20, 1.5)], 0.05, 1.0)
+    >>> result.converged, result.pair(0, 2).shape
+    (True, (20, 20))
+    >>> bool(np.allclose(result.pair(0, 2).sum(0), result.marginal(2)))
+    True
+    """
+
+    def __init__(
+        self, problem: MultiProblem, body: Tree | Blocks, state: State | None, trace: list[Stats], status: str
+    ) -> None:
+        self.problem, self.trace, self.status = problem, trace, status
+        self._body, self._state = body, state
+
+    def __repr__(self) -> str:
+        sizes = " x ".join(str(x.size) for x in self.problem.marginals)
+        told = f"error_bound {self.error_bound:.1e}" if self.error_bound < 1 else "nothing certified yet"
+        return (
+            f"<mapuot.MultiResult {self.problem.kind} of {sizes}, {self.status} after {self.n_passes} passes, {told}, "
+            f"mass {self.mass:.6g}>"
+        )
+
+    @property
+    def converged(self) -> bool:
+        return self.status == "converged"
+
+    @property
+    def n_passes(self) -> int:
+        return self.trace[-1].n_pass
+
+    @property
+    def gap(self) -> float:
+        return self.trace[-1].gap
+
+    @property
+    def error_bound(self) -> float:
+        return self.trace[-1].error
+
+    @property
+    def dual(self) -> float:
+        """The dual value less what rounding may add: a lower bound of every objective; -inf where all failed."""
+        return self.trace[-1].dual
+
+    @cached_property
+    def log_u(self) -> list[F64]:
+        out = []
+        for k, x in enumerate(self.problem.marginals):
+            values = x.spread(self._found.log_u[k], -np.inf)
+            values[x.unreached] = np.inf
+            out.append(values)
+        return out
+
+    @cached_property
+    def potentials(self) -> list[F64]:
+        """f_k = reg log_u[k], in units of the costs."""
+        return [self.problem.reg * x for x in self.log_u]
+
+    @property
+    def mass(self) -> float:
+        """Transported mass, ``sum P``."""
+        return self.trace[-1].mass
+
+    @property
+    def _found(self) -> State:
+        if self._state is None:
+            raise ValueError(f"no plan was found: {self.status}")
+        return self._state
+
+    def _number(self, k: Any, name: str) -> int:
+        count = len(self.problem.marginals)
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 0 <= k < count:
+            raise ValueError(f"{name} must be the number of a marginal, 0 to {count - 1}, got {shown(k)}")
+        return int(k)
+
+    def _two(self, i: Any, j: Any) -> tuple[int, int]:
+        i, j = self._number(i, "i"), self._number(j, "j")
+        if i == j:
+            raise ValueError(f"i and j must be two marginals, got {i} twice")
+        return i, j
+
+    def marginal(self, k: int) -> F64:
+        """The marginal k of the plan, (n_k,), in units of mass."""
+        k = self._number(k, "k")
+        return self.problem.marginals[k].spread(self._found.marginal(self.problem, k), 0.0)
+
+    def pair(self, i: int, j: int) -> F64:
+        """The coupling of two marginals, (n_i, n_j): the plan summed over all others; formed at each call."""
+        i, j = self._two(i, j)
+        return self.apply(i, j, np.eye(self.problem.marginals[j].size))
+
+    def conditional(self, i: int, j: int) -> F64:
+        """Where the mass at each point of marginal i is in marginal j: rows of sum 1, NaN where there is none."""
+        P, r = self.pair(i, j), self.marginal(i)[:, None]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return P / r
+
+    def apply(self, i: int, j: int, X: Any) -> F64:
+        """``pair(i, j) @ X`` for X of shape (n_j,) or (n_j, d); along a tree no coupling is held."""
+        i, j = self._two(i, j)
+        rows, cols = self.problem.marginals[i], self.problem.marginals[j]
+        X, flat = as_columns(X, cols.size, "X")
+        out = np.zeros((rows.size, X.shape[1]))
+        out[rows.kept] = self._body.apply(i, j, X[cols.kept], self._found)
+        return out[:, 0] if flat else out
+
+    @cached_property
+    def cost(self) -> float:
+        """Linear transport cost ``<P, C>``."""
+        return self._body.cost(self._found)
+
+    @cached_property
+    def objective(self) -> float:
+        """The primal value with every mass term (hard marginals count 0; see ``error_bound``); inf where all failed."""
+        if self.status in FAILED:
+            return np.inf
+        problem, state = self.problem, self._found
+        total = problem.reg * (problem.reference_mass - self.mass) + problem.constant
+        for k, x in enumerate(problem.marginals):
+            r = state.marginal(problem, k)
+            total += problem.reg * float(state.log_u[k] @ r)
+            if not (x.free or x.hard):
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    total += x.rho * float(kl_divergence(r, x.weight).sum())
+        return total

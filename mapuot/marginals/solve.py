@@ -1,0 +1,149 @@
+"""`multimarginal`: one problem of many marginals, its arguments sorted, solved and, where it fell short, warned of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..backends import Stats
+from ..backends.contract import FAILED
+from ..errors import ConvergenceWarning, warn
+from ..penalties import F64
+from ..validate import as_callback, as_count, as_positive
+from .ascend import Ascent, Rules
+from .blocks import Blocks
+from .problem import MultiProblem
+from .result import MultiResult
+from .tree import Tree
+
+EASY, STEP = 100.0, 4.0  # costs / reg at which a solve starts at once, and the ratio of one reg to the next
+NEAR, RUNG_PASSES = 0.5, 50  # how well, and in how many passes, a larger reg is solved
+
+
+def multimarginal(
+    costs: Any,
+    masses: Any,
+    reg: float,
+    reg_m: Any,
+    *,
+    tol: float = 1e-6,
+    tol_gap: float | None = None,
+    max_passes: int = 10_000,
+    callback: Callable[[Stats], Any] | None = None,
+) -> MultiResult:
+    """Solve entropic unbalanced transport between many marginals at once, with a certificate.
+
+    ``min_P <P, C> + reg KL(P | R) + sum_k reg_m[k] KL(P_k | masses[k])``
+
+    Parameters
+    ----------
+    costs : dict or (n_0, n_1, ...) array
+        ``{(0, 1): M01, (1, 2): M12, ...}``: C is the sum of these pairwise costs, each an array or a
+        :class:`mapuot.PointCloud`, and no array of all marginals is ever formed. The pairs make a tree (a chain, a
+        star) or the triangle of three marginals. Or C itself, one axis a marginal. +inf forbids a pair, or an entry.
+    masses : list of (n_k,) arrays or None
+        Masses, >= 0, of any totals; None leaves a marginal free: it has no penalty, and ones in R.
+    reg : float
+        Entropic regularisation, > 0, in units of the costs; the reference measure R is the product of the masses.
+    reg_m : float, inf, or one for each marginal
+        Marginal penalty, in units of the costs; inf is the balanced constraint. Of a free marginal it is not read.
+    tol : float
+        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this. Hard marginals count by what
+        they miss, see :class:`MultiResult`.
+    tol_gap : float, optional
+        Stop also when ``gap <= tol_gap * |dual|`` and hard marginals miss at most ``tol_gap * mass``.
+    max_passes : int
+        Passes at most (and one more where the last was an extrapolation that the guard dropped).
+    callback : callable, optional
+        ``callback(stats)`` after every pass; a true return value stops the solve.
+
+    Returns
+    -------
+    MultiResult
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it, and a cycle of costs.
+    InfeasibleError
+        A balanced point cannot be reached, or balanced masses differ.
+
+    Warns
+    -----
+    ConvergenceWarning
+        The certified error reached is above tol.
+
+    Notes
+    -----
+    Everything is float64, in one process, by NumPy's BLAS. A tree keeps the kernel of each cost, a triangle three and
+    two products of their size, an array one kernel of its size.
+
+    Examples
+    --------
+    A population that grows by a tenth from one time to the next; the plan has one mass between all of them:
+
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> clouds = [rng.random((40, 2)) + [t / 4, 0] for t in range(4)]
+    >>> costs = {(t, t + 1): mapuot.PointCloud(clouds[t], clouds[t + 1]) for t in range(3)}
+    >>> result = mapuot.multimarginal(costs, [np.full(40, 1.1**t / 40) for t in range(4)], reg=0.02, reg_m=1.0)
+    >>> result.converged, [round(float(result.marginal(t).sum()), 3) for t in (0, 3)]
+    (True, [1.047, 1.047])
+    >>> result.pair(0, 3).shape
+    (40, 40)
+    """
+    begin = time.perf_counter()
+    problem = MultiProblem.from_arguments(costs, masses, reg, reg_m)
+    rules = Rules(
+        as_positive(tol, "tol"),
+        None if tol_gap is None else as_positive(tol_gap, "tol_gap"),
+        as_count(max_passes, "max_passes"),
+        as_callback(callback),
+    )
+    body, state, passes = approach(problem, rules, begin)
+    trace: list[Stats] = []
+    ascent = Ascent(body, rules, trace, begin, passes)
+    status = ascent.run(state)
+    result = MultiResult(problem, body, ascent.found, trace, status)
+    if not result.converged and status != "cancelled":
+        warn(not_converged(result, tol), ConvergenceWarning)
+    return result
+
+
+def body_of(problem: MultiProblem) -> Tree | Blocks:
+    return Tree(problem) if problem.kind == "tree" else Blocks(problem)
+
+
+def approach(problem: MultiProblem, rules: Rules, begin: float) -> tuple[Tree | Blocks, F64, int]:
+    """The body, where it starts, and passes made: at small reg it comes from larger ones, a few passes each."""
+    rungs = max(0, math.ceil(math.log(max(problem.largest / problem.reg, 1.0) / EASY, STEP)))
+    state, passes = None, 0
+    for rung in range(rungs, 0, -1):
+        left = min(RUNG_PASSES, (rules.max_passes - passes) // 2)
+        if left < 1:
+            break
+        easier = dataclasses.replace(problem, reg=problem.reg * STEP**rung)
+        ascent = Ascent(body_of(easier), Rules(max(rules.tol, NEAR), None, passes + left), [], begin, passes)
+        ascent.run(ascent.body.start(state))
+        passes = ascent.trace[-1].n_pass
+        failed = ascent.trace[-1].status in FAILED
+        state = None if failed else ascent.state * STEP
+    body = body_of(problem)
+    return body, body.start(state), passes
+
+
+def not_converged(result: MultiResult, tol: float) -> str:
+    """Why this solve did not reach tol, and what may help."""
+    cure = {
+        "max_passes": "raise max_passes, reg or tol",
+        "stalled": "rounding allows no better, or hard marginals cannot be met: ask for a larger tol",
+        "underflow": "the plan, or a sum of its kernel, is too small for float64: raise reg or reg_m",
+        "not finite": "the plan overflows: raise reg, or rescale costs and masses",
+    }[result.status]
+    told = f"certified relative plan error {result.error_bound:.2e} > tol {tol:.2e}"
+    if not result.error_bound < 1:
+        told = f"certified relative plan error above 1, so far nothing is known of the plan (tol {tol:.2e})"
+    return f"not converged ({result.status}) after {result.n_passes} passes: {told}; {cure}"
