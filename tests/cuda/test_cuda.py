@@ -100,7 +100,7 @@ def test_deep_memory_equals_the_oracle(path):
 
 @pytest.fixture
 def corrected(monkeypatch):
-    """A matrix after three passes of any K and every 8 passes, and one M in clusters for all."""
+    """A matrix after the first passes of any K and every 8 passes, and one M in clusters for all."""
     monkeypatch.setattr(coarse, "SHARP", 0.0)
     monkeypatch.setattr(coarse, "LEAST_ENTRIES", 0)
     device, found = cuda_coarse.DeviceCoarse, []
