@@ -5,10 +5,9 @@ With w_k = masses_k u_k, and messages m between neighbours k, l along the kernel
     m_{k -> l} = K_lk (w_k prod_{i near k, i != l} m_{i -> k}),    s_k = prod_{i near k} m_{i -> k},    r_k = w_k s_k.
 
 The sweep to the root takes the messages from it, m_{parent -> k}, of the pass before and sets u_k = prox(s_k) on its
-way; the sweep back leaves all u as they are, and so gives the marginals, and with them the certificate, of one plan.
-Each reads each kernel once. The messages from the root are the whole state: what is extrapolated, and all that a pass
-needs. Without branches each step is the best one with all other potentials held; children of one marginal move at
-once.
+way; the sweep back leaves all u as they are, so that it gives the marginals, and the certificate, of one plan. Each
+reads each kernel once. The messages from the root are the whole state: what is extrapolated, and all that a pass needs.
+Without branches each step is the best one with all other potentials held; children of one marginal move at once.
 """
 
 from __future__ import annotations
