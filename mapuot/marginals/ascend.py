@@ -101,6 +101,8 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     """
     reg, gap, hard, kl, price, slipped = problem.reg, 0.0, 0.0, 0.0, 0.0, 0.0
     mass = float(state.marginal(problem, 0).sum())
+    if not LEAST_MASS <= mass < math.inf:
+        return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     dual = reg * (problem.reference_mass - mass) + problem.constant
     terms = reg * (problem.reference_mass + mass) + problem.constant
     sizes = [float(np.abs(x).max()) for x in state.log_u]

@@ -25,12 +25,10 @@ BLOCK_ENTRIES = 1 << 22
 class Edge:
     """K of one cost (m, n), an array or a PointCloud."""
 
-    def __init__(self, cost: Any, reg: float) -> None:
-        self.cost, self.reg = cost, reg
+    def __init__(self, cost: Any, reg: float, largest: float) -> None:
+        self.cost, self.reg, self.largest = cost, reg, largest / reg
         self.p: list[F64] = [np.zeros(n) for n in cost.shape]
         self.K: F64 | None = None
-        finite = [np.abs(C[np.isfinite(C)]).max(initial=0.0) for _, _, C in self.rows()]
-        self.largest = max(finite, default=0.0) / reg
 
     def rows(self) -> Iterator[tuple[int, int, F64]]:
         """Blocks (i0, i1, C) of rows in float64."""

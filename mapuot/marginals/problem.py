@@ -67,16 +67,17 @@ class MultiProblem:
     reg: float
     constant: float  # what points that nothing reaches pay: reg_m times their mass
     reference_mass: float  # of R, all points
+    sizes: dict[Any, float]  # the largest finite |cost| of each edge, or of the array
     cost_error: float  # of the costs that points make, summed over the edges
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(x.kept) for x in self.marginals)
 
-    @cached_property
+    @property
     def largest(self) -> float:
         """The largest finite |cost|, summed over the edges."""
-        return float(sum(map(largest_finite, [*self.edges.values()] if self.array is None else [self.array])))
+        return sum(self.sizes.values())
 
     @cached_property
     def kind(self) -> str:
@@ -91,13 +92,15 @@ class MultiProblem:
         edges, array = (
             (as_edges(costs, len(masses)), None) if isinstance(costs, dict) else ({}, as_tensor(costs, masses))
         )
-        sizes = sizes_of(edges, masses) if array is None else array.shape
+        shape = sizes_of(edges, masses) if array is None else array.shape
         weights = [
             np.ones(n) if x is None else as_weight(x, n, f"masses[{k}]", pick("reference"))
-            for k, (n, x) in enumerate(zip(sizes, masses, strict=True))
+            for k, (n, x) in enumerate(zip(shape, masses, strict=True))
         ]
         check_hard(weights, rho)
-        largest = max(map(largest_finite, edges.values()), default=0.0) if array is None else largest_finite(array)
+        sizes: dict[Any, float] = {pair: largest_finite(x) for pair, x in edges.items()}
+        sizes = sizes if array is None else {"all": largest_finite(array)}
+        largest = max(sizes.values())
         if not math.isfinite(largest / reg):
             raise ValueError(f"reg must not be so small that costs / reg overflows, got {reg} for costs of {largest}")
         reference_mass = math.prod(float(w.sum()) for w in weights)
@@ -117,10 +120,9 @@ class MultiProblem:
             marginals.append(Marginal(f"masses[{k}]", len(w), kept, np.flatnonzero(lost), np.log(w[kept]), rho[k]))
         if array is not None:
             array = cut(array, [x.kept for x in marginals])
-        made = [x for x in edges.values() if isinstance(x, PointCloud)]
-        cost_error = sum(x.error(largest_finite(x)) for x in made)
+        cost_error = sum(x.error(sizes[pair]) for pair, x in edges.items() if isinstance(x, PointCloud))
         edges = {(i, j): cut(C, [marginals[i].kept, marginals[j].kept]) for (i, j), C in edges.items()}
-        return cls(marginals, edges, array, reg, constant, reference_mass, cost_error)
+        return cls(marginals, edges, array, reg, constant, reference_mass, sizes, cost_error)
 
 
 def as_masses(value: Any) -> list[Any]:
@@ -241,6 +243,8 @@ def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:
 
 def finite(cost: Any) -> Any:
     """Mask of the pairs that are not forbidden."""
+    if isinstance(cost, PointCloud) and cost.metric != "wfr":
+        return np.ones(cost.shape, bool)
     return np.isfinite(np.asarray(cost))
 
 

@@ -27,7 +27,7 @@ class Tree:
 
     def __init__(self, problem: MultiProblem) -> None:
         self.problem = problem
-        self.kernels = {pair: Edge(cost, problem.reg) for pair, cost in problem.edges.items()}
+        self.kernels = {pair: Edge(cost, problem.reg, problem.sizes[pair]) for pair, cost in problem.edges.items()}
         self.root = root_of(problem)
         self.order = walk(problem.edges, self.root)[1]
         self.parent = dict(self.order)

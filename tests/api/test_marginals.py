@@ -279,6 +279,18 @@ def test_memory_is_that_of_the_pairs():
         assert peak < matrices * 8 * (n + 1) ** 2 + 500_000
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("far", [1e5, -1e5])
+def test_a_plan_out_of_float64_certifies_nothing(shape, far):
+    costs, masses = problem(shape, 3)
+    costs = {pair: M + far for pair, M in costs.items()} if isinstance(costs, dict) else costs + far
+    with pytest.warns(mapuot.ConvergenceWarning, match="underflow|not finite"):
+        result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+    assert result.status == ("underflow" if far > 0 else "not finite")
+    assert (result.error_bound, result.gap, result.dual, result.objective) == (np.inf, np.inf, -np.inf, np.inf)
+    assert "nothing certified yet" in repr(result)
+
+
 def test_couplings_agree_with_each_other():
     costs, masses = problem("tree", 5, 9, seed=3)
     result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
