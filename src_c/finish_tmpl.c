@@ -70,7 +70,7 @@ static void prox_scalar(const mapuot_state *state, const sweep_args *args, int64
     }
 }
 
-/* kl_series of penalty.h */
+/* kl_series of common/penalty.h */
 ALWAYS_INLINE vd kl_series_of(vd t)
 {
     static const double coefficient[] = {1.0 / 3991680, 1.0 / 403200, 1.0 / 45360, 1.0 / 5760, 1.0 / 840,

@@ -14,6 +14,7 @@
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
 #define NARROW_NOISE 1e-6  /* relative, of float32 sums */
 #define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
+#define STILL 1e-9         /* change of log v in a pass at which dead points will stay so */
 #define MOST_LOST 1e-3     /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
 #define RIDGE 1e-10        /* of Anderson's normal equations, whose columns are normalised */
 #define LARGEST 1.7976931348623157e308
@@ -156,6 +157,13 @@ FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap
     return isfinite(out->dual) && isfinite(out->mass) && gap >= -1e-13 * scale;
 }
 
+/* Is u of some row no prox of its sum, because it is clipped, or left out as dead?  The terms of such a row are in neither
+ * the gap nor the dual value. */
+FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, double scale)
+{
+    return out->dead > 0 || is_clipped(limits, scale);
+}
+
 /* What the state is worth.  gap: the sum of the Fenchel-Young terms, hard: of the violations; on entry out holds the dual
  * value as it was summed, on leaving a lower bound of the optimum.
  *
@@ -183,7 +191,7 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     out->error = (plan_error(gap * over * limits->inv_reg) + hard * over) * (1 + 2 * entries) +
                  storage_error(limits, p->since_absorb) + rounding + out->lost;
     out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, gap, mass, entries + noise, log_size);
-    if (!is_sound(limits, out, gap) || is_clipped(limits, scale) || !(out->error + p->moved < INF))
+    if (!is_sound(limits, out, gap) || proves_nothing(limits, out, scale) || !(out->error + p->moved < INF))
         out->gap = out->error = INF;
     out->dual = p->moved < INF ? out->dual - p->moved : -INF;
 }
@@ -232,7 +240,7 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
                                                 : MAPUOT_RUNNING; /* what the next starts from is finite */
     if (isnan(out->mass) || (isnan(out->dual) && out->mass <= LARGEST))
         return MAPUOT_NOT_FINITE;
-    if (out->mass < LEAST_MASS)
+    if (out->mass < LEAST_MASS || (out->dead > 0 && out->residual < STILL)) /* nothing but a fresh K may help */
         return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;
     if (stalled(p, out, clipped) && !done)
         return out->mass > LARGEST || clipped ? MAPUOT_NOT_FINITE : out->dead > 0 ? MAPUOT_UNDERFLOW : MAPUOT_STALLED;
@@ -266,5 +274,7 @@ FN void judge(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out
         out->dual = -INF;
         out->mass = isnan(out->mass) ? INF : out->mass;
     }
+    if (proves_nothing(limits, out, scale)) /* only now: its progress may be that of a solve which recovers */
+        out->dual = -INF;
 }
 #endif

@@ -78,6 +78,24 @@ EXAMPLES = {
         ),
         {"tol": 1e-8, "max_passes": 9, "precision": "mixed"},
     ),
+    # scalings beyond any K: u is clipped, no prox, and what the pass sums is no dual value
+    "clipped": (
+        problem([[-1e6]], [1], [1], 0.06, (3.0, INF)),
+        {"max_passes": 26, "method": "translation_invariant"},
+    ),
+    # a row left out as dead for a while: its loss of rho a stands in neither gap nor dual value
+    "dead": (
+        problem(
+            [[0.6, 0.6, -0.5], [0.6, 0, -0.5]],
+            [1.1441495764172236e-4, 1.1512109767781412e-4],
+            [2.395e-8, 6.82614563222187e-5, 1.5741453690844693e-5],
+            2.9,
+            (120.53407109713643, 5e4),
+            ("tv", "tv"),
+            np.array([[0.057, 0.019, 0.22], [1, 0, 0.46]]),
+        ),
+        {"max_passes": 26},
+    ),
     "offset": (problem([[0, -2.0773, -2.036]], [0.3], [1, 1, 1], 2e-4, (1e-4, 9e-3)), {"tol_gap": 4e-4}),
 }
 
