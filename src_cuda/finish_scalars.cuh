@@ -92,6 +92,7 @@ __device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep
 #pragma unroll
     for (int bit = TEAM / 2; bit > 0; bit /= 2)
         left += __shfl_xor_sync(FULL, left, bit);
+    __syncwarp(); // the team has read last_mean
     if (lane == 0) {
         F.left[J] = left;
         F.last_mean[J] = mean;
