@@ -13,7 +13,7 @@ import numpy as np
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
 from .backends.contract import FAILED, host, namespace
-from .errors import MUTED, ConvergenceWarning, shown, warn
+from .errors import MUTED, ConvergenceWarning, shown, told_bound, told_miss, warn
 from .files import split_name, write
 from .labels import as_labels, classes_of, one_hot, shares
 from .penalties import F64
@@ -55,6 +55,29 @@ def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
     return np.where(np.isnan(total), np.inf, total)
 
 
+class Certified:
+    """An answer with the certificate of its last pass."""
+
+    trace: list[Stats]
+    status: str
+
+    @property
+    def converged(self) -> bool:
+        return self.status == "converged"
+
+    @property
+    def n_passes(self) -> int:
+        return self.trace[-1].n_pass if self.trace else 0
+
+    @property
+    def gap(self) -> float:
+        return self.trace[-1].gap
+
+    @property
+    def error_bound(self) -> float:
+        return self.trace[-1].error
+
+
 class Answer:
     """What one Result and that of a batch have: potentials, and a backend that pickles by its name."""
 
@@ -84,7 +107,7 @@ class Answer:
             return self.problem.reg * self.log_v
 
 
-class Result(Answer):
+class Result(Certified, Answer):
     """Solution of one unbalanced optimal transport problem.
 
     Attributes
@@ -158,20 +181,12 @@ class Result(Answer):
 
     def __repr__(self) -> str:
         m, n = self.problem.shape
-        told = f"error_bound {self.error_bound:.1e}" if self.error_bound < 1 else "nothing certified yet"
+        told = told_bound(self.error_bound, "error_bound")
         return f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, {told}, mass {self.mass:.6g}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what was solved, how well, and what of it moves."""
         return as_table(self) if self.problem.ranks.size == 1 else f"<code>{escape(repr(self))}</code>"
-
-    @property
-    def converged(self) -> bool:
-        return self.status == "converged"
-
-    @property
-    def n_passes(self) -> int:
-        return self.trace[-1].n_pass if self.trace else 0
 
     @property
     def row_marginal(self) -> F64:
@@ -180,14 +195,6 @@ class Result(Answer):
     @property
     def col_marginal(self) -> F64:
         return self._marginals[1] if self._marginals else self._sums[2]
-
-    @property
-    def gap(self) -> float:
-        return self.trace[-1].gap
-
-    @property
-    def error_bound(self) -> float:
-        return self.trace[-1].error
 
     @cached_property
     def mass(self) -> float:
@@ -552,9 +559,7 @@ def not_converged(result: Result, tol: float, precision: str, words: tuple[str, 
         "not finite": f"the plan, or a scaling, overflows: {nearer}",
     }.get(result.status, nearer)
     why = passes if result.status == "max_passes" else result.status
-    told = f"certified relative plan error {result.error_bound:.2e} > {wanted} {tol:.2e}"
-    if not result.error_bound < 1:  # the bound grows without end with the gap: its digits mean nothing there
-        told = f"certified relative plan error above 1, so far nothing is known of the plan ({wanted} {tol:.2e})"
+    told = told_miss(result.error_bound, wanted, tol)
     return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
 
 

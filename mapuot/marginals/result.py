@@ -9,8 +9,9 @@ import numpy as np
 
 from ..backends import Stats
 from ..backends.contract import FAILED
-from ..errors import shown
+from ..errors import shown, told_bound
 from ..penalties import F64, kl_divergence
+from ..result import Certified
 from ..validate import as_columns
 from .blocks import Blocks
 from .problem import MultiProblem
@@ -18,7 +19,7 @@ from .state import State
 from .tree import Tree
 
 
-class MultiResult:
+class MultiResult(Certified):
     """Solution of one transport problem of many marginals.
 
     Attributes
@@ -64,27 +65,11 @@ class MultiResult:
 
     def __repr__(self) -> str:
         sizes = " x ".join(str(x.size) for x in self.problem.marginals)
-        told = f"error_bound {self.error_bound:.1e}" if self.error_bound < 1 else "nothing certified yet"
+        told = told_bound(self.error_bound, "error_bound")
         return (
             f"<mapuot.MultiResult {self.problem.kind} of {sizes}, {self.status} after {self.n_passes} passes, {told}, "
             f"mass {self.mass:.6g}>"
         )
-
-    @property
-    def converged(self) -> bool:
-        return self.status == "converged"
-
-    @property
-    def n_passes(self) -> int:
-        return self.trace[-1].n_pass
-
-    @property
-    def gap(self) -> float:
-        return self.trace[-1].gap
-
-    @property
-    def error_bound(self) -> float:
-        return self.trace[-1].error
 
     @property
     def dual(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..backends import Stats
 from ..backends.contract import FAILED
-from ..errors import ConvergenceWarning, warn
+from ..errors import ConvergenceWarning, told_miss, warn
 from ..penalties import F64
 from ..validate import as_callback, as_count, as_positive
 from .ascend import Ascent, Rules
@@ -143,7 +143,5 @@ def not_converged(result: MultiResult, tol: float) -> str:
         "underflow": "the plan, or a sum of its kernel, is too small for float64: raise reg or reg_m",
         "not finite": "the plan overflows: raise reg, or rescale costs and masses",
     }[result.status]
-    told = f"certified relative plan error {result.error_bound:.2e} > tol {tol:.2e}"
-    if not result.error_bound < 1:
-        told = f"certified relative plan error above 1, so far nothing is known of the plan (tol {tol:.2e})"
+    told = told_miss(result.error_bound, "tol", tol)
     return f"not converged ({result.status}) after {result.n_passes} passes: {told}; {cure}"
