@@ -12,7 +12,7 @@
 #define FLOOR_PASSES 6     /* and, near their floor as it is estimated, without a fall of the error by a fifth */
 #define NEAR_FLOOR 10      /* times that estimate: the floor grows with the number of terms of a sum */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
-#define NARROW_NOISE 1e-6  /* relative, of float32 sums */
+#define SUMS_NOISE 1e-6    /* relative, of float32 sums */
 #define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
 #define STILL 1e-9         /* change of log v in a pass at which dead points will stay so */
 #define MOST_LOST 1e-3     /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
@@ -101,11 +101,11 @@ FN int leaves_range(const mapuot_limits *limits, double sum_v)
 }
 
 /* How far a step may lower the dual value before the guard drops it: what rounding alone makes of it.  Float32 sums of
- * some thousand terms err by NARROW_NOISE of the mass and, through the marginals, by 1e-7 of rho a; without the second term small
- * reg took half as many passes again. */
+ * some thousand terms err by SUMS_NOISE of the mass and, through the marginals, by 1e-7 of rho a; without the second
+ * term small reg took half as many passes again. */
 FN double guard_slack(const mapuot_limits *limits, const mapuot_progress *p, double mass)
 {
-    return p->narrow > 0 ? NARROW_NOISE * limits->reg * mass + 1e-7 * limits->dual_scale
+    return p->narrow > 0 ? SUMS_NOISE * limits->reg * mass + 1e-7 * limits->dual_scale
                          : 1e-13 * fabs(p->best_dual) + 2e-15 * limits->dual_scale;
 }
 
@@ -180,7 +180,7 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     const double log_size = logs + limits->exponent_error * 1.1e15; /* of log u and log v: see EXPONENT_ROUNDING */
     const double rounding = exponent_growth(limits->exponent_error + 4.5e-16 * logs);
     const double entries = entry_error(limits, p->since_absorb) + rounding + out->lost, over = OVER(mass);
-    const double noise = p->narrow > 0 ? NARROW_NOISE : 0; /* of float32 sums, which certify nothing */
+    const double noise = p->narrow > 0 ? SUMS_NOISE : 0; /* of float32 sums, which certify nothing */
     const double terms = limits->dual_scale + fabs(limits->dual_constant) + fabs(out->dual) +
                          limits->hard_sides * limits->reg * log_size * (mass + hard);
     const double prox = exponent_growth(0.25 * limits->exponent_error + 4.5e-16 * logs); /* without M / reg */
