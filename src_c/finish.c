@@ -161,7 +161,7 @@ static double dual_value(const mapuot_state *state, const mapuot_finish *finish,
     if (limits->lam_rate > 0 && limits->rho_rows > 0)
         rows = limits->rho_rows * (limits->row_weight - mass);
     else if (limits->lam_rate > 0)
-        rows += limits->reg * finish->lam * finish->mass;
+        rows += limits->reg * finish->lam * limits->row_weight;
     return rows + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass;
 }
 

@@ -175,6 +175,19 @@ def test_a_far_start_counts_with_its_rounding(how, far, backend):
     assert failures(trial, backend) == []
 
 
+@pytest.mark.parametrize("how", ["warm", "batch"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_far_translation_meets_the_masses_themselves(how, turned, backend):
+    """reg lam sum a of balanced rows: their marginals, off by the rounding of a log of 250, made 2e-11 of lam = 1e4."""
+    parts = np.array([[0.0, 100.0]]), np.array([0.81]), np.ones(2), (0.4, INF), np.full(1, 1e4), np.zeros(2)
+    M, a, b, reg_m, f, g = parts
+    if turned:
+        M, a, b, reg_m, f, g = M.T, b, a, reg_m[::-1], g, f
+    start = (f, g) if how == "warm" else (f[None], g[None])
+    trial = Trial(how, (problem(M, a, b, 1.0, reg_m),), {"precision": "float64"}, start)
+    assert failures(trial, backend) == []
+
+
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_what_failed_holds_no_nan(backend):
