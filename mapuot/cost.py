@@ -105,7 +105,9 @@ class Cost:
         return self
 
     def sum(self) -> float:
-        return sum(float(M.sum(dtype="float64")) for _, _, M, _ in self.blocks())
+        """inf where it is beyond float64."""
+        with np.errstate(over="ignore"):
+            return sum(float(M.sum(dtype="float64")) for _, _, M, _ in self.blocks())
 
 
 class Dense(Cost):

@@ -71,7 +71,7 @@ def as_sequence(reg_ms: Any, count: int) -> list[Any]:
         members = list(reg_ms)
         if len(members) != count and len(members) <= 2:
             return [reg_ms] * count
-        if len(members) == count == 2 and any(np.ndim(x) > 0 for x in members):
+        if len(members) == count == 2 and any(isinstance(x, list | tuple) or np.ndim(x) > 0 for x in members):
             raise ValueError(
                 f"reg_ms must be a list where two regs have two vectors or pairs, got {shown(reg_ms)}: [x, y] is one "
                 "for each reg, [(x, y)] * 2 rows and columns of both"

@@ -316,7 +316,10 @@ def as_reference(
     odd = f" and {bad + infinite} entries that are not finite" if bad or infinite else ""
     if bad or infinite or low < 0 or not ranks.max(high) > 0:
         raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]{odd}")
-    return c, float(ranks.sum(c.sum()))
+    mass = float(ranks.sum(c.sum()))
+    if not mass < math.inf:
+        raise ValueError(f"reference is too large: its sum is beyond float64 (largest entry {high})")
+    return c, mass
 
 
 def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:

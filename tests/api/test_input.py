@@ -110,6 +110,7 @@ REFUSED = [
     ({"reference": changed(CASE.M, -1.0)}, ValueError, "reference must be finite, >= 0 and not all zero"),
     ({"reference": changed(CASE.M, np.nan)}, ValueError, "reference must be finite, >= 0 and not all zero"),
     ({"reference": changed(CASE.M, np.inf)}, ValueError, "reference must be finite, >= 0 and not all zero"),
+    ({"reference": np.full((4, 5), 1e308)}, ValueError, "reference is too large: its sum is beyond float64"),
     ({"reference": CASE.M + 1j}, TypeError, "reference must hold real numbers, got dtype complex128"),
     (
         {"backend": "tpu"},

@@ -49,6 +49,7 @@ def test_one_for_each_reg_or_for_all(regs, given, meant):
         ([1, 0.5], (PAIR, PAIR), ValueError, "reg_ms must be a list where two regs have two vectors or pairs"),
         ([1, 0.5], np.ones((2, 2)), ValueError, "reg_ms must be a list where two regs have two vectors or pairs"),
         ([1, 0.5], (np.ones(4), np.ones(5)), ValueError, "reg_ms must be a list where two regs"),
+        ([1, 0.5], ((1.0, 2.0), (3.0, [4.0, 5.0])), ValueError, "reg_ms must be a list where two regs"),
         ([1, 0.5], np.ones(4), ValueError, "reg_ms must have the length of regs, 2, got 4"),
         ([1, 0.5], [1, 2, 3, 4], ValueError, "reg_ms must have the length of regs, 2, got 4"),
         ("12", 1.0, TypeError, "regs must be a sequence of numbers, got '12'"),
