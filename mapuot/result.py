@@ -204,7 +204,9 @@ class Result(Certified, Answer):
 
     @cached_property
     def objective(self) -> float:
-        """The primal value with every mass term (hard constraints count 0; see ``error_bound``); inf where all failed.
+        """The primal value with every mass term (hard constraints count 0; see ``error_bound``).
+
+        inf where all failed, and where one of its terms is beyond float64 (masses of 1e307).
 
         The plan is summed from M in float64 for it, on first use; over ranks it is the plan as K is stored.
         """
@@ -417,7 +419,7 @@ class Result(Certified, Answer):
         6
         """
         if (threshold is None) == (keep is None):
-            raise ValueError(f"sparse needs threshold or keep, one of both, got {shown(threshold)} and {shown(keep)}")
+            raise ValueError(f"threshold or keep, one of both, must be given, got {shown(threshold)} and {shown(keep)}")
         if keep is not None:
             return self._larger(self._least_kept(as_share(keep, "keep")), False)
         threshold = as_float(threshold, "threshold")
@@ -430,7 +432,8 @@ class Result(Certified, Answer):
         from scipy import sparse  # noqa: PLC0415 - on first use
 
         above = np.greater if strictly else np.greater_equal
-        parts = [sparse.csr_array(np.where(above(block, least), block, 0)) for _, block in self._blocks()]
+        with np.errstate(over="ignore"):  # of a threshold beyond float32
+            parts = [sparse.csr_array(np.where(above(block, least), block, 0)) for _, block in self._blocks()]
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
 
     def _least_kept(self, share: float) -> float:

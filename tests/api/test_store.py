@@ -134,8 +134,15 @@ def test_the_fewest_entries_that_hold_a_share(case, dtype, keep, monkeypatch):
     assert without < keep * P.sum()  # the least ones are needed
 
 
+def test_a_threshold_beyond_float32(recwarn):
+    result = clouds(5, 4).replace(M=np.ones((5, 4), np.float32)).solve()
+    assert result.sparse(1e300).nnz == 0
+    assert result.sparse(-1e300).nnz == 20
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize(("options", "error", "text"), [
-    ({}, ValueError, "sparse needs threshold or keep, one of both"),
+    ({}, ValueError, "threshold or keep, one of both, must be given, got None and None"),
     ({"threshold": 0.1, "keep": 0.5}, ValueError, "one of both"),
     ({"keep": 0}, ValueError, r"keep must be a share in \(0, 1\], got 0"),
     ({"keep": 1.5}, ValueError, r"keep must be a share in \(0, 1\], got 1.5"),
