@@ -5,6 +5,7 @@ which makes the plain calls and forks all the others.
 """
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import resource
@@ -16,6 +17,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,12 +32,17 @@ PATIENCE = 120.0  # seconds after which a child that has not ended hangs
 RANKS_END = 10.0  # seconds that ranks have, after one of them died
 MIB = 1 << 20
 EVEN = {"threads": 2, "schedule": "static"}  # the same bits, however busy the cores are
+counts = Counter()  # of what was done in all trials, beyond their number
 
 
 class Child:
-    """``function(say)`` in a forked process; what it says, and the exception that ended it, come through a pipe."""
+    """``function(say)`` in a forked process; what it says, and the exception that ended it, come through a pipe.
+
+    Signals do there what they do in any Python, whatever they do here.
+    """
 
     def __init__(self, function):
+        counts["children"] += 1
         self.reading, writing = os.pipe()
         self.pid = os.fork()
         if self.pid:
@@ -45,6 +52,9 @@ class Child:
         with os.fdopen(writing, "wb", buffering=0) as pipe:
             code = 1
             with contextlib.suppress(BaseException):
+                faulthandler.register(signal.SIGUSR2, pipe)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 try:
                     function(lambda word: pipe.write(word.encode()))
                     code = 0
@@ -56,23 +66,23 @@ class Child:
         os.kill(self.pid, number)
 
     def hear(self):
-        """The next letter that it says."""
-        ready, _, _ = select.select([self.reading], [], [], PATIENCE)
-        assert ready, "the child says nothing"
-        return os.read(self.reading, 1)
+        """The next letter that it says; AssertionError where it says nothing."""
+        return self.read(1, PATIENCE)
+
+    def read(self, size, patience):
+        ready, _, _ = select.select([self.reading], [], [], max(0.0, patience))
+        if ready:
+            return os.read(self.reading, size)
+        self.kill(signal.SIGUSR2)
+        time.sleep(1)
+        self.kill(signal.SIGKILL)
+        _, said = self.end()
+        raise AssertionError(f"a child hangs after {PATIENCE} s: {said.decode(errors='replace')}")
 
     def end(self):
         """(exit code or -signal, what it said); AssertionError where it hangs."""
         said, until = b"", time.monotonic() + PATIENCE
-        while True:
-            ready, _, _ = select.select([self.reading], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
-                self.kill(signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                raise AssertionError(f"a child hangs after {PATIENCE} s")
-            part = os.read(self.reading, 65536)
-            if not part:
-                break
+        while part := self.read(65536, until - time.monotonic()):
             said += part
         os.close(self.reading)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), said
@@ -160,7 +170,6 @@ def signals(rng):
     right = case.solve(**EVEN)
 
     def child(say):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         for _ in range(4):
             try:
                 say("R")
@@ -175,6 +184,7 @@ def signals(rng):
         job.hear()
         time.sleep(float(rng.uniform(0, 0.3)))
         job.kill(signal.SIGINT)
+        counts["interrupts"] += 1
     code, said = job.end()
     assert code == 0, said
 
@@ -196,6 +206,7 @@ def kills(rng):
             job.hear()
             time.sleep(float(rng.uniform(0, 0.2)))
             job.kill(signal.SIGKILL)
+            counts["kill -9"] += 1
             code, said = job.end()
             assert code == -signal.SIGKILL, said
             start = files.load_checkpoint(path, 150, 120, case.reg) if path.exists() else None
