@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 from launch import environment, launcher
 from problems import clouds
 
@@ -339,7 +340,83 @@ def ranks(rng):
         assert said.count(ENDS[end]) == 3, "every rank is told: " + said
 
 
+# ---- a GPU ----
+
+LOST = """
+import sys
+import numpy as np
+try:
+    import cupy as cp
+    assert cp.cuda.is_available()
+except (ImportError, AssertionError):
+    sys.exit("no GPU")
+import mapuot
+when, rng = sys.argv[1], np.random.default_rng(int(sys.argv[2]))
+(m, n), seen = rng.integers(20, 900, 2), [0]
+M, a, b = rng.random((m, n)), rng.random(m) + .1, rng.random(n) + .1
+G, A = cp.asarray(M), a * (rng.random((5, m)) + .5)
+bad = cp.RawKernel('extern "C" __global__ void bad(double *x) { x[1ll << 44] = 1; }', "bad")
+
+def lose():
+    bad((1,), (1,), (G,))
+
+def callback(stats):
+    seen[0] += 1
+    if seen[0] == 3:
+        lose()
+
+def solve(M, **more):
+    return mapuot.solve(M, a, b, .02, 1., tol=1e-8, **more)
+
+def refused(call):
+    try:
+        answer = call()
+    except (RuntimeError, MemoryError) as error:
+        assert "IllegalAddress" in str(error) or "ILLEGAL_ADDRESS" in str(error), repr(error)
+    else:
+        raise AssertionError(f"an answer from a lost context: {answer!r}")
+
+right, known = solve(M, threads=1), None
+if when != "before":
+    known = solve(G)
+    assert known.converged
+    np.testing.assert_allclose(known.mass, right.mass, rtol=1e-7)
+if when == "callback":
+    refused(lambda: solve(G, callback=callback).plan)
+elif when != "never":
+    lose()
+calls = {
+    "solve": lambda: solve(G), "batch": lambda: mapuot.solve_batch(G, A, b, .02, 1.),
+    "path": lambda: mapuot.path(G, a, b, regs=[.5, .02], reg_ms=1.), "logarithms": lambda: mapuot.log_matmul(G, G.T),
+}
+if known is not None:
+    calls |= {"plan": lambda: known.plan, "apply": lambda: known.apply(np.ones(n)), "cost": lambda: known.cost}
+if when != "never":
+    for name in rng.permutation([*calls]):
+        refused(calls[name])
+if known is not None:  # what was an answer is one
+    np.testing.assert_allclose(known.log_u, right.log_u, rtol=0, atol=1e-5)
+again = solve(M, threads=1)
+np.testing.assert_array_equal(again.log_u, right.log_u)
+np.testing.assert_array_equal(again.plan, right.plan)
+print("unharmed", flush=True)
+"""
+LOSSES = "before", "between", "callback"
+
+
+def contexts(rng):
+    """A GPU's context lost by other code: every call on it says so, the CPU and later processes are unharmed."""
+    for when in (str(rng.choice(LOSSES)), "never"):
+        command = [sys.executable, "-c", LOST, when, str(rng.integers(1 << 30))]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False)
+        if "no GPU" in done.stderr:
+            pytest.skip("needs a GPU and CuPy")
+        counts["contexts lost"] += when != "never"
+        assert done.returncode == 0, (when, done.stderr)
+        assert "unharmed" in done.stdout, (when, done.stdout, done.stderr)
+
+
 KINDS = {
     "calls": calls, "threads": threads, "forks": forks, "signals": signals, "kills": kills, "memory": memory,
-    "disks": disks, "ranks": ranks,
+    "disks": disks, "ranks": ranks, "contexts": contexts,
 }  # fmt: skip
