@@ -8,7 +8,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ...errors import shown
 from ...penalties import F64
 from ...points import PointCloud
 from ...processor import default_threads, isa
+from ...threads import each, kept_thread
 from ..contract import PAD
 
 TILE = 8
@@ -49,22 +49,15 @@ def check(status: int) -> int:
 
 def interruptible(call: Callable[[Any], int], work: float) -> int:
     """``check(call(stop))``; where ``work`` is large in another thread, so that Ctrl-C in this one can set stop."""
-    if work < CALL_WORK or threading.current_thread() is not threading.main_thread():
+    if work < CALL_WORK or threading.get_ident() != threading.main_thread().ident:
         return check(call(ffi.NULL))
-    stop = ffi.new("int32_t *")
-    future = helper().submit(call, stop)
-    try:
-        return check(future.result())
-    except BaseException:
+    stop, found = ffi.new("int32_t *"), list[int]()
+
+    def end() -> None:
         stop[0] = 1
-        wait([future])
-        raise
 
-
-@functools.cache
-def helper() -> ThreadPoolExecutor:
-    """The other thread, kept: a new one takes up to a millisecond to start where the cores are busy."""
-    return ThreadPoolExecutor(1, "helper")
+    each(lambda _: found.append(call(stop)), [None], end, start=kept_thread)
+    return check(found[0])
 
 
 def call_bytes(pool: Any, cost: Cost, d: int = 1) -> int | None:
@@ -154,7 +147,6 @@ def pool_of(threads: int) -> Any:
 
 
 os.register_at_fork(after_in_child=pool_of.cache_clear)  # a child has none of the threads
-os.register_at_fork(after_in_child=helper.cache_clear)
 asked = os.environ.get("MAPUOT_ISA") or "auto"
 if asked not in ("auto", isa()):
     warnings.warn(
