@@ -178,7 +178,7 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_fin
         repeat(p, stats);
     else
         settle(limits, p, stats);
-    certify(limits, p, stats, finish->sums[SUM_GAP], finish->sums[SUM_HARD], scale);
+    certify(limits, p, stats, finish->sums[SUM_GAP], finish->sums[SUM_HARD], finish->sums[SUM_MISFIT], scale);
     finish->args.common = next_translation(limits, log_ratio_of(finish->sums[SUM_NEXT], stats->mass));
     if (stats->rejected > 0) { /* from the last image, or from the same v on a fresh K */
         const double *from = p->step == MAPUOT_GO_BACK ? state->history + np : state->work;

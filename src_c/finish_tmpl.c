@@ -67,6 +67,7 @@ static void prox_scalar(const mapuot_state *state, const sweep_args *args, int64
         out[SUM_HARD] += found.hard;
         out[SUM_DUAL] += found.dual;
         out[SUM_NEXT] += found.next;
+        out[SUM_MISFIT] += found.misfit;
     }
 }
 

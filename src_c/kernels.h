@@ -88,7 +88,7 @@ typedef struct {
 
 /* sweep results: sums over columns but SWEEP_RESIDUAL, a maximum */
 enum { SUM_MASS, SUM_WEIGHT, SUM_SCALE, SUM_DEAD };                                             /* sweep_marginal */
-enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT };                                                 /* sweep_prox */
+enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT, SUM_MISFIT };                                     /* sweep_prox */
 enum { SUM_ADVANCED };                                                                          /* sweep_advance */
 enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 * MAX_MEMORY }; /* sweep_difference */
 

@@ -42,6 +42,7 @@ typedef struct {
     double tol, tol_gap;
     int64_t translate, memory, in_place;
     mapuot_dtype dtype;
+    double path; /* of mapuot_limits */
 } mapuot_terms;
 
 /* One marginal: the rows (a, u) or the columns (b, v).  All arrays have len entries; those of the columns

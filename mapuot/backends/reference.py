@@ -155,7 +155,8 @@ class Workspace:
         hard = penalties.violation(cols.penalty, s, cols.weight, cols.rho, cols.upper).sum()
         rounding = problem.exponent_error(log_u, log_v) + EXPONENT_ROUNDING * abs(self.lam)
         rounding = float(np.expm1(rounding)) if rounding <= 1 else math.inf
-        moved, gap, error = self.certify(dual, mass, gap, hard, rounding)
+        misfit = self.misfit(log_v, s) if cols.penalty in ("tv", "range") else math.inf
+        moved, gap, error = self.certify(dual, mass, gap, hard, misfit, rounding)
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
         image = self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
@@ -167,7 +168,9 @@ class Workspace:
         lower = dual - moved if moved < math.inf else -math.inf
         return Stats(self.passes, gap, error, lower, float(mass), residual, rejected, status)
 
-    def certify(self, dual: float, mass: float, gap: float, hard: float, rounding: float) -> tuple[float, float, float]:
+    def certify(
+        self, dual: float, mass: float, gap: float, hard: float, misfit: float, rounding: float
+    ) -> tuple[float, float, float]:
         """(what rounding may have added to the dual value, gap, error); ``rounding``: of an entry of the plan."""
         problem, reg, sides = self.problem, self.problem.reg, (self.problem.rows, self.problem.cols)
         kl = sum(x.largest_soft_rho for x in sides if x.logarithmic)
@@ -179,6 +182,8 @@ class Workspace:
             moved = mass * (reg + kl / 4) * rounding + 1e-15 * terms  # 2 of the 8 roundings lie between u and r
             distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
             error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
+            if gap <= 1e-13 * (sum(x.dual_scale for x in sides) + abs(dual) + reg * mass):
+                error = min(error, 2 * min(problem.shape) * float(misfit / mass + 2**-51))
             error += rounding * (1 + 2 * error)
             root = np.sqrt(max(gap, 0.0)) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
             rounded = float(root**2 + rounding * mass * (2 * tv + prices))
@@ -218,6 +223,12 @@ class Workspace:
         f = np.where(np.isneginf(log_x), 0.0, self.problem.reg * log_x)
         term = penalties.gap_term(side.penalty, f, marginal, side.weight, side.rho, side.upper)
         return float(term[~np.isneginf(log_x)].sum())
+
+    def misfit(self, log_v: F64, s: F64) -> float:
+        """What the columns are off the marginals that their potentials are optimal for."""
+        side, used = self.problem.cols, ~np.isneginf(log_v)
+        f = np.where(used, self.problem.reg * log_v, 0.0)
+        return float(penalties.misfit(side.penalty, f, s, side.weight, side.rho, side.upper)[used].sum())
 
     def dual(self, log_u: F64, log_v: F64, mass: float) -> float:
         problem = self.problem
