@@ -191,6 +191,27 @@ def draw_points(rng: Any, largest: int) -> Problem:
         return problem.replace(M=M, points=(x, y, metric, scale), reg=float(reg), reg_m=reg_m)
 
 
+def draw_pairs(rng: Any, largest: int) -> Problem:
+    """A problem most of whose pairs are forbidden: at random, in parts that nothing connects, or along a band."""
+    while True:
+        problem = draw(rng, largest)
+        if (problem.hard(0) or problem.hard(1)) and rng.random() < 0.7:  # most of these have no plan
+            continue
+        m, n = problem.shape
+        i, j = np.arange(m)[:, None], np.arange(n)
+        kind, parts, width = rng.integers(0, 4), int(rng.integers(1, 5)), int(rng.integers(1, 4))
+        kept = rng.random((m, n)) < rng.uniform(0.1, 0.8)
+        if kind >= 2:
+            kept |= abs(i * n - j * m) <= width * max(m, n)
+        if kind >= 1:
+            kept &= i * parts // m == j * parts // n
+        if kind == 0 and rng.random() < 0.2:
+            kept[rng.integers(0, m)] = kept[:, rng.integers(0, n)] = False
+        M = np.where(kept, problem.M, np.inf).astype(problem.M.dtype)
+        if np.isfinite(M).any():
+            return problem.replace(M=M)
+
+
 def draw_masses(rng: Any, size: int) -> Any:
     kind = rng.integers(0, 6)
     if kind == 0:

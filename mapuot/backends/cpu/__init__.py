@@ -5,8 +5,10 @@ from .stream import PlanStream, asarray, extrema, to_numpy
 from .workspace import QUICK_ENTRIES, QUICK_PASSES, Workspace
 
 MAKES_COSTS = True  # costs of points, as they are needed
+PAIRS = True  # a K of stored pairs
 __all__ = [
     "MAKES_COSTS",
+    "PAIRS",
     "QUICK_ENTRIES",
     "QUICK_PASSES",
     "PlanStream",

@@ -18,6 +18,7 @@ from ...errors import shown
 from ...penalties import F64
 from ...points import PointCloud
 from ...processor import default_threads, isa
+from ...sparse import Sparse
 from ...threads import each, kept_thread
 from ..contract import PAD
 
@@ -110,13 +111,16 @@ def pointer(array: Any, ctype: str = "double *") -> Any:
 
 
 def matrix(array: Any) -> Any:
-    """mapuot_matrix of a 2-D numpy array or of points, or the empty one for None."""
+    """mapuot_matrix of a 2-D numpy array, of points or of stored pairs, or the empty one for None."""
     view = ffi.new("mapuot_matrix *")
     if isinstance(array, PointCloud):
         points, (metric, scale) = view.points, array.core
         points.x, points.y = pointer(array.rows), pointer(array.columns)
         points.d, points.ld = array.columns.shape
         points.metric, points.scale = METRICS[metric], scale
+    elif isinstance(array, Sparse):
+        view.data, view.dtype = pointer(array.data, "void *"), CODES[array.dtype.char]
+        view.start, view.column = pointer(array.start, "int64_t *"), pointer(array.column, "int32_t *")
     elif array is not None:
         view.data = ffi.cast("void *", array.__array_interface__["data"][0])
         view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
