@@ -19,8 +19,7 @@ import numpy as np
 
 from ..log_matmul import log_matmul
 from ..penalties import F64
-from .ascend import UnderflowError, log_sum, translation
-from .edge import UNIT
+from .ascend import UNIT, UnderflowError, log_sum, translation
 from .problem import MultiProblem, oriented
 from .state import State, prox
 
@@ -82,6 +81,7 @@ class Blocks:
         apart = hard[0] if hard else next(k for k, x in enumerate(problem.marginals) if not x.free)
         self.order = [apart, *(k for k in range(len(problem.marginals)) if k != apart)]
         self.sizes = [problem.shape[k] for k in self.order]
+        self.ends, self.alone = [sum(self.sizes[1:])], 0.0
         self.kernel = (Tensor if problem.array is not None else Triangle)(problem, self.order)
 
     def start(self, state: F64 | None = None) -> F64:
@@ -96,7 +96,7 @@ class Blocks:
     def log_w(self, log_u: list[F64], m: int) -> F64:
         return np.asarray(self.problem.marginals[self.order[m]].log_weight + log_u[m])
 
-    def sweep(self, state: F64) -> State:
+    def sweep(self, state: F64, narrow: bool) -> State:
         log_u = [np.zeros(self.sizes[0]), *self.split(state)]
         while True:
             try:
@@ -120,17 +120,27 @@ class Blocks:
             log_s[m] = self.left.log_sums(factors, tops, m)
         terms = sum(float(np.abs(x).max()) for x in (*self.kernel.shift, *self.left.shift, *log_u, *log_s))
         rounding = UNIT * (8 * (terms + self.problem.largest / reg) + self.kernel.terms + sum(self.sizes) + 32)
-        found = State([np.zeros(0)] * len(log_u), [np.zeros(0)] * len(log_u), rounding)
+        log_mass = log_sum(self.log_w(log_u, 0) + log_s[0])
+        found = State([np.zeros(0)] * len(log_u), [np.zeros(0)] * len(log_u), log_mass, rounding)
         for m, k in enumerate(self.order):
             found.log_u[k], found.log_s[k] = log_u[m], log_s[m]
         return found
+
+    def complete(self, found: State) -> None:
+        """It is whole."""
+
+    def guess(self, residual: F64, found: State) -> tuple[float, float]:
+        raise NotImplementedError  # of whole ones nothing is guessed
+
+    def translated(self, state: State, lam: F64) -> State:
+        return state.translated(lam)
 
     def factors(self, log_u: list[F64]) -> tuple[list[F64], list[float]]:
         """What multiplies W along its axes, and the logarithms that it is scaled by."""
         pairs = [scaled(self.log_w(log_u, m) - self.left.shift[m - 1]) for m in range(1, len(log_u))]
         return [x for x, _ in pairs], [top for _, top in pairs]
 
-    def image(self, state: State, lam: F64) -> F64:
+    def image(self, state: State, lam: F64, exact: bool) -> F64:
         """The potentials of all marginals but the first, best for its u: each in turn on W, and all translated."""
         problem = self.problem
         log_u = [state.log_u[k] for k in self.order]
@@ -151,8 +161,8 @@ class Blocks:
                 if not change > RESTED * first or len(log_u) == 2:
                     break
                 first = first or change
-                by_marginal = State([log_u[self.order.index(k)] for k in range(len(log_u))], [], 0.0)
-                shifts = translation(problem, by_marginal, log_mass)
+                by_marginal = State([log_u[self.order.index(k)] for k in range(len(log_u))], [], log_mass, 0.0)
+                shifts = translation(problem, by_marginal)
                 log_u = [x + shifts[k] for x, k in zip(log_u, self.order, strict=True)]
                 tops = [top + shifts[k] for top, k in zip(tops, self.order[1:], strict=True)]
                 self.left.base += float(shifts[self.order[0]])
@@ -278,7 +288,8 @@ class Triangle:
 
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
         self.problem, self.order, self.reg = problem, order, problem.reg
-        self.C = [np.asarray(oriented(problem.edges, order[k], order[m])) for k, m in PAIRS]
+        self.edges = {pair: np.asarray(C) for pair, C in problem.edges.items()}
+        self.C = [oriented(self.edges, order[k], order[m]) for k, m in PAIRS]
         self.terms = sum(problem.shape)
         self.fresh = self.on_logs = False
 
@@ -330,14 +341,14 @@ class Triangle:
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
         """The third marginal summed over by a product on logarithms."""
-        L = {pair: np.divide(C, -self.reg) for pair, C in self.problem.edges.items()}
+        L = {pair: np.divide(C, -self.reg) for pair, C in self.edges.items()}
         third = 3 - i - j
         log_pair = log_matmul(oriented(L, i, third) + log_w[third], oriented(L, third, j)) + oriented(L, i, j)
         return np.asarray(np.exp(log_pair + log_w[i][:, None] + log_w[j]))
 
     def cost(self, log_w: list[F64]) -> float:
         total = 0.0
-        for (i, j), C in self.problem.edges.items():
+        for (i, j), C in self.edges.items():
             P = self.pair(i, j, log_w)
             total += float((P[P > 0] * C[P > 0]).sum())
         return total

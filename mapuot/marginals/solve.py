@@ -19,7 +19,7 @@ from .problem import MultiProblem
 from .result import MultiResult
 from .tree import Tree
 
-EASY, STEP = 100.0, 4.0  # costs / reg at which a solve starts at once, and the ratio of one reg to the next
+EASY, STEP = 100.0, 4.0  # costs / reg of each pair up to which there is one reg, and the ratio of one to the next
 NEAR, RUNG_PASSES = 0.5, 50  # how well, and in how many passes, a larger reg is solved
 
 
@@ -78,8 +78,8 @@ def multimarginal(
 
     Notes
     -----
-    Everything is float64, in one process, by NumPy's BLAS. A tree keeps the kernel of each cost, a triangle three and
-    two products of their size, an array one kernel of its size.
+    Everything runs in one process. A tree keeps the kernel of each cost, in float32 where they are large and tol lets
+    them, a triangle three in float64 and two products of their size, an array one kernel of its size.
 
     Examples
     --------
@@ -103,6 +103,7 @@ def multimarginal(
         as_count(max_passes, "max_passes"),
         as_callback(callback),
     )
+    problem = problem.stored_for(rules.tol, rules.tol_gap)
     body, state, passes = approach(problem, rules, begin)
     trace: list[Stats] = []
     ascent = Ascent(body, rules, trace, begin, passes)
@@ -119,7 +120,7 @@ def body_of(problem: MultiProblem) -> Tree | Blocks:
 
 def approach(problem: MultiProblem, rules: Rules, begin: float) -> tuple[Tree | Blocks, F64, int]:
     """The body, where it starts, and passes made: at small reg it comes from larger ones, a few passes each."""
-    rungs = max(0, math.ceil(math.log(max(problem.largest / problem.reg, 1.0) / EASY, STEP)))
+    rungs = max(0, math.ceil(math.log(max(max(problem.sizes.values()) / problem.reg, 1.0) / EASY, STEP)))
     state, passes = None, 0
     for rung in range(rungs, 0, -1):
         left = min(RUNG_PASSES, (rules.max_passes - passes) // 2)
