@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import pick
+from ..backends import load, pick
 from ..backends.contract import SMALL_ENTRIES, host
-from ..backends.cpu import kernel as cpu
-from ..backends.cuda import kernel as cuda
 from ..backends.kernel import NARROW_ENTRY, LogKernel
 from ..cost import Cost, Dense
 from ..errors import InfeasibleError, shown
@@ -93,8 +91,10 @@ class MultiProblem:
 
     def kernel(self, cost: Cost, largest: float) -> LogKernel:
         if self.xp is not np:
-            return cuda.Kernel(cost, self.reg, largest, self.xp)
-        return cpu.Kernel(cost, self.reg, largest, self.storage, self.threads)
+            kernel: LogKernel = load("cuda").Kernel(cost, self.reg, largest, self.xp)
+        else:
+            kernel = load("cpu").Kernel(cost, self.reg, largest, self.storage, self.threads)
+        return kernel
 
     def size_of(self, i: int, j: int) -> float:
         """The largest finite |cost| of two neighbours."""

@@ -1,6 +1,7 @@
 """The CPU backend: numpy owns the memory, src_c does the work. The words are those of backends/contract.py."""
 
 from ..contract import weigh
+from .kernel import Kernel
 from .stream import PlanStream, asarray, extrema, to_numpy
 from .workspace import QUICK_ENTRIES, QUICK_PASSES, Workspace
 
@@ -11,6 +12,7 @@ __all__ = [
     "PAIRS",
     "QUICK_ENTRIES",
     "QUICK_PASSES",
+    "Kernel",
     "PlanStream",
     "Workspace",
     "asarray",

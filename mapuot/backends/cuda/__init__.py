@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "PlanStream": "stream", "weigh": "batch"}
+PLACES |= {"Kernel": "kernel"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 MAKES_COSTS = True  # of points, as they are needed
 
