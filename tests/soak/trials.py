@@ -387,7 +387,7 @@ elif when != "never":
     lose()
 calls = {
     "solve": lambda: solve(G), "batch": lambda: mapuot.solve_batch(G, A, b, .02, 1.),
-    "path": lambda: mapuot.path(G, a, b, regs=[.5, .02], reg_ms=1.), "logarithms": lambda: mapuot.log_matmul(G, G.T),
+    "path": lambda: [*mapuot.path(G, a, b, regs=[.5, .02], reg_ms=1.)], "logarithms": lambda: mapuot.log_matmul(G, G.T),
 }
 if known is not None:
     calls |= {"plan": lambda: known.plan, "apply": lambda: known.apply(np.ones(n)), "cost": lambda: known.cost}
