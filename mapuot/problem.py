@@ -26,6 +26,7 @@ from .side import Side
 from .sparse import Parts, Sparse
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
+VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
 
 
 def largest_log(log_weight: F64) -> float:
@@ -124,11 +125,14 @@ class Problem(Common):
         return dataclasses.replace(self, **self.exchanged)
 
     def exponent_error(self, log_u: F64, log_v: F64) -> float:
-        """Relative plan error by the rounding of log u + log v - M / reg, from its largest terms."""
+        """Relative plan error by the rounding of log u + log v - M / reg, from its largest terms.
+
+        Costs that outweigh log u + log v by VANISHING, finite ones that stand for inf, make entries 0 and do not count.
+        """
         largest = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (log_u, log_v))
-        largest += sum(map(largest_log, self.log_reference))
-        costs = self.cost.error(self.M_max) / self.reg
-        return EXPONENT_ROUNDING * float(self.spread + self.ranks.max(largest)) + costs
+        largest = self.ranks.max(largest + sum(map(largest_log, self.log_reference)))
+        paid = min(self.spread, largest + abs(self.M_min) / self.reg + VANISHING)
+        return EXPONENT_ROUNDING * float(paid + largest) + self.cost.error(self.M_max) / self.reg
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """log u_i + log a_i and log v_j + log b_j, the exponent of the plan but for M and c; -inf where it is 0."""

@@ -201,7 +201,7 @@ typedef struct {
     int64_t most;        /* one that needs more of them is left unsolved: the call must end soon */
     mapuot_stats *trace; /* most + 8 passes of the one problem, or NULL */
     double scaling_below, scaling_step, coarse_tol, mass_tolerance;
-    double safe_spread, far, exponent_rounding, scale_limit, most_scale;
+    double safe_spread, far, exponent_rounding, vanishing, scale_limit, most_scale;
 } mapuot_task;
 
 /* One of them.  status: CONVERGED, RUNNING (out of passes), any other: not solved, and nothing of it holds. */

@@ -283,3 +283,19 @@ def test_bound_counts_the_rounding_of_far_potentials(backend):
     assert np.abs(result.log_u).min() > 1e9
     assert not result.converged
     assert abs(result.plan.sum() - result.mass) <= result.error_bound * result.mass
+
+
+@pytest.mark.parametrize("far", [1e6, 1e8, 1e10, 1e14])
+def test_finite_costs_that_stand_for_inf(backend, far):
+    """Their entries of K are 0: that their exponents have no digit left is nobody's rounding."""
+    case = clouds(24, 19, reg=0.05, ratio=1.5)
+    where = np.random.default_rng(0).random(case.M.shape) < 0.3
+    right = case.replace(M=np.where(where, np.inf, case.M)).solve(backend=backend, tol=1e-9, precision="float64")
+    case = case.replace(M=np.where(where, far, case.M))
+    result = checked(case, backend)
+    assert result.n_passes < 100
+    assert relative_error(result.plan, right.plan) < 3e-9
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mapuot.ScalingWarning)
+        batch = mapuot.solve_batch(case.M, np.tile(case.a, (2, 1)), case.b, 0.05, 1.0, tol=1e-9, backend=backend)
+    assert batch.converged.all()

@@ -103,6 +103,15 @@ def sentinels(rng: Any, m: int, n: int) -> Any:
     return np.where(rng.random((m, n)) < 0.3, 10.0 ** rng.uniform(1, 6), rng.random((m, n)))
 
 
+def with_sentinels(rng: Any, M: Any) -> Any:
+    """Some entries, or a row, far above what ``reg`` was drawn for."""
+    where = rng.random(M.shape) < rng.choice([0.05, 0.3, 0.7])
+    if rng.random() < 0.2:
+        where[rng.integers(0, len(M))] = True
+    far = np.asarray(spread(M) * 10.0 ** rng.uniform(1, 12), M.dtype)
+    return np.where(where & np.isfinite(M), far, M)
+
+
 COSTS: tuple[Callable[[Any, int, int], Any], ...] = (
     *[lambda rng, m, n: rng.random((m, n))] * 3,
     *[squared_distances] * 2,
@@ -133,6 +142,7 @@ def draw_cost(rng: Any, m: int, n: int) -> Any:
     return M
 
 
+SENTINELS = 0.07  # share of the problems
 METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 
 
@@ -271,6 +281,8 @@ def draw(rng: Any, largest: int = 12, plain: bool = False) -> Problem:
     found = Problem(M, a, b, float(reg), reg_m, penalty, draw_reference(rng, m, n))
     if found.exactly_balanced(0) and found.exactly_balanced(1):
         found = found.replace(b=b * (a.sum() / b.sum()))
+    if rng.random() < SENTINELS:
+        found = found.replace(M=with_sentinels(rng, M))
     return found
 
 

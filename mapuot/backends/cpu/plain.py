@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...penalties import F64
-from ...problem import EXPONENT_ROUNDING, BatchProblem
+from ...problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
 from ...validate import MASS_TOLERANCE
 from ..contract import Options, memory_of
 from ..records import STATS
@@ -82,7 +82,7 @@ def fill_task(
     task.max_passes, task.most = max_passes, min(MOST_PASSES, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
     task.scaling_below, task.scaling_step, task.coarse_tol = steps
     task.safe_spread, task.far = SAFE_SPREAD[options.precision], FAR
-    task.mass_tolerance, task.exponent_rounding = MASS_TOLERANCE, EXPONENT_ROUNDING
+    task.mass_tolerance, task.exponent_rounding, task.vanishing = MASS_TOLERANCE, EXPONENT_ROUNDING, VANISHING
     task.scale_limit, task.most_scale = SCALES["scale_limit"], SCALES["most_scale"]
     terms, itemsize = task.terms, np.dtype(STORAGE[options.precision]).itemsize
     memory = memory_of(options.memory, shape[0], itemsize)
