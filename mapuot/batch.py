@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cached_property
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 from .backends import Options, Stats, host, name_of, namespace, pick
 from .backends.contract import FAILED, MEMORY
 from .backends.workspace import FAR
+from .cached import cached_property
 from .errors import MUTED, ConvergenceWarning, ScalingWarning, warn
 from .loop import Run
 from .penalties import F64

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator
-from functools import cached_property
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from .backends import Options, Stats, pick
 from .backends.records import STATS, told
+from .cached import cached_property
 from .cost import Dense
 from .problem import BatchProblem, Problem
 from .processor import SERIAL_ENTRIES

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from . import validate
 from .backends.contract import host, namespace
+from .cached import cached_property
 from .cost import Cost, Dense
 from .errors import InfeasibleError
 from .penalties import F64, project

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from html import escape
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import numpy as np
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
 from .backends.contract import FAILED, host, namespace
+from .cached import cached_property
 from .errors import MUTED, ConvergenceWarning, shown, told_bound, told_miss, warn
 from .files import split_name, write
 from .labels import as_labels, classes_of, one_hot, shares

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from .cached import cached_property
 from .penalties import F64, dual_term
 from .ranks import ALONE, Ranks
 

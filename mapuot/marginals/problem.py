@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from ..backends import load, pick
 from ..backends.contract import SMALL_ENTRIES, host
 from ..backends.kernel import NARROW_ENTRY, LogKernel
+from ..cached import cached_property
 from ..cost import Cost, Dense
 from ..errors import InfeasibleError, shown
 from ..penalties import F64

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ..backends import Stats
 from ..backends.contract import FAILED
+from ..cached import cached_property
 from ..errors import shown, told_bound
 from ..penalties import F64, kl_divergence
 from ..result import Certified

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from problems import clouds, relative_error
+from soak.trials import Child
 
 import mapuot
 from mapuot.backends import cpu
@@ -317,3 +318,34 @@ def test_threads_in_a_cgroup_with_a_quota(own_cgroup):
         found, threads, few, online = map(int, run_python(code).communicate(timeout=60)[0].split())
         assert found == threads == min(max(1, round(quota)), online)
         assert few == 1
+
+
+def test_a_plan_that_is_being_formed_stops_nobody_else(monkeypatch):
+    """Another result's plan, in another thread and in a child that is forked meanwhile."""
+    case, plan = CASE.replace(penalty=("kl", "tv")), cpu.PlanStream.plan
+    one, other, right = case.solve(), case.replace(reg=0.05).solve(), case.replace(reg=0.05).solve().plan
+    forms, ends = threading.Event(), threading.Event()
+
+    def slow(stream, *rows):
+        if stream.problem is one.problem:
+            forms.set()
+            ends.wait(60)
+        return plan(stream, *rows)
+
+    monkeypatch.setattr(cpu.PlanStream, "plan", slow)
+
+    def child(say):
+        np.testing.assert_array_equal(other.plan, right)
+
+    thread = threading.Thread(target=lambda: one.plan)
+    thread.start()
+    try:
+        assert forms.wait(60)
+        code, said = Child(child).end()
+        assert code == 0, said
+        np.testing.assert_array_equal(other.plan, right)
+        assert "plan" not in vars(one)
+    finally:
+        ends.set()
+        thread.join()
+    assert "plan" in vars(one)

@@ -1,0 +1,22 @@
+"""`cached_property` as Python 3.12 has it, without a lock.
+
+That of 3.10 and 3.11 holds one lock for all objects of a class while it computes: a plan that one thread forms stops
+every other thread that asks another result for its own, and a child forked meanwhile waits for ever. Without it two
+threads that ask one result at once may both form its plan; the later one is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    cached_property = functools.cached_property
+else:
+
+    class cached_property(functools.cached_property):  # noqa: N801 - the word of functools
+        def __get__(self, instance: Any, owner: type | None = None) -> Any:
+            if instance is None:
+                return self
+            value = vars(instance)[self.attrname] = self.func(instance)
+            return value
