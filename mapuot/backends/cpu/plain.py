@@ -23,6 +23,7 @@ from .workspace import NARROW_NOISE, SAFE_SPREAD, SCALES
 CALL_ENTRIES = 1 << 28  # of K read by one call, some .2 s: Ctrl-C waits for it
 MOST_PASSES = 10_000  # of one call
 KEPT_BYTES = 1 << 23  # of scratch between two calls
+KEPT_CALLS = 16  # of hundreds of threads, some 9 MB each
 CONVERGED, OUT_OF_PASSES = lib.MAPUOT_CONVERGED, lib.MAPUOT_RUNNING
 
 CALL_PROBLEMS = 8  # of one call and thread: some have thousands of passes to make
@@ -103,7 +104,10 @@ def solve(
     steps: tuple[float, float, float], plan: Any,
 ) -> Found | None:  # fmt: skip
     """One problem of C-contiguous arrays; ``plan`` is filled where it is an array. None: it is not plain after all."""
-    call = kept.pop() if kept else Call()
+    try:
+        call = kept.pop()
+    except IndexError:  # asked first, another thread could take the last one meanwhile
+        call = Call()
     shape, dtype = M.shape, M.dtype.char
     if call.options is not options or call.shape != (shape, dtype, max_passes):
         call.prepare(shape, dtype, options, max_passes, steps)
@@ -138,7 +142,7 @@ def solve(
             problem.high,
             bool(problem.forbidden),
         )
-    if call.scratch.nbytes <= KEPT_BYTES:
+    if call.scratch.nbytes <= KEPT_BYTES and len(kept) < KEPT_CALLS:
         kept.append(call)
     return found
 
