@@ -7,6 +7,7 @@ Clusters come from some rows and columns of M, without coordinates; any clusters
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -79,7 +80,7 @@ class Coarse:
     most, labels, every, look = MOST_CLUSTERS, LABELS, EVERY, LOOK  # where a device has others: cuda/coarse.py
 
     def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
-        self.workspace, self.problem = workspace, problem
+        self.workspace, self.problem = weakref.proxy(workspace), problem  # in a cycle M would stay until it is found
         self.passes, self.dropped = 0, 0
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
         at_hand = problem.cost.held and not isinstance(problem.cost, Sparse) and problem.cols.ranks.size == 1

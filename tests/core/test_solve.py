@@ -1,6 +1,8 @@
 """The solver against POT, numpy, exact answers and itself: iterates, methods, precisions, starts, stops."""
 
+import gc
 import warnings
+import weakref
 
 import numpy as np
 import ot
@@ -368,3 +370,35 @@ def test_two_runs_are_bitwise_equal(threads, precision):
     assert np.array_equal(one.log_v, two.log_v)
     assert np.array_equal(one.plan, two.plan)
     assert one.cost == two.cost
+
+
+CALLS = {
+    "solve": lambda M, case, **more: mapuot.solve(M, case.a, case.b, 0.05, 1.0, **more),
+    "ordinary": lambda M, case, **more: mapuot.solve(M, case.a, case.b, 0.05, 1.0, penalty=("kl", "tv"), **more),
+    "streamed": lambda M, case, **more: mapuot.solve(lambda i, j: M[i:j], case.a, case.b, 0.05, 1.0, **more),
+    "points": lambda M, case, **more: mapuot.solve(
+        mapuot.PointCloud(M, M + 0.1), None, None, 0.05, 1.0, precision="float64", **more
+    ),
+    "batch": lambda M, case, **more: mapuot.solve_batch(M, case.a, case.b, 0.05, 1.0, **more),
+    "batch, alone": lambda M, case, **more: mapuot.solve_batch(
+        M, np.tile(case.a, (3, 1)), case.b, 0.05, 1.0, penalty=("kl", "tv"), reference=M + 1, **more
+    ),
+    "path": lambda M, case, **more: [*mapuot.path(M, case.a, case.b, regs=[0.5, 0.1], reg_ms=1.0, **more)],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_of_a_call_stays(backend, name):
+    """No cycle of references holds the cost, or a device's vectors, until Python looks for cycles, perhaps never."""
+    case = clouds(12, 9)
+    CALLS[name](case.M, case, backend=backend)  # what is made once
+    M = case.M.copy()
+    alive = weakref.ref(M)
+    gc.collect()
+    gc.disable()
+    try:
+        CALLS[name](M, case, backend=backend)
+        del M
+        assert alive() is None
+    finally:
+        gc.enable()

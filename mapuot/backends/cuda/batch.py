@@ -100,8 +100,8 @@ class BatchWorkspace:
         self.task, self.options, self.p = task, options, p
         self.M, self.A, self.B = (cp.asarray(x) for x in (task.M, task.A, task.B))
         sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8}
-        small = max(m, n) <= MOST
-        if not small:
+        self.small = max(m, n) <= MOST
+        if not self.small:
             lengths = (COLUMN_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8)
             sizes |= dict(zip(VECTORS, lengths, strict=True))
         block, at = cp.zeros(p * sum(sizes.values())), 0
@@ -113,7 +113,6 @@ class BatchWorkspace:
         if log_v is not None:
             self.x.set(log_v) if isinstance(log_v, np.ndarray) else cp.copyto(self.x, log_v)
         self.stats = np.zeros(p, REPORT)
-        self.advance = self.blocks if small else self.products
         self.passes = 0
 
     def climb(self, reg: float, options: Options, count: int) -> None:
@@ -140,6 +139,9 @@ class BatchWorkspace:
         self.passes += passes
         self.advance(self.record(self.options, self.task.reg), self.passes)
         return int((self.stats["status"] == 0).sum())
+
+    def advance(self, record: Any, count: int) -> None:
+        (self.blocks if self.small else self.products)(record, count)
 
     def blocks(self, record: Any, count: int) -> None:
         """A block a problem: float32 passes, then float64 ones."""
