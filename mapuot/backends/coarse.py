@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..cost import Cost
 from ..points import PointCloud
 from ..problem import Problem
 from ..processor import SERIAL_ENTRIES
@@ -38,6 +39,11 @@ class Labels(NamedTuple):
     label: Any
     order: Any
     first: Any
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Clusters of rows and of columns, none of which is empty."""
+        return len(self.first) - 1, int(self.label.max()) + 1
 
 
 def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
@@ -82,6 +88,7 @@ class Coarse:
     def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
         self.workspace, self.problem = weakref.proxy(workspace), problem  # in a cycle M would stay until it is found
         self.passes, self.dropped = 0, 0
+        self.found: Labels | None = None  # the core points at these, whatever other solves of the cost find
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
         at_hand = problem.cost.held and not isinstance(problem.cost, Sparse) and problem.cols.ranks.size == 1
         self.wanted = memory > 0 and None not in rhos and at_hand
@@ -124,10 +131,16 @@ class Coarse:
 
     def renewed(self, count: int) -> list[Stats]:
         """A labelled pass and the matrix that it gives, and what passes follow at once, ``count`` of them at most."""
-        cost = self.problem.cost
-        if cost.labels is None:
-            cost.labels = find(self.problem, self.workspace.split, *self.counts)
-        stats: list[Stats] = self.workspace.labelled_pass(cost.labels, self.counts)
+        if self.found is None:
+            self.found = self.labels_of(self.problem.cost)
+        stats: list[Stats] = self.workspace.labelled_pass(self.found, self.counts)
         if serves(stats[0]):
             self.workspace.correct(self.fi)
         return stats
+
+    def labels_of(self, cost: Cost) -> Labels:
+        """Those that an earlier solve of this cost found, if they are as many: over ranks a cloud has more."""
+        labels: Labels | None = cost.labels
+        if labels is None or labels.counts != self.counts:
+            labels = cost.labels = find(self.problem, self.workspace.split, *self.counts)
+        return labels

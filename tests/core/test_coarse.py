@@ -1,10 +1,13 @@
 """The coarse correction: its clusters, its matrix and its steps against the oracle, and the guard over it."""
 
+import weakref
+
 import numpy as np
 import pytest
 from problems import clouds, with_forbidden, with_zeros
 from test_kernels import DTYPES, compare_passes, make_problem, options
 
+import mapuot
 from mapuot.backends import coarse, cpu, reference
 from mapuot.backends.cpu import native
 
@@ -92,3 +95,28 @@ def test_a_wrong_correction_is_dropped():
     assert not workspace.correcting
     workspace.iterate(3)
     assert workspace.correcting
+
+
+def test_clusters_stay_while_the_core_points_at_them():
+    """Another solve of the same cost, in another thread, may put its own in their place."""
+    workspace = corrected()
+    alive = [weakref.ref(array) for array in workspace.problem.cost.labels]
+    workspace.problem.cost.labels = None
+    assert all(x() is not None for x in alive)
+    workspace.iterate(coarse.EVERY + PASSES)
+    workspace.close()
+    del workspace
+    assert not any(x() is not None for x in alive)
+
+
+def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
+    """Over ranks it has more of them than alone; labels of 128 clusters wrote behind the sums of 16."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((660, 3)), rng.random((640, 3))
+    cloud, one = mapuot.PointCloud(x, y), mapuot.PointCloud(x, y)
+    mapuot.solve(cloud, None, None, 0.01, 1.0, threads=1)
+    assert cloud.labels.counts == (128, 128)
+    monkeypatch.setattr(coarse.Coarse, "most", 16)
+    found, right = (mapuot.solve(z, None, None, 0.01, 1.0, threads=1) for z in (cloud, one))
+    assert cloud.labels.counts == (16, 16)
+    np.testing.assert_array_equal(found.log_u, right.log_u)
