@@ -111,8 +111,8 @@ class Workspace(KernelWorkspace):
             return None
         self.limits.lam_rate = 0.0
         found = np.ascontiguousarray(parts.cols, np.int32), np.empty(2 * (parts.count + 1))
-        self.state.components = parts.count + 1  # and the points without a partner
-        self.state.component, self.state.component_sums = pointer(found[0], "int32_t *"), pointer(found[1])
+        self.state.parts = parts.count + 1  # and the points without a partner
+        self.state.part, self.state.part_sums = pointer(found[0], "int32_t *"), pointer(found[1])
         return found
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
