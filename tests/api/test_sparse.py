@@ -315,10 +315,12 @@ def test_storage_finer_than_tol_needs():
         ("mixed", 1e-6, np.float32),
         ("mixed", 1e-8, np.float64),
         ("bfloat16", 0.5, np.uint16),
+        ("bfloat16", 12 * 2.0**-8 * (1 + 1e-9), np.float64),
     ):
         workspace = cpu.Workspace(problem, make_options("auto", precision, tol, None, None))
         assert workspace.K.dtype == dtype
         assert workspace.K.size == S.nnz
+        assert not workspace.limits.finer
     assert mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-8, precision="mixed").converged
 
 
@@ -580,3 +582,9 @@ def test_other_arrays_are_refused_over_ranks_and_on_a_gpu():
         as_cost(S, Module())
     with pytest.raises(NotImplementedError, match="a sparse M is solved in one process: comm must be None"):
         Sparse.of_matrix(S).part(a=None, b=None, ranks=Ranks())
+
+
+def test_the_whole_plan_of_one_process():
+    S, _, a, b = pairs(12, 15, 0.4)
+    result = mapuot.solve(S, a, b, 0.1, 1.0)
+    assert (result.gather_plan() != result.plan).nnz == 0
