@@ -29,6 +29,7 @@ PARTS = {
     "cluster": "ranks of this machine, and the communication model",
     "accuracy": "error of the plan by storage of K",
     "points": "costs of points made in every pass, against a stored matrix and the peers",
+    "sparse": "passes over stored pairs by density and pattern, against the dense pass and SciPy's products",
     "gpu": "one GPU: passes, tile shapes, solves (not in all)",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
 }

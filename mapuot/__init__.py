@@ -7,11 +7,13 @@ from . import pot
 from .backends import Stats
 from .barycenter import BarycenterResult, barycenter
 from .batch import BatchResult, solve_batch
+from .certify import Certificate, certify
 from .divergence import sinkhorn_divergence
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .load import load
 from .log_matmul import log_matmul, log_matmul_gradient
 from .marginals import MultiResult, multimarginal
+from .neighbours import knn_cost
 from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .result import Result
@@ -23,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BarycenterResult",
     "BatchResult",
+    "Certificate",
     "ConvergenceWarning",
     "InfeasibleError",
     "MultiResult",
@@ -32,7 +35,9 @@ __all__ = [
     "Stats",
     "__version__",
     "barycenter",
+    "certify",
     "da",
+    "knn_cost",
     "load",
     "log_matmul",
     "log_matmul_gradient",

@@ -27,6 +27,7 @@ from .ranks import Ranks, join, mpi, own_block
 from .report import page
 from .result import BLOCK_ENTRIES, Result
 from .solve import solve
+from .sparse import Sparse
 from .store import contents
 from .strategy import METHODS, PRECISIONS, SCHEDULES
 from .summary import as_table
@@ -129,7 +130,8 @@ def solve_command(**options: Any) -> None:
 
     It holds a cost matrix M, and a and b beside it or the options name them. Files are .csv, .npy, .npz, HDF5 (.h5,
     .hdf5), Zarr or AnnData's .h5ad (where M is X); FILE:NAME is one array of a file, or one column of a table. Under
-    mpiexec each process reads its own part only.
+    mpiexec each process reads its own part only. Of a sparse M, an .npz of scipy.sparse or a group of AnnData's, the
+    stored pairs are allowed, all others forbidden.
 
     OUT holds what mapuot.load makes a Result of again (log_u, log_v, row_marginal, col_marginal, a, b, the numbers and
     the status that are printed, and more; numbers are attributes in HDF5 and Zarr), and of the plan: plan (dense),
@@ -192,8 +194,7 @@ def run(
     M = costs(problem, points, metric)
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
-    if plan is not None and plan[0] == "top" and plan[1] > n:
-        raise ValueError(f"--plan top:K: K must be at most the {n} columns of M, got {plan[1]}")
+    check_plan(plan, M)
     sparse = plan is not None and plan[0] in ("sparse", "keep")
     if sparse and given["split"] == "grid":
         raise NotImplementedError("--plan sparse and keep need whole rows in each process: --split must be rows")
@@ -240,11 +241,20 @@ def run(
     return 0 if result.converged else NOT_CONVERGED
 
 
+def check_plan(plan: Any, M: Any) -> None:
+    """Whether M has a plan of that form."""
+    form, number = plan or ("", None)
+    if form == "top" and number > M.shape[1]:
+        raise ValueError(f"--plan top:K: K must be at most the {M.shape[1]} columns of M, got {number}")
+    if form == "dense" and isinstance(M, Sparse):
+        raise ValueError("--plan dense needs a dense M: --plan sparse:0 writes the entries of the pairs that M stores")
+
+
 def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> Any:
     """Of one file, or between the points of two."""
     if points:
         return PointCloud(files.open_matrix(points[0], "x"), files.open_matrix(points[1], "y"), metric)
-    return files.open_matrix(problem)
+    return files.open_cost(problem)
 
 
 def weights(path: str | None, problem: str | None, name: str, length: int) -> Any:

@@ -15,6 +15,7 @@ from .backends.contract import host
 from .errors import shown
 from .penalties import F64
 from .result import Result
+from .sparse import is_sparse
 from .tensors import taken
 from .validate import as_array, as_count, as_share, check_kind
 
@@ -89,6 +90,11 @@ def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
     rows, cols = cells(m, most), cells(n, most)
     out = np.zeros((len(rows), len(cols)))
     for i0, block in result._blocks():
+        if is_sparse(block):
+            pairs = block.tocoo()
+            i, j = (np.searchsorted(x, y, side="right") - 1 for x, y in ((rows, i0 + pairs.row), (cols, pairs.col)))
+            np.add.at(out, (i, j), pairs.data.astype(np.float64))
+            continue
         narrow = np.add.reduceat(np.asarray(block, np.float64), cols, axis=1)
         np.add.at(out, np.searchsorted(rows, np.arange(i0, i0 + len(block)), side="right") - 1, narrow)
     return out

@@ -324,6 +324,8 @@ class Result(Certified, Answer):
 
     def gather_plan(self, root: int = 0) -> Any:
         """The whole plan on rank ``root``, None elsewhere."""
+        if is_sparse(self.plan):  # in one process
+            return self.plan
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root, "both")
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:

@@ -1,7 +1,7 @@
 """Costs of which only some pairs are stored: `Sparse` holds a scipy.sparse M as CSR; all other pairs are forbidden.
 
 What is not stored is never visited: K, the plan and all products have entries in the same places. Parts of M that no
-pair connects are problems of their own (``components``). C side: src_c/sparse.h.
+pair connects are problems of their own (``parts_between``). C side: src_c/sparse.h.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sparse(Cost):
 
     held = True
     kind = "a sparse matrix"
-    parts: tuple[Any, Parts] | None = None  # of the points in use, as last asked for
+    found: tuple[Any, Parts] | None = None  # of the points in use, as last asked for
 
     def __init__(self, data: Any, column: Any, start: Any, shape: tuple[int, int]) -> None:
         self.data, self.column, self.start, self.shape, self.dtype = data, column, start, shape, data.dtype
@@ -133,7 +133,9 @@ class Sparse(Cost):
         return self
 
     def sum(self) -> float:
-        return float(self.data.sum(dtype=np.float64))
+        """inf where it is beyond float64."""
+        with np.errstate(over="ignore"):
+            return float(self.data.sum(dtype=np.float64))
 
     def row_numbers(self) -> Any:
         """The row of every stored pair."""
@@ -152,14 +154,14 @@ class Sparse(Cost):
             data = np.zeros(self.size)
         return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
 
-    def components(self, out_rows: Any, out_cols: Any) -> Parts:
+    def parts_between(self, out_rows: Any, out_cols: Any) -> Parts:
         """The parts of M between the points that are not out (masks): what finite pairs connect."""
         key = out_rows.tobytes(), out_cols.tobytes()
-        if self.parts is None or self.parts[0] != key:
-            self.parts = key, self._components(out_rows, out_cols)
-        return self.parts[1]
+        if self.found is None or self.found[0] != key:
+            self.found = key, self._parts_between(out_rows, out_cols)
+        return self.found[1]
 
-    def _components(self, out_rows: Any, out_cols: Any) -> Parts:
+    def _parts_between(self, out_rows: Any, out_cols: Any) -> Parts:
         from scipy import sparse  # noqa: PLC0415 - on first use
         from scipy.sparse import csgraph  # noqa: PLC0415
 

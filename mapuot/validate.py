@@ -276,11 +276,11 @@ def as_pairs(cost: Sparse, backend: ModuleType, ranks: Ranks) -> Sparse:
     return cost.part(None, None, ranks)
 
 
-def as_whole_cost(source: Any, backend: ModuleType) -> Any:
+def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
     """``as_cost`` where every pair is needed."""
     if is_sparse(source) or isinstance(source, Sparse):
         raise TypeError(f"M must be a dense array, got {type(source).__name__}: fill in what it does not store")
-    return as_cost(source, backend)
+    return as_cost(source, backend, a=a, b=b)
 
 
 def as_costs(M: Any, backend: ModuleType) -> Any:

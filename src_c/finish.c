@@ -168,20 +168,20 @@ static double dual_value(const mapuot_state *state, const mapuot_finish *finish,
 /* What the image is translated by, in every part of M that no pair connects with the others by the masses there: it is
  * a problem of its own.  sweep_prox has left b e^(-k log v')
  * where log K^T u was. */
-static void translate_components(mapuot_state *state)
+static void translate_parts(mapuot_state *state)
 {
-    const int64_t np = padded(state->n), count = state->components;
+    const int64_t np = padded(state->n), count = state->parts;
     const double *next = state->work + np;
-    double *image = state->work + 2 * np, *mass = state->component_sums, *weight = mass + count;
+    double *image = state->work + 2 * np, *mass = state->part_sums, *weight = mass + count;
     memset(mass, 0, (size_t)(2 * count) * sizeof(double));
     for (int64_t j = 0; j < state->n; j++) {
-        mass[state->component[j]] += state->cols.marginal[j];
-        weight[state->component[j]] += next[j];
+        mass[state->part[j]] += state->cols.marginal[j];
+        weight[state->part[j]] += next[j];
     }
     for (int64_t k = 0; k < count; k++)
         mass[k] = next_translation(&state->limits, log_ratio_of(weight[k], mass[k]));
     for (int64_t j = 0; j < state->n; j++)
-        image[j] += mass[state->component[j]];
+        image[j] += mass[state->part[j]];
 }
 
 /* step 2: guard and certificate, then the differences of a step that the guard lets pass; none on an outgrown K, whose
@@ -205,8 +205,8 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_fin
         memset(finish->sums, 0, SWEEP_OUT * sizeof(double));
         return;
     }
-    if (state->components > 1) {
-        translate_components(state);
+    if (state->parts > 1) {
+        translate_parts(state);
         finish->args.common = 0.0;
     }
     finish->args.slot = p->slot;

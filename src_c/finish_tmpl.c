@@ -88,7 +88,7 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     double *x_out = state->work, *log_sum = x_out + np, *image = log_sum + np;
-    const int soft = cols->penalty == MAPUOT_KL, parts = state->components > 1;
+    const int soft = cols->penalty == MAPUOT_KL, several = state->parts > 1;
     const vd zero = v_set(0), one = v_set(1), shift = v_set(state->progress.shift);
     vd gap = zero, hard = zero, dual = zero, next = zero;
     if (!cols->fi) {
@@ -124,7 +124,7 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
             dual = v_fma(v_mul(b, v_set(state->limits.reg)), log_v, dual);
             next = v_add(next, b);
         }
-        if (parts)
+        if (several)
             v_store(log_sum + j, v_mul(b, grown));
         v_store(x_out + j, x);
         v_store(image + j, G);

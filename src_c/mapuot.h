@@ -123,11 +123,11 @@ typedef struct {
     const double *alpha, *beta; /* the logs in K (m, n) */
     double *tile;               /* threads x 8 x ld: the rows of K that a pass makes and works on */
     mapuot_narrow_points narrow_points;
-    mapuot_coarse coarse;     /* in use while progress.coarse or its own labelled is 1 */
-    mapuot_share *shares;     /* one a thread: rows by the speed of each; NULL: evenly, whatever their speed */
-    int64_t components;       /* 2 and more: parts of M that no pair connects, each with a translation of its own */
-    const int32_t *component; /* n: that of a column, < components */
-    double *component_sums;   /* 2 x components */
+    mapuot_coarse coarse; /* in use while progress.coarse or its own labelled is 1 */
+    mapuot_share *shares; /* one a thread: rows by the speed of each; NULL: evenly, whatever their speed */
+    int64_t parts;        /* 2 and more: parts of M that no pair connects, each with a translation of its own */
+    const int32_t *part;  /* n: that of a column, < parts */
+    double *part_sums;    /* 2 x parts */
 } mapuot_state;
 
 /* What the sweeps of finish_pass need beside the state. */

@@ -6,7 +6,7 @@ stands above that of the costs, which know of no file.
 
 from .checkpoint import Checkpoint, load_checkpoint
 from .formats import FORMATS, LIBRARIES, library, split_name
-from .read import find_vector, open_matrix, opened, read_values, read_vector
+from .read import find_vector, open_cost, open_matrix, opened, read_values, read_vector
 from .write import Blocks, complete, refuse_folder, write
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "find_vector",
     "library",
     "load_checkpoint",
+    "open_cost",
     "open_matrix",
     "opened",
     "read_values",

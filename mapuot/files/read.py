@@ -27,6 +27,7 @@ from numpy.lib import format as npy
 
 from ..cost import Streamed
 from ..errors import cut
+from ..sparse import Sparse
 from .formats import library, split_name
 
 MOST_HEADER = 1 << 16  # bytes of the header of an .npy file; numpy writes 128 and reads no more than 10,000
@@ -55,9 +56,50 @@ def open_matrix(text: Any, name: str = "M") -> Streamed:
     return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
+def open_cost(text: Any, name: str = "M") -> Streamed | Sparse:
+    """The rows of a matrix in a file, or all pairs that it stores where it is sparse."""
+    pairs = read_pairs(*split_name(text, name))
+    return open_matrix(text, name) if pairs is None else pairs
+
+
 def opened(source: Any) -> Any:
-    """The rows of a file where ``source`` is its name; whatever else M may be as it is."""
-    return open_matrix(source) if isinstance(source, (str, os.PathLike)) else source
+    """The cost of a file where ``source`` is its name; whatever else M may be as it is."""
+    return open_cost(source) if isinstance(source, (str, os.PathLike)) else source
+
+
+def read_pairs(path: Path, kind: str, inside: str) -> Sparse | None:
+    """A sparse matrix: an .npz of ``scipy.sparse.save_npz``, or a group of AnnData; None where it is something else."""
+    if kind not in ("npz", "hdf5", "h5ad"):
+        return None
+    check_regular(path, kind)
+    with reading(path, kind):
+        if kind == "npz":
+            names = set(found_names(path, kind))
+            if not {"format", "shape", "data"} <= names or inside in names:
+                return None
+            form = bytes(whole_member(path, "format", "US")).decode() if "format" in names else ""
+            values = {name: whole_member(path, name) for name in names - {"format", "_is_array"}}
+        else:
+            group = library(kind).File(path, "r").get(ANNDATA.get(inside, inside) if kind == "h5ad" else inside)
+            if group is None or hasattr(group, "shape") or "indptr" not in group:
+                return None
+            form = str(group.attrs.get("encoding-type", "csr_matrix")).removesuffix("_matrix")
+            values = {name: group[name][:] for name in ("data", "indices", "indptr")}
+            values["shape"] = np.asarray(group.attrs["shape"])
+        return Sparse.of_matrix(assembled(form, values))
+
+
+def assembled(form: str, values: dict[str, Any]) -> Any:
+    """A matrix of scipy.sparse from its arrays."""
+    from scipy import sparse  # noqa: PLC0415 - where a file holds one
+
+    shape = tuple(int(k) for k in values["shape"])
+    if form in ("csr", "csc"):
+        kind = sparse.csr_array if form == "csr" else sparse.csc_array
+        return kind((values["data"], values["indices"], values["indptr"]), shape=shape)
+    if form == "coo":
+        return sparse.coo_array((values["data"], (values["row"], values["col"])), shape=shape)
+    raise ValueError(f"its format is {cut(form)!r}, and must be csr, csc or coo")
 
 
 class Matrix:
@@ -110,9 +152,9 @@ def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
         return found | {name: np.asarray(node[name][:]) for name in names if name in node}
 
 
-def whole_member(path: Path, name: str) -> Any:
+def whole_member(path: Path, name: str, kinds: str = NUMBERS + "U") -> Any:
     """An array of an archive, a number or a text where it has no dimension."""
-    array = open_member(path, name, NUMBERS + "U")
+    array = open_member(path, name, kinds)
     assert array is not None
     values = array[0 : math.prod(array.shape[:1])]
     return values if array.shape else values[0].item()
@@ -151,7 +193,7 @@ def open_h5ad(path: Path, name: str) -> Any:
     """AnnData's file: M is X, a and b are columns of these names of obs and var."""
     found = library("h5ad").File(path, "r").get(ANNDATA.get(name, name))
     if name == "M" and found is not None and not hasattr(found, "shape"):
-        raise ValueError("X is sparse, and a cost needs all its entries: name a dense array, as in layers/NAME")
+        raise ValueError("X is sparse: name a dense array, as in layers/NAME")
     return found
 
 

@@ -9,6 +9,7 @@ from scipy import sparse
 
 import mapuot
 from mapuot.backends import cpu
+from mapuot.points import METRICS
 from mapuot.problem import Problem
 from mapuot.sparse import Sparse
 from mapuot.strategy import make_options
@@ -314,10 +315,12 @@ def test_storage_finer_than_tol_needs():
         ("mixed", 1e-6, np.float32),
         ("mixed", 1e-8, np.float64),
         ("bfloat16", 0.5, np.uint16),
+        ("bfloat16", 12 * 2.0**-8 * (1 + 1e-9), np.float64),
     ):
         workspace = cpu.Workspace(problem, make_options("auto", precision, tol, None, None))
         assert workspace.K.dtype == dtype
         assert workspace.K.size == S.nnz
+        assert not workspace.limits.finer
     assert mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-8, precision="mixed").converged
 
 
@@ -366,3 +369,222 @@ def test_names_of_pot():
     cost = mapuot.sinkhorn_unbalanced2(a, b, S, 0.1, 1.0, returnCost="total")
     assert cost == pytest.approx(mapuot.solve(M, a, b, 0.1, 1.0).objective, rel=1e-9)
     assert log["cost"] == pytest.approx((plan.multiply(S)).sum())
+
+
+# ---- neighbours, and the dense problem that they stand for
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("weights", [None, [2.0, 0.5, 1.0]])
+def test_costs_of_neighbours(metric, weights):
+    """The k least costs of each row, and where symmetric of each column, as SciPy's matrix has them."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((60, 3)) + 0.1, rng.random((40, 3)) + 0.2
+    M = np.asarray(mapuot.PointCloud(x, y, metric, 0.7, weights))
+    for symmetric in (False, True):
+        S = mapuot.knn_cost(x, y, 5, metric, 0.7, weights, symmetric=symmetric)
+        stored = S.toarray() != 0
+        np.testing.assert_allclose(S.toarray()[stored], M[stored], rtol=1e-12)
+        wanted = np.sort(M, 1)[:, 4:5] >= M
+        wanted |= (np.sort(M, 0)[4] >= M) & symmetric
+        np.testing.assert_array_equal(stored, wanted)
+        assert S.has_canonical_format
+
+
+def test_costs_of_neighbours_at_no_distance():
+    x = np.repeat(np.arange(6.0)[:, None], 2, axis=1)
+    S = mapuot.knn_cost(x, x, 1)
+    assert S.nnz == 6
+    assert (S.data == 0).all()
+    for arguments, error, text in (
+        ((x, x, 7), ValueError, "k must be at most 6"),
+        ((x, x, 0), ValueError, "k must be an integer >= 1"),
+        ((x, x, 2, "hamming"), ValueError, "metric must be one of"),
+        ((x, x[:, :1], 2), ValueError, "x and y must have equally many columns"),
+    ):
+        with pytest.raises(error, match=text):
+            mapuot.knn_cost(*arguments)
+
+
+@pytest.mark.parametrize("form", ["points", "array", "function"])
+@pytest.mark.parametrize("reference", ["product", "uniform"])
+def test_the_bound_is_true(form, reference):
+    """Of every pattern, from one that misses half of the mass to nearly all pairs, for every kind of side."""
+    rng = np.random.default_rng(3)
+    x, y, a, b = rng.random((50, 2)), rng.random((60, 2)), rng.random(50) + 0.1, rng.random(60) + 0.1
+    cloud = mapuot.PointCloud(x, y)
+    M = {"points": cloud, "array": np.asarray(cloud), "function": lambda i0, i1: np.asarray(cloud)[i0:i1]}[form]
+    sides = [(1.0, "kl"), ((0.2, 5.0), "kl"), (0.3, "tv"), (1.0, ("l2", "kl")), ((np.inf, 1.0), "kl")]
+    for reg_m, penalty in sides:
+        options = {"penalty": penalty, "reference": reference}
+        true = mapuot.solve(cloud, a, b, 0.02, reg_m, tol=1e-7 if penalty != "tv" else 1e-5, **options)
+        told = []
+        for k in (1, 4, 20, 50):
+            result = mapuot.solve(mapuot.knn_cost(x, y, k), a, b, 0.02, reg_m, **options)
+            found = mapuot.certify(result, M, pairs=7)
+            error = np.abs(result.plan.toarray() - true.plan).sum() / result.mass
+            assert found.error_bound >= error - true.error_bound * true.mass / result.mass
+            assert found.dual <= true.objective
+            assert found.objective == result.objective
+            i, j, mass = found.pairs
+            assert len(i) <= 7
+            assert (result.plan.toarray()[i, j] == 0).all()
+            assert (np.diff(mass) <= 0).all()
+            told.append(found)
+        assert told[-1].error_bound < told[0].error_bound
+        assert told[-1].missing < 1e-3 < told[0].missing
+
+
+def test_a_whole_pattern_has_the_certificate_of_the_solve():
+    S, _, a, b = pairs(30, 40, 1.0)
+    result = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-8)
+    found = mapuot.certify(result, S.toarray(), tol=1e-6)
+    assert found.converged
+    assert found.missing == 0
+    assert len(found.pairs[0]) == 0
+
+
+@pytest.mark.parametrize("penalty", ["kl", "l2", ("balanced", "kl")])
+def test_refinement_ends_within_tol(penalty):
+    rng = np.random.default_rng(4)
+    x, y, a, b = rng.random((150, 2)), rng.random((120, 2)), rng.random(150) + 0.1, rng.random(120) + 0.1
+    cloud = mapuot.PointCloud(x, y)
+    result = mapuot.solve(mapuot.knn_cost(x, y, 2), a, b, 0.002, 1.0, penalty=penalty)
+    true = mapuot.solve(cloud, a, b, 0.002, 1.0, penalty=penalty, tol=1e-7)
+    found = mapuot.certify(result, cloud, refine=True, tol=0.02)
+    assert found.converged
+    assert found.rounds > 0
+    better = found.result
+    assert np.abs(better.plan.toarray() - true.plan).sum() <= 0.02 * better.mass + 1e-6 * true.mass
+    assert better.plan.nnz < 0.6 * 150 * 120
+    np.testing.assert_allclose(
+        better.problem.cost.__array__()[better.plan.nonzero()], np.asarray(cloud)[better.plan.nonzero()]
+    )
+    once = mapuot.certify(result, cloud, refine=True, tol=1e-5, rounds=1)
+    assert once.rounds == 1
+    assert not once.converged
+    assert once.error_bound < mapuot.certify(result, cloud).error_bound
+
+
+def test_what_certify_refuses():
+    S, M, a, b = pairs(12, 15, 0.4)
+    result, dense = mapuot.solve(S, a, b, 0.1, 1.0), np.where(np.isfinite(M), M, 2.0)
+    for call, error, text in (
+        (
+            lambda: mapuot.certify(mapuot.solve(dense, a, b, 0.1, 1.0), dense),
+            TypeError,
+            "result must be that of a solve",
+        ),
+        (lambda: mapuot.certify(result, dense[:3]), ValueError, "M must have the shape (12, 15)"),
+        (lambda: mapuot.certify(result, S), TypeError, "M must be a dense array"),
+        (lambda: mapuot.certify(result, dense, tol=0), ValueError, "tol must be"),
+        (
+            lambda: mapuot.certify(mapuot.solve(S, a, b, 0.1, 1.0, reference=np.ones(M.shape)), dense),
+            ValueError,
+            "reference must be 'product' or 'uniform'",
+        ),
+    ):
+        with pytest.raises(error, match=re.escape(text)):
+            call()
+
+
+# ---- doors
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+def test_files(tmp_path, form):
+    S, _, a, b = pairs(20, 30, 0.3)
+    want = mapuot.solve(S, a, b, 0.1, 1.0)
+    for compressed in (True, False):
+        sparse.save_npz(tmp_path / "S.npz", S.asformat(form), compressed=compressed)
+        got = mapuot.solve(tmp_path / "S.npz", a, b, 0.1, 1.0)
+        np.testing.assert_array_equal(got.plan.data, want.plan.data)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+def test_groups_of_anndata(tmp_path, form):
+    h5py = pytest.importorskip("h5py")
+    S, _, a, b = pairs(20, 30, 0.3)
+    want, given = mapuot.solve(S, a, b, 0.1, 1.0), S.asformat(form)
+    for name, inside in (("S.h5", "some/M"), ("S.h5ad", "X")):
+        with h5py.File(tmp_path / name, "w") as file:
+            group = file.create_group(inside)
+            group.attrs["encoding-type"], group.attrs["shape"] = f"{form}_matrix", S.shape
+            for member in ("data", "indices", "indptr"):
+                group[member] = getattr(given, member)
+        path = tmp_path / name if inside == "X" else f"{tmp_path / name}:{inside}"
+        np.testing.assert_array_equal(mapuot.solve(path, a, b, 0.1, 1.0).plan.data, want.plan.data)
+
+
+@pytest.mark.parametrize("change", ["shape", "indices", "format"])
+def test_files_that_lie(tmp_path, change):
+    S, _, a, b = pairs(20, 30, 0.3)
+    values = {"format": np.array(b"csr"), "shape": np.array(S.shape), "data": S.data, "indices": S.indices}
+    values["indptr"] = S.indptr
+    values[change] = {"shape": np.array([3, 30]), "indices": S.indices + 25, "format": np.array(b"dia")}[change]
+    np.savez(tmp_path / "S.npz", **values)
+    with pytest.raises(ValueError, match=re.escape("S.npz cannot be read as npz")):
+        mapuot.solve(tmp_path / "S.npz", a, b, 0.1, 1.0)
+
+
+def test_the_command_line(tmp_path):
+    pytest.importorskip("click")
+    from click.testing import CliRunner
+
+    from mapuot.cli import cli
+
+    S, _, a, b = pairs(20, 30, 0.3)
+    sparse.save_npz(tmp_path / "S.npz", S)
+    for name, weight in (("a", a), ("b", b)):
+        np.save(tmp_path / f"{name}.npy", weight)
+    words = ["solve", str(tmp_path / "S.npz"), "--reg", "0.1", "--reg-m", "1", "-o", str(tmp_path / "out.npz")]
+    words += ["--a", str(tmp_path / "a.npy"), "--b", str(tmp_path / "b.npy")]
+    done = CliRunner().invoke(cli, [*words, "--plan", "keep:1"])
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "out.npz") as out:
+        plan = sparse.csr_array((out["plan_data"], out["plan_indices"], out["plan_indptr"]), shape=S.shape)
+    np.testing.assert_allclose(plan.toarray(), mapuot.solve(S, a, b, 0.1, 1.0).plan.toarray(), rtol=1e-9)
+    done = CliRunner().invoke(cli, [*words, "--plan", "dense"])
+    assert isinstance(done.exception, ValueError)
+    assert "--plan dense needs a dense M" in str(done.exception)
+
+
+def test_pictures():
+    pytest.importorskip("matplotlib")
+    S, M, a, b = pairs(90, 70, 0.2)
+    got, want = (mapuot.plot.coarse_plan(mapuot.solve(x, a, b, 0.1, 1.0, tol=1e-9), 13) for x in (S, M))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-12)
+
+
+def test_the_plan_is_the_slope_by_the_stored_costs():
+    S, _, a, b = pairs(12, 15, 0.4)
+    step, k = 1e-4, 17
+    values = []
+    for sign in (1, -1):
+        moved = S.copy()
+        moved.data[k] += sign * step
+        values.append(mapuot.solve(moved, a, b, 0.1, (1.0, 2.0), tol=1e-10).dual)
+    slope = (values[0] - values[1]) / (2 * step)
+    assert slope == pytest.approx(mapuot.solve(S, a, b, 0.1, (1.0, 2.0), tol=1e-10).plan.data[k], rel=1e-5)
+
+
+def test_other_arrays_are_refused_over_ranks_and_on_a_gpu():
+    from mapuot.validate import as_cost
+
+    class Ranks:
+        size = 2
+
+    class Module:
+        __name__ = "mapuot.backends.cuda"
+
+    S = pairs(4, 5, 0.5)[0]
+    with pytest.raises(NotImplementedError, match="backend 'cuda' takes no sparse M"):
+        as_cost(S, Module())
+    with pytest.raises(NotImplementedError, match="a sparse M is solved in one process: comm must be None"):
+        Sparse.of_matrix(S).part(a=None, b=None, ranks=Ranks())
+
+
+def test_the_whole_plan_of_one_process():
+    S, _, a, b = pairs(12, 15, 0.4)
+    result = mapuot.solve(S, a, b, 0.1, 1.0)
+    assert (result.gather_plan() != result.plan).nnz == 0

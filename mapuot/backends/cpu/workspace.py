@@ -23,7 +23,7 @@ from ...sparse import Sparse
 from .. import narrow_points
 from ..coarse import Coarse, Labels
 from ..contract import PAD, Options, Stats, memory_of
-from ..limits import START, fill
+from ..limits import START, fill, limits_of
 from ..records import STATS, put, told
 from ..workspace import STORAGE, KernelWorkspace
 from . import native
@@ -32,7 +32,6 @@ from .native import check, empty, matrix, padded, pointer
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
-EXACT_BELOW = {"float32": 12 * 2.0**-24, "bfloat16": 12 * 2.0**-8}  # tol that K's rounding would miss: limits.c
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
 
 
@@ -101,8 +100,9 @@ class Workspace(KernelWorkspace):
         """What K is held in where it is another than was asked for."""
         if self.made:
             return "float32" if self.dtype != "float64" and narrow_points.suits(self.problem) else "float64"
-        rounds = bool(self.pairs) and self.dtype != "float64" and self.options.tol < EXACT_BELOW[self.dtype]
-        return "float64" if rounds else self.dtype  # no pass makes rows of stored pairs anew
+        if self.pairs and limits_of(self.problem, self.options, self.dtype, NARROW_NOISE)["finer"]:
+            return "float64"  # no pass makes K's entries of stored pairs anew
+        return self.dtype
 
     def part_columns(self, problem: Problem) -> tuple[Any, F64] | None:
         """Where no pair connects some parts of M: which each column belongs to; each has a translation of its own."""
@@ -111,8 +111,8 @@ class Workspace(KernelWorkspace):
             return None
         self.limits.lam_rate = 0.0
         found = np.ascontiguousarray(parts.cols, np.int32), np.empty(2 * (parts.count + 1))
-        self.state.components = parts.count + 1  # and the points without a partner
-        self.state.component, self.state.component_sums = pointer(found[0], "int32_t *"), pointer(found[1])
+        self.state.parts = parts.count + 1  # and the points without a partner
+        self.state.part, self.state.part_sums = pointer(found[0], "int32_t *"), pointer(found[1])
         return found
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:

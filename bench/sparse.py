@@ -1,0 +1,139 @@
+"""sparse: a pass over stored pairs, by density and pattern, beside the dense pass of that shape and SciPy's products.
+
+Patterns of n x n pairs: "uniform", each pair with the same odds; "kNN", the neighbours of points in the plane in random
+order; "banded", next to the diagonal; "power-law", rows whose lengths fall as 1 / rank. "SciPy" is POT's iteration on a
+CSR array, K v and K^T u with K's transpose at hand. Seconds of passes in turn; bytes that K and its indices take.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from tqdm import tqdm
+
+import mapuot
+from mapuot.backends import cpu
+from mapuot.problem import Problem
+from mapuot.strategy import make_options
+
+from . import common
+from .points import one_pass
+
+SIZE, QUICK_SIZE = 20_000, 1_000
+DENSITIES = (0.001, 0.01, 0.1, 0.5)
+REG, RHO = 0.05, 1.0
+MOST_PAIRS = 5 * 10**7  # stored, of one case
+MOST_BYTES = 1 << 31  # of a dense K
+
+
+def lengths(pattern: str, n: int, density: float) -> Any:
+    """Stored pairs of each row."""
+    if pattern != "power-law":
+        return np.full(n, max(1, round(density * n)))
+    wanted = 1 / np.arange(1.0, n + 1)
+    low, high = 0.0, float(n * n)
+    for _ in range(60):  # the factor whose lengths, cut at n, add up
+        factor = (low + high) / 2
+        low, high = (factor, high) if np.minimum(n, factor * wanted).sum() < density * n * n else (low, factor)
+    return np.random.default_rng(0).permutation(np.maximum(1, np.minimum(n, high * wanted)).astype(int))
+
+
+def pairs(pattern: str, n: int, density: float) -> Any:
+    """A CSR array of n x n with costs in [0, 1)."""
+    rng, count = np.random.default_rng(1), lengths(pattern, n, density)
+    if pattern == "kNN":
+        S = mapuot.knn_cost(rng.random((n, 2)), rng.random((n, 2)), int(count[0]), symmetric=False)
+        S.data /= S.data.max()
+        return S
+    start = np.concatenate([[0], np.cumsum(count)])
+    if pattern == "banded":
+        column = (np.arange(n)[:, None] + np.arange(count[0])) % n
+    else:
+        column = np.concatenate([rng.choice(n, k, replace=False, shuffle=False) for k in count])
+    S = sparse.csr_array((rng.random(start[-1]), np.ravel(column).astype(np.int32), start), shape=(n, n))
+    S.sort_indices()
+    return S
+
+
+def workspace_of(M: Any, n: int, precision: str, threads: int) -> Any:
+    """A workspace that makes passes of the certified kind, its row pass in float64 sums."""
+    problem = Problem.from_arrays(M, None, None, REG, RHO, "kl", "product", cpu)
+    workspace = cpu.Workspace(problem, make_options("auto", precision, 1e-6, None, threads))
+    workspace.absorb(np.zeros(n))
+    return workspace
+
+
+def products(S: Any) -> Callable[[], Any]:
+    """POT's iteration: u = (a / K v)^fi, v = (b / K^T u)^fi."""
+    K, n, fi = S.astype(np.float64), S.shape[0], RHO / (RHO + REG)
+    K.data = np.exp(-K.data / REG) / n**2
+    turned, v = sparse.csr_array(K.T), np.ones(n)
+
+    def iteration() -> None:
+        u = (1 / n / np.maximum(K @ v, 1e-300)) ** fi
+        (1 / n / np.maximum(turned @ u, 1e-300)) ** fi
+
+    return iteration
+
+
+def measured(pattern: str, n: int, density: float, threads: int, dense: Any) -> dict[str, Any]:
+    S = pairs(pattern, n, density)
+    held = {name: workspace_of(S, n, name, threads) for name in ("mixed", "float64")}
+    calls = {name: one_pass(workspace) for name, workspace in held.items()}
+    calls["SciPy"] = products(S)
+    calls |= {f"dense {name}": one_pass(workspace) for name, workspace in dense.items()}
+    seconds = {name: min(samples) for name, samples in common.interleave(calls, 3.0).items()}
+    return {
+        "pattern": pattern, "n": n, "density": S.nnz / n**2, "pairs": S.nnz, "seconds": seconds,
+        "MiB": {name: (w.K.nbytes + 4 * S.nnz + 8 * n) / 2**20 for name, w in held.items()}
+        | {f"dense {name}": w.K.nbytes / 2**20 for name, w in dense.items()},
+    }  # fmt: skip
+
+
+def run(args: Any) -> dict[str, Any]:
+    n = args.size or (QUICK_SIZE if args.quick else SIZE)
+    dense = {}
+    if 4 * n * n <= MOST_BYTES:
+        M = np.random.default_rng(2).random((n, n), dtype=np.float32)
+        dense["mixed"] = workspace_of(M, n, "mixed", args.threads)
+        del M
+        gc.collect()
+    cases = [
+        (pattern, density)
+        for pattern in ("uniform", "kNN", "banded", "power-law") for density in DENSITIES
+        if density * n * n <= MOST_PAIRS
+    ]  # fmt: skip
+    with common.blas_threads(args.threads):
+        found = [measured(*case[:1], n, case[1], args.threads, dense) for case in tqdm(cases, file=sys.stderr)]
+    return {"n": n, "threads": args.threads, "passes": found}
+
+
+def report(data: dict[str, Any]) -> str:
+    names = ("mixed", "float64", "SciPy", "dense mixed")
+    rows = []
+    for p in data["passes"]:
+        s = p["seconds"]
+        cells = [f"{1e3 * s[k]:.3g}" if k in s else "" for k in names]
+        faster = f"{s['dense mixed'] / s['mixed']:.3g}" if "dense mixed" in s else ""
+        each = f"{1e9 * s['mixed'] / p['pairs']:.2f}"
+        rows.append([p["pattern"], f"{p['density']:.2g}", *cells, faster, each, f"{p['MiB']['mixed']:.3g}"])
+    header = ["pattern", "density", *(f"{k}, ms" for k in names), "dense / mixed", "ns a pair", "K, MiB"]
+    return f"n = {data['n']}, {data['threads']} threads\n\n{common.table(header, rows)}"
+
+
+def plot(data: dict[str, Any], path: Path) -> None:
+    with common.figure(path, width=7) as axes:
+        axis = axes[0][0]
+        for pattern in dict.fromkeys(p["pattern"] for p in data["passes"]):
+            mine = [p for p in data["passes"] if p["pattern"] == pattern]
+            axis.loglog([p["density"] for p in mine], [p["seconds"]["mixed"] for p in mine], "o-", label=pattern)
+        if "dense mixed" in data["passes"][0]["seconds"]:
+            axis.axhline(min(p["seconds"]["dense mixed"] for p in data["passes"]), color="gray", label="dense")
+        axis.set(xlabel="stored share of the pairs", ylabel="seconds a pass")
+        axis.legend()
