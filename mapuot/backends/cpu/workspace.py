@@ -21,6 +21,7 @@ from ...processor import SERIAL_ENTRIES
 from ...side import Side
 from ...sparse import Sparse
 from .. import narrow_points
+from ..boxes import Truncation
 from ..coarse import Coarse, Labels
 from ..contract import PAD, Options, Stats, memory_of
 from ..limits import START, fill
@@ -241,8 +242,19 @@ class Workspace(KernelWorkspace):
             self.history[: len(cols["scale"])] = cols["scale"]
             self.row_side["scale"][:] = 1.0
 
+    def take_mask(self, truncation: Truncation) -> None:
+        cloud, n, state = self.problem.cost, self.problem.shape[1], self.state
+        assert isinstance(cloud, PointCloud)
+        cloud.kept = kept = truncation.renew(self.pool)
+        self.matrices = matrix(cloud), matrix(None)
+        state.M, state.c = self.matrices
+        state.ld = self.ld = native.leading_dimension(kept.width if kept else n, np.dtype(STORAGE[self.dtype]).itemsize)
+        self.tile = empty(lib.mapuot_pool_threads(self.pool) * native.TILE * self.ld)
+        state.tile = pointer(self.tile)
+        put(self.progress, START)
+
     def iterate(self, count: int) -> list[Stats]:
-        return self.coarse.iterate(count)
+        return self.certified(self.coarse.iterate(1 if self.truncation else count))
 
     @property
     def correcting(self) -> bool:
