@@ -207,6 +207,25 @@ class Boxes:
         _, _, row_mass, col_mass = self.sweep(arrays, kept.first, kept.run)
         return self.share(state, (sides[0], sides[1]), row_mass, col_mass)
 
+    def reaches(self, kept: Kept) -> tuple[float, float]:
+        """Largest distance of a kept pair, and how far points lie from the middle of y, in units of sqrt(reg)."""
+        near, step = (
+            0.0,
+            max(1, (1 << 20) * len(kept.first) // (1 + int(kept.share * len(self.rows.mid) * self.cols.boxes))),
+        )
+        lengths = (kept.run[1::2] - kept.run[::2] + kept.unit - 1) // kept.unit
+        for i0 in range(0, len(self.rows.mid), step):
+            i1 = min(i0 + step, len(self.rows.mid))
+            at = slice(kept.first[i0], kept.first[i1])
+            count = lengths[at]
+            row = np.repeat(np.repeat(np.arange(i0, i1), np.diff(kept.first[i0 : i1 + 1])), count)
+            col = np.arange(count.sum()) + np.repeat(kept.run[::2][at] // kept.unit - (np.cumsum(count) - count), count)
+            apart = np.abs(self.rows.mid[row] - self.cols.mid[col]) + self.rows.half[row] + self.cols.half[col]
+            near = max(near, float((apart**2).sum(1).max(initial=0.0)))
+        middle = self.cols.mid.mean(0)
+        far = [np.sqrt(((np.abs(half.mid - middle) + half.half) ** 2).sum(1).max()) for half in (self.rows, self.cols)]
+        return math.sqrt(near), float(sum(far))
+
     def make(self, state: State, goal: float, nats: float) -> Kept | None:
         """The pairs to keep, so that the others cost at most ``goal``; None: all.
 
@@ -256,7 +275,7 @@ class Truncation:
     def __init__(self, problem: Problem, start: State, tol: float, tol_gap: float, nats: float, rough: bool) -> None:
         """``start``: what the first mask is made of; ``rough``: it is of another problem's potentials."""
         self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
-        self.nats, self.rough, self.goal = nats, rough, GOAL * tol
+        self.nats, self.rough, self.goal, self.passed = nats, rough, GOAL * tol, False
         self.boxes: Boxes | None = None
         self.kept: Kept | None = None
 
@@ -277,7 +296,7 @@ class Truncation:
             stat.error = (found + share.error) * (1 + part) + part
             stat.gap, stat.dual = stat.gap + reg * share.mass, stat.dual - reg * share.mass
         if not stat.rejected and found < math.inf:
-            self.state = state
+            self.state, self.passed = state, found < 1
         enough = stat.error <= self.tol or stat.gap <= self.tol_gap * abs(stat.dual)
         if stat.status == "converged" and not enough:
             self.goal /= 4
@@ -288,6 +307,14 @@ class Truncation:
             elif share.error > max(MOST * self.tol, 0.5 * found):
                 self.goal /= 4
                 stat.status = "absorb"
+
+    def absorbed(self, x: F64, shift: float) -> tuple[F64, F64]:
+        """What K is to hold of log u and log v, P_ij / (r_i s_j) but for a factor: it knows its sums already."""
+        _, _, r, s = self.state
+        log_u, count = self.state.log_u - shift, len(s)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            d, e = log_u - np.log(r / count), x - np.log(count * (s / r.sum()))
+        return np.where(r > 0, d, log_u), np.where(s > 0, e, x)
 
 
 def expected(side: Side, log_scale: F64, reg: float) -> F64:

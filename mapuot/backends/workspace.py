@@ -59,6 +59,9 @@ class KernelWorkspace:
             safe = reach <= FAR and problem.spread + reach <= self.safe_spread
             if safe and not problem.forbidden and problem.c is None:
                 alpha, beta = np.full(len(la), problem.M_min / problem.reg), np.zeros(len(lb))
+            elif self.truncation and self.truncation.passed and log_v is None:
+                d, e = self.truncation.absorbed(x, self.shift)
+                alpha, beta = d + la, e + lb
             else:
                 alpha, beta = self.balance(out_u, plan_v)
             self.dead = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
@@ -112,6 +115,11 @@ class KernelWorkspace:
 
     def marginals(self) -> tuple[Any, Any]:
         """(r, s) of it."""
+        raise NotImplementedError
+
+    @property
+    def shift(self) -> float:
+        """The common translation that log v is kept with."""
         raise NotImplementedError
 
     def take_mask(self, truncation: Truncation) -> None:

@@ -126,7 +126,8 @@ class Workspace(KernelWorkspace):
         state.narrow_points.d, state.narrow_points.form = d, points.form
         for name, array in (("x", points.x), ("y", self.packed), ("row", points.row), ("col", points.col)):
             setattr(state.narrow_points, name, pointer(array, "float *"))
-        put(self.limits, narrow_points.limits(self.problem, self.limits.narrow_floor, self.options.tol))
+        self.floor = float(self.limits.narrow_floor)
+        put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol))
         return points
 
     def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
@@ -242,6 +243,10 @@ class Workspace(KernelWorkspace):
             self.history[: len(cols["scale"])] = cols["scale"]
             self.row_side["scale"][:] = 1.0
 
+    @property
+    def shift(self) -> float:
+        return float(self.progress.shift)
+
     def take_mask(self, truncation: Truncation) -> None:
         cloud, n, state = self.problem.cost, self.problem.shape[1], self.state
         assert isinstance(cloud, PointCloud)
@@ -252,6 +257,8 @@ class Workspace(KernelWorkspace):
         self.tile = empty(lib.mapuot_pool_threads(self.pool) * native.TILE * self.ld)
         state.tile = pointer(self.tile)
         put(self.progress, START)
+        if self.progress.narrow and self.narrow_points:
+            put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol))
 
     def iterate(self, count: int) -> list[Stats]:
         return self.certified(self.coarse.iterate(1 if self.truncation else count))
