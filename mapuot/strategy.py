@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .backends import name_of
 from .backends.contract import FAILED, MEMORY, SMALL_ENTRIES, Options
 from .loop import Run
 from .penalties import F64
@@ -115,8 +114,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     """All attempts that it takes, on the problem as given or turned."""
     turns = problem.turns and turned(problem, options)
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
-    nats = nats_of(task, name_of(run.module), bool(run.saves))
-    boxed = in_boxes(task, bool(turns)) if nats is not None else None
+    nats = nats_of(task, bool(run.saves))
+    boxed = in_boxes(task, bool(turns), run.module.LEAST_BOX) if nats is not None else None
     asked = options
     quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of what is no answer: the status says so
     with run.bar or nullcontext(), quiet:

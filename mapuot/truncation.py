@@ -23,7 +23,7 @@ FAR = 30.0  # range(M) / reg below which "auto" skips nothing: most pairs count
 GROUPS = 8192  # points of a side between which all pairs are taken for the first mask
 
 
-def nats_of(problem: Problem, name: str, saves: bool) -> float | None:
+def nats_of(problem: Problem, saves: bool) -> float | None:
     """How far below its share a pair must be to be skipped, at least; None: none is."""
     cloud = problem.cost
     if not isinstance(cloud, PointCloud) or not cloud.truncates:
@@ -33,7 +33,6 @@ def nats_of(problem: Problem, name: str, saves: bool) -> float | None:
         "a reference other than 'product'": problem.reference != "product",
         "comm": problem.ranks.size > 1,
         "checkpoint": saves,
-        "backend 'cuda'": name == "cuda",
     }
     reasons = [word for word, is_so in found.items() if is_so]
     if cloud.truncate != "auto":
@@ -43,14 +42,16 @@ def nats_of(problem: Problem, name: str, saves: bool) -> float | None:
     return None if reasons or problem.spread < FAR else 0.0
 
 
-def in_boxes(problem: Problem, turned: bool) -> Sorted:
-    """The problem with its points in the order of boxes."""
+def in_boxes(problem: Problem, turned: bool, least: int) -> Sorted:
+    """The problem with its points in the order of boxes, of ``least`` points or more."""
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
-    unit = boxes.unit_of(cloud.shape)
+    unit = boxes.unit_of(cloud.shape, least)
     at = order(cloud.rows, unit), order(cloud.columns[:, : cloud.shape[1]].T, unit)
     sides = [picked(side, k) for side, k in zip((problem.rows, problem.cols), at, strict=True)]
-    return Sorted(dataclasses.replace(problem, cost=cloud.sorted(*at), rows=sides[0], cols=sides[1]), at, turned)
+    moved = cloud.sorted(*at)
+    moved.unit = unit
+    return Sorted(dataclasses.replace(problem, cost=moved, rows=sides[0], cols=sides[1]), at, turned)
 
 
 def picked(side: Side, at: Any) -> Side:

@@ -29,7 +29,8 @@ WORTH = 0.6  # share of pairs kept beyond which none are skipped
 ROUGH = 0.03  # certified error at which the first mask, of rough potentials, is made again
 INNER = 0.85  # of tol: for the kept pairs; the rest is for what is skipped
 GOAL, MOST = 0.05, 0.15  # of tol: what a new mask may cost, and an old one
-TRIALS = 5  # thresholds tried for a mask
+WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
+TRIALS = 10  # thresholds tried for a mask
 METRICS = {"sqeuclidean": 0, "euclidean": 1, "cityblock": 2}  # mapuot_metric
 
 
@@ -38,9 +39,9 @@ def plan_error(d: float) -> float:
     return math.sqrt(2 * d + d * d / 9) + d / 3 if d <= 1e100 else math.inf
 
 
-def unit_of(shape: tuple[int, int]) -> int:
-    """Points of a box: a multiple of a tile's rows and of the 16 columns that vectors are padded to."""
-    return max(unit for unit, least in UNITS if max(shape) >= least)
+def unit_of(shape: tuple[int, int], least: int = 16) -> int:
+    """Points of a box: a multiple of what a backend takes at once, its LEAST_BOX."""
+    return max(least, *(unit for unit, points in UNITS if max(shape) >= points))
 
 
 class Half:
@@ -135,7 +136,7 @@ class Boxes:
         assert isinstance(problem.cost, PointCloud)
         self.problem, self.pool = problem, pool
         metric, scale = problem.cost.core
-        self.metric, self.unit = METRICS[metric], unit_of(problem.shape)
+        self.metric, self.unit = METRICS[metric], problem.cost.unit
         n, columns = problem.shape[1], problem.cost.columns
         factor = scale / problem.reg
         factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
@@ -153,7 +154,8 @@ class Boxes:
         rounding = 2.0**-48 * (sum(side.largest for side in sides) + self.reach)
         if not rounding < 1:
             rounding = math.inf
-        self.mass = float(state.r.sum()) or 1.0
+        total = float(state.r.sum())
+        self.mass = total if 0 < total < math.inf else 1.0
         n, behind = self.cols.boxes, self.cols.padded - self.cols.boxes
         x_log = sides[0].log_mass + (rounding - math.log(self.mass))
         y_log = np.pad(sides[1].log_mass, (0, behind), constant_values=-np.inf)
@@ -237,6 +239,9 @@ class Boxes:
         known = [self.rows.sums(state.r), np.pad(self.cols.sums(state.s), (0, self.cols.padded - self.cols.boxes))]
         with np.errstate(divide="ignore"):
             logs = [np.log(np.minimum(x / self.mass, y)) for x, y in zip(known, totals, strict=True)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            over_sums = [np.nanmax(np.log(y) - np.log(x / self.mass)) for x, y in zip(known, totals, strict=True)]
+        self.wild = float(max(over_sums)) - float(min(x[np.isfinite(x)].min(initial=0.0) for x in logs))
         over = max(float(np.exp(x).sum()) for x in logs)
         log_over = math.log(over) if 0 < over < math.inf else math.inf
         for _ in range(TRIALS):
@@ -247,7 +252,7 @@ class Boxes:
                 return None
             if share.error + 2 * share.mass / self.mass <= goal:
                 break
-            nats += min(12.0, max(1.0, 1.2 * math.log(share.error / goal)) if share.error < math.inf else 12.0)
+            nats += min(6.0, max(1.0, 0.5 * math.log(share.error / goal)) if share.error < math.inf else 6.0)
         else:
             return None
         first = np.concatenate([[0], np.cumsum(count)])
@@ -275,38 +280,51 @@ class Truncation:
     def __init__(self, problem: Problem, start: State, tol: float, tol_gap: float, nats: float, rough: bool) -> None:
         """``start``: what the first mask is made of; ``rough``: it is of another problem's potentials."""
         self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
-        self.nats, self.rough, self.goal, self.passed = nats, rough, GOAL * tol, False
+        self.nats, self.rough, self.goal = nats, rough, GOAL * tol
+        self.settled: Stats | None = None
+        sums = float(start.r.sum()), float(start.s.sum())
+        self.known = all(0 < x < math.inf for x in sums)  # are the sums of K, about? else it is balanced
         self.boxes: Boxes | None = None
         self.kept: Kept | None = None
 
     def renew(self, pool: Any) -> Kept | None:
         """A mask for the last state that was not dropped."""
         self.boxes = self.boxes or Boxes(self.problem, pool)
-        goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol))
+        goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least))
+        self.known = self.known and self.boxes.wild <= WILD
         return self.kept
 
     def settle(self, stat: Stats, state: State) -> None:
-        """Put into the numbers of a pass what is skipped, and ask for another mask where that is too much."""
+        """Put into the numbers of a pass what is skipped, once, and ask for another mask where that is too much."""
         assert self.boxes
+        if self.settled is stat:
+            return
+        self.settled = stat
         share = self.boxes.skipped(state, self.kept)
         reg, found = self.problem.reg, stat.error
         part = share.mass / stat.mass if stat.mass > 0 else math.inf
         if share.mass:
             stat.error = (found + share.error) * (1 + part) + part
             stat.gap, stat.dual = stat.gap + reg * share.mass, stat.dual - reg * share.mass
-        if not stat.rejected and found < math.inf:
-            self.state, self.passed = state, found < 1
         enough = stat.error <= self.tol or stat.gap <= self.tol_gap * abs(stat.dual)
-        if stat.status == "converged" and not enough:
-            self.goal /= 4
-            stat.status = "absorb"
-        elif stat.status == "running" and not stat.rejected:
-            if self.rough and stat.error <= ROUGH:
-                self.rough, stat.status = False, "absorb"
-            elif share.error > max(MOST * self.tol, 0.5 * found):
-                self.goal /= 4
-                stat.status = "absorb"
+        self.take(stat, state, found)
+        costly = stat.status == "running" and not stat.rejected and share.error > max(MOST * self.tol, 0.5 * found)
+        if costly or (stat.status == "converged" and not enough):
+            self.goal, self.rough, stat.status = self.goal / 4, False, "absorb"
+
+    def look(self, stat: Stats, state: Any) -> None:
+        """The same of a pass that certifies nothing: is the first mask done with, or another due? ``state``: a call."""
+        if stat.status == "absorb" or (stat.status == "running" and self.rough and stat.error <= ROUGH):
+            self.take(stat, state(), stat.error)
+
+    def take(self, stat: Stats, state: State, error: float) -> None:
+        """The state that the next mask is made of."""
+        if stat.rejected or not error < 1:
+            return
+        self.state, self.known = state, True
+        if self.rough and error <= ROUGH and stat.status == "running":
+            self.rough, stat.status = False, "absorb"
 
     def absorbed(self, x: F64, shift: float) -> tuple[F64, F64]:
         """What K is to hold of log u and log v, P_ij / (r_i s_j) but for a factor: it knows its sums already."""
@@ -315,6 +333,17 @@ class Truncation:
         with np.errstate(divide="ignore", invalid="ignore"):
             d, e = log_u - np.log(r / count), x - np.log(count * (s / r.sum()))
         return np.where(r > 0, d, log_u), np.where(s > 0, e, x)
+
+
+def kept_balance(pool: Any, problem: Problem, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+    """mapuot_balance over kept pairs: alpha_i = -max_j (log v_j - M_ij / reg), and the largest of each column."""
+    from .cpu.native import check, matrix  # noqa: PLC0415 - a backend
+
+    alpha, top = np.where(out_u, -np.inf, 0.0), np.empty(len(plan_v))
+    plan_v = np.ascontiguousarray(plan_v)
+    vectors = [ffi.from_buffer("double *", x) for x in (plan_v, alpha, top)]
+    check(lib.mapuot_balance(pool, *problem.shape, matrix(problem.cost), matrix(None), problem.reg, *vectors))
+    return np.where(out_u, np.inf, alpha), top
 
 
 def expected(side: Side, log_scale: F64, reg: float) -> F64:

@@ -59,8 +59,8 @@ class KernelWorkspace:
             safe = reach <= FAR and problem.spread + reach <= self.safe_spread
             if safe and not problem.forbidden and problem.c is None:
                 alpha, beta = np.full(len(la), problem.M_min / problem.reg), np.zeros(len(lb))
-            elif self.truncation and self.truncation.passed and log_v is None:
-                d, e = self.truncation.absorbed(x, self.shift)
+            elif self.truncation and self.truncation.known:
+                d, e = self.truncation.absorbed(x, self.progress_of("shift"))
                 alpha, beta = d + la, e + lb
             else:
                 alpha, beta = self.balance(out_u, plan_v)
@@ -75,12 +75,27 @@ class KernelWorkspace:
         self.set_rows(d, off_u)
         self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
 
-    def certified(self, stats: list[Stats]) -> list[Stats]:
-        """One pass, its numbers those of the problem between all points: what it skipped is in them."""
-        if self.truncation:
-            state = State(*map(self.to_numpy, (*self.potentials(), *self.marginals())))
-            self.truncation.settle(stats[-1], state)
+    def certified(self, stats: list[Stats], narrow: bool) -> list[Stats]:
+        """One pass, its numbers those of the problem between all points: what it skipped is in them.
+
+        A ``narrow`` one certifies nothing and is looked at only where it is the last: ``conclude``.
+        """
+        assert self.truncation
+        if narrow:
+            self.truncation.look(stats[-1], self.iterate_state)
+        else:
+            self.truncation.settle(stats[-1], self.iterate_state())
+        if self.progress_of("dead") > 0 and self.truncation.known:
+            self.truncation.known, stats[-1].status = False, "absorb"
         return stats
+
+    def conclude(self, stat: Stats) -> None:
+        """The same for the last pass of a run."""
+        if self.truncation:
+            self.truncation.settle(stat, self.iterate_state())
+
+    def iterate_state(self) -> State:
+        return State(*map(self.to_numpy, (*self.potentials(), *self.marginals())))
 
     def column_scaling(self, plan_v: F64, top: F64) -> F64:
         """beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg), +inf where no row reaches the column."""
@@ -117,9 +132,8 @@ class KernelWorkspace:
         """(r, s) of it."""
         raise NotImplementedError
 
-    @property
-    def shift(self) -> float:
-        """The common translation that log v is kept with."""
+    def progress_of(self, name: str) -> float:
+        """A member of mapuot_progress."""
         raise NotImplementedError
 
     def take_mask(self, truncation: Truncation) -> None:

@@ -93,7 +93,7 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
     y += far / 1000
     reg = 1e-3 if metric == "sqeuclidean" else 0.02
     problem = Problem.from_arrays(mapuot.PointCloud(x, y, metric, truncate=2.0), a, b, reg, 1.0, "kl", "product", cpu)
-    task = in_boxes(problem, False).problem
+    task = in_boxes(problem, False, 16).problem
     rng = np.random.default_rng(3)
     M = np.asarray(task.cost) / reg
     log_u = M.min(1) + rng.normal(size=150) + 0.5 * far

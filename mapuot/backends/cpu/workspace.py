@@ -32,6 +32,7 @@ from .native import check, empty, matrix, padded, pointer
 
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
+LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 EXACT_BELOW = {"float32": 12 * 2.0**-24, "bfloat16": 12 * 2.0**-8}  # tol that K's rounding would miss: limits.c
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
@@ -243,9 +244,8 @@ class Workspace(KernelWorkspace):
             self.history[: len(cols["scale"])] = cols["scale"]
             self.row_side["scale"][:] = 1.0
 
-    @property
-    def shift(self) -> float:
-        return float(self.progress.shift)
+    def progress_of(self, name: str) -> float:
+        return float(getattr(self.progress, name))
 
     def take_mask(self, truncation: Truncation) -> None:
         cloud, n, state = self.problem.cost, self.problem.shape[1], self.state
@@ -261,7 +261,10 @@ class Workspace(KernelWorkspace):
             put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol))
 
     def iterate(self, count: int) -> list[Stats]:
-        return self.certified(self.coarse.iterate(1 if self.truncation else count))
+        if not self.truncation:
+            return self.coarse.iterate(count)
+        narrow = self.progress.narrow > 0
+        return self.certified(self.coarse.iterate(1), narrow)
 
     @property
     def correcting(self) -> bool:
