@@ -43,6 +43,7 @@ PLAIN_SOURCES = [
     "finish",
     "solve",
     "coarse",
+    "boxes",
     "streams",
     "batch",
     "log_matmul",
@@ -73,7 +74,7 @@ UNITS = [
     *[
         (isa, source, isa_flags(isa))
         for isa in ISAS
-        for source in ["stream_tmpl.c", "finish_tmpl.c", "coarse_tmpl.c", "barycenter_tmpl.c"]
+        for source in ["stream_tmpl.c", "finish_tmpl.c", "coarse_tmpl.c", "boxes_tmpl.c", "barycenter_tmpl.c"]
     ],
     *[
         (f"{isa}_{dtype}", source, isa_flags(isa) + dtype_flags(dtype))

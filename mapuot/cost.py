@@ -29,6 +29,8 @@ class Cost:
     never_stored = False  # its entries are made faster than those of K could be read
     shape: tuple[int, int]
     dtype: Any
+    truncation: Any = None  # which pairs a solve is to skip (backends/boxes.py)...
+    kept: Any = None  # ...and which are left, a points.Kept; None: all
     labels: Any = None  # its points in clusters, once a solve has found them (backends/coarse.py)
 
     @property

@@ -86,6 +86,8 @@ class Run:
                 count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
             if stats[-1].rejected:
                 self.leave_rejected(workspace, stats[-1])
+            if problem.cost.truncation:
+                workspace.conclude(self.trace[-1])
             if self.saves:
                 self.save(workspace, problem)
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()

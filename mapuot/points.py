@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,35 @@ from .penalties import F64
 from .ranks import Ranks
 from .validate import as_array, as_choice, as_positive, check_kind
 
+AUTO_ENTRIES = 1 << 26  # pairs from which "auto" skips some: below it all of them take less than a second
 METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
+
+
+class Kept(NamedTuple):
+    """Which pairs of points count, in boxes: the runs of columns that each box of rows is kept with."""
+
+    unit: int  # points of a box
+    first: Any  # (boxes + 1,) int64: where the runs of a box begin
+    run: Any  # from and to of each, int32
+    width: int  # the most columns of one box
+    nats: float  # a pair of boxes is skipped if its bound is below e^-nats of the product of their masses
+    share: float  # of the pairs that are kept
+
+    def turned(self, boxes: int) -> tuple[Any, Any]:
+        """``first`` and ``run`` of the other side, of so many boxes: the runs of rows that each is kept with."""
+        runs = self.first[-1]
+        start, stop = self.run[: 2 * runs : 2] // self.unit, -(-self.run[1 : 2 * runs : 2] // self.unit)
+        count = (stop - start).astype(np.int64)
+        row = np.repeat(np.repeat(np.arange(len(self.first) - 1), np.diff(self.first)), count)
+        col = np.arange(len(row)) + np.repeat(start - (np.cumsum(count) - count), count)
+        at = np.argsort(col, kind="stable")
+        row, col = row[at], col[at]
+        new = np.ones(len(row), bool)
+        new[1:] = (np.diff(row) != 1) | (np.diff(col) != 0)
+        begin = np.flatnonzero(new)
+        end = np.append(begin[1:], len(row)) - 1
+        first = np.searchsorted(col[begin], np.arange(boxes + 1)).astype(np.int64)
+        return first, (np.stack([row[begin], row[end] + 1], 1) * self.unit).astype(np.int32).reshape(-1)
 
 
 class PointCloud(Cost):
@@ -36,6 +64,11 @@ class PointCloud(Cost):
         Factor of the metric, > 0.
     weights : (d,) array, optional
         One factor for each dimension, >= 0, as ``w`` of ``cdist``.
+    truncate : "auto", float or None
+        Skip pairs whose share of the plan is provably negligible beside ``tol``; the bound on it is part of the
+        certificate. "auto": from 2^26 pairs on; a number: always, and only pairs that lie so many nats below the
+        product of their masses, or more where ``tol`` asks for it; None: never. Needs ``reference="product"``, one
+        process, and a metric other than "wfr".
 
     Raises
     ------
@@ -47,6 +80,10 @@ class PointCloud(Cost):
     Memory is that of the points: every pass makes its costs, in float32 while the error is large (but for "wfr") and in
     float64 where it certifies, from differences of coordinates, so that no digits are lost where both are large.
     ``numpy.asarray(cloud)`` forms the matrix.
+
+    The plan of a truncated solve is 0 where a pair is skipped, in every quantity of its Result: ``plan``, ``apply``,
+    ``cost``, ``objective``, marginals and mass are of that plan, ``error_bound`` is its distance from the optimal plan
+    between all pairs, and ``dual`` a lower bound for all pairs.
 
     Examples
     --------
@@ -60,14 +97,20 @@ class PointCloud(Cost):
 
     held = True
     never_stored = True
+    unit = 0  # points of a box, where they are sorted so
+    before = 0  # rows in front of the first, of a part of a cloud
 
-    def __init__(self, x: Any, y: Any, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None) -> None:
+    def __init__(
+        self, x: Any, y: Any, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
+        truncate: Any = "auto",
+    ) -> None:  # fmt: skip
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
         points = [as_points(value, name) for value, name in ((x, "x"), (y, "y"))]
         if points[0].shape[1] != points[1].shape[1]:
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
         self.x, self.y = (np.ascontiguousarray(p, dtype=np.float64) for p in points)
+        self.truncate = as_truncate(truncate)
         self.weights = None if weights is None else as_weights(weights, self.x.shape[1])
         self._set(*(self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y"))))
 
@@ -107,10 +150,24 @@ class PointCloud(Cost):
         part = object.__new__(PointCloud)
         vars(part).update(vars(self), x=self.x[rows], rows=self.rows[rows])
         part.shape = len(part.rows), self.shape[1]
+        part.before = self.before + (rows.start or 0)
         return part
 
     def read(self, i0: int, i1: int) -> PointCloud:
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
+
+    def sorted(self, rows: Any, cols: Any) -> PointCloud:
+        """The same points in these orders."""
+        moved = object.__new__(PointCloud)
+        vars(moved).update(vars(self), x=self.x[rows], y=self.y[cols])
+        moved._set(self.rows[rows], np.ascontiguousarray(self.columns[:, cols].T))
+        return moved
+
+    @property
+    def truncates(self) -> bool:
+        """Whether pairs may be skipped."""
+        known = self.metric != "wfr"
+        return isinstance(self.truncate, float) or (known and bool(self.truncate) and self.size >= AUTO_ENTRIES)
 
     def transpose(self) -> PointCloud:
         turned = object.__new__(PointCloud)
@@ -119,10 +176,25 @@ class PointCloud(Cost):
         return turned
 
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
-        found = super().range(backend, threads)
+        """As of every cost; bounds of it where to look at all pairs would take longer than the solve."""
+        bounded = self.truncates and self.size >= AUTO_ENTRIES and self.metric != "wfr"
+        found = self._bounds() if bounded else super().range(backend, threads)
         if found[3] and self.metric != "wfr":
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
         return found
+
+    def _bounds(self) -> tuple[float, float, int, int]:
+        """Costs between the boxes that hold all points."""
+        metric, scale = self.core
+        x, y = self.rows, self.columns[:, : self.shape[1]]
+        with np.errstate(over="ignore"):
+            most = np.maximum(x.max(0) - y.min(1), y.max(1) - x.min(0))
+            least = np.maximum(0.0, np.maximum(x.min(0) - y.max(1), y.min(1) - x.max(0)))
+            power = 1 if metric == "cityblock" else 2
+            low, high = (
+                float(scale * (z**power).sum() ** (0.5 if metric == "euclidean" else 1)) for z in (least, most)
+            )
+        return (low, high, 0, 0) if math.isfinite(high) else (0.0, 0.0, 0, self.size)
 
     def error(self, largest: float) -> float:
         """By d + 4 roundings of a cost, and by those of coordinates that were scaled before they were subtracted.
@@ -178,6 +250,15 @@ def as_points(value: Any, name: str) -> Any:
     if not np.isfinite(points).all():
         raise ValueError(f"{name} must be finite, got NaN or inf in point {int(np.argmin(np.isfinite(points).all(1)))}")
     return points
+
+
+def as_truncate(value: Any) -> str | float | None:
+    """Nats, "auto" or None."""
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    if isinstance(value, str):
+        raise ValueError(f"truncate must be 'auto', None or a number of nats, got {value!r}")
+    return as_positive(value, "truncate")
 
 
 def as_weights(value: Any, d: int) -> F64:

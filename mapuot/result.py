@@ -11,6 +11,7 @@ import numpy as np
 
 from . import penalties
 from .backends import PlanStream, Stats, name_of, pick
+from .backends.boxes import KeptStream, Sorted
 from .backends.contract import FAILED, host, namespace
 from .cached import cached_property
 from .errors import MUTED, ConvergenceWarning, shown, told_bound, told_miss, warn
@@ -160,6 +161,7 @@ class Result(Certified, Answer):
     """
 
     problem: Problem
+    sorted: Sorted | None = None  # of a solve that skipped pairs
 
     def __init__(
         self,
@@ -223,7 +225,7 @@ class Result(Certified, Answer):
         """
         if self.status in FAILED:
             return -np.inf
-        if not self._at_hand:
+        if not self._at_hand or self.sorted is not None:  # the pass's has what it skipped in it
             return self.trace[-1].dual
         p = self.problem
         mass, sides = self._values()
@@ -252,7 +254,9 @@ class Result(Certified, Answer):
     @cached_property
     def _stream(self) -> PlanStream:
         stream: PlanStream = self._backend.PlanStream(self.problem, self.log_u, self.log_v, self._threads)
-        return stream
+        if self.sorted is None:
+            return stream
+        return KeptStream(self.sorted, pick("cpu").PlanStream, stream, self.log_u, self.log_v, self._threads)
 
     @property
     def _formed(self) -> PlanStream:

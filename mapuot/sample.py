@@ -19,6 +19,7 @@ def solve_sample(
     metric: str = "sqeuclidean",
     scale: float = 1.0,
     weights: Any = None,
+    truncate: Any = "auto",
     **options: Any,
 ) -> Result:
     """Solve entropic unbalanced optimal transport between two clouds of points; no cost matrix is formed.
@@ -31,7 +32,7 @@ def solve_sample(
         As of :func:`solve`, in units of the cost.
     a, b : (m,), (n,) arrays, optional
         Masses, >= 0; None means uniform with mass 1.
-    metric, scale, weights
+    metric, scale, weights, truncate
         As of :class:`PointCloud`: the cost is ``scale * metric(x_i, y_j)``.
     **options
         Whatever else :func:`solve` takes.
@@ -53,4 +54,4 @@ def solve_sample(
     >>> result.converged
     True
     """
-    return solve(PointCloud(x, y, metric, scale, weights), a, b, reg, reg_m, **options)
+    return solve(PointCloud(x, y, metric, scale, weights, truncate), a, b, reg, reg_m, **options)

@@ -7,6 +7,7 @@ larger regs. A batch takes the same steps for all of its problems together, and 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from .loop import Run
 from .penalties import F64
 from .problem import Common, Problem
 from .result import Result
+from .truncation import begun, in_boxes, inner, nats_of
 from .validate import as_positive, as_start, as_threads
 
 METHODS = {  # name: (translation, Anderson memory, in place)
@@ -112,21 +114,40 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     """All attempts that it takes, on the problem as given or turned."""
     turns = problem.turns and turned(problem, options)
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
+    nats = nats_of(task, bool(run.saves))
+    boxed = in_boxes(task, bool(turns), run.module.LEAST_BOX) if nats is not None else None
+    asked = options
     quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of what is no answer: the status says so
     with run.bar or nullcontext(), quiet:
         warm = run.ranks.max(bool(log_v.any()))
+        if boxed is not None and nats is not None:
+            known = (start[::-1] if turns else start) if warm else None
+            log_v = begun(boxed, options, known, nats, functools.partial(between_all, run, escalate))
+            task, options, warm = boxed.problem, inner(options), True
         for attempt in attempts(task, options, warm, escalate):
             if run.status not in attempt.after:
                 continue
             options = dataclasses.replace(options, **attempt.changes) if attempt.changes else options
             if attempt.begin == "zeros":
+                task.cost.truncation = None if boxed else task.cost.truncation
                 log_v = approach(run, task, options, np.zeros_like(log_v))
             else:
-                in_steps = attempt.begin == "start" and any(coarse_steps(task, options, False))
+                in_steps = attempt.begin == "start" and not boxed and any(coarse_steps(task, options, False))
                 log_v = run.run(task, options, log_v, WARM_ERROR if in_steps else math.inf)
+    if boxed:
+        task.cost.truncation = None
+        run.potentials, run.marginals = boxed.back(run.potentials), boxed.back(run.marginals)
     if turns:
         run.potentials, run.marginals = run.potentials[::-1], run.marginals[::-1]
-    return Result(problem, run.module, run.potentials, run.marginals, run.trace, run.status, options.threads)
+    result = Result(problem, run.module, run.potentials, run.marginals, run.trace, run.status, asked.threads)
+    result.sorted = boxed if boxed and boxed.problem.cost.kept else None
+    return result
+
+
+def between_all(run: Run, escalate: bool, problem: Problem, options: Options) -> Result:
+    """Another problem on the way to this one, its passes not counted."""
+    start = np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
+    return carry_out(Run(run.module, run.max_passes), problem, options, start, escalate)
 
 
 def approach(run: Run, task: Problem, options: Options, log_v: F64) -> F64:

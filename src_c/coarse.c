@@ -1,4 +1,4 @@
-/* coarse.c - clusters for the coarse correction (coarse_tmpl.c), and its steps as Python calls them. */
+/* coarse.c - clusters for the coarse correction (coarse_tmpl.c), and its steps as Python calls them; points in boxes. */
 #include "kernels.h"
 
 int mapuot_coarse_sums(mapuot_state *state)
@@ -82,5 +82,24 @@ int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64
     for (int64_t i = 0; i < m; i++)
         order[i] = i;
     halve(&all, 0, m, 0, count);
+    return MAPUOT_RUNNING;
+}
+
+static void cut(const points *of, int64_t from, int64_t to, int64_t unit)
+{
+    if (to - from <= unit)
+        return;
+    const int64_t units = (to - from + unit - 1) / unit, middle = from + units / 2 * unit;
+    select(of, from, to, middle, widest(of, from, to));
+    cut(of, from, middle, unit);
+    cut(of, middle, to, unit);
+}
+
+int mapuot_order(int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order)
+{
+    const points all = {width, X, order, NULL};
+    for (int64_t i = 0; i < m; i++)
+        order[i] = i;
+    cut(&all, 0, m, unit);
     return MAPUOT_RUNNING;
 }

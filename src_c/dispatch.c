@@ -40,6 +40,7 @@
     DECLARE_GATHER(apply_transpose, isa)                                                                               \
     DECLARE_GATHER(plan_sums, isa)                                                                                     \
     void apply_##isa(const stream_args *, int64_t, int64_t);                                                           \
+    void box_pairs_##isa(const box_args *, int64_t, int64_t, double *);                                                \
     extern const log_matmul_kernels log_matmul_f64_##isa, log_matmul_f32_##isa;                                        \
     extern const barycenter_kernels barycenter_##isa;                                                                  \
     static const mapuot_kernels table_##isa = {                                                                        \
@@ -63,6 +64,7 @@
         apply_transpose_##isa,                                                                                         \
         plan_sums_##isa,                                                                                               \
         apply_##isa,                                                                                                   \
+        box_pairs_##isa,                                                                                               \
         &barycenter_##isa};
 
 MAPUOT_EACH_ISA(DECLARE)

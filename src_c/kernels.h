@@ -32,6 +32,23 @@ static inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
 /* whether a pass makes its rows instead of reading them from K */
 static inline int makes_rows(const mapuot_state *state) { return state->exact || state->M.points.x; }
 
+/* the runs of columns that row i has a part in */
+typedef struct {
+    const int32_t *run; /* from and to of each */
+    int64_t count;
+} kept_runs;
+
+/* all of them as one, held by the caller, where none are left out */
+static inline kept_runs runs_of(const mapuot_kept *kept, int64_t i, int64_t np, int32_t whole[2])
+{
+    if (!kept->first) {
+        whole[0] = 0, whole[1] = (int32_t)np;
+        return (kept_runs){whole, 1};
+    }
+    const int64_t box = (kept->before + i) / kept->rows, first = kept->first[box];
+    return (kept_runs){kept->run + 2 * first, kept->first[box + 1] - first};
+}
+
 /* What streams over M need: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij inv_reg). */
 typedef struct {
     int64_t m, n;
@@ -45,6 +62,17 @@ typedef struct {
     int nontemporal; /* K or P is larger than the caches */
     double *row_sum; /* may be NULL */
 } stream_args;
+
+/* What box_pairs is asked for (mapuot_box_pairs). */
+typedef struct {
+    const mapuot_boxes *boxes;
+    int64_t unit;
+    const int64_t *first;
+    int32_t *run;
+    int write;
+    int64_t *count, *width;
+    double *row_mass;
+} box_args;
 
 /* sums has padded(n) + SCALARS entries and is zero on entry. */
 typedef void (*pass_fn)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums);
@@ -83,6 +111,8 @@ typedef struct {
     /* streams over M */
     gather_fn extrema, balance, apply_transpose, plan_sums;
     stream_fn apply;
+    /* bounds between boxes of points, those of x from i0 to i1; acc: 2 n, zero on entry, the sums of the columns first */
+    void (*box_pairs)(const box_args *args, int64_t i0, int64_t i1, double *acc);
     const struct barycenter_kernels *barycenter;
 } mapuot_kernels;
 

@@ -132,17 +132,32 @@ void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)
 }
 #endif
 
+/* in the columns that they are kept with, one run behind the other */
 static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64_t i, int64_t count)
 {
-    const stream_args args = {.m = state->m,
-                              .n = state->n,
-                              .M = state->M,
-                              .c = state->c,
-                              .inv_reg = state->limits.inv_reg,
-                              .alpha = state->alpha,
-                              .beta = state->beta,
-                              .ld = state->ld};
-    make_rows(&args, i, i + count, (real *)state->tile, 0);
+    int32_t whole[2];
+    const kept_runs runs = runs_of(&state->M.points.kept, i, padded(state->n), whole);
+    stream_args args = {.m = state->m,
+                        .n = state->n,
+                        .M = state->M,
+                        .c = state->c,
+                        .inv_reg = state->limits.inv_reg,
+                        .alpha = state->alpha,
+                        .beta = state->beta,
+                        .ld = state->ld};
+    real *out = (real *)state->tile;
+    if (!state->M.points.kept.first) {
+        make_rows(&args, i, i + count, out, 0);
+        return;
+    }
+    for (int64_t k = 0; k < runs.count; k++) {
+        const int64_t from = runs.run[2 * k], end = runs.run[2 * k + 1];
+        args.n = (end < state->n ? end : state->n) - from;
+        args.M.points.y = state->M.points.y + from;
+        args.beta = state->beta + from;
+        make_rows(&args, i, i + count, out, 0);
+        out += end - from;
+    }
 }
 
 /* R rows from i on, those of a tile made before being lost; narrow ones come with their dots s */
@@ -347,6 +362,55 @@ ALWAYS_INLINE void sums(const range *g, const tile *done, const real *next, int 
     wide_sums(g, done, next, form, R);
 }
 
+/* The columns [from, end) of a range as one of its own */
+ALWAYS_INLINE range part_of(const range *g, int64_t from, int64_t end)
+{
+    range part = *g;
+    part.np = end - from;
+    part.v += from;
+    part.sums += from;
+    part.run = g->run ? g->run + from : NULL;
+    return part;
+}
+
+/* dots of a tile that was made, run by run */
+ALWAYS_INLINE void made_tile_dots(const range *g, int64_t i, const real *K, double *s, const form form, const int R)
+{
+    int32_t whole[2];
+    const kept_runs runs = runs_of(&g->state->M.points.kept, i, g->np, whole);
+    double part_s[TILE];
+    UNROLL
+    for (int r = 0; r < R; r++)
+        s[r] = 0.0;
+    for (int64_t k = 0; k < runs.count; k++) {
+        const range part = part_of(g, runs.run[2 * k], runs.run[2 * k + 1]);
+        dots(&part, K, NULL, NULL, 0, part_s, form, R);
+        UNROLL
+        for (int r = 0; r < R; r++)
+            s[r] += part_s[r];
+        K += part.np;
+    }
+}
+
+/* and its column sums */
+ALWAYS_INLINE void made_tile_sums(const range *g, int64_t i, const tile *done, int flush, const form form, const int R)
+{
+    int32_t whole[2];
+    const kept_runs runs = runs_of(&g->state->M.points.kept, i, g->np, whole);
+    tile now = *done;
+    for (int64_t k = 0; k < runs.count; k++) {
+        const range part = part_of(g, runs.run[2 * k], runs.run[2 * k + 1]);
+        sums(&part, &now, NULL, flush, form, R);
+        now.row += part.np;
+    }
+}
+
+/* whether the rows from i and from j on are of two boxes, whose runs differ */
+ALWAYS_INLINE int parted(const mapuot_kept *kept, int64_t i, int64_t j)
+{
+    return kept->first && (kept->before + i) / kept->rows != (kept->before + j) / kept->rows;
+}
+
 /* u = prox(s) of R rows; the plan's s is that of K v times the old u, by which u grows */
 ALWAYS_INLINE void prox(const range *g, int64_t i, double *s, double *growth, const form form, const int R)
 {
@@ -372,11 +436,14 @@ ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const in
     double s[TILE], growth[TILE];
     int64_t i = step < 0 ? i0 + (count - 1) * R : i0;
     for (int64_t t = 0; t < count; t++, i += step) {
-        const int last = t + 1 == count, flush = last || (t + 1) % (RUN_ROWS / R) == 0;
+        const int last = t + 1 == count, leaves = from == MADE && parted(&g->state->M.points.kept, i, i + step);
+        const int flush = last || leaves || (t + 1) % (RUN_ROWS / R) == 0;
         const tile now = {open_tile(g, i, s, form, from, R), form == PLAN ? growth : g->state->rows.scale + i};
         const real *next = last || from == MADE ? NULL : (real *)g->state->kernel + (i + step) * g->ld;
         if (form == NARROW && from == MADE)
             ; /* they came with the tile */
+        else if (from == MADE)
+            made_tile_dots(g, i, now.row, s, form, R);
         else if (!piped || t == 0)
             dots(g, now.row, NULL, NULL, 0, s, form, R);
         if (!last)
@@ -384,6 +451,8 @@ ALWAYS_INLINE void row_tiles(const range *g, int64_t i0, int64_t count, const in
         prox(g, i, s, growth, form, R);
         if (piped && next)
             dots(g, next, t + 2 < count ? next + step * g->ld : next, &now, flush, s, form, R);
+        else if (from == MADE)
+            made_tile_sums(g, i, &now, flush, form, R);
         else
             sums(g, &now, piped ? NULL : next, flush, form, R);
     }
@@ -421,12 +490,12 @@ ALWAYS_INLINE void half_tile(const range *g, int64_t i, const half half, const s
     double s[TILE] = {0}, *kept = g->state->rows.marginal + i;
     const tile now = {open_tile(g, i, s, WIDE, from, R), g->state->rows.scale + i};
     if (half == DOTS) {
-        wide_dots(g, now.row, NULL, NULL, s, WIDE, R);
+        from == MADE ? made_tile_dots(g, i, now.row, s, WIDE, R) : wide_dots(g, now.row, NULL, NULL, s, WIDE, R);
         memcpy(kept, s, R * sizeof(double));
     } else {
         memcpy(s, kept, R * sizeof(double));
         prox_rows(g->state, i, R, s, g->sums + g->np);
-        wide_sums(g, &now, NULL, WIDE, R);
+        from == MADE ? made_tile_sums(g, i, &now, 1, WIDE, R) : wide_sums(g, &now, NULL, WIDE, R);
     }
 }
 

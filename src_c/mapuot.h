@@ -14,6 +14,15 @@ typedef enum { MAPUOT_F64, MAPUOT_F32, MAPUOT_BF16 } mapuot_dtype;
 
 typedef enum { MAPUOT_SQEUCLIDEAN, MAPUOT_EUCLIDEAN, MAPUOT_CITYBLOCK, MAPUOT_WFR } mapuot_metric;
 
+/* Which pairs of points count, the others being left out of every sum: points of x in boxes of `rows`, and for each box
+ * the runs of y, [from, to), that it is kept with (boxes_tmpl.c); first NULL: all pairs. */
+typedef struct {
+    int64_t rows, before; /* before: points of x in front of the first one here */
+    const int64_t *first; /* boxes + 1: where the runs of a box begin */
+    const int32_t *run;   /* from and to, multiples of 16; the last may end at padded(n) */
+    int64_t width;        /* the most columns of one box */
+} mapuot_kept;
+
 /* Two clouds of points; their costs, scale times the metric, are made where they are needed (points.h). */
 typedef struct {
     const double *x; /* m x d, one point after another */
@@ -21,7 +30,19 @@ typedef struct {
     int64_t d, ld;
     double scale;
     mapuot_metric metric;
+    mapuot_kept kept;
 } mapuot_points;
+
+/* Boxes of points of both clouds, in units in which a cost is reg, for bounds on the plan between them (boxes_tmpl.c).
+ * Those of x: m, d numbers each, one box after another; those of y: d x n, one coordinate after another, n a multiple of
+ * 16; log_mass: log of the sum over a box of e^(log scaling - slope (x - mid)), -inf of one without mass. */
+typedef struct {
+    int64_t m, n, d;
+    mapuot_metric metric; /* slopes other than 0 are for SQEUCLIDEAN only */
+    const double *x_mid, *x_half, *x_slope, *x_log_mass;
+    const double *y_mid, *y_half, *y_slope, *y_log_mass;
+    const double *x_cut, *y_cut; /* skipped where the log of the bound is at most x_cut + y_cut */
+} mapuot_boxes;
 
 /* A matrix as the caller has it, M or the reference c: dense, strides in elements, dtype F64 or F32; where points.x is
  * not NULL, that of two clouds, and the other members do not count.  Where start is not NULL, it has m + 1 numbers and
@@ -228,6 +249,13 @@ int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_p
  * fi the product of both sides' rho / (rho + reg). */
 int mapuot_coarse_sums(mapuot_state *state);
 int mapuot_coarse_factor(mapuot_state *state, double fi);
+/* order: m points, X m x width, halved along the widest column of X until unit or fewer are left, in whole units. */
+int mapuot_order(int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order);
+/* Bounds on the plan's mass between boxes, summed over skipped pairs: row_mass (m), col_mass (n).  first NULL: a pair is
+ * skipped by its cuts, and count and width tell how many runs and boxes of y each box of x keeps; with run those are
+ * written, where first says.  Else skipped is what is not in the runs; they are in multiples of unit. */
+int mapuot_box_pairs(mapuot_pool *pool, const mapuot_boxes *boxes, int64_t unit, const int64_t *first, int32_t *run,
+                     int write, int64_t *count, int64_t *width, double *row_mass, double *col_mass);
 /* label: m points, X m x width, in count clusters (a power of 2) by median splits along the widest column of X; order is
  * theirs, cluster by cluster. */
 int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64_t *order, int64_t *label);

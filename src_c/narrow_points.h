@@ -12,6 +12,7 @@
 #include "vec.h"
 
 enum { STEPS = PAD / FL, MADE_ROWS = STEPS == 1 ? 8 : 4 }; /* as many sums at a time as there are registers for */
+enum { SHORT = 512 };                                      /* columns whose products with v are summed in float32 */
 
 /* 16 columns from j on of R rows from i on: the sums over the coordinates */
 ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, int64_t j, vf sum[][STEPS],
@@ -40,22 +41,27 @@ ALWAYS_INLINE void narrow_metric(const mapuot_narrow_points *points, int64_t i, 
     }
 }
 
-/* R rows from i on to out, ld further each, and s_r = K_r . v, written up to a multiple of VL */
+/* R rows from i on, in the columns that they are kept with, to out, ld further each, and s_r = K_r . v, written up to a
+ * multiple of VL */
 ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, double *s, const int64_t d,
                              const mapuot_narrow_form form, const int R)
 {
     const mapuot_narrow_points *points = &state->narrow_points;
-    const int64_t np = padded(state->n), run = 512;
+    int32_t whole[2];
+    const kept_runs runs = runs_of(&state->M.points.kept, i, padded(state->n), whole);
     vd total[TILE];
     UNROLL
     for (int r = 0; r < R; r++)
         total[r] = v_set(0.0);
-    for (int64_t j0 = 0; j0 < np; j0 += run) {
+    for (int64_t k = 0, j = 0, end = 0; k < runs.count || j < end;) { /* SHORT columns of one run at a time */
+        if (j >= end)
+            j = runs.run[2 * k], end = runs.run[2 * k + 1], k++;
+        const int64_t stop = j + SHORT < end ? j + SHORT : end;
         vf dot[MADE_ROWS];
         UNROLL
         for (int r = 0; r < R; r++)
             dot[r] = f_set(0.0f);
-        for (int64_t j = j0; j < np && j < j0 + run; j += PAD) {
+        for (; j < stop; j += PAD, out += PAD) {
             vf sum[MADE_ROWS][STEPS];
             narrow_metric(points, i, j, sum, d, form, R);
             UNROLL
@@ -66,7 +72,7 @@ ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, d
                     const vf c = form == MAPUOT_ROOTS ? f_sqrt(sum[r][q]) : sum[r][q];
                     const vf known = f_add(f_set(points->row[i + r]), col);
                     const vf K = f_exp2(form == MAPUOT_PRODUCTS ? f_add(known, c) : f_sub(known, c));
-                    f_store(out + r * state->ld + j + q * FL, K);
+                    f_store(out + r * state->ld + q * FL, K);
                     dot[r] = f_fma(K, v, dot[r]);
                 }
             }

@@ -140,7 +140,8 @@ static void reduce_task(void *context, int thread, int threads)
  * up to half a megabyte (10240 in float64, L2 2 MB: .89, 4 rows .95); of longer rows two tiles must fit into L2 beside these */
 static int tile_rows(const mapuot_state *state)
 {
-    const int64_t np = padded(state->n), row = np * entry_bytes(tile_dtype(state));
+    const int64_t np = state->M.points.kept.first ? state->M.points.kept.width : padded(state->n);
+    const int64_t row = np * entry_bytes(tile_dtype(state));
     const int64_t L2 = mapuot_l2_bytes(), room = L2 / 8 * 7 - np * (state->progress.narrow ? 8 : 16);
     if (makes_rows(state)) /* one tile; with 1 MiB: 8 rows of 40,000 floats 3.3e9 pairs a second, 2 of 300,000 2.3e9 */
         return TILE * row <= 4 * L2 / 3 ? TILE : 4 * row <= 4 * L2 / 3 ? 4 : 2;

@@ -8,6 +8,30 @@
 
 #define PLAN_MIN_LOG (-708.0)
 
+/* the blocks of columns that the rows of a tile are kept with; at and count are those of one */
+typedef struct {
+    kept_runs runs;
+    int64_t n, k, end, at, count;
+    int32_t whole[2];
+} walk;
+
+ALWAYS_INLINE void open_walk(const stream_args *args, int64_t i, walk *w)
+{
+    *w = (walk){.n = args->n, .k = -1};
+    w->runs = runs_of(&args->M.points.kept, i, padded(args->n), w->whole);
+}
+
+ALWAYS_INLINE int next_block(walk *w)
+{
+    w->at += w->count;
+    while (w->at >= w->end && ++w->k < w->runs.count) {
+        w->at = w->runs.run[2 * w->k];
+        w->end = w->runs.run[2 * w->k + 1] < w->n ? w->runs.run[2 * w->k + 1] : w->n;
+    }
+    w->count = w->end - w->at < BLOCK ? w->end - w->at : BLOCK;
+    return w->k < w->runs.count;
+}
+
 /* the same of a block that has entries which are not finite */
 ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high, double *acc)
 {
@@ -102,6 +126,7 @@ static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double
  * acc_j = max_i (alpha_i + beta_j - M_ij / reg + log c_ij).  beta is log v. */
 void ISA_OP(balance)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
+    walk w;
     double x[BLOCK], lane[VL], *alpha = (double *)args->out;
     if (args->M.start) {
         balance_runs(args, i0, i1, acc);
@@ -112,9 +137,9 @@ void ISA_OP(balance)(const stream_args *args, int64_t i0, int64_t i1, double *ac
         vd top[TILE];
         for (int r = 0; r < TILE; r++)
             top[r] = v_set(-INFINITY);
-        for (int64_t j = 0; j < args->n; j += BLOCK)
+        for (open_walk(args, i, &w); next_block(&w);)
             for (int64_t r = i; r < end; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                const int64_t j = w.at, count = w.count;
                 log_entries(args, r, j, count, x);
                 for (int64_t k = 0; k < count; k += VL)
                     top[r - i] = v_max(top[r - i], v_load(x + k));
@@ -125,9 +150,9 @@ void ISA_OP(balance)(const stream_args *args, int64_t i0, int64_t i1, double *ac
             for (int q = 1; q < VL; q++)
                 alpha[r] = -lane[q] < alpha[r] ? -lane[q] : alpha[r];
         }
-        for (int64_t j = 0; j < args->n; j += BLOCK)
+        for (open_walk(args, i, &w); next_block(&w);)
             for (int64_t r = i; r < end; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                const int64_t j = w.at, count = w.count;
                 if (alpha[r] == INFINITY)
                     continue;
                 log_entries(args, r, j, count, x);
@@ -159,6 +184,7 @@ static void apply_runs(const stream_args *args, int64_t i0, int64_t i1)
 /* out = P X for X transposed, d x padded(n), zero behind n */
 void ISA_OP(apply)(const stream_args *args, int64_t i0, int64_t i1)
 {
+    walk w;
     double p[TILE][BLOCK];
     const int64_t np = padded(args->n), d = args->d;
     double *out = (double *)args->out;
@@ -169,8 +195,8 @@ void ISA_OP(apply)(const stream_args *args, int64_t i0, int64_t i1)
     for (int64_t i = i0; i < i1; i += TILE) {
         const int rows = (int)(i1 - i < TILE ? i1 - i : TILE);
         memset(out + i * d, 0, (size_t)(rows * d) * sizeof(double));
-        for (int64_t j = 0; j < args->n; j += BLOCK) {
-            int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+        for (open_walk(args, i, &w); next_block(&w);) {
+            const int64_t j = w.at, count = w.count;
             for (int r = 0; r < rows; r++) {
                 entries(args, i + r, j, count, PLAN_MIN_LOG, 0, p[r]);
                 for (int64_t k = count; k % VL; k++)
@@ -207,6 +233,7 @@ static void apply_transpose_runs(const stream_args *args, int64_t i0, int64_t i1
 /* acc (d x padded(n)) += (P^T Y)^T */
 void ISA_OP(apply_transpose)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
+    walk w;
     double p[BLOCK];
     const int64_t np = padded(args->n), d = args->d;
     if (args->M.start) {
@@ -214,9 +241,9 @@ void ISA_OP(apply_transpose)(const stream_args *args, int64_t i0, int64_t i1, do
         return;
     }
     for (int64_t i = i0; i < i1; i += TILE)
-        for (int64_t j = 0; j < args->n; j += BLOCK)
+        for (open_walk(args, i, &w); next_block(&w);)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                const int64_t j = w.at, count = w.count;
                 entries(args, r, j, count, PLAN_MIN_LOG, 0, p);
                 for (int64_t k = count; k % VL; k++)
                     p[k] = 0.0;
@@ -257,6 +284,7 @@ static void plan_sums_runs(const stream_args *args, int64_t i0, int64_t i1, doub
 /* acc: padded(n) column sums, then <P, M> and the sum of P; row sums to row_sum */
 void ISA_OP(plan_sums)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
+    walk w;
     double p[BLOCK], buffer[BLOCK];
     const int64_t np = padded(args->n);
     vd cost = v_set(0);
@@ -268,9 +296,9 @@ void ISA_OP(plan_sums)(const stream_args *args, int64_t i0, int64_t i1, double *
         vd row[TILE];
         for (int r = 0; r < TILE; r++)
             row[r] = v_set(0);
-        for (int64_t j = 0; j < args->n; j += BLOCK)
+        for (open_walk(args, i, &w); next_block(&w);)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
+                const int64_t j = w.at, count = w.count;
                 entries(args, r, j, count, PLAN_MIN_LOG, 0, p);
                 for (int64_t k = count; k % VL; k++)
                     p[k] = 0.0;

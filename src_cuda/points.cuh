@@ -6,10 +6,14 @@
 // that serves both would have to hold 220 KB of a strip of rows in flight on every multiprocessor.  A thread has RT of the
 // points that get sums; those summed over come 8 at a time, the same for all threads, by loads of 16 bytes.  Float32 sums
 // run over 64 points, beyond them in float64.  out has gridDim.y slabs, one a part of the points summed over.
-// Options: POINTS 1, POINTS_NARROW, FORM (a mapuot_narrow_form; not narrow: a mapuot_metric), DIM (d up to 4, 0 beyond).
+// KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
+// Options: POINTS 1, POINTS_NARROW, KEPT, FORM (a mapuot_narrow_form; not narrow: a mapuot_metric), DIM (d up to 4, 0 beyond).
 #ifndef POINTS_CUH
 #define POINTS_CUH
 
+#ifndef KEPT
+#define KEPT 0
+#endif
 #if POINTS_NARROW
 typedef float coord;
 #define RT 4
@@ -70,68 +74,80 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 2)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
                const coord *from, const coord *from_log, const double *weight, double *out, int64_t count,
-               int64_t others, int64_t d, double factor)
+               int64_t others, int64_t d, double factor, const int64_t *first, const int *run, int64_t unit)
 {
     if (stopped(S, parity))
         return;
-    const int64_t i0 = (int64_t)blockIdx.x * 256 * RT + threadIdx.x, blocks = (others + FROM - 1) / FROM;
-    const int64_t end = blocks * (blockIdx.y + 1) / gridDim.y;
+    const int64_t own_warp = (int64_t)blockIdx.x * 256 * RT + threadIdx.x / 32 * 32 * RT,
+                  i0 = own_warp + threadIdx.x % 32;
+    const int64_t blocks = (others + FROM - 1) / FROM;
     coord own[RT], x[RT][DIM + 1];
     double total[RT];
     int64_t at[RT];
 #pragma unroll
     for (int q = 0; q < RT; q++) {
-        at[q] = i0 + q * 256 < count ? i0 + q * 256 : count - 1;
+        at[q] = i0 + q * 32 < count ? i0 + q * 32 : count - 1;
         own[q] = to_log[at[q]];
         total[q] = 0;
 #pragma unroll
         for (int k = 0; k < DIM; k++)
             x[q][k] = to[k * to_ld + at[q]];
     }
-    for (int64_t b = blocks * blockIdx.y / gridDim.y; b < end;) {
-        coord acc[RT] = {};
-        for (const int64_t stop = b + SHORT < end ? b + SHORT : end; b < stop; b++) {
-            coord sum[RT][FROM] = {}, y[FROM], w[FROM];
+#if KEPT
+    const int64_t box = (own_warp < count ? own_warp : count - 1) / unit;
+    for (int64_t k = first[box] + blockIdx.y; k < first[box + 1]; k += gridDim.y) {
+        int b = run[2 * k] / FROM;
+        const int end = run[2 * k + 1] / FROM < blocks ? run[2 * k + 1] / FROM : (int)blocks;
+#else
+    {
+        int64_t b = blocks * blockIdx.y / gridDim.y;
+        const int64_t end = blocks * (blockIdx.y + 1) / gridDim.y;
+#endif
+        while (b < end) {
+            coord acc[RT] = {};
+            for (const int64_t stop = b + SHORT < end ? b + SHORT : end; b < stop; b++) {
+                coord sum[RT][FROM] = {}, y[FROM], w[FROM];
 #pragma unroll
-            for (int k = 0; k < DIM; k++) {
-                take(from + (b * d + k) * FROM, y);
+                for (int k = 0; k < DIM; k++) {
+                    take(from + (b * d + k) * FROM, y);
+#pragma unroll
+                    for (int q = 0; q < RT; q++)
+#pragma unroll
+                        for (int e = 0; e < FROM; e++)
+                            sum[q][e] = grown(sum[q][e], x[q][k], y[e]);
+                }
+                for (int64_t k = DIM; k < d; k++) {
+                    take(from + (b * d + k) * FROM, y);
+#pragma unroll
+                    for (int q = 0; q < RT; q++) {
+                        const coord xk = to[k * to_ld + at[q]];
+#pragma unroll
+                        for (int e = 0; e < FROM; e++)
+                            sum[q][e] = grown(sum[q][e], xk, y[e]);
+                    }
+                }
+                take(from_log + b * FROM, y);
+#pragma unroll
+                for (int e = 0; e < FROM; e++)
+                    w[e] = b * FROM + e < others ? (coord)__ldg(weight + b * FROM + e) : 0;
 #pragma unroll
                 for (int q = 0; q < RT; q++)
 #pragma unroll
                     for (int e = 0; e < FROM; e++)
-                        sum[q][e] = grown(sum[q][e], x[q][k], y[e]);
+                        acc[q] += w[e] * power_of(exponent_of(own[q] + y[e], sum[q][e], (coord)factor));
             }
-            for (int64_t k = DIM; k < d; k++) {
-                take(from + (b * d + k) * FROM, y);
-#pragma unroll
-                for (int q = 0; q < RT; q++) {
-                    const coord xk = to[k * to_ld + at[q]];
-#pragma unroll
-                    for (int e = 0; e < FROM; e++)
-                        sum[q][e] = grown(sum[q][e], xk, y[e]);
-                }
-            }
-            take(from_log + b * FROM, y);
-#pragma unroll
-            for (int e = 0; e < FROM; e++)
-                w[e] = b * FROM + e < others ? (coord)__ldg(weight + b * FROM + e) : 0;
 #pragma unroll
             for (int q = 0; q < RT; q++)
-#pragma unroll
-                for (int e = 0; e < FROM; e++)
-                    acc[q] += w[e] * power_of(exponent_of(own[q] + y[e], sum[q][e], (coord)factor));
+                total[q] += acc[q];
         }
-#pragma unroll
-        for (int q = 0; q < RT; q++)
-            total[q] += acc[q];
     }
 #pragma unroll
     for (int q = 0; q < RT; q++)
-        if (i0 + q * 256 < count)
-            out[blockIdx.y * count + i0 + q * 256] = total[q];
+        if (i0 + q * 32 < count)
+            out[blockIdx.y * count + i0 + q * 32] = total[q];
 }
 
 __device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t count, int parts)

@@ -6,6 +6,7 @@ A backend is a module (or package) with
     weigh(table, p) -> ((p, length) float64 weights, their masses, their minima)
     Workspace(problem, options)   one solve: K, the potentials, the iteration
     PlanStream(problem, log_u, log_v, threads)   the plan of given potentials, streamed from M
+    LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
     QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
 
 and, where it has one, a batch: ``batch.py`` with storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
@@ -79,6 +80,9 @@ class Workspace(Protocol):
 
     def iterate(self, count: int) -> list[Stats]:
         """At most ``count`` passes, fewer when the status of the last is not "running"."""
+
+    def conclude(self, stat: Stats) -> None:
+        """Complete the numbers of the last pass; of a cost with a truncation."""
 
     @property
     def next_log_v(self) -> F64: ...

@@ -78,9 +78,16 @@ def entry_error(problem: Problem) -> float:
     """Bound on the relative error of their entries, which only counts until passes are float64 ones.
 
     By the roundings of d sums, of at most twice the largest cost c each where they are of products, and of coordinates,
-    which lie within 3 sqrt(c) of the centre; by that of 2^t.
+    which lie within 3 sqrt(c) of the centre; by that of 2^t. Of kept pairs, whose squares are of differences, only the
+    roundings of coordinates count with their size.
     """
-    d = problem.cost.columns.shape[0] if isinstance(problem.cost, PointCloud) else 0
+    cloud = problem.cost
+    if not isinstance(cloud, PointCloud):
+        return math.inf
+    d = len(cloud.columns)
+    if cloud.truncation and cloud.kept and cloud.core[0] == "sqeuclidean" and d <= DIFFERENCES:
+        near, far = cloud.truncation.boxes.reaches(cloud.kept)
+        return float(2.0**-24 * ((d + 4) * near**2 + 2 * near * far + 100))
     return 2.0**-24 * ((4 * d + 10) * problem.M_max / problem.reg + 8)
 
 

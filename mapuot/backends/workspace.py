@@ -14,7 +14,8 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem import Problem
-from .contract import Options
+from .boxes import State, Truncation
+from .contract import Options, Stats
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say which points are unreachable
@@ -41,10 +42,13 @@ class KernelWorkspace:
 
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options, self.dtype = problem, options, options.precision
+        self.truncation: Truncation | None = problem.cost.truncation
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and each row and column in use has an entry 1; build K."""
         problem = self.problem
+        if self.truncation:
+            self.take_mask(self.truncation)
         x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v)
         x = np.where(np.abs(x) < FARTHEST, x, 0.0)  # any start will do; beyond it, or NaN, a point looks unreachable
         out_u, out_v = problem.left_out
@@ -55,6 +59,9 @@ class KernelWorkspace:
             safe = reach <= FAR and problem.spread + reach <= self.safe_spread
             if safe and not problem.forbidden and problem.c is None:
                 alpha, beta = np.full(len(la), problem.M_min / problem.reg), np.zeros(len(lb))
+            elif self.truncation and self.truncation.known:
+                d, e = self.truncation.absorbed(x, self.progress_of("shift"))
+                alpha, beta = d + la, e + lb
             else:
                 alpha, beta = self.balance(out_u, plan_v)
             self.dead = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
@@ -67,6 +74,28 @@ class KernelWorkspace:
         self.set_dual_constants(d, off_u)
         self.set_rows(d, off_u)
         self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
+
+    def certified(self, stats: list[Stats], narrow: bool) -> list[Stats]:
+        """One pass, its numbers those of the problem between all points: what it skipped is in them.
+
+        A ``narrow`` one certifies nothing and is looked at only where it is the last: ``conclude``.
+        """
+        assert self.truncation
+        if narrow:
+            self.truncation.look(stats[-1], self.iterate_state)
+        else:
+            self.truncation.settle(stats[-1], self.iterate_state())
+        if self.progress_of("dead") > 0 and self.truncation.known:
+            self.truncation.known, stats[-1].status = False, "absorb"
+        return stats
+
+    def conclude(self, stat: Stats) -> None:
+        """The same for the last pass of a run."""
+        if self.truncation:
+            self.truncation.settle(stat, self.iterate_state())
+
+    def iterate_state(self) -> State:
+        return State(*map(self.to_numpy, (*self.potentials(), *self.marginals())))
 
     def column_scaling(self, plan_v: F64, top: F64) -> F64:
         """beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg), +inf where no row reaches the column."""
@@ -89,6 +118,27 @@ class KernelWorkspace:
         return np.where(self.problem.left_out[side], -np.inf, np.where(self.dead[side], np.inf, log_x))
 
     # ---- what a backend adds ----
+
+    @staticmethod
+    def to_numpy(x: Any) -> F64:
+        """A vector of this backend."""
+        return np.asarray(x)
+
+    def potentials(self) -> tuple[Any, Any]:
+        """(log u, log v) of the last certified iterate."""
+        raise NotImplementedError
+
+    def marginals(self) -> tuple[Any, Any]:
+        """(r, s) of it."""
+        raise NotImplementedError
+
+    def progress_of(self, name: str) -> float:
+        """A member of mapuot_progress."""
+        raise NotImplementedError
+
+    def take_mask(self, truncation: Truncation) -> None:
+        """Make the mask anew and tell it to the kernels."""
+        raise NotImplementedError
 
     def shifted_log_v(self) -> F64:
         """The next log v + shift."""

@@ -82,13 +82,14 @@ def test_portable_kernels_hold_their_registers(arch, dtype):
 
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(("narrow", "form", "dim"), [(1, 0, 3), (1, 1, 0), (1, 2, 4), (0, 0, 3), (0, 3, 2)])
-def test_sums_between_points_hold_their_registers(arch, narrow, form, dim):
+@pytest.mark.parametrize("kept", [0, 1])
+def test_sums_between_points_hold_their_registers(arch, narrow, form, dim, kept):
     options = shape_options(kernels.Shape(1, 4, 2), "float64", True, MEMORY=kernels.MEMORY[1])
-    points = {"POINTS": 1, "POINTS_NARROW": narrow, "FORM": form, "DIM": dim}
+    points = {"POINTS": 1, "POINTS_NARROW": narrow, "FORM": form, "DIM": dim, "KEPT": kept}
     used = usage("portable.cu", arch, **options, **points)
     registers, spilled = used["point_sums"]
     assert registers <= 128
-    assert spilled == 0
+    assert spilled <= (192 if kept and not narrow else 0)  # float64 sums over runs: outside of their inner loop
     assert {"point_rows", "point_columns", "finish_first", "finish_join", "finish_second"} <= set(used)
     assert usage("point_costs.cu", arch, METRIC=form, STORE=0)["point_costs"][1] == 0
 

@@ -3,11 +3,12 @@
 from ..contract import weigh
 from .kernel import Kernel
 from .stream import PlanStream, asarray, extrema, to_numpy
-from .workspace import QUICK_ENTRIES, QUICK_PASSES, Workspace
+from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES, Workspace
 
 MAKES_COSTS = True  # costs of points, as they are needed
 PAIRS = True  # a K of stored pairs
 __all__ = [
+    "LEAST_BOX",
     "MAKES_COSTS",
     "PAIRS",
     "QUICK_ENTRIES",

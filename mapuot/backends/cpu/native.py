@@ -16,7 +16,7 @@ from ..._core import ffi, lib
 from ...cost import BLOCK_BYTES, Cost
 from ...errors import shown
 from ...penalties import F64
-from ...points import PointCloud
+from ...points import Kept, PointCloud
 from ...processor import default_threads, isa
 from ...sparse import Sparse
 from ...threads import each, kept_thread
@@ -118,6 +118,8 @@ def matrix(array: Any) -> Any:
         points.x, points.y = pointer(array.rows), pointer(array.columns)
         points.d, points.ld = array.columns.shape
         points.metric, points.scale = METRICS[metric], scale
+        if array.kept is not None:
+            tell_kept(points.kept, array.kept, array.before)
     elif isinstance(array, Sparse):
         view.data, view.dtype = pointer(array.data, "void *"), CODES[array.dtype.char]
         view.start, view.column = pointer(array.start, "int64_t *"), pointer(array.column, "int32_t *")
@@ -126,6 +128,12 @@ def matrix(array: Any) -> Any:
         view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
         view.dtype = CODES[array.dtype.char]
     return view[0]
+
+
+def tell_kept(kept: Any, pairs: Kept, before: int) -> None:
+    """Which pairs of points count; ``before``: rows in front of the first."""
+    kept.rows, kept.before, kept.width = pairs.unit, before, pairs.width
+    kept.first, kept.run = pointer(pairs.first, "int64_t *"), pointer(pairs.run, "int32_t *")
 
 
 def split(X: F64, count: int) -> Any:

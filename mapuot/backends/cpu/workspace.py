@@ -21,6 +21,7 @@ from ...processor import SERIAL_ENTRIES
 from ...side import Side
 from ...sparse import Sparse
 from .. import narrow_points
+from ..boxes import Truncation
 from ..coarse import Coarse, Labels
 from ..contract import PAD, Options, Stats, memory_of
 from ..limits import START, fill, limits_of
@@ -31,6 +32,7 @@ from .native import check, empty, matrix, padded, pointer
 
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
+LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
 
@@ -125,7 +127,8 @@ class Workspace(KernelWorkspace):
         state.narrow_points.d, state.narrow_points.form = d, points.form
         for name, array in (("x", points.x), ("y", self.packed), ("row", points.row), ("col", points.col)):
             setattr(state.narrow_points, name, pointer(array, "float *"))
-        put(self.limits, narrow_points.limits(self.problem, self.limits.narrow_floor, self.options.tol))
+        self.floor = float(self.limits.narrow_floor)
+        put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol))
         return points
 
     def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
@@ -241,8 +244,27 @@ class Workspace(KernelWorkspace):
             self.history[: len(cols["scale"])] = cols["scale"]
             self.row_side["scale"][:] = 1.0
 
+    def progress_of(self, name: str) -> float:
+        return float(getattr(self.progress, name))
+
+    def take_mask(self, truncation: Truncation) -> None:
+        cloud, n, state = self.problem.cost, self.problem.shape[1], self.state
+        assert isinstance(cloud, PointCloud)
+        cloud.kept = kept = truncation.renew(self.pool)
+        self.matrices = matrix(cloud), matrix(None)
+        state.M, state.c = self.matrices
+        state.ld = self.ld = native.leading_dimension(kept.width if kept else n, np.dtype(STORAGE[self.dtype]).itemsize)
+        self.tile = empty(lib.mapuot_pool_threads(self.pool) * native.TILE * self.ld)
+        state.tile = pointer(self.tile)
+        put(self.progress, START)
+        if self.progress.narrow and self.narrow_points:
+            put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol))
+
     def iterate(self, count: int) -> list[Stats]:
-        return self.coarse.iterate(count)
+        if not self.truncation:
+            return self.coarse.iterate(count)
+        narrow = self.progress.narrow > 0
+        return self.certified(self.coarse.iterate(1), narrow)
 
     @property
     def correcting(self) -> bool:

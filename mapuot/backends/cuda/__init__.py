@@ -9,6 +9,7 @@ from typing import Any
 PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "PlanStream": "stream", "weigh": "batch"}
 PLACES |= {"Kernel": "kernel"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
+LEAST_BOX = 128  # points of a warp of points.cuh, which sums over the runs of one box
 MAKES_COSTS = True  # of points, as they are needed
 
 

@@ -12,10 +12,13 @@ import cupy as cp
 import numpy as np
 
 from ...penalties import F64
-from ...points import PointCloud
+from ...points import Kept, PointCloud
 from ...problem import Problem
 from .. import narrow_points
+from ..boxes import Truncation, kept_balance
 from ..contract import Options, Stats
+from ..cpu.native import pool_for
+from ..limits import START
 from ..records import put
 from .arrays import METRICS, need_memory
 from .kernels import Shape, kernel, shape_options
@@ -51,6 +54,9 @@ class Side:
 class PointIterate(Iterate):
     """Passes whose entries are made; ``take`` chooses float32 or float64 ones."""
 
+    kept: Kept | None = None
+    lists: list[Any]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
+
     def __init__(self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool]) -> None:
         self.kl, self.ld = kl, shape[2]
         super().__init__(state, shape, "float64", kl, False)
@@ -61,11 +67,18 @@ class PointIterate(Iterate):
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Nothing yet: the kernels depend on the points."""
 
-    def take(self, rows: Side, cols: Side, narrow: bool, form: int, factor: float) -> None:
+    def take(self, rows: Side, cols: Side, narrow: bool, form: int, factor: float, kept: Kept | None) -> None:
         self.graphs, self.sides, self.factor = {}, (rows, cols), factor
+        if kept is None:
+            self.lists = [(np.uint64(0), np.uint64(0), np.int64(1))] * 2
+        elif kept is not self.kept:
+            tables = (kept.first, kept.run), kept.turned(-(-cols.count // kept.unit))
+            self.lists = [(cp.asarray(first), cp.asarray(run), np.int64(kept.unit)) for first, run in tables]
         d = rows.to.shape[0]
         options = shape_options(Shape(1, 4, 2), "float64", self.kl, MEMORY=self.memory)
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
+        self.kept = kept
+        options["KEPT"] = int(kept is not None)
         names = ("point_sums", "point_rows", "point_columns", "finish_first", "finish_join", "finish_second")
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
         self.block = 256 * (RUNS["point_sums"] if narrow else RUNS["wide"])
@@ -82,7 +95,7 @@ class PointIterate(Iterate):
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
             self.launch(
                 "point_sums", (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
-                other.packed, other.log, np.uint64(self.state[weight]), self.out, *numbers,
+                other.packed, other.log, np.uint64(self.state[weight]), self.out, *numbers, *self.lists[k],
             )  # fmt: skip
             self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs))
 
@@ -120,19 +133,45 @@ class PointWorkspace(Workspace):
         self.progress["narrow"] = self.narrow is not None
         if self.narrow is not None:
             limits = self.state["limits"]
-            own = narrow_points.limits(self.problem, float(limits["narrow_floor"]), self.options.tol)
+            self.floor = float(limits["narrow_floor"])
+            own = narrow_points.limits(self.problem, self.floor, self.options.tol)
             put(limits, own | {"flush": 2.0**-126})
         self.choose()
 
     def choose(self) -> None:
-        """The kernels of this precision."""
+        """The kernels of this precision, for all pairs or for those that are kept."""
         metric, scale = self.cloud.core
+        kept = self.cloud.kept if self.truncation else None
         if self.narrow is not None and self.narrow_points is not None and self.progress["narrow"] > 0:
-            self.launch.take(*self.narrow, True, self.narrow_points.form, 1.0)
+            self.launch.take(*self.narrow, True, self.narrow_points.form, 1.0, kept)
+            put(self.state["limits"], narrow_points.limits(self.problem, self.floor, self.options.tol))
             return
         self.narrow = None
         put(self.state["limits"], {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
-        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg)
+        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, kept)
+
+    def take_mask(self, truncation: Truncation) -> None:
+        assert truncation.problem.cost is self.cloud
+        self.cloud.kept = truncation.renew(pool_for(self.options.threads, self.problem.cost.size))
+        put(self.progress, START)
+        self.choose()
+
+    def progress_of(self, name: str) -> float:
+        return float(self.progress[name])
+
+    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        """Of kept pairs on the host, which knows how to leave out the others."""
+        if not self.cloud.kept:
+            return super().balance(out_u, plan_v)
+        pool = pool_for(self.options.threads, self.problem.cost.size)
+        alpha, top = kept_balance(pool, self.problem, out_u, plan_v)
+        return alpha, self.column_scaling(plan_v, top)
+
+    def iterate(self, count: int) -> list[Stats]:
+        if not self.truncation:
+            return super().iterate(count)
+        narrow = self.progress_of("narrow") > 0
+        return self.certified(super().iterate(1), narrow)
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.narrow and self.narrow_points else None

@@ -1,0 +1,436 @@
+"""Points in boxes: which pairs of boxes a solve between clouds skips, and what the certificate pays for them.
+
+    t_i = sum over skipped j of the bound on P_ij,   tau = sum t_i:   marginals lie in [r, r + t],
+    error <= (error' + plan_error(min(reg tau, gap(r + t) - gap(r)) / (reg mass))) (1 + tau / mass) + tau / mass
+
+with error' and gap of the kept pairs alone; the second gap, of KL sides only, is of second order in t. Bounds between
+boxes: src_c/boxes_tmpl.c. Derivation: docs/mathematics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._core import ffi, lib
+from ..penalties import F64
+from ..points import Kept, PointCloud
+from ..problem import Problem
+from ..side import Side
+from ..validate import as_columns
+from .contract import PAD, Stats, host, namespace
+
+UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
+MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
+WORTH = 0.6  # share of pairs kept beyond which none are skipped
+ROUGH = 0.03  # certified error at which the first mask, of rough potentials, is made again
+INNER = 0.85  # of tol: for the kept pairs; the rest is for what is skipped
+GOAL, MOST = 0.05, 0.15  # of tol: what a new mask may cost, and an old one
+WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
+TRIALS = 10  # thresholds tried for a mask
+METRICS = {"sqeuclidean": 0, "euclidean": 1, "cityblock": 2}  # mapuot_metric
+
+
+def plan_error(d: float) -> float:
+    """As in common/rules.h: |P - P*|_1 / mass from a gap of d reg mass; that of a sum is at most the sum of both."""
+    return math.sqrt(2 * d + d * d / 9) + d / 3 if d <= 1e100 else math.inf
+
+
+def unit_of(shape: tuple[int, int], least: int = 16) -> int:
+    """Points of a box: a multiple of what a backend takes at once, its LEAST_BOX."""
+    return max(least, *(unit for unit, points in UNITS if max(shape) >= points))
+
+
+class Half:
+    """The points of one side in boxes of ``unit``, in units in which a cost is reg; (boxes, unit, d)."""
+
+    def __init__(self, points: F64, unit: int, pad: int) -> None:
+        self.count, self.unit = len(points), unit
+        self.boxes = -(-len(points) // unit)
+        self.padded = -(-self.boxes // pad) * pad
+        whole = np.pad(points, ((0, self.boxes * unit - len(points)), (0, 0)), mode="edge")
+        whole = whole.reshape(self.boxes, unit, -1)
+        low, high = whole.min(1), whole.max(1)
+        self.mid = 0.5 * (low + high)
+        self.half = np.maximum(high - self.mid, self.mid - low) * (1 + 2.0**-50)
+        self.offset = whole - self.mid[:, None]
+
+    def split(self, vector: F64, rest: float) -> F64:
+        """A number of each point, (boxes, unit); ``rest`` behind the last."""
+        return np.pad(vector, (0, self.boxes * self.unit - self.count), constant_values=rest).reshape(self.boxes, -1)
+
+    def sums(self, vector: F64) -> F64:
+        return np.asarray(self.split(vector, 0.0).sum(1))
+
+    def slopes(self, log: F64) -> F64:
+        """Least squares of ``log`` in each box; any slopes give a bound, good ones a sharp one."""
+        d = self.offset.shape[2]
+        if d > MOST_SLOPES:
+            return np.zeros_like(self.mid)
+        y = self.split(log, np.nan)
+        used = np.isfinite(y)
+        count = np.maximum(used.sum(1), 1)[:, None]
+        y = np.where(used, y - (np.where(used, y, 0.0).sum(1, keepdims=True) / count), 0.0)
+        X = self.offset * used[:, :, None]
+        X = (X - X.sum(1, keepdims=True) / count[:, None]) * used[:, :, None]
+        A = X.swapaxes(1, 2) @ X
+        ridge = 1e-6 * np.trace(A, axis1=1, axis2=2) + 1e-300
+        slope = np.linalg.solve(A + ridge[:, None, None] * np.eye(d), X.swapaxes(1, 2) @ y[:, :, None])[:, :, 0]
+        return np.where(np.isfinite(slope), slope, 0.0)
+
+    def spread(self, mass: F64, shares: F64) -> F64:
+        """A mass of each box over its points by their shares."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            bound = np.where(shares > 0, mass[: self.boxes, None] * shares, 0.0)
+        return np.asarray(bound.reshape(-1)[: self.count])
+
+
+class Tilted(NamedTuple):
+    """The log scalings of one side, its slopes taken off: bounds between boxes need no more."""
+
+    slope: F64  # (boxes, d)
+    log_mass: F64  # (boxes,): log sum e^f~
+    shares: F64  # (boxes, unit): e^f~ of a point, of that sum
+    largest: float  # size of the terms that were added, for their rounding
+
+
+def tilted(half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
+    """``log``: the exponent of the plan beside the cost; ``log_scale``: that without masses, which is smooth."""
+    slope = half.slopes(np.where(np.isneginf(log), np.nan, log_scale)) if smooth else np.zeros_like(half.mid)
+    off = (half.offset * slope[:, None]).sum(2)
+    flat = half.split(log, -np.inf) - off
+    top = flat.max(1)
+    known = np.isfinite(top)
+    shares = np.exp(flat - np.where(known, top, 0.0)[:, None])
+    total = shares.sum(1)
+    with np.errstate(divide="ignore"):
+        log_mass = np.where(known, top, 0.0) + np.log(total)
+    shares = shares / np.where(total > 0, total, 1.0)[:, None]
+    finite = np.abs(log[np.isfinite(log)]).max(initial=0.0)
+    return Tilted(slope, log_mass, shares, float(finite + np.abs(off).max(initial=0.0)))
+
+
+class State(NamedTuple):
+    """An iterate: log scalings and marginals of the kept pairs."""
+
+    log_u: F64
+    log_v: F64
+    r: F64
+    s: F64
+
+
+class Share(NamedTuple):
+    """What skipped pairs add to a certificate: their mass, and to the error of the plan."""
+
+    mass: float = 0.0
+    error: float = 0.0
+
+
+class Boxes:
+    """The boxes of one problem whose points are sorted, and bounds between them."""
+
+    def __init__(self, problem: Problem, pool: Any) -> None:
+        assert isinstance(problem.cost, PointCloud)
+        self.problem, self.pool = problem, pool
+        metric, scale = problem.cost.core
+        self.metric, self.unit = METRICS[metric], problem.cost.unit
+        n, columns = problem.shape[1], problem.cost.columns
+        factor = scale / problem.reg
+        factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
+        first = columns[:, :1]
+        self.rows = Half(factor * (problem.cost.rows - first.T), self.unit, 1)
+        self.cols = Half(factor * (columns[:, :n] - first).T, self.unit, PAD)
+        reach = [np.abs(half.mid).max() + half.half.max() for half in (self.rows, self.cols)]
+        self.reach = float(sum(reach)) * (1.0 if metric != "sqeuclidean" else float(sum(reach))) * columns.shape[0]
+
+    def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, F64]]:
+        """Both sides without their slopes, and the arrays of the record that describe them."""
+        alpha, beta = self.problem.exponents(state.log_u, state.log_v)
+        smooth = not self.metric  # a bound with slopes is for squares only
+        sides = tilted(self.rows, state.log_u, alpha, smooth), tilted(self.cols, state.log_v, beta, smooth)
+        rounding = 2.0**-48 * (sum(side.largest for side in sides) + self.reach)
+        if not rounding < 1:
+            rounding = math.inf
+        total = float(state.r.sum())
+        self.mass = total if 0 < total < math.inf else 1.0
+        n, behind = self.cols.boxes, self.cols.padded - self.cols.boxes
+        x_log = sides[0].log_mass + (rounding - math.log(self.mass))
+        y_log = np.pad(sides[1].log_mass, (0, behind), constant_values=-np.inf)
+        arrays = {
+            "x_mid": self.rows.mid, "x_half": self.rows.half, "x_slope": sides[0].slope, "x_log_mass": x_log,
+            "y_log_mass": y_log, "x_cut": np.full(len(x_log), np.inf), "y_cut": np.zeros(n + behind),
+        }  # fmt: skip
+        for name, table in (("mid", self.cols.mid), ("half", self.cols.half), ("slope", sides[1].slope)):
+            arrays["y_" + name] = np.pad(table.T, ((0, 0), (0, behind)))
+        return sides[0], sides[1], {k: np.ascontiguousarray(x, np.float64) for k, x in arrays.items()}
+
+    def sweep(self, arrays: dict[str, F64], first: Any = None, run: Any = None, write: bool = False) -> Any:
+        """(runs of a box of rows, boxes of columns that it keeps, mass bounds of skipped pairs by rows and columns)."""
+        m, n = len(arrays["x_log_mass"]), len(arrays["y_log_mass"])
+        record = ffi.new("mapuot_boxes *", {"m": m, "n": n, "d": self.rows.mid.shape[1], "metric": self.metric})
+        for name, array in arrays.items():
+            setattr(record, name, ffi.from_buffer("double *", array))
+        count, width = np.zeros(m, np.int64), np.zeros(m, np.int64)
+        out = ffi.NULL if first is None else ffi.from_buffer("int64_t *", first)
+        runs = ffi.NULL if run is None else ffi.from_buffer("int32_t *", run)
+        row_mass, col_mass = np.zeros(m), np.zeros(n)
+        status = lib.mapuot_box_pairs(
+            self.pool, record, self.unit, out, runs, write, ffi.from_buffer("int64_t *", count),
+            ffi.from_buffer("int64_t *", width), ffi.from_buffer("double *", row_mass),
+            ffi.from_buffer("double *", col_mass),
+        )  # fmt: skip
+        if status < 0:
+            raise MemoryError("truncate: no memory for the sums of a thread")
+        return count, width, row_mass, col_mass
+
+    def share(self, state: State, sides: tuple[Tilted, Tilted], row_mass: F64, col_mass: F64) -> Share:
+        """What skipped pairs of these bounds add to the certificate of a state."""
+        mass, problem = self.mass, self.problem
+        tau = float(row_mass.sum()) * (1 + 1e-9) + 1e-290
+        if not tau < 1:
+            return Share(math.inf, math.inf)
+        least = tau
+        halves = (problem.rows, self.rows, state.log_u, state.r), (problem.cols, self.cols, state.log_v, state.s)
+        if all(side.penalty == "kl" and not side.hard.any() for side, *_ in halves):
+            paid = 0.0
+            for (side, half, log, r), tilt, bound in zip(halves, sides, (row_mass, col_mass), strict=True):
+                paid += growth(side, problem.reg * log, r, mass * half.spread(bound, tilt.shares))
+            least = min(least, paid / (problem.reg * mass))
+        return Share(tau * mass, plan_error(least * (1 + 1e-9)))
+
+    def skipped(self, state: State, kept: Kept | None) -> Share:
+        """What a mask costs at a state."""
+        if kept is None:
+            return Share()
+        *sides, arrays = self.take(state)
+        _, _, row_mass, col_mass = self.sweep(arrays, kept.first, kept.run)
+        return self.share(state, (sides[0], sides[1]), row_mass, col_mass)
+
+    def reaches(self, kept: Kept) -> tuple[float, float]:
+        """Largest distance of a kept pair, and how far points lie from the middle of y, in units of sqrt(reg)."""
+        near, step = (
+            0.0,
+            max(1, (1 << 20) * len(kept.first) // (1 + int(kept.share * len(self.rows.mid) * self.cols.boxes))),
+        )
+        lengths = (kept.run[1::2] - kept.run[::2] + kept.unit - 1) // kept.unit
+        for i0 in range(0, len(self.rows.mid), step):
+            i1 = min(i0 + step, len(self.rows.mid))
+            at = slice(kept.first[i0], kept.first[i1])
+            count = lengths[at]
+            row = np.repeat(np.repeat(np.arange(i0, i1), np.diff(kept.first[i0 : i1 + 1])), count)
+            col = np.arange(count.sum()) + np.repeat(kept.run[::2][at] // kept.unit - (np.cumsum(count) - count), count)
+            apart = np.abs(self.rows.mid[row] - self.cols.mid[col]) + self.rows.half[row] + self.cols.half[col]
+            near = max(near, float((apart**2).sum(1).max(initial=0.0)))
+        middle = self.cols.mid.mean(0)
+        far = [np.sqrt(((np.abs(half.mid - middle) + half.half) ** 2).sum(1).max()) for half in (self.rows, self.cols)]
+        return math.sqrt(near), float(sum(far))
+
+    def make(self, state: State, goal: float, nats: float) -> Kept | None:
+        """The pairs to keep, so that the others cost at most ``goal``; None: all.
+
+        A pair is skipped if its bound is below e^-nats of the product of both boxes' masses over the whole mass, the
+        masses being at most the sums of the bounds: so every box that carries any is kept with one.
+        """
+        *sides, arrays = self.take(state)
+        _, _, *totals = self.sweep(arrays)
+        known = [self.rows.sums(state.r), np.pad(self.cols.sums(state.s), (0, self.cols.padded - self.cols.boxes))]
+        with np.errstate(divide="ignore"):
+            logs = [np.log(np.minimum(x / self.mass, y)) for x, y in zip(known, totals, strict=True)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            over_sums = [np.nanmax(np.log(y) - np.log(x / self.mass)) for x, y in zip(known, totals, strict=True)]
+        self.wild = float(max(over_sums)) - float(min(x[np.isfinite(x)].min(initial=0.0) for x in logs))
+        over = max(float(np.exp(x).sum()) for x in logs)
+        log_over = math.log(over) if 0 < over < math.inf else math.inf
+        for _ in range(TRIALS):
+            arrays["x_cut"], arrays["y_cut"] = logs[0] - (nats + log_over), logs[1]
+            count, width, row_mass, col_mass = self.sweep(arrays)
+            share = self.share(state, (sides[0], sides[1]), row_mass, col_mass)
+            if width.sum() > WORTH * self.rows.boxes * self.cols.boxes:
+                return None
+            if share.error + 2 * share.mass / self.mass <= goal:
+                break
+            nats += min(6.0, max(1.0, 0.5 * math.log(share.error / goal)) if share.error < math.inf else 6.0)
+        else:
+            return None
+        first = np.concatenate([[0], np.cumsum(count)])
+        run = np.zeros(2 * max(1, int(first[-1])), np.int32)
+        self.sweep(arrays, first, run, write=True)
+        n = -(-self.problem.shape[1] // PAD) * PAD
+        np.minimum(run, n, out=run)
+        part = float(width.sum()) / (len(width) * self.cols.boxes)
+        return Kept(self.unit, first, run, int(width.max()) * self.unit, nats, part)
+
+
+def growth(side: Side, f: F64, r: F64, t: F64) -> float:
+    """Bound on rho (KL(r + x | q) - KL(r | q)), 0 <= x <= t, q = weight e^(-f / rho): convex in x, so at an end."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        log_q = side.log_weight - f / side.rho
+        inner = np.where(r > 0, r * np.log1p(t / r), 0.0)
+        value = inner + t * (np.log(r + t) - log_q) - t
+        value = np.where(t > 0, side.rho * np.maximum(value, 0.0), 0.0)
+    return float(value.sum()) if not np.isnan(value).any() else math.inf
+
+
+class Truncation:
+    """The mask of one solve: when it is made, and what every pass pays for it."""
+
+    def __init__(self, problem: Problem, start: State, tol: float, tol_gap: float, nats: float, rough: bool) -> None:
+        """``start``: what the first mask is made of; ``rough``: it is of another problem's potentials."""
+        self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
+        self.nats, self.rough, self.goal = nats, rough, GOAL * tol
+        self.settled: Stats | None = None
+        sums = float(start.r.sum()), float(start.s.sum())
+        self.known = all(0 < x < math.inf for x in sums)  # are the sums of K, about? else it is balanced
+        self.boxes: Boxes | None = None
+        self.kept: Kept | None = None
+
+    def renew(self, pool: Any) -> Kept | None:
+        """A mask for the last state that was not dropped."""
+        self.boxes = self.boxes or Boxes(self.problem, pool)
+        goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
+        self.kept = self.boxes.make(self.state, goal, max(self.nats, least))
+        self.known = self.known and self.boxes.wild <= WILD
+        return self.kept
+
+    def settle(self, stat: Stats, state: State) -> None:
+        """Put into the numbers of a pass what is skipped, once, and ask for another mask where that is too much."""
+        assert self.boxes
+        if self.settled is stat:
+            return
+        self.settled = stat
+        share = self.boxes.skipped(state, self.kept)
+        reg, found = self.problem.reg, stat.error
+        part = share.mass / stat.mass if stat.mass > 0 else math.inf
+        if share.mass:
+            stat.error = (found + share.error) * (1 + part) + part
+            stat.gap, stat.dual = stat.gap + reg * share.mass, stat.dual - reg * share.mass
+        enough = stat.error <= self.tol or stat.gap <= self.tol_gap * abs(stat.dual)
+        self.take(stat, state, found)
+        costly = stat.status == "running" and not stat.rejected and share.error > max(MOST * self.tol, 0.5 * found)
+        if costly or (stat.status == "converged" and not enough):
+            self.goal, self.rough, stat.status = self.goal / 4, False, "absorb"
+
+    def look(self, stat: Stats, state: Any) -> None:
+        """The same of a pass that certifies nothing: is the first mask done with, or another due? ``state``: a call."""
+        if stat.status == "absorb" or (stat.status == "running" and self.rough and stat.error <= ROUGH):
+            self.take(stat, state(), stat.error)
+
+    def take(self, stat: Stats, state: State, error: float) -> None:
+        """The state that the next mask is made of."""
+        if stat.rejected or not error < 1:
+            return
+        self.state, self.known = state, True
+        if self.rough and error <= ROUGH and stat.status == "running":
+            self.rough, stat.status = False, "absorb"
+
+    def absorbed(self, x: F64, shift: float) -> tuple[F64, F64]:
+        """What K is to hold of log u and log v, P_ij / (r_i s_j) but for a factor: it knows its sums already."""
+        _, _, r, s = self.state
+        log_u, count = self.state.log_u - shift, len(s)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            d, e = log_u - np.log(r / count), x - np.log(count * (s / r.sum()))
+        return np.where(r > 0, d, log_u), np.where(s > 0, e, x)
+
+
+def kept_balance(pool: Any, problem: Problem, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+    """mapuot_balance over kept pairs: alpha_i = -max_j (log v_j - M_ij / reg), and the largest of each column."""
+    from .cpu.native import check, matrix  # noqa: PLC0415 - a backend
+
+    alpha, top = np.where(out_u, -np.inf, 0.0), np.empty(len(plan_v))
+    plan_v = np.ascontiguousarray(plan_v)
+    vectors = [ffi.from_buffer("double *", x) for x in (plan_v, alpha, top)]
+    check(lib.mapuot_balance(pool, *problem.shape, matrix(problem.cost), matrix(None), problem.reg, *vectors))
+    return np.where(out_u, np.inf, alpha), top
+
+
+def expected(side: Side, log_scale: F64, reg: float) -> F64:
+    """About the marginal at a potential, where no pass has told it."""
+    if side.penalty != "kl":
+        return side.weight
+    with np.errstate(over="ignore", invalid="ignore"):
+        marginal = side.weight * np.exp(np.minimum(-reg * log_scale / side.rho, 700.0))
+    return np.where(np.isfinite(marginal), marginal, 0.0)
+
+
+def order(points: F64, unit: int) -> Any:
+    """The points so that each ``unit`` of them lie together: halved along their widest coordinate."""
+    found, points = np.empty(len(points), np.int64), np.ascontiguousarray(points)
+    lib.mapuot_order(*points.shape, ffi.from_buffer("double *", points), unit, ffi.from_buffer("int64_t *", found))
+    return found
+
+
+class Sorted(NamedTuple):
+    """A problem between points with these in the order of boxes, and that order."""
+
+    problem: Problem
+    order: tuple[Any, Any]
+    turned: bool  # its rows are the columns of the problem asked for
+
+    def back(self, tables: Any) -> tuple[F64, F64]:
+        """Vectors of its rows and columns, in the order of the points as they were given."""
+        out = tuple(np.empty(len(x)) for x in tables)
+        for whole, at, x in zip(out, self.order, tables, strict=True):
+            whole[at] = x
+        return out[0], out[1]
+
+
+class KeptStream:
+    """The plan of the pairs that are kept, in the words of a PlanStream; ``whole``: that of all pairs, for its rows."""
+
+    def __init__(self, found: Sorted, stream: Any, whole: Any, log_u: F64, log_v: F64, threads: int | None) -> None:
+        """``stream``: the CPU's class, to which kept pairs are known."""
+        self.found, self.whole = found, whole
+        logs = (log_v, log_u) if found.turned else (log_u, log_v)
+        self.stream = stream(found.problem, *(x[at] for x, at in zip(logs, found.order, strict=True)), threads)
+
+    @property
+    def dtype(self) -> Any:
+        return self.whole.dtype
+
+    @dtype.setter
+    def dtype(self, value: Any) -> None:
+        self.whole.dtype = value
+
+    @cached_property
+    def skips(self) -> tuple[Any, Any, Any]:
+        """Which pairs of boxes are skipped, and the box of each row and of each column, as asked for."""
+        kept, (m, n) = self.found.problem.cost.kept, self.found.problem.shape
+        skipped = np.ones((len(kept.first) - 1, -(-n // kept.unit)), bool)
+        for i, (k0, k1) in enumerate(zip(kept.first, kept.first[1:], strict=False)):
+            for start, stop in kept.run[2 * k0 : 2 * k1].reshape(-1, 2):
+                skipped[i, start // kept.unit : -(-stop // kept.unit)] = False
+        box = [np.empty(k, np.int64) for k in (m, n)]
+        for whole, at in zip(box, self.found.order, strict=True):
+            whole[at] = np.arange(len(at)) // kept.unit
+        return (skipped.T, box[1], box[0]) if self.found.turned else (skipped, box[0], box[1])
+
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        out = self.whole.plan(i0, i1, out)
+        skipped, rows, cols = self.skips
+        for i in range(i0, i1):
+            out[i - i0][namespace(out).asarray(skipped[rows[i]][cols])] = 0
+        return out
+
+    def apply(self, X: Any, name: str = "X") -> Any:
+        X, flat = as_columns(host(X), self.whole.problem.shape[1], name)
+        return self._product(X, not self.found.turned, flat)
+
+    def apply_transpose(self, Y: Any) -> Any:
+        Y, flat = as_columns(host(Y), self.whole.problem.shape[0], "Y")
+        return self._product(Y, self.found.turned, flat)
+
+    def _product(self, X: F64, forth: bool, flat: bool) -> Any:
+        """P X (forth) or P^T X of the sorted plan."""
+        to, come = self.found.order if forth else self.found.order[::-1]
+        found = self.stream.apply(X[come]) if forth else self.stream.apply_transpose(X[come])
+        out = np.empty_like(found)
+        out[to] = found
+        return out[:, 0] if flat else out
+
+    def sums(self) -> tuple[float, F64, F64]:
+        cost, *sums = self.stream.sums()
+        rows, cols = self.found.back(sums)
+        return (cost, cols, rows) if self.found.turned else (cost, rows, cols)

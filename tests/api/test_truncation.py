@@ -1,0 +1,202 @@
+"""Solves that skip pairs of points: their bounds are true, and every number is of one plan."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+import mapuot
+from mapuot.backends import boxes, cpu
+from mapuot.backends.boxes import Boxes, State
+from mapuot.problem import Problem
+from mapuot.truncation import in_boxes
+
+
+def clouds(m=260, n=220, d=2, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.random((m, d)), rng.random((n, d)) * 0.9 + 0.2, rng.random(m) + 0.1, 1.3 * (rng.random(n) + 0.1)
+
+
+def compare(x, y, a, b, reg, reg_m=1.0, penalty="kl", tol=1e-6, least=1.0, metric="sqeuclidean", **options):
+    """A truncated solve against that of all pairs; ``least``: the largest share of pairs that may be kept."""
+    exact = mapuot.PointCloud(x, y, metric, truncate=None)
+    want = mapuot.solve(exact, a, b, reg, reg_m, penalty=penalty, tol=1e-10)
+    cloud = mapuot.PointCloud(x, y, metric, truncate=3.0)
+    got = mapuot.solve(cloud, a, b, reg, reg_m, penalty=penalty, tol=tol, **options)
+    share = got.sorted.problem.cost.kept.share if got.sorted else 1.0
+    assert share <= least
+    off = np.abs(got.plan - want.plan).sum()
+    penalties = {got.problem.rows.penalty, got.problem.cols.penalty}
+    strict, hard = penalties <= {"kl", "l2"}, 4 * want.error_bound * bool(penalties & {"balanced", "range"})
+    if not math.isfinite(want.error_bound):  # nothing to compare with
+        assert not got.converged
+        return got, want
+    assert off <= (got.error_bound * (1 if strict else 5) + want.error_bound * 1.01) * got.mass
+    assert got.dual <= want.objective + (1e-12 + hard) * abs(want.objective)  # which leaves out what hard sides miss
+    assert got.objective - got.dual <= got.gap + 1e-9 * abs(got.objective) or not math.isfinite(got.gap)
+    return got, want
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_the_bound_is_true(isa, d, threads):
+    if isa == "scalar" and threads > 1:
+        pytest.skip("slow, and like the others")
+    m, n = (260, 220) if d < 3 else (900, 700)
+    got, _ = compare(*clouds(m, n, d), reg=5e-4 if d < 3 else 1e-3, least=0.7, threads=threads, tol=1e-4)
+    assert got.converged
+
+
+@pytest.mark.parametrize("penalty", ["kl", ("kl", "balanced"), ("balanced", "kl"), "l2", "tv", ("range", "kl")])
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
+def test_every_penalty_and_metric(penalty, metric):
+    x, y, a, b = clouds()
+    compare(x, y, a, b, 5e-4 if metric in ("sqeuclidean", "cosine") else 8e-3, 0.4, penalty, 1e-4, metric=metric)
+
+
+@pytest.mark.parametrize("reg_m", [1.0, (0.3, math.inf)])
+def test_every_number_is_of_the_plan(reg_m):
+    x, y, a, b = clouds()
+    got, _ = compare(x, y, a, b, 3e-4, reg_m, least=0.7, tol=1e-5)
+    P = got.plan
+    assert (P == 0).mean() >= 0.3
+    Y, X = np.random.default_rng(1).random((220, 3)), np.random.default_rng(2).random(260)
+    M = np.asarray(got.problem.cost)
+    np.testing.assert_allclose(got.apply(Y), P @ Y, rtol=1e-10)
+    np.testing.assert_allclose(got.apply_transpose(X), P.T @ X, rtol=1e-10)
+    np.testing.assert_allclose(got.row_marginal, P.sum(1), rtol=1e-7)
+    np.testing.assert_allclose(got.col_marginal, P.sum(0), rtol=1e-7)
+    np.testing.assert_allclose(got.rows(3, 5), P[3:5])
+    np.testing.assert_allclose(got.barycentric_map(Y), P @ Y / P.sum(1)[:, None], rtol=1e-7)
+    np.testing.assert_allclose(got.sparse(threshold=0.0).toarray(), P, rtol=1e-12)
+    assert got.cost == pytest.approx((P * M).sum(), rel=1e-10)
+    assert got.mass == pytest.approx(P.sum(), rel=1e-7)
+    again = pickle.loads(pickle.dumps(got))
+    np.testing.assert_array_equal(again.plan, P)
+    slopes = got.gradient()
+    assert np.abs(slopes.x - 2 * (P.sum(1)[:, None] * x - P @ y)).max() <= 1e-9
+
+
+def test_sums_of_kept_pairs_are_those_of_a_matrix_that_forbids_the_others():
+    x, y, a, b = clouds()
+    got, _ = compare(x, y, a, b, 5e-4, least=0.6)
+    M = np.where(got.plan > 0, np.asarray(got.problem.cost), np.inf)
+    forbidden = mapuot.solve(M, a, b, 5e-4, 1.0, tol=1e-9)
+    assert np.abs(got.plan - forbidden.plan).sum() <= 1e-6 * got.mass
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
+@pytest.mark.parametrize("far", [0.0, 40.0, 3000.0])
+def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
+    x, y, a, b = clouds(150, 130, 3)
+    y += far / 1000
+    reg = 1e-3 if metric == "sqeuclidean" else 0.02
+    problem = Problem.from_arrays(mapuot.PointCloud(x, y, metric, truncate=2.0), a, b, reg, 1.0, "kl", "product", cpu)
+    task = in_boxes(problem, False, 16).problem
+    rng = np.random.default_rng(3)
+    M = np.asarray(task.cost) / reg
+    log_u = M.min(1) + rng.normal(size=150) + 0.5 * far
+    log_v = (M - log_u[:, None]).min(0) + rng.normal(size=130)
+    P = np.exp(log_u[:, None] + log_v - M) * task.rows.weight[:, None] * task.cols.weight
+    state = State(log_u, log_v, P.sum(1), P.sum(0))
+    found = Boxes(task, cpu.native.SERIAL)
+    for goal in (0.5, 1e-3, 1e-9):
+        kept = found.make(state, goal, 1.0)
+        if kept is None:
+            continue
+        skipped = np.ones(P.shape, bool)
+        for i in range(len(kept.first) - 1):
+            for start, stop in kept.run[2 * kept.first[i] : 2 * kept.first[i + 1]].reshape(-1, 2):
+                skipped[i * kept.unit : (i + 1) * kept.unit, start:stop] = False
+        hidden = np.where(skipped, P, 0.0)
+        *sides, arrays = found.take(state)
+        for first, run in ((kept.first, kept.run),):
+            _, _, row_mass, col_mass = found.sweep(arrays, first, run)
+        for half, side, bound, axis in ((found.rows, sides[0], row_mass, 1), (found.cols, sides[1], col_mass, 0)):
+            t = found.mass * half.spread(bound, side.shares)
+            assert (t >= hidden.sum(axis) * (1 - 1e-12)).all()
+        share = found.skipped(state, kept)
+        assert hidden.sum() <= share.mass
+        assert share.error <= goal
+        assert not skipped.all(1).any()
+        assert not skipped.all(0).any()
+
+
+def adversarial():
+    rng = np.random.default_rng(5)
+    x, y, a, b = clouds(200, 180, 3)
+    far = x.copy(), y.copy(), a.copy(), b.copy()
+    far[0][:5] += 30.0
+    far[1][:5] += 30.0
+    far[2][:5] = far[3][:5] = 1e6
+    yield "one far cluster with all the mass", *far
+    line = np.sort(rng.random(200))[:, None] * np.array([1.0, 2.0, 3.0])
+    yield "a line", line, line[:180] + 1e-3, a, b
+    yield "lonely points", 40.0 * rng.random((200, 3)), 40.0 * rng.random((180, 3)), a, b
+    yield "duplicates", np.repeat(x[:10], 20, 0), np.repeat(y[:9], 20, 0), a, b
+    zero = a.copy(), b.copy()
+    zero[0][::2] = 0.0
+    zero[1][10:150] = 0.0
+    yield "empty weights", x, y, *zero
+    yield "all at one place but one", np.vstack([np.zeros((199, 3)), np.ones((1, 3))]), y, a, b
+    yield "masses over decades", x, y, 10.0 ** rng.uniform(-12, 3, 200), 10.0 ** rng.uniform(-12, 3, 180)
+    yield "displaced by 100", x, y + 100.0, a, b
+
+
+@pytest.mark.parametrize("case", list(adversarial()), ids=lambda case: case[0])
+@pytest.mark.parametrize("reg", [1e-3, 0.1])
+@pytest.mark.parametrize("reg_m", [1.0, 100.0, (1.0, math.inf)])
+def test_clouds_that_try_the_bounds(case, reg, reg_m):
+    compare(*case[1:], reg=reg, reg_m=reg_m, tol=1e-5)
+
+
+@pytest.mark.parametrize("size", [300.0, -300.0])
+def test_starts_that_are_hundreds_of_nats_away(size):
+    x, y, a, b = clouds()
+    rng = np.random.default_rng(0)
+    start = size * rng.random(260), -size * rng.random(220)
+    compare(x, y, a, b, 1e-3, warm_start=start)
+
+
+def test_a_start_of_groups(monkeypatch):
+    monkeypatch.setattr("mapuot.truncation.GROUPS", 64)
+    x, y, a, b = clouds(700, 650, 1)
+    a[:40] = 0.0
+    for penalty in ("kl", "l2", ("kl", "balanced")):
+        got, _ = compare(x, y, a, b, 3e-4, penalty=penalty, least=0.7, tol=1e-4)
+        assert got.converged
+
+
+def test_every_dual_of_the_trace_is_a_lower_bound():
+    x, y, a, b = clouds()
+    got, want = compare(x, y, a, b, 5e-4, least=0.6)
+    assert all(stat.dual <= want.objective * (1 + 1e-12) for stat in got.trace)
+    assert got.trace[-1].gap > 0
+
+
+def test_it_is_off_where_it_cannot_be():
+    x, y, a, b = clouds(30, 20)
+    auto = mapuot.solve(mapuot.PointCloud(x, y), a, b, 1e-3, 1.0)
+    assert auto.sorted is None
+    cloud = mapuot.PointCloud(x, y, truncate=5)
+    with pytest.raises(NotImplementedError, match="truncate is not for a reference"):
+        mapuot.solve(cloud, a, b, 1e-3, 1.0, reference="uniform")
+    with pytest.raises(NotImplementedError, match="truncate is not for metric 'wfr'"):
+        mapuot.solve(mapuot.PointCloud(x, y, "wfr", truncate=5), a, b, 1e-3, 1.0)
+    with pytest.raises(NotImplementedError, match="truncate is not for checkpoint"):
+        mapuot.solve(cloud, a, b, 1e-3, 1.0, checkpoint="never.npz")
+    for bad in ("often", -1.0, math.nan):
+        with pytest.raises(ValueError, match="truncate must be"):
+            mapuot.PointCloud(x, y, truncate=bad)
+
+
+def test_auto_skips_pairs_of_large_clouds(monkeypatch):
+    monkeypatch.setattr("mapuot.points.AUTO_ENTRIES", 1 << 12)
+    x, y, a, b = clouds()
+    got = mapuot.solve_sample(x, y, 5e-4, 1.0, a, b)
+    assert got.sorted is not None
+    want = mapuot.solve_sample(x, y, 5e-4, 1.0, a, b, truncate=None, tol=1e-9)
+    assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
+    assert mapuot.solve_sample(x, y, 0.5, 1.0, a, b).sorted is None
+    assert boxes.unit_of((10**6, 10)) == 64
