@@ -9,6 +9,7 @@ from .barycenter import BarycenterResult, barycenter
 from .batch import BatchResult, solve_batch
 from .divergence import sinkhorn_divergence
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
+from .grids import Grid
 from .load import load
 from .log_matmul import log_matmul, log_matmul_gradient
 from .marginals import MultiResult, multimarginal
@@ -24,6 +25,7 @@ __all__ = [
     "BarycenterResult",
     "BatchResult",
     "ConvergenceWarning",
+    "Grid",
     "InfeasibleError",
     "MultiResult",
     "PointCloud",

@@ -326,6 +326,7 @@ class Result(Certified, Answer):
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
+        self.problem.cost.check_listed()
         step = max(1, BLOCK_ENTRIES // n)
         for i0 in range(0, m, step):
             yield i0, self._backend.to_numpy(self._formed.plan(i0, min(i0 + step, m)))

@@ -14,9 +14,9 @@ import numpy as np
 
 import mapuot
 
-from .problem import Problem, draw, draw_masses, draw_points, draw_rho, spread
+from .problem import Problem, draw, draw_grid, draw_masses, draw_points, draw_rho, spread
 
-PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points")
+PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "grids")
 NUMBERS = {name: k for k, name in enumerate((*PATHS[:6], "ranks", *PATHS[6:]))}  # of the generators: never renumber
 MOST_PASSES = 3000
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
@@ -101,17 +101,28 @@ def draw_start(rng: Any, problem: Problem) -> Any:
     return problem.replace(M=np.where(np.isfinite(problem.M), problem.M * change, problem.M).astype(problem.M.dtype))
 
 
-def draw_trial(how: str, rng: Any, largest: int) -> Trial:
-    problem = draw_points(rng, largest) if how == "points" else draw(rng, largest, plain=how == "pot")
+def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]]:
+    """A problem that the path can solve, and options."""
+    if how in ("points", "grids"):
+        problem = draw_points(rng, largest) if how == "points" else draw_grid(rng)
+    else:
+        problem = draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
-    if how == "points" and options["method"] == "map-uot":  # there is no K to overwrite
+    if how in ("points", "grids") and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
+    if how == "grids":
+        options["precision"] = "float64"
+    return problem, options
+
+
+def draw_trial(how: str, rng: Any, largest: int) -> Trial:
+    problem, options = draw_call(how, rng, largest)
     if how == "ranks":
         if options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
             options["split"] = "grid"
         start = draw_start(rng, problem) if rng.random() < 0.4 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
-    if how in ("cold", "stream", "points"):
+    if how in ("cold", "stream", "points", "grids"):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -162,6 +173,8 @@ def draw_batch(rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
 
 def arguments(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
     M = problem.M if problem.points is None else mapuot.PointCloud(*problem.points)
+    if problem.grid is not None:
+        M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
     positional = M, problem.a, problem.b, problem.reg, problem.reg_m
     return positional, {"penalty": problem.penalty, "reference": problem.reference}
 
@@ -185,7 +198,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm", "points"):
+    if trial.how in ("cold", "warm", "points", "grids"):
         return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
     if trial.how == "stream":
         read = lambda i0, i1: first.M[i0:i1]  # noqa: E731
@@ -251,6 +264,9 @@ def text_of(value: Any) -> str:
 def cost_text(problem: Problem, M: Any) -> str:
     if problem.points is not None:
         return "mapuot.PointCloud(" + ", ".join(map(text_of, problem.points)) + ")"
+    if problem.grid is not None:
+        *first, target, offset = map(text_of, problem.grid)
+        return f"mapuot.Grid({', '.join(first)}, target={target}, offset={offset})"
     return text_of(problem.M if M is None else M)
 
 
