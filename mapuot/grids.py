@@ -64,7 +64,7 @@ class Grid(Cost):
     >>> result.converged
     True
     >>> result.barycentric_map(grid.points()).reshape(40, 30, 2)[12, 8].round(1)
-    array([0.5, 0.5])
+    array([0.6, 0.5])
     """
 
     never_stored = True
