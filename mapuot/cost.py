@@ -27,6 +27,7 @@ class Cost:
     reading: Callable[[int], Any] | None = None  # told of rows that ``range`` has read
     held = False  # one array, to which a backend can point
     never_stored = False  # its entries are made faster than those of K could be read
+    wide = False  # passes are float64 ones, whatever storage is asked for
     shape: tuple[int, int]
     dtype: Any
     labels: Any = None  # its points in clusters, once a solve has found them (backends/coarse.py)

@@ -67,7 +67,7 @@ class Grid(Cost):
     array([0.6, 0.5])
     """
 
-    never_stored = True
+    never_stored = wide = True
     turns = True
     dtype = np.dtype(np.float64)
 

@@ -27,30 +27,34 @@ class Separable:
     """The products of one grid at one reg; vectors come and go as NumPy arrays, flat."""
 
     def __init__(self, grid: Grid, reg: float, engine: ModuleType, asarray: Callable[[Any], Any], threads: int | None):
-        self.grid, self.engine, self.asarray, self.threads = grid, engine, asarray, threads
-        with np.errstate(divide="ignore"):
-            self.logs = [C / -reg for C in grid.axes]
-            self.costs = [np.log(C) - C / reg for C in grid.axes]
+        self.grid, self.reg, self.engine, self.asarray, self.threads = grid, reg, engine, asarray, threads
+        logs = [C / -reg for C in grid.axes]
+        self.logs, self.turned = map(self.factors, (logs, [L.T for L in logs]))
+
+    def factors(self, matrices: list[F64]) -> list[Any]:
+        return [self.asarray(np.ascontiguousarray(L)) for L in matrices]
 
     def log_dot(self, t: F64, weighted: int | None = None) -> F64:
         """log sum_j exp(t_j - M_ij / reg) for the rows i; ``weighted``: each term times the cost of this axis."""
-        return self.along(self.chosen(weighted), t, self.grid.nodes[1])
+        logs = self.logs
+        if weighted is not None:
+            C = self.grid.axes[weighted]
+            with np.errstate(divide="ignore"):
+                logs = [*logs[:weighted], *self.factors([np.log(C) - C / self.reg]), *logs[weighted + 1 :]]
+        return self.along(logs, t, self.grid.nodes[1])
 
     def log_dot_transpose(self, t: F64) -> F64:
         """The same for the columns."""
-        return self.along([L.T for L in self.logs], t, self.grid.nodes[0])
+        return self.along(self.turned, t, self.grid.nodes[0])
 
-    def chosen(self, weighted: int | None) -> list[F64]:
-        return [self.costs[k] if k == weighted else L for k, L in enumerate(self.logs)]
-
-    def along(self, factors: list[F64], t: F64, nodes: tuple[int, ...]) -> F64:
+    def along(self, factors: list[Any], t: F64, nodes: tuple[int, ...]) -> F64:
         x = self.asarray(t).reshape(nodes)
         for k, L in enumerate(factors):
             turned = x.swapaxes(0, k)
             flat = namespace(x).ascontiguousarray(turned.reshape(turned.shape[0], -1))
-            found = self.engine.product(self.asarray(np.ascontiguousarray(L))[None], flat, False, self.threads)[0]
+            found = self.engine.product(L[None], flat, False, self.threads)[0]
             x = found.reshape(-1, *turned.shape[1:]).swapaxes(0, k)
-        return np.ascontiguousarray(host(x)).reshape(-1)
+        return np.asarray(host(namespace(x).ascontiguousarray(x))).reshape(-1)
 
     def error(self, exponents: float) -> float:
         """Bound on the relative error of a sum beside that of its exponents, whose own counts ``exponents``.

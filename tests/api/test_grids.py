@@ -109,6 +109,20 @@ def test_zeros_masses_far_apart_and_a_reg_for_each_node():
         assert (got.row_marginal.reshape(a.shape)[:3] == 0).all()
 
 
+def test_what_rounding_hides_is_no_certificate():
+    """Sums of the rows and columns that round apart: below their bound no tol is reached, and soon told so."""
+    grid = mapuot.Grid((6, 7), 0.2)
+    a, b = masses(grid)
+    with pytest.warns(mapuot.ConvergenceWarning, match="rounding"):
+        result = mapuot.solve(grid, a, b, 1e-3, 1e3, tol=1e-13)
+    assert (result.status, result.converged) == ("stalled", False)
+    assert 1e-13 < result.error_bound < 1e-6
+    assert result.n_passes < 400
+    known = mapuot.solve(grid, a, b, 1e-3, 1e3, tol=1e-13, tol_gap=1e-9)
+    assert known.converged
+    assert known.gap <= 1e-9 * abs(known.dual)
+
+
 def test_other_doors_and_products(tmp_path):
     grid = mapuot.Grid((6, 5), 0.2)
     a, b = masses(grid)
