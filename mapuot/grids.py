@@ -88,6 +88,11 @@ class Grid(Cost):
         return f"a grid of {' x '.join(map(str, self.nodes[0]))} nodes"
 
     @property
+    def symmetric(self) -> bool:
+        """Whether rows and columns are the same nodes."""
+        return self.nodes[0] == self.nodes[1] and not any(self.offset)
+
+    @property
     def axes(self) -> list[F64]:
         """The part of the cost that each axis has, (nodes of the rows, of the columns)."""
         sides = zip(*self.nodes, self.spacing, self.offset, strict=True)

@@ -148,6 +148,18 @@ def test_other_doors_and_products(tmp_path):
     assert want._repr_html_()
 
 
+def test_a_divergence_of_images():
+    grid = mapuot.Grid((6, 5), 0.2)
+    a, b = masses(grid)
+    M = np.asarray(grid)
+    want = mapuot.sinkhorn_divergence(M, np.stack([a.ravel(), b.ravel()]), b.ravel(), 0.05, 1.0)
+    assert mapuot.sinkhorn_divergence(grid, a, b, 0.05, 1.0) == pytest.approx(want[0], rel=1e-6)
+    assert_allclose(mapuot.sinkhorn_divergence(grid, np.stack([a, b]), b, 0.05, 1.0), want, rtol=1e-6, atol=1e-12)
+    for other in (mapuot.Grid((6, 5), target=(5, 6)), mapuot.Grid((6, 5), offset=1.0)):
+        with pytest.raises(ValueError, match="M_a and M_b"):
+            mapuot.sinkhorn_divergence(other, a, b, 0.05, 1.0)
+
+
 def test_tensors():
     torch = pytest.importorskip("torch")
     grid = mapuot.Grid((6, 5), 0.2)
