@@ -205,7 +205,7 @@ class SamplesLoss(torch.nn.Module):
     """GeomLoss's ``SamplesLoss("sinkhorn")`` between clouds of points, to a certified ``tol``.
 
     With eps = blur^p, rho = reach^p, and OT the value of `sinkhorn_loss` for the cost ``|x - y|^2 / 2`` (p = 2) or
-    ``|x - y|`` (p = 1):
+    ``|x - y|`` (p = 1)::
 
         debias        OT(a, b) - OT(a, a) / 2 - OT(b, b) / 2 + eps / 2 (|a| - |b|)^2
         without it    OT(a, b) - eps |a| |b| + eps / 2 (|a| + |b|)
