@@ -14,6 +14,7 @@ CFLAGS_tsan := -O1 -g -fsanitize=thread
 # -O1 takes clang ten minutes for a kernel
 CFLAGS_fuzz := -O0 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 SECONDS ?= 60
+TARGETS ?= core readers arguments
 
 CC_check = $(CC)
 CC_asan = $(CC)
@@ -70,11 +71,12 @@ sanitize-gpu: .venv/.gpu ## the CUDA kernels under compute-sanitizer: memory, th
 hostile: .venv/.test ## random problems on every path against an independent answer (ARGS="--count 20000 --seed 7 --only warm")
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
 
-fuzz: build/fuzz/.done .venv/.test ## arbitrary bytes as calls of C, files and arguments, each for SECONDS=60 (clang; atheris if installed)
+fuzz: build/fuzz/.done .venv/.test ## arbitrary bytes as calls of C, files and arguments, each for SECONDS=60 (clang; atheris if installed); TARGETS=core
 	mkdir -p build/fuzz/found/core
-	build/fuzz/core -max_total_time=$(SECONDS) -max_len=1024 -artifact_prefix=build/fuzz/ build/fuzz/found/core tests/fuzz/corpus/core
-	for target in readers arguments; do \
-	PYTHONPATH=tests $(BIN)/python -m fuzz $$target --seconds $(SECONDS) --keep build/fuzz/found/$$target || exit 1; done
+	export PYTHONPATH=tests; for target in $(TARGETS); do case $$target in \
+	core) build/fuzz/core -max_total_time=$(SECONDS) -max_len=1024 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
+	build/fuzz/found/core tests/fuzz/corpus/core;; \
+	*) $(BIN)/python -m fuzz $$target --seconds $(SECONDS) --keep build/fuzz/found/$$target;; esac || exit 1; done
 
 soak: .venv/.test ## threads, forks, signals, kills, full disks, little memory, dying ranks (ARGS="--minutes 60")
 	PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)

@@ -21,7 +21,7 @@ from .errors import ConvergenceWarning, shown
 from .log_matmul import log_matmul
 from .penalties import F64
 from .progress import bar as progress_bar
-from .validate import as_array, as_cost, as_count, as_float, as_positive
+from .validate import as_array, as_count, as_float, as_positive, as_whole_cost
 
 SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
 
@@ -198,7 +198,7 @@ class Kernel:
 
 def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, float]:
     """(A, M, reg, fi): p histograms and a finite square cost that the core reads."""
-    M = as_cost(M, pick("reference")).array
+    M = as_whole_cost(M, pick("reference")).array
     if A.shape[1] != len(M) or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
     if A.dtype.kind not in "fiub":

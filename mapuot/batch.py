@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib import import_module
-from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +39,7 @@ from .strategy import (
     turned,
 )
 from .tensors import answered, tensor_among
+from .threads import each
 from .validate import as_choice, as_count, as_starts, odd_scale
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
@@ -171,7 +170,7 @@ class BatchRun:
         self, module: ModuleType, task: BatchProblem, options: Options, precision: str, max_passes: int
     ) -> None:
         self.module, self.task, self.options, self.precision = module, task, options, precision
-        self.max_passes, self.stop = max_passes, Event()
+        self.max_passes, self.stopped = max_passes, False
         p = len(task)
         self.tables: Any = None  # log u, log v, r, s
         self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
@@ -194,14 +193,11 @@ class BatchRun:
             left = self.plainly(left, log_v, bar)
         on_cpu = name_of(self.module) != "cuda"
         threads = (self.options.threads or core_count()) if on_cpu else 1
-        with ThreadPoolExecutor(threads) as pool:
-            try:
-                for _ in pool.map(lambda i: self.alone(i, log_v), left):
-                    bar.update()
-            except BaseException:  # Ctrl-C: the threads would go on to the end
-                self.stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        each(lambda i: self.alone(i, log_v), left, self.stop, threads=threads, told=bar.update)
+
+    def stop(self) -> None:
+        """End what runs in threads after its present call of the core."""
+        self.stopped = True
 
     def empty_tables(self) -> Any:
         xp = namespace(self.task.A)
@@ -282,7 +278,7 @@ class BatchRun:
         start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
         options = options_alone(self.options, self.precision, problem.cost.size)
         run = Run(self.module, max(1, self.max_passes - spent))
-        run.stop = self.stop
+        run.stopped = lambda: self.stopped
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
         vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
         for table, vector in zip(self.tables, vectors, strict=True):

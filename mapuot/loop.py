@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from threading import Event
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +25,7 @@ MOST_A_CALL = 512  # passes that the core makes before Python looks again
 class Run:
     """The loop, its clock, the stats of its passes, and the state that the last workspace left."""
 
-    stop: Event | None = None  # set by another thread: end as cancelled
+    stopped: Callable[[], bool] = staticmethod(lambda: False)  # asked after every call of the core: end as cancelled
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class Run:
     def record(self, stats: list[Stats]) -> str:
         """Append to the trace, tell the callback; the status that the loop acts on."""
         done, now = self.n_passes, time.perf_counter() - self.start
-        cancelled = self.stop is not None and self.stop.is_set()
+        cancelled = self.stopped()
         for i, stat in enumerate(stats, 1):
             stat.n_pass, stat.seconds = done + i, now
             self.trace.append(stat)

@@ -103,6 +103,18 @@ def violation(kind: str, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
     return np.zeros_like(r)
 
 
+def misfit(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
+    """Distance of r from the interval of marginals for which f is optimal, of the penalties with kinks: tv, range."""
+    if kind == "tv":
+        edge = np.isclose(np.abs(f), rho, rtol=1e-15, atol=0.0)
+        low = np.where(edge & (f > 0) | (f > rho), 0.0, t)
+        high = np.where(edge & (f < 0), np.inf, np.where(~edge & (f > rho), 0.0, t))
+        return np.where(~edge & (f < -rho), np.inf, np.maximum(0.0, np.maximum(low - r, r - high)))
+    assert upper is not None
+    low, high = np.where(f < 0, upper * t, rho * t), np.where(f > 0, rho * t, upper * t)
+    return np.maximum(0.0, np.maximum(low - r, r - high))
+
+
 def gap_term(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
     """Fenchel-Young gap D(r|t) + D*(-f) + f r of the soft part, >= 0 (range: at r clipped into the range)."""
     if kind in ("kl", "balanced"):

@@ -23,6 +23,7 @@ from .errors import InfeasibleError
 from .penalties import F64, project
 from .ranks import ALONE, Ranks
 from .side import Side
+from .sparse import Parts, Sparse
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 
@@ -107,6 +108,12 @@ class Problem(Common):
         log_a, log_b = self.log_reference
         return self.rows.left_out(log_a), self.cols.left_out(log_b)
 
+    @cached_property
+    def parts(self) -> Parts | None:
+        """The parts of a sparse M that no pair connects, where there are several."""
+        found = self.cost.components(*self.left_out) if isinstance(self.cost, Sparse) else None
+        return found if found and found.count > 1 else None
+
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Potentials put back into the domain of the dual."""
         rows, cols = self.rows, self.cols
@@ -168,7 +175,10 @@ class Problem(Common):
         if isinstance(reference, Cost):
             reference = reference.part(a, b, ranks)
         c, mass = validate.as_reference(reference, cost, weight_a, weight_b, backend, ranks, threads)
-        return cls(cost, rows, cols, reg, c, low, high, forbidden, mass)
+        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, mass)
+        if problem.parts:
+            validate.check_parts(rows, cols, problem.parts)
+        return problem
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 SERIAL_ENTRIES = 640 * 640  # problems up to this size run on one thread: a pass takes less than waking another
 
@@ -26,6 +27,15 @@ def default_threads(entries: int, share: float | None = None) -> int:
     if entries <= SERIAL_ENTRIES:
         return 1
     return max(1, int((core_count() if share is None else share) + 1e-9))  # a share is a sum of fractions
+
+
+def free_memory() -> float:
+    """Bytes that can be had without swapping, inf where the system does not tell."""
+    try:
+        with Path("/proc/meminfo").open(encoding="ascii") as told:
+            return 1024.0 * next(int(line.split()[1]) for line in told if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return float("inf")
 
 
 def isa() -> str:

@@ -20,6 +20,7 @@ from .labels import as_labels, classes_of, one_hot, shares
 from .penalties import F64
 from .problem import Problem
 from .slopes import Gradient, gradient, potential
+from .sparse import Sparse, is_sparse, top_of, values_of
 from .store import contents
 from .summary import as_table
 from .validate import as_choice, as_count, as_float, as_share
@@ -274,6 +275,7 @@ class Result(Certified, Answer):
     def plan(self) -> Any:
         """The plan P, (m, n), formed from M with a float64 exponent on first use, then kept.
 
+        Of a sparse M a CSR array with its entries in the same places.
         In M's dtype; in float64 where float32 could not hold it (a mass above 3e38, or below 2e-31 an entry).
         """
         return self._formed.plan(0, self.problem.shape[0])
@@ -328,12 +330,19 @@ class Result(Certified, Answer):
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
         self.problem.cost.check_listed()
+        if isinstance(self.problem.cost, Sparse):
+            for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
+                yield i0, self._formed.plan(i0, i1)
+            return
         step = max(1, BLOCK_ENTRIES // n)
         for i0 in range(0, m, step):
             yield i0, self._backend.to_numpy(self._formed.plan(i0, min(i0 + step, m)))
 
     def top_k(self, k: int) -> tuple[Any, Any]:
-        """The k largest entries of each row, largest first: (column indices, values), both (m, k)."""
+        """The k largest entries of each row, largest first: (column indices, values), both (m, k).
+
+        Of a sparse M a row with fewer entries is filled up with -1 and 0.
+        """
         ranks = self.problem.cols.ranks
         with ranks.together():
             n = ranks.sum(self.problem.shape[1])
@@ -351,6 +360,9 @@ class Result(Certified, Answer):
         m, n = self.problem.shape
         index, value = np.empty((m, k), np.int64), np.empty((m, k), self._formed.dtype)
         for i0, block in self._blocks():
+            if is_sparse(block):
+                index[i0 : i0 + block.shape[0]], value[i0 : i0 + block.shape[0]] = top_of(block, k)
+                continue
             part = np.argpartition(block, n - k, axis=1)[:, n - k :]
             order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")
             part = np.take_along_axis(part, order, 1)
@@ -388,12 +400,15 @@ class Result(Certified, Answer):
         at = np.minimum(rng.random(size) * edges[-1], np.nextafter(edges[-1], 0.0))
         pair, n = np.empty(size, np.int64), self.problem.shape[1]
         for i0, block in self._blocks():
-            low, high = edges[i0], edges[i0 + len(block)]
+            low, high = edges[i0], edges[i0 + block.shape[0]]
             here = (low <= at) & (at < high)
             if here.any():
-                total = np.cumsum(np.asarray(block, np.float64))  # differs from the edges by rounding
+                total = np.cumsum(np.asarray(values_of(block), np.float64))  # differs from the edges by rounding
                 drawn = np.searchsorted(total, (at[here] - low) / (high - low) * total[-1], side="right")
-                pair[here] = i0 * n + np.minimum(drawn, np.searchsorted(total, total[-1]))
+                drawn = np.minimum(drawn, np.searchsorted(total, total[-1]))
+                if is_sparse(block):
+                    drawn = (np.searchsorted(block.indptr, drawn, side="right") - 1) * n + block.indices[drawn]
+                pair[here] = i0 * n + drawn
         return np.divmod(pair, n)
 
     def sparse(self, threshold: float | None = None, *, keep: float | None = None) -> csr_array:
@@ -434,8 +449,15 @@ class Result(Certified, Answer):
         from scipy import sparse  # noqa: PLC0415 - on first use
 
         above = np.greater if strictly else np.greater_equal
-        with np.errstate(over="ignore"):  # of a threshold beyond float32
-            parts = [sparse.csr_array(np.where(above(block, least), block, 0)) for _, block in self._blocks()]
+        parts = []
+        for _, block in self._blocks():
+            values = values_of(block)
+            with np.errstate(over="ignore"):  # of a threshold beyond float32
+                values = np.where(above(values, least), values, 0)
+            parts.append(sparse.csr_array(values) if not is_sparse(block) else block)
+            if is_sparse(block):
+                block.data = values
+                block.eliminate_zeros()
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
 
     def _least_kept(self, share: float) -> float:
@@ -447,7 +469,7 @@ class Result(Certified, Answer):
         for known, bits in ((0, 19), (19, 20)):
             mass, shift = np.zeros(1 << bits), 63 - known - bits
             for _, block in self._blocks():
-                entries = np.ascontiguousarray(block, np.float64).ravel()
+                entries = np.ascontiguousarray(values_of(block), np.float64).ravel()
                 code = entries.view(np.int64) >> shift
                 if known:
                     inside = code >> bits == found

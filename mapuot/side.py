@@ -80,6 +80,15 @@ class Side:
         """rho t, of L2 rho t^2, summed over the points of these weights, one problem a row."""
         return (weight * weight if self.penalty == "l2" else weight) @ self.soft_rho
 
+    @property
+    def limits(self) -> tuple[F64, F64]:
+        """The least and the largest mass that each point may have: its own where it is hard."""
+        if self.penalty == "range":
+            assert self.upper is not None
+            return self.rho * self.weight, self.upper * self.weight
+        none = (self.weight == 0) & (self.penalty in STRICT)
+        return np.where(self.hard, self.weight, 0.0), np.where(self.hard | none, self.weight, np.inf)
+
     def left_out(self, log_reference: F64) -> Any:
         """Mask of the points whose scaling is 0: no reference mass, or a weight 0 that forbids any."""
         return np.isneginf(log_reference) | ((self.weight == 0) & (self.penalty in STRICT))

@@ -17,6 +17,7 @@ from .problem import Problem
 from .progress import bar as progress_bar
 from .ranks import join
 from .result import Result, warn_not_converged
+from .sparse import Sparse
 from .strategy import METHODS, PRECISIONS, SCHEDULES, carry_out, make_options, start_potentials
 from .tensors import answered, tensor_among
 from .validate import (
@@ -64,11 +65,14 @@ def solve(
 
     Parameters
     ----------
-    M : (m, n) array, PointCloud, Grid, function or path
+    M : (m, n) array, scipy.sparse matrix, PointCloud, Grid, function or path
         Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
         ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held.
         A :class:`mapuot.PointCloud` is never formed: each pass makes its costs; nor is that of images and volumes, a
         :class:`mapuot.Grid`.
+        Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too;
+        all other pairs are forbidden and never visited, and the plan is a CSR array with its entries in the same
+        places. Points that no pair connects are parts of their own, each with its own translation.
     a, b : (m,), (n,) arrays
         Masses, >= 0; None or empty means uniform with mass 1. With a `Grid` also of the shape of its nodes.
     reg : float
@@ -80,7 +84,8 @@ def solve(
         makes POT's iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
     penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
     reference : {"product", "uniform"} or (m, n) array
-        c: a b^T, ones, or the given matrix (zeros forbid pairs).
+        c: a b^T, ones, or the given matrix (zeros forbid pairs), of a sparse M also a sparse one. The objective counts
+        the mass of all of c, that of forbidden pairs, too.
     tol : float
         Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this. Of a side that is balanced,
         in part, too, or has penalty "range" no such bound is known: it counts by its violation, ``|P^T 1 - b|_1 /
@@ -139,7 +144,7 @@ def solve(
     ValueError, TypeError
         An argument is out of range or of the wrong kind; the message names it.
     InfeasibleError
-        A balanced point cannot be reached.
+        A balanced point cannot be reached; or a sparse M connects balanced points with others of less mass only.
 
     Warns
     -----
@@ -208,8 +213,7 @@ def solve(
             reference=reference if isinstance(reference, str) else kind_of(reference),
         )  # fmt: skip
         cost = as_cost(source, module, ranks, a, b)
-        if cost.never_stored and METHODS[method][2]:
-            raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
+        check_whole(cost, method, out)
         threads = ranks.threads(as_threads(threads), cost.size)
         with first_read(cost, progress and ranks.rank == 0):
             problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
@@ -229,6 +233,18 @@ def solve(
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
         warn_not_converged(result, tol, as_told(options, precision))
     return result
+
+
+def check_whole(cost: Any, method: str, out: Any) -> None:
+    """What needs a K of all pairs, or a plan of them, asked of points or of a sparse M."""
+    if cost.never_stored and METHODS[method][2]:
+        raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
+    if not isinstance(cost, Sparse):
+        return
+    if METHODS[method][2]:
+        raise NotImplementedError(f"method {method!r} takes no sparse M: use 'auto'")
+    if out is not None:
+        raise ValueError("out must be None where M is sparse: the plan is a CSR array")
 
 
 @contextmanager

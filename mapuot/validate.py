@@ -20,6 +20,7 @@ from .errors import InfeasibleError, shown
 from .penalties import F64, KINDS
 from .ranks import ALONE, Ranks, process_grid
 from .side import Side
+from .sparse import Parts, Sparse, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 CPU = 1  # DLPack's number of the host
@@ -233,6 +234,8 @@ def kind_of(source: Any) -> str:
     """What a matrix comes from, the same on all ranks."""
     if isinstance(source, Cost):
         return source.kind
+    if is_sparse(source):
+        return Sparse.kind
     return "a function" if callable(source) else Dense.kind
 
 
@@ -241,7 +244,9 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     in_one_process = getattr(backend, "WHOLE", False)
     if in_one_process and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
-    cost = source if isinstance(source, Cost) else None
+    cost = Sparse.of_matrix(source) if is_sparse(source) else source if isinstance(source, Cost) else None
+    if isinstance(cost, Sparse):
+        return as_pairs(cost, backend, ranks)
     if cost is not None and cost.never_stored and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
         name = backend.__name__.rpartition(".")[2]
         raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
@@ -261,10 +266,29 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     return cost if cost is not None and not in_one_process else Dense(as_real(M))
 
 
+def as_pairs(cost: Sparse, backend: ModuleType, ranks: Ranks) -> Sparse:
+    """A sparse cost where the backend takes one."""
+    if not getattr(backend, "PAIRS", False):
+        name = backend.__name__.rpartition(".")[2]
+        raise NotImplementedError(f"backend {name!r} takes no sparse M: use backend='cpu'")
+    if 0 in cost.shape:
+        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {cost.shape}")
+    return cost.part(None, None, ranks)
+
+
+def as_whole_cost(source: Any, backend: ModuleType) -> Any:
+    """``as_cost`` where every pair is needed."""
+    if is_sparse(source) or isinstance(source, Sparse):
+        raise TypeError(f"M must be a dense array, got {type(source).__name__}: fill in what it does not store")
+    return as_cost(source, backend)
+
+
 def as_costs(M: Any, backend: ModuleType) -> Any:
     """The cost of a batch: points, or M as (m, n) or, with problems C-contiguous, (p, m, n), in a dtype of the core."""
     if isinstance(M, Cost) and M.never_stored:
         return as_cost(M, backend)
+    if isinstance(M, Sparse) or is_sparse(M):
+        raise NotImplementedError("solve_batch takes no sparse M: solve its problems one by one")
     M = as_array(M, "M", backend.asarray)
     if M.ndim not in (2, 3):
         raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
@@ -281,7 +305,7 @@ def as_range(
     low, high, bad, infinite = cost.range(backend, threads)
     if bad:
         raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
-    if infinite == cost.size:
+    if infinite == math.prod(cost.shape):
         low, high = math.inf, -math.inf
     low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
     if not low <= high:
@@ -307,19 +331,23 @@ def as_reference(
         if value == "uniform":
             return value, float(ranks.rows.sum(cost.shape[0]) * ranks.cols.sum(cost.shape[1]))
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
-    c: Any = value if isinstance(value, Cost) and not cost.held else as_array(value, "reference", backend.asarray)
+    places = cost if isinstance(cost, Sparse) else None
+    if places is not None and is_sparse(value):
+        value = Sparse.of_matrix(value, "reference")
+    whole = isinstance(value, Sparse) or (isinstance(value, Cost) and not cost.held)
+    c: Any = value if whole else as_array(value, "reference", backend.asarray)
     check_kind(c, "reference", "fiub")  # a mask: 1 where a pair is allowed
     if c.shape != cost.shape:
         raise ValueError(f"reference must have M's shape {cost.shape}, got {c.shape}")
     c = c if isinstance(c, Cost) else Dense(as_real(c))
-    low, high, bad, infinite = c.range(backend, threads)
+    low, high, bad, infinite = c.finite_range(backend) if isinstance(c, Sparse) else c.range(backend, threads)
     odd = f" and {bad + infinite} entries that are not finite" if bad or infinite else ""
     if bad or infinite or low < 0 or not ranks.max(high) > 0:
         raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]{odd}")
     mass = float(ranks.sum(c.sum()))
     if not mass < math.inf:
         raise ValueError(f"reference is too large: its sum is beyond float64 (largest entry {high})")
-    return c, mass
+    return c if places is None else places.taken_from(c if isinstance(c, Sparse) else c.array), mass
 
 
 def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
@@ -408,6 +436,29 @@ def check_masses(rows: Side, cols: Side) -> None:
     if rows.penalty == cols.penalty == "balanced" and abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
         text = "a and b must have equal masses if both sides are balanced"
         raise InfeasibleError(f"{text}, got {rows.mass} and {cols.mass}")
+
+
+def check_parts(rows: Side, cols: Side, parts: Parts) -> None:
+    """What each part of M must take in at least against what it can give away at most, both ways."""
+    sides = (rows, parts.rows), (cols, parts.cols)
+    for (one, mine), (other, theirs) in (sides, sides[::-1]):
+        least, most = (
+            np.bincount(number, side.limits[k], parts.count + 1)[: parts.count]
+            for k, (side, number) in enumerate(((one, mine), (other, theirs)))
+        )
+        wrong = least > most * (1 + MASS_TOLERANCE)
+        if wrong.any():
+            k = int(np.argmax(wrong))
+            points, others = told_points(one.name, mine == k), told_points(other.name, theirs == k)
+            amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
+            raise InfeasibleError(f"M connects {points} with {others} only, where {amounts}")
+
+
+def told_points(name: str, chosen: Any) -> str:
+    """Some points of a side, and how many more; ``chosen`` is their mask."""
+    index = np.flatnonzero(chosen)
+    some = ", ".join(f"{name}[{i}]" for i in index[:5])
+    return some if len(index) <= 5 else f"{some} and {len(index) - 5} others of {name}"
 
 
 def check_batch_masses(rows: Side, cols: Side, mass_a: F64, mass_b: F64) -> None:

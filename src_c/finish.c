@@ -165,6 +165,25 @@ static double dual_value(const mapuot_state *state, const mapuot_finish *finish,
     return rows + finish->sums[SUM_DUAL] + limits->dual_constant - limits->reg * mass;
 }
 
+/* What the image is translated by, in every part of M that no pair connects with the others by the masses there: it is
+ * a problem of its own.  sweep_prox has left b e^(-k log v')
+ * where log K^T u was. */
+static void translate_components(mapuot_state *state)
+{
+    const int64_t np = padded(state->n), count = state->components;
+    const double *next = state->work + np;
+    double *image = state->work + 2 * np, *mass = state->component_sums, *weight = mass + count;
+    memset(mass, 0, (size_t)(2 * count) * sizeof(double));
+    for (int64_t j = 0; j < state->n; j++) {
+        mass[state->component[j]] += state->cols.marginal[j];
+        weight[state->component[j]] += next[j];
+    }
+    for (int64_t k = 0; k < count; k++)
+        mass[k] = next_translation(&state->limits, log_ratio_of(weight[k], mass[k]));
+    for (int64_t j = 0; j < state->n; j++)
+        image[j] += mass[state->component[j]];
+}
+
 /* step 2: guard and certificate, then the differences of a step that the guard lets pass; none on an outgrown K, whose
  * image would lose what was won */
 static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats)
@@ -178,13 +197,17 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_fin
         repeat(p, stats);
     else
         settle(limits, p, stats);
-    certify(limits, p, stats, finish->sums[SUM_GAP], finish->sums[SUM_HARD], scale);
+    certify(limits, p, stats, finish->sums[SUM_GAP], finish->sums[SUM_HARD], finish->sums[SUM_MISFIT], scale);
     finish->args.common = next_translation(limits, log_ratio_of(finish->sums[SUM_NEXT], stats->mass));
     if (stats->rejected > 0) { /* from the last image, or from the same v on a fresh K */
         const double *from = p->step == MAPUOT_GO_BACK ? state->history + np : state->work;
         memcpy(state->work + 2 * np, from, (size_t)np * sizeof(double));
         memset(finish->sums, 0, SWEEP_OUT * sizeof(double));
         return;
+    }
+    if (state->components > 1) {
+        translate_components(state);
+        finish->args.common = 0.0;
     }
     finish->args.slot = p->slot;
     finish->args.depth = p->step == MAPUOT_EXTRAPOLATE ? p->depth : 0;

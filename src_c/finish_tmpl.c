@@ -67,6 +67,7 @@ static void prox_scalar(const mapuot_state *state, const sweep_args *args, int64
         out[SUM_HARD] += found.hard;
         out[SUM_DUAL] += found.dual;
         out[SUM_NEXT] += found.next;
+        out[SUM_MISFIT] += found.misfit;
     }
 }
 
@@ -87,7 +88,7 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
     double *x_out = state->work, *log_sum = x_out + np, *image = log_sum + np;
-    const int soft = cols->penalty == MAPUOT_KL;
+    const int soft = cols->penalty == MAPUOT_KL, parts = state->components > 1;
     const vd zero = v_set(0), one = v_set(1), shift = v_set(state->progress.shift);
     vd gap = zero, hard = zero, dual = zero, next = zero;
     if (!cols->fi) {
@@ -104,6 +105,7 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
         vd G = v_fma(v_sub(one, fi), shift, v_fnma(fi, log_s, v_add(base, d)));
         G = v_if_less(v_load(state->sums + j), v_set(DBL_MIN), x, G);
         G = v_if_less(e, v_set(BIG), G, zero);
+        vd grown = one; /* e^(-k log v') */
         if (soft) {
             vd rho = v_load(cols->rho + j), k = v_div(v_set(state->limits.reg), rho);
             vd q = v_mul(v_load(image + j), v_set(args->q_factor));
@@ -115,12 +117,15 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
             vd term = v_if_less(v_mul(t, t), v_set(0.0625), near, far);
             gap = v_add(gap, v_if_less(e, v_set(BIG), v_mul(rho, term), zero));
             dual = v_add(dual, v_if_less(e, v_set(BIG), v_mul(rho, v_sub(b, q)), zero));
-            next = v_fma(b, v_exp(v_mul(k, v_sub(shift, G))), next);
+            grown = v_exp(v_mul(k, v_sub(shift, G)));
+            next = v_fma(b, grown, next);
         } else {
             hard = v_add(hard, v_max(v_sub(s, b), v_sub(b, s)));
             dual = v_fma(v_mul(b, v_set(state->limits.reg)), log_v, dual);
             next = v_add(next, b);
         }
+        if (parts)
+            v_store(log_sum + j, v_mul(b, grown));
         v_store(x_out + j, x);
         v_store(image + j, G);
         v_store(cols->marginal + j, s);

@@ -88,7 +88,7 @@ typedef struct {
 
 /* sweep results: sums over columns but SWEEP_RESIDUAL, a maximum */
 enum { SUM_MASS, SUM_WEIGHT, SUM_SCALE, SUM_DEAD };                                             /* sweep_marginal */
-enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT };                                                 /* sweep_prox */
+enum { SUM_GAP, SUM_HARD, SUM_DUAL, SUM_NEXT, SUM_MISFIT };                                     /* sweep_prox */
 enum { SUM_ADVANCED };                                                                          /* sweep_advance */
 enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 * MAX_MEMORY }; /* sweep_difference */
 
@@ -105,5 +105,24 @@ static inline int64_t first_row(int64_t m, int t, int T)
 {
     int64_t tiles = (m + TILE - 1) / TILE, row = tiles * t / T * TILE;
     return row < m ? row : m;
+}
+
+enum { ROW_ENTRIES = 12 }; /* a row takes as long as so many stored entries more than it has, for its prox */
+
+/* The same by the work of the rows, where only some pairs of M are stored. */
+static inline int64_t first_row_of(const mapuot_matrix *M, int64_t m, int t, int T)
+{
+    if (!M->start)
+        return first_row(m, t, T);
+    const double part = (double)t / T, total = (double)(M->start[m] - M->start[0] + ROW_ENTRIES * m);
+    int64_t low = 0, high = (m + TILE - 1) / TILE;
+    while (low < high) {
+        const int64_t tile = (low + high) / 2, row = tile * TILE;
+        if ((double)(M->start[row] - M->start[0] + ROW_ENTRIES * row) < part * total)
+            low = tile + 1;
+        else
+            high = tile;
+    }
+    return t == T || low * TILE > m ? m : low * TILE;
 }
 #endif

@@ -7,13 +7,15 @@
  * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
  * A tile has a source, chosen at compile time as the pass and the storage are: STORED, it lies in K; MADE, its rows are
  * made into the thread's own buffer, used for both halves and overwritten by those of the next: from M in float64 through
- * cost.h, from points in float32 together with their dots (narrow_points.h).
+ * cost.h, from points in float32 together with their dots (narrow_points.h).  Where M has stored pairs only, K has them,
+ * too, and a tile is some runs of entries (sparse.h).
  * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cuh, src_cuda/plan_pass.cuh, mapuot/backends/reference.py.
  */
 #include "cost.h"
 #include "kernels.h"
 #include "narrow_points.h"
 #include "prox_rows.h"
+#include "sparse.h"
 #include "vec.h"
 
 enum { LINE = 64 / sizeof(real) < 16 ? 64 / sizeof(real) : 16 }; /* columns a step: a cache line of K */
@@ -91,15 +93,42 @@ ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, re
             }
 }
 
+/* the same of stored pairs, one row after the other from the first of the rows at hand on */
+static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int plan)
+{
+    _Alignas(64) double entry[BLOCK];
+    real part[VL];
+    for (int64_t i = i0; i < i1; i++) {
+        const run row = run_of(&args->M, i);
+        for (int64_t k = 0; k < row.count; k += BLOCK) {
+            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK, whole = count / VL * VL;
+            real *out = (real *)args->out + row.first + k;
+            run_entries(args, i, row.first + k, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, entry);
+            for (int64_t q = 0; q < whole; q += VL)
+                v_store_real(out + q, v_load(entry + q));
+            if (whole < count) {
+                v_store_real(part, v_load(entry + whole));
+                memcpy(out + whole, part, (size_t)(count - whole) * sizeof(real));
+            }
+        }
+    }
+}
+
 void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
 {
-    make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 0);
+    if (args->M.start)
+        make_runs(args, i0, i1, 0);
+    else
+        make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 0);
 }
 
 #ifndef MAPUOT_DTYPE_BF16
 void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)
 {
-    make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 1);
+    if (args->M.start)
+        make_runs(args, i0, i1, 1);
+    else
+        make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 1);
 }
 #endif
 
@@ -412,11 +441,75 @@ ALWAYS_INLINE void half_range(const mapuot_state *state, int64_t i0, int64_t i1,
         half_tile(&g, i, half, from, 1);
 }
 
+/* ---- stored pairs ---- */
+
+ALWAYS_INLINE double number(real x)
+{
+#ifdef MAPUOT_DTYPE_BF16
+    const uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, sizeof y);
+    return y;
+#else
+    return x;
+#endif
+}
+
+/* K_i . v in four chains: one would wait 4 cycles an entry for its sum */
+ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v)
+{
+    double sum[4] = {0.0};
+    int64_t k = 0;
+    for (; k + 4 <= row.count; k += 4) {
+        UNROLL
+        for (int q = 0; q < 4; q++)
+            sum[q] += number(K[k + q]) * v[row.column[k + q]];
+    }
+    for (; k < row.count; k++)
+        sum[0] += number(K[k]) * v[row.column[k]];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+ALWAYS_INLINE void run_sums(const real *K, const run row, double u, double *sums)
+{
+    for (int64_t k = 0; k < row.count; k++)
+        sums[row.column[k]] += u * number(K[k]);
+}
+
+/* R rows from i on: their dots, u = prox(s), their column sums */
+ALWAYS_INLINE void run_tile(const range *g, int64_t i, const int R)
+{
+    const mapuot_state *state = g->state;
+    const real *K = (const real *)state->kernel;
+    double s[TILE] = {0.0};
+    run rows[TILE];
+    for (int r = 0; r < R; r++) {
+        rows[r] = run_of(&state->M, i + r);
+        s[r] = run_dot(K + rows[r].first, rows[r], g->v);
+    }
+    prox_rows(state, i, R, s, g->sums + g->np);
+    for (int r = 0; r < R; r++)
+        run_sums(K + rows[r].first, rows[r], state->rows.scale[i + r], g->sums);
+}
+
+/* whole tiles, and the rows left over one by one; every other pass downwards, as row_tiles does */
+static void run_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+{
+    const range g = range_of(state, state->cols.scale, sums);
+    const int64_t count = (i1 - i0) / TILE, down = state->progress.passes & 1;
+    for (int64_t t = 0; t < count; t++)
+        run_tile(&g, i0 + (down ? count - 1 - t : t) * TILE, TILE);
+    for (int64_t i = i0 + count * TILE; i < i1; i++)
+        run_tile(&g, i, 1);
+}
+
 /* ---- the passes ---- */
 
 void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    if (MAKES && makes_rows(state))
+    if (state->M.start)
+        run_range(state, i0, i1, sums);
+    else if (MAKES && makes_rows(state))
         row_range(state, i0, i1, sums, WIDE, MADE);
     else
         row_range(state, i0, i1, sums, WIDE, STORED);

@@ -27,6 +27,7 @@ void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
     limits->rho_tv = terms->rho_tv;
     limits->rho_l2 = terms->rho_l2;
     limits->hard_sides = terms->hard_sides;
+    limits->path = terms->path;
     limits->tol = tol;
     limits->tol_gap = terms->tol_gap;
     limits->memory = terms->memory;

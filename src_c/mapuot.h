@@ -24,12 +24,17 @@ typedef struct {
 } mapuot_points;
 
 /* A matrix as the caller has it, M or the reference c: dense, strides in elements, dtype F64 or F32; where points.x is
- * not NULL, that of two clouds, and the other members do not count. */
+ * not NULL, that of two clouds, and the other members do not count.  Where start is not NULL, it has m + 1 numbers and
+ * only some pairs are stored: of row i the entries data[k - start[0]], start[i] <= k < start[i + 1], in the columns
+ * column[k - start[0]], each column once.  Pairs that are not stored are forbidden.  A reference of such an M has its
+ * entries in the same places; K and the plan have theirs so, too. */
 typedef struct {
     const void *data;
     int64_t row_stride, col_stride;
     mapuot_dtype dtype;
     mapuot_points points;
+    const int64_t *start;
+    const int32_t *column;
 } mapuot_matrix;
 
 /* What mapuot_limits come from. */
@@ -42,6 +47,7 @@ typedef struct {
     double tol, tol_gap;
     int64_t translate, memory, in_place;
     mapuot_dtype dtype;
+    double path; /* of mapuot_limits */
 } mapuot_terms;
 
 /* One marginal: the rows (a, u) or the columns (b, v).  All arrays have len entries; those of the columns
@@ -117,8 +123,11 @@ typedef struct {
     const double *alpha, *beta; /* the logs in K (m, n) */
     double *tile;               /* threads x 8 x ld: the rows of K that a pass makes and works on */
     mapuot_narrow_points narrow_points;
-    mapuot_coarse coarse; /* in use while progress.coarse or its own labelled is 1 */
-    mapuot_share *shares; /* one a thread: rows by the speed of each; NULL: evenly, whatever their speed */
+    mapuot_coarse coarse;     /* in use while progress.coarse or its own labelled is 1 */
+    mapuot_share *shares;     /* one a thread: rows by the speed of each; NULL: evenly, whatever their speed */
+    int64_t components;       /* 2 and more: parts of M that no pair connects, each with a translation of its own */
+    const int32_t *component; /* n: that of a column, < components */
+    double *component_sums;   /* 2 x components */
 } mapuot_state;
 
 /* What the sweeps of finish_pass need beside the state. */

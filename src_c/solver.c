@@ -107,7 +107,8 @@ static void rows_task(void *context, int thread, int threads)
 {
     rows_job *job = context;
     mapuot_state own = *job->state, *state = &own;
-    const int64_t i0 = first_row(state->m, thread, threads), i1 = first_row(state->m, thread + 1, threads);
+    const int64_t i0 = first_row_of(&state->M, state->m, thread, threads);
+    const int64_t i1 = first_row_of(&state->M, state->m, thread + 1, threads);
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
     if (job->half != DOTS)
         memset(sums, 0, (size_t)sums_len(state) * sizeof(double));

@@ -1,9 +1,10 @@
 /* stream_tmpl.c - one read of M for whatever needs the plan or the cost but not K; compiled once per instruction set.
  *
  * The entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), made block by block in L1 and used at once.
- * Accumulators are per thread and reduced by streams.c.  Twin: src_cuda/stream.cu.
+ * Accumulators are per thread and reduced by streams.c; where M has stored pairs only, a row is a run of them (sparse.h).
+ * Twin: src_cuda/stream.cu.
  */
-#include "cost.h"
+#include "sparse.h"
 
 #define PLAN_MIN_LOG (-708.0)
 
@@ -70,12 +71,42 @@ ALWAYS_INLINE void log_entries(const stream_args *args, int64_t i, int64_t j, in
         out[k] = -INFINITY;
 }
 
+/* balance of stored pairs */
+static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+{
+    _Alignas(64) double x[BLOCK];
+    double *alpha = (double *)args->out;
+    for (int64_t i = i0; i < i1; i++) {
+        const run row = run_of(&args->M, i);
+        double top = -INFINITY;
+        for (int64_t k = 0; k < row.count; k += BLOCK) {
+            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+            run_log_entries(args, i, row.first + k, count, x);
+            for (int64_t q = 0; q < count; q++)
+                top = x[q] > top ? x[q] : top;
+        }
+        alpha[i] = -top;
+        for (int64_t k = 0; k < row.count && alpha[i] != INFINITY; k += BLOCK) {
+            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+            run_log_entries(args, i, row.first + k, count, x);
+            for (int64_t q = 0; q < count; q++) {
+                double *most = acc + row.column[k + q];
+                *most = x[q] > *most ? x[q] : *most;
+            }
+        }
+    }
+}
+
 /* alpha_i = -max_j (beta_j - M_ij / reg + log c_ij), written to out (= args->alpha, on entry 0, or -inf for a row to
  * leave out), +inf where the row has no entry; then, while the tile is in cache,
  * acc_j = max_i (alpha_i + beta_j - M_ij / reg + log c_ij).  beta is log v. */
 void ISA_OP(balance)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     double x[BLOCK], lane[VL], *alpha = (double *)args->out;
+    if (args->M.start) {
+        balance_runs(args, i0, i1, acc);
+        return;
+    }
     for (int64_t i = i0; i < i1; i += TILE) {
         const int64_t end = i + TILE < i1 ? i + TILE : i1;
         vd top[TILE];
@@ -106,12 +137,35 @@ void ISA_OP(balance)(const stream_args *args, int64_t i0, int64_t i1, double *ac
     }
 }
 
+/* out = P X of stored pairs */
+static void apply_runs(const stream_args *args, int64_t i0, int64_t i1)
+{
+    _Alignas(64) double p[BLOCK];
+    const int64_t np = padded(args->n), d = args->d;
+    for (int64_t i = i0; i < i1; i++) {
+        const run row = run_of(&args->M, i);
+        double *out = (double *)args->out + i * d;
+        memset(out, 0, (size_t)d * sizeof(double));
+        for (int64_t k = 0; k < row.count; k += BLOCK) {
+            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+            run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
+            for (int64_t x = 0; x < d; x++)
+                for (int64_t q = 0; q < count; q++)
+                    out[x] += p[q] * args->X[x * np + row.column[k + q]];
+        }
+    }
+}
+
 /* out = P X for X transposed, d x padded(n), zero behind n */
 void ISA_OP(apply)(const stream_args *args, int64_t i0, int64_t i1)
 {
     double p[TILE][BLOCK];
     const int64_t np = padded(args->n), d = args->d;
     double *out = (double *)args->out;
+    if (args->M.start) {
+        apply_runs(args, i0, i1);
+        return;
+    }
     for (int64_t i = i0; i < i1; i += TILE) {
         const int rows = (int)(i1 - i < TILE ? i1 - i : TILE);
         memset(out + i * d, 0, (size_t)(rows * d) * sizeof(double));
@@ -133,11 +187,32 @@ void ISA_OP(apply)(const stream_args *args, int64_t i0, int64_t i1)
     }
 }
 
+/* acc += (P^T Y)^T of stored pairs */
+static void apply_transpose_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+{
+    _Alignas(64) double p[BLOCK];
+    const int64_t np = padded(args->n), d = args->d;
+    for (int64_t i = i0; i < i1; i++) {
+        const run row = run_of(&args->M, i);
+        for (int64_t k = 0; k < row.count; k += BLOCK) {
+            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+            run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
+            for (int64_t x = 0; x < d; x++)
+                for (int64_t q = 0; q < count; q++)
+                    acc[x * np + row.column[k + q]] += p[q] * args->X[i * d + x];
+        }
+    }
+}
+
 /* acc (d x padded(n)) += (P^T Y)^T */
 void ISA_OP(apply_transpose)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     double p[BLOCK];
     const int64_t np = padded(args->n), d = args->d;
+    if (args->M.start) {
+        apply_transpose_runs(args, i0, i1, acc);
+        return;
+    }
     for (int64_t i = i0; i < i1; i += TILE)
         for (int64_t j = 0; j < args->n; j += BLOCK)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
@@ -154,12 +229,41 @@ void ISA_OP(apply_transpose)(const stream_args *args, int64_t i0, int64_t i1, do
             }
 }
 
+/* plan_sums of stored pairs */
+static void plan_sums_runs(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+{
+    _Alignas(64) double p[BLOCK], buffer[BLOCK];
+    const int64_t np = padded(args->n);
+    for (int64_t i = i0; i < i1; i++) {
+        const run row = run_of(&args->M, i);
+        double mass = 0.0, cost = 0.0;
+        for (int64_t k = 0; k < row.count; k += BLOCK) {
+            const int64_t count = row.count - k < BLOCK ? row.count - k : BLOCK;
+            run_entries(args, i, row.first + k, count, PLAN_MIN_LOG, 0, p);
+            const double *M = stored_block(&args->M, row.first + k, count, buffer);
+            for (int64_t q = 0; q < count; q++) {
+                mass += p[q];
+                cost += p[q] > 0.0 ? p[q] * M[q] : 0.0;
+                acc[row.column[k + q]] += p[q];
+            }
+        }
+        acc[np] += cost;
+        acc[np + 1] += mass;
+        if (args->row_sum)
+            args->row_sum[i] = mass;
+    }
+}
+
 /* acc: padded(n) column sums, then <P, M> and the sum of P; row sums to row_sum */
 void ISA_OP(plan_sums)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     double p[BLOCK], buffer[BLOCK];
     const int64_t np = padded(args->n);
     vd cost = v_set(0);
+    if (args->M.start) {
+        plan_sums_runs(args, i0, i1, acc);
+        return;
+    }
     for (int64_t i = i0; i < i1; i += TILE) {
         vd row[TILE];
         for (int r = 0; r < TILE; r++)

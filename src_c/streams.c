@@ -30,7 +30,9 @@ static void touch_rows(const stream_job *job, int64_t i0, int64_t i1)
 static void stream_task(void *context, int thread, int threads)
 {
     stream_job *job = context;
-    const int64_t i0 = first_row(job->args.m, thread, threads), i1 = first_row(job->args.m, thread + 1, threads);
+    const stream_args *args = &job->args;
+    const int64_t i0 = first_row_of(&args->M, args->m, thread, threads);
+    const int64_t i1 = first_row_of(&args->M, args->m, thread + 1, threads);
     if (job->args.nontemporal)
         touch_rows(job, i0, i1);
     if (job->each)

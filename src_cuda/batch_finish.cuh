@@ -72,7 +72,7 @@ __device__ __forceinline__ double settle_pass(const Batch &S, const Work &W, Sta
     p.lam = move.lam;
     p.shift += move.lam;
     settle(&limits, &p, &out);
-    certify(&limits, &p, &out, soft ? t[LOSS] : 0, soft ? 0 : t[LOSS], 1); // where K does not do, no pass comes here
+    certify(&limits, &p, &out, soft ? t[LOSS] : 0, soft ? 0 : t[LOSS], 0, 1); // where K does not do, no pass comes here
     judge(&limits, &p, &out, 1, 1);
     out.passes = (double)p.passes;
     return next_translation(&limits, log_ratio_of(soft ? t[WORTH] : p.mass_b, out.mass));

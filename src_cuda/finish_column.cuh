@@ -9,6 +9,7 @@ enum {
     SUM_HARD,
     SUM_DUAL,
     SUM_NEXT,
+    SUM_MISFIT = SUM_NEXT, // of columns with kinks, which have no translation
     SUM_DEAD,
     SUM_ONES,
     SUM_F,
@@ -168,7 +169,7 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
         out[SUM_GAP] = found.gap;
         out[SUM_DUAL] = found.dual;
         out[SUM_HARD] = found.hard;
-        out[SUM_NEXT] = found.next;
+        out[SUM_NEXT] = KL_COLS || !(S.limits.path > 0) ? found.next : found.misfit;
         out[SUM_DEAD] = !(sum >= TINY) && sum == sum; // dead in this pass
         c.f = c.G - c.x;
     }

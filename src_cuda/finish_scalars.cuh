@@ -69,7 +69,7 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
     if (threadIdx.x / 32 != blockDim.x / 32 - 2 || p.step == MAPUOT_REPEAT)
         return;
     if (threadIdx.x % 32 == 0) {
-        certify(&S.limits, &p, &out, t[SUM_GAP], t[SUM_HARD], largest_scale(F));
+        certify(&S.limits, &p, &out, t[SUM_GAP], t[SUM_HARD], t[SUM_MISFIT], largest_scale(F));
         out.residual = out.rejected > 0 ? INF : fmax(t[MAX_F] + p.common, t[MAX_MINUS] - p.common);
         judge(&S.limits, &p, &out, largest_scale(F), 1); // the next v is looked at in its own pass
     }

@@ -15,6 +15,7 @@ import numpy as np
 from ..points import PointCloud
 from ..problem import Problem
 from ..processor import SERIAL_ENTRIES
+from ..sparse import Sparse
 from .contract import Stats
 
 SAMPLES = 16  # rows (columns) of M by which columns (rows) are told apart
@@ -81,7 +82,7 @@ class Coarse:
         self.workspace, self.problem = workspace, problem
         self.passes, self.dropped = 0, 0
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
-        at_hand = problem.cost.held and problem.cols.ranks.size == 1
+        at_hand = problem.cost.held and not isinstance(problem.cost, Sparse) and problem.cols.ranks.size == 1
         self.wanted = memory > 0 and None not in rhos and at_hand
         if self.wanted:
             m, n = problem.shape

@@ -21,6 +21,8 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
     soft = {"kl": 0.0, "tv": 0.0, "l2": 0.0, "range": 0.0}
     for side in sides:
         soft["kl" if side.logarithmic else side.penalty] += side.largest_soft_rho
+    kinks = problem.cols.penalty in ("tv", "range")
+    path = 2.0 * min(side.ranks.sum(len(side.rho)) for side in sides) if kinks else 0.0
     terms = ffi.new(
         "mapuot_terms *",
         (
@@ -28,6 +30,7 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
             max(x.largest_soft_rho for x in sides), soft["kl"], soft["tv"], soft["l2"],
             sum(x.penalty == "range" or x.rho_range[1] == math.inf for x in sides), noise,
             options.tol, options.tol_gap, options.translate, options.memory, options.in_place, STORAGES.index(dtype),
+            path,
         ),
     )  # fmt: skip
     lib.mapuot_limits_of(terms, ffi.addressof(limits))

@@ -14,9 +14,11 @@ import numpy as np
 from scipy.special import logsumexp
 
 from .. import penalties
+from ..cost import Cost
 from ..penalties import F64
 from ..problem import EXPONENT_ROUNDING, Problem
 from ..side import Side
+from ..sparse import Sparse
 from ..validate import as_columns
 from .coarse import Coarse, Labels
 from .contract import LEAST_MASS, Options, Stats, memory_of, weigh
@@ -26,6 +28,7 @@ __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 STALL_PASSES = 250
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large makes so many passes before the first is timed
 WHOLE = True  # one process holds all of M
+PAIRS = True  # of a sparse M the forbidden pairs are filled in
 TINY = np.finfo(np.float64).tiny
 
 
@@ -45,10 +48,16 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
 def log_kernel(problem: Problem) -> F64:
     """log K_ij = log c_ij - M_ij / reg."""
     log_a, log_b = problem.log_reference
-    log_k = log_a[:, None] + log_b[None, :] - problem.M.astype(np.float64) / problem.reg
+    log_k = log_a[:, None] + log_b[None, :] - whole(problem.cost, np.inf) / problem.reg
     c = problem.c
     with np.errstate(divide="ignore"):
-        return np.asarray(log_k if c is None else log_k + np.log(c.array.astype(np.float64)))
+        return np.asarray(log_k if c is None else log_k + np.log(whole(c, 0.0)))
+
+
+def whole(cost: Cost, absent: float) -> F64:
+    """The matrix in float64, with what a sparse one does not store."""
+    M = np.asarray(cost.array, np.float64)
+    return np.where(np.inf > M, M, absent) if isinstance(cost, Sparse) else M
 
 
 def log_sum(x: F64, axis: int) -> F64:
@@ -155,7 +164,8 @@ class Workspace:
         hard = penalties.violation(cols.penalty, s, cols.weight, cols.rho, cols.upper).sum()
         rounding = problem.exponent_error(log_u, log_v) + EXPONENT_ROUNDING * abs(self.lam)
         rounding = float(np.expm1(rounding)) if rounding <= 1 else math.inf
-        moved, gap, error = self.certify(dual, mass, gap, hard, rounding)
+        misfit = self.misfit(log_v, s) if cols.penalty in ("tv", "range") else math.inf
+        moved, gap, error = self.certify(dual, mass, gap, hard, misfit, rounding)
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
         image = self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
@@ -167,7 +177,9 @@ class Workspace:
         lower = dual - moved if moved < math.inf else -math.inf
         return Stats(self.passes, gap, error, lower, float(mass), residual, rejected, status)
 
-    def certify(self, dual: float, mass: float, gap: float, hard: float, rounding: float) -> tuple[float, float, float]:
+    def certify(
+        self, dual: float, mass: float, gap: float, hard: float, misfit: float, rounding: float
+    ) -> tuple[float, float, float]:
         """(what rounding may have added to the dual value, gap, error); ``rounding``: of an entry of the plan."""
         problem, reg, sides = self.problem, self.problem.reg, (self.problem.rows, self.problem.cols)
         kl = sum(x.largest_soft_rho for x in sides if x.logarithmic)
@@ -179,6 +191,8 @@ class Workspace:
             moved = mass * (reg + kl / 4) * rounding + 1e-15 * terms  # 2 of the 8 roundings lie between u and r
             distance = max(gap, 0.0) / (reg * mass)  # >= KL(P* | P) / mass
             error = float(distance / 3 + np.sqrt(2 * distance + distance**2 / 9) + hard / mass)
+            if gap <= 1e-13 * (sum(x.dual_scale for x in sides) + abs(dual) + reg * mass):
+                error = min(error, 2 * min(problem.shape) * float(misfit / mass + 2**-51))
             error += rounding * (1 + 2 * error)
             root = np.sqrt(max(gap, 0.0)) + rounding * np.sqrt(mass * (kl + l2 * mass / 2))
             rounded = float(root**2 + rounding * mass * (2 * tv + prices))
@@ -191,7 +205,7 @@ class Workspace:
         """lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2);  u *= e^(fi1 lam), v *= e^(-lam)."""
         k1, k2 = self.rates
         self.lam = 0.0
-        if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0:
+        if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or self.problem.parts:
             return log_u, log_v
         fi1, mass = 1 / (1 + k1), scaled(log_u, log_v, self.log_k).sum()
         if not 0 < mass < np.inf:
@@ -209,15 +223,24 @@ class Workspace:
         if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or not 0 < mass < np.inf:
             return image
         fi2 = 1 / (1 + k2)
-        log_b = self.problem.cols.log_weight
-        with np.errstate(invalid="ignore"):
-            B = log_sum(np.where(log_b > -np.inf, log_b - k2 * image, -np.inf), 0)
-        return image + fi2 * float((B - np.log(mass)) / (k1 + fi2 * k2))
+        log_b, parts = self.problem.cols.log_weight, self.problem.parts
+        with np.errstate(invalid="ignore", divide="ignore"):
+            terms, s = np.where(log_b > -np.inf, log_b - k2 * image, -np.inf), self.P.sum(0)
+            for part in [slice(None)] if parts is None else [parts.cols == k for k in range(parts.count)]:
+                mu = float((log_sum(terms[part], 0) - np.log(s[part].sum())) / (k1 + fi2 * k2))
+                image[part] += fi2 * mu if math.isfinite(mu) else 0.0
+        return image
 
     def fenchel_young(self, side: Side, log_x: F64, marginal: F64) -> float:
         f = np.where(np.isneginf(log_x), 0.0, self.problem.reg * log_x)
         term = penalties.gap_term(side.penalty, f, marginal, side.weight, side.rho, side.upper)
         return float(term[~np.isneginf(log_x)].sum())
+
+    def misfit(self, log_v: F64, s: F64) -> float:
+        """What the columns are off the marginals that their potentials are optimal for."""
+        side, used = self.problem.cols, ~np.isneginf(log_v)
+        f = np.where(used, self.problem.reg * log_v, 0.0)
+        return float(penalties.misfit(side.penalty, f, s, side.weight, side.rho, side.upper)[used].sum())
 
     def dual(self, log_u: F64, log_v: F64, mass: float) -> float:
         problem = self.problem
@@ -290,12 +313,15 @@ class PlanStream:
     """The plan of given potentials; the reference simply holds it."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
-        self.M = problem.M.astype(np.float64)
+        self.cost, self.M = problem.cost, whole(problem.cost, np.inf)
         self.P = scaled(log_u, log_v, log_kernel(problem))
-        self.dtype = problem.M.dtype
+        self.dtype = problem.cost.dtype
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         block = self.P[i0:i1].astype(self.dtype)
+        if isinstance(self.cost, Sparse):
+            pairs = self.cost.read(i0, i1)
+            return pairs.with_data(block[pairs.row_numbers(), pairs.column])
         if out is None:
             return block
         out[:] = block

@@ -24,6 +24,10 @@ STALL_PASSES = 250
 UNIT = 2.0**-53
 RIDGE = 1e-10  # of Anderson's normal equations, whose columns are normalised
 DEPTH = 20
+NARROW_NOISE = 1e-7  # of the terms of a dual value, by passes in float32
+NARROW_FLOOR = 5e-6  # of the error that they still tell
+WHOLE_PASSES = 25  # after so many a plan is certified, near or not
+LEAST_RATIO = 0.02
 
 
 class UnderflowError(ArithmeticError):
@@ -32,11 +36,24 @@ class UnderflowError(ArithmeticError):
 
 class Body(Protocol):
     problem: MultiProblem
+    ends: list[int]  # of the parts of a state
+    alone: float  # how little they know of each other, 0 to 1
 
     def start(self, state: F64 | None = None) -> F64: ...
-    def sweep(self, state: F64) -> State: ...
-    def image(self, state: State, lam: F64) -> F64: ...
-    def metric(self, state: State) -> F64: ...
+    def sweep(self, state: F64, narrow: bool) -> State:
+        """A pass; narrow: its sums may be in float32."""
+
+    def complete(self, found: State) -> None:
+        """Marginals of the last pass, where that has left them out."""
+
+    def translated(self, state: State, lam: F64) -> State: ...
+    def image(self, found: State, lam: F64, exact: bool) -> F64:
+        """The state that follows a plan, which ``lam`` has moved; exact: without what is late, of a whole one."""
+
+    def guess(self, residual: F64, found: State) -> tuple[float, float]:
+        """(gap, mass that hard marginals miss) of a plan that is not whole, to the order."""
+
+    def metric(self, found: State) -> F64: ...
 
 
 @dataclass(frozen=True)
@@ -57,13 +74,13 @@ def log_sum(x: F64) -> float:
     return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top
 
 
-def translation(problem: MultiProblem, state: State, log_mass: float) -> F64:
+def translation(problem: MultiProblem, state: State) -> F64:
     """The best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all, which is the mass of the plan, too.
 
     A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k), but
     the mass of a hard marginal where there is one.
     """
-    lam = np.zeros(len(problem.marginals))
+    lam, log_mass = np.zeros(len(problem.marginals)), state.log_mass
     soft = {k: x.rho / problem.reg for k, x in enumerate(problem.marginals) if not (x.free or x.hard)}
     hard = [k for k, x in enumerate(problem.marginals) if x.hard]
     log_A = {k: log_sum(problem.marginals[k].log_weight - state.log_u[k] / R) for k, R in soft.items()}
@@ -90,6 +107,7 @@ class Certificate:
     dual: float  # a lower bound of the optimum
     moved: float  # what rounding may have added to the dual value
     mass: float
+    terms: float = math.inf  # the sizes of all terms of the dual value
 
 
 def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Certificate:
@@ -97,10 +115,11 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
 
     ``delta`` bounds the relative error of every r_k and of the plan's entries, ``slip`` that of q_k = a_k u_k^(-reg /
     rho_k). A hard marginal that was met last is missed by delta: divided by that it is met, and the others move by
-    delta once more.
+    delta once more. ``eta``, of stored kernels, is the same in all sums: they see the plan of costs that are off by
+    reg eta, which is one for the true costs, too, and KL(it | the plan) <= eta^2 / 2. Of a state that is not whole only
+    the dual value is known.
     """
-    reg, gap, hard, kl, price, slipped = problem.reg, 0.0, 0.0, 0.0, 0.0, 0.0
-    mass = float(state.marginal(problem, 0).sum())
+    reg, gap, hard, kl, price, slipped, mass = problem.reg, 0.0, 0.0, 0.0, 0.0, 0.0, state.mass
     if not LEAST_MASS <= mass < math.inf:
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     dual = reg * (problem.reference_mass - mass) + problem.constant
@@ -108,35 +127,36 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     sizes = [float(np.abs(x).max()) for x in state.log_u]
     logs = float(np.abs(lam).sum()) + sum(sizes) + log_sizes(problem) + problem.largest / reg
     delta, slip = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg), 0.0
+    eta = growth(state.storage)
     for k, x in enumerate(problem.marginals):
         if x.free:
             continue
-        r, log_u = state.marginal(problem, k), state.log_u[k]
+        log_u, r = state.log_u[k], state.marginal(problem, k) if state.whole else None
         if x.hard:
-            value, missed = reg * log_u * x.weight, float(np.abs(r - x.weight).sum())
-            hard, price = hard + missed, price + sizes[k] * reg
+            value, price = reg * log_u * x.weight, price + sizes[k] * reg
+            hard += 0.0 if r is None else float(np.abs(r - x.weight).sum())
         else:
             y = log_u * (reg / x.rho)
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 q, value = x.weight * np.exp(-y), -x.rho * x.weight * np.expm1(-y)
-                gap += x.rho * float(kl_divergence(r, q).sum())
             own = growth(8 * UNIT * (1 + float(np.abs(y).max())))
-            slip, kl, slipped = (
-                max(slip, own),
-                kl + x.rho * float((r + q).sum()),
-                slipped + x.rho * own * float(q.sum()),
-            )
+            slip, slipped = max(slip, own), slipped + x.rho * own * float(q.sum())
+            if r is not None:
+                with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                    gap, kl = gap + x.rho * float(kl_divergence(r, q).sum()), kl + x.rho * float((r + q).sum())
         dual, terms = dual + float(value.sum()), terms + float(np.abs(value).sum())
     moved = reg * mass * delta + slipped + 64 * UNIT * terms
     with np.errstate(over="ignore", invalid="ignore"):
-        sound = 0 <= gap < math.inf and kl < math.inf and delta < 0.1
+        sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
         root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
         whole = root * root * (1 + 6 * delta)
-        error = (plan_error(whole / (reg * mass * (1 - delta))) + hard / mass) * (1 + 4 * delta) + 2 * delta
-        whole += delta * mass * price
-    if not (math.isfinite(dual) and math.isfinite(mass) and error < math.inf and moved < math.inf):
+        d = whole / (reg * mass * (1 - delta)) + eta * eta * (0.5 + eta)
+        error = (plan_error(d) + hard / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
+        whole += delta * mass * price + 2 * eta * reg * mass
+    if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
-    return Certificate(math.inf if hard > allowed * mass else whole, error, dual - moved, moved, mass)
+    gap = math.inf if hard > allowed * mass else whole
+    return Certificate(gap, error, dual - moved - eta * reg * mass, moved, mass, terms)
 
 
 def growth(x: float) -> float:
@@ -148,16 +168,63 @@ def log_sizes(problem: MultiProblem) -> float:
     return sum(float(np.abs(x.log_weight).max()) for x in problem.marginals)
 
 
+class History:
+    """Anderson's differences of a state made of ``parts`` that end there."""
+
+    def __init__(self, depth: int, ends: list[int]) -> None:
+        self.parts = [slice(i, j) for i, j in zip([0, *ends], ends, strict=False)]
+        self.dF, self.dG = np.empty((depth, ends[-1])), np.empty((depth, ends[-1]))
+        self.residual = self.image = np.zeros(0)
+        self.clear()
+
+    def clear(self) -> None:
+        self.made, self.begun = 0, False
+
+    def add(self, residual: F64, image: F64) -> bool:
+        """Whether there is a difference to extrapolate with."""
+        if self.begun:
+            slot = self.made % len(self.dF)
+            np.subtract(residual, self.residual, out=self.dF[slot])
+            np.subtract(image, self.image, out=self.dG[slot])
+            self.made += 1
+        self.residual, self.image, self.begun = residual, image, True
+        return self.made > 0
+
+    def next(self, residual: F64, image: F64, weight: F64, alone: float) -> F64:
+        """x_next = G - sum gamma_i dG_i, gamma = argmin |F - sum gamma_i dF_i| in the norm of ``weight``.
+
+        ``alone``: how much of gamma each part has for itself, 1 where parts hardly know of each other.
+        """
+        count, out = min(self.made, len(self.dF)), np.empty_like(image)
+        grams, rights = np.empty((len(self.parts), count, count)), np.empty((len(self.parts), count))
+        for k, part in enumerate(self.parts):
+            dF = self.dF[:count, part]
+            weighted = dF * weight[part]
+            grams[k], rights[k] = weighted @ dF.T, weighted @ residual[part]
+        joint = weights_of(grams.sum(0), rights.sum(0))
+        for k, part in enumerate(self.parts):
+            gamma = joint + alone * (weights_of(grams[k], rights[k]) - joint) if alone else joint
+            out[part] = image[part] - gamma @ self.dG[:count, part]
+        return out
+
+
+def weights_of(gram: F64, right: F64) -> F64:
+    scale = 1 / np.sqrt(np.maximum(np.diag(gram), np.finfo(float).tiny))
+    system = gram * scale[:, None] * scale + RIDGE * np.eye(len(gram))
+    return np.asarray(scale * np.linalg.solve(system, scale * right))
+
+
 class Ascent:
     """Passes of one body from a state on; ``passes``: made before, with a larger reg."""
 
     def __init__(self, body: Body, rules: Rules, trace: list[Stats], begin: float, passes: int = 0) -> None:
         self.body, self.rules, self.trace, self.begin, self.passes = body, rules, trace, begin, passes
-        self.depth = memory_of(DEPTH, max(body.problem.shape), 8)
-        self.history: list[tuple[F64, F64]] = []
+        self.history = History(memory_of(DEPTH, max(body.problem.shape), 8), body.ends)
+        self.alone = body.alone  # until a step is dropped
         self.best_dual, self.extrapolated = -math.inf, False
         self.best_error, self.progress_dual, self.since_best = math.inf, -math.inf, 0
         self.found: State | None = None
+        self.narrow, self.ratio, self.guessed, self.since_whole = body.problem.narrow, 0.5, math.inf, 0
 
     def run(self, state: F64) -> str:
         """Passes until the status is final; the plan of the last is ``found``, the next state ``state``."""
@@ -170,41 +237,78 @@ class Ascent:
                 status = "cancelled"
             elif status == "running" and last.n_pass >= self.rules.max_passes and not last.rejected:
                 status = "max_passes"
+            if status == "cancelled":
+                self.complete_last()
         return status
 
     def one_pass(self) -> str:
-        body, problem, before = self.body, self.body.problem, self.state
+        body, problem, before, narrow = self.body, self.body.problem, self.state, self.narrow
         number = self.trace[-1].n_pass + 1 if self.trace else self.passes + 1
         try:
-            raw = body.sweep(before)
+            raw = body.sweep(before, narrow)
         except UnderflowError:
             return self.fail(number, "underflow")
-        log_mass = log_sum(problem.marginals[0].log_weight + raw.log_u[0] + raw.log_s[0])
-        if not math.isfinite(log_mass):
-            return self.fail(number, "not finite" if log_mass > 0 or math.isnan(log_mass) else "underflow")
-        lam = translation(problem, raw, log_mass)
-        found = raw.translated(lam)
+        if not math.isfinite(raw.log_mass):
+            return self.fail(number, "not finite" if raw.log_mass > 0 or math.isnan(raw.log_mass) else "underflow")
+        lam = translation(problem, raw)
+        found = body.translated(raw, lam)
         value = certify(problem, found, lam, self.rules.allowed)
         if not LEAST_MASS <= value.mass < math.inf:
             return self.fail(number, "underflow" if value.mass < LEAST_MASS else "not finite")
-        slack = 1e-13 * abs(self.best_dual) + 2 * value.moved
-        rejected = self.extrapolated and not value.dual >= self.best_dual - slack
+        slack = 1e-13 * abs(self.best_dual) + (NARROW_NOISE * value.terms if narrow else 2 * value.moved)
+        fallen = not value.dual >= self.best_dual - slack
+        rejected = self.extrapolated and fallen
         if rejected:
             residual = self.trace[-1].residual
-            self.state = self.history[-1][1]
+            self.state = self.history.image
             self.history.clear()
-            self.extrapolated = False
+            self.extrapolated, self.alone = False, 0.0
         else:
-            self.found = found
-            self.best_dual = max(self.best_dual, value.dual) if self.extrapolated else value.dual
-            image = body.image(found, lam)
+            image = body.image(found, lam, False)
             residual = float(np.abs(image - before).max(initial=0.0))
             if not math.isfinite(residual):
                 return self.fail(number, "not finite")
-            self.state = self.extrapolate(image - before, image, body.metric(found))
+            self.found, self.last = found, (raw, lam)
+            if not found.whole and (self.is_due(number, value, image - before, found) or fallen):
+                value = self.completed()
+                found = self.found
+            self.best_dual = max(self.best_dual, value.dual) if self.extrapolated else value.dual
+            if fallen:
+                self.history.clear()
+                image = body.image(found, lam, True)
+            self.state = self.extrapolate(image - before, image, found)
         status = "running" if rejected else self.status(value)
         self.trace.append(self.stats(number, value, residual, rejected, status))
         return status
+
+    def is_due(self, number: int, value: Certificate, residual: F64, found: State) -> bool:
+        """Whether this plan may be good enough to be certified, by what is known of it; when passes turn wide, too."""
+        gap, hard = self.body.guess(residual, found)
+        reg, rules = self.body.problem.reg, self.rules
+        self.guessed, self.since_whole = plan_error(gap / (reg * value.mass)) + hard / value.mass, self.since_whole + 1
+        rough = sum(x.rho / reg for x in self.body.problem.marginals if x.rho < math.inf)
+        if self.narrow and self.guessed > max(NARROW_FLOOR * math.sqrt(1 + rough), 10 * rules.tol):
+            return number >= rules.max_passes
+        self.narrow, narrow = False, self.narrow
+        small = rules.tol_gap is not None and gap * self.ratio**2 <= rules.tol_gap * abs(value.dual)
+        good = self.guessed * self.ratio <= rules.tol or small
+        return (good and not narrow) or self.since_whole >= WHOLE_PASSES or number >= rules.max_passes
+
+    def completed(self) -> Certificate:
+        """The certificate of the last plan, made whole; by it the next guess is scaled."""
+        raw, lam = self.last
+        self.body.complete(raw)
+        self.found, self.since_whole = self.body.translated(raw, lam), 0
+        value = certify(self.body.problem, self.found, lam, self.rules.allowed)
+        if 0 < self.guessed < math.inf and value.error < math.inf:
+            self.ratio = min(1.0, max(LEAST_RATIO, value.error / self.guessed))
+        return value
+
+    def complete_last(self) -> None:
+        """The same for a solve that ends here."""
+        if self.found is not None and not self.found.whole:
+            last, value = self.trace[-1], self.completed()
+            last.gap, last.error, last.dual = value.gap, value.error, value.dual
 
     def stats(self, number: int, value: Certificate, residual: float, rejected: bool, status: str) -> Stats:
         seconds = time.perf_counter() - self.begin
@@ -215,19 +319,12 @@ class Ascent:
         self.trace.append(self.stats(number, nothing, math.inf, False, status))
         return status
 
-    def extrapolate(self, residual: F64, image: F64, weight: F64) -> F64:
-        """x_next = G - sum gamma_i dG_i, gamma = argmin |F - sum gamma_i dF_i| in the norm of ``weight``."""
-        self.history.append((residual, image))
-        del self.history[: -self.depth - 1]
-        self.extrapolated = len(self.history) > 1
+    def extrapolate(self, residual: F64, image: F64, found: State) -> F64:
+        """The next state: Anderson's, or the image where there is no past."""
+        self.extrapolated = self.history.add(residual, image)
         if not self.extrapolated:
             return image
-        dF, dG = (np.diff([x[k] for x in self.history], axis=0) for k in (0, 1))
-        gram = (dF * weight) @ dF.T
-        scale = 1 / np.sqrt(np.maximum(np.diag(gram), np.finfo(float).tiny))
-        system = gram * scale[:, None] * scale + RIDGE * np.eye(len(dF))
-        gamma = scale * np.linalg.solve(system, scale * ((dF * weight) @ residual))
-        return np.asarray(image - gamma @ dG)
+        return self.history.next(residual, image, self.body.metric(found), self.alone)
 
     def status(self, value: Certificate) -> str:
         small = self.rules.tol_gap is not None and value.gap <= self.rules.tol_gap * (abs(value.dual) - value.moved)

@@ -4,63 +4,63 @@ One marginal is set apart, the others are solved on what it leaves of the kernel
 
     s_0 = <T_i, w_1 w_2 ...>,     u_0 = prox(s_0),     W = sum_i w_0i T_i,     then u_1, u_2, ... on W until they rest.
 
-An array T is read once for both s_0 and W, slab by slab (`Tensor`); a triangle T_ijk = K01_ij K02_ik K12_jk is never
-formed, s_0 and W are a matrix product each (`Triangle`). W has one axis less than T. The state is log u_1, log u_2,
-...; the plan of u_0 and the state before is certified, whose marginals are sums of W. Kernels are T_ijk e^(shift_0i +
-shift_1j + ...), so that products stay within float64; log w less the shifts is what multiplies them.
+An array is a matrix with one row for each point of the marginal set apart, which a pass reads once for both s_0 and
+W, as row_pass does (`Tensor`); a triangle T_ijk = K01_ij K02_ik K12_jk is never formed, s_0 and W are a matrix
+product each (`Triangle`). W has one axis less than T. The state is log u_1, log u_2, ...; the plan of u_0 and the
+state before is certified, whose marginals are sums of W. Kernels are T_ijk e^(shift_0i + shift_1j + ...), so that
+products stay within float64; log w less the shifts is what multiplies them. Matrices lie where ``problem.xp`` has
+them, vectors on the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from ..backends.kernel import LEAST, LogKernel, StaleError
 from ..log_matmul import log_matmul
 from ..penalties import F64
-from .ascend import UnderflowError, log_sum, translation
-from .edge import UNIT
+from .ascend import UNIT, UnderflowError, log_sum, translation
 from .problem import MultiProblem, oriented
 from .state import State, prox
 
-FLUSH, LEAST = 1e-100, 1e-75  # as in edge.py, for products of three factors
-SLAB_ENTRIES = 1 << 17  # of an array, 1 MB: read for s_0, it is still in cache for W
+FLUSH, LEAST_PRODUCT = 1e-100, 1e-75  # as in backends/kernel.py, for products of three factors
 INNER, RESTED = 30, 1e-2  # steps on W at most, and the share of the first change at which they end
-FAR = 100.0  # the scale of w_0 by which a slab is folded may be off by so much, as a logarithm
-
-Step = Callable[[int, int, F64], F64]  # logarithms of the sums of rows i0 to i1 -> those of what multiplies these rows
 
 
-class StaleError(ArithmeticError):
-    """Sums of the kernels at hand are too small: some of their terms may have been flushed."""
+def host(x: Any) -> F64:
+    return np.asarray(x.get() if hasattr(x, "get") else x)
 
 
-def contract(W: F64, factors: list[F64], k: int) -> F64:
+def contract(W: Any, factors: list[F64], k: int, xp: Any) -> F64:
     """W summed over all axes but k, each weighted by its factors."""
     for x in factors[:k:-1]:
-        W = W @ x
+        W = W @ xp.asarray(x)
     for x in factors[:k]:
-        W = (x @ W.reshape(len(x), -1)).reshape(W.shape[1:])
-    return W
+        W = (xp.asarray(x) @ W.reshape(len(x), -1)).reshape(W.shape[1:])
+    return host(W)
 
 
 @dataclass
 class Left:
     """What one marginal leaves of the kernel, W e^(base - shift_1 - shift_2 ...)."""
 
-    W: F64
+    W: Any
     base: float
     shift: list[F64]  # of each axis
+    xp: Any
+    least: float  # that sums of W may be
 
     def log_sums(self, factors: list[F64], tops: list[float], m: int) -> F64:
         """log s of the marginal of axis m - 1, from the others' factors, which are scaled by e^tops."""
-        sums = checked(contract(self.W, factors, m - 1))
+        sums = checked(contract(self.W, factors, m - 1, self.xp), self.least)
         return np.asarray(np.log(sums) - self.shift[m - 1] + (self.base + sum(tops) - tops[m - 1]))
 
 
-def checked(sums: F64) -> F64:
-    if not (sums.min() >= LEAST and sums.max() < np.inf):
+def checked(sums: F64, least: float) -> F64:
+    if not (sums.min() >= least and sums.max() < np.inf):
         raise StaleError
     return sums
 
@@ -82,7 +82,8 @@ class Blocks:
         apart = hard[0] if hard else next(k for k, x in enumerate(problem.marginals) if not x.free)
         self.order = [apart, *(k for k in range(len(problem.marginals)) if k != apart)]
         self.sizes = [problem.shape[k] for k in self.order]
-        self.kernel = (Tensor if problem.array is not None else Triangle)(problem, self.order)
+        self.ends, self.alone = [sum(self.sizes[1:])], 0.0
+        self.kernel: Tensor | Triangle = (Tensor if problem.array is not None else Triangle)(problem, self.order)
 
     def start(self, state: F64 | None = None) -> F64:
         """Where to begin: potentials 0, or those of a larger reg, whose logarithms are given times the ratio."""
@@ -96,7 +97,7 @@ class Blocks:
     def log_w(self, log_u: list[F64], m: int) -> F64:
         return np.asarray(self.problem.marginals[self.order[m]].log_weight + log_u[m])
 
-    def sweep(self, state: F64) -> State:
+    def sweep(self, state: F64, narrow: bool) -> State:
         log_u = [np.zeros(self.sizes[0]), *self.split(state)]
         while True:
             try:
@@ -106,31 +107,38 @@ class Blocks:
 
     def read(self, log_u: list[F64]) -> State:
         first, reg = self.problem.marginals[self.order[0]], self.problem.reg
-        log_s = [np.empty(n) for n in self.sizes]
-        log_u = [np.empty(self.sizes[0]), *log_u[1:]]
-
-        def step(i0: int, i1: int, sums: F64) -> F64:
-            log_s[0][i0:i1] = sums
-            log_u[0][i0:i1] = prox(first, sums, reg)
-            return np.asarray(first.log_weight[i0:i1] + log_u[0][i0:i1])
-
-        self.left = self.kernel.read([self.log_w(log_u, m) for m in range(1, len(log_u))], step)
+        log_w = [self.log_w(log_u, m) for m in range(1, len(log_u))]
+        R, self.left = self.kernel.read(log_w, first.log_weight, first.fi(reg))
+        log_s = [R, *(np.empty(n) for n in self.sizes[1:])]
+        log_u = [prox(first, R, reg), *log_u[1:]]
         factors, tops = self.factors(log_u)
         for m in range(1, len(log_u)):
             log_s[m] = self.left.log_sums(factors, tops, m)
+        self.kernel.fresh = False
         terms = sum(float(np.abs(x).max()) for x in (*self.kernel.shift, *self.left.shift, *log_u, *log_s))
         rounding = UNIT * (8 * (terms + self.problem.largest / reg) + self.kernel.terms + sum(self.sizes) + 32)
-        found = State([np.zeros(0)] * len(log_u), [np.zeros(0)] * len(log_u), rounding)
+        log_mass = log_sum(self.log_w(log_u, 0) + log_s[0])
+        nothing = [np.zeros(0)] * len(log_u)
+        found = State(nothing, nothing.copy(), log_mass, rounding, self.kernel.storage)
         for m, k in enumerate(self.order):
             found.log_u[k], found.log_s[k] = log_u[m], log_s[m]
         return found
+
+    def complete(self, found: State) -> None:
+        """It is whole."""
+
+    def guess(self, residual: F64, found: State) -> tuple[float, float]:
+        raise NotImplementedError  # of whole ones nothing is guessed
+
+    def translated(self, state: State, lam: F64) -> State:
+        return state.translated(lam)
 
     def factors(self, log_u: list[F64]) -> tuple[list[F64], list[float]]:
         """What multiplies W along its axes, and the logarithms that it is scaled by."""
         pairs = [scaled(self.log_w(log_u, m) - self.left.shift[m - 1]) for m in range(1, len(log_u))]
         return [x for x, _ in pairs], [top for _, top in pairs]
 
-    def image(self, state: State, lam: F64) -> F64:
+    def image(self, state: State, lam: F64, exact: bool) -> F64:
         """The potentials of all marginals but the first, best for its u: each in turn on W, and all translated."""
         problem = self.problem
         log_u = [state.log_u[k] for k in self.order]
@@ -151,8 +159,8 @@ class Blocks:
                 if not change > RESTED * first or len(log_u) == 2:
                     break
                 first = first or change
-                by_marginal = State([log_u[self.order.index(k)] for k in range(len(log_u))], [], 0.0)
-                shifts = translation(problem, by_marginal, log_mass)
+                by_marginal = State([log_u[self.order.index(k)] for k in range(len(log_u))], [], log_mass, 0.0)
+                shifts = translation(problem, by_marginal)
                 log_u = [x + shifts[k] for x, k in zip(log_u, self.order, strict=True)]
                 tops = [top + shifts[k] for top, k in zip(tops, self.order[1:], strict=True)]
                 self.left.base += float(shifts[self.order[0]])
@@ -178,68 +186,50 @@ class Blocks:
 
 
 class Tensor:
-    """The kernel of an array in float64: at most 1, and 1 somewhere in each slice of each axis."""
+    """The kernel of an array: at most 1, and 1 somewhere in each slice of each axis."""
 
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
-        self.problem, self.reg = problem, problem.reg
-        self.C = problem.array.transpose(order)
-        self.K = np.empty(self.C.shape)
-        self.terms = self.K[0].size
-        self.step = max(1, SLAB_ENTRIES // self.terms)
+        self.problem, self.reg, self.shape = problem, problem.reg, [problem.shape[k] for k in order]
+        self.kernel: LogKernel = problem.kernel(problem.array.matrix(order[0]), problem.largest)
+        self.kernel.folded = self.folded  # type: ignore[method-assign]
+        self.terms = self.kernel.cost.shape[1]
         self.fresh = False
+
+    @property
+    def storage(self) -> float:
+        return self.kernel.storage
 
     def absorb(self, log_u: list[F64]) -> None:
         """K around potentials: their plan without the masses, each slice divided by its largest entry, axis by axis."""
         if self.fresh:
-            raise UnderflowError
-        K, axes = self.K, range(self.C.ndim)
-        np.divide(self.C, -self.reg, out=K)
-        for m in axes[1:]:
-            K += spread(log_u[m], m, K.ndim)
-        self.shift, self.fresh = [], True
-        self.base: float | None = None  # the scale of w_0 in the read before
-        for m in axes:
-            top = K.max(tuple(k for k in axes if k != m))
-            K -= spread(top, m, K.ndim)
-            self.shift.append((log_u[m] if m else 0.0) - top)
-        for _, _, slab in self.slabs():
-            np.exp(slab, out=slab)
-            slab[slab < FLUSH] = 0.0
+            if self.kernel.dtype != "float32":
+                raise UnderflowError
+            self.kernel.dtype = "float64"
+        y = sum(spread(x, m, len(self.shape) - 1) for m, x in enumerate(log_u[1:]))
+        self.kernel.absorb(np.ascontiguousarray(np.broadcast_to(y, self.shape[1:])).ravel())
+        self.shift = [self.kernel.p, *(x - top for x, top in zip(log_u[1:], self.tops, strict=True))]
+        self.fresh = True
 
-    def slabs(self) -> Iterator[tuple[int, int, F64]]:
-        for i0 in range(0, len(self.K), self.step):
-            i1 = min(i0 + self.step, len(self.K))
-            yield i0, i1, self.K[i0:i1].reshape(i1 - i0, -1)
+    def folded(self, top: F64) -> F64:
+        """The largest terms of the slices of each axis, one axis after the other."""
+        rest, self.tops = top.reshape(self.shape[1:]), []
+        total = np.zeros(rest.shape)
+        for m in range(rest.ndim):
+            self.tops.append(rest.max(tuple(k for k in range(rest.ndim) if k != m)))
+            rest = rest - spread(self.tops[m], m, rest.ndim)
+            total += spread(self.tops[m], m, rest.ndim)
+        return total.ravel()
 
-    def read(self, log_w: list[F64], step: Step) -> Left:
-        """One read; a second one where the scale of w_0, which a slab needs before the others are read, was far off."""
+    def read(self, log_w: list[F64], log_weight: F64, fi: float) -> tuple[F64, Left]:
+        """(log s_0, W) in one read, for log u_0 = -fi log s_0."""
         pairs = [scaled(x - y) for x, y in zip(log_w, self.shift[1:], strict=True)]
-        y, top = outer([x for x, _ in pairs]), sum(x for _, x in pairs)
-        W, log_w0 = np.zeros(self.terms), np.empty(len(self.K))
-        for i0, i1, slab in self.slabs():
-            shift = self.shift[0][i0:i1]
-            log_w0[i0:i1] = step(i0, i1, np.log(checked(slab @ y)) - shift + top) - shift
-            if self.base is not None:
-                W += np.exp(np.minimum(log_w0[i0:i1] - self.base, 2 * FAR)) @ slab
-        base, self.base = self.base, float(log_w0.max())
-        if base is None or not abs(self.base - base) <= FAR:
-            w, base = scaled(log_w0)
-            W = sum((w[i0:i1] @ slab for i0, i1, slab in self.slabs()), np.zeros(self.terms))
-        self.fresh = False
-        return Left(W.reshape(self.K.shape[1:]), base, self.shift[1:])
-
-    def plan(self, log_w: list[F64]) -> Iterator[tuple[int, int, F64, F64]]:
-        """Slabs (i0, i1, P, C) of the plan along the first axis as given, from C in float64."""
-        C = self.problem.array
-        rest = sum(spread(log_w[k], k, C.ndim) for k in range(1, C.ndim))
-        step = max(1, SLAB_ENTRIES // C[0].size)
-        for i0 in range(0, len(C), step):
-            block = np.asarray(C[i0 : i0 + step], np.float64)
-            first = spread(log_w[0][i0 : i0 + step], 0, C.ndim)
-            yield i0, i0 + len(block), np.exp(first + rest - block / self.reg), block
+        v, top = outer([x for x, _ in pairs], self.problem.xp), sum(x for _, x in pairs)
+        R, sums, base, least = self.kernel.read_factors(v, top, log_weight, fi, False)
+        W = sums.reshape(self.shape[1:]) if sums.base is None else sums.reshape(self.shape[1:]).copy()
+        return R, Left(W, base, self.shift[1:], self.problem.xp, max(least, LEAST_PRODUCT * least / LEAST["float64"]))
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
-        shape, others = self.problem.shape, tuple(k for k in range(self.C.ndim) if k not in (i, j))
+        shape, others = self.problem.shape, tuple(k for k in range(len(self.shape)) if k not in (i, j))
         out = np.zeros((shape[min(i, j)], shape[max(i, j)]))
         for i0, i1, P, _ in self.plan(log_w):
             part = P.sum(others)
@@ -248,6 +238,12 @@ class Tensor:
             else:
                 out += part
         return out if i < j else out.T
+
+    def plan(self, log_w: list[F64]) -> Any:
+        """Slabs (i0, i1, P, C) of the plan along the first axis as given, from C in float64."""
+        rest = sum(spread(log_w[k], k, len(log_w)) for k in range(1, len(log_w)))
+        for i0, i1, C in self.problem.array.blocks():
+            yield i0, i1, np.exp(spread(log_w[0][i0:i1], 0, C.ndim) + rest - C / self.reg), C
 
     def cost(self, log_w: list[F64]) -> float:
         return float(sum((P[P > 0] * C[P > 0]).sum() for _, _, P, C in self.plan(log_w)))
@@ -258,13 +254,12 @@ def spread(x: F64, axis: int, ndim: int) -> F64:
     return x.reshape([-1 if k == axis else 1 for k in range(ndim)])
 
 
-def outer(factors: list[F64]) -> F64:
+def outer(factors: list[F64], xp: Any) -> Any:
     """The product of all factors as one vector, zeros where it is below FLUSH."""
-    y = factors[0].copy()
+    y = xp.asarray(factors[0])
     for x in factors[1:]:
-        y = np.multiply.outer(y, x).ravel()
-    y[y < FLUSH] = 0.0
-    return y
+        y = (y[:, None] * xp.asarray(x)).ravel()
+    return xp.where(y < FLUSH, 0.0, y)
 
 
 PAIRS = ((0, 1), (0, 2), (1, 2))
@@ -276,68 +271,79 @@ class Triangle:
     Where their products leave float64 in kernels made anew, the products are made on logarithms (`log_matmul`).
     """
 
+    storage = 0.0
+
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
-        self.problem, self.order, self.reg = problem, order, problem.reg
-        self.C = [np.asarray(oriented(problem.edges, order[k], order[m])) for k, m in PAIRS]
+        self.problem, self.order, self.reg, self.xp = problem, order, problem.reg, problem.xp
+        self.edges = {pair: self.xp.asarray(np.asarray(C)) for pair, C in problem.edges.items()}
+        self.C = [oriented(self.edges, order[k], order[m]) for k, m in PAIRS]
         self.terms = sum(problem.shape)
         self.fresh = self.on_logs = False
 
     def absorb(self, log_u: list[F64]) -> None:
         if self.on_logs:
             raise UnderflowError
+        xp = self.xp
         self.on_logs, self.fresh = self.fresh, True
         self.shift, self.K = [np.zeros(len(x)) for x in log_u], []
         for C, (k, m) in zip(self.C, PAIRS, strict=True):
-            K = np.divide(C, -self.reg)
+            K = xp.asarray(C / -self.reg, np.float64)
             if not self.on_logs:
-                K += 0.5 * log_u[k][:, None] + 0.5 * log_u[m]
+                K += xp.asarray(0.5 * log_u[k])[:, None]
+                K += xp.asarray(0.5 * log_u[m])
                 rows = K.max(1)
                 K -= rows[:, None]
                 cols = K.max(0)
                 K -= cols
-                np.exp(K, out=K)
-                K[K < FLUSH] = 0.0
-                self.shift[k] += 0.5 * log_u[k] - rows
-                self.shift[m] += 0.5 * log_u[m] - cols
+                xp.exp(K, out=K)
+                K *= K >= FLUSH
+                self.shift[k] += 0.5 * log_u[k] - host(rows)
+                self.shift[m] += 0.5 * log_u[m] - host(cols)
             self.K.append(K)
 
-    def read(self, log_w: list[F64], step: Step) -> Left:
-        K01, K02, K12 = self.K
+    def read(self, log_w: list[F64], log_weight: F64, fi: float) -> tuple[F64, Left]:
+        """(log s_0, W) in two matrix products, for log u_0 = -fi log s_0."""
+        (K01, K02, K12), xp = self.K, self.xp
         if self.on_logs:
-            return self.read_logs(log_w, step)
+            return self.read_logs(log_w, log_weight, fi)
         (x1, top1), (x2, top2) = (scaled(x - y) for x, y in zip(log_w, self.shift[1:], strict=True))
-        product = (K02 * x2) @ K12.T
+        product = (K02 * xp.asarray(x2)) @ K12.T
         product *= K01
-        sums = np.log(checked(product @ x1)) - self.shift[0] + (top1 + top2)
-        w, base = scaled(step(0, len(K01), sums) - self.shift[0])
-        W = (K01 * w[:, None]).T @ K02
+        sums = checked(host(product @ xp.asarray(x1)), LEAST_PRODUCT)
+        R = np.log(sums) - self.shift[0] + (top1 + top2)
+        w, base = scaled(log_weight - fi * R - self.shift[0])
+        W = (K01 * xp.asarray(w)[:, None]).T @ K02
         W *= K12
-        self.fresh = False
-        return Left(W, base, self.shift[1:])
+        return R, Left(W, base, self.shift[1:], xp, LEAST_PRODUCT)
 
-    def read_logs(self, log_w: list[F64], step: Step) -> Left:
+    def read_logs(self, log_w: list[F64], log_weight: F64, fi: float) -> tuple[F64, Left]:
         """The same; W is the plan of two marginals, divided by its largest entries by rows, then by columns."""
-        L01, L02, L12 = self.K
-        product = log_matmul(L02 + log_w[1], L12.T) + L01 + log_w[0]
+        (L01, L02, L12), xp = self.K, self.xp
+        x1, x2 = (xp.asarray(x) for x in log_w)
+        product = log_matmul(L02 + x2, L12.T) + L01 + x1
         top = product.max(1)
-        log_w0 = step(0, len(L01), top + np.log(np.exp(product - top[:, None]).sum(1)))
-        W = log_matmul((L01 + log_w0[:, None]).T, L02) + L12 + log_w[0][:, None] + log_w[1]
+        R = host(top + xp.log(xp.exp(product - top[:, None]).sum(1)))
+        W = log_matmul((L01 + xp.asarray(log_weight - fi * R)[:, None]).T, L02) + L12 + x1[:, None] + x2
         rows = W.max(1)
         W -= rows[:, None]
         cols = W.max(0)
         W -= cols
-        return Left(np.exp(W, out=W), 0.0, [log_w[0] - rows, log_w[1] - cols])
+        shift = [log_w[0] - host(rows), log_w[1] - host(cols)]
+        return R, Left(xp.exp(W, out=W), 0.0, shift, xp, LEAST_PRODUCT)
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
+        return host(self.coupling(i, j, log_w))
+
+    def coupling(self, i: int, j: int, log_w: list[F64]) -> Any:
         """The third marginal summed over by a product on logarithms."""
-        L = {pair: np.divide(C, -self.reg) for pair, C in self.problem.edges.items()}
-        third = 3 - i - j
-        log_pair = log_matmul(oriented(L, i, third) + log_w[third], oriented(L, third, j)) + oriented(L, i, j)
-        return np.asarray(np.exp(log_pair + log_w[i][:, None] + log_w[j]))
+        L = {pair: self.xp.asarray(C / -self.reg, np.float64) for pair, C in self.edges.items()}
+        third, x = 3 - i - j, [self.xp.asarray(w) for w in log_w]
+        log_pair = log_matmul(oriented(L, i, third) + x[third], oriented(L, third, j)) + oriented(L, i, j)
+        return self.xp.exp(log_pair + x[i][:, None] + x[j])
 
     def cost(self, log_w: list[F64]) -> float:
         total = 0.0
-        for (i, j), C in self.problem.edges.items():
-            P = self.pair(i, j, log_w)
-            total += float((P[P > 0] * C[P > 0]).sum())
+        for (i, j), C in self.edges.items():
+            P = self.coupling(i, j, log_w)
+            total += float((P * self.xp.where(P > 0, C, 0.0)).sum())
         return total

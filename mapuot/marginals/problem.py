@@ -8,19 +8,26 @@ reference measure and no penalty.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ..backends import pick
+from ..backends import load, pick
+from ..backends.contract import SMALL_ENTRIES, host
+from ..backends.kernel import NARROW_ENTRY, LogKernel
+from ..cost import Cost, Dense
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..points import PointCloud
-from ..validate import MASS_TOLERANCE, as_float, as_numbers, as_positive, as_weight
+from ..processor import free_memory
+from ..validate import MASS_TOLERANCE, as_array, as_float, as_positive, as_real, as_weight, check_kind
+from .slabs import Slabs
 
 Edges = dict[tuple[int, int], Any]
+KERNEL_SHARE = 0.8  # of free memory that kernels may take
+LEAST_TOL_GAP = 1e-5  # of kernels in float32, whose rounding is in the gap
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,10 @@ class Marginal:
     @property
     def hard(self) -> bool:
         return self.rho == math.inf
+
+    def fi(self, reg: float) -> float:
+        """rho / (rho + reg): 0 where free, 1 where hard."""
+        return 1.0 if self.hard else self.rho / (self.rho + reg)
 
     @cached_property
     def weight(self) -> F64:
@@ -69,6 +80,38 @@ class MultiProblem:
     reference_mass: float  # of R, all points
     sizes: dict[Any, float]  # the largest finite |cost| of each edge, or of the array
     cost_error: float  # of the costs that points make, summed over the edges
+    storage: str = "float64"  # of kernels, or "made"
+    xp: Any = np  # numpy, or CuPy, on whose device kernels lie
+    threads: int | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the first passes may sum in float32."""
+        return self.storage == "float32"
+
+    def kernel(self, cost: Cost, largest: float) -> LogKernel:
+        if self.xp is not np:
+            kernel: LogKernel = load("cuda").Kernel(cost, self.reg, largest, self.xp)
+        else:
+            kernel = load("cpu").Kernel(cost, self.reg, largest, self.storage, self.threads)
+        return kernel
+
+    def size_of(self, i: int, j: int) -> float:
+        """The largest finite |cost| of two neighbours."""
+        return self.sizes[i, j] if (i, j) in self.sizes else self.sizes[j, i]
+
+    def stored_for(self, tol: float, tol_gap: float | None) -> MultiProblem:
+        """With kernels in float32 where they are large and its rounding, of all costs together, is well below tol.
+
+        Where not even these fit, rows are made anew in each pass.
+        """
+        if self.kind == "triangle" or self.xp is not np:
+            return self
+        entries = sum(math.prod(x.shape) for x in self.edges.values()) or math.prod(self.shape)
+        room = 1.5 * NARROW_ENTRY * max(1, len(self.edges)) <= tol and (tol_gap is None or tol_gap >= LEAST_TOL_GAP)
+        storage = "float32" if room and entries > SMALL_ENTRIES else "float64"
+        needed = entries * (4 if storage == "float32" else 8)
+        return replace(self, storage=storage if needed <= KERNEL_SHARE * free_memory() else "made")
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -90,7 +133,7 @@ class MultiProblem:
         reg, masses = as_positive(reg, "reg"), as_masses(masses)
         rho = as_penalties(reg_m, masses)
         edges, array = (
-            (as_edges(costs, len(masses)), None) if isinstance(costs, dict) else ({}, as_tensor(costs, masses))
+            (as_edges(costs, len(masses)), None) if isinstance(costs, dict) else ({}, Slabs.of(costs, masses))
         )
         shape = sizes_of(edges, masses) if array is None else array.shape
         weights = [
@@ -98,15 +141,19 @@ class MultiProblem:
             for k, (n, x) in enumerate(zip(shape, masses, strict=True))
         ]
         check_hard(weights, rho)
-        sizes: dict[Any, float] = {pair: largest_finite(x) for pair, x in edges.items()}
-        sizes = sizes if array is None else {"all": largest_finite(array)}
+        ranges: dict[Any, tuple[float, bool]] = {(i, j): range_of(x, f"costs[{i}, {j}]") for (i, j), x in edges.items()}
+        if array is not None:
+            ranges["all"] = range_of(array.matrix(0), "costs")
+        sizes = {pair: size for pair, (size, _) in ranges.items()}
         largest = max(sizes.values())
         if not math.isfinite(largest / reg):
             raise ValueError(f"reg must not be so small that costs / reg overflows, got {reg} for costs of {largest}")
         reference_mass = math.prod(float(w.sum()) for w in weights)
         if not 0 < reference_mass < math.inf:
             raise ValueError("masses must have a product that is positive and finite: rescale them")
-        used = reachable(edges, array, [w > 0 for w in weights])
+        used = [w > 0 for w in weights]
+        if not all(whole for _, whole in ranges.values()):
+            used = reachable(edges, used) if array is None else array.reachable(used)
         marginals, constant = [], 0.0
         for k, (w, keep) in enumerate(zip(weights, used, strict=True)):
             lost = (w > 0) & ~keep
@@ -119,7 +166,7 @@ class MultiProblem:
             kept = np.flatnonzero(keep)
             marginals.append(Marginal(f"masses[{k}]", len(w), kept, np.flatnonzero(lost), np.log(w[kept]), rho[k]))
         if array is not None:
-            array = cut(array, [x.kept for x in marginals])
+            array = array.cut([x.kept for x in marginals])
         cost_error = sum(x.error(sizes[pair]) for pair, x in edges.items() if isinstance(x, PointCloud))
         edges = {(i, j): cut(C, [marginals[i].kept, marginals[j].kept]) for (i, j), C in edges.items()}
         return cls(marginals, edges, array, reg, constant, reference_mass, sizes, cost_error)
@@ -161,16 +208,6 @@ def check_hard(weights: list[F64], rho: list[float]) -> None:
         raise InfeasibleError(f"masses must be equal where reg_m is inf, got {hard}")
 
 
-def as_tensor(costs: Any, masses: list[Any]) -> Any:
-    array = as_numbers(costs, "costs")
-    if array.ndim < 2 or array.ndim != len(masses) or array.size == 0:
-        raise ValueError(
-            f"costs must be a graph {{(0, 1): M, ...}} or a non-empty array with an axis for each of {len(masses)} "
-            f"masses, got shape {array.shape}"
-        )
-    return array
-
-
 def as_edges(costs: dict[Any, Any], count: int) -> Edges:
     """{(i, j): cost} of a tree, or of the triangle of three marginals."""
     edges: Edges = {}
@@ -181,10 +218,7 @@ def as_edges(costs: dict[Any, Any], count: int) -> Edges:
         i, j = int(pair[0]), int(pair[1])
         if i == j or (i, j) in edges or (j, i) in edges:
             raise ValueError(f"costs must hold one matrix for two different marginals, got {shown(key)} again or twice")
-        cost = value if isinstance(value, PointCloud) else as_numbers(value, f"costs[{i}, {j}]")
-        if cost.ndim != 2 or 0 in cost.shape:
-            raise ValueError(f"costs[{i}, {j}] must be a non-empty matrix, got shape {cost.shape}")
-        edges[i, j] = cost
+        edges[i, j] = as_edge(value, f"costs[{i}, {j}]")
     seen, order = walk(edges, 0)
     if len(order) < count:
         apart = sorted(set(range(count)) - seen)
@@ -195,6 +229,24 @@ def as_edges(costs: dict[Any, Any], count: int) -> Edges:
             f"{' - '.join(map(str, cycle(edges)))}: leave one of its costs out, or add them up in one array"
         )
     return edges
+
+
+def as_edge(value: Any, name: str) -> Cost:
+    if isinstance(value, PointCloud):
+        return value
+    array = as_array(host(value), name)
+    check_kind(array, name, "fiu")
+    if array.ndim != 2 or 0 in array.shape:
+        raise ValueError(f"{name} must be a non-empty matrix, got shape {array.shape}")
+    return Dense(as_real(array))
+
+
+def range_of(cost: Cost, name: str) -> tuple[float, bool]:
+    """(the largest finite |cost|, whether all are finite)."""
+    low, high, bad, infinite = cost.range(pick("cpu"))
+    if bad:
+        raise ValueError(f"{name} must not hold NaN or -inf, got {bad} such entries (+inf forbids a pair)")
+    return max(abs(low), abs(high)), not infinite
 
 
 def neighbours(edges: Any) -> dict[int, list[int]]:
@@ -241,28 +293,9 @@ def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:
     return [sizes[k] for k in range(len(masses))]
 
 
-def finite(cost: Any) -> Any:
-    """Mask of the pairs that are not forbidden."""
-    if isinstance(cost, PointCloud) and cost.metric != "wfr":
-        return np.ones(cost.shape, bool)
-    return np.isfinite(np.asarray(cost))
-
-
-def largest_finite(cost: Any) -> float:
-    values = np.asarray(cost)
-    return float(np.abs(values, where=np.isfinite(values), out=np.zeros(values.shape)).max(initial=0.0))
-
-
-def reachable(edges: Edges, array: Any, used: list[Any]) -> list[Any]:
-    """Masks of the points through which some plan can go; ``used``: those with mass."""
-    if array is not None:
-        open_ = finite(array)
-        for k, mask in enumerate(used):
-            open_ &= mask.reshape([-1 if m == k else 1 for m in range(array.ndim)])
-        return [open_.any(tuple(m for m in range(array.ndim) if m != k)) for k in range(array.ndim)]
-    masks = {pair: finite(cost) for pair, cost in edges.items()}
-    if all(mask.all() for mask in masks.values()):
-        return used
+def reachable(edges: Edges, used: list[Any]) -> list[Any]:
+    """Masks of the points through which some plan can go along a graph; ``used``: those with mass."""
+    masks = {pair: np.isfinite(np.asarray(cost)) for pair, cost in edges.items()}
     if len(edges) == len(used):  # the triangle: (i, j) is open where some k closes it
         open_01, open_02, open_12 = (oriented(masks, *pair) for pair in ((0, 1), (0, 2), (1, 2)))
         pairs = open_01 & used[0][:, None] & used[1] & ((open_02 * used[2]).astype(float) @ open_12.T > 0)
@@ -280,11 +313,13 @@ def reachable(edges: Edges, array: Any, used: list[Any]) -> list[Any]:
 
 def oriented(edges: Any, i: int, j: int) -> Any:
     """The matrix of an edge with the points of i as rows."""
-    return edges[i, j] if (i, j) in edges else edges[j, i].T
+    return edges[i, j] if (i, j) in edges else edges[j, i].transpose()
 
 
-def cut(cost: Any, kept: list[Any]) -> Any:
+def cut(cost: Cost, kept: list[Any]) -> Cost:
     """The cost of the kept points; itself where they are all."""
     if tuple(map(len, kept)) == tuple(cost.shape):
         return cost
-    return np.asarray(cost)[np.ix_(*kept)]
+    if isinstance(cost, PointCloud):
+        return cost[kept[0]].transpose()[kept[1]].transpose()
+    return Dense(np.asarray(cost)[np.ix_(*kept)])

@@ -37,12 +37,16 @@ class MultiResult(Certified):
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow".
     n_passes : int
-        Passes made: how often each kernel of a graph was read twice, or an array once.
+        Passes made: how often each kernel was read, beside one more read for each certificate along a tree.
     trace : list of Stats
-        One entry a pass: gap, error, dual, mass, residual, seconds.
+        One entry a pass: gap, error, dual, mass, residual, seconds; gap and error are inf where a pass along a tree was
+        not certified.
 
     Notes
     -----
+    The certificate is that of the plan of ``log_u``. Where kernels of a tree are stored in float32, its marginals and
+    its mass differ from what is told here by 6.3e-8 of themselves for each cost at most.
+
     Couplings are made from the costs as they are then: do not change them before.
 
     Examples

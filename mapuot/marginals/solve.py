@@ -6,20 +6,23 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from ..backends import Stats
+import numpy as np
+
+from ..backends import Stats, name_of, pick
 from ..backends.contract import FAILED
 from ..errors import ConvergenceWarning, told_miss, warn
 from ..penalties import F64
-from ..validate import as_callback, as_count, as_positive
+from ..validate import as_callback, as_count, as_positive, as_threads
 from .ascend import Ascent, Rules
 from .blocks import Blocks
 from .problem import MultiProblem
 from .result import MultiResult
 from .tree import Tree
 
-EASY, STEP = 100.0, 4.0  # costs / reg at which a solve starts at once, and the ratio of one reg to the next
+EASY, STEP = 100.0, 4.0  # costs / reg of each pair up to which there is one reg, and the ratio of one to the next
 NEAR, RUNG_PASSES = 0.5, 50  # how well, and in how many passes, a larger reg is solved
 
 
@@ -32,6 +35,8 @@ def multimarginal(
     tol: float = 1e-6,
     tol_gap: float | None = None,
     max_passes: int = 10_000,
+    backend: str = "auto",
+    threads: int | None = None,
     callback: Callable[[Stats], Any] | None = None,
 ) -> MultiResult:
     """Solve entropic unbalanced transport between many marginals at once, with a certificate.
@@ -40,10 +45,12 @@ def multimarginal(
 
     Parameters
     ----------
-    costs : dict or (n_0, n_1, ...) array
+    costs : dict, (n_0, n_1, ...) array, path or callable
         ``{(0, 1): M01, (1, 2): M12, ...}``: C is the sum of these pairwise costs, each an array or a
         :class:`mapuot.PointCloud`, and no array of all marginals is ever formed. The pairs make a tree (a chain, a
-        star) or the triangle of three marginals. Or C itself, one axis a marginal. +inf forbids a pair, or an entry.
+        star) or the triangle of three marginals. Or C itself, one axis a marginal: an array, of which a memory map or a
+        dataset of h5py or zarr is read slab by slab; the path of an .npy file; or ``function(i0, i1)``, which returns
+        the slabs i0 to i1, (i1 - i0, n_1, ...). +inf forbids a pair, or an entry.
     masses : list of (n_k,) arrays or None
         Masses, >= 0, of any totals; None leaves a marginal free: it has no penalty, and ones in R.
     reg : float
@@ -57,6 +64,10 @@ def multimarginal(
         Stop also when ``gap <= tol_gap * |dual|`` and hard marginals miss at most ``tol_gap * mass``.
     max_passes : int
         Passes at most (and one more where the last was an extrapolation that the guard dropped).
+    backend : str
+        "cpu"; "cuda" holds kernels on a GPU in float64, by CuPy; "auto" takes the GPU where costs lie on one.
+    threads : int, optional
+        Of the CPU. Default: the cores this process may use, one for small problems.
     callback : callable, optional
         ``callback(stats)`` after every pass; a true return value stops the solve.
 
@@ -78,8 +89,9 @@ def multimarginal(
 
     Notes
     -----
-    Everything is float64, in one process, by NumPy's BLAS. A tree keeps the kernel of each cost, a triangle three and
-    two products of their size, an array one kernel of its size.
+    Everything runs in one process. A tree keeps the kernel of each cost, in float32 where they are large and tol lets
+    them, a triangle three in float64 and two products of their size, an array one kernel of its size. Kernels of trees
+    and arrays that do not fit into memory are made anew in each pass, from slabs by reading them once.
 
     Examples
     --------
@@ -96,6 +108,7 @@ def multimarginal(
     (40, 40)
     """
     begin = time.perf_counter()
+    xp, threads = as_backend(backend, costs), as_threads(threads)
     problem = MultiProblem.from_arguments(costs, masses, reg, reg_m)
     rules = Rules(
         as_positive(tol, "tol"),
@@ -103,6 +116,7 @@ def multimarginal(
         as_count(max_passes, "max_passes"),
         as_callback(callback),
     )
+    problem = dataclasses.replace(problem, xp=xp, threads=threads).stored_for(rules.tol, rules.tol_gap)
     body, state, passes = approach(problem, rules, begin)
     trace: list[Stats] = []
     ascent = Ascent(body, rules, trace, begin, passes)
@@ -113,13 +127,25 @@ def multimarginal(
     return result
 
 
+def as_backend(backend: Any, costs: Any) -> Any:
+    """numpy or CuPy, with a device."""
+    if backend == "reference":
+        raise ValueError("backend must be 'auto', 'cpu' or 'cuda' for many marginals, got 'reference'")
+    chosen = name_of(pick(backend, *(costs.values() if isinstance(costs, dict) else [costs])))
+    if chosen == "cpu":
+        return np
+    arrays = import_module("..backends.cuda.arrays", __package__)
+    arrays.need_device()
+    return arrays.cp
+
+
 def body_of(problem: MultiProblem) -> Tree | Blocks:
     return Tree(problem) if problem.kind == "tree" else Blocks(problem)
 
 
 def approach(problem: MultiProblem, rules: Rules, begin: float) -> tuple[Tree | Blocks, F64, int]:
     """The body, where it starts, and passes made: at small reg it comes from larger ones, a few passes each."""
-    rungs = max(0, math.ceil(math.log(max(problem.largest / problem.reg, 1.0) / EASY, STEP)))
+    rungs = max(0, math.ceil(math.log(max(max(problem.sizes.values()) / problem.reg, 1.0) / EASY, STEP)))
     state, passes = None, 0
     for rung in range(rungs, 0, -1):
         left = min(RUNG_PASSES, (rules.max_passes - passes) // 2)

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..penalties import F64
 from .problem import Marginal, MultiProblem
 
+Messages = dict[int, F64]
+
 
 @dataclass
 class State:
-    """r_k = masses_k exp(log_u_k + log_s_k) are the marginals of the plan of log_u."""
+    """r_k = masses_k exp(log_u_k + log_s_k) are the marginals of the plan of log_u.
+
+    Kernels may be stored with a relative error ``storage`` of the plan's entries, the same in all sums. A pass along a
+    tree may leave ``log_s`` empty: of such a state only the mass is known.
+    """
 
     log_u: list[F64]
     log_s: list[F64]
-    rounding: float  # bound of the absolute error of every log_s, and of the exponents of the plan
+    log_mass: float
+    rounding: float  # bound of the absolute error of every log_s, and of the exponents of the plan, by float64
+    storage: float = 0.0
+    up: Messages = field(default_factory=dict)  # along a tree: to the root, and from it
+    back: Messages = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        return bool(self.log_s)
+
+    @property
+    def mass(self) -> float:
+        return float(np.exp(self.log_mass)) if self.log_mass < 709 else np.inf
 
     def marginal(self, problem: MultiProblem, k: int) -> F64:
         with np.errstate(over="ignore"):
             return np.exp(problem.marginals[k].log_weight + self.log_u[k] + self.log_s[k])
 
-    def translated(self, lam: F64) -> State:
-        """All log_u moved by their lam: the plan grows by e^(sum of lam)."""
+    def translated(self, lam: F64, below: F64 | None = None) -> State:
+        """All log_u moved by lam: the plan grows by e^(sum of lam). ``below``: what a message to the root takes."""
         total = float(lam.sum())
         log_u = [x + y for x, y in zip(self.log_u, lam, strict=True)]
-        log_s = [s + (total - y) for s, y in zip(self.log_s, lam, strict=True)]
-        return State(log_u, log_s, self.rounding)
+        log_s = [s + (total - y) for s, y in zip(self.log_s, lam, strict=True)] if self.whole else []
+        moved = replace(self, log_u=log_u, log_s=log_s, log_mass=self.log_mass + total)
+        if below is not None:
+            moved.up = {k: x + below[k] for k, x in self.up.items()}
+            moved.back = {k: x + (total - below[k]) for k, x in self.back.items()}
+        return moved
 
 
 def prox(marginal: Marginal, log_s: F64, reg: float) -> F64:
-    """log u = -fi log s, fi = rho / (rho + reg): 0 where free, -log s where hard."""
-    if marginal.free:
-        return np.zeros_like(log_s)
-    return -log_s if marginal.hard else -log_s * (marginal.rho / (marginal.rho + reg))
+    """log u = -fi log s."""
+    return np.zeros_like(log_s) if marginal.free else -marginal.fi(reg) * log_s

@@ -1,25 +1,26 @@
-"""Chains, stars and all other trees of pairwise costs: one pass is a sweep of messages to the root and one back.
+"""Chains, stars and all other trees of pairwise costs: a pass reads the kernel of each cost once.
 
 With w_k = masses_k u_k, and messages m between neighbours k, l along the kernel of their cost,
 
     m_{k -> l} = K_lk (w_k prod_{i near k, i != l} m_{i -> k}),    s_k = prod_{i near k} m_{i -> k},    r_k = w_k s_k.
 
-The sweep to the root takes the messages from it, m_{parent -> k}, of the pass before and sets u_k = prox(s_k) on its
-way; the sweep back leaves all u as they are, so that it gives the marginals, and the certificate, of one plan. Each
-reads each kernel once. The messages from the root are the whole state: what is extrapolated, and all that a pass needs.
-Without branches each step is the best one with all other potentials held; children of one marginal move at once.
+A pass goes from the leaves to the root. At the edge of k and its parent l it takes in m_{l -> k}, made of what l had
+in the pass before, sets u_k = prox(s_k), and passes m_{k -> l} on: row_pass as it is, the points of k as rows. Then
+all messages to the root are those of the new u, and so is the mass of their plan, while those from the root are a
+pass old for each edge between; a step forgets reg / (rho + reg) of them at each edge, so that this takes few passes.
+What l sends, w_l times all but m_{k -> l}, is the whole state: what is extrapolated, and all that a pass needs.
+``complete`` reads each kernel once more and finds the messages from the root of the same u, hence all marginals, and
+the certificate, of one plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from ..penalties import F64
-from .edge import Edge
-from .problem import MultiProblem, neighbours, walk
-from .state import State, prox
+from .ascend import log_sum
+from .problem import MultiProblem, neighbours, oriented, walk
+from .state import Messages, State, prox
 
 
 class Tree:
@@ -27,66 +28,105 @@ class Tree:
 
     def __init__(self, problem: MultiProblem) -> None:
         self.problem = problem
-        self.kernels = {pair: Edge(cost, problem.reg, problem.sizes[pair]) for pair, cost in problem.edges.items()}
         self.root = root_of(problem)
         self.order = walk(problem.edges, self.root)[1]
         self.parent = dict(self.order)
         self.children: dict[int, list[int]] = {k: [] for k in self.parent}
         for k, parent in self.order[1:]:
             self.children[parent].append(k)
-        self.sizes = [problem.shape[k] for k, _ in self.order[1:]]
+        self.inner = self.order[1:]  # all but the root
+        self.kernels = {
+            k: problem.kernel(oriented(problem.edges, k, parent), problem.size_of(k, parent))
+            for k, parent in self.inner
+        }
+        self.ends: list[int] = np.cumsum([problem.shape[parent] for _, parent in self.inner]).tolist()
+        # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
+        # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
+        # passes while these were small together, and cost as many again where they were not.
+        self.alone = max(0.0, 1 - 2 * sum(1 - x.fi(problem.reg) for x in problem.marginals))
 
     def start(self, state: F64 | None = None) -> F64:
-        """Where to begin: all messages 1, or those of a larger reg, whose logarithms are given times the ratio."""
-        return np.zeros(sum(self.sizes)) if state is None else state
+        """Where to begin: u and messages 1, or those of a larger reg, whose logarithms are given times the ratio."""
+        return np.zeros(self.ends[-1]) if state is None else state
 
-    def message(self, source: int, target: int, x: F64) -> tuple[F64, float]:
-        """Logarithm of K x from one marginal to its neighbour."""
-        if (target, source) in self.kernels:
-            return self.kernels[target, source].log_dot(x, 1)
-        return self.kernels[source, target].log_dot(x, 0)
+    def split(self, state: F64) -> Messages:
+        return {k: x for (k, _), x in zip(self.inner, np.split(state, self.ends[:-1]), strict=True)}
 
-    def split(self, state: F64) -> dict[int, F64]:
-        parts = np.split(state, np.cumsum(self.sizes)[:-1])
-        return {k: part for (k, _), part in zip(self.order[1:], parts, strict=True)}
-
-    def sweep(self, state: F64) -> State:
-        """Potentials and marginals of the next plan, and the messages from the root that follow."""
-        problem, count = self.problem, len(self.parent)
-        down, errors = self.split(state), np.zeros(count)
-        up: dict[int, F64] = {}
-        back: dict[int, F64] = {}
-        log_u, near = [np.zeros(0)] * count, [np.zeros(0)] * count
+    def sweep(self, state: F64, narrow: bool = False) -> State:
+        """The pass of a state: log u_l and all messages to l but that from k, for each k and its parent l."""
+        problem, sent = self.problem, self.split(state)
+        count = len(problem.marginals)
+        log_u, near, self.late = [np.zeros(0)] * count, [np.zeros(0)] * count, {}
+        self.errors: dict[int, float] = {}
+        up: Messages = {}
         for k, parent in reversed(self.order):
+            x = problem.marginals[k]
             near[k] = sum((up[i] for i in self.children[k]), np.zeros(problem.shape[k]))
-            log_u[k] = prox(problem.marginals[k], near[k] + down.get(k, 0.0), problem.reg)
             if parent >= 0:
-                up[k], errors[k] = self.message(k, parent, problem.marginals[k].log_weight + log_u[k] + near[k])
-        log_s = [np.zeros(0)] * count
+                fi, y = x.fi(problem.reg), problem.marginals[parent].log_weight + sent[k]
+                a = x.log_weight + (1 - fi) * near[k]
+                self.late[k], up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
+            log_u[k] = prox(x, near[k] + self.late.get(k, 0.0), problem.reg)
+        self.near = near
+        log_mass = log_sum(problem.marginals[self.root].log_weight + log_u[self.root] + near[self.root])
+        return State(log_u, [], log_mass, sum(self.errors.values()), self.storage, up)
+
+    @property
+    def storage(self) -> float:
+        return sum(x.storage for x in self.kernels.values())
+
+    def complete(self, found: State) -> None:
+        """The messages from the root, for the u and the messages to the root of the last pass."""
+        problem, errors = self.problem, self.errors  # a marginal is made of one product of each edge: the worse one
+        log_s = [np.zeros(0)] * len(self.order)
         for k, _ in self.order:
-            log_s[k] = near[k] + back.get(k, 0.0)
+            log_s[k] = self.near[k] + found.back.get(k, 0.0)
             for i in self.children[k]:
-                belief = problem.marginals[k].log_weight + log_u[k] + log_s[k] - up[i]
-                back[i], error = self.message(k, i, belief)
+                belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - found.up[i]
+                found.back[i], error = self.kernels[i].into_rows(belief)
                 errors[i] = max(errors[i], error)
-        self.up, self.back = up, back
-        return State(log_u, log_s, float(errors.sum()))
+        found.log_s, found.rounding, found.storage = log_s, sum(errors.values()), max(found.storage, self.storage)
 
-    def image(self, state: State, lam: F64) -> F64:
-        """The messages from the root after the translation ``lam``, which each takes from the u that it holds."""
-        below, total = lam.copy(), float(lam.sum())
-        for k, parent in reversed(self.order[1:]):
+    def shares(self, lam: F64) -> F64:
+        """What each message to the root takes of the translation: that of all u that it holds."""
+        below = lam.copy()
+        for k, parent in reversed(self.inner):
             below[parent] += below[k]
-        for k, _ in self.order[1:]:
-            self.up[k] = self.up[k] + below[k]
-            self.back[k] = self.back[k] + (total - below[k])
-        return np.concatenate([self.back[k] for k, _ in self.order[1:]])
+        return below
 
-    def metric(self, state: State) -> F64:
+    def translated(self, state: State, lam: F64) -> State:
+        return state.translated(lam, self.shares(lam))
+
+    def image(self, found: State, lam: F64, exact: bool) -> F64:
+        """What each parent sends next, from the plan found, which ``lam`` has moved; exact: as its u are."""
+        below, total = self.shares(lam), float(lam.sum())
+        late = found.back if exact else {k: x + (total - below[k]) for k, x in self.late.items()}
+        arrived = {k: sum((found.up[i] for i in self.children[k]), np.zeros(1)) for k, _ in self.order}
+        return np.concatenate([found.log_u[p] + late.get(p, 0.0) + (arrived[p] - found.up[k]) for k, p in self.inner])
+
+    def guess(self, residual: F64, found: State) -> tuple[float, float]:
+        """(gap, what hard marginals miss) if marginals were off by what their parents' messages have changed."""
+        gap, hard, problem = 0.0, 0.0, self.problem
+        for (k, p), change in zip(self.inner, np.split(residual, self.ends[:-1]), strict=True):
+            x, weight = problem.marginals[k], self.mass_at(p, found)
+            if x.hard:
+                hard += float(weight @ np.abs(change))
+            else:
+                gap += 0.5 * x.rho * float(weight @ np.square(change))
+        return gap, hard
+
+    def mass_at(self, k: int, found: State) -> F64:
+        """The marginal of the plan found, by messages from the root that may be late."""
+        late = found.back if found.whole else self.late
+        with np.errstate(over="ignore", invalid="ignore"):
+            raw = self.problem.marginals[k].log_weight + found.log_u[k] + self.near[k] + late.get(k, 0.0)
+            return np.exp(raw - (log_sum(raw) - found.log_mass))
+
+    def metric(self, found: State) -> F64:
         """Weights of the state's entries in the norm of the extrapolation: the mass at their points."""
-        return np.concatenate([state.marginal(self.problem, k) for k, _ in self.order[1:]])
+        return np.concatenate([self.mass_at(p, found) for _, p in self.inner])
 
-    # ---- products of the plan of the last pass ----
+    # ---- products of a whole state's plan ----
 
     def apply(self, i: int, j: int, Y: F64, state: State) -> F64:
         """P_ij Y, along the path from j to i: what a marginal expects of Y is what its neighbour expects."""
@@ -95,31 +135,22 @@ class Tree:
         while steps[-1] != j:
             steps.append(path[steps[-1]])
         for near, k in zip(steps[::-1], steps[-2::-1], strict=False):
-            Y = self.along(k, near, Y, state)
+            child = k if self.parent[k] == near else near
+            Y = self.kernels[child].plan_apply(*self.beliefs(child, state), Y, int(child == k))
             if k != i:
                 r = state.marginal(self.problem, k)[:, None]
                 Y = np.divide(Y, r, out=np.zeros_like(Y), where=r > 0)
         return Y
 
-    def along(self, k: int, near: int, Y: F64, state: State) -> F64:
-        """P Y for the coupling P of two neighbours."""
-        if (k, near) in self.kernels:
-            return np.concatenate([P @ Y for _, _, P, _ in self.couplings(k, near, state)])
-        return sum((P.T @ Y[i0:i1] for i0, i1, P, _ in self.couplings(near, k, state)), np.zeros(()))
-
-    def couplings(self, i: int, j: int, state: State) -> Iterator[tuple[int, int, F64, F64]]:
-        """Blocks (i0, i1, P, C) of rows of the coupling of two marginals with a cost (i, j)."""
-        child, parent = (i, j) if self.parent[i] == j else (j, i)
-        belief = {k: self.problem.marginals[k].log_weight + state.log_u[k] + state.log_s[k] for k in (i, j)}
-        belief[child], belief[parent] = belief[child] - self.back[child], belief[parent] - self.up[child]
-        return self.kernels[i, j].coupling(belief[i], belief[j])
+    def beliefs(self, child: int, state: State) -> tuple[F64, F64]:
+        """x, y of the coupling exp(x_i + y_j - C_ij / reg) of a marginal and its parent."""
+        parent = self.parent[child]
+        both = ((child, state.back[child]), (parent, state.up[child]))
+        x, y = (self.problem.marginals[k].log_weight + state.log_u[k] + state.log_s[k] - z for k, z in both)
+        return x, y
 
     def cost(self, state: State) -> float:
-        total = 0.0
-        for i, j in self.kernels:
-            for _, _, P, C in self.couplings(i, j, state):
-                total += float((P[P > 0] * C[P > 0]).sum())
-        return total
+        return sum(kernel.plan_cost(*self.beliefs(k, state)) for k, kernel in self.kernels.items())
 
 
 def root_of(problem: MultiProblem) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from ..backends import host, pick
 from ..errors import ConvergenceWarning, warn
 from ..progress import counted
-from ..validate import as_array, as_cost, as_count, as_pair, as_positive, as_reference, as_weight
+from ..validate import as_array, as_count, as_pair, as_positive, as_reference, as_weight, as_whole_cost
 from .arrays import give, take, threshold
 from .caller import names_of_pot
 
@@ -157,7 +157,7 @@ class Majorised:
     @classmethod
     def from_arrays(cls, a: Any, b: Any, M: Any, reg_m: Any, c: Any, reg: Any, div: str) -> Majorised:
         module = pick("reference")
-        cost = as_cost(host(M), module)
+        cost = as_whole_cost(host(M), module)
         M = cost.array
         weight_a, weight_b = as_weight(a, M.shape[0], "a", module), as_weight(b, M.shape[1], "b", module)
         pair = as_pair(reg_m, "reg_m")

@@ -20,6 +20,7 @@ from ..errors import InfeasibleError, warn
 from ..problem import Problem
 from ..result import MOST_FLOAT32, Result
 from ..solve import solve
+from ..sparse import is_sparse
 from ..strategy import start_potentials
 from ..validate import as_array, as_count, as_positive, as_side
 from .arrays import give, library, take, threshold, tracked
@@ -267,6 +268,8 @@ class Call:
             if name != "sinkhorn_stabilized":
                 raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
         like = self.M
+        if name is not None and is_sparse(self.M):
+            raise NotImplementedError(f"method {method!r} takes no sparse M: leave the method out")
         for key in ("a", "b", "M", "reg_m", "c"):
             setattr(self, key, take(getattr(self, key), key))
         reference = self.reference()

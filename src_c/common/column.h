@@ -15,6 +15,7 @@ typedef struct {
 typedef struct {
     double marginal, image;
     double gap, hard, dual; /* what it adds to the certificate */
+    double misfit;          /* likewise, of total variation and range; else 0 */
     double next;            /* b e^(-k G), for the translation of the image */
     double kappa;           /* e^offset, by the way */
 } mapuot_column_out;
@@ -29,7 +30,7 @@ FN double kl_image(const mapuot_column *c, double log_sum, double shift, double 
 FN mapuot_column_out kl_column(const mapuot_column *c, double sum, double log_sum, double shift, double offset,
                                double reg, double image, double q, double next, double kappa)
 {
-    mapuot_column_out out = {c->v * sum * kappa, image, 0, 0, 0, next, kappa};
+    mapuot_column_out out = {c->v * sum * kappa, image, 0, 0, 0, 0, next, kappa};
     const double log_v = c->x - shift;
     if (isinf(c->rho)) {
         out.dual = reg * c->weight * log_v;
@@ -65,6 +66,7 @@ FN mapuot_column_out column_values(int penalty, const mapuot_column *c, double s
         out.gap = gap_term(penalty, g, out.marginal, c->weight, c->rho, c->upper);
         out.dual = dual_term(penalty, g, c->weight, c->rho, c->upper);
         out.hard = violation(penalty, out.marginal, c->weight, c->rho, c->upper);
+        out.misfit = penalty == MAPUOT_L2 ? 0 : misfit(penalty, g, out.marginal, c->weight, c->rho, c->upper);
     }
     return out;
 }

@@ -77,6 +77,24 @@ FN double kl_series(double x)
  * for small x more than its own size; q h(x) by x r d only. */
 FN double kl_gap(double q, double r, double x) { return fabs(x) < 0.25 ? q * x * x * kl_series(x) : r * x - r + q; }
 
+/* Does f lie on the bound of total variation, but for rounding? */
+FN int at_bound(double f, double rho) { return fabs(f) >= rho * (1 - 1e-15); }
+
+/* How far r is from the marginals for which f is optimal, where the penalty has kinks: t in one of total variation, 0 to t
+ * or t to inf at its ends; an end of a range, all of it where f = 0.  INF of other penalties. */
+FN double misfit(int penalty, double f, double r, double t, double rho, double upper)
+{
+    if (penalty == MAPUOT_TV) {
+        const double beyond = rho * (1 + 1e-15);
+        if (fabs(f) > beyond)
+            return f > 0 ? r : INF;
+        return !at_bound(f, rho) ? fabs(r - t) : fmax(0.0, f > 0 ? r - t : t - r);
+    }
+    if (penalty == MAPUOT_RANGE)
+        return f < 0 ? fabs(r - upper * t) : f > 0 ? fabs(r - rho * t) : violation(penalty, r, t, rho, upper);
+    return INF;
+}
+
 /* Fenchel-Young gap D(r|t) + D*(-f) + f r of the soft part, >= 0; of a range at r clipped into it */
 FN double gap_term(int penalty, double f, double r, double t, double rho, double upper)
 {
@@ -89,7 +107,7 @@ FN double gap_term(int penalty, double f, double r, double t, double rho, double
         return rho * (r > 0 ? kl_gap(q, r, log(r) - log(t) + f / rho) : q);
     }
     case MAPUOT_TV: { /* products: the mass may be far below t, and at the bound, but for rounding, f counts as it */
-        const double at = fabs(f) >= rho * (1 - 1e-15) ? copysign(rho, f) : f;
+        const double at = at_bound(f, rho) ? copysign(rho, f) : f;
         const double gap = r < t ? (rho - at) * (t - r) : (rho + at) * (r - t);
         return f < -rho * (1 + 1e-9) ? INF : gap + fmax(0.0, f - rho) * r;
     }

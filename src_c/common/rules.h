@@ -13,6 +13,8 @@
 #define NEAR_FLOOR 10      /* times that estimate: the floor grows with the number of terms of a sum */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
 #define SUMS_NOISE 1e-6    /* relative, of float32 sums */
+#define GAP_NOISE 1e-13    /* relative to its terms, of a gap: below minus it there is none, below it none that counts */
+#define SUM_NOISE 4.5e-16  /* relative, of the sum of a column: the noise of its last additions */
 #define LEAST_MASS 1e-290  /* the marginals of a plan below it lose their digits at TINY */
 #define STILL 1e-9         /* change of log v in a pass at which dead points will stay so */
 #define MOST_LOST 1e-3     /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
@@ -150,11 +152,16 @@ FN void repeat(mapuot_progress *p, mapuot_stats *out)
     out->dual = -INF;
 }
 
+/* Of all terms that a gap is the difference of. */
+FN double size_of_terms(const mapuot_limits *limits, const mapuot_stats *out)
+{
+    return fabs(out->dual) + limits->dual_scale + limits->reg * out->mass;
+}
+
 /* A gap is a sum of terms >= 0 and a dual value is finite: what is not so by more than rounding proves nothing. */
 FN int is_sound(const mapuot_limits *limits, const mapuot_stats *out, double gap)
 {
-    const double scale = fabs(out->dual) + limits->dual_scale + limits->reg * out->mass;
-    return isfinite(out->dual) && isfinite(out->mass) && gap >= -1e-13 * scale;
+    return isfinite(out->dual) && isfinite(out->mass) && gap >= -GAP_NOISE * size_of_terms(limits, out);
 }
 
 /* Is u of some row no prox of its sum, because it is clipped, or left out as dead?  The terms of such a row are in neither
@@ -164,8 +171,20 @@ FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, doub
     return out->dead > 0 || is_clipped(limits, scale);
 }
 
-/* What the state is worth.  gap: the sum of the Fenchel-Young terms, hard: of the violations; on entry out holds the dual
- * value as it was summed, on leaving a lower bound of the optimum.
+/* The certified plan error of K as it is stored.  At a kink the gap is linear in what a marginal misses, so that under the
+ * root the rounding of marginals is 1e-8.  Where no more of it is left the bound is linear: the state is optimal for
+ * marginals moved by the misfit, and what that moves of the plan flows along falling potentials, on paths of at most so
+ * many edges (docs/mathematics.md). */
+FN double certified_error(const mapuot_limits *limits, const mapuot_stats *out, double gap, double hard, double misfit)
+{
+    const double over = OVER(out->mass), error = plan_error(gap * over * limits->inv_reg) + hard * over;
+    if (!(limits->path > 0) || gap > GAP_NOISE * size_of_terms(limits, out))
+        return error;
+    return fmin(error, limits->path * (misfit * over + SUM_NOISE));
+}
+
+/* What the state is worth.  gap: the sum of the Fenchel-Young terms, hard: of the violations, misfit: of the misfits;
+ * on entry out holds the dual value as it was summed, on leaving a lower bound of the optimum.
  *
  * K's rounding moves it by reg times the mass that it moves.  In rho (a - r), r stands for a e^(-f / rho), from which it is
  * apart by the rounding of log u: with e = 2^-53, fi is off by 2 e, so that (1 - fi) shift is by 2 e of the shift before
@@ -173,13 +192,13 @@ FN int proves_nothing(const mapuot_limits *limits, const mapuot_stats *out, doub
  * sizes at most.  All of log u, log v, shift and lam count with 4 e = 4.5e-16; what K absorbed is in exponent_error, 8 e
  * of all its terms, of which those of u are at most a half, and M / reg is in s of the rows, too: a quarter, 4 e, is left. */
 FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out, double gap, double hard,
-                double scale)
+                double misfit, double scale)
 {
     const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0), mass = out->mass;
     const double logs = fabs(p->shift) + fabs(p->lam) + size_of_log(scale) + size_of_log(mass);
     const double log_size = logs + limits->exponent_error * 1.1e15; /* of log u and log v: see EXPONENT_ROUNDING */
     const double rounding = exponent_growth(limits->exponent_error + 4.5e-16 * logs);
-    const double entries = entry_error(limits, p->since_absorb) + rounding + out->lost, over = OVER(mass);
+    const double entries = entry_error(limits, p->since_absorb) + rounding + out->lost;
     const double noise = p->narrow > 0 ? SUMS_NOISE : 0; /* of float32 sums, which certify nothing */
     const double terms = limits->dual_scale + fabs(limits->dual_constant) + fabs(out->dual) +
                          limits->hard_sides * limits->reg * log_size * (mass + hard);
@@ -188,7 +207,7 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     if (p->narrow > 0)
         p->moved += guard_slack(limits, p, mass);
     /* a bound of 1e278 errs by its share, too: its mass is a sum of such entries */
-    out->error = (plan_error(gap * over * limits->inv_reg) + hard * over) * (1 + 2 * entries) +
+    out->error = certified_error(limits, out, gap, hard, misfit) * (1 + 2 * entries) +
                  storage_error(limits, p->since_absorb) + rounding + out->lost;
     out->gap = hard > allowed * mass ? INF : gap_of_rounded(limits, gap, mass, entries + noise, log_size);
     if (!is_sound(limits, out, gap) || proves_nothing(limits, out, scale) || !(out->error + p->moved < INF))

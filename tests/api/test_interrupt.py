@@ -3,14 +3,20 @@
 No test looks at a clock: each counts what was done after the interrupt, or would run for hours without it.
 """
 
+import _thread
+import dis
+import functools
+import itertools
 import os
 import signal
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
 from problems import clouds, with_forbidden
+from soak.trials import Child
 
 import mapuot
 from mapuot.backends.cpu import native, stream
@@ -77,7 +83,7 @@ def test_calls_of_few_rows_change_nothing(monkeypatch):
 @pytest.mark.parametrize("penalty", ["kl", "tv"])
 def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
     """In threads, which know nothing of Ctrl-C: each makes one more call of the core at most."""
-    made, interrupted, others = [], threading.Event(), set(threading.enumerate())
+    made, interrupted, others = [], threading.Event(), _thread._count()
     record = Run.record
 
     def counted(run, stats):
@@ -94,11 +100,90 @@ def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
     arguments = {"penalty": penalty, "method": "sinkhorn", "tol": 1e-13, "max_passes": 10**6, "threads": 2}
     with pytest.raises(KeyboardInterrupt):
         mapuot.solve_batch(CASE.M, A, B, 2e-4, 10.0, reference=np.ones_like(CASE.M), **arguments)
-    for thread in set(threading.enumerate()) - others:
-        if "Pool" in thread.name:  # one that was just starting is known to nobody
-            thread.join(60)
-            assert not thread.is_alive()
+    assert threads_end(others)
     assert len(made) < 60
+
+
+def threads_end(count, seconds=60):
+    """Whether no more than ``count`` threads of Python are left, soon."""
+    until = time.monotonic() + seconds
+    while _thread._count() > count and time.monotonic() < until:
+        time.sleep(0.01)
+    return _thread._count() <= count
+
+
+@functools.cache
+def looks(code):
+    """Where CPython looks for signals: at a function's begin and behind calls."""
+    names = [(x.offset, x.opname) for x in dis.get_instructions(code) if x.opname != "CACHE"]
+    behind = [at for (_, name), (at, _) in itertools.pairwise(names) if name.startswith(("CALL", "RESUME"))]
+    return {names[0][0], *behind}
+
+
+class Interrupt:
+    """A KeyboardInterrupt at the k-th place of this thread where one may fall, among modules that wait for threads."""
+
+    PLACES = (
+        "mapuot/batch.py", "mapuot/threads.py", "cpu/native.py", "/threading.py", "/concurrent/futures/", "/queue.py",
+        "/weakref.py", "/_weakrefset.py",
+    )  # fmt: skip
+
+    def __init__(self, k):
+        self.k, self.count = k, 0
+
+    def __call__(self, frame, event, _):
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return self if any(place in frame.f_code.co_filename for place in self.PLACES) else None
+        if event == "opcode" and frame.f_lasti in looks(frame.f_code):
+            self.count += 1
+            if self.count == self.k:
+                self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted_everywhere(call):
+    """How many places there were; RuntimeError where one dropped the interrupt or made another exception of it."""
+    k = 0
+    while True:
+        k += 1
+        interrupt = Interrupt(k)
+        try:
+            sys.settrace(interrupt)
+            call()
+        except KeyboardInterrupt:
+            continue
+        except BaseException as error:
+            raise RuntimeError(f"another exception, {interrupt.place}") from error
+        finally:
+            sys.settrace(None)
+        if interrupt.count < k:
+            return k - 1
+        raise RuntimeError(f"dropped: {interrupt.place}")
+
+
+@pytest.mark.parametrize("what", ["a call in the other thread", "problems that are solved alone"])
+def test_ctrl_c_wherever_python_looks_for_it(what):
+    """None is dropped, none leaves a thread that waits for ever, and the next call has the same bits."""
+    A = np.tile(CASE.a, (6, 1))
+
+    def batch():
+        options = {"penalty": ("kl", "tv"), "reference": np.ones_like(CASE.M), "threads": 2}
+        return mapuot.solve_batch(CASE.M, A, CASE.b, 0.05, 1.0, **options).log_u
+
+    call = batch if "alone" in what else lambda: native.interruptible(lambda stop: time.sleep(0.001) or 0, 1 << 40)
+
+    def child(say):
+        right = call()
+        threads = _thread._count()
+        assert interrupted_everywhere(call) > 20
+        np.testing.assert_array_equal(call(), right)
+        assert threads_end(threads)
+
+    code, said = Child(child).end()
+    assert code == 0, said.decode()
 
 
 @pytest.mark.parametrize("exact", [True, False])

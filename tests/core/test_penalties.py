@@ -285,6 +285,19 @@ def test_penalty_formulas(kind):
         )
 
 
+@pytest.mark.parametrize("kind", ["tv", "range"])
+def test_misfit_is_the_distance_from_what_has_no_gap(kind):
+    """Of r on a fine grid, those without a Fenchel-Young gap at f; the misfit is how far the nearest of them is."""
+    grid, t, rho, upper = np.linspace(0, 6, 6001), 2.0, *((0.5, None) if kind == "tv" else (0.5, np.float64(1.5)))
+    every = np.full(len(grid), rho)
+    for f in (-0.5, -0.3, 0.0, 0.2, 0.5, 0.7):
+        gap = penalties.gap_term(kind, np.full(len(grid), f), grid, np.full(len(grid), t), every, upper)
+        inside = (penalties.violation(kind, grid, np.full(len(grid), t), every, upper) == 0) & (gap <= 1e-12)
+        for r in (0.0, 0.9, 1.0, 2.0, 2.7, 3.0, 5.5):
+            found = penalties.misfit(kind, *map(np.array, (f, r, t, rho)), upper)
+            assert abs(found - np.abs(grid[inside] - r).min()) < 1e-3, (f, r)
+
+
 def test_conjugate_is_a_minimum():
     """The test's own formula against a search over r."""
     r = np.linspace(0, 20, 2_000_001)

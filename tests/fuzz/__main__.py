@@ -6,11 +6,13 @@
     --keep FOLDER  atheris: where inputs that reach new code are kept
 
 The corpus is corpus/TARGET. An input that finds something is written to crash-* in the present folder, and the exit
-code is not 0.
+code is not 0. SIGTERM and Ctrl-C end the mutations before their time. Counts are told every minute, and at the end.
 """
 
 import argparse
 import hashlib
+import resource
+import signal
 import sys
 import tempfile
 import time
@@ -20,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 CORPUS = Path(__file__).parent / "corpus"
+ENDED = []  # signals that asked for an end
 
 
 def seeds(target):
@@ -44,10 +47,10 @@ def mutated(data, other, rng):
 
 def at_random(name, function, seconds, runs, seed):
     """Mutations of the corpus; how many."""
-    rng, known, begun, made = np.random.default_rng(seed), seeds(name), time.monotonic(), 0
+    rng, known, begun, made, told = np.random.default_rng(seed), seeds(name), time.monotonic(), 0, 0
     for data in known:
         function(data)
-    while made < runs if runs else time.monotonic() - begun < seconds:
+    while made < runs if runs else time.monotonic() - begun < seconds and not ENDED:
         data = mutated(known[rng.integers(len(known))], known[rng.integers(len(known))], rng)
         try:
             function(data)
@@ -57,7 +60,15 @@ def at_random(name, function, seconds, runs, seed):
             print(f"{path}: input {made} of seed {seed}")
             raise
         made += 1
+        if time.monotonic() - begun > 60 * (told + 1):
+            told += 1
+            tell(name, made)
     return made
+
+
+def tell(name, made):
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{name}: {made} runs of {len(seeds(name))} seeds, memory at most {peak:.0f} MiB", flush=True)
 
 
 def main():
@@ -79,7 +90,7 @@ def main():
         limits = [f"-runs={given.runs}" if given.runs else f"-max_total_time={given.seconds}", f"-seed={given.seed}"]
         keep = given.keep or Path(tempfile.mkdtemp())  # atheris writes into the first folder
         keep.mkdir(parents=True, exist_ok=True)
-        options = ["-max_len=4096", "-rss_limit_mb=4096", "-timeout=60", *limits]
+        options = ["-max_len=4096", "-rss_limit_mb=4096", "-timeout=60", "-print_final_stats=1", *limits]
         atheris.Setup([sys.argv[0], *options, str(keep), str(CORPUS / given.target)], TARGETS[given.target])
         atheris.Fuzz()
         return
@@ -89,12 +100,15 @@ def main():
     if given.input:
         function(given.input.read_bytes())
         return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: ENDED.append(number))
     try:
         made = at_random(given.target, function, given.seconds, given.runs, given.seed)
     except BaseException:
         traceback.print_exc()
         sys.exit(1)
-    print(f"Done {made} runs of {len(seeds(given.target))} seeds")
+    print("done, ", end="")
+    tell(given.target, made)
 
 
 if __name__ == "__main__":

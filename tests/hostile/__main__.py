@@ -14,6 +14,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -157,6 +158,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
 
 def main(words: list[str]) -> int:
     args = arguments(words)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and its children
     chosen = wanted(lanes(), args.only.split(","))
     if args.list:
         print("\n".join(lane.name for lane in chosen))

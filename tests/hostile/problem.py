@@ -196,7 +196,7 @@ def draw_points(rng: Any, largest: int) -> Problem:
         return problem.replace(M=M, points=(x, y, metric, scale), reg=float(reg), reg_m=reg_m)
 
 
-def draw_grid(rng: Any) -> Problem:
+def draw_grid(rng: Any, largest: int) -> Problem:
     """A problem whose costs are those between the nodes of two grids, in one to three dimensions, near or far."""
     d = int(rng.choice([1, 2, 2, 3]))
     most = {1: 20, 2: 6, 3: 4}[d]
@@ -213,7 +213,7 @@ def draw_grid(rng: Any) -> Problem:
         for parts in (zip(nodes, spacing, [0.0] * d, strict=True), zip(target, spacing, offset, strict=True))
     )
     M = distances(x, y, "sqeuclidean", scale)
-    problem = draw(rng, plain=True)
+    problem = draw(rng, largest, plain=True)
     a, b = draw_masses(rng, len(x)) * problem.a.mean(), draw_masses(rng, len(y)) * problem.b.mean()
     reg = spread(M) * 10.0 ** rng.uniform(-4, 2)
     reg_m = tuple(
@@ -224,6 +224,27 @@ def draw_grid(rng: Any) -> Problem:
     if found.exactly_balanced(0) and found.exactly_balanced(1):
         found = found.replace(b=b * (a.sum() / b.sum()))
     return found
+
+
+def draw_pairs(rng: Any, largest: int) -> Problem:
+    """A problem most of whose pairs are forbidden: at random, in parts that nothing connects, or along a band."""
+    while True:
+        problem = draw(rng, largest)
+        if (problem.hard(0) or problem.hard(1)) and rng.random() < 0.7:  # most of these have no plan
+            continue
+        m, n = problem.shape
+        i, j = np.arange(m)[:, None], np.arange(n)
+        kind, parts, width = rng.integers(0, 4), int(rng.integers(1, 5)), int(rng.integers(1, 4))
+        kept = rng.random((m, n)) < rng.uniform(0.1, 0.8)
+        if kind >= 2:
+            kept |= abs(i * n - j * m) <= width * max(m, n)
+        if kind >= 1:
+            kept &= i * parts // m == j * parts // n
+        if kind == 0 and rng.random() < 0.2:
+            kept[rng.integers(0, m)] = kept[:, rng.integers(0, n)] = False
+        M = np.where(kept, problem.M, np.inf).astype(problem.M.dtype)
+        if np.isfinite(M).any():
+            return problem.replace(M=M)
 
 
 def draw_masses(rng: Any, size: int) -> Any:

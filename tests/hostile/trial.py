@@ -11,13 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 import mapuot
 
-from .problem import Problem, draw, draw_grid, draw_masses, draw_points, draw_rho, spread
+from .problem import Problem, draw, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho, spread
 
-PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "grids")
+PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids")
 NUMBERS = {name: k for k, name in enumerate((*PATHS[:6], "ranks", *PATHS[6:]))}  # of the generators: never renumber
+FORMS = {  # what a program makes of M where it is not given as an array
+    "stream": "lambda i0, i1: M[i0:i1]",
+    "sparse": "scipy.sparse.csr_array((M[numpy.isfinite(M)], numpy.isfinite(M).nonzero()), M.shape)",
+}
 MOST_PASSES = 3000
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
@@ -103,12 +108,10 @@ def draw_start(rng: Any, problem: Problem) -> Any:
 
 def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]]:
     """A problem that the path can solve, and options."""
-    if how in ("points", "grids"):
-        problem = draw_points(rng, largest) if how == "points" else draw_grid(rng)
-    else:
-        problem = draw(rng, largest, plain=how == "pot")
+    drawn = {"points": draw_points, "sparse": draw_pairs, "grids": draw_grid}
+    problem = drawn[how](rng, largest) if how in drawn else draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
-    if how in ("points", "grids") and options["method"] == "map-uot":  # there is no K to overwrite
+    if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
     if how == "grids":
         options["precision"] = "float64"
@@ -122,7 +125,7 @@ def draw_trial(how: str, rng: Any, largest: int) -> Trial:
             options["split"] = "grid"
         start = draw_start(rng, problem) if rng.random() < 0.4 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
-    if how in ("cold", "stream", "points", "grids"):
+    if how in ("cold", "stream", "points", "sparse", "grids"):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -179,10 +182,25 @@ def arguments(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return positional, {"penalty": problem.penalty, "reference": problem.reference}
 
 
+def stored(M: Any) -> Any:
+    """The finite pairs as a matrix of scipy.sparse, in one form or another by its shape: some also with stored inf."""
+    (m, n), finite = M.shape, np.isfinite(M)
+    form = 7 * m + 3 * n + int(finite.sum())
+    i, j = np.nonzero(finite | (np.arange(m)[:, None] + np.arange(n) & 3 == 0) if form % 2 else finite)
+    data = M[i, j]
+    if form % 5 == 1 and M.dtype == np.float64:  # twice a half is the number
+        i, j, data = np.r_[i, i], np.r_[j, j], np.r_[data / 2, data / 2]
+    order = np.random.default_rng(form).permutation(len(i))
+    coo = sparse.coo_array((data[order], (i[order], j[order])), shape=M.shape)
+    if form % 5 == 2:
+        coo = sparse.coo_array((coo.data, (coo.row.astype(np.int64), coo.col.astype(np.int64))), shape=M.shape)
+    return (coo.tocsr, coo.tocsc, lambda: coo)[form % 3]()
+
+
 def claim_of(result: Any, strict: bool = True) -> Claim:
     numbers = (float(getattr(result, name)) for name in ("gap", "error_bound", "dual", "objective", "mass"))
     vectors = result.row_marginal, result.col_marginal
-    plan = np.asarray(result.plan)
+    plan = result.plan.toarray() if sparse.issparse(result.plan) else np.asarray(result.plan)
     last = float(result.trace[-1].dual) if result.status != "cancelled" else None
     return Claim(
         bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, strict
@@ -200,6 +218,9 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
     if trial.how in ("cold", "warm", "points", "grids"):
         return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
+    if trial.how == "sparse":
+        c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
+        return [claim_of(mapuot.solve(stored(first.M), *positional[1:], **named | {"reference": c}, **options), auto)]
     if trial.how == "stream":
         read = lambda i0, i1: first.M[i0:i1]  # noqa: E731
         return [claim_of(mapuot.solve(read, *positional[1:], **named, **options), False)]
@@ -308,10 +329,10 @@ def snippet(trial: Trial, backend: str) -> str:
         given = ", ".join(map(text_of, (first.a, first.b, first.M, first.reg, first.reg_m)))
         plain = first.replace(reference="product")
         lines.append(f"plan, log = mapuot.sinkhorn_unbalanced({given}, log=True{words(plain, **extra)}{more})")
-    elif trial.how == "stream":
-        lines.append(f"M = {text_of(first.M)}")
+    elif trial.how in FORMS:
+        lines += ["import numpy, scipy.sparse", f"M = {text_of(first.M)}"]
         given = ", ".join(map(text_of, (first.a, first.b, first.reg, first.reg_m)))
-        lines.append(f"result = mapuot.solve(lambda i0, i1: M[i0:i1], {given}{words(first)}{more})")
+        lines.append(f"result = mapuot.solve({FORMS[trial.how]}, {given}{words(first)}{more})")
     else:
         over = ", comm=COMM" if trial.how == "ranks" else ""
         lines.append(f"result = mapuot.solve({positional(first)}{words(first)}{more}{over})")

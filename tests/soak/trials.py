@@ -5,6 +5,7 @@ which makes the plain calls and forks all the others.
 """
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import resource
@@ -16,10 +17,12 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 from launch import environment, launcher
 from problems import clouds
 
@@ -30,12 +33,17 @@ PATIENCE = 120.0  # seconds after which a child that has not ended hangs
 RANKS_END = 10.0  # seconds that ranks have, after one of them died
 MIB = 1 << 20
 EVEN = {"threads": 2, "schedule": "static"}  # the same bits, however busy the cores are
+counts = Counter()  # of what was done in all trials, beyond their number
 
 
 class Child:
-    """``function(say)`` in a forked process; what it says, and the exception that ended it, come through a pipe."""
+    """``function(say)`` in a forked process; what it says, and the exception that ended it, come through a pipe.
+
+    Signals do there what they do in any Python, whatever they do here.
+    """
 
     def __init__(self, function):
+        counts["children"] += 1
         self.reading, writing = os.pipe()
         self.pid = os.fork()
         if self.pid:
@@ -45,6 +53,9 @@ class Child:
         with os.fdopen(writing, "wb", buffering=0) as pipe:
             code = 1
             with contextlib.suppress(BaseException):
+                faulthandler.register(signal.SIGUSR2, pipe)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 try:
                     function(lambda word: pipe.write(word.encode()))
                     code = 0
@@ -56,23 +67,23 @@ class Child:
         os.kill(self.pid, number)
 
     def hear(self):
-        """The next letter that it says."""
-        ready, _, _ = select.select([self.reading], [], [], PATIENCE)
-        assert ready, "the child says nothing"
-        return os.read(self.reading, 1)
+        """The next letter that it says; AssertionError where it says nothing."""
+        return self.read(1, PATIENCE)
+
+    def read(self, size, patience):
+        ready, _, _ = select.select([self.reading], [], [], max(0.0, patience))
+        if ready:
+            return os.read(self.reading, size)
+        self.kill(signal.SIGUSR2)
+        time.sleep(1)
+        self.kill(signal.SIGKILL)
+        _, said = self.end()
+        raise AssertionError(f"a child hangs after {PATIENCE} s: {said.decode(errors='replace')}")
 
     def end(self):
         """(exit code or -signal, what it said); AssertionError where it hangs."""
         said, until = b"", time.monotonic() + PATIENCE
-        while True:
-            ready, _, _ = select.select([self.reading], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
-                self.kill(signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                raise AssertionError(f"a child hangs after {PATIENCE} s")
-            part = os.read(self.reading, 65536)
-            if not part:
-                break
+        while part := self.read(65536, until - time.monotonic()):
             said += part
         os.close(self.reading)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), said
@@ -160,7 +171,6 @@ def signals(rng):
     right = case.solve(**EVEN)
 
     def child(say):
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         for _ in range(4):
             try:
                 say("R")
@@ -175,6 +185,7 @@ def signals(rng):
         job.hear()
         time.sleep(float(rng.uniform(0, 0.3)))
         job.kill(signal.SIGINT)
+        counts["interrupts"] += 1
     code, said = job.end()
     assert code == 0, said
 
@@ -196,6 +207,7 @@ def kills(rng):
             job.hear()
             time.sleep(float(rng.uniform(0, 0.2)))
             job.kill(signal.SIGKILL)
+            counts["kill -9"] += 1
             code, said = job.end()
             assert code == -signal.SIGKILL, said
             start = files.load_checkpoint(path, 150, 120, case.reg) if path.exists() else None
@@ -328,7 +340,83 @@ def ranks(rng):
         assert said.count(ENDS[end]) == 3, "every rank is told: " + said
 
 
+# ---- a GPU ----
+
+LOST = """
+import sys
+import numpy as np
+try:
+    import cupy as cp
+    assert cp.cuda.is_available()
+except (ImportError, AssertionError):
+    sys.exit("no GPU")
+import mapuot
+when, rng = sys.argv[1], np.random.default_rng(int(sys.argv[2]))
+(m, n), seen = rng.integers(20, 900, 2), [0]
+M, a, b = rng.random((m, n)), rng.random(m) + .1, rng.random(n) + .1
+G, A = cp.asarray(M), a * (rng.random((5, m)) + .5)
+bad = cp.RawKernel('extern "C" __global__ void bad(double *x) { x[1ll << 44] = 1; }', "bad")
+
+def lose():
+    bad((1,), (1,), (G,))
+
+def callback(stats):
+    seen[0] += 1
+    if seen[0] == 3:
+        lose()
+
+def solve(M, **more):
+    return mapuot.solve(M, a, b, .02, 1., tol=1e-8, **more)
+
+def refused(call):
+    try:
+        answer = call()
+    except (RuntimeError, MemoryError) as error:
+        assert "IllegalAddress" in str(error) or "ILLEGAL_ADDRESS" in str(error), repr(error)
+    else:
+        raise AssertionError(f"an answer from a lost context: {answer!r}")
+
+right, known = solve(M, threads=1), None
+if when != "before":
+    known = solve(G)
+    assert known.converged
+    np.testing.assert_allclose(known.mass, right.mass, rtol=1e-7)
+if when == "callback":
+    refused(lambda: solve(G, callback=callback).plan)
+elif when != "never":
+    lose()
+calls = {
+    "solve": lambda: solve(G), "batch": lambda: mapuot.solve_batch(G, A, b, .02, 1.),
+    "path": lambda: mapuot.path(G, a, b, regs=[.5, .02], reg_ms=1.), "logarithms": lambda: mapuot.log_matmul(G, G.T),
+}
+if known is not None:
+    calls |= {"plan": lambda: known.plan, "apply": lambda: known.apply(np.ones(n)), "cost": lambda: known.cost}
+if when != "never":
+    for name in rng.permutation([*calls]):
+        refused(calls[name])
+if known is not None:  # what was an answer is one
+    np.testing.assert_allclose(known.log_u, right.log_u, rtol=0, atol=1e-5)
+again = solve(M, threads=1)
+np.testing.assert_array_equal(again.log_u, right.log_u)
+np.testing.assert_array_equal(again.plan, right.plan)
+print("unharmed", flush=True)
+"""
+LOSSES = "before", "between", "callback"
+
+
+def contexts(rng):
+    """A GPU's context lost by other code: every call on it says so, the CPU and later processes are unharmed."""
+    for when in (str(rng.choice(LOSSES)), "never"):
+        command = [sys.executable, "-c", LOST, when, str(rng.integers(1 << 30))]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=PATIENCE, check=False)
+        if "no GPU" in done.stderr:
+            pytest.skip("needs a GPU and CuPy")
+        counts["contexts lost"] += when != "never"
+        assert done.returncode == 0, (when, done.stderr)
+        assert "unharmed" in done.stdout, (when, done.stdout, done.stderr)
+
+
 KINDS = {
     "calls": calls, "threads": threads, "forks": forks, "signals": signals, "kills": kills, "memory": memory,
-    "disks": disks, "ranks": ranks,
+    "disks": disks, "ranks": ranks, "contexts": contexts,
 }  # fmt: skip

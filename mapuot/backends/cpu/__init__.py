@@ -6,10 +6,12 @@ from ...grids import Grid
 from ..contract import weigh
 from . import stream, workspace
 from .grid import GridStream, GridWorkspace
+from .kernel import Kernel
 from .stream import asarray, extrema, to_numpy
 from .workspace import QUICK_ENTRIES, QUICK_PASSES
 
 MAKES_COSTS = True  # costs of points and grids, as they are needed
+PAIRS = True  # a K of stored pairs
 
 
 def Workspace(problem: Any, options: Any) -> Any:  # noqa: N802 - the word of the contract
@@ -25,8 +27,10 @@ def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None)
 
 __all__ = [
     "MAKES_COSTS",
+    "PAIRS",
     "QUICK_ENTRIES",
     "QUICK_PASSES",
+    "Kernel",
     "PlanStream",
     "Workspace",
     "asarray",

@@ -8,7 +8,6 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,8 @@ from ...errors import shown
 from ...penalties import F64
 from ...points import PointCloud
 from ...processor import default_threads, isa
+from ...sparse import Sparse
+from ...threads import each, kept_thread
 from ..contract import PAD
 
 TILE = 8
@@ -49,22 +50,15 @@ def check(status: int) -> int:
 
 def interruptible(call: Callable[[Any], int], work: float) -> int:
     """``check(call(stop))``; where ``work`` is large in another thread, so that Ctrl-C in this one can set stop."""
-    if work < CALL_WORK or threading.current_thread() is not threading.main_thread():
+    if work < CALL_WORK or threading.get_ident() != threading.main_thread().ident:
         return check(call(ffi.NULL))
-    stop = ffi.new("int32_t *")
-    future = helper().submit(call, stop)
-    try:
-        return check(future.result())
-    except BaseException:
+    stop, found = ffi.new("int32_t *"), list[int]()
+
+    def end() -> None:
         stop[0] = 1
-        wait([future])
-        raise
 
-
-@functools.cache
-def helper() -> ThreadPoolExecutor:
-    """The other thread, kept: a new one takes up to a millisecond to start where the cores are busy."""
-    return ThreadPoolExecutor(1, "helper")
+    each(lambda _: found.append(call(stop)), [None], end, start=kept_thread)
+    return check(found[0])
 
 
 def call_bytes(pool: Any, cost: Cost, d: int = 1) -> int | None:
@@ -117,13 +111,16 @@ def pointer(array: Any, ctype: str = "double *") -> Any:
 
 
 def matrix(array: Any) -> Any:
-    """mapuot_matrix of a 2-D numpy array or of points, or the empty one for None."""
+    """mapuot_matrix of a 2-D numpy array, of points or of stored pairs, or the empty one for None."""
     view = ffi.new("mapuot_matrix *")
     if isinstance(array, PointCloud):
         points, (metric, scale) = view.points, array.core
         points.x, points.y = pointer(array.rows), pointer(array.columns)
         points.d, points.ld = array.columns.shape
         points.metric, points.scale = METRICS[metric], scale
+    elif isinstance(array, Sparse):
+        view.data, view.dtype = pointer(array.data, "void *"), CODES[array.dtype.char]
+        view.start, view.column = pointer(array.start, "int64_t *"), pointer(array.column, "int32_t *")
     elif array is not None:
         view.data = ffi.cast("void *", array.__array_interface__["data"][0])
         view.row_stride, view.col_stride = (s // array.itemsize for s in array.strides)
@@ -154,7 +151,6 @@ def pool_of(threads: int) -> Any:
 
 
 os.register_at_fork(after_in_child=pool_of.cache_clear)  # a child has none of the threads
-os.register_at_fork(after_in_child=helper.cache_clear)
 asked = os.environ.get("MAPUOT_ISA") or "auto"
 if asked not in ("auto", isa()):
     warnings.warn(

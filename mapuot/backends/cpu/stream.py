@@ -14,6 +14,7 @@ import numpy as np
 from ..._core import lib
 from ...penalties import F64
 from ...problem import Problem
+from ...sparse import Sparse
 from ...validate import as_columns
 from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, pool_for, zeros
 
@@ -56,10 +57,21 @@ class PlanStream:
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         n, dtype = self.problem.shape[1], self.dtype
+        if isinstance(self.problem.cost, Sparse):
+            return self.pairs_of_plan(self.problem.cost.read(i0, i1), i0, i1)
         out = self.rows_of_plan(i1 - i0) if out is None else out
         for k0, k1, arguments in self.blocks(i0, i1):
             check(lib.mapuot_form_plan(*arguments, DTYPES[dtype.name], pointer(out[k0 - i0 : k1 - i0], "void *"), n))
         return out
+
+    def pairs_of_plan(self, pairs: Sparse, i0: int, i1: int) -> Any:
+        """The same rows as a CSR array, with an entry for every stored pair."""
+        out = np.empty(pairs.size, self.dtype)
+        for k0, k1, arguments in self.blocks(i0, i1):
+            first, last = (int(pairs.start[k - i0] - pairs.start[0]) for k in (k0, k1))
+            part = pointer(out[first:last], "void *")
+            check(lib.mapuot_form_plan(*arguments, DTYPES[self.dtype.name], part, 0))
+        return pairs.with_data(out)
 
     def apply(self, X: Any, name: str = "X") -> Any:
         m, n = self.problem.shape

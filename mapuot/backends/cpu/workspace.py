@@ -19,6 +19,7 @@ from ...points import PointCloud
 from ...problem import Problem
 from ...processor import SERIAL_ENTRIES
 from ...side import Side
+from ...sparse import Sparse
 from .. import narrow_points
 from ..coarse import Coarse, Labels
 from ..contract import PAD, Options, Stats, memory_of
@@ -31,6 +32,7 @@ from .native import check, empty, matrix, padded, pointer
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
+EXACT_BELOW = {"float32": 12 * 2.0**-24, "bfloat16": 12 * 2.0**-8}  # tol that K's rounding would miss: limits.c
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0, "bfloat16": 60.0}  # range(M) / reg that K holds unbalanced
 
 
@@ -52,20 +54,22 @@ class Workspace(KernelWorkspace):
         # every pass makes its rows, in float32 or, as an exact one, in float64
         self.made = problem.cost.never_stored and not self.summed
         self.in_grid = problem.cols.ranks.size > 1
-        if self.made:
-            self.dtype = "float32" if self.dtype != "float64" and narrow_points.suits(problem) else "float64"
+        self.pairs = problem.cost if isinstance(problem.cost, Sparse) else None
+        self.dtype = self.storage()
         itemsize = np.dtype(STORAGE[self.dtype]).itemsize
         memory = memory_of(options.memory, problem.ranks.min(m), itemsize)
         self.safe_spread = SAFE_SPREAD[self.dtype]
-        self.pool = native.pool_for(options.threads, m * n)
+        self.pool = native.pool_for(options.threads, problem.cost.size)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
         self.ld = native.leading_dimension(n, itemsize)
-        self.K = empty(0 if problem.cost.never_stored else m * self.ld, STORAGE[self.dtype])
+        entries = 0 if problem.cost.never_stored else self.pairs.size if self.pairs else m * self.ld
+        self.K = empty(entries, STORAGE[self.dtype])
         self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
         lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
-        self.shares = ffi.new("mapuot_share[]", threads) if threads > 1 and options.schedule == "auto" else ffi.NULL
+        shared = threads > 1 and options.schedule == "auto" and not self.pairs
+        self.shares = ffi.new("mapuot_share[]", threads) if shared else ffi.NULL
         state = self.state = ffi.new("mapuot_state *")
         state.shares = self.shares
         state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[self.dtype]
@@ -76,16 +80,17 @@ class Workspace(KernelWorkspace):
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
         put(self.limits, SCALES | {"memory": memory})
         put(self.progress, START)
-        narrow = self.dtype != "float64" and not options.in_place and not self.in_grid
+        narrow = self.dtype != "float64" and not options.in_place and not self.in_grid and not self.pairs
         self.progress.narrow = narrow
         self.narrow_v = empty(size if narrow else 1, np.float32)
         self.run = empty(size * threads if narrow else 1, np.float32)
         self.run.fill(0)
         state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
-        state.piped = -1 if m * n > SERIAL_ENTRIES else 0
+        state.piped = -1 if m * n > SERIAL_ENTRIES and not self.pairs else 0
         if problem.cost.held:
             self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
             state.M, state.c = self.matrices
+        self.parts = self.part_columns(problem)
         state.exact = self.made and not narrow
         self.narrow_points = self.float32_points(problem.cost, state) if narrow else None
         tiles = self.made or self.limits.finer
@@ -94,6 +99,24 @@ class Workspace(KernelWorkspace):
         self.coarse = Coarse(self, problem, memory)
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
+
+    def storage(self) -> str:
+        """What K is held in where it is another than was asked for."""
+        if self.made:
+            return "float32" if self.dtype != "float64" and narrow_points.suits(self.problem) else "float64"
+        rounds = bool(self.pairs) and self.dtype != "float64" and self.options.tol < EXACT_BELOW[self.dtype]
+        return "float64" if rounds else self.dtype  # no pass makes rows of stored pairs anew
+
+    def part_columns(self, problem: Problem) -> tuple[Any, F64] | None:
+        """Where no pair connects some parts of M: which each column belongs to; each has a translation of its own."""
+        parts = problem.parts
+        if parts is None or not self.limits.mu_rate > 0:
+            return None
+        self.limits.lam_rate = 0.0
+        found = np.ascontiguousarray(parts.cols, np.int32), np.empty(2 * (parts.count + 1))
+        self.state.components = parts.count + 1  # and the points without a partner
+        self.state.component, self.state.component_sums = pointer(found[0], "int32_t *"), pointer(found[1])
+        return found
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
         """What narrow passes make their rows of, told to the core; None of a cost that is no points."""
@@ -146,9 +169,14 @@ class Workspace(KernelWorkspace):
             check(
                 lib.mapuot_build_kernel(
                     self.pool, i1 - i0, problem.shape[1], *matrices, problem.reg, pointer(alpha[i0:i1]), pointer(beta),
-                    state.dtype, ffi.cast("char *", state.kernel) + i0 * self.ld * self.K.itemsize, self.ld,
+                    state.dtype, ffi.cast("char *", state.kernel) + self.first_entry(i0) * self.K.itemsize,
+                    0 if self.pairs else self.ld,
                 )
             )  # fmt: skip
+
+    def first_entry(self, i: int) -> int:
+        """Where row i begins in K."""
+        return int(self.pairs.start[i]) if self.pairs else i * self.ld
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
         self.limits.dual_constant, self.limits.dual_scale = self.dual_constants()

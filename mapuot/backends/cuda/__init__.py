@@ -10,6 +10,7 @@ from ...grids import Grid
 from ..cpu.grid import GridStream, GridWorkspace
 
 PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "weigh": "batch"}
+PLACES |= {"Kernel": "kernel"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 MAKES_COSTS = True  # of points, as they are needed
 

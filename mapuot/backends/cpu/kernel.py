@@ -1,0 +1,147 @@
+"""Products with one kernel by the C core: ``mapuot_row_pass`` over it, with other numbers in the place of a prox's.
+
+A storage "made" holds no K: its rows are made from the cost in float64, tile by tile, in each pass; of a cost that
+comes in blocks, block by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..._core import ffi, lib
+from ...cost import Cost
+from ...penalties import F64
+from ...processor import SERIAL_ENTRIES
+from ..kernel import LogKernel
+from ..workspace import STORAGE
+from . import native
+from .native import check, empty, matrix, padded, pointer
+
+ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "marginal")
+
+
+class Kernel(LogKernel):
+    """K in memory, rows padded to 64 bytes, and the state of its passes."""
+
+    def __init__(self, cost: Cost, reg: float, largest: float, dtype: str, threads: int | None = None) -> None:
+        super().__init__(cost, reg, largest, dtype)
+        m, n = cost.shape
+        self.pool, self.K = native.pool_for(threads, m * n), empty(0)
+        size, count = padded(n) + native.SCALARS, lib.mapuot_pool_threads(self.pool)
+        self.sums, self.v, *rows = native.vectors(size, padded(n), *[m] * len(ROWS))
+        self.rows = dict(zip(ROWS, rows, strict=True))
+        self.partial = empty(size * count if count > 1 else 1)
+        narrow = dtype == "float32"
+        self.narrow_v = empty(padded(n) if narrow else 1, np.float32)
+        self.run = empty(padded(n) * count if narrow else 1, np.float32)
+        self.run.fill(0)
+        self.rows["weight"][:] = self.rows["rho"][:] = 1.0
+        state = self.state = ffi.new("mapuot_state *")
+        state.m, state.n, state.rows.len, state.rows.penalty = m, n, m, lib.MAPUOT_KL
+        state.limits.reg = reg
+        state.limits.inv_reg = 1.0 / reg
+        state.sums, state.partial, state.cols.scale = pointer(self.sums), pointer(self.partial), pointer(self.v)
+        state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
+        state.piped = -1 if m * n > SERIAL_ENTRIES else 0
+        self.point_at_rows(state, slice(None))
+
+    def point_at_rows(self, state: Any, part: slice) -> None:
+        for name, array in self.rows.items():
+            setattr(state.rows, name, pointer(array[part]))
+
+    def blocks(self) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """(i0, i1, the first arguments of a stream over these rows of the cost)."""
+        for i0, i1, C, _ in self.cost.blocks(most=native.call_bytes(self.pool, self.cost)):
+            yield i0, i1, (self.pool, *C.shape, matrix(C), matrix(None), self.reg)
+
+    def balance(self, y: F64) -> F64:
+        top, part = np.full(len(y), -np.inf), np.empty(len(y))
+        self.p[:] = 0.0
+        for i0, i1, call in self.blocks():
+            check(lib.mapuot_balance(*call, pointer(y), pointer(self.p[i0:i1]), pointer(part)))
+            np.maximum(top, part, out=top)
+        return top
+
+    def build(self) -> None:
+        m, n = self.cost.shape
+        state, made = self.state, self.dtype == "made"
+        state.exact, dtype = made, "float64" if made else self.dtype
+        itemsize = np.dtype(STORAGE[dtype]).itemsize
+        state.ld, state.dtype = native.leading_dimension(n, itemsize), native.DTYPES[dtype]
+        state.beta = pointer(self.q)
+        if made:
+            self.tile = empty(lib.mapuot_pool_threads(self.pool) * native.TILE * state.ld)
+            state.tile = pointer(self.tile)
+            return
+        if self.K.dtype != STORAGE[dtype] or not self.K.size:
+            self.K = empty(0)  # the one before goes first
+            self.K = empty(m * state.ld, STORAGE[dtype])
+            state.kernel = pointer(self.K, "void *")
+        for i0, i1, call in self.blocks():
+            to = ffi.cast("char *", state.kernel) + i0 * state.ld * itemsize
+            p, q = pointer(self.p[i0:i1]), pointer(self.q)
+            check(lib.mapuot_build_kernel(*call, p, q, state.dtype, to, state.ld))
+
+    def run_pass(self, call: Any) -> None:
+        """One of the passes over all rows; where they are made of a cost that is not held, block by block."""
+        state = self.state
+        if not state.exact:
+            check(call(self.pool, state))
+            return
+        total = np.zeros_like(self.sums)
+        for i0, i1, (_, _, _, M, c, _) in self.blocks():
+            part = ffi.new("mapuot_state *", state[0])
+            part.m = part.rows.len = i1 - i0
+            part.M, part.c, part.alpha = M, c, pointer(self.p[i0:i1])
+            self.point_at_rows(part, slice(i0, i1))
+            check(call(self.pool, part))
+            total += self.sums
+        self.sums[:] = total
+
+    def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
+        rows, n = self.rows, len(v)
+        self.v[:n] = v
+        rows["base"][:], rows["fi"][:] = base, fi
+        self.state.progress.narrow = narrow and self.dtype == "float32"
+        self.state.progress.passes ^= 1  # the rows read last come first
+        self.run_pass(lib.mapuot_row_pass)
+        r = rows["marginal"]
+        plain = r.min() > 1e-280 and r.max() < 1e280
+        sums, largest = self.sums[:n], float(rows["scale"].max())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_s = np.log(r) - rows["log_scale"] if plain else np.log(self.dots(v))
+        return log_s, sums, largest
+
+    def dots(self, v: Any) -> F64:
+        self.v[: len(v)] = v
+        sums = self.sums.copy()
+        self.run_pass(lib.mapuot_row_dots)
+        self.sums[:] = sums
+        return self.rows["marginal"]
+
+    def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
+        m, n = self.cost.shape
+        d, x, y = Y.shape[1], np.ascontiguousarray(x), np.ascontiguousarray(y)
+        columns = native.zeros(d * padded(n)).reshape(d, -1)
+        if axis:
+            columns[:, :n] = Y.T
+        out, part, Y = np.empty((m, d)), native.zeros(d * padded(n)), np.ascontiguousarray(Y)
+        for i0, i1, call in self.blocks():
+            arguments = (*call, pointer(x[i0:i1]), pointer(y), d)
+            if axis:
+                check(lib.mapuot_apply(*arguments, pointer(columns), pointer(out[i0:i1])))
+            else:
+                check(lib.mapuot_apply_transpose(*arguments, pointer(Y[i0:i1]), pointer(part)))
+                columns += part.reshape(d, -1)
+        return out if axis else np.ascontiguousarray(columns[:, :n].T)
+
+    def plan_cost(self, x: F64, y: F64) -> float:
+        total, out = 0.0, np.empty(2)
+        x, y = np.ascontiguousarray(x), np.ascontiguousarray(y)
+        for i0, i1, call in self.blocks():
+            check(lib.mapuot_plan_sums(*call, pointer(x[i0:i1]), pointer(y), pointer(out), ffi.NULL, ffi.NULL))
+            total += float(out[0])
+        return total

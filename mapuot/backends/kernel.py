@@ -1,0 +1,189 @@
+"""One kernel and products with it on logarithms: what passes over many marginals are made of, whatever holds it.
+
+    through(y, a, fi):   R_i = log sum_j exp(y_j - C_ij / reg),   x = a - fi R,   log sum_i exp(x_i - C_ij / reg)
+
+K_ij = exp(p_i + q_j - C_ij / reg) holds absorbed p and q, so that no entry is above 1 and each row and each column
+has an entry 1. A backend adds how it is stored and multiplied: ``absorb``, ``fused``, ``dots``, and the products of a
+plan. Sums below ``LEAST`` may miss entries that were flushed: K is then made anew around the y at hand, next in
+float64, and where that is not enough, the sums are made entry by entry. What all of this rounds is told beside them.
+Backends: cpu/kernel.py, cuda/kernel.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..cost import Cost
+from ..penalties import F64
+
+T = TypeVar("T")
+UNIT = 2.0**-53
+FLUSH = 1e-150  # of factors, the largest of which is 1
+LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # entries of K below 1.2e-38, factors below FLUSH: n UNIT
+SAFE_SPREAD = {
+    "float32": 60.0,
+    "float64": 500.0,
+    "made": 500.0,
+}  # twice the |C| / reg that K holds with nothing absorbed
+NARROW_ENTRY = 2.0**-24 + 3e-9  # rounded to float32, from an exponential that is good for that
+NARROW_SUMS = 70 * 2.0**-24  # of up to 32 terms, and 64 rows, in float32, beside the rounding of the factors
+BLOCK_ENTRIES = 1 << 22
+
+
+class StaleError(ArithmeticError):
+    """Sums are so small that some of their terms may have been flushed."""
+
+
+class LogKernel:
+    """K of a cost (m, n), rows first; ``largest``: its largest finite entry, in size; dtype: its storage, or "made"."""
+
+    def __init__(self, cost: Cost, reg: float, largest: float, dtype: str) -> None:
+        self.cost, self.reg, self.largest, self.dtype = cost, reg, largest / reg, dtype
+        self.p, self.q = np.zeros(cost.shape[0]), np.zeros(cost.shape[1])
+        self.ready = False
+
+    @property
+    def storage(self) -> float:
+        """Relative rounding of an entry where it is stored, beside that of its exponent in float64."""
+        return NARROW_ENTRY if self.dtype == "float32" else 0.0
+
+    # ---- what a backend adds ----
+
+    def balance(self, y: F64) -> F64:
+        """p = -max_j (y_j - C_ij / reg); max_i (p_i + y_j - C_ij / reg) is returned."""
+        raise NotImplementedError
+
+    def build(self) -> None:
+        """K of p and q."""
+        raise NotImplementedError
+
+    def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
+        """log s of s = K v, the sums K^T u and the largest u of u = exp(base) s^-fi; K is read once."""
+        raise NotImplementedError
+
+    def dots(self, v: Any) -> F64:
+        """K v."""
+        raise NotImplementedError
+
+    def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
+        """P Y (axis 1) or P^T Y (axis 0), P_ij = exp(x_i + y_j - C_ij / reg) from C in float64."""
+        raise NotImplementedError
+
+    def plan_cost(self, x: F64, y: F64) -> float:
+        """<P, C> of the same P."""
+        raise NotImplementedError
+
+    def host(self, x: Any) -> F64:
+        """Sums of columns as numpy's."""
+        return np.asarray(x)
+
+    # ---- what all do alike ----
+
+    def absorb(self, y: F64, balanced: bool = True) -> None:
+        """K around the columns' y: p from the largest term of each row, q from those of each column beside p."""
+        if balanced or 2 * self.largest > SAFE_SPREAD[self.dtype]:
+            self.q = y - self.folded(self.balance(np.ascontiguousarray(y)))
+        else:  # K holds all entries as they are
+            self.p[:], self.q = 0.0, np.zeros(len(y))
+        self.build()
+        self.ready = True
+
+    def folded(self, top: F64) -> F64:
+        """What q takes from the columns' largest terms: all of it."""
+        return top
+
+    def through(self, y: F64, a: F64, fi: float, narrow: bool = False) -> tuple[F64, F64, float]:
+        """(R, what leaves by the columns, bound of the rounding of both); narrow: sums in float32."""
+        found = self.tried(y, lambda: self.read(y, a, fi, narrow))
+        R, out = found or self.entry_by_entry(y, a, fi)
+        return R, out, self.rounding(y, a, R, out) + (NARROW_SUMS if found and narrow else 0.0)
+
+    def into_rows(self, y: F64) -> tuple[F64, float]:
+        """(R, bound of its rounding)."""
+        found = self.tried(y, lambda: self.row_sums(y))
+        R = self.log_sums(y) if found is None else found
+        return R, self.rounding(y, R)
+
+    def tried(self, y: F64, product: Callable[[], T]) -> T | None:
+        """What ``product`` finds with K as it is, made around y, or made in float64; None: with none of them."""
+        for remade in (False, True, True):
+            try:
+                if remade or not self.ready:
+                    self.absorb(y, remade)
+                return product()
+            except StaleError:
+                if remade and self.dtype != "float32":
+                    return None
+                if remade:
+                    self.dtype = "float64"
+        return None
+
+    def rounding(self, *vectors: F64) -> float:
+        sizes = sum(float(np.abs(x).max()) for x in (self.p, self.q, *vectors))
+        return UNIT * (4 * (sizes + self.largest) + sum(self.cost.shape) + 16)
+
+    def read(self, y: F64, a: F64, fi: float, narrow: bool) -> tuple[F64, F64]:
+        v, top = self.factors(y)
+        R, sums, own, least = self.read_factors(v, top, a, fi, narrow)
+        if not (sums.min() >= least > 0 and sums.max() < np.inf):
+            raise StaleError
+        return R, np.log(self.host(sums)) + (own - self.q)
+
+    def read_factors(self, v: Any, top: float, a: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
+        """(R, sums, their logarithmic scale beside q, the least that they may be) of columns e^(q + top) v."""
+        least = LEAST[self.dtype]
+        base = a - (1 - fi) * self.p
+        own = float(base.max())
+        log_s, sums, largest = self.fused(v, base - own, fi, narrow)
+        if not log_s.min() >= np.log(least):
+            raise StaleError
+        return log_s + (top - self.p), sums, own - fi * top, least * largest
+
+    def row_sums(self, y: F64) -> F64:
+        v, top = self.factors(y)
+        s = self.dots(v)
+        if not s.min() >= LEAST[self.dtype]:
+            raise StaleError
+        return np.asarray(np.log(s) + (top - self.p))
+
+    def factors(self, y: F64) -> tuple[F64, float]:
+        """(v, top): y = q + top + log v, v at most 1."""
+        x = y - self.q
+        top = float(x.max())
+        v = np.exp(x - top)
+        v[v < FLUSH] = 0.0
+        return v, top
+
+    def entry_by_entry(self, y: F64, a: F64, fi: float) -> tuple[F64, F64]:
+        R = self.log_sums(y)
+        x, total = a - fi * R, np.full(self.cost.shape[1], -np.inf)
+        for i0, i1, L in self.logarithms():
+            terms = L + x[i0:i1, None]
+            top = np.maximum(terms.max(0), -1e300)
+            with np.errstate(divide="ignore"):  # of columns that this block does not reach
+                np.logaddexp(total, top + np.log(np.exp(terms - top).sum(0)), out=total)
+        return R, total
+
+    def log_sums(self, y: F64) -> F64:
+        out = np.empty(self.cost.shape[0])
+        for i0, i1, L in self.logarithms():
+            terms = L + y
+            top = terms.max(1)
+            out[i0:i1] = top + np.log(np.exp(terms - top[:, None]).sum(1))
+        return out
+
+    def logarithms(self) -> Iterator[tuple[int, int, F64]]:
+        """Blocks (i0, i1, -C / reg) in float64."""
+        for i0, i1, C in row_blocks(self.cost):
+            yield i0, i1, np.asarray(C, np.float64) / -self.reg
+
+
+def row_blocks(cost: Cost) -> Iterator[tuple[int, int, Any]]:
+    m, n = cost.shape
+    step = max(1, BLOCK_ENTRIES // n)
+    for i0 in range(0, m, step):
+        i1 = min(i0 + step, m)
+        yield i0, i1, cost.read(i0, i1)

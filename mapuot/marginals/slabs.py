@@ -1,0 +1,106 @@
+"""A cost with one axis for each marginal, in slabs along the first: an array, a file, or what gives slabs.
+
+``matrix`` is what a kernel is made of: one marginal as rows, all others together as columns.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import host
+from ..cost import Cost, Dense, Streamed
+from ..penalties import F64
+from ..validate import as_array, as_real, check_kind
+
+SLAB_ENTRIES = 1 << 20  # of a slab of the plan
+
+
+class Slabs:
+    """Slabs i0 to i1 of a cost (n_0, n_1, ...); ``held``: the array itself, where it is in memory."""
+
+    def __init__(self, function: Callable[[int, int], Any], shape: tuple[int, ...], held: Any = None) -> None:
+        self.function, self.shape, self.held = function, shape, held
+
+    @classmethod
+    def of(cls, costs: Any, masses: list[Any]) -> Slabs:
+        """What `multimarginal` was given; a function has the shape of its masses."""
+        if callable(costs) and not hasattr(costs, "shape"):
+            if any(x is None for x in masses):
+                raise ValueError("masses must be given, ones where free is meant, where costs is a function of slabs")
+            return cls(costs, tuple(np.size(x) for x in masses))
+        if isinstance(costs, (str, os.PathLike)):
+            costs = np.load(costs, mmap_mode="r")
+        shape = tuple(getattr(costs, "shape", ()))
+        lazy = len(shape) > 1 and hasattr(costs, "__getitem__") and not hasattr(costs, "__array_interface__")
+        lazy = (lazy and type(costs).__module__.partition(".")[0] in LAZY) or isinstance(costs, np.memmap)
+        array = costs if lazy else as_array(host(costs), "costs")
+        check_kind(array, "costs", "fiu")
+        if array.ndim < 2 or array.ndim != len(masses) or 0 in array.shape:
+            raise ValueError(
+                f"costs must be a graph {{(0, 1): M, ...}} or a non-empty array with an axis for each of {len(masses)} "
+                f"masses, got shape {array.shape}"
+            )
+        if lazy:
+            return cls(lambda i0, i1: array[i0:i1], array.shape)
+        array = as_real(array)
+        return cls(lambda i0, i1: array[i0:i1], array.shape, array)
+
+    def read(self, i0: int, i1: int) -> Any:
+        block, shape = np.asarray(self.function(i0, i1)), (i1 - i0, *self.shape[1:])
+        if block.shape != shape:
+            raise ValueError(f"costs must give shape {shape} for slabs {i0} to {i1}, got {block.shape}")
+        if block.dtype.kind not in "fiu":
+            raise TypeError(f"costs must hold real numbers, got dtype {block.dtype}")
+        return block
+
+    def blocks(self) -> Iterator[tuple[int, int, F64]]:
+        """Slabs (i0, i1, C) in float64."""
+        step = max(1, SLAB_ENTRIES // math.prod(self.shape[1:]))
+        for i0 in range(0, self.shape[0], step):
+            i1 = min(i0 + step, self.shape[0])
+            yield i0, i1, np.asarray(self.read(i0, i1), np.float64)
+
+    def matrix(self, apart: int) -> Cost:
+        """(n_apart, all others) in the order of the axes; ``apart`` is 0 of what is not held, which gives no others."""
+        if self.held is not None:
+            moved = np.moveaxis(self.held, apart, 0)
+            return Dense(moved.reshape(len(moved), -1))
+        m, n = self.shape[0], math.prod(self.shape[1:])
+        dtype = np.float32 if self.read(0, 1).dtype == np.float32 else np.float64
+        return Streamed(lambda i0, i1: self.read(i0, i1).reshape(i1 - i0, n), (m, n), dtype)
+
+    def cut(self, kept: list[Any]) -> Slabs:
+        """The cost of some points of each marginal."""
+        shape = tuple(map(len, kept))
+        if shape == self.shape:
+            return self
+        if self.held is not None:
+            part = self.held[np.ix_(*kept)]
+            return Slabs(lambda i0, i1: part[i0:i1], shape, part)
+
+        def function(i0: int, i1: int) -> Any:
+            first = int(kept[0][i0])
+            block = self.read(first, int(kept[0][i1 - 1]) + 1)
+            return block[np.ix_(kept[0][i0:i1] - first, *kept[1:])]
+
+        return Slabs(function, shape)
+
+    def reachable(self, used: list[Any]) -> list[Any]:
+        """Masks of the points with a finite entry whose other points are all in use."""
+        found = [np.zeros(n, bool) for n in self.shape]
+        for i0, i1, C in self.blocks():
+            open_ = np.isfinite(C)
+            for k, mask in enumerate([used[0][i0:i1], *used[1:]]):
+                open_ &= mask.reshape([-1 if m == k else 1 for m in range(C.ndim)])
+            for k, mask in enumerate(found):
+                part = mask[i0:i1] if k == 0 else mask
+                part |= open_.any(tuple(m for m in range(C.ndim) if m != k))
+        return found
+
+
+LAZY = ("h5py", "zarr")  # whose arrays give slabs as they are sliced

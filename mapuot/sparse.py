@@ -1,0 +1,206 @@
+"""Costs of which only some pairs are stored: `Sparse` holds a scipy.sparse M as CSR; all other pairs are forbidden.
+
+What is not stored is never visited: K, the plan and all products have entries in the same places. Parts of M that no
+pair connects are problems of their own (``components``). C side: src_c/sparse.h.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .backends.contract import host
+from .cost import Cost
+from .penalties import F64
+from .ranks import Ranks
+
+MOST_COLUMNS = 2**31 - 1  # of which an index has 32 bits
+
+
+class Parts:
+    """The parts of M that no pair connects: how many, and which each row and each column belongs to.
+
+    Points without a partner are in none: they have the number ``count``.
+    """
+
+    def __init__(self, count: int, rows: Any, cols: Any) -> None:
+        self.count, self.rows, self.cols = count, rows, cols
+
+
+class Sparse(Cost):
+    """Stored costs, row by row: those of row i are ``data[start[i] - start[0] : start[i + 1] - start[0]]``."""
+
+    held = True
+    kind = "a sparse matrix"
+    parts: tuple[Any, Parts] | None = None  # of the points in use, as last asked for
+
+    def __init__(self, data: Any, column: Any, start: Any, shape: tuple[int, int]) -> None:
+        self.data, self.column, self.start, self.shape, self.dtype = data, column, start, shape, data.dtype
+
+    @classmethod
+    def of_matrix(cls, M: Any, name: str = "M") -> Sparse:
+        """What scipy.sparse holds: duplicates added up, explicit zeros kept; its own memory where it is such a CSR."""
+        if M.ndim != 2:
+            raise ValueError(f"{name} must be a matrix (m, n), got shape {M.shape}")
+        if M.dtype.kind not in "fiu":
+            raise TypeError(f"{name} must hold real numbers, got dtype {M.dtype}")
+        if M.shape[1] > MOST_COLUMNS:
+            raise ValueError(f"{name} must have at most {MOST_COLUMNS} columns where it is sparse, got {M.shape[1]}")
+        csr = M.tocsr()
+        try:
+            csr.check_format(full_check=True)  # the core trusts its indices
+        except ValueError as error:
+            raise ValueError(f"{name} is no valid sparse matrix: {error}") from error
+        if not csr.has_canonical_format:
+            csr = csr.copy() if csr is M else csr
+            csr.sum_duplicates()
+        dtype = np.float32 if csr.dtype in (np.float32, np.float16) else np.float64
+        start, (m, n) = np.ascontiguousarray(csr.indptr, np.int64), M.shape
+        data, column = csr.data[: start[-1]], csr.indices[: start[-1]]
+        return cls(np.ascontiguousarray(data, dtype), np.ascontiguousarray(column, np.int32), start, (int(m), int(n)))
+
+    @property
+    def size(self) -> int:
+        """How many pairs are stored."""
+        return len(self.data)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Sparse:
+        """Some rows, without a copy."""
+        i0, i1, _ = rows.indices(self.shape[0])
+        start = self.start[i0 : max(i0, i1) + 1]
+        k0, k1 = (int(start[i] - self.start[0]) for i in (0, -1))
+        return Sparse(self.data[k0:k1], self.column[k0:k1], start, (len(start) - 1, self.shape[1]))
+
+    def read(self, i0: int, i1: int) -> Sparse:
+        return self if i1 - i0 == self.shape[0] else self[i0:i1]
+
+    def with_data(self, data: Any) -> Any:
+        """Other numbers in the same places, as a CSR array with memory of its own."""
+        from scipy import sparse  # noqa: PLC0415 - on first use
+
+        start = self.start - self.start[0]
+        index = np.int32 if start[-1] <= MOST_COLUMNS else np.int64
+        return sparse.csr_array((data, self.column.astype(index), start.astype(index)), shape=self.shape)
+
+    def matrix(self) -> Any:
+        """Itself as a CSR array."""
+        return self.with_data(self.data)
+
+    def transpose(self) -> Sparse:
+        return Sparse.of_matrix(self.matrix().T.tocsr())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The matrix (m, n), inf where no pair is stored."""
+        whole = np.full(self.shape, np.inf, dtype or self.dtype)
+        whole[self.row_numbers(), self.column] = self.data
+        return whole
+
+    def blocks(
+        self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
+    ) -> Iterator[tuple[int, int, Any, Any]]:
+        """As of every cost; ``most`` bytes of stored numbers at once, and one row at least."""
+        i1 = self.shape[0] if i1 is None else i1
+        most = sys.maxsize if most is None else max(1, most // self.dtype.itemsize)
+        while i0 < i1:
+            end = int(np.searchsorted(self.start, min(int(self.start[i0]) + most, sys.maxsize), side="right")) - 1
+            k1 = min(max(end, i0 + 1), i1)
+            yield i0, k1, self.read(i0, k1), None if c is None else c.read(i0, k1)
+            i0 = k1
+
+    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        """As of every cost; the pairs that are not stored are counted as +inf."""
+        absent = self.shape[0] * self.shape[1] - self.size
+        if not self.size:
+            return 0.0, 0.0, 0, absent
+        low, high, bad, infinite = backend.extrema(self.data[None], threads)
+        return low, high, bad, infinite + absent
+
+    def finite_range(self, backend: ModuleType) -> tuple[float, float, int, int]:
+        """The same of a reference, which is 0 where it stores nothing."""
+        low, high, bad, infinite = backend.extrema(self.data[None]) if self.size else (0.0, 0.0, 0, 0)
+        return low, high, bad, infinite
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
+        if ranks.size > 1:
+            raise NotImplementedError("a sparse M is solved in one process: comm must be None")
+        return self
+
+    def sum(self) -> float:
+        return float(self.data.sum(dtype=np.float64))
+
+    def row_numbers(self) -> Any:
+        """The row of every stored pair."""
+        return np.repeat(np.arange(self.shape[0]), np.diff(self.start))
+
+    def taken_from(self, other: Any) -> Sparse:
+        """The numbers of a matrix, an array or a `Sparse`, in these places; 0 where that stores none."""
+        row = self.row_numbers()
+        if not isinstance(other, Sparse):
+            data = other[row, self.column]
+        elif other.size:
+            mine, theirs = row * self.shape[1] + self.column, other.row_numbers() * self.shape[1] + other.column
+            place = np.minimum(np.searchsorted(theirs, mine), other.size - 1)
+            data = np.where(theirs[place] == mine, other.data[place], 0)
+        else:
+            data = np.zeros(self.size)
+        return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
+
+    def components(self, out_rows: Any, out_cols: Any) -> Parts:
+        """The parts of M between the points that are not out (masks): what finite pairs connect."""
+        key = out_rows.tobytes(), out_cols.tobytes()
+        if self.parts is None or self.parts[0] != key:
+            self.parts = key, self._components(out_rows, out_cols)
+        return self.parts[1]
+
+    def _components(self, out_rows: Any, out_cols: Any) -> Parts:
+        from scipy import sparse  # noqa: PLC0415 - on first use
+        from scipy.sparse import csgraph  # noqa: PLC0415
+
+        m, n = self.shape
+        row = self.row_numbers()
+        used = np.isfinite(self.data) & ~out_rows[row] & ~out_cols[self.column]
+        row, column = row[used], self.column[used]
+        start = np.zeros(m + n + 1, np.int64)
+        start[1 : m + 1] = np.cumsum(np.bincount(row, minlength=m))
+        start[m + 1 :] = start[m]
+        ones = np.ones(len(column), np.int8)
+        index = np.int32 if max(len(column), m + n) <= MOST_COLUMNS else np.int64
+        graph = sparse.csr_array((ones, column.astype(index) + index(m), start.astype(index)), shape=(m + n, m + n))
+        _, label = csgraph.connected_components(graph, directed=False)
+        size = np.bincount(label)
+        number = np.full(len(size), -1, np.int64)
+        number[size > 1] = np.arange(int((size > 1).sum()))
+        count = int((size > 1).sum())
+        label = np.where(number[label] < 0, count, number[label]).astype(np.int32)
+        return Parts(count, label[:m], label[m:])
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether this is a matrix of scipy.sparse; SciPy is not loaded to find out."""
+    sparse = sys.modules.get("scipy.sparse")
+    return sparse is not None and sparse.issparse(value)
+
+
+def values_of(block: Any) -> Any:
+    """The entries of rows of a plan, a numpy array or a CSR one."""
+    return block.data if is_sparse(block) else host(block)
+
+
+def top_of(plan: Any, k: int) -> tuple[Any, F64]:
+    """The k largest entries of each row of a CSR array; -1 and 0 where a row has fewer."""
+    m = plan.shape[0]
+    index, value = np.full((m, k), -1, np.int64), np.zeros((m, k), plan.dtype)
+    row = np.repeat(np.arange(m), np.diff(plan.indptr))
+    order = np.lexsort((plan.indices, -plan.data, row))
+    place = np.arange(len(order)) - plan.indptr[row]
+    kept = place < k
+    index[row[kept], place[kept]] = plan.indices[order[kept]]
+    value[row[kept], place[kept]] = plan.data[order[kept]]
+    return index, value

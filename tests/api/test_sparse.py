@@ -1,0 +1,368 @@
+"""A sparse M is the dense one with inf elsewhere: the same answers on the stored pairs; parts of it by themselves."""
+
+import pickle
+import re
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import mapuot
+from mapuot.backends import cpu
+from mapuot.problem import Problem
+from mapuot.sparse import Sparse
+from mapuot.strategy import make_options
+
+PENALTIES = ["kl", "tv", "l2", ("range", "kl"), ("kl", "balanced"), ("balanced", "kl")]
+
+
+def pairs(m, n, density, seed=0, parts=1, dtype=float):
+    """(CSR, the same with inf elsewhere, a, b); a chain of pairs holds each of the parts together."""
+    rng = np.random.default_rng([seed, m, n])
+    stored = rng.random((m, n)) < density
+    i = np.arange(max(m, n))
+    stored[i % m, i % n] = stored[i % m, (i + 1) % n] = True
+    stored &= (np.arange(m) * parts // m)[:, None] == np.arange(n) * parts // n
+    M = np.where(stored, rng.random((m, n)).astype(dtype), np.inf).astype(dtype)
+    return csr_of(M), M, rng.random(m) + 0.1, rng.random(n) + 0.1
+
+
+def csr_of(M):
+    i, j = np.nonzero(np.isfinite(M))
+    return sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
+
+
+def near(one, other):
+    return np.abs(one - other).sum() <= 1e-9 * other.sum()
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (7, 5), (83, 120)])
+def test_the_answer_is_that_of_inf_elsewhere(shape, penalty, threads):
+    S, M, a, b = pairs(*shape, 0.15)
+    if "balanced" in penalty:
+        S, M, a, b = pairs(*shape, 1.0)
+    tol = 1e-10 if penalty != "tv" else 1e-5
+    reg_m = 0.5 if "range" not in penalty else (0.9, 0.5)
+    want = mapuot.solve(M, a, b, 0.1, reg_m, penalty=penalty, tol=tol, precision="float64", method="sinkhorn")
+    got = mapuot.solve(
+        S, a, b, 0.1, reg_m, penalty=penalty, tol=tol, precision="float64", method="sinkhorn", threads=threads
+    )
+    assert got.status == want.status == "converged"
+    assert isinstance(got.plan, sparse.csr_array)
+    np.testing.assert_array_equal(got.plan.indices, S.indices)
+    assert near(got.plan.toarray(), want.plan)
+    for name in ("mass", "cost", "objective", "dual"):
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-9), name
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+@pytest.mark.parametrize("seed", range(3))
+def test_passes_are_those_of_the_oracle(precision, seed):
+    """Pass by pass, in one part and in several, with and without a reference matrix."""
+    S, M, a, b = pairs(45, 60, 0.2, seed, parts=1 + seed)
+    tol = {"float64": 1e-9, "mixed": 1e-6, "bfloat16": 0.1}[precision]
+    # bfloat16 differs by its rounding from what the oracle, in float64, makes
+    rel = {"float64": 1e-9, "mixed": 1e-4, "bfloat16": 0.1}[precision]
+    c = np.random.default_rng(seed).random(M.shape)
+    for reference in ("product", "uniform", c):
+        traces = [
+            mapuot.solve(S, a, b, 0.1, (1.0, 0.7), reference=reference, tol=tol, precision=precision, backend=backend)
+            for backend in ("cpu", "reference")
+        ]
+        # in the first the oracle has not yet seen which columns have no partner
+        for one, other in list(zip(*(x.trace for x in traces), strict=False))[1:6]:
+            assert one.mass == pytest.approx(other.mass, rel=rel)
+            assert one.dual == pytest.approx(other.dual, rel=rel)
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "neon"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("length", [1, 3, 8, 500, 512, 513, 1100])
+def test_rows_of_every_length(isa, dtype, length):
+    """Ends of vectors and of blocks, in every instruction set, on all streams over M."""
+    from mapuot.backends.cpu import native
+
+    try:
+        native.set_isa(isa)
+    except ValueError:
+        pytest.skip(f"this machine has no {isa}")
+    try:
+        rng = np.random.default_rng(length)
+        m, n = 11, length + 5
+        M = np.full((m, n), np.inf, dtype)
+        for i in range(m):
+            M[i, rng.choice(n, length if i % 3 else (i + length) // 2, replace=False)] = 0.5
+        M[np.isfinite(M)] = rng.random(np.isfinite(M).sum())
+        a, b, Y = rng.random(m) + 0.1, rng.random(n) + 0.1, rng.random((m, 2))
+        got = mapuot.solve(csr_of(M), a, b, 0.2, 1.0, tol=1e-8)
+        want = mapuot.solve(M, a, b, 0.2, 1.0, tol=1e-8, backend="reference")
+        assert got.converged
+        assert np.abs(got.plan.toarray() - want.plan).sum() <= 1e-6 * want.mass
+        np.testing.assert_allclose(got.apply_transpose(Y), got.plan.T @ Y, rtol=1e-6)
+        np.testing.assert_allclose(got.apply(np.ones(n)), got.plan.sum(1), rtol=1e-6)
+        assert got.cost == pytest.approx((got.plan.toarray() * np.where(np.isfinite(M), M, 0)).sum(), rel=1e-6)
+    finally:
+        native.set_isa("auto")
+
+
+def test_every_format():
+    """CSR, CSC, COO with duplicates, indices of 64 bits or unsorted, matrices and arrays, entries that are 0 or inf."""
+    S, M, a, b = pairs(20, 30, 0.3)
+    S.data[::5] = 0.0
+    S.data[3::11] = np.inf
+    M = Sparse.of_matrix(S).__array__()
+    want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9).plan
+    coo = S.tocoo()
+    half = np.where(np.isfinite(coo.data), coo.data / 2, coo.data)
+    twice = (np.r_[half, half], (np.r_[coo.row, coo.row], np.r_[coo.col, coo.col]))
+    unsorted = S.copy()
+    for i in range(20):
+        row = slice(*unsorted.indptr[i : i + 2])
+        unsorted.indices[row], unsorted.data[row] = unsorted.indices[row][::-1].copy(), unsorted.data[row][::-1].copy()
+    unsorted.has_sorted_indices = False
+    long = sparse.csr_array((S.data, S.indices.astype(np.int64), S.indptr.astype(np.int64)), shape=S.shape)
+    given = [
+        S, S.tocsc(), coo, sparse.coo_array(twice, shape=S.shape), unsorted, long, sparse.csr_matrix(S), S.tobsr(),
+        S.astype(np.float32), S.todok(),
+    ]  # fmt: skip
+    for one in given:
+        kept = one.copy()
+        got = mapuot.solve(one, a, b, 0.1, 1.0, tol=1e-9).plan
+        assert got.nnz == S.nnz
+        fine = 1e-9 if one.dtype == np.float64 else 1e-5
+        assert np.abs(got.toarray() - want).sum() <= fine * want.sum()
+        assert (kept != one).nnz == 0, "the caller's matrix is as it was"
+    assert not unsorted.has_sorted_indices
+    integers = sparse.csr_array(np.array([[0, 2], [3, 0]]))
+    assert mapuot.solve(integers, None, None, 1.0, 1.0).plan.dtype == np.float64
+
+
+def test_products_of_the_plan():
+    S, M, a, b = pairs(70, 50, 0.2, parts=2)
+    rng = np.random.default_rng(0)
+    got, want = (mapuot.solve(x, a, b, 0.1, 1.0, tol=1e-9) for x in (S, M))
+    X, Y = rng.random((50, 3)), rng.random((70, 2))
+    np.testing.assert_allclose(got.apply(X), want.apply(X), rtol=1e-6)
+    np.testing.assert_allclose(got.apply_transpose(Y), want.apply_transpose(Y), rtol=1e-6)
+    np.testing.assert_allclose(got.barycentric_map(X), want.barycentric_map(X), rtol=1e-6)
+    for kept in ({"keep": 0.7}, {"threshold": 1e-3}):
+        np.testing.assert_allclose(got.sparse(**kept).toarray(), want.sparse(**kept).toarray(), rtol=1e-6)
+    np.testing.assert_allclose(got.rows(3, 9).toarray(), want.rows(3, 9), rtol=1e-6, atol=1e-12)
+    labels = np.array(list("abc"))[rng.integers(3, size=70)]
+    np.testing.assert_allclose(got.push(labels)[1], want.push(labels)[1], rtol=1e-6)
+    assert got.top_k(2)[0].tolist() == want.top_k(2)[0].tolist()
+    few = int(np.diff(S.indptr).min())
+    index, value = got.top_k(50)
+    assert (index >= 0).sum() == S.nnz
+    assert (index[np.diff(S.indptr).argmin(), few:] == -1).all()
+    assert value[index < 0].sum() == 0
+    i, j = got.sample(2000, 0)
+    assert (got.plan[i, j] > 0).all()
+    found = np.bincount(i * 50 + j, minlength=3500).reshape(70, 50) / 2000
+    assert np.abs(found - want.plan / want.mass).sum() <= 1.2 * np.sqrt(S.nnz / 2000)  # of noise about .8
+
+
+def test_the_plan_is_the_callers():
+    """To drop its zeros changes neither M nor another plan."""
+    S, _, a, b = pairs(20, 30, 0.3)
+    S.data[0] = 1e5
+    result = mapuot.solve(S, a, b, 0.1, 1.0)
+    nnz, indices = S.nnz, S.indices.copy()
+    result.plan.eliminate_zeros()
+    assert result.plan.nnz < nnz == result.rows(0, 20).nnz
+    np.testing.assert_array_equal(S.indices, indices)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "other places"])
+def test_a_reference_matrix(kind):
+    S, M, a, b = pairs(30, 40, 0.3)
+    c = np.random.default_rng(1).random(M.shape)
+    c[::3, ::2] = 0.0
+    if kind != "dense":
+        c = sparse.csr_array(c if kind == "sparse" else np.where(np.isfinite(M) & (c < 0.8), c, 0.0))
+    dense = c if kind == "dense" else c.toarray()
+    want = mapuot.solve(M, a, b, 0.2, (1.0, 2.0), reference=dense, tol=1e-9)
+    for method in ("auto", "translation_invariant"):
+        got = mapuot.solve(S, a, b, 0.2, (1.0, 2.0), reference=c, tol=1e-9, method=method)
+        assert got.converged
+        assert np.abs(got.plan.toarray() - want.plan).sum() <= 3e-9 * want.mass
+        assert got.objective == pytest.approx(want.objective, rel=1e-9)
+
+
+def test_balanced_columns_are_turned_into_rows():
+    S, M, a, b = pairs(40, 30, 0.3)
+    want = mapuot.solve(M, a, b, 0.1, (1.0, np.inf), tol=1e-9)
+    got = mapuot.solve(S, a, b, 0.1, (1.0, np.inf), tol=1e-9)
+    assert got.converged
+    assert np.abs(got.plan.toarray() - want.plan).sum() <= 3e-9 * want.mass
+    np.testing.assert_allclose(got.col_marginal, b, rtol=1e-8)
+
+
+def test_points_without_a_partner():
+    """Their mass stays where it is, and is paid for, as in the dense matrix."""
+    _, M, a, b = pairs(20, 25, 0.4)
+    M[[3, 7]] = np.inf
+    M[:, 11] = np.inf
+    want, got = (mapuot.solve(x, a, b, 0.1, 1.0, tol=1e-9) for x in (M, csr_of(M)))
+    assert got.objective == pytest.approx(want.objective, rel=1e-10)
+    assert got.row_marginal[3] == got.col_marginal[11] == 0
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M forbids every pair of a[3]")):
+        mapuot.solve(csr_of(M), a, b, 0.1, (np.inf, 1.0))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("reg_m", [1.0, 50.0, (np.inf, 5.0), (5.0, np.inf)])
+def test_parts_take_no_more_passes_than_one(backend, reg_m):
+    """Eight parts of other masses, next to each of them alone: each has its own translation."""
+    parts, passes, alone = [], [], []
+    rng = np.random.default_rng(5)
+    for seed in range(8):
+        S, _, a, b = pairs(25, 25, 0.3, seed)
+        parts.append((S, a, b * 10.0 ** rng.uniform(-1, 1)))
+    whole = [sparse.block_diag([p[0] for p in parts], "csr"), *(np.concatenate([p[k] for p in parts]) for k in (1, 2))]
+    options = {"tol": 1e-6, "method": "translation_invariant", "max_passes": 3000, "backend": backend}
+    got = mapuot.solve(*whole, 0.2, reg_m, **options)
+    assert got.problem.parts.count == 8
+    for S, a, b in parts:
+        result = mapuot.solve(S, a, b, 0.2, reg_m, **options)
+        alone.append(result.plan.toarray())
+        passes.append(result.n_passes)
+    assert got.converged
+    assert got.n_passes <= 1.2 * max(passes) + 2
+    plan = sparse.block_diag(alone).toarray()
+    assert np.abs(got.plan.toarray() - plan).sum() <= 4e-6 * plan.sum()
+
+
+def test_a_part_that_cannot_be_balanced_is_named():
+    S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
+    a, b = np.ones(9), np.array([1.0, 1.0, 7.0])
+    assert mapuot.solve(S, a, b, 0.1, np.inf).converged
+    told = "M connects a[0], a[1] with b[0], b[1] only, where 2 must be transported and 1.5 may be"
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape(told)):
+        mapuot.solve(S, a, np.array([1.0, 0.5, 7.5]), 0.1, np.inf)
+    told = "M connects b[2] with a[2], a[3], a[4], a[5], a[6] and 2 others of a only, where 15 must be transported"
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape(told)):
+        mapuot.solve(S, a, np.array([0.9, 0.6, 15.0]), 0.1, (1.0, np.inf), penalty=("range", "balanced"))
+
+
+def test_a_weight_of_zero_parts_them():
+    """A point without mass connects nothing."""
+    S = sparse.csr_array(np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]))
+    a, b = np.ones(2), np.array([1.0, 0.0, 1.0])
+    problem = mapuot.solve(S, a, b, 0.1, 1.0).problem
+    assert problem.parts.count == 2
+    assert problem.parts.rows.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("reg", [0.1, 1e-3, 1e-5])
+def test_small_reg_and_warm_starts(reg):
+    S, M, a, b = pairs(60, 60, 0.1, parts=3)
+    got = mapuot.solve(S, a, b, reg, 1.0, tol=1e-6)
+    want = mapuot.solve(M, a, b, reg, 1.0, tol=1e-6)
+    assert got.status == want.status
+    assert np.abs(got.plan.toarray() - want.plan).sum() <= 2 * (want.error_bound + got.error_bound) * want.mass
+    again = mapuot.solve(S, a, b, reg, 1.0, warm_start=got, tol=2e-6)
+    assert again.n_passes <= 3
+    results = list(mapuot.path(S, a, b, regs=[0.3, 0.1], reg_ms=1.0, tol=1e-8))
+    assert all(result.converged for result in results)
+    np.testing.assert_allclose(results[1].plan.toarray(), mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9).plan, atol=1e-7)
+
+
+def test_blocks_of_rows_are_the_whole(monkeypatch):
+    """Streams that stop now and then for Ctrl-C give the same bits."""
+    from mapuot.backends.cpu import native
+
+    S, _, a, b = pairs(200, 150, 0.2)
+    whole = mapuot.solve(S, a, b, 0.1, 1.0)
+    monkeypatch.setattr(native, "CALL_WORK", 1)
+    parts = mapuot.solve(S, a, b, 0.1, 1.0)
+    np.testing.assert_array_equal(parts.plan.data, whole.plan.data)
+    np.testing.assert_allclose(parts.apply(np.ones(150)), whole.apply(np.ones(150)), rtol=1e-14)
+    assert len(list(parts.problem.cost.blocks(most=64))) > 20
+
+
+def test_threads_share_entries():
+    """A row that has half of all entries is not one of many."""
+    rng = np.random.default_rng(0)
+    M = np.where(rng.random((400, 4000)) < 0.002, 1.0, np.inf)
+    M[17] = 0.5
+    a, b = rng.random(400), rng.random(4000)
+    got = [mapuot.solve(csr_of(M), a, b, 0.1, 1.0, threads=t, tol=1e-8).plan for t in (1, 2, 5)]
+    for plan in got[1:]:
+        assert near(plan.data, got[0].data)
+
+
+def test_pickle_save_and_load(tmp_path):
+    S, _, a, b = pairs(20, 30, 0.3)
+    result = mapuot.solve(S, a, b, 0.1, 1.0)
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(again.plan.data, result.plan.data)
+    result.save(tmp_path / "answer.npz")
+    loaded = mapuot.load(tmp_path / "answer.npz", S)
+    np.testing.assert_array_equal(loaded.plan.data, result.plan.data)
+    assert loaded.objective == result.objective
+    assert "30" in result._repr_html_()
+
+
+def test_storage_finer_than_tol_needs():
+    """K of stored pairs is not made anew in every pass: where float32 cannot certify tol, it is float64."""
+    S, _, a, b = pairs(50, 60, 0.2)
+    problem = Problem.from_arrays(S, a, b, 0.1, 1.0, "kl", "product", cpu)
+    for precision, tol, dtype in (
+        ("mixed", 1e-6, np.float32),
+        ("mixed", 1e-8, np.float64),
+        ("bfloat16", 0.5, np.uint16),
+    ):
+        workspace = cpu.Workspace(problem, make_options("auto", precision, tol, None, None))
+        assert workspace.K.dtype == dtype
+        assert workspace.K.size == S.nnz
+    assert mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-8, precision="mixed").converged
+
+
+S2, _, A2, B2 = pairs(4, 5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: mapuot.solve(S2.astype(complex), A2, B2, 0.1, 1.0), TypeError, "M must hold real numbers"),
+        (lambda: mapuot.solve(S2 > 0.5, A2, B2, 0.1, 1.0), TypeError, "M must hold real numbers, got dtype bool"),
+        (lambda: mapuot.solve(S2 * np.nan, A2, B2, 0.1, 1.0), ValueError, "M must not hold NaN or -inf"),
+        (lambda: mapuot.solve(sparse.csr_array((4, 5)), A2, B2, 0.1, 1.0), mapuot.InfeasibleError, "M forbids every"),
+        (lambda: mapuot.solve(sparse.csr_array((0, 5)), A2, B2, 0.1, 1.0), ValueError, "M must be a non-empty matrix"),
+        (lambda: mapuot.solve(S2, A2[:3], B2, 0.1, 1.0), ValueError, "a must have shape (4,)"),
+        (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, method="map-uot"), NotImplementedError, "takes no sparse M"),
+        (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, out=np.ones((4, 5))), ValueError, "out must be None"),
+        (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, reference=S2[:3]), ValueError, "reference must have M's shape"),
+        (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, reference=-S2), ValueError, "reference must be finite, >= 0"),
+        (lambda: mapuot.solve_batch(S2, A2, B2, 0.1, 1.0), NotImplementedError, "solve_batch takes no sparse M"),
+        (
+            lambda: mapuot.sinkhorn_unbalanced(A2, B2, S2, 0.1, 1.0, method="sinkhorn"),
+            NotImplementedError,
+            "method 'sinkhorn' takes no sparse M",
+        ),
+        (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4], 0.1, 1.0), TypeError, "M must be a dense array"),
+        (lambda: mapuot.log_matmul(S2, np.ones((5, 1))), TypeError, "must be a dense array"),
+    ],
+)
+def test_refusals_name_the_argument(call, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        call()
+
+
+def test_indices_outside_the_matrix_are_refused():
+    S = S2.copy()
+    S.indices[0] = 99
+    with pytest.raises(ValueError, match="M is no valid sparse matrix"):
+        mapuot.solve(S, A2, B2, 0.1, 1.0)
+
+
+def test_names_of_pot():
+    S, M, a, b = pairs(12, 15, 0.4)
+    plan, log = mapuot.sinkhorn_unbalanced(a, b, S, 0.1, 1.0, stopThr=1e-11, log=True)
+    assert near(plan.toarray(), mapuot.sinkhorn_unbalanced(a, b, M, 0.1, 1.0, stopThr=1e-11))
+    cost = mapuot.sinkhorn_unbalanced2(a, b, S, 0.1, 1.0, returnCost="total")
+    assert cost == pytest.approx(mapuot.solve(M, a, b, 0.1, 1.0).objective, rel=1e-9)
+    assert log["cost"] == pytest.approx((plan.multiply(S)).sum())
