@@ -3,6 +3,9 @@
 A pass: seconds of float32 and float64 ones, taken in turn with those over a stored float32 K where that fits. A solve:
 seconds to tol 1e-6, and the error of its plan on ROWS sampled rows, formed by SciPy in float64 outside of the library
 and compared with those of a solve to 1e-9. Peers are judged by the same rows. n is 10,000, or --size.
+
+A loss: SamplesLoss of both, debiased, its value and gradient by x, against ours to 1e-9; of GeomLoss by the scalings
+that it is called with. A grid: the same image pair as Grid and as PointCloud.
 """
 
 from __future__ import annotations
@@ -155,6 +158,79 @@ def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float) -> tuple[Any, Any, Any]
     return f.numpy().ravel() / reg, g.numpy().ravel() / reg, {}
 
 
+# ---- SamplesLoss
+
+
+BLURS, REACH = (0.05, 0.2), 1.0
+SCALINGS = (0.5, 0.9)  # GeomLoss's default, and what its guide takes for accuracy
+
+
+def losses(n: int, d: int, threads: int) -> list[dict[str, Any]]:
+    """Seconds of value and gradient, and how far both are from those to 1e-9; uniform clouds of unequal mass."""
+    if not importlib.util.find_spec("torch"):
+        return []
+    import torch
+
+    from mapuot.torch import SamplesLoss
+
+    torch.set_num_threads(threads)
+    x, y, a, b = (torch.from_numpy(z) for z in clouds(n, d))
+    found = []
+    for blur in BLURS:
+        words = {"p": 2, "blur": blur, "reach": REACH}
+        kinds: dict[str, Any] = {"mapuot": SamplesLoss(**words, threads=threads)}
+        if importlib.util.find_spec("geomloss") and 64 * n * n <= MOST_BYTES:
+            import geomloss
+
+            kinds |= {
+                f"GeomLoss, scaling {s}": geomloss.SamplesLoss(**words, scaling=s, backend="tensorized")
+                for s in SCALINGS
+            }
+        value, slope = value_and_slope(SamplesLoss(**words, tol=1e-9, threads=threads), a, x, b, y)
+        right = (REACH**2 + blur**2 / 2) / (REACH**2 + blur**2)  # by which GeomLoss's slopes are too small
+        for name, loss in kinds.items():
+            begun = time.perf_counter()
+            theirs = value_and_slope(loss, a, x, b, y)
+            seconds, factor = time.perf_counter() - begun, right if name != "mapuot" else 1.0
+            found.append(
+                {"n": n, "d": d, "blur": blur, "who": name, "seconds": seconds,
+                 "value": abs(theirs[0] / value - 1),
+                 "gradient": float((theirs[1] / factor - slope).norm() / slope.norm())}
+            )  # fmt: skip
+    return found
+
+
+def value_and_slope(loss: Any, a: Any, x: Any, b: Any, y: Any) -> tuple[float, Any]:
+    x = x.clone().requires_grad_()
+    value = loss(a, x, b, y)
+    value.backward()
+    return float(value.detach()), x.grad
+
+
+# ---- images
+
+
+def images(side: int, threads: int, backend: str) -> list[dict[str, Any]]:
+    """One pair of side x side pixels as a Grid and, up to 128 x 128, as a PointCloud."""
+    grid = mapuot.Grid((side, side), spacing=1 / side)
+    points = grid.points()
+    a, b = (np.exp(-((points - z) ** 2).sum(1) / 0.02) + 1e-2 for z in ((0.3, 0.3), (0.4, 0.7)))
+    costs: dict[str, Any] = {"Grid": grid}
+    if side <= 128:
+        costs["PointCloud"] = mapuot.PointCloud(points, points)
+    found = []
+    for reg in REGS:
+        for name, cost in costs.items():
+            result, seconds, memory = peak(
+                lambda M=cost, reg=reg: mapuot.solve(
+                    M, a / a.sum(), 1.2 * b / b.sum(), reg, RHO, threads=threads, backend=backend
+                )
+            )  # type: ignore[misc]
+            found.append({"side": side, "reg": reg, "who": name, "iterations": result.n_passes, "seconds": seconds,
+                          "bound": result.error_bound, "MiB": memory / 2**20})  # fmt: skip
+    return found
+
+
 def skipped() -> dict[str, str]:
     """What is not measured, and why."""
     names = {
@@ -185,7 +261,11 @@ def run(args: Any) -> dict[str, Any]:
             row for d, reg in tqdm(cases, desc="solves", file=sys.stderr)
             for row in solves(n, d, reg, args.threads, "cuda" if gpu else "cpu")
         ]  # fmt: skip
-    return {"n": n, "passes": one, "solves": many, "not measured": skipped(), "file": "points_gpu" if gpu else "points"}
+        sides = (96,) if args.quick else (128, 1024)
+        pairs = [row for side in sides for row in images(side, args.threads, "cuda" if gpu else "cpu")]
+        loss = [] if gpu else losses(min(n, 4000), 3, args.threads)
+    return {"n": n, "passes": one, "solves": many, "images": pairs, "losses": loss, "not measured": skipped(),
+            "file": "points_gpu" if gpu else "points"}  # fmt: skip
 
 
 def report(data: dict[str, Any]) -> str:
@@ -196,13 +276,23 @@ def report(data: dict[str, Any]) -> str:
         [p["n"], p["d"], *(f"{p['pairs_a_second'].get(k, math.nan) / 1e9:.2f}" for k in names)] for p in data["passes"]
     ]
     text = common.table(["n", "d", *(f"{k}, G pairs/s" for k in names)], rows)
-    keys = ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "MiB")
-    rows = [
-        [f"{s[k]:.1e}" if k in ("error", "bound") and k in s else f"{s[k]:.3g}" if isinstance(s.get(k), float)
-         else s.get(k, "") for k in keys] for s in data["solves"]
-    ]  # fmt: skip
+    tables = [
+        table_of(data["solves"], ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "MiB")),
+        table_of(data.get("losses", []), ("n", "d", "blur", "who", "seconds", "value", "gradient")),
+        table_of(data.get("images", []), ("side", "reg", "who", "iterations", "seconds", "bound", "MiB")),
+    ]
     missing = "; ".join(f"{name}: {why}" for name, why in data["not measured"].items())
-    return f"{text}\n\n{common.table(list(keys), rows)}\n\nnot measured: {missing}"
+    return "\n\n".join([text, *filter(None, tables), f"not measured: {missing}"])
+
+
+def table_of(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> str:
+    """Nothing of no rows; errors in powers of ten."""
+    small = ("error", "bound", "value", "gradient")
+    cells = [
+        [f"{s[k]:.1e}" if k in small and k in s else f"{s[k]:.3g}" if isinstance(s.get(k), float) else s.get(k, "")
+         for k in keys] for s in rows
+    ]  # fmt: skip
+    return str(common.table(list(keys), cells)) if rows else ""
 
 
 def plot(data: dict[str, Any], path: Path) -> None:

@@ -10,6 +10,7 @@ from .batch import BatchResult, solve_batch
 from .certify import Certificate, certify
 from .divergence import sinkhorn_divergence
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
+from .grids import Grid
 from .load import load
 from .log_matmul import log_matmul, log_matmul_gradient
 from .marginals import MultiResult, multimarginal
@@ -27,6 +28,7 @@ __all__ = [
     "BatchResult",
     "Certificate",
     "ConvergenceWarning",
+    "Grid",
     "InfeasibleError",
     "MultiResult",
     "PointCloud",

@@ -19,6 +19,7 @@ from .backends import Options, Stats, host, name_of, namespace, pick
 from .backends.contract import FAILED, MEMORY
 from .backends.workspace import FAR
 from .cached import cached_property
+from .cost import as_vectors
 from .errors import MUTED, ConvergenceWarning, ScalingWarning, warn
 from .loop import Run
 from .penalties import F64
@@ -69,9 +70,9 @@ def solve_batch(
 
     Parameters
     ----------
-    M : (m, n) or (p, m, n) array, or PointCloud
-        One cost for all problems, or one each; float32 or float64; +inf forbids a pair. Of points no K is shared: the
-        problems are solved one by one, on a core each.
+    M : (m, n) or (p, m, n) array, PointCloud or Grid
+        One cost for all problems, or one each; float32 or float64; +inf forbids a pair. Of points and grids no K is
+        shared: the problems are solved one by one, on a core each.
     A, B : (p, m) and (p, n) arrays
         Masses, >= 0; one vector serves all problems, None means uniform with mass 1.
     reg, reg_m, penalty, reference
@@ -127,6 +128,7 @@ def solve_batch(
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
     module = pick(backend, M, A, B)
+    A, B, reg_m = as_vectors(M, A, B, reg_m)
     problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module)
     options = make_options(method, precision, tol, tol_gap, threads)
     start = starts(warm_start, problem)

@@ -27,6 +27,7 @@ class Cost:
     reading: Callable[[int], Any] | None = None  # told of rows that ``range`` has read
     held = False  # one array, to which a backend can point
     never_stored = False  # its entries are made faster than those of K could be read
+    wide = False  # passes are float64 ones, whatever storage is asked for
     shape: tuple[int, int]
     dtype: Any
     truncation: Any = None  # which pairs a solve is to skip (backends/boxes.py)...
@@ -110,6 +111,13 @@ class Cost:
         """inf where it is beyond float64."""
         with np.errstate(over="ignore"):
             return sum(float(M.sum(dtype="float64")) for _, _, M, _ in self.blocks())
+
+    def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
+        """Masses and penalties as vectors, where points lie in more than a line."""
+        return a, b, reg_m
+
+    def check_listed(self) -> None:
+        """Raise where the plan has more entries than anyone can wait for."""
 
 
 class Dense(Cost):
@@ -213,6 +221,11 @@ class Streamed(Cost):
         if block.dtype.kind not in "fiu":
             raise TypeError(f"M must hold real numbers, got dtype {block.dtype}")
         return np.ascontiguousarray(block, dtype=self.dtype)
+
+
+def as_vectors(M: Any, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
+    """a, b and reg_m as vectors, of a cost whose points lie in more than a line."""
+    return M.flattened(a, b, reg_m) if isinstance(M, Cost) else (a, b, reg_m)
 
 
 def own_part(weight: Any, total: int, ranks: Ranks, what: str, name: str) -> tuple[int, int]:

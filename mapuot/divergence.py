@@ -15,6 +15,8 @@ import numpy as np
 
 from .backends import host, namespace
 from .batch import solve_batch
+from .cost import as_vectors
+from .grids import Grid
 
 
 def sinkhorn_divergence(
@@ -24,7 +26,7 @@ def sinkhorn_divergence(
 
     Parameters
     ----------
-    M : (m, n) or (p, m, n) array
+    M : (m, n) or (p, m, n) array, PointCloud or Grid
         Costs between the points of A and of B.
     A, B : (m,), (n,) or (p, m), (p, n) arrays
         Masses, >= 0.
@@ -60,6 +62,7 @@ def sinkhorn_divergence(
     """
     check_options(options, reg_m)
     M_a, M_b = self_costs(M, M_a, M_b)
+    A, B, _ = as_vectors(M, A, B, None)
     ab, aa, bb = (solve_batch(*three, reg, reg_m, **options) for three in ((M, A, B), (M_a, A, A), (M_b, B, B)))
     mass_a, mass_b = (host(x.sum(1)) for x in (ab.problem.A, ab.problem.B))
     value = ab.dual - 0.5 * (aa.dual + bb.dual) + 0.5 * ab.problem.reg * (mass_a - mass_b) ** 2
@@ -87,6 +90,10 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
     shape = shape_of(M)
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"M_a and M_b must be given where M is not square, got M of shape {shape}")
+    if isinstance(M, Grid):
+        if M.symmetric:
+            return M, M
+        raise ValueError("M_a and M_b must be given where M is a grid with a target or an offset")
     values = M.detach() if hasattr(M, "detach") else M if namespace(M) is not np else np.asarray(M)
     turned = values.swapaxes(-1, -2)
     with np.errstate(invalid="ignore"):  # inf - inf

@@ -20,17 +20,20 @@ from .backends import namespace
 from .batch import BatchResult
 from .log_matmul import log_matmul
 from .penalties import mass_slope
+from .problem import BatchProblem
+from .result import Result
 
 
-def dual_value(result: BatchResult) -> Any:
-    """(p,) dual values as they are: ``BatchResult.dual`` lacks what rounding may have added, and that has jumps."""
+def dual_value(result: BatchResult | Result) -> Any:
+    """(p,) dual values, or one, as they are: ``dual`` lacks what rounding may have added, and that has jumps."""
     problem, xp = result.problem, namespace(result.log_u)
+    A, B = (problem.A, problem.B) if isinstance(problem, BatchProblem) else (problem.rows.weight, problem.cols.weight)
     total = problem.reg * (xp.asarray(problem.c_mass) - xp.asarray(result.mass))
-    for side, weight, f in ((problem.rows, problem.A, result.f), (problem.cols, problem.B, result.g)):
+    for side, weight, f in ((problem.rows, A, result.f), (problem.cols, B, result.g)):
         rho = float(side.rho[0])
         with np.errstate(over="ignore", invalid="ignore"):
             term = weight * f if np.isinf(rho) else -rho * weight * xp.expm1(-f / rho)
-        total = total + xp.where(weight > 0, term, 0.0).sum(1)
+        total = total + xp.where(weight > 0, term, 0.0).sum(-1)
     return total
 
 

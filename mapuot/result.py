@@ -14,6 +14,7 @@ from .backends import PlanStream, Stats, name_of, pick
 from .backends.boxes import KeptStream, Sorted
 from .backends.contract import FAILED, host, namespace
 from .cached import cached_property
+from .curvature import hvp
 from .errors import MUTED, ConvergenceWarning, shown, told_bound, told_miss, warn
 from .files import split_name, write
 from .labels import as_labels, classes_of, one_hot, shares
@@ -334,6 +335,7 @@ class Result(Certified, Answer):
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
+        self.problem.cost.check_listed()
         if isinstance(self.problem.cost, Sparse):
             for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
                 yield i0, self._formed.plan(i0, i1)
@@ -555,6 +557,47 @@ class Result(Certified, Answer):
         Source: the envelope theorem; Feydy et al. 2019.
         """
         return gradient(self)
+
+    def hvp(self, w: Any, tol: float = 1e-6, max_steps: int = 1000) -> F64:
+        """The second derivative of the objective by the row points of a `PointCloud`, times w.
+
+        For metric "sqeuclidean", and KL or balanced sides with one reg_m each: what Newton's method and trust regions
+        take of a loss. By conjugate gradients on the system of the potentials, two products of the plan a step; no
+        matrix is formed. Formulas: mapuot/curvature.py.
+
+        Parameters
+        ----------
+        w : (m, d) array
+            A direction, as the points x.
+        tol : float
+            Relative residual of that system.
+        max_steps : int
+
+        Returns
+        -------
+        product : (m, d) array
+            In units of mass times cost over length squared, times w; to within tol and the error of the plan.
+
+        Raises
+        ------
+        ValueError, TypeError, NotImplementedError
+            M is no PointCloud of that metric, or an argument is out of range; the message names it.
+
+        Warns
+        -----
+        ConvergenceWarning
+            max_steps were not enough.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> x = np.random.default_rng(0).random((40, 2))
+        >>> result = mapuot.solve(mapuot.PointCloud(x, x + 0.1), None, None, reg=0.05, reg_m=1.0)
+        >>> shift = np.ones((40, 2))  # of all points together, along which the slope of the objective grows by
+        >>> float((shift * result.hvp(shift)).sum().round(1))
+        2.9
+        """
+        return hvp(self, w, tol, max_steps)
 
     def potential(self, points: Any, side: str = "rows") -> F64:
         """The potential f (or with ``side="cols"`` g) continued to other points (k, d), in units of M.

@@ -35,8 +35,11 @@ class Gradient(NamedTuple):
 def gradient(result: Any) -> Gradient:
     """See ``Result.gradient``."""
     cloud = check(result)
-    x, y = smooth_slopes(result, cloud) if cloud.core[0] == "sqeuclidean" else block_slopes(result, cloud)
-    x, y = chained(cloud, cloud.x, cloud.rows, x), chained(cloud, cloud.y, cloud.columns[:, : len(y)].T, y)
+    if cloud.core[0] == "sqeuclidean":
+        x, y = smooth_slope(result, cloud, True), smooth_slope(result, cloud, False)
+    else:
+        x, y = block_slopes(result, cloud)
+    x, y = chained(cloud, x, True), chained(cloud, y, False)
     error = result.error_bound * result.mass * steepest(cloud, result.problem.M_max)
     return Gradient(x, y, mass_slope(result, True), mass_slope(result, False), error)
 
@@ -61,12 +64,19 @@ def rho_of(side: Side) -> float:
     return side.scalar_rho
 
 
-def smooth_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
-    """By the coordinates that the core subtracts, of scale |x - y|^2: 2 scale (r x - P y)."""
+def point_slope(result: Any, rows: bool) -> F64:
+    """The derivative by x alone, or by y: of squared distances half the work of both."""
+    cloud = check(result)
+    smooth = cloud.core[0] == "sqeuclidean"
+    slope = smooth_slope(result, cloud, rows) if smooth else block_slopes(result, cloud)[not rows]
+    return chained(cloud, slope, rows)
+
+
+def smooth_slope(result: Any, cloud: PointCloud, rows: bool) -> F64:
+    """By the coordinates that the core subtracts, of scale |x - y|^2: 2 scale (r x - P y), or that of the columns."""
     x, y = cloud.rows, cloud.columns[:, : cloud.shape[1]].T
-    moved_y, moved_x = result.apply(with_ones(y)), result.apply_transpose(with_ones(x))
-    factor = 2 * cloud.core[1]
-    return factor * (moved_y[:, -1:] * x - moved_y[:, :-1]), factor * (moved_x[:, -1:] * y - moved_x[:, :-1])
+    here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
+    return np.asarray(2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1]))
 
 
 def with_ones(points: F64) -> F64:
@@ -95,8 +105,9 @@ def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
     return gx, gy
 
 
-def chained(cloud: PointCloud, points: F64, scaled: F64, slope: F64) -> F64:
+def chained(cloud: PointCloud, slope: F64, rows: bool) -> F64:
     """The derivative by the caller's coordinates, from that by the core's."""
+    points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
     factor = 1.0 if cloud.weights is None else cloud.weights if cloud.metric == "cityblock" else np.sqrt(cloud.weights)
     if cloud.metric == "cosine":
         length = np.sqrt(((points * factor) ** 2).sum(1, keepdims=True))

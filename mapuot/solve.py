@@ -8,7 +8,7 @@ from typing import Any
 
 from .backends import Options, Stats, name_of, pick
 from .backends.contract import FAILED
-from .cost import Cost
+from .cost import Cost, as_vectors
 from .errors import MUTED, ScalingWarning, shown, warn
 from .files import opened
 from .loop import Run
@@ -65,15 +65,16 @@ def solve(
 
     Parameters
     ----------
-    M : (m, n) array, scipy.sparse matrix, PointCloud, function or path
+    M : (m, n) array, scipy.sparse matrix, PointCloud, Grid, function or path
         Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
         ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held.
-        A :class:`mapuot.PointCloud` is never formed: each pass makes its costs.
+        A :class:`mapuot.PointCloud` is never formed: each pass makes its costs; nor is that of images and volumes, a
+        :class:`mapuot.Grid`.
         Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too;
         all other pairs are forbidden and never visited, and the plan is a CSR array with its entries in the same
         places. Points that no pair connects are parts of their own, each with its own translation.
     a, b : (m,), (n,) arrays
-        Masses, >= 0; None or empty means uniform with mass 1.
+        Masses, >= 0; None or empty means uniform with mass 1. With a `Grid` also of the shape of its nodes.
     reg : float
         Entropic regularisation, > 0, in units of M.
     reg_m : float, inf, or a pair of them or of per-point vectors
@@ -203,6 +204,7 @@ def solve(
         module = pick(backend, M, a, b)
         ranks.place(module.__name__, M, a, b)
         source = opened(M)
+        a, b, reg_m = as_vectors(source, a, b, reg_m)
         shape = source.shape if isinstance(source, Cost) else None  # of the whole matrix, where one knows it
         ranks.arrange(as_grid(split, ranks.size, shape, METHODS[method][2], name_of(module)))
         check_agreement(

@@ -105,7 +105,7 @@ def attempts(problem: Problem, options: Options, warm: bool, escalate: bool) -> 
         found.append(Attempt(("running", *FAILED), {}, "zeros"))
     if options.memory and {problem.rows.penalty, problem.cols.penalty} & {"tv", "range"}:
         found.append(Attempt(("stalled",), {"memory": 0}, "here"))  # kinks mislead the extrapolation
-    if escalate and options.precision == "float32":
+    if escalate and options.precision == "float32" and not problem.cost.wide:
         found.append(Attempt(("stalled", *FAILED), {"precision": "float64"}, "here"))
     return found
 

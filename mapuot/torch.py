@@ -15,7 +15,11 @@ from .backends import host
 from .batch import BatchResult, solve_batch
 from .divergence import check_options, self_costs
 from .gradients import dual_value, marginal_gradient
+from .penalties import F64
 from .points import PointCloud
+from .result import Result
+from .slopes import mass_slope, point_slope
+from .solve import solve
 from .tensors import array_of, stream_of, tensor_of
 from .validate import as_choice, as_pair, as_positive
 
@@ -24,7 +28,17 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.torch needs PyTorch: pip install torch") from error
 
-__all__ = ["SinkhornDivergence", "SinkhornLoss", "sample_loss", "sinkhorn_divergence", "sinkhorn_loss"]
+__all__ = [
+    "SamplesLoss",
+    "SinkhornDivergence",
+    "SinkhornLoss",
+    "sample_loss",
+    "sinkhorn_divergence",
+    "sinkhorn_loss",
+]
+METRICS = {1: ("euclidean", 1.0), 2: ("sqeuclidean", 0.5)}  # of SamplesLoss, by p
+FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own words for these two costs
+BACKENDS = "auto", "tensorized", "online", "multiscale"
 
 
 def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any) -> Any:
@@ -187,6 +201,161 @@ class SinkhornDivergence(SinkhornLoss):
         return sinkhorn_divergence(a, b, M, self.reg, self.reg_m, M_a=M_a, M_b=M_b, **self.options)
 
 
+class SamplesLoss(torch.nn.Module):
+    """GeomLoss's ``SamplesLoss("sinkhorn")`` between clouds of points, to a certified ``tol``.
+
+    With eps = blur^p, rho = reach^p, and OT the value of `sinkhorn_loss` for the cost ``|x - y|^2 / 2`` (p = 2) or
+    ``|x - y|`` (p = 1)::
+
+        debias        OT(a, b) - OT(a, a) / 2 - OT(b, b) / 2 + eps / 2 (|a| - |b|)^2
+        without it    OT(a, b) - eps |a| |b| + eps / 2 (|a| + |b|)
+
+    Parameters
+    ----------
+    loss : {"sinkhorn"}
+    p : {1, 2}
+    blur : float
+        > 0, in units of the coordinates.
+    reach : float, optional
+        > 0, in units of the coordinates; None is balanced: the masses must then be equal.
+    debias : bool
+    potentials : bool
+        Return (F, G), of the shapes of the weights and without a gradient, in the place of the value: f and g, with
+        ``debias`` less those of OT(a, a) and OT(b, b).
+    cost : function, optional
+        ``cost(x, y)`` of (1, n, d) and (1, m, d) tensors, the (1, n, m) costs: these are formed, and the gradient goes
+        through the function.
+    reach_x, reach_y : float, optional
+        Of one side each, in the place of ``reach``. Where they differ the debiased value of equal clouds is not 0.
+    diameter, scaling, truncate, kernel, cluster_scale, verbose, backend
+        Taken, and not needed: no steps of larger blur are asked for, and no pair of points is left out unseen.
+    **options
+        tol, max_passes, precision and threads of `solve`.
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        An argument is out of range or of the wrong kind, or the loss is not "sinkhorn"; the message names it.
+
+    Notes
+    -----
+    ``forward`` takes ``(x, y)``, ``(a, x, b, y)`` or ``(labels_x, a, x, labels_y, b, y)``, whose labels are not needed:
+    (n, d) and (m, d) points with (n,) and (m,) weights, for one value, or (p, n, d), (p, m, d), (p, n), (p, m) for p.
+    Tensors on a GPU are solved there. Gradients are the derivatives of the value that is returned, by all four;
+    GeomLoss's own, of a finite reach, are (rho + eps / 2) / (rho + eps) of them.
+
+    Examples
+    --------
+    >>> import torch, mapuot.torch
+    >>> loss = mapuot.torch.SamplesLoss("sinkhorn", p=2, blur=0.1, reach=0.5)
+    >>> x = torch.rand(200, 3, requires_grad=True)
+    >>> loss(x, torch.rand(100, 3)).backward()
+    >>> x.grad.shape
+    torch.Size([200, 3])
+    """
+
+    def __init__(
+        self, loss: str = "sinkhorn", p: int = 2, blur: float = 0.05, reach: float | None = None, diameter: Any = None,
+        scaling: Any = 0.5, truncate: Any = 5, cost: Any = None, kernel: Any = None, cluster_scale: Any = None,
+        debias: bool = True, potentials: bool = False, verbose: Any = False, backend: str = "auto", *,
+        reach_x: float | None = None, reach_y: float | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if loss != "sinkhorn":
+            raise NotImplementedError(f"loss must be 'sinkhorn', got {loss!r}: the others transport nothing")
+        if p not in METRICS:
+            raise ValueError(f"p must be 1 or 2, got {p!r}")
+        if isinstance(cost, str) and FORMULAS.get(cost) != p:
+            raise NotImplementedError(f"cost must be a function of points or one of {[*FORMULAS]}, got {cost!r}")
+        as_choice(backend, "backend", BACKENDS)
+        if unknown := options.keys() - {"tol", "max_passes", "precision", "threads"}:
+            raise TypeError(f"SamplesLoss has no argument {sorted(unknown)[0]!r}")
+        self.loss, self.p, self.blur, self.reach = loss, int(p), as_positive(blur, "blur"), reach
+        reaches = {"reach_x": reach if reach_x is None else reach_x, "reach_y": reach if reach_y is None else reach_y}
+        self.eps = self.blur**self.p
+        self.rho = tuple(
+            np.inf if r is None else as_positive(r, "reach" if r is reach else k) ** p for k, r in reaches.items()
+        )
+        self.cost: Any = cost if callable(cost) else None
+        self.debias, self.potentials, self.options = bool(debias), bool(potentials), options
+
+    def forward(self, *args: Any) -> Any:
+        a, x, b, y = self.arguments(args)
+        if x.ndim == 2:
+            return self.one(a, x, b, y)
+        found = [self.one(*part) for part in zip(a, x, b, y, strict=True)]
+        if self.potentials:
+            return tuple(torch.stack(tensors) for tensors in zip(*found, strict=True))
+        return torch.stack(found)
+
+    def arguments(self, args: Any) -> Any:
+        """(a, x, b, y) as `forward` takes them, weights without a last dimension of 1."""
+        if len(args) not in (2, 4, 6):
+            raise ValueError(f"SamplesLoss takes (x, y), (a, x, b, y) or (l_x, a, x, l_y, b, y), got {len(args)}")
+        *first, x = args[: len(args) // 2]
+        *second, y = args[len(args) // 2 :]
+        x, y = as_tensor(x, "x"), as_tensor(y, "y")
+        for z, name in ((x, "x"), (y, "y")):
+            if z.ndim not in (2, 3) or z.shape[:-2] != x.shape[:-2]:
+                raise ValueError(f"{name} must have shape (n, d) or (p, n, d), as x and y both, got {tuple(z.shape)}")
+        if not first:
+            a, b = (z.new_full(z.shape[:-1], 1 / max(1, z.shape[-2])) for z in (x, y))
+            return a, x, b, y
+        a, b = as_tensor(first[-1], "a"), as_tensor(second[-1], "b")
+        weights = []
+        for w, z, name in ((a, x, "a"), (b, y, "b")):
+            if w.shape not in (z.shape[:-1], (*z.shape[:-1], 1)):
+                raise ValueError(f"{name} must have shape {tuple(z.shape[:-1])}, one a point, got {tuple(w.shape)}")
+            weights.append(w.reshape(z.shape[:-1]))
+        return weights[0], x, weights[1], y
+
+    def one(self, a: Any, x: Any, b: Any, y: Any) -> Any:
+        """Value or potentials of one pair of clouds."""
+        if self.potentials:
+            with torch.no_grad():
+                solved = self.solved(a, x, b, y)
+            return tuple(tensor_of(z, x.device).to(x.dtype) for z in self.dual_pair(*solved))
+        if self.cost is None:
+            return _Samples.apply(x, y, a, b, self)
+        rho_x, rho_y = self.rho
+        value = self.dense(a, x, b, y, self.rho)
+        if self.debias:
+            value = value - 0.5 * (self.dense(a, x, a, x, (rho_x, rho_x)) + self.dense(b, y, b, y, (rho_y, rho_y)))
+        return value + self.constant(a.sum(), b.sum())
+
+    def constant(self, a: Any, b: Any) -> Any:
+        """What the value is above OT(a, b), or above the debiased sum of three, by the masses."""
+        return 0.5 * self.eps * ((a - b) ** 2 if self.debias else a + b - 2 * a * b)
+
+    def dense(self, a: Any, x: Any, b: Any, y: Any, rho: Any) -> Any:
+        """OT of a cost that is a function, which is formed."""
+        return sinkhorn_loss(a, b, self.cost(x[None], y[None])[0], self.eps, rho, **self.options)
+
+    def solved(self, a: Any, x: Any, b: Any, y: Any) -> list[Result]:
+        """The problem of a and b, debiased those of a and a, b and b, too."""
+        tasks = [(a, x, b, y, self.rho)]
+        if self.debias:
+            tasks += [(w, z, w, z, (rho, rho)) for w, z, rho in ((a, x, self.rho[0]), (b, y, self.rho[1]))]
+        backend = "cuda" if x.is_cuda else "cpu"
+        return [self.solve(*task, backend) for task in tasks]
+
+    def solve(self, a: Any, x: Any, b: Any, y: Any, rho: Any, backend: str) -> Result:
+        cost = PointCloud(x, y, *METRICS[self.p]) if self.cost is None else array_of(self.cost(x[None], y[None])[0])
+        masses = [host(array_of(w)) for w in (a, b)]
+        return solve(cost, masses[0], masses[1], self.eps, rho, backend=backend, **self.options)
+
+    def dual_pair(self, ab: Result, *alone: Result) -> tuple[F64, F64]:
+        """(F, G); the potentials of one side with itself are both its own, but for a constant where it is balanced."""
+        f, g = host(ab.f), host(ab.g)
+        if not alone:
+            return f, g
+        f_aa, g_bb = (0.5 * (host(x.f) + host(x.g)) for x in alone)
+        return f - f_aa, g - g_bb
+
+    def extra_repr(self) -> str:
+        return f"loss={self.loss!r}, p={self.p}, blur={self.blur}, reach={self.reach}, debias={self.debias}"
+
+
 def is_transformed(x: Any) -> bool:
     """Whether a tensor stands for others within torch.vmap or torch.func.grad."""
     functorch = getattr(torch._C, "_functorch", None)
@@ -250,6 +419,44 @@ class _SampleLoss(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
         return (*slopes, None, None, None, None)
+
+
+class _Samples(torch.autograd.Function):
+    """The value of a SamplesLoss; slopes by points take one product of each plan, those by masses come for nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, y: Any, a: Any, b: Any, loss: SamplesLoss) -> Any:
+        ctx.save_for_backward(x, y, a, b)
+        ctx.loss, ctx.solved = loss, loss.solved(a, x, b, y)
+        value, *alone = (float(dual_value(result)) for result in ctx.solved)
+        problem = ctx.solved[0].problem
+        value += loss.constant(problem.rows.mass, problem.cols.mass) - 0.5 * sum(alone)
+        wide = torch.float64 in (x.dtype, y.dtype, a.dtype, b.dtype)
+        return torch.tensor(value, dtype=torch.float64 if wide else torch.float32, device=x.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        inputs, slopes = ctx.saved_tensors, []
+        for k, (tensor, need) in enumerate(zip(inputs, ctx.needs_input_grad[:4], strict=True)):
+            slope = sample_slope(ctx.solved, ctx.loss, k) if need else None
+            slopes.append(torch.zeros_like(tensor) if slope is None else grad * tensor_of(slope, grad.device))
+        slopes = [slope.to(tensor.dtype) for slope, tensor in zip(slopes, inputs, strict=True)]
+        if torch.is_grad_enabled():  # create_graph=True
+            slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
+        return (*(x if need else None for x, need in zip(slopes, ctx.needs_input_grad, strict=False)), None)
+
+
+def sample_slope(solved: list[Result], loss: SamplesLoss, k: int) -> F64:
+    """The derivative of a SamplesLoss by x (0), y (1), a (2) or b (3).
+
+    Both sides of OT(a, a) move with a point, and its plan is symmetric: half of the sum is the slope of one side.
+    """
+    ab, alone, rows = solved[0], solved[1 + k % 2 : 2 + k % 2], k % 2 == 0
+    if k < 2:
+        return point_slope(ab, rows) - sum(point_slope(result, True) for result in alone)
+    own, other = (x.mass for x in ((ab.problem.rows, ab.problem.cols)[:: 1 if rows else -1]))
+    slope = mass_slope(ab, rows) - sum(0.5 * (mass_slope(x, True) + mass_slope(x, False)) for x in alone)
+    return np.asarray(slope + loss.eps * (own - other if loss.debias else 0.5 - other))
 
 
 class _FirstDerivative(torch.autograd.Function):

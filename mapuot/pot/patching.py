@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import barycenter, mm, sinkhorn, stand_in
+from . import barycenter, mm, sample, sinkhorn, stand_in
 
 OWN_METHOD = {  # of the functions of one method; the other two are told it
     "sinkhorn_unbalanced": None,
@@ -28,7 +28,8 @@ def patch(iterates: bool = False) -> None:
     """Put mapuot's functions in the place of POT's, wherever a module of ``ot`` holds them.
 
     After it ``ot.sinkhorn_unbalanced``, ``ot.unbalanced``, ``ot.da.UnbalancedSinkhornTransport`` and
-    ``ot.solve(..., unbalanced=...)`` run on mapuot. Names that a program imported from ``ot`` before the call
+    ``ot.solve(..., unbalanced=...)`` run on mapuot, and ``ot.solve_sample(..., lazy=True, unbalanced=...)`` with a reg,
+    which POT does not have, works. Names that a program imported from ``ot`` before the call
     keep POT's functions. Calling it again changes ``iterates`` alone.
 
     Parameters
@@ -54,6 +55,8 @@ def patch(iterates: bool = False) -> None:
         for name in names:
             theirs = getattr(ot.unbalanced, name)
             installed[name] = (theirs, stand_in.left_where_tracked(getattr(module, name), theirs))
+    if hasattr(ot, "solve_sample"):
+        installed["solve_sample"] = (ot.solve_sample, sample.stand_in(ot.solve_sample))
     exchange({id(theirs): ours for theirs, ours in installed.values()})
 
 

@@ -29,6 +29,7 @@ class Problem:
     penalty: tuple[str, str]
     reference: Any = "product"
     points: Any = None  # (x, y, metric, scale) that M is the costs of
+    grid: Any = None  # (nodes, spacing, scale, target, offset) of both grids that it is
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -36,9 +37,9 @@ class Problem:
         return m, n
 
     def replace(self, **changes: Any) -> Problem:
-        """Another M is that of no points, unless these are given with it."""
+        """Another M is that of no points and no grid, unless these are given with it."""
         if "M" in changes:
-            changes.setdefault("points", None)
+            changes = {"points": None, "grid": None, **changes}
         return dataclasses.replace(self, **changes)
 
     def side(self, k: int) -> tuple[str, Any, Any]:
@@ -55,6 +56,10 @@ class Problem:
     @property
     def cost_rounding(self) -> float:
         """What float64 makes of a cost between points that is not given as a number."""
+        if self.grid is not None:
+            nodes, spacing, scale, target, offset = self.grid
+            sides = zip(nodes, target, spacing, offset, strict=True)
+            return 2.0**-50 * scale * sum((h * max(m, n) + abs(o)) ** 2 for m, n, h, o in sides)
         if self.points is None:
             return 0.0
         x, _, metric, scale = self.points
@@ -199,6 +204,36 @@ def draw_points(rng: Any, largest: int) -> Problem:
             r if kind == "range" else r * ratio for r, kind in zip(problem.reg_m, problem.penalty, strict=True)
         )
         return problem.replace(M=M, points=(x, y, metric, scale), reg=float(reg), reg_m=reg_m)
+
+
+def draw_grid(rng: Any, largest: int) -> Problem:
+    """A problem whose costs are those between the nodes of two grids, in one to three dimensions, near or far."""
+    d = int(rng.choice([1, 2, 2, 3]))
+    most = {1: 20, 2: 6, 3: 4}[d]
+    nodes = tuple(rng.integers(1, most, d).tolist())
+    target = nodes if rng.random() < 0.5 else tuple(rng.integers(1, most, d).tolist())
+    spacing = tuple((10.0 ** rng.uniform(-1, 1) * 10.0 ** rng.uniform(-0.5, 0.5, d)).tolist())
+    far = float(rng.choice([0.0, 0.0, 1.0, 1e4]))
+    offset = tuple((far * rng.uniform(-3, 3, d) * spacing).tolist())
+    scale = float(rng.choice([1.0, 10.0 ** rng.uniform(-3, 3)]))
+    x, y = (
+        np.stack(np.meshgrid(*(LONG(h) * np.arange(k) + LONG(o) for k, h, o in parts), indexing="ij"), -1).reshape(
+            -1, d
+        )
+        for parts in (zip(nodes, spacing, [0.0] * d, strict=True), zip(target, spacing, offset, strict=True))
+    )
+    M = distances(x, y, "sqeuclidean", scale)
+    problem = draw(rng, largest, plain=True)
+    a, b = draw_masses(rng, len(x)) * problem.a.mean(), draw_masses(rng, len(y)) * problem.b.mean()
+    reg = spread(M) * 10.0 ** rng.uniform(-4, 2)
+    reg_m = tuple(
+        np.inf if np.isinf(r).any() else draw_rho(rng, "kl", reg, t) for r, t in zip(problem.reg_m, (a, b), strict=True)
+    )
+    reference = problem.reference if isinstance(problem.reference, str) else "product"
+    found = Problem(M, a, b, float(reg), reg_m, ("kl", "kl"), reference, None, (nodes, spacing, scale, target, offset))
+    if found.exactly_balanced(0) and found.exactly_balanced(1):
+        found = found.replace(b=b * (a.sum() / b.sum()))
+    return found
 
 
 def draw_pairs(rng: Any, largest: int) -> Problem:

@@ -15,9 +15,9 @@ from scipy import sparse
 
 import mapuot
 
-from .problem import Problem, draw, draw_masses, draw_pairs, draw_points, draw_rho, spread
+from .problem import Problem, draw, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho, spread
 
-PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse")
+PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids")
 NUMBERS = {name: k for k, name in enumerate((*PATHS[:6], "ranks", *PATHS[6:]))}  # of the generators: never renumber
 FORMS = {  # what a program makes of M where it is not given as an array
     "stream": "lambda i0, i1: M[i0:i1]",
@@ -106,18 +106,26 @@ def draw_start(rng: Any, problem: Problem) -> Any:
     return problem.replace(M=np.where(np.isfinite(problem.M), problem.M * change, problem.M).astype(problem.M.dtype))
 
 
-def draw_trial(how: str, rng: Any, largest: int) -> Trial:
-    drawn = {"points": draw_points, "sparse": draw_pairs}
+def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]]:
+    """A problem that the path can solve, and options."""
+    drawn = {"points": draw_points, "sparse": draw_pairs, "grids": draw_grid}
     problem = drawn[how](rng, largest) if how in drawn else draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
+    if how == "grids":
+        options["precision"] = "float64"
+    return problem, options
+
+
+def draw_trial(how: str, rng: Any, largest: int) -> Trial:
+    problem, options = draw_call(how, rng, largest)
     if how == "ranks":
         if options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
             options["split"] = "grid"
         start = draw_start(rng, problem) if rng.random() < 0.4 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
-    if how in ("cold", "stream", "points", "sparse"):
+    if how in ("cold", "stream", "points", "sparse", "grids"):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -168,6 +176,8 @@ def draw_batch(rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
 
 def arguments(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
     M = problem.M if problem.points is None else mapuot.PointCloud(*problem.points)
+    if problem.grid is not None:
+        M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
     positional = M, problem.a, problem.b, problem.reg, problem.reg_m
     return positional, {"penalty": problem.penalty, "reference": problem.reference}
 
@@ -206,7 +216,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm", "points"):
+    if trial.how in ("cold", "warm", "points", "grids"):
         return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
     if trial.how == "sparse":
         c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
@@ -275,6 +285,9 @@ def text_of(value: Any) -> str:
 def cost_text(problem: Problem, M: Any) -> str:
     if problem.points is not None:
         return "mapuot.PointCloud(" + ", ".join(map(text_of, problem.points)) + ")"
+    if problem.grid is not None:
+        *first, target, offset = map(text_of, problem.grid)
+        return f"mapuot.Grid({', '.join(first)}, target={target}, offset={offset})"
     return text_of(problem.M if M is None else M)
 
 

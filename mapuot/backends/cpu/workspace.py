@@ -47,10 +47,13 @@ def names_of(side: Side) -> list[str]:
 class Workspace(KernelWorkspace):
     """One solve: K, the two sides, the column sums, Anderson's history, and the C state that points at them."""
 
+    summed = False  # products with K are made without its rows
+
     def __init__(self, problem: Problem, options: Options) -> None:
         super().__init__(problem, options)
         m, n = problem.shape
-        self.made = problem.cost.never_stored  # every pass makes its rows, in float32 or, as an exact one, in float64
+        # every pass makes its rows, in float32 or, as an exact one, in float64
+        self.made = problem.cost.never_stored and not self.summed
         self.in_grid = problem.cols.ranks.size > 1
         self.pairs = problem.cost if isinstance(problem.cost, Sparse) else None
         self.dtype = self.storage()
@@ -60,7 +63,7 @@ class Workspace(KernelWorkspace):
         self.pool = native.pool_for(options.threads, problem.cost.size)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
         self.ld = native.leading_dimension(n, itemsize)
-        entries = 0 if self.made else self.pairs.size if self.pairs else m * self.ld
+        entries = 0 if problem.cost.never_stored else self.pairs.size if self.pairs else m * self.ld
         self.K = empty(entries, STORAGE[self.dtype])
         self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
@@ -300,7 +303,7 @@ class Workspace(KernelWorkspace):
     def make_passes(self, count: int) -> list[Stats]:
         table, made = np.empty(count, STATS), ffi.new("int64_t *")
         stats = pointer(table, "mapuot_stats *")
-        if self.problem.ranks.size > 1 or (self.tile.size and not self.problem.cost.held):
+        if self.problem.ranks.size > 1 or self.summed or (self.tile.size and not self.problem.cost.held):
             made[0] = self.passes(count, stats)
         else:
             check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
@@ -376,6 +379,7 @@ class Workspace(KernelWorkspace):
             return self.row_side["marginal"] * self.progress.kappa, self.col_side["marginal"][:n].copy()
 
     def close(self) -> None:
-        """Give K back at once; the potentials stay."""
+        """Give K back at once; the potentials stay. Without the circle the vectors go with the last who holds this."""
         del self.K
+        self.coarse.workspace = None
         self.state.kernel = ffi.NULL

@@ -6,7 +6,10 @@ They load on first use: what kernels.py has is of use without CuPy, too.
 from importlib import import_module
 from typing import Any
 
-PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "PlanStream": "stream", "weigh": "batch"}
+from ...grids import Grid
+from ..cpu.grid import GridStream, GridWorkspace
+
+PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "weigh": "batch"}
 PLACES |= {"Kernel": "kernel"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 LEAST_BOX = 128  # points of a warp of points.cuh, which sums over the runs of one box
@@ -21,6 +24,20 @@ def __getattr__(name: str) -> Any:
 
 
 def Workspace(problem: Any, options: Any) -> Any:  # noqa: N802 - the word of the contract
-    """One solve, of a K or between points."""
+    """One solve, of a K, between points or on a grid."""
+    if isinstance(problem.cost, Grid):
+        return GridWorkspace(problem, options, *engine())
     place, name = ("points", "PointWorkspace") if problem.cost.never_stored else ("workspace", "Workspace")
     return getattr(import_module(f"{__name__}.{place}"), name)(problem, options)
+
+
+def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:  # noqa: N802
+    """The plan of given potentials."""
+    if isinstance(problem.cost, Grid):
+        return GridStream(problem, log_u, log_v, threads, *engine())
+    return import_module(f"{__name__}.stream").PlanStream(problem, log_u, log_v, threads)
+
+
+def engine() -> tuple[Any, Any]:
+    """What makes the products of a grid on the device."""
+    return import_module(f"{__name__}.log_matmul"), import_module("cupy").asarray

@@ -1,0 +1,151 @@
+"""Solves on a `Grid`: a pass whose two products with K are separable, and the plan of given potentials without entries.
+
+Of K only alpha and beta are there, s_i = exp(alpha_i + log_dot(beta + log v)_i), the column sums alike; the prox of the
+rows and the O(n) half of a pass are the core's. An engine makes the products: log_matmul in C, or on a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..._core import ffi, lib
+from ...penalties import F64
+from ...problem import Problem
+from ...validate import as_columns
+from ..contract import Options, Stats
+from ..records import put
+from ..separable import Separable
+from . import log_matmul, native, stream
+from .native import check, padded, pointer
+from .workspace import Workspace
+
+
+def separable(problem: Problem, threads: int | None, engine: ModuleType, asarray: Any) -> Separable:
+    grid: Any = problem.cost
+    return Separable(grid, problem.reg, engine, asarray, threads)
+
+
+class GridWorkspace(Workspace):
+    """One solve on a grid."""
+
+    summed = True
+
+    def __init__(
+        self, problem: Problem, options: Options, engine: ModuleType = log_matmul, asarray: Any = np.asarray
+    ) -> None:
+        kinds = {problem.rows.penalty, problem.cols.penalty}
+        if not kinds <= {"kl", "balanced"} or problem.c is not None:
+            what = f"penalty must be 'kl' or 'balanced', got {sorted(kinds)}"
+            what = what if problem.c is None else "reference must be 'product' or 'uniform'"
+            raise NotImplementedError(f"{what}, for {problem.cost.kind}")
+        super().__init__(problem, dataclasses.replace(options, precision="float64"))
+        self.products = separable(problem, options.threads, engine, asarray)
+        self.scalars = native.zeros(native.SCALARS)
+        self.hidden = 0.0  # of the plan's error, by sums that round apart
+
+    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        """By sums in the place of maxima: K is then at most 1, and no column sum of it larger."""
+        alpha = np.where(out_u, -np.inf, -self.products.log_dot(plan_v))
+        return alpha, self.column_scaling(plan_v, plan_v + self.products.log_dot_transpose(alpha))
+
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
+        """Sums of the rows and of the columns are of two kernels that are each within ``apart`` of K.
+
+        The marginals r that a pass finds are off by ``apart`` r, so that sqrt(gap) of the plan may be larger by up to
+        apart sqrt(rho mass / 2), rho of both sides, and the error by apart sqrt(rho / reg). What hides there cannot be
+        told to fall: passes end at twice as much.
+        """
+        self.alpha, self.beta = alpha, beta
+        apart = self.products.error(error)
+        self.limits.exponent_error = error + 3 * apart
+        self.hidden = 1.1 * apart * math.sqrt(self.limits.rho_kl / self.problem.reg)
+        put(self.limits, {"tol": max(self.options.tol - self.hidden, self.hidden)})
+
+    def make_passes(self, count: int) -> list[Stats]:
+        found = super().make_passes(count)
+        for stats in found:
+            stats.error += self.hidden
+            small = stats.gap < math.inf and stats.gap <= self.options.tol_gap * abs(stats.dual)
+            if stats.status == "converged" and stats.error > self.options.tol and not small:
+                stats.status = "stalled"
+        return found
+
+    def row_pass(self, call: Any) -> None:
+        """s, the core's prox of it, and the column sums."""
+        n, m = self.problem.shape[1], self.problem.shape[0]
+        with np.errstate(divide="ignore", over="ignore"):
+            log_v = self.beta + np.log(self.col_side["scale"][:n])
+            self.row_side["marginal"][:m] = np.exp(self.alpha + self.products.log_dot(log_v))
+            check(lib.mapuot_row_sums(self.pool, self.rows_alone()))
+            log_u = self.alpha + np.log(self.row_side["scale"][:m])
+            self.sums[:n] = np.exp(self.beta + self.products.log_dot_transpose(log_u))
+        self.sums[padded(n) :] = self.scalars
+
+    def rows_alone(self) -> Any:
+        """The state without columns: of its row_sums only the prox and the row scalars are left."""
+        part = ffi.new("mapuot_state *", self.state[0])
+        part.n, part.ld, part.sums, part.shares = 0, 0, pointer(self.scalars), ffi.NULL
+        return part
+
+
+def memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class GridStream(stream.PlanStream):
+    """The plan on a grid: products by the axes, entries only where they are asked for."""
+
+    def __init__(
+        self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None,
+        engine: ModuleType = log_matmul, asarray: Any = np.asarray,
+    ) -> None:  # fmt: skip
+        super().__init__(problem, log_u, log_v, threads)
+        self.products = separable(problem, threads, engine, asarray)
+
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        needed, there = (i1 - i0) * self.problem.shape[1] * self.dtype.itemsize, memory()
+        if out is None and needed > there:
+            raise MemoryError(
+                f"{i1 - i0} rows of the plan need {needed / 2**30:.3g} GiB of {there / 2**30:.3g}: Result.rows makes "
+                "fewer, apply and barycentric_map none"
+            )
+        return super().plan(i0, i1, out)
+
+    def apply(self, X: Any, name: str = "X") -> Any:
+        X, flat = as_columns(X, self.problem.shape[1], name)
+        return self.signed(X, flat, self.alpha, self.beta, self.products.log_dot)
+
+    def apply_transpose(self, Y: Any) -> Any:
+        Y, flat = as_columns(Y, self.problem.shape[0], "Y")
+        return self.signed(Y, flat, self.beta, self.alpha, self.products.log_dot_transpose)
+
+    def signed(self, X: F64, flat: bool, own: F64, other: F64, log_dot: Any) -> Any:
+        """exp(own) K (exp(other) X), of positive and of negative entries apart."""
+        out = np.zeros((len(own), X.shape[1]))
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            for k, x in enumerate(X.T):
+                for sign in (1.0, -1.0):
+                    if (sign * x > 0).any():
+                        log_x = np.log(np.maximum(sign * x, 0.0))
+                        out[:, k] += sign * np.exp(own + log_dot(other + log_x))
+        return out[:, 0] if flat else out
+
+    def sums(self) -> tuple[float, F64, F64]:
+        """The cost is summed axis by axis, without differences."""
+        with np.errstate(over="ignore"):
+            row, col = (
+                np.exp(own + log_dot(other))
+                for own, other, log_dot in (
+                    (self.alpha, self.beta, self.products.log_dot),
+                    (self.beta, self.alpha, self.products.log_dot_transpose),
+                )
+            )
+            parts = (np.exp(self.alpha + self.products.log_dot(self.beta, k)) for k in range(len(self.products.logs)))
+            return float(sum(part.sum() for part in parts)), row, col

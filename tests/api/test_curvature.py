@@ -1,0 +1,96 @@
+"""Result.hvp against differences of the gradient and against autograd through the iteration of a dense problem."""
+
+import numpy as np
+import pytest
+
+import mapuot
+
+REG_M = [1.0, (0.3, 5.0), (np.inf, 0.5), (0.5, np.inf), np.inf]
+
+
+def clouds(m=9, n=7, d=2, far=5.0, seed=0):
+    rng = np.random.default_rng(seed)
+    a, b = rng.random(m) + 0.1, rng.random(n) + 0.1
+    return rng.random((m, d)) + far, rng.random((n, d)) + far + 0.2, a / a.sum(), b / b.sum()
+
+
+def solved(x, y, a, b, reg, reg_m, weights=None, tol=1e-12):
+    cloud = mapuot.PointCloud(x, y, scale=0.7, weights=weights)
+    return mapuot.solve(cloud, a, b, reg, reg_m, tol=tol, precision="float64", threads=1)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("reg_m", REG_M, ids=str)
+@pytest.mark.parametrize("reg", [0.5, 0.05, 0.01])
+@pytest.mark.parametrize("weights", [None, (1.0, 2.0, 0.5)], ids=["plain", "weighted"])
+def test_it_is_the_derivative_of_the_gradient(weights, reg, reg_m):
+    x, y, a, b = clouds(d=3 if weights else 2)
+    w, h = np.random.default_rng(1).normal(size=x.shape), 1e-5
+    there, back = (solved(x + t * w, y, a, b, reg, reg_m, weights).gradient().x for t in (h, -h))
+    got = solved(x, y, a, b, reg, reg_m, weights).hvp(w, tol=1e-10)
+    want = (there - back) / (2 * h)
+    assert np.abs(got - want).max() <= 1e-6 * np.abs(want).max()
+
+
+def test_it_is_what_autograd_finds():
+    torch = pytest.importorskip("torch")
+    x, y, a, b = clouds(6, 5)
+    reg, rho = 0.1, 1.0
+
+    def value(x):
+        M, log_a, log_b = (
+            0.7 * ((x[:, None] - torch.tensor(y)) ** 2).sum(2),
+            torch.tensor(a).log(),
+            torch.tensor(b).log(),
+        )
+        f, g = torch.zeros(6, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+        for _ in range(400):
+            f = -reg / (1 + reg / rho) * torch.logsumexp(log_b + (g - M) / reg, 1)
+            g = -reg / (1 + reg / rho) * torch.logsumexp(log_a[:, None] + (f[:, None] - M) / reg, 0)
+        P = (log_a[:, None] + log_b + (f[:, None] + g - M) / reg).exp()
+        terms = [-rho * (w * torch.expm1(-z / rho)).sum() for w, z in ((log_a.exp(), f), (log_b.exp(), g))]
+        return sum(terms) - reg * P.sum()
+
+    w = torch.tensor(np.random.default_rng(1).normal(size=x.shape))
+    _, want = torch.autograd.functional.hvp(value, torch.tensor(x), w)
+    np.testing.assert_allclose(solved(x, y, a, b, reg, rho).hvp(w.numpy(), tol=1e-10), want, rtol=1e-7, atol=1e-9)
+
+
+def test_it_is_symmetric_and_a_loose_tol_is_nearly_right():
+    x, y, a, b = clouds(80, 60)
+    result = solved(x, y, a, b, 0.01, 10.0, tol=1e-10)
+    v, w = np.random.default_rng(2).normal(size=(2, *x.shape))
+    exact, loose = (result.hvp(w, tol=tol) for tol in (1e-10, 1e-3))
+    size = np.linalg.norm(v) * np.linalg.norm(exact)
+    assert (v * exact).sum() == pytest.approx((w * result.hvp(v, tol=1e-10)).sum(), abs=1e-8 * size)
+    assert np.abs(loose - exact).max() <= 1e-2 * np.abs(exact).max()
+    assert np.abs(result.hvp(np.zeros_like(x))).max() == 0.0
+
+
+def test_points_without_mass_do_not_count():
+    x, y, a, b = clouds()
+    a[2], b[3] = 0.0, 0.0
+    w = np.random.default_rng(1).normal(size=x.shape)
+    got = solved(x, y, a, b, 0.05, 1.0).hvp(w)
+    here, there = np.arange(9) != 2, np.arange(7) != 3
+    want = solved(x[here], y[there], a[here], b[there], 0.05, 1.0).hvp(w[here])
+    np.testing.assert_allclose(got[here], want, rtol=1e-5, atol=1e-8)
+    assert (got[2] == 0).all()
+
+
+def test_refusals():
+    x, y, a, b = clouds()
+    result = solved(x, y, a, b, 0.05, 1.0)
+    for wrong, error in (
+        ({"w": x[:3]}, ValueError), ({"w": np.full(x.shape, np.nan)}, ValueError), ({"w": x, "tol": 0.0}, ValueError),
+        ({"w": x, "max_steps": 0}, ValueError), ({"w": x.astype(str)}, TypeError),
+    ):  # fmt: skip
+        with pytest.raises(error, match=[*wrong][-1]):
+            result.hvp(**wrong)
+    with pytest.warns(mapuot.ConvergenceWarning, match="max_steps"):
+        result.hvp(x, tol=1e-12, max_steps=1)
+    for metric in ("euclidean", "cosine"):
+        with pytest.raises(NotImplementedError, match=metric):
+            mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, 0.05, 1.0).hvp(x)
+    with pytest.raises(TypeError, match="PointCloud"):
+        mapuot.solve(np.ones((9, 7)), a, b, 0.05, 1.0).hvp(x)

@@ -1,0 +1,165 @@
+"""mapuot.torch.SamplesLoss: GeomLoss's values, potentials and slopes, true derivatives, every form of its arguments."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import mapuot  # noqa: E402
+from mapuot.torch import SamplesLoss  # noqa: E402
+
+TIGHT = {"tol": 1e-11, "threads": 1}
+REACHES = [None, 0.5, 2.0]
+
+
+def measures(*lead, n=9, m=7, d=2, mass=1.0, seed=0, dtype=torch.float64):
+    """(a, x, b, y) with gradients asked for; b has ``mass`` times the mass of a."""
+    rng = np.random.default_rng(seed)
+    a, b = (rng.uniform(0.3, 1.0, (*lead, k)) for k in (n, m))
+    a, b = a / a.sum(-1, keepdims=True), mass * b / b.sum(-1, keepdims=True)
+    x, y = rng.random((*lead, n, d)), rng.random((*lead, m, d)) + 0.2
+    return [torch.tensor(z, dtype=dtype, requires_grad=True) for z in (a, x, b, y)]
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize("reach", REACHES)
+@pytest.mark.parametrize("p", [1, 2])
+def test_it_agrees_with_geomloss(p, reach, debias):
+    """It makes one step a blur, from ``diameter`` down: with 700 between .32 and .3 it comes near its limit.
+
+    Its slopes of a finite reach are (rho + eps / 2) / (rho + eps) of the derivative.
+    """
+    geomloss = pytest.importorskip("geomloss")
+    tensors = measures(2, n=6, m=5, mass=1.0 if reach is None else 1.4)
+    common = {"p": p, "blur": 0.3, "reach": reach, "debias": debias}
+    slow = {"diameter": 0.32, "scaling": 0.9999, "backend": "tensorized"}
+    theirs = geomloss.SamplesLoss("sinkhorn", **slow, **common)
+    ours = SamplesLoss("sinkhorn", **common, **TIGHT)
+    values = theirs(*tensors), ours(*tensors)
+    torch.testing.assert_close(*values, rtol=1e-4, atol=1e-4 if p == 1 and debias else 1e-6)  # |x - y| is 1e-4 at least
+    want, got = (torch.autograd.grad(value.sum(), tensors) for value in values)
+    eps, rho = 0.3**p, np.inf if reach is None else reach**p
+    factor = 1.0 if reach is None else (rho + eps / 2) / (rho + eps)
+    for k in (1, 3):
+        assert (want[k] - factor * got[k]).abs().max() <= 1e-2 * got[k].abs().max()
+    if debias:  # without it theirs forget that a is in the reference measure
+        for k in (0, 2):
+            left = want[k] - factor * got[k]
+            left = left - left.mean(-1, keepdim=True) * (reach is None)
+            assert left.abs().max() <= 1e-2 * (got[k] - got[k].mean(-1, keepdim=True)).abs().max()
+    pairs = (
+        geomloss.SamplesLoss("sinkhorn", potentials=True, **slow, **common)(*tensors),
+        SamplesLoss("sinkhorn", potentials=True, **common, **TIGHT)(*tensors),
+    )
+    for left, right in zip(*pairs, strict=True):
+        apart = left - right
+        assert (apart - apart.mean(-1, keepdim=True) * (reach is None)).abs().max() <= 2e-3
+
+
+@pytest.mark.parametrize("debias", [True, False])
+@pytest.mark.parametrize(("reach", "mass"), [(0.5, 1.4), (2.0, 0.6)])
+@pytest.mark.parametrize("p", [1, 2])
+def test_gradcheck(p, reach, mass, debias):
+    loss = SamplesLoss(p=p, blur=0.3, reach=reach, debias=debias, **TIGHT)
+    assert torch.autograd.gradcheck(loss, measures(n=3, m=4, mass=mass), eps=1e-6, atol=2e-6, rtol=1e-5)
+
+
+def test_gradcheck_of_points_of_equal_masses():
+    a, x, b, y = measures(n=4, m=5)
+    loss = SamplesLoss(blur=0.3, **TIGHT)
+    assert torch.autograd.gradcheck(lambda x, y: loss(a.detach(), x, b.detach(), y), (x, y), atol=2e-6, rtol=1e-5)
+
+
+def test_values_are_those_of_solve():
+    a, x, b, y = (z.detach() for z in measures(mass=1.4))
+    loss = SamplesLoss(blur=0.3, reach_x=0.5, reach_y=None, **TIGHT)
+
+    def value(a, x, b, y, rho):
+        return mapuot.solve(0.5 * torch.cdist(x, y) ** 2, a, b, 0.09, rho, tol=1e-11).dual
+
+    want = value(a, x, b, y, (0.25, np.inf)) - 0.5 * (value(a, x, a, x, 0.25) + value(b, y, b, y, np.inf))
+    want += 0.045 * float(a.sum() - b.sum()) ** 2
+    assert loss(a, x, b, y).item() == pytest.approx(want, rel=1e-9)
+    assert SamplesLoss(blur=0.3, reach=1.0, **TIGHT)(a, x, a, x).item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_every_form_of_the_arguments():
+    a, x, b, y = measures(2, mass=1.4)
+    loss = SamplesLoss("sinkhorn", 2, 0.3, 1.0, 3.0, 0.9, 5, "(SqDist(X,Y) / IntCst(2))", None, 0.1, True, False, True,
+                       "multiscale", **TIGHT)  # fmt: skip
+    value = loss(a, x, b, y)
+    assert (value.shape, value.dtype) == ((2,), torch.float64)
+    assert "blur=0.3" in repr(loss)
+    for k in range(2):
+        alone = loss(a[k, :, None], x[k], b[k, :, None], y[k])
+        assert alone.ndim == 0
+        assert alone.item() == pytest.approx(value[k].item(), rel=1e-9)
+    torch.testing.assert_close(loss(torch.zeros(2, 9), a[..., None], x, torch.zeros(2, 7), b[..., None], y), value)
+    uniform = loss(x, y)
+    torch.testing.assert_close(loss(torch.full((2, 9), 1 / 9), x, torch.full((2, 7), 1 / 7), y), uniform)
+    assert SamplesLoss(blur=0.3)(x.float(), y.float()).dtype == torch.float32
+    F, G = SamplesLoss(blur=0.3, reach=1.0, potentials=True)(a, x, b, y)
+    assert (F.shape, G.shape, F.requires_grad) == (a.shape, b.shape, False)
+
+
+def test_a_cost_that_is_a_function():
+    tensors = measures(n=4, m=5, mass=1.4)
+
+    def half(x, y):
+        return 0.5 * ((x[:, :, None] - y[:, None]) ** 2).sum(-1)
+
+    for debias in (True, False):
+        ours = SamplesLoss(blur=0.3, reach=1.0, debias=debias, **TIGHT)
+        other = SamplesLoss(blur=0.3, reach=1.0, debias=debias, cost=half, **TIGHT)
+        torch.testing.assert_close(other(*tensors), ours(*tensors))
+        for left, right in zip(*(torch.autograd.grad(f(*tensors), tensors) for f in (ours, other)), strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-6, atol=1e-8)
+    pairs = (SamplesLoss(blur=0.3, reach=1.0, potentials=True, cost=c, **TIGHT)(*tensors) for c in (None, half))
+    for left, right in zip(*pairs, strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_points_without_mass():
+    a, x, b, y = measures(n=4, m=5)
+    with torch.no_grad():
+        a[1], b[2] = 0.0, 0.0
+    loss = SamplesLoss(blur=0.3, reach=1.0, **TIGHT)
+    slopes = torch.autograd.grad(loss(a, x, b, y), (a, x))
+    assert slopes[1][1].abs().max() == 0
+    assert torch.isfinite(slopes[0]).all()
+    more = a.detach().clone()
+    more[1] = 1e-7
+    rise = (loss(more, x, b, y) - loss(a, x, b, y)) / 1e-7
+    assert float(slopes[0][1]) == pytest.approx(rise.item(), rel=1e-4)
+
+
+def test_slopes_are_made_where_they_are_wanted_and_once():
+    a, x, b, y = measures(mass=1.4)
+    loss = SamplesLoss(blur=0.3, reach=1.0)
+    only = torch.autograd.grad(loss(a.detach(), x, b.detach(), y.detach()), x, create_graph=True)[0]
+    torch.testing.assert_close(only, torch.autograd.grad(loss(a, x, b, y), x)[0])
+    with pytest.raises(RuntimeError, match="second"):
+        only.sum().backward()
+
+
+def test_refusals():
+    a, x, b, y = measures()
+    for wrong, error, match in (
+        ({"loss": "energy"}, NotImplementedError, "loss"), ({"p": 3}, ValueError, "p must"),
+        ({"blur": 0.0}, ValueError, "blur"), ({"reach": -1.0}, ValueError, "reach"),
+        ({"reach_x": 0.0}, ValueError, "reach_x"), ({"cost": "Norm2(X-Y)"}, NotImplementedError, "cost"),
+        ({"backend": "cuda"}, ValueError, "backend"), ({"blurr": 0.1}, TypeError, "blurr"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=match):
+            SamplesLoss(**wrong)
+    loss = SamplesLoss()
+    for arguments, match in (
+        ((x,), "takes"), ((x[0], y), "x must"), ((x[None], y), "y must"), ((a[:3], x, b, y), "a must"),
+        ((a, x, b[None], y), "b must"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=match):
+            loss(*arguments)
+    with pytest.raises(TypeError, match="x"):
+        loss(x.detach().numpy(), y)
+    with pytest.raises(mapuot.InfeasibleError):
+        loss(2 * a, x, b, y)
