@@ -29,6 +29,7 @@ PARTS = {
     "cluster": "ranks of this machine, and the communication model",
     "accuracy": "error of the plan by storage of K",
     "points": "costs of points made in every pass, against a stored matrix and the peers",
+    "tensors": "many marginals against cyclic updates, OTT's MMSinkhorn and pair solves",
     "gpu": "one GPU: passes, tile shapes, solves (not in all)",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
 }

@@ -226,7 +226,9 @@ class Tensor:
         v, top = outer([x for x, _ in pairs], self.problem.xp), sum(x for _, x in pairs)
         R, sums, base, least = self.kernel.read_factors(v, top, log_weight, fi, False)
         W = sums.reshape(self.shape[1:]) if sums.base is None else sums.reshape(self.shape[1:]).copy()
-        return R, Left(W, base, self.shift[1:], self.problem.xp, max(least, LEAST_PRODUCT * least / LEAST["float64"]))
+        if self.kernel.dtype != "float32":
+            least *= LEAST_PRODUCT / LEAST["float64"]
+        return R, Left(W, base, self.shift[1:], self.problem.xp, least)
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
         shape, others = self.problem.shape, tuple(k for k in range(len(self.shape)) if k not in (i, j))
