@@ -315,6 +315,7 @@ class Ascent:
         return Stats(number, value.gap, value.error, value.dual, value.mass, residual, rejected, status, seconds)
 
     def fail(self, number: int, status: str) -> str:
+        self.found = self.found if self.found is not None and self.found.whole else None
         nothing = Certificate(math.inf, math.inf, -math.inf, math.inf, math.inf)
         self.trace.append(self.stats(number, nothing, math.inf, False, status))
         return status

@@ -319,6 +319,26 @@ def test_a_plan_out_of_float64_certifies_nothing(shape, far):
     assert "nothing certified yet" in repr(result)
 
 
+def test_a_failure_after_passes_has_no_plan(monkeypatch):
+    """Passes along a tree leave marginals to the certificate, which there was none of."""
+    tree, passes = mapuot.marginals.tree.Tree, []
+    sweep = tree.sweep
+
+    def failing(self, *given):
+        found = sweep(self, *given)
+        passes.append(1)
+        found.log_mass = np.nan if len(passes) == 3 else found.log_mass
+        return found
+
+    monkeypatch.setattr(tree, "sweep", failing)
+    costs, masses = problem("chain", 3)
+    with pytest.warns(mapuot.ConvergenceWarning, match="not finite"):
+        result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+    assert (result.status, result.n_passes, result.dual) == ("not finite", 3, -np.inf)
+    with pytest.raises(ValueError, match="no plan was found: not finite"):
+        result.marginal(0)
+
+
 def test_couplings_agree_with_each_other():
     costs, masses = problem("tree", 5, 9, seed=3)
     result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
