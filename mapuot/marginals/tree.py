@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..backends.kernel import NARROW_ENTRY
 from ..penalties import F64
 from .ascend import log_sum
 from .problem import MultiProblem, neighbours, oriented, walk
@@ -67,7 +68,7 @@ class Tree:
                 a = x.log_weight + (1 - fi) * near[k]
                 self.late[k], up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
             log_u[k] = prox(x, near[k] + self.late.get(k, 0.0), problem.reg)
-        self.near = near
+        self.near, self.builds = near, {k: x.builds for k, x in self.kernels.items()}
         log_mass = log_sum(problem.marginals[self.root].log_weight + log_u[self.root] + near[self.root])
         return State(log_u, [], log_mass, sum(self.errors.values()), self.storage, up)
 
@@ -84,7 +85,8 @@ class Tree:
             for i in self.children[k]:
                 belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - found.up[i]
                 found.back[i], error = self.kernels[i].into_rows(belief)
-                errors[i] = max(errors[i], error)
+                anew = self.kernels[i].builds > self.builds[i]  # stored in float32, its rounding is another one now
+                errors[i] = max(errors[i], error) + (2 * NARROW_ENTRY if anew and found.storage else 0.0)
         found.log_s, found.rounding, found.storage = log_s, sum(errors.values()), max(found.storage, self.storage)
 
     def shares(self, lam: F64) -> F64:

@@ -462,6 +462,19 @@ def test_points_without_a_kernel(shape, monkeypatch):
         np.testing.assert_allclose(made.marginal(k), stored.marginal(k), rtol=1e-5)
 
 
+def test_kernels_made_between_the_products_of_a_plan(narrow):
+    """Their float32 is no longer the same in all sums, which counts as any rounding of sums does."""
+    costs, masses = problem("chain", 3)
+    tree = mapuot.multimarginal(costs, masses, 0.05, 1.0)._body
+    for anew in (False, True):
+        found = tree.sweep(tree.start(), False)
+        if anew:
+            tree.kernels[1].absorb(np.ones(len(masses[2])))
+        tree.complete(found)
+        assert found.storage > 2.0**-24
+        assert (found.rounding > 2.0**-24) == anew
+
+
 def test_it_says_how_far_it_came():
     costs, masses = problem("chain", 3)
     with pytest.warns(mapuot.ConvergenceWarning, match="max_passes"):
