@@ -25,7 +25,7 @@ UNIT = 2.0**-53
 RIDGE = 1e-10  # of Anderson's normal equations, whose columns are normalised
 DEPTH = 20
 NARROW_NOISE = 1e-7  # of the terms of a dual value, by passes in float32
-NARROW_FLOOR = 5e-6  # of the error that they still tell
+NARROW_FLOOR = 2e-6  # of the error that they still tell
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
 LEAST_RATIO = 0.02
 
@@ -152,7 +152,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
         whole = root * root * (1 + 6 * delta)
         d = whole / (reg * mass * (1 - delta)) + eta * eta * (0.5 + eta)
         error = (plan_error(d) + hard / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
-        whole += delta * mass * price + 2 * eta * reg * mass
+        whole += delta * mass * price + moved + 2 * eta * reg * mass
     if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     gap = math.inf if hard > allowed * mass else whole
@@ -269,7 +269,8 @@ class Ascent:
             if not math.isfinite(residual):
                 return self.fail(number, "not finite")
             self.found, self.last = found, (raw, lam)
-            if not found.whole and (self.is_due(number, value, image - before, found) or fallen):
+            due = (narrow or not found.whole) and self.is_due(number, value, image - before, found)
+            if not found.whole and (due or fallen):
                 value = self.completed()
                 found = self.found
             self.best_dual = max(self.best_dual, value.dual) if self.extrapolated else value.dual
@@ -286,7 +287,7 @@ class Ascent:
         gap, hard = self.body.guess(residual, found)
         reg, rules = self.body.problem.reg, self.rules
         self.guessed, self.since_whole = plan_error(gap / (reg * value.mass)) + hard / value.mass, self.since_whole + 1
-        rough = sum(x.rho / reg for x in self.body.problem.marginals if x.rho < math.inf)
+        rough = max((x.rho / reg for x in self.body.problem.marginals if x.rho < math.inf), default=0.0)
         if self.narrow and self.guessed > max(NARROW_FLOOR * math.sqrt(1 + rough), 10 * rules.tol):
             return number >= rules.max_passes
         self.narrow, narrow = False, self.narrow
