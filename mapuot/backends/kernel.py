@@ -99,7 +99,8 @@ class LogKernel:
         """(R, what leaves by the columns, bound of the rounding of both); narrow: sums in float32."""
         found = self.tried(y, lambda: self.read(y, a, fi, narrow))
         R, out = found or self.entry_by_entry(y, a, fi)
-        return R, out, self.rounding(y, a, R, out) + (NARROW_SUMS if found and narrow else 0.0)
+        rounding = max(self.rounding(y, R), self.rounding(a, R, out))
+        return R, out, rounding + (NARROW_SUMS if found and narrow else 0.0)
 
     def into_rows(self, y: F64) -> tuple[F64, float]:
         """(R, bound of its rounding)."""

@@ -221,6 +221,7 @@ class Ascent:
         self.body, self.rules, self.trace, self.begin, self.passes = body, rules, trace, begin, passes
         self.history = History(memory_of(DEPTH, max(body.problem.shape), 8), body.ends)
         self.alone = body.alone  # until a step is dropped
+        self.exact = False  # whether each pass is made whole before the next begins
         self.best_dual, self.extrapolated = -math.inf, False
         self.best_error, self.progress_dual, self.since_best = math.inf, -math.inf, 0
         self.found: State | None = None
@@ -264,19 +265,20 @@ class Ascent:
             self.history.clear()
             self.extrapolated, self.alone = False, 0.0
         else:
-            image = body.image(found, lam, False)
+            self.found, self.last = found, (raw, lam)
+            if fallen and not self.exact:  # late messages may lead away: from here on there are none
+                self.exact = True
+                self.history.clear()
+            if self.exact and not found.whole:
+                value, found = self.completed()
+            image = body.image(found, lam, self.exact)
             residual = float(np.abs(image - before).max(initial=0.0))
             if not math.isfinite(residual):
                 return self.fail(number, "not finite")
-            self.found, self.last = found, (raw, lam)
             due = (narrow or not found.whole) and self.is_due(number, value, image - before, found)
-            if not found.whole and (due or fallen):
-                value = self.completed()
-                found = self.found
+            if due and not found.whole:
+                value, found = self.completed()
             self.best_dual = max(self.best_dual, value.dual) if self.extrapolated else value.dual
-            if fallen:
-                self.history.clear()
-                image = body.image(found, lam, True)
             self.state = self.extrapolate(image - before, image, found)
         status = "running" if rejected else self.status(value)
         self.trace.append(self.stats(number, value, residual, rejected, status))
@@ -295,7 +297,7 @@ class Ascent:
         good = self.guessed * self.ratio <= rules.tol or small
         return (good and not narrow) or self.since_whole >= WHOLE_PASSES or number >= rules.max_passes
 
-    def completed(self) -> Certificate:
+    def completed(self) -> tuple[Certificate, State]:
         """The certificate of the last plan, made whole; by it the next guess is scaled."""
         raw, lam = self.last
         self.body.complete(raw)
@@ -303,12 +305,12 @@ class Ascent:
         value = certify(self.body.problem, self.found, lam, self.rules.allowed)
         if 0 < self.guessed < math.inf and value.error < math.inf:
             self.ratio = min(1.0, max(LEAST_RATIO, value.error / self.guessed))
-        return value
+        return value, self.found
 
     def complete_last(self) -> None:
         """The same for a solve that ends here."""
         if self.found is not None and not self.found.whole:
-            last, value = self.trace[-1], self.completed()
+            last, (value, _) = self.trace[-1], self.completed()
             last.gap, last.error, last.dual = value.gap, value.error, value.dual
 
     def stats(self, number: int, value: Certificate, residual: float, rejected: bool, status: str) -> Stats:

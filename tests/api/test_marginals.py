@@ -602,6 +602,12 @@ def test_no_false_certificate():
     assert sum(converged for converged, _ in found) >= 198
 
 
+def test_late_messages_that_lead_away_are_left():
+    """A branch with penalties far apart, on which passes by messages of two ages never settle."""
+    converged, _ = one_random(1855)
+    assert converged
+
+
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_no_false_certificate_from_float32(narrow):
     found = [one_random(seed, True) for seed in range(60)]
