@@ -30,6 +30,7 @@ PARTS = {
     "accuracy": "error of the plan by storage of K",
     "points": "costs of points made in every pass, against a stored matrix and the peers",
     "sparse": "passes over stored pairs by density and pattern, against the dense pass and SciPy's products",
+    "tensors": "many marginals against cyclic updates, OTT's MMSinkhorn and pair solves",
     "gpu": "one GPU: passes, tile shapes, solves (not in all)",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
 }

@@ -43,7 +43,7 @@ class LogKernel:
     def __init__(self, cost: Cost, reg: float, largest: float, dtype: str) -> None:
         self.cost, self.reg, self.largest, self.dtype = cost, reg, largest / reg, dtype
         self.p, self.q = np.zeros(cost.shape[0]), np.zeros(cost.shape[1])
-        self.ready = False
+        self.builds = 0  # how often K was made
 
     @property
     def storage(self) -> float:
@@ -89,7 +89,7 @@ class LogKernel:
         else:  # K holds all entries as they are
             self.p[:], self.q = 0.0, np.zeros(len(y))
         self.build()
-        self.ready = True
+        self.builds += 1
 
     def folded(self, top: F64) -> F64:
         """What q takes from the columns' largest terms: all of it."""
@@ -99,7 +99,8 @@ class LogKernel:
         """(R, what leaves by the columns, bound of the rounding of both); narrow: sums in float32."""
         found = self.tried(y, lambda: self.read(y, a, fi, narrow))
         R, out = found or self.entry_by_entry(y, a, fi)
-        return R, out, self.rounding(y, a, R, out) + (NARROW_SUMS if found and narrow else 0.0)
+        rounding = max(self.rounding(y, R), self.rounding(a, R, out))
+        return R, out, rounding + (NARROW_SUMS if found and narrow else 0.0)
 
     def into_rows(self, y: F64) -> tuple[F64, float]:
         """(R, bound of its rounding)."""
@@ -111,7 +112,7 @@ class LogKernel:
         """What ``product`` finds with K as it is, made around y, or made in float64; None: with none of them."""
         for remade in (False, True, True):
             try:
-                if remade or not self.ready:
+                if remade or not self.builds:
                     self.absorb(y, remade)
                 return product()
             except StaleError:

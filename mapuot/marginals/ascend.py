@@ -25,7 +25,7 @@ UNIT = 2.0**-53
 RIDGE = 1e-10  # of Anderson's normal equations, whose columns are normalised
 DEPTH = 20
 NARROW_NOISE = 1e-7  # of the terms of a dual value, by passes in float32
-NARROW_FLOOR = 5e-6  # of the error that they still tell
+NARROW_FLOOR = 2e-6  # of the error that they still tell
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
 LEAST_RATIO = 0.02
 
@@ -152,7 +152,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
         whole = root * root * (1 + 6 * delta)
         d = whole / (reg * mass * (1 - delta)) + eta * eta * (0.5 + eta)
         error = (plan_error(d) + hard / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
-        whole += delta * mass * price + 2 * eta * reg * mass
+        whole += delta * mass * price + moved + 2 * eta * reg * mass
     if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     gap = math.inf if hard > allowed * mass else whole
@@ -221,6 +221,7 @@ class Ascent:
         self.body, self.rules, self.trace, self.begin, self.passes = body, rules, trace, begin, passes
         self.history = History(memory_of(DEPTH, max(body.problem.shape), 8), body.ends)
         self.alone = body.alone  # until a step is dropped
+        self.exact = False  # whether each pass is made whole before the next begins
         self.best_dual, self.extrapolated = -math.inf, False
         self.best_error, self.progress_dual, self.since_best = math.inf, -math.inf, 0
         self.found: State | None = None
@@ -264,18 +265,20 @@ class Ascent:
             self.history.clear()
             self.extrapolated, self.alone = False, 0.0
         else:
-            image = body.image(found, lam, False)
+            self.found, self.last = found, (raw, lam)
+            if fallen and not self.exact:  # late messages may lead away: from here on there are none
+                self.exact = True
+                self.history.clear()
+            if self.exact and not found.whole:
+                value, found = self.completed()
+            image = body.image(found, lam, self.exact)
             residual = float(np.abs(image - before).max(initial=0.0))
             if not math.isfinite(residual):
                 return self.fail(number, "not finite")
-            self.found, self.last = found, (raw, lam)
-            if not found.whole and (self.is_due(number, value, image - before, found) or fallen):
-                value = self.completed()
-                found = self.found
+            due = (narrow or not found.whole) and self.is_due(number, value, image - before, found)
+            if due and not found.whole:
+                value, found = self.completed()
             self.best_dual = max(self.best_dual, value.dual) if self.extrapolated else value.dual
-            if fallen:
-                self.history.clear()
-                image = body.image(found, lam, True)
             self.state = self.extrapolate(image - before, image, found)
         status = "running" if rejected else self.status(value)
         self.trace.append(self.stats(number, value, residual, rejected, status))
@@ -286,7 +289,7 @@ class Ascent:
         gap, hard = self.body.guess(residual, found)
         reg, rules = self.body.problem.reg, self.rules
         self.guessed, self.since_whole = plan_error(gap / (reg * value.mass)) + hard / value.mass, self.since_whole + 1
-        rough = sum(x.rho / reg for x in self.body.problem.marginals if x.rho < math.inf)
+        rough = max((x.rho / reg for x in self.body.problem.marginals if x.rho < math.inf), default=0.0)
         if self.narrow and self.guessed > max(NARROW_FLOOR * math.sqrt(1 + rough), 10 * rules.tol):
             return number >= rules.max_passes
         self.narrow, narrow = False, self.narrow
@@ -294,7 +297,7 @@ class Ascent:
         good = self.guessed * self.ratio <= rules.tol or small
         return (good and not narrow) or self.since_whole >= WHOLE_PASSES or number >= rules.max_passes
 
-    def completed(self) -> Certificate:
+    def completed(self) -> tuple[Certificate, State]:
         """The certificate of the last plan, made whole; by it the next guess is scaled."""
         raw, lam = self.last
         self.body.complete(raw)
@@ -302,12 +305,12 @@ class Ascent:
         value = certify(self.body.problem, self.found, lam, self.rules.allowed)
         if 0 < self.guessed < math.inf and value.error < math.inf:
             self.ratio = min(1.0, max(LEAST_RATIO, value.error / self.guessed))
-        return value
+        return value, self.found
 
     def complete_last(self) -> None:
         """The same for a solve that ends here."""
         if self.found is not None and not self.found.whole:
-            last, value = self.trace[-1], self.completed()
+            last, (value, _) = self.trace[-1], self.completed()
             last.gap, last.error, last.dual = value.gap, value.error, value.dual
 
     def stats(self, number: int, value: Certificate, residual: float, rejected: bool, status: str) -> Stats:
@@ -315,6 +318,7 @@ class Ascent:
         return Stats(number, value.gap, value.error, value.dual, value.mass, residual, rejected, status, seconds)
 
     def fail(self, number: int, status: str) -> str:
+        self.found = self.found if self.found is not None and self.found.whole else None
         nothing = Certificate(math.inf, math.inf, -math.inf, math.inf, math.inf)
         self.trace.append(self.stats(number, nothing, math.inf, False, status))
         return status

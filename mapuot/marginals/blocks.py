@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.kernel import LEAST, LogKernel, StaleError
+from ..backends.kernel import LEAST, NARROW_SUMS, LogKernel, StaleError
 from ..log_matmul import log_matmul
 from ..penalties import F64
 from .ascend import UNIT, UnderflowError, log_sum, translation
@@ -101,14 +101,14 @@ class Blocks:
         log_u = [np.zeros(self.sizes[0]), *self.split(state)]
         while True:
             try:
-                return self.read(log_u)
+                return self.read(log_u, narrow)
             except StaleError:
                 self.kernel.absorb(log_u)
 
-    def read(self, log_u: list[F64]) -> State:
+    def read(self, log_u: list[F64], narrow: bool) -> State:
         first, reg = self.problem.marginals[self.order[0]], self.problem.reg
         log_w = [self.log_w(log_u, m) for m in range(1, len(log_u))]
-        R, self.left = self.kernel.read(log_w, first.log_weight, first.fi(reg))
+        R, self.left = self.kernel.read(log_w, first.log_weight, first.fi(reg), narrow)
         log_s = [R, *(np.empty(n) for n in self.sizes[1:])]
         log_u = [prox(first, R, reg), *log_u[1:]]
         factors, tops = self.factors(log_u)
@@ -117,6 +117,7 @@ class Blocks:
         self.kernel.fresh = False
         terms = sum(float(np.abs(x).max()) for x in (*self.kernel.shift, *self.left.shift, *log_u, *log_s))
         rounding = UNIT * (8 * (terms + self.problem.largest / reg) + self.kernel.terms + sum(self.sizes) + 32)
+        rounding += NARROW_SUMS if narrow else 0.0
         log_mass = log_sum(self.log_w(log_u, 0) + log_s[0])
         nothing = [np.zeros(0)] * len(log_u)
         found = State(nothing, nothing.copy(), log_mass, rounding, self.kernel.storage)
@@ -128,7 +129,13 @@ class Blocks:
         """It is whole."""
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
-        raise NotImplementedError  # of whole ones nothing is guessed
+        """(gap, what hard marginals miss) if marginals were off by the change of their potentials."""
+        gap, hard = 0.0, 0.0
+        for k, change in zip(self.order[1:], self.split(residual), strict=True):
+            x, r = self.problem.marginals[k], found.marginal(self.problem, k)
+            hard += float(r @ np.abs(change)) if x.hard else 0.0
+            gap += 0.0 if x.hard else 0.5 * x.rho * float(r @ np.square(change))
+        return gap, hard
 
     def translated(self, state: State, lam: F64) -> State:
         return state.translated(lam)
@@ -220,13 +227,15 @@ class Tensor:
             total += spread(self.tops[m], m, rest.ndim)
         return total.ravel()
 
-    def read(self, log_w: list[F64], log_weight: F64, fi: float) -> tuple[F64, Left]:
+    def read(self, log_w: list[F64], log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Left]:
         """(log s_0, W) in one read, for log u_0 = -fi log s_0."""
         pairs = [scaled(x - y) for x, y in zip(log_w, self.shift[1:], strict=True)]
         v, top = outer([x for x, _ in pairs], self.problem.xp), sum(x for _, x in pairs)
-        R, sums, base, least = self.kernel.read_factors(v, top, log_weight, fi, False)
+        R, sums, base, least = self.kernel.read_factors(v, top, log_weight, fi, narrow)
         W = sums.reshape(self.shape[1:]) if sums.base is None else sums.reshape(self.shape[1:]).copy()
-        return R, Left(W, base, self.shift[1:], self.problem.xp, max(least, LEAST_PRODUCT * least / LEAST["float64"]))
+        if self.kernel.dtype != "float32":
+            least *= LEAST_PRODUCT / LEAST["float64"]
+        return R, Left(W, base, self.shift[1:], self.problem.xp, least)
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
         shape, others = self.problem.shape, tuple(k for k in range(len(self.shape)) if k not in (i, j))
@@ -301,7 +310,7 @@ class Triangle:
                 self.shift[m] += 0.5 * log_u[m] - host(cols)
             self.K.append(K)
 
-    def read(self, log_w: list[F64], log_weight: F64, fi: float) -> tuple[F64, Left]:
+    def read(self, log_w: list[F64], log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Left]:
         """(log s_0, W) in two matrix products, for log u_0 = -fi log s_0."""
         (K01, K02, K12), xp = self.K, self.xp
         if self.on_logs:

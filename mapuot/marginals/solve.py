@@ -67,7 +67,8 @@ def multimarginal(
     backend : str
         "cpu"; "cuda" holds kernels on a GPU in float64, by CuPy; "auto" takes the GPU where costs lie on one.
     threads : int, optional
-        Of the CPU. Default: the cores this process may use, one for small problems.
+        Of passes on the CPU (products of a triangle have those of NumPy's BLAS). Default: the cores this process may
+        use, one for small problems.
     callback : callable, optional
         ``callback(stats)`` after every pass; a true return value stops the solve.
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..backends.kernel import NARROW_ENTRY
 from ..penalties import F64
 from .ascend import log_sum
 from .problem import MultiProblem, neighbours, oriented, walk
@@ -67,7 +68,8 @@ class Tree:
                 a = x.log_weight + (1 - fi) * near[k]
                 self.late[k], up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
             log_u[k] = prox(x, near[k] + self.late.get(k, 0.0), problem.reg)
-        self.near = near
+        self.parts: dict[int, F64] = {}  # of the mass at each point, by marginal
+        self.near, self.builds = near, {k: x.builds for k, x in self.kernels.items()}
         log_mass = log_sum(problem.marginals[self.root].log_weight + log_u[self.root] + near[self.root])
         return State(log_u, [], log_mass, sum(self.errors.values()), self.storage, up)
 
@@ -84,7 +86,8 @@ class Tree:
             for i in self.children[k]:
                 belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - found.up[i]
                 found.back[i], error = self.kernels[i].into_rows(belief)
-                errors[i] = max(errors[i], error)
+                anew = self.kernels[i].builds > self.builds[i]  # stored in float32, its rounding is another one now
+                errors[i] = max(errors[i], error) + (2 * NARROW_ENTRY if anew and found.storage else 0.0)
         found.log_s, found.rounding, found.storage = log_s, sum(errors.values()), max(found.storage, self.storage)
 
     def shares(self, lam: F64) -> F64:
@@ -116,11 +119,13 @@ class Tree:
         return gap, hard
 
     def mass_at(self, k: int, found: State) -> F64:
-        """The marginal of the plan found, by messages from the root that may be late."""
-        late = found.back if found.whole else self.late
-        with np.errstate(over="ignore", invalid="ignore"):
-            raw = self.problem.marginals[k].log_weight + found.log_u[k] + self.near[k] + late.get(k, 0.0)
-            return np.exp(raw - (log_sum(raw) - found.log_mass))
+        """The marginal of the plan of the last pass, by messages from the root that are late."""
+        if k not in self.parts:
+            raw = self.problem.marginals[k].log_weight + found.log_u[k] + self.near[k] + self.late.get(k, 0.0)
+            with np.errstate(over="ignore", invalid="ignore"):
+                part = np.exp(raw - raw.max())
+            self.parts[k] = part / part.sum()
+        return found.mass * self.parts[k]
 
     def metric(self, found: State) -> F64:
         """Weights of the state's entries in the norm of the extrapolation: the mass at their points."""

@@ -1,0 +1,280 @@
+"""tensors: many marginals against what others do, every answer held against our certificate.
+
+Arrays of three marginals: reads of the array to a certified 1e-6 by cyclic updates in numpy (one read a marginal, as
+everybody writes them; with and without the translation), by OTT's MMSinkhorn (balanced, to its own 1e-3), and by us;
+time and memory beyond the array of the calls themselves. The pass of ours against the read limit of its kernel. Chains
+of ten populations against ten pair solves of the same sizes, in turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mapuot
+from mapuot.penalties import kl_divergence
+
+from . import common, limits
+
+CASES = ((0.05, 1.0), (0.05, 10.0), (0.01, 1.0), (0.05, math.inf))
+MOST_READS, TOL, OTT_TOL = 1200, 1e-6, 1e-3
+COUNTED = 64  # points up to which the reads of cyclic updates are counted; of more points, those of so many
+LIMITS = {"pass": 0.85, "chain": 1.3, "reads": 20.0, "ott": 50.0}
+
+
+def clouds(n: int, count: int, ratio: float = 1.1) -> tuple[list[Any], list[Any]]:
+    """Points that drift by .4 from the first marginal to the last, and their masses."""
+    rng = np.random.default_rng(n)
+    points = [rng.random((n, 2)) * 0.6 + 0.4 * k / count for k in range(count)]
+    return points, [rng.dirichlet(np.full(n, 3.0)) * ratio**k for k in range(count)]
+
+
+def squares(x: Any, y: Any) -> Any:
+    return ((x[:, None] - y) ** 2).sum(2)
+
+
+def array_problem(n: int, rho: float) -> tuple[Any, list[Any], list[Any], float]:
+    """(C, masses, points, what C was divided by): all three pairs count, and the largest entry is 1."""
+    x, masses = clouds(n, 3, 1.0 if rho == math.inf else 1.1)
+    C = squares(x[0], x[1])[:, :, None] + squares(x[1], x[2])[None] + squares(x[0], x[2])[:, None]
+    scale = float(C.max())
+    return C / scale, [w / w.sum() for w in masses] if rho == math.inf else masses, x, scale
+
+
+class Cyclic:
+    """One marginal after the other, a read of the kernel each."""
+
+    def __init__(self, C: Any, masses: list[Any], reg: float, rho: float, translate: bool) -> None:
+        self.masses, self.reg, self.rho, self.translate = masses, reg, rho, translate
+        self.w = [x.copy() for x in masses]
+        self.K = np.exp(-C / reg)
+        self.reads = 0
+
+    def sums(self, k: int) -> Any:
+        self.reads += 1
+        W = self.K
+        for m in (2, 1, 0):
+            if m != k:
+                W = np.tensordot(W, self.w[m], axes=(m, 0))
+        return W
+
+    def cycle(self) -> float:
+        """The certified error after it, which costs no read here."""
+        for k, a in enumerate(self.masses):
+            fi = 1.0 if self.rho == math.inf else self.rho / (self.rho + self.reg)
+            self.w[k] = a * self.sums(k) ** -fi
+        if self.translate and self.rho < math.inf:
+            R = self.rho / self.reg
+            logs = [R * math.log((a * (w / a) ** (-1 / R)).sum()) for a, w in zip(self.masses, self.w, strict=True)]
+            self.w = [w * math.exp(x - sum(logs) / 3) for w, x in zip(self.w, logs, strict=True)]
+        return self.error()
+
+    def error(self) -> float:
+        P = self.K * self.w[0][:, None, None] * self.w[1][:, None] * self.w[2]
+        sums, mass, gap = (P.sum((1, 2)), P.sum((0, 2)), P.sum((0, 1))), float(P.sum()), 0.0
+        if self.rho == math.inf:
+            return sum(float(np.abs(r - a).sum()) for r, a in zip(sums, self.masses, strict=True)) / mass
+        for r, a, w in zip(sums, self.masses, self.w, strict=True):
+            gap += self.rho * float(kl_divergence(r, a * (w / a) ** (-self.reg / self.rho)).sum())
+        d = gap / (self.reg * mass)
+        return d / 3 + math.sqrt(2 * d + d * d / 9)
+
+
+def cyclic_reads(C: Any, masses: list[Any], reg: float, rho: float, translate: bool) -> int | None:
+    """Reads to TOL; None: more than MOST_READS."""
+    run = Cyclic(C, masses, reg, rho, translate)
+    while run.reads < MOST_READS:
+        if run.cycle() <= TOL:
+            return run.reads
+    return None
+
+
+def read_seconds(C: Any, masses: list[Any], reg: float) -> float:
+    """Of one read by the updates, the best of some."""
+    run = Cyclic(C, masses, reg, 1.0, False)
+    return min(common.sample(lambda k=k: run.sums(k), 1) for k in (0, 1, 2, 0, 1, 2))
+
+
+def measured(call: Callable[[], Any]) -> tuple[Any, float, float]:
+    """(answer, seconds of the better of two calls, MiB that numpy takes at most in a third)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seconds = min(common.sample(call, 1) for _ in range(2))
+        tracemalloc.start()
+        answer = call()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return answer, seconds, peak / 2**20
+
+
+def array_case(n: int, reg: float, rho: float, threads: int) -> dict[str, Any]:
+    C, masses, points, scale = array_problem(n, rho)
+    ours, seconds, memory = measured(
+        functools.partial(mapuot.multimarginal, C, masses, reg, rho, tol=TOL, threads=threads)
+    )
+    row: dict[str, Any] = {"n": n, "reg": reg, "rho": rho, "reads": ours.n_passes, "error": ours.error_bound}
+    row |= {"seconds": seconds, "memory": memory, "status": ours.status}
+    for name, translate in (("cyclic", False), ("cyclic, translated", True)):
+        small = (C, masses) if n <= COUNTED else array_problem(COUNTED, rho)[:2]
+        reads = cyclic_reads(*small, reg, rho, translate)
+        each = read_seconds(C, masses, reg)
+        row[name] = {"reads": reads, "least_seconds": each * (reads or MOST_READS)}
+    if rho == math.inf:
+        row["ott"] = ott_case(points, masses, reg * scale)
+        loose = functools.partial(mapuot.multimarginal, C, masses, reg, rho, tol=OTT_TOL, threads=threads)
+        row["loose_seconds"] = measured(loose)[1]
+    return row
+
+
+def ott_case(points: list[Any], masses: list[Any], reg: float) -> dict[str, Any]:
+    """MMSinkhorn compiled, to its own threshold; its sums of misses beside."""
+    if find_spec("ott") is None:
+        return {"skipped": "ott-jax is not installed"}
+    import jax
+    from ott.experimental import mmsinkhorn
+
+    jax.config.update("jax_enable_x64", True)
+    solver = mmsinkhorn.MMSinkhorn(threshold=OTT_TOL)
+    clouds, weights = [tuple(jax.numpy.asarray(x) for x in given) for given in (points, masses)]
+
+    @jax.jit
+    def solve(clouds: Any, weights: Any) -> Any:
+        out = solver(clouds, weights, epsilon=reg)
+        return out.potentials, out.errors
+
+    def call() -> Any:
+        return jax.block_until_ready(solve(clouds, weights))
+
+    call()
+    seconds = min(common.sample(call, 1) for _ in range(2))
+    errors = np.asarray(call()[1]).ravel()
+    found = errors[errors != -1]
+    return {"seconds": seconds, "missed": float(found[-1]), "iterations": 10 * len(found)}
+
+
+def pass_case(n: int, threads: int) -> dict[str, Any]:
+    """The pass over an array, beside reading as many bytes."""
+    C, masses, *_ = array_problem(n, 1.0)
+    kernel = mapuot.multimarginal(C, masses, 0.05, 1.0, threads=threads)._body.kernel.kernel
+    buffer = limits.Buffer(n**3 * kernel.K.itemsize, threads)
+    way = buffer.best_read()
+    v, base = np.ones(n * n), np.zeros(n)
+    times = common.interleave(
+        {
+            "read": lambda: buffer.read(*way),
+            "pass": lambda: kernel.fused(v, base, 0.95, True),
+            "wide pass": lambda: kernel.fused(v, base, 0.95, False),
+        },
+        6.0,
+    )
+    times["read"] = [buffer.seconds(x) for x in times["read"]]
+    best = {name: min(values) for name, values in times.items()}
+    return {
+        "n": n,
+        "storage": kernel.dtype,
+        "seconds": best,
+        "of_limit": best["read"] / best["pass"],
+        "wide_of_limit": best["read"] / best["wide pass"],
+    }
+
+
+def chain_case(n: int, reg: float, rho: float, threads: int) -> dict[str, Any]:
+    """A chain of ten against ten solves of its pairs, the first of them twice."""
+    points, masses = clouds(n, 10)
+    costs = {(k, k + 1): squares(points[k], points[k + 1]) for k in range(9)}
+    scale = max(float(M.max()) for M in costs.values())
+    costs = {pair: M / scale for pair, M in costs.items()}
+    pairs = [*costs.items(), ((0, 1), costs[0, 1])]
+
+    def pair_solves() -> Any:
+        return [mapuot.solve(M, masses[i], masses[j], reg, rho, threads=threads) for (i, j), M in pairs]
+
+    def chain() -> Any:
+        return mapuot.multimarginal(costs, masses, reg, rho, threads=threads)
+
+    times = common.interleave({"chain": chain, "pairs": pair_solves}, 20.0, (2, 10))
+    found = chain()
+    row = {"n": n, "reg": reg, "rho": rho, "passes": found.n_passes, "error": found.error_bound}
+    row["reads"] = found.n_passes + sum(math.isfinite(x.error) for x in found.trace)
+    row["pair_passes"] = [x.n_passes for x in pair_solves()]
+    return row | {"times": common.summaries(times), "ratio": common.ratio(times, "chain", "pairs")}
+
+
+def run(args: Any) -> dict[str, Any]:
+    begin = time.perf_counter()
+    sizes, chain_size = ((32,), 500) if args.quick else ((64, 128, 256), 5000)
+    with common.blas_threads(args.threads):
+        arrays = [array_case(n, reg, rho, args.threads) for n in sizes for reg, rho in CASES]
+        passes = [pass_case(n, args.threads) for n in (sizes if args.quick else (256, 400))]
+        chains = [chain_case(chain_size, reg, rho, args.threads) for reg, rho in CASES[:3]]
+    return {"arrays": arrays, "passes": passes, "chains": chains, "limits": LIMITS, "took": time.perf_counter() - begin}
+
+
+def reads_of(found: dict[str, Any]) -> Any:
+    return found["reads"] or f">{MOST_READS}"
+
+
+def report(data: dict[str, Any]) -> str:
+    rows = []
+    for r in data["arrays"]:
+        both = r["cyclic"], r["cyclic, translated"]
+        seconds = [float(x["least_seconds"]) for x in both]
+        ott = r.get("ott", {})
+        ott = f"{ott['seconds']:.3g}, {ott['seconds'] / r['loose_seconds']:.3g}x" if "seconds" in ott else ""
+        rows.append(
+            [r["n"], r["reg"], r["rho"], r["reads"], *map(reads_of, both), r["seconds"], *seconds, r["memory"], ott]
+        )
+    head = [
+        "n",
+        "reg",
+        "reg_m",
+        "reads",
+        "cyclic",
+        "translated",
+        "s",
+        "cyclic s",
+        "translated s",
+        "MiB",
+        "OTT s to 1e-3",
+    ]
+    text = [common.table(head, rows)]
+    keys = "of_limit", "wide_of_limit"
+    rows = [[r["n"], r["storage"], r["seconds"]["pass"], *(r[k] for k in keys), LIMITS["pass"]] for r in data["passes"]]
+    text.append(common.table(["pass, n", "storage", "s", "of the read limit", "in float64 sums", "limit"], rows))
+    rows = [
+        [
+            r["n"],
+            r["reg"],
+            r["rho"],
+            r["reads"],
+            max(r["pair_passes"]),
+            r["times"]["chain"]["min"],
+            r["ratio"]["of_minima"],
+        ]
+        for r in data["chains"]
+    ]
+    text.append(common.table(["chain of ten, n", "reg", "reg_m", "reads", "of a pair", "s", "of ten pairs"], rows))
+    skipped = {r["ott"]["skipped"] for r in data["arrays"] if "skipped" in r.get("ott", {})}
+    return "\n\n".join([*text, *(f"OTT: skipped, {x}" for x in skipped)])
+
+
+def plot(data: dict[str, Any], path: Path) -> None:
+    with common.figure(path, columns=2) as axes:
+        for name, key in (("cyclic", "cyclic"), ("cyclic, translated", "cyclic, translated"), ("mapuot", None)):
+            reads = [(r[key]["reads"] or MOST_READS) if key else r["reads"] for r in data["arrays"]]
+            axes[0][0].semilogy(reads, "o-", label=name)
+        axes[0][0].set(ylabel=f"reads of the array to a certified {TOL:g}", xlabel="problem")
+        axes[0][0].legend()
+        labels = [f"reg {r['reg']:g}\nreg_m {r['rho']:g}" for r in data["chains"]]
+        axes[0][1].bar(labels, [r["ratio"]["of_minima"] for r in data["chains"]])
+        axes[0][1].axhline(LIMITS["chain"], color="k", linestyle=":")
+        axes[0][1].set(ylabel="a chain of ten, in the time of ten pairs")
