@@ -379,7 +379,6 @@ class Workspace(KernelWorkspace):
             return self.row_side["marginal"] * self.progress.kappa, self.col_side["marginal"][:n].copy()
 
     def close(self) -> None:
-        """Give K back at once; the potentials stay. Without the circle the vectors go with the last who holds this."""
+        """Give K back at once; the potentials stay."""
         del self.K
-        self.coarse.workspace = None
         self.state.kernel = ffi.NULL
