@@ -1,4 +1,4 @@
-"""``mapuot solve IN -o OUT`` and ``mapuot info``: the library for files and batch systems, alone or under mpiexec.
+"""``mapuot solve IN -o OUT``, ``warm-up``, ``info``: the library for files and batch systems, alone or under mpiexec.
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is written all the same).
 """
@@ -327,6 +327,17 @@ def info_command() -> None:
         lines[name] = module_version(name)
     for name, text in lines.items() if first_rank() else ():
         click.echo(f"{name:<12} {text}")
+
+
+@cli.command("warm-up")
+def warm_up_command() -> None:
+    """Compile the CUDA kernels of common problems, so that no first solve on this machine waits for them.
+
+    They stay in CuPy's cache (~/.cupy/kernel_cache, or CUPY_CACHE_DIR). It takes about a minute of one core.
+    """
+    from .backends.cuda import warm_up  # noqa: PLC0415  needs an extra
+
+    click.echo(f"{warm_up.warm_up()} files compiled")
 
 
 def module_version(name: str) -> str:

@@ -5,7 +5,7 @@
 // shifts of its bits, without a conversion: the result is K 2^-896 exactly (zeros and subnormals too), and v and u
 // carry the factor WIDEN back.
 // Options: STORE, NARROW, GW (warps of a group), CPT (columns of a thread), R (rows of a tile), CLUSTER, KL_ROWS and
-// KL_COLS (1: the side is KL or balanced), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable),
+// KL_COLS (1: the side is KL or balanced), SPREAD (1: a row is spread over the warps of a cluster), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable),
 // RACECHECK (1: the whole block meets where a group would, which compute-sanitizer can follow; for problems that give
 // every group as many tiles).
 #ifndef COMMON_CUH
@@ -17,6 +17,9 @@ typedef unsigned int uint32_t;
 
 #ifndef NARROW
 #define NARROW 0
+#endif
+#ifndef SPREAD
+#define SPREAD 0
 #endif
 #ifndef ORDERED
 #define ORDERED 0

@@ -16,7 +16,11 @@ struct Entries {
 #endif
     int columns;
 
-    __device__ __forceinline__ bool has(int thread, int c) const { return (c * GT + thread) * CHUNK < columns; }
+    // SPREAD: what lies behind a row is K, too, whose products with v = 0 are 0 and whose sums nobody reads.
+    __device__ __forceinline__ bool has(int thread, int c) const
+    {
+        return SPREAD || (c * GT + thread) * CHUNK < columns;
+    }
 
     __device__ __forceinline__ uint4 read(const unsigned char *tile, int thread, int q, int c) const
     {
@@ -24,8 +28,9 @@ struct Entries {
         return has(thread, c) ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
     }
 
-    __device__ __forceinline__ void open(const unsigned char *tile, int thread)
+    __device__ __forceinline__ void open(const unsigned char *tile, int width, int thread)
     {
+        columns = width;
 #if HOLD
 #pragma unroll
         for (int q = 0; q < R; q++)

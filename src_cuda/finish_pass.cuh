@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(256) gather_sums(const __grid_const
         for (int q = 0; q < blocks / CLUSTER; q++)
             sum += ((const num *)S.slab)[q * S.ld + j];
 #else
-        sum = ((const num *)sums_of(S, turn))[j];
+        sum = ((const column_total *)sums_of(S, turn))[j];
 #endif
         S.total[j] = sum;
     }

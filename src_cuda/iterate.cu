@@ -16,33 +16,55 @@ struct Shared {
     Exchange exchange;
     Ring ring[GROUPS];
     uint64_t full[GROUPS][SLOTS];
-    alignas(128) num stage[STAGE + 1];
+#if SPREAD
+    Lie lie;
+    Mail mail;
+#endif
 };
 
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
+
+#if SPREAD
+__device__ __forceinline__ Mail &own_mail() { return ((Shared *)memory)->mail; }
+#endif
 
 // This block's share of the tiles and of shared memory; everything is zeroed once, so that no stale NaN is ever read.
 __device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, int group)
 {
     Shared &all = *(Shared *)memory;
-    const int clusters = gridDim.x / CLUSTER, owner = (int)(blockIdx.x / CLUSTER) * GROUPS + group;
-    const int64_t tiles = (S.m + R - 1) / R, owners = (int64_t)clusters * GROUPS;
+    const int64_t tiles = (S.m + R - 1) / R;
     Ring g;
-    g.first = (int)(tiles * owner / owners);
-    g.tiles = (int)(tiles * (owner + 1) / owners) - g.first;
+#if SPREAD
+    const Lie lie = lie_of(S, gridDim.x);
+    if (threadIdx.x == 0)
+        all.lie = lie;
+    const int owner = blockIdx.x / CLUSTER, owners = lie.streams, slice = lie.slice, strip = strip_of(group);
+    const bool works = owner < owners && strip < lie.strips;
+    g.step = 1;
+    g.kept = 0;
+#else
+    const int clusters = gridDim.x / CLUSTER, owner = (int)(blockIdx.x / CLUSTER) * GROUPS + group;
+    const int slice = (int)((S.ld / 16 + CLUSTER - 1) / CLUSTER * 16), strip = cluster_rank(); // at most WIDTH
+    const int64_t owners = (int64_t)clusters * GROUPS;
+    const bool works = true;
+#endif
+    g.first = works ? (int)(tiles * owner / owners) : 0;
+    g.tiles = works ? (int)(tiles * (owner + 1) / owners) - g.first : 0;
+#if !SPREAD
     g.kept = kept < g.tiles ? kept : g.tiles;
+#endif
     g.slots = slots - g.kept;
     g.slot = g.kept;
     g.forward = true;
     g.parity = 0;
-    const int slice = (int)((S.ld / 16 + CLUSTER - 1) / CLUSTER * 16); // at most WIDTH
-    g.column = cluster_rank() * slice;
+    g.column = strip * slice;
     g.columns = (int)(S.ld - g.column < slice ? S.ld - g.column : slice);
     g.bytes = R * slice * (int)sizeof(real);
     g.tile = RING_OFFSET + group * slots * g.bytes;
     g.full = shared_address(all.full[group]);
     uint4 *words = (uint4 *)(memory + RING_OFFSET);
-    for (int q = threadIdx.x; q < GROUPS * slots * g.bytes / 16; q += THREADS)
+    const int behind = SPREAD * 32 * CPT * (int)sizeof(real); // the last row, where a warp reads on
+    for (int q = threadIdx.x; q < (GROUPS * slots * g.bytes + behind) / 16; q += THREADS)
         words[q] = make_uint4(0, 0, 0, 0);
     for (int q = threadIdx.x; q < GROUPS * R * NEXT_B; q += THREADS)
         ((double *)all.exchange.row)[q] = 0;
@@ -107,13 +129,17 @@ template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, c
 }
 
 // s = K v, u = prox(s), column sums and row scalars of this block.  Between passes the ring waits in shared memory.
-// later: v is what the last pass of this launch has posted.
-__device__ __forceinline__ void row_half(const State &S, Shared &all, int group, bool later)
+// later: v is what the last pass of this launch has posted; lag: SPREAD, of u behind the products with v.
+__device__ __forceinline__ void row_half(const State &S, Shared &all, int group, bool later, int lag)
 {
     const int turn = (int)all.finish.p.turn;
     alignas(16) num v[CPT];
     num acc[CPT];
+#if SPREAD
+    Ring &g = all.ring[group]; // as it is: the sweep needs the registers
+#else
     Ring g = all.ring[group];
+#endif
 #pragma unroll
     for (int c = 0; c < CPT; c++)
         acc[c] = 0;
@@ -122,22 +148,28 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
             load_v<true>(next_v(S, turn), g, v);
         else
             load_v<false>(first_v(S), g, v);
+#if SPREAD
+        spread_pass(S, all.lie, g, group, lag, all.finish.p.shift, all.exchange.row + group * R, v, acc);
+#else
         row_pass(S, g, all.exchange, group, all.finish.p.shift, v, acc);
+#endif
     }
     __syncthreads();
+#if !SPREAD
     if (threadIdx.x % GT == 0)
         all.ring[group] = g;
-    add_sums(S, g, acc, group, all.stage, (num *)sums_of(S, turn));
+#endif
+    add_sums(S, g, acc, group, all.finish.value, (column_total *)sums_of(S, turn));
     const int slot = threadIdx.x % 32; // the last warp: the others may be at the sums still
     if ((int)threadIdx.x >= THREADS - 32 && slot < NEXT_B) {
-        double total = 0;
+        double sum = 0;
 #pragma unroll
         for (int q = 0; q < GROUPS * R; q++)
-            total += all.exchange.row[q][slot];
+            sum += all.exchange.row[q][slot];
 #pragma unroll
         for (int q = 0; q < GROUPS * R; q++)
             all.exchange.row[q][slot] = 0;
-        scalars_of(S, turn)[blockIdx.x * SCALARS + slot] = total;
+        scalars_of(S, turn)[blockIdx.x * SCALARS + slot] = sum;
     }
 }
 
@@ -153,7 +185,7 @@ __device__ __forceinline__ double column_sum(const State &S, int turn, int j, in
         sum += __ldcg((const num *)S.slab + q * S.ld + j);
     return sum;
 #else
-    return __ldcg((const num *)sums_of(S, turn) + j);
+    return __ldcg((const column_total *)sums_of(S, turn) + j);
 #endif
 }
 
@@ -230,7 +262,7 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
             c.G = S.work[S.n + c.j];
         }
         if (!(S.solo && blockIdx.x > 0))
-            ((num *)sums_of(S, turn + 2))[c.j] = 0;
+            ((column_total *)sums_of(S, turn + 2))[c.j] = 0;
         if (F.p.step > 2 || !isfinite(c.absorbed))
             continue;
         const double v = advance_column(S, F, c, step, B, scale);
@@ -281,7 +313,7 @@ __device__ __forceinline__ uint32_t finish_half(const State &S, Shared &all, int
 #define SHAPE __launch_bounds__(THREADS, 1)
 #endif
 
-// At most `count` passes, `first` made before.
+// At most `count` passes, `first` made before; kept: tiles that stay in shared memory, or the lag where SPREAD.
 extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int slots, int kept, int first, int count,
                                          int mode)
 {
@@ -298,6 +330,9 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     const Ring g = ring_open(S, slots, kept, group);
     if (threadIdx.x % GT == 0)
         all.ring[group] = g;
+#if SPREAD
+    empty_mail();
+#endif
 #if CLUSTER > 1
     group_barrier(group);
 #endif
@@ -310,7 +345,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     __syncthreads();
     for (int pass = 0; pass < count; pass++) {
         if (mode & ROWS)
-            row_half(S, all, group, pass > 0 && mode & FINISH);
+            row_half(S, all, group, pass > 0 && mode & FINISH, kept);
         if (mode == ROWS) {
             grid_barrier(counter, ended);
             continue;

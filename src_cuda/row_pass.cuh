@@ -1,5 +1,6 @@
 // Mirrors src_c/kernels_tmpl.c (row_pass, narrow_pass): s = K v, u = prox(s), sums += K^T u; K is read once.
 //
+// SPREAD 1: rows are spread over the warps of a cluster, each on its own (spread_pass.cuh).  Else:
 // A group of GW warps owns consecutive tiles of R rows; its threads own CPT columns each, whose v and column sums
 // stay in registers.  Shared memory holds tiles that stay for the whole solve, as many as fit, and a ring that bulk
 // copies fill with the others; these sweep forth and back, so that what a pass leaves in the ring and in the L2 cache
@@ -11,14 +12,23 @@
 #include "row_prox.cuh"
 
 #define THREADS 512
-#define GROUPS (16 / GW)                         // groups of a block
-#define GT (32 * GW)                             // threads of a group
-#define VPT (CPT / CHUNK)                        // 16-byte chunks of a thread
-#define WIDTH (GT * CPT)                         // columns that a group covers
-#define LANES (32 / R)                           // lanes that hold the sum of one row
-#define PARTS (GW * CLUSTER)                     // partial sums of a row
-#define SLOTS 32                                 // most tiles in the ring of a group
-#define HOLD (NARROW && 2 * CPT + R * CPT <= 60) // a tile stays in registers for both halves of its step
+#define GROUPS (16 / GW)                                    // groups of a block
+#define GT (32 * GW)                                        // threads of a group
+#define VPT (CPT / CHUNK)                                   // 16-byte chunks of a thread
+#define WIDTH (GT * CPT)                                    // columns that a group covers
+#define LANES (32 / R)                                      // lanes that hold the sum of one row
+#define PARTS (GW * CLUSTER)                                // partial sums of a row
+#define SLOTS (SPREAD ? 16 : 32)                            // most tiles in the ring of a group
+#define SHORT 16                                            // rows whose float32 products are summed by themselves
+#define HOLD (NARROW && !SPREAD && 2 * CPT + R * CPT <= 60) // a tile stays in registers for both halves of its step
+
+#define SHORT_SUMS (NARROW && CLUSTER == 1) // those of blocks are added in float32, too
+
+#if SHORT_SUMS
+typedef float column_total;
+#else
+typedef double column_total;
+#endif
 
 #if PERSISTENT
 #include "entries_stored.cuh" // in the shape of a tile that stands above
@@ -78,6 +88,7 @@ struct Ring {
     int column, columns; // this block's slice of K
     int bytes;           // of a tile
     int tile;            // offset of the first slot in memory
+    uint32_t step;       // SPREAD: number of the first step of the next sweep, from 1 on
     uint32_t full;       // shared address of the first slot's mbarrier
 };
 
@@ -97,8 +108,10 @@ __device__ __forceinline__ void fetch(const State &S, const Ring &g, int t, int 
     const real *from = S.kernel + row * S.ld + g.column;
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes * rows) : "memory");
 #if CLUSTER > 1
-    for (int r = 0; r < rows; r++)
-        copy_in(to + r * bytes, from + r * S.ld, bytes, full);
+#pragma unroll
+    for (int r = 0; r < R; r++)
+        if (r < rows)
+            copy_in(to + r * bytes, from + r * S.ld, bytes, full);
 #else
     copy_in(to, from, bytes * rows, full);
 #endif
@@ -181,6 +194,19 @@ __device__ __forceinline__ void tile_sums(const Entries &tile, int thread, num u
     }
 }
 
+#if NARROW
+// What float32 sums of a few rows are added to, without loss: sum takes acc, acc keeps what sum's rounding has dropped.
+__device__ __forceinline__ void fold(num (&acc)[CPT], num (&sum)[CPT])
+{
+#pragma unroll
+    for (int c = 0; c < CPT; c++) {
+        const num before = sum[c];
+        sum[c] = before + acc[c];
+        acc[c] -= sum[c] - before;
+    }
+}
+#endif
+
 // One step of a sweep: the tiles that stay are spread evenly among those that stream by.
 struct Step {
     int tile, slot;
@@ -226,6 +252,9 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
     int left = now.slot;
     double *row = x.row[group * R + lane / LANES];
     Point point;
+#if NARROW
+    num sum[CPT] = {};
+#endif
     next_step(g, now);
     if (HOLD && g.tiles)
         point = point_of(S, g, now.tile);
@@ -235,9 +264,8 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
         num s[R];
         if (!HOLD)
             point = point_of(S, g, now.tile);
-        tile.columns = g.columns;
         await(g.full + now.slot * 8, (g.parity >> now.slot) & 1);
-        tile.open(memory + g.tile + now.slot * g.bytes, thread);
+        tile.open(memory + g.tile + now.slot * g.bytes, g.columns, thread);
         tile_dots(tile, thread, v, s);
         publish(x, group, k & 1, warp_sums<R>(s, lane), warp, lane);
         const Row kept = row_of(point, shift);
@@ -251,12 +279,21 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
         if (HOLD && k + 1 < g.tiles)
             point = point_of(S, g, now.tile);
         tile_sums(tile, thread, u, acc);
+#if NARROW
+        if (k % (SHORT / R) == SHORT / R - 1)
+            fold(acc, sum);
+#endif
     }
+#if NARROW
+#pragma unroll
+    for (int c = 0; c < CPT; c++)
+        acc[c] += sum[c];
+#endif
     g.slot = left;
     g.forward = !g.forward;
 }
 
-#if NARROW || ORDERED
+#if (NARROW || ORDERED) && !SPREAD
 // The first group of the block gathers the sums of all groups: stage[group - 1][chunk][thread].
 __device__ __forceinline__ void join_groups(num (&acc)[CPT], int group, num *stage)
 {
@@ -268,54 +305,80 @@ __device__ __forceinline__ void join_groups(num (&acc)[CPT], int group, num *sta
         if (group > 0)
             stage[((group - 1) * CPT + c) * GT + thread] = acc[c];
     __syncthreads();
-    if (group > 0)
-        return;
     for (int q = 0; q < GROUPS - 1; q++)
 #pragma unroll
         for (int c = 0; c < CPT; c++)
-            acc[c] += stage[(q * CPT + c) * GT + thread];
+            if (group == 0)
+                acc[c] += stage[(q * CPT + c) * GT + thread];
+    __syncthreads();
 }
+#endif
 
-// The block's column sums: added to `to` or, ORDERED, put into its row of the slab.
-__device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, num *stage, num *to)
+#if ORDERED
+// The block's column sums into its row of the slab
+__device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage,
+                                         column_total *)
 {
-    join_groups(acc, group, stage);
+#if SPREAD
+    if (g.tiles == 0)
+        return;
+#else
+    join_groups(acc, group, (num *)stage);
+    if (group > 0)
+        return;
+#endif
+    num *to = (num *)S.slab + (int64_t)(blockIdx.x / CLUSTER) * S.ld + g.column;
+#pragma unroll
+    for (int c = 0; c < VPT; c++) {
+        const int j = (c * GT + threadIdx.x % GT) * CHUNK;
+#pragma unroll
+        for (int e = 0; e < CHUNK; e++)
+            if (j < g.columns)
+                to[j + e] = acc[c * CHUNK + e];
+    }
+}
+#else
+#define LINED (CHUNK > 4 ? 16 : 32) // lanes whose chunks are added at once: 128 columns at most
+
+// The sums of blocks are added in float64 where rows are wide: 132 additions in float32 would be a third of the floor of
+// narrow passes.  Where they are short (SHORT_SUMS) float64 would take 2 to 5 us longer, as much as the whole sweep.
+#if SHORT_SUMS
+__device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *stage,
+                                         column_total *to)
+{
+    to += g.column;
+    join_groups(acc, group, (num *)stage);
     if (group > 0)
         return;
 #pragma unroll
     for (int c = 0; c < VPT; c++) {
         const int j = (c * GT + threadIdx.x) * CHUNK;
-        if (j >= g.columns)
-            continue;
-#if ORDERED
-        num *at = (num *)S.slab + (int64_t)(blockIdx.x / CLUSTER) * S.ld + g.column + j;
-#pragma unroll
-        for (int e = 0; e < CHUNK; e++)
-            at[e] = acc[c * CHUNK + e];
-#else
 #pragma unroll
         for (int e = 0; e < CHUNK; e += 4)
-            asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + g.column + j + e),
-                         "f"(acc[c * CHUNK + e]), "f"(acc[c * CHUNK + e + 1]), "f"(acc[c * CHUNK + e + 2]),
-                         "f"(acc[c * CHUNK + e + 3])
-                         : "memory");
-#endif
+            if (j < g.columns)
+                asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + j + e),
+                             "f"(acc[c * CHUNK + e]), "f"(acc[c * CHUNK + e + 1]), "f"(acc[c * CHUNK + e + 2]),
+                             "f"(acc[c * CHUNK + e + 3])
+                             : "memory");
     }
 }
-#define STAGE ((GROUPS > 1 ? GROUPS - 1 : 0) * WIDTH) // numbers
 #else
-// to += acc, by bulk reductions of one warp's chunk at a time; stage: 32 CHUNK doubles of every warp.
-__device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int, num *all, num *to)
+// to += acc, in float64, by bulk reductions of one warp's chunks at a time; stage: 128 numbers of every warp.
+__device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&acc)[CPT], int group, double *all,
+                                         column_total *to)
 {
     const int thread = threadIdx.x % GT, lane = threadIdx.x % 32;
-    num *stage = all + threadIdx.x / 32 * 32 * CHUNK;
+    double *stage = all + threadIdx.x / 32 * 128;
 #pragma unroll
-    for (int c = 0; c < VPT; c++) {
-        const int first = (c * GT + thread - lane) * CHUNK, left = g.columns - first;
-        const uint32_t bytes = (left < 32 * CHUNK ? left : 32 * CHUNK) * 8;
+    for (int half = 0; half < VPT * 32 / LINED; half++) {
+        const int c = half * LINED / 32, from = half * LINED % 32;
+        const int first = (c * GT + thread - lane + from) * CHUNK, left = g.columns - first;
+        const uint32_t bytes = (left < LINED * CHUNK ? left : LINED * CHUNK) * 8;
+        if (LINED == 32 || lane / LINED == from / LINED)
 #pragma unroll
-        for (int e = 0; e < CHUNK; e += 2)
-            *(double2 *)(stage + lane * CHUNK + e) = make_double2(acc[c * CHUNK + e], acc[c * CHUNK + e + 1]);
+            for (int e = 0; e < CHUNK; e += 2)
+                *(double2 *)(stage + lane % LINED * CHUNK + e) =
+                    make_double2((double)acc[c * CHUNK + e], (double)acc[c * CHUNK + e + 1]);
         asm volatile("fence.proxy.async;" ::: "memory");
         __syncwarp();
         if (lane == 0 && left > 0)
@@ -328,7 +391,10 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
     if (lane == 0)
         asm volatile("cp.async.bulk.wait_group 0;\nfence.proxy.async;" ::: "memory");
 }
-#define STAGE (16 * 32 * CHUNK)
+#endif
+#endif
+#if SPREAD
+#include "spread_pass.cuh"
 #endif
 #endif
 #endif

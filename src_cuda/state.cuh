@@ -53,7 +53,7 @@ struct State {
     double *image, *residual;  // copies of n: last G(x) and G(x) - x, G with the shift as x
     double *dF, *dG;           // copies of MEMORY x n: differences of residuals and images
     double *work;              // 2 n, portable: G(x) - x and G(x) of this pass, before the translation
-    double *sums;              // 3 x ld, used in turn: K^T u (float32 in narrow passes)
+    double *sums;              // 3 x ld, used in turn: K^T u (float32 where SHORT_SUMS)
     double *total;             // ld + SCALARS: K^T u and the row scalars of a pass in two halves, to be reduced
     double *slab;              // clusters x ld, ORDERED: the column sums of each
     double *scalars;           // 2 x BLOCKS (or parts, if more) x SCALARS, used in turn

@@ -14,7 +14,8 @@ from launch import HERE, environment
 PARTS = {
     "regimes": ["core/test_regimes.py", "core/test_penalties.py", "hostile/test_examples.py"],
     "persistent": ["cuda/test_cuda.py", "-k", "persistent"],
-    "solve": ["cuda/test_cuda.py", "-k", "not (persistent or portable)"],
+    "spread": ["cuda/test_cuda.py", "-k", "spread"],
+    "solve": ["cuda/test_cuda.py", "-k", "not (persistent or spread or portable)"],
     "batch": ["cuda/test_batch_cuda.py"],
     "portable": ["cuda/test_cuda.py", "-k", "portable"],
     "points": ["cuda/test_points_cuda.py"],

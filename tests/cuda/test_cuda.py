@@ -15,6 +15,7 @@ if not cp.cuda.is_available():
 from mapuot.backends import coarse, cuda  # noqa: E402
 from mapuot.backends.cuda import arrays as cuda_arrays  # noqa: E402
 from mapuot.backends.cuda import coarse as cuda_coarse  # noqa: E402
+from mapuot.backends.cuda import kernels, warm_up  # noqa: E402
 from mapuot.backends.cuda import stream as cuda_stream  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -62,6 +63,15 @@ def path(request, monkeypatch):
     return request.param
 
 
+@pytest.fixture
+def spread(request, monkeypatch):
+    """Rows of more than 512 columns lie on the warps of clusters of so many blocks."""
+    if int(cp.cuda.Device().compute_capability) < 90:
+        pytest.skip("the persistent kernel needs sm_90")
+    monkeypatch.setattr(kernels, "SPREAD_COLUMNS", 512)
+    monkeypatch.setattr(kernels, "SPREAD_CLUSTERS", (request.param,))
+
+
 SHAPES = [(1, 1), (97, 131), (300, 515), (70, 1030), (40, 4100), (33, 9000), (9, 20001), (9, 65000)]
 WIDE = [(33, 9000), (9, 65000)]
 CASES = [
@@ -80,6 +90,26 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
     found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5, exact=not narrow)
     tol = {"float64": 1e-11, "float32": 2e-5 if narrow else 1e-6, "bfloat16": 2e-2}[precision]
     assert len(found[0]) == len(expected[0]) or precision != "float64"
+    np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol)
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
+        np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize(
+    ("spread", "precision", "shape", "narrow"),
+    [
+        (2, "float32", (45, 1310), True), (2, "float32", (45, 1310), False), (4, "bfloat16", (20, 3001), True),
+        (8, "float64", (1, 700), False),
+    ],
+    indirect=["spread"],
+)  # fmt: skip
+def test_spread_rows_equal_the_oracle(spread, precision, shape, narrow):
+    """Three sweeps, forth and back, over rings that are shorter than a stream."""
+    M, a, b = cost(*shape)
+    a, b = weights(a, b, 1.3)
+    expected = run(reference, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 3)
+    found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 3, exact=not narrow)
+    tol = {"float64": 1e-11, "float32": 2e-5 if narrow else 1e-6, "bfloat16": 2e-2}[precision]
     np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol)
     for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
         np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
@@ -319,6 +349,12 @@ def test_ordered_sums_repeat_to_the_bit(monkeypatch, shape):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", [2], indirect=True)
+def test_ordered_sums_of_spread_rows_repeat_to_the_bit(monkeypatch, spread):
+    test_ordered_sums_repeat_to_the_bit(monkeypatch, (40, 2000))
+
+
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(97, 131), (130, 1030)])
 def test_a_pass_in_two_halves_is_the_same(path, precision, shape):
@@ -375,6 +411,16 @@ def test_a_coarse_storage_gives_way_to_float64(m, n, precision, tol):
     found = solve(cp.asarray(M), a, b, 0.05, 1.0, tol=tol, precision=precision)
     assert found.converged
     assert found.error_bound <= tol
+
+
+@pytest.mark.parametrize("shape", [(97, 131), (300, 515)])
+def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape):
+    M, a, b = cost(*shape)
+    monkeypatch.setattr(kernels, "LOADED", {})
+    assert solve(cp.asarray(M), *weights(a, b, 1.2), 0.05, 1.0).plan.shape == shape
+    needed = {(file, *options) for _, file, _, *options in kernels.LOADED}
+    assert len(needed) > 2
+    assert needed <= {(file, *sorted(options.items())) for file, _, options in warm_up.jobs()}
 
 
 def test_unknown_switch(monkeypatch):

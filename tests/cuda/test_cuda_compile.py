@@ -46,6 +46,9 @@ def shape_options(shape, dtype, kl, **more):
         ("float32", 8192, 0),
         ("float32", 20000, 0),
         ("bfloat16", 16384, 1),
+        ("float32", 65536, 1),
+        ("float32", 49152, 0),
+        ("bfloat16", 131072, 1),
     ],
 )
 def test_persistent_kernel_holds_its_registers(arch, dtype, ld, narrow):
@@ -141,11 +144,15 @@ def test_headers_are_in_the_source():
 
 def test_every_width_up_to_a_cluster_has_a_shape():
     for dtype, narrow in [(d, w) for d in kernels.STORES for w in (False, True)]:
-        for ld in range(16, 65536 + 1, 1008):
-            shape = kernels.shape_for(ld // 16 * 16, dtype, narrow)
-            assert shape is not None
-            assert shape.width >= ld // 16 * 16
-    assert kernels.shape_for(65552, "float32") is None
+        for ld in [*range(16, 131072, 1008), 131072]:
+            shape = kernels.shape_for(ld, dtype, narrow)
+            assert shape.width >= ld
+            if shape.SPREAD:
+                streams, strips, columns = shape.spread(10**6, ld, kernels.ITEMSIZE[dtype], 132)
+                assert streams == 132 // shape.CLUSTER
+                assert ld <= strips * columns < ld + columns
+                assert columns <= 32 * shape.CPT
+        assert kernels.shape_for(131088, dtype, narrow) is None
 
 
 def test_records_are_words():

@@ -6,7 +6,10 @@ The text of the headers goes into the source, so that CuPy's cache sees every ed
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,9 +20,15 @@ from ..contract import MEMORY, PAD, memory_of
 SOURCE = records.SOURCE
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
-THREADS, MAX_SLOTS, SCALARS, BLOCKS = 512, 32, 7, 256
+THREADS, SCALARS, BLOCKS = 512, 7, 256
+MAX_SLOTS, MAIL = 32, 16  # slots of a ring; where rows are spread, as many as steps that a mailbox holds
 POSTS, CLUSTERS = 128, 64  # numbers that a block posts at most; clusters of a coarse correction
-SOLO_COLUMNS = THREADS  # up to here every block does the whole finish_pass for itself
+SPREAD_COLUMNS = 32768  # rows wider than this are spread
+SPREAD_CLUSTERS = (2, 4, 8, 16)  # blocks that share a row, while it fits
+FULL_STRIPS = 8192  # and those from 15/16 of a power of 2 to it above this: fewer columns take a worker as long
+TILE_BYTES = 190_000  # of shared memory, for the rings of a block
+SOLO_COLUMNS = 128  # up to here every block does the whole finish_pass for itself
+SHALLOW_COLUMNS = 512  # up to here a pass is short beside more than 5 differences
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 
 RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
@@ -29,7 +38,7 @@ VIEW = records.read("stream.cu")["View"]
 
 def memory_for(m: int, n: int, itemsize: int) -> int:
     """Anderson differences that the kernels have room for: 20, or 5 where a pass is short beside more of them."""
-    return MEMORY[n > SOLO_COLUMNS and memory_of(MEMORY[1], m, itemsize) > MEMORY[0]]
+    return MEMORY[n > SHALLOW_COLUMNS and memory_of(MEMORY[1], m, itemsize) > MEMORY[0]]
 
 
 def line(memory: int) -> int:
@@ -39,16 +48,20 @@ def line(memory: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """How row_pass lies on the device: GW warps of a group own tiles of R rows, CPT columns a thread."""
+    """How row_pass lies on the device: GW warps of a group own tiles of R rows, CPT columns a thread.
+
+    ``SPREAD``: a row is spread over the warps of a cluster (spread_pass.cuh).
+    """
 
     GW: int
     CPT: int
     R: int
     CLUSTER: int = 1
+    SPREAD: int = 0
 
     @property
     def width(self) -> int:
-        return 32 * self.GW * self.CPT * self.CLUSTER
+        return 32 * self.GW * self.CPT * self.CLUSTER * (self.groups if self.SPREAD else 1)
 
     @property
     def groups(self) -> int:
@@ -57,6 +70,12 @@ class Shape:
     def tile_bytes(self, ld: int, itemsize: int) -> int:
         columns = -(-(ld // PAD) // self.CLUSTER) * PAD
         return self.R * columns * itemsize
+
+    def spread(self, m: int, ld: int, itemsize: int, blocks: int) -> tuple[int, int, int]:
+        """Twin of lie_of in spread_pass.cuh: (streams, strips, columns of a strip)."""
+        chunk = 16 // itemsize
+        streams, each = min(blocks // self.CLUSTER, -(-m // self.R)), -(-ld // (chunk * self.CLUSTER * self.groups))
+        return streams, -(-ld // (chunk * each)), each * chunk
 
 
 # the narrowest that covers a row is used; NARROW: float32 sums, which leave registers for more columns a thread
@@ -82,9 +101,28 @@ def portable_shape(ld: int, dtype: str) -> Shape | None:
     return next((s for s in PORTABLE_SHAPES if s.width >= ld and s.CPT % chunk == 0), None)
 
 
+def spread_shape(ld: int, dtype: str) -> Shape | None:
+    """The smallest cluster that has room for a row, and the fewest columns a thread; None where there is none.
+
+    Two rows at once, where three such tiles of each of 16 warps fit into shared memory.
+    """
+    chunk = 16 // ITEMSIZE[dtype]
+    for cluster in SPREAD_CLUSTERS:
+        rows = 2 if 6 * ITEMSIZE[dtype] * ld // cluster <= TILE_BYTES else 1
+        for columns in (8, 12, 16):
+            if columns % chunk == 0 and ld <= THREADS * columns * cluster:
+                return Shape(1, columns, rows, cluster, 1)
+    return None
+
+
 def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
     """The narrowest shape that covers a row; None where no persistent kernel does."""
     chunk = 16 // ITEMSIZE[dtype]
+    if ld > SPREAD_COLUMNS:
+        return spread_shape(ld, dtype)
+    if dtype == "float32" and ld > FULL_STRIPS and ld > (1 << (ld - 1).bit_length()) * 15 // 16:
+        cluster = (1 << (ld - 1).bit_length()) // FULL_STRIPS
+        return Shape(1, 16, 1, cluster, 1) if narrow else Shape(1, 8, 2, 2 * cluster, 1)
     shapes = NARROW_SHAPES if narrow else WIDE_SHAPES
     fitting = [shape for shape in shapes if shape.width >= ld and shape.CPT % chunk == 0]
     if not fitting:
@@ -100,6 +138,8 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
 def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) -> dict[str, int]:
     """The compiler's -D options of row_pass and finish_pass."""
     lie = {"GW": shape.GW, "CPT": shape.CPT, "R": shape.R, "CLUSTER": shape.CLUSTER}
+    if shape.SPREAD:
+        lie |= {"SPREAD": 1}
     return lie | {"STORE": STORES[dtype], "KL_ROWS": int(kl[0]), "KL_COLS": int(kl[1])} | more
 
 
@@ -148,12 +188,33 @@ def module(device: int, name: str, *options: tuple[str, int]) -> Any:
     return cupy.RawModule(code=source(name), options=flags, enable_cooperative_groups=cooperative)
 
 
-@cache
-def loaded(device: int, name: str, function: str, *options: tuple[str, int]) -> Any:
-    return module(device, name, *options).get_function(function)
+LOADED: dict[tuple[Any, ...], Any] = {}  # functions by device, file, name and options
 
 
 def kernel(name: str, function: str, **options: int) -> Any:
     import cupy  # noqa: PLC0415
 
-    return loaded(cupy.cuda.runtime.getDevice(), name, function, *sorted(options.items()))
+    key = cupy.cuda.runtime.getDevice(), name, function, *sorted(options.items())
+    if key not in LOADED:
+        LOADED[key] = module(key[0], name, *key[3:]).get_function(function)
+    return LOADED[key]
+
+
+Job = tuple[str, str, dict[str, int]]  # file, function, options
+
+
+def together(jobs: Iterable[Job]) -> None:
+    """Load these functions; files that must be compiled for them are compiled at once, as NVRTC leaves the GIL."""
+    import cupy  # noqa: PLC0415
+
+    device = cupy.cuda.runtime.getDevice()
+    missing = [(n, f, options) for n, f, options in jobs if (device, n, f, *sorted(options.items())) not in LOADED]
+    if len(missing) < 2:
+        return
+
+    def load(job: Job) -> None:
+        with cupy.cuda.Device(device):
+            kernel(job[0], job[1], **job[2])
+
+    with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
+        list(pool.map(load, missing))

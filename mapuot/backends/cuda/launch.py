@@ -18,12 +18,15 @@ from typing import Any, ClassVar
 import cupy as cp
 import numpy as np
 
+from ..contract import PAD
 from .kernels import (
     BLOCKS,
     ITEMSIZE,
+    MAIL,
     MAX_SLOTS,
     SOLO_COLUMNS,
     THREADS,
+    Job,
     Shape,
     by_value,
     kernel,
@@ -32,13 +35,15 @@ from .kernels import (
     portable_shape,
     shape_for,
     shape_options,
+    together,
 )
 
 TRACE_PASSES = 256  # passes that the record of one launch holds
 GRAPH_PASSES = 18  # passes of a captured graph: a multiple of the 6 turns of the buffers
-SHARE = 128  # columns that a block does at least
+SHARE, SMALL_SHARE = 128, 64  # columns that a block does at least; where there are few
 FEW_COLUMNS = 1024  # up to here a smaller grid meets sooner than a larger one reads
 RING_BYTES = 1 << 16  # of shared memory for the tiles that stream by; the rest keeps tiles
+PORTABLE_CLUSTER = 8  # blocks: more of them some devices have
 ROWS, FINISH, BOTH = 1, 2, 3  # halves of a pass
 ROW_KERNELS = {  # (in place, a block covers a row): the portable row half
     (False, True): ("row_pass",), (False, False): ("row_sums", "column_sums"),
@@ -81,6 +86,8 @@ def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> 
     count = ctypes.c_int()
     driver = libcuda()
     handle = ctypes.c_void_p(function.kernel.ptr)
+    if cluster > PORTABLE_CLUSTER and driver.cuFuncSetAttribute(handle, 14, 1):
+        return 0  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
     status = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), handle, ctypes.byref(config))
     return count.value if status == 0 else 0
 
@@ -93,6 +100,27 @@ def ring_offset(options: tuple[tuple[str, int], ...], device: int) -> int:
     return int(out[0])
 
 
+def pass_options(shape: Shape, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int) -> dict[str, int]:
+    words = {"ORDERED": int("ordered" in switches()), "RACECHECK": int("racecheck" in switches())}
+    return shape_options(shape, dtype, kl, NARROW=int(narrow), MEMORY=memory, **words)
+
+
+def shapes_for(ld: int, dtype: str) -> tuple[Shape | None, Shape | None]:
+    """Those of wide and of narrow passes."""
+    return shape_for(ld, dtype), None if dtype == "float64" else shape_for(ld, dtype, True)
+
+
+def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool]) -> list[Job]:
+    """What must be compiled for the passes over such a K on a device that has the persistent kernel."""
+    memory = memory_for(m, n, ITEMSIZE[dtype])
+    found = enumerate(shapes_for(-(-n // PAD) * PAD, dtype))
+    return [
+        ("iterate.cu", "iterate", pass_options(shape, dtype, kl, bool(narrow), memory))
+        for narrow, shape in found
+        if shape is not None
+    ]
+
+
 class Persistent:
     """One compiled persistent kernel and its grid; ``parts`` is 0 where it does not fit the device."""
 
@@ -101,11 +129,15 @@ class Persistent:
     ) -> None:
         device = cp.cuda.Device().id
         _, processors, shared = device_limits(device)
-        words = {"ORDERED": int("ordered" in switches()), "RACECHECK": int("racecheck" in switches())}
-        options = shape_options(shape, dtype, kl, NARROW=int(narrow), MEMORY=memory, **words)
+        options = pass_options(shape, dtype, kl, narrow, memory)
         self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
         self.gather_run = kernel("iterate.cu", "gather_sums", **options)
         offset = ring_offset(tuple(sorted(options.items())), device)
+        self.parts = self.slabs = 0
+        if shape.SPREAD:
+            self.shared = self.run.max_dynamic_shared_size_bytes = shared
+            self.spread(m, ld, ITEMSIZE[dtype], min(processors, BLOCKS), shared - offset)
+            return
         tile, tiles = shape.tile_bytes(ld, ITEMSIZE[dtype]), -(-m // shape.R)
         most = min(processors, BLOCKS, 64 if ld <= FEW_COLUMNS and m <= FEW_COLUMNS else BLOCKS)
         want = -(-tiles // shape.groups) * shape.CLUSTER
@@ -124,6 +156,20 @@ class Persistent:
         each = -(-tiles // max(1, self.parts // shape.CLUSTER * shape.groups))
         ring = max(2, RING_BYTES // (shape.groups * tile)) if shape.CLUSTER == 1 else self.slots
         self.kept = each if each <= self.slots else max(0, self.slots - ring)
+        self.slabs = self.parts // shape.CLUSTER
+
+    def spread(self, m: int, ld: int, itemsize: int, blocks: int, room: int) -> None:
+        """All clusters that fit; a worker's ring takes all the room, and the lag all slots but two."""
+        shape = self.shape
+        blocks -= blocks % shape.CLUSTER
+        blocks = min(blocks, shape.CLUSTER * resident_clusters(self.run, shape.CLUSTER, blocks, self.shared))
+        streams, _, columns = shape.spread(m, ld, itemsize, blocks)
+        room -= 32 * shape.CPT * itemsize  # a warp reads on behind its last row
+        self.slots = min(MAIL, room // max(1, shape.groups * shape.R * columns * itemsize))
+        if streams == 0 or self.slots < (3 if shape.R > 1 else 2):
+            return
+        self.parts = streams * shape.CLUSTER
+        self.kept, self.slabs = max(min(2, self.slots - 1), self.slots - 2), streams
 
     def __call__(self, state: Any, first: int, count: int, mode: int) -> None:
         sizes = (self.slots, self.kept, first, count, mode)
@@ -146,8 +192,10 @@ class Iterate:
     """Calls that make passes on the state they were built for."""
 
     def __init__(
-        self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], in_place: bool
-    ) -> None:
+        self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], in_place: bool,
+        beside: tuple[Job, ...] = (),
+    ) -> None:  # fmt: skip
+        """``beside``: what the caller needs next, compiled at the same time."""
         self.state, self.most = state, TRACE_PASSES
         (self.m, self.n, ld), self.in_place = shape, in_place
         self.memory = memory_for(self.m, self.n, ITEMSIZE[dtype])
@@ -159,6 +207,7 @@ class Iterate:
         self.ordered = "ordered" in switches()
         capability, self.processors, _ = device_limits(cp.cuda.Device().id)
         if capability >= 90 and not in_place and "portable" not in switches():
+            together([*persistent_jobs(self.m, self.n, dtype, kl), *beside])
             self.fit(ld, dtype, kl)
         self.persistent = self.wide is not None
         if not self.persistent:
@@ -168,8 +217,7 @@ class Iterate:
         """The two persistent kernels, where they fit."""
         made: list[Persistent | None] = []
         here = cp.cuda.runtime.getDevice(), switches()
-        for narrow in (False, True):
-            shape = None if narrow and dtype == "float64" else shape_for(ld, dtype, narrow)
+        for narrow, shape in zip((False, True), shapes_for(ld, dtype), strict=True):
             lie = self.m, ld, dtype, kl, narrow, self.memory
             one = None if shape is None else fitted(*here, shape, *lie)
             made.append(one if one is not None and one.parts > 0 else None)
@@ -179,8 +227,9 @@ class Iterate:
         grids = [one.parts for one in made if one is not None]
         self.solo = self.n <= SOLO_COLUMNS
         self.copies = max(grids) if self.solo else 1
-        self.split_columns(1 if self.solo else min([*grids, -(-self.n // SHARE)]))
-        self.slab = max(one.parts // one.shape.CLUSTER for one in made if one is not None)
+        share = SMALL_SHARE if self.n <= FEW_COLUMNS else SHARE
+        self.split_columns(1 if self.solo else min([*grids, -(-self.n // share)]))
+        self.slab = max(one.slabs for one in made if one is not None)
 
     def split_columns(self, most: int) -> None:
         """Whole warps of columns a block."""

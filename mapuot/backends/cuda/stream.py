@@ -16,7 +16,7 @@ from ...cost import Dense
 from ...penalties import F64
 from ...problem import Problem
 from .arrays import as_columns, free_memory, most_bytes, moved, on_device
-from .kernels import STORES, VIEW, by_value, kernel
+from .kernels import STORES, VIEW, Job, by_value, kernel
 
 
 def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
@@ -33,9 +33,15 @@ def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
     return by_value(view)
 
 
-def stream(function: str, M: Any, c: Any, store: int = 0) -> Any:
+def stream_job(function: str, M: Any, c: Any, store: int = 0) -> Job:
+    """The kernel for arrays, or costs, of these dtypes."""
     cost, reference = (int(x.dtype == np.float32) for x in (M, M if c is None else c))
-    return kernel("stream.cu", function, STORE=store, COST=cost, REFERENCE=reference)
+    return "stream.cu", function, {"STORE": store, "COST": cost, "REFERENCE": reference}
+
+
+def stream(function: str, M: Any, c: Any, store: int = 0) -> Any:
+    file, function, options = stream_job(function, M, c, store)
+    return kernel(file, function, **options)
 
 
 def parts(rows: int, columns: int) -> tuple[int, int]:

@@ -27,7 +27,7 @@ from ..workspace import STORAGE, KernelWorkspace
 from .coarse import DeviceCoarse
 from .kernels import BLOCKS, CLUSTERS, ITEMSIZE, POSTS, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET
 from .launch import TRACE_PASSES, Iterate
-from .stream import blocks_of, parts, reduce_rows, stream, view_of
+from .stream import blocks_of, parts, reduce_rows, stream, stream_job, view_of
 
 SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # times WIDEN they stay finite; e^BOUND of common.cuh
 WIDE_SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # of a float64 K
@@ -79,7 +79,8 @@ class Workspace(KernelWorkspace):
         need_memory(size + 8 * (8 * m + (26 + 2 * MEMORY[1] + CLUSTERS) * self.ld), self.dtype, self.problem.M)
         self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
         self.state["kernel"] = self.K.data.ptr
-        self.launch = Iterate(self.state, (most, n, self.ld), self.dtype, self.kl, self.options.in_place)
+        build = stream_job("build_kernel", self.problem.cost, self.problem.c, STORES[self.dtype])
+        self.launch = Iterate(self.state, (most, n, self.ld), self.dtype, self.kl, self.options.in_place, (build,))
 
     def allocate(self, m: int, n: int) -> None:
         """Every vector in one zeroed allocation, their addresses in the state.

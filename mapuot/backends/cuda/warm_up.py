@@ -1,0 +1,62 @@
+"""Compile ahead what first solves on this device would wait for (``mapuot warm-up``).
+
+CuPy keeps compiled files on disk (CUPY_CACHE_DIR), by source, options and compiler, so that a machine compiles each
+once. Taken are square problems of every shape of the row half, KL or balanced, costs in float32 and float64; what else
+there is (other penalties, batches, points) is compiled when it is needed.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import cupy as cp
+import numpy as np
+
+from .kernels import (
+    NARROW_SHAPES,
+    PORTABLE_SHAPES,
+    SPREAD_COLUMNS,
+    STORES,
+    WIDE_SHAPES,
+    Job,
+    memory_for,
+    portable_shape,
+    shape_options,
+    together,
+)
+from .launch import device_limits, persistent_jobs
+from .stream import stream_job
+
+KL = (True, True)
+DTYPES = ("float32", "float64")  # of K, and of M
+
+
+def pass_jobs(n: int, dtype: str, persistent: bool) -> list[Job]:
+    if persistent:
+        return persistent_jobs(n, n, dtype, KL)
+    shape = portable_shape(n, dtype)
+    held = {"MEMORY": memory_for(n, n, 8)}
+    return [("portable.cu", "gather_sums", shape_options(shape, dtype, KL, **held))] if shape else []
+
+
+def jobs() -> list[Job]:
+    """Each file of those options once."""
+    persistent = device_limits(cp.cuda.Device().id)[0] >= 90
+    shapes = (*NARROW_SHAPES, *WIDE_SHAPES) if persistent else PORTABLE_SHAPES
+    widths = sorted({min(shape.width, SPREAD_COLUMNS) for shape in shapes})
+    widths += [1 << k for k in range(SPREAD_COLUMNS.bit_length(), 18)] if persistent else []  # those of clusters
+    found = [job for n in widths for dtype in DTYPES for job in pass_jobs(n, dtype, persistent)]
+    for dtype in DTYPES:
+        M = SimpleNamespace(dtype=np.dtype(dtype))
+        found += [stream_job("build_kernel", M, None, STORES[store]) for store in DTYPES]
+        found += [
+            ("coarse.cu", "nearest", {"STORE": STORES[store], "COST": int(dtype == "float32")}) for store in DTYPES
+        ]
+    return list({(file, tuple(sorted(options.items()))): (file, f, options) for file, f, options in found}.values())
+
+
+def warm_up() -> int:
+    """Compile; how many files."""
+    found = jobs()
+    together(found)
+    return len(found)

@@ -1,0 +1,229 @@
+// The sweep over K where rows are wider than a block: a row is spread over the warps of a cluster, each on its own.
+//
+// A cluster sweeps its share of the rows.  Each of its warps, the workers, owns a strip of columns, at most 32 CPT, with
+// their v and sums in registers and a ring of tiles in shared memory.  A worker posts the products of its tiles with v.
+// One of them, the clerk of this step, adds them up, finds u and posts it, and each takes up u `lag` steps later, while
+// more tiles stream by, so that the way there and back costs nothing.  No warp ever meets another before the end.
+// Numbers travel as letters: 32 bits beside the number of the step, written at once, so that a reader knows by the word
+// itself whether it has come; no order of writes, nothing to take back.  Who posts step k has taken up step
+// k - lag - 1, for which all of the cluster have posted theirs: a mailbox holds MAIL > lag steps.
+#ifndef SPREAD_PASS_CUH
+#define SPREAD_PASS_CUH
+
+#define MAIL SLOTS                   // steps that a mailbox holds
+#define WORDS ((int)sizeof(num) / 4) // letters of a number
+#define LETTERS 8                    // that a clerk's lane waits for at once
+
+static_assert(CLUSTER <= LANES, "a clerk's lanes of a row write to one block each");
+
+// How rows lie on the workers of so many blocks: by Shape.spread of kernels.py, too.
+struct Lie {
+    int streams, strips, slice; // clusters, each with a stream of tiles; strips of a row and columns of a strip
+    int64_t tiles, steps;       // of all; of the longest stream
+};
+
+__device__ __forceinline__ Lie lie_of(const State &S, int blocks)
+{
+    const int chunks = (int)S.ld / CHUNK, clusters = blocks / CLUSTER, most = CLUSTER * GROUPS;
+    const int64_t tiles = (S.m + R - 1) / R;
+    const int streams = clusters < tiles ? clusters : (int)tiles, each = (chunks + most - 1) / most;
+    return {streams, (chunks + each - 1) / each, each * CHUNK, tiles, (tiles + streams - 1) / streams};
+}
+
+// The strip of a worker: next to each other are those of different blocks, so that what is left over is.
+__device__ __forceinline__ int strip_of(int group) { return group * CLUSTER + (int)cluster_rank(); }
+
+struct Letter {
+    uint64_t word[WORDS];
+};
+
+__device__ __forceinline__ bool is_of(const Letter &x, uint32_t step)
+{
+    bool is = true;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        is &= (uint32_t)(x.word[i] >> 32) == step;
+    return is;
+}
+
+__device__ __forceinline__ num number(const Letter &x)
+{
+#if NARROW
+    return __uint_as_float((uint32_t)x.word[0]);
+#else
+    return __hiloint2double((int)(uint32_t)x.word[WORDS - 1], (int)(uint32_t)x.word[0]);
+#endif
+}
+
+__device__ __forceinline__ Letter letter_of(num x, uint32_t step)
+{
+    const uint64_t stamp = (uint64_t)step << 32;
+#if NARROW
+    return {{stamp | __float_as_uint(x)}};
+#else
+    return {{stamp | (uint32_t)__double2loint(x), stamp | (uint32_t)__double2hiint(x)}};
+#endif
+}
+
+// ---- mailboxes: of the products of a row with the strips, in the block of its clerk, and of u of a row, in every block
+
+struct Mail {
+    Letter part[MAIL / CLUSTER][R][CLUSTER * GROUPS], scale[MAIL][R];
+};
+
+__device__ __forceinline__ Mail &own_mail();
+
+__device__ __forceinline__ Letter look(const Letter &at)
+{
+    Letter x;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++)
+        asm volatile("ld.relaxed.cluster.shared::cta.u64 %0, [%1];"
+                     : "=l"(x.word[i])
+                     : "r"(shared_address(at.word + i))
+                     : "memory");
+    return x;
+}
+
+// Into the mailbox of that block where it is in this one's
+__device__ __forceinline__ void send(const Letter &to, const Letter &x, int block)
+{
+    uint32_t remote;
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) {
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(to.word + i)), "r"(block));
+        asm volatile("st.relaxed.cluster.shared::cluster.u64 [%0], %1;" ::"r"(remote), "l"(x.word[i]) : "memory");
+    }
+}
+
+// The products of a row with the strips; step % CLUSTER is the block of its clerk
+__device__ __forceinline__ Letter *part_mail(uint32_t step, int row)
+{
+    return own_mail().part[step / CLUSTER % (MAIL / CLUSTER)][row];
+}
+
+__device__ __forceinline__ Letter &scale_mail(uint32_t step, int row) { return own_mail().scale[step % MAIL][row]; }
+
+// No letter of an earlier launch is left; the cluster meets before the first one is sent.
+__device__ __forceinline__ void empty_mail()
+{
+    for (int q = threadIdx.x; q < (int)sizeof(Mail) / 8; q += THREADS)
+        ((uint64_t *)&own_mail())[q] = 0;
+}
+
+// ---- the sweep
+
+__device__ __forceinline__ int around(int slot, int turn, int slots)
+{
+    return turn > 0 ? (slot + 1 < slots ? slot + 1 : 0) : (slot > 0 ? slot - 1 : slots - 1);
+}
+
+// The sum over all strips of the row of this lane, once all are there
+__device__ __forceinline__ num whole_row(const Letter *from, int strips, uint32_t step, int lane)
+{
+    double sum = 0;
+    while (__any_sync(FULL, !is_of(look(*from), step)))
+        ;
+#pragma unroll 1
+    for (int first = 0; first < strips; first += LANES * LETTERS) {
+        Letter letter[LETTERS] = {};
+        bool wait;
+        do {
+            wait = false;
+#pragma unroll
+            for (int i = 0; i < LETTERS; i++) {
+                const int p = first + i * LANES + lane % LANES;
+                if (p < strips && !is_of(letter[i], step)) {
+                    letter[i] = look(from[p]);
+                    wait |= !is_of(letter[i], step);
+                }
+            }
+        } while (__any_sync(FULL, wait));
+#pragma unroll
+        for (int i = 0; i < LETTERS; i++)
+            sum += number(letter[i]); // 0 beyond the last
+    }
+#pragma unroll
+    for (int bit = LANES / 2; bit > 0; bit /= 2)
+        sum += __shfl_xor_sync(FULL, sum, bit);
+    return (num)sum;
+}
+
+// What the clerk of a step does: u of the rows from i on, from their products with all strips.  Out of line: the sweep
+// keeps its registers.
+__device__ __noinline__ void clerk(const State &S, const Lie &lie, uint32_t step, int i, double shift, RowSums *sums)
+{
+    const int lane = threadIdx.x % 32, row = lane / LANES;
+    const Row kept = row_of(S.point[i + row < (int)S.m ? i + row : (int)S.m - 1], shift);
+    const num s = whole_row(part_mail(step, row), lie.strips, step, lane);
+    const num u = (num)WIDEN * row_scale(S, i + row, kept, s, shift, lane % LANES == 0, sums[row]);
+    if (lane % LANES < CLUSTER)
+        send(scale_mail(step, row), letter_of(u, step), lane % LANES);
+}
+
+// A worker's sweep; tile t lies in slot t % slots.  It is the clerk of every period-th step, a step late, when most
+// products will have come.  What is not needed in every step stays in shared memory (lie, g, shift).
+__device__ __forceinline__ void spread_pass(const State &S, const Lie &lie, Ring &g, int group, int lag,
+                                            const double &shift, RowSums *sums, const num (&v)[CPT], num (&acc)[CPT])
+{
+    const int lane = threadIdx.x % 32, row = lane / LANES, strip = strip_of(group), slots = g.slots, tiles = g.tiles,
+              turn = g.forward ? 1 : -1;
+    const uint32_t period = lie.strips / CLUSTER * CLUSTER, start = g.step; // step % CLUSTER is the block of its clerk
+    uint32_t duty = strip < (int)period ? (strip + period - start % period) % period : 1u << 31; // its next
+    uint32_t parity = g.parity;
+    int to = (g.forward ? 0 : tiles - 1) % slots, from = to;
+    Letter letter = {};
+    Entries entries;
+#if NARROW
+    num sum[CPT] = {};
+#endif
+    for (int k = 0; k < tiles + lag; k++) {
+        if (k < tiles) {
+            num s[R];
+            await(g.full + to * 8, (parity >> to) & 1);
+            entries.open(memory + g.tile + to * g.bytes, g.columns, lane);
+            tile_dots(entries, lane, v, s);
+            const num whole = warp_sums<R>(s, lane);
+            if (lane % LANES == 0)
+                send(part_mail(start + k, row)[strip], letter_of(whole, start + k), (start + k) % CLUSTER);
+            to = around(to, turn, slots);
+        }
+        if (duty + 1 == (uint32_t)k && k <= tiles) {
+            const int tile = turn > 0 ? k - 1 : tiles - k;
+            clerk(S, lie, start + duty, (g.first + tile) * R, shift, sums);
+            duty += lie.strips / CLUSTER * CLUSTER;
+        }
+        if (k >= lag) {
+            const uint32_t step = start + k - lag;
+            while (__any_sync(FULL, !is_of(letter, step)))
+                letter = look(scale_mail(step, row));
+            entries.open(memory + g.tile + from * g.bytes, g.columns, lane);
+            tile_sums(entries, lane, number(letter), acc);
+#if NARROW
+            if (step % (SHORT / R) == 0)
+                fold(acc, sum);
+#endif
+            __syncwarp();
+            if (k - lag + slots < tiles) { // the tile for the slot that this one has left
+                parity ^= 1u << from;
+                if (lane == 0)
+                    fetch(S, g, turn > 0 ? k - lag + slots : tiles - 1 - (k - lag + slots), from);
+            }
+            from = around(from, turn, slots);
+        }
+        if (k + 1 >= lag && k + 1 < tiles + lag) // what the next step takes up, on its way beside its products
+            letter = look(scale_mail(start + k + 1 - lag, row));
+    }
+#if NARROW
+#pragma unroll
+    for (int c = 0; c < CPT; c++)
+        acc[c] += sum[c];
+#endif
+    __syncwarp();
+    if (lane == 0) {
+        g.parity = parity;
+        g.step = start + (uint32_t)lie.steps;
+        g.forward = turn < 0;
+    }
+}
+#endif
