@@ -54,7 +54,7 @@ demo: .venv/.demo ## recolour one photograph with the palette of another; pictur
 	$(BIN)/python examples/color_transfer.py $(ARGS)
 
 pictures: .venv/.demo .venv/.torch ## renew the pictures of docs/ with all examples
-	for name in color_transfer barycenters gradient_flow flow_matching label_smoothing points populations; do \
+	for name in color_transfer barycenters gradient_flow flow_matching label_smoothing masked_training points populations; do \
 	$(BIN)/python examples/$$name.py --out docs || exit 1; done
 
 test: .venv/.test ## run the tests (make test ARGS="-k plan")

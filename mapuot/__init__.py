@@ -12,6 +12,7 @@ from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .load import load
 from .log_matmul import log_matmul, log_matmul_gradient
 from .marginals import MultiResult, multimarginal
+from .mask import SeededMask
 from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .result import Result
@@ -29,6 +30,7 @@ __all__ = [
     "PointCloud",
     "Result",
     "ScalingWarning",
+    "SeededMask",
     "Stats",
     "__version__",
     "barycenter",

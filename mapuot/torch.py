@@ -42,7 +42,8 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
         Marginal penalty, in units of M; inf is the balanced constraint (the gradient is then determined up to a
         constant: it is right for changes that keep the masses equal).
     **options
-        tol, max_passes, precision, threads, backend and progress of `solve_batch`.
+        tol, max_passes, precision, threads, backend, progress and mask of `solve_batch`. Of a
+        `mapuot.SeededMask` value and gradient are those of the masked problem, the same pairs in both.
 
     Returns
     -------
