@@ -165,7 +165,7 @@ def solved_there(solved: Any, *arrays: Any) -> list[Any]:
     import cupy  # noqa: PLC0415 - only for arrays on a GPU
 
     with cupy.cuda.Device(device.local_hardware_id):
-        found = solved(*map(cupy.from_dlpack, arrays))
+        found = [x.copy() for x in solved(*map(cupy.from_dlpack, arrays))]  # views may lie off the 16 bytes JAX needs
         cupy.cuda.get_current_stream().synchronize()  # JAX has streams of its own
         return [jnp.from_dlpack(x) for x in found]
 
