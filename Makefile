@@ -30,6 +30,9 @@ CC_musl := musl-gcc
 LDFLAGS_musl := -static
 DEBIAN_musl := musl-tools
 
+# the tests of tests/api that compare with other libraries, or are of a door to one
+DOORS := da divergence docs jax masks points_doors pot pot_patch tensors torch wot
+
 # what pyproject.toml declares; the newest is what pip finds
 PYTHON_oldest ?= python3.10
 STACK_oldest := "numpy==1.24.*" "scipy==1.10.*" "cffi==1.15.*" "tqdm==4.60.*" "click==8.0.*"
@@ -43,7 +46,7 @@ cd $(1) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sd
 endef
 
 .PHONY: help demo pictures test test-gpu sanitize-gpu hostile fuzz soak mpi-2 mpi-3 mpi-4 check check-arm check-musl \
-	test-arm wheel check-wheel test-oldest test-newest docs bench lint format asan tsan clean
+	test-arm wheel check-wheel test-oldest test-newest test-doors docs bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -54,7 +57,7 @@ demo: .venv/.demo ## recolour one photograph with the palette of another; pictur
 	$(BIN)/python examples/color_transfer.py $(ARGS)
 
 pictures: .venv/.demo .venv/.torch ## renew the pictures of docs/ with all examples
-	for name in color_transfer barycenters gradient_flow flow_matching label_smoothing points populations \
+	for name in color_transfer barycenters gradient_flow flow_matching label_smoothing masked_training points populations \
 	registration density_map; do \
 	$(BIN)/python examples/$$name.py --out docs || exit 1; done
 
@@ -122,6 +125,11 @@ test-oldest test-newest: test-%: wheel
 	@$(PYTHON_$*) -c '' 2>/dev/null || { echo "$@: skipped, there is no $(PYTHON_$*)"; exit 0; }; \
 	rm -rf build/$* && $(PYTHON_$*) -m venv build/$* && \
 	build/$*/bin/pip install -q $(STACK_$*) "$$(echo dist/*.whl)[test]" && build/$*/bin/pytest -p no:cacheprovider $(ARGS)
+
+test-doors: wheel ## the tests of the doors beside the libraries that users come from, in an environment of their own
+	rm -rf build/doors && $(PYTHON) -m venv build/doors && \
+	build/doors/bin/pip install -q "$$(echo dist/*.whl)[test,doors]" && build/doors/bin/pip install -q --no-deps wot && \
+	build/doors/bin/pytest -p no:cacheprovider $(or $(ARGS),$(DOORS:%=tests/api/test_%.py))
 
 docs: .venv/.docs .venv/.test ## the site into build/docs: warnings are errors, the gallery is run, code blocks are tested
 	$(BIN)/pytest -q -p no:cacheprovider tests/api/test_docs.py

@@ -14,6 +14,7 @@ from .grids import Grid
 from .load import load
 from .log_matmul import log_matmul, log_matmul_gradient
 from .marginals import MultiResult, multimarginal
+from .mask import SeededMask
 from .neighbours import knn_cost
 from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
@@ -34,6 +35,7 @@ __all__ = [
     "PointCloud",
     "Result",
     "ScalingWarning",
+    "SeededMask",
     "Stats",
     "__version__",
     "barycenter",

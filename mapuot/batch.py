@@ -57,6 +57,7 @@ def solve_batch(
     method: str = "auto",
     penalty: Any = "kl",
     reference: Any = "product",
+    mask: Any = None,
     tol: float = 1e-6,
     tol_gap: float | None = None,
     max_passes: int = 10_000,
@@ -77,6 +78,8 @@ def solve_batch(
         Masses, >= 0; one vector serves all problems, None means uniform with mass 1.
     reg, reg_m, penalty, reference
         As in `solve`, common to all problems; a reference matrix is (m, n).
+    mask : SeededMask, optional
+        As in `solve`, the same for all problems, which are then solved one by one.
     method : {"auto", "translation_invariant", "sinkhorn"}
     tol, tol_gap, max_passes
         As in `solve`, for each problem.
@@ -129,7 +132,7 @@ def solve_batch(
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
     module = pick(backend, M, A, B)
     A, B, reg_m = as_vectors(M, A, B, reg_m)
-    problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module)
+    problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module, mask)
     options = make_options(method, precision, tol, tol_gap, threads)
     start = starts(warm_start, problem)
     turns = turned(problem, options)

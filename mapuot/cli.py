@@ -20,6 +20,7 @@ import numpy as np
 from . import __version__, files, plot
 from .backends import BACKENDS
 from .errors import ConvergenceWarning
+from .mask import SeededMask
 from .penalties import KINDS
 from .points import METRICS, PointCloud
 from .processor import core_count, isa
@@ -65,6 +66,17 @@ def plan_form(ctx: Any, param: Any, value: str | None) -> tuple[str, Any] | None
     return None if value is None else (form, None)
 
 
+def seeded_mask(ctx: Any, param: Any, value: str | None) -> SeededMask | None:
+    """KEEP,SEED."""
+    if value is None:
+        return None
+    keep, _, seed = value.partition(",")
+    try:
+        return SeededMask(float(keep), int(seed))
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} must be KEEP,SEED, as .1,7 ({error})") from error
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
@@ -95,6 +107,7 @@ def cli() -> None:
 @click.option("--b", metavar="FILE", help="Masses of the columns.  [default: b in IN, or uniform]")
 @click.option("--penalty", type=click.Choice(sorted(KINDS)), default="kl", show_default=True)
 @click.option("--reference", default="product", show_default=True, help="product, uniform, or a file with the matrix.")
+@click.option("--mask", callback=seeded_mask, metavar="KEEP,SEED", help="Keep this share of the pairs, at random.")
 @click.option("--method", type=click.Choice(list(METHODS)), default="auto", show_default=True)
 @click.option("--tol", type=float, default=1e-6, show_default=True, help="Certified relative plan error to reach.")
 @click.option("--max-passes", type=int, default=10_000, show_default=True, help="Reads of the kernel at most.")

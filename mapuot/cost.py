@@ -206,7 +206,7 @@ class Streamed(Cost):
     ) -> Iterator[tuple[int, int, Any, Any]]:
         """As of every cost; an entry that was a number when the range was taken may be none now."""
         for k0, k1, M, c_rows in super().blocks(c, i0, i1, most):
-            for block, name in ((M, "M"), (c_rows, "reference")):
+            for block, name in ((M, "M"), (getattr(c_rows, "given", c_rows), "reference")):
                 if block is not None and block.size and not block.min() > -np.inf:  # NaN is the minimum of its block
                     bad = int(np.isnan(block).sum() + np.isneginf(block).sum())
                     text = f"{name} must not hold NaN or -inf, got {bad} such entries in the rows {k0} to {k1}"

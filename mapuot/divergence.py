@@ -37,7 +37,7 @@ def sinkhorn_divergence(
     M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
         Costs within the points of A and within those of B; without both, M must be symmetric and serves for them.
     **options
-        Whatever else `solve_batch` takes, but reference, penalty and warm_start.
+        Whatever else `solve_batch` takes, but reference, mask, penalty and warm_start.
 
     Returns
     -------
@@ -71,9 +71,10 @@ def sinkhorn_divergence(
 
 
 def check_options(options: dict[str, Any], reg_m: Any) -> None:
-    for name in ("reference", "penalty", "warm_start"):
+    for name in ("reference", "mask", "penalty", "warm_start"):
         if name in options:
-            raise TypeError(f"{name} is not an option of the divergence: its reference is a b^T, its penalty KL")
+            what = "it compares whole problems" if name == "mask" else "its reference is a b^T, its penalty KL"
+            raise TypeError(f"{name} is not an option of the divergence: {what}")
     if np.ndim(reg_m) != 0:
         raise ValueError(f"reg_m must be one number for a divergence, the same on both sides, got {reg_m!r}")
 

@@ -6,7 +6,8 @@ f and g, |.| the mass and P the plan (rho = inf: e^(-f / rho) = 1, rho (1 - e^(-
     dW/da_i = rho1 (1 - e^(-f_i / rho1)) + reg (|b| - e^(-f_i / rho1)),    dW/db alike,    dW/dM = P
 
 The second term is that of the reference: a_i is in c = a b^T, and sum_j P_ij / a_i = e^(-f_i / rho1). Where a_i = 0 the
-potential is continued by its fixed point, f_i = -reg fi1 log sum_j b_j e^((g_j - M_ij) / reg).
+potential is continued by its fixed point, f_i = -reg fi1 log sum_j b_j e^((g_j - M_ij) / reg). Of a masked problem,
+whose reference is a_i b_j w_ij, sum_j w_ij b_j stands for |b|, and w_ij b_j for b_j.
 Sources: Feydy et al. 2019, Sejourne et al. 2019.
 """
 
@@ -42,7 +43,8 @@ def marginal_gradient(result: BatchResult, name: str) -> Any:
     problem = result.problem
     rows = name == "rows"
     side, other = (problem.rows, problem.B) if rows else (problem.cols, problem.A)
-    return mass_slope(continued(result, rows), float(side.rho[0]), problem.reg, other.sum(1)[:, None])
+    mass = other.sum(1)[:, None] if problem.masked is None else problem.shares(result._backend, other.T, rows).T
+    return mass_slope(continued(result, rows), float(side.rho[0]), problem.reg, mass)
 
 
 def continued(result: BatchResult, rows: bool) -> Any:
@@ -57,5 +59,8 @@ def continued(result: BatchResult, rows: bool) -> Any:
     with np.errstate(divide="ignore"):
         log_w = xp.where(other > 0, log_v + xp.log(other), -np.inf)
     cost = xp.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64) / -p.reg
+    if p.masked is not None:
+        with np.errstate(divide="ignore"):
+            cost = cost + xp.asarray(np.log(np.asarray(p.masked if rows else p.masked.T)))
     log_s = log_matmul(cost, log_w.T).T if cost.ndim == 2 else log_matmul(cost, log_w[:, :, None])[:, :, 0]
     return xp.where(weight > 0, f, -p.reg * fi * log_s)

@@ -1,15 +1,19 @@
-"""A JAX loss on mapuot: a custom_vjp whose gradient comes from the potentials; solved on the CPU by a callback.
+"""A JAX loss on mapuot: a custom_vjp whose gradient comes from the potentials.
 
-Works under jit, grad and vmap; the formulas are those of gradients.py. Twin: torch.py.
+Arrays that are there are read where they lie, on a GPU through CuPy, and nothing is copied. Under jit and vmap there
+are none: a callback solves on the CPU, and JAX copies what lies on a GPU there and back, since it calls Python with
+host memory only. The formulas are those of gradients.py. Twin: torch.py.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from .backends import namespace
 from .batch import solve_batch
 from .gradients import dual_value, marginal_gradient
 from .points import PointCloud
@@ -37,7 +41,8 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     Returns
     -------
     value : scalar or (p,) array
-        The dual value, in units of M times mass.
+        The dual value, in units of M times mass. Of arrays on a GPU, where CuPy is installed, value and gradient are
+        made there without a copy; under jit and vmap, and for arrays that lie on several devices, on the CPU.
 
     Raises
     ------
@@ -50,7 +55,7 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     for x, name in ((a, "a"), (b, "b"), (M, "M")):
         if jnp.iscomplexobj(x):
             raise TypeError(f"{name} must hold real numbers, got dtype {jnp.result_type(x)}")
-    a, b, M = (jnp.asarray(x, dtype=jnp.result_type(float)) for x in (a, b, M))
+    a, b, M = map(as_jax, (a, b, M))
     p = next((len(x) for x, ndim in ((M, 3), (a, 2), (b, 2)) if x.ndim == ndim), None)
     rows, cols = (x if x.ndim == 2 else jnp.broadcast_to(x, (p or 1, *x.shape)) for x in (a, b))
     values = _loss(rows, cols, M, settings)
@@ -84,6 +89,12 @@ def sample_loss(
     a, b = (jnp.full(len(z), 1 / max(1, len(z))) if w is None else jnp.asarray(w, dtype=z.dtype)
             for w, z in ((a, x), (b, y)))  # fmt: skip
     return _sample_loss(x, y, a, b, settings)
+
+
+def as_jax(x: Any) -> Any:
+    """A JAX array of the default precision: itself where it is one, since jnp.asarray copies within jax.grad."""
+    dtype = jnp.result_type(float)
+    return x if isinstance(x, jax.Array) and x.dtype == dtype else jnp.asarray(x, dtype=dtype)
 
 
 def as_settings(reg: float, reg_m: Any, options: dict[str, Any]) -> tuple[Any, ...]:
@@ -130,14 +141,33 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
-        result = solve_batch(np.asarray(M), np.asarray(a), np.asarray(b), reg, reg_m, **dict(options))
-        slopes = marginal_gradient(result, "rows"), marginal_gradient(result, "cols")
-        return tuple(np.asarray(x, dtype=M.dtype) for x in (dual_value(result), *slopes, result.log_u, result.log_v))
+        result = solve_batch(M, a, b, reg, reg_m, **dict(options))
+        slopes, xp = (marginal_gradient(result, "rows"), marginal_gradient(result, "cols")), namespace(result.log_u)
+        return tuple(xp.asarray(x, dtype=M.dtype) for x in (dual_value(result), *slopes, result.log_u, result.log_v))
 
+    if not any(isinstance(x, jax.core.Tracer) for x in (a, b, M)):
+        value, *found = solved_there(solved, a, b, M)
+        return value, (a, b, M, *found)
     shapes, kind = (a.shape[:1], a.shape, b.shape, a.shape, b.shape), partial[Any](jax.ShapeDtypeStruct, dtype=M.dtype)
     kinds = tuple(map(kind, shapes))
-    value, *found = jax.pure_callback(solved, kinds, a, b, M, vmap_method="sequential")
+    value, *found = jax.pure_callback(
+        lambda *arrays: solved(*map(np.asarray, arrays)), kinds, a, b, M, vmap_method="sequential"
+    )
     return value, (a, b, M, *found)
+
+
+def solved_there(solved: Any, *arrays: Any) -> list[Any]:
+    """``solved(*arrays)`` on the memory of arrays that are there, and its answers as arrays there."""
+    arrays = tuple(x if hasattr(x, "devices") else jax.device_put(x) for x in arrays)  # numpy's, as JAX keeps constants
+    device, *more = set().union(*(x.devices() for x in arrays))
+    if more or device.platform == "cpu" or find_spec("cupy") is None:
+        return [jax.device_put(x, None if more else device) for x in solved(*map(np.asarray, arrays))]
+    import cupy  # noqa: PLC0415 - only for arrays on a GPU
+
+    with cupy.cuda.Device(device.local_hardware_id):
+        found = [x.copy() for x in solved(*map(cupy.from_dlpack, arrays))]  # views may lie off the 16 bytes JAX needs
+        cupy.cuda.get_current_stream().synchronize()  # JAX has streams of its own
+        return [jnp.from_dlpack(x) for x in found]
 
 
 def _backward(settings: Any, kept: Any, grad: Any) -> tuple[Any, Any, Any]:

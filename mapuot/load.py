@@ -10,13 +10,15 @@ from .backends import pick
 from .cost import Cost
 from .errors import shown
 from .files import opened, read_values
+from .mask import Masked, SeededMask
 from .penalties import KINDS
 from .problem import Problem
 from .result import Result
 from .side import Side
-from .store import FORMAT, NUMBERS, STATUSES, TEXTS, VECTORS, trace_of
+from .store import FORMAT, MASKED, NUMBERS, STATUSES, TEXTS, VECTORS, trace_of
 from .validate import as_cost, as_range, as_reference, as_threads
 
+MASK = ("keep", "seed", "turned")
 REFERENCES = ("product", "uniform")
 SAME = 1e-6  # of the range of M: what float32 and float64 copies of a matrix may differ by
 
@@ -71,7 +73,9 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     >>> mapuot.load(path, M).plan.shape
     (5, 4)
     """
-    values = read_values(path, (*VECTORS, *NUMBERS, *TEXTS, "format", "forbidden", "trace", "upper_a", "upper_b"))
+    values = read_values(
+        path, (*VECTORS, *NUMBERS, *TEXTS, *MASK, "format", "forbidden", "trace", "upper_a", "upper_b")
+    )
     try:
         sides, trace = checked(values)
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -90,6 +94,8 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
         c = as_reference(opened(reference), cost, rows.weight, cols.weight, module)[0]
     elif c == "matrix":
         c = Absent(shape, "float64")
+    if "mask" in values:
+        c = Masked(c, values["mask"], shape)
     problem = Problem(cost, rows, cols, values["reg"], c, low, high, forbidden, values["c_mass"])
     potentials, marginals = (
         (values[first], values[second]) for first, second in (("log_u", "log_v"), ("row_marginal", "col_marginal"))
@@ -101,8 +107,10 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
 
 def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
     """Both sides and the trace; whatever is not as `store.contents` writes it raises."""
-    if values["format"] != FORMAT:
-        raise ValueError(f"format must be {FORMAT}, got {shown(values['format'])}")
+    if values["format"] not in (FORMAT, MASKED):
+        raise ValueError(f"format must be {FORMAT} or {MASKED}, got {shown(values['format'])}")
+    if values["format"] == MASKED:
+        values["mask"] = SeededMask(float(values["keep"]), int(values["seed"]), bool(values["turned"]))
     for name in NUMBERS:
         values[name] = float(values[name])
     values["forbidden"] = bool(values["forbidden"])

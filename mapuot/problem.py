@@ -20,6 +20,7 @@ from .backends.contract import host, namespace
 from .cached import cached_property
 from .cost import Cost, Dense
 from .errors import InfeasibleError
+from .mask import Masked, as_mask
 from .penalties import F64, project
 from .ranks import ALONE, Ranks
 from .side import Side
@@ -43,7 +44,7 @@ class Common:
     rows: Side
     cols: Side
     reg: float
-    reference: str | Cost  # "product", "uniform" or c
+    reference: str | Cost  # "product", "uniform" or c; Masked: one of these with a mask
     M_min: float
     M_max: float
     forbidden: bool  # some M_ij is inf
@@ -64,8 +65,28 @@ class Common:
 
     @property
     def c(self) -> Cost | None:
-        """The reference measure where the user gave a matrix."""
+        """The reference measure where the user gave a matrix or a mask."""
         return self.reference if isinstance(self.reference, Cost) else None
+
+    @property
+    def masked(self) -> Masked | None:
+        """The reference measure where there is a mask."""
+        return self.reference if isinstance(self.reference, Masked) else None
+
+    @property
+    def unmasked(self) -> str | Cost:
+        """The reference measure without its mask."""
+        return self.reference.base if isinstance(self.reference, Masked) else self.reference
+
+    def shares(self, backend: ModuleType, X: Any, rows: bool = True, threads: int | None = None) -> Any:
+        """c' X of a masked problem, for X of shape (n,) or (n, p), but for a b^T in c'; not ``rows``: c'^T X."""
+        assert self.masked is not None
+        xp, cut = namespace(X), self.masked
+        base = cut.base if isinstance(cut.base, Cost) else "uniform"
+        c, nothing = Masked(base, cut.mask, cut.shape, cut.row, cut.col), xp.broadcast_to(xp.zeros(1), self.shape)
+        task = Problem(Dense(nothing), self.rows, self.cols, 1.0, c, 0.0, 0.0, False, 0.0)
+        task = task if rows else task.transpose()
+        return backend.PlanStream(task, *map(np.zeros, task.shape), threads).apply(X)
 
     @property
     def exchanged(self) -> dict[str, Any]:
@@ -99,7 +120,7 @@ class Problem(Common):
     @cached_property
     def log_reference(self) -> tuple[F64, F64]:
         """(log a, log b) where c = a b^T, else zeros: the part of c that is a row and a column scaling."""
-        if self.reference == "product":
+        if self.unmasked == "product":
             return self.rows.log_weight, self.cols.log_weight
         return np.zeros(self.shape[0]), np.zeros(self.shape[1])
 
@@ -148,7 +169,8 @@ class Problem(Common):
             hard = dead & (side.weight > 0) & needs
             if hard.any():
                 point = f"{side.name}[{int(np.argmax(hard))}]"
-                raise InfeasibleError(f"M forbids every pair of {point}, which must be transported")
+                by = "M and the mask forbid" if self.masked else "M forbids"
+                raise InfeasibleError(f"{by} every pair of {point}, which must be transported")
 
     @classmethod
     def from_arrays(
@@ -162,9 +184,9 @@ class Problem(Common):
     @classmethod
     def from_cost(
         cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
-        ranks: Ranks = ALONE, threads: int | None = None,
+        ranks: Ranks = ALONE, threads: int | None = None, mask: Any = None,
     ) -> Problem:  # fmt: skip
-        """The same of a cost that is known, the own block of one over ranks."""
+        """The same of a cost that is known, the own block of one over ranks, with a SeededMask or None."""
         reg = validate.as_positive(reg, "reg")
         m, n = cost.shape
         ranks.cols.same(**{"the number of rows of M": m})
@@ -182,7 +204,14 @@ class Problem(Common):
         problem = cls(cost, rows, cols, reg, c, low, high, forbidden, mass)
         if problem.parts:
             validate.check_parts(rows, cols, problem.parts)
-        return problem
+        if mask is None:
+            return problem
+        c = Masked(c, as_mask(mask, cost), cost.shape, ranks.rows.before(m), ranks.cols.before(n))
+        problem = dataclasses.replace(problem, reference=c)
+        product = problem.unmasked == "product"
+        shares = problem.shares(backend, cols.weight if product else np.ones(n), threads=threads)
+        mass = float(ranks.rows.sum(rows.weight @ shares if product else shares.sum()))
+        return dataclasses.replace(problem, c_mass=validate.as_kept(mass))
 
 
 @dataclass(frozen=True)
@@ -206,7 +235,7 @@ class BatchProblem(Common):
     def log_reference(self) -> tuple[Any, Any]:
         """(log A, log B) where c = a b^T, else zeros."""
         xp = namespace(self.A)
-        if self.reference == "product":
+        if self.unmasked == "product":
             with np.errstate(divide="ignore"):
                 return xp.log(self.A), xp.log(self.B)
         return xp.zeros_like(self.A), xp.zeros_like(self.B)
@@ -230,8 +259,9 @@ class BatchProblem(Common):
 
     @classmethod
     def from_arrays(
-        cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType
-    ) -> BatchProblem:
+        cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
+        mask: Any = None,
+    ) -> BatchProblem:  # fmt: skip
         """The problems of arguments as `solve_batch` takes them."""
         cost, reg = validate.as_costs(M, backend), validate.as_positive(reg, "reg")
         (m, n), flat = cost.shape, cost.flat
@@ -248,4 +278,11 @@ class BatchProblem(Common):
         c, mass = validate.as_reference(reference, cost.of(0), first_a, first_b, backend)
         validate.check_batch_masses(rows, cols, mass_a, mass_b)
         c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
-        return cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
+        if mask is None:
+            return cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
+        c = Masked(c, as_mask(mask, cost), (m, n))
+        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
+        product = problem.unmasked == "product"
+        shares = problem.shares(backend, B.T if product else xp.ones(n))
+        c_mass = host((A * shares.T).sum(1)) if product else np.full(p, float(shares.sum()))
+        return dataclasses.replace(problem, c_mass=validate.as_kept(c_mass))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import penalties
+from .mask import Masked
 from .penalties import F64
 from .points import PointCloud, as_points
 from .side import Side
@@ -53,7 +54,7 @@ def check(result: Any) -> PointCloud:
     for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
         if side.scalar_rho is None:
             raise ValueError(f"{name} must be one number, of penalty 'kl' or 'balanced'")
-    if p.reference != "product":
+    if p.unmasked != "product":
         raise ValueError("reference must be 'product'")
     return p.cost
 
@@ -135,12 +136,20 @@ def mass_slope(result: Any, rows: bool) -> F64:
     p, cloud = result.problem, check(result)
     side, other, f = (p.rows, p.cols, result.f) if rows else (p.cols, p.rows, result.g)
     if not (side.weight > 0).all():
-        f = np.where(side.weight > 0, f, potential(result, cloud.x if rows else cloud.y, rows))
-    return np.asarray(penalties.mass_slope(f, rho_of(side), p.reg, other.weight.sum()))
+        f = np.where(side.weight > 0, f, fixed_point(result, cloud.x if rows else cloud.y, rows, p.masked))
+    mass = other.weight.sum() if p.masked is None else p.shares(result._backend, other.weight, rows)
+    return np.asarray(penalties.mass_slope(f, rho_of(side), p.reg, mass))
 
 
 def potential(result: Any, points: Any, rows: bool = True) -> F64:
     """See ``Result.potential``."""
+    if result.problem.masked:
+        raise ValueError("mask: a masked problem has no potential away from its points, whose pairs alone it names")
+    return fixed_point(result, points, rows)
+
+
+def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = None) -> F64:
+    """The potential of one side at points; where there is a mask, those of that side."""
     from scipy.special import logsumexp  # noqa: PLC0415 - on first use
 
     cloud = check(result)
@@ -154,6 +163,11 @@ def potential(result: Any, points: Any, rows: bool = True) -> F64:
         log_w = np.where(other.weight > 0, log_v + other.log_weight, -np.inf)
     out, step = np.empty(len(points)), max(1, BLOCK_ENTRIES // len(log_w))
     for i0 in range(0, len(points), step):
-        costs = np.asarray(here.read(i0, min(i0 + step, len(points))))
-        out[i0 : i0 + step] = -p.reg * fi * logsumexp(log_w - costs / p.reg, axis=1)
+        i1 = min(i0 + step, len(points))
+        power = log_w - np.asarray(here.read(i0, i1)) / p.reg
+        if masked is not None:
+            with np.errstate(divide="ignore"):
+                power += np.log(np.asarray((masked if rows else masked.T).read(i0, i1)))
+        with np.errstate(divide="ignore"):
+            out[i0:i1] = -p.reg * fi * logsumexp(power, axis=1)
     return out

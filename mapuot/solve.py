@@ -44,6 +44,7 @@ def solve(
     method: str = "auto",
     penalty: Any = "kl",
     reference: Any = "product",
+    mask: Any = None,
     tol: float = 1e-6,
     tol_gap: float | None = None,
     max_passes: int = 10_000,
@@ -86,6 +87,9 @@ def solve(
     reference : {"product", "uniform"} or (m, n) array
         c: a b^T, ones, or the given matrix (zeros forbid pairs), of a sparse M also a sparse one. The objective counts
         the mass of all of c, that of forbidden pairs, too.
+    mask : SeededMask, optional
+        Keep random pairs only, ``1 / keep`` times the reference each: the problem is that of this reference measure,
+        which is made from the seed wherever it is needed and never stored.
     tol : float
         Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this. Of a side that is balanced,
         in part, too, or has penalty "range" no such bound is known: it counts by its violation, ``|P^T 1 - b|_1 /
@@ -181,7 +185,7 @@ def solve(
         given = locals()
         return answered(solve, given.pop("like"), given)  # type: ignore[no-any-return]
     if (
-        warm_start is callback is comm is checkpoint is None
+        warm_start is mask is callback is comm is checkpoint is None
         and not progress
         and isinstance(split, str)
         and split == "rows"
@@ -210,13 +214,13 @@ def solve(
         check_agreement(
             ranks, a, b, reg_m, method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes,
             precision=precision, backend=module.__name__, reg=reg, M=kind_of(source),
-            reference=reference if isinstance(reference, str) else kind_of(reference),
+            reference=reference if isinstance(reference, str) else kind_of(reference), mask=repr(mask),
         )  # fmt: skip
         cost = as_cost(source, module, ranks, a, b)
         check_whole(cost, method, out)
         threads = ranks.threads(as_threads(threads), cost.size)
         with first_read(cost, progress and ranks.rank == 0):
-            problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads)
+            problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
         storage = "mixed" if precision == "auto" and cost.never_stored else precision
         options = make_options(method, storage, tol, tol_gap, threads, schedule)

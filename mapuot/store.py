@@ -13,7 +13,7 @@ import numpy as np
 
 from .backends.contract import Stats
 
-FORMAT = 1
+FORMAT, MASKED = 1, 2  # without and with a mask, which who knows the first alone must not overlook
 TRACE = tuple(field.name for field in dataclasses.fields(Stats))
 STATUSES = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "max_passes", "cancelled")
 VECTORS = ("log_u", "log_v", "row_marginal", "col_marginal", "a", "b", "rho_a", "rho_b")
@@ -32,9 +32,12 @@ def contents(result: Any) -> dict[str, Any]:
         "error_bound": result.error_bound, "mass": result.mass, "reg": float(p.reg),
         "n_passes": result.n_passes, "status": result.status, "format": FORMAT,
         "M_min": float(p.M_min), "M_max": float(p.M_max), "forbidden": int(p.forbidden), "c_mass": float(p.c_mass),
-        "dtype": p.cost.dtype.name, "reference": p.reference if isinstance(p.reference, str) else "matrix",
+        "dtype": p.cost.dtype.name, "reference": p.unmasked if isinstance(p.unmasked, str) else "matrix",
         "trace": trace_table(result.trace),
     }  # fmt: skip
+    if p.masked is not None:
+        mask = p.masked.mask
+        values |= {"format": MASKED, "keep": mask.keep, "seed": str(mask.seed), "turned": int(mask.turned)}
     for side, along in ((p.rows, "rows"), (p.cols, "cols")):
         values[side.name] = result.gather(side.weight, along=along)
         values["rho_" + side.name] = result.gather(side.rho, along=along)

@@ -46,7 +46,9 @@ def facts(result: Any) -> dict[str, str]:
     """The problem, its answer and the certificate, a name and a text each; every rank must call it."""
     p = result.problem
     m, n = int(p.rows.ranks.sum(p.shape[0])), int(p.cols.ranks.sum(p.shape[1]))
-    reference = REFERENCES[p.reference] if isinstance(p.reference, str) else "a matrix"
+    reference = REFERENCES[p.unmasked] if isinstance(p.unmasked, str) else "a matrix"
+    if p.masked is not None:
+        reference += f", {number(100 * p.masked.mask.keep)} % of its pairs kept, seed {p.masked.mask.seed}"
     moved = [f"{100 * result.mass / side.mass:.4g} % of {side.name}" for side in (p.rows, p.cols) if side.mass > 0]
     return {
         "problem": f"{m} x {n}, costs from {number(p.M_min)} to {number(p.M_max)}" + ", some inf" * bool(p.forbidden),

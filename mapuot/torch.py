@@ -56,13 +56,15 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
         Marginal penalty, in units of M; inf is the balanced constraint (the gradient is then determined up to a
         constant: it is right for changes that keep the masses equal).
     **options
-        tol, max_passes, precision, threads, backend and progress of `solve_batch`.
+        tol, max_passes, precision, threads, backend, progress and mask of `solve_batch`. Of a
+        `mapuot.SeededMask` value and gradient are those of the masked problem, the same pairs in both.
 
     Returns
     -------
     value : scalar or (p,) tensor
         The dual value, a lower bound of the optimum within the certified gap, in units of M times mass. float64
-        where an argument is, else float32.
+        where an argument is, else float32, in which half precision is solved, under torch.autocast, too; gradients
+        have their input's dtype.
 
     Raises
     ------
@@ -141,9 +143,15 @@ def sinkhorn_divergence(
         As in `sinkhorn_loss`.
     """
     check_options(options, reg_m)
+    a, b, M, M_a, M_b = map(widened, (a, b, M, M_a, M_b))
     M_a, M_b = self_costs(M, M_a, M_b)
     ab, aa, bb = (sinkhorn_loss(*three, reg, reg_m, **options) for three in ((a, b, M), (a, a, M_a), (b, b, M_b)))
     return ab - 0.5 * (aa + bb) + 0.5 * reg * (a.sum(-1) - b.sum(-1)) ** 2
+
+
+def widened(x: Any) -> Any:
+    """A tensor of half precision in float32, in which the slopes of its uses are then added up; else ``x`` itself."""
+    return x.float() if getattr(x, "dtype", None) in (torch.float16, torch.bfloat16) else x
 
 
 def check_loss(options: dict[str, Any], reg_m: Any) -> None:

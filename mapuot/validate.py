@@ -350,6 +350,13 @@ def as_reference(
     return c if places is None else places.taken_from(c if isinstance(c, Sparse) else c.array), mass
 
 
+def as_kept(mass: Any) -> Any:
+    """The mass of a masked reference, of one problem or of each of a batch."""
+    if not (np.isfinite(mass) & (mass > 0)).all():
+        raise ValueError(f"mask must keep pairs whose reference has a finite mass > 0, got {np.min(mass)}")
+    return mass
+
+
 def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
     """The mass of a b^T, of one problem or of each of a batch."""
     with np.errstate(over="ignore"):

@@ -3,7 +3,8 @@
 wot's problem between days t0 and t1, in its own scale: row i has the mass ``G_i = growth_i ** (t1 - t0)``, every column
 the mass ``sum(G) / n``, the reference is 1/n for each pair, and lambda1, lambda2 are the penalties; a row of the
 coupling sums to about G_i. A growth iteration takes the row sums found for the next G. moscot says tau for
-``lambda / (lambda + epsilon)`` and takes a b^T for the reference.
+``lambda / (lambda + epsilon)``; its masses add up to 1 and its reference is 1 for each pair, which gives the same plan
+but for a factor, 1 / sum(G) where a side is hard.
 Sources: Schiebinger et al., Optimal-transport analysis of single-cell gene expression, 2019; Klein et al., Mapping
 cells through time and space with moscot, 2025.
 """
@@ -112,7 +113,7 @@ class OTModel:
     scale_cost : {"median", "mean", "max"} or float
         What squared distances are divided by; wot takes the median, moscot the mean.
     reference : {"uniform", "product"}
-        wot's constant measure, or moscot's a b^T.
+        The constant measure of wot and, but for a factor, of moscot; or a b^T.
     **options
         Of :func:`mapuot.solve`: tol, threads, backend and the like.
 

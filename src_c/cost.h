@@ -1,11 +1,13 @@
 /* cost.h - the one door through which C reads M: what a row of M can be, a block of one as float64, and what is made of
- * it, c exp(alpha + beta - M / reg).  Shared by the streams over M and by the passes that make the rows of K as they go.
- * A new kind of cost is one more cost_kind and one more case in cost_block.  Rows of a tile are asked for block by
- * block where they are strided, so that their lines stay in L1.  Of a block of M only count entries may be read (v_cost);
- * what is made of one is written up to a multiple of VL, meaningless behind count.
+ * it and of the reference c, c exp(alpha + beta - M / reg).  Shared by the streams over M and by the passes that make the
+ * rows of K as they go.  A new kind of cost is one more cost_kind and one more case in cost_block; a mask is made in
+ * share_block.  Rows of a tile are asked for block by block where they are strided, so that their lines stay in L1.  Of
+ * a block of M only count entries may be read (v_cost); what is made of one is written up to a multiple of VL,
+ * meaningless behind count.
  */
 #ifndef MAPUOT_COST_H
 #define MAPUOT_COST_H
+#include "common/mask.h"
 #include "kernels.h"
 #include "points.h"
 #include "vec.h"
@@ -56,6 +58,26 @@ ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_
     return buffer;
 }
 
+/* whether the reference is more than ones */
+ALWAYS_INLINE int has_shares(const mapuot_matrix *c) { return c->data || c->mask.weight > 0.0; }
+
+/* c[i, j .. j + count), as cost_block has it: the matrix, its mask, or the product of both */
+ALWAYS_INLINE const double *share_block(const mapuot_matrix *c, int64_t i, int64_t j, int64_t count, double *buffer)
+{
+    const mapuot_mask mask = c->mask; /* a copy: what is written cannot change it */
+    if (mask.weight == 0.0)
+        return cost_block(c, i, j, count, buffer);
+    for (int64_t k = 0; k < count; k++)
+        buffer[k] = mask_weight(&mask, i, j + k);
+    if (c->data) {
+        double given[BLOCK];
+        const double *shares = cost_block(c, i, j, count, given);
+        for (int64_t k = 0; k < count; k++)
+            buffer[k] *= shares[k];
+    }
+    return buffer;
+}
+
 /* the entries of a block from k on, rest behind its count */
 ALWAYS_INLINE vd v_cost(const double *block, int64_t k, int64_t count, double rest)
 {
@@ -89,13 +111,13 @@ ALWAYS_INLINE void exponents(const stream_args *args, int64_t i, int64_t j, int6
 ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double lo, int narrow,
                            double *out)
 {
-    if (!args->c.data) {
+    if (!has_shares(&args->c)) {
         powers(args, i, j, count, 1, lo, narrow, out);
         return;
     }
     exponents(args, i, j, count, out);
     _Alignas(64) double buffer[BLOCK];
-    const double *c = cost_block(&args->c, i, j, count, buffer);
+    const double *c = share_block(&args->c, i, j, count, buffer);
     const vd least = v_set(exp(lo));
     for (int64_t k = 0; k < count; k += VL) {
         vd p = v_mul(v_exp(v_load(out + k)), v_cost(c, k, count, 0.0));

@@ -48,7 +48,8 @@ typedef struct {
  * not NULL, that of two clouds, and the other members do not count.  Where start is not NULL, it has m + 1 numbers and
  * only some pairs are stored: of row i the entries data[k - start[0]], start[i] <= k < start[i + 1], in the columns
  * column[k - start[0]], each column once.  Pairs that are not stored are forbidden.  A reference of such an M has its
- * entries in the same places; K and the plan have theirs so, too. */
+ * entries in the same places; K and the plan have theirs so, too.
+ * c is multiplied by what its mask makes, if any. */
 typedef struct {
     const void *data;
     int64_t row_stride, col_stride;
@@ -56,6 +57,7 @@ typedef struct {
     mapuot_points points;
     const int64_t *start;
     const int32_t *column;
+    mapuot_mask mask;
 } mapuot_matrix;
 
 /* What mapuot_limits come from. */
@@ -260,7 +262,7 @@ int mapuot_box_pairs(mapuot_pool *pool, const mapuot_boxes *boxes, int64_t unit,
  * theirs, cluster by cluster. */
 int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64_t *order, int64_t *label);
 
-/* Streams over M.  alpha (m) and beta (n) are log scalings of rows and columns, c may have data == NULL (ones):
+/* Streams over M.  alpha (m) and beta (n) are log scalings of rows and columns, c may have data == NULL (ones, or its mask alone):
  * the entry is c_ij exp(alpha_i + beta_j - M_ij / reg).
  * extrema: min and max of the finite entries, the number of NaN or -inf, the number of +inf.
  * balance: alpha (on entry 0, or -inf for a row to leave out) = -max_j (log v_j - M_ij / reg + log c_ij), +inf where a

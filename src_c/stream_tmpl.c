@@ -86,11 +86,11 @@ void ISA_OP(extrema)(const stream_args *args, int64_t i0, int64_t i1, double *ac
 ALWAYS_INLINE void log_entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double *out)
 {
     exponents(args, i, j, count, out);
-    if (args->c.data) {
+    if (has_shares(&args->c)) {
         double buffer[BLOCK];
-        const double *c = cost_block(&args->c, i, j, count, buffer);
+        const double *c = share_block(&args->c, i, j, count, buffer);
         for (int64_t k = 0; k < count; k++)
-            out[k] += log(c[k]);
+            out[k] = c[k] > 0.0 ? out[k] + log(c[k]) : -INFINITY;
     }
     for (int64_t k = count; k % VL; k++)
         out[k] = -INFINITY;

@@ -7,9 +7,11 @@
 // points that get sums; those summed over come 8 at a time, the same for all threads, by loads of 16 bytes.  Float32 sums
 // run over 64 points, beyond them in float64.  out has gridDim.y slabs, one a part of the points summed over.
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
-// Options: POINTS 1, POINTS_NARROW, KEPT, FORM (a mapuot_narrow_form; not narrow: a mapuot_metric), DIM (d up to 4, 0 beyond).
+// Options: POINTS 1, POINTS_NARROW, KEPT, FORM (a mapuot_narrow_form; not narrow: a mapuot_metric), DIM (d up to 4, 0 beyond),
+// MASKED (1: entries are multiplied by a mask, whose rows are the points that get sums).
 #ifndef POINTS_CUH
 #define POINTS_CUH
+#include "common/mask.h"
 
 #ifndef KEPT
 #define KEPT 0
@@ -23,6 +25,11 @@ typedef double coord;
 #endif
 #define FROM 8  // points summed over at a time
 #define SHORT 8 // times as many are summed in coord before they go to float64
+#if MASKED
+#define SHARE(q, e) (coord) mask_weight(&mask, at[q], b *FROM + (e))
+#else
+#define SHARE(q, e) 1
+#endif
 #define HALF_PI_SQUARED 2.4674011002723395
 
 __device__ __forceinline__ float power_of(float t)
@@ -74,10 +81,11 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(256, 2)
+extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
                const coord *from, const coord *from_log, const double *weight, double *out, int64_t count,
-               int64_t others, int64_t d, double factor, const int64_t *first, const int *run, int64_t unit)
+               int64_t others, int64_t d, double factor, const int64_t *first, const int *run, int64_t unit,
+               const __grid_constant__ mapuot_mask mask)
 {
     if (stopped(S, parity))
         return;
@@ -137,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(256, 2)
                 for (int q = 0; q < RT; q++)
 #pragma unroll
                     for (int e = 0; e < FROM; e++)
-                        acc[q] += w[e] * power_of(exponent_of(own[q] + y[e], sum[q][e], (coord)factor));
+                        acc[q] += w[e] * power_of(exponent_of(own[q] + y[e], sum[q][e], (coord)factor)) * SHARE(q, e);
             }
 #pragma unroll
             for (int q = 0; q < RT; q++)

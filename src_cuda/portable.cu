@@ -9,6 +9,9 @@
 #ifndef POINTS
 #define POINTS 0
 #endif
+#ifndef MASKED
+#define MASKED 0
+#endif
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
 

@@ -4,8 +4,9 @@
 // any strides: the unit stride is read first, through shared memory where it runs down the rows.  Sums and maxima are
 // along the rows; the caller swaps the strides for those along the columns.  out has gridDim.y slabs, one per part of
 // the columns, joined by the caller.  Options: STORE (of K or P), COST (of M: 0 float64, 1 float32), REFERENCE (of c,
-// alike).
+// alike), MASKED (1: c is multiplied by a mask).
 #include "common.cuh"
+#include "common/mask.h"
 
 #if COST == 0
 typedef double cost;
@@ -17,6 +18,9 @@ typedef double share;
 #else
 typedef float share;
 #endif
+#ifndef MASKED
+#define MASKED 0
+#endif
 #define SIDE 32
 #define STEP 8 // threads are 32 x 8: each has SIDE / STEP rows of a tile
 
@@ -27,6 +31,7 @@ struct View {
     int64_t M_row, M_col, c_row, c_col;
     const double *alpha, *beta;
     double inv_reg;
+    mapuot_mask mask;
 };
 
 struct Tile {
@@ -89,7 +94,7 @@ struct Exponents {
         }
     }
 
-    // x = alpha_i + beta_j - M_ij / reg (-inf outside), M_ij and c_ij (1 without c)
+    // x = alpha_i + beta_j - M_ij / reg (-inf outside), M_ij and c_ij (1 without c) times the mask
     __device__ __forceinline__ void read(const View &V, int64_t i0, int64_t j0, Tile &tile, double (&x)[SIDE / STEP],
                                          double (&shares)[SIDE / STEP], double (&costs)[SIDE / STEP]) const
     {
@@ -101,6 +106,11 @@ struct Exponents {
             shares[k] = 1;
         if (V.c)
             read_tile(V, c, i0, j0, 0, tile, shares);
+#if MASKED
+#pragma unroll
+        for (int k = 0; k < SIDE / STEP; k++)
+            shares[k] *= mask_weight(&V.mask, i0 + threadIdx.x / 32 + STEP * k, j);
+#endif
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++)
             x[k] = alpha[k] + beta - costs[k] * V.inv_reg;
@@ -113,8 +123,9 @@ struct Exponents {
     for (int64_t j0 = tiles * blockIdx.y / gridDim.y * SIDE, end = tiles * (blockIdx.y + 1) / gridDim.y * SIDE;        \
          j0 < end; j0 += SIDE)
 
+#define RESIDENT (MASKED ? 3 : 4) // blocks of a multiprocessor: a mask takes registers
 // K (entries below `flush` are zero; columns n .. ld too) or, with flush = 0, the plan.
-extern "C" __global__ void __launch_bounds__(256, 4)
+extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     build_kernel(const __grid_constant__ View V, real *out, int64_t ld, double flush)
 {
     __shared__ Tile tile;
@@ -152,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(256) row_max(const __grid_constant_
         rows.read(V, i0, j0, tile, x, c, M);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++)
-            top[k] = fmax(top[k], V.c ? x[k] + log(c[k]) : x[k]);
+            top[k] = fmax(top[k], V.c || MASKED ? x[k] + log(c[k]) : x[k]);
     }
 #pragma unroll
     for (int k = 0; k < SIDE / STEP; k++) {

@@ -44,6 +44,16 @@ typedef struct {
     int64_t finer;    /* 1: there is a finer storage of K to go on with */
 } mapuot_limits;
 
+/* A random mask that is a seed (mask.h), on a block of a matrix that begins at (row, col) of the whole one; weight 0:
+ * there is none.  key and limit are 64 bits without a sign. */
+typedef struct {
+    int64_t key;   /* the seed */
+    int64_t limit; /* a pair is kept where its bits are at most this */
+    double weight; /* of a pair that is kept, 1 / keep */
+    int64_t row, col;
+    int64_t turned; /* 1: rows and columns are exchanged, row and col, too */
+} mapuot_mask;
+
 /* How far a solve is; all counters before the first pass are 0, best_error inf, the dual values -inf. */
 typedef struct {
     double shift;         /* common translation: K holds d_i + shift and e_j - shift */

@@ -47,3 +47,48 @@ def test_what_is_told():
     a, b, M = inputs()
     with pytest.raises(TypeError, match="options may be"):
         sinkhorn_loss(a, b, M, 0.1, 1.0, penalty="tv")
+
+
+def device(platform):
+    """The first device of this kind, or no test."""
+    try:
+        found = jax.devices(platform)[0]
+    except RuntimeError:
+        pytest.skip(f"JAX has no {platform}")
+    if platform == "gpu":
+        pytest.importorskip("cupy")
+    return found
+
+
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def test_arrays_are_read_where_they_lie(platform, monkeypatch):
+    """No callback, and not a copy: the solver is given the memory of JAX's own arrays."""
+    there = device(platform)
+    a, b, M = (jax.device_put(x, there) for x in inputs())
+    right = sinkhorn_loss(*inputs(), 0.1, 1.0, **OPTIONS)
+    traced = jax.grad(jax.jit(lambda *y: sinkhorn_loss(*y, 0.1, 1.0, **OPTIONS).sum()), (0, 1, 2))(a, b, M)
+    given = []
+
+    def seen(*arguments, **options):
+        given.extend(arguments[:3])
+        return mapuot.solve_batch(*arguments, **options)
+
+    def never(*arguments, **options):
+        raise AssertionError("a callback")
+
+    monkeypatch.setattr("mapuot.jax.solve_batch", seen)
+    monkeypatch.setattr(jax, "pure_callback", never)
+    value, slopes = jax.value_and_grad(lambda *x: sinkhorn_loss(*x, 0.1, 1.0, **OPTIONS).sum(), (0, 1, 2))(a, b, M)
+    for array, x in zip(given, (M, a, b), strict=True):
+        where = array.__array_interface__["data"][0] if platform == "cpu" else array.data.ptr
+        assert where == x.unsafe_buffer_pointer()
+    assert_allclose(value, right.sum(), rtol=1e-10)
+    for slope, other in zip(slopes, traced, strict=True):
+        assert slope.devices() == {there}
+        assert_allclose(slope, other, rtol=1e-6, atol=1e-9)
+
+
+def test_errors_of_arrays_that_are_there_are_their_own():
+    a, b, M = inputs()
+    with pytest.raises(ValueError, match="A must be"):
+        sinkhorn_loss(-a, b, M, 0.1, 1.0)

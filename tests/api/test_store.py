@@ -80,7 +80,7 @@ def test_a_loaded_answer_starts_another_solve(tmp_path):
     [
         ({"log_u": np.zeros(3)}, "log_u must be 23 numbers"),
         ({"log_v": None}, "it lacks 'log_v'"),
-        ({"format": 7}, "format must be 1, got 7"),
+        ({"format": 7}, "format must be 1 or 2, got 7"),
         ({"a": np.full(23, np.nan)}, "a must be 23 numbers"),
         ({"penalty_b": "magic"}, "penalty_b must be one of"),
         ({"trace": np.zeros((2, 3))}, "trace must have 9 columns"),

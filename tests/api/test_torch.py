@@ -125,6 +125,39 @@ def test_autocast_and_half():
     assert a.grad.dtype == M.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("loss", ["loss", "divergence", "points"])
+def test_half_precision_is_solved_in_float32(dtype, autocast, loss):
+    """Value and gradient of the numbers that the half tensors hold; each gradient in its input's dtype."""
+    a, b, M = (x.detach() for x in tensors(p=2, dtype=torch.float32))
+    given = {
+        "loss": [a, b, M],
+        "divergence": [a, a.flip(1), (M[:, :4] - M[:, :4].T).abs()],
+        "points": [torch.rand(4, 2), torch.rand(5, 2), a[0], b[0]],
+    }[loss]
+    half = [x.to(dtype).requires_grad_() for x in given]
+    wide = [x.detach().float().requires_grad_() for x in half]
+
+    def value(tensors):
+        if loss == "points":
+            return mapuot.torch.sample_loss(*tensors[:2], 0.1, 1.0, *tensors[2:])
+        module = mapuot.torch.SinkhornLoss if loss == "loss" else mapuot.torch.SinkhornDivergence
+        return module(0.1, 1.0)(*tensors)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        found = value(half)
+    right = value(wide)
+    assert found.dtype == torch.float32
+    assert_allclose(found.item(), right.item(), rtol=1e-6, atol=1e-7)
+    scale = 1024.0  # of torch.amp.GradScaler
+    (scale * found).backward()
+    (scale * right).backward()
+    for x, y in zip(half, wide, strict=True):
+        assert x.grad.dtype == dtype
+        assert_allclose(x.grad.float(), y.grad.to(dtype).float(), rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+
+
 def test_no_second_derivative():
     a, b, M = tensors()
     slope = torch.autograd.grad(sinkhorn_loss(a, b, M, 0.1, 1.0), a, create_graph=True)[0]

@@ -18,7 +18,7 @@ PARTS = {
     "solve": ["cuda/test_cuda.py", "-k", "not (persistent or spread or portable)"],
     "batch": ["cuda/test_batch_cuda.py"],
     "portable": ["cuda/test_cuda.py", "-k", "portable"],
-    "points": ["cuda/test_points_cuda.py"],
+    "points": ["cuda/test_points_cuda.py", "cuda/test_masks_cuda.py"],
 }
 MISSING = {"a system with fibers by ucontext": sys.platform == "linux", "g++": shutil.which("g++") is not None}
 MISSING = [name for name, found in MISSING.items() if not found]

@@ -88,7 +88,7 @@ def test_portable_kernels_hold_their_registers(arch, dtype):
 @pytest.mark.parametrize("kept", [0, 1])
 def test_sums_between_points_hold_their_registers(arch, narrow, form, dim, kept):
     options = shape_options(kernels.Shape(1, 4, 2), "float64", True, MEMORY=kernels.MEMORY[1])
-    points = {"POINTS": 1, "POINTS_NARROW": narrow, "FORM": form, "DIM": dim, "KEPT": kept}
+    points = {"POINTS": 1, "POINTS_NARROW": narrow, "FORM": form, "DIM": dim, "KEPT": kept, "MASKED": 0}
     used = usage("portable.cu", arch, **options, **points)
     registers, spilled = used["point_sums"]
     assert registers <= 128
@@ -98,9 +98,18 @@ def test_sums_between_points_hold_their_registers(arch, narrow, form, dim, kept)
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize(("cost", "reference"), [(0, 0), (0, 1), (1, 1)])
-def test_streams_compile_without_spills(arch, cost, reference):
-    used = usage("stream.cu", arch, STORE=1, COST=cost, REFERENCE=reference)
+def test_masked_sums_between_points_do_not_spill(arch):
+    options = shape_options(kernels.Shape(1, 4, 2), "float64", True, MEMORY=kernels.MEMORY[1])
+    used = usage("portable.cu", arch, **options, POINTS=1, POINTS_NARROW=0, FORM=0, DIM=3, KEPT=0, MASKED=1)
+    registers, spilled = used["point_sums"]
+    assert registers <= 168
+    assert spilled == 0
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize(("cost", "reference", "masked"), [(0, 0, 0), (0, 1, 0), (1, 1, 0), (0, 1, 1)])
+def test_streams_compile_without_spills(arch, cost, reference, masked):
+    used = usage("stream.cu", arch, STORE=1, COST=cost, REFERENCE=reference, MASKED=masked)
     assert set(used) == {"build_kernel", "row_max", "plan_sums", "apply", "extrema"}
     assert all(spilled == 0 for _, spilled in used.values())
 

@@ -1,5 +1,6 @@
 """Rows over ranks: the answer of one process; run by tests/mpi/test_mpi.py as ``mpiexec -n P python cases.py``."""
 
+import functools
 import os
 import tempfile
 import warnings
@@ -16,6 +17,7 @@ from common import (
     block,
     bounds,
     check_forbidden,
+    check_masks,
     check_penalties,
     check_references,
     compare,
@@ -105,6 +107,11 @@ def case_one_rho_a_row():
 
 def case_references():
     check_references(check)
+
+
+def case_masks():
+    check_masks(check)
+    check_masks(functools.partial(check, split="uneven"))
 
 
 def case_zeros_and_forbidden_pairs():

@@ -100,6 +100,13 @@ def refused(kind, text, case, **options):
     same_everywhere(np.frombuffer(message.encode(), np.uint8))
 
 
+def check_masks(check):
+    """A pair is kept by its number in the whole matrix, wherever the blocks begin."""
+    mask = mapuot.SeededMask(0.4, 5)
+    for case in (clouds(37, 29, reg_m=(np.inf, 1.0)), clouds(64, 48, reference="uniform"), clouds(37, 29)):
+        check(case, mask=mask, **FLOAT64)
+
+
 def check_penalties(check):
     for reg_m in [(1.0, 5.0), np.inf, (np.inf, 1.0), 100.0]:
         check(clouds(33, 21, reg_m=reg_m))

@@ -1,10 +1,23 @@
 """What the ranks of a grid must do together; run as cases.py is, on 2, 3, 4 and 6 ranks."""
 
+import functools
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from common import COMM, FLOAT64, RANK, SIZE, check_forbidden, check_penalties, check_references, compare, main, refused
+from common import (
+    COMM,
+    FLOAT64,
+    RANK,
+    SIZE,
+    check_forbidden,
+    check_masks,
+    check_penalties,
+    check_references,
+    compare,
+    main,
+    refused,
+)
 from problems import clouds
 
 import mapuot
@@ -68,6 +81,11 @@ def case_one_rho_a_point():
 
 def case_references():
     check_references(check)
+
+
+def case_masks():
+    for split in GRIDS:
+        check_masks(functools.partial(check, split=split))
 
 
 def case_zeros_and_forbidden_pairs():

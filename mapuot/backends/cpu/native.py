@@ -15,12 +15,14 @@ import numpy as np
 from ..._core import ffi, lib
 from ...cost import BLOCK_BYTES, Cost
 from ...errors import shown
+from ...mask import Masked
 from ...penalties import F64
 from ...points import Kept, PointCloud
 from ...processor import default_threads, isa
 from ...sparse import Sparse
 from ...threads import each, kept_thread
 from ..contract import PAD
+from ..records import put
 
 TILE = 8
 CALL_WORK = 1 << 28  # multiply-adds that a thread makes in a call at most: 30 ms, scalar .2 s; Ctrl-C waits for it
@@ -111,8 +113,11 @@ def pointer(array: Any, ctype: str = "double *") -> Any:
 
 
 def matrix(array: Any) -> Any:
-    """mapuot_matrix of a 2-D numpy array, of points or of stored pairs, or the empty one for None."""
+    """mapuot_matrix of a 2-D numpy array, of points, stored pairs or a masked reference, or the empty one for None."""
     view = ffi.new("mapuot_matrix *")
+    if isinstance(array, Masked):
+        put(view.mask, array.words())
+        array = array.given
     if isinstance(array, PointCloud):
         points, (metric, scale) = view.points, array.core
         points.x, points.y = pointer(array.rows), pointer(array.columns)

@@ -86,6 +86,8 @@ def moved(M: Any) -> Any:
     """Rows of M on the device; of points, their costs."""
     if isinstance(M, PointCloud):
         return costs(M)
+    if isinstance(M, np.ndarray) and not any(M.strides):
+        return cp.broadcast_to(cp.asarray(M[:1, :1]), M.shape)
     return M if isinstance(M, cp.ndarray) else cp.asarray(np.ascontiguousarray(M))
 
 

@@ -33,7 +33,8 @@ UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 
 RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
 STATE, PROGRESS, TRACE = RECORDS["State"], RECORDS["Progress"], records.STATS
-VIEW = records.read("stream.cu")["View"]
+MASK = records.COMMON["mapuot_mask"]
+VIEW = records.read("common/record.h", "stream.cu")["View"]
 
 
 def memory_for(m: int, n: int, itemsize: int) -> int:

@@ -11,6 +11,8 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from ...cost import Cost
+from ...mask import Masked
 from ...penalties import F64
 from ...points import Kept, PointCloud
 from ...problem import Problem
@@ -21,7 +23,7 @@ from ..cpu.native import pool_for
 from ..limits import START
 from ..records import put
 from .arrays import METRICS, need_memory
-from .kernels import Shape, kernel, shape_options
+from .kernels import MASK, Shape, by_value, kernel, shape_options
 from .launch import Iterate, switches
 from .workspace import Workspace
 
@@ -57,8 +59,11 @@ class PointIterate(Iterate):
     kept: Kept | None = None
     lists: list[Any]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 
-    def __init__(self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool]) -> None:
-        self.kl, self.ld = kl, shape[2]
+    def __init__(self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None) -> None:
+        self.kl, self.ld, self.masked = kl, shape[2], int(masked is not None)
+        self.masks = np.zeros(2, MASK)  # of the sums over rows and of those over columns
+        for mask, cut in zip(self.masks, (masked, masked.T) if masked else (), strict=False):
+            put(mask, cut.words())
         super().__init__(state, shape, "float64", kl, False)
 
     def fit(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
@@ -79,6 +84,7 @@ class PointIterate(Iterate):
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
         self.kept = kept
         options["KEPT"] = int(kept is not None)
+        options["MASKED"] = self.masked
         names = ("point_sums", "point_rows", "point_columns", "finish_first", "finish_join", "finish_second")
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
         self.block = 256 * (RUNS["point_sums"] if narrow else RUNS["wide"])
@@ -96,6 +102,7 @@ class PointIterate(Iterate):
             self.launch(
                 "point_sums", (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
                 other.packed, other.log, np.uint64(self.state[weight]), self.out, *numbers, *self.lists[k],
+                by_value(self.masks[k, ...]),
             )  # fmt: skip
             self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs))
 
@@ -108,7 +115,7 @@ class PointWorkspace(Workspace):
     def __init__(self, problem: Problem, options: Options) -> None:
         if problem.ranks.size > 1:
             raise NotImplementedError("comm: points on GPUs are for one process, use backend='cpu'")
-        if problem.c is not None:
+        if isinstance(problem.unmasked, Cost):
             raise NotImplementedError("reference must be 'product' or 'uniform' for points on a GPU")
         if "ordered" in switches():
             raise NotImplementedError("MAPUOT_CUDA=ordered is not for points")
@@ -123,7 +130,7 @@ class PointWorkspace(Workspace):
         (m, n), self.dtype = self.problem.shape, "float64"
         self.most = m
         need_memory(8 * (40 + 4 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n), self.dtype, None)
-        self.launch = PointIterate(self.state, (m, n, self.ld), self.kl)
+        self.launch = PointIterate(self.state, (m, n, self.ld), self.kl, self.problem.masked)
         self.wide = Side(self.cloud.rows.T, m), Side(self.cloud.columns, n)
         found = self.narrow_points
         self.narrow = (Side(found.x.T, m), Side(found.y, n)) if found else None

@@ -13,8 +13,10 @@ import cupy as cp
 import numpy as np
 
 from ...cost import Dense
+from ...mask import Masked
 from ...penalties import F64
 from ...problem import Problem
+from ..records import put
 from .arrays import as_columns, free_memory, most_bytes, moved, on_device
 from .kernels import STORES, VIEW, Job, by_value, kernel
 
@@ -23,6 +25,9 @@ def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
     """The View record of stream.cu."""
     view = np.zeros((), VIEW)
     view["m"], view["n"] = M.shape
+    if isinstance(c, Masked):
+        put(view["mask"], c.words())
+        c = c.given
     for name, array in (("M", M), ("c", c)):
         if array is not None:
             view[name] = array.data.ptr
@@ -36,7 +41,8 @@ def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
 def stream_job(function: str, M: Any, c: Any, store: int = 0) -> Job:
     """The kernel for arrays, or costs, of these dtypes."""
     cost, reference = (int(x.dtype == np.float32) for x in (M, M if c is None else c))
-    return "stream.cu", function, {"STORE": store, "COST": cost, "REFERENCE": reference}
+    options = {"STORE": store, "COST": cost, "REFERENCE": reference, "MASKED": int(isinstance(c, Masked))}
+    return "stream.cu", function, options
 
 
 def stream(function: str, M: Any, c: Any, store: int = 0) -> Any:
@@ -53,7 +59,12 @@ def parts(rows: int, columns: int) -> tuple[int, int]:
 def blocks_of(problem: Problem, i0: int = 0, i1: int | None = None) -> Iterator[tuple[int, int, Any, Any]]:
     """(k0, k1, M, c) of row blocks on the device, all at once where M is there, c None without a reference matrix."""
     for k0, k1, M, c in problem.blocks(i0, i1, most_bytes(problem.M)):
-        yield k0, k1, moved(M), None if c is None else cp.asarray(c)
+        yield (
+            k0,
+            k1,
+            moved(M),
+            c.with_given(cp.asarray) if isinstance(c, Masked) else None if c is None else cp.asarray(c),
+        )
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:

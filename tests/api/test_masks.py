@@ -1,0 +1,439 @@
+"""Random masks that are seeds: the same pairs everywhere, and answers and certificates of the masked problem.
+
+As a program, ``python tests/api/test_masks.py COUNT [FIRST]``, it compares random problems with Newton's method.
+"""
+
+import dataclasses
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from problems import Case, clouds, newton, plan_of, verify, with_forbidden, with_zeros
+
+import mapuot
+from mapuot import mask as masks
+from mapuot.backends import cpu, pick
+from mapuot.cost import Dense
+from mapuot.problem import Problem
+
+# philox4x32, 10 rounds, of Random123's kat_vectors: counter, key, answer
+KNOWN = (
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([2**32 - 1] * 4, [2**32 - 1] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+)  # fmt: skip
+MASK = mapuot.SeededMask(keep=0.3, seed=12345678901)
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact(mapuot.SeededMask):
+    """A mask whose limit is given."""
+
+    most: int = 0
+    limit = property(lambda self: self.most)
+
+
+def joined(low, high):
+    return low + (high << 32)
+
+
+def weights_of(mask, shape, row=0, col=0, module=cpu, dtype=float, threads=1):
+    """What the backend's plan makes of the mask alone."""
+    c, ones = masks.Masked("uniform", mask, shape, row, col), [np.ones(k) for k in shape]
+    zeros = Dense(np.broadcast_to(np.zeros(1, dtype), shape))
+    task = Problem.from_cost(zeros, *ones, 1.0, 1.0, "kl", "uniform", module)
+    stream = module.PlanStream(dataclasses.replace(task, reference=c), *map(np.zeros, shape), threads)
+    return np.asarray(stream.plan(0, shape[0]))
+
+
+def by_numpy(mask, shape, row=0, col=0):
+    kept = mask.kept(row + np.arange(shape[0])[:, None], col + np.arange(shape[1]))
+    return np.where(kept, 1 / mask.keep, 0.0)
+
+
+def masked(case, mask):
+    """The same problem with a reference matrix."""
+    return case.replace(reference=case.c * by_numpy(mask, case.M.shape))
+
+
+# ---- the numbers ----
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
+def test_philox_gives_the_published_numbers(counter, key, answer):
+    i, j = (np.uint64(joined(*counter[k : k + 2])) for k in (0, 2))
+    assert [int(x) for x in masks.philox(joined(*key), i, j)] == answer
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
+def test_the_core_does_too(counter, key, answer, isa):
+    """A pair is kept with its very bits for a limit, and dropped with one less."""
+    i, j = (int(np.uint64(joined(*counter[k : k + 2])).astype(np.int64)) for k in (0, 2))
+    for less in (0, 1):
+        mask = Exact(0.5, joined(*key), most=joined(*answer[:2]) - less)
+        assert weights_of(mask, (1, 1), i, j)[0, 0] == (0.0 if less else 2.0)
+
+
+@pytest.mark.parametrize("keep", [1e-3, 0.1, 0.5, 0.999])
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_as_many_are_kept_as_should_be(keep, seed):
+    kept = mapuot.SeededMask(keep, seed).kept(*np.ogrid[:600, :700])
+    assert abs(kept.mean() - keep) < 5 * np.sqrt(keep * (1 - keep) / kept.size)
+    for axis in (0, 1):  # rows and columns alike, as independent draws scatter them
+        count = kept.sum(axis)
+        scatter = ((count - kept.shape[axis] * keep) ** 2).sum() / (kept.shape[axis] * keep * (1 - keep))
+        assert stats.chi2.cdf(scatter, len(count)) == pytest.approx(0.5, abs=0.4999)
+    for one, other in ((kept[1:], kept[:-1]), (kept[:, 1:], kept[:, :-1]), (kept[:600, :600], kept[:600, :600].T)):
+        off = ~np.eye(600, dtype=bool) if one.shape == (600, 600) else np.ones(one.shape, bool)
+        both = (one & other)[off].mean()
+        assert abs(both - keep**2) < 6 * keep / np.sqrt(off.sum())
+
+
+def test_bits_are_uniform():
+    first, second, *_ = masks.philox(7, *(np.uint64(x) for x in np.ogrid[:512, :512]))
+    for word in (first, second):
+        for shift in (0, 8, 16, 24):
+            count = np.bincount(((word >> np.uint64(shift)) & np.uint64(255)).ravel().astype(int), minlength=256)
+            assert stats.chisquare(count).pvalue > 1e-5
+
+
+def test_masked_sums_are_unbiased():
+    """The mean over 400 seeds of K' v and K'^T u is K v and K^T u, within what independent weights scatter."""
+    case, count = clouds(40, 50), 400
+    K = case.c * np.exp(-case.M / case.reg)
+    found = np.mean([K * by_numpy(mapuot.SeededMask(0.1, seed), K.shape) for seed in range(count)], 0)
+    for axis in (0, 1):
+        sigma = np.sqrt((1 / 0.1 - 1) * (K**2).sum(axis) / count)
+        assert (np.abs(found.sum(axis) - K.sum(axis)) < 5 * sigma).all()
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.5, 0.1, 2.0**-64, 0.1 + 2.0**-54])
+def test_the_limit_is_exact(keep):
+    limit = mapuot.SeededMask(keep, 0).limit
+    assert Fraction(limit, 2**64) < Fraction(keep) <= Fraction(limit + 1, 2**64)
+
+
+# ---- the same pairs ----
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (9, 1200), (37, 29), (130, 513)])
+def test_every_instruction_set_makes_the_same_entries(shape, isa):
+    for row, col in ((0, 0), (3, 2**32 - 7), (2**40, 5)):
+        wanted = by_numpy(MASK, shape, row, col)
+        for dtype in (float, np.float32):
+            np.testing.assert_array_equal(
+                weights_of(MASK, shape, row, col, dtype=dtype, threads=2), wanted.astype(dtype)
+            )
+        np.testing.assert_array_equal(weights_of(MASK.T, shape[::-1], col, row), wanted.T)
+
+
+def test_blocks_have_the_entries_of_the_whole(backend):
+    whole = masks.Masked("uniform", MASK, (50, 60))
+    wanted = by_numpy(MASK, (50, 60))
+    for part, rows in ((whole.read(7, 30), wanted[7:30]), (whole.T.read(7, 30), wanted.T[7:30])):
+        np.testing.assert_array_equal(np.asarray(part), rows)
+        np.testing.assert_array_equal(np.asarray(part.T), rows.T)
+    found = weights_of(MASK, (50, 60), module=pick(backend))
+    np.testing.assert_array_equal(found > 0, wanted > 0)
+    np.testing.assert_allclose(found, wanted, rtol=3e-16)  # the oracle has them from logarithms
+
+
+def test_a_sample_has_the_same_entries():
+    case = clouds(301, 117)
+    sample = MASK.sample(case.M)
+    kept = by_numpy(MASK, case.M.shape) > 0
+    assert sample.has_sorted_indices
+    assert sample.nnz == kept.sum()
+    np.testing.assert_array_equal(sample.toarray(), np.where(kept, case.M, 0.0))
+    np.testing.assert_array_equal(MASK.T.sample(case.M.T).toarray(), sample.toarray().T)
+    assert MASK.sample(np.zeros((0, 4))).shape == (0, 4)
+    for bad in (np.zeros(3), np.zeros((2, 2), complex)):
+        with pytest.raises(ValueError, match="M must be a matrix of real numbers"):
+            MASK.sample(bad)
+
+
+def test_a_sample_with_costs_moved_by_log_keep_is_the_masked_problem():
+    case = clouds(40, 50)
+    sample = MASK.sample(case.M)
+    M = np.full(case.M.shape, np.inf)
+    rows = np.repeat(np.arange(40), np.diff(sample.indptr))
+    M[rows, sample.indices] = sample.data + case.reg * np.log(MASK.keep)
+    one, other = case.solve(mask=MASK, tol=1e-10), case.replace(M=M).solve(tol=1e-10)
+    np.testing.assert_allclose(one.plan, other.plan, rtol=1e-7, atol=1e-9 * one.mass)
+
+
+# ---- the masked problem ----
+
+PROBLEMS = {
+    "plain": clouds(37, 53, reg_m=(0.7, 2.0), ratio=1.4),
+    "zeros": with_forbidden(with_zeros(clouds(40, 31)), 0.1),
+    "uniform": clouds(33, 45, reference="uniform"),
+    "matrix": clouds(33, 45, reference=np.random.default_rng(0).integers(1, 9, (33, 45)) / 8),
+    "hard rows": clouds(40, 60, reg_m=(np.inf, 1.0)),
+    "hard columns": clouds(40, 60, reg_m=(1.0, np.inf)),
+    "l2": clouds(30, 40, penalty="l2", reg_m=2.0),
+    "small reg": clouds(60, 60, reg=5e-4),
+    "rows apart": clouds(12, 9, reg_m=0.5),  # some have no pair at all
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_answer_is_that_of_a_reference_matrix(name, backend):
+    case = PROBLEMS[name]
+    result = case.solve(mask=MASK, tol=1e-9, precision="float64", backend=backend)
+    same = masked(case, MASK)
+    other = same.solve(tol=1e-9, precision="float64", backend="reference")
+    assert result.status == other.status == "converged"
+    verify(result, same)
+    np.testing.assert_allclose(result.plan, other.plan, rtol=1e-6, atol=1e-8 * other.mass)
+    for value in ("cost", "objective", "dual", "mass"):
+        assert getattr(result, value) == pytest.approx(getattr(other, value), rel=1e-7, abs=1e-9), value
+    assert not np.asarray(result.plan)[same.c == 0].any()
+
+
+@pytest.mark.parametrize("precision", ["mixed", "float64", "bfloat16"])
+@pytest.mark.parametrize("method", ["auto", "sinkhorn", "map-uot"])
+def test_methods_and_storages(method, precision):
+    if (method, precision) == ("map-uot", "bfloat16"):
+        pytest.skip("refused")
+    case = clouds(60, 70)
+    result = case.solve(mask=MASK, method=method, precision=precision, tol=2e-2 if precision == "bfloat16" else 1e-5)
+    assert result.converged
+    verify(result, masked(case, MASK), precision)
+
+
+@pytest.mark.parametrize("metric", mapuot.points.METRICS)
+def test_points(metric, backend):
+    rng = np.random.default_rng(0)
+    x, y, a, b = rng.random((30, 2)), rng.random((41, 2)) + 0.1, rng.random(30), rng.random(41)
+    cloud = mapuot.PointCloud(x, y, metric)
+    result = mapuot.solve(cloud, a, b, 0.1, 1.0, mask=MASK, backend=backend)
+    assert result.converged
+    verify(result, masked(Case(np.asarray(cloud), a, b, 0.1, 1.0), MASK))
+    turned = mapuot.solve(mapuot.PointCloud(y, x, metric), b, a, 0.1, 1.0, mask=MASK.T, backend=backend)
+    np.testing.assert_array_equal(np.asarray(turned.plan) > 0, (np.asarray(result.plan) > 0).T)
+
+
+def test_other_forms_of_costs():
+    """Streamed, in float32, strided, large enough for threads and blocks: the bits of M in memory, or those near."""
+    case = clouds(700, 900)
+    one = case.solve(mask=MASK, schedule="static")
+    for M in (np.asfortranarray(case.M), case.M[::-1, ::-1].copy()[::-1, ::-1]):
+        again = case.replace(M=M).solve(mask=MASK, schedule="static")
+        np.testing.assert_array_equal(again.plan, one.plan)
+    for M, threads in ((case.M, 1), (case.M, 3), (lambda i0, i1: case.M[i0:i1], 2)):
+        again = case.replace(M=M).solve(mask=MASK, threads=threads)
+        assert np.abs(again.plan - one.plan).sum() <= (again.error_bound + one.error_bound) * one.mass
+        np.testing.assert_array_equal(again.plan > 0, one.plan > 0)
+    flat = case.transposed().solve(mask=MASK.T)
+    assert np.abs(flat.plan.T - one.plan).sum() <= (flat.error_bound + one.error_bound) * one.mass
+    narrow = case.replace(M=case.M.astype(np.float32)).solve(mask=MASK)
+    np.testing.assert_array_equal(narrow.plan > 0, one.plan.astype(np.float32) > 0)
+
+
+def test_what_a_result_can_do():
+    case = clouds(45, 38)
+    result = case.solve(mask=MASK, tol=1e-9)
+    P = plan_of(masked(case, MASK), result.log_u, result.log_v)
+    X, Y = np.random.default_rng(0).random((38, 3)), np.random.default_rng(1).random(45)
+    np.testing.assert_allclose(result.apply(X), P @ X, atol=1e-13)
+    np.testing.assert_allclose(result.apply_transpose(Y), P.T @ Y, atol=1e-13)
+    np.testing.assert_allclose(result.rows(7, 11), P[7:11], atol=1e-15)
+    index, value = result.top_k(3)
+    np.testing.assert_allclose(value, -np.sort(-P, 1)[:, :3], atol=1e-15)
+    assert (np.take_along_axis(P, index, 1)[value > 0] > 0).all()
+    assert result.sparse(0.0).nnz == (P > 0).sum()
+    warm = case.solve(mask=MASK, tol=1e-9, warm_start=result)
+    assert warm.converged
+    assert warm.n_passes <= 2
+    answers = list(mapuot.path(case.M, case.a, case.b, regs=[0.2, 0.05], reg_ms=1.0, mask=MASK, tol=1e-9))
+    np.testing.assert_allclose(answers[-1].plan, result.plan, atol=1e-9)
+    assert "30 % of its pairs kept, seed 12345678901" in result._repr_html_()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+def test_a_file_keeps_the_mask(suffix, tmp_path):
+    if suffix == ".h5":
+        pytest.importorskip("h5py")
+    case, path = clouds(20, 30, reference=np.full((20, 30), 0.5)), tmp_path / f"answer{suffix}"
+    mask = mapuot.SeededMask(0.4, 2**64 - 2, turned=True)
+    result = case.solve(mask=mask)
+    result.save(path)
+    again = mapuot.load(path, case.M, reference=case.reference)
+    assert again.problem.masked.mask == mask
+    np.testing.assert_array_equal(again.plan, result.plan)
+    assert mapuot.load(path).dual == result.dual
+
+
+def test_a_batch_is_its_problems():
+    case = with_zeros(clouds(30, 40))
+    A = np.random.default_rng(0).random((4, 30)) * (case.a > 0)
+    costs = np.stack([case.M, case.M**2, case.M, case.M + 0.1])
+    for M in (case.M, costs, mapuot.PointCloud(np.random.default_rng(1).random((30, 2)), np.ones((40, 2)))):
+        batch = mapuot.solve_batch(M, A, case.b, 0.05, 1.0, mask=MASK, tol=1e-9)
+        assert batch.converged.all()
+        for i, one in enumerate(batch):
+            cost = M[i] if isinstance(M, np.ndarray) and M.ndim == 3 else M
+            alone = mapuot.solve(cost, A[i], case.b, 0.05, 1.0, mask=MASK, tol=1e-9)
+            np.testing.assert_allclose(one.plan, alone.plan, atol=1e-8 * alone.mass)
+            assert batch.dual[i] == pytest.approx(alone.dual, rel=1e-8)
+            assert batch.objective[i] == pytest.approx(alone.objective, rel=1e-8)
+    with pytest.raises(TypeError, match=r"mask must be a mapuot\.SeededMask"):
+        mapuot.solve_batch(case.M, A, case.b, 0.05, 1.0, mask=0.1)
+
+
+# ---- gradients ----
+
+
+@pytest.mark.parametrize("reg_m", [1.0, (0.5, 3.0)])
+def test_the_loss_of_torch_has_the_gradient_of_its_mask(reg_m):
+    torch = pytest.importorskip("torch")
+    import mapuot.torch
+
+    case = with_zeros(clouds(14, 11, reg=0.1))
+    given = [torch.tensor(x, requires_grad=True) for x in (np.stack([case.a, case.a[::-1] + 0.1]), case.b, case.M)]
+
+    def loss(a, b, M):
+        return mapuot.torch.sinkhorn_loss(a, b, M, 0.1, reg_m, mask=MASK, tol=1e-11, precision="float64").sum()
+
+    loss(*given).backward()
+    rng = np.random.default_rng(3)
+    for k, x in enumerate(given):
+        direction = rng.random(x.shape)  # upwards from the zeros
+        values = [y.detach() for y in given]
+        up, down = (
+            float(loss(*[y + s * torch.tensor(direction) if q == k else y for q, y in enumerate(values)]))
+            for s in (2e-5, 0.0)
+        )
+        assert float((x.grad.numpy() * direction).sum()) == pytest.approx((up - down) / 2e-5, rel=2e-3, abs=1e-4)
+    kept = by_numpy(MASK, case.M.shape) > 0
+    assert (given[2].grad.numpy() > 0)[kept].any()
+    assert not given[2].grad.numpy()[~kept].any()
+    module = mapuot.torch.SinkhornLoss(0.1, reg_m, reduction="sum", mask=MASK, tol=1e-11, precision="float64")
+    assert module(*given).item() == loss(*given).item()
+
+
+def test_points_have_the_gradient_of_their_mask():
+    torch = pytest.importorskip("torch")
+    import mapuot.torch
+
+    rng = np.random.default_rng(0)
+    given = [
+        torch.tensor(x, requires_grad=True)
+        for x in (rng.random((13, 2)), rng.random((9, 2)), rng.random(13), rng.random(9))
+    ]
+    for metric in ("sqeuclidean", "euclidean"):
+
+        def loss(x, y, a, b, metric=metric):
+            return mapuot.torch.sample_loss(x, y, 0.1, 1.0, a, b, metric=metric, mask=MASK, tol=1e-11)
+
+        for x in given:
+            x.grad = None
+        loss(*given).backward()
+        for k, x in enumerate(given):
+            direction = torch.tensor(rng.standard_normal(x.shape))
+            one, other = (
+                float(loss(*[y.detach() + s * direction if q == k else y.detach() for q, y in enumerate(given)]))
+                for s in (1e-5, -1e-5)
+            )
+            assert float((x.grad * direction).sum()) == pytest.approx((one - other) / 2e-5, rel=1e-5, abs=1e-8)
+    result = mapuot.solve(mapuot.PointCloud(*(x.detach().numpy() for x in given[:2])), None, None, 0.1, 1.0, mask=MASK)
+    with pytest.raises(ValueError, match="mask: a masked problem has no potential away from its points"):
+        result.potential(np.zeros((2, 2)))
+
+
+# ---- what is refused ----
+
+
+def test_arguments_that_are_none():
+    for keep in (0.0, 1.1, -1.0, np.nan, np.inf, 5e-324):
+        with pytest.raises(ValueError, match=r"keep must be in 2\^-64 ... 1"):
+            mapuot.SeededMask(keep, 0)
+    with pytest.raises(TypeError, match="keep must be a number"):
+        mapuot.SeededMask("much", 0)
+    with pytest.raises(TypeError, match="seed must be an integer"):
+        mapuot.SeededMask(0.5, 1.5)
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match="seed must be in"):
+            mapuot.SeededMask(0.5, seed)
+    case = clouds(5, 6)
+    for mask in (0.1, np.ones((5, 6), bool)):
+        with pytest.raises(TypeError, match=r"mask must be a mapuot\.SeededMask"):
+            case.solve(mask=mask)
+
+
+def test_a_mask_that_leaves_nothing_or_no_way_out():
+    case = clouds(5, 6)
+    with pytest.raises(ValueError, match="mask must keep pairs"):
+        case.solve(mask=mapuot.SeededMask(1e-9, 0))
+    few = mapuot.SeededMask(0.05, 3)
+    assert (~(by_numpy(few, (40, 60)) > 0).any(1)).any()
+    with pytest.raises(mapuot.InfeasibleError, match=r"M and the mask forbid every pair of a\["):
+        clouds(40, 60, reg_m=(np.inf, 1.0)).solve(mask=few)
+    with pytest.raises(NotImplementedError, match="mask is for costs of all pairs"):
+        mapuot.solve(MASK.sample(case.M), case.a, case.b, 0.1, 1.0, mask=MASK)
+    with pytest.raises(TypeError, match="mask is not an option of the divergence"):
+        mapuot.sinkhorn_divergence(case.M[:5, :5], case.a, case.a, 0.1, 1.0, mask=MASK)
+
+
+# ---- certificates of random problems ----
+
+
+def random_problem(seed):
+    """(case, mask): sizes, masses with zeros, costs over powers of ten, penalties, and down to a pair or two."""
+    rng = np.random.default_rng(seed)
+    m, n = rng.integers(1, 40, 2)
+    a, b = (rng.random(k) ** 2 * (rng.random(k) > 0.1) + 1e-3 for k in (m, n))
+    M = rng.random((m, n)) ** rng.choice([0.5, 1, 3]) * 10.0 ** rng.uniform(-1, 1)
+    if rng.random() < 0.3:
+        M[rng.random((m, n)) < 0.2] = np.inf
+    reg = np.nanmax(np.where(np.isfinite(M), M, 0.0), initial=0.1) * 10.0 ** rng.uniform(-2.5, 0.3)
+    reg_m, penalty = 10.0 ** rng.uniform(-1, 2), rng.choice(["kl", "kl", "l2"])
+    if penalty == "kl" and rng.random() < 0.3:
+        reg_m = (np.inf, reg_m) if rng.random() < 0.5 else (reg_m, np.inf)
+    mask = mapuot.SeededMask(rng.choice([0.05, 0.2, 0.5, 0.9, 1.0]), int(rng.integers(2**63)), rng.random() < 0.5)
+    return Case(M, a, b, reg, reg_m, str(penalty), str(rng.choice(["product", "uniform"]))), mask
+
+
+def judge(seed):
+    """Whether a problem was compared; a certificate that is false raises."""
+    case, mask = random_problem(seed)
+    precision = ("mixed", "float64")[seed % 2]
+    try:
+        result = case.solve(mask=mask, precision=precision, tol=1e-6)
+    except (ValueError, mapuot.InfeasibleError):
+        assert (
+            not np.isfinite(np.where(masked(case, mask).c > 0, case.M, np.inf)).any(1).all()
+            or not np.isfinite(np.where(masked(case, mask).c > 0, case.M, np.inf)).any(0).all()
+        )  # a point without a pair
+        return False
+    if not result.error_bound < 1 or result.mass < 1e-200:
+        return False
+    verify(result, masked(case, mask), precision)
+    return newton(masked(case, mask), result.log_u, result.log_v) is not None
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning", "ignore::mapuot.ScalingWarning")
+def test_certificates_of_random_problems_are_true():
+    assert sum(map(judge, range(150))) > 75
+
+
+if __name__ == "__main__":
+    import warnings
+
+    warnings.simplefilter("ignore")
+    count, first, compared = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, 0
+    for seed in range(first, first + count):
+        try:
+            compared += judge(seed)
+        except AssertionError as error:
+            print(f"seed {seed}: {error}", flush=True)
+    print(f"{count} problems, {compared} compared")
