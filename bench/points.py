@@ -2,7 +2,9 @@
 
 A pass: seconds of float32 and float64 ones, taken in turn with those over a stored float32 K where that fits. A solve:
 seconds to tol 1e-6, and the error of its plan on ROWS sampled rows, formed by SciPy in float64 outside of the library
-and compared with those of a solve to 1e-9. Peers are judged by the same rows. n is 10,000, or --size.
+and compared with those of a solve to 1e-9; of all pairs, and without those that are provably negligible ("kept" is the
+share of the others).
+Peers are judged by the same rows. n is 10,000, or --size.
 
 A loss: SamplesLoss of both, debiased, its value and gradient by x, against ours to 1e-9; of GeomLoss by the scalings
 that it is called with. A grid: the same image pair as Grid and as PointCloud.
@@ -34,6 +36,7 @@ from . import common
 SIZE, QUICK_SIZE = 10_000, 1_500
 DIMENSIONS = (2, 3, 10, 64)
 REGS, RHO = (0.05, 0.01), 1.0
+SMALL, FEW = 1e-3, 3  # of costs of 1, in up to so many dimensions: where most pairs can be skipped
 ROWS = 200
 MOST_BYTES = 1 << 31  # of a matrix that a stored K or a peer needs
 POT_ITERATIONS = (100, 1000)
@@ -51,7 +54,7 @@ def clouds(n: int, d: int) -> tuple[Any, Any, Any, Any]:
 
 def passes(n: int, d: int, threads: int) -> dict[str, Any]:
     x, y, a, b = clouds(n, d)
-    cloud = mapuot.PointCloud(x, y)
+    cloud = mapuot.PointCloud(x, y, truncate=None)
     kinds = {"float32": (cloud, "mixed"), "float64": (cloud, "float64")}
     if 12 * n * n <= MOST_BYTES:
         kinds["stored float32"] = np.asarray(cloud), "mixed"
@@ -101,7 +104,7 @@ def rows_of(problem: Any, potentials: tuple[Any, Any], reg: float) -> Any:
 
 def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[str, Any]]:
     problem = x, y, a, b = clouds(n, d)
-    cloud = mapuot.PointCloud(x, y)
+    cloud = mapuot.PointCloud(x, y, truncate=None)
     exact = mapuot.solve(cloud, a, b, reg, RHO, tol=1e-9, threads=threads, backend=backend)
     truth = rows_of(problem, (exact.log_u, exact.log_v), reg)
     found = []
@@ -114,9 +117,14 @@ def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[
 
     def ours(M: Callable[[], Any]) -> tuple[Any, Any, Any]:
         result = mapuot.solve(M(), a, b, reg, RHO, threads=threads, backend=backend)
-        return result.log_u, result.log_v, {"bound": result.error_bound, "iterations": result.n_passes}
+        told = {"bound": result.error_bound, "iterations": result.n_passes}
+        if result.sorted is not None:
+            told["kept"] = result.sorted.problem.cost.kept.share
+        return result.log_u, result.log_v, told
 
     judged("points", lambda: ours(lambda: cloud))
+    if reg == SMALL:
+        judged("points, truncated", lambda: ours(lambda: mapuot.PointCloud(x, y, truncate=1.0)))
     if 12 * n * n <= MOST_BYTES:
         judged("matrix", lambda: ours(lambda: cdist(x, y, "sqeuclidean")))
     for name, call in peers(problem, reg).items():
@@ -256,7 +264,7 @@ def run(args: Any) -> dict[str, Any]:
     dimensions = DIMENSIONS[1:2] if args.quick else DIMENSIONS
     with common.blas_threads(args.threads):
         one = [] if gpu else [passes(n, d, args.threads) for d in tqdm(dimensions, desc="passes", file=sys.stderr)]
-        cases = [(d, reg) for d in dimensions for reg in REGS]
+        cases = [(d, reg) for d in dimensions for reg in (*REGS, *[SMALL] * (d <= FEW))]
         many = [
             row for d, reg in tqdm(cases, desc="solves", file=sys.stderr)
             for row in solves(n, d, reg, args.threads, "cuda" if gpu else "cpu")
@@ -277,7 +285,7 @@ def report(data: dict[str, Any]) -> str:
     ]
     text = common.table(["n", "d", *(f"{k}, G pairs/s" for k in names)], rows)
     tables = [
-        table_of(data["solves"], ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "MiB")),
+        table_of(data["solves"], ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "kept", "MiB")),
         table_of(data.get("losses", []), ("n", "d", "blur", "who", "seconds", "value", "gradient")),
         table_of(data.get("images", []), ("side", "reg", "who", "iterations", "seconds", "bound", "MiB")),
     ]

@@ -163,6 +163,7 @@ class Result(Certified, Answer):
 
     problem: Problem
     sorted: Sorted | None = None  # of a solve that skipped pairs
+    hidden = 0.0  # bound on the mass that they would have had
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ class Result(Certified, Answer):
         """
         if self.status in FAILED:
             return -np.inf
-        if not self._at_hand or self.sorted is not None:  # the pass's has what it skipped in it
+        if not self._at_hand:
             return self.trace[-1].dual
         p = self.problem
         mass, sides = self._values()
@@ -237,7 +238,7 @@ class Result(Certified, Answer):
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
                 total += float(term.sum())
                 size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
-            value = total - ROUNDING * size - p.cost.error(p.M_max) * mass
+            value = total - p.reg * self.hidden - ROUNDING * size - p.cost.error(p.M_max) * mass
         return max(self.trace[-1].dual, -np.inf if np.isnan(value) else float(value))  # two lower bounds
 
     @property

@@ -129,18 +129,22 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
                 continue
             options = dataclasses.replace(options, **attempt.changes) if attempt.changes else options
             if attempt.begin == "zeros":
-                task.cost.truncation = None if boxed else task.cost.truncation
+                if boxed:  # all pairs
+                    task.cost.truncation = task.cost.kept = None
                 log_v = approach(run, task, options, np.zeros_like(log_v))
             else:
                 in_steps = attempt.begin == "start" and not boxed and any(coarse_steps(task, options, False))
                 log_v = run.run(task, options, log_v, WARM_ERROR if in_steps else math.inf)
+    hidden = 0.0
     if boxed:
+        hidden = task.cost.truncation.hidden if task.cost.truncation else 0.0
         task.cost.truncation = None
         run.potentials, run.marginals = boxed.back(run.potentials), boxed.back(run.marginals)
     if turns:
         run.potentials, run.marginals = run.potentials[::-1], run.marginals[::-1]
     result = Result(problem, run.module, run.potentials, run.marginals, run.trace, run.status, asked.threads)
-    result.sorted = boxed if boxed and boxed.problem.cost.kept else None
+    if boxed and boxed.problem.cost.kept:
+        result.sorted, result.hidden = boxed, hidden
     return result
 
 

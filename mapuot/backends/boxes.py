@@ -30,7 +30,7 @@ ROUGH = 0.03  # certified error at which the first mask, of rough potentials, is
 INNER = 0.85  # of tol: for the kept pairs; the rest is for what is skipped
 GOAL, MOST = 0.05, 0.15  # of tol: what a new mask may cost, and an old one
 WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
-TRIALS = 10  # thresholds tried for a mask
+TRIALS = 16  # thresholds tried for a mask
 METRICS = {"sqeuclidean": 0, "euclidean": 1, "cityblock": 2}  # mapuot_metric
 
 
@@ -252,7 +252,7 @@ class Boxes:
                 return None
             if share.error + 2 * share.mass / self.mass <= goal:
                 break
-            nats += min(6.0, max(1.0, 0.5 * math.log(share.error / goal)) if share.error < math.inf else 6.0)
+            nats += min(6.0, max(1.0, 0.8 * math.log(share.error / goal)) if share.error < math.inf else 6.0)
         else:
             return None
         first = np.concatenate([[0], np.cumsum(count)])
@@ -282,6 +282,7 @@ class Truncation:
         self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
         self.nats, self.rough, self.goal = nats, rough, GOAL * tol
         self.settled: Stats | None = None
+        self.hidden = 0.0  # bound on the mass that the last pass looked at skipped
         sums = float(start.r.sum()), float(start.s.sum())
         self.known = all(0 < x < math.inf for x in sums)  # are the sums of K, about? else it is balanced
         self.boxes: Boxes | None = None
@@ -302,6 +303,7 @@ class Truncation:
             return
         self.settled = stat
         share = self.boxes.skipped(state, self.kept)
+        self.hidden = share.mass
         reg, found = self.problem.reg, stat.error
         part = share.mass / stat.mass if stat.mass > 0 else math.inf
         if share.mass:

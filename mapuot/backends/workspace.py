@@ -60,7 +60,7 @@ class KernelWorkspace:
             if safe and not problem.forbidden and problem.c is None:
                 alpha, beta = np.full(len(la), problem.M_min / problem.reg), np.zeros(len(lb))
             elif self.truncation and self.truncation.known:
-                d, e = self.truncation.absorbed(x, self.progress_of("shift"))
+                d, e = self.truncation.absorbed(x, self.progress_of("shift") if shift is None else shift)
                 alpha, beta = d + la, e + lb
             else:
                 alpha, beta = self.balance(out_u, plan_v)

@@ -168,6 +168,27 @@ def test_a_start_of_groups(monkeypatch):
         assert got.converged
 
 
+def test_an_attempt_from_zeros_takes_all_pairs(monkeypatch):
+    from mapuot.loop import Run
+
+    asked, run = [], Run.run
+
+    def fails_first(self, problem, options, log_v, leave=math.inf):
+        asked.append((problem.cost.truncation, problem.cost.kept))
+        out = run(self, problem, options, log_v, leave)
+        if problem.cost.truncation:
+            self.status = "not finite"
+        return out
+
+    monkeypatch.setattr(Run, "run", fails_first)
+    x, y, a, b = clouds()
+    got, want = compare(x, y, a, b, 5e-4)
+    assert got.sorted is None
+    assert any(truncation for truncation, _ in asked)
+    assert asked[-1] == (None, None)
+    assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
+
+
 def test_every_dual_of_the_trace_is_a_lower_bound():
     x, y, a, b = clouds()
     got, want = compare(x, y, a, b, 5e-4, least=0.6)
