@@ -3,8 +3,7 @@
 A pass: seconds of float32 and float64 ones, taken in turn with those over a stored float32 K where that fits. A solve:
 seconds to tol 1e-6, and the error of its plan on ROWS sampled rows, formed by SciPy in float64 outside of the library
 and compared with those of a solve to 1e-9; of all pairs, and without those that are provably negligible ("kept" is the
-share of the others).
-Peers are judged by the same rows. n is 10,000, or --size.
+share of the others). Peers are judged by the same rows. n is 10,000, or --size.
 
 A loss: SamplesLoss of both, debiased, its value and gradient by x, against ours to 1e-9; of GeomLoss by the scalings
 that it is called with. A grid: the same image pair as Grid and as PointCloud.
