@@ -75,7 +75,7 @@ class SeededMask:
     >>> result.converged, bool((result.plan > 0)[~mask.kept(*np.ogrid[:300, :400])].any())
     (True, False)
     >>> mask.sample(M).nnz
-    11978
+    12011
     """
 
     keep: float

@@ -145,12 +145,12 @@ class PointCloud(Cost):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice) -> PointCloud:
-        """The costs of some rows, without a copy of the points."""
+    def __getitem__(self, rows: Any) -> PointCloud:
+        """The costs of some rows: a slice, without a copy of the points, or their numbers, which no mask knows."""
         part = object.__new__(PointCloud)
         vars(part).update(vars(self), x=self.x[rows], rows=self.rows[rows])
         part.shape = len(part.rows), self.shape[1]
-        part.before = self.before + (rows.start or 0)
+        part.before = self.before + (rows.start or 0) if isinstance(rows, slice) else 0
         return part
 
     def read(self, i0: int, i1: int) -> PointCloud:

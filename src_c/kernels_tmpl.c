@@ -373,14 +373,14 @@ ALWAYS_INLINE range part_of(const range *g, int64_t from, int64_t end)
     return part;
 }
 
-/* dots of a tile that was made, run by run */
+/* dots of a tile that was made, run by run; s has TILE places, and prox_rows reads more than R of them */
 ALWAYS_INLINE void made_tile_dots(const range *g, int64_t i, const real *K, double *s, const form form, const int R)
 {
     int32_t whole[2];
     const kept_runs runs = runs_of(&g->state->M.points.kept, i, g->np, whole);
     double part_s[TILE];
     UNROLL
-    for (int r = 0; r < R; r++)
+    for (int r = 0; r < TILE; r++)
         s[r] = 0.0;
     for (int64_t k = 0; k < runs.count; k++) {
         const range part = part_of(g, runs.run[2 * k], runs.run[2 * k + 1]);

@@ -10,12 +10,11 @@ boxes: src_c/boxes_tmpl.c. Derivation: docs/mathematics.md.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._core import ffi, lib
+from ..cached import cached_property
 from ..penalties import F64
 from ..points import Kept, PointCloud
 from ..problem import Problem
@@ -169,6 +168,8 @@ class Boxes:
 
     def sweep(self, arrays: dict[str, F64], first: Any = None, run: Any = None, write: bool = False) -> Any:
         """(runs of a box of rows, boxes of columns that it keeps, mass bounds of skipped pairs by rows and columns)."""
+        from .._core import ffi, lib  # noqa: PLC0415 - pick says where it is not built
+
         m, n = len(arrays["x_log_mass"]), len(arrays["y_log_mass"])
         record = ffi.new("mapuot_boxes *", {"m": m, "n": n, "d": self.rows.mid.shape[1], "metric": self.metric})
         for name, array in arrays.items():
@@ -339,7 +340,8 @@ class Truncation:
 
 def kept_balance(pool: Any, problem: Problem, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
     """mapuot_balance over kept pairs: alpha_i = -max_j (log v_j - M_ij / reg), and the largest of each column."""
-    from .cpu.native import check, matrix  # noqa: PLC0415 - a backend
+    from .._core import ffi, lib  # noqa: PLC0415 - as above
+    from .cpu.native import check, matrix  # noqa: PLC0415
 
     alpha, top = np.where(out_u, -np.inf, 0.0), np.empty(len(plan_v))
     plan_v = np.ascontiguousarray(plan_v)
@@ -359,6 +361,8 @@ def expected(side: Side, log_scale: F64, reg: float) -> F64:
 
 def order(points: F64, unit: int) -> Any:
     """The points so that each ``unit`` of them lie together: halved along their widest coordinate."""
+    from .._core import ffi, lib  # noqa: PLC0415 - as above
+
     found, points = np.empty(len(points), np.int64), np.ascontiguousarray(points)
     lib.mapuot_order(*points.shape, ffi.from_buffer("double *", points), unit, ffi.from_buffer("int64_t *", found))
     return found

@@ -322,7 +322,7 @@ def test_threads_in_a_cgroup_with_a_quota(own_cgroup):
 
 def test_a_plan_that_is_being_formed_stops_nobody_else(monkeypatch):
     """Another result's plan, in another thread and in a child that is forked meanwhile."""
-    case, plan = CASE.replace(penalty=("kl", "tv")), cpu.PlanStream.plan
+    case, plan = CASE.replace(penalty=("kl", "tv")), cpu.stream.PlanStream.plan
     one, other, right = case.solve(), case.replace(reg=0.05).solve(), case.replace(reg=0.05).solve().plan
     forms, ends = threading.Event(), threading.Event()
 
@@ -332,7 +332,7 @@ def test_a_plan_that_is_being_formed_stops_nobody_else(monkeypatch):
             ends.wait(60)
         return plan(stream, *rows)
 
-    monkeypatch.setattr(cpu.PlanStream, "plan", slow)
+    monkeypatch.setattr(cpu.stream.PlanStream, "plan", slow)
 
     def child(say):
         np.testing.assert_array_equal(other.plan, right)
