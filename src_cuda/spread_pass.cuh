@@ -16,7 +16,7 @@
 
 static_assert(CLUSTER <= LANES, "a clerk's lanes of a row write to one block each");
 
-// How rows lie on the workers of so many blocks: by Shape.spread of kernels.py, too.
+// How rows lie on the workers of so many blocks: by Shape.spread of mapuot/backends/cuda/kernels.py.
 struct Lie {
     int streams, strips, slice; // clusters, each with a stream of tiles; strips of a row and columns of a strip
     int64_t tiles, steps;       // of all; of the longest stream

@@ -138,7 +138,8 @@ SUMMED = 1e-7  # relative rounding of sums in float32, in which a pass may end w
 def check(result, costs, masses, reg, rho, sizes=None, storage=0.0):
     """Assert that a result's numbers are those of its potentials and that its certificate is true; the plan's error.
 
-    ``storage``: by how much its marginals may differ from those of the plan, since kernels are stored in float32, and summed in it.
+    ``storage``: by how much its marginals may differ from those of the plan, since kernels are stored and
+    summed in float32.
     """
     C = whole(costs, masses, sizes)
     P = plan_of(C, masses, reg, result.log_u)

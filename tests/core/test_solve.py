@@ -1,6 +1,7 @@
 """The solver against POT, numpy, exact answers and itself: iterates, methods, precisions, starts, stops."""
 
 import gc
+import time
 import warnings
 import weakref
 
@@ -399,6 +400,9 @@ def test_nothing_of_a_call_stays(backend, name):
     try:
         CALLS[name](M, case, backend=backend)
         del M
+        end = time.monotonic() + 20
+        while alive() is not None and time.monotonic() < end:  # a thread that has just ended lets go
+            time.sleep(0.01)
         assert alive() is None
     finally:
         gc.enable()

@@ -152,7 +152,7 @@ SEED = 11
 
 @functools.cache
 def slice_of(how):
-    return block(Runner("cpu", over_ranks=False), how, seed=SEED, first=0, count=20, largest=12)
+    return block(Runner("cpu", over_ranks=False), how, seed=SEED, first=0, count=22, largest=12)
 
 
 @pytest.mark.parametrize("how", PATHS)
