@@ -120,11 +120,13 @@ check-wheel: wheel ## another build of it, compared, and what it holds; wheel (w
 	PATH="$$PWD/bin" bin/python ../../tests/installed.py ../../README.md .
 	cd build/clean-sdist && bin/pip install -q ../../dist/*.tar.gz && bin/python ../../tests/installed.py ../../README.md .
 
-# the wheel with the oldest and the newest that it runs on
+# the wheel with the oldest and the newest that it runs on; the oldest OpenBLAS's threads wait by yielding, for minutes
+# where others need the cores
 test-oldest test-newest: test-%: wheel
 	@$(PYTHON_$*) -c '' 2>/dev/null || { echo "$@: skipped, there is no $(PYTHON_$*)"; exit 0; }; \
 	rm -rf build/$* && $(PYTHON_$*) -m venv build/$* && \
-	build/$*/bin/pip install -q $(STACK_$*) "$$(echo dist/*.whl)[test]" && build/$*/bin/pytest -p no:cacheprovider $(ARGS)
+	build/$*/bin/pip install -q $(STACK_$*) "$$(echo dist/*.whl)[test]" && \
+	OPENBLAS_NUM_THREADS=1 build/$*/bin/pytest -p no:cacheprovider $(ARGS)
 
 test-doors: wheel ## the tests of the doors beside the libraries that users come from, in an environment of their own
 	rm -rf build/doors && $(PYTHON) -m venv build/doors && \
