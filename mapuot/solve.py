@@ -94,8 +94,8 @@ def solve(
         Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this. Of a side that is balanced,
         in part, too, or has penalty "range" no such bound is known: it counts by its violation, ``|P^T 1 - b|_1 /
         mass``, and the plan's error can be some times that: random problems had up to 4.5 times where converged, up to
-        7.1 times elsewhere, regular grids at range(M) / reg of 300 up to 9.7 times. Balanced columns beside soft rows have a true bound in one process with method "auto",
-        which turns the problem round.
+        7.1 times elsewhere, regular grids at range(M) / reg of 300 up to 9.7 times. Balanced columns beside soft rows
+        have a true bound in one process with method "auto", which turns the problem round.
     tol_gap : float, optional
         Stop also when ``gap <= tol_gap * |dual|`` and hard columns (balanced, range) miss at most ``tol_gap * mass``.
     max_passes : int
