@@ -20,6 +20,7 @@ import numpy as np
 from .cost import Cost, Dense
 from .errors import shown
 from .sparse import Sparse
+from .validate import as_float
 
 BLOCK_ENTRIES = 1 << 15  # of the numpy form at once: its ten vectors stay in cache
 LOW = np.uint64(2**32 - 1)
@@ -83,10 +84,7 @@ class SeededMask:
     turned: bool = False
 
     def __post_init__(self) -> None:
-        try:
-            keep = float(self.keep)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"keep must be a number, got {shown(self.keep)}") from error
+        keep = as_float(self.keep, "keep")
         if not 2.0**-64 <= keep <= 1:
             raise ValueError(f"keep must be in 2^-64 ... 1, got {shown(self.keep)}")
         try:

@@ -357,8 +357,11 @@ def test_arguments_that_are_none():
     for keep in (0.0, 1.1, -1.0, np.nan, np.inf, 5e-324):
         with pytest.raises(ValueError, match=r"keep must be in 2\^-64 ... 1"):
             mapuot.SeededMask(keep, 0)
-    with pytest.raises(TypeError, match="keep must be a number"):
-        mapuot.SeededMask("much", 0)
+    for keep in ("much", "0.5", 1j):
+        with pytest.raises(TypeError, match="keep must be a number"):
+            mapuot.SeededMask(keep, 0)
+    with pytest.raises(ValueError, match="keep must be a number, got"):
+        mapuot.SeededMask(10**400, 0)
     with pytest.raises(TypeError, match="seed must be an integer"):
         mapuot.SeededMask(0.5, 1.5)
     for seed in (-1, 2**64):
