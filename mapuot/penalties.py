@@ -1,4 +1,4 @@
-"""Marginal penalties D(r | t): their prox, conjugate and Fenchel-Young gap, in float64 numpy.
+"""Marginal penalties D(r | t): their prox, conjugate and Fenchel-Young gap, in float64 numpy; what a gap proves.
 
 One entry is ``reg * KL``-regularised: with s = (K v)_i the total kernel seen by the point, the solver needs
 log u = prox(log s), the dual term -D*(-f) with f = reg * log u, and the gap D(r|t) + D*(-f) + f r.
@@ -8,6 +8,7 @@ range); the L2 prox through the Wright omega function follows from its optimalit
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -135,3 +136,11 @@ def gap_term(kind: str, f: F64, r: F64, t: F64, rho: F64, upper: F64 | None) -> 
     assert upper is not None
     r = np.clip(r, rho * t, upper * t)
     return np.maximum(0.0, np.where(r > 0, f * r, 0.0) - dual_term(kind, f, t, rho, upper))  # < 0 by rounding only
+
+
+def plan_error(d: float) -> float:
+    """|P - P*|_1 / mass from d >= KL(P* | P) / mass, a gap over reg mass: docs/mathematics.md (10).
+
+    Twin: src_c/common/rules.h. That of a sum is at most the sum of both.
+    """
+    return d / 3 + math.sqrt(2 * d + d * d / 9) if d >= 0 else math.inf

@@ -1,10 +1,12 @@
 """The layouts that mapuot/backends/records.py reads from the headers are those that the compilers make of them."""
 
 import pytest
-from mapuot._core import ffi
+from mapuot._core import ffi, lib
 from nvrtc import compiled
 
+from mapuot import points
 from mapuot.backends import records
+from mapuot.backends.contract import METRICS
 from mapuot.backends.cuda import kernels
 
 COMMON = sorted(records.COMMON)
@@ -56,3 +58,8 @@ def test_a_wrong_layout_does_not_compile():
     flags = ["-std=c++17", "-arch=sm_90", *(f"-D{key}={value}" for key, value in options("iterate.cu").items())]
     with pytest.raises(AssertionError, match="static assertion failed"):
         compiled("\n".join([kernels.source("iterate.cu"), *lines]), flags)
+
+
+def test_numbers_of_the_metrics():
+    assert {name: getattr(lib, f"MAPUOT_{name.upper()}") for name in METRICS} == METRICS
+    assert {*METRICS, "cosine"} == set(points.METRICS)

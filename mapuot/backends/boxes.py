@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..cached import cached_property
-from ..penalties import F64
+from ..penalties import F64, plan_error
 from ..points import Kept, PointCloud
 from ..problem import Problem
 from ..side import Side
 from ..validate import as_columns
-from .contract import PAD, Stats, host, namespace
+from .contract import METRICS, PAD, Stats, host, namespace
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
 MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
@@ -30,12 +30,6 @@ INNER = 0.85  # of tol: for the kept pairs; the rest is for what is skipped
 GOAL, MOST = 0.05, 0.15  # of tol: what a new mask may cost, and an old one
 WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
 TRIALS = 16  # thresholds tried for a mask
-METRICS = {"sqeuclidean": 0, "euclidean": 1, "cityblock": 2}  # mapuot_metric
-
-
-def plan_error(d: float) -> float:
-    """As in common/rules.h: |P - P*|_1 / mass from a gap of d reg mass; that of a sum is at most the sum of both."""
-    return math.sqrt(2 * d + d * d / 9) + d / 3 if d <= 1e100 else math.inf
 
 
 def unit_of(shape: tuple[int, int], least: int = 16) -> int:
@@ -212,10 +206,8 @@ class Boxes:
 
     def reaches(self, kept: Kept) -> tuple[float, float]:
         """Largest distance of a kept pair, and how far points lie from the middle of y, in units of sqrt(reg)."""
-        near, step = (
-            0.0,
-            max(1, (1 << 20) * len(kept.first) // (1 + int(kept.share * len(self.rows.mid) * self.cols.boxes))),
-        )
+        near, boxes = 0.0, int(kept.share * len(self.rows.mid) * self.cols.boxes)
+        step = max(1, (1 << 20) * len(kept.first) // (1 + boxes))
         lengths = (kept.run[1::2] - kept.run[::2] + kept.unit - 1) // kept.unit
         for i0 in range(0, len(self.rows.mid), step):
             i1 = min(i0 + step, len(self.rows.mid))

@@ -30,7 +30,7 @@ SAFE_SPREAD = {
 }  # twice the |C| / reg that K holds with nothing absorbed
 NARROW_ENTRY = 2.0**-24 + 3e-9  # rounded to float32, from an exponential that is good for that
 NARROW_SUMS = 70 * 2.0**-24  # of up to 32 terms, and 64 rows, in float32, beside the rounding of the factors
-BLOCK_ENTRIES = 1 << 22
+BLOCK_BYTES = 1 << 25  # of C that is turned into logarithms at once
 
 
 class StaleError(ArithmeticError):
@@ -178,13 +178,5 @@ class LogKernel:
 
     def logarithms(self) -> Iterator[tuple[int, int, F64]]:
         """Blocks (i0, i1, -C / reg) in float64."""
-        for i0, i1, C in row_blocks(self.cost):
+        for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
             yield i0, i1, np.asarray(C, np.float64) / -self.reg
-
-
-def row_blocks(cost: Cost) -> Iterator[tuple[int, int, Any]]:
-    m, n = cost.shape
-    step = max(1, BLOCK_ENTRIES // n)
-    for i0 in range(0, m, step):
-        i1 = min(i0 + step, m)
-        yield i0, i1, cost.read(i0, i1)

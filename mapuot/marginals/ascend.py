@@ -16,7 +16,7 @@ import numpy as np
 
 from ..backends import Stats
 from ..backends.contract import LEAST_MASS, memory_of
-from ..penalties import F64, kl_divergence
+from ..penalties import F64, kl_divergence, plan_error
 from .problem import MultiProblem
 from .state import State
 
@@ -93,11 +93,6 @@ def translation(problem: MultiProblem, state: State) -> F64:
     if hard:
         lam[hard[0]] = log_c - log_mass - lam.sum()
     return lam if np.isfinite(lam).all() else np.zeros_like(lam)
-
-
-def plan_error(d: float) -> float:
-    """|P - P*|_1 / mass from d >= KL(P* | P) / mass, see docs/mathematics.md (10)."""
-    return d / 3 + math.sqrt(2 * d + d * d / 9) if d >= 0 else math.inf
 
 
 @dataclass

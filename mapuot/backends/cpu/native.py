@@ -21,7 +21,7 @@ from ...points import Kept, PointCloud
 from ...processor import default_threads, isa
 from ...sparse import Sparse
 from ...threads import each, kept_thread
-from ..contract import PAD
+from ..contract import METRICS, PAD
 from ..records import put
 
 TILE = 8
@@ -29,10 +29,6 @@ CALL_WORK = 1 << 28  # multiply-adds that a thread makes in a call at most: 30 m
 EXP_WORK = 16  # what an exponential takes of them
 SCALARS = int(lib.mapuot_scalars())
 DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32, "bfloat16": lib.MAPUOT_BF16}
-METRICS = {
-    "sqeuclidean": lib.MAPUOT_SQEUCLIDEAN, "euclidean": lib.MAPUOT_EUCLIDEAN,
-    "cityblock": lib.MAPUOT_CITYBLOCK, "wfr": lib.MAPUOT_WFR,
-}  # fmt: skip
 CODES = {"d": lib.MAPUOT_F64, "f": lib.MAPUOT_F32}  # by the character of a dtype: its name takes numpy 5 us
 
 

@@ -14,9 +14,9 @@ except ImportError as error:  # pragma: no cover
 
 from ...points import PointCloud
 from ...validate import check_columns
+from ..contract import METRICS
 from .kernels import ITEMSIZE, STORES, kernel
 
-METRICS = {"sqeuclidean": 0, "euclidean": 1, "cityblock": 2, "wfr": 3}  # mapuot_metric
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 
 

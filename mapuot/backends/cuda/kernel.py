@@ -8,7 +8,7 @@ import numpy as np
 
 from ...cost import Cost
 from ...penalties import F64
-from ..kernel import LogKernel, row_blocks
+from ..kernel import BLOCK_BYTES, LogKernel
 
 
 class Kernel(LogKernel):
@@ -20,7 +20,7 @@ class Kernel(LogKernel):
 
     def logs(self) -> Any:
         """Blocks (i0, i1, -C / reg) in float64 on the device."""
-        for i0, i1, C in row_blocks(self.cost):
+        for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
             yield i0, i1, self.xp.asarray(np.asarray(C), np.float64) / -self.reg
 
     def host(self, x: Any) -> F64:

@@ -18,11 +18,11 @@ from ...points import Kept, PointCloud
 from ...problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation, kept_balance
-from ..contract import Options, Stats
+from ..contract import METRICS, Options, Stats
 from ..cpu.native import pool_for
 from ..limits import START
 from ..records import put
-from .arrays import METRICS, need_memory
+from .arrays import need_memory
 from .kernels import MASK, Shape, by_value, kernel, shape_options
 from .launch import Iterate, switches
 from .workspace import Workspace
