@@ -155,7 +155,7 @@ format: .venv/.lint ## rewrite the sources in the house format
 
 asan tsan: %: build/%/.done .venv/.test ## the checker and the tests under the address or thread sanitizer
 	build/$@/check_kernels
-	LD_PRELOAD="$$($(CC) -print-file-name=lib$@.so) $$($(CC) -print-file-name=libstdc++.so)" PYTHONPATH=build/$@/lib \
+	LD_PRELOAD="$$($(CC) -print-file-name=lib$@.so) $$($(CC) -print-file-name=libstdc++.so)" PYTHONPATH=$(CURDIR)/build/$@/lib \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
 	TSAN_OPTIONS="halt_on_error=1 ignore_noninstrumented_modules=1 allocator_may_return_null=1" OPENBLAS_NUM_THREADS=1 \
 	$(BIN)/pytest $(ARGS)
