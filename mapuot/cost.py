@@ -17,6 +17,7 @@ import numpy as np
 from .ranks import Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
+LANDMARKS = 16  # rows (columns) of M by which columns (rows) are told apart
 RANGE_BYTES = 1 << 28  # of an array, at once: Ctrl-C waits for some 30 ms
 
 
@@ -87,12 +88,20 @@ class Cost:
         low, high, bad, infinite = math.inf, -math.inf, 0, 0
         for i0, i1, M, _ in Cost.blocks(self, most=RANGE_BYTES if self.held else None):
             found = backend.extrema(M, threads)
+            self.note(i0, M)
             if self.reading:
                 self.reading(i1 - i0)
             bad, infinite = bad + found[2], infinite + found[3]
             if found[2] + found[3] < M.size:
                 low, high = min(low, found[0]), max(high, found[1])
         return (low, high, bad, infinite) if low <= high else (0.0, 0.0, bad, infinite)
+
+    def note(self, i0: int, M: Any) -> None:
+        """Told of rows i0 on while ``range`` reads them."""
+
+    def landmarks(self) -> tuple[Any, Any]:
+        """(some rows of M, some columns) by which its points are told apart, LANDMARKS of each at most."""
+        raise NotImplementedError
 
     def error(self, largest: float) -> float:
         """Bound on the rounding of an entry, of which ``largest`` is the largest: none of what is given as a number."""
@@ -137,6 +146,10 @@ class Dense(Cost):
     def read(self, i0: int, i1: int) -> Any:
         return self._array if i1 - i0 == self.shape[0] else self._array[i0:i1]
 
+    def landmarks(self) -> tuple[Any, Any]:
+        rows, columns = some_of(self.shape)
+        return self._array[rows], self._array[:, columns]
+
     def transpose(self) -> Dense:
         """A view."""
         return Dense(self._array.swapaxes(-1, -2))
@@ -159,8 +172,10 @@ class Streamed(Cost):
     """Rows ``start`` to ``start + m`` of a matrix; slices are as lazy, ``numpy.asarray`` reads them.
 
     ``function(i0, i1)`` returns rows of the whole matrix, (i1 - i0, n), in any real dtype; ``columns`` (j0, j1), where
-    only these are wanted, are its further arguments.
+    only these are wanted, are its further arguments. The landmarks are kept of the sweep that finds the range.
     """
+
+    noted: tuple[Any, Any] | None = None
 
     def __init__(
         self, function: Callable[..., Any], shape: tuple[int, int], dtype: Any, start: int = 0, columns: Any = ()
@@ -213,6 +228,21 @@ class Streamed(Cost):
                     raise ValueError(f"{text}, where there were none before")
             yield k0, k1, M, c_rows
 
+    def note(self, i0: int, M: Any) -> None:
+        rows, columns = some_of(self.shape)
+        if self.noted is None:
+            self.noted = np.empty((len(rows), self.shape[1])), np.empty((self.shape[0], len(columns)))
+        at = (rows >= i0) & (rows < i0 + len(M))
+        self.noted[0][at] = M[rows[at] - i0]
+        self.noted[1][i0 : i0 + len(M)] = M[:, columns]
+
+    def landmarks(self) -> tuple[Any, Any]:
+        if self.noted is None:
+            for i0, _, M, _ in self.blocks():
+                self.note(i0, M)
+        assert self.noted is not None
+        return self.noted
+
     def read(self, i0: int, i1: int) -> Any:
         i0, i1, shape = self.start + i0, self.start + i1, (i1 - i0, self.shape[1])
         block = np.asarray(self.function(i0, i1, *self.columns))
@@ -221,6 +251,12 @@ class Streamed(Cost):
         if block.dtype.kind not in "fiu":
             raise TypeError(f"M must hold real numbers, got dtype {block.dtype}")
         return np.ascontiguousarray(block, dtype=self.dtype)
+
+
+def some_of(shape: tuple[int, int]) -> list[Any]:
+    """Rows and columns at random, the same in every run."""
+    rng = np.random.default_rng(0)
+    return [rng.choice(k, min(k, LANDMARKS), replace=False) for k in shape]
 
 
 def as_vectors(M: Any, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:

@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cost import Cost
+from ..cost import LANDMARKS, Cost, Dense, Streamed
 from ..points import PointCloud
 from ..problem import Problem
 from ..processor import SERIAL_ENTRIES
-from ..sparse import Sparse
 from .contract import Stats
 
-SAMPLES = 16  # rows (columns) of M by which columns (rows) are told apart
 MOST_CLUSTERS = 128  # 64 make a tenth more passes, 256 a tenth fewer
 LEAST_ENTRIES = SERIAL_ENTRIES  # of K: passes over fewer take no longer than clusters and matrices
 LEAST_POINTS = 4  # of a cluster, in the mean
@@ -54,12 +52,12 @@ def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
 
 def features(problem: Problem) -> tuple[Any, Any]:
     """By what columns and rows are told apart: their coordinates, where they are points, else some entries of M."""
-    cost, ranks, rng = problem.cost, problem.rows.ranks, np.random.default_rng(0)
+    cost, ranks = problem.cost, problem.rows.ranks
     if isinstance(cost, PointCloud):
         return cost.columns[:, : cost.shape[1]].T, cost.rows
-    M, some = problem.M, [rng.choice(k, min(k, SAMPLES), replace=False) for k in cost.shape]
-    columns = np.vstack(ranks.all(M[some[0][: -(-SAMPLES // ranks.size)]])).T
-    found = [np.where(np.isfinite(X), X, problem.M_max).astype(np.float64) for X in (columns, M[:, some[1]])]
+    rows, columns = cost.landmarks()
+    rows = np.vstack(ranks.all(rows[: -(-LANDMARKS // ranks.size)]))
+    found = [np.where(np.isfinite(X), X, problem.M_max).astype(np.float64) for X in (rows.T, columns)]
     return found[0], found[1]
 
 
@@ -90,7 +88,7 @@ class Coarse:
         self.passes, self.dropped = 0, 0
         self.found: Labels | None = None  # the core points at these, whatever other solves of the cost find
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
-        at_hand = problem.cost.held and not isinstance(problem.cost, Sparse) and problem.cols.ranks.size == 1
+        at_hand = isinstance(problem.cost, (Dense, PointCloud, Streamed)) and problem.cols.ranks.size == 1
         self.wanted = memory > 0 and None not in rhos and at_hand
         if self.wanted:
             m, n = problem.shape

@@ -120,3 +120,23 @@ def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
     found, right = (mapuot.solve(z, None, None, 0.01, 1.0, threads=1) for z in (cloud, one))
     assert cloud.labels.counts == (16, 16)
     np.testing.assert_array_equal(found.log_u, right.log_u)
+
+
+def test_rows_of_a_function_have_the_clusters_of_their_matrix(monkeypatch):
+    """Its landmarks are kept of the sweep that finds the range: the same steps, and no further read of M."""
+    case, reads = clouds(90, 110, reg=0.02), []
+
+    def rows(i0, i1):
+        reads.append(i1 - i0)
+        return case.M[i0:i1]
+
+    monkeypatch.setattr("mapuot.cost.BLOCK_BYTES", 110 * 8 * 25)  # four blocks
+    whole = case.solve(threads=1, callback=lambda stats: None)  # not the short way of small arrays
+    got = case.replace(M=rows).solve(threads=1)
+    np.testing.assert_array_equal(got.log_u, whole.log_u)
+    assert got.n_passes == whole.n_passes
+    assert sum(reads) <= 3 * 90 + 1, reads  # the range, K, the certificate
+    cost = got.problem.cost
+    marks, cost.noted = cost.noted, None
+    for seen, read in zip(marks, cost.landmarks(), strict=True):
+        np.testing.assert_array_equal(seen, read)

@@ -10,7 +10,8 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from ..coarse import SAMPLES, Coarse, Labels
+from ...cost import LANDMARKS, some_of
+from ..coarse import Coarse, Labels
 from ..contract import Stats, host
 from .kernels import CLUSTERS, STORES, by_value, kernel
 from .launch import TRACE_PASSES
@@ -52,16 +53,17 @@ class DeviceCoarse(Coarse):
         """The cluster of each column, the same on all ranks, and the own rows by cluster."""
         M, ranks, (rows, cols) = self.problem.M, self.problem.rows.ranks, self.counts
         m, n = M.shape
-        own, common = np.random.default_rng(0), np.random.default_rng(1)  # ranks have as many columns
-        some = [own.choice(k, min(k, SAMPLES), replace=False) for k in (m, n)]
+        own, common = np.random.default_rng(2), np.random.default_rng(1)  # ranks have as many columns
         marks = own.choice(m, min(m, rows), replace=False), common.choice(n, min(n, cols), replace=False)
         if isinstance(M, cp.ndarray) and ranks.size == 1:
             along, across = (stride // M.itemsize for stride in M.strides)
+            some = some_of((m, n))
             col_label = self.nearest(M, along, across, some[0], marks[1], n)
             row_label = self.nearest(M, across, along, some[1], marks[0], m)
         else:
-            X = np.vstack(ranks.all(host(M[some[0][: -(-SAMPLES // ranks.size)]])))[:SAMPLES]
-            Y = np.ascontiguousarray(host(M[:, some[1]]).T)
+            some_rows, some_columns = self.problem.cost.landmarks()
+            X = np.vstack(ranks.all(host(some_rows[: -(-LANDMARKS // ranks.size)])))[:LANDMARKS]
+            Y = np.ascontiguousarray(host(some_columns).T)
             col_label = self.nearest(cp.asarray(X), n, 1, np.arange(len(X)), marks[1], n)
             row_label = self.nearest(cp.asarray(Y), m, 1, np.arange(len(Y)), marks[0], m)
         order, first = cp.empty(m, np.int64), cp.empty(CLUSTERS + 1, np.int64)
