@@ -159,6 +159,8 @@ def checked(result: Any) -> Problem:
         raise TypeError("result must be that of a solve with a sparse M")
     if result.problem.c is not None:
         raise ValueError("reference must be 'product' or 'uniform': a matrix is known at stored pairs only")
+    if result.problem.ranks.size > 1:
+        raise NotImplementedError("result must be of one process: solve with comm=None what is to be certified")
     return result.problem
 
 

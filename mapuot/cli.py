@@ -212,7 +212,8 @@ def run(
     if sparse and given["split"] == "grid":
         raise NotImplementedError("--plan sparse and keep need whole rows in each process: --split must be rows")
     split, backend = "rows" if sparse else given["split"], given["backend"].replace("auto", "cpu")
-    grid = given["split"] = as_grid(split, ranks.size, (m, n), METHODS[given["method"]][2], backend)
+    in_place = METHODS[given["method"]][2]
+    grid = given["split"] = as_grid(split, ranks.size, (m, n), in_place, backend, isinstance(M, Sparse))
     i0, i1, j0, j1 = own_block(m, n, ranks.rank, ranks.size, grid)
     ranks.arrange(grid)
     if isinstance(M, PointCloud):

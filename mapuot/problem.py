@@ -132,9 +132,11 @@ class Problem(Common):
 
     @cached_property
     def parts(self) -> Parts | None:
-        """The parts of a sparse M that no pair connects, where there are several."""
-        found = self.cost.parts_between(*self.left_out) if isinstance(self.cost, Sparse) else None
-        return found if found and found.count > 1 else None
+        """The parts of a sparse M that no pair connects, where there are several; over ranks of the whole M."""
+        if not isinstance(self.cost, Sparse):
+            return None
+        found = self.cost.parts_between(*self.left_out, self.rows.ranks)
+        return found if found.count > 1 else None
 
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Potentials put back into the domain of the dual."""

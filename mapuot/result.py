@@ -21,7 +21,7 @@ from .labels import as_labels, classes_of, one_hot, shares
 from .penalties import F64
 from .problem import Problem
 from .slopes import Gradient, gradient, potential
-from .sparse import Sparse, is_sparse, top_of, values_of
+from .sparse import Sparse, gathered, is_sparse, top_of, values_of
 from .store import contents
 from .summary import as_table
 from .validate import as_choice, as_count, as_float, as_share
@@ -330,8 +330,8 @@ class Result(Certified, Answer):
 
     def gather_plan(self, root: int = 0) -> Any:
         """The whole plan on rank ``root``, None elsewhere."""
-        if is_sparse(self.plan):  # in one process
-            return self.plan
+        if is_sparse(self.plan):
+            return gathered(self.plan, self.problem.ranks, root)
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root, "both")
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
@@ -465,6 +465,8 @@ class Result(Certified, Answer):
             if is_sparse(block):
                 block.data = values
                 block.eliminate_zeros()
+        if not parts:  # of a rank without rows
+            return sparse.csr_array((0, self.problem.shape[1]), dtype=self._formed.dtype)
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
 
     def _least_kept(self, share: float) -> float:

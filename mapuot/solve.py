@@ -120,17 +120,18 @@ def solve(
         Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all. What
         fails here on one rank raises on all; start programs as ``mpiexec -n P python -m mpi4py program.py``, then what
         fails elsewhere ends the job, too.
-        A function or file M is that of the whole matrix. The Result is distributed alike, see there. On GPUs each
-        rank has one, that of its arrays or, by its number on the host, of those it sees; the column sums go through
-        NCCL (``mapuot[nccl]``), else through the host; environment MAPUOT_CUDA_MPI=1: through a
-        CUDA-aware MPI. A problem with balanced columns only, which one process solves transposed, is solved as
-        given over ranks and from a streamed M: the same plan, in more passes.
+        A function or file M is that of the whole matrix; parts of a sparse M are found across ranks. The Result is
+        distributed alike, see there. On GPUs each rank has one, that of its arrays or, by its number on the host, of
+        those it sees; the column sums go through NCCL (``mapuot[nccl]``), else through the host; environment
+        MAPUOT_CUDA_MPI=1: through a CUDA-aware MPI. A problem with balanced columns only, which one process solves
+        transposed, is solved as given over ranks and from a streamed M: the same plan, in more passes.
     split : {"rows", "grid", "auto"} or (R, C)
         How M lies over the ranks. In a grid of R x C, rank r C + c has block (r, c), and of b, reg_m[1] and log_v, too,
         its own part only (:func:`mapuot.ranks.own_block` tells which); a function is called as ``M(i0, i1, j0, j1)``.
         A grid reads K twice a pass, but shares the O(n) half of it: for few rows a rank (some 40), or vectors of n
         numbers (some 30 are held) that are too large for one. "grid" is as square as it can be; "auto", for a file,
-        compares the times of a pass (:func:`mapuot.ranks.pass_time`). CPU backend; not for method "map-uot".
+        compares the times of a pass (:func:`mapuot.ranks.pass_time`). CPU backend; not for method "map-uot" or a sparse
+        M.
     checkpoint : path, optional
         Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
     out : (m, n) array, optional
@@ -210,7 +211,8 @@ def solve(
         source = opened(M)
         a, b, reg_m = as_vectors(source, a, b, reg_m)
         shape = source.shape if isinstance(source, Cost) else None  # of the whole matrix, where one knows it
-        ranks.arrange(as_grid(split, ranks.size, shape, METHODS[method][2], name_of(module)))
+        pairs = ranks.max(kind_of(source) == Sparse.kind)
+        ranks.arrange(as_grid(split, ranks.size, shape, METHODS[method][2], name_of(module), pairs))
         check_agreement(
             ranks, a, b, reg_m, method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes,
             precision=precision, backend=module.__name__, reg=reg, M=kind_of(source),

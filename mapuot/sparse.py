@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from .backends.contract import host
-from .cost import Cost
+from .cost import Cost, own_part
 from .penalties import F64
-from .ranks import Ranks
+from .ranks import ALONE, Ranks
 
 MOST_COLUMNS = 2**31 - 1  # of which an index has 32 bits
 
@@ -128,9 +128,7 @@ class Sparse(Cost):
         return low, high, bad, infinite
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
-        if ranks.size > 1:
-            raise NotImplementedError("a sparse M is solved in one process: comm must be None")
-        return self
+        return self[slice(*own_part(a, self.shape[0], ranks.rows, "rows", "a"))]
 
     def sum(self) -> float:
         """inf where it is beyond float64."""
@@ -154,11 +152,13 @@ class Sparse(Cost):
             data = np.zeros(self.size)
         return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
 
-    def parts_between(self, out_rows: Any, out_cols: Any) -> Parts:
-        """The parts of M between the points that are not out (masks): what finite pairs connect."""
+    def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Parts:
+        """The parts of M between the points that are not out (masks): what finite pairs connect, on whichever ranks."""
         key = out_rows.tobytes(), out_cols.tobytes()
-        if self.found is None or self.found[0] != key:
-            self.found = key, self._parts_between(out_rows, out_cols)
+        if not ranks.min(self.found is not None and self.found[0] == key):
+            own = self._parts_between(out_rows, out_cols)
+            self.found = key, joined(own, ranks) if ranks.size > 1 else own
+        assert self.found is not None
         return self.found[1]
 
     def _parts_between(self, out_rows: Any, out_cols: Any) -> Parts:
@@ -184,6 +184,29 @@ class Sparse(Cost):
         return Parts(count, label[:m], label[m:])
 
 
+def joined(own: Parts, ranks: Ranks) -> Parts:
+    """The parts of the whole M, by the columns that those of the ranks' rows have in common; the same on all ranks.
+
+    A rank tells 8 bytes of each column that its rows have a partner in, and holds those of all.
+    """
+    from scipy import sparse  # noqa: PLC0415 - on first use
+    from scipy.sparse import csgraph  # noqa: PLC0415
+
+    used, n = np.flatnonzero(own.cols < own.count).astype(np.int32), len(own.cols)
+    counts, columns, numbers = zip(*ranks.all((own.count, used, own.cols[used])), strict=True)
+    first = np.cumsum([0, *counts])  # of the parts of each rank, among all of them
+    part = np.concatenate([k + number for k, number in zip(first[:-1], numbers, strict=True)])
+    total, column = int(first[-1]), np.concatenate(columns)
+    graph = sparse.coo_array((np.ones(len(part), np.int8), (part, total + column)), shape=(total + n, total + n))
+    _, label = csgraph.connected_components(graph.tocsr(), directed=False)
+    known, number = np.unique(label[:total], return_inverse=True)
+    count = len(known)
+    whole = np.full(int(label.max(initial=0)) + 1, count, np.int32)  # no part has a column without a partner
+    whole[known] = np.arange(count)
+    mine = np.append(number[first[ranks.rank] : first[ranks.rank + 1]], count).astype(np.int32)
+    return Parts(count, mine[own.rows], whole[label[total:]])
+
+
 def is_sparse(value: Any) -> bool:
     """Whether this is a matrix of scipy.sparse; SciPy is not loaded to find out."""
     sparse = sys.modules.get("scipy.sparse")
@@ -193,6 +216,18 @@ def is_sparse(value: Any) -> bool:
 def values_of(block: Any) -> Any:
     """The entries of rows of a plan, a numpy array or a CSR one."""
     return block.data if is_sparse(block) else host(block)
+
+
+def gathered(rows: Any, ranks: Ranks, root: int) -> Any:
+    """CSR rows of all ranks as one array on rank ``root``, None elsewhere."""
+    from scipy import sparse  # noqa: PLC0415 - on first use
+
+    found = np.diff(rows.indptr), rows.indices, rows.data
+    counts, column, data = (ranks.gather(x.astype(np.int64) if x is not rows.data else x, root) for x in found)
+    if counts is None:
+        return None
+    start = np.concatenate([[0], np.cumsum(counts)])
+    return sparse.csr_array((data, column, start), shape=(len(counts), rows.shape[1]))
 
 
 def top_of(plan: Any, k: int) -> tuple[Any, F64]:

@@ -106,15 +106,18 @@ def as_penalties(value: Any) -> tuple[str, str]:
     return pair[0].lower(), pair[1].lower()
 
 
-def as_grid(split: Any, size: int, shape: tuple[int, int] | None, in_place: bool, backend: str) -> tuple[int, int]:
-    """process_grid for this method and backend: "auto" is rows where a grid cannot be."""
-    if isinstance(split, str) and split == "auto" and (in_place or backend != "cpu"):
+def as_grid(
+    split: Any, size: int, shape: tuple[int, int] | None, in_place: bool, backend: str, sparse: bool
+) -> tuple[int, int]:
+    """process_grid for this method, backend and M: "auto" is rows where a grid cannot be."""
+    if isinstance(split, str) and split == "auto" and (in_place or sparse or backend != "cpu"):
         split = "rows"
     grid = process_grid(split, size, shape)
     if grid[1] > 1 and backend != "cpu":
         raise NotImplementedError(f"split={split!r} needs backend='cpu', got {backend!r}")
-    if grid[1] > 1 and in_place:
-        raise NotImplementedError(f"method 'map-uot' keeps whole rows on a rank: split must be 'rows', got {split!r}")
+    if grid[1] > 1 and (in_place or sparse):
+        what = "method 'map-uot'" if in_place else "a sparse M"
+        raise NotImplementedError(f"{what} keeps whole rows on a rank: split must be 'rows', got {split!r}")
     return grid
 
 
@@ -244,18 +247,14 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     in_one_process = getattr(backend, "WHOLE", False)
     if in_one_process and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
-    cost = Sparse.of_matrix(source) if is_sparse(source) else source if isinstance(source, Cost) else None
-    if isinstance(cost, Sparse):
-        return as_pairs(cost, backend, ranks)
+    if is_sparse(source) or isinstance(source, Sparse):
+        return as_pairs(source, backend, ranks, a, b)
+    cost = source if isinstance(source, Cost) else None
     if cost is not None and cost.never_stored and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
         name = backend.__name__.rpartition(".")[2]
         raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
     if cost is not None or callable(source):
-        for name, weight in (("a", a), ("b", b)):
-            if isinstance(weight, (str, os.PathLike)):
-                raise TypeError(
-                    f"{name} must be an array, got {weight!r}: mapuot.files.read_vector reads one from a file"
-                )
+        check_no_names(a, b)
         cost = Streamed.made(source, a, b, ranks) if cost is None else cost.part(a, b, ranks)
         M = cost.array if not in_one_process else np.asarray(cost)
     else:
@@ -266,14 +265,26 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     return cost if cost is not None and not in_one_process else Dense(as_real(M))
 
 
-def as_pairs(cost: Sparse, backend: ModuleType, ranks: Ranks) -> Sparse:
-    """A sparse cost where the backend takes one."""
+def check_no_names(a: Any, b: Any) -> None:
+    for name, weight in (("a", a), ("b", b)):
+        if isinstance(weight, (str, os.PathLike)):
+            text = f"{name} must be an array, got {weight!r}: mapuot.files.read_vector reads one from a file"
+            raise TypeError(text)
+
+
+def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
+    """A sparse cost where the backend takes one: over ranks the own rows as given, or those of a file."""
     if not getattr(backend, "PAIRS", False):
         name = backend.__name__.rpartition(".")[2]
         raise NotImplementedError(f"backend {name!r} takes no sparse M: use backend='cpu'")
-    if 0 in cost.shape:
+    if isinstance(source, Sparse):
+        check_no_names(a, b)
+        cost = source.part(a, b, ranks)
+    else:
+        cost = Sparse.of_matrix(source)
+    if cost.shape[1] == 0 or ranks.rows.sum(cost.shape[0]) == 0:
         raise ValueError(f"M must be a non-empty matrix (m, n), got shape {cost.shape}")
-    return cost.part(None, None, ranks)
+    return cost
 
 
 def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
@@ -448,24 +459,27 @@ def check_masses(rows: Side, cols: Side) -> None:
 def check_parts(rows: Side, cols: Side, parts: Parts) -> None:
     """What each part of M must take in at least against what it can give away at most, both ways."""
     sides = (rows, parts.rows), (cols, parts.cols)
-    for (one, mine), (other, theirs) in (sides, sides[::-1]):
-        least, most = (
-            np.bincount(number, side.limits[k], parts.count + 1)[: parts.count]
-            for k, (side, number) in enumerate(((one, mine), (other, theirs)))
-        )
+    sums = [
+        [np.asarray(side.ranks.sum(np.bincount(number, x, parts.count + 1)))[: parts.count] for x in side.limits]
+        for side, number in sides
+    ]
+    for one in (0, 1):
+        least, most = sums[one][0], sums[1 - one][1]
         wrong = least > most * (1 + MASS_TOLERANCE)
         if wrong.any():
             k = int(np.argmax(wrong))
-            points, others = told_points(one.name, mine == k), told_points(other.name, theirs == k)
+            points, others = (told_points(sides[i][0], sides[i][1] == k) for i in (one, 1 - one))
             amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
             raise InfeasibleError(f"M connects {points} with {others} only, where {amounts}")
 
 
-def told_points(name: str, chosen: Any) -> str:
-    """Some points of a side, and how many more; ``chosen`` is their mask."""
+def told_points(side: Side, chosen: Any) -> str:
+    """Some points of a side, and how many more; ``chosen`` is their mask. Over ranks they are counted through."""
     index = np.flatnonzero(chosen)
-    some = ", ".join(f"{name}[{i}]" for i in index[:5])
-    return some if len(index) <= 5 else f"{some} and {len(index) - 5} others of {name}"
+    first, count = side.ranks.before(len(chosen)), side.ranks.sum(len(index))
+    found = np.concatenate(side.ranks.all(first + index[:5]))[:5]
+    some = ", ".join(f"{side.name}[{i}]" for i in found)
+    return some if count <= 5 else f"{some} and {count - 5} others of {side.name}"
 
 
 def check_batch_masses(rows: Side, cols: Side, mass_a: F64, mass_b: F64) -> None:

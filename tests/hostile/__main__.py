@@ -29,7 +29,7 @@ from tqdm import tqdm
 from mapuot.processor import core_count
 
 from .judge import is_false
-from .trial import PATHS
+from .trial import OVER_RANKS, PATHS
 
 TESTS = Path(__file__).resolve().parent.parent
 BLOCK = 100  # trials of one process
@@ -78,7 +78,8 @@ def lanes() -> list[Lane]:
         return found
     from conftest import has_gpu
 
-    found += [Lane(f"ranks {count}", "ranks", ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
+    for how in OVER_RANKS:
+        found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
     cuda = has_gpu()
     for how in ("cold", "warm", "batch", "path"):
         found.append(

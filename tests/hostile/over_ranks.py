@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 import mapuot
 from mapuot.ranks import own_block
 
-from .trial import Claim, Trial
+from .trial import Claim, Trial, stored
 
 
 def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
@@ -18,14 +19,17 @@ def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
     split = options.get("split", "rows")
     i0, i1, j0, j1 = own_block(*problem.shape, comm.Get_rank(), comm.Get_size(), split)
     part = lambda x, lo, hi: np.ascontiguousarray(x[lo:hi]) if np.ndim(x) else x  # noqa: E731
-    c = problem.reference
+    pairs = trial.how == "sparse ranks"
+    form = stored if pairs else np.asarray
+    c = problem.reference if isinstance(problem.reference, str) else problem.reference[i0:i1, j0:j1]
+    c = c if isinstance(c, str) or not pairs else sparse.csr_array(c)
     reg_m = part(problem.reg_m[0], i0, i1), part(problem.reg_m[1], j0, j1)
     start = trial.start
     if start is not None:
         start = part(start[0], i0, i1), part(start[1], j0, j1)
     result = mapuot.solve(
-        problem.M[i0:i1, j0:j1], problem.a[i0:i1], problem.b[j0:j1], problem.reg, reg_m, penalty=problem.penalty,
-        reference=c if isinstance(c, str) else c[i0:i1, j0:j1], comm=comm, warm_start=start, **options,
+        form(problem.M[i0:i1, j0:j1]), problem.a[i0:i1], problem.b[j0:j1], problem.reg, reg_m, penalty=problem.penalty,
+        reference=c, comm=comm, warm_start=start, **options,
     )  # fmt: skip
     in_grid = split != "rows"
     plan = result.gather_plan(0)
@@ -34,6 +38,7 @@ def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
     cols = [gathered(result, x, "cols") for x in cols] if in_grid else cols
     if comm.Get_rank():
         return []
+    plan = plan.toarray() if pairs else plan
     numbers = result.gap, result.error_bound, result.dual, result.objective, result.mass
     return [Claim(result.converged, result.status, plan, rows[0], cols[0], *numbers, rows[1], cols[1], strict=False)]
 

@@ -18,11 +18,15 @@ import mapuot
 from .problem import Problem, draw, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho, spread
 
 PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids")
-NUMBERS = {name: k for k, name in enumerate((*PATHS[:6], "ranks", *PATHS[6:]))}  # of the generators: never renumber
+OVER_RANKS = "ranks", "sparse ranks"  # one job each, in step
+NUMBERS = {  # of the generators: never renumber
+    name: k for k, name in enumerate((*PATHS[:6], OVER_RANKS[0], *PATHS[6:], OVER_RANKS[1]))
+}
 FORMS = {  # what a program makes of M where it is not given as an array
     "stream": "lambda i0, i1: M[i0:i1]",
     "sparse": "scipy.sparse.csr_array((M[numpy.isfinite(M)], numpy.isfinite(M).nonzero()), M.shape)",
 }
+FORMS["sparse ranks"] = FORMS["sparse"]
 MOST_PASSES = 3000
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
@@ -108,7 +112,7 @@ def draw_start(rng: Any, problem: Problem) -> Any:
 
 def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]]:
     """A problem that the path can solve, and options."""
-    drawn = {"points": draw_points, "sparse": draw_pairs, "grids": draw_grid}
+    drawn = {"points": draw_points, "sparse": draw_pairs, "sparse ranks": draw_pairs, "grids": draw_grid}
     problem = drawn[how](rng, largest) if how in drawn else draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
@@ -120,8 +124,8 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
 
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
     problem, options = draw_call(how, rng, largest)
-    if how == "ranks":
-        if options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
+    if how in OVER_RANKS:
+        if how == "ranks" and options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
             options["split"] = "grid"
         start = draw_start(rng, problem) if rng.random() < 0.4 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
@@ -314,6 +318,7 @@ def snippet(trial: Trial, backend: str) -> str:
     if trial.start is not None:
         options["warmstart" if trial.how == "pot" else "warm_start"] = "start"
     more = "".join(f", {k}={v if v == 'start' else text_of(v)}" for k, v in options.items())
+    over = ", comm=COMM" if trial.how in OVER_RANKS else ""
     if trial.how == "path":
         regs, reg_ms = [p.reg for p in trial.problems], [p.reg_m for p in trial.problems]
         given = ", ".join(map(text_of, (first.M, first.a, first.b)))
@@ -332,9 +337,8 @@ def snippet(trial: Trial, backend: str) -> str:
     elif trial.how in FORMS:
         lines += ["import numpy, scipy.sparse", f"M = {text_of(first.M)}"]
         given = ", ".join(map(text_of, (first.a, first.b, first.reg, first.reg_m)))
-        lines.append(f"result = mapuot.solve({FORMS[trial.how]}, {given}{words(first)}{more})")
+        lines.append(f"result = mapuot.solve({FORMS[trial.how]}, {given}{words(first)}{more}{over})")
     else:
-        over = ", comm=COMM" if trial.how == "ranks" else ""
         lines.append(f"result = mapuot.solve({positional(first)}{words(first)}{more}{over})")
     return "\n".join(lines)
 

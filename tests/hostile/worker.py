@@ -18,7 +18,7 @@ import numpy as np
 
 from .judge import Failure, judge
 from .shrink import shrunk
-from .trial import NUMBERS, Trial, call, draw_trial, snippet
+from .trial import NUMBERS, OVER_RANKS, Trial, call, draw_trial, snippet
 
 SECONDS = 60  # one trial may take: far more is a hang
 REFUSED = (
@@ -132,7 +132,7 @@ def smallest(runner: Runner, how: str, seed: int, index: int, largest: int, kind
 def main(words: list[str]) -> None:
     how, backend, seed, first, count, largest = words[0], words[1], *map(int, words[2:6])
     signal.signal(signal.SIGALRM, late)
-    runner = Runner(backend, how == "ranks")
+    runner = Runner(backend, how in OVER_RANKS)
     if words[6:]:
         answer = smallest(runner, how, seed, first, largest, words[7])
     else:

@@ -25,6 +25,7 @@ from common import (
     same_everywhere,
 )  # fmt: skip
 from problems import clouds
+from scipy import sparse
 
 import mapuot
 from mapuot.backends.cpu import QUICK_ENTRIES
@@ -64,6 +65,106 @@ def case_points():
                 off = COMM.allreduce(float(np.abs(got.plan - want.plan[i0:i1]).sum()))
                 assert off <= (got.error_bound + want.error_bound) * want.mass
                 same_everywhere(got.error_bound, got.n_passes, got.status)
+
+
+def pairs_of(M):
+    """The finite pairs."""
+    return sparse.csr_array((M[np.isfinite(M)], np.isfinite(M).nonzero()), shape=M.shape)
+
+
+def stored_pairs(parts, reg_m):
+    """(case, whether every pair is stored that a part has); points without a partner, rows of a part on all ranks."""
+    rng = np.random.default_rng(parts)
+    case = clouds(41, 33, reg=0.1, ratio=1.3, reg_m=reg_m)
+    same_part = (np.arange(41) % parts)[:, None] == np.arange(33) % parts
+    M = np.where(same_part & (rng.random((41, 33)) < 0.7), case.M, np.inf)
+    M[7] = M[:, 5] = np.inf
+    return case.replace(M=M)
+
+
+def case_stored_pairs():
+    """Rows of a sparse M: parts of it lie on several ranks, and have the translation of the whole part."""
+    rng = np.random.default_rng(5)
+    c = np.where(rng.random((41, 33)) < 0.9, rng.random((41, 33)), 0.0)
+    for parts, reg_m, reference in ((1, 1.0, "product"), (4, 1.0, "uniform"), (4, (5.0, 2.0), c), (4, 50.0, "product")):
+        case = stored_pairs(parts, reg_m)
+        options = FLOAT64 | {"max_passes": 2000}
+        one = mapuot.solve(pairs_of(case.M), case.a, case.b, case.reg, reg_m, reference=reference, **options)
+        assert one.converged
+        for split in ("even", "uneven"):
+            i0, i1 = bounds(41, split)
+            own = reference if isinstance(reference, str) else reference[i0:i1]
+            rows = pairs_of(case.M[i0:i1])
+            got = mapuot.solve(rows, case.a[i0:i1], case.b, case.reg, reg_m, reference=own, comm=COMM, **options)
+            assert got.converged
+            assert abs(got.n_passes - one.n_passes) <= 2, (parts, split, got, one)
+            assert (got.problem.parts.count if got.problem.parts else 1) == parts
+            assert set(got.problem.parts.rows if got.problem.parts else ()) <= set(range(parts + 1))
+            same_everywhere(got.log_v, [got.objective, got.dual, got.mass, got.error_bound])
+            np.testing.assert_allclose(got.log_u, one.log_u[i0:i1], atol=1e-10)
+            np.testing.assert_allclose(got.plan.toarray(), one.plan[i0:i1].toarray(), rtol=1e-9, atol=1e-15)
+            np.testing.assert_allclose(got.apply_transpose(case.a[i0:i1]), one.apply_transpose(case.a), rtol=1e-9)
+            for name in ("mass", "cost", "objective", "dual"):
+                np.testing.assert_allclose(getattr(got, name), getattr(one, name), rtol=1e-10)
+            whole = got.gather_plan(SIZE - 1)
+            assert (whole is None) == (RANK < SIZE - 1)
+            if whole is not None:
+                assert whole.nnz == one.plan.nnz
+                assert abs(whole - one.plan).max() <= 1e-9 * one.plan.max()
+            kept = COMM.allreduce(got.sparse(keep=0.5).sum())
+            np.testing.assert_allclose(kept, one.sparse(keep=0.5).sum(), rtol=1e-9)
+            np.testing.assert_allclose(got.top_k(2)[1], one.top_k(2)[1][i0:i1], rtol=1e-9, atol=1e-15)
+
+
+def case_parts_take_no_more_passes_over_ranks():
+    """Masses that differ from part to part: without the translation of the whole part it takes hundreds of passes."""
+    case = stored_pairs(4, 50.0)
+    a = case.a * np.array([0.1, 1.0, 3.0, 10.0])[np.arange(41) % 4]
+    options = {"tol": 1e-9, "method": "translation_invariant", "precision": "float64"}
+    one = mapuot.solve(pairs_of(case.M), a, case.b, case.reg, 50.0, **options)
+    i0, i1 = bounds(41)
+    got = mapuot.solve(pairs_of(case.M[i0:i1]), a[i0:i1], case.b, case.reg, 50.0, comm=COMM, **options)
+    assert got.converged
+    assert abs(got.n_passes - one.n_passes) <= 1
+    slow = mapuot.solve(pairs_of(case.M), a, case.b, case.reg, 50.0, **(options | {"method": "sinkhorn"}))
+    assert slow.n_passes > 10 * one.n_passes
+
+
+def case_files_of_pairs():
+    """A file is that of the whole matrix; rows lie as those of a do, or evenly."""
+    case = stored_pairs(3, 2.0)
+    folder = COMM.bcast(tempfile.mkdtemp() if RANK == 0 else None)
+    path = Path(folder) / "S.npz"
+    if RANK == 0:
+        sparse.save_npz(path, pairs_of(case.M))
+    COMM.Barrier()
+    want = mapuot.solve(pairs_of(case.M), case.a, case.b, case.reg, 2.0, **FLOAT64)
+    for split in ("even", "uneven"):
+        i0, i1 = bounds(41, split)
+        got = mapuot.solve(path, case.a[i0:i1], case.b, case.reg, 2.0, comm=COMM, split="auto", **FLOAT64)
+        np.testing.assert_allclose(got.plan.toarray(), want.plan[i0:i1].toarray(), rtol=1e-9, atol=1e-15)
+    even = mapuot.solve(path, None, case.b, case.reg, 2.0, comm=COMM, **FLOAT64)
+    assert even.plan.shape[0] == np.subtract(*bounds(41)[::-1])
+
+
+def case_random_pairs():
+    """Against the dense problem with inf elsewhere in one process, for every kind of side."""
+    rng = np.random.default_rng(77)
+    for trial in range(25):
+        m, n, reg = int(rng.integers(2, 14)), int(rng.integers(2, 14)), float(10.0 ** rng.uniform(-1.5, 0))
+        M = np.where(rng.random((m, n)) < rng.uniform(0.2, 1.0), rng.random((m, n)), np.inf)
+        M[rng.integers(m), rng.integers(n)] = 0.5
+        a, b = rng.random(m) + 0.05, rng.random(n) + 0.05
+        reg_m = (float(10.0 ** rng.uniform(-1, 1)), float(10.0 ** rng.uniform(-1, 1)))
+        penalty = ["kl", "l2", ("kl", "l2"), ("l2", "kl")][trial % 4]
+        want = mapuot.solve(M, a, b, reg, reg_m, penalty=penalty, tol=1e-9, precision="float64")
+        cuts = np.sort(rng.integers(0, m + 1, SIZE - 1))
+        i0, i1 = ([0, *cuts, m][RANK + k] for k in (0, 1))
+        rows = sparse.coo_array(pairs_of(M[i0:i1])) if trial % 2 else pairs_of(M[i0:i1]).tocsc()
+        got = mapuot.solve(rows, a[i0:i1], b, reg, reg_m, penalty=penalty, tol=1e-9, precision="float64", comm=COMM)
+        assert got.converged
+        off = COMM.allreduce(float(np.abs(got.plan.toarray() - want.plan[i0:i1]).sum()))
+        assert off <= 2e-9 * want.mass
 
 
 def case_uneven_and_empty_blocks():

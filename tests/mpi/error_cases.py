@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from common import COMM, FLOAT64, RANK, SIZE, block, bounds, main, refused
 from problems import clouds
+from scipy import sparse
 
 import mapuot
 from mapuot.backends.cpu import native
@@ -46,6 +47,30 @@ def case_bad_for_all():
     refused(ValueError, "split='auto' needs M in a file", case, split="auto")
     if SIZE > 1:
         refused(NotImplementedError, "'reference' runs in one process", case, backend="reference")
+
+
+def case_stored_pairs():
+    """A part that cannot be balanced is named alike on all ranks, its points counted through all blocks."""
+    S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
+    i0, i1 = bounds(9)
+    case = block(clouds(9, 3, reg_m=np.inf)).replace(M=S[i0:i1], a=np.ones(i1 - i0), b=np.array([1.0, 0.5, 7.5]))
+    told = "M connects a[0], a[1] with b[0], b[1] only, where 2 must be transported and 1.5 may be"
+    refused(mapuot.InfeasibleError, told, case)
+    told = "M connects b[2] with a[2], a[3], a[4], a[5], a[6] and 2 others of a only, where 15 must be transported"
+    wide = case.replace(b=np.array([0.9, 0.6, 15.0]), reg_m=(1.0, np.inf), penalty=("range", "balanced"))
+    refused(mapuot.InfeasibleError, told, wide)
+    if SIZE > 1:
+        told = "a sparse M keeps whole rows on a rank: split must be 'rows'"
+        refused(NotImplementedError, told, case, split=(1, SIZE))
+        mixed = case.replace(M=case.M if RANK else case.M.toarray())
+        refused(ValueError, "M must be the same on every rank, got 'an array' on rank 0, 'a sparse matrix'", mixed)
+        result = case.replace(b=np.array([1.0, 1.0, 7.0])).solve(comm=COMM)
+        with pytest.raises(NotImplementedError, match="result must be of one process"):
+            mapuot.certify(result, np.ones((i1 - i0, 3)))
+    bad = S[i0:i1].copy()
+    if RANK == SIZE - 1:
+        bad.data[-1] = np.nan
+    refused(ValueError, "M must not hold NaN", case.replace(M=bad))
 
 
 def case_arguments_that_differ():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from launch import HERE, environment, finish, launcher, run, start
 
+import mapuot
 from mapuot.ranks import own_block, process_grid
 
 pytestmark = pytest.mark.mpi
@@ -144,6 +145,28 @@ def test_command_line(tmp_path, size, suffix):
     np.testing.assert_allclose(files.read_vector(out, "log_u"), one.log_u, atol=1e-11)
     np.testing.assert_allclose(files.read_vector(out, "log_v"), one.log_v, atol=1e-11)
     np.testing.assert_allclose(np.asarray(files.open_matrix(out, "plan")), one.plan, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_command_line_of_stored_pairs(tmp_path, size):
+    """Each process has its rows of the file; the plan is one CSR matrix again."""
+    from scipy import sparse
+
+    case = make_problem(tmp_path / "in.npz")
+    i, j = np.nonzero(np.median(case.M) > case.M)
+    S = sparse.csr_array((case.M[i, j], (i, j)), shape=case.M.shape)
+    sparse.save_npz(tmp_path / "S.npz", S)
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", getattr(case, name))
+    words = ["--a", tmp_path / "a.npy", "--b", tmp_path / "b.npy", "--reg", 0.02, "--reg-m", 1, "--plan", "sparse:0"]
+    words += ["--precision", "float64", "--tol", 1e-11, "--report", tmp_path / "page.html"]
+    code, _, err = run(size, "-m", "mapuot.cli", "solve", tmp_path / "S.npz", "-o", tmp_path / "out.npz", *words)
+    assert (code, err) == (0, "")
+    one = mapuot.solve(S, case.a, case.b, 0.02, 1.0, precision="float64", tol=1e-11)
+    with np.load(tmp_path / "out.npz") as out:
+        plan = sparse.csr_array((out["plan_data"], out["plan_indices"], out["plan_indptr"]), shape=S.shape)
+        np.testing.assert_allclose(out["log_u"], one.log_u, atol=1e-10)
+    assert abs(plan - one.plan).max() <= 1e-10 * one.plan.max()
 
 
 def test_command_line_errors_are_said_once(tmp_path):

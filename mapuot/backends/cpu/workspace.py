@@ -55,7 +55,7 @@ class Workspace(KernelWorkspace):
         # every pass makes its rows, in float32 or, as an exact one, in float64
         self.made = problem.cost.never_stored and not self.summed
         self.in_grid = problem.cols.ranks.size > 1
-        self.pairs = problem.cost if isinstance(problem.cost, Sparse) else None
+        self.pairs = problem.cost if isinstance(problem.cost, Sparse) else None  # of length 0 where a rank has no rows
         self.dtype = self.storage()
         itemsize = np.dtype(STORAGE[self.dtype]).itemsize
         memory = memory_of(options.memory, problem.ranks.min(m), itemsize)
@@ -63,13 +63,13 @@ class Workspace(KernelWorkspace):
         self.pool = native.pool_for(options.threads, problem.cost.size)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
         self.ld = native.leading_dimension(n, itemsize)
-        entries = 0 if problem.cost.never_stored else self.pairs.size if self.pairs else m * self.ld
+        entries = 0 if problem.cost.never_stored else self.pairs.size if self.pairs is not None else m * self.ld
         self.K = empty(entries, STORAGE[self.dtype])
         self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
         lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
-        shared = threads > 1 and options.schedule == "auto" and not self.pairs
+        shared = threads > 1 and options.schedule == "auto" and self.pairs is None
         self.shares = ffi.new("mapuot_share[]", threads) if shared else ffi.NULL
         state = self.state = ffi.new("mapuot_state *")
         state.shares = self.shares
@@ -81,13 +81,13 @@ class Workspace(KernelWorkspace):
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
         put(self.limits, SCALES | {"memory": memory})
         put(self.progress, START)
-        narrow = self.dtype != "float64" and not options.in_place and not self.in_grid and not self.pairs
+        narrow = self.dtype != "float64" and not options.in_place and not self.in_grid and self.pairs is None
         self.progress.narrow = narrow
         self.narrow_v = empty(size if narrow else 1, np.float32)
         self.run = empty(size * threads if narrow else 1, np.float32)
         self.run.fill(0)
         state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
-        state.piped = -1 if m * n > SERIAL_ENTRIES and not self.pairs else 0
+        state.piped = -1 if m * n > SERIAL_ENTRIES and self.pairs is None else 0
         if problem.cost.held:
             self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
             state.M, state.c = self.matrices
@@ -105,7 +105,7 @@ class Workspace(KernelWorkspace):
         """What K is held in where it is another than was asked for."""
         if self.made:
             return "float32" if self.dtype != "float64" and narrow_points.suits(self.problem) else "float64"
-        if self.pairs and limits_of(self.problem, self.options, self.dtype, NARROW_NOISE)["finer"]:
+        if self.pairs is not None and limits_of(self.problem, self.options, self.dtype, NARROW_NOISE)["finer"]:
             return "float64"  # no pass makes K's entries of stored pairs anew
         return self.dtype
 
@@ -173,13 +173,13 @@ class Workspace(KernelWorkspace):
                 lib.mapuot_build_kernel(
                     self.pool, i1 - i0, problem.shape[1], *matrices, problem.reg, pointer(alpha[i0:i1]), pointer(beta),
                     state.dtype, ffi.cast("char *", state.kernel) + self.first_entry(i0) * self.K.itemsize,
-                    0 if self.pairs else self.ld,
+                    0 if self.pairs is not None else self.ld,
                 )
             )  # fmt: skip
 
     def first_entry(self, i: int) -> int:
         """Where row i begins in K."""
-        return int(self.pairs.start[i]) if self.pairs else i * self.ld
+        return int(self.pairs.start[i] - self.pairs.start[0]) if self.pairs is not None else i * self.ld
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
         self.limits.dual_constant, self.limits.dual_scale = self.dual_constants()
