@@ -32,22 +32,6 @@ class Kept(NamedTuple):
     nats: float  # a pair of boxes is skipped if its bound is below e^-nats of the product of their masses
     share: float  # of the pairs that are kept
 
-    def turned(self, boxes: int) -> tuple[Any, Any]:
-        """``first`` and ``run`` of the other side, of so many boxes: the runs of rows that each is kept with."""
-        runs = self.first[-1]
-        start, stop = self.run[: 2 * runs : 2] // self.unit, -(-self.run[1 : 2 * runs : 2] // self.unit)
-        count = (stop - start).astype(np.int64)
-        row = np.repeat(np.repeat(np.arange(len(self.first) - 1), np.diff(self.first)), count)
-        col = np.arange(len(row)) + np.repeat(start - (np.cumsum(count) - count), count)
-        at = np.argsort(col, kind="stable")
-        row, col = row[at], col[at]
-        new = np.ones(len(row), bool)
-        new[1:] = (np.diff(row) != 1) | (np.diff(col) != 0)
-        begin = np.flatnonzero(new)
-        end = np.append(begin[1:], len(row)) - 1
-        first = np.searchsorted(col[begin], np.arange(boxes + 1)).astype(np.int64)
-        return first, (np.stack([row[begin], row[end] + 1], 1) * self.unit).astype(np.int32).reshape(-1)
-
 
 class PointCloud(Cost):
     """The cost ``scale * metric(x_i, y_j)`` between two clouds of points, wherever a solver takes M.

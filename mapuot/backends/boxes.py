@@ -131,6 +131,7 @@ class Boxes:
         metric, scale = problem.cost.core
         self.metric, self.unit = METRICS[metric], problem.cost.unit
         n, columns = problem.shape[1], problem.cost.columns
+        self.limit = -(-n // PAD) * PAD  # where the last run of columns may end
         factor = scale / problem.reg
         factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
         first = columns[:, :1]
@@ -160,8 +161,21 @@ class Boxes:
             arrays["y_" + name] = np.pad(table.T, ((0, 0), (0, behind)))
         return sides[0], sides[1], {k: np.ascontiguousarray(x, np.float64) for k, x in arrays.items()}
 
-    def sweep(self, arrays: dict[str, F64], first: Any = None, run: Any = None, write: bool = False) -> Any:
-        """(runs of a box of rows, boxes of columns that it keeps, mass bounds of skipped pairs by rows and columns)."""
+    def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
+        """How many boxes each box of rows keeps, and mass bounds of the others by rows and columns; of cuts or kept."""
+        runs = (None, None) if kept is None else (kept.first, kept.run)
+        self.count, width, row_mass, col_mass = self._pairs(arrays, *runs)
+        return width, row_mass, col_mass
+
+    def runs(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
+        """(first, run) of Kept, of the cuts that the last sweep was of."""
+        first = np.concatenate([[0], np.cumsum(self.count)])
+        run = np.zeros(2 * max(1, int(first[-1])), np.int32)
+        self._pairs(arrays, first, run, write=True)
+        return first, np.minimum(run, self.limit, out=run)
+
+    def _pairs(self, arrays: dict[str, Any], first: Any, run: Any, write: bool = False) -> tuple[Any, Any, F64, F64]:
+        """mapuot_box_pairs: (runs, boxes) that each box of rows keeps, and the bounds."""
         from .._core import ffi, lib  # noqa: PLC0415 - pick says where it is not built
 
         m, n = len(arrays["x_log_mass"]), len(arrays["y_log_mass"])
@@ -201,11 +215,11 @@ class Boxes:
         if kept is None:
             return Share()
         *sides, arrays = self.take(state)
-        _, _, row_mass, col_mass = self.sweep(arrays, kept.first, kept.run)
+        _, row_mass, col_mass = self.sweep(arrays, kept)
         return self.share(state, (sides[0], sides[1]), row_mass, col_mass)
 
-    def reaches(self, kept: Kept) -> tuple[float, float]:
-        """Largest distance of a kept pair, and how far points lie from the middle of y, in units of sqrt(reg)."""
+    def near(self, kept: Kept) -> float:
+        """The largest squared distance of points of a pair that is kept."""
         near, boxes = 0.0, int(kept.share * len(self.rows.mid) * self.cols.boxes)
         step = max(1, (1 << 20) * len(kept.first) // (1 + boxes))
         lengths = (kept.run[1::2] - kept.run[::2] + kept.unit - 1) // kept.unit
@@ -217,9 +231,13 @@ class Boxes:
             col = np.arange(count.sum()) + np.repeat(kept.run[::2][at] // kept.unit - (np.cumsum(count) - count), count)
             apart = np.abs(self.rows.mid[row] - self.cols.mid[col]) + self.rows.half[row] + self.cols.half[col]
             near = max(near, float((apart**2).sum(1).max(initial=0.0)))
+        return near
+
+    def reaches(self, kept: Kept) -> tuple[float, float]:
+        """Largest distance of a kept pair, and how far points lie from the middle of y, in units of sqrt(reg)."""
         middle = self.cols.mid.mean(0)
         far = [np.sqrt(((np.abs(half.mid - middle) + half.half) ** 2).sum(1).max()) for half in (self.rows, self.cols)]
-        return math.sqrt(near), float(sum(far))
+        return math.sqrt(self.near(kept)), float(sum(far))
 
     def make(self, state: State, goal: float, nats: float) -> Kept | None:
         """The pairs to keep, so that the others cost at most ``goal``; None: all.
@@ -228,7 +246,7 @@ class Boxes:
         masses being at most the sums of the bounds: so every box that carries any is kept with one.
         """
         *sides, arrays = self.take(state)
-        _, _, *totals = self.sweep(arrays)
+        _, *totals = self.sweep(arrays)
         known = [self.rows.sums(state.r), np.pad(self.cols.sums(state.s), (0, self.cols.padded - self.cols.boxes))]
         with np.errstate(divide="ignore"):
             logs = [np.log(np.minimum(x / self.mass, y)) for x, y in zip(known, totals, strict=True)]
@@ -239,7 +257,7 @@ class Boxes:
         log_over = math.log(over) if 0 < over < math.inf else math.inf
         for _ in range(TRIALS):
             arrays["x_cut"], arrays["y_cut"] = logs[0] - (nats + log_over), logs[1]
-            count, width, row_mass, col_mass = self.sweep(arrays)
+            width, row_mass, col_mass = self.sweep(arrays)
             share = self.share(state, (sides[0], sides[1]), row_mass, col_mass)
             if width.sum() > WORTH * self.rows.boxes * self.cols.boxes:
                 return None
@@ -248,11 +266,7 @@ class Boxes:
             nats += min(6.0, max(1.0, 0.8 * math.log(share.error / goal)) if share.error < math.inf else 6.0)
         else:
             return None
-        first = np.concatenate([[0], np.cumsum(count)])
-        run = np.zeros(2 * max(1, int(first[-1])), np.int32)
-        self.sweep(arrays, first, run, write=True)
-        n = -(-self.problem.shape[1] // PAD) * PAD
-        np.minimum(run, n, out=run)
+        first, run = self.runs(arrays)
         part = float(width.sum()) / (len(width) * self.cols.boxes)
         return Kept(self.unit, first, run, int(width.max()) * self.unit, nats, part)
 
@@ -281,9 +295,9 @@ class Truncation:
         self.boxes: Boxes | None = None
         self.kept: Kept | None = None
 
-    def renew(self, pool: Any) -> Kept | None:
-        """A mask for the last state that was not dropped."""
-        self.boxes = self.boxes or Boxes(self.problem, pool)
+    def renew(self, pool: Any, kind: type[Boxes] = Boxes) -> Kept | None:
+        """A mask for the last state that was not dropped; ``kind``: the boxes of the backend."""
+        self.boxes = self.boxes or kind(self.problem, pool)
         goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least))
         self.known = self.known and self.boxes.wild <= WILD

@@ -111,8 +111,7 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
                 skipped[i * kept.unit : (i + 1) * kept.unit, start:stop] = False
         hidden = np.where(skipped, P, 0.0)
         *sides, arrays = found.take(state)
-        for first, run in ((kept.first, kept.run),):
-            _, _, row_mass, col_mass = found.sweep(arrays, first, run)
+        _, row_mass, col_mass = found.sweep(arrays, kept)
         for half, side, bound, axis in ((found.rows, sides[0], row_mass, 1), (found.cols, sides[1], col_mass, 0)):
             t = found.mass * half.spread(bound, side.shares)
             assert (t >= hidden.sum(axis) * (1 - 1e-12)).all()

@@ -107,6 +107,14 @@ def test_masked_sums_between_points_do_not_spill(arch):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
+def test_bounds_between_boxes_compile_without_spills(arch):
+    for metric in range(3):
+        used = usage("boxes.cu", arch, METRIC=metric)
+        assert set(used) == {"box_masses", "box_turn", "box_runs"}
+        assert all(spilled == 0 for _, spilled in used.values())
+
+
+@pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(("cost", "reference", "masked"), [(0, 0, 0), (0, 1, 0), (1, 1, 0), (0, 1, 1)])
 def test_streams_compile_without_spills(arch, cost, reference, masked):
     used = usage("stream.cu", arch, STORE=1, COST=cost, REFERENCE=reference, MASKED=masked)

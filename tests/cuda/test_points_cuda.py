@@ -5,14 +5,17 @@ import pytest
 
 import mapuot
 from mapuot.backends import cpu
+from mapuot.backends.boxes import Boxes, State
 from mapuot.problem import Problem
 from mapuot.strategy import make_options
+from mapuot.truncation import in_boxes
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
 from mapuot.backends import cuda  # noqa: E402
+from mapuot.backends.cuda.boxes import DeviceBoxes  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(33, 300, 3), (20, 30, 13)]
@@ -98,6 +101,43 @@ def test_pairs_are_skipped_as_on_the_cpu():
         assert got.dual <= exact.objective
         np.testing.assert_allclose(got.apply(y), got.plan @ y, rtol=1e-9)
         np.testing.assert_allclose(got.col_marginal, got.plan.sum(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
+@pytest.mark.parametrize("unit", [4, 64])
+def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
+    """Runs of both sides, over words that end within a run and behind it, bounds, and the farthest pair."""
+    x, y, a, b = clouds(300, 700, 2 if unit < 64 else 1)
+    a[5:70] = 0.0
+    reg = 2e-4 if metric == "sqeuclidean" else 4e-3
+    problem = Problem.from_arrays(mapuot.PointCloud(x, y, metric, truncate=2.0), a, b, reg, 1.0, "kl", "product", cpu)
+    task = in_boxes(problem, False, unit).problem
+    task.cost.unit = unit
+    M = np.asarray(task.cost) / reg
+    log_u = M.min(1) + 0.1
+    log_v = (M - log_u[:, None]).min(0)
+    P = np.exp(log_u[:, None] + log_v - M) * task.rows.weight[:, None] * task.cols.weight
+    state = State(log_u, log_v, P.sum(1), P.sum(0))
+    there, here = DeviceBoxes(task, cpu.native.SERIAL), Boxes(task, cpu.native.SERIAL)
+    for goal in (1e-2, 1e-6):
+        got, want = there.make(state, goal, 1.0), here.make(state, goal, 1.0)
+        assert 0 < want.share < 1
+        assert got.share == want.share
+        np.testing.assert_array_equal(got.first, want.first)
+        np.testing.assert_array_equal(got.run, want.run)
+        assert there.near(got) == pytest.approx(here.near(want), rel=1e-12)
+        for mine, right in zip(there.skipped(state, got), here.skipped(state, want), strict=True):
+            assert mine == pytest.approx(right, rel=1e-9)
+        kept = np.zeros((here.rows.boxes, here.cols.boxes), bool)
+        for turned, ((*lists, _), table) in enumerate(zip(there.lists, (kept, np.zeros_like(kept.T)), strict=True)):
+            first, run = (part.get() for part in lists)
+            for i in range(len(first) - 1):
+                for start, stop in run[2 * first[i] : 2 * first[i + 1]].reshape(-1, 2):
+                    assert start % unit == 0
+                    table[i, start // unit : -(-stop // unit)] = True
+            assert table.sum() == want.share * kept.size
+            if turned:
+                np.testing.assert_array_equal(table, kept.T)
 
 
 @pytest.mark.parametrize("reg_m", [1.0, (np.inf, 0.5)], ids=str)

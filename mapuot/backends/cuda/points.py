@@ -14,7 +14,7 @@ import numpy as np
 from ...cost import Cost
 from ...mask import Masked
 from ...penalties import F64
-from ...points import Kept, PointCloud
+from ...points import PointCloud
 from ...problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation, kept_balance
@@ -23,6 +23,7 @@ from ..cpu.native import pool_for
 from ..limits import START
 from ..records import put
 from .arrays import need_memory
+from .boxes import DeviceBoxes
 from .kernels import MASK, Shape, by_value, kernel, shape_options
 from .launch import Iterate, switches
 from .workspace import Workspace
@@ -56,7 +57,6 @@ class Side:
 class PointIterate(Iterate):
     """Passes whose entries are made; ``take`` chooses float32 or float64 ones."""
 
-    kept: Kept | None = None
     lists: list[Any]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 
     def __init__(self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None) -> None:
@@ -72,18 +72,14 @@ class PointIterate(Iterate):
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Nothing yet: the kernels depend on the points."""
 
-    def take(self, rows: Side, cols: Side, narrow: bool, form: int, factor: float, kept: Kept | None) -> None:
+    def take(self, rows: Side, cols: Side, narrow: bool, form: int, factor: float, lists: Any) -> None:
+        """``lists``: of the DeviceBoxes; None: all pairs."""
         self.graphs, self.sides, self.factor = {}, (rows, cols), factor
-        if kept is None:
-            self.lists = [(np.uint64(0), np.uint64(0), np.int64(1))] * 2
-        elif kept is not self.kept:
-            tables = (kept.first, kept.run), kept.turned(-(-cols.count // kept.unit))
-            self.lists = [(cp.asarray(first), cp.asarray(run), np.int64(kept.unit)) for first, run in tables]
+        self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or [(np.uint64(0),) * 2 + (1,)] * 2]
         d = rows.to.shape[0]
         options = shape_options(Shape(1, 4, 2), "float64", self.kl, MEMORY=self.memory)
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
-        self.kept = kept
-        options["KEPT"] = int(kept is not None)
+        options["KEPT"] = int(lists is not None)
         options["MASKED"] = self.masked
         names = ("point_sums", "point_rows", "point_columns", "finish_first", "finish_join", "finish_second")
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
@@ -148,18 +144,19 @@ class PointWorkspace(Workspace):
     def choose(self) -> None:
         """The kernels of this precision, for all pairs or for those that are kept."""
         metric, scale = self.cloud.core
-        kept = self.cloud.kept if self.truncation else None
+        boxes = self.truncation.boxes if self.truncation and self.cloud.kept else None
+        lists = boxes.lists if isinstance(boxes, DeviceBoxes) else None
         if self.narrow is not None and self.narrow_points is not None and self.progress["narrow"] > 0:
-            self.launch.take(*self.narrow, True, self.narrow_points.form, 1.0, kept)
+            self.launch.take(*self.narrow, True, self.narrow_points.form, 1.0, lists)
             put(self.state["limits"], narrow_points.limits(self.problem, self.floor, self.options.tol))
             return
         self.narrow = None
         put(self.state["limits"], {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
-        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, kept)
+        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, lists)
 
     def take_mask(self, truncation: Truncation) -> None:
         assert truncation.problem.cost is self.cloud
-        self.cloud.kept = truncation.renew(pool_for(self.options.threads, self.problem.cost.size))
+        self.cloud.kept = truncation.renew(pool_for(self.options.threads, self.problem.cost.size), DeviceBoxes)
         put(self.progress, START)
         self.choose()
 

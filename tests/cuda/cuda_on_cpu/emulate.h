@@ -68,6 +68,9 @@ static double rsqrt(double x) { return 1 / sqrt(x); }
 template <typename T> static T __ldg(const T *p) { return *p; }
 template <typename T> static T __ldcg(const T *p) { return *p; }
 template <typename T> static T atomicAdd(T *p, T x) { return (*p += x) - x; }
+template <typename T> static T atomicMax(T *p, T x) { return *p = x > *p ? x : *p; }
+static int __popc(unsigned x) { return __builtin_popcount(x); }
+static long long __double_as_longlong(double x) { return bits<long long>(x); }
 
 // ---- fibers
 
@@ -212,6 +215,18 @@ static bool __any_sync(unsigned, bool x)
         any |= w.slot[lane][0] != 0;
     meet(w.barrier, w.live);
     return any;
+}
+
+static unsigned __ballot_sync(unsigned, bool x)
+{
+    Warp &w = own_warp();
+    unsigned all = 0;
+    w.slot[self->id % 32][0] = x;
+    meet(w.barrier, w.live);
+    for (int lane = 0; lane < 32; lane++)
+        all |= (unsigned)(w.slot[lane][0] != 0) << lane;
+    meet(w.barrier, w.live);
+    return all;
 }
 
 static bool __all_sync(unsigned mask, bool x) { return !__any_sync(mask, !x); }

@@ -1,0 +1,95 @@
+"""Bounds between boxes of points on the device, and lists of the pairs of boxes that they keep: src_cuda/boxes.cu.
+
+Which pairs are kept is what the CPU keeps: backends/boxes.py says how. Memory is a bit for each pair of boxes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ...penalties import F64
+from ...points import Kept
+from ...problem import Problem
+from ..boxes import Boxes, State, Tilted
+from ..records import read
+from .arrays import need_memory
+from .kernels import by_value, kernel
+
+BITS, ROWS = 32, 64  # boxes of y in a word; of x that a block of box_masses takes
+
+
+def as_words(boxes: int) -> int:
+    """Words for the bits of so many boxes, and one that is 0 behind them."""
+    return boxes // BITS + 1
+
+
+class DeviceBoxes(Boxes):
+    """The boxes of one problem, its bits and its lists on the device."""
+
+    lists: tuple[Any, ...]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
+
+    def __init__(self, problem: Problem, pool: Any) -> None:
+        super().__init__(problem, pool)
+        m, n = self.rows.boxes, self.cols.padded
+        need_memory(8 * m * as_words(n) + 8 * (4 * len(self.cols.mid[0]) + 8) * (m + n), "float64")
+        self.bits = cp.empty((m, as_words(n)), np.uint32)
+        self.farthest = cp.zeros(1, np.uint64)
+        self.record = np.zeros((), read("boxes.cu")["Boxes"])
+
+    def call(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
+        kernel("boxes.cu", name, METRIC=self.metric)(grid, (threads,), arguments)
+
+    def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, Any]]:
+        *sides, arrays = super().take(state)
+        return sides[0], sides[1], {name: cp.asarray(array) for name, array in arrays.items()}
+
+    def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
+        on = {name: cp.asarray(array) for name, array in arrays.items()}
+        m, words = self.bits.shape
+        n = len(on["y_log_mass"])
+        for name, value in ({"m": m, "n": n, "d": self.rows.mid.shape[1], "metric": self.metric}).items():
+            self.record[name] = value
+        for name, array in on.items():
+            self.record[name] = array.data.ptr
+        row_mass, col_mass = cp.zeros(m), cp.zeros(n)
+        self.farthest.fill(0)
+        self.call(
+            "box_masses", (-(-words * BITS // 256), -(-m // ROWS)), 256, by_value(self.record),
+            np.int32(kept is not None), self.bits, np.int64(words), row_mass, col_mass, self.farthest,
+        )  # fmt: skip
+        self.count, width = self.counted(self.bits)
+        return width.get(), row_mass.get(), col_mass.get()
+
+    def counted(self, bits: Any) -> tuple[Any, Any]:
+        """(runs, boxes) of each row of bits."""
+        none, (m, words) = np.uint64(0), bits.shape
+        count, width = cp.empty(m, np.int64), cp.empty(m, np.int64)
+        sizes = np.int32(1), np.int32(0)
+        self.call("box_runs", (m,), 32, bits, np.int64(words), none, count, width, none, *sizes)
+        return count, width
+
+    def listed(self, bits: Any, count: Any, limit: int) -> tuple[Any, Any]:
+        """(first, run) of Kept, of these bits."""
+        m, words = bits.shape
+        first = cp.zeros(m + 1, np.int64)
+        first[1:] = cp.cumsum(count)
+        run = cp.zeros(2 * max(1, int(first[-1])), np.int32)
+        sizes, none = (np.int32(self.unit), np.int32(limit)), np.uint64(0)
+        self.call("box_runs", (m,), 32, bits, np.int64(words), first, none, none, run, *sizes)
+        return first, run
+
+    def runs(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
+        (m, words), n = self.bits.shape, self.cols.boxes
+        turned = cp.zeros((n, as_words(m)), np.uint32)
+        sizes = np.int64(words), np.int64(m), turned, np.int64(as_words(m)), np.int64(n)
+        self.call("box_turn", (-(-m // BITS), words), 32, self.bits, *sizes)
+        rows = self.listed(self.bits, self.count, self.limit)
+        cols = self.listed(turned, self.counted(turned)[0], m * self.unit)
+        self.lists = (*rows, self.unit), (*cols, self.unit)
+        return rows[0].get(), rows[1].get()
+
+    def near(self, kept: Kept) -> float:
+        return float(self.farthest.get().view(np.float64)[0])

@@ -1,0 +1,131 @@
+// Mirrors src_c/boxes_tmpl.c: bounds on the plan's mass between boxes of points, and which pairs of boxes they keep.
+//
+// The pairs kept are bits, those of a box of x side by side (32 boxes of y a word, the last word behind all of them 0);
+// lists of them for the sums of both sides are counted, added up and filled from these (points.cuh).  The arithmetic of
+// a bound is that of the CPU, operation by operation, so that both keep the same pairs.
+// Option METRIC (a mapuot_metric).
+#define STORE 0
+#include "common.cuh"
+
+// mapuot_boxes of src_c/mapuot.h
+struct Boxes {
+    int64_t m, n, d, metric;
+    const double *x_mid, *x_half, *x_slope, *x_log_mass;
+    const double *y_mid, *y_half, *y_slope, *y_log_mass;
+    const double *x_cut, *y_cut;
+};
+
+#define ROWS 64 // boxes of x that a block takes, one after the other; a thread has one box of y
+
+// log of the bound, and the largest |x - y|^2 of a pair of points
+__device__ __forceinline__ double log_bound(const Boxes &B, int64_t i, int64_t j, double &far)
+{
+    double sum = 0;
+    far = 0;
+    for (int64_t k = 0; k < B.d; k++) {
+        const double D = B.x_mid[i * B.d + k] - B.y_mid[k * B.n + j], H = B.x_half[i * B.d + k] + B.y_half[k * B.n + j];
+        const double least = D - H, most = D + H;
+        far = fma(fabs(D) + H, fabs(D) + H, far);
+        if (METRIC == 0) {
+            const double p = B.x_slope[i * B.d + k], q = B.y_slope[k * B.n + j], r = 0.5 * (p - q);
+            const double s = fmin(fmax(0.5 * r, least), most);
+            sum = fma(r, s - D, fma(-s, s, sum));
+            sum = fma(0.5 * fabs(p + q), H, sum);
+        } else {
+            const double away = fmax(0.0, fmax(least, -most));
+            sum = METRIC == 2 ? sum - away : fma(-away, away, sum);
+        }
+    }
+    return (METRIC == 1 ? -sqrt(-sum) : sum) + (B.x_log_mass[i] + B.y_log_mass[j]);
+}
+
+// Sums of the bounds of skipped pairs: those of `bits` where they are given, else of the cuts, which are then noted
+// there.  near: the largest squared distance of points of a pair kept, as the bits of a double.
+extern "C" __global__ void __launch_bounds__(256)
+    box_masses(const __grid_constant__ Boxes B, int given, uint32_t *bits, int64_t words, double *row_mass,
+               double *col_mass, uint64_t *near)
+{
+    const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x, end = (int64_t)(blockIdx.y + 1) * ROWS;
+    const int lane = threadIdx.x % 32;
+    const bool there = j < B.n;
+    double total = 0, farthest = 0;
+    for (int64_t i = (int64_t)blockIdx.y * ROWS; i < end && i < B.m; i++) {
+        double far, mass = 0;
+        bool kept = false;
+        uint32_t *word = bits + i * words + j / 32;
+        if (there) {
+            const double bound = log_bound(B, i, j, far);
+            kept = given ? *word >> lane & 1 : B.x_cut[i] + B.y_cut[j] < bound;
+            mass = kept ? 0 : exp(bound);
+            farthest = kept ? fmax(farthest, far) : farthest;
+        }
+        const uint32_t all = __ballot_sync(FULL, kept);
+        if (!given && lane == 0 && j / 32 < words)
+            *word = all;
+        total += mass;
+        mass = warp_sum(mass);
+        if (lane == 0)
+            atomicAdd(row_mass + i, mass);
+    }
+    if (there)
+        atomicAdd(col_mass + j, total);
+    farthest = warp_max(farthest);
+    if (lane == 0)
+        atomicMax(near, (uint64_t)__double_as_longlong(farthest));
+}
+
+// The same bits with rows and columns exchanged: a warp for 32 x 32 of them.
+extern "C" __global__ void __launch_bounds__(32)
+    box_turn(const uint32_t *bits, int64_t words, int64_t rows, uint32_t *out, int64_t out_words, int64_t cols)
+{
+    const int64_t i = (int64_t)blockIdx.x * 32 + threadIdx.x, j = (int64_t)blockIdx.y * 32 + threadIdx.x;
+    const uint32_t own = i < rows && blockIdx.y < words ? bits[i * words + blockIdx.y] : 0;
+    uint32_t turned = 0;
+    for (int k = 0; k < 32; k++) {
+        const uint32_t column = __ballot_sync(FULL, own >> k & 1);
+        turned = (int)threadIdx.x == k ? column : turned;
+    }
+    if (j < cols)
+        out[j * out_words + blockIdx.x] = turned;
+}
+
+// The runs of set bits of each row, a row a warp.  first null: how many there are, and bits in them; else they are written
+// where first says, in multiples of unit and up to limit.
+extern "C" __global__ void __launch_bounds__(32) box_runs(const uint32_t *bits, int64_t words, const int64_t *first,
+                                                          int64_t *count, int64_t *width, int *run, int unit, int limit)
+{
+    const int64_t i = blockIdx.x;
+    const int lane = threadIdx.x;
+    int64_t begun = first ? first[i] : 0, ended = begun, sum = 0;
+    uint32_t last = 0; // bit 31: is the box in front of this word kept?
+    for (int64_t w0 = 0; w0 < words; w0 += 32) {
+        const uint32_t own = w0 + lane < words ? bits[i * words + w0 + lane] : 0;
+        const uint32_t left = __shfl_sync(FULL, own, lane > 0 ? lane - 1 : 0);
+        const uint32_t before = own << 1 | (lane > 0 ? left : last) >> 31;
+        uint32_t edge[2] = {own & ~before, ~own & before};
+        int upto[2] = {__popc(edge[0]), __popc(edge[1])};
+        sum += __popc(own);
+        for (int bit = 1; bit < 32; bit *= 2)
+            for (int e = 0; e < 2; e++) {
+                const int more = __shfl_sync(FULL, upto[e], lane >= bit ? lane - bit : 0);
+                upto[e] += lane >= bit ? more : 0;
+            }
+        for (int e = 0; first && e < 2; e++) {
+            int64_t k = (e ? ended : begun) + upto[e] - __popc(edge[e]);
+            for (; edge[e]; edge[e] &= edge[e] - 1, k++) {
+                const int64_t at = ((w0 + lane) * 32 + __popc((edge[e] - 1) & ~edge[e])) * unit;
+                run[2 * k + e] = at < limit ? (int)at : limit;
+            }
+        }
+        begun += __shfl_sync(FULL, upto[0], 31);
+        ended += __shfl_sync(FULL, upto[1], 31);
+        last = __shfl_sync(FULL, own, 31);
+    }
+    if (first)
+        return;
+    const double whole = warp_sum((double)sum);
+    if (lane == 0) {
+        count[i] = begun;
+        width[i] = (int64_t)whole;
+    }
+}
