@@ -572,6 +572,14 @@ static void run_range(const mapuot_state *state, int64_t i0, int64_t i1, double 
         run_tile(&g, i, 1);
 }
 
+static void run_dots(const mapuot_state *state, int64_t i0, int64_t i1)
+{
+    for (int64_t i = i0; i < i1; i++) {
+        const run row = run_of(&state->M, i);
+        state->rows.marginal[i] = run_dot((const real *)state->kernel + row.first, row, state->cols.scale);
+    }
+}
+
 /* ---- the passes ---- */
 
 void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
@@ -604,7 +612,9 @@ void KERNEL(plan_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double
 
 void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
-    if (MAKES && makes_rows(state))
+    if (state->M.start)
+        run_dots(state, i0, i1);
+    else if (MAKES && makes_rows(state))
         half_range(state, i0, i1, sums, DOTS, MADE);
     else
         half_range(state, i0, i1, sums, DOTS, STORED);

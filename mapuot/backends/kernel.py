@@ -11,6 +11,7 @@ Backends: cpu/kernel.py, cuda/kernel.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from ..cost import Cost
 from ..penalties import F64
+from ..sparse import Sparse
 
 T = TypeVar("T")
 UNIT = 2.0**-53
@@ -161,6 +163,9 @@ class LogKernel:
     def entry_by_entry(self, y: F64, a: F64, fi: float) -> tuple[F64, F64]:
         R = self.log_sums(y)
         x, total = a - fi * R, np.full(self.cost.shape[1], -np.inf)
+        if isinstance(self.cost, Sparse):
+            row, column = self.cost.row_numbers(), self.cost.column
+            return R, log_sums_by(column, len(total), x[row] - self.cost.data / self.reg)
         for i0, i1, L in self.logarithms():
             terms = L + x[i0:i1, None]
             top = np.maximum(terms.max(0), -1e300)
@@ -169,6 +174,9 @@ class LogKernel:
         return R, total
 
     def log_sums(self, y: F64) -> F64:
+        if isinstance(self.cost, Sparse):
+            terms = y[self.cost.column] - self.cost.data / self.reg
+            return log_sums_by(self.cost.row_numbers(), self.cost.shape[0], terms)
         out = np.empty(self.cost.shape[0])
         for i0, i1, L in self.logarithms():
             terms = L + y
@@ -180,3 +188,15 @@ class LogKernel:
         """Blocks (i0, i1, -C / reg) in float64."""
         for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
             yield i0, i1, np.asarray(C, np.float64) / -self.reg
+
+
+def log_sum(x: F64) -> float:
+    top = float(x.max())
+    return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top
+
+
+def log_sums_by(label: Any, count: int, x: F64) -> F64:
+    """log sum e^x of the numbers with each of the labels 0 ... count - 1, which all occur."""
+    top = np.full(count, -np.inf)
+    np.maximum.at(top, label, x)
+    return np.asarray(top + np.log(np.bincount(label, np.exp(x - top[label]), count)))

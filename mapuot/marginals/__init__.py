@@ -3,7 +3,8 @@
     min_P  <P, C> + reg KL(P | R) + sum_k reg_m[k] KL(P_k | masses[k]),     R the product of the masses
 
 From the outside in: `solve` (the call), `result`, `ascend` (translation, certificate, guard, Anderson), `tree` and
-`blocks` (what one pass does for a shape of C), `edge` (the kernel of one cost), `state`, `problem` (all checks, once).
+`blocks` (what one pass does for a shape of C), `state`, `problem` (all checks, once), `reach` (which points and parts a
+graph connects), `slabs` (an array of all marginals).
 """
 
 from .result import MultiResult

@@ -69,30 +69,25 @@ class Rules:
         return self.tol if self.tol_gap is None else self.tol_gap
 
 
-def log_sum(x: F64) -> float:
-    top = float(x.max())
-    return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top
-
-
 def translation(problem: MultiProblem, state: State) -> F64:
     """The best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all, which is the mass of the plan, too.
 
     A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k), but
-    the mass of a hard marginal where there is one.
+    the mass of a hard marginal where there is one. A row for each marginal, a column for each part of the problem.
     """
-    lam, log_mass = np.zeros(len(problem.marginals)), state.log_mass
+    lam, log_mass = np.zeros((len(problem.marginals), problem.parts)), state.log_masses
     soft = {k: x.rho / problem.reg for k, x in enumerate(problem.marginals) if not (x.free or x.hard)}
     hard = [k for k, x in enumerate(problem.marginals) if x.hard]
-    log_A = {k: log_sum(problem.marginals[k].log_weight - state.log_u[k] / R) for k, R in soft.items()}
+    log_A = {k: problem.log_sums(k, problem.marginals[k].log_weight - state.log_u[k] / R) for k, R in soft.items()}
     if hard:
-        log_c = math.log(problem.marginals[hard[0]].mass)
+        log_c = problem.log_sums(hard[0], problem.marginals[hard[0]].log_weight)
     else:
         log_c = (log_mass + sum(R * log_A[k] for k, R in soft.items())) / (1 + sum(soft.values()))
     for k, R in soft.items():
         lam[k] = R * (log_A[k] - log_c)
     if hard:
-        lam[hard[0]] = log_c - log_mass - lam.sum()
-    return lam if np.isfinite(lam).all() else np.zeros_like(lam)
+        lam[hard[0]] = log_c - log_mass - lam.sum(0)
+    return np.where(np.isfinite(lam).all(0), lam, 0.0)
 
 
 @dataclass
@@ -120,7 +115,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     dual = reg * (problem.reference_mass - mass) + problem.constant
     terms = reg * (problem.reference_mass + mass) + problem.constant
     sizes = [float(np.abs(x).max()) for x in state.log_u]
-    logs = float(np.abs(lam).sum()) + sum(sizes) + log_sizes(problem) + problem.largest / reg
+    logs = float(np.abs(lam).max(1).sum()) + sum(sizes) + log_sizes(problem) + problem.largest / reg
     delta, slip = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg), 0.0
     eta = growth(state.storage)
     for k, x in enumerate(problem.marginals):

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.kernel import LEAST, NARROW_SUMS, LogKernel, StaleError
+from ..backends.kernel import LEAST, NARROW_SUMS, LogKernel, StaleError, log_sum
 from ..log_matmul import log_matmul
 from ..penalties import F64
-from .ascend import UNIT, UnderflowError, log_sum, translation
-from .problem import MultiProblem, oriented
+from .ascend import UNIT, UnderflowError, translation
+from .problem import MultiProblem
+from .reach import oriented
 from .state import State, prox
 
 FLUSH, LEAST_PRODUCT = 1e-100, 1e-75  # as in backends/kernel.py, for products of three factors
@@ -138,7 +139,7 @@ class Blocks:
         return gap, hard
 
     def translated(self, state: State, lam: F64) -> State:
-        return state.translated(lam)
+        return state.translated(self.problem, lam)
 
     def factors(self, log_u: list[F64]) -> tuple[list[F64], list[float]]:
         """What multiplies W along its axes, and the logarithms that it is scaled by."""
@@ -149,7 +150,7 @@ class Blocks:
         """The potentials of all marginals but the first, best for its u: each in turn on W, and all translated."""
         problem = self.problem
         log_u = [state.log_u[k] for k in self.order]
-        self.left.base += float(lam[self.order[0]])
+        self.left.base += float(lam[self.order[0], 0])
         (factors, tops), first, log_mass = self.factors(log_u), 0.0, -np.inf
         try:
             for _ in range(INNER):
@@ -167,7 +168,7 @@ class Blocks:
                     break
                 first = first or change
                 by_marginal = State([log_u[self.order.index(k)] for k in range(len(log_u))], [], log_mass, 0.0)
-                shifts = translation(problem, by_marginal)
+                shifts = translation(problem, by_marginal)[:, 0]
                 log_u = [x + shifts[k] for x, k in zip(log_u, self.order, strict=True)]
                 tops = [top + shifts[k] for top, k in zip(tops, self.order[1:], strict=True)]
                 self.left.base += float(shifts[self.order[0]])

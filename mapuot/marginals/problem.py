@@ -15,17 +15,18 @@ import numpy as np
 
 from ..backends import load, pick
 from ..backends.contract import SMALL_ENTRIES, host
-from ..backends.kernel import NARROW_ENTRY, LogKernel
+from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum, log_sums_by
 from ..cached import cached_property
 from ..cost import Cost, Dense
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..points import PointCloud
 from ..processor import free_memory
+from ..sparse import Sparse, is_sparse
 from ..validate import MASS_TOLERANCE, as_array, as_float, as_positive, as_real, as_weight, check_kind
+from .reach import Edges, check_parts, parts_of, reachable
 from .slabs import Slabs
 
-Edges = dict[tuple[int, int], Any]
 KERNEL_SHARE = 0.8  # of free memory that kernels may take
 LEAST_TOL_GAP = 1e-5  # of kernels in float32, whose rounding is in the gap
 
@@ -80,20 +81,35 @@ class MultiProblem:
     reference_mass: float  # of R, all points
     sizes: dict[Any, float]  # the largest finite |cost| of each edge, or of the array
     cost_error: float  # of the costs that points make, summed over the edges
+    labels: list[Any] | None = None  # the part that each point belongs to, where no pairs connect all (reach.py)
     storage: str = "float64"  # of kernels, or "made"
     xp: Any = np  # numpy, or CuPy, on whose device kernels lie
     threads: int | None = None
 
     @property
     def narrow(self) -> bool:
-        """Whether the first passes may sum in float32."""
-        return self.storage == "float32"
+        """Whether the first passes may sum in float32, which those over stored pairs do not."""
+        pairs_only = self.edges and all(isinstance(x, Sparse) for x in self.edges.values())
+        return self.storage == "float32" and not pairs_only
+
+    @cached_property
+    def parts(self) -> int:
+        return 1 if self.labels is None else 1 + max(int(x.max()) for x in self.labels)
+
+    def each(self, k: int, values: F64) -> Any:
+        """Values of the parts at the points of a marginal."""
+        return values[0] if self.labels is None else values[self.labels[k]]
+
+    def log_sums(self, k: int, x: F64) -> F64:
+        """log sum e^x over the points of a marginal in each part."""
+        return np.array([log_sum(x)]) if self.labels is None else log_sums_by(self.labels[k], self.parts, x)
 
     def kernel(self, cost: Cost, largest: float) -> LogKernel:
         if self.xp is not np:
             kernel: LogKernel = load("cuda").Kernel(cost, self.reg, largest, self.xp)
         else:
-            kernel = load("cpu").Kernel(cost, self.reg, largest, self.storage, self.threads)
+            held = "float64" if self.storage == "made" and isinstance(cost, Sparse) else self.storage
+            kernel = load("cpu").Kernel(cost, self.reg, largest, held, self.threads)
         return kernel
 
     def size_of(self, i: int, j: int) -> float:
@@ -103,11 +119,11 @@ class MultiProblem:
     def stored_for(self, tol: float, tol_gap: float | None) -> MultiProblem:
         """With kernels in float32 where they are large and its rounding, of all costs together, is well below tol.
 
-        Where not even these fit, rows are made anew in each pass.
+        Where not even these fit, rows are made anew in each pass, but for kernels of stored pairs.
         """
         if self.kind == "triangle" or self.xp is not np:
             return self
-        entries = sum(math.prod(x.shape) for x in self.edges.values()) or math.prod(self.shape)
+        entries = sum(x.size for x in self.edges.values()) or math.prod(self.shape)
         room = 1.5 * NARROW_ENTRY * max(1, len(self.edges)) <= tol and (tol_gap is None or tol_gap >= LEAST_TOL_GAP)
         storage = "float32" if room and entries > SMALL_ENTRIES else "float64"
         needed = entries * (4 if storage == "float32" else 8)
@@ -151,9 +167,9 @@ class MultiProblem:
         reference_mass = math.prod(float(w.sum()) for w in weights)
         if not 0 < reference_mass < math.inf:
             raise ValueError("masses must have a product that is positive and finite: rescale them")
-        used = [w > 0 for w in weights]
-        if not all(whole for _, whole in ranges.values()):
-            used = reachable(edges, used) if array is None else array.reachable(used)
+        used, whole = [w > 0 for w in weights], {pair for pair, (_, whole) in ranges.items() if whole}
+        if len(whole) < len(ranges):
+            used = reachable(edges, whole, used) if array is None else array.reachable(used)
         marginals, constant = [], 0.0
         for k, (w, keep) in enumerate(zip(weights, used, strict=True)):
             lost = (w > 0) & ~keep
@@ -169,7 +185,11 @@ class MultiProblem:
             array = array.cut([x.kept for x in marginals])
         cost_error = sum(x.error(sizes[pair]) for pair, x in edges.items() if isinstance(x, PointCloud))
         edges = {(i, j): cut(C, [marginals[i].kept, marginals[j].kept]) for (i, j), C in edges.items()}
-        return cls(marginals, edges, array, reg, constant, reference_mass, sizes, cost_error)
+        labels = parts_of(edges, whole, [len(x.kept) for x in marginals]) if 0 < len(edges) < len(marginals) else None
+        problem = cls(marginals, edges, array, reg, constant, reference_mass, sizes, cost_error, labels)
+        if labels:
+            check_parts(marginals, labels, problem.parts)
+        return problem
 
 
 def as_masses(value: Any) -> list[Any]:
@@ -228,12 +248,21 @@ def as_edges(costs: dict[Any, Any], count: int) -> Edges:
             "costs must be a tree or the triangle of three marginals, got the cycle "
             f"{' - '.join(map(str, cycle(edges)))}: leave one of its costs out, or add them up in one array"
         )
+    stored = [pair for pair, x in edges.items() if isinstance(x, Sparse)]
+    if stored and len(edges) == count:  # products of two of its kernels are full, and as large as a dense one
+        (i, j), (m, n) = stored[0], edges[stored[0]].shape
+        raise TypeError(
+            f"costs[{i}, {j}] must be dense in a triangle, got a sparse matrix: fill in inf for what it does not "
+            f"store, which takes {8 * m * n / 2**30:.3g} GiB, or leave out one of the three costs"
+        )
     return edges
 
 
 def as_edge(value: Any, name: str) -> Cost:
     if isinstance(value, PointCloud):
         return value
+    if is_sparse(value) and value.ndim == 2 and 0 not in value.shape:
+        return Sparse.of_matrix(value, name)
     array = as_array(host(value), name)
     check_kind(array, name, "fiu")
     if array.ndim != 2 or 0 in array.shape:
@@ -293,33 +322,12 @@ def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:
     return [sizes[k] for k in range(len(masses))]
 
 
-def reachable(edges: Edges, used: list[Any]) -> list[Any]:
-    """Masks of the points through which some plan can go along a graph; ``used``: those with mass."""
-    masks = {pair: np.isfinite(np.asarray(cost)) for pair, cost in edges.items()}
-    if len(edges) == len(used):  # the triangle: (i, j) is open where some k closes it
-        open_01, open_02, open_12 = (oriented(masks, *pair) for pair in ((0, 1), (0, 2), (1, 2)))
-        pairs = open_01 & used[0][:, None] & used[1] & ((open_02 * used[2]).astype(float) @ open_12.T > 0)
-        third = open_12 & used[2] & ((pairs.T.astype(float) @ open_02) > 0)
-        return [pairs.any(1), pairs.any(0), third.any(0)]
-    changed, used = True, [x.copy() for x in used]
-    while changed:  # a point needs a partner along each of its edges: in a tree that is enough
-        changed = False
-        for (i, j), mask in masks.items():
-            for k, near in ((i, (mask @ used[j]) > 0), (j, (used[i] @ mask) > 0)):
-                changed |= bool((used[k] & ~near).any())
-                used[k] &= near
-    return used
-
-
-def oriented(edges: Any, i: int, j: int) -> Any:
-    """The matrix of an edge with the points of i as rows."""
-    return edges[i, j] if (i, j) in edges else edges[j, i].transpose()
-
-
 def cut(cost: Cost, kept: list[Any]) -> Cost:
     """The cost of the kept points; itself where they are all."""
     if tuple(map(len, kept)) == tuple(cost.shape):
         return cost
     if isinstance(cost, PointCloud):
         return cost[kept[0]].transpose()[kept[1]].transpose()
+    if isinstance(cost, Sparse):
+        return Sparse.of_matrix(cost.matrix()[kept[0]][:, kept[1]])
     return Dense(np.asarray(cost)[np.ix_(*kept)])

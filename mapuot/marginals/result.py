@@ -12,6 +12,7 @@ from ..cached import cached_property
 from ..errors import shown, told_bound
 from ..penalties import F64, kl_divergence
 from ..result import Certified
+from ..sparse import Sparse, is_sparse
 from ..validate import as_columns
 from .blocks import Blocks
 from .problem import MultiProblem
@@ -122,16 +123,28 @@ class MultiResult(Certified):
         k = self._number(k, "k")
         return self.problem.marginals[k].spread(self._found.marginal(self.problem, k), 0.0)
 
-    def pair(self, i: int, j: int) -> F64:
-        """The coupling of two marginals, (n_i, n_j): the plan summed over all others; formed at each call."""
+    def pair(self, i: int, j: int) -> Any:
+        """The coupling of two marginals, (n_i, n_j): the plan summed over all others; formed at each call.
+
+        A CSR array with an entry for each stored pair where the cost of the two is a sparse matrix.
+        """
         i, j = self._two(i, j)
+        edges = self.problem.edges
+        if isinstance(self._body, Tree) and isinstance(edges.get((i, j), edges.get((j, i))), Sparse):
+            P = self._body.stored_pair(i, j, self._found).tocoo()
+            rows, cols = self.problem.marginals[i], self.problem.marginals[j]
+            places = rows.kept[P.row], cols.kept[P.col]
+            return type(P)((P.data, places), shape=(rows.size, cols.size)).tocsr()
         return self.apply(i, j, np.eye(self.problem.marginals[j].size))
 
-    def conditional(self, i: int, j: int) -> F64:
+    def conditional(self, i: int, j: int) -> Any:
         """Where the mass at each point of marginal i is in marginal j: rows of sum 1, NaN where there is none."""
-        P, r = self.pair(i, j), self.marginal(i)[:, None]
+        P, r = self.pair(i, j), self.marginal(i)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return P / r
+            if not is_sparse(P):
+                return P / r[:, None]
+            P.data /= np.repeat(r, np.diff(P.indptr))
+        return P
 
     def apply(self, i: int, j: int, X: Any) -> F64:
         """``pair(i, j) @ X`` for X of shape (n_j,) or (n_j, d); along a tree no coupling is held."""

@@ -13,8 +13,9 @@ import numpy as np
 
 from ..backends import Stats, name_of, pick
 from ..backends.contract import FAILED
-from ..errors import ConvergenceWarning, told_miss, warn
+from ..errors import ConvergenceWarning, shown, told_miss, warn
 from ..penalties import F64
+from ..sparse import is_sparse
 from ..validate import as_callback, as_count, as_positive, as_threads
 from .ascend import Ascent, Rules
 from .blocks import Blocks
@@ -46,11 +47,13 @@ def multimarginal(
     Parameters
     ----------
     costs : dict, (n_0, n_1, ...) array, path or callable
-        ``{(0, 1): M01, (1, 2): M12, ...}``: C is the sum of these pairwise costs, each an array or a
-        :class:`mapuot.PointCloud`, and no array of all marginals is ever formed. The pairs make a tree (a chain, a
-        star) or the triangle of three marginals. Or C itself, one axis a marginal: an array, of which a memory map or a
-        dataset of h5py or zarr is read slab by slab; the path of an .npy file; or ``function(i0, i1)``, which returns
-        the slabs i0 to i1, (i1 - i0, n_1, ...). +inf forbids a pair, or an entry.
+        ``{(0, 1): M01, (1, 2): M12, ...}``: C is the sum of these pairwise costs, each an array, a
+        :class:`mapuot.PointCloud` or a matrix of scipy.sparse, and no array of all marginals is ever formed. The pairs
+        make a tree (a chain, a star) or the triangle of three marginals. A sparse matrix forbids what it does not
+        store, and that is never visited; in a triangle it is refused, as products of its kernels are full. Or C itself,
+        one axis a marginal: an array, of which a memory map or a dataset of h5py or zarr is read slab by slab; the path
+        of an .npy file; or ``function(i0, i1)``, which returns the slabs i0 to i1, (i1 - i0, n_1, ...). +inf forbids a
+        pair, or an entry.
     masses : list of (n_k,) arrays or None
         Masses, >= 0, of any totals; None leaves a marginal free: it has no penalty, and ones in R.
     reg : float
@@ -81,7 +84,10 @@ def multimarginal(
     ValueError, TypeError
         An argument is out of range or of the wrong kind; the message names it, and a cycle of costs.
     InfeasibleError
-        A balanced point cannot be reached, or balanced masses differ.
+        A balanced point cannot be reached, or balanced masses differ, of all points or of those that finite pairs of
+        a tree connect.
+    NotImplementedError
+        A sparse cost on a GPU.
 
     Warns
     -----
@@ -135,6 +141,9 @@ def as_backend(backend: Any, costs: Any) -> Any:
     chosen = name_of(pick(backend, *(costs.values() if isinstance(costs, dict) else [costs])))
     if chosen == "cpu":
         return np
+    stored = [pair for pair, x in costs.items() if is_sparse(x)] if isinstance(costs, dict) else []
+    if stored:
+        raise NotImplementedError(f"backend {chosen!r} takes no sparse costs[{shown(stored[0])}]: use backend='cpu'")
     arrays = import_module("..backends.cuda.arrays", __package__)
     arrays.need_device()
     return arrays.cp

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ..backends.kernel import log_sum
 from ..penalties import F64
 from .problem import Marginal, MultiProblem
 
@@ -27,10 +28,15 @@ class State:
     storage: float = 0.0
     up: Messages = field(default_factory=dict)  # along a tree: to the root, and from it
     back: Messages = field(default_factory=dict)
+    by_part: F64 | None = None  # log_mass of each part, where there are several
 
     @property
     def whole(self) -> bool:
         return bool(self.log_s)
+
+    @property
+    def log_masses(self) -> F64:
+        return np.array([self.log_mass]) if self.by_part is None else self.by_part
 
     @property
     def mass(self) -> float:
@@ -40,16 +46,13 @@ class State:
         with np.errstate(over="ignore"):
             return np.exp(problem.marginals[k].log_weight + self.log_u[k] + self.log_s[k])
 
-    def translated(self, lam: F64, below: F64 | None = None) -> State:
-        """All log_u moved by lam: the plan grows by e^(sum of lam). ``below``: what a message to the root takes."""
-        total = float(lam.sum())
-        log_u = [x + y for x, y in zip(self.log_u, lam, strict=True)]
-        log_s = [s + (total - y) for s, y in zip(self.log_s, lam, strict=True)] if self.whole else []
-        moved = replace(self, log_u=log_u, log_s=log_s, log_mass=self.log_mass + total)
-        if below is not None:
-            moved.up = {k: x + below[k] for k, x in self.up.items()}
-            moved.back = {k: x + (total - below[k]) for k, x in self.back.items()}
-        return moved
+    def translated(self, problem: MultiProblem, lam: F64) -> State:
+        """All log_u moved by lam, one for each marginal and part: their mass grows by e^(sum of lam over marginals)."""
+        total = lam.sum(0)
+        log_u = [x + problem.each(k, lam[k]) for k, x in enumerate(self.log_u)]
+        log_s = [x + problem.each(k, total - lam[k]) for k, x in enumerate(self.log_s)]
+        masses = self.log_masses + total
+        return replace(self, log_u=log_u, log_s=log_s, log_mass=log_sum(masses), by_part=masses)
 
 
 def prox(marginal: Marginal, log_s: F64, reg: float) -> F64:

@@ -15,12 +15,14 @@ the certificate, of one plan.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ..backends.kernel import NARROW_ENTRY
+from ..backends.kernel import NARROW_ENTRY, log_sum
 from ..penalties import F64
-from .ascend import log_sum
-from .problem import MultiProblem, neighbours, oriented, walk
+from .problem import MultiProblem, neighbours, walk
+from .reach import oriented
 from .state import Messages, State, prox
 
 
@@ -70,8 +72,10 @@ class Tree:
             log_u[k] = prox(x, near[k] + self.late.get(k, 0.0), problem.reg)
         self.parts: dict[int, F64] = {}  # of the mass at each point, by marginal
         self.near, self.builds = near, {k: x.builds for k, x in self.kernels.items()}
-        log_mass = log_sum(problem.marginals[self.root].log_weight + log_u[self.root] + near[self.root])
-        return State(log_u, [], log_mass, sum(self.errors.values()), self.storage, up)
+        masses = problem.log_sums(
+            self.root, problem.marginals[self.root].log_weight + log_u[self.root] + near[self.root]
+        )
+        return State(log_u, [], log_sum(masses), sum(self.errors.values()), self.storage, up, by_part=masses)
 
     @property
     def storage(self) -> float:
@@ -98,12 +102,16 @@ class Tree:
         return below
 
     def translated(self, state: State, lam: F64) -> State:
-        return state.translated(lam, self.shares(lam))
+        each, below, total = self.problem.each, self.shares(lam), lam.sum(0)
+        moved = state.translated(self.problem, lam)
+        moved.up = {k: x + each(self.parent[k], below[k]) for k, x in state.up.items()}
+        moved.back = {k: x + each(k, total - below[k]) for k, x in state.back.items()}
+        return moved
 
     def image(self, found: State, lam: F64, exact: bool) -> F64:
         """What each parent sends next, from the plan found, which ``lam`` has moved; exact: as its u are."""
-        below, total = self.shares(lam), float(lam.sum())
-        late = found.back if exact else {k: x + (total - below[k]) for k, x in self.late.items()}
+        each, below, total = self.problem.each, self.shares(lam), lam.sum(0)
+        late = found.back if exact else {k: x + each(k, total - below[k]) for k, x in self.late.items()}
         arrived = {k: sum((found.up[i] for i in self.children[k]), np.zeros(1)) for k, _ in self.order}
         return np.concatenate([found.log_u[p] + late.get(p, 0.0) + (arrived[p] - found.up[k]) for k, p in self.inner])
 
@@ -146,6 +154,14 @@ class Tree:
                 r = state.marginal(self.problem, k)[:, None]
                 Y = np.divide(Y, r, out=np.zeros_like(Y), where=r > 0)
         return Y
+
+    def stored_pair(self, i: int, j: int, state: State) -> Any:
+        """P_ij of two neighbours whose cost is a sparse one, as a CSR array."""
+        child = i if self.parent[i] == j else j
+        x, y = self.beliefs(child, state)
+        cost: Any = self.kernels[child].cost
+        P = cost.with_data(np.exp(x[cost.row_numbers()] + y[cost.column] - cost.data / self.problem.reg))
+        return P if child == i else P.T.tocsr()
 
     def beliefs(self, child: int, state: State) -> tuple[F64, F64]:
         """x, y of the coupling exp(x_i + y_j - C_ij / reg) of a marginal and its parent."""

@@ -1,6 +1,7 @@
 """`multimarginal`: every shape against Newton's method on the dual of the whole array, and its certificate."""
 
 import math
+import re
 import tracemalloc
 import types
 
@@ -152,7 +153,9 @@ def check(result, costs, masses, reg, rho, sizes=None, storage=0.0):
         np.testing.assert_allclose(result.marginal(k), P.sum(axes_but(P, k)), rtol=near, atol=1e-30 * mass)
     i, j = 0, C.ndim - 1
     pair = P.sum(tuple(k for k in range(C.ndim) if k not in (i, j)))
-    np.testing.assert_allclose(result.pair(i, j), pair, rtol=4 * near, atol=1e-20 * mass)
+    found = result.pair(i, j)
+    found = found.toarray() if scipy.sparse.issparse(found) else found
+    np.testing.assert_allclose(found, pair, rtol=4 * near, atol=1e-20 * mass)
     terms = reg * (mass + math.prod(1.0 * n if m is None else m.sum() for n, m in zip(C.shape, masses, strict=True)))
     terms += sum(abs(reg * x[np.isfinite(x)]).max() for x in result.log_u if np.isfinite(x).any()) * mass
     terms += sum(z * (m.sum() + mass) for z, m in zip(rho, masses, strict=True) if m is not None and z < np.inf)
@@ -369,6 +372,112 @@ def test_points_are_their_matrix():
     np.testing.assert_allclose(one.pair(0, 2), other.pair(0, 2), rtol=1e-10)
 
 
+def in_parts(parts, n, rng):
+    """A chain of three whose pairs connect ``parts`` groups of n points each."""
+    costs = {(k, k + 1): np.full((parts * n, parts * n), np.inf) for k in range(2)}
+    masses = [rng.dirichlet(np.full(parts * n, 3.0)) for _ in range(3)]
+    for part in range(parts):
+        own = slice(part * n, (part + 1) * n)
+        for M in costs.values():
+            M[own, own] = rng.random((n, n))
+    return costs, masses
+
+
+@pytest.mark.parametrize("rho", [0.3, 20.0, [np.inf, 20.0, 20.0]])
+def test_parts_have_translations_of_their_own(rho):
+    """Masses that differ by 3 in one part and by 1/3 in another: one translation would leave that to the passes."""
+    rng = np.random.default_rng(0)
+    costs, masses = in_parts(4, 5, rng)
+    masses[1][:5] *= 3.0
+    masses[1][5:10] /= 3.0
+    whole = mapuot.multimarginal(as_stored(costs), masses, 0.05, rho, tol=1e-9)
+    assert whole.problem.parts == 4
+    assert whole.converged
+    check(whole, costs, masses, 0.05, rho if isinstance(rho, list) else [rho] * 3)
+    alone = []
+    for part in range(4):
+        own = slice(part * 5, part * 5 + 5)
+        one = mapuot.multimarginal(
+            {pair: M[own, own] for pair, M in costs.items()}, [x[own] for x in masses], 0.05, rho, tol=1e-9
+        )
+        np.testing.assert_allclose(whole.pair(0, 2)[own, own], one.pair(0, 2), atol=1e-8)
+        alone.append(one.n_passes)
+    assert whole.n_passes <= 2 * max(alone)
+    dense = mapuot.multimarginal(costs, masses, 0.05, rho, tol=1e-9)
+    assert abs(dense.n_passes - whole.n_passes) <= 2
+
+
+def test_parts_whose_balanced_masses_differ_are_named():
+    costs, masses = in_parts(3, 2, np.random.default_rng(0))
+    masses = [np.full(6, 1.0) for _ in masses]
+    masses[2][:2], masses[2][4:] = 1.5, 0.5
+    text = r"costs connect masses\[0\]\[0\], masses\[0\]\[1\] with masses\[2\]\[0\], masses\[2\]\[1\] only, .* 2 and 3"
+    for given in (costs, as_stored(costs)):
+        with pytest.raises(mapuot.InfeasibleError, match=text):
+            mapuot.multimarginal(given, masses, 0.1, [np.inf, 1.0, np.inf])
+        assert mapuot.multimarginal(given, masses, 0.1, [np.inf, 1.0, 1.0]).converged
+    costs[1, 2][1, 2] = 1.0  # one pair between two parts lets mass through, and leaves the third as it is
+    masses[2][:] = 1.5, 1.5, 0.5, 0.5, 1.0, 1.0
+    for given in (costs, as_stored(costs)):
+        assert mapuot.multimarginal(given, masses, 0.1, [np.inf, 1.0, 1.0]).problem.parts == 2
+
+
+def test_couplings_of_stored_pairs_are_sparse():
+    costs, masses = problem("chain", 3, 9)
+    costs[0, 1][costs[0, 1] > 0.3] = np.inf
+    costs[0, 1][4] = np.inf
+    masses[0][2] = 0.0
+    stored = {**costs, (0, 1): as_stored(costs)[0, 1]}
+    result, dense = (mapuot.multimarginal(x, masses, 0.05, 1.0) for x in (stored, costs))
+    check(result, costs, masses, 0.05, [1.0] * 3)
+    for i, j in ((0, 1), (1, 0)):
+        P, Q = result.pair(i, j), dense.pair(i, j)
+        assert isinstance(P, scipy.sparse.csr_array)
+        assert P.nnz <= stored[0, 1].nnz
+        np.testing.assert_allclose(P.toarray(), Q, rtol=1e-10, atol=1e-300)
+        shares = result.conditional(i, j)
+        np.testing.assert_allclose(shares.sum(1)[Q.sum(1) > 0], 1.0, rtol=1e-12)
+    assert isinstance(result.pair(0, 2), np.ndarray)
+    np.testing.assert_allclose(result.cost, dense.cost, rtol=1e-12)
+
+
+@pytest.mark.parametrize("reg", [0.1, 0.01, 5e-4])
+def test_stored_pairs_are_a_matrix_of_inf(reg):
+    """range(C) / reg goes up to 2000, where kernels are made anew and 270 passes differ by the order of sums."""
+    costs, masses = problem("tree", 4, 12)
+    costs = {pair: np.where(M < 0.4, M, np.inf) for pair, M in costs.items()}
+    one, other = (mapuot.multimarginal(x, masses, reg, 1.0, tol=1e-8) for x in (as_stored(costs), costs))
+    assert one.converged
+    assert abs(one.n_passes - other.n_passes) <= 2 + 0.1 * other.n_passes
+    for k in range(4):
+        np.testing.assert_allclose(one.marginal(k), other.marginal(k), atol=1e-7)
+
+
+def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(monkeypatch):
+    costs, masses = problem("chain", 3, 9)
+    stored = as_stored({pair: np.where(M < 0.5, M, np.inf) for pair, M in costs.items()})
+    plain = mapuot.multimarginal(stored, masses, 0.05, 1.0, tol=1e-9)
+    monkeypatch.setattr("mapuot.backends.kernel.LogKernel.tried", lambda self, y, product: None)
+    slow = mapuot.multimarginal(stored, masses, 0.05, 1.0, tol=1e-9)
+    assert slow.n_passes == plain.n_passes
+    np.testing.assert_allclose(slow.pair(0, 2), plain.pair(0, 2), rtol=1e-9)
+
+
+def test_memory_is_that_of_stored_pairs():
+    """A chain of three with 3,000 points each and 8 pairs a point."""
+    n, rng = 3000, np.random.default_rng(0)
+    clouds = [rng.random((n, 2)) for _ in range(3)]
+    near = {(k, k + 1): mapuot.knn_cost(clouds[k], clouds[k + 1], 8) for k in range(2)}
+    masses = [np.full(n, 1.1**k / n) for k in range(3)]
+    tracemalloc.start()
+    result = mapuot.multimarginal(near, masses, 0.01, 1.0, threads=1)
+    result.pair(0, 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result.converged
+    assert peak < n * n
+
+
 @pytest.fixture
 def device(monkeypatch):
     """What backend="cuda" does, with numpy in the place of CuPy."""
@@ -525,7 +634,18 @@ ONE = np.ones(3)
         ({(0, 1): M3}, [None, None], 1, 1, ValueError, "masses must not all be None"),
         (lambda i0, i1: M3[None], [ONE, None, ONE], 1, 1, ValueError, "masses must be given"),
         (lambda i0, i1: M3, [ONE] * 3, 1, 1, ValueError, r"costs must give shape \(.*\) for slabs 0 to"),
-        ({(0, 1): scipy.sparse.csr_array(M3)}, [ONE] * 2, 1, 1, TypeError, r"costs\[0, 1\] must be a dense"),
+        (
+            {(0, 1): M3, (1, 2): scipy.sparse.csr_array(M3), (0, 2): M3},
+            [ONE] * 3,
+            1,
+            1,
+            TypeError,
+            r"costs\[1, 2\] must be dense in a triangle.* GiB",
+        ),
+        ({(0, 1): scipy.sparse.csr_array(M3 * 1j)}, [ONE] * 2, 1, 1, TypeError, r"costs\[0, 1\] must hold real"),
+        ({(0, 1): scipy.sparse.csr_array(M3 * np.nan)}, [ONE] * 2, 1, 1, ValueError, r"costs\[0, 1\] must not hold"),
+        ({(0, 1): scipy.sparse.csr_array((3, 3))}, [ONE] * 2, 1, 1, mapuot.InfeasibleError, "forbid every point"),
+        ({(0, 1): scipy.sparse.csr_array((3, 0))}, [ONE] * 2, 1, 1, TypeError, r"costs\[0, 1\] must be a dense"),
         ({(0, 1): M3}, [ONE], 1, 1, ValueError, "at least two"),
         ({(0, 1): M3}, 3.0, 1, 1, TypeError, "masses must be a list"),
         ({(0, 1): M3}, [ONE] * 2, 0, 1, ValueError, "reg must be"),
@@ -540,11 +660,15 @@ def test_what_is_wrong_is_named(costs, masses, reg, reg_m, error, text):
         mapuot.multimarginal(costs, masses, reg, reg_m)
 
 
-def test_backends_that_it_has():
+def test_backends_that_it_has(monkeypatch):
     with pytest.raises(ValueError, match="backend must be 'auto', 'cpu' or 'cuda' for many marginals"):
         mapuot.multimarginal({(0, 1): M3}, [ONE] * 2, 1, 1, backend="reference")
     with pytest.raises(ValueError, match="threads"):
         mapuot.multimarginal({(0, 1): M3}, [ONE] * 2, 1, 1, threads=0)
+    monkeypatch.setattr("mapuot.marginals.solve.pick", lambda *given: None)
+    monkeypatch.setattr("mapuot.marginals.solve.name_of", lambda backend: "cuda")
+    with pytest.raises(NotImplementedError, match=r"'cuda' takes no sparse costs\[\(0, 1\)\]"):
+        mapuot.multimarginal({(0, 1): scipy.sparse.csr_array(M3)}, [ONE] * 2, 1, 1, backend="cuda")
 
 
 def test_wrong_numbers_of_marginals():
@@ -581,6 +705,15 @@ def random_problem(rng):
     return costs, masses, reg, rho, [int(n) for n in sizes], float(10 ** rng.uniform(-7, -1))
 
 
+def as_stored(costs):
+    """The finite entries of dense costs as sparse matrices."""
+    found = {}
+    for pair, M in costs.items():
+        i, j = np.nonzero(np.isfinite(M))
+        found[pair] = scipy.sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
+    return found
+
+
 def one_random(seed, narrow=False):
     """(whether it converged, true error / bound) of a problem of this seed, its certificate checked."""
     costs, masses, reg, rho, sizes, tol = random_problem(np.random.default_rng(seed))
@@ -589,6 +722,33 @@ def one_random(seed, narrow=False):
     result = mapuot.multimarginal(costs, masses, reg, rho, tol=max(tol, 2e-6 * narrow), max_passes=2000)
     storage = (STORED * (len(sizes) - 1) + SUMMED) * narrow
     return result.converged, check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound
+
+
+def one_random_of_pairs(seed, narrow=False):
+    """As ``one_random`` of a tree of stored pairs, some edges of it dense; its plan is that of inf everywhere else.
+
+    None where no plan exists, which both say in the same words.
+    """
+    rng = np.random.default_rng([seed, 7])
+    costs, masses, reg, rho, sizes, tol = random_problem(rng)
+    while not isinstance(costs, dict) or len(costs) == len(sizes) or all(x is None for x in masses):
+        costs, masses, reg, rho, sizes, tol = random_problem(rng)
+    density = rng.choice([0.3, 0.6, 0.9])
+    costs = {pair: np.where(rng.random(M.shape) < density, M, np.inf) for pair, M in costs.items()}
+    stored = {pair: S if rng.random() < 0.8 else costs[pair] for pair, S in as_stored(costs).items()}
+    tol = max(tol, 2e-6 * narrow)
+    try:
+        dense = mapuot.multimarginal(costs, masses, reg, rho, tol=tol, max_passes=2000)
+    except mapuot.InfeasibleError as error:
+        with pytest.raises(mapuot.InfeasibleError, match=re.escape(str(error))):
+            mapuot.multimarginal(stored, masses, reg, rho)
+        return None
+    result = mapuot.multimarginal(stored, masses, reg, rho, tol=tol, max_passes=2000)
+    storage = (STORED * (len(sizes) - 1) + SUMMED) * narrow
+    ratio = check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound
+    apart = sum(np.abs(result.marginal(k) - dense.marginal(k)).sum() for k in range(len(sizes)))
+    assert apart <= len(sizes) * (1.1 * result.error_bound + 1.1 * dense.error_bound + 1e-9) * result.mass
+    return result.converged, ratio
 
 
 @pytest.fixture
@@ -602,6 +762,17 @@ def test_no_false_certificate():
     """`python -c "import test_marginals as t; print(all(t.one_random(s)[0] for s in range(2000)))"` takes longer."""
     found = [one_random(seed) for seed in range(200)]
     assert sum(converged for converged, _ in found) >= 198
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("storage", ["float64", "float32"])
+def test_no_false_certificate_of_stored_pairs(storage, monkeypatch):
+    if storage == "float32":
+        monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
+    found = [one_random_of_pairs(seed, storage == "float32") for seed in range(80)]
+    solved = [x for x in found if x is not None]
+    assert len(solved) >= 50
+    assert sum(converged for converged, _ in solved) >= len(solved) - 2
 
 
 def test_late_messages_that_lead_away_are_left():

@@ -66,6 +66,9 @@ static void check_sparse_pass(const problem *p, mapuot_matrix M, mapuot_matrix c
         want[np + ROW_DUAL] = got[np + ROW_DUAL] = 0.0; /* may cancel; it is made as it is of dense rows */
         expect_all("a pass", got, want, len, 1e-12 * (double)(8 + n + m));
     }
+    mapuot_row_dots(pool, &whole);
+    mapuot_row_dots(pool, &pairs);
+    expect_all("row_dots", pairs.rows.marginal, whole.rows.marginal, m, 1e-12 * (double)(8 + n + m));
 }
 
 static void check_sparse_streams(const problem *p, mapuot_matrix M, mapuot_matrix c, mapuot_pool *pool)

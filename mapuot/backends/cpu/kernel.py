@@ -1,7 +1,7 @@
 """Products with one kernel by the C core: ``mapuot_row_pass`` over it, with other numbers in the place of a prox's.
 
 A storage "made" holds no K: its rows are made from the cost in float64, tile by tile, in each pass; of a cost that
-comes in blocks, block by block.
+comes in blocks, block by block. K of stored pairs has their places.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ..._core import ffi, lib
 from ...cost import Cost
 from ...penalties import F64
 from ...processor import SERIAL_ENTRIES
+from ...sparse import Sparse
 from ..kernel import LogKernel
 from ..workspace import STORAGE
 from . import native
@@ -29,12 +30,13 @@ class Kernel(LogKernel):
     def __init__(self, cost: Cost, reg: float, largest: float, dtype: str, threads: int | None = None) -> None:
         super().__init__(cost, reg, largest, dtype)
         m, n = cost.shape
-        self.pool, self.K = native.pool_for(threads, m * n), empty(0)
+        self.pool, self.K = native.pool_for(threads, cost.size), empty(0)
+        self.pairs = cost if isinstance(cost, Sparse) else None
         size, count = padded(n) + native.SCALARS, lib.mapuot_pool_threads(self.pool)
         self.sums, self.v, *rows = native.vectors(size, padded(n), *[m] * len(ROWS))
         self.rows = dict(zip(ROWS, rows, strict=True))
         self.partial = empty(size * count if count > 1 else 1)
-        narrow = dtype == "float32"
+        self.narrow = narrow = dtype == "float32" and not self.pairs
         self.narrow_v = empty(padded(n) if narrow else 1, np.float32)
         self.run = empty(padded(n) * count if narrow else 1, np.float32)
         self.run.fill(0)
@@ -45,7 +47,9 @@ class Kernel(LogKernel):
         state.limits.inv_reg = 1.0 / reg
         state.sums, state.partial, state.cols.scale = pointer(self.sums), pointer(self.partial), pointer(self.v)
         state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
-        state.piped = -1 if m * n > SERIAL_ENTRIES else 0
+        state.piped = -1 if m * n > SERIAL_ENTRIES and not self.pairs else 0
+        if self.pairs:
+            state.M = self.places = matrix(cost)
         self.point_at_rows(state, slice(None))
 
     def point_at_rows(self, state: Any, part: slice) -> None:
@@ -70,7 +74,8 @@ class Kernel(LogKernel):
         state, made = self.state, self.dtype == "made"
         state.exact, dtype = made, "float64" if made else self.dtype
         itemsize = np.dtype(STORAGE[dtype]).itemsize
-        state.ld, state.dtype = native.leading_dimension(n, itemsize), native.DTYPES[dtype]
+        state.ld = 0 if self.pairs else native.leading_dimension(n, itemsize)
+        state.dtype = native.DTYPES[dtype]
         state.beta = pointer(self.q)
         if made:
             self.tile = empty(lib.mapuot_pool_threads(self.pool) * native.TILE * state.ld)
@@ -78,10 +83,11 @@ class Kernel(LogKernel):
             return
         if self.K.dtype != STORAGE[dtype] or not self.K.size:
             self.K = empty(0)  # the one before goes first
-            self.K = empty(m * state.ld, STORAGE[dtype])
+            self.K = empty(self.pairs.size if self.pairs else m * state.ld, STORAGE[dtype])
             state.kernel = pointer(self.K, "void *")
         for i0, i1, call in self.blocks():
-            to = ffi.cast("char *", state.kernel) + i0 * state.ld * itemsize
+            first = int(self.pairs.start[i0] - self.pairs.start[0]) if self.pairs else i0 * state.ld
+            to = ffi.cast("char *", state.kernel) + first * itemsize
             p, q = pointer(self.p[i0:i1]), pointer(self.q)
             check(lib.mapuot_build_kernel(*call, p, q, state.dtype, to, state.ld))
 
@@ -105,7 +111,7 @@ class Kernel(LogKernel):
         rows, n = self.rows, len(v)
         self.v[:n] = v
         rows["base"][:], rows["fi"][:] = base, fi
-        self.state.progress.narrow = narrow and self.dtype == "float32"
+        self.state.progress.narrow = narrow and self.narrow and self.dtype == "float32"
         self.state.progress.passes ^= 1  # the rows read last come first
         self.run_pass(lib.mapuot_row_pass)
         r = rows["marginal"]

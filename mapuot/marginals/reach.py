@@ -1,0 +1,122 @@
+"""Which points of a graph of costs some plan can use, and the parts of a tree that no finite pairs connect.
+
+Of an edge there is a mask of its finite pairs (`Dense`), stored pairs (`Sparse`), or nothing to look at where all are
+finite. Parts are problems of their own but for the sum of what they cost: each has its own translation
+(ascend.py), and in each of them balanced marginals have equal masses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..cost import Cost
+from ..errors import InfeasibleError
+from ..sparse import Sparse
+from ..validate import MASS_TOLERANCE, told_points
+
+Edges = dict[tuple[int, int], Any]
+
+
+def reachable(edges: Edges, whole: set[tuple[int, int]], used: list[Any]) -> list[Any]:
+    """Masks of the points through which some plan can go; ``used``: those with mass, ``whole``: edges without inf."""
+    if len(edges) == len(used):
+        return in_triangle({pair: np.isfinite(np.asarray(cost)) for pair, cost in edges.items()}, used)
+    masks = {pair: None if pair in whole else finite_pairs(cost) for pair, cost in edges.items()}
+    changed, used = True, [x.copy() for x in used]
+    while changed:  # a point needs a partner along each of its edges: in a tree that is enough
+        changed = False
+        for (i, j), mask in masks.items():
+            for k, near in ((i, partners(mask, used[j])), (j, partners(mask, used[i], True))):
+                changed |= bool((used[k] & ~near).any())
+                used[k] &= near
+    return used
+
+
+def finite_pairs(cost: Cost) -> Any:
+    """A mask, or ones in the places of a CSR array."""
+    if isinstance(cost, Sparse):
+        return cost.with_data(np.isfinite(cost.data).astype(np.int8))
+    return np.isfinite(np.asarray(cost))
+
+
+def partners(mask: Any, used: Any, transposed: bool = False) -> Any:
+    """Which points have a finite pair with one of those in use."""
+    if mask is None:
+        return used.any()
+    used = used if isinstance(mask, np.ndarray) else used.astype(np.int32)  # sums of int8 wrap
+    return ((mask.T if transposed else mask) @ used) > 0
+
+
+def in_triangle(masks: Edges, used: list[Any]) -> list[Any]:
+    """(i, j) is open where some k closes it."""
+    open_01, open_02, open_12 = (oriented(masks, *pair) for pair in ((0, 1), (0, 2), (1, 2)))
+    pairs = open_01 & used[0][:, None] & used[1] & ((open_02 * used[2]).astype(float) @ open_12.T > 0)
+    third = open_12 & used[2] & ((pairs.T.astype(float) @ open_02) > 0)
+    return [pairs.any(1), pairs.any(0), third.any(0)]
+
+
+def oriented(edges: Any, i: int, j: int) -> Any:
+    """The matrix of an edge with the points of i as rows."""
+    return edges[i, j] if (i, j) in edges else edges[j, i].transpose()
+
+
+def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> list[Any] | None:
+    """The part that each point of each marginal of a tree belongs to, None where there is one only.
+
+    All points are reachable: an edge without inf, which connects all of its own, connects all others through them.
+    """
+    if whole:
+        return None
+    from scipy import sparse  # noqa: PLC0415 - on first use
+    from scipy.sparse import csgraph  # noqa: PLC0415
+
+    start = np.cumsum([0, *sizes])
+    point, other, count = [], [], int(start[-1])
+    for (i, j), cost in edges.items():  # a node for each part of an edge, beside those of the points
+        groups, rows, cols = parts_between(cost)
+        point += [np.arange(start[i], start[i + 1]), np.arange(start[j], start[j + 1])]
+        other += [count + rows, count + cols]
+        count += groups
+    ends = np.concatenate(point), np.concatenate(other)
+    graph = sparse.coo_array((np.ones(len(ends[0]), np.int8), ends), shape=(count, count))
+    _, label = csgraph.connected_components(graph.tocsr(), directed=False)
+    _, label = np.unique(label[: start[-1]], return_inverse=True)
+    return np.split(label, start[1:-1]) if label.max() else None
+
+
+def parts_between(cost: Cost) -> tuple[int, Any, Any]:
+    """(number of parts, those of the rows, those of the columns) of a cost whose points all have partners."""
+    if isinstance(cost, Sparse):
+        parts = cost.parts_between(*(np.zeros(n, bool) for n in cost.shape))
+        return parts.count, parts.rows, parts.cols
+    mask, count = np.isfinite(np.asarray(cost)), 0
+    rows, cols = (np.full(n, -1) for n in mask.shape)
+    for first in range(len(mask)):
+        if rows[first] >= 0:
+            continue
+        new = np.array([first])
+        while len(new):  # each row and each column is looked at once
+            rows[new] = count
+            found = np.flatnonzero(mask[new].any(0) & (cols < 0))
+            cols[found] = count
+            new = np.flatnonzero(mask[:, found].any(1) & (rows < 0))
+        count += 1
+    return count, rows, cols
+
+
+def check_parts(marginals: list[Any], labels: list[Any], count: int) -> None:
+    """Equal masses of balanced marginals in each part."""
+    hard = [k for k, x in enumerate(marginals) if x.hard]
+    masses = [np.bincount(labels[k], marginals[k].weight, count) for k in hard]
+    for k, mass in zip(hard[1:], masses[1:], strict=True):
+        wrong = np.abs(mass - masses[0]) > MASS_TOLERANCE * np.maximum(mass, masses[0])
+        if wrong.any():
+            part = int(np.argmax(wrong))
+            one, two = (
+                told_points(x.name, x.spread(labels[m] == part, 0.0) > 0)
+                for m, x in ((hard[0], marginals[hard[0]]), (k, marginals[k]))
+            )
+            amounts = f"{masses[0][part]:.6g} and {mass[part]:.6g} must be transported"
+            raise InfeasibleError(f"costs connect {one} with {two} only, where {amounts}")
