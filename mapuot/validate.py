@@ -470,18 +470,20 @@ def check_parts(rows: Side, cols: Side, parts: Parts) -> None:
         wrong = least > most * (1 + MASS_TOLERANCE)
         if wrong.any():
             k = int(np.argmax(wrong))
-            points, others = (told_points(sides[i][0], sides[i][1] == k) for i in (one, 1 - one))
+            points, others = (
+                told_points(side.name, number == k, side.ranks) for side, number in (sides[one], sides[1 - one])
+            )
             amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
             raise InfeasibleError(f"M connects {points} with {others} only, where {amounts}")
 
 
-def told_points(side: Side, chosen: Any) -> str:
+def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
     """Some points of a side, and how many more; ``chosen`` is their mask. Over ranks they are counted through."""
     index = np.flatnonzero(chosen)
-    first, count = side.ranks.before(len(chosen)), side.ranks.sum(len(index))
-    found = np.concatenate(side.ranks.all(first + index[:5]))[:5]
-    some = ", ".join(f"{side.name}[{i}]" for i in found)
-    return some if count <= 5 else f"{some} and {count - 5} others of {side.name}"
+    first, count = ranks.before(len(chosen)), ranks.sum(len(index))
+    found = np.concatenate(ranks.all(first + index[:5]))[:5]
+    some = ", ".join(f"{name}[{i}]" for i in found)
+    return some if count <= 5 else f"{some} and {count - 5} others of {name}"
 
 
 def check_batch_masses(rows: Side, cols: Side, mass_a: F64, mass_b: F64) -> None:

@@ -89,7 +89,8 @@ def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> lis
 def parts_between(cost: Cost) -> tuple[int, Any, Any]:
     """(number of parts, those of the rows, those of the columns) of a cost whose points all have partners."""
     if isinstance(cost, Sparse):
-        parts = cost.parts_between(*(np.zeros(n, bool) for n in cost.shape))
+        m, n = cost.shape
+        parts = cost.parts_between(np.zeros(m, bool), np.zeros(n, bool))
         return parts.count, parts.rows, parts.cols
     mask, count = np.isfinite(np.asarray(cost)), 0
     rows, cols = (np.full(n, -1) for n in mask.shape)
