@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .backends.contract import host, namespace
 from .ranks import Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
@@ -59,7 +60,7 @@ class Cost:
         raise NotImplementedError
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return self.read(0, self.shape[0]).astype(dtype or self.dtype, copy=False)
+        return host(self.read(0, self.shape[0])).astype(dtype or self.dtype, copy=False)
 
     def transpose(self) -> Any:
         raise NotImplementedError
@@ -172,19 +173,24 @@ class Streamed(Cost):
     """Rows ``start`` to ``start + m`` of a matrix; slices are as lazy, ``numpy.asarray`` reads them.
 
     ``function(i0, i1)`` returns rows of the whole matrix, (i1 - i0, n), in any real dtype; ``columns`` (j0, j1), where
-    only these are wanted, are its further arguments. The landmarks are kept of the sweep that finds the range.
+    only these are wanted, are its further arguments. ``convert`` makes an array of a backend of what it returns: rows
+    that were made on a GPU stay there. The landmarks are kept of the sweep that finds the range.
     """
 
     noted: tuple[Any, Any] | None = None
 
     def __init__(
-        self, function: Callable[..., Any], shape: tuple[int, int], dtype: Any, start: int = 0, columns: Any = ()
-    ) -> None:
+        self, function: Callable[..., Any], shape: tuple[int, int], dtype: Any, start: int = 0, columns: Any = (),
+        convert: Callable[[Any], Any] = np.asarray,
+    ) -> None:  # fmt: skip
         self.function, self.shape, self.start, self.columns = function, shape, start, columns
+        self.convert = convert
         self.dtype = np.dtype(np.float32 if np.dtype(dtype).name in ("float32", "float16") else np.float64)
 
     @classmethod
-    def made(cls, function: Callable[..., Any], a: Any, b: Any, ranks: Ranks) -> Streamed:
+    def made(
+        cls, function: Callable[..., Any], a: Any, b: Any, ranks: Ranks, convert: Callable[[Any], Any] = np.asarray
+    ) -> Streamed:
         """The own block of a matrix that a function makes; a and b tell its shape."""
         if b is None or np.size(b) == 0:
             raise ValueError("b must be given where M is a function: it tells the number of columns")
@@ -193,8 +199,8 @@ class Streamed(Cost):
             raise ValueError("a must be given where M is a function: it tells the number of rows")
         i0, j0 = ranks.rows.before(count), ranks.cols.before(len(b))
         columns = (j0, j0 + len(b)) if ranks.cols.size > 1 else ()
-        probe = np.asarray(function(i0, i0 + min(1, count), *columns))
-        return cls(function, (count, len(b)), probe.dtype, i0, columns)
+        probe = convert(function(i0, i0 + min(1, count), *columns))
+        return cls(function, (count, len(b)), probe.dtype, i0, columns, convert)
 
     @property
     def kind(self) -> str:
@@ -206,7 +212,7 @@ class Streamed(Cost):
     def __getitem__(self, rows: slice) -> Streamed:
         i0, i1, _ = rows.indices(self.shape[0])
         shape = max(0, i1 - i0), self.shape[1]
-        return Streamed(self.function, shape, self.dtype, self.start + i0, self.columns)
+        return Streamed(self.function, shape, self.dtype, self.start + i0, self.columns, self.convert)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Streamed:
         i0, i1 = own_part(a, self.shape[0], ranks.rows, "rows", "a")
@@ -223,7 +229,7 @@ class Streamed(Cost):
         for k0, k1, M, c_rows in super().blocks(c, i0, i1, most):
             for block, name in ((M, "M"), (getattr(c_rows, "given", c_rows), "reference")):
                 if block is not None and block.size and not block.min() > -np.inf:  # NaN is the minimum of its block
-                    bad = int(np.isnan(block).sum() + np.isneginf(block).sum())
+                    bad = block.size - int((block > -np.inf).sum())
                     text = f"{name} must not hold NaN or -inf, got {bad} such entries in the rows {k0} to {k1}"
                     raise ValueError(f"{text}, where there were none before")
             yield k0, k1, M, c_rows
@@ -233,8 +239,8 @@ class Streamed(Cost):
         if self.noted is None:
             self.noted = np.empty((len(rows), self.shape[1])), np.empty((self.shape[0], len(columns)))
         at = (rows >= i0) & (rows < i0 + len(M))
-        self.noted[0][at] = M[rows[at] - i0]
-        self.noted[1][i0 : i0 + len(M)] = M[:, columns]
+        self.noted[0][at] = host(M[rows[at] - i0])
+        self.noted[1][i0 : i0 + len(M)] = host(M[:, columns])
 
     def landmarks(self) -> tuple[Any, Any]:
         if self.noted is None:
@@ -245,12 +251,12 @@ class Streamed(Cost):
 
     def read(self, i0: int, i1: int) -> Any:
         i0, i1, shape = self.start + i0, self.start + i1, (i1 - i0, self.shape[1])
-        block = np.asarray(self.function(i0, i1, *self.columns))
+        block = self.convert(self.function(i0, i1, *self.columns))
         if block.shape != shape:
             raise ValueError(f"M must give shape {shape} for rows {i0} to {i1}, got {block.shape}")
         if block.dtype.kind not in "fiu":
             raise TypeError(f"M must hold real numbers, got dtype {block.dtype}")
-        return np.ascontiguousarray(block, dtype=self.dtype)
+        return namespace(block).asarray(block, dtype=self.dtype, order="C")
 
 
 def some_of(shape: tuple[int, int]) -> list[Any]:

@@ -68,7 +68,8 @@ def solve(
     ----------
     M : (m, n) array, scipy.sparse matrix, PointCloud, Grid, function or path
         Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
-        ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held.
+        ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held; with
+        ``backend="cuda"`` a function may make its rows on the device, where they stay.
         A :class:`mapuot.PointCloud` is never formed: each pass makes its costs; nor is that of images and volumes, a
         :class:`mapuot.Grid`.
         Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too;

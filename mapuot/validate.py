@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -256,7 +257,8 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
                 raise TypeError(
                     f"{name} must be an array, got {weight!r}: mapuot.files.read_vector reads one from a file"
                 )
-        cost = Streamed.made(source, a, b, ranks) if cost is None else cost.part(a, b, ranks)
+        convert = partial(as_array, name="M", convert=backend.asarray)
+        cost = Streamed.made(source, a, b, ranks, convert) if cost is None else cost.part(a, b, ranks)
         M = cost.array if not in_one_process else np.asarray(cost)
     else:
         M = as_array(source, "M", backend.asarray)

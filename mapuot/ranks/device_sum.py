@@ -3,6 +3,9 @@
 NCCL works on the current stream without waiting for it, and gives every rank the same bits: each entry is summed in one
 place and copied. It is taken where every rank has CuPy with NCCL and a GPU of its own. MAPUOT_CUDA_MPI=1 passes device
 addresses to MPI instead (a CUDA-aware library), MAPUOT_CUDA_MPI=0 goes through pinned host memory.
+
+A sum cannot overlap its pass: every row is part of every column's sum, so that all n numbers still have to travel after
+the last row, whatever was sent before. 65536 of them take two H200s 15 us, of 2,490 of the pass.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ class Meeting(Protocol):
     rank: int
     size: int
     kept: dict[str, Any]
+    device_sum: Any
 
     def same(self, **values: Any) -> None: ...
     def exchange(self, value: Any) -> list[Any]: ...
@@ -53,6 +57,15 @@ def communicator(ranks: Meeting, places: list[Any]) -> Any:
     return ranks.kept["nccl"]
 
 
+def forget(ranks: Meeting) -> None:
+    """End what NCCL waits for on this GPU; the next sum begins with a communicator of its own."""
+    made = ranks.kept.pop("nccl", None)
+    ranks.kept.pop("places", None)
+    ranks.device_sum = None
+    if made is not None:
+        made.abort()
+
+
 class DeviceSum:
     """The way that all ranks take, and its state."""
 
@@ -69,9 +82,16 @@ class DeviceSum:
         self.nccl = communicator(ranks, places) if self.way == "nccl" else None
         self.pinned: Any = np.empty(0)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the GPU has a sum before it, or what comes after one."""
+        return self.nccl is not None and not cp.cuda.get_current_stream().done
+
     def __call__(self, total: Any) -> None:
         """In place, float64, on the current stream."""
         stream = cp.cuda.get_current_stream()
+        if self.nccl is None:
+            self.ranks.exchange(None)  # a rank that failed meets the others here
         if self.nccl is not None:
             at, library = total.data.ptr, nccl()
             self.nccl.allReduce(at, at, total.size, library.NCCL_FLOAT64, library.NCCL_SUM, stream.ptr)

@@ -4,7 +4,8 @@ A pass is the local row_pass, ``adding`` (the sum over the ranks) and finish_pas
 numbers: nothing else is exchanged, and all stop in the same pass. For that the sums must have the same bits everywhere,
 which MPI recommends of Allreduce but does not promise; here each entry is summed on one rank (Reduce_scatter) and then
 copied (Allgatherv), the same traffic. Numbers that are met for rarely travel as pickles and are added in rank order.
-Errors: each such meeting carries an error slot, so that a rank that failed meets the others wherever they wait.
+Errors: each such meeting carries an error slot, so that a rank that failed meets the others wherever they wait; sums of
+GPUs have none, and each rank meets the others before it waits for its GPU.
 Of a whole problem they stand in a grid (grid.py), which gathers blocks (gather.py).
 """
 
@@ -106,7 +107,16 @@ class MpiRanks(Ranks):
         if not errors:
             return [value for value, _ in found]
         self.agreed = unpacked(errors, self.size)
+        self.end_sums()
         raise self.agreed from error
+
+    def end_sums(self) -> None:
+        """Where a rank has failed, others may have asked their GPUs for a sum that it will not come to."""
+        waiting = self.device_sum is not None and self.device_sum.waiting
+        if any(self.allgather(waiting)):
+            from .device_sum import forget  # noqa: PLC0415  needs CuPy
+
+            forget(self)
 
     def allgather(self, value: Any) -> list[Any]:
         found: list[Any] = self.comm.allgather(value)

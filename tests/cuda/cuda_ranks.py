@@ -1,7 +1,8 @@
 """What ranks with a GPU must do together; run in processes of their own by tests/cuda/test_cuda_ranks.py, without MPI.
 
 Each function named ``case_*`` runs on every rank. The standard is one process on the GPU, whose twin on the CPU the
-other tests hold it against. Ranks may share a GPU: then the sums go through the host.
+other tests hold it against. Ranks may share a GPU: then the sums go through the host. Without a GPU a part of them runs
+on its stand-in (cuda_on_cpu), with sums through one of NCCL.
 """
 
 import os
@@ -17,6 +18,7 @@ from problems import Case, clouds, with_forbidden, with_zeros
 
 import mapuot
 from mapuot.backends import cuda
+from mapuot.backends.cuda.workspace import Workspace
 from mapuot.ranks import own_rows
 
 FLOAT64 = {"precision": "float64", "tol": 1e-12}
@@ -37,7 +39,10 @@ def block(ranks, case, split="even", kind="cupy"):
     if isinstance(rho, tuple) and np.ndim(rho[0]) == 1:
         rho = (rho[0][i0:i1], rho[1])
     c = case.reference if isinstance(case.reference, str) else case.reference[i0:i1]
-    M = {"cupy": lambda: cp.asarray(case.M[i0:i1]), "numpy": lambda: case.M[i0:i1], "streamed": lambda: case.read}
+    M = {
+        "cupy": lambda: cp.asarray(case.M[i0:i1]), "numpy": lambda: case.M[i0:i1], "streamed": lambda: case.read,
+        "made on the device": lambda: lambda i0, i1: cp.asarray(case.M[i0:i1]),
+    }  # fmt: skip
     return Case(M[kind](), case.a[i0:i1], case.b, case.reg, rho, case.penalty, c)
 
 
@@ -95,6 +100,11 @@ def case_uneven_and_empty_blocks(ranks):
     for shape in [(37, 29), (5, 1100)]:
         for kind in ("cupy", "numpy", "streamed"):
             check(ranks, clouds(*shape), "uneven", kind)
+
+
+def case_rows_made_on_the_device(ranks):
+    for shape, split in [((37, 29), "even"), ((5, 1100), "uneven")]:
+        check(ranks, clouds(*shape), split, "made on the device")
 
 
 def case_penalties(ranks):
@@ -239,12 +249,34 @@ def case_errors_reach_everyone(ranks):
     check(ranks, case)  # and all can go on
 
 
-def main(ranks):
-    """{case: what failed}, and how the sums went."""
+def case_an_error_before_a_sum(ranks):
+    """The others have asked for it, and some wait for it on their GPUs."""
+    case, last, made = block(ranks, clouds(133, 621)), ranks.rank == ranks.size - 1, []
+    row_pass = Workspace.row_pass
+
+    def fail(self):
+        made.append(1)
+        if last and len(made) == 3:
+            raise OSError("no row half")
+        row_pass(self)
+
+    if ranks.size == 1:
+        return
+    Workspace.row_pass = fail
+    try:
+        with pytest.raises(OSError, match=f"rank {ranks.size - 1}: no row half"):
+            case.solve(comm=ranks, method="sinkhorn", **FLOAT64)
+    finally:
+        Workspace.row_pass = row_pass
+    check(ranks, clouds(37, 29))
+
+
+def main(ranks, only=""):
+    """{case: what failed} of the cases named, or of all, and how the sums went."""
     cp.cuda.Device(ranks.rank % cp.cuda.runtime.getDeviceCount()).use()
     failures = {}
     for name, case in sorted(globals().items()):
-        if not name.startswith("case_"):
+        if not name.startswith("case_") or (only and name[5:] not in only.split()):
             continue
         text = ""
         try:

@@ -18,6 +18,7 @@ PARTS = {
     "solve": ["cuda/test_cuda.py", "-k", "not (persistent or spread or portable)"],
     "batch": ["cuda/test_batch_cuda.py"],
     "portable": ["cuda/test_cuda.py", "-k", "portable"],
+    "ranks": ["cuda/test_cuda_ranks.py", "-k", "nccl"],
     "points": ["cuda/test_points_cuda.py", "cuda/test_masks_cuda.py"],
 }
 MISSING = {"a system with fibers by ucontext": sys.platform == "linux", "g++": shutil.which("g++") is not None}
@@ -38,7 +39,7 @@ class Runs:
         pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "gpu and not slow"]
         job = subprocess.Popen(
             [*pytest, *files], cwd=HERE.parent, text=True,
-            env=environment(PYTHONPATH=str(HERE / "cuda" / "cuda_on_cpu")),
+            env=environment(PYTHONPATH=str(HERE / "cuda" / "cuda_on_cpu"), EMULATED_GPUS="2"),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.jobs.append(job)

@@ -294,6 +294,23 @@ def test_layouts_and_products(layout):
     np.testing.assert_allclose(cuda.to_numpy(found.apply_transpose(Y)), plan.T @ Y, rtol=1e-5)
 
 
+def test_rows_that_a_function_makes_on_the_device(monkeypatch):
+    monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 70 * 8 * 32)
+    M, a, b = cost(90, 70, 2)
+    on_device = cp.asarray(M)
+    exact = solve(on_device, a, b, 0.05, 1.0, tol=1e-9, precision="float64")
+    made = solve(lambda i0, i1: on_device[i0:i1], a, b, 0.05, 1.0, tol=1e-9, precision="float64", backend="cuda")
+    assert (made.log_v == exact.log_v).all()
+    assert type(made.plan) is np.ndarray
+    np.testing.assert_array_equal(made.plan, exact.plan.get())
+    np.testing.assert_array_equal(np.asarray(made.problem.M), M)
+    assert type(np.asarray(made.problem.M)) is np.ndarray
+    np.testing.assert_allclose(made.cost, exact.cost, rtol=1e-13)
+    on_device[40, 7] = np.nan
+    with pytest.raises(ValueError, match="M must not hold NaN or -inf, got 1 such entr"):
+        made.apply(np.ones(70))
+
+
 @pytest.mark.slow
 def test_row_blocks_from_the_host(monkeypatch):
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 70 * 8 * 32)
@@ -327,6 +344,30 @@ def test_memory_is_counted_first():
         cuda_arrays.need_memory(free + 1, "float32")
     with pytest.raises(MemoryError, match="no precision"):
         cuda_arrays.need_memory(1 << 60, "float64")
+    with pytest.raises(MemoryError, match="no precision"):  # what lies beside K is no smaller in bfloat16
+        cuda_arrays.need_memory(2, "float32", free)
+
+
+@pytest.mark.parametrize("shape", [(20, 200_000), (6000, 20_000)])
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_the_memory_counted_is_what_a_solve_takes(monkeypatch, shape, place):
+    pool, counted = cp.get_default_memory_pool(), []
+    if not hasattr(pool, "total_bytes"):
+        pytest.skip("needs CuPy's memory pool")
+    need_memory = cuda_arrays.need_memory
+    monkeypatch.setattr(
+        cuda.import_module("mapuot.backends.cuda.workspace"), "need_memory",
+        lambda *sizes: counted.append(sizes[0] + sizes[2]) or need_memory(*sizes),
+    )  # fmt: skip
+    M = np.random.default_rng(0).random(shape, dtype=np.float32)
+    M = cp.asarray(M) if place == "device" else M
+    solve(M[:, :100], None, None, 0.05, 1.0, backend="cuda")
+    counted.clear()
+    pool.free_all_blocks()
+    before = pool.total_bytes()
+    solve(M, None, None, 0.05, 1.0, backend="cuda")
+    taken = pool.total_bytes() - before
+    assert 0.6 * counted[0] - (1 << 25) < taken <= counted[0] + (1 << 22)
 
 
 def test_current_stream_is_used():

@@ -1,6 +1,10 @@
-"""Ranks with a GPU each, or with one that they share: the cases of cuda_ranks.py, in processes without MPI."""
+"""Ranks with a GPU each, or with one that they share: the cases of cuda_ranks.py, in processes without MPI.
+
+Without a GPU those with nccl in their names run on its stand-in, where they try a few cases.
+"""
 
 import functools
+import os
 import sys
 
 import pytest
@@ -17,15 +21,18 @@ if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
 
+FEW = "errors_reach_everyone rows_made_on_the_device" if "EMULATED_GPUS" in os.environ else ""
+
+
 @functools.cache
-def found(size):
-    """What failed in one job that runs all cases, and how the sums went."""
+def found(size, only=""):
+    """What failed in one job that runs all cases, or those named, and how the sums went."""
     sys.path.insert(0, str(HERE.parent))
     import cuda_ranks
 
     from bench.local import spawn
 
-    return spawn(cuda_ranks.main, size, seconds=200)[0]
+    return spawn(cuda_ranks.main, size, only, seconds=200)[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -39,6 +46,13 @@ def test_gpus_of_their_own_meet_through_nccl():
     count = cp.cuda.runtime.getDeviceCount()
     if count < 2:
         pytest.skip("needs two GPUs")
-    assert found(min(count, 4))[1] == "nccl"
-    if count < 4:
-        assert found(count + 1)[1] == "host"
+    failures, way = found(min(count, 4), FEW)
+    assert (way, [text for text in failures.values() if text]) == ("nccl", [])
+
+
+def test_gpus_that_are_shared_meet_without_nccl():
+    count = cp.cuda.runtime.getDeviceCount()
+    if count > 3:
+        pytest.skip("needs fewer than four GPUs")
+    failures, way = found(count + 1, FEW and "an_error_before_a_sum")
+    assert (way, [text for text in failures.values() if text]) == ("host", [])

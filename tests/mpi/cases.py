@@ -232,5 +232,32 @@ def case_device_sums():
     comm.Free()
 
 
+def case_sums_that_a_rank_never_comes_to():
+    """The others meet its error before they wait for their GPUs, whose sums end."""
+    if SIZE == 1:
+        return
+    comm, last = COMM.Dup(), RANK == SIZE - 1
+    ranks = join(comm)
+
+    def passes(total):
+        for turn in range(3):
+            with ranks.adding(total):
+                if last and turn == 2:
+                    raise OSError("no row half")
+        ranks.all(None)
+        fake_cupy.Stream().synchronize()
+
+    with fake_cupy.installed(comm, device=RANK, never=True) as made:
+        with pytest.raises(OSError, match="no row half"), ranks.together():
+            passes(np.ones(5).view(fake_cupy.OnDevice))
+        assert len(made) == 1
+        fake_cupy.Stream().synchronize()
+    assert device_sum(comm, device=RANK)[:2] == ("nccl", 1), "the next solve makes its own"
+    with pytest.raises(OSError, match="mine"), ranks.together():
+        raise OSError("mine")
+    assert device_sum(comm, device=RANK)[:2] == ("nccl", 0), "an error beside no sum leaves it"
+    comm.Free()
+
+
 if __name__ == "__main__":
     main(globals())

@@ -28,14 +28,19 @@ class OnDevice(np.ndarray):
 
 class Stream:
     ptr = 0
+    before = None  # sums that the device waits for
+
+    @property
+    def done(self):
+        return not Stream.before
 
     def synchronize(self):
-        pass
+        assert self.done, "the host waits for ever"
 
 
 @contextlib.contextmanager
-def installed(comm, with_nccl=True, device=0):
-    """The fake in the place of CuPy; yields the list of NCCL communicators made."""
+def installed(comm, with_nccl=True, device=0, never=False):
+    """The fake in the place of CuPy; yields the list of NCCL communicators made. never: some rank comes to no sum."""
     from mpi4py import MPI
 
     made = []
@@ -47,9 +52,16 @@ def installed(comm, with_nccl=True, device=0):
 
         def allReduce(self, source, target, count, dtype, operation, stream):  # noqa: N802
             assert (source, dtype, operation, stream) == (target, "float64", "sum", 0)
+            if never:
+                Stream.before.append(self)
+                return
             values = np.ctypeslib.as_array((ctypes.c_double * count).from_address(source))
             values[:] = comm.allreduce(values.copy(), op=MPI.SUM)
 
+        def abort(self):
+            Stream.before.clear()
+
+    Stream.before = []
     nccl = types.ModuleType("cupy.cuda.nccl")
     nccl.available, nccl.NCCL_FLOAT64, nccl.NCCL_SUM = with_nccl, "float64", "sum"
     nccl.get_unique_id, nccl.NcclCommunicator = lambda: f"key of rank {comm.rank}", NcclCommunicator

@@ -36,13 +36,18 @@ def free_memory(enough: int) -> int:
     return free if free >= enough else free + cp.cuda.runtime.memGetInfo()[0]
 
 
-def need_memory(needed: int, precision: str, M: Any = None) -> None:
-    """Count before taking: there must be room for K and its vectors, and for one block of a numpy M."""
-    needed += 0 if M is None or isinstance(M, cp.ndarray) else BLOCK_BYTES
+def block_bytes(M: Any) -> int:
+    """What comes to the device of a matrix that does not lie there: the next block is made beside the last."""
+    return 0 if M is None or isinstance(M, cp.ndarray) else min(2 * BLOCK_BYTES, M.size * M.dtype.itemsize)
+
+
+def need_memory(kernel: int, precision: str, beside: int = 0) -> None:
+    """Count before taking: there must be room for K and what lies beside it."""
+    needed = kernel + beside
     free = free_memory(needed)
     if needed <= free:
         return
-    smaller = [p for p in STORES if needed * ITEMSIZE[p] / ITEMSIZE[precision] <= free]
+    smaller = [p for p in STORES if kernel * ITEMSIZE[p] / ITEMSIZE[precision] + beside <= free]
     names = {"float64": "float64", "float32": "mixed", "bfloat16": "bfloat16"}
     advice = f"; precision {names[smaller[0]]!r} would fit" if smaller else "; no precision of K fits"
     raise MemoryError(f"K needs {needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free{advice}")

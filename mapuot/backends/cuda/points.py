@@ -129,7 +129,8 @@ class PointWorkspace(Workspace):
     def take_kernel(self) -> None:
         (m, n), self.dtype = self.problem.shape, "float64"
         self.most = m
-        need_memory(8 * (40 + 4 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n), self.dtype, None)
+        vectors = 8 * (40 + 4 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n)
+        need_memory(0, self.dtype, vectors)
         self.launch = PointIterate(self.state, (m, n, self.ld), self.kl, self.problem.masked)
         self.wide = Side(self.cloud.rows.T, m), Side(self.cloud.columns, n)
         found = self.narrow_points

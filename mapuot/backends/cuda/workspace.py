@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 # the clear error without CuPy comes first
-from .arrays import need_memory, on_device  # isort: skip
+from .arrays import block_bytes, need_memory, on_device  # isort: skip
 import cupy as cp
 
 from ... import penalties
+from ...mask import Masked
 from ...penalties import F64
 from ...problem import Problem
 from ..contract import MEMORY, PAD, Options, Stats, memory_of
@@ -26,7 +27,7 @@ from ..records import ABSORB, COARSE, put, told
 from ..workspace import STORAGE, KernelWorkspace
 from .coarse import DeviceCoarse
 from .kernels import BLOCKS, CLUSTERS, ITEMSIZE, POSTS, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET
-from .launch import TRACE_PASSES, Iterate
+from .launch import TRACE_PASSES, Iterate, switches
 from .stream import blocks_of, parts, reduce_rows, stream, stream_job, view_of
 
 SCALES = {"scale_limit": 1e30, "most_scale": 8e36}  # times WIDEN they stay finite; e^BOUND of common.cuh
@@ -75,8 +76,11 @@ class Workspace(KernelWorkspace):
         """Memory for K in its storage, and the kernels for it, on the grid of the rank with the most rows."""
         m, n = self.problem.shape
         most = self.most = int(self.problem.ranks.max(m))
-        size = m * self.ld * ITEMSIZE[self.dtype]
-        need_memory(size + 8 * (8 * m + (26 + 2 * MEMORY[1] + CLUSTERS) * self.ld), self.dtype, self.problem.M)
+        size, ordered = m * self.ld * ITEMSIZE[self.dtype], BLOCKS * ("ordered" in switches())
+        vectors = 8 * (10 * m + (28 + 2 * MEMORY[1] + CLUSTERS + ordered) * self.ld)
+        c = self.problem.c
+        given = c.given if isinstance(c, Masked) else None if c is None else c.array
+        need_memory(size, self.dtype, vectors + block_bytes(self.problem.M) + block_bytes(given))
         self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
         self.state["kernel"] = self.K.data.ptr
         build = stream_job("build_kernel", self.problem.cost, self.problem.c, STORES[self.dtype])
@@ -283,6 +287,7 @@ class Workspace(KernelWorkspace):
 
     def read(self) -> list[Stats]:
         """The one read of a launch: progress and trace."""
+        self.problem.ranks.all(None)  # a rank that failed meets the others here, before they wait for their GPUs
         report, size = self.arrays["report"].get(), PROGRESS.itemsize
         before, half = int(self.progress["passes"]), self.launch.parity
         self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()

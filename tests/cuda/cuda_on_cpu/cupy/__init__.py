@@ -1,7 +1,7 @@
 """What mapuot takes of CuPy, over numpy: arrays of the host, and CUDA kernels compiled as C++ (../emulate.h).
 
 For tests without a GPU, with PYTHONPATH=tests/cuda/cuda_on_cpu before CuPy: a device of compute capability 9.0 with 8
-multiprocessors, all of whose blocks run at once.
+multiprocessors, all of whose blocks run at once; EMULATED_GPUS of them, which a process counts and chooses from.
 """
 
 import ctypes
@@ -15,6 +15,8 @@ import types
 from pathlib import Path
 
 import numpy as np
+
+from . import nccl
 
 HEADER = Path(__file__).resolve().parent.parent / "emulate.h"
 CACHE = Path(tempfile.gettempdir()) / f"mapuot-cuda-on-cpu-{os.getuid()}"
@@ -67,13 +69,13 @@ class ndarray(np.ndarray):  # noqa: N801
     def __cuda_array_interface__(self):
         return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.ctypes.data, False), "version": 3}
 
-    def get(self, out=None):
+    def get(self, out=None, stream=None):
         if out is None:
             return np.array(self)
         out[...] = self
         return out
 
-    def set(self, values):
+    def set(self, values, stream=None):
         self[...] = values
 
 
@@ -210,7 +212,7 @@ class Function:
 
 class Stream:
     captured = None  # launches since begin_capture
-    ptr = 0
+    ptr, done = 0, True
 
     def __init__(self, non_blocking=False):
         pass
@@ -233,11 +235,15 @@ class Stream:
 
 
 class Device:
-    id = 0
+    current = 0
     compute_capability = "90"
 
-    def __init__(self, device=0):
-        pass
+    def __init__(self, device=None):
+        self.id = Device.current if device is None else device
+        self.pci_bus_id = f"bus {self.id}"
+
+    def use(self):
+        Device.current = self.id
 
     def __enter__(self):
         return self
@@ -246,10 +252,10 @@ class Device:
         pass
 
     def __eq__(self, other):
-        return isinstance(other, Device)
+        return isinstance(other, Device) and self.id == other.id
 
     def __hash__(self):
-        return 0
+        return self.id
 
 
 def get_default_memory_pool():
@@ -258,9 +264,11 @@ def get_default_memory_pool():
 
 cuda = types.ModuleType("cupy.cuda")
 cuda.Device, cuda.Stream, cuda.get_current_stream, cuda.is_available = Device, Stream, Stream, lambda: True
+cuda.nccl, cuda.alloc_pinned_memory = nccl, bytearray
 cuda.runtime = types.SimpleNamespace(
-    getDeviceCount=lambda: 1,
-    getDevice=lambda: 0,
+    getDeviceCount=lambda: int(os.environ.get("EMULATED_GPUS", "1")),
+    getDevice=lambda: Device.current,
+    getDeviceProperties=lambda device: {"name": b"none", "multiProcessorCount": 8},
     memGetInfo=lambda: (1 << 32, 1 << 32),
     CUDARuntimeError=RuntimeError,
     deviceGetAttribute=lambda attribute, device: {75: 9, 76: 0, 16: 8, 97: 227 << 10}[attribute],
