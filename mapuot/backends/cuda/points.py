@@ -18,7 +18,7 @@ from ...points import PointCloud
 from ...problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation, kept_balance
-from ..contract import METRICS, Options, Stats
+from ..contract import METRICS, PAD, Options, Stats
 from ..cpu.native import pool_for
 from ..limits import START
 from ..records import put
@@ -28,10 +28,17 @@ from .kernels import MASK, Shape, by_value, kernel, shape_options
 from .launch import Iterate, switches
 from .workspace import Workspace
 
-FROM = 8  # points summed over at a time: points.cuh
 DIM = 4  # dimensions whose coordinates a thread keeps in registers
 SLABS = 64  # parts of a sum at most
-RUNS = {"point_sums": 4, "wide": 2}  # points of a thread, in float32 and float64
+QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # of float64 powers of 2 by a short polynomial; the least tol that has room for it
+QUICK_MOST = 2.0**-22  # error of the exponents up to which they are below 2^30 in size, and what is left out at -2^30
+QUICK_OUT = -(2.0**30)
+
+
+def sizes_of(d: int, narrow: bool, masked: bool) -> tuple[int, int]:
+    """(points of a thread that get sums, points summed over at a time): RT and FROM of points.cuh."""
+    few = d <= DIM
+    return (4 if narrow else 2) * (2 if few and not masked else 1), 4 if few else 8
 
 
 class Side:
@@ -39,12 +46,13 @@ class Side:
 
     def __init__(self, points: Any, count: int) -> None:
         """``points``: (d, count) and, behind it, what is not looked at."""
-        room = -(-count // FROM) * FROM
+        room = -(-count // PAD) * PAD
         padded = np.zeros((len(points), room), points.dtype)
         padded[:, :count] = points[:, :count]
         self.count, self.ld = count, room
         self.to = cp.asarray(padded)
-        packed = padded.reshape(len(points), room // FROM, FROM).swapaxes(0, 1)
+        together = sizes_of(len(points), True, False)[1]
+        packed = padded.reshape(len(points), room // together, together).swapaxes(0, 1)
         self.packed = cp.asarray(np.ascontiguousarray(packed))
         self.log = cp.zeros(room, points.dtype)
 
@@ -72,35 +80,47 @@ class PointIterate(Iterate):
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Nothing yet: the kernels depend on the points."""
 
-    def take(self, rows: Side, cols: Side, narrow: bool, form: int, factor: float, lists: Any) -> None:
-        """``lists``: of the DeviceBoxes; None: all pairs."""
-        self.graphs, self.sides, self.factor = {}, (rows, cols), factor
+    def take(
+        self, rows: Side, cols: Side, narrow: bool, form: int, factor: float, lists: Any, quick: bool = False
+    ) -> None:
+        """``lists``: of the DeviceBoxes; None: all pairs. ``quick``: float64 powers of 2, to QUICK_ERROR."""
+        self.graphs, self.sides, self.factor = {}, (rows, cols), factor * (narrow_points.LOG2_E if quick else 1.0)
         self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or [(np.uint64(0),) * 2 + (1,)] * 2]
         d = rows.to.shape[0]
         options = shape_options(Shape(1, 4, 2), "float64", self.kl, MEMORY=self.memory)
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
-        options["KEPT"] = int(lists is not None)
+        options["KEPT"], options["QUICK"] = int(lists is not None), int(quick)
         options["MASKED"] = self.masked
         names = ("point_sums", "point_rows", "point_columns", "finish_first", "finish_join", "finish_second")
+        each, together = sizes_of(d, narrow, bool(self.masked))
+        warp = 32 * each
+        if lists is not None:  # one box at most
+            warp = min(warp, *(unit for *_, unit in lists))
+        options["SPLIT"] = 32 * each // warp
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
-        self.block = 256 * (RUNS["point_sums"] if narrow else RUNS["wide"])
+        self.block = 8 * warp
         self.slabs = [
-            max(1, min(SLABS, -(-4 * self.processors // -(-to.count // self.block)), other.ld // FROM))
+            max(1, min(SLABS, -(-4 * self.processors // -(-to.count // self.block)), other.ld // together))
             for to, other in ((rows, cols), (cols, rows))
         ]
+        u, v = self.state["u_scale"], self.state["v_scale"]
+        self.narrow_u = cp.zeros(rows.ld if narrow else 1, np.float32)
+        self.weights = [np.uint64(v), np.uint64(u)]  # of the points summed over
+        if narrow:
+            self.weights = [np.uint64(self.state["narrow_v"]), self.narrow_u]
         self.out = cp.empty(max(s * side.count for s, side in zip(self.slabs, self.sides, strict=True)))
 
     def row_kernels(self) -> None:
         parity, ends = np.int32(self.parity), ("point_rows", "point_columns")
-        for k, (name, weight) in enumerate(zip(ends, ("v_scale", "u_scale"), strict=True)):
+        for k, name in enumerate(ends):
             to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
             self.launch(
                 "point_sums", (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
-                other.packed, other.log, np.uint64(self.state[weight]), self.out, *numbers, *self.lists[k],
+                other.packed, other.log, self.weights[k], self.out, *numbers, *self.lists[k],
                 by_value(self.masks[k, ...]),
             )  # fmt: skip
-            self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs))
+            self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs), self.narrow_u)
 
 
 class PointWorkspace(Workspace):
@@ -117,6 +137,8 @@ class PointWorkspace(Workspace):
             raise NotImplementedError("MAPUOT_CUDA=ordered is not for points")
         assert isinstance(problem.cost, PointCloud)
         self.cloud, self.narrow_points = problem.cost, None
+        self.quick = options.precision != "float64" and options.tol >= QUICK_TOL
+        self.quick_error = QUICK_ERROR * self.quick  # of an entry of float64 passes
         if options.precision != "float64" and narrow_points.suits(problem):
             self.narrow_points = narrow_points.NarrowPoints(problem.cost, problem.reg)
         super().__init__(problem, options)
@@ -152,8 +174,9 @@ class PointWorkspace(Workspace):
             put(self.state["limits"], narrow_points.limits(self.problem, self.floor, self.options.tol))
             return
         self.narrow = None
-        put(self.state["limits"], {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
-        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, lists)
+        put(self.state["limits"], {"storage_error": self.quick_error, "flush": np.finfo(np.float64).tiny})
+        quick = self.quick_error > 0
+        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, lists, quick)
 
     def take_mask(self, truncation: Truncation) -> None:
         assert truncation.problem.cost is self.cloud
@@ -187,8 +210,15 @@ class PointWorkspace(Workspace):
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         self.state["limits"]["exponent_error"] = error
+        was, self.quick_error = self.quick_error, QUICK_ERROR + error if self.quick and error <= QUICK_MOST else 0.0
+        quick = self.quick_error > 0
         for side, log in zip(self.wide, (alpha, beta), strict=True):
-            side.set(log, -np.inf)
+            power = np.maximum(narrow_points.LOG2_E * log, QUICK_OUT) if quick else log
+            side.set(power, QUICK_OUT if quick else -np.inf)
+        if not self.narrow and quick != (was > 0):
+            self.choose()
+        elif not self.narrow:
+            self.state["limits"]["storage_error"] = self.quick_error
         if self.narrow and self.narrow_points:
             self.narrow[0].set(self.narrow_points.row, narrow_points.LEFT_OUT)
             self.narrow[1].set(self.narrow_points.col[: len(beta)], narrow_points.LEFT_OUT)
