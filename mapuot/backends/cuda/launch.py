@@ -191,6 +191,8 @@ def fitted(device: int, words: frozenset[str], shape: Shape, *lie: Any) -> Persi
 class Iterate:
     """Calls that make passes on the state they were built for."""
 
+    stored = True  # K has all pairs, so that the persistent kernels can read it
+
     def __init__(
         self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], in_place: bool,
         beside: tuple[Job, ...] = (),
@@ -206,7 +208,7 @@ class Iterate:
         self.parts, self.copies, self.slab, self.solo = 0, 1, 1, False
         self.ordered = "ordered" in switches()
         capability, self.processors, _ = device_limits(cp.cuda.Device().id)
-        if capability >= 90 and not in_place and "portable" not in switches():
+        if self.stored and capability >= 90 and not in_place and "portable" not in switches():
             together([*persistent_jobs(self.m, self.n, dtype, kl), *beside])
             self.fit(ld, dtype, kl)
         self.persistent = self.wide is not None
