@@ -159,7 +159,7 @@ class Sparse(Cost):
         """The numbers of a matrix, an array or a `Sparse`, in these places; 0 where that stores none."""
         row = self.row_numbers()
         if not isinstance(other, Sparse):
-            data = other[row, self.column]
+            data = host(other)[row, self.column]
         elif other.size:
             mine, theirs = row * self.shape[1] + self.column, other.row_numbers() * self.shape[1] + other.column
             place = np.minimum(np.searchsorted(theirs, mine), other.size - 1)
