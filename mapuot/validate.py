@@ -275,12 +275,10 @@ def check_no_names(a: Any, b: Any) -> None:
 
 
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
-    """A sparse cost where the backend takes one: over ranks the own rows as given, or those of a file."""
+    """A sparse cost: over ranks the own rows as given, or those of a file."""
     name = backend.__name__.rpartition(".")[2]
     if name != "cuda" and (is_on_device(source) or getattr(source, "on_device", False)):
         raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
-    if not getattr(backend, "PAIRS", False):
-        raise NotImplementedError(f"backend {name!r} takes no sparse M: use backend='cpu'")
     if isinstance(source, Sparse):
         check_no_names(a, b)
         cost = source.part(a, b, ranks)

@@ -15,7 +15,6 @@ PLACES |= {"Kernel": "kernel"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 LEAST_BOX = 128  # points of a warp of points.cuh, which sums over the runs of one box
 MAKES_COSTS = True  # of points, as they are needed
-PAIRS = True  # a K of stored pairs
 
 
 def __getattr__(name: str) -> Any:
