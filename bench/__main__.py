@@ -75,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
         "--threads", type=int, default=core_count(), help="most threads used (default: %(default)s)"
     )
     common_options.add_argument(
-        "--device", choices=("cpu", "gpu"), help="for batch (default: gpu where there is one) and small-reg (cpu)"
+        "--device",
+        choices=("cpu", "gpu"),
+        help="for batch (default: gpu where there is one), points, sparse and small-reg (default: cpu)",
     )
     common_options.add_argument("--size", type=int, help="for points: how many")
     common_options.add_argument(

@@ -3,6 +3,7 @@
 Patterns of n x n pairs: "uniform", each pair with the same odds; "kNN", the neighbours of points in the plane in random
 order; "banded", next to the diagonal; "power-law", rows whose lengths fall as 1 / rank. "SciPy" is POT's iteration on a
 CSR array, K v and K^T u with K's transpose at hand. Seconds of passes in turn; bytes that K and its indices take.
+With --device gpu on the GPU that CuPy finds: whole passes, of a launch of many, beside the dense ones of float32 sums.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ DENSITIES = (0.001, 0.01, 0.1, 0.5)
 REG, RHO = 0.05, 1.0
 MOST_PAIRS = 5 * 10**7  # stored, of one case
 MOST_BYTES = 1 << 31  # of a dense K
+NEIGHBOURS, POINTS = 32, 1_000_000  # of a cloud that no dense K has room for, on a GPU
 
 
 def lengths(pattern: str, n: int, density: float) -> Any:
@@ -96,8 +98,49 @@ def measured(pattern: str, n: int, density: float, threads: int, dense: Any) -> 
     }  # fmt: skip
 
 
+def device_pass(S: Any, precision: str) -> tuple[float, int]:
+    """(seconds of a whole pass, bytes of K and its indices) on the device."""
+    from mapuot.backends import Options, cuda
+    from mapuot.backends.cuda.launch import GRAPH_PASSES
+
+    from .gpu import elapsed
+
+    (m, n), endless = S.shape, {"tol": -1.0, "tol_gap": -1.0, "threads": None}
+    problem = Problem.from_arrays(S, np.full(m, 1 / m), np.full(n, 1 / n), REG, RHO, "kl", "product", cuda)
+    made = cuda.Workspace(problem, Options(True, 20, False, precision, **endless))
+    made.state["limits"]["finer"] = 0
+    made.absorb(np.zeros(n))
+    seconds = elapsed(lambda: made.launch(GRAPH_PASSES, 0), before=made.send_progress) / GRAPH_PASSES
+    held = 2 * (made.K[0].nbytes + 4 * S.nnz)
+    made.close()
+    return seconds, held
+
+
+def device_case(pattern: str, n: int, density: float, dense: float | None) -> dict[str, Any]:
+    S = pairs(pattern, n, density)
+    found = {name: device_pass(S, stored) for name, stored in (("mixed", "float32"), ("float64", "float64"))}
+    seconds = {name: one for name, (one, _) in found.items()} | ({} if dense is None else {"dense mixed": dense})
+    return {
+        "pattern": pattern, "n": n, "density": S.nnz / n**2, "pairs": S.nnz, "seconds": seconds,
+        "MiB": {name: held / 2**20 for name, (_, held) in found.items()},
+    }  # fmt: skip
+
+
+def run_on_device(n: int, quick: bool) -> dict[str, Any]:
+    from .gpu import our_passes
+
+    dense = our_passes(n, n, "float32", {True: "narrow"})["narrow"]
+    cases = [(pattern, n, density, dense) for pattern in ("uniform", "kNN", "banded", "power-law")
+             for density in DENSITIES if density * n * n <= MOST_PAIRS]  # fmt: skip
+    cases += [] if quick else [("kNN", POINTS, NEIGHBOURS / POINTS, None)]
+    found = [device_case(*case) for case in tqdm(cases, file=sys.stderr)]
+    return {"n": n, "device": "gpu", "passes": found, "file": "sparse_gpu"}
+
+
 def run(args: Any) -> dict[str, Any]:
     n = args.size or (QUICK_SIZE if args.quick else SIZE)
+    if args.device == "gpu":
+        return run_on_device(n, args.quick)
     dense = {}
     if 4 * n * n <= MOST_BYTES:
         M = np.random.default_rng(2).random((n, n), dtype=np.float32)
@@ -122,16 +165,17 @@ def report(data: dict[str, Any]) -> str:
         cells = [f"{1e3 * s[k]:.3g}" if k in s else "" for k in names]
         faster = f"{s['dense mixed'] / s['mixed']:.3g}" if "dense mixed" in s else ""
         each = f"{1e9 * s['mixed'] / p['pairs']:.2f}"
-        rows.append([p["pattern"], f"{p['density']:.2g}", *cells, faster, each, f"{p['MiB']['mixed']:.3g}"])
-    header = ["pattern", "density", *(f"{k}, ms" for k in names), "dense / mixed", "ns a pair", "K, MiB"]
-    return f"n = {data['n']}, {data['threads']} threads\n\n{common.table(header, rows)}"
+        rows.append([p["pattern"], p["n"], f"{p['density']:.2g}", *cells, faster, each, f"{p['MiB']['mixed']:.3g}"])
+    header = ["pattern", "n", "density", *(f"{k}, ms" for k in names), "dense / mixed", "ns a pair", "K, MiB"]
+    where = "one GPU" if data.get("device") == "gpu" else f"{data['threads']} threads"
+    return f"{where}\n\n{common.table(header, rows)}"
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
     with common.figure(path, width=7) as axes:
         axis = axes[0][0]
         for pattern in dict.fromkeys(p["pattern"] for p in data["passes"]):
-            mine = [p for p in data["passes"] if p["pattern"] == pattern]
+            mine = [p for p in data["passes"] if p["pattern"] == pattern and p["n"] == data["n"]]
             axis.loglog([p["density"] for p in mine], [p["seconds"]["mixed"] for p in mine], "o-", label=pattern)
         if "dense mixed" in data["passes"][0]["seconds"]:
             axis.axhline(min(p["seconds"]["dense mixed"] for p in data["passes"]), color="gray", label="dense")

@@ -21,7 +21,7 @@ from .labels import as_labels, classes_of, one_hot, shares
 from .penalties import F64
 from .problem import Problem
 from .slopes import Gradient, gradient, potential
-from .sparse import Sparse, gathered, is_sparse, top_of, values_of
+from .sparse import Sparse, gathered, is_sparse, on_host, top_of, values_of
 from .store import contents
 from .summary import as_table
 from .validate import as_choice, as_count, as_float, as_share
@@ -331,7 +331,7 @@ class Result(Certified, Answer):
     def gather_plan(self, root: int = 0) -> Any:
         """The whole plan on rank ``root``, None elsewhere."""
         if is_sparse(self.plan):
-            return gathered(self.plan, self.problem.ranks, root)
+            return gathered(on_host(self.plan), self.problem.ranks, root)
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root, "both")
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
@@ -339,7 +339,7 @@ class Result(Certified, Answer):
         self.problem.cost.check_listed()
         if isinstance(self.problem.cost, Sparse):
             for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
-                yield i0, self._formed.plan(i0, i1)
+                yield i0, on_host(self._formed.plan(i0, i1))
             return
         step = max(1, BLOCK_ENTRIES // n)
         for i0 in range(0, m, step):

@@ -66,7 +66,7 @@ def solve(
 
     Parameters
     ----------
-    M : (m, n) array, scipy.sparse matrix, PointCloud, Grid, function or path
+    M : (m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, PointCloud, Grid, function or path
         Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
         ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held; with
         ``backend="cuda"`` a function may make its rows on the device, where they stay.
@@ -74,7 +74,8 @@ def solve(
         :class:`mapuot.Grid`.
         Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too;
         all other pairs are forbidden and never visited, and the plan is a CSR array with its entries in the same
-        places. Points that no pair connects are parts of their own, each with its own translation.
+        places, of cupyx.scipy.sparse where M is. Points that no pair connects are parts of their own, each with its
+        own translation.
     a, b : (m,), (n,) arrays
         Masses, >= 0; None or empty means uniform with mass 1. With a `Grid` also of the shape of its nodes.
     reg : float

@@ -1,4 +1,4 @@
-"""Costs of which only some pairs are stored: `Sparse` holds a scipy.sparse M as CSR; all other pairs are forbidden.
+"""Costs of which only some pairs are stored: `Sparse` holds an M of SciPy or CuPy as CSR; all others are forbidden.
 
 What is not stored is never visited: K, the plan and all products have entries in the same places. Parts of M that no
 pair connects are problems of their own (``parts_between``). C side: src_c/sparse.h.
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .backends.contract import host
+from .backends.contract import host, namespace
 from .cost import Cost, own_part
 from .penalties import F64
 from .ranks import ALONE, Ranks
@@ -38,12 +38,19 @@ class Sparse(Cost):
     kind = "a sparse matrix"
     found: tuple[Any, Parts] | None = None  # of the points in use, as last asked for
 
-    def __init__(self, data: Any, column: Any, start: Any, shape: tuple[int, int]) -> None:
+    def __init__(self, data: Any, column: Any, start: Any, shape: tuple[int, int], on_device: bool = False) -> None:
+        """``on_device``: M came from a GPU, and the plan goes there; the numbers here are the host's."""
         self.data, self.column, self.start, self.shape, self.dtype = data, column, start, shape, data.dtype
+        self.on_device = on_device
 
     @classmethod
     def of_matrix(cls, M: Any, name: str = "M") -> Sparse:
-        """What scipy.sparse holds: duplicates added up, explicit zeros kept; its own memory where it is such a CSR."""
+        """What scipy.sparse holds: duplicates added up, explicit zeros kept; its own memory where it is such a CSR.
+
+        Of a matrix of cupyx.scipy.sparse a copy: its indices are checked, and its parts are found, on the host.
+        """
+        on_device = is_on_device(M)
+        M = M.get() if on_device else M
         if M.ndim != 2:
             raise ValueError(f"{name} must be a matrix (m, n), got shape {M.shape}")
         if M.dtype.kind not in "fiu":
@@ -61,7 +68,8 @@ class Sparse(Cost):
         dtype = np.float32 if csr.dtype in (np.float32, np.float16) else np.float64
         start, (m, n) = np.ascontiguousarray(csr.indptr, np.int64), M.shape
         data, column = csr.data[: start[-1]], csr.indices[: start[-1]]
-        return cls(np.ascontiguousarray(data, dtype), np.ascontiguousarray(column, np.int32), start, (int(m), int(n)))
+        column = np.ascontiguousarray(column, np.int32)
+        return cls(np.ascontiguousarray(data, dtype), column, start, (int(m), int(n)), on_device)
 
     @property
     def size(self) -> int:
@@ -76,25 +84,33 @@ class Sparse(Cost):
         i0, i1, _ = rows.indices(self.shape[0])
         start = self.start[i0 : max(i0, i1) + 1]
         k0, k1 = (int(start[i] - self.start[0]) for i in (0, -1))
-        return Sparse(self.data[k0:k1], self.column[k0:k1], start, (len(start) - 1, self.shape[1]))
+        return Sparse(self.data[k0:k1], self.column[k0:k1], start, (len(start) - 1, self.shape[1]), self.on_device)
 
     def read(self, i0: int, i1: int) -> Sparse:
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
 
     def with_data(self, data: Any) -> Any:
-        """Other numbers in the same places, as a CSR array with memory of its own."""
+        """Other numbers in the same places, as a CSR array with memory of its own, CuPy's where the numbers are."""
         from scipy import sparse  # noqa: PLC0415 - on first use
 
         start = self.start - self.start[0]
         index = np.int32 if start[-1] <= MOST_COLUMNS else np.int64
-        return sparse.csr_array((data, self.column.astype(index), start.astype(index)), shape=self.shape)
+        column, start = self.column.astype(index), start.astype(index)
+        if namespace(data) is np:
+            return sparse.csr_array((data, column, start), shape=self.shape)
+        import cupy  # noqa: PLC0415 - of an M from a GPU
+        from cupyx.scipy.sparse import csr_matrix  # noqa: PLC0415
+
+        return csr_matrix((data, cupy.asarray(column), cupy.asarray(start)), shape=self.shape)
 
     def matrix(self) -> Any:
         """Itself as a CSR array."""
         return self.with_data(self.data)
 
     def transpose(self) -> Sparse:
-        return Sparse.of_matrix(self.matrix().T.tocsr())
+        turned = Sparse.of_matrix(self.matrix().T.tocsr())
+        turned.on_device = self.on_device
+        return turned
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """The matrix (m, n), inf where no pair is stored."""
@@ -143,7 +159,7 @@ class Sparse(Cost):
         """The numbers of a matrix, an array or a `Sparse`, in these places; 0 where that stores none."""
         row = self.row_numbers()
         if not isinstance(other, Sparse):
-            data = other[row, self.column]
+            data = host(other)[row, self.column]
         elif other.size:
             mine, theirs = row * self.shape[1] + self.column, other.row_numbers() * self.shape[1] + other.column
             place = np.minimum(np.searchsorted(theirs, mine), other.size - 1)
@@ -207,10 +223,20 @@ def joined(own: Parts, ranks: Ranks) -> Parts:
     return Parts(count, mine[own.rows], whole[label[total:]])
 
 
+def is_on_device(value: Any) -> bool:
+    """Whether this is a matrix of cupyx.scipy.sparse."""
+    return type(value).__module__.startswith("cupyx.scipy.sparse")
+
+
 def is_sparse(value: Any) -> bool:
-    """Whether this is a matrix of scipy.sparse; SciPy is not loaded to find out."""
+    """Whether this is a matrix of scipy.sparse or cupyx.scipy.sparse; neither is loaded to find out."""
     sparse = sys.modules.get("scipy.sparse")
-    return sparse is not None and sparse.issparse(value)
+    return is_on_device(value) or (sparse is not None and sparse.issparse(value))
+
+
+def on_host(block: Any) -> Any:
+    """Rows of a plan as scipy.sparse has them."""
+    return block.get() if is_on_device(block) else block
 
 
 def values_of(block: Any) -> Any:

@@ -21,7 +21,7 @@ from .errors import InfeasibleError, shown
 from .penalties import F64, KINDS
 from .ranks import ALONE, Ranks, process_grid
 from .side import Side
-from .sparse import Parts, Sparse, is_sparse
+from .sparse import Parts, Sparse, is_on_device, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 CPU = 1  # DLPack's number of the host
@@ -275,10 +275,10 @@ def check_no_names(a: Any, b: Any) -> None:
 
 
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
-    """A sparse cost where the backend takes one: over ranks the own rows as given, or those of a file."""
-    if not getattr(backend, "PAIRS", False):
-        name = backend.__name__.rpartition(".")[2]
-        raise NotImplementedError(f"backend {name!r} takes no sparse M: use backend='cpu'")
+    """A sparse cost: over ranks the own rows as given, or those of a file."""
+    name = backend.__name__.rpartition(".")[2]
+    if name != "cuda" and (is_on_device(source) or getattr(source, "on_device", False)):
+        raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
     if isinstance(source, Sparse):
         check_no_names(a, b)
         cost = source.part(a, b, ranks)

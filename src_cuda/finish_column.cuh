@@ -102,6 +102,13 @@ __device__ __forceinline__ void load_differences(const State &S, const double *f
         c.d[i] = i < count ? *at : 0;
 }
 
+__device__ __forceinline__ mapuot_column column_at(const State &S, int64_t own, int64_t j)
+{
+    const double upper = !KL_COLS && S.cols.penalty == MAPUOT_RANGE ? S.cols.upper[j] : 0;
+    return {S.cols.absorbed[j], S.cols.weight[j], S.cols.log_weight[j], S.cols.rho[j],     upper,
+            S.cols.rate[j],     S.cols.fi[j],     S.x_next[own + j],    S.v_scale[own + j]};
+}
+
 __device__ __forceinline__ void load_column(const State &S, const Finish &F, int part, int round, Column &c)
 {
     const int64_t own = own_copy(S);
@@ -113,15 +120,7 @@ __device__ __forceinline__ void load_column(const State &S, const Finish &F, int
     load_differences(S, S.dF, depth, c);
     if (j < 0)
         return;
-    c.absorbed = S.cols.absorbed[j];
-    c.weight = S.cols.weight[j];
-    c.rho = S.cols.rho[j];
-    c.log_weight = S.cols.log_weight[j];
-    c.k = S.cols.rate[j];
-    c.fi = S.cols.fi[j];
-    c.upper = !KL_COLS && S.cols.penalty == MAPUOT_RANGE ? S.cols.upper[j] : 0;
-    c.x = S.x_next[own + j];
-    c.v = S.v_scale[own + j];
+    (mapuot_column &)c = column_at(S, own, j);
     c.image = S.image[own + j];
     c.last = S.residual[own + j];
     if (COARSE && F.p.coarse > 0) {
@@ -166,6 +165,10 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
     t.kappa = found.kappa;
     const bool in = isfinite(c.absorbed);
     c.G = in ? found.image : c.x;
+#if SPARSE
+    if (S.apart.count > 0)
+        c.G += S.apart.move[S.apart.part[c.j]];
+#endif
     if (in) {
         out[SUM_GAP] = found.gap;
         out[SUM_DUAL] = found.dual;

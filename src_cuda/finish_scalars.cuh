@@ -121,7 +121,7 @@ __device__ __forceinline__ void finish_scalars(const State &S, Finish &F)
     if (warp < 2) {
         const Translation move = F.move;
         double common = 0;
-        if (S.limits.mu_rate > 0) {
+        if (S.limits.mu_rate > 0 && !(SPARSE && S.apart.count > 0)) {
             const double mass = move.kappa * F.row[ROW_MASS];
             common = next_translation(&S.limits, far_log(F.total[SUM_NEXT] * inverse(mass)));
         }

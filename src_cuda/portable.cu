@@ -4,7 +4,8 @@
 // plan_rows and plan_columns (K read twice, any width), then finish_first, finish_join, finish_second: kernel
 // boundaries are the meetings.  A kernel reads half `parity` of progress, and finish_join writes the other half; once
 // the status is not MAPUOT_RUNNING, all pass by.  Option POINTS 1: the sums are of entries that are made (points.cuh), and
-// kernels of float32 passes (POINTS_NARROW 1) and of float64 ones pass by where it is the other's turn.
+// kernels of float32 passes (POINTS_NARROW 1) and of float64 ones pass by where it is the other's turn.  SPARSE 1: K has
+// stored pairs only (sparse.cuh).
 #define PERSISTENT 0
 #ifndef POINTS
 #define POINTS 0
@@ -25,6 +26,9 @@ __device__ __forceinline__ bool stopped(const State &S, int parity)
 }
 #if POINTS
 #include "points.cuh"
+#endif
+#if SPARSE
+#include "sparse.cuh"
 #endif
 
 // Sums over the block of R values: every lane gets the sum of row lane / LANES.
@@ -212,10 +216,12 @@ extern "C" __global__ void __launch_bounds__(512)
         return;
     finish_open(S, F, parity, from);
     const int turn = (int)F.p.turn;
-    load_column(S, F, blockIdx.x, 0, c);
-    const double sum = c.j < 0 ? 0 : from ? from[c.j] : sums_of(S, turn)[c.j];
+    const double *sums = from ? from : sums_of(S, turn);
     double mean;
-    const double total = column_sweep(S, F, 1, c, mean, [&](int) { return sum; });
+    const double total = column_sweep(S, F, column_rounds(S), c, mean, [&](int round) {
+        load_column(S, F, blockIdx.x, round, c);
+        return c.j < 0 ? 0 : sums[c.j];
+    });
     double *partial = S.partial + (int64_t)blockIdx.x * POSTS;
     if (threadIdx.x % TEAM == 0 && threadIdx.x / TEAM < USED)
         partial[threadIdx.x / TEAM] = total;
@@ -264,18 +270,20 @@ extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_con
     const int turn = (int)S.progress[parity].turn;
     copy_record(&F.p, S.progress + 1 - parity);
     __syncthreads();
-    load_column(S, F, blockIdx.x, 0, c);
-    load_images(S, F, c);
-    if (c.j >= 0) {
-        c.f = S.work[c.j];
-        c.G = S.work[S.n + c.j];
-        sums_of(S, turn + 2)[c.j] = 0;
-    }
     if (COARSE && F.p.coarse > 0 && threadIdx.x < CLUSTERS)
         F.correction[threadIdx.x] = S.coarse.step[threadIdx.x];
-    const double step = held_step(F, c);
-    if (F.p.step < 3 && c.j >= 0 && isfinite(c.absorbed))
-        advance_column(S, F, c, step, B, scale);
+    for (int round = 0; round < column_rounds(S); round++) {
+        load_column(S, F, blockIdx.x, round, c);
+        load_images(S, F, c);
+        if (c.j >= 0) {
+            c.f = S.work[c.j];
+            c.G = S.work[S.n + c.j];
+            sums_of(S, turn + 2)[c.j] = 0;
+        }
+        const double step = held_step(F, c);
+        if (F.p.step < 3 && c.j >= 0 && isfinite(c.absorbed))
+            advance_column(S, F, c, step, B, scale);
+    }
     if ((int)threadIdx.x < column_threads(S))
         next_sums(F, B, scale);
     __syncthreads();

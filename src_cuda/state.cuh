@@ -20,6 +20,9 @@
 #define POSTS (VALUES + COARSE * CLUSTERS)
 #define TRACE_PASSES 256 // passes that trace holds, pass k at k - 1 modulo it
 #define BLOCKS 256       // most blocks of a cooperative launch
+#ifndef SPARSE
+#define SPARSE 0 // 1: K has stored pairs only (sparse.cuh)
+#endif
 
 // what a block leaves beside the column sums: five sums over its rows, and two over its columns for the next pass
 enum { ROW_MASS, ROW_SOFT, ROW_DUAL, ROW_SCALE, ROW_DEAD, NEXT_B, NEXT_SCALE, SCALARS };
@@ -38,6 +41,15 @@ struct Coarse {
     double *mean, *mean_dF;               // one a cluster: R F of the last pass; MEMORY of them: R dF
     double *step;                         // one a cluster, portable: what the pass adds
     double *sums, *blocks; // clusters x ld: plan between clusters of rows and columns, or clusters of these
+};
+
+// Parts of a sparse M that no pair connects, each with a translation of its own; count 0: all is one.
+struct Apart {
+    int64_t count, pieces;
+    const int64_t *part, *order; // the part of each column; the columns part by part
+    const int64_t *piece;        // pieces + 1: where pieces of these begin, none of which is of two parts
+    const int64_t *first;        // count + 1: the first piece of each part
+    double *sums, *move;         // pieces x 2: mass and weight; count: what the image is moved by
 };
 
 // Arrays of length n with `copies` have one copy a block where every block does all of finish_pass (solo).
@@ -67,6 +79,7 @@ struct State {
     mapuot_limits limits;
     double hard_weight; // a of the rows with rho = inf
     Coarse coarse;
+    Apart apart;
 };
 
 struct Progress : mapuot_progress {

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import shown
+from ..sparse import is_on_device
 from .contract import Options, PlanStream, Stats, Workspace, closing, host, namespace
 
 __all__ = [
@@ -36,7 +37,7 @@ def pick(backend: str, *arrays: Any) -> ModuleType:
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {shown(backend)}")
     if backend == "auto":
-        on_gpu = any(hasattr(x, "__cuda_array_interface__") for x in arrays)
+        on_gpu = any(hasattr(x, "__cuda_array_interface__") or is_on_device(x) for x in arrays)
         backend = "cuda" if on_gpu else "cpu"
     return load(backend)
 

@@ -28,7 +28,6 @@ __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 STALL_PASSES = 250
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large makes so many passes before the first is timed
 WHOLE = True  # one process holds all of M
-PAIRS = True  # of a sparse M the forbidden pairs are filled in
 TINY = np.finfo(np.float64).tiny
 
 

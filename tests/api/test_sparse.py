@@ -568,15 +568,11 @@ def test_the_plan_is_the_slope_by_the_stored_costs():
     assert slope == pytest.approx(mapuot.solve(S, a, b, 0.1, (1.0, 2.0), tol=1e-10).plan.data[k], rel=1e-5)
 
 
-def test_other_arrays_are_refused_on_a_gpu():
-    from mapuot.validate import as_cost
-
-    class Module:
-        __name__ = "mapuot.backends.cuda"
-
-    S = pairs(4, 5, 0.5)[0]
-    with pytest.raises(NotImplementedError, match="backend 'cuda' takes no sparse M"):
-        as_cost(S, Module())
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_matrix_on_a_gpu_is_not_moved_unasked(backend):
+    on_device = type("csr_matrix", (), {"__module__": "cupyx.scipy.sparse._csr"})()
+    with pytest.raises(TypeError, match=f"M must not lie on a GPU for backend '{backend}'"):
+        mapuot.solve(on_device, A2, B2, 0.1, 1.0, backend=backend)
 
 
 def test_the_whole_plan_of_one_process():

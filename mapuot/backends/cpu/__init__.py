@@ -11,7 +11,6 @@ from .stream import asarray, extrema, to_numpy
 from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES
 
 MAKES_COSTS = True  # costs of points and grids, as they are needed
-PAIRS = True  # a K of stored pairs
 
 
 def Workspace(problem: Any, options: Any) -> Any:  # noqa: N802 - the word of the contract
@@ -28,7 +27,6 @@ def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None)
 __all__ = [
     "LEAST_BOX",
     "MAKES_COSTS",
-    "PAIRS",
     "QUICK_ENTRIES",
     "QUICK_PASSES",
     "Kernel",

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from ...grids import Grid
+from ...sparse import Sparse
 from ..cpu.grid import GridStream, GridWorkspace
 
 PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "weigh": "batch"}
@@ -24,10 +25,11 @@ def __getattr__(name: str) -> Any:
 
 
 def Workspace(problem: Any, options: Any) -> Any:  # noqa: N802 - the word of the contract
-    """One solve, of a K, between points or on a grid."""
+    """One solve, of a K of all pairs or of stored ones, between points or on a grid."""
     if isinstance(problem.cost, Grid):
         return GridWorkspace(problem, options, *engine())
     place, name = ("points", "PointWorkspace") if problem.cost.never_stored else ("workspace", "Workspace")
+    place, name = ("sparse", "SparseWorkspace") if isinstance(problem.cost, Sparse) else (place, name)
     return getattr(import_module(f"{__name__}.{place}"), name)(problem, options)
 
 
@@ -35,7 +37,8 @@ def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None)
     """The plan of given potentials."""
     if isinstance(problem.cost, Grid):
         return GridStream(problem, log_u, log_v, threads, *engine())
-    return import_module(f"{__name__}.stream").PlanStream(problem, log_u, log_v, threads)
+    place, name = ("sparse", "SparseStream") if isinstance(problem.cost, Sparse) else ("stream", "PlanStream")
+    return getattr(import_module(f"{__name__}.{place}"), name)(problem, log_u, log_v, threads)
 
 
 def engine() -> tuple[Any, Any]:

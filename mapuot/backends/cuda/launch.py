@@ -191,6 +191,8 @@ def fitted(device: int, words: frozenset[str], shape: Shape, *lie: Any) -> Persi
 class Iterate:
     """Calls that make passes on the state they were built for."""
 
+    stored = True  # K has all pairs, so that the persistent kernels can read it
+
     def __init__(
         self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], in_place: bool,
         beside: tuple[Job, ...] = (), portable: bool = False,

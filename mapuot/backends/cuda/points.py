@@ -65,6 +65,7 @@ class Side:
 class PointIterate(Iterate):
     """Passes whose entries are made; ``take`` chooses float32 or float64 ones."""
 
+    stored = False
     lists: list[Any]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 
     def __init__(self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None) -> None:
@@ -73,9 +74,6 @@ class PointIterate(Iterate):
         for mask, cut in zip(self.masks, (masked, masked.T) if masked else (), strict=False):
             put(mask, cut.words())
         super().__init__(state, shape, "float64", kl, False)
-
-    def fit(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
-        """Never persistent."""
 
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Nothing yet: the kernels depend on the points."""

@@ -2,7 +2,7 @@
 
 CuPy keeps compiled files on disk (CUPY_CACHE_DIR), by source, options and compiler, so that a machine compiles each
 once. Taken are square problems of every shape of the row half, KL or balanced, costs in float32 and float64; what else
-there is (other penalties, batches, points) is compiled when it is needed.
+there is (other penalties, batches, points, sparse costs) is compiled when it is needed.
 """
 
 from __future__ import annotations

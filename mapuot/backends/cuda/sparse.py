@@ -1,0 +1,294 @@
+"""Sparse costs on the device: the stored pairs twice, row by row and column by column, and K in both orders.
+
+So every sum of a pass runs along a row of one of the two, in an order of its own: no atomic additions, and the same
+bits each time. A pair takes 4 or 8 bytes of M, as many of K and 4 of an index, all of it twice. Passes are those of the
+portable kernels, their row half in the place of those that read a dense K: src_cuda/sparse.cuh. Where no pair connects
+parts of M, the image is translated part by part. Twin: backends/cpu/workspace.py, src_c/sparse.h.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ...penalties import F64
+from ...problem import Problem
+from ...sparse import Sparse
+from .. import records
+from ..contract import MEMORY
+from ..records import put
+from ..workspace import STORAGE
+from .arrays import as_columns, need_memory, on_device
+from .kernels import ITEMSIZE, STORES, Shape, by_value, kernel, line, shape_options
+from .launch import GRAPH_PASSES, Iterate
+from .workspace import Workspace
+
+RUNS = records.read("common/record.h", "sparse.cuh")["Runs"]
+PAIRS = records.read("common/record.h", "sparse_stream.cu")["Pairs"]
+THREADS = 256  # RUN_THREADS of sparse.cuh
+EACH = 4  # entries of a row that a thread has, in the mean
+LONG = 64  # and at most: a longer row gets a block
+RESIDENT = 8  # blocks a multiprocessor of sparse_rows, each of which leaves its row scalars; of finish_first half
+PIECE = 256  # columns of a part that a warp sums
+OF_BYTES = {size: name for name, size in ITEMSIZE.items()}
+ROW_SCALARS = 5  # NEXT_B of state.cuh
+KERNELS = ("sparse_rows", "sparse_columns", "part_sums", "part_moves", "finish_first", "finish_join", "finish_second")
+
+
+def lanes_of(mean: float) -> int:
+    """Threads of a row of so many entries in the mean."""
+    return min(32, 1 << max(0, int(np.ceil(np.log2(max(1.0, mean / EACH))))))
+
+
+class Runs:
+    """The stored pairs row by row, of M or of its transpose: ``Runs`` of sparse.cuh for all rows or for some."""
+
+    def __init__(self, start: Any, index: Any, M: Any, c: Any) -> None:
+        self.start, self.index, self.M, self.c = start, index, M, c
+        self.count = len(start) - 1
+        self.lanes = lanes_of(len(index) / self.count)
+        self.most = LONG * self.lanes
+        self.long = cp.flatnonzero(cp.diff(start) > self.most).astype(np.int64)
+
+    def records(self, i0: int = 0, i1: int | None = None) -> list[tuple[Any, Any]]:
+        """(record, list or None) of the rows [i0, i1) that are short, and of the others where there are any."""
+        long = self.long
+        if i1 is None:
+            i1 = self.count
+        elif len(long):
+            long = long[(long >= i0) & (long < i1)] - i0
+        found = []
+        for count, lanes, rows in ((i1 - i0, self.lanes, None), (len(long), THREADS, long)):
+            record = np.zeros((), RUNS)
+            put(record, {"count": count, "lanes": lanes, "most": self.most, "index": self.index.data.ptr})
+            put(record, {"start": self.start[i0:].data.ptr, "list": 0 if rows is None else rows.data.ptr})
+            found.append((record, rows))
+        return found if len(long) else found[:1]
+
+    def launch(
+        self, function: str, exponents: tuple[Any, Any, float], *arguments: Any, i0: int = 0, i1: int | None = None
+    ) -> None:
+        """A stream over the rows [i0, i1); ``exponents``: alpha, whose first number is of row i0, beta and reg."""
+        alpha, beta, reg = exponents
+        pairs = np.zeros((), PAIRS)
+        put(pairs, {"M": self.M.data.ptr, "c": 0 if self.c is None else self.c.data.ptr, "inv_reg": 1 / reg})
+        put(pairs, {"alpha": alpha.data.ptr, "beta": beta.data.ptr})
+        store = "float64" if function != "sparse_entries" else OF_BYTES[arguments[0].itemsize]
+        run = kernel("sparse_stream.cu", function, STORE=STORES[store], COST=int(self.M.dtype == np.float32))
+        for record, _ in self.records(i0, i1):
+            run((blocks_for(record),), (THREADS,), (by_value(pairs), by_value(record), *arguments))
+
+
+def blocks_for(record: Any, most: int = 1 << 20) -> int:
+    return max(1, min(most, -(-int(record["count"]) // (THREADS // int(record["lanes"])))))
+
+
+class DevicePairs:
+    """A sparse M, and c on its places, on the device; ``rows`` and ``cols``."""
+
+    def __init__(self, cost: Sparse, c: Sparse | None) -> None:
+        m, n = cost.shape
+        start = cp.asarray(cost.start - cost.start[0])
+        column, M = cp.asarray(cost.column), cp.asarray(cost.data)
+        shares = None if c is None else cp.asarray(c.data)
+        self.rows = Runs(start, column, M, shares)
+        row = cp.searchsorted(start, cp.arange(cost.size), side="right") - 1
+        key = column.astype(np.int64) * m + row  # no two are equal: any sort gives this order
+        order = cp.argsort(key)
+        ends = cp.cumsum(cp.bincount(column, minlength=n)).astype(np.int64)
+        turned = cp.concatenate([cp.zeros(1, np.int64), ends])
+        self.cols = Runs(turned, row[order].astype(np.int32), M[order], None if shares is None else shares[order])
+
+
+class Last:
+    """The pairs used last stay on the device while their cost lives: solves at one reg after another read them."""
+
+    held: tuple[Any, Any, int, DevicePairs] | None = None  # weak references to the cost and to c, the device
+
+
+def pairs_of(problem: Problem) -> DevicePairs:
+    cost, c, device, held = problem.cost, problem.c, cp.cuda.Device().id, Last.held
+    assert isinstance(cost, Sparse)
+    assert c is None or isinstance(c, Sparse)
+    if held is not None and held[0]() is cost and held[1]() is c and held[2] == device:
+        return held[3]
+    Last.held = held = None  # their memory first
+    pairs = DevicePairs(cost, c)
+    Last.held = weakref.ref(cost, forget), (lambda: None) if c is None else weakref.ref(c), device, pairs
+    return pairs
+
+
+def forget(cost: Any) -> None:
+    if Last.held is not None and Last.held[0] is cost:
+        Last.held = None
+
+
+class SparseIterate(Iterate):
+    """Passes over stored pairs: rows, columns and the finish, five launches or seven."""
+
+    stored = False
+
+    def __init__(self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool]) -> None:
+        self.several = False
+        super().__init__(state, shape, dtype, kl, False)
+
+    def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+        """Few blocks in the finish, where columns are many: each of them joins what all have left."""
+        self.split_columns(min(-(-self.n // line(self.memory)), RESIDENT // 2 * self.processors))
+        self.most = GRAPH_PASSES
+        options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory) | {"SPARSE": 1}
+        self.kernels = {name: kernel("portable.cu", name, **options) for name in KERNELS}
+
+    def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
+        """The entries of K row by row and column by column."""
+        self.graphs, self.K, self.pairs = {}, kernels, pairs
+        most = RESIDENT * self.processors
+        self.sides = [
+            [(record, blocks_for(record, most)) for record, _ in side.records()] for side in (pairs.rows, pairs.cols)
+        ]
+        self.blocks = sum(blocks for _, blocks in self.sides[0])
+        self.scalars = cp.zeros(self.blocks * ROW_SCALARS)
+
+    def row_kernels(self) -> None:
+        parity, at, blocks_to_join = np.int32(self.parity), 0, self.blocks
+        for record, blocks in self.sides[0]:
+            left = self.scalars[at * ROW_SCALARS :]
+            self.launch("sparse_rows", (blocks,), THREADS, parity, by_value(record), self.K[0], left)
+            at += blocks
+        for record, blocks in self.sides[1]:
+            joined = self.scalars, np.int32(blocks_to_join)
+            self.launch("sparse_columns", (blocks,), THREADS, parity, by_value(record), self.K[1], *joined)
+            blocks_to_join = 0
+        if self.several:
+            for name, count in (("part_sums", "pieces"), ("part_moves", "count")):
+                warps = int(self.state["apart"][count])
+                self.launch(name, (-(-warps // (THREADS // 32)),), THREADS, parity)
+
+    def finish_kernels(self, total: int = 0) -> None:
+        """The sums of a pass are where those of ranks would be."""
+        super().finish_kernels(int(self.state["total"]))
+
+
+class SparseWorkspace(Workspace):
+    """One solve of a sparse M."""
+
+    launch: SparseIterate
+
+    def __init__(self, problem: Problem, options: Any) -> None:
+        if problem.ranks.size > 1:
+            raise NotImplementedError("comm: a sparse M on GPUs is for one process, use backend='cpu'")
+        super().__init__(problem, options)
+
+    def take_kernel(self) -> None:
+        (m, n), cost = self.problem.shape, self.problem.cost
+        self.most = m
+        entry = ITEMSIZE[self.dtype] + cost.dtype.itemsize + 4 + 8 * (self.problem.c is not None)
+        pairs = 2 * cost.size * entry + 8 * (8 * m + (30 + 2 * MEMORY[1]) * self.ld)
+        need_memory(pairs + 24 * cost.size, self.dtype)  # 24: to sort the pairs by columns
+        self.pairs = pairs_of(self.problem)
+        self.K = tuple(cp.empty(cost.size, STORAGE[self.dtype]) for _ in range(2))
+        self.launch = SparseIterate(self.state, (m, n, self.ld), self.dtype, self.kl)
+        self.launch.take(self.pairs, self.K)
+
+    def constants(self) -> None:
+        super().constants()
+        self.take_parts()
+
+    def take_parts(self) -> None:
+        """Where no pair connects some parts of M: which each column belongs to; each has a translation of its own."""
+        parts, limits = self.problem.parts, self.state["limits"]
+        if parts is None or not limits["mu_rate"] > 0:
+            return
+        limits["lam_rate"] = 0.0
+        length = np.bincount(parts.cols, minlength=parts.count + 1)  # the last: points without a partner
+        first = np.concatenate([[0], np.cumsum(-(-length // PIECE))])
+        begin = np.cumsum(length) - length
+        piece = np.repeat(begin - PIECE * first[:-1], np.diff(first)) + PIECE * np.arange(first[-1])
+        words = {"part": parts.cols, "order": np.argsort(parts.cols, kind="stable"), "first": first}
+        words["piece"] = np.append(piece, len(parts.cols))
+        self.parts = {name: cp.asarray(values.astype(np.int64)) for name, values in words.items()}
+        self.parts |= {"sums": cp.zeros(2 * len(piece)), "move": cp.zeros(len(length))}
+        put(self.state["apart"], {"count": len(length), "pieces": len(piece)})
+        put(self.state["apart"], {name: array.data.ptr for name, array in self.parts.items()})
+        self.launch.several = True
+
+    def build(self, alpha: F64, beta: F64, error: float) -> None:
+        limits = self.state["limits"]
+        limits["exponent_error"] = error
+        a, b = on_device(alpha, beta)
+        for runs, own, other, K in ((self.pairs.rows, a, b, self.K[0]), (self.pairs.cols, b, a, self.K[1])):
+            flush = np.float64(limits["flush"])
+            runs.launch("sparse_entries", (own, other, self.problem.reg), K, np.int64(0), flush)
+
+    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        alpha = np.where(out_u, np.inf, -self.tops(self.pairs.rows, np.zeros(len(out_u)), plan_v))
+        used = np.where(np.isposinf(alpha), -np.inf, alpha)
+        return alpha, self.column_scaling(plan_v, self.tops(self.pairs.cols, plan_v, used))
+
+    def tops(self, runs: Runs, own: F64, other: F64) -> F64:
+        """The largest logarithm of an entry of each row."""
+        out, (alpha, beta) = cp.empty(runs.count), on_device(own, other)
+        runs.launch("sparse_max", (alpha, beta, self.problem.reg), out)
+        found: F64 = out.get()
+        return found
+
+    def close(self) -> None:
+        """Give K back at once; the potentials stay."""
+        del self.K
+        del self.launch.K, self.launch.pairs
+        self.launch.graphs.clear()
+
+
+class SparseStream:
+    """The plan of given potentials on the stored pairs, made from M in float64; CuPy where M is CuPy's, else numpy."""
+
+    def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
+        assert isinstance(problem.cost, Sparse)
+        self.problem, self.cost, self.dtype = problem, problem.cost, problem.cost.dtype
+        self.alpha, self.beta = on_device(*problem.exponents(log_u, log_v))
+
+    def back(self, x: Any) -> Any:
+        return x if self.cost.on_device else x.get()
+
+    def along(self, rows: bool) -> tuple[Runs, Any, Any]:
+        """The pairs row by row, or column by column, and the exponents of these and of what they meet."""
+        pairs = pairs_of(self.problem)
+        return (pairs.rows, self.alpha, self.beta) if rows else (pairs.cols, self.beta, self.alpha)
+
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        """Rows i0 to i1 as a CSR array, with an entry for every stored pair."""
+        runs, alpha, beta = self.along(True)
+        before, end = (int(self.cost.start[i] - self.cost.start[0]) for i in (i0, i1))
+        values = cp.empty(end - before, self.dtype)
+        if end > before:
+            made = alpha[i0:], beta, self.problem.reg
+            runs.launch("sparse_entries", made, values, np.int64(before), np.float64(0.0), i0=i0, i1=i1)
+        return self.cost.read(i0, i1).with_data(self.back(values))
+
+    def product(self, rows: bool, X: Any, name: str) -> Any:
+        runs, own, other = self.along(rows)
+        X, flat = as_columns(X, len(other), name)
+        d = X.shape[1]
+        out = cp.empty((runs.count, d))
+        for x0 in range(0, d, 4):
+            runs.launch("sparse_apply", (own, other, self.problem.reg), X, np.int64(d), np.int64(x0), out)
+        out = self.back(out)
+        return out[:, 0] if flat else out
+
+    def apply(self, X: Any, name: str = "X") -> Any:
+        return self.product(True, X, name)
+
+    def apply_transpose(self, Y: Any) -> Any:
+        return self.product(False, Y, "Y")
+
+    def sums(self) -> tuple[float, F64, F64]:
+        found = []
+        for rows in (True, False):
+            runs, own, other = self.along(rows)
+            out, paid = cp.empty(runs.count), cp.empty(runs.count)
+            runs.launch("sparse_sums", (own, other, self.problem.reg), out, paid)
+            found.append((out.get(), float(paid.sum())))
+        return found[0][1], found[0][0], found[1][0]

@@ -1,0 +1,186 @@
+// Mirrors src_c/sparse.h: rows of which only some pairs are stored, here as CSR and, turned, once more as CSC.
+//
+// Every sum runs along a row of one or the other, by a few threads in an order of its own, so that a pass leaves the
+// same bits each time; scatter-adds to the columns, which need no second index, would not (bench/NOTES.md has both).
+// A row has `lanes` threads by the mean length of all; one that is much longer is listed and gets a block.  Entries in
+// STORE, sums in float64.  SPARSE 1: row_pass and column_sums of portable.cu are those here, and the image is translated
+// part by part, as translate_parts of src_c/finish.c does.
+#ifndef SPARSE_CUH
+#define SPARSE_CUH
+#include "common.cuh"
+
+#define RUN_THREADS 256 // of a block
+
+// Which rows one launch does, and where their entries are.
+struct Runs {
+    int64_t count, lanes; // rows; threads of each, a power of 2 up to 32, or RUN_THREADS
+    int64_t most;         // entries of a row at most where there is no list
+    const int64_t *start; // where the rows begin: of a part of them, in the entries of all
+    const int64_t *list;  // the rows to do, or null: all
+    const int *index;     // of every entry, what its row meets there
+};
+
+// One row as a thread sees it; row -1: none, and no entries
+struct Run {
+    int64_t row, first, end;
+    int lane;
+};
+
+// use(run) for all rows of this block; all its threads come along, also those without a row
+template <typename Use> __device__ __forceinline__ void each_run(const Runs &runs, Use use)
+{
+    const int lanes = (int)runs.lanes, each = RUN_THREADS / lanes;
+    for (int64_t slot = (int64_t)blockIdx.x * each; slot < runs.count; slot += (int64_t)gridDim.x * each) {
+        const int64_t at = slot + threadIdx.x / lanes;
+        Run run = {-1, 0, 0, (int)threadIdx.x % lanes};
+        if (at < runs.count) {
+            run.row = runs.list ? runs.list[at] : at;
+            run.first = runs.start[run.row], run.end = runs.start[run.row + 1];
+            if (!runs.list && run.end - run.first > runs.most)
+                run.row = -1, run.end = run.first;
+        }
+        use(run);
+    }
+}
+
+struct Plus {
+    __device__ __forceinline__ static double of(double x, double y) { return x + y; }
+};
+
+struct Larger {
+    __device__ __forceinline__ static double of(double x, double y) { return fmax(x, y); }
+};
+
+// What the threads of a row have, joined; every one of them gets it.  part: RUN_THREADS / 32 numbers of the block.
+template <typename Join> __device__ __forceinline__ double joined_run(const Runs &runs, double x, double *part)
+{
+    const int lanes = (int)runs.lanes;
+    for (int bit = (lanes < 32 ? lanes : 32) / 2; bit > 0; bit /= 2)
+        x = Join::of(x, __shfl_xor_sync(FULL, x, bit));
+    if (lanes <= 32)
+        return x;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = part[0];
+#pragma unroll
+    for (int q = 1; q < RUN_THREADS / 32; q++)
+        x = Join::of(x, part[q]);
+    return x;
+}
+
+// K_i . x, in four chains a thread: each load waits for that of its index
+__device__ __forceinline__ double run_dot(const Runs &runs, const Run &run, const real *K, const double *x,
+                                          double *part)
+{
+    const int lanes = (int)runs.lanes;
+    double sum[4] = {};
+    int64_t k = run.first + run.lane;
+    for (; k + 3 * lanes < run.end; k += 4 * lanes)
+#pragma unroll
+        for (int q = 0; q < 4; q++)
+            sum[q] = fma(entry(__ldg(K + k + q * lanes)), __ldg(x + __ldg(runs.index + k + q * lanes)), sum[q]);
+    for (; k < run.end; k += lanes)
+        sum[0] = fma(entry(__ldg(K + k)), __ldg(x + __ldg(runs.index + k)), sum[0]);
+    return joined_run<Plus>(runs, (sum[0] + sum[1]) + (sum[2] + sum[3]), part);
+}
+
+#if SPARSE
+// s = K v and u = prox(s); scalars: what each block leaves of its rows, NEXT_B numbers
+extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+    sparse_rows(const __grid_constant__ State S, int parity, const __grid_constant__ Runs runs, const real *K,
+                double *scalars)
+{
+    __shared__ double part[RUN_THREADS / 32];
+    __shared__ RowSums warp[RUN_THREADS / 32];
+    if (stopped(S, parity))
+        return;
+    const double shift = S.progress[parity].shift;
+    RowSums row = {};
+    each_run(runs, [&](const Run &run) {
+        const double s = run_dot(runs, run, K, S.v_scale, part);
+        if (run.lane == 0 && run.row >= 0)
+            row_scale(S, (int)run.row, S.point[run.row], s, shift, true, row);
+    });
+#pragma unroll
+    for (int q = 0; q < NEXT_B; q++) {
+        const double sum = warp_sum(row[q]);
+        if (threadIdx.x % 32 == 0)
+            warp[threadIdx.x / 32][q] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x >= NEXT_B)
+        return;
+    double sum = 0;
+    for (int q = 0; q < RUN_THREADS / 32; q++)
+        sum += warp[q][threadIdx.x];
+    scalars[blockIdx.x * NEXT_B + threadIdx.x] = sum;
+}
+
+// K^T u; and the row scalars of `blocks` blocks of sparse_rows behind it, where there are any to add
+extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+    sparse_columns(const __grid_constant__ State S, int parity, const __grid_constant__ Runs runs, const real *K,
+                   const double *scalars, int blocks)
+{
+    __shared__ double part[RUN_THREADS / 32];
+    if (stopped(S, parity))
+        return;
+    each_run(runs, [&](const Run &run) {
+        const double sum = run_dot(runs, run, K, S.u_scale, part);
+        if (run.lane == 0 && run.row >= 0)
+            S.total[run.row] = sum;
+    });
+    if (blockIdx.x > 0 || blocks == 0)
+        return;
+    const Runs whole = {1, RUN_THREADS, 0, nullptr, nullptr, nullptr};
+    for (int q = 0; q < NEXT_B; q++) {
+        double sum = 0;
+        for (int k = threadIdx.x; k < blocks; k += RUN_THREADS)
+            sum += scalars[k * NEXT_B + q];
+        sum = joined_run<Plus>(whole, sum, part);
+        if (threadIdx.x == 0)
+            S.total[S.ld + q] = sum;
+    }
+}
+
+// The mass and sum b e^(-k log v') of pieces of parts, a warp each: those of the columns before their image moves
+extern "C" __global__ void __launch_bounds__(RUN_THREADS) part_sums(const __grid_constant__ State S, int parity)
+{
+    if (stopped(S, parity))
+        return;
+    const int64_t piece = ((int64_t)blockIdx.x * RUN_THREADS + threadIdx.x) / 32;
+    if (piece >= S.apart.pieces)
+        return;
+    const double shift = S.progress[parity].shift;
+    double mass = 0, weight = 0;
+    for (int64_t k = S.apart.piece[piece] + threadIdx.x % 32; k < S.apart.piece[piece + 1]; k += 32) {
+        const int64_t j = S.apart.order[k];
+        const mapuot_column c = column_at(S, 0, j);
+        if (!isfinite(c.absorbed))
+            continue;
+        const double sum = S.total[j];
+        const mapuot_column_out found = column_values((int)MAPUOT_KL, &c, sum, log(sum), shift, 0, S.limits.reg);
+        mass += found.marginal;
+        weight += found.next;
+    }
+    mass = warp_sum(mass), weight = warp_sum(weight);
+    if (threadIdx.x % 32 == 0)
+        S.apart.sums[2 * piece] = mass, S.apart.sums[2 * piece + 1] = weight;
+}
+
+// What each part's image is translated by, a warp a part
+extern "C" __global__ void __launch_bounds__(RUN_THREADS) part_moves(const __grid_constant__ State S, int parity)
+{
+    const int64_t k = ((int64_t)blockIdx.x * RUN_THREADS + threadIdx.x) / 32;
+    if (stopped(S, parity) || k >= S.apart.count)
+        return;
+    double mass = 0, weight = 0;
+    for (int64_t piece = S.apart.first[k] + threadIdx.x % 32; piece < S.apart.first[k + 1]; piece += 32)
+        mass += S.apart.sums[2 * piece], weight += S.apart.sums[2 * piece + 1];
+    mass = warp_sum(mass), weight = warp_sum(weight);
+    if (threadIdx.x % 32 == 0)
+        S.apart.move[k] = next_translation(&S.limits, log_ratio_of(weight, mass));
+}
+#endif
+#endif

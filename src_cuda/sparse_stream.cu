@@ -1,0 +1,107 @@
+// Mirrors src_c/stream_tmpl.c for rows of which only some pairs are stored: K, the plan and what is made of it.
+//
+// As stream.cu: the entry (i, j) is c_ij exp(alpha_i + beta_j - M_ij / reg), exponent in float64.  Sums and maxima are
+// along the rows of Runs; the caller gives the turned ones, with alpha and beta exchanged, for those along the columns.
+// Options: STORE (of K or P), COST (of M: 0 float64, 1 float32).
+#include "sparse.cuh"
+
+#if COST == 0
+typedef double cost;
+#else
+typedef float cost;
+#endif
+
+// What the entries of some rows are made of; c: float64, or null
+struct Pairs {
+    const cost *M;
+    const double *c, *alpha, *beta;
+    double inv_reg;
+};
+
+// x = alpha_i + beta_j - M_ij / reg of entry k in row i, and c_ij
+__device__ __forceinline__ double exponent(const Pairs &P, const Runs &runs, int64_t i, int64_t k, double &share)
+{
+    share = P.c ? P.c[k] : 1;
+    return P.alpha[i] + P.beta[runs.index[k]] - (double)P.M[k] * P.inv_reg;
+}
+
+__device__ __forceinline__ double plan_entry(const Pairs &P, const Runs &runs, int64_t i, int64_t k)
+{
+    double share;
+    const double x = exponent(P, runs, i, k, share);
+    return share * exp(x);
+}
+
+// K, entries below `flush` being 0, or, with flush = 0, the plan; out[k - before] for entry k
+extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+    sparse_entries(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, real *out, int64_t before,
+                   double flush)
+{
+    each_run(runs, [&](const Run &run) {
+        for (int64_t k = run.first + run.lane; k < run.end; k += runs.lanes) {
+            const double p = plan_entry(P, runs, run.row, k);
+            out[k - before] = stored(p >= flush ? p : 0);
+        }
+    });
+}
+
+// out_i = max_j log(entry), -inf of a row without entries
+extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+    sparse_max(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, double *out)
+{
+    __shared__ double part[RUN_THREADS / 32];
+    each_run(runs, [&](const Run &run) {
+        double top = -INF;
+        for (int64_t k = run.first + run.lane; k < run.end; k += runs.lanes) {
+            double share;
+            const double x = exponent(P, runs, run.row, k, share);
+            top = fmax(top, P.c ? x + log(share) : x);
+        }
+        top = joined_run<Larger>(runs, top, part);
+        if (run.lane == 0 && run.row >= 0)
+            out[run.row] = top;
+    });
+}
+
+// out_i = sum_j P_ij, cost_i = sum_j P_ij M_ij
+extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+    sparse_sums(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, double *out, double *cost_out)
+{
+    __shared__ double part[RUN_THREADS / 32];
+    each_run(runs, [&](const Run &run) {
+        double sum = 0, paid = 0;
+        for (int64_t k = run.first + run.lane; k < run.end; k += runs.lanes) {
+            const double p = plan_entry(P, runs, run.row, k);
+            sum += p;
+            paid += p > 0 ? p * (double)P.M[k] : 0;
+        }
+        sum = joined_run<Plus>(runs, sum, part);
+        paid = joined_run<Plus>(runs, paid, part);
+        if (run.lane == 0 && run.row >= 0)
+            out[run.row] = sum, cost_out[run.row] = paid;
+    });
+}
+
+// out_i,x = sum_j P_ij X_jx for the COLUMNS columns of X from x0 on; X is n x d, out m x d
+#define COLUMNS 4
+extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+    sparse_apply(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, const double *X, int64_t d,
+                 int64_t x0, double *out)
+{
+    __shared__ double part[RUN_THREADS / 32];
+    each_run(runs, [&](const Run &run) {
+        double sum[COLUMNS] = {};
+        for (int64_t k = run.first + run.lane; k < run.end; k += runs.lanes) {
+            const double p = plan_entry(P, runs, run.row, k), *x = X + runs.index[k] * d + x0;
+#pragma unroll
+            for (int q = 0; q < COLUMNS; q++)
+                sum[q] = x0 + q < d ? fma(p, x[q], sum[q]) : 0;
+        }
+#pragma unroll
+        for (int q = 0; q < COLUMNS; q++) {
+            const double whole = joined_run<Plus>(runs, sum[q], part);
+            if (run.lane == 0 && run.row >= 0 && x0 + q < d)
+                out[run.row * d + x0 + q] = whole;
+        }
+    });
+}

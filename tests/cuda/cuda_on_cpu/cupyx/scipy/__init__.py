@@ -1,0 +1,1 @@
+"""What mapuot takes of cupyx.scipy, over SciPy."""

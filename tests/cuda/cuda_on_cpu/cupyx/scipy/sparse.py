@@ -1,0 +1,30 @@
+"""Sparse matrices as cupyx.scipy.sparse has them: arrays of CuPy's stand-in, and ``get`` is the way to SciPy's."""
+
+import cupy
+from scipy import sparse
+
+
+class spmatrix:  # noqa: N801
+    def __init__(self, value, shape=None):
+        self.host = self.kind(tuple(map(cupy.ndarray.get, value)) if shape else value, shape)
+        self.shape, self.dtype, self.nnz, self.ndim = self.host.shape, self.host.dtype, self.host.nnz, 2
+
+    def __getattr__(self, name):
+        if name not in ("data", "indices", "indptr", "row", "col"):
+            raise AttributeError(name)
+        return cupy.asarray(getattr(self.host, name))
+
+    def get(self):
+        return self.host.copy()
+
+
+class csr_matrix(spmatrix):  # noqa: N801
+    kind = sparse.csr_matrix
+
+
+class csc_matrix(spmatrix):  # noqa: N801
+    kind = sparse.csc_matrix
+
+
+class coo_matrix(spmatrix):  # noqa: N801
+    kind = sparse.coo_matrix

@@ -1,0 +1,204 @@
+"""Sparse costs on a GPU: passes against those of the CPU, whole solves against the dense M with inf elsewhere."""
+
+import gc
+import pickle
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import mapuot
+from mapuot.backends import cpu
+from mapuot.problem import Problem
+from mapuot.strategy import make_options
+
+cp = pytest.importorskip("cupy", reason="needs CuPy")
+if not cp.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+from cupyx.scipy import sparse as device_sparse  # noqa: E402
+
+from mapuot.backends import cuda  # noqa: E402
+from mapuot.backends.cuda import sparse as on_gpu  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def pairs(m, n, density, parts=1, seed=0, dtype=float):
+    """(CSR, the same with inf elsewhere, a, b); a chain of pairs holds each of the parts together."""
+    rng = np.random.default_rng([seed, m, n])
+    stored = rng.random((m, n)) < density
+    i = np.arange(max(m, n))
+    stored[i % m, i % n] = stored[i % m, (i + 1) % n] = True
+    stored &= (np.arange(m) * parts // m)[:, None] == np.arange(n) * parts // n
+    M = np.where(stored, rng.random((m, n)), np.inf).astype(dtype)
+    i, j = np.nonzero(stored)
+    return sparse.csr_array((M[i, j], (i, j)), shape=M.shape), M, rng.random(m) + 0.1, rng.random(n) + 0.1
+
+
+def passes(module, S, a, b, precision, reg_m, reference, count=8):
+    """(stats, potentials, marginals) after so many."""
+    problem = Problem.from_arrays(S, a, b, 0.1, reg_m, "kl", reference, module)
+    workspace = module.Workspace(problem, make_options("auto", precision, 1e-13, None, 1))
+    workspace.absorb(np.linspace(-1, 1, len(b)))
+    stats = []
+    while len(stats) < count and (not stats or stats[-1].status == "running"):
+        stats += workspace.iterate(count - len(stats))
+    return stats, *workspace.potentials(), *workspace.marginals()
+
+
+@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_passes_are_those_of_the_cpu(parts, precision):
+    """A coarse K is a float64 one on the CPU, whose passes make none of its entries anew."""
+    S, M, a, b = pairs(45, 60, 0.2, parts)
+    c = np.random.default_rng(1).random(M.shape)
+    for reference in ("product", "uniform", c):
+        for reg_m in ((1.0, 0.7), (np.inf, 0.7))[: 3 - min(parts, 2)]:  # a hard row needs a partner
+            got = passes(cuda, S, a, b, precision, reg_m, reference)
+            want = passes(cpu, S, a, b, "float64", reg_m, reference)
+            tol = {"float64": 1e-9, "mixed": 1e-5, "bfloat16": 0.1}[precision]
+            assert len(got[0]) == len(want[0])
+            for one, other in zip(got[0], want[0], strict=True):
+                assert one.mass == pytest.approx(other.mass, rel=tol)
+                assert one.dual == pytest.approx(other.dual, rel=tol, abs=tol)
+            if precision != "bfloat16":
+                for found, right in zip(got[1:], want[1:], strict=True):
+                    np.testing.assert_allclose(found, right, rtol=10 * tol, atol=10 * tol)
+
+
+@pytest.mark.parametrize("penalty", ["kl", "tv", "l2", ("range", "kl"), ("kl", "balanced"), ("balanced", "kl")])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (83, 120)])
+def test_the_answer_is_that_of_inf_elsewhere(shape, penalty):
+    S, M, a, b = pairs(*shape, 1.0 if "balanced" in penalty else 0.15)
+    tol = 1e-10 if penalty != "tv" else 1e-5
+    options = {"penalty": penalty, "tol": tol, "precision": "float64", "method": "sinkhorn"}
+    reg_m = 0.5 if "range" not in penalty else (0.9, 0.5)
+    got = mapuot.solve(S, a, b, 0.1, reg_m, backend="cuda", **options)
+    want = mapuot.solve(M, a, b, 0.1, reg_m, backend="cpu", **options)
+    assert got.status == want.status == "converged"
+    assert isinstance(got.plan, sparse.csr_array)
+    np.testing.assert_array_equal(got.plan.indices, S.indices)
+    assert np.abs(got.plan.toarray() - want.plan).sum() <= 1e-9 * want.mass
+    for name in ("mass", "cost", "objective", "dual"):
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-9), name
+
+
+def test_products_of_the_plan():
+    S, M, a, b = pairs(70, 50, 0.2, parts=2)
+    rng = np.random.default_rng(0)
+    got = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
+    want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9, backend="cpu")
+    X, Y = rng.random((50, 5)), rng.random((70, 2))
+    np.testing.assert_allclose(got.apply(X), want.apply(X), rtol=1e-7)
+    np.testing.assert_allclose(got.apply(X[:, 0]), want.apply(X[:, 0]), rtol=1e-7)
+    np.testing.assert_allclose(got.apply_transpose(Y), want.apply_transpose(Y), rtol=1e-7)
+    np.testing.assert_allclose(got.barycentric_map(X), want.barycentric_map(X), rtol=1e-7)
+    np.testing.assert_allclose(got.rows(3, 9).toarray(), want.rows(3, 9), rtol=1e-7, atol=1e-12)
+    np.testing.assert_allclose(got.sparse(keep=0.7).toarray(), want.sparse(keep=0.7).toarray(), rtol=1e-7)
+    assert got.rows(4, 4).shape == (0, 50)
+    assert got.top_k(2)[0].tolist() == want.top_k(2)[0].tolist()
+    step, k, values = 1e-4, 17, []
+    for sign in (1, -1):
+        moved = S.copy()
+        moved.data[k] += sign * step
+        values.append(mapuot.solve(moved, a, b, 0.1, 1.0, tol=1e-10, backend="cuda").dual)
+    assert (values[0] - values[1]) / (2 * step) == pytest.approx(got.plan.data[k], rel=1e-5)
+    again = pickle.loads(pickle.dumps(got))
+    np.testing.assert_array_equal(again.plan.data, got.plan.data)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_matrix_from_the_device_has_its_plan_there(form, dtype):
+    S, _, a, b = pairs(20, 30, 0.3, dtype=dtype)
+    given = getattr(device_sparse, f"{form}_matrix")(getattr(sparse, f"{form}_matrix")(S))
+    got = mapuot.solve(given, a, b, 0.1, 1.0)
+    want = mapuot.solve(S, a, b, 0.1, 1.0, backend="cuda")
+    assert isinstance(got.plan, device_sparse.csr_matrix)
+    assert got.plan.dtype == dtype
+    np.testing.assert_array_equal(got.plan.get().toarray(), want.plan.toarray())
+    np.testing.assert_array_equal(got.rows(5, 9).get().toarray(), want.rows(5, 9).toarray())
+    np.testing.assert_array_equal(got.top_k(2)[1], want.top_k(2)[1])
+    assert isinstance(got.apply(np.ones(30)), cp.ndarray)
+    np.testing.assert_array_equal(got.apply(np.ones(30)).get(), want.apply(np.ones(30)))
+    with pytest.raises(TypeError, match="M must not lie on a GPU for backend 'cpu'"):
+        mapuot.solve(given, a, b, 0.1, 1.0, backend="cpu")
+
+
+def test_rows_of_every_length():
+    """Rows and columns that a block has beside those of a few threads, empty ones, and one of all pairs."""
+    rng = np.random.default_rng(0)
+    m, n = 70, 3000
+    M = np.where(rng.random((m, n)) < 0.01, rng.random((m, n)), np.inf)
+    M[17], M[:, 1234], M[40], M[:, 5] = rng.random(n), rng.random(m), np.inf, np.inf
+    i, j = np.nonzero(np.isfinite(M))
+    S = sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
+    a, b = rng.random(m) + 0.1, rng.random(n) + 0.1
+    got = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
+    want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9, backend="cpu")
+    kept = on_gpu.pairs_of(got.problem)
+    assert len(kept.rows.long) == 1
+    assert np.abs(got.plan.toarray() - want.plan).sum() <= 1e-8 * want.mass
+    np.testing.assert_allclose(got.rows(15, 19).toarray(), want.plan[15:19], rtol=1e-7, atol=1e-15)
+    np.testing.assert_allclose(got.apply_transpose(np.ones(m)), want.plan.sum(0), rtol=1e-7, atol=1e-15)
+
+
+def test_the_same_bits_each_time():
+    S, _, a, b = pairs(300, 200, 0.1, parts=2)
+    plans = [mapuot.solve(S, a, b, 0.02, 1.0, backend="cuda").plan.data for _ in range(3)]
+    np.testing.assert_array_equal(plans[0], plans[1])
+    np.testing.assert_array_equal(plans[0], plans[2])
+
+
+def test_columns_that_a_block_has_in_turn(monkeypatch):
+    """The finish of many columns on few blocks is that of a block each."""
+    S, _, a, b = pairs(40, 700, 0.1, parts=2)
+    whole = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
+    monkeypatch.setattr(on_gpu, "RESIDENT", 2)
+    monkeypatch.setattr(on_gpu.SparseIterate, "split_columns", lambda self, most: Split.of(self, 1))
+    few = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
+    assert few.n_passes == whole.n_passes
+    np.testing.assert_allclose(few.plan.data, whole.plan.data, rtol=1e-9)
+
+
+class Split:
+    """All columns on so many blocks."""
+
+    of = on_gpu.Iterate.split_columns
+
+
+def test_parts_take_no_more_passes_than_one():
+    """Each part has a translation of its own: without it the masses of eight parts settle slowly."""
+    rng = np.random.default_rng(0)
+    S, _, _, _ = pairs(160, 160, 0.3, parts=8)
+    a = np.repeat(10.0 ** rng.uniform(-2, 2, 8), 20)
+    b = np.repeat(10.0 ** rng.uniform(-2, 2, 8), 20)
+    one = S.copy()
+    several = mapuot.solve(one, a, b, 0.05, 50.0, backend="cuda")
+    alone = mapuot.solve(S[:20, :20], a[:20], b[:20], 0.05, 50.0, backend="cuda")
+    want = mapuot.solve(S, a, b, 0.05, 50.0, backend="cpu")
+    assert several.converged
+    assert several.n_passes <= 2 * alone.n_passes + 4
+    assert several.n_passes <= want.n_passes + 3
+    assert np.abs(several.plan.data - want.plan.data).sum() <= (several.error_bound + want.error_bound) * want.mass
+
+
+def test_the_pairs_used_last_are_given_back():
+    S, _, a, b = pairs(20, 30, 0.3)
+    result = mapuot.solve(S, a, b, 0.1, 1.0, backend="cuda")
+    assert on_gpu.Last.held is not None
+    assert on_gpu.pairs_of(result.problem) is on_gpu.pairs_of(result.problem)
+    del result
+    gc.collect()
+    assert on_gpu.Last.held is None
+
+
+def test_storage_finer_than_tol_needs():
+    """Where K in float32 cannot certify tol, passes go on in float64."""
+    S, _, a, b = pairs(50, 60, 0.2)
+    for precision, tol in (("mixed", 1e-8), ("bfloat16", 1e-3)):
+        got = mapuot.solve(S, a, b, 0.1, 1.0, tol=tol, precision=precision, backend="cuda")
+        want = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-10, backend="cpu")
+        assert got.converged
+        assert np.abs(got.plan.data - want.plan.data).sum() <= 2 * tol * want.mass
