@@ -21,7 +21,7 @@ from .errors import InfeasibleError, shown
 from .penalties import F64, KINDS
 from .ranks import ALONE, Ranks, process_grid
 from .side import Side
-from .sparse import Parts, Sparse, is_sparse
+from .sparse import Parts, Sparse, SparseCosts, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 CPU = 1  # DLPack's number of the host
@@ -301,7 +301,11 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
     if isinstance(M, Cost) and M.never_stored:
         return as_cost(M, backend)
     if isinstance(M, Sparse) or is_sparse(M):
-        raise NotImplementedError("solve_batch takes no sparse M: solve its problems one by one")
+        return as_pairs(M, backend, ALONE, None, None)
+    if isinstance(M, (list, tuple)) and any(map(is_sparse, M)):
+        costs = SparseCosts.of_matrices(M)
+        as_pairs(costs.places, backend, ALONE, None, None)
+        return costs
     M = as_array(M, "M", backend.asarray)
     if M.ndim not in (2, 3):
         raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
@@ -318,7 +322,7 @@ def as_range(
     low, high, bad, infinite = cost.range(backend, threads)
     if bad:
         raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
-    if infinite == math.prod(cost.shape):
+    if infinite == cost.all_pairs:
         low, high = math.inf, -math.inf
     low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
     if not low <= high:
@@ -458,8 +462,11 @@ def check_masses(rows: Side, cols: Side) -> None:
         raise InfeasibleError(f"{text}, got {rows.mass} and {cols.mass}")
 
 
-def check_parts(rows: Side, cols: Side, parts: Parts) -> None:
-    """What each part of M must take in at least against what it can give away at most, both ways."""
+def check_parts(rows: Side, cols: Side, parts: Parts, which: str = "") -> None:
+    """What each part of M must take in at least against what it can give away at most, both ways.
+
+    ``which`` problem of a batch it is stands before the message.
+    """
     sides = (rows, parts.rows), (cols, parts.cols)
     sums = [
         [np.asarray(side.ranks.sum(np.bincount(number, x, parts.count + 1)))[: parts.count] for x in side.limits]
@@ -474,7 +481,7 @@ def check_parts(rows: Side, cols: Side, parts: Parts) -> None:
                 told_points(side.name, number == k, side.ranks) for side, number in (sides[one], sides[1 - one])
             )
             amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
-            raise InfeasibleError(f"M connects {points} with {others} only, where {amounts}")
+            raise InfeasibleError(f"{which}M connects {points} with {others} only, where {amounts}")
 
 
 def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:

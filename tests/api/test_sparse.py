@@ -307,6 +307,85 @@ def test_pickle_save_and_load(tmp_path):
     assert "30" in result._repr_html_()
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("reg_m", [0.7, (1.0, np.inf), (np.inf, 2.0)])
+@pytest.mark.parametrize("each", [False, True])
+def test_a_batch_is_its_problems(backend, reg_m, each):
+    """One cost for all or one each in the same places, beside `solve` and the batch with inf elsewhere."""
+    S, M, _, _ = pairs(30, 24, 0.3, parts=1 if np.inf in np.ravel(reg_m) else 2)
+    rng = np.random.default_rng(0)
+    A, B = rng.random((4, 30)) + 0.1, rng.random((4, 24)) + 0.1
+    data = rng.random((4, S.nnz)) if each else [S.data] * 4
+    matrices = [sparse.csr_array((x, S.indices, S.indptr), shape=S.shape) for x in data]
+    c = np.where(rng.random(M.shape) < 0.9, rng.random(M.shape), 0.0)
+    reference = c if reg_m == 0.7 else "uniform"
+    options = {"tol": 1e-9, "backend": backend, "reference": reference}
+    batch = mapuot.solve_batch(matrices if each else S, A, B, 0.1, reg_m, **options)
+    assert len(batch) == 4
+    assert batch.converged.all()
+    dense = np.stack([np.asarray(Sparse.of_matrix(x)) for x in matrices]) if each else M
+    far = mapuot.solve_batch(dense, A, B, 0.1, reg_m, tol=1e-9, reference=reference)
+    for name in ("objective", "cost", "mass"):
+        np.testing.assert_allclose(getattr(batch, name), getattr(far, name), rtol=1e-8)
+    for i, one in enumerate(batch):
+        alone = mapuot.solve(matrices[i], A[i], B[i], 0.1, reg_m, precision="float64", **options)
+        assert one.n_passes == alone.n_passes
+        np.testing.assert_array_equal(one.plan.data, alone.plan.data)
+        np.testing.assert_array_equal(batch.plans()[i].data, alone.plan.data)
+        np.testing.assert_allclose(one.plan.toarray(), far.plan(i), rtol=1e-7, atol=1e-12)
+    weights = np.array([1.0, -2.0, 0.5, 3.0])
+    total = batch.plan_sum(weights)
+    wanted = far.plan_sum(weights)
+    found = np.stack([x.toarray() for x in total]) if each else total.toarray()
+    np.testing.assert_allclose(found, wanted, atol=1e-9)
+    again = mapuot.solve_batch(matrices if each else S, A, B, 0.1, reg_m, warm_start=batch, **(options | {"tol": 3e-9}))
+    assert again.n_passes.max() <= 2
+
+
+def test_places_are_looked_at_once(monkeypatch):
+    """Parts and the transpose of a batch in the same places: two of the first (task as given and turned), one of it."""
+    S, _, a, b = pairs(40, 30, 0.3)
+    made = []
+    for name in ("_parts_between", "transpose"):
+        plain = getattr(Sparse, name)
+        monkeypatch.setattr(Sparse, name, lambda *args, n=name, f=plain: (made.append(n), f(*args))[1])
+    rng = np.random.default_rng(0)
+    matrices = [sparse.csr_array((rng.random(S.nnz), S.indices, S.indptr), shape=S.shape) for _ in range(9)]
+    batch = mapuot.solve_batch(matrices, a, b, 0.1, (1.0, np.inf), threads=1)
+    assert batch.converged.all()
+    assert made.count("_parts_between") == 2
+    assert made.count("transpose") == 1
+    assert np.shares_memory(batch.problem.cost.data[3], matrices[3].data)
+
+
+def test_a_batch_of_every_format():
+    """Duplicates, other orders and dtypes: the same places all the same; points without mass part some problems."""
+    S, _, a, b = pairs(20, 30, 0.3, parts=2)
+    coo = S.tocoo()
+    twice = sparse.coo_array(
+        (np.r_[coo.data, coo.data] / 2, (np.r_[coo.row, coo.row], np.r_[coo.col, coo.col])), S.shape
+    )
+    given = [S, S.tocsc(), twice, coo, S.astype(np.float32), S.tolil()]
+    A, B = np.tile(a, (6, 1)), np.tile(b, (6, 1))
+    A[1, :5] = B[2, 3:9] = 0.0
+    for order in (given, given[::-1]):
+        batch = mapuot.solve_batch(order, A, B, 0.1, 1.0, tol=1e-8, threads=3)
+        assert batch.converged.all()
+        for i, one in enumerate(batch):
+            want = mapuot.solve(order[i], A[i], B[i], 0.1, 1.0, tol=1e-8, precision="float64")
+            assert np.abs(one.plan - want.plan).sum() <= 1e-7 * want.mass
+
+
+def test_a_part_of_a_batch_that_cannot_be_balanced_is_named():
+    S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
+    A, B = np.ones((2, 9)), np.array([[1.0, 1.0, 7.0], [1.0, 0.5, 7.5]])
+    with pytest.raises(
+        mapuot.InfeasibleError, match=re.escape("problem 1: M connects a[0], a[1] with b[0], b[1] only")
+    ):
+        mapuot.solve_batch(S, A, B, 0.1, np.inf)
+    assert mapuot.solve_batch([S, S], A[0], B[0], 0.1, np.inf).converged.all()
+
+
 def test_storage_finer_than_tol_needs():
     """K of stored pairs is not made anew in every pass: where float32 cannot certify tol, it is float64."""
     S, _, a, b = pairs(50, 60, 0.2)
@@ -340,7 +419,16 @@ S2, _, A2, B2 = pairs(4, 5, 0.5)
         (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, out=np.ones((4, 5))), ValueError, "out must be None"),
         (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, reference=S2[:3]), ValueError, "reference must have M's shape"),
         (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, reference=-S2), ValueError, "reference must be finite, >= 0"),
-        (lambda: mapuot.solve_batch(S2, A2, B2, 0.1, 1.0), NotImplementedError, "solve_batch takes no sparse M"),
+        (lambda: mapuot.solve_batch([S2, S2[:3]], A2, B2, 0.1, 1.0), ValueError, "M[1] must store the same pairs"),
+        (lambda: mapuot.solve_batch([S2, S2.toarray()], A2, B2, 0.1, 1.0), TypeError, "M[1] must be a sparse matrix"),
+        (lambda: mapuot.solve_batch([S2, S2 > 0.5], A2, B2, 0.1, 1.0), TypeError, "M[1] must hold real numbers"),
+        (lambda: mapuot.solve_batch([S2, S2 * np.nan], A2, B2, 0.1, 1.0), ValueError, "M must not hold NaN or -inf"),
+        (lambda: mapuot.solve_batch([S2] * 3, [A2] * 2, B2, 0.1, 1.0), ValueError, "must hold equally many problems"),
+        (
+            lambda: mapuot.solve_batch([S2] * 2, A2, B2, 0.1, 1.0, mask=mapuot.SeededMask(0.5, 1)),
+            NotImplementedError,
+            "mask is for costs of all pairs",
+        ),
         (
             lambda: mapuot.sinkhorn_unbalanced(A2, B2, S2, 0.1, 1.0, method="sinkhorn"),
             NotImplementedError,
