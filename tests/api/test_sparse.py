@@ -429,11 +429,7 @@ S2, _, A2, B2 = pairs(4, 5, 0.5)
             NotImplementedError,
             "mask is for costs of all pairs",
         ),
-        (
-            lambda: mapuot.sinkhorn_unbalanced(A2, B2, S2, 0.1, 1.0, method="sinkhorn"),
-            NotImplementedError,
-            "method 'sinkhorn' takes no sparse M",
-        ),
+        (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2, 1.0), TypeError, "sinkhorn_unbalanced, with a reg, takes it"),
         (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4], 0.1, 1.0), TypeError, "M must be a dense array"),
         (lambda: mapuot.log_matmul(S2, np.ones((5, 1))), TypeError, "must be a dense array"),
     ],
@@ -457,6 +453,59 @@ def test_names_of_pot():
     cost = mapuot.sinkhorn_unbalanced2(a, b, S, 0.1, 1.0, returnCost="total")
     assert cost == pytest.approx(mapuot.solve(M, a, b, 0.1, 1.0).objective, rel=1e-9)
     assert log["cost"] == pytest.approx((plan.multiply(S)).sum())
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("method", ["sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant"])
+def test_iterates_of_pot(method, dtype):
+    """Those of the dense M with inf elsewhere, pass by pass, in several parts, too; several targets stop as they do."""
+    S, M, a, b = pairs(40, 30, 0.3, parts=3, dtype=dtype)
+    B, c = np.stack([b, b[::-1], b * np.linspace(0.1, 9, 30)], 1), np.random.default_rng(0).random(M.shape)
+    for target in (b, B):
+        for reg_type, reference in (("kl", None), ("kl", c)):
+            options = {"method": method, "numItermax": 7, "stopThr": 0, "log": True, "reg_type": reg_type}
+            c_of = {"sparse": None if reference is None else sparse.csr_array(reference), "dense": reference}
+            got, log = mapuot.sinkhorn_unbalanced(a, target, S, 0.3, (1.0, 4.0), c=c_of["sparse"], **options)
+            want, dense = mapuot.sinkhorn_unbalanced(a, target, M, 0.3, (1.0, 4.0), c=c_of["dense"], **options)
+            rtol = 1e-10 if dtype == np.float64 else 2e-5
+            for name in ("logu", "logv", "err", "cost", "total_cost"):
+                np.testing.assert_allclose(log[name], dense[name], rtol=rtol, atol=rtol, err_msg=name)
+            if target is b:
+                assert isinstance(got, sparse.csr_array)
+                assert got.dtype == dtype
+                np.testing.assert_allclose(got.toarray(), want, rtol=10 * rtol, atol=1e-7 * want.max())
+            else:
+                np.testing.assert_allclose(got, want, rtol=rtol)
+
+
+def test_costs_of_several_targets():
+    S, M, a, b = pairs(12, 15, 0.4)
+    B = np.stack([b, b[::-1]], 1)
+    for function in (mapuot.pot.sinkhorn_unbalanced, mapuot.pot.sinkhorn_unbalanced2):
+        got, want = (function(a, B, x, 0.1, 1.0, stopThr=1e-11) for x in (S, M))
+        np.testing.assert_allclose(got, want, rtol=1e-8)
+
+
+def test_pot_itself_where_it_is_patched():
+    """`ot.solve` and the rest take a sparse M with a reg: plan, value and potentials are those with inf elsewhere."""
+    ot = pytest.importorskip("ot")
+    S, M, a, b = pairs(12, 15, 0.5)
+    with mapuot.pot.patched():
+        got, want = (ot.solve(x, a, b, reg=0.1, unbalanced=1.0) for x in (S, M))
+        assert isinstance(got.plan, sparse.csr_array)
+        np.testing.assert_allclose(got.plan.toarray(), want.plan, rtol=1e-5, atol=1e-9)
+        assert got.value == pytest.approx(want.value, rel=1e-6)
+        assert got.value_linear == pytest.approx(want.value_linear, rel=1e-6)
+        for name in ("sinkhorn_unbalanced", "sinkhorn_unbalanced2"):
+            for options in ({}, {"log": True}, {"method": "sinkhorn", "numItermax": 9, "log": True}, {"stopThr": 0}):
+                got, want = (getattr(ot.unbalanced, name)(a, b, x, 0.1, 1.0, **options) for x in (S, M))
+                got, want = (x[0] if isinstance(x, tuple) else x for x in (got, want))
+                got = got.toarray() if sparse.issparse(got) else got
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-9)
+        with pytest.raises(TypeError, match="M must be a dense array, got csr_array: sinkhorn_unbalanced, with a reg"):
+            ot.solve(S, a, b, unbalanced=1.0)
+        with pytest.raises(TypeError, match="M must be a dense array"):
+            ot.barycenter_unbalanced(np.ones((12, 2)), S[:, :12], 0.1, 1.0)
 
 
 # ---- neighbours, and the dense problem that they stand for
