@@ -284,6 +284,18 @@ def joined(own: Parts, ranks: Ranks) -> Parts:
     return Parts(count, mine[own.rows], whole[label[total:]])
 
 
+def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
+    """log sum_j exp(x_j - M_ij / reg) of each row over its pairs; -inf where it has none."""
+    start, count = pairs.start - pairs.start[0], np.diff(pairs.start)
+    used, out = count > 0, np.full(pairs.shape[0], -np.inf)
+    terms = x[pairs.column] - pairs.data / reg
+    top = np.maximum.reduceat(terms, start[:-1][used])
+    top = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        out[used] = top + np.log(np.add.reduceat(np.exp(terms - np.repeat(top, count[used])), start[:-1][used]))
+    return out
+
+
 def is_sparse(value: Any) -> bool:
     """Whether this is a matrix of scipy.sparse; SciPy is not loaded to find out."""
     sparse = sys.modules.get("scipy.sparse")

@@ -21,6 +21,7 @@ from ..problem import Problem
 from ..result import MOST_FLOAT32, Result
 from ..solve import solve
 from ..strategy import start_potentials
+from ..tensors import is_csr
 from ..validate import as_array, as_count, as_positive, as_side
 from .arrays import give, library, take, threshold, tracked
 from .caller import WORDS, muted, names_of_pot, warn_not_converged
@@ -368,7 +369,8 @@ def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any
     """The objective as a tensor with its gradient; empty a or b means uniform."""
     from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
 
-    a, b = (x if len(x) else M.new_full((size,), 1 / size) for x, size in ((a, M.shape[0]), (b, M.shape[1])))
+    like = M.values().detach() if is_csr(M) else M
+    a, b = (x if len(x) else like.new_full((size,), 1 / size) for x, size in ((a, M.shape[0]), (b, M.shape[1])))
     tol, max_passes = threshold(tol), as_count(max_passes, WORDS[0])
     return sinkhorn_loss(a, b, M, reg, reg_m, tol=tol if tol > 0 else TINY, max_passes=max_passes)
 
