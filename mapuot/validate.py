@@ -248,7 +248,7 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     in_one_process = getattr(backend, "WHOLE", False)
     if in_one_process and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
-    if is_sparse(source) or isinstance(source, Sparse):
+    if stores_pairs(source):
         return as_pairs(source, backend, ranks, a, b)
     cost = source if isinstance(source, Cost) else None
     if cost is not None and cost.never_stored and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
@@ -274,14 +274,19 @@ def check_no_names(a: Any, b: Any) -> None:
             raise TypeError(text)
 
 
+def stores_pairs(source: Any) -> bool:
+    """Whether all pairs but those that it stores are forbidden."""
+    return is_sparse(source) or (isinstance(source, Cost) and source.pairs)
+
+
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
     """A sparse cost where the backend takes one: over ranks the own rows as given, or those of a file."""
     if not getattr(backend, "PAIRS", False):
         name = backend.__name__.rpartition(".")[2]
         raise NotImplementedError(f"backend {name!r} takes no sparse M: use backend='cpu'")
-    if isinstance(source, Sparse):
+    if isinstance(source, Cost):
         check_no_names(a, b)
-        cost = source.part(a, b, ranks)
+        cost: Sparse = source.part(a, b, ranks)
     else:
         cost = Sparse.of_matrix(source)
     if cost.shape[1] == 0 or ranks.rows.sum(cost.shape[0]) == 0:
@@ -291,8 +296,9 @@ def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> 
 
 def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
     """``as_cost`` where every pair is needed."""
-    if is_sparse(source) or isinstance(source, Sparse):
-        raise TypeError(f"M must be a dense array, got {type(source).__name__}: fill in what it does not store")
+    if stores_pairs(source):
+        what = type(source).__name__ if is_sparse(source) else source.kind
+        raise TypeError(f"M must be a dense array, got {what}: fill in what it does not store")
     return as_cost(source, backend, a=a, b=b)
 
 
@@ -300,7 +306,7 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
     """The cost of a batch: points, or M as (m, n) or, with problems C-contiguous, (p, m, n), in a dtype of the core."""
     if isinstance(M, Cost) and M.never_stored:
         return as_cost(M, backend)
-    if isinstance(M, Sparse) or is_sparse(M):
+    if stores_pairs(M):
         return as_pairs(M, backend, ALONE, None, None)
     if isinstance(M, (list, tuple)) and any(map(is_sparse, M)):
         costs = SparseCosts.of_matrices(M)

@@ -1,7 +1,9 @@
 """A sparse M is the dense one with inf elsewhere: the same answers on the stored pairs; parts of it by themselves."""
 
+import contextlib
 import pickle
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from scipy import sparse
 
 import mapuot
 from mapuot.backends import cpu
+from mapuot.files import pairs as pairs_of_files
+from mapuot.files.pairs import PairsFile
 from mapuot.points import METRICS
 from mapuot.problem import Problem
 from mapuot.sparse import Sparse
@@ -651,6 +655,134 @@ def test_groups_of_anndata(tmp_path, form):
                 group[member] = getattr(given, member)
         path = tmp_path / name if inside == "X" else f"{tmp_path / name}:{inside}"
         np.testing.assert_array_equal(mapuot.solve(path, a, b, 0.1, 1.0).plan.data, want.plan.data)
+
+
+class Slices:
+    """An array of a file that tells what was read of it."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.read = array, array.shape, array.dtype, []
+
+    def __getitem__(self, part):
+        self.read.append((part.start, part.stop))
+        return self.array[part].copy()  # as a file gives it
+
+
+def kept_pairs(S, form, told=contextlib.nullcontext):
+    """(PairsFile over slices of the arrays of S, these by name)."""
+    given = S.asformat(form)
+    arrays = {name: Slices(getattr(given, name)) for name in ("data", "indices", "indptr")}
+    return PairsFile(arrays, form, S.shape, told), arrays
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_of_files_come_in_blocks(form, seed, monkeypatch):
+    """Any rows, in blocks of any size, in order: each pair of them is read once, those of columns twice."""
+    rng = np.random.default_rng(seed)
+    m, n = rng.integers(1, 30, 2)
+    S = sparse.random_array((int(m), int(n)), density=rng.random(), rng=rng, format="csr")
+    S = S.astype([np.float64, np.float32, np.int64][seed % 3])
+    monkeypatch.setattr(pairs_of_files, "BLOCK_PAIRS", int(rng.integers(1, 40)))
+    file, arrays = kept_pairs(S, form)
+    cuts = np.sort(rng.integers(0, m + 1, 2))
+    for i0, i1 in ((0, int(m)), tuple(map(int, cuts))):
+        for array in arrays.values():
+            array.read.clear()
+        got, want = file.read(i0, i1), Sparse.of_matrix(S[i0:i1])
+        for name in ("data", "column", "start"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+            assert getattr(got, name).dtype == getattr(want, name).dtype
+        asked = [sum(stop - start for start, stop in arrays[name].read) for name in ("data", "indices")]
+        assert asked == ([want.size] * 2 if form == "csr" else [S.nnz, 2 * S.nnz])
+        assert max([stop - start for x in ("data", "indices") for start, stop in arrays[x].read], default=0) <= (
+            pairs_of_files.BLOCK_PAIRS
+        )
+
+
+def test_files_out_of_order_are_mended():
+    """Rows that fall, and pairs that are there twice, in one block or two."""
+    data, indices = np.arange(1.0, 9), np.array([3, 1, 1, 0, 2, 2, 2, 5])
+    S = sparse.csr_array((data, indices, np.array([0, 3, 3, 8])), shape=(3, 6))
+    for form, given in (("csr", S), ("csc", sparse.csc_array((data, indices, S.indptr), shape=(6, 3)))):
+        arrays = {name: Slices(getattr(given, name)) for name in ("data", "indices", "indptr")}
+        got = PairsFile(arrays, form, given.shape, contextlib.nullcontext).read(0, given.shape[0])
+        want = Sparse.of_matrix(given)
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+        assert got.size == want.size == 5
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+def test_the_memory_of_a_file_is_that_of_its_pairs(form, monkeypatch):
+    """12 bytes a pair, where they begin, and a block with what is made of it; a half on each of two ranks."""
+    monkeypatch.setattr(pairs_of_files, "BLOCK_PAIRS", 1 << 14)
+    S = sparse.random_array((3000, 2000), density=0.2, rng=np.random.default_rng(0), format="csr")
+    file, _ = kept_pairs(S, form)
+    for i0, i1 in ((0, 3000), (1500, 3000)):
+        tracemalloc.start()
+        rows = file.read(i0, i1)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak <= (12 + 1 + 1) * rows.size + (1 << 14) * 100 + 8 * 5000 * 4  # the order is looked at in 2 bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("indptr", [0, 2, 1, 3], "indptr must begin at 0 and never fall"),
+        ("indptr", [1, 2, 3, 3], "indptr must begin at 0 and never fall"),
+        ("indptr", [0, 1, 3], "indptr must be 4 integers, got shape (3,)"),
+        ("indptr", [0.0, 1.0, 2.0, 3.0], "indptr must be 4 integers"),
+        ("indptr", [0, 1, 2, 4], "indptr must end at most at the 3 stored costs, got 4"),
+        ("indices", [0, 1, 7], "indices must be in 0..4, got 0 and 7"),
+        ("indices", [0, -1, 2], "indices must be in 0..4, got -1 and 2"),
+        ("indices", [0.0, 1.0, 2.0], "indices must be integers"),
+        ("data", [1j, 2j, 3j], "data must hold real numbers, got dtype complex128"),
+        ("shape", [3, 2**31], "a sparse M must have at most 2147483647 columns"),
+    ],
+)
+def test_groups_that_lie(tmp_path, name, value, text):
+    h5py = pytest.importorskip("h5py")
+    values = {"indptr": [0, 1, 2, 3], "indices": [0, 1, 2], "data": [1.0, 2.0, 3.0], "shape": [3, 5]} | {name: value}
+    with h5py.File(tmp_path / "S.h5", "w") as file:
+        group = file.create_group("M")
+        group.attrs["shape"] = values.pop("shape")
+        for key, array in values.items():
+            group[key] = np.array(array)
+    with pytest.raises(ValueError, match=re.escape("S.h5 cannot be read as hdf5: ") + ".*" + re.escape(text)):
+        mapuot.solve(tmp_path / "S.h5", None, None, 0.1, 1.0)
+
+
+def test_what_belongs_to_a_file_of_pairs(tmp_path):
+    """Its rows are those of a; `load`, `certify` and `barycenter` say what they take of it."""
+    h5py = pytest.importorskip("h5py")
+    S, _, a, b = pairs(20, 30, 0.3)
+    with h5py.File(tmp_path / "S.h5", "w") as file:
+        group = file.create_group("M")
+        group.attrs["encoding-type"], group.attrs["shape"] = "csr_matrix", S.shape
+        for member in ("data", "indices", "indptr"):
+            group[member] = getattr(S, member)
+        file["a"], file["b"] = a, b
+    path = tmp_path / "S.h5"
+    result = mapuot.solve(path, a, b, 0.1, 1.0)
+    result.save(tmp_path / "answer.npz")
+    np.testing.assert_array_equal(mapuot.load(tmp_path / "answer.npz", path).plan.data, result.plan.data)
+    for call, text in (
+        (lambda: mapuot.solve(path, a[:3], b, 0.1, 1.0), "M has 20 rows, but the blocks of a have 3"),
+        (lambda: mapuot.solve(path, "a.npy", b, 0.1, 1.0), "a must be an array, got 'a.npy'"),
+        (lambda: mapuot.certify(result, path), "M must be a dense array, got a sparse matrix"),
+        (lambda: mapuot.solve(path, a, b, 0.1, 1.0, backend="cuda"), "takes no sparse M|CuPy|cupy"),
+    ):
+        with pytest.raises((ValueError, TypeError, NotImplementedError, ImportError), match=text):
+            call()
+    pytest.importorskip("click")
+    from click.testing import CliRunner
+
+    from mapuot.cli import cli
+
+    done = CliRunner().invoke(cli, ["solve", f"{path}:M", "--reg", "0.1", "--reg-m", "1"])
+    assert done.exit_code == 0, done.output
+    assert f"{result.objective:.6g}" in done.output
 
 
 @pytest.mark.parametrize("change", ["shape", "indices", "format"])
