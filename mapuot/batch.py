@@ -8,7 +8,7 @@ still within the core where it is plain (plain.py).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -71,9 +71,11 @@ def solve_batch(
 
     Parameters
     ----------
-    M : (m, n) or (p, m, n) array, PointCloud or Grid
+    M : (m, n) or (p, m, n) array, scipy.sparse matrix or list of them, PointCloud or Grid
         One cost for all problems, or one each; float32 or float64; +inf forbids a pair. Of points and grids no K is
-        shared: the problems are solved one by one, on a core each.
+        shared: the problems are solved one by one, on a core each. So are those of a sparse matrix, or of p of them
+        that store the same pairs (CSR matrices over the same indices cost p times the memory of their data only);
+        parts of the pattern and its transpose are found once.
     A, B : (p, m) and (p, n) arrays
         Masses, >= 0; one vector serves all problems, None means uniform with mass 1.
     reg, reg_m, penalty, reference
@@ -105,7 +107,7 @@ def solve_batch(
     ValueError, TypeError
         An argument is out of range or of the wrong kind; the message names it.
     InfeasibleError
-        A balanced point cannot be reached.
+        A balanced point cannot be reached; or a sparse M connects balanced points with others of less mass only.
 
     Warns
     -----
@@ -154,6 +156,14 @@ def solve_batch(
             ConvergenceWarning,
         )
     return result
+
+
+def total_in_place(plans: Iterator[Any]) -> Any:
+    """The sum of CSR arrays with entries in the same places, zeros, too."""
+    total = next(plans)
+    for plan in plans:
+        total.data += plan.data
+    return total
 
 
 def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
@@ -208,7 +218,7 @@ class BatchRun:
 
     def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
         task = self.task
-        if task.forbidden or task.c is not None or task.cost.never_stored:
+        if task.forbidden or task.c is not None or task.cost.never_stored or task.cost.pairs:
             return
         reach = 0.0 if log_v is None else float(abs(log_v).max())
         dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
@@ -396,15 +406,20 @@ class BatchResult(Answer, Sequence[Result]):
         return self[i].plan
 
     def plans(self) -> Any:
-        """All plans as one array, (p, m, n), in M's dtype."""
+        """All plans as one array, (p, m, n), in M's dtype; of a sparse M a list of CSR arrays."""
         p, xp = self.problem, namespace(self.problem.M)
+        if p.cost.pairs:
+            return [self.plan(i) for i in range(len(self))]
         out = xp.empty((len(self), *p.shape), p.cost.dtype)
         for i in range(len(self)):
             self[i].form_plan(out[i])
         return out
 
     def plan_sum(self, weights: Any) -> Any:
-        """``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n)."""
+        """``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n).
+
+        Of a sparse M a CSR array in its places, with one each a list of them.
+        """
         if np.shape(weights) != (len(self),):
             raise ValueError(f"weights must have shape ({len(self)},), got {np.shape(weights)}")
         factors, xp = self.factors(), namespace(self.problem.M)
@@ -413,6 +428,9 @@ class BatchResult(Answer, Sequence[Result]):
             U *= (scale * namespace(K).asarray(weights, dtype=np.float64))[:, None]
             return K * (U.T @ V) if K.ndim == 2 else U[:, :, None] * K * V[:, None, :]
         weights = host(weights)
+        if self.problem.cost.pairs:
+            plans = (float(w) * self.plan(i).astype(np.float64) for i, w in enumerate(weights))
+            return list(plans) if self.problem.M.ndim == 3 else total_in_place(plans)
         if self.problem.M.ndim == 3:
             return xp.stack([float(w) * self.plan(i) for i, w in enumerate(weights)]).astype(np.float64)
         total = xp.zeros(self.problem.shape)
@@ -424,7 +442,7 @@ class BatchResult(Answer, Sequence[Result]):
         """P_q = scale_q diag(U_q) K diag(V_q), all in float64, where that loses nothing; else None."""
         p, xp = self.problem, namespace(self.log_u)
         spread = p.spread
-        if p.forbidden or p.c is not None or p.cost.never_stored:
+        if p.forbidden or p.c is not None or p.cost.never_stored or p.cost.pairs:
             return None
         tops, parts = [], []
         for log_x, log_w in zip((self.log_u, self.log_v), p.log_reference, strict=True):

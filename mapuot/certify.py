@@ -233,7 +233,7 @@ class Sweep:
             gap += ROUNDING * (abs(result.objective) + p.reg * p.c_mass + p.rows.dual_scale + p.cols.dual_scale)
             d = max(gap, 0.0) / (p.reg * mass)
             by_values = 2 * d / 3 + math.sqrt(4 * d * d / 9 + 2 * d) if math.isfinite(d) else math.inf
-        hard = any(side.penalty == "range" or side.hard.any() for side in (p.rows, p.cols))
+        hard = p.rows.demands or p.cols.demands
         found = [by_plans] if hard else [by_plans, by_values]
         return float(min((x for x in found if not math.isnan(x)), default=math.inf))
 

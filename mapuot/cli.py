@@ -28,7 +28,6 @@ from .ranks import Ranks, join, mpi, own_block
 from .report import page
 from .result import BLOCK_ENTRIES, Result
 from .solve import solve
-from .sparse import Sparse
 from .store import contents
 from .strategy import METHODS, PRECISIONS, SCHEDULES
 from .summary import as_table
@@ -213,7 +212,7 @@ def run(
         raise NotImplementedError("--plan sparse and keep need whole rows in each process: --split must be rows")
     split, backend = "rows" if sparse else given["split"], given["backend"].replace("auto", "cpu")
     in_place = METHODS[given["method"]][2]
-    grid = given["split"] = as_grid(split, ranks.size, (m, n), in_place, backend, isinstance(M, Sparse))
+    grid = given["split"] = as_grid(split, ranks.size, (m, n), in_place, backend, M.pairs)
     i0, i1, j0, j1 = own_block(m, n, ranks.rank, ranks.size, grid)
     ranks.arrange(grid)
     if isinstance(M, PointCloud):
@@ -260,7 +259,7 @@ def check_plan(plan: Any, M: Any) -> None:
     form, number = plan or ("", None)
     if form == "top" and number > M.shape[1]:
         raise ValueError(f"--plan top:K: K must be at most the {M.shape[1]} columns of M, got {number}")
-    if form == "dense" and isinstance(M, Sparse):
+    if form == "dense" and M.pairs:
         raise ValueError("--plan dense needs a dense M: --plan sparse:0 writes the entries of the pairs that M stores")
 
 

@@ -30,6 +30,7 @@ class Cost:
     held = False  # one array, to which a backend can point
     never_stored = False  # its entries are made faster than those of K could be read
     wide = False  # passes are float64 ones, whatever storage is asked for
+    pairs = False  # only some pairs are stored, and all others forbidden
     shape: tuple[int, int]
     dtype: Any
     truncation: Any = None  # which pairs a solve is to skip (backends/boxes.py)...
@@ -48,6 +49,11 @@ class Cost:
 
     @property
     def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def all_pairs(self) -> int:
+        """How many pairs there are, stored or not."""
         return self.shape[0] * self.shape[1]
 
     @property

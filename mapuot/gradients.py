@@ -23,6 +23,7 @@ from .log_matmul import log_matmul
 from .penalties import mass_slope
 from .problem import BatchProblem
 from .result import Result
+from .sparse import log_sums
 
 
 def dual_value(result: BatchResult | Result) -> Any:
@@ -58,6 +59,10 @@ def continued(result: BatchResult, rows: bool) -> Any:
     fi = 1.0 if np.isinf(rho) else 1 / (1 + p.reg / rho)
     with np.errstate(divide="ignore"):
         log_w = xp.where(other > 0, log_v + xp.log(other), -np.inf)
+    if p.cost.pairs:
+        costs = p.cost if rows else p.cost.transpose()
+        log_s = np.stack([log_sums(costs.of(i), x, p.reg) for i, x in enumerate(log_w)])
+        return np.where(weight > 0, f, -p.reg * fi * log_s)
     cost = xp.asarray(p.M if rows else p.M.swapaxes(-1, -2), dtype=np.float64) / -p.reg
     if p.masked is not None:
         with np.errstate(divide="ignore"):

@@ -13,6 +13,7 @@ from .files import opened, read_values
 from .mask import Masked, SeededMask
 from .penalties import KINDS
 from .problem import Problem
+from .ranks import ALONE
 from .result import Result
 from .side import Side
 from .store import FORMAT, MASKED, NUMBERS, STATUSES, TEXTS, VECTORS, trace_of
@@ -91,7 +92,9 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     if c == "matrix" and has_cost:
         if reference is None:
             raise ValueError("reference must be given: the answer is of a problem with a reference matrix")
-        c = as_reference(opened(reference), cost, rows.weight, cols.weight, module)[0]
+        c = opened(reference)
+        c = c.part(rows.weight, cols.weight, ALONE) if isinstance(c, Cost) else c
+        c = as_reference(c, cost, rows.weight, cols.weight, module)[0]
     elif c == "matrix":
         c = Absent(shape, "float64")
     if "mask" in values:

@@ -19,7 +19,6 @@ import numpy as np
 
 from .cost import Cost, Dense
 from .errors import shown
-from .sparse import Sparse
 from .validate import as_float
 
 BLOCK_ENTRIES = 1 << 15  # of the numpy form at once: its ten vectors stay in cache
@@ -230,6 +229,6 @@ def as_mask(value: Any, cost: Cost) -> SeededMask:
     """The mask of a problem with this cost."""
     if not isinstance(value, SeededMask):
         raise TypeError(f"mask must be a mapuot.SeededMask, got {shown(value)}")
-    if isinstance(cost, Sparse):
+    if cost.pairs:
         raise NotImplementedError("mask is for costs of all pairs: a sparse M has the pairs that it keeps")
     return value

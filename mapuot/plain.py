@@ -121,7 +121,8 @@ def as_it_is(result: Result) -> Result:
 def is_plain(task: BatchProblem) -> bool:
     """Whether the core can solve the problems of a batch whole, too."""
     one_rho = None not in (task.rows.scalar_rho, task.cols.scalar_rho)
-    return one_rho and not task.cost.never_stored and task.reference == "product" and task.cost.size <= SERIAL_ENTRIES
+    at_hand = not task.cost.never_stored and not task.cost.pairs
+    return one_rho and at_hand and task.reference == "product" and task.cost.size <= SERIAL_ENTRIES
 
 
 class PlainResult(Result):

@@ -252,6 +252,12 @@ class BatchProblem(Common):
             self, cost=self.cost.of(slice(i0, i1)), A=self.A[i0:i1], B=self.B[i0:i1], c_mass=self.c_mass[i0:i1]
         )
 
+    def check_parts(self) -> None:
+        """`validate.check_parts` of every problem."""
+        for i, one in enumerate(map(self.__getitem__, range(len(self)))):
+            if one.parts:
+                validate.check_parts(one.rows, one.cols, one.parts, f"problem {i}: ")
+
     def transpose(self) -> BatchProblem:
         return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A)
 
@@ -281,7 +287,10 @@ class BatchProblem(Common):
         validate.check_batch_masses(rows, cols, mass_a, mass_b)
         c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
         if mask is None:
-            return cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
+            problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
+            if cost.pairs and rows.demands | cols.demands:
+                problem.check_parts()
+            return problem
         c = Masked(c, as_mask(mask, cost), (m, n))
         problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
         product = problem.unmasked == "product"

@@ -53,6 +53,11 @@ class Side:
         """Mask of the points with rho = inf."""
         return np.isinf(self.rho)
 
+    @property
+    def demands(self) -> bool:
+        """Whether some of its own points must be given mass."""
+        return self.penalty == "range" or bool(self.hard.any())
+
     @cached_property
     def uniform(self) -> bool:
         """Whether one formula of logarithms serves every point: balanced, or KL without a hard one."""

@@ -75,7 +75,7 @@ def solve(
         Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too;
         all other pairs are forbidden and never visited, and the plan is a CSR array with its entries in the same
         places, of cupyx.scipy.sparse where M is. Points that no pair connects are parts of their own, each with its
-        own translation.
+        own translation. A sparse CSR tensor of PyTorch on the CPU is read as such a matrix.
     a, b : (m,), (n,) arrays
         Masses, >= 0; None or empty means uniform with mass 1. With a `Grid` also of the shape of its nodes.
     reg : float

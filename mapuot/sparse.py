@@ -34,13 +34,16 @@ class Parts:
 class Sparse(Cost):
     """Stored costs, row by row: those of row i are ``data[start[i] - start[0] : start[i + 1] - start[0]]``."""
 
-    held = True
+    held = pairs = True
     kind = "a sparse matrix"
-    found: tuple[Any, Parts] | None = None  # of the points in use, as last asked for
 
-    def __init__(self, data: Any, column: Any, start: Any, shape: tuple[int, int], on_device: bool = False) -> None:
+    def __init__(
+        self, data: Any, column: Any, start: Any, shape: tuple[int, int], known: dict[str, Any] | None = None,
+        on_device: bool = False,
+    ) -> None:  # fmt: skip
         """``on_device``: M came from a GPU, and the plan goes there; the numbers here are the host's."""
         self.data, self.column, self.start, self.shape, self.dtype = data, column, start, shape, data.dtype
+        self.known = {} if known is None else known  # of these places, whatever is stored there
         self.on_device = on_device
 
     @classmethod
@@ -69,12 +72,16 @@ class Sparse(Cost):
         start, (m, n) = np.ascontiguousarray(csr.indptr, np.int64), M.shape
         data, column = csr.data[: start[-1]], csr.indices[: start[-1]]
         column = np.ascontiguousarray(column, np.int32)
-        return cls(np.ascontiguousarray(data, dtype), column, start, (int(m), int(n)), on_device)
+        return cls(np.ascontiguousarray(data, dtype), column, start, (int(m), int(n)), on_device=on_device)
 
     @property
     def size(self) -> int:
         """How many pairs are stored."""
         return len(self.data)
+
+    @property
+    def places(self) -> tuple[Any, Any]:
+        return self.start, self.column
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -84,7 +91,8 @@ class Sparse(Cost):
         i0, i1, _ = rows.indices(self.shape[0])
         start = self.start[i0 : max(i0, i1) + 1]
         k0, k1 = (int(start[i] - self.start[0]) for i in (0, -1))
-        return Sparse(self.data[k0:k1], self.column[k0:k1], start, (len(start) - 1, self.shape[1]), self.on_device)
+        shape = len(start) - 1, self.shape[1]
+        return Sparse(self.data[k0:k1], self.column[k0:k1], start, shape, on_device=self.on_device)
 
     def read(self, i0: int, i1: int) -> Sparse:
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
@@ -169,21 +177,25 @@ class Sparse(Cost):
         return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
 
     def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Parts:
-        """The parts of M between the points that are not out (masks): what finite pairs connect, on whichever ranks."""
-        key = out_rows.tobytes(), out_cols.tobytes()
-        if not ranks.min(self.found is not None and self.found[0] == key):
-            own = self._parts_between(out_rows, out_cols)
-            self.found = key, joined(own, ranks) if ranks.size > 1 else own
-        assert self.found is not None
-        return self.found[1]
+        """The parts of M between the points that are not out (masks): what finite pairs connect, on whichever ranks.
 
-    def _parts_between(self, out_rows: Any, out_cols: Any) -> Parts:
+        Those last asked for are kept, for all costs in these places, which may be solved in several threads.
+        """
+        finite = np.isfinite(self.data)
+        key = out_rows.tobytes(), out_cols.tobytes(), b"" if finite.all() else finite.tobytes()
+        kept: tuple[Any, Parts] | None = self.known.get("parts")
+        if not ranks.min(kept is not None and kept[0] == key) or kept is None:
+            own = self._parts_between(finite, out_rows, out_cols)
+            kept = self.known["parts"] = key, joined(own, ranks) if ranks.size > 1 else own
+        return kept[1]
+
+    def _parts_between(self, finite: Any, out_rows: Any, out_cols: Any) -> Parts:
         from scipy import sparse  # noqa: PLC0415 - on first use
         from scipy.sparse import csgraph  # noqa: PLC0415
 
         m, n = self.shape
         row = self.row_numbers()
-        used = np.isfinite(self.data) & ~out_rows[row] & ~out_cols[self.column]
+        used = finite & ~out_rows[row] & ~out_cols[self.column]
         row, column = row[used], self.column[used]
         start = np.zeros(m + n + 1, np.int64)
         start[1 : m + 1] = np.cumsum(np.bincount(row, minlength=m))
@@ -198,6 +210,73 @@ class Sparse(Cost):
         count = int((size > 1).sum())
         label = np.where(number[label] < 0, count, number[label]).astype(np.int32)
         return Parts(count, label[:m], label[m:])
+
+
+class SparseCosts(Cost):
+    """Costs of the problems of a batch in the same places, (p, m, n): what belongs to the places is found once."""
+
+    pairs = True
+    kind, ndim = "sparse matrices", 3
+
+    def __init__(self, data: list[Any], places: Sparse) -> None:
+        self.data, self.places = data, places
+        self.shape, self.dtype = places.shape, data[0].dtype
+
+    @classmethod
+    def of_matrices(cls, matrices: Any) -> SparseCosts:
+        """What a sequence of matrices of scipy.sparse holds, without a copy where they are CSR with equal indices."""
+        for i, M in enumerate(matrices):
+            if not is_sparse(M):
+                raise TypeError(f"M[{i}] must be a sparse matrix as the others are, got {type(M).__name__}")
+        dtype = np.result_type(*(np.float32 if M.dtype in (np.float32, np.float16) else np.float64 for M in matrices))
+        first = Sparse.of_matrix(matrices[0], "M[0]")
+        data = [first.data]
+        for i, M in enumerate(matrices[1:], 1):
+            if same_places(M, matrices[0]) and M.dtype.kind in "fiu":
+                data.append(M.data[: first.size])
+                continue
+            one = Sparse.of_matrix(M, f"M[{i}]")
+            if one.shape != first.shape or not all(map(np.array_equal, one.places, first.places)):
+                raise ValueError(f"M[{i}] must store the same pairs as M[0]: solve those that differ one by one")
+            data.append(one.data)
+        return cls([np.ascontiguousarray(x, dtype) for x in data], first)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def size(self) -> int:
+        """How many pairs are stored for each."""
+        return self.places.size
+
+    @property
+    def all_pairs(self) -> int:
+        return len(self) * super().all_pairs
+
+    def of(self, i: Any) -> Sparse | SparseCosts:
+        """The cost of problem i, or those of a slice."""
+        if isinstance(i, slice):
+            return SparseCosts(self.data[i], self.places)
+        places = self.places
+        return Sparse(self.data[i], places.column, places.start, places.shape, places.known)
+
+    def transpose(self) -> SparseCosts:
+        turned = Sparse(np.arange(float(self.size)), self.places.column, self.places.start, self.shape).transpose()
+        order = turned.data.astype(np.int64)
+        return SparseCosts([x[order] for x in self.data], turned)
+
+    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        found = [self.of(i).range(backend, threads) for i in range(len(self))]
+        seen = [(low, high) for low, high, bad, inf in found if bad + inf < self.places.all_pairs] or [(0.0, 0.0)]
+        low, high = min(x for x, _ in seen), max(x for _, x in seen)
+        return low, high, sum(x[2] for x in found), sum(x[3] for x in found)
+
+
+def same_places(M: Any, first: Any) -> bool:
+    """Whether a matrix has the indices of one that is known to be in order, as CSR both."""
+    if M.format != "csr" or first.format != "csr" or M.shape != first.shape or not first.has_canonical_format:
+        return False
+    return all(map(np.array_equal, (M.indptr, M.indices), (first.indptr, first.indices)))
 
 
 def joined(own: Parts, ranks: Ranks) -> Parts:
@@ -226,6 +305,18 @@ def joined(own: Parts, ranks: Ranks) -> Parts:
 def is_on_device(value: Any) -> bool:
     """Whether this is a matrix of cupyx.scipy.sparse."""
     return type(value).__module__.startswith("cupyx.scipy.sparse")
+
+
+def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
+    """log sum_j exp(x_j - M_ij / reg) of each row over its pairs; -inf where it has none."""
+    start, count = pairs.start - pairs.start[0], np.diff(pairs.start)
+    used, out = count > 0, np.full(pairs.shape[0], -np.inf)
+    terms = x[pairs.column] - pairs.data / reg
+    top = np.maximum.reduceat(terms, start[:-1][used])
+    top = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        out[used] = top + np.log(np.add.reduceat(np.exp(terms - np.repeat(top, count[used])), start[:-1][used]))
+    return out
 
 
 def is_sparse(value: Any) -> bool:

@@ -21,12 +21,29 @@ PLAIN = {float, int, bool, str, type(None)}
 
 
 def tensor_among(*values: Any) -> Any:
-    """The first that is a dense tensor of real numbers in memory, else None."""
+    """The first that is a tensor of real numbers in memory, dense or sparse by rows (CSR), else None."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
     found = (x for x in values if isinstance(x, torch.Tensor))
-    return next((x for x in found if x.layout == torch.strided and not (x.is_complex() or x.is_meta)), None)
+    known = torch.strided, torch.sparse_csr
+    return next((x for x in found if x.layout in known and not (x.is_complex() or x.is_meta)), None)
+
+
+def is_csr(x: Any) -> bool:
+    """Whether this is a tensor that is sparse by rows."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor) and x.layout == torch.sparse_csr
+
+
+def check_csr(x: Any, name: str) -> None:
+    """What of such tensors is not solved."""
+    if not is_csr(x):
+        return
+    if x.ndim != 2:
+        raise ValueError(f"{name} must be a matrix (m, n) where it is sparse, got shape {tuple(x.shape)}")
+    if x.device.type != "cpu":
+        raise NotImplementedError(f"{name} must lie on the CPU where it is sparse, got {x.device}: pass {name}.cpu()")
 
 
 def requires_grad(x: Any) -> bool:
@@ -35,10 +52,15 @@ def requires_grad(x: Any) -> bool:
 
 
 def array_of(x: Any) -> Any:
-    """The memory of such a tensor as a numpy or CuPy array; half precision in float32."""
+    """The memory of such a tensor as a numpy or CuPy array, of a CSR one as one of scipy; half precision in float32."""
     x = x.detach()
     if x.is_floating_point() and x.dtype.itemsize < 4:
         x = x.float()
+    if is_csr(x):
+        from scipy.sparse import csr_array  # noqa: PLC0415 - on first use
+
+        data, column, start = (y.numpy() for y in (x.values(), x.col_indices(), x.crow_indices()))
+        return csr_array((data, column, start), shape=tuple(x.shape))
     if x.device.type != "cuda":
         return x.cpu().numpy()
     import cupy  # noqa: PLC0415 - only where torch brings GPU memory
@@ -47,8 +69,11 @@ def array_of(x: Any) -> Any:
 
 
 def tensor_of(x: Any, device: Any) -> Any:
-    """A numpy or CuPy array as a tensor on that device, over its memory where it lies there."""
+    """A numpy, CuPy or CSR array as a tensor on that device, over its memory where it lies there."""
     torch = sys.modules["torch"]
+    if hasattr(x, "indptr"):
+        start, column, data = (torch.as_tensor(y, device=device) for y in (x.indptr, x.indices, x.data))
+        return torch.sparse_csr_tensor(start, column, data, x.shape)
     return torch.as_tensor(torch.from_dlpack(x) if type(x).__module__.startswith("cupy") else x, device=device)
 
 
@@ -71,6 +96,7 @@ def taken(x: Any, name: str) -> Any:
         return type(x)(taken(y, name) for y in x)
     if tensor_among(x) is None:
         return x
+    check_csr(x, name)
     if requires_grad(x):
         warn(
             f"{name} requires grad and is taken as data: no gradient goes through this call; "
@@ -83,21 +109,24 @@ def answered(function: Callable[..., Any], like: Any, arguments: dict[str, Any])
     """``function(**arguments)``, its tensors read where they lie, and what it returns as `Tensors`."""
     with stream_of(like.device):
         arrays = {name: x if type(x) in PLAIN else taken(x, name) for name, x in arguments.items()}
-        return Tensors(function(**arrays), like.device)
+        return Tensors(function(**arrays), like.device, is_csr(arguments["M"]))
 
 
 class Tensors:
-    """A Result or BatchResult, as which it passes, with tensors for arrays; ``arrays`` is the answer itself."""
+    """A Result or BatchResult, as which it passes, with tensors for arrays; ``arrays`` is the answer itself.
 
-    def __init__(self, arrays: Answer, device: Any) -> None:
-        self.arrays, self.device = arrays, device
+    ``csr``: CSR arrays are tensors, too, as M was.
+    """
+
+    def __init__(self, arrays: Answer, device: Any, csr: bool = False) -> None:
+        self.arrays, self.device, self.csr = arrays, device, csr
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self.arrays)
 
     def __reduce__(self) -> Any:
-        return Tensors, (self.arrays, self.device)
+        return Tensors, (self.arrays, self.device, self.csr)
 
     def __repr__(self) -> str:
         return repr(self.arrays)
@@ -120,11 +149,13 @@ class Tensors:
 
     def _as_tensors(self, value: Any) -> Any:
         if isinstance(value, Answer):
-            return Tensors(value, self.device)
+            return Tensors(value, self.device, self.csr)
         if isinstance(value, (tuple, list)):
             parts = map(self._as_tensors, value)
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        if hasattr(value, "dtype") and np.ndim(value) and value.dtype.kind in "fiub" and not hasattr(value, "tocsr"):
+        if hasattr(value, "tocsr"):
+            return tensor_of(value, self.device) if self.csr else value
+        if hasattr(value, "dtype") and np.ndim(value) and value.dtype.kind in "fiub":
             return tensor_of(value, self.device)
         return functools.partial(self._call, value) if callable(value) else value
 

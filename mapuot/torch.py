@@ -20,7 +20,8 @@ from .points import PointCloud
 from .result import Result
 from .slopes import mass_slope, point_slope
 from .solve import solve
-from .tensors import array_of, stream_of, tensor_of
+from .sparse import Sparse
+from .tensors import array_of, check_csr, is_csr, stream_of, tensor_of
 from .validate import as_choice, as_pair, as_positive
 
 try:
@@ -41,7 +42,7 @@ FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own w
 BACKENDS = "auto", "tensorized", "online", "multiscale"
 
 
-def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any) -> Any:
+def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *, values: Any = None, **options: Any) -> Any:
     """Unbalanced entropic transport cost, differentiable once in a, b and M.
 
     Parameters
@@ -49,12 +50,16 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     a, b : (m,), (n,) or (p, m), (p, n) tensors
         Masses, >= 0, zeros allowed; one vector serves all problems of a batch.
     M : (m, n) or (p, m, n) tensor
-        Costs; +inf forbids a pair.
+        Costs; +inf forbids a pair. Or a sparse CSR tensor (m, n) on the CPU: pairs that it does not store are forbidden
+        and never visited, and its gradient is a CSR tensor with the same indices.
     reg : float
         Entropic regularisation, > 0, in units of M.
     reg_m : float, inf, or a pair of them
         Marginal penalty, in units of M; inf is the balanced constraint (the gradient is then determined up to a
         constant: it is right for changes that keep the masses equal).
+    values : (nnz,) tensor, optional
+        Costs in the places of a sparse M, in place of its own, with a gradient of this shape. A CSR tensor that is made
+        of values that require grad works, too, but torch's own way from it to them makes a dense matrix.
     **options
         tol, max_passes, precision, threads, backend, progress and mask of `solve_batch`. Of a
         `mapuot.SeededMask` value and gradient are those of the masked problem, the same pairs in both.
@@ -76,9 +81,9 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     check_loss(options, reg_m)
     if isinstance(M, PointCloud):
         raise TypeError("M must be a tensor, got a PointCloud: mapuot.torch.sample_loss(x, y, ...) takes points")
-    values = solved(a, b, M, reg, reg_m, options)
+    found = solved(a, b, M, values, reg, reg_m, options)
     batched = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
-    return values if batched else values[0]
+    return found if batched else found[0]
 
 
 def sample_loss(
@@ -190,9 +195,9 @@ class SinkhornLoss(torch.nn.Module):
         values = self.values(a, b, M, **more)
         return values if self.reduction == "none" else getattr(values, self.reduction)()
 
-    def values(self, a: Any, b: Any, M: Any) -> Any:
-        """One value, or one a problem."""
-        return sinkhorn_loss(a, b, M, self.reg, self.reg_m, **self.options)
+    def values(self, a: Any, b: Any, M: Any, values: Any = None) -> Any:
+        """One value, or one a problem; ``values``: costs in the places of a sparse M."""
+        return sinkhorn_loss(a, b, M, self.reg, self.reg_m, values=values, **self.options)
 
     def extra_repr(self) -> str:
         return f"reg={self.reg}, reg_m={self.reg_m}, reduction={self.reduction!r}"
@@ -370,8 +375,8 @@ def is_transformed(x: Any) -> bool:
     return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(x))
 
 
-def as_tensor(x: Any, name: str) -> Any:
-    """``x`` itself in float32 or float64, half precision as float32."""
+def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
+    """``x`` itself in float32 or float64, half precision as float32; ``csr``: it may be sparse by rows."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"mapuot.torch takes tensors, got {type(x).__name__} for {name}")
     if is_transformed(x):
@@ -379,9 +384,11 @@ def as_tensor(x: Any, name: str) -> Any:
             "mapuot.torch works neither within torch.vmap nor within torch.func.grad: give a batch as the first "
             "dimension of a, b or M, and call backward() on the loss"
         )
-    if x.is_complex() or x.layout != torch.strided or x.is_meta:
+    if x.is_complex() or x.is_meta or not (x.layout == torch.strided or (csr and is_csr(x))):
         what = f"{x.dtype}, {x.layout}, device {x.device}"
-        raise TypeError(f"{name} must be a dense tensor of real numbers in memory, got {what}")
+        or_csr = f" or {name}.to_sparse_csr()" * csr
+        raise TypeError(f"{name} must be a dense tensor of real numbers in memory{or_csr}, got {what}")
+    check_csr(x, name)
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
 
 
@@ -389,11 +396,15 @@ class _SinkhornLoss(torch.autograd.Function):
     """(p,) dual values; what backward needs is in the BatchResult."""
 
     @staticmethod
-    def forward(ctx: Any, a: Any, b: Any, M: Any, reg: float, reg_m: Any, options: dict[str, Any]) -> Any:
+    def forward(
+        ctx: Any, a: Any, b: Any, M: Any, places: Any, reg: float, reg_m: Any, options: dict[str, Any]
+    ) -> Any:  # fmt: skip
         with stream_of(M.device):
             costs, A, B = map(array_of, (M, a, b))
+            costs = costs if places is None else type(places)((costs, *places_of(places)), shape=places.shape)
             ctx.result = solve_batch(costs, A, B, reg, reg_m, **options)
         ctx.save_for_backward(a, b, M)
+        ctx.places = places
         wide = torch.float64 in (a.dtype, b.dtype, M.dtype)
         return tensor_of(dual_value(ctx.result), M.device).to(torch.float64 if wide else torch.float32)
 
@@ -401,10 +412,10 @@ class _SinkhornLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> Any:
         inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
         with stream_of(grad.device):
-            slopes = first_derivatives(ctx.result, inputs, needed, array_of(grad))
+            slopes = first_derivatives(ctx.result, inputs, needed, array_of(grad), ctx.places)
         if torch.is_grad_enabled():  # create_graph=True
             slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
-        return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None)
+        return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None, None)
 
 
 class _SampleLoss(torch.autograd.Function):
@@ -480,23 +491,49 @@ class _FirstDerivative(torch.autograd.Function):
 
 
 @torch.compiler.disable
-def solved(a: Any, b: Any, M: Any, *more: Any) -> Any:
+def solved(a: Any, b: Any, M: Any, values: Any, *more: Any) -> Any:
     """(p,) values: to torch.compile a break of the graph, since what happens here is no code of torch."""
-    tensors = (as_tensor(x, name) for x, name in ((a, "a"), (b, "b"), (M, "M")))
-    return _SinkhornLoss.apply(*tensors, *more)
+    a, b, M = as_tensor(a, "a"), as_tensor(b, "b"), as_tensor(M, "M", csr=True)
+    if values is None:
+        return _SinkhornLoss.apply(a, b, M, None, *more)
+    if not is_csr(M):
+        raise TypeError("values must be None where M is dense: they are costs in the places of a sparse M")
+    values, places = as_tensor(values, "values"), array_of(M)
+    if values.shape != places.data.shape or values.device != M.device:
+        wanted = f"one for each of the {len(places.data)} stored costs of M, on its device"
+        raise ValueError(f"values must be {wanted}, got shape {tuple(values.shape)} on {values.device}")
+    return _SinkhornLoss.apply(a, b, values, places, *more)
 
 
-def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any) -> list[Any]:
+def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any, places: Any) -> list[Any]:
     """grad times dW/da, dW/db, dW/dM, each in shape, dtype and on the device of its input; zeros where not needed."""
     weights, out = grad.astype(np.float64), []
     for tensor, need, name in zip(inputs, needed, ("rows", "cols", "plan"), strict=True):
         if not need:
             out.append(torch.zeros((), dtype=tensor.dtype, device=tensor.device))
             continue
+        if name == "plan" and is_csr(tensor):
+            data = in_places_of(array_of(tensor), result.plan_sum(weights))
+            values = tensor_of(data, tensor.device).to(tensor.dtype)
+            out.append(torch.sparse_csr_tensor(tensor.crow_indices(), tensor.col_indices(), values, tensor.shape))
+            continue
         if name == "plan":
             slope = result.plan_sum(weights)
+            slope = slope if places is None else in_places_of(places, slope)
         else:
             slope = weights[:, None] * marginal_gradient(result, name)
             slope = slope.sum(0) if tensor.ndim == 1 else slope
         out.append(tensor_of(slope, tensor.device).to(tensor.dtype))
     return out
+
+
+def places_of(matrix: Any) -> tuple[Any, Any]:
+    return matrix.indices, matrix.indptr
+
+
+def in_places_of(matrix: Any, total: Any) -> Any:
+    """The numbers of a CSR array in the places of one that may be unsorted, or hold a pair twice."""
+    if all(map(np.array_equal, places_of(matrix), places_of(total))):
+        return total.data
+    places = Sparse(matrix.data, matrix.indices, np.asarray(matrix.indptr, np.int64), matrix.shape)
+    return places.taken_from(Sparse.of_matrix(total)).data

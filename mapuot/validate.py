@@ -21,7 +21,7 @@ from .errors import InfeasibleError, shown
 from .penalties import F64, KINDS
 from .ranks import ALONE, Ranks, process_grid
 from .side import Side
-from .sparse import Parts, Sparse, is_on_device, is_sparse
+from .sparse import Parts, Sparse, SparseCosts, is_on_device, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 CPU = 1  # DLPack's number of the host
@@ -248,7 +248,7 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     in_one_process = getattr(backend, "WHOLE", False)
     if in_one_process and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
-    if is_sparse(source) or isinstance(source, Sparse):
+    if stores_pairs(source):
         return as_pairs(source, backend, ranks, a, b)
     cost = source if isinstance(source, Cost) else None
     if cost is not None and cost.never_stored and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
@@ -274,14 +274,19 @@ def check_no_names(a: Any, b: Any) -> None:
             raise TypeError(text)
 
 
+def stores_pairs(source: Any) -> bool:
+    """Whether all pairs but those that it stores are forbidden."""
+    return is_sparse(source) or (isinstance(source, Cost) and source.pairs)
+
+
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
     """A sparse cost: over ranks the own rows as given, or those of a file."""
     name = backend.__name__.rpartition(".")[2]
     if name != "cuda" and (is_on_device(source) or getattr(source, "on_device", False)):
         raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
-    if isinstance(source, Sparse):
+    if isinstance(source, Cost):
         check_no_names(a, b)
-        cost = source.part(a, b, ranks)
+        cost: Sparse = source.part(a, b, ranks)
     else:
         cost = Sparse.of_matrix(source)
     if cost.shape[1] == 0 or ranks.rows.sum(cost.shape[0]) == 0:
@@ -291,8 +296,9 @@ def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> 
 
 def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
     """``as_cost`` where every pair is needed."""
-    if is_sparse(source) or isinstance(source, Sparse):
-        raise TypeError(f"M must be a dense array, got {type(source).__name__}: fill in what it does not store")
+    if stores_pairs(source):
+        what = type(source).__name__ if is_sparse(source) else source.kind
+        raise TypeError(f"M must be a dense array, got {what}: fill in what it does not store")
     return as_cost(source, backend, a=a, b=b)
 
 
@@ -300,8 +306,12 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
     """The cost of a batch: points, or M as (m, n) or, with problems C-contiguous, (p, m, n), in a dtype of the core."""
     if isinstance(M, Cost) and M.never_stored:
         return as_cost(M, backend)
-    if isinstance(M, Sparse) or is_sparse(M):
-        raise NotImplementedError("solve_batch takes no sparse M: solve its problems one by one")
+    if stores_pairs(M):
+        return as_pairs(M, backend, ALONE, None, None)
+    if isinstance(M, (list, tuple)) and any(map(is_sparse, M)):
+        costs = SparseCosts.of_matrices(M)
+        as_pairs(costs.places, backend, ALONE, None, None)
+        return costs
     M = as_array(M, "M", backend.asarray)
     if M.ndim not in (2, 3):
         raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
@@ -318,7 +328,7 @@ def as_range(
     low, high, bad, infinite = cost.range(backend, threads)
     if bad:
         raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
-    if infinite == math.prod(cost.shape):
+    if infinite == cost.all_pairs:
         low, high = math.inf, -math.inf
     low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
     if not low <= high:
@@ -458,8 +468,11 @@ def check_masses(rows: Side, cols: Side) -> None:
         raise InfeasibleError(f"{text}, got {rows.mass} and {cols.mass}")
 
 
-def check_parts(rows: Side, cols: Side, parts: Parts) -> None:
-    """What each part of M must take in at least against what it can give away at most, both ways."""
+def check_parts(rows: Side, cols: Side, parts: Parts, which: str = "") -> None:
+    """What each part of M must take in at least against what it can give away at most, both ways.
+
+    ``which`` problem of a batch it is stands before the message.
+    """
     sides = (rows, parts.rows), (cols, parts.cols)
     sums = [
         [np.asarray(side.ranks.sum(np.bincount(number, x, parts.count + 1)))[: parts.count] for x in side.limits]
@@ -474,7 +487,7 @@ def check_parts(rows: Side, cols: Side, parts: Parts) -> None:
                 told_points(side.name, number == k, side.ranks) for side, number in (sides[one], sides[1 - one])
             )
             amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
-            raise InfeasibleError(f"M connects {points} with {others} only, where {amounts}")
+            raise InfeasibleError(f"{which}M connects {points} with {others} only, where {amounts}")
 
 
 def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:

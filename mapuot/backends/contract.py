@@ -51,6 +51,7 @@ class Options:
     tol_gap: float  # < 0: none
     threads: int | None
     schedule: str = "auto"  # of rows over threads: evenly ("static"), or by their speed
+    by_parts: bool = True  # parts of M that no pair connects have a translation each
 
     @property
     def allowed(self) -> float:

@@ -107,6 +107,7 @@ class Workspace:
         self.coarse = Coarse(self, problem, memory)
         self.matrix: F64 | None = None  # of the coarse correction
         self.extrapolated = False
+        self.parts = problem.parts if options.by_parts else None
         self.rates = tuple(
             None if rho is None else (0.0 if np.isinf(rho) else problem.reg / rho)
             for rho in (problem.rows.scalar_rho, problem.cols.scalar_rho)
@@ -204,7 +205,7 @@ class Workspace:
         """lam = (log A - log B) / (fi1 reg/rho1 + reg/rho2);  u *= e^(fi1 lam), v *= e^(-lam)."""
         k1, k2 = self.rates
         self.lam = 0.0
-        if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or self.problem.parts:
+        if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or self.parts:
             return log_u, log_v
         fi1, mass = 1 / (1 + k1), scaled(log_u, log_v, self.log_k).sum()
         if not 0 < mass < np.inf:
@@ -222,7 +223,7 @@ class Workspace:
         if not self.options.translate or k1 is None or k2 is None or k1 + k2 == 0 or not 0 < mass < np.inf:
             return image
         fi2 = 1 / (1 + k2)
-        log_b, parts = self.problem.cols.log_weight, self.problem.parts
+        log_b, parts = self.problem.cols.log_weight, self.parts
         with np.errstate(invalid="ignore", divide="ignore"):
             terms, s = np.where(log_b > -np.inf, log_b - k2 * image, -np.inf), self.P.sum(0)
             for part in [slice(None)] if parts is None else [parts.cols == k for k in range(parts.count)]:

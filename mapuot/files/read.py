@@ -19,6 +19,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ from ..cost import Streamed
 from ..errors import cut
 from ..sparse import Sparse
 from .formats import library, split_name
+from .pairs import PairsFile
 
 MOST_HEADER = 1 << 16  # bytes of the header of an .npy file; numpy writes 128 and reads no more than 10,000
 MOST_INFLATED = 1032  # bytes that deflate makes of one
 DEFAULTS = ("M", "a", "b", "c")  # what is looked for where no array is named
+COMPRESSED = ("data", "indices", "indptr")  # of rows or of columns
 ANNDATA = {"M": "X", "a": "obs/a", "b": "var/b"}
 NUMBERS = "biufc"  # kinds of dtype
 CHECKED_BYTES = 1 << 20  # of a member, at once
@@ -56,9 +59,9 @@ def open_matrix(text: Any, name: str = "M") -> Streamed:
     return Streamed(blocks, blocks.array.shape, blocks.array.dtype)
 
 
-def open_cost(text: Any, name: str = "M") -> Streamed | Sparse:
-    """The rows of a matrix in a file, or all pairs that it stores where it is sparse."""
-    pairs = read_pairs(*split_name(text, name))
+def open_cost(text: Any, name: str = "M") -> Streamed | Sparse | PairsFile:
+    """The rows of a matrix in a file, or the pairs that it stores where it is sparse."""
+    pairs = open_pairs(*split_name(text, name))
     return open_matrix(text, name) if pairs is None else pairs
 
 
@@ -67,8 +70,11 @@ def opened(source: Any) -> Any:
     return open_cost(source) if isinstance(source, (str, os.PathLike)) else source
 
 
-def read_pairs(path: Path, kind: str, inside: str) -> Sparse | None:
-    """A sparse matrix: an .npz of ``scipy.sparse.save_npz``, or a group of AnnData; None where it is something else."""
+def open_pairs(path: Path, kind: str, inside: str) -> Sparse | PairsFile | None:
+    """A sparse matrix: an .npz of ``scipy.sparse.save_npz``, or a group of AnnData; None where it is something else.
+
+    Compressed rows or columns are left in the file but for where they begin; coordinates are read.
+    """
     if kind not in ("npz", "hdf5", "h5ad"):
         return None
     check_regular(path, kind)
@@ -78,28 +84,27 @@ def read_pairs(path: Path, kind: str, inside: str) -> Sparse | None:
             if not {"format", "shape", "data"} <= names or inside in names:
                 return None
             form = bytes(whole_member(path, "format", "US")).decode() if "format" in names else ""
-            values = {name: whole_member(path, name) for name in names - {"format", "_is_array"}}
+            shape = whole_member(path, "shape")
+            if form == "coo":
+                return Sparse.of_matrix(coordinates(path, shape))
+            arrays: Any = {name: open_member(path, name) for name in names & set(COMPRESSED)}
         else:
             group = library(kind).File(path, "r").get(ANNDATA.get(inside, inside) if kind == "h5ad" else inside)
             if group is None or hasattr(group, "shape") or "indptr" not in group:
                 return None
             form = str(group.attrs.get("encoding-type", "csr_matrix")).removesuffix("_matrix")
-            values = {name: group[name][:] for name in ("data", "indices", "indptr")}
-            values["shape"] = np.asarray(group.attrs["shape"])
-        return Sparse.of_matrix(assembled(form, values))
+            arrays, shape = group, group.attrs["shape"]
+        if form not in ("csr", "csc"):
+            raise ValueError(f"its format is {cut(form)!r}, and must be csr, csc or coo")
+        return PairsFile({name: arrays[name] for name in COMPRESSED}, form, shape, partial(reading, path, kind))
 
 
-def assembled(form: str, values: dict[str, Any]) -> Any:
-    """A matrix of scipy.sparse from its arrays."""
+def coordinates(path: Path, shape: Any) -> Any:
+    """A matrix of scipy.sparse from an archive of its coordinates."""
     from scipy import sparse  # noqa: PLC0415 - where a file holds one
 
-    shape = tuple(int(k) for k in values["shape"])
-    if form in ("csr", "csc"):
-        kind = sparse.csr_array if form == "csr" else sparse.csc_array
-        return kind((values["data"], values["indices"], values["indptr"]), shape=shape)
-    if form == "coo":
-        return sparse.coo_array((values["data"], (values["row"], values["col"])), shape=shape)
-    raise ValueError(f"its format is {cut(form)!r}, and must be csr, csc or coo")
+    data, row, col = (whole_member(path, name) for name in ("data", "row", "col"))
+    return sparse.coo_array((data, (row, col)), shape=tuple(int(k) for k in shape))
 
 
 class Matrix:

@@ -50,8 +50,7 @@ class SinkhornRun:
         self.flags = np.zeros((2, p), np.int32)
         self.err: list[float] = []
         self.states = ffi.new("mapuot_state *[]", [workspace.state for workspace in workspaces])
-        m, n = workspaces[0].problem.shape
-        self.most = most_iterations(p * m * n)
+        self.most = most_iterations(p * max(1, workspaces[0].problem.cost.size))
         run = self.run = ffi.new("mapuot_sinkhorn_run *")
         run.every, run.only_u, run.stop = every, only_u, stop
         run.log_u, run.log_v = pointer(self.log_u), pointer(self.log_v)

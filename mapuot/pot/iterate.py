@@ -46,7 +46,7 @@ def iterate(
 ) -> tuple[list[Result], list[float]]:
     """Run the named iteration of problems that stop together; the Results of (u_k, v_k), POT's err at every look."""
     precision = "float32" if problems[0].M.dtype.name == "float32" else "float64"
-    options = Options(NAMED[method][0], 0, False, precision, TINY, -1.0, None)
+    options = Options(NAMED[method][0], 0, False, precision, TINY, -1.0, None, by_parts=False)
     with progress_bar(progress, total=max_iter, desc=method, unit="pass") as bar, ExitStack() as stack:
         workspaces = [stack.enter_context(closing(module.Workspace(problem, options))) for problem in problems]
         run = by_core if name_of(module) == "cpu" else by_python

@@ -19,6 +19,7 @@ import numpy as np
 from ..backends import host, pick
 from ..errors import ConvergenceWarning, warn
 from ..progress import counted
+from ..sparse import is_sparse
 from ..validate import as_array, as_count, as_pair, as_positive, as_reference, as_weight, as_whole_cost
 from .arrays import give, take, threshold
 from .caller import names_of_pot
@@ -157,6 +158,9 @@ class Majorised:
     @classmethod
     def from_arrays(cls, a: Any, b: Any, M: Any, reg_m: Any, c: Any, reg: Any, div: str) -> Majorised:
         module = pick("reference")
+        if is_sparse(M):
+            name = type(M).__name__
+            raise TypeError(f"M must be a dense array, got {name}: sinkhorn_unbalanced, with a reg, takes it as it is")
         cost = as_whole_cost(host(M), module)
         M = cost.array
         weight_a, weight_b = as_weight(a, M.shape[0], "a", module), as_weight(b, M.shape[1], "b", module)

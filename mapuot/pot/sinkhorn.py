@@ -20,8 +20,8 @@ from ..errors import InfeasibleError, warn
 from ..problem import Problem
 from ..result import MOST_FLOAT32, Result
 from ..solve import solve
-from ..sparse import is_sparse
 from ..strategy import start_potentials
+from ..tensors import is_csr
 from ..validate import as_array, as_count, as_positive, as_side
 from .arrays import give, library, take, threshold, tracked
 from .caller import WORDS, muted, names_of_pot, warn_not_converged
@@ -57,9 +57,9 @@ def sinkhorn_unbalanced(
         Source masses, zeros allowed; empty means uniform with mass 1.
     b : (n,) or (n, k) array
         Target masses, or k of them in columns: then the k costs come back instead of a plan.
-    M : (m, n) array
+    M : (m, n) array or scipy.sparse matrix
         Costs. numpy and CuPy arrays and lists as they are; torch, JAX and TensorFlow ones are converted and
-        the answer is of their kind.
+        the answer is of their kind. Pairs that a sparse matrix does not store are forbidden; c may be sparse, too.
     reg : float
         Entropic regularisation, > 0, in units of M.
     reg_m : float, inf, or anything of length 1 or 2
@@ -88,7 +88,7 @@ def sinkhorn_unbalanced(
 
     Returns
     -------
-    plan : (m, n) array in M's dtype, or (k,) linear costs ``<P, M>`` for k targets
+    plan : (m, n) array in M's dtype, of a sparse M a CSR array, or (k,) linear costs ``<P, M>`` for k targets
     log : dict
         Only with ``log=True``. err: list; logu, logv: scalings without a and b, (m,) and (n,) or with k
         columns; cost: ``<P, M>``; total_cost: the objective with its mass terms ``sum q - sum p`` (POT leaves
@@ -268,8 +268,6 @@ class Call:
             if name != "sinkhorn_stabilized":
                 raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
         like = self.M
-        if name is not None and is_sparse(self.M):
-            raise NotImplementedError(f"method {method!r} takes no sparse M: leave the method out")
         for key in ("a", "b", "M", "reg_m", "c"):
             setattr(self, key, take(getattr(self, key), key))
         reference = self.reference()
@@ -371,7 +369,8 @@ def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any
     """The objective as a tensor with its gradient; empty a or b means uniform."""
     from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
 
-    a, b = (x if len(x) else M.new_full((size,), 1 / size) for x, size in ((a, M.shape[0]), (b, M.shape[1])))
+    like = M.values().detach() if is_csr(M) else M
+    a, b = (x if len(x) else like.new_full((size,), 1 / size) for x, size in ((a, M.shape[0]), (b, M.shape[1])))
     tol, max_passes = threshold(tol), as_count(max_passes, WORDS[0])
     return sinkhorn_loss(a, b, M, reg, reg_m, tol=tol if tol > 0 else TINY, max_passes=max_passes)
 

@@ -1,7 +1,9 @@
 """A sparse M is the dense one with inf elsewhere: the same answers on the stored pairs; parts of it by themselves."""
 
+import contextlib
 import pickle
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from scipy import sparse
 
 import mapuot
 from mapuot.backends import cpu
+from mapuot.files import pairs as pairs_of_files
+from mapuot.files.pairs import PairsFile
 from mapuot.points import METRICS
 from mapuot.problem import Problem
 from mapuot.sparse import Sparse
@@ -307,6 +311,85 @@ def test_pickle_save_and_load(tmp_path):
     assert "30" in result._repr_html_()
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("reg_m", [0.7, (1.0, np.inf), (np.inf, 2.0)])
+@pytest.mark.parametrize("each", [False, True])
+def test_a_batch_is_its_problems(backend, reg_m, each):
+    """One cost for all or one each in the same places, beside `solve` and the batch with inf elsewhere."""
+    S, M, _, _ = pairs(30, 24, 0.3, parts=1 if np.inf in np.ravel(reg_m) else 2)
+    rng = np.random.default_rng(0)
+    A, B = rng.random((4, 30)) + 0.1, rng.random((4, 24)) + 0.1
+    data = rng.random((4, S.nnz)) if each else [S.data] * 4
+    matrices = [sparse.csr_array((x, S.indices, S.indptr), shape=S.shape) for x in data]
+    c = np.where(rng.random(M.shape) < 0.9, rng.random(M.shape), 0.0)
+    reference = c if reg_m == 0.7 else "uniform"
+    options = {"tol": 1e-9, "backend": backend, "reference": reference}
+    batch = mapuot.solve_batch(matrices if each else S, A, B, 0.1, reg_m, **options)
+    assert len(batch) == 4
+    assert batch.converged.all()
+    dense = np.stack([np.asarray(Sparse.of_matrix(x)) for x in matrices]) if each else M
+    far = mapuot.solve_batch(dense, A, B, 0.1, reg_m, tol=1e-9, reference=reference)
+    for name in ("objective", "cost", "mass"):
+        np.testing.assert_allclose(getattr(batch, name), getattr(far, name), rtol=1e-8)
+    for i, one in enumerate(batch):
+        alone = mapuot.solve(matrices[i], A[i], B[i], 0.1, reg_m, precision="float64", **options)
+        assert one.n_passes == alone.n_passes
+        np.testing.assert_array_equal(one.plan.data, alone.plan.data)
+        np.testing.assert_array_equal(batch.plans()[i].data, alone.plan.data)
+        np.testing.assert_allclose(one.plan.toarray(), far.plan(i), rtol=1e-7, atol=1e-12)
+    weights = np.array([1.0, -2.0, 0.5, 3.0])
+    total = batch.plan_sum(weights)
+    wanted = far.plan_sum(weights)
+    found = np.stack([x.toarray() for x in total]) if each else total.toarray()
+    np.testing.assert_allclose(found, wanted, atol=1e-9)
+    again = mapuot.solve_batch(matrices if each else S, A, B, 0.1, reg_m, warm_start=batch, **(options | {"tol": 3e-9}))
+    assert again.n_passes.max() <= 2
+
+
+def test_places_are_looked_at_once(monkeypatch):
+    """Parts and the transpose of a batch in the same places: two of the first (task as given and turned), one of it."""
+    S, _, a, b = pairs(40, 30, 0.3)
+    made = []
+    for name in ("_parts_between", "transpose"):
+        plain = getattr(Sparse, name)
+        monkeypatch.setattr(Sparse, name, lambda *args, n=name, f=plain: (made.append(n), f(*args))[1])
+    rng = np.random.default_rng(0)
+    matrices = [sparse.csr_array((rng.random(S.nnz), S.indices, S.indptr), shape=S.shape) for _ in range(9)]
+    batch = mapuot.solve_batch(matrices, a, b, 0.1, (1.0, np.inf), threads=1)
+    assert batch.converged.all()
+    assert made.count("_parts_between") == 2
+    assert made.count("transpose") == 1
+    assert np.shares_memory(batch.problem.cost.data[3], matrices[3].data)
+
+
+def test_a_batch_of_every_format():
+    """Duplicates, other orders and dtypes: the same places all the same; points without mass part some problems."""
+    S, _, a, b = pairs(20, 30, 0.3, parts=2)
+    coo = S.tocoo()
+    twice = sparse.coo_array(
+        (np.r_[coo.data, coo.data] / 2, (np.r_[coo.row, coo.row], np.r_[coo.col, coo.col])), S.shape
+    )
+    given = [S, S.tocsc(), twice, coo, S.astype(np.float32), S.tolil()]
+    A, B = np.tile(a, (6, 1)), np.tile(b, (6, 1))
+    A[1, :5] = B[2, 3:9] = 0.0
+    for order in (given, given[::-1]):
+        batch = mapuot.solve_batch(order, A, B, 0.1, 1.0, tol=1e-8, threads=3)
+        assert batch.converged.all()
+        for i, one in enumerate(batch):
+            want = mapuot.solve(order[i], A[i], B[i], 0.1, 1.0, tol=1e-8, precision="float64")
+            assert np.abs(one.plan - want.plan).sum() <= 1e-7 * want.mass
+
+
+def test_a_part_of_a_batch_that_cannot_be_balanced_is_named():
+    S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
+    A, B = np.ones((2, 9)), np.array([[1.0, 1.0, 7.0], [1.0, 0.5, 7.5]])
+    with pytest.raises(
+        mapuot.InfeasibleError, match=re.escape("problem 1: M connects a[0], a[1] with b[0], b[1] only")
+    ):
+        mapuot.solve_batch(S, A, B, 0.1, np.inf)
+    assert mapuot.solve_batch([S, S], A[0], B[0], 0.1, np.inf).converged.all()
+
+
 def test_storage_finer_than_tol_needs():
     """K of stored pairs is not made anew in every pass: where float32 cannot certify tol, it is float64."""
     S, _, a, b = pairs(50, 60, 0.2)
@@ -340,12 +423,17 @@ S2, _, A2, B2 = pairs(4, 5, 0.5)
         (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, out=np.ones((4, 5))), ValueError, "out must be None"),
         (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, reference=S2[:3]), ValueError, "reference must have M's shape"),
         (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, reference=-S2), ValueError, "reference must be finite, >= 0"),
-        (lambda: mapuot.solve_batch(S2, A2, B2, 0.1, 1.0), NotImplementedError, "solve_batch takes no sparse M"),
+        (lambda: mapuot.solve_batch([S2, S2[:3]], A2, B2, 0.1, 1.0), ValueError, "M[1] must store the same pairs"),
+        (lambda: mapuot.solve_batch([S2, S2.toarray()], A2, B2, 0.1, 1.0), TypeError, "M[1] must be a sparse matrix"),
+        (lambda: mapuot.solve_batch([S2, S2 > 0.5], A2, B2, 0.1, 1.0), TypeError, "M[1] must hold real numbers"),
+        (lambda: mapuot.solve_batch([S2, S2 * np.nan], A2, B2, 0.1, 1.0), ValueError, "M must not hold NaN or -inf"),
+        (lambda: mapuot.solve_batch([S2] * 3, [A2] * 2, B2, 0.1, 1.0), ValueError, "must hold equally many problems"),
         (
-            lambda: mapuot.sinkhorn_unbalanced(A2, B2, S2, 0.1, 1.0, method="sinkhorn"),
+            lambda: mapuot.solve_batch([S2] * 2, A2, B2, 0.1, 1.0, mask=mapuot.SeededMask(0.5, 1)),
             NotImplementedError,
-            "method 'sinkhorn' takes no sparse M",
+            "mask is for costs of all pairs",
         ),
+        (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2, 1.0), TypeError, "sinkhorn_unbalanced, with a reg, takes it"),
         (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4], 0.1, 1.0), TypeError, "M must be a dense array"),
         (lambda: mapuot.log_matmul(S2, np.ones((5, 1))), TypeError, "must be a dense array"),
     ],
@@ -369,6 +457,59 @@ def test_names_of_pot():
     cost = mapuot.sinkhorn_unbalanced2(a, b, S, 0.1, 1.0, returnCost="total")
     assert cost == pytest.approx(mapuot.solve(M, a, b, 0.1, 1.0).objective, rel=1e-9)
     assert log["cost"] == pytest.approx((plan.multiply(S)).sum())
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("method", ["sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant"])
+def test_iterates_of_pot(method, dtype):
+    """Those of the dense M with inf elsewhere, pass by pass, in several parts, too; several targets stop as they do."""
+    S, M, a, b = pairs(40, 30, 0.3, parts=3, dtype=dtype)
+    B, c = np.stack([b, b[::-1], b * np.linspace(0.1, 9, 30)], 1), np.random.default_rng(0).random(M.shape)
+    for target in (b, B):
+        for reg_type, reference in (("kl", None), ("kl", c)):
+            options = {"method": method, "numItermax": 7, "stopThr": 0, "log": True, "reg_type": reg_type}
+            c_of = {"sparse": None if reference is None else sparse.csr_array(reference), "dense": reference}
+            got, log = mapuot.sinkhorn_unbalanced(a, target, S, 0.3, (1.0, 4.0), c=c_of["sparse"], **options)
+            want, dense = mapuot.sinkhorn_unbalanced(a, target, M, 0.3, (1.0, 4.0), c=c_of["dense"], **options)
+            rtol = 1e-10 if dtype == np.float64 else 2e-5
+            for name in ("logu", "logv", "err", "cost", "total_cost"):
+                np.testing.assert_allclose(log[name], dense[name], rtol=rtol, atol=rtol, err_msg=name)
+            if target is b:
+                assert isinstance(got, sparse.csr_array)
+                assert got.dtype == dtype
+                np.testing.assert_allclose(got.toarray(), want, rtol=10 * rtol, atol=1e-7 * want.max())
+            else:
+                np.testing.assert_allclose(got, want, rtol=rtol)
+
+
+def test_costs_of_several_targets():
+    S, M, a, b = pairs(12, 15, 0.4)
+    B = np.stack([b, b[::-1]], 1)
+    for function in (mapuot.pot.sinkhorn_unbalanced, mapuot.pot.sinkhorn_unbalanced2):
+        got, want = (function(a, B, x, 0.1, 1.0, stopThr=1e-11) for x in (S, M))
+        np.testing.assert_allclose(got, want, rtol=1e-8)
+
+
+def test_pot_itself_where_it_is_patched():
+    """`ot.solve` and the rest take a sparse M with a reg: plan, value and potentials are those with inf elsewhere."""
+    ot = pytest.importorskip("ot")
+    S, M, a, b = pairs(12, 15, 0.5)
+    with mapuot.pot.patched():
+        got, want = (ot.solve(x, a, b, reg=0.1, unbalanced=1.0) for x in (S, M))
+        assert isinstance(got.plan, sparse.csr_array)
+        np.testing.assert_allclose(got.plan.toarray(), want.plan, rtol=1e-5, atol=1e-9)
+        assert got.value == pytest.approx(want.value, rel=1e-6)
+        assert got.value_linear == pytest.approx(want.value_linear, rel=1e-6)
+        for name in ("sinkhorn_unbalanced", "sinkhorn_unbalanced2"):
+            for options in ({}, {"log": True}, {"method": "sinkhorn", "numItermax": 9, "log": True}, {"stopThr": 0}):
+                got, want = (getattr(ot.unbalanced, name)(a, b, x, 0.1, 1.0, **options) for x in (S, M))
+                got, want = (x[0] if isinstance(x, tuple) else x for x in (got, want))
+                got = got.toarray() if sparse.issparse(got) else got
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-9)
+        with pytest.raises(TypeError, match="M must be a dense array, got csr_array: sinkhorn_unbalanced, with a reg"):
+            ot.solve(S, a, b, unbalanced=1.0)
+        with pytest.raises(TypeError, match="M must be a dense array"):
+            ot.barycenter_unbalanced(np.ones((12, 2)), S[:, :12], 0.1, 1.0)
 
 
 # ---- neighbours, and the dense problem that they stand for
@@ -514,6 +655,134 @@ def test_groups_of_anndata(tmp_path, form):
                 group[member] = getattr(given, member)
         path = tmp_path / name if inside == "X" else f"{tmp_path / name}:{inside}"
         np.testing.assert_array_equal(mapuot.solve(path, a, b, 0.1, 1.0).plan.data, want.plan.data)
+
+
+class Slices:
+    """An array of a file that tells what was read of it."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.read = array, array.shape, array.dtype, []
+
+    def __getitem__(self, part):
+        self.read.append((part.start, part.stop))
+        return self.array[part].copy()  # as a file gives it
+
+
+def kept_pairs(S, form, told=contextlib.nullcontext):
+    """(PairsFile over slices of the arrays of S, these by name)."""
+    given = S.asformat(form)
+    arrays = {name: Slices(getattr(given, name)) for name in ("data", "indices", "indptr")}
+    return PairsFile(arrays, form, S.shape, told), arrays
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_of_files_come_in_blocks(form, seed, monkeypatch):
+    """Any rows, in blocks of any size, in order: each pair of them is read once, those of columns twice."""
+    rng = np.random.default_rng(seed)
+    m, n = rng.integers(1, 30, 2)
+    S = sparse.random_array((int(m), int(n)), density=rng.random(), rng=rng, format="csr")
+    S = S.astype([np.float64, np.float32, np.int64][seed % 3])
+    monkeypatch.setattr(pairs_of_files, "BLOCK_PAIRS", int(rng.integers(1, 40)))
+    file, arrays = kept_pairs(S, form)
+    cuts = np.sort(rng.integers(0, m + 1, 2))
+    for i0, i1 in ((0, int(m)), tuple(map(int, cuts))):
+        for array in arrays.values():
+            array.read.clear()
+        got, want = file.read(i0, i1), Sparse.of_matrix(S[i0:i1])
+        for name in ("data", "column", "start"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
+            assert getattr(got, name).dtype == getattr(want, name).dtype
+        asked = [sum(stop - start for start, stop in arrays[name].read) for name in ("data", "indices")]
+        assert asked == ([want.size] * 2 if form == "csr" else [S.nnz, 2 * S.nnz])
+        assert max([stop - start for x in ("data", "indices") for start, stop in arrays[x].read], default=0) <= (
+            pairs_of_files.BLOCK_PAIRS
+        )
+
+
+def test_files_out_of_order_are_mended():
+    """Rows that fall, and pairs that are there twice, in one block or two."""
+    data, indices = np.arange(1.0, 9), np.array([3, 1, 1, 0, 2, 2, 2, 5])
+    S = sparse.csr_array((data, indices, np.array([0, 3, 3, 8])), shape=(3, 6))
+    for form, given in (("csr", S), ("csc", sparse.csc_array((data, indices, S.indptr), shape=(6, 3)))):
+        arrays = {name: Slices(getattr(given, name)) for name in ("data", "indices", "indptr")}
+        got = PairsFile(arrays, form, given.shape, contextlib.nullcontext).read(0, given.shape[0])
+        want = Sparse.of_matrix(given)
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+        assert got.size == want.size == 5
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+def test_the_memory_of_a_file_is_that_of_its_pairs(form, monkeypatch):
+    """12 bytes a pair, where they begin, and a block with what is made of it; a half on each of two ranks."""
+    monkeypatch.setattr(pairs_of_files, "BLOCK_PAIRS", 1 << 14)
+    S = sparse.random_array((3000, 2000), density=0.2, rng=np.random.default_rng(0), format="csr")
+    file, _ = kept_pairs(S, form)
+    for i0, i1 in ((0, 3000), (1500, 3000)):
+        tracemalloc.start()
+        rows = file.read(i0, i1)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak <= (12 + 1 + 1) * rows.size + (1 << 14) * 100 + 8 * 5000 * 4  # the order is looked at in 2 bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("indptr", [0, 2, 1, 3], "indptr must begin at 0 and never fall"),
+        ("indptr", [1, 2, 3, 3], "indptr must begin at 0 and never fall"),
+        ("indptr", [0, 1, 3], "indptr must be 4 integers, got shape (3,)"),
+        ("indptr", [0.0, 1.0, 2.0, 3.0], "indptr must be 4 integers"),
+        ("indptr", [0, 1, 2, 4], "indptr must end at most at the 3 stored costs, got 4"),
+        ("indices", [0, 1, 7], "indices must be in 0..4, got 0 and 7"),
+        ("indices", [0, -1, 2], "indices must be in 0..4, got -1 and 2"),
+        ("indices", [0.0, 1.0, 2.0], "indices must be integers"),
+        ("data", [1j, 2j, 3j], "data must hold real numbers, got dtype complex128"),
+        ("shape", [3, 2**31], "a sparse M must have at most 2147483647 columns"),
+    ],
+)
+def test_groups_that_lie(tmp_path, name, value, text):
+    h5py = pytest.importorskip("h5py")
+    values = {"indptr": [0, 1, 2, 3], "indices": [0, 1, 2], "data": [1.0, 2.0, 3.0], "shape": [3, 5]} | {name: value}
+    with h5py.File(tmp_path / "S.h5", "w") as file:
+        group = file.create_group("M")
+        group.attrs["shape"] = values.pop("shape")
+        for key, array in values.items():
+            group[key] = np.array(array)
+    with pytest.raises(ValueError, match=re.escape("S.h5 cannot be read as hdf5: ") + ".*" + re.escape(text)):
+        mapuot.solve(tmp_path / "S.h5", None, None, 0.1, 1.0)
+
+
+def test_what_belongs_to_a_file_of_pairs(tmp_path):
+    """Its rows are those of a; `load`, `certify` and `barycenter` say what they take of it."""
+    h5py = pytest.importorskip("h5py")
+    S, _, a, b = pairs(20, 30, 0.3)
+    with h5py.File(tmp_path / "S.h5", "w") as file:
+        group = file.create_group("M")
+        group.attrs["encoding-type"], group.attrs["shape"] = "csr_matrix", S.shape
+        for member in ("data", "indices", "indptr"):
+            group[member] = getattr(S, member)
+        file["a"], file["b"] = a, b
+    path = tmp_path / "S.h5"
+    result = mapuot.solve(path, a, b, 0.1, 1.0)
+    result.save(tmp_path / "answer.npz")
+    np.testing.assert_array_equal(mapuot.load(tmp_path / "answer.npz", path).plan.data, result.plan.data)
+    for call, text in (
+        (lambda: mapuot.solve(path, a[:3], b, 0.1, 1.0), "M has 20 rows, but the blocks of a have 3"),
+        (lambda: mapuot.solve(path, "a.npy", b, 0.1, 1.0), "a must be an array, got 'a.npy'"),
+        (lambda: mapuot.certify(result, path), "M must be a dense array, got a sparse matrix"),
+        (lambda: mapuot.solve(path, a, b, 0.1, 1.0, backend="cuda"), "takes no sparse M|CuPy|cupy"),
+    ):
+        with pytest.raises((ValueError, TypeError, NotImplementedError, ImportError), match=text):
+            call()
+    pytest.importorskip("click")
+    from click.testing import CliRunner
+
+    from mapuot.cli import cli
+
+    done = CliRunner().invoke(cli, ["solve", f"{path}:M", "--reg", "0.1", "--reg-m", "1"])
+    assert done.exit_code == 0, done.output
+    assert f"{result.objective:.6g}" in done.output
 
 
 @pytest.mark.parametrize("change", ["shape", "indices", "format"])

@@ -111,3 +111,31 @@ def test_a_gradient_that_is_lost_is_told_at_the_callers_line():
     with pytest.warns(mapuot.ConvergenceWarning) as told, torch.no_grad():
         mapuot.solve(M, a, b, CASE.reg, 1.0, max_passes=1)
     assert [one.filename for one in told] == [__file__]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_sparse_csr_tensor_is_solved_as_its_pairs():
+    """The plan is such a tensor, too, in the same places; indices of 32 and 64 bits, half precision in float32."""
+    from scipy import sparse
+
+    rng = np.random.default_rng(0)
+    S = sparse.random_array((30, 20), density=0.4, rng=rng, format="csr")
+    a, b = rng.random(30) + 0.1, rng.random(20) + 0.1
+    right = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9)
+    for index in (torch.int32, torch.int64):
+        places = torch.tensor(S.indptr, dtype=index), torch.tensor(S.indices, dtype=index)
+        M = torch.sparse_csr_tensor(*places, torch.tensor(S.data), S.shape)
+        found = mapuot.solve(M, a, torch.tensor(b), 0.1, 1.0, tol=1e-9)
+        assert found.plan.layout == torch.sparse_csr
+        np.testing.assert_array_equal(found.plan.col_indices(), S.indices)
+        np.testing.assert_allclose(found.plan.values(), right.plan.data, rtol=1e-9)
+        assert isinstance(found.log_u, torch.Tensor)
+        assert found.sparse(keep=0.5).layout == torch.sparse_csr
+        batch = mapuot.solve_batch(M, torch.tensor(np.stack([a, 2 * a])), None, 0.1, 1.0)
+        assert batch[1].plan.layout == torch.sparse_csr
+        again = mapuot.pot.sinkhorn_unbalanced(torch.tensor(a), torch.tensor(b), M, 0.1, 1.0, stopThr=1e-9)
+        np.testing.assert_allclose(again.values(), right.plan.data, rtol=1e-6)
+    half = mapuot.solve(M.to(torch.bfloat16), a, b, 0.1, 1.0)
+    assert half.plan.dtype == torch.float32
+    with pytest.raises((TypeError, ValueError), match="M cannot be read as an array"):
+        mapuot.solve(M.to_sparse_coo(), a, b, 0.1, 1.0)

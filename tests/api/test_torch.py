@@ -250,3 +250,119 @@ def test_transforms_are_refused_by_name(transform):
     a, b, M = (x.detach() for x in tensors())
     with pytest.raises(NotImplementedError, match=r"neither within torch.vmap nor within torch.func.grad"):
         transform(lambda a: sinkhorn_loss(a, b, M, 0.1, 1.0))(a.repeat(2, 1) if transform is torch.vmap else a)
+
+
+# ---- sparse costs
+
+
+def csr_case(m=5, n=6, parts=1, dtype=torch.float64, seed=0):
+    """(a, b, indices, values, M): the pairs of a chain and some more; nothing between the parts."""
+    rng = np.random.default_rng(seed)
+    stored = rng.random((m, n)) < 0.4
+    stored[np.arange(m), np.arange(m)] = stored[np.arange(m), np.arange(m) + 1] = True
+    stored &= (np.arange(m) * parts // m)[:, None] == np.arange(n) * parts // n
+    plain = torch.tensor(stored.astype(float)).to_sparse_csr()
+    indices = plain.crow_indices(), plain.col_indices()
+    values = torch.tensor(rng.random(int(stored.sum())), dtype=dtype, requires_grad=True)
+    a, b = (torch.tensor(rng.random(k) + 0.2, dtype=dtype, requires_grad=True) for k in (m, n))
+    return a, b, indices, values, lambda v: torch.sparse_csr_tensor(*indices, v, (m, n))
+
+
+def filled(M):
+    """The dense tensor with inf where nothing is stored."""
+    return torch.where(torch.sparse_csr_tensor(M.crow_indices(), M.col_indices(), torch.ones_like(M.values()), M.shape)
+                       .to_dense() > 0, M.to_dense(), torch.inf)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("reg_m", REG_M, ids=str)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_gradcheck_of_stored_costs(reg_m, parts):
+    """By a, b and the values, given by themselves or as what a CSR tensor is made of; of p problems, too."""
+    a, b, _, values, csr = csr_case(parts=parts)
+    for lead in ((), (2,)):
+        A = (a.detach() * torch.rand(*lead, 5, dtype=torch.float64) + 0.1).requires_grad_() if lead else a
+        M = csr(torch.zeros_like(values))
+        for loss in (
+            lambda a, b, v: sinkhorn_loss(a, b, csr(v), 0.1, reg_m, **TIGHT),
+            lambda a, b, v, M=M: sinkhorn_loss(a, b, M, 0.1, reg_m, values=v, **TIGHT),
+        ):
+            assert torch.autograd.gradcheck(loss, (A, b, values), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_the_gradient_is_a_csr_tensor():
+    """Of a leaf: with its indices; the numbers are those of the dense loss, masses of 0 and float32 included."""
+    for dtype, tol in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
+        a, b, _, values, csr = csr_case(dtype=dtype)
+        with torch.no_grad():
+            a[1] = b[2] = 0.0
+        M = csr(values.detach()).requires_grad_()
+        value = sinkhorn_loss(a, b, M, 0.1, (1.0, 2.0), tol=1e-9)
+        value.backward()
+        dense = [x.detach().clone().requires_grad_() for x in (a, b, filled(M.detach()))]
+        wanted = sinkhorn_loss(*dense, 0.1, (1.0, 2.0), tol=1e-9)
+        wanted.backward()
+        assert M.grad.layout == torch.sparse_csr
+        assert M.grad.dtype == dtype
+        assert torch.equal(M.grad.col_indices(), M.col_indices())
+        assert_allclose(value.item(), wanted.item(), rtol=tol)
+        for x, y in zip((a, b, M), dense, strict=True):
+            slope = x.grad.to_dense() if x is M else x.grad
+            assert_allclose(slope, torch.nan_to_num(y.grad), rtol=100 * tol, atol=tol)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_unsorted_and_double_entries_have_slopes_of_their_own():
+    crow, col = torch.tensor([0, 3, 4]), torch.tensor([2, 0, 2, 1])
+    values = torch.tensor([0.3, 0.2, 0.1, 0.4], dtype=torch.float64, requires_grad=True)
+    a, b = torch.ones(2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    M = torch.sparse_csr_tensor(crow, col, torch.ones(4), (2, 3), check_invariants=False)
+    sinkhorn_loss(a, b, M, 0.1, 1.0, values=values, tol=1e-10).backward()
+    leaf = torch.sparse_csr_tensor(crow, col, values.detach(), (2, 3), check_invariants=False).requires_grad_()
+    sinkhorn_loss(a, b, leaf, 0.1, 1.0, tol=1e-10).backward()
+    assert_allclose(leaf.grad.values(), values.grad)
+    dense = np.array([[0.2, np.inf, 0.4], [np.inf, 0.4, np.inf]])
+    plan = mapuot.solve(dense, np.ones(2), np.ones(3), 0.1, 1.0, tol=1e-10).plan
+    assert_allclose(values.grad, plan[[0, 0, 0, 1], [2, 0, 2, 1]], rtol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_what_the_loss_of_stored_costs_refuses():
+    a, b, indices, values, csr = csr_case()
+    coo = csr(values.detach()).to_sparse_coo()
+    with pytest.raises(TypeError, match=r"M must be a dense tensor of real numbers in memory or M.to_sparse_csr\(\)"):
+        sinkhorn_loss(a, b, coo, 0.1, 1.0)
+    several = torch.sparse_csr_tensor(*(torch.stack([x, x]) for x in (*indices, values.detach())), (2, 5, 6))
+    with pytest.raises(ValueError, match=r"M must be a matrix \(m, n\) where it is sparse, got shape \(2, 5, 6\)"):
+        sinkhorn_loss(a, b, several, 0.1, 1.0)
+    for costs, given, kind, text in (
+        (csr(values), values[:-1], ValueError, "values must be one for each of the"),
+        (torch.rand(5, 6), values, TypeError, "values must be None where M is dense"),
+        (csr(values), 3.0, TypeError, "mapuot.torch takes tensors, got float for values"),
+    ):
+        with pytest.raises(kind, match=text):
+            sinkhorn_loss(a, b, costs, 0.1, 1.0, values=given)
+    loss = sinkhorn_loss(a, b, csr(values.detach()), 0.1, 1.0, values=values)
+    (slope,) = torch.autograd.grad(loss, values, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        slope.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_no_dense_copy_of_stored_costs():
+    """10^5 x 10^5 costs: value and gradient in the memory of the pairs."""
+    n = 100_000
+    col = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n], 1).sort(1)[0].ravel()
+    values = torch.rand(2 * n, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    M = torch.sparse_csr_tensor(torch.arange(0, 2 * n + 1, 2), col, values.detach(), (n, n)).requires_grad_()
+    a = torch.full((n,), 1 / n, dtype=torch.float64, requires_grad=True)
+    for given in (values, None):
+        sinkhorn_loss(a, a.detach(), M, 0.1, 1.0, values=given).backward()
+    module = mapuot.torch.SinkhornLoss(0.1, 1.0)(a, a.detach(), M, values=values)
+    assert module.item() == sinkhorn_loss(a, a.detach(), M, 0.1, 1.0).item()
+    total = mapuot.pot.sinkhorn_unbalanced2(a[:0], a[:0].detach(), M, 0.1, 1.0, returnCost="total", stopThr=1e-9)
+    assert_allclose(total.item(), module.item(), rtol=1e-6)
+    result = mapuot.solve(M.detach(), a.detach(), a.detach(), 0.1, 1.0)
+    for slope in (values.grad, M.grad.values()):
+        assert_allclose(slope, result.plan.values(), atol=1e-6 / n)

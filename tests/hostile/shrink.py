@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .problem import Problem
-from .trial import Trial
+from .trial import BATCHES, Trial
 
 TRIES = 400
 DEFAULTS = ("threads", "split", "method", "precision", "tol_gap", "max_passes", "tol", "numItermax", "stopThr")
@@ -46,7 +46,7 @@ def each(trial: Trial, change: Callable[[Problem], Problem]) -> Trial:
 def fewer_problems(trial: Trial) -> Iterator[Trial]:
     for k in range(len(trial.problems) if len(trial.problems) > 1 else 0):
         start = trial.start
-        if trial.how == "batch" and isinstance(start, tuple):
+        if trial.how in BATCHES and isinstance(start, tuple):
             start = tuple(np.delete(x, k, 0) for x in start)
         yield trial.replace(problems=trial.problems[:k] + trial.problems[k + 1 :], start=start)
 

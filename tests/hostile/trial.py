@@ -17,16 +17,17 @@ import mapuot
 
 from .problem import Problem, draw, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho, spread
 
-PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids")
+PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch")
 OVER_RANKS = "ranks", "sparse ranks"  # one job each, in step
 NUMBERS = {  # of the generators: never renumber
-    name: k for k, name in enumerate((*PATHS[:6], OVER_RANKS[0], *PATHS[6:], OVER_RANKS[1]))
+    name: k for k, name in enumerate((*PATHS[:6], OVER_RANKS[0], *PATHS[6:9], OVER_RANKS[1], *PATHS[9:]))
 }
 FORMS = {  # what a program makes of M where it is not given as an array
     "stream": "lambda i0, i1: M[i0:i1]",
     "sparse": "scipy.sparse.csr_array((M[numpy.isfinite(M)], numpy.isfinite(M).nonzero()), M.shape)",
 }
 FORMS["sparse ranks"] = FORMS["sparse"]
+BATCHES = "batch", "sparse batch"
 MOST_PASSES = 3000
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
@@ -112,7 +113,8 @@ def draw_start(rng: Any, problem: Problem) -> Any:
 
 def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]]:
     """A problem that the path can solve, and options."""
-    drawn = {"points": draw_points, "sparse": draw_pairs, "sparse ranks": draw_pairs, "grids": draw_grid}
+    drawn = {"points": draw_points, "grids": draw_grid}
+    drawn |= dict.fromkeys(("sparse", "sparse ranks", "sparse batch"), draw_pairs)
     problem = drawn[how](rng, largest) if how in drawn else draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
@@ -148,10 +150,10 @@ def draw_trial(how: str, rng: Any, largest: int) -> Trial:
         options = {"stopThr": options["tol"], "numItermax": MOST_PASSES, "method": rng.choice(np.array(POT_METHODS))}
         start = draw_start(rng, problem) if rng.random() < 0.2 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
-    return draw_batch(rng, problem, options)
+    return draw_batch(how, rng, problem, options)
 
 
-def draw_batch(rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
+def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
     count = int(rng.integers(1, 6))
     own = bool(rng.random() < 0.4)
     problems = [problem]
@@ -172,7 +174,7 @@ def draw_batch(rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
         starts = [draw_start(rng, p) for p in problems]
         if all(isinstance(s, tuple) for s in starts):
             start = tuple(np.stack([s[k] for s in starts]) for k in (0, 1))
-    return Trial("batch", tuple(problems), options, start, own)
+    return Trial(how, tuple(problems), options, start, own)
 
 
 # ---- calling
@@ -232,8 +234,12 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         regs, reg_ms = [p.reg for p in trial.problems], [p.reg_m for p in trial.problems]
         found = mapuot.path(*positional[:3], regs=regs, reg_ms=reg_ms, **named, **options)
         return [claim_of(result, auto) for result in found]
-    if trial.how == "batch":
+    if trial.how in BATCHES:
         M = np.stack([p.M for p in trial.problems]) if trial.own_cost else first.M
+        if trial.how == "sparse batch":
+            M = [stored(x) for x in M] if trial.own_cost else stored(M)
+            c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
+            named |= {"reference": c}
         A, B = np.stack([p.a for p in trial.problems]), np.stack([p.b for p in trial.problems])
         results = mapuot.solve_batch(M, A, B, *positional[3:], **named, **options, warm_start=start)
         tables = zip(results, results.objective, results.error_bound, results.gap, results.dual, strict=True)
@@ -295,6 +301,12 @@ def cost_text(problem: Problem, M: Any) -> str:
     return text_of(problem.M if M is None else M)
 
 
+def stored_text(M: Any) -> tuple[list[str], str]:
+    """Lines that make the finite pairs of a batch, and the argument."""
+    lines = ["import numpy, scipy.sparse", f"pairs = lambda M: {FORMS['sparse']}", f"M = {text_of(M)}"]
+    return lines, "[pairs(x) for x in M]" if M.ndim == 3 else "pairs(M)"
+
+
 def snippet(trial: Trial, backend: str) -> str:
     """The trial as a program to paste."""
     lines = ["from numpy import array, float32, inf", "import mapuot"]
@@ -324,10 +336,12 @@ def snippet(trial: Trial, backend: str) -> str:
         given = ", ".join(map(text_of, (first.M, first.a, first.b)))
         reg_ms = "[" + ", ".join(map(text_of, reg_ms)) + "]"
         lines.append(f"results = list(mapuot.path({given}, regs={regs}, reg_ms={reg_ms}{words(first)}{more}))")
-    elif trial.how == "batch":
+    elif trial.how in BATCHES:
         M = np.stack([p.M for p in trial.problems]) if trial.own_cost else first.M
         whole = first.replace(a=np.stack([p.a for p in trial.problems]), b=np.stack([p.b for p in trial.problems]))
-        lines.append(f"results = mapuot.solve_batch({positional(whole, M)}{words(first)}{more})")
+        made, form = stored_text(M) if trial.how == "sparse batch" else ([], text_of(M))
+        given = ", ".join([form, *map(text_of, (whole.a, whole.b, whole.reg, whole.reg_m))])
+        lines += [*made, f"results = mapuot.solve_batch({given}{words(first)}{more})"]
     elif trial.how == "pot":
         extra = {} if isinstance(first.reference, str) else {"c": first.reference}
         extra = {"reg_type": "entropy"} if same(first.reference, "uniform") else extra

@@ -145,6 +145,21 @@ def case_files_of_pairs():
         np.testing.assert_allclose(got.plan.toarray(), want.plan[i0:i1].toarray(), rtol=1e-9, atol=1e-15)
     even = mapuot.solve(path, None, case.b, case.reg, 2.0, comm=COMM, **FLOAT64)
     assert even.plan.shape[0] == np.subtract(*bounds(41)[::-1])
+    h5py = pytest.importorskip("h5py")
+    for form in ("csr", "csc"):
+        path = Path(folder) / f"{form}.h5"
+        if RANK == 0:
+            given = pairs_of(case.M).asformat(form)
+            with h5py.File(path, "w") as file:
+                group = file.create_group("M")
+                group.attrs["encoding-type"], group.attrs["shape"] = f"{form}_matrix", given.shape
+                for member in ("data", "indices", "indptr"):
+                    group[member] = getattr(given, member)
+        COMM.Barrier()
+        i0, i1 = bounds(41, "uneven")
+        got = mapuot.solve(path, case.a[i0:i1], case.b, case.reg, 2.0, comm=COMM, **FLOAT64)
+        assert got.problem.cost.data.base is None, "no more than the own rows"
+        np.testing.assert_allclose(got.plan.toarray(), want.plan[i0:i1].toarray(), rtol=1e-9, atol=1e-15)
 
 
 def case_random_pairs():

@@ -1,0 +1,133 @@
+"""A sparse matrix of a file, by compressed rows or columns: `PairsFile` knows where they begin, and reads rows.
+
+What is read goes block by block to its place in the arrays that the solver reads: 12 bytes a pair (8 where costs are
+float32), a block, and 8 bytes a row or column of the file. Compressed columns are read twice, first for the length of
+each row. Rows that are out of order, or hold a pair twice, are mended in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from ..cost import Cost, own_part
+from ..ranks import Ranks
+from ..sparse import MOST_COLUMNS, Sparse
+
+BLOCK_PAIRS = 1 << 22  # at once: 50 MB of costs and indices of 64 bits, and what is made of them
+
+
+class PairsFile(Cost):
+    """Arrays with slices, of a CSR or CSC matrix; ``told`` is a context that names the file in what they raise."""
+
+    pairs = True
+    kind = Sparse.kind
+
+    def __init__(
+        self, arrays: dict[str, Any], form: str, shape: Any, told: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        (m, n), self.form, self.told = (int(k) for k in shape), form, told
+        self.data, self.indices = arrays["data"], arrays["indices"]
+        self.shape, self.dtype = (m, n), stored_type(self.data.dtype)
+        self.bounds = as_bounds(arrays["indptr"], m if form == "csr" else n)
+        sizes = [x.shape[0] for x in (self.data, self.indices)]
+        if min(sizes) < self.bounds[-1]:
+            raise ValueError(f"indptr must end at most at the {min(sizes)} stored costs, got {self.bounds[-1]}")
+        if n > MOST_COLUMNS:
+            raise ValueError(f"a sparse M must have at most {MOST_COLUMNS} columns, got {n}")
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
+        """The rows of this rank, read from the file."""
+        return self.read(*own_part(a, self.shape[0], ranks.rows, "rows", "a"))
+
+    def read(self, i0: int, i1: int) -> Sparse:
+        with self.told():
+            return self.by_rows(i0, i1) if self.form == "csr" else self.by_columns(i0, i1)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.read(0, self.shape[0]), dtype)
+
+    def by_rows(self, i0: int, i1: int) -> Sparse:
+        """Rows i0 to i1 of compressed rows."""
+        start = self.bounds[i0 : i1 + 1] - self.bounds[i0]
+        data, column = np.empty(start[-1], self.dtype), np.empty(start[-1], np.int32)
+        for k0, k1 in steps(self.bounds[i0], self.bounds[i1]):
+            place = slice(k0 - self.bounds[i0], k1 - self.bounds[i0])
+            data[place] = self.data[k0:k1]
+            column[place] = self.checked(k0, k1, self.shape[1])
+        return in_order(data, column, start, (i1 - i0, self.shape[1]))
+
+    def by_columns(self, i0: int, i1: int) -> Sparse:
+        """Rows i0 to i1 of compressed columns: how long they are, then each pair to the next place of its row."""
+        count, last = np.zeros(i1 - i0, np.int64), self.bounds[-1]
+        for k0, k1 in steps(0, last):
+            row = self.checked(k0, k1, self.shape[0])
+            count += np.bincount(row[(i0 <= row) & (row < i1)] - i0, minlength=i1 - i0)
+        start = np.concatenate([[0], np.cumsum(count)])
+        data, column, free = np.empty(start[-1], self.dtype), np.empty(start[-1], np.int32), start[:-1].copy()
+        for k0, k1 in steps(0, last):
+            row = self.checked(k0, k1, self.shape[0])
+            order = np.argsort(row, kind="stable")
+            order = order[slice(*np.searchsorted(row[order], [i0, i1]))]
+            row = row[order] - i0
+            first = np.flatnonzero(np.diff(row, prepend=-1))  # of each row in this block
+            length = np.diff(first, append=len(row))
+            place = free[row] + np.arange(len(row)) - np.repeat(first, length)
+            free[row[first]] += length
+            data[place] = np.asarray(self.data[k0:k1])[order]
+            column[place] = np.searchsorted(self.bounds, k0 + order, side="right") - 1
+        return in_order(data, column, start, (i1 - i0, self.shape[1]))
+
+    def checked(self, k0: int, k1: int, limit: int) -> Any:
+        """Some indices, of rows or of columns."""
+        found = np.asarray(self.indices[k0:k1])
+        if found.dtype.kind not in "iu":
+            raise ValueError(f"indices must be integers, got dtype {found.dtype}")
+        if found.size and not 0 <= found.min() <= found.max() < limit:
+            raise ValueError(f"indices must be in 0..{limit - 1}, got {found.min()} and {found.max()}")
+        return found.astype(np.int64, copy=False)
+
+
+def stored_type(dtype: Any) -> Any:
+    """That of costs in memory."""
+    if dtype.kind not in "fiu":
+        raise TypeError(f"data must hold real numbers, got dtype {dtype}")
+    return np.dtype(np.float32 if dtype in (np.float32, np.float16) else np.float64)
+
+
+def as_bounds(indptr: Any, count: int) -> Any:
+    """Where each row or column begins, checked: the rest trusts it."""
+    found = np.asarray(indptr[0 : indptr.shape[0]])
+    if found.dtype.kind not in "iu" or found.shape != (count + 1,):
+        raise ValueError(f"indptr must be {count + 1} integers, got shape {found.shape} of dtype {found.dtype}")
+    found = found.astype(np.int64, copy=False)
+    if found[0] != 0 or (np.diff(found) < 0).any():
+        raise ValueError("indptr must begin at 0 and never fall")
+    return found
+
+
+def steps(k0: int, k1: int) -> Iterator[tuple[int, int]]:
+    for k in range(int(k0), int(k1), BLOCK_PAIRS):
+        yield k, min(k + BLOCK_PAIRS, int(k1))
+
+
+def in_order(data: Any, column: Any, start: Any, shape: tuple[int, int]) -> Sparse:
+    """These rows, their columns rising; nothing is copied unless pairs are there twice."""
+    falls = np.zeros(len(column) + 1, bool)
+    falls[1:-1] = column[1:] <= column[:-1]
+    falls[start] = False  # where a row begins
+    if falls.any():
+        from scipy import sparse  # noqa: PLC0415 - on first use
+
+        csr = sparse.csr_array((data, column, start), shape=shape)
+        csr.has_canonical_format = csr.has_sorted_indices = False
+        csr.sum_duplicates()
+        data, column, start = (
+            csr.data,
+            csr.indices.astype(np.int32, copy=False),
+            csr.indptr.astype(np.int64, copy=False),
+        )
+    return Sparse(data, column, start, shape)
