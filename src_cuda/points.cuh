@@ -3,12 +3,14 @@
 //     s_i = sum_j K_ij w_j,   K_ij = 2^(to_i + from_j - c_ij)  (POINTS_NARROW 1, float32)  or  exp(to_i + from_j - c_ij / reg)
 //
 // of the rows with w = v, then of the columns with w = u: two evaluations a pass, in sums of their own order, where one
-// that serves both would have to hold 220 KB of a strip of rows in flight on every multiprocessor.  A thread has RT of the
-// points that get sums; those summed over come 8 at a time, the same for all threads, by loads of 16 bytes.  Float32 sums
-// run over 64 points, beyond them in float64.  out has gridDim.y slabs, one a part of the points summed over.
+// that serves both would have to hold 220 KB of a strip of rows in flight on every multiprocessor.  Both make the same bits
+// of K_ij, so that their marginals are those of one kernel.  A warp is SPLIT groups of lanes; a lane has RT of the points
+// that get sums, the same ones in every group, and each group takes other FROM of the points summed over, by loads of 16
+// bytes.  Float32 sums run over SHORT points, beyond them in float64.  out has gridDim.y slabs, one a part of the points
+// summed over.
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
-// Options: POINTS 1, POINTS_NARROW, KEPT, FORM (a mapuot_narrow_form; not narrow: a mapuot_metric), DIM (d up to 4, 0 beyond),
-// MASKED (1: entries are multiplied by a mask, whose rows are the points that get sums).
+// Options: POINTS 1, POINTS_NARROW, KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric),
+// DIM (d up to 4, 0 beyond), MASKED (1: entries are multiplied by a mask, whose rows are the points that get sums).
 #ifndef POINTS_CUH
 #define POINTS_CUH
 #include "common/mask.h"
@@ -16,15 +18,21 @@
 #ifndef KEPT
 #define KEPT 0
 #endif
+#ifndef SPLIT
+#define SPLIT 1
+#endif
+#define LANES_EACH (32 / SPLIT)
 #if POINTS_NARROW
 typedef float coord;
-#define RT 4
+#define RT (DIM && !MASKED ? 8 : 4)
 #else
 typedef double coord;
-#define RT 2
+#define RT (DIM && !MASKED ? 4 : 2)
 #endif
-#define FROM 8  // points summed over at a time
-#define SHORT 8 // times as many are summed in coord before they go to float64
+#define FROM (DIM ? 4 : 8)               // points summed over at a time
+#define LOADED (16 / (int)sizeof(coord)) // of these in registers
+#define SHORT (64 / FROM)                // times as many are summed in coord before they go to float64
+#define OWN (RT * LANES_EACH)            // points of a warp that get sums
 #if MASKED
 #define SHARE(q, e) (coord) mask_weight(&mask, at[q], b *FROM + (e))
 #else
@@ -41,12 +49,12 @@ __device__ __forceinline__ float power_of(float t)
 
 __device__ __forceinline__ double power_of(double t) { return exp(t); }
 
-// 8 numbers that all threads of the block read alike
-__device__ __forceinline__ void take(const coord *from, coord (&to)[FROM])
+// COUNT numbers that all lanes of a group read alike
+template <int COUNT> __device__ __forceinline__ void take(const coord *from, coord (&to)[COUNT])
 {
     const uint4 *at = (const uint4 *)from;
 #pragma unroll
-    for (int q = 0; q < FROM * (int)sizeof(coord) / 16; q++) {
+    for (int q = 0; q < COUNT * (int)sizeof(coord) / 16; q++) {
         const uint4 w = __ldg(at + q);
 #if POINTS_NARROW
         to[4 * q] = __uint_as_float(w.x), to[4 * q + 1] = __uint_as_float(w.y);
@@ -57,12 +65,15 @@ __device__ __forceinline__ void take(const coord *from, coord (&to)[FROM])
     }
 }
 
+// Squares are taken off what is known of the exponent, one after the other, other sums are taken off it at the end.
+#define DOWN (POINTS_NARROW && FORM == 0)
+
 // what one coordinate adds
 __device__ __forceinline__ coord grown(coord sum, coord x, coord y)
 {
     const coord t = x - y;
 #if POINTS_NARROW
-    return FORM == 1 ? fmaf(x, y, sum) : FORM == 3 ? sum + fabsf(t) : fmaf(t, t, sum);
+    return DOWN ? fmaf(-t, t, sum) : FORM == 1 ? fmaf(x, y, sum) : FORM == 3 ? sum + fabsf(t) : fmaf(t, t, sum);
 #else
     return FORM == 2 ? sum + fabs(t) : fma(t, t, sum);
 #endif
@@ -71,6 +82,8 @@ __device__ __forceinline__ coord grown(coord sum, coord x, coord y)
 // the exponent, from the sum over the coordinates
 __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord factor)
 {
+    if (DOWN)
+        return sum;
 #if POINTS_NARROW
     (void)factor;
     return FORM == 1 ? known + sum : known - (FORM == 2 ? sqrtf(sum) : sum);
@@ -83,23 +96,24 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
 
 extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
-               const coord *from, const coord *from_log, const double *weight, double *out, int64_t count,
-               int64_t others, int64_t d, double factor, const int64_t *first, const int *run, int64_t unit,
+               const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count,
+               int64_t others, int64_t d, double scale, const int64_t *first, const int *run, int64_t unit,
                const __grid_constant__ mapuot_mask mask)
 {
     if (stopped(S, parity))
         return;
-    const int64_t own_warp = (int64_t)blockIdx.x * 256 * RT + threadIdx.x / 32 * 32 * RT,
-                  i0 = own_warp + threadIdx.x % 32;
+    const int group = threadIdx.x % 32 / LANES_EACH;
+    const int64_t own_warp = ((int64_t)blockIdx.x * 8 + threadIdx.x / 32) * OWN,
+                  i0 = own_warp + threadIdx.x % LANES_EACH;
     const int64_t blocks = (others + FROM - 1) / FROM;
-    coord own[RT], x[RT][DIM + 1];
-    double total[RT];
+    const coord factor = (coord)scale;
+    coord own[RT], x[RT][DIM + 1], acc[RT] = {};
+    double total[RT] = {};
     int64_t at[RT];
 #pragma unroll
     for (int q = 0; q < RT; q++) {
-        at[q] = i0 + q * 32 < count ? i0 + q * 32 : count - 1;
+        at[q] = i0 + q * LANES_EACH < count ? i0 + q * LANES_EACH : count - 1;
         own[q] = to_log[at[q]];
-        total[q] = 0;
 #pragma unroll
         for (int k = 0; k < DIM; k++)
             x[q][k] = to[k * to_ld + at[q]];
@@ -107,27 +121,39 @@ extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
 #if KEPT
     const int64_t box = (own_warp < count ? own_warp : count - 1) / unit;
     for (int64_t k = first[box] + blockIdx.y; k < first[box + 1]; k += gridDim.y) {
-        int b = run[2 * k] / FROM;
+        int b = run[2 * k] / FROM + group;
         const int end = run[2 * k + 1] / FROM < blocks ? run[2 * k + 1] / FROM : (int)blocks;
 #else
     {
-        int64_t b = blocks * blockIdx.y / gridDim.y;
+        int64_t b = blocks * blockIdx.y / gridDim.y + group;
         const int64_t end = blocks * (blockIdx.y + 1) / gridDim.y;
 #endif
         while (b < end) {
-            coord acc[RT] = {};
-            for (const int64_t stop = b + SHORT < end ? b + SHORT : end; b < stop; b++) {
-                coord sum[RT][FROM] = {}, y[FROM], w[FROM];
+            for (const int64_t stop = b + SHORT * SPLIT < end ? b + SHORT * SPLIT : end; b < stop; b += SPLIT) {
+#if DIM
 #pragma unroll
-                for (int k = 0; k < DIM; k++) {
-                    take(from + (b * d + k) * FROM, y);
+                for (int half = 0; half < FROM; half += LOADED) {
+                    coord y[DIM][LOADED], y_log[LOADED], w[LOADED];
+                    take(from_log + b * FROM + half, y_log);
 #pragma unroll
-                    for (int q = 0; q < RT; q++)
+                    for (int k = 0; k < DIM; k++)
+                        take(from + (b * DIM + k) * FROM + half, y[k]);
+                    take(weight + b * FROM + half, w);
 #pragma unroll
-                        for (int e = 0; e < FROM; e++)
-                            sum[q][e] = grown(sum[q][e], x[q][k], y[e]);
+                    for (int e = 0; e < LOADED; e++)
+#pragma unroll
+                        for (int q = 0; q < RT; q++) {
+                            const coord known = own[q] + y_log[e];
+                            coord sum = DOWN ? known : 0;
+#pragma unroll
+                            for (int k = 0; k < DIM; k++)
+                                sum = grown(sum, x[q][k], y[k][e]);
+                            acc[q] += w[e] * power_of(exponent_of(known, sum, factor)) * SHARE(q, half + e);
+                        }
                 }
-                for (int64_t k = DIM; k < d; k++) {
+#else
+                coord sum[RT][FROM] = {}, y[FROM], w[FROM];
+                for (int64_t k = 0; k < d; k++) {
                     take(from + (b * d + k) * FROM, y);
 #pragma unroll
                     for (int q = 0; q < RT; q++) {
@@ -138,24 +164,35 @@ extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
                     }
                 }
                 take(from_log + b * FROM, y);
-#pragma unroll
-                for (int e = 0; e < FROM; e++)
-                    w[e] = b * FROM + e < others ? (coord)__ldg(weight + b * FROM + e) : 0;
+                take(weight + b * FROM, w);
 #pragma unroll
                 for (int q = 0; q < RT; q++)
 #pragma unroll
-                    for (int e = 0; e < FROM; e++)
-                        acc[q] += w[e] * power_of(exponent_of(own[q] + y[e], sum[q][e], (coord)factor)) * SHARE(q, e);
+                    for (int e = 0; e < FROM; e++) {
+                        const coord known = own[q] + y[e],
+                                    power = exponent_of(known, (DOWN ? known : 0) + sum[q][e], factor);
+                        acc[q] += w[e] * power_of(power) * SHARE(q, e);
+                    }
+#endif
             }
+#if POINTS_NARROW
 #pragma unroll
-            for (int q = 0; q < RT; q++)
+            for (int q = 0; q < RT; q++) {
                 total[q] += acc[q];
+                acc[q] = 0;
+            }
+#endif
         }
     }
 #pragma unroll
-    for (int q = 0; q < RT; q++)
-        if (i0 + q * 32 < count)
-            out[blockIdx.y * count + i0 + q * 32] = total[q];
+    for (int q = 0; q < RT; q++) {
+        total[q] += acc[q];
+#pragma unroll
+        for (int lanes = LANES_EACH; lanes < 32; lanes *= 2)
+            total[q] += __shfl_xor_sync(FULL, total[q], lanes);
+        if (group == 0 && i0 + q * LANES_EACH < count)
+            out[blockIdx.y * count + i0 + q * LANES_EACH] = total[q];
+    }
 }
 
 __device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t count, int parts)
@@ -166,16 +203,19 @@ __device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t co
     return total;
 }
 
-// u = prox(s), a row a thread
+// u = prox(s), a row a thread; narrow_u: in float32 for sums in it
 extern "C" __global__ void __launch_bounds__(256)
-    point_rows(const __grid_constant__ State S, int parity, const double *out, int parts)
+    point_rows(const __grid_constant__ State S, int parity, const double *out, int parts, float *narrow_u)
 {
     if (stopped(S, parity))
         return;
     const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
     RowSums row = {};
     const Progress &p = S.progress[parity];
-    row_scale(S, (int)i, S.point[i < S.m ? i : S.m - 1], slabs(out, i, S.m, parts), p.shift, true, row);
+    const double u =
+        row_scale(S, (int)i, S.point[i < S.m ? i : S.m - 1], slabs(out, i, S.m, parts), p.shift, true, row);
+    if (POINTS_NARROW && i < S.m)
+        narrow_u[i] = (float)u;
 #pragma unroll
     for (int q = 0; q < NEXT_B; q++) {
         const double sum = warp_sum(row[q]);
@@ -186,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // K^T u, a column a thread
 extern "C" __global__ void __launch_bounds__(256)
-    point_columns(const __grid_constant__ State S, int parity, const double *out, int parts)
+    point_columns(const __grid_constant__ State S, int parity, const double *out, int parts, float *)
 {
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
     if (!stopped(S, parity) && j < S.n)

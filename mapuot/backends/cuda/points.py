@@ -18,7 +18,7 @@ from ...points import PointCloud
 from ...problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation, kept_balance
-from ..contract import METRICS, Options, Stats
+from ..contract import METRICS, PAD, Options, Stats
 from ..cpu.native import pool_for
 from ..limits import START
 from ..records import put
@@ -28,10 +28,14 @@ from .kernels import MASK, Shape, by_value, kernel, shape_options
 from .launch import Iterate, switches
 from .workspace import Workspace
 
-FROM = 8  # points summed over at a time: points.cuh
 DIM = 4  # dimensions whose coordinates a thread keeps in registers
 SLABS = 64  # parts of a sum at most
-RUNS = {"point_sums": 4, "wide": 2}  # points of a thread, in float32 and float64
+
+
+def sizes_of(d: int, narrow: bool, masked: bool) -> tuple[int, int]:
+    """(points of a thread that get sums, points summed over at a time): RT and FROM of points.cuh."""
+    few = d <= DIM
+    return (4 if narrow else 2) * (2 if few and not masked else 1), 4 if few else 8
 
 
 class Side:
@@ -39,12 +43,13 @@ class Side:
 
     def __init__(self, points: Any, count: int) -> None:
         """``points``: (d, count) and, behind it, what is not looked at."""
-        room = -(-count // FROM) * FROM
+        room = -(-count // PAD) * PAD
         padded = np.zeros((len(points), room), points.dtype)
         padded[:, :count] = points[:, :count]
         self.count, self.ld = count, room
         self.to = cp.asarray(padded)
-        packed = padded.reshape(len(points), room // FROM, FROM).swapaxes(0, 1)
+        together = sizes_of(len(points), True, False)[1]
+        packed = padded.reshape(len(points), room // together, together).swapaxes(0, 1)
         self.packed = cp.asarray(np.ascontiguousarray(packed))
         self.log = cp.zeros(room, points.dtype)
 
@@ -82,25 +87,35 @@ class PointIterate(Iterate):
         options["KEPT"] = int(lists is not None)
         options["MASKED"] = self.masked
         names = ("point_sums", "point_rows", "point_columns", "finish_first", "finish_join", "finish_second")
+        each, together = sizes_of(d, narrow, bool(self.masked))
+        warp = 32 * each
+        if lists is not None:  # one box at most
+            warp = min(warp, *(unit for *_, unit in lists))
+        options["SPLIT"] = 32 * each // warp
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
-        self.block = 256 * (RUNS["point_sums"] if narrow else RUNS["wide"])
+        self.block = 8 * warp
         self.slabs = [
-            max(1, min(SLABS, -(-4 * self.processors // -(-to.count // self.block)), other.ld // FROM))
+            max(1, min(SLABS, -(-4 * self.processors // -(-to.count // self.block)), other.ld // together))
             for to, other in ((rows, cols), (cols, rows))
         ]
+        u, v = self.state["u_scale"], self.state["v_scale"]
+        self.narrow_u = cp.zeros(rows.ld if narrow else 1, np.float32)
+        self.weights = [np.uint64(v), np.uint64(u)]  # of the points summed over
+        if narrow:
+            self.weights = [np.uint64(self.state["narrow_v"]), self.narrow_u]
         self.out = cp.empty(max(s * side.count for s, side in zip(self.slabs, self.sides, strict=True)))
 
     def row_kernels(self) -> None:
         parity, ends = np.int32(self.parity), ("point_rows", "point_columns")
-        for k, (name, weight) in enumerate(zip(ends, ("v_scale", "u_scale"), strict=True)):
+        for k, name in enumerate(ends):
             to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
             self.launch(
                 "point_sums", (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
-                other.packed, other.log, np.uint64(self.state[weight]), self.out, *numbers, *self.lists[k],
+                other.packed, other.log, self.weights[k], self.out, *numbers, *self.lists[k],
                 by_value(self.masks[k, ...]),
             )  # fmt: skip
-            self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs))
+            self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs), self.narrow_u)
 
 
 class PointWorkspace(Workspace):
