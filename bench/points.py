@@ -1,6 +1,7 @@
 """points: costs made in every pass, against a stored matrix and against the peers, on uniform clouds of n points.
 
-A pass: seconds of float32 and float64 ones, taken in turn with those over a stored float32 K where that fits. A solve:
+A pass: seconds of float32 and float64 ones, taken in turn with those over a stored float32 K where that fits; on a GPU
+evaluations of pairs, two of each a pass, beside the rate at which the device takes 2^x. A solve:
 seconds to tol 1e-6, and the error of its plan on ROWS sampled rows, formed by SciPy in float64 outside of the library
 and compared with those of a solve to 1e-9; of all pairs, and without those that are provably negligible ("kept" is the
 share of the others). Peers are judged by the same rows. n is 10,000, or --size.
@@ -73,6 +74,51 @@ def one_pass(workspace: Any) -> Callable[[], Any]:
     from mapuot._core import lib
 
     return lambda: lib.mapuot_row_pass(workspace.pool, workspace.state)
+
+
+EX2 = """extern "C" __global__ void ex2(float *out, int count)
+{
+    float x[8], sum = 0;
+    for (int q = 0; q < 8; q++)
+        x[q] = -1e-3f * threadIdx.x - q;
+    for (int i = 0; i < count; i++)
+#pragma unroll
+        for (int q = 0; q < 8; q++)
+            asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x[q]));
+    for (int q = 0; q < 8; q++)
+        sum += x[q];
+    if (sum == 123.0f)
+        out[0] = sum;
+}"""
+
+
+def ex2_limit() -> float:
+    """2^x a second: no evaluation in float32 is faster."""
+    import cupy as cp
+
+    from . import gpu
+
+    run, out, count = cp.RawKernel(EX2, "ex2"), cp.zeros(1, np.float32), 1 << 14
+    blocks = 4 * cp.cuda.Device().attributes["MultiProcessorCount"]
+    seconds = gpu.elapsed(lambda: run((blocks,), (512,), (out, np.int32(count))))
+    return float(8 * 512 * blocks * count / seconds)
+
+
+def device_passes(n: int, d: int) -> dict[str, Any]:
+    """Both sums of a pass on the GPU: two evaluations of each pair."""
+    from mapuot.backends import cuda
+
+    from . import gpu
+
+    x, y, a, b = clouds(n, d)
+    seconds, limit = {}, ex2_limit()
+    for name, precision in (("float32", "mixed"), ("float64", "float64")):
+        problem = Problem.from_arrays(mapuot.PointCloud(x, y, truncate=None), a, b, REGS[0], RHO, "kl", "product", cuda)
+        workspace = cuda.Workspace(problem, make_options("auto", precision, 1e-15, None, 1))
+        workspace.absorb(np.zeros(n))
+        seconds[name] = gpu.elapsed(workspace.launch.row_kernels)
+    rates = {name: 2 * n * n / s for name, s in seconds.items()}
+    return {"n": n, "d": d, "seconds": seconds, "pairs_a_second": rates, "of_ex2": rates["float32"] / limit}
 
 
 # ---- a solve
@@ -262,7 +308,10 @@ def run(args: Any) -> dict[str, Any]:
         return {"skipped": "the cuda backend takes no points"}
     dimensions = DIMENSIONS[1:2] if args.quick else DIMENSIONS
     with common.blas_threads(args.threads):
-        one = [] if gpu else [passes(n, d, args.threads) for d in tqdm(dimensions, desc="passes", file=sys.stderr)]
+        one = [
+            device_passes(n, d) if gpu else passes(n, d, args.threads)
+            for d in tqdm(dimensions, desc="passes", file=sys.stderr)
+        ]
         cases = [(d, reg) for d in dimensions for reg in (*REGS, *[SMALL] * (d <= FEW))]
         many = [
             row for d, reg in tqdm(cases, desc="solves", file=sys.stderr)
@@ -283,6 +332,8 @@ def report(data: dict[str, Any]) -> str:
         [p["n"], p["d"], *(f"{p['pairs_a_second'].get(k, math.nan) / 1e9:.2f}" for k in names)] for p in data["passes"]
     ]
     text = common.table(["n", "d", *(f"{k}, G pairs/s" for k in names)], rows)
+    shares = [f"{p['of_ex2']:.2f} in {p['d']}" for p in data["passes"] if "of_ex2" in p]
+    text += f"\nof the device's rate of 2^x, by dimensions: {', '.join(shares)}" if shares else ""
     tables = [
         table_of(data["solves"], ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "kept", "MiB")),
         table_of(data.get("losses", []), ("n", "d", "blur", "who", "seconds", "value", "gradient")),
