@@ -1,6 +1,7 @@
 // Mirrors src_c/narrow_points.h and src_c/points.h: the sums of a pass over costs between points, made and never stored.
 //
 //     s_i = sum_j K_ij w_j,   K_ij = 2^(to_i + from_j - c_ij)  (POINTS_NARROW 1, float32)  or  exp(to_i + from_j - c_ij / reg)
+//                                    (QUICK 1: 2^ of it, to 2e-9 of itself; the factors are the caller's)
 //
 // of the rows with w = v, then of the columns with w = u: two evaluations a pass, in sums of their own order, where one
 // that serves both would have to hold 220 KB of a strip of rows in flight on every multiprocessor.  Both make the same bits
@@ -9,7 +10,7 @@
 // bytes.  Float32 sums run over SHORT points, beyond them in float64.  out has gridDim.y slabs, one a part of the points
 // summed over.
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
-// Options: POINTS 1, POINTS_NARROW, KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric),
+// Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric),
 // DIM (d up to 4, 0 beyond), MASKED (1: entries are multiplied by a mask, whose rows are the points that get sums).
 #ifndef POINTS_CUH
 #define POINTS_CUH
@@ -17,6 +18,9 @@
 
 #ifndef KEPT
 #define KEPT 0
+#endif
+#ifndef QUICK
+#define QUICK 0
 #endif
 #ifndef SPLIT
 #define SPLIT 1
@@ -47,7 +51,26 @@ __device__ __forceinline__ float power_of(float t)
     return e;
 }
 
+#if QUICK
+// 2^t to 2e-9 of itself for t of up to 2^30 in size, 0 below 2^-1022: the polynomial errs by that at most where |r| <= .5
+__device__ __forceinline__ double power_of(double t)
+{
+    const uint32_t size = (uint32_t)__double2hiint(t); // 1024 and more is INF, -1022 and less 0, by these bits
+    const double whole = t + 0x1.8p52, r = t - (whole - 0x1.8p52);
+    double p = 0x1.41fbbc24fa7ffp-13;
+    p = fma(p, r, 0x1.5f3e5343ad0f4p-10);
+    p = fma(p, r, 0x1.3b2d4cf2585d8p-7);
+    p = fma(p, r, 0x1.c6aee88df31afp-5);
+    p = fma(p, r, 0x1.ebfbdc3c2ebe7p-3);
+    p = fma(p, r, 0x1.62e430af27852p-1);
+    p = fma(p, r, 1.0);
+    const uint32_t power = (uint32_t)(__double2loint(whole) + 1023) << 20;
+    const bool large = size - 0x40900000u < 0x40000000u;
+    return p * __hiloint2double(large ? 0x7ff00000u : size >= 0xc08ff000u ? 0 : power, 0);
+}
+#else
 __device__ __forceinline__ double power_of(double t) { return exp(t); }
+#endif
 
 // COUNT numbers that all lanes of a group read alike
 template <int COUNT> __device__ __forceinline__ void take(const coord *from, coord (&to)[COUNT])
@@ -89,7 +112,7 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
     return FORM == 1 ? known + sum : known - (FORM == 2 ? sqrtf(sum) : sum);
 #else
     if (FORM == 3)
-        return sum < HALF_PI_SQUARED ? known + 2 * factor * log(cos(sqrt(sum))) : -INF;
+        return sum < HALF_PI_SQUARED ? known + 2 * factor * log(cos(sqrt(sum))) : QUICK ? -0x1p30 : -INF;
     return known - factor * (FORM == 1 ? sqrt(sum) : sum);
 #endif
 }

@@ -88,7 +88,8 @@ def test_portable_kernels_hold_their_registers(arch, dtype):
 @pytest.mark.parametrize("kept", [0, 1])
 def test_sums_between_points_hold_their_registers(arch, narrow, form, dim, kept):
     options = shape_options(kernels.Shape(1, 4, 2), "float64", True, MEMORY=kernels.MEMORY[1])
-    points = {"POINTS": 1, "POINTS_NARROW": narrow, "FORM": form, "DIM": dim, "KEPT": kept, "MASKED": 0}
+    points = {"POINTS": 1, "POINTS_NARROW": narrow, "QUICK": 1 - narrow, "SPLIT": 4 if kept else 1}
+    points |= {"FORM": form, "DIM": dim, "KEPT": kept, "MASKED": 0}
     used = usage("portable.cu", arch, **options, **points)
     registers, spilled = used["point_sums"]
     assert registers <= 128

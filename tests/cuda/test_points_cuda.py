@@ -26,10 +26,10 @@ def clouds(m, n, d, seed=0):
     return rng.random((m, d)) + 0.1, rng.random((n, d)) * 0.9 + 0.2, rng.random(m) + 0.1, rng.random(n) + 0.1
 
 
-def passes(module, cloud, a, b, precision, count=3):
+def passes(module, cloud, a, b, precision, count=3, tol=1e-13):
     """(stats, potentials, marginals) after so many."""
     problem = Problem.from_arrays(cloud, a, b, 0.05, (1.0, 2.0), "kl", "product", module)
-    workspace = module.Workspace(problem, make_options("auto", precision, 1e-13, None, 1))
+    workspace = module.Workspace(problem, make_options("auto", precision, tol, None, 1))
     workspace.absorb(np.linspace(-1, 1, len(b)))
     stats = []
     while len(stats) < count and (not stats or stats[-1].status == "running"):
@@ -49,6 +49,25 @@ def test_passes_are_those_of_the_cpu(shape, metric, precision):
     assert got[0][-1].mass == pytest.approx(want[0][-1].mass, rel=tol)
     for found, right in zip(got[1:], want[1:], strict=True):
         np.testing.assert_allclose(found, right, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])
+def test_quick_powers_are_within_their_error(monkeypatch, metric):
+    """Float64 passes where tol has room for a short polynomial; points that are left out or too far are nothing."""
+    monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda problem: False)
+    x, y, a, b = clouds(40, 37, 3)
+    x[7] += 1.0 if metric == "wfr" else 1e4
+    y[9] = x[7] + 0.1
+    a[:3] = b[5:9] = 0.0
+    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(3, 0.3))
+    got, want = (passes(module, cloud, a, b, "mixed", tol=1e-6) for module in (cuda, cpu))
+    exact = passes(cuda, cloud, a, b, "float64")
+    for found, right in zip(exact[1:], want[1:], strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-11, atol=1e-11)
+    off = [np.nanmax(np.abs(found[np.isfinite(right)] - right[np.isfinite(right)]))
+           for found, right in zip(got[1:], want[1:], strict=True)]  # fmt: skip
+    largest = [np.abs(right[np.isfinite(right)]).max() for right in want[1:]]
+    assert 0 < max(off) < 1e-7 * max(1.0, *largest)
 
 
 @pytest.mark.parametrize("metric", mapuot.points.METRICS)

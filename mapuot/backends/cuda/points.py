@@ -30,6 +30,9 @@ from .workspace import Workspace
 
 DIM = 4  # dimensions whose coordinates a thread keeps in registers
 SLABS = 64  # parts of a sum at most
+QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # of float64 powers of 2 by a short polynomial; the least tol that has room for it
+QUICK_MOST = 2.0**-22  # error of the exponents up to which they are below 2^30 in size, and what is left out at -2^30
+QUICK_OUT = -(2.0**30)
 
 
 def sizes_of(d: int, narrow: bool, masked: bool) -> tuple[int, int]:
@@ -77,14 +80,16 @@ class PointIterate(Iterate):
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Nothing yet: the kernels depend on the points."""
 
-    def take(self, rows: Side, cols: Side, narrow: bool, form: int, factor: float, lists: Any) -> None:
-        """``lists``: of the DeviceBoxes; None: all pairs."""
-        self.graphs, self.sides, self.factor = {}, (rows, cols), factor
+    def take(
+        self, rows: Side, cols: Side, narrow: bool, form: int, factor: float, lists: Any, quick: bool = False
+    ) -> None:
+        """``lists``: of the DeviceBoxes; None: all pairs. ``quick``: float64 powers of 2, to QUICK_ERROR."""
+        self.graphs, self.sides, self.factor = {}, (rows, cols), factor * (narrow_points.LOG2_E if quick else 1.0)
         self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or [(np.uint64(0),) * 2 + (1,)] * 2]
         d = rows.to.shape[0]
         options = shape_options(Shape(1, 4, 2), "float64", self.kl, MEMORY=self.memory)
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
-        options["KEPT"] = int(lists is not None)
+        options["KEPT"], options["QUICK"] = int(lists is not None), int(quick)
         options["MASKED"] = self.masked
         names = ("point_sums", "point_rows", "point_columns", "finish_first", "finish_join", "finish_second")
         each, together = sizes_of(d, narrow, bool(self.masked))
@@ -132,6 +137,8 @@ class PointWorkspace(Workspace):
             raise NotImplementedError("MAPUOT_CUDA=ordered is not for points")
         assert isinstance(problem.cost, PointCloud)
         self.cloud, self.narrow_points = problem.cost, None
+        self.quick = options.precision != "float64" and options.tol >= QUICK_TOL
+        self.quick_error = QUICK_ERROR * self.quick  # of an entry of float64 passes
         if options.precision != "float64" and narrow_points.suits(problem):
             self.narrow_points = narrow_points.NarrowPoints(problem.cost, problem.reg)
         super().__init__(problem, options)
@@ -167,8 +174,9 @@ class PointWorkspace(Workspace):
             put(self.state["limits"], narrow_points.limits(self.problem, self.floor, self.options.tol))
             return
         self.narrow = None
-        put(self.state["limits"], {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
-        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, lists)
+        put(self.state["limits"], {"storage_error": self.quick_error, "flush": np.finfo(np.float64).tiny})
+        quick = self.quick_error > 0
+        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, lists, quick)
 
     def take_mask(self, truncation: Truncation) -> None:
         assert truncation.problem.cost is self.cloud
@@ -202,8 +210,15 @@ class PointWorkspace(Workspace):
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         self.state["limits"]["exponent_error"] = error
+        was, self.quick_error = self.quick_error, QUICK_ERROR + error if self.quick and error <= QUICK_MOST else 0.0
+        quick = self.quick_error > 0
         for side, log in zip(self.wide, (alpha, beta), strict=True):
-            side.set(log, -np.inf)
+            power = np.maximum(narrow_points.LOG2_E * log, QUICK_OUT) if quick else log
+            side.set(power, QUICK_OUT if quick else -np.inf)
+        if not self.narrow and quick != (was > 0):
+            self.choose()
+        elif not self.narrow:
+            self.state["limits"]["storage_error"] = self.quick_error
         if self.narrow and self.narrow_points:
             self.narrow[0].set(self.narrow_points.row, narrow_points.LEFT_OUT)
             self.narrow[1].set(self.narrow_points.col[: len(beta)], narrow_points.LEFT_OUT)
