@@ -149,7 +149,8 @@ class Boxes:
         """Both sides without their slopes, and the arrays of the record that describe them."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         smooth = not self.metric  # a bound with slopes is for squares only
-        sides = tilted(self.rows, state.log_u, alpha, smooth), tilted(self.cols, state.log_v, beta, smooth)
+        logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
+        sides = [self.tilted(half, log_scale, log, smooth) for half, log_scale, log in logs]
         rounding = 2.0**-48 * (sum(side.largest for side in sides) + self.reach)
         if not rounding < 1:
             rounding = math.inf
@@ -165,6 +166,9 @@ class Boxes:
         for name, table in (("mid", self.cols.mid), ("half", self.cols.half), ("slope", sides[1].slope)):
             arrays["y_" + name] = np.pad(table.T, ((0, 0), (0, behind)))
         return sides[0], sides[1], {k: np.ascontiguousarray(x, np.float64) for k, x in arrays.items()}
+
+    def tilted(self, half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
+        return tilted(half, log_scale, log, smooth)
 
     def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
         """How many boxes each box of rows keeps, and mass bounds of the others by rows and columns; of cuts or kept."""
