@@ -51,8 +51,8 @@ class PointCloud(Cost):
     truncate : "auto", float or None
         Skip pairs whose share of the plan is provably negligible beside ``tol``; the bound on it is part of the
         certificate. "auto": from 2^26 pairs on; a number: always, and only pairs that lie so many nats below the
-        product of their masses, or more where ``tol`` asks for it; None: never. Needs ``reference="product"``, one
-        process, and a metric other than "wfr".
+        product of their masses, or more where ``tol`` asks for it; None: never. Needs ``reference="product"``, no
+        grid of ranks, and a metric other than "wfr".
 
     Raises
     ------
@@ -147,11 +147,10 @@ class PointCloud(Cost):
         moved._set(self.rows[rows], np.ascontiguousarray(self.columns[:, cols].T))
         return moved
 
-    @property
-    def truncates(self) -> bool:
-        """Whether pairs may be skipped."""
+    def truncates(self, pairs: int) -> bool:
+        """Whether any of so many pairs, those of all ranks, may be skipped."""
         known = self.metric != "wfr"
-        return isinstance(self.truncate, float) or (known and bool(self.truncate) and self.size >= AUTO_ENTRIES)
+        return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= AUTO_ENTRIES)
 
     def transpose(self) -> PointCloud:
         turned = object.__new__(PointCloud)
@@ -161,7 +160,7 @@ class PointCloud(Cost):
 
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
         """As of every cost; bounds of it where to look at all pairs would take longer than the solve."""
-        bounded = self.truncates and self.size >= AUTO_ENTRIES and self.metric != "wfr"
+        bounded = self.truncates(self.size) and self.size >= AUTO_ENTRIES and self.metric != "wfr"
         found = self._bounds() if bounded else super().range(backend, threads)
         if found[3] and self.metric != "wfr":
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")

@@ -151,7 +151,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
 def between_all(run: Run, escalate: bool, problem: Problem, options: Options) -> Result:
     """Another problem on the way to this one, its passes not counted."""
     start = np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
-    return carry_out(Run(run.module, run.max_passes), problem, options, start, escalate)
+    return carry_out(Run(run.module, run.max_passes, ranks=run.ranks), problem, options, start, escalate)
 
 
 def approach(run: Run, task: Problem, options: Options, log_v: F64) -> F64:

@@ -25,13 +25,16 @@ GROUPS = 8192  # points of a side between which all pairs are taken for the firs
 
 def nats_of(problem: Problem, saves: bool) -> float | None:
     """How far below its share a pair must be to be skipped, at least; None: none is."""
-    cloud = problem.cost
-    if not isinstance(cloud, PointCloud) or not cloud.truncates:
+    cloud, ranks = problem.cost, problem.ranks
+    if not isinstance(cloud, PointCloud):
+        return None
+    ranks.same(truncate=repr(cloud.truncate))
+    if not cloud.truncates(ranks.sum(cloud.size)):
         return None
     found = {
         "metric 'wfr'": cloud.metric == "wfr",
         "a reference other than 'product'": problem.reference != "product",
-        "comm": problem.ranks.size > 1,
+        "a grid of ranks": problem.cols.ranks.size > 1,
         "checkpoint": saves,
     }
     reasons = [word for word, is_so in found.items() if is_so]
@@ -46,12 +49,17 @@ def in_boxes(problem: Problem, turned: bool, least: int) -> Sorted:
     """The problem with its points in the order of boxes, of ``least`` points or more."""
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
-    unit = boxes.unit_of(cloud.shape, least)
+    unit = boxes.unit_of(whole_shape(problem), least)
     at = order(cloud.rows, unit), order(cloud.columns[:, : cloud.shape[1]].T, unit)
     sides = [picked(side, k) for side, k in zip((problem.rows, problem.cols), at, strict=True)]
     moved = cloud.sorted(*at)
     moved.unit = unit
     return Sorted(dataclasses.replace(problem, cost=moved, rows=sides[0], cols=sides[1]), at, turned)
+
+
+def whole_shape(problem: Problem) -> tuple[int, int]:
+    """Rows of all ranks, and columns."""
+    return int(problem.rows.ranks.sum(problem.shape[0])), problem.shape[1]
 
 
 def picked(side: Side, at: Any) -> Side:
@@ -69,7 +77,7 @@ def begun(found: Sorted, options: Options, start: tuple[F64, F64] | None, nats: 
         log_u, log_v = (x[at] for x, at in zip(start, found.order, strict=True))
     else:
         log_u, log_v = rough_start(problem, options, solve)
-        rough = max(problem.shape) > GROUPS
+        rough = max(whole_shape(problem)) > GROUPS
     sides = (problem.rows, log_u), (problem.cols, log_v)
     state = State(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
     cloud.truncation = Truncation(problem, state, options.tol, options.tol_gap, nats, rough)
@@ -85,7 +93,7 @@ def inner(options: Options) -> Options:
 
 def rough_start(problem: Problem, options: Options, solve: Any) -> tuple[F64, F64]:
     """Potentials by a solve between groups of points, all pairs of them taken."""
-    units = [-(-k // GROUPS) for k in problem.shape]
+    units = [-(-k // GROUPS) for k in whole_shape(problem)]
     rough = dataclasses.replace(options, tol=max(options.tol, ROUGH), tol_gap=-1.0)
     small = grouped(problem, units)
     result = solve(small, rough)
@@ -130,5 +138,6 @@ def grouped(problem: Problem, units: list[int]) -> Problem:
         rho = rho / count if side.penalty == "l2" else rho
         upper = None if side.upper is None else np.add.reduceat(side.upper, first) / count
         sides.append(dataclasses.replace(side, weight=weight, rho=rho, upper=upper))
-    small = PointCloud(means[0], means[1], cloud.metric, cloud.scale, cloud.weights, truncate=None)
+    some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
+    small = PointCloud(some, means[1], cloud.metric, cloud.scale, cloud.weights, truncate=None)[: len(means[0])]
     return dataclasses.replace(problem, cost=small, rows=sides[0], cols=sides[1])

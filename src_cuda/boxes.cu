@@ -15,7 +15,106 @@ struct Boxes {
     const double *x_cut, *y_cut;
 };
 
-#define ROWS 64 // boxes of x that a block takes, one after the other; a thread has one box of y
+#define SLOPES 16 // dimensions up to which potentials are fitted: MOST_SLOPES
+#define ROWS 64   // boxes of x that a block takes, one after the other; a thread has one box of y
+
+// (A + ridge) x = b in place of b, by Cholesky, in one thread: d numbers a row
+__device__ void solve_in_place(double (*A)[SLOPES], double *b, int d)
+{
+    for (int j = 0; j < d; j++)
+        for (int i = j; i < d; i++) {
+            double sum = A[i][j];
+            for (int k = 0; k < j; k++)
+                sum -= A[i][k] * A[j][k];
+            A[i][j] = i == j ? sqrt(sum) : sum / A[j][j];
+        }
+    for (int i = 0; i < d; b[i] /= A[i][i], i++)
+        for (int k = 0; k < i; k++)
+            b[i] -= A[i][k] * b[k];
+    for (int i = d - 1; i >= 0; b[i] /= A[i][i], i--)
+        for (int k = i + 1; k < d; k++)
+            b[i] -= A[k][i] * b[k];
+}
+
+// Mirrors tilted of mapuot/backends/boxes.py, a box a warp: slopes of log_scale by least squares (any slopes give a bound),
+// the log of the sum of e^(log - slope offset), and each point's share of it.  sizes: the largest |log| and |slope offset|.
+extern "C" __global__ void __launch_bounds__(32)
+    box_tilt(const double *offset, const double *log_all, const double *scale_all, int64_t points, int64_t unit,
+             int64_t d, int fit, double *slope, double *log_mass, double *share, uint64_t *sizes)
+{
+    __shared__ double A[SLOPES][SLOPES], b[SLOPES], mean[SLOPES];
+    const int lane = threadIdx.x, dims = (int)d;
+    const int64_t first = blockIdx.x * unit, left = points - first < unit ? points - first : unit;
+    const double *X = offset + first * d, *log_own = log_all + first, *scale = scale_all + first;
+    double count = 0, middle = 0, top = -INF, total = 0, size[2] = {0, 0};
+    const auto used = [&](int64_t i) { return log_own[i] != -INF && isfinite(scale[i]); };
+    for (int64_t i = lane; fit && i < left; i += 32)
+        if (used(i)) {
+            count += 1;
+            middle += scale[i];
+        }
+    count = fmax(1.0, warp_sum(count));
+    middle = warp_sum(middle) / count;
+    for (int k = 0; fit && k < dims; k++) {
+        double sum = 0;
+        for (int64_t i = lane; i < left; i += 32)
+            sum += used(i) ? X[i * d + k] : 0;
+        sum = warp_sum(sum) / count;
+        if (lane == 0)
+            mean[k] = sum;
+    }
+    __syncwarp();
+    for (int k = 0; fit && k < dims; k++)
+        for (int l = 0; l <= k + 1; l++) { // the last: the right side
+            double sum = 0;
+            for (int64_t i = lane; i < left; i += 32)
+                sum += used(i) ? (X[i * d + k] - mean[k]) * (l <= k ? X[i * d + l] - mean[l] : scale[i] - middle) : 0;
+            sum = warp_sum(sum);
+            if (lane == 0)
+                *(l <= k ? &A[k][l] : &b[k]) = sum;
+        }
+    __syncwarp();
+    if (fit && lane == 0) {
+        double trace = 0;
+        for (int k = 0; k < dims; k++)
+            trace += A[k][k];
+        for (int k = 0; k < dims; k++)
+            A[k][k] += 1e-6 * trace + 1e-300;
+        solve_in_place(A, b, dims);
+        for (int k = 0; k < dims; k++)
+            slope[blockIdx.x * d + k] = b[k] = isfinite(b[k]) ? b[k] : 0;
+    }
+    __syncwarp();
+    const auto tilt = [&](int64_t i) {
+        double off = 0;
+        for (int k = 0; fit && k < dims; k++)
+            off += X[i * d + k] * b[k];
+        return off;
+    };
+    for (int64_t i = lane; i < left; i += 32) {
+        const double off = tilt(i);
+        top = fmax(top, log_own[i] - off);
+        size[0] = isfinite(log_own[i]) ? fmax(size[0], fabs(log_own[i])) : size[0];
+        size[1] = fmax(size[1], fabs(off));
+    }
+    top = warp_max(top);
+    const double known = isfinite(top) ? top : 0;
+    for (int64_t i = lane; i < unit; i += 32) {
+        const double own = i < left ? exp(log_own[i] - tilt(i) - known) : 0;
+        total += own;
+        share[first + i] = own;
+    }
+    total = warp_sum(total);
+    for (int64_t i = lane; i < unit; i += 32)
+        share[first + i] /= total > 0 ? total : 1;
+    if (lane == 0)
+        log_mass[blockIdx.x] = known + log(total);
+    for (int q = 0; q < 2; q++) {
+        const double most = warp_max(size[q]);
+        if (lane == 0)
+            atomicMax(sizes + q, (uint64_t)__double_as_longlong(most));
+    }
+}
 
 // log of the bound, and the largest |x - y|^2 of a pair of points
 __device__ __forceinline__ double log_bound(const Boxes &B, int64_t i, int64_t j, double &far)

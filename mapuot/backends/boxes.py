@@ -45,7 +45,7 @@ class Half:
         self.boxes = -(-len(points) // unit)
         self.padded = -(-self.boxes // pad) * pad
         whole = np.pad(points, ((0, self.boxes * unit - len(points)), (0, 0)), mode="edge")
-        whole = whole.reshape(self.boxes, unit, -1)
+        whole = whole.reshape(self.boxes, unit, points.shape[1])
         low, high = whole.min(1), whole.max(1)
         self.mid = 0.5 * (low + high)
         self.half = np.maximum(high - self.mid, self.mid - low) * (1 + 2.0**-50)
@@ -53,7 +53,9 @@ class Half:
 
     def split(self, vector: F64, rest: float) -> F64:
         """A number of each point, (boxes, unit); ``rest`` behind the last."""
-        return np.pad(vector, (0, self.boxes * self.unit - self.count), constant_values=rest).reshape(self.boxes, -1)
+        return np.pad(vector, (0, self.boxes * self.unit - self.count), constant_values=rest).reshape(
+            self.boxes, self.unit
+        )
 
     def sums(self, vector: F64) -> F64:
         return np.asarray(self.split(vector, 0.0).sum(1))
@@ -123,11 +125,14 @@ class Share(NamedTuple):
 
 
 class Boxes:
-    """The boxes of one problem whose points are sorted, and bounds between them."""
+    """The boxes of one problem whose points are sorted, and bounds between them; over ranks those of the own rows.
+
+    Every rank has the boxes of all columns: only sums over rows are sums over ranks, and all decide alike.
+    """
 
     def __init__(self, problem: Problem, pool: Any) -> None:
         assert isinstance(problem.cost, PointCloud)
-        self.problem, self.pool = problem, pool
+        self.problem, self.pool, self.ranks = problem, pool, problem.rows.ranks
         metric, scale = problem.cost.core
         self.metric, self.unit = METRICS[metric], problem.cost.unit
         n, columns = problem.shape[1], problem.cost.columns
@@ -137,18 +142,19 @@ class Boxes:
         first = columns[:, :1]
         self.rows = Half(factor * (problem.cost.rows - first.T), self.unit, 1)
         self.cols = Half(factor * (columns[:, :n] - first).T, self.unit, PAD)
-        reach = [np.abs(half.mid).max() + half.half.max() for half in (self.rows, self.cols)]
+        reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]
         self.reach = float(sum(reach)) * (1.0 if metric != "sqeuclidean" else float(sum(reach))) * columns.shape[0]
 
     def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, F64]]:
         """Both sides without their slopes, and the arrays of the record that describe them."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         smooth = not self.metric  # a bound with slopes is for squares only
-        sides = tilted(self.rows, state.log_u, alpha, smooth), tilted(self.cols, state.log_v, beta, smooth)
+        logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
+        sides = [self.tilted(half, log_scale, log, smooth) for half, log_scale, log in logs]
         rounding = 2.0**-48 * (sum(side.largest for side in sides) + self.reach)
         if not rounding < 1:
             rounding = math.inf
-        total = float(state.r.sum())
+        total = float(self.ranks.sum(state.r.sum()))
         self.mass = total if 0 < total < math.inf else 1.0
         n, behind = self.cols.boxes, self.cols.padded - self.cols.boxes
         x_log = sides[0].log_mass + (rounding - math.log(self.mass))
@@ -161,11 +167,14 @@ class Boxes:
             arrays["y_" + name] = np.pad(table.T, ((0, 0), (0, behind)))
         return sides[0], sides[1], {k: np.ascontiguousarray(x, np.float64) for k, x in arrays.items()}
 
+    def tilted(self, half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
+        return tilted(half, log_scale, log, smooth)
+
     def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
         """How many boxes each box of rows keeps, and mass bounds of the others by rows and columns; of cuts or kept."""
         runs = (None, None) if kept is None else (kept.first, kept.run)
         self.count, width, row_mass, col_mass = self._pairs(arrays, *runs)
-        return width, row_mass, col_mass
+        return width, row_mass, self.ranks.sum(col_mass)
 
     def runs(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
         """(first, run) of Kept, of the cuts that the last sweep was of."""
@@ -198,15 +207,15 @@ class Boxes:
     def share(self, state: State, sides: tuple[Tilted, Tilted], row_mass: F64, col_mass: F64) -> Share:
         """What skipped pairs of these bounds add to the certificate of a state."""
         mass, problem = self.mass, self.problem
-        tau = float(row_mass.sum()) * (1 + 1e-9) + 1e-290
+        tau = float(self.ranks.sum(row_mass.sum())) * (1 + 1e-9) + 1e-290
         if not tau < 1:
             return Share(math.inf, math.inf)
         least = tau
         halves = (problem.rows, self.rows, state.log_u, state.r), (problem.cols, self.cols, state.log_v, state.s)
-        if all(side.penalty == "kl" and not side.hard.any() for side, *_ in halves):
+        if all(side.penalty == "kl" and not side.ranks.max(bool(side.hard.any())) for side, *_ in halves):
             paid = 0.0
             for (side, half, log, r), tilt, bound in zip(halves, sides, (row_mass, col_mass), strict=True):
-                paid += growth(side, problem.reg * log, r, mass * half.spread(bound, tilt.shares))
+                paid += side.ranks.sum(growth(side, problem.reg * log, r, mass * half.spread(bound, tilt.shares)))
             least = min(least, paid / (problem.reg * mass))
         return Share(tau * mass, plan_error(least * (1 + 1e-9)))
 
@@ -236,8 +245,11 @@ class Boxes:
     def reaches(self, kept: Kept) -> tuple[float, float]:
         """Largest distance of a kept pair, and how far points lie from the middle of y, in units of sqrt(reg)."""
         middle = self.cols.mid.mean(0)
-        far = [np.sqrt(((np.abs(half.mid - middle) + half.half) ** 2).sum(1).max()) for half in (self.rows, self.cols)]
-        return math.sqrt(self.near(kept)), float(sum(far))
+        far = [
+            math.sqrt(((np.abs(half.mid - middle) + half.half) ** 2).sum(1).max(initial=0.0))
+            for half in (self.rows, self.cols)
+        ]
+        return math.sqrt(self.ranks.max(self.near(kept))), float(self.ranks.max(far[0]) + far[1])
 
     def make(self, state: State, goal: float, nats: float) -> Kept | None:
         """The pairs to keep, so that the others cost at most ``goal``; None: all.
@@ -251,15 +263,20 @@ class Boxes:
         with np.errstate(divide="ignore"):
             logs = [np.log(np.minimum(x / self.mass, y)) for x, y in zip(known, totals, strict=True)]
         with np.errstate(divide="ignore", invalid="ignore"):
-            over_sums = [np.nanmax(np.log(y) - np.log(x / self.mass)) for x, y in zip(known, totals, strict=True)]
-        self.wild = float(max(over_sums)) - float(min(x[np.isfinite(x)].min(initial=0.0) for x in logs))
-        over = max(float(np.exp(x).sum()) for x in logs)
+            over_sums = [np.fmax.reduce(np.log(y) - np.log(x / self.mass), initial=-np.inf)
+                         for x, y in zip(known, totals, strict=True)]  # fmt: skip
+        low = [x[np.isfinite(x)].min(initial=0.0) for x in logs]
+        rows = self.ranks
+        self.wild = float(max(rows.max(over_sums[0]), over_sums[1]) - min(rows.min(low[0]), low[1]))
+        over = max(float(rows.sum(np.exp(logs[0]).sum())), float(np.exp(logs[1]).sum()))
+        pairs = float(rows.sum(self.rows.boxes)) * self.cols.boxes
         log_over = math.log(over) if 0 < over < math.inf else math.inf
         for _ in range(TRIALS):
             arrays["x_cut"], arrays["y_cut"] = logs[0] - (nats + log_over), logs[1]
             width, row_mass, col_mass = self.sweep(arrays)
             share = self.share(state, (sides[0], sides[1]), row_mass, col_mass)
-            if width.sum() > WORTH * self.rows.boxes * self.cols.boxes:
+            part = float(rows.sum(width.sum())) / pairs
+            if part > WORTH:
                 return None
             if share.error + 2 * share.mass / self.mass <= goal:
                 break
@@ -267,8 +284,7 @@ class Boxes:
         else:
             return None
         first, run = self.runs(arrays)
-        part = float(width.sum()) / (len(width) * self.cols.boxes)
-        return Kept(self.unit, first, run, int(width.max()) * self.unit, nats, part)
+        return Kept(self.unit, first, run, int(width.max(initial=1)) * self.unit, nats, part)
 
 
 def growth(side: Side, f: F64, r: F64, t: F64) -> float:
@@ -290,7 +306,7 @@ class Truncation:
         self.nats, self.rough, self.goal = nats, rough, GOAL * tol
         self.settled: Stats | None = None
         self.hidden = 0.0  # bound on the mass that the last pass looked at skipped
-        sums = float(start.r.sum()), float(start.s.sum())
+        sums = float(problem.rows.ranks.sum(start.r.sum())), float(start.s.sum())
         self.known = all(0 < x < math.inf for x in sums)  # are the sums of K, about? else it is balanced
         self.boxes: Boxes | None = None
         self.kept: Kept | None = None
@@ -338,9 +354,9 @@ class Truncation:
     def absorbed(self, x: F64, shift: float) -> tuple[F64, F64]:
         """What K is to hold of log u and log v, P_ij / (r_i s_j) but for a factor: it knows its sums already."""
         _, _, r, s = self.state
-        log_u, count = self.state.log_u - shift, len(s)
+        log_u, count, mass = self.state.log_u - shift, len(s), self.problem.rows.ranks.sum(r.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
-            d, e = log_u - np.log(r / count), x - np.log(count * (s / r.sum()))
+            d, e = log_u - np.log(r / count), x - np.log(count * (s / mass))
         return np.where(r > 0, d, log_u), np.where(s > 0, e, x)
 
 

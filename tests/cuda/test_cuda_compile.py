@@ -111,7 +111,7 @@ def test_masked_sums_between_points_do_not_spill(arch):
 def test_bounds_between_boxes_compile_without_spills(arch):
     for metric in range(3):
         used = usage("boxes.cu", arch, METRIC=metric)
-        assert set(used) == {"box_masses", "box_turn", "box_runs"}
+        assert set(used) == {"box_tilt", "box_masses", "box_turn", "box_runs"}
         assert all(spilled == 0 for _, spilled in used.values())
 
 

@@ -201,7 +201,7 @@ def main(words: list[str]) -> int:
 
 
 def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
-    names = ("trials", "problems", "judged", "without reference", "converged", "refused", "raised")
+    names = ("trials", "problems", "judged", "without reference", "converged", "truncated", "refused", "raised")
     print(f"{'path':22}" + "".join(f"{name:>19}" for name in names) + f"{'error / bound':>19}{'the same, hard':>19}")
     for lane in chosen:
         figures = worst[lane.name].get("error / bound", 0), worst[lane.name].get("hard error / bound", 0)

@@ -104,9 +104,11 @@ def missed(kind: str, r: Any, t: Any, rho: Any) -> Any:
     return np.where(np.isinf(rho), np.abs(r - t), 0)
 
 
-def measure(problem: Problem, log_u: Any, log_v: Any) -> Measure:
+def measure(problem: Problem, log_u: Any, log_v: Any, kept: Any = None) -> Measure:
+    """``kept``: the pairs that count; None: all."""
     with np.errstate(all="ignore"):
         P, reg = plan_of(problem, log_u, log_v), LONG(problem.reg)
+        P = P if kept is None else np.where(kept, P, 0)
         mass, c = P.sum(), reference_measure(problem)
         primal = dual = reg * (c.sum() - mass)
         M = np.where(P > 0, np.abs(np.asarray(problem.M, LONG)), 0)
@@ -146,8 +148,8 @@ def judge(problem: Problem, claim: Claim, options: dict[str, Any]) -> tuple[list
         return found, {"no reference": 1}
     if any(np.isnan(x).any() for x in (claim.plan, claim.log_u, claim.log_v)):
         return found, {}
-    mine = measure(problem, claim.log_u, claim.log_v)
-    figures: dict[str, float] = {"converged": claim.converged}
+    mine = measure(problem, claim.log_u, claim.log_v, claim.kept)
+    figures: dict[str, float] = {"converged": claim.converged, "truncated": claim.kept is not None}
     storage = STORAGE[options.get("precision", "auto")]
     found += met_failures(claim, options)
     found += error_failures(problem, claim, best, mine, storage, figures)

@@ -206,6 +206,33 @@ def draw_points(rng: Any, largest: int) -> Problem:
         return problem.replace(M=M, points=(x, y, metric, scale), reg=float(reg), reg_m=reg_m)
 
 
+def draw_boxes(rng: Any) -> Problem:
+    """A problem between points of a few boxes each, at a reg at which some pairs of boxes carry next to nothing."""
+    while True:
+        m, n = (int(k) for k in rng.integers(17, 50, 2))
+        d, metric = int(rng.choice([1, 1, 2, 2, 3, 5])), str(rng.choice(METRICS[:4], p=[0.4, 0.2, 0.2, 0.2]))
+        x, y = rng.standard_normal((m, d)), rng.standard_normal((n, d)) * rng.uniform(0.3, 1.5)
+        y = y + rng.choice([0.0, 0.0, 1.0, 10.0])
+        if rng.random() < 0.2:
+            x, y = draw_cloud(rng, m, n)
+        if rng.random() < 0.6:
+            x, y = x + 4.0 * rng.integers(0, 3, (m, 1)), y + 4.0 * rng.integers(0, 3, (n, 1))
+        x, y = np.asarray(x, float), np.asarray(y, float)
+        if metric == "cosine" and not all((np.abs(z) > 0).any(1).all() for z in (x, y)):
+            continue
+        M = distances(x, y, metric, 1.0)
+        if np.ptp(M) <= 1e-12 * M.max():
+            continue
+        reg = float(np.ptp(M) * 10.0 ** rng.uniform(-3.7, -1.7))
+        a, b = draw_masses(rng, m), draw_masses(rng, n)
+        b = b * 10.0 ** rng.uniform(-3, 3) if rng.random() < 0.3 else b
+        penalty, reg_m = draw_penalties(rng, reg, a, b, bool(rng.random() < 0.6))
+        found = Problem(M, a, b, reg, reg_m, penalty, "product", (x, y, metric, 1.0))
+        if found.exactly_balanced(0) and found.exactly_balanced(1):
+            found = found.replace(b=b * (a.sum() / b.sum()))
+        return found
+
+
 def draw_grid(rng: Any, largest: int) -> Problem:
     """A problem whose costs are those between the nodes of two grids, in one to three dimensions, near or far."""
     d = int(rng.choice([1, 2, 2, 3]))

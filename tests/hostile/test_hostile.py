@@ -160,6 +160,7 @@ def test_slice(how):
     found = slice_of(how)
     assert found["totals"]["judged"] >= 15
     assert [f for f in found["failures"] if is_false(f["kind"])] == []
+    assert (found["totals"].get("truncated", 0) >= 6) == (how == "truncated")
 
 
 def test_one_path_in_processes():

@@ -9,15 +9,17 @@ import dataclasses
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from scipy import sparse
 
 import mapuot
+from mapuot.backends import boxes
 
-from .problem import Problem, draw, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho, spread
+from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho, spread
 
-PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch")
+PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch", "truncated")
 OVER_RANKS = "ranks", "sparse ranks"  # one job each, in step
 NUMBERS = {  # of the generators: never renumber
     name: k for k, name in enumerate((*PATHS[:6], OVER_RANKS[0], *PATHS[6:9], OVER_RANKS[1], *PATHS[9:]))
@@ -29,6 +31,7 @@ FORMS = {  # what a program makes of M where it is not given as an array
 FORMS["sparse ranks"] = FORMS["sparse"]
 BATCHES = "batch", "sparse batch"
 MOST_PASSES = 3000
+WORTH = 0.98  # share of pairs up to which some are skipped: few boxes have more
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
 
@@ -64,6 +67,7 @@ class Claim:
     col_marginal: Any = None
     pass_dual: Any = None  # the last pass's, in the trace
     strict: bool = True  # whether columns that are balanced may have been turned into rows
+    kept: Any = None  # of a solve that skipped pairs: the pairs that its plan is not 0 on
 
 
 # ---- drawing
@@ -115,8 +119,11 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
     """A problem that the path can solve, and options."""
     drawn = {"points": draw_points, "grids": draw_grid}
     drawn |= dict.fromkeys(("sparse", "sparse ranks", "sparse batch"), draw_pairs)
+    drawn["truncated"] = lambda rng, _: draw_boxes(rng)
     problem = drawn[how](rng, largest) if how in drawn else draw(rng, largest, plain=how == "pot")
     options = draw_options(rng)
+    if how == "truncated":
+        options["truncate"] = float(rng.choice([0.5, 3.0, 8.0]))
     if how in drawn and options["method"] == "map-uot":  # there is no K to overwrite
         options["method"] = "auto"
     if how == "grids":
@@ -131,7 +138,7 @@ def draw_trial(how: str, rng: Any, largest: int) -> Trial:
             options["split"] = "grid"
         start = draw_start(rng, problem) if rng.random() < 0.4 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
-    if how in ("cold", "stream", "points", "sparse", "grids"):
+    if how in ("cold", "stream", "points", "sparse", "grids", "truncated"):
         return Trial(how, (problem,), options)
     if how == "warm":
         return Trial(how, (problem,), options, draw_start(rng, problem))
@@ -180,8 +187,8 @@ def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any]) ->
 # ---- calling
 
 
-def arguments(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    M = problem.M if problem.points is None else mapuot.PointCloud(*problem.points)
+def arguments(problem: Problem, truncate: Any = "auto") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    M = problem.M if problem.points is None else mapuot.PointCloud(*problem.points, truncate=truncate)
     if problem.grid is not None:
         M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
     positional = M, problem.a, problem.b, problem.reg, problem.reg_m
@@ -208,22 +215,25 @@ def claim_of(result: Any, strict: bool = True) -> Claim:
     vectors = result.row_marginal, result.col_marginal
     plan = result.plan.toarray() if sparse.issparse(result.plan) else np.asarray(result.plan)
     last = float(result.trace[-1].dual) if result.status != "cancelled" else None
+    kept = plan > 0 if result.sorted is not None else None
     return Claim(
-        bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, strict
-    )
+        bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, strict,
+        kept,
+    )  # fmt: skip
 
 
 def call(trial: Trial, backend: str) -> list[Claim]:
     """The claims of the library about each problem of the trial; what it raises passes."""
     options = {"backend": backend, **trial.options}
     first, start = trial.problems[0], trial.start
-    positional, named = arguments(first)
+    positional, named = arguments(first, options.pop("truncate", "auto"))
     auto = options.get("method", "auto") == "auto"
     if isinstance(start, Problem):
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
-    if trial.how in ("cold", "warm", "points", "grids"):
-        return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
+    if trial.how in ("cold", "warm", "points", "grids", "truncated"):
+        with mock.patch.object(boxes, "WORTH", WORTH):
+            return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
     if trial.how == "sparse":
         c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
         return [claim_of(mapuot.solve(stored(first.M), *positional[1:], **named | {"reference": c}, **options), auto)]
@@ -292,9 +302,10 @@ def text_of(value: Any) -> str:
     return repr(value)
 
 
-def cost_text(problem: Problem, M: Any) -> str:
+def cost_text(problem: Problem, M: Any, truncate: Any = None) -> str:
     if problem.points is not None:
-        return "mapuot.PointCloud(" + ", ".join(map(text_of, problem.points)) + ")"
+        more = "" if truncate is None else f", truncate={truncate!r}"
+        return "mapuot.PointCloud(" + ", ".join(map(text_of, problem.points)) + more + ")"
     if problem.grid is not None:
         *first, target, offset = map(text_of, problem.grid)
         return f"mapuot.Grid({', '.join(first)}, target={target}, offset={offset})"
@@ -307,12 +318,17 @@ def stored_text(M: Any) -> tuple[list[str], str]:
     return lines, "[pairs(x) for x in M]" if M.ndim == 3 else "pairs(M)"
 
 
+def opening(trial: Trial) -> list[str]:
+    more = ["import mapuot.backends.boxes", f"mapuot.backends.boxes.WORTH = {WORTH}"]
+    return ["from numpy import array, float32, inf", "import mapuot", *(more if "truncate" in trial.options else [])]
+
+
 def snippet(trial: Trial, backend: str) -> str:
     """The trial as a program to paste."""
-    lines = ["from numpy import array, float32, inf", "import mapuot"]
+    lines = opening(trial)
     options = {"backend": backend, **trial.options} if trial.how != "pot" else dict(trial.options)
     options = {k: v for k, v in options.items() if v is not None and (k, v) not in (("backend", "cpu"),)}
-    first = trial.problems[0]
+    first, truncate = trial.problems[0], options.pop("truncate", None)
 
     def words(problem: Problem, **more: Any) -> str:
         pairs = {"penalty": problem.penalty, "reference": problem.reference, **more}
@@ -321,7 +337,7 @@ def snippet(trial: Trial, backend: str) -> str:
 
     def positional(problem: Problem, M: Any = None) -> str:
         values = problem.a, problem.b, problem.reg, problem.reg_m
-        return ", ".join([cost_text(problem, M), *map(text_of, values)])
+        return ", ".join([cost_text(problem, M, truncate), *map(text_of, values)])
 
     if isinstance(trial.start, Problem):
         lines.append(f"start = mapuot.solve({positional(trial.start)}{words(trial.start)}, max_passes=500)")

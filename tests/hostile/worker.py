@@ -110,6 +110,7 @@ def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: 
         for numbers in figures:
             totals["without reference"] += "no reference" in numbers
             totals["converged"] += bool(numbers.get("converged"))
+            totals["truncated"] += bool(numbers.get("truncated"))
             totals["judged"] += "no reference" not in numbers
             worst = {name: max(value, numbers.get(name, 0.0)) for name, value in worst.items()}
         failures += [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]

@@ -182,6 +182,40 @@ def case_random_pairs():
         assert off <= 2e-9 * want.mass
 
 
+def case_truncated_points():
+    """Each rank skips pairs of its own boxes; the bound is of all of them."""
+    rng = np.random.default_rng(5)
+    x, y, a, b = rng.random((300, 2)), 0.9 * rng.random((260, 2)) + 0.2, rng.random(300) + 0.1, rng.random(260) + 0.1
+    x = x[np.argsort(x[:, 0])]  # ranks have points that are near each other, so that all find pairs to skip
+    a[3:40] = 0.0
+    Y, X = rng.random((260, 2)), rng.random(300)
+    lies = bounds(300), bounds(300, "uneven"), (0, 300) if RANK == 0 else (300, 300)
+    for penalty, reg_m, blocks in (
+        ("kl", (1.0, 2.0), lies),
+        ("l2", 1.0, lies[:1]),
+        (("balanced", "kl"), 1.0, lies[:1]),
+    ):
+        exact = mapuot.PointCloud(x, y, truncate=None)
+        want = mapuot.solve(exact, a, b, 3e-4, reg_m, penalty=penalty, tol=1e-10)
+        for i0, i1 in blocks:
+            mine = mapuot.PointCloud(x[i0:i1] if i1 > i0 else x[:1], y, truncate=3.0)[: i1 - i0]
+            warm = (want.log_u[i0:i1] + 0.1, want.log_v - 0.1) if blocks is not lies else None
+            got = mapuot.solve(mine, a[i0:i1], b, 3e-4, reg_m, penalty=penalty, tol=1e-5, comm=COMM, warm_start=warm)
+            same_everywhere([s.error for s in got.trace], [got.objective, got.dual, got.mass, got.cost], got.log_v)
+            assert got.converged
+            kept = COMM.allgather(got.sorted.problem.cost.kept.share)
+            assert set(kept) == {kept[0]}
+            assert kept[0] < 0.6
+            off = COMM.allreduce(float(np.abs(got.plan - want.plan[i0:i1]).sum()))
+            hard = 5 if "balanced" in penalty else 1
+            assert off <= (hard * got.error_bound + want.error_bound) * want.mass
+            assert got.dual <= want.objective * (1 + 1e-12)
+            close = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
+            close(got.apply(Y), got.plan @ Y)
+            close(got.apply_transpose(X[i0:i1]), COMM.allreduce(got.plan.T @ X[i0:i1]))
+            close(got.col_marginal, COMM.allreduce(got.plan.sum(0)), rtol=1e-5)
+
+
 def case_uneven_and_empty_blocks():
     for shape in [(37, 29), (4, 17)]:
         check(clouds(*shape), split="uneven")

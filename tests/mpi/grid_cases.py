@@ -66,6 +66,11 @@ def case_points():
             case = clouds(37, 33, reg=reg).replace(M=np.asarray(mapuot.PointCloud(x, y)))
             own = mapuot.PointCloud(x[i0:i1], y[j0:j1])
             check(case, split, 1e-9, 3, own)
+    i0, i1, j0, j1 = own_block(37, 33, RANK, SIZE, GRIDS[0])
+    own = mapuot.PointCloud(x[i0:i1], y[j0:j1], truncate=5.0)
+    case = clouds(37, 33)
+    case = case.replace(M=own, a=case.a[i0:i1], b=case.b[j0:j1])
+    refused(NotImplementedError, "truncate is not for a grid of ranks", case, split=GRIDS[0])
 
 
 def case_penalties():

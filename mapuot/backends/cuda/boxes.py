@@ -13,9 +13,9 @@ import numpy as np
 from ...penalties import F64
 from ...points import Kept
 from ...problem import Problem
-from ..boxes import Boxes, State, Tilted
+from ..boxes import MOST_SLOPES, Boxes, Half, State, Tilted
 from ..records import read
-from .arrays import need_memory
+from .arrays import need_memory, on_device
 from .kernels import by_value, kernel
 
 BITS, ROWS = 32, 64  # boxes of y in a word; of x that a block of box_masses takes
@@ -34,10 +34,12 @@ class DeviceBoxes(Boxes):
     def __init__(self, problem: Problem, pool: Any) -> None:
         super().__init__(problem, pool)
         m, n = self.rows.boxes, self.cols.padded
-        need_memory(8 * m * as_words(n) + 8 * (4 * len(self.cols.mid[0]) + 8) * (m + n), "float64")
+        points = self.rows.offset.size + self.cols.offset.size
+        need_memory(8 * m * as_words(n) + 8 * (4 * len(self.cols.mid[0]) + 8) * (m + n) + 8 * points, "float64")
         self.bits = cp.empty((m, as_words(n)), np.uint32)
         self.farthest = cp.zeros(1, np.uint64)
         self.record = np.zeros((), read("boxes.cu")["Boxes"])
+        self.offset = {half: cp.asarray(np.ascontiguousarray(half.offset)) for half in (self.rows, self.cols)}
 
     def call(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
         kernel("boxes.cu", name, METRIC=self.metric)(grid, (threads,), arguments)
@@ -45,6 +47,15 @@ class DeviceBoxes(Boxes):
     def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, Any]]:
         *sides, arrays = super().take(state)
         return sides[0], sides[1], {name: cp.asarray(array) for name, array in arrays.items()}
+
+    def tilted(self, half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
+        (count, unit, d), sizes = half.offset.shape, cp.zeros(2, np.uint64)
+        flat, log_mass, shares = on_device(log, log_scale), cp.empty(count), cp.empty((count, unit))
+        slope, fit = cp.zeros((count, d)), np.int32(smooth and d <= MOST_SLOPES)
+        numbers = np.int64(half.count), np.int64(unit), np.int64(d), fit
+        self.call("box_tilt", (count,), 32, self.offset[half], *flat, *numbers, slope, log_mass, shares, sizes)
+        largest = float(sizes.get().view(np.float64).sum())
+        return Tilted(slope.get(), log_mass.get(), shares.get(), largest)
 
     def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
         on = {name: cp.asarray(array) for name, array in arrays.items()}

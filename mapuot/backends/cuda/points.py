@@ -6,6 +6,7 @@ work in float32 while the error is large, in float64 from then on. Twin: backend
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import cupy as cp
@@ -29,7 +30,7 @@ from .launch import Iterate, switches
 from .workspace import Workspace
 
 DIM = 4  # dimensions whose coordinates a thread keeps in registers
-SLABS = 64  # parts of a sum at most
+SLABS, WAVES = 64, 8  # parts of a sum at most, and how often they may fill the device
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # of float64 powers of 2 by a short polynomial; the least tol that has room for it
 QUICK_MOST = 2.0**-22  # error of the exponents up to which they are below 2^30 in size, and what is left out at -2^30
 QUICK_OUT = -(2.0**30)
@@ -97,16 +98,20 @@ class PointIterate(Iterate):
         options["SPLIT"] = 32 * each // warp
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
         self.block = 8 * warp
-        self.slabs = [
-            max(1, min(SLABS, -(-4 * self.processors // -(-to.count // self.block)), other.ld // together))
-            for to, other in ((rows, cols), (cols, rows))
-        ]
+        self.slabs = [self.parts_of(to, other.ld // together) for to, other in ((rows, cols), (cols, rows))]
         u, v = self.state["u_scale"], self.state["v_scale"]
         self.narrow_u = cp.zeros(rows.ld if narrow else 1, np.float32)
         self.weights = [np.uint64(v), np.uint64(u)]  # of the points summed over
         if narrow:
             self.weights = [np.uint64(self.state["narrow_v"]), self.narrow_u]
         self.out = cp.empty(max(s * side.count for s, side in zip(self.slabs, self.sides, strict=True)))
+
+    def parts_of(self, to: Side, most: int) -> int:
+        """Into how many parts a sum is cut, so that the last blocks to run leave few multiprocessors idle."""
+        blocks, resident = -(-to.count // self.block), 2 * self.processors
+        waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, most) + 1)}
+        parts = [k for k, wave in waves.items() if wave <= WAVES] or [1]
+        return max(parts, key=lambda k: waves[k] / math.ceil(waves[k]))
 
     def row_kernels(self) -> None:
         parity, ends = np.int32(self.parity), ("point_rows", "point_columns")
