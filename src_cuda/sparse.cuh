@@ -10,6 +10,12 @@
 #include "common.cuh"
 
 #define RUN_THREADS 256 // of a block
+#ifndef AHEAD
+#define AHEAD 8 // entries of a row that a thread has under way
+#endif
+#ifndef RESIDENT
+#define RESIDENT 4 // blocks a multiprocessor
+#endif
 
 // Which rows one launch does, and where their entries are.
 struct Runs {
@@ -70,25 +76,38 @@ template <typename Join> __device__ __forceinline__ double joined_run(const Runs
     return x;
 }
 
-// K_i . x, in four chains a thread: each load waits for that of its index
+// K_i . x; a thread asks for AHEAD of its entries, and then for what these meet, before it waits for either.  Behind the
+// end it reads the last entry once more: loads under a condition would wait for each other.
 __device__ __forceinline__ double run_dot(const Runs &runs, const Run &run, const real *K, const double *x,
                                           double *part)
 {
-    const int lanes = (int)runs.lanes;
-    double sum[4] = {};
-    int64_t k = run.first + run.lane;
-    for (; k + 3 * lanes < run.end; k += 4 * lanes)
+    const uint32_t lanes = (uint32_t)runs.lanes, count = (uint32_t)(run.end - run.first);
+    const int *index = runs.index + run.first;
+    const real *from = K + run.first;
+    double sum = 0;
+    for (uint32_t k = run.lane; k < count; k += AHEAD * lanes) {
+        int at[AHEAD];
+        real own[AHEAD];
+        double y[AHEAD];
 #pragma unroll
-        for (int q = 0; q < 4; q++)
-            sum[q] = fma(entry(__ldg(K + k + q * lanes)), __ldg(x + __ldg(runs.index + k + q * lanes)), sum[q]);
-    for (; k < run.end; k += lanes)
-        sum[0] = fma(entry(__ldg(K + k)), __ldg(x + __ldg(runs.index + k)), sum[0]);
-    return joined_run<Plus>(runs, (sum[0] + sum[1]) + (sum[2] + sum[3]), part);
+        for (int q = 0; q < AHEAD; q++) {
+            const uint32_t p = k + q * lanes < count ? k + q * lanes : count - 1;
+            at[q] = __ldg(index + p);
+            own[q] = __ldg(from + p);
+        }
+#pragma unroll
+        for (int q = 0; q < AHEAD; q++)
+            y[q] = __ldg(x + at[q]);
+#pragma unroll
+        for (int q = 0; q < AHEAD; q++)
+            sum = fma(k + q * lanes < count ? entry(own[q]) : 0, y[q], sum);
+    }
+    return joined_run<Plus>(runs, sum, part);
 }
 
 #if SPARSE
 // s = K v and u = prox(s); scalars: what each block leaves of its rows, NEXT_B numbers
-extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_rows(const __grid_constant__ State S, int parity, const __grid_constant__ Runs runs, const real *K,
                 double *scalars)
 {
@@ -99,9 +118,11 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS)
     const double shift = S.progress[parity].shift;
     RowSums row = {};
     each_run(runs, [&](const Run &run) {
+        const bool mine = run.lane == 0 && run.row >= 0;
+        const Point point = S.point[mine ? run.row : 0]; // not only once s is known
         const double s = run_dot(runs, run, K, S.v_scale, part);
-        if (run.lane == 0 && run.row >= 0)
-            row_scale(S, (int)run.row, S.point[run.row], s, shift, true, row);
+        if (mine)
+            row_scale(S, (int)run.row, point, s, shift, true, row);
     });
 #pragma unroll
     for (int q = 0; q < NEXT_B; q++) {
@@ -119,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS)
 }
 
 // K^T u; and the row scalars of `blocks` blocks of sparse_rows behind it, where there are any to add
-extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_columns(const __grid_constant__ State S, int parity, const __grid_constant__ Runs runs, const real *K,
                    const double *scalars, int blocks)
 {
@@ -145,7 +166,8 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS)
 }
 
 // The mass and sum b e^(-k log v') of pieces of parts, a warp each: those of the columns before their image moves
-extern "C" __global__ void __launch_bounds__(RUN_THREADS) part_sums(const __grid_constant__ State S, int parity)
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
+    part_sums(const __grid_constant__ State S, int parity)
 {
     if (stopped(S, parity))
         return;
@@ -170,7 +192,8 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS) part_sums(const __grid
 }
 
 // What each part's image is translated by, a warp a part
-extern "C" __global__ void __launch_bounds__(RUN_THREADS) part_moves(const __grid_constant__ State S, int parity)
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
+    part_moves(const __grid_constant__ State S, int parity)
 {
     const int64_t k = ((int64_t)blockIdx.x * RUN_THREADS + threadIdx.x) / 32;
     if (stopped(S, parity) || k >= S.apart.count)

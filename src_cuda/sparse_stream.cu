@@ -29,7 +29,7 @@ __device__ __forceinline__ double plan_entry(const Pairs &P, const Runs &runs, i
 {
     double share;
     const double x = exponent(P, runs, i, k, share);
-    return share * exp(x);
+    return share > 0 ? share * exp(x) : 0; // also where e^x is beyond all numbers
 }
 
 // K, entries below `flush` being 0, or, with flush = 0, the plan; out[k - before] for entry k

@@ -117,6 +117,9 @@ struct Exponents {
     }
 };
 
+// c e^x, also where c is 0 and e^x beyond all numbers
+__device__ __forceinline__ double weighed(double c, double x) { return c > 0 ? c * exp(x) : 0; }
+
 // The column tiles of slab blockIdx.y
 #define FOR_TILES(j0)                                                                                                  \
     const int64_t tiles = (V.n + SIDE - 1) / SIDE;                                                                     \
@@ -189,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(256)
         rows.read(V, i0, j0, tile, x, c, M);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
-            const double p = c[k] * exp(x[k]);
+            const double p = weighed(c[k], x[k]);
             sum[k] += p;
             paid[k] += p > 0 ? p * M[k] : 0;
         }
@@ -224,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int k = 0; k < SIDE / STEP; k++) {
                 if (q == 0)
-                    x[k] = c[k] * exp(x[k]);
+                    x[k] = weighed(c[k], x[k]);
                 sum[k][q] = fma(x[k], y, sum[k][q]);
             }
         }

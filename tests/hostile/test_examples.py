@@ -96,6 +96,19 @@ EXAMPLES = {
         ),
         {"max_passes": 26},
     ),
+    # pairs that the reference forbids at exponents beyond float64: 0 times inf is no mass
+    "forbidden far": (
+        problem(
+            [[0.4, 0.03, 0.2], [0.4, 0.03, INF], [INF, INF, 0.4]],
+            [0.98, 0.017, 1.2e-9],
+            [450, 230, 450],
+            0.0113,
+            (7.5, 7.5),
+            ("kl", "kl"),
+            np.array([[0, 1, 6e-3], [9e-3, 0, 2e-3], [6e-3, 0.014, 0.01]]),
+        ),
+        {"method": "sinkhorn", "tol_gap": 1e-4, "max_passes": 3000},
+    ),
     "offset": (problem([[0, -2.0773, -2.036]], [0.3], [1, 1, 1], 2e-4, (1e-4, 9e-3)), {"tol_gap": 4e-4}),
 }
 
@@ -105,6 +118,17 @@ def test_bfloat16_has_8_digits(how, backend):
     """An entry of K is off by up to 2^-8 of itself, here by .7 of that, and the dual value by reg times its mass."""
     example = problem([[0.3583317995071411], [0]], [1, 0], [0.4], 0.31383488653900915, (90.0, 50.0))
     assert failures(Trial(how, (example,), {"precision": "bfloat16", "tol_gap": 3e-4}), backend) == []
+
+
+@pytest.mark.parametrize("how", ["cold", "stream", "sparse"])
+def test_a_finer_k_begins_with_a_pass(how, backend):
+    """K turns out too coarse for tol in the last pass allowed: the answer is that pass's, not of a K without one."""
+    M = [[4.0253, INF, INF], [INF, 3.5017, INF], [INF, INF, 5.1905]]
+    sides = [0.253, 1, 0.0747], [0.5, 0.7011, 0.7755]
+    example = problem(M, *sides, 0.0394, (1.5, 1.2633), ("range", "kl"), "uniform")
+    for count in range(1, 6):
+        options = {"tol": 1e-9, "max_passes": count, "precision": "bfloat16", "method": "sinkhorn"}
+        assert failures(Trial(how, (example,), options), backend) == []
 
 
 FLOAT32 = [

@@ -290,9 +290,12 @@ class Workspace(KernelWorkspace):
     def passes(self, count: int, before: int = 0) -> None:
         """Enqueue at most so many, after ``before`` that no read has told of.
 
-        Those after the end, or after the last one in float32, change nothing.
+        Those after the end, or after the last one in float32, change nothing. A finer K is made only now: until then
+        the answer is that of the last pass on the coarse one.
         """
         ranks = self.problem.ranks
+        if self.progress["status"] == COARSE:
+            self.refine()
         if ranks.size == 1 and not self.some:
             self.downloaded = None
             self.launch(min(count, self.launch.most), int(self.progress["passes"]) + before)
@@ -334,9 +337,7 @@ class Workspace(KernelWorkspace):
         self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()
         trace = report[2 * size :].view(TRACE)
         status, passes = int(self.progress["status"]), int(self.progress["passes"])
-        if status == COARSE:
-            self.refine()
-        elif status == ABSORB and passes == before:
+        if status == ABSORB and passes == before:
             self.absorb()  # the next pass could not be made on this K
         return told(trace[np.arange(before, passes) % TRACE_PASSES], before + 1)
 
