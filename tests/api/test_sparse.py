@@ -10,6 +10,7 @@ import pytest
 from scipy import sparse
 
 import mapuot
+from mapuot import sparse as sparse_costs
 from mapuot.backends import cpu
 from mapuot.files import pairs as pairs_of_files
 from mapuot.files.pairs import PairsFile
@@ -250,6 +251,23 @@ def test_a_part_that_cannot_be_balanced_is_named():
     told = "M connects b[2] with a[2], a[3], a[4], a[5], a[6] and 2 others of a only, where 15 must be transported"
     with pytest.raises(mapuot.InfeasibleError, match=re.escape(told)):
         mapuot.solve(S, a, np.array([0.9, 0.6, 15.0]), 0.1, (1.0, np.inf), penalty=("range", "balanced"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_of_blocks_are_those_of_the_whole(seed, monkeypatch):
+    """Rows a few at a time: the same parts, but for their order, whatever lies between them."""
+    rng = np.random.default_rng(seed)
+    m, n = map(int, rng.integers(2, 40, 2))
+    S = sparse.random_array((m, n), density=min(1.0, 1.2 / n), rng=rng, format="csr")
+    S.data[rng.random(S.nnz) < 0.1] = np.inf
+    out = rng.random(m) < 0.1, rng.random(n) < 0.1
+    whole = Sparse.of_matrix(S).parts_between(*out)
+    monkeypatch.setattr(sparse_costs, "PARTS_AT_ONCE", int(rng.integers(1, 9)))
+    parts = Sparse.of_matrix(S).parts_between(*out)
+    assert parts.count == whole.count
+    pairs_of_numbers = {*zip(np.r_[whole.rows, whole.cols], np.r_[parts.rows, parts.cols], strict=True)}
+    assert len(pairs_of_numbers) == len(set(np.r_[whole.rows, whole.cols]))
+    assert all(x < whole.count or y == parts.count for x, y in pairs_of_numbers)
 
 
 def test_a_weight_of_zero_parts_them():
