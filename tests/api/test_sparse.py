@@ -451,7 +451,8 @@ S2, _, A2, B2 = pairs(4, 5, 0.5)
             NotImplementedError,
             "mask is for costs of all pairs",
         ),
-        (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2, 1.0), TypeError, "sinkhorn_unbalanced, with a reg, takes it"),
+        (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2, 1.0, G0=S2[:3]), ValueError, "G0 must have M's shape (4, 5)"),
+        (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2 * np.inf, 1.0), ValueError, "M must be finite"),
         (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4], 0.1, 1.0), TypeError, "M must be a dense array"),
         (lambda: mapuot.log_matmul(S2, np.ones((5, 1))), TypeError, "must be a dense array"),
     ],
@@ -500,6 +501,32 @@ def test_iterates_of_pot(method, dtype):
                 np.testing.assert_allclose(got, want, rtol=rtol)
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("div", ["kl", "l2"])
+@pytest.mark.parametrize("reg", [0, 0.2])
+@pytest.mark.parametrize("blocks", [7, 1 << 16])
+def test_majorisation_of_stored_pairs(div, reg, blocks, monkeypatch):
+    """That of dense costs so large that their pairs have no mass, iterate by iterate; c, G0 and the values with it."""
+    monkeypatch.setattr(mapuot.pot.mm, "BLOCK_ENTRIES", blocks)
+    S, M, a, b = pairs(20, 15, 0.3, parts=2)
+    dense = np.where(np.isfinite(M), M, 1e5)
+    rng = np.random.default_rng(0)
+    c, G0 = rng.random(M.shape), np.where(np.isfinite(M), rng.random(M.shape), 0.0)
+    for more in ({}, {"c": c}, {"c": c, "G0": G0}):
+        options = {"reg": reg, "div": div, "numItermax": 30, "stopThr": 0, "log": True}
+        options["G0"] = np.where(np.isfinite(M), np.outer(a, b), 0.0)
+        want, dense_log = mapuot.pot.mm_unbalanced(a, b, dense, (1.0, 0.5), **options | more)
+        options["G0"] = None
+        forms = more if "c" not in more else more | {"c": sparse.csr_array(c)}
+        for given in (more, forms | {"G0": sparse.csr_array(G0)} if "G0" in more else forms):
+            got, log = mapuot.pot.mm_unbalanced(a, b, S, (1.0, 0.5), **options | given)
+            assert isinstance(got, sparse.csr_array)
+            np.testing.assert_allclose(got.toarray(), want, rtol=1e-9, atol=1e-15)
+            np.testing.assert_allclose(log["err"], dense_log["err"], rtol=1e-6, atol=1e-15)
+            for name in ("cost", "total_cost"):
+                assert log[name] == pytest.approx(dense_log[name], rel=1e-9), name
+
+
 def test_costs_of_several_targets():
     S, M, a, b = pairs(12, 15, 0.4)
     B = np.stack([b, b[::-1]], 1)
@@ -508,6 +535,7 @@ def test_costs_of_several_targets():
         np.testing.assert_allclose(got, want, rtol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_pot_itself_where_it_is_patched():
     """`ot.solve` and the rest take a sparse M with a reg: plan, value and potentials are those with inf elsewhere."""
     ot = pytest.importorskip("ot")
@@ -524,8 +552,8 @@ def test_pot_itself_where_it_is_patched():
                 got, want = (x[0] if isinstance(x, tuple) else x for x in (got, want))
                 got = got.toarray() if sparse.issparse(got) else got
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-9)
-        with pytest.raises(TypeError, match="M must be a dense array, got csr_array: sinkhorn_unbalanced, with a reg"):
-            ot.solve(S, a, b, unbalanced=1.0)
+        plan = ot.solve(S, a, b, unbalanced=1.0).plan
+        np.testing.assert_array_equal(plan.data, mapuot.pot.mm_unbalanced(a, b, S, 1.0).data)
         with pytest.raises(TypeError, match="M must be a dense array"):
             ot.barycenter_unbalanced(np.ones((12, 2)), S[:, :12], 0.1, 1.0)
 
