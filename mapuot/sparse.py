@@ -6,6 +6,7 @@ pair connects are problems of their own (``parts_between``). C side: src_c/spars
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -19,6 +20,9 @@ from .penalties import F64
 from .ranks import ALONE, Ranks
 
 MOST_COLUMNS = 2**31 - 1  # of which an index has 32 bits
+PARTS_AT_ONCE = 1 << 22  # pairs between which parts are looked for: 180 MB
+
+Told = tuple[int, Any, Any]  # how many parts, the columns that are in one, and in which
 
 
 class Parts:
@@ -29,6 +33,12 @@ class Parts:
 
     def __init__(self, count: int, rows: Any, cols: Any) -> None:
         self.count, self.rows, self.cols = count, rows, cols
+
+    @property
+    def told(self) -> Told:
+        """What those of other rows have to know: 8 bytes of each column that has a partner."""
+        used = np.flatnonzero(self.cols < self.count).astype(np.int32)
+        return self.count, used, self.cols[used]
 
 
 class Sparse(Cost):
@@ -186,10 +196,27 @@ class Sparse(Cost):
         kept: tuple[Any, Parts] | None = self.known.get("parts")
         if not ranks.min(kept is not None and kept[0] == key) or kept is None:
             own = self._parts_between(finite, out_rows, out_cols)
-            kept = self.known["parts"] = key, joined(own, ranks) if ranks.size > 1 else own
+            if ranks.size > 1:
+                count, new, cols = joined(ranks.all(own.told), self.shape[1])
+                own = Parts(count, new[ranks.rank][own.rows], cols)
+            kept = self.known["parts"] = key, own
         return kept[1]
 
     def _parts_between(self, finite: Any, out_rows: Any, out_cols: Any) -> Parts:
+        found = []
+        for i0, i1, block, _ in self.blocks(most=PARTS_AT_ONCE * self.dtype.itemsize):
+            k = int(self.start[i0] - self.start[0])
+            own: Parts = block.parts_at_once(finite[k : k + block.size], out_rows[i0:i1], out_cols)
+            if i1 - i0 == self.shape[0]:
+                return own
+            found.append((own.rows, own.told))
+        if not found:
+            return self.parts_at_once(finite, out_rows, out_cols)
+        count, new, cols = joined([told for _, told in found], self.shape[1])
+        return Parts(count, np.concatenate([x[rows] for x, (rows, _) in zip(new, found, strict=True)]), cols)
+
+    def parts_at_once(self, finite: Any, out_rows: Any, out_cols: Any) -> Parts:
+        """By SciPy, which takes 43 bytes a pair."""
         from scipy import sparse  # noqa: PLC0415 - on first use
         from scipy.sparse import csgraph  # noqa: PLC0415
 
@@ -279,17 +306,16 @@ def same_places(M: Any, first: Any) -> bool:
     return all(map(np.array_equal, (M.indptr, M.indices), (first.indptr, first.indices)))
 
 
-def joined(own: Parts, ranks: Ranks) -> Parts:
-    """The parts of the whole M, by the columns that those of the ranks' rows have in common; the same on all ranks.
+def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
+    """The parts of some blocks of rows together, by the columns that they have in common.
 
-    A rank tells 8 bytes of each column that its rows have a partner in, and holds those of all.
+    How many there are, for each block the numbers that its own parts have now, and the number of each column.
     """
     from scipy import sparse  # noqa: PLC0415 - on first use
     from scipy.sparse import csgraph  # noqa: PLC0415
 
-    used, n = np.flatnonzero(own.cols < own.count).astype(np.int32), len(own.cols)
-    counts, columns, numbers = zip(*ranks.all((own.count, used, own.cols[used])), strict=True)
-    first = np.cumsum([0, *counts])  # of the parts of each rank, among all of them
+    counts, columns, numbers = zip(*told, strict=True)
+    first = np.cumsum([0, *counts])  # of the parts of each block, among all of them
     part = np.concatenate([k + number for k, number in zip(first[:-1], numbers, strict=True)])
     total, column = int(first[-1]), np.concatenate(columns)
     graph = sparse.coo_array((np.ones(len(part), np.int8), (part, total + column)), shape=(total + n, total + n))
@@ -298,8 +324,8 @@ def joined(own: Parts, ranks: Ranks) -> Parts:
     count = len(known)
     whole = np.full(int(label.max(initial=0)) + 1, count, np.int32)  # no part has a column without a partner
     whole[known] = np.arange(count)
-    mine = np.append(number[first[ranks.rank] : first[ranks.rank + 1]], count).astype(np.int32)
-    return Parts(count, mine[own.rows], whole[label[total:]])
+    new = [np.append(number[k0:k1], count).astype(np.int32) for k0, k1 in itertools.pairwise(first)]
+    return count, new, whole[label[total:]]
 
 
 def is_on_device(value: Any) -> bool:

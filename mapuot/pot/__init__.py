@@ -37,7 +37,7 @@ Where the answers differ from POT's:
 - The log of a certified answer: err holds certified relative plan errors, one a pass; logu and logv are the
   solution's.
 - M of scipy.sparse, which POT refuses: pairs that it does not store are forbidden, and the plan is a CSR array, of
-  `ot.solve` with a reg, too. mm_unbalanced, without a reg, and barycenters need every pair and say so.
+  `ot.solve`, too. Barycenters need every pair and say so.
 - Several b (2-D) have the reference that ``reg_type`` names, a b^T by default, where POT always takes ones (patched,
   an unnamed reg_type is "entropy"), and honour c and returnCost. By its own name a function stops each by itself.
 - ``reg_m=0``, ``numItermax=0``, NaN and negative masses are errors.

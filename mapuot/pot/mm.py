@@ -6,6 +6,7 @@
 with t = reg + reg_m1 + reg_m2 and r1, r2, r = reg_m1 / t, reg_m2 / t, reg / t. A block of rows is rescaled
 while it is in cache and gives the sums of the next iteration on the way. Source: Chapel, Flamary, Wu,
 Fevotte, Gasso, Unbalanced optimal transport through non-negative penalized linear regression, 2021.
+Of a sparse M, G and K are vectors of its stored pairs (`Pairs`): K is 0 between all others.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..backends import host, pick
+from ..cached import cached_property
 from ..errors import ConvergenceWarning, warn
 from ..progress import counted
-from ..sparse import is_sparse
-from ..validate import as_array, as_count, as_pair, as_positive, as_reference, as_weight, as_whole_cost
+from ..sparse import Sparse, is_sparse
+from ..validate import as_array, as_cost, as_count, as_pair, as_positive, as_reference, as_weight
 from .arrays import give, take, threshold
 from .caller import names_of_pot
 
@@ -52,8 +54,8 @@ def mm_unbalanced(
     ----------
     a, b : (m,), (n,) arrays
         Masses, zeros allowed; empty means uniform with mass 1.
-    M : (m, n) array
-        Costs.
+    M : (m, n) array or scipy.sparse matrix
+        Costs; pairs that a sparse matrix does not store are forbidden.
     reg_m : float or anything of length 1 or 2
         Marginal penalty, > 0 and finite; "kl": in units of M, "l2": in units of M / mass.
     c : (m, n) array, optional
@@ -72,7 +74,7 @@ def mm_unbalanced(
 
     Returns
     -------
-    plan : (m, n) array in M's dtype
+    plan : (m, n) array in M's dtype, of a sparse M a CSR array
     log : dict
         Only with ``log=True``: err (change at each iteration), G (a list with the last plan; POT keeps every
         one), cost ``<G, M>``, total_cost (the objective).
@@ -95,16 +97,9 @@ def mm_unbalanced(
     problem = Majorised.from_arrays(
         take(a, "a"), take(b, "b"), take(M, "M"), take(reg_m, "reg_m"), take(c, "c"), reg, div
     )
-    start = np.outer(problem.a, problem.b) if G0 is None else as_array(host(take(G0, "G0")), "G0")
-    if start.dtype.kind not in "fiub":
-        raise TypeError(f"G0 must hold real numbers, got dtype {start.dtype}")
-    if start.shape != problem.M.shape:
-        raise ValueError(f"G0 must have M's shape {problem.M.shape}, got {start.shape}")
-    if not (np.isfinite(start).all() and (start >= 0).all()):
-        raise ValueError("G0 must be finite and >= 0")
-    plan = np.array(start, dtype=problem.M.dtype, order="C")
+    plan = problem.start(take(G0, "G0"))
     err = minimise(problem, plan, as_count(numItermax, "numItermax"), threshold(stopThr), verbose)
-    answer = give(plan, M)
+    answer = give(problem.told(plan), M)
     if not log:
         return answer
     cost, total = problem.costs(plan)
@@ -154,29 +149,80 @@ class Majorised:
     reg_m: tuple[float, float]
     reg: float
     div: str
+    cost: Any = None
+    given: Any = None  # c as it came
 
     @classmethod
     def from_arrays(cls, a: Any, b: Any, M: Any, reg_m: Any, c: Any, reg: Any, div: str) -> Majorised:
         module = pick("reference")
-        if is_sparse(M):
-            name = type(M).__name__
-            raise TypeError(f"M must be a dense array, got {name}: sinkhorn_unbalanced, with a reg, takes it as it is")
-        cost = as_whole_cost(host(M), module)
-        M = cost.array
-        weight_a, weight_b = as_weight(a, M.shape[0], "a", module), as_weight(b, M.shape[1], "b", module)
+        cost = as_cost(host(M), module)
+        M = cost.data if cost.pairs else cost.array
+        weight_a, weight_b = (
+            as_weight(x, k, name, module) for x, k, name in zip((a, b), cost.shape, "ab", strict=True)
+        )  # fmt: skip
         pair = as_pair(reg_m, "reg_m")
         rho = as_positive(pair[0], "reg_m[0]"), as_positive(pair[1], "reg_m[1]")
         reg = 0.0 if np.ndim(reg) == 0 and reg == 0 else as_positive(reg, "reg")
         if not np.isfinite(M).all():
             raise ValueError("M must be finite")
-        if c is not None and reg > 0:
+        given = c if reg > 0 else None
+        if given is not None:
             with names_of_pot():
-                c = np.asarray(as_reference(c, cost, weight_a, weight_b, module)[0])
-        return cls(weight_a, weight_b, M, c if reg > 0 else None, rho, reg, div)
+                c = as_reference(given, cost, weight_a, weight_b, module)[0]
+                c = c.data if cost.pairs else np.asarray(c)
+        kind = Pairs if cost.pairs else cls
+        return kind(weight_a, weight_b, M, c if reg > 0 else None, rho, reg, div, cost, given)
+
+    def start(self, G0: Any) -> Any:
+        """The first G, checked; a b^T where none is given."""
+        if G0 is None:
+            a, b = self.at(slice(None), self.a, self.b)
+            return np.array(a * b, self.M.dtype, order="C")
+        start = np.asarray(G0.toarray()) if is_sparse(G0) else as_array(host(G0), "G0")
+        if start.dtype.kind not in "fiub":
+            raise TypeError(f"G0 must hold real numbers, got dtype {start.dtype}")
+        if start.shape != self.cost.shape:
+            raise ValueError(f"G0 must have M's shape {self.cost.shape}, got {start.shape}")
+        if not (np.isfinite(start).all() and (start >= 0).all()):
+            raise ValueError("G0 must be finite and >= 0")
+        return np.array(self.among(start), dtype=self.M.dtype, order="C")
+
+    # ---- where the entries of a block of G are
+
+    def at(self, i: slice, rows: Any, cols: Any) -> tuple[Any, Any]:
+        """What vectors of the rows and of the columns have at them."""
+        return rows[i, None], cols
+
+    def add(self, i: slice, block: Any, rows: Any, cols: Any) -> None:
+        """Their sums, added to those of the rows and of the columns."""
+        rows[i] += block.sum(1, dtype=np.float64)
+        cols += block.sum(0, dtype=np.float64)
+
+    def among(self, table: Any) -> Any:
+        """Those of an (m, n) array."""
+        return table
+
+    def told(self, G: Any) -> Any:
+        """G as the caller has it."""
+        return G
+
+    @property
+    def elsewhere(self) -> float:
+        """What the divergence from c has between pairs that are not stored."""
+        return 0.0
+
+    # ----
+
+    def sums(self, G: Any) -> tuple[Any, Any]:
+        rows, cols = np.zeros(len(self.a)), np.zeros(len(self.b))
+        for i in self.blocks():
+            self.add(i, G[i], rows, cols)
+        return rows, cols
 
     def reference(self, i: slice) -> Any:
-        """Rows i of c."""
-        return self.a[i, None] * self.b if self.c is None else self.c[i]
+        """Block i of c."""
+        a, b = self.at(i, self.a, self.b)
+        return a * b if self.c is None else self.c[i]
 
     def kernel(self) -> Any:
         """K, block by block."""
@@ -185,32 +231,41 @@ class Majorised:
         total = rho1 + rho2 + self.reg
         for i in self.blocks():
             cost = self.M[i].astype(np.float64)
+            a, b = self.at(i, self.a, self.b)
             if self.div == "l2":
                 extra = self.reg * self.reference(i) if self.reg else 0.0
-                K[i] = np.maximum(rho1 * self.a[i, None] + rho2 * self.b + extra - cost, 0.0)
+                K[i] = np.maximum(rho1 * a + rho2 * b + extra - cost, 0.0)
             else:
                 factor = self.reference(i) ** (self.reg / total) if self.reg else 1.0
-                sides = self.a[i, None] ** (rho1 / total) * self.b ** (rho2 / total)
+                sides = a ** (rho1 / total) * b ** (rho2 / total)
                 K[i] = sides * factor * np.exp(-cost / total)
         return K
 
     def blocks(self) -> Iterator[slice]:
-        m, n = self.M.shape
-        step = max(1, BLOCK_ENTRIES // n)
+        m = len(self.M)
+        step = max(1, BLOCK_ENTRIES // (self.M.size // m if m else 1))
         return (slice(i, min(i + step, m)) for i in range(0, m, step))
 
-    def rescale(self, G: Any, K: Any, rows: Any, cols: Any) -> Any:
-        """A block of the next G from a block of G and K, the sums of its rows and of all columns."""
+    def factors(self, rows: Any, cols: Any) -> tuple[Any, Any]:
+        """What the sums of the rows and of the columns are in the denominator."""
         rho1, rho2 = self.reg_m
         if self.div == "l2":
-            below = np.add.outer(rho1 * rows, rho2 * cols)
+            return rho1 * rows, rho2 * cols
+        total = rho1 + rho2 + self.reg
+        return rows ** (rho1 / total), cols ** (rho2 / total)
+
+    def rescale(self, i: slice, G: Any, K: Any, factors: tuple[Any, Any]) -> Any:
+        """Block i of the next G from that of G and K, and the ``factors`` of all rows and columns."""
+        rows, cols = self.at(i, *factors)
+        if self.div == "l2":
+            below = rows + cols
             if self.reg:
                 below += self.reg * G
             powered = G
         else:
-            total = rho1 + rho2 + self.reg
-            powered = G if self.reg == 0 else G ** ((rho1 + rho2) / total)
-            below = np.multiply.outer(rows ** (rho1 / total), cols ** (rho2 / total))
+            share = sum(self.reg_m) / (sum(self.reg_m) + self.reg)
+            powered = G if self.reg == 0 else G**share
+            below = rows * cols
         below += FLOOR
         return np.divide(K * powered, below, out=below)
 
@@ -221,7 +276,8 @@ class Majorised:
             block = G[i].astype(np.float64)
             linear += float((block * self.M[i]).sum())
             total += self.divergence(block, self.reference(i)) * self.reg if self.reg else 0.0
-        rows, cols = G.sum(1, dtype=np.float64), G.sum(0, dtype=np.float64)
+        total += self.reg * self.elsewhere
+        rows, cols = self.sums(G)
         total += self.reg_m[0] * self.divergence(rows, self.a) + self.reg_m[1] * self.divergence(cols, self.b)
         return linear, linear + total
 
@@ -231,23 +287,56 @@ class Majorised:
         return float((rel_entr(p, q) - p + q).sum() if self.div == "kl" else 0.5 * ((p - q) ** 2).sum())
 
 
+class Pairs(Majorised):
+    """The same of a sparse M: G, K, M and c are vectors of its stored pairs."""
+
+    cost: Sparse
+
+    @cached_property
+    def row(self) -> Any:
+        return self.cost.row_numbers()
+
+    def at(self, i: slice, rows: Any, cols: Any) -> tuple[Any, Any]:
+        return rows[self.row[i]], cols[self.cost.column[i]]
+
+    def add(self, i: slice, block: Any, rows: Any, cols: Any) -> None:
+        rows += np.bincount(self.row[i], block, len(rows))
+        cols += np.bincount(self.cost.column[i], block, len(cols))
+
+    def among(self, table: Any) -> Any:
+        return table[self.row, self.cost.column]
+
+    def told(self, G: Any) -> Any:
+        return self.cost.with_data(G)
+
+    @property
+    def elsewhere(self) -> float:
+        power = 1 if self.div == "kl" else 2
+        if self.given is None:
+            whole = float((self.a**power).sum() * (self.b**power).sum())
+        else:
+            c = Sparse.of_matrix(self.given).data if is_sparse(self.given) else np.asarray(self.given)
+            whole = float((c**power).sum(dtype=np.float64))
+        stored = sum(float((self.reference(i) ** power).sum()) for i in self.blocks())
+        return (whole - stored) / power
+
+
 def minimise(problem: Majorised, G: Any, max_iter: int, stop: float, progress: bool) -> list[float]:
     """Iterate G in place; the change |G - G_before|_2 at each iteration."""
     K, err = problem.kernel(), []
-    rows, cols = G.sum(1, dtype=np.float64), G.sum(0, dtype=np.float64)
+    rows, cols = problem.sums(G)
     size = 0.0
     for _ in counted(progress, max_iter, desc="mm", unit="pass"):
-        next_cols = np.zeros_like(cols)
-        change = size = 0.0
+        next_rows, next_cols = np.zeros_like(rows), np.zeros_like(cols)
+        change, size, factors = 0.0, 0.0, problem.factors(rows, cols)
         for i in problem.blocks():
-            new = problem.rescale(G[i], K[i], rows[i], cols)
+            new = problem.rescale(i, G[i], K[i], factors)
             step = (new - G[i]).ravel()
             change += float(np.vdot(step, step))
             size += float(np.vdot(new, new))
-            rows[i] = new.sum(1)
-            next_cols += new.sum(0)
+            problem.add(i, new, next_rows, next_cols)
             G[i] = new
-        cols = next_cols
+        rows, cols = next_rows, next_cols
         err.append(change**0.5)
         if err[-1] < stop:
             return err

@@ -10,6 +10,7 @@ import pytest
 from scipy import sparse
 
 import mapuot
+from mapuot import sparse as sparse_costs
 from mapuot.backends import cpu
 from mapuot.files import pairs as pairs_of_files
 from mapuot.files.pairs import PairsFile
@@ -252,6 +253,23 @@ def test_a_part_that_cannot_be_balanced_is_named():
         mapuot.solve(S, a, np.array([0.9, 0.6, 15.0]), 0.1, (1.0, np.inf), penalty=("range", "balanced"))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_of_blocks_are_those_of_the_whole(seed, monkeypatch):
+    """Rows a few at a time: the same parts, but for their order, whatever lies between them."""
+    rng = np.random.default_rng(seed)
+    m, n = map(int, rng.integers(2, 40, 2))
+    S = sparse.random_array((m, n), density=min(1.0, 1.2 / n), rng=rng, format="csr")
+    S.data[rng.random(S.nnz) < 0.1] = np.inf
+    out = rng.random(m) < 0.1, rng.random(n) < 0.1
+    whole = Sparse.of_matrix(S).parts_between(*out)
+    monkeypatch.setattr(sparse_costs, "PARTS_AT_ONCE", int(rng.integers(1, 9)))
+    parts = Sparse.of_matrix(S).parts_between(*out)
+    assert parts.count == whole.count
+    pairs_of_numbers = {*zip(np.r_[whole.rows, whole.cols], np.r_[parts.rows, parts.cols], strict=True)}
+    assert len(pairs_of_numbers) == len(set(np.r_[whole.rows, whole.cols]))
+    assert all(x < whole.count or y == parts.count for x, y in pairs_of_numbers)
+
+
 def test_a_weight_of_zero_parts_them():
     """A point without mass connects nothing."""
     S = sparse.csr_array(np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]))
@@ -433,7 +451,8 @@ S2, _, A2, B2 = pairs(4, 5, 0.5)
             NotImplementedError,
             "mask is for costs of all pairs",
         ),
-        (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2, 1.0), TypeError, "sinkhorn_unbalanced, with a reg, takes it"),
+        (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2, 1.0, G0=S2[:3]), ValueError, "G0 must have M's shape (4, 5)"),
+        (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2 * np.inf, 1.0), ValueError, "M must be finite"),
         (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4], 0.1, 1.0), TypeError, "M must be a dense array"),
         (lambda: mapuot.log_matmul(S2, np.ones((5, 1))), TypeError, "must be a dense array"),
     ],
@@ -482,6 +501,32 @@ def test_iterates_of_pot(method, dtype):
                 np.testing.assert_allclose(got, want, rtol=rtol)
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("div", ["kl", "l2"])
+@pytest.mark.parametrize("reg", [0, 0.2])
+@pytest.mark.parametrize("blocks", [7, 1 << 16])
+def test_majorisation_of_stored_pairs(div, reg, blocks, monkeypatch):
+    """That of dense costs so large that their pairs have no mass, iterate by iterate; c, G0 and the values with it."""
+    monkeypatch.setattr(mapuot.pot.mm, "BLOCK_ENTRIES", blocks)
+    S, M, a, b = pairs(20, 15, 0.3, parts=2)
+    dense = np.where(np.isfinite(M), M, 1e5)
+    rng = np.random.default_rng(0)
+    c, G0 = rng.random(M.shape), np.where(np.isfinite(M), rng.random(M.shape), 0.0)
+    for more in ({}, {"c": c}, {"c": c, "G0": G0}):
+        options = {"reg": reg, "div": div, "numItermax": 30, "stopThr": 0, "log": True}
+        options["G0"] = np.where(np.isfinite(M), np.outer(a, b), 0.0)
+        want, dense_log = mapuot.pot.mm_unbalanced(a, b, dense, (1.0, 0.5), **options | more)
+        options["G0"] = None
+        forms = more if "c" not in more else more | {"c": sparse.csr_array(c)}
+        for given in (more, forms | {"G0": sparse.csr_array(G0)} if "G0" in more else forms):
+            got, log = mapuot.pot.mm_unbalanced(a, b, S, (1.0, 0.5), **options | given)
+            assert isinstance(got, sparse.csr_array)
+            np.testing.assert_allclose(got.toarray(), want, rtol=1e-9, atol=1e-15)
+            np.testing.assert_allclose(log["err"], dense_log["err"], rtol=1e-6, atol=1e-15)
+            for name in ("cost", "total_cost"):
+                assert log[name] == pytest.approx(dense_log[name], rel=1e-9), name
+
+
 def test_costs_of_several_targets():
     S, M, a, b = pairs(12, 15, 0.4)
     B = np.stack([b, b[::-1]], 1)
@@ -490,6 +535,7 @@ def test_costs_of_several_targets():
         np.testing.assert_allclose(got, want, rtol=1e-8)
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 def test_pot_itself_where_it_is_patched():
     """`ot.solve` and the rest take a sparse M with a reg: plan, value and potentials are those with inf elsewhere."""
     ot = pytest.importorskip("ot")
@@ -506,8 +552,8 @@ def test_pot_itself_where_it_is_patched():
                 got, want = (x[0] if isinstance(x, tuple) else x for x in (got, want))
                 got = got.toarray() if sparse.issparse(got) else got
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-9)
-        with pytest.raises(TypeError, match="M must be a dense array, got csr_array: sinkhorn_unbalanced, with a reg"):
-            ot.solve(S, a, b, unbalanced=1.0)
+        plan = ot.solve(S, a, b, unbalanced=1.0).plan
+        np.testing.assert_array_equal(plan.data, mapuot.pot.mm_unbalanced(a, b, S, 1.0).data)
         with pytest.raises(TypeError, match="M must be a dense array"):
             ot.barycenter_unbalanced(np.ones((12, 2)), S[:, :12], 0.1, 1.0)
 
