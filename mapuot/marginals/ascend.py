@@ -27,7 +27,7 @@ DEPTH = 20
 NARROW_NOISE = 1e-7  # of the terms of a dual value, by passes in float32
 NARROW_FLOOR = 2e-6  # of the error that they still tell
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
-LEAST_RATIO = 0.02
+LEAST_RATIO, MOST_RATIO = 0.02, 30.0  # of a certified error to the guess before it
 
 
 class UnderflowError(ArithmeticError):
@@ -294,7 +294,7 @@ class Ascent:
         self.found, self.since_whole = self.body.translated(raw, lam), 0
         value = certify(self.body.problem, self.found, lam, self.rules.allowed)
         if 0 < self.guessed < math.inf and value.error < math.inf:
-            self.ratio = min(1.0, max(LEAST_RATIO, value.error / self.guessed))
+            self.ratio = min(MOST_RATIO, max(LEAST_RATIO, value.error / self.guessed))
         return value, self.found
 
     def complete_last(self) -> None:

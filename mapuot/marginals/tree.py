@@ -7,7 +7,8 @@ With w_k = masses_k u_k, and messages m between neighbours k, l along the kernel
 A pass goes from the leaves to the root. At the edge of k and its parent l it takes in m_{l -> k}, made of what l had
 in the pass before, sets u_k = prox(s_k), and passes m_{k -> l} on: row_pass as it is, the points of k as rows. Then
 all messages to the root are those of the new u, and so is the mass of their plan, while those from the root are a
-pass old for each edge between; a step forgets reg / (rho + reg) of them at each edge, so that this takes few passes.
+pass old for each edge between; a step forgets all but reg / (rho + reg) of them at each edge, so that this takes few
+passes, fewer with a root in the middle.
 What l sends, w_l times all but m_{k -> l}, is the whole state: what is extrapolated, and all that a pass needs.
 ``complete`` reads each kernel once more and finds the messages from the root of the same u, hence all marginals, and
 the certificate, of one plan.
@@ -21,7 +22,7 @@ import numpy as np
 
 from ..backends.kernel import NARROW_ENTRY, log_sum
 from ..penalties import F64
-from .problem import MultiProblem, neighbours, walk
+from .problem import MultiProblem, walk
 from .reach import oriented
 from .state import Messages, State, prox
 
@@ -175,7 +176,13 @@ class Tree:
 
 
 def root_of(problem: MultiProblem) -> int:
-    """A hard marginal, which the certified plan then meets, else an end of a longest path."""
+    """The marginal from which no other is far, among the hard ones where there are some: the certified plan meets it."""
     hard = [k for k, x in enumerate(problem.marginals) if x.hard]
-    ends = [k for k, near in neighbours(problem.edges).items() if len(near) == 1]
-    return next((k for k in [*ends, *hard] if k in hard), ends[0]) if hard else walk(problem.edges, ends[0])[1][-1][0]
+
+    def height(root: int) -> int:
+        far: dict[int, int] = {-1: -1}
+        for k, parent in walk(problem.edges, root)[1]:
+            far[k] = far[parent] + 1
+        return max(far.values())
+
+    return min(hard or range(len(problem.marginals)), key=height)

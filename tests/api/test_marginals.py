@@ -99,6 +99,10 @@ def hessian(P, given, diagonal):
     return H
 
 
+class UnsolvedError(AssertionError):
+    """Newton's method has met its rounding."""
+
+
 def climb(C, a, reg, rho, given, log_u):
     """(plan, dual value but for constants) of points that all have mass."""
     ends = np.cumsum([len(a[k]) for k in given])[:-1]
@@ -128,7 +132,8 @@ def climb(C, a, reg, rho, given, log_u):
             step = step / max(1.0, np.abs(step).max())
         x = x + step
     P, target, r, value = slope(x)
-    assert np.abs(target - r).sum() <= 1e-10 * (r.sum() + target.sum()), "the oracle did not converge"
+    if not np.abs(target - r).sum() <= 1e-10 * (r.sum() + target.sum()):
+        raise UnsolvedError("the oracle did not converge")
     return P, reg * value
 
 
@@ -580,7 +585,8 @@ def test_kernels_made_between_the_products_of_a_plan(narrow):
     for anew in (False, True):
         found = tree.sweep(tree.start(), False)
         if anew:
-            tree.kernels[1].absorb(np.ones(len(masses[2])))
+            child, parent = tree.inner[0]
+            tree.kernels[child].absorb(np.ones(len(masses[parent])))
         tree.complete(found)
         assert found.storage > 2.0**-24
         assert (found.rounding > 2.0**-24) == anew
@@ -727,7 +733,7 @@ def one_random(seed, narrow=False):
 def one_random_of_pairs(seed, narrow=False):
     """As ``one_random`` of a tree of stored pairs, some edges of it dense; its plan is that of inf everywhere else.
 
-    None where no plan exists, which both say in the same words.
+    None where no plan exists, which both say in the same words, or where Newton has no digit left for log u of 1e3.
     """
     rng = np.random.default_rng([seed, 7])
     costs, masses, reg, rho, sizes, tol = random_problem(rng)
@@ -745,7 +751,11 @@ def one_random_of_pairs(seed, narrow=False):
         return None
     result = mapuot.multimarginal(stored, masses, reg, rho, tol=tol, max_passes=2000)
     storage = (STORED * (len(sizes) - 1) + SUMMED) * narrow
-    ratio = check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound
+    try:
+        ratio = check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound
+    except UnsolvedError:
+        assert max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in result.log_u) > 1e3
+        return None
     apart = sum(np.abs(result.marginal(k) - dense.marginal(k)).sum() for k in range(len(sizes)))
     assert apart <= len(sizes) * (1.1 * result.error_bound + 1.1 * dense.error_bound + 1e-9) * result.mass
     return result.converged, ratio
