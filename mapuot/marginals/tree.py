@@ -176,7 +176,7 @@ class Tree:
 
 
 def root_of(problem: MultiProblem) -> int:
-    """The marginal from which no other is far, among the hard ones where there are some: the certified plan meets it."""
+    """The marginal nearest to the farthest one, of the hard ones where there are some: the certified plan meets it."""
     hard = [k for k, x in enumerate(problem.marginals) if x.hard]
 
     def height(root: int) -> int:
