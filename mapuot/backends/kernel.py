@@ -166,7 +166,7 @@ class LogKernel:
         x, total = a - fi * R, np.full(self.cost.shape[1], -np.inf)
         if isinstance(self.cost, Sparse):
             row, column = self.cost.row_numbers(), self.cost.column
-            return R, log_sums_by(column, len(total), x[row] - self.cost.data / self.reg)
+            return R, log_sums_by(column, len(total), x[row] + self.stored_logarithms())
         for i0, i1, L in self.logarithms():
             terms = L + x[i0:i1, None]
             top = np.maximum(terms.max(0), -1e300)
@@ -176,7 +176,7 @@ class LogKernel:
 
     def log_sums(self, y: F64) -> F64:
         if isinstance(self.cost, Sparse):
-            terms = y[self.cost.column] - self.cost.data / self.reg
+            terms = y[self.cost.column] + self.stored_logarithms()
             return log_sums_by(self.cost.row_numbers(), self.cost.shape[0], terms)
         out = np.empty(self.cost.shape[0])
         for i0, i1, L in self.logarithms():
@@ -184,6 +184,11 @@ class LogKernel:
             top = terms.max(1)
             out[i0:i1] = top + np.log(np.exp(terms - top[:, None]).sum(1))
         return out
+
+    def stored_logarithms(self) -> F64:
+        """-C / reg of stored pairs in float64."""
+        assert isinstance(self.cost, Sparse)
+        return np.asarray(self.cost.data.astype(np.float64) / -self.reg)
 
     def logarithms(self) -> Iterator[tuple[int, int, F64]]:
         """Blocks (i0, i1, -C / reg) in float64."""

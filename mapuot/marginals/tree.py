@@ -159,9 +159,9 @@ class Tree:
     def stored_pair(self, i: int, j: int, state: State) -> Any:
         """P_ij of two neighbours whose cost is a sparse one, as a CSR array."""
         child = i if self.parent[i] == j else j
-        x, y = self.beliefs(child, state)
-        cost: Any = self.kernels[child].cost
-        P = cost.with_data(np.exp(x[cost.row_numbers()] + y[cost.column] - cost.data / self.problem.reg))
+        (x, y), kernel = self.beliefs(child, state), self.kernels[child]
+        cost: Any = kernel.cost
+        P = cost.with_data(np.exp(x[cost.row_numbers()] + y[cost.column] + kernel.stored_logarithms()))
         return P if child == i else P.T.tocsr()
 
     def beliefs(self, child: int, state: State) -> tuple[F64, F64]:
