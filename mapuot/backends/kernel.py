@@ -43,8 +43,13 @@ class LogKernel:
     """K of a cost (m, n), rows first; ``largest``: its largest finite entry, in size; dtype: its storage, or "made"."""
 
     def __init__(self, cost: Cost, reg: float, largest: float, dtype: str) -> None:
-        self.cost, self.reg, self.largest, self.dtype = cost, reg, largest / reg, dtype
+        self.cost, self.asked, self.size = cost, dtype, largest
         self.p, self.q = np.zeros(cost.shape[0]), np.zeros(cost.shape[1])
+        self.start(reg)
+
+    def start(self, reg: float) -> None:
+        """Nothing made for this reg, in the memory of another."""
+        self.reg, self.largest, self.dtype = reg, self.size / reg, self.asked
         self.builds, self.absorbed = 0, 0.0  # how often K was made, and the largest of p and of q
 
     @property

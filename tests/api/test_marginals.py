@@ -487,6 +487,18 @@ def test_threads_share_stored_pairs():
     np.testing.assert_allclose(one.pair(0, 1).toarray(), two.pair(0, 1).toarray(), rtol=1e-7)
 
 
+@pytest.mark.parametrize(("shape", "n", "entries"), [("chain", 500, 2 * 500**2), ("array", 90, 90**3)])
+def test_larger_regs_take_no_memory_of_their_own(shape, n, entries):
+    """At range(C) / reg = 1000 two of them come first; the kernels of all are the same memory."""
+    costs, masses = problem(shape, 3, n)
+    tracemalloc.start()
+    result = mapuot.multimarginal(costs, masses, 1e-3, 1.0, tol=1e-2, threads=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result.trace[0].n_pass > 1
+    assert peak < 1.6 * 8 * entries
+
+
 def test_memory_is_that_of_stored_pairs():
     """A chain of three with 3,000 points each and 8 pairs a point."""
     n, rng = 3000, np.random.default_rng(0)
