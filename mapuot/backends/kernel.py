@@ -43,9 +43,14 @@ class LogKernel:
     """K of a cost (m, n), rows first; ``largest``: its largest finite entry, in size; dtype: its storage, or "made"."""
 
     def __init__(self, cost: Cost, reg: float, largest: float, dtype: str) -> None:
-        self.cost, self.reg, self.largest, self.dtype = cost, reg, largest / reg, dtype
+        self.cost, self.asked, self.size = cost, dtype, largest
         self.p, self.q = np.zeros(cost.shape[0]), np.zeros(cost.shape[1])
-        self.builds = 0  # how often K was made
+        self.start(reg)
+
+    def start(self, reg: float) -> None:
+        """Nothing made for this reg, in the memory of another."""
+        self.reg, self.largest, self.dtype = reg, self.size / reg, self.asked
+        self.builds, self.absorbed = 0, 0.0  # how often K was made, and the largest of p and of q
 
     @property
     def storage(self) -> float:
@@ -90,6 +95,7 @@ class LogKernel:
             self.q = y - self.folded(self.balance(np.ascontiguousarray(y)))
         else:  # K holds all entries as they are
             self.p[:], self.q = 0.0, np.zeros(len(y))
+        self.absorbed = largest_of(self.p) + largest_of(self.q)
         self.build()
         self.builds += 1
 
@@ -101,14 +107,14 @@ class LogKernel:
         """(R, what leaves by the columns, bound of the rounding of both); narrow: sums in float32."""
         found = self.tried(y, lambda: self.read(y, a, fi, narrow))
         R, out = found or self.entry_by_entry(y, a, fi)
-        rounding = max(self.rounding(y, R), self.rounding(a, R, out))
+        rounding = self.rounding(max(largest_of(y), largest_of(a) + largest_of(out)) + largest_of(R))
         return R, out, rounding + (NARROW_SUMS if found and narrow else 0.0)
 
     def into_rows(self, y: F64) -> tuple[F64, float]:
         """(R, bound of its rounding)."""
         found = self.tried(y, lambda: self.row_sums(y))
         R = self.log_sums(y) if found is None else found
-        return R, self.rounding(y, R)
+        return R, self.rounding(largest_of(y) + largest_of(R))
 
     def tried(self, y: F64, product: Callable[[], T]) -> T | None:
         """What ``product`` finds with K as it is, made around y, or made in float64; None: with none of them."""
@@ -124,9 +130,9 @@ class LogKernel:
                     self.dtype = "float64"
         return None
 
-    def rounding(self, *vectors: F64) -> float:
-        sizes = sum(float(np.abs(x).max()) for x in (self.p, self.q, *vectors))
-        return UNIT * (4 * (sizes + self.largest) + sum(self.cost.shape) + 16)
+    def rounding(self, sizes: float) -> float:
+        """Of sums between vectors of these sizes."""
+        return UNIT * (4 * (self.absorbed + sizes + self.largest) + sum(self.cost.shape) + 16)
 
     def read(self, y: F64, a: F64, fi: float, narrow: bool) -> tuple[F64, F64]:
         v, top = self.factors(y)
@@ -165,7 +171,7 @@ class LogKernel:
         x, total = a - fi * R, np.full(self.cost.shape[1], -np.inf)
         if isinstance(self.cost, Sparse):
             row, column = self.cost.row_numbers(), self.cost.column
-            return R, log_sums_by(column, len(total), x[row] - self.cost.data / self.reg)
+            return R, log_sums_by(column, len(total), x[row] + self.stored_logarithms())
         for i0, i1, L in self.logarithms():
             terms = L + x[i0:i1, None]
             top = np.maximum(terms.max(0), -1e300)
@@ -175,7 +181,7 @@ class LogKernel:
 
     def log_sums(self, y: F64) -> F64:
         if isinstance(self.cost, Sparse):
-            terms = y[self.cost.column] - self.cost.data / self.reg
+            terms = y[self.cost.column] + self.stored_logarithms()
             return log_sums_by(self.cost.row_numbers(), self.cost.shape[0], terms)
         out = np.empty(self.cost.shape[0])
         for i0, i1, L in self.logarithms():
@@ -184,10 +190,19 @@ class LogKernel:
             out[i0:i1] = top + np.log(np.exp(terms - top[:, None]).sum(1))
         return out
 
+    def stored_logarithms(self) -> F64:
+        """-C / reg of stored pairs in float64."""
+        assert isinstance(self.cost, Sparse)
+        return np.asarray(self.cost.data.astype(np.float64) / -self.reg)
+
     def logarithms(self) -> Iterator[tuple[int, int, F64]]:
         """Blocks (i0, i1, -C / reg) in float64."""
         for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
             yield i0, i1, np.asarray(C, np.float64) / -self.reg
+
+
+def largest_of(x: F64) -> float:
+    return max(float(x.max()), -float(x.min()))
 
 
 def log_sum(x: F64) -> float:

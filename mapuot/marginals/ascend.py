@@ -115,7 +115,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     dual = reg * (problem.reference_mass - mass) + problem.constant
     terms = reg * (problem.reference_mass + mass) + problem.constant
     sizes = [float(np.abs(x).max()) for x in state.log_u]
-    logs = float(np.abs(lam).max(1).sum()) + sum(sizes) + log_sizes(problem) + problem.largest / reg
+    logs = float(np.abs(lam).max(1).sum()) + sum(sizes) + problem.log_sizes + problem.largest / reg
     delta, slip = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg), 0.0
     eta = growth(state.storage)
     for k, x in enumerate(problem.marginals):
@@ -152,10 +152,6 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
 def growth(x: float) -> float:
     """e^x - 1 at most; beyond x = 1 no digit is left."""
     return x * (1 + x) if x <= 1 else math.inf
-
-
-def log_sizes(problem: MultiProblem) -> float:
-    return sum(float(np.abs(x.log_weight).max()) for x in problem.marginals)
 
 
 class History:

@@ -75,16 +75,22 @@ def scaled(log_x: F64) -> tuple[F64, float]:
 
 
 class Blocks:
-    """The passes; ``order`` puts the marginal that is set apart first: a hard one, which the plan then meets."""
+    """The passes; ``order`` puts the marginal that is set apart first: a hard one, which the plan then meets.
 
-    def __init__(self, problem: MultiProblem) -> None:
+    ``before``: those of another reg, whose kernels make room.
+    """
+
+    def __init__(self, problem: MultiProblem, before: Blocks | None = None) -> None:
         self.problem = problem
         hard = [k for k, x in enumerate(problem.marginals) if x.hard]
         apart = hard[0] if hard else next(k for k, x in enumerate(problem.marginals) if not x.free)
         self.order = [apart, *(k for k in range(len(problem.marginals)) if k != apart)]
         self.sizes = [problem.shape[k] for k in self.order]
         self.ends, self.alone = [sum(self.sizes[1:])], 0.0
-        self.kernel: Tensor | Triangle = (Tensor if problem.array is not None else Triangle)(problem, self.order)
+        if before:
+            before.kernel.start(problem.reg)
+        kind = Tensor if problem.array is not None else Triangle
+        self.kernel: Tensor | Triangle = before.kernel if before else kind(problem, self.order)
 
     def start(self, state: F64 | None = None) -> F64:
         """Where to begin: potentials 0, or those of a larger reg, whose logarithms are given times the ratio."""
@@ -203,6 +209,10 @@ class Tensor:
         self.terms = self.kernel.cost.shape[1]
         self.fresh = False
 
+    def start(self, reg: float) -> None:
+        self.reg, self.fresh = reg, False
+        self.kernel.start(reg)
+
     @property
     def storage(self) -> float:
         return self.kernel.storage
@@ -290,6 +300,9 @@ class Triangle:
         self.C = [oriented(self.edges, order[k], order[m]) for k, m in PAIRS]
         self.terms = sum(problem.shape)
         self.fresh = self.on_logs = False
+
+    def start(self, reg: float) -> None:
+        self.reg, self.fresh, self.on_logs = reg, False, False
 
     def absorb(self, log_u: list[F64]) -> None:
         if self.on_logs:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..backends import load, pick
 from ..backends.contract import SMALL_ENTRIES, host
-from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum, log_sums_by
+from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of, log_sum, log_sums_by
 from ..cached import cached_property
 from ..cost import Cost, Dense
 from ..errors import InfeasibleError, shown
@@ -95,6 +95,11 @@ class MultiProblem:
     @cached_property
     def parts(self) -> int:
         return 1 if self.labels is None else 1 + max(int(x.max()) for x in self.labels)
+
+    @cached_property
+    def log_sizes(self) -> float:
+        """The largest |log mass| of each marginal, added up."""
+        return sum(largest_of(x.log_weight) for x in self.marginals)
 
     def each(self, k: int, values: F64) -> Any:
         """Values of the parts at the points of a marginal."""

@@ -149,25 +149,27 @@ def as_backend(backend: Any, costs: Any) -> Any:
     return arrays.cp
 
 
-def body_of(problem: MultiProblem) -> Tree | Blocks:
-    return Tree(problem) if problem.kind == "tree" else Blocks(problem)
+def body_of(problem: MultiProblem, before: Any = None) -> Tree | Blocks:
+    """The passes of a problem, in the memory of those ``before``, which had another reg."""
+    return (Tree if problem.kind == "tree" else Blocks)(problem, before)
 
 
 def approach(problem: MultiProblem, rules: Rules, begin: float) -> tuple[Tree | Blocks, F64, int]:
     """The body, where it starts, and passes made: at small reg it comes from larger ones, a few passes each."""
     rungs = max(0, math.ceil(math.log(max(max(problem.sizes.values()) / problem.reg, 1.0) / EASY, STEP)))
-    state, passes = None, 0
+    state, passes, body = None, 0, None
     for rung in range(rungs, 0, -1):
         left = min(RUNG_PASSES, (rules.max_passes - passes) // 2)
         if left < 1:
             break
         easier = dataclasses.replace(problem, reg=problem.reg * STEP**rung)
-        ascent = Ascent(body_of(easier), Rules(max(rules.tol, NEAR), None, passes + left), [], begin, passes)
+        body = body_of(easier, body)
+        ascent = Ascent(body, Rules(max(rules.tol, NEAR), None, passes + left), [], begin, passes)
         ascent.run(ascent.body.start(state))
         passes = ascent.trace[-1].n_pass
         failed = ascent.trace[-1].status in FAILED
         state = None if failed else ascent.state * STEP
-    body = body_of(problem)
+    body = body_of(problem, body)
     return body, body.start(state), passes
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.kernel import NARROW_ENTRY, log_sum
+from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
 from ..penalties import F64
 from .problem import MultiProblem, walk
 from .reach import oriented
@@ -28,9 +28,9 @@ from .state import Messages, State, prox
 
 
 class Tree:
-    """The sweeps of a problem whose costs are a tree."""
+    """The sweeps of a problem whose costs are a tree; ``before``: those of another reg, whose kernels make room."""
 
-    def __init__(self, problem: MultiProblem) -> None:
+    def __init__(self, problem: MultiProblem, before: Tree | None = None) -> None:
         self.problem = problem
         self.root = root_of(problem)
         self.order = walk(problem.edges, self.root)[1]
@@ -39,10 +39,16 @@ class Tree:
         for k, parent in self.order[1:]:
             self.children[parent].append(k)
         self.inner = self.order[1:]  # all but the root
-        self.kernels = {
-            k: problem.kernel(oriented(problem.edges, k, parent), problem.size_of(k, parent))
-            for k, parent in self.inner
-        }
+        self.kernels: dict[int, LogKernel] = (
+            before.kernels
+            if before
+            else {
+                k: problem.kernel(oriented(problem.edges, k, parent), problem.size_of(k, parent))
+                for k, parent in self.inner
+            }
+        )
+        for kernel in self.kernels.values():
+            kernel.start(problem.reg)
         self.ends: list[int] = np.cumsum([problem.shape[parent] for _, parent in self.inner]).tolist()
         # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
         # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
@@ -159,9 +165,9 @@ class Tree:
     def stored_pair(self, i: int, j: int, state: State) -> Any:
         """P_ij of two neighbours whose cost is a sparse one, as a CSR array."""
         child = i if self.parent[i] == j else j
-        x, y = self.beliefs(child, state)
-        cost: Any = self.kernels[child].cost
-        P = cost.with_data(np.exp(x[cost.row_numbers()] + y[cost.column] - cost.data / self.problem.reg))
+        (x, y), kernel = self.beliefs(child, state), self.kernels[child]
+        cost: Any = kernel.cost
+        P = cost.with_data(np.exp(x[cost.row_numbers()] + y[cost.column] + kernel.stored_logarithms()))
         return P if child == i else P.T.tocsr()
 
     def beliefs(self, child: int, state: State) -> tuple[F64, F64]:

@@ -458,14 +458,45 @@ def test_stored_pairs_are_a_matrix_of_inf(reg):
         np.testing.assert_allclose(one.marginal(k), other.marginal(k), atol=1e-7)
 
 
-def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(monkeypatch):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(dtype, monkeypatch):
+    """In float64 whatever they are given in; so is the coupling."""
     costs, masses = problem("chain", 3, 9)
-    stored = as_stored({pair: np.where(M < 0.5, M, np.inf) for pair, M in costs.items()})
-    plain = mapuot.multimarginal(stored, masses, 0.05, 1.0, tol=1e-9)
+    stored = {
+        pair: S.astype(dtype)
+        for pair, S in as_stored({p: np.where(M < 0.5, M, np.inf) for p, M in costs.items()}).items()
+    }
+    wide = {pair: S.astype(np.float64) for pair, S in stored.items()}
+    plain, same = (mapuot.multimarginal(x, masses, 0.05, 1.0, tol=1e-11) for x in (stored, wide))
+    assert same.converged
     monkeypatch.setattr("mapuot.backends.kernel.LogKernel.tried", lambda self, y, product: None)
-    slow = mapuot.multimarginal(stored, masses, 0.05, 1.0, tol=1e-9)
-    assert slow.n_passes == plain.n_passes
-    np.testing.assert_allclose(slow.pair(0, 2), plain.pair(0, 2), rtol=1e-9)
+    slow = mapuot.multimarginal(stored, masses, 0.05, 1.0, tol=1e-11)
+    for other in (plain, slow):
+        assert other.n_passes == same.n_passes
+        for i, j in ((0, 1), (0, 2)):
+            P, Q = (x.toarray() if scipy.sparse.issparse(x) else x for x in (other.pair(i, j), same.pair(i, j)))
+            np.testing.assert_allclose(P, Q, rtol=1e-9)
+
+
+def test_threads_share_stored_pairs():
+    near = {(k, k + 1): mapuot.knn_cost(*np.random.default_rng(k).random((2, 500, 2)), 8) for k in range(2)}
+    masses = [np.full(500, 1.1**k / 500) for k in range(3)]
+    one, two = (mapuot.multimarginal(near, masses, 0.01, 1.0, threads=n, tol=1e-9) for n in (1, 2))
+    assert one.converged
+    assert one.n_passes == two.n_passes
+    np.testing.assert_allclose(one.pair(0, 1).toarray(), two.pair(0, 1).toarray(), rtol=1e-7)
+
+
+@pytest.mark.parametrize(("shape", "n", "entries"), [("chain", 500, 2 * 500**2), ("array", 90, 90**3)])
+def test_larger_regs_take_no_memory_of_their_own(shape, n, entries):
+    """At range(C) / reg = 1000 two of them come first; the kernels of all are the same memory."""
+    costs, masses = problem(shape, 3, n)
+    tracemalloc.start()
+    result = mapuot.multimarginal(costs, masses, 1e-3, 1.0, tol=1e-2, threads=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result.trace[0].n_pass > 1
+    assert peak < 1.6 * 8 * entries
 
 
 def test_memory_is_that_of_stored_pairs():
@@ -741,7 +772,9 @@ def one_random_of_pairs(seed, narrow=False):
         costs, masses, reg, rho, sizes, tol = random_problem(rng)
     density = rng.choice([0.3, 0.6, 0.9])
     costs = {pair: np.where(rng.random(M.shape) < density, M, np.inf) for pair, M in costs.items()}
-    stored = {pair: S if rng.random() < 0.8 else costs[pair] for pair, S in as_stored(costs).items()}
+    dtype = rng.choice([np.float32, np.float64])
+    costs = {pair: M.astype(dtype).astype(np.float64) for pair, M in costs.items()}
+    stored = {pair: S.astype(dtype) if rng.random() < 0.8 else costs[pair] for pair, S in as_stored(costs).items()}
     tol = max(tol, 2e-6 * narrow)
     try:
         dense = mapuot.multimarginal(costs, masses, reg, rho, tol=tol, max_passes=2000)

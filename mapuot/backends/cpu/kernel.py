@@ -43,8 +43,6 @@ class Kernel(LogKernel):
         self.rows["weight"][:] = self.rows["rho"][:] = 1.0
         state = self.state = ffi.new("mapuot_state *")
         state.m, state.n, state.rows.len, state.rows.penalty = m, n, m, lib.MAPUOT_KL
-        state.limits.reg = reg
-        state.limits.inv_reg = 1.0 / reg
         state.sums, state.partial, state.cols.scale = pointer(self.sums), pointer(self.partial), pointer(self.v)
         state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
         state.piped = -1 if m * n > SERIAL_ENTRIES and not self.pairs else 0
@@ -72,6 +70,7 @@ class Kernel(LogKernel):
     def build(self) -> None:
         m, n = self.cost.shape
         state, made = self.state, self.dtype == "made"
+        state.limits.reg, state.limits.inv_reg = self.reg, 1.0 / self.reg
         state.exact, dtype = made, "float64" if made else self.dtype
         itemsize = np.dtype(STORAGE[dtype]).itemsize
         state.ld = 0 if self.pairs else native.leading_dimension(n, itemsize)
