@@ -31,13 +31,14 @@ PARTS = {
     "points": "costs of points made in every pass, against a stored matrix and the peers",
     "sparse": "passes over stored pairs by density and pattern, against the dense pass and SciPy's products",
     "tensors": "many marginals against cyclic updates, OTT's MMSinkhorn and pair solves",
-    "gpu": "one GPU: passes, tile shapes, solves (not in all)",
+    "gpu": "one GPU: passes, tile shapes, dense points (not in all)",
+    "gpu-solves": "one GPU: whole solves against POT and OTT (not in all)",
     "batch": "log_matmul, batches of histograms, loss and gradient, against torch and POT",
 }
 
 
 def module_of(name: str) -> object:
-    return import_module("bench." + {"pass": "one_pass", "small-reg": "small_reg"}.get(name, name))
+    return import_module("bench." + {"pass": "one_pass"}.get(name, name.replace("-", "_")))
 
 
 def run_part(name: str, args: argparse.Namespace) -> None:
@@ -103,7 +104,7 @@ def main() -> int:
         return 0
     args.out = args.out or common.OUT
     for name in (
-        [part for part in PARTS if part not in ("gpu", "passes", "small-reg")]
+        [part for part in PARTS if part not in ("gpu", "gpu-solves", "passes", "small-reg")]
         if args.command == "all"
         else [args.command]
     ):

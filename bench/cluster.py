@@ -2,9 +2,10 @@
 
 ``python -m bench cluster`` needs mpiexec: in one job, rank 0 alone with P threads and P ranks of one thread take turns,
 while those who wait sleep; beside them POT's two products on one process, P threads. ``python -m bench.cluster --gpus
-1,2,4`` needs no MPI: one process a GPU, sums through NCCL. Model: T(P) = bytes(K) / (P BW) + c + alpha log2 P + beta n,
-BW from one rank, alpha and beta from the sums alone, c (a pass in two halves; GPUs only) from the weak runs; beyond the
-ranks measured it is a model.
+1,2,4`` needs no MPI: one process a GPU, sums through NCCL; with ``--large N`` instead it solves N x N points in 3-D,
+whose rows each GPU makes for itself. Model: T(P) = bytes(K) / (P BW) + c + alpha log2 P + beta n, BW from one rank,
+alpha and beta from the sums alone, c (a pass in two halves; GPUs only) from the weak runs; beyond the ranks
+measured it is a model.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from mapuot.problem import Problem
 from mapuot.ranks import ALONE, Ranks, own_rows
 
 from . import common
+from .gpu import REGS, point_rows
+from .gpu_solves import device_name
 from .local import spawn
 
 REG, RHO = 0.05, 1.0
@@ -259,7 +262,7 @@ def plot(data: dict[str, Any], path: Path) -> None:
 # ---- GPUs of one host ----
 
 
-def on_gpu(ranks: Any, m: int, n: int) -> Any:
+def on_gpu(ranks: Any, m: int, n: int, M: Any = None) -> Any:
     """A workspace whose passes never end and stay in float32."""
     import cupy as cp
 
@@ -267,7 +270,8 @@ def on_gpu(ranks: Any, m: int, n: int) -> Any:
 
     i0, i1 = own_rows(m, ranks.rank, ranks.size)
     a, b = np.full(i1 - i0, 1 / m), np.full(n, 1 / n)
-    problem = Problem.from_arrays(costs(i0, i1, n, cp), a, b, REG, RHO, "kl", "product", cuda, ranks)
+    M = costs(i0, i1, n, cp) if M is None else M
+    problem = Problem.from_arrays(M, a, b, REG, RHO, "kl", "product", cuda, ranks)
     made = cuda.Workspace(problem, Options(True, 5, False, threads=None, **ENDLESS))
     made.state["limits"]["finer"] = 0
     made.absorb(np.zeros(n))
@@ -275,11 +279,11 @@ def on_gpu(ranks: Any, m: int, n: int) -> Any:
     return made
 
 
-def gpu_times(ranks: Any, m: int, n: int, rounds: int, passes: int) -> dict[str, Any]:
+def gpu_times(ranks: Any, m: int, n: int, rounds: int, passes: int, M: Any = None) -> dict[str, Any]:
     """Seconds a pass as a solve makes them, by the clock of the slowest rank; and of its parts, by device events."""
     import cupy as cp
 
-    made, times = on_gpu(ranks, m, n), []
+    made, times = on_gpu(ranks, m, n, M), []
     for _ in range(rounds):
         made.progress["since_best"] = 0  # or it would stall after 250 passes
         made.send_progress()
@@ -369,10 +373,42 @@ def run_gpus(counts: list[int], quick: bool) -> dict[str, Any]:
     return data
 
 
+def large_worker(ranks: Any, n: int, rounds: int, passes: int) -> dict[str, Any]:
+    """On one GPU of several: seconds of the slowest rank's call to a certified 1e-6, memory taken, and of a pass."""
+    import cupy as cp
+
+    import mapuot
+
+    cp.cuda.Device(ranks.rank).use()
+    pool, rows, weight = cp.get_default_memory_pool(), point_rows(n), np.full(n, 1 / n)
+    found: dict[str, Any] = {"device": device_name(), "solves": []}
+    for reg in REGS:
+        times, comm = [], ranks if ranks.size > 1 else None
+        own = weight[slice(*own_rows(n, ranks.rank, ranks.size))]
+        for _ in range(3):
+            ranks.exchange(None)
+            begin = time.perf_counter()
+            answer = mapuot.solve(rows, own, weight, reg, RHO, tol=1e-6, backend="cuda", comm=comm)
+            times.append(max(ranks.exchange(time.perf_counter() - begin)))
+        ranks.same(log_v=answer.log_v, n_passes=answer.n_passes)
+        row = {"reg": reg, "seconds": min(times), "first": times[0], "passes": answer.n_passes, "status": answer.status}
+        row |= {"error_bound": answer.error_bound, "objective": answer.objective}
+        found["solves"].append(row | {"GiB": max(ranks.exchange(pool.total_bytes() / 2**30))})
+        print(row, flush=True) if ranks.rank == 0 else None
+        pool.free_all_blocks()
+    return found | {"pass": gpu_times(ranks, n, n, rounds, passes, rows)}
+
+
+def run_large(counts: list[int], n: int) -> dict[str, Any]:
+    jobs = {count: spawn(large_worker, count, n, 5, 24)[0] for count in counts}
+    return {"n": n, "commit": common.commit(), "packages": common.versions(), "jobs": jobs}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--gpus", default="1,2,4", help="numbers of GPUs (default: %(default)s)")
+    parser.add_argument("--large", type=int, help="whole solves of so many points")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=common.OUT)
     args = parser.parse_args()
@@ -383,7 +419,14 @@ def main() -> None:
         if MPI.COMM_WORLD.rank == 0:
             print(json.dumps(common.plain(found)))
         return
-    data = common.plain(run_gpus([int(x) for x in args.gpus.split(",")], args.quick))
+    counts = [int(x) for x in args.gpus.split(",")]
+    if args.large:
+        data = common.plain(run_large(counts, args.large))
+        for count, one in data["jobs"].items():
+            print(count, "GPUs:", *one["solves"], one["pass"], sep="\n")
+        print(common.save("cluster_gpu_large", data, args.out))
+        return
+    data = common.plain(run_gpus(counts, args.quick))
     path = common.save("cluster_gpu", data, args.out)
     for one in data["jobs"]:
         print(one)

@@ -1,16 +1,18 @@
-"""One GPU: limits, one pass over K by storage against the usual ways, tile shapes, whole solves against POT and OTT.
+"""One GPU: limits, one pass over K by storage against the usual ways, tile shapes, and solves of dense points.
 
-Needs CuPy and a GPU; torch, POT and ott-jax are measured where they can be imported. Device events give the times of a
+Needs CuPy and a GPU; torch and POT are measured where they can be imported. Device events give the times of a
 pass, a busy device before them so that no launch is waited for; "limit" is bytes(K) in float32 over the read bandwidth
 of the same run. Baselines: POT's iteration on torch (two products a pass), the same in a CUDA graph and on CuPy arrays,
 the four sweeps of arXiv 2412.11079's baseline in CuPy, its design (plan_rows and plan_columns, with carried scalings)
 and one kernel in place (plan_pass). "bare" is row_pass alone; without it the pass has all of finish_pass. tiles: how
-the paper's two kernels and row_pass depend on their shapes (its figure 8); its figures 14 and 15 are bytes a second and
-peak memory.
+the paper's two kernels and row_pass depend on their shapes (its figure 8); its figure 14 is bytes a second. points: a
+whole solve, plan not formed, of squared distances in 3-D that lie on the device as a float32 M, or that a function
+makes there.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 import time
@@ -23,15 +25,20 @@ from typing import Any
 import numpy as np
 
 from . import common
-from .gpu_solves import GRID, OURS, SOLVED, TOL, free_pools, solves
+from .gpu_solves import device_name, free_pools, wall
 
 SIZES = [(512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (16384, 16384), (32768, 32768),
-         (65536, 1024), (1024, 65536)]  # fmt: skip
+         (65536, 1024), (1024, 65536), (16384, 49152), (10000, 50000), (10000, 65536), (6000, 100000), (5000, 131072),
+         (300, 1000003)]  # fmt: skip
+POINTS = [(32768, "array"), (50000, "array"), (100000, "array"), (131072, "function")]
+REGS = (0.05, 0.005)
+TOL = 1e-6
 STORES = [("float32", True), ("float32", False), ("float64", False), ("bfloat16", True), ("bfloat16", False)]
 ROWS, BOTH = 1, 3  # halves of a pass
 KL = (True, True)
 DRAWN = ["limit", "float32 bare", "float32", "float64", "bfloat16", "in place", "paper's design", "POT torch",
          "POT torch, graph", "four sweeps"]  # fmt: skip
+SHARES = ["float32 bare", "float32", "float32, float64 sums bare", "float32, float64 sums", "bfloat16 bare", "bfloat16"]
 
 
 def elapsed(call: Callable[[], Any], repeat: int = 5, before: Callable[[], Any] = lambda: None) -> float:
@@ -80,7 +87,15 @@ def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
     """Every kernel at once, on all cores, into CuPy's cache."""
     import cupy as cp
 
-    from mapuot.backends.cuda.kernels import ITEMSIZE, kernel, memory_for, portable_shape, shape_for, shape_options
+    from mapuot.backends.cuda.kernels import (
+        ITEMSIZE,
+        Shape,
+        kernel,
+        memory_for,
+        portable_shape,
+        shape_for,
+        shape_options,
+    )
 
     held = {"MEMORY": memory_for(tiles, tiles, 4)}
     jobs = [("portable.cu", shape_options(shape, "float32", KL, **held)) for shape in paper_shapes() if tiles]
@@ -88,10 +103,10 @@ def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
     for m, n in sizes:
         for store, narrow in STORES:
             held = {"MEMORY": memory_for(m, n, ITEMSIZE[store])}
-            shapes.append((shape_for(n, store, narrow), store, narrow, held))
+            shapes.append((shape_for(-(-n // 16) * 16, store, narrow), store, narrow, held))
         held = {"MEMORY": memory_for(m, n, 4)}
-        shape = portable_shape(n, "float32")
-        jobs += [("portable.cu", shape_options(shape, "float32", KL, **held))] if shape else []
+        shape = portable_shape(n, "float32") or Shape(8, 8, 4)
+        jobs.append(("portable.cu", shape_options(shape, "float32", KL, **held)))
     common_words = {"ORDERED": 0, "RACECHECK": 0}
     jobs += [("iterate.cu", shape_options(s, d, KL, NARROW=int(w), **h, **common_words)) for s, d, w, h in shapes if s]
     unique = {(name, tuple(sorted(options.items()))) for name, options in jobs}
@@ -120,12 +135,19 @@ def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
 
 
 def our_passes(m: int, n: int, precision: str, names: dict[bool, str]) -> dict[str, float]:
-    """Seconds a pass of a launch of many; names: of the kernels with float32 sums (True) and float64 sums (False)."""
+    """Seconds a pass of a launch of many; names: of the kernels with float32 sums (True) and float64 sums (False).
+
+    Rows wider than a cluster have one kernel, which has float64 sums.
+    """
     made, found = workspace(m, n, precision), {}
+    if not made.launch.persistent:
+        rows = elapsed(made.launch.row_kernels, before=made.send_progress)
+        whole = elapsed(lambda: made.launch(made.launch.most, 0), before=made.send_progress) / made.launch.most
+        return {name + suffix: x for name in names.values() for suffix, x in ((" bare", rows), ("", whole))}
     count = 256 if m * n < 1 << 27 else 64 if m * n < 1 << 29 else 16
     for narrow, name in names.items():
-        run = made.launch.narrow if narrow else made.launch.wide
-        made.progress["narrow"] = float(narrow)
+        run = made.launch.narrow if narrow and made.launch.narrow else made.launch.wide
+        made.progress["narrow"] = float(run is made.launch.narrow)
         for half, suffix in ((ROWS, " bare"), (BOTH, "")):
             call = lambda run=run, half=half: run(made.state, 0, count, half)  # noqa: E731
             found[name + suffix] = elapsed(call, before=made.send_progress) / count
@@ -215,8 +237,14 @@ def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
                 row[name] = str(error)[:60]
             free_pools()
         rows.append(row)
-        print(f"{m} x {n}: float32 {row['float32 bare']:.3g} s bare, {row['float32']:.3g} s", flush=True)
+        print(f"{m} x {n}: {', '.join(f'{key} {share(row, key):.3f}' for key in SHARES)} of the limit", flush=True)
     return rows
+
+
+def share(row: dict[str, Any], key: str) -> float:
+    """The limit of that K over the seconds of a pass; NaN where it was not measured."""
+    limit = row["limit"] / (2 if key.startswith("bfloat16") else 1)
+    return float(limit / row[key]) if isinstance(row.get(key), float) else np.nan
 
 
 def tile_sweeps(n: int) -> dict[str, list[dict[str, Any]]]:
@@ -241,6 +269,56 @@ def tile_sweeps(n: int) -> dict[str, list[dict[str, Any]]]:
     return {name: sorted(rows, key=lambda row: row["seconds"]) for name, rows in found.items()}
 
 
+# ---- whole solves of dense points
+
+
+def point_rows(n: int) -> Callable[[int, int], Any]:
+    """A function that makes rows of the squared distances of n points in 3-D on the device, float32."""
+    import cupy as cp
+
+    squared = cp.ElementwiseKernel(
+        "float32 a, float32 b, float32 c, float32 x, float32 y, float32 z", "float32 d",
+        "d = (a - x) * (a - x) + (b - y) * (b - y) + (c - z) * (c - z)", "squared",
+    )  # fmt: skip
+    x, y = cp.asarray(np.random.default_rng(n).random((2, 3, n), dtype=np.float32))
+    return lambda i0, i1: squared(*x[:, i0:i1, None], *y)
+
+
+def dense_points(sizes: list[tuple[int, str]]) -> list[dict[str, Any]]:
+    """Solves of them, M as an array on the device or as the function."""
+    import cupy as cp
+
+    found = []
+    for n, form in sizes:
+        M: Any = point_rows(n)
+        if form == "array":
+            rows, M = M, cp.empty((n, n), np.float32)
+            for i in range(0, n, 1000):
+                M[i : i + 1000] = rows(i, min(i + 1000, n))
+        for reg in REGS:
+            free_pools()
+            found.append({"n": n, "M": form, **timed_solve(M, n, reg)})
+            print(point_line(found[-1]), flush=True)
+        del M
+    free_pools()
+    return found
+
+
+def timed_solve(M: Any, n: int, reg: float) -> dict[str, Any]:
+    """Passes, certified error and least seconds of a call; reg_m 1, uniform masses."""
+    import mapuot
+
+    call = functools.partial(mapuot.solve, M, np.full(n, 1 / n), np.full(n, 1 / n), reg, 1.0, tol=TOL, backend="cuda")
+    answer = call()
+    found = {"reg": reg, "passes": answer.n_passes, "error_bound": answer.error_bound, "status": answer.status}
+    return found | {"seconds": wall(call, 3)}
+
+
+def point_line(row: dict[str, Any]) -> str:
+    solved = f"{row['passes']} passes, {row['seconds'] * 1e3:.4g} ms, {row['status']}, error at most"
+    return f"{row['n']} x {row['n']} points, {row['M']}, reg {row['reg']:g}: {solved} {row['error_bound']:.1e}"
+
+
 # ---- the part
 
 
@@ -252,21 +330,19 @@ def run(args: Any) -> dict[str, Any]:
             return {"skipped": "no GPU"}
     except ImportError as error:
         return {"skipped": str(error)}
-    device = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
+    device = device_name()
     data: dict[str, Any] = {"device": device, "file": "gpu-" + re.sub(r"\W+", "-", device.lower())}
     sizes, tiles = (SIZES[1:5:3], 2048) if args.quick else (SIZES, 8192)
     begin = time.perf_counter()
     compile_all(sizes, tiles)
     print(f"{device}, kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
-    data |= {"limits": limits(), "solves": []}
+    data["limits"] = limits()
+    data["points"] = dense_points([(3000, "array"), (3000, "function")] if args.quick else POINTS)
+    print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
     data["passes"] = passes(sizes, data["limits"]["read"])
+    print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
+    common.save(data["file"], common.plain(data), args.out)  # what there is, should the rest be cut off
     data["tiles"] = tile_sweeps(tiles)
-    for n, grid in [(500, GRID[::2])] if args.quick else [(n, GRID) for n in SOLVED]:
-        common.save(data["file"], data, args.out)  # what there is, should the rest be cut off
-        data["solves"] += solves(n, grid)
-        print("\n".join(map(solve_line, data["solves"][-len(grid) :])), flush=True)
-        print(f"solves of n = {n} after {time.perf_counter() - begin:.1f} s", flush=True)
-    data["geometric_mean_speedup"] = speedups(data["solves"])
     return data
 
 
@@ -282,29 +358,9 @@ def report(data: dict[str, Any]) -> str:
     lines += [
         f"best tiles, {kind}: {rows[0]}; worst: {rows[-1]['seconds']:.3g} s" for kind, rows in data["tiles"].items()
     ]
-    lines += [solve_line(row) for row in data["solves"]]
-    means = ", ".join(f"{name} {value:.1f}x" for name, value in data.get("geometric_mean_speedup", {}).items())
-    return "\n".join([*lines, f"to a certified {TOL:g}, geometric mean speed-up: {means}"])
-
-
-def solve_line(row: dict[str, Any]) -> str:
-    parts = [f"n {row['n']}, reg {row['reg']:g}, reg_m {row['reg_m']:g}:"]
-    for name, found in row.items():
-        if isinstance(found, dict):
-            count = found.get("passes", found.get("iterations", "-"))
-            star = "*" if found.get("carried on") else "" if found.get("reached", True) else "!"
-            parts.append(f"{name} {found['seconds'] * 1e3:.4g} ms{star} ({count}, {found['error']:.1e})")
-    return " ".join(parts)
-
-
-def speedups(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means of the seconds of each peer over ours."""
-    first = next(iter(OURS))
-    names = [name for name in rows[0] if isinstance(rows[0][name], dict) and name not in OURS] if rows else []
-    return {
-        name: common.geometric_mean([row[name]["seconds"] / row[first]["seconds"] for row in rows if name in row])
-        for name in names
-    }
+    shares = [[a, *(share(row, k) for k in SHARES)] for a, row in zip(names, data["passes"], strict=True)]
+    lines += ["fractions of the limit", common.table(["size", *SHARES], shares)]
+    return "\n".join([*lines, *map(point_line, data["points"])])
 
 
 def plot(data: dict[str, Any], path: Path) -> None:
@@ -326,15 +382,9 @@ def plot(data: dict[str, Any], path: Path) -> None:
             axes[1, 0].semilogx(*zip(*points, strict=True), "o-", label=f"{rows} rows", base=2)
         axes[1, 0].set(xlabel="threads of a block", ylabel="us, the paper's two kernels")
         axes[1, 0].legend(fontsize=7)
-        plot_peaks(axes[1, 1], data["solves"])
-
-
-def plot_peaks(axis: Any, rows: list[dict[str, Any]]) -> None:
-    found = {name: value for name, value in (rows or [{}])[0].items() if isinstance(value, dict) and "peak" in value}
-    for name in found:
-        peaks = {n: max(r[name]["peak"] for r in rows if r["n"] == n) for n in {r["n"] for r in rows}}
-        sizes = sorted(peaks)
-        axis.semilogx(sizes, [peaks[n] / (8 * n * n) for n in sizes], "o-", label=name, markersize=4)
-    axis.set(xlabel="n", ylabel="peak beyond M, multiples of M (float64)")
-    axis.set_visible(bool(rows))
-    axis.legend(fontsize=7)
+        for key in SHARES:
+            axes[1, 1].plot(names, [share(row, key) for row in data["passes"]], "o-", label=key, markersize=3)
+        axes[1, 1].set(ylabel="fraction of the limit of its K", ylim=(0, 1.2))
+        axes[1, 1].legend(fontsize=6)
+        for axis in (axes[0, 0], axes[0, 1], axes[1, 1]):
+            axis.tick_params(axis="x", labelrotation=90, labelsize=6)

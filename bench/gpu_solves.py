@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import peers, problems
+from . import common, peers, problems
 from .peers import CAP, OUR_TWIN, POT_METHODS
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # POT imports JAX, which would take most memory
@@ -195,3 +197,76 @@ def solves(n: int, grid: list[tuple[float, float]]) -> list[dict[str, Any]]:
                 row[peer.__name__] = str(error)
         rows.append(row)
     return rows
+
+
+# ---- the part
+
+
+def device_name() -> str:
+    import cupy as cp
+
+    return str(cp.cuda.runtime.getDeviceProperties(0)["name"].decode())
+
+
+def run(args: Any) -> dict[str, Any]:
+    try:
+        import cupy as cp
+
+        if not cp.cuda.is_available():
+            return {"skipped": "no GPU"}
+    except ImportError as error:
+        return {"skipped": str(error)}
+    device, begin = device_name(), time.perf_counter()
+    file = "gpu-solves-" + re.sub(r"\W+", "-", device.lower())
+    data: dict[str, Any] = {"device": device, "file": file, "solves": []}
+    for n, grid in [(500, GRID[::2])] if args.quick else [(n, GRID) for n in SOLVED]:
+        data["solves"] += solves(n, grid)
+        print("\n".join(map(solve_line, data["solves"][-len(grid) :])), flush=True)
+        print(f"solves of n = {n} after {time.perf_counter() - begin:.1f} s", flush=True)
+        common.save(file, common.plain(data), args.out)  # what there is, should the rest be cut off
+    data["geometric_mean_speedup"] = speedups(data["solves"])
+    return data
+
+
+def report(data: dict[str, Any]) -> str:
+    if "skipped" in data:
+        return f"skipped: {data['skipped']}"
+    lines = [solve_line(row) for row in data["solves"]]
+    means = ", ".join(f"{name} {value:.1f}x" for name, value in data["geometric_mean_speedup"].items())
+    return "\n".join([*lines, f"to a certified {TOL:g}, geometric mean speed-up: {means}"])
+
+
+def solve_line(row: dict[str, Any]) -> str:
+    parts = [f"n {row['n']}, reg {row['reg']:g}, reg_m {row['reg_m']:g}:"]
+    for name, found in row.items():
+        if isinstance(found, dict):
+            count = found.get("passes", found.get("iterations", "-"))
+            star = "*" if found.get("carried on") else "" if found.get("reached", True) else "!"
+            parts.append(f"{name} {found['seconds'] * 1e3:.4g} ms{star} ({count}, {found['error']:.1e})")
+    return " ".join(parts)
+
+
+def speedups(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Geometric means of the seconds of each peer over ours."""
+    first = next(iter(OURS))
+    names = [name for name in rows[0] if isinstance(rows[0][name], dict) and name not in OURS] if rows else []
+    return {
+        name: common.geometric_mean([row[name]["seconds"] / row[first]["seconds"] for row in rows if name in row])
+        for name in names
+    }
+
+
+def plot(data: dict[str, Any], path: Path) -> None:
+    with common.figure(path) as axes:
+        plot_peaks(axes[0, 0], data["solves"])
+
+
+def plot_peaks(axis: Any, rows: list[dict[str, Any]]) -> None:
+    found = {name: value for name, value in (rows or [{}])[0].items() if isinstance(value, dict) and "peak" in value}
+    for name in found:
+        peaks = {n: max(r[name]["peak"] for r in rows if r["n"] == n) for n in {r["n"] for r in rows}}
+        sizes = sorted(peaks)
+        axis.semilogx(sizes, [peaks[n] / (8 * n * n) for n in sizes], "o-", label=name, markersize=4)
+    axis.set(xlabel="n", ylabel="peak beyond M, multiples of M (float64)")
+    axis.set_visible(bool(rows))
+    axis.legend(fontsize=7)
