@@ -104,6 +104,8 @@ def solve(
     precision : {"auto", "float64", "mixed", "bfloat16"}
         Storage of K. Sums and potentials are float64 always; "auto" is "mixed" (float32 K) for tol >= 5e-7, but
         "float64" for method "map-uot", whose plan is rounded in every pass: in float32 the bound grows by 2e-7 each.
+        A K that a GPU has no room for is stored in a coarser one, and made anew in every pass, some rows at once, where
+        that certifies too little or does not fit either.
     backend : {"auto", "cpu", "cuda", "reference"}
     threads : int, optional
         CPU threads; default: the cores this process may use, one for small problems.

@@ -18,6 +18,7 @@ from problems import Case, clouds, with_forbidden, with_zeros
 
 import mapuot
 from mapuot.backends import cuda
+from mapuot.backends.cuda import workspace
 from mapuot.backends.cuda.workspace import Workspace
 from mapuot.ranks import own_rows
 
@@ -105,6 +106,21 @@ def case_uneven_and_empty_blocks(ranks):
 def case_rows_made_on_the_device(ranks):
     for shape, split in [((37, 29), "even"), ((5, 1100), "uneven")]:
         check(ranks, clouds(*shape), split, "made on the device")
+
+
+def case_a_kernel_that_one_rank_has_no_room_for(ranks):
+    """All of them make K anew in every pass."""
+    free = workspace.free_memory
+    if ranks.rank == ranks.size - 1:
+        workspace.free_memory = lambda enough: 0
+    try:
+        result = block(ranks, clouds(37, 29)).solve(comm=ranks, backend="cuda", **FLOAT64)
+    finally:
+        workspace.free_memory = free
+    one = clouds(37, 29).solve(backend="cpu", **FLOAT64)
+    i0, i1 = bounds(ranks, 37)
+    np.testing.assert_allclose(cuda.to_numpy(result.plan), one.plan[i0:i1], rtol=1e-10, atol=1e-14)
+    same_everywhere(ranks, result.log_v, [s.error for s in result.trace])
 
 
 def case_penalties(ranks):

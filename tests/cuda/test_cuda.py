@@ -348,6 +348,34 @@ def test_memory_is_counted_first():
         cuda_arrays.need_memory(2, "float32", free)
 
 
+@pytest.mark.parametrize("place", ["host", "device", "function"])
+@pytest.mark.parametrize(
+    ("rows", "precision", "held"),
+    [(0.6, "mixed", ["bfloat16", "float64"]), (0.1, "auto", ["float64"]), (1.5, "bfloat16", ["bfloat16", "float32"]),
+     (0.1, "float64", ["float64"])],
+)  # fmt: skip
+def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, held):
+    """The first storage that fits; then, or where none does, K anew in every pass, 32 rows at once."""
+    M, a, b = cost(130, 70, 2)
+    module = cuda.import_module("mapuot.backends.cuda.workspace")
+    exact = solve(M, a, b, 0.05, 1.0, backend="reference", tol=1e-10, precision="float64")
+    monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
+    beside, stores = 8 * (10 * 130 + (28 + 40 + 64) * 80), []
+    beside += 0 if place == "device" else 2 * cuda_arrays.BLOCK_BYTES
+    monkeypatch.setattr(module, "free_memory", lambda enough: beside + rows * 4 * 130 * 80)
+    monkeypatch.setattr(cuda_arrays, "free_memory", lambda enough: 1 << 40)
+    make_room = module.Workspace.make_room
+    monkeypatch.setattr(module.Workspace, "make_room", lambda self: stores.append(self.dtype) or make_room(self))
+    on_device = cp.asarray(M)
+    given = {"host": M, "device": on_device, "function": lambda i0, i1: on_device[i0:i1]}[place]
+    found = solve(given, a, b, 0.05, 1.0, backend="cuda", tol=1e-6, precision=precision)
+    assert stores == held
+    assert found.converged
+    error = np.abs(cuda.to_numpy(found.plan) - exact.plan).sum() / exact.plan.sum()
+    assert error <= found.error_bound <= 1e-6
+    np.testing.assert_allclose(found.row_marginal, exact.row_marginal, rtol=1e-4)
+
+
 @pytest.mark.parametrize("shape", [(20, 200_000), (6000, 20_000)])
 @pytest.mark.parametrize("place", ["host", "device"])
 def test_the_memory_counted_is_what_a_solve_takes(monkeypatch, shape, place):

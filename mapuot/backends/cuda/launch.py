@@ -193,9 +193,9 @@ class Iterate:
 
     def __init__(
         self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], in_place: bool,
-        beside: tuple[Job, ...] = (),
+        beside: tuple[Job, ...] = (), portable: bool = False,
     ) -> None:  # fmt: skip
-        """``beside``: what the caller needs next, compiled at the same time."""
+        """``beside``: what the caller needs next, compiled at the same time; portable: by these kernels alone."""
         self.state, self.most = state, TRACE_PASSES
         (self.m, self.n, ld), self.in_place = shape, in_place
         self.memory = memory_for(self.m, self.n, ITEMSIZE[dtype])
@@ -206,7 +206,7 @@ class Iterate:
         self.parts, self.copies, self.slab, self.solo = 0, 1, 1, False
         self.ordered = "ordered" in switches()
         capability, self.processors, _ = device_limits(cp.cuda.Device().id)
-        if capability >= 90 and not in_place and "portable" not in switches():
+        if capability >= 90 and not (in_place or portable or "portable" in switches()):
             together([*persistent_jobs(self.m, self.n, dtype, kl), *beside])
             self.fit(ld, dtype, kl)
         self.persistent = self.wide is not None
@@ -253,7 +253,11 @@ class Iterate:
             one.gather(self.state, self.n)
         else:
             self.row_kernels()
-            self.launch("gather_sums", (-(-self.n // 256),), 256, np.int32(1), np.int32(self.parity))
+            self.gather()
+
+    def gather(self) -> None:
+        """The portable kernels' sums to ``total``."""
+        self.launch("gather_sums", (-(-self.n // 256),), 256, np.int32(1), np.int32(self.parity))
 
     def finish(self, first: int, narrow: bool, total: int) -> None:
         """One finish_pass on what ``total`` holds."""
@@ -290,8 +294,12 @@ class Iterate:
         self.kernels[name](grid, (threads,), (by_value(self.state), *arguments))
 
     def row_kernels(self) -> None:
+        self.some_rows(self.state)
+
+    def some_rows(self, state: Any) -> None:
+        """Those that ``state`` points at; their sums are added to the others'."""
         for name, grid in zip(self.halves, self.grids, strict=False):
-            self.launch(name, grid, 32 * self.shape.GW, np.int32(self.parity))
+            self.kernels[name](grid, (32 * self.shape.GW,), (by_value(state), np.int32(self.parity)))
 
     def finish_kernels(self, total: int = 0) -> None:
         """``total``: address of the sums, 0 = this device's own."""

@@ -56,9 +56,15 @@ def parts(rows: int, columns: int) -> tuple[int, int]:
     return blocks, max(1, min(-(-columns // 32), 2048 // blocks))
 
 
-def blocks_of(problem: Problem, i0: int = 0, i1: int | None = None) -> Iterator[tuple[int, int, Any, Any]]:
-    """(k0, k1, M, c) of row blocks on the device, all at once where M is there, c None without a reference matrix."""
-    for k0, k1, M, c in problem.blocks(i0, i1, most_bytes(problem.M)):
+def blocks_of(
+    problem: Problem, i0: int = 0, i1: int | None = None, most: int | None = None
+) -> Iterator[tuple[int, int, Any, Any]]:
+    """(k0, k1, M, c) of row blocks on the device, c None without a reference matrix.
+
+    ``most`` rows at once; by default all where M is there.
+    """
+    size = most_bytes(problem.M) if most is None else most * problem.shape[1] * problem.cost.dtype.itemsize
+    for k0, k1, M, c in problem.blocks(i0, i1, size):
         yield (
             k0,
             k1,

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 # the clear error without CuPy comes first
-from .arrays import block_bytes, need_memory, on_device  # isort: skip
+from . import arrays  # isort: skip
+from .arrays import block_bytes, free_memory, need_memory, on_device  # isort: skip
 import cupy as cp
 
 from ... import penalties
@@ -55,7 +56,13 @@ class Views(dict[str, Any]):
 
 
 class Workspace(KernelWorkspace):
-    """One solve: K, the two sides, the column sums, Anderson's history, and the State record that points at them."""
+    """One solve: K, the two sides, the column sums, Anderson's history, and the State record that points at them.
+
+    A K that the device has no room for, in the storage asked for or a coarser one, is made anew in every pass, ``some``
+    rows at once.
+    """
+
+    some = 0
 
     def __init__(self, problem: Problem, options: Options) -> None:
         super().__init__(problem, options)
@@ -70,21 +77,41 @@ class Workspace(KernelWorkspace):
         self.constants()
         self.start()
         memory = int(self.state["limits"]["memory"])
-        self.coarse = DeviceCoarse(self, problem, memory if self.launch.memory > MEMORY[0] else 0)
+        self.coarse = DeviceCoarse(self, problem, memory if self.launch.memory > MEMORY[0] and not self.some else 0)
 
     def take_kernel(self) -> None:
-        """Memory for K in its storage, and the kernels for it, on the grid of the rank with the most rows."""
+        """Memory for K as ``find_room`` says, and the kernels for it, on the grid of the rank with the most rows."""
+        self.most = int(self.problem.ranks.max(self.problem.shape[0]))
+        self.find_room(list(STORES)[list(STORES).index(self.dtype) :])
+        self.make_room()
+
+    def make_room(self) -> None:
+        """K, or the rows of it that are made at once, and what passes over them."""
         m, n = self.problem.shape
-        most = self.most = int(self.problem.ranks.max(m))
-        size, ordered = m * self.ld * ITEMSIZE[self.dtype], BLOCKS * ("ordered" in switches())
+        self.K = cp.empty((self.some or m) * self.ld, STORAGE[self.dtype])
+        self.state["kernel"] = self.K.data.ptr
+        build = stream_job("build_kernel", self.problem.cost, self.problem.c, STORES[self.dtype])
+        lie = (self.some or self.most, n, self.ld), self.dtype, self.kl, self.options.in_place, (build,)
+        self.launch = Iterate(self.state, *lie, portable=self.some > 0)
+
+    def find_room(self, stores: list[str]) -> None:
+        """The first of these storages of K that all ranks have room for; else ``some`` rows at once, in float64."""
+        m, ranks = self.problem.shape[0], self.problem.ranks
+        ordered = BLOCKS * ("ordered" in switches())
         vectors = 8 * (10 * m + (28 + 2 * MEMORY[1] + CLUSTERS + ordered) * self.ld)
         c = self.problem.c
         given = c.given if isinstance(c, Masked) else None if c is None else c.array
-        need_memory(size, self.dtype, vectors + block_bytes(self.problem.M) + block_bytes(given))
-        self.K = cp.empty(m * self.ld, STORAGE[self.dtype])
-        self.state["kernel"] = self.K.data.ptr
-        build = stream_job("build_kernel", self.problem.cost, self.problem.c, STORES[self.dtype])
-        self.launch = Iterate(self.state, (most, n, self.ld), self.dtype, self.kl, self.options.in_place, (build,))
+        beside = vectors + block_bytes(self.problem.M) + block_bytes(given)
+        sizes = [m * self.ld * ITEMSIZE[name] for name in stores]
+        free = free_memory(beside + max(sizes, default=0))
+        fits = next((k for k, size in enumerate(sizes) if size + beside <= free), len(sizes))
+        if self.options.in_place:
+            need_memory(sizes[0], self.dtype, beside)
+        elif (found := int(ranks.max(fits))) < len(sizes):
+            self.dtype, self.some = stores[found], 0
+        else:
+            self.dtype, self.some = "float64", max(1, arrays.BLOCK_BYTES // (8 * self.ld))
+            need_memory(0, self.dtype, beside + 8 * self.some * self.ld)
 
     def allocate(self, m: int, n: int) -> None:
         """Every vector in one zeroed allocation, their addresses in the state.
@@ -129,11 +156,11 @@ class Workspace(KernelWorkspace):
             state[name]["penalty"] = penalties.KINDS[side.penalty]
 
     def refine(self) -> None:
-        """K in float64 from here on."""
-        log_v, progress = self.next_log_v, self.progress.copy()
+        """K in float64 from here on, or in the finest storage that there is room for."""
+        log_v, progress, coarse = self.next_log_v, self.progress.copy(), self.dtype
         self.close()
-        self.dtype = "float64"
-        self.take_kernel()
+        self.find_room(list(STORES)[: list(STORES).index(coarse)])
+        self.make_room()
         self.allocate(*self.problem.shape)
         self.constants()
         self.start()
@@ -157,12 +184,16 @@ class Workspace(KernelWorkspace):
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         self.state["limits"]["exponent_error"] = error
-        problem, (alpha_on, beta_on) = self.problem, on_device(alpha, beta)
-        for i0, i1, M, c in blocks_of(self.problem):
-            out, view = self.K[i0 * self.ld :], view_of(M, c, alpha_on[i0:i1], beta_on, problem.reg)
-            flush = np.float64(self.state["limits"]["flush"])
-            run = stream("build_kernel", M, c, STORES[self.dtype])
-            run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), flush))
+        self.exponents = on_device(alpha, beta)
+        for i0, i1, M, c in () if self.some else blocks_of(self.problem):
+            self.fill(self.K[i0 * self.ld :], i0, i1, M, c)
+
+    def fill(self, out: Any, i0: int, i1: int, M: Any, c: Any) -> None:
+        """Rows i0 to i1 of K."""
+        alpha, beta = self.exponents
+        view, flush = view_of(M, c, alpha[i0:i1], beta, self.problem.reg), np.float64(self.state["limits"]["flush"])
+        run = stream("build_kernel", M, c, STORES[self.dtype])
+        run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), flush))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         reg, alpha, top = self.problem.reg, np.empty(len(out_u)), np.full(len(plan_v), -np.inf)
@@ -262,11 +293,11 @@ class Workspace(KernelWorkspace):
         Those after the end, or after the last one in float32, change nothing.
         """
         ranks = self.problem.ranks
-        if ranks.size == 1:
+        if ranks.size == 1 and not self.some:
             self.downloaded = None
             self.launch(min(count, self.launch.most), int(self.progress["passes"]) + before)
             return
-        for _ in range(min(count, PASSES_A_READ)):
+        for _ in range(1 if self.some else min(count, PASSES_A_READ)):
             with ranks.adding(self.sums):
                 self.row_pass()
             self.finish_pass()
@@ -278,7 +309,17 @@ class Workspace(KernelWorkspace):
 
     def row_pass(self) -> None:
         """The row half of one pass; with rows on several devices, sum ``sums`` over them before finish_pass."""
-        self.launch.rows(ANY_PASS, bool(self.progress["narrow"]))
+        if not self.some:
+            self.launch.rows(ANY_PASS, bool(self.progress["narrow"]))
+            return
+        for i0, i1, M, c in blocks_of(self.problem, most=self.some):
+            self.fill(self.K, i0, i1, M, c)
+            part = self.state.copy()
+            part["m"] = i1 - i0
+            for name, numbers in (("point", 4), ("u_log", 1), ("r", 1), ("u_scale", 1)):
+                part[name] += 8 * numbers * i0
+            self.launch.some_rows(part)
+        self.launch.gather()
 
     def finish_pass(self) -> None:
         """The O(n) half."""
