@@ -81,7 +81,7 @@ class PointIterate(Iterate):
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
         options["KEPT"] = int(lists is not None)
         options["MASKED"] = self.masked
-        names = ("point_sums", "point_rows", "point_columns", "finish_first", "finish_join", "finish_second")
+        names = ("point_sums", "join_rows", "point_columns", "finish_first", "finish_join", "finish_second")
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
         self.block = 256 * (RUNS["point_sums"] if narrow else RUNS["wide"])
         self.slabs = [
@@ -91,7 +91,7 @@ class PointIterate(Iterate):
         self.out = cp.empty(max(s * side.count for s, side in zip(self.slabs, self.sides, strict=True)))
 
     def row_kernels(self) -> None:
-        parity, ends = np.int32(self.parity), ("point_rows", "point_columns")
+        parity, ends = np.int32(self.parity), ("join_rows", "point_columns")
         for k, (name, weight) in enumerate(zip(ends, ("v_scale", "u_scale"), strict=True)):
             to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
