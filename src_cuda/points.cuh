@@ -218,35 +218,6 @@ extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
     }
 }
 
-__device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t count, int parts)
-{
-    double total = 0;
-    for (int p = 0; p < parts && i < count; p++)
-        total += out[p * count + i];
-    return total;
-}
-
-// u = prox(s), a row a thread; narrow_u: in float32 for sums in it
-extern "C" __global__ void __launch_bounds__(256)
-    point_rows(const __grid_constant__ State S, int parity, const double *out, int parts, float *narrow_u)
-{
-    if (stopped(S, parity))
-        return;
-    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    RowSums row = {};
-    const Progress &p = S.progress[parity];
-    const double u =
-        row_scale(S, (int)i, S.point[i < S.m ? i : S.m - 1], slabs(out, i, S.m, parts), p.shift, true, row);
-    if (POINTS_NARROW && i < S.m)
-        narrow_u[i] = (float)u;
-#pragma unroll
-    for (int q = 0; q < NEXT_B; q++) {
-        const double sum = warp_sum(row[q]);
-        if (threadIdx.x % 32 == 0)
-            atomicAdd(scalars_of(S, (int)p.turn) + q, sum);
-    }
-}
-
 // K^T u, a column a thread
 extern "C" __global__ void __launch_bounds__(256)
     point_columns(const __grid_constant__ State S, int parity, const double *out, int parts, float *)

@@ -1,6 +1,6 @@
 // Mirrors src_c/solver.c (mapuot_iterate) for devices without bulk copies, sm_70+, and for rows wider than a cluster.
 //
-// A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns), or row_sums and column_sums, or
+// A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns), or row_sums, join_rows and column_sums, or
 // plan_rows and plan_columns (K read twice, any width), then finish_first, finish_join, finish_second: kernel
 // boundaries are the meetings.  A kernel reads half `parity` of progress, and finish_join writes the other half; once
 // the status is not MAPUOT_RUNNING, all pass by.  Option POINTS 1: the sums are of entries that are made (points.cuh), and
@@ -24,12 +24,42 @@ __device__ __forceinline__ bool stopped(const State &S, int parity)
 #endif
     return S.progress[parity].status != MAPUOT_RUNNING;
 }
+
+// The parts of a sum, which lie one behind the other
+__device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t count, int parts)
+{
+    double total = 0;
+    for (int p = 0; p < parts && i < count; p++)
+        total += out[p * count + i];
+    return total;
+}
 #if POINTS
 #include "points.cuh"
 #endif
 #if SPARSE
 #include "sparse.cuh"
 #endif
+
+// u = prox(s), a row a thread; narrow_u, where given: in float32 for sums in it
+extern "C" __global__ void __launch_bounds__(256)
+    join_rows(const __grid_constant__ State S, int parity, const double *out, int parts, float *narrow_u)
+{
+    if (stopped(S, parity) || S.m == 0)
+        return;
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    RowSums row = {};
+    const Progress &p = S.progress[parity];
+    const double u =
+        row_scale(S, (int)i, S.point[i < S.m ? i : S.m - 1], slabs(out, i, S.m, parts), p.shift, true, row);
+    if (narrow_u && i < S.m)
+        narrow_u[i] = (float)u;
+#pragma unroll
+    for (int q = 0; q < NEXT_B; q++) {
+        const double sum = warp_sum(row[q]);
+        if (threadIdx.x % 32 == 0)
+            atomicAdd(scalars_of(S, (int)p.turn) + q, sum);
+    }
+}
 
 // Sums over the block of R values: every lane gets the sum of row lane / LANES.
 __device__ __forceinline__ double block_sums(double (&s)[R], double *part)
@@ -139,39 +169,45 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
     flush_rows(S, row, turn);
 }
 
-// Wide rows, first read: s = K v and u = prox(s), R rows a block at a time.
-extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant__ State S, int parity)
+// Wide rows, first read: the part of s = K v that slab blockIdx.y of the columns makes, R rows a block at a time.
+extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant__ State S, int parity, double *out)
 {
     __shared__ double part[2][R * GW];
-    __shared__ RowSums row[R];
     if (stopped(S, parity))
         return;
-    const int turn = (int)S.progress[parity].turn;
-    for (int q = threadIdx.x; q < R * NEXT_B; q += GT)
-        row[0][q] = 0;
-    __syncthreads();
+    const int64_t chunks = S.ld / CHUNK, first = chunks * blockIdx.y / gridDim.y;
+    const int64_t end = chunks * (blockIdx.y + 1) / gridDim.y;
     const int lane = threadIdx.x % 32;
     int k = 0;
     for (int64_t t = blockIdx.x; t * R < S.m; t += gridDim.x, k ^= 1) {
-        const int64_t i = t * R + lane / LANES;
+        const real *row[R]; // those beyond m are the last one, whose sums nobody takes
         double s[R] = {};
-        for (int64_t j = threadIdx.x * CHUNK; j < S.ld; j += GT * CHUNK)
+#pragma unroll
+        for (int q = 0; q < R; q++)
+            row[q] = S.kernel + (t * R + q < S.m ? t * R + q : S.m - 1) * S.ld;
+        for (int64_t j = (first + threadIdx.x) * CHUNK; j < end * CHUNK; j += GT * CHUNK) {
+            uint4 w[R];
+            double v[CHUNK];
+#pragma unroll
+            for (int q = 0; q < R; q++)
+                w[q] = __ldg((const uint4 *)(row[q] + j));
+#pragma unroll
+            for (int e = 0; e < CHUNK; e++)
+                v[e] = WIDEN * S.v_scale[j + e];
 #pragma unroll
             for (int q = 0; q < R; q++) {
                 double x[CHUNK];
-                if (t * R + q >= S.m)
-                    continue;
-                widen(__ldg((const uint4 *)(S.kernel + (t * R + q) * S.ld + j)), x);
+                widen(w[q], x);
 #pragma unroll
                 for (int e = 0; e < CHUNK; e++)
-                    s[q] = fma(x[e], WIDEN * S.v_scale[j + e], s[q]);
+                    s[q] = fma(x[e], v[e], s[q]);
             }
+        }
         const double total = block_sums(s, part[k]);
-        const bool mine = threadIdx.x < 32 && lane % LANES == 0;
-        const Point point = S.point[i < S.m ? i : S.m - 1];
-        row_scale(S, i, point, total, S.progress[parity].shift, mine, row[lane / LANES]);
+        const int64_t i = t * R + lane / LANES;
+        if (threadIdx.x < 32 && lane % LANES == 0 && i < S.m)
+            out[blockIdx.y * S.m + i] = total;
     }
-    flush_rows(S, row, turn);
 }
 
 // Wide rows, second read: sums += K^T u over the rows of slab blockIdx.y; a thread owns one chunk of columns.
@@ -215,10 +251,10 @@ extern "C" __global__ void __launch_bounds__(512)
     if (stopped(S, parity))
         return;
     finish_open(S, F, parity, from);
-    const int turn = (int)F.p.turn;
+    const int turn = (int)F.p.turn, rounds = column_rounds(S);
     const double *sums = from ? from : sums_of(S, turn);
     double mean;
-    const double total = column_sweep(S, F, column_rounds(S), c, mean, [&](int round) {
+    const double total = column_sweep(S, F, rounds, c, mean, [&](int round) {
         load_column(S, F, blockIdx.x, round, c);
         return c.j < 0 ? 0 : sums[c.j];
     });
@@ -227,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(512)
         partial[threadIdx.x / TEAM] = total;
     if (COARSE && threadIdx.x % TEAM == 0)
         partial[VALUES + threadIdx.x / TEAM] = mean;
-    if (c.j >= 0) {
+    if (rounds == 1 && c.j >= 0) {
         S.work[c.j] = c.f;
         S.work[S.n + c.j] = c.G;
     }
@@ -272,6 +308,7 @@ extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_con
     __syncthreads();
     if (COARSE && F.p.coarse > 0 && threadIdx.x < CLUSTERS)
         F.correction[threadIdx.x] = S.coarse.step[threadIdx.x];
+    __syncthreads();
     for (int round = 0; round < column_rounds(S); round++) {
         load_column(S, F, blockIdx.x, round, c);
         load_images(S, F, c);

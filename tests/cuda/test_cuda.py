@@ -95,6 +95,18 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
         np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
 
 
+def test_portable_blocks_do_columns_in_rounds(monkeypatch):
+    """Rows too wide for a block, in parts of 8 rows and of all columns; 3 blocks for 9001 columns."""
+    monkeypatch.setenv("MAPUOT_CUDA", "portable")
+    monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.launch"), "BLOCKS", 3)
+    M, a, b = cost(13, 9001)
+    a, b = weights(a, b, 1.3)
+    expected = run(reference, M, a, b, 0.05, (1.0, 3.0), "kl", "float64", 6)
+    found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", "float64", 6)
+    for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize(
     ("spread", "precision", "shape", "narrow"),
     [
@@ -300,12 +312,12 @@ def test_rows_that_a_function_makes_on_the_device(monkeypatch):
     on_device = cp.asarray(M)
     exact = solve(on_device, a, b, 0.05, 1.0, tol=1e-9, precision="float64")
     made = solve(lambda i0, i1: on_device[i0:i1], a, b, 0.05, 1.0, tol=1e-9, precision="float64", backend="cuda")
-    assert (made.log_v == exact.log_v).all()
+    np.testing.assert_allclose(made.log_v, exact.log_v, atol=1e-10)
     assert type(made.plan) is np.ndarray
-    np.testing.assert_array_equal(made.plan, exact.plan.get())
+    np.testing.assert_allclose(made.plan, exact.plan.get(), rtol=1e-9)
     np.testing.assert_array_equal(np.asarray(made.problem.M), M)
     assert type(np.asarray(made.problem.M)) is np.ndarray
-    np.testing.assert_allclose(made.cost, exact.cost, rtol=1e-13)
+    np.testing.assert_allclose(made.cost, exact.cost, rtol=1e-9)
     on_device[40, 7] = np.nan
     with pytest.raises(ValueError, match="M must not hold NaN or -inf, got 1 such entr"):
         made.apply(np.ones(70))
@@ -379,23 +391,16 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, held):
 @pytest.mark.parametrize("shape", [(20, 200_000), (6000, 20_000)])
 @pytest.mark.parametrize("place", ["host", "device"])
 def test_the_memory_counted_is_what_a_solve_takes(monkeypatch, shape, place):
-    pool, counted = cp.get_default_memory_pool(), []
-    if not hasattr(pool, "total_bytes"):
+    if not hasattr(cp.cuda, "MemoryPool"):
         pytest.skip("needs CuPy's memory pool")
-    need_memory = cuda_arrays.need_memory
-    monkeypatch.setattr(
-        cuda.import_module("mapuot.backends.cuda.workspace"), "need_memory",
-        lambda *sizes: counted.append(sizes[0] + sizes[2]) or need_memory(*sizes),
-    )  # fmt: skip
+    pool, counted = cp.cuda.MemoryPool(), []
+    module = cuda.import_module("mapuot.backends.cuda.workspace")
+    monkeypatch.setattr(module, "free_memory", lambda enough: counted.append(enough) or 1 << 40)
     M = np.random.default_rng(0).random(shape, dtype=np.float32)
     M = cp.asarray(M) if place == "device" else M
-    solve(M[:, :100], None, None, 0.05, 1.0, backend="cuda")
-    counted.clear()
-    pool.free_all_blocks()
-    before = pool.total_bytes()
-    solve(M, None, None, 0.05, 1.0, backend="cuda")
-    taken = pool.total_bytes() - before
-    assert 0.6 * counted[0] - (1 << 25) < taken <= counted[0] + (1 << 22)
+    with cp.cuda.using_allocator(pool.malloc):
+        solve(M, None, None, 0.05, 1.0, backend="cuda")
+    assert counted[0] / 2 - (1 << 25) < pool.total_bytes() <= counted[0] + (1 << 22)
 
 
 def test_current_stream_is_used():

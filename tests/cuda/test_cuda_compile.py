@@ -12,7 +12,7 @@ pytestmark = pytest.mark.compile
 ARCHES = ("sm_80", "sm_90", "sm_100")
 SPILLED = {True: 48, False: 700}  # bytes of a block of a batch: narrow, wide
 HOT = {"row_pass", "plan_pass", "row_sums", "column_sums", "plan_rows", "plan_columns"}
-PORTABLE = HOT | {"gather_sums", "finish_first", "finish_join", "finish_second"}
+PORTABLE = HOT | {"join_rows", "gather_sums", "finish_first", "finish_join", "finish_second"}
 
 
 def usage(name, arch, **options):
@@ -84,6 +84,16 @@ def test_portable_kernels_hold_their_registers(arch, dtype):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("dtype", kernels.STORES)
+def test_reads_of_wide_rows_do_not_spill(arch, dtype):
+    used = usage("portable.cu", arch, **shape_options(kernels.Shape(8, 8, 8), dtype, True, MEMORY=kernels.MEMORY[0]))
+    for function in ("row_sums", "column_sums"):
+        registers, spilled = used[function]
+        assert registers <= 128, function
+        assert spilled <= 8, function
+
+
+@pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(("narrow", "form", "dim"), [(1, 0, 3), (1, 1, 0), (1, 2, 4), (0, 0, 3), (0, 3, 2)])
 @pytest.mark.parametrize("kept", [0, 1])
 def test_sums_between_points_hold_their_registers(arch, narrow, form, dim, kept):
@@ -94,7 +104,7 @@ def test_sums_between_points_hold_their_registers(arch, narrow, form, dim, kept)
     registers, spilled = used["point_sums"]
     assert registers <= 128
     assert spilled <= (192 if kept and not narrow else 0)  # float64 sums over runs: outside of their inner loop
-    assert {"point_rows", "point_columns", "finish_first", "finish_join", "finish_second"} <= set(used)
+    assert {"join_rows", "point_columns", "finish_first", "finish_join", "finish_second"} <= set(used)
     assert usage("point_costs.cu", arch, METRIC=form, STORE=0)["point_costs"][1] == 0
 
 

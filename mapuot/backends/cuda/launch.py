@@ -46,7 +46,7 @@ RING_BYTES = 1 << 16  # of shared memory for the tiles that stream by; the rest 
 PORTABLE_CLUSTER = 8  # blocks: more of them some devices have
 ROWS, FINISH, BOTH = 1, 2, 3  # halves of a pass
 ROW_KERNELS = {  # (in place, a block covers a row): the portable row half
-    (False, True): ("row_pass",), (False, False): ("row_sums", "column_sums"),
+    (False, True): ("row_pass",), (False, False): ("row_sums", "join_rows", "column_sums"),
     (True, True): ("plan_pass",), (True, False): ("plan_rows", "plan_columns"),
 }  # fmt: skip
 
@@ -191,8 +191,6 @@ def fitted(device: int, words: frozenset[str], shape: Shape, *lie: Any) -> Persi
 class Iterate:
     """Calls that make passes on the state they were built for."""
 
-    stored = True  # K has all pairs, so that the persistent kernels can read it
-
     def __init__(
         self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], in_place: bool,
         beside: tuple[Job, ...] = (), portable: bool = False,
@@ -275,10 +273,10 @@ class Iterate:
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """One read of K where a block covers a row, else two."""
         shape = portable_shape(ld, dtype)
-        self.split_columns(-(-self.n // line(self.memory)))
+        self.split_columns(min(BLOCKS, -(-self.n // line(self.memory))))
         self.copies = self.slab = 1
         self.most = GRAPH_PASSES
-        self.take_shape(shape or Shape(8, 8, 4), shape is not None, ld, dtype, kl)
+        self.take_shape(shape or Shape(8, 8, 4 if self.in_place else 8), shape is not None, ld, dtype, kl)
 
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """The portable kernels in that shape; fused: a block covers a row."""
@@ -289,8 +287,13 @@ class Iterate:
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
         blocks = self.processors * shape.groups, -(-self.m // shape.R)
         chunk = 32 * shape.GW * (16 // ITEMSIZE[dtype])
-        slabs = -(-ld // chunk), max(1, min(self.m, 8 * self.processors // -(-ld // chunk)))
-        self.grids = (min(blocks),), slabs
+        chunks, many = -(-ld // chunk), 8 * self.processors
+        columns = chunks, max(1, min(self.m, many // chunks))
+        self.grids: tuple[tuple[int, ...], ...] = (min(blocks),), columns
+        self.splits = max(1, min(chunks // 4, -(-many // blocks[1])))  # of columns, where there are few rows
+        if self.halves[0] == "row_sums":
+            self.grids = (min(many, blocks[1]), self.splits), (-(-self.m // 256),), columns
+            self.row_parts = cp.empty(self.splits * max(1, self.m))
 
     def launch(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
         self.kernels[name](grid, (threads,), (by_value(self.state), *arguments))
@@ -301,7 +304,12 @@ class Iterate:
     def some_rows(self, state: Any) -> None:
         """Those that ``state`` points at; their sums are added to the others'."""
         for name, grid in zip(self.halves, self.grids, strict=False):
-            self.kernels[name](grid, (32 * self.shape.GW,), (by_value(state), np.int32(self.parity)))
+            threads, arguments = 32 * self.shape.GW, [by_value(state), np.int32(self.parity)]
+            if name == "row_sums":
+                arguments.append(self.row_parts)
+            elif name == "join_rows":
+                threads, arguments = 256, [*arguments, self.row_parts, np.int32(self.splits), np.uint64(0)]
+            self.kernels[name](grid, (threads,), tuple(arguments))
 
     def finish_kernels(self, total: int = 0) -> None:
         """``total``: address of the sums, 0 = this device's own."""

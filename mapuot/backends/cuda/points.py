@@ -66,7 +66,6 @@ class Side:
 class PointIterate(Iterate):
     """Passes whose entries are made; ``take`` chooses float32 or float64 ones."""
 
-    stored = False
     lists: list[Any]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 
     def __init__(self, state: Any, shape: tuple[int, int, int], kl: tuple[bool, bool], masked: Masked | None) -> None:
@@ -74,7 +73,7 @@ class PointIterate(Iterate):
         self.masks = np.zeros(2, MASK)  # of the sums over rows and of those over columns
         for mask, cut in zip(self.masks, (masked, masked.T) if masked else (), strict=False):
             put(mask, cut.words())
-        super().__init__(state, shape, "float64", kl, False)
+        super().__init__(state, shape, "float64", kl, in_place=False, portable=True)
 
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Nothing yet: the kernels depend on the points."""
@@ -90,7 +89,7 @@ class PointIterate(Iterate):
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
         options["KEPT"], options["QUICK"] = int(lists is not None), int(quick)
         options["MASKED"] = self.masked
-        names = ("point_sums", "point_rows", "point_columns", "finish_first", "finish_join", "finish_second")
+        names = ("point_sums", "join_rows", "point_columns", "finish_first", "finish_join", "finish_second")
         each, together = sizes_of(d, narrow, bool(self.masked))
         warp = 32 * each
         if lists is not None:  # one box at most
@@ -100,7 +99,7 @@ class PointIterate(Iterate):
         self.block = 8 * warp
         self.slabs = [self.parts_of(to, other.ld // together) for to, other in ((rows, cols), (cols, rows))]
         u, v = self.state["u_scale"], self.state["v_scale"]
-        self.narrow_u = cp.zeros(rows.ld if narrow else 1, np.float32)
+        self.narrow_u = cp.zeros(rows.ld, np.float32) if narrow else np.uint64(0)
         self.weights = [np.uint64(v), np.uint64(u)]  # of the points summed over
         if narrow:
             self.weights = [np.uint64(self.state["narrow_v"]), self.narrow_u]
@@ -114,7 +113,7 @@ class PointIterate(Iterate):
         return max(parts, key=lambda k: waves[k] / math.ceil(waves[k]))
 
     def row_kernels(self) -> None:
-        parity, ends = np.int32(self.parity), ("point_rows", "point_columns")
+        parity, ends = np.int32(self.parity), ("join_rows", "point_columns")
         for k, name in enumerate(ends):
             to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)

@@ -129,11 +129,9 @@ def forget(cost: Any) -> None:
 class SparseIterate(Iterate):
     """Passes over stored pairs: rows, columns and the finish, five launches or seven."""
 
-    stored = False
-
     def __init__(self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool]) -> None:
         self.several = False
-        super().__init__(state, shape, dtype, kl, False)
+        super().__init__(state, shape, dtype, kl, in_place=False, portable=True)
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Few blocks in the finish, where columns are many: each of them joins what all have left."""
@@ -182,12 +180,15 @@ class SparseWorkspace(Workspace):
             raise NotImplementedError("comm: a sparse M on GPUs is for one process, use backend='cpu'")
         super().__init__(problem, options)
 
-    def take_kernel(self) -> None:
-        (m, n), cost = self.problem.shape, self.problem.cost
-        self.most = m
+    def find_room(self, stores: list[str]) -> None:
+        m, cost = self.problem.shape[0], self.problem.cost
+        self.dtype, self.some = stores[0], 0
         entry = ITEMSIZE[self.dtype] + cost.dtype.itemsize + 4 + 8 * (self.problem.c is not None)
         pairs = 2 * cost.size * entry + 8 * (8 * m + (30 + 2 * MEMORY[1]) * self.ld)
         need_memory(pairs + 24 * cost.size, self.dtype)  # 24: to sort the pairs by columns
+
+    def make_room(self) -> None:
+        (m, n), cost = self.problem.shape, self.problem.cost
         self.pairs = pairs_of(self.problem)
         self.K = tuple(cp.empty(cost.size, STORAGE[self.dtype]) for _ in range(2))
         self.launch = SparseIterate(self.state, (m, n, self.ld), self.dtype, self.kl)
