@@ -134,10 +134,7 @@ def draw_call(how: str, rng: Any, largest: int) -> tuple[Problem, dict[str, Any]
 def draw_trial(how: str, rng: Any, largest: int) -> Trial:
     problem, options = draw_call(how, rng, largest)
     if how in OVER_RANKS:
-        if how == "ranks" and options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
-            options["split"] = "grid"
-        start = draw_start(rng, problem) if rng.random() < 0.4 else None
-        return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
+        return draw_over_ranks(how, rng, problem, options)
     if how in ("cold", "stream", "points", "sparse", "grids", "truncated"):
         return Trial(how, (problem,), options)
     if how == "warm":
@@ -158,6 +155,21 @@ def draw_trial(how: str, rng: Any, largest: int) -> Trial:
         start = draw_start(rng, problem) if rng.random() < 0.2 else None
         return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
     return draw_batch(how, rng, problem, options)
+
+
+def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
+    """In rows or a grid; a sparse one in rows, from near: parts keep a far start's rounding in K, whose plan is valued.
+
+    Few passes then, since each is a meeting, and parts at a huge reg_m / reg can take thousands.
+    """
+    if how == "sparse ranks":
+        options["max_passes"] = min(options["max_passes"], 500)
+        start = tuple(map(rng.standard_normal, problem.shape)) if rng.random() < 0.4 else None
+        return Trial(how, (problem,), options, start)
+    if options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
+        options["split"] = "grid"
+    start = draw_start(rng, problem) if rng.random() < 0.4 else None
+    return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
 
 
 def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
