@@ -40,16 +40,16 @@ class StaleError(ArithmeticError):
 
 
 class LogKernel:
-    """K of a cost (m, n), rows first; ``largest``: its largest finite entry, in size; dtype: its storage, or "made"."""
+    """K of a cost (m, n), rows first; ``ends``: its least entry, and the largest in size; dtype: storage, or "made"."""
 
-    def __init__(self, cost: Cost, reg: float, largest: float, dtype: str) -> None:
-        self.cost, self.asked, self.size = cost, dtype, largest
+    def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], dtype: str) -> None:
+        self.cost, self.asked, self.ends = cost, dtype, ends
         self.p, self.q = np.zeros(cost.shape[0]), np.zeros(cost.shape[1])
         self.start(reg)
 
     def start(self, reg: float) -> None:
         """Nothing made for this reg, in the memory of another."""
-        self.reg, self.largest, self.dtype = reg, self.size / reg, self.asked
+        self.reg, self.largest, self.dtype = reg, self.ends[1] / reg, self.asked
         self.builds, self.absorbed = 0, 0.0  # how often K was made, and the largest of p and of q
 
     @property
@@ -89,15 +89,20 @@ class LogKernel:
 
     # ---- what all do alike ----
 
-    def absorb(self, y: F64, balanced: bool = True) -> None:
-        """K around the columns' y: p from the largest term of each row, q from those of each column beside p."""
-        if balanced or 2 * self.largest > SAFE_SPREAD[self.dtype]:
+    def absorb(self, y: F64, balanced: bool = True) -> bool:
+        """K around the columns' y: p from the largest term of each row, q from those of each column beside p.
+
+        Not balanced, where its storage holds all entries: but for a factor as they are. Returned is whether it is.
+        """
+        balanced = balanced or 2 * self.largest > SAFE_SPREAD[self.dtype]
+        if balanced:
             self.q = y - self.folded(self.balance(np.ascontiguousarray(y)))
-        else:  # K holds all entries as they are
-            self.p[:], self.q = 0.0, np.zeros(len(y))
+        else:  # above 1, entries would bring back what is flushed of vectors
+            self.p[:], self.q = self.ends[0] / self.reg, np.zeros(len(y))
         self.absorbed = largest_of(self.p) + largest_of(self.q)
         self.build()
         self.builds += 1
+        return balanced
 
     def folded(self, top: F64) -> F64:
         """What q takes from the columns' largest terms: all of it."""

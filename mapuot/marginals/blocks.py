@@ -204,7 +204,7 @@ class Tensor:
 
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
         self.problem, self.reg, self.shape = problem, problem.reg, [problem.shape[k] for k in order]
-        self.kernel: LogKernel = problem.kernel(problem.array.matrix(order[0]), problem.largest)
+        self.kernel: LogKernel = problem.kernel(problem.array.matrix(order[0]), "all")
         self.kernel.folded = self.folded  # type: ignore[method-assign]
         self.terms = self.kernel.cost.shape[1]
         self.fresh = False
@@ -224,10 +224,10 @@ class Tensor:
                 raise UnderflowError
             self.kernel.dtype = "float64"
         y = sum(spread(x, m, len(self.shape) - 1) for m, x in enumerate(log_u[1:]))
-        self.tops = log_u[1:]  # of a K that holds entries as they are: a read less, .8 to .96 of a solve
-        self.kernel.absorb(np.ascontiguousarray(np.broadcast_to(y, self.shape[1:])).ravel(), self.kernel.builds > 0)
+        self.tops = log_u[1:]  # of a K that holds e^(-C / reg) but for a factor: a read less, .8 to .96 of a solve
+        y = np.ascontiguousarray(np.broadcast_to(y, self.shape[1:])).ravel()
+        self.fresh = self.kernel.absorb(y, self.kernel.builds > 0)
         self.shift = [self.kernel.p, *(x - top for x, top in zip(log_u[1:], self.tops, strict=True))]
-        self.fresh = True
 
     def folded(self, top: F64) -> F64:
         """The largest terms of the slices of each axis, one axis after the other."""

@@ -79,7 +79,8 @@ class MultiProblem:
     reg: float
     constant: float  # what points that nothing reaches pay: reg_m times their mass
     reference_mass: float  # of R, all points
-    sizes: dict[Any, float]  # the largest finite |cost| of each edge, or of the array
+    sizes: dict[Any, float]  # the largest finite |cost| of each edge, or of the array ("all")
+    lows: dict[Any, float]  # and the least cost
     cost_error: float  # of the costs that points make, summed over the edges
     labels: list[Any] | None = None  # the part that each point belongs to, where no pairs connect all (reach.py)
     storage: str = "float64"  # of kernels, or "made"
@@ -109,17 +110,16 @@ class MultiProblem:
         """log sum e^x over the points of a marginal in each part."""
         return np.array([log_sum(x)]) if self.labels is None else log_sums_by(self.labels[k], self.parts, x)
 
-    def kernel(self, cost: Cost, largest: float) -> LogKernel:
+    def kernel(self, cost: Cost, pair: Any) -> LogKernel:
+        """Of the cost of two neighbours, as rows and columns, or of the array ("all")."""
+        pair = pair if pair in self.sizes else pair[::-1]
+        ends = self.lows[pair], self.sizes[pair]
         if self.xp is not np:
-            kernel: LogKernel = load("cuda").Kernel(cost, self.reg, largest, self.xp)
+            kernel: LogKernel = load("cuda").Kernel(cost, self.reg, ends, self.xp)
         else:
             held = "float64" if self.storage == "made" and isinstance(cost, Sparse) else self.storage
-            kernel = load("cpu").Kernel(cost, self.reg, largest, held, self.threads)
+            kernel = load("cpu").Kernel(cost, self.reg, ends, held, self.threads)
         return kernel
-
-    def size_of(self, i: int, j: int) -> float:
-        """The largest finite |cost| of two neighbours."""
-        return self.sizes[i, j] if (i, j) in self.sizes else self.sizes[j, i]
 
     def stored_for(self, tol: float, tol_gap: float | None) -> MultiProblem:
         """With kernels in float32 where they are large and its rounding, of all costs together, is well below tol.
@@ -162,17 +162,19 @@ class MultiProblem:
             for k, (n, x) in enumerate(zip(shape, masses, strict=True))
         ]
         check_hard(weights, rho)
-        ranges: dict[Any, tuple[float, bool]] = {(i, j): range_of(x, f"costs[{i}, {j}]") for (i, j), x in edges.items()}
+        ranges: dict[Any, tuple[float, float, bool]] = {
+            (i, j): range_of(x, f"costs[{i}, {j}]") for (i, j), x in edges.items()
+        }
         if array is not None:
             ranges["all"] = range_of(array.matrix(0), "costs")
-        sizes = {pair: size for pair, (size, _) in ranges.items()}
+        sizes, lows = ({pair: x[k] for pair, x in ranges.items()} for k in (0, 1))
         largest = max(sizes.values())
         if not math.isfinite(largest / reg):
             raise ValueError(f"reg must not be so small that costs / reg overflows, got {reg} for costs of {largest}")
         reference_mass = math.prod(float(w.sum()) for w in weights)
         if not 0 < reference_mass < math.inf:
             raise ValueError("masses must have a product that is positive and finite: rescale them")
-        used, whole = [w > 0 for w in weights], {pair for pair, (_, whole) in ranges.items() if whole}
+        used, whole = [w > 0 for w in weights], {pair for pair, (_, _, whole) in ranges.items() if whole}
         if len(whole) < len(ranges):
             used = reachable(edges, whole, used) if array is None else array.reachable(used)
         marginals, constant = [], 0.0
@@ -191,7 +193,7 @@ class MultiProblem:
         cost_error = sum(x.error(sizes[pair]) for pair, x in edges.items() if isinstance(x, PointCloud))
         edges = {(i, j): cut(C, [marginals[i].kept, marginals[j].kept]) for (i, j), C in edges.items()}
         labels = parts_of(edges, whole, [len(x.kept) for x in marginals]) if 0 < len(edges) < len(marginals) else None
-        problem = cls(marginals, edges, array, reg, constant, reference_mass, sizes, cost_error, labels)
+        problem = cls(marginals, edges, array, reg, constant, reference_mass, sizes, lows, cost_error, labels)
         if labels:
             check_parts(marginals, labels, problem.parts)
         return problem
@@ -275,12 +277,12 @@ def as_edge(value: Any, name: str) -> Cost:
     return Dense(as_real(array))
 
 
-def range_of(cost: Cost, name: str) -> tuple[float, bool]:
-    """(the largest finite |cost|, whether all are finite)."""
+def range_of(cost: Cost, name: str) -> tuple[float, float, bool]:
+    """(the largest finite |cost|, the least cost, whether all are finite)."""
     low, high, bad, infinite = cost.range(pick("cpu"))
     if bad:
         raise ValueError(f"{name} must not hold NaN or -inf, got {bad} such entries (+inf forbids a pair)")
-    return max(abs(low), abs(high)), not infinite
+    return max(abs(low), abs(high)), low, not infinite
 
 
 def neighbours(edges: Any) -> dict[int, list[int]]:

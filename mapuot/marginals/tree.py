@@ -42,10 +42,7 @@ class Tree:
         self.kernels: dict[int, LogKernel] = (
             before.kernels
             if before
-            else {
-                k: problem.kernel(oriented(problem.edges, k, parent), problem.size_of(k, parent))
-                for k, parent in self.inner
-            }
+            else {k: problem.kernel(oriented(problem.edges, k, parent), (k, parent)) for k, parent in self.inner}
         )
         for kernel in self.kernels.values():
             kernel.start(problem.reg)

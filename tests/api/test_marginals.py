@@ -818,6 +818,18 @@ def test_no_false_certificate_of_stored_pairs(storage, monkeypatch):
     assert sum(converged for converged, _ in solved) >= len(solved) - 2
 
 
+def test_costs_below_zero_hide_no_mass():
+    """Entries of a kernel above 1, up to e^238 here, would bring back what is flushed of factors that span 1e-150."""
+    converged, _ = one_random(1689)
+    assert converged
+    rng = np.random.default_rng(0)
+    costs = {(k, k + 1): rng.normal(size=(4, 4)) for k in range(2)}
+    masses = [rng.random(4) * x for x in (46.0, 0.07, 0.02)]
+    result = mapuot.multimarginal(costs, masses, 0.012, [450.0, 260.0, 190.0])
+    assert result.converged
+    check(result, costs, masses, 0.012, [450.0, 260.0, 190.0])
+
+
 def test_late_messages_that_lead_away_are_left():
     """A branch with penalties far apart, on which passes by messages of two ages never settle."""
     converged, _ = one_random(1855)

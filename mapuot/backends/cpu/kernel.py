@@ -27,8 +27,10 @@ ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "margin
 class Kernel(LogKernel):
     """K in memory, rows padded to 64 bytes, and the state of its passes."""
 
-    def __init__(self, cost: Cost, reg: float, largest: float, dtype: str, threads: int | None = None) -> None:
-        super().__init__(cost, reg, largest, dtype)
+    def __init__(
+        self, cost: Cost, reg: float, ends: tuple[float, float], dtype: str, threads: int | None = None
+    ) -> None:
+        super().__init__(cost, reg, ends, dtype)
         m, n = cost.shape
         self.pool, self.K = native.pool_for(threads, cost.size), empty(0)
         self.pairs = cost if isinstance(cost, Sparse) else None

@@ -14,8 +14,8 @@ from ..kernel import BLOCK_BYTES, LogKernel
 class Kernel(LogKernel):
     """K on the device of ``xp``, numpy or CuPy, read twice a pass."""
 
-    def __init__(self, cost: Cost, reg: float, largest: float, xp: Any) -> None:
-        super().__init__(cost, reg, largest, "float64")
+    def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], xp: Any) -> None:
+        super().__init__(cost, reg, ends, "float64")
         self.xp, self.K = xp, xp.empty(cost.shape)
 
     def logs(self) -> Any:
