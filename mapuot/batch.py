@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .backends import Options, Stats, host, name_of, namespace, pick
-from .backends.contract import FAILED, MEMORY
+from .backends.contract import FAILED
 from .backends.workspace import FAR
 from .cached import cached_property
 from .cost import as_vectors
@@ -214,7 +214,7 @@ class BatchRun:
         dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
         if dtype is None:
             return
-        options = dataclasses.replace(self.options, precision=dtype, memory=min(self.options.memory, MEMORY[0]))
+        options = dataclasses.replace(self.options, precision=dtype)
         step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.one_cost, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))

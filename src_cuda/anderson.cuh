@@ -34,17 +34,18 @@ __device__ __forceinline__ double solve_gamma(const double *gram, int depth, dou
 }
 #else
 #define ROWS_A_LANE (MEMORY / 4)
+#define COLUMNS_A_LANE (MEMORY / 8 + 1)
 // The same for up to 23 differences, gamma into memory: lane 8 a + b holds the entries (4 q + a, 8 c + b), of which the
 // right-hand side is column MEMORY.
 __device__ __forceinline__ void solve_gamma(const double *gram, int depth, double rhs, double *gamma)
 {
     const int lane = threadIdx.x % 32, a = lane / 8, b = lane % 8;
     const double scale = lane < depth ? rsqrt(fmax(gram[lane * (MEMORY + 1)], TINY)) : 0, right = rhs * scale;
-    double A[ROWS_A_LANE][3];
+    double A[ROWS_A_LANE][COLUMNS_A_LANE];
 #pragma unroll
     for (int q = 0; q < ROWS_A_LANE; q++)
 #pragma unroll
-        for (int c = 0; c < 3; c++) {
+        for (int c = 0; c < COLUMNS_A_LANE; c++) {
             const int i = 4 * q + a, k = 8 * c + b;
             const double left = __shfl_sync(FULL, scale, i), other = __shfl_sync(FULL, scale, k);
             const double last = __shfl_sync(FULL, right, i);
@@ -57,9 +58,9 @@ __device__ __forceinline__ void solve_gamma(const double *gram, int depth, doubl
         for (int s = 0; s < 4 && 4 * q + s < depth; s++) {
             const int column = 4 * (q % 2) + s;
             const double pivot = inverse(__shfl_sync(FULL, A[q][q / 2], 8 * s + column));
-            double upper[3], factor[ROWS_A_LANE];
+            double upper[COLUMNS_A_LANE], factor[ROWS_A_LANE];
 #pragma unroll
-            for (int c = 0; c < 3; c++)
+            for (int c = 0; c < COLUMNS_A_LANE; c++)
                 upper[c] = __shfl_sync(FULL, A[q][c], 8 * s + b) * pivot;
 #pragma unroll
             for (int p = 0; p < ROWS_A_LANE; p++)
@@ -67,14 +68,14 @@ __device__ __forceinline__ void solve_gamma(const double *gram, int depth, doubl
 #pragma unroll
             for (int p = 0; p < ROWS_A_LANE; p++)
 #pragma unroll
-                for (int c = 0; c < 3; c++)
+                for (int c = 0; c < COLUMNS_A_LANE; c++)
                     A[p][c] = p == q && a == s ? upper[c] : fma(-factor[p], upper[c], A[p][c]);
         }
 #pragma unroll
     for (int q = 0; q < ROWS_A_LANE; q++) {
         const double own = __shfl_sync(FULL, scale, 4 * q + a);
         if (b == MEMORY % 8)
-            gamma[4 * q + a] = A[q][2] * own;
+            gamma[4 * q + a] = A[q][MEMORY / 8] * own;
     }
 }
 #endif

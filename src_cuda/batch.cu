@@ -9,9 +9,13 @@
 
 #define RP (RT > 8 ? 16 : RT > 4 ? 8 : RT > 2 ? 4 : RT) // rows as warp_sums takes them: a power of two
 
+// COLUMN_KINDS x COLUMNS numbers, what the columns are; the launch brings it
+extern __shared__ __align__(128) unsigned char memory[];
+
+__device__ __forceinline__ double *columns(int kind) { return (double *)memory + kind * COLUMNS; }
+
 struct Shared {
     Work work;
-    double col[COLUMN_KINDS][COLUMNS];
     double alpha[ROWS], absorbed[ROWS], a[ROWS], log_a[ROWS]; // of rows; absorbed: d
     double v[COLUMNS], partial[WARPS][COLUMNS];
 };
@@ -45,7 +49,7 @@ __device__ __forceinline__ void open_rows(const Batch &S, Shared &all, int64_t p
 __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const cost *M, const Lane &at, bool plain,
                                              double (&K)[RT][CT])
 {
-    double *beta = all.col[NEW_G];
+    double *beta = columns(NEW_G);
     __syncthreads();
     if (plain) {
         for (int j = threadIdx.x; j < COLUMNS; j += THREADS)
@@ -54,8 +58,8 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
             all.alpha[i] = S.low;
     } else {
         for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
-            const bool used = j < (int)S.n && all.col[WEIGHT][j] > 0;
-            beta[j] = used ? all.col[X][j] + (S.product ? all.col[LOG_B][j] : 0) : -INF;
+            const bool used = j < (int)S.n && columns(WEIGHT)[j] > 0;
+            beta[j] = used ? columns(X)[j] + (S.product ? columns(LOG_B)[j] : 0) : -INF;
         }
         __syncthreads();
         balance(S, M, all.a, all.alpha, beta, (float *)all.partial[0]);
@@ -81,9 +85,9 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
         all.absorbed[i] = all.a[i] > 0 ? all.alpha[i] - (S.product ? all.log_a[i] : 0) : 0;
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
-        all.col[ABSORBED][j] = all.col[WEIGHT][j] > 0 ? beta[j] - (S.product ? all.col[LOG_B][j] : 0) : 0;
+        columns(ABSORBED)[j] = columns(WEIGHT)[j] > 0 ? beta[j] - (S.product ? columns(LOG_B)[j] : 0) : 0;
     __syncthreads();
-    start_columns(S, all.work, all.col[0], COLUMNS, all.v);
+    start_columns(S, all.work, columns(0), COLUMNS, all.v);
 }
 
 // s = K v, u = prox(s), the warps' parts of K^T u and of the row scalar; true where K does not do.
@@ -144,7 +148,7 @@ __device__ __forceinline__ void close_problem(const Batch &S, const Shared &all,
         S.report[problem] = W.report;
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS) {
-        const double *col = &all.col[0][j];
+        const double *col = columns(0) + j;
         const bool used = col[WEIGHT * COLUMNS] > 0;
         const int64_t to = problem * S.n + j;
         S.log_v[to] = used ? col[NEW_G * COLUMNS] - col[NEW_F * COLUMNS] - W.standing[0].shift : -INF;
@@ -171,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
     if (threadIdx.x == 0)
         all.work.report = S.report[problem];
     open_rows(S, all, problem);
-    open_columns(S, all.work, problem, all.col[0], COLUMNS);
+    open_columns(S, all.work, problem, columns(0), COLUMNS);
     bool odd = false, plain = S.safe > 0, rebuild = S.m > 0; // nothing known here: a peeled loop is twice the code
     Move move;
     double log_u, r;
@@ -184,16 +188,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
         move = find_move(S, all.work);
         bool dead = false;
         if (has_columns)
-            dead = first_sweep(S, all.work, all.col[0], COLUMNS, all.v, move, [&](int j) {
+            dead = first_sweep(S, all.work, columns(0), COLUMNS, all.v, move, [&](int j) {
                 double sum = 0;
                 for (int w = 0; w < WARPS; w++)
                     sum += all.partial[w][j];
                 return sum;
             });
+        const int depth = held(all.work);
         odd |= __syncthreads_or(dead) != 0;
+        if (depth > 0) {
+            find_products(S, all.work, columns(0), COLUMNS, depth);
+            __syncthreads();
+        }
         bool far = false;
         if (has_columns)
-            far = finish_columns(S, all.work, all.col[0], COLUMNS, all.v, move, odd);
+            far = finish_columns(S, all.work, columns(0), COLUMNS, all.v, move, odd);
         rebuild = __syncthreads_or(far);
         if (all.work.report.status != MAPUOT_RUNNING || (all.work.report.passes >= S.count && !odd))
             break;

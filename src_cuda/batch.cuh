@@ -8,6 +8,9 @@
 // Options: THREADS, COST (of M: 0 float64, 1 float32).
 #ifndef BATCH_CUH
 #define BATCH_CUH
+#ifndef MEMORY
+#define MEMORY 12 // differences of float64 passes: as many as shared memory of 64 KB has room for
+#endif
 #define FAR_FN __device__ __forceinline__ // a call would spill what the sweep holds
 #include "anderson.cuh"
 #include "common/column.h"
@@ -18,7 +21,8 @@ typedef double cost;
 typedef float cost;
 #endif
 #define WARPS (THREADS / 32)
-#define HOLDERS (WARPS < 4 ? WARPS : 4) // warps that may have columns: the first ones
+#define HOLDERS (WARPS < 4 ? WARPS : 4)             // warps that may have columns: the first ones
+#define OWN_PRODUCTS ((MEMORY + WARPS - 1) / WARPS) // differences of a warp
 #define LOG2E 1.4426950408889634
 #define LN2 0.6931471805599453
 #define DEAD_SUM 1e-290 // a sum below it: no mass is in reach
@@ -39,7 +43,7 @@ enum {
     COLUMN_KINDS = DG + MEMORY
 };
 // what the first sweep sums; LOSS: gap, balanced |s - b|_1; WORTH: sum b e^(-k G), balanced the dual terms
-enum { LOSS, WORTH, SUM_F, SUM_P, SUM_PP, SUM_PF, SUM_DOT, SUM_RHS = SUM_DOT + MEMORY, SUMS = SUM_RHS + MEMORY };
+enum { LOSS, WORTH, SUM_F, SUM_P, SUM_PP, SUM_PF, SUMS = 8 };
 
 struct Report : mapuot_stats {
     double passes;
@@ -67,13 +71,14 @@ struct Batch {
 // How far the iteration is; a copy for each warp.
 struct Standing : mapuot_progress {
     double mass_a, mass_b, weight; // weight: sum b e^(-k x), between launches
-    double gram[MEMORY * MEMORY], ones[MEMORY];
+    double gram[MEMORY * MEMORY], ones[MEMORY], gamma[MEMORY];
 };
 
 struct Work {
-    double row[WARPS], next[WARPS]; // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
-    double part[HOLDERS][SUMS];     // of each warp
-    double sums[HOLDERS][SUMS];     // of all of them, a copy for each
+    double row[WARPS], next[WARPS];  // parts of the row scalar, sum r or sum a (log u - shift), and of sum b e^(-k x)
+    double part[HOLDERS][SUMS];      // of each warp
+    double sums[HOLDERS][SUMS];      // of all of them, a copy for each
+    double dot[MEMORY], rhs[MEMORY]; // the differences held with the change of f, and with f
     Standing standing[HOLDERS];
     Report report;
 };
@@ -217,7 +222,7 @@ __device__ __forceinline__ Move find_move(const Batch &S, const Work &W)
     return move;
 }
 
-// Sweep 1: marginal, gap, G(x) and what Anderson needs; true where a column is dead.  sum_of(j): K^T u of column j.
+// Sweep 1: marginal, gap, G(x), f = G(x) - x and their sums; true where a column is dead.  sum_of(j): K^T u of column j.
 template <typename Sum>
 __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col, int ld, const double *v,
                                             const Move &move, Sum sum_of)
@@ -225,7 +230,6 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Standing &p = W.standing[warp];
     const double shift = p.shift + move.lam, k2 = S.limits.rate_cols;
-    const int depth = p.have > 0 ? (int)p.depth : 0;
     bool odd = false;
     double value[SUMS];
 #pragma unroll
@@ -254,17 +258,44 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
         value[SUM_P] += wP;
         value[SUM_PP] += wP * P;
         value[SUM_PF] += wP * f;
-#pragma unroll
-        for (int i = 0; i < MEMORY; i++)
-            if (i < depth) {
-                const double d = col[(DF + i) * ld + j];
-                value[SUM_DOT + i] += wP * d;
-                value[SUM_RHS + i] += wf * d;
-            }
     }
     const double sum = warp_sums<SUMS>(value, lane);
     if (lane % (32 / SUMS) == 0)
         W.part[warp][lane / (32 / SUMS)] = sum;
     return odd;
+}
+
+// Differences that the next step has to be orthogonal to, beside the newest; read before the standing changes.
+__device__ __forceinline__ int held(const Work &W) { return W.standing[0].have > 0 ? (int)W.standing[0].depth : 0; }
+
+// Their products with f and its change P, b-weighted, each by one warp; all threads, after the first sweep.
+__device__ __forceinline__ void find_products(const Batch &S, Work &W, const double *col, int ld, int depth)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    double part[OWN_PRODUCTS][2];
+#pragma unroll
+    for (int q = 0; q < OWN_PRODUCTS; q++)
+        part[q][0] = part[q][1] = 0;
+#pragma unroll 1
+    for (int j = lane; j < (int)S.n && warp < depth; j += 32) {
+        const double w = col[WEIGHT * ld + j];
+        if (!(w > 0))
+            continue;
+        const double f = col[NEW_F * ld + j], wf = w * f, wP = w * (f - col[LAST * ld + j]);
+#pragma unroll
+        for (int q = 0; q < OWN_PRODUCTS; q++)
+            if (warp + q * WARPS < depth) {
+                const double d = col[(DF + warp + q * WARPS) * ld + j];
+                part[q][0] += wP * d;
+                part[q][1] += wf * d;
+            }
+    }
+#pragma unroll
+    for (int q = 0; q < OWN_PRODUCTS; q++) {
+        const int i = warp + q * WARPS;
+        const double sum = warp_sums<2>(part[q], lane);
+        if (i < depth && lane % 16 == 0)
+            (lane == 0 ? W.dot : W.rhs)[i] = sum;
+    }
 }
 #endif

@@ -23,13 +23,9 @@ __device__ __forceinline__ double dual_value(const Batch &S, const Work &W, cons
 
 // Sweep 2: the next x by extrapolation (step 1), as it is (0), or the last image again (2); true where v goes too far.
 __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *col, int ld, double *v, const Standing &p,
-                                             int step, int slot, double c, double gamma)
+                                             int step, int slot, double c)
 {
-    const int depth = (int)p.depth;
-    double g[MEMORY];
-#pragma unroll
-    for (int i = 0; i < MEMORY; i++)
-        g[i] = __shfl_sync(FULL, gamma, i * (MEMORY + 1) + MEMORY);
+    const int depth = step == MAPUOT_EXTRAPOLATE ? (int)p.depth : 0;
     double sum = 0;
     bool far = false;
 #pragma unroll 1
@@ -44,10 +40,9 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
                 col[(DF + slot) * ld + j] = f - col[LAST * ld + j];
                 col[(DG + slot) * ld + j] = G - x;
             }
-#pragma unroll
-            for (int i = 0; i < MEMORY; i++)
-                if (step == MAPUOT_EXTRAPOLATE && i < depth)
-                    y -= g[i] * col[(DG + i) * ld + j];
+#pragma unroll 4
+            for (int i = 0; i < depth; i++)
+                y -= p.gamma[i] * col[(DG + i) * ld + j];
             col[LAST * ld + j] = f;
             col[IMAGE * ld + j] = G;
             x = y;
@@ -85,7 +80,7 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = column_warps((int)S.n);
     Standing &at = W.standing[warp];
-    double *t = W.sums[warp], sum = 0, common = 0, gamma = 0;
+    double *t = W.sums[warp], sum = 0, common = 0;
 #pragma unroll 1
     for (int w = 0; w < warps; w++)
         sum += lane < SUMS ? W.part[w][lane] : 0;
@@ -113,12 +108,17 @@ __device__ __forceinline__ bool finish_columns(const Batch &S, Work &W, double *
     __syncwarp();
     const int step = (int)p.step, slot = (int)p.slot;
     if (step == MAPUOT_EXTRAPOLATE) {
-        const Moments sums = {p.mass_b, t[SUM_F], t[SUM_P], t[SUM_PP], t[SUM_PF], t + SUM_DOT, t + SUM_RHS};
-        gamma = anderson(at, sums, common, slot, (int)p.depth);
-        const bool weight = lane % (MEMORY + 1) == MEMORY && lane / (MEMORY + 1) < (int)p.depth;
-        gamma = __all_sync(FULL, !weight || isfinite(gamma)) ? gamma : 0;
+        const Moments sums = {p.mass_b, t[SUM_F], t[SUM_P], t[SUM_PP], t[SUM_PF], W.dot, W.rhs};
+        const int depth = (int)p.depth;
+        solve_gamma(at.gram, depth, normal_equations(at, sums, common, slot, depth), at.gamma);
+        __syncwarp();
+        const double gamma = lane < depth ? at.gamma[lane] : 0;
+        const bool finite = __all_sync(FULL, isfinite(gamma));
+        if (lane < depth)
+            at.gamma[lane] = finite ? gamma : 0;
+        __syncwarp();
     }
-    const bool far = step < MAPUOT_REPEAT && second_sweep(S, W, col, ld, v, p, step, slot, common, gamma);
+    const bool far = step < MAPUOT_REPEAT && second_sweep(S, W, col, ld, v, at, step, slot, common);
     return odd || far;
 }
 #endif

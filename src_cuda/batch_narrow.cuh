@@ -3,6 +3,7 @@
 // last pass and one prepares Anderson's weights.  Included by batch_narrow.cu, whose header explains the quantities.
 #ifndef BATCH_NARROW_CUH
 #define BATCH_NARROW_CUH
+#define MEMORY 5 // differences of float32 passes
 #include "batch_build.cuh"
 
 #define RP ((RT + 3) / 4 * 4)                // rows of a group, padded to 16 bytes

@@ -94,7 +94,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) finish_problems(const _
     const double *sums = S.sums + problem * S.n;
     bool odd = first_sweep(S, W, col, n, S.v + problem * S.n, move, [&](int j) { return sums[j]; });
     odd |= isnan(S.row_scalar[problem]);
+    const int depth = held(W);
     odd = __syncthreads_or(odd);
+    find_products(S, W, col, n, depth);
+    __syncthreads();
     const bool far = __syncthreads_or(finish_columns(S, W, col, n, S.v + problem * S.n, move, odd));
     if (threadIdx.x == 0) {
         S.standing[problem] = W.standing[0];

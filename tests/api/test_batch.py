@@ -75,6 +75,14 @@ def test_answers_do_not_depend_on_company(isa, dtype):
         assert alone.n_passes == result.n_passes[i]
 
 
+def test_as_many_passes_as_alone():
+    """Anderson's memory grows with the rows in a batch, too."""
+    M, A, B = histograms(p=3, m=240, n=230)
+    result = solve_batch(M, A, B, 4e-3 * np.ptp(M), 1.0)
+    alone = [solve(M, a, b, 4e-3 * np.ptp(M), 1.0, precision="float64") for a, b in zip(A, B, strict=True)]
+    assert_allclose(result.n_passes, [one.n_passes for one in alone], atol=2)
+
+
 def test_chunks(monkeypatch):
     M, A, B = histograms(p=11)
     result = solve_batch(M, A, B, 0.05, 1.0)

@@ -8,13 +8,13 @@ import pytest
 from batches import assert_solved, histograms
 from numpy.testing import assert_allclose
 
-from mapuot import log_matmul, log_matmul_gradient, sinkhorn_divergence, solve_batch
+from mapuot import log_matmul, log_matmul_gradient, sinkhorn_divergence, solve, solve_batch
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from mapuot.backends import host  # noqa: E402
+from mapuot.backends import host, reference  # noqa: E402
 from mapuot.backends.cuda import batch as cuda_batch  # noqa: E402
 from mapuot.backends.cuda import log_matmul as cuda_log_matmul  # noqa: E402
 
@@ -93,6 +93,20 @@ def test_small_reg_needs_no_help(reg, monkeypatch):
     assert isinstance(result.log_u, np.ndarray)
     assert_solved(result, M, A, B, reg, 1.0)
     assert not np.isnan(result.log_u).any()
+
+
+@pytest.mark.parametrize("depth", [5, 12])
+def test_float64_passes_are_those_of_the_oracle(depth, monkeypatch):
+    """With as many of Anderson's differences; more of them, fewer passes."""
+    M, A, B = batch_of((60, 50), 1.5, False)
+    monkeypatch.setattr(cuda_batch, "BATCH_MEMORY", depth)
+    monkeypatch.setattr(reference, "memory_of", lambda most, m, itemsize: depth)
+    result = solve_batch(M, A, B, 4e-3, 1.0, backend="cuda", precision="float64", tol=1e-9)
+    for i in range(len(A)):
+        right = solve(M, A[i], B[i], 4e-3, 1.0, backend="reference", precision="float64", tol=1e-9)
+        assert abs(int(result.n_passes[i]) - right.n_passes) <= 1 + right.n_passes // 20
+        used = np.isfinite(right.log_u)
+        assert_allclose(result[i].log_u[used], right.log_u[used], atol=1e-6)
 
 
 def test_precision_tolerance_and_methods():

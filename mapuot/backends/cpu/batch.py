@@ -7,6 +7,7 @@ it stops with status "absorb" and is for the caller to solve alone. C side: src_
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING, BatchProblem, largest_log
 from ...side import STRICT, Side
-from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options
+from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options, memory_of
 from ..limits import START, fill
 from ..records import STATS, STATUS, put
 from ..workspace import STORAGE
@@ -47,7 +48,8 @@ def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> 
 def bytes_each(shape: tuple[int, int], memory: int, one_cost: bool, precision: str) -> int:
     """Memory of one problem of a batch."""
     m, n = shape
-    own = 0 if one_cost else m * leading_dimension(n, 8) * np.dtype(STORAGE[precision]).itemsize
+    itemsize = np.dtype(STORAGE[precision]).itemsize
+    own, memory = 0 if one_cost else m * leading_dimension(n, 8) * itemsize, memory_of(memory, m, itemsize)
     return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
 
 
@@ -60,7 +62,9 @@ class BatchWorkspace:
         self.count = max(1, min(CALL_PASSES, native.CALL_WORK // (p * m * n)))
         self.pool = native.pool_for(options.threads, p * m * n)
         np_, dtype = padded(n), options.precision
-        self.ld = leading_dimension(n, np.dtype(STORAGE[dtype]).itemsize)
+        itemsize = np.dtype(STORAGE[dtype]).itemsize
+        options = replace(options, memory=memory_of(options.memory, m, itemsize))
+        self.ld = leading_dimension(n, itemsize)
         self.K = empty((1 if task.one_cost else p) * m * self.ld, STORAGE[dtype])
         self.sums, self.work = table(p, np_ + native.SCALARS), table(p, 3 * np_)
         self.history = table(p, lib.mapuot_history(options.memory, n))

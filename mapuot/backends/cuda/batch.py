@@ -16,17 +16,16 @@ import numpy as np
 
 from ...penalties import F64
 from ...problem import EXPONENT_ROUNDING, BatchProblem
-from ..contract import MEMORY, Options
+from ..contract import Options
 from ..contract import weigh as weigh_on_host
 from ..limits import limits_of
 from ..records import STATUS, put
-from .kernels import RECORDS, by_value, kernel, small_options
-from .workspace import NARROW_NOISE
+from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
 SAFE_SPREAD = 40.0  # range(M) / reg up to which a float32 K needs no absorbed potentials at the start
 PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
-COLUMN_KINDS = 20  # of batch.cuh: words a column
+NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
 CLIMBS = True  # by way of larger regs, where reg is small
 CHECK_PASSES = 8  # products between two looks at what still runs
@@ -48,7 +47,7 @@ def bytes_each(shape: tuple[int, int], memory: int, shared: bool, precision: str
     """Memory of one problem of a batch on the device, beside a cost of its own that lies there already."""
     m, n = shape
     small = max(shape) <= MOST
-    return 8 * (3 * (m + n) + (0 if small else (COLUMN_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8))
+    return 8 * (3 * (m + n) + (0 if small else (BATCH_KINDS + 2) * n + 3 * m + STANDING.itemsize // 8))
 
 
 def constants(task: BatchProblem, options: Options, reg: float) -> Any:
@@ -59,7 +58,7 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
     rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
     known["exponent_error"] = rounding * (1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg))
-    known |= SCALES | {"memory": min(options.memory, MEMORY[0]), "flush": 0.0}
+    known |= SCALES | {"memory": min(options.memory, BATCH_MEMORY), "flush": 0.0}
     put(record["limits"], known)
     record["k1"], record["fi2"] = reg / float(task.rows.rho[0]), 1 / (1 + known["rate_cols"])
     record["product"] = task.reference == "product"
@@ -67,12 +66,14 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     return record
 
 
-def small_kernel(shape: tuple[int, int], narrow: bool, cost: str) -> tuple[Any, int]:
-    """batch_narrow or batch_solve for that shape and its threads a block."""
+def small_kernel(shape: tuple[int, int], narrow: bool, cost: str) -> tuple[Any, int, int]:
+    """batch_narrow or batch_solve for that shape, its threads a block and the shared memory that the launch brings."""
     options = small_options(shape, narrow)
     file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
-    run = kernel(file, function, COST=int(cost == "float32"), **options)
-    return run, 16 * options["GROUPS"]
+    run, shared = kernel(file, function, COST=int(cost == "float32"), **options), 0
+    if not narrow:
+        run.max_dynamic_shared_size_bytes = shared = 8 * BATCH_KINDS * 16 * options["CT"]
+    return run, 16 * options["GROUPS"], shared
 
 
 def step_kernel(function: str, cost: str) -> Any:
@@ -102,7 +103,7 @@ class BatchWorkspace:
         sizes = {"x": n, "log_u": m, "r": m, "log_v": n, "s": n, "report": REPORT.itemsize // 8}
         self.small = max(m, n) <= MOST
         if not self.small:
-            lengths = (COLUMN_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8)
+            lengths = (BATCH_KINDS * n, m, n, m, m, n, 1, STANDING.itemsize // 8)
             sizes |= dict(zip(VECTORS, lengths, strict=True))
         block, at = cp.zeros(p * sum(sizes.values())), 0
         self.arrays = {}
@@ -152,8 +153,8 @@ class BatchWorkspace:
         self.read()
 
     def launch(self, record: Any, narrow: bool) -> None:
-        run, threads = small_kernel(self.task.shape, narrow, self.M.dtype.name)
-        run((self.p,), (threads,), (by_value(record),))
+        run, threads, shared = small_kernel(self.task.shape, narrow, self.M.dtype.name)
+        run((self.p,), (threads,), (by_value(record),), shared_mem=shared)
 
     def products(self, record: Any, count: int) -> None:
         """S = V K^T, U = prox(S), then U K, for all problems at once."""

@@ -31,6 +31,9 @@ SOLO_COLUMNS = 128  # up to here every block does the whole finish_pass for itse
 SHALLOW_COLUMNS = 512  # up to here a pass is short beside more than 5 differences
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 
+BATCH_MEMORY = 12  # of batch.cuh: Anderson differences of a float64 pass of a batch
+BATCH_KINDS = 10 + 2 * BATCH_MEMORY  # and words a column
+
 RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
 STATE, PROGRESS, TRACE = RECORDS["State"], RECORDS["Progress"], records.STATS
 MASK = records.COMMON["mapuot_mask"]
