@@ -1,4 +1,4 @@
-"""readme: writes the tables of README.md and docs/speed.md between their markers, from the JSON of their parts."""
+"""readme: writes the tables of README.md and docs/ between their markers, from the JSON of their parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .common import ROOT
+from .common import RESULTS, ROOT, geometric_mean
 from .peers import POT_METHODS
 from .solve import SMALL
 
@@ -15,7 +15,9 @@ SIZES = [(1024, 1024), (2048, 2048), (8192, 8192), (10240, 10240), (65536, 1024)
 
 
 def load(folder: Path, part: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((folder / f"{part}.json").read_text())
+    """The part's data; what ``bench all`` leaves out may lie in the record alone."""
+    path = folder / f"{part}.json"
+    data: dict[str, Any] = json.loads((path if path.exists() else RESULTS / path.name).read_text())
     return data
 
 
@@ -68,14 +70,38 @@ def solve_table(data: dict[str, Any]) -> str:
     return "\n\n".join(text)
 
 
+def small_reg_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:
+    """Passes before and now, on the CPU and on a GPU: geometric mean (worst), ratio (largest of one problem)."""
+    rows = []
+    for n in sorted({r["n"] for r in cpu["rows"]}):
+        for reg in sorted({r["reg"] for r in cpu["rows"]}, reverse=True):
+            cells = [n, f"{reg:g}".removeprefix("0")]
+            for data in (cpu, gpu):
+                found = [r for r in data["rows"] if (r["n"], r["reg"]) == (n, reg)]
+                for passes in ([r["before"] for r in found], [r["passes"] for r in found]):
+                    mean = geometric_mean(passes)
+                    cells.append(f"{mean:.{1 if mean < 10 else 0}f} ({max(passes)})")
+                ratios = [r["passes"] / r["before"] for r in found]
+                cells.append(f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})")
+            rows.append(cells)
+    header = ["n", "eps / range(M)", *(f"{where}{what}" for where in ("CPU: ", f"{gpu['device']}: ")
+              for what in ("before", "now", "ratio"))]  # fmt: skip
+    return table(header, rows)
+
+
 def run(folder: Path) -> str:
-    for part, make, name in (("pass", pass_table, "docs/speed.md"), ("solve", solve_table, "README.md")):
+    made = (
+        ("pass", pass_table, ["pass"], "docs/speed.md"),
+        ("solve", solve_table, ["solve"], "README.md"),
+        ("small-reg", small_reg_table, ["small-reg", "small-reg-gpu"], "docs/mathematics.md"),
+    )
+    for part, make, sources, name in made:
         path = ROOT / name
-        body = f"<!-- {part} -->\n{make(load(folder, part))}\n<!-- /{part} -->"
+        body = f"<!-- {part} -->\n{make(*(load(folder, source) for source in sources))}\n<!-- /{part} -->"
         text, count = re.subn(
             rf"<!-- {part} -->.*?<!-- /{part} -->", lambda _, body=body: body, path.read_text(), flags=re.S
         )
         if count != 1:
             raise ValueError(f"{name} must have one pair of markers <!-- {part} -->, found {count}")
         path.write_text(text)
-    return f"README.md and docs/speed.md written from {folder}"
+    return f"{', '.join(name for *_, name in made)} written from {folder}"

@@ -70,7 +70,10 @@ def run(args: Any) -> dict[str, Any]:
         before = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout)
         for row, other in zip(rows, before, strict=True):
             row["before"], row["seconds_before"] = other["passes"], other["seconds"]
-    return {"rows": rows, "file": "small-reg" + ("-gpu" if device == "gpu" else "")}
+    if device == "cpu":
+        return {"rows": rows}
+    properties = import_module("cupy").cuda.runtime.getDeviceProperties(0)
+    return {"rows": rows, "device": properties["name"].decode(), "file": "small-reg-gpu"}
 
 
 def report(data: dict[str, Any]) -> str:
