@@ -42,26 +42,34 @@ ALWAYS_INLINE vd point_cost(vd sum, const mapuot_metric metric, vd scale)
     return v_mul(sum, scale);
 }
 
+/* Coordinates go in groups of 16, each along all columns, as caches and prefetchers like it; what they sum waits in out.
+ * 64 at once touch as many pages a step: with 20,000 columns a float64 pass took 1.7 times as long. */
+enum { COORDINATES = 16 };
+
 ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
                                 const mapuot_metric metric)
 {
-    const double *x = points->x + i * points->d, *y = points->y + j;
+    const int64_t d = points->d;
+    const double *x = points->x + i * d, *y = points->y + j;
     const vd zero = v_set(0.0), scale = v_set(points->scale);
-    for (int64_t k = 0; k < count; k += PAD) { /* y is padded so */
-        vd sum[PAD / VL];
-        UNROLL
-        for (int p = 0; p < PAD / VL; p++)
-            sum[p] = zero;
-        for (int64_t q = 0; q < points->d; q++) {
+    for (int64_t from = 0, end; from < d; from = end) {
+        end = from + COORDINATES < d ? from + COORDINATES : d;
+        for (int64_t k = 0; k < count; k += PAD) { /* y is padded so */
+            vd sum[PAD / VL];
             UNROLL
-            for (int p = 0; p < PAD / VL; p++) {
-                const vd t = v_sub(v_set(x[q]), v_load(y + q * points->ld + k + p * VL));
-                sum[p] = metric == MAPUOT_CITYBLOCK ? v_add(sum[p], v_max(t, v_sub(zero, t))) : v_fma(t, t, sum[p]);
+            for (int p = 0; p < PAD / VL; p++)
+                sum[p] = from > 0 ? v_load(out + k + p * VL) : zero;
+            for (int64_t q = from; q < end; q++) {
+                UNROLL
+                for (int p = 0; p < PAD / VL; p++) {
+                    const vd t = v_sub(v_set(x[q]), v_load(y + q * points->ld + k + p * VL));
+                    sum[p] = metric == MAPUOT_CITYBLOCK ? v_add(sum[p], v_max(t, v_sub(zero, t))) : v_fma(t, t, sum[p]);
+                }
             }
+            UNROLL
+            for (int p = 0; p < PAD / VL; p++)
+                v_store(out + k + p * VL, end < d ? sum[p] : point_cost(sum[p], metric, scale));
         }
-        UNROLL
-        for (int p = 0; p < PAD / VL; p++)
-            v_store(out + k + p * VL, point_cost(sum[p], metric, scale));
     }
 }
 
