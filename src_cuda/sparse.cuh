@@ -10,12 +10,8 @@
 #include "common.cuh"
 
 #define RUN_THREADS 256 // of a block
-#ifndef AHEAD
-#define AHEAD 8 // entries of a row that a thread has under way
-#endif
-#ifndef RESIDENT
-#define RESIDENT 4 // blocks a multiprocessor
-#endif
+#define AHEAD 8         // entries of a row that a thread has under way
+#define RESIDENT 4 // blocks a multiprocessor: without this bound the compiler saves registers, and loads wait in turn
 
 // Which rows one launch does, and where their entries are.
 struct Runs {

@@ -33,7 +33,7 @@ __device__ __forceinline__ double plan_entry(const Pairs &P, const Runs &runs, i
 }
 
 // K, entries below `flush` being 0, or, with flush = 0, the plan; out[k - before] for entry k
-extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_entries(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, real *out, int64_t before,
                    double flush)
 {
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS)
 }
 
 // out_i = max_j log(entry), -inf of a row without entries
-extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_max(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, double *out)
 {
     __shared__ double part[RUN_THREADS / 32];
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS)
 }
 
 // out_i = sum_j P_ij, cost_i = sum_j P_ij M_ij
-extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_sums(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, double *out, double *cost_out)
 {
     __shared__ double part[RUN_THREADS / 32];
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS)
 
 // out_i,x = sum_j P_ij X_jx for the COLUMNS columns of X from x0 on; X is n x d, out m x d
 #define COLUMNS 4
-extern "C" __global__ void __launch_bounds__(RUN_THREADS)
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_apply(const __grid_constant__ Pairs P, const __grid_constant__ Runs runs, const double *X, int64_t d,
                  int64_t x0, double *out)
 {

@@ -29,9 +29,9 @@ from .workspace import Workspace
 RUNS = records.read("common/record.h", "sparse.cuh")["Runs"]
 PAIRS = records.read("common/record.h", "sparse_stream.cu")["Pairs"]
 THREADS = 256  # RUN_THREADS of sparse.cuh
-EACH = 4  # entries of a row that a thread has, in the mean
+EACH = 8  # entries of a row that a thread has, in the mean: AHEAD of sparse.cuh
 LONG = 64  # and at most: a longer row gets a block
-RESIDENT = 8  # blocks a multiprocessor of sparse_rows, each of which leaves its row scalars; of finish_first half
+RESIDENT = 4  # blocks a multiprocessor of a pass, each of which leaves scalars for others to join
 PIECE = 256  # columns of a part that a warp sums
 OF_BYTES = {size: name for name, size in ITEMSIZE.items()}
 ROW_SCALARS = 5  # NEXT_B of state.cuh
@@ -135,7 +135,7 @@ class SparseIterate(Iterate):
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Few blocks in the finish, where columns are many: each of them joins what all have left."""
-        self.split_columns(min(-(-self.n // line(self.memory)), RESIDENT // 2 * self.processors))
+        self.split_columns(min(-(-self.n // line(self.memory)), RESIDENT * self.processors))
         self.most = GRAPH_PASSES
         options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory) | {"SPARSE": 1}
         self.kernels = {name: kernel("portable.cu", name, **options) for name in KERNELS}
