@@ -96,7 +96,7 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
 
 
 def test_portable_blocks_do_columns_in_rounds(monkeypatch):
-    """Rows too wide for a block, in parts of 8 rows and of all columns; 3 blocks for 9001 columns."""
+    """Rows too wide for a block, in parts of 4 rows and of all columns; 3 blocks for 9001 columns."""
     monkeypatch.setenv("MAPUOT_CUDA", "portable")
     monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.launch"), "BLOCKS", 3)
     M, a, b = cost(13, 9001)

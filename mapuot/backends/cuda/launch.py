@@ -276,7 +276,7 @@ class Iterate:
         self.split_columns(min(BLOCKS, -(-self.n // line(self.memory))))
         self.copies = self.slab = 1
         self.most = GRAPH_PASSES
-        self.take_shape(shape or Shape(8, 8, 4 if self.in_place else 8), shape is not None, ld, dtype, kl)
+        self.take_shape(shape or Shape(8, 8, 4), shape is not None, ld, dtype, kl)
 
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """The portable kernels in that shape; fused: a block covers a row."""
