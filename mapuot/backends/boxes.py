@@ -130,6 +130,8 @@ class Boxes:
     Every rank has the boxes of all columns: only sums over rows are sums over ranks, and all decide alike.
     """
 
+    reached: tuple[Kept | None, tuple[float, float]] = None, (0.0, 0.0)  # of the last mask: ``reaches``
+
     def __init__(self, problem: Problem, pool: Any) -> None:
         assert isinstance(problem.cost, PointCloud)
         self.problem, self.pool, self.ranks = problem, pool, problem.rows.ranks
@@ -244,12 +246,15 @@ class Boxes:
 
     def reaches(self, kept: Kept) -> tuple[float, float]:
         """Largest distance of a kept pair, and how far points lie from the middle of y, in units of sqrt(reg)."""
-        middle = self.cols.mid.mean(0)
-        far = [
-            math.sqrt(((np.abs(half.mid - middle) + half.half) ** 2).sum(1).max(initial=0.0))
-            for half in (self.rows, self.cols)
-        ]
-        return math.sqrt(self.ranks.max(self.near(kept))), float(self.ranks.max(far[0]) + far[1])
+        if self.reached[0] is not kept:  # it is asked for some times of each mask
+            middle = self.cols.mid.mean(0)
+            far = [
+                math.sqrt(((np.abs(half.mid - middle) + half.half) ** 2).sum(1).max(initial=0.0))
+                for half in (self.rows, self.cols)
+            ]
+            near = math.sqrt(self.ranks.max(self.near(kept)))
+            self.reached = kept, (near, float(self.ranks.max(far[0]) + far[1]))
+        return self.reached[1]
 
     def make(self, state: State, goal: float, nats: float) -> Kept | None:
         """The pairs to keep, so that the others cost at most ``goal``; None: all.
