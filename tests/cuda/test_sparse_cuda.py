@@ -194,6 +194,18 @@ def test_the_pairs_used_last_are_given_back():
     assert on_gpu.Last.held is None
 
 
+def test_pairs_of_a_reference_that_is_gone_are_not_those_of_none():
+    S, _, a, b = pairs(20, 30, 0.3)
+    c = np.random.default_rng(0).random(S.shape) + 0.5
+    plain = Problem.from_arrays(S, a, b, 0.1, 1.0, "kl", "product", cuda)
+    given = Problem.from_cost(plain.cost, a, b, 0.1, 1.0, "kl", c, cuda)
+    assert given.cost is plain.cost
+    assert on_gpu.pairs_of(given).rows.c is not None
+    del given
+    gc.collect()
+    assert on_gpu.pairs_of(plain).rows.c is None
+
+
 def test_storage_finer_than_tol_needs():
     """Where K in float32 cannot certify tol, passes go on in float64."""
     S, _, a, b = pairs(50, 60, 0.2)
