@@ -28,6 +28,7 @@ from .problem import BatchProblem
 from .processor import core_count
 from .progress import bar as progress_bar
 from .result import Answer, Result, numbers, primal_value
+from .sparse import is_list_of_pairs
 from .strategy import (
     METHODS,
     PRECISIONS,
@@ -132,7 +133,7 @@ def solve_batch(
         return answered(solve_batch, given.pop("like"), given)  # type: ignore[no-any-return]
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
-    module = pick(backend, M, A, B)
+    module = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
     A, B, reg_m = as_vectors(M, A, B, reg_m)
     problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module, mask)
     options = make_options(method, precision, tol, tol_gap, threads)
