@@ -28,6 +28,7 @@ from .problem import BatchProblem
 from .processor import core_count
 from .progress import bar as progress_bar
 from .result import Answer, Result, numbers, primal_value
+from .sparse import is_list_of_pairs
 from .strategy import (
     METHODS,
     PRECISIONS,
@@ -71,7 +72,7 @@ def solve_batch(
 
     Parameters
     ----------
-    M : (m, n) or (p, m, n) array, scipy.sparse matrix or list of them, PointCloud or Grid
+    M : (m, n) or (p, m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, list of them, PointCloud or Grid
         One cost for all problems, or one each; float32 or float64; +inf forbids a pair. Of points and grids no K is
         shared: the problems are solved one by one, on a core each. So are those of a sparse matrix, or of p of them
         that store the same pairs (CSR matrices over the same indices cost p times the memory of their data only);
@@ -89,7 +90,8 @@ def solve_batch(
         Storage of K; "auto" takes float32 only where a float64 K would not stay in cache and tol allows it. On a
         GPU float32 passes come first but for "float64", and float64 ones certify.
     backend : {"auto", "cpu", "cuda", "reference"}
-        "auto": "cuda" where M, A or B is on a GPU; the tables of the result are then CuPy arrays.
+        "auto": "cuda" where M, A or B is on a GPU; the tables of the result are then CuPy arrays, those of a
+        sparse M where A or B is one.
     threads : int, optional
         CPU threads; default: the cores this process may use, one for small batches.
     warm_start : BatchResult or (log_u, log_v), optional
@@ -132,7 +134,7 @@ def solve_batch(
         return answered(solve_batch, given.pop("like"), given)  # type: ignore[no-any-return]
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
     as_choice(precision, "precision", ("auto", "float64", "mixed"))
-    module = pick(backend, M, A, B)
+    module = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
     A, B, reg_m = as_vectors(M, A, B, reg_m)
     problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module, mask)
     options = make_options(method, precision, tol, tol_gap, threads)
@@ -314,7 +316,7 @@ class BatchResult(Answer, Sequence[Result]):
 
     Attributes
     ----------
-    log_u, log_v : (p, m), (p, n) float64 arrays, CuPy ones where M, A or B is on a GPU
+    log_u, log_v : (p, m), (p, n) float64 arrays, CuPy ones where M, A or B is on a GPU (of a sparse M: A or B)
         Log scalings in POT's convention; -inf where the weight is 0.
     row_marginal, col_marginal : (p, m), (p, n) float64 arrays, CuPy ones alike
         ``P 1`` and ``P^T 1``, in units of mass.

@@ -113,7 +113,7 @@ class PointCloud(Cost):
 
     def _set(self, rows: F64, columns: F64) -> None:
         self.shape = len(rows), len(columns)
-        self.rows = rows  # (m, d)
+        self.rows, self.before = rows, 0  # (m, d); a mask is of these, whatever cloud they are a part of
         padding = -len(columns) % PAD
         self.columns = np.ascontiguousarray(np.pad(columns, ((0, padding), (0, 0)), mode="edge").T)  # (d, n padded)
 
@@ -130,9 +130,9 @@ class PointCloud(Cost):
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> PointCloud:
-        """The costs of some rows: a slice, without a copy of the points, or their numbers, which no mask knows."""
+        """The costs of some rows: a slice, no copy where it has no step, or their numbers, which no mask knows."""
         part = object.__new__(PointCloud)
-        vars(part).update(vars(self), x=self.x[rows], rows=self.rows[rows])
+        vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]))
         part.shape = len(part.rows), self.shape[1]
         part.before = self.before + (rows.start or 0) if isinstance(rows, slice) else 0
         return part

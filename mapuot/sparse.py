@@ -251,12 +251,15 @@ class SparseCosts(Cost):
 
     @classmethod
     def of_matrices(cls, matrices: Any) -> SparseCosts:
-        """What a sequence of matrices of scipy.sparse holds, without a copy where they are CSR with equal indices."""
+        """What a sequence of matrices holds, without a copy where they are CSR of scipy.sparse with equal indices."""
         for i, M in enumerate(matrices):
             if not is_sparse(M):
                 raise TypeError(f"M[{i}] must be a sparse matrix as the others are, got {type(M).__name__}")
+        on_device = any(map(is_on_device, matrices))
+        matrices = [on_host(M) for M in matrices]
         dtype = np.result_type(*(np.float32 if M.dtype in (np.float32, np.float16) else np.float64 for M in matrices))
         first = Sparse.of_matrix(matrices[0], "M[0]")
+        first.on_device = on_device
         data = [first.data]
         for i, M in enumerate(matrices[1:], 1):
             if same_places(M, matrices[0]) and M.dtype.kind in "fiu":
@@ -285,11 +288,11 @@ class SparseCosts(Cost):
         if isinstance(i, slice):
             return SparseCosts(self.data[i], self.places)
         places = self.places
-        return Sparse(self.data[i], places.column, places.start, places.shape, places.known)
+        return Sparse(self.data[i], places.column, places.start, places.shape, places.known, places.on_device)
 
     def transpose(self) -> SparseCosts:
         turned = Sparse(np.arange(float(self.size)), self.places.column, self.places.start, self.shape).transpose()
-        order = turned.data.astype(np.int64)
+        order, turned.on_device = turned.data.astype(np.int64), self.places.on_device
         return SparseCosts([x[order] for x in self.data], turned)
 
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
@@ -351,8 +354,13 @@ def is_sparse(value: Any) -> bool:
     return is_on_device(value) or (sparse is not None and sparse.issparse(value))
 
 
+def is_list_of_pairs(value: Any) -> bool:
+    """Whether these are costs of a batch, as `SparseCosts.of_matrices` takes them."""
+    return isinstance(value, (list, tuple)) and any(map(is_sparse, value))
+
+
 def on_host(block: Any) -> Any:
-    """Rows of a plan as scipy.sparse has them."""
+    """A sparse matrix, or rows of a plan, as scipy.sparse has them."""
     return block.get() if is_on_device(block) else block
 
 

@@ -21,7 +21,7 @@ from .errors import InfeasibleError, shown
 from .penalties import F64, KINDS
 from .ranks import ALONE, Ranks, process_grid
 from .side import Side
-from .sparse import Parts, Sparse, SparseCosts, is_on_device, is_sparse
+from .sparse import Parts, Sparse, SparseCosts, is_list_of_pairs, is_on_device, is_sparse
 
 MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
 CPU = 1  # DLPack's number of the host
@@ -308,7 +308,7 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
         return as_cost(M, backend)
     if stores_pairs(M):
         return as_pairs(M, backend, ALONE, None, None)
-    if isinstance(M, (list, tuple)) and any(map(is_sparse, M)):
+    if is_list_of_pairs(M):
         costs = SparseCosts.of_matrices(M)
         as_pairs(costs.places, backend, ALONE, None, None)
         return costs

@@ -143,7 +143,8 @@ def as_backend(backend: Any, costs: Any) -> Any:
         return np
     stored = [pair for pair, x in costs.items() if is_sparse(x)] if isinstance(costs, dict) else []
     if stored:
-        raise NotImplementedError(f"backend {chosen!r} takes no sparse costs[{shown(stored[0])}]: use backend='cpu'")
+        text = ", ".join(map(str, stored[0])) if isinstance(stored[0], tuple) else shown(stored[0])
+        raise NotImplementedError(f"backend {chosen!r} takes no sparse costs[{text}]: use backend='cpu'")
     arrays = import_module("..backends.cuda.arrays", __package__)
     arrays.need_device()
     return arrays.cp

@@ -55,6 +55,19 @@ def test_every_penalty_and_metric(penalty, metric):
     compare(x, y, a, b, 5e-4 if metric in ("sqeuclidean", "cosine") else 8e-3, 0.4, penalty, 1e-4, metric=metric)
 
 
+@pytest.mark.parametrize("reg_m", [1.0, (1.0, math.inf)])
+@pytest.mark.parametrize("rows", [slice(130, 390), slice(-260, None), slice(1, None, 2)])
+def test_a_part_of_a_cloud_is_a_cloud(rows, reg_m):
+    """Its mask is of its own rows: those in front of it, which another cloud has, once made the core read elsewhere."""
+    x, y, a, b = clouds(520)
+    options = {"reg": 5e-4, "reg_m": reg_m, "tol": 1e-4}
+    part = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0)[rows], a[rows], b, **options)
+    want = mapuot.solve(mapuot.PointCloud(x[rows], y, truncate=3.0), a[rows], b, **options)
+    assert part.sorted is not None
+    np.testing.assert_array_equal(part.plan, want.plan)
+    assert part.error_bound == want.error_bound
+
+
 @pytest.mark.parametrize("reg_m", [1.0, (0.3, math.inf)])
 def test_every_number_is_of_the_plan(reg_m):
     x, y, a, b = clouds()

@@ -126,6 +126,26 @@ def test_a_matrix_from_the_device_has_its_plan_there(form, dtype):
         mapuot.solve(given, a, b, 0.1, 1.0, backend="cpu")
 
 
+@pytest.mark.parametrize("on_device", [(0, 0), (1, 1), (0, 1)])
+def test_a_batch_of_matrices_has_its_plans_where_they_are(on_device):
+    """In the same places, on the host, on the device, or some of each; "auto" looks into the list."""
+    S, _, _, _ = pairs(12, 15, 0.3)
+    both = [S, S * 2]
+    rng = np.random.default_rng(0)
+    A, B = rng.random((2, 12)) + 0.1, rng.random((2, 15)) + 0.1
+    given = [device_sparse.csr_matrix(sparse.csr_matrix(x)) if k else x for k, x in zip(on_device, both, strict=True)]
+    got = mapuot.solve_batch(given, A, B, 0.1, 1.0, tol=1e-9, backend="auto" if any(on_device) else "cuda")
+    want = mapuot.solve_batch(both, A, B, 0.1, 1.0, tol=1e-9)
+    assert got.converged.all()
+    for one, other in zip(got.plans(), want.plans(), strict=True):
+        assert isinstance(one, device_sparse.csr_matrix if any(on_device) else sparse.csr_array)
+        found = one.get() if any(on_device) else one
+        np.testing.assert_allclose(found.toarray(), other.toarray(), rtol=1e-7)
+    if any(on_device):
+        with pytest.raises(TypeError, match="M must not lie on a GPU for backend 'cpu'"):
+            mapuot.solve_batch(given, A, B, 0.1, 1.0, backend="cpu")
+
+
 def test_rows_of_every_length():
     """Rows and columns that a block has beside those of a few threads, empty ones, and one of all pairs."""
     rng = np.random.default_rng(0)
@@ -192,6 +212,18 @@ def test_the_pairs_used_last_are_given_back():
     del result
     gc.collect()
     assert on_gpu.Last.held is None
+
+
+def test_pairs_of_a_reference_that_is_gone_are_not_those_of_none():
+    S, _, a, b = pairs(20, 30, 0.3)
+    c = np.random.default_rng(0).random(S.shape) + 0.5
+    plain = Problem.from_arrays(S, a, b, 0.1, 1.0, "kl", "product", cuda)
+    given = Problem.from_cost(plain.cost, a, b, 0.1, 1.0, "kl", c, cuda)
+    assert given.cost is plain.cost
+    assert on_gpu.pairs_of(given).rows.c is not None
+    del given
+    gc.collect()
+    assert on_gpu.pairs_of(plain).rows.c is None
 
 
 def test_storage_finer_than_tol_needs():

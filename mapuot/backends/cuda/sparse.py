@@ -117,12 +117,13 @@ def pairs_of(problem: Problem) -> DevicePairs:
         return held[3]
     Last.held = held = None  # their memory first
     pairs = DevicePairs(cost, c)
-    Last.held = weakref.ref(cost, forget), (lambda: None) if c is None else weakref.ref(c), device, pairs
+    Last.held = weakref.ref(cost, forget), (lambda: None) if c is None else weakref.ref(c, forget), device, pairs
     return pairs
 
 
-def forget(cost: Any) -> None:
-    if Last.held is not None and Last.held[0] is cost:
+def forget(gone: Any) -> None:
+    """Either of both: a c that is no more must not pass for none."""
+    if Last.held is not None and gone in Last.held[:2]:
         Last.held = None
 
 
