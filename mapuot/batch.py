@@ -39,7 +39,7 @@ from .strategy import (
     start_potentials,
     turned,
 )
-from .tensors import answered, tensor_among
+from .tensors import answered, listed, tensor_among
 from .threads import each
 from .validate import as_choice, as_count, as_starts, odd_scale
 
@@ -129,7 +129,7 @@ def solve_batch(
     >>> batch[3].plan.shape
     (50, 60)
     """
-    if (like := tensor_among(M, A, B)) is not None:
+    if (like := tensor_among(*listed(M), A, B)) is not None:
         given = locals()
         return answered(solve_batch, given.pop("like"), given)  # type: ignore[no-any-return]
     as_choice(method, "method", (name for name in METHODS if name != "map-uot"))

@@ -89,10 +89,10 @@ def stream_of(device: Any) -> Any:
 
 
 def taken(x: Any, name: str) -> Any:
-    """A tensor, an answer or a pair of them as arrays; anything else, other tensors too, as it is."""
+    """A tensor, an answer, or a pair or a list of them as arrays; anything else, other tensors too, as it is."""
     if type(x) is Tensors:
         return x.arrays
-    if isinstance(x, (tuple, list)) and len(x) <= 2:
+    if isinstance(x, (tuple, list)) and (len(x) <= 2 or tensor_among(*x) is not None):
         return type(x)(taken(y, name) for y in x)
     if tensor_among(x) is None:
         return x
@@ -105,11 +105,16 @@ def taken(x: Any, name: str) -> Any:
     return array_of(x)
 
 
+def listed(M: Any) -> Any:
+    """The matrices of a list, or the one M."""
+    return M if isinstance(M, (list, tuple)) else (M,)
+
+
 def answered(function: Callable[..., Any], like: Any, arguments: dict[str, Any]) -> Any:
     """``function(**arguments)``, its tensors read where they lie, and what it returns as `Tensors`."""
     with stream_of(like.device):
         arrays = {name: x if type(x) in PLAIN else taken(x, name) for name, x in arguments.items()}
-        return Tensors(function(**arrays), like.device, is_csr(arguments["M"]))
+        return Tensors(function(**arrays), like.device, any(map(is_csr, listed(arguments["M"]))))
 
 
 class Tensors:

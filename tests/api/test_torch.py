@@ -291,6 +291,20 @@ def test_gradcheck_of_stored_costs(reg_m, parts):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("weighted", [True, False])
+def test_a_batch_of_a_list_of_csr_tensors(weighted):
+    """One each on one pattern: plans that are such tensors, whatever else is one."""
+    a, b, _, values, csr = csr_case()
+    Ms = [csr(values.detach() * k) for k in (1.0, 2.0, 3.0)]
+    A, B = (x.detach().expand(3, -1).clone() for x in (a, b))
+    A, B = (A, B) if weighted else (A.numpy(), B.numpy())
+    batch = mapuot.solve_batch(Ms, A, B, 0.1, 1.0, tol=1e-9)
+    for k, M in enumerate(Ms):
+        one = mapuot.solve(M, A[k], B[k], 0.1, 1.0, tol=1e-9)
+        assert batch[k].plan.layout == torch.sparse_csr
+        torch.testing.assert_close(batch[k].plan.values(), one.plan.values(), rtol=1e-7, atol=1e-12)
+
+
 def test_the_gradient_is_a_csr_tensor():
     """Of a leaf: with its indices; the numbers are those of the dense loss, masses of 0 and float32 included."""
     for dtype, tol in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
