@@ -337,7 +337,8 @@ class Truncation:
         if share.mass:
             stat.error = (found + share.error) * (1 + part) + part
             stat.gap, stat.dual = stat.gap + reg * share.mass, stat.dual - reg * share.mass
-        enough = stat.error <= self.tol or stat.gap <= self.tol_gap * abs(stat.dual)
+        finite = math.isfinite(stat.dual)  # a mask may bound nothing where almost no mass moves
+        enough = stat.error <= self.tol or (finite and stat.gap <= self.tol_gap * abs(stat.dual))
         self.take(stat, state, found)
         costly = stat.status == "running" and not stat.rejected and share.error > max(MOST * self.tol, 0.5 * found)
         if costly or (stat.status == "converged" and not enough):
