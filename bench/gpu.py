@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from . import common
-from .gpu_solves import device_name, free_pools, wall
+from .gpu_solves import device_name, free_pools, missing, wall
 
 SIZES = [(512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (16384, 16384), (32768, 32768),
          (65536, 1024), (1024, 65536), (16384, 49152), (10000, 50000), (10000, 65536), (6000, 100000), (5000, 131072),
@@ -323,13 +323,8 @@ def point_line(row: dict[str, Any]) -> str:
 
 
 def run(args: Any) -> dict[str, Any]:
-    try:
-        import cupy as cp
-
-        if not cp.cuda.is_available():
-            return {"skipped": "no GPU"}
-    except ImportError as error:
-        return {"skipped": str(error)}
+    if reason := missing():
+        return {"skipped": reason}
     device = device_name()
     data: dict[str, Any] = {"device": device, "file": "gpu-" + re.sub(r"\W+", "-", device.lower())}
     sizes, tiles = (SIZES[1:5:3], 2048) if args.quick else (SIZES, 8192)

@@ -208,14 +208,18 @@ def device_name() -> str:
     return str(cp.cuda.runtime.getDeviceProperties(0)["name"].decode())
 
 
-def run(args: Any) -> dict[str, Any]:
+def missing() -> str:
+    """Why nothing can be measured here; empty where there is a GPU."""
     try:
         import cupy as cp
-
-        if not cp.cuda.is_available():
-            return {"skipped": "no GPU"}
     except ImportError as error:
-        return {"skipped": str(error)}
+        return str(error)
+    return "" if cp.cuda.is_available() else "no GPU"
+
+
+def run(args: Any) -> dict[str, Any]:
+    if reason := missing():
+        return {"skipped": reason}
     device, begin = device_name(), time.perf_counter()
     file = "gpu-solves-" + re.sub(r"\W+", "-", device.lower())
     data: dict[str, Any] = {"device": device, "file": file, "solves": []}
