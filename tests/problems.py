@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import rel_entr
 
@@ -336,3 +337,20 @@ def marginal_wanted(kind: str, sign: float, f: Any, t: Any, rho: Any) -> Any:
 def relative_error(P: Any, Q: Any) -> float:
     """|P - Q|_1 / |Q|_1."""
     return float(np.abs(np.asarray(P, float) - Q).sum() / np.abs(Q).sum())
+
+
+def pairs(m: int, n: int, density: float, seed: int = 0, parts: int = 1, dtype: Any = float) -> tuple[Any, ...]:
+    """(CSR, the same with inf elsewhere, a, b); a chain of pairs holds each of the parts together."""
+    rng = np.random.default_rng([seed, m, n])
+    stored = rng.random((m, n)) < density
+    i = np.arange(max(m, n))
+    stored[i % m, i % n] = stored[i % m, (i + 1) % n] = True
+    stored &= (np.arange(m) * parts // m)[:, None] == np.arange(n) * parts // n
+    M = np.where(stored, rng.random((m, n)).astype(dtype), np.inf).astype(dtype)
+    return csr_of(M), M, rng.random(m) + 0.1, rng.random(n) + 0.1
+
+
+def csr_of(M: Any) -> Any:
+    """The finite entries of an array."""
+    i, j = np.nonzero(np.isfinite(M))
+    return sparse.csr_array((M[i, j], (i, j)), shape=M.shape)

@@ -7,6 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from problems import csr_of, pairs
 from scipy import sparse
 
 import mapuot
@@ -20,22 +21,6 @@ from mapuot.sparse import Sparse
 from mapuot.strategy import make_options
 
 PENALTIES = ["kl", "tv", "l2", ("range", "kl"), ("kl", "balanced"), ("balanced", "kl")]
-
-
-def pairs(m, n, density, seed=0, parts=1, dtype=float):
-    """(CSR, the same with inf elsewhere, a, b); a chain of pairs holds each of the parts together."""
-    rng = np.random.default_rng([seed, m, n])
-    stored = rng.random((m, n)) < density
-    i = np.arange(max(m, n))
-    stored[i % m, i % n] = stored[i % m, (i + 1) % n] = True
-    stored &= (np.arange(m) * parts // m)[:, None] == np.arange(n) * parts // n
-    M = np.where(stored, rng.random((m, n)).astype(dtype), np.inf).astype(dtype)
-    return csr_of(M), M, rng.random(m) + 0.1, rng.random(n) + 0.1
-
-
-def csr_of(M):
-    i, j = np.nonzero(np.isfinite(M))
-    return sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
 
 
 def near(one, other):

@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from problems import pairs
 from scipy import sparse
 
 import mapuot
@@ -24,18 +25,6 @@ from mapuot.backends.cuda import sparse as on_gpu  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 
-def pairs(m, n, density, parts=1, seed=0, dtype=float):
-    """(CSR, the same with inf elsewhere, a, b); a chain of pairs holds each of the parts together."""
-    rng = np.random.default_rng([seed, m, n])
-    stored = rng.random((m, n)) < density
-    i = np.arange(max(m, n))
-    stored[i % m, i % n] = stored[i % m, (i + 1) % n] = True
-    stored &= (np.arange(m) * parts // m)[:, None] == np.arange(n) * parts // n
-    M = np.where(stored, rng.random((m, n)), np.inf).astype(dtype)
-    i, j = np.nonzero(stored)
-    return sparse.csr_array((M[i, j], (i, j)), shape=M.shape), M, rng.random(m) + 0.1, rng.random(n) + 0.1
-
-
 def passes(module, S, a, b, precision, reg_m, reference, count=8):
     """(stats, potentials, marginals) after so many."""
     problem = Problem.from_arrays(S, a, b, 0.1, reg_m, "kl", reference, module)
@@ -51,7 +40,7 @@ def passes(module, S, a, b, precision, reg_m, reference, count=8):
 @pytest.mark.parametrize("parts", [1, 3])
 def test_passes_are_those_of_the_cpu(parts, precision):
     """A coarse K is a float64 one on the CPU, whose passes make none of its entries anew."""
-    S, M, a, b = pairs(45, 60, 0.2, parts)
+    S, M, a, b = pairs(45, 60, 0.2, parts=parts)
     c = np.random.default_rng(1).random(M.shape)
     for reference in ("product", "uniform", c):
         for reg_m in ((1.0, 0.7), (np.inf, 0.7))[: 3 - min(parts, 2)]:  # a hard row needs a partner
