@@ -191,7 +191,7 @@ class Streamed(Cost):
     ) -> None:  # fmt: skip
         self.function, self.shape, self.start, self.columns = function, shape, start, columns
         self.convert = convert
-        self.dtype = np.dtype(np.float32 if np.dtype(dtype).name in ("float32", "float16") else np.float64)
+        self.dtype = held_type(dtype)
 
     @classmethod
     def made(
@@ -263,6 +263,11 @@ class Streamed(Cost):
         if block.dtype.kind not in "fiu":
             raise TypeError(f"M must hold real numbers, got dtype {block.dtype}")
         return namespace(block).asarray(block, dtype=self.dtype, order="C")
+
+
+def held_type(dtype: Any) -> Any:
+    """That of costs in memory: float32 where no digit is lost."""
+    return np.dtype(np.float32 if np.dtype(dtype).name in ("float32", "float16") else np.float64)
 
 
 def some_of(shape: tuple[int, int]) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .backends.contract import host, namespace
-from .cost import Cost, own_part
+from .cost import Cost, held_type, own_part
 from .penalties import F64
 from .ranks import ALONE, Ranks
 
@@ -78,11 +78,12 @@ class Sparse(Cost):
         if not csr.has_canonical_format:
             csr = csr.copy() if csr is M else csr
             csr.sum_duplicates()
-        dtype = np.float32 if csr.dtype in (np.float32, np.float16) else np.float64
         start, (m, n) = np.ascontiguousarray(csr.indptr, np.int64), M.shape
         data, column = csr.data[: start[-1]], csr.indices[: start[-1]]
         column = np.ascontiguousarray(column, np.int32)
-        return cls(np.ascontiguousarray(data, dtype), column, start, (int(m), int(n)), on_device=on_device)
+        return cls(
+            np.ascontiguousarray(data, held_type(csr.dtype)), column, start, (int(m), int(n)), on_device=on_device
+        )
 
     @property
     def size(self) -> int:
@@ -257,7 +258,7 @@ class SparseCosts(Cost):
                 raise TypeError(f"M[{i}] must be a sparse matrix as the others are, got {type(M).__name__}")
         on_device = any(map(is_on_device, matrices))
         matrices = [on_host(M) for M in matrices]
-        dtype = np.result_type(*(np.float32 if M.dtype in (np.float32, np.float16) else np.float64 for M in matrices))
+        dtype = np.result_type(*(held_type(M.dtype) for M in matrices))
         first = Sparse.of_matrix(matrices[0], "M[0]")
         first.on_device = on_device
         data = [first.data]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import Cost, own_part
+from ..cost import Cost, held_type, own_part
 from ..ranks import Ranks
 from ..sparse import MOST_COLUMNS, Sparse
 
@@ -95,7 +95,7 @@ def stored_type(dtype: Any) -> Any:
     """That of costs in memory."""
     if dtype.kind not in "fiu":
         raise TypeError(f"data must hold real numbers, got dtype {dtype}")
-    return np.dtype(np.float32 if dtype in (np.float32, np.float16) else np.float64)
+    return held_type(dtype)
 
 
 def as_bounds(indptr: Any, count: int) -> Any:
