@@ -4,7 +4,11 @@ A pass: seconds of float32 and float64 ones, taken in turn with those over a sto
 evaluations of pairs, two of each a pass, beside the rate at which the device takes 2^x. A solve:
 seconds to tol 1e-6, and the error of its plan on ROWS sampled rows, formed by SciPy in float64 outside of the library
 and compared with those of a solve to 1e-9; of all pairs, and without those that are provably negligible ("kept" is the
-share of the others). Peers are judged by the same rows. n is 10,000, or --size.
+share of the others). Peers are judged by the same rows, on a GPU after a call that compiles. n is 10,000, or --size.
+
+Large clouds (a GPU, not --quick): balanced, in a unit cube at a blur of .05, seconds to a certified 1e-6 and to the
+marginals that flash-sinkhorn's multiscale solver stops at, beside its seconds; both judged by the marginals of ROWS
+sampled rows and columns, formed in float64.
 
 A loss: SamplesLoss of both, debiased, its value and gradient by x, against ours to 1e-9; of GeomLoss by the scalings
 that it is called with. A grid: the same image pair as Grid and as PointCloud.
@@ -40,6 +44,8 @@ SMALL, FEW = 1e-3, 3  # of costs of 1, in up to so many dimensions: where most p
 ROWS = 200
 MOST_BYTES = 1 << 31  # of a matrix that a stored K or a peer needs
 POT_ITERATIONS = (100, 1000)
+FLASH_ITERATIONS = (100, 1000)
+LARGE, LARGE_REG, FLASH_TOL = (100_000, 1_000_000), 0.05**2, 5e-3  # its default
 
 
 def clouds(n: int, d: int) -> tuple[Any, Any, Any, Any]:
@@ -172,14 +178,20 @@ def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[
         judged("points, truncated", lambda: ours(lambda: mapuot.PointCloud(x, y, truncate=1.0)))
     if 12 * n * n <= MOST_BYTES:
         judged("matrix", lambda: ours(lambda: cdist(x, y, "sqeuclidean")))
-    for name, call in peers(problem, reg).items():
+    for name, call in peers(problem, reg, backend == "cuda").items():
         judged(name, call)
     return found
 
 
-def peers(problem: Any, reg: float) -> dict[str, Callable[[], tuple[Any, Any, Any]]]:
+def peers(problem: Any, reg: float, gpu: bool) -> dict[str, Callable[[], tuple[Any, Any, Any]]]:
     x, y, a, b = problem
     found: dict[str, Callable[[], tuple[Any, Any, Any]]] = {}
+    if gpu and importlib.util.find_spec("flash_sinkhorn"):
+        for tf32 in (True, False):
+            flash(x, y, a, b, reg, 2, tf32)  # compiles
+            for iterations in FLASH_ITERATIONS:
+                name = f"flash-sinkhorn, {'TF32' if tf32 else 'float32'}, {iterations} iterations"
+                found[name] = lambda k=iterations, t=tf32: flash(x, y, a, b, reg, k, t)  # type: ignore[misc]
     if importlib.util.find_spec("ot") and 32 * len(x) * len(y) <= MOST_BYTES:
         for iterations in POT_ITERATIONS:
             found[f"POT, {iterations} iterations"] = lambda k=iterations: pot(x, y, a, b, reg, k)  # type: ignore[misc]
@@ -209,6 +221,61 @@ def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float) -> tuple[Any, Any, Any]
     loss = SamplesLoss("sinkhorn", p=2, blur=math.sqrt(reg), reach=math.sqrt(RHO), debias=False, potentials=True)
     f, g = loss(a_, x_, b_, y_)
     return f.numpy().ravel() / reg, g.numpy().ravel() / reg, {}
+
+
+def flash(x: Any, y: Any, a: Any, b: Any, reg: float, iterations: int, tf32: bool) -> tuple[Any, Any, Any]:
+    import torch
+    from flash_sinkhorn import SamplesLoss
+
+    tensors = (torch.from_numpy(z).float().cuda() for z in (x, a, y, b))
+    x_, a_, y_, b_ = tensors
+    loss = SamplesLoss(blur=math.sqrt(reg), reach=math.sqrt(RHO), eps=reg, n_iters=iterations, potentials=True,
+                       normalize=False, use_epsilon_scaling=False, allow_tf32=tf32)  # fmt: skip
+    f, g = (z.double().cpu().numpy() / reg for z in loss(a_, x_, b_, y_))
+    return f, g, {"iterations": iterations}
+
+
+# ---- large clouds
+
+
+def large(n: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(n)
+    x, y, w = rng.random((n, 3)), rng.random((n, 3)), np.full(n, 1 / n)
+    found = []
+
+    def judged(name: str, call: Callable[[], tuple[Any, Any, Any]]) -> None:
+        call()  # compiles
+        (log_u, log_v, told), seconds, _ = peak(call)
+        missed = max(marginal_missed(x, y, log_u, log_v), marginal_missed(y, x, log_v, log_u))
+        found.append({"n": n, "who": name, "seconds": seconds, "marginals": missed, **told})
+
+    def ours(tol: float) -> tuple[Any, Any, Any]:
+        result = mapuot.solve(
+            mapuot.PointCloud(x, y), w, w, LARGE_REG, math.inf, tol=tol, backend="cuda", max_passes=2000
+        )
+        return result.log_u, result.log_v, {"bound": result.error_bound, "iterations": result.n_passes}
+
+    def multiscale() -> tuple[Any, Any, Any]:
+        import torch
+        from flash_sinkhorn import SamplesLoss
+
+        tensors = (torch.from_numpy(z).float().cuda() for z in (w, x, w, y))
+        loss = SamplesLoss(blur=math.sqrt(LARGE_REG), potentials=True, backend="multiscale", tol=FLASH_TOL)
+        f, g = (z.double().cpu().numpy() / LARGE_REG for z in loss(*tensors))
+        return f, g, {"iterations": loss.last_multiscale_info.fine_updates}
+
+    judged("mapuot, 1e-6", lambda: ours(1e-6))
+    judged(f"mapuot, {FLASH_TOL:g}", lambda: ours(FLASH_TOL))
+    if importlib.util.find_spec("flash_sinkhorn"):
+        judged(f"flash-sinkhorn, multiscale, {FLASH_TOL:g}", multiscale)
+    return found
+
+
+def marginal_missed(x: Any, y: Any, log_u: Any, log_v: Any) -> float:
+    """The mean of |r_i / a_i - 1| over sampled rows, weights equal."""
+    some = np.random.default_rng(0).choice(len(x), min(ROWS, len(x)), replace=False)
+    sums = [np.exp(log_u[i] + log_v - ((x[i] - y) ** 2).sum(1) / LARGE_REG).mean() for i in some]
+    return float(np.abs(np.array(sums) - 1).mean())
 
 
 # ---- SamplesLoss
@@ -284,7 +351,7 @@ def images(side: int, threads: int, backend: str) -> list[dict[str, Any]]:
     return found
 
 
-def skipped() -> dict[str, str]:
+def skipped(gpu: bool) -> dict[str, str]:
     """What is not measured, and why."""
     names = {
         "ot": "POT",
@@ -296,9 +363,9 @@ def skipped() -> dict[str, str]:
     found = {name: "not installed" for module, name in names.items() if not importlib.util.find_spec(module)}
     known = {
         "OTT-JAX": "its reference measure is uniform: another problem",
-        "flash-sinkhorn": "no call of it is written",
+        "flash-sinkhorn": "" if gpu else "it runs on GPUs only",
     }
-    return {name: found.get(name, known.get(name, "")) for name in names.values() if name in found or name in known}
+    return {name: why for name in names.values() if (why := found.get(name, known.get(name, "")))}
 
 
 def run(args: Any) -> dict[str, Any]:
@@ -320,7 +387,9 @@ def run(args: Any) -> dict[str, Any]:
         sides = (96,) if args.quick else (128, 1024)
         pairs = [row for side in sides for row in images(side, args.threads, "cuda" if gpu else "cpu")]
         loss = [] if gpu else losses(min(n, 4000), 3, args.threads)
-    return {"n": n, "passes": one, "solves": many, "images": pairs, "losses": loss, "not measured": skipped(),
+        big = [row for size in LARGE for row in large(size)] if gpu and not args.quick else []
+    return {"n": n, "passes": one, "solves": many, "images": pairs, "losses": loss, "large": big,
+            "not measured": skipped(gpu),
             "file": "points_gpu" if gpu else "points"}  # fmt: skip
 
 
@@ -336,6 +405,7 @@ def report(data: dict[str, Any]) -> str:
     text += f"\nof the device's rate of 2^x, by dimensions: {', '.join(shares)}" if shares else ""
     tables = [
         table_of(data["solves"], ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "kept", "MiB")),
+        table_of(data.get("large", []), ("n", "who", "iterations", "seconds", "marginals", "bound")),
         table_of(data.get("losses", []), ("n", "d", "blur", "who", "seconds", "value", "gradient")),
         table_of(data.get("images", []), ("side", "reg", "who", "iterations", "seconds", "bound", "MiB")),
     ]
@@ -345,7 +415,7 @@ def report(data: dict[str, Any]) -> str:
 
 def table_of(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> str:
     """Nothing of no rows; errors in powers of ten."""
-    small = ("error", "bound", "value", "gradient")
+    small = ("error", "bound", "value", "gradient", "marginals")
     cells = [
         [f"{s[k]:.1e}" if k in small and k in s else f"{s[k]:.3g}" if isinstance(s.get(k), float) else s.get(k, "")
          for k in keys] for s in rows
