@@ -195,8 +195,8 @@ def peers(problem: Any, reg: float, gpu: bool) -> dict[str, Callable[[], tuple[A
     if importlib.util.find_spec("ot") and 32 * len(x) * len(y) <= MOST_BYTES:
         for iterations in POT_ITERATIONS:
             found[f"POT, {iterations} iterations"] = lambda k=iterations: pot(x, y, a, b, reg, k)  # type: ignore[misc]
-    if importlib.util.find_spec("geomloss"):
-        found["GeomLoss"] = lambda: geomloss(x, y, a, b, reg)
+    if importlib.util.find_spec("geomloss") and 32 * len(x) * len(y) <= MOST_BYTES:
+        found["GeomLoss"] = lambda: geomloss(x, y, a, b, reg, "cuda" if gpu else "cpu")
     return found
 
 
@@ -211,16 +211,16 @@ def pot(x: Any, y: Any, a: Any, b: Any, reg: float, iterations: int) -> tuple[An
     return log["logu"], log["logv"], {"iterations": iterations}
 
 
-def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float) -> tuple[Any, Any, Any]:
+def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float, device: str) -> tuple[Any, Any, Any]:
     """Its cost is |x - y|^2 / 2: the points are those times the root of 2."""
     import torch
     from geomloss import SamplesLoss
 
-    tensors = (torch.from_numpy(z) for z in (a, math.sqrt(2) * x, b, math.sqrt(2) * y))
+    tensors = (torch.from_numpy(z).to(device) for z in (a, math.sqrt(2) * x, b, math.sqrt(2) * y))
     a_, x_, b_, y_ = (z.contiguous() for z in tensors)
     loss = SamplesLoss("sinkhorn", p=2, blur=math.sqrt(reg), reach=math.sqrt(RHO), debias=False, potentials=True)
     f, g = loss(a_, x_, b_, y_)
-    return f.numpy().ravel() / reg, g.numpy().ravel() / reg, {}
+    return f.cpu().numpy().ravel() / reg, g.cpu().numpy().ravel() / reg, {}
 
 
 def flash(x: Any, y: Any, a: Any, b: Any, reg: float, iterations: int, tf32: bool) -> tuple[Any, Any, Any]:
