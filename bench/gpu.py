@@ -100,7 +100,7 @@ def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
     held = {"MEMORY": memory_for(tiles, tiles, 4)}
     jobs = [("portable.cu", shape_options(shape, "float32", KL, **held)) for shape in paper_shapes() if tiles]
     shapes = [(s, "float32", True, held) for s in (row_shapes(tiles) if tiles else ())]
-    for m, n in sizes:
+    for m, n in [laid(*size) for size in sizes]:
         for store, narrow in STORES:
             held = {"MEMORY": memory_for(m, n, ITEMSIZE[store])}
             shapes.append((shape_for(-(-n // 16) * 16, store, narrow), store, narrow, held))
@@ -119,12 +119,21 @@ def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
         list(pool.map(make, unique))
 
 
+def laid(m: int, n: int) -> tuple[int, int]:
+    """The shape as a solve lays it on the device: long rows are read as columns."""
+    from mapuot.backends.cuda import LONG_ROWS
+
+    return (n, m) if n > max(m, LONG_ROWS) else (m, n)
+
+
 def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
+    """Of a problem as it is solved, by the method of the paper as it is given."""
     import cupy as cp
 
     from mapuot.backends import Options, cuda
     from mapuot.problem import Problem
 
+    m, n = (m, n) if in_place else laid(m, n)
     M = cp.random.default_rng(0).random((m, n), dtype=np.float32)
     problem = Problem.from_arrays(M, np.full(m, 1 / m), np.full(n, 1 / n), 0.05, 1.0, "kl", "product", cuda)
     memory = 0 if in_place else 5

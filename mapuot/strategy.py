@@ -80,6 +80,16 @@ def turned_sides(balanced_rows: bool, balanced_cols: bool, options: Options) -> 
     return balanced_cols and not balanced_rows and options.memory > 0
 
 
+def quicker(run: Run, problem: Problem, options: Options, start: tuple[F64, F64]) -> bool:
+    """Whether the backend would rather read the columns as rows, and nothing but time tells the two ways apart.
+
+    Rows that must be met stay rows, whose marginal is exact. A start of log v alone (a checkpoint's) stays one.
+    """
+    wanted = getattr(run.module, "quicker_turned", None)
+    free = options.memory > 0 and not problem.rows.demands and (start[0].any() or not start[1].any())
+    return bool(free and wanted and wanted(problem.cost))
+
+
 def coarse_steps(problem: Common, options: Options, warm: bool) -> Iterator[tuple[float, Options]]:
     """Larger regs to pass through first where reg is far below the range of M; none for the named methods."""
     spread = problem.M_max - problem.M_min
@@ -112,7 +122,7 @@ def attempts(problem: Problem, options: Options, warm: bool, escalate: bool) -> 
 
 def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
     """All attempts that it takes, on the problem as given or turned."""
-    turns = problem.turns and turned(problem, options)
+    turns = problem.turns and (turned(problem, options) or quicker(run, problem, options, start))
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
     nats = nats_of(task, bool(run.saves))
     boxed = in_boxes(task, bool(turns), run.module.LEAST_BOX) if nats is not None else None

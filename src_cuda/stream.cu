@@ -34,59 +34,86 @@ struct View {
     mapuot_mask mask;
 };
 
-struct Tile {
-    double x[SIDE][SIDE + 1];
+template <typename N> struct Tile {
+    N x[SIDE][SIDE + 1];
 };
 
-// This thread's way through a matrix: entry k of its tile at column j0 is from[j0 col + k step].  turned: the unit
-// stride runs down the rows, so that it is read along these and exchanged through shared memory.
+// This thread's way through the rows i0 to i0 + SIDE of a matrix: entry k of its tile at column j0 is
+// from[j0 col + k step].  turned: the unit stride runs down the rows, so that it is read along these and exchanged
+// through shared memory.
 template <typename T> struct Way {
     const T *from;
-    int64_t col, step;
+    int64_t col, step, i0;
     bool turned;
 
-    __device__ __forceinline__ Way(const T *A, int64_t row, int64_t col, int64_t i0) : from(A), col(col)
+    __device__ __forceinline__ Way(const T *A, int64_t row, int64_t col, int64_t i0) : from(A), col(col), i0(i0)
     {
         const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
         turned = col != 1 && row < col;
         from += turned ? (i0 + tx) * row + ty * col : (i0 + ty) * row + tx * col;
         step = STEP * (turned ? col : row);
     }
+
+    // What this thread reads of the tile at column j0, `missing` outside
+    __device__ __forceinline__ void request(const View &V, int64_t j0, double missing, T (&found)[SIDE / STEP]) const
+    {
+        const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
+        const T *at = from + j0 * col;
+        if (i0 + SIDE <= V.m && j0 + SIDE <= V.n) {
+#pragma unroll
+            for (int k = 0; k < SIDE / STEP; k++, at += step)
+                found[k] = *at;
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < SIDE / STEP; k++, at += step) {
+            const int64_t i = i0 + (turned ? tx : ty + STEP * k), j = j0 + (turned ? ty + STEP * k : tx);
+            found[k] = i < V.m && j < V.n ? *at : (T)missing;
+        }
+    }
+
+    // value[k] = A[i0 + ty + STEP k, j0 + tx], from what its threads have read
+    template <typename N>
+    __device__ __forceinline__ void take(const T (&found)[SIDE / STEP], Tile<N> &tile, N (&value)[SIDE / STEP]) const
+    {
+        const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
+#pragma unroll
+        for (int k = 0; k < SIDE / STEP; k++)
+            value[k] = (N)found[k];
+        if (!turned)
+            return;
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < SIDE / STEP; k++)
+            tile.x[ty + STEP * k][tx] = value[k];
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < SIDE / STEP; k++)
+            value[k] = tile.x[tx][ty + STEP * k];
+    }
 };
 
-// value[k] = A[i0 + ty + STEP k, j0 + tx], `missing` outside
-template <typename T>
-__device__ __forceinline__ void read_tile(const View &V, const Way<T> &way, int64_t i0, int64_t j0, double missing,
-                                          Tile &tile, double (&value)[SIDE / STEP])
+// The columns of slab blockIdx.y, in whole tiles
+struct Span {
+    int64_t begin, end;
+};
+
+__device__ __forceinline__ Span span_of(int64_t columns)
 {
-    const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-    const T *at = way.from + j0 * way.col;
-#pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++, at += way.step) {
-        const int64_t i = i0 + (way.turned ? tx : ty + STEP * k), j = j0 + (way.turned ? ty + STEP * k : tx);
-        value[k] = i < V.m && j < V.n ? (double)*at : missing;
-    }
-    if (!way.turned)
-        return;
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++)
-        tile.x[ty + STEP * k][tx] = value[k];
-    __syncthreads();
-#pragma unroll
-    for (int k = 0; k < SIDE / STEP; k++)
-        value[k] = tile.x[tx][ty + STEP * k];
+    const int64_t tiles = (columns + SIDE - 1) / SIDE;
+    return {tiles * blockIdx.y / gridDim.y * SIDE, tiles * (blockIdx.y + 1) / gridDim.y * SIDE};
 }
 
-// The rows i0 to i0 + SIDE of the exponents, tile by tile
+// The rows i0 to i0 + SIDE of the exponents, tile by tile from column j0 on; the next tile of M is on its way while one
+// is worked on.
 struct Exponents {
-    Way<cost> M;
-    Way<share> c;
+    const Way<cost> M;
+    cost ahead[SIDE / STEP];
     double alpha[SIDE / STEP]; // of this thread's rows, -inf outside
 
-    __device__ __forceinline__ Exponents(const View &V, int64_t i0)
-        : M(V.M, V.M_row, V.M_col, i0), c(V.c, V.c_row, V.c_col, i0)
+    __device__ __forceinline__ Exponents(const View &V, int64_t i0, int64_t j0) : M(V.M, V.M_row, V.M_col, i0)
     {
+        M.request(V, j0, INF, ahead);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
             const int64_t i = i0 + threadIdx.x / 32 + STEP * k;
@@ -95,21 +122,26 @@ struct Exponents {
     }
 
     // x = alpha_i + beta_j - M_ij / reg (-inf outside), M_ij and c_ij (1 without c) times the mask
-    __device__ __forceinline__ void read(const View &V, int64_t i0, int64_t j0, Tile &tile, double (&x)[SIDE / STEP],
-                                         double (&shares)[SIDE / STEP], double (&costs)[SIDE / STEP]) const
+    __device__ __forceinline__ void next(const View &V, int64_t j0, Tile<double> &tile, double (&x)[SIDE / STEP],
+                                         double (&shares)[SIDE / STEP], double (&costs)[SIDE / STEP])
     {
         const int64_t j = j0 + threadIdx.x % 32;
         const double beta = j < V.n ? V.beta[j] : -INF;
-        read_tile(V, M, i0, j0, INF, tile, costs);
+        M.take(ahead, tile, costs);
+        M.request(V, j0 + SIDE, INF, ahead);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++)
             shares[k] = 1;
-        if (V.c)
-            read_tile(V, c, i0, j0, 0, tile, shares);
+        if (V.c) {
+            const Way<share> c(V.c, V.c_row, V.c_col, M.i0);
+            share found[SIDE / STEP];
+            c.request(V, j0, 0, found);
+            c.take(found, tile, shares);
+        }
 #if MASKED
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++)
-            shares[k] *= mask_weight(&V.mask, i0 + threadIdx.x / 32 + STEP * k, j);
+            shares[k] *= mask_weight(&V.mask, M.i0 + threadIdx.x / 32 + STEP * k, j);
 #endif
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++)
@@ -120,53 +152,50 @@ struct Exponents {
 // c e^x, also where c is 0 and e^x beyond all numbers
 __device__ __forceinline__ double weighed(double c, double x) { return c > 0 ? c * exp(x) : 0; }
 
-// The column tiles of slab blockIdx.y
-#define FOR_TILES(j0)                                                                                                  \
-    const int64_t tiles = (V.n + SIDE - 1) / SIDE;                                                                     \
-    for (int64_t j0 = tiles * blockIdx.y / gridDim.y * SIDE, end = tiles * (blockIdx.y + 1) / gridDim.y * SIDE;        \
-         j0 < end; j0 += SIDE)
-
 #define RESIDENT (MASKED ? 3 : 4) // blocks of a multiprocessor: a mask takes registers
 // K (entries below `flush` are zero; columns n .. ld too) or, with flush = 0, the plan.
 extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     build_kernel(const __grid_constant__ View V, real *out, int64_t ld, double flush)
 {
-    __shared__ Tile tile;
+    __shared__ Tile<double> tile;
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
-    const int64_t i0 = (int64_t)blockIdx.x * SIDE, tiles = (ld + SIDE - 1) / SIDE;
-    const Exponents rows(V, i0);
-    real *to = out + (i0 + ty) * ld;
-    for (int64_t t = tiles * blockIdx.y / gridDim.y; t < tiles * (blockIdx.y + 1) / gridDim.y; t++) {
+    const int64_t i0 = (int64_t)blockIdx.x * SIDE;
+    const int left = (int)(V.m - i0 < SIDE ? V.m - i0 : SIDE) - ty; // rows from this thread's first on
+    const Span span = span_of(ld);
+    Exponents rows(V, i0, span.begin);
+    real *to = out + (i0 + ty) * ld + tx;
+    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        rows.read(V, i0, t * SIDE, tile, x, c, M);
-        const int64_t j = t * SIDE + tx;
+        rows.next(V, j0, tile, x, c, M);
+        const bool in = j0 + tx < ld;
+        real *at = to + j0;
 #pragma unroll
-        for (int k = 0; k < SIDE / STEP; k++) {
+        for (int k = 0; k < SIDE / STEP; k++, at += STEP * ld) {
             const double p = c[k] * exp(x[k]);
-            if (i0 + ty + STEP * k < V.m && j < ld)
-                to[STEP * k * ld + j] = stored(p >= flush ? p : 0);
+            if (in && STEP * k < left)
+                *at = stored(p >= flush ? p : 0);
         }
     }
 }
 
 // out_i = max_j log(entry)
-extern "C" __global__ void __launch_bounds__(256) row_max(const __grid_constant__ View V, double *out)
+extern "C" __global__ void __launch_bounds__(256, 3) row_max(const __grid_constant__ View V, double *out)
 {
-    __shared__ Tile tile;
+    __shared__ Tile<double> tile;
     const int ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
-    const Exponents rows(V, i0);
+    const Span span = span_of(V.n);
+    Exponents rows(V, i0, span.begin);
     double top[SIDE / STEP];
 #pragma unroll
     for (int k = 0; k < SIDE / STEP; k++)
         top[k] = -INF;
-    FOR_TILES(j0)
-    {
+    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        rows.read(V, i0, j0, tile, x, c, M);
+        rows.next(V, j0, tile, x, c, M);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++)
-            top[k] = fmax(top[k], V.c || MASKED ? x[k] + log(c[k]) : x[k]);
+            top[k] = fmax(top[k], V.c || MASKED ? x[k] + far_log(c[k]) : x[k]);
     }
 #pragma unroll
     for (int k = 0; k < SIDE / STEP; k++) {
@@ -181,15 +210,15 @@ extern "C" __global__ void __launch_bounds__(256) row_max(const __grid_constant_
 extern "C" __global__ void __launch_bounds__(256)
     plan_sums(const __grid_constant__ View V, double *out, double *cost_out)
 {
-    __shared__ Tile tile;
+    __shared__ Tile<double> tile;
     const int ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
-    const Exponents rows(V, i0);
+    const Span span = span_of(V.n);
+    Exponents rows(V, i0, span.begin);
     double sum[SIDE / STEP] = {}, paid[SIDE / STEP] = {};
-    FOR_TILES(j0)
-    {
+    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        rows.read(V, i0, j0, tile, x, c, M);
+        rows.next(V, j0, tile, x, c, M);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
             const double p = weighed(c[k], x[k]);
@@ -211,15 +240,15 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     apply(const __grid_constant__ View V, const double *X, int64_t d, int64_t x0, double *out)
 {
-    __shared__ Tile tile;
+    __shared__ Tile<double> tile;
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
-    const Exponents rows(V, i0);
+    const Span span = span_of(V.n);
+    Exponents rows(V, i0, span.begin);
     double sum[SIDE / STEP][COLUMNS] = {};
-    FOR_TILES(j0)
-    {
+    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         double x[SIDE / STEP], c[SIDE / STEP], M[SIDE / STEP];
-        rows.read(V, i0, j0, tile, x, c, M);
+        rows.next(V, j0, tile, x, c, M);
         const int64_t j = j0 + tx;
 #pragma unroll
         for (int q = 0; q < COLUMNS; q++) {
@@ -246,36 +275,47 @@ extern "C" __global__ void __launch_bounds__(256)
 // out, 4 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf
 extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant__ View V, double *out)
 {
-    __shared__ Tile tile;
+    __shared__ Tile<cost> tile;
     __shared__ double part[8][4];
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
+    const Span span = span_of(V.n);
     const Way<cost> way(V.M, V.M_row, V.M_col, i0);
-    double low = INF, high = -INF, bad = 0, infinite = 0;
-    FOR_TILES(j0)
-    {
-        double M[SIDE / STEP];
-        read_tile(V, way, i0, j0, 0, tile, M);
+    cost ahead[SIDE / STEP];
+    way.request(V, span.begin, 0, ahead);
+    cost least = INF, most = -INF; // in its own type: a comparison in float64 takes as long as many
+    int bad = 0, infinite = 0;
+    for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
+        cost M[SIDE / STEP];
+        way.take(ahead, tile, M);
+        way.request(V, j0 + SIDE, 0, ahead);
+        bool plain = i0 + SIDE <= V.m && j0 + SIDE <= V.n;
+#pragma unroll
+        for (int k = 0; k < SIDE / STEP; k++)
+            plain = plain && isfinite(M[k]);
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++) {
-            if (i0 + ty + STEP * k >= V.m || j0 + tx >= V.n)
+            if (!plain && (i0 + ty + STEP * k >= V.m || j0 + tx >= V.n))
                 continue;
-            bad += isnan(M[k]) || M[k] == -INF;
-            infinite += M[k] == INF;
-            if (isfinite(M[k]))
-                low = fmin(low, M[k]), high = fmax(high, M[k]);
+            if (plain || isfinite(M[k]))
+                least = fmin(least, M[k]), most = fmax(most, M[k]);
+            else if (M[k] == (cost)INF)
+                infinite++;
+            else
+                bad++;
         }
     }
-    low = -warp_max(-low), high = warp_max(high), bad = warp_sum(bad), infinite = warp_sum(infinite);
+    double low = -warp_max(-(double)least), high = warp_max((double)most);
+    double nans = warp_sum(bad), infs = warp_sum(infinite);
     if (tx == 0)
-        part[ty][0] = low, part[ty][1] = high, part[ty][2] = bad, part[ty][3] = infinite;
+        part[ty][0] = low, part[ty][1] = high, part[ty][2] = nans, part[ty][3] = infs;
     __syncthreads();
     if (threadIdx.x > 0)
         return;
     for (int w = 1; w < 8; w++) {
         low = fmin(low, part[w][0]), high = fmax(high, part[w][1]);
-        bad += part[w][2], infinite += part[w][3];
+        nans += part[w][2], infs += part[w][3];
     }
     double *at = out + 4 * (blockIdx.y * (int64_t)gridDim.x + blockIdx.x);
-    at[0] = low, at[1] = high, at[2] = bad, at[3] = infinite;
+    at[0] = low, at[1] = high, at[2] = nans, at[3] = infs;
 }

@@ -9,7 +9,8 @@ A backend is a module (or package) with
     LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
     QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
 
-and, where it has one, a batch: ``batch.py`` with storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
+and, where it has them, ``quicker_turned(cost)``, whether a solve of the transpose takes less time, and a batch:
+``batch.py`` with storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
 """
 
 from __future__ import annotations

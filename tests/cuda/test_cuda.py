@@ -6,6 +6,7 @@ import pytest
 from mapuot import solve
 from mapuot.backends import Options, reference
 from mapuot.errors import InfeasibleError
+from mapuot.files import load_checkpoint
 from mapuot.problem import Problem
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
@@ -271,6 +272,63 @@ def test_solve_gives_the_certified_plan(precision, reg):
     assert error <= max(found.error_bound, tol)
     np.testing.assert_allclose(found.cost, float((found.plan.get() * M).sum()), rtol=1e-9)
     np.testing.assert_allclose(found.row_marginal, found.plan.get().sum(1), rtol=20 * tol)
+
+
+@pytest.fixture
+def turning(monkeypatch):
+    """Rows of more than 64 columns are long; the shapes of the K that are made."""
+    made, workspace = [], cuda.Workspace
+    monkeypatch.setattr(cuda, "LONG_ROWS", 64)
+    monkeypatch.setattr(cuda, "Workspace", lambda *given: made.append(given[0].shape) or workspace(*given))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("given", "turns"),
+    [
+        ({}, True), ({"penalty": ("tv", "kl")}, True), ({"penalty": ("kl", "l2")}, True),
+        ({"reg_m": (1.0, np.inf)}, True), ({"reg_m": (np.inf, 1.0)}, False),
+        ({"method": "translation_invariant"}, False), ({"reference": "matrix"}, True),
+        ({"penalty": ("range", "kl"), "reg_m": (0.2, 1.0)}, False),
+    ],
+)  # fmt: skip
+def test_long_rows_are_read_as_columns(turning, given, turns):
+    """A wide M on the device, the same plan and the same sides; rows that must be met stay rows."""
+    M, a, b = cost(19, 90)
+    given = {"reg_m": (0.7, 2.0), **given}
+    if "reference" in given:
+        given["reference"] = np.random.default_rng(1).random(M.shape) + 0.1
+    expected = solve(M, *weights(a, b, 1.3), 0.05, backend="reference", tol=1e-9, **given)
+    found = solve(cp.asarray(M), *weights(a, b, 1.3), 0.05, tol=1e-9, **given)
+    assert set(turning) == {(90, 19) if turns else (19, 90)}
+    assert found.converged
+    error = np.abs(cuda.to_numpy(found.plan) - expected.plan).sum() / expected.plan.sum()
+    assert error <= found.error_bound + expected.error_bound
+    np.testing.assert_allclose(found.row_marginal, expected.row_marginal, rtol=1e-6)
+    np.testing.assert_allclose(found.col_marginal, expected.col_marginal, rtol=1e-6)
+    np.testing.assert_allclose(found.g - found.g[0], expected.g - expected.g[0], atol=1e-6)
+    assert found.dual <= found.objective
+
+
+def test_long_rows_and_what_is_known_of_an_answer(turning, tmp_path):
+    """Warm starts of both sides or of one, a checkpoint of the side that was columns, M in host memory."""
+    M, a, b = cost(19, 90)
+    a, b = weights(a, b, 1.3)
+    cold = solve(cp.asarray(M), a, b, 0.05, 1.0)
+    again = solve(cp.asarray(M), a, b, 0.05, 1.0, warm_start=cold)
+    assert again.n_passes <= 2 < cold.n_passes
+    assert solve(cp.asarray(M), a, b, 0.05, 1.0, warm_start=(cold.log_u, 0 * cold.log_v)).n_passes <= 2
+    assert set(turning) == {(90, 19)}
+    assert solve(cp.asarray(M), a, b, 0.05, 1.0, warm_start=(0 * cold.log_u, cold.log_v)).n_passes <= 2
+    assert turning[-1] == (19, 90)
+    solve(cp.asarray(M), a, b, 0.05, 1.0, checkpoint=tmp_path / "on")
+    resumed = load_checkpoint(tmp_path / "on", 19, 90, 0.05)
+    assert solve(cp.asarray(M), a, b, 0.05, 1.0, warm_start=resumed).n_passes <= 2
+    assert turning[-1] == (90, 19)
+    solve(M, a, b, 0.05, 1.0, backend="cuda")
+    solve(cp.asarray(M[:, :60]), a, b[:60], 0.05, 1.0)
+    solve(cp.asarray(M.T.copy()), b, a, 0.05, 1.0)
+    assert turning[-3:] == [(19, 90), (19, 60), (90, 19)]
 
 
 @pytest.mark.slow

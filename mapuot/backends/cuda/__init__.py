@@ -6,8 +6,12 @@ They load on first use: what kernels.py has is of use without CuPy, too.
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
+from ...cost import Dense
 from ...grids import Grid
 from ...sparse import Sparse
+from ..contract import namespace
 from ..cpu.grid import GridStream, GridWorkspace
 
 PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "weigh": "batch"}
@@ -15,6 +19,8 @@ PLACES |= {"Kernel": "kernel"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
 MAKES_COSTS = True  # of points, as they are needed
+RANGE_BYTES = 1 << 34  # of M, whose range is taken at once: 4 ms
+LONG_ROWS = 32768  # of more columns a row outgrows a block, and is slower to read than many short ones
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +28,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
     return value
+
+
+def quicker_turned(cost: Any) -> bool:
+    """Whether passes over the transpose take less time; of a matrix on the device, which is read in any strides."""
+    m, n = cost.shape
+    return isinstance(cost, Dense) and namespace(cost.array) is not np and n > max(m, LONG_ROWS)
 
 
 def Workspace(problem: Any, options: Any) -> Any:  # noqa: N802 - the word of the contract
