@@ -1,0 +1,252 @@
+"""Problems of many marginals, and what checks their answers: Newton's method on the dual of the whole array."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import mapuot
+
+SHAPES = ["chain", "star", "tree", "triangle", "array"]
+
+
+def edges_of(shape, count, rng):
+    if shape == "chain":
+        return [(k, k + 1) for k in range(count - 1)]
+    if shape == "star":
+        return [(0, k) for k in range(1, count)]
+    if shape == "triangle":
+        return [(0, 1), (2, 1), (0, 2)]
+    pairs = [(int(rng.integers(k)), k) for k in range(1, count)]
+    return [pair if rng.random() < 0.5 else pair[::-1] for pair in pairs]
+
+
+def array_of(costs, sizes):
+    """The sum of pairwise costs as one array."""
+    total = np.zeros(sizes)
+    for (i, j), M in costs.items():
+        ordered = np.asarray(M) if i < j else np.asarray(M).T
+        total = total + ordered.reshape([n if k in (i, j) else 1 for k, n in enumerate(sizes)])
+    return total
+
+
+def problem(shape, count, sizes=6, seed=0, ratio=1.2):
+    """(costs, masses): clouds that drift apart, masses of unequal totals; the largest cost is 1."""
+    rng = np.random.default_rng([seed, count])
+    sizes = [sizes + k % 2 for k in range(count)]
+    clouds = [rng.random((n, 2)) * 0.6 + 0.4 * k / count for k, n in enumerate(sizes)]
+    masses = [rng.dirichlet(np.full(n, 3.0)) * ratio ** (k / count) for k, n in enumerate(sizes)]
+    if shape == "array":
+        M = rng.random(sizes)
+        return M / M.max(), masses
+    pairs = edges_of(shape, count, rng)
+    costs = {(i, j): ((clouds[i][:, None] - clouds[j]) ** 2).sum(2) for i, j in pairs}
+    top = max(M.max() for M in costs.values())
+    return {pair: M / top for pair, M in costs.items()}, masses
+
+
+def whole(costs, masses, sizes=None):
+    sizes = sizes or [len(x) for x in masses]
+    return array_of(costs, sizes) if isinstance(costs, dict) else costs
+
+
+def axes_but(P, k):
+    return tuple(m for m in range(P.ndim) if m != k)
+
+
+def plan_of(C, masses, reg, log_u):
+    """R exp(sum log_u - C / reg), log_u = 0 and masses = 1 where a marginal is free."""
+    exponent = -C / reg
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for k, x in enumerate(log_u):
+            w = np.log(np.ones(len(x)) if masses[k] is None else masses[k])
+            one = np.where(np.isneginf(w) | np.isinf(x), -np.inf, w + np.where(np.isinf(x), 0.0, x))
+            exponent = exponent + one.reshape([-1 if m == k else 1 for m in range(C.ndim)])
+    return np.exp(exponent)
+
+
+def newton(C, masses, reg, rho, log_u):
+    """(plan, dual value) by damped Newton on the dual, all potentials at once, from log_u on."""
+    count = C.ndim
+    given = [k for k in range(count) if masses[k] is not None]
+    open_ = np.isfinite(C)
+    for k in given:
+        open_ &= (masses[k] > 0).reshape([-1 if m == k else 1 for m in range(count)])
+    used = [open_.any(axes_but(C, k)) for k in range(count)]
+    full = [np.ones(n) if m is None else np.asarray(m, float) for n, m in zip(C.shape, masses, strict=True)]
+    constant = sum(rho[k] * full[k][~used[k]].sum() for k in given if not np.isinf(rho[k]))
+    constant += reg * math.prod(x.sum() for x in full)
+    a = [x[keep] for x, keep in zip(full, used, strict=True)]
+    start = [x[keep] for x, keep in zip(log_u, used, strict=True)]
+    plan = np.zeros(C.shape)
+    plan[np.ix_(*used)], value = climb(C[np.ix_(*used)], a, reg, rho, given, start)
+    return plan, value + constant
+
+
+def hessian(P, given, diagonal):
+    """Of the negative dual value over reg: the diagonal, and the couplings of pairs."""
+    ends = np.cumsum([0] + [P.shape[k] for k in given])
+    H = np.diag(diagonal)
+    for i, k in enumerate(given):
+        for j, m in enumerate(given[:i]):
+            pair = P.sum(tuple(z for z in range(P.ndim) if z not in (k, m)))
+            H[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = pair
+            H[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = pair.T
+    return H
+
+
+class UnsolvedError(AssertionError):
+    """Newton's method has met its rounding."""
+
+
+def climb(C, a, reg, rho, given, log_u):
+    """(plan, dual value but for constants) of points that all have mass."""
+    ends = np.cumsum([len(a[k]) for k in given])[:-1]
+    rate = np.concatenate([np.full(len(a[k]), reg / rho[k]) for k in given])
+    weight, x = (np.concatenate([y[k] for k in given]) for y in (a, log_u))
+
+    def slope(x):
+        part = dict(zip(given, np.split(x, ends), strict=True))
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            P = plan_of(C, a, reg, [part.get(k, np.zeros(n)) for k, n in enumerate(C.shape)])
+            target = weight * np.exp(-rate * x)
+            value = np.where(rate > 0, -weight * np.expm1(-rate * x) / rate, weight * x).sum() - P.sum()
+        return P, target, np.concatenate([P.sum(axes_but(P, k)) for k in given]), value
+
+    for _ in range(500):
+        P, target, r, value = slope(x)
+        diagonal = target * rate + r
+        scale = 1 / np.sqrt(diagonal)
+        H = hessian(P, given, diagonal) * scale[:, None] * scale
+        step = scale * np.linalg.lstsq(H, scale * (target - r), rcond=1e-14)[0]
+        if np.abs(step).max() < 1e-13:
+            break
+        if (target - r) @ step > 1e-13 * (abs(value) + r.sum()):  # below, rounding hides the ascent
+            while not slope(x + step)[3] > value and np.abs(step).max() > 1e-13:
+                step = step / 2
+        else:
+            step = step / max(1.0, np.abs(step).max())
+        x = x + step
+    P, target, r, value = slope(x)
+    if not np.abs(target - r).sum() <= 1e-10 * (r.sum() + target.sum()):
+        raise UnsolvedError("the oracle did not converge")
+    return P, reg * value
+
+
+STORED = 2.0**-24 + 3e-9  # relative rounding of an entry of a kernel in float32
+SUMMED = 1e-7  # relative rounding of sums in float32, in which a pass may end where tol allows
+
+
+def check(result, costs, masses, reg, rho, sizes=None, storage=0.0):
+    """Assert that a result's numbers are those of its potentials and that its certificate is true; the plan's error.
+
+    ``storage``: by how much its marginals may differ from those of the plan, since kernels are stored and
+    summed in float32.
+    """
+    C = whole(costs, masses, sizes)
+    P = plan_of(C, masses, reg, result.log_u)
+    best, value = newton(C, masses, reg, rho, result.log_u)
+    logs = sum(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in result.log_u)
+    rounding = 1e-15 * (20 + 4 * logs + 4 * np.abs(C[np.isfinite(C)]).max() / reg) * C.ndim
+    mass, near = P.sum(), rounding + 1.01 * storage
+    np.testing.assert_allclose(result.mass, mass, rtol=near)
+    for k in range(C.ndim):
+        np.testing.assert_allclose(result.marginal(k), P.sum(axes_but(P, k)), rtol=near, atol=1e-30 * mass)
+    i, j = 0, C.ndim - 1
+    pair = P.sum(tuple(k for k in range(C.ndim) if k not in (i, j)))
+    found = result.pair(i, j)
+    found = found.toarray() if scipy.sparse.issparse(found) else found
+    np.testing.assert_allclose(found, pair, rtol=4 * near, atol=1e-20 * mass)
+    terms = reg * (mass + math.prod(1.0 * n if m is None else m.sum() for n, m in zip(C.shape, masses, strict=True)))
+    terms += sum(abs(reg * x[np.isfinite(x)]).max() for x in result.log_u if np.isfinite(x).any()) * mass
+    terms += sum(z * (m.sum() + mass) for z, m in zip(rho, masses, strict=True) if m is not None and z < np.inf)
+    assert result.dual <= value + 1e-12 * terms
+    hard = [k for k in range(C.ndim) if masses[k] is not None and rho[k] == np.inf]
+    error = float(np.abs(P - best).sum() / mass)
+    if len(hard) < 2:
+        floor = 1e-12 * math.sqrt(1 + max((z / reg for z in rho if z < np.inf), default=0.0)) + 10 * rounding
+        assert error <= result.error_bound + floor, f"true error {error}, bound {result.error_bound}"
+        prices = {k: np.abs(reg * result.log_u[k]).max() for k in hard}  # both plans meet what is hard to rounding
+        missed = sum(np.abs(Q.sum(axes_but(Q, k)) - masses[k]).sum() * prices[k] for k in hard for Q in (P, best))
+        missed += storage * reg * mass
+        assert result.objective >= value - 1e-11 * terms - missed
+        assert result.objective - result.dual <= result.gap + 1e-11 * terms
+    return error
+
+
+def random_problem(rng):
+    count = int(rng.integers(2, 6))
+    shape = str(rng.choice(SHAPES))
+    count = 3 if shape == "triangle" else count
+    sizes = rng.integers(1, {2: 9, 3: 7, 4: 5, 5: 4}[count], count)
+    pairs = None if shape == "array" else edges_of(shape, count, rng)
+    draw = (
+        (lambda *n: rng.random(n) * rng.choice([1.0, 10.0])) if rng.random() < 0.5 else (lambda *n: rng.normal(size=n))
+    )
+    costs = draw(*sizes) if pairs is None else {(i, j): draw(sizes[i], sizes[j]) for i, j in pairs}
+    masses = [rng.random(n) * 10 ** rng.uniform(-2, 2) for n in sizes]
+    rho = [10 ** rng.uniform(-1.5, 3) for _ in sizes]
+    if rng.random() < 0.3:
+        rho[int(rng.integers(count))] = np.inf
+    if rng.random() < 0.2:
+        masses[int(rng.integers(count))] = None
+    if rng.random() < 0.2:
+        for x in masses:
+            if x is not None and len(x) > 2:
+                x[0] = 0.0
+    reg = float(10 ** rng.uniform(-2, 0.5))
+    return costs, masses, reg, rho, [int(n) for n in sizes], float(10 ** rng.uniform(-7, -1))
+
+
+def as_stored(costs):
+    """The finite entries of dense costs as sparse matrices."""
+    found = {}
+    for pair, M in costs.items():
+        i, j = np.nonzero(np.isfinite(M))
+        found[pair] = scipy.sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
+    return found
+
+
+def one_random(seed, narrow=False):
+    """(whether it converged, true error / bound) of a problem of this seed, its certificate checked."""
+    costs, masses, reg, rho, sizes, tol = random_problem(np.random.default_rng(seed))
+    if all(x is None for x in masses):
+        return True, 0.0
+    result = mapuot.multimarginal(costs, masses, reg, rho, tol=max(tol, 2e-6 * narrow), max_passes=2000)
+    storage = (STORED * (len(sizes) - 1) + SUMMED) * narrow
+    return result.converged, check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound
+
+
+def one_random_of_pairs(seed, narrow=False):
+    """As ``one_random`` of a tree of stored pairs, some edges of it dense; its plan is that of inf everywhere else.
+
+    None where no plan exists, which both say in the same words, or where Newton has no digit left for log u of 1e3.
+    """
+    rng = np.random.default_rng([seed, 7])
+    costs, masses, reg, rho, sizes, tol = random_problem(rng)
+    while not isinstance(costs, dict) or len(costs) == len(sizes) or all(x is None for x in masses):
+        costs, masses, reg, rho, sizes, tol = random_problem(rng)
+    density = rng.choice([0.3, 0.6, 0.9])
+    costs = {pair: np.where(rng.random(M.shape) < density, M, np.inf) for pair, M in costs.items()}
+    dtype = rng.choice([np.float32, np.float64])
+    costs = {pair: M.astype(dtype).astype(np.float64) for pair, M in costs.items()}
+    stored = {pair: S.astype(dtype) if rng.random() < 0.8 else costs[pair] for pair, S in as_stored(costs).items()}
+    tol = max(tol, 2e-6 * narrow)
+    try:
+        dense = mapuot.multimarginal(costs, masses, reg, rho, tol=tol, max_passes=2000)
+    except mapuot.InfeasibleError as error:
+        with pytest.raises(mapuot.InfeasibleError, match=re.escape(str(error))):
+            mapuot.multimarginal(stored, masses, reg, rho)
+        return None
+    result = mapuot.multimarginal(stored, masses, reg, rho, tol=tol, max_passes=2000)
+    storage = (STORED * (len(sizes) - 1) + SUMMED) * narrow
+    try:
+        ratio = check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound
+    except UnsolvedError:
+        assert max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in result.log_u) > 1e3
+        return None
+    apart = sum(np.abs(result.marginal(k) - dense.marginal(k)).sum() for k in range(len(sizes)))
+    assert apart <= len(sizes) * (1.1 * result.error_bound + 1.1 * dense.error_bound + 1e-9) * result.mass
+    return result.converged, ratio
