@@ -33,27 +33,7 @@ typedef double column_total;
 #if PERSISTENT
 #include "entries_stored.cuh" // in the shape of a tile that stands above
 
-// All of a block's shared memory.  Tiles are found by their offset from here: through a stored pointer they would be
-// read by generic loads, with 64-bit addresses.
-extern __shared__ __align__(128) unsigned char memory[];
-
-// ---- mbarrier, bulk copy, cluster: sm_90
-__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-__device__ __forceinline__ void await(uint32_t full, uint32_t parity)
-{
-    asm volatile("{\n.reg .pred done;\nAGAIN: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra AGAIN;\n}" ::"r"(full),
-                 "r"(parity)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy_in(uint32_t to, const void *from, uint32_t bytes, uint32_t full)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(full)
-                 : "memory");
-}
+#include "bulk.cuh"
 
 __device__ __forceinline__ uint32_t cluster_rank()
 {

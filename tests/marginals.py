@@ -209,12 +209,13 @@ def as_stored(costs):
     return found
 
 
-def one_random(seed, narrow=False):
+def one_random(seed, narrow=False, backend="cpu"):
     """(whether it converged, true error / bound) of a problem of this seed, its certificate checked."""
     costs, masses, reg, rho, sizes, tol = random_problem(np.random.default_rng(seed))
     if all(x is None for x in masses):
         return True, 0.0
-    result = mapuot.multimarginal(costs, masses, reg, rho, tol=max(tol, 2e-6 * narrow), max_passes=2000)
+    tol = max(tol, 2e-6 * narrow)
+    result = mapuot.multimarginal(costs, masses, reg, rho, tol=tol, max_passes=2000, backend=backend)
     storage = (STORED * (len(sizes) - 1) + SUMMED) * narrow
     return result.converged, check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound
 

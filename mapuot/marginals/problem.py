@@ -89,9 +89,9 @@ class MultiProblem:
 
     @property
     def narrow(self) -> bool:
-        """Whether the first passes may sum in float32, which those over stored pairs do not."""
+        """Whether the first passes may sum in float32, which those over stored pairs and on a GPU do not."""
         pairs_only = self.edges and all(isinstance(x, Sparse) for x in self.edges.values())
-        return self.storage == "float32" and not pairs_only
+        return self.storage == "float32" and self.xp is np and not pairs_only
 
     @cached_property
     def parts(self) -> int:
@@ -115,7 +115,7 @@ class MultiProblem:
         pair = pair if pair in self.sizes else pair[::-1]
         ends = self.lows[pair], self.sizes[pair]
         if self.xp is not np:
-            kernel: LogKernel = load("cuda").Kernel(cost, self.reg, ends, self.xp)
+            kernel: LogKernel = load("cuda").Kernel(cost, self.reg, ends, self.xp, self.storage)
         else:
             held = "float64" if self.storage == "made" and isinstance(cost, Sparse) else self.storage
             kernel = load("cpu").Kernel(cost, self.reg, ends, held, self.threads)
@@ -124,15 +124,16 @@ class MultiProblem:
     def stored_for(self, tol: float, tol_gap: float | None) -> MultiProblem:
         """With kernels in float32 where they are large and its rounding, of all costs together, is well below tol.
 
-        Where not even these fit, rows are made anew in each pass, but for kernels of stored pairs.
+        Where not even these fit, rows are made anew in each pass, but for kernels of stored pairs and on a GPU.
         """
-        if self.kind == "triangle" or self.xp is not np:
+        if self.kind == "triangle":
             return self
         entries = sum(x.size for x in self.edges.values()) or math.prod(self.shape)
         room = 1.5 * NARROW_ENTRY * max(1, len(self.edges)) <= tol and (tol_gap is None or tol_gap >= LEAST_TOL_GAP)
         storage = "float32" if room and entries > SMALL_ENTRIES else "float64"
         needed = entries * (4 if storage == "float32" else 8)
-        return replace(self, storage=storage if needed <= KERNEL_SHARE * free_memory() else "made")
+        made = self.xp is np and needed > KERNEL_SHARE * free_memory()
+        return replace(self, storage="made" if made else storage)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

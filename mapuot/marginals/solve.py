@@ -68,7 +68,7 @@ def multimarginal(
     max_passes : int
         Passes at most (and one more where the last was an extrapolation that the guard dropped).
     backend : str
-        "cpu"; "cuda" holds kernels on a GPU in float64, by CuPy; "auto" takes the GPU where costs lie on one.
+        "cpu"; "cuda" holds kernels on a GPU; "auto" takes the GPU where costs lie on one.
     threads : int, optional
         Of passes on the CPU (products of a triangle have those of NumPy's BLAS). Default: the cores this process may
         use, one for small problems.
@@ -98,7 +98,8 @@ def multimarginal(
     -----
     Everything runs in one process. A tree keeps the kernel of each cost, in float32 where they are large and tol lets
     them, a triangle three in float64 and two products of their size, an array one kernel of its size. Kernels of trees
-    and arrays that do not fit into memory are made anew in each pass, from slabs by reading them once.
+    and arrays that do not fit into memory are made anew in each pass, from slabs by reading them once. On a GPU of
+    compute capability 9.0 or later a pass reads them once, on others twice and in float64, and all must fit.
 
     Examples
     --------

@@ -20,6 +20,7 @@ PARTS = {
     "portable": ["cuda/test_cuda.py", "-k", "portable"],
     "ranks": ["cuda/test_cuda_ranks.py", "-k", "nccl"],
     "points": ["cuda/test_points_cuda.py", "cuda/test_masks_cuda.py"],
+    "marginals": ["cuda/test_marginals_cuda.py"],
     "sparse": ["cuda/test_sparse_cuda.py"],
 }
 MISSING = {"a system with fibers by ucontext": sys.platform == "linux", "g++": shutil.which("g++") is not None}

@@ -1,4 +1,8 @@
-"""Products with one kernel on a GPU, by CuPy: K in float64 on the device, vectors of both sides on the host."""
+"""Products with one kernel on a GPU: K on the device, vectors of the rows on the host.
+
+From sm_90 on src_cuda/fused_pass.cu reads K once a pass, in float32 where that is asked for; elsewhere, and where rows
+are too wide for all multiprocessors together, K is in float64 and CuPy's products read it twice.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,31 @@ import numpy as np
 
 from ...cost import Cost
 from ...penalties import F64
+from ..contract import PAD
 from ..kernel import BLOCK_BYTES, LogKernel
+from ..workspace import STORAGE
+from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, strips_for
 
 
 class Kernel(LogKernel):
-    """K on the device of ``xp``, numpy or CuPy, read twice a pass."""
+    """K on the device of ``xp``, CuPy or, for tests, numpy; its rows are padded with zeros."""
 
-    def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], xp: Any) -> None:
-        super().__init__(cost, reg, ends, "float64")
-        self.xp, self.K = xp, xp.empty(cost.shape)
+    def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], xp: Any, dtype: str = "float64") -> None:
+        self.xp, (self.m, self.n) = xp, cost.shape
+        self.ld = -(-self.n // PAD) * PAD
+        self.K: Any = xp.empty((0, 0))
+        self.one_read: OneRead | None = None
+        super().__init__(cost, reg, ends, dtype if self.strips(dtype) else "float64")
+
+    def strips(self, dtype: str) -> Strips | None:
+        """How one read of K lies on the device; None where it has no bulk copies or a row is too wide for it."""
+        if not hasattr(self.xp, "RawModule"):
+            return None
+        from .launch import device_limits  # noqa: PLC0415 - needs CuPy
+
+        capability, processors, shared = device_limits(self.xp.cuda.Device().id)
+        shape = strips_for(self.m, self.ld, ITEMSIZE[dtype], processors, shared)
+        return shape if capability >= 90 else None
 
     def logs(self) -> Any:
         """Blocks (i0, i1, -C / reg) in float64 on the device."""
@@ -38,18 +58,25 @@ class Kernel(LogKernel):
 
     def build(self) -> None:
         xp, q = self.xp, self.xp.asarray(self.q)
+        if not self.K.size or self.K.dtype != STORAGE[self.dtype]:
+            self.K = self.one_read = None  # the one before goes first
+            self.K = xp.zeros((self.m, self.ld), STORAGE[self.dtype])
+            shape = self.strips(self.dtype)
+            self.one_read = OneRead(self, shape) if shape else None
         for i0, i1, L in self.logs():
-            xp.exp(L + xp.asarray(self.p[i0:i1])[:, None] + q, out=self.K[i0:i1])
+            self.K[i0:i1, : self.n] = xp.exp(L + xp.asarray(self.p[i0:i1])[:, None] + q)
 
     def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
+        s, sums = self.one_read(v, base, fi) if self.one_read else (self.dots(v), None)
         with np.errstate(divide="ignore", over="ignore"):
-            log_s = np.log(self.dots(v))
+            log_s = np.log(s)
             u = np.exp(base - fi * log_s)
-        sums = self.xp.asarray(u) @ self.K
-        return log_s, sums, float(u.max())
+        return log_s, self.xp.asarray(u) @ self.K[:, : self.n] if sums is None else sums, float(u.max())
 
     def dots(self, v: Any) -> F64:
-        return self.host(self.K @ self.xp.asarray(v))
+        if self.one_read:
+            return self.one_read(v, np.zeros(self.m), 0.0)[0]
+        return self.host(self.K[:, : self.n] @ self.xp.asarray(v))
 
     def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
         xp = self.xp
@@ -70,3 +97,46 @@ class Kernel(LogKernel):
             P = xp.exp(L + x[i0:i1, None] + y)
             total -= self.reg * float((P * xp.where(P > 0, L, 0.0)).sum())
         return total
+
+
+class OneRead:
+    """src_cuda/fused_pass.cu over the K of a `Kernel`."""
+
+    def __init__(self, owner: Kernel, shape: Strips) -> None:
+        xp, m, ld = owner.xp, owner.m, owner.ld
+        self.owner, self.shape, self.back = owner, shape, 0
+        options = {"STORE": STORES[owner.dtype], **shape.options}
+        self.run, self.join, sizes = (
+            kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams", "fused_sizes")
+        )
+        offset = xp.zeros(1, np.int32)
+        sizes((1,), (1,), (offset,))
+        self.shared = int(offset[0]) + shape.slots * shape.R * shape.slice * owner.K.itemsize
+        self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
+        rows = -(-m // shape.R) * shape.R
+        self.v, self.ends = xp.zeros(ld), xp.empty(2 * m)  # base, and s
+        self.part, self.scale = (xp.empty((2, count)) for count in (rows * shape.strips, rows))
+        for posts in (self.part, self.scale):
+            posts.view(np.uint64).fill(UNSET)
+        record = self.record = np.zeros((), PASS)
+        for name in ("strips", "slice", "slots", "lag"):
+            record[name] = getattr(shape, name)
+        record["m"], record["ld"], record["kernel"] = m, ld, owner.K.data.ptr
+        record["v"], record["base"], record["s"] = (x.data.ptr for x in (self.v, self.ends, self.ends[m:]))
+
+    def __call__(self, v: Any, base: F64, fi: float) -> tuple[F64, Any]:
+        """(s = K v, K^T u on the device), u = e^base s^-fi."""
+        owner, shape, record = self.owner, self.shape, self.record
+        self.v[: owner.n] = owner.xp.asarray(v)
+        self.ends[: owner.m].set(np.ascontiguousarray(base))
+        sums = owner.xp.empty((shape.streams, owner.ld))
+        record["sums"], record["fi"] = sums.data.ptr, fi
+        for name, posts in (("part", self.part), ("scale", self.scale)):
+            record[name], record[f"old_{name}"] = posts[self.back].data.ptr, posts[1 - self.back].data.ptr
+        blocks = shape.streams * shape.strips
+        self.run((blocks,), (shape.THREADS + 32,), (by_value(record), np.int32(self.back)), shared_mem=self.shared)
+        if shape.streams > 1:
+            grid = (min(-(-owner.ld // 256), blocks),)
+            self.join(grid, (256,), (sums, np.int64(owner.ld), np.int32(shape.streams)))
+        self.back = 1 - self.back
+        return self.ends[owner.m :].get(), sums[0, : owner.n]

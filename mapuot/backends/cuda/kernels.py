@@ -6,6 +6,7 @@ The text of the headers goes into the source, so that CuPy's cache sees every ed
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from .. import records
 from ..contract import MEMORY, PAD, memory_of
 
 SOURCE = records.SOURCE
+COOPERATIVE = ("iterate.cu", "fused_pass.cu")  # files whose blocks wait for each other
 STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
 THREADS, SCALARS, BLOCKS = 512, 7, 256
@@ -29,6 +31,7 @@ FULL_STRIPS = 8192  # and those from 15/16 of a power of 2 to it above this: few
 TILE_BYTES = 190_000  # of shared memory, for the rings of a block
 SOLO_COLUMNS = 128  # up to here every block does the whole finish_pass for itself
 SHALLOW_COLUMNS = 512  # up to here a pass is short beside more than 5 differences
+SLOTS_WANTED = 10  # tiles of a ring: u comes some steps after its products
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 
 BATCH_MEMORY = 12  # of batch.cuh: Anderson differences of a float64 pass of a batch
@@ -38,6 +41,7 @@ RECORDS = records.read("common/record.h", "state.cuh", "batch.cuh")
 STATE, PROGRESS, TRACE = RECORDS["State"], RECORDS["Progress"], records.STATS
 MASK = records.COMMON["mapuot_mask"]
 VIEW = records.read("common/record.h", "stream.cu")["View"]
+PASS = records.read("fused_pass.cu")["Pass"]
 
 
 def memory_for(m: int, n: int, itemsize: int) -> int:
@@ -139,6 +143,46 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
     return shape
 
 
+@dataclass(frozen=True)
+class Strips:
+    """How fused_pass lies on the device: ``streams`` of blocks share the rows, the ``strips`` of one the columns."""
+
+    THREADS: int
+    CPT: int
+    R: int
+    strips: int
+    slice: int  # columns of a strip
+    streams: int
+    slots: int  # tiles of a block's ring
+
+    @property
+    def options(self) -> dict[str, int]:
+        return {"THREADS": self.THREADS, "CPT": self.CPT, "R": self.R, "RESIDENT": THREADS // self.THREADS}
+
+    @property
+    def lag(self) -> int:
+        return min(self.slots - 2, self.slots * 2 // 3)  # the slot of a step is free in the one after next
+
+
+def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> Strips | None:
+    """The least work of a block, and of its threads; None where a row is too wide for all blocks together."""
+    threads = next((t for t in (128, 256) if ld <= 4 * t), THREADS)
+    blocks, room = processors * THREADS // threads, shared * threads // THREADS - 2048
+    best, least = None, math.inf
+    for columns in (4, 8, 16):
+        fewest = -(-ld // (threads * columns))
+        streams = min(m, blocks // fewest)
+        if streams == 0:
+            continue
+        width = -(-ld // (PAD * max(fewest, blocks // streams))) * PAD
+        strips, rows = -(-ld // width), -(-m // streams)
+        held = room // (width * itemsize)  # rows of a ring
+        R = next((r for r in (8, 4, 2) if held >= SLOTS_WANTED * r and rows >= SLOTS_WANTED * r), 1)
+        if held >= 3 and rows * width < least * (1 - 1 / 32):
+            best, least = Strips(threads, columns, R, strips, width, streams, min(MAX_SLOTS, held // R)), rows * width
+    return best
+
+
 def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) -> dict[str, int]:
     """The compiler's -D options of row_pass and finish_pass."""
     lie = {"GW": shape.GW, "CPT": shape.CPT, "R": shape.R, "CLUSTER": shape.CLUSTER}
@@ -188,7 +232,7 @@ def module(device: int, name: str, *options: tuple[str, int]) -> Any:
     import cupy  # noqa: PLC0415
 
     flags = ("-std=c++17", *(f"-D{key}={value}" for key, value in options))
-    cooperative = name == "iterate.cu"
+    cooperative = name in COOPERATIVE
     return cupy.RawModule(code=source(name), options=flags, enable_cooperative_groups=cooperative)
 
 

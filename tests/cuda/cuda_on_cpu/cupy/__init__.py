@@ -35,8 +35,9 @@ PTX = {  # what an asm statement starts with: the C++ in its place, {0} the firs
     "ld.relaxed.cluster": "{0} = *(device_uint64 *)from_shared({1}); change();",
     "fence.acq_rel.gpu;\\nred": "++*{0};",
     "fence": "",
-    "mbarrier": "",
-    "{\\n.reg .pred done": "",
+    "mbarrier.init": "*(device_uint64 *)from_shared({0}) = 0;",
+    "mbarrier.arrive": "++*(device_uint64 *)from_shared({0});",  # the copies that it expects are made before a change
+    "{\\n.reg .pred done": "while ((*(device_uint64 *)from_shared({0}) & 1) == {1}) change();",
     "cp.async.bulk.wait_group": "",
     "cp.async.bulk.shared": "memcpy(from_shared({0}), {1}, {2});",
     "cp.reduce.async.bulk": "for (unsigned q = 0; q < {2} / 8; q++) ({0})[q] += ((double *)from_shared({1}))[q];",
@@ -50,6 +51,7 @@ PTX = {  # what an asm statement starts with: the C++ in its place, {0} the firs
 }  # fmt: skip
 ASM = re.compile(r'\basm(?: volatile)?\("((?:[^"\\]|\\.)*)".*?\);', re.DOTALL)
 KERNEL = re.compile(r'extern "C" __global__ void(?:\s+__launch_bounds__\([^)]*\)|\s+SHAPE)?\s+(\w+)\(')
+COOPERATIVE = "iterate", "fused_pass"
 SHARED = "extern __shared__ __align__(128) unsigned char memory[];"
 
 
@@ -188,7 +190,7 @@ class RawModule:
         self.library = ctypes.CDLL(path)
 
     def get_function(self, name):
-        return Function(getattr(self.library, f"launch_{name}"), self.cooperative and name == "iterate")
+        return Function(getattr(self.library, f"launch_{name}"), self.cooperative and name in COOPERATIVE)
 
 
 class Function:

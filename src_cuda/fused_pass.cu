@@ -1,0 +1,257 @@
+// Mirrors src_c/kernels_tmpl.c (row_pass) with u = e^base s^-fi in the place of a prox: s = K v, sums = K^T u, for the
+// passes over many marginals (mapuot/backends/kernel.py, fused).  K is read once, in one cooperative launch, sm_90+.
+//
+// Rows are few and long: those of an array have a column for each point of all its other marginals.  A stream of
+// blocks shares the rows of its part of K, each block a strip of columns, whose v and sums stay in registers while tiles
+// of R rows pass through a ring in shared memory.  The products of a tile with v are posted (UNSET in common.cuh) to the
+// clerk of its step, a warp beside those that sweep in one of the stream's blocks; it adds them up and posts u, which
+// all take up `lag` steps later: the way there and back, 2 us through the L2 cache, costs nothing while tiles stream by.
+// What one launch posts, the next one takes back; it sweeps the other way, and finds the last rows in the L2 cache.
+// Options: STORE, THREADS (that sweep), CPT (columns of a thread), R (rows of a tile), RESIDENT (blocks a
+// multiprocessor).
+#include "bulk.cuh"
+
+#define WARPS (THREADS / 32)
+#define VPT (CPT / CHUNK)
+#define LANES (32 / R) // lanes that hold the sum of one row
+#define SLOTS 32       // most tiles in the ring
+#define LETTERS 8      // that a clerk's lane waits for at once
+
+struct Shared {
+    double part[2][R * WARPS];
+    uint64_t full[SLOTS];
+};
+
+#define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
+
+struct Pass {
+    const real *kernel;
+    int64_t m, ld;
+    int64_t strips, slice, slots, lag; // blocks of a stream, columns of each; tiles of a ring, u behind the products
+    const double *v, *base;
+    double fi;
+    double *s, *sums;                            // m; a row of ld for each stream
+    double *part, *scale, *old_part, *old_scale; // posts of this launch, and of the last one
+};
+
+// This block's share
+struct Part {
+    int64_t first;
+    int tiles, column, columns, bytes; // of a tile
+    bool back;
+};
+
+// The first row of the tile of a step
+__device__ __forceinline__ int64_t row_at(const Part &g, int step)
+{
+    return (g.first + (g.back ? g.tiles - 1 - step : step)) * R;
+}
+
+// One thread starts the copy of a tile; a row beyond the last is the last one, whose u is 0.
+__device__ __forceinline__ void fetch(const Pass &P, const Part &g, int step, int slot)
+{
+    const int64_t row = row_at(g, step);
+    const uint32_t bytes = g.columns * (uint32_t)sizeof(real),
+                   to = shared_address(memory) + RING_OFFSET + slot * g.bytes;
+    const uint32_t full = shared_address(((Shared *)memory)->full + slot);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes * R) : "memory");
+#pragma unroll
+    for (int q = 0; q < R; q++)
+        copy_in(to + q * bytes, P.kernel + (row + q < P.m ? row + q : P.m - 1) * P.ld + g.column, bytes, full);
+}
+
+// This thread's chunk c of row q of a tile
+__device__ __forceinline__ void entries(const unsigned char *tile, const Part &g, int q, int c, double (&k)[CHUNK])
+{
+    const int j = (c * THREADS + threadIdx.x) * CHUNK;
+    widen(j < g.columns ? *(const uint4 *)(tile + (q * g.columns + j) * (int)sizeof(real)) : make_uint4(0, 0, 0, 0), k);
+}
+
+// The sum over the strips of this lane's row, once all are posted
+__device__ __forceinline__ double whole_row(const double *from, int strips, int lane)
+{
+    double sum = 0;
+    for (int first = lane % LANES; first < strips; first += LANES * LETTERS) {
+        double x[LETTERS];
+#pragma unroll
+        for (int i = 0; i < LETTERS; i++)
+            x[i] = first + i * LANES < strips ? posted(from + first + i * LANES) : 0;
+#pragma unroll
+        for (int i = 0; i < LETTERS; i++) {
+            while (is_unset(x[i]))
+                x[i] = posted(from + first + i * LANES);
+            sum += x[i];
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int bit = LANES / 2; bit > 0; bit /= 2)
+        sum += __shfl_xor_sync(FULL, sum, bit);
+    return sum;
+}
+
+// u of the rows of every strips-th step
+__device__ __forceinline__ void clerk(const Pass &P, const Part &g, int strip)
+{
+    const int lane = threadIdx.x % 32;
+    for (int step = strip; step < g.tiles; step += P.strips) {
+        const int64_t i = row_at(g, step) + lane / LANES;
+        const double base = i < P.m ? P.base[i] : 0;
+        const double s = whole_row(P.part + i * P.strips, (int)P.strips, lane);
+        const double u = i < P.m ? WIDEN * far_exp(base - P.fi * far_log(s)) : 0;
+        if (lane % LANES == 0) {
+            post(P.scale + i, u);
+            take_back(P.old_scale + i);
+            if (i < P.m)
+                P.s[i] = s;
+        }
+    }
+}
+
+// The products of a tile with v, to its clerk: warps leave theirs in shared memory, one of them adds them up.
+__device__ __forceinline__ void tile_dots(const Pass &P, const Part &g, const unsigned char *tile, int step, int strip,
+                                          const double (&v)[CPT])
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    double s[R], *part = ((Shared *)memory)->part[step & 1];
+#pragma unroll
+    for (int q = 0; q < R; q++) {
+        double even = 0, odd = 0;
+#pragma unroll
+        for (int c = 0; c < VPT; c++) {
+            double k[CHUNK];
+            entries(tile, g, q, c, k);
+#pragma unroll
+            for (int e = 0; e < CHUNK; e += 2) {
+                even = fma(k[e], v[c * CHUNK + e], even);
+                odd = fma(k[e + 1], v[c * CHUNK + e + 1], odd);
+            }
+        }
+        s[q] = even + odd;
+    }
+    const double own = warp_sums<R>(s, lane);
+    if (lane % LANES == 0)
+        part[lane / LANES * WARPS + warp] = own;
+    asm volatile("bar.sync %0, %1;" ::"r"(1), "n"(THREADS) : "memory");
+    if (warp != step % WARPS)
+        return;
+    double sum = 0;
+    for (int p = lane % LANES; p < WARPS; p += LANES)
+        sum += part[lane / LANES * WARPS + p];
+#pragma unroll
+    for (int bit = LANES / 2; bit > 0; bit /= 2)
+        sum += __shfl_xor_sync(FULL, sum, bit);
+    const int64_t at = (row_at(g, step) + lane / LANES) * P.strips + strip;
+    if (lane % LANES == 0) {
+        post(P.part + at, sum);
+        take_back(P.old_part + at);
+    }
+}
+
+// sums += u K for the rows of a tile; lane q LANES of every warp holds u of row q.
+__device__ __forceinline__ void tile_sums(const Part &g, const unsigned char *tile, double u, double (&acc)[CPT])
+{
+#pragma unroll
+    for (int q = 0; q < R; q++) {
+        const double uq = __shfl_sync(FULL, u, q * LANES);
+#pragma unroll
+        for (int c = 0; c < VPT; c++) {
+            double k[CHUNK];
+            entries(tile, g, q, c, k);
+#pragma unroll
+            for (int e = 0; e < CHUNK; e++)
+                acc[c * CHUNK + e] = fma(uq, k[e], acc[c * CHUNK + e]);
+        }
+    }
+}
+
+// The sweep.  At the barrier of a step all warps have left the tile that the step before it took up: its slot is free.
+__device__ __forceinline__ void sweep(const Pass &P, const Part &g, int strip, const double (&v)[CPT],
+                                      double (&acc)[CPT])
+{
+    const int lane = threadIdx.x % 32;
+    const uint32_t full = shared_address(((Shared *)memory)->full);
+    const unsigned char *ring = memory + RING_OFFSET;
+    const int slots = (int)P.slots, lag = (int)P.lag;
+    int to = 0, from = 0;
+    uint32_t parity = 0;
+    double letter = 0;
+    for (int step = 0; step < g.tiles + lag; step++) {
+        const int late = step - lag;
+        if (step < g.tiles) {
+            await(full + to * 8, (parity >> to) & 1);
+            parity ^= 1u << to;
+            tile_dots(P, g, ring + to * g.bytes, step, strip, v);
+            to = to + 1 < slots ? to + 1 : 0;
+            if (threadIdx.x == THREADS - 32 && late > 0 && late - 1 + slots < g.tiles)
+                fetch(P, g, late - 1 + slots, from > 0 ? from - 1 : slots - 1);
+        }
+        if (late >= 0) {
+            const double *at = P.scale + row_at(g, late) + lane / LANES;
+            if (late == 0)
+                letter = posted(at);
+            while (is_unset(letter))
+                letter = posted(at);
+            __syncwarp();
+            tile_sums(g, ring + from * g.bytes, letter, acc);
+            from = from + 1 < slots ? from + 1 : 0;
+            if (late + 1 < g.tiles) // on its way beside the products of the next step
+                letter = posted(P.scale + row_at(g, late + 1) + lane / LANES);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32, RESIDENT)
+    fused_pass(const __grid_constant__ Pass P, int back)
+{
+    Shared &all = *(Shared *)memory;
+    const int strips = (int)P.strips, slice = (int)P.slice;
+    const int stream = blockIdx.x / strips, strip = blockIdx.x % strips, streams = gridDim.x / strips;
+    const int64_t tiles = (P.m + R - 1) / R;
+    Part g;
+    g.first = tiles * stream / streams;
+    g.tiles = (int)(tiles * (stream + 1) / streams - g.first);
+    g.back = back;
+    g.column = strip * slice;
+    g.columns = (int)(P.ld - g.column < slice ? P.ld - g.column : slice);
+    g.bytes = R * slice * (int)sizeof(real);
+    if (threadIdx.x == THREADS - 32) {
+        for (int q = 0; q < SLOTS; q++)
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(all.full + q)) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+        for (int step = 0; step < P.slots && step < g.tiles; step++)
+            fetch(P, g, step, step);
+    }
+    __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        clerk(P, g, strip);
+        return;
+    }
+    double v[CPT], acc[CPT];
+#pragma unroll
+    for (int c = 0; c < CPT; c++) {
+        const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;
+        v[c] = j < g.columns ? WIDEN * P.v[g.column + j] : 0;
+        acc[c] = 0;
+    }
+    sweep(P, g, strip, v, acc);
+#pragma unroll
+    for (int c = 0; c < CPT; c++) {
+        const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;
+        if (j < g.columns)
+            P.sums[stream * P.ld + g.column + j] = acc[c];
+    }
+}
+
+// The streams' sums, into the row of the first
+extern "C" __global__ void __launch_bounds__(256) join_streams(double *sums, int64_t ld, int streams)
+{
+    for (int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x; j < ld; j += (int64_t)gridDim.x * 256) {
+        double total = sums[j];
+        for (int q = 1; q < streams; q++)
+            total += sums[q * ld + j];
+        sums[j] = total;
+    }
+}
+
+extern "C" __global__ void fused_sizes(int *out) { out[0] = RING_OFFSET; }

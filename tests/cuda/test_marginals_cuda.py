@@ -1,0 +1,121 @@
+"""Many marginals on a GPU: one read of K against plain products, whole solves against Newton's method and the CPU."""
+
+import numpy as np
+import pytest
+from marginals import STORED, check, one_random, problem
+
+import mapuot
+from mapuot.backends.cuda.kernels import Strips
+from mapuot.cost import Dense
+
+cp = pytest.importorskip("cupy", reason="needs CuPy")
+if not cp.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+from mapuot.backends.cuda import kernel  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+
+def made(m, n, dtype, shape=None):
+    """A kernel of random costs, its passes in that shape."""
+    cost = Dense(np.random.default_rng([m, n]).random((m, n)))
+    made = kernel.Kernel(cost, 0.1, (0.0, 1.0), cp, dtype)
+    assert made.dtype == dtype
+    made.build()
+    made.builds = 1
+    if shape is not None:
+        made.one_read = kernel.OneRead(made, shape)
+    return made
+
+
+def compare(made, passes=3):
+    """Passes, which sweep forth and back, against products in float64 with K as it is stored."""
+    K, rng = made.K.get()[:, : made.n].astype(np.float64), np.random.default_rng(0)
+    assert not made.K.get()[:, made.n :].any()
+    for fi in np.linspace(0.7, 1.0, passes):
+        v, base = rng.random(made.n), rng.normal(size=made.m)
+        log_s, sums, largest = made.fused(v, base, fi, False)
+        s = K @ v
+        u = np.exp(base) * s**-fi
+        np.testing.assert_allclose(log_s, np.log(s), rtol=0, atol=1e-13)
+        np.testing.assert_allclose(made.host(sums), u @ K, rtol=1e-12)
+        np.testing.assert_allclose(largest, u.max(), rtol=1e-12)
+    np.testing.assert_allclose(made.dots(v), s, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 7), (3, 2100), (37, 77), (9, 513)])
+def test_one_read_is_two_products(m, n, dtype):
+    compare(made(m, n, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("m", "n", "shape"),
+    [
+        (41, 200, Strips(128, 4, 2, 3, 80, 2, 3)),  # a ring of three tiles, a stream of 10 and one of 11, half a tile
+        (50, 130, Strips(128, 8, 4, 9, 16, 1, 4)),  # more strips than lanes of a row
+        (67, 600, Strips(128, 16, 8, 1, 608, 3, 3)),
+        (23, 1100, Strips(256, 4, 1, 8, 144, 1, 5)),
+    ],
+)
+def test_tiles_of_all_shapes(m, n, shape, dtype):
+    compare(made(m, n, dtype, shape), passes=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("m", "n"), [(300, 7 * 1001), (128, 128 * 128), (17, 500_001), (20_000, 77), (5000, 5000)])
+def test_one_read_of_large_kernels(m, n, dtype):
+    compare(made(m, n, dtype))
+
+
+def test_rows_too_wide_are_read_twice(monkeypatch):
+    monkeypatch.setattr(kernel, "strips_for", lambda *size: None)
+    found = kernel.Kernel(Dense(np.ones((3, 50))), 0.1, (0.0, 1.0), cp, "float32")
+    assert found.dtype == "float64"
+    found.build()
+    compare(found)
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    """Kernels of any size in float32, where tol lets them."""
+    monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "array"])
+@pytest.mark.parametrize("reg", [0.1, 0.01])
+def test_plans_are_those_of_newton(shape, reg, narrow):
+    costs, masses = problem(shape, 3, 6)
+    for tol, storage in ((1e-6, "float32"), (1e-9, "float64")):
+        result = mapuot.multimarginal(costs, masses, reg, 1.0, tol=tol, backend="cuda")
+        assert result.converged
+        assert result.problem.storage == storage
+        assert check(result, costs, masses, reg, [1.0] * 3, storage=2 * STORED * (storage == "float32")) < tol
+
+
+def test_odd_sizes_are_those_of_the_cpu(narrow):
+    rng = np.random.default_rng(3)
+    sizes = (11, 7, 33)
+    C, masses = rng.random(sizes), [rng.dirichlet(np.ones(n)) * 1.2**k for k, n in enumerate(sizes)]
+    one, two = (mapuot.multimarginal(C, masses, 0.05, [1.0, np.inf, 2.0], backend=x) for x in ("cpu", "cuda"))
+    apart = sum(np.abs(one.marginal(k) - two.marginal(k)).sum() for k in range(3))
+    assert apart <= 3 * (one.error_bound + two.error_bound + 2e-7) * one.mass
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("stored", [False, True])
+def test_no_false_certificate(stored, request):
+    if stored:
+        request.getfixturevalue("narrow")
+    found = [one_random(seed, stored, "cuda") for seed in range(15)]
+    assert sum(converged for converged, _ in found) >= 14
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_no_false_certificate_of_many(narrow):
+    found = [one_random(seed, True, "cuda") for seed in range(2000)]
+    assert sum(converged for converged, _ in found) >= 1980
