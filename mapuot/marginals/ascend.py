@@ -75,18 +75,14 @@ def translation(problem: MultiProblem, state: State) -> F64:
     A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k), but
     the mass of a hard marginal where there is one. A row for each marginal, a column for each part of the problem.
     """
-    lam, log_mass = np.zeros((len(problem.marginals), problem.parts)), state.log_masses
-    soft = {k: x.rho / problem.reg for k, x in enumerate(problem.marginals) if not (x.free or x.hard)}
-    hard = [k for k, x in enumerate(problem.marginals) if x.hard]
-    log_A = {k: problem.log_sums(k, problem.marginals[k].log_weight - state.log_u[k] / R) for k, R in soft.items()}
-    if hard:
-        log_c = problem.log_sums(hard[0], problem.marginals[hard[0]].log_weight)
-    else:
-        log_c = (log_mass + sum(R * log_A[k] for k, R in soft.items())) / (1 + sum(soft.values()))
-    for k, R in soft.items():
-        lam[k] = R * (log_A[k] - log_c)
-    if hard:
-        lam[hard[0]] = log_c - log_mass - lam.sum(0)
+    log_mass, rate, (soft, hard) = state.log_masses, problem.rate[:, None], problem.kinds
+    log_A = problem.log_sums(problem.log_weight - problem.rates * state.log_u.flat)
+    R = np.divide(1.0, rate, out=np.zeros_like(rate), where=rate > 0)
+    first = int(np.argmax(hard)) if hard.any() else None
+    log_c = log_A[first] if first is not None else (log_mass + (R * log_A)[soft].sum(0)) / (1 + R.sum())
+    lam = np.where(soft[:, None], R * (log_A - log_c), 0.0)
+    if first is not None:
+        lam[first] = log_c - log_mass - lam.sum(0)
     return np.where(np.isfinite(lam).all(0), lam, 0.0)
 
 
@@ -109,32 +105,30 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     reg eta, which is one for the true costs, too, and KL(it | the plan) <= eta^2 / 2. Of a state that is not whole only
     the dual value is known.
     """
-    reg, gap, hard, kl, price, slipped, mass = problem.reg, 0.0, 0.0, 0.0, 0.0, 0.0, state.mass
+    reg, mass, (soft, is_hard) = problem.reg, state.mass, problem.kinds
     if not LEAST_MASS <= mass < math.inf:
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     dual = reg * (problem.reference_mass - mass) + problem.constant
     terms = reg * (problem.reference_mass + mass) + problem.constant
-    sizes = [float(np.abs(x).max()) for x in state.log_u]
-    logs = float(np.abs(lam).max(1).sum()) + sum(sizes) + problem.log_sizes + problem.largest / reg
-    delta, slip = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg), 0.0
+    log_u, weight, rho = state.log_u.flat, problem.weight, problem.rho
+    sizes = problem.tops(np.abs(log_u))
+    logs = float(np.abs(lam).max(1).sum()) + float(sizes.sum()) + problem.log_sizes + problem.largest / reg
+    delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
     eta = growth(state.storage)
-    for k, x in enumerate(problem.marginals):
-        if x.free:
-            continue
-        log_u, r = state.log_u[k], state.marginal(problem, k) if state.whole else None
-        if x.hard:
-            value, price = reg * log_u * x.weight, price + sizes[k] * reg
-            hard += 0.0 if r is None else float(np.abs(r - x.weight).sum())
-        else:
-            y = log_u * (reg / x.rho)
-            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                q, value = x.weight * np.exp(-y), -x.rho * x.weight * np.expm1(-y)
-            own = growth(8 * UNIT * (1 + float(np.abs(y).max())))
-            slip, slipped = max(slip, own), slipped + x.rho * own * float(q.sum())
-            if r is not None:
-                with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-                    gap, kl = gap + x.rho * float(kl_divergence(r, q).sum()), kl + x.rho * float((r + q).sum())
-        dual, terms = dual + float(value.sum()), terms + float(np.abs(value).sum())
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        y = problem.rates * log_u
+        value = weight * np.where(problem.hard_points, reg * log_u, problem.rhos * -np.expm1(-y))
+        q = weight * np.exp(-y)
+        own = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()]
+        slip, slipped = max(own, default=0.0), float((rho * problem.sums(q))[soft] @ own)
+        price = reg * float(sizes[is_hard].sum())
+        gap = hard = kl = 0.0
+        if state.whole:
+            r = state.marginals(problem)
+            hard = float(problem.sums(np.abs(r - weight))[is_hard].sum())
+            gap = float((rho * problem.sums(kl_divergence(r, q)))[soft].sum())
+            kl = float((rho * problem.sums(r + q))[soft].sum())
+    dual, terms = dual + float(value.sum()), terms + float(np.abs(value).sum())
     moved = reg * mass * delta + slipped + 64 * UNIT * terms
     with np.errstate(over="ignore", invalid="ignore"):
         sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
@@ -181,23 +175,25 @@ class History:
 
         ``alone``: how much of gamma each part has for itself, 1 where parts hardly know of each other.
         """
-        count, out = min(self.made, len(self.dF)), np.empty_like(image)
-        grams, rights = np.empty((len(self.parts), count, count)), np.empty((len(self.parts), count))
-        for k, part in enumerate(self.parts):
-            dF = self.dF[:count, part]
-            weighted = dF * weight[part]
-            grams[k], rights[k] = weighted @ dF.T, weighted @ residual[part]
-        joint = weights_of(grams.sum(0), rights.sum(0))
-        for k, part in enumerate(self.parts):
-            gamma = joint + alone * (weights_of(grams[k], rights[k]) - joint) if alone else joint
-            out[part] = image[part] - gamma @ self.dG[:count, part]
+        count = min(self.made, len(self.dF))
+        dF, dG = self.dF[:count], self.dG[:count]
+        weighted = dF * weight
+        if not alone or len(self.parts) == 1:
+            return np.asarray(image - weights_of((weighted @ dF.T)[None], (weighted @ residual)[None])[0] @ dG)
+        grams = [weighted[:, part] @ dF[:, part].T for part in self.parts]
+        rights = [weighted[:, part] @ residual[part] for part in self.parts]
+        found, out = weights_of(np.stack([*grams, sum(grams)]), np.stack([*rights, sum(rights)])), image.copy()
+        for part, gamma in zip(self.parts, alone * found + (1 - alone) * found[-1], strict=False):
+            out[part] -= gamma @ dG[:, part]
         return out
 
 
-def weights_of(gram: F64, right: F64) -> F64:
-    scale = 1 / np.sqrt(np.maximum(np.diag(gram), np.finfo(float).tiny))
-    system = gram * scale[:, None] * scale + RIDGE * np.eye(len(gram))
-    return np.asarray(scale * np.linalg.solve(system, scale * right))
+def weights_of(grams: F64, rights: F64) -> F64:
+    """argmin |F - sum gamma_i dF_i| of each problem."""
+    diagonal = np.diagonal(grams, axis1=1, axis2=2)
+    scale = 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny))
+    systems = grams * scale[:, :, None] * scale[:, None] + RIDGE * np.eye(grams.shape[1])
+    return np.asarray(scale * np.linalg.solve(systems, (scale * rights)[:, :, None])[:, :, 0])
 
 
 class Ascent:

@@ -25,7 +25,7 @@ from ..penalties import F64
 from .ascend import UNIT, UnderflowError, translation
 from .problem import MultiProblem
 from .reach import oriented
-from .state import State, prox
+from .state import PerPoint, State, prox
 
 FLUSH, LEAST_PRODUCT = 1e-100, 1e-75  # as in backends/kernel.py, for products of three factors
 INNER, RESTED = 30, 1e-2  # steps on W at most, and the share of the first change at which they end
@@ -126,11 +126,12 @@ class Blocks:
         rounding = UNIT * (8 * (terms + self.problem.largest / reg) + self.kernel.terms + sum(self.sizes) + 32)
         rounding += NARROW_SUMS if narrow else 0.0
         log_mass = log_sum(self.log_w(log_u, 0) + log_s[0])
-        nothing = [np.zeros(0)] * len(log_u)
-        found = State(nothing, nothing.copy(), log_mass, rounding, self.kernel.storage)
-        for m, k in enumerate(self.order):
-            found.log_u[k], found.log_s[k] = log_u[m], log_s[m]
-        return found
+        return State(self.in_order(log_u), self.in_order(log_s), log_mass, rounding, self.kernel.storage)
+
+    def in_order(self, rows: list[F64]) -> PerPoint:
+        """Of the marginals as they are numbered."""
+        flat = np.concatenate([rows[self.order.index(k)] for k in range(len(rows))])
+        return PerPoint(flat, self.problem.places)
 
     def complete(self, found: State) -> None:
         """It is whole."""
@@ -173,8 +174,7 @@ class Blocks:
                 if not change > RESTED * first or len(log_u) == 2:
                     break
                 first = first or change
-                by_marginal = State([log_u[self.order.index(k)] for k in range(len(log_u))], [], log_mass, 0.0)
-                shifts = translation(problem, by_marginal)[:, 0]
+                shifts = translation(problem, State(self.in_order(log_u), None, log_mass, 0.0))[:, 0]
                 log_u = [x + shifts[k] for x, k in zip(log_u, self.order, strict=True)]
                 tops = [top + shifts[k] for top, k in zip(tops, self.order[1:], strict=True)]
                 self.left.base += float(shifts[self.order[0]])

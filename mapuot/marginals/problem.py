@@ -102,13 +102,85 @@ class MultiProblem:
         """The largest |log mass| of each marginal, added up."""
         return sum(largest_of(x.log_weight) for x in self.marginals)
 
-    def each(self, k: int, values: F64) -> Any:
-        """Values of the parts at the points of a marginal."""
-        return values[0] if self.labels is None else values[self.labels[k]]
-
-    def log_sums(self, k: int, x: F64) -> F64:
+    def log_sums_at(self, k: int, x: F64) -> F64:
         """log sum e^x over the points of a marginal in each part."""
         return np.array([log_sum(x)]) if self.labels is None else log_sums_by(self.labels[k], self.parts, x)
+
+    # ---- the points of all marginals, one behind the other
+
+    @cached_property
+    def starts(self) -> Any:
+        """Where those of each marginal begin."""
+        return np.cumsum((0, *self.shape[:-1]))
+
+    @cached_property
+    def places(self) -> dict[int, slice]:
+        return {k: slice(i, i + n) for k, (i, n) in enumerate(zip(self.starts.tolist(), self.shape, strict=True))}
+
+    @cached_property
+    def log_weight(self) -> F64:
+        return np.concatenate([x.log_weight for x in self.marginals])
+
+    @cached_property
+    def weight(self) -> F64:
+        return np.concatenate([x.weight for x in self.marginals])
+
+    @cached_property
+    def rate(self) -> F64:
+        """reg / rho, by marginal: 0 where it is hard or free."""
+        return np.array([0.0 if x.free or x.hard else self.reg / x.rho for x in self.marginals])
+
+    @cached_property
+    def rates(self) -> F64:
+        """The same at each point."""
+        return np.repeat(self.rate, self.shape)
+
+    @cached_property
+    def rho(self) -> F64:
+        """By marginal: 0 where it is hard or free."""
+        return np.array([0.0 if x.hard else x.rho for x in self.marginals])
+
+    @cached_property
+    def rhos(self) -> F64:
+        """The same at each point."""
+        return np.repeat(self.rho, self.shape)
+
+    @cached_property
+    def hard_points(self) -> Any:
+        """A mask."""
+        return np.repeat(self.kinds[1], self.shape)
+
+    @cached_property
+    def kinds(self) -> tuple[Any, Any]:
+        """Masks of the marginals: soft ones, and hard ones; the others are free."""
+        return self.rate > 0, np.array([x.hard for x in self.marginals])
+
+    @cached_property
+    def cells(self) -> Any:
+        """Of each point: its marginal and its part, in one number."""
+        marginal = np.repeat(np.arange(len(self.shape)), self.shape)
+        return marginal * self.parts + (0 if self.labels is None else np.concatenate(self.labels))
+
+    def spread(self, values: F64) -> F64:
+        """One value for each marginal and part, at the points."""
+        return np.asarray(values.ravel()[self.cells])
+
+    def tops(self, x: F64) -> F64:
+        """The largest of each marginal."""
+        return np.asarray(np.maximum.reduceat(x, self.starts))
+
+    def sums(self, x: F64) -> F64:
+        """Of each marginal."""
+        return np.asarray(np.add.reduceat(x, self.starts))
+
+    def log_sums(self, x: F64) -> F64:
+        """log sum e^x over the points of each marginal, a row, in each part."""
+        if self.labels is not None:
+            return log_sums_by(self.cells, len(self.shape) * self.parts, x).reshape(-1, self.parts)
+        top = self.tops(x)
+        top[~np.isfinite(top)] = 0.0
+        with np.errstate(divide="ignore"):
+            return np.asarray(top + np.log(self.sums(np.exp(x - top[self.cells]))))[:, None]
 
     def kernel(self, cost: Cost, pair: Any) -> LogKernel:
         """Of the cost of two neighbours, as rows and columns, or of the array ("all")."""

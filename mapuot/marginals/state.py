@@ -1,8 +1,14 @@
-"""What a pass finds, whatever the shape of the costs: potentials and, for each marginal, what the others send there."""
+"""What a pass finds, whatever the shape of the costs: potentials and, for each marginal, what the others send there.
+
+The points of all marginals lie one behind the other, so that what a pass does beside its products takes a few calls,
+however many marginals there are: a call of numpy takes 1 us, as long as 1000 points.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +16,24 @@ from ..backends.kernel import log_sum
 from ..penalties import F64
 from .problem import Marginal, MultiProblem
 
-Messages = dict[int, F64]
+
+class PerPoint:
+    """One number for each point; ``row[k]`` is a view of those of part k, a marginal or an edge."""
+
+    def __init__(self, flat: F64, places: dict[int, slice]) -> None:
+        self.flat, self.places = flat, places
+
+    def __getitem__(self, k: int) -> F64:
+        return self.flat[self.places[k]]
+
+    def __setitem__(self, k: int, values: Any) -> None:
+        self.flat[self.places[k]] = values
+
+    def __iter__(self) -> Iterator[F64]:
+        return (self[k] for k in self.places)
+
+    def __add__(self, other: F64) -> PerPoint:
+        return PerPoint(self.flat + other, self.places)
 
 
 @dataclass
@@ -18,21 +41,20 @@ class State:
     """r_k = masses_k exp(log_u_k + log_s_k) are the marginals of the plan of log_u.
 
     Kernels may be stored with a relative error ``storage`` of the plan's entries, the same in all sums. A pass along a
-    tree may leave ``log_s`` empty: of such a state only the mass is known.
+    tree may leave ``log_s`` out: of such a state only the mass is known.
     """
 
-    log_u: list[F64]
-    log_s: list[F64]
+    log_u: PerPoint
+    log_s: PerPoint | None
     log_mass: float
     rounding: float  # bound of the absolute error of every log_s, and of the exponents of the plan, by float64
     storage: float = 0.0
-    up: Messages = field(default_factory=dict)  # along a tree: to the root, and from it
-    back: Messages = field(default_factory=dict)
+    messages: dict[str, PerPoint] = field(default_factory=dict)  # along a tree: "up" to the root, "back" from it
     by_part: F64 | None = None  # log_mass of each part, where there are several
 
     @property
     def whole(self) -> bool:
-        return bool(self.log_s)
+        return self.log_s is not None
 
     @property
     def log_masses(self) -> F64:
@@ -42,16 +64,23 @@ class State:
     def mass(self) -> float:
         return float(np.exp(self.log_mass)) if self.log_mass < 709 else np.inf
 
-    def marginal(self, problem: MultiProblem, k: int) -> F64:
+    def marginals(self, problem: MultiProblem) -> F64:
+        """Of a whole state, one behind the other."""
+        assert self.log_s is not None
         with np.errstate(over="ignore"):
-            return np.exp(problem.marginals[k].log_weight + self.log_u[k] + self.log_s[k])
+            return np.asarray(np.exp(problem.log_weight + self.log_u.flat + self.log_s.flat))
+
+    def marginal(self, problem: MultiProblem, k: int) -> F64:
+        assert self.log_s is not None
+        with np.errstate(over="ignore"):
+            return np.asarray(np.exp(problem.marginals[k].log_weight + self.log_u[k] + self.log_s[k]))
 
     def translated(self, problem: MultiProblem, lam: F64) -> State:
         """All log_u moved by lam, one for each marginal and part: their mass grows by e^(sum of lam over marginals)."""
         total = lam.sum(0)
-        log_u = [x + problem.each(k, lam[k]) for k, x in enumerate(self.log_u)]
-        log_s = [x + problem.each(k, total - lam[k]) for k, x in enumerate(self.log_s)]
+        log_s = None if self.log_s is None else self.log_s + problem.spread(total - lam)
         masses = self.log_masses + total
+        log_u = self.log_u + problem.spread(lam)
         return replace(self, log_u=log_u, log_s=log_s, log_mass=log_sum(masses), by_part=masses)
 
 

@@ -24,7 +24,7 @@ from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
 from ..penalties import F64
 from .problem import MultiProblem, walk
 from .reach import oriented
-from .state import Messages, State, prox
+from .state import PerPoint, State, prox
 
 
 class Tree:
@@ -46,7 +46,16 @@ class Tree:
         )
         for kernel in self.kernels.values():
             kernel.start(problem.reg)
-        self.ends: list[int] = np.cumsum([problem.shape[parent] for _, parent in self.inner]).tolist()
+        sizes = [problem.shape[parent] for _, parent in self.inner]
+        self.ends: list[int] = np.cumsum(sizes).tolist()
+        starts = [0, *self.ends[:-1]]
+        self.edges = {k: slice(i, j) for (k, _), i, j in zip(self.inner, starts, self.ends, strict=True)}
+        points = np.arange(len(problem.log_weight))
+        self.parents_points = np.concatenate([points[problem.places[parent]] for _, parent in self.inner])
+        child = np.repeat([k for k, _ in self.inner], sizes)
+        self.edge_cells = child * problem.parts + problem.cells[self.parents_points] % problem.parts
+        self.edge_rho, self.edge_hard = problem.rho[child], problem.kinds[1][child]
+        self.marginal_of = problem.cells // problem.parts
         # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
         # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
         # passes while these were small together, and cost as many again where they were not.
@@ -56,30 +65,26 @@ class Tree:
         """Where to begin: u and messages 1, or those of a larger reg, whose logarithms are given times the ratio."""
         return np.zeros(self.ends[-1]) if state is None else state
 
-    def split(self, state: F64) -> Messages:
-        return {k: x for (k, _), x in zip(self.inner, np.split(state, self.ends[:-1]), strict=True)}
-
     def sweep(self, state: F64, narrow: bool = False) -> State:
         """The pass of a state: log u_l and all messages to l but that from k, for each k and its parent l."""
-        problem, sent = self.problem, self.split(state)
-        count = len(problem.marginals)
-        log_u, near, self.late = [np.zeros(0)] * count, [np.zeros(0)] * count, {}
+        problem, sent, places = self.problem, PerPoint(state, self.edges), self.problem.places
+        log_u, self.near, self.late = (PerPoint(np.zeros(len(problem.log_weight)), places) for _ in range(3))
         self.errors: dict[int, float] = {}
-        up: Messages = {}
-        for k, parent in reversed(self.order):
-            x = problem.marginals[k]
-            near[k] = sum((up[i] for i in self.children[k]), np.zeros(problem.shape[k]))
-            if parent >= 0:
-                fi, y = x.fi(problem.reg), problem.marginals[parent].log_weight + sent[k]
-                a = x.log_weight + (1 - fi) * near[k]
-                self.late[k], up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
-            log_u[k] = prox(x, near[k] + self.late.get(k, 0.0), problem.reg)
-        self.parts: dict[int, F64] = {}  # of the mass at each point, by marginal
-        self.near, self.builds = near, {k: x.builds for k, x in self.kernels.items()}
-        masses = problem.log_sums(
-            self.root, problem.marginals[self.root].log_weight + log_u[self.root] + near[self.root]
-        )
-        return State(log_u, [], log_sum(masses), sum(self.errors.values()), self.storage, up, by_part=masses)
+        up = PerPoint(np.empty(self.ends[-1]), self.edges)
+        for k, parent in reversed(self.inner):
+            x, near = problem.marginals[k], self.near[k]
+            fi, y = x.fi(problem.reg), problem.marginals[parent].log_weight + sent[k]
+            a = x.log_weight + (1 - fi) * near
+            self.late[k], up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
+            log_u[k] = prox(x, near + self.late[k], problem.reg)
+            self.near[parent] += up[k]
+        log_u[self.root] = prox(problem.marginals[self.root], self.near[self.root], problem.reg)
+        self.mass_shares: F64 | None = None
+        self.builds = {k: x.builds for k, x in self.kernels.items()}
+        at_root = problem.marginals[self.root].log_weight + log_u[self.root] + self.near[self.root]
+        masses = problem.log_sums_at(self.root, at_root)
+        rounding = sum(self.errors.values())
+        return State(log_u, None, log_sum(masses), rounding, self.storage, {"up": up}, masses)
 
     @property
     def storage(self) -> float:
@@ -88,14 +93,16 @@ class Tree:
     def complete(self, found: State) -> None:
         """The messages from the root, for the u and the messages to the root of the last pass."""
         problem, errors = self.problem, self.errors  # a marginal is made of one product of each edge: the worse one
-        log_s = [np.zeros(0)] * len(self.order)
+        log_s = PerPoint(self.near.flat.copy(), problem.places)
+        back, up = PerPoint(np.zeros_like(log_s.flat), problem.places), found.messages["up"]
         for k, _ in self.order:
-            log_s[k] = self.near[k] + found.back.get(k, 0.0)
+            log_s[k] += back[k]
             for i in self.children[k]:
-                belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - found.up[i]
-                found.back[i], error = self.kernels[i].into_rows(belief)
+                belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - up[i]
+                back[i], error = self.kernels[i].into_rows(belief)
                 anew = self.kernels[i].builds > self.builds[i]  # stored in float32, its rounding is another one now
                 errors[i] = max(errors[i], error) + (2 * NARROW_ENTRY if anew and found.storage else 0.0)
+        found.messages["back"] = back
         found.log_s, found.rounding, found.storage = log_s, sum(errors.values()), max(found.storage, self.storage)
 
     def shares(self, lam: F64) -> F64:
@@ -106,42 +113,44 @@ class Tree:
         return below
 
     def translated(self, state: State, lam: F64) -> State:
-        each, below, total = self.problem.each, self.shares(lam), lam.sum(0)
-        moved = state.translated(self.problem, lam)
-        moved.up = {k: x + each(self.parent[k], below[k]) for k, x in state.up.items()}
-        moved.back = {k: x + each(k, total - below[k]) for k, x in state.back.items()}
+        below, spread = self.shares(lam), self.problem.spread
+        moved, messages = state.translated(self.problem, lam), state.messages
+        moved.messages = {"up": messages["up"] + self.at_edges(below)}
+        if "back" in messages:
+            moved.messages["back"] = messages["back"] + spread(lam.sum(0) - below)
         return moved
 
     def image(self, found: State, lam: F64, exact: bool) -> F64:
         """What each parent sends next, from the plan found, which ``lam`` has moved; exact: as its u are."""
-        each, below, total = self.problem.each, self.shares(lam), lam.sum(0)
-        late = found.back if exact else {k: x + each(k, total - below[k]) for k, x in self.late.items()}
-        arrived = {k: sum((found.up[i] for i in self.children[k]), np.zeros(1)) for k, _ in self.order}
-        return np.concatenate([found.log_u[p] + late.get(p, 0.0) + (arrived[p] - found.up[k]) for k, p in self.inner])
+        below, spread = self.shares(lam), self.problem.spread
+        late = found.messages["back"].flat if exact else self.late.flat + spread(lam.sum(0) - below)
+        at_points = found.log_u.flat + late + self.near.flat + spread(below - lam)  # near: all u below but its own
+        return np.asarray(at_points[self.parents_points] - found.messages["up"].flat)
+
+    def at_edges(self, values: F64) -> F64:
+        """One value for each marginal and part, of the child at the points of the parent."""
+        return np.asarray(values.ravel()[self.edge_cells])
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
         """(gap, what hard marginals miss) if marginals were off by what their parents' messages have changed."""
-        gap, hard, problem = 0.0, 0.0, self.problem
-        for (k, p), change in zip(self.inner, np.split(residual, self.ends[:-1]), strict=True):
-            x, weight = problem.marginals[k], self.mass_at(p, found)
-            if x.hard:
-                hard += float(weight @ np.abs(change))
-            else:
-                gap += 0.5 * x.rho * float(weight @ np.square(change))
-        return gap, hard
-
-    def mass_at(self, k: int, found: State) -> F64:
-        """The marginal of the plan of the last pass, by messages from the root that are late."""
-        if k not in self.parts:
-            raw = self.problem.marginals[k].log_weight + found.log_u[k] + self.near[k] + self.late.get(k, 0.0)
-            with np.errstate(over="ignore", invalid="ignore"):
-                part = np.exp(raw - raw.max())
-            self.parts[k] = part / part.sum()
-        return found.mass * self.parts[k]
+        weight = self.metric(found)
+        change = np.abs(residual)
+        gap = 0.5 * float((self.edge_rho * weight) @ np.square(change))
+        return gap, float(weight[self.edge_hard] @ change[self.edge_hard])
 
     def metric(self, found: State) -> F64:
-        """Weights of the state's entries in the norm of the extrapolation: the mass at their points."""
-        return np.concatenate([self.mass_at(p, found) for _, p in self.inner])
+        """Weights of the state's entries in the norm of the extrapolation: the mass at their points.
+
+        It is that of the plan of the last pass, by messages from the root that are late.
+        """
+        if self.mass_shares is None:
+            problem = self.problem
+            raw = problem.log_weight + found.log_u.flat + self.near.flat + self.late.flat
+            marginal = self.marginal_of
+            with np.errstate(over="ignore", invalid="ignore"):
+                part = np.exp(raw - problem.tops(raw)[marginal])
+            self.mass_shares = (part / problem.sums(part)[marginal])[self.parents_points]
+        return found.mass * self.mass_shares
 
     # ---- products of a whole state's plan ----
 
@@ -170,7 +179,8 @@ class Tree:
     def beliefs(self, child: int, state: State) -> tuple[F64, F64]:
         """x, y of the coupling exp(x_i + y_j - C_ij / reg) of a marginal and its parent."""
         parent = self.parent[child]
-        both = ((child, state.back[child]), (parent, state.up[child]))
+        assert state.log_s is not None
+        both = ((child, state.messages["back"][child]), (parent, state.messages["up"][child]))
         x, y = (self.problem.marginals[k].log_weight + state.log_u[k] + state.log_s[k] - z for k, z in both)
         return x, y
 
