@@ -8,6 +8,9 @@
 #include "common.cuh"
 #include "common/mask.h"
 
+#define LOG2E 1.4426950408889634
+#define LN2 0.6931471805599453
+
 #if COST == 0
 typedef double cost;
 #else
@@ -149,6 +152,26 @@ struct Exponents {
     }
 };
 
+// e^x of an entry that is stored: as it is in float64, else within 2e-9, as v_exp_above of src_c/vec.h does; 0 below -708.
+__device__ __forceinline__ double stored_exp(double x)
+{
+#if STORE == 0
+    return exp(x);
+#else
+    const bool in = x > -708.0;
+    const double t = in ? fmin(x, 709.0) : -708.0, magic = 6755399441055744.0, kd = fma(t, LOG2E, magic);
+    const double r = fma(kd - magic, -LN2, t); // t = k log 2 + r
+    double p = 0x1.6d7543e4127b8p-10;
+    p = fma(p, r, 0x1.126fb8fa71fe6p-7);
+    p = fma(p, r, 0x1.5554accdfb593p-5);
+    p = fma(p, r, 0x1.5554041b96acbp-3);
+    p = fma(p, r, 0x1.000000287f871p-1);
+    p = fma(p, r, 0x1.000000a21653fp+0);
+    p = fma(p, r, 1.0);
+    return in ? __hiloint2double(__double2hiint(p) + (__double2loint(kd) << 20), __double2loint(p)) : 0;
+#endif
+}
+
 // c e^x, also where c is 0 and e^x beyond all numbers
 __device__ __forceinline__ double weighed(double c, double x) { return c > 0 ? c * exp(x) : 0; }
 
@@ -171,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
         real *at = to + j0;
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++, at += STEP * ld) {
-            const double p = c[k] * exp(x[k]);
+            const double p = c[k] * stored_exp(x[k]);
             if (in && STEP * k < left)
                 *at = stored(p >= flush ? p : 0);
         }
