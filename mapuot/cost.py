@@ -19,7 +19,7 @@ from .ranks import Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
 LANDMARKS = 16  # rows (columns) of M by which columns (rows) are told apart
-RANGE_BYTES = 1 << 28  # of an array, at once: Ctrl-C waits for some 30 ms; a backend that reads faster has its own
+RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # of an array, at once: Ctrl-C waits for some 30 ms, 5 on a device
 
 
 class Cost:
@@ -93,8 +93,8 @@ class Cost:
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
         """(smallest, largest finite entry, how many are NaN or -inf, how many +inf); 0, 0 where none is finite."""
         low, high, bad, infinite = math.inf, -math.inf, 0, 0
-        most = getattr(backend, "RANGE_BYTES", RANGE_BYTES) if self.held else None
-        for i0, i1, M, _ in Cost.blocks(self, most=most):
+        most = RANGE_BYTES if namespace(self.array) is np else DEVICE_RANGE_BYTES
+        for i0, i1, M, _ in Cost.blocks(self, most=most if self.held else None):
             found = backend.extrema(M, threads)
             self.note(i0, M)
             if self.reading:

@@ -19,7 +19,6 @@ PLACES |= {"Kernel": "kernel"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
 MAKES_COSTS = True  # of points, as they are needed
-RANGE_BYTES = 1 << 34  # of M, whose range is taken at once: 4 ms
 LONG_ROWS = 8192  # of more columns a row outgrows a block, and is slower to read than many short ones
 
 
