@@ -11,7 +11,7 @@
 // summed over.
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
 // Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric),
-// DIM (d up to 4, 0 beyond), MASKED (1: entries are multiplied by a mask, whose rows are the points that get sums).
+// DIM (d up to 4, 0 beyond), DEPTH (not 0: float32 sums are point_tiles.cuh's), MASKED (1: entries are multiplied by a mask, whose rows are the points that get sums).
 #ifndef POINTS_CUH
 #define POINTS_CUH
 #include "common/mask.h"
@@ -21,6 +21,9 @@
 #endif
 #ifndef QUICK
 #define QUICK 0
+#endif
+#ifndef DEPTH
+#define DEPTH 0
 #endif
 #ifndef SPLIT
 #define SPLIT 1
@@ -49,6 +52,13 @@ __device__ __forceinline__ float power_of(float t)
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
     return e;
+}
+
+__device__ __forceinline__ float root_of(float t)
+{
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(t));
+    return root;
 }
 
 #if QUICK
@@ -109,7 +119,7 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
         return sum;
 #if POINTS_NARROW
     (void)factor;
-    return FORM == 1 ? known + sum : known - (FORM == 2 ? sqrtf(sum) : sum);
+    return FORM == 1 ? known + sum : known - (FORM == 2 ? root_of(sum) : sum);
 #else
     if (FORM == 3)
         return sum < HALF_PI_SQUARED ? known + 2 * factor * log(cos(sqrt(sum))) : QUICK ? -0x1p30 : -INF;
@@ -117,6 +127,10 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
 #endif
 }
 
+#if DEPTH
+#include "point_tiles.cuh"
+#endif
+#if !DEPTH
 extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
                const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count,
@@ -217,6 +231,7 @@ extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
             out[blockIdx.y * count + i0 + q * LANES_EACH] = total[q];
     }
 }
+#endif
 
 // K^T u, a column a thread
 extern "C" __global__ void __launch_bounds__(256)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.spatial.distance import cdist
 
 import mapuot
 from mapuot.backends import cpu
@@ -49,6 +50,28 @@ def test_passes_are_those_of_the_cpu(shape, metric, precision):
     assert got[0][-1].mass == pytest.approx(want[0][-1].mass, rel=tol)
     for found, right in zip(got[1:], want[1:], strict=True):
         np.testing.assert_allclose(found, right, rtol=tol, atol=tol)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
+@pytest.mark.parametrize("shape", [(131, 300, 5), (257, 129, 21), (1, 2, 40)])
+def test_sums_over_tiles_are_those_in_float64(shape, metric):
+    """K^T u of many coordinates, over tiles that are not full, of the coordinates and exponents that float32 holds."""
+    x, y, a, b = clouds(*shape)
+    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 1 / shape[2]), truncate=None)
+    problem = Problem.from_arrays(cloud, a, b, 0.05, 1.0, "kl", "product", cuda)
+    workspace = cuda.Workspace(problem, make_options("auto", "mixed", 1e-6, None, 1))
+    workspace.absorb(np.linspace(-1, 1, len(b)))
+    launch, points = workspace.launch, workspace.narrow_points
+    launch.row_kernels()
+    p, q = (z.astype(np.float64) for z in (points.x / (2 if metric == "sqeuclidean" else 1), points.y[:, : len(b)].T))
+    c = cdist(p, q, metric)
+    if metric == "sqeuclidean":  # whose squares are in row and col
+        c -= (p**2).sum(1)[:, None] + (q**2).sum(1)
+    K = np.exp2(points.row[:, None].astype(np.float64) + points.col[: len(b)] - c)
+    u = launch.narrow_u[: len(a)].get()
+    assert (u > 0).all()
+    got = launch.out[: launch.slabs[1] * len(b)].get().reshape(-1, len(b)).sum(0)
+    np.testing.assert_allclose(got, u @ K, rtol=3e-5)
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])

@@ -30,6 +30,7 @@ from .launch import Iterate, switches
 from .workspace import Workspace
 
 DIM = 4  # dimensions whose coordinates a thread keeps in registers
+TILE, DEPTH = 128, 16  # of point_tiles.cuh: points of a tile, and coordinates that it takes at a time at most
 SLABS, WAVES = 64, 8  # parts of a sum at most, and how often they may fill the device
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # of float64 powers of 2 by a short polynomial; the least tol that has room for it
 QUICK_MOST = 2.0**-22  # error of the exponents up to which they are below 2^30 in size, and what is left out at -2^30
@@ -42,19 +43,28 @@ def sizes_of(d: int, narrow: bool, masked: bool) -> tuple[int, int]:
     return (4 if narrow else 2) * (2 if few and not masked else 1), 4 if few else 8
 
 
-class Side:
-    """The points of one side in one precision: those that get sums, and packed those that are summed over."""
+def depth_of(d: int) -> int:
+    """Coordinates that point_tiles.cuh takes at a time: as many each time, with the fewest zeros behind the last."""
+    return -(-d // -(-d // DEPTH))
 
-    def __init__(self, points: Any, count: int) -> None:
+
+class Side:
+    """The points of one side in one precision: those that get sums, and packed those that are summed over.
+
+    ``tiled``: whole tiles of points and whole multiples of `depth_of` coordinates, one after another, for both.
+    """
+
+    def __init__(self, points: Any, count: int, tiled: bool = False) -> None:
         """``points``: (d, count) and, behind it, what is not looked at."""
-        room = -(-count // PAD) * PAD
-        padded = np.zeros((len(points), room), points.dtype)
-        padded[:, :count] = points[:, :count]
-        self.count, self.ld = count, room
-        self.to = cp.asarray(padded)
-        together = sizes_of(len(points), True, False)[1]
-        packed = padded.reshape(len(points), room // together, together).swapaxes(0, 1)
-        self.packed = cp.asarray(np.ascontiguousarray(packed))
+        d, unit = len(points), TILE if tiled else PAD
+        room = -(-count // unit) * unit
+        padded = np.zeros((-(-d // depth_of(d)) * depth_of(d) if tiled else d, room), points.dtype)
+        padded[:d, :count] = points[:, :count]
+        self.count, self.ld, self.tiled = count, room, tiled
+        self.to = self.packed = cp.asarray(padded)
+        if not tiled:
+            together = sizes_of(d, True, False)[1]
+            self.packed = cp.asarray(np.ascontiguousarray(padded.reshape(d, -1, together).swapaxes(0, 1)))
         self.log = cp.zeros(room, points.dtype)
 
     def set(self, log: Any, left_out: float) -> None:
@@ -83,20 +93,24 @@ class PointIterate(Iterate):
     ) -> None:
         """``lists``: of the DeviceBoxes; None: all pairs. ``quick``: float64 powers of 2, to QUICK_ERROR."""
         self.graphs, self.sides, self.factor = {}, (rows, cols), factor * (narrow_points.LOG2_E if quick else 1.0)
-        self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or [(np.uint64(0),) * 2 + (1,)] * 2]
+        none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
+        self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
         d = rows.to.shape[0]
         options = shape_options(Shape(1, 4, 2), "float64", self.kl, MEMORY=self.memory)
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
         options["KEPT"], options["QUICK"] = int(lists is not None), int(quick)
         options["MASKED"] = self.masked
-        names = ("point_sums", "join_rows", "point_columns", "finish_first", "finish_join", "finish_second")
+        self.sums = "tile_sums" if rows.tiled else "point_sums"
+        names = (self.sums, "join_rows", "point_columns", "finish_first", "finish_join", "finish_second")
         each, together = sizes_of(d, narrow, bool(self.masked))
         warp = 32 * each
         if lists is not None:  # one box at most
             warp = min(warp, *(unit for *_, unit in lists))
-        options["SPLIT"] = 32 * each // warp
+        options["SPLIT"], self.block = 32 * each // warp, 8 * warp
+        if rows.tiled:
+            options |= {"SPLIT": 1, "DEPTH": depth_of(d)}
+            self.block = together = TILE
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
-        self.block = 8 * warp
         self.slabs = [self.parts_of(to, other.ld // together) for to, other in ((rows, cols), (cols, rows))]
         u, v = self.state["u_scale"], self.state["v_scale"]
         self.narrow_u = cp.zeros(rows.ld, np.float32) if narrow else np.uint64(0)
@@ -118,7 +132,7 @@ class PointIterate(Iterate):
             to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
             self.launch(
-                "point_sums", (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
+                self.sums, (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
                 other.packed, other.log, self.weights[k], self.out, *numbers, *self.lists[k],
                 by_value(self.masks[k, ...]),
             )  # fmt: skip
@@ -154,7 +168,8 @@ class PointWorkspace(Workspace):
         self.launch = PointIterate(self.state, (m, n, self.ld), self.kl, self.problem.masked)
         self.wide = Side(self.cloud.rows.T, m), Side(self.cloud.columns, n)
         found = self.narrow_points
-        self.narrow = (Side(found.x.T, m), Side(found.y, n)) if found else None
+        tiled = len(self.cloud.columns) > DIM and not self.problem.masked and self.cloud.truncation is None
+        self.narrow = (Side(found.x.T, m, tiled), Side(found.y, n, tiled)) if found else None
 
     def start(self) -> None:
         super().start()
