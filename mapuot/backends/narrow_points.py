@@ -72,9 +72,9 @@ def centred(cloud: PointCloud, factor: float) -> tuple[F64, F64]:
 
 
 def product_error(problem: Problem) -> float:
-    """Bound on the relative error of entries whose squared distances float64 passes expand, beside that of log u and log v.
+    """Bound on the relative error of entries whose squares float64 passes expand, beside that of log u and log v.
 
-    With c the largest cost / reg and u = 2^-53: |x| is sqrt(c) at most, |y| 2 sqrt(c), as the centre is a mean of y.
+    With c the largest cost / reg and u = 2^-53: |x| is at most sqrt(c), |y| 2 sqrt(c), as the centre is y's mean.
     Coordinates err by 3 u and 6 u of sqrt(c), which is 18 u of c; the factor and its root by 2; d products of 4 c by
     4 d; the squares, of c and 4 c, by 5 d. These are taken off log u and log v, and the three are added up: 5 u of c
     three times.
