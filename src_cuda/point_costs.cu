@@ -1,23 +1,72 @@
 // Mirrors src_c/points.h: a block of the costs between points as a matrix in float64, for the streams over M.
 //
-// x is m x d, one point after another, y d x ld, one coordinate after another; a thread makes the entry (i, j).
+// x is m x d, one point after another, y d x ld, one coordinate after another.  A block of 16 x 16 threads makes 64 x 64
+// entries, 4 x 4 a thread, from DEPTH coordinates at a time in shared memory; of each entry they are added up in order.
 // Options: METRIC (a mapuot_metric), STORE 0.
 #include "common.cuh"
 
-extern "C" __global__ void __launch_bounds__(256)
-    point_costs(const double *x, const double *y, int64_t ld, int64_t n, int64_t d, double scale, double *out)
+#define DEPTH 8
+#define SIDE 64
+#define EACH 4
+
+// DEPTH coordinates from k0 on of SIDE points on either side; what is outside is not looked at
+__device__ __forceinline__ void take(double (&x_here)[DEPTH][SIDE + 1], double (&y_here)[DEPTH][SIDE], const double *x,
+                                     const double *y, int64_t i0, int64_t j0, int64_t k0, int64_t m, int64_t ld,
+                                     int64_t d)
 {
-    const int64_t i = blockIdx.x, j = (int64_t)blockIdx.y * 256 + threadIdx.x;
-    if (j >= n)
-        return;
-    double sum = 0;
-    for (int64_t k = 0; k < d; k++) {
-        const double t = x[i * d + k] - y[k * ld + j];
-        sum = METRIC == 2 ? sum + fabs(t) : fma(t, t, sum);
+    for (int q = threadIdx.x; q < DEPTH * SIDE; q += 256) {
+        const int64_t i = i0 + q / DEPTH, k = k0 + q % DEPTH;
+        if (i < m && k < d)
+            x_here[q % DEPTH][q / DEPTH] = x[i * d + k];
     }
+    for (int q = threadIdx.x; q < DEPTH * SIDE; q += 256) {
+        const int64_t j = j0 + q % SIDE, k = k0 + q / SIDE;
+        if (j < ld && k < d)
+            y_here[q / SIDE][q % SIDE] = y[k * ld + j];
+    }
+}
+
+__device__ __forceinline__ double cost_of(double sum)
+{
     if (METRIC == 1)
-        sum = sqrt(sum);
+        return sqrt(sum);
     if (METRIC == 3) // below half of pi
-        sum = sum < 2.4674011002723395 ? fmax(0.0, -2 * log(cos(sqrt(sum)))) : INF;
-    out[i * n + j] = scale * sum;
+        return sum < 2.4674011002723395 ? fmax(0.0, -2 * log(cos(sqrt(sum)))) : INF;
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(256) point_costs(const double *x, const double *y, int64_t ld, int64_t m,
+                                                              int64_t n, int64_t d, double scale, double *out)
+{
+    __shared__ double x_here[DEPTH][SIDE + 1], y_here[DEPTH][SIDE];
+    const int64_t across = (n + SIDE - 1) / SIDE, i0 = blockIdx.x / across * SIDE, j0 = blockIdx.x % across * SIDE;
+    const int row = threadIdx.x / 16, col = threadIdx.x % 16;
+    double sum[EACH][EACH] = {};
+    for (int64_t k0 = 0; k0 < d; k0 += DEPTH) {
+        __syncthreads();
+        take(x_here, y_here, x, y, i0, j0, k0, m, ld, d);
+        __syncthreads();
+        const int depth = d - k0 < DEPTH ? (int)(d - k0) : DEPTH;
+        for (int k = 0; k < depth; k++) {
+            double a[EACH], b[EACH];
+#pragma unroll
+            for (int q = 0; q < EACH; q++)
+                a[q] = x_here[k][row + 16 * q], b[q] = y_here[k][col + 16 * q];
+#pragma unroll
+            for (int q = 0; q < EACH; q++)
+#pragma unroll
+                for (int e = 0; e < EACH; e++) {
+                    const double t = a[q] - b[e];
+                    sum[q][e] = METRIC == 2 ? sum[q][e] + fabs(t) : fma(t, t, sum[q][e]);
+                }
+        }
+    }
+#pragma unroll
+    for (int q = 0; q < EACH; q++)
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int64_t i = i0 + row + 16 * q, j = j0 + col + 16 * e;
+            if (i < m && j < n)
+                out[i * n + j] = scale * cost_of(sum[q][e]);
+        }
 }

@@ -7,11 +7,13 @@
 // that serves both would have to hold 220 KB of a strip of rows in flight on every multiprocessor.  Both make the same bits
 // of K_ij, so that their marginals are those of one kernel.  A warp is SPLIT groups of lanes; a lane has RT of the points
 // that get sums, the same ones in every group, and each group takes other FROM of the points summed over, by loads of 16
-// bytes.  Float32 sums run over SHORT points, beyond them in float64.  out has gridDim.y slabs, one a part of the points
+// bytes.  Float32 sums run over STRETCH points, beyond them in float64.  out has gridDim.y slabs, one a part of the points
 // summed over.
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
-// Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow: a mapuot_metric),
-// DIM (d up to 4, 0 beyond), MASKED (1: entries are multiplied by a mask, whose rows are the points that get sums).
+// Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow:
+// a mapuot_metric, or 4: squares are in the logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not
+// 0: the sums are those of point_tiles.cuh), MASKED (1: entries are multiplied by a mask, whose rows are the points that
+// get sums).
 #ifndef POINTS_CUH
 #define POINTS_CUH
 #include "common/mask.h"
@@ -21,6 +23,9 @@
 #endif
 #ifndef QUICK
 #define QUICK 0
+#endif
+#ifndef DEPTH
+#define DEPTH 0
 #endif
 #ifndef SPLIT
 #define SPLIT 1
@@ -35,7 +40,7 @@ typedef double coord;
 #endif
 #define FROM (DIM ? 4 : 8)               // points summed over at a time
 #define LOADED (16 / (int)sizeof(coord)) // of these in registers
-#define SHORT (64 / FROM)                // times as many are summed in coord before they go to float64
+#define STRETCH (64 / FROM)              // times as many are summed in coord before they go to float64
 #define OWN (RT * LANES_EACH)            // points of a warp that get sums
 #if MASKED
 #define SHARE(q, e) (coord) mask_weight(&mask, at[q], b *FROM + (e))
@@ -49,6 +54,13 @@ __device__ __forceinline__ float power_of(float t)
     float e;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
     return e;
+}
+
+__device__ __forceinline__ float root_of(float t)
+{
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(t));
+    return root;
 }
 
 #if QUICK
@@ -72,20 +84,23 @@ __device__ __forceinline__ double power_of(double t)
 __device__ __forceinline__ double power_of(double t) { return exp(t); }
 #endif
 
+// The numbers in 16 bytes
+__device__ __forceinline__ void numbers_in(const uint4 &w, coord *to)
+{
+#if POINTS_NARROW
+    to[0] = __uint_as_float(w.x), to[1] = __uint_as_float(w.y);
+    to[2] = __uint_as_float(w.z), to[3] = __uint_as_float(w.w);
+#else
+    to[0] = __hiloint2double(w.y, w.x), to[1] = __hiloint2double(w.w, w.z);
+#endif
+}
+
 // COUNT numbers that all lanes of a group read alike
 template <int COUNT> __device__ __forceinline__ void take(const coord *from, coord (&to)[COUNT])
 {
-    const uint4 *at = (const uint4 *)from;
 #pragma unroll
-    for (int q = 0; q < COUNT * (int)sizeof(coord) / 16; q++) {
-        const uint4 w = __ldg(at + q);
-#if POINTS_NARROW
-        to[4 * q] = __uint_as_float(w.x), to[4 * q + 1] = __uint_as_float(w.y);
-        to[4 * q + 2] = __uint_as_float(w.z), to[4 * q + 3] = __uint_as_float(w.w);
-#else
-        to[2 * q] = __hiloint2double(w.y, w.x), to[2 * q + 1] = __hiloint2double(w.w, w.z);
-#endif
-    }
+    for (int q = 0; q < COUNT / LOADED; q++)
+        numbers_in(__ldg((const uint4 *)from + q), to + LOADED * q);
 }
 
 // Squares are taken off what is known of the exponent, one after the other, other sums are taken off it at the end.
@@ -98,7 +113,7 @@ __device__ __forceinline__ coord grown(coord sum, coord x, coord y)
 #if POINTS_NARROW
     return DOWN ? fmaf(-t, t, sum) : FORM == 1 ? fmaf(x, y, sum) : FORM == 3 ? sum + fabsf(t) : fmaf(t, t, sum);
 #else
-    return FORM == 2 ? sum + fabs(t) : fma(t, t, sum);
+    return FORM == 4 ? fma(x, y, sum) : FORM == 2 ? sum + fabs(t) : fma(t, t, sum);
 #endif
 }
 
@@ -109,14 +124,20 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
         return sum;
 #if POINTS_NARROW
     (void)factor;
-    return FORM == 1 ? known + sum : known - (FORM == 2 ? sqrtf(sum) : sum);
+    return FORM == 1 ? known + sum : known - (FORM == 2 ? root_of(sum) : sum);
 #else
+    if (FORM == 4)
+        return known + sum;
     if (FORM == 3)
         return sum < HALF_PI_SQUARED ? known + 2 * factor * log(cos(sqrt(sum))) : QUICK ? -0x1p30 : -INF;
     return known - factor * (FORM == 1 ? sqrt(sum) : sum);
 #endif
 }
 
+#if DEPTH
+#include "point_tiles.cuh"
+#endif
+#if !DEPTH
 extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
                const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count,
@@ -152,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
         const int64_t end = blocks * (blockIdx.y + 1) / gridDim.y;
 #endif
         while (b < end) {
-            for (const int64_t stop = b + SHORT * SPLIT < end ? b + SHORT * SPLIT : end; b < stop; b += SPLIT) {
+            for (const int64_t stop = b + STRETCH * SPLIT < end ? b + STRETCH * SPLIT : end; b < stop; b += SPLIT) {
 #if DIM
 #pragma unroll
                 for (int half = 0; half < FROM; half += LOADED) {
@@ -217,6 +238,7 @@ extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
             out[blockIdx.y * count + i0 + q * LANES_EACH] = total[q];
     }
 }
+#endif
 
 // K^T u, a column a thread
 extern "C" __global__ void __launch_bounds__(256)

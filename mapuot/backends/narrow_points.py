@@ -40,11 +40,8 @@ class NarrowPoints:
             "products" if products else {"euclidean": "roots", "cityblock": "sizes"}.get(metric, "squares")
         )
         factor = scale * LOG2_E / reg
-        factor = math.sqrt(factor) if squared else factor
-        first = cloud.columns[:, :1]  # taken off before the mean is: that of coordinates of 1e8 is rounded to 1e-8
-        centre = (cloud.columns[:, :n] - first).mean(1)
-        x = (factor * (cloud.rows - first[:, 0] - centre)).astype(np.float32)
-        self.y = np.ascontiguousarray(factor * (cloud.columns - first - centre[:, None]), np.float32)
+        x, y = centred(cloud, math.sqrt(factor) if squared else factor)
+        x, self.y = x.astype(np.float32), np.ascontiguousarray(y, np.float32)
         self.square_x, self.square_y = (
             (z.astype(np.float64) ** 2).sum(axis) if products else 0.0 for z, axis in ((x, 1), (self.y[:, :n], 0))
         )
@@ -65,6 +62,25 @@ class NarrowPoints:
             if (np.isfinite(power) & (np.abs(power + moved) >= -LEFT_OUT)).any():
                 return None
         return (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
+
+
+def centred(cloud: PointCloud, factor: float) -> tuple[F64, F64]:
+    """Coordinates (m, d) and (d, n padded) from the mean of y on, times ``factor``."""
+    first = cloud.columns[:, :1]  # taken off before the mean is: that of coordinates of 1e8 is rounded to 1e-8
+    centre = (cloud.columns[:, : cloud.shape[1]] - first).mean(1)
+    return factor * (cloud.rows - first[:, 0] - centre), factor * (cloud.columns - first - centre[:, None])
+
+
+def product_error(problem: Problem) -> float:
+    """Bound on the relative error of entries whose squares float64 passes expand, beside that of log u and log v.
+
+    With c the largest cost / reg and u = 2^-53: |x| is at most sqrt(c), |y| 2 sqrt(c), as the centre is y's mean.
+    Coordinates err by 3 u and 6 u of sqrt(c), which is 18 u of c; the factor and its root by 2; d products of 4 c by
+    4 d; the squares, of c and 4 c, by 5 d. These are taken off log u and log v, and the three are added up: 5 u of c
+    three times.
+    """
+    assert isinstance(problem.cost, PointCloud)
+    return float(2.0**-53 * (9 * len(problem.cost.columns) + 40) * problem.M_max / problem.reg)
 
 
 def suits(problem: Problem) -> bool:

@@ -109,6 +109,16 @@ def test_sums_between_points_hold_their_registers(arch, narrow, form, dim, kept)
 
 
 @pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize(("narrow", "quick", "form"), [(1, 0, 1), (1, 0, 2), (1, 0, 3), (0, 1, 4), (0, 0, 3)])
+def test_sums_over_tiles_hold_their_registers(arch, narrow, quick, form):
+    options = shape_options(kernels.Shape(1, 4, 2), "float64", True, MEMORY=kernels.MEMORY[1])
+    points = {"POINTS": 1, "POINTS_NARROW": narrow, "QUICK": quick, "FORM": form, "DIM": 0, "KEPT": 0, "MASKED": 0}
+    registers, spilled = usage("portable.cu", arch, **options, **points, DEPTH=16 if narrow else 8)["tile_sums"]
+    assert registers <= (128 if narrow else 168)
+    assert spilled <= 32  # outside of the loop over coordinates
+
+
+@pytest.mark.parametrize("arch", ARCHES)
 def test_masked_sums_between_points_do_not_spill(arch):
     options = shape_options(kernels.Shape(1, 4, 2), "float64", True, MEMORY=kernels.MEMORY[1])
     used = usage("portable.cu", arch, **options, POINTS=1, POINTS_NARROW=0, FORM=0, DIM=3, KEPT=0, MASKED=1)

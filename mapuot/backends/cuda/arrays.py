@@ -18,6 +18,7 @@ from ..contract import METRICS
 from .kernels import ITEMSIZE, STORES, kernel
 
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
+COSTS = 64  # rows and columns that a block of point_costs.cu makes
 
 
 def need_device() -> None:
@@ -87,22 +88,27 @@ def most_bytes(M: Any) -> int | None:
     return None if isinstance(M, cp.ndarray) else BLOCK_BYTES
 
 
-def moved(M: Any) -> Any:
+def columns_of(M: Any) -> Any:
+    """What `moved` needs for all rows of M: of points, those of the columns on the device."""
+    return cp.asarray(M.columns) if isinstance(M, PointCloud) else None
+
+
+def moved(M: Any, columns: Any) -> Any:
     """Rows of M on the device; of points, their costs."""
     if isinstance(M, PointCloud):
-        return costs(M)
+        return costs(M, columns)
     if isinstance(M, np.ndarray) and not any(M.strides):
         return cp.broadcast_to(cp.asarray(M[:1, :1]), M.shape)
     return M if isinstance(M, cp.ndarray) else cp.asarray(np.ascontiguousarray(M))
 
 
-def costs(cloud: PointCloud) -> Any:
+def costs(cloud: PointCloud, columns: Any) -> Any:
     """The matrix of a few rows, in float64."""
     (m, n), (metric, scale) = cloud.shape, cloud.core
-    out, x, y = cp.empty((m, n)), cp.asarray(np.ascontiguousarray(cloud.rows)), cp.asarray(cloud.columns)
+    out, x = cp.empty((m, n)), cp.asarray(np.ascontiguousarray(cloud.rows))
     run = kernel("point_costs.cu", "point_costs", METRIC=METRICS[metric], STORE=0)
-    sizes = np.int64(y.shape[1]), np.int64(n), np.int64(len(y))
-    run((m, -(-n // 256)), (256,), (x, y, *sizes, np.float64(scale), out))
+    sizes = np.int64(columns.shape[1]), np.int64(m), np.int64(n), np.int64(len(columns))
+    run((-(-m // COSTS) * -(-n // COSTS),), (256,), (x, columns, *sizes, np.float64(scale), out))
     return out
 
 

@@ -30,10 +30,13 @@ from .launch import Iterate, switches
 from .workspace import Workspace
 
 DIM = 4  # dimensions whose coordinates a thread keeps in registers
+# of point_tiles.cuh: points of a tile that get sums; such that are summed over, and coordinates at a time at most
+TO_TILE, FROM_TILE, DEPTH = 128, {"float32": 128, "float64": 64}, {"float32": 16, "float64": 8}
 SLABS, WAVES = 64, 8  # parts of a sum at most, and how often they may fill the device
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # of float64 powers of 2 by a short polynomial; the least tol that has room for it
 QUICK_MOST = 2.0**-22  # error of the exponents up to which they are below 2^30 in size, and what is left out at -2^30
 QUICK_OUT = -(2.0**30)
+PRODUCTS = 4  # FORM of points.cuh beside the metrics: quick passes expand squared distances
 
 
 def sizes_of(d: int, narrow: bool, masked: bool) -> tuple[int, int]:
@@ -42,19 +45,29 @@ def sizes_of(d: int, narrow: bool, masked: bool) -> tuple[int, int]:
     return (4 if narrow else 2) * (2 if few and not masked else 1), 4 if few else 8
 
 
-class Side:
-    """The points of one side in one precision: those that get sums, and packed those that are summed over."""
+def depth_of(d: int, dtype: str) -> int:
+    """Coordinates that point_tiles.cuh takes at a time: as many each time, with the fewest zeros behind the last."""
+    return -(-d // -(-d // DEPTH[dtype]))
 
-    def __init__(self, points: Any, count: int) -> None:
+
+class Side:
+    """The points of one side in one precision: those that get sums, and packed those that are summed over.
+
+    ``tiled``: for point_tiles.cuh, whole tiles of points and ``depth`` coordinates a step, one after another for both.
+    """
+
+    def __init__(self, points: Any, count: int, tiled: bool = False) -> None:
         """``points``: (d, count) and, behind it, what is not looked at."""
-        room = -(-count // PAD) * PAD
-        padded = np.zeros((len(points), room), points.dtype)
-        padded[:, :count] = points[:, :count]
+        d, unit = len(points), TO_TILE if tiled else PAD
+        self.depth = depth_of(d, points.dtype.name) if tiled else 0
+        room = -(-count // unit) * unit
+        padded = np.zeros((-(-d // self.depth) * self.depth if tiled else d, room), points.dtype)
+        padded[:d, :count] = points[:, :count]
         self.count, self.ld = count, room
-        self.to = cp.asarray(padded)
-        together = sizes_of(len(points), True, False)[1]
-        packed = padded.reshape(len(points), room // together, together).swapaxes(0, 1)
-        self.packed = cp.asarray(np.ascontiguousarray(packed))
+        self.to = self.packed = cp.asarray(padded)
+        if not tiled:
+            together = sizes_of(d, True, False)[1]
+            self.packed = cp.asarray(np.ascontiguousarray(padded.reshape(d, -1, together).swapaxes(0, 1)))
         self.log = cp.zeros(room, points.dtype)
 
     def set(self, log: Any, left_out: float) -> None:
@@ -83,20 +96,24 @@ class PointIterate(Iterate):
     ) -> None:
         """``lists``: of the DeviceBoxes; None: all pairs. ``quick``: float64 powers of 2, to QUICK_ERROR."""
         self.graphs, self.sides, self.factor = {}, (rows, cols), factor * (narrow_points.LOG2_E if quick else 1.0)
-        self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or [(np.uint64(0),) * 2 + (1,)] * 2]
+        none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
+        self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
         d = rows.to.shape[0]
         options = shape_options(Shape(1, 4, 2), "float64", self.kl, MEMORY=self.memory)
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
         options["KEPT"], options["QUICK"] = int(lists is not None), int(quick)
         options["MASKED"] = self.masked
-        names = ("point_sums", "join_rows", "point_columns", "finish_first", "finish_join", "finish_second")
+        self.sums = "tile_sums" if rows.depth else "point_sums"
+        names = (self.sums, "join_rows", "point_columns", "finish_first", "finish_join", "finish_second")
         each, together = sizes_of(d, narrow, bool(self.masked))
         warp = 32 * each
         if lists is not None:  # one box at most
             warp = min(warp, *(unit for *_, unit in lists))
-        options["SPLIT"] = 32 * each // warp
+        options["SPLIT"], self.block = 32 * each // warp, 8 * warp
+        if rows.depth:
+            options |= {"SPLIT": 1, "DEPTH": rows.depth}
+            self.block, together = TO_TILE, FROM_TILE[rows.log.dtype.name]
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
-        self.block = 8 * warp
         self.slabs = [self.parts_of(to, other.ld // together) for to, other in ((rows, cols), (cols, rows))]
         u, v = self.state["u_scale"], self.state["v_scale"]
         self.narrow_u = cp.zeros(rows.ld, np.float32) if narrow else np.uint64(0)
@@ -118,7 +135,7 @@ class PointIterate(Iterate):
             to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
             self.launch(
-                "point_sums", (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
+                self.sums, (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
                 other.packed, other.log, self.weights[k], self.out, *numbers, *self.lists[k],
                 by_value(self.masks[k, ...]),
             )  # fmt: skip
@@ -140,7 +157,10 @@ class PointWorkspace(Workspace):
         assert isinstance(problem.cost, PointCloud)
         self.cloud, self.narrow_points = problem.cost, None
         self.quick = options.precision != "float64" and options.tol >= QUICK_TOL
-        self.quick_error = QUICK_ERROR * self.quick  # of an entry of float64 passes
+        expansion = narrow_points.product_error(problem) if self.cloud.core[0] == "sqeuclidean" else math.inf
+        self.expands = self.quick and expansion <= QUICK_ERROR
+        self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
+        self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
         if options.precision != "float64" and narrow_points.suits(problem):
             self.narrow_points = narrow_points.NarrowPoints(problem.cost, problem.reg)
         super().__init__(problem, options)
@@ -152,9 +172,15 @@ class PointWorkspace(Workspace):
         vectors = 8 * (40 + 4 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n)
         need_memory(0, self.dtype, vectors)
         self.launch = PointIterate(self.state, (m, n, self.ld), self.kl, self.problem.masked)
-        self.wide = Side(self.cloud.rows.T, m), Side(self.cloud.columns, n)
-        found = self.narrow_points
-        self.narrow = (Side(found.x.T, m), Side(found.y, n)) if found else None
+        found, cloud = self.narrow_points, self.cloud
+        tiled = len(cloud.columns) > DIM and not self.problem.masked and cloud.truncation is None
+        self.wide = Side(cloud.rows.T, m, tiled), Side(cloud.columns, n, tiled)
+        self.narrow = (Side(found.x.T, m, tiled), Side(found.y, n, tiled)) if found else None
+        if self.expands:
+            factor = cloud.core[1] * narrow_points.LOG2_E / self.problem.reg
+            x, y = narrow_points.centred(cloud, math.sqrt(factor))
+            self.products = Side(2 * x.T, m, tiled), Side(y, n, tiled)
+            self.squares = (x**2).sum(1), (y[:, :n] ** 2).sum(0)
 
     def start(self) -> None:
         super().start()
@@ -177,8 +203,10 @@ class PointWorkspace(Workspace):
             return
         self.narrow = None
         put(self.state["limits"], {"storage_error": self.quick_error, "flush": np.finfo(np.float64).tiny})
-        quick = self.quick_error > 0
-        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, lists, quick)
+        if self.quick_error > 0 and self.expands:
+            self.launch.take(*self.products, False, PRODUCTS, 1.0, lists, True)
+            return
+        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, lists, self.quick_error > 0)
 
     def take_mask(self, truncation: Truncation) -> None:
         assert truncation.problem.cost is self.cloud
@@ -212,10 +240,12 @@ class PointWorkspace(Workspace):
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         self.state["limits"]["exponent_error"] = error
-        was, self.quick_error = self.quick_error, QUICK_ERROR + error if self.quick and error <= QUICK_MOST else 0.0
+        was = self.quick_error
+        self.quick_error = self.powers_error + error if self.quick and error <= QUICK_MOST else 0.0
         quick = self.quick_error > 0
-        for side, log in zip(self.wide, (alpha, beta), strict=True):
-            power = np.maximum(narrow_points.LOG2_E * log, QUICK_OUT) if quick else log
+        sides, squares = (self.products, self.squares) if quick and self.expands else (self.wide, (0.0, 0.0))
+        for side, log, square in zip(sides, (alpha, beta), squares, strict=True):
+            power = np.maximum(narrow_points.LOG2_E * log - square, QUICK_OUT) if quick else log
             side.set(power, QUICK_OUT if quick else -np.inf)
         if not self.narrow and quick != (was > 0):
             self.choose()

@@ -17,7 +17,7 @@ from ...mask import Masked
 from ...penalties import F64
 from ...problem import Problem
 from ..records import put
-from .arrays import as_columns, free_memory, most_bytes, moved, on_device
+from .arrays import as_columns, columns_of, free_memory, most_bytes, moved, on_device
 from .kernels import STORES, VIEW, Job, by_value, kernel
 
 
@@ -64,19 +64,21 @@ def blocks_of(
     ``most`` rows at once; by default all where M is there.
     """
     size = most_bytes(problem.M) if most is None else most * problem.shape[1] * problem.cost.dtype.itemsize
+    columns = columns_of(problem.M)
     for k0, k1, M, c in problem.blocks(i0, i1, size):
         yield (
             k0,
             k1,
-            moved(M),
+            moved(M, columns),
             c.with_given(cp.asarray) if isinstance(c, Masked) else None if c is None else cp.asarray(c),
         )
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
     found = [np.array([[np.inf, -np.inf, 0.0, 0.0]])]
+    columns = columns_of(M)
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
-        block = moved(rows)
+        block = moved(rows, columns)
         grid = parts(*block.shape)
         out = cp.empty((grid[0] * grid[1], 4))
         stream("extrema", block, None)(grid, (256,), (view_of(block, None, None, None, 1.0), out))

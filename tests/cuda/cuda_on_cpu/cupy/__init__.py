@@ -38,6 +38,8 @@ PTX = {  # what an asm statement starts with: the C++ in its place, {0} the firs
     "mbarrier.init": "*(device_uint64 *)from_shared({0}) = 0;",
     "mbarrier.arrive": "++*(device_uint64 *)from_shared({0});",  # the copies that it expects are made before a change
     "{\\n.reg .pred done": "while ((*(device_uint64 *)from_shared({0}) & 1) == {1}) change();",
+    "cp.async.cg": "memcpy(self->block->shared + (size_t)({0}), {1}, 16);",
+    "cp.async.wait_all": "",
     "cp.async.bulk.wait_group": "",
     "cp.async.bulk.shared": "memcpy(from_shared({0}), {1}, {2});",
     "cp.reduce.async.bulk": "for (unsigned q = 0; q < {2} / 8; q++) ({0})[q] += ((double *)from_shared({1}))[q];",
