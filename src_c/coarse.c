@@ -85,9 +85,12 @@ int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64
     return MAPUOT_RUNNING;
 }
 
+/* in whole units, and these in whole halves of a unit, so that any power of 2 of neighbours lie together */
 static void cut(const points *of, int64_t from, int64_t to, int64_t unit)
 {
-    if (to - from <= unit)
+    while (unit > 1 && to - from <= unit)
+        unit /= 2;
+    if (to - from <= 1)
         return;
     const int64_t units = (to - from + unit - 1) / unit, middle = from + units / 2 * unit;
     select(of, from, to, middle, widest(of, from, to));

@@ -172,7 +172,7 @@ def test_starts_that_are_hundreds_of_nats_away(size):
 
 
 def test_a_start_of_groups(monkeypatch):
-    monkeypatch.setattr("mapuot.truncation.GROUPS", 64)
+    monkeypatch.setattr("mapuot.groups.GROUPS", 64)
     x, y, a, b = clouds(700, 650, 1)
     a[:40] = 0.0
     for penalty in ("kl", "l2", ("kl", "balanced")):
