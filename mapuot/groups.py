@@ -6,8 +6,8 @@ masses of the groups are such that their fixed-point equations miss what those o
     A'' = A e^(LU' + fi LS),   LS_I = log sum_J B_J e^(LV_J - M_IJ / reg),
 
 with LV and LU' the means of log v and of the next log u over a group, by mass; B'' likewise. How far the solution of
-the groups lies from there is added to the next log v of every point, along its slopes. A pass smooths what groups cannot
-tell, so that the error falls by 10 to 100 in each. It is for KL and balanced sides; a bad correction costs a pass and
+the groups lies from there is added to the next log v of every point, along its slopes. A pass smooths what groups
+cannot tell, so that the error falls by 10 to 100 in each. It is for KL and balanced sides; a bad correction costs a pass and
 nothing else, as the certificate is that of the pass. Formulas: docs/mathematics.md.
 """
 
