@@ -7,8 +7,8 @@ masses of the groups are such that their fixed-point equations miss what those o
 
 with LV and LU' the means of log v and of the next log u over a group, by mass; B'' likewise. How far the solution of
 the groups lies from there is added to the next log v of every point, along its slopes. A pass smooths what groups
-cannot tell, so that the error falls by 10 to 100 in each. It is for KL and balanced sides; a bad correction costs a pass and
-nothing else, as the certificate is that of the pass. Formulas: docs/mathematics.md.
+cannot tell, so that the error falls by 10 to 100 in each. It is for KL and balanced sides; a bad correction costs a
+pass and nothing else, as the certificate is that of the pass. Formulas: docs/mathematics.md.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ class Groups:
         assert isinstance(cloud, PointCloud)
         assert isinstance(means, PointCloud)
         sides = (problem.rows, self.small.rows), (problem.cols, self.small.cols)
-        points = (cloud.rows, means.rows), (cloud.columns, means.columns)
-        points = points[0], tuple(p.T[:k] for p, k in zip(points[1], (cloud.shape[1], means.shape[1]), strict=True))
+        points = (cloud.rows, means.rows), (columns_of(cloud), columns_of(means))
         self.levels = []
         for (side, mean), (fine, groups), unit in zip(sides, points, units, strict=True):
             at = np.arange(len(fine)) // unit
@@ -144,6 +143,11 @@ class Groups:
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)
         step = self.levels[1].spread(known(found.log_v + shifts[1] - nexts[1]), steep)
         return known(images[1]) + step
+
+
+def columns_of(cloud: PointCloud) -> F64:
+    """The points of the columns, (n, d)."""
+    return cloud.columns[:, : cloud.shape[1]].T
 
 
 def rate(side: Side, reg: float) -> F64:
