@@ -1,7 +1,8 @@
 """Solves between points that skip pairs: whether, where from, and in which order of the points.
 
 The mask, its bounds and what it costs: backends/boxes.py. Points are sorted into boxes; the first mask is made of the
-potentials of a rough solve, of all pairs where these are few, else between the means of groups of points.
+potentials of a rough solve, of all pairs where these are few, else between groups of points, which also correct the
+passes: groups.py.
 """
 
 from __future__ import annotations
