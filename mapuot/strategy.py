@@ -125,7 +125,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     turns = problem.turns and (turned(problem, options) or quicker(run, problem, options, start))
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
     nats = nats_of(task, bool(run.saves))
-    boxed = in_boxes(task, bool(turns), run.module.LEAST_BOX) if nats is not None else None
+    boxed = in_boxes(task, bool(turns), run.module.LEAST_BOX, options.threads) if nats is not None else None
     asked = options
     quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of what is no answer: the status says so
     with run.bar or nullcontext(), quiet:

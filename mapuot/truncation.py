@@ -45,12 +45,12 @@ def nats_of(problem: Problem, saves: bool) -> float | None:
     return None if reasons or problem.spread < FAR else 0.0
 
 
-def in_boxes(problem: Problem, turned: bool, least: int) -> Sorted:
+def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = None) -> Sorted:
     """The problem with its points in the order of boxes, of ``least`` points or more."""
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
     unit = boxes.unit_of(whole_shape(problem), least)
-    at = order(cloud.rows, unit), order(cloud.columns[:, : cloud.shape[1]].T, unit)
+    at = order(cloud.rows, unit, threads), order(cloud.columns[:, : cloud.shape[1]].T, unit, threads)
     sides = [picked(side, k) for side, k in zip((problem.rows, problem.cols), at, strict=True)]
     moved = cloud.sorted(*at)
     moved.unit = unit

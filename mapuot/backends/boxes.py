@@ -30,6 +30,7 @@ INNER = 0.6  # of tol: for the kept pairs; the rest is for what is skipped
 GOAL, MOST = 0.2, 0.35  # of tol: what a new mask is to cost at the end, and what an old one may
 MOST_ERROR = 1.0  # up to which a pass is corrected: beyond it potentials are off by more than a reg
 WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
+ORDER = 64  # entries of a matrix that take as long as a point that is put in order
 TRIALS = 16  # thresholds tried for a mask
 
 
@@ -418,12 +419,15 @@ def expected(side: Side, log_scale: F64, reg: float) -> F64:
     return np.where(np.isfinite(marginal), marginal, 0.0)
 
 
-def order(points: F64, unit: int) -> Any:
+def order(points: F64, unit: int, threads: int | None = None) -> Any:
     """The points so that each ``unit`` of them lie together: halved along their widest coordinate."""
     from .._core import ffi, lib  # noqa: PLC0415 - as above
+    from .cpu.native import pool_for  # noqa: PLC0415 - as above
 
     found, points = np.empty(len(points), np.int64), np.ascontiguousarray(points)
-    lib.mapuot_order(*points.shape, ffi.from_buffer("double *", points), unit, ffi.from_buffer("int64_t *", found))
+    pool = pool_for(threads, len(points) * ORDER)
+    buffers = ffi.from_buffer("double *", points), unit, ffi.from_buffer("int64_t *", found)
+    lib.mapuot_order(pool, *points.shape, *buffers)
     return found
 
 
