@@ -77,9 +77,8 @@ class Run:
                 ended = self.status not in ("running", "absorb", *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
                     self.certify_in_place(workspace)
-                if fresh := self.status == "absorb":
-                    workspace.absorb()
-                elif self.status != "running":
+                fresh = self.renewed(workspace, problem, stats[-1])
+                if self.status != "running" and not fresh:
                     break
                 if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
                     self.save(workspace, problem)
@@ -92,6 +91,18 @@ class Run:
                 self.save(workspace, problem)
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return np.array(workspace.next_log_v)
+
+    def renewed(self, workspace: Workspace, problem: Problem, stat: Stats) -> bool:
+        """Whether K was built anew for the next pass, which begins where groups of points say, if there are any."""
+        truncation = problem.cost.truncation
+        goes_on = self.status in ("running", "absorb", *FAILED)
+        log_v = workspace.corrected(stat) if truncation and goes_on else None
+        if self.status == "absorb" or (log_v is not None and not truncation.correct):
+            workspace.absorb(log_v)
+            return True
+        if log_v is not None:
+            workspace.restart(log_v)
+        return False
 
     def certify_in_place(self, workspace: Workspace) -> None:
         """Repeat the last pass on a fresh K: what the plan lost while it was rescaled, it does not know itself."""

@@ -125,14 +125,14 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     turns = problem.turns and (turned(problem, options) or quicker(run, problem, options, start))
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
     nats = nats_of(task, bool(run.saves))
-    boxed = in_boxes(task, bool(turns), run.module.LEAST_BOX) if nats is not None else None
+    boxed = in_boxes(task, bool(turns), run.module.LEAST_BOX, options.threads) if nats is not None else None
     asked = options
     quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of what is no answer: the status says so
     with run.bar or nullcontext(), quiet:
         warm = run.ranks.max(bool(log_v.any()))
         if boxed is not None and nats is not None:
             known = (start[::-1] if turns else start) if warm else None
-            log_v = begun(boxed, options, known, nats, functools.partial(between_all, run, escalate))
+            log_v = begun(boxed, options, known, nats, functools.partial(between_all, run, escalate), run.module)
             task, options, warm = boxed.problem, inner(options), True
         for attempt in attempts(task, options, warm, escalate):
             if run.status not in attempt.after:
@@ -158,9 +158,11 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     return result
 
 
-def between_all(run: Run, escalate: bool, problem: Problem, options: Options) -> Result:
+def between_all(
+    run: Run, escalate: bool, problem: Problem, options: Options, start: tuple[F64, F64] | None = None
+) -> Result:
     """Another problem on the way to this one, its passes not counted."""
-    start = np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
+    start = start or (np.zeros(problem.shape[0]), np.zeros(problem.shape[1]))
     return carry_out(Run(run.module, run.max_passes, ranks=run.ranks), problem, options, start, escalate)
 
 

@@ -85,21 +85,61 @@ int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64
     return MAPUOT_RUNNING;
 }
 
+/* the middle, in whole units, and where so few are left in whole halves of a unit: any power of 2 of neighbours lie together */
+static int64_t middle_of(const points *of, int64_t from, int64_t to, int64_t *unit)
+{
+    while (*unit > 1 && to - from <= *unit)
+        *unit /= 2;
+    if (to - from <= 1)
+        return to;
+    const int64_t units = (to - from + *unit - 1) / *unit, middle = from + units / 2 * *unit;
+    select(of, from, to, middle, widest(of, from, to));
+    return middle;
+}
+
 static void cut(const points *of, int64_t from, int64_t to, int64_t unit)
 {
-    if (to - from <= unit)
+    const int64_t middle = middle_of(of, from, to, &unit);
+    if (to - from <= 1)
         return;
-    const int64_t units = (to - from + unit - 1) / unit, middle = from + units / 2 * unit;
-    select(of, from, to, middle, widest(of, from, to));
     cut(of, from, middle, unit);
     cut(of, middle, to, unit);
 }
 
-int mapuot_order(int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order)
+#define MOST_PARTS 256 /* that the threads share: some for each of them, as parts take unequal times */
+
+typedef struct {
+    points all;
+    int64_t unit, parts, edge[MOST_PARTS + 1], middle[MOST_PARTS];
+    int last; /* 1: each part to its end, else one cut of each */
+} cuts;
+
+static void cut_task(void *context, int thread, int threads)
 {
-    const points all = {width, X, order, NULL};
+    cuts *job = context;
+    for (int64_t k = thread; k < job->parts; k += threads) {
+        int64_t unit = job->unit;
+        if (job->last)
+            cut(&job->all, job->edge[k], job->edge[k + 1], unit);
+        else
+            job->middle[k] = middle_of(&job->all, job->edge[k], job->edge[k + 1], &unit);
+    }
+}
+
+int mapuot_order(mapuot_pool *pool, int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order)
+{
+    cuts job = {.all = {width, X, order, NULL}, .unit = unit, .parts = 1, .edge = {0, m}};
     for (int64_t i = 0; i < m; i++)
         order[i] = i;
-    cut(&all, 0, m, unit);
+    while (2 * job.parts <= MOST_PARTS && m / (2 * job.parts) > 2 * unit) {
+        pool_run(pool, cut_task, &job);
+        for (int64_t k = job.parts; k > 0; k--) {
+            job.edge[2 * k] = job.edge[k];
+            job.edge[2 * k - 1] = job.middle[k - 1];
+        }
+        job.parts *= 2;
+    }
+    job.last = 1;
+    pool_run(pool, cut_task, &job);
     return MAPUOT_RUNNING;
 }

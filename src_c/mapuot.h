@@ -251,8 +251,8 @@ int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_p
  * fi the product of both sides' rho / (rho + reg). */
 int mapuot_coarse_sums(mapuot_state *state);
 int mapuot_coarse_factor(mapuot_state *state, double fi);
-/* order: m points, X m x width, halved along the widest column of X until unit or fewer are left, in whole units. */
-int mapuot_order(int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order);
+/* order: m points, X m x width, halved along the widest column of X, in whole units and then in whole halves of them. */
+int mapuot_order(mapuot_pool *pool, int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order);
 /* Bounds on the plan's mass between boxes, summed over skipped pairs: row_mass (m), col_mass (n).  first NULL: a pair is
  * skipped by its cuts, and count and width tell how many runs and boxes of y each box of x keeps; with run those are
  * written, where first says.  Else skipped is what is not in the runs; they are in multiples of unit. */

@@ -26,9 +26,11 @@ UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on
 MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
 WORTH = 0.6  # share of pairs kept beyond which none are skipped
 ROUGH = 0.03  # certified error at which the first mask, of rough potentials, is made again
-INNER = 0.85  # of tol: for the kept pairs; the rest is for what is skipped
-GOAL, MOST = 0.05, 0.15  # of tol: what a new mask may cost, and an old one
+INNER = 0.6  # of tol: for the kept pairs; the rest is for what is skipped
+GOAL, MOST = 0.2, 0.35  # of tol: what a new mask is to cost at the end, and what an old one may
+MOST_ERROR = 1.0  # up to which a pass is corrected: beyond it potentials are off by more than a reg
 WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
+ORDER = 64  # entries of a matrix that take as long as a point that is put in order
 TRIALS = 16  # thresholds tried for a mask
 
 
@@ -206,8 +208,10 @@ class Boxes:
             raise MemoryError("truncate: no memory for the sums of a thread")
         return count, width, row_mass, col_mass
 
-    def share(self, state: State, sides: tuple[Tilted, Tilted], row_mass: F64, col_mass: F64) -> Share:
-        """What skipped pairs of these bounds add to the certificate of a state."""
+    def share(
+        self, state: State, sides: tuple[Tilted, Tilted], row_mass: F64, col_mass: F64, near: float = math.inf
+    ) -> Share:
+        """What skipped pairs of these bounds add to the certificate of a state; ``near``: growth's."""
         mass, problem = self.mass, self.problem
         tau = float(self.ranks.sum(row_mass.sum())) * (1 + 1e-9) + 1e-290
         if not tau < 1:
@@ -217,7 +221,8 @@ class Boxes:
         if all(side.penalty == "kl" and not side.ranks.max(bool(side.hard.any())) for side, *_ in halves):
             paid = 0.0
             for (side, half, log, r), tilt, bound in zip(halves, sides, (row_mass, col_mass), strict=True):
-                paid += side.ranks.sum(growth(side, problem.reg * log, r, mass * half.spread(bound, tilt.shares)))
+                t = mass * half.spread(bound, tilt.shares)
+                paid += side.ranks.sum(growth(side, problem.reg, log, r, t, near))
             least = min(least, paid / (problem.reg * mass))
         return Share(tau * mass, plan_error(least * (1 + 1e-9)))
 
@@ -256,8 +261,8 @@ class Boxes:
             self.reached = kept, (near, float(self.ranks.max(far[0]) + far[1]))
         return self.reached[1]
 
-    def make(self, state: State, goal: float, nats: float) -> Kept | None:
-        """The pairs to keep, so that the others cost at most ``goal``; None: all.
+    def make(self, state: State, goal: float, nats: float, near: float = math.inf) -> Kept | None:
+        """The pairs to keep, so that the others cost at most ``goal`` there, or at an error ``near``; None: all.
 
         A pair is skipped if its bound is below e^-nats of the product of both boxes' masses over the whole mass, the
         masses being at most the sums of the bounds: so every box that carries any is kept with one.
@@ -279,7 +284,7 @@ class Boxes:
         for _ in range(TRIALS):
             arrays["x_cut"], arrays["y_cut"] = logs[0] - (nats + log_over), logs[1]
             width, row_mass, col_mass = self.sweep(arrays)
-            share = self.share(state, (sides[0], sides[1]), row_mass, col_mass)
+            share = self.share(state, (sides[0], sides[1]), row_mass, col_mass, near)
             part = float(rows.sum(width.sum())) / pairs
             if part > WORTH:
                 return None
@@ -292,10 +297,14 @@ class Boxes:
         return Kept(self.unit, first, run, int(width.max(initial=1)) * self.unit, nats, part)
 
 
-def growth(side: Side, f: F64, r: F64, t: F64) -> float:
-    """Bound on rho (KL(r + x | q) - KL(r | q)), 0 <= x <= t, q = weight e^(-f / rho): convex in x, so at an end."""
+def growth(side: Side, reg: float, log_scale: F64, r: F64, t: F64, near: float) -> float:
+    """Bound on rho (KL(r + x | q) - KL(r | q)), 0 <= x <= t, q = weight e^(-f / rho): convex in x, so at an end.
+
+    ``near``: about what it will be at an error of this size, where r / q is e^(near (reg / rho)^.5).
+    """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        log_q = side.log_weight - f / side.rho
+        rate = reg / side.rho
+        log_q = np.log(r) - near * np.sqrt(rate) if math.isfinite(near) else side.log_weight - rate * log_scale
         inner = np.where(r > 0, r * np.log1p(t / r), 0.0)
         value = inner + t * (np.log(r + t) - log_q) - t
         value = np.where(t > 0, side.rho * np.maximum(value, 0.0), 0.0)
@@ -305,9 +314,16 @@ def growth(side: Side, f: F64, r: F64, t: F64) -> float:
 class Truncation:
     """The mask of one solve: when it is made, and what every pass pays for it."""
 
-    def __init__(self, problem: Problem, start: State, tol: float, tol_gap: float, nats: float, rough: bool) -> None:
-        """``start``: what the first mask is made of; ``rough``: it is of another problem's potentials."""
+    def __init__(
+        self, problem: Problem, start: State, tol: float, tol_gap: float, nats: float, rough: bool, correct: Any = None
+    ) -> None:
+        """``start``: what the first mask is made of; ``rough``: it is of another problem's potentials.
+
+        ``correct(state, error)``: the log v to go on from after a pass, None: none is known.
+        """
         self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
+        self.correct, self.before = correct, math.inf
+        self.plain: F64 | None = None  # where the pass before would have gone on without a correction
         self.nats, self.rough, self.goal = nats, rough, GOAL * tol
         self.settled: Stats | None = None
         self.hidden = 0.0  # bound on the mass that the last pass looked at skipped
@@ -320,7 +336,7 @@ class Truncation:
         """A mask for the last state that was not dropped; ``kind``: the boxes of the backend."""
         self.boxes = self.boxes or kind(self.problem, pool)
         goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
-        self.kept = self.boxes.make(self.state, goal, max(self.nats, least))
+        self.kept = self.boxes.make(self.state, goal, max(self.nats, least), self.tol)
         self.known = self.known and self.boxes.wild <= WILD
         return self.kept
 
@@ -357,6 +373,22 @@ class Truncation:
         if self.rough and error <= ROUGH and stat.status == "running":
             self.rough, stat.status = False, "absorb"
 
+    def corrected(self, workspace: Any, stat: Stats, floor: float, comparable: bool) -> F64 | None:
+        """The log v to go on from in place of the next of a pass; None: that one. ``floor``: of its error, by rounding.
+
+        Corrections end where one has not halved the error, and the step goes back where it has raised it.
+        """
+        error, made = stat.error - floor, self.plain is not None
+        if not self.correct or (stat.rejected and not made):
+            return None
+        if made and (stat.rejected or (comparable and not error <= 0.5 * self.before)):
+            plain, self.correct, self.plain = self.plain, None, None
+            return plain if stat.rejected or not error <= self.before else workspace.next_log_v
+        if not error <= MOST_ERROR:
+            return None
+        self.before, self.plain = error, workspace.next_log_v
+        return np.asarray(self.correct(workspace.iterate_state(), error))
+
     def absorbed(self, x: F64, shift: float) -> tuple[F64, F64]:
         """What K is to hold of log u and log v, P_ij / (r_i s_j) but for a factor: it knows its sums already."""
         _, _, r, s = self.state
@@ -387,12 +419,15 @@ def expected(side: Side, log_scale: F64, reg: float) -> F64:
     return np.where(np.isfinite(marginal), marginal, 0.0)
 
 
-def order(points: F64, unit: int) -> Any:
+def order(points: F64, unit: int, threads: int | None = None) -> Any:
     """The points so that each ``unit`` of them lie together: halved along their widest coordinate."""
     from .._core import ffi, lib  # noqa: PLC0415 - as above
+    from .cpu.native import pool_for  # noqa: PLC0415 - as above
 
     found, points = np.empty(len(points), np.int64), np.ascontiguousarray(points)
-    lib.mapuot_order(*points.shape, ffi.from_buffer("double *", points), unit, ffi.from_buffer("int64_t *", found))
+    pool = pool_for(threads, len(points) * ORDER)
+    buffers = ffi.from_buffer("double *", points), unit, ffi.from_buffer("int64_t *", found)
+    lib.mapuot_order(pool, *points.shape, *buffers)
     return found
 
 

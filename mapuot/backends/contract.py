@@ -84,6 +84,12 @@ class Workspace(Protocol):
     def iterate(self, count: int) -> list[Stats]:
         """At most ``count`` passes, fewer when the status of the last is not "running"."""
 
+    def corrected(self, stat: Stats) -> F64 | None:
+        """The log v to go on from, where it is not the next one; of a cost with a truncation."""
+
+    def restart(self, log_v: F64) -> None:
+        """Go on from it on the same K."""
+
     def conclude(self, stat: Stats) -> None:
         """Complete the numbers of the last pass; of a cost with a truncation."""
 

@@ -21,6 +21,7 @@ GRID = 2.0**-8
 MOST_COST = 1e4  # largest cost / reg: row and col are then below 2^15, and their sums exact
 MOST_ERROR = 0.05  # of an entry, beyond which they tell nothing
 DIFFERENCES = 4  # dimensions up to which squares are summed of differences: more exact, twice the work
+CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one falls to that of their rounding at once
 LEFT_OUT = -(2.0**15)  # of a point without mass: 0 beside any other
 FORMS = ("squares", "products", "roots", "sizes")  # mapuot_narrow_form, in order
 LOG2_E = 1 / math.log(2)
@@ -109,5 +110,6 @@ def entry_error(problem: Problem) -> float:
 
 def limits(problem: Problem, floor: float, tol: float) -> dict[str, float]:
     """What of mapuot_limits is their own: passes give way to float64 ones at this floor, or where tol is reached."""
-    error = entry_error(problem)
+    error, truncation = entry_error(problem), problem.cost.truncation
+    floor = CORRECTED if truncation and truncation.correct else floor
     return {"storage_error": error, "narrow_floor": max(floor, tol) + 3 * error, "finer": 0}

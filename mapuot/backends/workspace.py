@@ -14,11 +14,14 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem import Problem
+from . import narrow_points
 from .boxes import State, Truncation
 from .contract import Options, Stats
+from .records import put
 
 STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
 FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say which points are unreachable
+FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"since_absorb": 1}  # of a step by others
 FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 
 
@@ -37,8 +40,11 @@ def shifted(problem: Problem, log_v: F64) -> tuple[F64, float]:
 class KernelWorkspace:
     """One solve that holds K: its setting up, shared by the backends, over their words at the end of the class."""
 
+    progress: Any  # mapuot_progress
     safe_spread: float  # range(M) / reg, and the reach of log v, that K holds with nothing absorbed but M's minimum
     dead: tuple[Any, Any]  # masks of the rows and columns that no mass can reach
+    absorbed: tuple[F64, Any]  # what K holds of log v, and which columns are left out
+    narrow_pass = compared = False  # was the last pass a float32 one, and the last whose error was compared?
 
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options, self.dtype = problem, options, options.precision
@@ -73,7 +79,25 @@ class KernelWorkspace:
         self.build(alpha, beta, problem.exponent_error(alpha, beta))
         self.set_dual_constants(d, off_u)
         self.set_rows(d, off_u)
+        self.absorbed = e, off_v
         self.set_cols(e, off_v, np.where(off_v, 0.0, x), shift)
+
+    def corrected(self, stat: Stats) -> F64 | None:
+        """The log v to go on from after a pass of a solve that skips pairs; None: its next one."""
+        truncation, narrow = self.truncation, self.narrow_pass
+        if not truncation or not truncation.correct:
+            return None
+        floor = 3 * narrow_points.entry_error(self.problem) if narrow else 0.0
+        comparable, self.compared = narrow == self.compared, narrow
+        return truncation.corrected(self, stat, floor, comparable)
+
+    def restart(self, log_v: F64) -> None:
+        """Go on from this log v on the same K."""
+        e, off_v = self.absorbed
+        x = np.where(off_v | ~np.isfinite(log_v), 0.0, log_v + self.progress_of("shift"))
+        self.set_cols(e, off_v, x, None)
+        put(self.progress, FORGOTTEN)
+        self.send_progress()
 
     def certified(self, stats: list[Stats], narrow: bool) -> list[Stats]:
         """One pass, its numbers those of the problem between all points: what it skipped is in them.
@@ -81,6 +105,7 @@ class KernelWorkspace:
         A ``narrow`` one certifies nothing and is looked at only where it is the last: ``conclude``.
         """
         assert self.truncation
+        self.narrow_pass = narrow
         if narrow:
             self.truncation.look(stats[-1], self.iterate_state)
         else:
@@ -139,6 +164,9 @@ class KernelWorkspace:
     def take_mask(self, truncation: Truncation) -> None:
         """Make the mask anew and tell it to the kernels."""
         raise NotImplementedError
+
+    def send_progress(self) -> None:
+        """To where the kernels read it."""
 
     def shifted_log_v(self) -> F64:
         """The next log v + shift."""

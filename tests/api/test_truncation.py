@@ -172,11 +172,43 @@ def test_starts_that_are_hundreds_of_nats_away(size):
 
 
 def test_a_start_of_groups(monkeypatch):
-    monkeypatch.setattr("mapuot.truncation.GROUPS", 64)
+    monkeypatch.setattr("mapuot.groups.GROUPS", 64)
     x, y, a, b = clouds(700, 650, 1)
     a[:40] = 0.0
     for penalty in ("kl", "l2", ("kl", "balanced")):
         got, _ = compare(x, y, a, b, 3e-4, penalty=penalty, least=0.7, tol=1e-4)
+        assert got.converged
+
+
+@pytest.mark.parametrize("reg_m", [1.0, (1.0, math.inf), (math.inf, math.inf), (0.3, 20.0)])
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_groups_correct_passes(monkeypatch, d, reg_m):
+    """Far fewer passes than without, balanced sides and points without mass among them."""
+    monkeypatch.setattr("mapuot.groups.GROUPS", 800 if d > 1 else 200)
+    x, y, a, b = clouds(1500, 1300, d)
+    a[:40] = 0.0
+    b = b * (a.sum() / b.sum()) if reg_m == (math.inf, math.inf) else b
+    reg, passes = {1: 5e-4, 2: 5e-3, 3: 2e-2}[d], []
+    for corrected in (True, False):
+        if not corrected:
+            monkeypatch.setattr("mapuot.groups.Groups.correct", None)
+        cloud = mapuot.PointCloud(x, y, truncate=3.0)
+        got = mapuot.solve(cloud, a, b, reg, reg_m, tol=1e-6)
+        want = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg, reg_m, tol=1e-9)
+        assert got.converged
+        assert np.abs(got.plan - want.plan).sum() <= (2 * got.error_bound + want.error_bound) * want.mass
+        passes.append(got.n_passes)
+    assert passes[0] <= 0.6 * passes[1]
+
+
+def test_a_correction_that_misleads_is_taken_back(monkeypatch):
+    """It raises the error, makes it infinite, or no number: the passes go on without any."""
+    for wrong in (3.0, 300.0, math.nan):
+        monkeypatch.setattr("mapuot.groups.GROUPS", 60)
+        monkeypatch.setattr(
+            "mapuot.groups.Groups.corrected", lambda self, state, error, w=wrong: state.log_v + w * np.sin(state.log_v)
+        )
+        got, _ = compare(*clouds(), 5e-3)
         assert got.converged
 
 

@@ -149,6 +149,18 @@ def test_pairs_are_skipped_as_on_the_cpu():
         np.testing.assert_allclose(got.col_marginal, got.plan.sum(0), rtol=1e-6)
 
 
+def test_groups_correct_passes(monkeypatch):
+    monkeypatch.setattr("mapuot.groups.GROUPS", 100)
+    x, y, a, b = clouds(700, 600, 1)
+    a[10:40] = 0.0
+    exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, 4e-4, 1.0, tol=1e-10, backend="cpu")
+    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, 4e-4, 1.0, tol=1e-7, backend="cuda")
+    assert got.converged
+    assert got.n_passes <= 12  # 70 without
+    assert got.sorted.problem.cost.kept.share <= 0.4
+    assert np.abs(got.plan - exact.plan).sum() <= (got.error_bound + exact.error_bound) * exact.mass
+
+
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
 @pytest.mark.parametrize("unit", [4, 64])
 def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import sparse
 
 import mapuot
+from mapuot import groups
 from mapuot.backends import boxes
 
 from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho, spread
@@ -31,6 +32,7 @@ FORMS = {  # what a program makes of M where it is not given as an array
 FORMS["sparse ranks"] = FORMS["sparse"]
 BATCHES = "batch", "sparse batch"
 MOST_PASSES = 3000
+GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
 WORTH = 0.98  # share of pairs up to which some are skipped: few boxes have more
 POT_METHODS = (None, None, "sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 
@@ -244,7 +246,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
     if trial.how in ("cold", "warm", "points", "grids", "truncated"):
-        with mock.patch.object(boxes, "WORTH", WORTH):
+        with mock.patch.object(boxes, "WORTH", WORTH), mock.patch.object(groups, "GROUPS", GROUPS):
             return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
     if trial.how == "sparse":
         c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
@@ -331,7 +333,11 @@ def stored_text(M: Any) -> tuple[list[str], str]:
 
 
 def opening(trial: Trial) -> list[str]:
-    more = ["import mapuot.backends.boxes", f"mapuot.backends.boxes.WORTH = {WORTH}"]
+    more = [
+        "import mapuot.backends.boxes",
+        f"mapuot.backends.boxes.WORTH = {WORTH}",
+        f"mapuot.groups.GROUPS = {GROUPS}",
+    ]
     return ["from numpy import array, float32, inf", "import mapuot", *(more if "truncate" in trial.options else [])]
 
 

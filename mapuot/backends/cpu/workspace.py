@@ -267,7 +267,8 @@ class Workspace(KernelWorkspace):
         if not self.truncation:
             return self.coarse.iterate(count)
         narrow = self.progress.narrow > 0
-        return self.certified(self.coarse.iterate(1), narrow)
+        corrected = self.truncation.correct
+        return self.certified(self.make_passes(1) if corrected else self.coarse.iterate(1), narrow)
 
     @property
     def correcting(self) -> bool:

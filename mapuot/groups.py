@@ -1,0 +1,183 @@
+"""The problem between groups of points: where a solve that skips pairs begins, and what corrects its passes.
+
+Neighbours in the order of boxes are a group, at the mean of its points, with their mass. A full approximation scheme:
+masses of the groups are such that their fixed-point equations miss what those of the points miss in a pass,
+
+    A'' = A e^(LU' + fi LS),   LS_I = log sum_J B_J e^(LV_J - M_IJ / reg),
+
+with LV and LU' the means of log v and of the next log u over a group, by mass; B'' likewise. How far the solution of
+the groups lies from there is added to the next log v of every point, along its slopes. A pass smooths what groups
+cannot tell, so that the error falls by 10 to 100 in each. It is for KL and balanced sides; a bad correction costs a
+pass and nothing else, as the certificate is that of the pass. Formulas: docs/mathematics.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .backends.boxes import ROUGH, State
+from .backends.contract import Options
+from .penalties import F64
+from .points import PointCloud
+from .problem import Problem
+from .side import Side
+
+GROUPS = 8192  # points of a side between which all pairs are taken
+MOST_GROUPS, LEAST_POINTS = 32768, 16  # up to so many, where each then has so many points
+SHARPER = 0.01  # of the error of a pass: what its correction is solved to
+LEAST_TOL = 1e-9  # of a correction
+MOST_PASSES = 200  # of a correction
+
+
+class Level(NamedTuple):
+    """One side in groups."""
+
+    side: Side  # of the points
+    mean: Side  # of the groups
+    at: Any  # the group of each point
+    first: Any  # where each group begins
+    offset: F64  # of each point from the mean of its group
+    points: F64  # the means, (groups, d)
+
+    def mean_log(self, log: F64) -> F64:
+        """The mean by mass; 0 of groups without any."""
+        used = self.side.weight * np.isfinite(log)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = np.add.reduceat(used * known(log), self.first) / np.add.reduceat(used, self.first)
+        return known(mean)
+
+    def spread(self, log: F64, steep: F64) -> F64:
+        """A number of each group at its points, along its slopes."""
+        return np.asarray(log[self.at] + (self.offset * steep[self.at]).sum(1))
+
+
+def known(log: F64) -> F64:
+    """0 for what is no number."""
+    return np.where(np.isfinite(log), log, 0.0)
+
+
+def units_of(shape: tuple[int, int]) -> list[int]:
+    """Points of a group of either side: powers of 2, so that they are a part of a box, or boxes."""
+    least = [max(-(-k // MOST_GROUPS), min(LEAST_POINTS, -(-k // GROUPS))) for k in shape]
+    return [1 << (k - 1).bit_length() for k in least]
+
+
+class Groups:
+    """The groups of one problem whose points are sorted. ``solve(problem, options, start)``: of all pairs."""
+
+    def __init__(self, problem: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType) -> None:
+        self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
+        self.units, self.small = units, grouped(problem, units)
+        cloud, means = problem.cost, self.small.cost
+        assert isinstance(cloud, PointCloud)
+        assert isinstance(means, PointCloud)
+        sides = (problem.rows, self.small.rows), (problem.cols, self.small.cols)
+        points = (cloud.rows, means.rows), (columns_of(cloud), columns_of(means))
+        self.levels = []
+        for (side, mean), (fine, groups), unit in zip(sides, points, units, strict=True):
+            at = np.arange(len(fine)) // unit
+            self.levels.append(Level(side, mean, at, np.arange(0, len(fine), unit), fine - groups[at], groups))
+        square = cloud.core[0] == "sqeuclidean"  # the slope of a potential is known then
+        self.factor = 2 * cloud.core[1] / problem.reg if square else 0.0
+
+    @property
+    def correct(self) -> Any:
+        """``corrected``, None where it is not for these penalties, or groups are points."""
+        sides = self.problem.rows, self.problem.cols
+        return self.corrected if all(side.logarithmic for side in sides) and max(self.units) > 1 else None
+
+    def start(self) -> tuple[F64, F64]:
+        """Potentials of a rough solve between groups."""
+        rough = dataclasses.replace(self.options, tol=max(self.options.tol, ROUGH), tol_gap=-1.0)
+        result = self.solve(self.small, rough)
+        logs = known(result.log_u), known(result.log_v)
+        if self.units == [1, 1]:
+            return logs
+        plan = self.plan(self.small, logs)
+        steep = [self.factor * slope for slope in (self.slope(plan, 0), self.slope(plan, 1))]
+        u, v = (level.spread(log, x) for level, log, x in zip(self.levels, logs, steep, strict=True))
+        return u, v
+
+    def plan(self, problem: Problem, logs: tuple[F64, F64]) -> Any:
+        return self.backend.PlanStream(problem, *logs, self.options.threads)
+
+    def moved(self, plan: Any, axis: int) -> tuple[F64, F64]:
+        """The sums of a plan over the groups of a side, 0: rows, and how far their means lie from their images."""
+        own, other = self.levels[axis].points, self.levels[1 - axis].points
+        table = np.column_stack([other, np.ones(len(other))])
+        found = np.asarray(plan.apply_transpose(table) if axis else plan.apply(table))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            image = found[:, :-1] / found[:, -1:]
+        return found[:, -1], np.where(np.isfinite(image), own - image, 0.0)
+
+    def slope(self, plan: Any, axis: int) -> F64:
+        return self.moved(plan, axis)[1]
+
+    def corrected(self, state: State, error: float) -> F64:
+        """The log v to go on from, in place of the image of a state of this error."""
+        reg, small = self.problem.reg, self.small
+        pairs = (state.log_u, state.r), (state.log_v, state.s)
+        images = [image(level.side, *pair, reg) for level, pair in zip(self.levels, pairs, strict=True)]
+        logs = [level.mean_log(log) for level, (log, _) in zip(self.levels, pairs, strict=True)]
+        nexts = [level.mean_log(log) for level, log in zip(self.levels, images, strict=True)]
+        plan = self.plan(small, (logs[0], logs[1]))
+        (row_sums, _), (col_sums, before) = self.moved(plan, 0), self.moved(plan, 1)
+        shifts = []  # log of A'' / A, and of B'' / B
+        for level, log, later, sums in zip(self.levels, logs, nexts, (row_sums, col_sums), strict=True):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                shifts.append(known(later + rate(level.mean, reg) * (np.log(sums) - level.mean.log_weight - log)))
+        rows, cols = (
+            dataclasses.replace(level.mean, weight=level.mean.weight * np.exp(shift))
+            for level, shift in zip(self.levels, shifts, strict=True)
+        )
+        if rows.scalar_rho == cols.scalar_rho == np.inf:  # equal masses, which is a common part of log v
+            cols = dataclasses.replace(cols, weight=cols.weight * (rows.mass / cols.mass))
+        task = dataclasses.replace(small, rows=rows, cols=cols)
+        options = dataclasses.replace(self.options, tol=max(SHARPER * min(error, 1.0), LEAST_TOL), tol_gap=-1.0)
+        found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]))
+        after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
+        steep = self.factor * rate(cols, reg)[:, None] * (after - before)
+        step = self.levels[1].spread(known(found.log_v + shifts[1] - nexts[1]), steep)
+        return known(images[1]) + step
+
+
+def columns_of(cloud: PointCloud) -> F64:
+    """The points of the columns, (n, d)."""
+    return cloud.columns[:, : cloud.shape[1]].T
+
+
+def rate(side: Side, reg: float) -> F64:
+    """That of a prox, fi = rho / (rho + reg)."""
+    return 1 / (1 + reg / side.rho)
+
+
+def image(side: Side, log: F64, marginal: F64, reg: float) -> F64:
+    """The next log scalings, -fi log (K v)_i, from what the plan sends with these."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(rate(side, reg) * (side.log_weight + log - np.log(marginal)))
+
+
+def grouped(problem: Problem, units: list[int]) -> Problem:
+    """The problem between the means of ``units`` neighbours each, all pairs of which count."""
+    cloud = problem.cost
+    assert isinstance(cloud, PointCloud)
+    sides, means = [], []
+    for side, points, unit in ((problem.rows, cloud.x, units[0]), (problem.cols, cloud.y, units[1])):
+        first = np.arange(0, len(points), unit)
+        count = np.diff(np.append(first, len(points)))
+        weight = np.add.reduceat(side.weight, first)
+        least = np.where(weight > 0, 0.0, 1.0)[np.arange(len(points)) // unit]  # of groups without mass: plain means
+        share = side.weight + least
+        total = np.add.reduceat(share, first)
+        means.append(np.add.reduceat(points * share[:, None], first) / total[:, None])
+        rho = np.add.reduceat(side.rho, first) / count
+        rho = rho / count if side.penalty == "l2" else rho
+        upper = None if side.upper is None else np.add.reduceat(side.upper, first) / count
+        sides.append(dataclasses.replace(side, weight=weight, rho=rho, upper=upper))
+    some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
+    small = PointCloud(some, means[1], cloud.metric, cloud.scale, cloud.weights, truncate=None)[: len(means[0])]
+    return dataclasses.replace(problem, cost=small, rows=sides[0], cols=sides[1])
