@@ -89,7 +89,8 @@ class PointIterate(Iterate):
         options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
         options["KEPT"], options["QUICK"] = int(lists is not None), int(quick)
         options["MASKED"] = self.masked
-        names = ("point_sums", "join_rows", "point_columns", "finish_first", "finish_join", "finish_second")
+        names: tuple[str, ...] = ("point_sums", "join_rows", "point_columns", "gather_sums")
+        names += ("finish_first", "finish_join", "finish_second")
         each, together = sizes_of(d, narrow, bool(self.masked))
         warp = 32 * each
         if lists is not None:  # one box at most
@@ -107,8 +108,8 @@ class PointIterate(Iterate):
 
     def parts_of(self, to: Side, most: int) -> int:
         """Into how many parts a sum is cut, so that the last blocks to run leave few multiprocessors idle."""
-        blocks, resident = -(-to.count // self.block), 2 * self.processors
-        waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, most) + 1)}
+        blocks, resident = max(1, -(-to.count // self.block)), 2 * self.processors
+        waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, max(1, most)) + 1)}
         parts = [k for k, wave in waves.items() if wave <= WAVES] or [1]
         return max(parts, key=lambda k: waves[k] / math.ceil(waves[k]))
 
@@ -116,6 +117,8 @@ class PointIterate(Iterate):
         parity, ends = np.int32(self.parity), ("join_rows", "point_columns")
         for k, name in enumerate(ends):
             to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
+            if to.count == 0:  # rows of a rank that has none
+                continue
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
             self.launch(
                 "point_sums", (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
@@ -131,8 +134,6 @@ class PointWorkspace(Workspace):
     launch: PointIterate
 
     def __init__(self, problem: Problem, options: Options) -> None:
-        if problem.ranks.size > 1:
-            raise NotImplementedError("comm: points on GPUs are for one process, use backend='cpu'")
         if isinstance(problem.unmasked, Cost):
             raise NotImplementedError("reference must be 'product' or 'uniform' for points on a GPU")
         if "ordered" in switches():
@@ -148,10 +149,10 @@ class PointWorkspace(Workspace):
 
     def take_kernel(self) -> None:
         (m, n), self.dtype = self.problem.shape, "float64"
-        self.most = m
+        self.most = int(self.problem.ranks.max(m))
         vectors = 8 * (40 + 4 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n)
         need_memory(0, self.dtype, vectors)
-        self.launch = PointIterate(self.state, (m, n, self.ld), self.kl, self.problem.masked)
+        self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, self.problem.masked)
         self.wide = Side(self.cloud.rows.T, m), Side(self.cloud.columns, n)
         found = self.narrow_points
         self.narrow = (Side(found.x.T, m), Side(found.y, n)) if found else None
@@ -205,9 +206,10 @@ class PointWorkspace(Workspace):
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.narrow and self.narrow_points else None
-        if self.narrow and found is None:  # in float64 from here on
+        if self.narrow and self.problem.ranks.max(found is None):  # on all ranks in float64 from here on
             self.progress["narrow"] = 0
             self.choose()
+            return alpha, beta
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
