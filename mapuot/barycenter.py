@@ -24,7 +24,17 @@ from .log_matmul import log_matmul
 from .penalties import F64
 from .progress import bar as progress_bar
 from .sparse import Sparse
-from .validate import as_array, as_cost, as_count, as_float, as_positive, as_whole_cost, stores_pairs
+from .validate import (
+    MASS_TOLERANCE,
+    as_array,
+    as_cost,
+    as_count,
+    as_float,
+    as_positive,
+    as_whole_cost,
+    stores_pairs,
+    told_points,
+)
 
 SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
 
@@ -77,7 +87,7 @@ def barycenter(
         Entropic regularisation, > 0, in units of M (reference measure: ones).
     reg_m : float or inf
         Marginal penalty, in units of M, on both sides of every plan; inf: the balanced barycenter, whose
-        histograms should have equal masses (q has their geometric mean), with a sparse M in each part of it.
+        histograms should have equal masses (q has their geometric mean).
     weights : (p,) or (r, p) array, optional
         >= 0, scaled to sum 1; r vectors make r barycenters at once. Default: equal.
     debiased : bool
@@ -98,7 +108,8 @@ def barycenter(
     ValueError, TypeError
         Bad argument; the message names it.
     InfeasibleError
-        Balanced, and a sparse M connects a point that has mass with none that all histograms reach.
+        Balanced, and a sparse M connects a point that has mass with none that all histograms reach, or no pair leads
+        out of a part of it where the histograms have other shares of their mass.
 
     Warns
     -----
@@ -188,9 +199,23 @@ class Core:
         nobody = np.zeros(len(M), bool)
         self.parts = M.parts_between(nobody, nobody)
         held = [np.bincount(self.parts.rows, a, self.parts.count + 1)[: self.parts.count] for a in A]
+        self.check_shares(np.transpose(held) / A.sum(1))
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.where(self.weights > 0, np.log(np.transpose(held))[:, None], 0.0)
         return np.asarray(np.exp((logs * self.weights).sum(2)))
+
+    def check_shares(self, shares: F64) -> None:
+        """Raise where balanced histograms have other shares of their mass in a part of M, (parts, p)."""
+        for weights in self.weights:
+            used = np.flatnonzero(weights > 0)
+            some = shares[:, used]
+            wrong = np.ptp(some, axis=1) > MASS_TOLERANCE
+            if wrong.any():
+                k = int(wrong.argmax())
+                s, t = used[some[k].argmax()], used[some[k].argmin()]
+                points = told_points(f"A[{s}]", self.parts.rows == k)
+                held = f"{shares[k, s]:.6g} of A[{s}], but {shares[k, t]:.6g} of A[{t}]"
+                raise InfeasibleError(f"M connects {points} with no other points, and there is {held}")
 
     def lacking(self) -> float:
         """The largest share of that mass by which a q misses it."""

@@ -1,5 +1,6 @@
 """Barycenters and mm_unbalanced: POT's iterates, the fixed point where POT fails, the optimum of mm."""
 
+import re
 from importlib import import_module
 
 import numpy as np
@@ -7,7 +8,7 @@ import ot
 import pytest
 from numpy.testing import assert_allclose
 from scipy import sparse
-from scipy.optimize import minimize
+from scipy.optimize import linprog, minimize
 from scipy.special import logsumexp, rel_entr
 
 import mapuot
@@ -344,6 +345,9 @@ def test_barycenter_that_too_few_pairs_allow():
     ends, near = np.eye(5)[[0, 4]], banded(5, 1)
     with pytest.raises(mapuot.InfeasibleError, match=r"M connects A\[0, 0\], which must be transported, with no point"):
         mapuot.barycenter(ends, near, 0.1)
+    apart = "M connects A[0][0], A[0][1] with no other points, and there is 0.75 of A[0], but 0.25 of A[1]"
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape(apart)):
+        mapuot.barycenter([[2.0, 1.0, 1.0, 0.0], [0.5, 0.5, 3.0, 0.0]], banded(4, 1, 2), 0.1)
     some = 0.999 * ends + 0.0002
     with pytest.warns(mapuot.ConvergenceWarning, match="q lacks 9.* of its mass where M may connect too few points"):
         assert not mapuot.barycenter(some, near, 0.1, max_passes=500).converged
@@ -351,6 +355,36 @@ def test_barycenter_that_too_few_pairs_allow():
     assert free.converged
     assert_allclose(free.q[[0, 4]], free.q[0])
     assert free.q[2] == 0 < free.q[1] < free.q[0]
+
+
+def reachable(S, A):
+    """Whether some q can be reached by all histograms, by linear programming."""
+    (p, n), (i, j) = A.shape, S.nonzero()
+    leave, arrive = (sparse.csr_array((np.ones(S.nnz), (k, np.arange(S.nnz))), shape=(n, S.nnz)) for k in (i, j))
+    each, q = np.eye(p), sparse.kron(np.ones((p, 1)), -sparse.csr_array(np.eye(n)))
+    rows = sparse.hstack([sparse.kron(each, leave), sparse.csr_array((p * n, n))])
+    system = sparse.vstack([rows, sparse.hstack([sparse.kron(each, arrive), q])])
+    return (
+        linprog(np.zeros(system.shape[1]), A_eq=system, b_eq=np.concatenate([A.ravel(), np.zeros(p * n)])).status == 0
+    )
+
+
+def test_no_balanced_barycenter_that_no_plans_can_have():
+    rng, seen = np.random.default_rng(5), []
+    for _ in range(60):
+        n, p = rng.integers(2, 8), rng.integers(2, 4)
+        S = sparse.csr_array(
+            rng.random((n, n)) * ((rng.random((n, n)) < rng.uniform(0.2, 0.9)) | np.eye(n, dtype=bool))
+        )
+        A = rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8) + 1e-3 * (np.arange(n) == 0)
+        A /= A.sum(1, keepdims=True)
+        try:
+            found = mapuot.barycenter(A, S, 0.1, tol=1e-5, max_passes=1000).converged
+        except mapuot.InfeasibleError:
+            found = False
+        seen.append((found, reachable(S, A)))
+    assert not any(found and not can for found, can in seen)
+    assert sum(found for found, _ in seen) >= sum(can for _, can in seen) - 1 > 20, seen
 
 
 def test_barycenter_bad_call():
