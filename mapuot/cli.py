@@ -216,7 +216,7 @@ def run(
     i0, i1, j0, j1 = own_block(m, n, ranks.rank, ranks.size, grid)
     ranks.arrange(grid)
     if isinstance(M, PointCloud):
-        M = PointCloud(M.x[i0:i1], M.y[j0:j1], metric)
+        M = M[i0:i1].transpose()[j0:j1].transpose()
     a, b = weights(given.pop("a"), problem, "a", m), weights(given.pop("b"), problem, "b", n)
     reference = given.pop("reference")
     if reference not in REFERENCES:

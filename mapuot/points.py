@@ -14,6 +14,7 @@ import numpy as np
 
 from .backends.contract import PAD, host
 from .cost import Cost
+from .errors import shown
 from .penalties import F64
 from .ranks import Ranks
 from .validate import as_array, as_choice, as_positive, check_kind
@@ -114,6 +115,7 @@ class PointCloud(Cost):
     def _set(self, rows: F64, columns: F64) -> None:
         self.shape = len(rows), len(columns)
         self.rows, self.before = rows, 0  # (m, d); a mask is of these, whatever cloud they are a part of
+        self.labels = None  # those of another cloud are of other points
         padding = -len(columns) % PAD
         self.columns = np.ascontiguousarray(np.pad(columns, ((0, padding), (0, 0)), mode="edge").T)  # (d, n padded)
 
@@ -130,11 +132,14 @@ class PointCloud(Cost):
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> PointCloud:
-        """The costs of some rows: a slice, no copy where it has no step, or their numbers, which no mask knows."""
-        part = object.__new__(PointCloud)
-        vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]))
+        """The costs of some rows: a slice, no copy where it has no step, or numbers or booleans that no mask knows."""
+        part, rows = object.__new__(PointCloud), as_rows(rows, len(self))
+        vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]), labels=None)
         part.shape = len(part.rows), self.shape[1]
-        part.before = self.before + (rows.start or 0) if isinstance(rows, slice) else 0
+        if isinstance(rows, slice):
+            part.before = self.before + rows.start
+        else:
+            part.before, part.truncation, part.kept = 0, None, None
         return part
 
     def read(self, i0: int, i1: int) -> PointCloud:
@@ -233,6 +238,22 @@ def as_points(value: Any, name: str) -> Any:
     if not np.isfinite(points).all():
         raise ValueError(f"{name} must be finite, got NaN or inf in point {int(np.argmin(np.isfinite(points).all(1)))}")
     return points
+
+
+def as_rows(value: Any, m: int) -> Any:
+    """Some of m rows: a slice from a number on without a step, or their numbers."""
+    if isinstance(value, slice):
+        i0, i1, step = value.indices(m)
+        return slice(i0, max(i0, i1)) if step == 1 else np.arange(i0, i1, step)
+    rows = np.asarray(host(value))
+    if rows.dtype == bool and rows.shape == (m,):
+        return np.flatnonzero(rows)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+        allowed = f"a slice, (k,) integers or ({m},) booleans"
+        raise TypeError(f"rows of a PointCloud must be {allowed}, got {shown(value)}")
+    if rows.size and not (rows.min() >= -m and rows.max() < m):
+        raise IndexError(f"rows of a PointCloud must be in [-{m}, {m}), got {shown(value)}")
+    return rows.astype(np.int64)
 
 
 def as_truncate(value: Any) -> str | float | None:

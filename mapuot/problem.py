@@ -155,7 +155,8 @@ class Problem(Common):
         largest = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (log_u, log_v))
         largest = self.ranks.max(largest + sum(map(largest_log, self.log_reference)))
         paid = min(self.spread, largest + abs(self.M_min) / self.reg + VANISHING)
-        return EXPONENT_ROUNDING * float(paid + largest) + self.cost.error(self.M_max) / self.reg
+        error = self.ranks.max(self.cost.error(self.M_max))  # weights make it depend on the own points
+        return EXPONENT_ROUNDING * float(paid + largest) + float(error) / self.reg
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """log u_i + log a_i and log v_j + log b_j, the exponent of the plan but for M and c; -inf where it is 0."""

@@ -340,14 +340,15 @@ def as_edges(costs: dict[Any, Any], count: int) -> Edges:
 
 def as_edge(value: Any, name: str) -> Cost:
     if isinstance(value, PointCloud):
-        return value
-    if is_sparse(value) and value.ndim == 2 and 0 not in value.shape:
-        return Sparse.of_matrix(value, name)
-    array = as_array(host(value), name)
-    check_kind(array, name, "fiu")
-    if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(f"{name} must be a non-empty matrix, got shape {array.shape}")
-    return Dense(as_real(array))
+        given: Any = value
+    elif is_sparse(value):
+        given = Sparse.of_matrix(value, name)
+    else:
+        given = as_array(host(value), name)
+        check_kind(given, name, "fiu")
+    if len(given.shape) != 2 or 0 in given.shape:
+        raise ValueError(f"{name} must be a non-empty matrix, got shape {given.shape}")
+    return given if isinstance(given, Cost) else Dense(as_real(given))
 
 
 def range_of(cost: Cost, name: str) -> tuple[float, float, bool]:

@@ -215,7 +215,8 @@ class MpiRanks(Ranks):
         found = [os.environ.get(name, "") for name in LOCAL_RANKS]
         numbers = [int(text) for text in found if text.isdigit()]
         numbers += [[rank for rank, _ in self.neighbours()].index(self.rank)]
-        if not any(hasattr(x, "__cuda_array_interface__") for x in arrays):
+        held = [part for x in arrays for part in (x, getattr(x, "data", None))]  # a sparse M has its numbers there
+        if not any(hasattr(x, "__cuda_array_interface__") for x in held):
             from .device_sum import use_device  # noqa: PLC0415  needs CuPy
 
             use_device(numbers[0])

@@ -1,12 +1,14 @@
 """Barycenters and mm_unbalanced: POT's iterates, the fixed point where POT fails, the optimum of mm."""
 
+import re
 from importlib import import_module
 
 import numpy as np
 import ot
 import pytest
 from numpy.testing import assert_allclose
-from scipy.optimize import minimize
+from scipy import sparse
+from scipy.optimize import linprog, minimize
 from scipy.special import logsumexp, rel_entr
 
 import mapuot
@@ -265,6 +267,124 @@ def test_barycenter_whose_first_pass_underflows(reg_m):
     # two points 2 apart: their middle, or, where that costs more than half the mass, the two themselves
     right = [0, 1, 0] if reg_m == np.inf else [0.25, 0, 0.25]
     assert_allclose(result.q, right, atol=0.01)
+
+
+def banded(n, width, parts=1):
+    """Squared distances of the points that are near each other, within parts of consecutive ones."""
+    x, part = np.arange(n), np.arange(n) * parts // n
+    i, j = np.nonzero((np.abs(x[:, None] - x) <= width) & (part[:, None] == part))
+    return sparse.csr_array((((i - j) / n) ** 2, (i, j)), shape=(n, n))
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+@pytest.mark.parametrize("reg_m", [0.5, np.inf])
+@pytest.mark.parametrize("reg", [0.05, 5e-4])
+def test_barycenter_over_stored_pairs_is_that_of_the_array(reg, reg_m, debiased):
+    """All of them stored; a reg at which exp(-M / reg) underflows, zeros in A, a weight of 0."""
+    A, M = histograms()
+    A = A.T / A.sum(0)[:, None]
+    A[0, 4] = A[1, 11] = 0
+    i, j = np.indices(M.shape).reshape(2, -1)
+    S = sparse.coo_array((M[i, j], (i, j)), shape=M.shape)
+    options = {"weights": [[1, 1, 1], [0, 1, 3]], "debiased": debiased, "tol": 1e-9, "max_passes": 60}
+    got, want = (mapuot.barycenter(A, x, reg, reg_m, **options) for x in (S, M))
+    assert_allclose(got.q, want.q, rtol=1e-10)
+    for name in ("log_u", "log_v"):
+        assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("width", [1, 3, 20])
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("reg", [0.02, 2e-6])
+def test_barycenter_over_stored_pairs_by_its_formulas(reg, parts, width):
+    """Points without a partner, and histograms that do not reach all points; with K where it does not underflow."""
+    rng = np.random.default_rng(width)
+    S, A, w = banded(20, width, parts), rng.random((3, 20)) * (rng.random((3, 20)) < 0.6), np.array([0.2, 0.3, 0.5])
+    S = S.tolil()
+    S[7], S[:, 7] = 0, 0
+    S = sparse.csr_array(S)
+    S.eliminate_zeros()
+    found = mapuot.barycenter(A, S, reg, 0.5, weights=w, tol=1e-300, max_passes=25)
+    fi, log_k, v = 0.5 / (0.5 + reg), np.full(S.shape, -np.inf), np.zeros((3, 20))
+    log_k[S.nonzero()] = -S.data / reg
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for _ in range(25):
+            u = fi * (np.log(A) - logsumexp(log_k + v[:, None], axis=2))
+            u[(A == 0) | np.isposinf(u)] = -np.inf
+            log_s = logsumexp(log_k + u[:, :, None], axis=1)
+            log_q = logsumexp((1 - fi) * log_s, axis=0, b=w[:, None]) / (1 - fi)
+            v = np.where(np.isneginf(log_s), -np.inf, fi * (log_q - log_s))
+    assert_allclose(found.q, np.exp(log_q), rtol=1e-9, atol=1e-300)
+    assert_allclose(found.log_u, u, rtol=1e-9, atol=1e-9)
+    assert_allclose(found.log_v, v, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("debiased", [False, True])
+@pytest.mark.parametrize("reg_m", [0.5, np.inf])
+def test_barycenter_over_stored_pairs_is_optimal(reg_m, debiased):
+    """No small change of q lowers the sum of its costs to A by the sparse solver; in parts of their own masses."""
+    S, rng = banded(12, 12 if debiased else 4, 2), np.random.default_rng(0)  # K of all pairs is positive definite
+    A = rng.uniform(0.2, 1, (2, 2, 6))
+    A = (A / A.sum(2, keepdims=True) * [[0.4], [1.1]] if np.isinf(reg_m) else A).reshape(2, 12)
+    found = mapuot.barycenter(A, S, 0.005, reg_m, weights=[0.3, 0.7], debiased=debiased, tol=1e-12)
+    assert found.converged
+
+    def value(q):
+        targets = zip([*A, q], [0.3, 0.7, -0.5 * debiased], strict=True)
+        return sum(w * mapuot.solve(S, a, q, 0.005, reg_m, reference="uniform", tol=1e-9).dual for a, w in targets if w)
+
+    best = value(found.q)
+    for _ in range(20):
+        step = 1e-3 * rng.normal(size=(2, 6))
+        step -= step.mean(1, keepdims=True) if np.isinf(reg_m) else 0.0
+        assert value(found.q + step.ravel()) > best - 1e-12
+
+
+def test_barycenter_that_too_few_pairs_allow():
+    """Mass that no common point is near: an error where a point has none, a warning where points have too little."""
+    ends, near = np.eye(5)[[0, 4]], banded(5, 1)
+    with pytest.raises(mapuot.InfeasibleError, match=r"M connects A\[0, 0\], which must be transported, with no point"):
+        mapuot.barycenter(ends, near, 0.1)
+    apart = "M connects A[0][0], A[0][1] with no other points, and there is 0.75 of A[0], but 0.25 of A[1]"
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape(apart)):
+        mapuot.barycenter([[2.0, 1.0, 1.0, 0.0], [0.5, 0.5, 3.0, 0.0]], banded(4, 1, 2), 0.1)
+    some = 0.999 * ends + 0.0002
+    with pytest.warns(mapuot.ConvergenceWarning, match="q lacks 9.* of its mass where M may connect too few points"):
+        assert not mapuot.barycenter(some, near, 0.1, max_passes=500).converged
+    free = mapuot.barycenter(ends, near, 0.1, 1.0)
+    assert free.converged
+    assert_allclose(free.q[[0, 4]], free.q[0])
+    assert free.q[2] == 0 < free.q[1] < free.q[0]
+
+
+def reachable(S, A):
+    """Whether some q can be reached by all histograms, by linear programming."""
+    (p, n), (i, j) = A.shape, S.nonzero()
+    leave, arrive = (sparse.csr_array((np.ones(S.nnz), (k, np.arange(S.nnz))), shape=(n, S.nnz)) for k in (i, j))
+    each, q = np.eye(p), sparse.kron(np.ones((p, 1)), -sparse.csr_array(np.eye(n)))
+    rows = sparse.hstack([sparse.kron(each, leave), sparse.csr_array((p * n, n))])
+    system = sparse.vstack([rows, sparse.hstack([sparse.kron(each, arrive), q])])
+    return (
+        linprog(np.zeros(system.shape[1]), A_eq=system, b_eq=np.concatenate([A.ravel(), np.zeros(p * n)])).status == 0
+    )
+
+
+def test_no_balanced_barycenter_that_no_plans_can_have():
+    rng, seen = np.random.default_rng(5), []
+    for _ in range(60):
+        n, p = rng.integers(2, 8), rng.integers(2, 4)
+        S = sparse.csr_array(
+            rng.random((n, n)) * ((rng.random((n, n)) < rng.uniform(0.2, 0.9)) | np.eye(n, dtype=bool))
+        )
+        A = rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8) + 1e-3 * (np.arange(n) == 0)
+        A /= A.sum(1, keepdims=True)
+        try:
+            found = mapuot.barycenter(A, S, 0.1, tol=1e-5, max_passes=1000).converged
+        except mapuot.InfeasibleError:
+            found = False
+        seen.append((found, reachable(S, A)))
+    assert not any(found and not can for found, can in seen)
+    assert sum(found for found, _ in seen) >= sum(can for _, can in seen) - 1 > 20, seen
 
 
 def test_barycenter_bad_call():

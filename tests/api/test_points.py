@@ -208,6 +208,41 @@ def test_potential_at_the_points_and_beyond():
     assert np.isfinite(with_zero.gradient().a).all()
 
 
+def test_some_rows():
+    x, y, *_ = clouds(7, 11, 3)
+    cloud = mapuot.PointCloud(x, y)
+    every = np.arange(7) % 2 == 0
+    slices = slice(2, 5), slice(-3, None), slice(5, 2), slice(1, 7, 2), slice(None, None, -1)
+    for rows in (*slices, [4, -1, 4], every, []):
+        part, wanted = cloud[rows], np.asarray(cloud)[rows]
+        assert part.shape == wanted.shape
+        np.testing.assert_allclose(np.asarray(part), wanted, rtol=1e-15)
+    for rows in (3, np.int64(3), 2.5, None, ..., (slice(0, 2), 1), [0.5], "x", every[:3]):
+        with pytest.raises(TypeError, match=r"rows .* must be a slice, \(k,\) integers or \(7,\) booleans, got"):
+            cloud[rows]
+    with pytest.raises(TypeError, match="rows of a PointCloud must be a slice"):
+        next(iter(cloud))
+    for rows in ([7], [0, -8]):
+        with pytest.raises(IndexError, match=r"rows of a PointCloud must be in \[-7, 7\), got \["):
+            cloud[rows]
+
+
+def test_clusters_are_those_of_a_cloud_and_not_of_its_parts():
+    """A solve keeps the clusters that it found for the next one; other points have others."""
+    x, y, a, b = clouds(1100, 1000, 2)
+    cloud = mapuot.PointCloud(x, y)
+    mapuot.solve(cloud, a, b, 1e-3, 10.0, tol=0.1, max_passes=40)
+    assert cloud.labels is not None
+    turned, rows = mapuot.PointCloud(y, x), slice(400, 1100)
+    for part, fresh, u, v in (
+        (cloud[rows], mapuot.PointCloud(x[rows], y), a[rows], b), (cloud.transpose(), turned, b, a),
+        (cloud[np.arange(700)], mapuot.PointCloud(x[:700], y), a[:700], b),
+    ):  # fmt: skip
+        got, want = (mapuot.solve(c, u, v, 1e-3, 10.0, tol=0.1, max_passes=40, threads=1) for c in (part, fresh))
+        assert want.problem.cost.labels is not None
+        np.testing.assert_array_equal(got.log_v, want.log_v)
+
+
 def test_transposed_sliced_and_float32():
     x, y, *_ = clouds(7, 11, 3)
     for metric in METRICS:

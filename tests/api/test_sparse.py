@@ -438,7 +438,10 @@ S2, _, A2, B2 = pairs(4, 5, 0.5)
         ),
         (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2, 1.0, G0=S2[:3]), ValueError, "G0 must have M's shape (4, 5)"),
         (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2 * np.inf, 1.0), ValueError, "M must be finite"),
-        (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4], 0.1, 1.0), TypeError, "M must be a dense array"),
+        (lambda: mapuot.barycenter(np.ones((2, 4)), S2, 0.1, 1.0), ValueError, "A must be (p, n) and M (n, n)"),
+        (lambda: mapuot.barycenter(np.ones((2, 4)), sparse.csr_array((4, 4)), 0.1), ValueError, "M must store a pair"),
+        (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4] * np.inf, 0.1), ValueError, "M must be finite"),
+        (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4], 0.1, debiased=True), ValueError, "M must be symmetric"),
         (lambda: mapuot.log_matmul(S2, np.ones((5, 1))), TypeError, "must be a dense array"),
     ],
 )
@@ -785,7 +788,7 @@ def test_groups_that_lie(tmp_path, name, value, text):
 
 
 def test_what_belongs_to_a_file_of_pairs(tmp_path):
-    """Its rows are those of a; `load`, `certify` and `barycenter` say what they take of it."""
+    """Its rows are those of a; `load` and `certify` say what they take of it."""
     h5py = pytest.importorskip("h5py")
     S, _, a, b = pairs(20, 30, 0.3)
     with h5py.File(tmp_path / "S.h5", "w") as file:

@@ -14,7 +14,9 @@ from pathlib import Path
 import cupy as cp
 import numpy as np
 import pytest
-from problems import Case, clouds, with_forbidden, with_zeros
+from cupyx.scipy import sparse as device_sparse
+from problems import Case, clouds, pairs, with_forbidden, with_zeros
+from scipy import sparse
 
 import mapuot
 from mapuot.backends import cuda
@@ -214,6 +216,141 @@ def case_columns_balanced_and_files(ranks):
     streamed = block(ranks, case).replace(M=Path(folder) / "M.npy")
     result = streamed.solve(comm=ranks, backend="cuda", **FLOAT64)
     np.testing.assert_allclose(result.plan, one.plan[i0:i1], atol=1e-11)
+
+
+# ---- points and stored pairs ----
+
+
+def within_bounds(ranks, got, want, i0, i1, hard=1.0):
+    """The own rows of a distributed Result against the whole of one process, by the certificates of both."""
+    assert got.converged
+    same_everywhere(ranks, got.log_v, [s.error for s in got.trace], [got.objective, got.dual, got.mass, got.cost])
+    plan, dense = (cuda.to_numpy(x.toarray() if hasattr(x, "toarray") else x) for x in (got.plan, want.plan))
+    off = ranks.sum(float(np.abs(plan - dense[i0:i1]).sum()))
+    assert off <= (hard * got.error_bound + want.error_bound) * want.mass
+    assert got.dual <= want.objective * (1 + 1e-9)
+    X = np.linspace(0.0, 1.0, dense.shape[1])
+    Y = np.linspace(0.0, 1.0, len(dense))
+    close = np.testing.assert_allclose
+    close(cuda.to_numpy(got.apply(X)), plan @ X, rtol=1e-6)
+    close(cuda.to_numpy(got.apply_transpose(Y[i0:i1])), ranks.sum(plan.T @ Y[i0:i1]), rtol=1e-6, atol=1e-12)
+    close(got.col_marginal, ranks.sum(plan.sum(0)), rtol=1e-4)
+    whole = got.gather_plan(0)
+    if ranks.rank == 0:
+        assert np.abs(whole - dense).sum() <= (hard * got.error_bound + want.error_bound) * want.mass
+
+
+def own_points(x, y, i0, i1, **options):
+    return mapuot.PointCloud(x[i0:i1] if i1 > i0 else x[:1], y, **options)[: i1 - i0]
+
+
+def case_points(ranks):
+    """Float32 passes of the own rows, then float64 ones; and scalings that on one rank alone float32 cannot hold."""
+    rng = np.random.default_rng(3)
+    squares = "sqeuclidean"
+    for d, metric, reg, far in ((2, squares, 0.02, 0.0), (6, "euclidean", 0.1, 0.0), (3, squares, 1e-3, 3.0)):
+        x, y, a, b = rng.random((41, d)), rng.random((33, d)), rng.random(41) + 0.1, rng.random(33) + 0.1
+        x[0] += far
+        want = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg, 1.0, tol=1e-10, backend="cpu")
+        one = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg, 1.0, backend="cuda")
+        for split in ("even", "uneven"):
+            i0, i1 = bounds(ranks, 41, split)
+            mine = own_points(x, y, i0, i1, metric=metric)
+            got = mapuot.solve(mine, a[i0:i1], b, reg, 1.0, backend="cuda", comm=ranks)
+            within_bounds(ranks, got, want, i0, i1)
+            assert abs(got.n_passes - one.n_passes) <= 2 or far, (got, one)
+
+
+def case_points_of_every_kind(ranks):
+    """Weights, whose rounding depends on the own points; masks, that know the rows before; sides that are hard."""
+    rng = np.random.default_rng(4)
+    x, y, a, b = rng.random((41, 3)), rng.random((33, 3)), rng.random(41) + 0.1, rng.random(33) + 0.1
+    x[0] += 3.0
+    (i0, i1), mask = bounds(ranks, 41), mapuot.SeededMask(0.5, 3)
+    for penalty, cloud, more in (
+        ("kl", {"weights": [0.3, 0.7, 2.0]}, {}), ("kl", {"metric": "cityblock"}, {"mask": mask}),
+        (("balanced", "l2"), {"metric": "cosine"}, {"reference": "uniform"}),
+    ):  # fmt: skip
+        rest = {"penalty": penalty, **more}
+        want = mapuot.solve(mapuot.PointCloud(x, y, **cloud), a, b, 0.2, 1.0, tol=1e-10, backend="cpu", **rest)
+        mine = own_points(x, y, i0, i1, **cloud)
+        got = mapuot.solve(mine, a[i0:i1], b, 0.2, 1.0, tol=1e-9, backend="cuda", comm=ranks, **rest)
+        within_bounds(ranks, got, want, i0, i1, hard=5.0 if "balanced" in penalty else 1.0)
+
+
+def case_truncated_points(ranks):
+    """Each rank skips pairs of its own boxes; the bound is of all of them."""
+    rng = np.random.default_rng(5)
+    x, y, a, b = rng.random((220, 2)), rng.random((200, 2)) + 0.2, rng.random(220) + 0.1, rng.random(200) + 0.1
+    x, y = x * [20.0, 1.0], y * [20.0, 1.0]  # boxes of 32 points skip little of a square
+    x = x[np.argsort(x[:, 0])]  # ranks have points that are near each other, so that all find pairs to skip
+    want = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, 0.03, (1.0, 2.0), tol=1e-10, backend="cpu")
+    for split in ("even", "uneven"):
+        i0, i1 = bounds(ranks, 220, split)
+        mine = own_points(x, y, i0, i1, truncate=3.0)
+        warm = (want.log_u[i0:i1] + 0.1, want.log_v - 0.1) if split == "uneven" else None
+        got = mapuot.solve(mine, a[i0:i1], b, 0.03, (1.0, 2.0), tol=1e-5, backend="cuda", comm=ranks, warm_start=warm)
+        assert got.sorted.problem.cost.kept.share < 0.6
+        within_bounds(ranks, got, want, i0, i1)
+
+
+def case_stored_pairs(ranks):
+    """Parts lie on several ranks, and have the translation of the whole part; a rank without rows or pairs."""
+    for parts, reg_m, reference in ((1, 1.0, "product"), (3, 5.0, "uniform"), (3, (5.0, 2.0), "given")):
+        S, M, a, b = pairs(41, 33, 0.6, parts=parts)
+        at = np.random.default_rng(1).permutation(41)  # a part has rows on all ranks
+        S, M, a = S[at], M[at], a[at] * np.array([0.1, 1.0, 10.0])[at % 3]
+        c = np.random.default_rng(5).random(M.shape) if reference == "given" else None
+        whole, options = (S, a, b, 0.1, reg_m), {"precision": "float64", "tol": 1e-10}
+        want, one = (
+            mapuot.solve(*whole, reference=reference if c is None else c, backend=backend, **options)
+            for backend in ("cpu", "cuda")
+        )
+        for split in ("even", "uneven"):
+            i0, i1 = bounds(ranks, 41, split)
+            own = reference if c is None else c[i0:i1]
+            given = S[i0:i1], a[i0:i1], b, 0.1, reg_m
+            got = mapuot.solve(*given, reference=own, backend="cuda", comm=ranks, **options)
+            within_bounds(ranks, got, want, i0, i1)
+            assert abs(got.n_passes - one.n_passes) <= 2, (parts, split, got, one)
+            np.testing.assert_allclose(got.plan.toarray(), one.plan[i0:i1].toarray(), rtol=1e-7, atol=1e-15)
+            if split == "uneven":
+                got = mapuot.solve(*given, reference=own, precision="bfloat16", backend="cuda", comm=ranks)
+                within_bounds(ranks, got, want, i0, i1)
+
+
+def case_pairs_from_the_device(ranks):
+    """They stay on the GPU where they lie, whatever the rank's number is, and the plan is there."""
+    S, _, a, b = pairs(21, 17, 0.6)
+    (i0, i1), count = bounds(ranks, 21), cp.cuda.runtime.getDeviceCount()
+    was, own = cp.cuda.Device(), cp.cuda.Device((count - 1 - ranks.rank) % count)
+    want = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-10, backend="cpu")
+    own.use()
+    try:
+        given = device_sparse.csr_matrix(sparse.csr_matrix(S[i0:i1]))
+        got = mapuot.solve(given, a[i0:i1], b, 0.1, 1.0, comm=ranks)
+        assert cp.cuda.Device() == own
+        assert isinstance(got.plan, device_sparse.csr_matrix)
+        assert abs(got.plan.get() - want.plan[i0:i1]).max() <= 1e-5 * want.plan.max()
+        assert isinstance(got.apply_transpose(np.ones(i1 - i0)), cp.ndarray)
+    finally:
+        was.use()
+
+
+def case_random_pairs_and_points(ranks):
+    """Against one process on the CPU, for every kind of side, blocks cut anywhere."""
+    rng = np.random.default_rng(77)
+    for trial in range(8):
+        m, n, d = int(rng.integers(2, 14)), int(rng.integers(2, 14)), int(rng.integers(1, 7))
+        reg, reg_m = float(10.0 ** rng.uniform(-1.5, 0)), tuple(10.0 ** rng.uniform(-1, 1, 2))
+        rest = {"penalty": ["kl", "l2", ("kl", "l2"), ("l2", "kl")][trial % 4], "tol": 1e-7}
+        S, _, a, b = pairs(m, n, rng.uniform(0.1, 0.6), seed=trial)
+        x, y = rng.random((m, d)), rng.random((n, d))
+        i0, i1 = [0, *np.sort(rng.integers(0, m + 1, ranks.size - 1)), m][ranks.rank :][:2]
+        for whole, mine in ((S, S[i0:i1]), (mapuot.PointCloud(x, y), own_points(x, y, i0, i1))):
+            want = mapuot.solve(whole, a, b, reg, reg_m, backend="cpu", **(rest | {"tol": 1e-10}))
+            got = mapuot.solve(mine, a[i0:i1], b, reg, reg_m, backend="cuda", comm=ranks, **rest)
+            within_bounds(ranks, got, want, i0, i1)
 
 
 # ---- stops and errors ----

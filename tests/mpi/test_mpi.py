@@ -169,6 +169,22 @@ def test_command_line_of_stored_pairs(tmp_path, size):
     assert abs(plan - one.plan).max() <= 1e-10 * one.plan.max()
 
 
+@pytest.mark.parametrize("split", ["rows", "grid"])
+def test_command_line_of_points(tmp_path, split):
+    """More processes than rows: one has none."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 3)), rng.random((5, 3))
+    for name, points in (("x", x), ("y", y)):
+        np.save(tmp_path / f"{name}.npy", points)
+    words = ["--points", tmp_path / "x.npy", tmp_path / "y.npy", "--reg", 0.1, "--reg-m", 1, "--tol", 1e-10]
+    code, _, err = run(3, "-m", "mapuot.cli", "solve", *words, "-o", tmp_path / "out.npz", "--split", split)
+    assert (code, err) == (0, "")
+    one = mapuot.solve(mapuot.PointCloud(x, y), None, None, 0.1, 1.0, tol=1e-10)
+    with np.load(tmp_path / "out.npz") as out:
+        np.testing.assert_allclose(out["log_u"], one.log_u, atol=1e-9)
+        np.testing.assert_allclose(out["log_v"], one.log_v, atol=1e-9)
+
+
 def test_command_line_errors_are_said_once(tmp_path):
     case = make_problem(tmp_path / "in.npz")
     case.M[-1, -1] = np.nan

@@ -42,7 +42,8 @@ class DeviceBoxes(Boxes):
         self.offset = {half: cp.asarray(np.ascontiguousarray(half.offset)) for half in (self.rows, self.cols)}
 
     def call(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
-        kernel("boxes.cu", name, METRIC=self.metric)(grid, (threads,), arguments)
+        if all(grid):  # a rank without rows has nothing to do
+            kernel("boxes.cu", name, METRIC=self.metric)(grid, (threads,), arguments)
 
     def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, Any]]:
         *sides, arrays = super().take(state)
@@ -72,7 +73,7 @@ class DeviceBoxes(Boxes):
             np.int32(kept is not None), self.bits, np.int64(words), row_mass, col_mass, self.farthest,
         )  # fmt: skip
         self.count, width = self.counted(self.bits)
-        return width.get(), row_mass.get(), col_mass.get()
+        return width.get(), row_mass.get(), self.ranks.sum(col_mass.get())
 
     def counted(self, bits: Any) -> tuple[Any, Any]:
         """(runs, boxes) of each row of bits."""

@@ -104,7 +104,8 @@ class PointIterate(Iterate):
         options["KEPT"], options["QUICK"] = int(lists is not None), int(quick)
         options["MASKED"] = self.masked
         self.sums = "tile_sums" if rows.depth else "point_sums"
-        names = (self.sums, "join_rows", "point_columns", "finish_first", "finish_join", "finish_second")
+        names: tuple[str, ...] = (self.sums, "join_rows", "point_columns", "gather_sums")
+        names += ("finish_first", "finish_join", "finish_second")
         each, together = sizes_of(d, narrow, bool(self.masked))
         warp = 32 * each
         if lists is not None:  # one box at most
@@ -124,8 +125,8 @@ class PointIterate(Iterate):
 
     def parts_of(self, to: Side, most: int) -> int:
         """Into how many parts a sum is cut, so that the last blocks to run leave few multiprocessors idle."""
-        blocks, resident = -(-to.count // self.block), 2 * self.processors
-        waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, most) + 1)}
+        blocks, resident = max(1, -(-to.count // self.block)), 2 * self.processors
+        waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, max(1, most)) + 1)}
         parts = [k for k, wave in waves.items() if wave <= WAVES] or [1]
         return max(parts, key=lambda k: waves[k] / math.ceil(waves[k]))
 
@@ -133,6 +134,8 @@ class PointIterate(Iterate):
         parity, ends = np.int32(self.parity), ("join_rows", "point_columns")
         for k, name in enumerate(ends):
             to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
+            if to.count == 0:  # rows of a rank that has none
+                continue
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
             self.launch(
                 self.sums, (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,
@@ -148,8 +151,6 @@ class PointWorkspace(Workspace):
     launch: PointIterate
 
     def __init__(self, problem: Problem, options: Options) -> None:
-        if problem.ranks.size > 1:
-            raise NotImplementedError("comm: points on GPUs are for one process, use backend='cpu'")
         if isinstance(problem.unmasked, Cost):
             raise NotImplementedError("reference must be 'product' or 'uniform' for points on a GPU")
         if "ordered" in switches():
@@ -168,10 +169,10 @@ class PointWorkspace(Workspace):
 
     def take_kernel(self) -> None:
         (m, n), self.dtype = self.problem.shape, "float64"
-        self.most = m
+        self.most = int(self.problem.ranks.max(m))
         vectors = 8 * (40 + 4 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n)
         need_memory(0, self.dtype, vectors)
-        self.launch = PointIterate(self.state, (m, n, self.ld), self.kl, self.problem.masked)
+        self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, self.problem.masked)
         found, cloud = self.narrow_points, self.cloud
         tiled = len(cloud.columns) > DIM and not self.problem.masked and cloud.truncation is None
         self.wide = Side(cloud.rows.T, m, tiled), Side(cloud.columns, n, tiled)
@@ -233,9 +234,10 @@ class PointWorkspace(Workspace):
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.narrow and self.narrow_points else None
-        if self.narrow and found is None:  # in float64 from here on
+        if self.narrow and self.problem.ranks.max(found is None):  # on all ranks in float64 from here on
             self.progress["narrow"] = 0
             self.choose()
+            return alpha, beta
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:

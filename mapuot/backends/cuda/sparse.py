@@ -49,7 +49,7 @@ class Runs:
     def __init__(self, start: Any, index: Any, M: Any, c: Any) -> None:
         self.start, self.index, self.M, self.c = start, index, M, c
         self.count = len(start) - 1
-        self.lanes = lanes_of(len(index) / self.count)
+        self.lanes = lanes_of(len(index) / max(1, self.count))
         self.most = LONG * self.lanes
         self.long = cp.flatnonzero(cp.diff(start) > self.most).astype(np.int64)
 
@@ -161,13 +161,16 @@ class SparseIterate(Iterate):
             joined = self.scalars, np.int32(blocks_to_join)
             self.launch("sparse_columns", (blocks,), THREADS, parity, by_value(record), self.K[1], *joined)
             blocks_to_join = 0
+
+    def gather(self) -> None:
+        """Nothing: the sums of a pass are in ``total`` already."""
+
+    def finish_kernels(self, total: int = 0) -> None:
+        """The half that needs the columns' whole sums begins with the parts."""
         if self.several:
             for name, count in (("part_sums", "pieces"), ("part_moves", "count")):
                 warps = int(self.state["apart"][count])
-                self.launch(name, (-(-warps // (THREADS // 32)),), THREADS, parity)
-
-    def finish_kernels(self, total: int = 0) -> None:
-        """The sums of a pass are where those of ranks would be."""
+                self.launch(name, (-(-warps // (THREADS // 32)),), THREADS, np.int32(self.parity))
         super().finish_kernels(int(self.state["total"]))
 
 
@@ -175,11 +178,6 @@ class SparseWorkspace(Workspace):
     """One solve of a sparse M."""
 
     launch: SparseIterate
-
-    def __init__(self, problem: Problem, options: Any) -> None:
-        if problem.ranks.size > 1:
-            raise NotImplementedError("comm: a sparse M on GPUs is for one process, use backend='cpu'")
-        super().__init__(problem, options)
 
     def find_room(self, stores: list[str]) -> None:
         m, cost = self.problem.shape[0], self.problem.cost
@@ -189,10 +187,10 @@ class SparseWorkspace(Workspace):
         need_memory(pairs + 24 * cost.size, self.dtype)  # 24: to sort the pairs by columns
 
     def make_room(self) -> None:
-        (m, n), cost = self.problem.shape, self.problem.cost
+        n, cost = self.problem.shape[1], self.problem.cost
         self.pairs = pairs_of(self.problem)
         self.K = tuple(cp.empty(cost.size, STORAGE[self.dtype]) for _ in range(2))
-        self.launch = SparseIterate(self.state, (m, n, self.ld), self.dtype, self.kl)
+        self.launch = SparseIterate(self.state, (self.most, n, self.ld), self.dtype, self.kl)
         self.launch.take(self.pairs, self.K)
 
     def constants(self) -> None:
@@ -277,6 +275,8 @@ class SparseStream:
         out = cp.empty((runs.count, d))
         for x0 in range(0, d, 4):
             runs.launch("sparse_apply", (own, other, self.problem.reg), X, np.int64(d), np.int64(x0), out)
+        if not rows and self.problem.ranks.size > 1:
+            out = cp.asarray(self.problem.ranks.sum(out.get()))
         out = self.back(out)
         return out[:, 0] if flat else out
 
@@ -293,4 +293,5 @@ class SparseStream:
             out, paid = cp.empty(runs.count), cp.empty(runs.count)
             runs.launch("sparse_sums", (own, other, self.problem.reg), out, paid)
             found.append((out.get(), float(paid.sum())))
-        return found[0][1], found[0][0], found[1][0]
+        ranks, ((row, cost), (col, _)) = self.problem.ranks, found
+        return float(ranks.sum(cost)), row, ranks.sum(col)
