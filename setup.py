@@ -49,6 +49,7 @@ PLAIN_SOURCES = [
     "log_matmul",
     "sinkhorn",
     "barycenter",
+    "tree",
 ]
 INCLUDES = ["src_c"]
 

@@ -335,4 +335,31 @@ typedef struct {
 /* at most count iterations; CONVERGED where err has come below stop, ABSORB where log_kernel is needed to go on */
 int mapuot_barycenter(mapuot_pool *pool, mapuot_barycenter_run *run, int64_t count);
 
+/* The edges of a tree of pairwise costs (tree.c): a child's points are the rows of K, its parent's the columns.  Numbers of
+ * the points of all marginals lie one behind the other, those of all messages likewise. */
+typedef struct {
+    mapuot_pool *pool;
+    mapuot_state *state;            /* K and room for a row_pass; NULL: none that a pass could go by */
+    const double *p, *q;            /* log scalings that K holds */
+    double *base;                   /* rows.base of the state */
+    double fi;                      /* of the child: 0 free, 1 hard */
+    double least;                   /* of sums with K: entries were flushed that smaller ones may lack */
+    double sizes;                   /* the largest |p|, |q| and |cost| / reg, added up */
+    int64_t narrow;                 /* 1: K and its vectors allow sums in float32 */
+    int64_t child, parent, message; /* where the points begin, and what travels between child and parent */
+    double error;                   /* out: bound of the rounding of both messages */
+} mapuot_edge;
+
+typedef struct {
+    const double *log_weight; /* log masses of all points */
+    const double *sent;       /* from the parent: all that it has but the child's own message */
+    double *near, *late, *up; /* sums of messages from the leaves, on entry 0; those from the root, and to it */
+    double *log_u;            /* of all but the root */
+    double flush, noise;      /* factors below flush are 0; noise of sums in float32 */
+    int64_t narrow;           /* 1: sums in float32 where an edge allows them */
+} mapuot_messages;
+
+/* The edges from `first` on, each after those below it; which one is left to the caller, or count */
+int64_t mapuot_tree_pass(int64_t first, int64_t count, mapuot_edge *edges, const mapuot_messages *messages);
+
 #endif

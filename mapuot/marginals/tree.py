@@ -8,7 +8,8 @@ A pass goes from the leaves to the root. At the edge of k and its parent l it ta
 in the pass before, sets u_k = prox(s_k), and passes m_{k -> l} on: row_pass as it is, the points of k as rows. Then
 all messages to the root are those of the new u, and so is the mass of their plan, while those from the root are a
 pass old for each edge between; a step forgets all but reg / (rho + reg) of them at each edge, so that this takes few
-passes, fewer with a root in the middle.
+passes, fewer with a root in the middle. On the CPU a pass is one call of src_c/tree.c, which leaves to Python the edges
+whose kernels must be made, or cannot be gone by; on a GPU that is all of them.
 What l sends, w_l times all but m_{k -> l}, is the whole state: what is extrapolated, and all that a pass needs.
 ``complete`` reads each kernel once more and finds the messages from the root of the same u, hence all marginals, and
 the certificate, of one plan.
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends import load
 from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
 from ..penalties import F64
 from .problem import MultiProblem, walk
@@ -38,7 +40,7 @@ class Tree:
         self.children: dict[int, list[int]] = {k: [] for k in self.parent}
         for k, parent in self.order[1:]:
             self.children[parent].append(k)
-        self.inner = self.order[1:]  # all but the root
+        self.inner = self.order[:0:-1]  # all but the root, each after those below it
         self.kernels: dict[int, LogKernel] = (
             before.kernels
             if before
@@ -46,6 +48,9 @@ class Tree:
         )
         for kernel in self.kernels.values():
             kernel.start(problem.reg)
+        fi = [x.fi(problem.reg) for x in problem.marginals]
+        edges = [(k, parent, self.kernels[k], fi[k]) for k, parent in self.inner]
+        self.whole_pass = load("cpu").TreePass(edges, problem.starts.tolist()) if problem.xp is np else None
         sizes = [problem.shape[parent] for _, parent in self.inner]
         self.ends: list[int] = np.cumsum(sizes).tolist()
         starts = [0, *self.ends[:-1]]
@@ -70,14 +75,16 @@ class Tree:
         problem, sent, places = self.problem, PerPoint(state, self.edges), self.problem.places
         log_u, self.near, self.late = (PerPoint(np.zeros(len(problem.log_weight)), places) for _ in range(3))
         self.errors: dict[int, float] = {}
-        up = PerPoint(np.empty(self.ends[-1]), self.edges)
-        for k, parent in reversed(self.inner):
-            x, near = problem.marginals[k], self.near[k]
-            fi, y = x.fi(problem.reg), problem.marginals[parent].log_weight + sent[k]
-            a = x.log_weight + (1 - fi) * near
-            self.late[k], up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
-            log_u[k] = prox(x, near + self.late[k], problem.reg)
-            self.near[parent] += up[k]
+        up, done = PerPoint(np.empty(self.ends[-1]), self.edges), 0
+        out = {"near": self.near.flat, "late": self.late.flat, "up": up.flat, "log_u": log_u.flat}
+        while done < len(self.inner):
+            if self.whole_pass:
+                errors = self.whole_pass.run(done, problem.log_weight, state, narrow, **out)
+                self.errors |= {k: x for (k, _), x in zip(self.inner[done:], errors, strict=False)}
+                done += len(errors)
+            if done < len(self.inner):
+                self.through(*self.inner[done], sent, log_u, up, narrow)
+                done += 1
         log_u[self.root] = prox(problem.marginals[self.root], self.near[self.root], problem.reg)
         self.mass_shares: F64 | None = None
         self.builds = {k: x.builds for k, x in self.kernels.items()}
@@ -85,6 +92,15 @@ class Tree:
         masses = problem.log_sums_at(self.root, at_root)
         rounding = sum(self.errors.values())
         return State(log_u, None, log_sum(masses), rounding, self.storage, {"up": up}, masses)
+
+    def through(self, k: int, parent: int, sent: PerPoint, log_u: PerPoint, up: PerPoint, narrow: bool) -> None:
+        """The messages of one edge, whatever its kernel must do for them."""
+        x, near, problem = self.problem.marginals[k], self.near[k], self.problem
+        fi, y = x.fi(problem.reg), problem.marginals[parent].log_weight + sent[k]
+        a = x.log_weight + (1 - fi) * near
+        self.late[k], up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
+        log_u[k] = prox(x, near + self.late[k], problem.reg)
+        self.near[parent] += up[k]
 
     @property
     def storage(self) -> float:
@@ -108,7 +124,7 @@ class Tree:
     def shares(self, lam: F64) -> F64:
         """What each message to the root takes of the translation: that of all u that it holds."""
         below = lam.copy()
-        for k, parent in reversed(self.inner):
+        for k, parent in self.inner:
             below[parent] += below[k]
         return below
 

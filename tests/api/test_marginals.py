@@ -1,5 +1,6 @@
 """`multimarginal`: every shape against Newton's method on the dual of the whole array, and its certificate."""
 
+import dataclasses
 import tracemalloc
 import types
 
@@ -20,6 +21,8 @@ from marginals import (
 )
 
 import mapuot
+from mapuot.marginals.problem import MultiProblem
+from mapuot.marginals.tree import Tree
 
 
 @pytest.mark.parametrize(("shape", "count"), [(x, n) for x in SHAPES for n in (3, 4, 5) if n == 3 or x != "triangle"])
@@ -465,6 +468,35 @@ def test_kernels_made_between_the_products_of_a_plan(narrow):
         tree.complete(found)
         assert found.storage > 2.0**-24
         assert (found.rounding > 2.0**-24) == anew
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "made"])
+@pytest.mark.parametrize("reg", [0.1, 1e-3])
+def test_passes_are_those_edge_by_edge(dtype, stored, reg):
+    """In one call of C and by the products of each kernel, whichever edges it leaves to these."""
+    costs, masses = problem("tree", 6, 7)
+    masses[2] = None
+    costs = as_stored(costs) if stored else costs
+    given = MultiProblem.from_arguments(costs, masses, reg, [1.0, np.inf, 1.0, 0.02, 30.0, 1.0])
+    one, other = (Tree(dataclasses.replace(given, storage=dtype)) for _ in range(2))
+    other.whole_pass = None
+    rng = np.random.default_rng(0)
+    for scale in (0.0, 1.0, 3.0, 400.0, 0.1):  # the fourth is too far from what the kernels hold
+        state = scale * rng.normal(size=one.ends[-1])
+        for narrow in {False, one.problem.narrow}:
+            found, wanted = (tree.sweep(state, narrow) for tree in (one, other))
+            near = (1e-6 if narrow else 1e-13) * (1 + np.abs(wanted.log_u.flat).max() + scale)
+            for got, right in (
+                (found.log_u, wanted.log_u),
+                (found.messages["up"], wanted.messages["up"]),
+                (one.late, other.late),
+                (one.near, other.near),
+            ):
+                np.testing.assert_allclose(got.flat, right.flat, rtol=0, atol=near)
+            assert found.rounding == pytest.approx(wanted.rounding, rel=1e-6)
+            assert [x.builds for x in one.kernels.values()] == [x.builds for x in other.kernels.values()]
+    assert dtype == "made" or all(edge.state for edge in one.whole_pass.edges)
 
 
 def test_it_says_how_far_it_came():

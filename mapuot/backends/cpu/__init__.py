@@ -6,7 +6,7 @@ from ...grids import Grid
 from ..contract import weigh
 from . import stream, workspace
 from .grid import GridStream, GridWorkspace
-from .kernel import Kernel
+from .kernel import Kernel, TreePass
 from .stream import asarray, extrema, to_numpy
 from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES
 
@@ -31,6 +31,7 @@ __all__ = [
     "QUICK_PASSES",
     "Kernel",
     "PlanStream",
+    "TreePass",
     "Workspace",
     "asarray",
     "extrema",

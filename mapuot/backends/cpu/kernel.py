@@ -16,11 +16,12 @@ from ...cost import Cost
 from ...penalties import F64
 from ...processor import SERIAL_ENTRIES
 from ...sparse import Sparse
-from ..kernel import LogKernel
+from ..kernel import FLUSH, LEAST, NARROW_SUMS, LogKernel
 from ..workspace import STORAGE
 from . import native
 from .native import check, empty, matrix, padded, pointer
 
+LARGE_ENTRIES = 1 << 24  # of a kernel whose product is a call of its own: Ctrl-C waits for the end of a call
 ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "marginal")
 
 
@@ -152,3 +153,41 @@ class Kernel(LogKernel):
             check(lib.mapuot_plan_sums(*call, pointer(x[i0:i1]), pointer(y), pointer(out), ffi.NULL, ffi.NULL))
             total += float(out[0])
         return total
+
+
+class TreePass:
+    """``mapuot_tree_pass`` over edges (child, parent, kernel, fi), each after those below it."""
+
+    def __init__(self, edges: list[tuple[int, int, Kernel, float]], points: list[int]) -> None:
+        """``points``: where those of each marginal begin."""
+        self.kernels = [kernel for _, _, kernel, _ in edges]
+        self.builds, self.messages = [-1] * len(edges), ffi.new("mapuot_messages *")
+        self.messages.flush, self.messages.noise = FLUSH, NARROW_SUMS
+        self.edges, ends = ffi.new("mapuot_edge[]", len(edges)), 0
+        for edge, (child, parent, kernel, fi) in zip(self.edges, edges, strict=True):
+            edge.pool, edge.fi, edge.base = kernel.pool, fi, pointer(kernel.rows["base"])
+            edge.child, edge.parent, edge.message = points[child], points[parent], ends
+            ends += kernel.cost.shape[1]
+
+    def refresh(self) -> None:
+        """Of kernels that have been made since."""
+        for k, (kernel, edge) in enumerate(zip(self.kernels, self.edges, strict=True)):
+            if kernel.builds == self.builds[k]:
+                continue
+            self.builds[k] = kernel.builds
+            held = kernel.builds > 0 and kernel.dtype != "made" and kernel.cost.size <= LARGE_ENTRIES
+            edge.state = kernel.state if held else ffi.NULL
+            edge.p, edge.q, edge.least = pointer(kernel.p), pointer(kernel.q), LEAST[kernel.dtype]
+            edge.sizes = kernel.absorbed + kernel.largest
+            edge.narrow = kernel.narrow and kernel.dtype == "float32"
+            kernel.rows["fi"][:] = edge.fi
+
+    def run(self, first: int, log_weight: F64, sent: F64, narrow: bool, **out: F64) -> list[float]:
+        """The edges from ``first`` on, up to one that is left to the caller: what each of them rounds at most."""
+        self.refresh()
+        messages = self.messages
+        messages.log_weight, messages.sent, messages.narrow = pointer(log_weight), pointer(sent), narrow
+        for name, array in out.items():
+            setattr(messages, name, pointer(array))
+        end = int(lib.mapuot_tree_pass(first, len(self.kernels), self.edges, messages))
+        return [self.edges[k].error for k in range(first, end)]
