@@ -512,6 +512,8 @@ ALWAYS_INLINE void half_range(const mapuot_state *state, int64_t i0, int64_t i1,
 
 /* ---- stored pairs ---- */
 
+enum { LONG_RUN = 128 }; /* pairs of a row from which on gathers are faster than loads one by one */
+
 ALWAYS_INLINE double number(real x)
 {
 #ifdef MAPUOT_DTYPE_BF16
@@ -524,9 +526,26 @@ ALWAYS_INLINE double number(real x)
 #endif
 }
 
+/* K_i . v of a long row, in two chains of vectors */
+ALWAYS_INLINE double long_dot(const real *K, const run row, const double *v)
+{
+    vd even = v_set(0), odd = v_set(0);
+    double rest = 0;
+    int64_t k = 0;
+    for (; k + 2 * VL <= row.count; k += 2 * VL) {
+        even = v_fma(v_load_real(K + k), v_gather(v, row.column + k), even);
+        odd = v_fma(v_load_real(K + k + VL), v_gather(v, row.column + k + VL), odd);
+    }
+    for (; k < row.count; k++)
+        rest += number(K[k]) * v[row.column[k]];
+    return v_sum(v_add(even, odd)) + rest;
+}
+
 /* K_i . v in four chains: one would wait 4 cycles an entry for its sum */
 ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v)
 {
+    if (row.count >= LONG_RUN)
+        return long_dot(K, row, v);
     double sum[4] = {0.0};
     int64_t k = 0;
     for (; k + 4 <= row.count; k += 4) {
@@ -539,9 +558,20 @@ ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v)
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
+/* all four sums are other columns', so that none has to wait for another's store */
 ALWAYS_INLINE void run_sums(const real *K, const run row, double u, double *sums)
 {
-    for (int64_t k = 0; k < row.count; k++)
+    int64_t k = 0;
+    for (; k + 4 <= row.count; k += 4) {
+        double sum[4];
+        UNROLL
+        for (int q = 0; q < 4; q++)
+            sum[q] = sums[row.column[k + q]] + u * number(K[k + q]);
+        UNROLL
+        for (int q = 0; q < 4; q++)
+            sums[row.column[k + q]] = sum[q];
+    }
+    for (; k < row.count; k++)
         sums[row.column[k]] += u * number(K[k]);
 }
 

@@ -23,6 +23,11 @@ ALWAYS_INLINE double v_sum(vd a)
     return _mm_cvtsd_f64(_mm_add_sd(s, _mm_unpackhi_pd(s, s)));
 }
 
+ALWAYS_INLINE vd v_gather(const double *p, const int32_t *at)
+{
+    return _mm256_i32gather_pd(p, _mm_loadu_si128((const __m128i *)at), 8);
+}
+
 ALWAYS_INLINE __m256i v_first(int count)
 {
     return _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_set_epi64x(3, 2, 1, 0));

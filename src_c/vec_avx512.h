@@ -17,6 +17,10 @@ ALWAYS_INLINE vd v_sqrt(vd a) { return _mm512_sqrt_pd(a); }
 ALWAYS_INLINE vd v_max(vd a, vd b) { return _mm512_max_pd(a, b); }
 ALWAYS_INLINE vd v_min(vd a, vd b) { return _mm512_min_pd(a, b); }
 ALWAYS_INLINE double v_sum(vd a) { return _mm512_reduce_add_pd(a); }
+ALWAYS_INLINE vd v_gather(const double *p, const int32_t *at)
+{
+    return _mm512_i32gather_pd(_mm256_loadu_si256((const __m256i *)at), p, 8);
+}
 
 ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest)
 {

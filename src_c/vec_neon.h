@@ -21,6 +21,10 @@ ALWAYS_INLINE vd v_sqrt(vd a) { return vsqrtq_f64(a); }
 ALWAYS_INLINE vd v_max(vd a, vd b) { return vbslq_f64(vcgtq_f64(a, b), a, b); }
 ALWAYS_INLINE vd v_min(vd a, vd b) { return vbslq_f64(vcltq_f64(a, b), a, b); }
 ALWAYS_INLINE double v_sum(vd a) { return vaddvq_f64(a); }
+ALWAYS_INLINE vd v_gather(const double *p, const int32_t *at)
+{
+    return vld1q_lane_f64(p + at[1], vld1q_dup_f64(p + at[0]), 1);
+}
 
 ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest)
 {

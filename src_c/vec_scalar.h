@@ -16,6 +16,7 @@ ALWAYS_INLINE vd v_sqrt(vd a) { return sqrt(a); }
 ALWAYS_INLINE vd v_max(vd a, vd b) { return a > b ? a : b; }
 ALWAYS_INLINE vd v_min(vd a, vd b) { return a < b ? a : b; }
 ALWAYS_INLINE double v_sum(vd a) { return a; }
+ALWAYS_INLINE vd v_gather(const double *p, const int32_t *at) { return p[*at]; }
 ALWAYS_INLINE vd v_load_part(const double *p, int count, vd rest) { return count > 0 ? *p : rest; }
 ALWAYS_INLINE void v_store_part(double *p, vd x, int count)
 {

@@ -2,8 +2,9 @@
 //
 // Every sum runs along a row of one or the other, by a few threads in an order of its own, so that a pass leaves the
 // same bits each time; scatter-adds to the columns, which need no second index, would not (bench/NOTES.md has both).
-// A row has `lanes` threads by the mean length of all; one that is much longer is listed and gets a block.  Entries in
-// STORE, sums in float64.  SPARSE 1: row_pass and column_sums of portable.cu are those here, and the image is translated
+// A row has `lanes` threads by the mean length of all; one that is much longer is listed and gets a block.  In a pass a
+// warp has up to 32 rows at once, whose sums are one a lane when u = prox(s) is found.  Entries in STORE, SHORT_INDEX 1
+// where 16 bits hold every row's and column's number, sums in float64.  SPARSE 1: row_pass and column_sums of portable.cu are those here, and the image is translated
 // part by part, as translate_parts of src_c/finish.c does.
 #ifndef SPARSE_CUH
 #define SPARSE_CUH
@@ -13,13 +14,22 @@
 #define AHEAD 8         // entries of a row that a thread has under way
 #define RESIDENT 4 // blocks a multiprocessor: without this bound the compiler saves registers, and loads wait in turn
 
+#ifndef SHORT_INDEX
+#define SHORT_INDEX 0
+#endif
+#if SHORT_INDEX
+typedef unsigned short place;
+#else
+typedef int place;
+#endif
+
 // Which rows one launch does, and where their entries are.
 struct Runs {
     int64_t count, lanes; // rows; threads of each, a power of 2 up to 32, or RUN_THREADS
     int64_t most;         // entries of a row at most where there is no list
     const int64_t *start; // where the rows begin: of a part of them, in the entries of all
     const int64_t *list;  // the rows to do, or null: all
-    const int *index;     // of every entry, what its row meets there
+    const place *index;   // of every entry, what its row meets there
 };
 
 // One row as a thread sees it; row -1: none, and no entries
@@ -78,7 +88,7 @@ __device__ __forceinline__ double run_dot(const Runs &runs, const Run &run, cons
                                           double *part)
 {
     const uint32_t lanes = (uint32_t)runs.lanes, count = (uint32_t)(run.end - run.first);
-    const int *index = runs.index + run.first;
+    const place *index = runs.index + run.first;
     const real *from = K + run.first;
     double sum = 0;
     for (uint32_t k = run.lane; k < count; k += AHEAD * lanes) {
@@ -102,6 +112,35 @@ __device__ __forceinline__ double run_dot(const Runs &runs, const Run &run, cons
 }
 
 #if SPARSE
+// The sums of all rows of a launch that are short, some rows in a warp's hands at once, a lane for the sum of each:
+// use(row, prepare(row), sum) by all lanes of a warp together, with row -1 by one that has none.
+template <typename Prepare, typename Use>
+__device__ __forceinline__ void each_sum(const Runs &runs, const real *K, const double *x, Prepare prepare, Use use)
+{
+    const int lanes = (int)runs.lanes, teams = 32 / lanes, lane = threadIdx.x % 32;
+    const int64_t warps = (int64_t)gridDim.x * (RUN_THREADS / 32);
+    const int64_t own = (runs.count + warps - 1) / warps, turns = (own + 31) / 32;
+    const int64_t each = ((own + turns - 1) / turns + teams - 1) / teams * teams; // at most 32
+    int64_t first = ((int64_t)blockIdx.x * (RUN_THREADS / 32) + threadIdx.x / 32) * each;
+    for (; first < runs.count; first += warps * each) {
+        const int64_t row = first + lane;
+        bool mine = lane < each && row < runs.count;
+        const int64_t begin = runs.start[mine ? row : first], end = runs.start[(mine ? row : first) + 1];
+        const auto held = prepare(mine ? row : first); // not only once its sum is known
+        mine = mine && end - begin <= runs.most;
+        const int count = mine ? (int)(end - begin) : 0;
+        double sum = 0;
+        for (int step = 0; step * teams < each; step++) {
+            const int from = step * teams + lane / lanes;
+            const int64_t at = __shfl_sync(FULL, begin, from);
+            const Run run = {0, at, at + __shfl_sync(FULL, count, from), lane % lanes};
+            const double one = __shfl_sync(FULL, run_dot(runs, run, K, x, nullptr), lane % teams * lanes);
+            sum = lane / teams == step ? one : sum;
+        }
+        use(mine ? row : -1, held, sum);
+    }
+}
+
 // s = K v and u = prox(s); scalars: what each block leaves of its rows, NEXT_B numbers
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_rows(const __grid_constant__ State S, int parity, const __grid_constant__ Runs runs, const real *K,
@@ -113,13 +152,19 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
         return;
     const double shift = S.progress[parity].shift;
     RowSums row = {};
-    each_run(runs, [&](const Run &run) {
-        const bool mine = run.lane == 0 && run.row >= 0;
-        const Point point = S.point[mine ? run.row : 0]; // not only once s is known
-        const double s = run_dot(runs, run, K, S.v_scale, part);
-        if (mine)
-            row_scale(S, (int)run.row, point, s, shift, true, row);
-    });
+    const auto point = [&](int64_t i) { return S.point[i]; };
+    const auto scale = [&](int64_t i, const Point &own, double s) {
+        if (i >= 0)
+            row_scale(S, (int)i, own, s, shift, true, row);
+    };
+    if (KL_ROWS && runs.lanes <= 32) // the calls of other penalties need the registers
+        each_sum(runs, K, S.v_scale, point, scale);
+    else
+        each_run(runs, [&](const Run &run) {
+            const int64_t i = run.lane == 0 ? run.row : -1;
+            const Point own = point(i < 0 ? 0 : i);
+            scale(i, own, run_dot(runs, run, K, S.v_scale, part));
+        });
 #pragma unroll
     for (int q = 0; q < NEXT_B; q++) {
         const double sum = warp_sum(row[q]);
@@ -143,11 +188,18 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     __shared__ double part[RUN_THREADS / 32];
     if (stopped(S, parity))
         return;
-    each_run(runs, [&](const Run &run) {
-        const double sum = run_dot(runs, run, K, S.u_scale, part);
-        if (run.lane == 0 && run.row >= 0)
-            S.total[run.row] = sum;
-    });
+    const auto keep = [&](int64_t j, int, double sum) {
+        if (j >= 0)
+            S.total[j] = sum;
+    };
+    if (runs.lanes <= 32)
+        each_sum(runs, K, S.u_scale, [](int64_t) { return 0; }, keep);
+    else
+        each_run(runs, [&](const Run &run) {
+            const double sum = run_dot(runs, run, K, S.u_scale, part);
+            if (run.lane == 0)
+                keep(run.row, 0, sum);
+        });
     if (blockIdx.x > 0 || blocks == 0)
         return;
     const Runs whole = {1, RUN_THREADS, 0, nullptr, nullptr, nullptr};

@@ -137,9 +137,10 @@ def test_bounds_between_boxes_compile_without_spills(arch):
 
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("dtype", kernels.STORES)
-@pytest.mark.parametrize("kl", [True, False])
-def test_passes_over_stored_pairs_do_not_spill(arch, dtype, kl):
-    used = usage("portable.cu", arch, **shape_options(kernels.Shape(1, 8, 2), dtype, kl, MEMORY=20, SPARSE=1))
+@pytest.mark.parametrize(("kl", "short"), [(True, 0), (True, 1), (False, 1)])
+def test_passes_over_stored_pairs_do_not_spill(arch, dtype, kl, short):
+    held = {"MEMORY": 20, "SPARSE": 1, "SHORT_INDEX": short}
+    used = usage("portable.cu", arch, **shape_options(kernels.Shape(1, 8, 2), dtype, kl, **held))
     for function in ("sparse_rows", "sparse_columns", "part_sums", "part_moves"):
         registers, spilled = used[function]
         assert registers <= (80 if function == "sparse_rows" and not kl else 64), function
@@ -147,9 +148,9 @@ def test_passes_over_stored_pairs_do_not_spill(arch, dtype, kl):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize(("store", "cost"), [(0, 0), (1, 1), (2, 0)])
-def test_streams_over_stored_pairs_do_not_spill(arch, store, cost):
-    used = usage("sparse_stream.cu", arch, STORE=store, COST=cost)
+@pytest.mark.parametrize(("store", "cost", "short"), [(0, 0, 1), (1, 1, 1), (2, 0, 0)])
+def test_streams_over_stored_pairs_do_not_spill(arch, store, cost, short):
+    used = usage("sparse_stream.cu", arch, STORE=store, COST=cost, SHORT_INDEX=short)
     assert set(used) == {"sparse_entries", "sparse_max", "sparse_sums", "sparse_apply"}
     assert all(registers <= 64 and spilled == 0 for registers, spilled in used.values())
 

@@ -135,8 +135,10 @@ def test_a_batch_of_matrices_has_its_plans_where_they_are(on_device):
             mapuot.solve_batch(given, A, B, 0.1, 1.0, backend="cpu")
 
 
-def test_rows_of_every_length():
+@pytest.mark.parametrize("short", [1 << 16, 1 << 8])
+def test_rows_of_every_length(short, monkeypatch):
     """Rows and columns that a block has beside those of a few threads, empty ones, and one of all pairs."""
+    monkeypatch.setattr(on_gpu, "SHORT", short)
     rng = np.random.default_rng(0)
     m, n = 70, 3000
     M = np.where(rng.random((m, n)) < 0.01, rng.random((m, n)), np.inf)
@@ -148,6 +150,7 @@ def test_rows_of_every_length():
     want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9, backend="cpu")
     kept = on_gpu.pairs_of(got.problem)
     assert len(kept.rows.long) == 1
+    assert kept.rows.index.itemsize == kept.cols.index.itemsize == (2 if short > n else 4)
     assert np.abs(got.plan.toarray() - want.plan).sum() <= 1e-8 * want.mass
     np.testing.assert_allclose(got.rows(15, 19).toarray(), want.plan[15:19], rtol=1e-7, atol=1e-15)
     np.testing.assert_allclose(got.apply_transpose(np.ones(m)), want.plan.sum(0), rtol=1e-7, atol=1e-15)
@@ -161,10 +164,10 @@ def test_the_same_bits_each_time():
 
 
 def test_columns_that_a_block_has_in_turn(monkeypatch):
-    """The finish of many columns on few blocks is that of a block each."""
+    """Many rows and columns on few blocks, in the passes and in their finish, are as those of a block each."""
     S, _, a, b = pairs(40, 700, 0.1, parts=2)
     whole = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
-    monkeypatch.setattr(on_gpu, "RESIDENT", 2)
+    monkeypatch.setattr(on_gpu, "blocks_for", lambda record, most=1: 1)
     monkeypatch.setattr(on_gpu.SparseIterate, "split_columns", lambda self, most: Split.of(self, 1))
     few = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
     assert few.n_passes == whole.n_passes

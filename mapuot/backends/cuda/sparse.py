@@ -1,9 +1,10 @@
 """Sparse costs on the device: the stored pairs twice, row by row and column by column, and K in both orders.
 
 So every sum of a pass runs along a row of one of the two, in an order of its own: no atomic additions, and the same
-bits each time. A pair takes 4 or 8 bytes of M, as many of K and 4 of an index, all of it twice. Passes are those of the
-portable kernels, their row half in the place of those that read a dense K: src_cuda/sparse.cuh. Where no pair connects
-parts of M, the image is translated part by part. Twin: backends/cpu/workspace.py, src_c/sparse.h.
+bits each time. A pair takes 4 or 8 bytes of M, as many of K, and an index of 2 where rows and columns have so short
+numbers, else 4, all of it twice. Passes are those of the portable kernels, their row half in the place of those that
+read a dense K: src_cuda/sparse.cuh. Where no pair connects parts of M, the image is translated part by part.
+Twin: backends/cpu/workspace.py, src_c/sparse.h.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ THREADS = 256  # RUN_THREADS of sparse.cuh
 EACH = 8  # entries of a row that a thread has, in the mean: AHEAD of sparse.cuh
 LONG = 64  # and at most: a longer row gets a block
 RESIDENT = 4  # blocks a multiprocessor of a pass, each of which leaves scalars for others to join
+SHORT = 1 << 16  # rows and columns, up to here, whose numbers have 16 bits
 PIECE = 256  # columns of a part that a warp sums
 OF_BYTES = {size: name for name, size in ITEMSIZE.items()}
 ROW_SCALARS = 5  # NEXT_B of state.cuh
@@ -77,9 +79,15 @@ class Runs:
         put(pairs, {"M": self.M.data.ptr, "c": 0 if self.c is None else self.c.data.ptr, "inv_reg": 1 / reg})
         put(pairs, {"alpha": alpha.data.ptr, "beta": beta.data.ptr})
         store = "float64" if function != "sparse_entries" else OF_BYTES[arguments[0].itemsize]
-        run = kernel("sparse_stream.cu", function, STORE=STORES[store], COST=int(self.M.dtype == np.float32))
+        kinds = {"COST": int(self.M.dtype == np.float32), "SHORT_INDEX": int(self.index.itemsize == 2)}
+        run = kernel("sparse_stream.cu", function, STORE=STORES[store], **kinds)
         for record, _ in self.records(i0, i1):
             run((blocks_for(record),), (THREADS,), (by_value(pairs), by_value(record), *arguments))
+
+
+def index_bytes(shape: tuple[int, int]) -> int:
+    """Of the number of a row or a column."""
+    return 2 if max(shape) <= SHORT else 4
 
 
 def blocks_for(record: Any, most: int = 1 << 20) -> int:
@@ -94,13 +102,14 @@ class DevicePairs:
         start = cp.asarray(cost.start - cost.start[0])
         column, M = cp.asarray(cost.column), cp.asarray(cost.data)
         shares = None if c is None else cp.asarray(c.data)
-        self.rows = Runs(start, column, M, shares)
+        index = np.uint16 if index_bytes(cost.shape) == 2 else np.int32
+        self.rows = Runs(start, column.astype(index, copy=False), M, shares)
         row = cp.searchsorted(start, cp.arange(cost.size), side="right") - 1
         key = column.astype(np.int64) * m + row  # no two are equal: any sort gives this order
         order = cp.argsort(key)
         ends = cp.cumsum(cp.bincount(column, minlength=n)).astype(np.int64)
         turned = cp.concatenate([cp.zeros(1, np.int64), ends])
-        self.cols = Runs(turned, row[order].astype(np.int32), M[order], None if shares is None else shares[order])
+        self.cols = Runs(turned, row[order].astype(index), M[order], None if shares is None else shares[order])
 
 
 class Last:
@@ -138,7 +147,8 @@ class SparseIterate(Iterate):
         """Few blocks in the finish, where columns are many: each of them joins what all have left."""
         self.split_columns(min(-(-self.n // line(self.memory)), RESIDENT * self.processors))
         self.most = GRAPH_PASSES
-        options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory) | {"SPARSE": 1}
+        short = int(index_bytes((self.m, self.n)) == 2)
+        options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory) | {"SPARSE": 1, "SHORT_INDEX": short}
         self.kernels = {name: kernel("portable.cu", name, **options) for name in KERNELS}
 
     def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
@@ -182,7 +192,7 @@ class SparseWorkspace(Workspace):
     def find_room(self, stores: list[str]) -> None:
         m, cost = self.problem.shape[0], self.problem.cost
         self.dtype, self.some = stores[0], 0
-        entry = ITEMSIZE[self.dtype] + cost.dtype.itemsize + 4 + 8 * (self.problem.c is not None)
+        entry = ITEMSIZE[self.dtype] + cost.dtype.itemsize + index_bytes(cost.shape) + 8 * (self.problem.c is not None)
         pairs = 2 * cost.size * entry + 8 * (8 * m + (30 + 2 * MEMORY[1]) * self.ld)
         need_memory(pairs + 24 * cost.size, self.dtype)  # 24: to sort the pairs by columns
 
