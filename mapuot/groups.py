@@ -39,7 +39,7 @@ class Level(NamedTuple):
     side: Side  # of the points
     mean: Side  # of the groups
     first: Any  # where each group begins
-    offset: F64  # of each point from the mean of its group, (groups, unit, d); 0 behind the last
+    offset: F64  # of each point from the mean of its group, (groups, unit, d)
     points: F64  # the means, (groups, d)
 
     def mean_log(self, log: F64) -> F64:
@@ -80,7 +80,7 @@ class Groups:
         self.levels = []
         for (side, mean), (fine, groups), unit in zip(sides, points, units, strict=True):
             whole = np.pad(fine, ((0, -len(fine) % unit), (0, 0)), mode="edge" if len(fine) else "constant")
-            offset = whole.reshape(len(groups), unit, -1) - groups[:, None]
+            offset = whole.reshape(len(groups), unit, fine.shape[1]) - groups[:, None]
             self.levels.append(Level(side, mean, np.arange(0, len(fine), unit), offset, groups))
         square = cloud.core[0] == "sqeuclidean"  # the slope of a potential is known then
         self.factor = 2 * cloud.core[1] / problem.reg if square else 0.0
