@@ -8,10 +8,12 @@ share of the others). Peers are judged by the same rows, on a GPU after a call t
 
 Large clouds (a GPU, not --quick): balanced, in a unit cube at a blur of .05, seconds to a certified 1e-6 and to the
 marginals that flash-sinkhorn's multiscale solver stops at, beside its seconds; both judged by the marginals of ROWS
-sampled rows and columns, formed in float64.
+sampled rows and columns, formed in float64. Unbalanced ones (not --quick; on a GPU to 1e-6 at the blur .05 of
+half the squared distance, on a CPU to 1e-4 at reg / range(M) 1e-3), with seconds and memory.
 
 A loss: SamplesLoss of both, debiased, its value and gradient by x, against ours to 1e-9; of GeomLoss by the scalings
-that it is called with. A grid: the same image pair as Grid and as PointCloud.
+that it is called with; evaluations of all pairs that value and gradient take after the solve, counted. A grid: the same
+image pair as Grid and, up to 128 x 128 on a CPU, as PointCloud.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from scipy.spatial.distance import cdist
@@ -32,6 +35,7 @@ from tqdm import tqdm
 
 import mapuot
 from mapuot.backends import cpu, pick
+from mapuot.backends.cpu.stream import PlanStream
 from mapuot.problem import Problem
 from mapuot.strategy import make_options
 
@@ -278,6 +282,24 @@ def marginal_missed(x: Any, y: Any, log_u: Any, log_v: Any) -> float:
     return float(np.abs(np.array(sums) - 1).mean())
 
 
+def unbalanced(n: int, threads: int, gpu: bool) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    x, y = (rng.random((n, 3), np.float32) for _ in range(2))
+    a, b = np.full(n, 1 / n), np.full(n, 1.2 / n)
+    scale, reg, tol = (0.5, LARGE_REG, 1e-6) if gpu else (1.0, 3e-3, 1e-4)
+
+    def solved() -> Any:
+        cloud = mapuot.PointCloud(x, y, scale=scale)
+        return mapuot.solve(cloud, a, b, reg, RHO, tol=tol, threads=threads, backend="cuda" if gpu else "cpu")
+
+    if gpu:
+        solved()  # compiles
+    result, seconds, memory = peak(solved)
+    kept = result.sorted.problem.cost.kept.share if result.sorted else 1.0
+    return [{"n": n, "who": f"mapuot, unbalanced, reg {reg:g}, {tol:g}", "iterations": result.n_passes,
+             "seconds": seconds, "bound": result.error_bound, "kept": kept, "MiB": memory / 2**20}]  # fmt: skip
+
+
 # ---- SamplesLoss
 
 
@@ -317,6 +339,8 @@ def losses(n: int, d: int, threads: int) -> list[dict[str, Any]]:
                  "value": abs(theirs[0] / value - 1),
                  "gradient": float((theirs[1] / factor - slope).norm() / slope.norm())}
             )  # fmt: skip
+            if name == "mapuot":
+                found[-1]["evaluations"] = after_the_solve(n, d, blur)
     return found
 
 
@@ -327,16 +351,40 @@ def value_and_slope(loss: Any, a: Any, x: Any, b: Any, y: Any) -> tuple[float, A
     return float(value.detach()), x.grad
 
 
+def after_the_solve(n: int, d: int, blur: float) -> int:
+    """Evaluations of all pairs that value and gradient by x of a SamplesLoss, not debiased, take after its solve."""
+    import torch
+
+    from mapuot.torch import SamplesLoss
+
+    x, y, a, b = (torch.from_numpy(z) for z in clouds(n, d))
+    found = []
+
+    def counted(name: str) -> Any:
+        made = getattr(PlanStream, name)
+
+        def call(stream: Any, *args: Any, **options: Any) -> Any:
+            if stream.problem.shape == (n, n):  # not between groups of points
+                found.append(name)
+            return made(stream, *args, **options)
+
+        return mock.patch.object(PlanStream, name, call)
+
+    with counted("apply"), counted("apply_transpose"), counted("sums"), counted("plan"):
+        value_and_slope(SamplesLoss(p=2, blur=blur, reach=REACH, debias=False), a, x, b, y)
+    return len(found)
+
+
 # ---- images
 
 
 def images(side: int, threads: int, backend: str) -> list[dict[str, Any]]:
-    """One pair of side x side pixels as a Grid and, up to 128 x 128, as a PointCloud."""
+    """One pair of side x side pixels as a Grid and, up to 128 x 128 or on a GPU, as a PointCloud."""
     grid = mapuot.Grid((side, side), spacing=1 / side)
     points = grid.points()
     a, b = (np.exp(-((points - z) ** 2).sum(1) / 0.02) + 1e-2 for z in ((0.3, 0.3), (0.4, 0.7)))
     costs: dict[str, Any] = {"Grid": grid}
-    if side <= 128:
+    if side <= 128 or backend == "cuda":
         costs["PointCloud"] = mapuot.PointCloud(points, points)
     found = []
     for reg in REGS:
@@ -388,6 +436,7 @@ def run(args: Any) -> dict[str, Any]:
         pairs = [row for side in sides for row in images(side, args.threads, "cuda" if gpu else "cpu")]
         loss = [] if gpu else losses(min(n, 4000), 3, args.threads)
         big = [row for size in LARGE for row in large(size)] if gpu and not args.quick else []
+        big += [] if args.quick else unbalanced(LARGE[-1], args.threads, gpu)
     return {"n": n, "passes": one, "solves": many, "images": pairs, "losses": loss, "large": big,
             "not measured": skipped(gpu),
             "file": "points_gpu" if gpu else "points"}  # fmt: skip
@@ -405,8 +454,8 @@ def report(data: dict[str, Any]) -> str:
     text += f"\nof the device's rate of 2^x, by dimensions: {', '.join(shares)}" if shares else ""
     tables = [
         table_of(data["solves"], ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "kept", "MiB")),
-        table_of(data.get("large", []), ("n", "who", "iterations", "seconds", "marginals", "bound")),
-        table_of(data.get("losses", []), ("n", "d", "blur", "who", "seconds", "value", "gradient")),
+        table_of(data.get("large", []), ("n", "who", "iterations", "seconds", "marginals", "bound", "kept", "MiB")),
+        table_of(data.get("losses", []), ("n", "d", "blur", "who", "seconds", "value", "gradient", "evaluations")),
         table_of(data.get("images", []), ("side", "reg", "who", "iterations", "seconds", "bound", "MiB")),
     ]
     missing = "; ".join(f"{name}: {why}" for name, why in data["not measured"].items())

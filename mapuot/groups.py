@@ -38,9 +38,8 @@ class Level(NamedTuple):
 
     side: Side  # of the points
     mean: Side  # of the groups
-    at: Any  # the group of each point
     first: Any  # where each group begins
-    offset: F64  # of each point from the mean of its group
+    offset: F64  # of each point from the mean of its group, (groups, unit, d)
     points: F64  # the means, (groups, d)
 
     def mean_log(self, log: F64) -> F64:
@@ -52,7 +51,8 @@ class Level(NamedTuple):
 
     def spread(self, log: F64, steep: F64) -> F64:
         """A number of each group at its points, along its slopes."""
-        return np.asarray(log[self.at] + (self.offset * steep[self.at]).sum(1))
+        whole = log[:, None] + np.einsum("gud,gd->gu", self.offset, steep)
+        return np.asarray(whole.reshape(-1)[: len(self.side.weight)])
 
 
 def known(log: F64) -> F64:
@@ -79,8 +79,9 @@ class Groups:
         points = (cloud.rows, means.rows), (columns_of(cloud), columns_of(means))
         self.levels = []
         for (side, mean), (fine, groups), unit in zip(sides, points, units, strict=True):
-            at = np.arange(len(fine)) // unit
-            self.levels.append(Level(side, mean, at, np.arange(0, len(fine), unit), fine - groups[at], groups))
+            whole = np.pad(fine, ((0, -len(fine) % unit), (0, 0)), mode="edge" if len(fine) else "constant")
+            offset = whole.reshape(len(groups), unit, fine.shape[1]) - groups[:, None]
+            self.levels.append(Level(side, mean, np.arange(0, len(fine), unit), offset, groups))
         square = cloud.core[0] == "sqeuclidean"  # the slope of a potential is known then
         self.factor = 2 * cloud.core[1] / problem.reg if square else 0.0
 

@@ -148,8 +148,9 @@ class PointCloud(Cost):
     def sorted(self, rows: Any, cols: Any) -> PointCloud:
         """The same points in these orders."""
         moved = object.__new__(PointCloud)
-        vars(moved).update(vars(self), x=self.x[rows], y=self.y[cols])
-        moved._set(self.rows[rows], np.ascontiguousarray(self.columns[:, cols].T))
+        vars(moved).update(vars(self), x=self.x.take(rows, 0), y=self.y.take(cols, 0))
+        own = moved.x if self.rows is self.x else self.rows.take(rows, 0)
+        moved._set(own, np.ascontiguousarray(self.columns.take(cols, 1).T))
         return moved
 
     def truncates(self, pairs: int) -> bool:

@@ -9,7 +9,9 @@ boxes: src_c/boxes_tmpl.c. Derivation: docs/mathematics.md.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +121,9 @@ class State(NamedTuple):
     s: F64
 
 
+Growths = Sequence[Callable[[F64], float]]  # of the rows and of the columns: of bounds of each box's skipped mass
+
+
 class Share(NamedTuple):
     """What skipped pairs add to a certificate: their mass, and to the error of the plan."""
 
@@ -208,23 +213,36 @@ class Boxes:
             raise MemoryError("truncate: no memory for the sums of a thread")
         return count, width, row_mass, col_mass
 
-    def share(
-        self, state: State, sides: tuple[Tilted, Tilted], row_mass: F64, col_mass: F64, near: float = math.inf
-    ) -> Share:
-        """What skipped pairs of these bounds add to the certificate of a state; ``near``: growth's."""
-        mass, problem = self.mass, self.problem
+    def share(self, row_mass: F64, col_mass: F64, growths: Growths) -> Share:
+        """What skipped pairs of these bounds add to the certificate of a state."""
         tau = float(self.ranks.sum(row_mass.sum())) * (1 + 1e-9) + 1e-290
         if not tau < 1:
             return Share(math.inf, math.inf)
-        least = tau
+        least, problem = tau, self.problem
+        if growths:
+            sides = zip((problem.rows, problem.cols), growths, (row_mass, col_mass), strict=True)
+            paid = sum(float(side.ranks.sum(growth(bound))) for side, growth, bound in sides)
+            least = min(least, paid / (problem.reg * self.mass))
+        return Share(tau * self.mass, plan_error(least * (1 + 1e-9)))
+
+    def growths(self, state: State, sides: tuple[Tilted, Tilted], near: float | None = None) -> Growths:
+        """What each side's KL grows by where so much is skipped of its boxes; none where a side is another.
+
+        ``near``: about what it will be at an error so small.
+        """
+        problem, mass = self.problem, self.mass
+        found: list[Callable[[F64], float]] = []
         halves = (problem.rows, self.rows, state.log_u, state.r), (problem.cols, self.cols, state.log_v, state.s)
-        if all(side.penalty == "kl" and not side.ranks.max(bool(side.hard.any())) for side, *_ in halves):
-            paid = 0.0
-            for (side, half, log, r), tilt, bound in zip(halves, sides, (row_mass, col_mass), strict=True):
-                t = mass * half.spread(bound, tilt.shares)
-                paid += side.ranks.sum(growth(side, problem.reg, log, r, t, near))
-            least = min(least, paid / (problem.reg * mass))
-        return Share(tau * mass, plan_error(least * (1 + 1e-9)))
+        if not all(side.penalty == "kl" and not side.ranks.max(bool(side.hard.any())) for side, *_ in halves):
+            return []
+        for (side, half, log, r), tilt in zip(halves, sides, strict=True):
+            if near is None:
+                found.append(functools.partial(grown, side, half, problem.reg * log, r, mass * tilt.shares))
+            else:
+                found.append(
+                    functools.partial(grown_near, half, *near_terms(half, side, problem.reg, r, tilt, near), mass)
+                )
+        return found
 
     def skipped(self, state: State, kept: Kept | None) -> Share:
         """What a mask costs at a state."""
@@ -232,7 +250,7 @@ class Boxes:
             return Share()
         *sides, arrays = self.take(state)
         _, row_mass, col_mass = self.sweep(arrays, kept)
-        return self.share(state, (sides[0], sides[1]), row_mass, col_mass)
+        return self.share(row_mass, col_mass, self.growths(state, (sides[0], sides[1])))
 
     def near(self, kept: Kept) -> float:
         """The largest squared distance of points of a pair that is kept."""
@@ -261,7 +279,7 @@ class Boxes:
             self.reached = kept, (near, float(self.ranks.max(far[0]) + far[1]))
         return self.reached[1]
 
-    def make(self, state: State, goal: float, nats: float, near: float = math.inf) -> Kept | None:
+    def make(self, state: State, goal: float, nats: float, near: float | None = None) -> Kept | None:
         """The pairs to keep, so that the others cost at most ``goal`` there, or at an error ``near``; None: all.
 
         A pair is skipped if its bound is below e^-nats of the product of both boxes' masses over the whole mass, the
@@ -281,10 +299,11 @@ class Boxes:
         over = max(float(rows.sum(np.exp(logs[0]).sum())), float(np.exp(logs[1]).sum()))
         pairs = float(rows.sum(self.rows.boxes)) * self.cols.boxes
         log_over = math.log(over) if 0 < over < math.inf else math.inf
+        growths = self.growths(state, (sides[0], sides[1]), near)
         for _ in range(TRIALS):
             arrays["x_cut"], arrays["y_cut"] = logs[0] - (nats + log_over), logs[1]
             width, row_mass, col_mass = self.sweep(arrays)
-            share = self.share(state, (sides[0], sides[1]), row_mass, col_mass, near)
+            share = self.share(row_mass, col_mass, growths)
             part = float(rows.sum(width.sum())) / pairs
             if part > WORTH:
                 return None
@@ -297,17 +316,29 @@ class Boxes:
         return Kept(self.unit, first, run, int(width.max(initial=1)) * self.unit, nats, part)
 
 
-def growth(side: Side, reg: float, log_scale: F64, r: F64, t: F64, near: float) -> float:
-    """Bound on rho (KL(r + x | q) - KL(r | q)), 0 <= x <= t, q = weight e^(-f / rho): convex in x, so at an end.
-
-    ``near``: about what it will be at an error of this size, where r / q is e^(near (reg / rho)^.5).
-    """
+def grown(side: Side, half: Half, f: F64, r: F64, shares: F64, bound: F64) -> float:
+    """Bound on rho (KL(r + x | q) - KL(r | q)), 0 <= x <= t, q = weight e^(-f / rho): convex in x, so at an end."""
+    t = half.spread(bound, shares)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        rate = reg / side.rho
-        log_q = np.log(r) - near * np.sqrt(rate) if math.isfinite(near) else side.log_weight - rate * log_scale
+        log_q = side.log_weight - f / side.rho
         inner = np.where(r > 0, r * np.log1p(t / r), 0.0)
         value = inner + t * (np.log(r + t) - log_q) - t
         value = np.where(t > 0, side.rho * np.maximum(value, 0.0), 0.0)
+    return float(value.sum()) if not np.isnan(value).any() else math.inf
+
+
+def near_terms(half: Half, side: Side, reg: float, r: F64, tilt: Tilted, near: float) -> tuple[F64, F64]:
+    """Of each box, what rho (t^2 / (2 r) + t log(r / q)) is with t = 1, log(r / q) being some near (reg / rho)^.5."""
+    shares = tilt.shares.reshape(-1)[: half.count]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        square = np.where(shares > 0, side.rho * shares**2 / (2 * r), 0.0)
+    return half.sums(square), half.sums(near * np.sqrt(reg * side.rho) * shares)
+
+
+def grown_near(half: Half, square: F64, linear: F64, mass: float, bound: F64) -> float:
+    t = mass * bound[: half.boxes]
+    with np.errstate(invalid="ignore", over="ignore"):
+        value = np.where(t > 0, t * (t * square + linear), 0.0)
     return float(value.sum()) if not np.isnan(value).any() else math.inf
 
 
