@@ -198,7 +198,8 @@ class PointCloud(Cost):
             moved = 0.0
         else:
             order = 1 if metric == "cityblock" else 2
-            moved = 2 * unit * sum(float(np.linalg.norm(p, order, 1).max()) for p in (self.rows, self.columns.T))
+            sizes = (np.linalg.norm(p, order, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
+            moved = 2 * unit * float(sum(sizes))
         slope = scale
         if metric == "sqeuclidean":
             slope = 2 * math.sqrt(scale * largest)

@@ -266,11 +266,12 @@ def case_points_of_every_kind(ranks):
     rng = np.random.default_rng(4)
     x, y, a, b = rng.random((41, 3)), rng.random((33, 3)), rng.random(41) + 0.1, rng.random(33) + 0.1
     x[0] += 3.0
-    (i0, i1), mask = bounds(ranks, 41), mapuot.SeededMask(0.5, 3)
-    for penalty, cloud, more in (
-        ("kl", {"weights": [0.3, 0.7, 2.0]}, {}), ("kl", {"metric": "cityblock"}, {"mask": mask}),
-        (("balanced", "l2"), {"metric": "cosine"}, {"reference": "uniform"}),
+    mask = mapuot.SeededMask(0.5, 3)
+    for penalty, cloud, more, split in (
+        ("kl", {"weights": [0.3, 0.7, 2.0]}, {}, "uneven"), ("kl", {"metric": "cityblock"}, {"mask": mask}, "even"),
+        (("balanced", "l2"), {"metric": "cosine"}, {"reference": "uniform"}, "even"),
     ):  # fmt: skip
+        i0, i1 = bounds(ranks, 41, split)
         rest = {"penalty": penalty, **more}
         want = mapuot.solve(mapuot.PointCloud(x, y, **cloud), a, b, 0.2, 1.0, tol=1e-10, backend="cpu", **rest)
         mine = own_points(x, y, i0, i1, **cloud)
