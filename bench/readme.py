@@ -89,10 +89,44 @@ def small_reg_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:
     return table(header, rows)
 
 
+def tensors_table(data: dict[str, Any]) -> str:
+    """Reads and seconds of arrays of three marginals; chains of ten against ten pair solves; passes."""
+    rows = []
+    for r in data["arrays"]:
+        cells = [
+            f"{r['n']}^3",
+            f"{r['reg']:g}".removeprefix("0"),
+            f"{float(r['rho']):g}",
+            r["reads"],
+            milliseconds_of(r["seconds"]),
+        ]
+        for way in ("cyclic", "cyclic, translated"):
+            many = r[way]["reads"]
+            cells += [many or f"> {data['most_reads']}", f"{r[way]['least_seconds'] / r['seconds']:.1f}"]
+        rows.append(
+            [*cells, f"{r['ott']['seconds'] / r['loose_seconds']:.1f}" if "seconds" in r.get("ott", {}) else ""]
+        )
+    head = ["array", "reg", "reg_m", "reads", "ms", "cyclic reads", "x", "translated reads", "x", "x OTT to 1e-3"]
+    text = [f"{machine(data)}:", table(head, rows)]
+    rows = [[" x ".join(map(str, r["shape"])), r["threads"], r["storage"],
+             *(f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit"))]
+            for r in data["passes"]]  # fmt: skip
+    text.append(table(["array", "threads", "K", "pass of the read limit", "float64 sums"], rows))
+    rows = [[f"10 x {r['n']}", f"{r['reg']:g}".removeprefix("0"), f"{float(r['rho']):g}", r["reads"], max(r["pair_passes"]),
+             milliseconds(r["times"]["chain"]), f"{r['ratio']['of_minima']:.2f}"] for r in data["chains"]]  # fmt: skip
+    text.append(table(["chain", "reg", "reg_m", "reads", "of a pair", "ms", "in times of ten pairs"], rows))
+    return "\n\n".join(text)
+
+
+def milliseconds_of(seconds: float) -> str:
+    return milliseconds({"min": seconds})
+
+
 def run(folder: Path) -> str:
     made = (
         ("pass", pass_table, ["pass"], "docs/speed.md"),
         ("solve", solve_table, ["solve"], "README.md"),
+        ("tensors", tensors_table, ["tensors"], "docs/speed.md"),
         ("small-reg", small_reg_table, ["small-reg", "small-reg-gpu"], "docs/mathematics.md"),
     )
     for part, make, sources, name in made:
