@@ -230,7 +230,7 @@ def test_every_width_up_to_a_cluster_has_a_shape():
 
 
 def test_records_are_words():
-    for record in (kernels.STATE, kernels.PROGRESS, kernels.TRACE):
+    for record in (kernels.STATE, kernels.PROGRESS, kernels.TRACE, kernels.PASS):
         assert record.itemsize % 8 == 0
         assert not record.isalignedstruct
         assert np.zeros((), record).nbytes == record.itemsize
