@@ -79,6 +79,12 @@ def test_rows_too_wide_are_read_twice(monkeypatch):
     compare(found)
 
 
+def test_kernels_that_do_not_fit_are_refused(monkeypatch):
+    monkeypatch.setattr("mapuot.backends.cuda.arrays.free_memory", lambda enough: 1000)
+    with pytest.raises(MemoryError, match=r"the kernel of 10 x 120 costs needs .* GiB on the device"):
+        mapuot.multimarginal(np.ones((10, 10, 12)), [np.ones(10), np.ones(10), np.ones(12)], 1.0, 1.0, backend="cuda")
+
+
 @pytest.fixture
 def narrow(monkeypatch):
     """Kernels of any size in float32, where tol lets them."""

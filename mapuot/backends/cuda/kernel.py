@@ -60,11 +60,22 @@ class Kernel(LogKernel):
         xp, q = self.xp, self.xp.asarray(self.q)
         if not self.K.size or self.K.dtype != STORAGE[self.dtype]:
             self.K = self.one_read = None  # the one before goes first
+            self.need_memory(self.m * self.ld * ITEMSIZE[self.dtype])
             self.K = xp.zeros((self.m, self.ld), STORAGE[self.dtype])
             shape = self.strips(self.dtype)
             self.one_read = OneRead(self, shape) if shape else None
         for i0, i1, L in self.logs():
             self.K[i0:i1, : self.n] = xp.exp(L + xp.asarray(self.p[i0:i1])[:, None] + q)
+
+    def need_memory(self, needed: int) -> None:
+        if not hasattr(self.xp, "RawModule"):
+            return
+        from .arrays import free_memory  # noqa: PLC0415 - needs CuPy
+
+        free = free_memory(needed)
+        if needed > free:
+            told = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free"
+            raise MemoryError(f"the kernel of {self.m} x {self.n} costs needs {told}: use backend='cpu'")
 
     def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
         s, sums = self.one_read(v, base, fi) if self.one_read else (self.dots(v), None)
