@@ -33,7 +33,7 @@ SOLO_COLUMNS = 128  # up to here every block does the whole finish_pass for itse
 SHALLOW_COLUMNS = 512  # up to here a pass is short beside more than 5 differences
 SLOTS_WANTED = 6  # tiles of a ring at least, where they are of several rows: u comes some steps after its products
 STEPS_BEFORE = 4  # that a sweep takes before the first u
-JOIN_ENTRIES = 1000  # that a block reads while the sums of one more stream are added
+JOIN_ENTRIES = 500  # that a block reads while the sums of one more stream are added
 RING_BEFORE = 2048  # bytes of shared memory before the ring of fused_pass, at most
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 
