@@ -89,10 +89,42 @@ def small_reg_table(cpu: dict[str, Any], gpu: dict[str, Any]) -> str:
     return table(header, rows)
 
 
+def short(x: Any) -> str:
+    """.05 for 0.05, inf for what JSON has as a word."""
+    return f"{float(x):.3g}".removeprefix("0") if float(x) else "0"
+
+
+def tensors_table(data: dict[str, Any]) -> str:
+    """Arrays of three marginals beside cyclic updates, passes over them, chains of ten beside ten pair solves."""
+    arrays, passes, chains = [], [], []
+    for r in data["arrays"]:
+        ott = r.get("ott", {})
+        arrays.append([f"{r['n']}^3", short(r["reg"]), short(r["rho"]), r["reads"], f"{1e3 * r['seconds']:.3g}"])
+        for way in (r["cyclic"], r["cyclic, translated"]):
+            arrays[-1] += [way["reads"] or f"> {data['most_reads']}", f"{way['least_seconds'] / r['seconds']:.2g}"]
+        arrays[-1].append(f"{ott['seconds'] / r['loose_seconds']:.2g}" if "seconds" in ott else "")
+    for r in data["passes"]:
+        parts = [f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit")]
+        passes.append([" x ".join(map(str, r["shape"])), r["threads"], r["storage"], *parts])
+    for r in data["chains"]:
+        cells = [r["n"], short(r["reg"]), short(r["rho"]), r["reads"], max(r["pair_passes"])]
+        chains.append([*cells, milliseconds(r["times"]["chain"]), f"{r['ratio']['of_minima']:.2f}"])
+    head = ["array", "reg", "reg_m", "reads", "ms", "cyclic: reads", "x", "translated: reads", "x", "OTT to 1e-3: x"]
+    return "\n\n".join(
+        [
+            f"{machine(data)}:",
+            table(head, arrays),
+            table(["array", "threads", "K", "pass, of the read limit", "with float64 sums"], passes),
+            table(["chain of ten, points", "reg", "reg_m", "reads", "of a pair", "ms", "times ten pairs"], chains),
+        ]
+    )
+
+
 def run(folder: Path) -> str:
     made = (
         ("pass", pass_table, ["pass"], "docs/speed.md"),
         ("solve", solve_table, ["solve"], "README.md"),
+        ("tensors", tensors_table, ["tensors"], "docs/speed.md"),
         ("small-reg", small_reg_table, ["small-reg", "small-reg-gpu"], "docs/mathematics.md"),
     )
     for part, make, sources, name in made:

@@ -3,10 +3,12 @@
 //
 // Rows are few and long: those of an array have a column for each point of all its other marginals.  A stream of
 // blocks shares the rows of its part of K, each block a strip of columns, whose v and sums stay in registers while tiles
-// of R rows pass through a ring in shared memory.  The products of a tile with v are posted (UNSET in common.cuh) to the
-// clerk of its step, a warp beside those that sweep in one of the stream's blocks; it adds them up and posts u, which
-// all take up `lag` steps later: the way there and back, 2 us through the L2 cache, costs nothing while tiles stream by.
-// What one launch posts, the next one takes back; it sweeps the other way, and finds the last rows in the L2 cache.
+// of R rows pass through a ring in shared memory.  Beside the warps that sweep, which never meet, a block has a courier
+// and a clerk: the courier adds up the warps' products of a tile with v, posts the sum (UNSET in common.cuh) to the clerk of
+// its step, in one of the stream's blocks, and fills the slot that all have left; the clerk adds up those of the blocks
+// and posts u, which all take up `lag` steps later: the way there and back, 2 us through the L2 cache, costs nothing while
+// tiles stream by.  What one launch posts, the next one takes back; it sweeps the other way, and finds the last rows in
+// the L2 cache.
 // Options: STORE, THREADS (that sweep), CPT (columns of a thread), R (rows of a tile), RESIDENT (blocks a
 // multiprocessor).
 #include "bulk.cuh"
@@ -18,11 +20,16 @@
 #define LETTERS 8      // that a clerk's lane waits for at once
 
 struct Shared {
-    double part[2][R * WARPS];
-    uint64_t full[SLOTS];
+    uint64_t full[SLOTS], ready[SLOTS]; // mbarriers: the tile is there; all warps have left their products
 };
 
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
+
+// The warps' products of the tile in a slot: behind the ring
+__device__ __forceinline__ double *part_of(int slots, int bytes, int slot)
+{
+    return (double *)(memory + RING_OFFSET + slots * bytes) + slot * R * WARPS;
+}
 
 struct Pass {
     const real *kernel;
@@ -108,12 +115,13 @@ __device__ __forceinline__ void clerk(const Pass &P, const Part &g, int strip)
     }
 }
 
-// The products of a tile with v, to its clerk: warps leave theirs in shared memory, one of them adds them up.
-__device__ __forceinline__ void tile_dots(const Pass &P, const Part &g, const unsigned char *tile, int step, int strip,
+// The products of a warp's columns of a tile with v, for the courier
+__device__ __forceinline__ void tile_dots(const Part &g, const unsigned char *tile, int slots, int slot,
                                           const double (&v)[CPT])
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    double s[R], *part = ((Shared *)memory)->part[step & 1];
+    Shared &all = *(Shared *)memory;
+    double s[R];
 #pragma unroll
     for (int q = 0; q < R; q++) {
         double even = 0, odd = 0;
@@ -131,20 +139,39 @@ __device__ __forceinline__ void tile_dots(const Pass &P, const Part &g, const un
     }
     const double own = warp_sums<R>(s, lane);
     if (lane % LANES == 0)
-        part[lane / LANES * WARPS + warp] = own;
-    asm volatile("bar.sync %0, %1;" ::"r"(1), "n"(THREADS) : "memory");
-    if (warp != step % WARPS)
-        return;
-    double sum = 0;
-    for (int p = lane % LANES; p < WARPS; p += LANES)
-        sum += part[lane / LANES * WARPS + p];
+        part_of(slots, g.bytes, slot)[lane / LANES * WARPS + warp] = own;
+    __syncwarp();
+    if (lane == 0)
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(all.ready + slot)) : "memory");
+}
+
+// The block's products of each tile, to its clerk.  Who has left those of a step has taken up the tile that the step
+// before it did: its slot is free.
+__device__ __forceinline__ void courier(const Pass &P, const Part &g, int strip)
+{
+    const int lane = threadIdx.x % 32, slots = (int)P.slots, lag = (int)P.lag;
+    Shared &all = *(Shared *)memory;
+    int slot = 0, left = slots - 1 - lag;
+    uint32_t parity = 0;
+    for (int step = 0; step < g.tiles; step++) {
+        await(shared_address(all.ready + slot), (parity >> slot) & 1);
+        parity ^= 1u << slot;
+        double sum = 0;
+        for (int p = lane % LANES; p < WARPS; p += LANES)
+            sum += part_of(slots, g.bytes, slot)[lane / LANES * WARPS + p];
 #pragma unroll
-    for (int bit = LANES / 2; bit > 0; bit /= 2)
-        sum += __shfl_xor_sync(FULL, sum, bit);
-    const int64_t at = (row_at(g, step) + lane / LANES) * P.strips + strip;
-    if (lane % LANES == 0) {
-        post(P.part + at, sum);
-        take_back(P.old_part + at);
+        for (int bit = LANES / 2; bit > 0; bit /= 2)
+            sum += __shfl_xor_sync(FULL, sum, bit);
+        const int64_t at = (row_at(g, step) + lane / LANES) * P.strips + strip;
+        if (lane % LANES == 0) {
+            post(P.part + at, sum);
+            take_back(P.old_part + at);
+        }
+        const int next = step - lag - 1 + slots;
+        if (lane == 0 && step > lag && next < g.tiles)
+            fetch(P, g, next, left);
+        slot = slot + 1 < slots ? slot + 1 : 0;
+        left = left + 1 < slots ? left + 1 : 0;
     }
 }
 
@@ -165,14 +192,12 @@ __device__ __forceinline__ void tile_sums(const Part &g, const unsigned char *ti
     }
 }
 
-// The sweep.  At the barrier of a step all warps have left the tile that the step before it took up: its slot is free.
-__device__ __forceinline__ void sweep(const Pass &P, const Part &g, int strip, const double (&v)[CPT],
-                                      double (&acc)[CPT])
+// A warp's sweep
+__device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double (&v)[CPT], double (&acc)[CPT])
 {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, slots = (int)P.slots, lag = (int)P.lag;
     const uint32_t full = shared_address(((Shared *)memory)->full);
     const unsigned char *ring = memory + RING_OFFSET;
-    const int slots = (int)P.slots, lag = (int)P.lag;
     int to = 0, from = 0;
     uint32_t parity = 0;
     double letter = 0;
@@ -181,10 +206,8 @@ __device__ __forceinline__ void sweep(const Pass &P, const Part &g, int strip, c
         if (step < g.tiles) {
             await(full + to * 8, (parity >> to) & 1);
             parity ^= 1u << to;
-            tile_dots(P, g, ring + to * g.bytes, step, strip, v);
+            tile_dots(g, ring + to * g.bytes, slots, to, v);
             to = to + 1 < slots ? to + 1 : 0;
-            if (threadIdx.x == THREADS - 32 && late > 0 && late - 1 + slots < g.tiles)
-                fetch(P, g, late - 1 + slots, from > 0 ? from - 1 : slots - 1);
         }
         if (late >= 0) {
             const double *at = P.scale + row_at(g, late) + lane / LANES;
@@ -201,7 +224,7 @@ __device__ __forceinline__ void sweep(const Pass &P, const Part &g, int strip, c
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS + 64, RESIDENT)
     fused_pass(const __grid_constant__ Pass P, int back)
 {
     Shared &all = *(Shared *)memory;
@@ -216,15 +239,21 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, RESIDENT)
     g.columns = (int)(P.ld - g.column < slice ? P.ld - g.column : slice);
     g.bytes = R * slice * (int)sizeof(real);
     if (threadIdx.x == THREADS - 32) {
-        for (int q = 0; q < SLOTS; q++)
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(all.full + q)) : "memory");
+        for (int q = 0; q < SLOTS; q++) {
+            const uint32_t full = shared_address(all.full + q), ready = shared_address(all.ready + q);
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(full), "r"(1) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(ready), "r"(WARPS) : "memory");
+        }
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
         for (int step = 0; step < P.slots && step < g.tiles; step++)
             fetch(P, g, step, step);
     }
     __syncthreads();
     if (threadIdx.x >= THREADS) {
-        clerk(P, g, strip);
+        if (threadIdx.x < THREADS + 32)
+            courier(P, g, strip);
+        else
+            clerk(P, g, strip);
         return;
     }
     double v[CPT], acc[CPT];
@@ -234,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, RESIDENT)
         v[c] = j < g.columns ? WIDEN * P.v[g.column + j] : 0;
         acc[c] = 0;
     }
-    sweep(P, g, strip, v, acc);
+    sweep(P, g, v, acc);
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;

@@ -20,6 +20,7 @@ import numpy as np
 from ..cost import Cost
 from ..penalties import F64
 from ..sparse import Sparse
+from .contract import host
 
 T = TypeVar("T")
 UNIT = 2.0**-53
@@ -203,7 +204,7 @@ class LogKernel:
     def logarithms(self) -> Iterator[tuple[int, int, F64]]:
         """Blocks (i0, i1, -C / reg) in float64."""
         for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
-            yield i0, i1, np.asarray(C, np.float64) / -self.reg
+            yield i0, i1, np.asarray(host(C), np.float64) / -self.reg
 
 
 def largest_of(x: F64) -> float:

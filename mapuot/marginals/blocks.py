@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.contract import namespace
 from ..backends.kernel import LEAST, NARROW_SUMS, LogKernel, StaleError, log_sum
 from ..log_matmul import log_matmul
 from ..penalties import F64
@@ -28,6 +29,7 @@ from .reach import oriented
 from .state import PerPoint, State, prox
 
 FLUSH, LEAST_PRODUCT = 1e-100, 1e-75  # as in backends/kernel.py, for products of three factors
+HOST_ENTRIES = 1 << 17  # of W, whose products take the host less time than a launch on a GPU and the way back
 INNER, RESTED = 30, 1e-2  # steps on W at most, and the share of the first change at which they end
 
 
@@ -247,7 +249,8 @@ class Tensor:
         W = sums.reshape(self.shape[1:]) if sums.base is None else sums.reshape(self.shape[1:]).copy()
         if self.kernel.dtype != "float32":
             least *= LEAST_PRODUCT / LEAST["float64"]
-        return R, Left(W, base, self.shift[1:], self.problem.xp, least)
+        xp = self.problem.xp if W.size > HOST_ENTRIES else np
+        return R, Left(host(W) if xp is np else W, base, self.shift[1:], xp, least)
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
         shape, others = self.problem.shape, tuple(k for k in range(len(self.shape)) if k not in (i, j))
@@ -296,10 +299,13 @@ class Triangle:
 
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
         self.problem, self.order, self.reg, self.xp = problem, order, problem.reg, problem.xp
-        self.edges = {pair: self.xp.asarray(np.asarray(C)) for pair, C in problem.edges.items()}
+        self.edges = {pair: self.on_device(C) for pair, C in problem.edges.items()}
         self.C = [oriented(self.edges, order[k], order[m]) for k, m in PAIRS]
         self.terms = sum(problem.shape)
         self.fresh = self.on_logs = False
+
+    def on_device(self, cost: Any) -> Any:
+        return cost.array if namespace(cost.array) is self.xp else self.xp.asarray(np.asarray(cost))
 
     def start(self, reg: float) -> None:
         self.reg, self.fresh, self.on_logs = reg, False, False

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import load, pick
-from ..backends.contract import SMALL_ENTRIES, host
+from ..backends.contract import SMALL_ENTRIES
 from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of, log_sum, log_sums_by
 from ..cached import cached_property
 from ..cost import Cost, Dense
@@ -23,9 +23,9 @@ from ..penalties import F64
 from ..points import PointCloud
 from ..processor import free_memory
 from ..sparse import Sparse, is_sparse
-from ..validate import MASS_TOLERANCE, as_array, as_float, as_positive, as_real, as_weight, check_kind
+from ..validate import MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, check_kind
 from .reach import Edges, check_parts, parts_of, reachable
-from .slabs import Slabs
+from .slabs import Slabs, as_held
 
 KERNEL_SHARE = 0.8  # of free memory that kernels may take
 LEAST_TOL_GAP = 1e-5  # of kernels in float32, whose rounding is in the gap
@@ -223,11 +223,11 @@ class MultiProblem:
         return "triangle" if len(self.edges) == len(self.marginals) else "tree"
 
     @classmethod
-    def from_arguments(cls, costs: Any, masses: Any, reg: Any, reg_m: Any) -> MultiProblem:
+    def from_arguments(cls, costs: Any, masses: Any, reg: Any, reg_m: Any, xp: Any = np) -> MultiProblem:
         reg, masses = as_positive(reg, "reg"), as_masses(masses)
         rho = as_penalties(reg_m, masses)
         edges, array = (
-            (as_edges(costs, len(masses)), None) if isinstance(costs, dict) else ({}, Slabs.of(costs, masses))
+            (as_edges(costs, len(masses), xp), None) if isinstance(costs, dict) else ({}, Slabs.of(costs, masses, xp))
         )
         shape = sizes_of(edges, masses) if array is None else array.shape
         weights = [
@@ -266,7 +266,7 @@ class MultiProblem:
         cost_error = sum(x.error(sizes[pair]) for pair, x in edges.items() if isinstance(x, PointCloud))
         edges = {(i, j): cut(C, [marginals[i].kept, marginals[j].kept]) for (i, j), C in edges.items()}
         labels = parts_of(edges, whole, [len(x.kept) for x in marginals]) if 0 < len(edges) < len(marginals) else None
-        problem = cls(marginals, edges, array, reg, constant, reference_mass, sizes, lows, cost_error, labels)
+        problem = cls(marginals, edges, array, reg, constant, reference_mass, sizes, lows, cost_error, labels, xp=xp)
         if labels:
             check_parts(marginals, labels, problem.parts)
         return problem
@@ -308,7 +308,7 @@ def check_hard(weights: list[F64], rho: list[float]) -> None:
         raise InfeasibleError(f"masses must be equal where reg_m is inf, got {hard}")
 
 
-def as_edges(costs: dict[Any, Any], count: int) -> Edges:
+def as_edges(costs: dict[Any, Any], count: int, xp: Any) -> Edges:
     """{(i, j): cost} of a tree, or of the triangle of three marginals."""
     edges: Edges = {}
     for key, value in costs.items():
@@ -318,7 +318,7 @@ def as_edges(costs: dict[Any, Any], count: int) -> Edges:
         i, j = int(pair[0]), int(pair[1])
         if i == j or (i, j) in edges or (j, i) in edges:
             raise ValueError(f"costs must hold one matrix for two different marginals, got {shown(key)} again or twice")
-        edges[i, j] = as_edge(value, f"costs[{i}, {j}]")
+        edges[i, j] = as_edge(value, f"costs[{i}, {j}]", xp)
     seen, order = walk(edges, 0)
     if len(order) < count:
         apart = sorted(set(range(count)) - seen)
@@ -338,13 +338,13 @@ def as_edges(costs: dict[Any, Any], count: int) -> Edges:
     return edges
 
 
-def as_edge(value: Any, name: str) -> Cost:
+def as_edge(value: Any, name: str, xp: Any) -> Cost:
     if isinstance(value, PointCloud):
         given: Any = value
     elif is_sparse(value):
         given = Sparse.of_matrix(value, name)
     else:
-        given = as_array(host(value), name)
+        given = as_held(value, name, xp)
         check_kind(given, name, "fiu")
     if len(given.shape) != 2 or 0 in given.shape:
         raise ValueError(f"{name} must be a non-empty matrix, got shape {given.shape}")
@@ -353,7 +353,7 @@ def as_edge(value: Any, name: str) -> Cost:
 
 def range_of(cost: Cost, name: str) -> tuple[float, float, bool]:
     """(the largest finite |cost|, the least cost, whether all are finite)."""
-    low, high, bad, infinite = cost.range(pick("cpu"))
+    low, high, bad, infinite = cost.range(pick("auto", cost.array))
     if bad:
         raise ValueError(f"{name} must not hold NaN or -inf, got {bad} such entries (+inf forbids a pair)")
     return max(abs(low), abs(high)), low, not infinite

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host
+from ..backends.contract import host, namespace
 from ..cost import Cost, Dense, Streamed
 from ..penalties import F64
 from ..validate import as_array, as_real, check_kind
@@ -27,8 +27,8 @@ class Slabs:
         self.function, self.shape, self.held = function, shape, held
 
     @classmethod
-    def of(cls, costs: Any, masses: list[Any]) -> Slabs:
-        """What `multimarginal` was given; a function has the shape of its masses."""
+    def of(cls, costs: Any, masses: list[Any], xp: Any = np) -> Slabs:
+        """What `multimarginal` was given; a function has the shape of its masses, an array of ``xp`` stays there."""
         if callable(costs) and not hasattr(costs, "shape"):
             if any(x is None for x in masses):
                 raise ValueError("masses must be given, ones where free is meant, where costs is a function of slabs")
@@ -38,7 +38,7 @@ class Slabs:
         shape = tuple(getattr(costs, "shape", ()))
         lazy = len(shape) > 1 and hasattr(costs, "__getitem__") and not hasattr(costs, "__array_interface__")
         lazy = (lazy and type(costs).__module__.partition(".")[0] in LAZY) or isinstance(costs, np.memmap)
-        array = costs if lazy else as_array(host(costs), "costs")
+        array = costs if lazy else as_held(costs, "costs", xp)
         check_kind(array, "costs", "fiu")
         if array.ndim < 2 or array.ndim != len(masses) or 0 in array.shape:
             raise ValueError(
@@ -51,7 +51,7 @@ class Slabs:
         return cls(lambda i0, i1: array[i0:i1], array.shape, array)
 
     def read(self, i0: int, i1: int) -> Any:
-        block, shape = np.asarray(self.function(i0, i1)), (i1 - i0, *self.shape[1:])
+        block, shape = np.asarray(host(self.function(i0, i1))), (i1 - i0, *self.shape[1:])
         if block.shape != shape:
             raise ValueError(f"costs must give shape {shape} for slabs {i0} to {i1}, got {block.shape}")
         if block.dtype.kind not in "fiu":
@@ -68,7 +68,7 @@ class Slabs:
     def matrix(self, apart: int) -> Cost:
         """(n_apart, all others) in the order of the axes; ``apart`` is 0 of what is not held, which gives no others."""
         if self.held is not None:
-            moved = np.moveaxis(self.held, apart, 0)
+            moved = namespace(self.held).moveaxis(self.held, apart, 0)
             return Dense(moved.reshape(len(moved), -1))
         m, n = self.shape[0], math.prod(self.shape[1:])
         dtype = np.float32 if self.read(0, 1).dtype == np.float32 else np.float64
@@ -80,7 +80,9 @@ class Slabs:
         if shape == self.shape:
             return self
         if self.held is not None:
-            part = self.held[np.ix_(*kept)]
+            part, xp = self.held, namespace(self.held)
+            for k, points in enumerate(kept):
+                part = part.take(xp.asarray(points), k)
             return Slabs(lambda i0, i1: part[i0:i1], shape, part)
 
         def function(i0: int, i1: int) -> Any:
@@ -101,6 +103,12 @@ class Slabs:
                 part = mask[i0:i1] if k == 0 else mask
                 part |= open_.any(tuple(m for m in range(C.ndim) if m != k))
         return found
+
+
+def as_held(value: Any, name: str, xp: Any) -> Any:
+    """An array where it lies if that is where ``xp`` has its own, else on the host."""
+    value = value if namespace(value) is xp else host(value)
+    return as_array(value, name, namespace(value).asarray)
 
 
 LAZY = ("h5py", "zarr")  # whose arrays give slabs as they are sliced

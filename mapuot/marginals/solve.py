@@ -117,14 +117,14 @@ def multimarginal(
     """
     begin = time.perf_counter()
     xp, threads = as_backend(backend, costs), as_threads(threads)
-    problem = MultiProblem.from_arguments(costs, masses, reg, reg_m)
+    problem = MultiProblem.from_arguments(costs, masses, reg, reg_m, xp)
     rules = Rules(
         as_positive(tol, "tol"),
         None if tol_gap is None else as_positive(tol_gap, "tol_gap"),
         as_count(max_passes, "max_passes"),
         as_callback(callback),
     )
-    problem = dataclasses.replace(problem, xp=xp, threads=threads).stored_for(rules.tol, rules.tol_gap)
+    problem = dataclasses.replace(problem, threads=threads).stored_for(rules.tol, rules.tol_gap)
     body, state, passes = approach(problem, rules, begin)
     trace: list[Stats] = []
     ascent = Ascent(body, rules, trace, begin, passes)

@@ -79,6 +79,12 @@ def test_rows_too_wide_are_read_twice(monkeypatch):
     compare(found)
 
 
+def test_kernels_that_do_not_fit_are_refused(monkeypatch):
+    monkeypatch.setattr("mapuot.backends.cuda.arrays.free_memory", lambda enough: 1000)
+    with pytest.raises(MemoryError, match=r"the kernel of 10 x 120 costs needs .* GiB on the device"):
+        mapuot.multimarginal(np.ones((10, 10, 12)), [np.ones(10), np.ones(10), np.ones(12)], 1.0, 1.0, backend="cuda")
+
+
 @pytest.fixture
 def narrow(monkeypatch):
     """Kernels of any size in float32, where tol lets them."""
@@ -103,6 +109,26 @@ def test_odd_sizes_are_those_of_the_cpu(narrow):
     one, two = (mapuot.multimarginal(C, masses, 0.05, [1.0, np.inf, 2.0], backend=x) for x in ("cpu", "cuda"))
     apart = sum(np.abs(one.marginal(k) - two.marginal(k)).sum() for k in range(3))
     assert apart <= 3 * (one.error_bound + two.error_bound + 2e-7) * one.mass
+
+
+@pytest.mark.parametrize("shape", ["array", "chain", "triangle"])
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_costs_on_the_device_stay_there(shape, forbidden, monkeypatch):
+    costs, masses = problem(shape, 3, 6)
+    if forbidden:
+        (costs if shape == "array" else costs[0, 1] if (0, 1) in costs else costs[1, 0])[2] = np.inf
+        masses[1][0] = 0.0
+    there = cp.asarray(costs) if shape == "array" else {pair: cp.asarray(M) for pair, M in costs.items()}
+    want = mapuot.multimarginal(costs, masses, 0.05, 1.0, backend="cuda")
+    if not forbidden:  # where inf or masses leave points out, the host looks for them
+        monkeypatch.setattr("mapuot.marginals.slabs.host", None)
+        monkeypatch.setattr("mapuot.cost.host", None)
+    result = mapuot.multimarginal(there, masses, 0.05, 1.0)
+    monkeypatch.undo()
+    for k in range(3):
+        np.testing.assert_allclose(result.marginal(k), want.marginal(k), rtol=1e-12)
+    np.testing.assert_allclose(result.cost, want.cost, rtol=1e-12)
+    check(result, costs, masses, 0.05, [1.0] * 3)
 
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")

@@ -12,10 +12,10 @@ import numpy as np
 
 from ...cost import Cost
 from ...penalties import F64
-from ..contract import PAD
+from ..contract import PAD, namespace
 from ..kernel import BLOCK_BYTES, LogKernel
 from ..workspace import STORAGE
-from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, strips_for
+from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, row_bytes, strips_for
 
 
 class Kernel(LogKernel):
@@ -41,7 +41,7 @@ class Kernel(LogKernel):
     def logs(self) -> Any:
         """Blocks (i0, i1, -C / reg) in float64 on the device."""
         for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
-            yield i0, i1, self.xp.asarray(np.asarray(C), np.float64) / -self.reg
+            yield i0, i1, self.xp.asarray(C if namespace(C) is self.xp else np.asarray(C), np.float64) / -self.reg
 
     def host(self, x: Any) -> F64:
         return np.asarray(x.get() if hasattr(x, "get") else x)
@@ -60,11 +60,22 @@ class Kernel(LogKernel):
         xp, q = self.xp, self.xp.asarray(self.q)
         if not self.K.size or self.K.dtype != STORAGE[self.dtype]:
             self.K = self.one_read = None  # the one before goes first
+            self.need_memory(self.m * self.ld * ITEMSIZE[self.dtype])
             self.K = xp.zeros((self.m, self.ld), STORAGE[self.dtype])
             shape = self.strips(self.dtype)
             self.one_read = OneRead(self, shape) if shape else None
         for i0, i1, L in self.logs():
             self.K[i0:i1, : self.n] = xp.exp(L + xp.asarray(self.p[i0:i1])[:, None] + q)
+
+    def need_memory(self, needed: int) -> None:
+        if not hasattr(self.xp, "RawModule"):
+            return
+        from .arrays import free_memory  # noqa: PLC0415 - needs CuPy
+
+        free = free_memory(needed)
+        if needed > free:
+            told = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free"
+            raise MemoryError(f"the kernel of {self.m} x {self.n} costs needs {told}: use backend='cpu'")
 
     def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
         s, sums = self.one_read(v, base, fi) if self.one_read else (self.dots(v), None)
@@ -111,7 +122,8 @@ class OneRead:
         )
         offset = xp.zeros(1, np.int32)
         sizes((1,), (1,), (offset,))
-        self.shared = int(offset[0]) + shape.slots * shape.R * shape.slice * owner.K.itemsize
+        row = row_bytes(shape.slice, owner.K.itemsize, shape.THREADS)
+        self.shared = int(offset[0]) + shape.slots * shape.R * row
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         rows = -(-m // shape.R) * shape.R
         self.v, self.ends = xp.zeros(ld), xp.empty(2 * m)  # base, and s
@@ -134,7 +146,7 @@ class OneRead:
         for name, posts in (("part", self.part), ("scale", self.scale)):
             record[name], record[f"old_{name}"] = posts[self.back].data.ptr, posts[1 - self.back].data.ptr
         blocks = shape.streams * shape.strips
-        self.run((blocks,), (shape.THREADS + 32,), (by_value(record), np.int32(self.back)), shared_mem=self.shared)
+        self.run((blocks,), (shape.THREADS + 64,), (by_value(record), np.int32(self.back)), shared_mem=self.shared)
         if shape.streams > 1:
             grid = (min(-(-owner.ld // 256), blocks),)
             self.join(grid, (256,), (sums, np.int64(owner.ld), np.int32(shape.streams)))

@@ -31,7 +31,10 @@ FULL_STRIPS = 8192  # and those from 15/16 of a power of 2 to it above this: few
 TILE_BYTES = 190_000  # of shared memory, for the rings of a block
 SOLO_COLUMNS = 128  # up to here every block does the whole finish_pass for itself
 SHALLOW_COLUMNS = 512  # up to here a pass is short beside more than 5 differences
-SLOTS_WANTED = 10  # tiles of a ring: u comes some steps after its products
+SLOTS_WANTED = 6  # tiles of a ring at least, where they are of several rows: u comes some steps after its products
+STEPS_BEFORE = 4  # that a sweep takes before the first u
+JOIN_ENTRIES = 500  # that a block reads while the sums of one more stream are added
+RING_BEFORE = 2048  # bytes of shared memory before the ring of fused_pass, at most
 UNSET = 0xFFF4FFF400000000  # a number that no block has posted yet (common.cuh)
 
 BATCH_MEMORY = 12  # of batch.cuh: Anderson differences of a float64 pass of a batch
@@ -167,20 +170,27 @@ class Strips:
 def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> Strips | None:
     """The least work of a block, and of its threads; None where a row is too wide for all blocks together."""
     threads = next((t for t in (128, 256) if ld <= 4 * t), THREADS)
-    blocks, room = processors * THREADS // threads, shared * threads // THREADS - 2048
+    blocks, room = processors * THREADS // threads, shared * threads // THREADS - RING_BEFORE
     best, least = None, math.inf
-    for columns in (4, 8, 16):
-        fewest = -(-ld // (threads * columns))
+    for most in (16, 8, 4):
+        fewest = -(-ld // (threads * most))
         streams = min(m, blocks // fewest)
         if streams == 0:
             continue
         width = -(-ld // (PAD * max(fewest, blocks // streams))) * PAD
+        columns = next(c for c in (4, 8, 16) if width <= threads * c)
         strips, rows = -(-ld // width), -(-m // streams)
-        held = room // (width * itemsize)  # rows of a ring
-        R = next((r for r in (8, 4, 2) if held >= SLOTS_WANTED * r and rows >= SLOTS_WANTED * r), 1)
-        if held >= 3 and rows * width < least * (1 - 1 / 32):
-            best, least = Strips(threads, columns, R, strips, width, streams, min(MAX_SLOTS, held // R)), rows * width
+        held = room // row_bytes(width, itemsize, threads)  # rows of a ring
+        R = next((r for r in (8, 4, 2) if min(held, rows) >= SLOTS_WANTED * r), 1)
+        work = (rows + STEPS_BEFORE * R) * width + JOIN_ENTRIES * streams
+        if held >= 3 and work < least:
+            best, least = Strips(threads, columns, R, strips, width, streams, min(MAX_SLOTS, held // R)), work
     return best
+
+
+def row_bytes(width: int, itemsize: int, threads: int) -> int:
+    """Of a row in a ring, and of its products with v, one a warp."""
+    return width * itemsize + threads // 32 * 8
 
 
 def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) -> dict[str, int]:

@@ -187,6 +187,19 @@ static void *in_cluster(int size, unsigned address, int rank)
 static size_t __cvta_generic_to_shared(const void *p) { return (const unsigned char *)p - self->block->shared; }
 static void *from_shared(unsigned address) { return self->block->shared + address; }
 
+// an mbarrier's word: arrivals of a phase, and all so far
+struct Arrivals {
+    unsigned each, all;
+};
+
+static void mbarrier_init(void *at, unsigned each) { *(Arrivals *)at = {each, 0}; }
+static void mbarrier_arrive(void *at) { ((Arrivals *)at)->all++; }
+static bool mbarrier_in_phase(const void *at, unsigned parity)
+{
+    const volatile Arrivals *x = (const volatile Arrivals *)at;
+    return (x->all / x->each & 1) == parity;
+}
+
 template <typename T> static T shuffled(T x, int from)
 {
     Warp &w = own_warp();

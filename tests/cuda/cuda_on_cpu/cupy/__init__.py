@@ -35,9 +35,9 @@ PTX = {  # what an asm statement starts with: the C++ in its place, {0} the firs
     "ld.relaxed.cluster": "{0} = *(device_uint64 *)from_shared({1}); change();",
     "fence.acq_rel.gpu;\\nred": "++*{0};",
     "fence": "",
-    "mbarrier.init": "*(device_uint64 *)from_shared({0}) = 0;",
-    "mbarrier.arrive": "++*(device_uint64 *)from_shared({0});",  # the copies that it expects are made before a change
-    "{\\n.reg .pred done": "while ((*(device_uint64 *)from_shared({0}) & 1) == {1}) change();",
+    "mbarrier.init": "mbarrier_init(from_shared({0}), {1});",
+    "mbarrier.arrive": "mbarrier_arrive(from_shared({0}));",  # the copies that it expects are made before a change
+    "{\\n.reg .pred done": "while (mbarrier_in_phase(from_shared({0}), {1})) change();",
     "cp.async.cg": "memcpy(self->block->shared + (size_t)({0}), {1}, 16);",
     "cp.async.wait_all": "",
     "cp.async.bulk.wait_group": "",
@@ -145,7 +145,7 @@ def without_ptx(match):
     start = next((key for key in PTX if match.group(1).startswith(key)), None)
     if start is None:
         raise NotImplementedError(match.group(0))
-    return "{ " + PTX[start].format(*operands(match.group(0))) + " }"
+    return "{ " + PTX[start].format(*operands(match.group(0)), "1") + " }"
 
 
 def conditions(code):
