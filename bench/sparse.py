@@ -3,12 +3,16 @@
 Patterns of n x n pairs: "uniform", each pair with the same odds; "kNN", the neighbours of points in the plane in random
 order; "banded", next to the diagonal; "power-law", rows whose lengths fall as 1 / rank. "SciPy" is POT's iteration on a
 CSR array, K v and K^T u with K's transpose at hand. Seconds of passes in turn; bytes that K and its indices take.
+Whole solves: eight clouds that no pair connects against each of them alone, in passes, and a million points with 32
+neighbours each, certified 1e-4, in seconds and the most memory of a process that makes and solves it.
 With --device gpu on the GPU that CuPy finds: whole passes, of a launch of many, beside the dense ones of float32 sums.
 """
 
 from __future__ import annotations
 
 import gc
+import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +35,26 @@ DENSITIES = (0.001, 0.01, 0.1, 0.5)
 REG, RHO = 0.05, 1.0
 MOST_PAIRS = 5 * 10**7  # stored, of one case
 MOST_BYTES = 1 << 31  # of a dense K
-NEIGHBOURS, POINTS = 32, 1_000_000  # of a cloud that no dense K has room for, on a GPU
+NEIGHBOURS, POINTS = 32, 1_000_000  # of a cloud that no dense K has room for
+PARTS, PART = 8, 1_000  # clouds that no pair connects, points of each
+
+LARGE = """
+import json, re, time
+import numpy as np
+import mapuot
+
+rng = np.random.default_rng(0)
+start = time.perf_counter()
+M = mapuot.knn_cost(rng.random(({n}, 2)), rng.random(({n}, 2)), {k}, threads={threads})
+M.data /= M.data.mean()
+made = time.perf_counter()
+r = mapuot.solve(M, None, None, 0.5, 5.0, tol=1e-4, backend={backend!r}, threads={threads})
+end = time.perf_counter()
+with open("/proc/self/status") as file:
+    peak = 1024 * int(re.search(r"^VmHWM:\\s*(\\d+)", file.read(), re.M).group(1))
+told = {{"neighbours": made - start, "solve": end - made, "passes": r.n_passes, "error": r.error_bound, "peak": peak}}
+print(json.dumps({{"n": {n}, "k": {k}, "pairs": M.nnz, **told}}))
+"""
 
 
 def lengths(pattern: str, n: int, density: float) -> Any:
@@ -98,6 +121,35 @@ def measured(pattern: str, n: int, density: float, threads: int, dense: Any) -> 
     }  # fmt: skip
 
 
+def passes_of_parts(backend: str) -> list[dict[str, Any]]:
+    """Passes of the clouds together and of each alone, masses up to a hundred times another's."""
+    rng, clouds, masses = np.random.default_rng(3), [], []
+    for _ in range(PARTS):
+        S = mapuot.knn_cost(rng.random((PART, 2)), rng.random((PART, 2)), NEIGHBOURS)
+        S.data /= S.data.mean()
+        clouds.append(S)
+        masses.append([10.0 ** rng.uniform(-1, 1) / PART * (0.1 + rng.random(PART)) for _ in range(2)])
+    together, (a, b) = sparse.csr_array(sparse.block_diag(clouds)), np.concatenate(masses, axis=1)
+    found = []
+    for reg_m in (0.5, 5.0, 50.0):
+
+        def passes(M: Any, a: Any, b: Any, reg_m: float = reg_m) -> int:
+            return mapuot.solve(M, a, b, 0.1, reg_m, reference="uniform", backend=backend).n_passes
+
+        alone = [passes(S, *one) for S, one in zip(clouds, masses, strict=True)]
+        found.append({"reg_m": reg_m, "together": passes(together, a, b), "alone": alone})
+    return found
+
+
+def large(backend: str, threads: int) -> dict[str, Any]:
+    """What a process of its own tells of the certified solve of a million points."""
+    code = LARGE.format(n=POINTS, k=NEIGHBOURS, backend=backend, threads=threads)
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    child = subprocess.run(command, capture_output=True, text=True, check=True, cwd=common.ROOT)
+    found: dict[str, Any] = json.loads(child.stdout)
+    return found
+
+
 def device_pass(S: Any, precision: str) -> tuple[float, int]:
     """(seconds of a whole pass, bytes of K and its indices) on the device."""
     from mapuot.backends import Options, cuda
@@ -111,7 +163,7 @@ def device_pass(S: Any, precision: str) -> tuple[float, int]:
     made.state["limits"]["finer"] = 0
     made.absorb(np.zeros(n))
     seconds = elapsed(lambda: made.launch(GRAPH_PASSES, 0), before=made.send_progress) / GRAPH_PASSES
-    held = 2 * (made.K[0].nbytes + 4 * S.nnz)
+    held = 2 * (made.K[0].nbytes + made.pairs.rows.index.nbytes)
     made.close()
     return seconds, held
 
@@ -134,7 +186,11 @@ def run_on_device(n: int, quick: bool) -> dict[str, Any]:
              for density in DENSITIES if density * n * n <= MOST_PAIRS]  # fmt: skip
     cases += [] if quick else [("kNN", POINTS, NEIGHBOURS / POINTS, None)]
     found = [device_case(*case) for case in tqdm(cases, file=sys.stderr)]
-    return {"n": n, "device": "gpu", "passes": found, "file": "sparse_gpu"}
+    return {"n": n, "device": "gpu", "passes": found, "file": "sparse_gpu"} | solves("cuda", 1, quick)
+
+
+def solves(backend: str, threads: int, quick: bool) -> dict[str, Any]:
+    return {"parts": passes_of_parts(backend)} | ({} if quick else {"large": large(backend, threads)})
 
 
 def run(args: Any) -> dict[str, Any]:
@@ -154,7 +210,8 @@ def run(args: Any) -> dict[str, Any]:
     ]  # fmt: skip
     with common.blas_threads(args.threads):
         found = [measured(*case[:1], n, case[1], args.threads, dense) for case in tqdm(cases, file=sys.stderr)]
-    return {"n": n, "threads": args.threads, "passes": found}
+    dense.clear()
+    return {"n": n, "threads": args.threads, "passes": found} | solves("cpu", args.threads, args.quick)
 
 
 def report(data: dict[str, Any]) -> str:
@@ -168,7 +225,16 @@ def report(data: dict[str, Any]) -> str:
         rows.append([p["pattern"], p["n"], f"{p['density']:.2g}", *cells, faster, each, f"{p['MiB']['mixed']:.3g}"])
     header = ["pattern", "n", "density", *(f"{k}, ms" for k in names), "dense / mixed", "ns a pair", "K, MiB"]
     where = "one GPU" if data.get("device") == "gpu" else f"{data['threads']} threads"
-    return f"{where}\n\n{common.table(header, rows)}"
+    lines = [f"{where}\n\n{common.table(header, rows)}"]
+    for one in data["parts"]:
+        worst = one["together"] / max(one["alone"])
+        lines.append(f"{PARTS} parts, reg_m {one['reg_m']:g}: {one['together']} passes, {worst:.2f} of the most of one")
+    if x := data.get("large"):
+        lines.append(
+            f"{x['n']:,} points, {x['k']} neighbours ({x['pairs']:,} pairs): found in {x['neighbours']:.0f} s, "
+            f"solved to {x['error']:.1e} in {x['passes']} passes, {x['solve']:.1f} s; {x['peak'] / 2**30:.2f} GiB"
+        )
+    return "\n".join(lines)
 
 
 def plot(data: dict[str, Any], path: Path) -> None:

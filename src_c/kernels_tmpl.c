@@ -558,17 +558,19 @@ ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v)
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* all four sums are other columns', so that none has to wait for another's store */
+/* all eight sums are other columns', so that none has to wait for another's store */
 ALWAYS_INLINE void run_sums(const real *K, const run row, double u, double *sums)
 {
     int64_t k = 0;
-    for (; k + 4 <= row.count; k += 4) {
-        double sum[4];
+    for (; k + 8 <= row.count; k += 8) {
+        double sum[8];
+        for (int q = 0; q < 8; q += VL)
+            v_store(sum + q, v_mul(v_set(u), v_load_real(K + k + q)));
         UNROLL
-        for (int q = 0; q < 4; q++)
-            sum[q] = sums[row.column[k + q]] + u * number(K[k + q]);
+        for (int q = 0; q < 8; q++)
+            sum[q] += sums[row.column[k + q]];
         UNROLL
-        for (int q = 0; q < 4; q++)
+        for (int q = 0; q < 8; q++)
             sums[row.column[k + q]] = sum[q];
     }
     for (; k < row.count; k++)
