@@ -277,7 +277,8 @@ __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, i
     store(&all.col[DIFF_F][slot], dF), store(&all.col[DIFF_G][slot], dG);
 }
 
-// After a step that lost dual value, and before the first: on from the last image, without a history.
+// After a step that lost dual value, and before the first: on from the last image, without a history.  A shorter step is
+// not tried here: float64 passes do that.
 __device__ __forceinline__ void restart(Shared &all, int turn)
 {
 #pragma unroll 1
