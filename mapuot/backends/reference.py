@@ -128,11 +128,11 @@ class Workspace:
     def correcting(self) -> bool:
         return self.matrix is not None
 
-    def labelled_pass(self, labels: Labels, counts: tuple[int, int]) -> list[Stats]:
-        label, order, first = labels
-        row_label = np.empty(len(order), np.int64)
-        row_label[order] = np.repeat(np.arange(counts[0]), np.diff(first))
-        self.members = np.eye(counts[0])[row_label], np.eye(counts[1])[label]
+    def labelled_pass(self, labels: Labels) -> list[Stats]:
+        row_label = np.empty(len(labels.order), np.int64)
+        row_label[labels.order] = np.repeat(np.arange(labels.count), np.diff(labels.first))
+        columns = np.arange(self.problem.shape[1]) if labels.label is None else labels.label
+        self.members = np.eye(labels.count)[row_label], np.eye(columns.max() + 1)[columns]
         return self.make_passes(1)
 
     def correct(self, fi: float) -> None:
