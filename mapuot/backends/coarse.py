@@ -40,7 +40,7 @@ class Labels(NamedTuple):
     label: Any = None
 
     @property
-    def count(self) -> int:
+    def clusters(self) -> int:
         """Clusters of rows."""
         return len(self.first) - 1
 
@@ -139,6 +139,6 @@ class Coarse:
     def labels_of(self, cost: Cost) -> Labels:
         """Those that an earlier solve of this cost found, if they are as many: over ranks a cloud has more."""
         labels: Labels | None = cost.labels
-        if labels is None or labels.count != self.count:
+        if labels is None or labels.clusters != self.count:
             labels = cost.labels = find(self.problem, self.workspace.split, self.count)
         return labels

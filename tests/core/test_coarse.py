@@ -98,8 +98,8 @@ def test_blocks_are_the_plan_between_clusters(isa):
     alpha, beta = problem.exponents(log_u, log_v)
     P = np.exp(alpha[:, None] + beta[None, :] - problem.M / problem.reg)
     rows = np.empty(60, int)
-    rows[labels.order] = np.repeat(np.arange(labels.count), np.diff(labels.first))
-    wanted = np.eye(labels.count)[rows].T @ P
+    rows[labels.order] = np.repeat(np.arange(labels.clusters), np.diff(labels.first))
+    wanted = np.eye(labels.clusters)[rows].T @ P
     mass, blocks = (workspace.coarse_arrays[name] for name in ("mass", "blocks"))
     np.testing.assert_allclose(mass / mass.sum(), wanted.sum(1) / wanted.sum(), rtol=1e-10)
     np.testing.assert_allclose(blocks[:, :50], wanted / wanted.sum(1, keepdims=True), rtol=1e-6, atol=1e-20)
@@ -145,10 +145,10 @@ def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
     x, y = rng.random((660, 3)), rng.random((640, 3))
     cloud, one = mapuot.PointCloud(x, y), mapuot.PointCloud(x, y)
     mapuot.solve(cloud, None, None, 0.01, 1.0, threads=1)
-    assert cloud.labels.count == 128
+    assert cloud.labels.clusters == 128
     monkeypatch.setattr(coarse.Coarse, "most", 16)
     found, right = (mapuot.solve(z, None, None, 0.01, 1.0, threads=1) for z in (cloud, one))
-    assert cloud.labels.count == 16
+    assert cloud.labels.clusters == 16
     np.testing.assert_array_equal(found.log_u, right.log_u)
 
 

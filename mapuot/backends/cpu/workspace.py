@@ -279,7 +279,7 @@ class Workspace(KernelWorkspace):
         """A pass that finds the plan's mass between the clusters of all ranks and the columns."""
         coarse, ranks = self.state.coarse, self.problem.rows.ranks
         if not coarse.clusters:
-            self.open_coarse(labels, ranks.all(labels.count))
+            self.open_coarse(labels, ranks.all(labels.clusters))
         coarse.labelled = True
         stats = self.make_passes(1)
         coarse.labelled = False
@@ -292,7 +292,7 @@ class Workspace(KernelWorkspace):
         """What the correction needs, for so many clusters of each rank."""
         coarse, ranks = self.state.coarse, self.problem.rows.ranks
         size, count = padded(self.problem.shape[1]), sum(counts)
-        coarse.clusters, coarse.own = count, labels.count
+        coarse.clusters, coarse.own = count, labels.clusters
         coarse.order, coarse.first = (pointer(array, "int64_t *") for array in (labels.order, labels.first))
         threads = lib.mapuot_pool_threads(self.pool)
         names = {"mass": count, "part": count, "root": size, "matrix": count * count, "step": count}
@@ -304,7 +304,7 @@ class Workspace(KernelWorkspace):
             array = self.coarse_arrays[name] = empty(count * size, np.float32).reshape(count, size)
             setattr(coarse, name, pointer(array, "float *"))
         before = sum(counts[: ranks.rank])
-        own = slice(before, before + labels.count)
+        own = slice(before, before + labels.clusters)
         self.own_blocks = self.coarse_arrays["blocks"][own], self.coarse_arrays["mass"][own]
         coarse.own_blocks, coarse.own_mass = pointer(self.own_blocks[0], "float *"), pointer(self.own_blocks[1])
 
