@@ -3,7 +3,7 @@
 192 problems: clouds in 1, 2, 3 and 10 dimensions, uniform and in five clusters, masses 1 and 1.2 from a Dirichlet
 distribution, squared distances of range 1; reg .1, .01, 1e-3, 2e-4, reg_m .05, 1, 20, 700 x 600 and 3000 x 2571. A
 pass is one read of K; one thread, or with --device gpu the GPU that CuPy finds, K and M on it. --before is another
-checkout. Times are of the same calls, one after the other.
+checkout. Times are of the same calls, the two checkouts in turns.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 from bench import common
 
 REGS, RHOS, SIZES = (0.1, 0.01, 1e-3, 2e-4), (0.05, 1.0, 20.0), (700, 3000)
-CHILD = "import sys, runpy; sys.path.insert(0, sys.argv[1]); print(runpy.run_path(sys.argv[2])['told'](*sys.argv[3:]))"
+CHILD = "import sys, runpy; sys.path.insert(0, sys.argv[1]); runpy.run_path(sys.argv[2])['answer'](*sys.argv[3:])"
 
 
 def clouds(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
@@ -36,11 +37,10 @@ def clouds(d: int, clustered: bool, m: int) -> tuple[Any, Any, Any]:
     return M / M.max(), rng.dirichlet(np.ones(m)), 1.2 * rng.dirichlet(np.ones(n))
 
 
-def counts(sizes: tuple[int, ...], device: str) -> list[dict[str, Any]]:
+def counts(sizes: tuple[int, ...], device: str) -> Iterator[dict[str, Any]]:
     """One row a problem, solved by the mapuot that the path finds first."""
     import mapuot
 
-    rows = []
     for n in sizes:
         for d in (1, 2, 3, 10):
             for clustered in (False, True):
@@ -54,22 +54,33 @@ def counts(sizes: tuple[int, ...], device: str) -> list[dict[str, Any]]:
                         result = mapuot.solve(M, a, b, reg, rho, threads=1)
                         seconds = time.perf_counter() - begun
                         row = {"n": n, "d": d, "clustered": clustered, "reg": reg, "rho": rho, "seconds": seconds}
-                        rows.append({**row, "passes": result.n_passes, "status": result.status})
+                        yield {**row, "passes": result.n_passes, "status": result.status}
+
+
+def answer(sizes: str, device: str) -> None:
+    """A row on stdout for every line on stdin."""
+    rows = counts(SIZES[: int(sizes)], device)
+    for _ in sys.stdin:
+        print(json.dumps(next(rows)), flush=True)
+
+
+def both(sizes: int, device: str, before: Path) -> list[dict[str, Any]]:
+    command = [sys.executable, "-c", CHILD, str(before.resolve()), __file__, str(sizes), device]
+    rows = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as child:
+        assert child.stdin
+        assert child.stdout
+        for row in counts(SIZES[:sizes], device):
+            print(file=child.stdin, flush=True)
+            other = json.loads(child.stdout.readline())
+            rows.append({**row, "before": other["passes"], "seconds_before": other["seconds"]})
+        child.stdin.close()
     return rows
-
-
-def told(sizes: str, device: str) -> str:
-    return json.dumps(counts(SIZES[: int(sizes)], device))
 
 
 def run(args: Any) -> dict[str, Any]:
     sizes, device = 1 if args.quick else len(SIZES), args.device or "cpu"
-    rows = counts(SIZES[:sizes], device)
-    if args.before:
-        command = [sys.executable, "-c", CHILD, str(args.before.resolve()), __file__, str(sizes), device]
-        before = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd="/").stdout)
-        for row, other in zip(rows, before, strict=True):
-            row["before"], row["seconds_before"] = other["passes"], other["seconds"]
+    rows = both(sizes, device, args.before) if args.before else list(counts(SIZES[:sizes], device))
     if device == "cpu":
         return {"rows": rows}
     properties = import_module("cupy").cuda.runtime.getDeviceProperties(0)

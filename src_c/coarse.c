@@ -1,15 +1,9 @@
-/* coarse.c - clusters for the coarse correction (coarse_tmpl.c), and its steps as Python calls them; points in boxes. */
+/* coarse.c - clusters for the coarse correction (coarse_tmpl.c), and its matrix as Python calls for it; points in boxes. */
 #include "kernels.h"
 
-int mapuot_coarse_sums(mapuot_state *state)
+int mapuot_coarse_matrix(mapuot_state *state, double fi)
 {
-    mapuot_active_kernels()->coarse_sums(state);
-    return MAPUOT_RUNNING;
-}
-
-int mapuot_coarse_factor(mapuot_state *state, double fi)
-{
-    mapuot_active_kernels()->coarse_factor(state, fi);
+    mapuot_active_kernels()->coarse_matrix(state, fi);
     return MAPUOT_RUNNING;
 }
 

@@ -32,8 +32,7 @@
     DECLARE_SWEEP(sweep_difference, isa)                                                                               \
     DECLARE_SWEEP(sweep_advance, isa)                                                                                  \
     void coarse_rows_##isa(const mapuot_state *, pass_fn, int, int, double *);                                         \
-    void coarse_sums_##isa(mapuot_state *);                                                                            \
-    void coarse_factor_##isa(mapuot_state *, double);                                                                  \
+    void coarse_matrix_##isa(mapuot_state *, double);                                                                  \
     void coarse_correct_##isa(mapuot_state *, const sweep_args *);                                                     \
     DECLARE_GATHER(extrema, isa)                                                                                       \
     DECLARE_GATHER(balance, isa)                                                                                       \
@@ -56,8 +55,7 @@
         sweep_difference_##isa,                                                                                        \
         sweep_advance_##isa,                                                                                           \
         coarse_rows_##isa,                                                                                             \
-        coarse_sums_##isa,                                                                                             \
-        coarse_factor_##isa,                                                                                           \
+        coarse_matrix_##isa,                                                                                           \
         coarse_correct_##isa,                                                                                          \
         extrema_##isa,                                                                                                 \
         balance_##isa,                                                                                                 \

@@ -105,8 +105,7 @@ typedef struct {
     sweep_fn sweep_marginal, sweep_prox, sweep_difference, sweep_advance;
     /* one thread's part of a labelled pass; what comes of it; the correction, before sweep_advance */
     void (*coarse_rows)(const mapuot_state *state, pass_fn pass, int thread, int threads, double *sums);
-    void (*coarse_sums)(mapuot_state *state);
-    void (*coarse_factor)(mapuot_state *state, double fi);
+    void (*coarse_matrix)(mapuot_state *state, double fi);
     void (*coarse_correct)(mapuot_state *state, const sweep_args *args);
     /* streams over M */
     gather_fn extrema, balance, apply_transpose, plan_sums;

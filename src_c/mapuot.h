@@ -89,17 +89,20 @@ typedef struct {
     double *marginal;       /* r or s, the marginal of the current plan */
 } mapuot_side;
 
-/* Clusters of rows and of columns, and the correction between those of columns (coarse_tmpl.c). */
+/* Clusters of rows, and the correction of steps by what they exchange (coarse_tmpl.c). */
 typedef struct {
-    int64_t clusters, row_clusters;
-    const int64_t *label;         /* n: the cluster of a column */
-    const int64_t *order, *first; /* m: the rows, cluster by cluster; row_clusters + 1: where each begins */
-    double *share;                /* n: what a column has of the plan's mass in its cluster */
-    double *matrix;               /* (clusters + 1) x clusters */
-    double *blocks;   /* row_clusters x clusters: the plan's mass between clusters in the last labelled pass */
-    double *sums;     /* threads x (n padded + MAPUOT_SCALARS) */
-    double *mean;     /* 2 x clusters */
-    int64_t labelled; /* 1: the next row_pass finds blocks */
+    int64_t clusters, own;        /* of all processes, and of the rows that this one has */
+    const int64_t *order, *first; /* m: the rows, cluster by cluster; own + 1: where each begins */
+    float *blocks, *own_blocks;   /* clusters x n padded: the shares of the columns in the plan's mass of a cluster */
+    double *mass, *own_mass;      /* clusters: the plan's mass */
+    float *weights;               /* clusters x n padded: W, of the last matrix */
+    double *part;                 /* clusters: r, of the last matrix */
+    double *root;                 /* n padded: of the mass of a column, of the last matrix */
+    double *matrix;               /* clusters x clusters */
+    double *step;                 /* clusters */
+    double *sums;                 /* threads x (n padded + MAPUOT_SCALARS) */
+    double fi;                    /* fi1 fi2 */
+    int64_t labelled;             /* 1: the next row_pass finds own_blocks and own_mass */
 } mapuot_coarse;
 
 /* One worker in the passes of a state (schedule.c). */
@@ -247,10 +250,9 @@ typedef struct {
 /* p problems, shared by the threads of the pool; scratch has mapuot_solve_bytes(task) for each of them, aligned to 64 */
 int64_t mapuot_solve_bytes(const mapuot_task *task);
 int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch);
-/* The coarse correction after a labelled pass: its matrix is summed (over ranks as well, by the caller), then factored, with
- * fi the product of both sides' rho / (rho + reg). */
-int mapuot_coarse_sums(mapuot_state *state);
-int mapuot_coarse_factor(mapuot_state *state, double fi);
+/* The coarse correction after a labelled pass, whose blocks and masses the caller has gathered from all processes: its
+ * matrix, with fi the product of both sides' rho / (rho + reg). */
+int mapuot_coarse_matrix(mapuot_state *state, double fi);
 /* order: m points, X m x width, halved along the widest column of X, in whole units and then in whole halves of them. */
 int mapuot_order(mapuot_pool *pool, int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order);
 /* Bounds on the plan's mass between boxes, summed over skipped pairs: row_mass (m), col_mass (n).  first NULL: a pair is

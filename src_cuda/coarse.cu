@@ -1,5 +1,7 @@
 // Mirrors src_c/coarse_tmpl.c: clusters of points, the plan's mass between them, and the matrix that corrects steps.
 //
+// Columns have clusters, too, where there each is one of its own: 64 clusters of rows alone took .95 of the passes, but 64
+// numbers of every column in every pass.
 // Runs between the passes of iterate.cu or portable.cu, on the state that the last one left; coarse_step (in
 // finish_scalars.cuh) applies the matrix.  Clusters are the points nearest to some of them, by a few rows or columns of
 // M.  A team of 8 threads has one cluster; sums are taken in a fixed order.

@@ -1,7 +1,7 @@
 """The coarse correction: which points form clusters, and in which passes the matrix between them is made.
 
 The formulas stand in docs/mathematics.md, the arithmetic in src_c/coarse_tmpl.c and, for the oracle, in reference.py.
-Clusters come from some rows and columns of M, without coordinates; any clusters are right, good ones are quick.
+Clusters come from some columns of M, without coordinates; any clusters are right, good ones are quick.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cost import LANDMARKS, Cost, Dense, Streamed
+from ..cost import Cost, Dense, Streamed
 from ..points import PointCloud
 from ..problem import Problem
 from ..processor import SERIAL_ENTRIES
 from .contract import Stats
 
-MOST_CLUSTERS = 128  # 64 make a tenth more passes, 256 a tenth fewer
+MOST_CLUSTERS = 128  # of all ranks, each takes as long as 2 rows of K in a pass; 64 make .07 more passes, 256 .06 fewer
+MOST_RANKS = 512  # each has a cluster of its own at least, and the matrix all of them squared
 LEAST_ENTRIES = SERIAL_ENTRIES  # of K: passes over fewer take no longer than clusters and matrices
 LEAST_POINTS = 4  # of a cluster, in the mean
 MATRIX = 5  # clusters^3 at most this times the entries of K: to factor the matrix then takes some passes
 FIRST = 2  # passes before the first matrix where reg is small: 1 makes as many, 3 to 6 make 2 to 10 % more
-SHARP = 300.0  # range(M) / reg beyond which it is; below it passes come first that take as long as the clusters
+SHARP = 150.0  # range(M) / reg beyond which it is; below it passes come first that take as long as the clusters
 LABELS = 3000  # of these, in rows and columns a pass
 EVERY = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they bring
 LOOK = 10  # passes from one look at the guard to the next
@@ -32,16 +33,16 @@ WAIT, MOST_WAITS = 5, 5  # passes without a correction after the k-th that was d
 
 
 class Labels(NamedTuple):
-    """The cluster of each column; the rows, cluster by cluster, and where each cluster of them begins."""
+    """The own rows, cluster by cluster, where each of these begins; the columns' clusters, or None: each is its own."""
 
-    label: Any
     order: Any
     first: Any
+    label: Any = None
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Clusters of rows and of columns, none of which is empty."""
-        return len(self.first) - 1, int(self.label.max()) + 1
+    def clusters(self) -> int:
+        """Clusters of rows."""
+        return len(self.first) - 1
 
 
 def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
@@ -50,22 +51,20 @@ def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-def features(problem: Problem) -> tuple[Any, Any]:
-    """By what columns and rows are told apart: their coordinates, where they are points, else some entries of M."""
-    cost, ranks = problem.cost, problem.rows.ranks
+def features(problem: Problem) -> Any:
+    """By what the own rows are told apart: their coordinates, where they are points, else some entries of M."""
+    cost = problem.cost
     if isinstance(cost, PointCloud):
-        return cost.columns[:, : cost.shape[1]].T, cost.rows
-    rows, columns = cost.landmarks()
-    rows = np.vstack(ranks.all(rows[: -(-LANDMARKS // ranks.size)]))
-    found = [np.where(np.isfinite(X), X, problem.M_max).astype(np.float64) for X in (rows.T, columns)]
-    return found[0], found[1]
+        return cost.rows
+    columns = cost.landmarks()[1]
+    return np.where(np.isfinite(columns), columns, problem.M_max).astype(np.float64)
 
 
-def find(problem: Problem, split: Callable[[Any, int], Any], rows: int, cols: int) -> Labels:
-    """So many clusters of the own rows, and of the columns, the same on all ranks; ``split`` labels rows of a table."""
-    label, row_label = map(split, features(problem), (cols, rows))
-    order = np.argsort(row_label, kind="stable")
-    return Labels(label, order, np.searchsorted(row_label[order], np.arange(rows + 1)))
+def find(problem: Problem, split: Callable[[Any, int], Any], count: int) -> Labels:
+    """So many clusters of the own rows; ``split`` labels the rows of a table."""
+    label = split(features(problem), count)
+    order = np.argsort(label, kind="stable")
+    return Labels(order, np.searchsorted(label[order], np.arange(count + 1)))
 
 
 def serves(stat: Stats) -> bool:
@@ -76,9 +75,9 @@ def serves(stat: Stats) -> bool:
 class Coarse:
     """The passes of one workspace, plain ones and, where that is possible, corrected ones.
 
-    The workspace supplies ``make_passes(count)``; ``labelled_pass(labels, counts)``, one that finds the plan's mass
-    between clusters; ``correct(fi)``, the matrix made of it; ``correcting``, False once the guard has dropped a step;
-    and ``split(X, count)``.
+    The workspace supplies ``make_passes(count)``; ``labelled_pass(labels)``, one that finds the plan's mass between
+    clusters and columns; ``correct(fi)``, the matrix made of it; ``correcting``, False once the guard has dropped a
+    step; and ``split(X, count)``.
     """
 
     most, labels, every, look = MOST_CLUSTERS, LABELS, EVERY, LOOK  # where a device has others: cuda/coarse.py
@@ -93,12 +92,13 @@ class Coarse:
         if self.wanted:
             m, n = problem.shape
             total = int(problem.rows.ranks.sum(m))
-            entries = total * n
-            self.counts = clusters_of(m, entries, self.most), clusters_of(n, entries, self.most)
+            entries, size = total * n, problem.rows.ranks.size
+            self.count = clusters_of(m, entries, max(1, self.most // size))
             wait = 0 if problem.spread > SHARP else self.labels * (total + n) // max(1, entries)
             self.due = max(FIRST, wait)
             self.fi = 1 / math.prod(1 + problem.reg / rho for rho in rhos if rho is not None)
-            self.wanted = entries > LEAST_ENTRIES and problem.rows.ranks.min(min(self.counts)) > 1
+            few = min(problem.rows.ranks.sum(self.count), clusters_of(n, entries, self.most))
+            self.wanted = entries > LEAST_ENTRIES and few > 1 and size <= MOST_RANKS
 
     def iterate(self, count: int) -> list[Stats]:
         """At most ``count`` passes, fewer when the status of the last is not "running"."""
@@ -131,7 +131,7 @@ class Coarse:
         """A labelled pass and the matrix that it gives, and what passes follow at once, ``count`` of them at most."""
         if self.found is None:
             self.found = self.labels_of(self.problem.cost)
-        stats: list[Stats] = self.workspace.labelled_pass(self.found, self.counts)
+        stats: list[Stats] = self.workspace.labelled_pass(self.found)
         if serves(stats[0]):
             self.workspace.correct(self.fi)
         return stats
@@ -139,6 +139,6 @@ class Coarse:
     def labels_of(self, cost: Cost) -> Labels:
         """Those that an earlier solve of this cost found, if they are as many: over ranks a cloud has more."""
         labels: Labels | None = cost.labels
-        if labels is None or labels.counts != self.counts:
-            labels = cost.labels = find(self.problem, self.workspace.split, *self.counts)
+        if labels is None or labels.clusters != self.count:
+            labels = cost.labels = find(self.problem, self.workspace.split, self.count)
         return labels

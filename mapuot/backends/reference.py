@@ -108,6 +108,7 @@ class Workspace:
         self.coarse = Coarse(self, problem, memory)
         self.matrix: F64 | None = None  # of the coarse correction
         self.extrapolated, self.back = False, 0.0  # back: of a dropped step, what this pass took
+        self.image: F64  # of the last pass that was kept
         self.parts = problem.parts if options.by_parts else None
         self.rates = tuple(
             None if rho is None else (0.0 if np.isinf(rho) else problem.reg / rho)
@@ -128,11 +129,11 @@ class Workspace:
     def correcting(self) -> bool:
         return self.matrix is not None
 
-    def labelled_pass(self, labels: Labels, counts: tuple[int, int]) -> list[Stats]:
-        label, order, first = labels
-        row_label = np.empty(len(order), np.int64)
-        row_label[order] = np.repeat(np.arange(counts[0]), np.diff(first))
-        self.members = np.eye(counts[0])[row_label], np.eye(counts[1])[label]
+    def labelled_pass(self, labels: Labels) -> list[Stats]:
+        row_label = np.empty(len(labels.order), np.int64)
+        row_label[labels.order] = np.repeat(np.arange(labels.clusters), np.diff(labels.first))
+        columns = np.arange(self.problem.shape[1]) if labels.label is None else labels.label
+        self.members = np.eye(labels.clusters)[row_label], np.eye(columns.max() + 1)[columns]
         return self.make_passes(1)
 
     def correct(self, fi: float) -> None:

@@ -42,14 +42,38 @@ def test_clusters_of():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sides", ["kl", "rows balanced", "balanced"])
-def test_corrected_passes(isa, threads, dtype, sides):
-    """As the oracle makes them, with zeros, forbidden pairs and blocks of rows that end within a tile."""
+def test_corrected_passes(isa, threads, dtype, sides, monkeypatch):
+    """As the oracle makes them, with zeros, forbidden pairs and blocks of rows that end within a tile.
+
+    The second labelled pass is itself corrected by the first one's matrix.
+    """
+    monkeypatch.setattr(coarse.Coarse, "every", 1)
     reg_m = {"kl": (0.8, 2.5), "rows balanced": (np.inf, 2.5), "balanced": (np.inf, np.inf)}[sides]
     ratio = 1.0 if sides == "balanced" else 1.3
     for k, shape in enumerate([(9, 8), (33, 70), (97, 45)]):
         case = clouds(*shape, reg=0.2, reg_m=reg_m, ratio=ratio)
         case = (case, with_zeros(case), with_forbidden(case))[k if sides == "kl" else 0]
         compare_passes(case, PASSES, 100 * DTYPES[dtype], dtype=dtype, threads=threads)
+
+
+@pytest.mark.parametrize("sides", ["kl", "rows balanced", "balanced"])
+def test_corrected_steps(isa, sides, monkeypatch):
+    """Far from the answer, by the first matrix and, in a labelled pass and after it, by both."""
+    monkeypatch.setattr(coarse.Coarse, "every", 1)
+    reg_m = {"kl": (0.8, 2.5), "rows balanced": (np.inf, 2.5), "balanced": (np.inf, np.inf)}[sides]
+    problem = make_problem(clouds(97, 90, reg=0.002, reg_m=reg_m, ratio=1.0 if sides == "balanced" else 1.3))
+    given = [module.Workspace(problem, options(dtype="float64", threads=1)) for module in (cpu, reference)]
+    for workspace in given:
+        workspace.absorb(np.zeros(90))
+    for k in range(coarse.FIRST + 4):
+        ours, right = (workspace.iterate(1)[0] for workspace in given)
+        assert (ours.rejected, given[0].correcting) == (right.rejected, given[1].correcting)
+        steps = [workspace.next_log_v - workspace.next_log_v.mean() for workspace in given]
+        if k == coarse.FIRST + 1:
+            oracle = given[1]
+            gained = oracle.matrix @ oracle.history[-1][0]
+            assert np.abs(gained - gained.mean()).max() > 0.01
+        np.testing.assert_allclose(*steps, rtol=0, atol=1e-5)
 
 
 def corrected(**keywords):
@@ -62,11 +86,11 @@ def corrected(**keywords):
 
 
 def test_blocks_are_the_plan_between_clusters(isa):
-    """P_IJ of a labelled pass sums to its mass, and the pass is the one that is not labelled."""
+    """P_Ij of a labelled pass as shares of a cluster's mass, and the pass is the one that is not labelled."""
     workspace = corrected(dtype="float64", threads=2)
     plain = corrected(dtype="float64", threads=2)
-    labels, counts = workspace.problem.cost.labels, workspace.coarse.counts
-    found, expected = workspace.labelled_pass(labels, counts)[0], plain.make_passes(1)[0]
+    labels = workspace.problem.cost.labels
+    found, expected = workspace.labelled_pass(labels)[0], plain.make_passes(1)[0]
     for name in ("gap", "dual", "mass", "residual"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-10, atol=1e-15)
     log_u, log_v = workspace.potentials()
@@ -74,17 +98,18 @@ def test_blocks_are_the_plan_between_clusters(isa):
     alpha, beta = problem.exponents(log_u, log_v)
     P = np.exp(alpha[:, None] + beta[None, :] - problem.M / problem.reg)
     rows = np.empty(60, int)
-    rows[labels.order] = np.repeat(np.arange(counts[0]), np.diff(labels.first))
-    wanted = np.eye(counts[0])[rows].T @ P @ np.eye(counts[1])[labels.label]
-    blocks = workspace.coarse_arrays[2].reshape(counts)
-    np.testing.assert_allclose(blocks / blocks.sum(), wanted / wanted.sum(), rtol=1e-10, atol=1e-15)
+    rows[labels.order] = np.repeat(np.arange(labels.clusters), np.diff(labels.first))
+    wanted = np.eye(labels.clusters)[rows].T @ P
+    mass, blocks = (workspace.coarse_arrays[name] for name in ("mass", "blocks"))
+    np.testing.assert_allclose(mass / mass.sum(), wanted.sum(1) / wanted.sum(), rtol=1e-10)
+    np.testing.assert_allclose(blocks[:, :50], wanted / wanted.sum(1, keepdims=True), rtol=1e-6, atol=1e-20)
+    assert not blocks[:, 50:].any()
 
 
 def test_a_wrong_correction_is_dropped():
     """The guard tries a quarter of it, then the image before it; no step is corrected until there is a new matrix."""
     workspace = corrected(dtype="float64")
-    clusters = workspace.coarse.counts[1]
-    workspace.coarse_arrays[1][: clusters**2 : clusters + 1] *= 0.3
+    workspace.coarse_arrays["matrix"][:: workspace.coarse.count + 1] *= 0.3
     workspace.iterate(1)
     image, x = workspace.history[len(workspace.sums) - 8 :][:50].copy(), workspace.col_side["log_scale"][:50]
     shorter = image + 0.25 * (x - image)
@@ -105,7 +130,7 @@ def test_a_wrong_correction_is_dropped():
 def test_clusters_stay_while_the_core_points_at_them():
     """Another solve of the same cost, in another thread, may put its own in their place."""
     workspace = corrected()
-    alive = [weakref.ref(array) for array in workspace.problem.cost.labels]
+    alive = [weakref.ref(array) for array in workspace.problem.cost.labels[:2]]
     workspace.problem.cost.labels = None
     assert all(x() is not None for x in alive)
     workspace.iterate(coarse.EVERY + PASSES)
@@ -120,10 +145,10 @@ def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
     x, y = rng.random((660, 3)), rng.random((640, 3))
     cloud, one = mapuot.PointCloud(x, y), mapuot.PointCloud(x, y)
     mapuot.solve(cloud, None, None, 0.01, 1.0, threads=1)
-    assert cloud.labels.counts == (128, 128)
+    assert cloud.labels.clusters == 128
     monkeypatch.setattr(coarse.Coarse, "most", 16)
     found, right = (mapuot.solve(z, None, None, 0.01, 1.0, threads=1) for z in (cloud, one))
-    assert cloud.labels.counts == (16, 16)
+    assert cloud.labels.clusters == 16
     np.testing.assert_array_equal(found.log_u, right.log_u)
 
 

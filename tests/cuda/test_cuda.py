@@ -172,7 +172,7 @@ def test_corrected_passes_equal_the_oracle(path, precision, where, corrected):
     given = M if where == "host" else cp.asarray(M)
     found = run(cuda, given, a, b, 0.02, (1.0, 3.0), "kl", precision, 16, memory=20, exact=True)
     expected = run(reference, M, a, b, 0.02, (1.0, 3.0), "kl", "float64", 16, memory=20)
-    label, order, first = (x.get() for x in corrected[0])
+    order, first, label = (x.get() for x in corrected[0])
     assert len(np.unique(label)) == len(np.unique(first)) - 1 == 64
     np.testing.assert_array_equal(np.sort(order), np.arange(300))
     tol = {"float64": 1e-10, "float32": 1e-6}[precision]

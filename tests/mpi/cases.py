@@ -291,6 +291,17 @@ def case_small_reg():
     np.testing.assert_allclose(result.objective, one.objective, rtol=1e-9)
 
 
+def case_clusters():
+    """Those of all ranks together correct every rank's steps, nearly as those of one process do."""
+    case = clouds(660, 640, reg=0.003)
+    result, one = both(case, precision="float64", tol=1e-7)
+    assert result.converged
+    assert result.problem.cost.labels.clusters == {1: 128, 2: 64, 3: 32, 4: 32}[SIZE]
+    assert result.n_passes <= 1.25 * one.n_passes
+    same_everywhere(result.log_v)
+    np.testing.assert_allclose(result.objective, one.objective, rtol=1e-9)
+
+
 def case_methods_and_precisions():
     case = clouds(70, 50)
     for method in ("sinkhorn", "translation_invariant", "map-uot"):

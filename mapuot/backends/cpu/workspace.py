@@ -276,30 +276,42 @@ class Workspace(KernelWorkspace):
 
     split = staticmethod(native.split)
 
-    def labelled_pass(self, labels: Labels, counts: tuple[int, int]) -> list[Stats]:
-        """A pass that finds the plan's mass between so many clusters of rows and of columns."""
-        coarse, (rows, cols) = self.state.coarse, counts
+    def labelled_pass(self, labels: Labels) -> list[Stats]:
+        """A pass that finds the plan's mass between the clusters of all ranks and the columns."""
+        coarse, ranks = self.state.coarse, self.problem.rows.ranks
         if not coarse.clusters:
-            coarse.row_clusters, coarse.clusters = counts
-            for name, array in zip(labels._fields, labels, strict=True):
-                setattr(coarse, name, pointer(array, "int64_t *"))
-            threads, n = lib.mapuot_pool_threads(self.pool), self.problem.shape[1]
-            lengths = n, (cols + 1) * cols, rows * cols, threads * len(self.sums), 2 * cols
-            self.coarse_arrays = native.vectors(*lengths)
-            for name, array in zip(("share", "matrix", "blocks", "sums", "mean"), self.coarse_arrays, strict=True):
-                setattr(coarse, name, pointer(array))
+            self.open_coarse(labels, ranks.all(labels.clusters))
         coarse.labelled = True
         stats = self.make_passes(1)
         coarse.labelled = False
+        if ranks.size > 1:
+            for name, found in zip(("blocks", "mass"), zip(*ranks.all(self.own_blocks), strict=True), strict=True):
+                self.coarse_arrays[name][:] = np.concatenate(found)
         return stats
+
+    def open_coarse(self, labels: Labels, counts: list[int]) -> None:
+        """What the correction needs, for so many clusters of each rank."""
+        coarse, ranks = self.state.coarse, self.problem.rows.ranks
+        size, count = padded(self.problem.shape[1]), sum(counts)
+        coarse.clusters, coarse.own = count, labels.clusters
+        coarse.order, coarse.first = (pointer(array, "int64_t *") for array in (labels.order, labels.first))
+        threads = lib.mapuot_pool_threads(self.pool)
+        names = {"mass": count, "part": count, "root": size, "matrix": count * count, "step": count}
+        names["sums"] = threads * len(self.sums)
+        self.coarse_arrays = dict(zip(names, native.vectors(*names.values()), strict=True))
+        for name, array in self.coarse_arrays.items():
+            setattr(coarse, name, pointer(array))
+        for name in ("blocks", "weights"):
+            array = self.coarse_arrays[name] = empty(count * size, np.float32).reshape(count, size)
+            setattr(coarse, name, pointer(array, "float *"))
+        before = sum(counts[: ranks.rank])
+        own = slice(before, before + labels.clusters)
+        self.own_blocks = self.coarse_arrays["blocks"][own], self.coarse_arrays["mass"][own]
+        coarse.own_blocks, coarse.own_mass = pointer(self.own_blocks[0], "float *"), pointer(self.own_blocks[1])
 
     def correct(self, fi: float) -> None:
         """Correct steps from here on by the matrix of the last labelled pass."""
-        check(lib.mapuot_coarse_sums(self.state))
-        if self.problem.rows.ranks.size > 1:
-            matrix = self.coarse_arrays[1]
-            matrix[:] = self.problem.rows.ranks.sum(matrix)
-        check(lib.mapuot_coarse_factor(self.state, fi))
+        check(lib.mapuot_coarse_matrix(self.state, fi))
 
     def make_passes(self, count: int) -> list[Stats]:
         table, made = np.empty(count, STATS), ffi.new("int64_t *")

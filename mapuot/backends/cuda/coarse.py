@@ -11,7 +11,7 @@ import cupy as cp
 import numpy as np
 
 from ...cost import LANDMARKS, some_of
-from ..coarse import Coarse, Labels
+from ..coarse import Coarse, Labels, clusters_of
 from ..contract import Stats, host
 from .kernels import CLUSTERS, STORES, by_value, kernel
 from .launch import TRACE_PASSES
@@ -51,8 +51,9 @@ class DeviceCoarse(Coarse):
 
     def find(self) -> Labels:
         """The cluster of each column, the same on all ranks, and the own rows by cluster."""
-        M, ranks, (rows, cols) = self.problem.M, self.problem.rows.ranks, self.counts
+        M, ranks = self.problem.M, self.problem.rows.ranks
         m, n = M.shape
+        rows, cols = (clusters_of(k, int(ranks.sum(m)) * n, self.most) for k in (m, n))
         own, common = np.random.default_rng(2), np.random.default_rng(1)  # ranks have as many columns
         marks = own.choice(m, min(m, rows), replace=False), common.choice(n, min(n, cols), replace=False)
         if isinstance(M, cp.ndarray) and ranks.size == 1:
@@ -68,7 +69,7 @@ class DeviceCoarse(Coarse):
             row_label = self.nearest(cp.asarray(Y), m, 1, np.arange(len(Y)), marks[0], m)
         order, first = cp.empty(m, np.int64), cp.empty(CLUSTERS + 1, np.int64)
         self.kernel("order_rows")((1,), (TEAMS,), (row_label, np.int64(m), order, first))
-        return Labels(col_label, order, first)
+        return Labels(order, first, col_label)
 
     def nearest(self, X: Any, across: int, along: int, sample: Any, mark: Any, points: int) -> Any:
         """Labels of the points i with coordinates X[sample across + i along]: which of ``mark`` is nearest."""
