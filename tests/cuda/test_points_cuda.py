@@ -75,7 +75,36 @@ def test_sums_are_those_of_the_numbers_that_they_get(monkeypatch, shape, metric,
     u = (launch.narrow_u if kind == "narrow" else workspace.arrays["u_scale"])[:m].get()
     assert (u > 0).all()
     got = launch.out[: launch.slabs[1] * n].get().reshape(-1, n).sum(0)
-    np.testing.assert_allclose(got, u @ K, rtol={"narrow": 3e-5, "quick": 3e-9, "float64": 1e-12}[kind])
+    np.testing.assert_allclose(got, u @ K, rtol={"quick": 3e-9, "float64": 1e-12}.get(kind, 3e-5))
+
+
+@pytest.mark.parametrize("d", [3, 21])
+@pytest.mark.parametrize("kind", ["narrow", "quick"])
+def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
+    """K_ij alone, as the sum of a row and of a column whose other weights are zeros."""
+    if kind == "quick":
+        monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda problem: False)
+    x, y, a, b = clouds(45, 70, d)
+    cloud = mapuot.PointCloud(x, y, weights=np.full(d, 1 / d), truncate=None)
+    problem = Problem.from_arrays(cloud, a, b, 0.05, 1.0, "kl", "product", cuda)
+    workspace = cuda.Workspace(problem, make_options("auto", "mixed", 1e-6, None, 1))
+    workspace.absorb(np.linspace(-1, 1, len(b)))
+    launch, found = workspace.launch, []
+    run = launch.launch
+
+    def spy(name, *words):
+        run(name, *words)
+        if name == launch.sums:
+            k = len(found) % 2
+            found.append(launch.out[: launch.slabs[k] * (45, 70)[k]].get().reshape(launch.slabs[k], -1).sum(0))
+
+    monkeypatch.setattr(launch, "launch", spy)
+    dtype = np.float64 if kind == "quick" else np.float32
+    for i, j in [(0, 0), (7, 69), (44, 33), (20, 20), (31, 64)]:
+        launch.weights = [cp.asarray(np.eye(1, 128, at, dtype=dtype)[0]) for at in (j, i)]
+        launch.row_kernels()
+        row, col = found[-2:]
+        assert row[i] == col[j] > 0
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])
@@ -110,6 +139,20 @@ def test_the_certificate_holds(metric, reg):
         assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-6, abs=1e-9)
     np.testing.assert_allclose(got.apply(y), want.apply(y), atol=1e-6 * want.mass)
     np.testing.assert_allclose(got.apply_transpose(x), want.apply_transpose(x), atol=1e-6 * want.mass)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize(("d", "far"), [(2, 1.0), (7, 1.0), (21, 1.0), (70, 1.0), (3, 1e8)])
+def test_what_first_passes_tell_holds(d, far):
+    """Bounds and dual values of passes over rounded coordinates, in each of the forms, also far from 0."""
+    x, y, a, b = clouds(50, 40, d)
+    cloud = mapuot.PointCloud(x + far, y + far, weights=np.full(d, 1 / d))
+    want = mapuot.solve(np.asarray(cloud), a, b, 0.02, 2.0, tol=1e-11, backend="cpu")
+    for count in range(1, 9):
+        got = mapuot.solve(cloud, a, b, 0.02, 2.0, backend="cuda", max_passes=count)
+        assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * max(got.mass, want.mass)
+        assert got.trace[-1].dual <= want.objective + 1e-12 * abs(want.objective)
+        assert got.objective - want.dual <= got.gap + 1e-12 * abs(want.objective)
 
 
 @pytest.mark.parametrize("penalty", ["balanced", "tv", "l2"])
