@@ -117,7 +117,8 @@ class PointCloud(Cost):
         self.rows, self.before = rows, 0  # (m, d); a mask is of these, whatever cloud they are a part of
         self.labels = None  # those of another cloud are of other points
         padding = -len(columns) % PAD
-        self.columns = np.ascontiguousarray(np.pad(columns, ((0, padding), (0, 0)), mode="edge").T)  # (d, n padded)
+        padded = np.pad(columns, ((0, padding), (0, 0)), mode="edge") if padding else columns
+        self.columns = np.ascontiguousarray(padded.T)  # (d, n padded)
 
     @property
     def kind(self) -> str:

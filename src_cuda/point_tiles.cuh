@@ -136,9 +136,9 @@ extern "C" __global__ void __launch_bounds__(256, POINTS_NARROW ? 2 : 1)
                 acc[q] = 0;
         }
     }
-    const int q = from_part / 2;
+    const int lanes = 16 / TO_EACH, q = from_part / lanes; // a point that gets sums has them in so many
     const int64_t i = i0 + (q / LOADED * 16 + to_part) * LOADED + q % LOADED;
-    if (from_part % 2 == 0 && i < count)
+    if (from_part % lanes == 0 && i < count)
         out[blockIdx.y * count + i] = total;
 }
 #endif

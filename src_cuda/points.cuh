@@ -33,7 +33,7 @@
 #define LANES_EACH (32 / SPLIT)
 #if POINTS_NARROW
 typedef float coord;
-#define RT (DIM && !MASKED ? 8 : 4)
+#define RT (DIM && !MASKED && KEPT ? 8 : 4)
 #else
 typedef double coord;
 #define RT (DIM && !MASKED ? 4 : 2)
@@ -42,6 +42,8 @@ typedef double coord;
 #define LOADED (16 / (int)sizeof(coord)) // of these in registers
 #define STRETCH (64 / FROM)              // times as many are summed in coord before they go to float64
 #define OWN (RT * LANES_EACH)            // points of a warp that get sums
+#define POINT_BLOCKS (MASKED ? 1 : HELD && POINTS_NARROW ? 3 : 2) // of a multiprocessor
+#define HELD (DIM && !KEPT ? 64 : 0) // times FROM points that a block holds in shared memory
 #if MASKED
 #define SHARE(q, e) (coord) mask_weight(&mask, at[q], b *FROM + (e))
 #else
@@ -100,7 +102,14 @@ template <int COUNT> __device__ __forceinline__ void take(const coord *from, coo
 {
 #pragma unroll
     for (int q = 0; q < COUNT / LOADED; q++)
-        numbers_in(__ldg((const uint4 *)from + q), to + LOADED * q);
+        numbers_in(HELD ? ((const uint4 *)from)[q] : __ldg((const uint4 *)from + q), to + LOADED * q);
+}
+
+// COUNT blocks of FROM numbers each from global to shared memory, by all threads
+__device__ __forceinline__ void hold(uint4 *to, const coord *from, int count)
+{
+    for (int q = threadIdx.x; q < count * FROM / LOADED; q += 256)
+        to[q] = __ldg((const uint4 *)from + q);
 }
 
 // Squares are taken off what is known of the exponent, one after the other, other sums are taken off it at the end.
@@ -138,12 +147,16 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
 #include "point_tiles.cuh"
 #endif
 #if !DEPTH
-extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     point_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
                const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count,
                int64_t others, int64_t d, double scale, const int64_t *first, const int *run, int64_t unit,
                const __grid_constant__ mapuot_mask mask)
 {
+#if HELD
+    __shared__ uint4 held_y[HELD * DIM * FROM / LOADED], held_log[HELD * FROM / LOADED], held_w[HELD * FROM / LOADED];
+    int64_t held = 0; // the block that they begin with
+#endif
     if (stopped(S, parity))
         return;
     const int group = threadIdx.x % 32 / LANES_EACH;
@@ -170,19 +183,38 @@ extern "C" __global__ void __launch_bounds__(256, MASKED ? 1 : 2)
 #else
     {
         int64_t b = blocks * blockIdx.y / gridDim.y + group;
-        const int64_t end = blocks * (blockIdx.y + 1) / gridDim.y;
+        const int64_t begin = b, end = blocks * (blockIdx.y + 1) / gridDim.y;
 #endif
         while (b < end) {
+#if HELD
+            if ((b - begin) % HELD == 0) {
+                const int count = end - b < HELD ? (int)(end - b) : HELD;
+                held = b;
+                __syncthreads(); // those before are read
+                hold(held_y, from + b * DIM * FROM, count * DIM);
+                hold(held_log, from_log + b * FROM, count);
+                hold(held_w, weight + b * FROM, count);
+                __syncthreads();
+            }
+#endif
             for (const int64_t stop = b + STRETCH * SPLIT < end ? b + STRETCH * SPLIT : end; b < stop; b += SPLIT) {
 #if DIM
 #pragma unroll
                 for (int half = 0; half < FROM; half += LOADED) {
                     coord y[DIM][LOADED], y_log[LOADED], w[LOADED];
-                    take(from_log + b * FROM + half, y_log);
+#if HELD
+                    const int here = (int)(b - held);
+                    const coord *const ys = (coord *)held_y, *const logs = (coord *)held_log,
+                                       *const ws = (coord *)held_w;
+#else
+                    const int64_t here = b;
+                    const coord *const ys = from, *const logs = from_log, *const ws = weight;
+#endif
+                    take(logs + here * FROM + half, y_log);
 #pragma unroll
                     for (int k = 0; k < DIM; k++)
-                        take(from + (b * DIM + k) * FROM + half, y[k]);
-                    take(weight + b * FROM + half, w);
+                        take(ys + (here * DIM + k) * FROM + half, y[k]);
+                    take(ws + here * FROM + half, w);
 #pragma unroll
                     for (int e = 0; e < LOADED; e++)
 #pragma unroll

@@ -10,6 +10,7 @@ of GRID and their sum is exact. Coordinates are centred on the mean of y, the sa
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -33,19 +34,18 @@ class NarrowPoints:
     x (m, d) and y (d, n padded) hold coordinates, row (m,) and col (n padded,) what belongs to a point alone.
     """
 
-    def __init__(self, cloud: PointCloud, reg: float) -> None:
-        metric, scale = cloud.core
-        n, squared = cloud.shape[1], metric == "sqeuclidean"
+    def __init__(self, cloud: PointCloud, reg: float, exact: tuple[F64, F64] | None = None) -> None:
+        """``exact``: what `centred` tells, where that is known."""
+        metric, squared = cloud.core[0], cloud.core[0] == "sqeuclidean"
         products = squared and len(cloud.columns) > DIFFERENCES
         self.form = FORMS.index(
             "products" if products else {"euclidean": "roots", "cityblock": "sizes"}.get(metric, "squares")
         )
-        factor = scale * LOG2_E / reg
-        x, y = centred(cloud, math.sqrt(factor) if squared else factor)
+        x, y = centred(cloud, reg) if exact is None else exact
         x, self.y = x.astype(np.float32), np.ascontiguousarray(y, np.float32)
-        self.square_x, self.square_y = (
-            (z.astype(np.float64) ** 2).sum(axis) if products else 0.0 for z, axis in ((x, 1), (self.y[:, :n], 0))
-        )
+        self.square_x: Any
+        self.square_y: Any
+        self.square_x, self.square_y = squares(x, self.y[:, : cloud.shape[1]]) if products else (0.0, 0.0)
         self.x = np.ascontiguousarray(x + x if products else x)
         self.row, self.col = np.empty(len(x), np.float32), np.empty(self.y.shape[1], np.float32)
 
@@ -65,11 +65,24 @@ class NarrowPoints:
         return (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
 
 
-def centred(cloud: PointCloud, factor: float) -> tuple[F64, F64]:
-    """Coordinates (m, d) and (d, n padded) from the mean of y on, times ``factor``."""
+def centred(cloud: PointCloud, reg: float) -> tuple[F64, F64]:
+    """Coordinates (m, d) and (d, n padded) from the mean of y on, scaled so that costs are powers of 2."""
+    metric, scale = cloud.core
+    factor = scale * LOG2_E / reg
+    factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
     first = cloud.columns[:, :1]  # taken off before the mean is: that of coordinates of 1e8 is rounded to 1e-8
-    centre = (cloud.columns[:, : cloud.shape[1]] - first).mean(1)
-    return factor * (cloud.rows - first[:, 0] - centre), factor * (cloud.columns - first - centre[:, None])
+    x, y = cloud.rows - first[:, 0], cloud.columns - first
+    centre = y[:, : cloud.shape[1]].mean(1)
+    x -= centre  # in place: they may be large
+    y -= centre[:, None]
+    x *= factor
+    y *= factor
+    return x, y
+
+
+def squares(x: Any, y: Any) -> tuple[F64, F64]:
+    """|x|^2 and |y|^2 of points (m, d) and (d, n), in float64."""
+    return np.einsum("ij,ij->i", x, x, dtype=np.float64), np.einsum("ij,ij->j", y, y, dtype=np.float64)
 
 
 def product_error(problem: Problem) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
+from ...cached import cached_property
 from ...cost import Cost
 from ...mask import Masked
 from ...penalties import F64
@@ -39,10 +40,10 @@ QUICK_OUT = -(2.0**30)
 PRODUCTS = 4  # FORM of points.cuh beside the metrics: quick passes expand squared distances
 
 
-def sizes_of(d: int, narrow: bool, masked: bool) -> tuple[int, int]:
+def sizes_of(d: int, narrow: bool, masked: bool, kept: bool) -> tuple[int, int]:
     """(points of a thread that get sums, points summed over at a time): RT and FROM of points.cuh."""
     few = d <= DIM
-    return (4 if narrow else 2) * (2 if few and not masked else 1), 4 if few else 8
+    return (4 if narrow else 2) * (2 if few and not masked and (kept or not narrow) else 1), 4 if few else 8
 
 
 def depth_of(d: int, dtype: str) -> int:
@@ -61,13 +62,13 @@ class Side:
         d, unit = len(points), TO_TILE if tiled else PAD
         self.depth = depth_of(d, points.dtype.name) if tiled else 0
         room = -(-count // unit) * unit
-        padded = np.zeros((-(-d // self.depth) * self.depth if tiled else d, room), points.dtype)
-        padded[:d, :count] = points[:, :count]
         self.count, self.ld = count, room
-        self.to = self.packed = cp.asarray(padded)
+        self.to = cp.zeros((-(-d // self.depth) * self.depth if tiled else d, room), points.dtype)
+        self.to[:d, :count] = cp.asarray(points)[:, :count]  # turned there, where that is not slow
+        self.packed = self.to
         if not tiled:
-            together = sizes_of(d, True, False)[1]
-            self.packed = cp.asarray(np.ascontiguousarray(padded.reshape(d, -1, together).swapaxes(0, 1)))
+            together = sizes_of(d, True, False, False)[1]
+            self.packed = cp.ascontiguousarray(self.to.reshape(d, -1, together).swapaxes(0, 1))
         self.log = cp.zeros(room, points.dtype)
 
     def set(self, log: Any, left_out: float) -> None:
@@ -106,14 +107,16 @@ class PointIterate(Iterate):
         self.sums = "tile_sums" if rows.depth else "point_sums"
         names: tuple[str, ...] = (self.sums, "join_rows", "point_columns", "gather_sums")
         names += ("finish_first", "finish_join", "finish_second")
-        each, together = sizes_of(d, narrow, bool(self.masked))
+        each, together = sizes_of(d, narrow, bool(self.masked), lists is not None)
         warp = 32 * each
         if lists is not None:  # one box at most
             warp = min(warp, *(unit for *_, unit in lists))
-        options["SPLIT"], self.block = 32 * each // warp, 8 * warp
+        options["SPLIT"], self.block, self.resident = 32 * each // warp, 8 * warp, 2
+        if narrow and d <= DIM and lists is None and not self.masked:
+            self.resident = 3
         if rows.depth:
             options |= {"SPLIT": 1, "DEPTH": rows.depth}
-            self.block, together = TO_TILE, FROM_TILE[rows.log.dtype.name]
+            self.block, together, self.resident = TO_TILE, FROM_TILE[rows.log.dtype.name], 2 if narrow else 1
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
         self.slabs = [self.parts_of(to, other.ld // together) for to, other in ((rows, cols), (cols, rows))]
         u, v = self.state["u_scale"], self.state["v_scale"]
@@ -125,7 +128,7 @@ class PointIterate(Iterate):
 
     def parts_of(self, to: Side, most: int) -> int:
         """Into how many parts a sum is cut, so that the last blocks to run leave few multiprocessors idle."""
-        blocks, resident = max(1, -(-to.count // self.block)), 2 * self.processors
+        blocks, resident = max(1, -(-to.count // self.block)), self.resident * self.processors
         waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, max(1, most)) + 1)}
         parts = [k for k, wave in waves.items() if wave <= WAVES] or [1]
         return max(parts, key=lambda k: waves[k] / math.ceil(waves[k]))
@@ -162,26 +165,38 @@ class PointWorkspace(Workspace):
         self.expands = self.quick and expansion <= QUICK_ERROR
         self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
         self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
-        if options.precision != "float64" and narrow_points.suits(problem):
-            self.narrow_points = narrow_points.NarrowPoints(problem.cost, problem.reg)
+        suits = options.precision != "float64" and narrow_points.suits(problem)
+        self.exact = narrow_points.centred(self.cloud, problem.reg) if suits or self.expands else None
+        if suits:
+            self.narrow_points = narrow_points.NarrowPoints(self.cloud, problem.reg, self.exact)
+        self.tiled = len(self.cloud.columns) > DIM and not problem.masked and self.cloud.truncation is None
         super().__init__(problem, options)
+        self.exact = None
         self.coarse.wanted = False  # its labelled pass reads a K
 
     def take_kernel(self) -> None:
         (m, n), self.dtype = self.problem.shape, "float64"
         self.most = int(self.problem.ranks.max(m))
-        vectors = 8 * (40 + 4 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n)
+        vectors = 8 * (40 + 5 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n)
         need_memory(0, self.dtype, vectors)
         self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, self.problem.masked)
-        found, cloud = self.narrow_points, self.cloud
-        tiled = len(cloud.columns) > DIM and not self.problem.masked and cloud.truncation is None
-        self.wide = Side(cloud.rows.T, m, tiled), Side(cloud.columns, n, tiled)
-        self.narrow = (Side(found.x.T, m, tiled), Side(found.y, n, tiled)) if found else None
-        if self.expands:
-            factor = cloud.core[1] * narrow_points.LOG2_E / self.problem.reg
-            x, y = narrow_points.centred(cloud, math.sqrt(factor))
-            self.products = Side(2 * x.T, m, tiled), Side(y, n, tiled)
-            self.squares = (x**2).sum(1), (y[:, :n] ** 2).sum(0)
+        found = self.narrow_points
+        self.narrow = self.sides(found.x, found.y) if found else None
+        if self.expands and self.exact:
+            x, y = self.exact
+            self.squares = narrow_points.squares(x, y[:, :n])
+            x *= 2
+            self.products = self.sides(x, y)
+
+    def sides(self, x: Any, y: Any) -> tuple[Side, Side]:
+        """Of points (m, d) and (d, n padded)."""
+        m, n = self.problem.shape
+        return Side(x.T, m, self.tiled), Side(y, n, self.tiled)
+
+    @cached_property
+    def wide(self) -> tuple[Side, Side]:
+        """Coordinates as they are, for float64 passes that do not expand squares."""
+        return self.sides(self.cloud.rows, self.cloud.columns)
 
     def start(self) -> None:
         super().start()
@@ -245,7 +260,8 @@ class PointWorkspace(Workspace):
         was = self.quick_error
         self.quick_error = self.powers_error + error if self.quick and error <= QUICK_MOST else 0.0
         quick = self.quick_error > 0
-        sides, squares = (self.products, self.squares) if quick and self.expands else (self.wide, (0.0, 0.0))
+        squares: tuple[Any, Any] = self.squares if quick and self.expands else (0.0, 0.0)
+        sides = self.products if quick and self.expands else self.wide
         for side, log, square in zip(sides, (alpha, beta), squares, strict=True):
             power = np.maximum(narrow_points.LOG2_E * log - square, QUICK_OUT) if quick else log
             side.set(power, QUICK_OUT if quick else -np.inf)
