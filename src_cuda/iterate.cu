@@ -40,6 +40,7 @@ __device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, i
         all.lie = lie;
     const int owner = blockIdx.x / CLUSTER, owners = lie.streams, slice = lie.slice, strip = strip_of(group);
     const bool works = owner < owners && strip < lie.strips;
+    const int rings = (lie.strips + CLUSTER - 1) / CLUSTER;
     g.step = 1;
     g.kept = 0;
 #else
@@ -47,6 +48,7 @@ __device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, i
     const int slice = (int)((S.ld / 16 + CLUSTER - 1) / CLUSTER * 16), strip = cluster_rank(); // at most WIDTH
     const int64_t owners = (int64_t)clusters * GROUPS;
     const bool works = true;
+    const int rings = GROUPS;
 #endif
     g.first = works ? (int)(tiles * owner / owners) : 0;
     g.tiles = works ? (int)(tiles * (owner + 1) / owners) - g.first : 0;
@@ -64,7 +66,7 @@ __device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, i
     g.full = shared_address(all.full[group]);
     uint4 *words = (uint4 *)(memory + RING_OFFSET);
     const int behind = SPREAD * 32 * CPT * (int)sizeof(real); // the last row, where a warp reads on
-    for (int q = threadIdx.x; q < (GROUPS * slots * g.bytes + behind) / 16; q += THREADS)
+    for (int q = threadIdx.x; q < (rings * slots * g.bytes + behind) / 16; q += THREADS)
         words[q] = make_uint4(0, 0, 0, 0);
     for (int q = threadIdx.x; q < GROUPS * R * NEXT_B; q += THREADS)
         ((double *)all.exchange.row)[q] = 0;

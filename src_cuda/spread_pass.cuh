@@ -16,7 +16,8 @@
 
 static_assert(CLUSTER <= LANES, "a clerk's lanes of a row write to one block each");
 
-// How rows lie on the workers of so many blocks: by Shape.spread of mapuot/backends/cuda/kernels.py.
+// How rows lie on the workers of so many blocks: by Shape.spread of mapuot/backends/cuda/kernels.py.  Strips are whole,
+// since a step takes a worker as long however few its columns are, and the workers left over do nothing.
 struct Lie {
     int streams, strips, slice; // clusters, each with a stream of tiles; strips of a row and columns of a strip
     int64_t tiles, steps;       // of all; of the longest stream
@@ -24,9 +25,9 @@ struct Lie {
 
 __device__ __forceinline__ Lie lie_of(const State &S, int blocks)
 {
-    const int chunks = (int)S.ld / CHUNK, clusters = blocks / CLUSTER, most = CLUSTER * GROUPS;
+    const int chunks = (int)S.ld / CHUNK, clusters = blocks / CLUSTER, share = chunks / CLUSTER;
     const int64_t tiles = (S.m + R - 1) / R;
-    const int streams = clusters < tiles ? clusters : (int)tiles, each = (chunks + most - 1) / most;
+    const int streams = clusters < tiles ? clusters : (int)tiles, each = share < WIDTH / CHUNK ? share : WIDTH / CHUNK;
     return {streams, (chunks + each - 1) / each, each * CHUNK, tiles, (tiles + streams - 1) / streams};
 }
 

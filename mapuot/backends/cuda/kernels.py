@@ -84,9 +84,8 @@ class Shape:
 
     def spread(self, m: int, ld: int, itemsize: int, blocks: int) -> tuple[int, int, int]:
         """Twin of lie_of in spread_pass.cuh: (streams, strips, columns of a strip)."""
-        chunk = 16 // itemsize
-        streams, each = min(blocks // self.CLUSTER, -(-m // self.R)), -(-ld // (chunk * self.CLUSTER * self.groups))
-        return streams, -(-ld // (chunk * each)), each * chunk
+        each = min(32 * self.CPT, ld * itemsize // 16 // self.CLUSTER * 16 // itemsize)
+        return min(blocks // self.CLUSTER, -(-m // self.R)), -(-ld // each), each
 
 
 # the narrowest that covers a row is used; NARROW: float32 sums, which leave registers for more columns a thread
@@ -115,11 +114,12 @@ def portable_shape(ld: int, dtype: str) -> Shape | None:
 def spread_shape(ld: int, dtype: str) -> Shape | None:
     """The smallest cluster that has room for a row, and the fewest columns a thread; None where there is none.
 
-    Two rows at once, where three such tiles of each of 16 warps fit into shared memory.
+    Two rows at once, where three such tiles of each warp fit into shared memory, five in the largest clusters.
     """
     chunk = 16 // ITEMSIZE[dtype]
     for cluster in SPREAD_CLUSTERS:
-        rows = 2 if 6 * ITEMSIZE[dtype] * ld // cluster <= TILE_BYTES else 1
+        tiles = 3 if cluster < SPREAD_CLUSTERS[-1] else 5
+        rows = 2 if 2 * tiles * ITEMSIZE[dtype] * ld // cluster <= TILE_BYTES else 1
         for columns in (8, 12, 16):
             if columns % chunk == 0 and ld <= THREADS * columns * cluster:
                 return Shape(1, columns, rows, cluster, 1)

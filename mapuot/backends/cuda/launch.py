@@ -163,9 +163,9 @@ class Persistent:
         shape = self.shape
         blocks -= blocks % shape.CLUSTER
         blocks = min(blocks, shape.CLUSTER * resident_clusters(self.run, shape.CLUSTER, blocks, self.shared))
-        streams, _, columns = shape.spread(m, ld, itemsize, blocks)
+        streams, strips, columns = shape.spread(m, ld, itemsize, blocks)
         room -= 32 * shape.CPT * itemsize  # a warp reads on behind its last row
-        self.slots = min(MAIL, room // max(1, shape.groups * shape.R * columns * itemsize))
+        self.slots = min(MAIL, room // max(1, -(-strips // shape.CLUSTER) * shape.R * columns * itemsize))
         if streams == 0 or self.slots < (3 if shape.R > 1 else 2):
             return
         self.parts = streams * shape.CLUSTER
