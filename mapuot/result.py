@@ -129,7 +129,8 @@ class Result(Certified, Answer):
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow" (the plan is below 1e-290).
     n_passes : int
-        How often K was read.
+        How often K was read. Between points of which pairs are skipped: over the kept pairs; those of the start and of
+        corrections, between groups of points, are not counted.
     trace : list of Stats
         One entry a pass: gap, error, dual, mass, residual, seconds.
 
