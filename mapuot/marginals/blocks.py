@@ -317,7 +317,7 @@ class Triangle:
         self.on_logs, self.fresh = self.fresh, True
         self.shift, self.K = [np.zeros(len(x)) for x in log_u], []
         for C, (k, m) in zip(self.C, PAIRS, strict=True):
-            K = xp.asarray(C / -self.reg, np.float64)
+            K = xp.asarray(C, np.float64) / -self.reg
             if not self.on_logs:
                 K += xp.asarray(0.5 * log_u[k])[:, None]
                 K += xp.asarray(0.5 * log_u[m])
@@ -366,7 +366,7 @@ class Triangle:
 
     def coupling(self, i: int, j: int, log_w: list[F64]) -> Any:
         """The third marginal summed over by a product on logarithms."""
-        L = {pair: self.xp.asarray(C / -self.reg, np.float64) for pair, C in self.edges.items()}
+        L = {pair: self.xp.asarray(C, np.float64) / -self.reg for pair, C in self.edges.items()}
         third, x = 3 - i - j, [self.xp.asarray(w) for w in log_w]
         log_pair = log_matmul(oriented(L, i, third) + x[third], oriented(L, third, j)) + oriented(L, i, j)
         return self.xp.exp(log_pair + x[i][:, None] + x[j])

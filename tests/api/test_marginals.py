@@ -325,6 +325,18 @@ def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(dtype, monk
             np.testing.assert_allclose(P, Q, rtol=1e-9)
 
 
+@pytest.mark.parametrize("reg", [0.02, 0.3])
+def test_a_triangle_of_float32_costs_is_solved_in_float64(reg):
+    """An exponent that is rounded to float32 is off by 1e-7 of its size, which no certificate knows of."""
+    costs, masses = problem("triangle", 3, 7)
+    narrow = {pair: M.astype(np.float32) for pair, M in costs.items()}
+    wide = {pair: M.astype(np.float64) for pair, M in narrow.items()}
+    one, other = (mapuot.multimarginal(x, masses, reg, 1.0, tol=1e-10) for x in (narrow, wide))
+    assert one.converged
+    assert one.dual == pytest.approx(other.dual, rel=1e-13)
+    np.testing.assert_allclose(one.pair(0, 1), other.pair(0, 1), rtol=1e-11)
+
+
 def test_threads_share_stored_pairs():
     near = {(k, k + 1): mapuot.knn_cost(*np.random.default_rng(k).random((2, 500, 2)), 8) for k in range(2)}
     masses = [np.full(500, 1.1**k / 500) for k in range(3)]

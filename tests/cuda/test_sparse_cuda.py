@@ -218,6 +218,26 @@ def test_pairs_of_a_reference_that_is_gone_are_not_those_of_none():
     assert on_gpu.pairs_of(plain).rows.c is None
 
 
+@pytest.mark.parametrize("limit", [30, 60])
+def test_passes_read_numbers_as_long_as_the_pairs_hold_them(limit, monkeypatch):
+    """Of ranks with few and with many rows, where only those of one have short numbers: kernels are of the largest."""
+    S, _, a, b = pairs(20, 30, 0.3)
+    want = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cpu")
+    monkeypatch.setattr(on_gpu, "SHORT", limit)
+    take = on_gpu.SparseWorkspace.take_kernel
+
+    def among_others(self):
+        """As where another rank has 80 rows."""
+        with monkeypatch.context() as patch:
+            patch.setattr(type(self.problem.ranks), "max", lambda ranks, x: max(x, 80) if x == 20 else x)
+            take(self)
+        assert self.most == 80
+
+    monkeypatch.setattr(on_gpu.SparseWorkspace, "take_kernel", among_others)
+    got = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
+    np.testing.assert_allclose(got.plan.data, want.plan.data, rtol=1e-6)
+
+
 def test_storage_finer_than_tol_needs():
     """Where K in float32 cannot certify tol, passes go on in float64."""
     S, _, a, b = pairs(50, 60, 0.2)

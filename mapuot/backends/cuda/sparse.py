@@ -139,16 +139,19 @@ def forget(gone: Any) -> None:
 class SparseIterate(Iterate):
     """Passes over stored pairs: rows, columns and the finish, five launches or seven."""
 
-    def __init__(self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool]) -> None:
-        self.several = False
+    def __init__(
+        self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], pairs: DevicePairs
+    ) -> None:
+        """``shape``: of the rank with the most rows, whose numbers may be longer than those of the own ``pairs``."""
+        self.several, self.short = False, int(pairs.rows.index.itemsize == 2)
         super().__init__(state, shape, dtype, kl, in_place=False, portable=True)
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Few blocks in the finish, where columns are many: each of them joins what all have left."""
         self.split_columns(min(-(-self.n // line(self.memory)), RESIDENT * self.processors))
         self.most = GRAPH_PASSES
-        short = int(index_bytes((self.m, self.n)) == 2)
-        options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory) | {"SPARSE": 1, "SHORT_INDEX": short}
+        options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory)
+        options |= {"SPARSE": 1, "SHORT_INDEX": self.short}
         self.kernels = {name: kernel("portable.cu", name, **options) for name in KERNELS}
 
     def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
@@ -200,7 +203,7 @@ class SparseWorkspace(Workspace):
         n, cost = self.problem.shape[1], self.problem.cost
         self.pairs = pairs_of(self.problem)
         self.K = tuple(cp.empty(cost.size, STORAGE[self.dtype]) for _ in range(2))
-        self.launch = SparseIterate(self.state, (self.most, n, self.ld), self.dtype, self.kl)
+        self.launch = SparseIterate(self.state, (self.most, n, self.ld), self.dtype, self.kl, self.pairs)
         self.launch.take(self.pairs, self.K)
 
     def constants(self) -> None:
