@@ -117,6 +117,8 @@ __device__ __forceinline__ double run_dot(const Runs &runs, const Run &run, cons
 template <typename Prepare, typename Use>
 __device__ __forceinline__ void each_sum(const Runs &runs, const real *K, const double *x, Prepare prepare, Use use)
 {
+    if (runs.count == 0) // of a rank that has none
+        return;
     const int lanes = (int)runs.lanes, teams = 32 / lanes, lane = threadIdx.x % 32;
     const int64_t warps = (int64_t)gridDim.x * (RUN_THREADS / 32);
     const int64_t own = (runs.count + warps - 1) / warps, turns = (own + 31) / 32;
