@@ -113,13 +113,11 @@ class Run:
             self.status = status
 
     def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
-        """Pass on where the last was a dropped step: its state is no answer, that of a shorter step or the image is."""
-        while last.rejected:
-            if last.status == "absorb":
-                workspace.absorb()
-            (last,) = workspace.iterate(1)
-            status = self.record([last])
-            self.status = "converged" if status == "converged" else self.status
+        """Make one pass more where the last was a dropped step: its state is no answer, the image before it is."""
+        if last.status == "absorb":
+            workspace.absorb()
+        status = self.record(workspace.iterate(1))
+        self.status = "converged" if status == "converged" else self.status
 
     def save(self, workspace: Workspace, problem: Problem) -> None:
         log_v = self.ranks.gather(workspace.next_log_v, 0, "cols")

@@ -184,24 +184,13 @@ static void translate_parts(mapuot_state *state)
         image[j] += mass[state->part[j]];
 }
 
-/* where the pass after a dropped step starts: on the way from the last image to there, or at the same v on a fresh K */
-static void go_back(mapuot_state *state)
-{
-    const mapuot_progress *p = &state->progress;
-    const int64_t np = padded(state->n);
-    const double *x = state->work, *image = state->history + np;
-    double *next = state->work + 2 * np;
-    memcpy(next, p->step == MAPUOT_GO_BACK ? image : x, (size_t)np * sizeof(double));
-    for (int64_t j = 0; p->back > 0 && j < np; j++)
-        next[j] += p->back * (x[j] - image[j]);
-}
-
 /* step 2: guard and certificate, then the differences of a step that the guard lets pass; none on an outgrown K, whose
  * image would lose what was won */
 static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats)
 {
     const mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
+    const int64_t np = padded(state->n);
     const double scale = largest_scale(finish);
     stats->dual = dual_value(state, finish, stats->mass);
     if (outgrown(limits, p, stats, scale))
@@ -210,8 +199,9 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_fin
         settle(limits, p, stats);
     certify(limits, p, stats, finish->sums[SUM_GAP], finish->sums[SUM_HARD], finish->sums[SUM_MISFIT], scale);
     finish->args.common = next_translation(limits, log_ratio_of(finish->sums[SUM_NEXT], stats->mass));
-    if (stats->rejected > 0) {
-        go_back(state);
+    if (stats->rejected > 0) { /* from the last image, or from the same v on a fresh K */
+        const double *from = p->step == MAPUOT_GO_BACK ? state->history + np : state->work;
+        memcpy(state->work + 2 * np, from, (size_t)np * sizeof(double));
         memset(finish->sums, 0, SWEEP_OUT * sizeof(double));
         return;
     }

@@ -329,13 +329,12 @@ static int run(attempt *t, double reg, double tol, int64_t limit)
             status = absorb(t);
         }
     }
-    while (status >= 0 && p->last.rejected > 0) { /* its state is no answer, a shorter step or the image is */
+    if (status >= 0 && p->last.rejected > 0) { /* its state is no answer, the image before it is */
         if (status == MAPUOT_ABSORB) {
             go_on(t);
             status = absorb(t);
         }
-        status = status < 0 ? status : iterate(t, 1);
-        status = status < 0 || status == MAPUOT_CONVERGED || status == MAPUOT_ABSORB ? status : OUT_OF_PASSES;
+        status = status < 0 ? status : iterate(t, 1) == MAPUOT_CONVERGED ? MAPUOT_CONVERGED : OUT_OF_PASSES;
     }
     for (int64_t j = 0; j < t->task->n; j++)
         t->log_v[j] = p->b[j] > 0.0 ? t->state.cols.log_scale[j] - t->state.progress.shift : -INFINITY;

@@ -21,7 +21,7 @@ __device__ __forceinline__ double dual_value(const Batch &S, const Work &W, cons
     return dual;
 }
 
-// Sweep 2: the next x by extrapolation (step 1), as it is (0), or back to the last image (2); true where v goes too far.
+// Sweep 2: the next x by extrapolation (step 1), as it is (0), or the last image again (2); true where v goes too far.
 __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *col, int ld, double *v, const Standing &p,
                                              int step, int slot, double c)
 {
@@ -46,8 +46,6 @@ __device__ __forceinline__ bool second_sweep(const Batch &S, Work &W, double *co
             col[LAST * ld + j] = f;
             col[IMAGE * ld + j] = G;
             x = y;
-        } else if (p.back > 0) {
-            x = fma(p.back, col[X * ld + j] - x, x);
         }
         far |= scale_column(S, col, ld, v, j, x, sum);
     }

@@ -277,8 +277,7 @@ __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, i
     store(&all.col[DIFF_F][slot], dF), store(&all.col[DIFF_G][slot], dG);
 }
 
-// After a step that lost dual value, and before the first: on from the last image, without a history.  A shorter step is
-// not tried here: float64 passes do that.
+// After a step that lost dual value, and before the first: on from the last image, without a history.
 __device__ __forceinline__ void restart(Shared &all, int turn)
 {
 #pragma unroll 1

@@ -245,8 +245,6 @@ __device__ __forceinline__ double advance_column(const State &S, const Finish &F
         x = p.step > 0 ? G - step - p.gamma[slot] * (G - x) : G;
         if (COARSE && p.coarse > 0)
             x += F.correction[c.label];
-    } else if (p.back > 0) {
-        x = fma(p.back, c.x - x, x);
     }
     if (!KL_COLS && S.cols.penalty == MAPUOT_TV) // |g| <= rho: beneath it the dual is -inf, above it flat
         x = clip(x, p.shift - c.rho * S.limits.inv_reg, p.shift + c.rho * S.limits.inv_reg);

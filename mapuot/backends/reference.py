@@ -26,7 +26,6 @@ from .contract import LEAST_MASS, Options, Stats, memory_of, weigh
 __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 
 STALL_PASSES = 250
-SHORTER = 0.25  # of a dropped step, before one goes back to the image
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large makes so many passes before the first is timed
 WHOLE = True  # one process holds all of M
 TINY = np.finfo(np.float64).tiny
@@ -107,8 +106,7 @@ class Workspace:
         self.history: deque[tuple[F64, F64]] = deque(maxlen=memory + 1)
         self.coarse = Coarse(self, problem, memory)
         self.matrix: F64 | None = None  # of the coarse correction
-        self.extrapolated, self.back = False, 0.0  # back: of a dropped step, what this pass took
-        self.image: F64  # of the last pass that was kept
+        self.extrapolated = False
         self.parts = problem.parts if options.by_parts else None
         self.rates = tuple(
             None if rho is None else (0.0 if np.isinf(rho) else problem.reg / rho)
@@ -259,16 +257,12 @@ class Workspace:
         size = float(np.abs(residual).max(initial=0.0))
         slack = 1e-13 * abs(self.best_dual) + 1e-15 * self.problem.rows.weight.sum()
         if self.extrapolated and not dual >= self.best_dual - slack:
-            self.back = 0.0 if self.back or not np.isfinite(dual) else SHORTER
-            step = np.subtract(x, self.image, out=np.zeros_like(x), where=active)
-            self.next_log_v = self.image + self.back * step
+            self.next_log_v = self.history[-1][1]
             self.history.clear()
-            self.extrapolated, self.matrix = self.back > 0, None
+            self.extrapolated, self.matrix = False, None
             return True, size
-        self.back = 0.0
         self.best_dual = max(self.best_dual, dual) if self.extrapolated else dual
         self.history.append((residual, image))
-        self.image = image
         self.next_log_v, self.extrapolated, left = image, False, residual
         if self.options.memory and len(self.history) > 1:
             (self.next_log_v, left), self.extrapolated = self.extrapolate(active), True

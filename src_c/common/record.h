@@ -71,7 +71,6 @@ typedef struct {
     int64_t depth, head;  /* differences held, and where the next one goes */
     int64_t extrapolated; /* 1: the state is an extrapolated one, so the guard watches it */
     int64_t step;         /* a mapuot_step */
-    double back;          /* of a dropped step, what the next pass takes; 0: it starts from the last image */
     int64_t slot;         /* where this pass keeps its difference, -1: nowhere */
     int64_t coarse;       /* 1: steps are corrected cluster by cluster, until one is dropped */
     double common;        /* fi mu, the translation of the image */

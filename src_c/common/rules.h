@@ -18,7 +18,6 @@
 #define LEAST_MASS 1e-290 /* the marginals of a plan below it lose their digits at TINY */
 #define STILL 1e-9        /* change of log v in a pass at which dead points will stay so */
 #define MOST_LOST 1e-3    /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
-#define SHORTER 0.25      /* of a dropped step, before one goes back to the image: .15 to .5 are as good */
 #define RIDGE 1e-10       /* of Anderson's normal equations, whose columns are normalised */
 #define LARGEST 1.7976931348623157e308
 
@@ -117,16 +116,10 @@ FN int new_depth(const mapuot_limits *limits, const mapuot_progress *p)
     return (int)(p->depth < limits->memory && p->head == p->depth ? p->depth + 1 : p->depth);
 }
 
-FN void forget(mapuot_progress *p)
-{
-    p->depth = p->head = p->have = p->extrapolated = 0;
-    p->back = 0;
-}
+FN void forget(mapuot_progress *p) { p->depth = p->head = p->have = p->extrapolated = 0; }
 
 /* The guard, and where the next step comes from: no step that lowers the dual value, and none without a past.  A coarse
- * correction whose step is dropped was wrong: it rests until a new one is made.  The dual value is concave along the step,
- * which went too far more often than astray: a shorter one is tried once.  Without it far starts dropped every third step
- * for up to 100 passes, since two plain ones led to the same step again. */
+ * correction whose step is dropped was wrong: it rests until a new one is made. */
 FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *out)
 {
     p->slot = -1;
@@ -134,15 +127,11 @@ FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *ou
         out->dual = -INF; /* a point that is in use counted as unreached: this is no dual value */
     out->rejected = p->extrapolated > 0 && !(out->dual >= p->best_dual - guard_slack(limits, p, out->mass));
     if (out->rejected > 0) {
-        const double back = p->back > 0 || !isfinite(out->dual) ? 0 : SHORTER;
         forget(p);
         p->coarse = 0;
         p->step = MAPUOT_GO_BACK;
-        p->back = back;
-        p->extrapolated = back > 0;
         return;
     }
-    p->back = 0;
     p->best_dual = p->extrapolated > 0 ? fmax(p->best_dual, out->dual) : out->dual;
     p->step = limits->memory > 0 && p->have > 0;
     p->extrapolated = p->step > 0 || p->coarse > 0;

@@ -107,21 +107,16 @@ def test_blocks_are_the_plan_between_clusters(isa):
 
 
 def test_a_wrong_correction_is_dropped():
-    """The guard tries a quarter of it, then the image before it; no step is corrected until there is a new matrix."""
+    """The guard goes back to the image before it, and no step is corrected until there is a new matrix."""
     workspace = corrected(dtype="float64")
     workspace.coarse_arrays["matrix"][:: workspace.coarse.count + 1] *= 0.3
     workspace.iterate(1)
-    image, x = workspace.history[len(workspace.sums) - 8 :][:50].copy(), workspace.col_side["log_scale"][:50]
-    shorter = image + 0.25 * (x - image)
+    image = workspace.history[len(workspace.sums) - 8 :][:50].copy()
     dropped = workspace.iterate(1)[0]
     assert dropped.rejected
     assert not workspace.correcting
-    np.testing.assert_allclose(x, shorter, rtol=1e-14)
-    best, workspace.progress.best_dual = workspace.progress.best_dual, 1e9
-    assert workspace.iterate(1)[0].rejected
-    np.testing.assert_array_equal(x, image)
-    workspace.progress.best_dual = best
-    assert not any(stat.rejected for stat in workspace.iterate(coarse.WAIT - 2))
+    np.testing.assert_array_equal(workspace.col_side["log_scale"][:50], image)
+    assert not any(stat.rejected for stat in workspace.iterate(coarse.WAIT - 1))
     assert not workspace.correcting
     workspace.iterate(3)
     assert workspace.correcting
