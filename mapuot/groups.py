@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .backends.boxes import ROUGH, State
-from .backends.contract import Options
+from .backends.contract import Options, host, namespace
 from .penalties import F64
 from .points import PointCloud
 from .problem import Problem
@@ -37,22 +37,33 @@ class Level(NamedTuple):
     """One side in groups."""
 
     side: Side  # of the points
-    mean: Side  # of the groups
-    first: Any  # where each group begins
-    offset: F64  # of each point from the mean of its group, (groups, unit, d)
-    points: F64  # the means, (groups, d)
+    mean: Side  # of the groups, on the host
+    offset: F64  # of each point from the mean of its group, (d, groups, unit)
+    points: F64  # the means, (groups, d), on the host
 
     def mean_log(self, log: F64) -> F64:
-        """The mean by mass; 0 of groups without any."""
-        used = self.side.weight * np.isfinite(log)
+        """The mean by mass, on the host; 0 of groups without any."""
+        used, unit = self.side.weight * np.isfinite(log), self.offset.shape[2]
         with np.errstate(divide="ignore", invalid="ignore"):
-            mean = np.add.reduceat(used * known(log), self.first) / np.add.reduceat(used, self.first)
-        return known(mean)
+            mean = summed(used * known(log), unit) / summed(used, unit)
+        return known(host(mean))
 
     def spread(self, log: F64, steep: F64) -> F64:
         """A number of each group at its points, along its slopes."""
-        whole = log[:, None] + np.einsum("gud,gd->gu", self.offset, steep)
-        return np.asarray(whole.reshape(-1)[: len(self.side.weight)])
+        xp = namespace(self.offset)
+        whole, steep = xp.zeros(self.offset.shape[1:]) + xp.asarray(log)[:, None], xp.asarray(steep)
+        for along, slope in zip(self.offset, steep.T, strict=True):
+            whole += along * slope[:, None]
+        out: F64 = whole.reshape(-1)[: len(self.side.weight)]
+        return out
+
+
+def summed(x: Any, unit: int) -> Any:
+    """Sums of a vector (k,) or a table (k, d) over each ``unit`` neighbours."""
+    groups, after = -(-len(x) // unit), x.shape[1:]
+    if behind := groups * unit - len(x):
+        x = np.concatenate([x, np.zeros_like(x, shape=(behind, *after))])
+    return x.reshape(groups, unit, *after).sum(1)
 
 
 def known(log: F64) -> F64:
@@ -78,10 +89,12 @@ class Groups:
         sides = (problem.rows, self.small.rows), (problem.cols, self.small.cols)
         points = (cloud.rows, means.rows), (columns_of(cloud), columns_of(means))
         self.levels = []
+        xp = namespace(problem.rows.weight)
         for (side, mean), (fine, groups), unit in zip(sides, points, units, strict=True):
-            whole = np.pad(fine, ((0, -len(fine) % unit), (0, 0)), mode="edge" if len(fine) else "constant")
-            offset = whole.reshape(len(groups), unit, fine.shape[1]) - groups[:, None]
-            self.levels.append(Level(side, mean, np.arange(0, len(fine), unit), offset, groups))
+            offset = xp.zeros((fine.shape[1], len(groups) * unit))
+            offset[:, : len(fine)] = xp.asarray(fine).T
+            offset = offset.reshape(-1, len(groups), unit) - xp.asarray(groups.T.copy())[:, :, None]
+            self.levels.append(Level(side, mean, offset, groups))
         square = cloud.core[0] == "sqeuclidean"  # the slope of a potential is known then
         self.factor = 2 * cloud.core[1] / problem.reg if square else 0.0
 
@@ -159,7 +172,8 @@ def rate(side: Side, reg: float) -> F64:
 def image(side: Side, log: F64, marginal: F64, reg: float) -> F64:
     """The next log scalings, -fi log (K v)_i, from what the plan sends with these."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray(rate(side, reg) * (side.log_weight + log - np.log(marginal)))
+        found: F64 = rate(side, reg) * (side.log_weight + log - np.log(marginal))
+    return found
 
 
 def grouped(problem: Problem, units: list[int]) -> Problem:
@@ -168,17 +182,16 @@ def grouped(problem: Problem, units: list[int]) -> Problem:
     assert isinstance(cloud, PointCloud)
     sides, means = [], []
     for side, points, unit in ((problem.rows, cloud.x, units[0]), (problem.cols, cloud.y, units[1])):
-        first = np.arange(0, len(points), unit)
-        count = np.diff(np.append(first, len(points)))
-        weight = np.add.reduceat(side.weight, first)
-        least = np.where(weight > 0, 0.0, 1.0)[np.arange(len(points)) // unit]  # of groups without mass: plain means
-        share = side.weight + least
-        total = np.add.reduceat(share, first)
-        means.append(np.add.reduceat(points * share[:, None], first) / total[:, None])
-        rho = np.add.reduceat(side.rho, first) / count
+        xp, groups = namespace(side.weight), -(-len(points) // unit)
+        count = np.minimum(unit, len(points) - unit * np.arange(groups))
+        weight = summed(side.weight, unit)
+        least = np.where(weight > 0, 0.0, 1.0)  # of groups without mass: plain means
+        share = side.weight + xp.repeat(least, unit)[: len(points)]
+        means.append(host(summed(xp.asarray(points) * share[:, None], unit) / summed(share, unit)[:, None]))
+        rho = host(summed(side.rho, unit)) / count
         rho = rho / count if side.penalty == "l2" else rho
-        upper = None if side.upper is None else np.add.reduceat(side.upper, first) / count
-        sides.append(dataclasses.replace(side, weight=weight, rho=rho, upper=upper))
+        upper = None if side.upper is None else host(summed(side.upper, unit)) / count
+        sides.append(dataclasses.replace(side, weight=host(weight), rho=rho, upper=upper))
     some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
     small = PointCloud(some, means[1], cloud.metric, cloud.scale, cloud.weights, truncate=None)[: len(means[0])]
     return dataclasses.replace(problem, cost=small, rows=sides[0], cols=sides[1])

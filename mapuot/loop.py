@@ -90,7 +90,7 @@ class Run:
             if self.saves:
                 self.save(workspace, problem)
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
-            return np.array(workspace.next_log_v)
+            return workspace.next_log_v.copy()
 
     def renewed(self, workspace: Workspace, problem: Problem, stat: Stats) -> bool:
         """Whether K was built anew for the next pass, which begins where groups of points say, if there are any."""

@@ -82,7 +82,7 @@ def dual_term(kind: str, f: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
         else:
             assert upper is not None
             value = np.where(f < 0, f * upper * t, np.where(rho > 0, f * rho * t, 0.0))  # f may be inf, rho 0
-    return np.where((t == 0) & np.isneginf(f), 0.0, value)
+    return np.where((t == 0) & (f == -np.inf), 0.0, value)
 
 
 def mass_slope(f: Any, rho: float, reg: float, other: Any) -> Any:

@@ -8,6 +8,7 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from . import validate
-from .backends.contract import host, namespace
+from .backends.contract import host, largest, namespace
 from .cached import cached_property
 from .cost import Cost, Dense
 from .errors import InfeasibleError
@@ -32,8 +33,8 @@ VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
 
 def largest_log(log_weight: F64) -> float:
     """max |log t| of the weights that are not below e^-46 (1e-20) of the largest: who has less rounds nobody's plan."""
-    top = log_weight.max(initial=-np.inf)
-    return float(np.abs(log_weight[log_weight > top - 46]).max(initial=0.0))
+    top = largest(log_weight, -math.inf)
+    return largest(np.abs(log_weight[log_weight > top - 46]))
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,11 @@ class Problem(Common):
 
         Costs that outweigh log u + log v by VANISHING, finite ones that stand for inf, make entries 0 and do not count.
         """
-        largest = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (log_u, log_v))
-        largest = self.ranks.max(largest + sum(map(largest_log, self.log_reference)))
-        paid = min(self.spread, largest + abs(self.M_min) / self.reg + VANISHING)
+        terms = sum(largest(np.abs(x[np.isfinite(x)])) for x in (log_u, log_v))
+        terms = self.ranks.max(terms + sum(map(largest_log, self.log_reference)))
+        paid = min(self.spread, terms + abs(self.M_min) / self.reg + VANISHING)
         error = self.ranks.max(self.cost.error(self.M_max))  # weights make it depend on the own points
-        return EXPONENT_ROUNDING * float(paid + largest) + float(error) / self.reg
+        return EXPONENT_ROUNDING * float(paid + terms) + float(error) / self.reg
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """log u_i + log a_i and log v_j + log b_j, the exponent of the plan but for M and c; -inf where it is 0."""

@@ -96,11 +96,11 @@ class Side:
 
     def left_out(self, log_reference: F64) -> Any:
         """Mask of the points whose scaling is 0: no reference mass, or a weight 0 that forbids any."""
-        return np.isneginf(log_reference) | ((self.weight == 0) & (self.penalty in STRICT))
+        return (log_reference == -np.inf) | ((self.weight == 0) & (self.penalty in STRICT))
 
     def dead_terms(self, dead: Any) -> float:
         """Dual terms of own points that no mass can reach: f = inf."""
         if self.penalty == "range" or not dead.any():
             return 0.0
-        f = np.full(int(dead.sum()), np.inf)
-        return float(dual_term(self.penalty, f, self.weight[dead], self.rho[dead], None).sum())
+        weight = self.weight[dead]
+        return float(dual_term(self.penalty, np.full_like(weight, np.inf), weight, self.rho[dead], None).sum())

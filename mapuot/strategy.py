@@ -132,16 +132,17 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
         warm = run.ranks.max(bool(log_v.any()))
         if boxed is not None and nats is not None:
             known = (start[::-1] if turns else start) if warm else None
-            log_v = begun(boxed, options, known, nats, functools.partial(between_all, run, escalate), run.module)
-            task, options, warm = boxed.problem, inner(options), True
+            task, log_v = begun(boxed, options, known, nats, functools.partial(between_all, run, escalate), run.module)
+            options, warm = inner(options), True
         for attempt in attempts(task, options, warm, escalate):
             if run.status not in attempt.after:
                 continue
             options = dataclasses.replace(options, **attempt.changes) if attempt.changes else options
             if attempt.begin == "zeros":
                 if boxed:  # all pairs
+                    task = boxed.problem
                     task.cost.truncation = task.cost.kept = None
-                log_v = approach(run, task, options, np.zeros_like(log_v))
+                log_v = approach(run, task, options, np.zeros(task.shape[1]))
             else:
                 in_steps = attempt.begin == "start" and not boxed and any(coarse_steps(task, options, False))
                 log_v = run.run(task, options, log_v, WARM_ERROR if in_steps else math.inf)

@@ -13,7 +13,7 @@ from typing import Any
 
 from .backends import boxes
 from .backends.boxes import INNER, Sorted, State, Truncation, expected, order
-from .backends.contract import Options
+from .backends.contract import Options, namespace
 from .groups import Groups, units_of
 from .penalties import F64
 from .points import PointCloud
@@ -64,14 +64,19 @@ def whole_shape(problem: Problem) -> tuple[int, int]:
 
 def picked(side: Side, at: Any) -> Side:
     upper = None if side.upper is None else side.upper[at]
-    return dataclasses.replace(side, weight=side.weight[at], rho=side.rho[at], upper=upper)
+    rho = side.rho if side.scalar_rho is not None else side.rho[at]
+    return dataclasses.replace(side, weight=side.weight[at], rho=rho, upper=upper)
 
 
 def begun(
     found: Sorted, options: Options, start: tuple[F64, F64] | None, nats: float, solve: Any, backend: ModuleType
-) -> F64:
-    """Tell the cloud what to skip from here on; log v to start from. ``solve``: that of Groups."""
-    problem = found.problem
+) -> tuple[Problem, F64]:
+    """Tell the cloud what to skip from here on; the problem and the log v to start from.
+
+    ``solve``: that of Groups. The vectors of the problem lie where the backend works on them.
+    """
+    held = getattr(backend, "held", None)
+    problem = held(found.problem) if held else found.problem
     groups = Groups(problem, units_of(whole_shape(problem)), options, solve, backend)
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
@@ -81,11 +86,11 @@ def begun(
     else:
         log_u, log_v = groups.start()
         rough = max(groups.units) > 1
+    log_u, log_v = map(namespace(problem.rows.weight).asarray, (log_u, log_v))
     sides = (problem.rows, log_u), (problem.cols, log_v)
     state = State(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
     cloud.truncation = Truncation(problem, state, options.tol, options.tol_gap, nats, rough, groups.correct)
-    found_v: F64 = log_v
-    return found_v
+    return problem, log_v
 
 
 def inner(options: Options) -> Options:

@@ -42,18 +42,22 @@ def unit_of(shape: tuple[int, int], least: int = 16) -> int:
 
 
 class Half:
-    """The points of one side in boxes of ``unit``, in units in which a cost is reg; (boxes, unit, d)."""
+    """The points of one side in boxes of ``unit``, in units in which a cost is reg; (boxes, unit, d).
+
+    Numbers of points may lie on a device, with the points; those of boxes are the host's.
+    """
 
     def __init__(self, points: F64, unit: int, pad: int) -> None:
         self.count, self.unit = len(points), unit
         self.boxes = -(-len(points) // unit)
         self.padded = -(-self.boxes // pad) * pad
-        whole = np.pad(points, ((0, self.boxes * unit - len(points)), (0, 0)), mode="edge")
+        xp, behind = namespace(points), self.boxes * unit - len(points)
+        whole = xp.pad(points, ((0, behind), (0, 0)), mode="edge") if behind else points
         whole = whole.reshape(self.boxes, unit, points.shape[1])
-        low, high = whole.min(1), whole.max(1)
+        low, high = host(whole.min(1)), host(whole.max(1))
         self.mid = 0.5 * (low + high)
         self.half = np.maximum(high - self.mid, self.mid - low) * (1 + 2.0**-50)
-        self.offset = whole - self.mid[:, None]
+        self.offset = whole - xp.asarray(self.mid)[:, None]
 
     def split(self, vector: F64, rest: float) -> F64:
         """A number of each point, (boxes, unit); ``rest`` behind the last."""
@@ -62,7 +66,8 @@ class Half:
         )
 
     def sums(self, vector: F64) -> F64:
-        return np.asarray(self.split(vector, 0.0).sum(1))
+        found: F64 = host(self.split(vector, 0.0).sum(1))
+        return found
 
     def slopes(self, log: F64) -> F64:
         """Least squares of ``log`` in each box; any slopes give a bound, good ones a sharp one."""
@@ -83,8 +88,9 @@ class Half:
     def spread(self, mass: F64, shares: F64) -> F64:
         """A mass of each box over its points by their shares."""
         with np.errstate(invalid="ignore", over="ignore"):
-            bound = np.where(shares > 0, mass[: self.boxes, None] * shares, 0.0)
-        return np.asarray(bound.reshape(-1)[: self.count])
+            whole = namespace(shares).asarray(mass[: self.boxes, None])
+            bound: F64 = np.where(shares > 0, whole * shares, 0.0).reshape(-1)[: self.count]
+        return bound
 
 
 class Tilted(NamedTuple):
@@ -149,10 +155,15 @@ class Boxes:
         factor = scale / problem.reg
         factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
         first = columns[:, :1]
-        self.rows = Half(factor * (problem.cost.rows - first.T), self.unit, 1)
-        self.cols = Half(factor * (columns[:, :n] - first).T, self.unit, PAD)
+        x, y = self.placed(problem.cost.rows), self.placed(columns[:, :n])
+        x, y = x - namespace(x).asarray(first.T), (y - namespace(y).asarray(first)).T
+        self.rows, self.cols = Half(factor * x, self.unit, 1), Half(factor * y, self.unit, PAD)
         reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]
         self.reach = float(sum(reach)) * (1.0 if metric != "sqeuclidean" else float(sum(reach))) * columns.shape[0]
+
+    def placed(self, points: F64) -> Any:
+        """Coordinates where the backend works on them."""
+        return points
 
     def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, F64]]:
         """Both sides without their slopes, and the arrays of the record that describe them."""
@@ -418,7 +429,8 @@ class Truncation:
         if not error <= MOST_ERROR:
             return None
         self.before, self.plain = error, workspace.next_log_v
-        return np.asarray(self.correct(workspace.iterate_state(), error))
+        found: F64 = self.correct(workspace.iterate_state(), error)
+        return found
 
     def absorbed(self, x: F64, shift: float) -> tuple[F64, F64]:
         """What K is to hold of log u and log v, P_ij / (r_i s_j) but for a factor: it knows its sums already."""
@@ -471,10 +483,10 @@ class Sorted(NamedTuple):
 
     def back(self, tables: Any) -> tuple[F64, F64]:
         """Vectors of its rows and columns, in the order of the points as they were given."""
-        out = tuple(np.empty(len(x)) for x in tables)
+        out = tuple(namespace(x).empty(len(x)) for x in tables)
         for whole, at, x in zip(out, self.order, tables, strict=True):
-            whole[at] = x
-        return out[0], out[1]
+            whole[namespace(x).asarray(at)] = x
+        return host(out[0]), host(out[1])
 
 
 class KeptStream:

@@ -9,8 +9,9 @@ A backend is a module (or package) with
     LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
     QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
 
-and, where it has them, ``quicker_turned(cost)``, whether a solve of the transpose takes less time, and a batch:
-``batch.py`` with storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
+and, where it has them, ``quicker_turned(cost)``, whether a solve of the transpose takes less time, ``held(problem)``, a
+problem that skips pairs with the vectors of its sides where they are best worked on, and a batch: ``batch.py`` with
+storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
 """
 
 from __future__ import annotations
@@ -131,6 +132,11 @@ def namespace(*arrays: Any) -> Any:
 def host(x: Any) -> Any:
     """A numpy array of what may lie on a GPU."""
     return x.get() if namespace(x) is not np else x
+
+
+def largest(x: Any, least: float = 0.0) -> float:
+    """The largest number of a vector that may be empty or lie on a GPU, but ``least`` at least; NaN where one is."""
+    return max(float(x.max()), least) if x.size else least
 
 
 def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:

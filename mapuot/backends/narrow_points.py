@@ -17,6 +17,7 @@ import numpy as np
 from ..penalties import F64
 from ..points import PointCloud
 from ..problem import Problem
+from .contract import namespace
 
 GRID = 2.0**-8
 MOST_COST = 1e4  # largest cost / reg: row and col are then below 2^15, and their sums exact
@@ -42,17 +43,17 @@ class NarrowPoints:
             "products" if products else {"euclidean": "roots", "cityblock": "sizes"}.get(metric, "squares")
         )
         x, y = centred(cloud, reg) if exact is None else exact
-        x, self.y = x.astype(np.float32), np.ascontiguousarray(y, np.float32)
+        x, self.y = x.astype(np.float32), y.astype(np.float32)
         self.square_x: Any
         self.square_y: Any
         self.square_x, self.square_y = squares(x, self.y[:, : cloud.shape[1]]) if products else (0.0, 0.0)
-        self.x = np.ascontiguousarray(x + x if products else x)
-        self.row, self.col = np.empty(len(x), np.float32), np.empty(self.y.shape[1], np.float32)
+        self.x, xp = x + x if products else x, namespace(x)
+        self.row, self.col = xp.empty(len(x), np.float32), xp.empty(self.y.shape[1], np.float32)
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64] | None:
         """The scalings nearest to these that float32 holds, which row and col then hold; None: they are too large."""
         row, col = (
-            np.round((x * LOG2_E - square) / GRID) * GRID
+            np.rint((x * LOG2_E - square) / GRID) * GRID
             for x, square in ((alpha, self.square_x), (beta, self.square_y))
         )
         used = row[np.isfinite(row)]
@@ -65,13 +66,16 @@ class NarrowPoints:
         return (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
 
 
-def centred(cloud: PointCloud, reg: float) -> tuple[F64, F64]:
-    """Coordinates (m, d) and (d, n padded) from the mean of y on, scaled so that costs are powers of 2."""
+def centred(cloud: PointCloud, reg: float, xp: Any = np) -> tuple[F64, F64]:
+    """Coordinates (m, d) and (d, n padded) from the mean of y on, scaled so that costs are powers of 2.
+
+    ``xp``: NumPy or CuPy, whose arrays they are.
+    """
     metric, scale = cloud.core
     factor = scale * LOG2_E / reg
     factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
-    first = cloud.columns[:, :1]  # taken off before the mean is: that of coordinates of 1e8 is rounded to 1e-8
-    x, y = cloud.rows - first[:, 0], cloud.columns - first
+    first = xp.asarray(cloud.columns[:, :1])  # taken off before the mean is: that of 1e8s is rounded to 1e-8
+    x, y = xp.asarray(cloud.rows) - first[:, 0], xp.asarray(cloud.columns) - first
     centre = y[:, : cloud.shape[1]].mean(1)
     x -= centre  # in place: they may be large
     y -= centre[:, None]
@@ -82,7 +86,7 @@ def centred(cloud: PointCloud, reg: float) -> tuple[F64, F64]:
 
 def squares(x: Any, y: Any) -> tuple[F64, F64]:
     """|x|^2 and |y|^2 of points (m, d) and (d, n), in float64."""
-    return np.einsum("ij,ij->i", x, x, dtype=np.float64), np.einsum("ij,ij->j", y, y, dtype=np.float64)
+    return np.square(x, dtype=np.float64).sum(1), np.square(y, dtype=np.float64).sum(0)
 
 
 def product_error(problem: Problem) -> float:

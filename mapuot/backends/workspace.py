@@ -28,7 +28,7 @@ FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in t
 def shifted(problem: Problem, log_v: F64) -> tuple[F64, float]:
     """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v."""
     if problem.cols.ranks.size == 1 and not log_v.any():  # a cold start
-        return np.zeros(len(log_v)), 0.0
+        return np.zeros_like(log_v), 0.0
     used = np.isfinite(log_v) & ~problem.left_out[1]
     median = float(np.median(log_v[used])) if log_v[used].any() else 0.0
     medians = sorted(problem.cols.ranks.all(median))
@@ -64,13 +64,13 @@ class KernelWorkspace:
             reach = problem.cols.ranks.max(float(np.abs(x).max()))
             safe = reach <= FAR and problem.spread + reach <= self.safe_spread
             if safe and not problem.forbidden and problem.c is None:
-                alpha, beta = np.full(len(la), problem.M_min / problem.reg), np.zeros(len(lb))
+                alpha, beta = np.full_like(la, problem.M_min / problem.reg), np.zeros_like(lb)
             elif self.truncation and self.truncation.known:
                 d, e = self.truncation.absorbed(x, self.progress_of("shift") if shift is None else shift)
                 alpha, beta = d + la, e + lb
             else:
                 alpha, beta = self.balance(out_u, plan_v)
-            self.dead = np.isposinf(alpha) & ~out_u, np.isposinf(beta) & ~out_v
+            self.dead = (alpha == np.inf) & ~out_u, (beta == np.inf) & ~out_v
             off_u, off_v = out_u | self.dead[0], out_v | self.dead[1]
             alpha[off_u] = beta[off_v] = -np.inf
             alpha, beta = self.fitted(alpha, beta)
@@ -125,7 +125,7 @@ class KernelWorkspace:
     def column_scaling(self, plan_v: F64, top: F64) -> F64:
         """beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg), +inf where no row reaches the column."""
         top = self.problem.rows.ranks.max(top)
-        return np.where(np.isneginf(top), np.inf, plan_v - top)
+        return np.where(top == -np.inf, np.inf, plan_v - top)
 
     def dual_constants(self) -> tuple[float, float]:
         """What no pass changes in the dual: reg |c| with the dead points' terms; and the size of its terms."""

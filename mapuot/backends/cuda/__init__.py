@@ -44,6 +44,11 @@ def Workspace(problem: Any, options: Any) -> Any:  # noqa: N802 - the word of th
     return getattr(import_module(f"{__name__}.{place}"), name)(problem, options)
 
 
+def held(problem: Any) -> Any:
+    """The problem with the vectors of its sides on the device, where those of millions of points are best worked on."""
+    return import_module(f"{__name__}.arrays").held(problem)
+
+
 def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:  # noqa: N802
     """The plan of given potentials."""
     if isinstance(problem.cost, Grid):

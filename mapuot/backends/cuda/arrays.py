@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -13,10 +14,13 @@ except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
 
 from ...points import PointCloud
+from ...problem import Problem
+from ...side import Side
 from ...validate import check_columns
 from ..contract import METRICS
 from .kernels import ITEMSIZE, STORES, kernel
 
+NUMBERS = ("scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform")  # of a Side, cached there
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
 
@@ -81,6 +85,21 @@ def on_device(*vectors: Any) -> list[Any]:
     room.set(np.concatenate(vectors))
     ends = itertools.accumulate(map(len, vectors))
     return [room[end - len(x) : end] for x, end in zip(vectors, ends, strict=True)]
+
+
+def held(problem: Problem) -> Problem:
+    """The problem with the vectors of its sides on the device; over ranks, whose sums are the host's, as it is."""
+    if problem.ranks.size > 1:
+        return problem
+    return dataclasses.replace(problem, rows=held_side(problem.rows), cols=held_side(problem.cols))
+
+
+def held_side(side: Side) -> Side:
+    """A side on the device; its numbers stay those that the host has found."""
+    upper = None if side.upper is None else cp.asarray(side.upper)
+    found = dataclasses.replace(side, weight=cp.asarray(side.weight), rho=cp.asarray(side.rho), upper=upper)
+    vars(found).update({name: getattr(side, name) for name in NUMBERS})
+    return found
 
 
 def most_bytes(M: Any) -> int | None:

@@ -14,8 +14,9 @@ from ...penalties import F64
 from ...points import Kept
 from ...problem import Problem
 from ..boxes import MOST_SLOPES, Boxes, Half, State, Tilted
+from ..contract import namespace
 from ..records import read
-from .arrays import need_memory, on_device
+from .arrays import need_memory
 from .kernels import by_value, kernel
 
 BITS, ROWS = 32, 64  # boxes of y in a word; of x that a block of box_masses takes
@@ -39,11 +40,15 @@ class DeviceBoxes(Boxes):
         self.bits = cp.empty((m, as_words(n)), np.uint32)
         self.farthest = cp.zeros(1, np.uint64)
         self.record = np.zeros((), read("boxes.cu")["Boxes"])
-        self.offset = {half: cp.asarray(np.ascontiguousarray(half.offset)) for half in (self.rows, self.cols)}
+        self.offset = {half: cp.ascontiguousarray(cp.asarray(half.offset)) for half in (self.rows, self.cols)}
 
     def call(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
         if all(grid):  # a rank without rows has nothing to do
             kernel("boxes.cu", name, METRIC=self.metric)(grid, (threads,), arguments)
+
+    def placed(self, points: F64) -> Any:
+        """On the device; none of a rank without rows."""
+        return cp.asarray(points) if points.size else points
 
     def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, Any]]:
         *sides, arrays = super().take(state)
@@ -51,12 +56,12 @@ class DeviceBoxes(Boxes):
 
     def tilted(self, half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
         (count, unit, d), sizes = half.offset.shape, cp.zeros(2, np.uint64)
-        flat, log_mass, shares = on_device(log, log_scale), cp.empty(count), cp.empty((count, unit))
+        flat, log_mass, shares = (cp.asarray(log), cp.asarray(log_scale)), cp.empty(count), cp.empty((count, unit))
         slope, fit = cp.zeros((count, d)), np.int32(smooth and d <= MOST_SLOPES)
         numbers = np.int64(half.count), np.int64(unit), np.int64(d), fit
         self.call("box_tilt", (count,), 32, self.offset[half], *flat, *numbers, slope, log_mass, shares, sizes)
         largest = float(sizes.get().view(np.float64).sum())
-        return Tilted(slope.get(), log_mass.get(), shares.get(), largest)
+        return Tilted(slope.get(), log_mass.get(), shares if namespace(log) is cp else shares.get(), largest)
 
     def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
         on = {name: cp.asarray(array) for name, array in arrays.items()}

@@ -20,7 +20,7 @@ from ...points import PointCloud
 from ...problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation, kept_balance
-from ..contract import METRICS, PAD, Options, Stats
+from ..contract import METRICS, PAD, Options, Stats, host, namespace
 from ..cpu.native import pool_for
 from ..limits import START
 from ..records import put
@@ -72,9 +72,8 @@ class Side:
         self.log = cp.zeros(room, points.dtype)
 
     def set(self, log: Any, left_out: float) -> None:
-        whole = np.full(self.ld, left_out, self.log.dtype)
-        whole[: self.count] = log
-        self.log.set(whole)
+        self.log[self.count :] = left_out
+        self.log[: self.count] = cp.asarray(log)
 
 
 class PointIterate(Iterate):
@@ -166,7 +165,8 @@ class PointWorkspace(Workspace):
         self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
         self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
         suits = options.precision != "float64" and narrow_points.suits(problem)
-        self.exact = narrow_points.centred(self.cloud, problem.reg) if suits or self.expands else None
+        xp = namespace(problem.rows.weight)
+        self.exact = narrow_points.centred(self.cloud, problem.reg, xp) if suits or self.expands else None
         if suits:
             self.narrow_points = narrow_points.NarrowPoints(self.cloud, problem.reg, self.exact)
         self.tiled = len(self.cloud.columns) > DIM and not problem.masked and self.cloud.truncation is None
@@ -235,11 +235,18 @@ class PointWorkspace(Workspace):
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """Of kept pairs on the host, which knows how to leave out the others."""
+        xp, out_u, plan_v = namespace(plan_v), host(out_u), host(plan_v)
         if not self.cloud.kept:
-            return super().balance(out_u, plan_v)
+            alpha, beta = super().balance(out_u, plan_v)
+            return xp.asarray(alpha), xp.asarray(beta)
         pool = pool_for(self.options.threads, self.problem.cost.size)
         alpha, top = kept_balance(pool, self.problem, out_u, plan_v)
-        return alpha, self.column_scaling(plan_v, top)
+        return xp.asarray(alpha), xp.asarray(self.column_scaling(plan_v, top))
+
+    @staticmethod
+    def to_numpy(x: Any) -> Any:
+        """As it is: what is made of the state of a solve that skips pairs lies where its vectors do."""
+        return x
 
     def iterate(self, count: int) -> list[Stats]:
         if not self.truncation:

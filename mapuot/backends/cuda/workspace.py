@@ -22,7 +22,7 @@ from ... import penalties
 from ...mask import Masked
 from ...penalties import F64
 from ...problem import Problem
-from ..contract import MEMORY, PAD, Options, Stats, memory_of
+from ..contract import MEMORY, PAD, Options, Stats, largest, memory_of
 from ..limits import START, limits_of
 from ..records import ABSORB, COARSE, put, told
 from ..workspace import STORAGE, KernelWorkspace
@@ -69,6 +69,7 @@ class Workspace(KernelWorkspace):
         m, n = problem.shape
         self.safe_spread = SAFE_SPREAD
         self.ld = -(-n // PAD) * PAD
+        self.held = isinstance(problem.rows.weight, cp.ndarray)  # its vectors, and what is made of them
         self.kl = problem.rows.logarithmic, problem.cols.logarithmic
         self.state = np.zeros((), STATE)
         self.downloaded: Views | None
@@ -134,7 +135,8 @@ class Workspace(KernelWorkspace):
         for name, count in words.items():
             places[name] = at, count
             at += -(-count // 32) * 32
-        self.arrays, self.staged, self.downloaded = Views(cp.zeros(at), places), Views(np.zeros(staged), places), None
+        self.arrays, self.downloaded = Views(cp.zeros(at), places), None
+        self.staged = self.arrays if self.held else Views(np.zeros(staged), places)
         address = self.arrays.block.data.ptr
         for name, (at, count) in places.items():
             if name.startswith("cols."):
@@ -175,8 +177,11 @@ class Workspace(KernelWorkspace):
         self.progress["narrow"] = self.launch.narrow is not None
 
     def put(self, name: str, values: F64) -> None:
-        if len(values):
-            self.arrays[name][: len(values)].set(np.ascontiguousarray(values, self.arrays[name].dtype))
+        part = self.arrays[name][: len(values)]
+        if self.held:
+            part[:] = values
+        elif len(values):
+            part.set(np.ascontiguousarray(values, part.dtype))
 
     def shifted_log_v(self) -> F64:
         x: F64 = self.answers["x_next"][: self.problem.shape[1]]
@@ -213,9 +218,9 @@ class Workspace(KernelWorkspace):
         if self.kl[0]:
             used = np.where(off, 0.0, rows.weight)
             hard = np.where(rows.hard, used, 0.0)
-            terms, held = float(rows.soft_rho @ used), float(hard.sum())
+            terms, held = float((rows.soft_rho * used).sum()), float(hard.sum())
             if held:
-                terms += self.problem.reg * float(hard @ np.where(hard > 0, d, 0.0))
+                terms += self.problem.reg * float((hard * np.where(hard > 0, d, 0.0)).sum())
         total, scale = self.dual_constants()
         put(self.state["limits"], {"dual_constant": total + rows.ranks.sum(terms), "dual_scale": scale})
         self.state["hard_weight"] = rows.ranks.sum(held)
@@ -260,10 +265,13 @@ class Workspace(KernelWorkspace):
         k2 = float(self.state["limits"]["rate_cols"])
         with np.errstate(over="ignore"):
             next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
-        self.staged["scalars"][SCALARS - 2 : SCALARS] = next_sums
-        self.progress["narrow"] *= 1 / NARROW_LIMIT <= v.max(initial=0.0) <= NARROW_LIMIT
+        self.staged["scalars"][:] = 0.0
+        for k, value in enumerate(next_sums, SCALARS - 2):
+            self.staged["scalars"][k] = value
+        self.progress["narrow"] *= 1 / NARROW_LIMIT <= largest(v) <= NARROW_LIMIT
         self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
-        self.arrays.block[: len(self.staged.block)].set(self.staged.block)
+        if not self.held:
+            self.arrays.block[: len(self.staged.block)].set(self.staged.block)
         self.downloaded = None
         self.send_progress()
 
@@ -343,7 +351,9 @@ class Workspace(KernelWorkspace):
 
     @property
     def answers(self) -> Views:
-        """u_log, r, x, s and x_next on the host, by one transfer."""
+        """u_log, r, x, s and x_next, where the vectors of the sides are: on the host by one transfer."""
+        if self.held:
+            return self.arrays
         if self.downloaded is None:
             places, last = self.arrays.places, self.arrays.places["x_next"][0] + self.ld
             first = places["u_log"][0]
@@ -353,14 +363,14 @@ class Workspace(KernelWorkspace):
 
     @property
     def next_log_v(self) -> F64:
-        return self.full_log_v(self.answers["x_next"] - self.progress["shift"])
+        return self.full_log_v(self.answers["x_next"] - float(self.progress["shift"]))
 
     def full_log_v(self, log_v: F64) -> F64:
         return self.limited(log_v[: self.problem.shape[1]], 1)
 
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
-            log_u = self.answers["u_log"] + self.d + (self.progress["shift"] + self.progress["offset"])
+            log_u = self.answers["u_log"] + self.d + float(self.progress["shift"] + self.progress["offset"])
         return self.limited(log_u, 0), self.full_log_v(self.answers["x"])
 
     def marginals(self) -> tuple[F64, F64]:

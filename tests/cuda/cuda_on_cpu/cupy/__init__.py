@@ -82,6 +82,33 @@ class ndarray(np.ndarray):  # noqa: N801
     def set(self, values, stream=None):
         self[...] = values
 
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        """That of numpy; one array of the host beside one of the device is refused, as by CuPy."""
+        out = options.get("out", ())
+        refuse_host((*inputs, *out))
+        found = getattr(ufunc, method)(*plain(inputs), **plain(options))
+        return out[0] if out else found.view(ndarray) if isinstance(found, np.ndarray) else found
+
+    def __array_function__(self, function, kinds, args, options):
+        refuse_host(args)
+        found = function(*plain(args), **plain(options))
+        return found.view(ndarray) if isinstance(found, np.ndarray) else found
+
+
+def plain(x):
+    """The same with arrays of numpy in the place of ours."""
+    if isinstance(x, (list, tuple)):
+        return type(x)(map(plain, x))
+    if isinstance(x, dict):
+        return {name: plain(value) for name, value in x.items()}
+    return x.view(np.ndarray) if isinstance(x, ndarray) else x
+
+
+def refuse_host(arrays):
+    for x in arrays:
+        if isinstance(x, np.ndarray) and not isinstance(x, ndarray):
+            raise TypeError("an array of the host among those of the device")
+
 
 def __getattr__(name):
     value = getattr(np, name)
