@@ -35,6 +35,7 @@ class Cost:
     dtype: Any
     truncation: Any = None  # which pairs a solve is to skip (backends/boxes.py)...
     kept: Any = None  # ...and which are left, a points.Kept; None: all
+    there: Any = None  # its points on a device, while a solve skips pairs
     labels: Any = None  # its points in clusters, once a solve has found them (backends/coarse.py)
 
     @property

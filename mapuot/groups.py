@@ -87,12 +87,12 @@ class Groups:
         assert isinstance(cloud, PointCloud)
         assert isinstance(means, PointCloud)
         sides = (problem.rows, self.small.rows), (problem.cols, self.small.cols)
-        points = (cloud.rows, means.rows), (columns_of(cloud), columns_of(means))
-        self.levels = []
-        xp = namespace(problem.rows.weight)
+        self.levels, xp = [], namespace(problem.rows.weight)
+        rows, columns = cloud.coordinates(xp)
+        points = (rows, means.rows), (columns[:, : problem.shape[1]].T, means.targets)
         for (side, mean), (fine, groups), unit in zip(sides, points, units, strict=True):
             offset = xp.zeros((fine.shape[1], len(groups) * unit))
-            offset[:, : len(fine)] = xp.asarray(fine).T
+            offset[:, : len(fine)] = fine.T
             offset = offset.reshape(-1, len(groups), unit) - xp.asarray(groups.T.copy())[:, :, None]
             self.levels.append(Level(side, mean, offset, groups))
         square = cloud.core[0] == "sqeuclidean"  # the slope of a potential is known then
@@ -159,11 +159,6 @@ class Groups:
         return known(images[1]) + step
 
 
-def columns_of(cloud: PointCloud) -> F64:
-    """The points of the columns, (n, d)."""
-    return cloud.columns[:, : cloud.shape[1]].T
-
-
 def rate(side: Side, reg: float) -> F64:
     """That of a prox, fi = rho / (rho + reg)."""
     return 1 / (1 + reg / side.rho)
@@ -181,8 +176,10 @@ def grouped(problem: Problem, units: list[int]) -> Problem:
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
     sides, means = [], []
-    for side, points, unit in ((problem.rows, cloud.x, units[0]), (problem.cols, cloud.y, units[1])):
-        xp, groups = namespace(side.weight), -(-len(points) // unit)
+    xp = namespace(problem.rows.weight)
+    x, y = cloud.coordinates(xp) if cloud.plain else (cloud.x, cloud.y.T)
+    for side, points, unit in ((problem.rows, x, units[0]), (problem.cols, y[:, : problem.shape[1]].T, units[1])):
+        groups = -(-len(points) // unit)
         count = np.minimum(unit, len(points) - unit * np.arange(groups))
         weight = summed(side.weight, unit)
         least = np.where(weight > 0, 0.0, 1.0)  # of groups without mass: plain means

@@ -20,6 +20,7 @@ from .ranks import Ranks
 from .validate import as_array, as_choice, as_positive, check_kind
 
 AUTO_ENTRIES = 1 << 26  # pairs from which "auto" skips some: below it all of them take less than a second
+MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
 METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 
 
@@ -80,6 +81,7 @@ class PointCloud(Cost):
     True
     """
 
+    dim: int  # of the points
     held = True
     never_stored = True
     unit = 0  # points of a box, where they are sorted so
@@ -113,16 +115,14 @@ class PointCloud(Cost):
         return np.ascontiguousarray(points)
 
     def _set(self, rows: F64, columns: F64) -> None:
-        self.shape = len(rows), len(columns)
+        self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
         self.rows, self.before = rows, 0  # (m, d); a mask is of these, whatever cloud they are a part of
         self.labels = None  # those of another cloud are of other points
-        padding = -len(columns) % PAD
-        padded = np.pad(columns, ((0, padding), (0, 0)), mode="edge") if padding else columns
-        self.columns = np.ascontiguousarray(padded.T)  # (d, n padded)
+        self.columns = np.ascontiguousarray(padded(columns).T)  # (d, n padded)
 
     @property
     def kind(self) -> str:
-        return f"points in {self.x.shape[1]} dimensions, metric {self.metric!r}"
+        return f"points in {self.dim} dimensions, metric {self.metric!r}"
 
     @property
     def core(self) -> tuple[str, float]:
@@ -146,15 +146,23 @@ class PointCloud(Cost):
     def read(self, i0: int, i1: int) -> PointCloud:
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
 
-    def sorted(self, rows: Any, cols: Any) -> PointCloud:
+    def sorted(self, rows: Any, cols: Any) -> Ordered:
         """The same points in these orders."""
-        moved = object.__new__(PointCloud)
-        vars(moved).update(vars(self), x=self.x.take(rows, 0), y=self.y.take(cols, 0))
-        if self.rows is self.x:  # coordinates are as they were given, and y is read along its rows
-            moved._set(moved.x, moved.y)
-        else:
-            moved._set(self.rows.take(rows, 0), np.ascontiguousarray(self.columns.take(cols, 1).T))
-        return moved
+        return Ordered(self, rows, cols)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the core's coordinates are those that were given."""
+        return self.weights is None and self.metric != "cosine"
+
+    @property
+    def targets(self) -> F64:
+        """The points of the columns as ``rows`` has those of the rows, (n, d)."""
+        return self.y if self.plain else self.columns[:, : self.shape[1]].T
+
+    def coordinates(self, xp: ModuleType = np) -> tuple[Any, Any]:
+        """(rows, columns) in arrays of NumPy or CuPy."""
+        return xp.asarray(self.rows), xp.asarray(self.columns)
 
     def truncates(self, pairs: int) -> bool:
         """Whether any of so many pairs, those of all ranks, may be skipped."""
@@ -195,7 +203,7 @@ class PointCloud(Cost):
         Of the slope tan of "wfr" 1e4 = e^9.2 counts at most: pairs nearer to pi / 2 than 1e-4 cost 18 and more.
         """
         metric, scale = self.core
-        d, unit = self.x.shape[1], 2.0**-53
+        d, unit = self.dim, 2.0**-53
         if self.metric == "cosine":
             moved = (d + 6) * unit
         elif self.weights is None:
@@ -231,6 +239,55 @@ class PointCloud(Cost):
         else:
             costs = cdist(self.rows, columns, metric)
         return (scale * costs).astype(dtype or np.float64, copy=False)
+
+
+class Ordered(PointCloud):
+    """The points of a cloud in another order, put into it where they are asked for: on the host, a device, or both."""
+
+    def __init__(self, whole: PointCloud, rows: Any, cols: Any) -> None:
+        own = vars(whole).items()
+        vars(self).update({name: value for name, value in own if name not in MADE})
+        self.whole, self.at, self.before, self.labels = whole, (rows, cols), 0, None
+
+    def __getattr__(self, name: str) -> Any:
+        """x, y, rows and columns, which stay once they are asked for."""
+        if name not in MADE:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        rows, cols = self.at
+        if name in ("x", "y"):
+            found = getattr(self.whole, name).take(rows if name == "x" else cols, 0)
+        elif name == "rows":
+            found = self.x if self.plain else self.whole.rows.take(rows, 0)
+        elif self.plain:  # read along the rows of y
+            found = np.ascontiguousarray(padded(self.y).T)
+        else:
+            found = self.whole.columns.take(padded(cols), 1)
+        vars(self)[name] = found
+        return found
+
+    def coordinates(self, xp: ModuleType = np) -> tuple[Any, Any]:
+        if xp is np:
+            return self.rows, self.columns
+        if self.there is None:
+            rows, cols = xp.asarray(self.at[0]), xp.asarray(padded(self.at[1]))
+            columns = xp.asarray(self.whole.columns)[:, cols]
+            self.there = xp.asarray(self.whole.rows)[rows], xp.ascontiguousarray(columns)
+        found: tuple[Any, Any] = self.there
+        return found
+
+    def __getitem__(self, rows: Any) -> PointCloud:
+        self.coordinates()
+        return super().__getitem__(rows)
+
+    def transpose(self) -> PointCloud:
+        self.coordinates()
+        return super().transpose()
+
+
+def padded(table: Any) -> Any:
+    """Behind the last entry so many more like it that the core can read PAD at once."""
+    behind = -len(table) % PAD
+    return np.pad(table, ((0, behind), *[(0, 0)] * (table.ndim - 1)), mode="edge") if behind else table
 
 
 def corners(points: F64) -> tuple[F64, F64]:

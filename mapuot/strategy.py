@@ -149,7 +149,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     hidden = 0.0
     if boxed:
         hidden = task.cost.truncation.hidden if task.cost.truncation else 0.0
-        task.cost.truncation = None
+        task.cost.truncation = task.cost.there = None
         run.potentials, run.marginals = boxed.back(run.potentials), boxed.back(run.marginals)
     if turns:
         run.potentials, run.marginals = run.potentials[::-1], run.marginals[::-1]

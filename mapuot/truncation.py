@@ -50,7 +50,7 @@ def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = N
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
     unit = boxes.unit_of(whole_shape(problem), least)
-    at = order(cloud.rows, unit, threads), order(cloud.columns[:, : cloud.shape[1]].T, unit, threads)
+    at = order(cloud.rows, unit, threads), order(cloud.targets, unit, threads)
     sides = [picked(side, k) for side, k in zip((problem.rows, problem.cols), at, strict=True)]
     moved = cloud.sorted(*at)
     moved.unit = unit

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,8 @@ class Half:
         xp, behind = namespace(points), self.boxes * unit - len(points)
         whole = xp.pad(points, ((0, behind), (0, 0)), mode="edge") if behind else points
         whole = whole.reshape(self.boxes, unit, points.shape[1])
-        low, high = host(whole.min(1)), host(whole.max(1))
+        none = np.empty((0, points.shape[1]))  # of a rank without rows
+        low, high = (host(whole.min(1)), host(whole.max(1))) if len(points) else (none, none)
         self.mid = 0.5 * (low + high)
         self.half = np.maximum(high - self.mid, self.mid - low) * (1 + 2.0**-50)
         self.offset = whole - xp.asarray(self.mid)[:, None]
@@ -143,6 +145,7 @@ class Boxes:
     Every rank has the boxes of all columns: only sums over rows are sums over ranks, and all decide alike.
     """
 
+    arrays: ModuleType = np  # NumPy or CuPy: what points lie in
     reached: tuple[Kept | None, tuple[float, float]] = None, (0.0, 0.0)  # of the last mask: ``reaches``
 
     def __init__(self, problem: Problem, pool: Any) -> None:
@@ -150,20 +153,15 @@ class Boxes:
         self.problem, self.pool, self.ranks = problem, pool, problem.rows.ranks
         metric, scale = problem.cost.core
         self.metric, self.unit = METRICS[metric], problem.cost.unit
-        n, columns = problem.shape[1], problem.cost.columns
+        n, (rows, columns) = problem.shape[1], problem.cost.coordinates(self.arrays)
         self.limit = -(-n // PAD) * PAD  # where the last run of columns may end
         factor = scale / problem.reg
         factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
         first = columns[:, :1]
-        x, y = self.placed(problem.cost.rows), self.placed(columns[:, :n])
-        x, y = x - namespace(x).asarray(first.T), (y - namespace(y).asarray(first)).T
+        x, y = rows - first.T, (columns[:, :n] - first).T
         self.rows, self.cols = Half(factor * x, self.unit, 1), Half(factor * y, self.unit, PAD)
         reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]
         self.reach = float(sum(reach)) * (1.0 if metric != "sqeuclidean" else float(sum(reach))) * columns.shape[0]
-
-    def placed(self, points: F64) -> Any:
-        """Coordinates where the backend works on them."""
-        return points
 
     def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, F64]]:
         """Both sides without their slopes, and the arrays of the record that describe them."""

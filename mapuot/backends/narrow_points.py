@@ -38,7 +38,7 @@ class NarrowPoints:
     def __init__(self, cloud: PointCloud, reg: float, exact: tuple[F64, F64] | None = None) -> None:
         """``exact``: what `centred` tells, where that is known."""
         metric, squared = cloud.core[0], cloud.core[0] == "sqeuclidean"
-        products = squared and len(cloud.columns) > DIFFERENCES
+        products = squared and cloud.dim > DIFFERENCES
         self.form = FORMS.index(
             "products" if products else {"euclidean": "roots", "cityblock": "sizes"}.get(metric, "squares")
         )
@@ -74,8 +74,9 @@ def centred(cloud: PointCloud, reg: float, xp: Any = np) -> tuple[F64, F64]:
     metric, scale = cloud.core
     factor = scale * LOG2_E / reg
     factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
-    first = xp.asarray(cloud.columns[:, :1])  # taken off before the mean is: that of 1e8s is rounded to 1e-8
-    x, y = xp.asarray(cloud.rows) - first[:, 0], xp.asarray(cloud.columns) - first
+    rows, columns = cloud.coordinates(xp)
+    first = columns[:, :1]  # taken off before the mean is: that of coordinates of 1e8 is rounded to 1e-8
+    x, y = rows - first[:, 0], columns - first
     centre = y[:, : cloud.shape[1]].mean(1)
     x -= centre  # in place: they may be large
     y -= centre[:, None]
@@ -98,7 +99,7 @@ def product_error(problem: Problem) -> float:
     three times.
     """
     assert isinstance(problem.cost, PointCloud)
-    return float(2.0**-53 * (9 * len(problem.cost.columns) + 40) * problem.M_max / problem.reg)
+    return float(2.0**-53 * (9 * problem.cost.dim + 40) * problem.M_max / problem.reg)
 
 
 def suits(problem: Problem) -> bool:
@@ -118,7 +119,7 @@ def entry_error(problem: Problem) -> float:
     cloud = problem.cost
     if not isinstance(cloud, PointCloud):
         return math.inf
-    d = len(cloud.columns)
+    d = cloud.dim
     if cloud.truncation and cloud.kept and cloud.core[0] == "sqeuclidean" and d <= DIFFERENCES:
         near, far = cloud.truncation.boxes.reaches(cloud.kept)
         return float(2.0**-24 * ((d + 4) * near**2 + 2 * near * far + 100))

@@ -59,6 +59,7 @@ class Lane:
     def environment(self) -> dict[str, str]:
         folders = [TESTS / "cuda" / "cuda_on_cpu"] * self.emulated + [TESTS]
         more = {"MAPUOT_ISA": self.isa} if self.isa else {}
+        folders += [Path(name) for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]
         more |= {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONWARNINGS": "ignore"}
         if self.ranks:
             import launch

@@ -30,6 +30,7 @@ def as_words(boxes: int) -> int:
 class DeviceBoxes(Boxes):
     """The boxes of one problem, its bits and its lists on the device."""
 
+    arrays = cp
     lists: tuple[Any, ...]  # of rows and of columns: where the runs of a box begin, the runs, the points of a box
 
     def __init__(self, problem: Problem, pool: Any) -> None:
@@ -45,10 +46,6 @@ class DeviceBoxes(Boxes):
     def call(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
         if all(grid):  # a rank without rows has nothing to do
             kernel("boxes.cu", name, METRIC=self.metric)(grid, (threads,), arguments)
-
-    def placed(self, points: F64) -> Any:
-        """On the device; none of a rank without rows."""
-        return cp.asarray(points) if points.size else points
 
     def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, Any]]:
         *sides, arrays = super().take(state)

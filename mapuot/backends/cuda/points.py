@@ -169,7 +169,7 @@ class PointWorkspace(Workspace):
         self.exact = narrow_points.centred(self.cloud, problem.reg, xp) if suits or self.expands else None
         if suits:
             self.narrow_points = narrow_points.NarrowPoints(self.cloud, problem.reg, self.exact)
-        self.tiled = len(self.cloud.columns) > DIM and not problem.masked and self.cloud.truncation is None
+        self.tiled = self.cloud.dim > DIM and not problem.masked and self.cloud.truncation is None
         super().__init__(problem, options)
         self.exact = None
         self.coarse.wanted = False  # its labelled pass reads a K
@@ -177,7 +177,7 @@ class PointWorkspace(Workspace):
     def take_kernel(self) -> None:
         (m, n), self.dtype = self.problem.shape, "float64"
         self.most = int(self.problem.ranks.max(m))
-        vectors = 8 * (40 + 5 * len(self.cloud.columns)) * (m + n) + 8 * SLABS * max(m, n)
+        vectors = 8 * (40 + 5 * self.cloud.dim) * (m + n) + 8 * SLABS * max(m, n)
         need_memory(0, self.dtype, vectors)
         self.launch = PointIterate(self.state, (self.most, n, self.ld), self.kl, self.problem.masked)
         found = self.narrow_points
@@ -196,7 +196,7 @@ class PointWorkspace(Workspace):
     @cached_property
     def wide(self) -> tuple[Side, Side]:
         """Coordinates as they are, for float64 passes that do not expand squares."""
-        return self.sides(self.cloud.rows, self.cloud.columns)
+        return self.sides(*self.cloud.coordinates(cp))
 
     def start(self) -> None:
         super().start()

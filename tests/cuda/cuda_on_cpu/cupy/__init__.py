@@ -86,6 +86,8 @@ class ndarray(np.ndarray):  # noqa: N801
         """That of numpy; one array of the host beside one of the device is refused, as by CuPy."""
         out = options.get("out", ())
         refuse_host((*inputs, *out))
+        if method == "reduce" and ufunc.identity is None and 0 in inputs[0].shape:
+            raise ValueError(f"zero-size array to reduction operation {ufunc.__name__}")
         found = getattr(ufunc, method)(*plain(inputs), **plain(options))
         return out[0] if out else found.view(ndarray) if isinstance(found, np.ndarray) else found
 
