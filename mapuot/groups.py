@@ -139,7 +139,7 @@ class Groups:
         logs = [level.mean_log(log) for level, (log, _) in zip(self.levels, pairs, strict=True)]
         nexts = [level.mean_log(log) for level, log in zip(self.levels, images, strict=True)]
         plan = self.plan(small, (logs[0], logs[1]))
-        (row_sums, _), (col_sums, before) = self.moved(plan, 0), self.moved(plan, 1)
+        row_sums, (col_sums, before) = np.asarray(plan.apply(np.ones(small.shape[1]))), self.moved(plan, 1)
         shifts = []  # log of A'' / A, and of B'' / B
         for level, log, later, sums in zip(self.levels, logs, nexts, (row_sums, col_sums), strict=True):
             with np.errstate(divide="ignore", invalid="ignore"):

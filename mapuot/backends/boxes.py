@@ -23,7 +23,7 @@ from ..points import Kept, PointCloud
 from ..problem import Problem
 from ..side import Side
 from ..validate import as_columns
-from .contract import METRICS, PAD, Stats, host, namespace
+from .contract import LEAST_MASS, METRICS, PAD, Stats, host, namespace
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
 MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
@@ -228,7 +228,7 @@ class Boxes:
         if not tau < 1:
             return Share(math.inf, math.inf)
         least, problem = tau, self.problem
-        if growths:
+        if growths and problem.reg * self.mass >= LEAST_MASS:  # below it a growth may be 0 by underflow alone
             sides = zip((problem.rows, problem.cols), growths, (row_mass, col_mass), strict=True)
             paid = sum(float(side.ranks.sum(growth(bound))) for side, growth, bound in sides)
             least = min(least, paid / (problem.reg * self.mass))

@@ -240,6 +240,21 @@ def test_every_dual_of_the_trace_is_a_lower_bound():
     assert got.trace[-1].gap > 0
 
 
+def test_almost_no_mass_makes_no_bound_small():
+    """reg times the mass of a state is then 0, as is what its KL grows by: only the skipped mass itself bounds."""
+    x, y, a, b = clouds()
+    cloud = mapuot.PointCloud(x, y, truncate=3.0)
+    problem = in_boxes(Problem.from_arrays(cloud, a, b, 0.2, 1.0, "kl", "product", cpu), False, 16).problem
+    m, n = problem.shape
+    r, s = (np.where(np.arange(k) == 0, 5e-324, 0.0) for k in (m, n))
+    found = Boxes(problem, cpu.native.SERIAL)
+    *sides, _ = found.take(State(np.full(m, -745.0), np.zeros(n), r, s))
+    assert problem.reg * found.mass == 0
+    row, col = np.full(found.rows.boxes, 1e-4), np.full(found.cols.boxes, 1e-4)
+    share = found.share(row, col, found.growths(State(np.full(m, -745.0), np.zeros(n), r, s), sides))
+    assert share.error >= np.sqrt(2 * row.sum())
+
+
 def test_it_is_off_where_it_cannot_be():
     x, y, a, b = clouds(30, 20)
     auto = mapuot.solve(mapuot.PointCloud(x, y), a, b, 1e-3, 1.0)

@@ -209,7 +209,7 @@ def draw_points(rng: Any, largest: int) -> Problem:
 def draw_boxes(rng: Any) -> Problem:
     """A problem between points of a few boxes each, at a reg at which some pairs of boxes carry next to nothing."""
     while True:
-        m, n = (int(k) for k in rng.integers(17, 50, 2))
+        m, n = (int(k) for k in rng.integers(17, 41, 2))
         d, metric = int(rng.choice([1, 1, 2, 2, 3, 5])), str(rng.choice(METRICS[:4], p=[0.4, 0.2, 0.2, 0.2]))
         x, y = rng.standard_normal((m, d)), rng.standard_normal((n, d)) * rng.uniform(0.3, 1.5)
         y = y + rng.choice([0.0, 0.0, 1.0, 10.0])
