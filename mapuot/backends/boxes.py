@@ -31,6 +31,7 @@ WORTH = 0.6  # share of pairs kept beyond which none are skipped
 ROUGH = 0.03  # certified error at which the first mask, of rough potentials, is made again
 INNER = 0.6  # of tol: for the kept pairs; the rest is for what is skipped
 GOAL, MOST = 0.2, 0.35  # of tol: what a new mask is to cost at the end, and what an old one may
+ENOUGH = 0.3  # of tol: from there on the next pass certifies without a correction
 MOST_ERROR = 1.0  # up to which a pass is corrected: beyond it potentials are off by more than a reg
 WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
 ORDER = 64  # entries of a matrix that take as long as a point that is put in order
@@ -424,7 +425,8 @@ class Truncation:
         if made and (stat.rejected or (comparable and not error <= 0.5 * self.before)):
             plain, self.correct, self.plain = self.plain, None, None
             return plain if stat.rejected or not error <= self.before else workspace.next_log_v
-        if not error <= MOST_ERROR:
+        if not error <= MOST_ERROR or error <= ENOUGH * self.tol:
+            self.plain = None
             return None
         self.before, self.plain = error, workspace.next_log_v
         found: F64 = self.correct(workspace.iterate_state(), error)
