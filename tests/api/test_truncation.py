@@ -185,6 +185,7 @@ def test_a_start_of_groups(monkeypatch):
 def test_groups_correct_passes(monkeypatch, d):
     """A handful of passes, far fewer than without, balanced sides and points without mass among them."""
     monkeypatch.setattr("mapuot.groups.GROUPS", 800 if d > 1 else 200)
+    monkeypatch.setattr(boxes, "CORRECTION", math.inf)  # of so few points no groups are cheap
     reg, passes = {1: 5e-4, 2: 5e-3, 3: 2e-2}[d], []
     correct = groups.Groups.correct
     for reg_m in (1.0, (1.0, math.inf), (math.inf, math.inf), (0.3, 20.0)):
@@ -203,10 +204,28 @@ def test_groups_correct_passes(monkeypatch, d):
     assert sum(corrected) <= 0.6 * sum(plain)
 
 
+@pytest.mark.parametrize(
+    ("most", "wide", "corrects"), [(math.inf, 0.2, True), (0.1, 0.2, False), (math.inf, 5.0, False)]
+)
+def test_groups_that_are_dear_or_wide_correct_nothing(monkeypatch, most, wide, corrects):
+    """``most`` passes that a correction may cost; ``wide``: how far points lie from their group's middle, in reg."""
+    made, correct = [], groups.Groups.corrected
+    monkeypatch.setattr(groups.Groups, "corrected", lambda *a: made.append(a[2]) or correct(*a))
+    monkeypatch.setattr("mapuot.groups.GROUPS", 200)
+    monkeypatch.setattr(boxes, "CORRECTION", most)
+    x, y, a, b = clouds(1500, 1300, 1)
+    reg = float(np.var(np.sort(x[:, 0])[:1496].reshape(-1, 8), axis=1).mean()) / wide
+    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg, 1.0, tol=1e-4)
+    assert got.converged
+    assert bool(made) == corrects
+
+
 def test_a_correction_that_misleads_is_taken_back(monkeypatch):
     """It raises the error, makes it infinite, or no number: the passes go on without any."""
+    monkeypatch.setattr(boxes, "CORRECTION", math.inf)
+    monkeypatch.setattr(groups, "WIDE", math.inf)
+    monkeypatch.setattr("mapuot.groups.GROUPS", 60)
     for wrong in (3.0, 300.0, math.nan):
-        monkeypatch.setattr("mapuot.groups.GROUPS", 60)
         monkeypatch.setattr(
             "mapuot.groups.Groups.corrected", lambda self, state, error, w=wrong: state.log_v + w * np.sin(state.log_v)
         )
