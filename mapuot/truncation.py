@@ -89,7 +89,9 @@ def begun(
     log_u, log_v = map(namespace(problem.rows.weight).asarray, (log_u, log_v))
     sides = (problem.rows, log_u), (problem.cols, log_v)
     state = State(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
-    cloud.truncation = Truncation(problem, state, options.tol, options.tol_gap, nats, rough, groups.correct)
+    cloud.truncation = Truncation(
+        problem, state, options.tol, options.tol_gap, nats, rough, groups.correct, groups.pairs
+    )
     return problem, log_v
 
 
