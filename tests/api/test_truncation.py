@@ -205,7 +205,7 @@ def test_groups_correct_passes(monkeypatch, d):
 
 
 @pytest.mark.parametrize(
-    ("most", "wide", "corrects"), [(math.inf, 0.2, True), (0.1, 0.2, False), (math.inf, 5.0, False)]
+    ("most", "wide", "corrects"), [(math.inf, 0.2, True), (0.1, 0.2, False), (math.inf, 0.5, False)]
 )
 def test_groups_that_are_dear_or_wide_correct_nothing(monkeypatch, most, wide, corrects):
     """``most`` passes that a correction may cost; ``wide``: how far points lie from their group's middle, in reg."""
@@ -215,8 +215,7 @@ def test_groups_that_are_dear_or_wide_correct_nothing(monkeypatch, most, wide, c
     monkeypatch.setattr(boxes, "CORRECTION", most)
     x, y, a, b = clouds(1500, 1300, 1)
     reg = float(np.var(np.sort(x[:, 0])[:1496].reshape(-1, 8), axis=1).mean()) / wide
-    # one thread: the sums of two differ in their last digits from call to call, and at the least reg some end uncertified
-    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg, 1.0, tol=1e-4, threads=1)
+    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg, 1.0, tol=1e-4)
     assert got.converged
     assert bool(made) == corrects
 
