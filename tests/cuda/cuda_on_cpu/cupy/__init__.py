@@ -4,6 +4,7 @@ For tests without a GPU, with PYTHONPATH=tests/cuda/cuda_on_cpu before CuPy: a d
 multiprocessors, all of whose blocks run at once; EMULATED_GPUS of them, which a process counts and chooses from.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +101,8 @@ def empty(shape, dtype=np.float64):
     """Aligned as on a device, and no zeros."""
     dtype, size = np.dtype(dtype), int(np.prod(shape))
     buffer = np.full(size * dtype.itemsize + 256, 0xA5, np.uint8)
+    for pool in MemoryPool.used:
+        pool.count(buffer)
     at = -buffer.ctypes.data % 256
     return buffer[at : at + size * dtype.itemsize].view(dtype).reshape(shape).view(ndarray)
 
@@ -124,6 +128,36 @@ def asarray(x, dtype=None, order=None):
 
 def ascontiguousarray(x):
     return x if x.flags.c_contiguous else asarray(np.ascontiguousarray(x))
+
+
+class MemoryPool:
+    """Counts what ``empty`` hands out while it is in use: the most at once is all that a pool would hold."""
+
+    used = ()  # by using_allocator
+
+    def __init__(self):
+        self.held = self.most = 0
+
+    def malloc(self, size):
+        raise NotImplementedError("an array has memory of the host")
+
+    def count(self, buffer):
+        self.add(buffer.nbytes)
+        weakref.finalize(buffer, self.add, -buffer.nbytes)
+
+    def add(self, size):
+        self.held += size
+        self.most = max(self.most, self.held)
+
+    def total_bytes(self):
+        return self.most
+
+
+@contextlib.contextmanager
+def using_allocator(malloc):
+    before, MemoryPool.used = MemoryPool.used, (malloc.__self__,)
+    yield
+    MemoryPool.used = before
 
 
 # ---- kernels
@@ -269,6 +303,7 @@ def get_default_memory_pool():
 cuda = types.ModuleType("cupy.cuda")
 cuda.Device, cuda.Stream, cuda.get_current_stream, cuda.is_available = Device, Stream, Stream, lambda: True
 cuda.nccl, cuda.alloc_pinned_memory = nccl, bytearray
+cuda.MemoryPool, cuda.using_allocator = MemoryPool, using_allocator
 cuda.runtime = types.SimpleNamespace(
     getDeviceCount=lambda: int(os.environ.get("EMULATED_GPUS", "1")),
     getDevice=lambda: Device.current,
