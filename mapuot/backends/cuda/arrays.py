@@ -106,18 +106,18 @@ class Stage:
     """
 
     room: Any = None
-
-    def __init__(self, M: Any) -> None:
-        self.columns = cp.asarray(M.columns) if isinstance(M, PointCloud) else None
+    columns: Any = None
 
     def __call__(self, M: Any) -> Any:
         if isinstance(M, PointCloud):
+            self.columns = cp.asarray(M.columns) if self.columns is None else self.columns
             return costs(M, self.columns)
         if isinstance(M, cp.ndarray):
             return M
         if not any(M.strides):
             return cp.broadcast_to(cp.asarray(M[:1, :1]), M.shape)
         if self.room is None or self.room.size < M.nbytes:
+            self.room = None
             self.room = cp.empty(M.nbytes, np.uint8)
         block, stream = self.room[: M.nbytes].view(M.dtype).reshape(M.shape), cp.cuda.get_current_stream()
         block.set(np.ascontiguousarray(M), stream=stream)

@@ -21,6 +21,8 @@ from ..records import put
 from .arrays import Stage, as_columns, free_memory, most_bytes, on_device
 from .kernels import STORES, VIEW, Job, by_value, kernel
 
+Stages = tuple[Stage, Stage]  # for M and c
+
 
 def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
     """The View record of stream.cu."""
@@ -58,14 +60,14 @@ def parts(rows: int, columns: int) -> tuple[int, int]:
 
 
 def blocks_of(
-    problem: Problem, i0: int = 0, i1: int | None = None, most: int | None = None
+    problem: Problem, i0: int = 0, i1: int | None = None, most: int | None = None, stages: Stages | None = None
 ) -> Iterator[tuple[int, int, Any, Any]]:
     """(k0, k1, M, c) of row blocks on the device, c None without a reference matrix.
 
-    ``most`` rows at once; by default all where M is there.
+    ``most`` rows at once; by default all where M is there. ``stages``: those of an earlier sweep.
     """
     size = most_bytes(problem.M) if most is None else most * problem.shape[1] * problem.cost.dtype.itemsize
-    stage, stage_c = Stage(problem.M), Stage(None)
+    stage, stage_c = stages or (Stage(), Stage())
     for k0, k1, M, c in problem.blocks(i0, i1, size):
         yield k0, k1, stage(M), c.with_given(stage_c) if isinstance(c, Masked) else None if c is None else stage_c(c)
 
@@ -74,7 +76,7 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
     if isinstance(M, np.ndarray):
         return extrema_on_host(M, threads)  # it would take longer to move
     found = [np.array([[np.inf, -np.inf, 0.0, 0.0]])]
-    stage = Stage(M)
+    stage = Stage()
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
         block = stage(rows)
         grid = parts(*block.shape)

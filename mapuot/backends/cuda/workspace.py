@@ -15,7 +15,7 @@ import numpy as np
 
 # the clear error without CuPy comes first
 from . import arrays  # isort: skip
-from .arrays import block_bytes, free_memory, need_memory, on_device, rows_at_once  # isort: skip
+from .arrays import Stage, block_bytes, free_memory, need_memory, on_device, rows_at_once  # isort: skip
 import cupy as cp
 
 from ... import penalties
@@ -99,6 +99,7 @@ class Workspace(KernelWorkspace):
         self.kl = problem.rows.logarithmic, problem.cols.logarithmic
         self.state = np.zeros((), STATE)
         self.downloaded: Views | None
+        self.stages = Stage(), Stage()
         self.take_kernel()
         self.allocate()
         self.constants()
@@ -141,8 +142,7 @@ class Workspace(KernelWorkspace):
         (m, n), M, c = self.problem.shape, self.problem.M, self.problem.c
         memory, ordered = memory_for(self.most, n, ITEMSIZE[dtype]), "ordered" in switches()
         words = self.words(Lie(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
-        count = sum(map(whole_lines, words.values())) + m + n  # and the exponents of K
-        count += 2 * max(m, n) + STREAM_WORDS
+        count = sum(map(whole_lines, words.values())) + 2 * max(m, n) + STREAM_WORDS
         count += words_of_clusters(m, n, self.ld) * (memory > MEMORY[0])
         given = c.given if isinstance(c, Masked) else None if c is None else c.array
         return 8 * count + sum(block_bytes(x, rows_at_once(M)) for x in (M, given))
@@ -158,7 +158,7 @@ class Workspace(KernelWorkspace):
         words |= dict.fromkeys(("dF", "dG"), copies * lie.memory * ld)
         words |= {"u_scale": m * (1 + in_place), "ratio": ld * in_place}
         words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
-        words |= {"slab": lie.slab * ld * lie.ordered}
+        words |= {"exponents": m + self.problem.shape[1], "slab": lie.slab * ld * lie.ordered}
         return words | {"partial": 2 * parts * POSTS, "barrier": 32}
 
     def allocate(self) -> None:
@@ -176,7 +176,7 @@ class Workspace(KernelWorkspace):
         for name, (at, count) in places.items():
             if name.startswith("cols."):
                 self.state["cols"][name[5:]] = address + 8 * at
-            elif count and name != "report":
+            elif count and name not in ("report", "exponents"):
                 self.state[name] = address + 8 * at
         self.state["progress"] = address + 8 * places["report"][0]
         self.state["trace"] = self.state["progress"] + 2 * PROGRESS.itemsize
@@ -221,21 +221,21 @@ class Workspace(KernelWorkspace):
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         self.state["limits"]["exponent_error"] = error
-        self.exponents = on_device(alpha, beta)
-        for i0, i1, M, c in () if self.some else blocks_of(self.problem):
+        self.arrays["exponents"].set(np.concatenate([alpha, beta]))
+        for i0, i1, M, c in () if self.some else blocks_of(self.problem, stages=self.stages):
             self.fill(self.K[i0 * self.ld :], i0, i1, M, c)
 
     def fill(self, out: Any, i0: int, i1: int, M: Any, c: Any) -> None:
         """Rows i0 to i1 of K."""
-        alpha, beta = self.exponents
-        view, flush = view_of(M, c, alpha[i0:i1], beta, self.problem.reg), np.float64(self.state["limits"]["flush"])
+        exponents, m = self.arrays["exponents"], self.problem.shape[0]
+        view, flush = view_of(M, c, exponents[i0:i1], exponents[m:], self.problem.reg), self.state["limits"]["flush"]
         run = stream("build_kernel", M, c, STORES[self.dtype])
-        run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), flush))
+        run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), np.float64(flush)))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         reg, alpha, top = self.problem.reg, np.empty(len(out_u)), np.full(len(plan_v), -np.inf)
         (beta,) = on_device(plan_v)
-        for i0, i1, M, c in blocks_of(self.problem):
+        for i0, i1, M, c in blocks_of(self.problem, stages=self.stages):
             (high,) = reduce_rows("row_max", M, c, cp.zeros(i1 - i0), beta, reg, 1)
             alpha[i0:i1] = np.where(out_u[i0:i1], np.inf, -high.get())
             (used,) = on_device(np.where(np.isposinf(alpha[i0:i1]), -np.inf, alpha[i0:i1]))
@@ -352,7 +352,7 @@ class Workspace(KernelWorkspace):
         if not self.some:
             self.launch.rows(ANY_PASS, bool(self.progress["narrow"]))
             return
-        for i0, i1, M, c in blocks_of(self.problem, most=self.some):
+        for i0, i1, M, c in blocks_of(self.problem, most=self.some, stages=self.stages):
             self.fill(self.K, i0, i1, M, c)
             part = self.state.copy()
             part["m"] = i1 - i0
@@ -407,4 +407,5 @@ class Workspace(KernelWorkspace):
     def close(self) -> None:
         """Give K back at once; the potentials stay."""
         del self.K
+        self.stages = Stage(), Stage()
         self.state["kernel"] = 0

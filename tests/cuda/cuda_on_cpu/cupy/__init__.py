@@ -102,7 +102,7 @@ def empty(shape, dtype=np.float64):
     dtype, size = np.dtype(dtype), int(np.prod(shape))
     buffer = np.full(size * dtype.itemsize + 256, 0xA5, np.uint8)
     for pool in MemoryPool.used:
-        pool.count(buffer)
+        pool.count(buffer, size * dtype.itemsize)
     at = -buffer.ctypes.data % 256
     return buffer[at : at + size * dtype.itemsize].view(dtype).reshape(shape).view(ndarray)
 
@@ -131,26 +131,40 @@ def ascontiguousarray(x):
 
 
 class MemoryPool:
-    """Counts what ``empty`` hands out while it is in use: the most at once is all that a pool would hold."""
+    """What CuPy's would hold of what ``empty`` hands out: the smallest free piece that is large enough, cut in two."""
 
     used = ()  # by using_allocator
 
     def __init__(self):
-        self.held = self.most = 0
+        self.blocks = []  # of the device: each its pieces in order, [bytes, free]
 
     def malloc(self, size):
         raise NotImplementedError("an array has memory of the host")
 
-    def count(self, buffer):
-        self.add(buffer.nbytes)
-        weakref.finalize(buffer, self.add, -buffer.nbytes)
+    def count(self, buffer, size):
+        size = max(1, -(-size // 512)) * 512
+        fitting = [(piece[0], q, k) for q, pieces in enumerate(self.blocks) for k, piece in enumerate(pieces)
+                   if piece[1] and piece[0] >= size]  # fmt: skip
+        if not fitting:
+            self.blocks.append([[size, True]])
+        _, q, k = min(fitting, default=(size, -1, 0))
+        pieces, piece = self.blocks[q], self.blocks[q][k]
+        if piece[0] > size:
+            pieces.insert(k + 1, [piece[0] - size, True])
+        piece[:] = size, False
+        weakref.finalize(buffer, self.give_back, pieces, piece)
 
-    def add(self, size):
-        self.held += size
-        self.most = max(self.most, self.held)
+    def give_back(self, pieces, piece):
+        piece[1] = True
+        k = next(k for k, one in enumerate(pieces) if one is piece)
+        for other in (k + 1, k - 1):
+            if 0 <= other < len(pieces) and pieces[other][1]:
+                piece[0] += pieces[other][0]
+                pieces[other][0] = 0
+        pieces[:] = [one for one in pieces if one[0]]
 
     def total_bytes(self):
-        return self.most
+        return sum(size for pieces in self.blocks for size, _ in pieces)
 
 
 @contextlib.contextmanager
