@@ -30,7 +30,7 @@ GROUPS = 8192  # points of a side between which all pairs are taken
 MOST_GROUPS, LEAST_POINTS = 32768, 16  # up to so many, where each then has so many points
 SHARPER = 0.01  # of the error of a pass: what its correction is solved to
 LEAST_TOL = 1e-9  # of a correction
-MOST_PASSES = 200  # of a correction
+MOST_PASSES = 200  # of a correction: hard points may want more than these masses give them
 
 
 class Level(NamedTuple):
@@ -67,7 +67,7 @@ def units_of(shape: tuple[int, int]) -> list[int]:
 
 
 class Groups:
-    """The groups of one problem whose points are sorted. ``solve(problem, options, start)``: of all pairs."""
+    """The groups of one problem whose points are sorted. ``solve(problem, options, start, most passes)``."""
 
     def __init__(self, problem: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType) -> None:
         self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
@@ -87,9 +87,9 @@ class Groups:
 
     @property
     def correct(self) -> Any:
-        """``corrected``, None where it is not for these penalties, or groups are points."""
-        sides = self.problem.rows, self.problem.cols
-        return self.corrected if all(side.logarithmic for side in sides) and max(self.units) > 1 else None
+        """``corrected``, None where it is not for these penalties or this method, or groups are points."""
+        sides, wanted = (self.problem.rows, self.problem.cols), self.options.memory > 0 and max(self.units) > 1
+        return self.corrected if wanted and all(side.logarithmic for side in sides) else None
 
     def start(self) -> tuple[F64, F64]:
         """Potentials of a rough solve between groups."""
@@ -139,7 +139,7 @@ class Groups:
             cols = dataclasses.replace(cols, weight=cols.weight * (rows.mass / cols.mass))
         task = dataclasses.replace(small, rows=rows, cols=cols)
         options = dataclasses.replace(self.options, tol=max(SHARPER * min(error, 1.0), LEAST_TOL), tol_gap=-1.0)
-        found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]))
+        found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]), MOST_PASSES)
         after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)
         step = self.levels[1].spread(known(found.log_v + shifts[1] - nexts[1]), steep)
