@@ -15,6 +15,7 @@ from mapuot import sparse as sparse_costs
 from mapuot.backends import cpu
 from mapuot.files import pairs as pairs_of_files
 from mapuot.files.pairs import PairsFile
+from mapuot.gradients import marginal_gradient
 from mapuot.points import METRICS
 from mapuot.problem import Problem
 from mapuot.sparse import Sparse
@@ -381,6 +382,17 @@ def test_a_batch_of_every_format():
         for i, one in enumerate(batch):
             want = mapuot.solve(order[i], A[i], B[i], 0.1, 1.0, tol=1e-8, precision="float64")
             assert np.abs(one.plan - want.plan).sum() <= 1e-7 * want.mass
+
+
+def test_slopes_of_float32_costs_have_float64_exponents():
+    """At points without mass a potential is made of the costs, whose M / reg had the digits of a float32."""
+    M, _, A, b = pairs(9, 7, 0.5, dtype=np.float32)
+    A[2] = 0.0
+    slopes = [
+        marginal_gradient(mapuot.solve_batch(costs, A[None], b[None], 1e-3, 1.0, precision="float64"), "rows")
+        for costs in (M, M.astype(float))
+    ]
+    np.testing.assert_allclose(*slopes, rtol=1e-11)
 
 
 def test_a_part_of_a_batch_that_cannot_be_balanced_is_named():
