@@ -71,8 +71,7 @@ class Slabs:
             moved = namespace(self.held).moveaxis(self.held, apart, 0)
             return Dense(moved.reshape(len(moved), -1))
         m, n = self.shape[0], math.prod(self.shape[1:])
-        dtype = np.float32 if self.read(0, 1).dtype == np.float32 else np.float64
-        return Streamed(lambda i0, i1: self.read(i0, i1).reshape(i1 - i0, n), (m, n), dtype)
+        return Streamed(lambda i0, i1: self.read(i0, i1).reshape(i1 - i0, n), (m, n), self.read(0, 1).dtype)
 
     def cut(self, kept: list[Any]) -> Slabs:
         """The cost of some points of each marginal."""
