@@ -23,7 +23,7 @@ from .errors import ConvergenceWarning, InfeasibleError, shown
 from .log_matmul import log_matmul
 from .penalties import F64
 from .progress import bar as progress_bar
-from .sparse import Sparse, log_sums
+from .sparse import Sparse, log_sums, on_host
 from .validate import (
     MASS_TOLERANCE,
     as_array,
@@ -311,7 +311,7 @@ class SparseKernel:
 def checked(A: Any, M: Any, reg: Any, reg_m: Any, pairs: bool = False) -> tuple[Any, Any, float, float]:
     """(A, M, reg, fi): p histograms and a finite square cost, an array or, where ``pairs``, a `Sparse` one, too."""
     stored = pairs and stores_pairs(M)
-    M = as_cost(M, pick("reference")) if stored else as_whole_cost(M, pick("reference")).array
+    M = as_cost(on_host(M), pick("reference")) if stored else as_whole_cost(M, pick("reference")).array
     costs = M.data if stored else M
     if A.shape[1] != M.shape[0] or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")
