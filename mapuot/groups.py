@@ -176,7 +176,7 @@ def grouped(problem: Problem, units: list[int]) -> Problem:
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
     sides, means = [], []
-    for side, points, unit in ((problem.rows, cloud.x, units[0]), (problem.cols, cloud.y, units[1])):
+    for side, points, unit in ((problem.rows, cloud.rows, units[0]), (problem.cols, columns_of(cloud), units[1])):
         first = np.arange(0, len(points), unit)
         count = np.diff(np.append(first, len(points)))
         weight = np.add.reduceat(side.weight, first)
@@ -189,5 +189,5 @@ def grouped(problem: Problem, units: list[int]) -> Problem:
         upper = None if side.upper is None else np.add.reduceat(side.upper, first) / count
         sides.append(dataclasses.replace(side, weight=weight, rho=rho, upper=upper))
     some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
-    small = PointCloud(some, means[1], cloud.metric, cloud.scale, cloud.weights, truncate=None)[: len(means[0])]
+    small = PointCloud(some, means[1], *cloud.core, truncate=None)[: len(means[0])]  # unit vectors may have the mean 0
     return dataclasses.replace(problem, cost=small, rows=sides[0], cols=sides[1])

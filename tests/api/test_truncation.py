@@ -233,6 +233,15 @@ def test_a_correction_that_misleads_is_taken_back(monkeypatch):
         assert got.converged
 
 
+def test_groups_of_opposite_directions(monkeypatch):
+    """Their mean has no direction: of "cosine" groups lie between unit vectors, not on their sphere."""
+    monkeypatch.setattr("mapuot.groups.GROUPS", 16)
+    x, y = (np.where(np.arange(100) < k, -1.0, 1.0)[:, None] for k in (44, 36))
+    ones = np.ones(100)
+    got, _ = compare(x, y, ones, ones, 0.05, metric="cosine")
+    assert got.converged
+
+
 def test_a_correction_that_cannot_be_met_ends(monkeypatch):
     """Hard columns may want more than all groups of rows have: such problems once took 10,000 passes."""
     monkeypatch.setattr(boxes, "CORRECTION", math.inf)
