@@ -21,6 +21,10 @@ def load(folder: Path, part: str) -> dict[str, Any]:
     return data
 
 
+def recorded(folder: Path, part: str) -> bool:
+    return any((where / f"{part}.json").exists() for where in (folder, RESULTS))
+
+
 def machine(data: dict[str, Any]) -> str:
     found = data["machine"]
     return f"{found['cpu']}, {found['isa'].upper()}, {found['cores']} cores"
@@ -120,12 +124,38 @@ def tensors_table(data: dict[str, Any]) -> str:
     )
 
 
+def sparse_table(*found: dict[str, Any]) -> str:
+    """Passes over stored pairs beside the dense pass, by pattern and share of the pairs; a paragraph a machine."""
+    text = []
+    for data in found:
+        rows: dict[str, list[str]] = {}
+        shares = sorted({p["density"] for p in data["passes"] if p["pattern"] == "uniform"})
+        for p in (p for p in data["passes"] if p["n"] == data["n"]):
+            seconds = p["seconds"]
+            times = seconds["dense mixed"] / seconds["mixed"] if "dense mixed" in seconds else 0
+            cell = f"{1e3 * seconds['mixed']:.3g}" + (f" ({times:.1f})" if times else "")
+            rows.setdefault(p["pattern"], []).append(cell)
+        where = "One NVIDIA H200" if data.get("device") == "gpu" else machine(data)
+        dense = [p["seconds"]["dense mixed"] for p in data["passes"] if "dense mixed" in p["seconds"]]
+        beside = f", the dense pass {1e3 * min(dense):.3g} ms" if dense else ""
+        text.append(f"{where}, n = {data['n']}{beside}:")
+        text.append(table(["pairs", *(f"{100 * share:g} %" for share in shares)], [[k, *v] for k, v in rows.items()]))
+        if x := data.get("large"):
+            text.append(
+                f"{x['n']:,} points with {x['k']} neighbours, {x['pairs']:,} pairs: certified {x['error']:.1e} "
+                f"in {x['passes']} passes, {x['solve']:.1f} s, at most {x['peak'] / 2**30:.1f} GiB on the host."
+            )
+    return "\n\n".join(text)
+
+
 def run(folder: Path) -> str:
+    pairs = [name for name in ("sparse_gpu", "sparse") if recorded(folder, name)]
     made = (
         ("pass", pass_table, ["pass"], "docs/speed.md"),
         ("solve", solve_table, ["solve"], "README.md"),
         ("tensors", tensors_table, ["tensors"], "docs/speed.md"),
         ("small-reg", small_reg_table, ["small-reg", "small-reg-gpu"], "docs/mathematics.md"),
+        ("sparse", sparse_table, pairs, "docs/speed.md"),
     )
     for part, make, sources, name in made:
         path = ROOT / name

@@ -243,7 +243,7 @@ def plot(data: dict[str, Any], path: Path) -> None:
         for pattern in dict.fromkeys(p["pattern"] for p in data["passes"]):
             mine = [p for p in data["passes"] if p["pattern"] == pattern and p["n"] == data["n"]]
             axis.loglog([p["density"] for p in mine], [p["seconds"]["mixed"] for p in mine], "o-", label=pattern)
-        if "dense mixed" in data["passes"][0]["seconds"]:
-            axis.axhline(min(p["seconds"]["dense mixed"] for p in data["passes"]), color="gray", label="dense")
+        if dense := [p["seconds"]["dense mixed"] for p in data["passes"] if "dense mixed" in p["seconds"]]:
+            axis.axhline(min(dense), color="gray", label="dense")
         axis.set(xlabel="stored share of the pairs", ylabel="seconds a pass")
         axis.legend()

@@ -4,13 +4,25 @@
 // sums and the next v (UNSET in common.cuh: two more meetings cost 1.3 to 2.6 us).  With few columns (solo) every block
 // does all of finish_pass for itself.  K stays in flight or in shared memory from the first pass to the last.  Every
 // block holds the same Progress and stops at the same pass.  The NARROW kernel runs while progress.narrow is 1, the
-// other one after it; each returns at once where it has nothing to do.
+// other one after it; each returns at once where it has nothing to do.  SPARSE 1: K has stored pairs only, twice, by
+// rows and by columns (sparse.cuh); a pass has two more meetings, where u and where v are known to all.
 #define PERSISTENT 1
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
+#if SPARSE
+#define RUN_THREADS THREADS
+#include "sparse.cuh"
+#endif
 
 enum { ROWS = 1, FINISH = 2 }; // mode: the halves to do; one alone: once, through S.total
 
+#if SPARSE
+struct Shared {
+    Finish finish;
+    RowSums row[THREADS / 32];
+    double part[THREADS / 32];
+};
+#else
 struct Shared {
     Finish finish;
     Exchange exchange;
@@ -21,6 +33,7 @@ struct Shared {
     Mail mail;
 #endif
 };
+#endif
 
 #define RING_OFFSET (((int)sizeof(Shared) + 127) / 128 * 128)
 
@@ -28,6 +41,7 @@ struct Shared {
 __device__ __forceinline__ Mail &own_mail() { return ((Shared *)memory)->mail; }
 #endif
 
+#if !SPARSE
 // This block's share of the tiles and of shared memory; everything is zeroed once, so that no stale NaN is ever read.
 __device__ __forceinline__ Ring ring_open(const State &S, int slots, int kept, int group)
 {
@@ -88,6 +102,8 @@ __device__ __forceinline__ const num *first_v(const State &S)
 #endif
 }
 
+#endif
+
 // Where v is posted for the passes after it
 __device__ __forceinline__ num *next_v(const State &S, int turn) { return (num *)(S.next_v + turn % 2 * S.ld); }
 
@@ -102,6 +118,7 @@ __device__ __forceinline__ void open_posts(const State &S)
                 post(next_v(S, turn) + j, (num)0);
 }
 
+#if !SPARSE
 // v of this thread's columns; POSTED: once all of the warp's are there (warps that part would meet a cluster twice)
 template <bool POSTED> __device__ __forceinline__ void load_v(const num *from, const Ring &g, num (&v)[CPT])
 {
@@ -174,6 +191,8 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
         scalars_of(S, turn)[blockIdx.x * SCALARS + slot] = sum;
     }
 }
+
+#endif
 
 // K^T u of one column in this pass
 __device__ __forceinline__ double column_sum(const State &S, int turn, int j, int mode)
@@ -268,7 +287,7 @@ __device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &
         if (F.p.step > 2 || !isfinite(c.absorbed))
             continue;
         const double v = advance_column(S, F, c, step, B, scale);
-        if (!S.solo) {
+        if (!S.solo && !SPARSE) {
             post(next_v(S, turn + 1) + c.j, (num)v);
             take_back(next_v(S, turn) + c.j);
         }
@@ -309,6 +328,109 @@ __device__ __forceinline__ uint32_t finish_half(const State &S, Shared &all, int
     return ended;
 }
 
+#if SPARSE
+// The stored pairs of one half of a pass, by rows or by columns
+struct Half {
+    Runs runs, long_runs; // those that a few threads sum, and those that a block does
+    const real *K;
+};
+
+// The sums of all rows of one half.  HELD: x lies in shared memory, where a warp that reads 32 scattered numbers waits for
+// some of its banks; the L1 gives it one line of 128 bytes a cycle.  Otherwise x comes by plain loads: other blocks
+// have written it, before a meeting.
+template <typename Prepare, typename Use>
+__device__ __forceinline__ void half_sums(Shared &all, const Half &half, const double *x, int count, Prepare prepare,
+                                          Use use)
+{
+    double *held = (double *)(memory + RING_OFFSET);
+    if (HELD) {
+        for (int q = 2 * threadIdx.x; q < count; q += 2 * THREADS)
+            *(double2 *)(held + q) = __ldcg((const double2 *)(x + q));
+        __syncthreads();
+    }
+    const auto met = [&](int j) { return HELD ? held[j] : x[j]; };
+    each_run(half.long_runs, [&](const Run &run) {
+        const auto own = prepare(run.row < 0 ? 0 : run.row);
+        const double sum = run_dot(half.long_runs, run, half.K, met, all.part);
+        use(run.lane == 0 ? run.row : -1, own, sum);
+    });
+    each_sum(half.runs, half.K, met, prepare, use);
+}
+
+__device__ __forceinline__ void row_half(const State &S, Shared &all, const Half &half)
+{
+    const int lane = threadIdx.x % 32;
+    RowSums &held = all.row[threadIdx.x / 32]; // of the warp
+    if (lane < NEXT_B)
+        held[lane] = 0;
+    half_sums(
+        all, half, S.v_scale, (int)S.n, [&](int64_t i) { return S.point[i]; },
+        [&](int64_t i, const Point &own, double s) {
+            RowSums row = {};
+            if (i >= 0)
+                row_scale(S, (int)i, own, s, all.finish.p.shift, true, row);
+#pragma unroll
+            for (int q = 0; q < NEXT_B; q++) {
+                const double sum = warp_sum(row[q]);
+                if (lane == 0)
+                    held[q] += sum;
+            }
+        });
+    __syncthreads();
+    if (threadIdx.x >= NEXT_B)
+        return;
+    double sum = 0;
+#pragma unroll
+    for (int q = 0; q < THREADS / 32; q++)
+        sum += all.row[q][threadIdx.x];
+    scalars_of(S, (int)all.finish.p.turn)[blockIdx.x * SCALARS + threadIdx.x] = sum;
+}
+
+__device__ __forceinline__ void column_half(const State &S, Shared &all, const Half &half)
+{
+    column_total *sums = sums_of(S, (int)all.finish.p.turn);
+    half_sums(
+        all, half, S.u_scale, (int)S.m, [](int64_t) { return 0; },
+        [&](int64_t j, int, double sum) {
+            if (j >= 0)
+                sums[j] = sum;
+        });
+}
+
+// At most `count` passes, `first` made before
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    iterate_pairs(const __grid_constant__ State S, const __grid_constant__ Half rows, const __grid_constant__ Half cols,
+                  int first, int count)
+{
+    Shared &all = *(Shared *)memory;
+    Finish &F = all.finish;
+    uint32_t *counter = S.barrier, ended = meeting_start(counter);
+    if (S.progress->status != MAPUOT_RUNNING || S.progress->passes >= first + count)
+        return;
+    copy_record(&F.p, S.progress);
+    const bool corrected = COARSE && S.progress->coarse > 0;
+    if (corrected && threadIdx.x < CLUSTERS)
+        F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
+    __syncthreads();
+    for (int pass = 0; pass < count; pass++) {
+        if (pass > 0)
+            grid_barrier(counter, ended); // v is there
+        row_half(S, all, rows);
+        grid_barrier(counter, ended); // u is there
+        column_half(S, all, cols);
+        ended = finish_half(S, all, ROWS | FINISH, ended);
+        if (F.p.status != MAPUOT_RUNNING || F.p.passes >= first + count || (corrected && F.p.coarse <= 0))
+            break;
+    }
+    if (blockIdx.x > 0)
+        return;
+    copy_record(S.progress, &F.p);
+    if (corrected && threadIdx.x < CLUSTERS)
+        S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
+}
+#endif
+
+#if !SPARSE
 #if CLUSTER > 1
 #define SHAPE __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 #else
@@ -367,5 +489,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     group_barrier(group); // no block leaves while a peer may still write to it
 #endif
 }
+
+#endif
 
 extern "C" __global__ void iterate_sizes(int *out) { out[0] = RING_OFFSET; }

@@ -4,14 +4,21 @@
 // same bits each time; scatter-adds to the columns, which need no second index, would not (bench/NOTES.md has both).
 // A row has `lanes` threads by the mean length of all; one that is much longer is listed and gets a block.  In a pass a
 // warp has up to 32 rows at once, whose sums are one a lane when u = prox(s) is found.  Entries in STORE, SHORT_INDEX 1
-// where 16 bits hold every row's and column's number, sums in float64.  SPARSE 1: row_pass and column_sums of portable.cu are those here, and the image is translated
-// part by part, as translate_parts of src_c/finish.c does.
+// where 16 bits hold every row's and column's number, sums in float64.  SPARSE 1: row_pass and column_sums of portable.cu
+// are those here, and the image is translated part by part, as translate_parts of src_c/finish.c does; iterate.cu has
+// passes of its own.
 #ifndef SPARSE_CUH
 #define SPARSE_CUH
 #include "common.cuh"
 
+#ifndef RUN_THREADS
 #define RUN_THREADS 256 // of a block
-#define AHEAD 8         // entries of a row that a thread has under way
+#endif
+#if PERSISTENT && STORE == 0
+#define AHEAD 4 // entries of a row that a thread has under way: eight float64 ones would be spilled
+#else
+#define AHEAD 8
+#endif
 #define RESIDENT 4 // blocks a multiprocessor: without this bound the compiler saves registers, and loads wait in turn
 
 #ifndef SHORT_INDEX
@@ -82,67 +89,140 @@ template <typename Join> __device__ __forceinline__ double joined_run(const Runs
     return x;
 }
 
-// K_i . x; a thread asks for AHEAD of its entries, and then for what these meet, before it waits for either.  Behind the
-// end it reads the last entry once more: loads under a condition would wait for each other.
-__device__ __forceinline__ double run_dot(const Runs &runs, const Run &run, const real *K, const double *x,
-                                          double *part)
+// AHEAD entries of a row that a thread has asked for, and what they meet
+struct Ahead {
+    int at[AHEAD];
+    real own[AHEAD];
+};
+
+// Those from `first` on that a row has, `lanes` apart.  Behind the end it reads the last entry once more: loads under a
+// condition would wait for each other.
+__device__ __forceinline__ void ask_ahead(const Runs &runs, const real *K, int64_t row, uint32_t first, uint32_t count,
+                                          Ahead &ahead)
+{
+    const uint32_t lanes = (uint32_t)runs.lanes;
+    const place *index = runs.index + row;
+    const real *from = K + row;
+#pragma unroll
+    for (int q = 0; q < AHEAD; q++) {
+        const uint32_t p = first + q * lanes < count ? first + q * lanes : count - 1;
+        ahead.at[q] = __ldg(index + p);
+        ahead.own[q] = __ldg(from + p);
+    }
+}
+
+// What they meet; met(j): x_j
+template <typename Met> __device__ __forceinline__ void ask_met(const Ahead &ahead, Met met, double (&y)[AHEAD])
+{
+#pragma unroll
+    for (int q = 0; q < AHEAD; q++)
+        y[q] = met(ahead.at[q]);
+}
+
+__device__ __forceinline__ double sum_ahead(const Ahead &ahead, const double (&y)[AHEAD], uint32_t first,
+                                            uint32_t lanes, uint32_t count, double sum)
+{
+#pragma unroll
+    for (int q = 0; q < AHEAD; q++)
+        sum = fma(first + q * lanes < count ? entry(ahead.own[q]) : 0, y[q], sum);
+    return sum;
+}
+
+// K_i . x; a thread asks for AHEAD of its entries, and then for what these meet, before it waits for either.
+template <typename Met>
+__device__ __forceinline__ double run_dot(const Runs &runs, const Run &run, const real *K, Met met, double *part)
 {
     const uint32_t lanes = (uint32_t)runs.lanes, count = (uint32_t)(run.end - run.first);
-    const place *index = runs.index + run.first;
-    const real *from = K + run.first;
     double sum = 0;
     for (uint32_t k = run.lane; k < count; k += AHEAD * lanes) {
-        int at[AHEAD];
-        real own[AHEAD];
+        Ahead ahead;
         double y[AHEAD];
-#pragma unroll
-        for (int q = 0; q < AHEAD; q++) {
-            const uint32_t p = k + q * lanes < count ? k + q * lanes : count - 1;
-            at[q] = __ldg(index + p);
-            own[q] = __ldg(from + p);
-        }
-#pragma unroll
-        for (int q = 0; q < AHEAD; q++)
-            y[q] = __ldg(x + at[q]);
-#pragma unroll
-        for (int q = 0; q < AHEAD; q++)
-            sum = fma(k + q * lanes < count ? entry(own[q]) : 0, y[q], sum);
+        ask_ahead(runs, K, run.first, k, count, ahead);
+        ask_met(ahead, met, y);
+        sum = sum_ahead(ahead, y, k, lanes, count, sum);
     }
     return joined_run<Plus>(runs, sum, part);
 }
 
 #if SPARSE
+// K_i . x of the rows that a warp has at once, `teams` of them a step: the sum of row k to lane k.  PERSISTENT: what the
+// next step needs is under way while this one is summed, which takes the registers of two.
+template <typename Met>
+__device__ __forceinline__ double warp_dots(const Runs &runs, const real *K, int64_t begin, int count, int each,
+                                            Met met)
+{
+    const int lanes = (int)runs.lanes, teams = 32 / lanes, lane = threadIdx.x % 32;
+    double whole = 0;
+#if PERSISTENT
+    int64_t row = __shfl_sync(FULL, begin, lane / lanes);
+    uint32_t own = __shfl_sync(FULL, count, lane / lanes), k = lane % lanes;
+    Ahead ahead;
+    double sum = 0;
+    if (k < own)
+        ask_ahead(runs, K, row, k, own, ahead);
+    for (int step = 0; step * teams < each;) {
+        const Ahead now = ahead;
+        const uint32_t first = k, length = own;
+        const bool more = __any_sync(FULL, k + AHEAD * lanes < own);
+        double y[AHEAD];
+        if (first < length)
+            ask_met(now, met, y);
+        if (more) {
+            k += AHEAD * lanes;
+        } else {
+            const int from = (step + 1) * teams + lane / lanes;
+            row = __shfl_sync(FULL, begin, from);
+            own = __shfl_sync(FULL, count, from);
+            own = from < each ? own : 0;
+            k = lane % lanes;
+        }
+        if (k < own)
+            ask_ahead(runs, K, row, k, own, ahead);
+        if (first < length)
+            sum = sum_ahead(now, y, first, lanes, length, sum);
+        if (more)
+            continue;
+        const double one = __shfl_sync(FULL, joined_run<Plus>(runs, sum, nullptr), lane % teams * lanes);
+        whole = lane / teams == step ? one : whole;
+        sum = 0;
+        step++;
+    }
+#else
+    for (int step = 0; step * teams < each; step++) {
+        const int from = step * teams + lane / lanes;
+        const int64_t at = __shfl_sync(FULL, begin, from);
+        const Run run = {0, at, at + __shfl_sync(FULL, count, from), lane % lanes};
+        const double one = __shfl_sync(FULL, run_dot(runs, run, K, met, nullptr), lane % teams * lanes);
+        whole = lane / teams == step ? one : whole;
+    }
+#endif
+    return whole;
+}
+
 // The sums of all rows of a launch that are short, some rows in a warp's hands at once, a lane for the sum of each:
 // use(row, prepare(row), sum) by all lanes of a warp together, with row -1 by one that has none.
-template <typename Prepare, typename Use>
-__device__ __forceinline__ void each_sum(const Runs &runs, const real *K, const double *x, Prepare prepare, Use use)
+template <typename Met, typename Prepare, typename Use>
+__device__ __forceinline__ void each_sum(const Runs &runs, const real *K, Met met, Prepare prepare, Use use)
 {
     if (runs.count == 0) // of a rank that has none
         return;
-    const int lanes = (int)runs.lanes, teams = 32 / lanes, lane = threadIdx.x % 32;
-    const int64_t warps = (int64_t)gridDim.x * (RUN_THREADS / 32);
-    const int64_t own = (runs.count + warps - 1) / warps, turns = (own + 31) / 32;
-    const int64_t each = ((own + turns - 1) / turns + teams - 1) / teams * teams; // at most 32
-    int64_t first = ((int64_t)blockIdx.x * (RUN_THREADS / 32) + threadIdx.x / 32) * each;
-    for (; first < runs.count; first += warps * each) {
-        const int64_t row = first + lane;
-        bool mine = lane < each && row < runs.count;
-        const int64_t begin = runs.start[mine ? row : first], end = runs.start[(mine ? row : first) + 1];
-        const auto held = prepare(mine ? row : first); // not only once its sum is known
+    const int teams = 32 / (int)runs.lanes, lane = threadIdx.x % 32;
+    const uint32_t count = (uint32_t)runs.count, warps = gridDim.x * (RUN_THREADS / 32);
+    const uint32_t own = (count + warps - 1) / warps, turns = (own + 31) / 32;
+    const int each = ((int)((own + turns - 1) / turns) + teams - 1) / teams * teams; // at most 32
+    uint32_t first = (blockIdx.x * (RUN_THREADS / 32) + threadIdx.x / 32) * each;
+    for (; first < count; first += warps * each) {
+        bool mine = lane < each && first + lane < count;
+        const int row = (int)(mine ? first + lane : first);
+        const int64_t begin = runs.start[row], end = runs.start[row + 1];
+        const auto held = prepare(row); // not only once its sum is known
         mine = mine && end - begin <= runs.most;
-        const int count = mine ? (int)(end - begin) : 0;
-        double sum = 0;
-        for (int step = 0; step * teams < each; step++) {
-            const int from = step * teams + lane / lanes;
-            const int64_t at = __shfl_sync(FULL, begin, from);
-            const Run run = {0, at, at + __shfl_sync(FULL, count, from), lane % lanes};
-            const double one = __shfl_sync(FULL, run_dot(runs, run, K, x, nullptr), lane % teams * lanes);
-            sum = lane / teams == step ? one : sum;
-        }
+        const double sum = warp_dots(runs, K, begin, mine ? (int)(end - begin) : 0, each, met);
         use(mine ? row : -1, held, sum);
     }
 }
 
+#if !PERSISTENT
 // s = K v and u = prox(s); scalars: what each block leaves of its rows, NEXT_B numbers
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     sparse_rows(const __grid_constant__ State S, int parity, const __grid_constant__ Runs runs, const real *K,
@@ -154,18 +234,19 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
         return;
     const double shift = S.progress[parity].shift;
     RowSums row = {};
+    const auto met = [&](int j) { return __ldg(S.v_scale + j); };
     const auto point = [&](int64_t i) { return S.point[i]; };
     const auto scale = [&](int64_t i, const Point &own, double s) {
         if (i >= 0)
             row_scale(S, (int)i, own, s, shift, true, row);
     };
     if (KL_ROWS && runs.lanes <= 32) // the calls of other penalties need the registers
-        each_sum(runs, K, S.v_scale, point, scale);
+        each_sum(runs, K, met, point, scale);
     else
         each_run(runs, [&](const Run &run) {
             const int64_t i = run.lane == 0 ? run.row : -1;
             const Point own = point(i < 0 ? 0 : i);
-            scale(i, own, run_dot(runs, run, K, S.v_scale, part));
+            scale(i, own, run_dot(runs, run, K, met, part));
         });
 #pragma unroll
     for (int q = 0; q < NEXT_B; q++) {
@@ -190,15 +271,16 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     __shared__ double part[RUN_THREADS / 32];
     if (stopped(S, parity))
         return;
+    const auto met = [&](int i) { return __ldg(S.u_scale + i); };
     const auto keep = [&](int64_t j, int, double sum) {
         if (j >= 0)
             S.total[j] = sum;
     };
     if (runs.lanes <= 32)
-        each_sum(runs, K, S.u_scale, [](int64_t) { return 0; }, keep);
+        each_sum(runs, K, met, [](int64_t) { return 0; }, keep);
     else
         each_run(runs, [&](const Run &run) {
-            const double sum = run_dot(runs, run, K, S.u_scale, part);
+            const double sum = run_dot(runs, run, K, met, part);
             if (run.lane == 0)
                 keep(run.row, 0, sum);
         });
@@ -255,5 +337,6 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     if (threadIdx.x % 32 == 0)
         S.apart.move[k] = next_translation(&S.limits, log_ratio_of(weight, mass));
 }
+#endif
 #endif
 #endif

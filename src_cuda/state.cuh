@@ -12,7 +12,9 @@
 #define MEMORY 5 // most Anderson differences: 5 x 6 numbers fit in a warp, and 20 where a pass takes long beside them
 #endif
 #define MOST_MEMORY 20
-#define OWN_DIFFERENCES 5                   // of a thread
+#ifndef OWN_DIFFERENCES
+#define OWN_DIFFERENCES 5 // of a thread
+#endif
 #define PARTNERS (MEMORY / OWN_DIFFERENCES) // threads that share a column's
 #define VALUES (MEMORY > 5 ? 64 : 32)       // room for the sums that finish_pass takes over all columns
 #define COARSE (MEMORY > 5)                 // 1: steps can be corrected cluster by cluster

@@ -147,6 +147,20 @@ def test_passes_over_stored_pairs_do_not_spill(arch, dtype, kl, short):
         assert spilled <= {"part_sums": 4, "sparse_rows": 0 if kl else 12}.get(function, 0), function
 
 
+@pytest.mark.parametrize("arch", [arch for arch in ARCHES if arch != "sm_80"])
+@pytest.mark.parametrize(
+    ("dtype", "kl", "held", "own"), [("float32", 1, 1, 10), ("float64", 1, 0, 5), ("float32", 0, 0, 20)]
+)
+def test_many_passes_over_stored_pairs_hold_their_registers(arch, dtype, kl, held, own):
+    """What is spilled is read again once a row or once a pass, not once an entry."""
+    words = {"MEMORY": 20, "SPARSE": 1, "SHORT_INDEX": 1, "HELD": held, "OWN_DIFFERENCES": own}
+    used = usage("iterate.cu", arch, **shape_options(kernels.Shape(16, 8, 2), dtype, kl, **words))
+    assert set(used) == {"iterate_pairs", "iterate_sizes", "gather_sums"}
+    registers, spilled = used["iterate_pairs"]
+    assert registers <= 128
+    assert spilled <= 800
+
+
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize(("store", "cost", "short"), [(0, 0, 1), (1, 1, 1), (2, 0, 0)])
 def test_streams_over_stored_pairs_do_not_spill(arch, store, cost, short):

@@ -25,10 +25,11 @@ from mapuot.backends.cuda import sparse as on_gpu  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 
-def passes(module, S, a, b, precision, reg_m, reference, count=8):
-    """(stats, potentials, marginals) after so many."""
-    problem = Problem.from_arrays(S, a, b, 0.1, reg_m, "kl", reference, module)
+def passes(module, S, a, b, precision, reg_m, reference, count=8, penalty="kl", together=None):
+    """(stats, potentials, marginals) after so many; together: whether one launch makes many passes."""
+    problem = Problem.from_arrays(S, a, b, 0.1, reg_m, penalty, reference, module)
     workspace = module.Workspace(problem, make_options("auto", precision, 1e-13, None, 1))
+    assert together is None or workspace.launch.persistent == together
     workspace.absorb(np.linspace(-1, 1, len(b)))
     stats = []
     while len(stats) < count and (not stats or stats[-1].status == "running"):
@@ -54,6 +55,32 @@ def test_passes_are_those_of_the_cpu(parts, precision):
             if precision != "bfloat16":
                 for found, right in zip(got[1:], want[1:], strict=True):
                     np.testing.assert_allclose(found, right, rtol=10 * tol, atol=10 * tol)
+
+
+@pytest.mark.parametrize("penalty", ["kl", "l2"])
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
+@pytest.mark.parametrize("held", [0, 1 << 40])
+def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypatch):
+    """With what the rows meet in shared memory and without; rows of a block, of several turns, and empty ones."""
+    rng = np.random.default_rng(4)
+    m, n = 300, 1400
+    M = np.where(rng.random((m, n)) < 0.05, rng.random((m, n)), np.inf)
+    M[17], M[:, 1234], M[40], M[:, 5] = rng.random(n), rng.random(m), np.inf, np.inf
+    i, j = np.nonzero(np.isfinite(M))
+    S = sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
+    words = S, rng.random(m) + 0.1, rng.random(n) + 0.1, precision, 0.5, "product", 20, penalty
+    monkeypatch.setattr(on_gpu, "HELD", held)
+    got = passes(cuda, *words, together=True)
+    for again, same in zip(passes(cuda, *words, together=True)[1:], got[1:], strict=True):
+        np.testing.assert_array_equal(again, same)
+    monkeypatch.setenv("MAPUOT_CUDA", "portable")
+    want = passes(cuda, *words, together=False)
+    assert len(got[0]) == len(want[0])
+    for one, other in zip(got[0], want[0], strict=True):
+        assert one.mass == pytest.approx(other.mass, rel=1e-10)
+        assert one.error == pytest.approx(other.error, rel=1e-5, abs=1e-12)
+    for found, right in zip(got[1:], want[1:], strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("penalty", ["kl", "tv", "l2", ("range", "kl"), ("kl", "balanced"), ("balanced", "kl")])

@@ -2,8 +2,9 @@
 
 So every sum of a pass runs along a row of one of the two, in an order of its own: no atomic additions, and the same
 bits each time. A pair takes 4 or 8 bytes of M, as many of K, and an index of 2 where rows and columns have so short
-numbers, else 4, all of it twice. Passes are those of the portable kernels, their row half in the place of those that
-read a dense K: src_cuda/sparse.cuh. Where no pair connects parts of M, the image is translated part by part.
+numbers, else 4, all of it twice. From sm_90 on, up to 65536 rows and columns, many passes are one cooperative launch
+(``iterate_pairs`` of src_cuda/iterate.cu); else, over ranks, and where no pair connects parts of M, whose image is
+translated part by part, they are those of the portable kernels, with a row half of their own: src_cuda/sparse.cuh.
 Twin: backends/cpu/workspace.py, src_c/sparse.h.
 """
 
@@ -24,10 +25,12 @@ from ..records import put
 from ..workspace import STORAGE
 from .arrays import as_columns, need_memory, on_device
 from .kernels import ITEMSIZE, STORES, Shape, by_value, kernel, line, shape_options
-from .launch import GRAPH_PASSES, Iterate
+from .kernels import THREADS as ALL_THREADS
+from .launch import GRAPH_PASSES, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, ring_offset, switches
 from .workspace import Workspace
 
 RUNS = records.read("common/record.h", "sparse.cuh")["Runs"]
+HALF = records.read("common/record.h", "sparse.cuh", "iterate.cu")["Half"]
 PAIRS = records.read("common/record.h", "sparse_stream.cu")["Pairs"]
 THREADS = 256  # RUN_THREADS of sparse.cuh
 EACH = 8  # entries of a row that a thread has, in the mean: AHEAD of sparse.cuh
@@ -37,6 +40,8 @@ SHORT = 1 << 16  # rows and columns, up to here, whose numbers have 16 bits
 PIECE = 256  # columns of a part that a warp sums
 OF_BYTES = {size: name for name, size in ITEMSIZE.items()}
 ROW_SCALARS = 5  # NEXT_B of state.cuh
+BESIDE = 1 << 15  # bytes of shared memory for all else, at most
+HELD = 64  # entries of a row in the mean from which on what they meet is read from shared memory
 KERNELS = ("sparse_rows", "sparse_columns", "part_sums", "part_moves", "finish_first", "finish_join", "finish_second")
 
 
@@ -55,15 +60,18 @@ class Runs:
         self.most = LONG * self.lanes
         self.long = cp.flatnonzero(cp.diff(start) > self.most).astype(np.int64)
 
-    def records(self, i0: int = 0, i1: int | None = None) -> list[tuple[Any, Any]]:
-        """(record, list or None) of the rows [i0, i1) that are short, and of the others where there are any."""
+    def records(self, i0: int = 0, i1: int | None = None, threads: int = THREADS) -> list[tuple[Any, Any]]:
+        """(record, list or None) of the rows [i0, i1) that are short, and of the others where there are any.
+
+        ``threads``: of a block, which has one of the others.
+        """
         long = self.long
         if i1 is None:
             i1 = self.count
         elif len(long):
             long = long[(long >= i0) & (long < i1)] - i0
         found = []
-        for count, lanes, rows in ((i1 - i0, self.lanes, None), (len(long), THREADS, long)):
+        for count, lanes, rows in ((i1 - i0, self.lanes, None), (len(long), threads, long)):
             record = np.zeros((), RUNS)
             put(record, {"count": count, "lanes": lanes, "most": self.most, "index": self.index.data.ptr})
             put(record, {"start": self.start[i0:].data.ptr, "list": 0 if rows is None else rows.data.ptr})
@@ -136,18 +144,64 @@ def forget(gone: Any) -> None:
         Last.held = None
 
 
+class PairPasses(Persistent):
+    """Passes over stored pairs in one cooperative launch, a block a multiprocessor: ``iterate_pairs`` of iterate.cu."""
+
+    def __init__(self, pairs: DevicePairs, share: int, dtype: str, kl: tuple[bool, bool], memory: int) -> None:
+        """``share``: columns of a block, which it has in hand at once."""
+        device = cp.cuda.Device().id
+        _, self.blocks, most = device_limits(device)
+        sides = pairs.rows, pairs.cols
+        own = MEMORY[0] if memory == MEMORY[0] else next(d for d in (5, 10, 20) if share * memory <= ALL_THREADS * d)
+        options = shape_options(Shape(16, 8, 2), dtype, kl, MEMORY=memory, OWN_DIFFERENCES=own)
+        longest = max(runs.count for runs in sides)
+        held = 8 * longest + BESIDE <= most and len(pairs.rows.index) >= HELD * longest
+        options |= {"SPARSE": 1, "SHORT_INDEX": int(pairs.rows.index.itemsize == 2), "HELD": int(held)}
+        self.run = kernel("iterate.cu", "iterate_pairs", **options)
+        self.shared = ring_offset(tuple(sorted(options.items())), device) + held * (8 * longest + 16)
+        self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
+
+    def take(self, sides: tuple[Runs, Runs], kernels: tuple[Any, Any]) -> None:
+        """The entries of K row by row and column by column."""
+        self.sides = []
+        for runs, K in zip(sides, kernels, strict=True):
+            half = np.zeros((), HALF)
+            for name, (record, _) in zip(("runs", "long_runs"), runs.records(threads=ALL_THREADS), strict=False):
+                half[name] = record
+            half["K"] = K.data.ptr
+            half["long_runs"]["lanes"] = ALL_THREADS
+            self.sides.append(half)
+
+    def __call__(self, state: Any, first: int, count: int, mode: int) -> None:
+        halves = tuple(map(by_value, self.sides))
+        words = by_value(state), *halves, np.int32(first), np.int32(count)
+        self.run((self.blocks,), (ALL_THREADS,), words, shared_mem=self.shared)
+
+
 class SparseIterate(Iterate):
-    """Passes over stored pairs: rows, columns and the finish, five launches or seven."""
+    """Passes over stored pairs: one launch for many, or rows, columns and the finish, five launches or seven."""
 
     def __init__(
-        self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], pairs: DevicePairs
-    ) -> None:
-        """``shape``: of the rank with the most rows, whose numbers may be longer than those of the own ``pairs``."""
-        self.several, self.short = False, int(pairs.rows.index.itemsize == 2)
+        self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], pairs: DevicePairs,
+        alone: bool = False,
+    ) -> None:  # fmt: skip
+        """``shape``: of the rank with the most rows, whose numbers may be longer than those of the own ``pairs``.
+
+        ``alone``: no ranks share the rows, and all of M is one part.
+        """
+        self.at_once: PairPasses | None = None
+        self.several, self.alone, self.pairs, self.short = False, alone, pairs, int(pairs.rows.index.itemsize == 2)
         super().__init__(state, shape, dtype, kl, in_place=False, portable=True)
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Few blocks in the finish, where columns are many: each of them joins what all have left."""
+        newer = device_limits(cp.cuda.Device().id)[0] >= 90 and "portable" not in switches()
+        if self.alone and newer and max(self.m, self.n) <= SHORT:
+            self.split_columns(min(self.processors, -(-self.n // SHARE)))
+            if self.share <= ALL_THREADS:
+                self.wide = self.at_once = PairPasses(self.pairs, self.share, dtype, kl, self.memory)
+                self.persistent, self.most = True, TRACE_PASSES
+                return
         self.split_columns(min(-(-self.n // line(self.memory)), RESIDENT * self.processors))
         self.most = GRAPH_PASSES
         options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory)
@@ -157,6 +211,9 @@ class SparseIterate(Iterate):
     def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
         """The entries of K row by row and column by column."""
         self.graphs, self.K, self.pairs = {}, kernels, pairs
+        if self.at_once is not None:
+            self.at_once.take((pairs.rows, pairs.cols), kernels)
+            return
         most = RESIDENT * self.processors
         self.sides = [
             [(record, blocks_for(record, most)) for record, _ in side.records()] for side in (pairs.rows, pairs.cols)
@@ -203,7 +260,8 @@ class SparseWorkspace(Workspace):
         n, cost = self.problem.shape[1], self.problem.cost
         self.pairs = pairs_of(self.problem)
         self.K = tuple(cp.empty(cost.size, STORAGE[self.dtype]) for _ in range(2))
-        self.launch = SparseIterate(self.state, (self.most, n, self.ld), self.dtype, self.kl, self.pairs)
+        alone = self.problem.ranks.size == 1 and self.problem.parts is None
+        self.launch = SparseIterate(self.state, (self.most, n, self.ld), self.dtype, self.kl, self.pairs, alone)
         self.launch.take(self.pairs, self.K)
 
     def constants(self) -> None:
