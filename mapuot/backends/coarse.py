@@ -51,20 +51,19 @@ def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-def features(problem: Problem) -> Any:
+def features(cost: Cost, largest: float) -> Any:
     """By what the own rows are told apart: their coordinates, where they are points, else some entries of M."""
-    cost = problem.cost
     if isinstance(cost, PointCloud):
         return cost.rows
     columns = cost.landmarks()[1]
-    return np.where(np.isfinite(columns), columns, problem.M_max).astype(np.float64)
+    return np.where(np.isfinite(columns), columns, largest).astype(np.float64)
 
 
-def find(problem: Problem, split: Callable[[Any, int], Any], count: int) -> Labels:
-    """So many clusters of the own rows; ``split`` labels the rows of a table."""
-    label = split(features(problem), count)
+def find(table: Any, split: Callable[[Any, int], Any], count: int) -> Labels:
+    """So many clusters of the rows of a table; ``split`` labels them."""
+    label = split(table, count)
     order = np.argsort(label, kind="stable")
-    return Labels(order, np.searchsorted(label[order], np.arange(count + 1)))
+    return Labels(order, np.searchsorted(label[order], np.arange(count + 1)), label)
 
 
 def serves(stat: Stats) -> bool:
@@ -140,5 +139,6 @@ class Coarse:
         """Those that an earlier solve of this cost found, if they are as many: over ranks a cloud has more."""
         labels: Labels | None = cost.labels
         if labels is None or labels.clusters != self.count:
-            labels = cost.labels = find(self.problem, self.workspace.split, self.count)
+            table = features(self.problem.cost, self.problem.M_max)
+            labels = cost.labels = find(table, self.workspace.split, self.count)._replace(label=None)
         return labels
