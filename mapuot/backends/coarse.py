@@ -17,7 +17,7 @@ from ..cost import Cost, Dense, Streamed
 from ..points import PointCloud
 from ..problem import Problem
 from ..processor import SERIAL_ENTRIES
-from .contract import Stats
+from .contract import Stats, host
 
 MOST_CLUSTERS = 128  # of all ranks, each takes as long as 2 rows of K in a pass; 64 make .07 more passes, 256 .06 fewer
 MOST_RANKS = 512  # each has a cluster of its own at least, and the matrix all of them squared
@@ -55,7 +55,7 @@ def features(cost: Cost, largest: float) -> Any:
     """By what the own rows are told apart: their coordinates, where they are points, else some entries of M."""
     if isinstance(cost, PointCloud):
         return cost.rows
-    columns = cost.landmarks()[1]
+    columns = host(cost.landmarks()[1])
     return np.where(np.isfinite(columns), columns, largest).astype(np.float64)
 
 

@@ -30,7 +30,8 @@ from .reach import oriented
 Vectors = dict[int, F64]
 TINY = float(np.finfo(float).tiny)
 SMALLER = 10  # clusters^3 at most half the entries of an edge, for five times as many of a pair: ten times its products
-SHARP, LATER = 50.0, 8  # costs / reg up to which there are first so many passes, which may do: 9 at .1, 24 at .01
+SHARP = 50.0  # costs / reg, beyond which corrected steps save half the passes from the second on
+LATER, LABELS = 8, 10000  # below it passes come first that may do, 8 or as many as read these in rows and columns
 DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
 
 
@@ -61,7 +62,7 @@ def clustered(problem: MultiProblem) -> list[Labels]:
 
 def serves(problem: MultiProblem) -> bool:
     """Whether steps can be corrected, and passes take long enough for it."""
-    at_hand = problem.xp is np and problem.storage != "made" and problem.labels is None
+    at_hand = problem.storage != "made" and problem.labels is None
     at_hand = at_hand and all(isinstance(x, (Dense, PointCloud)) for x in problem.edges.values())
     return at_hand and sum(x.size for x in problem.edges.values()) > SERIAL_ENTRIES
 
@@ -76,13 +77,20 @@ class Coarse:
         self.fi = [x.fi(problem.reg) for x in problem.marginals]
         self.upwards = [k for k, _ in tree.order[::-1]]
         sharp = max(problem.sizes.values()) > SHARP * problem.reg
-        self.due = FIRST if sharp else LATER
+        wait = LABELS * sum(problem.shape) // sum(x.size for x in problem.edges.values())
+        self.due = FIRST if sharp else max(FIRST, min(LATER, wait))
 
     @cached_property
     def labels(self) -> list[Labels]:
         if self.found is None:
             self.found = clustered(self.tree.problem)
         return self.found
+
+    @cached_property
+    def members(self) -> dict[int, Any]:
+        """Of each parent: ones where a point is in a cluster."""
+        parents = {parent: self.labels[parent] for _, parent in self.tree.inner}
+        return {k: np.eye(x.clusters, dtype=np.float32)[x.label] for k, x in parents.items()}
 
     @contextmanager
     def one_pass(self) -> Iterator[None]:
@@ -119,7 +127,6 @@ class Coarse:
         """
         tree, labels = self.tree, self.labels
         self.places, self.cells = self.numbered()
-        members = {k: np.eye(labels[k].clusters, dtype=np.float32)[labels[k].label] for _, k in tree.inner}
         self.weight = np.empty(tree.ends[-1])
         self.shares: dict[int, Any] = {}
         self.mass: Vectors = {}
@@ -133,7 +140,7 @@ class Coarse:
             r, shares = tree.kernels[k].exchanged()
             r, self.shares[k] = r / r.sum(), shares
             self.mass[k], self.weight[tree.edges[k]] = r, r @ shares
-            P = r[:, None] * (shares @ members[tree.parent[k]])
+            P = r[:, None] * (shares @ self.members[tree.parent[k]])
             s, rows = P.sum(0), P.sum(1)  # not r: of float32 shares, which add up to 1 but for their rounding
             self.down[k] = DAMPED * (P / np.maximum(rows, TINY)[:, None] - s)
             self.up[k] = DAMPED * (P.T / np.maximum(s, TINY)[:, None] - rows)

@@ -130,8 +130,9 @@ class Kernel(LogKernel):
         if labels is None or coarse.own:
             return
         size, threads = padded(self.cost.shape[1]), lib.mapuot_pool_threads(self.pool)
-        self.labels, self.cluster_mass = labels, np.empty(labels.clusters)
+        self.labels, self.cluster_mass = labels, np.zeros(labels.clusters)
         self.shares = empty(labels.clusters * size, np.float32).reshape(-1, size)
+        self.shares.fill(0)
         self.cluster_sums = empty(threads * len(self.sums))
         coarse.own, coarse.sums = labels.clusters, pointer(self.cluster_sums)
         coarse.order, coarse.first = (pointer(x, "int64_t *") for x in (labels.order, labels.first))
