@@ -7,8 +7,9 @@ masses of the groups are such that their fixed-point equations miss what those o
 
 with LV and LU' the means of log v and of the next log u over a group, by mass; B'' likewise. How far the solution of
 the groups lies from there is added to the next log v of every point, along its slopes. A pass smooths what groups
-cannot tell, so that the error falls by 10 to 100 in each. It is for KL and balanced sides; a bad correction costs a
-pass and nothing else, as the certificate is that of the pass. Formulas: docs/mathematics.md.
+cannot tell, so that the error falls by 10 to 100 in each. It is for KL and balanced sides, for groups well within the
+width of the kernel, and where it costs no more than CORRECTION passes (backends/boxes.py); a bad correction costs that
+and nothing else, as the certificate is that of the pass. Formulas: docs/mathematics.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ GROUPS = 8192  # points of a side between which all pairs are taken
 MOST_GROUPS, LEAST_POINTS = 32768, 16  # up to so many, where each then has so many points
 SHARPER = 0.01  # of the error of a pass: what its correction is solved to
 LEAST_TOL = 1e-9  # of a correction
-MOST_PASSES = 200  # of a correction
+WIDE = 0.25  # mean squared distance from the middle of a group, in units in which a cost is reg, up to which they help
+TAKES = 15  # times all pairs of groups: about what a correction evaluates, in 6 to 12 passes and the sums around them
 
 
 class Level(NamedTuple):
@@ -82,14 +84,21 @@ class Groups:
             whole = np.pad(fine, ((0, -len(fine) % unit), (0, 0)), mode="edge" if len(fine) else "constant")
             offset = whole.reshape(len(groups), unit, fine.shape[1]) - groups[:, None]
             self.levels.append(Level(side, mean, np.arange(0, len(fine), unit), offset, groups))
-        square = cloud.core[0] == "sqeuclidean"  # the slope of a potential is known then
-        self.factor = 2 * cloud.core[1] / problem.reg if square else 0.0
+        metric, scale = cloud.core
+        square = metric == "sqeuclidean"  # the slope of a potential is known then
+        self.factor = 2 * scale / problem.reg if square else 0.0
+        ranks, (one, other) = problem.rows.ranks, self.levels
+        squares = float(ranks.sum((one.offset**2).sum()) + (other.offset**2).sum())
+        count = float(ranks.sum(problem.shape[0])) + problem.shape[1]
+        self.wide = squares / count * (scale / problem.reg) ** (1 if square else 2)
+        self.pairs = TAKES * float(ranks.sum(len(one.points))) * len(other.points)
 
     @property
     def correct(self) -> Any:
-        """``corrected``, None where it is not for these penalties, or groups are points."""
+        """``corrected``, None where it is not for these penalties, or groups are points or wider than the kernel."""
         sides = self.problem.rows, self.problem.cols
-        return self.corrected if all(side.logarithmic for side in sides) and max(self.units) > 1 else None
+        fits = all(side.logarithmic for side in sides) and max(self.units) > 1 and self.wide <= WIDE
+        return self.corrected if fits else None
 
     def start(self) -> tuple[F64, F64]:
         """Potentials of a rough solve between groups."""

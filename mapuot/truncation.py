@@ -83,7 +83,9 @@ def begun(
         rough = max(groups.units) > 1
     sides = (problem.rows, log_u), (problem.cols, log_v)
     state = State(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
-    cloud.truncation = Truncation(problem, state, options.tol, options.tol_gap, nats, rough, groups.correct)
+    cloud.truncation = Truncation(
+        problem, state, options.tol, options.tol_gap, nats, rough, groups.correct, groups.pairs
+    )
     found_v: F64 = log_v
     return found_v
 

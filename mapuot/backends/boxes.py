@@ -30,6 +30,7 @@ WORTH = 0.6  # share of pairs kept beyond which none are skipped
 ROUGH = 0.03  # certified error at which the first mask, of rough potentials, is made again
 INNER = 0.6  # of tol: for the kept pairs; the rest is for what is skipped
 GOAL, MOST = 0.2, 0.35  # of tol: what a new mask is to cost at the end, and what an old one may
+CORRECTION = 2  # passes over the kept pairs that a correction may cost; it saves two or three
 MOST_ERROR = 1.0  # up to which a pass is corrected: beyond it potentials are off by more than a reg
 WILD = 60.0  # nats that an entry of K may lie above what its potentials promise: float32 holds 88
 ORDER = 64  # entries of a matrix that take as long as a point that is put in order
@@ -346,14 +347,15 @@ class Truncation:
     """The mask of one solve: when it is made, and what every pass pays for it."""
 
     def __init__(
-        self, problem: Problem, start: State, tol: float, tol_gap: float, nats: float, rough: bool, correct: Any = None
-    ) -> None:
+        self, problem: Problem, start: State, tol: float, tol_gap: float, nats: float, rough: bool,
+        correct: Any = None, pairs: float = 0.0,
+    ) -> None:  # fmt: skip
         """``start``: what the first mask is made of; ``rough``: it is of another problem's potentials.
 
-        ``correct(state, error)``: the log v to go on from after a pass, None: none is known.
+        ``correct(state, error)``: the log v to go on from after a pass, None: none is known; ``pairs``: what it costs.
         """
         self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
-        self.correct, self.before = correct, math.inf
+        self.correct, self.pairs, self.before = correct, pairs, math.inf
         self.plain: F64 | None = None  # where the pass before would have gone on without a correction
         self.nats, self.rough, self.goal = nats, rough, GOAL * tol
         self.settled: Stats | None = None
@@ -369,6 +371,9 @@ class Truncation:
         goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least), self.tol)
         self.known = self.known and self.boxes.wild <= WILD
+        whole = float(self.problem.rows.ranks.sum(self.problem.shape[0])) * self.problem.shape[1]
+        if self.pairs > CORRECTION * whole * (self.kept.share if self.kept else 1.0):
+            self.correct = self.plain = None
         return self.kept
 
     def settle(self, stat: Stats, state: State) -> None:

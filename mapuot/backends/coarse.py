@@ -24,9 +24,11 @@ MOST_RANKS = 512  # each has a cluster of its own at least, and the matrix all o
 LEAST_ENTRIES = SERIAL_ENTRIES  # of K: passes over fewer take no longer than clusters and matrices
 LEAST_POINTS = 4  # of a cluster, in the mean
 MATRIX = 5  # clusters^3 at most this times the entries of K: to factor the matrix then takes some passes
+STEP = 8  # clusters^2 at most this times the points: to apply the matrix is then a small part of a pass
 FIRST = 2  # passes before the first matrix where reg is small: 1 makes as many, 3 to 6 make 2 to 10 % more
 SHARP = 150.0  # range(M) / reg beyond which it is; below it passes come first that take as long as the clusters
-LABELS = 3000  # of these, in rows and columns a pass
+LABELS = 3000  # of these, in rows and columns a pass ...
+CALLS = 5_000_000  # ... and entries of K that are read while they are asked for, whatever their size
 EVERY = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they bring
 LOOK = 10  # passes from one look at the guard to the next
 WAIT, MOST_WAITS = 5, 5  # passes without a correction after the k-th that was dropped: 5 min(k, 5)
@@ -47,7 +49,7 @@ class Labels(NamedTuple):
 
 def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
     """A power of 2."""
-    most = min(most, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)))
+    most = min(most, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)), math.isqrt(STEP * points))
     return 1 << max(0, most.bit_length() - 1)
 
 
@@ -93,8 +95,8 @@ class Coarse:
             total = int(problem.rows.ranks.sum(m))
             entries, size = total * n, problem.rows.ranks.size
             self.count = clusters_of(m, entries, max(1, self.most // size))
-            wait = 0 if problem.spread > SHARP else self.labels * (total + n) // max(1, entries)
-            self.due = max(FIRST, wait)
+            cost = 0 if problem.spread > SHARP else self.labels * (total + n) + CALLS
+            self.due = max(FIRST, cost // max(1, entries))
             self.fi = 1 / math.prod(1 + problem.reg / rho for rho in rhos if rho is not None)
             few = min(problem.rows.ranks.sum(self.count), clusters_of(n, entries, self.most))
             self.wanted = entries > LEAST_ENTRIES and few > 1 and size <= MOST_RANKS

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import mapuot
+from mapuot import groups
 from mapuot.backends import boxes, cpu
 from mapuot.backends.boxes import Boxes, State
 from mapuot.problem import Problem
@@ -180,31 +181,51 @@ def test_a_start_of_groups(monkeypatch):
         assert got.converged
 
 
-@pytest.mark.parametrize("reg_m", [1.0, (1.0, math.inf), (math.inf, math.inf), (0.3, 20.0)])
 @pytest.mark.parametrize("d", [1, 2, 3])
-def test_groups_correct_passes(monkeypatch, d, reg_m):
-    """Far fewer passes than without, balanced sides and points without mass among them."""
+def test_groups_correct_passes(monkeypatch, d):
+    """A handful of passes, far fewer than without, balanced sides and points without mass among them."""
     monkeypatch.setattr("mapuot.groups.GROUPS", 800 if d > 1 else 200)
-    x, y, a, b = clouds(1500, 1300, d)
-    a[:40] = 0.0
-    b = b * (a.sum() / b.sum()) if reg_m == (math.inf, math.inf) else b
+    monkeypatch.setattr(boxes, "CORRECTION", math.inf)  # of so few points no groups are cheap
     reg, passes = {1: 5e-4, 2: 5e-3, 3: 2e-2}[d], []
-    for corrected in (True, False):
-        if not corrected:
-            monkeypatch.setattr("mapuot.groups.Groups.correct", None)
-        cloud = mapuot.PointCloud(x, y, truncate=3.0)
-        got = mapuot.solve(cloud, a, b, reg, reg_m, tol=1e-6)
+    correct = groups.Groups.correct
+    for reg_m in (1.0, (1.0, math.inf), (math.inf, math.inf), (0.3, 20.0)):
+        x, y, a, b = clouds(1500, 1300, d)
+        a[:40] = 0.0
+        b = b * (a.sum() / b.sum()) if reg_m == (math.inf, math.inf) else b
         want = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg, reg_m, tol=1e-9)
-        assert got.converged
-        assert np.abs(got.plan - want.plan).sum() <= (2 * got.error_bound + want.error_bound) * want.mass
-        passes.append(got.n_passes)
-    assert passes[0] <= 0.7 * passes[1]
+        for way in (correct, None):
+            monkeypatch.setattr(groups.Groups, "correct", way)
+            got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg, reg_m, tol=1e-6)
+            assert got.converged
+            assert np.abs(got.plan - want.plan).sum() <= (2 * got.error_bound + want.error_bound) * want.mass
+            passes.append(got.n_passes)
+    corrected, plain = passes[::2], passes[1::2]
+    assert max(corrected) <= 7
+    assert sum(corrected) <= 0.6 * sum(plain)
+
+
+@pytest.mark.parametrize(
+    ("most", "wide", "corrects"), [(math.inf, 0.2, True), (0.1, 0.2, False), (math.inf, 5.0, False)]
+)
+def test_groups_that_are_dear_or_wide_correct_nothing(monkeypatch, most, wide, corrects):
+    """``most`` passes that a correction may cost; ``wide``: how far points lie from their group's middle, in reg."""
+    made, correct = [], groups.Groups.corrected
+    monkeypatch.setattr(groups.Groups, "corrected", lambda *a: made.append(a[2]) or correct(*a))
+    monkeypatch.setattr("mapuot.groups.GROUPS", 200)
+    monkeypatch.setattr(boxes, "CORRECTION", most)
+    x, y, a, b = clouds(1500, 1300, 1)
+    reg = float(np.var(np.sort(x[:, 0])[:1496].reshape(-1, 8), axis=1).mean()) / wide
+    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg, 1.0, tol=1e-4)
+    assert got.converged
+    assert bool(made) == corrects
 
 
 def test_a_correction_that_misleads_is_taken_back(monkeypatch):
     """It raises the error, makes it infinite, or no number: the passes go on without any."""
+    monkeypatch.setattr(boxes, "CORRECTION", math.inf)
+    monkeypatch.setattr(groups, "WIDE", math.inf)
+    monkeypatch.setattr("mapuot.groups.GROUPS", 60)
     for wrong in (3.0, 300.0, math.nan):
-        monkeypatch.setattr("mapuot.groups.GROUPS", 60)
         monkeypatch.setattr(
             "mapuot.groups.Groups.corrected", lambda self, state, error, w=wrong: state.log_v + w * np.sin(state.log_v)
         )

@@ -36,7 +36,7 @@ def test_split(points, count):
 
 
 def test_clusters_of():
-    assert [coarse.clusters_of(n, n * n) for n in (1, 7, 8, 700, 10**6)] == [1, 1, 2, 128, 128]
+    assert [coarse.clusters_of(n, n * n) for n in (1, 7, 8, 700, 2048, 10**6)] == [1, 1, 2, 64, 128, 128]
     assert coarse.clusters_of(4000, 4000 * 2) == 32  # a K of little work bears no large matrix
 
 
@@ -135,14 +135,14 @@ def test_clusters_stay_while_the_core_points_at_them():
 
 
 def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
-    """Over ranks it has more of them than alone; labels of 128 clusters wrote behind the sums of 16."""
+    """Over ranks it has more of them than alone; labels of more clusters wrote behind the sums of 16."""
     rng = np.random.default_rng(0)
     x, y = rng.random((660, 3)), rng.random((640, 3))
     cloud, one = mapuot.PointCloud(x, y), mapuot.PointCloud(x, y)
-    mapuot.solve(cloud, None, None, 0.01, 1.0, threads=1)
-    assert cloud.labels.clusters == 128
+    mapuot.solve(cloud, None, None, 0.002, 1.0, threads=1)
+    assert cloud.labels.clusters == 64
     monkeypatch.setattr(coarse.Coarse, "most", 16)
-    found, right = (mapuot.solve(z, None, None, 0.01, 1.0, threads=1) for z in (cloud, one))
+    found, right = (mapuot.solve(z, None, None, 0.002, 1.0, threads=1) for z in (cloud, one))
     assert cloud.labels.clusters == 16
     np.testing.assert_array_equal(found.log_u, right.log_u)
 

@@ -1,5 +1,7 @@
 """Points on a GPU: float32 and float64 passes against those of the oracle, whole solves against the CPU's."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
@@ -194,6 +196,7 @@ def test_pairs_are_skipped_as_on_the_cpu():
 
 def test_groups_correct_passes(monkeypatch):
     monkeypatch.setattr("mapuot.groups.GROUPS", 100)
+    monkeypatch.setattr("mapuot.backends.boxes.CORRECTION", math.inf)
     x, y, a, b = clouds(700, 600, 1)
     a[10:40] = 0.0
     exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, 4e-4, 1.0, tol=1e-10, backend="cpu")

@@ -6,6 +6,7 @@ A trial is drawn from (path, seed, index) alone and can be changed piece by piec
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from dataclasses import dataclass, field
 from typing import Any
@@ -246,7 +247,8 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         before = arguments(start)
         start = mapuot.solve(*before[0], **before[1], backend=backend, max_passes=500)
     if trial.how in ("cold", "warm", "points", "grids", "truncated"):
-        with mock.patch.object(boxes, "WORTH", WORTH), mock.patch.object(groups, "GROUPS", GROUPS):
+        always = mock.patch.multiple(boxes, WORTH=WORTH, CORRECTION=math.inf)
+        with always, mock.patch.multiple(groups, GROUPS=GROUPS, WIDE=math.inf):
             return [claim_of(mapuot.solve(*positional, **named, **options, warm_start=start), auto)]
     if trial.how == "sparse":
         c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)

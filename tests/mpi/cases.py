@@ -1,6 +1,7 @@
 """Rows over ranks: the answer of one process; run by tests/mpi/test_mpi.py as ``mpiexec -n P python cases.py``."""
 
 import functools
+import math
 import os
 import tempfile
 import warnings
@@ -30,6 +31,7 @@ from scipy import sparse
 
 import mapuot
 from mapuot import groups
+from mapuot.backends import boxes
 from mapuot.backends.cpu import QUICK_ENTRIES
 from mapuot.processor import SERIAL_ENTRIES
 from mapuot.ranks import join, own_rows
@@ -211,7 +213,8 @@ def case_truncated_points():
             mine = mapuot.PointCloud(x[i0:i1] if i1 > i0 else x[:1], y, truncate=3.0)[: i1 - i0]
             warm = (want.log_u[i0:i1] + 0.1, want.log_v - 0.1) if blocks is not lies else None
             options = {"penalty": penalty, "tol": 1e-5, "comm": COMM, "warm_start": warm}
-            with mock.patch.object(groups, "GROUPS", most):
+            always = mock.patch.object(boxes, "CORRECTION", math.inf)
+            with always, mock.patch.multiple(groups, GROUPS=most, WIDE=math.inf):
                 got = mapuot.solve(mine, a[i0:i1], b, 3e-4, reg_m, **options)
             same_everywhere([s.error for s in got.trace], [got.objective, got.dual, got.mass, got.cost], got.log_v)
             assert got.converged
