@@ -28,12 +28,11 @@ from . import common
 from .gpu_solves import device_name, free_pools, missing, wall
 
 SIZES = [(512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (16384, 16384), (32768, 32768),
-         (65536, 1024), (1024, 65536), (16384, 49152), (10000, 50000), (10000, 65536), (6000, 100000), (5000, 131072),
-         (300, 1000003)]  # fmt: skip
+         (50000, 50000), (65536, 1024), (1024, 65536), (16384, 49152), (10000, 50000), (10000, 65536), (6000, 100000),
+         (5000, 131072), (300, 1000003)]  # fmt: skip
 POINTS = [(32768, "array"), (50000, "array"), (100000, "array"), (131072, "function")]
 REGS = (0.05, 0.005)
 TOL = 1e-6
-STORES = [("float32", True), ("float32", False), ("float64", False), ("bfloat16", True), ("bfloat16", False)]
 ROWS, BOTH = 1, 3  # halves of a pass
 KL = (True, True)
 DRAWN = ["limit", "float32 bare", "float32", "float64", "bfloat16", "in place", "paper's design", "POT torch",
@@ -87,28 +86,17 @@ def compile_all(sizes: Iterable[tuple[int, int]], tiles: int) -> None:
     """Every kernel at once, on all cores, into CuPy's cache."""
     import cupy as cp
 
-    from mapuot.backends.cuda.kernels import (
-        ITEMSIZE,
-        Shape,
-        kernel,
-        memory_for,
-        portable_shape,
-        shape_for,
-        shape_options,
-    )
+    from mapuot.backends.cuda.kernels import ITEMSIZE, Shape, kernel, memory_for, portable_shape, shape_options
+    from mapuot.backends.cuda.launch import pass_options, persistent_jobs
 
-    held = {"MEMORY": memory_for(tiles, tiles, 4)}
-    jobs = [("portable.cu", shape_options(shape, "float32", KL, **held)) for shape in paper_shapes() if tiles]
-    shapes = [(s, "float32", True, held) for s in (row_shapes(tiles) if tiles else ())]
+    memory, shapes = memory_for(tiles, tiles, 4), (paper_shapes(), row_shapes(tiles)) if tiles else ((), ())
+    jobs = [("portable.cu", shape_options(shape, "float32", KL, MEMORY=memory)) for shape in shapes[0]]
+    jobs += [("iterate.cu", pass_options(shape, "float32", KL, True, memory)) for shape in shapes[1]]
     for m, n in [laid(*size) for size in sizes]:
-        for store, narrow in STORES:
-            held = {"MEMORY": memory_for(m, n, ITEMSIZE[store])}
-            shapes.append((shape_for(-(-n // 16) * 16, store, narrow), store, narrow, held))
-        held = {"MEMORY": memory_for(m, n, 4)}
+        for store in ITEMSIZE:
+            jobs += [(file, options) for file, _, options in persistent_jobs(m, n, store, KL)]
         shape = portable_shape(n, "float32") or Shape(8, 8, 4)
-        jobs.append(("portable.cu", shape_options(shape, "float32", KL, **held)))
-    common_words = {"ORDERED": 0, "RACECHECK": 0}
-    jobs += [("iterate.cu", shape_options(s, d, KL, NARROW=int(w), **h, **common_words)) for s, d, w, h in shapes if s]
+        jobs.append(("portable.cu", shape_options(shape, "float32", KL, MEMORY=memory_for(m, n, 4))))
     unique = {(name, tuple(sorted(options.items()))) for name, options in jobs}
 
     def make(job: tuple[str, tuple[tuple[str, int], ...]]) -> None:

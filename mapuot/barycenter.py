@@ -23,7 +23,7 @@ from .errors import ConvergenceWarning, InfeasibleError, shown
 from .log_matmul import log_matmul
 from .penalties import F64
 from .progress import bar as progress_bar
-from .sparse import Sparse
+from .sparse import Sparse, log_sums, on_host
 from .validate import (
     MASS_TOLERANCE,
     as_array,
@@ -280,14 +280,13 @@ class SparseKernel:
     def __init__(self, cost: Sparse, reg: float) -> None:
         self.low = float(cost.data.min()) / reg
         self.spread = float(cost.data.max()) / reg - self.low
-        log_k = cost.data.astype(np.float64) / -reg
-        self.log_k = cost.with_data(log_k)
+        self.cost, self.reg, log_k = cost, reg, cost.data.astype(np.float64) / -reg
         self.K = cost.with_data(np.exp(log_k + self.low)) if self.spread < SAFE else None
 
     @cached_property
     def turned(self) -> Any:
-        """log K^T, row by row."""
-        return self.log_k.T.tocsr()
+        """The costs by column."""
+        return self.cost.transpose()
 
     def log_dot(self, x: F64) -> F64:
         return self._log_product(x, False)
@@ -304,28 +303,15 @@ class SparseKernel:
             with np.errstate(divide="ignore"):
                 product = np.log((self.K.T if transposed else self.K) @ np.exp(columns - top)) + top - self.low
         else:
-            product = log_sums(self.turned if transposed else self.log_k, columns)
+            pairs = self.turned if transposed else self.cost
+            product = np.stack([log_sums(pairs, x, self.reg) for x in columns.T], axis=1)
         return np.asarray(product.reshape(x.shape))
-
-
-def log_sums(log_k: Any, columns: F64) -> F64:
-    """log sum_j exp(log_k_ij + x_j) over the stored j of each row of a CSR array, for each column x."""
-    count = np.diff(log_k.indptr)
-    used = np.flatnonzero(count)
-    first, out = log_k.indptr[used], np.full(columns.shape, -np.inf)
-    for k, x in enumerate(columns.T):
-        terms = log_k.data + x[log_k.indices]
-        top = np.maximum.reduceat(terms, first)
-        top = np.where(np.isneginf(top), 0.0, top)
-        with np.errstate(divide="ignore"):
-            out[used, k] = top + np.log(np.add.reduceat(np.exp(terms - np.repeat(top, count[used])), first))
-    return out
 
 
 def checked(A: Any, M: Any, reg: Any, reg_m: Any, pairs: bool = False) -> tuple[Any, Any, float, float]:
     """(A, M, reg, fi): p histograms and a finite square cost, an array or, where ``pairs``, a `Sparse` one, too."""
     stored = pairs and stores_pairs(M)
-    M = as_cost(M, pick("reference")) if stored else as_whole_cost(M, pick("reference")).array
+    M = as_cost(on_host(M), pick("reference")) if stored else as_whole_cost(M, pick("reference")).array
     costs = M.data if stored else M
     if A.shape[1] != M.shape[0] or M.shape[0] != M.shape[1]:
         raise ValueError(f"A must be (p, n) and M (n, n), got {A.shape} and {M.shape}")

@@ -22,6 +22,7 @@ import numpy as np
 
 from .backends import closing, name_of, pick
 from .backends.contract import host
+from .cached import cached_property
 from .files import opened
 from .loop import Run
 from .neighbours import BLOCK, pair_costs
@@ -47,7 +48,7 @@ class Certificate:
     error_bound : float
         Bound on ``|P_S - P*|_1 / mass``, P* the plan of the dense problem; hard sides count as in `Result`.
     objective, dual : float
-        Of the sparse plan; a lower bound of the dense optimum.
+        Of the sparse plan by the dense costs; a lower bound of the dense optimum.
     missing : float
         The share of mass that the dense plan of these potentials has in pairs that are not stored.
     pairs : (i, j, mass)
@@ -148,7 +149,7 @@ def certify(
         bound = seen.bound()
         if bound <= tol or not refine or done == rounds or not len(seen.mass):
             return Certificate(
-                bound, result.objective, near.dual, seen.missing, seen.largest(pairs), result, done, bound <= tol
+                bound, seen.objective, near.dual, seen.missing, seen.largest(pairs), result, done, bound <= tol
             )
         result = solved_again(result, seen, near, cost, tol)
         done += 1
@@ -214,6 +215,14 @@ class Sweep:
             order = np.argpartition(-self.mass, count - 1)[:count]
             self.i, self.j, self.mass = self.i[order], self.j[order], self.mass[order]
 
+    @cached_property
+    def objective(self) -> float:
+        """Of the sparse plan by the dense costs, which may be others than it was found by: of more digits, say."""
+        P, pairs = self.result.plan.data, self.result.problem.cost
+        assert isinstance(pairs, Sparse)
+        more = costs_of(self.near.problem.cost, pairs.row_numbers(), pairs.column) - pairs.data
+        return self.result.objective + float(np.where(P > 0, more, 0.0) @ P)
+
     @property
     def missing(self) -> float:
         return self.outside / self.near.mass if self.near.mass > 0 else math.inf
@@ -229,8 +238,8 @@ class Sweep:
         with np.errstate(all="ignore"):
             rounding = 1e-12 * self.near.mass  # of sums of entries that err by their exponents' rounding
             by_plans = (self.apart + self.outside + rounding + near.error_bound * near.mass) / mass
-            gap = result.objective - near.dual
-            gap += ROUNDING * (abs(result.objective) + p.reg * p.c_mass + p.rows.dual_scale + p.cols.dual_scale)
+            gap = self.objective - near.dual
+            gap += ROUNDING * (abs(self.objective) + p.reg * p.c_mass + p.rows.dual_scale + p.cols.dual_scale)
             d = max(gap, 0.0) / (p.reg * mass)
             by_values = 2 * d / 3 + math.sqrt(4 * d * d / 9 + 2 * d) if math.isfinite(d) else math.inf
         hard = p.rows.demands or p.cols.demands
@@ -264,7 +273,8 @@ def costs_of(cost: Any, i: Any, j: Any) -> F64:
             part = slice(k, k + BLOCK)
             data[part] = pair_costs(cost, cost.rows[i[part]] - cost.columns.T[j[part]])
         return data
+    order = np.argsort(i, kind="stable")
     for i0, i1, M, _ in cost.blocks():
-        here = (i0 <= i) & (i < i1)
+        here = order[slice(*np.searchsorted(i, (i0, i1), sorter=order))]
         data[here] = host(M[i[here] - i0, j[here]])
     return data

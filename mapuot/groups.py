@@ -31,6 +31,7 @@ GROUPS = 8192  # points of a side between which all pairs are taken
 MOST_GROUPS, LEAST_POINTS = 32768, 16  # up to so many, where each then has so many points
 SHARPER = 0.01  # of the error of a pass: what its correction is solved to
 LEAST_TOL = 1e-9  # of a correction
+MOST_PASSES = 200  # of a correction: hard points may want more than these masses give them
 WIDE = 0.25  # mean squared distance from the middle of a group, in units in which a cost is reg, up to which they help
 TAKES = 15  # times all pairs of groups: about what a correction evaluates, in 6 to 12 passes and the sums around them
 
@@ -69,7 +70,7 @@ def units_of(shape: tuple[int, int]) -> list[int]:
 
 
 class Groups:
-    """The groups of one problem whose points are sorted. ``solve(problem, options, start)``: of all pairs."""
+    """The groups of one problem whose points are sorted. ``solve(problem, options, start, most passes)``."""
 
     def __init__(self, problem: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType) -> None:
         self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
@@ -95,10 +96,9 @@ class Groups:
 
     @property
     def correct(self) -> Any:
-        """``corrected``, None where it is not for these penalties, or groups are points or wider than the kernel."""
-        sides = self.problem.rows, self.problem.cols
-        fits = all(side.logarithmic for side in sides) and max(self.units) > 1 and self.wide <= WIDE
-        return self.corrected if fits else None
+        """``corrected``; None: it is not for these penalties or this method, or groups are points or wide."""
+        sides, wanted = (self.problem.rows, self.problem.cols), self.options.memory > 0 and max(self.units) > 1
+        return self.corrected if wanted and self.wide <= WIDE and all(side.logarithmic for side in sides) else None
 
     def start(self) -> tuple[F64, F64]:
         """Potentials of a rough solve between groups."""
@@ -148,7 +148,7 @@ class Groups:
             cols = dataclasses.replace(cols, weight=cols.weight * (rows.mass / cols.mass))
         task = dataclasses.replace(small, rows=rows, cols=cols)
         options = dataclasses.replace(self.options, tol=max(SHARPER * min(error, 1.0), LEAST_TOL), tol_gap=-1.0)
-        found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]))
+        found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]), MOST_PASSES)
         after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
         steep = self.factor * rate(cols, reg)[:, None] * (after - before)
         step = self.levels[1].spread(known(found.log_v + shifts[1] - nexts[1]), steep)
@@ -176,7 +176,7 @@ def grouped(problem: Problem, units: list[int]) -> Problem:
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
     sides, means = [], []
-    for side, points, unit in ((problem.rows, cloud.x, units[0]), (problem.cols, cloud.y, units[1])):
+    for side, points, unit in ((problem.rows, cloud.rows, units[0]), (problem.cols, columns_of(cloud), units[1])):
         first = np.arange(0, len(points), unit)
         count = np.diff(np.append(first, len(points)))
         weight = np.add.reduceat(side.weight, first)
@@ -189,5 +189,5 @@ def grouped(problem: Problem, units: list[int]) -> Problem:
         upper = None if side.upper is None else np.add.reduceat(side.upper, first) / count
         sides.append(dataclasses.replace(side, weight=weight, rho=rho, upper=upper))
     some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
-    small = PointCloud(some, means[1], cloud.metric, cloud.scale, cloud.weights, truncate=None)[: len(means[0])]
+    small = PointCloud(some, means[1], *cloud.core, truncate=None)[: len(means[0])]  # unit vectors may have the mean 0
     return dataclasses.replace(problem, cost=small, rows=sides[0], cols=sides[1])

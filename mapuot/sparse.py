@@ -341,7 +341,7 @@ def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
     """log sum_j exp(x_j - M_ij / reg) of each row over its pairs; -inf where it has none."""
     start, count = pairs.start - pairs.start[0], np.diff(pairs.start)
     used, out = count > 0, np.full(pairs.shape[0], -np.inf)
-    terms = x[pairs.column] - pairs.data / reg
+    terms = x[pairs.column] - pairs.data.astype(np.float64) / reg
     top = np.maximum.reduceat(terms, start[:-1][used])
     top = np.where(np.isfinite(top), top, 0.0)
     with np.errstate(divide="ignore"):

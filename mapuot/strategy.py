@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -159,11 +160,12 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
 
 
 def between_all(
-    run: Run, escalate: bool, problem: Problem, options: Options, start: tuple[F64, F64] | None = None
-) -> Result:
-    """Another problem on the way to this one, its passes not counted."""
+    run: Run, escalate: bool, problem: Problem, options: Options, start: tuple[F64, F64] | None = None,
+    most: int = sys.maxsize,
+) -> Result:  # fmt: skip
+    """Another problem on the way to this one, its passes not counted, ``most`` of them at most."""
     start = start or (np.zeros(problem.shape[0]), np.zeros(problem.shape[1]))
-    return carry_out(Run(run.module, run.max_passes, ranks=run.ranks), problem, options, start, escalate)
+    return carry_out(Run(run.module, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
 def approach(run: Run, task: Problem, options: Options, log_v: F64) -> F64:

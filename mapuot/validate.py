@@ -147,16 +147,6 @@ def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
         raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
 
 
-def as_numbers(value: Any, name: str) -> Any:
-    """A real array of costs as it lies, without NaN and -inf."""
-    array = as_array(value, name)
-    check_kind(array, name, "fiu")
-    if array.size and not array.min() > -np.inf:  # NaN is the minimum of its array
-        bad = int(np.isnan(array).sum() + np.isneginf(array).sum())
-        raise ValueError(f"{name} must not hold NaN or -inf, got {bad} such entries (+inf forbids a pair)")
-    return array
-
-
 def as_real(M: Any) -> Any:
     """M itself where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
     dtype = M.dtype

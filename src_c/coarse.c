@@ -1,10 +1,49 @@
 /* coarse.c - clusters for the coarse correction (coarse_tmpl.c), and its matrix as Python calls for it; points in boxes. */
+#include <math.h>
+
 #include "kernels.h"
 
-int mapuot_coarse_matrix(mapuot_state *state, double fi)
+typedef struct {
+    const mapuot_state *state;
+    const sweep_args *args;
+    int part;
+} coarse_job;
+
+static void coarse_task(void *context, int thread, int threads)
 {
-    mapuot_active_kernels()->coarse_matrix(state, fi);
+    const coarse_job *job = context;
+    mapuot_active_kernels()->coarse_part(job->state, job->args, job->part, thread, threads);
+}
+
+static void share_part(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args, int part)
+{
+    coarse_job job = {state, args, part};
+    pool_run(pool, coarse_task, &job);
+}
+
+/* the factor, of what the labelled passes of all processes left; from the next pass on steps are corrected */
+int mapuot_coarse_matrix(mapuot_pool *pool, mapuot_state *state, double fi)
+{
+    mapuot_coarse *coarse = &state->coarse;
+    const int64_t k = coarse->clusters;
+    double total = 0.0;
+    for (int64_t I = 0; I < k; I++)
+        total += coarse->mass[I];
+    for (int64_t I = 0; I < k; I++)
+        coarse->part[I] = coarse->mass[I] / total;
+    coarse->fi = fi;
+    share_part(pool, state, NULL, COARSE_WEIGH);
+    share_part(pool, state, NULL, COARSE_PRODUCTS);
+    mapuot_active_kernels()->coarse_factor(state);
+    state->progress.coarse = total > 0.0 && isfinite(total) && isfinite(coarse->matrix[k * k - 1]);
     return MAPUOT_RUNNING;
+}
+
+void coarse_correct(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args)
+{
+    share_part(pool, state, args, COARSE_GATHER);
+    mapuot_active_kernels()->coarse_solve(state, mapuot_pool_threads(pool));
+    share_part(pool, state, args, COARSE_SPREAD);
 }
 
 typedef struct {

@@ -43,26 +43,21 @@ void ISA_OP(coarse_rows)(const mapuot_state *state, pass_fn pass, int thread, in
     }
 }
 
-/* r relative to its sum, D^1/2 and W; returns whether there is any mass */
-static int weigh(const mapuot_coarse *coarse, int64_t np)
+/* D^1/2 and W of the columns from j0 to j1 */
+static void weigh(const mapuot_coarse *coarse, int64_t np, int64_t j0, int64_t j1)
 {
-    double total = 0.0, *r = coarse->part, *root = coarse->root;
+    double *r = coarse->part, *root = coarse->root;
+    memset(root + j0, 0, (size_t)(j1 - j0) * sizeof(double));
     for (int64_t I = 0; I < coarse->clusters; I++)
-        total += coarse->mass[I];
-    memset(root, 0, (size_t)np * sizeof(double));
-    for (int64_t I = 0; I < coarse->clusters; I++) {
-        r[I] = coarse->mass[I] / total;
-        for (int64_t j = 0; j < np; j += VL)
+        for (int64_t j = j0; j < j1; j += VL)
             v_store(root + j, v_fma(v_set(r[I]), v_load_f32(coarse->blocks + I * np + j), v_load(root + j)));
-    }
-    for (int64_t j = 0; j < np; j += VL)
+    for (int64_t j = j0; j < j1; j += VL)
         v_store(root + j, v_sqrt(v_load(root + j)));
     for (int64_t I = 0; I < coarse->clusters; I++)
-        for (int64_t j = 0; j < np; j += VL) { /* what nobody sends mass to has shares of 0 */
+        for (int64_t j = j0; j < j1; j += VL) { /* what nobody sends mass to has shares of 0 */
             const vd mass = v_mul(v_set(r[I]), v_load_f32(coarse->blocks + I * np + j));
             v_store_f32(coarse->weights + I * np + j, v_div(mass, v_max(v_load(root + j), v_set(TINY))));
         }
-    return total > 0.0 && isfinite(total);
 }
 
 /* the rows of W from the k-th on, the last one again behind it */
@@ -72,12 +67,12 @@ static void some_rows(const mapuot_coarse *coarse, int64_t np, int64_t k, const 
         rows[i] = coarse->weights + (k + i < coarse->clusters ? k + i : coarse->clusters - 1) * np;
 }
 
-/* the upper half of W W^T */
-static void products(const mapuot_coarse *coarse, int64_t np)
+/* the upper half of W W^T, some rows of it in turn, since they are of unequal lengths */
+static void products(const mapuot_coarse *coarse, int64_t np, int thread, int threads)
 {
     const int64_t clusters = coarse->clusters;
     const float *left[TOGETHER], *right[TOGETHER];
-    for (int64_t I = 0; I < clusters; I += TOGETHER)
+    for (int64_t I = TOGETHER * (int64_t)thread; I < clusters; I += TOGETHER * (int64_t)threads)
         for (int64_t L = I; L < clusters; L += TOGETHER) {
             vd sum[TOGETHER][TOGETHER];
             some_rows(coarse, np, I, left);
@@ -112,8 +107,11 @@ static inline void axpy(int64_t len, double a, const double *x, double *y)
 }
 
 /* U^T U = R - C W W^T + C r r^T by its upper half: what is common to all columns is left to the translation */
-static void factor(int64_t k, double fi, double *A, const double *r)
+void ISA_OP(coarse_factor)(const mapuot_state *state)
 {
+    const int64_t k = state->coarse.clusters;
+    const double fi = state->coarse.fi, *r = state->coarse.part;
+    double *A = state->coarse.matrix;
     for (int64_t i = 0; i < k; i++)
         for (int64_t j = i; j < k; j++)
             A[i * k + j] = (i == j ? r[i] : 0.0) + fi * (r[i] * r[j] - A[i * k + j]);
@@ -126,18 +124,6 @@ static void factor(int64_t k, double fi, double *A, const double *r)
             if (row[i] != 0.0)
                 axpy(k - i, -row[i], row + i, A + i * k + i);
     }
-}
-
-/* the factor, of what the labelled passes of all processes left; from the next pass on steps are corrected */
-void ISA_OP(coarse_matrix)(mapuot_state *state, double fi)
-{
-    mapuot_coarse *coarse = &state->coarse;
-    const int64_t k = coarse->clusters, np = padded(state->n);
-    const int any = weigh(coarse, np);
-    products(coarse, np);
-    factor(k, fi, coarse->matrix, coarse->part);
-    coarse->fi = fi;
-    state->progress.coarse = any && isfinite(coarse->matrix[k * k - 1]);
 }
 
 /* y = A^-1 y, A = U^T U */
@@ -159,40 +145,65 @@ static void solve(int64_t k, const double *U, double *y)
     }
 }
 
-/* y = W x of clusters, less r times what is common to all columns, which is the sum of y.  In float64: what is slow in the
- * iteration is what the matrix grows by up to rho / reg, the rounding of y with it. */
-static void gather(const mapuot_coarse *coarse, int64_t np, const double *x, double *y)
+/* y = W D^1/2 (F - sum gamma dF) by the columns from j0 to j1.  In float64: what is slow in the iteration is what the matrix
+ * grows by up to rho / reg, the rounding of y with it. */
+static void gather(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *y)
 {
-    const int64_t clusters = coarse->clusters;
+    const mapuot_coarse *coarse = &state->coarse;
+    const int64_t np = padded(state->n), clusters = coarse->clusters, end = j1 < state->n ? j1 : state->n;
+    const double *dF = state->history + 2 * np;
+    double *F = state->work + np;
     const float *rows[TOGETHER];
-    double common = 0.0;
+    memcpy(F + j0, state->history + j0, (size_t)(j1 - j0) * sizeof(double));
+    for (int64_t i = 0; i < args->depth; i++)
+        axpy(end - j0, -args->gamma[i], dF + i * np + j0, F + j0);
+    for (int64_t j = j0; j < end; j++)
+        F[j] *= coarse->root[j];
     for (int64_t I = 0; I < clusters; I += TOGETHER) {
         vd sum[TOGETHER];
         some_rows(coarse, np, I, rows);
         UNROLL
         for (int i = 0; i < TOGETHER; i++)
             sum[i] = v_set(0);
-        for (int64_t j = 0; j < np; j += VL)
+        for (int64_t j = j0; j < j1; j += VL)
             UNROLL
         for (int i = 0; i < TOGETHER; i++)
-            sum[i] = v_fma(v_load_f32(rows[i] + j), v_load(x + j), sum[i]);
+            sum[i] = v_fma(v_load_f32(rows[i] + j), v_load(F + j), sum[i]);
         for (int i = 0; i < TOGETHER && I + i < clusters; i++)
-            common += y[I + i] = v_sum(sum[i]);
+            y[I + i] = v_sum(sum[i]);
     }
-    axpy(clusters, -common, coarse->part, y);
 }
 
-/* x = W^T y */
-static void spread(const mapuot_coarse *coarse, int64_t np, const double *y, double *x)
+/* step = A^-1 (y - r sum y), y what all threads have gathered: less what is common to all columns */
+void ISA_OP(coarse_solve)(const mapuot_state *state, int threads)
 {
+    const mapuot_coarse *coarse = &state->coarse;
+    const int64_t clusters = coarse->clusters;
+    double common = 0.0, *y = coarse->step;
+    memcpy(y, coarse->sums, (size_t)clusters * sizeof(double));
+    for (int t = 1; t < threads; t++)
+        axpy(clusters, 1.0, coarse->sums + t * clusters, y);
+    for (int64_t I = 0; I < clusters; I++)
+        common += y[I];
+    axpy(clusters, -common, coarse->part, y);
+    solve(clusters, coarse->matrix, y);
+}
+
+/* G += C D^-1/2 W^T step in the columns from j0 to j1 */
+static void spread(const mapuot_state *state, int64_t j0, int64_t j1)
+{
+    const mapuot_coarse *coarse = &state->coarse;
+    const int64_t np = padded(state->n);
+    const double *y = coarse->step, *root = coarse->root;
+    double *x = state->work + np, *image = x + np;
     const float *rows[TOGETHER];
-    memset(x, 0, (size_t)np * sizeof(double));
+    memset(x + j0, 0, (size_t)(j1 - j0) * sizeof(double));
     for (int64_t I = 0; I < coarse->clusters; I += TOGETHER) {
         vd part[TOGETHER];
         some_rows(coarse, np, I, rows);
         for (int i = 0; i < TOGETHER; i++)
             part[i] = v_set(I + i < coarse->clusters ? y[I + i] : 0.0);
-        for (int64_t j = 0; j < np; j += VL) {
+        for (int64_t j = j0; j < j1; j += VL) {
             vd sum = v_load(x + j);
             UNROLL
             for (int i = 0; i < TOGETHER; i++)
@@ -200,23 +211,22 @@ static void spread(const mapuot_coarse *coarse, int64_t np, const double *y, dou
             v_store(x + j, sum);
         }
     }
+    for (int64_t j = j0; j < j1; j++)
+        image[j] += root[j] > 0.0 ? coarse->fi * x[j] / root[j] : 0.0;
 }
 
-/* G += C D^-1/2 W^T (R - C W W^T)^-1 W D^1/2 (F - sum gamma dF) */
-void ISA_OP(coarse_correct)(mapuot_state *state, const sweep_args *args)
+/* one thread's columns, or rows of the matrix, in a step of the matrix or of the correction */
+void ISA_OP(coarse_part)(const mapuot_state *state, const sweep_args *args, int part, int thread, int threads)
 {
     const mapuot_coarse *coarse = &state->coarse;
-    const int64_t n = state->n, np = padded(n);
-    const double *dF = state->history + 2 * np, *root = coarse->root;
-    double *F = state->work + np, *image = F + np, *y = coarse->step;
-    memcpy(F, state->history, (size_t)np * sizeof(double));
-    for (int64_t i = 0; i < args->depth; i++)
-        axpy(n, -args->gamma[i], dF + i * np, F);
-    for (int64_t j = 0; j < n; j++)
-        F[j] *= root[j];
-    gather(coarse, np, F, y);
-    solve(coarse->clusters, coarse->matrix, y);
-    spread(coarse, np, y, F);
-    for (int64_t j = 0; j < n; j++)
-        image[j] += root[j] > 0.0 ? coarse->fi * F[j] / root[j] : 0.0;
+    const int64_t np = padded(state->n), blocks = np / PAD;
+    const int64_t j0 = blocks * thread / threads * PAD, j1 = blocks * (thread + 1) / threads * PAD;
+    if (part == COARSE_WEIGH)
+        weigh(coarse, np, j0, j1);
+    else if (part == COARSE_PRODUCTS)
+        products(coarse, np, thread, threads);
+    else if (part == COARSE_GATHER)
+        gather(state, args, j0, j1, coarse->sums + thread * coarse->clusters);
+    else
+        spread(state, j0, j1);
 }

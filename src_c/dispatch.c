@@ -32,8 +32,9 @@
     DECLARE_SWEEP(sweep_difference, isa)                                                                               \
     DECLARE_SWEEP(sweep_advance, isa)                                                                                  \
     void coarse_rows_##isa(const mapuot_state *, pass_fn, int, int, double *);                                         \
-    void coarse_matrix_##isa(mapuot_state *, double);                                                                  \
-    void coarse_correct_##isa(mapuot_state *, const sweep_args *);                                                     \
+    void coarse_part_##isa(const mapuot_state *, const sweep_args *, int, int, int);                                   \
+    void coarse_factor_##isa(const mapuot_state *);                                                                    \
+    void coarse_solve_##isa(const mapuot_state *, int);                                                                \
     DECLARE_GATHER(extrema, isa)                                                                                       \
     DECLARE_GATHER(balance, isa)                                                                                       \
     DECLARE_GATHER(apply_transpose, isa)                                                                               \
@@ -55,8 +56,9 @@
         sweep_difference_##isa,                                                                                        \
         sweep_advance_##isa,                                                                                           \
         coarse_rows_##isa,                                                                                             \
-        coarse_matrix_##isa,                                                                                           \
-        coarse_correct_##isa,                                                                                          \
+        coarse_part_##isa,                                                                                             \
+        coarse_factor_##isa,                                                                                           \
+        coarse_solve_##isa,                                                                                            \
         extrema_##isa,                                                                                                 \
         balance_##isa,                                                                                                 \
         apply_transpose_##isa,                                                                                         \

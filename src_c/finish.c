@@ -221,7 +221,7 @@ static void finish_advance(mapuot_pool *pool, mapuot_state *state, mapuot_finish
     if (finish->args.depth > 0)
         anderson_weights(state, finish->sums + SUM_DOT, finish->sums + SUM_RHS, &finish->args);
     if (state->progress.coarse && !(stats->rejected > 0))
-        mapuot_active_kernels()->coarse_correct(state, &finish->args);
+        coarse_correct(pool, state, &finish->args);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_advance, 0, finish->sums);
 }
 

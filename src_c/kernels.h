@@ -103,10 +103,11 @@ typedef struct {
     dtype_kernels dtype[3]; /* by mapuot_dtype */
     /* finish_pass, in this order */
     sweep_fn sweep_marginal, sweep_prox, sweep_difference, sweep_advance;
-    /* one thread's part of a labelled pass; what comes of it; the correction, before sweep_advance */
+    /* one thread's part of a labelled pass; of a step of the matrix or of the correction; what stands between those steps */
     void (*coarse_rows)(const mapuot_state *state, pass_fn pass, int thread, int threads, double *sums);
-    void (*coarse_matrix)(mapuot_state *state, double fi);
-    void (*coarse_correct)(mapuot_state *state, const sweep_args *args);
+    void (*coarse_part)(const mapuot_state *state, const sweep_args *args, int part, int thread, int threads);
+    void (*coarse_factor)(const mapuot_state *state);
+    void (*coarse_solve)(const mapuot_state *state, int threads);
     /* streams over M */
     gather_fn extrema, balance, apply_transpose, plan_sums;
     stream_fn apply;
@@ -122,11 +123,15 @@ enum { SUM_ADVANCED };                                                          
 enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 * MAX_MEMORY }; /* sweep_difference */
 
 const mapuot_kernels *mapuot_active_kernels(void);
+enum { COARSE_WEIGH, COARSE_PRODUCTS, COARSE_GATHER, COARSE_SPREAD }; /* coarse_part */
+
 int64_t mapuot_l2_bytes(void); /* of one core; MAPUOT_L2_KIB overrides what the system says */
 
 /* pool.c: fn runs once on every thread of the pool, the caller's among them, and all are done on return. */
 typedef void (*pool_fn)(void *context, int thread, int threads);
 void pool_run(mapuot_pool *pool, pool_fn fn, void *context);
+/* coarse.c: before sweep_advance */
+void coarse_correct(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args);
 int pool_slowness(const mapuot_pool *pool, int thread); /* mapuot_pool_slow */
 
 /* The rows of thread t of T: whole tiles, as even as they come. */

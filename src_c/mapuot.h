@@ -100,7 +100,7 @@ typedef struct {
     double *root;                 /* n padded: of the mass of a column, of the last matrix */
     double *matrix;               /* clusters x clusters */
     double *step;                 /* clusters */
-    double *sums;                 /* threads x (n padded + MAPUOT_SCALARS) */
+    double *sums;                 /* threads x (n padded + MAPUOT_SCALARS), or x clusters where these are more */
     double fi;                    /* fi1 fi2 */
     int64_t labelled;             /* 1: the next row_pass finds own_blocks and own_mass */
 } mapuot_coarse;
@@ -252,7 +252,7 @@ int64_t mapuot_solve_bytes(const mapuot_task *task);
 int mapuot_solve(mapuot_pool *pool, const mapuot_task *task, int64_t p, mapuot_problem *problems, void *scratch);
 /* The coarse correction after a labelled pass, whose blocks and masses the caller has gathered from all processes: its
  * matrix, with fi the product of both sides' rho / (rho + reg). */
-int mapuot_coarse_matrix(mapuot_state *state, double fi);
+int mapuot_coarse_matrix(mapuot_pool *pool, mapuot_state *state, double fi);
 /* order: m points, X m x width, halved along the widest column of X, in whole units and then in whole halves of them. */
 int mapuot_order(mapuot_pool *pool, int64_t m, int64_t width, const double *X, int64_t unit, int64_t *order);
 /* Bounds on the plan's mass between boxes, summed over skipped pairs: row_mass (m), col_mass (n).  first NULL: a pair is

@@ -80,7 +80,7 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
 }
 
 #if COARSE
-// Twin of src_c/coarse_tmpl.c (coarse_correct): correction = T (R F - sum gamma R dF), each cluster by a team; all threads.
+// Twin of src_c/coarse.c (coarse_correct): correction = T (R F - sum gamma R dF), each cluster by a team; all threads.
 __device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep)
 {
     const Progress &p = F.p;

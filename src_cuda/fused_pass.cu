@@ -14,10 +14,15 @@
 #include "bulk.cuh"
 
 #define WARPS (THREADS / 32)
+#define GT THREADS // that share a row
 #define VPT (CPT / CHUNK)
 #define LANES (32 / R) // lanes that hold the sum of one row
 #define SLOTS 32       // most tiles in the ring
 #define LETTERS 8      // that a clerk's lane waits for at once
+#define HOLD 0         // entries are read twice
+
+#include "entries_stored.cuh"
+#include "tile_products.cuh"
 
 struct Shared {
     uint64_t full[SLOTS], ready[SLOTS]; // mbarriers: the tile is there; all warps have left their products
@@ -67,13 +72,6 @@ __device__ __forceinline__ void fetch(const Pass &P, const Part &g, int step, in
         copy_in(to + q * bytes, P.kernel + (row + q < P.m ? row + q : P.m - 1) * P.ld + g.column, bytes, full);
 }
 
-// This thread's chunk c of row q of a tile
-__device__ __forceinline__ void entries(const unsigned char *tile, const Part &g, int q, int c, double (&k)[CHUNK])
-{
-    const int j = (c * THREADS + threadIdx.x) * CHUNK;
-    widen(j < g.columns ? *(const uint4 *)(tile + (q * g.columns + j) * (int)sizeof(real)) : make_uint4(0, 0, 0, 0), k);
-}
-
 // The sum over the strips of this lane's row, once all are posted
 __device__ __forceinline__ double whole_row(const double *from, int strips, int lane)
 {
@@ -116,30 +114,15 @@ __device__ __forceinline__ void clerk(const Pass &P, const Part &g, int strip)
 }
 
 // The products of a warp's columns of a tile with v, for the courier
-__device__ __forceinline__ void tile_dots(const Part &g, const unsigned char *tile, int slots, int slot,
-                                          const double (&v)[CPT])
+__device__ __forceinline__ void leave_dots(const Entries &tile, int bytes, int slots, int slot, const double (&v)[CPT])
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Shared &all = *(Shared *)memory;
     double s[R];
-#pragma unroll
-    for (int q = 0; q < R; q++) {
-        double even = 0, odd = 0;
-#pragma unroll
-        for (int c = 0; c < VPT; c++) {
-            double k[CHUNK];
-            entries(tile, g, q, c, k);
-#pragma unroll
-            for (int e = 0; e < CHUNK; e += 2) {
-                even = fma(k[e], v[c * CHUNK + e], even);
-                odd = fma(k[e + 1], v[c * CHUNK + e + 1], odd);
-            }
-        }
-        s[q] = even + odd;
-    }
+    tile_dots(tile, threadIdx.x, v, s);
     const double own = warp_sums<R>(s, lane);
     if (lane % LANES == 0)
-        part_of(slots, g.bytes, slot)[lane / LANES * WARPS + warp] = own;
+        part_of(slots, bytes, slot)[lane / LANES * WARPS + warp] = own;
     __syncwarp();
     if (lane == 0)
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(all.ready + slot)) : "memory");
@@ -175,23 +158,6 @@ __device__ __forceinline__ void courier(const Pass &P, const Part &g, int strip)
     }
 }
 
-// sums += u K for the rows of a tile; lane q LANES of every warp holds u of row q.
-__device__ __forceinline__ void tile_sums(const Part &g, const unsigned char *tile, double u, double (&acc)[CPT])
-{
-#pragma unroll
-    for (int q = 0; q < R; q++) {
-        const double uq = __shfl_sync(FULL, u, q * LANES);
-#pragma unroll
-        for (int c = 0; c < VPT; c++) {
-            double k[CHUNK];
-            entries(tile, g, q, c, k);
-#pragma unroll
-            for (int e = 0; e < CHUNK; e++)
-                acc[c * CHUNK + e] = fma(uq, k[e], acc[c * CHUNK + e]);
-        }
-    }
-}
-
 // A warp's sweep
 __device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double (&v)[CPT], double (&acc)[CPT])
 {
@@ -201,12 +167,14 @@ __device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double
     int to = 0, from = 0;
     uint32_t parity = 0;
     double letter = 0;
+    Entries tile;
     for (int step = 0; step < g.tiles + lag; step++) {
         const int late = step - lag;
         if (step < g.tiles) {
             await(full + to * 8, (parity >> to) & 1);
             parity ^= 1u << to;
-            tile_dots(g, ring + to * g.bytes, slots, to, v);
+            tile.open(ring + to * g.bytes, g.columns, threadIdx.x);
+            leave_dots(tile, g.bytes, slots, to, v);
             to = to + 1 < slots ? to + 1 : 0;
         }
         if (late >= 0) {
@@ -216,7 +184,8 @@ __device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double
             while (is_unset(letter))
                 letter = posted(at);
             __syncwarp();
-            tile_sums(g, ring + from * g.bytes, letter, acc);
+            tile.open(ring + from * g.bytes, g.columns, threadIdx.x);
+            tile_sums(tile, threadIdx.x, letter, acc);
             from = from + 1 < slots ? from + 1 : 0;
             if (late + 1 < g.tiles) // on its way beside the products of the next step
                 letter = posted(P.scale + row_at(g, late + 1) + lane / LANES);

@@ -18,6 +18,7 @@ if any(Path(folder).name == "cuda_on_cpu" for folder in sys.path):
     launch.resident_clusters = lambda function, cluster, blocks, shared: blocks // cluster  # no driver to ask
 
 os.environ.setdefault("TQDM_DISABLE", "0")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes 75 % of a GPU otherwise
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background, and their children, ignore it
 settings.register_profile("mapuot", derandomize=True, deadline=None, max_examples=40, print_blob=False)
 settings.load_profile("mapuot")

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..cost import Cost
 from ..penalties import F64
-from ..sparse import Sparse
+from ..sparse import Sparse, log_sums
 from .coarse import Labels
 from .contract import host
 
@@ -196,8 +196,7 @@ class LogKernel:
 
     def log_sums(self, y: F64) -> F64:
         if isinstance(self.cost, Sparse):
-            terms = y[self.cost.column] + self.stored_logarithms()
-            return log_sums_by(self.cost.row_numbers(), self.cost.shape[0], terms)
+            return log_sums(self.cost, y, self.reg)
         out = np.empty(self.cost.shape[0])
         for i0, i1, L in self.logarithms():
             terms = L + y

@@ -53,7 +53,7 @@ def declared(line: str, found: dict[str, np.dtype[Any]], sizes: dict[str, int]) 
 
 
 COMMON = read("common/record.h")
-LIMITS, PROGRESS, STATS = (COMMON[f"mapuot_{name}"] for name in ("limits", "progress", "stats"))
+STATS = COMMON["mapuot_stats"]
 
 # of mapuot_status, in order
 STATUS = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "running")

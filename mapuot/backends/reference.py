@@ -170,7 +170,7 @@ class Workspace:
         image = self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
         self.passes += 1
-        rejected, residual = self.advance(log_v, image, dual, mass)
+        rejected, residual = self.advance(log_v, image, dual)
         status = "running" if rejected else self.status(error, gap, dual, moved, mass)
         if status in ("not finite", "underflow"):
             error, gap, moved = math.inf, math.inf, math.inf
@@ -250,7 +250,7 @@ class Workspace:
             total += penalties.dual_term(side.penalty, f, side.weight, side.rho, side.upper).sum()
         return float(total)
 
-    def advance(self, x: F64, image: F64, dual: float, mass: float) -> tuple[bool, float]:
+    def advance(self, x: F64, image: F64, dual: float) -> tuple[bool, float]:
         """Guarded Anderson: the next log v from the last images G(x) and residuals F = G(x) - x."""
         active = np.isfinite(image) & np.isfinite(x)
         residual = np.where(active, image, 0.0) - np.where(active, x, 0.0)

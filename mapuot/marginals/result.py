@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -67,6 +69,15 @@ class MultiResult(Certified):
     ) -> None:
         self.problem, self.trace, self.status = problem, trace, status
         self._body, self._state = body, state
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: without kernels, and what they lie in by its name."""
+        problem = dataclasses.replace(self.problem, xp=self.problem.xp.__name__)
+        return {**vars(self), "problem": problem, "_body": type(self._body)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        problem = dataclasses.replace(state["problem"], xp=import_module(state["problem"].xp))
+        vars(self).update(state, problem=problem, _body=state["_body"](problem))
 
     def __repr__(self) -> str:
         sizes = " x ".join(str(x.size) for x in self.problem.marginals)

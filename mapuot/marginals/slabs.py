@@ -21,9 +21,9 @@ SLAB_ENTRIES = 1 << 20  # of a slab of the plan
 
 
 class Slabs:
-    """Slabs i0 to i1 of a cost (n_0, n_1, ...); ``held``: the array itself, where it is in memory."""
+    """Slabs i0 to i1 of a cost (n_0, n_1, ...) by a function, or ``held``, the array itself, where it is in memory."""
 
-    def __init__(self, function: Callable[[int, int], Any], shape: tuple[int, ...], held: Any = None) -> None:
+    def __init__(self, function: Callable[[int, int], Any] | None, shape: tuple[int, ...], held: Any = None) -> None:
         self.function, self.shape, self.held = function, shape, held
 
     @classmethod
@@ -48,10 +48,11 @@ class Slabs:
         if lazy:
             return cls(lambda i0, i1: array[i0:i1], array.shape)
         array = as_real(array)
-        return cls(lambda i0, i1: array[i0:i1], array.shape, array)
+        return cls(None, array.shape, array)
 
     def read(self, i0: int, i1: int) -> Any:
-        block, shape = np.asarray(host(self.function(i0, i1))), (i1 - i0, *self.shape[1:])
+        given = self.function(i0, i1) if self.function else self.held[i0:i1]
+        block, shape = np.asarray(host(given)), (i1 - i0, *self.shape[1:])
         if block.shape != shape:
             raise ValueError(f"costs must give shape {shape} for slabs {i0} to {i1}, got {block.shape}")
         if block.dtype.kind not in "fiu":
@@ -71,8 +72,7 @@ class Slabs:
             moved = namespace(self.held).moveaxis(self.held, apart, 0)
             return Dense(moved.reshape(len(moved), -1))
         m, n = self.shape[0], math.prod(self.shape[1:])
-        dtype = np.float32 if self.read(0, 1).dtype == np.float32 else np.float64
-        return Streamed(lambda i0, i1: self.read(i0, i1).reshape(i1 - i0, n), (m, n), dtype)
+        return Streamed(lambda i0, i1: self.read(i0, i1).reshape(i1 - i0, n), (m, n), self.read(0, 1).dtype)
 
     def cut(self, kept: list[Any]) -> Slabs:
         """The cost of some points of each marginal."""
@@ -83,7 +83,7 @@ class Slabs:
             part, xp = self.held, namespace(self.held)
             for k, points in enumerate(kept):
                 part = part.take(xp.asarray(points), k)
-            return Slabs(lambda i0, i1: part[i0:i1], shape, part)
+            return Slabs(None, shape, part)
 
         def function(i0: int, i1: int) -> Any:
             first = int(kept[0][i0])

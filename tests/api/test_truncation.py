@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mapuot
-from mapuot import groups
+from mapuot import groups, strategy
 from mapuot.backends import boxes, cpu
 from mapuot.backends.boxes import Boxes, State
 from mapuot.problem import Problem
@@ -231,6 +231,46 @@ def test_a_correction_that_misleads_is_taken_back(monkeypatch):
         )
         got, _ = compare(*clouds(), 5e-3)
         assert got.converged
+
+
+def test_groups_of_opposite_directions(monkeypatch):
+    """Their mean has no direction: of "cosine" groups lie between unit vectors, not on their sphere."""
+    monkeypatch.setattr("mapuot.groups.GROUPS", 16)
+    x, y = (np.where(np.arange(100) < k, -1.0, 1.0)[:, None] for k in (44, 36))
+    ones = np.ones(100)
+    got, _ = compare(x, y, ones, ones, 0.05, metric="cosine")
+    assert got.converged
+
+
+def test_a_correction_that_cannot_be_met_ends(monkeypatch):
+    """Hard columns may want more than all groups of rows have: such problems once took 10,000 passes."""
+    monkeypatch.setattr(boxes, "CORRECTION", math.inf)
+    monkeypatch.setattr(groups, "WIDE", math.inf)
+    monkeypatch.setattr("mapuot.groups.GROUPS", 150)
+    found, carry_out = [], strategy.carry_out
+    monkeypatch.setattr(strategy, "carry_out", lambda *args: found.append(carry_out(*args)) or found[-1])
+    x, y, *_ = clouds(700, 600)
+    hard = y[:, 0] < 0.8
+    b = np.where(hard, 0.999999 / hard.sum(), 1e-6 / (~hard).sum())
+    reg_m = math.inf, np.where(hard, math.inf, 0.5)
+    assert mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), None, b, 5e-3, reg_m, tol=1e-6).converged
+    assert max(result.n_passes for result in found) <= groups.MOST_PASSES + 1  # one more behind a dropped step
+
+
+@pytest.mark.parametrize("method", ["sinkhorn", "translation_invariant"])
+def test_named_methods_make_plain_passes(monkeypatch, method):
+    """Those over all pairs, but for what is skipped: no group corrects them."""
+    monkeypatch.setattr(boxes, "CORRECTION", math.inf)
+    monkeypatch.setattr(groups, "WIDE", math.inf)
+    monkeypatch.setattr("mapuot.groups.GROUPS", 60)
+    x, y, a, b = clouds()
+    start, errors = mapuot.solve(mapuot.PointCloud(x, y), a, b, 1e-3, 1.0, tol=0.5), []
+    options = {"method": method, "precision": "float64", "max_passes": 20, "warm_start": (start.log_u, start.log_v)}
+    for truncate in (3.0, None):
+        with pytest.warns(mapuot.ConvergenceWarning):
+            result = mapuot.solve(mapuot.PointCloud(x, y, truncate=truncate), a, b, 1e-3, 1.0, **options)
+        errors.append([stat.error for stat in result.trace])
+    np.testing.assert_allclose(*errors, rtol=1e-4)
 
 
 def test_an_attempt_from_zeros_takes_all_pairs(monkeypatch):

@@ -430,8 +430,8 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, held):
     module = cuda.import_module("mapuot.backends.cuda.workspace")
     exact = solve(M, a, b, 0.05, 1.0, backend="reference", tol=1e-10, precision="float64")
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
-    beside, stores = 8 * (10 * 130 + (28 + 40 + 64) * 80), []
-    beside += 0 if place == "device" else 2 * cuda_arrays.BLOCK_BYTES
+    beside, stores = 1 << 20, []
+    monkeypatch.setattr(module.Workspace, "beside", lambda self, dtype: beside)
     monkeypatch.setattr(module, "free_memory", lambda enough: beside + rows * 4 * 130 * 80)
     monkeypatch.setattr(cuda_arrays, "free_memory", lambda enough: 1 << 40)
     make_room = module.Workspace.make_room
@@ -446,19 +446,40 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, held):
     np.testing.assert_allclose(found.row_marginal, exact.row_marginal, rtol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(20, 200_000), (6000, 20_000)])
-@pytest.mark.parametrize("place", ["host", "device"])
-def test_the_memory_counted_is_what_a_solve_takes(monkeypatch, shape, place):
-    if not hasattr(cp.cuda, "MemoryPool"):
-        pytest.skip("needs CuPy's memory pool")
+def counted_and_taken(monkeypatch, place, given, reg=0.05, **options):
+    """Bytes that a solve counts beforehand, and those that it takes of a pool of its own."""
     pool, counted = cp.cuda.MemoryPool(), []
     module = cuda.import_module("mapuot.backends.cuda.workspace")
     monkeypatch.setattr(module, "free_memory", lambda enough: counted.append(enough) or 1 << 40)
-    M = np.random.default_rng(0).random(shape, dtype=np.float32)
-    M = cp.asarray(M) if place == "device" else M
+    given = [cp.asarray(x) if place == "device" else x for x in given]
     with cp.cuda.using_allocator(pool.malloc):
-        solve(M, None, None, 0.05, 1.0, backend="cuda")
-    assert counted[0] / 2 - (1 << 25) < pool.total_bytes() <= counted[0] + (1 << 22)
+        solve(given[0], None, None, reg, 1.0, backend="cuda", reference=(*given, "product")[1], **options)
+    return counted[0], pool.total_bytes()
+
+
+@pytest.mark.parametrize("shape", [(20, 200_000), (6000, 20_000)])
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_the_memory_counted_is_what_a_solve_takes(monkeypatch, shape, place):
+    if "cuda_on_cpu" in cp.__file__:
+        pytest.skip("takes a GPU")
+    M = np.random.default_rng(0).random(shape, dtype=np.float32)
+    counted, taken = counted_and_taken(monkeypatch, place, [M])
+    assert counted / 2 - (1 << 25) < taken <= counted + (1 << 22)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.errors.ConvergenceWarning")
+@pytest.mark.parametrize(
+    ("place", "shape", "reg", "precision"),
+    [("host", (12, 20_000), 0.05, "mixed"), ("host", (10_000, 150), 0.05, "mixed"),
+     ("device", (400, 1500), 0.001, "float64")],
+)  # fmt: skip
+def test_no_more_memory_is_taken_than_counted(monkeypatch, place, shape, reg, precision):
+    """Of matrices in several blocks and of one on the device, a reference beside each."""
+    monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 1 << 20)
+    rng = np.random.default_rng(0)
+    given = rng.random(shape, dtype=np.float32), rng.random(shape)
+    counted, taken = counted_and_taken(monkeypatch, place, given, reg, precision=precision, max_passes=4)
+    assert counted / 2 - (1 << 20) < taken <= counted
 
 
 def test_current_stream_is_used():

@@ -135,6 +135,13 @@ def test_a_batch_of_matrices_has_its_plans_where_they_are(on_device):
             mapuot.solve_batch(given, A, B, 0.1, 1.0, backend="cpu")
 
 
+def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
+    """As of an array there; its message named a backend, which it does not take."""
+    S, A = sparse.csr_matrix(np.random.default_rng(0).random((8, 8))), np.random.default_rng(1).random((2, 8))
+    got, want = (mapuot.barycenter(A, M, 0.1, 1.0) for M in (device_sparse.csr_matrix(S), S))
+    np.testing.assert_array_equal(got.q, want.q)
+
+
 @pytest.mark.parametrize("short", [1 << 16, 1 << 8])
 def test_rows_of_every_length(short, monkeypatch):
     """Rows and columns that a block has beside those of a few threads, empty ones, and one of all pairs."""

@@ -297,7 +297,7 @@ class Workspace(KernelWorkspace):
         coarse.order, coarse.first = (pointer(array, "int64_t *") for array in (labels.order, labels.first))
         threads = lib.mapuot_pool_threads(self.pool)
         names = {"mass": count, "part": count, "root": size, "matrix": count * count, "step": count}
-        names["sums"] = threads * len(self.sums)
+        names["sums"] = threads * max(len(self.sums), count)
         self.coarse_arrays = dict(zip(names, native.vectors(*names.values()), strict=True))
         for name, array in self.coarse_arrays.items():
             setattr(coarse, name, pointer(array))
@@ -311,7 +311,7 @@ class Workspace(KernelWorkspace):
 
     def correct(self, fi: float) -> None:
         """Correct steps from here on by the matrix of the last labelled pass."""
-        check(lib.mapuot_coarse_matrix(self.state, fi))
+        check(lib.mapuot_coarse_matrix(self.pool, self.state, fi))
 
     def make_passes(self, count: int) -> list[Stats]:
         table, made = np.empty(count, STATS), ffi.new("int64_t *")

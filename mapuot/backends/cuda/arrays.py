@@ -37,9 +37,19 @@ def free_memory(enough: int) -> int:
     return free if free >= enough else free + cp.cuda.runtime.memGetInfo()[0]
 
 
-def block_bytes(M: Any) -> int:
-    """What comes to the device of a matrix that does not lie there: the next block is made beside the last."""
-    return 0 if M is None or isinstance(M, cp.ndarray) else min(2 * BLOCK_BYTES, M.size * M.dtype.itemsize)
+def rows_at_once(M: Any) -> int:
+    """Of a row block: all of a matrix on the device, else what BLOCK_BYTES hold."""
+    m, n = M.shape
+    most: int = m if isinstance(M, cp.ndarray) else max(1, BLOCK_BYTES // (n * M.dtype.itemsize))
+    return most
+
+
+def block_bytes(M: Any, rows: int) -> int:
+    """What blocks of so many rows take that do not lie on the device: one of an array, two of what is made there."""
+    if M is None or isinstance(M, cp.ndarray) or not any(getattr(M, "strides", (1,))):
+        return 0
+    blocks = 1 if isinstance(M, np.ndarray) else 2
+    return int(min(blocks * rows, M.shape[0]) * M.shape[1] * M.dtype.itemsize)
 
 
 def need_memory(kernel: int, precision: str, beside: int = 0) -> None:
@@ -88,18 +98,31 @@ def most_bytes(M: Any) -> int | None:
     return None if isinstance(M, cp.ndarray) else BLOCK_BYTES
 
 
-def columns_of(M: Any) -> Any:
-    """What `moved` needs for all rows of M: of points, those of the columns on the device."""
-    return cp.asarray(M.columns) if isinstance(M, PointCloud) else None
+class Stage:
+    """Brings M to the device block by block: an array on the host through one room, whose first block is the largest.
 
+    The next block comes when the stream has read the last: a second room would cost K as much memory. Of points, their
+    costs are made.
+    """
 
-def moved(M: Any, columns: Any) -> Any:
-    """Rows of M on the device; of points, their costs."""
-    if isinstance(M, PointCloud):
-        return costs(M, columns)
-    if isinstance(M, np.ndarray) and not any(M.strides):
-        return cp.broadcast_to(cp.asarray(M[:1, :1]), M.shape)
-    return M if isinstance(M, cp.ndarray) else cp.asarray(np.ascontiguousarray(M))
+    room: Any = None
+    columns: Any = None
+
+    def __call__(self, M: Any) -> Any:
+        if isinstance(M, PointCloud):
+            self.columns = cp.asarray(M.columns) if self.columns is None else self.columns
+            return costs(M, self.columns)
+        if isinstance(M, cp.ndarray):
+            return M
+        if not any(M.strides):
+            return cp.broadcast_to(cp.asarray(M[:1, :1]), M.shape)
+        if self.room is None or self.room.size < M.nbytes:
+            self.room = None
+            self.room = cp.empty(M.nbytes, np.uint8)
+        block, stream = self.room[: M.nbytes].view(M.dtype).reshape(M.shape), cp.cuda.get_current_stream()
+        block.set(np.ascontiguousarray(M), stream=stream)
+        stream.synchronize()  # a function may write its next rows to the same memory
+        return block
 
 
 def costs(cloud: PointCloud, columns: Any) -> Any:

@@ -20,6 +20,17 @@ TEAMS = 512  # threads of a block that has 8 for each cluster
 MOST_MEMORY = 20
 
 
+def words_of(n: int, ld: int) -> dict[str, int]:
+    """The lengths of the correction's arrays."""
+    words = {"share": n, "matrix": CLUSTERS * (CLUSTERS + 1), "mean": CLUSTERS, "mean_dF": MOST_MEMORY * CLUSTERS}
+    return words | {"step": CLUSTERS, "sums": CLUSTERS * ld, "blocks": CLUSTERS * CLUSTERS}
+
+
+def words_of_clusters(m: int, n: int, ld: int) -> int:
+    """What the correction takes at most: its arrays and labels, and before them rows and columns of M on the host."""
+    return sum(words_of(n, ld).values()) + 2 * m + n + LANDMARKS * max(m, n)
+
+
 class DeviceCoarse(Coarse):
     most = CLUSTERS
     labels = 80000  # here they and a matrix cost some launches, 1 ms whatever their size: 16 passes of 8000 columns
@@ -42,9 +53,7 @@ class DeviceCoarse(Coarse):
         cost, (state, n, ld) = self.problem.cost, (self.workspace.state, self.problem.shape[1], self.workspace.ld)
         if cost.labels is None:
             cost.labels = self.find()
-        lengths = {"share": n, "matrix": CLUSTERS * (CLUSTERS + 1), "mean": CLUSTERS, "mean_dF": MOST_MEMORY * CLUSTERS}
-        lengths |= {"step": CLUSTERS, "sums": CLUSTERS * ld, "blocks": CLUSTERS * CLUSTERS}
-        self.arrays = cost.labels._asdict() | {name: cp.zeros(length) for name, length in lengths.items()}
+        self.arrays = cost.labels._asdict() | {name: cp.zeros(count) for name, count in words_of(n, ld).items()}
         for name, array in self.arrays.items():
             state["coarse"][name] = array.data.ptr
         self.workspace.launch.graphs.clear()  # they hold the state as it was

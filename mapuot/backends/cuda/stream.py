@@ -16,9 +16,12 @@ from ...cost import Dense
 from ...mask import Masked
 from ...penalties import F64
 from ...problem import Problem
+from ..cpu.stream import extrema as extrema_on_host
 from ..records import put
-from .arrays import as_columns, columns_of, free_memory, most_bytes, moved, on_device
+from .arrays import Stage, as_columns, free_memory, most_bytes, on_device
 from .kernels import STORES, VIEW, Job, by_value, kernel
+
+Stages = tuple[Stage, Stage]  # for M and c
 
 
 def view_of(M: Any, c: Any, alpha: Any, beta: Any, reg: float) -> Any:
@@ -57,28 +60,25 @@ def parts(rows: int, columns: int) -> tuple[int, int]:
 
 
 def blocks_of(
-    problem: Problem, i0: int = 0, i1: int | None = None, most: int | None = None
+    problem: Problem, i0: int = 0, i1: int | None = None, most: int | None = None, stages: Stages | None = None
 ) -> Iterator[tuple[int, int, Any, Any]]:
     """(k0, k1, M, c) of row blocks on the device, c None without a reference matrix.
 
-    ``most`` rows at once; by default all where M is there.
+    ``most`` rows at once; by default all where M is there. ``stages``: those of an earlier sweep.
     """
     size = most_bytes(problem.M) if most is None else most * problem.shape[1] * problem.cost.dtype.itemsize
-    columns = columns_of(problem.M)
+    stage, stage_c = stages or (Stage(), Stage())
     for k0, k1, M, c in problem.blocks(i0, i1, size):
-        yield (
-            k0,
-            k1,
-            moved(M, columns),
-            c.with_given(cp.asarray) if isinstance(c, Masked) else None if c is None else cp.asarray(c),
-        )
+        yield k0, k1, stage(M), c.with_given(stage_c) if isinstance(c, Masked) else None if c is None else stage_c(c)
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
+    if isinstance(M, np.ndarray):
+        return extrema_on_host(M, threads)  # it would take longer to move
     found = [np.array([[np.inf, -np.inf, 0.0, 0.0]])]
-    columns = columns_of(M)
+    stage = Stage()
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
-        block = moved(rows, columns)
+        block = stage(rows)
         grid = parts(*block.shape)
         out = cp.empty((grid[0] * grid[1], 4))
         stream("extrema", block, None)(grid, (256,), (view_of(block, None, None, None, 1.0), out))

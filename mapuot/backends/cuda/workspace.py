@@ -9,13 +9,13 @@ rank finishes on the same sums with the same grid, so that all make the same dec
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 # the clear error without CuPy comes first
 from . import arrays  # isort: skip
-from .arrays import block_bytes, free_memory, need_memory, on_device  # isort: skip
+from .arrays import Stage, block_bytes, free_memory, need_memory, on_device, rows_at_once  # isort: skip
 import cupy as cp
 
 from ... import penalties
@@ -26,8 +26,20 @@ from ..contract import MEMORY, PAD, Options, Stats, memory_of
 from ..limits import START, limits_of
 from ..records import ABSORB, COARSE, put, told
 from ..workspace import STORAGE, KernelWorkspace
-from .coarse import DeviceCoarse
-from .kernels import BLOCKS, CLUSTERS, ITEMSIZE, POSTS, PROGRESS, SCALARS, STATE, STORES, TRACE, UNSET
+from .coarse import DeviceCoarse, words_of_clusters
+from .kernels import (
+    BLOCKS,
+    ITEMSIZE,
+    POSTS,
+    PROGRESS,
+    SCALARS,
+    SOLO_COLUMNS,
+    STATE,
+    STORES,
+    TRACE,
+    UNSET,
+    memory_for,
+)
 from .launch import TRACE_PASSES, Iterate, switches
 from .stream import blocks_of, parts, reduce_rows, stream, stream_job, view_of
 
@@ -40,6 +52,22 @@ NARROW_LIMIT = 1e20  # largest v that float32 passes start from
 ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
 PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, a pass after the end takes it 20 us
 COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
+STREAM_WORDS = 1 << 17  # of the parts of a row's sum that streams over M leave, and of what the pool rounds up
+
+
+def whole_lines(count: int) -> int:
+    """So many words, up to the next line of the cache."""
+    return -(-count // 32) * 32
+
+
+class Lie(NamedTuple):
+    """What the lengths of vectors depend on of a launch (``Iterate`` has the same members)."""
+
+    parts: int
+    copies: int
+    memory: int
+    slab: int
+    ordered: bool
 
 
 class Views(dict[str, Any]):
@@ -66,14 +94,14 @@ class Workspace(KernelWorkspace):
 
     def __init__(self, problem: Problem, options: Options) -> None:
         super().__init__(problem, options)
-        m, n = problem.shape
         self.safe_spread = SAFE_SPREAD
-        self.ld = -(-n // PAD) * PAD
+        self.ld = -(-problem.shape[1] // PAD) * PAD
         self.kl = problem.rows.logarithmic, problem.cols.logarithmic
         self.state = np.zeros((), STATE)
         self.downloaded: Views | None
+        self.stages = Stage(), Stage()
         self.take_kernel()
-        self.allocate(m, n)
+        self.allocate()
         self.constants()
         self.start()
         memory = int(self.state["limits"]["memory"])
@@ -97,49 +125,58 @@ class Workspace(KernelWorkspace):
     def find_room(self, stores: list[str]) -> None:
         """The first of these storages of K that all ranks have room for; else ``some`` rows at once, in float64."""
         m, ranks = self.problem.shape[0], self.problem.ranks
-        ordered = BLOCKS * ("ordered" in switches())
-        vectors = 8 * (10 * m + (28 + 2 * MEMORY[1] + CLUSTERS + ordered) * self.ld)
-        c = self.problem.c
-        given = c.given if isinstance(c, Masked) else None if c is None else c.array
-        beside = vectors + block_bytes(self.problem.M) + block_bytes(given)
         sizes = [m * self.ld * ITEMSIZE[name] for name in stores]
-        free = free_memory(beside + max(sizes, default=0))
-        fits = next((k for k, size in enumerate(sizes) if size + beside <= free), len(sizes))
+        beside = [self.beside(name) for name in stores]
+        free = free_memory(max(map(sum, zip(sizes, beside, strict=True)), default=0))
+        fits = next((k for k, size in enumerate(sizes) if size + beside[k] <= free), len(sizes))
         if self.options.in_place:
-            need_memory(sizes[0], self.dtype, beside)
+            need_memory(sizes[0], self.dtype, beside[0])
         elif (found := int(ranks.max(fits))) < len(sizes):
             self.dtype, self.some = stores[found], 0
         else:
-            self.dtype, self.some = "float64", max(1, arrays.BLOCK_BYTES // (8 * self.ld))
-            need_memory(0, self.dtype, beside + 8 * self.some * self.ld)
+            self.dtype, self.some = "float64", max(1, min(self.most, arrays.BLOCK_BYTES // (8 * self.ld)))
+            need_memory(0, self.dtype, self.beside("float64") + 8 * self.some * self.ld)
 
-    def allocate(self, m: int, n: int) -> None:
+    def beside(self, dtype: str) -> int:
+        """Bytes that a solve takes beside K at most, whatever grid its kernels get."""
+        (m, n), M, c = self.problem.shape, self.problem.M, self.problem.c
+        memory, ordered = memory_for(self.most, n, ITEMSIZE[dtype]), "ordered" in switches()
+        words = self.words(Lie(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
+        count = sum(map(whole_lines, words.values())) + 2 * max(m, n) + STREAM_WORDS
+        count += words_of_clusters(m, n, self.ld) * (memory > MEMORY[0])
+        given = c.given if isinstance(c, Masked) else None if c is None else c.array
+        return 8 * count + sum(block_bytes(x, rows_at_once(M)) for x in (M, given))
+
+    def words(self, lie: Any) -> dict[str, int]:
+        """The vectors of a launch, by the length of each; what absorb writes lies first, the report behind it."""
+        m, ld, copies, parts = self.problem.shape[0], self.ld, lie.copies, max(BLOCKS, lie.parts)
+        in_place, report = self.options.in_place, 2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize
+        words = {"scalars": 2 * parts * SCALARS, "point": 4 * m}
+        words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
+        words |= {"report": report // 8, "u_log": m, "r": m, "x": ld, "s": ld}
+        words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
+        words |= dict.fromkeys(("dF", "dG"), copies * lie.memory * ld)
+        words |= {"u_scale": m * (1 + in_place), "ratio": ld * in_place}
+        words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
+        words |= {"exponents": m + self.problem.shape[1], "slab": lie.slab * ld * lie.ordered}
+        return words | {"partial": 2 * parts * POSTS, "barrier": 32}
+
+    def allocate(self) -> None:
         """Every vector in one zeroed allocation, their addresses in the state.
 
         What absorb writes lies first, and what is read at the end behind it, so that each is one transfer.
         """
-        ld, copies, launch = self.ld, self.launch.copies, self.launch
-        report = 2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize
-        words = {"scalars": 2 * max(BLOCKS, launch.parts) * SCALARS, "point": 4 * m}
-        words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
-        staged = sum(-(-count // 32) * 32 for count in words.values())
-        words |= {"report": report // 8, "u_log": m, "r": m, "x": ld, "s": ld}
-        words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
-        words |= dict.fromkeys(("dF", "dG"), copies * launch.memory * ld)
-        words |= {"u_scale": m * (1 + self.options.in_place), "ratio": ld * self.options.in_place}
-        words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
-        words |= {"slab": launch.slab * ld * launch.ordered}
-        words |= {"partial": 2 * max(BLOCKS, launch.parts) * POSTS, "barrier": 32}
         places, at = {}, 0
-        for name, count in words.items():
+        for name, count in self.words(self.launch).items():
             places[name] = at, count
-            at += -(-count // 32) * 32
+            at += whole_lines(count)
+        staged = places["report"][0]
         self.arrays, self.staged, self.downloaded = Views(cp.zeros(at), places), Views(np.zeros(staged), places), None
         address = self.arrays.block.data.ptr
         for name, (at, count) in places.items():
             if name.startswith("cols."):
                 self.state["cols"][name[5:]] = address + 8 * at
-            elif count and name != "report":
+            elif count and name not in ("report", "exponents"):
                 self.state[name] = address + 8 * at
         self.state["progress"] = address + 8 * places["report"][0]
         self.state["trace"] = self.state["progress"] + 2 * PROGRESS.itemsize
@@ -161,7 +198,7 @@ class Workspace(KernelWorkspace):
         self.close()
         self.find_room(list(STORES)[: list(STORES).index(coarse)])
         self.make_room()
-        self.allocate(*self.problem.shape)
+        self.allocate()
         self.constants()
         self.start()
         for name in ("passes", "best_error", "progress_dual"):
@@ -184,21 +221,21 @@ class Workspace(KernelWorkspace):
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
         self.state["limits"]["exponent_error"] = error
-        self.exponents = on_device(alpha, beta)
-        for i0, i1, M, c in () if self.some else blocks_of(self.problem):
+        self.arrays["exponents"].set(np.concatenate([alpha, beta]))
+        for i0, i1, M, c in () if self.some else blocks_of(self.problem, stages=self.stages):
             self.fill(self.K[i0 * self.ld :], i0, i1, M, c)
 
     def fill(self, out: Any, i0: int, i1: int, M: Any, c: Any) -> None:
         """Rows i0 to i1 of K."""
-        alpha, beta = self.exponents
-        view, flush = view_of(M, c, alpha[i0:i1], beta, self.problem.reg), np.float64(self.state["limits"]["flush"])
+        exponents, m = self.arrays["exponents"], self.problem.shape[0]
+        view, flush = view_of(M, c, exponents[i0:i1], exponents[m:], self.problem.reg), self.state["limits"]["flush"]
         run = stream("build_kernel", M, c, STORES[self.dtype])
-        run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), flush))
+        run(parts(i1 - i0, self.ld), (256,), (view, out, np.int64(self.ld), np.float64(flush)))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         reg, alpha, top = self.problem.reg, np.empty(len(out_u)), np.full(len(plan_v), -np.inf)
         (beta,) = on_device(plan_v)
-        for i0, i1, M, c in blocks_of(self.problem):
+        for i0, i1, M, c in blocks_of(self.problem, stages=self.stages):
             (high,) = reduce_rows("row_max", M, c, cp.zeros(i1 - i0), beta, reg, 1)
             alpha[i0:i1] = np.where(out_u[i0:i1], np.inf, -high.get())
             (used,) = on_device(np.where(np.isposinf(alpha[i0:i1]), -np.inf, alpha[i0:i1]))
@@ -315,7 +352,7 @@ class Workspace(KernelWorkspace):
         if not self.some:
             self.launch.rows(ANY_PASS, bool(self.progress["narrow"]))
             return
-        for i0, i1, M, c in blocks_of(self.problem, most=self.some):
+        for i0, i1, M, c in blocks_of(self.problem, most=self.some, stages=self.stages):
             self.fill(self.K, i0, i1, M, c)
             part = self.state.copy()
             part["m"] = i1 - i0
@@ -370,4 +407,5 @@ class Workspace(KernelWorkspace):
     def close(self) -> None:
         """Give K back at once; the potentials stay."""
         del self.K
+        self.stages = Stage(), Stage()
         self.state["kernel"] = 0

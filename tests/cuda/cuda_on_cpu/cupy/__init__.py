@@ -4,6 +4,7 @@ For tests without a GPU, with PYTHONPATH=tests/cuda/cuda_on_cpu before CuPy: a d
 multiprocessors, all of whose blocks run at once; EMULATED_GPUS of them, which a process counts and chooses from.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import types
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +101,8 @@ def empty(shape, dtype=np.float64):
     """Aligned as on a device, and no zeros."""
     dtype, size = np.dtype(dtype), int(np.prod(shape))
     buffer = np.full(size * dtype.itemsize + 256, 0xA5, np.uint8)
+    for pool in MemoryPool.used:
+        pool.count(buffer, size * dtype.itemsize)
     at = -buffer.ctypes.data % 256
     return buffer[at : at + size * dtype.itemsize].view(dtype).reshape(shape).view(ndarray)
 
@@ -124,6 +128,50 @@ def asarray(x, dtype=None, order=None):
 
 def ascontiguousarray(x):
     return x if x.flags.c_contiguous else asarray(np.ascontiguousarray(x))
+
+
+class MemoryPool:
+    """What CuPy's would hold of what ``empty`` hands out: the smallest free piece that is large enough, cut in two."""
+
+    used = ()  # by using_allocator
+
+    def __init__(self):
+        self.blocks = []  # of the device: each its pieces in order, [bytes, free]
+
+    def malloc(self, size):
+        raise NotImplementedError("an array has memory of the host")
+
+    def count(self, buffer, size):
+        size = max(1, -(-size // 512)) * 512
+        fitting = [(piece[0], q, k) for q, pieces in enumerate(self.blocks) for k, piece in enumerate(pieces)
+                   if piece[1] and piece[0] >= size]  # fmt: skip
+        if not fitting:
+            self.blocks.append([[size, True]])
+        _, q, k = min(fitting, default=(size, -1, 0))
+        pieces, piece = self.blocks[q], self.blocks[q][k]
+        if piece[0] > size:
+            pieces.insert(k + 1, [piece[0] - size, True])
+        piece[:] = size, False
+        weakref.finalize(buffer, self.give_back, pieces, piece)
+
+    def give_back(self, pieces, piece):
+        piece[1] = True
+        k = next(k for k, one in enumerate(pieces) if one is piece)
+        for other in (k + 1, k - 1):
+            if 0 <= other < len(pieces) and pieces[other][1]:
+                piece[0] += pieces[other][0]
+                pieces[other][0] = 0
+        pieces[:] = [one for one in pieces if one[0]]
+
+    def total_bytes(self):
+        return sum(size for pieces in self.blocks for size, _ in pieces)
+
+
+@contextlib.contextmanager
+def using_allocator(malloc):
+    before, MemoryPool.used = MemoryPool.used, (malloc.__self__,)
+    yield
+    MemoryPool.used = before
 
 
 # ---- kernels
@@ -269,6 +317,7 @@ def get_default_memory_pool():
 cuda = types.ModuleType("cupy.cuda")
 cuda.Device, cuda.Stream, cuda.get_current_stream, cuda.is_available = Device, Stream, Stream, lambda: True
 cuda.nccl, cuda.alloc_pinned_memory = nccl, bytearray
+cuda.MemoryPool, cuda.using_allocator = MemoryPool, using_allocator
 cuda.runtime = types.SimpleNamespace(
     getDeviceCount=lambda: int(os.environ.get("EMULATED_GPUS", "1")),
     getDevice=lambda: Device.current,
