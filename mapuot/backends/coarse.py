@@ -17,7 +17,7 @@ from ..cost import Cost, Dense, Streamed
 from ..points import PointCloud
 from ..problem import Problem
 from ..processor import SERIAL_ENTRIES
-from .contract import Stats
+from .contract import Stats, host
 
 MOST_CLUSTERS = 128  # of all ranks, each takes as long as 2 rows of K in a pass; 64 make .07 more passes, 256 .06 fewer
 MOST_RANKS = 512  # each has a cluster of its own at least, and the matrix all of them squared
@@ -53,20 +53,19 @@ def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
     return 1 << max(0, most.bit_length() - 1)
 
 
-def features(problem: Problem) -> Any:
+def features(cost: Cost, largest: float) -> Any:
     """By what the own rows are told apart: their coordinates, where they are points, else some entries of M."""
-    cost = problem.cost
     if isinstance(cost, PointCloud):
         return cost.rows
-    columns = cost.landmarks()[1]
-    return np.where(np.isfinite(columns), columns, problem.M_max).astype(np.float64)
+    columns = host(cost.landmarks()[1])
+    return np.where(np.isfinite(columns), columns, largest).astype(np.float64)
 
 
-def find(problem: Problem, split: Callable[[Any, int], Any], count: int) -> Labels:
-    """So many clusters of the own rows; ``split`` labels the rows of a table."""
-    label = split(features(problem), count)
+def find(table: Any, split: Callable[[Any, int], Any], count: int) -> Labels:
+    """So many clusters of the rows of a table; ``split`` labels them."""
+    label = split(table, count)
     order = np.argsort(label, kind="stable")
-    return Labels(order, np.searchsorted(label[order], np.arange(count + 1)))
+    return Labels(order, np.searchsorted(label[order], np.arange(count + 1)), label)
 
 
 def serves(stat: Stats) -> bool:
@@ -142,5 +141,6 @@ class Coarse:
         """Those that an earlier solve of this cost found, if they are as many: over ranks a cloud has more."""
         labels: Labels | None = cost.labels
         if labels is None or labels.clusters != self.count:
-            labels = cost.labels = find(self.problem, self.workspace.split, self.count)
+            table = features(self.problem.cost, self.problem.M_max)
+            labels = cost.labels = find(table, self.workspace.split, self.count)._replace(label=None)
         return labels

@@ -20,6 +20,7 @@ import numpy as np
 from ..cost import Cost
 from ..penalties import F64
 from ..sparse import Sparse, log_sums
+from .coarse import Labels
 from .contract import host
 
 T = TypeVar("T")
@@ -82,6 +83,14 @@ class LogKernel:
 
     def plan_cost(self, x: F64, y: F64) -> float:
         """<P, C> of the same P."""
+        raise NotImplementedError
+
+    def label(self, labels: Labels | None) -> None:
+        """Whether passes from here on tell what clusters of rows exchange with columns: where one tells it at all."""
+        raise NotImplementedError
+
+    def exchanged(self) -> tuple[F64, Any]:
+        """Of the last labelled pass: the plan's mass in each cluster but for a factor, the columns' shares of it."""
         raise NotImplementedError
 
     def host(self, x: Any) -> F64:

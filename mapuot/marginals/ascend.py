@@ -17,6 +17,7 @@ import numpy as np
 from ..backends import Stats
 from ..backends.contract import LEAST_MASS, memory_of
 from ..penalties import F64, kl_divergence, plan_error
+from .coarse import Coarse
 from .problem import MultiProblem
 from .state import State
 
@@ -38,6 +39,7 @@ class Body(Protocol):
     problem: MultiProblem
     ends: list[int]  # of the parts of a state
     alone: float  # how little they know of each other, 0 to 1
+    coarse: Coarse | None  # what corrects steps
 
     def start(self, state: F64 | None = None) -> F64: ...
     def sweep(self, state: F64, narrow: bool) -> State:
@@ -170,8 +172,8 @@ class History:
         self.residual, self.image, self.begun = residual, image, True
         return self.made > 0
 
-    def next(self, residual: F64, image: F64, weight: F64, alone: float) -> F64:
-        """x_next = G - sum gamma_i dG_i, gamma = argmin |F - sum gamma_i dF_i| in the norm of ``weight``.
+    def next(self, residual: F64, image: F64, weight: F64, alone: float) -> tuple[F64, F64]:
+        """(G - sum gamma_i dG_i, F - sum gamma_i dF_i), gamma = argmin of the latter in the norm of ``weight``.
 
         ``alone``: how much of gamma each part has for itself, 1 where parts hardly know of each other.
         """
@@ -179,13 +181,16 @@ class History:
         dF, dG = self.dF[:count], self.dG[:count]
         weighted = dF * weight
         if not alone or len(self.parts) == 1:
-            return np.asarray(image - weights_of((weighted @ dF.T)[None], (weighted @ residual)[None])[0] @ dG)
+            gamma = weights_of((weighted @ dF.T)[None], (weighted @ residual)[None])[0]
+            return image - gamma @ dG, residual - gamma @ dF
         grams = [weighted[:, part] @ dF[:, part].T for part in self.parts]
         rights = [weighted[:, part] @ residual[part] for part in self.parts]
-        found, out = weights_of(np.stack([*grams, sum(grams)]), np.stack([*rights, sum(rights)])), image.copy()
+        found = weights_of(np.stack([*grams, sum(grams)]), np.stack([*rights, sum(rights)]))
+        image, residual = image.copy(), residual.copy()
         for part, gamma in zip(self.parts, alone * found + (1 - alone) * found[-1], strict=False):
-            out[part] -= gamma @ dG[:, part]
-        return out
+            image[part] -= gamma @ dG[:, part]
+            residual[part] -= gamma @ dF[:, part]
+        return image, residual
 
 
 def weights_of(grams: F64, rights: F64) -> F64:
@@ -220,7 +225,7 @@ class Ascent:
                 status = "cancelled"
             elif status == "running" and last.n_pass >= self.rules.max_passes and not last.rejected:
                 status = "max_passes"
-            if status == "cancelled":
+            if status in ("cancelled", "stalled"):
                 self.complete_last()
         return status
 
@@ -241,6 +246,8 @@ class Ascent:
         slack = 1e-13 * abs(self.best_dual) + (NARROW_NOISE * value.terms if narrow else 2 * value.moved)
         fallen = not value.dual >= self.best_dual - slack
         rejected = self.extrapolated and fallen
+        if body.coarse:
+            body.coarse.judge(rejected)
         if rejected:
             residual = self.trace[-1].residual
             self.state = self.history.image
@@ -306,11 +313,14 @@ class Ascent:
         return status
 
     def extrapolate(self, residual: F64, image: F64, found: State) -> F64:
-        """The next state: Anderson's, or the image where there is no past."""
-        self.extrapolated = self.history.add(residual, image)
-        if not self.extrapolated:
-            return image
-        return self.history.next(residual, image, self.body.metric(found), self.alone)
+        """The next state: Anderson's, or the image where there is no past, and what clusters add to it."""
+        self.extrapolated, coarse = self.history.add(residual, image), self.body.coarse
+        if self.extrapolated:
+            image, residual = self.history.next(residual, image, self.body.metric(found), self.alone)
+        if coarse and coarse.on and not self.exact:
+            self.extrapolated = True
+            image = image + coarse.step(residual)
+        return image
 
     def status(self, value: Certificate) -> str:
         small = self.rules.tol_gap is not None and value.gap <= self.rules.tol_gap * (abs(value.dual) - value.moved)

@@ -24,6 +24,7 @@ from ..backends.kernel import LEAST, NARROW_SUMS, LogKernel, StaleError, log_sum
 from ..log_matmul import log_matmul
 from ..penalties import F64
 from .ascend import UNIT, UnderflowError, translation
+from .coarse import Coarse
 from .problem import MultiProblem
 from .reach import oriented
 from .state import PerPoint, State, prox
@@ -81,6 +82,8 @@ class Blocks:
 
     ``before``: those of another reg, whose kernels make room.
     """
+
+    coarse: Coarse | None = None  # marginals are solved on W together
 
     def __init__(self, problem: MultiProblem, before: Blocks | None = None) -> None:
         self.problem = problem

@@ -17,6 +17,7 @@ the certificate, of one plan.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy as np
 from ..backends import load
 from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
 from ..penalties import F64
+from .coarse import Coarse, serves
 from .problem import MultiProblem, walk
 from .reach import oriented
 from .state import PerPoint, State, prox
@@ -61,6 +63,7 @@ class Tree:
         self.edge_cells = child * problem.parts + problem.cells[self.parents_points] % problem.parts
         self.edge_rho, self.edge_hard = problem.rho[child], problem.kinds[1][child]
         self.marginal_of = problem.cells // problem.parts
+        self.coarse: Coarse | None = Coarse(self, before.coarse if before else None) if serves(problem) else None
         # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
         # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
         # passes while these were small together, and cost as many again where they were not.
@@ -72,6 +75,10 @@ class Tree:
 
     def sweep(self, state: F64, narrow: bool = False) -> State:
         """The pass of a state: log u_l and all messages to l but that from k, for each k and its parent l."""
+        with self.coarse.one_pass() if self.coarse else nullcontext():
+            return self.swept(state, narrow)
+
+    def swept(self, state: F64, narrow: bool) -> State:
         problem, sent, places = self.problem, PerPoint(state, self.edges), self.problem.places
         log_u, self.near, self.late = (PerPoint(np.zeros(len(problem.log_weight)), places) for _ in range(3))
         self.errors: dict[int, float] = {}

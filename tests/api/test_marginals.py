@@ -13,6 +13,7 @@ from marginals import (
     STORED,
     as_stored,
     check,
+    drifting,
     edges_of,
     one_random,
     one_random_of_pairs,
@@ -22,6 +23,12 @@ from marginals import (
 )
 
 import mapuot
+from mapuot.backends import cpu
+from mapuot.backends.coarse import Labels
+from mapuot.backends.cuda import kernel as cuda_kernel
+from mapuot.cost import Dense
+from mapuot.marginals import coarse
+from mapuot.marginals.ascend import Ascent, Rules, UnderflowError, translation
 from mapuot.marginals.problem import MultiProblem
 from mapuot.marginals.tree import Tree
 
@@ -644,6 +651,133 @@ def test_no_false_certificate_of_stored_pairs(storage, monkeypatch):
     solved = [x for x in found if x is not None]
     assert len(solved) >= 50
     assert sum(converged for converged, _ in solved) >= len(solved) - 2
+
+
+@pytest.fixture
+def corrected(monkeypatch):
+    """Steps along trees of any size are corrected from the second pass on, by nearly as many clusters as points."""
+    monkeypatch.setattr(coarse, "SERIAL_ENTRIES", 0)
+    monkeypatch.setattr(coarse, "LATER", 2)
+    monkeypatch.setattr(coarse, "clusters_of", lambda points, entries: 1 << points.bit_length() - 1)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("storage", ["float64", "float32"])
+def test_no_false_certificate_of_corrected_steps(storage, corrected, monkeypatch):
+    if storage == "float32":
+        monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
+    steps, step = [], coarse.Coarse.step
+    monkeypatch.setattr(coarse.Coarse, "step", lambda *args: steps.append(step(*args)) or steps[-1])
+    found = [one_random(seed, storage == "float32") for seed in range(2000, 2100)]
+    assert sum(converged for converged, _ in found) >= 99
+    assert len(steps) > 200
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "tree"])
+@pytest.mark.parametrize("rho", [0.3, 20.0, [np.inf, 2.0, 2.0, 2.0, 2.0], [2.0, 0.5, np.inf, np.inf, 2.0]])
+def test_corrections_are_newtons_steps(shape, rho, corrected):
+    """With a cluster for each point: J (I - J)^-1 F, J by differences of passes, but for what is common to an edge."""
+    costs, masses = problem(shape, 5, 5, ratio=1.0 if np.isinf(rho).any() else 1.2)
+    masses = [x / x.sum() for x in masses] if np.isinf(rho).any() else masses
+    masses[3] = masses[3] if np.isinf(rho).any() else None
+    tree = Tree(MultiProblem.from_arguments(costs, masses, 0.05, rho))
+    points = [np.arange(n + 1) for n in tree.problem.shape]
+    tree.coarse.found = [Labels(x[:-1], x, x[:-1]) for x in points]
+    ascent = Ascent(tree, Rules(1e-8, None, 1000), [], 0.0)
+    assert ascent.run(tree.start()) == "converged"
+
+    def image(state):
+        found = tree.sweep(state)
+        lam = translation(tree.problem, found)
+        return tree.image(tree.translated(found, lam), lam, False)
+
+    state = ascent.state
+    for _ in range(300):  # on, to where passes change nothing
+        state = image(state)
+    tree.coarse.due = 0
+    image(state)
+    tree.coarse.judge(False)
+    assert tree.coarse.on
+    n, h = len(state), 1e-5
+    J = np.stack([(image(state + h * e) - image(state - h * e)) / (2 * h) for e in np.eye(n)], 1)
+    weight = tree.coarse.weight
+
+    def uncommon(x):
+        out = x.copy()
+        for part in tree.edges.values():
+            out[part] -= weight[part] @ x[part] / weight[part].sum()
+        return out
+
+    F = uncommon(np.random.default_rng(1).normal(size=n))
+    common = np.linalg.lstsq(np.eye(n) - J, J @ F, rcond=1e-9)[0]
+    np.testing.assert_allclose(uncommon(tree.coarse.step(F)), uncommon(common), atol=2e-5 * np.abs(common).max())
+
+
+@pytest.mark.parametrize("storage", ["float64", "float32"])
+def test_what_clusters_exchange_is_the_plan(storage):
+    """Blocks of a labelled pass, by the core and by the products of a GPU's kernel, here numpy's, against the plan."""
+    rng = np.random.default_rng(3)
+    M, y, a = rng.random((37, 53)), rng.normal(size=53), rng.normal(size=37)
+    label = rng.permutation(37) % 8
+    order = np.argsort(label, kind="stable")
+    labels = Labels(order, np.searchsorted(label[order], np.arange(9)), label)
+    for made in (cpu.Kernel(Dense(M), 0.1, (0.0, 1.0), storage), cuda_kernel.Kernel(Dense(M), 0.1, (0.0, 1.0), np)):
+        made.label(labels)
+        R, _, _ = made.through(y, a, 0.9)
+        made.label(None)
+        mass, shares = made.exchanged()
+        before = mass.copy(), shares.copy()
+        P = np.exp((a - 0.9 * R)[:, None] + y - M / 0.1)
+        blocks = np.stack([P[label == k].sum(0) for k in range(8)])
+        np.testing.assert_allclose(mass / mass.sum(), blocks.sum(1) / blocks.sum(), rtol=1e-6)
+        np.testing.assert_allclose(shares, blocks / blocks.sum(1)[:, None], rtol=2e-6, atol=1e-19)
+        made.through(y + 1.0 * rng.normal(size=53), a, 0.9)
+        for x, z in zip(before, made.exchanged(), strict=True):
+            np.testing.assert_array_equal(x, z)
+
+
+@pytest.mark.parametrize(("reg_m", "most"), [(0.05, 0.5), (1.0, 0.6), (np.inf, 0.7)])
+def test_clusters_save_passes(reg_m, most, monkeypatch):
+    costs, masses = drifting(reg_m)
+    found = mapuot.multimarginal(costs, masses, 0.002, reg_m)
+    monkeypatch.setattr(coarse, "SERIAL_ENTRIES", 1e9)
+    plain = mapuot.multimarginal(costs, masses, 0.002, reg_m)
+    assert plain._body.coarse is None
+    assert found.converged
+    assert found.n_passes <= most * plain.n_passes
+    for k in range(8):
+        apart = np.abs(found.marginal(k) - plain.marginal(k)).sum()
+        assert apart <= 1.01 * (found.error_bound + plain.error_bound) * found.mass + 1e-12
+
+
+def test_a_stalled_solve_tells_its_marginals():
+    """Its last pass may have been made without those."""
+    costs, masses = problem("star", 5, 5)
+    masses[3] = None
+    with pytest.warns(mapuot.ConvergenceWarning):
+        result = mapuot.multimarginal(costs, masses, 0.05, 20.0, tol=1e-11)
+    assert result.status == "stalled"
+    assert 1e-11 < result.error_bound < 1e-9
+    check(result, costs, masses, 0.05, [20.0] * 5, result.problem.shape)
+
+
+def test_a_failed_pass_is_no_longer_labelled(monkeypatch, corrected):
+    """Products with its kernels are plain again, whatever has ended it."""
+    costs, masses = problem("chain", 3, 6)
+    body, swept = [], Tree.swept
+
+    def fails(self, state, narrow):
+        body.append(self)
+        if self.coarse.labelled:
+            raise UnderflowError
+        return swept(self, state, narrow)
+
+    monkeypatch.setattr(Tree, "swept", fails)
+    with pytest.warns(mapuot.ConvergenceWarning):
+        result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+    assert result.status == "underflow"
+    assert body[-1].coarse.labelled
+    assert not any(kernel.state.coarse.labelled for kernel in body[-1].kernels.values())
 
 
 def test_costs_below_zero_hide_no_mass():

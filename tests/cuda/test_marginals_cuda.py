@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from marginals import STORED, check, one_random, problem
+from marginals import STORED, check, drifting, one_random, problem
 
 import mapuot
+from mapuot.backends.coarse import Labels
 from mapuot.backends.cuda.kernels import Strips
 from mapuot.cost import Dense
 
@@ -109,6 +110,34 @@ def test_odd_sizes_are_those_of_the_cpu(narrow):
     one, two = (mapuot.multimarginal(C, masses, 0.05, [1.0, np.inf, 2.0], backend=x) for x in ("cpu", "cuda"))
     apart = sum(np.abs(one.marginal(k) - two.marginal(k)).sum() for k in range(3))
     assert apart <= 3 * (one.error_bound + two.error_bound + 2e-7) * one.mass
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_what_clusters_exchange_is_the_plan(dtype):
+    k, rng = made(37, 77, dtype), np.random.default_rng(2)
+    label = rng.permutation(37) % 8
+    order = np.argsort(label, kind="stable")
+    k.label(Labels(order, np.searchsorted(label[order], np.arange(9)), label))
+    v, base = rng.random(77), rng.normal(size=37)
+    log_s, _, _ = k.fused(v, base, 0.9, False)
+    P = np.exp(base - 0.9 * log_s)[:, None] * k.K.get()[:, :77] * v
+    blocks, (mass, shares) = np.stack([P[label == x].sum(0) for x in range(8)]), k.exchanged()
+    np.testing.assert_allclose(mass / mass.sum(), blocks.sum(1) / blocks.sum(), rtol=1e-6)
+    np.testing.assert_allclose(shares, blocks / blocks.sum(1)[:, None], rtol=2e-6)
+
+
+@pytest.mark.parametrize(("reg_m", "at"), [(1.0, "host"), (np.inf, "device")])
+def test_steps_are_corrected_as_on_the_cpu(reg_m, at):
+    costs, masses = drifting(reg_m)
+    given = {pair: cp.asarray(M) for pair, M in costs.items()} if at == "device" else costs
+    found = mapuot.multimarginal(given, masses, 0.002, reg_m, backend="cuda")
+    cpu = mapuot.multimarginal(costs, masses, 0.002, reg_m)
+    assert found._body.coarse.on
+    assert found.converged
+    assert found.n_passes <= 1.2 * cpu.n_passes + 2
+    for k in range(8):
+        apart = np.abs(found.marginal(k) - cpu.marginal(k)).sum()
+        assert apart <= 1.01 * (found.error_bound + cpu.error_bound) * cpu.mass + 1e-12
 
 
 @pytest.mark.parametrize("shape", ["array", "chain", "triangle"])

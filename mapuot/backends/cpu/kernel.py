@@ -16,6 +16,7 @@ from ...cost import Cost
 from ...penalties import F64
 from ...processor import SERIAL_ENTRIES
 from ...sparse import Sparse
+from ..coarse import Labels
 from ..kernel import FLUSH, LEAST, NARROW_SUMS, LogKernel
 from ..workspace import STORAGE
 from . import native
@@ -122,6 +123,23 @@ class Kernel(LogKernel):
         with np.errstate(divide="ignore", invalid="ignore"):
             log_s = np.log(r) - rows["log_scale"] if plain else np.log(self.dots(v))
         return log_s, sums, largest
+
+    def label(self, labels: Labels | None) -> None:
+        coarse = self.state.coarse
+        coarse.labelled = labels is not None
+        if labels is None or coarse.own:
+            return
+        size, threads = padded(self.cost.shape[1]), lib.mapuot_pool_threads(self.pool)
+        self.labels, self.cluster_mass = labels, np.zeros(labels.clusters)
+        self.shares = empty(labels.clusters * size, np.float32).reshape(-1, size)
+        self.shares.fill(0)
+        self.cluster_sums = empty(threads * len(self.sums))
+        coarse.own, coarse.sums = labels.clusters, pointer(self.cluster_sums)
+        coarse.order, coarse.first = (pointer(x, "int64_t *") for x in (labels.order, labels.first))
+        coarse.own_blocks, coarse.own_mass = pointer(self.shares, "float *"), pointer(self.cluster_mass)
+
+    def exchanged(self) -> tuple[F64, Any]:
+        return self.cluster_mass, self.shares[:, : self.cost.shape[1]]
 
     def dots(self, v: Any) -> F64:
         self.v[: len(v)] = v

@@ -12,10 +12,13 @@ import numpy as np
 
 from ...cost import Cost
 from ...penalties import F64
+from ..coarse import Labels
 from ..contract import PAD, namespace
 from ..kernel import BLOCK_BYTES, LogKernel
 from ..workspace import STORAGE
 from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, row_bytes, strips_for
+
+TINY = float(np.finfo(float).tiny)
 
 
 class Kernel(LogKernel):
@@ -26,6 +29,7 @@ class Kernel(LogKernel):
         self.ld = -(-self.n // PAD) * PAD
         self.K: Any = xp.empty((0, 0))
         self.one_read: OneRead | None = None
+        self.labels: Labels | None = None
         super().__init__(cost, reg, ends, dtype if self.strips(dtype) else "float64")
 
     def strips(self, dtype: str) -> Strips | None:
@@ -82,7 +86,26 @@ class Kernel(LogKernel):
         with np.errstate(divide="ignore", over="ignore"):
             log_s = np.log(s)
             u = np.exp(base - fi * log_s)
+        if self.labels and 0 < u.max() < np.inf:
+            self.told = self.exchange(self.labels, u / u.max(), v)
         return log_s, self.xp.asarray(u) @ self.K[:, : self.n] if sums is None else sums, float(u.max())
+
+    def label(self, labels: Labels | None) -> None:
+        self.labels = labels
+        if labels:  # nothing, should no pass be as it is wanted
+            self.told = np.zeros(labels.clusters), np.zeros((labels.clusters, self.n), np.float32)
+
+    def exchange(self, labels: Labels, u: F64, v: Any) -> tuple[F64, Any]:
+        """A product of the clusters with K more, which counts as no pass."""
+        xp = self.xp
+        members = np.zeros((labels.clusters, self.m), self.K.dtype)
+        members[labels.label, np.arange(self.m)] = u
+        blocks = self.host((xp.asarray(members) @ self.K[:, : self.n]) * xp.asarray(v))
+        mass = blocks.sum(1)
+        return mass, (blocks / np.maximum(mass, TINY)[:, None]).astype(np.float32)
+
+    def exchanged(self) -> tuple[F64, Any]:
+        return self.told
 
     def dots(self, v: Any) -> F64:
         if self.one_read:

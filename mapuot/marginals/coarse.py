@@ -1,0 +1,193 @@
+"""Steps along a tree corrected by what clusters of points exchange, as those of two marginals are, on messages.
+
+In a labelled pass each kernel tells the plan's mass between clusters of a marginal's points and the points of its
+parent. With every cluster taken for one point the derivative of a pass is made of small matrices along the tree, so
+that Newton's step for the clusters comes from the leaves and goes back from the root, as messages do. What it adds to
+the next state is found at each point by the clusters that the point gets its mass from. Any clusters are right, and so
+is any step, which the guard may drop; good ones are quick. Formulas: docs/mathematics.md.
+For two marginals: src_c/coarse_tmpl.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..backends.coarse import EVERY, FIRST, MOST_WAITS, WAIT, Labels, clusters_of, features, find
+from ..backends.cpu.native import split
+from ..backends.kernel import LogKernel
+from ..cached import cached_property
+from ..cost import Dense
+from ..penalties import F64
+from ..points import PointCloud
+from ..processor import SERIAL_ENTRIES
+from .problem import MultiProblem
+from .reach import oriented
+
+Vectors = dict[int, F64]
+TINY = float(np.finfo(float).tiny)
+SMALLER = 10  # clusters^3 at most half the entries of an edge, for five times as many of a pair: ten times its products
+SHARP = 50.0  # costs / reg, beyond which corrected steps save half the passes from the second on
+LATER, LABELS = 8, 10000  # below it passes come first that may do, 8 or as many as read these in rows and columns
+DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
+
+
+class Tree(Protocol):
+    """What is read of tree.py's."""
+
+    problem: MultiProblem
+    root: int
+    order: list[tuple[int, int]]  # marginals and their parents, from the root outwards
+    inner: list[tuple[int, int]]  # all but the root, each after those below it
+    parent: dict[int, int]
+    children: dict[int, list[int]]
+    kernels: dict[int, LogKernel]  # by the child of each edge
+    edges: dict[int, slice]  # where the entries of a state lie that belong to it
+    ends: list[int]
+
+
+def clustered(problem: MultiProblem) -> list[Labels]:
+    """The clusters of each marginal, by the costs of all its pairs."""
+    found = []
+    for k, points in enumerate(problem.shape):
+        pairs = [pair for pair in problem.edges if k in pair]
+        tables = [features(oriented(problem.edges, k, sum(pair) - k), problem.sizes[pair]) for pair in pairs]
+        entries = min(problem.edges[pair].size for pair in pairs)
+        found.append(find(np.concatenate(tables, 1), split, clusters_of(points, entries // SMALLER)))
+    return found
+
+
+def serves(problem: MultiProblem) -> bool:
+    """Whether steps can be corrected, and passes take long enough for it."""
+    at_hand = problem.storage != "made" and problem.labels is None
+    at_hand = at_hand and all(isinstance(x, (Dense, PointCloud)) for x in problem.edges.values())
+    return at_hand and sum(x.size for x in problem.edges.values()) > SERIAL_ENTRIES
+
+
+class Coarse:
+    """The correction of one tree at one reg, and in which passes it is made; ``before``: that of a larger reg."""
+
+    def __init__(self, tree: Tree, before: Coarse | None) -> None:
+        self.tree, self.on, self.passes, self.dropped, self.labelled = tree, False, 0, 0, False
+        self.found: list[Labels] | None = before.found if before else None
+        problem = tree.problem
+        self.fi = [x.fi(problem.reg) for x in problem.marginals]
+        self.upwards = [k for k, _ in tree.order[::-1]]
+        sharp = max(problem.sizes.values()) > SHARP * problem.reg
+        wait = LABELS * sum(problem.shape) // sum(x.size for x in problem.edges.values())
+        self.due = FIRST if sharp else max(FIRST, min(LATER, wait))
+
+    @cached_property
+    def labels(self) -> list[Labels]:
+        if self.found is None:
+            self.found = clustered(self.tree.problem)
+        return self.found
+
+    @cached_property
+    def members(self) -> dict[int, Any]:
+        """Of each parent: ones where a point is in a cluster."""
+        parents = {parent: self.labels[parent] for _, parent in self.tree.inner}
+        return {k: np.eye(x.clusters, dtype=np.float32)[x.label] for k, x in parents.items()}
+
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Around a pass, which is labelled where matrices are due."""
+        self.passes += 1
+        self.labelled = self.passes >= self.due
+        try:
+            if self.labelled:
+                for k, kernel in self.tree.kernels.items():
+                    kernel.label(self.labels[k])
+            yield
+        finally:
+            for kernel in self.tree.kernels.values() if self.labelled else ():
+                kernel.label(None)
+
+    def judge(self, rejected: bool) -> None:
+        """After it: matrices of a labelled pass, or plain steps for some passes where the guard has dropped one."""
+        if rejected and self.on:
+            self.on, self.dropped = False, self.dropped + 1
+            self.due = self.passes + WAIT * min(self.dropped, MOST_WAITS)
+        elif self.labelled and not rejected:
+            self.due = self.passes + EVERY
+            try:
+                with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+                    self.make()
+            except np.linalg.LinAlgError:
+                self.on = False
+
+    def make(self) -> None:
+        """The matrices of what the kernels have told, from the leaves to the root.
+
+        ``down`` takes a cluster to the mean of its parent's, ``up`` the other way, both less the mean of all: what is
+        common to all is left to the translation. ``eased`` and ``solved`` solve for a marginal and for an edge.
+        """
+        tree, labels = self.tree, self.labels
+        self.places, self.cells = self.numbered()
+        self.weight = np.empty(tree.ends[-1])
+        self.shares: dict[int, Any] = {}
+        self.mass: Vectors = {}
+        self.down, self.up, self.eased, self.solved = ({}, {}, {}, {})  # type: tuple[Vectors, Vectors, Vectors, Vectors]
+        for k in self.upwards:
+            kept, rest, children = np.eye(labels[k].clusters), 1 - self.fi[k], tree.children[k]
+            inner = kept + rest * sum(self.solved[i] - kept for i in children)
+            self.eased[k] = np.asarray(np.linalg.inv(inner)) if children else kept
+            if k == tree.root:
+                continue
+            r, shares = tree.kernels[k].exchanged()
+            r, self.shares[k] = r / r.sum(), shares
+            self.mass[k], self.weight[tree.edges[k]] = r, r @ shares
+            P = r[:, None] * (shares @ self.members[tree.parent[k]])
+            s, rows = P.sum(0), P.sum(1)  # not r: of float32 shares, which add up to 1 but for their rounding
+            self.down[k] = DAMPED * (P / np.maximum(rows, TINY)[:, None] - s)
+            self.up[k] = DAMPED * (P.T / np.maximum(s, TINY)[:, None] - rows)
+            answer = self.up[k] @ (rest * self.eased[k] - kept) @ self.down[k]
+            self.solved[k] = np.asarray(np.linalg.inv(np.eye(len(answer)) + answer))
+        self.masses = np.maximum(np.bincount(self.cells, self.weight), TINY)
+        self.on = all(np.isfinite(x).all() for x in [*self.solved.values(), self.eased[tree.root]])
+
+    def numbered(self) -> tuple[dict[int, slice], Any]:
+        """The clusters of the parents of all edges one behind the other, and that of each entry of a state."""
+        places, cells, end = {}, [], 0
+        for k, parent in self.tree.inner:
+            places[k] = slice(end, end + self.labels[parent].clusters)
+            cells.append(self.labels[parent].label + end)
+            end = places[k].stop
+        return places, np.concatenate(cells)
+
+    def step(self, residual: F64) -> F64:
+        """J (I - J)^-1 F: what Newton's step for the clusters adds to the image, at all entries of the state."""
+        tree, means = self.tree, np.bincount(self.cells, self.weight * residual) / self.masses
+        F = {k: means[part] for k, part in self.places.items()}
+        own: Vectors = {}  # what goes up whatever comes down
+        met: Vectors = {}  # what of that stays at each marginal
+        found: Vectors = {}
+        late: Vectors = {tree.root: np.zeros(1)}
+        for k in self.upwards:
+            met[k] = np.zeros(len(self.eased[k]))
+            for i in tree.children[k]:
+                met[k] += F[i] - self.solved[i] @ (F[i] - own[i])
+            if k != tree.root:
+                own[k] = self.up[k] @ ((1 - self.fi[k]) * (self.eased[k] @ met[k]))
+        for k, _ in tree.order:
+            found[k] = self.eased[k] @ (late[k] + met[k])
+            for i in tree.children[k]:
+                late[i] = self.down[i] @ (self.solved[i] @ ((1 - self.fi[k]) * found[k] - own[i] + F[i]))
+        return self.at_points(found, late)
+
+    def at_points(self, found: Vectors, late: Vectors) -> F64:
+        """The image of clusters' steps: of parents' points, by the clusters below that each gets its mass from."""
+        tree, labels = self.tree, self.labels
+        out, arrived = np.empty(tree.ends[-1]), dict.fromkeys(self.eased, np.zeros(1))
+        for k, parent in tree.inner:
+            z = self.mass[k] * ((1 - self.fi[k]) * found[k] - late[k])
+            edge = tree.edges[k]
+            out[edge] = (z.astype(np.float32) @ self.shares[k]) / np.maximum(self.weight[edge], TINY) - z.sum()
+            arrived[parent] = arrived[parent] + out[edge]
+        for k, parent in tree.inner:
+            at_parent = late[parent] if parent == tree.root else late[parent][labels[parent].label]
+            out[tree.edges[k]] = (1 - self.fi[parent]) * (arrived[parent] + at_parent) - out[tree.edges[k]]
+        return out
