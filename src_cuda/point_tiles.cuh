@@ -107,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(256, POINTS_NARROW ? 2 : 1)
     if (threadIdx.x < TO_TILE)
         ((coord *)own_log)[threadIdx.x] = to_log[i0 + threadIdx.x];
     bring(here[0].to, to + i0, to_ld);
-    bring(here[0].from, from + (int64_t)first * FROM_TILE, from_ld);
+    if (first < end) // no points to sum over may have no room at all
+        bring(here[0].from, from + (int64_t)first * FROM_TILE, from_ld);
     all_here();
     for (int tile = first, step = 0; tile < end; tile++) {
         const int64_t j = (int64_t)tile * FROM_TILE + threadIdx.x;

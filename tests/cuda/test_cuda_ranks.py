@@ -23,7 +23,7 @@ if not cp.cuda.is_available():
 
 FEW = (
     "errors_reach_everyone rows_made_on_the_device a_kernel_that_one_rank_has_no_room_for "
-    "points_of_every_kind stored_pairs pairs_from_the_device truncated_points"
+    "points points_of_every_kind stored_pairs pairs_from_the_device truncated_points"
     if "EMULATED_GPUS" in os.environ
     else ""
 )

@@ -65,7 +65,7 @@ SHARED = "extern __shared__ __align__(128) unsigned char memory[];"
 class ndarray(np.ndarray):  # noqa: N801
     @property
     def data(self):
-        return types.SimpleNamespace(ptr=self.ctypes.data)
+        return types.SimpleNamespace(ptr=self.ctypes.data if self.size else 0)  # what has no room has no address
 
     @property
     def device(self):
@@ -281,7 +281,7 @@ class Function:
 
     def __call__(self, grid, block, args, shared_mem=0):
         shape = (ctypes.c_int * 6)(*(*grid, 1)[:2], *(*block, 1)[:2], shared_mem, self.cooperative)
-        words = [np.asarray(x.ctypes.data if isinstance(x, ndarray) else x).tobytes() for x in args]
+        words = [np.asarray(x.data.ptr if isinstance(x, ndarray) else x).tobytes() for x in args]
         copies = [ctypes.create_string_buffer(word, len(word) + 16) for word in words]
         with_ = (ctypes.c_void_p * len(args))(*map(ctypes.addressof, copies))
         call = lambda keep=copies: self.launch(shape, with_)  # noqa: E731
