@@ -49,7 +49,7 @@ class Labels(NamedTuple):
 
 def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
     """A power of 2."""
-    most = min(most, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)), math.isqrt(STEP * points))
+    most = min(most, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)))
     return 1 << max(0, most.bit_length() - 1)
 
 
@@ -81,7 +81,8 @@ class Coarse:
     step; and ``split(X, count)``.
     """
 
-    most, labels, every, look = MOST_CLUSTERS, LABELS, EVERY, LOOK  # where a device has others: cuda/coarse.py
+    step: float = STEP
+    most, labels, every, look = MOST_CLUSTERS, LABELS, EVERY, LOOK  # a device has others: cuda/coarse.py
 
     def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
         self.workspace, self.problem = weakref.proxy(workspace), problem  # in a cycle M would stay until it is found
@@ -94,7 +95,7 @@ class Coarse:
             m, n = problem.shape
             total = int(problem.rows.ranks.sum(m))
             entries, size = total * n, problem.rows.ranks.size
-            self.count = clusters_of(m, entries, max(1, self.most // size))
+            self.count = clusters_of(m, entries, max(1, int(min(self.most, math.sqrt(self.step * total))) // size))
             cost = 0 if problem.spread > SHARP else self.labels * (total + n) + CALLS
             self.due = max(FIRST, cost // max(1, entries))
             self.fi = 1 / math.prod(1 + problem.reg / rho for rho in rhos if rho is not None)

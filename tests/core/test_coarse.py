@@ -36,7 +36,7 @@ def test_split(points, count):
 
 
 def test_clusters_of():
-    assert [coarse.clusters_of(n, n * n) for n in (1, 7, 8, 700, 2048, 10**6)] == [1, 1, 2, 64, 128, 128]
+    assert [coarse.clusters_of(n, n * n) for n in (1, 7, 8, 700, 10**6)] == [1, 1, 2, 128, 128]
     assert coarse.clusters_of(4000, 4000 * 2) == 32  # a K of little work bears no large matrix
 
 

@@ -152,7 +152,7 @@ def corrected(monkeypatch):
     monkeypatch.setattr(device, "find", lambda self: found.append(find(self)) or found[-1])
 
     class Oracle(coarse.Coarse):
-        most, every = device.most, device.every
+        most, step, every = device.most, device.step, device.every
 
         def __init__(self, workspace, problem, memory):
             super().__init__(workspace, problem, memory)

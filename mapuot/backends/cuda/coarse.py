@@ -5,6 +5,7 @@ A matrix is made between two launches without a read: a pass, the kernels on the
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import cupy as cp
@@ -32,7 +33,7 @@ def words_of_clusters(m: int, n: int, ld: int) -> int:
 
 
 class DeviceCoarse(Coarse):
-    most = CLUSTERS
+    most, step = CLUSTERS, math.inf  # in blocks of 8 threads for each: fewer would not be quicker
     labels = 80000  # here they and a matrix cost some launches, 1 ms whatever their size: 16 passes of 8000 columns
     every = 40
     look = TRACE_PASSES  # a launch ends where the guard drops a step
