@@ -96,7 +96,7 @@ class Groups:
         for (side, mean), (fine, groups), unit in zip(sides, points, units, strict=True):
             offset = xp.zeros((fine.shape[1], len(groups) * unit))
             offset[:, : len(fine)] = fine.T - xp.repeat(xp.asarray(groups.T.copy()), unit, axis=1)[:, : len(fine)]
-            self.levels.append(Level(side, mean, offset.reshape(-1, len(groups), unit), groups))
+            self.levels.append(Level(side, mean, offset.reshape(len(offset), len(groups), unit), groups))
         metric, scale = cloud.core
         square = metric == "sqeuclidean"  # the slope of a potential is known then
         self.factor = 2 * scale / problem.reg if square else 0.0
