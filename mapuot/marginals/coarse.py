@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..backends.coarse import EVERY, FIRST, MOST_WAITS, WAIT, Labels, clusters_of, features, find
-from ..backends.cpu.native import split
 from ..backends.kernel import LogKernel
 from ..cached import cached_property
 from ..cost import Dense
@@ -51,6 +50,8 @@ class Tree(Protocol):
 
 def clustered(problem: MultiProblem) -> list[Labels]:
     """The clusters of each marginal, by the costs of all its pairs."""
+    from ..backends.cpu.native import split  # noqa: PLC0415 - pick says where it is not built
+
     found = []
     for k, points in enumerate(problem.shape):
         pairs = [pair for pair in problem.edges if k in pair]
