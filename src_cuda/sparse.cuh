@@ -14,10 +14,10 @@
 #ifndef RUN_THREADS
 #define RUN_THREADS 256 // of a block
 #endif
-#if PERSISTENT && STORE == 0
-#define AHEAD 4 // entries of a row that a thread has under way: eight float64 ones would be spilled
+#if PERSISTENT && (STORE == 0 || (OWN_DIFFERENCES > 10 && __CUDA_ARCH__ >= 1000))
+#define AHEAD 4 // eight float64 ones spill; on sm_100, beside 20 differences of a column, any do: 1028 bytes, four 536
 #else
-#define AHEAD 8
+#define AHEAD 8 // entries of a row that a thread has under way; the sums have the same bits with each number
 #endif
 #define RESIDENT 4 // blocks a multiprocessor: without this bound the compiler saves registers, and loads wait in turn
 
@@ -206,10 +206,10 @@ __device__ __forceinline__ void each_sum(const Runs &runs, const real *K, Met me
 {
     if (runs.count == 0) // of a rank that has none
         return;
-    const int teams = 32 / (int)runs.lanes, lane = threadIdx.x % 32;
+    const uint32_t teams = 32 / (uint32_t)runs.lanes, lane = threadIdx.x % 32; // as int, 8 bytes spill on sm_80
     const uint32_t count = (uint32_t)runs.count, warps = gridDim.x * (RUN_THREADS / 32);
     const uint32_t own = (count + warps - 1) / warps, turns = (own + 31) / 32;
-    const int each = ((int)((own + turns - 1) / turns) + teams - 1) / teams * teams; // at most 32
+    const uint32_t each = ((own + turns - 1) / turns + teams - 1) / teams * teams; // at most 32
     uint32_t first = (blockIdx.x * (RUN_THREADS / 32) + threadIdx.x / 32) * each;
     for (; first < count; first += warps * each) {
         bool mine = lane < each && first + lane < count;
