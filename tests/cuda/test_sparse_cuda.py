@@ -57,17 +57,21 @@ def test_passes_are_those_of_the_cpu(parts, precision):
                     np.testing.assert_allclose(found, right, rtol=10 * tol, atol=10 * tol)
 
 
+def full_and_empty(rng, m, n, share):
+    """(M, S): a share of all pairs, dense and stored, a row and a column of all of them, and one each without any."""
+    M = np.where(rng.random((m, n)) < share, rng.random((m, n)), np.inf)
+    M[17], M[:, 1234], M[40], M[:, 5] = rng.random(n), rng.random(m), np.inf, np.inf
+    i, j = np.nonzero(np.isfinite(M))
+    return M, sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
+
+
 @pytest.mark.parametrize("penalty", ["kl", "l2"])
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
 @pytest.mark.parametrize("held", [0, 1 << 40])
 def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypatch):
     """With what the rows meet in shared memory and without; rows of a block, of several turns, and empty ones."""
-    rng = np.random.default_rng(4)
-    m, n = 300, 1400
-    M = np.where(rng.random((m, n)) < 0.05, rng.random((m, n)), np.inf)
-    M[17], M[:, 1234], M[40], M[:, 5] = rng.random(n), rng.random(m), np.inf, np.inf
-    i, j = np.nonzero(np.isfinite(M))
-    S = sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
+    rng, m, n = np.random.default_rng(4), 300, 1400
+    S = full_and_empty(rng, m, n, 0.05)[1]
     words = S, rng.random(m) + 0.1, rng.random(n) + 0.1, precision, 0.5, "product", 20, penalty
     monkeypatch.setattr(on_gpu, "HELD", held)
     got = passes(cuda, *words, together=True)
@@ -173,12 +177,8 @@ def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
 def test_rows_of_every_length(short, monkeypatch):
     """Rows and columns that a block has beside those of a few threads, empty ones, and one of all pairs."""
     monkeypatch.setattr(on_gpu, "SHORT", short)
-    rng = np.random.default_rng(0)
-    m, n = 70, 3000
-    M = np.where(rng.random((m, n)) < 0.01, rng.random((m, n)), np.inf)
-    M[17], M[:, 1234], M[40], M[:, 5] = rng.random(n), rng.random(m), np.inf, np.inf
-    i, j = np.nonzero(np.isfinite(M))
-    S = sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
+    rng, m, n = np.random.default_rng(0), 70, 3000
+    M, S = full_and_empty(rng, m, n, 0.01)
     a, b = rng.random(m) + 0.1, rng.random(n) + 0.1
     got = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
     want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9, backend="cpu")
