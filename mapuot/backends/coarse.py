@@ -31,7 +31,7 @@ LABELS = 3000  # of these, in rows and columns a pass ...
 CALLS = 5_000_000  # ... and entries of K that are read while they are asked for, whatever their size
 EVERY = 20  # passes from one matrix to the next; 40 are as good, 6 cost more than they bring
 LOOK = 10  # passes from one look at the guard to the next
-WAIT, MOST_WAITS = 5, 5  # passes without a correction after the k-th that was dropped: 5 min(k, 5)
+WAIT, MOST_WAITS = 5, 5  # of ``rest``: passes after a correction that was dropped, and so many times as many at most
 
 
 class Labels(NamedTuple):
@@ -71,6 +71,11 @@ def find(table: Any, split: Callable[[Any, int], Any], count: int) -> Labels:
 def serves(stat: Stats) -> bool:
     """Whether a matrix can be made of that pass: none of a state that the guard has dropped."""
     return not stat.rejected and stat.status == "running"
+
+
+def rest(dropped: int) -> int:
+    """Passes without a correction after so many that the guard has dropped."""
+    return WAIT * min(dropped, MOST_WAITS)
 
 
 class Coarse:
@@ -126,7 +131,7 @@ class Coarse:
         if was_on and not self.workspace.correcting:
             self.dropped += 1
             last = max((i for i, stat in enumerate(stats) if stat.rejected), default=0)
-            self.due = self.passes - len(stats) + last + 1 + WAIT * min(self.dropped, MOST_WAITS)
+            self.due = self.passes - len(stats) + last + 1 + rest(self.dropped)
         return stats
 
     def renewed(self, count: int) -> list[Stats]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..backends.coarse import EVERY, FIRST, MOST_WAITS, WAIT, Labels, clusters_of, features, find
+from ..backends.coarse import EVERY, FIRST, Labels, clusters_of, features, find, rest
 from ..backends.kernel import LogKernel
 from ..cached import cached_property
 from ..cost import Dense
@@ -111,7 +111,7 @@ class Coarse:
         """After it: matrices of a labelled pass, or plain steps for some passes where the guard has dropped one."""
         if rejected and self.on:
             self.on, self.dropped = False, self.dropped + 1
-            self.due = self.passes + WAIT * min(self.dropped, MOST_WAITS)
+            self.due = self.passes + rest(self.dropped)
         elif self.labelled and not rejected:
             self.due = self.passes + EVERY
             try:
