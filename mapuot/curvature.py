@@ -41,7 +41,7 @@ def hvp(result: Any, w: Any, tol: Any, max_steps: Any) -> F64:
         raise ValueError("w must be finite, got NaN or inf")
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     centre = cloud.rows.mean(0)
-    x, y = cloud.rows - centre, cloud.columns[:, : cloud.shape[1]].T - centre
+    x, y = cloud.rows - centre, cloud.targets - centre
     return np.asarray(factor * product(result, x, y, 2 * cloud.core[1], factor * w.astype(np.float64), tol, max_steps))
 
 

@@ -80,7 +80,7 @@ def knn_cost(
     if k > most:
         raise ValueError(f"k must be at most {most}, the points of the smaller cloud, got {k}")
     workers = default_threads(k * sum(shape)) if threads is None else threads
-    rows, columns = cloud.rows, np.ascontiguousarray(cloud.columns[:, : shape[1]].T)
+    rows, columns = cloud.rows, np.ascontiguousarray(cloud.targets)
     places = pattern(nearest(columns, rows, k, metric, workers), shape)
     if symmetric:
         places = sparse.csr_array(places + pattern(nearest(rows, columns, k, metric, workers), shape[::-1]).T.tocsr())

@@ -172,7 +172,7 @@ class PointCloud(Cost):
     def transpose(self) -> PointCloud:
         turned = object.__new__(PointCloud)
         vars(turned).update(vars(self), x=self.y, y=self.x)
-        turned._set(np.ascontiguousarray(self.columns[:, : self.shape[1]].T), self.rows)
+        turned._set(np.ascontiguousarray(self.targets), self.rows)
         return turned
 
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
