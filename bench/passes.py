@@ -57,7 +57,7 @@ def watched(answer: Any, reg: float, goals: dict[str, float]) -> tuple[Any, dict
     reached: dict[str, int] = {}
     made = 0
 
-    class Watched(cpu.Workspace):
+    class Watched(cpu.workspace.Workspace):
         def iterate(self, count: int) -> list[Stats]:
             nonlocal made
             stats = super().iterate(min(count, max(1, made // 100)))

@@ -12,7 +12,7 @@ if not (ROOT / "bench").is_dir():
 pytest.importorskip("matplotlib")
 sys.path.append(str(ROOT))
 
-from bench import readme, sparse  # noqa: E402
+from bench import newton, passes, problems, readme, sparse  # noqa: E402
 
 
 def record(*dense):
@@ -40,3 +40,11 @@ def test_rows_too_large_for_a_dense_pass_are_drawn_and_told(dense, tmp_path):
 def test_the_table_of_stored_pairs_is_that_of_the_record():
     data = readme.load(readme.RESULTS, "sparse_gpu")
     assert readme.sparse_table(data) in (ROOT / "docs/speed.md").read_text()
+
+
+@pytest.mark.parametrize("name", list(passes.METHODS))
+def test_passes_are_counted_to_every_goal(name):
+    arrays = problems.make(next(iter(problems.FAMILIES)), 20, 20, seed=1)
+    found = passes.count_passes(arrays, 0.1, 1.0, name, newton.solve(*arrays, 0.1, 1.0))
+    assert found["ended"] == "reached"
+    assert all(0 < made < passes.CAP for made in found["passes"].values())
