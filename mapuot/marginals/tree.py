@@ -52,7 +52,9 @@ class Tree:
             kernel.start(problem.reg)
         fi = [x.fi(problem.reg) for x in problem.marginals]
         edges = [(k, parent, self.kernels[k], fi[k]) for k, parent in self.inner]
-        self.whole_pass = load("cpu").TreePass(edges, problem.starts.tolist()) if problem.xp is np else None
+        engine = load("cpu" if problem.xp is np else "cuda")
+        runs = problem.xp is np or hasattr(problem.xp, "RawModule")  # numpy in CuPy's place runs no kernels
+        self.whole_pass = engine.TreePass(edges, problem.starts.tolist(), problem.log_weight) if runs else None
         sizes = [problem.shape[parent] for _, parent in self.inner]
         self.ends: list[int] = np.cumsum(sizes).tolist()
         starts = [0, *self.ends[:-1]]
@@ -86,7 +88,7 @@ class Tree:
         out = {"near": self.near.flat, "late": self.late.flat, "up": up.flat, "log_u": log_u.flat}
         while done < len(self.inner):
             if self.whole_pass:
-                errors = self.whole_pass.run(done, problem.log_weight, state, narrow, **out)
+                errors = self.whole_pass.run(done, state, narrow, **out)
                 self.errors |= {k: x for (k, _), x in zip(self.inner[done:], errors, strict=False)}
                 done += len(errors)
             if done < len(self.inner):

@@ -1,5 +1,7 @@
 """Many marginals on a GPU: one read of K against plain products, whole solves against Newton's method and the CPU."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from marginals import STORED, check, drifting, one_random, problem
@@ -8,6 +10,8 @@ import mapuot
 from mapuot.backends.coarse import Labels
 from mapuot.backends.cuda.kernels import Strips
 from mapuot.cost import Dense
+from mapuot.marginals.problem import MultiProblem
+from mapuot.marginals.tree import Tree
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
@@ -110,6 +114,40 @@ def test_odd_sizes_are_those_of_the_cpu(narrow):
     one, two = (mapuot.multimarginal(C, masses, 0.05, [1.0, np.inf, 2.0], backend=x) for x in ("cpu", "cuda"))
     apart = sum(np.abs(one.marginal(k) - two.marginal(k)).sum() for k in range(3))
     assert apart <= 3 * (one.error_bound + two.error_bound + 2e-7) * one.mass
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "tree"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("reg", [0.1, 1e-3])
+def test_passes_are_those_edge_by_edge(shape, dtype, reg):
+    """By vectors that stay on the device and by the products of each kernel, whichever edges are left to these."""
+    costs, masses = problem(shape, 6, 7)
+    masses[2] = None
+    given = MultiProblem.from_arguments(costs, masses, reg, [1.0, np.inf, 1.0, 0.02, 30.0, 1.0], cp)
+    one, other = (Tree(dataclasses.replace(given, storage=dtype)) for _ in range(2))
+    other.whole_pass, run, gone = None, one.whole_pass.run, []
+
+    def counted(first, *args, **out):
+        gone.append(run(first, *args, **out))
+        return gone[-1]
+
+    one.whole_pass.run, rng = counted, np.random.default_rng(0)
+    for scale in (0.0, 1.0, 3.0, 400.0, 0.1):  # the fourth is too far from what the kernels hold
+        state = scale * rng.normal(size=one.ends[-1])
+        found, wanted = (tree.sweep(state) for tree in (one, other))
+        for got, right in (
+            (found.log_u, wanted.log_u),
+            (found.messages["up"], wanted.messages["up"]),
+            (one.late, other.late),
+            (one.near, other.near),
+        ):
+            near = 1e-13 * (1 + np.abs(right.flat).max() + scale)
+            np.testing.assert_allclose(got.flat, right.flat, rtol=0, atol=near)
+        assert found.rounding == pytest.approx(wanted.rounding, rel=1e-6)
+        for k, kernel_ in one.kernels.items():
+            assert (kernel_.builds, kernel_.dtype) == (other.kernels[k].builds, other.kernels[k].dtype)
+    assert sum(map(len, gone)) == 25 or reg < 0.1
+    assert len(gone) > 5 or reg == 0.1 or dtype == "float64"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -83,7 +83,7 @@ class Kernel(LogKernel):
 
     def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
         s, sums = self.one_read(v, base, fi) if self.one_read else (self.dots(v), None)
-        with np.errstate(divide="ignore", over="ignore"):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             log_s = np.log(s)
             u = np.exp(base - fi * log_s)
         if self.labels and 0 < u.max() < np.inf:
@@ -149,6 +149,7 @@ class OneRead:
         self.shared = int(offset[0]) + shape.slots * shape.R * row
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         rows = -(-m // shape.R) * shape.R
+        self.blocks = shape.streams * shape.strips
         self.v, self.ends = xp.zeros(ld), xp.empty(2 * m)  # base, and s
         self.part, self.scale = (xp.empty((2, count)) for count in (rows * shape.strips, rows))
         for posts in (self.part, self.scale):
@@ -161,17 +162,23 @@ class OneRead:
 
     def __call__(self, v: Any, base: F64, fi: float) -> tuple[F64, Any]:
         """(s = K v, K^T u on the device), u = e^base s^-fi."""
-        owner, shape, record = self.owner, self.shape, self.record
+        owner, shape = self.owner, self.shape
         self.v[: owner.n] = owner.xp.asarray(v)
         self.ends[: owner.m].set(np.ascontiguousarray(base))
         sums = owner.xp.empty((shape.streams, owner.ld))
-        record["sums"], record["fi"] = sums.data.ptr, fi
-        for name, posts in (("part", self.part), ("scale", self.scale)):
-            record[name], record[f"old_{name}"] = posts[self.back].data.ptr, posts[1 - self.back].data.ptr
-        blocks = shape.streams * shape.strips
-        self.run((blocks,), (shape.THREADS + 64,), (by_value(record), np.int32(self.back)), shared_mem=self.shared)
+        self.record["own"], self.record["fi"] = 0, fi
+        self.launch(sums)
         if shape.streams > 1:
-            grid = (min(-(-owner.ld // 256), blocks),)
+            grid = (min(-(-owner.ld // 256), self.blocks),)
             self.join(grid, (256,), (sums, np.int64(owner.ld), np.int32(shape.streams)))
-        self.back = 1 - self.back
         return self.ends[owner.m :].get(), sums[0, : owner.n]
+
+    def launch(self, sums: Any) -> None:
+        """The pass of what ``v``, ``ends`` and ``record`` hold; each stream leaves a row of sums."""
+        record, back = self.record, self.back
+        record["sums"] = sums.data.ptr
+        for name, posts in (("part", self.part), ("scale", self.scale)):
+            record[name], record[f"old_{name}"] = posts[back].data.ptr, posts[1 - back].data.ptr
+        threads = self.shape.THREADS + 64
+        self.run((self.blocks,), (threads,), (by_value(record), np.int32(back)), shared_mem=self.shared)
+        self.back = 1 - back
