@@ -34,7 +34,7 @@ class Kernel(LogKernel):
 
     def strips(self, dtype: str) -> Strips | None:
         """How one read of K lies on the device; None where it has no bulk copies or a row is too wide for it."""
-        if not hasattr(self.xp, "RawModule"):
+        if not self.runs:
             return None
         from .launch import device_limits  # noqa: PLC0415 - needs CuPy
 
@@ -42,23 +42,48 @@ class Kernel(LogKernel):
         shape = strips_for(self.m, self.ld, ITEMSIZE[dtype], processors, shared)
         return shape if capability >= 90 else None
 
+    @property
+    def runs(self) -> bool:
+        """Whether kernels of our own run: where numpy is in CuPy's place they do not."""
+        return hasattr(self.xp, "RawModule")
+
+    def blocks(self) -> Any:
+        """(i0, i1, C) on the device, all of it at once where it lies there."""
+        stage = self.xp.asarray
+        if self.runs:
+            from .arrays import Stage  # noqa: PLC0415 - needs CuPy
+
+            stage = Stage()
+        there = self.cost.held and namespace(self.cost.array) is self.xp
+        for i0, i1, C, _ in self.cost.blocks(most=None if there else BLOCK_BYTES):
+            yield i0, i1, stage(C if self.runs else np.asarray(C))
+
     def logs(self) -> Any:
         """Blocks (i0, i1, -C / reg) in float64 on the device."""
-        for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
-            yield i0, i1, self.xp.asarray(C if namespace(C) is self.xp else np.asarray(C), np.float64) / -self.reg
+        for i0, i1, C in self.blocks():
+            for k0 in range(i0, i1, rows := max(1, BLOCK_BYTES // (8 * self.n))):
+                k1 = min(k0 + rows, i1)
+                yield k0, k1, self.xp.asarray(C[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
     def host(self, x: Any) -> F64:
         return np.asarray(x.get() if hasattr(x, "get") else x)
 
     def balance(self, y: F64) -> F64:
         xp, y = self.xp, self.xp.asarray(y)
-        top = xp.full(len(y), -np.inf)
-        for i0, i1, L in self.logs():
-            terms = L + y
-            largest = terms.max(1)
+        top = xp.full(self.n, -np.inf)
+        for i0, i1, C in self.blocks():
+            largest = self.row_max(C, xp.zeros(i1 - i0), y)
             self.p[i0:i1] = -self.host(largest)
-            xp.maximum(top, (terms - largest[:, None]).max(0), out=top)
+            xp.maximum(top, self.row_max(C.T, y, -largest), out=top)
         return self.host(top)
+
+    def row_max(self, C: Any, alpha: Any, beta: Any) -> Any:
+        """max_j (alpha_i + beta_j - C_ij / reg)."""
+        if not self.runs:
+            return (alpha[:, None] + beta - C / self.reg).max(1)
+        from .stream import reduce_rows  # noqa: PLC0415 - needs CuPy
+
+        return reduce_rows("row_max", C, None, alpha, beta, self.reg, 1)[0]
 
     def build(self) -> None:
         xp, q = self.xp, self.xp.asarray(self.q)
@@ -68,11 +93,17 @@ class Kernel(LogKernel):
             self.K = xp.zeros((self.m, self.ld), STORAGE[self.dtype])
             shape = self.strips(self.dtype)
             self.one_read = OneRead(self, shape) if shape else None
-        for i0, i1, L in self.logs():
-            self.K[i0:i1, : self.n] = xp.exp(L + xp.asarray(self.p[i0:i1])[:, None] + q)
+        for i0, i1, C in self.blocks():
+            p = xp.asarray(self.p[i0:i1])
+            if self.runs:
+                from .stream import fill_rows  # noqa: PLC0415 - needs CuPy
+
+                fill_rows(self.K[i0:i1], self.dtype, C, None, p, q, self.reg)
+            else:
+                self.K[i0:i1, : self.n] = xp.exp(p[:, None] + q - C / self.reg)
 
     def need_memory(self, needed: int) -> None:
-        if not hasattr(self.xp, "RawModule"):
+        if not self.runs:
             return
         from .arrays import free_memory  # noqa: PLC0415 - needs CuPy
 
