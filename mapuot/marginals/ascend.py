@@ -118,9 +118,13 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
     eta = growth(state.storage)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        y = problem.rates * log_u
-        value = weight * np.where(problem.hard_points, reg * log_u, problem.rhos * -np.expm1(-y))
-        q = weight * np.exp(-y)
+        y = np.negative(problem.rates * log_u)
+        value = weight * problem.rhos * np.expm1(y)
+        np.negative(value, out=value)
+        for k in np.flatnonzero(is_hard):
+            part = problem.places[int(k)]
+            value[part] = weight[part] * (reg * log_u[part])
+        q = weight * np.exp(y)
         own = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()]
         slip, slipped = max(own, default=0.0), float((rho * problem.sums(q))[soft] @ own)
         price = reg * float(sizes[is_hard].sum())
@@ -179,13 +183,16 @@ class History:
         """
         count = min(self.made, len(self.dF))
         dF, dG = self.dF[:count], self.dG[:count]
-        weighted = dF * weight
+        grams, rights = [], []
+        for part in self.parts:  # one at a time, which a cache holds: a third of the time of all at once
+            weighted = dF[:, part] * weight[part]
+            grams.append(weighted @ dF[:, part].T)
+            rights.append(weighted @ residual[part])
+        whole = (sum(grams), sum(rights))  # of all parts together
         if not alone or len(self.parts) == 1:
-            gamma = weights_of((weighted @ dF.T)[None], (weighted @ residual)[None])[0]
+            gamma = weights_of(whole[0][None], whole[1][None])[0]
             return image - gamma @ dG, residual - gamma @ dF
-        grams = [weighted[:, part] @ dF[:, part].T for part in self.parts]
-        rights = [weighted[:, part] @ residual[part] for part in self.parts]
-        found = weights_of(np.stack([*grams, sum(grams)]), np.stack([*rights, sum(rights)]))
+        found = weights_of(np.stack([*grams, whole[0]]), np.stack([*rights, whole[1]]))
         image, residual = image.copy(), residual.copy()
         for part, gamma in zip(self.parts, alone * found + (1 - alone) * found[-1], strict=False):
             image[part] -= gamma @ dG[:, part]
