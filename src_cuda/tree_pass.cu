@@ -19,7 +19,8 @@ struct Edge {
 struct Messages {
     const double *log_weight, *sent;
     double *near, *late, *up, *log_u;
-    double *log_s, *back, *sums; // sums: a row of ld for each stream of the edge that was read last
+    double *back; // 0 at the root
+    double *sums; // a row of ld for each stream of the edge that was read last
     double flush;
 };
 
@@ -30,6 +31,12 @@ struct Largest {
     int64_t low_sum, high_sum, out; // -sums, sums and |up|
 };
 #define WORDS ((int)(sizeof(Largest) / 8))
+
+__device__ __forceinline__ void begin(Largest *found)
+{
+    if (threadIdx.x < WORDS)
+        ((int64_t *)found)[threadIdx.x] = rank_of(-INF);
+}
 
 __device__ __forceinline__ void raise(int64_t *rank, double x)
 {
@@ -89,8 +96,7 @@ extern "C" __global__ void __launch_bounds__(1024)
 {
     const Edge edge = edges[first + blockIdx.x];
     Largest *found = largest + first + blockIdx.x;
-    if (threadIdx.x < WORDS)
-        ((int64_t *)found)[threadIdx.x] = rank_of(-INF);
+    begin(found);
     __shared__ int waits;
     if (threadIdx.x == 0)
         waits = 0;
@@ -164,4 +170,35 @@ extern "C" __global__ void __launch_bounds__(256)
         close_row(x, edge, largest + e, block * 256 + threadIdx.x);
     else
         close_column(x, edge, edges, largest, largest + e, (block - rows) * 256 + threadIdx.x);
+}
+
+// v of edge e on the way back, from all that the parent has but what the child has sent.  One block
+extern "C" __global__ void __launch_bounds__(1024)
+    open_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e)
+{
+    const Edge edge = edges[e];
+    begin(largest + e);
+    __syncthreads();
+    const double *up = x.up + edge.message;
+    const int64_t at = edge.parent;
+    factors(edge, x.flush, largest + e, [=](int64_t j) {
+        return x.log_weight[at + j] + x.log_u[at + j] + (x.near[at + j] + x.back[at + j]) - up[j];
+    });
+}
+
+// What comes back to the child
+extern "C" __global__ void __launch_bounds__(256)
+    close_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e)
+{
+    const Edge &edge = edges[e];
+    const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
+    double low = -INF, size = 0;
+    if (i < edge.m) {
+        const double log_s = log(edge.s[i]), back = log_s + (number_of(largest[e].top) - edge.p[i]);
+        x.back[edge.child + i] = back;
+        low = -log_s;
+        size = fabs(back);
+    }
+    raise(&largest[e].low_s, low);
+    raise(&largest[e].late, size);
 }

@@ -188,11 +188,11 @@ class History:
             weighted = dF[:, part] * weight[part]
             grams.append(weighted @ dF[:, part].T)
             rights.append(weighted @ residual[part])
-        whole = (sum(grams), sum(rights))  # of all parts together
+        gram, right = np.sum(grams, 0), np.sum(rights, 0)  # of all parts together
         if not alone or len(self.parts) == 1:
-            gamma = weights_of(whole[0][None], whole[1][None])[0]
+            gamma = weights_of(gram[None], right[None])[0]
             return image - gamma @ dG, residual - gamma @ dF
-        found = weights_of(np.stack([*grams, whole[0]]), np.stack([*rights, whole[1]]))
+        found = weights_of(np.stack([*grams, gram]), np.stack([*rights, right]))
         image, residual = image.copy(), residual.copy()
         for part, gamma in zip(self.parts, alone * found + (1 - alone) * found[-1], strict=False):
             image[part] -= gamma @ dG[:, part]

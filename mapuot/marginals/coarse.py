@@ -31,6 +31,7 @@ TINY = float(np.finfo(float).tiny)
 SMALLER = 10  # clusters^3 at most half the entries of an edge, for five times as many of a pair: ten times its products
 SHARP = 50.0  # costs / reg, beyond which corrected steps save half the passes from the second on
 LATER, LABELS = 8, 10000  # below it passes come first that may do, 8 or as many as read these in rows and columns
+DEVICE = 30  # passes first on a GPU, where clusters and a matrix take as long
 DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
 
 
@@ -80,6 +81,8 @@ class Coarse:
         sharp = max(problem.sizes.values()) > SHARP * problem.reg
         wait = LABELS * sum(problem.shape) // sum(x.size for x in problem.edges.values())
         self.due = FIRST if sharp else max(FIRST, min(LATER, wait))
+        if problem.xp is not np:
+            self.due = max(self.due, DEVICE)
 
     @cached_property
     def labels(self) -> list[Labels]:

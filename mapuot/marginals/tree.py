@@ -117,11 +117,17 @@ class Tree:
         problem, errors = self.problem, self.errors  # a marginal is made of one product of each edge: the worse one
         log_s = PerPoint(self.near.flat.copy(), problem.places)
         back, up = PerPoint(np.zeros_like(log_s.flat), problem.places), found.messages["up"]
+        made: list[float] = []
+        if self.whole_pass and problem.xp is not np:
+            made = self.whole_pass.back(self.near.flat, found.log_u.flat, up.flat, back.flat)
+        known = {k: error for (k, _), error in zip(self.order[1:], made, strict=False)}
         for k, _ in self.order:
             log_s[k] += back[k]
             for i in self.children[k]:
-                belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - up[i]
-                back[i], error = self.kernels[i].into_rows(belief)
+                error = known.get(i, 0.0)
+                if i not in known:
+                    belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - up[i]
+                    back[i], error = self.kernels[i].into_rows(belief)
                 anew = self.kernels[i].builds > self.builds[i]  # stored in float32, its rounding is another one now
                 errors[i] = max(errors[i], error) + (2 * NARROW_ENTRY if anew and found.storage else 0.0)
         found.messages["back"] = back

@@ -144,6 +144,11 @@ def test_passes_are_those_edge_by_edge(shape, dtype, reg):
             near = 1e-13 * (1 + np.abs(right.flat).max() + scale)
             np.testing.assert_allclose(got.flat, right.flat, rtol=0, atol=near)
         assert found.rounding == pytest.approx(wanted.rounding, rel=1e-6)
+        for tree, state_found in ((one, found), (other, wanted)):
+            tree.complete(state_found)
+        near = 1e-13 * (1 + np.abs(wanted.log_s.flat).max() + scale)
+        np.testing.assert_allclose(found.log_s.flat, wanted.log_s.flat, rtol=0, atol=near)
+        assert found.rounding == pytest.approx(wanted.rounding, rel=1e-6)
         for k, kernel_ in one.kernels.items():
             assert (kernel_.builds, kernel_.dtype) == (other.kernels[k].builds, other.kernels[k].dtype)
     assert sum(map(len, gone)) == 25 or reg < 0.1
@@ -165,7 +170,8 @@ def test_what_clusters_exchange_is_the_plan(dtype):
 
 
 @pytest.mark.parametrize(("reg_m", "at"), [(1.0, "host"), (np.inf, "device")])
-def test_steps_are_corrected_as_on_the_cpu(reg_m, at):
+def test_steps_are_corrected_as_on_the_cpu(reg_m, at, monkeypatch):
+    monkeypatch.setattr("mapuot.marginals.coarse.DEVICE", 0)
     costs, masses = drifting(reg_m)
     given = {pair: cp.asarray(M) for pair, M in costs.items()} if at == "device" else costs
     found = mapuot.multimarginal(given, masses, 0.002, reg_m, backend="cuda")

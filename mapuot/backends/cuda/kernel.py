@@ -129,11 +129,12 @@ class Kernel(LogKernel):
     def exchange(self, labels: Labels, u: F64, v: Any) -> tuple[F64, Any]:
         """A product of the clusters with K more, which counts as no pass."""
         xp = self.xp
-        members = np.zeros((labels.clusters, self.m), self.K.dtype)
-        members[labels.label, np.arange(self.m)] = u
-        blocks = self.host((xp.asarray(members) @ self.K[:, : self.n]) * xp.asarray(v))
+        members = xp.zeros((labels.clusters, self.m), self.K.dtype)
+        members[xp.asarray(labels.label), xp.arange(self.m)] = xp.asarray(u.astype(self.K.dtype))
+        blocks = (members @ self.K[:, : self.n]) * xp.asarray(v)
         mass = blocks.sum(1)
-        return mass, (blocks / np.maximum(mass, TINY)[:, None]).astype(np.float32)
+        shares = (blocks / xp.maximum(mass, TINY)[:, None]).astype(np.float32)
+        return self.host(mass), self.host(shares)
 
     def exchanged(self) -> tuple[F64, Any]:
         return self.told
@@ -189,7 +190,7 @@ class OneRead:
         for name in ("strips", "slice", "slots", "lag"):
             record[name] = getattr(shape, name)
         record["m"], record["ld"], record["kernel"] = m, ld, owner.K.data.ptr
-        record["v"], record["base"], record["s"] = (x.data.ptr for x in (self.v, self.ends, self.ends[m:]))
+        record["v"], record["s"] = (x.data.ptr for x in (self.v, self.ends[m:]))
 
     def __call__(self, v: Any, base: F64, fi: float) -> tuple[F64, Any]:
         """(s = K v, K^T u on the device), u = e^base s^-fi."""
@@ -197,17 +198,16 @@ class OneRead:
         self.v[: owner.n] = owner.xp.asarray(v)
         self.ends[: owner.m].set(np.ascontiguousarray(base))
         sums = owner.xp.empty((shape.streams, owner.ld))
-        self.record["own"], self.record["fi"] = 0, fi
-        self.launch(sums)
+        self.launch(sums, self.ends.data.ptr, 0, fi)
         if shape.streams > 1:
             grid = (min(-(-owner.ld // 256), self.blocks),)
             self.join(grid, (256,), (sums, np.int64(owner.ld), np.int32(shape.streams)))
         return self.ends[owner.m :].get(), sums[0, : owner.n]
 
-    def launch(self, sums: Any) -> None:
-        """The pass of what ``v``, ``ends`` and ``record`` hold; each stream leaves a row of sums."""
+    def launch(self, sums: Any, base: int, own: int, fi: float) -> None:
+        """The pass of what ``v`` and the address ``base`` hold, less the number at ``own``; a row of sums a stream."""
         record, back = self.record, self.back
-        record["sums"] = sums.data.ptr
+        record["sums"], record["base"], record["own"], record["fi"] = sums.data.ptr, base, own, fi
         for name, posts in (("part", self.part), ("scale", self.scale)):
             record[name], record[f"old_{name}"] = posts[back].data.ptr, posts[1 - back].data.ptr
         threads = self.shape.THREADS + 64

@@ -1,13 +1,16 @@
-"""The pass of messages along a tree, on a device: all vectors stay there from the first edge to the last.
+"""The passes of messages along a tree, on a device: all vectors stay there from the first edge to the last.
 
 One copy takes the state there, one brings what was found back, and the host waits once; between them are open_pass,
 and fused_pass and close_edge of each edge (src_cuda/tree_pass.cu). Then the host judges each edge by the rule of
 `LogKernel`, up to the first whose sums are not sound: that one and those after it are left to the caller. Twin of
-mapuot/backends/cpu/kernel.py (TreePass).
+mapuot/backends/cpu/kernel.py (TreePass), and goes the way back from the root, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import accumulate, takewhile
 from typing import Any
 
 import cupy as cp
@@ -24,7 +27,39 @@ RECORDS = records.read("tree_pass.cu")
 EDGE, MESSAGES, LARGEST = (RECORDS[name] for name in ("Edge", "Messages", "Largest"))
 WORDS = LARGEST.names or ()
 OWN = WORDS.index("own")
-THREADS, WHOLE = 256, 1024  # of a block of close_edge; of one that has an edge for itself
+THREADS, WHOLE = 256, 1024  # of a block; of one that has an edge for itself
+
+
+class Room:
+    """Vectors one behind the other on the device, and as many numbers of the host that copies are quick from and to."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
+        self.at = {name: slice(end - sizes[name], end) for name, end in ends.items()}
+        total = sum(sizes.values())
+        self.there = cp.zeros(total)
+        self.here = np.frombuffer(cp.cuda.alloc_pinned_memory(8 * total), np.float64, total)
+
+    def __getitem__(self, name: str) -> F64:
+        return self.here[self.at[name]]
+
+    def send(self, **vectors: F64) -> None:
+        """Vectors that lie one behind the other here."""
+        for name, x in vectors.items():
+            self[name][:] = x
+        part = self.span(*vectors)
+        self.there[part].set(self.here[part])
+
+    def bring(self, *names: str) -> None:
+        """Such vectors, once the device has made them."""
+        part = self.span(*names)
+        self.there[part].get(out=self.here[part])
+
+    def span(self, *names: str) -> slice:
+        return slice(self.at[names[0]].start, self.at[names[-1]].stop)
+
+    def address(self, name: str) -> int:
+        return int(self.there[self.at[name]].data.ptr)
 
 
 class TreePass:
@@ -34,97 +69,111 @@ class TreePass:
         """``points``: where those of each marginal begin; log_weight: the log masses of all."""
         self.kernels, self.log_weight = [kernel for _, _, kernel, _ in edges], log_weight
         self.builds, self.vectors = [-1] * len(edges), dict[int, Any]()
-        self.edges = np.zeros(len(edges), EDGE)
-        ends, count = 0, len(log_weight)
+        self.edges, self.there = np.zeros(len(edges), EDGE), cp.empty(len(edges) * EDGE.itemsize, np.uint8)
+        children, parents = [edge[0] for edge in edges], [edge[1] for edge in edges]
+        messages = [0, *accumulate(owner.n for owner in self.kernels)]
         for k, (child, parent, owner, fi) in enumerate(edges):
-            above = next((j for j, edge in enumerate(edges) if edge[0] == parent), -1)
-            last = max(j for j, edge in enumerate(edges) if edge[1] == parent)
-            known = owner.m, owner.n, owner.ld, points[child], points[parent], ends, above if last == k else -1, fi
-            for name, value in zip(("m", "n", "ld", "child", "parent", "message", "above", "fi"), known, strict=True):
+            last = parent not in parents[k + 1 :] and parent in children
+            above = children.index(parent) if last else -1
+            known = {"m": owner.m, "n": owner.n, "ld": owner.ld, "message": messages[k], "above": above, "fi": fi}
+            for name, value in {**known, "child": points[child], "parent": points[parent]}.items():
                 self.edges[k][name] = value
-            ends += owner.n
-        self.places = [(slice(e["child"], e["child"] + e["m"]), slice(e["parent"], e["parent"] + e["n"]),
-                        slice(e["message"], e["message"] + e["n"])) for e in self.edges]  # fmt: skip
-        words = len(edges) * len(WORDS)
-        self.sizes = {"log_weight": count, "near": count, "sent": ends, "late": count, "log_u": count, "up": ends}
-        self.sizes["largest"] = words
-        total = sum(self.sizes.values())
-        self.room, self.there = cp.empty(total), cp.empty((len(edges), EDGE.itemsize), np.uint8)
-        self.host = np.frombuffer(cp.cuda.alloc_pinned_memory(8 * total), np.float64, total)
-        starts = dict(zip(self.sizes, np.cumsum((0, *self.sizes.values())).tolist(), strict=False))
-        self.at = {name: slice(starts[name], starts[name] + size) for name, size in self.sizes.items()}
-        self.room[self.at["log_weight"]].set(log_weight)
-        self.taken = slice(starts["near"], starts["late"])
-        self.found = slice(starts["late"], total)
+        count, ends = len(log_weight), messages[-1]
+        sizes = {"log_weight": count, "sent": ends, "near": count, "late": count, "log_u": count, "up": ends}
+        self.room = Room({**sizes, "largest": len(edges) * len(WORDS), "back": count})
+        self.room.send(log_weight=log_weight)
         self.messages = np.zeros((), MESSAGES)
         self.messages["flush"] = FLUSH
-        for name in ("log_weight", "near", "sent", "late", "log_u", "up"):
-            self.messages[name] = self.room[self.at[name]].data.ptr
-        self.largest = self.room[self.at["largest"]]
-        self.open, self.close = (kernel("tree_pass.cu", name, STORE=0) for name in ("open_pass", "close_edge"))
-        self.sums: Any = None
+        for name in (*sizes, "back"):
+            self.messages[name] = self.room.address(name)
+        self.largest, self.sums = self.room.address("largest"), cp.empty(0)
+        self.zeros = cp.zeros(max(owner.m for owner in self.kernels))
 
-    def refresh(self, first: int, sent: F64) -> int:
-        """Point at kernels that have been made since, the first time here; up to which edge all can be gone by."""
-        changed = False
-        for k, owner in enumerate(self.kernels[first:], first):
-            _, parent, message = self.places[k]
-            if not owner.builds:
-                owner.absorb(self.log_weight[parent] + sent[message], False)
-            if owner.one_read is None or owner.labels is not None:
-                break
-            if owner.builds == self.builds[k]:
-                continue
-            self.builds[k], changed, one = owner.builds, True, owner.one_read
-            self.vectors[k] = p, q = on_device(owner.p, owner.q)  # held here
-            edge = self.edges[k]
-            for name, array in (("p", p), ("q", q), ("v", one.v), ("base", one.ends), ("s", one.ends[owner.m :])):
-                edge[name] = array.data.ptr
+    def places(self, k: int) -> tuple[slice, slice, slice]:
+        """Where the child's and the parent's points of an edge lie, and what travels between them."""
+        m, n, child, parent, message = (int(self.edges[k][x]) for x in ("m", "n", "child", "parent", "message"))
+        return slice(child, child + m), slice(parent, parent + n), slice(message, message + n)
+
+    def held(self, k: int) -> bool:
+        """Whether an edge can be gone by, pointed at where its kernel has been made since."""
+        owner, edge = self.kernels[k], self.edges[k]
+        one = owner.one_read
+        if one is None or owner.labels is not None or not owner.builds:
+            return False
+        if owner.builds != self.builds[k]:
+            self.builds[k] = owner.builds
+            self.vectors[k] = p, q = on_device(owner.p, owner.q)
+            for name, x in {"p": p, "q": q, "v": one.v, "base": one.ends, "s": one.ends[owner.m :]}.items():
+                edge[name] = x.data.ptr
             edge["streams"] = one.shape.streams
-        else:
-            k = len(self.kernels)
-        if changed:
-            self.there.set(self.edges.view(np.uint8).reshape(self.there.shape))
-            most = max(e["streams"] * e["ld"] for e in self.edges)
-            if self.sums is None or self.sums.size < most:
-                self.sums = cp.empty(int(most))
+            if self.sums.size < one.shape.streams * owner.ld:
+                self.sums = cp.empty(one.shape.streams * owner.ld)
                 self.messages["sums"] = self.sums.data.ptr
-        return k
+            self.there.set(self.edges.view(np.uint8))
+        return True
+
+    def launch(self, name: str, blocks: int, threads: int, k: int) -> None:
+        arguments = by_value(self.messages), self.there, np.uint64(self.largest), np.int32(k)
+        kernel("tree_pass.cu", name, STORE=0)((blocks,), (threads,), arguments)
+
+    def read(self, k: int, base: int, own: int, fi: float) -> None:
+        one = self.kernels[k].one_read
+        assert one is not None
+        one.launch(self.sums, base, own, fi)
 
     def run(self, first: int, sent: F64, narrow: bool, **out: F64) -> list[float]:
         """The edges from ``first`` on, up to one that is left to the caller: what each of them rounds at most."""
-        end = self.refresh(first, sent)
+        room, end = self.room, first
+        for k, owner in enumerate(self.kernels[first:], first):
+            if not owner.builds:  # as LogKernel does where it finds none
+                _, parent, message = self.places(k)
+                owner.absorb(self.log_weight[parent] + sent[message], False)
+        while end < len(self.kernels) and self.held(end):
+            end += 1
         if end == first:
             return []
-        host = self.host
-        host[self.at["near"]], host[self.at["sent"]] = out["near"], sent
-        self.room[self.taken].set(host[self.taken])
-        messages = by_value(self.messages)
-        self.open((end - first,), (WHOLE,), (messages, self.there, self.largest, np.int32(first)))
+        room.send(sent=sent, near=out["near"])
+        self.launch("open_pass", end - first, WHOLE, first)
         for k in range(first, end):
-            one, edge = self.kernels[k].one_read, self.edges[k]
-            assert one is not None
-            one.record["own"], one.record["fi"] = self.largest.data.ptr + k * LARGEST.itemsize + 8 * OWN, edge["fi"]
-            one.launch(self.sums)
-            blocks = -(-int(edge["m"]) // THREADS) + -(-int(edge["n"]) // THREADS)
-            self.close((blocks,), (THREADS,), (messages, self.there, self.largest, np.int32(k)))
-        self.room[self.found].get(out=host[self.found])
-        return self.judged(first, end, narrow, out)
+            edge, own = self.edges[k], self.largest + k * LARGEST.itemsize + 8 * OWN
+            self.read(k, int(edge["base"]), own, float(edge["fi"]))
+            self.launch("close_edge", sum(-(-int(edge[x]) // THREADS) for x in "mn"), THREADS, k)
+        room.bring("late", "log_u", "up", "largest")
+        errors = self.judged(range(first, end), partial(through_error, narrow=narrow))
+        for k in range(first, first + len(errors)):
+            child, parent, message = self.places(k)
+            out["up"][message] = up = room["up"][message]
+            out["late"][child], out["log_u"][child] = room["late"][child], room["log_u"][child]
+            out["near"][parent] += up
+        return errors
 
-    def judged(self, first: int, end: int, narrow: bool, out: dict[str, F64]) -> list[float]:
-        """What is sound of the edges read, into ``out``."""
-        late, log_u, up = (self.host[self.at[name]] for name in ("late", "log_u", "up"))
-        errors: list[float] = []
-        for k, found in enumerate(numbers(self.host[self.at["largest"]])[first:end], first):
-            owner = self.kernels[k]
+    def back(self, near: F64, log_u: F64, up: F64, out: F64) -> list[float]:
+        """Messages from the root, the last edge first, up to one that is left: what each of them rounds at most."""
+        room, order = self.room, [*range(len(self.kernels))][::-1]
+        order = [*takewhile(self.held, order)]
+        if not order:
+            return []
+        room.send(near=near)
+        room.send(log_u=log_u, up=up)
+        for k in order:
+            self.launch("open_back", 1, WHOLE, k)
+            self.read(k, self.zeros.data.ptr, 0, 0.0)
+            self.launch("close_back", -(-self.kernels[k].m // THREADS), THREADS, k)
+        room.bring("largest", "back")
+        errors = self.judged(order, back_error)
+        for k in order[: len(errors)]:
+            child, _, _ = self.places(k)
+            out[child] = room["back"][child]
+        return errors
+
+    def judged(self, edges: Iterable[int], error: Callable[..., float]) -> list[float]:
+        """Of these edges, up to the first whose sums are not sound."""
+        found, errors = numbers(self.room["largest"]), list[float]()
+        for k in edges:
             try:
-                errors.append(error_of(owner, dict(zip(WORDS, found.tolist(), strict=True)), narrow))
+                errors.append(error(self.kernels[k], **dict(zip(WORDS, found[k].tolist(), strict=True))))
             except StaleError:
                 break
-            child, parent, message = self.places[k]
-            out["late"][child], out["log_u"][child] = late[child], log_u[child]
-            out["up"][message] = up[message]
-            out["near"][parent] += up[message]
         return errors
 
 
@@ -134,10 +183,18 @@ def numbers(ranks: F64) -> F64:
     return (bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))).view(np.float64).reshape(-1, len(WORDS))
 
 
-def error_of(owner: Kernel, found: dict[str, float], narrow: bool) -> float:
+def through_error(owner: Kernel, narrow: bool, **x: float) -> float:
     """Bound of the rounding of an edge's messages; StaleError where its sums are not sound."""
-    if not (np.isfinite(found["top"]) and np.isfinite(found["own"])):
+    if not (np.isfinite(x["top"]) and np.isfinite(x["own"])):
         raise StaleError
-    owner.check_rows(-found["low_s"])
-    check_sums(-found["low_sum"], found["high_sum"], LEAST[owner.dtype] * found["u"])
-    return owner.rounding_through(found["y"], found["a"], found["late"], found["out"], narrow)
+    owner.check_rows(-x["low_s"])
+    check_sums(-x["low_sum"], x["high_sum"], LEAST[owner.dtype] * x["u"])
+    return owner.rounding_through(x["y"], x["a"], x["late"], x["out"], narrow)
+
+
+def back_error(owner: Kernel, **x: float) -> float:
+    """The same on the way back."""
+    if not np.isfinite(x["top"]):
+        raise StaleError
+    owner.check_rows(-x["low_s"])
+    return owner.rounding(x["y"] + x["late"])
