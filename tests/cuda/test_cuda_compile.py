@@ -211,6 +211,13 @@ def test_one_read_of_many_marginals_does_not_spill(arch, dtype, m, n):
 
 
 @pytest.mark.parametrize("arch", ARCHES)
+def test_differences_do_not_spill(arch):
+    used = usage("differences.cu", arch, STORE=0)
+    assert set(used) == {"add_difference", "products", "combine"}
+    assert all(registers <= 64 and spilled == 0 for registers, spilled in used.values())
+
+
+@pytest.mark.parametrize("arch", ARCHES)
 def test_passes_along_a_tree_do_not_spill(arch):
     used = usage("tree_pass.cu", arch, STORE=0)
     assert set(used) == {"open_pass", "close_edge", "open_back", "close_back"}

@@ -7,6 +7,7 @@ import pytest
 from marginals import STORED, check, drifting, one_random, problem
 
 import mapuot
+from mapuot.backends import anderson, load
 from mapuot.backends.coarse import Labels
 from mapuot.backends.cuda.kernels import Strips
 from mapuot.cost import Dense
@@ -114,6 +115,24 @@ def test_odd_sizes_are_those_of_the_cpu(narrow):
     one, two = (mapuot.multimarginal(C, masses, 0.05, [1.0, np.inf, 2.0], backend=x) for x in ("cpu", "cuda"))
     apart = sum(np.abs(one.marginal(k) - two.marginal(k)).sum() for k in range(3))
     assert apart <= 3 * (one.error_bound + two.error_bound + 2e-7) * one.mass
+
+
+@pytest.mark.parametrize("ends", [[700], [7, 300, 340, 900]])
+@pytest.mark.parametrize("alone", [0.0, 0.3])
+def test_differences_are_those_of_the_host(ends, alone):
+    """More of them than are held, and after a start anew."""
+    rng, depth = np.random.default_rng(0), 4
+    here, there = anderson.History(depth, ends), load("cuda").History(depth, ends)
+    for number in range(9):
+        residual, image, weight = rng.normal(size=ends[-1]), rng.normal(size=ends[-1]), rng.random(ends[-1])
+        if number == 7:
+            here.clear()
+            there.clear()
+        ready = [history.add(residual, image) for history in (here, there)]
+        assert ready == [number not in (0, 7)] * 2
+        if ready[0]:
+            for right, got in zip(here.next(weight, alone), there.next(weight, alone), strict=True):
+                np.testing.assert_allclose(got, right, rtol=0, atol=1e-9 * np.abs(right).max())
 
 
 @pytest.mark.parametrize("shape", ["chain", "star", "tree"])
