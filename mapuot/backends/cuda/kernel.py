@@ -186,11 +186,14 @@ class OneRead:
         self.part, self.scale = (xp.empty((2, count)) for count in (rows * shape.strips, rows))
         for posts in (self.part, self.scale):
             posts.view(np.uint64).fill(UNSET)
-        record = self.record = np.zeros((), PASS)
-        for name in ("strips", "slice", "slots", "lag"):
-            record[name] = getattr(shape, name)
-        record["m"], record["ld"], record["kernel"] = m, ld, owner.K.data.ptr
-        record["v"], record["s"] = (x.data.ptr for x in (self.v, self.ends[m:]))
+        self.records = np.zeros(2, PASS)  # posts take turns
+        for back, record in enumerate(self.records):
+            for name in ("strips", "slice", "slots", "lag"):
+                record[name] = getattr(shape, name)
+            record["m"], record["ld"], record["kernel"] = m, ld, owner.K.data.ptr
+            record["v"], record["s"] = (x.data.ptr for x in (self.v, self.ends[m:]))
+            for name, posts in (("part", self.part), ("scale", self.scale)):
+                record[name], record[f"old_{name}"] = posts[back].data.ptr, posts[1 - back].data.ptr
 
     def __call__(self, v: Any, base: F64, fi: float) -> tuple[F64, Any]:
         """(s = K v, K^T u on the device), u = e^base s^-fi."""
@@ -206,10 +209,8 @@ class OneRead:
 
     def launch(self, sums: Any, base: int, own: int, fi: float) -> None:
         """The pass of what ``v`` and the address ``base`` hold, less the number at ``own``; a row of sums a stream."""
-        record, back = self.record, self.back
+        back = self.back
+        record, threads = self.records[back : back + 1].reshape(()), self.shape.THREADS + 64
         record["sums"], record["base"], record["own"], record["fi"] = sums.data.ptr, base, own, fi
-        for name, posts in (("part", self.part), ("scale", self.scale)):
-            record[name], record[f"old_{name}"] = posts[back].data.ptr, posts[1 - back].data.ptr
-        threads = self.shape.THREADS + 64
         self.run((self.blocks,), (threads,), (by_value(record), np.int32(back)), shared_mem=self.shared)
         self.back = 1 - back

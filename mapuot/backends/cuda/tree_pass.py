@@ -20,7 +20,7 @@ from ...penalties import F64
 from .. import records
 from ..kernel import FLUSH, LEAST, StaleError, check_sums
 from .arrays import on_device
-from .kernel import Kernel
+from .kernel import Kernel, OneRead
 from .kernels import by_value, kernel
 from .room import Room
 
@@ -38,7 +38,9 @@ class TreePass:
         """``points``: where those of each marginal begin; log_weight: the log masses of all."""
         self.kernels, self.log_weight = [kernel for _, _, kernel, _ in edges], log_weight
         self.builds, self.vectors = [-1] * len(edges), dict[int, Any]()
+        self.passes = dict[int, OneRead]()
         self.edges, self.there = np.zeros(len(edges), EDGE), cp.empty(len(edges) * EDGE.itemsize, np.uint8)
+        self.places = list[tuple[slice, slice, slice]]()  # of a child's and its parent's points, and their message
         children, parents = [edge[0] for edge in edges], [edge[1] for edge in edges]
         messages = [0, *accumulate(owner.n for owner in self.kernels)]
         for k, (child, parent, owner, fi) in enumerate(edges):
@@ -47,6 +49,8 @@ class TreePass:
             known = {"m": owner.m, "n": owner.n, "ld": owner.ld, "message": messages[k], "above": above, "fi": fi}
             for name, value in {**known, "child": points[child], "parent": points[parent]}.items():
                 self.edges[k][name] = value
+            starts = (points[child], owner.m), (points[parent], owner.n), (messages[k], owner.n)
+            self.places.append(tuple(slice(i, i + size) for i, size in starts))  # type: ignore[arg-type]
         count, ends = len(log_weight), messages[-1]
         sizes = {"log_weight": count, "sent": ends, "near": count, "late": count, "log_u": count, "up": ends}
         self.room = Room({**sizes, "largest": len(edges) * len(WORDS), "back": count})
@@ -56,12 +60,9 @@ class TreePass:
         for name in (*sizes, "back"):
             self.messages[name] = self.room.address(name)
         self.largest, self.sums = self.room.address("largest"), cp.empty(0)
-        self.zeros = cp.zeros(max(owner.m for owner in self.kernels))
-
-    def places(self, k: int) -> tuple[slice, slice, slice]:
-        """Where the child's and the parent's points of an edge lie, and what travels between them."""
-        m, n, child, parent, message = (int(self.edges[k][x]) for x in ("m", "n", "child", "parent", "message"))
-        return slice(child, child + m), slice(parent, parent + n), slice(message, message + n)
+        self.zeros, self.fi = cp.zeros(max(owner.m for owner in self.kernels)), [edge[3] for edge in edges]
+        names = "open_pass", "close_edge", "open_back", "close_back"
+        self.functions = {name: kernel("tree_pass.cu", name, STORE=0) for name in names}
 
     def held(self, k: int) -> bool:
         """Whether an edge can be gone by, pointed at where its kernel has been made since."""
@@ -70,7 +71,7 @@ class TreePass:
         if one is None or owner.labels is not None or not owner.builds:
             return False
         if owner.builds != self.builds[k]:
-            self.builds[k] = owner.builds
+            self.builds[k], self.passes[k] = owner.builds, one
             self.vectors[k] = p, q = on_device(owner.p, owner.q)
             for name, x in {"p": p, "q": q, "v": one.v, "base": one.ends, "s": one.ends[owner.m :]}.items():
                 edge[name] = x.data.ptr
@@ -83,19 +84,14 @@ class TreePass:
 
     def launch(self, name: str, blocks: int, threads: int, k: int) -> None:
         arguments = by_value(self.messages), self.there, np.uint64(self.largest), np.int32(k)
-        kernel("tree_pass.cu", name, STORE=0)((blocks,), (threads,), arguments)
-
-    def read(self, k: int, base: int, own: int, fi: float) -> None:
-        one = self.kernels[k].one_read
-        assert one is not None
-        one.launch(self.sums, base, own, fi)
+        self.functions[name]((blocks,), (threads,), arguments)
 
     def run(self, first: int, sent: F64, narrow: bool, **out: F64) -> list[float]:
         """The edges from ``first`` on, up to one that is left to the caller: what each of them rounds at most."""
         room, end = self.room, first
         for k, owner in enumerate(self.kernels[first:], first):
             if not owner.builds:  # as LogKernel does where it finds none
-                _, parent, message = self.places(k)
+                _, parent, message = self.places[k]
                 owner.absorb(self.log_weight[parent] + sent[message], False)
         while end < len(self.kernels) and self.held(end):
             end += 1
@@ -104,13 +100,14 @@ class TreePass:
         room.send(sent=sent, near=out["near"])
         self.launch("open_pass", end - first, WHOLE, first)
         for k in range(first, end):
-            edge, own = self.edges[k], self.largest + k * LARGEST.itemsize + 8 * OWN
-            self.read(k, int(edge["base"]), own, float(edge["fi"]))
-            self.launch("close_edge", sum(-(-int(edge[x]) // THREADS) for x in "mn"), THREADS, k)
+            owner, own = self.kernels[k], self.largest + k * LARGEST.itemsize + 8 * OWN
+            one = self.passes[k]
+            one.launch(self.sums, one.ends.data.ptr, own, self.fi[k])
+            self.launch("close_edge", -(-owner.m // THREADS) - (-owner.n // THREADS), THREADS, k)
         room.bring("late", "log_u", "up", "largest")
         errors = self.judged(range(first, end), partial(through_error, narrow=narrow))
         for k in range(first, first + len(errors)):
-            child, parent, message = self.places(k)
+            child, parent, message = self.places[k]
             out["up"][message] = up = room["up"][message]
             out["late"][child], out["log_u"][child] = room["late"][child], room["log_u"][child]
             out["near"][parent] += up
@@ -126,12 +123,12 @@ class TreePass:
         room.send(log_u=log_u, up=up)
         for k in order:
             self.launch("open_back", 1, WHOLE, k)
-            self.read(k, self.zeros.data.ptr, 0, 0.0)
+            self.passes[k].launch(self.sums, self.zeros.data.ptr, 0, 0.0)
             self.launch("close_back", -(-self.kernels[k].m // THREADS), THREADS, k)
         room.bring("largest", "back")
         errors = self.judged(order, back_error)
         for k in order[: len(errors)]:
-            child, _, _ = self.places(k)
+            child, _, _ = self.places[k]
             out[child] = room["back"][child]
         return errors
 
