@@ -25,7 +25,7 @@ from .state import State
 STALL_PASSES = 250
 UNIT = 2.0**-53
 DEPTH = 20  # of Anderson's differences
-HOST_ENTRIES = 20_000  # of a state, whose differences the host has added up before a GPU has taken them
+HOST_ENTRIES = 8000  # of a state, whose differences the host has added up before a GPU has taken them
 NARROW_NOISE = 1e-7  # of the terms of a dual value, by passes in float32
 NARROW_FLOOR = 2e-6  # of the error that they still tell
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not

@@ -32,9 +32,11 @@ class History(anderson.History):
         for name in ("weight", "gamma", "sums", "step", "left"):
             past[name] = self.room.address(name)
         self.turn = 0
+        names = "add_difference", "products", "combine"
+        self.functions = {name: kernel("differences.cu", name, STORE=0) for name in names}
 
     def launch(self, name: str, grid: tuple[int, ...], *arguments: np.int32) -> None:
-        kernel("differences.cu", name, STORE=0)(grid, (THREADS,), (by_value(self.past), *arguments))
+        self.functions[name](grid, (THREADS,), (by_value(self.past), *arguments))
 
     def take(self, residual: F64, image: F64, slot: int | None) -> None:
         self.turn, before = 1 - self.turn, self.turn

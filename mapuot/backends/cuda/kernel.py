@@ -6,6 +6,7 @@ are too wide for all multiprocessors together, K is in float64 and CuPy's produc
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,16 @@ class Kernel(LogKernel):
         return total
 
 
+@cache
+def ring_offset(**options: int) -> int:
+    """Shared memory before the ring of tiles: sizeof(Shared) of fused_pass.cu."""
+    import cupy  # noqa: PLC0415
+
+    out = cupy.zeros(1, np.int32)
+    kernel("fused_pass.cu", "fused_sizes", **options)((1,), (1,), (out,))
+    return int(out[0])
+
+
 class OneRead:
     """src_cuda/fused_pass.cu over the K of a `Kernel`."""
 
@@ -172,13 +183,9 @@ class OneRead:
         xp, m, ld = owner.xp, owner.m, owner.ld
         self.owner, self.shape, self.back = owner, shape, 0
         options = {"STORE": STORES[owner.dtype], **shape.options}
-        self.run, self.join, sizes = (
-            kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams", "fused_sizes")
-        )
-        offset = xp.zeros(1, np.int32)
-        sizes((1,), (1,), (offset,))
+        self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
         row = row_bytes(shape.slice, owner.K.itemsize, shape.THREADS)
-        self.shared = int(offset[0]) + shape.slots * shape.R * row
+        self.shared = ring_offset(**options) + shape.slots * shape.R * row
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         rows = -(-m // shape.R) * shape.R
         self.blocks = shape.streams * shape.strips
