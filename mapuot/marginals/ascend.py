@@ -120,18 +120,18 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     eta = growth(state.storage)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         y = np.negative(problem.rates * log_u)
-        value = weight * problem.rhos * np.expm1(y)
+        value = problem.rho_weight * np.expm1(y)  # rho (q - a): the slip needs no digit that this has lost
+        own = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()]
+        rho_q = problem.sums(problem.rho_weight) + problem.sums(value)
+        slip, slipped = max(own, default=0.0), float(rho_q[soft] @ own)
         np.negative(value, out=value)
         for k in np.flatnonzero(is_hard):
             part = problem.places[int(k)]
             value[part] = weight[part] * (reg * log_u[part])
-        q = weight * np.exp(y)
-        own = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()]
-        slip, slipped = max(own, default=0.0), float((rho * problem.sums(q))[soft] @ own)
         price = reg * float(sizes[is_hard].sum())
         gap = hard = kl = 0.0
         if state.whole:
-            r = state.marginals(problem)
+            r, q = state.marginals(problem), weight * np.exp(y)
             hard = float(problem.sums(np.abs(r - weight))[is_hard].sum())
             gap = float((rho * problem.sums(kl_divergence(r, q)))[soft].sum())
             kl = float((rho * problem.sums(r + q))[soft].sum())

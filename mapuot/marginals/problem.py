@@ -146,9 +146,9 @@ class MultiProblem:
         return np.repeat(self.rho, self.shape)
 
     @cached_property
-    def hard_points(self) -> Any:
-        """A mask."""
-        return np.repeat(self.kinds[1], self.shape)
+    def rho_weight(self) -> F64:
+        """rho a at each point."""
+        return np.asarray(self.rhos * self.weight)
 
     @cached_property
     def kinds(self) -> tuple[Any, Any]:

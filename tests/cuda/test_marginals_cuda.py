@@ -174,6 +174,28 @@ def test_passes_are_those_edge_by_edge(shape, dtype, reg):
     assert len(gone) > 5 or reg == 0.1 or dtype == "float64"
 
 
+@pytest.mark.parametrize("kind", ["points", "turned"])
+def test_costs_of_each_kind_are_those_of_the_cpu(kind):
+    """More points than threads of a block; strides of columns, float32, and costs that are made on the device."""
+    rng = np.random.default_rng(1)
+    clouds = [rng.random((n, 2)) for n in (40, 1100, 33)]
+    masses = [rng.dirichlet(np.full(len(x), 3.0)) * 1.1**k for k, x in enumerate(clouds)]
+
+    def squares(i, j):
+        return ((clouds[i][:, None] - clouds[j]) ** 2).sum(2)
+
+    if kind == "points":
+        costs = {(k, k + 1): mapuot.PointCloud(clouds[k], clouds[k + 1]) for k in range(2)}
+    else:
+        costs = {(1, 0): cp.asarray(squares(1, 0).astype(np.float32)), (2, 1): cp.asarray(squares(1, 2)).T}
+    found = mapuot.multimarginal(costs, masses, 0.05, 1.0, backend="cuda")
+    cpu = mapuot.multimarginal({(k, k + 1): squares(k, k + 1) for k in range(2)}, masses, 0.05, 1.0)
+    assert found.converged
+    for k in range(3):
+        apart = np.abs(found.marginal(k) - cpu.marginal(k)).sum()
+        assert apart <= (1.01 * (found.error_bound + cpu.error_bound) + 1e-6 * (kind == "turned")) * cpu.mass
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_clusters_exchange_is_the_plan(dtype):
     k, rng = made(37, 77, dtype), np.random.default_rng(2)
