@@ -90,7 +90,7 @@ class LogKernel:
         raise NotImplementedError
 
     def exchanged(self) -> tuple[F64, Any]:
-        """Of the last labelled pass: the plan's mass in each cluster but for a factor, the columns' shares of it."""
+        """Of the last labelled pass: the plan's mass in each cluster but for a factor, and, beside K, columns' shares."""
         raise NotImplementedError
 
     def host(self, x: Any) -> F64:

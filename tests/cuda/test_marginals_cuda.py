@@ -207,7 +207,7 @@ def test_what_clusters_exchange_is_the_plan(dtype):
     P = np.exp(base - 0.9 * log_s)[:, None] * k.K.get()[:, :77] * v
     blocks, (mass, shares) = np.stack([P[label == x].sum(0) for x in range(8)]), k.exchanged()
     np.testing.assert_allclose(mass / mass.sum(), blocks.sum(1) / blocks.sum(), rtol=1e-6)
-    np.testing.assert_allclose(shares, blocks / blocks.sum(1)[:, None], rtol=2e-6)
+    np.testing.assert_allclose(shares.get(), blocks / blocks.sum(1)[:, None], rtol=2e-6)
 
 
 @pytest.mark.parametrize(("reg_m", "at"), [(1.0, "host"), (np.inf, "device")])

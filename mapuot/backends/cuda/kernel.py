@@ -125,7 +125,7 @@ class Kernel(LogKernel):
     def label(self, labels: Labels | None) -> None:
         self.labels = labels
         if labels:  # nothing, should no pass be as it is wanted
-            self.told = np.zeros(labels.clusters), np.zeros((labels.clusters, self.n), np.float32)
+            self.told = np.zeros(labels.clusters), self.xp.zeros((labels.clusters, self.n), np.float32)
 
     def exchange(self, labels: Labels, u: F64, v: Any) -> tuple[F64, Any]:
         """A product of the clusters with K more, which counts as no pass."""
@@ -135,7 +135,7 @@ class Kernel(LogKernel):
         blocks = (members @ self.K[:, : self.n]) * xp.asarray(v)
         mass = blocks.sum(1)
         shares = (blocks / xp.maximum(mass, TINY)[:, None]).astype(np.float32)
-        return self.host(mass), self.host(shares)
+        return self.host(mass), shares
 
     def exchanged(self) -> tuple[F64, Any]:
         return self.told

@@ -97,7 +97,11 @@ class TreePass:
             end += 1
         if end == first:
             return []
-        room.send(sent=sent, near=out["near"])
+        room.send(sent=sent)
+        if first:
+            room.send(near=out["near"])
+        else:
+            room.there[room.at["near"]].fill(0)
         self.launch("open_pass", end - first, WHOLE, first)
         for k in range(first, end):
             owner, own = self.kernels[k], self.largest + k * LARGEST.itemsize + 8 * OWN
