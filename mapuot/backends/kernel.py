@@ -90,7 +90,7 @@ class LogKernel:
         raise NotImplementedError
 
     def exchanged(self) -> tuple[F64, Any]:
-        """Of the last labelled pass: the plan's mass in each cluster but for a factor; columns' shares of it, beside K."""
+        """Of the last labelled pass: the plan's mass in each cluster but for a factor; beside K, columns' shares."""
         raise NotImplementedError
 
     def host(self, x: Any) -> F64:
