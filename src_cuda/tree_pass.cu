@@ -132,9 +132,9 @@ __device__ __forceinline__ void close_row(const Messages &x, const Edge &edge, L
     raise(&found->u, u);
 }
 
-// The message to the parent's point j, added to what it has, and base of the edge above
+// The message to the parent's point j, added to what it has, and base of the edge above; -1: none
 __device__ __forceinline__ void close_column(const Messages &x, const Edge &edge, const Edge *edges, Largest *largest,
-                                             Largest *found, int64_t j)
+                                             Largest *found, int64_t above, int64_t j)
 {
     double low = -INF, high = -INF, size = 0, a_size = 0, own = -INF;
     if (j < edge.n) {
@@ -148,28 +148,30 @@ __device__ __forceinline__ void close_column(const Messages &x, const Edge &edge
         low = -sum;
         high = sum;
         size = fabs(up);
-        if (edge.above >= 0)
-            open_row(edges[edge.above], x.log_weight[edge.parent + j], near, j, a_size, own);
+        if (above >= 0)
+            open_row(edges[above], x.log_weight[edge.parent + j], near, j, a_size, own);
     }
     raise(&found->low_sum, low);
     raise(&found->high_sum, high);
     raise(&found->out, size);
-    if (edge.above >= 0) {
-        raise(&largest[edge.above].a, a_size);
-        raise(&largest[edge.above].own, own);
+    if (above >= 0) {
+        raise(&largest[above].a, a_size);
+        raise(&largest[above].own, own);
     }
 }
 
-// After fused_pass over edge e: the first blocks have its rows, the others its columns
+// After fused_pass over edge e: the first blocks have its rows, the others its columns.  Nothing may be written for edges
+// from `end` on, which the pass does not reach: their vectors may be no more.
 extern "C" __global__ void __launch_bounds__(256)
-    close_edge(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e)
+    close_edge(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e, int end)
 {
     const Edge &edge = edges[e];
     const int64_t rows = (edge.m + 255) / 256, block = blockIdx.x;
     if (block < rows)
         close_row(x, edge, largest + e, block * 256 + threadIdx.x);
     else
-        close_column(x, edge, edges, largest, largest + e, (block - rows) * 256 + threadIdx.x);
+        close_column(x, edge, edges, largest, largest + e, edge.above < end ? edge.above : -1,
+                     (block - rows) * 256 + threadIdx.x);
 }
 
 // v of edge e on the way back, from all that the parent has but what the child has sent.  One block

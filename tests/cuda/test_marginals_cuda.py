@@ -174,6 +174,27 @@ def test_passes_are_those_edge_by_edge(shape, dtype, reg):
     assert len(gone) > 5 or reg == 0.1 or dtype == "float64"
 
 
+@pytest.mark.parametrize("apart", range(5))
+def test_an_edge_whose_kernel_is_read_twice_goes_alone(apart):
+    """The pass stops before it, touches nothing of it, and goes on behind it."""
+    costs, masses = problem("chain", 6, 7)
+    given = MultiProblem.from_arguments(costs, masses, 0.1, [1.0] * 6, cp)
+    one, other = (Tree(dataclasses.replace(given, storage="float64")) for _ in range(2))
+    other.whole_pass = None
+    state = np.random.default_rng(0).normal(size=one.ends[-1])
+    one.sweep(state)
+    k = one.kernels[one.inner[apart][0]]
+    held, k.one_read = k.one_read, None
+    held.ends.fill(7.0)
+    found, wanted = (tree.sweep(state) for tree in (one, other))
+    for tree, state_found in ((one, found), (other, wanted)):
+        tree.complete(state_found)
+    assert (held.ends.get() == 7.0).all()
+    np.testing.assert_allclose(found.log_u.flat, wanted.log_u.flat, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.log_s.flat, wanted.log_s.flat, rtol=0, atol=1e-12)
+    assert found.rounding == pytest.approx(wanted.rounding, rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["points", "turned"])
 def test_costs_of_each_kind_are_those_of_the_cpu(kind):
     """More points than threads of a block; strides of columns, float32, and costs that are made on the device."""

@@ -82,8 +82,8 @@ class TreePass:
             self.there.set(self.edges.view(np.uint8))
         return True
 
-    def launch(self, name: str, blocks: int, threads: int, k: int) -> None:
-        arguments = by_value(self.messages), self.there, np.uint64(self.largest), np.int32(k)
+    def launch(self, name: str, blocks: int, threads: int, *edges: int) -> None:
+        arguments = by_value(self.messages), self.there, np.uint64(self.largest), *map(np.int32, edges)
         self.functions[name]((blocks,), (threads,), arguments)
 
     def run(self, first: int, sent: F64, narrow: bool, **out: F64) -> list[float]:
@@ -107,7 +107,7 @@ class TreePass:
             owner, own = self.kernels[k], self.largest + k * LARGEST.itemsize + 8 * OWN
             one = self.passes[k]
             one.launch(self.sums, one.ends.data.ptr, own, self.fi[k])
-            self.launch("close_edge", -(-owner.m // THREADS) - (-owner.n // THREADS), THREADS, k)
+            self.launch("close_edge", -(-owner.m // THREADS) - (-owner.n // THREADS), THREADS, k, end)
         room.bring("late", "log_u", "up", "largest")
         errors = self.judged(range(first, end), partial(through_error, narrow=narrow))
         for k in range(first, first + len(errors)):
