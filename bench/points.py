@@ -525,8 +525,8 @@ def run(args: Any) -> dict[str, Any]:
     parts: list[tuple[str, Callable[..., Any], list[Any]]] = [
         ("passes", device_passes if gpu else functools.partial(passes, threads=args.threads),
          [(n, d) for n in sizes for d in dimensions]),
-        ("solves", functools.partial(solves, threads=args.threads, backend=backend), cases),
         ("to_error", to_error, [(LARGE[0], reg, rho) for reg in REGS for rho in ERROR_RHOS]),
+        ("solves", functools.partial(solves, threads=args.threads, backend=backend), cases),
         ("images", functools.partial(images, threads=args.threads, backend=backend),
          [(side,) for side in ((96,) if args.quick else (128, 1024))]),
         ("losses", functools.partial(losses, threads=args.threads), [(min((*sizes, 4000)), 3)]),
