@@ -99,24 +99,22 @@ class LogKernel:
 
     # ---- what all do alike ----
 
-    def absorb(self, y: F64, balanced: bool = True) -> bool:
+    def absorb(self, y: F64, balanced: bool = True, folded: Callable[[F64], F64] | None = None) -> bool:
         """K around the columns' y: p from the largest term of each row, q from those of each column beside p.
 
         Not balanced, where its storage holds all entries: but for a factor as they are. Returned is whether it is.
+        ``folded``: what q takes from the columns' largest terms, if not all of it.
         """
         balanced = balanced or 2 * self.largest > SAFE_SPREAD[self.dtype]
         if balanced:
-            self.q = y - self.folded(self.balance(np.ascontiguousarray(y)))
+            top = self.balance(np.ascontiguousarray(y))
+            self.q = y - (folded(top) if folded else top)
         else:  # above 1, entries would bring back what is flushed of vectors
             self.p[:], self.q = self.ends[0] / self.reg, np.zeros(len(y))
         self.absorbed = largest_of(self.p) + largest_of(self.q)
         self.build()
         self.builds += 1
         return balanced
-
-    def folded(self, top: F64) -> F64:
-        """What q takes from the columns' largest terms: all of it."""
-        return top
 
     def through(self, y: F64, a: F64, fi: float, narrow: bool = False) -> tuple[F64, F64, float]:
         """(R, what leaves by the columns, bound of the rounding of both); narrow: sums in float32."""

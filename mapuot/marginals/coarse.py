@@ -10,6 +10,7 @@ For two marginals: src_c/coarse_tmpl.c.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -74,7 +75,8 @@ class Coarse:
     """The correction of one tree at one reg, and in which passes it is made; ``before``: that of a larger reg."""
 
     def __init__(self, tree: Tree, before: Coarse | None) -> None:
-        self.tree, self.on, self.passes, self.dropped, self.labelled = tree, False, 0, 0, False
+        self.tree = weakref.proxy(tree)  # which holds this: a circle would keep its kernels until it is collected
+        self.on, self.passes, self.dropped, self.labelled = False, 0, 0, False
         self.found: list[Labels] | None = before.found if before else None
         problem = tree.problem
         self.fi = [x.fi(problem.reg) for x in problem.marginals]
