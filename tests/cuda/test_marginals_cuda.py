@@ -1,6 +1,8 @@
 """Many marginals on a GPU: one read of K against plain products, whole solves against Newton's method and the CPU."""
 
 import dataclasses
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -172,6 +174,20 @@ def test_passes_are_those_edge_by_edge(shape, dtype, reg):
             assert (kernel_.builds, kernel_.dtype) == (other.kernels[k].builds, other.kernels[k].dtype)
     assert sum(map(len, gone)) == 25 or reg < 0.1
     assert len(gone) > 5 or reg == 0.1 or dtype == "float64"
+
+
+def test_kernels_go_with_their_result():
+    """Not when circles are collected: they may hold most of the device."""
+    costs, masses = problem("chain", 3, 6)
+    gc.collect()
+    gc.disable()
+    try:
+        result = mapuot.multimarginal(costs, masses, 0.05, 1.0, backend="cuda")
+        held = [weakref.ref(x) for x in result._body.kernels.values()]
+        del result
+        assert [x() for x in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("apart", range(5))

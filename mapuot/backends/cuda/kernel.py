@@ -181,7 +181,8 @@ class OneRead:
 
     def __init__(self, owner: Kernel, shape: Strips) -> None:
         xp, m, ld = owner.xp, owner.m, owner.ld
-        self.owner, self.shape, self.back = owner, shape, 0
+        self.xp, self.m, self.n, self.ld = xp, m, owner.n, ld  # not the owner: a circle would keep its K
+        self.shape, self.back = shape, 0
         options = {"STORE": STORES[owner.dtype], **shape.options}
         self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
         row = row_bytes(shape.slice, owner.K.itemsize, shape.THREADS)
@@ -204,15 +205,15 @@ class OneRead:
 
     def __call__(self, v: Any, base: F64, fi: float) -> tuple[F64, Any]:
         """(s = K v, K^T u on the device), u = e^base s^-fi."""
-        owner, shape = self.owner, self.shape
-        self.v[: owner.n] = owner.xp.asarray(v)
-        self.ends[: owner.m].set(np.ascontiguousarray(base))
-        sums = owner.xp.empty((shape.streams, owner.ld))
+        streams = self.shape.streams
+        self.v[: self.n] = self.xp.asarray(v)
+        self.ends[: self.m].set(np.ascontiguousarray(base))
+        sums = self.xp.empty((streams, self.ld))
         self.launch(sums, self.ends.data.ptr, 0, fi)
-        if shape.streams > 1:
-            grid = (min(-(-owner.ld // 256), self.blocks),)
-            self.join(grid, (256,), (sums, np.int64(owner.ld), np.int32(shape.streams)))
-        return self.ends[owner.m :].get(), sums[0, : owner.n]
+        if streams > 1:
+            grid = (min(-(-self.ld // 256), self.blocks),)
+            self.join(grid, (256,), (sums, np.int64(self.ld), np.int32(streams)))
+        return self.ends[self.m :].get(), sums[0, : self.n]
 
     def launch(self, sums: Any, base: int, own: int, fi: float) -> None:
         """The pass of what ``v`` and the address ``base`` hold, less the number at ``own``; a row of sums a stream."""
