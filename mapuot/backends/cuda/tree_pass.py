@@ -36,7 +36,7 @@ class TreePass:
 
     def __init__(self, edges: list[tuple[int, int, Kernel, float]], points: list[int], log_weight: F64) -> None:
         """``points``: where those of each marginal begin; log_weight: the log masses of all."""
-        self.kernels, self.log_weight = [kernel for _, _, kernel, _ in edges], log_weight
+        self.kernels, self.log_weight = [edge[2] for edge in edges], log_weight
         self.builds, self.vectors = [-1] * len(edges), dict[int, Any]()
         self.passes = dict[int, OneRead]()
         self.edges, self.there = np.zeros(len(edges), EDGE), cp.empty(len(edges) * EDGE.itemsize, np.uint8)
