@@ -20,6 +20,7 @@ from .ranks import Ranks
 from .validate import as_array, as_choice, as_positive, check_kind
 
 AUTO_ENTRIES = 1 << 26  # pairs from which "auto" skips some: below it all of them take less than a second
+FEW = 4  # dimensions in which what holds all points tells the range of their costs well enough
 MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
 METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 
@@ -177,24 +178,26 @@ class PointCloud(Cost):
 
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
         """As of every cost; bounds of it where to look at all pairs would take longer than the solve."""
-        bounded = self.truncates(self.size) and self.size >= AUTO_ENTRIES and self.metric != "wfr"
+        tight = self.dim <= FEW or self.truncates(self.size)
+        bounded = tight and self.size >= AUTO_ENTRIES and self.metric != "wfr"
         found = self._bounds() if bounded else super().range(backend, threads)
         if found[3] and self.metric != "wfr":
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
         return found
 
     def _bounds(self) -> tuple[float, float, int, int]:
-        """Costs between the boxes that hold all points."""
+        """Costs between the boxes that hold all points; the largest also from the balls around the middle that do."""
         metric, scale = self.core
         y = self.columns[:, : self.shape[1]]
         (x_low, x_high), (y_low, y_high) = corners(self.rows), (y.min(1), y.max(1))
+        order, power = (1, 1.0) if metric == "cityblock" else (2, 1.0 if metric == "euclidean" else 2.0)
         with np.errstate(over="ignore"):
+            middle = 0.5 * (y_low + y_high)
+            radii = farthest(self.rows.T, middle, order) + farthest(y, middle, order)
             most = np.maximum(x_high - y_low, y_high - x_low)
             least = np.maximum(0.0, np.maximum(x_low - y_high, y_low - x_high))
-            power = 1 if metric == "cityblock" else 2
-            low, high = (
-                float(scale * (z**power).sum() ** (0.5 if metric == "euclidean" else 1)) for z in (least, most)
-            )
+            apart = np.array([np.linalg.norm(least, order), min(np.linalg.norm(most, order), radii * (1 + 1e-12))])
+            low, high = (scale * apart**power).tolist()
         return (low, high, 0, 0) if math.isfinite(high) else (0.0, 0.0, 0, self.size)
 
     def error(self, largest: float) -> float:
@@ -288,6 +291,18 @@ def padded(table: Any) -> Any:
     """Behind the last entry so many more like it that the core can read PAD at once."""
     behind = -len(table) % PAD
     return np.pad(table, ((0, behind), *[(0, 0)] * (table.ndim - 1)), mode="edge") if behind else table
+
+
+def farthest(points: Any, middle: F64, order: int) -> float:
+    """The largest distance of points (d, n) from ``middle``: coordinate by coordinate, of what a cache holds."""
+    most, step = 0.0, 1 << 13
+    for i in range(0, points.shape[1], step):
+        total: Any = 0.0
+        for row, m in zip(points, middle, strict=True):
+            part = np.abs(row[i : i + step] - m)
+            total = total + (part if order == 1 else part * part)
+        most = max(most, float(np.max(total)))
+    return float(most ** (1 / order))
 
 
 def corners(points: F64) -> tuple[F64, F64]:

@@ -285,3 +285,25 @@ def test_what_points_cannot_do_is_said():
         mapuot.solve(cloud, a, b, 0.1, 1.0, penalty="tv").gradient()
     with pytest.raises(mapuot.InfeasibleError):
         mapuot.solve(mapuot.PointCloud(x, y + 10, "wfr"), a, b, 0.1, 1.0)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
+@pytest.mark.parametrize("dim", [2, 3, 4])
+def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch):
+    """Near the true ones, of clouds of any shape, and the answers are as certified by them."""
+    rng = np.random.default_rng(dim)
+    for apart in (0.0, 3.0):
+        x, y = rng.normal(size=(900, dim)), rng.normal(size=(800, dim)) + apart
+        cloud = mapuot.PointCloud(x, y, metric, scale=0.3, truncate=None)
+        low, high, *odd = cloud.range(cpu)
+        monkeypatch.setattr("mapuot.points.AUTO_ENTRIES", 1)
+        bounds = cloud.range(cpu)
+        assert odd == [0, 0] == list(bounds[2:])
+        assert bounds[0] <= low * (1 + 1e-12)
+        assert high * (1 - 1e-12) <= bounds[1] <= 2 * high
+        a, b, reg = np.full(900, 1 / 900), np.full(800, 1.1 / 800), 0.03 * high
+        got = mapuot.solve(cloud, a, b, reg, high)
+        monkeypatch.undo()
+        want = mapuot.solve(cloud, a, b, reg, high, tol=1e-9)
+        assert abs(got.n_passes - mapuot.solve(cloud, a, b, reg, high).n_passes) <= 2
+        assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
