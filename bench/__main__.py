@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     common_options.add_argument(
         "--device",
         choices=("cpu", "gpu"),
-        help="for batch (default: gpu where there is one), points, sparse and small-reg (default: cpu)",
+        help="for batch (default: gpu where there is one), points, tensors, sparse and small-reg (default: cpu)",
     )
     common_options.add_argument("--size", type=int, help="for points: how many")
     common_options.add_argument(

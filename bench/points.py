@@ -4,7 +4,13 @@ A pass: seconds of float32 and float64 ones, taken in turn with those over a sto
 evaluations of pairs, two of each a pass ("last": of passes that end a solve to 1e-6), beside its rate of 2^x. A solve:
 seconds to tol 1e-6, and the error of its plan on ROWS sampled rows, formed by SciPy in float64 outside of the library
 and compared with those of a solve to 1e-9; of all pairs, and without those that are provably negligible ("kept" is the
-share of the others). Peers are judged by the same rows, on a GPU after a call that compiles. n is 10,000, or --size.
+share of the others). Peers are judged by the same rows, after a call that compiles, with 100 iterations and with 1000
+where these take up to ten seconds. n is 4,000 and 10,000, on a GPU 10,000 and 100,000, or --size; OTT and GeomLoss, the
+slowest, are on a CPU asked for up to 4,000 points in 3-D. OTT's entropy has no masses in it; they are equal here, so
+that one more coordinate, which adds -reg log(a_i b_j) to all costs, makes its problem this one.
+
+A plan error of 1e-3 (a GPU, 100,000 points in 3-D, not --quick): our seconds to a certified one, and flash-sinkhorn's
+with the fewest iterations, of doubled ones, that reach it, with TF32 and without.
 
 Large clouds (a GPU, not --quick): balanced, in a unit cube at a blur of .05, seconds to a certified 1e-6 and to the
 marginals that flash-sinkhorn's multiscale solver stops at, beside its seconds; both judged by the marginals of ROWS
@@ -18,8 +24,10 @@ image pair as Grid and, up to 128 x 128 on a CPU, as PointCloud.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
+import os
 import re
 import sys
 import time
@@ -41,15 +49,16 @@ from mapuot.strategy import make_options
 
 from . import common
 
-SIZE, QUICK_SIZE = 10_000, 1_500
+SIZES, GPU_SIZES, QUICK_SIZE = (4_000, 10_000), (10_000, 100_000), 1_500
 DIMENSIONS = (2, 3, 10, 64)
 REGS, RHO = (0.05, 0.01), 1.0
 SMALL, FEW = 1e-3, 3  # of costs of 1, in up to so many dimensions: where most pairs can be skipped
 ROWS = 200
-MOST_BYTES = 1 << 31  # of a matrix that a stored K or a peer needs
-POT_ITERATIONS = (100, 1000)
-FLASH_ITERATIONS = (100, 1000)
+MOST_BYTES = 1 << 32  # of the matrices that a stored K or a peer needs
+ITERATIONS, LONG = (100, 1000), 10.0  # of a peer; seconds above which the second count is left out
+PLAN_ERROR, ERROR_RHOS, LONGEST = 1e-3, (0.1, 1.0, 10.0), 5.0  # seconds after which no more iterations are tried
 LARGE, LARGE_REG, FLASH_TOL = (100_000, 1_000_000), 0.05**2, 5e-3  # its default
+FLASH_DIMENSIONS = (3,)  # in each it tries its kernels for two minutes before the first call ends
 
 
 def clouds(n: int, d: int) -> tuple[Any, Any, Any, Any]:
@@ -160,6 +169,15 @@ def rows_of(problem: Any, potentials: tuple[Any, Any], reg: float) -> Any:
         return a[some, None] * b * np.exp(exponent)
 
 
+def our_costs(x: Any, y: Any, reg: float) -> dict[str, Callable[[], Any]]:
+    found: dict[str, Callable[[], Any]] = {"points": lambda: mapuot.PointCloud(x, y, truncate=None)}
+    if reg == SMALL:
+        found["points, truncated"] = lambda: mapuot.PointCloud(x, y, truncate=1.0)
+    if 12 * len(x) * len(y) <= MOST_BYTES:
+        found["matrix"] = lambda: cdist(x, y, "sqeuclidean")
+    return found
+
+
 def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[str, Any]]:
     problem = x, y, a, b = clouds(n, d)
     cloud = mapuot.PointCloud(x, y, truncate=None)
@@ -180,42 +198,85 @@ def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[
             told["kept"] = result.sorted.problem.cost.kept.share
         return result.log_u, result.log_v, told
 
-    judged("points", lambda: ours(lambda: cloud))
-    if reg == SMALL:
-        judged("points, truncated", lambda: ours(lambda: mapuot.PointCloud(x, y, truncate=1.0)))
-    if 12 * n * n <= MOST_BYTES:
-        judged("matrix", lambda: ours(lambda: cdist(x, y, "sqeuclidean")))
+    for name, M in our_costs(x, y, reg).items():
+        if backend == "cuda":
+            ours(M)  # compiles
+        judged(name, functools.partial(ours, M))
     for name, call in peers(problem, reg, backend == "cuda").items():
-        judged(name, call)
+        for iterations in ITERATIONS:
+            if iterations > ITERATIONS[0] and found[-1]["seconds"] * iterations / ITERATIONS[0] > LONG:
+                break
+            judged(f"{name}, {iterations} iterations", functools.partial(call, iterations))
+    if importlib.util.find_spec("geomloss") and may_be_slow(n, d, backend == "cuda"):
+        judged("GeomLoss", lambda: geomloss(x, y, a, b, reg, "cuda" if backend == "cuda" else "cpu"))
     return found
 
 
-def peers(problem: Any, reg: float, gpu: bool) -> dict[str, Callable[[], tuple[Any, Any, Any]]]:
+def may_be_slow(n: int, d: int, gpu: bool) -> bool:
+    """Whether peers are asked whose iterations take longest, or the most memory."""
+    return 32 * n * n <= MOST_BYTES if gpu else n <= SIZES[0] and d == FEW
+
+
+def peers(problem: Any, reg: float, gpu: bool) -> dict[str, Callable[[int], tuple[Any, Any, Any]]]:
+    """What makes so many iterations of a peer, each compiled."""
     x, y, a, b = problem
-    found: dict[str, Callable[[], tuple[Any, Any, Any]]] = {}
-    if gpu and importlib.util.find_spec("flash_sinkhorn"):
+    found: dict[str, Callable[[int], tuple[Any, Any, Any]]] = {}
+    if gpu and importlib.util.find_spec("flash_sinkhorn") and x.shape[1] in FLASH_DIMENSIONS:
         for tf32 in (True, False):
-            flash(x, y, a, b, reg, 2, tf32)  # compiles
-            for iterations in FLASH_ITERATIONS:
-                name = f"flash-sinkhorn, {'TF32' if tf32 else 'float32'}, {iterations} iterations"
-                found[name] = lambda k=iterations, t=tf32: flash(x, y, a, b, reg, k, t)  # type: ignore[misc]
+            name = f"flash-sinkhorn, {'TF32' if tf32 else 'float32'}"
+            found[name] = functools.partial(flash, x, y, a, b, reg, RHO, tf32)
+            found[name](2)
+    if importlib.util.find_spec("ott") and may_be_slow(*x.shape, gpu):
+        found["OTT"] = ott_of(x, y, a, b, reg)
     if importlib.util.find_spec("ot") and 32 * len(x) * len(y) <= MOST_BYTES:
-        for iterations in POT_ITERATIONS:
-            found[f"POT, {iterations} iterations"] = lambda k=iterations: pot(x, y, a, b, reg, k)  # type: ignore[misc]
-    if importlib.util.find_spec("geomloss") and 32 * len(x) * len(y) <= MOST_BYTES:
-        found["GeomLoss"] = lambda: geomloss(x, y, a, b, reg, "cuda" if gpu else "cpu")
+        found["POT"] = functools.partial(pot, x, y, a, b, reg, gpu)
+        found["POT"](2)
     return found
 
 
-def pot(x: Any, y: Any, a: Any, b: Any, reg: float, iterations: int) -> tuple[Any, Any, Any]:
+def pot(x: Any, y: Any, a: Any, b: Any, reg: float, gpu: bool, iterations: int) -> tuple[Any, Any, Any]:
+    """Its default, of NumPy's arrays, on a GPU of torch's."""
     import ot
 
+    given = a, b, cdist(x, y, "sqeuclidean")
+    if gpu:
+        import torch
+
+        given = tuple(torch.from_numpy(z).cuda() for z in given)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _, log = ot.unbalanced.sinkhorn_unbalanced(
-            a, b, cdist(x, y, "sqeuclidean"), reg, RHO, numItermax=iterations, stopThr=0.0, log=True
-        )
-    return log["logu"], log["logv"], {"iterations": iterations}
+        _, log = ot.unbalanced.sinkhorn_unbalanced(*given, reg, RHO, numItermax=iterations, stopThr=0.0, log=True)
+    log_u, log_v = (np.asarray(log[k].cpu() if gpu else log[k]) for k in ("logu", "logv"))
+    return log_u, log_v, {"iterations": iterations}
+
+
+def ott_of(x: Any, y: Any, a: Any, b: Any, reg: float) -> Callable[[int], tuple[Any, Any, Any]]:
+    """Of the whole matrix: its batches of rows (0.6.0) need a function that JAX no longer has."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else nothing is left to the others
+    import jax
+    from ott.geometry import pointcloud
+    from ott.problems.linear import linear_problem
+    from ott.solvers.linear import sinkhorn
+
+    jax.config.update("jax_enable_x64", True)
+    apart = math.sqrt(-reg * math.log(a[0] * b[0]))
+    x_, y_ = (jax.numpy.asarray(np.c_[z, np.full(len(z), t)]) for z, t in ((x, apart), (y, 0.0)))
+    tau = RHO / (RHO + reg)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def solve(iterations: int, x_: Any, y_: Any) -> Any:
+        geometry = pointcloud.PointCloud(x_, y_, epsilon=reg)
+        problem = linear_problem.LinearProblem(geometry, jax.numpy.asarray(a), jax.numpy.asarray(b), tau, tau)
+        out = sinkhorn.Sinkhorn(threshold=0.0, max_iterations=iterations, recenter_potentials=True)(problem)
+        return out.f, out.g
+
+    compiled = {iterations: solve.lower(iterations, x_, y_).compile() for iterations in ITERATIONS}
+
+    def call(iterations: int) -> tuple[Any, Any, Any]:
+        f, g = (np.asarray(z) / reg for z in compiled[iterations](x_, y_))
+        return f, g, {"iterations": iterations}
+
+    return call
 
 
 def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float, device: str) -> tuple[Any, Any, Any]:
@@ -225,21 +286,59 @@ def geomloss(x: Any, y: Any, a: Any, b: Any, reg: float, device: str) -> tuple[A
 
     tensors = (torch.from_numpy(z).to(device) for z in (a, math.sqrt(2) * x, b, math.sqrt(2) * y))
     a_, x_, b_, y_ = (z.contiguous() for z in tensors)
-    loss = SamplesLoss("sinkhorn", p=2, blur=math.sqrt(reg), reach=math.sqrt(RHO), debias=False, potentials=True)
+    loss = SamplesLoss("sinkhorn", p=2, blur=math.sqrt(reg), reach=math.sqrt(RHO), debias=False, potentials=True,
+                       backend="tensorized")  # fmt: skip
     f, g = loss(a_, x_, b_, y_)
     return f.cpu().numpy().ravel() / reg, g.cpu().numpy().ravel() / reg, {}
 
 
-def flash(x: Any, y: Any, a: Any, b: Any, reg: float, iterations: int, tf32: bool) -> tuple[Any, Any, Any]:
+def flash(x: Any, y: Any, a: Any, b: Any, reg: float, rho: float, tf32: bool, iterations: int) -> tuple[Any, Any, Any]:
     import torch
     from flash_sinkhorn import SamplesLoss
 
     tensors = (torch.from_numpy(z).float().cuda() for z in (x, a, y, b))
     x_, a_, y_, b_ = tensors
-    loss = SamplesLoss(blur=math.sqrt(reg), reach=math.sqrt(RHO), eps=reg, n_iters=iterations, potentials=True,
+    loss = SamplesLoss(blur=math.sqrt(reg), reach=math.sqrt(rho), eps=reg, n_iters=iterations, potentials=True,
                        normalize=False, use_epsilon_scaling=False, allow_tf32=tf32)  # fmt: skip
     f, g = (z.double().cpu().numpy() / reg for z in loss(a_, x_, b_, y_))
     return f, g, {"iterations": iterations}
+
+
+# ---- to a plan error
+
+
+def to_error(n: int, reg: float, rho: float) -> dict[str, Any]:
+    """Seconds to PLAN_ERROR; flash-sinkhorn's are those of its longest try where LONGEST or its floor comes first."""
+    problem = x, y, a, b = clouds(n, 3)
+
+    def ours(tol: float) -> Any:
+        return mapuot.solve(mapuot.PointCloud(x, y), a, b, reg, rho, tol=tol, backend="cuda")
+
+    exact = ours(1e-9)
+    truth = rows_of(problem, (exact.log_u, exact.log_v), reg)
+
+    def missed(potentials: Any) -> float:
+        return float(np.abs(rows_of(problem, potentials, reg) - truth).sum() / truth.sum())
+
+    ours(PLAN_ERROR)  # compiles
+    result, seconds, _ = peak(lambda: ours(PLAN_ERROR))
+    row = {"n": n, "reg": reg, "rho": rho, "seconds": seconds, "iterations": result.n_passes,
+           "error": missed((result.log_u, result.log_v)), "bound": result.error_bound}  # fmt: skip
+    if importlib.util.find_spec("flash_sinkhorn"):
+        row["flash"] = [least_iterations(x, y, a, b, reg, rho, tf32, missed) for tf32 in (True, False)]
+    return row
+
+
+def least_iterations(
+    x: Any, y: Any, a: Any, b: Any, reg: float, rho: float, tf32: bool, missed: Callable[[Any], float]
+) -> dict[str, Any]:
+    flash(x, y, a, b, reg, rho, tf32, 2)  # compiles
+    iterations, seconds, error = 8, 0.0, math.inf
+    while error > PLAN_ERROR and 2 * seconds < LONGEST:
+        iterations *= 2
+        (log_u, log_v, _), seconds, _ = peak(functools.partial(flash, x, y, a, b, reg, rho, tf32, iterations))
+        error = missed((log_u, log_v))
+    return {"TF32": tf32, "iterations": iterations, "seconds": seconds, "error": error, "reached": error <= PLAN_ERROR}
 
 
 # ---- large clouds
@@ -412,37 +511,42 @@ def skipped(gpu: bool) -> dict[str, str]:
         "flash_sinkhorn": "flash-sinkhorn",
     }
     found = {name: "not installed" for module, name in names.items() if not importlib.util.find_spec(module)}
-    known = {
-        "OTT-JAX": "its reference measure is uniform: another problem",
-        "flash-sinkhorn": "" if gpu else "it runs on GPUs only",
-    }
+    known = {"flash-sinkhorn": "" if gpu else "it runs on GPUs only"}
     return {name: why for name in names.values() if (why := found.get(name, known.get(name, "")))}
 
 
 def run(args: Any) -> dict[str, Any]:
-    n = args.size or (QUICK_SIZE if args.quick else SIZE)
     gpu = args.device == "gpu"
+    sizes = (args.size,) if args.size else (QUICK_SIZE,) if args.quick else GPU_SIZES if gpu else SIZES
     if gpu and not getattr(pick("cuda"), "MAKES_COSTS", False):
         return {"skipped": "the cuda backend takes no points"}
-    dimensions = DIMENSIONS[1:2] if args.quick else DIMENSIONS
-    with common.blas_threads(args.threads):
-        one = [
-            device_passes(n, d) if gpu else passes(n, d, args.threads)
-            for d in tqdm(dimensions, desc="passes", file=sys.stderr)
-        ]
-        cases = [(d, reg) for d in dimensions for reg in (*REGS, *[SMALL] * (d <= FEW))]
-        many = [
-            row for d, reg in tqdm(cases, desc="solves", file=sys.stderr)
-            for row in solves(n, d, reg, args.threads, "cuda" if gpu else "cpu")
-        ]  # fmt: skip
-        sides = (96,) if args.quick else (128, 1024)
-        pairs = [row for side in sides for row in images(side, args.threads, "cuda" if gpu else "cpu")]
-        loss = [] if gpu else losses(min(n, 4000), 3, args.threads)
-        big = [row for size in LARGE for row in large(size)] if gpu and not args.quick else []
-        big += [] if args.quick else unbalanced(LARGE[-1], args.threads, gpu)
-    return {"n": n, "passes": one, "solves": many, "images": pairs, "losses": loss, "large": big,
-            "not measured": skipped(gpu),
-            "file": "points_gpu" if gpu else "points"}  # fmt: skip
+    dimensions, backend = DIMENSIONS[1:2] if args.quick else DIMENSIONS, "cuda" if gpu else "cpu"
+    cases = [(n, d, reg) for n in sizes for d in dimensions for reg in (*REGS, *[SMALL] * (d <= FEW))]
+    parts: list[tuple[str, Callable[..., Any], list[Any]]] = [
+        ("passes", device_passes if gpu else functools.partial(passes, threads=args.threads),
+         [(n, d) for n in sizes for d in dimensions]),
+        ("to_error", to_error, [(LARGE[0], reg, rho) for reg in REGS for rho in ERROR_RHOS]),
+        ("solves", functools.partial(solves, threads=args.threads, backend=backend), cases),
+        ("images", functools.partial(images, threads=args.threads, backend=backend),
+         [(side,) for side in ((96,) if args.quick else (128, 1024))]),
+        ("losses", functools.partial(losses, threads=args.threads), [(min((*sizes, 4000)), 3)]),
+        ("large", functools.partial(unbalanced, threads=args.threads, gpu=gpu), [(LARGE[-1],)]),
+        ("large", large, [(n,) for n in LARGE]),
+    ]  # fmt: skip
+    left_out = ({"losses"} if gpu else {"to_error"}) | ({"to_error", "large"} if args.quick else set())
+    found: dict[str, Any] = {name: [] for name, _, _ in parts}
+    found |= {"n": max(sizes), "not measured": skipped(gpu), "file": "points_gpu" if gpu else "points"}
+    try:
+        with common.blas_threads(args.threads):
+            for name, call, jobs in parts:
+                if name in left_out or (call is large and not gpu):
+                    continue
+                for job in tqdm(jobs, desc=name, file=sys.stderr):
+                    rows = call(*job)
+                    found[name] += rows if isinstance(rows, list) else [rows]
+    except KeyboardInterrupt:
+        found["not measured"]["the rest"] = "interrupted"
+    return found
 
 
 def report(data: dict[str, Any]) -> str:
@@ -458,12 +562,43 @@ def report(data: dict[str, Any]) -> str:
     text += f"\nof the device's rate of 2^x, by dimensions: {', '.join(shares)}" if shares else ""
     tables = [
         table_of(data["solves"], ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "kept", "MiB")),
+        error_table(data.get("to_error", [])),
         table_of(data.get("large", []), ("n", "who", "iterations", "seconds", "marginals", "bound", "kept", "MiB")),
         table_of(data.get("losses", []), ("n", "d", "blur", "who", "seconds", "value", "gradient", "evaluations")),
         table_of(data.get("images", []), ("side", "reg", "who", "iterations", "seconds", "bound", "MiB")),
     ]
     missing = "; ".join(f"{name}: {why}" for name, why in data["not measured"].items())
     return "\n\n".join([text, *filter(None, tables), f"not measured: {missing}"])
+
+
+def error_rows(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]], float]:
+    """(heads, cells, geometric mean) of what flash-sinkhorn takes in units of our time.
+
+    It is the faster of the ways that reach the error; where none does, its longest try is a lower bound.
+    """
+    cells, ratios = [], []
+    for row in rows:
+        tries = row.get("flash", [])
+        fast = min((t for t in tries if t["reached"]), key=lambda t: t["seconds"], default=None)
+        least = fast["seconds"] if fast else max((t["seconds"] for t in tries), default=math.nan)
+        ratios.append(least / row["seconds"])
+        cells.append(
+            [row["n"], row["reg"], row["rho"], row["iterations"], f"{row['seconds']:.3g}", f"{row['error']:.1e}",
+             *(f"{t['iterations']}, {t['seconds']:.3g}, {t['error']:.1e}" for t in tries),
+             f"{'' if fast else '> '}{ratios[-1]:.3g}"]
+        )  # fmt: skip
+    names = [
+        f"flash-sinkhorn, {way}: iterations, s, error" for way in ("TF32", "float32")[: len(rows[0].get("flash", []))]
+    ]
+    head = ["points", "reg", "reg_m", "passes", f"s to {PLAN_ERROR:g}", "error", *names, "times ours"]
+    return head, cells, common.geometric_mean(ratios)
+
+
+def error_table(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return ""
+    head, cells, mean = error_rows(rows)
+    return f"{common.table(head, cells)}\ngeometric mean: {mean:.3g} times ours"
 
 
 def table_of(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> str:

@@ -2,8 +2,10 @@
 
 Arrays of three marginals: reads of the array to a certified 1e-6 by cyclic updates in numpy (one read a marginal, as
 everybody writes them; with and without the translation), by OTT's MMSinkhorn (balanced, to its own 1e-3), and by us;
-time and memory beyond the array of the calls themselves. The pass of ours against the read limit of its kernel. Chains
-of ten populations against ten pair solves of the same sizes, in turns.
+time and memory beyond the array of the calls themselves. The pass of ours against the read limit of its kernel.
+Triangles of three clouds. Chains of ten populations against ten pair solves of the same sizes, in turns.
+
+With --device gpu costs are CuPy's arrays, and cyclic updates and OTT run there, too; memory is not measured.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from typing import Any
 import numpy as np
 
 import mapuot
+from mapuot.backends.contract import namespace
 from mapuot.penalties import kl_divergence
 
-from . import common, limits
+from . import common, gpu, limits
 
 CASES = ((0.05, 1.0), (0.05, 10.0), (0.01, 1.0), (0.05, math.inf), (0.01, math.inf))
 SHAPES = ((64, 64, 64), (128, 128, 128), (256, 200, 300), (257, 199, 301), (400, 400, 400))  # of passes
@@ -56,9 +59,10 @@ class Cyclic:
     """One marginal after the other, a read of the kernel each."""
 
     def __init__(self, C: Any, masses: list[Any], reg: float, rho: float, translate: bool) -> None:
+        xp = namespace(C)
         self.masses, self.reg, self.rho, self.translate = masses, reg, rho, translate
-        self.w = [x.copy() for x in masses]
-        self.K = np.exp(-C / reg)
+        self.w = [xp.asarray(x) for x in masses]
+        self.K = xp.exp(-C / reg)
         self.reads = 0
 
     def sums(self, k: int) -> Any:
@@ -66,7 +70,7 @@ class Cyclic:
         W = self.K
         for m in (2, 1, 0):
             if m != k:
-                W = np.tensordot(W, self.w[m], axes=(m, 0))
+                W = namespace(W).tensordot(W, self.w[m], axes=(m, 0))
         return W
 
     def cycle(self) -> float:
@@ -91,9 +95,10 @@ class Cyclic:
         return d / 3 + math.sqrt(2 * d + d * d / 9)
 
 
-def cyclic_reads(C: Any, masses: list[Any], reg: float, rho: float, translate: bool) -> int | None:
+@functools.cache
+def cyclic_reads(n: int, reg: float, rho: float, translate: bool) -> int | None:
     """Reads to TOL; None: more than MOST_READS."""
-    run = Cyclic(C, masses, reg, rho, translate)
+    run = Cyclic(*array_problem(n, rho)[:2], reg, rho, translate)
     while run.reads < MOST_READS:
         if run.cycle() <= TOL:
             return run.reads
@@ -103,14 +108,15 @@ def cyclic_reads(C: Any, masses: list[Any], reg: float, rho: float, translate: b
 def read_seconds(C: Any, masses: list[Any], reg: float) -> float:
     """Of one read by the updates, the best of some."""
     run = Cyclic(C, masses, reg, 1.0, False)
-    return min(common.sample(lambda k=k: run.sums(k), 1) for k in (0, 1, 2, 0, 1, 2))
+    sample = gpu.elapsed if namespace(C) is not np else functools.partial(common.sample, number=1)
+    return min(sample(lambda k=k: run.sums(k)) for k in (0, 1, 2, 0, 1, 2))
 
 
-def measured(call: Callable[[], Any]) -> tuple[Any, float, float]:
-    """(answer, seconds of the better of two calls, MiB that numpy takes at most in a third)."""
+def measured(call: Callable[[], Any], repeat: int = 2) -> tuple[Any, float, float]:
+    """(answer, seconds of the best of some calls, MiB that numpy takes at most in one more)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seconds = min(common.sample(call, 1) for _ in range(2))
+        seconds = min(common.sample(call, 1) for _ in range(repeat))
         tracemalloc.start()
         answer = call()
         peak = tracemalloc.get_traced_memory()[1]
@@ -118,22 +124,22 @@ def measured(call: Callable[[], Any]) -> tuple[Any, float, float]:
     return answer, seconds, peak / 2**20
 
 
-def array_case(n: int, reg: float, rho: float, threads: int) -> dict[str, Any]:
+def array_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[str, Any]:
     C, masses, points, scale = array_problem(n, rho)
+    C = xp.asarray(C)
     ours, seconds, memory = measured(
-        functools.partial(mapuot.multimarginal, C, masses, reg, rho, tol=TOL, threads=threads)
+        functools.partial(mapuot.multimarginal, C, masses, reg, rho, tol=TOL, threads=threads), 2 if xp is np else 5
     )
     row: dict[str, Any] = {"n": n, "reg": reg, "rho": rho, "reads": ours.n_passes, "error": ours.error_bound}
     row |= {"seconds": seconds, "memory": memory, "status": ours.status}
+    each = read_seconds(C, masses, reg)
     for name, translate in (("cyclic", False), ("cyclic, translated", True)):
-        small = (C, masses) if n <= COUNTED else array_problem(COUNTED, rho)[:2]
-        reads = cyclic_reads(*small, reg, rho, translate)
-        each = read_seconds(C, masses, reg)
+        reads = cyclic_reads(min(n, COUNTED), reg, rho, translate)
         row[name] = {"reads": reads, "least_seconds": each * (reads or MOST_READS)}
     if rho == math.inf:
         row["ott"] = ott_case(points, masses, reg * scale)
         loose = functools.partial(mapuot.multimarginal, C, masses, reg, rho, tol=OTT_TOL, threads=threads)
-        row["loose_seconds"] = measured(loose)[1]
+        row["loose_seconds"] = measured(loose, 2 if xp is np else 5)[1]
     return row
 
 
@@ -192,12 +198,38 @@ def pass_case(shape: tuple[int, ...], threads: int) -> dict[str, Any]:
     }
 
 
-def chain_case(n: int, reg: float, rho: float, threads: int) -> dict[str, Any]:
+def device_pass_case(shape: tuple[int, ...]) -> dict[str, Any]:
+    """The same on the GPU, without what the host adds to a launch."""
+    import cupy as cp
+
+    C = cp.random.default_rng(0).random(shape, np.float32)
+    masses = [np.full(k, 1.0 / k) for k in shape]
+    kernel = mapuot.multimarginal(C, masses, 0.05, 1.0)._body.kernel.kernel
+    v, base = cp.ones(math.prod(shape[1:])), np.zeros(shape[0])
+    seconds = {
+        "read": kernel.K.nbytes / gpu.limits()["read"],
+        "pass": gpu.elapsed(lambda: kernel.fused(v, base, 0.95, True)),
+    }
+    of_limit = seconds["read"] / seconds["pass"]
+    return {"shape": shape, "threads": 0, "storage": kernel.dtype, "seconds": seconds, "of_limit": of_limit}
+
+
+def triangle_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[str, Any]:
+    points, masses = clouds(n, 3)
+    costs = {(i, j): xp.asarray(squares(points[i], points[j])) for i, j in ((0, 1), (0, 2), (1, 2))}
+    found, seconds, memory = measured(
+        functools.partial(mapuot.multimarginal, costs, masses, reg, rho, tol=TOL, threads=threads)
+    )
+    return {"n": n, "reg": reg, "rho": rho, "reads": found.n_passes, "error": found.error_bound, "seconds": seconds,
+            "memory": memory, "status": found.status}  # fmt: skip
+
+
+def chain_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[str, Any]:
     """A chain of ten against ten solves of its pairs, the first of them twice."""
     points, masses = clouds(n, 10)
     costs = {(k, k + 1): squares(points[k], points[k + 1]) for k in range(9)}
     scale = max(float(M.max()) for M in costs.values())
-    costs = {pair: M / scale for pair, M in costs.items()}
+    costs = {pair: xp.asarray(M / scale) for pair, M in costs.items()}
     pairs = [*costs.items(), ((0, 1), costs[0, 1])]
 
     def pair_solves() -> Any:
@@ -215,15 +247,26 @@ def chain_case(n: int, reg: float, rho: float, threads: int) -> dict[str, Any]:
 
 
 def run(args: Any) -> dict[str, Any]:
-    begin = time.perf_counter()
-    sizes, chain_sizes = ((32,), (200,)) if args.quick else ((64, 128, 256), (200, 1000, 5000))
+    begin, xp = time.perf_counter(), np
+    sizes, triangles, chain_sizes = (64, 128, 256), (1000,), (200, 1000, 5000)
+    if args.device == "gpu":
+        import cupy as xp
+
+        sizes, triangles = (128, 256, 512), (1000, 4096)
+    if args.quick:
+        sizes, triangles, chain_sizes = (32,), (200,), (200,)
+    shapes = SHAPES[: 2 if args.quick else None]
     with common.blas_threads(args.threads):
-        arrays = [array_case(n, reg, rho, args.threads) for n in sizes for reg, rho in CASES]
-        counts = sorted({1, args.threads})
-        passes = [pass_case(shape, count) for count in counts for shape in SHAPES[: 2 if args.quick else None]]
+        arrays = [array_case(n, reg, rho, args.threads, xp) for n in sizes for reg, rho in CASES]
+        if xp is np:
+            passes = [pass_case(shape, count) for count in sorted({1, args.threads}) for shape in shapes]
+        else:
+            passes = [device_pass_case(shape) for shape in (*shapes, *[(512, 512, 512)] * (not args.quick))]
+        threes = [triangle_case(n, reg, rho, args.threads, xp) for n in triangles for reg, rho in CASES[:3]]
         with common.kept_memory():
-            chains = [chain_case(n, reg, rho, args.threads) for n in chain_sizes for reg, rho in CASES[:3]]
-    found = {"arrays": arrays, "passes": passes, "chains": chains, "most_reads": MOST_READS, "limits": LIMITS}
+            chains = [chain_case(n, reg, rho, args.threads, xp) for n in chain_sizes for reg, rho in CASES[:3]]
+    found = {"arrays": arrays, "passes": passes, "triangles": threes, "chains": chains, "most_reads": MOST_READS}
+    found |= {"limits": LIMITS, "device": args.device, "file": "tensors" if xp is np else "tensors_gpu"}
     return found | {"took": time.perf_counter() - begin}
 
 
@@ -257,10 +300,18 @@ def report(data: dict[str, Any]) -> str:
     text = [common.table(head, rows)]
     keys = "of_limit", "wide_of_limit"
     rows = [
-        [" x ".join(map(str, r["shape"])), r["threads"], r["storage"], r["seconds"]["pass"], *(r[k] for k in keys)]
+        [
+            " x ".join(map(str, r["shape"])),
+            r["threads"],
+            r["storage"],
+            r["seconds"]["pass"],
+            *(r.get(k, "") for k in keys),
+        ]
         for r in data["passes"]
     ]
     text.append(common.table(["pass", "threads", "storage", "s", "of the read limit", "in float64 sums"], rows))
+    rows = [[r[k] for k in ("n", "reg", "rho", "reads", "seconds")] for r in data.get("triangles", [])]
+    text.append(common.table(["triangle, n", "reg", "reg_m", "reads", "s"], rows))
     rows = [
         [
             r["n"],

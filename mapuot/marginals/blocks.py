@@ -2,7 +2,7 @@
 
 One marginal is set apart, the others are solved on what it leaves of the kernel. With w_k = masses_k u_k,
 
-    s_0 = <T_i, w_1 w_2 ...>,     u_0 = prox(s_0),     W = sum_i w_0i T_i,     then u_1, u_2, ... on W until they rest.
+    s_0 = <T_i, w_1 w_2 ...>,     u_0 = prox(s_0),     W = sum_i w_0i T_i,     then u_1, u_2, ... on W, each in turn.
 
 An array is a matrix with one row for each point of the marginal set apart, which a pass reads once for both s_0 and
 W, as row_pass does (`Tensor`); a triangle T_ijk = K01_ij K02_ik K12_jk is never formed, s_0 and W are a matrix
@@ -31,7 +31,7 @@ from .state import PerPoint, State, prox
 
 FLUSH, LEAST_PRODUCT = 1e-100, 1e-75  # as in backends/kernel.py, for products of three factors
 HOST_ENTRIES = 1 << 17  # of W, whose products take the host less time than a launch on a GPU and the way back
-INNER, RESTED = 30, 1e-2  # steps on W at most, and the share of the first change at which they end
+STEPS = 2  # on W a pass: as many each time, since Anderson's differences are those of one map
 
 
 def host(x: Any) -> F64:
@@ -163,23 +163,21 @@ class Blocks:
         problem = self.problem
         log_u = [state.log_u[k] for k in self.order]
         self.left.base += float(lam[self.order[0], 0])
-        (factors, tops), first, log_mass = self.factors(log_u), 0.0, -np.inf
+        factors, tops = self.factors(log_u)
+        others = [m for m in range(1, len(log_u)) if not problem.marginals[self.order[m]].free]
+        steps = STEPS if len(others) > 1 else 1
         try:
-            for _ in range(INNER):
-                change = 0.0
-                for m in range(1, len(log_u)):
+            for step in range(steps):
+                for m in others:
                     marginal = problem.marginals[self.order[m]]
-                    if marginal.free:
-                        continue
                     log_s = self.left.log_sums(factors, tops, m)
-                    new = prox(marginal, log_s, problem.reg)
-                    log_mass = log_sum(marginal.log_weight + new + log_s)
-                    change, log_u[m] = max(change, float(np.abs(new - log_u[m]).max())), new
-                    factors[m - 1], tops[m - 1] = scaled(self.log_w(log_u, m) - self.left.shift[m - 1])
-                if not change > RESTED * first or len(log_u) == 2:
+                    log_u[m] = prox(marginal, log_s, problem.reg)
+                    log_w = marginal.log_weight + log_u[m]
+                    factors[m - 1], tops[m - 1] = scaled(log_w - self.left.shift[m - 1])
+                if step + 1 == steps:
                     break
-                first = first or change
-                shifts = translation(problem, State(self.in_order(log_u), None, log_mass, 0.0))[:, 0]
+                moved = State(self.in_order(log_u), None, log_sum(log_w + log_s), 0.0)
+                shifts = translation(problem, moved)[:, 0]
                 log_u = [x + shifts[k] for x, k in zip(log_u, self.order, strict=True)]
                 tops = [top + shifts[k] for top, k in zip(tops, self.order[1:], strict=True)]
                 self.left.base += float(shifts[self.order[0]])

@@ -210,6 +210,7 @@ class MpiRanks(Ranks):
 
     def place(self, backend: str, *arrays: Any) -> None:
         """A GPU for each rank of a host, unless the arrays lie on one already."""
+        self.device_sum = None  # of the GPU of another solve
         if self.size == 1 or not backend.endswith(".cuda"):
             return
         found = [os.environ.get(name, "") for name in LOCAL_RANKS]

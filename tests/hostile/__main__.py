@@ -82,7 +82,7 @@ def lanes() -> list[Lane]:
     for how in OVER_RANKS:
         found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
     cuda = has_gpu()
-    for how in ("cold", "warm", "batch", "path", "sparse"):
+    for how in ("cold", "warm", "batch", "path", "sparse", "points", "truncated"):
         found.append(
             Lane(f"{how} cuda" + " on cpu" * (not cuda), how, "cuda", emulated=not cuda, share=1.0 if cuda else 0.02)
         )

@@ -25,6 +25,7 @@ REFUSED = (
     "must not be so small that M / reg overflows",
     "must have positive, finite mass",
     "must be finite, >= 0 and not all",
+    "must be 'product' or 'uniform' for points on a GPU",
 )
 
 

@@ -5,6 +5,7 @@ MPI (tests/mpi/fake_cupy.py).
 """
 
 import ctypes
+import sys
 import tempfile
 from multiprocessing.connection import Client, Listener
 from pathlib import Path
@@ -16,6 +17,10 @@ NCCL_FLOAT64, NCCL_SUM = 8, 0
 LISTENERS = {}
 
 
+def current_device():
+    return sys.modules["cupy.cuda"].runtime.getDevice()
+
+
 def get_unique_id():
     """Where rank 0 listens."""
     key = str(Path(tempfile.mkdtemp(prefix="mapuot-nccl-"), "socket"))
@@ -25,7 +30,7 @@ def get_unique_id():
 
 class NcclCommunicator:
     def __init__(self, size, key, rank):
-        self.rank = rank
+        self.rank, self.device = rank, current_device()
         if rank == 0:
             with LISTENERS.pop(key) as listener:
                 found = [listener.accept() for _ in range(size - 1)]
@@ -37,6 +42,7 @@ class NcclCommunicator:
 
     def allReduce(self, source, target, count, dtype, operation, stream):  # noqa: N802
         assert (source, dtype, operation) == (target, NCCL_FLOAT64, NCCL_SUM)
+        assert current_device() == self.device, "an illegal address: the memory of another GPU"
         values = np.ctypeslib.as_array((ctypes.c_double * count).from_address(source))
         if self.rank == 0:
             for link in self.links:
