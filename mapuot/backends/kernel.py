@@ -116,6 +116,11 @@ class LogKernel:
         self.builds += 1
         return balanced
 
+    def begin(self) -> None:
+        """A first K with nothing absorbed, where its storage holds that: it needs no y."""
+        if not self.builds and 2 * self.largest <= SAFE_SPREAD[self.dtype]:
+            self.absorb(self.q, False)
+
     def through(self, y: F64, a: F64, fi: float, narrow: bool = False) -> tuple[F64, F64, float]:
         """(R, what leaves by the columns, bound of the rounding of both); narrow: sums in float32."""
         found = self.tried(y, lambda: self.read(y, a, fi, narrow))

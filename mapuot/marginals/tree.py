@@ -83,6 +83,8 @@ class Tree:
         self.errors: dict[int, float] = {}
         up, done = PerPoint(np.empty(self.ends[-1]), self.edges), 0
         out = {"near": self.near.flat, "late": self.late.flat, "up": up.flat, "log_u": log_u.flat}
+        for kernel in self.kernels.values():
+            kernel.begin()
         while done < len(self.inner):
             if self.whole_pass:
                 errors = self.whole_pass.run(done, state, narrow, **out)
