@@ -21,6 +21,7 @@ from .validate import as_array, as_choice, as_positive, check_kind
 
 AUTO_ENTRIES = 1 << 26  # pairs from which "auto" skips some: below it all of them take less than a second
 MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
+REACH = math.pi / 2 - 2.0**-13  # of "wfr": nearer to pi / 2 a cost has errors of 1e-12 and more, and rounding forbids
 METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 
 
@@ -44,8 +45,9 @@ class PointCloud(Cost):
         Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed. With
         ``comm`` x is the rank's own block and y is whole.
     metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
-        As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 or
-        more apart: divide the coordinates by twice the distance over which mass may travel, divided by pi.
+        As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 -
+        2^-13 or more apart, as what they cost, 18 and more, hangs on the last digits of their coordinates: divide
+        these by twice the distance over which mass may travel, divided by pi.
     scale : float
         Factor of the metric, > 0.
     weights : (d,) array, optional
@@ -200,7 +202,7 @@ class PointCloud(Cost):
     def error(self, largest: float) -> float:
         """By d + 4 roundings of a cost, and by those of coordinates that were scaled before they were subtracted.
 
-        Of the slope tan of "wfr" 1e4 = e^9.2 counts at most: pairs nearer to pi / 2 than 1e-4 cost 18 and more.
+        The slope of "wfr" is 2 tan, at most e^(cost / 2).  Squares below all numbers count as the least of them.
         """
         metric, scale = self.core
         d, unit = self.dim, 2.0**-53
@@ -212,12 +214,13 @@ class PointCloud(Cost):
             order = 1 if metric == "cityblock" else 2
             sizes = (np.linalg.norm(p, order, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
             moved = 2 * unit * float(sum(sizes))
-        slope = scale
+        slope, least = scale, d * math.ulp(0.0)
         if metric == "sqeuclidean":
-            slope = 2 * math.sqrt(scale * largest)
+            slope = 2 * math.sqrt(scale) * math.sqrt(largest) + scale * moved
         elif metric == "wfr":
-            moved, slope = moved + (d + 4) * unit * math.pi / 2, 2 * scale * math.exp(min(largest / (2 * scale), 9.2))
-        return float((d + 4) * unit * largest + slope * moved)
+            moved, slope = moved + (d + 4) * unit * math.pi / 2, 2 * scale * math.exp(largest / (2 * scale))
+        lost = scale * (math.sqrt(least) if metric in ("euclidean", "wfr") else least) + math.ulp(0.0)
+        return float((d + 4) * unit * largest + slope * moved + lost)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> PointCloud:
         """Itself: the points that a rank gives are of its block already."""
@@ -235,7 +238,7 @@ class PointCloud(Cost):
         if metric == "wfr":
             distance = cdist(self.rows, columns)
             with np.errstate(divide="ignore", invalid="ignore"):
-                costs = np.where(distance < math.pi / 2, -2 * np.log(np.cos(distance)), np.inf)
+                costs = np.where(distance < REACH, -2 * np.log(np.cos(distance)), np.inf)
         else:
             costs = cdist(self.rows, columns, metric)
         return (scale * costs).astype(dtype or np.float64, copy=False)
