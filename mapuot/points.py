@@ -105,15 +105,19 @@ class PointCloud(Cost):
 
     def _scaled(self, points: F64, name: str) -> F64:
         """What the core subtracts: coordinates with their weights, for "cosine" of unit vectors."""
-        if self.weights is not None:
-            points = points * (self.weights if self.metric == "cityblock" else np.sqrt(self.weights))
         if self.metric == "cosine":
-            length = np.sqrt((points**2).sum(1, keepdims=True))
-            if not (length > 0).all():
-                raise ValueError(
-                    f"{name} must hold no zero vector for metric 'cosine', {int(np.argmin(length))} is one"
-                )
-            points = points / length
+            points = points / size_of(points)
+        if self.weights is not None:
+            with np.errstate(over="ignore"):
+                points = points * (self.weights if self.metric == "cityblock" else np.sqrt(self.weights))
+            if not np.isfinite(points).all():
+                raise ValueError(f"weights must leave {name} finite, got weights up to {self.weights.max()}")
+        if self.metric == "cosine":
+            points = points / size_of(points)
+            zero = ~(points != 0).any(1)
+            if zero.any():
+                raise ValueError(f"{name} must hold no zero vector for metric 'cosine', {int(np.argmax(zero))} is one")
+            points = points / np.sqrt((points**2).sum(1, keepdims=True))
         return np.ascontiguousarray(points)
 
     def _set(self, rows: F64, columns: F64) -> None:
@@ -144,6 +148,15 @@ class PointCloud(Cost):
         else:
             part.before, part.truncation, part.kept = 0, None, None
         return part
+
+    def beside(self, points: F64, name: str) -> PointCloud:
+        """The costs of other points to the same columns."""
+        if points.shape[1] != self.dim:
+            raise ValueError(f"{name} must have {self.dim} columns, as x and y have, got {points.shape[1]}")
+        other = object.__new__(PointCloud)
+        vars(other).update(vars(self), x=points)
+        other._set(self._scaled(points, name), self.targets)
+        return other
 
     def read(self, i0: int, i1: int) -> PointCloud:
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
@@ -291,6 +304,12 @@ def padded(table: Any) -> Any:
     """Behind the last entry so many more like it that the core can read PAD at once."""
     behind = -len(table) % PAD
     return np.pad(table, ((0, behind), *[(0, 0)] * (table.ndim - 1)), mode="edge") if behind else table
+
+
+def size_of(points: F64) -> F64:
+    """The largest coordinate of each point, (m, 1), by which it is divided before its squares leave float64; or 1."""
+    size = np.abs(points).max(1, keepdims=True)
+    return np.where(size > 0, size, 1.0)
 
 
 def corners(points: F64) -> tuple[F64, F64]:

@@ -13,7 +13,7 @@ import numpy as np
 from . import penalties
 from .mask import Masked
 from .penalties import F64
-from .points import PointCloud, as_points
+from .points import PointCloud, as_points, size_of
 from .side import Side
 
 BLOCK_ENTRIES = 1 << 22  # costs that are held at once
@@ -120,9 +120,16 @@ def chained(cloud: PointCloud, slope: F64, rows: bool) -> F64:
     points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     if cloud.metric == "cosine":
-        length = np.sqrt(((points * factor) ** 2).sum(1, keepdims=True))
-        slope = (slope - (slope * scaled).sum(1, keepdims=True) * scaled) / length
+        length = lengths(points, factor)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of lengths below all numbers
+            slope = (slope - (slope * scaled).sum(1, keepdims=True) * scaled) / length
     return np.asarray(slope * factor)
+
+
+def lengths(points: F64, factor: Any) -> F64:
+    """|factor x| of each point, (m, 1)."""
+    size = size_of(points)
+    return np.asarray(size * np.sqrt(((points / size * factor) ** 2).sum(1, keepdims=True)))
 
 
 def slope_error(cloud: PointCloud, bound: float, largest: float) -> float:
@@ -141,8 +148,8 @@ def slope_error(cloud: PointCloud, bound: float, largest: float) -> float:
         sine = float(np.exp(-0.5 * largest / scale))  # of the angle to pi / 2, by which the tangent is divided
         steep, sizes = 2 * scale * root / sine, 2 * scale * root / sine**2
     elif cloud.metric == "cosine":
-        shortest = min(float(((p * p * w).sum(1)).min()) for p in (cloud.x, cloud.y))
-        steep = scale * root / float(np.sqrt(shortest))
+        shortest = min(float(lengths(p, np.sqrt(w)).min()) for p in (cloud.x, cloud.y))
+        steep = scale * root / shortest if shortest > 0 else np.inf
         sizes = 2 * steep
     else:
         reach = sum(float(np.sqrt((p * p).sum(1).max())) for p in centred(cloud))
@@ -176,7 +183,7 @@ def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = No
     points = as_points(points, "points")
     p = result.problem
     side, other, log_v = (p.rows, p.cols, result.log_v) if rows else (p.cols, p.rows, result.log_u)
-    here = PointCloud(points, cloud.y, cloud.metric, cloud.scale, cloud.weights)
+    here = cloud.beside(np.asarray(points, np.float64), "points")
     fi = 1 / (1 + p.reg / rho_of(side))
     with np.errstate(invalid="ignore"):
         log_w = np.where(other.weight > 0, log_v + other.log_weight, -np.inf)

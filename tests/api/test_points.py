@@ -348,3 +348,25 @@ def test_the_error_of_costs_below_their_coordinates():
     assert tiny.error(0.0) >= 1e-40
     assert mapuot.PointCloud([[0.0]], [[1e-170]], "euclidean", 1e160).error(0.0) >= 1e-10
     assert mapuot.PointCloud([[0.0]], [[1.0]], scale=1e200).error(1e200) < 1e186
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_cosine_of_lengths_beyond_float64(scale):
+    """Squares of coordinates overflow or underflow: the directions are those of the same points near 1."""
+    x, y, a, b = clouds(6, 5, 2)
+    near, far = (mapuot.solve(mapuot.PointCloud(z * x, z * y, "cosine"), a, b, 0.1, 1.0) for z in (1.0, scale))
+    np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
+    right, found = near.gradient(), far.gradient()
+    np.testing.assert_allclose(found.x * scale, right.x, rtol=1e-9, atol=1e-15)
+    assert found.error * scale == pytest.approx(right.error, rel=1e-6)
+
+
+def test_points_beside_the_sample_are_named():
+    x, y, a, b = clouds(6, 5, 2)
+    result = mapuot.solve(mapuot.PointCloud(x, y, "cosine"), a, b, 0.1, 1.0)
+    with pytest.raises(ValueError, match="points must have 2 columns, as x and y have, got 3"):
+        result.potential(np.ones((4, 3)))
+    with pytest.raises(ValueError, match="points must hold no zero vector"):
+        result.potential(np.zeros((1, 2)), side="cols")
+    with pytest.raises(ValueError, match="weights must leave x finite"):
+        mapuot.PointCloud(x * 1e300, y, "cityblock", weights=[1e300, 1.0])
