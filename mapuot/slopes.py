@@ -98,18 +98,20 @@ def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
     """Of other metrics, from rows of the plan, by the caller's coordinates, whose differences have all digits."""
     metric, scale = cloud.core
     d, w, y = cloud.dim, np.ones(cloud.dim) if cloud.weights is None else cloud.weights, cloud.y
-    gx, gy = np.zeros_like(cloud.x), np.zeros_like(y)
+    gx, gy, root = np.zeros_like(cloud.x), np.zeros_like(y), np.sqrt(w)
+    size = max(float(np.abs(z * root).max()) for z in (cloud.x, y)) or 1.0  # of what is squared
     for i0, P in result._wide_blocks():
         x = cloud.x[i0 : i0 + len(P)]
         if metric == "cityblock":
             weight = scale * P
         else:
-            distance = np.sqrt(sum(w[k] * (x[:, k, None] - y[:, k]) ** 2 for k in range(d)))
-            steep = np.full_like(distance, scale) if metric == "euclidean" else 2 * scale * np.tan(distance)
-            weight = np.divide(P * steep, distance, out=np.zeros_like(distance), where=(distance > 0) & (P > 0))
+            distance = np.sqrt(sum((root[k] / size * (x[:, k, None] - y[:, k])) ** 2 for k in range(d)))
+            steep = scale if metric == "euclidean" else 2 * scale * np.tan(size * distance)
+            weight = np.where((distance > 0) & (P > 0), P * steep, 0.0)
+            distance[weight == 0] = 1.0
         for k in range(d):
             t = x[:, k, None] - y[:, k]
-            part = w[k] * weight * (np.sign(t) if metric == "cityblock" else t)
+            part = weight * (w[k] * np.sign(t) if metric == "cityblock" else root[k] * (root[k] / size * t / distance))
             gx[i0 : i0 + len(P), k] = part.sum(1)
             gy[:, k] -= part.sum(0)
     return gx, gy

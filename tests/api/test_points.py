@@ -225,6 +225,17 @@ def test_error_of_the_gradient_of_wfr_is_told():
             assert np.linalg.norm(rough[k] - right[k], axis=1).sum() <= rough.error + right.error
 
 
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")  # the costs have few digits
+def test_slopes_between_points_whose_squares_underflow():
+    y, a, b = np.array([[1.0, 0.0], [0.0, 2.0]]), np.ones(1), np.ones(2)
+    results = [
+        mapuot.solve(mapuot.PointCloud([[0.0, 0.0]], y * z, "euclidean", 1 / z), a, b, 1.0, 1.0)
+        for z in (1.0, 2.0**-531)
+    ]
+    right, found = (result.gradient().x * z for result, z in zip(results, (1.0, 2.0**-531), strict=True))
+    np.testing.assert_allclose(found, right, rtol=0.05)
+
+
 def test_slopes_of_float32_points_at_a_large_scale():
     """scale times an entry of the plan is beyond float32."""
     x, y, a, b = (z.astype(np.float32) for z in clouds(5, 4, 2))
