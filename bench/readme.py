@@ -9,6 +9,7 @@ from typing import Any
 
 from .common import RESULTS, ROOT, geometric_mean
 from .peers import POT_METHODS
+from .points import error_rows
 from .solve import SMALL
 
 SIZES = [(1024, 1024), (2048, 2048), (8192, 8192), (10240, 10240), (65536, 1024)]
@@ -98,30 +99,76 @@ def short(x: Any) -> str:
     return f"{float(x):.3g}".removeprefix("0") if float(x) else "0"
 
 
-def tensors_table(data: dict[str, Any]) -> str:
-    """Arrays of three marginals beside cyclic updates, passes over them, chains of ten beside ten pair solves."""
-    arrays, passes, chains = [], [], []
-    for r in data["arrays"]:
-        ott = r.get("ott", {})
-        arrays.append([f"{r['n']}^3", short(r["reg"]), short(r["rho"]), r["reads"], f"{1e3 * r['seconds']:.3g}"])
-        for way in (r["cyclic"], r["cyclic, translated"]):
-            arrays[-1] += [way["reads"] or f"> {data['most_reads']}", f"{way['least_seconds'] / r['seconds']:.2g}"]
-        arrays[-1].append(f"{ott['seconds'] / r['loose_seconds']:.2g}" if "seconds" in ott else "")
-    for r in data["passes"]:
-        parts = [f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit")]
-        passes.append([" x ".join(map(str, r["shape"])), r["threads"], r["storage"], *parts])
-    for r in data["chains"]:
-        cells = [r["n"], short(r["reg"]), short(r["rho"]), r["reads"], max(r["pair_passes"])]
-        chains.append([*cells, milliseconds(r["times"]["chain"]), f"{r['ratio']['of_minima']:.2f}"])
-    head = ["array", "reg", "reg_m", "reads", "ms", "cyclic: reads", "x", "translated: reads", "x", "OTT to 1e-3: x"]
-    return "\n\n".join(
-        [
-            f"{machine(data)}:",
+def tensors_table(*found: dict[str, Any]) -> str:
+    """Arrays of three marginals beside cyclic updates and OTT, passes over them, triangles, chains beside ten pairs."""
+    text = []
+    for data in found:
+        gpu = data.get("device") == "gpu"
+        arrays, passes, chains = [], [], []
+        for r in data["arrays"]:
+            ott = r.get("ott", {})
+            arrays.append([f"{r['n']}^3", short(r["reg"]), short(r["rho"]), r["reads"], f"{1e3 * r['seconds']:.3g}"])
+            for way in (r["cyclic"], r["cyclic, translated"]):
+                arrays[-1] += [way["reads"] or f"> {data['most_reads']}", f"{way['least_seconds'] / r['seconds']:.2g}"]
+            arrays[-1].append(f"{ott['seconds'] / r['loose_seconds']:.2g}" if "seconds" in ott else "")
+        for r in data["passes"]:
+            parts = [f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit") if key in r]
+            passes.append([" x ".join(map(str, r["shape"])), *([] if gpu else [r["threads"]]), r["storage"], *parts])
+        triangles = [
+            [r["n"], short(r["reg"]), short(r["rho"]), r["reads"], f"{1e3 * r['seconds']:.3g}"]
+            for r in data.get("triangles", [])
+        ]
+        for r in data["chains"]:
+            cells = [r["n"], short(r["reg"]), short(r["rho"]), r["reads"], max(r["pair_passes"])]
+            chains.append([*cells, milliseconds(r["times"]["chain"]), f"{r['ratio']['of_minima']:.2f}"])
+        head = [
+            "array",
+            "reg",
+            "reg_m",
+            "reads",
+            "ms",
+            "cyclic: reads",
+            "x",
+            "translated: reads",
+            "x",
+            "OTT to 1e-3: x",
+        ]
+        each = ["K", "pass, of the read limit"]
+        text += [
+            f"{'One NVIDIA H200' if gpu else machine(data)}:",
             table(head, arrays),
-            table(["array", "threads", "K", "pass, of the read limit", "with float64 sums"], passes),
+            table(["array", *each] if gpu else ["array", "threads", *each, "with float64 sums"], passes),
+            table(["triangle, points", "reg", "reg_m", "reads", "ms"], triangles),
             table(["chain of ten, points", "reg", "reg_m", "reads", "of a pair", "ms", "times ten pairs"], chains),
         ]
-    )
+    return "\n\n".join(text)
+
+
+def points_table(*found: dict[str, Any]) -> str:
+    """Passes over points, and solves beside peers as "seconds (error of the plan)"; a paragraph a machine."""
+    text = []
+    for data in found:
+        gpu = data["file"] == "points_gpu"
+        text.append(f"{'One NVIDIA H200' if gpu else machine(data)}:")
+        kinds = [k for k in ("float32", "last", "float64", "stored float32") if k in data["passes"][0]["seconds"]]
+        rows = [
+            [p["n"], p["d"], *(f"{p['pairs_a_second'][k] / 1e9:.3g}" if k in p["seconds"] else "" for k in kinds),
+             *([short(p["of_ex2"])] if gpu else [])]
+            for p in data["passes"]
+        ]  # fmt: skip
+        names = [f"{k}, 10^9 {'evaluations' if gpu else 'pairs'} a second" for k in kinds]
+        text.append(table(["points", "dimensions", *names, *(["float32, of 2^x"] if gpu else [])], rows))
+        solves: dict[Any, dict[str, str]] = {}
+        for s in data["solves"]:
+            cell = f"{s['seconds']:.3g} ({s['error']:.0e})"
+            solves.setdefault((s["n"], s["d"], short(s["reg"])), {})[s["who"]] = cell
+        who = list(dict.fromkeys(s["who"] for s in data["solves"]))
+        rows = [[*case, *(cells.get(name, "") for name in who)] for case, cells in solves.items()]
+        text.append(table(["points", "dimensions", "reg", *who], rows))
+        if data["to_error"]:
+            head, cells, mean = error_rows(data["to_error"])
+            text.append(f"{table(head, cells)}\n\nThe geometric mean is {mean:.3g} times ours.")
+    return "\n\n".join(text)
 
 
 def sparse_table(*found: dict[str, Any]) -> str:
@@ -153,7 +200,18 @@ def run(folder: Path) -> str:
     made = (
         ("pass", pass_table, ["pass"], "docs/speed.md"),
         ("solve", solve_table, ["solve"], "README.md"),
-        ("tensors", tensors_table, ["tensors"], "docs/speed.md"),
+        (
+            "tensors",
+            tensors_table,
+            [name for name in ("tensors_gpu", "tensors") if recorded(folder, name)],
+            "docs/speed.md",
+        ),
+        (
+            "points",
+            points_table,
+            [name for name in ("points_gpu", "points") if recorded(folder, name)],
+            "docs/speed.md",
+        ),
         ("small-reg", small_reg_table, ["small-reg", "small-reg-gpu"], "docs/mathematics.md"),
         ("sparse", sparse_table, pairs, "docs/speed.md"),
     )

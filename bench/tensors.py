@@ -95,9 +95,10 @@ class Cyclic:
         return d / 3 + math.sqrt(2 * d + d * d / 9)
 
 
-def cyclic_reads(C: Any, masses: list[Any], reg: float, rho: float, translate: bool) -> int | None:
+@functools.cache
+def cyclic_reads(n: int, reg: float, rho: float, translate: bool) -> int | None:
     """Reads to TOL; None: more than MOST_READS."""
-    run = Cyclic(C, masses, reg, rho, translate)
+    run = Cyclic(*array_problem(n, rho)[:2], reg, rho, translate)
     while run.reads < MOST_READS:
         if run.cycle() <= TOL:
             return run.reads
@@ -133,8 +134,7 @@ def array_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[st
     row |= {"seconds": seconds, "memory": memory, "status": ours.status}
     each = read_seconds(C, masses, reg)
     for name, translate in (("cyclic", False), ("cyclic, translated", True)):
-        small = array_problem(min(n, COUNTED), rho)[:2]
-        reads = cyclic_reads(*small, reg, rho, translate)
+        reads = cyclic_reads(min(n, COUNTED), reg, rho, translate)
         row[name] = {"reads": reads, "least_seconds": each * (reads or MOST_READS)}
     if rho == math.inf:
         row["ott"] = ott_case(points, masses, reg * scale)

@@ -346,7 +346,7 @@ def info_command() -> None:
 def warm_up_command() -> None:
     """Compile the CUDA kernels of common problems, so that no first solve on this machine waits for them.
 
-    They stay in CuPy's cache (~/.cupy/kernel_cache, or CUPY_CACHE_DIR). It takes about a minute of one core.
+    They stay in CuPy's cache (~/.cupy/kernel_cache, or CUPY_CACHE_DIR). It takes some minutes of one core.
     """
     from .backends.cuda import warm_up  # noqa: PLC0415  needs an extra
 

@@ -1,15 +1,15 @@
 /* cost.h - the one door through which C reads M: what a row of M can be, a block of one as float64, and what is made of
  * it and of the reference c, c exp(alpha + beta - M / reg).  Shared by the streams over M and by the passes that make the
- * rows of K as they go.  A new kind of cost is one more cost_kind and one more case in cost_block; a mask is made in
- * share_block.  Rows of a tile are asked for block by block where they are strided, so that their lines stay in L1.  Of
- * a block of M only count entries may be read (v_cost); what is made of one is written up to a multiple of VL,
- * meaningless behind count.
+ * rows of K as they go.  A new kind of cost is one more cost_kind and one more case in row_block; a mask is made in
+ * share_block.  Some rows of an M that lies column by column are turned round at once (panel.h).  Of a block of M only count entries may
+ * be read (v_cost); what is made of one is written up to a multiple of VL, meaningless behind count.
  */
 #ifndef MAPUOT_COST_H
 #define MAPUOT_COST_H
 #include "common/mask.h"
 #include "kernels.h"
 #include "points.h"
+#include "panel.h"
 #include "vec.h"
 
 typedef enum { WHOLE_F64, WHOLE_F32, STRIDED_F64, STRIDED_F32, POINTS } cost_kind;
@@ -23,55 +23,62 @@ ALWAYS_INLINE cost_kind kind_of(const mapuot_matrix *M)
     return M->col_stride == 1 ? WHOLE_F32 : STRIDED_F32;
 }
 
-/* rows to ask for block by block: one where M has it whole */
+/* Rows to ask for block by block: one where M has it whole, else a tile, whose lines stay in L1, or those of a panel. */
 ALWAYS_INLINE int64_t rows_together(const mapuot_matrix *M)
 {
     const cost_kind kind = kind_of(M);
-    return kind == WHOLE_F64 || kind == WHOLE_F32 ? 1 : TILE;
+    return is_turned(M) ? PANEL_ROWS : kind == WHOLE_F64 || kind == WHOLE_F32 ? 1 : TILE;
 }
 
+ALWAYS_INLINE int64_t columns_together(const mapuot_matrix *M) { return is_turned(M) ? PANEL_COLUMNS : BLOCK; }
+
+enum { AHEAD = 1024 }; /* entries of M requested before they are needed: two pages */
+
 /* M[i, j .. j + count) as float64: a pointer into M where it is that, else a copy in buffer (BLOCK entries) */
-ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, double *buffer)
+ALWAYS_INLINE const double *row_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, double *buffer)
 {
-    const int64_t start = i * M->row_stride + j * M->col_stride, step = M->col_stride;
-    const double *wide = (const double *)M->data + start;
+    const int64_t start = i * M->row_stride + j * M->col_stride;
     const float *narrow = (const float *)M->data + start;
     switch (kind_of(M)) {
     case WHOLE_F64:
-        return wide;
-    case STRIDED_F64:
-        for (int64_t k = 0; k < count; k++)
-            buffer[k] = wide[k * step];
-        break;
+        return (const double *)M->data + start;
     case WHOLE_F32:
-        for (int64_t k = 0; k < count; k += VL)
+        for (int64_t k = 0; k < count; k += VL) {
+            __builtin_prefetch(narrow + k + AHEAD, 0, 2);
             v_store(buffer + k, v_load_part_f32(narrow + k, (int)(count - k)));
+        }
         break;
+    case STRIDED_F64:
     case STRIDED_F32:
         for (int64_t k = 0; k < count; k++)
-            buffer[k] = narrow[k * step];
+            buffer[k] = one_entry(M, start + k * M->col_stride);
         break;
     case POINTS:
         points_block(&M->points, i, j, count, buffer);
-        return buffer;
     }
     return buffer;
+}
+
+/* the same, of an M that lies column by column together with the rows below it */
+ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, panel *near)
+{
+    return is_turned(M) ? panel_row(M, i, j, count, near) : row_block(M, i, j, count, near->at);
 }
 
 /* whether the reference is more than ones */
 ALWAYS_INLINE int has_shares(const mapuot_matrix *c) { return c->data || c->mask.weight > 0.0; }
 
-/* c[i, j .. j + count), as cost_block has it: the matrix, its mask, or the product of both */
+/* c[i, j .. j + count), as row_block has it: the matrix, its mask, or the product of both */
 ALWAYS_INLINE const double *share_block(const mapuot_matrix *c, int64_t i, int64_t j, int64_t count, double *buffer)
 {
     const mapuot_mask mask = c->mask; /* a copy: what is written cannot change it */
     if (mask.weight == 0.0)
-        return cost_block(c, i, j, count, buffer);
+        return row_block(c, i, j, count, buffer);
     for (int64_t k = 0; k < count; k++)
         buffer[k] = mask_weight(&mask, i, j + k);
     if (c->data) {
         double given[BLOCK];
-        const double *shares = cost_block(c, i, j, count, given);
+        const double *shares = row_block(c, i, j, count, given);
         for (int64_t k = 0; k < count; k++)
             buffer[k] *= shares[k];
     }
@@ -84,16 +91,13 @@ ALWAYS_INLINE vd v_cost(const double *block, int64_t k, int64_t count, double re
     return v_load_part(block + k, (int)(count - k), v_set(rest));
 }
 
-enum { AHEAD = 1024 }; /* entries of M requested before they are needed: two pages */
-
 /* x = alpha_i + beta_j - M_ij / reg, or with raise e^x (0 below e^lo), to out */
 ALWAYS_INLINE void powers(const stream_args *args, int64_t i, int64_t j, int64_t count, const int raise, double lo,
-                          const int narrow, double *out)
+                          const int narrow, panel *near, double *out)
 {
-    _Alignas(64) double buffer[BLOCK];
-    const double *M = cost_block(&args->M, i, j, count, buffer), *beta = args->beta + j;
+    const double *M = cost_block(&args->M, i, j, count, near), *beta = args->beta + j;
     const vd alpha = v_set(args->alpha[i]), inv = v_set(args->inv_reg);
-    const int in_place = M != buffer;
+    const int in_place = kind_of(&args->M) == WHOLE_F64;
     for (int64_t k = 0; k < count; k += VL) {
         vd x = v_fnma(v_cost(M, k, count, 0.0), inv, v_add(alpha, v_cost(beta, k, count, 0.0)));
         if (in_place)
@@ -102,20 +106,20 @@ ALWAYS_INLINE void powers(const stream_args *args, int64_t i, int64_t j, int64_t
     }
 }
 
-ALWAYS_INLINE void exponents(const stream_args *args, int64_t i, int64_t j, int64_t count, double *out)
+ALWAYS_INLINE void exponents(const stream_args *args, int64_t i, int64_t j, int64_t count, panel *near, double *out)
 {
-    powers(args, i, j, count, 0, 0.0, 0, out);
+    powers(args, i, j, count, 0, 0.0, 0, near, out);
 }
 
 /* c e^x to out; entries below e^lo are 0 (with c: also those whose e^x is below e^-708) */
 ALWAYS_INLINE void entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double lo, int narrow,
-                           double *out)
+                           panel *near, double *out)
 {
     if (!has_shares(&args->c)) {
-        powers(args, i, j, count, 1, lo, narrow, out);
+        powers(args, i, j, count, 1, lo, narrow, near, out);
         return;
     }
-    exponents(args, i, j, count, out);
+    exponents(args, i, j, count, near, out);
     _Alignas(64) double buffer[BLOCK];
     const double *c = share_block(&args->c, i, j, count, buffer);
     const vd least = v_set(exp(lo));

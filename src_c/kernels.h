@@ -29,6 +29,13 @@ enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };
 static inline int64_t entry_bytes(mapuot_dtype dtype) { return dtype == MAPUOT_F64 ? 8 : dtype == MAPUOT_F32 ? 4 : 2; }
 static inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
 
+/* whether M lies in memory column by column */
+static inline int is_turned(const mapuot_matrix *M)
+{
+    const int64_t down = M->row_stride, step = M->col_stride;
+    return M->data && !M->start && step != 1 && (down < 0 ? -down : down) < (step < 0 ? -step : step);
+}
+
 /* whether a pass makes its rows instead of reading them from K */
 static inline int makes_rows(const mapuot_state *state) { return state->exact || state->M.points.x; }
 
@@ -61,7 +68,10 @@ typedef struct {
     int64_t ld;
     int nontemporal; /* K or P is larger than the caches */
     double *row_sum; /* may be NULL */
+    int half;        /* balance: of its rows, of its columns, or both */
 } stream_args;
+
+enum { BOTH_HALVES, ROW_HALF, COLUMN_HALF };
 
 /* What box_pairs is asked for (mapuot_box_pairs). */
 typedef struct {

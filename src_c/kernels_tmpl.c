@@ -81,13 +81,15 @@ ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, in
 ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, real *out, const int plan)
 {
     _Alignas(64) double entry[BLOCK + PAD]; /* write_part loads a whole vector from the last of them on */
-    const int64_t np = padded(args->n), step = rows_together(&args->M);
+    const int64_t np = padded(args->n), step = rows_together(&args->M), width = columns_together(&args->M);
+    panel near;
+    open_panel(&near, step, i1, args->n);
     for (int64_t i = i0; i < i1; i += step)
-        for (int64_t j = 0; j < args->n; j += BLOCK)
+        for (int64_t j = 0; j < args->n; j += width)
             for (int64_t r = i; r < i1 && r < i + step; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
-                entries(args, r, j, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, entry);
-                for (; !plan && j + count < np && count < BLOCK; count++)
+                int64_t count = args->n - j < width ? args->n - j : width;
+                entries(args, r, j, count, REAL_MIN_LOG, plan ? 0 : REAL_NARROW, &near, entry);
+                for (; !plan && j + count < np && count < width; count++)
                     entry[count] = 0.0;
                 write_block(out + (r - i0) * args->ld + j, entry, count, args->nontemporal);
             }

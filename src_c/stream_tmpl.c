@@ -8,16 +8,16 @@
 
 #define PLAN_MIN_LOG (-708.0)
 
-/* the blocks of columns that the rows of a tile are kept with; at and count are those of one */
+/* the blocks of columns, at most width, that the rows of a tile are kept with; at and count are those of one */
 typedef struct {
     kept_runs runs;
-    int64_t n, k, end, at, count;
+    int64_t n, k, end, at, count, width;
     int32_t whole[2];
 } walk;
 
-ALWAYS_INLINE void open_walk(const stream_args *args, int64_t i, walk *w)
+ALWAYS_INLINE void open_walk(const stream_args *args, int64_t i, int64_t width, walk *w)
 {
-    *w = (walk){.n = args->n, .k = -1};
+    *w = (walk){.n = args->n, .k = -1, .width = width};
     w->runs = runs_of(&args->M.points.kept, i, padded(args->n), w->whole);
 }
 
@@ -28,7 +28,7 @@ ALWAYS_INLINE int next_block(walk *w)
         w->at = w->runs.run[2 * w->k];
         w->end = w->runs.run[2 * w->k + 1] < w->n ? w->runs.run[2 * w->k + 1] : w->n;
     }
-    w->count = w->end - w->at < BLOCK ? w->end - w->at : BLOCK;
+    w->count = w->end - w->at < w->width ? w->end - w->at : w->width;
     return w->k < w->runs.count;
 }
 
@@ -52,15 +52,18 @@ ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high
 void ISA_OP(extrema)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     const int64_t step = rows_together(&args->M); /* else streams of 8 rows: n >= 1000 took twice as long */
+    const int64_t width = columns_together(&args->M);
     vd low = v_set(INFINITY), high = v_set(-INFINITY);
-    double buffer[BLOCK], lane[VL];
+    double lane[VL];
+    panel near;
+    open_panel(&near, step, i1, args->n);
     acc[0] = INFINITY;
     acc[1] = -INFINITY;
     for (int64_t i = i0; i < i1; i += step)
-        for (int64_t j = 0; j < args->n; j += BLOCK)
+        for (int64_t j = 0; j < args->n; j += width)
             for (int64_t r = i; r < i1 && r < i + step; r++) {
-                int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK;
-                const double *M = cost_block(&args->M, r, j, count, buffer), first = M[0];
+                int64_t count = args->n - j < width ? args->n - j : width;
+                const double *M = cost_block(&args->M, r, j, count, &near), first = M[0];
                 vd odd = v_set(0), least = low, most = high;
                 for (int64_t k = 0; k < count; k += VL) {
                     vd x = v_cost(M, k, count, first);
@@ -83,9 +86,9 @@ void ISA_OP(extrema)(const stream_args *args, int64_t i0, int64_t i1, double *ac
 }
 
 /* the exponents log c_ij + alpha_i + beta_j - M_ij / reg of a block, -inf behind count */
-ALWAYS_INLINE void log_entries(const stream_args *args, int64_t i, int64_t j, int64_t count, double *out)
+ALWAYS_INLINE void log_entries(const stream_args *args, int64_t i, int64_t j, int64_t count, panel *near, double *out)
 {
-    exponents(args, i, j, count, out);
+    exponents(args, i, j, count, near, out);
     if (has_shares(&args->c)) {
         double buffer[BLOCK];
         const double *c = share_block(&args->c, i, j, count, buffer);
@@ -122,44 +125,61 @@ static void balance_runs(const stream_args *args, int64_t i0, int64_t i1, double
     }
 }
 
-/* alpha_i = -max_j (beta_j - M_ij / reg + log c_ij), written to out (= args->alpha, on entry 0, or -inf for a row to
- * leave out), +inf where the row has no entry; then, while the tile is in cache,
- * acc_j = max_i (alpha_i + beta_j - M_ij / reg + log c_ij).  beta is log v. */
-void ISA_OP(balance)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+/* alpha_i = -max_j (beta_j - M_ij / reg + log c_ij) of the rows of a tile */
+ALWAYS_INLINE void balance_rows(const stream_args *args, int64_t i, int64_t end, panel *near)
 {
     walk w;
+    vd top[PANEL_ROWS];
     double x[BLOCK], lane[VL], *alpha = (double *)args->out;
+    for (int64_t r = i; r < end; r++)
+        top[r - i] = v_set(-INFINITY);
+    for (open_walk(args, i, columns_together(&args->M), &w); next_block(&w);)
+        for (int64_t r = i; r < end; r++) {
+            log_entries(args, r, w.at, w.count, near, x);
+            for (int64_t k = 0; k < w.count; k += VL)
+                top[r - i] = v_max(top[r - i], v_load(x + k));
+        }
+    for (int64_t r = i; r < end; r++) {
+        v_store(lane, top[r - i]);
+        alpha[r] = -lane[0];
+        for (int q = 1; q < VL; q++)
+            alpha[r] = -lane[q] < alpha[r] ? -lane[q] : alpha[r];
+    }
+}
+
+/* acc_j = max_i (alpha_i + beta_j - M_ij / reg + log c_ij) over those rows of a tile that have an entry */
+ALWAYS_INLINE void balance_columns(const stream_args *args, int64_t i, int64_t end, panel *near, double *acc)
+{
+    walk w;
+    double x[BLOCK];
+    for (open_walk(args, i, columns_together(&args->M), &w); next_block(&w);)
+        for (int64_t r = i; r < end; r++) {
+            const int64_t j = w.at, count = w.count;
+            if (args->alpha[r] == INFINITY)
+                continue;
+            log_entries(args, r, j, count, near, x);
+            for (int64_t k = 0; k < count; k++)
+                acc[j + k] = x[k] > acc[j + k] ? x[k] : acc[j + k];
+        }
+}
+
+/* alpha_i of balance_rows, written to out (= args->alpha, on entry 0, or -inf for a row to leave out), +inf where the row
+ * has no entry; then, while the tile is in cache, acc_j of balance_columns.  beta is log v.  Or one of these halves. */
+void ISA_OP(balance)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+{
+    panel near;
+    const int64_t step = is_turned(&args->M) ? PANEL_ROWS : TILE;
     if (args->M.start) {
         balance_runs(args, i0, i1, acc);
         return;
     }
-    for (int64_t i = i0; i < i1; i += TILE) {
-        const int64_t end = i + TILE < i1 ? i + TILE : i1;
-        vd top[TILE];
-        for (int r = 0; r < TILE; r++)
-            top[r] = v_set(-INFINITY);
-        for (open_walk(args, i, &w); next_block(&w);)
-            for (int64_t r = i; r < end; r++) {
-                const int64_t j = w.at, count = w.count;
-                log_entries(args, r, j, count, x);
-                for (int64_t k = 0; k < count; k += VL)
-                    top[r - i] = v_max(top[r - i], v_load(x + k));
-            }
-        for (int64_t r = i; r < end; r++) {
-            v_store(lane, top[r - i]);
-            alpha[r] = -lane[0];
-            for (int q = 1; q < VL; q++)
-                alpha[r] = -lane[q] < alpha[r] ? -lane[q] : alpha[r];
-        }
-        for (open_walk(args, i, &w); next_block(&w);)
-            for (int64_t r = i; r < end; r++) {
-                const int64_t j = w.at, count = w.count;
-                if (alpha[r] == INFINITY)
-                    continue;
-                log_entries(args, r, j, count, x);
-                for (int64_t k = 0; k < count; k++)
-                    acc[j + k] = x[k] > acc[j + k] ? x[k] : acc[j + k];
-            }
+    open_panel(&near, step, i1, args->n);
+    for (int64_t i = i0; i < i1; i += step) {
+        const int64_t end = i + step < i1 ? i + step : i1;
+        if (args->half != COLUMN_HALF)
+            balance_rows(args, i, end, &near);
+        if (args->half != ROW_HALF)
+            balance_columns(args, i, end, &near, acc);
     }
 }
 
@@ -186,6 +206,7 @@ static void apply_runs(const stream_args *args, int64_t i0, int64_t i1)
 void ISA_OP(apply)(const stream_args *args, int64_t i0, int64_t i1)
 {
     walk w;
+    panel near;
     double p[TILE][BLOCK];
     const int64_t np = padded(args->n), d = args->d;
     double *out = (double *)args->out;
@@ -193,13 +214,14 @@ void ISA_OP(apply)(const stream_args *args, int64_t i0, int64_t i1)
         apply_runs(args, i0, i1);
         return;
     }
+    open_panel(&near, PANEL / BLOCK, i1, args->n);
     for (int64_t i = i0; i < i1; i += TILE) {
         const int rows = (int)(i1 - i < TILE ? i1 - i : TILE);
         memset(out + i * d, 0, (size_t)(rows * d) * sizeof(double));
-        for (open_walk(args, i, &w); next_block(&w);) {
+        for (open_walk(args, i, BLOCK, &w); next_block(&w);) {
             const int64_t j = w.at, count = w.count;
             for (int r = 0; r < rows; r++) {
-                entries(args, i + r, j, count, PLAN_MIN_LOG, 0, p[r]);
+                entries(args, i + r, j, count, PLAN_MIN_LOG, 0, &near, p[r]);
                 for (int64_t k = count; k % VL; k++)
                     p[r][k] = 0.0;
             }
@@ -235,17 +257,19 @@ static void apply_transpose_runs(const stream_args *args, int64_t i0, int64_t i1
 void ISA_OP(apply_transpose)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     walk w;
+    panel near;
     double p[BLOCK];
     const int64_t np = padded(args->n), d = args->d;
     if (args->M.start) {
         apply_transpose_runs(args, i0, i1, acc);
         return;
     }
+    open_panel(&near, PANEL / BLOCK, i1, args->n);
     for (int64_t i = i0; i < i1; i += TILE)
-        for (open_walk(args, i, &w); next_block(&w);)
+        for (open_walk(args, i, BLOCK, &w); next_block(&w);)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
                 const int64_t j = w.at, count = w.count;
-                entries(args, r, j, count, PLAN_MIN_LOG, 0, p);
+                entries(args, r, j, count, PLAN_MIN_LOG, 0, &near, p);
                 for (int64_t k = count; k % VL; k++)
                     p[k] = 0.0;
                 for (int64_t x = 0; x < d; x++) {
@@ -286,24 +310,26 @@ static void plan_sums_runs(const stream_args *args, int64_t i0, int64_t i1, doub
 void ISA_OP(plan_sums)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     walk w;
-    double p[BLOCK], buffer[BLOCK];
+    panel near;
+    double p[BLOCK];
     const int64_t np = padded(args->n);
     vd cost = v_set(0);
     if (args->M.start) {
         plan_sums_runs(args, i0, i1, acc);
         return;
     }
+    open_panel(&near, PANEL / BLOCK, i1, args->n);
     for (int64_t i = i0; i < i1; i += TILE) {
         vd row[TILE];
         for (int r = 0; r < TILE; r++)
             row[r] = v_set(0);
-        for (open_walk(args, i, &w); next_block(&w);)
+        for (open_walk(args, i, BLOCK, &w); next_block(&w);)
             for (int64_t r = i; r < i1 && r < i + TILE; r++) {
                 const int64_t j = w.at, count = w.count;
-                entries(args, r, j, count, PLAN_MIN_LOG, 0, p);
+                entries(args, r, j, count, PLAN_MIN_LOG, 0, &near, p);
                 for (int64_t k = count; k % VL; k++)
                     p[k] = 0.0;
-                const double *M = cost_block(&args->M, r, j, count, buffer);
+                const double *M = cost_block(&args->M, r, j, count, &near);
                 for (int64_t k = 0; k < count; k += VL) {
                     vd x = v_load(p + k), used = v_if_less(v_set(0), x, v_cost(M, k, count, 0.0), v_set(0));
                     row[r - i] = v_add(row[r - i], x);

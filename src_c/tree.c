@@ -1,7 +1,7 @@
 /* tree.c - the pass of messages along a tree of pairwise costs, from its leaves to its root: K of each edge is read once.
  * The O(n) work of an edge stands beside its row_pass, so that a pass is one call, however many edges there are.
  * Mirrors LogKernel.through of mapuot/backends/kernel.py, with the pass of mapuot/marginals/tree.py around it; whatever
- * that would make anew, or entry by entry, is left to it.
+ * that would make anew, or entry by entry, is left to it.  Device side: src_cuda/tree_pass.cu.
  */
 #include <float.h>
 #include <math.h>

@@ -2,6 +2,7 @@
  *
  * v_set v_load v_store v_add v_sub v_mul v_div v_fma (a b + c) v_fnma (c - a b) v_sqrt v_max v_min v_sum
  * v_gather (p[at[k]]) v_load_part v_store_part (the first count lanes; the others from rest) v_sum_each (lane k: v_sum of x[k])
+ * v_transpose (lane r of x[k] and lane k of x[r] trade places)
  * v_if_less (x < y ? a : b) v_scale2 (p 2^k) v_split (x = m 2^e, 1 <= m < 2)
  * v_load_f32 v_store_f32 v_load_part_f32 (zeros behind count) v_store_part_f32 v_load_bf16 v_store_bf16 v_stream v_stream_f32
  * and, built on them, v_exp and v_log; on FL lanes of float32: f_set f_load f_load_bf16 f_store f_add f_sub f_fma f_max

@@ -57,6 +57,16 @@ ALWAYS_INLINE vd v_sum_each(const vd *x, const int count)
     return _mm256_add_pd(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31));
 }
 
+ALWAYS_INLINE void v_transpose(vd *x)
+{
+    const vd a = _mm256_unpacklo_pd(x[0], x[1]), b = _mm256_unpackhi_pd(x[0], x[1]);
+    const vd c = _mm256_unpacklo_pd(x[2], x[3]), d = _mm256_unpackhi_pd(x[2], x[3]);
+    x[0] = _mm256_permute2f128_pd(a, c, 0x20);
+    x[1] = _mm256_permute2f128_pd(b, d, 0x20);
+    x[2] = _mm256_permute2f128_pd(a, c, 0x31);
+    x[3] = _mm256_permute2f128_pd(b, d, 0x31);
+}
+
 ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b) { return _mm256_blendv_pd(b, a, _mm256_cmp_pd(x, y, _CMP_LT_OQ)); }
 
 ALWAYS_INLINE vd v_scale2(vd p, vd kd)

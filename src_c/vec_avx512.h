@@ -55,6 +55,27 @@ ALWAYS_INLINE vd v_sum_each(const vd *x, const int count)
     return v_fold_lanes(v_fold_lanes(pair[0], pair[1]), v_fold_lanes(pair[2], pair[3]));
 }
 
+ALWAYS_INLINE void v_transpose(vd *x)
+{
+    vd pair[VL];
+    UNROLL
+    for (int k = 0; k < VL; k += 2) {
+        pair[k] = _mm512_unpacklo_pd(x[k], x[k + 1]);
+        pair[k + 1] = _mm512_unpackhi_pd(x[k], x[k + 1]);
+    }
+    UNROLL
+    for (int k = 0; k < 2; k++) { /* lanes k, k + 2, k + 4 and k + 6 */
+        const vd a = _mm512_shuffle_f64x2(pair[k], pair[k + 2], 0x88),
+                 b = _mm512_shuffle_f64x2(pair[k], pair[k + 2], 0xdd);
+        const vd c = _mm512_shuffle_f64x2(pair[k + 4], pair[k + 6], 0x88);
+        const vd d = _mm512_shuffle_f64x2(pair[k + 4], pair[k + 6], 0xdd);
+        x[k] = _mm512_shuffle_f64x2(a, c, 0x88);
+        x[k + 2] = _mm512_shuffle_f64x2(b, d, 0x88);
+        x[k + 4] = _mm512_shuffle_f64x2(a, c, 0xdd);
+        x[k + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
+    }
+}
+
 ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b)
 {
     return _mm512_mask_blend_pd(_mm512_cmp_pd_mask(x, y, _CMP_LT_OQ), b, a);

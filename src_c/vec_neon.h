@@ -46,6 +46,13 @@ ALWAYS_INLINE vd v_sum_each(const vd *x, const int count)
     return vpaddq_f64(x[0], count > 1 ? x[1] : vdupq_n_f64(0.0));
 }
 
+ALWAYS_INLINE void v_transpose(vd *x)
+{
+    const vd first = vzip1q_f64(x[0], x[1]);
+    x[1] = vzip2q_f64(x[0], x[1]);
+    x[0] = first;
+}
+
 ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b) { return vbslq_f64(vcltq_f64(x, y), a, b); }
 
 ALWAYS_INLINE vd v_scale2(vd p, vd kd)

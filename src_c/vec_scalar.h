@@ -24,6 +24,7 @@ ALWAYS_INLINE void v_store_part(double *p, vd x, int count)
         *p = x;
 }
 ALWAYS_INLINE vd v_sum_each(const vd *x, const int count) { return count > 0 ? *x : 0.0; }
+ALWAYS_INLINE void v_transpose(vd *x) { (void)x; }
 ALWAYS_INLINE vd v_if_less(vd x, vd y, vd a, vd b) { return x < y ? a : b; }
 
 ALWAYS_INLINE uint64_t bits_of(double x)

@@ -165,6 +165,18 @@ __device__ __forceinline__ double warp_max(double s)
     return s;
 }
 
+// An integer in the order of the doubles, for atomicMax, and the double of it
+__device__ __forceinline__ int64_t rank_of(double x)
+{
+    const int64_t bits = __double_as_longlong(x);
+    return bits ^ ((bits >> 63) & 0x7fffffffffffffffLL);
+}
+
+__device__ __forceinline__ double number_of(int64_t rank)
+{
+    return __longlong_as_double(rank ^ ((rank >> 63) & 0x7fffffffffffffffLL));
+}
+
 // All blocks of the grid meet; what they wrote to global memory before is visible after (read it with __ldcg).
 // The counter only grows, so thread 0 knows from meeting_start on at which count each meeting ends.
 __device__ __forceinline__ uint32_t meeting_start(const uint32_t *counter)

@@ -41,6 +41,7 @@ struct Pass {
     int64_t m, ld;
     int64_t strips, slice, slots, lag; // blocks of a stream, columns of each; tiles of a ring, u behind the products
     const double *v, *base;
+    const int64_t *own; // rank (common.cuh) of what base is less by; 0: nothing
     double fi;
     double *s, *sums;                            // m; a row of ld for each stream
     double *part, *scale, *old_part, *old_scale; // posts of this launch, and of the last one
@@ -99,9 +100,10 @@ __device__ __forceinline__ double whole_row(const double *from, int strips, int 
 __device__ __forceinline__ void clerk(const Pass &P, const Part &g, int strip)
 {
     const int lane = threadIdx.x % 32;
+    const double own = P.own ? number_of(*P.own) : 0;
     for (int step = strip; step < g.tiles; step += P.strips) {
         const int64_t i = row_at(g, step) + lane / LANES;
-        const double base = i < P.m ? P.base[i] : 0;
+        const double base = i < P.m ? P.base[i] - own : 0;
         const double s = whole_row(P.part + i * P.strips, (int)P.strips, lane);
         const double u = i < P.m ? WIDEN * far_exp(base - P.fi * far_log(s)) : 0;
         if (lane % LANES == 0) {

@@ -90,7 +90,7 @@ class LogKernel:
         raise NotImplementedError
 
     def exchanged(self) -> tuple[F64, Any]:
-        """Of the last labelled pass: the plan's mass in each cluster but for a factor, the columns' shares of it."""
+        """Of the last labelled pass: the plan's mass in each cluster but for a factor; columns' shares of it, beside K."""
         raise NotImplementedError
 
     def host(self, x: Any) -> F64:
@@ -99,14 +99,16 @@ class LogKernel:
 
     # ---- what all do alike ----
 
-    def absorb(self, y: F64, balanced: bool = True) -> bool:
+    def absorb(self, y: F64, balanced: bool = True, folded: Callable[[F64], F64] | None = None) -> bool:
         """K around the columns' y: p from the largest term of each row, q from those of each column beside p.
 
         Not balanced, where its storage holds all entries: but for a factor as they are. Returned is whether it is.
+        ``folded``: what q takes from the columns' largest terms, if not all of it.
         """
         balanced = balanced or 2 * self.largest > SAFE_SPREAD[self.dtype]
         if balanced:
-            self.q = y - self.folded(self.balance(np.ascontiguousarray(y)))
+            top = self.balance(np.ascontiguousarray(y))
+            self.q = y - (folded(top) if folded else top)
         else:  # above 1, entries would bring back what is flushed of vectors
             self.p[:], self.q = self.ends[0] / self.reg, np.zeros(len(y))
         self.absorbed = largest_of(self.p) + largest_of(self.q)
@@ -114,16 +116,12 @@ class LogKernel:
         self.builds += 1
         return balanced
 
-    def folded(self, top: F64) -> F64:
-        """What q takes from the columns' largest terms: all of it."""
-        return top
-
     def through(self, y: F64, a: F64, fi: float, narrow: bool = False) -> tuple[F64, F64, float]:
         """(R, what leaves by the columns, bound of the rounding of both); narrow: sums in float32."""
         found = self.tried(y, lambda: self.read(y, a, fi, narrow))
         R, out = found or self.entry_by_entry(y, a, fi)
-        rounding = self.rounding(max(largest_of(y), largest_of(a) + largest_of(out)) + largest_of(R))
-        return R, out, rounding + (NARROW_SUMS if found and narrow else 0.0)
+        sizes = largest_of(y), largest_of(a), largest_of(R), largest_of(out)
+        return R, out, self.rounding_through(*sizes, bool(found and narrow))
 
     def into_rows(self, y: F64) -> tuple[F64, float]:
         """(R, bound of its rounding)."""
@@ -145,6 +143,10 @@ class LogKernel:
                     self.dtype = "float64"
         return None
 
+    def rounding_through(self, y: float, a: float, R: float, out: float, narrow: bool) -> float:
+        """Of what ``through`` takes and returns, the largest of each in size."""
+        return self.rounding(max(y, a + out) + R) + (NARROW_SUMS if narrow else 0.0)
+
     def rounding(self, sizes: float) -> float:
         """Of sums between vectors of these sizes."""
         return UNIT * (4 * (self.absorbed + sizes + self.largest) + sum(self.cost.shape) + 16)
@@ -152,26 +154,28 @@ class LogKernel:
     def read(self, y: F64, a: F64, fi: float, narrow: bool) -> tuple[F64, F64]:
         v, top = self.factors(y)
         R, sums, own, least = self.read_factors(v, top, a, fi, narrow)
-        if not (sums.min() >= least > 0 and sums.max() < np.inf):
-            raise StaleError
+        check_sums(sums.min(), sums.max(), least)
         return R, np.log(self.host(sums)) + (own - self.q)
 
     def read_factors(self, v: Any, top: float, a: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
         """(R, sums, their logarithmic scale beside q, the least that they may be) of columns e^(q + top) v."""
-        least = LEAST[self.dtype]
         base = a - (1 - fi) * self.p
         own = float(base.max())
         log_s, sums, largest = self.fused(v, base - own, fi, narrow)
-        if not log_s.min() >= np.log(least):
+        self.check_rows(log_s.min())
+        return log_s + (top - self.p), sums, own - fi * top, LEAST[self.dtype] * largest
+
+    def check_rows(self, lowest: float) -> None:
+        """Raise StaleError where the lowest log s is so low."""
+        if not lowest >= math.log(LEAST[self.dtype]):
             raise StaleError
-        return log_s + (top - self.p), sums, own - fi * top, least * largest
 
     def row_sums(self, y: F64) -> F64:
         v, top = self.factors(y)
-        s = self.dots(v)
-        if not s.min() >= LEAST[self.dtype]:
-            raise StaleError
-        return np.asarray(np.log(s) + (top - self.p))
+        with np.errstate(divide="ignore"):
+            log_s = np.log(self.dots(v))
+        self.check_rows(log_s.min())
+        return np.asarray(log_s + (top - self.p))
 
     def factors(self, y: F64) -> tuple[F64, float]:
         """(v, top): y = q + top + log v, v at most 1."""
@@ -213,6 +217,12 @@ class LogKernel:
         """Blocks (i0, i1, -C / reg) in float64."""
         for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
             yield i0, i1, np.asarray(host(C), np.float64) / -self.reg
+
+
+def check_sums(lowest: float, highest: float, least: float) -> None:
+    """Raise StaleError where sums of columns are not all within what they may be."""
+    if not (lowest >= least > 0 and highest < math.inf):
+        raise StaleError
 
 
 def largest_of(x: F64) -> float:

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..backends import Stats
+from ..backends import Stats, load
+from ..backends.anderson import History
 from ..backends.contract import LEAST_MASS, memory_of
 from ..penalties import F64, kl_divergence, plan_error
 from .coarse import Coarse
@@ -23,8 +24,8 @@ from .state import State
 
 STALL_PASSES = 250
 UNIT = 2.0**-53
-RIDGE = 1e-10  # of Anderson's normal equations, whose columns are normalised
-DEPTH = 20
+DEPTH = 20  # of Anderson's differences
+HOST_ENTRIES = 8000  # of a state, whose differences the host has added up before a GPU has taken them
 NARROW_NOISE = 1e-7  # of the terms of a dual value, by passes in float32
 NARROW_FLOOR = 2e-6  # of the error that they still tell
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
@@ -118,15 +119,19 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
     eta = growth(state.storage)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        y = problem.rates * log_u
-        value = weight * np.where(problem.hard_points, reg * log_u, problem.rhos * -np.expm1(-y))
-        q = weight * np.exp(-y)
+        y = np.negative(problem.rates * log_u)
+        value = problem.rho_weight * np.expm1(y)  # rho (q - a): the slip needs no digit that this has lost
         own = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()]
-        slip, slipped = max(own, default=0.0), float((rho * problem.sums(q))[soft] @ own)
+        rho_q = problem.sums(problem.rho_weight) + problem.sums(value)
+        slip, slipped = max(own, default=0.0), float(rho_q[soft] @ own)
+        np.negative(value, out=value)
+        for k in np.flatnonzero(is_hard):
+            part = problem.places[int(k)]
+            value[part] = weight[part] * (reg * log_u[part])
         price = reg * float(sizes[is_hard].sum())
         gap = hard = kl = 0.0
         if state.whole:
-            r = state.marginals(problem)
+            r, q = state.marginals(problem), weight * np.exp(y)
             hard = float(problem.sums(np.abs(r - weight))[is_hard].sum())
             gap = float((rho * problem.sums(kl_divergence(r, q)))[soft].sum())
             kl = float((rho * problem.sums(r + q))[soft].sum())
@@ -150,55 +155,12 @@ def growth(x: float) -> float:
     return x * (1 + x) if x <= 1 else math.inf
 
 
-class History:
-    """Anderson's differences of a state made of ``parts`` that end there."""
-
-    def __init__(self, depth: int, ends: list[int]) -> None:
-        self.parts = [slice(i, j) for i, j in zip([0, *ends], ends, strict=False)]
-        self.dF, self.dG = np.empty((depth, ends[-1])), np.empty((depth, ends[-1]))
-        self.residual = self.image = np.zeros(0)
-        self.clear()
-
-    def clear(self) -> None:
-        self.made, self.begun = 0, False
-
-    def add(self, residual: F64, image: F64) -> bool:
-        """Whether there is a difference to extrapolate with."""
-        if self.begun:
-            slot = self.made % len(self.dF)
-            np.subtract(residual, self.residual, out=self.dF[slot])
-            np.subtract(image, self.image, out=self.dG[slot])
-            self.made += 1
-        self.residual, self.image, self.begun = residual, image, True
-        return self.made > 0
-
-    def next(self, residual: F64, image: F64, weight: F64, alone: float) -> tuple[F64, F64]:
-        """(G - sum gamma_i dG_i, F - sum gamma_i dF_i), gamma = argmin of the latter in the norm of ``weight``.
-
-        ``alone``: how much of gamma each part has for itself, 1 where parts hardly know of each other.
-        """
-        count = min(self.made, len(self.dF))
-        dF, dG = self.dF[:count], self.dG[:count]
-        weighted = dF * weight
-        if not alone or len(self.parts) == 1:
-            gamma = weights_of((weighted @ dF.T)[None], (weighted @ residual)[None])[0]
-            return image - gamma @ dG, residual - gamma @ dF
-        grams = [weighted[:, part] @ dF[:, part].T for part in self.parts]
-        rights = [weighted[:, part] @ residual[part] for part in self.parts]
-        found = weights_of(np.stack([*grams, sum(grams)]), np.stack([*rights, sum(rights)]))
-        image, residual = image.copy(), residual.copy()
-        for part, gamma in zip(self.parts, alone * found + (1 - alone) * found[-1], strict=False):
-            image[part] -= gamma @ dG[:, part]
-            residual[part] -= gamma @ dF[:, part]
-        return image, residual
-
-
-def weights_of(grams: F64, rights: F64) -> F64:
-    """argmin |F - sum gamma_i dF_i| of each problem."""
-    diagonal = np.diagonal(grams, axis1=1, axis2=2)
-    scale = 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny))
-    systems = grams * scale[:, :, None] * scale[:, None] + RIDGE * np.eye(grams.shape[1])
-    return np.asarray(scale * np.linalg.solve(systems, (scale * rights)[:, :, None])[:, :, 0])
+def history_of(body: Body) -> History:
+    """Of a body's states, on its device where they are large."""
+    problem, entries = body.problem, body.ends[-1]
+    there = hasattr(problem.xp, "RawModule") and entries > HOST_ENTRIES
+    found: History = (load("cuda").History if there else History)(memory_of(DEPTH, max(problem.shape), 8), body.ends)
+    return found
 
 
 class Ascent:
@@ -206,7 +168,7 @@ class Ascent:
 
     def __init__(self, body: Body, rules: Rules, trace: list[Stats], begin: float, passes: int = 0) -> None:
         self.body, self.rules, self.trace, self.begin, self.passes = body, rules, trace, begin, passes
-        self.history = History(memory_of(DEPTH, max(body.problem.shape), 8), body.ends)
+        self.history = history_of(body)
         self.alone = body.alone  # until a step is dropped
         self.exact = False  # whether each pass is made whole before the next begins
         self.best_dual, self.extrapolated = -math.inf, False
@@ -316,7 +278,7 @@ class Ascent:
         """The next state: Anderson's, or the image where there is no past, and what clusters add to it."""
         self.extrapolated, coarse = self.history.add(residual, image), self.body.coarse
         if self.extrapolated:
-            image, residual = self.history.next(residual, image, self.body.metric(found), self.alone)
+            image, residual = self.history.next(self.body.metric(found), self.alone)
         if coarse and coarse.on and not self.exact:
             self.extrapolated = True
             image = image + coarse.step(residual)

@@ -208,7 +208,6 @@ class Tensor:
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
         self.problem, self.reg, self.shape = problem, problem.reg, [problem.shape[k] for k in order]
         self.kernel: LogKernel = problem.kernel(problem.array.matrix(order[0]), "all")
-        self.kernel.folded = self.folded  # type: ignore[method-assign]
         self.terms = self.kernel.cost.shape[1]
         self.fresh = False
 
@@ -229,7 +228,7 @@ class Tensor:
         y = sum(spread(x, m, len(self.shape) - 1) for m, x in enumerate(log_u[1:]))
         self.tops = log_u[1:]  # of a K that holds e^(-C / reg) but for a factor: a read less, .8 to .96 of a solve
         y = np.ascontiguousarray(np.broadcast_to(y, self.shape[1:])).ravel()
-        self.fresh = self.kernel.absorb(y, self.kernel.builds > 0)
+        self.fresh = self.kernel.absorb(y, self.kernel.builds > 0, self.folded)
         self.shift = [self.kernel.p, *(x - top for x, top in zip(log_u[1:], self.tops, strict=True))]
 
     def folded(self, top: F64) -> F64:

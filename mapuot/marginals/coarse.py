@@ -10,6 +10,7 @@ For two marginals: src_c/coarse_tmpl.c.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..backends.coarse import EVERY, FIRST, Labels, clusters_of, features, find, rest
+from ..backends.contract import host
 from ..backends.kernel import LogKernel
 from ..cached import cached_property
 from ..cost import Dense
@@ -31,6 +33,7 @@ TINY = float(np.finfo(float).tiny)
 SMALLER = 10  # clusters^3 at most half the entries of an edge, for five times as many of a pair: ten times its products
 SHARP = 50.0  # costs / reg, beyond which corrected steps save half the passes from the second on
 LATER, LABELS = 8, 10000  # below it passes come first that may do, 8 or as many as read these in rows and columns
+DEVICE = 25  # passes come first on a GPU, where clusters take as long as 10 (of 10 x 1000 points) to 30 (5000)
 DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
 
 
@@ -72,7 +75,8 @@ class Coarse:
     """The correction of one tree at one reg, and in which passes it is made; ``before``: that of a larger reg."""
 
     def __init__(self, tree: Tree, before: Coarse | None) -> None:
-        self.tree, self.on, self.passes, self.dropped, self.labelled = tree, False, 0, 0, False
+        self.tree = weakref.proxy(tree)  # which holds this: a circle would keep its kernels until it is collected
+        self.on, self.passes, self.dropped, self.labelled = False, 0, 0, False
         self.found: list[Labels] | None = before.found if before else None
         problem = tree.problem
         self.fi = [x.fi(problem.reg) for x in problem.marginals]
@@ -80,6 +84,8 @@ class Coarse:
         sharp = max(problem.sizes.values()) > SHARP * problem.reg
         wait = LABELS * sum(problem.shape) // sum(x.size for x in problem.edges.values())
         self.due = FIRST if sharp else max(FIRST, min(LATER, wait))
+        if problem.xp is not np:
+            self.due = max(self.due, DEVICE)
 
     @cached_property
     def labels(self) -> list[Labels]:
@@ -89,9 +95,9 @@ class Coarse:
 
     @cached_property
     def members(self) -> dict[int, Any]:
-        """Of each parent: ones where a point is in a cluster."""
-        parents = {parent: self.labels[parent] for _, parent in self.tree.inner}
-        return {k: np.eye(x.clusters, dtype=np.float32)[x.label] for k, x in parents.items()}
+        """Of each parent, where its kernels are: ones where a point is in a cluster."""
+        parents, there = {parent: self.labels[parent] for _, parent in self.tree.inner}, self.tree.problem.xp.asarray
+        return {k: there(np.eye(x.clusters, dtype=np.float32)[x.label]) for k, x in parents.items()}
 
     @contextmanager
     def one_pass(self) -> Iterator[None]:
@@ -140,8 +146,8 @@ class Coarse:
                 continue
             r, shares = tree.kernels[k].exchanged()
             r, self.shares[k] = r / r.sum(), shares
-            self.mass[k], self.weight[tree.edges[k]] = r, r @ shares
-            P = r[:, None] * (shares @ self.members[tree.parent[k]])
+            self.mass[k], self.weight[tree.edges[k]] = r, host(tree.problem.xp.asarray(r) @ shares)
+            P = r[:, None] * host(shares @ self.members[tree.parent[k]])
             s, rows = P.sum(0), P.sum(1)  # not r: of float32 shares, which add up to 1 but for their rounding
             self.down[k] = DAMPED * (P / np.maximum(rows, TINY)[:, None] - s)
             self.up[k] = DAMPED * (P.T / np.maximum(s, TINY)[:, None] - rows)
@@ -183,10 +189,12 @@ class Coarse:
         """The image of clusters' steps: of parents' points, by the clusters below that each gets its mass from."""
         tree, labels = self.tree, self.labels
         out, arrived = np.empty(tree.ends[-1]), dict.fromkeys(self.eased, np.zeros(1))
+        there = tree.problem.xp.asarray
         for k, parent in tree.inner:
             z = self.mass[k] * ((1 - self.fi[k]) * found[k] - late[k])
             edge = tree.edges[k]
-            out[edge] = (z.astype(np.float32) @ self.shares[k]) / np.maximum(self.weight[edge], TINY) - z.sum()
+            at_columns = host(there(z.astype(np.float32)) @ self.shares[k])
+            out[edge] = at_columns / np.maximum(self.weight[edge], TINY) - z.sum()
             arrived[parent] = arrived[parent] + out[edge]
         for k, parent in tree.inner:
             at_parent = late[parent] if parent == tree.root else late[parent][labels[parent].label]

@@ -146,9 +146,9 @@ class MultiProblem:
         return np.repeat(self.rho, self.shape)
 
     @cached_property
-    def hard_points(self) -> Any:
-        """A mask."""
-        return np.repeat(self.kinds[1], self.shape)
+    def rho_weight(self) -> F64:
+        """rho a at each point."""
+        return np.asarray(self.rhos * self.weight)
 
     @cached_property
     def kinds(self) -> tuple[Any, Any]:
@@ -163,6 +163,8 @@ class MultiProblem:
 
     def spread(self, values: F64) -> F64:
         """One value for each marginal and part, at the points."""
+        if self.labels is None:  # in a fifth of the time
+            return np.repeat(values.ravel(), self.shape)
         return np.asarray(values.ravel()[self.cells])
 
     def tops(self, x: F64) -> F64:
@@ -180,7 +182,7 @@ class MultiProblem:
         top = self.tops(x)
         top[~np.isfinite(top)] = 0.0
         with np.errstate(divide="ignore"):
-            return np.asarray(top + np.log(self.sums(np.exp(x - top[self.cells]))))[:, None]
+            return np.asarray(top + np.log(self.sums(np.exp(x - self.spread(top)))))[:, None]
 
     def kernel(self, cost: Cost, pair: Any) -> LogKernel:
         """Of the cost of two neighbours, as rows and columns, or of the array ("all")."""

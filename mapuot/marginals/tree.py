@@ -52,17 +52,16 @@ class Tree:
             kernel.start(problem.reg)
         fi = [x.fi(problem.reg) for x in problem.marginals]
         edges = [(k, parent, self.kernels[k], fi[k]) for k, parent in self.inner]
-        self.whole_pass = load("cpu").TreePass(edges, problem.starts.tolist()) if problem.xp is np else None
-        sizes = [problem.shape[parent] for _, parent in self.inner]
-        self.ends: list[int] = np.cumsum(sizes).tolist()
+        engine = load("cpu" if problem.xp is np else "cuda")
+        runs = problem.xp is np or hasattr(problem.xp, "RawModule")  # numpy in CuPy's place runs no kernels
+        self.whole_pass = engine.TreePass(edges, problem.starts.tolist(), problem.log_weight) if runs else None
+        self.sizes = [problem.shape[parent] for _, parent in self.inner]
+        self.ends: list[int] = np.cumsum(self.sizes).tolist()
         starts = [0, *self.ends[:-1]]
         self.edges = {k: slice(i, j) for (k, _), i, j in zip(self.inner, starts, self.ends, strict=True)}
-        points = np.arange(len(problem.log_weight))
-        self.parents_points = np.concatenate([points[problem.places[parent]] for _, parent in self.inner])
-        child = np.repeat([k for k, _ in self.inner], sizes)
-        self.edge_cells = child * problem.parts + problem.cells[self.parents_points] % problem.parts
+        child = np.repeat([k for k, _ in self.inner], self.sizes)
+        self.edge_cells = child * problem.parts + self.at_parents(problem.cells) % problem.parts
         self.edge_rho, self.edge_hard = problem.rho[child], problem.kinds[1][child]
-        self.marginal_of = problem.cells // problem.parts
         self.coarse: Coarse | None = Coarse(self, before.coarse if before else None) if serves(problem) else None
         # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
         # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
@@ -86,7 +85,7 @@ class Tree:
         out = {"near": self.near.flat, "late": self.late.flat, "up": up.flat, "log_u": log_u.flat}
         while done < len(self.inner):
             if self.whole_pass:
-                errors = self.whole_pass.run(done, problem.log_weight, state, narrow, **out)
+                errors = self.whole_pass.run(done, state, narrow, **out)
                 self.errors |= {k: x for (k, _), x in zip(self.inner[done:], errors, strict=False)}
                 done += len(errors)
             if done < len(self.inner):
@@ -118,11 +117,17 @@ class Tree:
         problem, errors = self.problem, self.errors  # a marginal is made of one product of each edge: the worse one
         log_s = PerPoint(self.near.flat.copy(), problem.places)
         back, up = PerPoint(np.zeros_like(log_s.flat), problem.places), found.messages["up"]
+        made: list[float] = []
+        if self.whole_pass and problem.xp is not np:
+            made = self.whole_pass.back(self.near.flat, found.log_u.flat, up.flat, back.flat)
+        known = {k: error for (k, _), error in zip(self.order[1:], made, strict=False)}
         for k, _ in self.order:
             log_s[k] += back[k]
             for i in self.children[k]:
-                belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - up[i]
-                back[i], error = self.kernels[i].into_rows(belief)
+                error = known.get(i, 0.0)
+                if i not in known:
+                    belief = problem.marginals[k].log_weight + found.log_u[k] + log_s[k] - up[i]
+                    back[i], error = self.kernels[i].into_rows(belief)
                 anew = self.kernels[i].builds > self.builds[i]  # stored in float32, its rounding is another one now
                 errors[i] = max(errors[i], error) + (2 * NARROW_ENTRY if anew and found.storage else 0.0)
         found.messages["back"] = back
@@ -145,21 +150,28 @@ class Tree:
 
     def image(self, found: State, lam: F64, exact: bool) -> F64:
         """What each parent sends next, from the plan found, which ``lam`` has moved; exact: as its u are."""
-        below, spread = self.shares(lam), self.problem.spread
-        late = found.messages["back"].flat if exact else self.late.flat + spread(lam.sum(0) - below)
-        at_points = found.log_u.flat + late + self.near.flat + spread(below - lam)  # near: all u below but its own
-        return np.asarray(at_points[self.parents_points] - found.messages["up"].flat)
+        back = found.messages["back"].flat if exact else self.late.flat  # before it is moved by lam.sum(0) - below
+        moved = (self.shares(lam) if exact else lam.sum(0)) - lam  # near: all u below but its own
+        at_points = found.log_u.flat + back + self.near.flat + self.problem.spread(moved)
+        return np.asarray(self.at_parents(at_points) - found.messages["up"].flat)
 
     def at_edges(self, values: F64) -> F64:
         """One value for each marginal and part, of the child at the points of the parent."""
+        if self.problem.labels is None:
+            return np.repeat(values.ravel()[[k for k, _ in self.inner]], self.sizes)
         return np.asarray(values.ravel()[self.edge_cells])
+
+    def at_parents(self, x: F64) -> F64:
+        """Of all points, those of the parent of each edge."""
+        return np.concatenate([x[self.problem.places[parent]] for _, parent in self.inner])
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
         """(gap, what hard marginals miss) if marginals were off by what their parents' messages have changed."""
         weight = self.metric(found)
         change = np.abs(residual)
         gap = 0.5 * float((self.edge_rho * weight) @ np.square(change))
-        return gap, float(weight[self.edge_hard] @ change[self.edge_hard])
+        hard = self.edge_hard
+        return gap, float(weight[hard] @ change[hard]) if self.problem.kinds[1].any() else 0.0
 
     def metric(self, found: State) -> F64:
         """Weights of the state's entries in the norm of the extrapolation: the mass at their points.
@@ -169,10 +181,9 @@ class Tree:
         if self.mass_shares is None:
             problem = self.problem
             raw = problem.log_weight + found.log_u.flat + self.near.flat + self.late.flat
-            marginal = self.marginal_of
             with np.errstate(over="ignore", invalid="ignore"):
-                part = np.exp(raw - problem.tops(raw)[marginal])
-            self.mass_shares = (part / problem.sums(part)[marginal])[self.parents_points]
+                part = np.exp(raw - np.repeat(problem.tops(raw), problem.shape))
+            self.mass_shares = self.at_parents(part / np.repeat(problem.sums(part), problem.shape))
         return found.mass * self.mass_shares
 
     # ---- products of a whole state's plan ----

@@ -1,9 +1,11 @@
 """`multimarginal`: every shape against Newton's method on the dual of the whole array, and its certificate."""
 
 import dataclasses
+import gc
 import pickle
 import tracemalloc
 import types
+import weakref
 
 import numpy as np
 import pytest
@@ -377,6 +379,24 @@ def test_larger_regs_take_no_memory_of_their_own(shape, n, entries):
     tracemalloc.stop()
     assert result.trace[0].n_pass > 1
     assert peak < 1.6 * 8 * entries
+
+
+@pytest.mark.parametrize("shape", ["chain", "triangle", "array"])
+def test_kernels_go_with_their_answer(shape):
+    """Not when circles of objects are next collected, which memory does not hasten."""
+    costs, masses = drifting(1.0) if shape == "chain" else problem(shape, 3, sizes=20)
+    result = mapuot.multimarginal(costs, masses, 0.02, 1.0)
+    kernels = result._body.kernels.values() if shape == "chain" else [result._body.kernel]
+    assert shape != "chain" or result._body.coarse is not None
+    gone = [weakref.ref(x) for x in kernels]
+    del kernels
+    gc.collect()
+    gc.disable()
+    try:
+        del result
+        assert [x() for x in gone] == [None] * len(gone)
+    finally:
+        gc.enable()
 
 
 def test_memory_is_that_of_stored_pairs():

@@ -8,11 +8,13 @@ import os
 
 import numpy as np
 import pytest
+from mapuot._core import lib
 from numpy.lib.stride_tricks import as_strided
 from problems import clouds, plan_of, with_forbidden, with_zeros
 
 from mapuot.backends import Options, cpu, reference
 from mapuot.backends.cpu import native
+from mapuot.mask import Masked, SeededMask
 from mapuot.problem import Problem
 
 SIZES = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257]
@@ -162,6 +164,51 @@ def test_streams(isa, threads, dtype):
         np.testing.assert_allclose(r, P.sum(1), rtol=1e-13)
         np.testing.assert_allclose(s, P.sum(0), rtol=1e-13)
         assert cpu.extrema(case.M) == reference.extrema(case.M)
+
+
+def read_by_all_streams(M, c, vectors, threads):
+    """What each call that reads M makes of it, by name."""
+    (m, n), (x, y, X, Y) = M.shape, vectors
+    call = native.pool_for(threads, M.size), m, n, native.matrix(M), native.matrix(c), 0.1
+    at, to, shift = (*call, native.pointer(x), native.pointer(y)), {}, np.where(np.isneginf(x), x, 0.0)
+    for dtype in ("float64", "float32"):
+        out = to["plan", dtype] = np.zeros((m, n), dtype)
+        native.check(lib.mapuot_form_plan(*at, native.DTYPES[dtype], native.pointer(out, "void *"), n))
+    for dtype, kind in (("float64", "f8"), ("float32", "f4"), ("bfloat16", "u2")):
+        ld = native.leading_dimension(n, np.dtype(kind).itemsize)
+        K = to["K", dtype] = np.ones((m, ld), kind)
+        native.check(lib.mapuot_build_kernel(*at, native.DTYPES[dtype], native.pointer(K, "void *"), ld))
+    names = "P X", "P^T Y", "sums", "r", "s", "extrema", "top"
+    sizes = 2 * m, 2 * native.padded(n), 2, m, n, 4, n
+    to |= {name: np.zeros(size) for name, size in zip(names, sizes, strict=True)}
+    product, transposed, sums, r, s, extrema, top = (native.pointer(to[name]) for name in names)
+    native.check(lib.mapuot_apply(*at, 2, native.pointer(X), product))
+    native.check(lib.mapuot_apply_transpose(*at, 2, native.pointer(Y), transposed))
+    native.check(lib.mapuot_plan_sums(*at, sums, r, s))
+    native.check(lib.mapuot_extrema(*call[:4], extrema))
+    native.check(lib.mapuot_balance(*call, native.pointer(y), native.pointer(shift), top))
+    return to | {"balance": shift}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_no_bit_depends_on_how_costs_lie_in_memory(isa, threads, dtype):
+    """Panels of 64 x 64 and of 8 x 512, whole and cut off."""
+    rng = np.random.default_rng(7)
+    for m, n in [(1, 1), (9, 70), (64, 64), (66, 1), (67, 133), (130, 600)]:
+        M, c = rng.normal(size=(m, n)).astype(dtype), rng.random((m, n))
+        M[rng.random((m, n)) < 0.1], M[:, 0], c[rng.random((m, n)) < 0.1] = np.inf, np.inf, 0.0
+        M[m // 2] = np.inf  # a row without an entry
+        x, y, X = rng.normal(size=m), rng.normal(size=n), native.zeros(2 * native.padded(n))
+        X.reshape(2, -1)[:, :n] = rng.normal(size=(2, n))
+        x[m // 3], y[n // 3] = -np.inf, -np.inf
+        vectors = x, y, X, rng.normal(size=(m, 2))
+        masked = Masked("uniform", SeededMask(0.5, 3), (m, n), 5, 2)
+        for given in (None, c, masked):
+            right = read_by_all_streams(M, given, vectors, threads)
+            for name, other in layouts(M).items():
+                share = np.asfortranarray(c) if given is c and name != "backwards" else given
+                for what, got in read_by_all_streams(other, share, vectors, threads).items():
+                    np.testing.assert_array_equal(got, right[what], err_msg=f"{what}, {name}")
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf])

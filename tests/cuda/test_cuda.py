@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mapuot import solve
+from mapuot import PointCloud, solve
 from mapuot.backends import Options, reference
 from mapuot.errors import InfeasibleError
 from mapuot.files import load_checkpoint
@@ -566,11 +566,14 @@ def test_a_coarse_storage_gives_way_to_float64(m, n, precision, tol):
     assert found.error_bound <= tol
 
 
-@pytest.mark.parametrize("shape", [(97, 131), (300, 515)])
-def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape):
+@pytest.mark.parametrize(("shape", "points"), [((97, 131), 0), ((300, 515), 0), ((97, 131), 3)])
+def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, points):
     M, a, b = cost(*shape)
+    rng = np.random.default_rng(0)
+    M = PointCloud(*(rng.random((n, points)) for n in shape)) if points else cp.asarray(M)
     monkeypatch.setattr(kernels, "LOADED", {})
-    assert solve(cp.asarray(M), *weights(a, b, 1.2), 0.05, 1.0).plan.shape == shape
+    result = solve(M, *weights(a, b, 1.2), 0.05, 1.0, backend="cuda")
+    assert result.converged if points else result.plan.shape == shape
     needed = {(file, *options) for _, file, _, *options in kernels.LOADED}
     assert len(needed) > 2
     assert needed <= {(file, *sorted(options.items())) for file, _, options in warm_up.jobs()}

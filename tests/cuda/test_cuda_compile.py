@@ -210,6 +210,21 @@ def test_one_read_of_many_marginals_does_not_spill(arch, dtype, m, n):
     assert all(registers * threads <= 65536 and spilled == 0 for registers, spilled in used.values())
 
 
+@pytest.mark.parametrize("arch", ARCHES)
+def test_differences_do_not_spill(arch):
+    used = usage("differences.cu", arch, STORE=0)
+    assert set(used) == {"add_difference", "products", "combine"}
+    assert all(registers <= 64 and spilled == 0 for registers, spilled in used.values())
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_passes_along_a_tree_do_not_spill(arch):
+    used = usage("tree_pass.cu", arch, STORE=0)
+    assert set(used) == {"open_pass", "close_edge", "open_back", "close_back"}
+    assert max(used["open_pass"][0], used["open_back"][0]) <= 64
+    assert all(spilled == 0 for _, spilled in used.values())
+
+
 def test_one_read_covers_every_kernel_that_all_blocks_hold():
     for itemsize in (4, 8):
         for m in (1, 3, 40, 1000, 10**5):

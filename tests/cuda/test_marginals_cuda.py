@@ -1,13 +1,18 @@
 """Many marginals on a GPU: one read of K against plain products, whole solves against Newton's method and the CPU."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from marginals import STORED, check, drifting, one_random, problem
 
 import mapuot
+from mapuot.backends import anderson, load
 from mapuot.backends.coarse import Labels
 from mapuot.backends.cuda.kernels import Strips
 from mapuot.cost import Dense
+from mapuot.marginals.problem import MultiProblem
+from mapuot.marginals.tree import Tree
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
@@ -112,6 +117,85 @@ def test_odd_sizes_are_those_of_the_cpu(narrow):
     assert apart <= 3 * (one.error_bound + two.error_bound + 2e-7) * one.mass
 
 
+@pytest.mark.parametrize("ends", [[700], [7, 300, 340, 900]])
+@pytest.mark.parametrize("alone", [0.0, 0.3])
+def test_differences_are_those_of_the_host(ends, alone):
+    """More of them than are held, and after a start anew."""
+    rng, depth = np.random.default_rng(0), 4
+    here, there = anderson.History(depth, ends), load("cuda").History(depth, ends)
+    for number in range(9):
+        residual, image, weight = rng.normal(size=ends[-1]), rng.normal(size=ends[-1]), rng.random(ends[-1])
+        if number == 7:
+            here.clear()
+            there.clear()
+        ready = [history.add(residual, image) for history in (here, there)]
+        assert ready == [number not in (0, 7)] * 2
+        if ready[0]:
+            for right, got in zip(here.next(weight, alone), there.next(weight, alone), strict=True):
+                np.testing.assert_allclose(got, right, rtol=0, atol=1e-9 * np.abs(right).max())
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "tree"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("reg", [0.1, 1e-3])
+def test_passes_are_those_edge_by_edge(shape, dtype, reg):
+    """By vectors that stay on the device and by the products of each kernel, whichever edges are left to these."""
+    costs, masses = problem(shape, 6, 7)
+    masses[2] = None
+    given = MultiProblem.from_arguments(costs, masses, reg, [1.0, np.inf, 1.0, 0.02, 30.0, 1.0], cp)
+    one, other = (Tree(dataclasses.replace(given, storage=dtype)) for _ in range(2))
+    other.whole_pass, run, gone = None, one.whole_pass.run, []
+
+    def counted(first, *args, **out):
+        gone.append(run(first, *args, **out))
+        return gone[-1]
+
+    one.whole_pass.run, rng = counted, np.random.default_rng(0)
+    for scale in (0.0, 1.0, 3.0, 400.0, 0.1):  # the fourth is too far from what the kernels hold
+        state = scale * rng.normal(size=one.ends[-1])
+        found, wanted = (tree.sweep(state) for tree in (one, other))
+        for got, right in (
+            (found.log_u, wanted.log_u),
+            (found.messages["up"], wanted.messages["up"]),
+            (one.late, other.late),
+            (one.near, other.near),
+        ):
+            near = 1e-13 * (1 + np.abs(right.flat).max() + scale)
+            np.testing.assert_allclose(got.flat, right.flat, rtol=0, atol=near)
+        assert found.rounding == pytest.approx(wanted.rounding, rel=1e-6)
+        for tree, state_found in ((one, found), (other, wanted)):
+            tree.complete(state_found)
+        near = 1e-13 * (1 + np.abs(wanted.log_s.flat).max() + scale)
+        np.testing.assert_allclose(found.log_s.flat, wanted.log_s.flat, rtol=0, atol=near)
+        assert found.rounding == pytest.approx(wanted.rounding, rel=1e-6)
+        for k, kernel_ in one.kernels.items():
+            assert (kernel_.builds, kernel_.dtype) == (other.kernels[k].builds, other.kernels[k].dtype)
+    assert sum(map(len, gone)) == 25 or reg < 0.1
+    assert len(gone) > 5 or reg == 0.1 or dtype == "float64"
+
+
+@pytest.mark.parametrize("kind", ["points", "turned"])
+def test_costs_of_each_kind_are_those_of_the_cpu(kind):
+    """More points than threads of a block; strides of columns, float32, and costs that are made on the device."""
+    rng = np.random.default_rng(1)
+    clouds = [rng.random((n, 2)) for n in (40, 1100, 33)]
+    masses = [rng.dirichlet(np.full(len(x), 3.0)) * 1.1**k for k, x in enumerate(clouds)]
+
+    def squares(i, j):
+        return ((clouds[i][:, None] - clouds[j]) ** 2).sum(2)
+
+    if kind == "points":
+        costs = {(k, k + 1): mapuot.PointCloud(clouds[k], clouds[k + 1]) for k in range(2)}
+    else:
+        costs = {(1, 0): cp.asarray(squares(1, 0).astype(np.float32)), (2, 1): cp.asarray(squares(1, 2)).T}
+    found = mapuot.multimarginal(costs, masses, 0.05, 1.0, backend="cuda")
+    cpu = mapuot.multimarginal({(k, k + 1): squares(k, k + 1) for k in range(2)}, masses, 0.05, 1.0)
+    assert found.converged
+    for k in range(3):
+        apart = np.abs(found.marginal(k) - cpu.marginal(k)).sum()
+        assert apart <= (1.01 * (found.error_bound + cpu.error_bound) + 1e-6 * (kind == "turned")) * cpu.mass
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_what_clusters_exchange_is_the_plan(dtype):
     k, rng = made(37, 77, dtype), np.random.default_rng(2)
@@ -123,11 +207,12 @@ def test_what_clusters_exchange_is_the_plan(dtype):
     P = np.exp(base - 0.9 * log_s)[:, None] * k.K.get()[:, :77] * v
     blocks, (mass, shares) = np.stack([P[label == x].sum(0) for x in range(8)]), k.exchanged()
     np.testing.assert_allclose(mass / mass.sum(), blocks.sum(1) / blocks.sum(), rtol=1e-6)
-    np.testing.assert_allclose(shares, blocks / blocks.sum(1)[:, None], rtol=2e-6)
+    np.testing.assert_allclose(shares.get(), blocks / blocks.sum(1)[:, None], rtol=2e-6)
 
 
 @pytest.mark.parametrize(("reg_m", "at"), [(1.0, "host"), (np.inf, "device")])
-def test_steps_are_corrected_as_on_the_cpu(reg_m, at):
+def test_steps_are_corrected_as_on_the_cpu(reg_m, at, monkeypatch):
+    monkeypatch.setattr("mapuot.marginals.coarse.DEVICE", 0)
     costs, masses = drifting(reg_m)
     given = {pair: cp.asarray(M) for pair, M in costs.items()} if at == "device" else costs
     found = mapuot.multimarginal(given, masses, 0.002, reg_m, backend="cuda")

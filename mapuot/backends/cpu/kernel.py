@@ -176,11 +176,12 @@ class Kernel(LogKernel):
 class TreePass:
     """``mapuot_tree_pass`` over edges (child, parent, kernel, fi), each after those below it."""
 
-    def __init__(self, edges: list[tuple[int, int, Kernel, float]], points: list[int]) -> None:
-        """``points``: where those of each marginal begin."""
+    def __init__(self, edges: list[tuple[int, int, Kernel, float]], points: list[int], log_weight: F64) -> None:
+        """``points``: where those of each marginal begin; log_weight: the log masses of all."""
         self.kernels = [kernel for _, _, kernel, _ in edges]
         self.builds, self.messages = [-1] * len(edges), ffi.new("mapuot_messages *")
         self.messages.flush, self.messages.noise = FLUSH, NARROW_SUMS
+        self.log_weight, self.messages.log_weight = log_weight, pointer(log_weight)
         self.edges, ends = ffi.new("mapuot_edge[]", len(edges)), 0
         for edge, (child, parent, kernel, fi) in zip(self.edges, edges, strict=True):
             edge.pool, edge.fi, edge.base = kernel.pool, fi, pointer(kernel.rows["base"])
@@ -200,11 +201,11 @@ class TreePass:
             edge.narrow = kernel.narrow and kernel.dtype == "float32"
             kernel.rows["fi"][:] = edge.fi
 
-    def run(self, first: int, log_weight: F64, sent: F64, narrow: bool, **out: F64) -> list[float]:
+    def run(self, first: int, sent: F64, narrow: bool, **out: F64) -> list[float]:
         """The edges from ``first`` on, up to one that is left to the caller: what each of them rounds at most."""
         self.refresh()
         messages = self.messages
-        messages.log_weight, messages.sent, messages.narrow = pointer(log_weight), pointer(sent), narrow
+        messages.sent, messages.narrow = pointer(sent), narrow
         for name, array in out.items():
             setattr(messages, name, pointer(array))
         end = int(lib.mapuot_tree_pass(first, len(self.kernels), self.edges, messages))

@@ -15,7 +15,7 @@ from ..contract import namespace
 from ..cpu.grid import GridStream, GridWorkspace
 
 PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "weigh": "batch"}
-PLACES |= {"Kernel": "kernel"}  # of many marginals
+PLACES |= {"Kernel": "kernel", "TreePass": "tree_pass", "History": "anderson"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
 MAKES_COSTS = True  # of points, as they are needed

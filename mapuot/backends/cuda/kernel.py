@@ -6,6 +6,7 @@ are too wide for all multiprocessors together, K is in float64 and CuPy's produc
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class Kernel(LogKernel):
 
     def strips(self, dtype: str) -> Strips | None:
         """How one read of K lies on the device; None where it has no bulk copies or a row is too wide for it."""
-        if not hasattr(self.xp, "RawModule"):
+        if not self.runs:
             return None
         from .launch import device_limits  # noqa: PLC0415 - needs CuPy
 
@@ -42,23 +43,48 @@ class Kernel(LogKernel):
         shape = strips_for(self.m, self.ld, ITEMSIZE[dtype], processors, shared)
         return shape if capability >= 90 else None
 
+    @property
+    def runs(self) -> bool:
+        """Whether kernels of our own run: where numpy is in CuPy's place they do not."""
+        return hasattr(self.xp, "RawModule")
+
+    def blocks(self) -> Any:
+        """(i0, i1, C) on the device, all of it at once where it lies there."""
+        stage = self.xp.asarray
+        if self.runs:
+            from .arrays import Stage  # noqa: PLC0415 - needs CuPy
+
+            stage = Stage()
+        there = self.cost.held and namespace(self.cost.array) is self.xp
+        for i0, i1, C, _ in self.cost.blocks(most=None if there else BLOCK_BYTES):
+            yield i0, i1, stage(C if self.runs else np.asarray(C))
+
     def logs(self) -> Any:
         """Blocks (i0, i1, -C / reg) in float64 on the device."""
-        for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
-            yield i0, i1, self.xp.asarray(C if namespace(C) is self.xp else np.asarray(C), np.float64) / -self.reg
+        for i0, i1, C in self.blocks():
+            for k0 in range(i0, i1, rows := max(1, BLOCK_BYTES // (8 * self.n))):
+                k1 = min(k0 + rows, i1)
+                yield k0, k1, self.xp.asarray(C[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
     def host(self, x: Any) -> F64:
         return np.asarray(x.get() if hasattr(x, "get") else x)
 
     def balance(self, y: F64) -> F64:
         xp, y = self.xp, self.xp.asarray(y)
-        top = xp.full(len(y), -np.inf)
-        for i0, i1, L in self.logs():
-            terms = L + y
-            largest = terms.max(1)
+        top = xp.full(self.n, -np.inf)
+        for i0, i1, C in self.blocks():
+            largest = self.row_max(C, xp.zeros(i1 - i0), y)
             self.p[i0:i1] = -self.host(largest)
-            xp.maximum(top, (terms - largest[:, None]).max(0), out=top)
+            xp.maximum(top, self.row_max(C.T, y, -largest), out=top)
         return self.host(top)
+
+    def row_max(self, C: Any, alpha: Any, beta: Any) -> Any:
+        """max_j (alpha_i + beta_j - C_ij / reg)."""
+        if not self.runs:
+            return (alpha[:, None] + beta - C / self.reg).max(1)
+        from .stream import reduce_rows  # noqa: PLC0415 - needs CuPy
+
+        return reduce_rows("row_max", C, None, alpha, beta, self.reg, 1)[0]
 
     def build(self) -> None:
         xp, q = self.xp, self.xp.asarray(self.q)
@@ -68,11 +94,17 @@ class Kernel(LogKernel):
             self.K = xp.zeros((self.m, self.ld), STORAGE[self.dtype])
             shape = self.strips(self.dtype)
             self.one_read = OneRead(self, shape) if shape else None
-        for i0, i1, L in self.logs():
-            self.K[i0:i1, : self.n] = xp.exp(L + xp.asarray(self.p[i0:i1])[:, None] + q)
+        for i0, i1, C in self.blocks():
+            p = xp.asarray(self.p[i0:i1])
+            if self.runs:
+                from .stream import fill_rows  # noqa: PLC0415 - needs CuPy
+
+                fill_rows(self.K[i0:i1], self.dtype, C, None, p, q, self.reg)
+            else:
+                self.K[i0:i1, : self.n] = xp.exp(p[:, None] + q - C / self.reg)
 
     def need_memory(self, needed: int) -> None:
-        if not hasattr(self.xp, "RawModule"):
+        if not self.runs:
             return
         from .arrays import free_memory  # noqa: PLC0415 - needs CuPy
 
@@ -83,7 +115,7 @@ class Kernel(LogKernel):
 
     def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
         s, sums = self.one_read(v, base, fi) if self.one_read else (self.dots(v), None)
-        with np.errstate(divide="ignore", over="ignore"):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             log_s = np.log(s)
             u = np.exp(base - fi * log_s)
         if self.labels and 0 < u.max() < np.inf:
@@ -93,16 +125,17 @@ class Kernel(LogKernel):
     def label(self, labels: Labels | None) -> None:
         self.labels = labels
         if labels:  # nothing, should no pass be as it is wanted
-            self.told = np.zeros(labels.clusters), np.zeros((labels.clusters, self.n), np.float32)
+            self.told = np.zeros(labels.clusters), self.xp.zeros((labels.clusters, self.n), np.float32)
 
     def exchange(self, labels: Labels, u: F64, v: Any) -> tuple[F64, Any]:
         """A product of the clusters with K more, which counts as no pass."""
         xp = self.xp
-        members = np.zeros((labels.clusters, self.m), self.K.dtype)
-        members[labels.label, np.arange(self.m)] = u
-        blocks = self.host((xp.asarray(members) @ self.K[:, : self.n]) * xp.asarray(v))
+        members = xp.zeros((labels.clusters, self.m), self.K.dtype)
+        members[xp.asarray(labels.label), xp.arange(self.m)] = xp.asarray(u.astype(self.K.dtype))
+        blocks = (members @ self.K[:, : self.n]) * xp.asarray(v)
         mass = blocks.sum(1)
-        return mass, (blocks / np.maximum(mass, TINY)[:, None]).astype(np.float32)
+        shares = (blocks / xp.maximum(mass, TINY)[:, None]).astype(np.float32)
+        return self.host(mass), shares
 
     def exchanged(self) -> tuple[F64, Any]:
         return self.told
@@ -133,6 +166,16 @@ class Kernel(LogKernel):
         return total
 
 
+@cache
+def ring_offset(**options: int) -> int:
+    """Shared memory before the ring of tiles: sizeof(Shared) of fused_pass.cu."""
+    import cupy  # noqa: PLC0415
+
+    out = cupy.zeros(1, np.int32)
+    kernel("fused_pass.cu", "fused_sizes", **options)((1,), (1,), (out,))
+    return int(out[0])
+
+
 class OneRead:
     """src_cuda/fused_pass.cu over the K of a `Kernel`."""
 
@@ -140,38 +183,41 @@ class OneRead:
         xp, m, ld = owner.xp, owner.m, owner.ld
         self.owner, self.shape, self.back = owner, shape, 0
         options = {"STORE": STORES[owner.dtype], **shape.options}
-        self.run, self.join, sizes = (
-            kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams", "fused_sizes")
-        )
-        offset = xp.zeros(1, np.int32)
-        sizes((1,), (1,), (offset,))
+        self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
         row = row_bytes(shape.slice, owner.K.itemsize, shape.THREADS)
-        self.shared = int(offset[0]) + shape.slots * shape.R * row
+        self.shared = ring_offset(**options) + shape.slots * shape.R * row
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         rows = -(-m // shape.R) * shape.R
+        self.blocks = shape.streams * shape.strips
         self.v, self.ends = xp.zeros(ld), xp.empty(2 * m)  # base, and s
         self.part, self.scale = (xp.empty((2, count)) for count in (rows * shape.strips, rows))
         for posts in (self.part, self.scale):
             posts.view(np.uint64).fill(UNSET)
-        record = self.record = np.zeros((), PASS)
-        for name in ("strips", "slice", "slots", "lag"):
-            record[name] = getattr(shape, name)
-        record["m"], record["ld"], record["kernel"] = m, ld, owner.K.data.ptr
-        record["v"], record["base"], record["s"] = (x.data.ptr for x in (self.v, self.ends, self.ends[m:]))
+        self.records = np.zeros(2, PASS)  # posts take turns
+        for back, record in enumerate(self.records):
+            for name in ("strips", "slice", "slots", "lag"):
+                record[name] = getattr(shape, name)
+            record["m"], record["ld"], record["kernel"] = m, ld, owner.K.data.ptr
+            record["v"], record["s"] = (x.data.ptr for x in (self.v, self.ends[m:]))
+            for name, posts in (("part", self.part), ("scale", self.scale)):
+                record[name], record[f"old_{name}"] = posts[back].data.ptr, posts[1 - back].data.ptr
 
     def __call__(self, v: Any, base: F64, fi: float) -> tuple[F64, Any]:
         """(s = K v, K^T u on the device), u = e^base s^-fi."""
-        owner, shape, record = self.owner, self.shape, self.record
+        owner, shape = self.owner, self.shape
         self.v[: owner.n] = owner.xp.asarray(v)
         self.ends[: owner.m].set(np.ascontiguousarray(base))
         sums = owner.xp.empty((shape.streams, owner.ld))
-        record["sums"], record["fi"] = sums.data.ptr, fi
-        for name, posts in (("part", self.part), ("scale", self.scale)):
-            record[name], record[f"old_{name}"] = posts[self.back].data.ptr, posts[1 - self.back].data.ptr
-        blocks = shape.streams * shape.strips
-        self.run((blocks,), (shape.THREADS + 64,), (by_value(record), np.int32(self.back)), shared_mem=self.shared)
+        self.launch(sums, self.ends.data.ptr, 0, fi)
         if shape.streams > 1:
-            grid = (min(-(-owner.ld // 256), blocks),)
+            grid = (min(-(-owner.ld // 256), self.blocks),)
             self.join(grid, (256,), (sums, np.int64(owner.ld), np.int32(shape.streams)))
-        self.back = 1 - self.back
         return self.ends[owner.m :].get(), sums[0, : owner.n]
+
+    def launch(self, sums: Any, base: int, own: int, fi: float) -> None:
+        """The pass of what ``v`` and the address ``base`` hold, less the number at ``own``; a row of sums a stream."""
+        back = self.back
+        record, threads = self.records[back : back + 1].reshape(()), self.shape.THREADS + 64
+        record["sums"], record["base"], record["own"], record["fi"] = sums.data.ptr, base, own, fi
+        self.run((self.blocks,), (threads,), (by_value(record), np.int32(back)), shared_mem=self.shared)
+        self.back = 1 - back

@@ -26,7 +26,7 @@ from ..limits import START
 from ..records import put
 from .arrays import need_memory
 from .boxes import DeviceBoxes
-from .kernels import MASK, Shape, by_value, kernel, shape_options
+from .kernels import MASK, Job, Shape, by_value, kernel, shape_options, together
 from .launch import Iterate, switches
 from .workspace import Workspace
 
@@ -44,6 +44,14 @@ def sizes_of(d: int, narrow: bool, masked: bool, kept: bool) -> tuple[int, int]:
     """(points of a thread that get sums, points summed over at a time): RT and FROM of points.cuh."""
     few = d <= DIM
     return (4 if narrow else 2) * (2 if few and not masked and (kept or not narrow) else 1), 4 if few else 8
+
+
+def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int, **more: int) -> Job:
+    """The kernel of passes in float32 or float64; ``more``: options of src_cuda/points.cuh other than for all pairs."""
+    options = shape_options(Shape(1, 4, 2), "float64", kl, MEMORY=memory)
+    options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
+    options |= {"KEPT": 0, "QUICK": 0, "MASKED": 0, "SPLIT": 1} | more
+    return "portable.cu", "tile_sums" if "DEPTH" in options else "point_sums", options
 
 
 def depth_of(d: int, dtype: str) -> int:
@@ -67,8 +75,8 @@ class Side:
         self.to[:d, :count] = cp.asarray(points)[:, :count]  # turned there, where that is not slow
         self.packed = self.to
         if not tiled:
-            together = sizes_of(d, True, False, False)[1]
-            self.packed = cp.ascontiguousarray(self.to.reshape(d, -1, together).swapaxes(0, 1))
+            at_once = sizes_of(d, True, False, False)[1]
+            self.packed = cp.ascontiguousarray(self.to.reshape(d, -1, at_once).swapaxes(0, 1))
         self.log = cp.zeros(room, points.dtype)
 
     def set(self, log: Any, left_out: float) -> None:
@@ -99,25 +107,22 @@ class PointIterate(Iterate):
         none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
         self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
         d = rows.to.shape[0]
-        options = shape_options(Shape(1, 4, 2), "float64", self.kl, MEMORY=self.memory)
-        options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
-        options["KEPT"], options["QUICK"] = int(lists is not None), int(quick)
-        options["MASKED"] = self.masked
-        self.sums = "tile_sums" if rows.depth else "point_sums"
-        names: tuple[str, ...] = (self.sums, "join_rows", "point_columns", "gather_sums")
-        names += ("finish_first", "finish_join", "finish_second")
-        each, together = sizes_of(d, narrow, bool(self.masked), lists is not None)
+        each, at_once = sizes_of(d, narrow, bool(self.masked), lists is not None)
         warp = 32 * each
         if lists is not None:  # one box at most
             warp = min(warp, *(unit for *_, unit in lists))
-        options["SPLIT"], self.block, self.resident = 32 * each // warp, 8 * warp, 2
+        more = {"KEPT": int(lists is not None), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": 32 * each // warp}
+        self.block, self.resident = 8 * warp, 2
         if narrow and d <= DIM and lists is None and not self.masked:
             self.resident = 3
         if rows.depth:
-            options |= {"SPLIT": 1, "DEPTH": rows.depth}
-            self.block, together, self.resident = TO_TILE, FROM_TILE[rows.log.dtype.name], 2 if narrow else 1
+            more |= {"SPLIT": 1, "DEPTH": rows.depth}
+            self.block, at_once, self.resident = TO_TILE, FROM_TILE[rows.log.dtype.name], 2 if narrow else 1
+        _, self.sums, options = sums_job(self.kl, self.memory, d, narrow, form, **more)
+        names: tuple[str, ...] = (self.sums, "join_rows", "point_columns", "gather_sums")
+        names += ("finish_first", "finish_join", "finish_second")
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
-        self.slabs = [self.parts_of(to, other.ld // together) for to, other in ((rows, cols), (cols, rows))]
+        self.slabs = [self.parts_of(to, other.ld // at_once) for to, other in ((rows, cols), (cols, rows))]
         u, v = self.state["u_scale"], self.state["v_scale"]
         self.narrow_u = cp.zeros(rows.ld, np.float32) if narrow else np.uint64(0)
         self.weights = [np.uint64(v), np.uint64(u)]  # of the points summed over
@@ -187,6 +192,22 @@ class PointWorkspace(Workspace):
             self.squares = narrow_points.squares(x, y[:, :n])
             x *= 2
             self.products = self.sides(x, y)
+        self.compile()
+
+    def compile(self) -> None:
+        """What passes over all pairs need, first and last ones at once."""
+        if self.cloud.truncation:
+            return
+        d, jobs = self.cloud.dim, []
+        for narrow in (True, False) if self.narrow else (False,):
+            more = {"QUICK": int(self.quick and not narrow), "MASKED": self.launch.masked}
+            form = PRODUCTS if self.expands else METRICS[self.cloud.core[0]]
+            if narrow and self.narrow_points:
+                form = self.narrow_points.form
+            if self.tiled:
+                more["DEPTH"] = depth_of(d, "float32" if narrow else "float64")
+            jobs.append(sums_job(self.kl, self.launch.memory, d, narrow, form, **more))
+        together(jobs)
 
     def sides(self, x: Any, y: Any) -> tuple[Side, Side]:
         """Of points (m, d) and (d, n padded)."""

@@ -89,6 +89,13 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
     return low, high, int(out[:, 2].sum()), int(out[:, 3].sum())
 
 
+def fill_rows(out: Any, dtype: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, flush: float = 0.0) -> None:
+    """c exp(alpha_i + beta_j - M_ij / reg) into rows on the device that are padded with zeros; below ``flush`` 0."""
+    rows, columns = out.shape
+    run, view = stream("build_kernel", M, c, STORES[dtype]), view_of(M, c, alpha, beta, reg)
+    run(parts(rows, columns), (256,), (view, out, np.int64(columns), np.float64(flush)))
+
+
 def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, outputs: int) -> list[Any]:
     """row_max or plan_sums over the rows of device matrices."""
     grid = parts(*M.shape)
@@ -117,9 +124,7 @@ class PlanStream:
         out = (cp if stays else np).empty((i1 - i0, n), dtype) if out is None else out
         for k0, k1, M, c in blocks_of(p, i0, i1):
             block = out[k0 - i0 : k1 - i0] if stays else cp.empty((k1 - k0, n), dtype)
-            run = stream("build_kernel", M, c, STORES[dtype.name])
-            view = view_of(M, c, self.alpha[k0:k1], self.beta, p.reg)
-            run(parts(k1 - k0, n), (256,), (view, block, np.int64(n), np.float64(0.0)))
+            fill_rows(block, dtype.name, M, c, self.alpha[k0:k1], self.beta, p.reg)
             if not stays:
                 block.get(out=out[k0 - i0 : k1 - i0])
         return out

@@ -1,8 +1,9 @@
 """Compile ahead what first solves on this device would wait for (``mapuot warm-up``).
 
 CuPy keeps compiled files on disk (CUPY_CACHE_DIR), by source, options and compiler, so that a machine compiles each
-once. Taken are square problems of every shape of the row half, KL or balanced, costs in float32 and float64; what else
-there is (other penalties, batches, points, sparse costs) is compiled when it is needed.
+once. Taken are square problems of every shape of the row half, KL or balanced, costs in float32 and float64, and
+squared distances of points in up to four dimensions; what else there is (other penalties, batches, other points,
+skipped pairs, sparse costs) is compiled when it is needed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 import cupy as cp
 import numpy as np
 
+from ..contract import MEMORY, METRICS
+from ..narrow_points import FORMS
 from .kernels import (
     NARROW_SHAPES,
     PORTABLE_SHAPES,
@@ -25,6 +28,7 @@ from .kernels import (
     together,
 )
 from .launch import device_limits, persistent_jobs
+from .points import DIM, PRODUCTS, sums_job
 from .stream import stream_job
 
 KL = (True, True)
@@ -37,6 +41,11 @@ def pass_jobs(n: int, dtype: str, persistent: bool) -> list[Job]:
     shape = portable_shape(n, dtype)
     held = {"MEMORY": memory_for(n, n, 8)}
     return [("portable.cu", "gather_sums", shape_options(shape, dtype, KL, **held))] if shape else []
+
+
+def point_jobs(d: int, memory: int) -> list[Job]:
+    """First passes over squared distances, and last ones."""
+    return [sums_job(KL, memory, d, True, FORMS.index("squares")), sums_job(KL, memory, d, False, PRODUCTS, QUICK=1)]
 
 
 def jobs() -> list[Job]:
@@ -52,6 +61,8 @@ def jobs() -> list[Job]:
         found += [
             ("coarse.cu", "nearest", {"STORE": STORES[store], "COST": int(dtype == "float32")}) for store in DTYPES
         ]
+    found += [job for d in range(1, DIM + 1) for memory in MEMORY for job in point_jobs(d, memory)]
+    found.append(("point_costs.cu", "point_costs", {"METRIC": METRICS["sqeuclidean"], "STORE": 0}))
     return list({(file, tuple(sorted(options.items()))): (file, f, options) for file, f, options in found}.values())
 
 

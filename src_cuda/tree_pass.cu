@@ -1,0 +1,204 @@
+// Mirrors src_c/tree.c: the pass of messages along a tree, on vectors that stay on the device from its first edge to its
+// last.  A pass is open_pass, then fused_pass and close_edge for each edge in turn, all in one stream, and nothing waits
+// for the host; the way back from the root is open_back, fused_pass and close_back for each edge.
+//
+// What the host must judge of an edge, by the rule of LogKernel (mapuot/backends/kernel.py), is in the largest of some
+// numbers each, found as ranks: integers in the order of the numbers, a NaN above them all.  An edge whose sums are not
+// sound leaves those after it without sense; the host takes none of them.
+#include "common.cuh"
+
+struct Edge {
+    int64_t m, n, ld, streams;
+    int64_t child, parent, message; // where the points begin, and what travels between child and parent
+    int64_t above;                  // the edge whose base this one completes, the last below it; -1: none
+    double fi;
+    const double *p, *q, *s; // of K, and the sums of its last pass
+    double *v, *base;        // what fused_pass reads; base is not scaled: its largest is in `own`
+};
+
+struct Messages {
+    const double *log_weight, *sent;
+    double *near, *late, *up, *log_u;
+    double *back; // 0 at the root
+    double *sums; // a row of ld for each stream of the edge that was read last
+    double flush;
+};
+
+// The largest of ...
+struct Largest {
+    int64_t y, top, a, own;         // |y|, y - q, |a| and base
+    int64_t low_s, late, u;         // -log s, |late| and u
+    int64_t low_sum, high_sum, out; // -sums, sums and |up|
+};
+#define WORDS ((int)(sizeof(Largest) / 8))
+
+__device__ __forceinline__ void begin(Largest *found)
+{
+    if (threadIdx.x < WORDS)
+        ((int64_t *)found)[threadIdx.x] = rank_of(-INF);
+}
+
+__device__ __forceinline__ void raise(int64_t *rank, double x)
+{
+    x = warp_max(isnan(x) ? INF : x);
+    if (threadIdx.x % 32 == 0)
+        atomicMax(rank, rank_of(x));
+}
+
+// The largest x of a block, for all its threads
+__device__ double block_max(double x)
+{
+    __shared__ double of_warp[32];
+    x = warp_max(x);
+    __syncthreads(); // the last one has been read
+    if (threadIdx.x % 32 == 0)
+        of_warp[threadIdx.x / 32] = x;
+    __syncthreads();
+    double top = -INF;
+    for (int w = 0; w < (int)blockDim.x / 32; w++)
+        top = fmax(top, of_warp[w]);
+    return top;
+}
+
+__device__ __forceinline__ double larger(double x, double y) { return x > y || isnan(x) ? x : y; }
+
+// v = e^(y - q - top), y made by `y_of`; its largest is 1, and what lies below flush is 0.  One block
+template <typename F> __device__ void factors(const Edge &edge, double flush, Largest *found, F y_of)
+{
+    double size = 0, top = -INF;
+    for (int64_t j = threadIdx.x; j < edge.n; j += blockDim.x) {
+        const double y = y_of(j);
+        size = larger(fabs(y), size);
+        top = larger(edge.v[j] = y - edge.q[j], top);
+    }
+    raise(&found->y, size);
+    raise(&found->top, top);
+    top = block_max(top);
+    for (int64_t j = threadIdx.x; j < edge.n; j += blockDim.x) {
+        const double v = exp(edge.v[j] - top);
+        edge.v[j] = v < flush ? 0 : v;
+    }
+}
+
+// base of point i of an edge's child, and what it adds to the largest
+__device__ __forceinline__ void open_row(const Edge &edge, double log_weight, double near, int64_t i, double &a_size,
+                                         double &own)
+{
+    const double rest = 1 - edge.fi, a = log_weight + rest * near;
+    edge.base[i] = a - rest * edge.p[i];
+    a_size = larger(fabs(a), a_size);
+    own = larger(edge.base[i], own);
+}
+
+// v of all edges from `first` on, a block each, and base of those that no later edge completes
+extern "C" __global__ void __launch_bounds__(1024)
+    open_pass(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int first)
+{
+    const Edge edge = edges[first + blockIdx.x];
+    Largest *found = largest + first + blockIdx.x;
+    begin(found);
+    __shared__ int waits;
+    if (threadIdx.x == 0)
+        waits = 0;
+    __syncthreads();
+    for (int e = first + threadIdx.x; e < first + (int)blockIdx.x; e += blockDim.x)
+        if (edges[e].above == first + blockIdx.x)
+            waits = 1;
+    const double *weight = x.log_weight + edge.parent, *sent = x.sent + edge.message;
+    factors(edge, x.flush, found, [=](int64_t j) { return weight[j] + sent[j]; });
+    if (waits)
+        return;
+    double a_size = 0, own = -INF;
+    for (int64_t i = threadIdx.x; i < edge.m; i += blockDim.x)
+        open_row(edge, x.log_weight[edge.child + i], x.near[edge.child + i], i, a_size, own);
+    raise(&found->a, a_size);
+    raise(&found->own, own);
+}
+
+// late = log s, log u = -fi log (s near), of the child's point i
+__device__ __forceinline__ void close_row(const Messages &x, const Edge &edge, Largest *found, int64_t i)
+{
+    double low = -INF, size = 0, u = 0;
+    if (i < edge.m) {
+        const double log_s = log(edge.s[i]), late = log_s + (number_of(found->top) - edge.p[i]);
+        x.late[edge.child + i] = late;
+        x.log_u[edge.child + i] = edge.fi > 0 ? -edge.fi * (x.near[edge.child + i] + late) : 0;
+        low = -log_s;
+        size = fabs(late);
+        u = exp(edge.base[i] - number_of(found->own) - edge.fi * log_s);
+    }
+    raise(&found->low_s, low);
+    raise(&found->late, size);
+    raise(&found->u, u);
+}
+
+// The message to the parent's point j, added to what it has, and base of the edge above
+__device__ __forceinline__ void close_column(const Messages &x, const Edge &edge, const Edge *edges, Largest *largest,
+                                             Largest *found, int64_t j)
+{
+    double low = -INF, high = -INF, size = 0, a_size = 0, own = -INF;
+    if (j < edge.n) {
+        double sum = 0;
+#pragma unroll 8
+        for (int64_t q = 0; q < edge.streams; q++)
+            sum += x.sums[q * edge.ld + j];
+        const double up = log(sum) + (number_of(found->own) - edge.fi * number_of(found->top) - edge.q[j]);
+        const double near = x.near[edge.parent + j] += up;
+        x.up[edge.message + j] = up;
+        low = -sum;
+        high = sum;
+        size = fabs(up);
+        if (edge.above >= 0)
+            open_row(edges[edge.above], x.log_weight[edge.parent + j], near, j, a_size, own);
+    }
+    raise(&found->low_sum, low);
+    raise(&found->high_sum, high);
+    raise(&found->out, size);
+    if (edge.above >= 0) {
+        raise(&largest[edge.above].a, a_size);
+        raise(&largest[edge.above].own, own);
+    }
+}
+
+// After fused_pass over edge e: the first blocks have its rows, the others its columns
+extern "C" __global__ void __launch_bounds__(256)
+    close_edge(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e)
+{
+    const Edge &edge = edges[e];
+    const int64_t rows = (edge.m + 255) / 256, block = blockIdx.x;
+    if (block < rows)
+        close_row(x, edge, largest + e, block * 256 + threadIdx.x);
+    else
+        close_column(x, edge, edges, largest, largest + e, (block - rows) * 256 + threadIdx.x);
+}
+
+// v of edge e on the way back, from all that the parent has but what the child has sent.  One block
+extern "C" __global__ void __launch_bounds__(1024)
+    open_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e)
+{
+    const Edge edge = edges[e];
+    begin(largest + e);
+    __syncthreads();
+    const double *up = x.up + edge.message;
+    const int64_t at = edge.parent;
+    factors(edge, x.flush, largest + e, [=](int64_t j) {
+        return x.log_weight[at + j] + x.log_u[at + j] + (x.near[at + j] + x.back[at + j]) - up[j];
+    });
+}
+
+// What comes back to the child
+extern "C" __global__ void __launch_bounds__(256)
+    close_back(const __grid_constant__ Messages x, const Edge *edges, Largest *largest, int e)
+{
+    const Edge &edge = edges[e];
+    const int64_t i = blockIdx.x * (int64_t)256 + threadIdx.x;
+    double low = -INF, size = 0;
+    if (i < edge.m) {
+        const double log_s = log(edge.s[i]), back = log_s + (number_of(largest[e].top) - edge.p[i]);
+        x.back[edge.child + i] = back;
+        low = -log_s;
+        size = fabs(back);
+    }
+    raise(&largest[e].low_s, low);
+    raise(&largest[e].late, size);
+}
