@@ -264,7 +264,10 @@ class Streamed(Cost):
             raise ValueError(f"M must give shape {shape} for rows {i0} to {i1}, got {block.shape}")
         if block.dtype.kind not in "fiu":
             raise TypeError(f"M must hold real numbers, got dtype {block.dtype}")
-        return namespace(block).asarray(block, dtype=self.dtype, order="C")
+        held = namespace(block).asarray(block, dtype=self.dtype, order="C")
+        if self.dtype == np.float32 and held_type(block.dtype) != np.float32 and not bool((held == block).all()):
+            raise TypeError(f"costs must be of one dtype, got {self.dtype} at first, {block.dtype} in {i0} to {i1}")
+        return held
 
 
 def held_type(dtype: Any) -> Any:

@@ -55,7 +55,7 @@ def product(result: Any, x: F64, y: F64, slope: float, w: F64, tol: float, max_s
     df, dg = potentials_moved(result, r, s, rows, cols, tol, max_steps)
     image = result.apply(with_ones(y) * dg[:, None])
     out = slope * r[:, None] * w + (df[:, None] * gradient + slope * (image[:, -1:] * x - image[:, :-1])) / reg
-    for i0, P in result._blocks():
+    for i0, P in result._wide_blocks():
         here = slice(i0, i0 + len(P))
         turned = P * ((x[here] * w[here]).sum(1)[:, None] - w[here] @ y.T)  # P_ij (x_i - y_j) . w_i
         out[here] -= slope**2 / reg * (turned.sum(1)[:, None] * x[here] - turned @ y)

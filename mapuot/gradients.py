@@ -34,7 +34,7 @@ def dual_value(result: BatchResult | Result) -> Any:
     for side, weight, f in ((problem.rows, A, result.f), (problem.cols, B, result.g)):
         rho = float(side.rho[0])
         with np.errstate(over="ignore", invalid="ignore"):
-            term = weight * f if np.isinf(rho) else -rho * weight * xp.expm1(-f / rho)
+            term = weight * f if np.isinf(rho) else -rho * (weight * xp.expm1(-f / rho))
         total = total + xp.where(weight > 0, term, 0.0).sum(-1)
     return total
 

@@ -6,12 +6,11 @@ other.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .points import PointCloud
+from .points import REACH, PointCloud
 from .processor import default_threads
 from .validate import as_count, as_threads
 
@@ -121,4 +120,4 @@ def pair_costs(cloud: PointCloud, t: Any) -> Any:
     if metric == "euclidean":
         return scale * distance
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(distance < math.pi / 2, -2 * scale * np.log(np.cos(distance)), np.inf)
+        return np.where(distance < REACH, -2 * scale * np.log(np.cos(distance)), np.inf)

@@ -73,7 +73,7 @@ def dual_term(kind: str, f: F64, t: F64, rho: F64, upper: F64 | None) -> F64:
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         if kind in ("kl", "balanced"):
-            soft = -rho * t * np.expm1(-f / rho)
+            soft = -rho * (t * np.expm1(-f / rho))  # rho t may be below all numbers where the mass is not
             value = np.where(np.isinf(rho), f * t, soft)
         elif kind == "tv":
             value = np.where(f < -rho * (1 + 1e-9), -np.inf, np.clip(f, -rho, rho) * t)

@@ -22,6 +22,7 @@ from .validate import as_array, as_choice, as_positive, check_kind
 AUTO_ENTRIES = 1 << 26  # pairs from which "auto" skips some: below it all of them take less than a second
 FEW = 4  # dimensions in which what holds all points tells the range of their costs well enough
 MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
+REACH = math.pi / 2 - 2.0**-13  # of "wfr": nearer to pi / 2 a cost has errors of 1e-12 and more, and rounding forbids
 METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 
 
@@ -45,8 +46,9 @@ class PointCloud(Cost):
         Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed. With
         ``comm`` x is the rank's own block and y is whole.
     metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
-        As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 or
-        more apart: divide the coordinates by twice the distance over which mass may travel, divided by pi.
+        As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 -
+        2^-13 or more apart, as what they cost, 18 and more, hangs on the last digits of their coordinates: divide
+        these by twice the distance over which mass may travel, divided by pi.
     scale : float
         Factor of the metric, > 0.
     weights : (d,) array, optional
@@ -104,15 +106,19 @@ class PointCloud(Cost):
 
     def _scaled(self, points: F64, name: str) -> F64:
         """What the core subtracts: coordinates with their weights, for "cosine" of unit vectors."""
-        if self.weights is not None:
-            points = points * (self.weights if self.metric == "cityblock" else np.sqrt(self.weights))
         if self.metric == "cosine":
-            length = np.sqrt((points**2).sum(1, keepdims=True))
-            if not (length > 0).all():
-                raise ValueError(
-                    f"{name} must hold no zero vector for metric 'cosine', {int(np.argmin(length))} is one"
-                )
-            points = points / length
+            points = points / size_of(points)
+        if self.weights is not None:
+            with np.errstate(over="ignore"):
+                points = points * (self.weights if self.metric == "cityblock" else np.sqrt(self.weights))
+            if not np.isfinite(points).all():
+                raise ValueError(f"weights must leave {name} finite, got weights up to {self.weights.max()}")
+        if self.metric == "cosine":
+            points = points / size_of(points)
+            zero = ~(points != 0).any(1)
+            if zero.any():
+                raise ValueError(f"{name} must hold no zero vector for metric 'cosine', {int(np.argmax(zero))} is one")
+            points = points / np.sqrt((points**2).sum(1, keepdims=True))
         return np.ascontiguousarray(points)
 
     def _set(self, rows: F64, columns: F64) -> None:
@@ -143,6 +149,15 @@ class PointCloud(Cost):
         else:
             part.before, part.truncation, part.kept = 0, None, None
         return part
+
+    def beside(self, points: F64, name: str) -> PointCloud:
+        """The costs of other points to the same columns."""
+        if points.shape[1] != self.dim:
+            raise ValueError(f"{name} must have {self.dim} columns, as x and y have, got {points.shape[1]}")
+        other = object.__new__(PointCloud)
+        vars(other).update(vars(self), x=points)
+        other._set(self._scaled(points, name), self.targets)
+        return other
 
     def read(self, i0: int, i1: int) -> PointCloud:
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
@@ -203,7 +218,7 @@ class PointCloud(Cost):
     def error(self, largest: float) -> float:
         """By d + 4 roundings of a cost, and by those of coordinates that were scaled before they were subtracted.
 
-        Of the slope tan of "wfr" 1e4 = e^9.2 counts at most: pairs nearer to pi / 2 than 1e-4 cost 18 and more.
+        The slope of "wfr" is 2 tan, at most e^(cost / 2).  Squares below all numbers count as the least of them.
         """
         metric, scale = self.core
         d, unit = self.dim, 2.0**-53
@@ -215,12 +230,13 @@ class PointCloud(Cost):
             order = 1 if metric == "cityblock" else 2
             sizes = (np.linalg.norm(p, order, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
             moved = 2 * unit * float(sum(sizes))
-        slope = scale
+        slope, least = scale, d * math.ulp(0.0)
         if metric == "sqeuclidean":
-            slope = 2 * math.sqrt(scale * largest)
+            slope = 2 * math.sqrt(scale) * math.sqrt(largest) + scale * moved
         elif metric == "wfr":
-            moved, slope = moved + (d + 4) * unit * math.pi / 2, 2 * scale * math.exp(min(largest / (2 * scale), 9.2))
-        return float((d + 4) * unit * largest + slope * moved)
+            moved, slope = moved + (d + 4) * unit * math.pi / 2, 2 * scale * math.exp(largest / (2 * scale))
+        lost = scale * (math.sqrt(least) if metric in ("euclidean", "wfr") else least) + math.ulp(0.0)
+        return float((d + 4) * unit * largest + slope * moved + lost)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> PointCloud:
         """Itself: the points that a rank gives are of its block already."""
@@ -238,7 +254,7 @@ class PointCloud(Cost):
         if metric == "wfr":
             distance = cdist(self.rows, columns)
             with np.errstate(divide="ignore", invalid="ignore"):
-                costs = np.where(distance < math.pi / 2, -2 * np.log(np.cos(distance)), np.inf)
+                costs = np.where(distance < REACH, -2 * np.log(np.cos(distance)), np.inf)
         else:
             costs = cdist(self.rows, columns, metric)
         return (scale * costs).astype(dtype or np.float64, copy=False)
@@ -303,6 +319,12 @@ def farthest(points: Any, middle: F64, order: int) -> float:
             total = total + (part if order == 1 else part * part)
         most = max(most, float(np.max(total)))
     return float(most ** (1 / order))
+
+
+def size_of(points: F64) -> F64:
+    """The largest coordinate of each point, (m, 1), by which it is divided before its squares leave float64; or 1."""
+    size = np.abs(points).max(1, keepdims=True)
+    return np.where(size > 0, size, 1.0)
 
 
 def corners(points: F64) -> tuple[F64, F64]:

@@ -346,6 +346,15 @@ class Result(Certified, Answer):
         for i0 in range(0, m, step):
             yield i0, self._backend.to_numpy(self._formed.plan(i0, min(i0 + step, m)))
 
+    def _wide_blocks(self) -> Iterator[tuple[int, Any]]:
+        """The same in float64, whatever the plan is formed in."""
+        given = self._stream.dtype
+        self._stream.dtype = np.dtype(np.float64)
+        try:
+            yield from self._blocks()
+        finally:
+            self._stream.dtype = given
+
     def top_k(self, k: int) -> tuple[Any, Any]:
         """The k largest entries of each row, largest first: (column indices, values), both (m, k).
 

@@ -13,17 +13,19 @@ import numpy as np
 from . import penalties
 from .mask import Masked
 from .penalties import F64
-from .points import PointCloud, as_points
+from .points import PointCloud, as_points, size_of
 from .side import Side
 
 BLOCK_ENTRIES = 1 << 22  # costs that are held at once
+UNIT = 2.0**-53
 
 
 class Gradient(NamedTuple):
     """Derivatives of the objective: x (m, d), y (n, d), a (m,), b (n,).
 
     ``error`` is a bound on ``sum_i |x_i - true|``, and of y alike, by the certificate: the error of the plan times the
-    steepest cost; inf for metric "wfr", whose slope has no bound.
+    steepest cost, and the rounding of the sums. Where two points are one, "euclidean" and "cityblock" have no
+    derivative, and 0 is taken for it.
     """
 
     x: F64
@@ -37,11 +39,10 @@ def gradient(result: Any) -> Gradient:
     """See ``Result.gradient``."""
     cloud = check(result)
     if cloud.core[0] == "sqeuclidean":
-        x, y = smooth_slope(result, cloud, True), smooth_slope(result, cloud, False)
+        x, y = (chained(cloud, smooth_slope(result, cloud, rows), rows) for rows in (True, False))
     else:
         x, y = block_slopes(result, cloud)
-    x, y = chained(cloud, x, True), chained(cloud, y, False)
-    error = result.error_bound * result.mass * steepest(cloud, result.problem.M_max)
+    error = slope_error(cloud, result.error_bound, result.problem.M_max) * result.mass
     return Gradient(x, y, mass_slope(result, True), mass_slope(result, False), error)
 
 
@@ -68,16 +69,24 @@ def rho_of(side: Side) -> float:
 def point_slope(result: Any, rows: bool) -> F64:
     """The derivative by x alone, or by y: of squared distances half the work of both."""
     cloud = check(result)
-    smooth = cloud.core[0] == "sqeuclidean"
-    slope = smooth_slope(result, cloud, rows) if smooth else block_slopes(result, cloud)[not rows]
-    return chained(cloud, slope, rows)
+    if cloud.core[0] == "sqeuclidean":
+        return chained(cloud, smooth_slope(result, cloud, rows), rows)
+    return block_slopes(result, cloud)[not rows]
 
 
 def smooth_slope(result: Any, cloud: PointCloud, rows: bool) -> F64:
     """By the coordinates that the core subtracts, of scale |x - y|^2: 2 scale (r x - P y), or that of the columns."""
-    x, y = cloud.rows, cloud.columns[:, : cloud.shape[1]].T
+    x, y = centred(cloud)
     here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
     return np.asarray(2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1]))
+
+
+def centred(cloud: PointCloud) -> tuple[F64, F64]:
+    """Both clouds as the core has them, around the origin: r x - P y has the digits of x, far away few of x - y."""
+    if cloud.metric == "cosine":
+        return cloud.rows, cloud.targets
+    centre, factor = cloud.x.mean(0), 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
+    return (cloud.x - centre) * factor, (cloud.y - centre) * factor
 
 
 def with_ones(points: F64) -> F64:
@@ -86,49 +95,68 @@ def with_ones(points: F64) -> F64:
 
 
 def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
-    """The same of any metric, from rows of the plan."""
+    """Of other metrics, from rows of the plan, by the caller's coordinates, whose differences have all digits."""
     metric, scale = cloud.core
-    y = cloud.columns[:, : cloud.shape[1]]
-    gx, gy = np.zeros_like(cloud.rows), np.zeros((cloud.shape[1], len(y)))
-    for i0, P in result._blocks():
-        x = cloud.rows[i0 : i0 + len(P)]
+    d, w, y = cloud.dim, np.ones(cloud.dim) if cloud.weights is None else cloud.weights, cloud.y
+    gx, gy, root = np.zeros_like(cloud.x), np.zeros_like(y), np.sqrt(w)
+    size = max(float(np.abs(z * root).max()) for z in (cloud.x, y)) or 1.0  # of what is squared
+    for i0, P in result._wide_blocks():
+        x = cloud.x[i0 : i0 + len(P)]
         if metric == "cityblock":
             weight = scale * P
         else:
-            distance = np.sqrt(sum((x[:, k, None] - y[k]) ** 2 for k in range(len(y))))
-            steep = np.full_like(distance, scale) if metric == "euclidean" else 2 * scale * np.tan(distance)
-            weight = np.divide(P * steep, distance, out=np.zeros_like(distance), where=(distance > 0) & (P > 0))
-        for k in range(len(y)):
-            t = x[:, k, None] - y[k]
-            part = weight * (np.sign(t) if metric == "cityblock" else t)
+            distance = np.sqrt(sum((root[k] / size * (x[:, k, None] - y[:, k])) ** 2 for k in range(d)))
+            steep = scale if metric == "euclidean" else 2 * scale * np.tan(size * distance)
+            weight = np.where((distance > 0) & (P > 0), P * steep, 0.0)
+            distance[weight == 0] = 1.0
+        for k in range(d):
+            t = x[:, k, None] - y[:, k]
+            part = weight * (w[k] * np.sign(t) if metric == "cityblock" else root[k] * (root[k] / size * t / distance))
             gx[i0 : i0 + len(P), k] = part.sum(1)
             gy[:, k] -= part.sum(0)
     return gx, gy
 
 
 def chained(cloud: PointCloud, slope: F64, rows: bool) -> F64:
-    """The derivative by the caller's coordinates, from that by the core's."""
+    """The derivative by the caller's coordinates, from that by the core's, of squared distances."""
     points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
-    factor = 1.0 if cloud.weights is None else cloud.weights if cloud.metric == "cityblock" else np.sqrt(cloud.weights)
+    factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     if cloud.metric == "cosine":
-        length = np.sqrt(((points * factor) ** 2).sum(1, keepdims=True))
-        slope = (slope - (slope * scaled).sum(1, keepdims=True) * scaled) / length
+        length = lengths(points, factor)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of lengths below all numbers
+            slope = (slope - (slope * scaled).sum(1, keepdims=True) * scaled) / length
     return np.asarray(slope * factor)
 
 
-def steepest(cloud: PointCloud, largest: float) -> float:
-    """A bound on |dc/dx| over all pairs; ``largest``: the largest cost."""
-    w = np.ones(cloud.x.shape[1]) if cloud.weights is None else cloud.weights
-    if cloud.metric == "sqeuclidean":
-        return 2 * float(np.sqrt(cloud.scale * largest * w.max()))
-    if cloud.metric == "euclidean":
-        return cloud.scale * float(np.sqrt(w.max()))
+def lengths(points: F64, factor: Any) -> F64:
+    """|factor x| of each point, (m, 1)."""
+    size = size_of(points)
+    return np.asarray(size * np.sqrt(((points / size * factor) ** 2).sum(1, keepdims=True)))
+
+
+def slope_error(cloud: PointCloud, bound: float, largest: float) -> float:
+    """Error of the slopes for a mass of 1 whose plan has this bound; ``largest``: the largest cost.
+
+    The plan's error times the most of |dc/dx|, and the rounding of sums of m or n terms with ``sizes`` before they
+    cancel.
+    """
+    scale, w = cloud.scale, np.ones(cloud.dim) if cloud.weights is None else cloud.weights
+    rounding, root = (sum(cloud.shape) + 2 * cloud.dim + 16) * UNIT, float(np.sqrt(w.max()))
     if cloud.metric == "cityblock":
-        return cloud.scale * float(np.sqrt((w**2).sum()))
-    if cloud.metric == "cosine":
-        shortest = min(float(((p * p * w).sum(1)).min()) for p in (cloud.x, cloud.y))
-        return cloud.scale * float(np.sqrt(w.max() / shortest))
-    return float("inf")
+        steep = sizes = scale * float(np.sqrt((w**2).sum()))
+    elif cloud.metric == "euclidean":
+        steep = sizes = scale * root
+    elif cloud.metric == "wfr":
+        sine = float(np.exp(-0.5 * largest / scale))  # of the angle to pi / 2, by which the tangent is divided
+        steep, sizes = 2 * scale * root / sine, 2 * scale * root / sine**2
+    elif cloud.metric == "cosine":
+        shortest = min(float(lengths(p, np.sqrt(w)).min()) for p in (cloud.x, cloud.y))
+        steep = scale * root / shortest if shortest > 0 else np.inf
+        sizes = 2 * steep
+    else:
+        reach = sum(float(np.sqrt((p * p).sum(1).max())) for p in centred(cloud))
+        steep, sizes = 2 * root * float(np.sqrt(scale) * np.sqrt(largest)), 2 * scale * root * reach
+    return bound * steep + rounding * sizes if bound < np.inf else np.inf
 
 
 def mass_slope(result: Any, rows: bool) -> F64:
@@ -157,7 +185,7 @@ def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = No
     points = as_points(points, "points")
     p = result.problem
     side, other, log_v = (p.rows, p.cols, result.log_v) if rows else (p.cols, p.rows, result.log_u)
-    here = PointCloud(points, cloud.y, cloud.metric, cloud.scale, cloud.weights)
+    here = cloud.beside(np.asarray(points, np.float64), "points")
     fi = 1 / (1 + p.reg / rho_of(side))
     with np.errstate(invalid="ignore"):
         log_w = np.where(other.weight > 0, log_v + other.log_weight, -np.inf)

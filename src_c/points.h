@@ -2,7 +2,8 @@
  *
  * Coordinates are subtracted before they are squared: distances of 1 between coordinates of 1e8 keep their digits.
  * Formulas: SciPy's cdist; WFR, the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer, Vialard
- * 2018, forbids pairs pi / 2 and more apart.  A new metric is one more case in points_block.
+ * 2018, forbids pairs pi / 2 and more apart, and those so near to it that rounding decides on their cost.  A new metric
+ * is one more case in points_block.
  */
 #ifndef MAPUOT_POINTS_H
 #define MAPUOT_POINTS_H
@@ -11,6 +12,7 @@
 
 #define HALF_PI 1.5707963267948966
 #define HALF_PI_REST 6.123233995736766e-17 /* pi / 2 - HALF_PI */
+#define REACH_SQUARED 2.4670176199765295   /* (pi / 2 - 2^-13)^2, points.py says why.  Twin: src_cuda/points.cuh */
 
 /* cos x for 0 <= x <= pi / 2 within 2 ulp: the series of the cosine up to pi / 4, that of the sine of pi / 2 - x above */
 ALWAYS_INLINE vd v_cos(vd x)
@@ -37,7 +39,7 @@ ALWAYS_INLINE vd point_cost(vd sum, const mapuot_metric metric, vd scale)
         return v_mul(v_sqrt(sum), scale);
     if (metric == MAPUOT_WFR) {
         const vd value = v_mul(v_log(v_max(v_cos(v_sqrt(sum)), v_set(DBL_MIN))), v_mul(scale, v_set(-2.0)));
-        return v_if_less(sum, v_set(HALF_PI * HALF_PI), v_max(value, v_set(0.0)), v_set(INFINITY));
+        return v_if_less(sum, v_set(REACH_SQUARED), v_max(value, v_set(0.0)), v_set(INFINITY));
     }
     return v_mul(sum, scale);
 }

@@ -49,7 +49,7 @@ typedef double coord;
 #else
 #define SHARE(q, e) 1
 #endif
-#define HALF_PI_SQUARED 2.4674011002723395
+#define REACH_SQUARED 2.4670176199765295 // (pi / 2 - 2^-13)^2.  Twin: src_c/points.h
 
 __device__ __forceinline__ float power_of(float t)
 {
@@ -138,7 +138,7 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
     if (FORM == 4)
         return known + sum;
     if (FORM == 3)
-        return sum < HALF_PI_SQUARED ? known + 2 * factor * log(cos(sqrt(sum))) : QUICK ? -0x1p30 : -INF;
+        return sum < REACH_SQUARED ? known + 2 * factor * log(cos(sqrt(sum))) : QUICK ? -0x1p30 : -INF;
     return known - factor * (FORM == 1 ? sqrt(sum) : sum);
 #endif
 }

@@ -288,7 +288,8 @@ def as_masses(value: Any) -> list[Any]:
 def as_penalties(reg_m: Any, masses: list[Any]) -> list[float]:
     """rho of each marginal: 0 where it is free, whatever is given for it."""
     count = len(masses)
-    values = [reg_m] * count if np.ndim(reg_m) == 0 else list(reg_m)
+    listed = isinstance(reg_m, (list, tuple)) or np.ndim(reg_m) > 0
+    values = list(reg_m) if listed else [reg_m] * count
     if len(values) != count:
         raise ValueError(f"reg_m must be a number or one for each of {count} marginals, got {len(values)}")
     rho = []

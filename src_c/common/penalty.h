@@ -48,7 +48,7 @@ FN double dual_term(int penalty, double f, double t, double rho, double upper)
     switch (penalty) {
     case MAPUOT_KL:
     case MAPUOT_BALANCED:
-        return isinf(rho) ? f * t : -rho * t * expm1(-f / rho);
+        return isinf(rho) ? f * t : -rho * (t * expm1(-f / rho)); /* rho t may be below all numbers, this is r */
     case MAPUOT_TV:
         return f < -rho * (1 + 1e-9) ? -INF : clip(f, -rho, rho) * t;
     case MAPUOT_L2:

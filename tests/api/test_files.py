@@ -285,3 +285,20 @@ def test_not_a_checkpoint(tmp_path):
     for name in ("text.npz", "other.npz", "one.npy"):
         with pytest.raises(ValueError, match="is not a checkpoint"):
             files.load_checkpoint(tmp_path / name, 3, 3, 1.0)
+
+
+def test_a_function_of_two_dtypes():
+    """The first row tells the dtype: later ones of more digits are not rounded to it in silence."""
+    M = np.random.default_rng(0).random((6, 5))
+    array = np.random.default_rng(1).random((6, 5, 4))
+
+    def of(costs, more):
+        return lambda i0, i1: costs[i0:i1].astype(np.float32) if i1 == 1 else costs[i0:i1].astype(more)
+
+    weights = [np.ones(n) for n in array.shape]
+    with pytest.raises(TypeError, match="costs must be of one dtype, got float32 at first, float64 in 0 to 6"):
+        mapuot.solve(of(M, np.float64), *weights[:2], 0.1, 1.0)
+    with pytest.raises(TypeError, match="costs must be of one dtype"):
+        mapuot.multimarginal(of(array, np.float64), weights, 0.1, 1.0)
+    whole = np.round(M * 8)
+    assert mapuot.solve(of(whole, np.int64), *weights[:2], 0.1, 1.0).converged

@@ -619,6 +619,7 @@ ONE = np.ones(3)
         ({(0, 1): M3}, [ONE] * 2, 0, 1, ValueError, "reg must be"),
         ({(0, 1): M3}, [ONE] * 2, 1, -1, ValueError, r"reg_m\[0\] must be > 0"),
         ({(0, 1): M3}, [ONE] * 2, 1, [1, 2, 3], ValueError, "reg_m must be a number or one for each of 2"),
+        ({(0, 1): M3}, [ONE] * 2, 1, [1, [1, 2, 3]], TypeError, r"reg_m\[1\] must be a positive number or inf"),
         ({(0, 1): M3}, [ONE, 2 * ONE], 1, np.inf, mapuot.InfeasibleError, "masses must be equal"),
         ({(0, 1): M3 * np.inf}, [ONE] * 2, 1, 1, mapuot.InfeasibleError, "forbid every point"),
     ],

@@ -27,7 +27,7 @@ def matrix(x, y, metric, scale=1.0, weights=None):
     if metric == "wfr":
         distance = cdist(x, y, "euclidean", w=w)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return scale * np.where(distance < math.pi / 2, -2 * np.log(np.cos(distance)), np.inf)
+            return scale * np.where(distance < math.pi / 2 - 2.0**-13, -2 * np.log(np.cos(distance)), np.inf)
     return scale * cdist(x, y, metric, w=w)
 
 
@@ -196,6 +196,54 @@ def test_the_error_of_a_gradient_is_true():
             assert np.linalg.norm(rough[k] - right[k], axis=1).sum() <= rough.error
 
 
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_error_of_the_gradient_counts_what_rounding_takes(metric, dtype):
+    """Far from the origin, or of float32 points, whose plan is float32: against those of the same near it."""
+    x, y, a, b = clouds(7, 6, 2)
+    x, y = (np.round(z * 64).astype(dtype) / 64 for z in (x, y))
+    far = dtype(2.0**27 if dtype == np.float64 else 2.0**12)
+    near, moved = (
+        mapuot.solve(mapuot.PointCloud(*points, metric, 1.3), a, b, 0.3, 1.0, tol=1e-11)
+        for points in ((x.astype(float), y.astype(float)), (x + far, y + far))
+    )
+    right, found = near.gradient(), moved.gradient()
+    assert found.error < 1e-9
+    for k in (0, 1):
+        off = np.linalg.norm(found[k] - right[k], axis=1).sum()
+        assert off <= found.error + right.error
+
+
+def test_error_of_the_gradient_of_wfr_is_told():
+    x, y, a, b = clouds(6, 5, 2)
+    cloud = mapuot.PointCloud(x, y, "wfr")
+    right = mapuot.solve(cloud, a, b, 0.2, 1.0, tol=1e-12).gradient()
+    for tol in (1e-2, 1e-6):
+        rough = mapuot.solve(cloud, a, b, 0.2, 1.0, tol=tol).gradient()
+        assert rough.error < np.inf
+        for k in (0, 1):
+            assert np.linalg.norm(rough[k] - right[k], axis=1).sum() <= rough.error + right.error
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")  # the costs have few digits
+def test_slopes_between_points_whose_squares_underflow():
+    y, a, b = np.array([[1.0, 0.0], [0.0, 2.0]]), np.ones(1), np.ones(2)
+    results = [
+        mapuot.solve(mapuot.PointCloud([[0.0, 0.0]], y * z, "euclidean", 1 / z), a, b, 1.0, 1.0)
+        for z in (1.0, 2.0**-531)
+    ]
+    right, found = (result.gradient().x * z for result, z in zip(results, (1.0, 2.0**-531), strict=True))
+    np.testing.assert_allclose(found, right, rtol=0.05)
+
+
+def test_slopes_of_float32_points_at_a_large_scale():
+    """scale times an entry of the plan is beyond float32."""
+    x, y, a, b = (z.astype(np.float32) for z in clouds(5, 4, 2))
+    found = mapuot.solve(mapuot.PointCloud(x, y, "cityblock", 1e60), a, b, 1e60, 1e60).gradient()
+    assert np.isfinite(found.x).all()
+    assert np.isfinite(found.y).all()
+
+
 def test_potential_at_the_points_and_beyond():
     x, y, a, b = clouds(12, 9, 2)
     result = mapuot.solve(mapuot.PointCloud(x, y), a, b, 0.1, 1.0, tol=1e-10)
@@ -307,3 +355,51 @@ def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch):
         want = mapuot.solve(cloud, a, b, reg, high, tol=1e-9)
         assert abs(got.n_passes - mapuot.solve(cloud, a, b, reg, high).n_passes) <= 2
         assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_wfr_forbids_what_rounding_would_price(backend, d):
+    """Some of a lattice lie pi / 2 apart but for their last digits, by which they cost 72 or 74, or are forbidden."""
+    k = 3
+    x = np.arange(-k, k + 1)[:, None] * np.eye(d)[:1] * (math.pi / 2 / k)
+    cloud = mapuot.PointCloud(x, x * (1 - 2.0**-53), "wfr")
+    M = np.asarray(cloud)
+    steps = np.abs(np.arange(-k, k + 1)[:, None] - np.arange(-k, k + 1))
+    np.testing.assert_array_equal(np.isfinite(M), steps < k)
+    result = mapuot.solve(cloud, None, None, 2.0, 5.0, tol=1e-9, backend=backend)
+    np.testing.assert_array_equal(result.plan > 0, steps < k)
+    assert result.converged
+    assert cloud.error(18.02) < 1e-10
+
+
+def test_the_error_of_costs_below_their_coordinates():
+    """Where weights or squares leave no digit of a cost, what it may be off by is not 0, however small it is itself."""
+    near = mapuot.PointCloud([[1e8]], [[1e8 + 2.0**-26]], "sqeuclidean", 1e16, [0.3])
+    assert abs(np.asarray(near)[0, 0] - 0.3e16 * 2.0**-52) <= near.error(float(np.asarray(near)[0, 0]))
+    tiny = mapuot.PointCloud([[0.0]], [[1e-170]], "sqeuclidean", 1e300)
+    assert tiny.error(0.0) >= 1e-40
+    assert mapuot.PointCloud([[0.0]], [[1e-170]], "euclidean", 1e160).error(0.0) >= 1e-10
+    assert mapuot.PointCloud([[0.0]], [[1.0]], scale=1e200).error(1e200) < 1e186
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_cosine_of_lengths_beyond_float64(scale):
+    """Squares of coordinates overflow or underflow: the directions are those of the same points near 1."""
+    x, y, a, b = clouds(6, 5, 2)
+    near, far = (mapuot.solve(mapuot.PointCloud(z * x, z * y, "cosine"), a, b, 0.1, 1.0) for z in (1.0, scale))
+    np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
+    right, found = near.gradient(), far.gradient()
+    np.testing.assert_allclose(found.x * scale, right.x, rtol=1e-9, atol=1e-15)
+    assert found.error * scale == pytest.approx(right.error, rel=1e-6)
+
+
+def test_points_beside_the_sample_are_named():
+    x, y, a, b = clouds(6, 5, 2)
+    result = mapuot.solve(mapuot.PointCloud(x, y, "cosine"), a, b, 0.1, 1.0)
+    with pytest.raises(ValueError, match="points must have 2 columns, as x and y have, got 3"):
+        result.potential(np.ones((4, 3)))
+    with pytest.raises(ValueError, match="points must hold no zero vector"):
+        result.potential(np.zeros((1, 2)), side="cols")
+    with pytest.raises(ValueError, match="weights must leave x finite"):
+        mapuot.PointCloud(x * 1e300, y, "cityblock", weights=[1e300, 1.0])

@@ -46,7 +46,7 @@ static double distance(const mapuot_points *points, int64_t i, int64_t j)
     case MAPUOT_CITYBLOCK:
         return (double)(points->scale * taxi);
     default:
-        return sqrtl(sum) < acosl(0) ? (double)(points->scale * -2 * logl(cosl(sqrtl(sum)))) : INFINITY;
+        return sqrtl(sum) < acosl(0) - 0x1p-13L ? (double)(points->scale * -2 * logl(cosl(sqrtl(sum)))) : INFINITY;
     }
 }
 

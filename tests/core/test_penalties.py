@@ -319,3 +319,16 @@ def test_measure_sees_a_wrong_answer():
     result.log_u = result.log_u + 1e-3
     with pytest.raises(AssertionError):
         verify(result, case)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_price_of_a_tiny_mass_is_not_lost(backend):
+    """rho a = 7e-327 is below all numbers; its factor is 1e299, and the dual value lacked that term."""
+    M, a, b = np.zeros((2, 3)), np.full(2, 1e-300), np.array([0.5, 0.1, 0.4])
+    large, small = (
+        mapuot.solve(M, a, b, z * 5.8e-27, (z * 6.7e-27, z * 2.5e-24), tol=1e-9, backend=backend) for z in (2.0**90, 1)
+    )
+    assert small.converged
+    for name in ("dual", "objective"):
+        assert getattr(small, name) * 2.0**90 == pytest.approx(getattr(large, name), rel=1e-12), name
+    assert small.trace[-1].dual <= small.objective

@@ -162,7 +162,7 @@ def distances(x: Any, y: Any, metric: str, scale: float) -> Any:
     elif metric in ("euclidean", "wfr"):
         apart = np.sqrt(apart)
     if metric == "wfr":
-        near = apart < np.arctan(LONG(1)) * 2
+        near = apart < np.arctan(LONG(1)) * 2 - LONG(2) ** -13
         apart = np.where(near, -2 * np.log(np.cos(np.where(near, apart, 0))), np.inf)
     return np.asarray(LONG(scale) * apart, float)
 
