@@ -99,6 +99,11 @@ def short(x: Any) -> str:
     return f"{float(x):.3g}".removeprefix("0") if float(x) else "0"
 
 
+def three(x: float) -> str:
+    """Three digits, or a whole number."""
+    return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
+
+
 def tensors_table(*found: dict[str, Any]) -> str:
     """Arrays of three marginals beside cyclic updates and OTT, passes over them, triangles, chains beside ten pairs."""
     text = []
@@ -115,7 +120,7 @@ def tensors_table(*found: dict[str, Any]) -> str:
             parts = [f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit") if key in r]
             passes.append([" x ".join(map(str, r["shape"])), *([] if gpu else [r["threads"]]), r["storage"], *parts])
         triangles = [
-            [r["n"], short(r["reg"]), short(r["rho"]), r["reads"], f"{1e3 * r['seconds']:.3g}"]
+            [r["n"], short(r["reg"]), short(r["rho"]), r["reads"], three(1e3 * r["seconds"])]
             for r in data.get("triangles", [])
         ]
         for r in data["chains"]:
@@ -148,11 +153,11 @@ def points_table(*found: dict[str, Any]) -> str:
     """Passes over points, and solves beside peers as "seconds (error of the plan)"; a paragraph a machine."""
     text = []
     for data in found:
-        gpu = data["file"] == "points_gpu"
+        gpu = "of_ex2" in data["passes"][0]
         text.append(f"{'One NVIDIA H200' if gpu else machine(data)}:")
         kinds = [k for k in ("float32", "last", "float64", "stored float32") if k in data["passes"][0]["seconds"]]
         rows = [
-            [p["n"], p["d"], *(f"{p['pairs_a_second'][k] / 1e9:.3g}" if k in p["seconds"] else "" for k in kinds),
+            [p["n"], p["d"], *(three(p["pairs_a_second"][k] / 1e9) if k in p["seconds"] else "" for k in kinds),
              *([short(p["of_ex2"])] if gpu else [])]
             for p in data["passes"]
         ]  # fmt: skip
