@@ -120,11 +120,11 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     eta = growth(state.storage)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         y = np.negative(problem.rates * log_u)
-        value = problem.rho_weight * np.expm1(y)  # rho (q - a): the slip needs no digit that this has lost
+        grown = weight * np.expm1(y)  # q - a: the slip needs no digit that this has lost
         own = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()]
-        rho_q = problem.sums(problem.rho_weight) + problem.sums(value)
+        rho_q = rho * (problem.sums(weight) + problem.sums(grown))
         slip, slipped = max(own, default=0.0), float(rho_q[soft] @ own)
-        np.negative(value, out=value)
+        value = -problem.rhos * grown  # as penalties.dual_term: rho a may be below all numbers where q is not
         for k in np.flatnonzero(is_hard):
             part = problem.places[int(k)]
             value[part] = weight[part] * (reg * log_u[part])

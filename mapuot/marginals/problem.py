@@ -146,11 +146,6 @@ class MultiProblem:
         return np.repeat(self.rho, self.shape)
 
     @cached_property
-    def rho_weight(self) -> F64:
-        """rho a at each point."""
-        return np.asarray(self.rhos * self.weight)
-
-    @cached_property
     def kinds(self) -> tuple[Any, Any]:
         """Masks of the marginals: soft ones, and hard ones; the others are free."""
         return self.rate > 0, np.array([x.hard for x in self.marginals])

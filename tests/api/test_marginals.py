@@ -836,3 +836,16 @@ def test_kernels_in_float32(shape, reg, narrow):
     if reg > 0.05:  # nothing has taken the kernels to float64
         assert result._body.kernel.storage if shape == "array" else result._body.storage
     assert check(result, costs, masses, reg, [1.0] * 4, storage=3 * STORED) < 1e-6
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
+    """As of two marginals in core/test_penalties.py: rho a = 7e-327 is below all numbers, its factor 1e299."""
+    M, a, b = np.zeros((2, 3)), np.full(2, 1e-300), np.array([0.5, 0.1, 0.4])
+    costs = M if as_array else {(0, 1): M}
+    large, small = (
+        mapuot.multimarginal(costs, [a, b], z * 5.8e-27, [z * 6.7e-27, z * 2.5e-24], tol=1e-9) for z in (2.0**90, 1)
+    )
+    assert small.converged
+    assert small.dual <= small.objective
+    assert small.dual * 2.0**90 == pytest.approx(large.dual, rel=1e-12)
