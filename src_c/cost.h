@@ -1,8 +1,8 @@
 /* cost.h - the one door through which C reads M: what a row of M can be, a block of one as float64, and what is made of
  * it and of the reference c, c exp(alpha + beta - M / reg).  Shared by the streams over M and by the passes that make the
  * rows of K as they go.  A new kind of cost is one more cost_kind and one more case in row_block; a mask is made in
- * share_block.  Some rows of an M that lies column by column are turned round at once (panel.h).  Of a block of M only count entries may
- * be read (v_cost); what is made of one is written up to a multiple of VL, meaningless behind count.
+ * share_block.  Some rows of an M that lies column by column are turned round at once (panel.h).  Of a block of M only
+ * count entries may be read (v_cost); what is made of one is written up to a multiple of VL, meaningless behind count.
  */
 #ifndef MAPUOT_COST_H
 #define MAPUOT_COST_H

@@ -172,7 +172,7 @@ class Blocks:
                     marginal = problem.marginals[self.order[m]]
                     log_s = self.left.log_sums(factors, tops, m)
                     log_u[m] = prox(marginal, log_s, problem.reg)
-                    log_w = marginal.log_weight + log_u[m]
+                    log_w = self.log_w(log_u, m)
                     factors[m - 1], tops[m - 1] = scaled(log_w - self.left.shift[m - 1])
                 if step + 1 == steps:
                     break
