@@ -256,6 +256,9 @@ class Result(Certified, Answer):
 
     @cached_property
     def _stream(self) -> PlanStream:
+        return self._new_stream()
+
+    def _new_stream(self) -> PlanStream:
         stream: PlanStream = self._backend.PlanStream(self.problem, self.log_u, self.log_v, self._threads)
         if self.sorted is None:
             return stream
@@ -336,24 +339,26 @@ class Result(Certified, Answer):
         return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root, "both")
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
+        return self._blocks_of(self._formed)
+
+    def _blocks_of(self, stream: PlanStream) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
         self.problem.cost.check_listed()
         if isinstance(self.problem.cost, Sparse):
             for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
-                yield i0, on_host(self._formed.plan(i0, i1))
+                yield i0, on_host(stream.plan(i0, i1))
             return
         step = max(1, BLOCK_ENTRIES // n)
         for i0 in range(0, m, step):
-            yield i0, self._backend.to_numpy(self._formed.plan(i0, min(i0 + step, m)))
+            yield i0, self._backend.to_numpy(stream.plan(i0, min(i0 + step, m)))
 
     def _wide_blocks(self) -> Iterator[tuple[int, Any]]:
-        """The same in float64, whatever the plan is formed in."""
-        given = self._stream.dtype
-        self._stream.dtype = np.dtype(np.float64)
-        try:
-            yield from self._blocks()
-        finally:
-            self._stream.dtype = given
+        """The same in float64; where the plan is not, by a stream of its own, as other threads may be at work."""
+        stream = self._formed
+        if stream.dtype != np.float64:
+            stream = self._new_stream()
+            stream.dtype = np.dtype(np.float64)
+        return self._blocks_of(stream)
 
     def top_k(self, k: int) -> tuple[Any, Any]:
         """The k largest entries of each row, largest first: (column indices, values), both (m, k).
