@@ -840,7 +840,7 @@ def test_kernels_in_float32(shape, reg, narrow):
 
 @pytest.mark.parametrize("as_array", [False, True])
 def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
-    """As of two marginals in core/test_penalties.py: rho a = 7e-327 is below all numbers, its factor 1e299."""
+    """As of two marginals in tests/core/test_penalties.py: rho a = 7e-327 is below all numbers, its factor 1e299."""
     M, a, b = np.zeros((2, 3)), np.full(2, 1e-300), np.array([0.5, 0.1, 0.4])
     costs = M if as_array else {(0, 1): M}
     large, small = (
