@@ -49,6 +49,7 @@ PLAIN_SOURCES = [
     "log_matmul",
     "sinkhorn",
     "barycenter",
+    "marginals",
     "tree",
 ]
 INCLUDES = ["src_c"]
@@ -75,7 +76,14 @@ UNITS = [
     *[
         (isa, source, isa_flags(isa))
         for isa in ISAS
-        for source in ["stream_tmpl.c", "finish_tmpl.c", "coarse_tmpl.c", "boxes_tmpl.c", "barycenter_tmpl.c"]
+        for source in [
+            "stream_tmpl.c",
+            "finish_tmpl.c",
+            "coarse_tmpl.c",
+            "boxes_tmpl.c",
+            "barycenter_tmpl.c",
+            "marginals_tmpl.c",
+        ]
     ],
     *[
         (f"{isa}_{dtype}", source, isa_flags(isa) + dtype_flags(dtype))

@@ -11,6 +11,7 @@
 #include "barycenter.h"
 #include "kernels.h"
 #include "log_matmul.h"
+#include "marginals.h"
 
 #define DECLARE_DTYPE(isa, dtype)                                                                                      \
     void row_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
@@ -43,6 +44,7 @@
     void box_pairs_##isa(const box_args *, int64_t, int64_t, double *);                                                \
     extern const log_matmul_kernels log_matmul_f64_##isa, log_matmul_f32_##isa;                                        \
     extern const barycenter_kernels barycenter_##isa;                                                                  \
+    extern const marginal_kernels marginals_##isa;                                                                     \
     static const mapuot_kernels table_##isa = {                                                                        \
         #isa,                                                                                                          \
         {{row_pass_f64_##isa, NULL, row_dots_f64_##isa, row_sums_f64_##isa, plan_pass_f64_##isa,                       \
@@ -65,7 +67,8 @@
         plan_sums_##isa,                                                                                               \
         apply_##isa,                                                                                                   \
         box_pairs_##isa,                                                                                               \
-        &barycenter_##isa};
+        &barycenter_##isa,                                                                                             \
+        &marginals_##isa};
 
 MAPUOT_EACH_ISA(DECLARE)
 

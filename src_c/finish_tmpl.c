@@ -11,7 +11,7 @@
  */
 #include "kernels.h"
 #include "common/column.h"
-#include "vec.h"
+#include "kl.h"
 
 #define BIG 1e300 /* absorbed below it: the column is not left out */
 
@@ -71,18 +71,6 @@ static void prox_scalar(const mapuot_state *state, const sweep_args *args, int64
     }
 }
 
-/* kl_series of common/penalty.h */
-ALWAYS_INLINE vd kl_series_of(vd t)
-{
-    static const double coefficient[] = {1.0 / 3991680, 1.0 / 403200, 1.0 / 45360, 1.0 / 5760, 1.0 / 840,
-                                         1.0 / 144,     1.0 / 30,     0.125,       1.0 / 3,    0.5};
-    vd sum = v_set(1.0 / 43545600);
-    UNROLL
-    for (int k = 0; k < 10; k++)
-        sum = v_fma(sum, t, v_set(coefficient[k]));
-    return sum;
-}
-
 void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
 {
     const mapuot_side *cols = &state->cols;
@@ -112,10 +100,7 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
             /* t = log(s / q) = (x - e) + log sum - (log b - k log v), log b = (1 + k) base + k e */
             vd log_b = v_add(base, v_mul(k, v_add(base, d)));
             vd t = v_sub(v_fma(k, log_v, v_add(v_sub(x, d), log_s)), log_b);
-            vd near = v_mul(v_mul(q, v_mul(t, t)), kl_series_of(t));
-            vd far = v_add(v_fma(s, t, v_sub(zero, s)), q);
-            vd term = v_if_less(v_mul(t, t), v_set(0.0625), near, far);
-            gap = v_add(gap, v_if_less(e, v_set(BIG), v_mul(rho, term), zero));
+            gap = v_add(gap, v_if_less(e, v_set(BIG), v_mul(rho, v_kl_gap(q, s, t)), zero));
             dual = v_add(dual, v_if_less(e, v_set(BIG), v_mul(rho, v_sub(b, q)), zero));
             grown = v_exp(v_mul(k, v_sub(shift, G)));
             next = v_fma(b, grown, next);

@@ -337,6 +337,43 @@ typedef struct {
 /* at most count iterations; CONVERGED where err has come below stop, ABSORB where log_kernel is needed to go on */
 int mapuot_barycenter(mapuot_pool *pool, mapuot_barycenter_run *run, int64_t count);
 
+/* The points of many marginals, one behind the other, and behind one another what passes along the edges of a tree: each
+ * message has the points of the edge's parent. */
+typedef struct {
+    int64_t count, parts, edges;
+    const int64_t *start;            /* count + 1: where the points of each marginal begin */
+    const int64_t *cell;             /* of each point its marginal times parts, and its part; NULL: there is one part */
+    const int64_t *parent, *message; /* of each edge; edges + 1: where its message begins */
+    const double *log_weight, *weight; /* masses, ones of a free marginal */
+    const double *rho;                 /* count: 0 of a free marginal, inf of a hard one */
+    double reg;
+} mapuot_marginals;
+
+/* What one marginal brings to the certificate, with the marginal r = a u s of the plan and q = a u^(-reg / rho): */
+typedef struct {
+    double largest;     /* |log u|; inf where a number is not finite, and nothing of what follows holds */
+    double value, size; /* its terms of the dual value, and their sizes */
+    double amount;      /* q */
+    double gap, both;   /* KL(r | q), r + q; of these and the next nothing without s */
+    double missed;      /* |r - a| */
+} mapuot_worth;
+
+/* log sum a u^(-reg / rho) of each marginal, in each part: count x parts, as many as are in room */
+void mapuot_log_amounts(const mapuot_marginals *x, const double *log_u, double *room, double *out);
+/* of each marginal; log_s may be NULL */
+void mapuot_worth_of(const mapuot_marginals *x, const double *log_u, const double *log_s, mapuot_worth *out);
+/* out = x + by, one of it for each of so many stretches, or, where cell is not NULL, of each number's cell */
+void mapuot_moved(int64_t count, const int64_t *start, const int64_t *cell, const double *by, const double *x,
+                  double *out);
+/* at_edges: points that are their parent's, as in a message: log u + back + near, moved likewise, without up */
+void mapuot_at_edges(const mapuot_marginals *x, const double *log_u, const double *back, const double *near,
+                     const double *by, const double *up, double *out);
+/* the share of a point in the mass of its marginal, a e^(log u + near + late) without its total, as in a message */
+void mapuot_mass_shares(const mapuot_marginals *x, const double *log_u, const double *near, const double *late,
+                        double *room, double *out);
+/* of each edge: the sums of w change^2 and of w |change| */
+void mapuot_change_sums(const mapuot_marginals *x, const double *weight, const double *change, double *out);
+
 /* The edges of a tree of pairwise costs (tree.c): a child's points are the rows of K, its parent's the columns.  Numbers of
  * the points of all marginals lie one behind the other, those of all messages likewise. */
 typedef struct {

@@ -17,7 +17,8 @@ import numpy as np
 from ..backends import Stats, load
 from ..backends.anderson import History
 from ..backends.contract import LEAST_MASS, memory_of
-from ..penalties import F64, kl_divergence, plan_error
+from ..backends.kernel import largest_of
+from ..penalties import F64, plan_error
 from .coarse import Coarse
 from .problem import MultiProblem
 from .state import State
@@ -79,7 +80,7 @@ def translation(problem: MultiProblem, state: State) -> F64:
     the mass of a hard marginal where there is one. A row for each marginal, a column for each part of the problem.
     """
     log_mass, rate, (soft, hard) = state.log_masses, problem.rate[:, None], problem.kinds
-    log_A = problem.log_sums(problem.log_weight - problem.rates * state.log_u.flat)
+    log_A = problem.points.log_amounts(state.log_u.flat)
     R = np.divide(1.0, rate, out=np.zeros_like(rate), where=rate > 0)
     first = int(np.argmax(hard)) if hard.any() else None
     log_c = log_A[first] if first is not None else (log_mass + (R * log_A)[soft].sum(0)) / (1 + R.sum())
@@ -113,31 +114,18 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     dual = reg * (problem.reference_mass - mass) + problem.constant
     terms = reg * (problem.reference_mass + mass) + problem.constant
-    log_u, weight, rho = state.log_u.flat, problem.weight, problem.rho
-    sizes = problem.tops(np.abs(log_u))
+    worth = problem.points.worth(state.log_u.flat, state.log_s.flat if state.log_s else None)
+    sizes, value, value_size, amount, gaps, both, missed = worth  # inf, where exponentials leave float64
     logs = float(np.abs(lam).max(1).sum()) + float(sizes.sum()) + problem.log_sizes + problem.largest / reg
     delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
     eta = growth(state.storage)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        y = np.negative(problem.rates * log_u)
-        grown = weight * np.expm1(y)  # q - a: the slip needs no digit that this has lost
-        own = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()]
-        rho_q = rho * (problem.sums(weight) + problem.sums(grown))
-        slip, slipped = max(own, default=0.0), float(rho_q[soft] @ own)
-        value = -problem.rhos * grown  # as penalties.dual_term: rho a may be below all numbers where q is not
-        for k in np.flatnonzero(is_hard):
-            part = problem.places[int(k)]
-            value[part] = weight[part] * (reg * log_u[part])
-        price = reg * float(sizes[is_hard].sum())
-        gap = hard = kl = 0.0
-        if state.whole:
-            r, q = state.marginals(problem), weight * np.exp(y)
-            hard = float(problem.sums(np.abs(r - weight))[is_hard].sum())
-            gap = float((rho * problem.sums(kl_divergence(r, q)))[soft].sum())
-            kl = float((rho * problem.sums(r + q))[soft].sum())
-    dual, terms = dual + float(value.sum()), terms + float(np.abs(value).sum())
-    moved = reg * mass * delta + slipped + 64 * UNIT * terms
+    own, rho = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()], problem.rho[soft]
     with np.errstate(over="ignore", invalid="ignore"):
+        slip, slipped = max(own, default=0.0), float((rho * amount[soft]) @ own)
+        gap, kl = float(rho @ gaps[soft]), float(rho @ both[soft])
+        price, hard = reg * float(sizes[is_hard].sum()), float(missed[is_hard].sum())
+        dual, terms = dual + float(value.sum()), terms + float(value_size.sum())
+        moved = reg * mass * delta + slipped + 64 * UNIT * terms
         sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
         root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
         whole = root * root * (1 + 6 * delta)
@@ -223,14 +211,15 @@ class Ascent:
             if self.exact and not found.whole:
                 value, found = self.completed()
             image = body.image(found, lam, self.exact)
-            residual = float(np.abs(image - before).max(initial=0.0))
+            change = image - before
+            residual = largest_of(change)
             if not math.isfinite(residual):
                 return self.fail(number, "not finite")
-            due = (narrow or not found.whole) and self.is_due(number, value, image - before, found)
+            due = (narrow or not found.whole) and self.is_due(number, value, change, found)
             if due and not found.whole:
                 value, found = self.completed()
             self.best_dual = max(self.best_dual, value.dual) if self.extrapolated else value.dual
-            self.state = self.extrapolate(image - before, image, found)
+            self.state = self.extrapolate(change, image, found)
         status = "running" if rejected else self.status(value)
         self.trace.append(self.stats(number, value, residual, rejected, status))
         return status

@@ -131,19 +131,9 @@ class MultiProblem:
         return np.array([0.0 if x.free or x.hard else self.reg / x.rho for x in self.marginals])
 
     @cached_property
-    def rates(self) -> F64:
-        """The same at each point."""
-        return np.repeat(self.rate, self.shape)
-
-    @cached_property
     def rho(self) -> F64:
-        """By marginal: 0 where it is hard or free."""
-        return np.array([0.0 if x.hard else x.rho for x in self.marginals])
-
-    @cached_property
-    def rhos(self) -> F64:
-        """The same at each point."""
-        return np.repeat(self.rho, self.shape)
+        """By marginal: 0 where it is free, inf where it is hard."""
+        return np.array([x.rho for x in self.marginals])
 
     @cached_property
     def kinds(self) -> tuple[Any, Any]:
@@ -156,28 +146,17 @@ class MultiProblem:
         marginal = np.repeat(np.arange(len(self.shape)), self.shape)
         return marginal * self.parts + (0 if self.labels is None else np.concatenate(self.labels))
 
-    def spread(self, values: F64) -> F64:
-        """One value for each marginal and part, at the points."""
-        if self.labels is None:  # in a fifth of the time
-            return np.repeat(values.ravel(), self.shape)
-        return np.asarray(values.ravel()[self.cells])
-
-    def tops(self, x: F64) -> F64:
-        """The largest of each marginal."""
-        return np.asarray(np.maximum.reduceat(x, self.starts))
-
-    def sums(self, x: F64) -> F64:
-        """Of each marginal."""
-        return np.asarray(np.add.reduceat(x, self.starts))
-
-    def log_sums(self, x: F64) -> F64:
-        """log sum e^x over the points of each marginal, a row, in each part."""
+    def points_of(self, edges: list[tuple[int, int]]) -> Any:
+        """Sums over the points, and over the messages of a tree's edges (child, parent): backends/cpu/marginals.py."""
+        children, parents = [k for k, _ in edges], [parent for _, parent in edges]
+        found = load("cpu").Points(self.shape, self.log_weight, self.weight, self.rho, self.reg, parents)
         if self.labels is not None:
-            return log_sums_by(self.cells, len(self.shape) * self.parts, x).reshape(-1, self.parts)
-        top = self.tops(x)
-        top[~np.isfinite(top)] = 0.0
-        with np.errstate(divide="ignore"):
-            return np.asarray(top + np.log(self.sums(np.exp(x - self.spread(top)))))[:, None]
+            found.part(self.parts, self.cells, children)
+        return found
+
+    @cached_property
+    def points(self) -> Any:
+        return self.points_of([])
 
     def kernel(self, cost: Cost, pair: Any) -> LogKernel:
         """Of the cost of two neighbours, as rows and columns, or of the array ("all")."""

@@ -6,7 +6,7 @@ however many marginals there are: a call of numpy takes 1 us, as long as 1000 po
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,8 +32,8 @@ class PerPoint:
     def __iter__(self) -> Iterator[F64]:
         return (self[k] for k in self.places)
 
-    def __add__(self, other: F64) -> PerPoint:
-        return PerPoint(self.flat + other, self.places)
+    def moved(self, move: Callable[..., F64], *by: Any) -> PerPoint:
+        return PerPoint(move(self.flat, *by), self.places)
 
 
 @dataclass
@@ -64,12 +64,6 @@ class State:
     def mass(self) -> float:
         return float(np.exp(self.log_mass)) if self.log_mass < 709 else np.inf
 
-    def marginals(self, problem: MultiProblem) -> F64:
-        """Of a whole state, one behind the other."""
-        assert self.log_s is not None
-        with np.errstate(over="ignore"):
-            return np.asarray(np.exp(problem.log_weight + self.log_u.flat + self.log_s.flat))
-
     def marginal(self, problem: MultiProblem, k: int) -> F64:
         assert self.log_s is not None
         with np.errstate(over="ignore"):
@@ -78,9 +72,9 @@ class State:
     def translated(self, problem: MultiProblem, lam: F64) -> State:
         """All log_u moved by lam, one for each marginal and part: their mass grows by e^(sum of lam over marginals)."""
         total = lam.sum(0)
-        log_s = None if self.log_s is None else self.log_s + problem.spread(total - lam)
+        log_u, log_s = self.log_u.moved(problem.points.moved, lam), self.log_s
+        log_s = None if log_s is None else log_s.moved(problem.points.moved, total - lam)
         masses = self.log_masses + total
-        log_u = self.log_u + problem.spread(lam)
         return replace(self, log_u=log_u, log_s=log_s, log_mass=log_sum(masses), by_part=masses)
 
 

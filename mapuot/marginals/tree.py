@@ -55,13 +55,10 @@ class Tree:
         engine = load("cpu" if problem.xp is np else "cuda")
         runs = problem.xp is np or hasattr(problem.xp, "RawModule")  # numpy in CuPy's place runs no kernels
         self.whole_pass = engine.TreePass(edges, problem.starts.tolist(), problem.log_weight) if runs else None
-        self.sizes = [problem.shape[parent] for _, parent in self.inner]
-        self.ends: list[int] = np.cumsum(self.sizes).tolist()
-        starts = [0, *self.ends[:-1]]
-        self.edges = {k: slice(i, j) for (k, _), i, j in zip(self.inner, starts, self.ends, strict=True)}
-        child = np.repeat([k for k, _ in self.inner], self.sizes)
-        self.edge_cells = child * problem.parts + self.at_parents(problem.cells) % problem.parts
-        self.edge_rho, self.edge_hard = problem.rho[child], problem.kinds[1][child]
+        self.below, self.points = [k for k, _ in self.inner], problem.points_of(self.inner)
+        starts = self.points.message.tolist()
+        self.ends: list[int] = starts[1:]
+        self.edges = {k: slice(i, j) for k, i, j in zip(self.below, starts, self.ends, strict=False)}
         self.coarse: Coarse | None = Coarse(self, before.coarse if before else None) if serves(problem) else None
         # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
         # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
@@ -143,50 +140,34 @@ class Tree:
         return below
 
     def translated(self, state: State, lam: F64) -> State:
-        below, spread = self.shares(lam), self.problem.spread
+        below, points = self.shares(lam), self.points
         moved, messages = state.translated(self.problem, lam), state.messages
-        moved.messages = {"up": messages["up"] + self.at_edges(below)}
+        moved.messages = {"up": messages["up"].moved(points.moved_messages, below, self.below)}
         if "back" in messages:
-            moved.messages["back"] = messages["back"] + spread(lam.sum(0) - below)
+            moved.messages["back"] = messages["back"].moved(points.moved, lam.sum(0) - below)
         return moved
 
     def image(self, found: State, lam: F64, exact: bool) -> F64:
         """What each parent sends next, from the plan found, which ``lam`` has moved; exact: as its u are."""
         back = found.messages["back"].flat if exact else self.late.flat  # before it is moved by lam.sum(0) - below
         moved = (self.shares(lam) if exact else lam.sum(0)) - lam  # near: all u below but its own
-        at_points = found.log_u.flat + back + self.near.flat + self.problem.spread(moved)
-        return np.asarray(self.at_parents(at_points) - found.messages["up"].flat)
-
-    def at_edges(self, values: F64) -> F64:
-        """One value for each marginal and part, of the child at the points of the parent."""
-        if self.problem.labels is None:
-            return np.repeat(values.ravel()[[k for k, _ in self.inner]], self.sizes)
-        return np.asarray(values.ravel()[self.edge_cells])
-
-    def at_parents(self, x: F64) -> F64:
-        """Of all points, those of the parent of each edge."""
-        return np.concatenate([x[self.problem.places[parent]] for _, parent in self.inner])
+        sent: F64 = self.points.at_edges(found.log_u.flat, back, self.near.flat, moved, found.messages["up"].flat)
+        return sent
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
         """(gap, what hard marginals miss) if marginals were off by what their parents' messages have changed."""
-        weight = self.metric(found)
-        change = np.abs(residual)
-        gap = 0.5 * float((self.edge_rho * weight) @ np.square(change))
-        hard = self.edge_hard
-        return gap, float(weight[hard] @ change[hard]) if self.problem.kinds[1].any() else 0.0
+        squares, sizes = found.mass * self.points.change_sums(self.metric(found), residual)
+        soft, hard = (kind[self.below] for kind in self.problem.kinds)
+        return 0.5 * float(self.problem.rho[self.below][soft] @ squares[soft]), float(sizes[hard].sum())
 
     def metric(self, found: State) -> F64:
-        """Weights of the state's entries in the norm of the extrapolation: the mass at their points.
+        """Weights of the state's entries in the norm of the extrapolation: the mass at their points, as shares.
 
         It is that of the plan of the last pass, by messages from the root that are late.
         """
         if self.mass_shares is None:
-            problem = self.problem
-            raw = problem.log_weight + found.log_u.flat + self.near.flat + self.late.flat
-            with np.errstate(over="ignore", invalid="ignore"):
-                part = np.exp(raw - np.repeat(problem.tops(raw), problem.shape))
-            self.mass_shares = self.at_parents(part / np.repeat(problem.sums(part), problem.shape))
-        return found.mass * self.mass_shares
+            self.mass_shares = self.points.mass_shares(found.log_u.flat, self.near.flat, self.late.flat)
+        return self.mass_shares
 
     # ---- products of a whole state's plan ----
 

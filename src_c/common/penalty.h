@@ -66,7 +66,7 @@ FN double violation(int penalty, double r, double t, double rho, double upper)
     return penalty <= MAPUOT_BALANCED && isinf(rho) ? fabs(r - t) : 0;
 }
 
-/* h(x) / x^2, h(x) = x e^x - e^x + 1 = sum over k of (k - 1) x^k / k!, to 1e-15 for |x| < 1/4.  Twin: finish_tmpl.c */
+/* h(x) / x^2, h(x) = x e^x - e^x + 1 = sum over k of (k - 1) x^k / k!, to 1e-15 for |x| < 1/4.  Twin: kl.h */
 FN double kl_series(double x)
 {
     const double late = 1.0 / 5760 + x * (1.0 / 45360 + x * (1.0 / 403200 + x * (1.0 / 3991680 + x / 43545600)));

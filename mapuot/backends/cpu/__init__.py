@@ -7,6 +7,7 @@ from ..contract import weigh
 from . import stream, workspace
 from .grid import GridStream, GridWorkspace
 from .kernel import Kernel, TreePass
+from .marginals import Points
 from .stream import asarray, extrema, to_numpy
 from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES
 
@@ -31,6 +32,7 @@ __all__ = [
     "QUICK_PASSES",
     "Kernel",
     "PlanStream",
+    "Points",
     "TreePass",
     "Workspace",
     "asarray",

@@ -1,0 +1,105 @@
+"""src_c/marginals.c beside plain numpy, for sizes around those of vectors, and at the ends of float64."""
+
+import numpy as np
+import pytest
+
+from mapuot.backends.cpu.marginals import Points
+from mapuot.penalties import kl_divergence
+
+SHAPE, RHO, REG = (1, 7, 8, 33, 130), (2.0, np.inf, 0.0, 0.3, 50.0), 0.05
+EDGES = [(0, 2), (1, 2), (3, 4), (2, 4)]  # of children and parents
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(7)
+
+
+@pytest.fixture(params=[1, 3], ids=lambda parts: f"parts{parts}")
+def labelled(request, rng):
+    """(points, marginal of each, cell of each, log weights)."""
+    owner, parts = np.repeat(np.arange(len(SHAPE)), SHAPE), request.param
+    log_weight = np.where(owner == 2, 0.0, rng.normal(size=len(owner)) * 3)
+    points = Points(SHAPE, log_weight, np.exp(log_weight), np.array(RHO), REG, [parent for _, parent in EDGES])
+    cell = owner * parts + rng.integers(parts, size=len(owner))
+    for k, start in enumerate(points.start[:-1]):  # every part of every marginal that has as many points
+        cell[start : start + min(parts, SHAPE[k])] = k * parts + np.arange(min(parts, SHAPE[k]))
+    if parts > 1:
+        points.part(parts, cell, [k for k, _ in EDGES])
+    return points, owner, cell, log_weight
+
+
+def rate_at(owner):
+    return np.array([REG / x if 0 < x < np.inf else 0.0 for x in RHO])[owner]
+
+
+def test_log_amounts(isa, labelled, rng):
+    points, owner, cell, log_weight = labelled
+    log_u = rng.normal(size=len(owner)) * 20
+    terms, count = log_weight - rate_at(owner) * log_u, np.prod(points.amounts)
+    used = np.isin(np.arange(count), cell)
+    want = np.log(np.bincount(cell, np.exp(terms), count)[used])
+    np.testing.assert_allclose(points.log_amounts(log_u).ravel()[used], want, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("spread", [1e-6, 0.1, 30.0])
+def test_worth(isa, labelled, rng, spread):
+    points, owner, _, log_weight = labelled
+    weight, start, n = np.exp(log_weight), points.start[:-1], len(owner)
+    log_u = rng.normal(size=n) * spread
+    rate, rho = rate_at(owner), np.array(RHO)[owner]
+    log_s = -(1 + rate) * log_u + rng.normal(size=n) * min(spread, 1.0)
+    hard, soft, r, q = np.isinf(rho), rate > 0, np.exp(log_weight + log_u + log_s), weight * np.exp(-rate * log_u)
+    with np.errstate(invalid="ignore"):
+        value = np.where(hard, weight * REG * log_u, np.where(soft, -rho * weight * np.expm1(-rate * log_u), 0.0))
+    want = [value, np.abs(value), q, kl_divergence(r, q), r + q, np.abs(r - weight)]
+    found = points.worth(log_u, log_s)
+    np.testing.assert_array_equal(found[0], np.maximum.reduceat(np.abs(log_u), start))
+    scale = np.add.reduceat(np.abs(value) + r + q, start)
+    for x, y in zip(found[1:], want, strict=True):
+        np.testing.assert_allclose(x, np.add.reduceat(y, start), rtol=1e-12, atol=1e-14 * scale.max())
+    np.testing.assert_array_equal(points.worth(log_u, None)[:4], found[:4])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1e5])
+@pytest.mark.parametrize("which", ["log_u", "log_s"])
+def test_no_worth_where_numbers_leave_float64(isa, labelled, which, value):
+    """At each place of a vector; -1e5 leaves it where the slope is steep, as e^(log_s) may be 0."""
+    points, owner, _, _ = labelled
+    for i in np.flatnonzero(owner == 3):
+        x = {"log_u": np.zeros(len(owner)), "log_s": np.zeros(len(owner))}
+        x[which][i] = value
+        told = points.worth(x["log_u"], x["log_s"])[0]
+        finite = np.isfinite(value) and which == "log_s"
+        assert np.isfinite(told[3]) == finite
+        assert np.isfinite(np.delete(told, 3)).all()
+
+
+def test_moves(isa, labelled, rng):
+    points, owner, cell, _ = labelled
+    children, parents = map(np.array, zip(*EDGES, strict=True))
+    by, x = rng.normal(size=points.amounts), rng.normal(size=len(owner))
+    np.testing.assert_array_equal(points.moved(x, by), x + by.ravel()[cell])
+    at_parents = np.concatenate([np.flatnonzero(owner == k) for k in parents])
+    child = np.repeat(children, [SHAPE[k] for k in parents])
+    of_child = child * points.amounts[1] + cell[at_parents] % points.amounts[1]
+    sent = rng.normal(size=len(child))
+    np.testing.assert_array_equal(points.moved_messages(sent, by, children.tolist()), sent + by.ravel()[of_child])
+    y, z = rng.normal(size=(2, len(owner)))
+    want = (x + y + z + by.ravel()[cell])[at_parents] - sent
+    np.testing.assert_array_equal(points.at_edges(x, y, z, by, sent), want)
+
+
+def test_shares_and_changes(isa, labelled, rng):
+    points, owner, _, log_weight = labelled
+    x, y, z = rng.normal(size=(3, len(owner))) * 100
+    terms = log_weight + x + y + z
+    want = [np.exp(terms[owner == k] - terms[owner == k].max()) for k in range(len(SHAPE))]
+    want = np.concatenate([want[parent] / want[parent].sum() for _, parent in EDGES])
+    shares = points.mass_shares(x, y, z)
+    np.testing.assert_allclose(shares, want, rtol=1e-11, atol=1e-300)
+    change = rng.normal(size=len(shares))
+    starts = points.message[:-1]
+    found = points.change_sums(shares, change)
+    np.testing.assert_allclose(found[0], np.add.reduceat(shares * change**2, starts), rtol=1e-13)
+    np.testing.assert_allclose(found[1], np.add.reduceat(shares * np.abs(change), starts), rtol=1e-13)
