@@ -30,7 +30,7 @@ HOST_ENTRIES = 8000  # of a state, whose differences the host has added up befor
 NARROW_NOISE = 1e-7  # of the terms of a dual value, by passes in float32
 NARROW_FLOOR = 2e-6  # of the error that they still tell
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
-LEAST_RATIO, MOST_RATIO = 0.02, 30.0  # of a certified error to the guess before it
+RATIO, LEAST_RATIO, MOST_RATIO = 0.75, 0.02, 30.0  # of a certified error to the guess before it: at first, and within
 
 
 class UnderflowError(ArithmeticError):
@@ -162,7 +162,7 @@ class Ascent:
         self.best_dual, self.extrapolated = -math.inf, False
         self.best_error, self.progress_dual, self.since_best = math.inf, -math.inf, 0
         self.found: State | None = None
-        self.narrow, self.ratio, self.guessed, self.since_whole = body.problem.narrow, 0.5, math.inf, 0
+        self.narrow, self.ratio, self.guessed, self.since_whole = body.problem.narrow, RATIO, math.inf, 0
 
     def run(self, state: F64) -> str:
         """Passes until the status is final; the plan of the last is ``found``, the next state ``state``."""
