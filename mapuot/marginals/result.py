@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from importlib import import_module
 from typing import Any
 
@@ -108,8 +109,8 @@ class MultiResult(Certified):
 
     @property
     def mass(self) -> float:
-        """Transported mass, ``sum P``."""
-        return self.trace[-1].mass
+        """Transported mass, ``sum P``; NaN where no plan was found."""
+        return math.nan if self._state is None else self._state.mass
 
     @property
     def _found(self) -> State:

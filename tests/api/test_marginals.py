@@ -199,9 +199,10 @@ def test_a_plan_out_of_float64_certifies_nothing(shape, far):
     assert "nothing certified yet" in repr(result)
 
 
-def test_a_failure_after_passes_has_no_plan(monkeypatch):
-    """Passes along a tree leave marginals to the certificate, which there was none of."""
-    tree, passes = mapuot.marginals.tree.Tree, []
+@pytest.mark.parametrize("shape", ["chain", "array"])
+def test_after_a_failure_the_last_whole_plan_is_left(monkeypatch, shape):
+    """Passes along a tree leave marginals to the certificate, which there was none of: no plan is left."""
+    tree, passes = {"chain": Tree, "array": mapuot.marginals.blocks.Blocks}[shape], []
     sweep = tree.sweep
 
     def failing(self, *given):
@@ -211,10 +212,14 @@ def test_a_failure_after_passes_has_no_plan(monkeypatch):
         return found
 
     monkeypatch.setattr(tree, "sweep", failing)
-    costs, masses = problem("chain", 3)
+    costs, masses = problem(shape, 3)
     with pytest.warns(mapuot.ConvergenceWarning, match="not finite"):
         result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
     assert (result.status, result.n_passes, result.dual) == ("not finite", 3, -np.inf)
+    if shape == "array":
+        np.testing.assert_allclose(result.mass, result.marginal(0).sum(), rtol=1e-12)
+        return
+    assert np.isnan(result.mass)
     with pytest.raises(ValueError, match="no plan was found: not finite"):
         result.marginal(0)
 
