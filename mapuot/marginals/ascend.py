@@ -29,6 +29,7 @@ DEPTH = 20  # of Anderson's differences
 HOST_ENTRIES = 8000  # of a state, whose differences the host has added up before a GPU has taken them
 NARROW_NOISE = 1e-7  # of the terms of a dual value, by passes in float32
 NARROW_FLOOR = 2e-6  # of the error that they still tell
+RATE_PASSES = 4  # by which it is told how many are left
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
 RATIO, LEAST_RATIO, MOST_RATIO = 0.75, 0.02, 30.0  # of a certified error to the guess before it: at first, and within
 
@@ -143,6 +144,14 @@ def growth(x: float) -> float:
     return x * (1 + x) if x <= 1 else math.inf
 
 
+def passes_left(guesses: list[float], tol: float) -> float:
+    """Until an error is tol, at the rate of the last; none while that is not known."""
+    first, last = guesses[-min(len(guesses), 1 + RATE_PASSES)], guesses[-1]
+    if len(guesses) <= RATE_PASSES or not tol < last < math.inf:
+        return 0.0
+    return math.log(last / tol) * RATE_PASSES / math.log(first / last) if last < first < math.inf else math.inf
+
+
 def history_of(body: Body) -> History:
     """Of a body's states, on its device where they are large."""
     problem, entries = body.problem, body.ends[-1]
@@ -163,6 +172,7 @@ class Ascent:
         self.best_error, self.progress_dual, self.since_best = math.inf, -math.inf, 0
         self.found: State | None = None
         self.narrow, self.ratio, self.guessed, self.since_whole = body.problem.narrow, RATIO, math.inf, 0
+        self.guesses: list[float] = []
 
     def run(self, state: F64) -> str:
         """Passes until the status is final; the plan of the last is ``found``, the next state ``state``."""
@@ -229,6 +239,9 @@ class Ascent:
         gap, hard = self.body.guess(residual, found)
         reg, rules = self.body.problem.reg, self.rules
         self.guessed, self.since_whole = plan_error(gap / (reg * value.mass)) + hard / value.mass, self.since_whole + 1
+        self.guesses.append(self.guessed)
+        if self.body.coarse:
+            self.body.coarse.expects(passes_left(self.guesses, rules.tol))
         rough = max((x.rho / reg for x in self.body.problem.marginals if x.rho < math.inf), default=0.0)
         if self.narrow and self.guessed > max(NARROW_FLOOR * math.sqrt(1 + rough), 10 * rules.tol):
             return number >= rules.max_passes

@@ -10,6 +10,7 @@ For two marginals: src_c/coarse_tmpl.c.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,9 +32,10 @@ from .reach import oriented
 Vectors = dict[int, F64]
 TINY = float(np.finfo(float).tiny)
 SMALLER = 10  # clusters^3 at most half the entries of an edge, for five times as many of a pair: ten times its products
-SHARP = 50.0  # costs / reg, beyond which corrected steps save half the passes from the second on
-LATER, LABELS = 8, 10000  # below it passes come first that may do, 8 or as many as read these in rows and columns
-DEVICE = 25  # passes come first on a GPU, where clusters take as long as 10 (of 10 x 1000 points) to 30 (5000)
+MATRICES, LABELS = 2.0, 2800  # clusters take as long as 2 passes, and those that read 2800 times each row and column
+DEVICE = 25.0  # on a GPU as long as 20 passes (of 10 x 1000 points) to 50 (5000)
+CHEAP, SHARP, WORTH = 3.0, 0.06, 2.2  # they come at once where they take no longer, or .06 costs / reg, and else where
+# 2.2 times as many passes are left: they save .45 of those
 DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
 
 
@@ -81,11 +83,10 @@ class Coarse:
         problem = tree.problem
         self.fi = [x.fi(problem.reg) for x in problem.marginals]
         self.upwards = [k for k, _ in tree.order[::-1]]
-        sharp = max(problem.sizes.values()) > SHARP * problem.reg
-        wait = LABELS * sum(problem.shape) // sum(x.size for x in problem.edges.values())
-        self.due = FIRST if sharp else max(FIRST, min(LATER, wait))
-        if problem.xp is not np:
-            self.due = max(self.due, DEVICE)
+        labels = 0.0 if self.found else LABELS * sum(problem.shape) / sum(x.size for x in problem.edges.values())
+        passes = MATRICES + labels if problem.xp is np else DEVICE
+        cheap = max(CHEAP, SHARP * max(problem.sizes.values()) / problem.reg)
+        self.worth, self.due = WORTH * passes, FIRST if passes <= cheap else math.inf
 
     @cached_property
     def labels(self) -> list[Labels]:
@@ -98,6 +99,11 @@ class Coarse:
         """Of each parent, where its kernels are: ones where a point is in a cluster."""
         parents, there = {parent: self.labels[parent] for _, parent in self.tree.inner}, self.tree.problem.xp.asarray
         return {k: there(np.eye(x.clusters, dtype=np.float32)[x.label]) for k, x in parents.items()}
+
+    def expects(self, left: float) -> None:
+        """So many passes are left without it."""
+        if self.due == math.inf and left > self.worth:
+            self.due = self.passes + 1
 
     @contextmanager
     def one_pass(self) -> Iterator[None]:

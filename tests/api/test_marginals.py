@@ -683,7 +683,7 @@ def test_no_false_certificate_of_stored_pairs(storage, monkeypatch):
 def corrected(monkeypatch):
     """Steps along trees of any size are corrected from the second pass on, by nearly as many clusters as points."""
     monkeypatch.setattr(coarse, "SERIAL_ENTRIES", 0)
-    monkeypatch.setattr(coarse, "LATER", 2)
+    monkeypatch.setattr(coarse, "CHEAP", np.inf)
     monkeypatch.setattr(coarse, "clusters_of", lambda points, entries: 1 << points.bit_length() - 1)
 
 
