@@ -29,6 +29,7 @@ DEPTH = 20  # of Anderson's differences
 HOST_ENTRIES = 8000  # of a state, whose differences the host has added up before a GPU has taken them
 NARROW_NOISE = 1e-7  # of the terms of a dual value, by passes in float32
 NARROW_FLOOR = 2e-6  # of the error that they still tell
+NARROW_NEAR = 100.0  # times that: from here on they end where the error falls no more
 RATE_PASSES = 4  # by which it is told how many are left
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
 RATIO, LEAST_RATIO, MOST_RATIO = 0.75, 0.02, 30.0  # of a certified error to the guess before it: at first, and within
@@ -239,13 +240,15 @@ class Ascent:
         gap, hard = self.body.guess(residual, found)
         reg, rules = self.body.problem.reg, self.rules
         self.guessed, self.since_whole = plan_error(gap / (reg * value.mass)) + hard / value.mass, self.since_whole + 1
-        self.guesses.append(self.guessed)
-        if self.body.coarse:
-            self.body.coarse.expects(passes_left(self.guesses, rules.tol))
         rough = max((x.rho / reg for x in self.body.problem.marginals if x.rho < math.inf), default=0.0)
-        if self.narrow and self.guessed > max(NARROW_FLOOR * math.sqrt(1 + rough), 10 * rules.tol):
+        floor = max(NARROW_FLOOR * math.sqrt(1 + rough), 10 * rules.tol)
+        stays = self.guessed < NARROW_NEAR * floor and self.guessed >= (self.guesses or [math.inf])[-1]
+        narrow, self.narrow = self.narrow, self.narrow and self.guessed > floor and not stays
+        self.guesses = [*self.guesses, self.guessed] if narrow == self.narrow else []  # by passes alike
+        if self.body.coarse and self.guesses:
+            self.body.coarse.expects(passes_left(self.guesses, rules.tol))
+        if self.narrow:
             return number >= rules.max_passes
-        self.narrow, narrow = False, self.narrow
         small = rules.tol_gap is not None and gap * self.ratio**2 <= rules.tol_gap * abs(value.dual)
         good = self.guessed * self.ratio <= rules.tol or small
         return (good and not narrow) or self.since_whole >= WHOLE_PASSES or number >= rules.max_passes

@@ -85,7 +85,7 @@ class Coarse:
         self.upwards = [k for k, _ in tree.order[::-1]]
         labels = 0.0 if self.found else LABELS * sum(problem.shape) / sum(x.size for x in problem.edges.values())
         passes = MATRICES + labels if problem.xp is np else DEVICE
-        cheap = max(CHEAP, SHARP * max(problem.sizes.values()) / problem.reg)
+        cheap = max(CHEAP, SHARP * problem.sharpness)
         self.worth, self.due = WORTH * passes, FIRST if passes <= cheap else math.inf
 
     @cached_property

@@ -158,7 +158,7 @@ def body_of(problem: MultiProblem, before: Any = None) -> Tree | Blocks:
 
 def approach(problem: MultiProblem, rules: Rules, begin: float) -> tuple[Tree | Blocks, F64, int]:
     """The body, where it starts, and passes made: at small reg it comes from larger ones, a few passes each."""
-    rungs = max(0, math.ceil(math.log(max(max(problem.sizes.values()) / problem.reg, 1.0) / EASY, STEP)))
+    rungs = max(0, math.ceil(math.log(max(problem.sharpness, 1.0) / EASY, STEP)))
     state, passes, body = None, 0, None
     for rung in range(rungs, 0, -1):
         left = min(RUNG_PASSES, (rules.max_passes - passes) // 2)
