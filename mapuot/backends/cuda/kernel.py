@@ -14,7 +14,7 @@ import numpy as np
 from ...cost import Cost
 from ...penalties import F64
 from ..coarse import Labels
-from ..contract import PAD, namespace
+from ..contract import PAD, namespace, runs_kernels
 from ..kernel import BLOCK_BYTES, LogKernel
 from ..workspace import STORAGE
 from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, row_bytes, strips_for
@@ -26,7 +26,7 @@ class Kernel(LogKernel):
     """K on the device of ``xp``, CuPy or, for tests, numpy; its rows are padded with zeros."""
 
     def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], xp: Any, dtype: str = "float64") -> None:
-        self.xp, (self.m, self.n) = xp, cost.shape
+        self.xp, (self.m, self.n), self.runs = xp, cost.shape, runs_kernels(xp)
         self.ld = -(-self.n // PAD) * PAD
         self.K: Any = xp.empty((0, 0))
         self.one_read: OneRead | None = None
@@ -42,11 +42,6 @@ class Kernel(LogKernel):
         capability, processors, shared = device_limits(self.xp.cuda.Device().id)
         shape = strips_for(self.m, self.ld, ITEMSIZE[dtype], processors, shared)
         return shape if capability >= 90 else None
-
-    @property
-    def runs(self) -> bool:
-        """Whether kernels of our own run: where numpy is in CuPy's place they do not."""
-        return hasattr(self.xp, "RawModule")
 
     def blocks(self) -> Any:
         """(i0, i1, C) on the device, all of it at once where it lies there."""
