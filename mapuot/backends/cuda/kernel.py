@@ -6,7 +6,6 @@ are too wide for all multiprocessors together, K is in float64 and CuPy's produc
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from ..coarse import Labels
 from ..contract import PAD, namespace, runs_kernels
 from ..kernel import BLOCK_BYTES, LogKernel
 from ..workspace import STORAGE
-from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, row_bytes, strips_for
+from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes, strips_for
 
 TINY = float(np.finfo(float).tiny)
 
@@ -161,16 +160,6 @@ class Kernel(LogKernel):
         return total
 
 
-@cache
-def ring_offset(**options: int) -> int:
-    """Shared memory before the ring of tiles: sizeof(Shared) of fused_pass.cu."""
-    import cupy  # noqa: PLC0415
-
-    out = cupy.zeros(1, np.int32)
-    kernel("fused_pass.cu", "fused_sizes", **options)((1,), (1,), (out,))
-    return int(out[0])
-
-
 class OneRead:
     """src_cuda/fused_pass.cu over the K of a `Kernel`."""
 
@@ -181,7 +170,7 @@ class OneRead:
         options = {"STORE": STORES[owner.dtype], **shape.options}
         self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
         row = row_bytes(shape.slice, owner.K.itemsize, shape.THREADS)
-        self.shared = ring_offset(**options) + shape.slots * shape.R * row
+        self.shared = ring_offset("fused_pass.cu", **options) + shape.slots * shape.R * row
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         rows = -(-m // shape.R) * shape.R
         self.blocks = shape.streams * shape.strips
