@@ -17,6 +17,7 @@
 #ifndef POINTS_CUH
 #define POINTS_CUH
 #include "common/mask.h"
+#include "common/reach.h"
 
 #ifndef KEPT
 #define KEPT 0
@@ -49,7 +50,6 @@ typedef double coord;
 #else
 #define SHARE(q, e) 1
 #endif
-#define REACH_SQUARED 2.4670176199765295 // (pi / 2 - 2^-13)^2.  Twin: src_c/points.h
 
 __device__ __forceinline__ float power_of(float t)
 {
