@@ -51,20 +51,6 @@ typedef double coord;
 #define SHARE(q, e) 1
 #endif
 
-__device__ __forceinline__ float power_of(float t)
-{
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
-    return e;
-}
-
-__device__ __forceinline__ float root_of(float t)
-{
-    float root;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(t));
-    return root;
-}
-
 #if QUICK
 // 2^t to 2e-9 of itself for t of up to 2^30 in size, 0 below 2^-1022: the polynomial errs by that at most where |r| <= .5
 __device__ __forceinline__ double power_of(double t)
