@@ -13,7 +13,7 @@ import numpy as np
 from ...cost import Cost
 from ...penalties import F64
 from ..coarse import Labels
-from ..contract import PAD, namespace, runs_kernels
+from ..contract import PAD, host, namespace, runs_kernels
 from ..kernel import BLOCK_BYTES, LogKernel
 from ..workspace import STORAGE
 from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes, strips_for
@@ -61,7 +61,7 @@ class Kernel(LogKernel):
                 yield k0, k1, self.xp.asarray(C[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
     def host(self, x: Any) -> F64:
-        return np.asarray(x.get() if hasattr(x, "get") else x)
+        return np.asarray(host(x))
 
     def balance(self, y: F64) -> F64:
         xp, y = self.xp, self.xp.asarray(y)
