@@ -8,9 +8,7 @@ digits  domain adaptation on scikit-learn's digits: the target images are faint 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +44,8 @@ def transport(solver: str, problem: tuple[Any, ...], threads: int) -> tuple[Any,
     return plan, log["logv"]
 
 
-def example() -> types.ModuleType:
-    """examples/color_transfer.py as a module."""
-    path = common.ROOT / "examples" / "color_transfer.py"
-    spec = importlib.util.spec_from_file_location("color_transfer", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def colour(solver: str, args: argparse.Namespace) -> dict[str, Any]:
-    demo, rng, clock = example(), np.random.default_rng(0), Clock()
+    demo, rng, clock = common.module_at("examples/color_transfer.py"), np.random.default_rng(0), Clock()
     photo, palette = demo.photographs("sklearn")
     clock.lap("read")
     count = 1000 if args.quick else 5000

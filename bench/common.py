@@ -101,7 +101,12 @@ def compiler() -> dict[str, str]:
 @functools.cache
 def build_rules() -> Any:
     """The module setup.py: the flags that the core is compiled with."""
-    spec = importlib.util.spec_from_file_location("build_rules", ROOT / "setup.py")
+    return module_at("setup.py")
+
+
+def module_at(path: str) -> Any:
+    """A file of this repository that no package has, as a module."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

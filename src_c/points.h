@@ -2,17 +2,15 @@
  *
  * Coordinates are subtracted before they are squared: distances of 1 between coordinates of 1e8 keep their digits.
  * Formulas: SciPy's cdist; WFR, the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer, Vialard
- * 2018, forbids pairs pi / 2 and more apart, and those so near to it that rounding decides on their cost.  A new metric
- * is one more case in points_block.
+ * 2018, forbids those that common/reach.h tells.  A new metric is one more case in points_block.
  */
 #ifndef MAPUOT_POINTS_H
 #define MAPUOT_POINTS_H
+#include "common/reach.h"
 #include "kernels.h"
 #include "vec.h"
 
-#define HALF_PI 1.5707963267948966
 #define HALF_PI_REST 6.123233995736766e-17 /* pi / 2 - HALF_PI */
-#define REACH_SQUARED 2.4670176199765295   /* (pi / 2 - 2^-13)^2, points.py says why.  Twin: src_cuda/points.cuh */
 
 /* cos x for 0 <= x <= pi / 2 within 2 ulp: the series of the cosine up to pi / 4, that of the sine of pi / 2 - x above */
 ALWAYS_INLINE vd v_cos(vd x)

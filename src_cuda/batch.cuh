@@ -15,17 +15,10 @@
 #include "anderson.cuh"
 #include "common/column.h"
 
-#if COST == 0
-typedef double cost;
-#else
-typedef float cost;
-#endif
 #define WARPS (THREADS / 32)
 #define HOLDERS (WARPS < 4 ? WARPS : 4)             // warps that may have columns: the first ones
 #define OWN_PRODUCTS ((MEMORY + WARPS - 1) / WARPS) // differences of a warp
-#define LOG2E 1.4426950408889634
-#define LN2 0.6931471805599453
-#define DEAD_SUM 1e-290 // a sum below it: no mass is in reach
+#define DEAD_SUM 1e-290                             // a sum below it: no mass is in reach
 
 enum {
     WEIGHT,   // b, 0: left out

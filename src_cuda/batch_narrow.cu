@@ -12,7 +12,7 @@
 __device__ __forceinline__ float exp_2(double x)
 {
     const double whole = x + 0x1.8p52;
-    const float part = pow_2((float)(x - (whole - 0x1.8p52)));
+    const float part = power_of((float)(x - (whole - 0x1.8p52)));
     return (float)x < -125 ? 0 : __int_as_float(__float_as_int(part) + (__double2loint(whole) << 23));
 }
 
@@ -117,7 +117,7 @@ __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int 
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const float y = all.col[MASS][j] > 0 ? (float)((all.x[j] - all.E[j] - top) * LOG2E) : 0;
         all.col[Y][j] = y;
-        all.v[j] = all.col[WEIGHT_B][j] * pow_2(y);
+        all.v[j] = all.col[WEIGHT_B][j] * power_of(y);
     }
     if (threadIdx.x == 0) {
         all.offset_b = sum;
@@ -191,7 +191,7 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float s
             sum += x[0] + x[1] + (x[2] + x[3]);
         }
         log_u = all.row_base[warp][lane] - all.rates.rest1 * shift - all.rates.fi1 * log_2(sum);
-        const float u = all.row_weight[warp][lane] * pow_2(log_u);
+        const float u = all.row_weight[warp][lane] * power_of(log_u);
         all.u[warp][lane] = sum > DEAD && u < LIMIT ? u : NONE; // NONE spreads: K does not do
         const float mass = all.row_mass[warp][lane];
         log_u = mass > 0 ? log_u * mass : 0;

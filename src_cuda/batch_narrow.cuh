@@ -68,24 +68,10 @@ struct Shared {
     Rates rates;
 };
 
-__device__ __forceinline__ float pow_2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 __device__ __forceinline__ float reciprocal(float x)
 {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-__device__ __forceinline__ float root(float x)
-{
-    float y;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -135,7 +121,7 @@ __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int hal
         load(&all.col[WEIGHT_Q][j], weight), load(&all.col[F_BEFORE][j], before);
 #pragma unroll
         for (int q = 0; q < 2; q++) {
-            const float next = base[q] + move - fi * log_2(sum[q]), Q = weight[q] * pow_2(-k2 * y[q]);
+            const float next = base[q] + move - fi * log_2(sum[q]), Q = weight[q] * power_of(-k2 * y[q]);
             G[q] = sum[q] > DEAD ? next : NONE;
             f[q] = G[q] - y[q];
             const float P = f[q] - before[q], Qf = Q * f[q];
@@ -188,7 +174,7 @@ __device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &
     const float shift = at.shift;
     const float plan = S.k1 > 0 ? total(all, PLAN) : rate.mass_a, Q = total(all, SUM_Q);
     const float lam = translation(all, shift, plan, Q), common = rate.both * lam;
-    const float grow = pow_2(rate.k2 * (shift + lam)), mass = plan * pow_2(-rate.rest1 * lam);
+    const float grow = power_of(rate.k2 * (shift + lam)), mass = plan * power_of(-rate.rest1 * lam);
     const float square = total(all, SUM_QFF) + common * (2 * total(all, SUM_QF) + common * Q);
     double dual = rate.dual_0 - rate.dual_mass * (double)mass;
     if (S.k1 > 0 && S.limits.rate_cols > 0) {
@@ -225,8 +211,8 @@ __device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapol
         far |= !(all.v[j] < LIMIT);
     far = __any_sync(FULL, far);
     const float d = rate.error * loss * over;
-    const float error =
-        rate.k2 > 0 ? d * (1.0f / 3) + root(2 * d + d * d * (1.0f / 9)) : (float)LN2 * root(loss * rate.mass_b) * over;
+    const float error = rate.k2 > 0 ? d * (1.0f / 3) + root_of(2 * d + d * d * (1.0f / 9))
+                                    : (float)LN2 * root_of(loss * rate.mass_b) * over;
     const int since_best = error < best_error * (1 - 1e-3f) ? 0 : missed;
     const bool rejected = extrapolated && !(dual >= best - rate.slack - rate.mass_slack * (double)mass);
     bool done = error <= rate.tol || since_best >= NARROW_PATIENCE || !isfinite(dual);
@@ -269,7 +255,7 @@ __device__ __forceinline__ void advance(Shared &all, const Step &at, int turn, i
         dF[q] = f[q] - dF[q] - now.mean, dG[q] = G[q] - dG[q];
         y[q] = extrapolate ? fmaf(-gamma[OLD], dG[q], y[q]) : G[q];
         y[q] = w[q] > 0 ? y[q] : 0;
-        v[q] = w[q] * pow_2(y[q]);
+        v[q] = w[q] * power_of(y[q]);
     }
     const int slot = at.slot[OLD] + j; // not extrapolated: it is not read
     store(&all.v[j], v), store(&all.col[Y][j], y);
@@ -284,7 +270,7 @@ __device__ __forceinline__ void restart(Shared &all, int turn)
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
         const float y = all.col[G_BEFORE + turn][j], w = all.col[WEIGHT_B][j];
         all.col[Y][j] = y;
-        all.v[j] = w > 0 ? w * pow_2(y) : 0;
+        all.v[j] = w > 0 ? w * power_of(y) : 0;
         for (int i = 0; i < MEMORY; i++)
             all.col[DIFF_F + i][j] = all.col[DIFF_G + i][j] = 0;
     }

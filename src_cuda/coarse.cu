@@ -13,12 +13,6 @@
 #define LEAST_PIVOT 1e-10 // of the diagonal, as in coarse_tmpl.c
 #define BLOCK (CLUSTERS * TEAM)
 
-#if COST == 0
-typedef double cost;
-#else
-typedef float cost;
-#endif
-
 __device__ __forceinline__ double team_sum(double x)
 {
 #pragma unroll

@@ -4,10 +4,10 @@
 // a pass in float32, as narrow_pass; 0: all in float64. K is never negative, so a stored float widens to float64 by two
 // shifts of its bits, without a conversion: the result is K 2^-896 exactly (zeros and subnormals too), and v and u
 // carry the factor WIDEN back.
-// Options: STORE, NARROW, GW (warps of a group), CPT (columns of a thread), R (rows of a tile), CLUSTER, KL_ROWS and
-// KL_COLS (1: the side is KL or balanced), SPREAD (1: a row is spread over the warps of a cluster), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable),
-// RACECHECK (1: the whole block meets where a group would, which compute-sanitizer can follow; for problems that give
-// every group as many tiles).
+// Options: STORE, COST (of M: 0 float64, 1 float32), NARROW, GW (warps of a group), CPT (columns of a thread), R (rows
+// of a tile), CLUSTER, KL_ROWS and KL_COLS (1: the side is KL or balanced), SPREAD (1: a row is spread over the warps
+// of a cluster), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable), RACECHECK (1: the whole block
+// meets where a group would, which compute-sanitizer can follow; for problems that give every group as many tiles).
 #ifndef COMMON_CUH
 #define COMMON_CUH
 
@@ -47,9 +47,17 @@ typedef float num; // products and sums of a pass
 typedef double num;
 #endif
 
+#if COST == 1
+typedef float cost;
+#else
+typedef double cost;
+#endif
+
 #define CHUNK (16 / (int)sizeof(real)) // entries of one 16-byte chunk
 #define INF __longlong_as_double(0x7ff0000000000000LL)
 #define FULL 0xffffffffu
+#define LOG2E 1.4426950408889634
+#define LN2 0.6931471805599453
 #define TINY 2.3e-308 // a sum below it is dead
 #if STORE == 0 && !NARROW
 #define BOUND 691.0 // log of the largest scale: its sums are finite
@@ -121,6 +129,21 @@ __device__ __forceinline__ double inverse(double x)
     asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
     y = fma(y, fma(-x, y, 1.0), y);
     return fma(y, fma(-x, y, 1.0), y);
+}
+
+// 2^t and the root of t in one instruction, which errs in the last bits and takes what is below 2^-126 for 0
+__device__ __forceinline__ float power_of(float t)
+{
+    float e;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
+    return e;
+}
+
+__device__ __forceinline__ float root_of(float t)
+{
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(t));
+    return root;
 }
 
 // The same numbers for every thread: to and from global memory, 8 bytes each

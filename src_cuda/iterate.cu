@@ -492,4 +492,4 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
 
 #endif
 
-extern "C" __global__ void iterate_sizes(int *out) { out[0] = RING_OFFSET; }
+extern "C" __global__ void ring_offset(int *out) { out[0] = RING_OFFSET; }

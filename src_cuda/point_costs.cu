@@ -4,6 +4,7 @@
 // entries, 4 x 4 a thread, from DEPTH coordinates at a time in shared memory; of each entry they are added up in order.
 // Options: METRIC (a mapuot_metric), STORE 0.
 #include "common.cuh"
+#include "common/reach.h"
 
 #define DEPTH 8
 #define SIDE 64
@@ -30,8 +31,8 @@ __device__ __forceinline__ double cost_of(double sum)
 {
     if (METRIC == 1)
         return sqrt(sum);
-    if (METRIC == 3) // below half of pi
-        return sum < 2.4674011002723395 ? fmax(0.0, -2 * log(cos(sqrt(sum)))) : INF;
+    if (METRIC == 3)
+        return sum < REACH_SQUARED ? fmax(0.0, -2 * log(cos(sqrt(sum)))) : INF;
     return sum;
 }
 

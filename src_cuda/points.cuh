@@ -17,6 +17,7 @@
 #ifndef POINTS_CUH
 #define POINTS_CUH
 #include "common/mask.h"
+#include "common/reach.h"
 
 #ifndef KEPT
 #define KEPT 0
@@ -49,21 +50,6 @@ typedef double coord;
 #else
 #define SHARE(q, e) 1
 #endif
-#define REACH_SQUARED 2.4670176199765295 // (pi / 2 - 2^-13)^2.  Twin: src_c/points.h
-
-__device__ __forceinline__ float power_of(float t)
-{
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(t));
-    return e;
-}
-
-__device__ __forceinline__ float root_of(float t)
-{
-    float root;
-    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(t));
-    return root;
-}
 
 #if QUICK
 // 2^t to 2e-9 of itself for t of up to 2^30 in size, 0 below 2^-1022: the polynomial errs by that at most where |r| <= .5

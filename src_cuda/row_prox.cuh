@@ -4,9 +4,6 @@
 #include "common/penalty.h"
 #include "state.cuh"
 
-#define LOG2E 1.4426950408889634
-#define LN2 0.6931471805599453
-
 #if !KL_ROWS // out of line: the hot loop keeps its registers; log u itself, since a bound on it must not be rounded
 __device__ __noinline__ double general_prox(const State &S, Point p, double s, double shift)
 {

@@ -5,12 +5,6 @@
 // Options: STORE (of K or P), COST (of M: 0 float64, 1 float32).
 #include "sparse.cuh"
 
-#if COST == 0
-typedef double cost;
-#else
-typedef float cost;
-#endif
-
 // What the entries of some rows are made of; c: float64, or null
 struct Pairs {
     const cost *M;

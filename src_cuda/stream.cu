@@ -8,14 +8,6 @@
 #include "common.cuh"
 #include "common/mask.h"
 
-#define LOG2E 1.4426950408889634
-#define LN2 0.6931471805599453
-
-#if COST == 0
-typedef double cost;
-#else
-typedef float cost;
-#endif
 #if REFERENCE == 0
 typedef double share;
 #else

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..backends import Stats, load
 from ..backends.anderson import History
-from ..backends.contract import LEAST_MASS, memory_of
+from ..backends.contract import LEAST_MASS, memory_of, runs_kernels
 from ..backends.kernel import largest_of
 from ..penalties import F64, plan_error
 from .coarse import Coarse
@@ -156,7 +156,7 @@ def passes_left(guesses: list[float], tol: float) -> float:
 def history_of(body: Body) -> History:
     """Of a body's states, on its device where they are large."""
     problem, entries = body.problem, body.ends[-1]
-    there = hasattr(problem.xp, "RawModule") and entries > HOST_ENTRIES
+    there = runs_kernels(problem.xp) and entries > HOST_ENTRIES
     found: History = (load("cuda").History if there else History)(memory_of(DEPTH, max(problem.shape), 8), body.ends)
     return found
 

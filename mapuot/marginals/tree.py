@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import load
+from ..backends.contract import runs_kernels
 from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
 from ..penalties import F64
 from .coarse import Coarse, serves
@@ -53,7 +54,7 @@ class Tree:
         fi = [x.fi(problem.reg) for x in problem.marginals]
         edges = [(k, parent, self.kernels[k], fi[k]) for k, parent in self.inner]
         engine = load("cpu" if problem.xp is np else "cuda")
-        runs = problem.xp is np or hasattr(problem.xp, "RawModule")  # numpy in CuPy's place runs no kernels
+        runs = problem.xp is np or runs_kernels(problem.xp)
         self.whole_pass = engine.TreePass(edges, problem.starts.tolist(), problem.log_weight) if runs else None
         self.below, self.points = [k for k, _ in self.inner], problem.points_of(self.inner)
         starts = self.points.message.tolist()

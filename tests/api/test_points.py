@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 
 import mapuot
 from mapuot.backends import cpu
-from mapuot.points import METRICS
+from mapuot.points import METRICS, REACH
 from mapuot.problem import Problem
 from mapuot.strategy import make_options
 
@@ -371,6 +371,15 @@ def test_wfr_forbids_what_rounding_would_price(backend, d):
     np.testing.assert_array_equal(result.plan > 0, steps < k)
     assert result.converged
     assert cloud.error(18.02) < 1e-10
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_wfr_ends_where_the_core_says(backend):
+    """The reach of SciPy's matrix and that of src_c/common/reach.h."""
+    cloud = mapuot.PointCloud([[0.0]], [[REACH * (1 - 2.0**-40)], [REACH * (1 + 2.0**-40)]], "wfr")
+    np.testing.assert_array_equal(np.isfinite(cloud), [[True, False]])
+    result = mapuot.solve(cloud, None, None, 2.0, 5.0, tol=1e-9, backend=backend)
+    np.testing.assert_array_equal(result.plan > 0, [[True, False]])
 
 
 def test_the_error_of_costs_below_their_coordinates():

@@ -155,7 +155,7 @@ def test_many_passes_over_stored_pairs_hold_their_registers(arch, dtype, kl, hel
     """What is spilled is read again once a row or once a pass, not once an entry."""
     words = {"MEMORY": 20, "SPARSE": 1, "SHORT_INDEX": 1, "HELD": held, "OWN_DIFFERENCES": own}
     used = usage("iterate.cu", arch, **shape_options(kernels.Shape(16, 8, 2), dtype, kl, **words))
-    assert set(used) == {"iterate_pairs", "iterate_sizes", "gather_sums"}
+    assert set(used) == {"iterate_pairs", "ring_offset", "gather_sums"}
     registers, spilled = used["iterate_pairs"]
     assert registers <= 128
     assert spilled <= 800
@@ -206,7 +206,7 @@ def test_one_read_of_many_marginals_does_not_spill(arch, dtype, m, n):
     shape = kernels.strips_for(m, -(-n // kernels.PAD) * kernels.PAD, kernels.ITEMSIZE[dtype], 132, 227 << 10)
     threads = (shape.THREADS + 64) * kernels.THREADS // shape.THREADS
     used = usage("fused_pass.cu", arch, STORE=kernels.STORES[dtype], **shape.options)
-    assert set(used) == {"fused_pass", "join_streams", "fused_sizes"}
+    assert set(used) == {"fused_pass", "join_streams", "ring_offset"}
     assert all(registers * threads <= 65536 and spilled == 0 for registers, spilled in used.values())
 
 

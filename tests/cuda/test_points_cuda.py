@@ -143,6 +143,19 @@ def test_the_certificate_holds(metric, reg):
     np.testing.assert_allclose(got.apply_transpose(x), want.apply_transpose(x), atol=1e-6 * want.mass)
 
 
+@pytest.mark.parametrize("d", [1, 7])
+def test_wfr_ends_where_that_of_the_cpu_does(d):
+    """In the passes, whose sums the first mass is of, and in costs as a matrix, which the plan is of."""
+    reach, tiny = mapuot.points.REACH, 2.0**-40
+    x, y = np.zeros((1, d)), np.eye(1, d) * [[reach * (1 - tiny)], [reach * (1 + tiny)]]
+    cloud = mapuot.PointCloud(x, y, "wfr")
+    got, want = (passes(module, cloud, np.ones(1), np.ones(2), "float64") for module in (cuda, cpu))
+    assert got[0][-1].mass == pytest.approx(want[0][-1].mass, rel=1e-9)
+    result = mapuot.solve(cloud, None, None, 2.0, 5.0, tol=1e-9, backend="cuda")
+    np.testing.assert_array_equal(result.plan > 0, [[True, False]])
+    assert result.converged
+
+
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize(("d", "far"), [(2, 1.0), (7, 1.0), (21, 1.0), (70, 1.0), (3, 1e8)])
 def test_what_first_passes_tell_holds(d, far):

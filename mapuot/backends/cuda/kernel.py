@@ -6,7 +6,6 @@ are too wide for all multiprocessors together, K is in float64 and CuPy's produc
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ import numpy as np
 from ...cost import Cost
 from ...penalties import F64
 from ..coarse import Labels
-from ..contract import PAD, namespace
+from ..contract import PAD, host, namespace, runs_kernels
 from ..kernel import BLOCK_BYTES, LogKernel
 from ..workspace import STORAGE
-from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, row_bytes, strips_for
+from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes, strips_for
 
 TINY = float(np.finfo(float).tiny)
 
@@ -26,7 +25,7 @@ class Kernel(LogKernel):
     """K on the device of ``xp``, CuPy or, for tests, numpy; its rows are padded with zeros."""
 
     def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], xp: Any, dtype: str = "float64") -> None:
-        self.xp, (self.m, self.n) = xp, cost.shape
+        self.xp, (self.m, self.n), self.runs = xp, cost.shape, runs_kernels(xp)
         self.ld = -(-self.n // PAD) * PAD
         self.K: Any = xp.empty((0, 0))
         self.one_read: OneRead | None = None
@@ -42,11 +41,6 @@ class Kernel(LogKernel):
         capability, processors, shared = device_limits(self.xp.cuda.Device().id)
         shape = strips_for(self.m, self.ld, ITEMSIZE[dtype], processors, shared)
         return shape if capability >= 90 else None
-
-    @property
-    def runs(self) -> bool:
-        """Whether kernels of our own run: where numpy is in CuPy's place they do not."""
-        return hasattr(self.xp, "RawModule")
 
     def blocks(self) -> Any:
         """(i0, i1, C) on the device, all of it at once where it lies there."""
@@ -67,7 +61,7 @@ class Kernel(LogKernel):
                 yield k0, k1, self.xp.asarray(C[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
     def host(self, x: Any) -> F64:
-        return np.asarray(x.get() if hasattr(x, "get") else x)
+        return np.asarray(host(x))
 
     def balance(self, y: F64) -> F64:
         xp, y = self.xp, self.xp.asarray(y)
@@ -166,16 +160,6 @@ class Kernel(LogKernel):
         return total
 
 
-@cache
-def ring_offset(**options: int) -> int:
-    """Shared memory before the ring of tiles: sizeof(Shared) of fused_pass.cu."""
-    import cupy  # noqa: PLC0415
-
-    out = cupy.zeros(1, np.int32)
-    kernel("fused_pass.cu", "fused_sizes", **options)((1,), (1,), (out,))
-    return int(out[0])
-
-
 class OneRead:
     """src_cuda/fused_pass.cu over the K of a `Kernel`."""
 
@@ -186,7 +170,7 @@ class OneRead:
         options = {"STORE": STORES[owner.dtype], **shape.options}
         self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
         row = row_bytes(shape.slice, owner.K.itemsize, shape.THREADS)
-        self.shared = ring_offset(**options) + shape.slots * shape.R * row
+        self.shared = ring_offset("fused_pass.cu", **options) + shape.slots * shape.R * row
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         rows = -(-m // shape.R) * shape.R
         self.blocks = shape.streams * shape.strips

@@ -258,6 +258,16 @@ def kernel(name: str, function: str, **options: int) -> Any:
     return LOADED[key]
 
 
+@cache
+def ring_offset(name: str, **options: int) -> int:
+    """Shared memory before the ring of tiles: sizeof(Shared) of that file."""
+    import cupy  # noqa: PLC0415
+
+    out = cupy.zeros(1, "int32")
+    kernel(name, "ring_offset", **options)((1,), (1,), (out,))
+    return int(out[0])
+
+
 Job = tuple[str, str, dict[str, int]]  # file, function, options
 
 

@@ -33,6 +33,7 @@ from .kernels import (
     line,
     memory_for,
     portable_shape,
+    ring_offset,
     shape_for,
     shape_options,
     together,
@@ -92,14 +93,6 @@ def resident_clusters(function: Any, cluster: int, blocks: int, shared: int) -> 
     return count.value if status == 0 else 0
 
 
-@cache
-def ring_offset(options: tuple[tuple[str, int], ...], device: int) -> int:
-    """Shared memory before the ring of tiles: sizeof(Shared) of iterate.cu."""
-    out = cp.zeros(1, np.int32)
-    kernel("iterate.cu", "iterate_sizes", **dict(options))((1,), (1,), (out,))
-    return int(out[0])
-
-
 def pass_options(shape: Shape, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int) -> dict[str, int]:
     words = {"ORDERED": int("ordered" in switches()), "RACECHECK": int("racecheck" in switches())}
     return shape_options(shape, dtype, kl, NARROW=int(narrow), MEMORY=memory, **words)
@@ -127,12 +120,11 @@ class Persistent:
     def __init__(
         self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int
     ) -> None:
-        device = cp.cuda.Device().id
-        _, processors, shared = device_limits(device)
+        _, processors, shared = device_limits(cp.cuda.Device().id)
         options = pass_options(shape, dtype, kl, narrow, memory)
         self.shape, self.run = shape, kernel("iterate.cu", "iterate", **options)
         self.gather_run = kernel("iterate.cu", "gather_sums", **options)
-        offset = ring_offset(tuple(sorted(options.items())), device)
+        offset = ring_offset("iterate.cu", **options)
         self.parts = self.slabs = 0
         if shape.SPREAD:
             self.shared = self.run.max_dynamic_shared_size_bytes = shared

@@ -7,7 +7,7 @@ work in float32 while the error is large, in float64 from then on. Twin: backend
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy as cp
 import numpy as np
@@ -84,6 +84,17 @@ class Side:
         self.log[: self.count] = cp.asarray(log)
 
 
+class Passes(NamedTuple):
+    """What passes of one precision are made of."""
+
+    sides: tuple[Side, Side]  # of the rows and of the columns
+    narrow: bool
+    form: int  # FORM of points.cuh
+    factor: float = 1.0  # of the metric, in an exponent
+    quick: bool = False  # float64 powers of 2, to QUICK_ERROR
+    squares: tuple[Any, Any] = 0.0, 0.0  # that are in the logarithms of the sides
+
+
 class PointIterate(Iterate):
     """Passes whose entries are made; ``take`` chooses float32 or float64 ones."""
 
@@ -99,26 +110,29 @@ class PointIterate(Iterate):
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Nothing yet: the kernels depend on the points."""
 
-    def take(
-        self, rows: Side, cols: Side, narrow: bool, form: int, factor: float, lists: Any, quick: bool = False
-    ) -> None:
-        """``lists``: of the DeviceBoxes; None: all pairs. ``quick``: float64 powers of 2, to QUICK_ERROR."""
-        self.graphs, self.sides, self.factor = {}, (rows, cols), factor * (narrow_points.LOG2_E if quick else 1.0)
+    def job(self, passes: Passes, lists: Any = None) -> Job:
+        """The kernel of their sums; ``lists``: of the DeviceBoxes; None: all pairs."""
+        rows, narrow = passes.sides[0], passes.narrow
+        d, kept = len(rows.to), lists is not None
+        most = 32 * sizes_of(d, narrow, bool(self.masked), kept)[0]
+        warp = min(most, *(unit for *_, unit in lists)) if kept else most  # one box at most
+        more = {"KEPT": int(kept), "QUICK": int(passes.quick), "MASKED": self.masked, "SPLIT": most // warp}
+        more |= {"DEPTH": rows.depth} if rows.depth else {}
+        return sums_job(self.kl, self.memory, d, narrow, passes.form, **more)
+
+    def take(self, passes: Passes, lists: Any) -> None:
+        (rows, cols), narrow = passes.sides, passes.narrow
+        self.graphs, self.sides, self.factor = {}, passes.sides, passes.factor
         none = [(np.uint64(0),) * 2 + (other.ld,) for other in (cols, rows)]
         self.lists = [(first, run, np.int64(unit)) for first, run, unit in lists or none]
-        d = rows.to.shape[0]
+        _, self.sums, options = self.job(passes, lists)
+        d = len(rows.to)
         each, at_once = sizes_of(d, narrow, bool(self.masked), lists is not None)
-        warp = 32 * each
-        if lists is not None:  # one box at most
-            warp = min(warp, *(unit for *_, unit in lists))
-        more = {"KEPT": int(lists is not None), "QUICK": int(quick), "MASKED": self.masked, "SPLIT": 32 * each // warp}
-        self.block, self.resident = 8 * warp, 2
+        self.block, self.resident = 256 * each // options["SPLIT"], 2
         if narrow and d <= DIM and lists is None and not self.masked:
             self.resident = 3
         if rows.depth:
-            more |= {"SPLIT": 1, "DEPTH": rows.depth}
             self.block, at_once, self.resident = TO_TILE, FROM_TILE[rows.log.dtype.name], 2 if narrow else 1
-        _, self.sums, options = sums_job(self.kl, self.memory, d, narrow, form, **more)
         names: tuple[str, ...] = (self.sums, "join_rows", "point_columns", "gather_sums")
         names += ("finish_first", "finish_join", "finish_second")
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
@@ -196,18 +210,19 @@ class PointWorkspace(Workspace):
 
     def compile(self) -> None:
         """What passes over all pairs need, first and last ones at once."""
-        if self.cloud.truncation:
-            return
-        d, jobs = self.cloud.dim, []
-        for narrow in (True, False) if self.narrow else (False,):
-            more = {"QUICK": int(self.quick and not narrow), "MASKED": self.launch.masked}
-            form = PRODUCTS if self.expands else METRICS[self.cloud.core[0]]
-            if narrow and self.narrow_points:
-                form = self.narrow_points.form
-            if self.tiled:
-                more["DEPTH"] = depth_of(d, "float32" if narrow else "float64")
-            jobs.append(sums_job(self.kl, self.launch.memory, d, narrow, form, **more))
-        together(jobs)
+        if not self.cloud.truncation:
+            kinds = (True, False) if self.narrow else (False,)
+            together([self.launch.job(self.passes_of(narrow)) for narrow in kinds])
+
+    def passes_of(self, narrow: bool) -> Passes:
+        """In float32, or in float64, by quick powers where there is room for their error; they expand squares then."""
+        if narrow and self.narrow and self.narrow_points:
+            return Passes(self.narrow, True, self.narrow_points.form)
+        (metric, scale), quick = self.cloud.core, self.quick_error > 0
+        if quick and self.expands:
+            return Passes(self.products, False, PRODUCTS, quick=True, squares=self.squares)
+        unit = narrow_points.LOG2_E if quick else 1.0
+        return Passes(self.wide, False, METRICS[metric], scale / self.problem.reg * unit, quick)
 
     def sides(self, x: Any, y: Any) -> tuple[Side, Side]:
         """Of points (m, d) and (d, n padded)."""
@@ -231,19 +246,15 @@ class PointWorkspace(Workspace):
 
     def choose(self) -> None:
         """The kernels of this precision, for all pairs or for those that are kept."""
-        metric, scale = self.cloud.core
         boxes = self.truncation.boxes if self.truncation and self.cloud.kept else None
         lists = boxes.lists if isinstance(boxes, DeviceBoxes) else None
-        if self.narrow is not None and self.narrow_points is not None and self.progress["narrow"] > 0:
-            self.launch.take(*self.narrow, True, self.narrow_points.form, 1.0, lists)
+        if self.narrow and self.progress["narrow"] > 0:
+            self.launch.take(self.passes_of(True), lists)
             put(self.state["limits"], narrow_points.limits(self.problem, self.floor, self.options.tol))
             return
         self.narrow = None
         put(self.state["limits"], {"storage_error": self.quick_error, "flush": np.finfo(np.float64).tiny})
-        if self.quick_error > 0 and self.expands:
-            self.launch.take(*self.products, False, PRODUCTS, 1.0, lists, True)
-            return
-        self.launch.take(*self.wide, False, METRICS[metric], scale / self.problem.reg, lists, self.quick_error > 0)
+        self.launch.take(self.passes_of(False), lists)
 
     def take_mask(self, truncation: Truncation) -> None:
         assert truncation.problem.cost is self.cloud
@@ -287,13 +298,11 @@ class PointWorkspace(Workspace):
         self.state["limits"]["exponent_error"] = error
         was = self.quick_error
         self.quick_error = self.powers_error + error if self.quick and error <= QUICK_MOST else 0.0
-        quick = self.quick_error > 0
-        squares: tuple[Any, Any] = self.squares if quick and self.expands else (0.0, 0.0)
-        sides = self.products if quick and self.expands else self.wide
-        for side, log, square in zip(sides, (alpha, beta), squares, strict=True):
-            power = np.maximum(narrow_points.LOG2_E * log - square, QUICK_OUT) if quick else log
-            side.set(power, QUICK_OUT if quick else -np.inf)
-        if not self.narrow and quick != (was > 0):
+        wide = self.passes_of(False)
+        for side, log, square in zip(wide.sides, (alpha, beta), wide.squares, strict=True):
+            power = np.maximum(narrow_points.LOG2_E * log - square, QUICK_OUT) if wide.quick else log
+            side.set(power, QUICK_OUT if wide.quick else -np.inf)
+        if not self.narrow and wide.quick != (was > 0):
             self.choose()
         elif not self.narrow:
             self.state["limits"]["storage_error"] = self.quick_error

@@ -24,9 +24,9 @@ from ..contract import MEMORY
 from ..records import put
 from ..workspace import STORAGE
 from .arrays import as_columns, need_memory, on_device
-from .kernels import ITEMSIZE, STORES, Shape, by_value, kernel, line, shape_options
+from .kernels import ITEMSIZE, STORES, Shape, by_value, kernel, line, ring_offset, shape_options
 from .kernels import THREADS as ALL_THREADS
-from .launch import GRAPH_PASSES, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, ring_offset, switches
+from .launch import GRAPH_PASSES, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, switches
 from .workspace import Workspace
 
 RUNS = records.read("common/record.h", "sparse.cuh")["Runs"]
@@ -149,8 +149,7 @@ class PairPasses(Persistent):
 
     def __init__(self, pairs: DevicePairs, share: int, dtype: str, kl: tuple[bool, bool], memory: int) -> None:
         """``share``: columns of a block, which it has in hand at once."""
-        device = cp.cuda.Device().id
-        _, self.blocks, most = device_limits(device)
+        _, self.blocks, most = device_limits(cp.cuda.Device().id)
         sides = pairs.rows, pairs.cols
         own = MEMORY[0] if memory == MEMORY[0] else next(d for d in (5, 10, 20) if share * memory <= ALL_THREADS * d)
         options = shape_options(Shape(16, 8, 2), dtype, kl, MEMORY=memory, OWN_DIFFERENCES=own)
@@ -158,7 +157,7 @@ class PairPasses(Persistent):
         held = 8 * longest + BESIDE <= most and len(pairs.rows.index) >= HELD * longest
         options |= {"SPARSE": 1, "SHORT_INDEX": int(pairs.rows.index.itemsize == 2), "HELD": int(held)}
         self.run = kernel("iterate.cu", "iterate_pairs", **options)
-        self.shared = ring_offset(tuple(sorted(options.items())), device) + held * (8 * longest + 16)
+        self.shared = ring_offset("iterate.cu", **options) + held * (8 * longest + 16)
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
 
     def take(self, sides: tuple[Runs, Runs], kernels: tuple[Any, Any]) -> None:
