@@ -244,7 +244,7 @@ class Ascent:
         floor = max(NARROW_FLOOR * math.sqrt(1 + rough), 10 * rules.tol)
         stays = self.guessed < NARROW_NEAR * floor and self.guessed >= (self.guesses or [math.inf])[-1]
         narrow, self.narrow = self.narrow, self.narrow and self.guessed > floor and not stays
-        self.guesses = [*self.guesses, self.guessed] if narrow == self.narrow else []  # by passes alike
+        self.guesses = [*self.guesses[-RATE_PASSES:], self.guessed] if narrow == self.narrow else []  # by passes alike
         if self.body.coarse and self.guesses:
             self.body.coarse.expects(passes_left(self.guesses, rules.tol))
         if self.narrow:

@@ -28,10 +28,6 @@ from .reach import Edges, check_parts, parts_of, reachable
 from .slabs import Slabs, as_held
 
 KERNEL_SHARE = 0.8  # of free memory that kernels may take
-ALONG, ACROSS_ENTRIES = (
-    110.0,
-    1 << 20,
-)  # costs / reg up to which, and entries from which on, a root goes by how costs lie
 LEAST_TOL_GAP = 1e-5  # of kernels in float32, whose rounding is in the gap
 
 
