@@ -125,6 +125,7 @@ typedef struct {
     void (*box_pairs)(const box_args *args, int64_t i0, int64_t i1, double *acc);
     const struct barycenter_kernels *barycenter;
     const struct marginal_kernels *marginals;
+    const struct left_kernels *left;
 } mapuot_kernels;
 
 /* sweep results: sums over columns but SWEEP_RESIDUAL, a maximum */
