@@ -52,6 +52,7 @@ PLAIN_SOURCES = [
     "marginals",
     "tree",
     "left",
+    "differences",
 ]
 INCLUDES = ["src_c"]
 

@@ -431,4 +431,15 @@ int mapuot_left_read(mapuot_left *left);
  * first are there.  Axes whose turn has not come when it returns ABSORB are as they were. */
 int mapuot_left_turn(mapuot_left *left, int64_t first, int64_t end, int32_t given);
 
+/* Anderson's differences of a state of several parts, which end at ends (differences.c): count <= 20 of them, in rows of all
+ * the state's numbers.  Products: of each part grams (count x count), sum w dF_i dF_j, and rights (count), sum w dF_i F.
+ * Weights of p such systems.  Combined: step = image - sum gamma_i dG_i, left = residual - sum gamma_i dF_i, gammas a row
+ * for each part. */
+void mapuot_anderson_products(int64_t parts, const int64_t *ends, int64_t count, const double *dF,
+                              const double *residual, const double *weight, double *grams, double *rights);
+void mapuot_anderson_weights(int64_t p, int64_t count, const double *grams, const double *rights, double *gammas);
+void mapuot_anderson_combined(int64_t parts, const int64_t *ends, int64_t count, const double *gammas, const double *dF,
+                              const double *dG, const double *residual, const double *image, double *step,
+                              double *left);
+
 #endif
