@@ -51,6 +51,8 @@ PLAIN_SOURCES = [
     "barycenter",
     "marginals",
     "tree",
+    "left",
+    "differences",
 ]
 INCLUDES = ["src_c"]
 
@@ -74,16 +76,9 @@ ABI3 = {} if sysconfig.get_config_var("Py_GIL_DISABLED") else {"bdist_wheel": {"
 UNITS = [
     *[("plain", f"{name}.c", PLAIN) for name in PLAIN_SOURCES],
     *[
-        (isa, source, isa_flags(isa))
+        (isa, f"{name}_tmpl.c", isa_flags(isa))
         for isa in ISAS
-        for source in [
-            "stream_tmpl.c",
-            "finish_tmpl.c",
-            "coarse_tmpl.c",
-            "boxes_tmpl.c",
-            "barycenter_tmpl.c",
-            "marginals_tmpl.c",
-        ]
+        for name in ["stream", "finish", "coarse", "boxes", "barycenter", "marginals", "left"]
     ],
     *[
         (f"{isa}_{dtype}", source, isa_flags(isa) + dtype_flags(dtype))

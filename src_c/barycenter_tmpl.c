@@ -6,45 +6,33 @@
 
 static const double LANES[] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-ALWAYS_INLINE int part(int64_t n, int64_t j) { return (int)(n - j < VL ? n - j : VL); }
-
-ALWAYS_INLINE double largest(vd x)
-{
-    double lane[VL], top;
-    v_store(lane, x);
-    top = lane[0];
-    for (int k = 1; k < VL; k++)
-        top = lane[k] > top ? lane[k] : top;
-    return top;
-}
-
 /* the least and largest entries that are not -inf */
 static void range(int64_t n, const double *x, double *low, double *high)
 {
     const vd none = v_set(-INFINITY);
     vd least = none, most = none; /* of -x and x */
     for (int64_t j = 0; j < n; j += VL) {
-        const vd y = v_load_part(x + j, part(n, j), none);
+        const vd y = v_load_part(x + j, v_part(n, j), none);
         least = v_max(least, v_if_less(none, y, v_sub(v_set(0.0), y), none));
         most = v_max(most, y);
     }
-    *low = -largest(least);
-    *high = largest(most);
+    *low = -v_top(least);
+    *high = v_top(most);
 }
 
 /* e^(x - high) */
 static void scales(int64_t n, const double *x, double high, double *out)
 {
     for (int64_t j = 0; j < n; j += VL)
-        v_store_part(out + j, v_exp(v_sub(v_load_part(x + j, part(n, j), v_set(high)), v_set(high))), part(n, j));
+        v_store_part(out + j, v_exp(v_sub(v_load_part(x + j, v_part(n, j), v_set(high)), v_set(high))), v_part(n, j));
 }
 
 /* log x + shift */
 static void logs(int64_t n, const double *x, double shift, double *out)
 {
     for (int64_t j = 0; j < n; j += VL) {
-        const vd y = v_max(v_load_part(x + j, part(n, j), v_set(1.0)), v_set(DBL_MIN));
-        v_store_part(out + j, v_add(v_log(y), v_set(shift)), part(n, j));
+        const vd y = v_max(v_load_part(x + j, v_part(n, j), v_set(1.0)), v_set(DBL_MIN));
+        v_store_part(out + j, v_add(v_log(y), v_set(shift)), v_part(n, j));
     }
 }
 
@@ -75,7 +63,7 @@ static double columns(mapuot_barycenter_run *run, const double *log_s)
     const vd fi = v_set(run->fi), zero = v_set(0.0);
     vd change = zero, top = v_set(1.0);
     for (int64_t j = 0; j < run->n; j += VL) {
-        const int count = part(run->n, j);
+        const int count = v_part(run->n, j);
         const vd log_q = power_mean(run, log_s + j, count), old = v_load_part(run->q + j, count, zero);
         const vd inside = v_if_less(v_load(LANES), v_set(count), v_exp(log_q), zero);
         change = v_max(change, v_max(v_sub(inside, old), v_sub(old, inside)));
@@ -86,7 +74,7 @@ static double columns(mapuot_barycenter_run *run, const double *log_s)
             v_store_part(run->log_v + s * run->n + j, v_mul(fi, v_sub(log_q, x)), count);
         }
     }
-    return largest(change) / largest(top);
+    return v_top(change) / v_top(top);
 }
 
 void PASTE2(batch_pass_f64, MAPUOT_ISA)(mapuot_state *const *states, int count);

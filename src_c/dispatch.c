@@ -10,6 +10,7 @@
 
 #include "barycenter.h"
 #include "kernels.h"
+#include "left.h"
 #include "log_matmul.h"
 #include "marginals.h"
 
@@ -45,6 +46,7 @@
     extern const log_matmul_kernels log_matmul_f64_##isa, log_matmul_f32_##isa;                                        \
     extern const barycenter_kernels barycenter_##isa;                                                                  \
     extern const marginal_kernels marginals_##isa;                                                                     \
+    extern const left_kernels left_##isa;                                                                              \
     static const mapuot_kernels table_##isa = {                                                                        \
         #isa,                                                                                                          \
         {{row_pass_f64_##isa, NULL, row_dots_f64_##isa, row_sums_f64_##isa, plan_pass_f64_##isa,                       \
@@ -68,7 +70,8 @@
         apply_##isa,                                                                                                   \
         box_pairs_##isa,                                                                                               \
         &barycenter_##isa,                                                                                             \
-        &marginals_##isa};
+        &marginals_##isa,                                                                                              \
+        &left_##isa};
 
 MAPUOT_EACH_ISA(DECLARE)
 

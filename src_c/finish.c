@@ -76,23 +76,29 @@ static void solve_small(int n, double A[MAX_MEMORY][MAX_MEMORY], double *x)
     }
 }
 
-/* gamma = argmin |F - sum gamma_i dF_i|: normal equations, columns normalised */
-static void anderson_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args)
+void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, double *gamma)
 {
-    const int n = (int)args->depth, slot = (int)args->slot, memory = (int)state->limits.memory;
-    double A[MAX_MEMORY][MAX_MEMORY], scale[MAX_MEMORY], *gram = state->history + (2 * memory + 2) * padded(state->n);
+    double A[MAX_MEMORY][MAX_MEMORY], scale[MAX_MEMORY];
     for (int i = 0; i < n; i++)
-        gram[i * memory + slot] = gram[slot * memory + i] = dot[i];
-    for (int i = 0; i < n; i++)
-        scale[i] = 1.0 / sqrt(fmax(gram[i * memory + i], DBL_MIN));
+        scale[i] = 1.0 / sqrt(fmax(gram[i * ld + i], DBL_MIN));
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++)
-            A[i][j] = gram[i * memory + j] * scale[i] * scale[j] + (i == j ? RIDGE : 0.0);
-        args->gamma[i] = rhs[i] * scale[i];
+            A[i][j] = gram[i * ld + j] * scale[i] * scale[j] + (i == j ? RIDGE : 0.0);
+        gamma[i] = rhs[i] * scale[i];
     }
-    solve_small(n, A, args->gamma);
+    solve_small(n, A, gamma);
     for (int i = 0; i < n; i++)
-        args->gamma[i] *= scale[i];
+        gamma[i] *= scale[i];
+}
+
+/* those of a state, whose Gram matrix takes up the products of the last difference */
+static void state_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args)
+{
+    const int64_t n = args->depth, slot = args->slot, memory = (int64_t)state->limits.memory;
+    double *gram = state->history + (2 * memory + 2) * padded(state->n);
+    for (int64_t i = 0; i < n; i++)
+        gram[i * memory + slot] = gram[slot * memory + i] = dot[i];
+    anderson_weights((int)n, memory, gram, rhs, args->gamma);
 }
 
 /* what the pass translates: the shift, and what the sweeps need of it */
@@ -219,7 +225,7 @@ static void finish_advance(mapuot_pool *pool, mapuot_state *state, mapuot_finish
 {
     stats->residual = stats->rejected > 0 ? INFINITY : finish->sums[MAX_RESIDUAL];
     if (finish->args.depth > 0)
-        anderson_weights(state, finish->sums + SUM_DOT, finish->sums + SUM_RHS, &finish->args);
+        state_weights(state, finish->sums + SUM_DOT, finish->sums + SUM_RHS, &finish->args);
     if (state->progress.coarse && !(stats->rejected > 0))
         coarse_correct(pool, state, &finish->args);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_advance, 0, finish->sums);

@@ -125,6 +125,7 @@ typedef struct {
     void (*box_pairs)(const box_args *args, int64_t i0, int64_t i1, double *acc);
     const struct barycenter_kernels *barycenter;
     const struct marginal_kernels *marginals;
+    const struct left_kernels *left;
 } mapuot_kernels;
 
 /* sweep results: sums over columns but SWEEP_RESIDUAL, a maximum */
@@ -141,6 +142,9 @@ int64_t mapuot_l2_bytes(void); /* of one core; MAPUOT_L2_KIB overrides what the 
 /* pool.c: fn runs once on every thread of the pool, the caller's among them, and all are done on return. */
 typedef void (*pool_fn)(void *context, int thread, int threads);
 void pool_run(mapuot_pool *pool, pool_fn fn, void *context);
+/* finish.c: gamma = argmin |F - sum gamma_i dF_i| of n <= MAX_MEMORY differences: normal equations, columns normalised;
+ * gram: sum w dF_i dF_j, rows of ld numbers; rhs: sum w dF_i F */
+void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, double *gamma);
 /* coarse.c: before sweep_advance */
 void coarse_correct(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args);
 int pool_slowness(const mapuot_pool *pool, int thread); /* mapuot_pool_slow */

@@ -401,4 +401,45 @@ typedef struct {
 /* The edges from `first` on, each after those below it; which one is left to the caller, or count */
 int64_t mapuot_tree_pass(int64_t first, int64_t count, mapuot_edge *edges, const mapuot_messages *messages);
 
+/* What one marginal of three or more leaves of a kernel (left.c): W, an entry for each point of the others together, one
+ * axis each.  s_k = <W, the factors of all axes but k>, log s_k = log sums - shift + base + tops of the others; factors are
+ * e^(log_weight + log_u - shift - top) of each axis, the largest 1.  Numbers of the points of all axes lie one behind the
+ * other.  A call returns RUNNING, or ABSORB where what it met leaves float64 or may lack what was flushed: K is to be made
+ * anew around the state. */
+typedef struct {
+    mapuot_pool *pool; /* for a large W */
+    int64_t axes;
+    const int64_t *size;
+    const double *W;           /* the last axis runs fastest; NULL: the caller has it and finds the sums */
+    double base, least, flush; /* sums below least may lack terms, factors and their products below flush are 0 */
+    const double *log_weight, *shift;
+    const double *fi; /* of each axis: 0 where its marginal is free */
+    double *log_u, *log_s, *sums, *factor;
+    double *top;     /* of each axis */
+    double *work;    /* 2 x the entries of W over the last size */
+    double *partial; /* threads x the largest size */
+    double log_mass; /* of the plan, after a read and after the last turn */
+} mapuot_left;
+
+/* factors and tops of log_u */
+int mapuot_left_factors(mapuot_left *left);
+/* v: the product of the factors of so many axes, one behind the other, 0 below flush */
+void mapuot_product(int64_t axes, const int64_t *size, const double *factor, double flush, double *v);
+/* sums and log_s of all axes; where W is NULL the sums are there */
+int mapuot_left_read(mapuot_left *left);
+/* The axes from `first` to `end` in turn, but free ones: log_s, log_u = -fi log_s, factor and top; given: the sums of the
+ * first are there.  Axes whose turn has not come when it returns ABSORB are as they were. */
+int mapuot_left_turn(mapuot_left *left, int64_t first, int64_t end, int32_t given);
+
+/* Anderson's differences of a state of several parts, which end at ends (differences.c): count <= 20 of them, in rows of all
+ * the state's numbers.  Products: of each part grams (count x count), sum w dF_i dF_j, and rights (count), sum w dF_i F.
+ * Weights of p such systems.  Combined: step = image - sum gamma_i dG_i, left = residual - sum gamma_i dF_i, gammas a row
+ * for each part. */
+void mapuot_anderson_products(int64_t parts, const int64_t *ends, int64_t count, const double *dF,
+                              const double *residual, const double *weight, double *grams, double *rights);
+void mapuot_anderson_weights(int64_t p, int64_t count, const double *grams, const double *rights, double *gammas);
+void mapuot_anderson_combined(int64_t parts, const int64_t *ends, int64_t count, const double *gammas, const double *dF,
+                              const double *dG, const double *residual, const double *image, double *step,
+                              double *left);
+
 #endif

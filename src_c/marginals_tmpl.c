@@ -8,8 +8,7 @@
 
 #define NOTHING (-1e300) /* a logarithm behind the end, beside any other: its exponential is 0 */
 
-ALWAYS_INLINE int part(int64_t n, int64_t j) { return (int)(n - j < VL ? n - j : VL); }
-ALWAYS_INLINE vd at(const double *x, int64_t n, int64_t j) { return v_load_part(x + j, part(n, j), v_set(0)); }
+ALWAYS_INLINE vd at(const double *x, int64_t n, int64_t j) { return v_load_part(x + j, v_part(n, j), v_set(0)); }
 ALWAYS_INLINE vd size_of(vd x) { return v_max(x, v_sub(v_set(0), x)); }
 
 /* a sum of numbers that is 0, or, where one of them is not finite, NaN */
@@ -29,10 +28,10 @@ static double log_amount(int64_t n, const double *x, const double *log_u, double
     const vd nothing = v_set(NOTHING);
     vd most = nothing, sum = v_set(0);
     for (int64_t j = 0; j < n; j += VL)
-        most = v_max(most, v_fnma(v_set(rate), at(log_u, n, j), v_load_part(x + j, part(n, j), nothing)));
+        most = v_max(most, v_fnma(v_set(rate), at(log_u, n, j), v_load_part(x + j, v_part(n, j), nothing)));
     const double top = largest_of(most, NOTHING);
     for (int64_t j = 0; j < n; j += VL) {
-        const vd y = v_fnma(v_set(rate), at(log_u, n, j), v_load_part(x + j, part(n, j), nothing));
+        const vd y = v_fnma(v_set(rate), at(log_u, n, j), v_load_part(x + j, v_part(n, j), nothing));
         sum = v_add(sum, v_exp(v_sub(y, v_set(top))));
     }
     return top + log(v_sum(sum));
@@ -63,7 +62,7 @@ static mapuot_worth worth(int64_t n, const double *log_weight, const double *wei
         if (!log_s)
             continue;
         const vd y = v_add(x, at(log_s, n, j));
-        const vd log_r = v_add(v_load_part(log_weight + j, part(n, j), v_set(NOTHING)), y), r = v_exp(log_r);
+        const vd log_r = v_add(v_load_part(log_weight + j, v_part(n, j), v_set(NOTHING)), y), r = v_exp(log_r);
         sound = sound_too(y, sound);
         highest = v_max(highest, log_r);
         gap = v_add(gap, v_kl_gap(q, r, v_fnma(slope, x, y)));
@@ -80,15 +79,15 @@ static double shares(int64_t n, const double *const *x, double *out)
     const vd nothing = v_set(NOTHING);
     vd most = nothing, sum = v_set(0);
     for (int64_t j = 0; j < n; j += VL) {
-        const vd y = v_add(v_add(v_load_part(x[0] + j, part(n, j), nothing), at(x[1], n, j)),
+        const vd y = v_add(v_add(v_load_part(x[0] + j, v_part(n, j), nothing), at(x[1], n, j)),
                            v_add(at(x[2], n, j), at(x[3], n, j)));
         most = v_max(most, y);
-        v_store_part(out + j, y, part(n, j));
+        v_store_part(out + j, y, v_part(n, j));
     }
     const vd top = v_set(largest_of(most, NOTHING));
     for (int64_t j = 0; j < n; j += VL) {
-        const vd e = v_exp(v_sub(v_load_part(out + j, part(n, j), nothing), top));
-        v_store_part(out + j, e, part(n, j));
+        const vd e = v_exp(v_sub(v_load_part(out + j, v_part(n, j), nothing), top));
+        v_store_part(out + j, e, v_part(n, j));
         sum = v_add(sum, e);
     }
     return v_sum(sum);
@@ -112,15 +111,15 @@ static double factors(int64_t n, const double *x, const double *y, const double 
     vd most = v_set(NOTHING), sizes = v_set(0), sound = sizes;
     for (int64_t j = 0; j < n; j += VL) {
         const vd sent = v_add(at(x, n, j), at(y, n, j)), z = v_sub(sent, at(q, n, j));
-        v_store_part(v + j, z, part(n, j));
+        v_store_part(v + j, z, v_part(n, j));
         sizes = v_max(sizes, size_of(sent));
         sound = sound_too(z, sound);
-        most = v_max(most, v_load_part(v + j, part(n, j), most));
+        most = v_max(most, v_load_part(v + j, v_part(n, j), most));
     }
     const double top = largest_of(most, NOTHING) + v_sum(sound);
     for (int64_t j = 0; j < n; j += VL) {
         const vd e = v_exp(v_sub(at(v, n, j), v_set(top)));
-        v_store_part(v + j, v_if_less(e, v_set(flush), v_set(0), e), part(n, j));
+        v_store_part(v + j, v_if_less(e, v_set(flush), v_set(0), e), v_part(n, j));
     }
     *size = largest_of(sizes, *size);
     return top;
@@ -133,14 +132,14 @@ static double base_of(int64_t n, const double *x, const double *y, const double 
     vd most = v_set(NOTHING), sizes = v_set(0), sound = sizes;
     for (int64_t i = 0; i < n; i += VL) {
         const vd a = v_fma(share, at(y, n, i), at(x, n, i)), z = v_fnma(share, at(p, n, i), a);
-        v_store_part(base + i, z, part(n, i));
+        v_store_part(base + i, z, v_part(n, i));
         sizes = v_max(sizes, size_of(a));
         sound = sound_too(z, sound);
-        most = v_max(most, v_load_part(base + i, part(n, i), most));
+        most = v_max(most, v_load_part(base + i, v_part(n, i), most));
     }
     const double own = largest_of(most, NOTHING) + v_sum(sound);
     for (int64_t i = 0; i < n; i += VL)
-        v_store_part(base + i, v_sub(at(base, n, i), v_set(own)), part(n, i));
+        v_store_part(base + i, v_sub(at(base, n, i), v_set(own)), v_part(n, i));
     *size = largest_of(sizes, *size);
     return own;
 }
@@ -151,7 +150,7 @@ static int late_of(int64_t n, const mapuot_side *rows, const double *near, const
     const vd one = v_set(1), zero = v_set(0), lowest = v_set(log(least)), low = v_set(1e-280), high = v_set(1e280);
     vd failed = zero, sizes = zero, scale = zero;
     for (int64_t i = 0; i < n; i += VL) {
-        const int count = part(n, i);
+        const int count = v_part(n, i);
         const vd r = v_load_part(rows->marginal + i, count, one);
         const vd log_s = v_sub(v_log(v_min(v_max(r, low), high)), at(rows->log_scale, n, i));
         const vd bad = v_if_less(low, r, v_if_less(r, high, zero, one), one);
@@ -173,13 +172,13 @@ static int up_of(int64_t n, const double *sums, const double *q, double shift, d
     const vd lowest = v_set(least > DBL_MIN ? least : DBL_MIN), none = v_set(INFINITY), zero = v_set(0), one = v_set(1);
     vd failed = zero, sizes = zero;
     for (int64_t j = 0; j < n; j += VL) {
-        const vd sum = v_load_part(sums + j, part(n, j), v_set(DBL_MAX));
+        const vd sum = v_load_part(sums + j, v_part(n, j), v_set(DBL_MAX));
         failed = v_max(failed, v_if_less(lowest, sum, v_if_less(sum, none, zero, one), one));
     }
     if (largest_of(failed, 0) > 0)
         return 0;
     for (int64_t j = 0; j < n; j += VL) {
-        const int count = part(n, j);
+        const int count = v_part(n, j);
         const vd sum = v_load_part(sums + j, count, one);
         v_store_part(up + j, v_add(v_log(sum), v_sub(v_set(shift), at(q, n, j))), count);
         const vd x = at(up, n, j);

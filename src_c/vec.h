@@ -25,6 +25,20 @@
 #include "vec_scalar.h"
 #endif
 
+/* how many lanes a vector from j on has of n */
+ALWAYS_INLINE int v_part(int64_t n, int64_t j) { return (int)(n - j < VL ? n - j : VL); }
+
+/* the largest lane */
+ALWAYS_INLINE double v_top(vd x)
+{
+    double lane[VL], top;
+    v_store(lane, x);
+    top = lane[0];
+    for (int k = 1; k < VL; k++)
+        top = lane[k] > top ? lane[k] : top;
+    return top;
+}
+
 #define MAGIC 6755399441055744.0 /* 1.5 * 2^52: adding it leaves round(x) in the low bits */
 
 /* e^x within 1 ulp for x <= 709; 0 below lo (lo >= -708). degree 11: 3e-18; degree 6: 2e-9, for narrow K. */

@@ -41,8 +41,10 @@ struct Pass {
     int64_t m, ld;
     int64_t strips, slice, slots, lag; // blocks of a stream, columns of each; tiles of a ring, u behind the products
     const double *v, *base;
-    const int64_t *own; // rank (common.cuh) of what base is less by; 0: nothing
-    double fi;
+    const int64_t *starts; // v is a product of factors (Product, mapuot/backends/kernel.py): where each begins in v
+    int64_t axes;          // so many; 0: v is there
+    const int64_t *own;    // rank (common.cuh) of what base is less by; 0: nothing
+    double fi, flush;
     double *s, *sums;                            // m; a row of ld for each stream
     double *part, *scale, *old_part, *old_scale; // posts of this launch, and of the last one
 };
@@ -53,6 +55,18 @@ struct Part {
     int tiles, column, columns, bytes; // of a tile
     bool back;
 };
+
+// The product of the factors of column j, 0 below flush
+__device__ __noinline__ double product_at(const Pass &P, int64_t j)
+{
+    double v = 1;
+    for (int k = (int)P.axes - 1; k >= 0; k--) {
+        const int64_t first = P.starts[k], n = P.starts[k + 1] - first;
+        v *= P.v[first + j % n];
+        j /= n;
+    }
+    return v < P.flush ? 0 : v;
+}
 
 // The first row of the tile of a step
 __device__ __forceinline__ int64_t row_at(const Part &g, int step)
@@ -231,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, RESIDENT)
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * THREADS + threadIdx.x) * CHUNK + c % CHUNK;
-        v[c] = j < g.columns ? WIDEN * P.v[g.column + j] : 0;
+        v[c] = j < g.columns ? WIDEN * (P.axes ? product_at(P, g.column + j) : P.v[g.column + j]) : 0;
         acc[c] = 0;
     }
     sweep(P, g, v, acc);
@@ -243,14 +257,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 64, RESIDENT)
     }
 }
 
-// The streams' sums, into the row of the first
-extern "C" __global__ void __launch_bounds__(256) join_streams(double *sums, int64_t ld, int streams)
+// The streams' sums, which may lie on those of the first
+extern "C" __global__ void __launch_bounds__(256) join_streams(const double *sums, double *out, int64_t ld, int streams)
 {
     for (int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x; j < ld; j += (int64_t)gridDim.x * 256) {
         double total = sums[j];
         for (int q = 1; q < streams; q++)
             total += sums[q * ld + j];
-        sums[j] = total;
+        out[j] = total;
     }
 }
 

@@ -1,15 +1,18 @@
 """Anderson's differences of a state of many marginals, and the step made of them: see docs/mathematics.md.
 
-Twin: src_cuda/differences.cu, by cuda/anderson.py. For two marginals: src_c/finish_tmpl.c.
+The host's work is done by src_c/differences.c, a device's by src_cuda/differences.cu (cuda/anderson.py). For two
+marginals: src_c/finish_tmpl.c.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from .._core import lib
 from ..penalties import F64
-
-RIDGE = 1e-10  # of the normal equations, whose columns are normalised
+from .cpu.native import pointer
 
 
 class History:
@@ -53,6 +56,7 @@ class History:
     # ---- where the differences are held
 
     def open(self, ends: list[int]) -> None:
+        self.ends: Any = np.array(ends, np.int64)
         self.dF, self.dG = np.empty((self.depth, ends[-1])), np.empty((self.depth, ends[-1]))
 
     def take(self, residual: F64, image: F64, slot: int | None) -> None:
@@ -63,25 +67,23 @@ class History:
 
     def products(self, weight: F64) -> tuple[F64, F64]:
         """Of each part: sum w dF_i dF_j, and sum w dF_i F."""
-        dF, grams, rights = self.dF[: self.count], [], []
-        for part in self.parts:  # one at a time, which a cache holds: a third of the time of all at once
-            weighted = dF[:, part] * weight[part]
-            grams.append(weighted @ dF[:, part].T)
-            rights.append(weighted @ self.residual[part])
-        return np.stack(grams), np.stack(rights)
+        parts, count = len(self.parts), self.count
+        grams, rights = np.empty((parts, count, count)), np.empty((parts, count))
+        vectors = self.dF, self.residual, weight, grams, rights
+        lib.mapuot_anderson_products(parts, pointer(self.ends, "int64_t *"), count, *map(pointer, vectors))
+        return grams, rights
 
     def combined(self, gammas: F64) -> tuple[F64, F64]:
         """What ``next`` returns, with a row of gamma for each part."""
-        image, residual = self.image.copy(), self.residual.copy()
-        for part, gamma in zip(self.parts, gammas, strict=True):
-            image[part] -= gamma @ self.dG[: self.count, part]
-            residual[part] -= gamma @ self.dF[: self.count, part]
+        image, residual, ends = np.empty_like(self.image), np.empty_like(self.residual), pointer(self.ends, "int64_t *")
+        vectors = np.ascontiguousarray(gammas), self.dF, self.dG, self.residual, self.image, image, residual
+        lib.mapuot_anderson_combined(len(self.parts), ends, self.count, *map(pointer, vectors))
         return image, residual
 
 
 def weights_of(grams: F64, rights: F64) -> F64:
-    """argmin |F - sum gamma_i dF_i| of each problem."""
-    diagonal = np.diagonal(grams, axis1=1, axis2=2)
-    scale = 1 / np.sqrt(np.maximum(diagonal, np.finfo(float).tiny))
-    systems = grams * scale[:, :, None] * scale[:, None] + RIDGE * np.eye(grams.shape[1])
-    return np.asarray(scale * np.linalg.solve(systems, (scale * rights)[:, :, None])[:, :, 0])
+    """argmin |F - sum gamma_i dF_i| of each problem: normal equations, whose columns are normalised."""
+    grams, gammas = np.ascontiguousarray(grams), np.empty(rights.shape)
+    vectors = grams, np.ascontiguousarray(rights), gammas
+    lib.mapuot_anderson_weights(*rights.shape, *map(pointer, vectors))
+    return gammas

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,8 @@ T = TypeVar("T")
 UNIT = 2.0**-53
 FLUSH = 1e-150  # of factors, the largest of which is 1
 LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # entries of K below 1.2e-38, factors below FLUSH: n UNIT
+FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # the same for products of three factors in float64
+HOST_ENTRIES = 1 << 17  # of sums on a GPU, which the host takes up with those of the rows
 SAFE_SPREAD = {
     "float32": 60.0,
     "float64": 500.0,
@@ -39,6 +42,23 @@ BLOCK_BYTES = 1 << 25  # of C that is turned into logarithms at once
 
 class StaleError(ArithmeticError):
     """Sums are so small that some of their terms may have been flushed."""
+
+
+@dataclass
+class Product:
+    """A vector over the points of several marginals together: the product of their factors, 0 below ``flush``."""
+
+    factors: F64  # one behind the other
+    size: Any  # of each
+    flush: float = FLUSH_PRODUCT
+
+    def vector(self, xp: Any) -> Any:
+        """Itself."""
+        factors = np.split(self.factors, np.cumsum(self.size)[:-1])
+        y = xp.asarray(factors[0])
+        for x in factors[1:]:
+            y = (y[:, None] * xp.asarray(x)).ravel()
+        return xp.where(y < self.flush, 0.0, y)
 
 
 class LogKernel:
@@ -69,11 +89,14 @@ class LogKernel:
         """K of p and q."""
         raise NotImplementedError
 
-    def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
-        """log s of s = K v, the sums K^T u and the largest u of u = exp(base) s^-fi; K is read once."""
+    def fused(self, v: F64 | Product, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
+        """log s of s = K v, the sums K^T u and the largest u of u = exp(base) s^-fi; K is read once.
+
+        The sums hold until the next read; on a GPU they stay there if they are many.
+        """
         raise NotImplementedError
 
-    def dots(self, v: Any) -> F64:
+    def dots(self, v: F64 | Product) -> F64:
         """K v."""
         raise NotImplementedError
 
@@ -159,10 +182,13 @@ class LogKernel:
     def read(self, y: F64, a: F64, fi: float, narrow: bool) -> tuple[F64, F64]:
         v, top = self.factors(y)
         R, sums, own, least = self.read_factors(v, top, a, fi, narrow)
+        sums = self.host(sums)
         check_sums(sums.min(), sums.max(), least)
-        return R, np.log(self.host(sums)) + (own - self.q)
+        return R, np.log(sums) + (own - self.q)
 
-    def read_factors(self, v: Any, top: float, a: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
+    def read_factors(
+        self, v: F64 | Product, top: float, a: F64, fi: float, narrow: bool
+    ) -> tuple[F64, Any, float, float]:
         """(R, sums, their logarithmic scale beside q, the least that they may be) of columns e^(q + top) v."""
         base = a - (1 - fi) * self.p
         own = float(base.max())

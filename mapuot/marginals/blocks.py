@@ -14,13 +14,22 @@ them, vectors on the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..backends.contract import namespace
-from ..backends.kernel import LEAST, NARROW_SUMS, LogKernel, StaleError, log_sum
+from ..backends.cpu.left import Left
+from ..backends.kernel import (
+    FLUSH_PRODUCT,
+    HOST_ENTRIES,
+    LEAST,
+    LEAST_PRODUCT,
+    NARROW_SUMS,
+    LogKernel,
+    StaleError,
+    largest_of,
+)
 from ..log_matmul import log_matmul
 from ..penalties import F64
 from .ascend import UNIT, UnderflowError, translation
@@ -29,38 +38,11 @@ from .problem import MultiProblem
 from .reach import oriented
 from .state import PerPoint, State, prox
 
-FLUSH, LEAST_PRODUCT = 1e-100, 1e-75  # as in backends/kernel.py, for products of three factors
-HOST_ENTRIES = 1 << 17  # of W, whose products take the host less time than a launch on a GPU and the way back
 STEPS = 2  # on W a pass: as many each time, since Anderson's differences are those of one map
 
 
 def host(x: Any) -> F64:
     return np.asarray(x.get() if hasattr(x, "get") else x)
-
-
-def contract(W: Any, factors: list[F64], k: int, xp: Any) -> F64:
-    """W summed over all axes but k, each weighted by its factors."""
-    for x in factors[:k:-1]:
-        W = W @ xp.asarray(x)
-    for x in factors[:k]:
-        W = (xp.asarray(x) @ W.reshape(len(x), -1)).reshape(W.shape[1:])
-    return host(W)
-
-
-@dataclass
-class Left:
-    """What one marginal leaves of the kernel, W e^(base - shift_1 - shift_2 ...)."""
-
-    W: Any
-    base: float
-    shift: list[F64]  # of each axis
-    xp: Any
-    least: float  # that sums of W may be
-
-    def log_sums(self, factors: list[F64], tops: list[float], m: int) -> F64:
-        """log s of the marginal of axis m - 1, from the others' factors, which are scaled by e^tops."""
-        sums = checked(contract(self.W, factors, m - 1, self.xp), self.least)
-        return np.asarray(np.log(sums) - self.shift[m - 1] + (self.base + sum(tops) - tops[m - 1]))
 
 
 def checked(sums: F64, least: float) -> F64:
@@ -70,10 +52,10 @@ def checked(sums: F64, least: float) -> F64:
 
 
 def scaled(log_x: F64) -> tuple[F64, float]:
-    """(e^(log_x - top), top), what lies below FLUSH as 0."""
+    """(e^(log_x - top), top), what lies below FLUSH_PRODUCT as 0."""
     top = float(log_x.max())
     x = np.exp(log_x - top)
-    x[x < FLUSH] = 0.0
+    x[x < FLUSH_PRODUCT] = 0.0
     return x, top
 
 
@@ -89,9 +71,16 @@ class Blocks:
         self.problem = problem
         hard = [k for k, x in enumerate(problem.marginals) if x.hard]
         apart = hard[0] if hard else next(k for k, x in enumerate(problem.marginals) if not x.free)
+        self.first = first = problem.marginals[apart]
         self.order = [apart, *(k for k in range(len(problem.marginals)) if k != apart)]
-        self.sizes = [problem.shape[k] for k in self.order]
+        others, self.hole = [problem.marginals[k] for k in self.order[1:]], problem.places[apart]
+        self.sizes = [len(first.kept), *(len(x.kept) for x in others)]
         self.ends, self.alone = [sum(self.sizes[1:])], 0.0
+        fi, threads = [x.fi(problem.reg) for x in others], problem.threads if problem.xp is np else 1
+        self.left = Left(self.sizes[1:], self.others(problem.log_weight), fi, threads)
+        soft, self.hard = (self.others(np.repeat(kind, problem.shape)) for kind in problem.kinds)
+        self.rhos = np.where(soft, self.others(np.repeat(problem.rho, problem.shape)), 0.0)
+        self.steps = STEPS if np.count_nonzero(fi) > 1 else 1
         if before:
             before.kernel.start(problem.reg)
         kind = Tensor if problem.array is not None else Triangle
@@ -99,94 +88,76 @@ class Blocks:
 
     def start(self, state: F64 | None = None) -> F64:
         """Where to begin: potentials 0, or those of a larger reg, whose logarithms are given times the ratio."""
-        state = np.zeros(sum(self.sizes[1:])) if state is None else state
-        self.kernel.absorb([np.zeros(self.sizes[0]), *self.split(state)])
+        state = np.zeros(self.ends[-1]) if state is None else state
+        self.absorb(state)
         return state
 
-    def split(self, state: F64) -> list[F64]:
-        return np.split(state, np.cumsum(self.sizes[1:])[:-1])
-
-    def log_w(self, log_u: list[F64], m: int) -> F64:
-        return np.asarray(self.problem.marginals[self.order[m]].log_weight + log_u[m])
+    def absorb(self, state: F64) -> None:
+        self.kernel.absorb([np.zeros(self.sizes[0]), *(state[part] for part in self.left.parts)])
+        self.left.around(self.kernel.shift[1:])
+        self.shift_size = sum(map(largest_of, self.kernel.shift))
 
     def sweep(self, state: F64, narrow: bool) -> State:
-        log_u = [np.zeros(self.sizes[0]), *self.split(state)]
         while True:
             try:
-                return self.read(log_u, narrow)
+                return self.read(state, narrow)
             except StaleError:
-                self.kernel.absorb(log_u)
+                self.absorb(state)
 
-    def read(self, log_u: list[F64], narrow: bool) -> State:
-        first, reg = self.problem.marginals[self.order[0]], self.problem.reg
-        log_w = [self.log_w(log_u, m) for m in range(1, len(log_u))]
-        R, self.left = self.kernel.read(log_w, first.log_weight, first.fi(reg), narrow)
-        log_s = [R, *(np.empty(n) for n in self.sizes[1:])]
-        log_u = [prox(first, R, reg), *log_u[1:]]
-        factors, tops = self.factors(log_u)
-        for m in range(1, len(log_u)):
-            log_s[m] = self.left.log_sums(factors, tops, m)
-        self.kernel.fresh = False
-        terms = sum(float(np.abs(x).max()) for x in (*self.kernel.shift, *self.left.shift, *log_u, *log_s))
-        rounding = UNIT * (8 * (terms + self.problem.largest / reg) + self.kernel.terms + sum(self.sizes) + 32)
+    def read(self, state: F64, narrow: bool) -> State:
+        first, left, problem, kernel = self.first, self.left, self.problem, self.kernel
+        left.factors(state)
+        R, W, base, least = kernel.read(left, first.log_weight, first.fi(problem.reg), narrow)
+        left.read(W, base, least)
+        log_u0 = prox(first, R, problem.reg)
+        log_u, log_s = self.in_order(log_u0, left.log_u), self.in_order(R, left.log_s)
+        kernel.fresh = False
+        terms = self.shift_size + left.shift_size
+        terms += sum(float(np.maximum.reduceat(np.abs(x.flat), problem.starts).sum()) for x in (log_u, log_s))
+        rounding = UNIT * (8 * (terms + problem.largest / problem.reg) + kernel.terms + sum(self.sizes) + 32)
         rounding += NARROW_SUMS if narrow else 0.0
-        log_mass = log_sum(self.log_w(log_u, 0) + log_s[0])
-        return State(self.in_order(log_u), self.in_order(log_s), log_mass, rounding, self.kernel.storage)
+        return State(log_u, log_s, left.log_mass, rounding, kernel.storage)
 
-    def in_order(self, rows: list[F64]) -> PerPoint:
-        """Of the marginals as they are numbered."""
-        flat = np.concatenate([rows[self.order.index(k)] for k in range(len(rows))])
-        return PerPoint(flat, self.problem.places)
+    def in_order(self, first: F64, others: F64) -> PerPoint:
+        """Numbers of the points of the marginals as they are numbered."""
+        at = self.hole.start
+        return PerPoint(np.concatenate((others[:at], first, others[at:])), self.problem.places)
+
+    def others(self, flat: F64) -> F64:
+        """Of all marginals but the one set apart."""
+        return np.concatenate((flat[: self.hole.start], flat[self.hole.stop :]))
 
     def complete(self, found: State) -> None:
         """It is whole."""
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
         """(gap, what hard marginals miss) if marginals were off by the change of their potentials."""
-        gap, hard = 0.0, 0.0
-        for k, change in zip(self.order[1:], self.split(residual), strict=True):
-            x, r = self.problem.marginals[k], found.marginal(self.problem, k)
-            hard += float(r @ np.abs(change)) if x.hard else 0.0
-            gap += 0.0 if x.hard else 0.5 * x.rho * float(r @ np.square(change))
-        return gap, hard
+        r = self.metric(found)
+        return 0.5 * float(self.rhos * r @ np.square(residual)), float(self.hard * r @ np.abs(residual))
 
     def translated(self, state: State, lam: F64) -> State:
         return state.translated(self.problem, lam)
 
-    def factors(self, log_u: list[F64]) -> tuple[list[F64], list[float]]:
-        """What multiplies W along its axes, and the logarithms that it is scaled by."""
-        pairs = [scaled(self.log_w(log_u, m) - self.left.shift[m - 1]) for m in range(1, len(log_u))]
-        return [x for x, _ in pairs], [top for _, top in pairs]
-
     def image(self, state: State, lam: F64, exact: bool) -> F64:
         """The potentials of all marginals but the first, best for its u: each in turn on W, and all translated."""
-        problem = self.problem
-        log_u = [state.log_u[k] for k in self.order]
-        self.left.base += float(lam[self.order[0], 0])
-        factors, tops = self.factors(log_u)
-        others = [m for m in range(1, len(log_u)) if not problem.marginals[self.order[m]].free]
-        steps = STEPS if len(others) > 1 else 1
+        left, log_u0 = self.left, state.log_u[self.order[0]]
+        left.move(lam[self.order, 0])
         try:
-            for step in range(steps):
-                for m in others:
-                    marginal = problem.marginals[self.order[m]]
-                    log_s = self.left.log_sums(factors, tops, m)
-                    log_u[m] = prox(marginal, log_s, problem.reg)
-                    log_w = self.log_w(log_u, m)
-                    factors[m - 1], tops[m - 1] = scaled(log_w - self.left.shift[m - 1])
-                if step + 1 == steps:
-                    break
-                moved = State(self.in_order(log_u), None, log_sum(log_w + log_s), 0.0)
-                shifts = translation(problem, moved)[:, 0]
-                log_u = [x + shifts[k] for x, k in zip(log_u, self.order, strict=True)]
-                tops = [top + shifts[k] for top, k in zip(tops, self.order[1:], strict=True)]
-                self.left.base += float(shifts[self.order[0]])
+            left.turn(given=True)
+            for _ in range(1, self.steps):
+                moved = State(self.in_order(log_u0, left.log_u), None, left.log_mass, 0.0)
+                shifts = translation(self.problem, moved)[self.order, 0]
+                log_u0 = log_u0 + shifts[0]
+                left.move(shifts)
+                left.turn(given=False)
         except StaleError:
             pass  # what it came to is as good a state as any
-        return np.concatenate(log_u[1:])
+        return left.log_u.copy()
 
     def metric(self, state: State) -> F64:
-        return np.concatenate([state.marginal(self.problem, k) for k in self.order[1:]])
+        assert state.log_s is not None
+        with np.errstate(over="ignore"):
+            return self.others(np.exp(self.problem.log_weight + state.log_u.flat + state.log_s.flat))
 
     # ---- products of the plan of a state ----
 
@@ -241,16 +212,12 @@ class Tensor:
             total += spread(self.tops[m], m, rest.ndim)
         return total.ravel()
 
-    def read(self, log_w: list[F64], log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Left]:
-        """(log s_0, W) in one read, for log u_0 = -fi log s_0."""
-        pairs = [scaled(x - y) for x, y in zip(log_w, self.shift[1:], strict=True)]
-        v, top = outer([x for x, _ in pairs], self.problem.xp), sum(x for _, x in pairs)
-        R, sums, base, least = self.kernel.read_factors(v, top, log_weight, fi, narrow)
-        W = sums.reshape(self.shape[1:]) if sums.base is None else sums.reshape(self.shape[1:]).copy()
+    def read(self, left: Left, log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
+        """(log s_0, W, its base, the least of its sums) in one read, for log u_0 = -fi log s_0."""
+        R, W, base, least = self.kernel.read_factors(left.product, float(left.top.sum()), log_weight, fi, narrow)
         if self.kernel.dtype != "float32":
             least *= LEAST_PRODUCT / LEAST["float64"]
-        xp = self.problem.xp if W.size > HOST_ENTRIES else np
-        return R, Left(host(W) if xp is np else W, base, self.shift[1:], xp, least)
+        return R, W, base, least
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
         shape, others = self.problem.shape, tuple(k for k in range(len(self.shape)) if k not in (i, j))
@@ -278,12 +245,9 @@ def spread(x: F64, axis: int, ndim: int) -> F64:
     return x.reshape([-1 if k == axis else 1 for k in range(ndim)])
 
 
-def outer(factors: list[F64], xp: Any) -> Any:
-    """The product of all factors as one vector, zeros where it is below FLUSH."""
-    y = xp.asarray(factors[0])
-    for x in factors[1:]:
-        y = (y[:, None] * xp.asarray(x)).ravel()
-    return xp.where(y < FLUSH, 0.0, y)
+def few_here(W: Any) -> Any:
+    """W on the host if its entries are few."""
+    return host(W) if W.size <= HOST_ENTRIES else W
 
 
 PAIRS = ((0, 1), (0, 2), (1, 2))
@@ -326,30 +290,31 @@ class Triangle:
                 cols = K.max(0)
                 K -= cols
                 xp.exp(K, out=K)
-                K *= K >= FLUSH
+                K *= K >= FLUSH_PRODUCT
                 self.shift[k] += 0.5 * log_u[k] - host(rows)
                 self.shift[m] += 0.5 * log_u[m] - host(cols)
             self.K.append(K)
 
-    def read(self, log_w: list[F64], log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Left]:
-        """(log s_0, W) in two matrix products, for log u_0 = -fi log s_0."""
+    def read(self, left: Left, log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
+        """(log s_0, W, its base, the least of its sums) in two matrix products, for log u_0 = -fi log s_0."""
         (K01, K02, K12), xp = self.K, self.xp
         if self.on_logs:
-            return self.read_logs(log_w, log_weight, fi)
-        (x1, top1), (x2, top2) = (scaled(x - y) for x, y in zip(log_w, self.shift[1:], strict=True))
-        product = (K02 * xp.asarray(x2)) @ K12.T
+            return self.read_logs(left, log_weight, fi)
+        x1, x2 = (xp.asarray(left.factor[part]) for part in left.parts)
+        product = (K02 * x2) @ K12.T
         product *= K01
-        sums = checked(host(product @ xp.asarray(x1)), LEAST_PRODUCT)
-        R = np.log(sums) - self.shift[0] + (top1 + top2)
+        sums = checked(host(product @ x1), LEAST_PRODUCT)
+        R = np.log(sums) - self.shift[0] + left.top.sum()
         w, base = scaled(log_weight - fi * R - self.shift[0])
         W = (K01 * xp.asarray(w)[:, None]).T @ K02
         W *= K12
-        return R, Left(W, base, self.shift[1:], xp, LEAST_PRODUCT)
+        return R, few_here(W), base, LEAST_PRODUCT
 
-    def read_logs(self, log_w: list[F64], log_weight: F64, fi: float) -> tuple[F64, Left]:
+    def read_logs(self, left: Left, log_weight: F64, fi: float) -> tuple[F64, Any, float, float]:
         """The same; W is the plan of two marginals, divided by its largest entries by rows, then by columns."""
         (L01, L02, L12), xp = self.K, self.xp
-        x1, x2 = (xp.asarray(x) for x in log_w)
+        log_w = left.log_weight + left.log_u
+        x1, x2 = (xp.asarray(log_w[part]) for part in left.parts)
         product = log_matmul(L02 + x2, L12.T) + L01 + x1
         top = product.max(1)
         R = host(top + xp.log(xp.exp(product - top[:, None]).sum(1)))
@@ -358,8 +323,9 @@ class Triangle:
         W -= rows[:, None]
         cols = W.max(0)
         W -= cols
-        shift = [log_w[0] - host(rows), log_w[1] - host(cols)]
-        return R, Left(xp.exp(W, out=W), 0.0, shift, xp, LEAST_PRODUCT)
+        left.around([host(x1 - rows), host(x2 - cols)])
+        left.factors(left.log_u)
+        return R, few_here(xp.exp(W, out=W)), 0.0, LEAST_PRODUCT
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
         return host(self.coupling(i, j, log_w))

@@ -12,6 +12,7 @@ import mapuot
 from mapuot.backends import anderson, load
 from mapuot.backends.coarse import Labels
 from mapuot.backends.cuda.kernels import Strips
+from mapuot.backends.kernel import Product
 from mapuot.cost import Dense
 from mapuot.marginals.problem import MultiProblem
 from mapuot.marginals.tree import Tree
@@ -108,6 +109,32 @@ def test_plans_are_those_of_newton(shape, reg, narrow):
         assert result.converged
         assert result.problem.storage == storage
         assert check(result, costs, masses, reg, [1.0] * 3, storage=2 * STORED * (storage == "float32")) < tol
+
+
+@pytest.mark.parametrize("shape", ["array", "triangle"])
+def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
+    """Of an array, or a triangle, that is too large to come back in each pass."""
+    costs, masses = problem(shape, 3, 6)
+    masses[1] = None
+    here = mapuot.multimarginal(costs, masses, 0.05, [1.0, 1.0, np.inf], backend="cuda")
+    monkeypatch.setattr("mapuot.backends.cuda.kernel.HOST_ENTRIES", 0)
+    monkeypatch.setattr("mapuot.marginals.blocks.HOST_ENTRIES", 0)
+    there = mapuot.multimarginal(costs, masses, 0.05, [1.0, 1.0, np.inf], backend="cuda")
+    assert there._body.left.there
+    assert not here._body.left.there
+    assert there.n_passes == here.n_passes
+    for k in range(3):
+        np.testing.assert_allclose(there.marginal(k), here.marginal(k), rtol=1e-9)
+
+
+def test_products_of_factors_are_made_where_they_are_read():
+    found = made(12, 35, "float64")
+    v, base = Product(np.random.default_rng(0).random(12), np.array([5, 7])), np.zeros(12)
+    log_s, sums, _ = found.fused(v, base, 0.9, False)
+    K = found.K.get()[:, :35]
+    s = K @ v.vector(np)
+    np.testing.assert_allclose(log_s, np.log(s), rtol=0, atol=1e-13)
+    np.testing.assert_allclose(sums, s**-0.9 @ K, rtol=1e-12)
 
 
 def test_odd_sizes_are_those_of_the_cpu(narrow):

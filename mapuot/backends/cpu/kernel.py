@@ -17,7 +17,7 @@ from ...penalties import F64
 from ...processor import SERIAL_ENTRIES
 from ...sparse import Sparse
 from ..coarse import Labels
-from ..kernel import FLUSH, LEAST, NARROW_SUMS, LogKernel
+from ..kernel import FLUSH, LEAST, NARROW_SUMS, LogKernel, Product
 from ..workspace import STORAGE
 from . import native
 from .native import check, empty, matrix, padded, pointer
@@ -110,19 +110,27 @@ class Kernel(LogKernel):
             total += self.sums
         self.sums[:] = total
 
-    def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
-        rows, n = self.rows, len(v)
-        self.v[:n] = v
+    def fused(self, v: F64 | Product, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
+        rows = self.rows
+        self.take(v)
         rows["base"][:], rows["fi"][:] = base, fi
         self.state.progress.narrow = narrow and self.narrow and self.dtype == "float32"
         self.state.progress.passes ^= 1  # the rows read last come first
         self.run_pass(lib.mapuot_row_pass)
         r = rows["marginal"]
         plain = r.min() > 1e-280 and r.max() < 1e280
-        sums, largest = self.sums[:n], float(rows["scale"].max())
+        sums, largest = self.sums[: self.cost.shape[1]], float(rows["scale"].max())
         with np.errstate(divide="ignore", invalid="ignore"):
             log_s = np.log(r) - rows["log_scale"] if plain else np.log(self.dots(v))
         return log_s, sums, largest
+
+    def take(self, v: F64 | Product) -> None:
+        """v of the next pass."""
+        if isinstance(v, Product):
+            size, factors = pointer(v.size, "int64_t *"), pointer(v.factors)
+            lib.mapuot_product(len(v.size), size, factors, v.flush, pointer(self.v))
+        else:
+            self.v[: len(v)] = v
 
     def label(self, labels: Labels | None) -> None:
         coarse = self.state.coarse
@@ -141,8 +149,8 @@ class Kernel(LogKernel):
     def exchanged(self) -> tuple[F64, Any]:
         return self.cluster_mass, self.shares[:, : self.cost.shape[1]]
 
-    def dots(self, v: Any) -> F64:
-        self.v[: len(v)] = v
+    def dots(self, v: F64 | Product) -> F64:
+        self.take(v)
         sums = self.sums.copy()
         self.run_pass(lib.mapuot_row_dots)
         self.sums[:] = sums

@@ -14,7 +14,7 @@ from ...cost import Cost
 from ...penalties import F64
 from ..coarse import Labels
 from ..contract import PAD, host, namespace, runs_kernels
-from ..kernel import BLOCK_BYTES, LogKernel
+from ..kernel import BLOCK_BYTES, HOST_ENTRIES, LogKernel, Product
 from ..workspace import STORAGE
 from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes, strips_for
 
@@ -81,7 +81,8 @@ class Kernel(LogKernel):
         return reduce_rows("row_max", C, None, alpha, beta, self.reg, 1)[0]
 
     def build(self) -> None:
-        xp, q = self.xp, self.xp.asarray(self.q)
+        xp = self.xp
+        q = xp.asarray(self.q) if self.q.any() else xp.zeros(self.n)
         if not self.K.size or self.K.dtype != STORAGE[self.dtype]:
             self.K = self.one_read = None  # the one before goes first
             self.need_memory(self.m * self.ld * ITEMSIZE[self.dtype])
@@ -107,14 +108,19 @@ class Kernel(LogKernel):
             told = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free"
             raise MemoryError(f"the kernel of {self.m} x {self.n} costs needs {told}: use backend='cpu'")
 
-    def fused(self, v: Any, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
+    def fused(self, v: F64 | Product, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
         s, sums = self.one_read(v, base, fi) if self.one_read else (self.dots(v), None)
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             log_s = np.log(s)
             u = np.exp(base - fi * log_s)
         if self.labels and 0 < u.max() < np.inf:
-            self.told = self.exchange(self.labels, u / u.max(), v)
-        return log_s, self.xp.asarray(u) @ self.K[:, : self.n] if sums is None else sums, float(u.max())
+            self.told = self.exchange(self.labels, u / u.max(), self.vector(v))
+        if sums is None:
+            sums = self.xp.asarray(u) @ self.K[:, : self.n]
+        return log_s, self.host(sums) if self.n <= HOST_ENTRIES else sums, float(u.max())
+
+    def vector(self, v: F64 | Product) -> Any:
+        return v.vector(self.xp) if isinstance(v, Product) else self.xp.asarray(v)
 
     def label(self, labels: Labels | None) -> None:
         self.labels = labels
@@ -126,7 +132,7 @@ class Kernel(LogKernel):
         xp = self.xp
         members = xp.zeros((labels.clusters, self.m), self.K.dtype)
         members[xp.asarray(labels.label), xp.arange(self.m)] = xp.asarray(u.astype(self.K.dtype))
-        blocks = (members @ self.K[:, : self.n]) * xp.asarray(v)
+        blocks = (members @ self.K[:, : self.n]) * v
         mass = blocks.sum(1)
         shares = (blocks / xp.maximum(mass, TINY)[:, None]).astype(np.float32)
         return self.host(mass), shares
@@ -134,10 +140,10 @@ class Kernel(LogKernel):
     def exchanged(self) -> tuple[F64, Any]:
         return self.told
 
-    def dots(self, v: Any) -> F64:
+    def dots(self, v: F64 | Product) -> F64:
         if self.one_read:
             return self.one_read(v, np.zeros(self.m), 0.0)[0]
-        return self.host(self.K[:, : self.n] @ self.xp.asarray(v))
+        return self.host(self.K[:, : self.n] @ self.vector(v))
 
     def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
         xp = self.xp
@@ -186,23 +192,44 @@ class OneRead:
             record["v"], record["s"] = (x.data.ptr for x in (self.v, self.ends[m:]))
             for name, posts in (("part", self.part), ("scale", self.scale)):
                 record[name], record[f"old_{name}"] = posts[back].data.ptr, posts[1 - back].data.ptr
+        self.own, self.size = self.records, [0]  # the same of calls, by factors of such sizes
 
-    def __call__(self, v: Any, base: F64, fi: float) -> tuple[F64, Any]:
-        """(s = K v, K^T u on the device), u = e^base s^-fi."""
-        streams = self.shape.streams
-        self.v[: self.n] = self.xp.asarray(v)
-        self.ends[: self.m].set(np.ascontiguousarray(base))
-        sums = self.xp.empty((streams, self.ld))
-        self.launch(sums, self.ends.data.ptr, 0, fi)
+    def open(self, v: Product) -> None:
+        """Room for what calls send and bring, and for their sums, which go back with s where they are few."""
+        from .room import Room  # noqa: PLC0415 - needs CuPy
+
+        self.size, self.starts = v.size.tolist(), np.cumsum([0, *v.size]).view(np.float64)  # which go along
+        few = self.ld if self.n <= HOST_ENTRIES else 0
+        sizes = {"starts": len(self.starts), "factors": len(v.factors), "base": self.m, "s": self.m}
+        self.room = Room({**sizes, "sums": few})
+        self.sums = self.xp.empty(0 if few and self.shape.streams == 1 else self.shape.streams * self.ld)
+        self.own = self.records.copy()
+        self.out = self.room.there[self.room.at["sums"]] if few else self.sums[: self.ld]
+        address = self.room.address
+        known = {"v": address("factors"), "s": address("s"), "starts": address("starts"), "axes": len(self.size)}
+        for name, value in {**known, "flush": v.flush}.items():
+            self.own[name] = value
+
+    def __call__(self, v: F64 | Product, base: F64, fi: float) -> tuple[F64, Any]:
+        """(s = K v, K^T u), u = e^base s^-fi, until the next call: a copy there, a launch or two, and a copy back."""
+        v, streams = v if isinstance(v, Product) else Product(v, np.array([len(v)]), 0.0), self.shape.streams
+        if v.size.tolist() != self.size:
+            self.open(v)
+        room, sums = self.room, self.sums if self.sums.size else self.out
+        room.send(starts=self.starts, factors=v.factors, base=base)
+        self.launch(sums, room.address("base"), 0, fi, self.own)
         if streams > 1:
             grid = (min(-(-self.ld // 256), self.blocks),)
-            self.join(grid, (256,), (sums, np.int64(self.ld), np.int32(streams)))
-        return self.ends[self.m :].get(), sums[0, : self.n]
+            self.join(grid, (256,), (sums, self.out, np.int64(self.ld), np.int32(streams)))
+        few = self.n <= HOST_ENTRIES
+        room.bring("s", *["sums"] * few)
+        return room["s"], room["sums"][: self.n] if few else self.out[: self.n]
 
-    def launch(self, sums: Any, base: int, own: int, fi: float) -> None:
+    def launch(self, sums: Any, base: int, own: int, fi: float, records: Any = None) -> None:
         """The pass of what ``v`` and the address ``base`` hold, less the number at ``own``; a row of sums a stream."""
         back = self.back
-        record, threads = self.records[back : back + 1].reshape(()), self.shape.THREADS + 64
+        records = self.records if records is None else records
+        record, threads = records[back : back + 1].reshape(()), self.shape.THREADS + 64
         record["sums"], record["base"], record["own"], record["fi"] = sums.data.ptr, base, own, fi
         self.run((self.blocks,), (threads,), (by_value(record), np.int32(back)), shared_mem=self.shared)
         self.back = 1 - back

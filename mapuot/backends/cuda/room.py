@@ -24,11 +24,14 @@ class Room:
         return self.here[self.at[name]]
 
     def send(self, **vectors: F64) -> None:
-        """Vectors that lie one behind the other here; of one that is shorter than its room, its first numbers."""
+        """Vectors that lie one behind the other here; of one that is shorter than its room, its first numbers.
+
+        They are on their way until something is brought.
+        """
         for name, x in vectors.items():
             self[name][: len(x)] = x
         part = self.span(*vectors)
-        self.there[part].set(self.here[part])
+        self.there[part].set(self.here[part], stream=cp.cuda.get_current_stream())
 
     def bring(self, *names: str) -> None:
         """Such vectors, once the device has made them."""
