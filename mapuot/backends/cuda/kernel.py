@@ -212,18 +212,22 @@ class OneRead:
 
     def __call__(self, v: F64 | Product, base: F64, fi: float) -> tuple[F64, Any]:
         """(s = K v, K^T u), u = e^base s^-fi, until the next call: a copy there, a launch or two, and a copy back."""
-        v, streams = v if isinstance(v, Product) else Product(v, np.array([len(v)]), 0.0), self.shape.streams
+        v = v if isinstance(v, Product) else Product(v, np.array([len(v)]), 0.0)
         if v.size.tolist() != self.size:
             self.open(v)
-        room, sums = self.room, self.sums if self.sums.size else self.out
+        room, few = self.room, self.n <= HOST_ENTRIES
         room.send(starts=self.starts, factors=v.factors, base=base)
-        self.launch(sums, room.address("base"), 0, fi, self.own)
+        self.sweep(fi)
+        room.bring("s", *["sums"] * few)
+        return room["s"], room["sums"][: self.n] if few else self.out[: self.n]
+
+    def sweep(self, fi: float) -> None:
+        """Of what has been sent: what the device does of a call."""
+        sums, streams = self.sums if self.sums.size else self.out, self.shape.streams
+        self.launch(sums, self.room.address("base"), 0, fi, self.own)
         if streams > 1:
             grid = (min(-(-self.ld // 256), self.blocks),)
             self.join(grid, (256,), (sums, self.out, np.int64(self.ld), np.int32(streams)))
-        few = self.n <= HOST_ENTRIES
-        room.bring("s", *["sums"] * few)
-        return room["s"], room["sums"][: self.n] if few else self.out[: self.n]
 
     def launch(self, sums: Any, base: int, own: int, fi: float, records: Any = None) -> None:
         """The pass of what ``v`` and the address ``base`` hold, less the number at ``own``; a row of sums a stream."""
