@@ -24,7 +24,6 @@ import numpy as np
 
 import mapuot
 from mapuot.backends.contract import namespace
-from mapuot.backends.kernel import Product
 from mapuot.penalties import kl_divergence
 
 from . import common, gpu, limits

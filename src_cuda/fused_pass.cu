@@ -60,11 +60,13 @@ struct Part {
 __device__ __noinline__ double product_at(const Pass &P, int64_t j)
 {
     double v = 1;
-    for (int k = (int)P.axes - 1; k >= 0; k--) {
+    for (int k = (int)P.axes - 1; k > 0; k--) {
         const int64_t first = P.starts[k], n = P.starts[k + 1] - first;
-        v *= P.v[first + j % n];
-        j /= n;
+        const int64_t next = P.ld >> 32 ? j / n : (uint32_t)j / (uint32_t)n; // one of 64 bits takes ten times as long
+        v *= P.v[first + j - next * n];
+        j = next;
     }
+    v *= P.v[j];
     return v < P.flush ? 0 : v;
 }
 

@@ -29,7 +29,7 @@ UNIT = 2.0**-53
 FLUSH = 1e-150  # of factors, the largest of which is 1
 LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # entries of K below 1.2e-38, factors below FLUSH: n UNIT
 FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # the same for products of three factors in float64
-HOST_ENTRIES = 1 << 17  # of sums on a GPU, which the host takes up with those of the rows
+HOST_ENTRIES = 1 << 18  # of sums on a GPU, which the host takes up with those of the rows
 SAFE_SPREAD = {
     "float32": 60.0,
     "float64": 500.0,

@@ -81,15 +81,14 @@ def translation(problem: MultiProblem, state: State) -> F64:
     A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k), but
     the mass of a hard marginal where there is one. A row for each marginal, a column for each part of the problem.
     """
-    log_mass, rate, (soft, hard) = state.log_masses, problem.rate[:, None], problem.kinds
+    log_mass, R, hard = state.log_masses, problem.ratios, problem.hard
     log_A = problem.points.log_amounts(state.log_u.flat)
-    R = np.divide(1.0, rate, out=np.zeros_like(rate), where=rate > 0)
-    first = int(np.argmax(hard)) if hard.any() else None
-    log_c = log_A[first] if first is not None else (log_mass + (R * log_A)[soft].sum(0)) / (1 + R.sum())
-    lam = np.where(soft[:, None], R * (log_A - log_c), 0.0)
-    if first is not None:
-        lam[first] = log_c - log_mass - lam.sum(0)
-    return np.where(np.isfinite(lam).all(0), lam, 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        log_c = log_A[hard[0]] if hard else (log_mass + (R * log_A).sum(0)) / (1 + R.sum())
+        lam: F64 = R * (log_A - log_c)
+        if hard:
+            lam[hard[0]] = log_c - log_mass - lam.sum(0)
+    return lam if np.isfinite(lam).all() else np.where(np.isfinite(lam).all(0), lam, 0.0)
 
 
 @dataclass
@@ -111,32 +110,35 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     reg eta, which is one for the true costs, too, and KL(it | the plan) <= eta^2 / 2. Of a state that is not whole only
     the dual value is known.
     """
-    reg, mass, (soft, is_hard) = problem.reg, state.mass, problem.kinds
+    reg, mass, soft, hard = problem.reg, state.mass, problem.soft, problem.hard
     if not LEAST_MASS <= mass < math.inf:
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     dual = reg * (problem.reference_mass - mass) + problem.constant
     terms = reg * (problem.reference_mass + mass) + problem.constant
     worth = problem.points.worth(state.log_u.flat, state.log_s.flat if state.log_s else None)
-    sizes, value, value_size, amount, gaps, both, missed = worth  # inf, where exponentials leave float64
-    logs = float(np.abs(lam).max(1).sum()) + float(sizes.sum()) + problem.log_sizes + problem.largest / reg
+    sizes, values, value_sizes, amounts, gaps, boths, misses = worth.tolist()  # inf, where exponentials leave float64
+    logs = float(np.abs(lam).max(1).sum()) + sum(sizes) + problem.log_sizes + problem.largest / reg
     delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
     eta = growth(state.storage)
-    own, rho = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()], problem.rho[soft]
-    with np.errstate(over="ignore", invalid="ignore"):
-        slip, slipped = max(own, default=0.0), float((rho * amount[soft]) @ own)
-        gap, kl = float(rho @ gaps[soft]), float(rho @ both[soft])
-        price, hard = reg * float(sizes[is_hard].sum()), float(missed[is_hard].sum())
-        dual, terms = dual + float(value.sum()), terms + float(value_size.sum())
-        moved = reg * mass * delta + slipped + 64 * UNIT * terms
-        sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
-        root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
-        whole = root * root * (1 + 6 * delta)
-        d = whole / (reg * mass * (1 - delta)) + eta * eta * (0.5 + eta)
-        error = (plan_error(d) + hard / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
-        whole += delta * mass * price + moved + 2 * eta * reg * mass
+    slips = [growth(8 * UNIT * (1 + sizes[k] * rate)) for k, _, rate in soft]
+    slip, slipped = (
+        max(slips, default=0.0),
+        sum(rho * amounts[k] * x for (k, rho, _), x in zip(soft, slips, strict=True)),
+    )
+    gap, kl = sum(rho * gaps[k] for k, rho, _ in soft), sum(rho * boths[k] for k, rho, _ in soft)
+    price, missed = reg * sum(sizes[k] for k in hard), sum(misses[k] for k in hard)
+    dual, terms = dual + sum(values), terms + sum(value_sizes)
+    moved = reg * mass * delta + slipped + 64 * UNIT * terms
+    weight = reg * mass * (1 - delta)
+    sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1 and weight > 0
+    root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
+    whole = root * root * (1 + 6 * delta)
+    d = (whole / weight if sound else math.inf) + eta * eta * (0.5 + eta)
+    error = (plan_error(d) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
+    whole += delta * mass * price + moved + 2 * eta * reg * mass
     if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
-    gap = math.inf if hard > allowed * mass else whole
+    gap = math.inf if missed > allowed * mass else whole
     return Certificate(gap, error, dual - moved - eta * reg * mass, moved, mass, terms)
 
 

@@ -138,7 +138,24 @@ class MultiProblem:
     @cached_property
     def kinds(self) -> tuple[Any, Any]:
         """Masks of the marginals: soft ones, and hard ones; the others are free."""
-        return self.rate > 0, np.array([x.hard for x in self.marginals])
+        return (self.rho > 0) & (self.rho < np.inf), np.isinf(self.rho)
+
+    @cached_property
+    def soft(self) -> list[tuple[int, float, float]]:
+        """(k, rho, reg / rho) of each soft marginal."""
+        return [(k, x.rho, self.reg / x.rho) for k, x in enumerate(self.marginals) if not (x.free or x.hard)]
+
+    @cached_property
+    def hard(self) -> list[int]:
+        return [k for k, x in enumerate(self.marginals) if x.hard]
+
+    @cached_property
+    def ratios(self) -> F64:
+        """rho / reg, a row for each marginal: 0 where it is hard or free."""
+        found = np.zeros((len(self.marginals), 1))
+        for k, rho, _ in self.soft:
+            found[k] = rho / self.reg
+        return found
 
     @cached_property
     def cells(self) -> Any:

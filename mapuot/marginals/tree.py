@@ -157,9 +157,9 @@ class Tree:
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
         """(gap, what hard marginals miss) if marginals were off by what their parents' messages have changed."""
-        squares, sizes = found.mass * self.points.change_sums(self.metric(found), residual)
-        soft, hard = (kind[self.below] for kind in self.problem.kinds)
-        return 0.5 * float(self.problem.rho[self.below][soft] @ squares[soft]), float(sizes[hard].sum())
+        sums = dict(zip(self.below, self.points.change_sums(self.metric(found), residual).tolist(), strict=True))
+        gap = sum(rho * sums[k][0] for k, rho, _ in self.problem.soft if k in sums)
+        return 0.5 * found.mass * gap, found.mass * sum(sums[k][1] for k in self.problem.hard if k in sums)
 
     def metric(self, found: State) -> F64:
         """Weights of the state's entries in the norm of the extrapolation: the mass at their points, as shares.

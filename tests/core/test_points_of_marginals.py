@@ -100,6 +100,6 @@ def test_shares_and_changes(isa, labelled, rng):
     np.testing.assert_allclose(shares, want, rtol=1e-11, atol=1e-300)
     change = rng.normal(size=len(shares))
     starts = points.message[:-1]
-    found = points.change_sums(shares, change)
+    found = points.change_sums(shares, change).T
     np.testing.assert_allclose(found[0], np.add.reduceat(shares * change**2, starts), rtol=1e-13)
     np.testing.assert_allclose(found[1], np.add.reduceat(shares * np.abs(change), starts), rtol=1e-13)

@@ -83,10 +83,10 @@ class Points:
         return out
 
     def change_sums(self, weight: F64, change: F64) -> F64:
-        """The sums of weight change^2 and of weight |change|, of each edge."""
+        """The sums of weight change^2 and of weight |change|, a row for each edge."""
         out = np.empty((len(self.parents), 2))
         lib.mapuot_change_sums(self.core, *map(pointer, (weight, change, out)))
-        return out.T
+        return out
 
 
 def shifted(start: Any, cells: Any, x: F64, by: F64) -> F64:
