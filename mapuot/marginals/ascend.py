@@ -127,7 +127,8 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
         gap, kl = float(rho @ gaps[soft]), float(rho @ both[soft])
         price, hard = reg * float(sizes[is_hard].sum()), float(missed[is_hard].sum())
         dual, terms = dual + float(value.sum()), terms + float(value_size.sum())
-        moved = reg * mass * delta + slipped + 64 * UNIT * terms
+        noise = (64 + problem.log_sizes) * terms + float(value_size @ problem.shape)  # of masses, and of their sums
+        moved = reg * mass * delta + slipped + UNIT * noise
         sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
         root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
         whole = root * root * (1 + 6 * delta)

@@ -854,3 +854,24 @@ def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
     assert small.converged
     assert small.dual <= small.objective
     assert small.dual * 2.0**90 == pytest.approx(large.dual, rel=1e-12)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7])
+def test_sums_of_many_points_hide_no_dual_value(isa, as_array, weight):
+    """All masses are met at one cost; the rounding of equal terms, added up, is all of one sign."""
+    a, M = np.full(100_000, weight), np.full((100_000, 1), 0.7)
+    result = mapuot.multimarginal(M if as_array else {(0, 1): M}, [a, None], 0.007, np.inf, tol=1e-9)
+    assert result.converged
+    assert result.dual <= np.longdouble(weight) * len(a) * np.longdouble(0.7)
+
+
+def test_masses_of_large_logarithms_hide_no_dual_value():
+    """Of one point each: log r = (reg log(a b) + rho log(a b)) / (reg + 2 rho) is the optimum."""
+    rng, reg, rho = np.random.default_rng(0), 1.0, 3.0
+    for a, b in 10.0 ** rng.uniform([-250, 150], [-150, 250], (40, 2)):
+        result = mapuot.multimarginal({(0, 1): np.zeros((1, 1))}, [[a], [b]], reg, rho)
+        x, y = np.longdouble(a), np.longdouble(b)
+        r = np.exp((reg + rho) * np.log(x * y) / (reg + 2 * rho))
+        assert result.converged
+        assert result.dual <= reg * (x * y - r) + rho * (x + y - 2 * r)
