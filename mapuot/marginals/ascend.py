@@ -112,7 +112,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     the dual value is known.
     """
     reg, mass, (soft, is_hard) = problem.reg, state.mass, problem.kinds
-    if not LEAST_MASS <= mass < math.inf:
+    if out_of_range(reg, mass):
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     dual = reg * (problem.reference_mass - mass) + problem.constant
     terms = reg * (problem.reference_mass + mass) + problem.constant
@@ -121,8 +121,8 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     logs = float(np.abs(lam).max(1).sum()) + float(sizes.sum()) + problem.log_sizes + problem.largest / reg
     delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
     eta = growth(state.storage)
-    own, rho = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()], problem.rho[soft]
     with np.errstate(over="ignore", invalid="ignore"):
+        own, rho = [growth(8 * UNIT * (1 + x)) for x in (sizes * problem.rate)[soft].tolist()], problem.rho[soft]
         slip, slipped = max(own, default=0.0), float((rho * amount[soft]) @ own)
         gap, kl = float(rho @ gaps[soft]), float(rho @ both[soft])
         price, hard = reg * float(sizes[is_hard].sum()), float(missed[is_hard].sum())
@@ -139,6 +139,13 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     gap = math.inf if hard > allowed * mass else whole
     return Certificate(gap, error, dual - moved - eta * reg * mass, moved, mass, terms)
+
+
+def out_of_range(reg: float, mass: float) -> str:
+    """The status where a mass, or reg times it, which gaps are measured by, leaves float64; else nothing."""
+    if min(reg, 1.0) * mass < LEAST_MASS:
+        return "underflow"
+    return "" if max(reg, 1.0) * mass < math.inf else "not finite"
 
 
 def growth(x: float) -> float:
@@ -203,8 +210,8 @@ class Ascent:
         lam = translation(problem, raw)
         found = body.translated(raw, lam)
         value = certify(problem, found, lam, self.rules.allowed)
-        if not LEAST_MASS <= value.mass < math.inf:
-            return self.fail(number, "underflow" if value.mass < LEAST_MASS else "not finite")
+        if status := out_of_range(problem.reg, value.mass):
+            return self.fail(number, status)
         slack = 1e-13 * abs(self.best_dual) + (NARROW_NOISE * value.terms if narrow else 2 * value.moved)
         fallen = not value.dual >= self.best_dual - slack
         rejected = self.extrapolated and fallen
@@ -238,7 +245,8 @@ class Ascent:
 
     def is_due(self, number: int, value: Certificate, residual: F64, found: State) -> bool:
         """Whether this plan may be good enough to be certified, by what is known of it; when passes turn wide, too."""
-        gap, hard = self.body.guess(residual, found)
+        with np.errstate(over="ignore", invalid="ignore"):
+            gap, hard = self.body.guess(residual, found)
         reg, rules = self.body.problem.reg, self.rules
         self.guessed, self.since_whole = plan_error(gap / (reg * value.mass)) + hard / value.mass, self.since_whole + 1
         rough = max((x.rho / reg for x in self.body.problem.marginals if x.rho < math.inf), default=0.0)

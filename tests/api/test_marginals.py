@@ -875,3 +875,10 @@ def test_masses_of_large_logarithms_hide_no_dual_value():
         r = np.exp((reg + rho) * np.log(x * y) / (reg + 2 * rho))
         assert result.converged
         assert result.dual <= reg * (x * y - r) + rho * (x + y - 2 * r)
+
+
+def test_a_plan_below_float64_in_units_of_reg_certifies_nothing():
+    """reg times its mass is what gaps are measured by, and would be 0."""
+    with pytest.warns(mapuot.ConvergenceWarning, match="underflow"):
+        result = mapuot.multimarginal({(0, 1): np.eye(2) * 1e-150}, [np.full(2, 1e-120)] * 2, 1e-150, 1e-150)
+    assert (result.status, result.error_bound, result.dual) == ("underflow", np.inf, -np.inf)
