@@ -882,3 +882,13 @@ def test_a_plan_below_float64_in_units_of_reg_certifies_nothing():
     with pytest.warns(mapuot.ConvergenceWarning, match="underflow"):
         result = mapuot.multimarginal({(0, 1): np.eye(2) * 1e-150}, [np.full(2, 1e-120)] * 2, 1e-150, 1e-150)
     assert (result.status, result.error_bound, result.dual) == ("underflow", np.inf, -np.inf)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_objective_of_masses_far_apart_is_told_without_a_warning():
+    """The marginal is 1e380 times a mass, which exponentials of certificates do not hold."""
+    a, b = np.full(2, 1e-200), np.full(3, 1e180)
+    with pytest.warns(mapuot.ConvergenceWarning, match="stalled"):
+        result = mapuot.multimarginal({(0, 1): np.zeros((2, 3))}, [a, b], 1.0, [1e-3, 1e3])
+    assert result.error_bound == np.inf
+    assert 0 < result.objective < np.inf
