@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.contract import namespace
-from ..backends.kernel import LEAST, NARROW_SUMS, LogKernel, StaleError, log_sum
+from ..backends.kernel import LEAST, NARROW_SUMS, LogKernel, StaleError, check_sums, log_sum
 from ..log_matmul import log_matmul
 from ..penalties import F64
 from .ascend import UNIT, UnderflowError, translation
@@ -64,8 +64,7 @@ class Left:
 
 
 def checked(sums: F64, least: float) -> F64:
-    if not (sums.min() >= least and sums.max() < np.inf):
-        raise StaleError
+    check_sums(sums.min(), sums.max(), least)
     return sums
 
 
