@@ -134,7 +134,8 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
         whole = root * root * (1 + 6 * delta)
         d = whole / (reg * mass * (1 - delta)) + eta * eta * (0.5 + eta)
         error = (plan_error(d) + hard / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
-        whole += delta * mass * price + moved + 2 * eta * reg * mass
+        root += eta * math.sqrt(kl)  # of the plan itself
+        whole = root * root * (1 + 6 * delta) + (delta + eta) * mass * price + moved + 2 * eta * reg * mass
     if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     gap = math.inf if hard > allowed * mass else whole

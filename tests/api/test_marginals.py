@@ -14,6 +14,7 @@ from marginals import (
     SHAPES,
     STORED,
     as_stored,
+    axes_but,
     check,
     drifting,
     edges_of,
@@ -33,6 +34,7 @@ from mapuot.marginals import coarse
 from mapuot.marginals.ascend import Ascent, Rules, UnderflowError, translation
 from mapuot.marginals.problem import MultiProblem
 from mapuot.marginals.tree import Tree
+from mapuot.penalties import kl_divergence
 
 
 @pytest.mark.parametrize(("shape", "count"), [(x, n) for x in SHAPES for n in (3, 4, 5) if n == 3 or x != "triangle"])
@@ -892,3 +894,17 @@ def test_the_objective_of_masses_far_apart_is_told_without_a_warning():
         result = mapuot.multimarginal({(0, 1): np.zeros((2, 3))}, [a, b], 1.0, [1e-3, 1e3])
     assert result.error_bound == np.inf
     assert 0 < result.objective < np.inf
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_gaps_are_those_of_costs_as_they_are(narrow):
+    """Kernels in float32 round them; rho / reg of 1e10 shows it."""
+    rng, rho = np.random.default_rng(0), 1e9
+    for _ in range(60):
+        n = [int(x) for x in rng.integers(1, 4, 3)]
+        costs = {(k, k + 1): 3 * rng.random(n[k : k + 2]) for k in (0, 1)}
+        masses = [rng.dirichlet(np.ones(x)) for x in n]
+        result = mapuot.multimarginal(costs, masses, 0.1, rho, tol=1e-5, max_passes=int(rng.integers(2, 14)))
+        P = plan_of(whole(costs, masses), masses, 0.1, result.log_u)
+        found = [(P.sum(axes_but(P, k)), masses[k] * np.exp(-0.1 / rho * result.log_u[k])) for k in range(3)]
+        assert rho * sum(kl_divergence(r, q).sum() for r, q in found) <= result.gap
