@@ -50,11 +50,11 @@ static mapuot_worth worth(int64_t n, const double *log_weight, const double *wei
         vd q = a, term = hard ? v_mul(a, v_mul(v_set(reg), x)) : zero;
         most = v_max(most, size_of(x));
         sound = sound_too(x, sound);
-        if (soft) { /* rho a may be below all numbers where rho (q - a) is not */
-            const vd y = v_mul(slope, x), e = v_exp(y);
+        if (soft) { /* by halves: v_exp has 0 below -708, where a may be 1e300; rho a may be below all numbers */
+            const vd y = v_mul(slope, x), half = v_exp(v_mul(y, v_set(0.5)));
             highest = v_max(highest, y);
-            q = v_mul(a, e);
-            term = v_mul(v_set(-rho), v_mul(a, v_expm1_of(y, e)));
+            q = v_mul(v_mul(a, half), half);
+            term = v_mul(v_set(-rho), v_mul(a, v_expm1_of(y, v_mul(half, half))));
         }
         value = v_add(value, term);
         size = v_add(size, size_of(term));

@@ -111,7 +111,7 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     the dual value is known.
     """
     reg, mass, soft, hard = problem.reg, state.mass, problem.soft, problem.hard
-    if not LEAST_MASS <= mass < math.inf:
+    if out_of_range(reg, mass):
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     dual = reg * (problem.reference_mass - mass) + problem.constant
     terms = reg * (problem.reference_mass + mass) + problem.constant
@@ -121,25 +121,31 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
     eta = growth(state.storage)
     slips = [growth(8 * UNIT * (1 + sizes[k] * rate)) for k, _, rate in soft]
-    slip, slipped = (
-        max(slips, default=0.0),
-        sum(rho * amounts[k] * x for (k, rho, _), x in zip(soft, slips, strict=True)),
-    )
+    slip = max(slips, default=0.0)
+    slipped = sum(rho * amounts[k] * x for (k, rho, _), x in zip(soft, slips, strict=True))
     gap, kl = sum(rho * gaps[k] for k, rho, _ in soft), sum(rho * boths[k] for k, rho, _ in soft)
     price, missed = reg * sum(sizes[k] for k in hard), sum(misses[k] for k in hard)
     dual, terms = dual + sum(values), terms + sum(value_sizes)
-    moved = reg * mass * delta + slipped + 64 * UNIT * terms
-    weight = reg * mass * (1 - delta)
-    sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1 and weight > 0
+    noise = (64 + problem.log_sizes) * terms  # of masses, and then of their sums
+    noise += sum(n * size for n, size in zip(problem.shape, value_sizes, strict=True))
+    moved, weight = reg * mass * delta + slipped + UNIT * noise, reg * mass * (1 - delta)
+    sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
     root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
-    whole = root * root * (1 + 6 * delta)
-    d = (whole / weight if sound else math.inf) + eta * eta * (0.5 + eta)
+    d = (root * root * (1 + 6 * delta) / weight if sound else math.inf) + eta * eta * (0.5 + eta)
     error = (plan_error(d) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
-    whole += delta * mass * price + moved + 2 * eta * reg * mass
+    root += eta * math.sqrt(kl) if sound else 0.0  # of the plan itself, by the costs as they are
+    whole = root * root * (1 + 6 * delta) + (delta + eta) * mass * price + moved + 2 * eta * reg * mass
     if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
         return Certificate(math.inf, math.inf, -math.inf, math.inf, mass)
     gap = math.inf if missed > allowed * mass else whole
     return Certificate(gap, error, dual - moved - eta * reg * mass, moved, mass, terms)
+
+
+def out_of_range(reg: float, mass: float) -> str:
+    """The status where a mass, or reg times it, which gaps are measured by, leaves float64; else nothing."""
+    if min(reg, 1.0) * mass < LEAST_MASS:
+        return "underflow"
+    return "" if max(reg, 1.0) * mass < math.inf else "not finite"
 
 
 def growth(x: float) -> float:
@@ -204,8 +210,8 @@ class Ascent:
         lam = translation(problem, raw)
         found = body.translated(raw, lam)
         value = certify(problem, found, lam, self.rules.allowed)
-        if not LEAST_MASS <= value.mass < math.inf:
-            return self.fail(number, "underflow" if value.mass < LEAST_MASS else "not finite")
+        if status := out_of_range(problem.reg, value.mass):
+            return self.fail(number, status)
         slack = 1e-13 * abs(self.best_dual) + (NARROW_NOISE * value.terms if narrow else 2 * value.moved)
         fallen = not value.dual >= self.best_dual - slack
         rejected = self.extrapolated and fallen
@@ -239,7 +245,8 @@ class Ascent:
 
     def is_due(self, number: int, value: Certificate, residual: F64, found: State) -> bool:
         """Whether this plan may be good enough to be certified, by what is known of it; when passes turn wide, too."""
-        gap, hard = self.body.guess(residual, found)
+        with np.errstate(over="ignore", invalid="ignore"):
+            gap, hard = self.body.guess(residual, found)
         reg, rules = self.body.problem.reg, self.rules
         self.guessed, self.since_whole = plan_error(gap / (reg * value.mass)) + hard / value.mass, self.since_whole + 1
         rough = max((x.rho / reg for x in self.body.problem.marginals if x.rho < math.inf), default=0.0)
@@ -248,7 +255,7 @@ class Ascent:
         narrow, self.narrow = self.narrow, self.narrow and self.guessed > floor and not stays
         self.guesses = [*self.guesses[-RATE_PASSES:], self.guessed] if narrow == self.narrow else []  # by passes alike
         if self.body.coarse and self.guesses:
-            self.body.coarse.expects(passes_left(self.guesses, rules.tol))
+            self.body.coarse.expects(min(passes_left(self.guesses, rules.tol), rules.max_passes - number))
         if self.narrow:
             return number >= rules.max_passes
         small = rules.tol_gap is not None and gap * self.ratio**2 <= rules.tol_gap * abs(value.dual)

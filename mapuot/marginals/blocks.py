@@ -28,6 +28,7 @@ from ..backends.kernel import (
     NARROW_SUMS,
     LogKernel,
     StaleError,
+    check_sums,
     largest_of,
 )
 from ..log_matmul import log_matmul
@@ -46,8 +47,7 @@ def host(x: Any) -> F64:
 
 
 def checked(sums: F64, least: float) -> F64:
-    if not (sums.min() >= least and sums.max() < np.inf):
-        raise StaleError
+    check_sums(sums.min(), sums.max(), least)
     return sums
 
 

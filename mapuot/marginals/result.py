@@ -183,6 +183,6 @@ class MultiResult(Certified):
             r = state.marginal(problem, k)
             total += problem.reg * float(state.log_u[k] @ r)
             if not (x.free or x.hard):
-                with np.errstate(divide="ignore", invalid="ignore"):
+                with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                     total += x.rho * float(kl_divergence(r, x.weight).sum())
         return total

@@ -14,6 +14,7 @@ from marginals import (
     SHAPES,
     STORED,
     as_stored,
+    axes_but,
     check,
     drifting,
     edges_of,
@@ -33,6 +34,7 @@ from mapuot.marginals import coarse
 from mapuot.marginals.ascend import Ascent, Rules, UnderflowError, translation
 from mapuot.marginals.problem import MultiProblem
 from mapuot.marginals.tree import Tree
+from mapuot.penalties import kl_divergence
 
 
 @pytest.mark.parametrize(("shape", "count"), [(x, n) for x in SHAPES for n in (3, 4, 5) if n == 3 or x != "triangle"])
@@ -854,3 +856,55 @@ def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
     assert small.converged
     assert small.dual <= small.objective
     assert small.dual * 2.0**90 == pytest.approx(large.dual, rel=1e-12)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.7])
+def test_sums_of_many_points_hide_no_dual_value(isa, as_array, weight):
+    """All masses are met at one cost; the rounding of equal terms, added up, is all of one sign."""
+    a, M = np.full(100_000, weight), np.full((100_000, 1), 0.7)
+    result = mapuot.multimarginal(M if as_array else {(0, 1): M}, [a, None], 0.007, np.inf, tol=1e-9)
+    assert result.converged
+    assert result.dual <= np.longdouble(weight) * len(a) * np.longdouble(0.7)
+
+
+def test_masses_of_large_logarithms_hide_no_dual_value():
+    """Of one point each: log r = (reg log(a b) + rho log(a b)) / (reg + 2 rho) is the optimum."""
+    rng, reg, rho = np.random.default_rng(0), 1.0, 3.0
+    for a, b in 10.0 ** rng.uniform([-250, 150], [-150, 250], (40, 2)):
+        result = mapuot.multimarginal({(0, 1): np.zeros((1, 1))}, [[a], [b]], reg, rho)
+        x, y = np.longdouble(a), np.longdouble(b)
+        r = np.exp((reg + rho) * np.log(x * y) / (reg + 2 * rho))
+        assert result.converged
+        assert result.dual <= reg * (x * y - r) + rho * (x + y - 2 * r)
+
+
+def test_a_plan_below_float64_in_units_of_reg_certifies_nothing():
+    """reg times its mass is what gaps are measured by, and would be 0."""
+    with pytest.warns(mapuot.ConvergenceWarning, match="underflow"):
+        result = mapuot.multimarginal({(0, 1): np.eye(2) * 1e-150}, [np.full(2, 1e-120)] * 2, 1e-150, 1e-150)
+    assert (result.status, result.error_bound, result.dual) == ("underflow", np.inf, -np.inf)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_objective_of_masses_far_apart_is_told_without_a_warning():
+    """The marginal is 1e380 times a mass, which exponentials of certificates do not hold."""
+    a, b = np.full(2, 1e-200), np.full(3, 1e180)
+    with pytest.warns(mapuot.ConvergenceWarning, match="stalled"):
+        result = mapuot.multimarginal({(0, 1): np.zeros((2, 3))}, [a, b], 1.0, [1e-3, 1e3])
+    assert result.error_bound == np.inf
+    assert 0 < result.objective < np.inf
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_gaps_are_those_of_costs_as_they_are(narrow):
+    """Kernels in float32 round them; rho / reg of 1e10 shows it."""
+    rng, rho = np.random.default_rng(0), 1e9
+    for _ in range(60):
+        n = [int(x) for x in rng.integers(1, 4, 3)]
+        costs = {(k, k + 1): 3 * rng.random(n[k : k + 2]) for k in (0, 1)}
+        masses = [rng.dirichlet(np.ones(x)) for x in n]
+        result = mapuot.multimarginal(costs, masses, 0.1, rho, tol=1e-5, max_passes=int(rng.integers(2, 14)))
+        P = plan_of(whole(costs, masses), masses, 0.1, result.log_u)
+        found = [(P.sum(axes_but(P, k)), masses[k] * np.exp(-0.1 / rho * result.log_u[k])) for k in range(3)]
+        assert rho * sum(kl_divergence(r, q).sum() for r, q in found) <= result.gap

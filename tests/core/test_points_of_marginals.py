@@ -75,6 +75,15 @@ def test_no_worth_where_numbers_leave_float64(isa, labelled, which, value):
         assert np.isfinite(np.delete(told, 3)).all()
 
 
+def test_a_large_mass_is_not_lost_where_its_slope_is_steep(isa):
+    """e^-712 is below what vectors hold, e^(690 - 712) is a mass; r = e^.2 q."""
+    log_u, log_weight, q = np.full(9, 712.0), np.full(9, 690.0), 9 * np.exp(-22.0)
+    points = Points((9,), log_weight, np.exp(log_weight), np.ones(1), 1.0)
+    _, _, _, amount, gap, both, _ = points.worth(log_u, 0.2 - 2 * log_u).ravel()
+    want = q, q * (0.2 * np.exp(0.2) - np.exp(0.2) + 1), q * (1 + np.exp(0.2))
+    np.testing.assert_allclose((amount, gap, both), want, rtol=1e-12)
+
+
 def test_moves(isa, labelled, rng):
     points, owner, cell, _ = labelled
     children, parents = map(np.array, zip(*EDGES, strict=True))

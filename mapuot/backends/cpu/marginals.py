@@ -28,8 +28,8 @@ class Points:
     def __init__(
         self, shape: tuple[int, ...], log_weight: F64, weight: F64, rho: F64, reg: float, parents: Any = ()
     ) -> None:
-        self.start, self.parents = np.array([0, *accumulate(shape)]), np.array(parents, np.int64)
-        self.message = np.array([0, *accumulate(shape[k] for k in parents)])
+        self.start, self.parents = np.array([0, *accumulate(shape)], np.int64), np.array(parents, np.int64)
+        self.message = np.array([0, *accumulate(shape[k] for k in parents)], np.int64)
         self.amounts = len(shape), 1
         self.held = log_weight, weight, rho  # which the record points at
         core = self.core = ffi.new("mapuot_marginals *")
