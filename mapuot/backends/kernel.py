@@ -40,6 +40,11 @@ NARROW_SUMS = 70 * 2.0**-24  # of up to 32 terms, and 64 rows, in float32, besid
 BLOCK_BYTES = 1 << 25  # of C that is turned into logarithms at once
 
 
+def vectors_of_pass(points: int, messages: int) -> dict[str, F64]:
+    """What a pass along a tree finds, in the same memory each time."""
+    return {**{name: np.zeros(points) for name in ("near", "late", "log_u")}, "up": np.zeros(messages)}
+
+
 class StaleError(ArithmeticError):
     """Sums are so small that some of their terms may have been flushed."""
 

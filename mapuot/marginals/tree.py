@@ -24,7 +24,7 @@ import numpy as np
 
 from ..backends import load
 from ..backends.contract import runs_kernels
-from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
+from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum, vectors_of_pass
 from ..penalties import F64
 from .coarse import Coarse, serves
 from .problem import MultiProblem, walk
@@ -60,6 +60,8 @@ class Tree:
         starts = self.points.message.tolist()
         self.ends: list[int] = starts[1:]
         self.edges = {k: slice(i, j) for k, i, j in zip(self.below, starts, self.ends, strict=False)}
+        sizes = len(problem.log_weight), starts[-1]
+        self.out = self.whole_pass.out if self.whole_pass else vectors_of_pass(*sizes)
         self.coarse: Coarse | None = Coarse(self, before.coarse if before else None) if serves(problem) else None
         # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
         # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
@@ -71,21 +73,24 @@ class Tree:
         return np.zeros(self.ends[-1]) if state is None else state
 
     def sweep(self, state: F64, narrow: bool = False) -> State:
-        """The pass of a state: log u_l and all messages to l but that from k, for each k and its parent l."""
+        """The pass of a state: log u_l and all messages to l but that from k, for each k and its parent l.
+
+        What it finds lies where the next one puts the same: a translated state has vectors of its own.
+        """
         with self.coarse.one_pass() if self.coarse else nullcontext():
             return self.swept(state, narrow)
 
     def swept(self, state: F64, narrow: bool) -> State:
         problem, sent, places = self.problem, PerPoint(state, self.edges), self.problem.places
-        log_u, self.near, self.late = (PerPoint(np.zeros(len(problem.log_weight)), places) for _ in range(3))
+        log_u, self.near, self.late = (PerPoint(self.out[name], places) for name in ("log_u", "near", "late"))
         self.errors: dict[int, float] = {}
-        up, done = PerPoint(np.empty(self.ends[-1]), self.edges), 0
-        out = {"near": self.near.flat, "late": self.late.flat, "up": up.flat, "log_u": log_u.flat}
+        up, done = PerPoint(self.out["up"], self.edges), 0
+        self.near.flat.fill(0.0)
         for kernel in self.kernels.values():
             kernel.begin()
         while done < len(self.inner):
             if self.whole_pass:
-                errors = self.whole_pass.run(done, state, narrow, **out)
+                errors = self.whole_pass.run(done, state, narrow)
                 self.errors |= {k: x for (k, _), x in zip(self.inner[done:], errors, strict=False)}
                 done += len(errors)
             if done < len(self.inner):

@@ -17,7 +17,7 @@ from ...penalties import F64
 from ...processor import SERIAL_ENTRIES
 from ...sparse import Sparse
 from ..coarse import Labels
-from ..kernel import FLUSH, LEAST, NARROW_SUMS, LogKernel, Product
+from ..kernel import FLUSH, LEAST, NARROW_SUMS, LogKernel, Product, vectors_of_pass
 from ..workspace import STORAGE
 from . import native
 from .native import check, empty, matrix, padded, pointer
@@ -185,7 +185,7 @@ class TreePass:
     """``mapuot_tree_pass`` over edges (child, parent, kernel, fi), each after those below it."""
 
     def __init__(self, edges: list[tuple[int, int, Kernel, float]], points: list[int], log_weight: F64) -> None:
-        """``points``: where those of each marginal begin; log_weight: the log masses of all."""
+        """``points``: where those of each marginal begin; log_weight: the log masses of all; ``out``: what is found."""
         self.kernels = [kernel for _, _, kernel, _ in edges]
         self.builds, self.messages = [-1] * len(edges), ffi.new("mapuot_messages *")
         self.messages.flush, self.messages.noise = FLUSH, NARROW_SUMS
@@ -195,6 +195,9 @@ class TreePass:
             edge.pool, edge.fi, edge.base = kernel.pool, fi, pointer(kernel.rows["base"])
             edge.child, edge.parent, edge.message = points[child], points[parent], ends
             ends += kernel.cost.shape[1]
+        self.out = vectors_of_pass(len(log_weight), ends)
+        for name, array in self.out.items():
+            setattr(self.messages, name, pointer(array))
 
     def refresh(self) -> None:
         """Of kernels that have been made since."""
@@ -209,12 +212,9 @@ class TreePass:
             edge.narrow = kernel.narrow and kernel.dtype == "float32"
             kernel.rows["fi"][:] = edge.fi
 
-    def run(self, first: int, sent: F64, narrow: bool, **out: F64) -> list[float]:
+    def run(self, first: int, sent: F64, narrow: bool) -> list[float]:
         """The edges from ``first`` on, up to one that is left to the caller: what each of them rounds at most."""
         self.refresh()
-        messages = self.messages
-        messages.sent, messages.narrow = pointer(sent), narrow
-        for name, array in out.items():
-            setattr(messages, name, pointer(array))
-        end = int(lib.mapuot_tree_pass(first, len(self.kernels), self.edges, messages))
+        self.messages.sent, self.messages.narrow = pointer(sent), narrow
+        end = int(lib.mapuot_tree_pass(first, len(self.kernels), self.edges, self.messages))
         return [self.edges[k].error for k in range(first, end)]

@@ -35,7 +35,7 @@ class TreePass:
     """Passes over edges (child, parent, kernel, fi), each after those below it."""
 
     def __init__(self, edges: list[tuple[int, int, Kernel, float]], points: list[int], log_weight: F64) -> None:
-        """``points``: where those of each marginal begin; log_weight: the log masses of all."""
+        """``points``: where those of each marginal begin; log_weight: the log masses of all; ``out``: what is found."""
         self.kernels, self.log_weight = [edge[2] for edge in edges], log_weight
         self.builds, self.vectors = [-1] * len(edges), dict[int, Any]()
         self.passes = dict[int, OneRead]()
@@ -55,6 +55,9 @@ class TreePass:
         sizes = {"log_weight": count, "sent": ends, "near": count, "late": count, "log_u": count, "up": ends}
         self.room = Room({**sizes, "largest": len(edges) * len(WORDS), "back": count})
         self.room.send(log_weight=log_weight)
+        self.out = {name: self.room[name] for name in ("near", "late", "log_u", "up")}
+        for x in self.out.values():
+            x.fill(0.0)
         self.messages = np.zeros((), MESSAGES)
         self.messages["flush"] = FLUSH
         for name in (*sizes, "back"):
@@ -86,7 +89,7 @@ class TreePass:
         arguments = by_value(self.messages), self.there, np.uint64(self.largest), *map(np.int32, edges)
         self.functions[name]((blocks,), (threads,), arguments)
 
-    def run(self, first: int, sent: F64, narrow: bool, **out: F64) -> list[float]:
+    def run(self, first: int, sent: F64, narrow: bool) -> list[float]:
         """The edges from ``first`` on, up to one that is left to the caller: what each of them rounds at most."""
         room, end = self.room, first
         for k, owner in enumerate(self.kernels[first:], first):
@@ -97,9 +100,10 @@ class TreePass:
             end += 1
         if end == first:
             return []
+        before = self.out["near"].copy() if first else 0.0
         room.send(sent=sent)
-        if first:
-            room.send(near=out["near"])
+        if first:  # with what the caller has found of the edges before
+            room.send(**self.out)
         else:
             room.there[room.at["near"]].fill(0)
         self.launch("open_pass", end - first, WHOLE, first)
@@ -108,13 +112,12 @@ class TreePass:
             one = self.passes[k]
             one.launch(self.sums, one.ends.data.ptr, own, self.fi[k])
             self.launch("close_edge", -(-owner.m // THREADS) - (-owner.n // THREADS), THREADS, k, end)
-        room.bring("late", "log_u", "up", "largest")
+        room.bring("near", "late", "log_u", "up", "largest")
         errors = self.judged(range(first, end), partial(through_error, narrow=narrow))
-        for k in range(first, first + len(errors)):
-            child, parent, message = self.places[k]
-            out["up"][message] = up = room["up"][message]
-            out["late"][child], out["log_u"][child] = room["late"][child], room["log_u"][child]
-            out["near"][parent] += up
+        if len(errors) < end - first:  # that of sound edges alone
+            self.out["near"][:] = before
+            for _, parent, message in self.places[first : first + len(errors)]:
+                self.out["near"][parent] += self.out["up"][message]
         return errors
 
     def back(self, near: F64, log_u: F64, up: F64, out: F64) -> list[float]:
