@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..backends import Stats, load
-from ..backends.anderson import History
 from ..backends.contract import LEAST_MASS, memory_of, runs_kernels
 from ..backends.kernel import largest_of
 from ..penalties import F64, plan_error
@@ -161,12 +160,11 @@ def passes_left(guesses: list[float], tol: float) -> float:
     return math.log(last / tol) * RATE_PASSES / math.log(first / last) if last < first < math.inf else math.inf
 
 
-def history_of(body: Body) -> History:
+def history_of(body: Body) -> Any:
     """Of a body's states, on its device where they are large."""
     problem, entries = body.problem, body.ends[-1]
     there = runs_kernels(problem.xp) and entries > HOST_ENTRIES
-    found: History = (load("cuda").History if there else History)(memory_of(DEPTH, max(problem.shape), 8), body.ends)
-    return found
+    return load("cuda" if there else "cpu").History(memory_of(DEPTH, max(problem.shape), 8), body.ends)
 
 
 class Ascent:

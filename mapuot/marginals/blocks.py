@@ -14,12 +14,12 @@ them, vectors on the host.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..backends.contract import namespace
-from ..backends.cpu.left import Left
+from ..backends import load
+from ..backends.contract import host, namespace
 from ..backends.kernel import (
     FLUSH_PRODUCT,
     HOST_ENTRIES,
@@ -39,11 +39,10 @@ from .problem import MultiProblem
 from .reach import oriented
 from .state import PerPoint, State, prox
 
+if TYPE_CHECKING:
+    from ..backends.cpu.left import Left
+
 STEPS = 2  # on W a pass: as many each time, since Anderson's differences are those of one map
-
-
-def host(x: Any) -> F64:
-    return np.asarray(x.get() if hasattr(x, "get") else x)
 
 
 def checked(sums: F64, least: float) -> F64:
@@ -77,7 +76,7 @@ class Blocks:
         self.sizes = [len(first.kept), *(len(x.kept) for x in others)]
         self.ends, self.alone = [sum(self.sizes[1:])], 0.0
         fi, threads = [x.fi(problem.reg) for x in others], problem.threads if problem.xp is np else 1
-        self.left = Left(self.sizes[1:], self.others(problem.log_weight), fi, threads)
+        self.left: Left = load("cpu").Left(self.sizes[1:], self.others(problem.log_weight), fi, threads)
         soft, self.hard = (self.others(np.repeat(kind, problem.shape)) for kind in problem.kinds)
         self.rhos = np.where(soft, self.others(np.repeat(problem.rho, problem.shape)), 0.0)
         self.steps = STEPS if np.count_nonzero(fi) > 1 else 1
@@ -328,7 +327,8 @@ class Triangle:
         return R, few_here(xp.exp(W, out=W)), 0.0, LEAST_PRODUCT
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
-        return host(self.coupling(i, j, log_w))
+        found: F64 = host(self.coupling(i, j, log_w))
+        return found
 
     def coupling(self, i: int, j: int, log_w: list[F64]) -> Any:
         """The third marginal summed over by a product on logarithms."""

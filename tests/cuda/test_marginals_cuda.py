@@ -9,7 +9,7 @@ import pytest
 from marginals import STORED, check, drifting, one_random, problem
 
 import mapuot
-from mapuot.backends import anderson, load
+from mapuot.backends import load
 from mapuot.backends.coarse import Labels
 from mapuot.backends.cuda.kernels import Strips
 from mapuot.backends.kernel import Product
@@ -151,7 +151,7 @@ def test_odd_sizes_are_those_of_the_cpu(narrow):
 def test_differences_are_those_of_the_host(ends, alone):
     """More of them than are held, and after a start anew."""
     rng, depth = np.random.default_rng(0), 4
-    here, there = anderson.History(depth, ends), load("cuda").History(depth, ends)
+    here, there = load("cpu").History(depth, ends), load("cuda").History(depth, ends)
     for number in range(9):
         residual, image, weight = rng.normal(size=ends[-1]), rng.normal(size=ends[-1]), rng.random(ends[-1])
         if number == 7:

@@ -5,8 +5,10 @@ from typing import Any
 from ...grids import Grid
 from ..contract import weigh
 from . import stream, workspace
+from .anderson import History
 from .grid import GridStream, GridWorkspace
 from .kernel import Kernel, TreePass
+from .left import Left
 from .marginals import Points
 from .stream import asarray, extrema, to_numpy
 from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES
@@ -30,7 +32,9 @@ __all__ = [
     "MAKES_COSTS",
     "QUICK_ENTRIES",
     "QUICK_PASSES",
+    "History",
     "Kernel",
+    "Left",
     "PlanStream",
     "Points",
     "TreePass",

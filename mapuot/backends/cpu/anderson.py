@@ -1,7 +1,7 @@
 """Anderson's differences of a state of many marginals, and the step made of them: see docs/mathematics.md.
 
-The host's work is done by src_c/differences.c, a device's by src_cuda/differences.cu (cuda/anderson.py). For two
-marginals: src_c/finish_tmpl.c.
+The host's work is done by src_c/differences.c, a device's by src_cuda/differences.cu (backends/cuda/anderson.py).
+For two marginals: src_c/finish_tmpl.c.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .._core import lib
-from ..penalties import F64
-from .cpu.native import pointer
+from ..._core import lib
+from ...penalties import F64
+from .native import pointer
 
 
 class History:
