@@ -253,15 +253,14 @@ def run(args: Any) -> dict[str, Any]:
     if args.quick:
         sizes, triangles, chain_sizes = (32,), (200,), (200,)
     shapes = SHAPES[: 2 if args.quick else None]
-    with common.blas_threads(args.threads):
+    with common.blas_threads(args.threads), common.kept_memory():
         arrays = [array_case(n, reg, rho, args.threads, xp) for n in sizes for reg, rho in CASES]
         if xp is np:
             passes = [pass_case(shape, count) for count in sorted({1, args.threads}) for shape in shapes]
         else:
             passes = [device_pass_case(shape) for shape in (*shapes, *[(512, 512, 512)] * (not args.quick))]
         threes = [triangle_case(n, reg, rho, args.threads, xp) for n in triangles for reg, rho in CASES[:3]]
-        with common.kept_memory():
-            chains = [chain_case(n, reg, rho, args.threads, xp) for n in chain_sizes for reg, rho in CASES[:3]]
+        chains = [chain_case(n, reg, rho, args.threads, xp) for n in chain_sizes for reg, rho in CASES[:3]]
     found = {"arrays": arrays, "passes": passes, "triangles": threes, "chains": chains, "most_reads": MOST_READS}
     found |= {"limits": LIMITS, "device": args.device, "file": "tensors" if xp is np else "tensors_gpu"}
     return found | {"took": time.perf_counter() - begin}
