@@ -14,14 +14,8 @@ ALWAYS_INLINE vd size_of(vd x) { return v_max(x, v_sub(v_set(0), x)); }
 /* a sum of numbers that is 0, or, where one of them is not finite, NaN */
 ALWAYS_INLINE vd sound_too(vd x, vd sound) { return v_fma(x, v_set(0), sound); }
 
-static double largest_of(vd x, double before)
-{
-    double lane[VL];
-    v_store(lane, x);
-    for (int k = 0; k < VL; k++)
-        before = lane[k] > before ? lane[k] : before;
-    return before;
-}
+/* at least `before`, also where a lane is NaN: v_max takes its second then */
+ALWAYS_INLINE double largest_of(vd x, double before) { return v_top(v_max(x, v_set(before))); }
 
 static double log_amount(int64_t n, const double *x, const double *log_u, double rate)
 {

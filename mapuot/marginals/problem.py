@@ -126,11 +126,6 @@ class MultiProblem:
         return np.concatenate([x.weight for x in self.marginals])
 
     @cached_property
-    def rate(self) -> F64:
-        """reg / rho, by marginal: 0 where it is hard or free."""
-        return np.array([0.0 if x.free or x.hard else self.reg / x.rho for x in self.marginals])
-
-    @cached_property
     def rho(self) -> F64:
         """By marginal: 0 where it is free, inf where it is hard."""
         return np.array([x.rho for x in self.marginals])
