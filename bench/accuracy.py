@@ -16,9 +16,9 @@ import numpy as np
 from tqdm import tqdm
 
 import mapuot
+from mapuot.answer.result import Result
 from mapuot.backends import Options, cpu
-from mapuot.problem import Problem
-from mapuot.result import Result
+from mapuot.problem.problem import Problem
 
 from . import common, newton, problems
 

@@ -117,8 +117,8 @@ def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
     """Of the whole batch, translation, extrapolation and certificate included."""
     from mapuot.backends import cuda
     from mapuot.backends.cuda import batch as cuda_batch
-    from mapuot.problem import BatchProblem
-    from mapuot.strategy import make_options
+    from mapuot.problem.problem import BatchProblem
+    from mapuot.route.strategy import make_options
 
     task = BatchProblem.from_arrays(M, A, B, REG, RHO, "kl", "product", cuda)
     options = dataclasses.replace(make_options("auto", precision, 1e-6, None, None), tol=-1.0)

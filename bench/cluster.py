@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from mapuot.backends import Options
-from mapuot.problem import Problem
+from mapuot.problem.problem import Problem
 from mapuot.ranks import ALONE, Ranks, own_rows
 
 from . import common

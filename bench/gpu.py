@@ -119,7 +119,7 @@ def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
     import cupy as cp
 
     from mapuot.backends import Options, cuda
-    from mapuot.problem import Problem
+    from mapuot.problem.problem import Problem
 
     m, n = (m, n) if in_place else laid(m, n)
     M = cp.random.default_rng(0).random((m, n), dtype=np.float32)

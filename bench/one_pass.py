@@ -22,7 +22,7 @@ from mapuot._core import ffi, lib
 
 from mapuot.backends import Options, cpu
 from mapuot.backends.cpu import native
-from mapuot.problem import Problem
+from mapuot.problem.problem import Problem
 
 from . import common, library
 from .limits import Buffer

@@ -21,10 +21,10 @@ import numpy as np
 from tqdm import tqdm
 
 import mapuot
-from mapuot import strategy
+from mapuot.ascend.loop import Run
 from mapuot.backends import Stats, cpu
-from mapuot.loop import Run
-from mapuot.problem import Problem
+from mapuot.problem.problem import Problem
+from mapuot.route import strategy
 
 from . import common, newton, problems
 

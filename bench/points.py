@@ -44,8 +44,8 @@ from tqdm import tqdm
 import mapuot
 from mapuot.backends import cpu, pick
 from mapuot.backends.cpu.stream import PlanStream
-from mapuot.problem import Problem
-from mapuot.strategy import make_options
+from mapuot.problem.problem import Problem
+from mapuot.route.strategy import make_options
 
 from . import common
 

@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 import mapuot
 from mapuot.backends import cpu
-from mapuot.problem import Problem
-from mapuot.strategy import make_options
+from mapuot.problem.problem import Problem
+from mapuot.route.strategy import make_options
 
 from . import common
 from .points import one_pass

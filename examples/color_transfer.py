@@ -154,7 +154,7 @@ class Transfer:
 
         result, seconds = timed(call)
         self.bar.update()
-        return {"name": "mapuot.solve", "seconds": seconds, "passes": result.n_passes, "error": result.error_bound,
+        return {"name": "mapuot.api.solve", "seconds": seconds, "passes": result.n_passes, "error": result.error_bound,
                 "log_v": result.log_v}  # fmt: skip
 
     def compare(self) -> list[dict[str, Any]]:

@@ -4,24 +4,24 @@ from importlib import import_module
 from typing import Any
 
 from . import pot
+from .answer.load import load
+from .answer.result import Result
+from .api.barycenter import BarycenterResult, barycenter
+from .api.batch import BatchResult, solve_batch
+from .api.certify import Certificate, certify
+from .api.divergence import sinkhorn_divergence
+from .api.log_matmul import log_matmul, log_matmul_gradient
+from .api.neighbours import knn_cost
+from .api.path import path
+from .api.solve import solve
+from .api.solve_sample import solve_sample
 from .backends import Stats
-from .barycenter import BarycenterResult, barycenter
-from .batch import BatchResult, solve_batch
-from .certify import Certificate, certify
-from .divergence import sinkhorn_divergence
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
-from .grids import Grid
-from .load import load
-from .log_matmul import log_matmul, log_matmul_gradient
 from .marginals import MultiResult, multimarginal
-from .mask import SeededMask
-from .neighbours import knn_cost
-from .points import PointCloud
 from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
-from .result import Result
-from .sample import solve_sample
-from .sequence import path
-from .solve import solve
+from .problem.grid import Grid
+from .problem.mask import SeededMask
+from .problem.points import PointCloud
 
 __version__ = "0.1.0"
 __all__ = [

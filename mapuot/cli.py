@@ -18,20 +18,20 @@ import click
 import numpy as np
 
 from . import __version__, files, plot
+from .answer.result import BLOCK_ENTRIES, Result
+from .answer.store import contents
+from .answer.summary import as_table
+from .api.solve import solve
 from .backends import BACKENDS
 from .errors import ConvergenceWarning
-from .mask import SeededMask
 from .penalties import KINDS
-from .points import METRICS, PointCloud
+from .problem.mask import SeededMask
+from .problem.points import METRICS, PointCloud
+from .problem.validate import as_grid
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_block
 from .report import page
-from .result import BLOCK_ENTRIES, Result
-from .solve import solve
-from .store import contents
-from .strategy import METHODS, PRECISIONS, SCHEDULES
-from .summary import as_table
-from .validate import as_grid
+from .route.strategy import METHODS, PRECISIONS, SCHEDULES
 
 NOT_CONVERGED = 3
 REFERENCES = ("product", "uniform")  # those that are no file

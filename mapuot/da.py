@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
+from .answer.labels import as_labels
+from .answer.result import Result
 from .errors import ScalingWarning
-from .labels import as_labels
-from .points import METRICS, PointCloud
 from .pot.arrays import threshold
 from .pot.sinkhorn import Call
-from .result import Result
-from .validate import as_array, as_count, as_float, as_positive, odd_scale
+from .problem.points import METRICS, PointCloud
+from .problem.validate import as_array, as_count, as_float, as_positive, odd_scale
 
 try:
     from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin

@@ -2,7 +2,7 @@
 
 Arrays that are there are read where they lie, on a GPU through CuPy, and nothing is copied. Under jit and vmap there
 are none: a callback solves on the CPU, and JAX copies what lies on a GPU there and back, since it calls Python with
-host memory only. The formulas are those of gradients.py. Twin: torch.py.
+host memory only. The formulas are those of answer/gradients.py. Twin: torch.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from .answer.gradients import dual_value, marginal_gradient
+from .api.batch import solve_batch
 from .backends import namespace
-from .batch import solve_batch
-from .gradients import dual_value, marginal_gradient
-from .points import PointCloud
-from .validate import as_float, as_pair, as_positive
+from .problem.points import PointCloud
+from .problem.validate import as_float, as_pair, as_positive
 
 try:
     import jax

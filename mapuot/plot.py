@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from .answer.result import Result
+from .answer.tensors import taken
 from .backends.contract import host
 from .errors import shown
 from .penalties import F64
-from .result import Result
-from .sparse import is_sparse
-from .tensors import taken
-from .validate import as_array, as_count, as_share, check_kind
+from .problem.sparse import is_sparse
+from .problem.validate import as_array, as_count, as_share, check_kind
 
 __all__ = ["arrows", "convergence", "links", "masses", "path", "plan"]
 GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: told apart by all eyes

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from . import plot
-from .result import Result
-from .store import TRACE
-from .summary import number
+from .answer.result import Result
+from .answer.store import TRACE
+from .answer.summary import number
 
 SHOWN_PASSES = 12  # of the trace, first and last
 STYLE = """

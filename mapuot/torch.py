@@ -1,6 +1,6 @@
 """PyTorch losses on mapuot: the gradient comes from the potentials, so no graph goes through the iterations.
 
-The value is the dual optimum W(a, b, M) of `solve` with the reference a b^T; gradients.py has the
+The value is the dual optimum W(a, b, M) of `solve` with the reference a b^T; answer/gradients.py has the
 formulas. Tensors are read where they lie, on the CPU or (through CuPy) on the GPU, where all of the work is then done,
 on torch's current stream.
 """
@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from .answer.gradients import dual_value, marginal_gradient
+from .answer.result import Result
+from .answer.slopes import mass_slope, point_slope
+from .answer.tensors import array_of, check_csr, is_csr, stream_of, tensor_of
+from .api.batch import BatchResult, solve_batch
+from .api.divergence import check_options, self_costs
+from .api.solve import solve
 from .backends import host
-from .batch import BatchResult, solve_batch
-from .divergence import check_options, self_costs
-from .gradients import dual_value, marginal_gradient
 from .penalties import F64
-from .points import PointCloud
-from .result import Result
-from .slopes import mass_slope, point_slope
-from .solve import solve
-from .sparse import Sparse
-from .tensors import array_of, check_csr, is_csr, stream_of, tensor_of
-from .validate import as_choice, as_pair, as_positive
+from .problem.points import PointCloud
+from .problem.sparse import Sparse
+from .problem.validate import as_choice, as_pair, as_positive
 
 try:
     import torch

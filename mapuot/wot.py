@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from .answer.labels import as_labels
+from .answer.result import Result
+from .api.solve import solve
 from .errors import shown
-from .labels import as_labels
 from .penalties import F64
-from .points import PointCloud
-from .result import Result
-from .solve import solve
-from .validate import as_array, as_choice, as_count, as_float, as_positive
+from .problem.points import PointCloud
+from .problem.validate import as_array, as_choice, as_count, as_float, as_positive
 
 __all__ = ["Coupling", "OTModel"]
 MOST_ENTRIES = 1 << 27  # of a cost that is formed: beyond it points take its place

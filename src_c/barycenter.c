@@ -4,7 +4,7 @@
  *
  * on logarithms, with fi = 1 the balanced one: log q = sum_s w_s log K^T u_s.  Both products of a histogram are one
  * row_pass over the K that all share; where its sums could underflow they are log_matmul's.  Source: Chizat, Peyre,
- * Schmitzer, Vialard 2018.  The same iteration for many weightings, and debiased: mapuot/barycenter.py.
+ * Schmitzer, Vialard 2018.  The same iteration for many weightings, and debiased: mapuot/api/barycenter.py.
  */
 #include <math.h>
 #include <stdlib.h>

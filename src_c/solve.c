@@ -1,7 +1,7 @@
 /* solve.c - plain problems from their arrays to their certificates in one foreign call: range of M, larger regs, K and its
  * absorptions, passes, potentials, plan.  One thread solves a problem; the threads of the pool share the problems.
  *
- * It takes the steps of strategy.py (carry_out, approach), loop.py (run) and backends/workspace.py (absorb), which solve
+ * It takes the steps of route/strategy.py (carry_out, approach), ascend/loop.py (run) and backends/workspace.py (absorb), which solve
  * whatever is not plain, over the same passes: a problem that needs more, or has an argument to complain of, is left to
  * them from its beginning.
  */
@@ -193,7 +193,7 @@ static void set_side(mapuot_side *side, const double *weight, const double *log_
     mapuot_set_side(side, weight, log_weight);
 }
 
-/* max |log t| of the weights that count (problem.py, largest_log) */
+/* max |log t| of the weights that count (problem/problem.py, largest_log) */
 static double largest_log(int64_t len, const double *log_weight)
 {
     double top = -INFINITY, largest = 0.0;

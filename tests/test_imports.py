@@ -9,7 +9,7 @@ import pytest
 import mapuot
 
 ROOT = Path(mapuot.__file__).parent
-ABOVE = {"mapuot.solve", "mapuot.batch", "mapuot.strategy", "mapuot.loop"}
+ABOVE = {"mapuot.api.solve", "mapuot.api.batch", "mapuot.route.strategy", "mapuot.ascend.loop"}
 NAMES = ("pot", "torch", "jax", "da", "cli", "wot", "plot", "report", "__main__")
 DOORS = tuple(f"mapuot.{name}" for name in NAMES)
 
@@ -93,11 +93,11 @@ def reach(start):
 
 def test_the_graph_is_not_empty():
     edges = graph()
-    assert "mapuot.solve" in edges["mapuot"]
-    assert "mapuot.backends.contract" in edges["mapuot.problem"]
+    assert "mapuot.api.solve" in edges["mapuot"]
+    assert "mapuot.backends.contract" in edges["mapuot.problem.problem"]
     assert "mapuot.da" in edges["mapuot"]  # in a function
     assert {"mapuot.backends.cpu", "mapuot.backends.cuda"} <= edges["mapuot.backends"]  # by an f-string
-    assert {"mapuot.backends.cpu.batch", "mapuot.backends.cuda.batch"} <= edges["mapuot.batch"]  # by a sum
+    assert {"mapuot.backends.cpu.batch", "mapuot.backends.cuda.batch"} <= edges["mapuot.api.batch"]  # by a sum
     assert "mapuot.backends.cuda.workspace" in edges["mapuot.backends.cuda"]
 
 

@@ -4,10 +4,10 @@ import pytest
 from mapuot._core import ffi, lib
 from nvrtc import compiled
 
-from mapuot import points
 from mapuot.backends import records
 from mapuot.backends.contract import METRICS
 from mapuot.backends.cuda import kernels
+from mapuot.problem import points
 
 COMMON = sorted(records.COMMON)
 DEVICE = [

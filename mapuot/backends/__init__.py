@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import shown
-from ..sparse import is_on_device
+from ..problem.sparse import is_on_device
 from .contract import Options, PlanStream, Stats, Workspace, closing, host, namespace
 
 __all__ = [

@@ -19,10 +19,10 @@ import numpy as np
 
 from ..cached import cached_property
 from ..penalties import F64, plan_error
-from ..points import Kept, PointCloud
-from ..problem import Problem
-from ..side import Side
-from ..validate import as_columns
+from ..problem.points import Kept, PointCloud
+from ..problem.problem import Problem
+from ..problem.side import Side
+from ..problem.validate import as_columns
 from .contract import LEAST_MASS, METRICS, PAD, Stats, host, namespace
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes

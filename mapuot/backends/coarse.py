@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..cost import Cost, Dense, Streamed
-from ..points import PointCloud
-from ..problem import Problem
+from ..problem.cost import Cost, Dense, Streamed
+from ..problem.points import PointCloud
+from ..problem.problem import Problem
 from ..processor import SERIAL_ENTRIES
 from .contract import Stats, host
 

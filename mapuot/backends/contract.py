@@ -10,7 +10,7 @@ A backend is a module (or package) with
     QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
 
 and, where it has them, ``quicker_turned(cost)``, whether a solve of the transpose takes less time, ``held(problem)``, a
-problem that skips pairs with the vectors of its sides where they are best worked on, and a batch: ``batch.py`` with
+problem that skips pairs with the vectors of its sides where they are best worked on, and a batch: ``api/batch.py`` with
 storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
 """
 

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..cost import Cost
 from ..penalties import F64
-from ..sparse import Sparse, log_sums
+from ..problem.cost import Cost
+from ..problem.sparse import Sparse, log_sums
 from .coarse import Labels
 from .contract import host
 

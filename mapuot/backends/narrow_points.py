@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..penalties import F64
-from ..points import PointCloud
-from ..problem import Problem
+from ..problem.points import PointCloud
+from ..problem.problem import Problem
 from .contract import namespace
 
 GRID = 2.0**-8

@@ -14,12 +14,12 @@ import numpy as np
 from scipy.special import logsumexp
 
 from .. import penalties
-from ..cost import Cost
 from ..penalties import F64
-from ..problem import EXPONENT_ROUNDING, Problem
-from ..side import Side
-from ..sparse import Sparse
-from ..validate import as_columns
+from ..problem.cost import Cost
+from ..problem.problem import EXPONENT_ROUNDING, Problem
+from ..problem.side import Side
+from ..problem.sparse import Sparse
+from ..problem.validate import as_columns
 from .coarse import Coarse, Labels
 from .contract import LEAST_MASS, Options, Stats, memory_of, weigh
 

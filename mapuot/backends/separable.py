@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..grids import Grid
 from ..penalties import F64
+from ..problem.grid import Grid
 from .contract import host, namespace
 
 UNIT = 2.0**-53

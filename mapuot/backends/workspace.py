@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..penalties import F64
-from ..problem import Problem
+from ..problem.problem import Problem
 from . import narrow_points
 from .boxes import State, Truncation
 from .contract import Options, Stats

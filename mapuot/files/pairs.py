@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import Cost, held_type, own_part
+from ..problem.cost import Cost, held_type, own_part
+from ..problem.sparse import MOST_COLUMNS, Sparse
 from ..ranks import Ranks
-from ..sparse import MOST_COLUMNS, Sparse
 
 BLOCK_PAIRS = 1 << 22  # at once: 50 MB of costs and indices of 64 bits, and what is made of them
 

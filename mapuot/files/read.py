@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from ..cost import Streamed
 from ..errors import cut
-from ..sparse import Sparse
+from ..problem.cost import Streamed
+from ..problem.sparse import Sparse
 from .formats import library, split_name
 from .pairs import PairsFile
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..api.log_matmul import log_matmul
 from ..backends import load
 from ..backends.contract import host, namespace
 from ..backends.kernel import (
@@ -31,7 +32,6 @@ from ..backends.kernel import (
     check_sums,
     largest_of,
 )
-from ..log_matmul import log_matmul
 from ..penalties import F64
 from .ascend import UNIT, UnderflowError, translation
 from .coarse import Coarse

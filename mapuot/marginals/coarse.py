@@ -22,9 +22,9 @@ from ..backends.coarse import EVERY, FIRST, Labels, clusters_of, features, find,
 from ..backends.contract import host
 from ..backends.kernel import LogKernel
 from ..cached import cached_property
-from ..cost import Dense
 from ..penalties import F64
-from ..points import PointCloud
+from ..problem.cost import Dense
+from ..problem.points import PointCloud
 from ..processor import SERIAL_ENTRIES
 from .problem import MultiProblem
 from .reach import oriented

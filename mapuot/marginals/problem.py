@@ -17,13 +17,13 @@ from ..backends import load, pick
 from ..backends.contract import SMALL_ENTRIES
 from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of, log_sum, log_sums_by
 from ..cached import cached_property
-from ..cost import Cost, Dense
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
-from ..points import PointCloud
+from ..problem.cost import Cost, Dense
+from ..problem.points import PointCloud
+from ..problem.sparse import Sparse, is_sparse
+from ..problem.validate import MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, check_kind
 from ..processor import free_memory
-from ..sparse import Sparse, is_sparse
-from ..validate import MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, check_kind
 from .reach import Edges, check_parts, parts_of, reachable
 from .slabs import Slabs, as_held
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import Cost
 from ..errors import InfeasibleError
-from ..sparse import Sparse
-from ..validate import MASS_TOLERANCE, told_points
+from ..problem.cost import Cost
+from ..problem.sparse import Sparse
+from ..problem.validate import MASS_TOLERANCE, told_points
 
 Edges = dict[tuple[int, int], Any]
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from ..answer.result import Certified
 from ..backends import Stats
 from ..backends.contract import FAILED
 from ..cached import cached_property
 from ..errors import shown, told_bound
 from ..penalties import F64, kl_divergence
-from ..result import Certified
-from ..sparse import Sparse, is_sparse
-from ..validate import as_columns
+from ..problem.sparse import Sparse, is_sparse
+from ..problem.validate import as_columns
 from .blocks import Blocks
 from .problem import MultiProblem
 from .state import State

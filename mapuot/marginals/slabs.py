@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..backends.contract import host, namespace
-from ..cost import Cost, Dense, Streamed
 from ..penalties import F64
-from ..validate import as_array, as_real, check_kind
+from ..problem.cost import Cost, Dense, Streamed
+from ..problem.validate import as_array, as_real, check_kind
 
 SLAB_ENTRIES = 1 << 20  # of a slab of the plan
 

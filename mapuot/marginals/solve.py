@@ -15,8 +15,8 @@ from ..backends import Stats, name_of, pick
 from ..backends.contract import FAILED
 from ..errors import ConvergenceWarning, shown, told_miss, warn
 from ..penalties import F64
-from ..sparse import is_sparse
-from ..validate import as_callback, as_count, as_positive, as_threads
+from ..problem.sparse import is_sparse
+from ..problem.validate import as_callback, as_count, as_positive, as_threads
 from .ascend import Ascent, Rules
 from .blocks import Blocks
 from .problem import MultiProblem

@@ -49,11 +49,7 @@ Where the answers differ from POT's:
   function gives the latter and refuses the rest. Tensors of TensorFlow come back without a gradient.
 """
 
-from .barycenter import (
-    barycenter_unbalanced,
-    barycenter_unbalanced_sinkhorn,
-    barycenter_unbalanced_stabilized,
-)
+from .barycenter import barycenter_unbalanced, barycenter_unbalanced_sinkhorn, barycenter_unbalanced_stabilized
 from .mm import mm_unbalanced, mm_unbalanced2
 from .patching import patch, patched, unpatch
 from .sinkhorn import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..tensors import array_of, requires_grad, tensor_of
-from ..validate import as_float
+from ..answer.tensors import array_of, requires_grad, tensor_of
+from ..problem.validate import as_float
 
 
 def library(x: Any) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from ..api import barycenter as shared
+from ..api.barycenter import as_weights, checked
 from ..backends import host, pick
-from ..barycenter import as_weights, checked
 from ..errors import warn
+from ..problem.validate import as_array, as_count, as_positive
 from ..progress import bar as progress_bar
-from ..validate import as_array, as_count, as_positive
 from .arrays import give, take, threshold
 from .caller import WORDS, warn_not_stopped
-
-shared = import_module("mapuot.barycenter")  # the package has a function of this name
 
 
 def barycenter_unbalanced(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..answer.result import Result, not_converged
 from ..errors import MUTED, ConvergenceWarning, warn
-from ..result import Result, not_converged
 
 WORDS = ("numItermax", "stopThr")  # for max_passes and tol
 NAMES = {"reference": "c", "warm_start": "warmstart", "A": "a", "B": "b"}  # ours, POT's

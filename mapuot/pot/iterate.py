@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from ..answer.result import Result
 from ..backends import Options, Stats, Workspace, closing, name_of
 from ..errors import warn
 from ..penalties import F64
-from ..problem import Problem
+from ..problem.problem import Problem
 from ..progress import bar as progress_bar
-from ..result import Result
 from .caller import warn_not_stopped
 
 NAMED = {  # name: (translation, iterations between two looks at err, err of u alone)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..points import METRICS, PointCloud
-from ..result import Result
-from ..solve import solve
-from ..tensors import tensor_among
+from ..answer.result import Result
+from ..answer.tensors import tensor_among
+from ..api.solve import solve
+from ..problem.points import METRICS, PointCloud
 from . import sinkhorn
 from .arrays import take, tracked
 from .caller import muted, warn_not_converged

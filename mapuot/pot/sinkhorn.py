@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from ..answer.result import MOST_FLOAT32, Result
+from ..answer.tensors import is_csr
+from ..api.batch import solve_batch
+from ..api.solve import solve
 from ..backends import pick
-from ..batch import solve_batch
 from ..errors import InfeasibleError, warn
-from ..problem import Problem
-from ..result import MOST_FLOAT32, Result
-from ..solve import solve
-from ..strategy import start_potentials
-from ..tensors import is_csr
-from ..validate import as_array, as_count, as_positive, as_side
+from ..problem.problem import Problem
+from ..problem.validate import as_array, as_count, as_positive, as_side
+from ..route.strategy import start_potentials
 from .arrays import give, library, take, threshold, tracked
 from .caller import WORDS, muted, names_of_pot, warn_not_converged
 from .iterate import NAMED, TINY, iterate

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from ..answer.result import Result
+from ..api.solve import solve
 from ..errors import MUTED, InfeasibleError, warn
-from ..plain import attempt
-from ..result import Result
-from ..solve import solve
-from ..validate import as_pair
+from ..problem.validate import as_pair
+from ..route.plain import attempt
 from . import sinkhorn
 from .arrays import take, tracked
 from .caller import WORDS, warn_not_converged

@@ -1,7 +1,7 @@
 /* mask.h - the random mask that is a seed: which pairs are kept, made anew wherever an entry is.  Of pair (i, j), in the
  * numbering of the whole matrix, Philox4x32-10 makes 64 bits from the key and the counter (i, j); it is kept where they
  * are at most `limit`, keep 2^64 - 1.  Integers only, so that every machine and every order of a sweep gets the same mask.
- * Source: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, 2011.  Oracle: mapuot/mask.py. */
+ * Source: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, 2011.  Oracle: mapuot/problem/mask.py. */
 #ifndef MAPUOT_MASK_H
 #define MAPUOT_MASK_H
 #include "common/record.h"

@@ -163,7 +163,7 @@ def test_goes_on_where_pot_stops():
 def test_product_and_log_sum_exp_agree(monkeypatch):
     A, M = histograms()
     expected = pot.barycenter_unbalanced(A, M, 0.02, 1.0)
-    monkeypatch.setattr(import_module("mapuot.barycenter"), "SAFE", 0.0)
+    monkeypatch.setattr(import_module("mapuot.api.barycenter"), "SAFE", 0.0)
     assert_allclose(pot.barycenter_unbalanced(A, M, 0.02, 1.0), expected, rtol=1e-12)
 
 

@@ -127,7 +127,7 @@ def assert_as_alone(result, M, A, B, reg, reg_m, **options):
 @pytest.mark.parametrize("options", [{}, {"precision": "mixed", "threads": 2}, {"tol": 1e-9}], ids=str)
 def test_small_reg_stays_in_the_core(reg, reg_m, options, monkeypatch):
     """Beyond what one K holds, absorptions and larger regs are made in the core, too, problem by problem."""
-    monkeypatch.setattr(mapuot.batch.BatchRun, "alone", None)
+    monkeypatch.setattr(mapuot.api.batch.BatchRun, "alone", None)
     for M, A, B in (minibatches(), minibatches(dtype="f4"), (minibatches()[0][0], *minibatches()[1:])):
         result = solve_batch(M, A, B, reg, reg_m, **options)
         assert_as_alone(result, M, A, B, reg, reg_m, **options)
@@ -146,7 +146,7 @@ def test_small_reg_with_forbidden_pairs_and_points_apart():
 def test_small_reg_from_a_start_and_with_few_passes(monkeypatch):
     M, A, B = minibatches()
     cold = solve_batch(M, A, B, 0.01, 1.0)
-    monkeypatch.setattr(mapuot.batch.BatchRun, "alone", None)
+    monkeypatch.setattr(mapuot.api.batch.BatchRun, "alone", None)
     warm = solve_batch(M, A, B, 0.01, 1.0, warm_start=cold)
     assert (warm.n_passes <= 3).all()
     assert (cold.n_passes > 10).all()

@@ -7,7 +7,8 @@ import pytest
 from problems import clouds, with_forbidden, with_zeros
 
 import mapuot
-from mapuot import cost, files
+from mapuot import files
+from mapuot.problem import cost
 
 FORMATS = ["plain.npy", "fortran.npy", "plain.npz", "packed.npz", "some.h5", "packed.hdf5", "some.zarr"]
 

@@ -19,8 +19,8 @@ from problems import clouds, with_forbidden
 from soak.trials import Child
 
 import mapuot
+from mapuot.ascend.loop import Run
 from mapuot.backends.cpu import native, stream
-from mapuot.loop import Run
 
 CASE = clouds(48, 40)
 

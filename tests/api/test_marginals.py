@@ -29,12 +29,12 @@ import mapuot
 from mapuot.backends import cpu
 from mapuot.backends.coarse import Labels
 from mapuot.backends.cuda import kernel as cuda_kernel
-from mapuot.cost import Dense
 from mapuot.marginals import coarse
 from mapuot.marginals.ascend import Ascent, Rules, UnderflowError, translation
 from mapuot.marginals.problem import MultiProblem
 from mapuot.marginals.tree import Tree
 from mapuot.penalties import kl_divergence
+from mapuot.problem.cost import Dense
 
 
 @pytest.mark.parametrize(("shape", "count"), [(x, n) for x in SHAPES for n in (3, 4, 5) if n == 3 or x != "triangle"])
@@ -479,7 +479,7 @@ def test_slabs_are_read_once_a_pass(monkeypatch):
     C = np.random.default_rng(0).random((300, 16, 17))
     masses = [np.full(n, 1.0 / n) for n in C.shape]
     monkeypatch.setattr("mapuot.marginals.problem.free_memory", lambda: 0.0)
-    monkeypatch.setattr("mapuot.cost.BLOCK_BYTES", C[0].nbytes * 8)
+    monkeypatch.setattr("mapuot.problem.cost.BLOCK_BYTES", C[0].nbytes * 8)
     monkeypatch.setattr("mapuot.backends.cpu.native.BLOCK_BYTES", C[0].nbytes * 8)
     slabs = []
     tracemalloc.start()

@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from problems import Case, clouds, newton, plan_of, verify, with_forbidden, with_zeros
 
 import mapuot
-from mapuot import mask as masks
 from mapuot.backends import cpu, pick
-from mapuot.cost import Dense
-from mapuot.problem import Problem
+from mapuot.problem import mask as masks
+from mapuot.problem.cost import Dense
+from mapuot.problem.problem import Problem
 
 # philox4x32, 10 rounds, of Random123's kat_vectors: counter, key, answer
 KNOWN = (
@@ -210,7 +210,7 @@ def test_methods_and_storages(method, precision):
     verify(result, masked(case, MASK), precision)
 
 
-@pytest.mark.parametrize("metric", mapuot.points.METRICS)
+@pytest.mark.parametrize("metric", mapuot.problem.points.METRICS)
 def test_points(metric, backend):
     rng = np.random.default_rng(0)
     x, y, a, b = rng.random((30, 2)), rng.random((41, 2)) + 0.1, rng.random(30), rng.random(41)

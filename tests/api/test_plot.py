@@ -16,7 +16,8 @@ matplotlib.use("agg")
 
 from matplotlib import pyplot as plt  # noqa: E402
 
-from mapuot import cli, plot, report, store, summary  # noqa: E402
+from mapuot import cli, plot, report  # noqa: E402
+from mapuot.answer import store, summary  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from scipy.spatial.distance import cdist
 
 import mapuot
 from mapuot.backends import cpu
-from mapuot.points import METRICS, REACH
-from mapuot.problem import Problem
-from mapuot.strategy import make_options
+from mapuot.problem.points import METRICS, REACH
+from mapuot.problem.problem import Problem
+from mapuot.route.strategy import make_options
 
 SHAPES = [(1, 1, 1), (1, 7, 2), (9, 1, 3), (37, 53, 3), (20, 33, 17), (4, 530, 40), (5, 600, 1)]
 
@@ -344,7 +344,7 @@ def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch):
         x, y = rng.normal(size=(900, dim)), rng.normal(size=(800, dim)) + apart
         cloud = mapuot.PointCloud(x, y, metric, scale=0.3, truncate=None)
         low, high, *odd = cloud.range(cpu)
-        monkeypatch.setattr("mapuot.points.AUTO_ENTRIES", 1)
+        monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1)
         bounds = cloud.range(cpu)
         assert odd == [0, 0] == list(bounds[2:])
         assert bounds[0] <= low * (1 + 1e-12)

@@ -110,7 +110,7 @@ def test_streams_go_block_by_block(solved, monkeypatch):
     """top_k and sparse over many blocks of few rows."""
     _, result = solved
     whole = result.top_k(1), result.sparse(1e-4).toarray()
-    monkeypatch.setattr(mapuot.result, "BLOCK_ENTRIES", 20)
+    monkeypatch.setattr(mapuot.answer.result, "BLOCK_ENTRIES", 20)
     np.testing.assert_array_equal(result.top_k(1)[1], whole[0][1])
     np.testing.assert_array_equal(result.sparse(1e-4).toarray(), whole[1])
 
@@ -199,7 +199,7 @@ def test_memory_for_the_plan_that_cannot_take_it(backend):
 
 @pytest.mark.parametrize("entries", [3 * 7, 1 << 22])
 def test_pairs_are_drawn_from_the_plan(entries, backend, monkeypatch):
-    monkeypatch.setattr(mapuot.result, "BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(mapuot.answer.result, "BLOCK_ENTRIES", entries)
     case = with_forbidden(with_zeros(clouds(11, 7, reg=0.2, ratio=1.5)))
     result = case.solve(backend=backend, callback=None if entries > 21 else lambda stats: None)  # not the short way
     i, j = result.sample(200_000, seed=1)

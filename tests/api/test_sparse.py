@@ -11,15 +11,15 @@ from problems import csr_of, pairs
 from scipy import sparse
 
 import mapuot
-from mapuot import sparse as sparse_costs
+from mapuot.answer.gradients import marginal_gradient
 from mapuot.backends import cpu
 from mapuot.files import pairs as pairs_of_files
 from mapuot.files.pairs import PairsFile
-from mapuot.gradients import marginal_gradient
-from mapuot.points import METRICS
-from mapuot.problem import Problem
-from mapuot.sparse import Sparse
-from mapuot.strategy import make_options
+from mapuot.problem import sparse as sparse_costs
+from mapuot.problem.points import METRICS
+from mapuot.problem.problem import Problem
+from mapuot.problem.sparse import Sparse
+from mapuot.route.strategy import make_options
 
 PENALTIES = ["kl", "tv", "l2", ("range", "kl"), ("kl", "balanced"), ("balanced", "kl")]
 

@@ -8,7 +8,7 @@ import pytest
 from problems import clouds, plan_of, with_forbidden, with_zeros
 
 import mapuot
-from mapuot import store
+from mapuot.answer import store
 
 CASES = {
     "plain": clouds(23, 31, reg=0.05, reg_m=(0.7, 2.0), ratio=1.4),
@@ -122,7 +122,7 @@ def test_names_that_save_refuses(tmp_path):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("keep", [1e-9, 0.3, 0.9, 0.999, 1.0])
 def test_the_fewest_entries_that_hold_a_share(case, dtype, keep, monkeypatch):
-    monkeypatch.setattr(mapuot.result, "BLOCK_ENTRIES", 40)
+    monkeypatch.setattr(mapuot.answer.result, "BLOCK_ENTRIES", 40)
     result = case.replace(M=case.M.astype(dtype)).solve(backend="cpu")
     P = np.asarray(result.plan, np.float64)
     kept = result.sparse(keep=keep)

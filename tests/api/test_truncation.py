@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import mapuot
-from mapuot import groups, strategy
+from mapuot.ascend import groups
+from mapuot.ascend.truncation import in_boxes
 from mapuot.backends import boxes, cpu
 from mapuot.backends.boxes import Boxes, State
-from mapuot.problem import Problem
-from mapuot.truncation import in_boxes
+from mapuot.problem.problem import Problem
+from mapuot.route import strategy
 
 
 def clouds(m=260, n=220, d=2, seed=0):
@@ -173,7 +174,7 @@ def test_starts_that_are_hundreds_of_nats_away(size):
 
 
 def test_a_start_of_groups(monkeypatch):
-    monkeypatch.setattr("mapuot.groups.GROUPS", 64)
+    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 64)
     x, y, a, b = clouds(700, 650, 1)
     a[:40] = 0.0
     for penalty in ("kl", "l2", ("kl", "balanced")):
@@ -184,7 +185,7 @@ def test_a_start_of_groups(monkeypatch):
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_groups_correct_passes(monkeypatch, d):
     """A handful of passes, far fewer than without, balanced sides and points without mass among them."""
-    monkeypatch.setattr("mapuot.groups.GROUPS", 800 if d > 1 else 200)
+    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 800 if d > 1 else 200)
     monkeypatch.setattr(boxes, "CORRECTION", math.inf)  # of so few points no groups are cheap
     reg, passes = {1: 5e-4, 2: 5e-3, 3: 2e-2}[d], []
     correct = groups.Groups.correct
@@ -211,7 +212,7 @@ def test_groups_that_are_dear_or_wide_correct_nothing(monkeypatch, most, wide, c
     """``most`` passes that a correction may cost; ``wide``: how far points lie from their group's middle, in reg."""
     made, correct = [], groups.Groups.corrected
     monkeypatch.setattr(groups.Groups, "corrected", lambda *a: made.append(a[2]) or correct(*a))
-    monkeypatch.setattr("mapuot.groups.GROUPS", 200)
+    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 200)
     monkeypatch.setattr(boxes, "CORRECTION", most)
     x, y, a, b = clouds(1500, 1300, 1)
     reg = float(np.var(np.sort(x[:, 0])[:1496].reshape(-1, 8), axis=1).mean()) / wide
@@ -224,10 +225,11 @@ def test_a_correction_that_misleads_is_taken_back(monkeypatch):
     """It raises the error, makes it infinite, or no number: the passes go on without any."""
     monkeypatch.setattr(boxes, "CORRECTION", math.inf)
     monkeypatch.setattr(groups, "WIDE", math.inf)
-    monkeypatch.setattr("mapuot.groups.GROUPS", 60)
+    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 60)
     for wrong in (3.0, 300.0, math.nan):
         monkeypatch.setattr(
-            "mapuot.groups.Groups.corrected", lambda self, state, error, w=wrong: state.log_v + w * np.sin(state.log_v)
+            "mapuot.ascend.groups.Groups.corrected",
+            lambda self, state, error, w=wrong: state.log_v + w * np.sin(state.log_v),
         )
         got, _ = compare(*clouds(), 5e-3)
         assert got.converged
@@ -235,7 +237,7 @@ def test_a_correction_that_misleads_is_taken_back(monkeypatch):
 
 def test_groups_of_opposite_directions(monkeypatch):
     """Their mean has no direction: of "cosine" groups lie between unit vectors, not on their sphere."""
-    monkeypatch.setattr("mapuot.groups.GROUPS", 16)
+    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 16)
     x, y = (np.where(np.arange(100) < k, -1.0, 1.0)[:, None] for k in (44, 36))
     ones = np.ones(100)
     got, _ = compare(x, y, ones, ones, 0.05, metric="cosine")
@@ -246,7 +248,7 @@ def test_a_correction_that_cannot_be_met_ends(monkeypatch):
     """Hard columns may want more than all groups of rows have: such problems once took 10,000 passes."""
     monkeypatch.setattr(boxes, "CORRECTION", math.inf)
     monkeypatch.setattr(groups, "WIDE", math.inf)
-    monkeypatch.setattr("mapuot.groups.GROUPS", 150)
+    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 150)
     found, carry_out = [], strategy.carry_out
     monkeypatch.setattr(strategy, "carry_out", lambda *args: found.append(carry_out(*args)) or found[-1])
     x, y, *_ = clouds(700, 600)
@@ -262,7 +264,7 @@ def test_named_methods_make_plain_passes(monkeypatch, method):
     """Those over all pairs, but for what is skipped: no group corrects them."""
     monkeypatch.setattr(boxes, "CORRECTION", math.inf)
     monkeypatch.setattr(groups, "WIDE", math.inf)
-    monkeypatch.setattr("mapuot.groups.GROUPS", 60)
+    monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 60)
     x, y, a, b = clouds()
     start, errors = mapuot.solve(mapuot.PointCloud(x, y), a, b, 1e-3, 1.0, tol=0.5), []
     options = {"method": method, "precision": "float64", "max_passes": 20, "warm_start": (start.log_u, start.log_v)}
@@ -274,7 +276,7 @@ def test_named_methods_make_plain_passes(monkeypatch, method):
 
 
 def test_an_attempt_from_zeros_takes_all_pairs(monkeypatch):
-    from mapuot.loop import Run
+    from mapuot.ascend.loop import Run
 
     asked, run = [], Run.run
 
@@ -333,7 +335,7 @@ def test_it_is_off_where_it_cannot_be():
 
 
 def test_auto_skips_pairs_of_large_clouds(monkeypatch):
-    monkeypatch.setattr("mapuot.points.AUTO_ENTRIES", 1 << 12)
+    monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1 << 12)
     x, y, a, b = clouds()
     got = mapuot.solve_sample(x, y, 5e-4, 1.0, a, b)
     assert got.sorted is not None

@@ -155,7 +155,7 @@ def test_rows_of_a_function_have_the_clusters_of_their_matrix(monkeypatch):
         reads.append(i1 - i0)
         return case.M[i0:i1]
 
-    monkeypatch.setattr("mapuot.cost.BLOCK_BYTES", 110 * 8 * 25)  # four blocks
+    monkeypatch.setattr("mapuot.problem.cost.BLOCK_BYTES", 110 * 8 * 25)  # four blocks
     whole = case.solve(threads=1, callback=lambda stats: None)  # not the short way of small arrays
     got = case.replace(M=rows).solve(threads=1)
     np.testing.assert_array_equal(got.log_u, whole.log_u)

@@ -14,8 +14,8 @@ from problems import clouds, plan_of, with_forbidden, with_zeros
 
 from mapuot.backends import Options, cpu, reference
 from mapuot.backends.cpu import native
-from mapuot.mask import Masked, SeededMask
-from mapuot.problem import Problem
+from mapuot.problem.mask import Masked, SeededMask
+from mapuot.problem.problem import Problem
 
 SIZES = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257]
 SHAPES = [(7, n) for n in SIZES] + [(m, 18) for m in SIZES] + [(31, 513), (64, 64), (257, 97), (2, 1100)]

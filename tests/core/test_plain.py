@@ -12,7 +12,7 @@ import pytest
 from problems import clouds, verify, with_forbidden, with_zeros
 
 import mapuot
-from mapuot.plain import PlainResult
+from mapuot.route.plain import PlainResult
 
 
 def short(case, **options):
@@ -23,7 +23,7 @@ def short(case, **options):
 
 def ordinary(monkeypatch, case, **options):
     with monkeypatch.context() as patch:
-        patch.setattr(import_module("mapuot.solve"), "attempt", lambda *_: None)
+        patch.setattr(import_module("mapuot.api.solve"), "attempt", lambda *_: None)
         return short(case, **options)
 
 

@@ -20,7 +20,7 @@ import mapuot
 from mapuot.backends import cpu
 from mapuot.backends.cpu import native
 from mapuot.processor import core_count
-from mapuot.strategy import make_options
+from mapuot.route.strategy import make_options
 
 CASE = clouds(90, 70, reg=0.02, reg_m=(1.0, 3.0), ratio=1.3)
 UNDER_SANITIZER = "san" in os.environ.get("LD_PRELOAD", "")
@@ -54,7 +54,7 @@ def test_rows_are_shared_by_speed_only_where_speeds_differ():
             return case.solve(threads=threads, schedule=schedule, **options).log_u
 
     even = found("static")
-    problem = mapuot.problem.Problem.from_arrays(case.M, case.a, case.b, 0.02, 1.0, "kl", "product", cpu)
+    problem = mapuot.problem.problem.Problem.from_arrays(case.M, case.a, case.b, 0.02, 1.0, "kl", "product", cpu)
     workspace = cpu.Workspace(problem, make_options("sinkhorn", "float64", 1e-300, None, threads))
     workspace.absorb(np.zeros(800))
     native.lib.mapuot_pool_slow(pool, 1, 20)

@@ -16,7 +16,7 @@ from mapuot.backends.cuda import launch as cuda_launch
 from mapuot.backends.cuda import log_matmul as cuda_log_matmul
 from mapuot.backends.cuda.coarse import DeviceCoarse
 from mapuot.backends.cuda.launch import switches
-from mapuot.problem import Problem
+from mapuot.problem.problem import Problem
 
 COLUMNS = (200, 528, 1030, 2040, 4100, 9000, 20000)
 

@@ -88,7 +88,7 @@ def test_every_problem_is_certified(size, reg_m, own):
 def test_small_reg_needs_no_help(reg, monkeypatch):
     """K is made again in the kernel: nothing is solved alone, nothing is NaN."""
     M, A, B = batch_of((40, 50), 1.5, False)
-    monkeypatch.setattr("mapuot.batch.BatchRun.alone", None)
+    monkeypatch.setattr("mapuot.api.batch.BatchRun.alone", None)
     result = solve_batch(M, A, B, reg, 1.0, backend="cuda")
     assert isinstance(result.log_u, np.ndarray)
     assert_solved(result, M, A, B, reg, 1.0)
@@ -145,7 +145,7 @@ def test_what_has_no_kernel_is_solved_alone():
 def test_what_has_no_kernel_is_solved_by_the_cpu(own, on_device, monkeypatch):
     """Over 128 points, with costs of their own or at a small reg: by the C core, where each takes .2 ms, not 4."""
     M, A, B = batch_of((150, 140), 1.5, own)
-    monkeypatch.setattr("mapuot.batch.BatchRun.alone", None)
+    monkeypatch.setattr("mapuot.api.batch.BatchRun.alone", None)
     given = [cp.asarray(x) if on_device else x for x in (M, A, B)]
     result = solve_batch(*given, 2e-3, 1.0, backend="cuda", tol=1e-9)
     assert isinstance(result.log_u, cp.ndarray if on_device else np.ndarray)

@@ -7,7 +7,7 @@ from mapuot import PointCloud, solve
 from mapuot.backends import Options, reference
 from mapuot.errors import InfeasibleError
 from mapuot.files import load_checkpoint
-from mapuot.problem import Problem
+from mapuot.problem.problem import Problem
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():

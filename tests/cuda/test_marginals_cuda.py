@@ -13,9 +13,9 @@ from mapuot.backends import load
 from mapuot.backends.coarse import Labels
 from mapuot.backends.cuda.kernels import Strips
 from mapuot.backends.kernel import Product
-from mapuot.cost import Dense
 from mapuot.marginals.problem import MultiProblem
 from mapuot.marginals.tree import Tree
+from mapuot.problem.cost import Dense
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
@@ -300,7 +300,7 @@ def test_costs_on_the_device_stay_there(shape, forbidden, monkeypatch):
     want = mapuot.multimarginal(costs, masses, 0.05, 1.0, backend="cuda")
     if not forbidden:  # where inf or masses leave points out, the host looks for them
         monkeypatch.setattr("mapuot.marginals.slabs.host", None)
-        monkeypatch.setattr("mapuot.cost.host", None)
+        monkeypatch.setattr("mapuot.problem.cost.host", None)
     result = mapuot.multimarginal(there, masses, 0.05, 1.0)
     monkeypatch.undo()
     for k in range(3):

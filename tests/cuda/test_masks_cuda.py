@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import mapuot
-from mapuot import mask as masks
-from mapuot.cost import Dense
-from mapuot.problem import Problem
+from mapuot.problem import mask as masks
+from mapuot.problem.cost import Dense
+from mapuot.problem.problem import Problem
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():

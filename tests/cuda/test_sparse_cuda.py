@@ -10,8 +10,8 @@ from scipy import sparse
 
 import mapuot
 from mapuot.backends import cpu
-from mapuot.problem import Problem
-from mapuot.strategy import make_options
+from mapuot.problem.problem import Problem
+from mapuot.route.strategy import make_options
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():

@@ -16,7 +16,7 @@ import numpy as np
 from scipy import sparse
 
 import mapuot
-from mapuot import groups
+from mapuot.ascend import groups
 from mapuot.backends import boxes
 
 from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho, spread
@@ -338,7 +338,7 @@ def opening(trial: Trial) -> list[str]:
     more = [
         "import mapuot.backends.boxes",
         f"mapuot.backends.boxes.WORTH = {WORTH}",
-        f"mapuot.groups.GROUPS = {GROUPS}",
+        f"mapuot.ascend.groups.GROUPS = {GROUPS}",
     ]
     return ["from numpy import array, float32, inf", "import mapuot", *(more if "truncate" in trial.options else [])]
 

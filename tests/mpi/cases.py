@@ -30,7 +30,7 @@ from problems import clouds
 from scipy import sparse
 
 import mapuot
-from mapuot import groups
+from mapuot.ascend import groups
 from mapuot.backends import boxes
 from mapuot.backends.cpu import QUICK_ENTRIES
 from mapuot.processor import SERIAL_ENTRIES

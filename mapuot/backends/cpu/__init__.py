@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ...grids import Grid
+from ...problem.grid import Grid
 from ..contract import weigh
 from . import stream, workspace
 from .anderson import History

@@ -15,8 +15,8 @@ import numpy as np
 from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
-from ...problem import EXPONENT_ROUNDING, BatchProblem, largest_log
-from ...side import STRICT, Side
+from ...problem.problem import EXPONENT_ROUNDING, BatchProblem, largest_log
+from ...problem.side import STRICT, Side
 from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options, memory_of
 from ..limits import START, fill
 from ..records import STATS, STATUS, put

@@ -16,8 +16,8 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...penalties import F64
-from ...problem import Problem
-from ...validate import as_columns
+from ...problem.problem import Problem
+from ...problem.validate import as_columns
 from ..contract import Options, Stats
 from ..records import put
 from ..separable import Separable

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..._core import ffi, lib
-from ...cost import Cost
 from ...penalties import F64
+from ...problem.cost import Cost
+from ...problem.sparse import Sparse
 from ...processor import SERIAL_ENTRIES
-from ...sparse import Sparse
 from ..coarse import Labels
 from ..kernel import FLUSH, LEAST, NARROW_SUMS, LogKernel, Product, vectors_of_pass
 from ..workspace import STORAGE

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..._core import ffi, lib
-from ...cost import BLOCK_BYTES, Cost
 from ...errors import shown
-from ...mask import Masked
 from ...penalties import F64
-from ...points import Kept, PointCloud
+from ...problem.cost import BLOCK_BYTES, Cost
+from ...problem.mask import Masked
+from ...problem.points import Kept, PointCloud
+from ...problem.sparse import Sparse
 from ...processor import default_threads, isa
-from ...sparse import Sparse
 from ...threads import each, kept_thread
 from ..contract import METRICS, PAD
 from ..records import put

@@ -12,8 +12,8 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...penalties import F64
-from ...problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
-from ...validate import MASS_TOLERANCE
+from ...problem.problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
+from ...problem.validate import MASS_TOLERANCE
 from ..contract import Options, memory_of
 from ..records import STATS
 from ..workspace import FAR, STORAGE

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..._core import lib
 from ...penalties import F64
-from ...problem import Problem
-from ...sparse import Sparse
-from ...validate import as_columns
+from ...problem.problem import Problem
+from ...problem.sparse import Sparse
+from ...problem.validate import as_columns
 from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, pool_for, zeros
 
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from ... import penalties
 from ..._core import ffi, lib
-from ...cost import Cost
 from ...penalties import F64
-from ...points import PointCloud
-from ...problem import Problem
+from ...problem.cost import Cost
+from ...problem.points import PointCloud
+from ...problem.problem import Problem
+from ...problem.side import Side
+from ...problem.sparse import Sparse
 from ...processor import SERIAL_ENTRIES
-from ...side import Side
-from ...sparse import Sparse
 from .. import narrow_points
 from ..boxes import Truncation
 from ..coarse import Coarse, Labels

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...cost import Dense
-from ...grids import Grid
-from ...sparse import Sparse
+from ...problem.cost import Dense
+from ...problem.grid import Grid
+from ...problem.sparse import Sparse
 from ..contract import namespace
 from ..cpu.grid import GridStream, GridWorkspace
 

@@ -13,10 +13,10 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
 
-from ...points import PointCloud
-from ...problem import Problem
-from ...side import Side
-from ...validate import check_columns
+from ...problem.points import PointCloud
+from ...problem.problem import Problem
+from ...problem.side import Side
+from ...problem.validate import check_columns
 from ..contract import METRICS
 from .kernels import ITEMSIZE, STORES, kernel
 

@@ -15,7 +15,7 @@ import cupy as cp
 import numpy as np
 
 from ...penalties import F64
-from ...problem import EXPONENT_ROUNDING, BatchProblem
+from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ..contract import Options
 from ..contract import weigh as weigh_on_host
 from ..limits import limits_of

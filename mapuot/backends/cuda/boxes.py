@@ -11,8 +11,8 @@ import cupy as cp
 import numpy as np
 
 from ...penalties import F64
-from ...points import Kept
-from ...problem import Problem
+from ...problem.points import Kept
+from ...problem.problem import Problem
 from ..boxes import MOST_SLOPES, Boxes, Half, State, Tilted
 from ..contract import namespace
 from ..records import read

@@ -11,7 +11,7 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from ...cost import LANDMARKS, some_of
+from ...problem.cost import LANDMARKS, some_of
 from ..coarse import Coarse, Labels, clusters_of
 from ..contract import Stats, host
 from .kernels import CLUSTERS, STORES, by_value, kernel

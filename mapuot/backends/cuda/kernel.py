@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...cost import Cost
 from ...penalties import F64
+from ...problem.cost import Cost
 from ..coarse import Labels
 from ..contract import PAD, host, namespace, runs_kernels
 from ..kernel import BLOCK_BYTES, HOST_ENTRIES, LogKernel, Product

@@ -13,11 +13,11 @@ import cupy as cp
 import numpy as np
 
 from ...cached import cached_property
-from ...cost import Cost
-from ...mask import Masked
 from ...penalties import F64
-from ...points import PointCloud
-from ...problem import Problem
+from ...problem.cost import Cost
+from ...problem.mask import Masked
+from ...problem.points import PointCloud
+from ...problem.problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation, kept_balance
 from ..contract import METRICS, PAD, Options, Stats, host, namespace

@@ -17,8 +17,8 @@ import cupy as cp
 import numpy as np
 
 from ...penalties import F64
-from ...problem import Problem
-from ...sparse import Sparse
+from ...problem.problem import Problem
+from ...problem.sparse import Sparse
 from .. import records
 from ..contract import MEMORY
 from ..records import put

@@ -12,10 +12,10 @@ from typing import Any
 import cupy as cp
 import numpy as np
 
-from ...cost import Dense
-from ...mask import Masked
 from ...penalties import F64
-from ...problem import Problem
+from ...problem.cost import Dense
+from ...problem.mask import Masked
+from ...problem.problem import Problem
 from ..cpu.stream import extrema as extrema_on_host
 from ..records import put
 from .arrays import Stage, as_columns, free_memory, most_bytes, on_device

@@ -19,27 +19,15 @@ from .arrays import Stage, block_bytes, free_memory, need_memory, on_device, row
 import cupy as cp
 
 from ... import penalties
-from ...mask import Masked
 from ...penalties import F64
-from ...problem import Problem
+from ...problem.mask import Masked
+from ...problem.problem import Problem
 from ..contract import MEMORY, PAD, Options, Stats, largest, memory_of
 from ..limits import START, limits_of
 from ..records import ABSORB, COARSE, put, told
 from ..workspace import STORAGE, KernelWorkspace
 from .coarse import DeviceCoarse, words_of_clusters
-from .kernels import (
-    BLOCKS,
-    ITEMSIZE,
-    POSTS,
-    PROGRESS,
-    SCALARS,
-    SOLO_COLUMNS,
-    STATE,
-    STORES,
-    TRACE,
-    UNSET,
-    memory_for,
-)
+from .kernels import BLOCKS, ITEMSIZE, POSTS, PROGRESS, SCALARS, SOLO_COLUMNS, STATE, STORES, TRACE, UNSET, memory_for
 from .launch import TRACE_PASSES, Iterate, switches
 from .stream import blocks_of, parts, reduce_rows, stream, stream_job, view_of
 

@@ -1,0 +1,92 @@
+"""Products with the second derivative of the optimal objective by the points of the rows: of a PointCloud.
+
+The slope of row i is sum_j P_ij c'_ij, c'_ij = dc(x_i, y_j)/dx_i. Along a direction w of the points the plan moves by
+dP_ij = P_ij (df_i + dg_j - h_ij) / reg, h_ij = c'_ij . w_i, so that
+
+    (H w)_i = sum_j P_ij c''_ij w_i + sum_j dP_ij c'_ij
+
+and the potentials by what keeps r = a e^(-f / rho1) and s = b e^(-g / rho2):
+
+    (1 + reg / rho1) r df + P dg = sum_j P_ij h_ij,        P^T df + (1 + reg / rho2) s dg = sum_i P_ij h_ij
+
+whose matrix is symmetric and, unless both sides are balanced, strictly dominant. dg is eliminated: conjugate gradients
+on the rows take half as many steps as on both, with a product by P and one by P^T each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConvergenceWarning, warn
+from ..penalties import F64
+from ..problem.validate import as_array, as_count, as_positive, check_kind
+from .slopes import check, rho_of, smooth_slope, with_ones
+
+UNIT = 2.0**-52
+
+
+def hvp(result: Any, w: Any, tol: Any, max_steps: Any) -> F64:
+    """See ``Result.hvp``."""
+    cloud = check(result)
+    if cloud.core[0] != "sqeuclidean" or cloud.metric == "cosine":
+        raise NotImplementedError(f"hvp is for metric 'sqeuclidean', got {cloud.metric!r}")
+    tol, max_steps = as_positive(tol, "tol"), as_count(max_steps, "max_steps")
+    w = as_array(w, "w")
+    check_kind(w, "w")
+    if w.shape != cloud.x.shape:
+        raise ValueError(f"w must have shape {cloud.x.shape}, as x has, got {w.shape}")
+    if not np.isfinite(w).all():
+        raise ValueError("w must be finite, got NaN or inf")
+    factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
+    centre = cloud.rows.mean(0)
+    x, y = cloud.rows - centre, cloud.targets - centre
+    return np.asarray(factor * product(result, x, y, 2 * cloud.core[1], factor * w.astype(np.float64), tol, max_steps))
+
+
+def product(result: Any, x: F64, y: F64, slope: float, w: F64, tol: float, max_steps: int) -> F64:
+    """H w for costs slope / 2 |x - y|^2."""
+    reg, (r, s) = result.problem.reg, (result.row_marginal, result.col_marginal)
+    gradient = smooth_slope(result, result.problem.cost, True)
+    moved = result.apply_transpose(np.column_stack([w, (x * w).sum(1)]))
+    found = gradient * w
+    rows, cols = found.sum(1), slope * (moved[:, -1] - (y * moved[:, :-1]).sum(1))
+    df, dg = potentials_moved(result, r, s, rows, cols, tol, max_steps)
+    image = result.apply(with_ones(y) * dg[:, None])
+    out = slope * r[:, None] * w + (df[:, None] * gradient + slope * (image[:, -1:] * x - image[:, :-1])) / reg
+    for i0, P in result._wide_blocks():
+        here = slice(i0, i0 + len(P))
+        turned = P * ((x[here] * w[here]).sum(1)[:, None] - w[here] @ y.T)  # P_ij (x_i - y_j) . w_i
+        out[here] -= slope**2 / reg * (turned.sum(1)[:, None] * x[here] - turned @ y)
+    return np.asarray(out)
+
+
+def potentials_moved(
+    result: Any, r: F64, s: F64, rows: F64, cols: F64, tol: float, max_steps: int
+) -> tuple[F64, F64]:  # fmt: skip
+    """(df, dg), by conjugate gradients on the rows, preconditioned by their diagonal."""
+    p = result.problem
+    on_rows, on_cols = (
+        np.where(marginal > 0, (1 + p.reg / rho_of(side)) * marginal, 1.0)
+        for marginal, side in ((r, p.rows), (s, p.cols))
+    )
+    left = rows - result.apply(cols / on_cols)
+    df, size = np.zeros(len(r)), float((rows**2 / on_rows).sum() + (cols**2 / on_cols).sum())
+    z = left / on_rows
+    step, now = z, float(left @ z)
+    for _ in range(max_steps):
+        if now <= max(tol, UNIT) ** 2 * size:
+            break
+        image = on_rows * step - result.apply(result.apply_transpose(step) / on_cols)
+        along = float(step @ image)
+        if not along > 0:  # balanced sides leave a common shift free: what is left is its rounding
+            break
+        length = now / along
+        df, left = df + length * step, left - length * image
+        z = left / on_rows
+        before, now = now, float(left @ z)
+        step = z + now / before * step
+    else:
+        warn(f"hvp not converged after {max_steps} steps: raise max_steps or tol", ConvergenceWarning)
+    return df, (cols - result.apply_transpose(df)) / on_cols

@@ -1,0 +1,153 @@
+"""`load`: the Result that a file of `Result.save`, or of the command line, tells of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..backends import pick
+from ..errors import shown
+from ..files import opened, read_values
+from ..penalties import KINDS
+from ..problem.cost import Cost
+from ..problem.mask import Masked, SeededMask
+from ..problem.problem import Problem
+from ..problem.side import Side
+from ..problem.validate import as_cost, as_range, as_reference, as_threads
+from ..ranks import ALONE
+from .result import Result
+from .store import FORMAT, MASKED, NUMBERS, STATUSES, TEXTS, VECTORS, trace_of
+
+MASK = ("keep", "seed", "turned")
+REFERENCES = ("product", "uniform")
+SAME = 1e-6  # of the range of M: what float32 and float64 copies of a matrix may differ by
+
+
+class Absent(Cost):
+    """The cost of a Result that was loaded without it."""
+
+    kind = "no matrix"
+
+    def __init__(self, shape: tuple[int, int], dtype: Any) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+
+    def read(self, i0: int, i1: int) -> Any:
+        raise ValueError("M must be given for what needs the plan: mapuot.load(path, M)")
+
+    def transpose(self) -> Absent:
+        return Absent(self.shape[::-1], self.dtype)
+
+
+def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "auto", threads: Any = None) -> Result:
+    """Read a Result that `Result.save` or ``mapuot solve -o`` wrote.
+
+    Parameters
+    ----------
+    path : path
+        .npz, .h5 or .zarr.
+    M : (m, n) array, PointCloud, function or path, optional
+        The cost that was solved, which the file does not hold; as `solve` takes it. Without it the Result has its
+        potentials, marginals, values and certificate, and what needs the plan raises a ValueError.
+    reference : (m, n) array, optional
+        The reference matrix, where one was given to `solve`.
+    backend : {"auto", "cpu", "cuda", "reference"}
+    threads : int, optional
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    ValueError
+        The file is no answer of mapuot, or M is not the matrix that was solved.
+
+    Examples
+    --------
+    >>> import mapuot, numpy as np, tempfile, os
+    >>> M = np.abs(np.arange(5.0)[:, None] - np.arange(4.0))
+    >>> path = os.path.join(tempfile.mkdtemp(), "answer.npz")
+    >>> mapuot.solve(M, None, None, reg=0.5, reg_m=2.0).save(path)
+    >>> mapuot.load(path).converged
+    True
+    >>> mapuot.load(path, M).plan.shape
+    (5, 4)
+    """
+    values = read_values(
+        path, (*VECTORS, *NUMBERS, *TEXTS, *MASK, "format", "forbidden", "trace", "upper_a", "upper_b")
+    )
+    try:
+        sides, trace = checked(values)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        text = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} holds no answer of mapuot: {text}") from error
+    rows, cols = sides
+    shape, module, has_cost = (len(rows.weight), len(cols.weight)), pick(backend, M), M is not None
+    cost = as_cost(opened(M), module, a=rows.weight, b=cols.weight) if has_cost else Absent(shape, values["dtype"])
+    low, high, forbidden = values["M_min"], values["M_max"], values["forbidden"]
+    if has_cost:
+        check_same(cost, shape, (low, high, forbidden), as_range(cost, values["reg"], module))
+    c: Any = values["reference"]
+    if c == "matrix" and has_cost:
+        if reference is None:
+            raise ValueError("reference must be given: the answer is of a problem with a reference matrix")
+        c = opened(reference)
+        c = c.part(rows.weight, cols.weight, ALONE) if isinstance(c, Cost) else c
+        c = as_reference(c, cost, rows.weight, cols.weight, module)[0]
+    elif c == "matrix":
+        c = Absent(shape, "float64")
+    if "mask" in values:
+        c = Masked(c, values["mask"], shape)
+    problem = Problem(cost, rows, cols, values["reg"], c, low, high, forbidden, values["c_mass"])
+    potentials, marginals = (
+        (values[first], values[second]) for first, second in (("log_u", "log_v"), ("row_marginal", "col_marginal"))
+    )
+    result = Result(problem, module, potentials, marginals, trace, values["status"], as_threads(threads))
+    vars(result).update({name: values[name] for name in ("cost", "objective", "dual", "mass")})
+    return result
+
+
+def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
+    """Both sides and the trace; whatever is not as `store.contents` writes it raises."""
+    if values["format"] not in (FORMAT, MASKED):
+        raise ValueError(f"format must be {FORMAT} or {MASKED}, got {shown(values['format'])}")
+    if values["format"] == MASKED:
+        values["mask"] = SeededMask(float(values["keep"]), int(values["seed"]), bool(values["turned"]))
+    for name in NUMBERS:
+        values[name] = float(values[name])
+    values["forbidden"] = bool(values["forbidden"])
+    values |= {name: np.asarray(values[name]) for name in (*VECTORS, "upper_a", "upper_b", "trace") if name in values}
+    names = ("status", STATUSES), ("penalty_a", KINDS), ("penalty_b", KINDS)
+    for name, known in (*names, ("reference", (*REFERENCES, "matrix")), ("dtype", ("float32", "float64"))):
+        if values[name] not in known:
+            raise ValueError(f"{name} must be one of {list(known)}, got {shown(values[name])}")
+    if not values["reg"] > 0:
+        raise ValueError(f"reg must be > 0, got {values['reg']}")
+    lengths = {name: len(values[side]) for side in "ab" for name in (side, "rho_" + side, "upper_" + side)}
+    lengths |= {"log_u": lengths["a"], "row_marginal": lengths["a"]}
+    lengths |= {"log_v": lengths["b"], "col_marginal": lengths["b"]}
+    for name, length in lengths.items():
+        if name not in values and name.startswith("upper_") and values["penalty_" + name[-1]] != "range":
+            continue
+        vector = values[name]
+        if vector.dtype.kind != "f" or vector.shape != (length,) or np.isnan(vector).any():
+            raise ValueError(f"{name} must be {length} numbers, got {shown(vector)}")
+    rows, cols = (
+        Side(s, values[s], values["penalty_" + s], values["rho_" + s], values.get("upper_" + s)) for s in "ab"
+    )
+    return (rows, cols), trace_of(values["trace"])
+
+
+def check_same(cost: Cost, shape: tuple[int, int], saved: tuple[float, float, bool], given: Any) -> None:
+    """Whether M may be the matrix of the answer: its shape, and what it reaches from and to."""
+    if cost.shape != shape:
+        raise ValueError(f"M must have the answer's shape {shape}, got {cost.shape}")
+    near = all(
+        abs(x - y) <= SAME * max(1e-300, abs(saved[0]), abs(saved[1])) for x, y in zip(saved, given, strict=True)
+    )
+    if not near or saved[2] != given[2]:
+        raise ValueError(
+            f"M must be the matrix that was solved, whose finite entries lie in [{saved[0]:.6g}, {saved[1]:.6g}], got "
+            f"one in [{given[0]:.6g}, {given[1]:.6g}]"
+        )

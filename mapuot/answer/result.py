@@ -1,0 +1,663 @@
+"""What a solve returns: potentials and certificate at once, everything that needs the matrix on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .. import penalties
+from ..backends import PlanStream, Stats, name_of, pick
+from ..backends.boxes import KeptStream, Sorted
+from ..backends.contract import FAILED, host, namespace
+from ..cached import cached_property
+from ..errors import MUTED, ConvergenceWarning, shown, told_bound, told_miss, warn
+from ..files import split_name, write
+from ..penalties import F64
+from ..problem.problem import Problem
+from ..problem.sparse import Sparse, gathered, is_sparse, on_host, top_of, values_of
+from ..problem.validate import as_choice, as_count, as_float, as_share
+from .curvature import hvp
+from .labels import as_labels, classes_of, one_hot, shares
+from .slopes import Gradient, gradient, potential
+from .store import contents
+from .summary import as_table
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
+LEAST_FLOAT32, MOST_FLOAT32 = 2e-31, 3e38  # 2^24 times the least entry, 1.2e-38, that is not flushed; the largest sum
+BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
+VALUE_KNOWN = 1e-4  # relative gap from which a warning tells of tol_gap
+
+
+def holds_float32(mass: float, entries: int) -> bool:
+    """Whether float32 holds a plan of that mass and so many entries to its rounding: what is flushed is 2^-24 of it."""
+    return LEAST_FLOAT32 * entries <= mass <= MOST_FLOAT32
+
+
+def numbers(tables: Any, instead: float) -> Any:
+    """Vectors of what failed, ``instead`` where they are no numbers: 0 inf, or the prox of an s of inf."""
+    return tuple(namespace(x).where(namespace(x).isnan(x), instead, x) for x in tables)
+
+
+def primal_value(problem: Any, mass: Any, sides: Any) -> Any:
+    """reg (|c| - mass) + sum f r + sum D(r | t) over both sides; of one problem, or of each of a batch.
+
+    inf where the plan has left the range of float64 so far that its terms are no numbers.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = problem.reg * (problem.c_mass - mass)
+        for side, t, f, r in sides:
+            paid = penalties.divergence(side.penalty, r, t, side.rho, side.upper)
+            total = total + side.ranks.sum((np.where(r > 0, f, 0.0) * r + paid).sum(-1))
+    return np.where(np.isnan(total), np.inf, total)
+
+
+class Certified:
+    """An answer with the certificate of its last pass."""
+
+    trace: list[Stats]
+    status: str
+
+    @property
+    def converged(self) -> bool:
+        return self.status == "converged"
+
+    @property
+    def n_passes(self) -> int:
+        return self.trace[-1].n_pass if self.trace else 0
+
+    @property
+    def gap(self) -> float:
+        return self.trace[-1].gap
+
+    @property
+    def error_bound(self) -> float:
+        return self.trace[-1].error
+
+
+class Answer:
+    """What one Result and that of a batch have: potentials, and a backend that pickles by its name."""
+
+    problem: Any
+    _backend: ModuleType
+    log_u: Any
+    log_v: Any
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: without the core's handle on the plan."""
+        state = {key: value for key, value in vars(self).items() if key != "_stream"}
+        return {**state, "_backend": name_of(self._backend)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _backend=pick(state["_backend"]))
+
+    @property
+    def f(self) -> Any:
+        """Dual potentials of the rows, ``reg * log_u``, in units of M."""
+        with np.errstate(over="ignore"):
+            return self.problem.reg * self.log_u
+
+    @property
+    def g(self) -> Any:
+        """Dual potentials of the columns, ``reg * log_v``, in units of M."""
+        with np.errstate(over="ignore"):
+            return self.problem.reg * self.log_v
+
+
+class Result(Certified, Answer):
+    """Solution of one unbalanced optimal transport problem.
+
+    Attributes
+    ----------
+    log_u, log_v : (m,), (n,) float64 arrays
+        Log scalings in POT's convention: ``P_ij = u_i c_ij exp(-M_ij / reg) v_j``; -inf where a or b is 0.
+    row_marginal, col_marginal : (m,), (n,) float64 arrays
+        ``P 1`` and ``P^T 1``, in units of mass.
+    gap : float
+        At least objective minus dual value of this very iterate, in units of the objective; of hard constraints it
+        leaves out what they miss, times their prices. inf while the columns' miss more than tol_gap (where there is
+        none: tol) times the mass.
+    error_bound : float
+        Certified bound on ``|P - P*|_1 / mass``; a balanced or "range" side counts by its violation, see ``tol``.
+    converged : bool
+    status : str
+        "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow" (the plan is below 1e-290).
+    n_passes : int
+        How often K was read. Between points of which pairs are skipped: over the kept pairs; those of the start and of
+        corrections, between groups of points, are not counted.
+    trace : list of Stats
+        One entry a pass: gap, error, dual, mass, residual, seconds.
+
+    Notes
+    -----
+    The plan and all that needs it are made from M (and a reference matrix) as they are then: do not change them before.
+    Solved with ``comm``, each rank holds a Result of its own rows: ``log_u``, ``row_marginal``, ``plan``, ``apply``,
+    ``rows``, ``top_k``, ``sparse`` and ``barycentric_map`` are of them and need no other rank; everything of the
+    columns and all numbers are the same on every rank. ``cost``, ``apply_transpose`` (of the own rows of Y), ``gather``
+    and ``gather_plan`` make the ranks meet: every rank must call them.
+    In a grid of ranks all is of the own block, the vectors of its rows and of its columns, X of ``apply``, too; there
+    ``apply``, ``barycentric_map`` and ``top_k`` (with column indices of the whole) also make the ranks meet.
+
+    Which number to read: ``error_bound`` is about the plan (how much of its mass lies elsewhere than in the optimal
+    one), ``gap`` about the value (how much more than the optimum it may cost). The bound grows as the root of the gap,
+    so that the value is known to more digits than the plan.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> x, y = np.linspace(0, 1, 30), np.linspace(0.2, 1.4, 20)
+    >>> result = mapuot.solve((x[:, None] - y) ** 2, None, None, reg=0.01, reg_m=1.0)
+    >>> result.converged, result.dual <= result.objective
+    (True, True)
+    >>> result.barycentric_map(y).round(2)[:3]  # where each of the first points goes
+    array([0.22, 0.24, 0.25])
+    >>> index, value = result.top_k(1)
+    >>> index.shape
+    (30, 1)
+    """
+
+    problem: Problem
+    sorted: Sorted | None = None  # of a solve that skipped pairs
+    hidden = 0.0  # bound on the mass that they would have had
+
+    def __init__(
+        self,
+        problem: Problem,
+        backend: ModuleType,
+        potentials: tuple[F64, F64],
+        marginals: tuple[F64, F64] | None,
+        trace: list[Stats],
+        status: str,
+        threads: int | None,
+    ) -> None:
+        self.problem, self._backend, self._threads = problem, backend, threads
+        if failed := status in FAILED:
+            potentials = numbers(potentials, -np.inf)
+        self.log_u, self.log_v = problem.project(*potentials)  # sums of large numbers: beyond the end by rounding
+        self._marginals = numbers(marginals, np.inf) if marginals and failed else marginals
+        self.trace, self.status = trace, status
+        if problem.ranks.size > 1:  # what the ranks have to meet for, while they are together
+            self.mass, self.objective, self.dual  # noqa: B018
+
+    def __repr__(self) -> str:
+        m, n = self.problem.shape
+        told = told_bound(self.error_bound, "error_bound")
+        return f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, {told}, mass {self.mass:.6g}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what was solved, how well, and what of it moves."""
+        return as_table(self) if self.problem.ranks.size == 1 else f"<code>{escape(repr(self))}</code>"
+
+    @property
+    def row_marginal(self) -> F64:
+        return self._marginals[0] if self._marginals else self._sums[1]
+
+    @property
+    def col_marginal(self) -> F64:
+        return self._marginals[1] if self._marginals else self._sums[2]
+
+    @cached_property
+    def mass(self) -> float:
+        """Transported mass, ``sum P``."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(self.problem.rows.ranks.sum(self.row_marginal.sum()))
+
+    @cached_property
+    def objective(self) -> float:
+        """The primal value with every mass term (hard constraints count 0; see ``error_bound``).
+
+        inf where all failed, and where one of its terms is beyond float64 (masses of 1e307).
+
+        The plan is summed from M in float64 for it, on first use; over ranks it is the plan as K is stored.
+        """
+        if self.status in FAILED:
+            return np.inf
+        return float(primal_value(self.problem, *self._values()))
+
+    @cached_property
+    def dual(self) -> float:
+        """The dual value less what rounding may add, a lower bound of every objective; -inf where all failed.
+
+        The plan is summed from M in float64 for it, on first use; over ranks it is the last pass's.
+        """
+        if self.status in FAILED:
+            return -np.inf
+        if not self._at_hand:
+            return self.trace[-1].dual
+        p = self.problem
+        mass, sides = self._values()
+        total, size = p.reg * (p.c_mass - mass), p.reg * (p.c_mass + mass)
+        size += self.cost - p.M_min * mass + abs(p.M_min) * mass  # >= <P, |M|>, by which exponents are rounded
+        with np.errstate(over="ignore", invalid="ignore"):
+            for side, t, f, r in sides:
+                term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
+                total += float(term.sum())
+                size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
+            value = total - p.reg * self.hidden - ROUNDING * size - p.cost.error(p.M_max) * mass
+        return max(self.trace[-1].dual, -np.inf if np.isnan(value) else float(value))  # two lower bounds
+
+    @property
+    def _at_hand(self) -> bool:
+        return self.problem.ranks.size == 1
+
+    def _values(self) -> tuple[float, Any]:
+        """(mass, (side, weight, potentials, marginal) of both) to value the plan by."""
+        p = self.problem
+        r, s = self._sums[1:] if self._at_hand else (self.row_marginal, self.col_marginal)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mass = float(p.rows.ranks.sum(r.sum()))
+        return mass, ((p.rows, p.rows.weight, self.f, r), (p.cols, p.cols.weight, self.g, s))
+
+    @cached_property
+    def _stream(self) -> PlanStream:
+        return self._new_stream()
+
+    def _new_stream(self) -> PlanStream:
+        stream: PlanStream = self._backend.PlanStream(self.problem, self.log_u, self.log_v, self._threads)
+        if self.sorted is None:
+            return stream
+        return KeptStream(self.sorted, pick("cpu").PlanStream, stream, self.log_u, self.log_v, self._threads)
+
+    @property
+    def _formed(self) -> PlanStream:
+        """The stream, its plan in a dtype that holds the mass."""
+        if self._stream.dtype == np.float32:
+            entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
+            with np.errstate(over="ignore", invalid="ignore"):  # not of marginals that may lag behind
+                mass = self.mass if self.converged else float(self._sums[1].sum())
+            if not holds_float32(mass, entries):
+                self._stream.dtype = np.dtype(np.float64)
+        return self._stream
+
+    @cached_property
+    def _sums(self) -> tuple[float, F64, F64]:
+        with self.problem.ranks.together():
+            return self._stream.sums()
+
+    @cached_property
+    def plan(self) -> Any:
+        """The plan P, (m, n), formed from M with a float64 exponent on first use, then kept.
+
+        Of a sparse M a CSR array with its entries in the same places.
+        In M's dtype; in float64 where float32 could not hold it (a mass above 3e38, or below 2e-31 an entry).
+        """
+        return self._formed.plan(0, self.problem.shape[0])
+
+    def form_plan(self, out: Any) -> None:
+        """Make ``out``, checked already, the plan."""
+        vars(self)["plan"] = self._stream.plan(0, self.problem.shape[0], out)
+
+    @cached_property
+    def cost(self) -> float:
+        """Linear transport cost ``<P, M>``, without forming P."""
+        return self._sums[0]
+
+    def apply(self, X: Any) -> Any:
+        """``P @ X`` for X of shape (n,) or (n, d), without forming P; float64."""
+        with self.problem.cols.ranks.together():
+            return self._stream.apply(X)
+
+    def apply_transpose(self, Y: Any) -> Any:
+        """``P.T @ Y`` for Y of shape (m,) or (m, d), without forming P; float64."""
+        with self.problem.ranks.together():
+            return self._stream.apply_transpose(Y)
+
+    def barycentric_map(self, Y: Any) -> Any:
+        """The image of each row point: ``(P @ Y) / (P 1)`` for target points Y (n, d); NaN where no mass leaves."""
+        with self.problem.cols.ranks.together():
+            image, r = self._stream.apply(Y, "Y"), self._stream.apply(np.ones(self.problem.shape[1]))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return image / (r if image.ndim == 1 else r[:, None])
+
+    def rows(self, i0: int, i1: int) -> Any:
+        """Rows i0 to i1 of the plan, (i1 - i0, n)."""
+        m = self.problem.shape[0]
+        whole = all(isinstance(i, (int, np.integer)) for i in (i0, i1))
+        if not whole or not 0 <= i0 <= i1 <= m:
+            raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {shown(i0)}, {shown(i1)}")
+        return self._formed.plan(i0, i1)
+
+    def gather(self, x: Any, root: int = 0, along: str = "rows") -> Any:
+        """Row blocks of all ranks (``log_u``, ``rows``, ``top_k`` ...) stacked on rank ``root``; None elsewhere.
+
+        ``along="cols"``: blocks of the columns (``log_v`` ...), in a grid of ranks.
+        """
+        if not isinstance(along, str) or along not in ("rows", "cols"):
+            raise ValueError(f"along must be 'rows' or 'cols', got {shown(along)}")
+        return self.problem.ranks.gather(self._backend.to_numpy(x), root, along)
+
+    def gather_plan(self, root: int = 0) -> Any:
+        """The whole plan on rank ``root``, None elsewhere."""
+        if is_sparse(self.plan):
+            return gathered(on_host(self.plan), self.problem.ranks, root)
+        return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root, "both")
+
+    def _blocks(self) -> Iterator[tuple[int, Any]]:
+        return self._blocks_of(self._formed)
+
+    def _blocks_of(self, stream: PlanStream) -> Iterator[tuple[int, Any]]:
+        m, n = self.problem.shape
+        self.problem.cost.check_listed()
+        if isinstance(self.problem.cost, Sparse):
+            for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
+                yield i0, on_host(stream.plan(i0, i1))
+            return
+        step = max(1, BLOCK_ENTRIES // n)
+        for i0 in range(0, m, step):
+            yield i0, self._backend.to_numpy(stream.plan(i0, min(i0 + step, m)))
+
+    def _wide_blocks(self) -> Iterator[tuple[int, Any]]:
+        """The same in float64; where the plan is not, by a stream of its own, as other threads may be at work."""
+        stream = self._formed
+        if stream.dtype != np.float64:
+            stream = self._new_stream()
+            stream.dtype = np.dtype(np.float64)
+        return self._blocks_of(stream)
+
+    def top_k(self, k: int) -> tuple[Any, Any]:
+        """The k largest entries of each row, largest first: (column indices, values), both (m, k).
+
+        Of a sparse M a row with fewer entries is filled up with -1 and 0.
+        """
+        ranks = self.problem.cols.ranks
+        with ranks.together():
+            n = ranks.sum(self.problem.shape[1])
+            if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
+                raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
+            index, value = self._own_top(min(k, self.problem.shape[1]))
+            if ranks.size > 1:
+                index = np.hstack(ranks.all(index + ranks.before(self.problem.shape[1])))
+                value = np.hstack(ranks.all(value))
+                order = np.argsort(-value, axis=1, kind="stable")[:, :k]
+                index, value = np.take_along_axis(index, order, 1), np.take_along_axis(value, order, 1)
+        return index, value
+
+    def _own_top(self, k: int) -> tuple[Any, Any]:
+        m, n = self.problem.shape
+        index, value = np.empty((m, k), np.int64), np.empty((m, k), self._formed.dtype)
+        for i0, block in self._blocks():
+            if is_sparse(block):
+                index[i0 : i0 + block.shape[0]], value[i0 : i0 + block.shape[0]] = top_of(block, k)
+                continue
+            part = np.argpartition(block, n - k, axis=1)[:, n - k :]
+            order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")
+            part = np.take_along_axis(part, order, 1)
+            index[i0 : i0 + len(block)] = part
+            value[i0 : i0 + len(block)] = np.take_along_axis(block, part, 1)
+        return index, value
+
+    def sample(self, size: int, seed: Any = None) -> tuple[Any, Any]:
+        """Pairs drawn from the plan, (i, j) with probability P_ij / mass, without holding it.
+
+        Parameters
+        ----------
+        size : int
+            How many; they are independent of each other.
+        seed : int or numpy.random.Generator, optional
+
+        Returns
+        -------
+        i, j : (size,) int arrays
+            Rows and columns, as they were drawn.
+
+        Raises
+        ------
+        ValueError
+            size is no integer >= 1, or the plan has no mass.
+        NotImplementedError
+            The problem lies on several ranks.
+        """
+        if self.problem.ranks.size > 1:
+            raise NotImplementedError("sample needs the whole plan in one process, without comm")
+        size, rng = as_count(size, "size"), np.random.default_rng(seed)
+        if not self.mass > 0:
+            raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")
+        edges = np.concatenate([[0.0], np.cumsum(self.row_marginal)])  # where the mass of each row begins
+        at = np.minimum(rng.random(size) * edges[-1], np.nextafter(edges[-1], 0.0))
+        pair, n = np.empty(size, np.int64), self.problem.shape[1]
+        for i0, block in self._blocks():
+            low, high = edges[i0], edges[i0 + block.shape[0]]
+            here = (low <= at) & (at < high)
+            if here.any():
+                total = np.cumsum(np.asarray(values_of(block), np.float64))  # differs from the edges by rounding
+                drawn = np.searchsorted(total, (at[here] - low) / (high - low) * total[-1], side="right")
+                drawn = np.minimum(drawn, np.searchsorted(total, total[-1]))
+                if is_sparse(block):
+                    drawn = (np.searchsorted(block.indptr, drawn, side="right") - 1) * n + block.indices[drawn]
+                pair[here] = i0 * n + drawn
+        return np.divmod(pair, n)
+
+    def sparse(self, threshold: float | None = None, *, keep: float | None = None) -> csr_array:
+        """The larger entries of the plan as a SciPy CSR array, without holding the plan.
+
+        Parameters
+        ----------
+        threshold : float
+            Keep the entries that are larger, in units of mass.
+        keep : float
+            Or keep the fewest entries that hold this share of the mass, in (0, 1]; over ranks of the whole plan, and
+            all must call it. Entries that differ by less than 4e-9 of themselves count as equal.
+
+        Raises
+        ------
+        ValueError, TypeError
+            Not one of both is given, or it is out of range.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> M = (np.arange(6.0)[:, None] - np.arange(6.0)) ** 2
+        >>> result = mapuot.solve(M, None, None, reg=0.1, reg_m=1.0)
+        >>> result.sparse(keep=0.99).nnz
+        6
+        """
+        if (threshold is None) == (keep is None):
+            raise ValueError(f"threshold or keep, one of both, must be given, got {shown(threshold)} and {shown(keep)}")
+        if keep is not None:
+            return self._larger(self._least_kept(as_share(keep, "keep")), False)
+        threshold = as_float(threshold, "threshold")
+        if np.isnan(threshold):
+            raise ValueError("threshold must be a number, got nan")
+        return self._larger(threshold, True)
+
+    def _larger(self, least: float, strictly: bool) -> csr_array:
+        """The entries above ``least``, and but for ``strictly`` those that are equal to it."""
+        from scipy import sparse  # noqa: PLC0415 - on first use
+
+        above = np.greater if strictly else np.greater_equal
+        parts = []
+        for _, block in self._blocks():
+            values = values_of(block)
+            with np.errstate(over="ignore"):  # of a threshold beyond float32
+                values = np.where(above(values, least), values, 0)
+            parts.append(sparse.csr_array(values) if not is_sparse(block) else block)
+            if is_sparse(block):
+                block.data = values
+                block.eliminate_zeros()
+        if not parts:  # of a rank without rows
+            return sparse.csr_array((0, self.problem.shape[1]), dtype=self._formed.dtype)
+        return sparse.csr_array(sparse.vstack(parts, format="csr"))
+
+    def _least_kept(self, share: float) -> float:
+        """The least of the entries that hold this share of the mass, by two histograms of the bits of all entries.
+
+        Numbers >= 0 are ordered as their bits are: 19 of them first, then the 20 that follow of those in one bin.
+        """
+        found, wanted = 0, np.nan
+        for known, bits in ((0, 19), (19, 20)):
+            mass, shift = np.zeros(1 << bits), 63 - known - bits
+            for _, block in self._blocks():
+                entries = np.ascontiguousarray(values_of(block), np.float64).ravel()
+                code = entries.view(np.int64) >> shift
+                if known:
+                    inside = code >> bits == found
+                    entries, code = entries[inside], code[inside] & ((1 << bits) - 1)
+                mass += np.bincount(code, entries, 1 << bits)
+            total = np.cumsum(np.asarray(self.problem.ranks.sum(mass))[::-1])
+            wanted = share * total[-1] if np.isnan(wanted) else min(wanted, total[-1])
+            place = int(np.searchsorted(total, wanted))
+            wanted -= total[place - 1] if place else 0.0
+            found = (found << bits) + (1 << bits) - 1 - place
+        return float(np.int64(found << shift).view(np.float64))
+
+    def push(self, labels: Any) -> tuple[Any, F64]:
+        """Labels of the row points, moved with the mass: the share of each label in what arrives at a column.
+
+        Parameters
+        ----------
+        labels : (m,) array
+            Of any kind that can be sorted; over ranks of the own rows.
+
+        Returns
+        -------
+        classes : (k,) array
+            The labels that occur, sorted.
+        shares : (n, k) array
+            Rows of sum 1; zeros where no mass arrives.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> M = np.abs(np.arange(4.0)[:, None] - np.arange(3.0))
+        >>> classes, shares = mapuot.solve(M, None, None, reg=0.1, reg_m=9.0).push(["old", "old", "new", "new"])
+        >>> classes
+        array(['new', 'old'], dtype='<U3')
+        >>> classes[shares.argmax(1)]
+        array(['old', 'old', 'new'], dtype='<U3')
+        """
+        rows = self.problem.rows.ranks
+        with self.problem.ranks.together():
+            labels = as_labels(labels, self.problem.shape[0], "labels")
+            classes = classes_of(labels, rows, "labels")
+        return classes, shares(host(self.apply_transpose(one_hot(labels, classes))))
+
+    def pull(self, labels: Any) -> tuple[Any, F64]:
+        """Labels of the column points, moved back: the share of each in what leaves a row; (k,) and (m, k).
+
+        As `push` the other way.
+        """
+        cols = self.problem.cols.ranks
+        with self.problem.ranks.together():
+            labels = as_labels(labels, self.problem.shape[1], "labels")
+            classes = classes_of(labels, cols, "labels")
+        return classes, shares(host(self.apply(one_hot(labels, classes))))
+
+    def save(self, path: Any) -> None:
+        """Write the answer, without M and the plan, to an .npz, .h5 or .zarr file; :func:`mapuot.load` reads it.
+
+        The file holds log_u, log_v, the marginals, a, b and their penalties, all values, the certificate and the trace.
+        Over ranks all must call it; rank 0 writes. A pickle of a Result carries M instead.
+
+        Raises
+        ------
+        ValueError
+            The name ends in none of these.
+        OSError
+            The file cannot be written.
+        """
+        if split_name(path, "")[1] not in ("npz", "hdf5", "zarr"):
+            raise ValueError(f"path must end in .npz, .h5 or .zarr, got {shown(path)}")
+        values = contents(self)
+        with self.problem.ranks.together():
+            if self.problem.ranks.rank == 0:
+                write(path, values)
+
+    def gradient(self) -> Gradient:
+        """Derivatives of the objective by the points and masses of a `PointCloud`: x, y, a, b and a bound of the error.
+
+        For KL or balanced sides with one reg_m each; what the value depends on through the plan is stationary.
+        Source: the envelope theorem; Feydy et al. 2019.
+        """
+        return gradient(self)
+
+    def hvp(self, w: Any, tol: float = 1e-6, max_steps: int = 1000) -> F64:
+        """The second derivative of the objective by the row points of a `PointCloud`, times w.
+
+        For metric "sqeuclidean", and KL or balanced sides with one reg_m each: what Newton's method and trust regions
+        take of a loss. By conjugate gradients on the system of the potentials, two products of the plan a step; no
+        matrix is formed. Formulas: mapuot/answer/curvature.py.
+
+        Parameters
+        ----------
+        w : (m, d) array
+            A direction, as the points x.
+        tol : float
+            Relative residual of that system.
+        max_steps : int
+
+        Returns
+        -------
+        product : (m, d) array
+            In units of mass times cost over length squared, times w; to within tol and the error of the plan.
+
+        Raises
+        ------
+        ValueError, TypeError, NotImplementedError
+            M is no PointCloud of that metric, or an argument is out of range; the message names it.
+
+        Warns
+        -----
+        ConvergenceWarning
+            max_steps were not enough.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> x = np.random.default_rng(0).random((40, 2))
+        >>> result = mapuot.solve(mapuot.PointCloud(x, x + 0.1), None, None, reg=0.05, reg_m=1.0)
+        >>> shift = np.ones((40, 2))  # of all points together, along which the slope of the objective grows by
+        >>> float((shift * result.hvp(shift)).sum().round(1))
+        2.9
+        """
+        return hvp(self, w, tol, max_steps)
+
+    def potential(self, points: Any, side: str = "rows") -> F64:
+        """The potential f (or with ``side="cols"`` g) continued to other points (k, d), in units of M.
+
+        ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
+        """
+        return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
+
+
+def warn_not_converged(result: Result, tol: float, precision: str) -> None:
+    """The ConvergenceWarning of a solve in this storage; on one of several ranks, of its own rows."""
+    if not MUTED.get():
+        warn(not_converged(result, tol, precision), ConvergenceWarning)
+
+
+def not_converged(result: Result, tol: float, precision: str, words: tuple[str, str] = ("max_passes", "tol")) -> str:
+    """Why this solve did not reach tol, and what may help; ``words`` are the caller's for max_passes and tol."""
+    passes, wanted = words
+    sides = (result.problem.rows, result.row_marginal), (result.problem.cols, result.col_marginal)
+    with np.errstate(over="ignore", invalid="ignore"):
+        missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
+    nearer = "raise reg or reg_m, bring M nearer 0, or rescale a and b"
+    finer = " or precision='float64'" * (precision != "float64")
+    stalled = f"rounding allows no better: ask for a larger {wanted}{finer}"
+    longer = f"raise {passes}, reg or {wanted}"
+    if missed > 1e-6 * result.mass:
+        stalled = f"hard marginals are missed by {missed:.1e}: they may be infeasible where M forbids pairs"
+        longer += f"; {stalled}" * result.problem.forbidden
+    cure = {
+        "max_passes": longer,
+        "stalled": stalled,
+        "underflow": f"the plan is too small for float64: {nearer}",
+        "not finite": f"the plan, or a scaling, overflows: {nearer}",
+    }.get(result.status, nearer)
+    why = passes if result.status == "max_passes" else result.status
+    told = told_miss(result.error_bound, wanted, tol)
+    return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
+
+
+def value_known(result: Result) -> str:
+    """What may do for who wants the value and not the plan, where the gap is small already."""
+    relative = result.gap / abs(result.trace[-1].dual) if result.trace and result.trace[-1].dual else np.inf
+    if not relative <= VALUE_KNOWN:
+        return ""
+    return f"; the value is certified to {relative:.1e} of itself: where that is enough, stop by tol_gap instead"

@@ -1,0 +1,201 @@
+"""Derivatives of the optimal objective by points and masses, and potentials away from the points: of a PointCloud.
+
+By the envelope theorem only what depends on a point directly counts: dW/dx_i = sum_j P_ij dc(x_i, y_j)/dx_i. The
+formula of those by the masses, and its sources, are in gradients.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import penalties
+from ..penalties import F64
+from ..problem.mask import Masked
+from ..problem.points import PointCloud, as_points, size_of
+from ..problem.side import Side
+
+BLOCK_ENTRIES = 1 << 22  # costs that are held at once
+UNIT = 2.0**-53
+
+
+class Gradient(NamedTuple):
+    """Derivatives of the objective: x (m, d), y (n, d), a (m,), b (n,).
+
+    ``error`` is a bound on ``sum_i |x_i - true|``, and of y alike, by the certificate: the error of the plan times the
+    steepest cost, and the rounding of the sums. Where two points are one, "euclidean" and "cityblock" have no
+    derivative, and 0 is taken for it.
+    """
+
+    x: F64
+    y: F64
+    a: F64
+    b: F64
+    error: float
+
+
+def gradient(result: Any) -> Gradient:
+    """See ``Result.gradient``."""
+    cloud = check(result)
+    if cloud.core[0] == "sqeuclidean":
+        x, y = (chained(cloud, smooth_slope(result, cloud, rows), rows) for rows in (True, False))
+    else:
+        x, y = block_slopes(result, cloud)
+    error = slope_error(cloud, result.error_bound, result.problem.M_max) * result.mass
+    return Gradient(x, y, mass_slope(result, True), mass_slope(result, False), error)
+
+
+def check(result: Any) -> PointCloud:
+    p = result.problem
+    if not isinstance(p.cost, PointCloud):
+        raise TypeError(f"this needs M to be a PointCloud, got {p.cost.kind}")
+    if p.ranks.size > 1:
+        raise NotImplementedError("this is for one process: comm must be None")
+    for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
+        if side.scalar_rho is None:
+            raise ValueError(f"{name} must be one number, of penalty 'kl' or 'balanced'")
+    if p.unmasked != "product":
+        raise ValueError("reference must be 'product'")
+    return p.cost
+
+
+def rho_of(side: Side) -> float:
+    """The one number of a side that ``check`` let pass."""
+    assert side.scalar_rho is not None
+    return side.scalar_rho
+
+
+def point_slope(result: Any, rows: bool) -> F64:
+    """The derivative by x alone, or by y: of squared distances half the work of both."""
+    cloud = check(result)
+    if cloud.core[0] == "sqeuclidean":
+        return chained(cloud, smooth_slope(result, cloud, rows), rows)
+    return block_slopes(result, cloud)[not rows]
+
+
+def smooth_slope(result: Any, cloud: PointCloud, rows: bool) -> F64:
+    """By the coordinates that the core subtracts, of scale |x - y|^2: 2 scale (r x - P y), or that of the columns."""
+    x, y = centred(cloud)
+    here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
+    return np.asarray(2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1]))
+
+
+def centred(cloud: PointCloud) -> tuple[F64, F64]:
+    """Both clouds as the core has them, around the origin: r x - P y has the digits of x, far away few of x - y."""
+    if cloud.metric == "cosine":
+        return cloud.rows, cloud.targets
+    centre, factor = cloud.x.mean(0), 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
+    return (cloud.x - centre) * factor, (cloud.y - centre) * factor
+
+
+def with_ones(points: F64) -> F64:
+    """The points, and a column whose product is the marginal: both from one evaluation of the plan."""
+    return np.column_stack([points, np.ones(len(points))])
+
+
+def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
+    """Of other metrics, from rows of the plan, by the caller's coordinates, whose differences have all digits."""
+    metric, scale = cloud.core
+    d, w, y = cloud.dim, np.ones(cloud.dim) if cloud.weights is None else cloud.weights, cloud.y
+    gx, gy, root = np.zeros_like(cloud.x), np.zeros_like(y), np.sqrt(w)
+    size = max(float(np.abs(z * root).max()) for z in (cloud.x, y)) or 1.0  # of what is squared
+    for i0, P in result._wide_blocks():
+        x = cloud.x[i0 : i0 + len(P)]
+        if metric == "cityblock":
+            weight = scale * P
+        else:
+            distance = np.sqrt(sum((root[k] / size * (x[:, k, None] - y[:, k])) ** 2 for k in range(d)))
+            steep = scale if metric == "euclidean" else 2 * scale * np.tan(size * distance)
+            weight = np.where((distance > 0) & (P > 0), P * steep, 0.0)
+            distance[weight == 0] = 1.0
+        for k in range(d):
+            t = x[:, k, None] - y[:, k]
+            part = weight * (w[k] * np.sign(t) if metric == "cityblock" else root[k] * (root[k] / size * t / distance))
+            gx[i0 : i0 + len(P), k] = part.sum(1)
+            gy[:, k] -= part.sum(0)
+    return gx, gy
+
+
+def chained(cloud: PointCloud, slope: F64, rows: bool) -> F64:
+    """The derivative by the caller's coordinates, from that by the core's, of squared distances."""
+    points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
+    factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
+    if cloud.metric == "cosine":
+        length = lengths(points, factor)
+        with np.errstate(divide="ignore", invalid="ignore"):  # of lengths below all numbers
+            slope = (slope - (slope * scaled).sum(1, keepdims=True) * scaled) / length
+    return np.asarray(slope * factor)
+
+
+def lengths(points: F64, factor: Any) -> F64:
+    """|factor x| of each point, (m, 1)."""
+    size = size_of(points)
+    return np.asarray(size * np.sqrt(((points / size * factor) ** 2).sum(1, keepdims=True)))
+
+
+def slope_error(cloud: PointCloud, bound: float, largest: float) -> float:
+    """Error of the slopes for a mass of 1 whose plan has this bound; ``largest``: the largest cost.
+
+    The plan's error times the most of |dc/dx|, and the rounding of sums of m or n terms with ``sizes`` before they
+    cancel.
+    """
+    scale, w = cloud.scale, np.ones(cloud.dim) if cloud.weights is None else cloud.weights
+    rounding, root = (sum(cloud.shape) + 2 * cloud.dim + 16) * UNIT, float(np.sqrt(w.max()))
+    if cloud.metric == "cityblock":
+        steep = sizes = scale * float(np.sqrt((w**2).sum()))
+    elif cloud.metric == "euclidean":
+        steep = sizes = scale * root
+    elif cloud.metric == "wfr":
+        sine = float(np.exp(-0.5 * largest / scale))  # of the angle to pi / 2, by which the tangent is divided
+        steep, sizes = 2 * scale * root / sine, 2 * scale * root / sine**2
+    elif cloud.metric == "cosine":
+        shortest = min(float(lengths(p, np.sqrt(w)).min()) for p in (cloud.x, cloud.y))
+        steep = scale * root / shortest if shortest > 0 else np.inf
+        sizes = 2 * steep
+    else:
+        reach = sum(float(np.sqrt((p * p).sum(1).max())) for p in centred(cloud))
+        steep, sizes = 2 * root * float(np.sqrt(scale) * np.sqrt(largest)), 2 * scale * root * reach
+    return bound * steep + rounding * sizes if bound < np.inf else np.inf
+
+
+def mass_slope(result: Any, rows: bool) -> F64:
+    """dW/da or dW/db."""
+    p, cloud = result.problem, check(result)
+    side, other, f = (p.rows, p.cols, result.f) if rows else (p.cols, p.rows, result.g)
+    if not (side.weight > 0).all():
+        f = np.where(side.weight > 0, f, fixed_point(result, cloud.x if rows else cloud.y, rows, p.masked))
+    mass = other.weight.sum() if p.masked is None else p.shares(result._backend, other.weight, rows)
+    return np.asarray(penalties.mass_slope(f, rho_of(side), p.reg, mass))
+
+
+def potential(result: Any, points: Any, rows: bool = True) -> F64:
+    """See ``Result.potential``."""
+    if result.problem.masked:
+        raise ValueError("mask: a masked problem has no potential away from its points, whose pairs alone it names")
+    return fixed_point(result, points, rows)
+
+
+def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = None) -> F64:
+    """The potential of one side at points; where there is a mask, those of that side."""
+    from scipy.special import logsumexp  # noqa: PLC0415 - on first use
+
+    cloud = check(result)
+    cloud = cloud if rows else cloud.transpose()
+    points = as_points(points, "points")
+    p = result.problem
+    side, other, log_v = (p.rows, p.cols, result.log_v) if rows else (p.cols, p.rows, result.log_u)
+    here = cloud.beside(np.asarray(points, np.float64), "points")
+    fi = 1 / (1 + p.reg / rho_of(side))
+    with np.errstate(invalid="ignore"):
+        log_w = np.where(other.weight > 0, log_v + other.log_weight, -np.inf)
+    out, step = np.empty(len(points)), max(1, BLOCK_ENTRIES // len(log_w))
+    for i0 in range(0, len(points), step):
+        i1 = min(i0 + step, len(points))
+        power = log_w - np.asarray(here.read(i0, i1)) / p.reg
+        if masked is not None:
+            with np.errstate(divide="ignore"):
+                power += np.log(np.asarray((masked if rows else masked.T).read(i0, i1)))
+        with np.errstate(divide="ignore"):
+            out[i0:i1] = -p.reg * fi * logsumexp(power, axis=1)
+    return out

@@ -1,0 +1,65 @@
+"""What of a Result goes into a file: all but M and the plan, from which `mapuot.load` makes a Result again.
+
+The command line writes the same, so that its answers load, too. Every number, text and array stands under a name of
+its own; the trace is a table of one row a pass, columns `TRACE`, its status an index into `STATUSES`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import Stats
+
+FORMAT, MASKED = 1, 2  # without and with a mask, which who knows the first alone must not overlook
+TRACE = tuple(field.name for field in dataclasses.fields(Stats))
+STATUSES = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "max_passes", "cancelled")
+VECTORS = ("log_u", "log_v", "row_marginal", "col_marginal", "a", "b", "rho_a", "rho_b")
+NUMBERS = ("cost", "objective", "dual", "mass", "reg", "M_min", "M_max", "c_mass")
+TEXTS = ("status", "penalty_a", "penalty_b", "reference", "dtype")
+
+
+def contents(result: Any) -> dict[str, Any]:
+    """Name: array, number or text. Over ranks every rank must call it; vectors are whole on rank 0, None elsewhere."""
+    p = result.problem
+    values: dict[str, Any] = {
+        "log_u": result.gather(result.log_u), "log_v": result.gather(result.log_v, along="cols"),
+        "row_marginal": result.gather(result.row_marginal),
+        "col_marginal": result.gather(result.col_marginal, along="cols"),
+        "cost": result.cost, "objective": result.objective, "dual": result.dual, "gap": result.gap,
+        "error_bound": result.error_bound, "mass": result.mass, "reg": float(p.reg),
+        "n_passes": result.n_passes, "status": result.status, "format": FORMAT,
+        "M_min": float(p.M_min), "M_max": float(p.M_max), "forbidden": int(p.forbidden), "c_mass": float(p.c_mass),
+        "dtype": p.cost.dtype.name, "reference": p.unmasked if isinstance(p.unmasked, str) else "matrix",
+        "trace": trace_table(result.trace),
+    }  # fmt: skip
+    if p.masked is not None:
+        mask = p.masked.mask
+        values |= {"format": MASKED, "keep": mask.keep, "seed": str(mask.seed), "turned": int(mask.turned)}
+    for side, along in ((p.rows, "rows"), (p.cols, "cols")):
+        values[side.name] = result.gather(side.weight, along=along)
+        values["rho_" + side.name] = result.gather(side.rho, along=along)
+        values["penalty_" + side.name] = side.penalty
+        if side.upper is not None:
+            values["upper_" + side.name] = result.gather(side.upper, along=along)
+    return values
+
+
+def trace_table(trace: list[Stats]) -> Any:
+    """(passes, len(TRACE)) float64."""
+    rows = [[STATUSES.index(s.status) if name == "status" else getattr(s, name) for name in TRACE] for s in trace]
+    return np.array(rows, np.float64).reshape(len(rows), len(TRACE))
+
+
+def trace_of(table: Any) -> list[Stats]:
+    """The stats of ``trace_table``."""
+    if table.ndim != 2 or table.shape[1] != len(TRACE):
+        raise ValueError(f"trace must have {len(TRACE)} columns, got shape {table.shape}")
+    found = []
+    for row in table.tolist():
+        stat = Stats(**dict(zip(TRACE, row, strict=True)))
+        stat.n_pass, stat.rejected, stat.status = int(stat.n_pass), bool(stat.rejected), STATUSES[int(row[7])]
+        found.append(stat)
+    return found

@@ -1,0 +1,171 @@
+"""PyTorch tensors as the solver reads them: who asks with tensors is answered with tensors.
+
+Nothing here imports torch: where a tensor is among the arguments, its library is loaded. No gradient goes through an
+answer; mapuot.torch has the loss that has one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import warn
+from .result import Answer
+
+PLAIN = {float, int, bool, str, type(None)}
+
+
+def tensor_among(*values: Any) -> Any:
+    """The first that is a tensor of real numbers in memory, dense or sparse by rows (CSR), else None."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    found = (x for x in values if isinstance(x, torch.Tensor))
+    known = torch.strided, torch.sparse_csr
+    return next((x for x in found if x.layout in known and not (x.is_complex() or x.is_meta)), None)
+
+
+def is_csr(x: Any) -> bool:
+    """Whether this is a tensor that is sparse by rows."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor) and x.layout == torch.sparse_csr
+
+
+def check_csr(x: Any, name: str) -> None:
+    """What of such tensors is not solved."""
+    if not is_csr(x):
+        return
+    if x.ndim != 2:
+        raise ValueError(f"{name} must be a matrix (m, n) where it is sparse, got shape {tuple(x.shape)}")
+    if x.device.type != "cpu":
+        raise NotImplementedError(f"{name} must lie on the CPU where it is sparse, got {x.device}: pass {name}.cpu()")
+
+
+def requires_grad(x: Any) -> bool:
+    """Whether a gradient is to go through this tensor."""
+    return bool(x.requires_grad and sys.modules["torch"].is_grad_enabled())
+
+
+def array_of(x: Any) -> Any:
+    """The memory of such a tensor as a numpy or CuPy array, of a CSR one as one of scipy; half precision in float32."""
+    x = x.detach()
+    if x.is_floating_point() and x.dtype.itemsize < 4:
+        x = x.float()
+    if is_csr(x):
+        from scipy.sparse import csr_array  # noqa: PLC0415 - on first use
+
+        data, column, start = (y.numpy() for y in (x.values(), x.col_indices(), x.crow_indices()))
+        return csr_array((data, column, start), shape=tuple(x.shape))
+    if x.device.type != "cuda":
+        return x.cpu().numpy()
+    import cupy  # noqa: PLC0415 - only where torch brings GPU memory
+
+    return cupy.from_dlpack(x)
+
+
+def tensor_of(x: Any, device: Any) -> Any:
+    """A numpy, CuPy or CSR array as a tensor on that device, over its memory where it lies there."""
+    torch = sys.modules["torch"]
+    if hasattr(x, "indptr"):
+        start, column, data = (torch.as_tensor(y, device=device) for y in (x.indptr, x.indices, x.data))
+        return torch.sparse_csr_tensor(start, column, data, x.shape)
+    return torch.as_tensor(torch.from_dlpack(x) if type(x).__module__.startswith("cupy") else x, device=device)
+
+
+def stream_of(device: Any) -> Any:
+    """A context in which CuPy works on torch's current stream of a device that is a GPU."""
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    import cupy  # noqa: PLC0415 - only for tensors on a GPU
+
+    stream = sys.modules["torch"].cuda.current_stream(device)
+    same = stream.cuda_stream == cupy.cuda.get_current_stream().ptr
+    return contextlib.nullcontext() if same else cupy.cuda.Stream.from_external(stream)
+
+
+def taken(x: Any, name: str) -> Any:
+    """A tensor, an answer, or a pair or a list of them as arrays; anything else, other tensors too, as it is."""
+    if type(x) is Tensors:
+        return x.arrays
+    if isinstance(x, (tuple, list)) and (len(x) <= 2 or tensor_among(*x) is not None):
+        return type(x)(taken(y, name) for y in x)
+    if tensor_among(x) is None:
+        return x
+    check_csr(x, name)
+    if requires_grad(x):
+        warn(
+            f"{name} requires grad and is taken as data: no gradient goes through this call; "
+            "mapuot.torch.sinkhorn_loss is the cost with its gradient"
+        )
+    return array_of(x)
+
+
+def listed(M: Any) -> Any:
+    """The matrices of a list, or the one M."""
+    return M if isinstance(M, (list, tuple)) else (M,)
+
+
+def answered(function: Callable[..., Any], like: Any, arguments: dict[str, Any]) -> Any:
+    """``function(**arguments)``, its tensors read where they lie, and what it returns as `Tensors`."""
+    with stream_of(like.device):
+        arrays = {name: x if type(x) in PLAIN else taken(x, name) for name, x in arguments.items()}
+        return Tensors(function(**arrays), like.device, any(map(is_csr, listed(arguments["M"]))))
+
+
+class Tensors:
+    """A Result or BatchResult, as which it passes, with tensors for arrays; ``arrays`` is the answer itself.
+
+    ``csr``: CSR arrays are tensors, too, as M was.
+    """
+
+    def __init__(self, arrays: Answer, device: Any, csr: bool = False) -> None:
+        self.arrays, self.device, self.csr = arrays, device, csr
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.arrays)
+
+    def __reduce__(self) -> Any:
+        return Tensors, (self.arrays, self.device, self.csr)
+
+    def __repr__(self) -> str:
+        return repr(self.arrays)
+
+    def __dir__(self) -> list[str]:
+        return dir(self.arrays)
+
+    def __getattr__(self, name: str) -> Any:
+        with stream_of(self.device):
+            return self._as_tensors(getattr(self.arrays, name))
+
+    def __len__(self) -> int:
+        return len(self.arrays)  # type: ignore[arg-type]
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._as_tensors(self.arrays[i])  # type: ignore[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._as_tensors, self.arrays)  # type: ignore[call-overload,no-any-return]
+
+    def _as_tensors(self, value: Any) -> Any:
+        if isinstance(value, Answer):
+            return Tensors(value, self.device, self.csr)
+        if isinstance(value, (tuple, list)):
+            parts = map(self._as_tensors, value)
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if hasattr(value, "tocsr"):
+            return tensor_of(value, self.device) if self.csr else value
+        if hasattr(value, "dtype") and np.ndim(value) and value.dtype.kind in "fiub":
+            return tensor_of(value, self.device)
+        return functools.partial(self._call, value) if callable(value) else value
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with stream_of(self.device):
+            args = tuple(taken(x, "the argument") for x in args)
+            kwargs = {name: taken(x, name) for name, x in kwargs.items()}
+            return self._as_tensors(method(*args, **kwargs))

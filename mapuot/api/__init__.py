@@ -1,0 +1,1 @@
+"""What users call: signatures and docstrings, the problem made, solved and warned of."""

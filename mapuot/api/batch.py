@@ -1,0 +1,460 @@
+"""Many problems at once: histograms against one cost, or small problems with a cost each, every one certified.
+
+With one cost the problems share K, which is read once a pass for many of them; each has its own translation,
+certificate, guarded Anderson acceleration and end. A problem that such a K cannot hold is solved alone, on the CPU
+still within the core where it is plain (route/plain.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..answer.result import Answer, Result, numbers, primal_value
+from ..answer.tensors import answered, listed, tensor_among
+from ..ascend.loop import Run
+from ..backends import Options, Stats, host, name_of, namespace, pick
+from ..backends.contract import FAILED
+from ..backends.workspace import FAR
+from ..cached import cached_property
+from ..errors import MUTED, ConvergenceWarning, ScalingWarning, warn
+from ..penalties import F64
+from ..problem.cost import as_vectors
+from ..problem.problem import BatchProblem
+from ..problem.sparse import is_list_of_pairs
+from ..problem.validate import as_choice, as_count, as_starts, odd_scale
+from ..processor import core_count
+from ..progress import bar as progress_bar
+from ..route.plain import STEPS, is_plain
+from ..route.strategy import (
+    METHODS,
+    PRECISIONS,
+    carry_out,
+    coarse_steps,
+    make_options,
+    options_alone,
+    start_potentials,
+    turned,
+)
+from ..threads import each
+
+PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
+BATCHED = ("cpu", "cuda")  # backends with a batch of their own, in backends/<name>/batch.py
+COARSE_PASSES = 200  # of each larger reg at most
+
+
+def solve_batch(
+    M: Any,
+    A: Any,
+    B: Any,
+    reg: float,
+    reg_m: Any,
+    *,
+    method: str = "auto",
+    penalty: Any = "kl",
+    reference: Any = "product",
+    mask: Any = None,
+    tol: float = 1e-6,
+    tol_gap: float | None = None,
+    max_passes: int = 10_000,
+    precision: str = "auto",
+    backend: str = "auto",
+    threads: int | None = None,
+    warm_start: Any = None,
+    progress: bool = False,
+) -> BatchResult:
+    """Solve p unbalanced optimal transport problems, each to its own certificate.
+
+    Parameters
+    ----------
+    M : (m, n) or (p, m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, list of them, PointCloud or Grid
+        One cost for all problems, or one each; float32 or float64; +inf forbids a pair. Of points and grids no K is
+        shared: the problems are solved one by one, on a core each. So are those of a sparse matrix, or of p of them
+        that store the same pairs (CSR matrices over the same indices cost p times the memory of their data only);
+        parts of the pattern and its transpose are found once.
+    A, B : (p, m) and (p, n) arrays
+        Masses, >= 0; one vector serves all problems, None means uniform with mass 1.
+    reg, reg_m, penalty, reference
+        As in `solve`, common to all problems; a reference matrix is (m, n).
+    mask : SeededMask, optional
+        As in `solve`, the same for all problems, which are then solved one by one.
+    method : {"auto", "translation_invariant", "sinkhorn"}
+    tol, tol_gap, max_passes
+        As in `solve`, for each problem.
+    precision : {"auto", "float64", "mixed"}
+        Storage of K; "auto" takes float32 only where a float64 K would not stay in cache and tol allows it. On a
+        GPU float32 passes come first but for "float64", and float64 ones certify.
+    backend : {"auto", "cpu", "cuda", "reference"}
+        "auto": "cuda" where M, A or B is on a GPU; the tables of the result are then CuPy arrays, those of a
+        sparse M where A or B is one.
+    threads : int, optional
+        CPU threads; default: the cores this process may use, one for small batches.
+    warm_start : BatchResult or (log_u, log_v), optional
+        Shapes (p, m), (p, n).
+    progress : bool
+        Show a progress bar on standard error.
+
+    Returns
+    -------
+    BatchResult
+        Of PyTorch tensors as in `solve`: all arrays are tensors, those of the problems, too.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+    InfeasibleError
+        A balanced point cannot be reached; or a sparse M connects balanced points with others of less mass only.
+
+    Warns
+    -----
+    ConvergenceWarning
+        Some certified errors are above tol.
+    ScalingWarning
+        As of `solve`, for some of the problems.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> M = np.abs(np.linspace(0, 1, 50)[:, None] - np.linspace(0, 1, 60))
+    >>> batch = mapuot.solve_batch(M, rng.random((8, 50)), rng.random((8, 60)), reg=0.02, reg_m=1.0)
+    >>> batch.cost.shape, bool(batch.converged.all())
+    ((8,), True)
+    >>> batch[3].plan.shape
+    (50, 60)
+    """
+    if (like := tensor_among(*listed(M), A, B)) is not None:
+        given = locals()
+        return answered(solve_batch, given.pop("like"), given)  # type: ignore[no-any-return]
+    as_choice(method, "method", (name for name in METHODS if name != "map-uot"))
+    as_choice(precision, "precision", ("auto", "float64", "mixed"))
+    module = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
+    A, B, reg_m = as_vectors(M, A, B, reg_m)
+    problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module, mask)
+    options = make_options(method, precision, tol, tol_gap, threads)
+    start = starts(warm_start, problem)
+    turns = turned(problem, options)
+    task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
+    run = BatchRun(module, task, options, precision, as_count(max_passes, "max_passes"))
+    with progress_bar(progress, total=len(problem), desc="mapuot", unit="problem") as bar:
+        run.solve(log_v, bar)
+    result = run.result(problem, turns)
+    masses = (host(x.sum(1)) for x in (problem.A, problem.B))
+    odd = odd_scale(problem.spread, problem.M_max, result.mass, *masses)
+    if odd and not MUTED.get():
+        warn(odd, ScalingWarning)
+    if not result.converged.all() and not MUTED.get():
+        worst, count = result.error_bound.max(), int((~result.converged).sum())
+        told = f"{worst:.2e} > tol {tol:.2e}" if worst < 1 else f"above 1, so far nothing is known (tol {tol:.2e})"
+        warn(
+            f"{count} of {len(result)} problems not converged: largest certified relative plan error {told}; raise "
+            "max_passes, reg or tol",
+            ConvergenceWarning,
+        )
+    return result
+
+
+def total_in_place(plans: Iterator[Any]) -> Any:
+    """The sum of CSR arrays with entries in the same places, zeros, too."""
+    total = next(plans)
+    for plan in plans:
+        total.data += plan.data
+    return total
+
+
+def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
+    """(log u, log v) of all problems to start from; None: zeros."""
+    if warm_start is None:
+        return None, None
+    if isinstance(warm_start, BatchResult):
+        scale = warm_start.problem.reg / problem.reg
+        warm_start = warm_start.log_u * scale, warm_start.log_v * scale
+    return as_starts(warm_start, problem.A, problem.B)
+
+
+class BatchRun:
+    """One solve of a batch under way: its answers, filled in chunk by chunk and problem by problem."""
+
+    def __init__(
+        self, module: ModuleType, task: BatchProblem, options: Options, precision: str, max_passes: int
+    ) -> None:
+        self.module, self.task, self.options, self.precision = module, task, options, precision
+        self.max_passes, self.stopped = max_passes, False
+        p = len(task)
+        self.tables: Any = None  # log u, log v, r, s
+        self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
+        self.n_passes = np.zeros(p, np.int64)
+        self.status = np.full(p, "absorb", dtype="U12")
+        self.far: Any = ()  # problems solved alone from far away, whose K has its exponents' rounding
+
+    def solve(self, log_v: Any, bar: Any) -> None:
+        """The batch on one K where it can be, the rest alone."""
+        if name_of(self.module) in BATCHED:
+            self.together(import_module(self.module.__name__ + ".batch"), log_v, bar)
+        if self.tables is None:
+            self.tables = self.empty_tables()
+        left = np.flatnonzero((self.status != "converged") & (self.status != "max_passes"))
+        if not len(left):
+            return
+        if log_v is not None and not float(abs(log_v).max()) <= FAR:
+            self.far = left
+        if name_of(self.module) in BATCHED and is_plain(self.task):  # on a GPU each would take 4 ms, whatever its size
+            left = self.plainly(left, log_v, bar)
+        on_cpu = name_of(self.module) != "cuda"
+        threads = (self.options.threads or core_count()) if on_cpu else 1
+        each(lambda i: self.alone(i, log_v), left, self.stop, threads=threads, told=bar.update)
+
+    def stop(self) -> None:
+        """End what runs in threads after its present call of the core."""
+        self.stopped = True
+
+    def empty_tables(self) -> Any:
+        xp = namespace(self.task.A)
+        return tuple(xp.empty(x.shape) for x in (self.task.A, self.task.B) * 2)
+
+    def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
+        task = self.task
+        if task.forbidden or task.c is not None or task.cost.never_stored or task.cost.pairs:
+            return
+        reach = 0.0 if log_v is None else float(abs(log_v).max())
+        dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
+        if dtype is None:
+            return
+        options = dataclasses.replace(self.options, precision=dtype)
+        step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.one_cost, dtype))
+        for i0 in range(0, len(task), step):
+            i1 = min(i0 + step, len(task))
+            start = None if log_v is None else log_v[i0:i1]
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of what fails: its status tells
+                workspace = engine.BatchWorkspace(task.part(i0, i1), options, start)
+                if engine.CLIMBS:
+                    for reg, coarse in coarse_steps(task, options, start is not None and bool((start != 0).any())):
+                        workspace.climb(reg, coarse, COARSE_PASSES)
+                self.chunk(workspace, i0, i1, bar)
+
+    def chunk(self, workspace: Any, i0: int, i1: int, bar: Any) -> None:
+        running, passes = i1 - i0, 0
+        while running and passes < self.max_passes:
+            now = workspace.iterate(self.max_passes - passes)
+            passes = int(workspace.field("passes").max())
+            bar.update(running - now)
+            running = now
+        part, found = slice(i0, i1), (*workspace.potentials(), *workspace.marginals())
+        if namespace(self.task.A) is np:
+            found = tuple(map(host, found))
+        if i1 - i0 == len(self.task):
+            self.tables = found
+        else:
+            self.tables = self.tables or self.empty_tables()
+            for table, values in zip(self.tables, found, strict=True):
+                table[part] = values
+        for name, values in self.ends.items():
+            values[part] = workspace.stats[name]
+        self.n_passes[part] = workspace.field("passes")
+        status = workspace.status()
+        self.status[part] = np.where(status == "running", "max_passes", status)
+
+    def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
+        """These problems alone, but in the C core; what is left of them."""
+        whole, task = import_module(pick("cpu").__name__ + ".plain"), self.task.on_host()
+        options = options_alone(self.options, self.precision, task.cost.size)
+        options = dataclasses.replace(options, threads=self.options.threads)
+        reached, xp = host(self.tables[1]), namespace(self.tables[0])
+        starts, spent = np.array([self.begin(i, reached[i], task.B[i], log_v) for i in left]), self.n_passes[left]
+        for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, STEPS):
+            done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES))
+            where = part[done]
+            for table, values in zip(self.tables, found, strict=True):
+                table[xp.asarray(where)] = xp.asarray(values[done])
+            for name, values in self.ends.items():
+                values[where] = records["last"][name][done]
+            self.n_passes[where] = records["made"][done]
+            converged = records["status"][done] == whole.CONVERGED
+            self.status[where] = np.where(converged, "converged", "max_passes")
+            bar.update(len(where))
+        return left[~np.isin(self.status[left], ("converged", "max_passes"))]
+
+    def begin(self, i: int, reached: F64, weight: F64, log_v: Any) -> F64:
+        """Where problem i goes on alone: where the batch left it, if that is a place."""
+        if self.n_passes[i] > 0 and np.isfinite(reached[weight > 0]).all():
+            return reached
+        return np.zeros(self.task.shape[1]) if log_v is None else host(log_v[i])
+
+    def alone(self, i: int, log_v: Any) -> None:
+        """Problem i as `solve` does it, from where the batch left it."""
+        problem, spent = self.task[i], int(self.n_passes[i])
+        begin = self.begin(i, host(self.tables[1][i]), problem.cols.weight, log_v)
+        start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
+        options = options_alone(self.options, self.precision, problem.cost.size)
+        run = Run(self.module, max(1, self.max_passes - spent))
+        run.stopped = lambda: self.stopped
+        result = carry_out(run, problem, options, start, escalate=self.precision == "auto")
+        vectors = result.log_u, result.log_v, result.row_marginal, result.col_marginal
+        for table, vector in zip(self.tables, vectors, strict=True):
+            table[i] = namespace(table).asarray(vector)
+        end = result.gap, result.error_bound, result.dual, result.mass
+        for values, value in zip(self.ends.values(), end, strict=True):
+            values[i] = value
+        self.n_passes[i], self.status[i] = spent + result.n_passes, result.status
+
+    def result(self, problem: BatchProblem, turns: bool) -> BatchResult:
+        potentials, marginals = self.tables[:2], self.tables[2:]
+        if turns:
+            potentials, marginals = potentials[::-1], marginals[::-1]
+        ends = (*self.ends.values(), self.n_passes, self.status)
+        return BatchResult(problem, self.module, potentials, marginals, ends, self.options.threads, self.far)
+
+
+class BatchResult(Answer, Sequence[Result]):
+    """Solutions of a batch: arrays with one row, or one entry, a problem; ``result[i]`` is the `Result` of problem i.
+
+    Attributes
+    ----------
+    log_u, log_v : (p, m), (p, n) float64 arrays, CuPy ones where M, A or B is on a GPU (of a sparse M: A or B)
+        Log scalings in POT's convention; -inf where the weight is 0.
+    row_marginal, col_marginal : (p, m), (p, n) float64 arrays, CuPy ones alike
+        ``P 1`` and ``P^T 1``, in units of mass.
+    gap : (p,) array
+        Objective minus dual value, in units of the objective; inf as in `Result`.
+    error_bound : (p,) array
+        Certified bounds on ``|P - P*|_1 / mass``; where the columns are balanced, ``|P^T 1 - b|_1 / mass``.
+    dual : (p,) array
+        The dual values, less what rounding may have added: lower bounds of every plan's objective.
+    mass : (p,) array
+        Transported masses.
+    n_passes : (p,) int array
+    status : (p,) array of str
+        "converged", "max_passes", "stalled", "not finite" or "underflow".
+    """
+
+    def __init__(
+        self,
+        problem: BatchProblem,
+        backend: ModuleType,
+        potentials: Any,
+        marginals: Any,
+        ends: Any,
+        threads: int | None,
+        far: Any = (),
+    ) -> None:
+        self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
+        failed = bool(np.isin(ends[-1], FAILED).any())
+        self.log_u, self.log_v = numbers(potentials, -np.inf) if failed else potentials
+        self.row_marginal, self.col_marginal = numbers(marginals, np.inf) if failed else marginals
+        self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status = ends
+
+    def __repr__(self) -> str:
+        m, n = self.problem.shape
+        worst = self.error_bound.max()
+        told = f"error_bound <= {worst:.1e}" if worst < 1 else "of some nothing certified yet"
+        return f"<mapuot.BatchResult {len(self)} problems {m}x{n}, {int(self.converged.sum())} converged, {told}>"
+
+    def __len__(self) -> int:
+        return len(self.log_u)
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self)))]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"problem {i} of {len(self)}")
+        i %= len(self)
+        end = Stats(
+            int(self.n_passes[i]), float(self.gap[i]), float(self.error_bound[i]), float(self.dual[i]),
+            float(self.mass[i]), np.nan, False, str(self.status[i]),
+        )  # fmt: skip
+        potentials = host(self.log_u[i]), host(self.log_v[i])
+        marginals = host(self.row_marginal[i]), host(self.col_marginal[i])
+        result = Result(self.problem[i], self._backend, potentials, marginals, [end], end.status, self._threads)
+        if "cost" in vars(self):  # known already: no need to read M again
+            vars(result)["cost"] = float(self.cost[i])
+        return result
+
+    @property
+    def converged(self) -> Any:
+        """(p,) bool."""
+        return self.status == "converged"
+
+    @cached_property
+    def objective(self) -> F64:
+        """The primal values with every mass term, (p,) (hard constraints count 0); inf of a failed problem."""
+        p = self.problem
+        sides = (p.rows, p.A, self.f, self.row_marginal), (p.cols, p.B, self.g, self.col_marginal)
+        values = primal_value(p, self.mass, [(side, *map(host, tables)) for side, *tables in sides])
+        for i in self._far:  # marginals of a K whose exponents were 1e5 once err by 1e-11: from M, then
+            values[i] = self[int(i)].objective
+        return np.where(np.isin(self.status, FAILED), np.inf, values)
+
+    @cached_property
+    def cost(self) -> F64:
+        """Linear transport costs ``<P, M>``, (p,), without forming a plan."""
+        factors = self.factors()
+        if factors is None:
+            return np.array([self[i].cost for i in range(len(self))])
+        U, K, V, scale = factors
+        xp = namespace(K)
+        MK = K * xp.asarray(self.problem.M, dtype=np.float64)
+        U *= scale[:, None]
+        shared = MK.ndim == 2
+        return np.asarray(host(((U @ MK) * V).sum(1) if shared else xp.einsum("pi,pij,pj->p", U, MK, V, optimize=True)))
+
+    def plan(self, i: int) -> Any:
+        """The plan of problem i, (m, n), in M's dtype."""
+        return self[i].plan
+
+    def plans(self) -> Any:
+        """All plans as one array, (p, m, n), in M's dtype; of a sparse M a list of CSR arrays."""
+        p, xp = self.problem, namespace(self.problem.M)
+        if p.cost.pairs:
+            return [self.plan(i) for i in range(len(self))]
+        out = xp.empty((len(self), *p.shape), p.cost.dtype)
+        for i in range(len(self)):
+            self[i].form_plan(out[i])
+        return out
+
+    def plan_sum(self, weights: Any) -> Any:
+        """``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n).
+
+        Of a sparse M a CSR array in its places, with one each a list of them.
+        """
+        if np.shape(weights) != (len(self),):
+            raise ValueError(f"weights must have shape ({len(self)},), got {np.shape(weights)}")
+        factors, xp = self.factors(), namespace(self.problem.M)
+        if factors is not None:
+            U, K, V, scale = factors
+            U *= (scale * namespace(K).asarray(weights, dtype=np.float64))[:, None]
+            return K * (U.T @ V) if K.ndim == 2 else U[:, :, None] * K * V[:, None, :]
+        weights = host(weights)
+        if self.problem.cost.pairs:
+            plans = (float(w) * self.plan(i).astype(np.float64) for i, w in enumerate(weights))
+            return list(plans) if self.problem.M.ndim == 3 else total_in_place(plans)
+        if self.problem.M.ndim == 3:
+            return xp.stack([float(w) * self.plan(i) for i, w in enumerate(weights)]).astype(np.float64)
+        total = xp.zeros(self.problem.shape)
+        for i, w in enumerate(weights):
+            total += float(w) * self.plan(i)
+        return total
+
+    def factors(self) -> tuple[Any, Any, Any, Any] | None:
+        """P_q = scale_q diag(U_q) K diag(V_q), all in float64, where that loses nothing; else None."""
+        p, xp = self.problem, namespace(self.log_u)
+        spread = p.spread
+        if p.forbidden or p.c is not None or p.cost.never_stored or p.cost.pairs:
+            return None
+        tops, parts = [], []
+        for log_x, log_w in zip((self.log_u, self.log_v), p.log_reference, strict=True):
+            with np.errstate(invalid="ignore"):
+                x = xp.where(xp.isfinite(log_x), log_x + log_w, -np.inf)
+            tops.append(x.max(1))
+            parts.append(xp.exp(x - tops[-1][:, None]))
+            low = xp.where(xp.isneginf(x), np.inf, x).min(1)
+            spread = spread + float((tops[-1] - low).max())
+        if not spread < PRODUCT_SPREAD:
+            return None
+        K = xp.exp((p.M_min - xp.asarray(p.M, dtype=np.float64)) / p.reg)
+        return parts[0], K, parts[1], xp.exp(tops[0] + tops[1] - p.M_min / p.reg)

@@ -1,0 +1,280 @@
+"""`certify`: how far the plan of a sparse solve is from that of the dense problem which it stands for.
+
+With v of the sparse solve one pass over the dense M gives u = prox(K v), a plan P of all pairs, its bound on |P - P*|
+and a lower bound D of the optimum. P_S, the sparse plan, is a plan of the dense problem, too, since pairs that are not
+stored have no mass in it; so two bounds hold, and the smaller one is told:
+
+    |P_S - P*| <= |P_S - P| + |P - P*|
+    reg KL(P_S | P*) <= F(P_S) - F(P*) <= F(P_S) - D
+    |P_S - P*| <= |P_S| (2 d / 3 + sqrt(4 d^2 / 9 + 2 d)),   d = (F(P_S) - D) / (reg |P_S|)
+
+The second is of soft sides, by |p - q|^2 <= (2/3 |p| + 4/3 |q|) KL(p | q).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..answer.result import ROUNDING, Result
+from ..ascend.loop import Run
+from ..backends import closing, name_of, pick
+from ..backends.contract import host
+from ..cached import cached_property
+from ..files import opened
+from ..penalties import F64
+from ..problem.points import PointCloud
+from ..problem.problem import Problem
+from ..problem.sparse import Sparse
+from ..problem.validate import as_count, as_positive, as_range, as_threads, as_whole_cost
+from ..route.strategy import carry_out, make_options
+from .neighbours import BLOCK, pair_costs
+
+BLOCK_ENTRIES = 1 << 22  # of the dense plan that are looked at at once
+LITTLE = 0.1  # of tol: the mass that pairs may hold which are too small to be taken in
+PASSES = 10_000  # of one sparse solve
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What `certify` found.
+
+    Attributes
+    ----------
+    error_bound : float
+        Bound on ``|P_S - P*|_1 / mass``, P* the plan of the dense problem; hard sides count as in `Result`.
+    objective, dual : float
+        Of the sparse plan by the dense costs; a lower bound of the dense optimum.
+    missing : float
+        The share of mass that the dense plan of these potentials has in pairs that are not stored.
+    pairs : (i, j, mass)
+        The pairs among them with most of it, largest first: where the pattern is best widened.
+    result : Result
+        The sparse solve that this is about: with ``refine`` the last.
+    rounds : int
+        How often the pattern was widened.
+    converged : bool
+        error_bound is at most tol.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> x, y = np.arange(6.0)[:, None], np.arange(6.0)[:, None] + 0.2
+    >>> result = mapuot.solve(mapuot.knn_cost(x, y, 1), None, None, reg=0.2, reg_m=9.0)
+    >>> found = mapuot.certify(result, mapuot.PointCloud(x, y))
+    >>> found.converged, f"{found.missing:.3f} of the mass is missing", len(found.pairs[0])
+    (False, '0.040 of the mass is missing', 10)
+    """
+
+    error_bound: float
+    objective: float
+    dual: float
+    missing: float
+    pairs: tuple[Any, Any, F64]
+    result: Result
+    rounds: int
+    converged: bool
+
+
+def certify(
+    result: Result,
+    M: Any,
+    *,
+    refine: bool = False,
+    tol: float = 1e-2,
+    rounds: int = 10,
+    pairs: int = 1000,
+    backend: str = "auto",
+    threads: int | None = None,
+) -> Certificate:
+    """Bound the error of a sparse solve as an answer to the dense problem, by one pass over the dense costs.
+
+    Parameters
+    ----------
+    result : Result
+        Of `solve` with a sparse M and reference "product" or "uniform".
+    M : (m, n) array, PointCloud, function or path
+        The costs of all pairs. An array takes a float64 K beside it, a `PointCloud` no memory.
+    refine : bool
+        Widen the pattern by the pairs that are missed most and solve again, until the bound is at most tol; each time
+        it at most doubles.
+    tol : float
+        The error_bound that is asked for. The dense plan has mass everywhere: what is outside the pattern counts.
+    rounds : int
+        How often at most.
+    pairs : int
+        How many pairs are told.
+    backend : {"auto", "cpu", "cuda", "reference"}
+        Of the passes over M.
+    threads : int, optional
+
+    Returns
+    -------
+    Certificate
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.random((500, 2)), rng.random((400, 2))
+    >>> result = mapuot.solve(mapuot.knn_cost(x, y, 4), None, None, reg=0.001, reg_m=1.0)
+    >>> cloud = mapuot.PointCloud(x, y)
+    >>> mapuot.certify(result, cloud).converged
+    False
+    >>> better = mapuot.certify(result, cloud, refine=True)
+    >>> better.converged, better.result.plan.nnz < 40_000
+    (True, True)
+    """
+    problem = checked(result)
+    tol, rounds, pairs = as_positive(tol, "tol"), as_count(rounds, "rounds"), as_count(pairs, "pairs")
+    threads = as_threads(threads)
+    module = pick(backend, M)
+    cost = as_dense(opened(M), problem, module)
+    low, high, forbidden = as_range(cost, problem.reg, module, threads=threads)
+    dense = dataclasses.replace(problem, cost=cost, M_min=low, M_max=high, forbidden=forbidden)
+    done = 0
+    while True:
+        near = one_pass(dense, module, result, threads)
+        wanted = max(pairs, result.problem.cost.size if refine else 0)
+        seen = Sweep(result, near, tol, wanted)
+        bound = seen.bound()
+        if bound <= tol or not refine or done == rounds or not len(seen.mass):
+            return Certificate(
+                bound, seen.objective, near.dual, seen.missing, seen.largest(pairs), result, done, bound <= tol
+            )
+        result = solved_again(result, seen, near, cost, tol)
+        done += 1
+
+
+def checked(result: Any) -> Problem:
+    if not isinstance(result, Result) or not isinstance(result.problem.cost, Sparse):
+        raise TypeError("result must be that of a solve with a sparse M")
+    if result.problem.c is not None:
+        raise ValueError("reference must be 'product' or 'uniform': a matrix is known at stored pairs only")
+    if result.problem.ranks.size > 1:
+        raise NotImplementedError("result must be of one process: solve with comm=None what is to be certified")
+    return result.problem
+
+
+def as_dense(source: Any, problem: Problem, module: Any) -> Any:
+    cost = as_whole_cost(source, module, problem.rows.weight, problem.cols.weight)
+    if cost.shape != problem.shape:
+        raise ValueError(f"M must have the shape {problem.shape} of the sparse one, got {cost.shape}")
+    return cost
+
+
+def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -> Result:
+    """u of the dense problem by v of the sparse one, with the certificate of that pass."""
+    options = make_options("translation_invariant", "float64", 1e-300, None, threads)
+    with closing(module.Workspace(dense, options)) as workspace, np.errstate(all="ignore"):
+        workspace.absorb(np.where(np.isfinite(result.log_v), result.log_v, 0.0))
+        stats = workspace.iterate(1)
+        potentials, marginals = workspace.potentials(), workspace.marginals()
+    return Result(dense, module, potentials, marginals, stats, "max_passes", threads)
+
+
+class Sweep:
+    """The dense plan beside the sparse one, block by block: how far apart they are, and what is missed."""
+
+    def __init__(self, result: Result, near: Result, tol: float, most: int) -> None:
+        self.result, self.near, self.most = result, near, most
+        m, n = result.problem.shape
+        self.i, self.j, self.mass = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        stream = near._stream
+        stream.dtype = np.dtype(np.float64)
+        floor, step = LITTLE * tol * near.mass / (m * n), max(1, BLOCK_ENTRIES // n)
+        self.apart = self.outside = 0.0
+        for i0 in range(0, m, step):
+            block = np.array(host(stream.plan(i0, min(i0 + step, m))))
+            stored = result.rows(i0, min(i0 + step, m))
+            row = np.repeat(np.arange(len(block)), np.diff(stored.indptr))
+            self.apart += float(np.abs(block[row, stored.indices] - stored.data).sum(dtype=np.float64))
+            block[row, stored.indices] = 0.0
+            self.outside += float(block.sum())
+            self.keep(block, i0, floor)
+
+    def keep(self, block: F64, i0: int, floor: float) -> None:
+        """Take in what is above the floor, and drop the least of too many."""
+        i, j = np.nonzero(block > floor)
+        self.i, self.j = np.r_[self.i, i + i0], np.r_[self.j, j]
+        self.mass = np.r_[self.mass, block[i, j]]
+        if len(self.mass) > 2 * self.most:
+            self.choose(self.most)
+
+    def choose(self, count: int) -> None:
+        if len(self.mass) > count:
+            order = np.argpartition(-self.mass, count - 1)[:count]
+            self.i, self.j, self.mass = self.i[order], self.j[order], self.mass[order]
+
+    @cached_property
+    def objective(self) -> float:
+        """Of the sparse plan by the dense costs, which may be others than it was found by: of more digits, say."""
+        P, pairs = self.result.plan.data, self.result.problem.cost
+        assert isinstance(pairs, Sparse)
+        more = costs_of(self.near.problem.cost, pairs.row_numbers(), pairs.column) - pairs.data
+        return self.result.objective + float(np.where(P > 0, more, 0.0) @ P)
+
+    @property
+    def missing(self) -> float:
+        return self.outside / self.near.mass if self.near.mass > 0 else math.inf
+
+    def largest(self, count: int) -> tuple[Any, Any, F64]:
+        order = np.argsort(-self.mass, kind="stable")[:count]
+        return self.i[order], self.j[order], self.mass[order]
+
+    def bound(self) -> float:
+        """The smaller of both bounds of the head of this file."""
+        result, near = self.result, self.near
+        p, mass = result.problem, float(result._sums[1].sum())
+        with np.errstate(all="ignore"):
+            rounding = 1e-12 * self.near.mass  # of sums of entries that err by their exponents' rounding
+            by_plans = (self.apart + self.outside + rounding + near.error_bound * near.mass) / mass
+            gap = self.objective - near.dual
+            gap += ROUNDING * (abs(self.objective) + p.reg * p.c_mass + p.rows.dual_scale + p.cols.dual_scale)
+            d = max(gap, 0.0) / (p.reg * mass)
+            by_values = 2 * d / 3 + math.sqrt(4 * d * d / 9 + 2 * d) if math.isfinite(d) else math.inf
+        hard = p.rows.demands or p.cols.demands
+        found = [by_plans] if hard else [by_plans, by_values]
+        return float(min((x for x in found if not math.isnan(x)), default=math.inf))
+
+
+def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: float) -> Result:
+    """The sparse problem with the pairs that were missed most, from the potentials of the dense pass."""
+    from scipy import sparse  # noqa: PLC0415 - on first use
+
+    problem = result.problem
+    assert isinstance(problem.cost, Sparse)
+    seen.choose(seen.most)
+    new = sparse.coo_array((costs_of(cost, seen.i, seen.j), (seen.i, seen.j)), shape=problem.shape)
+    old = problem.cost.matrix().tocoo()
+    row, column = np.r_[old.row, new.row], np.r_[old.col, new.col]
+    wide = Sparse.of_matrix(sparse.coo_array((np.r_[old.data, new.data], (row, column)), shape=problem.shape))
+    low, high = (f(wide.data[np.isfinite(wide.data)]) for f in (np.min, np.max))
+    wider = dataclasses.replace(problem, cost=wide, M_min=float(low), M_max=float(high))
+    options = make_options("auto", "auto", 0.1 * tol, None, result._threads)
+    start = wider.project(*(np.where(np.isfinite(x), x, 0.0) for x in (near.log_u, near.log_v)))
+    return carry_out(Run(pick(name_of(result._backend)), PASSES), wider, options, start, escalate=True)
+
+
+def costs_of(cost: Any, i: Any, j: Any) -> F64:
+    """Single entries of a dense cost."""
+    data = np.empty(len(i))
+    if isinstance(cost, PointCloud):
+        for k in range(0, len(i), BLOCK):
+            part = slice(k, k + BLOCK)
+            data[part] = pair_costs(cost, cost.rows[i[part]] - cost.columns.T[j[part]])
+        return data
+    order = np.argsort(i, kind="stable")
+    for i0, i1, M, _ in cost.blocks():
+        here = order[slice(*np.searchsorted(i, (i0, i1), sorter=order))]
+        data[here] = host(M[i[here] - i0, j[here]])
+    return data

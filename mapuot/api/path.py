@@ -1,0 +1,81 @@
+"""Problems that differ in reg and reg_m, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..answer.result import Result
+from ..backends.contract import FAILED
+from ..errors import shown
+from .solve import solve
+
+
+def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **options: Any) -> Iterator[Result]:
+    """Solve a sequence of problems that differ in reg and reg_m, each started from the last answer before it.
+
+    Parameters
+    ----------
+    M, a, b
+        As for :func:`solve`.
+    regs : sequence of float
+        Entropic regularisations in the order to solve; from large to small is the quick way.
+    reg_ms : sequence, or one value for all
+        A list, or a tuple or array of as many numbers as ``regs`` has, holds one reg_m for each; else a number, a pair
+        (rows, columns) or a pair of per-point vectors is the reg_m of all. Two pairs or vectors for two regs may be
+        meant either way: a list of two, or of the pair twice, tells.
+    **options
+        Whatever else :func:`solve` takes; ``warm_start`` is that of the first problem.
+
+    Yields
+    ------
+    Result
+        One for each reg, as soon as it is solved.
+
+    Raises
+    ------
+    ValueError
+        ``reg_ms`` has another length than ``regs``, or may be meant both ways.
+    TypeError
+        ``regs`` is no sequence.
+
+    Examples
+    --------
+    How much moves, by the penalty for what stays:
+
+    >>> import numpy as np, mapuot
+    >>> M = (np.linspace(0, 1, 40)[:, None] - np.linspace(0.5, 1.5, 40)) ** 2
+    >>> answers = mapuot.path(M, None, None, regs=[0.01] * 3, reg_ms=[0.1, 1.0, 10.0])
+    >>> [round(result.mass, 3) for result in answers]
+    [0.651, 0.902, 0.987]
+    """
+    if isinstance(regs, (str, bytes)) or not hasattr(regs, "__iter__") or getattr(regs, "ndim", 1) == 0:
+        raise TypeError(f"regs must be a sequence of numbers, got {shown(regs)}")
+    regs = list(regs)
+    reg_ms = as_sequence(reg_ms, len(regs))
+    warm_start = options.pop("warm_start", None)
+    for reg, reg_m in zip(regs, reg_ms, strict=True):
+        result = solve(M, a, b, reg, reg_m, warm_start=warm_start, **options)
+        warm_start = warm_start if result.status in FAILED else result
+        yield result
+
+
+def as_sequence(reg_ms: Any, count: int) -> list[Any]:
+    """One reg_m for each of ``count`` regs."""
+    members = reg_ms
+    if not isinstance(reg_ms, list):
+        if not isinstance(reg_ms, tuple) and np.ndim(reg_ms) == 0:
+            return [reg_ms] * count
+        members = list(reg_ms)
+        if len(members) != count and len(members) <= 2:
+            return [reg_ms] * count
+        if len(members) == count == 2 and any(isinstance(x, list | tuple) or np.ndim(x) > 0 for x in members):
+            raise ValueError(
+                f"reg_ms must be a list where two regs have two vectors or pairs, got {shown(reg_ms)}: [x, y] is one "
+                "for each reg, [(x, y)] * 2 rows and columns of both"
+            )
+    if len(members) != count:
+        raise ValueError(f"reg_ms must have the length of regs, {count}, got {len(members)}")
+    return list(members)

@@ -1,0 +1,276 @@
+"""`solve`: one problem, its arguments sorted, brought to its answer and, where it fell short, warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..answer.result import Result, warn_not_converged
+from ..answer.tensors import answered, tensor_among
+from ..ascend.loop import Run
+from ..backends import Options, Stats, name_of, pick
+from ..backends.contract import FAILED
+from ..errors import MUTED, ScalingWarning, shown, warn
+from ..files import opened
+from ..problem.cost import Cost, as_vectors
+from ..problem.problem import Problem
+from ..problem.sparse import Sparse
+from ..problem.validate import (
+    as_callback,
+    as_choice,
+    as_cost,
+    as_count,
+    as_grid,
+    as_out,
+    as_threads,
+    check_agreement,
+    kind_of,
+    odd_scale,
+)
+from ..progress import bar as progress_bar
+from ..ranks import join
+from ..route.plain import attempt
+from ..route.strategy import METHODS, PRECISIONS, SCHEDULES, carry_out, make_options, start_potentials
+
+
+def solve(
+    M: Any,
+    a: Any,
+    b: Any,
+    reg: float,
+    reg_m: Any,
+    *,
+    method: str = "auto",
+    penalty: Any = "kl",
+    reference: Any = "product",
+    mask: Any = None,
+    tol: float = 1e-6,
+    tol_gap: float | None = None,
+    max_passes: int = 10_000,
+    precision: str = "auto",
+    backend: str = "auto",
+    threads: int | None = None,
+    schedule: str = "auto",
+    warm_start: Any = None,
+    callback: Callable[[Stats], Any] | None = None,
+    progress: bool = False,
+    comm: Any = None,
+    split: Any = "rows",
+    checkpoint: Any = None,
+    out: Any = None,
+) -> Result:
+    """Solve entropic unbalanced optimal transport, with a certificate.
+
+    ``min_P <P, M> + reg KL(P | c) + reg_m[0] D(P 1 | a) + reg_m[1] D(P^T 1 | b)``
+
+    Parameters
+    ----------
+    M : (m, n) array, matrix of scipy.sparse or cupyx.scipy.sparse, PointCloud, Grid, function or path
+        Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
+        ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held; with
+        ``backend="cuda"`` a function may make its rows on the device, where they stay.
+        A :class:`mapuot.PointCloud` is never formed: each pass makes its costs; nor is that of images and volumes, a
+        :class:`mapuot.Grid`.
+        Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too;
+        all other pairs are forbidden and never visited, and the plan is a CSR array with its entries in the same
+        places, of cupyx.scipy.sparse where M is. Points that no pair connects are parts of their own, each with its
+        own translation. A sparse CSR tensor of PyTorch on the CPU is read as such a matrix.
+    a, b : (m,), (n,) arrays
+        Masses, >= 0; None or empty means uniform with mass 1. With a `Grid` also of the shape of its nodes.
+    reg : float
+        Entropic regularisation, > 0, in units of M.
+    reg_m : float, inf, or a pair of them or of per-point vectors
+        Marginal penalty, in units of M; inf is the balanced constraint. ``penalty="range"``: the relative slack.
+    method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
+        "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 5 to 20), "sinkhorn"
+        makes POT's iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
+    penalty : {"kl", "balanced", "tv", "l2", "range"} or a pair of them
+    reference : {"product", "uniform"} or (m, n) array
+        c: a b^T, ones, or the given matrix (zeros forbid pairs), of a sparse M also a sparse one. The objective counts
+        the mass of all of c, that of forbidden pairs, too.
+    mask : SeededMask, optional
+        Keep random pairs only, ``1 / keep`` times the reference each: the problem is that of this reference measure,
+        which is made from the seed wherever it is needed and never stored.
+    tol : float
+        Stop when the certified relative plan error ``|P - P*|_1 / mass`` is at most this. Of a side that is balanced,
+        in part, too, or has penalty "range" no such bound is known: it counts by its violation, ``|P^T 1 - b|_1 /
+        mass``, and the plan's error can be some times that: random problems had up to 4.5 times where converged, up to
+        7.1 times elsewhere, regular grids at range(M) / reg of 300 up to 9.7 times. Balanced columns beside soft rows
+        have a true bound in one process with method "auto", which turns the problem round.
+    tol_gap : float, optional
+        Stop also when ``gap <= tol_gap * |dual|`` and hard columns (balanced, range) miss at most ``tol_gap * mass``.
+    max_passes : int
+        Reads of K at most (and one more where the last was an extrapolation that the guard dropped, or in place).
+    precision : {"auto", "float64", "mixed", "bfloat16"}
+        Storage of K. Sums and potentials are float64 always; "auto" is "mixed" (float32 K) for tol >= 5e-7, but
+        "float64" for method "map-uot", whose plan is rounded in every pass: in float32 the bound grows by 2e-7 each.
+        A K that a GPU has no room for is stored in a coarser one, and made anew in every pass, some rows at once, where
+        that certifies too little or does not fit either.
+    backend : {"auto", "cpu", "cuda", "reference"}
+    threads : int, optional
+        CPU threads; default: the cores this process may use, one for small problems.
+    schedule : {"auto", "static"}
+        How threads share the rows of K: "static" is evenly, which gives the same bits whenever the number of threads is
+        the same; "auto" the same until one is 5 % behind the others (efficiency cores, another program), then by their
+        speed in the passes before, which changes the order of sums, and so the last digits, from one run to the next.
+    warm_start : Result or (log_u, log_v), optional
+        Where to start; left after one pass where reg is small and that pass certifies nothing.
+    callback : callable, optional
+        ``callback(stats)`` after every pass; a true return value stops the solve.
+    progress : bool
+        Show a progress bar on standard error.
+    comm : mpi4py communicator, optional
+        Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all. What
+        fails here on one rank raises on all; start programs as ``mpiexec -n P python -m mpi4py program.py``, then what
+        fails elsewhere ends the job, too.
+        A function or file M is that of the whole matrix; parts of a sparse M are found across ranks. The Result is
+        distributed alike, see there. On GPUs each rank has one, that of its arrays or, by its number on the host, of
+        those it sees; the column sums go through NCCL (``mapuot[nccl]``), else through the host; environment
+        MAPUOT_CUDA_MPI=1: through a CUDA-aware MPI. A problem with balanced columns only, which one process solves
+        transposed, is solved as given over ranks and from a streamed M: the same plan, in more passes.
+    split : {"rows", "grid", "auto"} or (R, C)
+        How M lies over the ranks. In a grid of R x C, rank r C + c has block (r, c), and of b, reg_m[1] and log_v, too,
+        its own part only (:func:`mapuot.ranks.own_block` tells which); a function is called as ``M(i0, i1, j0, j1)``.
+        A grid reads K twice a pass, but shares the O(n) half of it: for few rows a rank (some 40), or vectors of n
+        numbers (some 30 are held) that are too large for one. "grid" is as square as it can be; "auto", for a file,
+        compares the times of a pass (:func:`mapuot.ranks.pass_time`). CPU backend; not for method "map-uot" or a sparse
+        M.
+    checkpoint : path, optional
+        Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
+    out : (m, n) array, optional
+        Memory for the plan, in M's dtype and C order, where M lies (a file's: numpy); it is filled before `solve`
+        returns and is ``result.plan``. Over ranks that of the own block.
+
+    Returns
+    -------
+    Result
+        Where M, a or b is a PyTorch tensor, tensors are read where they lie, those that require grad as data (with a
+        warning: `mapuot.torch.sinkhorn_loss` has the gradient), and all arrays of the Result are tensors there.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+    InfeasibleError
+        A balanced point cannot be reached; or a sparse M connects balanced points with others of less mass only.
+
+    Warns
+    -----
+    ConvergenceWarning
+        The certified error reached is above tol.
+    ScalingWarning
+        Less than 1e-4 of the mass moves, or range(M) / reg is above 1e8: finite costs that stand for inf.
+
+    Examples
+    --------
+    A thousand points onto 1200 others that weigh half as much again; what is far stays where it is:
+
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.random((1000, 2)), rng.random((1200, 2))
+    >>> M = ((x[:, None] - y) ** 2).sum(-1)
+    >>> a, b = np.full(1000, 1 / 1000), np.full(1200, 1.5 / 1200)
+    >>> result = mapuot.solve(M, a, b, reg=0.01, reg_m=1.0)
+    >>> result.converged, result.error_bound <= 1e-6
+    (True, True)
+    >>> print(f"{result.mass:.4f} moves at a cost of {result.cost:.4f}")
+    1.2037 moves at a cost of 0.0122
+    >>> result.plan.shape
+    (1000, 1200)
+
+    Balanced rows, soft columns, and a pair that is forbidden:
+
+    >>> M[0, 0] = np.inf
+    >>> result = mapuot.solve(M, a, b, reg=0.01, reg_m=(np.inf, 1.0))
+    >>> float(result.plan[0, 0]), bool(np.allclose(result.row_marginal, a))
+    (0.0, True)
+    """
+    if (like := tensor_among(M, a, b)) is not None:
+        given = locals()
+        return answered(solve, given.pop("like"), given)  # type: ignore[no-any-return]
+    if (
+        warm_start is mask is callback is comm is checkpoint is None
+        and not progress
+        and isinstance(split, str)
+        and split == "rows"
+        and isinstance(schedule, str)
+        and schedule in SCHEDULES
+    ):
+        arguments = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
+        plain = attempt(M, a, b, reg, reg_m, arguments, out)
+        if plain is not None:
+            if not plain.converged:
+                warn_not_converged(plain, tol, as_told(plain.options, precision))
+            return plain
+    ranks = join(comm)
+    with ranks.together():
+        if not isinstance(method, str) or method not in METHODS:
+            raise ValueError(f"Unknown method {shown(method)}: must be one of {sorted(METHODS)}")
+        as_choice(precision, "precision", ("auto", *PRECISIONS))
+        as_choice(schedule, "schedule", SCHEDULES)
+        callback = as_callback(callback)
+        module = pick(backend, M, a, b)
+        ranks.place(module.__name__, M, a, b)
+        source = opened(M)
+        a, b, reg_m = as_vectors(source, a, b, reg_m)
+        shape = source.shape if isinstance(source, Cost) else None  # of the whole matrix, where one knows it
+        pairs = ranks.max(kind_of(source) == Sparse.kind)
+        ranks.arrange(as_grid(split, ranks.size, shape, METHODS[method][2], name_of(module), pairs))
+        check_agreement(
+            ranks, a, b, reg_m, method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes,
+            precision=precision, backend=module.__name__, reg=reg, M=kind_of(source),
+            reference=reference if isinstance(reference, str) else kind_of(reference), mask=repr(mask),
+        )  # fmt: skip
+        cost = as_cost(source, module, ranks, a, b)
+        check_whole(cost, method, out)
+        threads = ranks.threads(as_threads(threads), cost.size)
+        with first_read(cost, progress and ranks.rank == 0):
+            problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask)
+        out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
+        storage = "mixed" if precision == "auto" and cost.never_stored else precision
+        options = make_options(method, storage, tol, tol_gap, threads, schedule)
+        start = start_potentials(warm_start, problem)
+        ranks.rows.same(warm_start=start[1])
+        run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
+        result = carry_out(run, problem, options, start, escalate=precision == "auto")
+        odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)
+    if odd and ranks.rank == 0 and not MUTED.get() and result.status not in FAILED:
+        warn(odd, ScalingWarning)
+    if out is not None:
+        with ranks.together():
+            result.form_plan(out)
+    if not result.converged and result.status != "cancelled" and ranks.rank == 0:
+        warn_not_converged(result, tol, as_told(options, precision))
+    return result
+
+
+def check_whole(cost: Any, method: str, out: Any) -> None:
+    """What needs a K of all pairs, or a plan of them, asked of points or of a sparse M."""
+    if cost.never_stored and METHODS[method][2]:
+        raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
+    if not isinstance(cost, Sparse):
+        return
+    if METHODS[method][2]:
+        raise NotImplementedError(f"method {method!r} takes no sparse M: use 'auto'")
+    if out is not None:
+        raise ValueError("out must be None where M is sparse: the plan is a CSR array")
+
+
+@contextmanager
+def first_read(cost: Any, progress: bool) -> Iterator[None]:
+    """A bar over the rows of a function or a file: the first look at all of them may take as long as the solve."""
+    if not progress or cost.held:
+        yield
+        return
+    with progress_bar(True, total=cost.shape[0], desc="mapuot: reading M", unit="row") as bar:
+        cost.reading = bar.update
+        try:
+            yield
+        finally:
+            del cost.reading
+
+
+def as_told(options: Options, precision: str) -> str:
+    """The storage to name where a finer one may help: "auto" has tried that."""
+    return options.precision if precision != "auto" else "float64"

@@ -1,0 +1,57 @@
+"""`solve_sample`: points in, a Result out; `solve` on their `PointCloud`, in the name that POT has for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..answer.result import Result
+from ..problem.points import PointCloud
+from .solve import solve
+
+
+def solve_sample(
+    x: Any,
+    y: Any,
+    reg: float,
+    reg_m: Any,
+    a: Any = None,
+    b: Any = None,
+    metric: str = "sqeuclidean",
+    scale: float = 1.0,
+    weights: Any = None,
+    truncate: Any = "auto",
+    **options: Any,
+) -> Result:
+    """Solve entropic unbalanced optimal transport between two clouds of points; no cost matrix is formed.
+
+    Parameters
+    ----------
+    x, y : (m, d), (n, d) arrays
+        Points.
+    reg, reg_m
+        As of :func:`solve`, in units of the cost.
+    a, b : (m,), (n,) arrays, optional
+        Masses, >= 0; None means uniform with mass 1.
+    metric, scale, weights, truncate
+        As of :class:`PointCloud`: the cost is ``scale * metric(x_i, y_j)``.
+    **options
+        Whatever else :func:`solve` takes.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> result = mapuot.solve_sample(rng.random((300, 2)), rng.random((200, 2)), reg=0.05, reg_m=1.0)
+    >>> result.converged
+    True
+    """
+    return solve(PointCloud(x, y, metric, scale, weights, truncate), a, b, reg, reg_m, **options)

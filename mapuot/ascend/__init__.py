@@ -1,0 +1,1 @@
+"""Passes until one is certified, and what is done between them."""

@@ -1,0 +1,202 @@
+"""The problem between groups of points: where a solve that skips pairs begins, and what corrects its passes.
+
+Neighbours in the order of boxes are a group, at the mean of its points, with their mass. A full approximation scheme:
+masses of the groups are such that their fixed-point equations miss what those of the points miss in a pass,
+
+    A'' = A e^(LU' + fi LS),   LS_I = log sum_J B_J e^(LV_J - M_IJ / reg),
+
+with LV and LU' the means of log v and of the next log u over a group, by mass; B'' likewise. How far the solution of
+the groups lies from there is added to the next log v of every point, along its slopes. A pass smooths what groups
+cannot tell, so that the error falls by 10 to 100 in each. It is for KL and balanced sides, for groups well within the
+width of the kernel, and where it costs no more than CORRECTION passes (backends/boxes.py); a bad correction costs that
+and nothing else, as the certificate is that of the pass. Formulas: docs/mathematics.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends.boxes import ROUGH, State
+from ..backends.contract import Options, host, namespace
+from ..penalties import F64
+from ..problem.points import PointCloud
+from ..problem.problem import Problem
+from ..problem.side import Side
+
+GROUPS = 8192  # points of a side between which all pairs are taken
+MOST_GROUPS, LEAST_POINTS = 32768, 16  # up to so many, where each then has so many points
+SHARPER = 0.01  # of the error of a pass: what its correction is solved to
+LEAST_TOL = 1e-9  # of a correction
+MOST_PASSES = 200  # of a correction: hard points may want more than these masses give them
+WIDE = 0.25  # mean squared distance from the middle of a group, in units in which a cost is reg, up to which they help
+TAKES = 15  # times all pairs of groups: about what a correction evaluates, in 6 to 12 passes and the sums around them
+
+
+class Level(NamedTuple):
+    """One side in groups."""
+
+    side: Side  # of the points
+    mean: Side  # of the groups, on the host
+    offset: F64  # of each point from the mean of its group, (d, groups, unit)
+    points: F64  # the means, (groups, d), on the host
+
+    def mean_log(self, log: F64) -> F64:
+        """The mean by mass, on the host; 0 of groups without any."""
+        used, unit = self.side.weight * np.isfinite(log), self.offset.shape[2]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = summed(used * known(log), unit) / summed(used, unit)
+        return known(host(mean))
+
+    def spread(self, log: F64, steep: F64) -> F64:
+        """A number of each group at its points, along its slopes."""
+        xp = namespace(self.offset)
+        whole, steep = xp.zeros(self.offset.shape[1:]) + xp.asarray(log)[:, None], xp.asarray(steep)
+        for along, slope in zip(self.offset, steep.T, strict=True):
+            whole += along * slope[:, None]
+        out: F64 = whole.reshape(-1)[: len(self.side.weight)]
+        return out
+
+
+def summed(x: Any, unit: int) -> Any:
+    """Sums of a vector (k,) or a table (k, d) over each ``unit`` neighbours."""
+    groups, after = -(-len(x) // unit), x.shape[1:]
+    if behind := groups * unit - len(x):
+        x = np.concatenate([x, np.zeros_like(x, shape=(behind, *after))])
+    return x.reshape(groups, unit, *after).sum(1)
+
+
+def known(log: F64) -> F64:
+    """0 for what is no number."""
+    return np.where(np.isfinite(log), log, 0.0)
+
+
+def units_of(shape: tuple[int, int]) -> list[int]:
+    """Points of a group of either side: powers of 2, so that they are a part of a box, or boxes."""
+    least = [max(-(-k // MOST_GROUPS), min(LEAST_POINTS, -(-k // GROUPS))) for k in shape]
+    return [1 << (k - 1).bit_length() for k in least]
+
+
+class Groups:
+    """The groups of one problem whose points are sorted. ``solve(problem, options, start, most passes)``."""
+
+    def __init__(self, problem: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType) -> None:
+        self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
+        self.units, self.small = units, grouped(problem, units)
+        cloud, means = problem.cost, self.small.cost
+        assert isinstance(cloud, PointCloud)
+        assert isinstance(means, PointCloud)
+        sides = (problem.rows, self.small.rows), (problem.cols, self.small.cols)
+        self.levels, xp = [], namespace(problem.rows.weight)
+        rows, columns = cloud.coordinates(xp)
+        points = (rows, means.rows), (columns[:, : problem.shape[1]].T, means.targets)
+        for (side, mean), (fine, groups), unit in zip(sides, points, units, strict=True):
+            offset = xp.zeros((fine.shape[1], len(groups) * unit))
+            offset[:, : len(fine)] = fine.T - xp.repeat(xp.asarray(groups.T.copy()), unit, axis=1)[:, : len(fine)]
+            self.levels.append(Level(side, mean, offset.reshape(len(offset), len(groups), unit), groups))
+        metric, scale = cloud.core
+        square = metric == "sqeuclidean"  # the slope of a potential is known then
+        self.factor = 2 * scale / problem.reg if square else 0.0
+        ranks, (one, other) = problem.rows.ranks, self.levels
+        squares = float(ranks.sum((one.offset**2).sum()) + (other.offset**2).sum())
+        count = float(ranks.sum(problem.shape[0])) + problem.shape[1]
+        self.wide = squares / count * (scale / problem.reg) ** (1 if square else 2)
+        self.pairs = TAKES * float(ranks.sum(len(one.points))) * len(other.points)
+
+    @property
+    def correct(self) -> Any:
+        """``corrected``; None: it is not for these penalties or this method, or groups are points or wide."""
+        sides, wanted = (self.problem.rows, self.problem.cols), self.options.memory > 0 and max(self.units) > 1
+        return self.corrected if wanted and self.wide <= WIDE and all(side.logarithmic for side in sides) else None
+
+    def start(self) -> tuple[F64, F64]:
+        """Potentials of a rough solve between groups."""
+        rough = dataclasses.replace(self.options, tol=max(self.options.tol, ROUGH), tol_gap=-1.0)
+        result = self.solve(self.small, rough)
+        logs = known(result.log_u), known(result.log_v)
+        if self.units == [1, 1]:
+            return logs
+        plan = self.plan(self.small, logs)
+        steep = [self.factor * slope for slope in (self.slope(plan, 0), self.slope(plan, 1))]
+        u, v = (level.spread(log, x) for level, log, x in zip(self.levels, logs, steep, strict=True))
+        return u, v
+
+    def plan(self, problem: Problem, logs: tuple[F64, F64]) -> Any:
+        return self.backend.PlanStream(problem, *logs, self.options.threads)
+
+    def moved(self, plan: Any, axis: int) -> tuple[F64, F64]:
+        """The sums of a plan over the groups of a side, 0: rows, and how far their means lie from their images."""
+        own, other = self.levels[axis].points, self.levels[1 - axis].points
+        table = np.column_stack([other, np.ones(len(other))])
+        found = np.asarray(plan.apply_transpose(table) if axis else plan.apply(table))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            image = found[:, :-1] / found[:, -1:]
+        return found[:, -1], np.where(np.isfinite(image), own - image, 0.0)
+
+    def slope(self, plan: Any, axis: int) -> F64:
+        return self.moved(plan, axis)[1]
+
+    def corrected(self, state: State, error: float) -> F64:
+        """The log v to go on from, in place of the image of a state of this error."""
+        reg, small = self.problem.reg, self.small
+        pairs = (state.log_u, state.r), (state.log_v, state.s)
+        images = [image(level.side, *pair, reg) for level, pair in zip(self.levels, pairs, strict=True)]
+        logs = [level.mean_log(log) for level, (log, _) in zip(self.levels, pairs, strict=True)]
+        nexts = [level.mean_log(log) for level, log in zip(self.levels, images, strict=True)]
+        plan = self.plan(small, (logs[0], logs[1]))
+        row_sums, (col_sums, before) = np.asarray(plan.apply(np.ones(small.shape[1]))), self.moved(plan, 1)
+        shifts = []  # log of A'' / A, and of B'' / B
+        for level, log, later, sums in zip(self.levels, logs, nexts, (row_sums, col_sums), strict=True):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                shifts.append(known(later + rate(level.mean, reg) * (np.log(sums) - level.mean.log_weight - log)))
+        rows, cols = (
+            dataclasses.replace(level.mean, weight=level.mean.weight * np.exp(shift))
+            for level, shift in zip(self.levels, shifts, strict=True)
+        )
+        if rows.scalar_rho == cols.scalar_rho == np.inf:  # equal masses, which is a common part of log v
+            cols = dataclasses.replace(cols, weight=cols.weight * (rows.mass / cols.mass))
+        task = dataclasses.replace(small, rows=rows, cols=cols)
+        options = dataclasses.replace(self.options, tol=max(SHARPER * min(error, 1.0), LEAST_TOL), tol_gap=-1.0)
+        found = self.solve(task, options, (nexts[0] - shifts[0], nexts[1] - shifts[1]), MOST_PASSES)
+        after = self.moved(self.plan(task, (found.log_u, found.log_v)), 1)[1]
+        steep = self.factor * rate(cols, reg)[:, None] * (after - before)
+        step = self.levels[1].spread(known(found.log_v + shifts[1] - nexts[1]), steep)
+        return known(images[1]) + step
+
+
+def rate(side: Side, reg: float) -> F64:
+    """That of a prox, fi = rho / (rho + reg)."""
+    return 1 / (1 + reg / side.rho)
+
+
+def image(side: Side, log: F64, marginal: F64, reg: float) -> F64:
+    """The next log scalings, -fi log (K v)_i, from what the plan sends with these."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: F64 = rate(side, reg) * (side.log_weight + log - np.log(marginal))
+    return found
+
+
+def grouped(problem: Problem, units: list[int]) -> Problem:
+    """The problem between the means of ``units`` neighbours each, all pairs of which count."""
+    cloud = problem.cost
+    assert isinstance(cloud, PointCloud)
+    sides, means = [], []
+    xp = namespace(problem.rows.weight)
+    x, y = cloud.coordinates(xp)
+    for side, points, unit in ((problem.rows, x, units[0]), (problem.cols, y[:, : problem.shape[1]].T, units[1])):
+        groups = -(-len(points) // unit)
+        count = np.minimum(unit, len(points) - unit * np.arange(groups))
+        weight = summed(side.weight, unit)
+        least = np.where(weight > 0, 0.0, 1.0)  # of groups without mass: plain means
+        share = side.weight + xp.repeat(least, unit)[: len(points)]
+        means.append(host(summed(points * share[:, None], unit) / summed(share, unit)[:, None]))
+        rho = host(summed(side.rho, unit)) / count
+        rho = rho / count if side.penalty == "l2" else rho
+        upper = None if side.upper is None else host(summed(side.upper, unit)) / count
+        sides.append(dataclasses.replace(side, weight=host(weight), rho=rho, upper=upper))
+    some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
+    small = PointCloud(some, means[1], *cloud.core, truncate=None)[: len(means[0])]  # unit vectors may have the mean 0
+    return dataclasses.replace(problem, cost=small, rows=sides[0], cols=sides[1])

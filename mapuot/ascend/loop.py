@@ -1,0 +1,161 @@
+"""One solve under way: passes until the certificate holds, K built anew when the scalings outgrow it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import FAILED, SECONDS_A_CALL, Options, Stats, Workspace, closing
+from ..errors import shown, told_bound
+from ..files import Checkpoint
+from ..penalties import F64
+from ..problem.problem import Problem
+from ..progress import bar as progress_bar
+from ..ranks import ALONE, Ranks
+
+MOST_A_CALL = 512  # passes that the core makes before Python looks again
+
+
+class Run:
+    """The loop, its clock, the stats of its passes, and the state that the last workspace left."""
+
+    stopped: Callable[[], bool] = staticmethod(lambda: False)  # asked after every call of the core: end as cancelled
+
+    def __init__(
+        self,
+        module: ModuleType,
+        max_passes: int,
+        callback: Callable[[Stats], Any] | None = None,
+        progress: bool = False,
+        ranks: Ranks = ALONE,
+        checkpoint: Any = None,
+    ) -> None:
+        self.module, self.max_passes, self.callback, self.ranks = module, max_passes, callback, ranks
+        self.heard = ranks.max(bool(callback))  # by some rank, after every pass
+        self.checkpoint = Checkpoint(checkpoint) if checkpoint is not None and ranks.rank == 0 else None
+        self.saves = ranks.max(self.checkpoint is not None)
+        progress = progress and ranks.rank == 0
+        # neither a share nor a time to go: how many passes it takes, nobody knows
+        form = "{desc}: {n_fmt} of at most {total_fmt} passes [{elapsed}, {rate_fmt}{postfix}]"
+        options = {"total": max_passes, "desc": "mapuot", "unit": "pass", "bar_format": form}
+        self.bar = progress_bar(True, **options) if progress else None
+        self.limit, self.caller = max_passes, np.geterr()
+        self.status = "running"
+        self.trace: list[Stats] = []
+        self.potentials: tuple[F64, F64]
+        self.marginals: tuple[F64, F64]
+        self.start = time.perf_counter()
+
+    @property
+    def n_passes(self) -> int:
+        return self.trace[-1].n_pass if self.trace else 0
+
+    def run(self, problem: Problem, options: Options, log_v: F64, leave: float = math.inf) -> F64:
+        """Pass until certified, cancelled or out of passes; returns the log v to go on from.
+
+        A first pass of a certified error above ``leave`` is the only one; the status is then "running".
+        """
+        with closing(self.module.Workspace(problem, options)) as workspace:
+            workspace.absorb(log_v)
+            fresh = True
+            quick = not self.heard and self.ranks.max(problem.cost.size) <= self.module.QUICK_ENTRIES
+            count = self.module.QUICK_PASSES if quick and leave == math.inf else 1
+            while True:
+                begun = time.perf_counter()
+                stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))
+                self.status = self.record(stats)
+                if stats[0].error > leave and self.status in ("running", "absorb"):
+                    self.status = "running"
+                    break
+                leave = math.inf
+                ended = self.status not in ("running", "absorb", *FAILED)
+                if ended and options.in_place and not (fresh and len(stats) == 1):
+                    self.certify_in_place(workspace)
+                fresh = self.renewed(workspace, problem, stats[-1])
+                if self.status != "running" and not fresh:
+                    break
+                if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
+                    self.save(workspace, problem)
+                count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
+            if stats[-1].rejected:
+                self.leave_rejected(workspace, stats[-1])
+            if problem.cost.truncation:
+                workspace.conclude(self.trace[-1])
+            if self.saves:
+                self.save(workspace, problem)
+            self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
+            return workspace.next_log_v.copy()
+
+    def renewed(self, workspace: Workspace, problem: Problem, stat: Stats) -> bool:
+        """Whether K was built anew for the next pass, which begins where groups of points say, if there are any."""
+        truncation = problem.cost.truncation
+        goes_on = self.status in ("running", "absorb", *FAILED)
+        log_v = workspace.corrected(stat) if truncation and goes_on else None
+        if self.status == "absorb" or (log_v is not None and not truncation.correct):
+            workspace.absorb(log_v)
+            return True
+        if log_v is not None:
+            workspace.restart(log_v)
+        return False
+
+    def certify_in_place(self, workspace: Workspace) -> None:
+        """Repeat the last pass on a fresh K: what the plan lost while it was rescaled, it does not know itself."""
+        log_v = self.module.to_numpy(workspace.potentials()[1])
+        workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
+        status = self.record(workspace.iterate(1))
+        if "converged" in (status, self.status):
+            self.status = status
+
+    def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
+        """Make one pass more where the last was a dropped step: its state is no answer, the image before it is."""
+        if last.status == "absorb":
+            workspace.absorb()
+        status = self.record(workspace.iterate(1))
+        self.status = "converged" if status == "converged" else self.status
+
+    def save(self, workspace: Workspace, problem: Problem) -> None:
+        log_v = self.ranks.gather(workspace.next_log_v, 0, "cols")
+        if self.checkpoint:
+            self.checkpoint.save(problem.cols.name, log_v, problem.reg, self.n_passes)
+
+    def record(self, stats: list[Stats]) -> str:
+        """Append to the trace, tell the callback; the status that the loop acts on."""
+        done, now = self.n_passes, time.perf_counter() - self.start
+        cancelled = self.stopped()
+        for i, stat in enumerate(stats, 1):
+            stat.n_pass, stat.seconds = done + i, now
+            self.trace.append(stat)
+            cancelled = cancelled or bool(self.callback and self.told(stat))
+        if self.bar:
+            self.bar.update(len(stats))
+            self.bar.set_postfix_str(told_bound(stats[-1].error), refresh=False)
+        cancelled = self.ranks.max(cancelled)
+        status = stats[-1].status
+        if status in ("running", "absorb"):
+            if cancelled:
+                return "cancelled"
+            if self.n_passes >= self.limit:
+                return "max_passes"
+        return status
+
+    def told(self, stat: Stats) -> bool:
+        """Whether the callback, which is given a copy that it may change or keep, wants an end."""
+        assert self.callback
+        with np.errstate(**self.caller):
+            answer = self.callback(dataclasses.replace(stat))
+        try:
+            return bool(answer)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"callback must return a truth value, or None to go on, got {shown(answer)}") from error
+
+    def next_count(self, made: int, seconds: float) -> int:
+        """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
+        if self.heard:
+            return 1
+        return max(1, min(2 * made, MOST_A_CALL, int(made * SECONDS_A_CALL / max(seconds, 1e-6))))

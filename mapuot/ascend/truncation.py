@@ -1,0 +1,101 @@
+"""Solves between points that skip pairs: whether, where from, and in which order of the points.
+
+The mask, its bounds and what it costs: backends/boxes.py. Points are sorted into boxes; the first mask is made of the
+potentials of a rough solve, of all pairs where these are few, else between groups of points, which also correct the
+passes: groups.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import ModuleType
+from typing import Any
+
+from ..backends import boxes
+from ..backends.boxes import INNER, Sorted, State, Truncation, expected, order
+from ..backends.contract import Options, namespace
+from ..penalties import F64
+from ..problem.points import PointCloud
+from ..problem.problem import Problem
+from ..problem.side import Side
+from .groups import Groups, units_of
+
+FAR = 30.0  # range(M) / reg below which "auto" skips nothing: most pairs count
+
+
+def nats_of(problem: Problem, saves: bool) -> float | None:
+    """How far below its share a pair must be to be skipped, at least; None: none is."""
+    cloud, ranks = problem.cost, problem.ranks
+    if not isinstance(cloud, PointCloud):
+        return None
+    ranks.same(truncate=repr(cloud.truncate))
+    if not cloud.truncates(ranks.sum(cloud.size)):
+        return None
+    found = {
+        "metric 'wfr'": cloud.metric == "wfr",
+        "a reference other than 'product'": problem.reference != "product",
+        "a grid of ranks": problem.cols.ranks.size > 1,
+        "checkpoint": saves,
+    }
+    reasons = [word for word, is_so in found.items() if is_so]
+    if cloud.truncate != "auto":
+        if reasons:
+            raise NotImplementedError(f"truncate is not for {reasons[0]}: give truncate=None")
+        return float(cloud.truncate)  # type: ignore[arg-type]
+    return None if reasons or problem.spread < FAR else 0.0
+
+
+def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = None) -> Sorted:
+    """The problem with its points in the order of boxes, of ``least`` points or more."""
+    cloud = problem.cost
+    assert isinstance(cloud, PointCloud)
+    unit = boxes.unit_of(whole_shape(problem), least)
+    at = order(cloud.rows, unit, threads), order(cloud.targets, unit, threads)
+    sides = [picked(side, k) for side, k in zip((problem.rows, problem.cols), at, strict=True)]
+    moved = cloud.sorted(*at)
+    moved.unit = unit
+    return Sorted(dataclasses.replace(problem, cost=moved, rows=sides[0], cols=sides[1]), at, turned)
+
+
+def whole_shape(problem: Problem) -> tuple[int, int]:
+    """Rows of all ranks, and columns."""
+    return int(problem.rows.ranks.sum(problem.shape[0])), problem.shape[1]
+
+
+def picked(side: Side, at: Any) -> Side:
+    upper = None if side.upper is None else side.upper[at]
+    rho = side.rho if side.scalar_rho is not None else side.rho[at]
+    return dataclasses.replace(side, weight=side.weight[at], rho=rho, upper=upper)
+
+
+def begun(
+    found: Sorted, options: Options, start: tuple[F64, F64] | None, nats: float, solve: Any, backend: ModuleType
+) -> tuple[Problem, F64]:
+    """Tell the cloud what to skip from here on; the problem and the log v to start from.
+
+    ``solve``: that of Groups. The vectors of the problem lie where the backend works on them.
+    """
+    held = getattr(backend, "held", None)
+    problem = held(found.problem) if held else found.problem
+    groups = Groups(problem, units_of(whole_shape(problem)), options, solve, backend)
+    cloud = problem.cost
+    assert isinstance(cloud, PointCloud)
+    rough = start is None
+    if start is not None:
+        log_u, log_v = (x[at] for x, at in zip(start, found.order, strict=True))
+    else:
+        log_u, log_v = groups.start()
+        rough = max(groups.units) > 1
+    log_u, log_v = map(namespace(problem.rows.weight).asarray, (log_u, log_v))
+    sides = (problem.rows, log_u), (problem.cols, log_v)
+    state = State(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
+    cloud.truncation = Truncation(
+        problem, state, options.tol, options.tol_gap, nats, rough, groups.correct, groups.pairs
+    )
+    return problem, log_v
+
+
+def inner(options: Options) -> Options:
+    """What the kept pairs must reach, so that there is room for the others."""
+    tol_gap = options.tol_gap * INNER if options.tol_gap >= 0 else options.tol_gap
+    return dataclasses.replace(options, tol=INNER * options.tol, tol_gap=tol_gap)

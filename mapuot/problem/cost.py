@@ -1,0 +1,297 @@
+"""What M can be: an array (`Dense`), rows that a function or a file gives (`Streamed`), or points (points.py).
+
+A cost gives its rows in blocks, (i0, i1, M, c), beside the same rows of a reference matrix c, which is a cost of its
+own. What lies in memory is one block and is not copied; what does not comes BLOCK_BYTES at a time, so that a matrix
+larger than memory costs as much memory as its K. Whatever reads M asks here; a new kind of cost is a class of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import host, namespace
+from ..ranks import Ranks, own_rows
+
+BLOCK_BYTES = 1 << 26
+LANDMARKS = 16  # rows (columns) of M by which columns (rows) are told apart
+RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # of an array, at once: Ctrl-C waits for some 30 ms, 5 on a device
+
+
+class Cost:
+    """A matrix (m, n) of float32 or float64, in the words that every kind answers to."""
+
+    ndim = 2
+    reading: Callable[[int], Any] | None = None  # told of rows that ``range`` has read
+    held = False  # one array, to which a backend can point
+    never_stored = False  # its entries are made faster than those of K could be read
+    wide = False  # passes are float64 ones, whatever storage is asked for
+    pairs = False  # only some pairs are stored, and all others forbidden
+    shape: tuple[int, int]
+    dtype: Any
+    truncation: Any = None  # which pairs a solve is to skip (backends/boxes.py)...
+    kept: Any = None  # ...and which are left, a points.Kept; None: all
+    there: Any = None  # its points on a device, while a solve skips pairs
+    labels: Any = None  # its points in clusters, once a solve has found them (backends/coarse.py)
+
+    @property
+    def array(self) -> Any:
+        """What ``Problem.M`` shows: the array, or what ``numpy.asarray`` makes one of."""
+        return self
+
+    @property
+    def kind(self) -> str:
+        """What it is, for messages; the same on all ranks."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def all_pairs(self) -> int:
+        """How many pairs there are, stored or not."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def turns(self) -> bool:
+        """Whether ``transpose`` costs nothing."""
+        return self.held
+
+    def read(self, i0: int, i1: int) -> Any:
+        """Rows i0 to i1 as an array."""
+        raise NotImplementedError
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return host(self.read(0, self.shape[0])).astype(dtype or self.dtype, copy=False)
+
+    def transpose(self) -> Any:
+        raise NotImplementedError
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Any:
+        """The block of this rank, where this is the whole matrix; a and b are its own masses, or None."""
+        raise NotImplementedError
+
+    def blocks(
+        self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
+    ) -> Iterator[tuple[int, int, Any, Any]]:
+        """(k0, k1, rows of M, rows of c or None) over the rows i0 to i1, ``most`` bytes of M at once.
+
+        By default an array is one block, and of what is not in memory a block has BLOCK_BYTES.
+        """
+        m, n = self.shape
+        i1 = m if i1 is None else i1
+        whole = self.held and most is None
+        step = max(1, m if whole else (most or BLOCK_BYTES) // (n * self.dtype.itemsize))
+        for k0 in range(i0, i1, step):
+            k1 = min(k0 + step, i1)
+            yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)
+
+    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        """(smallest, largest finite entry, how many are NaN or -inf, how many +inf); 0, 0 where none is finite."""
+        low, high, bad, infinite = math.inf, -math.inf, 0, 0
+        most = RANGE_BYTES if namespace(self.array) is np else DEVICE_RANGE_BYTES
+        for i0, i1, M, _ in Cost.blocks(self, most=most if self.held else None):
+            found = backend.extrema(M, threads)
+            self.note(i0, M)
+            if self.reading:
+                self.reading(i1 - i0)
+            bad, infinite = bad + found[2], infinite + found[3]
+            if found[2] + found[3] < M.size:
+                low, high = min(low, found[0]), max(high, found[1])
+        return (low, high, bad, infinite) if low <= high else (0.0, 0.0, bad, infinite)
+
+    def note(self, i0: int, M: Any) -> None:
+        """Told of rows i0 on while ``range`` reads them."""
+
+    def landmarks(self) -> tuple[Any, Any]:
+        """(some rows of M, some columns) by which its points are told apart, LANDMARKS of each at most."""
+        raise NotImplementedError
+
+    def error(self, largest: float) -> float:
+        """Bound on the rounding of an entry, of which ``largest`` is the largest: none of what is given as a number."""
+        return 0.0
+
+    def of(self, i: Any) -> Any:
+        """The cost of problem i of a batch: one serves all."""
+        return self
+
+    @property
+    def flat(self) -> Any:
+        """The costs of a batch, one below the other."""
+        return self
+
+    def sum(self) -> float:
+        """inf where it is beyond float64."""
+        with np.errstate(over="ignore"):
+            return sum(float(M.sum(dtype="float64")) for _, _, M, _ in self.blocks())
+
+    def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
+        """Masses and penalties as vectors, where points lie in more than a line."""
+        return a, b, reg_m
+
+    def check_listed(self) -> None:
+        """Raise where the plan has more entries than anyone can wait for."""
+
+
+class Dense(Cost):
+    """An array as it is, in memory or on a device, of any strides; in a batch (p, m, n), one matrix a problem."""
+
+    held = True
+    kind = "an array"
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self.shape, self.dtype = array.shape[-2:], array.dtype
+
+    @property
+    def array(self) -> Any:
+        return self._array
+
+    def read(self, i0: int, i1: int) -> Any:
+        return self._array if i1 - i0 == self.shape[0] else self._array[i0:i1]
+
+    def landmarks(self) -> tuple[Any, Any]:
+        rows, columns = some_of(self.shape)
+        return self._array[rows], self._array[:, columns]
+
+    def transpose(self) -> Dense:
+        """A view."""
+        return Dense(self._array.swapaxes(-1, -2))
+
+    def of(self, i: Any) -> Dense:
+        """The matrix of problem i of a batch, or those of a slice."""
+        return self if self._array.ndim == 2 else Dense(self._array[i])
+
+    @property
+    def flat(self) -> Dense:
+        """The matrices of a batch, one below the other."""
+        return self if self._array.ndim == 2 else Dense(self._array.reshape(-1, self.shape[1]))
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Dense:
+        """Itself: what a rank gives as an array is its block already."""
+        return self
+
+
+class Streamed(Cost):
+    """Rows ``start`` to ``start + m`` of a matrix; slices are as lazy, ``numpy.asarray`` reads them.
+
+    ``function(i0, i1)`` returns rows of the whole matrix, (i1 - i0, n), in any real dtype; ``columns`` (j0, j1), where
+    only these are wanted, are its further arguments. ``convert`` makes an array of a backend of what it returns: rows
+    that were made on a GPU stay there. The landmarks are kept of the sweep that finds the range.
+    """
+
+    noted: tuple[Any, Any] | None = None
+
+    def __init__(
+        self, function: Callable[..., Any], shape: tuple[int, int], dtype: Any, start: int = 0, columns: Any = (),
+        convert: Callable[[Any], Any] = np.asarray,
+    ) -> None:  # fmt: skip
+        self.function, self.shape, self.start, self.columns = function, shape, start, columns
+        self.convert = convert
+        self.dtype = held_type(dtype)
+
+    @classmethod
+    def made(
+        cls, function: Callable[..., Any], a: Any, b: Any, ranks: Ranks, convert: Callable[[Any], Any] = np.asarray
+    ) -> Streamed:
+        """The own block of a matrix that a function makes; a and b tell its shape."""
+        if b is None or np.size(b) == 0:
+            raise ValueError("b must be given where M is a function: it tells the number of columns")
+        count = 0 if a is None else len(a)
+        if not ranks.rows.sum(count):
+            raise ValueError("a must be given where M is a function: it tells the number of rows")
+        i0, j0 = ranks.rows.before(count), ranks.cols.before(len(b))
+        columns = (j0, j0 + len(b)) if ranks.cols.size > 1 else ()
+        probe = convert(function(i0, i0 + min(1, count), *columns))
+        return cls(function, (count, len(b)), probe.dtype, i0, columns, convert)
+
+    @property
+    def kind(self) -> str:
+        return f"a file of {self.shape}"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Streamed:
+        i0, i1, _ = rows.indices(self.shape[0])
+        shape = max(0, i1 - i0), self.shape[1]
+        return Streamed(self.function, shape, self.dtype, self.start + i0, self.columns, self.convert)
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Streamed:
+        i0, i1 = own_part(a, self.shape[0], ranks.rows, "rows", "a")
+        block = self[i0:i1]
+        if ranks.cols.size > 1:
+            j0, j1 = block.columns = own_part(b, self.shape[1], ranks.cols, "columns", "b")
+            block.shape = i1 - i0, j1 - j0
+        return block
+
+    def blocks(
+        self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
+    ) -> Iterator[tuple[int, int, Any, Any]]:
+        """As of every cost; an entry that was a number when the range was taken may be none now."""
+        for k0, k1, M, c_rows in super().blocks(c, i0, i1, most):
+            for block, name in ((M, "M"), (getattr(c_rows, "given", c_rows), "reference")):
+                if block is not None and block.size and not block.min() > -np.inf:  # NaN is the minimum of its block
+                    bad = block.size - int((block > -np.inf).sum())
+                    text = f"{name} must not hold NaN or -inf, got {bad} such entries in the rows {k0} to {k1}"
+                    raise ValueError(f"{text}, where there were none before")
+            yield k0, k1, M, c_rows
+
+    def note(self, i0: int, M: Any) -> None:
+        rows, columns = some_of(self.shape)
+        if self.noted is None:
+            self.noted = np.empty((len(rows), self.shape[1])), np.empty((self.shape[0], len(columns)))
+        at = (rows >= i0) & (rows < i0 + len(M))
+        self.noted[0][at] = host(M[rows[at] - i0])
+        self.noted[1][i0 : i0 + len(M)] = host(M[:, columns])
+
+    def landmarks(self) -> tuple[Any, Any]:
+        if self.noted is None:
+            for i0, _, M, _ in self.blocks():
+                self.note(i0, M)
+        assert self.noted is not None
+        return self.noted
+
+    def read(self, i0: int, i1: int) -> Any:
+        i0, i1, shape = self.start + i0, self.start + i1, (i1 - i0, self.shape[1])
+        block = self.convert(self.function(i0, i1, *self.columns))
+        if block.shape != shape:
+            raise ValueError(f"M must give shape {shape} for rows {i0} to {i1}, got {block.shape}")
+        if block.dtype.kind not in "fiu":
+            raise TypeError(f"M must hold real numbers, got dtype {block.dtype}")
+        held = namespace(block).asarray(block, dtype=self.dtype, order="C")
+        if self.dtype == np.float32 and held_type(block.dtype) != np.float32 and not bool((held == block).all()):
+            raise TypeError(f"costs must be of one dtype, got {self.dtype} at first, {block.dtype} in {i0} to {i1}")
+        return held
+
+
+def held_type(dtype: Any) -> Any:
+    """That of costs in memory: float32 where no digit is lost."""
+    return np.dtype(np.float32 if np.dtype(dtype).name in ("float32", "float16") else np.float64)
+
+
+def some_of(shape: tuple[int, int]) -> list[Any]:
+    """Rows and columns at random, the same in every run."""
+    rng = np.random.default_rng(0)
+    return [rng.choice(k, min(k, LANDMARKS), replace=False) for k in shape]
+
+
+def as_vectors(M: Any, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
+    """a, b and reg_m as vectors, of a cost whose points lie in more than a line."""
+    return M.flattened(a, b, reg_m) if isinstance(M, Cost) else (a, b, reg_m)
+
+
+def own_part(weight: Any, total: int, ranks: Ranks, what: str, name: str) -> tuple[int, int]:
+    """The own rows or columns: the even split, or as the blocks of a or b lie."""
+    given = None if weight is None or np.size(weight) == 0 else len(weight)
+    if not ranks.max(given is not None):
+        return own_rows(total, ranks.rank, ranks.size)
+    start, count = ranks.before(given or 0), ranks.sum(given or 0)
+    if count != total:
+        raise ValueError(f"M has {total} {what}, but the blocks of {name} have {count}")
+    return start, start + (given or 0)

@@ -1,0 +1,178 @@
+"""Costs between the nodes of regular grids: images and volumes, whose products are made along one axis after the other.
+
+The cost is a sum over the axes, so that exp(-M / reg) is a product of small matrices, one for each axis: a product with
+it takes n^(1 + 1/d) multiplications, and no more memory than its vectors (backends/separable.py).
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..penalties import F64
+from ..ranks import Ranks
+from .cost import Cost
+from .validate import as_count, as_float, as_positive
+
+MOST_LISTED = 1 << 34  # entries of a plan that are made one by one: some minutes
+
+
+class Grid(Cost):
+    """The cost ``scale * |x_i - y_j|^2`` between the nodes of two regular grids, wherever `solve` takes M.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Nodes of the rows along each axis, d of them: the shape of an image or a volume. Node i lies at
+        ``spacing * i``.
+    spacing : float or d of them
+        Distance of neighbours along each axis, > 0.
+    scale : float
+        Factor of the squared distance, > 0.
+    target : tuple of int, optional
+        Nodes of the columns along each axis; default: ``shape``.
+    offset : float or d of them
+        Node j of the columns lies at ``offset + spacing * j``.
+
+    Attributes
+    ----------
+    nodes : pair of tuples
+        ``shape`` and ``target``. Masses and reg_m of each point may have these shapes; all vectors of an answer are
+        flat, in C order: ``result.row_marginal.reshape(grid.nodes[0])``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+
+    Notes
+    -----
+    Penalties are KL and balanced, the reference is a b^T or ones, and passes are float64, all in one process; with
+    ``backend="cuda"`` their products are made on the GPU. The plan, and what lists its entries (``top_k``, ``sparse``,
+    ``sample``), is refused where it is too large; ``apply``, ``barycentric_map``, ``push`` and ``cost`` need no entry.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> grid = mapuot.Grid((40, 30), spacing=1 / 40)
+    >>> x, y = np.moveaxis(grid.points().reshape(40, 30, 2), 2, 0)
+    >>> a, b = np.exp(-20 * ((x - 0.3) ** 2 + (y - 0.2) ** 2)), np.exp(-20 * ((x - 0.6) ** 2 + (y - 0.5) ** 2))
+    >>> result = mapuot.solve(grid, a / a.sum(), b / b.sum(), reg=0.01, reg_m=1.0)
+    >>> result.converged
+    True
+    >>> result.barycentric_map(grid.points()).reshape(40, 30, 2)[12, 8].round(1)
+    array([0.6, 0.5])
+    """
+
+    never_stored = wide = True
+    turns = True
+    dtype = np.dtype(np.float64)
+
+    def __init__(self, shape: Any, spacing: Any = 1.0, scale: float = 1.0, *, target: Any = None, offset: Any = 0.0):
+        self.nodes = as_nodes(shape, "shape"), as_nodes(shape if target is None else target, "target")
+        d = len(self.nodes[0])
+        if len(self.nodes[1]) != d:
+            raise ValueError(f"target must have {d} axes, as shape has, got {len(self.nodes[1])}")
+        self.spacing, self.scale = each_axis(spacing, d, "spacing", as_positive), as_positive(scale, "scale")
+        self.offset = each_axis(offset, d, "offset", as_coordinate)
+        self.shape = math.prod(self.nodes[0]), math.prod(self.nodes[1])
+        with np.errstate(over="ignore"):
+            if not math.isfinite(self.error(0.0)):
+                raise ValueError("spacing, offset and scale must be such that all costs are finite")
+
+    @property
+    def kind(self) -> str:
+        return f"a grid of {' x '.join(map(str, self.nodes[0]))} nodes"
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether rows and columns are the same nodes."""
+        return self.nodes[0] == self.nodes[1] and not any(self.offset)
+
+    @property
+    def axes(self) -> list[F64]:
+        """The part of the cost that each axis has, (nodes of the rows, of the columns)."""
+        sides = zip(*self.nodes, self.spacing, self.offset, strict=True)
+        return [np.asarray(self.scale * (h * (np.arange(m)[:, None] - np.arange(n)) - o) ** 2) for m, n, h, o in sides]
+
+    def points(self, side: str = "rows") -> F64:
+        """Coordinates of the nodes of the rows, or of those of the columns (``side="cols"``), (m, d) or (n, d)."""
+        rows = side == "rows"
+        starts = [0.0] * len(self.spacing) if rows else self.offset
+        lines = [o + h * np.arange(k) for k, h, o in zip(self.nodes[not rows], self.spacing, starts, strict=True)]
+        return np.stack(np.meshgrid(*lines, indexing="ij"), -1).reshape(-1, len(lines))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, i0: int, i1: int) -> F64:
+        """Rows i0 to i1 as an array."""
+        out = np.zeros((i1 - i0, *self.nodes[1]))
+        for k, (C, i) in enumerate(zip(self.axes, np.unravel_index(np.arange(i0, i1), self.nodes[0]), strict=True)):
+            out += C[i].reshape(len(out), *(-1 if axis == k else 1 for axis in range(len(self.spacing))))
+        return out.reshape(len(out), -1)
+
+    def transpose(self) -> Grid:
+        back = tuple(-o for o in self.offset)
+        return Grid(self.nodes[1], self.spacing, self.scale, target=self.nodes[0], offset=back)
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Grid:
+        if ranks.size > 1:
+            raise NotImplementedError(f"{self.kind} is solved in one process: comm must be None")
+        return self
+
+    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        """The sums of the axes' own."""
+        return sum(float(C.min()) for C in self.axes), sum(float(C.max()) for C in self.axes), 0, 0
+
+    def error(self, largest: float) -> float:
+        """By 8 roundings of an axis, whose coordinates may cancel, and by d + 2 of their sum."""
+        sides = zip(*self.nodes, self.spacing, self.offset, strict=True)
+        reach = sum(np.float64(h * max(m, n) + abs(o)) ** 2 for m, n, h, o in sides)
+        return float(2.0**-53 * (8 * self.scale * reach + (len(self.spacing) + 2) * largest))
+
+    def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
+        """Masses and penalties as vectors, where they have the shape of the nodes; of a batch one problem a row."""
+        if isinstance(reg_m, (tuple, list)) and len(reg_m) == 2:
+            reg_m = tuple(flat(rho, nodes) for rho, nodes in zip(reg_m, self.nodes, strict=True))
+        return flat(a, self.nodes[0]), flat(b, self.nodes[1]), reg_m
+
+    def check_listed(self) -> None:
+        if self.size > MOST_LISTED:
+            raise MemoryError(
+                f"the plan of {self.kind} has {self.size:.1e} entries, too many to be made one by one: apply, "
+                "barycentric_map, push and rows need no list of them"
+            )
+
+
+def flat(value: Any, nodes: tuple[int, ...]) -> Any:
+    shape = getattr(value, "shape", None) or np.shape(value)
+    lead = len(shape) - len(nodes)
+    if len(nodes) < 2 or lead not in (0, 1) or tuple(shape[lead:]) != nodes:
+        return value
+    array = value if hasattr(value, "reshape") else np.asarray(value)
+    return array.reshape((*shape[:lead], math.prod(nodes)))
+
+
+def as_nodes(value: Any, name: str) -> tuple[int, ...]:
+    sizes = value if isinstance(value, (tuple, list)) else (value,)
+    if not sizes:
+        raise ValueError(f"{name} must have an axis, got {value!r}")
+    return tuple(as_count(n, f"{name}[{k}]") for k, n in enumerate(sizes))
+
+
+def each_axis(value: Any, d: int, name: str, check: Any) -> tuple[float, ...]:
+    values = [value] * d if np.ndim(value) == 0 else list(value)
+    if len(values) != d:
+        raise ValueError(f"{name} must be a number or one for each of {d} axes, got {len(values)}")
+    return tuple(check(x, name) for x in values)
+
+
+def as_coordinate(value: Any, name: str) -> float:
+    number = as_float(value, name, "a finite number")
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, got {number}")
+    return number

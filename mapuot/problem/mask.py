@@ -1,0 +1,234 @@
+"""A random mask that is a seed: `SeededMask`, and the reference measure with its zeros, `Masked`.
+
+    c'_ij = c_ij / keep  where Philox4x32-10 (key: the seed, counter: (i, j)) < keep 2^64,  else 0
+
+It is made anew wherever an entry of K or of the plan is made, and never stored. The integers below are the oracle of
+src_c/common/mask.h. Source: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, 2011.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from ..errors import shown
+from .cost import Cost, Dense
+from .validate import as_float
+
+BLOCK_ENTRIES = 1 << 15  # of the numpy form at once: its ten vectors stay in cache
+LOW = np.uint64(2**32 - 1)
+HALF = np.uint64(32)
+
+
+def philox(key: int, i: Any, j: Any) -> tuple[Any, ...]:
+    """The four words, as uint64, of Philox4x32-10 with counter words (i, i >> 32, j, j >> 32), uint64 arrays."""
+    a, b, c, d = i & LOW, i >> HALF, j & LOW, j >> HALF
+    for step in range(10):
+        low, high = ((half + step * weyl) % 2**32 for half, weyl in ((key, 0x9E3779B9), (key >> 32, 0xBB67AE85)))
+        x, y = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b = (y >> HALF) ^ b ^ np.uint64(low), y & LOW
+        c, d = (x >> HALF) ^ d ^ np.uint64(high), x & LOW
+    return a, b, c, d
+
+
+@dataclass(frozen=True)
+class SeededMask:
+    """A random mask of the pairs of a problem, ``mask=`` of the solvers, which is its seed and is never stored.
+
+    Pair (i, j) is kept with probability ``keep``, by itself; what is kept counts ``1 / keep`` times, so that sums over
+    the kernel stay what they are on average. The masked problem is the one with the reference measure ``c / keep`` on
+    the pairs kept, and 0 on all others, and every number of its Result is of that problem.
+
+    Parameters
+    ----------
+    keep : float
+        The share of the pairs that is kept, 2^-64 <= keep <= 1.
+    seed : int
+        0 <= seed < 2^64.
+    turned : bool
+        Whether pair (i, j) takes what belongs to (j, i): see ``T``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+
+    Notes
+    -----
+    The 64 random bits of a pair are the first two words of Philox4x32-10, its key the seed and its counter (i, j), in
+    the numbering of the whole matrix: the same in every backend and instruction set, in any order, for any number of
+    threads and ranks. A pair costs some 3 ns where it is made (AVX-512): a few times in a solve that stores K, in every
+    pass where M is a PointCloud.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> M = np.abs(np.linspace(0, 1, 300)[:, None] - np.linspace(0, 1, 400))
+    >>> mask = mapuot.SeededMask(keep=0.1, seed=7)
+    >>> result = mapuot.solve(M, None, None, reg=0.05, reg_m=1.0, mask=mask)
+    >>> result.converged, bool((result.plan > 0)[~mask.kept(*np.ogrid[:300, :400])].any())
+    (True, False)
+    >>> mask.sample(M).nnz
+    12011
+    """
+
+    keep: float
+    seed: int
+    turned: bool = False
+
+    def __post_init__(self) -> None:
+        keep = as_float(self.keep, "keep")
+        if not 2.0**-64 <= keep <= 1:
+            raise ValueError(f"keep must be in 2^-64 ... 1, got {shown(self.keep)}")
+        try:
+            seed = operator.index(self.seed)
+        except TypeError as error:
+            raise TypeError(f"seed must be an integer, got {shown(self.seed)}") from error
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"seed must be in 0 ... 2^64 - 1, got {shown(self.seed)}")
+        object.__setattr__(self, "keep", keep)
+        object.__setattr__(self, "seed", seed)
+        object.__setattr__(self, "turned", bool(self.turned))
+
+    @property
+    def T(self) -> SeededMask:  # noqa: N802 - numpy's word
+        """The mask of the transposed matrix: ``mask.T`` with M.T is the problem of ``mask`` with M."""
+        return replace(self, turned=not self.turned)
+
+    @property
+    def weight(self) -> float:
+        """What a kept pair counts, ``1 / keep``."""
+        return 1 / self.keep
+
+    @property
+    def limit(self) -> int:
+        """The largest 64 bits with which a pair is kept."""
+        return math.ceil(Fraction(self.keep) * 2**64) - 1
+
+    def kept(self, i: Any, j: Any) -> Any:
+        """Whether pairs are kept, by numpy.
+
+        Parameters
+        ----------
+        i, j : int arrays
+            Rows and columns, 0 <= i, j < 2^63, of shapes that broadcast.
+
+        Returns
+        -------
+        kept : bool array
+        """
+        i, j = (np.asarray(x).astype(np.uint64) for x in (i, j))
+        first, second, *_ = philox(self.seed, *((j, i) if self.turned else (i, j)))
+        return first + (second << HALF) <= np.uint64(self.limit)
+
+    def sample(self, M: Any) -> Any:
+        """The pairs that are kept, as a sparse matrix of their costs.
+
+        Parameters
+        ----------
+        M : (m, n) array
+            Costs.
+
+        Returns
+        -------
+        costs : (m, n) scipy.sparse.csr_array
+            M where a pair is kept, zeros of M stored, too. A stored entry stands for ``1 / keep`` pairs: the masked
+            problem is the one on these entries whose reference measure is that of ``solve`` times ``1 / keep`` or, but
+            for a constant in the objective, whose costs are ``costs + reg * log(keep)``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            M is no matrix of real numbers.
+        """
+        from scipy.sparse import csr_array  # noqa: PLC0415 - on first use
+
+        M = np.asarray(M)
+        if M.ndim != 2 or M.dtype.kind not in "fiub":
+            raise ValueError(f"M must be a matrix of real numbers, got shape {M.shape}, dtype {M.dtype}")
+        columns, values, ends = [], [], np.zeros(len(M) + 1, np.int64)
+        whole = Masked("uniform", self, M.shape)
+        for i0, weights in whole.weights():
+            rows, cols = np.nonzero(weights)
+            ends[i0 + 1 : i0 + 1 + len(weights)] = np.bincount(rows, minlength=len(weights))
+            columns.append(cols)
+            values.append(M[i0 + rows, cols])
+        empty = [np.zeros(0, np.int64)], [np.zeros(0, M.dtype)]
+        found = np.concatenate(values or empty[1]), np.concatenate(columns or empty[0])
+        return csr_array((*found, ends.cumsum()), shape=M.shape)
+
+
+class Masked(Cost):
+    """The reference measure of a masked problem, or some rows of it: ``base`` times the weights of the mask.
+
+    ``base`` is "product" or "uniform", which stand for a factor 1, or the Dense or Streamed matrix that the user gave;
+    ``row`` and ``col`` are where the block begins in the whole matrix.
+    """
+
+    kind = "a masked reference"
+
+    def __init__(self, base: str | Cost, mask: SeededMask, shape: tuple[int, int], row: int = 0, col: int = 0) -> None:
+        self.base, self.mask, self.shape, self.row, self.col = base, mask, shape, row, col
+        self.dtype = base.dtype if isinstance(base, Cost) else np.dtype(np.float64)
+
+    @property
+    def given(self) -> Any:
+        """The numbers of the user's matrix, or None."""
+        return self.base.array if isinstance(self.base, Cost) else None
+
+    def read(self, i0: int, i1: int) -> Masked:
+        base = Dense(self.base.read(i0, i1)) if isinstance(self.base, Cost) else self.base
+        return Masked(base, self.mask, (i1 - i0, self.shape[1]), self.row + i0, self.col)
+
+    def with_given(self, move: Callable[[Any], Any]) -> Masked:
+        """The same over ``move(given)``."""
+        base = Dense(move(self.given)) if isinstance(self.base, Cost) else self.base
+        return Masked(base, self.mask, self.shape, self.row, self.col)
+
+    def transpose(self) -> Masked:
+        base = self.base.transpose() if isinstance(self.base, Cost) else self.base
+        return Masked(base, self.mask.T, self.shape[::-1], self.col, self.row)
+
+    @property
+    def T(self) -> Masked:  # noqa: N802 - as of an array
+        return self.transpose()
+
+    def weights(self) -> Any:
+        """(i0, 0 or 1 / keep of the rows from i0 on), block by block, by numpy."""
+        m, n = self.shape
+        step = max(1, BLOCK_ENTRIES // max(1, n))
+        columns = self.col + np.arange(n)
+        for i0 in range(0, m, step):
+            rows = self.row + np.arange(i0, min(i0 + step, m))
+            yield i0, np.where(self.mask.kept(rows[:, None], columns), self.mask.weight, 0.0)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """c' but for a b^T, by numpy."""
+        out = np.empty(self.shape)
+        for i0, weights in self.weights():
+            out[i0 : i0 + len(weights)] = weights
+        if isinstance(self.base, Cost):
+            out *= np.asarray(self.base.array)
+        return out.astype(dtype or out.dtype, copy=False)
+
+    def words(self) -> dict[str, int | float]:
+        """The members of a mapuot_mask; 64 bits without a sign as those with one."""
+        mask = self.mask
+        key, limit = ((x ^ 2**63) - 2**63 for x in (mask.seed, mask.limit))
+        row, col = self.row, self.col
+        return {"key": key, "limit": limit, "weight": mask.weight, "row": row, "col": col, "turned": int(mask.turned)}
+
+
+def as_mask(value: Any, cost: Cost) -> SeededMask:
+    """The mask of a problem with this cost."""
+    if not isinstance(value, SeededMask):
+        raise TypeError(f"mask must be a mapuot.SeededMask, got {shown(value)}")
+    if cost.pairs:
+        raise NotImplementedError("mask is for costs of all pairs: a sparse M has the pairs that it keeps")
+    return value

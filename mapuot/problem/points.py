@@ -1,0 +1,386 @@
+"""Costs between points: `PointCloud` takes the place of a cost matrix that is never formed.
+
+The metrics are those of SciPy's ``cdist``, and the Wasserstein-Fisher-Rao cost of Chizat, Peyre, Schmitzer, Vialard
+2018. C side: src_c/points.h.
+"""
+
+from __future__ import annotations
+
+import math
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backends.contract import PAD, host
+from ..errors import shown
+from ..penalties import F64
+from ..ranks import Ranks
+from .cost import Cost
+from .validate import as_array, as_choice, as_positive, check_kind
+
+AUTO_ENTRIES = 1 << 26  # pairs from which "auto" skips some: below it all of them take less than a second
+FEW = 4  # dimensions in which what holds all points tells the range of their costs well enough
+MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
+REACH = math.pi / 2 - 2.0**-13  # of "wfr": nearer to pi / 2 a cost has errors of 1e-12 and more, and rounding forbids
+METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
+
+
+class Kept(NamedTuple):
+    """Which pairs of points count, in boxes: the runs of columns that each box of rows is kept with."""
+
+    unit: int  # points of a box
+    first: Any  # (boxes + 1,) int64: where the runs of a box begin
+    run: Any  # from and to of each, int32
+    width: int  # the most columns of one box
+    nats: float  # a pair of boxes is skipped if its bound is below e^-nats of the product of their masses
+    share: float  # of the pairs that are kept
+
+
+class PointCloud(Cost):
+    """The cost ``scale * metric(x_i, y_j)`` between two clouds of points, wherever a solver takes M.
+
+    Parameters
+    ----------
+    x, y : (m, d), (n, d) arrays
+        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed. With
+        ``comm`` x is the rank's own block and y is whole.
+    metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
+        As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 -
+        2^-13 or more apart, as what they cost, 18 and more, hangs on the last digits of their coordinates: divide
+        these by twice the distance over which mass may travel, divided by pi.
+    scale : float
+        Factor of the metric, > 0.
+    weights : (d,) array, optional
+        One factor for each dimension, >= 0, as ``w`` of ``cdist``.
+    truncate : "auto", float or None
+        Skip pairs whose share of the plan is provably negligible beside ``tol``; the bound on it is part of the
+        certificate. "auto": from 2^26 pairs on; a number: always, and only pairs that lie so many nats below the
+        product of their masses, or more where ``tol`` asks for it; None: never. Needs ``reference="product"``, no
+        grid of ranks, and a metric other than "wfr".
+
+    Raises
+    ------
+    ValueError, TypeError
+        An argument is out of range or of the wrong kind; the message names it.
+
+    Notes
+    -----
+    Memory is that of the points: every pass makes its costs, in float32 while the error is large (but for "wfr") and in
+    float64 where it certifies, from differences of coordinates, so that no digits are lost where both are large.
+    ``numpy.asarray(cloud)`` forms the matrix.
+
+    The plan of a truncated solve is 0 where a pair is skipped, in every quantity of its Result: ``plan``, ``apply``,
+    ``cost``, ``objective``, marginals and mass are of that plan, ``error_bound`` is its distance from the optimal plan
+    between all pairs, and ``dual`` a lower bound for all pairs.
+
+    Examples
+    --------
+    >>> import numpy as np, mapuot
+    >>> rng = np.random.default_rng(0)
+    >>> x, y = rng.random((500, 3)), rng.random((400, 3))
+    >>> result = mapuot.solve(mapuot.PointCloud(x, y), None, None, reg=0.05, reg_m=1.0)
+    >>> result.converged
+    True
+    """
+
+    dim: int  # of the points
+    held = True
+    never_stored = True
+    unit = 0  # points of a box, where they are sorted so
+    before = 0  # rows in front of the first, of a part of a cloud
+
+    def __init__(
+        self, x: Any, y: Any, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
+        truncate: Any = "auto",
+    ) -> None:  # fmt: skip
+        self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
+        points = [as_points(value, name) for value, name in ((x, "x"), (y, "y"))]
+        if points[0].shape[1] != points[1].shape[1]:
+            raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
+        self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
+        self.x, self.y = (np.ascontiguousarray(p, dtype=np.float64) for p in points)
+        self.truncate = as_truncate(truncate)
+        self.weights = None if weights is None else as_weights(weights, self.x.shape[1])
+        self._set(*(self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y"))))
+
+    def _scaled(self, points: F64, name: str) -> F64:
+        """What the core subtracts: coordinates with their weights, for "cosine" of unit vectors."""
+        if self.metric == "cosine":
+            points = points / size_of(points)
+        if self.weights is not None:
+            with np.errstate(over="ignore"):
+                points = points * (self.weights if self.metric == "cityblock" else np.sqrt(self.weights))
+            if not np.isfinite(points).all():
+                raise ValueError(f"weights must leave {name} finite, got weights up to {self.weights.max()}")
+        if self.metric == "cosine":
+            points = points / size_of(points)
+            zero = ~(points != 0).any(1)
+            if zero.any():
+                raise ValueError(f"{name} must hold no zero vector for metric 'cosine', {int(np.argmax(zero))} is one")
+            points = points / np.sqrt((points**2).sum(1, keepdims=True))
+        return np.ascontiguousarray(points)
+
+    def _set(self, rows: F64, columns: F64) -> None:
+        self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
+        self.rows, self.before = rows, 0  # (m, d); a mask is of these, whatever cloud they are a part of
+        self.labels = None  # those of another cloud are of other points
+        self.columns = np.ascontiguousarray(padded(columns).T)  # (d, n padded)
+
+    @property
+    def kind(self) -> str:
+        return f"points in {self.dim} dimensions, metric {self.metric!r}"
+
+    @property
+    def core(self) -> tuple[str, float]:
+        """(metric, scale) of ``rows`` and ``columns``: |x - y|^2 / 2 of unit vectors is 1 - cos."""
+        return ("sqeuclidean", 0.5 * self.scale) if self.metric == "cosine" else (self.metric, self.scale)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> PointCloud:
+        """The costs of some rows: a slice, no copy where it has no step, or numbers or booleans that no mask knows."""
+        part, rows = object.__new__(PointCloud), as_rows(rows, len(self))
+        vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]), labels=None)
+        part.shape = len(part.rows), self.shape[1]
+        if isinstance(rows, slice):
+            part.before = self.before + rows.start
+        else:
+            part.before, part.truncation, part.kept = 0, None, None
+        return part
+
+    def beside(self, points: F64, name: str) -> PointCloud:
+        """The costs of other points to the same columns."""
+        if points.shape[1] != self.dim:
+            raise ValueError(f"{name} must have {self.dim} columns, as x and y have, got {points.shape[1]}")
+        other = object.__new__(PointCloud)
+        vars(other).update(vars(self), x=points)
+        other._set(self._scaled(points, name), self.targets)
+        return other
+
+    def read(self, i0: int, i1: int) -> PointCloud:
+        return self if i1 - i0 == self.shape[0] else self[i0:i1]
+
+    def sorted(self, rows: Any, cols: Any) -> Ordered:
+        """The same points in these orders."""
+        return Ordered(self, rows, cols)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the core's coordinates are those that were given."""
+        return self.weights is None and self.metric != "cosine"
+
+    @property
+    def targets(self) -> F64:
+        """The points of the columns as ``rows`` has those of the rows, (n, d)."""
+        return self.y if self.plain else self.columns[:, : self.shape[1]].T
+
+    def coordinates(self, xp: ModuleType = np) -> tuple[Any, Any]:
+        """(rows, columns) in arrays of NumPy or CuPy."""
+        return xp.asarray(self.rows), xp.asarray(self.columns)
+
+    def truncates(self, pairs: int) -> bool:
+        """Whether any of so many pairs, those of all ranks, may be skipped."""
+        known = self.metric != "wfr"
+        return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= AUTO_ENTRIES)
+
+    def transpose(self) -> PointCloud:
+        turned = object.__new__(PointCloud)
+        vars(turned).update(vars(self), x=self.y, y=self.x)
+        turned._set(np.ascontiguousarray(self.targets), self.rows)
+        return turned
+
+    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        """As of every cost; bounds of it where to look at all pairs would take longer than the solve."""
+        tight = self.dim <= FEW or self.truncates(self.size)
+        bounded = tight and self.size >= AUTO_ENTRIES and self.metric != "wfr"
+        found = self._bounds() if bounded else super().range(backend, threads)
+        if found[3] and self.metric != "wfr":
+            raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
+        return found
+
+    def _bounds(self) -> tuple[float, float, int, int]:
+        """Costs between the boxes that hold all points; the largest also from the balls around the middle that do."""
+        metric, scale = self.core
+        y = self.columns[:, : self.shape[1]]
+        (x_low, x_high), (y_low, y_high) = corners(self.rows), (y.min(1), y.max(1))
+        order, power = (1, 1.0) if metric == "cityblock" else (2, 1.0 if metric == "euclidean" else 2.0)
+        with np.errstate(over="ignore"):
+            middle = 0.5 * (y_low + y_high)
+            radii = farthest(self.rows.T, middle, order) + farthest(y, middle, order)
+            most = np.maximum(x_high - y_low, y_high - x_low)
+            least = np.maximum(0.0, np.maximum(x_low - y_high, y_low - x_high))
+            apart = np.array([np.linalg.norm(least, order), min(np.linalg.norm(most, order), radii * (1 + 1e-12))])
+            low, high = (scale * apart**power).tolist()
+        return (low, high, 0, 0) if math.isfinite(high) else (0.0, 0.0, 0, self.size)
+
+    def error(self, largest: float) -> float:
+        """By d + 4 roundings of a cost, and by those of coordinates that were scaled before they were subtracted.
+
+        The slope of "wfr" is 2 tan, at most e^(cost / 2).  Squares below all numbers count as the least of them.
+        """
+        metric, scale = self.core
+        d, unit = self.dim, 2.0**-53
+        if self.metric == "cosine":
+            moved = (d + 6) * unit
+        elif self.weights is None:
+            moved = 0.0
+        else:
+            order = 1 if metric == "cityblock" else 2
+            sizes = (np.linalg.norm(p, order, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
+            moved = 2 * unit * float(sum(sizes))
+        slope, least = scale, d * math.ulp(0.0)
+        if metric == "sqeuclidean":
+            slope = 2 * math.sqrt(scale) * math.sqrt(largest) + scale * moved
+        elif metric == "wfr":
+            moved, slope = moved + (d + 4) * unit * math.pi / 2, 2 * scale * math.exp(largest / (2 * scale))
+        lost = scale * (math.sqrt(least) if metric in ("euclidean", "wfr") else least) + math.ulp(0.0)
+        return float((d + 4) * unit * largest + slope * moved + lost)
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> PointCloud:
+        """Itself: the points that a rank gives are of its block already."""
+        return self
+
+    def sum(self) -> float:
+        raise TypeError("reference must be 'product', 'uniform' or a matrix, got a PointCloud")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The matrix (m, n), by SciPy."""
+        from scipy.spatial.distance import cdist  # noqa: PLC0415 - takes 90 ms, and few form the matrix
+
+        metric, scale = self.core
+        columns = self.columns[:, : self.shape[1]].T
+        if metric == "wfr":
+            distance = cdist(self.rows, columns)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                costs = np.where(distance < REACH, -2 * np.log(np.cos(distance)), np.inf)
+        else:
+            costs = cdist(self.rows, columns, metric)
+        return (scale * costs).astype(dtype or np.float64, copy=False)
+
+
+class Ordered(PointCloud):
+    """The points of a cloud in another order, put into it where they are asked for: on the host, a device, or both."""
+
+    def __init__(self, whole: PointCloud, rows: Any, cols: Any) -> None:
+        own = vars(whole).items()
+        vars(self).update({name: value for name, value in own if name not in MADE})
+        self.whole, self.at, self.before, self.labels = whole, (rows, cols), 0, None
+
+    def __getattr__(self, name: str) -> Any:
+        """x, y, rows and columns, which stay once they are asked for."""
+        if name not in MADE:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        rows, cols = self.at
+        if name in ("x", "y"):
+            found = getattr(self.whole, name).take(rows if name == "x" else cols, 0)
+        elif name == "rows":
+            found = self.x if self.plain else self.whole.rows.take(rows, 0)
+        elif self.plain:  # read along the rows of y
+            found = np.ascontiguousarray(padded(self.y).T)
+        else:
+            found = self.whole.columns.take(padded(cols), 1)
+        vars(self)[name] = found
+        return found
+
+    def coordinates(self, xp: ModuleType = np) -> tuple[Any, Any]:
+        if xp is np:
+            return self.rows, self.columns
+        if self.there is None:
+            rows, cols = xp.asarray(self.at[0]), xp.asarray(padded(self.at[1]))
+            columns = xp.asarray(self.whole.columns)[:, cols]
+            self.there = xp.asarray(self.whole.rows)[rows], xp.ascontiguousarray(columns)
+        found: tuple[Any, Any] = self.there
+        return found
+
+    def __getitem__(self, rows: Any) -> PointCloud:
+        self.coordinates()
+        return super().__getitem__(rows)
+
+    def transpose(self) -> PointCloud:
+        self.coordinates()
+        return super().transpose()
+
+
+def padded(table: Any) -> Any:
+    """Behind the last entry so many more like it that the core can read PAD at once."""
+    behind = -len(table) % PAD
+    return np.pad(table, ((0, behind), *[(0, 0)] * (table.ndim - 1)), mode="edge") if behind else table
+
+
+def farthest(points: Any, middle: F64, order: int) -> float:
+    """The largest distance of points (d, n) from ``middle``: coordinate by coordinate, of what a cache holds."""
+    most, step = 0.0, 1 << 13
+    for i in range(0, points.shape[1], step):
+        total: Any = 0.0
+        for row, m in zip(points, middle, strict=True):
+            part = np.abs(row[i : i + step] - m)
+            total = total + (part if order == 1 else part * part)
+        most = max(most, float(np.max(total)))
+    return float(most ** (1 / order))
+
+
+def size_of(points: F64) -> F64:
+    """The largest coordinate of each point, (m, 1), by which it is divided before its squares leave float64; or 1."""
+    size = np.abs(points).max(1, keepdims=True)
+    return np.where(size > 0, size, 1.0)
+
+
+def corners(points: F64) -> tuple[F64, F64]:
+    """The least and the largest coordinates (d,) of points (m, d).
+
+    By rows of about 4096 numbers: along one of three numpy takes ten times as long.
+    """
+    m, d = points.shape
+    together = max(1, min(m, 4096 // d))
+    whole = m // together * together
+    long, rest = points[:whole].reshape(-1, together * d), points[whole:]
+    low, high = long.min(0).reshape(together, d), long.max(0).reshape(together, d)
+    return np.concatenate([low, rest]).min(0), np.concatenate([high, rest]).max(0)
+
+
+def as_points(value: Any, name: str) -> Any:
+    """A real, finite matrix of points, (m, d)."""
+    if type(value).__module__ == "torch":
+        value = value.detach().cpu()
+    points = as_array(host(value), name)
+    check_kind(points, name)
+    if points.ndim != 2 or 0 in points.shape:
+        raise ValueError(f"{name} must be a non-empty matrix of points (m, d), got shape {points.shape}")
+    if not np.isfinite(points).all():
+        raise ValueError(f"{name} must be finite, got NaN or inf in point {int(np.argmin(np.isfinite(points).all(1)))}")
+    return points
+
+
+def as_rows(value: Any, m: int) -> Any:
+    """Some of m rows: a slice from a number on without a step, or their numbers."""
+    if isinstance(value, slice):
+        i0, i1, step = value.indices(m)
+        return slice(i0, max(i0, i1)) if step == 1 else np.arange(i0, i1, step)
+    rows = np.asarray(host(value))
+    if rows.dtype == bool and rows.shape == (m,):
+        return np.flatnonzero(rows)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+        allowed = f"a slice, (k,) integers or ({m},) booleans"
+        raise TypeError(f"rows of a PointCloud must be {allowed}, got {shown(value)}")
+    if rows.size and not (rows.min() >= -m and rows.max() < m):
+        raise IndexError(f"rows of a PointCloud must be in [-{m}, {m}), got {shown(value)}")
+    return rows.astype(np.int64)
+
+
+def as_truncate(value: Any) -> str | float | None:
+    """Nats, "auto" or None."""
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    if isinstance(value, str):
+        raise ValueError(f"truncate must be 'auto', None or a number of nats, got {value!r}")
+    return as_positive(value, "truncate")
+
+
+def as_weights(value: Any, d: int) -> F64:
+    weights = as_array(value, "weights")
+    check_kind(weights, "weights")
+    if weights.shape != (d,) or not (np.isfinite(weights).all() and (weights >= 0).all() and (weights > 0).any()):
+        raise ValueError(f"weights must be {d} finite numbers >= 0, not all 0, got {value!r}")
+    return np.asarray(weights, np.float64)

@@ -1,0 +1,301 @@
+"""One validated problem, and a batch of them.
+
+    min_P  <P, M> + reg KL(P | c) + D1(P 1 | a) + D2(P^T 1 | b),     KL(p|q) = sum p log(p/q) - p + q
+
+with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's convention (a and b are not in them).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import host, largest, namespace
+from ..cached import cached_property
+from ..errors import InfeasibleError
+from ..penalties import F64, project
+from ..ranks import ALONE, Ranks
+from . import validate
+from .cost import Cost, Dense
+from .mask import Masked, as_mask
+from .side import Side
+from .sparse import Parts, Sparse
+
+EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
+VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
+
+
+def largest_log(log_weight: F64) -> float:
+    """max |log t| of the weights that are not below e^-46 (1e-20) of the largest: who has less rounds nobody's plan."""
+    top = largest(log_weight, -math.inf)
+    return largest(np.abs(log_weight[log_weight > top - 46]))
+
+
+@dataclass(frozen=True)
+class Common:
+    """What one problem and each of a batch have."""
+
+    cost: Cost  # keeps the caller's memory (any strides) and dtype, float32 or float64
+    rows: Side
+    cols: Side
+    reg: float
+    reference: str | Cost  # "product", "uniform" or c; Masked: one of these with a mask
+    M_min: float
+    M_max: float
+    forbidden: bool  # some M_ij is inf
+
+    @property
+    def M(self) -> Any:  # noqa: N802
+        """The cost as an array, of a streamed one what `numpy.asarray` reads as one."""
+        return self.cost.array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.cost.shape
+
+    @property
+    def spread(self) -> float:
+        """range(M) / reg."""
+        return (self.M_max - self.M_min) / self.reg
+
+    @property
+    def c(self) -> Cost | None:
+        """The reference measure where the user gave a matrix or a mask."""
+        return self.reference if isinstance(self.reference, Cost) else None
+
+    @property
+    def masked(self) -> Masked | None:
+        """The reference measure where there is a mask."""
+        return self.reference if isinstance(self.reference, Masked) else None
+
+    @property
+    def unmasked(self) -> str | Cost:
+        """The reference measure without its mask."""
+        return self.reference.base if isinstance(self.reference, Masked) else self.reference
+
+    def shares(self, backend: ModuleType, X: Any, rows: bool = True, threads: int | None = None) -> Any:
+        """c' X of a masked problem, for X of shape (n,) or (n, p), but for a b^T in c'; not ``rows``: c'^T X."""
+        assert self.masked is not None
+        xp, cut = namespace(X), self.masked
+        base = cut.base if isinstance(cut.base, Cost) else "uniform"
+        c, nothing = Masked(base, cut.mask, cut.shape, cut.row, cut.col), xp.broadcast_to(xp.zeros(1), self.shape)
+        task = Problem(Dense(nothing), self.rows, self.cols, 1.0, c, 0.0, 0.0, False, 0.0)
+        task = task if rows else task.transpose()
+        return backend.PlanStream(task, *map(np.zeros, task.shape), threads).apply(X)
+
+    @property
+    def exchanged(self) -> dict[str, Any]:
+        """The fields of the problem with rows and columns exchanged."""
+        reference = self.reference.transpose() if isinstance(self.reference, Cost) else self.reference
+        return {"cost": self.cost.transpose(), "rows": self.cols, "cols": self.rows, "reference": reference}
+
+
+@dataclass(frozen=True)
+class Problem(Common):
+    """One problem; over ranks, the block of one."""
+
+    c_mass: float
+
+    @property
+    def ranks(self) -> Ranks:
+        """All processes that hold parts of M; everything here is of the own part."""
+        return self.rows.ranks.whole
+
+    @property
+    def turns(self) -> bool:
+        """Whether the columns can be read as rows."""
+        return self.ranks.size == 1 and self.cost.turns
+
+    def blocks(
+        self, i0: int = 0, i1: int | None = None, most: int | None = None
+    ) -> Iterator[tuple[int, int, Any, Any]]:
+        """(k0, k1, rows of M, rows of c or None): see ``Cost.blocks``."""
+        return self.cost.blocks(self.c, i0, i1, most)
+
+    @cached_property
+    def log_reference(self) -> tuple[F64, F64]:
+        """(log a, log b) where c = a b^T, else zeros: the part of c that is a row and a column scaling."""
+        if self.unmasked == "product":
+            return self.rows.log_weight, self.cols.log_weight
+        return np.zeros(self.shape[0]), np.zeros(self.shape[1])
+
+    @cached_property
+    def left_out(self) -> tuple[Any, Any]:
+        """Masks of the rows and columns whose scaling is 0: see ``Side.left_out``."""
+        log_a, log_b = self.log_reference
+        return self.rows.left_out(log_a), self.cols.left_out(log_b)
+
+    @cached_property
+    def parts(self) -> Parts | None:
+        """The parts of a sparse M that no pair connects, where there are several; over ranks of the whole M."""
+        if not isinstance(self.cost, Sparse):
+            return None
+        found = self.cost.parts_between(*self.left_out, self.rows.ranks)
+        return found if found.count > 1 else None
+
+    def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
+        """Potentials put back into the domain of the dual."""
+        rows, cols = self.rows, self.cols
+        return project(rows.penalty, log_u, rows.rho, self.reg), project(cols.penalty, log_v, cols.rho, self.reg)
+
+    def transpose(self) -> Problem:
+        """The same problem with rows and columns exchanged (a view of M, no copy)."""
+        return dataclasses.replace(self, **self.exchanged)
+
+    def exponent_error(self, log_u: F64, log_v: F64) -> float:
+        """Relative plan error by the rounding of log u + log v - M / reg, from its largest terms.
+
+        Costs that outweigh log u + log v by VANISHING, finite ones that stand for inf, make entries 0 and do not count.
+        """
+        terms = sum(largest(np.abs(x[np.isfinite(x)])) for x in (log_u, log_v))
+        terms = self.ranks.max(terms + sum(map(largest_log, self.log_reference)))
+        paid = min(self.spread, terms + abs(self.M_min) / self.reg + VANISHING)
+        error = self.ranks.max(self.cost.error(self.M_max))  # weights make it depend on the own points
+        return EXPONENT_ROUNDING * float(paid + terms) + float(error) / self.reg
+
+    def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
+        """log u_i + log a_i and log v_j + log b_j, the exponent of the plan but for M and c; -inf where it is 0."""
+        with np.errstate(invalid="ignore"):
+            alpha, beta = (x + known for x, known in zip((log_u, log_v), self.log_reference, strict=True))
+        alpha[~np.isfinite(alpha)] = beta[~np.isfinite(beta)] = -np.inf
+        return alpha, beta
+
+    def check_reachable(self, dead_rows: Any, dead_cols: Any) -> None:
+        """Raise where mass must be transported from or to a point whose every pair is forbidden (the masks)."""
+        for side, dead in ((self.rows, dead_rows), (self.cols, dead_cols)):
+            needs = side.rho > 0 if side.penalty == "range" else side.hard
+            hard = dead & (side.weight > 0) & needs
+            if hard.any():
+                point = f"{side.name}[{int(np.argmax(hard))}]"
+                by = "M and the mask forbid" if self.masked else "M forbids"
+                raise InfeasibleError(f"{by} every pair of {point}, which must be transported")
+
+    @classmethod
+    def from_arrays(
+        cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
+        ranks: Ranks = ALONE, threads: int | None = None,
+    ) -> Problem:  # fmt: skip
+        """The problem of arguments as `solve` takes them."""
+        cost = validate.as_cost(M, backend, ranks, a, b)
+        return cls.from_cost(cost, a, b, reg, reg_m, penalty, reference, backend, ranks, threads)
+
+    @classmethod
+    def from_cost(
+        cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
+        ranks: Ranks = ALONE, threads: int | None = None, mask: Any = None,
+    ) -> Problem:  # fmt: skip
+        """The same of a cost that is known, the own block of one over ranks, with a SeededMask or None."""
+        reg = validate.as_positive(reg, "reg")
+        m, n = cost.shape
+        ranks.cols.same(**{"the number of rows of M": m})
+        ranks.rows.same(**{"the number of columns of M": n})
+        weight_a = validate.as_weight(a, m, "a", backend, ranks.rows)
+        weight_b = validate.as_weight(b, n, "b", backend, ranks.cols)
+        pair, kinds = validate.as_pair(reg_m, "reg_m"), validate.as_penalties(penalty)
+        rows = validate.as_side("a", weight_a, kinds[0], pair[0], "reg_m[0]", ranks.rows)
+        cols = validate.as_side("b", weight_b, kinds[1], pair[1], "reg_m[1]", ranks.cols)
+        validate.check_masses(rows, cols)
+        low, high, forbidden = validate.as_range(cost, reg, backend, ranks, threads)
+        if isinstance(reference, Cost):
+            reference = reference.part(a, b, ranks)
+        c, mass = validate.as_reference(reference, cost, weight_a, weight_b, backend, ranks, threads)
+        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, mass)
+        if problem.parts:
+            validate.check_parts(rows, cols, problem.parts)
+        if mask is None:
+            return problem
+        c = Masked(c, as_mask(mask, cost), cost.shape, ranks.rows.before(m), ranks.cols.before(n))
+        problem = dataclasses.replace(problem, reference=c)
+        product = problem.unmasked == "product"
+        shares = problem.shares(backend, cols.weight if product else np.ones(n), threads=threads)
+        mass = float(ranks.rows.sum(rows.weight @ shares if product else shares.sum()))
+        return dataclasses.replace(problem, c_mass=validate.as_kept(mass))
+
+
+@dataclass(frozen=True)
+class BatchProblem(Common):
+    """p problems; ``rows`` and ``cols`` are the sides of the first (penalty and reg_m are common)."""
+
+    cost: Dense | Cost  # of all problems, or one each
+    A: Any  # (p, m) float64, CuPy where one of M, A, B is on a GPU
+    B: Any  # (p, n)
+    c_mass: F64
+
+    def __len__(self) -> int:
+        return len(self.A)
+
+    @property
+    def one_cost(self) -> bool:
+        """Whether all have one cost."""
+        return bool(self.M.ndim == 2)
+
+    @property
+    def log_reference(self) -> tuple[Any, Any]:
+        """(log A, log B) where c = a b^T, else zeros."""
+        xp = namespace(self.A)
+        if self.unmasked == "product":
+            with np.errstate(divide="ignore"):
+                return xp.log(self.A), xp.log(self.B)
+        return xp.zeros_like(self.A), xp.zeros_like(self.B)
+
+    def __getitem__(self, i: int) -> Problem:
+        rows, cols = (dataclasses.replace(s, weight=host(w[i])) for s, w in ((self.rows, self.A), (self.cols, self.B)))
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(Common)}
+        return Problem(**{**fields, "cost": self.cost.of(i), "rows": rows, "cols": cols}, c_mass=float(self.c_mass[i]))
+
+    def part(self, i0: int, i1: int) -> BatchProblem:
+        return dataclasses.replace(
+            self, cost=self.cost.of(slice(i0, i1)), A=self.A[i0:i1], B=self.B[i0:i1], c_mass=self.c_mass[i0:i1]
+        )
+
+    def check_parts(self) -> None:
+        """`validate.check_parts` of every problem."""
+        for i, one in enumerate(map(self.__getitem__, range(len(self)))):
+            if one.parts:
+                validate.check_parts(one.rows, one.cols, one.parts, f"problem {i}: ")
+
+    def transpose(self) -> BatchProblem:
+        return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A)
+
+    def on_host(self) -> BatchProblem:
+        """Itself with NumPy arrays."""
+        return dataclasses.replace(self, cost=Dense(host(self.M)), A=host(self.A), B=host(self.B))
+
+    @classmethod
+    def from_arrays(
+        cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
+        mask: Any = None,
+    ) -> BatchProblem:  # fmt: skip
+        """The problems of arguments as `solve_batch` takes them."""
+        cost, reg = validate.as_costs(M, backend), validate.as_positive(reg, "reg")
+        (m, n), flat = cost.shape, cost.flat
+        A, B = (x if x is None else validate.as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))
+        p, xp = validate.as_batch_size(cost.array, A, B), namespace(cost.array, A, B)
+        (A, mass_a), (B, mass_b) = (
+            validate.as_weights(x, p, k, name, backend, xp) for x, k, name in ((A, m, "A"), (B, n, "B"))
+        )
+        first_a, first_b = host(A[0]), host(B[0])
+        pair, kinds = validate.as_pair(reg_m, "reg_m"), validate.as_penalties(penalty)
+        rows = validate.as_side("a", first_a, kinds[0], pair[0], "reg_m[0]")
+        cols = validate.as_side("b", first_b, kinds[1], pair[1], "reg_m[1]")
+        low, high, forbidden = validate.as_range(flat, reg, backend)
+        c, mass = validate.as_reference(reference, cost.of(0), first_a, first_b, backend)
+        validate.check_batch_masses(rows, cols, mass_a, mass_b)
+        c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
+        if mask is None:
+            problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
+            if cost.pairs and rows.demands | cols.demands:
+                problem.check_parts()
+            return problem
+        c = Masked(c, as_mask(mask, cost), (m, n))
+        problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
+        product = problem.unmasked == "product"
+        shares = problem.shares(backend, B.T if product else xp.ones(n))
+        c_mass = host((A * shares.T).sum(1)) if product else np.full(p, float(shares.sum()))
+        return dataclasses.replace(problem, c_mass=validate.as_kept(c_mass))

@@ -1,0 +1,106 @@
+"""One marginal of a problem: the masses of the rows (a) or of the columns (b), with their penalty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..cached import cached_property
+from ..penalties import F64, dual_term
+from ..ranks import ALONE, Ranks
+
+STRICT = ("kl", "balanced", "range")  # a weight 0 forbids any mass there
+
+
+@dataclass(frozen=True)
+class Side:
+    """One marginal: the rows (a) or the columns (b); every array is float64 of length ``len(weight)``."""
+
+    name: str  # "a" or "b", for messages
+    weight: F64
+    penalty: str
+    rho: F64  # reg_m per point, inf = hard; "range": the lower factor
+    upper: F64 | None = None  # "range": the upper factor
+    ranks: Ranks = ALONE  # that share this side's points
+
+    @cached_property
+    def log_weight(self) -> F64:
+        with np.errstate(divide="ignore"):
+            return np.log(self.weight)
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether the prox is a multiple of a logarithm: KL, of which balanced is the limit."""
+        return self.penalty in ("kl", "balanced")
+
+    @cached_property
+    def scalar_rho(self) -> float | None:
+        """The one rho of a KL or balanced side whose points share it, else None (no translation then)."""
+        if not self.logarithmic:
+            return None
+        low, high = (float(x) for x in self.rho_range)
+        return low if low == high else None
+
+    @cached_property
+    def rho_range(self) -> tuple[float, float]:
+        low, high = self.rho.min(initial=np.inf), self.rho.max(initial=0.0)
+        return self.ranks.min(low), self.ranks.max(high)
+
+    @cached_property
+    def hard(self) -> Any:
+        """Mask of the points with rho = inf."""
+        return np.isinf(self.rho)
+
+    @property
+    def demands(self) -> bool:
+        """Whether some of its own points must be given mass."""
+        return self.penalty == "range" or bool(self.hard.any())
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether one formula of logarithms serves every point: balanced, or KL without a hard one."""
+        return self.penalty == "balanced" or (self.penalty == "kl" and not self.hard.any())
+
+    @cached_property
+    def soft_rho(self) -> F64:
+        """rho, 0 where it is inf."""
+        return np.where(self.hard, 0.0, self.rho)
+
+    @cached_property
+    def largest_soft_rho(self) -> float:
+        return float(self.ranks.max(self.soft_rho.max(initial=0.0)))
+
+    @cached_property
+    def mass(self) -> float:
+        return float(self.ranks.sum(self.weight.sum()))
+
+    @cached_property
+    def dual_scale(self) -> float:
+        """Size of this side's dual terms, by which their rounding is judged: summed over all ranks."""
+        return float(self.ranks.sum(float(self.dual_sizes(self.weight))))
+
+    def dual_sizes(self, weight: Any) -> Any:
+        """rho t, of L2 rho t^2, summed over the points of these weights, one problem a row."""
+        return (weight * weight if self.penalty == "l2" else weight) @ self.soft_rho
+
+    @property
+    def limits(self) -> tuple[F64, F64]:
+        """The least and the largest mass that each point may have: its own where it is hard."""
+        if self.penalty == "range":
+            assert self.upper is not None
+            return self.rho * self.weight, self.upper * self.weight
+        none = (self.weight == 0) & (self.penalty in STRICT)
+        return np.where(self.hard, self.weight, 0.0), np.where(self.hard | none, self.weight, np.inf)
+
+    def left_out(self, log_reference: F64) -> Any:
+        """Mask of the points whose scaling is 0: no reference mass, or a weight 0 that forbids any."""
+        return (log_reference == -np.inf) | ((self.weight == 0) & (self.penalty in STRICT))
+
+    def dead_terms(self, dead: Any) -> float:
+        """Dual terms of own points that no mass can reach: f = inf."""
+        if self.penalty == "range" or not dead.any():
+            return 0.0
+        weight = self.weight[dead]
+        return float(dual_term(self.penalty, np.full_like(weight, np.inf), weight, self.rho[dead], None).sum())

@@ -1,0 +1,395 @@
+"""Costs of which only some pairs are stored: `Sparse` holds an M of SciPy or CuPy as CSR; all others are forbidden.
+
+What is not stored is never visited: K, the plan and all products have entries in the same places. Parts of M that no
+pair connects are problems of their own (``parts_between``). C side: src_c/sparse.h.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import host, namespace
+from ..penalties import F64
+from ..ranks import ALONE, Ranks
+from .cost import Cost, held_type, own_part
+
+MOST_COLUMNS = 2**31 - 1  # of which an index has 32 bits
+PARTS_AT_ONCE = 1 << 22  # pairs between which parts are looked for: 180 MB
+
+Told = tuple[int, Any, Any]  # how many parts, the columns that are in one, and in which
+
+
+class Parts:
+    """The parts of M that no pair connects: how many, and which each row and each column belongs to.
+
+    Points without a partner are in none: they have the number ``count``.
+    """
+
+    def __init__(self, count: int, rows: Any, cols: Any) -> None:
+        self.count, self.rows, self.cols = count, rows, cols
+
+    @property
+    def told(self) -> Told:
+        """What those of other rows have to know: 8 bytes of each column that has a partner."""
+        used = np.flatnonzero(self.cols < self.count).astype(np.int32)
+        return self.count, used, self.cols[used]
+
+
+class Sparse(Cost):
+    """Stored costs, row by row: those of row i are ``data[start[i] - start[0] : start[i + 1] - start[0]]``."""
+
+    held = pairs = True
+    kind = "a sparse matrix"
+
+    def __init__(
+        self, data: Any, column: Any, start: Any, shape: tuple[int, int], known: dict[str, Any] | None = None,
+        on_device: bool = False,
+    ) -> None:  # fmt: skip
+        """``on_device``: M came from a GPU, and the plan goes there; the numbers here are the host's."""
+        self.data, self.column, self.start, self.shape, self.dtype = data, column, start, shape, data.dtype
+        self.known = {} if known is None else known  # of these places, whatever is stored there
+        self.on_device = on_device
+
+    @classmethod
+    def of_matrix(cls, M: Any, name: str = "M") -> Sparse:
+        """What scipy.sparse holds: duplicates added up, explicit zeros kept; its own memory where it is such a CSR.
+
+        Of a matrix of cupyx.scipy.sparse a copy: its indices are checked, and its parts are found, on the host.
+        """
+        on_device = is_on_device(M)
+        M = M.get() if on_device else M
+        if M.ndim != 2:
+            raise ValueError(f"{name} must be a matrix (m, n), got shape {M.shape}")
+        if M.dtype.kind not in "fiu":
+            raise TypeError(f"{name} must hold real numbers, got dtype {M.dtype}")
+        if M.shape[1] > MOST_COLUMNS:
+            raise ValueError(f"{name} must have at most {MOST_COLUMNS} columns where it is sparse, got {M.shape[1]}")
+        csr = M.tocsr()
+        try:
+            csr.check_format(full_check=True)  # the core trusts its indices
+        except ValueError as error:
+            raise ValueError(f"{name} is no valid sparse matrix: {error}") from error
+        if not csr.has_canonical_format:
+            csr = csr.copy() if csr is M else csr
+            csr.sum_duplicates()
+        start, (m, n) = np.ascontiguousarray(csr.indptr, np.int64), M.shape
+        data, column = csr.data[: start[-1]], csr.indices[: start[-1]]
+        column = np.ascontiguousarray(column, np.int32)
+        return cls(
+            np.ascontiguousarray(data, held_type(csr.dtype)), column, start, (int(m), int(n)), on_device=on_device
+        )
+
+    @property
+    def size(self) -> int:
+        """How many pairs are stored."""
+        return len(self.data)
+
+    @property
+    def places(self) -> tuple[Any, Any]:
+        return self.start, self.column
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Sparse:
+        """Some rows, without a copy."""
+        i0, i1, _ = rows.indices(self.shape[0])
+        start = self.start[i0 : max(i0, i1) + 1]
+        k0, k1 = (int(start[i] - self.start[0]) for i in (0, -1))
+        shape = len(start) - 1, self.shape[1]
+        return Sparse(self.data[k0:k1], self.column[k0:k1], start, shape, on_device=self.on_device)
+
+    def read(self, i0: int, i1: int) -> Sparse:
+        return self if i1 - i0 == self.shape[0] else self[i0:i1]
+
+    def with_data(self, data: Any) -> Any:
+        """Other numbers in the same places, as a CSR array with memory of its own, CuPy's where the numbers are."""
+        from scipy import sparse  # noqa: PLC0415 - on first use
+
+        start = self.start - self.start[0]
+        index = np.int32 if start[-1] <= MOST_COLUMNS else np.int64
+        column, start = self.column.astype(index), start.astype(index)
+        if namespace(data) is np:
+            return sparse.csr_array((data, column, start), shape=self.shape)
+        import cupy  # noqa: PLC0415 - of an M from a GPU
+        from cupyx.scipy.sparse import csr_matrix  # noqa: PLC0415
+
+        return csr_matrix((data, cupy.asarray(column), cupy.asarray(start)), shape=self.shape)
+
+    def matrix(self) -> Any:
+        """Itself as a CSR array."""
+        return self.with_data(self.data)
+
+    def transpose(self) -> Sparse:
+        turned = Sparse.of_matrix(self.matrix().T.tocsr())
+        turned.on_device = self.on_device
+        return turned
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """The matrix (m, n), inf where no pair is stored."""
+        whole = np.full(self.shape, np.inf, dtype or self.dtype)
+        whole[self.row_numbers(), self.column] = self.data
+        return whole
+
+    def blocks(
+        self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
+    ) -> Iterator[tuple[int, int, Any, Any]]:
+        """As of every cost; ``most`` bytes of stored numbers at once, and one row at least."""
+        i1 = self.shape[0] if i1 is None else i1
+        most = sys.maxsize if most is None else max(1, most // self.dtype.itemsize)
+        while i0 < i1:
+            end = int(np.searchsorted(self.start, min(int(self.start[i0]) + most, sys.maxsize), side="right")) - 1
+            k1 = min(max(end, i0 + 1), i1)
+            yield i0, k1, self.read(i0, k1), None if c is None else c.read(i0, k1)
+            i0 = k1
+
+    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        """As of every cost; the pairs that are not stored are counted as +inf."""
+        absent = self.shape[0] * self.shape[1] - self.size
+        if not self.size:
+            return 0.0, 0.0, 0, absent
+        low, high, bad, infinite = backend.extrema(self.data[None], threads)
+        return low, high, bad, infinite + absent
+
+    def finite_range(self, backend: ModuleType) -> tuple[float, float, int, int]:
+        """The same of a reference, which is 0 where it stores nothing."""
+        low, high, bad, infinite = backend.extrema(self.data[None]) if self.size else (0.0, 0.0, 0, 0)
+        return low, high, bad, infinite
+
+    def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
+        return self[slice(*own_part(a, self.shape[0], ranks.rows, "rows", "a"))]
+
+    def sum(self) -> float:
+        """inf where it is beyond float64."""
+        with np.errstate(over="ignore"):
+            return float(self.data.sum(dtype=np.float64))
+
+    def row_numbers(self) -> Any:
+        """The row of every stored pair."""
+        return np.repeat(np.arange(self.shape[0]), np.diff(self.start))
+
+    def taken_from(self, other: Any) -> Sparse:
+        """The numbers of a matrix, an array or a `Sparse`, in these places; 0 where that stores none."""
+        row = self.row_numbers()
+        if not isinstance(other, Sparse):
+            data = host(other)[row, self.column]
+        elif other.size:
+            mine, theirs = row * self.shape[1] + self.column, other.row_numbers() * self.shape[1] + other.column
+            place = np.minimum(np.searchsorted(theirs, mine), other.size - 1)
+            data = np.where(theirs[place] == mine, other.data[place], 0)
+        else:
+            data = np.zeros(self.size)
+        return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
+
+    def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Parts:
+        """The parts of M between the points that are not out (masks): what finite pairs connect, on whichever ranks.
+
+        Those last asked for are kept, for all costs in these places, which may be solved in several threads.
+        """
+        finite = np.isfinite(self.data)
+        key = out_rows.tobytes(), out_cols.tobytes(), b"" if finite.all() else finite.tobytes()
+        kept: tuple[Any, Parts] | None = self.known.get("parts")
+        if not ranks.min(kept is not None and kept[0] == key) or kept is None:
+            own = self._parts_between(finite, out_rows, out_cols)
+            if ranks.size > 1:
+                count, new, cols = joined(ranks.all(own.told), self.shape[1])
+                own = Parts(count, new[ranks.rank][own.rows], cols)
+            kept = self.known["parts"] = key, own
+        return kept[1]
+
+    def _parts_between(self, finite: Any, out_rows: Any, out_cols: Any) -> Parts:
+        found = []
+        for i0, i1, block, _ in self.blocks(most=PARTS_AT_ONCE * self.dtype.itemsize):
+            k = int(self.start[i0] - self.start[0])
+            own: Parts = block.parts_at_once(finite[k : k + block.size], out_rows[i0:i1], out_cols)
+            if i1 - i0 == self.shape[0]:
+                return own
+            found.append((own.rows, own.told))
+        if not found:
+            return self.parts_at_once(finite, out_rows, out_cols)
+        count, new, cols = joined([told for _, told in found], self.shape[1])
+        return Parts(count, np.concatenate([x[rows] for x, (rows, _) in zip(new, found, strict=True)]), cols)
+
+    def parts_at_once(self, finite: Any, out_rows: Any, out_cols: Any) -> Parts:
+        """By SciPy, which takes 43 bytes a pair."""
+        from scipy import sparse  # noqa: PLC0415 - on first use
+        from scipy.sparse import csgraph  # noqa: PLC0415
+
+        m, n = self.shape
+        row = self.row_numbers()
+        used = finite & ~out_rows[row] & ~out_cols[self.column]
+        row, column = row[used], self.column[used]
+        start = np.zeros(m + n + 1, np.int64)
+        start[1 : m + 1] = np.cumsum(np.bincount(row, minlength=m))
+        start[m + 1 :] = start[m]
+        ones = np.ones(len(column), np.int8)
+        index = np.int32 if max(len(column), m + n) <= MOST_COLUMNS else np.int64
+        graph = sparse.csr_array((ones, column.astype(index) + index(m), start.astype(index)), shape=(m + n, m + n))
+        _, label = csgraph.connected_components(graph, directed=False)
+        size = np.bincount(label)
+        number = np.full(len(size), -1, np.int64)
+        number[size > 1] = np.arange(int((size > 1).sum()))
+        count = int((size > 1).sum())
+        label = np.where(number[label] < 0, count, number[label]).astype(np.int32)
+        return Parts(count, label[:m], label[m:])
+
+
+class SparseCosts(Cost):
+    """Costs of the problems of a batch in the same places, (p, m, n): what belongs to the places is found once."""
+
+    pairs = True
+    kind, ndim = "sparse matrices", 3
+
+    def __init__(self, data: list[Any], places: Sparse) -> None:
+        self.data, self.places = data, places
+        self.shape, self.dtype = places.shape, data[0].dtype
+
+    @classmethod
+    def of_matrices(cls, matrices: Any) -> SparseCosts:
+        """What a sequence of matrices holds, without a copy where they are CSR of scipy.sparse with equal indices."""
+        for i, M in enumerate(matrices):
+            if not is_sparse(M):
+                raise TypeError(f"M[{i}] must be a sparse matrix as the others are, got {type(M).__name__}")
+        on_device = any(map(is_on_device, matrices))
+        matrices = [on_host(M) for M in matrices]
+        dtype = np.result_type(*(held_type(M.dtype) for M in matrices))
+        first = Sparse.of_matrix(matrices[0], "M[0]")
+        first.on_device = on_device
+        data = [first.data]
+        for i, M in enumerate(matrices[1:], 1):
+            if same_places(M, matrices[0]) and M.dtype.kind in "fiu":
+                data.append(M.data[: first.size])
+                continue
+            one = Sparse.of_matrix(M, f"M[{i}]")
+            if one.shape != first.shape or not all(map(np.array_equal, one.places, first.places)):
+                raise ValueError(f"M[{i}] must store the same pairs as M[0]: solve those that differ one by one")
+            data.append(one.data)
+        return cls([np.ascontiguousarray(x, dtype) for x in data], first)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def size(self) -> int:
+        """How many pairs are stored for each."""
+        return self.places.size
+
+    @property
+    def all_pairs(self) -> int:
+        return len(self) * super().all_pairs
+
+    def of(self, i: Any) -> Sparse | SparseCosts:
+        """The cost of problem i, or those of a slice."""
+        if isinstance(i, slice):
+            return SparseCosts(self.data[i], self.places)
+        places = self.places
+        return Sparse(self.data[i], places.column, places.start, places.shape, places.known, places.on_device)
+
+    def transpose(self) -> SparseCosts:
+        turned = Sparse(np.arange(float(self.size)), self.places.column, self.places.start, self.shape).transpose()
+        order, turned.on_device = turned.data.astype(np.int64), self.places.on_device
+        return SparseCosts([x[order] for x in self.data], turned)
+
+    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        found = [self.of(i).range(backend, threads) for i in range(len(self))]
+        seen = [(low, high) for low, high, bad, inf in found if bad + inf < self.places.all_pairs] or [(0.0, 0.0)]
+        low, high = min(x for x, _ in seen), max(x for _, x in seen)
+        return low, high, sum(x[2] for x in found), sum(x[3] for x in found)
+
+
+def same_places(M: Any, first: Any) -> bool:
+    """Whether a matrix has the indices of one that is known to be in order, as CSR both."""
+    if M.format != "csr" or first.format != "csr" or M.shape != first.shape or not first.has_canonical_format:
+        return False
+    return all(map(np.array_equal, (M.indptr, M.indices), (first.indptr, first.indices)))
+
+
+def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
+    """The parts of some blocks of rows together, by the columns that they have in common.
+
+    How many there are, for each block the numbers that its own parts have now, and the number of each column.
+    """
+    from scipy import sparse  # noqa: PLC0415 - on first use
+    from scipy.sparse import csgraph  # noqa: PLC0415
+
+    counts, columns, numbers = zip(*told, strict=True)
+    first = np.cumsum([0, *counts])  # of the parts of each block, among all of them
+    part = np.concatenate([k + number for k, number in zip(first[:-1], numbers, strict=True)])
+    total, column = int(first[-1]), np.concatenate(columns)
+    graph = sparse.coo_array((np.ones(len(part), np.int8), (part, total + column)), shape=(total + n, total + n))
+    _, label = csgraph.connected_components(graph.tocsr(), directed=False)
+    known, number = np.unique(label[:total], return_inverse=True)
+    count = len(known)
+    whole = np.full(int(label.max(initial=0)) + 1, count, np.int32)  # no part has a column without a partner
+    whole[known] = np.arange(count)
+    new = [np.append(number[k0:k1], count).astype(np.int32) for k0, k1 in itertools.pairwise(first)]
+    return count, new, whole[label[total:]]
+
+
+def is_on_device(value: Any) -> bool:
+    """Whether this is a matrix of cupyx.scipy.sparse."""
+    return type(value).__module__.startswith("cupyx.scipy.sparse")
+
+
+def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
+    """log sum_j exp(x_j - M_ij / reg) of each row over its pairs; -inf where it has none."""
+    start, count = pairs.start - pairs.start[0], np.diff(pairs.start)
+    used, out = count > 0, np.full(pairs.shape[0], -np.inf)
+    terms = x[pairs.column] - pairs.data.astype(np.float64) / reg
+    top = np.maximum.reduceat(terms, start[:-1][used])
+    top = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        out[used] = top + np.log(np.add.reduceat(np.exp(terms - np.repeat(top, count[used])), start[:-1][used]))
+    return out
+
+
+def is_sparse(value: Any) -> bool:
+    """Whether this is a matrix of scipy.sparse or cupyx.scipy.sparse; neither is loaded to find out."""
+    sparse = sys.modules.get("scipy.sparse")
+    return is_on_device(value) or (sparse is not None and sparse.issparse(value))
+
+
+def is_list_of_pairs(value: Any) -> bool:
+    """Whether these are costs of a batch, as `SparseCosts.of_matrices` takes them."""
+    return isinstance(value, (list, tuple)) and any(map(is_sparse, value))
+
+
+def on_host(block: Any) -> Any:
+    """A sparse matrix, or rows of a plan, as scipy.sparse has them."""
+    return block.get() if is_on_device(block) else block
+
+
+def values_of(block: Any) -> Any:
+    """The entries of rows of a plan, a numpy array or a CSR one."""
+    return block.data if is_sparse(block) else host(block)
+
+
+def gathered(rows: Any, ranks: Ranks, root: int) -> Any:
+    """CSR rows of all ranks as one array on rank ``root``, None elsewhere."""
+    from scipy import sparse  # noqa: PLC0415 - on first use
+
+    found = np.diff(rows.indptr), rows.indices, rows.data
+    counts, column, data = (ranks.gather(x.astype(np.int64) if x is not rows.data else x, root) for x in found)
+    if counts is None:
+        return None
+    start = np.concatenate([[0], np.cumsum(counts)])
+    return sparse.csr_array((data, column, start), shape=(len(counts), rows.shape[1]))
+
+
+def top_of(plan: Any, k: int) -> tuple[Any, F64]:
+    """The k largest entries of each row of a CSR array; -1 and 0 where a row has fewer."""
+    m = plan.shape[0]
+    index, value = np.full((m, k), -1, np.int64), np.zeros((m, k), plan.dtype)
+    row = np.repeat(np.arange(m), np.diff(plan.indptr))
+    order = np.lexsort((plan.indices, -plan.data, row))
+    place = np.arange(len(order)) - plan.indptr[row]
+    kept = place < k
+    index[row[kept], place[kept]] = plan.indices[order[kept]]
+    value[row[kept], place[kept]] = plan.data[order[kept]]
+    return index, value

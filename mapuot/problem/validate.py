@@ -1,0 +1,539 @@
+"""Every check of an argument, of one problem and of a batch: what is wrong is told here, by name, and never later.
+
+``as_x(value, ...)`` returns ``value`` as the solver reads it, or raises ValueError, TypeError, InfeasibleError. Over
+ranks what one of them finds wrong raises on all, and what has to be the same on all is compared.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backends.contract import host, namespace
+from ..errors import InfeasibleError, shown
+from ..penalties import F64, KINDS
+from ..ranks import ALONE, Ranks, process_grid
+from .cost import Cost, Dense, Streamed
+from .side import Side
+from .sparse import Parts, Sparse, SparseCosts, is_list_of_pairs, is_on_device, is_sparse
+
+MASS_TOLERANCE = 1e-6  # relative: float32 weights that were normalised differ by less
+CPU = 1  # DLPack's number of the host
+MOST_THREADS = 4096  # more than any host has cores
+LITTLE_MASS = 1e-4  # of what there is: less is hardly meant to be moved
+SENTINEL = 1e8  # range(M) / reg: no unit of real costs; it takes some 40 passes where inf takes 14
+
+
+# ---- numbers and names ----
+
+
+def as_choice(value: Any, name: str, choices: Iterable[str]) -> str:
+    known = [*choices]
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{name} must be one of {known}, got {shown(value)}")
+    return value
+
+
+def as_float(value: Any, name: str, wanted: str = "a number") -> float:
+    """float(value); TypeError for text, complex numbers, masks and what is no number, ValueError beyond float64."""
+    if type(value) is float:
+        return value
+    odd = isinstance(value, (str, bytes, bytearray, complex, np.complexfloating))
+    try:
+        if odd or (isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value)):
+            raise TypeError("no real number")
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name} must be {wanted}, got {shown(value)}") from error
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must be {wanted}, got {shown(value)}") from error
+
+
+def as_positive(value: Any, name: str) -> float:
+    number = as_float(value, name, "a positive finite number")
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be a positive finite number, got {number}")
+    return number
+
+
+def as_share(value: Any, name: str) -> float:
+    number = as_float(value, name, "a share in (0, 1]")
+    if not 0 < number <= 1:
+        raise ValueError(f"{name} must be a share in (0, 1], got {number}")
+    return number
+
+
+def as_count(value: Any, name: str, most: float = math.inf) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {shown(value)}")
+    if value > most:
+        raise ValueError(f"{name} must be at most {most}, got {shown(value)}")
+    return int(value)
+
+
+def as_threads(value: Any) -> int | None:
+    return None if value is None else as_count(value, "threads", MOST_THREADS)
+
+
+def as_callback(value: Any) -> Callable[..., Any] | None:
+    if value is not None and not callable(value):
+        raise TypeError(f"callback must be callable, got {shown(value)}")
+    found: Callable[..., Any] | None = value
+    return found
+
+
+def as_pair(value: Any, name: str) -> tuple[Any, Any]:
+    """A scalar or anything of length 1 or 2 (POT's rule); the members may be per-point vectors."""
+    if isinstance(value, (bytes, bytearray)):
+        raise TypeError(f"{name} must be a number, inf, or a pair, got {shown(value)}")
+    if not isinstance(value, Sequence) and np.ndim(value) == 0:
+        return value, value
+    if len(value) not in (1, 2):
+        raise ValueError(f"{name} must be a scalar or have length 1 or 2, got length {len(value)}")
+    first, *rest = value  # not by index: that of a pandas Series is its own
+    return first, rest[0] if rest else first
+
+
+def as_penalties(value: Any) -> tuple[str, str]:
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(pair) != 2 or any(not isinstance(p, str) or p.lower() not in KINDS for p in pair):
+        raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {shown(value)}")
+    return pair[0].lower(), pair[1].lower()
+
+
+def as_grid(
+    split: Any, size: int, shape: tuple[int, int] | None, in_place: bool, backend: str, sparse: bool
+) -> tuple[int, int]:
+    """process_grid for this method, backend and M: "auto" is rows where a grid cannot be."""
+    if isinstance(split, str) and split == "auto" and (in_place or sparse or backend != "cpu"):
+        split = "rows"
+    grid = process_grid(split, size, shape)
+    if grid[1] > 1 and backend != "cpu":
+        raise NotImplementedError(f"split={split!r} needs backend='cpu', got {backend!r}")
+    if grid[1] > 1 and (in_place or sparse):
+        what = "method 'map-uot'" if in_place else "a sparse M"
+        raise NotImplementedError(f"{what} keeps whole rows on a rank: split must be 'rows', got {split!r}")
+    return grid
+
+
+# ---- arrays ----
+
+
+def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) -> Any:
+    """``convert(value)`` of a backend; what it would misread in silence, or refuse without the name, is told."""
+    if np.ma.is_masked(value):
+        raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
+    if hasattr(value, "toarray"):
+        raise TypeError(f"{name} must be a dense array, got {type(value).__name__}: pass {name}.toarray()")
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):  # an array of the standard's, and no more
+        value = np.from_dlpack(value) if value.__dlpack_device__()[0] == CPU else value
+    try:
+        return convert(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch: a gradient, bfloat16, sparse, without memory
+        if type(error).__module__ != "builtins":
+            raise
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"{name} cannot be read as an array: {error}") from error
+
+
+def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
+    if array.dtype.kind not in kinds:
+        raise TypeError(f"{name} must hold real numbers, got dtype {array.dtype}")
+
+
+def as_real(M: Any) -> Any:
+    """M itself where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
+    dtype = M.dtype
+    if dtype.char not in "fd":
+        return M.astype("float32" if dtype.char == "e" else "float64")
+    whole = all(s % dtype.itemsize == 0 for s in M.strides) and getattr(M.flags, "aligned", True)
+    return M if whole and dtype.isnative else M.astype(dtype.newbyteorder("="), copy=True)
+
+
+def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
+    """The caller's memory for the plan: an array of M's kind, shape and dtype, C order, apart from M."""
+    kind, wanted = namespace(M).ndarray, f"a writeable, C-contiguous array of shape {shape} and dtype {dtype}"
+    if not isinstance(out, kind):
+        raise TypeError(f"out must be {wanted}, got {type(out).__name__}")
+    if out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous or not getattr(out.flags, "carray", True):
+        raise ValueError(f"out must be {wanted}, got shape {out.shape}, dtype {out.dtype}, strides {out.strides}")
+    if isinstance(M, kind) and namespace(M).may_share_memory(out, M):
+        raise ValueError("out must not share memory with M, which the result goes on reading")
+    return out
+
+
+def as_vector(value: Any, length: int, name: str) -> F64:
+    array = as_array(value, name)
+    check_kind(array, name)
+    if array.shape != (length,):
+        raise ValueError(f"{name} must have shape ({length},), got {array.shape}")
+    return np.array(array, dtype=np.float64)  # a copy: the caller may reuse his
+
+
+def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
+    """(length, d) float64, and whether it came as a vector."""
+    X = as_array(X, name)
+    check_kind(X, name)
+    X = X.astype(np.float64, copy=False)
+    check_columns(X, length, name)
+    return (X[:, None], True) if X.ndim == 1 else (X, False)
+
+
+def check_columns(X: Any, length: int, name: str) -> None:
+    if X.ndim not in (1, 2) or X.shape[0] != length:
+        raise ValueError(f"{name} must have shape ({length},) or ({length}, d), got {X.shape}")
+    if X.ndim == 2 and X.shape[1] == 0:
+        raise ValueError(f"{name} must have a column, got shape {X.shape}")
+
+
+def as_start(value: Any, shape: tuple[int, int]) -> tuple[F64, F64]:
+    """(log u, log v) to start from, 0 where they are not finite."""
+    try:
+        pair = (as_array(x, "warm_start", lambda x: np.asarray(host(x))) for x in value)
+        log_u, log_v = (x.astype(np.float64, casting="same_kind") for x in pair)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"warm_start must be a Result or a pair (log_u, log_v): {error}") from error
+    return finite_start(log_u, log_v, (shape[:1], shape[1:]))
+
+
+def as_starts(value: Any, A: Any, B: Any) -> tuple[Any, Any]:
+    """(log u, log v) of a batch, where A and B lie."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError("warm_start must be a BatchResult or a pair (log_u, log_v)")
+    log_u, log_v = (as_array(x, "warm_start", namespace(A).asarray) for x in value)
+    for x in (log_u, log_v):
+        check_kind(x, "warm_start")
+    return finite_start(log_u.astype(np.float64), log_v.astype(np.float64), (A.shape, B.shape))
+
+
+def finite_start(log_u: Any, log_v: Any, shapes: tuple[Any, Any]) -> tuple[Any, Any]:
+    xp, given = namespace(log_u), (log_u.shape, log_v.shape)
+    if shapes != given:
+        raise ValueError(f"warm_start must have shapes {', '.join(map(str, shapes))}, got {', '.join(map(str, given))}")
+    if xp.isnan(log_u).any() or xp.isnan(log_v).any():
+        raise ValueError("warm_start must not hold NaN")
+    return xp.where(xp.isfinite(log_u), log_u, 0.0), xp.where(xp.isfinite(log_v), log_v, 0.0)
+
+
+# ---- the cost ----
+
+
+def kind_of(source: Any) -> str:
+    """What a matrix comes from, the same on all ranks."""
+    if isinstance(source, Cost):
+        return source.kind
+    if is_sparse(source):
+        return Sparse.kind
+    return "a function" if callable(source) else Dense.kind
+
+
+def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = None, b: Any = None) -> Any:
+    """The cost, on several ranks the own block of it; ``a`` and ``b`` as given: they tell where a block lies."""
+    in_one_process = getattr(backend, "WHOLE", False)
+    if in_one_process and ranks.size > 1:
+        raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
+    if stores_pairs(source):
+        return as_pairs(source, backend, ranks, a, b)
+    cost = source if isinstance(source, Cost) else None
+    if cost is not None and cost.never_stored and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
+        name = backend.__name__.rpartition(".")[2]
+        raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
+    if cost is not None or callable(source):
+        check_no_names(a, b)
+        convert = partial(as_array, name="M", convert=backend.asarray)
+        cost = Streamed.made(source, a, b, ranks, convert) if cost is None else cost.part(a, b, ranks)
+        M = cost.array if not in_one_process else np.asarray(cost)
+    else:
+        M = as_array(source, "M", backend.asarray)
+    if M.ndim != 2 or M.shape[1] == 0 or ranks.rows.sum(M.shape[0]) == 0:
+        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
+    check_kind(M, "M", "fiu")
+    return cost if cost is not None and not in_one_process else Dense(as_real(M))
+
+
+def check_no_names(a: Any, b: Any) -> None:
+    for name, weight in (("a", a), ("b", b)):
+        if isinstance(weight, (str, os.PathLike)):
+            text = f"{name} must be an array, got {weight!r}: mapuot.files.read_vector reads one from a file"
+            raise TypeError(text)
+
+
+def stores_pairs(source: Any) -> bool:
+    """Whether all pairs but those that it stores are forbidden."""
+    return is_sparse(source) or (isinstance(source, Cost) and source.pairs)
+
+
+def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
+    """A sparse cost: over ranks the own rows as given, or those of a file."""
+    name = backend.__name__.rpartition(".")[2]
+    if name != "cuda" and (is_on_device(source) or getattr(source, "on_device", False)):
+        raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
+    if isinstance(source, Cost):
+        check_no_names(a, b)
+        cost: Sparse = source.part(a, b, ranks)
+    else:
+        cost = Sparse.of_matrix(source)
+    if cost.shape[1] == 0 or ranks.rows.sum(cost.shape[0]) == 0:
+        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {cost.shape}")
+    return cost
+
+
+def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
+    """``as_cost`` where every pair is needed."""
+    if stores_pairs(source):
+        what = type(source).__name__ if is_sparse(source) else source.kind
+        raise TypeError(f"M must be a dense array, got {what}: fill in what it does not store")
+    return as_cost(source, backend, a=a, b=b)
+
+
+def as_costs(M: Any, backend: ModuleType) -> Any:
+    """The cost of a batch: points, or M as (m, n) or, with problems C-contiguous, (p, m, n), in a dtype of the core."""
+    if isinstance(M, Cost) and M.never_stored:
+        return as_cost(M, backend)
+    if stores_pairs(M):
+        return as_pairs(M, backend, ALONE, None, None)
+    if is_list_of_pairs(M):
+        costs = SparseCosts.of_matrices(M)
+        as_pairs(costs.places, backend, ALONE, None, None)
+        return costs
+    M = as_array(M, "M", backend.asarray)
+    if M.ndim not in (2, 3):
+        raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
+    if M.ndim == 3 and 0 in M.shape:
+        raise ValueError(f"M must not be empty, got shape {M.shape}")
+    flat: Dense = as_cost(M.reshape(-1, M.shape[-1]) if M.ndim == 3 else M, backend)
+    return Dense(flat.array.reshape(M.shape)) if M.ndim == 3 else flat
+
+
+def as_range(
+    cost: Cost, reg: float, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None
+) -> tuple[float, float, bool]:
+    """Smallest and largest finite cost, and whether some pair is forbidden."""
+    low, high, bad, infinite = cost.range(backend, threads)
+    if bad:
+        raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
+    if infinite == cost.all_pairs:
+        low, high = math.inf, -math.inf
+    low, high, forbidden = ranks.min(low), ranks.max(high), ranks.max(bool(infinite))
+    if not low <= high:
+        raise InfeasibleError("M forbids every pair: all its entries are inf")
+    if not all(map(math.isfinite, (low / reg, high / reg, (high - low) / reg))):
+        raise ValueError(f"reg must not be so small that M / reg overflows, got {reg} for M in [{low}, {high}]")
+    return low, high, forbidden
+
+
+def as_reference(
+    value: Any,
+    cost: Cost,
+    a: F64,
+    b: F64,
+    backend: ModuleType,
+    ranks: Ranks = ALONE,
+    threads: int | None = None,
+) -> tuple[str | Cost, float]:
+    """The reference measure, "product", "uniform" or the cost that is c, and its mass."""
+    if isinstance(value, str):
+        if value == "product":
+            return value, product_mass(float(ranks.rows.sum(a.sum())), float(ranks.cols.sum(b.sum())), "a", "b")
+        if value == "uniform":
+            return value, float(ranks.rows.sum(cost.shape[0]) * ranks.cols.sum(cost.shape[1]))
+        raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
+    places = cost if isinstance(cost, Sparse) else None
+    if places is not None and is_sparse(value):
+        value = Sparse.of_matrix(value, "reference")
+    whole = isinstance(value, Sparse) or (isinstance(value, Cost) and not cost.held)
+    c: Any = value if whole else as_array(value, "reference", backend.asarray)
+    check_kind(c, "reference", "fiub")  # a mask: 1 where a pair is allowed
+    if c.shape != cost.shape:
+        raise ValueError(f"reference must have M's shape {cost.shape}, got {c.shape}")
+    c = c if isinstance(c, Cost) else Dense(as_real(c))
+    low, high, bad, infinite = c.finite_range(backend) if isinstance(c, Sparse) else c.range(backend, threads)
+    odd = f" and {bad + infinite} entries that are not finite" if bad or infinite else ""
+    if bad or infinite or low < 0 or not ranks.max(high) > 0:
+        raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]{odd}")
+    mass = float(ranks.sum(c.sum()))
+    if not mass < math.inf:
+        raise ValueError(f"reference is too large: its sum is beyond float64 (largest entry {high})")
+    return c if places is None else places.taken_from(c if isinstance(c, Sparse) else c.array), mass
+
+
+def as_kept(mass: Any) -> Any:
+    """The mass of a masked reference, of one problem or of each of a batch."""
+    if not (np.isfinite(mass) & (mass > 0)).all():
+        raise ValueError(f"mask must keep pairs whose reference has a finite mass > 0, got {np.min(mass)}")
+    return mass
+
+
+def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
+    """The mass of a b^T, of one problem or of each of a batch."""
+    with np.errstate(over="ignore"):
+        mass = mass_a * mass_b
+    if not np.isfinite(mass).all():
+        rows, cols = names
+        raise ValueError(
+            f"{rows} and {cols} must have masses whose product, that of {rows} {cols}^T, is finite: rescale them"
+        )
+    return mass
+
+
+# ---- masses and penalties ----
+
+
+def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
+    """A marginal: finite, >= 0, some mass; None or empty means uniform of mass 1, as in POT."""
+    given = None if value is None else as_array(value, name, backend.to_numpy)
+    if given is not None and given.shape == (length, 1):  # a column of a table
+        given = given[:, 0]
+    uniform = given is None or given.shape == (0,)
+    if ranks.max(length > 0 and uniform):
+        ranks.same(**{name + " is None": uniform or length == 0})
+        return np.full(length, 1.0 / ranks.sum(length))
+    weight = np.zeros(0) if uniform else as_vector(given, length, name)
+    if not np.isfinite(weight).all():
+        raise ValueError(f"{name} must be finite, got NaN or inf at index {int(np.argmin(np.isfinite(weight)))}")
+    if (weight < 0).any():
+        raise ValueError(f"{name} must be >= 0, got {weight.min()} at index {int(np.argmin(weight))}")
+    with np.errstate(over="ignore"):
+        mass = ranks.sum(weight.sum())
+    if not 0 < mass < np.inf:
+        raise ValueError(f"{name} must have positive, finite mass, got {mass}")
+    return weight
+
+
+def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, xp: Any) -> tuple[Any, F64]:
+    """(p, length) float64 weights in xp's memory, and their (p,) masses; one vector serves all, None is uniform."""
+    if array is None:
+        return xp.full((p, length), 1.0 / length), np.ones(p)
+    check_kind(array, name)
+    if array.shape not in ((length,), (p, length)):
+        raise ValueError(f"{name} must have shape ({p}, {length}) or ({length},), got {array.shape}")
+    table, mass, least = backend.weigh(xp.asarray(array), p)
+    for wrong, text in ((~np.isfinite(mass), "finite"), (least < 0, ">= 0"), (~(mass > 0), "of positive mass")):
+        if wrong.any():
+            raise ValueError(f"{name} must be {text}, problem {int(wrong.argmax())} is not")
+    return table, mass
+
+
+def as_batch_size(M: Any, A: Any, B: Any) -> int:
+    """p: the length of what has a batch dimension; 1 where nothing has."""
+    sizes = {name: len(x) for name, x, ndim in (("M", M, 3), ("A", A, 2), ("B", B, 2)) if np.ndim(x) == ndim}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"M, A and B must hold equally many problems, got {sizes}")
+    if 0 in sizes.values():
+        raise ValueError(f"the batch must not be empty, got {sizes}")
+    return next(iter(sizes.values()), 1)
+
+
+def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: Ranks = ALONE) -> Side:
+    """One side from its reg_m: a number or one per point; for "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
+    if penalty == "balanced":
+        return Side(side, weight, penalty, np.full(len(weight), np.inf), ranks=ranks)
+    if isinstance(reg_m, (int, float)) or as_array(reg_m, name).ndim == 0:
+        rho = np.full(len(weight), as_float(reg_m, name, "a positive number, inf, or one per point"))
+    else:
+        rho = as_vector(reg_m, len(weight), name)
+    if penalty == "range":
+        if not ((rho >= 0).all() and np.isfinite(rho).all()):
+            raise ValueError(f"{name} must be a slack >= 0 for penalty 'range', got {rho.min()}")
+        return Side(side, weight, penalty, np.maximum(0.0, 1 - rho), 1 + rho, ranks)
+    if not (rho > 0).all():
+        raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho.min()}")
+    if ranks.min(bool(np.isinf(rho).all())):
+        return Side(side, weight, "balanced", rho, ranks=ranks)
+    if penalty in ("tv", "l2") and not np.isfinite(rho).all():
+        raise ValueError(f"{name} must be finite for penalty {penalty!r}; use 'balanced' or 'kl' for inf")
+    return Side(side, weight, penalty, rho, ranks=ranks)
+
+
+def check_masses(rows: Side, cols: Side) -> None:
+    """Equal masses where both sides are balanced."""
+    if rows.penalty == cols.penalty == "balanced" and abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
+        text = "a and b must have equal masses if both sides are balanced"
+        raise InfeasibleError(f"{text}, got {rows.mass} and {cols.mass}")
+
+
+def check_parts(rows: Side, cols: Side, parts: Parts, which: str = "") -> None:
+    """What each part of M must take in at least against what it can give away at most, both ways.
+
+    ``which`` problem of a batch it is stands before the message.
+    """
+    sides = (rows, parts.rows), (cols, parts.cols)
+    sums = [
+        [np.asarray(side.ranks.sum(np.bincount(number, x, parts.count + 1)))[: parts.count] for x in side.limits]
+        for side, number in sides
+    ]
+    for one in (0, 1):
+        least, most = sums[one][0], sums[1 - one][1]
+        wrong = least > most * (1 + MASS_TOLERANCE)
+        if wrong.any():
+            k = int(np.argmax(wrong))
+            points, others = (
+                told_points(side.name, number == k, side.ranks) for side, number in (sides[one], sides[1 - one])
+            )
+            amounts = f"{least[k]:.6g} must be transported and {most[k]:.6g} may be"
+            raise InfeasibleError(f"{which}M connects {points} with {others} only, where {amounts}")
+
+
+def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
+    """Some points of a side, and how many more; ``chosen`` is their mask. Over ranks they are counted through."""
+    index = np.flatnonzero(chosen)
+    first, count = ranks.before(len(chosen)), ranks.sum(len(index))
+    found = np.concatenate(ranks.all(first + index[:5]))[:5]
+    some = ", ".join(f"{name}[{i}]" for i in found)
+    return some if count <= 5 else f"{some} and {count - 5} others of {name}"
+
+
+def check_batch_masses(rows: Side, cols: Side, mass_a: F64, mass_b: F64) -> None:
+    uneven = abs(mass_a - mass_b) > MASS_TOLERANCE * mass_a
+    if rows.penalty == cols.penalty == "balanced" and uneven.any():
+        text = "A and B must have equal masses if both sides are balanced"
+        raise InfeasibleError(f"{text}: problem {int(uneven.argmax())} has not")
+
+
+def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> None:
+    """What every rank must have been given alike: the common arguments, and what belongs to shared rows or columns."""
+    if ranks.size == 1:
+        return
+    ranks.same(**common)
+    rho_a, rho_b = as_pair(reg_m, "reg_m")
+    ranks.rows.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
+    ranks.cols.same(a=a, **{"reg_m[0]": rho_a, "reg_m[1]": "one a column" if np.ndim(rho_b) else rho_b})
+
+
+# ---- answers ----
+
+
+def is_sentinel(spread: float) -> bool:
+    """Whether range(M) / reg is that of finite costs which stand for inf."""
+    return spread > SENTINEL
+
+
+def moves_little(mass: Any, mass_a: Any, mass_b: Any) -> Any:
+    """Whether hardly any of the lesser mass moves, in one problem or in each of a batch."""
+    return (mass < LITTLE_MASS * mass_a) & (mass < LITTLE_MASS * mass_b)
+
+
+def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) -> str | None:
+    """What a ScalingWarning says of a problem, or of some of a batch, by their range(M) / reg and masses; or None."""
+    if is_sentinel(spread):
+        return (
+            f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: where such costs are to forbid pairs, "
+            "use inf, which takes fewer passes; else raise reg"
+        )
+    little = np.atleast_1d(moves_little(mass, mass_a, mass_b))
+    if not little.any():
+        return None
+    moved, there = (np.broadcast_to(x, little.shape)[little] for x in (mass, np.minimum(mass_a, mass_b)))
+    worst = int(np.argmin(moved / there))
+    moved, there = moved[worst], there[worst]
+    of = f" in {int(little.sum())} of {len(little)} problems" if len(little) > 1 else ""
+    return (
+        f"the plan moves almost nothing{of}, {moved:.1e} of a mass of {there:.1e}: M is far above reg_m; rescale M (by "
+        "its median, say), or raise reg_m"
+    )

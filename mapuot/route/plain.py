@@ -1,0 +1,196 @@
+"""The short way for small plain problems: checked in one sweep, solved in one foreign call, told when asked.
+
+Plain: an array in memory, float64 masses, KL or balanced sides of one reg_m each, c = a b^T, nothing to listen or to
+wait for. The core takes the steps of strategy.py and ascend/loop.py over the same passes, so that the answer is theirs.
+What it finds odd, cannot hold or cannot finish goes the ordinary way from its beginning, which tells or solves it.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..answer.result import Result, holds_float32
+from ..backends import Options, Stats, pick
+from ..backends.records import STATS, told
+from ..cached import cached_property
+from ..problem.cost import Dense
+from ..problem.problem import BatchProblem, Problem
+from ..problem.side import Side
+from ..problem.validate import as_count, as_out, is_sentinel, moves_little
+from ..processor import SERIAL_ENTRIES
+from .strategy import COARSE_TOL, METHODS, SCALING_BELOW, SCALING_STEP, make_options, turned_sides
+
+STEPS = SCALING_BELOW, SCALING_STEP, COARSE_TOL
+F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+NUMBERS = {float, int, np.float64, np.float32, np.int64, np.int32}
+
+
+@functools.lru_cache(maxsize=64, typed=True)
+def settings(
+    method: str, penalty: str, reference: str, tol: Any, tol_gap: Any, max_passes: int, precision: str, backend: str,
+    threads: int | None,
+) -> Options | None:  # fmt: skip
+    """The options of a plain call; None where it is another, or wrong."""
+    if penalty != "kl" or reference != "product" or backend not in ("auto", "cpu") or threads not in (None, 1):
+        return None
+    if method not in METHODS or METHODS[method][2]:
+        return None
+    try:
+        as_count(max_passes, "max_passes")
+        return make_options(method, precision, tol, tol_gap, threads)
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
+@functools.cache
+def core() -> tuple[ModuleType, Any]:
+    """(the backend, its module of whole solves)."""
+    backend = pick("cpu")
+    return backend, import_module(backend.__name__ + ".plain")
+
+
+def number(value: Any) -> float:
+    """A plain number as a float; 0, which no argument here may be, for anything else."""
+    try:
+        return float(value) if type(value) in NUMBERS else 0.0
+    except OverflowError:
+        return 0.0
+
+
+def penalties_of(reg_m: Any) -> tuple[float, float] | None:
+    """The rho of both sides, where each is one number > 0."""
+    pair = reg_m if type(reg_m) in (tuple, list) and len(reg_m) == 2 else (reg_m, reg_m)
+    first, second = map(number, pair)
+    return (first, second) if first > 0 and second > 0 else None
+
+
+def masses(weight: Any, length: int) -> Any:
+    """A copy in float64; None where it is for the ordinary way to read, or to complain of."""
+    if weight is None:
+        return np.full(length, 1.0 / length)
+    if type(weight) is np.ndarray and weight.shape == (length,) and weight.dtype.kind == "f":
+        return weight.astype(F64)
+    return None
+
+
+def attempt(
+    M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...], plan: Any = None
+) -> PlainResult | None:  # fmt: skip
+    """The result of a plain problem, ``plan``: True or its memory; else None; ``arguments``: those of ``settings``."""
+    if type(M) is not np.ndarray or M.ndim != 2 or not 0 < M.size <= SERIAL_ENTRIES:
+        return None
+    dtype, flags, reg, rho = M.dtype, M.flags, number(reg), penalties_of(reg_m)
+    if rho is None or dtype not in (F64, F32) or not (flags.c_contiguous and flags.aligned and reg > 0):
+        return None
+    try:
+        options = settings(*arguments)
+    except TypeError:  # something that is not hashable
+        return None
+    if options is None or turned_sides(rho[0] == np.inf, rho[1] == np.inf, options) or reg == np.inf:
+        return None
+    begun = time.perf_counter()
+    m, n = M.shape
+    a, b = masses(a, m), masses(b, n)
+    if a is None or b is None:
+        return None
+    backend, whole = core()
+    out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, M)
+    found = whole.solve(M, a, b, reg, rho, options, arguments[5], STEPS, out)
+    odd = found is None or is_odd(found, reg, dtype, M.size)
+    return None if odd else PlainResult(backend, M, a, b, reg, rho, found, options, begun, out)
+
+
+def is_odd(found: Any, reg: float, dtype: Any, entries: int) -> bool:
+    """Whether a ScalingWarning is due (odd_scale in problem/validate.py), or the plan needs a dtype of its own."""
+    scaling = is_sentinel((found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
+    return bool(scaling or (dtype == F32 and not holds_float32(found.mass, entries)))
+
+
+def as_it_is(result: Result) -> Result:
+    """What a pickled `PlainResult` is made of again."""
+    return result
+
+
+def is_plain(task: BatchProblem) -> bool:
+    """Whether the core can solve the problems of a batch whole, too."""
+    one_rho = None not in (task.rows.scalar_rho, task.cols.scalar_rho)
+    at_hand = not task.cost.never_stored and not task.cost.pairs
+    return one_rho and at_hand and task.reference == "product" and task.cost.size <= SERIAL_ENTRIES
+
+
+class PlainResult(Result):
+    """A `Result` whose members are made when they are asked for."""
+
+    def __init__(
+        self, backend: ModuleType, M: Any, a: Any, b: Any, reg: float, rho: Any, found: Any, options: Options,
+        begun: float, plan: Any,
+    ) -> None:  # fmt: skip
+        self._backend, self._M, self._a, self._b, self._reg, self._rho = backend, M, a, b, reg, rho
+        self._found, self.options, self._seconds = found, options, time.perf_counter() - begun
+        self._threads = options.threads
+        self.status = "converged" if found.converged else "max_passes"
+        if plan is not None:
+            self.plan = plan
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        marginals = self.row_marginal, self.col_marginal
+        potentials = self.log_u, self.log_v
+        result = Result(self.problem, self._backend, potentials, marginals, self.trace, self.status, self._threads)
+        return as_it_is, (result,)
+
+    @cached_property
+    def problem(self) -> Problem:  # type: ignore[override]
+        found, kinds = self._found, ["kl" if rho < np.inf else "balanced" for rho in self._rho]
+        rows, cols = (
+            Side(name, weight, kind, np.full(len(weight), rho))
+            for name, weight, kind, rho in zip("ab", (self._a, self._b), kinds, self._rho, strict=True)
+        )
+        mass = float(self._a.sum()) * float(self._b.sum())
+        range_ = found.low, found.high, found.forbidden
+        return Problem(Dense(self._M), rows, cols, self._reg, "product", *range_, mass)
+
+    def _part(self, k: int) -> Any:
+        """log u, log v, r, s, and the exponents of the plan as one."""
+        m, n = self._M.shape
+        ends = 0, m, m + n, 2 * m + n, 2 * (m + n), 3 * (m + n)
+        return self._found.numbers[ends[k] : ends[k + 1]]
+
+    @cached_property
+    def log_u(self) -> Any:
+        return self._part(0)
+
+    @cached_property
+    def log_v(self) -> Any:
+        return self._part(1)
+
+    @cached_property
+    def row_marginal(self) -> Any:
+        return self._part(2)
+
+    @cached_property
+    def col_marginal(self) -> Any:
+        return self._part(3)
+
+    @cached_property
+    def trace(self) -> list[Stats]:  # type: ignore[override]
+        passes = told(np.frombuffer(self._found.passes, STATS), 1)
+        for stat in passes:
+            stat.seconds = self._seconds
+        return passes
+
+    def _blocks(self) -> Iterator[tuple[int, Any]]:
+        yield 0, self.plan  # small enough to be kept
+
+    @cached_property
+    def plan(self) -> Any:
+        """The plan P, (m, n), in M's dtype; formed from M with a float64 exponent on first use, then kept."""
+        out = np.empty(self._M.shape, self._M.dtype)
+        core()[1].form_plan(self._M, self._reg, self._part(4), out)
+        return out
