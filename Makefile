@@ -45,7 +45,7 @@ rm -rf $(1) && git clone -q . $(1)
 cd $(1) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sdist bdist_wheel
 endef
 
-.PHONY: help demo pictures test test-gpu sanitize-gpu hostile fuzz soak mpi-2 mpi-3 mpi-4 check check-arm check-musl \
+.PHONY: help demo pictures test test-all test-gpu sanitize-gpu hostile fuzz soak mpi-2 mpi-3 mpi-4 check check-arm check-musl \
 	test-arm wheel check-wheel test-oldest test-newest test-doors docs bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -61,8 +61,11 @@ pictures: .venv/.demo .venv/.torch ## renew the pictures of docs/ with all examp
 	registration density_map; do \
 	$(BIN)/python examples/$$name.py --out docs || exit 1; done
 
-test: .venv/.test ## run the tests (make test ARGS="-k plan")
+test: .venv/.test ## run the tests that guard the answers (make test ARGS="-k plan")
 	$(BIN)/pytest $(ARGS)
+
+test-all: .venv/.test ## run all tests: those of make test, more GPUs, ranks and random problems, the soak, the fuzzing
+	$(BIN)/pytest -m "" $(ARGS)
 
 test-gpu: .venv/.gpu .venv/.test ## run the tests of the CUDA kernels
 	$(BIN)/pytest -m "gpu or compile" $(ARGS)

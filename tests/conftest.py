@@ -1,4 +1,8 @@
-"""What a test can ask for: a backend, a precision, an instruction set of this machine, threads."""
+"""What a test can ask for: a backend, a precision, an instruction set of this machine, threads.
+
+``make test`` runs what guards an answer, ``make test-all`` also what is marked ``nightly``: it guards a machine (other
+GPUs, three ranks and more, sanitizers, the soak), or draws more of the problems that a faster test draws, too.
+"""
 
 import importlib.util
 import os

@@ -26,7 +26,7 @@ def run(*command, **environment):
     return subprocess.run(command, check=False, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_core(tmp_path):
     """The scalar core under gcc's sanitizers, mutated without looking at coverage."""
     if "LD_PRELOAD" in os.environ:

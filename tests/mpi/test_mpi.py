@@ -57,7 +57,9 @@ def failures(program, size):
     return data["failures"]
 
 
-@pytest.mark.parametrize(("program", "size", "case"), RUNS)
+@pytest.mark.parametrize(
+    ("program", "size", "case"), [pytest.param(*one, marks=() if one[1] == 2 else pytest.mark.nightly) for one in RUNS]
+)
 def test_case(program, size, case):
     launcher()
     text = failures(program, size)[case]
@@ -91,16 +93,20 @@ def test_auto_cuts_the_columns_where_rows_are_few():
     assert process_grid("auto", 16, (1, 4))[1] <= 4
 
 
-@pytest.mark.parametrize("runner", [(), ("-m", "mpi4py")], ids=["python", "mpi4py"])
+@pytest.mark.parametrize(
+    "runner", [(), pytest.param(("-m", "mpi4py"), marks=pytest.mark.nightly)], ids=["python", "mpi4py"]
+)
 def test_an_exception_ends_the_job_on_every_rank(tmp_path, runner):
     err = job(tmp_path, "raise RuntimeError('this rank has had enough')", *runner)
     assert "rank 1: this rank has had enough" in err
 
 
+@pytest.mark.nightly
 def test_a_rank_that_dies_ends_the_job(tmp_path):
     job(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)")
 
 
+@pytest.mark.nightly
 def test_an_interrupt_of_one_rank_ends_the_job(tmp_path):
     assert "KeyboardInterrupt" in job(tmp_path, "raise KeyboardInterrupt")
 
@@ -127,7 +133,7 @@ def make_problem(path, m=61, n=47, reg=0.02, **more):
     return case
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("suffix", [".npz", ".h5", ".zarr"])
 def test_command_line(tmp_path, size, suffix):
     pytest.importorskip("h5py")
@@ -147,7 +153,7 @@ def test_command_line(tmp_path, size, suffix):
     np.testing.assert_allclose(np.asarray(files.open_matrix(out, "plan")), one.plan, atol=1e-13)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly)])
 def test_command_line_of_stored_pairs(tmp_path, size):
     """Each process has its rows of the file; the plan is one CSR matrix again."""
     from scipy import sparse
@@ -203,7 +209,7 @@ def test_command_line_says_not_converged(tmp_path):
     assert err.count("not converged") == 1
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_killed_job_goes_on_from_its_checkpoint(tmp_path, size, monkeypatch):
     """SIGKILL in the middle of a slow method; the resumed job certifies the answer of an uninterrupted one."""
     case = make_problem(tmp_path / "in.npz", 200, 180, reg=5e-3, reg_m=500.0)

@@ -12,8 +12,9 @@ from launch import HERE
 
 from soak.trials import KINDS
 
+pytestmark = pytest.mark.nightly
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_trial(kind):
     KINDS[kind](np.random.default_rng(zlib.crc32(kind.encode())))
