@@ -1,12 +1,11 @@
-"""One kernel and products with it on logarithms: what passes over many marginals are made of, whatever holds it.
+"""One kernel K and products with it, on logarithms: what passes over many marginals are made of.
 
     through(y, a, fi):   R_i = log sum_j exp(y_j - C_ij / reg),   x = a - fi R,   log sum_i exp(x_i - C_ij / reg)
 
 K_ij = exp(p_i + q_j - C_ij / reg) holds absorbed p and q, so that no entry is above 1 and each row and each column
-has an entry 1. A backend adds how it is stored and multiplied: ``absorb``, ``fused``, ``dots``, and the products of a
-plan. Sums below ``LEAST`` may miss entries that were flushed: K is then made anew around the y at hand, next in
-float64, and where that is not enough, the sums are made entry by entry. What all of this rounds is told beside them.
-Backends: cpu/kernel.py, cuda/kernel.py.
+has an entry 1. Sums below ``LEAST`` may miss entries that were flushed: K is then made anew around the y at hand,
+next in float64, and where that is not enough, the sums are made from the costs, entry by entry. A bound of what all of
+this rounds is told beside the sums. Backends: cpu/kernel.py, cuda/kernel.py.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.sparse import Sparse, log_sums
 from .coarse import Labels
-from .contract import host
+from .contract import host, namespace
 
 T = TypeVar("T")
 UNIT = 2.0**-53
@@ -30,23 +29,29 @@ FLUSH = 1e-150  # of factors, the largest of which is 1
 LEAST = {"float32": 1e-21, "float64": 1e-125, "made": 1e-125}  # entries of K below 1.2e-38, factors below FLUSH: n UNIT
 FLUSH_PRODUCT, LEAST_PRODUCT = 1e-100, 1e-75  # the same for products of three factors in float64
 HOST_ENTRIES = 1 << 18  # of sums on a GPU, which the host takes up with those of the rows
-SAFE_SPREAD = {
-    "float32": 60.0,
-    "float64": 500.0,
-    "made": 500.0,
-}  # twice the |C| / reg that K holds with nothing absorbed
+SAFE_SPREAD = {"float32": 60.0, "float64": 500.0, "made": 500.0}  # 2 |C| / reg that K holds with nothing absorbed
 NARROW_ENTRY = 2.0**-24 + 3e-9  # rounded to float32, from an exponential that is good for that
 NARROW_SUMS = 70 * 2.0**-24  # of up to 32 terms, and 64 rows, in float32, beside the rounding of the factors
 BLOCK_BYTES = 1 << 25  # of C that is turned into logarithms at once
 
 
-def vectors_of_pass(points: int, messages: int) -> dict[str, F64]:
-    """What a pass along a tree finds, in the same memory each time."""
-    return {**{name: np.zeros(points) for name in ("near", "late", "log_u")}, "up": np.zeros(messages)}
-
-
 class StaleError(ArithmeticError):
     """Sums are so small that some of their terms may have been flushed."""
+
+
+def sound(product: Callable[[], T], absorb: Callable[[], Any], finer: Callable[[], bool], fresh: bool) -> T:
+    """Find a product with K as it is, with K made around the state at hand, or with K of a finer kind.
+
+    ``fresh``: K is that of the state already. StaleError where no finer kind is left.
+    """
+    while True:
+        try:
+            return product()
+        except StaleError:
+            if fresh and not finer():
+                raise
+        absorb()
+        fresh = True
 
 
 @dataclass
@@ -69,15 +74,18 @@ class Product:
 class LogKernel:
     """K of a cost (m, n), rows first; ``ends``: its least entry, and the largest in size; dtype: storage, or "made"."""
 
+    builds = 0  # how often K was made for this reg
+    absorbed = 0.0  # the largest of p and of q
+
     def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], dtype: str) -> None:
         self.cost, self.asked, self.ends = cost, dtype, ends
         self.p, self.q = np.zeros(cost.shape[0]), np.zeros(cost.shape[1])
         self.start(reg)
 
     def start(self, reg: float) -> None:
-        """Nothing made for this reg, in the memory of another."""
+        """Begin anew with this reg, in the memory of another."""
         self.reg, self.largest, self.dtype = reg, self.ends[1] / reg, self.asked
-        self.builds, self.absorbed = 0, 0.0  # how often K was made, and the largest of p and of q
+        self.builds, self.absorbed = 0, 0.0
 
     @property
     def storage(self) -> float:
@@ -87,51 +95,57 @@ class LogKernel:
     # ---- what a backend adds ----
 
     def balance(self, y: F64) -> F64:
-        """p = -max_j (y_j - C_ij / reg); max_i (p_i + y_j - C_ij / reg) is returned."""
+        """Set p = -max_j (y_j - C_ij / reg) and return max_i (p_i + y_j - C_ij / reg)."""
         raise NotImplementedError
 
     def build(self) -> None:
-        """K of p and q."""
+        """Make K of p and q."""
+        raise NotImplementedError
+
+    @property
+    def matrix(self) -> Any:
+        """K as a matrix, where it lies, of a dense cost that is stored."""
         raise NotImplementedError
 
     def fused(self, v: F64 | Product, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
-        """log s of s = K v, the sums K^T u and the largest u of u = exp(base) s^-fi; K is read once.
+        """Return log s of s = K v, the sums K^T u and the largest u of u = exp(base) s^-fi, by one read of K.
 
         The sums hold until the next read; on a GPU they stay there if they are many.
         """
         raise NotImplementedError
 
     def dots(self, v: F64 | Product) -> F64:
-        """K v."""
+        """Return K v."""
         raise NotImplementedError
 
     def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
-        """P Y (axis 1) or P^T Y (axis 0), P_ij = exp(x_i + y_j - C_ij / reg) from C in float64."""
+        """Return P Y (axis 1) or P^T Y (axis 0), P_ij = exp(x_i + y_j - C_ij / reg) from C in float64."""
         raise NotImplementedError
 
     def plan_cost(self, x: F64, y: F64) -> float:
-        """<P, C> of the same P."""
+        """Return <P, C> of the plan P_ij = exp(x_i + y_j - C_ij / reg)."""
         raise NotImplementedError
 
     def label(self, labels: Labels | None) -> None:
-        """Whether passes from here on tell what clusters of rows exchange with columns: where one tells it at all."""
+        """Let passes from here on tell what clusters of rows exchange with columns; None: no longer."""
         raise NotImplementedError
 
     def exchanged(self) -> tuple[F64, Any]:
-        """Of the last labelled pass: the plan's mass in each cluster but for a factor; beside K, columns' shares."""
+        """Return what the last labelled pass told: each cluster's mass but for a factor; its shares of the columns."""
         raise NotImplementedError
 
-    def host(self, x: Any) -> F64:
-        """Sums of columns as numpy's."""
-        return np.asarray(x)
+    def logarithms(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
+        """Blocks (i0, i1, -C / reg) of a cost in float64, where K lies."""
+        for i0, i1, C, _ in cost.blocks(most=BLOCK_BYTES):
+            yield i0, i1, np.asarray(host(C), np.float64) / -self.reg
 
     # ---- what all do alike ----
 
     def absorb(self, y: F64, balanced: bool = True, folded: Callable[[F64], F64] | None = None) -> bool:
-        """K around the columns' y: p from the largest term of each row, q from those of each column beside p.
+        """Make K around the columns' y: p from the largest term of each row, q from those of each column beside p.
 
-        Not balanced, where its storage holds all entries: but for a factor as they are. Returned is whether it is.
-        ``folded``: what q takes from the columns' largest terms, if not all of it.
+        Not balanced, where its storage holds all entries, it is e^(-C / reg) but for a factor. Returned is whether it
+        is balanced. ``folded``: what q takes from the columns' largest terms, if not all of it.
         """
         balanced = balanced or 2 * self.largest > SAFE_SPREAD[self.dtype]
         if balanced:
@@ -145,50 +159,52 @@ class LogKernel:
         return balanced
 
     def begin(self) -> None:
-        """A first K with nothing absorbed, where its storage holds that: it needs no y."""
+        """Make a first K with nothing absorbed, where its storage holds that: it needs no y."""
         if not self.builds and 2 * self.largest <= SAFE_SPREAD[self.dtype]:
             self.absorb(self.q, False)
 
+    def finer(self) -> bool:
+        """Go over to float64, if K is in float32."""
+        narrow = self.dtype == "float32"
+        self.dtype = "float64" if narrow else self.dtype
+        return narrow
+
+    def sound(self, y: F64, product: Callable[[], T]) -> T:
+        """Find a product with a K that holds the columns' y."""
+        fresh = not self.builds and self.absorb(y, False)
+        return sound(product, lambda: self.absorb(y), self.finer, fresh)
+
     def through(self, y: F64, a: F64, fi: float, narrow: bool = False) -> tuple[F64, F64, float]:
-        """(R, what leaves by the columns, bound of the rounding of both); narrow: sums in float32."""
-        found = self.tried(y, lambda: self.read(y, a, fi, narrow))
-        R, out = found or self.entry_by_entry(y, a, fi)
+        """Return R, what leaves by the columns, and a bound of the rounding of both; narrow: sums in float32."""
+        try:
+            R, out = self.sound(y, lambda: self.read(y, a, fi, narrow))
+        except StaleError:
+            R, narrow = self.log_sums(self.cost, y), False
+            out = self.log_sums(self.cost.transpose(), a - fi * R)
         sizes = largest_of(y), largest_of(a), largest_of(R), largest_of(out)
-        return R, out, self.rounding_through(*sizes, bool(found and narrow))
+        return R, out, self.rounding_through(*sizes, narrow)
 
     def into_rows(self, y: F64) -> tuple[F64, float]:
-        """(R, bound of its rounding)."""
-        found = self.tried(y, lambda: self.row_sums(y))
-        R = self.log_sums(y) if found is None else found
+        """Return R and a bound of its rounding."""
+        try:
+            R = self.sound(y, lambda: self.row_sums(y))
+        except StaleError:
+            R = self.log_sums(self.cost, y)
         return R, self.rounding(largest_of(y) + largest_of(R))
 
-    def tried(self, y: F64, product: Callable[[], T]) -> T | None:
-        """What ``product`` finds with K as it is, made around y, or made in float64; None: with none of them."""
-        for remade in (False, True, True):
-            try:
-                if remade or not self.builds:
-                    self.absorb(y, remade)
-                return product()
-            except StaleError:
-                if remade and self.dtype != "float32":
-                    return None
-                if remade:
-                    self.dtype = "float64"
-        return None
-
     def rounding_through(self, y: float, a: float, R: float, out: float, narrow: bool) -> float:
-        """Of what ``through`` takes and returns, the largest of each in size."""
+        """Bound the rounding of what ``through`` returns, by the largest sizes of what it takes and returns."""
         return self.rounding(max(y, a + out) + R) + (NARROW_SUMS if narrow else 0.0)
 
     def rounding(self, sizes: float) -> float:
-        """Of sums between vectors of these sizes."""
+        """Bound the rounding of sums between vectors whose largest sizes add up to ``sizes``."""
         return UNIT * (4 * (self.absorbed + sizes + self.largest) + sum(self.cost.shape) + 16)
 
     def read(self, y: F64, a: F64, fi: float, narrow: bool) -> tuple[F64, F64]:
+        """Return R and what leaves by the columns, by one read of K as it is; StaleError where K does not hold y."""
         v, top = self.factors(y)
         R, sums, own, least = self.read_factors(v, top, a, fi, narrow)
-        sums = self.host(sums)
-        check_sums(sums.min(), sums.max(), least)
+        sums = checked(host(sums), least)
         return R, np.log(sums) + (own - self.q)
 
     def read_factors(
@@ -207,6 +223,7 @@ class LogKernel:
             raise StaleError
 
     def row_sums(self, y: F64) -> F64:
+        """Return R with K as it is; StaleError where K does not hold y."""
         v, top = self.factors(y)
         with np.errstate(divide="ignore"):
             log_s = np.log(self.dots(v))
@@ -215,44 +232,27 @@ class LogKernel:
 
     def factors(self, y: F64) -> tuple[F64, float]:
         """(v, top): y = q + top + log v, v at most 1."""
-        x = y - self.q
-        top = float(x.max())
-        v = np.exp(x - top)
-        v[v < FLUSH] = 0.0
-        return v, top
+        return scaled(y - self.q, FLUSH)
 
-    def entry_by_entry(self, y: F64, a: F64, fi: float) -> tuple[F64, F64]:
-        R = self.log_sums(y)
-        x, total = a - fi * R, np.full(self.cost.shape[1], -np.inf)
-        if isinstance(self.cost, Sparse):
-            row, column = self.cost.row_numbers(), self.cost.column
-            return R, log_sums_by(column, len(total), x[row] + self.stored_logarithms())
-        for i0, i1, L in self.logarithms():
-            terms = L + x[i0:i1, None]
-            top = np.maximum(terms.max(0), -1e300)
-            with np.errstate(divide="ignore"):  # of columns that this block does not reach
-                np.logaddexp(total, top + np.log(np.exp(terms - top).sum(0)), out=total)
-        return R, total
-
-    def log_sums(self, y: F64) -> F64:
-        if isinstance(self.cost, Sparse):
-            return log_sums(self.cost, y, self.reg)
-        out = np.empty(self.cost.shape[0])
-        for i0, i1, L in self.logarithms():
-            terms = L + y
+    def log_sums(self, cost: Cost, x: F64) -> F64:
+        """log sum_j exp(x_j - C_ij / reg) of the rows of this cost, or of its transpose, entry by entry."""
+        if isinstance(cost, Sparse):
+            return log_sums(cost, x, self.reg)
+        out = np.empty(cost.shape[0])
+        for i0, i1, L in self.logarithms(cost):
+            xp = namespace(L)
+            terms = L + xp.asarray(x)
             top = terms.max(1)
-            out[i0:i1] = top + np.log(np.exp(terms - top[:, None]).sum(1))
+            out[i0:i1] = host(top + xp.log(xp.exp(terms - top[:, None]).sum(1)))
         return out
 
-    def stored_logarithms(self) -> F64:
-        """-C / reg of stored pairs in float64."""
-        assert isinstance(self.cost, Sparse)
-        return np.asarray(self.cost.data.astype(np.float64) / -self.reg)
 
-    def logarithms(self) -> Iterator[tuple[int, int, F64]]:
-        """Blocks (i0, i1, -C / reg) in float64."""
-        for i0, i1, C, _ in self.cost.blocks(most=BLOCK_BYTES):
-            yield i0, i1, np.asarray(host(C), np.float64) / -self.reg
+def scaled(x: F64, flush: float = FLUSH_PRODUCT) -> tuple[F64, float]:
+    """Return e^(x - top), what lies below ``flush`` as 0, and top, the largest x."""
+    top = float(x.max())
+    v = np.exp(x - top)
+    v[v < flush] = 0.0
+    return v, top
 
 
 def check_sums(lowest: float, highest: float, least: float) -> None:
@@ -261,11 +261,24 @@ def check_sums(lowest: float, highest: float, least: float) -> None:
         raise StaleError
 
 
+def checked(sums: F64, least: float) -> F64:
+    """Return sums of columns that are all ``least`` at least; else raise StaleError."""
+    check_sums(sums.min(), sums.max(), least)
+    return sums
+
+
 def largest_of(x: F64) -> float:
+    """The largest size of a number."""
     return max(float(x.max()), -float(x.min()))
 
 
+def vectors_of_pass(points: int, messages: int) -> dict[str, F64]:
+    """Room for what each pass along a tree finds."""
+    return {**{name: np.zeros(points) for name in ("near", "late", "log_u")}, "up": np.zeros(messages)}
+
+
 def log_sum(x: F64) -> float:
+    """log sum e^x."""
     top = float(x.max())
     return top + math.log(float(np.exp(x - top).sum())) if math.isfinite(top) else top
 

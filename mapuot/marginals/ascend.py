@@ -16,7 +16,7 @@ import numpy as np
 
 from ..backends import Stats, load
 from ..backends.contract import LEAST_MASS, memory_of, runs_kernels
-from ..backends.kernel import largest_of
+from ..backends.kernel import StaleError, largest_of
 from ..penalties import F64, plan_error
 from .coarse import Coarse
 from .problem import MultiProblem
@@ -32,10 +32,6 @@ NARROW_NEAR = 100.0  # times that: from here on they end where the error falls n
 RATE_PASSES = 4  # by which it is told how many are left
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
 RATIO, LEAST_RATIO, MOST_RATIO = 0.75, 0.02, 30.0  # of a certified error to the guess before it: at first, and within
-
-
-class UnderflowError(ArithmeticError):
-    """A point is so far from all mass that its sums leave float64, in kernels made for this very state, too."""
 
 
 class Body(Protocol):
@@ -203,7 +199,7 @@ class Ascent:
         number = self.trace[-1].n_pass + 1 if self.trace else self.passes + 1
         try:
             raw = body.sweep(before, narrow)
-        except UnderflowError:
+        except StaleError:  # in kernels made for this very state, too
             return self.fail(number, "underflow")
         if not math.isfinite(raw.log_mass):
             return self.fail(number, "not finite" if raw.log_mass > 0 or math.isnan(raw.log_mass) else "underflow")

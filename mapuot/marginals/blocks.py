@@ -29,11 +29,13 @@ from ..backends.kernel import (
     NARROW_SUMS,
     LogKernel,
     StaleError,
-    check_sums,
+    checked,
     largest_of,
+    scaled,
+    sound,
 )
 from ..penalties import F64
-from .ascend import UNIT, UnderflowError, translation
+from .ascend import UNIT, translation
 from .coarse import Coarse
 from .problem import MultiProblem
 from .reach import oriented
@@ -43,19 +45,6 @@ if TYPE_CHECKING:
     from ..backends.cpu.left import Left
 
 STEPS = 2  # on W a pass: as many each time, since Anderson's differences are those of one map
-
-
-def checked(sums: F64, least: float) -> F64:
-    check_sums(sums.min(), sums.max(), least)
-    return sums
-
-
-def scaled(log_x: F64) -> tuple[F64, float]:
-    """(e^(log_x - top), top), what lies below FLUSH_PRODUCT as 0."""
-    top = float(log_x.max())
-    x = np.exp(log_x - top)
-    x[x < FLUSH_PRODUCT] = 0.0
-    return x, top
 
 
 class Blocks:
@@ -84,6 +73,7 @@ class Blocks:
             before.kernel.start(problem.reg)
         kind = Tensor if problem.array is not None else Triangle
         self.kernel: Tensor | Triangle = before.kernel if before else kind(problem, self.order)
+        self.fresh = False  # whether it is made around the state of the next pass
 
     def start(self, state: F64 | None = None) -> F64:
         """Where to begin: potentials 0, or those of a larger reg, whose logarithms are given times the ratio."""
@@ -92,16 +82,15 @@ class Blocks:
         return state
 
     def absorb(self, state: F64) -> None:
-        self.kernel.absorb([np.zeros(self.sizes[0]), *(state[part] for part in self.left.parts)])
+        """Make the kernel around a state."""
+        self.fresh = self.kernel.absorb([np.zeros(self.sizes[0]), *(state[part] for part in self.left.parts)])
         self.left.around(self.kernel.shift[1:])
         self.shift_size = sum(map(largest_of, self.kernel.shift))
 
     def sweep(self, state: F64, narrow: bool) -> State:
-        while True:
-            try:
-                return self.read(state, narrow)
-            except StaleError:
-                self.absorb(state)
+        found = sound(lambda: self.read(state, narrow), lambda: self.absorb(state), self.kernel.finer, self.fresh)
+        self.fresh = False
+        return found
 
     def read(self, state: F64, narrow: bool) -> State:
         first, left, problem, kernel = self.first, self.left, self.problem, self.kernel
@@ -110,7 +99,6 @@ class Blocks:
         left.read(W, base, least)
         log_u0 = prox(first, R, problem.reg)
         log_u, log_s = self.in_order(log_u0, left.log_u), self.in_order(R, left.log_s)
-        kernel.fresh = False
         terms = self.shift_size + left.shift_size
         terms += sum(float(np.maximum.reduceat(np.abs(x.flat), problem.starts).sum()) for x in (log_u, log_s))
         rounding = UNIT * (8 * (terms + problem.largest / problem.reg) + kernel.terms + sum(self.sizes) + 32)
@@ -161,45 +149,43 @@ class Blocks:
     # ---- products of the plan of a state ----
 
     def apply(self, i: int, j: int, Y: F64, state: State) -> F64:
-        return self.pair(i, j, state) @ Y
-
-    def pair(self, i: int, j: int, state: State) -> F64:
-        log_w = [x.log_weight + u for x, u in zip(self.problem.marginals, state.log_u, strict=True)]
-        return self.kernel.pair(i, j, log_w)
+        """P_ij Y."""
+        P: F64 = host(self.kernel.pair(self.order.index(i), self.order.index(j), self.log_w(state)))
+        return P @ Y
 
     def cost(self, state: State) -> float:
-        log_w = [x.log_weight + u for x, u in zip(self.problem.marginals, state.log_u, strict=True)]
-        return self.kernel.cost(log_w)
+        """<P, C>."""
+        return self.kernel.plan_cost(self.log_w(state))
+
+    def log_w(self, state: State) -> list[F64]:
+        """Logarithms of w, in the order of the kernel."""
+        return [self.problem.marginals[k].log_weight + state.log_u[k] for k in self.order]
 
 
 class Tensor:
     """The kernel of an array: at most 1, and 1 somewhere in each slice of each axis."""
 
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
-        self.problem, self.reg, self.shape = problem, problem.reg, [problem.shape[k] for k in order]
+        self.shape = [problem.shape[k] for k in order]
         self.kernel: LogKernel = problem.kernel(problem.array.matrix(order[0]), "all")
+        self.start, self.finer = self.kernel.start, self.kernel.finer
         self.terms = self.kernel.cost.shape[1]
-        self.fresh = False
-
-    def start(self, reg: float) -> None:
-        self.reg, self.fresh = reg, False
-        self.kernel.start(reg)
 
     @property
     def storage(self) -> float:
         return self.kernel.storage
 
-    def absorb(self, log_u: list[F64]) -> None:
+    def absorb(self, log_u: list[F64]) -> bool:
         """K around potentials: their plan without the masses, each slice divided by its largest entry, axis by axis."""
-        if self.fresh:
-            if self.kernel.dtype != "float32":
-                raise UnderflowError
-            self.kernel.dtype = "float64"
-        y = sum(spread(x, m, len(self.shape) - 1) for m, x in enumerate(log_u[1:]))
         self.tops = log_u[1:]  # of a K that holds e^(-C / reg) but for a factor: a read less, .8 to .96 of a solve
-        y = np.ascontiguousarray(np.broadcast_to(y, self.shape[1:])).ravel()
-        self.fresh = self.kernel.absorb(y, self.kernel.builds > 0, self.folded)
+        balanced = self.kernel.absorb(self.sum_of(log_u[1:]), self.kernel.builds > 0, self.folded)
         self.shift = [self.kernel.p, *(x - top for x, top in zip(log_u[1:], self.tops, strict=True))]
+        return balanced
+
+    def sum_of(self, log_x: list[F64]) -> F64:
+        """Numbers of all marginals but the first added up, in the order of the columns."""
+        total = sum(spread(x, m, len(log_x)) for m, x in enumerate(log_x))
+        return np.ascontiguousarray(np.broadcast_to(total, self.shape[1:])).ravel()
 
     def folded(self, top: F64) -> F64:
         """The largest terms of the slices of each axis, one axis after the other."""
@@ -218,25 +204,18 @@ class Tensor:
             least *= LEAST_PRODUCT / LEAST["float64"]
         return R, W, base, least
 
-    def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
-        shape, others = self.problem.shape, tuple(k for k in range(len(self.shape)) if k not in (i, j))
-        out = np.zeros((shape[min(i, j)], shape[max(i, j)]))
-        for i0, i1, P, _ in self.plan(log_w):
-            part = P.sum(others)
-            if 0 in (i, j):
-                out[i0:i1] = part
-            else:
-                out += part
+    def pair(self, i: int, j: int, log_w: list[F64]) -> Any:
+        """The coupling of two axes, in blocks of the first."""
+        others = tuple(k for k in range(len(self.shape)) if k not in (i, j))
+        out, rest = np.zeros((self.shape[min(i, j)], self.shape[max(i, j)])), self.sum_of(log_w[1:])
+        for i0, i1, L in self.kernel.logarithms(self.kernel.cost):
+            xp = namespace(L)
+            P = xp.exp(L + xp.asarray(rest) + xp.asarray(log_w[0][i0:i1, None]))
+            out[slice(i0, i1) if 0 in (i, j) else slice(None)] += host(P.reshape(-1, *self.shape[1:]).sum(others))
         return out if i < j else out.T
 
-    def plan(self, log_w: list[F64]) -> Any:
-        """Slabs (i0, i1, P, C) of the plan along the first axis as given, from C in float64."""
-        rest = sum(spread(log_w[k], k, len(log_w)) for k in range(1, len(log_w)))
-        for i0, i1, C in self.problem.array.blocks():
-            yield i0, i1, np.exp(spread(log_w[0][i0:i1], 0, C.ndim) + rest - C / self.reg), C
-
-    def cost(self, log_w: list[F64]) -> float:
-        return float(sum((P[P > 0] * C[P > 0]).sum() for _, _, P, C in self.plan(log_w)))
+    def plan_cost(self, log_w: list[F64]) -> float:
+        return self.kernel.plan_cost(log_w[0], self.sum_of(log_w[1:]))
 
 
 def spread(x: F64, axis: int, ndim: int) -> F64:
@@ -244,16 +223,11 @@ def spread(x: F64, axis: int, ndim: int) -> F64:
     return x.reshape([-1 if k == axis else 1 for k in range(ndim)])
 
 
-def few_here(W: Any) -> Any:
-    """W on the host if its entries are few."""
-    return host(W) if W.size <= HOST_ENTRIES else W
-
-
 PAIRS = ((0, 1), (0, 2), (1, 2))
 
 
 class Triangle:
-    """Three pairwise kernels, at most 1, and 1 somewhere in each row and column; each has half of its two potentials.
+    """Three pairwise kernels, each with half of its two potentials.
 
     Where their products leave float64 in kernels made anew, the products are made on logarithms (`log_matmul`).
     """
@@ -261,38 +235,42 @@ class Triangle:
     storage = 0.0
 
     def __init__(self, problem: MultiProblem, order: list[int]) -> None:
-        self.problem, self.order, self.reg, self.xp = problem, order, problem.reg, problem.xp
-        self.edges = {pair: self.on_device(C) for pair, C in problem.edges.items()}
-        self.C = [oriented(self.edges, order[k], order[m]) for k, m in PAIRS]
-        self.terms = sum(problem.shape)
-        self.fresh = self.on_logs = False
-
-    def on_device(self, cost: Any) -> Any:
-        return cost.array if namespace(cost.array) is self.xp else self.xp.asarray(np.asarray(cost))
+        self.order, self.xp, self.terms, self.on_logs = order, problem.xp, sum(problem.shape), False
+        self.kernels: dict[tuple[int, int], LogKernel] = {}
+        for pair in PAIRS:
+            i, j = (order[k] for k in pair)
+            self.kernels[pair] = problem.kernel(oriented(problem.edges, i, j), (i, j))
 
     def start(self, reg: float) -> None:
-        self.reg, self.fresh, self.on_logs = reg, False, False
+        self.on_logs = False
+        for kernel in self.kernels.values():
+            kernel.start(reg)
 
-    def absorb(self, log_u: list[F64]) -> None:
+    def finer(self) -> bool:
+        """Go over to products on logarithms, if they are not made so already."""
+        before, self.on_logs = self.on_logs, True
+        return not before
+
+    def absorb(self, log_u: list[F64]) -> bool:
+        """Make the kernels around potentials, which each row's largest entry makes those of the columns."""
+        self.shift = [np.zeros(len(x)) for x in log_u]
         if self.on_logs:
-            raise UnderflowError
-        xp = self.xp
-        self.on_logs, self.fresh = self.fresh, True
-        self.shift, self.K = [np.zeros(len(x)) for x in log_u], []
-        for C, (k, m) in zip(self.C, PAIRS, strict=True):
-            K = xp.asarray(C, np.float64) / -self.reg
-            if not self.on_logs:
-                K += xp.asarray(0.5 * log_u[k])[:, None]
-                K += xp.asarray(0.5 * log_u[m])
-                rows = K.max(1)
-                K -= rows[:, None]
-                cols = K.max(0)
-                K -= cols
-                xp.exp(K, out=K)
-                K *= K >= FLUSH_PRODUCT
-                self.shift[k] += 0.5 * log_u[k] - host(rows)
-                self.shift[m] += 0.5 * log_u[m] - host(cols)
-            self.K.append(K)
+            self.K = [self.logarithms(*pair) for pair in PAIRS]
+            return True
+        for (k, m), kernel in self.kernels.items():
+            kernel.absorb(0.5 * log_u[m])
+            self.shift[k] += kernel.p
+            self.shift[m] += kernel.q
+        self.K = [kernel.matrix for kernel in self.kernels.values()]
+        for K in self.K:
+            K[K < FLUSH_PRODUCT] = 0.0
+        return True
+
+    def logarithms(self, i: int, j: int) -> Any:
+        """-C / reg of two marginals, the first as rows."""
+        kernel = self.kernels[min(i, j), max(i, j)]
+        L = self.xp.concatenate([block for _, _, block in kernel.logarithms(kernel.cost)])
+        return L if i < j else L.T
 
     def read(self, left: Left, log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
         """(log s_0, W, its base, the least of its sums) in two matrix products, for log u_0 = -fi log s_0."""
@@ -310,7 +288,7 @@ class Triangle:
         return R, few_here(W), base, LEAST_PRODUCT
 
     def read_logs(self, left: Left, log_weight: F64, fi: float) -> tuple[F64, Any, float, float]:
-        """The same; W is the plan of two marginals, divided by its largest entries by rows, then by columns."""
+        """Find what `read` does; W is the plan of two marginals, divided by its largest entries by rows and columns."""
         (L01, L02, L12), xp = self.K, self.xp
         log_w = left.log_weight + left.log_u
         x1, x2 = (xp.asarray(log_w[part]) for part in left.parts)
@@ -326,20 +304,20 @@ class Triangle:
         left.factors(left.log_u)
         return R, few_here(xp.exp(W, out=W)), 0.0, LEAST_PRODUCT
 
-    def pair(self, i: int, j: int, log_w: list[F64]) -> F64:
-        found: F64 = host(self.coupling(i, j, log_w))
-        return found
-
-    def coupling(self, i: int, j: int, log_w: list[F64]) -> Any:
-        """The third marginal summed over by a product on logarithms."""
-        L = {pair: self.xp.asarray(C, np.float64) / -self.reg for pair, C in self.edges.items()}
+    def pair(self, i: int, j: int, log_w: list[F64]) -> Any:
+        """The coupling of two marginals, the third summed over by a product on logarithms."""
         third, x = 3 - i - j, [self.xp.asarray(w) for w in log_w]
-        log_pair = log_matmul(oriented(L, i, third) + x[third], oriented(L, third, j)) + oriented(L, i, j)
-        return self.xp.exp(log_pair + x[i][:, None] + x[j])
+        through = log_matmul(self.logarithms(i, third) + x[third], self.logarithms(third, j))
+        return self.xp.exp(through + self.logarithms(i, j) + x[i][:, None] + x[j])
 
-    def cost(self, log_w: list[F64]) -> float:
+    def plan_cost(self, log_w: list[F64]) -> float:
         total = 0.0
-        for (i, j), C in self.edges.items():
-            P = self.coupling(i, j, log_w)
-            total += float((P * self.xp.where(P > 0, C, 0.0)).sum())
+        for (i, j), kernel in self.kernels.items():
+            P, L = self.pair(i, j, log_w), self.logarithms(i, j)
+            total -= kernel.reg * float((P * self.xp.where(P > 0, L, 0.0)).sum())
         return total
+
+
+def few_here(W: Any) -> Any:
+    """W on the host if its entries are few."""
+    return host(W) if W.size <= HOST_ENTRIES else W

@@ -196,7 +196,7 @@ class Tree:
         child = i if self.parent[i] == j else j
         (x, y), kernel = self.beliefs(child, state), self.kernels[child]
         cost: Any = kernel.cost
-        P = cost.with_data(np.exp(x[cost.row_numbers()] + y[cost.column] + kernel.stored_logarithms()))
+        P = cost.with_data(np.exp(x[cost.row_numbers()] + y[cost.column] - cost.data.astype(np.float64) / kernel.reg))
         return P if child == i else P.T.tocsr()
 
     def beliefs(self, child: int, state: State) -> tuple[F64, F64]:

@@ -94,6 +94,10 @@ class Kernel(LogKernel):
             p, q = pointer(self.p[i0:i1]), pointer(self.q)
             check(lib.mapuot_build_kernel(*call, p, q, state.dtype, to, state.ld))
 
+    @property
+    def matrix(self) -> F64:
+        return np.asarray(self.K.reshape(len(self.p), -1)[:, : len(self.q)])
+
     def run_pass(self, call: Any) -> None:
         """One of the passes over all rows; where they are made of a cost that is not held, block by block."""
         state = self.state

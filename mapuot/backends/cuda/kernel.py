@@ -6,10 +6,12 @@ are too wide for all multiprocessors together, K is in float64 and CuPy's produc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost
 from ..coarse import Labels
@@ -28,7 +30,6 @@ class Kernel(LogKernel):
         self.xp, (self.m, self.n), self.runs = xp, cost.shape, runs_kernels(xp)
         self.ld = -(-self.n // PAD) * PAD
         self.K: Any = xp.empty((0, 0))
-        self.one_read: OneRead | None = None
         self.labels: Labels | None = None
         super().__init__(cost, reg, ends, dtype if self.strips(dtype) else "float64")
 
@@ -42,40 +43,46 @@ class Kernel(LogKernel):
         shape = strips_for(self.m, self.ld, ITEMSIZE[dtype], processors, shared)
         return shape if capability >= 90 else None
 
-    def blocks(self) -> Any:
-        """(i0, i1, C) on the device, all of it at once where it lies there."""
+    def blocks(self, cost: Cost) -> Any:
+        """Blocks (i0, i1, C) of a cost on the device, all of it at once where it lies there."""
         stage = self.xp.asarray
         if self.runs:
             from .arrays import Stage  # noqa: PLC0415 - needs CuPy
 
             stage = Stage()
-        there = self.cost.held and namespace(self.cost.array) is self.xp
-        for i0, i1, C, _ in self.cost.blocks(most=None if there else BLOCK_BYTES):
+        there = cost.held and namespace(cost.array) is self.xp
+        for i0, i1, C, _ in cost.blocks(most=None if there else BLOCK_BYTES):
             yield i0, i1, stage(C if self.runs else np.asarray(C))
 
-    def logs(self) -> Any:
-        """Blocks (i0, i1, -C / reg) in float64 on the device."""
-        for i0, i1, C in self.blocks():
-            for k0 in range(i0, i1, rows := max(1, BLOCK_BYTES // (8 * self.n))):
+    def logarithms(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
+        for i0, i1, C in self.blocks(cost):
+            for k0 in range(i0, i1, rows := max(1, BLOCK_BYTES // (8 * cost.shape[1]))):
                 k1 = min(k0 + rows, i1)
                 yield k0, k1, self.xp.asarray(C[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
-    def host(self, x: Any) -> F64:
-        return np.asarray(host(x))
+    @property
+    def matrix(self) -> Any:
+        return self.K[:, : self.n]
+
+    @cached_property
+    def one_read(self) -> OneRead | None:
+        """The pass over K as it lies; None where the device has none of that kind."""
+        shape = self.strips(self.dtype)
+        return OneRead(self, shape) if shape else None
 
     def balance(self, y: F64) -> F64:
         xp, y = self.xp, self.xp.asarray(y)
         top = xp.full(self.n, -np.inf)
-        for i0, i1, C in self.blocks():
+        for i0, i1, C in self.blocks(self.cost):
             largest = self.row_max(C, xp.zeros(i1 - i0), y)
-            self.p[i0:i1] = -self.host(largest)
+            self.p[i0:i1] = -host(largest)
             xp.maximum(top, self.row_max(C.T, y, -largest), out=top)
-        return self.host(top)
+        return np.asarray(host(top))
 
     def row_max(self, C: Any, alpha: Any, beta: Any) -> Any:
         """max_j (alpha_i + beta_j - C_ij / reg)."""
         if not self.runs:
-            return (alpha[:, None] + beta - C / self.reg).max(1)
+            return (alpha[:, None] + beta - np.asarray(C, np.float64) / self.reg).max(1)
         from .stream import reduce_rows  # noqa: PLC0415 - needs CuPy
 
         return reduce_rows("row_max", C, None, alpha, beta, self.reg, 1)[0]
@@ -84,19 +91,18 @@ class Kernel(LogKernel):
         xp = self.xp
         q = xp.asarray(self.q) if self.q.any() else xp.zeros(self.n)
         if not self.K.size or self.K.dtype != STORAGE[self.dtype]:
-            self.K = self.one_read = None  # the one before goes first
+            vars(self).pop("one_read", None)  # the one before goes first
+            self.K = None
             self.need_memory(self.m * self.ld * ITEMSIZE[self.dtype])
             self.K = xp.zeros((self.m, self.ld), STORAGE[self.dtype])
-            shape = self.strips(self.dtype)
-            self.one_read = OneRead(self, shape) if shape else None
-        for i0, i1, C in self.blocks():
+        for i0, i1, C in self.blocks(self.cost):
             p = xp.asarray(self.p[i0:i1])
             if self.runs:
                 from .stream import fill_rows  # noqa: PLC0415 - needs CuPy
 
                 fill_rows(self.K[i0:i1], self.dtype, C, None, p, q, self.reg)
             else:
-                self.K[i0:i1, : self.n] = xp.exp(p[:, None] + q - C / self.reg)
+                self.matrix[i0:i1] = xp.exp(p[:, None] + q - np.asarray(C, np.float64) / self.reg)
 
     def need_memory(self, needed: int) -> None:
         if not self.runs:
@@ -116,8 +122,8 @@ class Kernel(LogKernel):
         if self.labels and 0 < u.max() < np.inf:
             self.told = self.exchange(self.labels, u / u.max(), self.vector(v))
         if sums is None:
-            sums = self.xp.asarray(u) @ self.K[:, : self.n]
-        return log_s, self.host(sums) if self.n <= HOST_ENTRIES else sums, float(u.max())
+            sums = self.xp.asarray(u) @ self.matrix
+        return log_s, host(sums) if self.n <= HOST_ENTRIES else sums, float(u.max())
 
     def vector(self, v: F64 | Product) -> Any:
         return v.vector(self.xp) if isinstance(v, Product) else self.xp.asarray(v)
@@ -132,10 +138,10 @@ class Kernel(LogKernel):
         xp = self.xp
         members = xp.zeros((labels.clusters, self.m), self.K.dtype)
         members[xp.asarray(labels.label), xp.arange(self.m)] = xp.asarray(u.astype(self.K.dtype))
-        blocks = (members @ self.K[:, : self.n]) * v
+        blocks = (members @ self.matrix) * v
         mass = blocks.sum(1)
         shares = (blocks / xp.maximum(mass, TINY)[:, None]).astype(np.float32)
-        return self.host(mass), shares
+        return host(mass), shares
 
     def exchanged(self) -> tuple[F64, Any]:
         return self.told
@@ -143,24 +149,24 @@ class Kernel(LogKernel):
     def dots(self, v: F64 | Product) -> F64:
         if self.one_read:
             return self.one_read(v, np.zeros(self.m), 0.0)[0]
-        return self.host(self.K[:, : self.n] @ self.vector(v))
+        return np.asarray(host(self.matrix @ self.vector(v)))
 
     def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
         xp = self.xp
         out = xp.zeros((self.cost.shape[1 - axis], Y.shape[1]))
         x, y, Y = xp.asarray(x), xp.asarray(y), xp.asarray(Y)
-        for i0, i1, L in self.logs():
+        for i0, i1, L in self.logarithms(self.cost):
             P = xp.exp(L + x[i0:i1, None] + y)
             if axis:
                 out[i0:i1] = P @ Y
             else:
                 out += P.T @ Y[i0:i1]
-        return self.host(out)
+        return np.asarray(host(out))
 
     def plan_cost(self, x: F64, y: F64) -> float:
         xp, total = self.xp, 0.0
         x, y = xp.asarray(x), xp.asarray(y)
-        for i0, i1, L in self.logs():
+        for i0, i1, L in self.logarithms(self.cost):
             P = xp.exp(L + x[i0:i1, None] + y)
             total -= self.reg * float((P * xp.where(P > 0, L, 0.0)).sum())
         return total

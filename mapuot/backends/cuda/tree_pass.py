@@ -70,8 +70,8 @@ class TreePass:
     def held(self, k: int) -> bool:
         """Whether an edge can be gone by, pointed at where its kernel has been made since."""
         owner, edge = self.kernels[k], self.edges[k]
-        one = owner.one_read
-        if one is None or owner.labels is not None or not owner.builds:
+        one = owner.one_read if owner.builds else None
+        if one is None or owner.labels is not None:
             return False
         if owner.builds != self.builds[k]:
             self.builds[k], self.passes[k] = owner.builds, one
