@@ -23,6 +23,7 @@ from .pot.arrays import threshold
 from .pot.sinkhorn import Call
 from .problem.points import METRICS, PointCloud
 from .problem.validate import as_array, as_count, as_float, as_positive, odd_scale
+from .status import Words
 
 try:
     from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
@@ -186,7 +187,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
         call = Call(self.mu_s_, self.mu_t_, cost, as_positive(self.reg_e, "reg_e"), self.reg_m)
         call.max_iter, call.verbose = as_count(self.max_iter, "max_iter"), self.verbose
-        call.stop, call.words = threshold(self.tol, "tol"), ("max_iter", "tol")
+        call.stop, call.words = threshold(self.tol, "tol"), Words("max_iter")
         answers = call.run(self.method)
         self.result_: Result = answers.results[0]
         problem, mass = self.result_.problem, self.result_.mass

@@ -35,18 +35,6 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(text, category, stacklevel=level)
 
 
-def told_bound(error: float, name: str = "error") -> str:
-    """A certified relative plan error in words: from 1 on it says nothing of the plan."""
-    return f"{name} {error:.1e}" if error < 1 else "nothing certified yet"
-
-
-def told_miss(error: float, wanted: str, tol: float) -> str:
-    """The same of a solve that ended above ``tol``, which the caller knows as ``wanted``."""
-    if error < 1:
-        return f"certified relative plan error {error:.2e} > {wanted} {tol:.2e}"
-    return f"certified relative plan error above 1, so far nothing is known of the plan ({wanted} {tol:.2e})"
-
-
 def shown(value: Any) -> str:
     """repr(value) for a message: one line, cut off; where it has none (an int of 5000 digits), its type."""
     try:

@@ -16,8 +16,9 @@ from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_cost, as_range, as_reference, as_threads
 from ..ranks import ALONE
+from ..status import STATUSES
 from .result import Result
-from .store import FORMAT, MASKED, NUMBERS, STATUSES, TEXTS, VECTORS, trace_of
+from .store import FORMAT, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
 
 MASK = ("keep", "seed", "turned")
 REFERENCES = ("product", "uniform")

@@ -12,14 +12,15 @@ import numpy as np
 from .. import penalties
 from ..backends import PlanStream, Stats, name_of, pick
 from ..backends.boxes import KeptStream, Sorted
-from ..backends.contract import FAILED, host, namespace
+from ..backends.contract import host, namespace
 from ..cached import cached_property
-from ..errors import MUTED, ConvergenceWarning, shown, told_bound, told_miss, warn
+from ..errors import shown
 from ..files import split_name, write
 from ..penalties import F64
 from ..problem.problem import Problem
 from ..problem.sparse import Sparse, gathered, is_sparse, on_host, top_of, values_of
 from ..problem.validate import as_choice, as_count, as_float, as_share
+from ..status import FAILED, OURS, Words, not_converged, told_bound, warn_not_converged
 from .curvature import hvp
 from .labels import as_labels, classes_of, one_hot, shares
 from .slopes import Gradient, gradient, potential
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
 LEAST_FLOAT32, MOST_FLOAT32 = 2e-31, 3e38  # 2^24 times the least entry, 1.2e-38, that is not flushed; the largest sum
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
-VALUE_KNOWN = 1e-4  # relative gap from which a warning tells of tol_gap
 
 
 def holds_float32(mass: float, entries: int) -> bool:
@@ -625,39 +625,15 @@ class Result(Certified, Answer):
         return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
 
 
-def warn_not_converged(result: Result, tol: float, precision: str) -> None:
-    """The ConvergenceWarning of a solve in this storage; on one of several ranks, of its own rows."""
-    if not MUTED.get():
-        warn(not_converged(result, tol, precision), ConvergenceWarning)
+def warn_missed(result: Result, tol: float, finer: bool) -> None:
+    """Warn of a solve that did not reach ``tol``; on one of several ranks, of its own rows."""
+    warn_not_converged(told_missed(result, tol, finer))
 
 
-def not_converged(result: Result, tol: float, precision: str, words: tuple[str, str] = ("max_passes", "tol")) -> str:
-    """Why this solve did not reach tol, and what may help; ``words`` are the caller's for max_passes and tol."""
-    passes, wanted = words
+def told_missed(result: Result, tol: float, finer: bool, words: Words = OURS) -> str:
+    """The text of that warning, see :func:`mapuot.status.not_converged`."""
     sides = (result.problem.rows, result.row_marginal), (result.problem.cols, result.col_marginal)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
-    nearer = "raise reg or reg_m, bring M nearer 0, or rescale a and b"
-    finer = " or precision='float64'" * (precision != "float64")
-    stalled = f"rounding allows no better: ask for a larger {wanted}{finer}"
-    longer = f"raise {passes}, reg or {wanted}"
-    if missed > 1e-6 * result.mass:
-        stalled = f"hard marginals are missed by {missed:.1e}: they may be infeasible where M forbids pairs"
-        longer += f"; {stalled}" * result.problem.forbidden
-    cure = {
-        "max_passes": longer,
-        "stalled": stalled,
-        "underflow": f"the plan is too small for float64: {nearer}",
-        "not finite": f"the plan, or a scaling, overflows: {nearer}",
-    }.get(result.status, nearer)
-    why = passes if result.status == "max_passes" else result.status
-    told = told_miss(result.error_bound, wanted, tol)
-    return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
-
-
-def value_known(result: Result) -> str:
-    """What may do for who wants the value and not the plan, where the gap is small already."""
-    relative = result.gap / abs(result.trace[-1].dual) if result.trace and result.trace[-1].dual else np.inf
-    if not relative <= VALUE_KNOWN:
-        return ""
-    return f"; the value is certified to {relative:.1e} of itself: where that is enough, stop by tol_gap instead"
+        missed = float(missed) / result.mass if result.mass else 0.0
+    return not_converged(result, tol, finer, words, missed, result.problem.forbidden)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..backends.contract import Stats
+from ..status import STATUSES
 
 FORMAT, MASKED = 1, 2  # without and with a mask, which who knows the first alone must not overlook
 TRACE = tuple(field.name for field in dataclasses.fields(Stats))
-STATUSES = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "max_passes", "cancelled")
 VECTORS = ("log_u", "log_v", "row_marginal", "col_marginal", "a", "b", "rho_a", "rho_b")
 NUMBERS = ("cost", "objective", "dual", "mass", "reg", "M_min", "M_max", "c_mass")
 TEXTS = ("status", "penalty_a", "penalty_b", "reference", "dtype")

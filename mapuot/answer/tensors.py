@@ -143,6 +143,9 @@ class Tensors:
         with stream_of(self.device):
             return self._as_tensors(getattr(self.arrays, name))
 
+    def __bool__(self) -> bool:
+        return bool(self.arrays)
+
     def __len__(self) -> int:
         return len(self.arrays)  # type: ignore[arg-type]
 

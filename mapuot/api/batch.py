@@ -19,10 +19,9 @@ from ..answer.result import Answer, Result, numbers, primal_value
 from ..answer.tensors import answered, listed, tensor_among
 from ..ascend.loop import Run
 from ..backends import Options, Stats, host, name_of, namespace, pick
-from ..backends.contract import FAILED
 from ..backends.workspace import FAR
 from ..cached import cached_property
-from ..errors import MUTED, ConvergenceWarning, ScalingWarning, warn
+from ..errors import MUTED, ScalingWarning, warn
 from ..penalties import F64
 from ..problem.cost import as_vectors
 from ..problem.problem import BatchProblem
@@ -41,6 +40,7 @@ from ..route.strategy import (
     start_potentials,
     turned,
 )
+from ..status import FAILED, told_miss, warn_not_converged
 from ..threads import each
 
 PRODUCT_SPREAD = 600.0  # exponents of a plan within it survive as a product of exponentials
@@ -149,14 +149,10 @@ def solve_batch(
     odd = odd_scale(problem.spread, problem.M_max, result.mass, *masses)
     if odd and not MUTED.get():
         warn(odd, ScalingWarning)
-    if not result.converged.all() and not MUTED.get():
-        worst, count = result.error_bound.max(), int((~result.converged).sum())
-        told = f"{worst:.2e} > tol {tol:.2e}" if worst < 1 else f"above 1, so far nothing is known (tol {tol:.2e})"
-        warn(
-            f"{count} of {len(result)} problems not converged: largest certified relative plan error {told}; raise "
-            "max_passes, reg or tol",
-            ConvergenceWarning,
-        )
+    if not result.converged.all():
+        told = told_miss(result.error_bound.max(), tol, largest="largest ")
+        count = f"{int((~result.converged).sum())} of {len(result)} problems"
+        warn_not_converged(f"{count} not converged: {told}; raise max_passes, reg or tol")
     return result
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..answer.result import Result
-from ..backends.contract import FAILED
 from ..errors import shown
+from ..status import FAILED
 from .solve import solve
 
 

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..answer.result import Result, warn_not_converged
+from ..answer.result import Result, warn_missed
 from ..answer.tensors import answered, tensor_among
 from ..ascend.loop import Run
 from ..backends import Options, Stats, name_of, pick
-from ..backends.contract import FAILED
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..files import opened
 from ..problem.cost import Cost, as_vectors
@@ -32,6 +31,7 @@ from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route.plain import attempt
 from ..route.strategy import METHODS, PRECISIONS, SCHEDULES, carry_out, make_options, start_potentials
+from ..status import FAILED
 
 
 def solve(
@@ -201,7 +201,7 @@ def solve(
         plain = attempt(M, a, b, reg, reg_m, arguments, out)
         if plain is not None:
             if not plain.converged:
-                warn_not_converged(plain, tol, as_told(plain.options, precision))
+                warn_missed(plain, tol, may_be_finer(plain.options, precision))
             return plain
     ranks = join(comm)
     with ranks.together():
@@ -241,7 +241,7 @@ def solve(
         with ranks.together():
             result.form_plan(out)
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
-        warn_not_converged(result, tol, as_told(options, precision))
+        warn_missed(result, tol, may_be_finer(options, precision))
     return result
 
 
@@ -271,6 +271,6 @@ def first_read(cost: Any, progress: bool) -> Iterator[None]:
             del cost.reading
 
 
-def as_told(options: Options, precision: str) -> str:
-    """The storage to name where a finer one may help: "auto" has tried that."""
-    return options.precision if precision != "auto" else "float64"
+def may_be_finer(options: Options, precision: str) -> bool:
+    """Whether to name float64 where that may help: "auto" has tried it."""
+    return precision not in ("auto", "float64") and options.precision != "float64"

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import FAILED, SECONDS_A_CALL, Options, Stats, Workspace, closing
-from ..errors import shown, told_bound
+from ..backends.contract import SECONDS_A_CALL, Options, Stats, Workspace, closing
+from ..errors import shown
 from ..files import Checkpoint
 from ..penalties import F64
 from ..problem.problem import Problem
 from ..progress import bar as progress_bar
 from ..ranks import ALONE, Ranks
+from ..status import FAILED, GOES_ON, told_bound
 
 MOST_A_CALL = 512  # passes that the core makes before Python looks again
 
@@ -70,11 +71,11 @@ class Run:
                 begun = time.perf_counter()
                 stats = workspace.iterate(max(1, min(count, self.limit - self.n_passes)))
                 self.status = self.record(stats)
-                if stats[0].error > leave and self.status in ("running", "absorb"):
+                if stats[0].error > leave and self.status in GOES_ON:
                     self.status = "running"
                     break
                 leave = math.inf
-                ended = self.status not in ("running", "absorb", *FAILED)
+                ended = self.status not in (*GOES_ON, *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
                     self.certify_in_place(workspace)
                 fresh = self.renewed(workspace, problem, stats[-1])
@@ -95,7 +96,7 @@ class Run:
     def renewed(self, workspace: Workspace, problem: Problem, stat: Stats) -> bool:
         """Whether K was built anew for the next pass, which begins where groups of points say, if there are any."""
         truncation = problem.cost.truncation
-        goes_on = self.status in ("running", "absorb", *FAILED)
+        goes_on = self.status in (*GOES_ON, *FAILED)
         log_v = workspace.corrected(stat) if truncation and goes_on else None
         if self.status == "absorb" or (log_v is not None and not truncation.correct):
             workspace.absorb(log_v)
@@ -137,7 +138,7 @@ class Run:
             self.bar.set_postfix_str(told_bound(stats[-1].error), refresh=False)
         cancelled = self.ranks.max(cancelled)
         status = stats[-1].status
-        if status in ("running", "absorb"):
+        if status in GOES_ON:
             if cancelled:
                 return "cancelled"
             if self.n_passes >= self.limit:

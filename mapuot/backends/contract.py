@@ -26,7 +26,6 @@ import numpy as np
 
 from ..penalties import F64
 
-FAILED = ("not finite", "underflow")  # statuses of what is no answer
 LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at the smallest float64
 SECONDS_A_CALL = 0.1  # how long a core may keep control: Ctrl-C and the progress bar wait for it
 MEMORY = 5, 20  # Anderson differences where they cost time beside a pass, and where they do not
@@ -72,7 +71,7 @@ class Stats:
     mass: float
     residual: float  # max |change of log v|
     rejected: bool  # the guard dropped an extrapolated step
-    status: str  # "running", "converged", "absorb", "stalled", "not finite", "underflow"
+    status: str  # one of status.STATUSES
     seconds: float = 0.0  # since the solve began
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..status import STATUSES
 from .contract import Stats
 
 SOURCE = Path(__file__).resolve().parent.parent / "_cuda_src"
@@ -56,7 +57,7 @@ COMMON = read("common/record.h")
 STATS = COMMON["mapuot_stats"]
 
 # of mapuot_status, in order
-STATUS = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "running")
+STATUS = (*STATUSES[:6], "running")
 ABSORB, COARSE = 2, 6  # its members that a workspace answers itself; after "coarse" the passes go on
 
 

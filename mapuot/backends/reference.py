@@ -20,6 +20,7 @@ from ..problem.problem import EXPONENT_ROUNDING, Problem
 from ..problem.side import Side
 from ..problem.sparse import Sparse
 from ..problem.validate import as_columns
+from ..status import FAILED
 from .coarse import Coarse, Labels
 from .contract import LEAST_MASS, Options, Stats, memory_of, weigh
 
@@ -172,7 +173,7 @@ class Workspace:
         self.passes += 1
         rejected, residual = self.advance(log_v, image, dual)
         status = "running" if rejected else self.status(error, gap, dual, moved, mass)
-        if status in ("not finite", "underflow"):
+        if status in FAILED:
             error, gap, moved = math.inf, math.inf, math.inf
         lower = dual - moved if moved < math.inf else -math.inf
         return Stats(self.passes, gap, error, lower, float(mass), residual, rejected, status)

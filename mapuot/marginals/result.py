@@ -11,12 +11,12 @@ import numpy as np
 
 from ..answer.result import Certified
 from ..backends import Stats
-from ..backends.contract import FAILED
 from ..cached import cached_property
-from ..errors import shown, told_bound
+from ..errors import shown
 from ..penalties import F64, kl_divergence
 from ..problem.sparse import Sparse, is_sparse
 from ..problem.validate import as_columns
+from ..status import FAILED, told_bound
 from .blocks import Blocks
 from .problem import MultiProblem
 from .state import State

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from ..backends import Stats, name_of, pick
-from ..backends.contract import FAILED
-from ..errors import ConvergenceWarning, shown, told_miss, warn
+from ..errors import shown
 from ..penalties import F64
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_callback, as_count, as_positive, as_threads
+from ..status import FAILED, not_converged, warn_not_converged
 from .ascend import Ascent, Rules
 from .blocks import Blocks
 from .problem import MultiProblem
@@ -131,7 +131,7 @@ def multimarginal(
     status = ascent.run(state)
     result = MultiResult(problem, body, ascent.found, trace, status)
     if not result.converged and status != "cancelled":
-        warn(not_converged(result, tol), ConvergenceWarning)
+        warn_not_converged(not_converged(result, tol))
     return result
 
 
@@ -173,15 +173,3 @@ def approach(problem: MultiProblem, rules: Rules, begin: float) -> tuple[Tree | 
         state = None if failed else ascent.state * STEP
     body = body_of(problem, body)
     return body, body.start(state), passes
-
-
-def not_converged(result: MultiResult, tol: float) -> str:
-    """Why this solve did not reach tol, and what may help."""
-    cure = {
-        "max_passes": "raise max_passes, reg or tol",
-        "stalled": "rounding allows no better, or hard marginals cannot be met: ask for a larger tol",
-        "underflow": "the plan, or a sum of its kernel, is too small for float64: raise reg or reg_m",
-        "not finite": "the plan overflows: raise reg, or rescale costs and masses",
-    }[result.status]
-    told = told_miss(result.error_bound, "tol", tol)
-    return f"not converged ({result.status}) after {result.n_passes} passes: {told}; {cure}"

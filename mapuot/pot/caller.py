@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..answer.result import Result, not_converged
+from ..answer.result import Result, told_missed
 from ..errors import MUTED, ConvergenceWarning, warn
+from ..status import Words
 
-WORDS = ("numItermax", "stopThr")  # for max_passes and tol
+WORDS = Words("numItermax", "stopThr")
 NAMES = {"reference": "c", "warm_start": "warmstart", "A": "a", "B": "b"}  # ours, POT's
 
 
@@ -34,13 +35,13 @@ def muted() -> Iterator[None]:
         MUTED.reset(before)
 
 
-def warn_not_converged(result: Result, stop: float, words: tuple[str, str]) -> None:
+def warn_not_converged(result: Result, stop: float, words: Words) -> None:
     """Of a certified solve that is not within ``stop``; ``words``: the caller's for passes and stop."""
     if not (result.converged or result.error_bound <= stop):
-        warn(not_converged(result, stop, "float64", words), ConvergenceWarning)
+        warn(told_missed(result, stop, False, words), ConvergenceWarning)
 
 
-def warn_not_stopped(what: str, count: int, err: float, stop: float, words: tuple[str, str], cure: str = "") -> None:
+def warn_not_stopped(what: str, count: int, err: float, stop: float, words: Words, cure: str = "") -> None:
     """Of an iteration whose last change is not below ``stop``."""
     warn(
         f"{what} not converged after {count} iterations: last change {err:.2e} >= {words[1]} {stop:.2e}; "

@@ -21,6 +21,7 @@ from ..errors import warn
 from ..penalties import F64
 from ..problem.problem import Problem
 from ..progress import bar as progress_bar
+from ..status import Words
 from .caller import warn_not_stopped
 
 NAMED = {  # name: (translation, iterations between two looks at err, err of u alone)
@@ -42,7 +43,7 @@ def iterate(
     max_iter: int,
     stop: float,
     progress: bool,
-    words: tuple[str, str],
+    words: Words,
 ) -> tuple[list[Result], list[float]]:
     """Run the named iteration of problems that stop together; the Results of (u_k, v_k), POT's err at every look."""
     precision = "float32" if problems[0].M.dtype.name == "float32" else "float64"

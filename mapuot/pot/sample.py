@@ -17,6 +17,7 @@ from ..answer.result import Result
 from ..answer.tensors import tensor_among
 from ..api.solve import solve
 from ..problem.points import METRICS, PointCloud
+from ..status import Words
 from . import sinkhorn
 from .arrays import take, tracked
 from .caller import muted, warn_not_converged
@@ -67,7 +68,7 @@ def answer(given: dict[str, Any]) -> Any:
             max_passes=max(given["max_iter"] or LEAST_ITER, LEAST_ITER), backend=sinkhorn.BACKEND,
             warm_start=given.get("potentials_init"),
         )  # fmt: skip
-    warn_not_converged(result, stop, ("max_iter", "tol"))
+    warn_not_converged(result, stop, Words("max_iter"))
 
     def back(z: Any) -> Any:
         return nx.from_numpy(np.asarray(z), type_as=given["X_a"])

@@ -23,6 +23,7 @@ from ..errors import InfeasibleError, warn
 from ..problem.problem import Problem
 from ..problem.validate import as_array, as_count, as_positive, as_side
 from ..route.strategy import start_potentials
+from ..status import Words
 from .arrays import give, library, take, threshold, tracked
 from .caller import WORDS, muted, names_of_pot, warn_not_converged
 from .iterate import NAMED, TINY, iterate
@@ -259,7 +260,7 @@ class Call:
     verbose: bool = False
     tol: float | None = None  # of the certified solver, default stop
     together: bool = False  # several targets iterate until their common err is below stop, as in POT
-    words: tuple[str, str] = WORDS  # the caller's for max_iter and stop
+    words: Words = WORDS  # the caller's for max_iter and stop
 
     def run(self, method: str | None, tau: float | None = None) -> Answers:
         name = method_name(method)

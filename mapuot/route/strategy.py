@@ -19,10 +19,11 @@ import numpy as np
 from ..answer.result import Result
 from ..ascend.loop import Run
 from ..ascend.truncation import begun, in_boxes, inner, nats_of
-from ..backends.contract import FAILED, MEMORY, SMALL_ENTRIES, Options
+from ..backends.contract import MEMORY, SMALL_ENTRIES, Options
 from ..penalties import F64
 from ..problem.problem import Common, Problem
 from ..problem.validate import as_positive, as_start, as_threads
+from ..status import FAILED
 
 METHODS = {  # name: (translation, Anderson memory, in place)
     "auto": (True, MEMORY[1], False),

@@ -21,6 +21,7 @@ from problems import (
 )
 
 import mapuot
+from mapuot.answer.tensors import Tensors
 
 METHODS = ["auto", "translation_invariant", "sinkhorn", "map-uot"]
 
@@ -406,3 +407,10 @@ def test_nothing_of_a_call_stays(backend, name):
         assert alive() is None
     finally:
         gc.enable()
+
+
+def test_every_result_is_true():
+    """Whether or not it converged; that of tensors passes on what it wraps."""
+    result = clouds(5, 4).solve()
+    assert result
+    assert Tensors(result, None)

@@ -1,0 +1,78 @@
+"""What a pass and a solve can end in, and the one text that tells a user of a solve which did not converge."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from .errors import MUTED, ConvergenceWarning, warn
+
+# The first six have the numbers of mapuot_status (src_c/common/record.h); files of answers hold the index of a status.
+STATUSES = ("running", "converged", "absorb", "stalled", "not finite", "underflow", "max_passes", "cancelled")
+GOES_ON = ("running", "absorb")  # statuses of a pass that another one follows
+FAILED = ("not finite", "underflow")  # statuses of what is no answer
+VALUE_KNOWN = 1e-4  # relative gap from which a warning tells of tol_gap
+
+
+class Words(NamedTuple):
+    """The caller's names for the limit of passes and for the certified error asked for."""
+
+    passes: str = "max_passes"
+    tol: str = "tol"
+
+
+OURS = Words()
+
+
+def told_bound(error: float, name: str = "error") -> str:
+    """A certified relative plan error in words: from 1 on it says nothing of the plan."""
+    return f"{name} {error:.1e}" if error < 1 else "nothing certified yet"
+
+
+def told_miss(error: float, tol: float, words: Words = OURS, largest: str = "") -> str:
+    """A certified error above ``tol`` in words."""
+    if error < 1:
+        return f"{largest}certified relative plan error {error:.2e} > {words.tol} {tol:.2e}"
+    return (
+        f"{largest}certified relative plan error above 1, so far nothing is known of the plan ({words.tol} {tol:.2e})"
+    )
+
+
+def not_converged(
+    result: Any, tol: float, finer: bool = False, words: Words = OURS, missed: float = 0.0, forbidden: bool = False
+) -> str:
+    """Why a certified solve did not reach ``tol``, and what may help.
+
+    ``finer``: precision="float64" may; ``missed``: what hard marginals miss, as a share of the mass; ``forbidden``: M
+    forbids pairs.
+    """
+    nearer = "raise reg or reg_m, bring the costs nearer 0, or rescale the masses"
+    stalled = f"rounding allows no better: ask for a larger {words.tol}" + " or precision='float64'" * finer
+    longer = f"raise {words.passes}, reg or {words.tol}"
+    if missed > 1e-6:
+        stalled = f"hard marginals are missed by {missed:.1e} of the mass: they may be infeasible where M forbids pairs"
+        longer += f"; {stalled}" * forbidden
+    cure = {
+        "max_passes": longer,
+        "stalled": stalled,
+        "underflow": f"the plan is too small for float64: {nearer}",
+        "not finite": f"the plan, or a scaling, overflows: {nearer}",
+    }.get(result.status, nearer)
+    why = words.passes if result.status == "max_passes" else result.status
+    told = told_miss(result.error_bound, tol, words)
+    return f"not converged ({why}) after {result.n_passes} passes: {told}; {cure}{value_known(result)}"
+
+
+def value_known(result: Any) -> str:
+    """What may do for who wants the value and not the plan, where the gap is small already."""
+    dual = result.trace[-1].dual if result.trace else 0.0
+    relative = result.gap / abs(dual) if dual else math.inf
+    if not relative <= VALUE_KNOWN:
+        return ""
+    return f"; the value is certified to {relative:.1e} of itself: where that is enough, stop by tol_gap instead"
+
+
+def warn_not_converged(text: str) -> None:
+    """Give one ConvergenceWarning at the caller's line, where the caller does not tell of it himself."""
+    if not MUTED.get():
+        warn(text, ConvergenceWarning)
