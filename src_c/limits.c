@@ -1,8 +1,10 @@
-/* limits.c - what a solve does not change while it passes: the numbers of mapuot_limits that follow from the problem, the
- * options and the storage of K, stated once for every backend (mapuot/backends/limits.py calls this).
+/* limits.c - what every backend asks before and between passes: the numbers of mapuot_limits that follow from the problem,
+ * the options and the storage of K (mapuot/backends/limits.py), and the rules of a pass for callers that make passes of
+ * their own (mapuot/backends/rules.py).
  */
 #include <math.h>
 
+#include "common/rules.h"
 #include "kernels.h"
 
 /* by mapuot_dtype: half a unit of the last of 53, 24 and 8 digits; what bfloat16 rounds is float32 already */
@@ -44,4 +46,24 @@ int64_t mapuot_leading(int64_t n, int64_t entry_bytes)
 {
     const int64_t ld = padded(n);
     return ld * entry_bytes % 4096 == 0 ? ld + PAD : ld;
+}
+
+double mapuot_plan_error(double d) { return plan_error(d); }
+
+void mapuot_settle(const mapuot_limits *limits, mapuot_progress *progress, mapuot_stats *stats)
+{
+    settle(limits, progress, stats);
+}
+
+int mapuot_judge(const mapuot_limits *limits, mapuot_progress *progress, mapuot_stats *stats, double scale,
+                 double next_v)
+{
+    judge(limits, progress, stats, scale, next_v);
+    return (int)progress->status;
+}
+
+int mapuot_judge_again(const mapuot_limits *limits, const mapuot_progress *progress, mapuot_stats *stats)
+{
+    count_extra(limits, stats);
+    return is_enough(limits, progress, stats);
 }

@@ -212,6 +212,15 @@ int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *sta
 int mapuot_finish_step(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats, int step);
 int mapuot_iterate(mapuot_pool *pool, mapuot_state *state, int64_t count, mapuot_stats *stats, int64_t *made);
 
+/* The rules of a pass (common/rules.h) for callers that make passes of their own, with records of their own: plan_error,
+ * settle and judge.  judge_again counts extra_error and extra_gap where they are known only after the pass was judged;
+ * 1: the solve may still end. */
+double mapuot_plan_error(double d);
+void mapuot_settle(const mapuot_limits *limits, mapuot_progress *progress, mapuot_stats *stats);
+int mapuot_judge(const mapuot_limits *limits, mapuot_progress *progress, mapuot_stats *stats, double scale,
+                 double next_v);
+int mapuot_judge_again(const mapuot_limits *limits, const mapuot_progress *progress, mapuot_stats *stats);
+
 /* What follows from the potentials that K holds: of a side whose absorbed is set the weights in use and base, where it
  * has one; of a state whose cols.log_scale is set too, v. */
 void mapuot_set_side(mapuot_side *side, const double *weight, const double *log_weight);

@@ -24,6 +24,7 @@ from ..answer.result import ROUNDING, Result
 from ..ascend.loop import Run
 from ..backends import closing, name_of, pick
 from ..backends.contract import host
+from ..backends.rules import plan_error
 from ..cached import cached_property
 from ..files import opened
 from ..penalties import F64
@@ -240,8 +241,7 @@ class Sweep:
             by_plans = (self.apart + self.outside + rounding + near.error_bound * near.mass) / mass
             gap = self.objective - near.dual
             gap += ROUNDING * (abs(self.objective) + p.reg * p.c_mass + p.rows.dual_scale + p.cols.dual_scale)
-            d = max(gap, 0.0) / (p.reg * mass)
-            by_values = 2 * d / 3 + math.sqrt(4 * d * d / 9 + 2 * d) if math.isfinite(d) else math.inf
+            by_values = plan_error(gap / (p.reg * mass))
         hard = p.rows.demands or p.cols.demands
         found = [by_plans] if hard else [by_plans, by_values]
         return float(min((x for x in found if not math.isnan(x)), default=math.inf))

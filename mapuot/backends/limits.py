@@ -12,7 +12,6 @@ from .._core import ffi, lib
 from .contract import Options
 
 STORAGES = ("float64", "float32", "bfloat16")  # mapuot_dtype, in order
-START = {"best_dual": -math.inf, "progress_dual": -math.inf, "best_error": math.inf, "kappa": 1.0}
 
 
 def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> None:

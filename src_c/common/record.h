@@ -38,6 +38,8 @@ typedef struct {
     double row_weight;    /* sum of a over the rows in use, for the dual value of rows with one rho */
     double rho_kl, rho_tv, rho_l2; /* the largest finite rho of the sides of that penalty, added up */
     double hard_sides;             /* how many have a balanced point or a range */
+    double extra_error; /* of the plan, beyond what a pass sees; the caller knows of it */
+    double extra_gap;   /* between the dual value and the objective, likewise */
     double path;      /* edges of the longest path, of columns whose penalty has kinks; 0: no bound by it */
     int64_t memory;   /* Anderson differences kept at most, 0: none */
     int64_t in_place; /* 1: K is overwritten by the plan and rounded once a pass */

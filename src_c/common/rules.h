@@ -183,6 +183,14 @@ FN double certified_error(const mapuot_limits *limits, const mapuot_stats *out, 
     return fmin(error, limits->path * (misfit * over + SUM_NOISE));
 }
 
+/* Count what the caller knows to be missing in what a pass sees: of the plan, and on either side of the optimum. */
+FN void count_extra(const mapuot_limits *limits, mapuot_stats *out)
+{
+    out->error += limits->extra_error;
+    out->gap += limits->extra_gap;
+    out->dual -= limits->extra_gap;
+}
+
 /* What the state is worth.  gap: the sum of the Fenchel-Young terms, hard: of the violations, misfit: of the misfits;
  * on entry out holds the dual value as it was summed, on leaving a lower bound of the optimum.
  *
@@ -213,6 +221,15 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
     if (!is_sound(limits, out, gap) || proves_nothing(limits, out, scale) || !(out->error + p->moved < INF))
         out->gap = out->error = INF;
     out->dual = p->moved < INF ? out->dual - p->moved : -INF;
+    count_extra(limits, out);
+}
+
+/* May the solve end?  The optimum is at least |dual| less what the dual value lost to rounding and to extra_gap. */
+FN int is_enough(const mapuot_limits *limits, const mapuot_progress *p, const mapuot_stats *out)
+{
+    const double least = fabs(out->dual) - p->moved - limits->extra_gap;
+    const int small = limits->tol_gap >= 0 && isfinite(out->dual) && out->gap <= limits->tol_gap * least;
+    return out->error <= limits->tol || small;
 }
 
 /* Has the certificate stood still for long, or beside a clipped scaling for a while?  Slow progress of the dual value
@@ -249,9 +266,8 @@ FN int at_floor(const mapuot_limits *limits, mapuot_progress *p, const mapuot_st
  * pass, or 1 where it is looked at before that pass. */
 FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_stats *out, double scale, double next_v)
 {
-    const int small = limits->tol_gap >= 0 && out->gap < INF && /* INF is not small beside -INF */
-                      out->gap <= limits->tol_gap * (fabs(out->dual) - p->moved);
-    const int done = out->error <= limits->tol || small;
+    const int done = is_enough(limits, p, out);
+    const int floor = limits->extra_error > 0 && out->error <= 2 * limits->extra_error; /* the rest does not fall */
     const int clipped = is_clipped(limits, scale), fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
     if (out->rejected > 0)
@@ -263,12 +279,12 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
         return fresh ? MAPUOT_UNDERFLOW : MAPUOT_ABSORB;
     if (stalled(p, out, clipped) && !done)
         return out->mass > LARGEST || clipped ? MAPUOT_NOT_FINITE : out->dead > 0 ? MAPUOT_UNDERFLOW : MAPUOT_STALLED;
-    if (left && !(done && fresh))
+    if (left && !((done || floor) && fresh))
         return MAPUOT_ABSORB; /* the next v has left the range of this K */
     if (out->mass > LARGEST)
         return MAPUOT_NOT_FINITE;
-    if (done && !(p->narrow > 0))
-        return MAPUOT_CONVERGED;
+    if ((done || floor) && !(p->narrow > 0))
+        return done ? MAPUOT_CONVERGED : MAPUOT_STALLED;
     /* K as stored is solved to half of what its rounding costs, and that is too much: go on without it */
     if (!done && limits->finer && storage >= limits->tol / 4 && out->error - storage <= fmax(limits->tol, storage) / 2)
         return MAPUOT_COARSE;

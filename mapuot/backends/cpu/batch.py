@@ -18,8 +18,9 @@ from ...penalties import F64
 from ...problem.problem import EXPONENT_ROUNDING, BatchProblem, largest_log
 from ...problem.side import STRICT, Side
 from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options, memory_of
-from ..limits import START, fill
+from ..limits import fill
 from ..records import STATS, STATUS, put
+from ..rules import START
 from ..workspace import STORAGE
 from . import native
 from .native import check, empty, leading_dimension, matrix, padded, pointer, zeros

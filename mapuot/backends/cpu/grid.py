@@ -18,8 +18,7 @@ from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem.problem import Problem
 from ...problem.validate import as_columns
-from ..contract import Options, Stats
-from ..records import put
+from ..contract import Options
 from ..separable import Separable
 from . import log_matmul, native, stream
 from .native import check, padded, pointer
@@ -47,7 +46,6 @@ class GridWorkspace(Workspace):
         super().__init__(problem, dataclasses.replace(options, precision="float64"))
         self.products = separable(problem, options.threads, engine, asarray)
         self.scalars = native.zeros(native.SCALARS)
-        self.hidden = 0.0  # of the plan's error, by sums that round apart
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """By sums in the place of maxima: K is then at most 1, and no column sum of it larger."""
@@ -58,23 +56,12 @@ class GridWorkspace(Workspace):
         """Sums of the rows and of the columns are of two kernels that are each within ``apart`` of K.
 
         The marginals r that a pass finds are off by ``apart`` r, so that sqrt(gap) of the plan may be larger by up to
-        apart sqrt(rho mass / 2), rho of both sides, and the error by apart sqrt(rho / reg). What hides there cannot be
-        told to fall: passes end at twice as much.
+        apart sqrt(rho mass / 2), rho of both sides, and the error by apart sqrt(rho / reg), which is extra_error.
         """
         self.alpha, self.beta = alpha, beta
         apart = self.products.error(error)
         self.limits.exponent_error = error + 3 * apart
-        self.hidden = 1.1 * apart * math.sqrt(self.limits.rho_kl / self.problem.reg)
-        put(self.limits, {"tol": max(self.options.tol - self.hidden, self.hidden)})
-
-    def make_passes(self, count: int) -> list[Stats]:
-        found = super().make_passes(count)
-        for stats in found:
-            stats.error += self.hidden
-            small = stats.gap < math.inf and stats.gap <= self.options.tol_gap * abs(stats.dual)
-            if stats.status == "converged" and stats.error > self.options.tol and not small:
-                stats.status = "stalled"
-        return found
+        self.limits.extra_error = 1.1 * apart * math.sqrt(self.limits.rho_kl / self.problem.reg)
 
     def row_pass(self, call: Any) -> None:
         """s, the core's prox of it, and the column sums."""

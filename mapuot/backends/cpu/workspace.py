@@ -24,8 +24,9 @@ from .. import narrow_points
 from ..boxes import Truncation
 from ..coarse import Coarse, Labels
 from ..contract import PAD, Options, Stats, memory_of
-from ..limits import START, fill, limits_of
+from ..limits import fill, limits_of
 from ..records import STATS, put, told
+from ..rules import START
 from ..workspace import STORAGE, KernelWorkspace
 from . import native
 from .native import check, empty, matrix, padded, pointer

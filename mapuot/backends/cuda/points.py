@@ -22,8 +22,8 @@ from .. import narrow_points
 from ..boxes import Truncation, kept_balance
 from ..contract import METRICS, PAD, Options, Stats, host, namespace
 from ..cpu.native import pool_for
-from ..limits import START
 from ..records import put
+from ..rules import START
 from .arrays import need_memory
 from .boxes import DeviceBoxes
 from .kernels import MASK, Job, Shape, by_value, kernel, shape_options, together

@@ -23,8 +23,9 @@ from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
 from ..contract import MEMORY, PAD, Options, Stats, largest, memory_of
-from ..limits import START, limits_of
+from ..limits import limits_of
 from ..records import ABSORB, COARSE, put, told
+from ..rules import START
 from ..workspace import STORAGE, KernelWorkspace
 from .coarse import DeviceCoarse, words_of_clusters
 from .kernels import BLOCKS, ITEMSIZE, POSTS, PROGRESS, SCALARS, SOLO_COLUMNS, STATE, STORES, TRACE, UNSET, memory_for
