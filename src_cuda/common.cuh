@@ -1,7 +1,7 @@
 // Mirrors src_c/real.h and src_c/vec.h: how K is stored, read and summed on the device.
 //
-// K is stored as STORE (0 float64, 1 float32, 2 bfloat16; the numbers of mapuot_dtype). NARROW 1: products and sums of
-// a pass in float32, as narrow_pass; 0: all in float64. K is never negative, so a stored float widens to float64 by two
+// K is stored as STORE (0 float64, 1 float32; the numbers of mapuot_dtype).  NARROW 1: products and sums of a pass are in
+// float32, as in narrow_pass; 0: all are in float64.  K is never negative, so a stored float widens to float64 by two
 // shifts of its bits, without a conversion: the result is K 2^-896 exactly (zeros and subnormals too), and v and u
 // carry the factor WIDEN back.
 // Options: STORE, COST (of M: 0 float64, 1 float32), NARROW, GW (warps of a group), CPT (columns of a thread), R (rows
@@ -31,11 +31,8 @@ typedef unsigned int uint32_t;
 #if STORE == 0
 typedef double real;
 #define WIDEN 1.0
-#elif STORE == 1
-typedef float real;
-#define WIDEN 0x1p896
 #else
-typedef unsigned short real;
+typedef float real;
 #define WIDEN 0x1p896
 #endif
 
@@ -78,41 +75,12 @@ __device__ __forceinline__ void widen(const uint4 &w, num (&k)[CHUNK])
     k[1] = __hiloint2double(x[3], x[2]);
 #else
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-#if STORE == 1 && NARROW
+    for (int i = 0; i < 4; i++)
+#if NARROW
         k[i] = __uint_as_float(x[i]);
-#elif STORE == 1
+#else
         k[i] = __hiloint2double(x[i] >> 3, x[i] << 29);
-#elif NARROW
-        k[2 * i] = __uint_as_float(x[i] << 16);
-        k[2 * i + 1] = __uint_as_float(x[i] & 0xffff0000u);
-#else
-        k[2 * i] = __hiloint2double((x[i] & 0xffffu) << 13, 0);
-        k[2 * i + 1] = __hiloint2double((x[i] >> 16) << 13, 0);
 #endif
-    }
-#endif
-}
-
-// One entry rounded to the storage of K (nearest, ties to even).
-__device__ __forceinline__ real stored(double x)
-{
-#if STORE == 0
-    return x;
-#elif STORE == 1
-    return (float)x;
-#else
-    const uint32_t w = __float_as_uint((float)x);
-    return (real)((w + 0x7fffu + ((w >> 16) & 1u)) >> 16);
-#endif
-}
-
-__device__ __forceinline__ double entry(real k)
-{
-#if STORE == 2
-    return (double)__uint_as_float((uint32_t)k << 16);
-#else
-    return (double)k;
 #endif
 }
 

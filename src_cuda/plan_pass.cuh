@@ -3,7 +3,7 @@
 // The buffer is the plan, read once and written once a pass: P_ij *= v_j / (the v_j it holds), s_i = sum_j P_ij over
 // the u_i it holds, u = prox(s), P_ij *= u_i / (the u_i it holds).  The column sums of P are divided by v, so that
 // finish_pass finds K^T u as after row_pass.  In plan_pass a block covers a row: up to 512 CPT columns.  plan_rows and
-// plan_columns take any width, as the two kernels of the paper: P is read twice.  Not for bfloat16.
+// plan_columns take any width, as the two kernels of the paper: P is read twice.
 #ifndef PLAN_PASS_CUH
 #define PLAN_PASS_CUH
 #include "row_pass.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ void unpack(const uint4 &w, double (&p)[CHUNK])
     const real *x = (const real *)&w;
 #pragma unroll
     for (int e = 0; e < CHUNK; e++)
-        p[e] = entry(x[e]);
+        p[e] = x[e];
 }
 
 __device__ __forceinline__ uint4 pack(const double (&p)[CHUNK])
@@ -22,7 +22,7 @@ __device__ __forceinline__ uint4 pack(const double (&p)[CHUNK])
     real *x = (real *)&w;
 #pragma unroll
     for (int e = 0; e < CHUNK; e++)
-        x[e] = stored(p[e]);
+        x[e] = (real)p[e];
     return w;
 }
 

@@ -282,8 +282,6 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
     }
 }
 #else
-#define LINED (CHUNK > 4 ? 16 : 32) // lanes whose chunks are added at once: 128 columns at most
-
 // The sums of blocks are added in float64 where rows are wide: 132 additions in float32 would be a third of the floor of
 // narrow passes.  Where they are short (SHORT_SUMS) float64 would take 2 to 5 us longer, as much as the whole sweep.
 #if SHORT_SUMS
@@ -314,15 +312,13 @@ __device__ __forceinline__ void add_sums(const State &S, const Ring &g, num (&ac
     const int thread = threadIdx.x % GT, lane = threadIdx.x % 32;
     double *stage = all + threadIdx.x / 32 * 128;
 #pragma unroll
-    for (int half = 0; half < VPT * 32 / LINED; half++) {
-        const int c = half * LINED / 32, from = half * LINED % 32;
-        const int first = (c * GT + thread - lane + from) * CHUNK, left = g.columns - first;
-        const uint32_t bytes = (left < LINED * CHUNK ? left : LINED * CHUNK) * 8;
-        if (LINED == 32 || lane / LINED == from / LINED)
+    for (int c = 0; c < VPT; c++) {
+        const int first = (c * GT + thread - lane) * CHUNK, left = g.columns - first;
+        const uint32_t bytes = (left < 32 * CHUNK ? left : 32 * CHUNK) * 8;
 #pragma unroll
-            for (int e = 0; e < CHUNK; e += 2)
-                *(double2 *)(stage + lane % LINED * CHUNK + e) =
-                    make_double2((double)acc[c * CHUNK + e], (double)acc[c * CHUNK + e + 1]);
+        for (int e = 0; e < CHUNK; e += 2)
+            *(double2 *)(stage + lane * CHUNK + e) =
+                make_double2((double)acc[c * CHUNK + e], (double)acc[c * CHUNK + e + 1]);
         asm volatile("fence.proxy.async;" ::: "memory");
         __syncwarp();
         if (lane == 0 && left > 0)

@@ -124,7 +124,7 @@ __device__ __forceinline__ double sum_ahead(const Ahead &ahead, const double (&y
 {
 #pragma unroll
     for (int q = 0; q < AHEAD; q++)
-        sum = fma(first + q * lanes < count ? entry(ahead.own[q]) : 0, y[q], sum);
+        sum = fma(first + q * lanes < count ? (double)ahead.own[q] : 0, y[q], sum);
     return sum;
 }
 

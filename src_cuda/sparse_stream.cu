@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
     each_run(runs, [&](const Run &run) {
         for (int64_t k = run.first + run.lane; k < run.end; k += runs.lanes) {
             const double p = plan_entry(P, runs, run.row, k);
-            out[k - before] = stored(p >= flush ? p : 0);
+            out[k - before] = (real)(p >= flush ? p : 0);
         }
     });
 }

@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
         for (int k = 0; k < SIDE / STEP; k++, at += STEP * ld) {
             const double p = c[k] * stored_exp(x[k]);
             if (in && STEP * k < left)
-                *at = stored(p >= flush ? p : 0);
+                *at = (real)(p >= flush ? p : 0);
         }
     }
 }

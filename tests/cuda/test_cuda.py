@@ -20,7 +20,6 @@ from mapuot.backends.cuda import kernels, warm_up  # noqa: E402
 from mapuot.backends.cuda import stream as cuda_stream  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-PLAN_TOL = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 2e-2}
 
 
 def cost(m, n, seed=0):
@@ -78,7 +77,6 @@ WIDE = [(33, 9000), (9, 65000)]
 CASES = [
     *(pytest.param("float32", shape, marks=pytest.mark.slow if shape in WIDE else ()) for shape in SHAPES),
     *(("float64", shape) for shape in [(1, 1), (3, 17), (70, 1030), (33, 9000)]),
-    *(("bfloat16", shape) for shape in [(97, 131), (9, 20001)]),
 ]
 
 
@@ -89,7 +87,7 @@ def test_passes_equal_the_oracle(path, precision, shape, narrow):
     a, b = weights(a, b, 1.3)
     expected = run(reference, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5)
     found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 5, exact=not narrow)
-    tol = {"float64": 1e-11, "float32": 2e-5 if narrow else 1e-6, "bfloat16": 2e-2}[precision]
+    tol = {"float64": 1e-11, "float32": 2e-5 if narrow else 1e-6}[precision]
     assert len(found[0]) == len(expected[0]) or precision != "float64"
     np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol)
     for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
@@ -111,7 +109,7 @@ def test_portable_blocks_do_columns_in_rounds(monkeypatch):
 @pytest.mark.parametrize(
     ("spread", "precision", "shape", "narrow"),
     [
-        (2, "float32", (45, 1310), True), (2, "float32", (45, 1310), False), (4, "bfloat16", (20, 3001), True),
+        (2, "float32", (45, 1310), True), (2, "float32", (45, 1310), False), (4, "float32", (20, 3001), True),
         (8, "float64", (1, 700), False),
     ],
     indirect=["spread"],
@@ -122,7 +120,7 @@ def test_spread_rows_equal_the_oracle(spread, precision, shape, narrow):
     a, b = weights(a, b, 1.3)
     expected = run(reference, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 3)
     found = run(cuda, M, a, b, 0.05, (1.0, 3.0), "kl", precision, 3, exact=not narrow)
-    tol = {"float64": 1e-11, "float32": 2e-5 if narrow else 1e-6, "bfloat16": 2e-2}[precision]
+    tol = {"float64": 1e-11, "float32": 2e-5 if narrow else 1e-6}[precision]
     np.testing.assert_allclose(found[0][-1].dual, expected[0][-1].dual, rtol=tol)
     for x, y in zip(found[1] + found[2], expected[1] + expected[2], strict=True):
         np.testing.assert_allclose(x, y, rtol=tol, atol=tol)
@@ -258,20 +256,19 @@ def test_plan_pass_makes_the_same_iterates(shape, precision):
     np.testing.assert_allclose(found.log_v, expected.log_v, rtol=tol, atol=tol)
 
 
-@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
 @pytest.mark.parametrize("reg", [0.1, 0.01, 0.002])
 def test_solve_gives_the_certified_plan(precision, reg):
     M, a, b = cost(150, 210, 1)
     a, b = weights(a, b, 1.2)
-    tol = 1e-2 if precision == "bfloat16" else 1e-6
     exact = solve(M, a, b, reg, 1.0, backend="reference", tol=1e-11, precision="float64")
-    found = solve(cp.asarray(M), a, b, reg, 1.0, tol=tol, precision=precision)
+    found = solve(cp.asarray(M), a, b, reg, 1.0, tol=1e-6, precision=precision)
     assert found.converged
     assert isinstance(found.plan, cp.ndarray)
     error = np.abs(found.plan.get() - exact.plan).sum() / exact.plan.sum()
-    assert error <= max(found.error_bound, tol)
+    assert error <= found.error_bound <= 1e-6
     np.testing.assert_allclose(found.cost, float((found.plan.get() * M).sum()), rtol=1e-9)
-    np.testing.assert_allclose(found.row_marginal, found.plan.get().sum(1), rtol=20 * tol)
+    np.testing.assert_allclose(found.row_marginal, found.plan.get().sum(1), rtol=2e-5)
 
 
 @pytest.fixture
@@ -338,7 +335,7 @@ def test_long_rows_and_what_is_known_of_an_answer(turning, tmp_path):
 def test_the_cpu_and_the_gpu_give_the_same_plan(path, reg, reg_m, precision):
     M, a, b = cost(150, 210, 1)
     a, b = weights(a, b, 1.2)
-    tol = PLAN_TOL[precision]
+    tol = {"float64": 1e-12, "float32": 1e-6}[precision]
     options = {"tol": tol / 2, "precision": {"float64": "float64", "float32": "mixed"}[precision]}
     expected = solve(M, a, b, reg, reg_m, backend="cpu", **options)
     found = solve(cp.asarray(M), a, b, reg, reg_m, **options)
@@ -410,18 +407,18 @@ def test_unreachable_balanced_point():
 
 def test_memory_is_counted_first():
     free = cp.cuda.runtime.memGetInfo()[0] + cp.get_default_memory_pool().free_bytes()
-    with pytest.raises(MemoryError, match="GiB are free; precision 'bfloat16' would fit"):
-        cuda_arrays.need_memory(free + 1, "float32")
+    with pytest.raises(MemoryError, match="GiB are free; precision 'mixed' would fit"):
+        cuda_arrays.need_memory(free + 1, "float64")
     with pytest.raises(MemoryError, match="no precision"):
         cuda_arrays.need_memory(1 << 60, "float64")
-    with pytest.raises(MemoryError, match="no precision"):  # what lies beside K is no smaller in bfloat16
-        cuda_arrays.need_memory(2, "float32", free)
+    with pytest.raises(MemoryError, match="no precision"):  # what lies beside K is no smaller in float32
+        cuda_arrays.need_memory(2, "float64", free)
 
 
 @pytest.mark.parametrize("place", ["host", "device", "function"])
 @pytest.mark.parametrize(
     ("rows", "precision", "held"),
-    [(0.6, "mixed", ["bfloat16", "float64"]), (0.1, "auto", ["float64"]), (1.5, "bfloat16", ["bfloat16", "float32"]),
+    [(1.5, "mixed", ["float32", "float64"]), (0.1, "auto", ["float64"]), (1.5, "float64", ["float32", "float64"]),
      (0.1, "float64", ["float64"])],
 )  # fmt: skip
 def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, held):
@@ -556,14 +553,14 @@ def test_a_plan_that_does_not_fit(monkeypatch):
     assert result.rows(3, 5).shape == (2, 40)
 
 
-@pytest.mark.parametrize(("m", "n", "precision", "tol"), [(150, 210, "bfloat16", 1e-6), (200, 100, "mixed", 1e-9)])
-def test_a_coarse_storage_gives_way_to_float64(m, n, precision, tol):
+@pytest.mark.parametrize(("m", "n"), [(150, 210), (200, 100)])
+def test_a_coarse_storage_gives_way_to_float64(m, n):
     """Its tiles are flatter, so that more blocks share the rows, each with its own vectors for few columns."""
     M, a, b = cost(m, n, 1)
     a, b = weights(a, b, 1.2)
-    found = solve(cp.asarray(M), a, b, 0.05, 1.0, tol=tol, precision=precision)
+    found = solve(cp.asarray(M), a, b, 0.05, 1.0, tol=1e-9, precision="mixed")
     assert found.converged
-    assert found.error_bound <= tol
+    assert found.error_bound <= 1e-9
 
 
 @pytest.mark.parametrize(("shape", "points"), [((97, 131), 0), ((300, 515), 0), ((97, 131), 3)])

@@ -37,7 +37,7 @@ def passes(module, S, a, b, precision, reg_m, reference, count=8, penalty="kl", 
     return stats, *workspace.potentials(), *workspace.marginals()
 
 
-@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_passes_are_those_of_the_cpu(parts, precision):
     """A coarse K is a float64 one on the CPU, whose passes make none of its entries anew."""
@@ -47,14 +47,13 @@ def test_passes_are_those_of_the_cpu(parts, precision):
         for reg_m in ((1.0, 0.7), (np.inf, 0.7))[: 3 - min(parts, 2)]:  # a hard row needs a partner
             got = passes(cuda, S, a, b, precision, reg_m, reference)
             want = passes(cpu, S, a, b, "float64", reg_m, reference)
-            tol = {"float64": 1e-9, "mixed": 1e-5, "bfloat16": 0.1}[precision]
+            tol = {"float64": 1e-9, "mixed": 1e-5}[precision]
             assert len(got[0]) == len(want[0])
             for one, other in zip(got[0], want[0], strict=True):
                 assert one.mass == pytest.approx(other.mass, rel=tol)
                 assert one.dual == pytest.approx(other.dual, rel=tol, abs=tol)
-            if precision != "bfloat16":
-                for found, right in zip(got[1:], want[1:], strict=True):
-                    np.testing.assert_allclose(found, right, rtol=10 * tol, atol=10 * tol)
+            for found, right in zip(got[1:], want[1:], strict=True):
+                np.testing.assert_allclose(found, right, rtol=10 * tol, atol=10 * tol)
 
 
 def full_and_empty(rng, m, n, share):
@@ -275,8 +274,7 @@ def test_passes_read_numbers_as_long_as_the_pairs_hold_them(limit, monkeypatch):
 def test_storage_finer_than_tol_needs():
     """Where K in float32 cannot certify tol, passes go on in float64."""
     S, _, a, b = pairs(50, 60, 0.2)
-    for precision, tol in (("mixed", 1e-8), ("bfloat16", 1e-3)):
-        got = mapuot.solve(S, a, b, 0.1, 1.0, tol=tol, precision=precision, backend="cuda")
-        want = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-10, backend="cpu")
-        assert got.converged
-        assert np.abs(got.plan.data - want.plan.data).sum() <= 2 * tol * want.mass
+    got = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-8, precision="mixed", backend="cuda")
+    want = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-10, backend="cpu")
+    assert got.converged
+    assert np.abs(got.plan.data - want.plan.data).sum() <= 2e-8 * want.mass

@@ -63,7 +63,7 @@ def need_memory(kernel: int, precision: str, beside: int = 0) -> None:
     if needed <= free:
         return
     smaller = [p for p in STORES if kernel * ITEMSIZE[p] / ITEMSIZE[precision] + beside <= free]
-    names = {"float64": "float64", "float32": "mixed", "bfloat16": "bfloat16"}
+    names = {"float64": "float64", "float32": "mixed"}
     advice = f"; precision {names[smaller[0]]!r} would fit" if smaller else "; no precision of K fits"
     raise MemoryError(f"K needs {needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free{advice}")
 

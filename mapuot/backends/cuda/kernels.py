@@ -20,8 +20,8 @@ from ..contract import MEMORY, PAD, memory_of
 
 SOURCE = records.SOURCE
 COOPERATIVE = ("iterate.cu", "fused_pass.cu")  # files whose blocks wait for each other
-STORES = {"float64": 0, "float32": 1, "bfloat16": 2}
-ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2}
+STORES = {"float64": 0, "float32": 1}
+ITEMSIZE = {"float64": 8, "float32": 4}
 THREADS, SCALARS, BLOCKS = 512, 7, 256
 MAX_SLOTS, MAIL = 32, 16  # slots of a ring; where rows are spread, as many as steps that a mailbox holds
 POSTS, CLUSTERS = 128, 64  # numbers that a block posts at most; clusters of a coarse correction
@@ -139,11 +139,7 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
     if not fitting:
         return None
     shape = fitting[0]
-    if dtype == "float64":
-        return replace(shape, R=max(1, shape.R // 2))
-    if dtype == "bfloat16" and narrow:  # a step takes as many bytes as in float32
-        return replace(shape, R=4 if shape.width <= 1024 else 2 * shape.R)
-    return shape
+    return replace(shape, R=max(1, shape.R // 2)) if dtype == "float64" else shape
 
 
 @dataclass(frozen=True)
