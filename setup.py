@@ -1,7 +1,7 @@
 """Build mapuot._core: the C library of src_c, compiled once per instruction set and dtype, behind cffi.
 
 All that is not a compilation stands in pyproject.toml; UNITS is the one list of compilations. Importing this file
-builds nothing: bench/library.py does so, to compile the benchmark's own C with the same flags.
+builds nothing: bench/bandwidth.py does so, to compile its C with the same flags.
 The environment's CFLAGS come last on every command line.  MAPUOT_ISAS, as in
 MAPUOT_ISAS=scalar,neon, names the instruction sets: those of another machine, with its compiler in CC, or fewer.
 """

@@ -1,43 +1,56 @@
-"""batch: log-semiring products, many problems on one cost, and the gradient of the loss, against what else there is.
+"""batch: log-semiring products, many problems at once, and the gradient of the loss, against what else there is.
 
-log_matmul, on one thread, against ``torch.logsumexp`` over the broadcast sum and against exponentials with row and
-column maxima by a matrix product (right only while nothing underflows): time, and the peak of memory beyond the answer
-in a process of its own. Batches of histograms against POT's function and `solve`, problem by problem, with the plan
-errors reached. Loss and gradient at 100 points, 512 histograms, against autograd through 100 torch iterations, on
-logarithms and by matrix products in the scaling form. float64 everywhere but for log_matmul, which is timed in both.
+log_matmul against ``torch.logsumexp`` over the broadcast sum and against exponentials with row and column maxima by a
+matrix product (right only while nothing underflows): time, and the peak of memory beyond the answer. Batches of
+histograms on one cost against POT's function and `solve`, problem by problem, with the plan errors reached. Loss and
+gradient at 100 points, 512 histograms, against autograd through 100 torch iterations, on logarithms and by matrix
+products in the scaling form. On a CPU log_matmul runs on one thread, in float64 and float32, the rest in float64.
+
+With --device gpu (device events; float32): instead of POT, passes of 1024 problems of 128 x 128 (translation, Anderson
+and an error estimate in float32, or the certificate in float64) against torch.bmm's unbalanced iteration, which does
+none of it, plain and as a CUDA graph, and a solve to a certified 1e-6 against as many iterations of torch's as bring
+the plan within 1e-5.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 import mapuot
 
-from . import common
+from . import common, device, peers
 
 SIZES, BROADCAST, SECONDS = (64, 128, 256, 512), 256, 2.0  # broadcast: the largest n of it
+GPU_SIZES, GPU_BROADCAST = (64, 128, 256, 512, 1024, 2048), 512
+ERRORS = {"float64": 1e-13, "float32": 2e-5}  # of log_matmul, absolute
 REG, RHO, POINTS, BATCH, STEPS = 0.05, 1.0, 100, 512, 100
+PROBLEMS, SIZE = 1024, 128
+CLOSE = 1e-5  # plan error that torch's iterations are counted to: float32 does not reach ours
+FIRST, LAST = 4, 20  # passes: their difference leaves the launch and the making of K out
 MEMORY = """
-import re, sys
+import sys
 import numpy as np
 import torch, mapuot
-def resident(key):
-    return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1)) / 1024
+from bench.common import forget_peak, status
 n, kind = int(sys.argv[1]), sys.argv[2]
 A, B = np.random.default_rng(0).normal(size=(2, n, n))
 a, b = torch.from_numpy(A), torch.from_numpy(B)
 mapuot.log_matmul(A[:8, :8], B[:8, :8], threads=2)
 torch.logsumexp(torch.zeros(8, 8, 8), 1)
-open("/proc/self/clear_refs", "w").write("5")
-before = resident("VmRSS")
+before = forget_peak()
 out = mapuot.log_matmul(A, B) if kind == "mapuot" else torch.logsumexp(a[:, :, None] + b[None], 1)
-print(max(resident("VmHWM") - before - A.nbytes / 2**20, 0.0))
+print(max(status("VmHWM") - before - A.nbytes, 0.0) / 2**20)
 """
+
+Calls = dict[str, Callable[[], Any]]
 
 
 def clouds(p: int, m: int, seed: int = 0) -> tuple[Any, Any, Any]:
@@ -49,164 +62,285 @@ def clouds(p: int, m: int, seed: int = 0) -> tuple[Any, Any, Any]:
     return M / M.max(), A / A.sum(1, keepdims=True), 1.3 * B / B.sum(1, keepdims=True)
 
 
-def products(args: Any, torch: Any) -> list[dict[str, Any]]:
-    sizes = SIZES[:2] if args.quick else SIZES
-    return [product(dtype, n, torch) for dtype in ("float64", "float32") for n in sizes]
+def timed(calls: Calls, gpu: bool) -> dict[str, float]:
+    """Return the median seconds of each call, in turns, on the device or on the host."""
+    if gpu:
+        return {name: device.elapsed(call, 7, count=20) for name, call in calls.items()}
+    return {name: float(np.median(times)) for name, times in common.interleave(calls, SECONDS).items()}
 
 
-def product(dtype: str, n: int, torch: Any) -> dict[str, Any]:
-    A, B = np.random.default_rng(0).normal(size=(2, n, n)).astype(dtype)
-    a, b = torch.from_numpy(A), torch.from_numpy(B)
+# ---- products
+
+
+def product(dtype: str, p: int, n: int, gpu: bool) -> dict[str, Any]:
+    torch = import_module("torch")
+    A, B = np.random.default_rng(0).normal(size=(2, p, n, n)).astype(dtype)
+    if gpu:
+        A, B = map(import_module("cupy").asarray, (A, B))
+    a, b = torch.from_dlpack(A), torch.from_dlpack(B)
+    options = {} if gpu else {"threads": 1}
 
     def shifted() -> Any:
-        r, c = a.amax(1, keepdim=True), b.amax(0, keepdim=True)
+        r, c = a.amax(2, keepdim=True), b.amax(1, keepdim=True)
         return torch.log(torch.exp(a - r) @ torch.exp(b - c)) + r + c
 
-    candidates = {
-        "mapuot": lambda: mapuot.log_matmul(A, B, threads=1),
-        "exact": lambda: mapuot.log_matmul(A, B, threads=1, exact=True),
+    calls: Calls = {
+        "mapuot": lambda: mapuot.log_matmul(A, B, **options),
+        "exact": lambda: mapuot.log_matmul(A, B, exact=True, **options),
         "shifted": shifted,
-        "broadcast": lambda: torch.logsumexp(a[:, :, None] + b[None], 1),
+        "broadcast": lambda: torch.logsumexp(a[:, :, :, None] + b[:, None], 2),
     }
-    if n > BROADCAST:
-        del candidates["broadcast"]
-    times = common.interleave(candidates, SECONDS)
-    row = {"dtype": dtype, "n": n, "times": common.summaries(times)}
-    row["over"] = {name: common.ratio(times, name, "mapuot")["median"] for name in candidates}
-    if dtype == "float64" and n <= BROADCAST:
+    if p * n**3 > (GPU_BROADCAST if gpu else BROADCAST) ** 3:
+        del calls["broadcast"]
+    right = torch.logsumexp(a[0, :64, :, None].double() + b[0, None].double(), 1)
+    for name, call in calls.items():
+        error = float((torch.from_dlpack(call())[0, :64].double() - right).abs().max())
+        assert error < ERRORS[dtype], (name, n, error)
+    row: dict[str, Any] = {"dtype": dtype, "p": p, "n": n, "times": timed(calls, gpu)}
+    if gpu:
+        row["mib"] = {name: device.peak(call) - A.nbytes / 2**20 for name, call in calls.items()}
+    elif dtype == "float64" and n <= BROADCAST:
         row["mib"] = {kind: memory(n, kind) for kind in ("mapuot", "broadcast")}
     return row
 
 
 def memory(n: int, kind: str) -> float:
     command = [sys.executable, "-c", MEMORY, str(n), kind]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return float(subprocess.run(command, capture_output=True, text=True, check=True, cwd=common.ROOT).stdout)
 
 
-def batches(args: Any) -> list[dict[str, Any]]:
-    cases = ((16, 50),) if args.quick else ((16, 50), (64, 100), (64, 400), (512, 100))
-    return [batch(p, m, args.threads) for p, m in cases]
+# ---- batches
 
 
 def batch(p: int, m: int, threads: int) -> dict[str, Any]:
     """Times and the worst plan errors; POT (its default stop) and single solves run on 16 problems and are scaled."""
-    import ot
-
     M, A, B = clouds(p, m)
     count = min(p, 16)
-    candidates = {
-        "mapuot": lambda: mapuot.solve_batch(M, A, B, REG, RHO, threads=threads),
-        "solve": lambda: [mapuot.solve(M, A[i], B[i], REG, RHO, threads=threads) for i in range(count)],
-        "POT": lambda: [ot.sinkhorn_unbalanced(A[i], B[i], M, REG, RHO) for i in range(count)],
+    calls: Calls = {
+        "mapuot": lambda: mapuot.solve_batch(M, A, B, reg=REG, reg_m=RHO, threads=threads),
+        "solve": lambda: [mapuot.solve(M, A[i], B[i], reg=REG, reg_m=RHO, threads=threads) for i in range(count)],
+        "POT": lambda: [peers.pot((M, A[i], B[i], REG, RHO), None) for i in range(count)],
     }
-    times = common.interleave(candidates, SECONDS)
-    scaled = {name: [t * (1.0 if name == "mapuot" else p / count) for t in values] for name, values in times.items()}
-    exact = mapuot.solve_batch(M, A[:count], B[:count], REG, RHO, tol=1e-11)
-    ours = candidates["mapuot"]()
-    plans = {"mapuot": [ours.plan(i) for i in range(count)], "POT": candidates["POT"]()}
+    times = {name: t * (1.0 if name == "mapuot" else p / count) for name, t in timed(calls, False).items()}
+    exact = mapuot.solve_batch(M, A[:count], B[:count], reg=REG, reg_m=RHO, tol=1e-11)
+    found = calls["mapuot"]()
+    plans = {"mapuot": [found.plan(i) for i in range(count)], "POT": calls["POT"]()}
     errors = {
-        name: max(np.abs(P - exact.plan(i)).sum() / exact.mass[i] for i, P in enumerate(found))
-        for name, found in plans.items()
+        name: max(np.abs(P - exact.plan(i)).sum() / exact.mass[i] for i, P in enumerate(made))
+        for name, made in plans.items()
     }
-    over = {name: common.ratio(scaled, name, "mapuot")["median"] for name in candidates}
-    return {"p": p, "m": m, "times": common.summaries(scaled), "over": over, "errors": errors}
+    return {"p": p, "n": m, "times": times, "errors": errors}
 
 
-def unrolled(torch: Any, a: Any, b: Any, M: Any, steps: int) -> Any:
+def gpu_batch(own: bool) -> dict[str, Any]:
+    """Time a pass and a solve of many problems against torch's iteration; ``own``: a cost for each problem."""
+    cp = import_module("cupy")
+    M, A, B = (cp.asarray(x, dtype=np.float32) for x in clouds(PROBLEMS, SIZE))
+    M = M * cp.linspace(0.5, 1, PROBLEMS, dtype=np.float32)[:, None, None] if own else M
+
+    def solve(tol: float = 1e-6) -> Any:
+        return mapuot.solve_batch(M, A, B, reg=REG, reg_m=RHO, tol=tol)
+
+    result, tight, needed, theirs = solve(), solve(1e-10), 0, np.inf
+    error = plan_error(result.plan, tight)
+    assert result.converged.all()
+    assert error < 2e-6, error  # the plans are formed in float32
+    iterate, plan = torch_problem(M, A, B)
+    while theirs > CLOSE and needed < 1000:
+        iterate(10)
+        needed, theirs = needed + 10, plan_error(plan, tight)
+    graph = device.elapsed(in_a_graph(lambda: iterate(10)), 7) / 10
+    return {
+        "p": PROBLEMS, "n": SIZE, "own": own, "passes": float(result.n_passes.mean()), "error": error,
+        "pass": seconds_a_pass(M, A, B, "mixed"), "float64 pass": seconds_a_pass(M, A, B, "float64"),
+        "torch": device.elapsed(lambda: iterate(10), 7) / 10, "torch graph": graph, "solve": device.elapsed(solve, 7),
+        "torch iterations": needed, "torch error": theirs, "torch solve": needed * graph,
+    }  # fmt: skip
+
+
+def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
+    """Return the seconds of a pass of the whole batch, translation, extrapolation and certificate included."""
+    from mapuot.backends import cuda
+    from mapuot.backends.cuda import batch as cuda_batch
+    from mapuot.problem.problem import BatchProblem
+    from mapuot.route.strategy import make_options
+
+    task = BatchProblem.from_arrays(M, A, B, REG, RHO, "kl", "product", cuda)
+    options = dataclasses.replace(make_options("auto", precision, 1e-6, None, None), tol=-1.0)
+    workspace = cuda_batch.BatchWorkspace(task, options, None)
+    narrow = precision == "mixed"
+    record = workspace.record(options, REG)
+    record["limits"]["narrow_floor"] = -1.0
+
+    def passes(count: int) -> None:
+        workspace.arrays["report"].fill(0)
+        workspace.x.fill(0)
+        record["count"] = count + narrow
+        workspace.launch(record, narrow)
+
+    first, last = (device.elapsed(lambda count=count: passes(count), 7, count=20) for count in (FIRST, LAST))
+    workspace.read()
+    assert (workspace.stats["passes"] == LAST).all()
+    return (last - first) / (LAST - FIRST)
+
+
+def torch_problem(M: Any, A: Any, B: Any) -> tuple[Any, Any]:
+    """(iterate(k), plan(i)): u = (a / K v)^fi, v = (b / K^T u)^fi in torch, float32, from u = v = 1."""
+    torch = import_module("torch")
+    M, a, b = (torch.from_dlpack(x) for x in (M, A, B))
+    K = torch.exp(-M / REG) * a[:, :, None] * b[:, None] if M.ndim == 3 else torch.exp(-M / REG)
+    u, v, fi = torch.ones_like(a), torch.ones_like(b), RHO / (RHO + REG)
+
+    def iterate(count: int) -> None:
+        for _ in range(count):
+            if K.ndim == 3:
+                u.copy_((a / torch.bmm(K, v[:, :, None])[:, :, 0]) ** fi)
+                v.copy_((b / torch.bmm(u[:, None], K)[:, 0]) ** fi)
+            else:
+                u.copy_((1 / ((b * v) @ K.T)) ** fi)
+                v.copy_((1 / ((a * u) @ K)) ** fi)
+
+    def plan(i: int) -> Any:
+        P = u[i, :, None] * (K[i] if K.ndim == 3 else K) * v[i]
+        return P if K.ndim == 3 else a[i, :, None] * P * b[i]
+
+    return iterate, plan
+
+
+def in_a_graph(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a call that replays torch's work of ``call`` as one CUDA graph."""
+    torch = import_module("torch")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        call()
+    return recorded.replay
+
+
+def plan_error(plan: Any, tight: Any) -> float:
+    """Return the largest error of some problems' plans, relative to the mass."""
+    cp = import_module("cupy")
+    some = range(0, PROBLEMS, 64)
+    return max(float(abs(cp.from_dlpack(plan(i)) - tight.plan(i)).sum()) / tight.mass[i] for i in some)
+
+
+# ---- loss and gradient
+
+
+def unrolled(torch: Any, a: Any, b: Any, M: Any) -> Any:
     """The loss by autograd: plain unbalanced iterations on logarithms, then the dual value."""
     fi, log_k = RHO / (RHO + REG), -M / REG
     log_a, log_b = torch.log(a), torch.log(b)
     f, g = torch.zeros_like(a), torch.zeros_like(b)  # log u, log v
-    for _ in range(steps):
+    for _ in range(STEPS):
         f = -fi * torch.logsumexp(log_k + (g + log_b)[:, None, :], 2)
         g = -fi * torch.logsumexp(log_k.T + (f + log_a)[:, None, :], 2)
     mass = torch.exp(log_k + (f + log_a)[:, :, None] + (g + log_b)[:, None, :]).sum((1, 2))
-    sides = [RHO * (t * (1 - torch.exp(-REG / RHO * x))).sum(1) for t, x in ((a, f), (b, g))]
-    return sides[0] + sides[1] + REG * (a.sum(1) * b.sum(1) - mass)
+    return dual(torch, a, b, torch.exp(f), torch.exp(g), mass)
 
 
-def shared_steps(torch: Any, a: Any, b: Any, M: Any, steps: int) -> Any:
+def shared_steps(torch: Any, a: Any, b: Any, M: Any) -> Any:
     """The same loss by matrix products in the scaling form: the quickest that torch can do; right at this reg only."""
     fi, K = RHO / (RHO + REG), torch.exp(-M / REG)
     u, v = torch.ones_like(a), torch.ones_like(b)
-    for _ in range(steps):
+    for _ in range(STEPS):
         u = ((v * b) @ K.T) ** -fi
         v = ((u * a) @ K) ** -fi
-    mass = (((u * a) @ K) * v * b).sum(1)
+    return dual(torch, a, b, u, v, (((u * a) @ K) * v * b).sum(1))
+
+
+def dual(torch: Any, a: Any, b: Any, u: Any, v: Any, mass: Any) -> Any:
     sides = [RHO * (t * (1 - x ** (-REG / RHO))).sum(1) for t, x in ((a, u), (b, v))]
     return sides[0] + sides[1] + REG * (a.sum(1) * b.sum(1) - mass)
 
 
-def losses(args: Any, torch: Any) -> dict[str, Any]:
+def losses(p: int, threads: int, gpu: bool) -> dict[str, Any]:
+    """Time value and gradient by a; on a CPU the log-domain graph, 20 GiB for all, is timed on some and scaled."""
     from mapuot.torch import sinkhorn_loss
 
-    p = 8 if args.quick else BATCH
-    M, A, B = (torch.from_numpy(x) for x in clouds(p, POINTS))
-
-    few = max(p // 16, 1)  # the log-domain graph of all would take 20 GiB: timed on so many, and scaled
+    torch = import_module("torch")
+    kind = {"dtype": torch.float32, "device": "cuda"} if gpu else {"dtype": torch.float64}
+    M, A, B = (torch.tensor(x, **kind) for x in clouds(p, POINTS))
+    few, options = p if gpu else max(p // 16, 1), {} if gpu else {"threads": threads}
 
     def gradient(value: Any, count: int = p) -> Any:
         a = A[:count].clone().requires_grad_()
         value(a).sum().backward()
         return a.grad
 
-    candidates = {
-        "mapuot": lambda: gradient(lambda a: sinkhorn_loss(a, B, M, REG, RHO, threads=args.threads)),
-        "log domain": lambda: gradient(lambda a: unrolled(torch, a, B[:few], M, STEPS), few),
-        "products": lambda: gradient(lambda a: shared_steps(torch, a, B, M, STEPS)),
+    def ours(tol: float = 1e-6) -> Any:
+        return gradient(lambda a: sinkhorn_loss(a, B, M, reg=REG, reg_m=RHO, tol=tol, **options))
+
+    calls: Calls = {
+        "mapuot": ours,
+        "log domain": lambda: gradient(lambda a: unrolled(torch, a, B[:few], M), few),
+        "products": lambda: gradient(lambda a: shared_steps(torch, a, B, M)),
     }
-    times = common.interleave(candidates, SECONDS)
-    times["log domain"] = [t * p / few for t in times["log domain"]]
-    tight = gradient(lambda a: sinkhorn_loss(a, B, M, REG, RHO, tol=1e-11))
-    slopes = {name: call() for name, call in candidates.items()}
+    times = timed(calls, gpu)
+    times["log domain"] *= p / few
+    tight = ours(1e-11)
+    slopes = {name: call() for name, call in calls.items()}
     errors = {name: float((x - tight[: len(x)]).abs().max() / tight.abs().max()) for name, x in slopes.items()}
-    over = {name: common.ratio(times, name, "mapuot")["median"] for name in candidates}
-    return {"p": p, "points": POINTS, "steps": STEPS, "times": common.summaries(times), "over": over, "errors": errors}
+    assert errors["mapuot"] < 1e-5, errors
+    row = {"p": p, "points": POINTS, "steps": STEPS, "times": times, "errors": errors}
+    if gpu:
+        row["mib"] = {name: device.peak(call) for name, call in calls.items()}
+        row["by_tol"] = {tol: device.peak(lambda tol=tol: ours(tol)) for tol in (1e-2, 1e-10)}
+    return row
+
+
+# ---- the part
 
 
 def run(args: Any) -> dict[str, Any]:
-    try:
-        import torch
-    except ImportError:
+    gpu = args.device == "gpu"
+    if gpu and (reason := device.missing()):
+        return {"skipped": reason}
+    if not find_spec("torch"):
         return {"skipped": "torch is not installed"}
+    torch = import_module("torch")
+    sizes = (GPU_SIZES if gpu else SIZES)[: 2 if args.quick else None]
+    cases = [(dtype, 1, n) for dtype in ("float64", "float32") for n in sizes]
+    cases += [(dtype, 512, 128) for dtype in ("float64", "float32") if gpu]
     torch.set_num_threads(1)
     with common.blas_threads(1):
-        data: dict[str, Any] = {"products": products(args, torch)}
+        data: dict[str, Any] = {"products": [product(*case, gpu) for case in cases]}
     torch.set_num_threads(args.threads)
     with common.blas_threads(args.threads):
-        return {**data, "batches": batches(args), "losses": losses(args, torch)}
+        shapes = ((16, 50),) if args.quick else ((16, 50), (64, 100), (64, 400), (512, 100))
+        data["batches"] = (
+            [gpu_batch(own) for own in (True, False)] if gpu else [batch(*x, args.threads) for x in shapes]
+        )
+        data["losses"] = losses(8 if args.quick else BATCH, args.threads, gpu)
+    return data | {"device": device.device_name() if gpu else "cpu"}
 
 
-def report(data: dict[str, Any]) -> str:
-    if "skipped" in data:
-        return f"skipped: {data['skipped']}"
-    names = ("mapuot", "exact", "shifted", "broadcast")
-    lines = ["log_matmul n^3, one thread: median ms; MiB beyond the answer", common.table(
-        ["dtype, n", *names, "MiB", "MiB broadcast"],
-        [[f"{r['dtype']} {r['n']}", *(1e3 * r["times"][k]["median"] if k in r["times"] else "-" for k in names),
-          *(r.get("mib", {}).get(k, "-") for k in ("mapuot", "broadcast"))] for r in data["products"]])]  # fmt: skip
-    lines += ["", "batches: median ms; worst relative plan error", common.table(
-        ["p x m^2", "solve_batch", "solve", "POT", "POT / ours", "error", "POT's"],
-        [[f"{r['p']} x {r['m']}^2", *(1e3 * r["times"][k]["median"] for k in ("mapuot", "solve", "POT")),
-          r["over"]["POT"], r["errors"]["mapuot"], r["errors"]["POT"]] for r in data["batches"]])]  # fmt: skip
-    loss = data["losses"]
-    title = (
-        f"loss and gradient, {loss['p']} problems of {loss['points']}^2, against {loss['steps']} iterations in torch"
-    )
-    lines += ["", title, common.table(
-        ["", "ms", "times ours", "gradient error"],
-        [[k, 1e3 * t["median"], loss["over"][k], loss["errors"][k]] for k, t in loss["times"].items()])]  # fmt: skip
-    return "\n".join(lines)
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    with common.figure(path, columns=2) as axes:
-        left, right = axes[0]
-        for name in ("mapuot", "exact", "shifted", "broadcast"):
-            rows = [r for r in data["products"] if name in r["times"] and r["dtype"] == "float64"]
-            left.loglog([r["n"] for r in rows], [r["times"][name]["median"] for r in rows], "o-", label=name)
-        left.set(xlabel="n of an n x n x n product, float64", ylabel="seconds")
-        left.legend()
-        loss = data["losses"]
-        right.bar(list(loss["times"]), [loss["times"][k]["median"] for k in loss["times"]])
-        right.set(yscale="log", ylabel="seconds, loss and gradient")
+def tables(data: dict[str, Any]) -> str:
+    ways, loss = ("mapuot", "exact", "shifted", "broadcast"), data["losses"]
+    products = [
+        [f"{r['dtype']} {r['p']} x {r['n']}^3", *(1e6 * r["times"][k] if k in r["times"] else "" for k in ways),
+         *(r.get("mib", {}).get(k, "") for k in ways)] for r in data["products"]
+    ]  # fmt: skip
+    head = ["log_matmul", *(f"{k}, us" for k in ways), *(f"{k}, MiB" for k in ways)]
+    text = [f"{common.machine_line(data)}, medians:", common.table(head, products)]
+    if common.on_gpu(data):
+        keys = ("pass", "float64 pass", "torch", "torch graph")
+        rows = [
+            [f"{r['p']} x {r['n']}^2 {'own' if r['own'] else 'one'} M", *(1e6 * r[k] for k in keys), 1e3 * r["solve"],
+             r["passes"], r["error"], r["torch iterations"], r["torch error"], 1e3 * r["torch solve"]]
+            for r in data["batches"]
+        ]  # fmt: skip
+        head = ["batch", *(f"{k}, us" for k in keys), "solve to 1e-6, ms", "passes", "error", "iterations of torch"]
+        text.append(common.table([*head, "their error", "in a graph, ms"], rows))
+    else:
+        keys = ("mapuot", "solve", "POT")
+        rows = [[f"{r['p']} x {r['n']}^2", *(1e3 * r["times"][k] for k in keys),
+                 *(f"{r['errors'][k]:.1e}" for k in ("mapuot", "POT"))] for r in data["batches"]]  # fmt: skip
+        text.append(common.table(["batch", *(f"{k}, ms" for k in keys), "error", "POT's"], rows))
+    rows = [[k, 1e3 * t, t / loss["times"]["mapuot"], f"{loss['errors'][k]:.1e}", loss.get("mib", {}).get(k, "")]
+            for k, t in loss["times"].items()]  # fmt: skip
+    title = f"loss and gradient, {loss['p']} x {loss['points']}^2, {loss['steps']} iterations of torch"
+    return common.text_of(*text, common.table([title, "ms", "times ours", "gradient error", "MiB"], rows))

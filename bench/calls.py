@@ -8,10 +8,8 @@ compared with a solve to 1e-11 before anything is timed; the calls of a row are 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ import mapuot
 from mapuot import pot
 from mapuot.pot import patching
 
-from . import common, problems
+from . import common, peers, problems
 
 SIZES, REGS, RHOS = (64, 128, 256, 500), (0.05, 0.1, 0.01), (0.5, 1.0)
 QUICK_SIZES = (64, 128)
@@ -108,20 +106,16 @@ def error(found: Any, exact: Any) -> float:
     return size if np.isfinite(size) else np.inf
 
 
-def quiet(call: Call) -> Any:
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        return call()
-
-
 def row_of(label: str, calls: tuple[Call, Call], exact: Any, budget: float, **words: Any) -> Row:
     """Parity, then times; ``exact`` None: POT's answer is the reference (iterates)."""
-    theirs, ours = (quiet(call) for call in calls)
+    theirs, ours = (peers.quiet(call) for call in calls)
     errors = {"POT": error(theirs, theirs if exact is None else exact)}
     errors["mapuot"] = error(ours, theirs if exact is None else exact)
     if not errors["mapuot"] < WRONG:
         raise RuntimeError(f"{label} {words}: mapuot's answer is off by {errors['mapuot']}")
-    times = quiet(lambda: common.interleave(dict(zip(("POT", "mapuot"), calls, strict=True)), budget, (3, 200), TURN))
+    times = peers.quiet(
+        lambda: common.interleave(dict(zip(("POT", "mapuot"), calls, strict=True)), budget, (3, 200), TURN)
+    )
     row = {"call": label, **words, "error": errors, "seconds": common.summaries(times)}
     return row | {
         "speedup": min(times["POT"]) / min(times["mapuot"]),
@@ -135,7 +129,7 @@ def cases(sizes: tuple[int, ...]) -> list[Callable[[float], Row]]:
 
     def plan_row(name: str, n: int, scaled: bool, reg: float, rho: float, budget: float) -> Row:
         M, a = minibatch(n, scaled)
-        exact = mapuot.solve(M, a, a, reg, rho, tol=EXACT).plan
+        exact = mapuot.solve(M, a, a, reg=reg, reg_m=rho, tol=EXACT).plan
         words = {"n": n, "scaled": scaled, "reg": reg, "rho": rho}
         return row_of(name, plans(name, M, a, reg, rho), exact, budget, **words)
 
@@ -169,31 +163,17 @@ def run(args: Any) -> dict[str, Any]:
     return {"threads": args.threads, "calls": rows, "by_call": means}
 
 
-def report(data: dict[str, Any]) -> str:
-    header = ["call", "n", "scaled", "reg", "rho", "POT us", "ours us", "x", "POT's error", "ours"]
-    table = [
+def tables(data: dict[str, Any]) -> str:
+    """Minima of one call; errors are relative L1, without a reference those of mapuot to POT's answer."""
+    header = ["call", "n", "scaled", "reg", "reg_m", "POT us", "ours us", "x", "POT's error", "ours"]
+    rows = [
         [r["call"], *(r.get(key, "") for key in ("n", "scaled", "reg", "rho")),
          *(f"{1e6 * r['seconds'][k]['min']:.0f}" for k in ("POT", "mapuot")),
          f"{r['speedup']:.1f}" + " POT fails" * r["broken"], *(f"{r['error'][k]:.1e}" for k in ("POT", "mapuot"))]
         for r in data["calls"]
     ]  # fmt: skip
-    lines = ["minima of one call; errors are relative L1, without a reference those of mapuot to POT's answer"]
-    lines.append(common.table(header, table))
-    for label, mean in data["by_call"].items():
-        lines.append(
-            f"{label}: geometric mean {mean['mean']:.1f}x, least {mean['least']:.1f}x of {mean['rows']}; "
-            f"mapuot's error larger than POT's in {mean['worse']}"
-        )
-    return "\n".join(lines)
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    names = [name for name in data["by_call"] if any("rho" in r for r in data["calls"] if r["call"] == name)]
-    with common.figure(path, columns=len(names)) as axes:
-        for axis, name in zip(axes[0], names, strict=True):
-            for reg in REGS:
-                found = [r for r in data["calls"] if r["call"] == name and r["reg"] == reg and not r["broken"]]
-                axis.loglog([r["n"] for r in found], [r["speedup"] for r in found], "o", label=f"reg {reg:g}")
-            axis.axhline(1, color="black", linewidth=0.8)
-            axis.set(title=name, xlabel="points", ylabel="times as fast as POT")
-            axis.legend()
+    means = [
+        [label, *(mean[key] for key in ("mean", "least", "rows", "worse"))] for label, mean in data["by_call"].items()
+    ]
+    total = common.table(["call", "geometric mean of x", "least", "problems", "mapuot's error is the larger"], means)
+    return common.text_of(common.table(header, rows), total)

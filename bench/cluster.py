@@ -24,37 +24,25 @@ from typing import Any
 
 import numpy as np
 
-from mapuot.backends import Options
-from mapuot.problem.problem import Problem
-from mapuot.ranks import ALONE, Ranks, own_rows
+from mapuot.ranks import ALONE, own_rows
 
 from . import common
+from .device import REG, RHO, device_name, endless
 from .gpu import REGS, point_rows
-from .gpu_solves import device_name
 from .local import spawn
 
-REG, RHO = 0.05, 1.0
 SUM_SIZES = [1 << k for k in range(10, 21, 2)]
 MODEL_RANKS = [1 << k for k in range(13)]
 
 
-ENDLESS = {"precision": "float32", "tol": -1.0, "tol_gap": -1.0}
-
-
-def workspace(M: Any, n: int, m: int, ranks: Ranks, threads: int) -> Any:
-    from mapuot.backends import cpu
-
-    a, b = np.full(M.shape[0], 1 / m), np.full(n, 1 / n)
-    problem = Problem.from_arrays(M, a, b, REG, RHO, "kl", "product", cpu, ranks)
-    made = cpu.Workspace(problem, Options(True, 5, False, threads=threads, **ENDLESS))
-    made.absorb(np.zeros(n))
-    timed(made, 10)
-    return made
+def shared(M: Any, m: int, ranks: Any, threads: int | None, gpu: bool = False) -> Any:
+    """Return a workspace of a rank's rows of M, of m in all, whose passes never end."""
+    return endless(M, "float32", a=np.full(M.shape[0], 1 / m), threads=threads, ranks=ranks, gpu=gpu)
 
 
 def timed(made: Any, passes: int) -> float:
-    """Seconds a pass, K as stored and runs in float32: what a solve makes most of, whatever error is reached."""
-    made.limits.finer, made.progress.narrow, made.progress.since_best = 0, 1, 0  # tol < 0: float32 passes go on
+    """Return the seconds of a float32 pass, what a solve makes most of, whatever error is reached."""
+    made.progress.narrow, made.progress.since_best = 1, 0  # tol < 0: float32 passes go on
     begin = time.perf_counter()
     stats = made.iterate(passes)
     seconds = (time.perf_counter() - begin) / passes
@@ -102,12 +90,12 @@ def worker(shape: tuple[int, int], rounds: int, passes: int) -> dict[str, Any]:
     i0, i1 = own_rows(m, ranks.rank, ranks.size)
     names = ["threads", "ranks", "weak one", "weak", "POT"]
     times: dict[str, list[float]] = {name: [] for name in names}
-    strong = workspace(costs(i0, i1, n), n, m, ranks, 1)
-    weak = workspace(costs(0, m, n), n, m * ranks.size, ranks, 1)
+    strong = shared(costs(i0, i1, n), m, ranks, 1)
+    weak = shared(costs(0, m, n), m * ranks.size, ranks, 1)
     whole, one, K = None, None, np.empty((0, 0))
     if comm.rank == 0:
-        whole = workspace(costs(0, m, n), n, m, ALONE, ranks.size)
-        one = workspace(costs(0, m, n), n, m, ALONE, 1)
+        whole = shared(costs(0, m, n), m, ALONE, ranks.size)
+        one = shared(costs(0, m, n), m, ALONE, 1)
         K = np.exp(-costs(0, m, n).astype(np.float64) / REG)
     u, v = np.ones(m), np.ones(n)
 
@@ -215,75 +203,42 @@ def model(
     }  # fmt: skip
 
 
-def report(data: dict[str, Any]) -> str:
-    if "skipped" in data:
-        return str(data["skipped"])
-    lines = []
-    strong, weak = (" x ".join(map(str, data[name])) for name in ("shape", "weak shape"))
-    for one in data["jobs"]:
-        lines += [f"{one['ranks']} {data.get('unit', 'ranks')}, strong {strong}, weak {weak} each, float32 K"]
-        lines += [f"  {name:<20} {value:.3f}" for name, value in one["median"].items()]
-        lines += [f"  {name:<20} {1e3 * value:.3f} ms a pass" for name, value in one["seconds"].items()]
-    m = data["model"]
-    lines += [
-        f"model: BW {m['bandwidth'] / 1e9:.1f} GB/s, c {1e6 * m['c']:.1f} us, alpha {1e6 * m['alpha']:.1f} us, "
-        f"beta {1e9 * m['beta']:.3f} ns"
-    ]
-    return "\n".join(lines)
+def tables(data: dict[str, Any]) -> str:
+    jobs, m = data["jobs"], data["model"]
+    shapes = (" x ".join(map(str, data[name])) for name in ("shape", "weak shape"))
+    rows = [[one["ranks"], *(1e3 * x for x in one["seconds"].values()), *one["median"].values()] for one in jobs]
+    head = [data.get("unit", "ranks"), *(f"{k}, ms a pass" for k in jobs[0]["seconds"]), *jobs[0]["median"]]
+    return common.text_of(
+        "{}: strong {}, weak {} each, float32 K".format(common.machine_line(data), *shapes), common.table(head, rows),
+        f"model: {m['bandwidth'] / 1e9:.1f} GB/s, c {1e6 * m['c']:.1f} us, alpha {1e6 * m['alpha']:.1f} us, "
+        f"beta {1e9 * m['beta']:.3f} ns",
+    )  # fmt: skip
 
 
-def plot(data: dict[str, Any], path: Path) -> None:
+def panels(data: dict[str, Any]) -> list[common.Panel]:
+    """Draw strong and weak scaling, and (figure 16 of the paper) the speed-up over POT on one process."""
     m, unit, jobs = data["model"], data.get("unit", "ranks"), data["jobs"]
-    counts, shapes = [one["ranks"] for one in jobs], [" x ".join(map(str, data[k])) for k in ("shape", "weak shape")]
-    panels = [
-        (f"strong scaling, {shapes[0]}", "speed-up over one", m["strong"], "strong speed-up"),
-        (f"weak scaling, {shapes[1]} for each of the {unit}", "efficiency", m["weak"], "weak efficiency"),
-    ]
-    if "over POT" in jobs[0]["median"]:  # figure 16 of the paper has this form
+    counts = [one["ranks"] for one in jobs]
+    curves = [("strong speed-up", m["strong"]), ("weak efficiency", m["weak"])]
+    if "over POT" in jobs[0]["median"]:
         one = jobs[0]["seconds"]["POT"] / jobs[0]["seconds"]["weak one"]
-        title = f"strong scaling, {shapes[0]}, against POT on one process"
-        panels.append((title, "speed-up over POT", [one * x for x in m["strong"]], "over POT"))
-    with common.figure(path, columns=len(panels)) as axes:
-        for axis, (title, label, curve, key) in zip(axes[0], panels, strict=True):
-            axis.plot(m["ranks"], curve, "--", label="model")
-            axis.plot(counts, [one["median"][key] for one in jobs], "o", label="measured")
-            if key == "strong speed-up":
-                axis.plot(m["ranks"], m["ranks"], ":", color="gray", label="ideal")
-            weak = key == "weak efficiency"
-            axis.set(xscale="log", xlabel=f"{unit} (log)", ylabel=label)
-            axis.set(**({"ylim": (0, 1.1)} if weak else {"yscale": "log"}))
-            axis.set_title(title, fontsize=9)
-            axis.legend(loc="lower left" if weak else "upper left")
-        device = data.get("device") or f"{data['machine']['cpu']}, cores that share the memory"
-        text = f"{device}, one host; beyond {max(counts)} {unit} a model, where each has a memory of its own"
-        axes[0, 0].figure.suptitle(text, fontsize=10)
+        curves.append(("over POT", [one * x for x in m["strong"]]))
+    lines = [{"model": (m["ranks"], y), "measured": (counts, [x["median"][key] for x in jobs])} for key, y in curves]
+    return [common.Panel(unit, key, drawn) for (key, _), drawn in zip(curves, lines, strict=True)]
 
 
 # ---- GPUs of one host ----
-
-
-def on_gpu(ranks: Any, m: int, n: int, M: Any = None) -> Any:
-    """A workspace whose passes never end and stay in float32."""
-    import cupy as cp
-
-    from mapuot.backends import cuda
-
-    i0, i1 = own_rows(m, ranks.rank, ranks.size)
-    a, b = np.full(i1 - i0, 1 / m), np.full(n, 1 / n)
-    M = costs(i0, i1, n, cp) if M is None else M
-    problem = Problem.from_arrays(M, a, b, REG, RHO, "kl", "product", cuda, ranks)
-    made = cuda.Workspace(problem, Options(True, 5, False, threads=None, **ENDLESS))
-    made.state["limits"]["finer"] = 0
-    made.absorb(np.zeros(n))
-    made.iterate(16)
-    return made
 
 
 def gpu_times(ranks: Any, m: int, n: int, rounds: int, passes: int, M: Any = None) -> dict[str, Any]:
     """Seconds a pass as a solve makes them, by the clock of the slowest rank; and of its parts, by device events."""
     import cupy as cp
 
-    made, times = on_gpu(ranks, m, n, M), []
+    made, times = (
+        shared(costs(*own_rows(m, ranks.rank, ranks.size), n, cp) if M is None else M, m, ranks, None, True),
+        [],
+    )
+    made.iterate(16)
     for _ in range(rounds):
         made.progress["since_best"] = 0  # or it would stall after 250 passes
         made.send_progress()
@@ -325,15 +280,15 @@ def gpu_worker(ranks: Any, strong: int, weak: int, rounds: int, passes: int) -> 
     import mapuot
 
     cp.cuda.Device(ranks.rank).use()
-    found: dict[str, Any] = {"device": cp.cuda.runtime.getDeviceProperties(ranks.rank)["name"].decode()}
+    found: dict[str, Any] = {"device": device_name(ranks.rank)}
     found["weak"] = gpu_times(ranks, weak * ranks.size, weak, rounds, passes)
     found["strong"] = gpu_times(ranks, strong, strong, rounds, passes)
     small = 1500
     i0, i1 = own_rows(small, ranks.rank, ranks.size)
     M, a, b = costs(0, small, 1100), np.full(small, 1 / small), np.full(1100, 1 / 1100)
-    exact: dict[str, Any] = {"precision": "float64", "tol": 1e-12}
-    mine = mapuot.solve(cp.asarray(M[i0:i1]), a[i0:i1], b, REG, RHO, comm=ranks, **exact)
-    one = mapuot.solve(cp.asarray(M), a, b, REG, RHO, **exact)
+    exact: dict[str, Any] = {"reg": REG, "reg_m": RHO, "precision": "float64", "tol": 1e-12}
+    mine = mapuot.solve(cp.asarray(M[i0:i1]), a[i0:i1], b, comm=ranks, **exact)
+    one = mapuot.solve(cp.asarray(M), a, b, **exact)
     pairs = ((mine.log_v, one.log_v), (mine.log_u, one.log_u[i0:i1]))
     found["error"] = float(max(np.abs(x - y).max() for x, y in pairs))
     found["passes"] = [mine.n_passes, one.n_passes]
@@ -388,7 +343,7 @@ def large_worker(ranks: Any, n: int, rounds: int, passes: int) -> dict[str, Any]
         for _ in range(3):
             ranks.exchange(None)
             begin = time.perf_counter()
-            answer = mapuot.solve(rows, own, weight, reg, RHO, tol=1e-6, backend="cuda", comm=comm)
+            answer = mapuot.solve(rows, own, weight, reg=reg, reg_m=RHO, tol=1e-6, backend="cuda", comm=comm)
             times.append(max(ranks.exchange(time.perf_counter() - begin)))
         ranks.same(log_v=answer.log_v, n_passes=answer.n_passes)
         row = {"reg": reg, "seconds": min(times), "first": times[0], "passes": answer.n_passes, "status": answer.status}
@@ -424,16 +379,11 @@ def main() -> None:
         data = common.plain(run_large(counts, args.large))
         for count, one in data["jobs"].items():
             print(count, "GPUs:", *one["solves"], one["pass"], sep="\n")
-        print(common.save("cluster_gpu_large", data, args.out))
+        print(common.save("cluster-large-gpu", data, args.out))
         return
     data = common.plain(run_gpus(counts, args.quick))
-    path = common.save("cluster_gpu", data, args.out)
-    for one in data["jobs"]:
-        print(one)
-    if "model" in data:
-        print(report(data))
-        plot(data, path.with_suffix(".png"))
-    print(path)
+    print(*data["jobs"], *([common.aligned(tables(data))] if "model" in data else []), sep="\n")
+    print(common.save("cluster-gpu", data, args.out))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What every part of the benchmark shares: the machine's description, interleaved timing, JSON and plots.
+"""What every part of the benchmark shares: the machine's description, timing in turns, and the writer of its results.
 
-A part is a module with ``run(args) -> dict`` (JSON-ready), ``report(data) -> str`` and ``plot(data, path)``. Times are
-seconds. ``interleave`` takes one sample of every candidate in turn, so that a busy neighbour slows all of them alike;
-calls that are not timed come first, for 20 ms (a cache that others have filled takes that long to turn over), so
-that each candidate finds its own data in the caches, as it does in a solver's loop. Minimum, median and quartiles are
-kept; ratios are formed from samples of the same round, and of minima.
+A part is a module with ``run(args) -> dict`` (JSON-ready) and ``tables(data) -> str``: the tables, in Markdown, that
+are printed and that ``bench readme`` puts between the markers of README.md and docs/. ``panels(data)``, where a part
+has it, is its picture. Times are seconds. ``interleave`` takes one sample of every candidate in turn, so that a busy
+neighbour slows all of them alike; calls that are not timed come first, for 20 ms (a cache that others have filled takes
+that long to turn over), so that each candidate finds its own data in the caches, as it does in a solver's loop.
+Minimum, median and quartiles are kept; ratios are formed from samples of the same round, and of minima.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,13 +42,14 @@ SAMPLE = 2e-3  # seconds that one sample lasts at least
 WARM = 2e-2  # seconds of untimed calls before a sample, one call at least
 
 Timings = dict[Any, list[float]]
+sys.path.append(str(ROOT / "tests"))  # where the oracle lies
 
 
 # ---- the machine ----
 
 
 def machine() -> dict[str, Any]:
-    """CPU, caches, ISA, threads, compiler flags, package versions and commit: what a reader needs to repeat a run."""
+    """Return what a reader needs to repeat a run: CPU, caches, ISA, compiler flags, package versions, commit."""
     from mapuot.backends.cpu import native
 
     return {
@@ -63,6 +67,19 @@ def machine() -> dict[str, Any]:
     }
 
 
+def on_gpu(data: dict[str, Any]) -> bool:
+    """Whether a record is of a GPU: "device" has its name."""
+    return data.get("device") not in (None, "cpu")
+
+
+def machine_line(data: dict[str, Any]) -> str:
+    """Name the machine of a record, as the tables of README.md and docs/ do."""
+    found = data["machine"]
+    return (
+        f"One {data['device']}" if on_gpu(data) else f"{found['cpu']}, {found['isa'].upper()}, {found['cores']} cores"
+    )
+
+
 def cpu_model() -> str:
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
@@ -74,20 +91,19 @@ def cpu_model() -> str:
 
 
 def caches() -> dict[str, int]:
-    """Bytes of the data caches that the first core sees, by level: {"L1": ..., "L2": ..., "L3": ...}."""
+    """Return the bytes of the data caches that the first core sees, by level: {"L1": ..., "L2": ..., "L3": ...}."""
     sizes: dict[str, int] = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         with contextlib.suppress(OSError, ValueError):
-            if (index / "type").read_text().strip() == "Instruction":
-                continue
-            size = (index / "size").read_text().strip()
-            unit = {"K": 2**10, "M": 2**20}.get(size[-1], 1)
-            sizes["L" + (index / "level").read_text().strip()] = int(size.rstrip("KM")) * unit
-    return sizes or {"L1": 48 * 2**10, "L2": 2**20, "L3": 32 * 2**20}
+            if (index / "type").read_text().strip() != "Instruction":
+                size = (index / "size").read_text().strip()
+                unit = {"K": 2**10, "M": 2**20}.get(size[-1], 1)
+                sizes["L" + (index / "level").read_text().strip()] = int(size.rstrip("KM")) * unit
+    return sizes
 
 
 def compiler() -> dict[str, str]:
-    """The compiler and the flags of setup.py."""
+    """Return the compiler's version and the flags of setup.py."""
     rules = build_rules()
     version = output(["cc", "--version"]).splitlines()
     return {
@@ -100,13 +116,8 @@ def compiler() -> dict[str, str]:
 
 @functools.cache
 def build_rules() -> Any:
-    """The module setup.py: the flags that the core is compiled with."""
-    return module_at("setup.py")
-
-
-def module_at(path: str) -> Any:
-    """A file of this repository that no package has, as a module."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    """Return setup.py as a module: it has the flags that the core is compiled with."""
+    spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -129,7 +140,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of the sources: results of parts before this one do not make it dirty."""
+    """Return the commit of the sources, "-dirty" if they were edited since; results of parts before do not count."""
     git = ["git", "-C", str(ROOT)]
     others = [".", ":!bench/results", ":!README.md"]
     changed = output([*git, "status", "--porcelain", "--untracked-files=no", "--", *others])
@@ -143,9 +154,21 @@ def output(command: list[str]) -> str:
         return ""
 
 
+def status(key: str) -> int:
+    """Return an entry of /proc/self/status in bytes; "VmHWM" is the most memory held since ``forget_peak``."""
+    match = re.search(rf"^{key}:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
+    return 1024 * int(match.group(1)) if match else 0
+
+
+def forget_peak() -> int:
+    """Reset the kernel's mark of the most memory held, and return what is held now, in bytes (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return status("VmRSS")
+
+
 @contextlib.contextmanager
 def kept_memory() -> Iterator[None]:
-    """What arrays free stays with the process, to be had again as it is: a virtual machine may take pages back.
+    """Keep what arrays free with the process, to be had again as it is: a virtual machine may take pages back.
 
     Fresh pages then cost .5 to 1.2 s for 100 MB, ten times what it takes to write them, whoever asks first.
     """
@@ -180,7 +203,7 @@ def blas_controller() -> Any:
 def interleave(
     candidates: dict[Any, Callable[[], Any]], seconds: float, rounds: tuple[int, int] = (3, 1000), turn: float = 0.0
 ) -> Timings:
-    """Times of one call of each candidate; ``seconds`` is for all, ``rounds`` the least and most turns of each.
+    """Time one call of each candidate, in turns; ``seconds`` is for all, ``rounds`` the least and most turns of each.
 
     A turn is ``turn`` seconds of samples, or one; before it calls without a clock, but not before a long turn.
     """
@@ -207,12 +230,13 @@ def interleave(
 
 
 def length_of(call: Callable[[], Any]) -> float:
-    """Seconds of one call, of a short one the best of three after a first one."""
+    """Return the seconds of one call, of a short one the best of three after a first one."""
     first = sample(call, 1)
     return first if first > 0.1 else min(sample(call, 1) for _ in range(3))
 
 
-def sample(call: Callable[[], Any], number: int) -> float:
+def sample(call: Callable[[], Any], number: int = 1) -> float:
+    """Return the mean seconds of so many calls."""
     begin = time.perf_counter()
     for _ in range(number):
         call()
@@ -234,10 +258,6 @@ def ratio(times: Timings, slow: Any, fast: Any) -> dict[str, float]:
     return {"median": float(np.median(rounds)), "of_minima": min(times[slow]) / min(times[fast])}
 
 
-def mean(values: Any) -> float:
-    return float(np.mean(values))
-
-
 def geometric_mean(values: Any) -> float:
     return float(np.exp(np.mean(np.log(np.asarray(values, dtype=float)))))
 
@@ -253,7 +273,7 @@ def save(name: str, data: dict[str, Any], directory: Path) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """JSON-ready: numpy scalars and arrays unpacked, floats to 5 digits, NaN and inf as text."""
+    """Return a value JSON-ready: numpy scalars and arrays unpacked, floats to 5 digits, NaN and inf as text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
@@ -266,32 +286,81 @@ def plain(value: Any) -> Any:
 
 
 def table(header: list[str], rows: list[list[Any]]) -> str:
-    """Columns as text, numbers to the right."""
-    cells = [[cell(x) for x in row] for row in rows]
-    widths = [max(len(str(row[k])) for row in [header, *cells]) for k in range(len(header))]
-    lines = [[f"{x:<{w}}" if k == 0 else f"{x:>{w}}" for k, (x, w) in enumerate(zip(row, widths, strict=True))]
-             for row in [header, *cells]]  # fmt: skip
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    """Return a table in Markdown; floats have three digits, and a table without rows is empty."""
+    lines = [header, ["---"] * len(header), *([three(x) if isinstance(x, float) else x for x in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) if rows else ""
 
 
-def cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def aligned(text: str) -> str:
+    """Return a text whose Markdown tables have columns of one width, for a screen."""
+    found, block = [], []
+    for line in [*text.split("\n"), ""]:
+        if line.startswith("|"):
+            block.append([cell.strip() for cell in line.strip("|").split(" | ")])
+            continue
+        if block:
+            widths = [max(map(len, column)) for column in zip(*block, strict=True)]
+            found += [
+                "  ".join(f"{x:>{w}}" for x, w in zip(row, widths, strict=True)) for row in block if row[0] != "---"
+            ]
+            block = []
+        found.append(line)
+    return "\n".join(found).rstrip()
 
 
-@contextlib.contextmanager
-def figure(path: Path, columns: int = 1, rows: int = 1, width: float = 5.5, height: float = 4.0) -> Iterator[Any]:
-    """A grid of axes (2-D array) saved as PNG on leaving."""
+def text_of(*parts: str) -> str:
+    """Join paragraphs and tables, leaving out empty ones."""
+    return "\n\n".join(filter(None, parts))
+
+
+def short(x: Any) -> str:
+    """.05 for 0.05; inf for what JSON has as a word."""
+    return f"{float(x):.3g}".removeprefix("0") if float(x) else "0"
+
+
+def three(x: float) -> str:
+    """Three digits, or a whole number."""
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}"
+
+
+def milliseconds(seconds: dict[str, float]) -> str:
+    return f"{1e3 * seconds['min']:,.{0 if seconds['min'] >= 0.1 else 1}f}"
+
+
+@dataclass
+class Panel:
+    """One pair of axes of a picture; ``lines`` are {name: (x, y)}, drawn on logarithms where ``log`` names an axis."""
+
+    x: str
+    y: str
+    lines: dict[str, tuple[Any, Any]]
+    log: str = "xy"
+    style: str = "o-"
+    title: str = ""
+    ticks: list[str] = field(default_factory=list)  # of x = 0, 1, ...
+    width: float = 5.5
+
+
+def picture(path: Path, panels: list[Panel]) -> None:
+    """Draw panels side by side into a PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    fig, axes = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
-    try:
-        yield axes
-        for axis in axes.flat:
-            axis.grid(alpha=0.3)
-        fig.tight_layout()
-        fig.savefig(path, dpi=110)
-    finally:
-        plt.close(fig)
+    size = sum(panel.width for panel in panels), 4.0
+    fig, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False)
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for name, (x, y) in panel.lines.items():
+            axis.plot(x, y, panel.style, label=name)
+        for name in panel.log:
+            getattr(axis, f"set_{name}scale")("log")
+        if panel.ticks:
+            axis.set_xticks(range(len(panel.ticks)), panel.ticks, fontsize=7)
+        axis.set(xlabel=panel.x, ylabel=panel.y)
+        axis.set_title(panel.title, fontsize=9)
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    fig.tight_layout()
+    fig.savefig(path, dpi=110)
+    plt.close(fig)

@@ -13,19 +13,16 @@ makes there.
 from __future__ import annotations
 
 import functools
-import re
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import common
-from .gpu_solves import device_name, free_pools, missing, wall
+from .device import device_name, elapsed, endless, free_pools, limits, missing, wall
 
 SIZES = [(512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192), (16384, 16384), (32768, 32768),
          (50000, 50000), (65536, 1024), (1024, 65536), (16384, 49152), (10000, 50000), (10000, 65536), (6000, 100000),
@@ -35,35 +32,9 @@ REGS = (0.05, 0.005)
 TOL = 1e-6
 ROWS, BOTH = 1, 3  # halves of a pass
 KL = (True, True)
-DRAWN = ["limit", "float32 bare", "float32", "float64", "bfloat16", "in place", "paper's design", "POT torch",
+SHARES = ["float32 bare", "float32", "float32, float64 sums bare", "float32, float64 sums"]
+DRAWN = ["limit", *SHARES, "float64", "in place", "paper's design", "POT torch",
          "POT torch, graph", "four sweeps"]  # fmt: skip
-SHARES = ["float32 bare", "float32", "float32, float64 sums bare", "float32, float64 sums", "bfloat16 bare", "bfloat16"]
-
-
-def elapsed(call: Callable[[], Any], repeat: int = 5, before: Callable[[], Any] = lambda: None) -> float:
-    """Median seconds of call() on the device, after one that is not timed."""
-    import cupy as cp
-
-    call()
-    times, pad = [], cp.empty(1 << 29, np.uint8)
-    for _ in range(repeat):
-        begin, end = cp.cuda.Event(), cp.cuda.Event()
-        before()
-        pad.fill(1)  # 0.2 ms, in which the host gets ahead
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(cp.cuda.get_elapsed_time(begin, end) / 1e3)
-    return statistics.median(times)
-
-
-def limits() -> dict[str, float]:
-    """Bytes a second: reading and copying in memory."""
-    import cupy as cp
-
-    x, y = cp.zeros(1 << 29, np.float32), cp.empty(1 << 29, np.float32)
-    return {"read": x.nbytes / elapsed(x.sum), "copy": 2 * x.nbytes / elapsed(lambda: cp.copyto(y, x))}
 
 
 # ---- one pass
@@ -115,20 +86,11 @@ def laid(m: int, n: int) -> tuple[int, int]:
 
 
 def workspace(m: int, n: int, precision: str, in_place: bool = False) -> Any:
-    """Of a problem as it is solved, by the method of the paper as it is given."""
+    """Return the workspace of a problem as it is solved; by the method of the paper, as it is given."""
     import cupy as cp
 
-    from mapuot.backends import Options, cuda
-    from mapuot.problem.problem import Problem
-
     m, n = (m, n) if in_place else laid(m, n)
-    M = cp.random.default_rng(0).random((m, n), dtype=np.float32)
-    problem = Problem.from_arrays(M, np.full(m, 1 / m), np.full(n, 1 / n), 0.05, 1.0, "kl", "product", cuda)
-    memory = 0 if in_place else 5
-    made = cuda.Workspace(problem, Options(not in_place, memory, in_place, precision, -1.0, -1.0, None))
-    made.state["limits"]["finer"] = 0  # tol < 0: as many passes as asked for, in the storage and the sums asked for
-    made.absorb(np.zeros(n))
-    return made
+    return endless(cp.random.default_rng(0).random((m, n), dtype=np.float32), precision, in_place=in_place, gpu=True)
 
 
 def our_passes(m: int, n: int, precision: str, names: dict[bool, str]) -> dict[str, float]:
@@ -215,7 +177,6 @@ def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
     cases: list[tuple[str, Callable[[int, int], Any]]] = [
         ("float32", lambda m, n: our_passes(m, n, "float32", sums)),
         ("float64", lambda m, n: our_passes(m, n, "float64", {False: "float64"})),
-        ("bfloat16", lambda m, n: our_passes(m, n, "bfloat16", {True: "bfloat16"})),
         ("in place", in_place_pass),
         ("paper's design", lambda m, n: in_place_pass(m, n, Shape(8, 8, 4))),
         ("POT torch", lambda m, n: pot_pass(m, n, "torch")),
@@ -239,9 +200,8 @@ def passes(sizes: list[tuple[int, int]], read: float) -> list[dict[str, Any]]:
 
 
 def share(row: dict[str, Any], key: str) -> float:
-    """The limit of that K over the seconds of a pass; NaN where it was not measured."""
-    limit = row["limit"] / (2 if key.startswith("bfloat16") else 1)
-    return float(limit / row[key]) if isinstance(row.get(key), float) else np.nan
+    """Return the limit over the seconds of a pass; NaN where it was not measured."""
+    return float(row["limit"] / row[key]) if isinstance(row.get(key), float) else np.nan
 
 
 def tile_sweeps(n: int) -> dict[str, list[dict[str, Any]]]:
@@ -305,7 +265,8 @@ def timed_solve(M: Any, n: int, reg: float) -> dict[str, Any]:
     """Passes, certified error and least seconds of a call; reg_m 1, uniform masses."""
     import mapuot
 
-    call = functools.partial(mapuot.solve, M, np.full(n, 1 / n), np.full(n, 1 / n), reg, 1.0, tol=TOL, backend="cuda")
+    w = np.full(n, 1 / n)
+    call = functools.partial(mapuot.solve, M, w, w, reg=reg, reg_m=1.0, tol=TOL, backend="cuda")
     answer = call()
     found = {"reg": reg, "passes": answer.n_passes, "error_bound": answer.error_bound, "status": answer.status}
     return found | {"seconds": wall(call, 3)}
@@ -322,61 +283,33 @@ def point_line(row: dict[str, Any]) -> str:
 def run(args: Any) -> dict[str, Any]:
     if reason := missing():
         return {"skipped": reason}
-    device = device_name()
-    data: dict[str, Any] = {"device": device, "file": "gpu-" + re.sub(r"\W+", "-", device.lower())}
+    data: dict[str, Any] = {"device": device_name()}
     sizes, tiles = (SIZES[1:5:3], 2048) if args.quick else (SIZES, 8192)
     begin = time.perf_counter()
     compile_all(sizes, tiles)
-    print(f"{device}, kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
+    print(f"{data['device']}, kernels compiled in {time.perf_counter() - begin:.1f} s", flush=True)
     data["limits"] = limits()
     data["points"] = dense_points([(3000, "array"), (3000, "function")] if args.quick else POINTS)
     print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
     data["passes"] = passes(sizes, data["limits"]["read"])
     print(f"after {time.perf_counter() - begin:.1f} s", flush=True)
-    common.save(data["file"], common.plain(data), args.out)  # what there is, should the rest be cut off
+    common.save("gpu", data, args.out)  # what there is, should the rest be cut off
     data["tiles"] = tile_sweeps(tiles)
     return data
 
 
-def report(data: dict[str, Any]) -> str:
-    if "skipped" in data:
-        return f"skipped: {data['skipped']}"
-    cells = [[row[k] * 1e6 if isinstance(row.get(k), float) else "-" for k in DRAWN] for row in data["passes"]]
-    names = [f"{row['m']} x {row['n']}" for row in data["passes"]]
-    lines = [
-        f"{data['device']}: us a pass",
-        common.table(["size", *DRAWN], [[a, *b] for a, b in zip(names, cells, strict=True)]),
-    ]
-    lines += [
+def tables(data: dict[str, Any]) -> str:
+    """Microseconds a pass, and in brackets fractions of the limit; the best tiles; solves of points."""
+    rows = []
+    for row in data["passes"]:
+        cells = [f"{row['m']} x {row['n']}"]
+        for key in DRAWN:
+            found = row.get(key)
+            of = f" ({share(row, key):.2f})" if key in SHARES else ""
+            cells.append(f"{common.three(1e6 * found)}{of}" if isinstance(found, float) else "")
+        rows.append(cells)
+    best = [
         f"best tiles, {kind}: {rows[0]}; worst: {rows[-1]['seconds']:.3g} s" for kind, rows in data["tiles"].items()
     ]
-    shares = [[a, *(share(row, k) for k in SHARES)] for a, row in zip(names, data["passes"], strict=True)]
-    lines += ["fractions of the limit", common.table(["size", *SHARES], shares)]
-    return "\n".join([*lines, *map(point_line, data["points"])])
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    with common.figure(path, columns=2, rows=2, width=7.5) as axes:
-        names = [f"{row['m']}\nx {row['n']}" for row in data["passes"]]
-        size = np.array([4 * row["m"] * row["n"] for row in data["passes"]])
-        for key in DRAWN:
-            values = np.array([row[key] if isinstance(row.get(key), float) else np.nan for row in data["passes"]])
-            style = "k--" if key == "limit" else "o-"
-            axes[0, 0].semilogy(names, values * 1e6, style, label=key, markersize=3)
-            axes[0, 1].semilogy(names, size / values / 1e9, style, label=key, markersize=3)
-        axes[0, 0].set(ylabel="us a pass", title=data["device"])
-        axes[0, 1].set(ylabel="GB of float32 K a second and pass")
-        axes[0, 1].legend(fontsize=7, loc="lower right")
-        for rows in (1, 2, 4, 8):
-            points = sorted(
-                (r["threads"], r["seconds"] * 1e6) for r in data["tiles"]["two kernels"] if r["rows"] == rows
-            )
-            axes[1, 0].semilogx(*zip(*points, strict=True), "o-", label=f"{rows} rows", base=2)
-        axes[1, 0].set(xlabel="threads of a block", ylabel="us, the paper's two kernels")
-        axes[1, 0].legend(fontsize=7)
-        for key in SHARES:
-            axes[1, 1].plot(names, [share(row, key) for row in data["passes"]], "o-", label=key, markersize=3)
-        axes[1, 1].set(ylabel="fraction of the limit of its K", ylim=(0, 1.2))
-        axes[1, 1].legend(fontsize=6)
-        for axis in (axes[0, 0], axes[0, 1], axes[1, 1]):
-            axis.tick_params(axis="x", labelrotation=90, labelsize=6)
+    text = [f"{common.machine_line(data)}, us a pass:", common.table(["size", *DRAWN], rows)]
+    return common.text_of(*text, *best, *map(point_line, data["points"]))

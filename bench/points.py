@@ -28,12 +28,9 @@ import functools
 import importlib.util
 import math
 import os
-import re
 import sys
 import time
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -42,12 +39,13 @@ from scipy.spatial.distance import cdist
 from tqdm import tqdm
 
 import mapuot
-from mapuot.backends import cpu, pick
 from mapuot.backends.cpu.stream import PlanStream
 from mapuot.problem.problem import Problem
 from mapuot.route.strategy import make_options
 
-from . import common
+from . import common, peers
+from .device import device_name, elapsed, endless, missing, on_host
+from .sparse import row_pass
 
 SIZES, GPU_SIZES, QUICK_SIZE = (4_000, 10_000), (10_000, 100_000), 1_500
 DIMENSIONS = (2, 3, 10, 64)
@@ -72,27 +70,19 @@ def clouds(n: int, d: int) -> tuple[Any, Any, Any, Any]:
 
 
 def passes(n: int, d: int, threads: int) -> dict[str, Any]:
+    """Time one row pass in each kind of sums, in turns with one over a stored K where that fits."""
     x, y, a, b = clouds(n, d)
     cloud = mapuot.PointCloud(x, y, truncate=None)
-    kinds = {"float32": (cloud, "mixed"), "float64": (cloud, "float64")}
+    kinds = {"float32": (cloud, "float32"), "float64": (cloud, "float64")}
     if 12 * n * n <= MOST_BYTES:
-        kinds["stored float32"] = np.asarray(cloud), "mixed"
+        kinds["stored float32"] = np.asarray(cloud), "float32"
     calls = {}
-    for name, (M, precision) in kinds.items():
-        problem = Problem.from_arrays(M, a, b, REGS[0], RHO, "kl", "product", cpu)
-        workspace = cpu.Workspace(problem, make_options("auto", precision, 1e-15, None, threads))
-        workspace.absorb(np.zeros(n))
-        calls[name] = one_pass(workspace)
-    times = common.interleave(calls, 3.0)
-    seconds = {name: min(samples) for name, samples in times.items()}
+    for name, (M, storage) in kinds.items():
+        workspace = endless(M, storage, a=a, b=b, threads=threads)
+        workspace.progress.narrow = int(storage == "float32")
+        calls[name] = row_pass(workspace)
+    seconds = {name: min(samples) for name, samples in common.interleave(calls, 3.0).items()}
     return {"n": n, "d": d, "seconds": seconds, "pairs_a_second": {k: n * n / s for k, s in seconds.items()}}
-
-
-def one_pass(workspace: Any) -> Callable[[], Any]:
-    """One row pass from where it stands: what follows it, of n numbers, is the same for all."""
-    from mapuot._core import lib
-
-    return lambda: lib.mapuot_row_pass(workspace.pool, workspace.state)
 
 
 EX2 = """extern "C" __global__ void ex2(float *out, int count)
@@ -115,19 +105,15 @@ def ex2_limit() -> float:
     """2^x a second: no evaluation in float32 is faster."""
     import cupy as cp
 
-    from . import gpu
-
     run, out, count = cp.RawKernel(EX2, "ex2"), cp.zeros(1, np.float32), 1 << 14
     blocks = 4 * cp.cuda.Device().attributes["MultiProcessorCount"]
-    seconds = gpu.elapsed(lambda: run((blocks,), (512,), (out, np.int32(count))))
+    seconds = elapsed(lambda: run((blocks,), (512,), (out, np.int32(count))))
     return float(8 * 512 * blocks * count / seconds)
 
 
 def device_passes(n: int, d: int) -> dict[str, Any]:
     """Both sums of a pass on the GPU, two evaluations of each pair: first and last ones of a solve, exact ones."""
     from mapuot.backends import cuda
-
-    from . import gpu
 
     x, y, a, b = clouds(n, d)
     seconds, limit = {}, ex2_limit()
@@ -138,7 +124,7 @@ def device_passes(n: int, d: int) -> dict[str, Any]:
             workspace.progress["narrow"] = 0
             workspace.choose()
         workspace.absorb(np.zeros(n))
-        seconds[name] = gpu.elapsed(workspace.launch.row_kernels)
+        seconds[name] = elapsed(workspace.launch.row_kernels)
     rates = {name: 2 * n * n / s for name, s in seconds.items()}
     return {"n": n, "d": d, "seconds": seconds, "pairs_a_second": rates, "of_ex2": rates["float32"] / limit}
 
@@ -147,16 +133,10 @@ def device_passes(n: int, d: int) -> dict[str, Any]:
 
 
 def peak(call: Callable[[], Any]) -> tuple[Any, float, float]:
-    """(answer, seconds, bytes beyond what was held before)."""
-
-    def status(key: str) -> int:
-        match = re.search(rf"^{key}:\s*(\d+)", Path("/proc/self/status").read_text(), re.M)
-        return 1024 * int(match.group(1)) if match else 0
-
-    Path("/proc/self/clear_refs").write_text("5")
-    before, begun = status("VmRSS"), time.perf_counter()
+    """Return (answer, seconds, bytes beyond what was held before)."""
+    before, begun = common.forget_peak(), time.perf_counter()
     answer = call()
-    return answer, time.perf_counter() - begun, status("VmHWM") - before
+    return answer, time.perf_counter() - begun, common.status("VmHWM") - before
 
 
 def rows_of(problem: Any, potentials: tuple[Any, Any], reg: float) -> Any:
@@ -181,7 +161,7 @@ def our_costs(x: Any, y: Any, reg: float) -> dict[str, Callable[[], Any]]:
 def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[str, Any]]:
     problem = x, y, a, b = clouds(n, d)
     cloud = mapuot.PointCloud(x, y, truncate=None)
-    exact = mapuot.solve(cloud, a, b, reg, RHO, tol=1e-9, threads=threads, backend=backend)
+    exact = mapuot.solve(cloud, a, b, reg=reg, reg_m=RHO, tol=1e-9, threads=threads, backend=backend)
     truth = rows_of(problem, (exact.log_u, exact.log_v), reg)
     found = []
 
@@ -192,7 +172,7 @@ def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[
                       "MiB": memory / 2**20})  # fmt: skip
 
     def ours(M: Callable[[], Any]) -> tuple[Any, Any, Any]:
-        result = mapuot.solve(M(), a, b, reg, RHO, threads=threads, backend=backend)
+        result = mapuot.solve(M(), a, b, reg=reg, reg_m=RHO, threads=threads, backend=backend)
         told = {"bound": result.error_bound, "iterations": result.n_passes}
         if result.sorted is not None:
             told["kept"] = result.sorted.problem.cost.kept.share
@@ -202,7 +182,7 @@ def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[
         if backend == "cuda":
             ours(M)  # compiles
         judged(name, functools.partial(ours, M))
-    for name, call in peers(problem, reg, backend == "cuda").items():
+    for name, call in others(problem, reg, backend == "cuda").items():
         for iterations in ITERATIONS:
             if iterations > ITERATIONS[0] and found[-1]["seconds"] * iterations / ITERATIONS[0] > LONG:
                 break
@@ -217,7 +197,7 @@ def may_be_slow(n: int, d: int, gpu: bool) -> bool:
     return 32 * n * n <= MOST_BYTES if gpu else n <= SIZES[0] and d == FEW
 
 
-def peers(problem: Any, reg: float, gpu: bool) -> dict[str, Callable[[int], tuple[Any, Any, Any]]]:
+def others(problem: Any, reg: float, gpu: bool) -> dict[str, Callable[[int], tuple[Any, Any, Any]]]:
     """What makes so many iterations of a peer, each compiled."""
     x, y, a, b = problem
     found: dict[str, Callable[[int], tuple[Any, Any, Any]]] = {}
@@ -235,19 +215,14 @@ def peers(problem: Any, reg: float, gpu: bool) -> dict[str, Callable[[int], tupl
 
 
 def pot(x: Any, y: Any, a: Any, b: Any, reg: float, gpu: bool, iterations: int) -> tuple[Any, Any, Any]:
-    """Its default, of NumPy's arrays, on a GPU of torch's."""
-    import ot
-
-    given = a, b, cdist(x, y, "sqeuclidean")
+    """Call POT's default on NumPy's arrays, on a GPU on torch's."""
+    given = cdist(x, y, "sqeuclidean"), a, b
     if gpu:
         import torch
 
         given = tuple(torch.from_numpy(z).cuda() for z in given)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _, log = ot.unbalanced.sinkhorn_unbalanced(*given, reg, RHO, numItermax=iterations, stopThr=0.0, log=True)
-    log_u, log_v = (np.asarray(log[k].cpu() if gpu else log[k]) for k in ("logu", "logv"))
-    return log_u, log_v, {"iterations": iterations}
+    _, log_u, log_v, _ = peers.pot((*given, reg, RHO), iterations, log=True)
+    return on_host(log_u), on_host(log_v), {"iterations": iterations}
 
 
 def ott_of(x: Any, y: Any, a: Any, b: Any, reg: float) -> Callable[[int], tuple[Any, Any, Any]]:
@@ -312,7 +287,7 @@ def to_error(n: int, reg: float, rho: float) -> dict[str, Any]:
     problem = x, y, a, b = clouds(n, 3)
 
     def ours(tol: float) -> Any:
-        return mapuot.solve(mapuot.PointCloud(x, y), a, b, reg, rho, tol=tol, backend="cuda")
+        return mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=reg, reg_m=rho, tol=tol, backend="cuda")
 
     exact = ours(1e-9)
     truth = rows_of(problem, (exact.log_u, exact.log_v), reg)
@@ -357,7 +332,7 @@ def large(n: int) -> list[dict[str, Any]]:
 
     def ours(tol: float) -> tuple[Any, Any, Any]:
         result = mapuot.solve(
-            mapuot.PointCloud(x, y), w, w, LARGE_REG, math.inf, tol=tol, backend="cuda", max_passes=2000
+            mapuot.PointCloud(x, y), w, w, reg=LARGE_REG, reg_m=math.inf, tol=tol, backend="cuda", max_passes=2000
         )
         return result.log_u, result.log_v, {"bound": result.error_bound, "iterations": result.n_passes}
 
@@ -392,7 +367,7 @@ def unbalanced(n: int, threads: int, gpu: bool) -> list[dict[str, Any]]:
 
     def solved() -> Any:
         cloud = mapuot.PointCloud(x, y, scale=scale)
-        return mapuot.solve(cloud, a, b, reg, RHO, tol=tol, threads=threads, backend="cuda" if gpu else "cpu")
+        return mapuot.solve(cloud, a, b, reg=reg, reg_m=RHO, tol=tol, threads=threads, backend="cuda" if gpu else "cpu")
 
     if gpu:
         solved()  # compiles
@@ -493,7 +468,7 @@ def images(side: int, threads: int, backend: str) -> list[dict[str, Any]]:
         for name, cost in costs.items():
             result, seconds, memory = peak(
                 lambda M=cost, reg=reg: mapuot.solve(
-                    M, a / a.sum(), 1.2 * b / b.sum(), reg, RHO, threads=threads, backend=backend
+                    M, a / a.sum(), 1.2 * b / b.sum(), reg=reg, reg_m=RHO, threads=threads, backend=backend
                 )
             )  # type: ignore[misc]
             found.append({"side": side, "reg": reg, "who": name, "iterations": result.n_passes, "seconds": seconds,
@@ -518,8 +493,8 @@ def skipped(gpu: bool) -> dict[str, str]:
 def run(args: Any) -> dict[str, Any]:
     gpu = args.device == "gpu"
     sizes = (args.size,) if args.size else (QUICK_SIZE,) if args.quick else GPU_SIZES if gpu else SIZES
-    if gpu and not getattr(pick("cuda"), "MAKES_COSTS", False):
-        return {"skipped": "the cuda backend takes no points"}
+    if gpu and (reason := missing()):
+        return {"skipped": reason}
     dimensions, backend = DIMENSIONS[1:2] if args.quick else DIMENSIONS, "cuda" if gpu else "cpu"
     cases = [(n, d, reg) for n in sizes for d in dimensions for reg in (*REGS, *[SMALL] * (d <= FEW))]
     parts: list[tuple[str, Callable[..., Any], list[Any]]] = [
@@ -535,7 +510,7 @@ def run(args: Any) -> dict[str, Any]:
     ]  # fmt: skip
     left_out = ({"losses"} if gpu else {"to_error"}) | ({"to_error", "large"} if args.quick else set())
     found: dict[str, Any] = {name: [] for name, _, _ in parts}
-    found |= {"n": max(sizes), "not measured": skipped(gpu), "file": "points_gpu" if gpu else "points"}
+    found |= {"n": max(sizes), "not measured": skipped(gpu), "device": device_name() if gpu else "cpu"}
     try:
         with common.blas_threads(args.threads):
             for name, call, jobs in parts:
@@ -549,26 +524,31 @@ def run(args: Any) -> dict[str, Any]:
     return found
 
 
-def report(data: dict[str, Any]) -> str:
-    if "skipped" in data:
-        return str(data["skipped"])
-    kinds = ("float32", "last", "float64", "stored float32")
-    names = [k for k in kinds if any(k in p["pairs_a_second"] for p in data["passes"])]
-    rows = [
-        [p["n"], p["d"], *(f"{p['pairs_a_second'].get(k, math.nan) / 1e9:.2f}" for k in names)] for p in data["passes"]
-    ]
-    text = common.table(["n", "d", *(f"{k}, G pairs/s" for k in names)], rows)
-    shares = [f"{p['of_ex2']:.2f} in {p['d']}" for p in data["passes"] if "of_ex2" in p]
-    text += f"\nof the device's rate of 2^x, by dimensions: {', '.join(shares)}" if shares else ""
-    tables = [
-        table_of(data["solves"], ("n", "d", "reg", "who", "iterations", "seconds", "error", "bound", "kept", "MiB")),
-        error_table(data.get("to_error", [])),
-        table_of(data.get("large", []), ("n", "who", "iterations", "seconds", "marginals", "bound", "kept", "MiB")),
-        table_of(data.get("losses", []), ("n", "d", "blur", "who", "seconds", "value", "gradient", "evaluations")),
-        table_of(data.get("images", []), ("side", "reg", "who", "iterations", "seconds", "bound", "MiB")),
-    ]
-    missing = "; ".join(f"{name}: {why}" for name, why in data["not measured"].items())
-    return "\n\n".join([text, *filter(None, tables), f"not measured: {missing}"])
+def tables(*found: dict[str, Any]) -> str:
+    """Passes over points, and solves beside peers as "seconds (error of the plan)"; a paragraph a machine."""
+    text = []
+    for data in found:
+        gpu = common.on_gpu(data)
+        kinds = [k for k in ("float32", "last", "float64", "stored float32") if k in data["passes"][0]["seconds"]]
+        rows = [
+            [p["n"], p["d"], *(p["pairs_a_second"][k] / 1e9 if k in p["seconds"] else "" for k in kinds),
+             *([common.short(p["of_ex2"])] if gpu else [])]
+            for p in data["passes"]
+        ]  # fmt: skip
+        names = [f"{k}, 10^9 {'evaluations' if gpu else 'pairs'} a second" for k in kinds]
+        head = ["points", "dimensions", *names, *(["float32, of 2^x"] if gpu else [])]
+        text += [f"{common.machine_line(data)}:", common.table(head, rows)]
+        solves: dict[Any, dict[str, str]] = {}
+        for s in data["solves"]:
+            cell = f"{s['seconds']:.3g} ({s['error']:.0e})"
+            solves.setdefault((s["n"], s["d"], common.short(s["reg"])), {})[s["who"]] = cell
+        who = list(dict.fromkeys(s["who"] for s in data["solves"]))
+        rows = [[*case, *(cells.get(name, "") for name in who)] for case, cells in solves.items()]
+        text.append(common.table(["points", "dimensions", "reg", *who], rows))
+        if data["to_error"]:
+            head, cells, mean = error_rows(data["to_error"])
+            text += [common.table(head, cells), f"The geometric mean is {mean:.3g} times ours."]
+    return common.text_of(*text)
 
 
 def error_rows(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]], float]:
@@ -594,30 +574,9 @@ def error_rows(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]], 
     return head, cells, common.geometric_mean(ratios)
 
 
-def error_table(rows: list[dict[str, Any]]) -> str:
-    if not rows:
-        return ""
-    head, cells, mean = error_rows(rows)
-    return f"{common.table(head, cells)}\ngeometric mean: {mean:.3g} times ours"
-
-
-def table_of(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> str:
-    """Nothing of no rows; errors in powers of ten."""
-    small = ("error", "bound", "value", "gradient", "marginals")
-    cells = [
-        [f"{s[k]:.1e}" if k in small and k in s else f"{s[k]:.3g}" if isinstance(s.get(k), float) else s.get(k, "")
-         for k in keys] for s in rows
-    ]  # fmt: skip
-    return str(common.table(list(keys), cells)) if rows else ""
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    with common.figure(path, width=8) as axes:
-        axis = axes[0][0]
-        for name in sorted({s["who"] for s in data["solves"]}):
-            mine = [s for s in data["solves"] if s["who"] == name]
-            axis.loglog(
-                [s["seconds"] for s in mine], [max(s["error"], 1e-12) for s in mine], "o", label=name, alpha=0.7
-            )
-        axis.set(xlabel="seconds", ylabel="error of the plan on sampled rows")
-        axis.legend()
+def panels(data: dict[str, Any]) -> list[common.Panel]:
+    lines = {}
+    for name in sorted({s["who"] for s in data["solves"]}):
+        mine = [s for s in data["solves"] if s["who"] == name]
+        lines[name] = [s["seconds"] for s in mine], [max(s["error"], 1e-12) for s in mine]
+    return [common.Panel("seconds", "error of the plan on sampled rows", lines, style="o", width=8)]

@@ -47,11 +47,11 @@ def counts(sizes: tuple[int, ...], device: str) -> Iterator[dict[str, Any]]:
                 M, a, b = clouds(d, clustered, n)
                 if device == "gpu":
                     M = import_module("cupy").asarray(M)
-                    mapuot.solve(M, a, b, REGS[-1], 1.0)  # kernels of this size are compiled before a time is taken
+                    mapuot.solve(M, a, b, reg=REGS[-1], reg_m=1.0)  # compiles the kernels of this size
                 for reg in REGS:
                     for rho in RHOS:
                         begun = time.perf_counter()
-                        result = mapuot.solve(M, a, b, reg, rho, threads=1)
+                        result = mapuot.solve(M, a, b, reg=reg, reg_m=rho, threads=1)
                         seconds = time.perf_counter() - begun
                         row = {"n": n, "d": d, "clustered": clustered, "reg": reg, "rho": rho, "seconds": seconds}
                         yield {**row, "passes": result.n_passes, "status": result.status}
@@ -79,38 +79,30 @@ def both(sizes: int, device: str, before: Path) -> list[dict[str, Any]]:
 
 
 def run(args: Any) -> dict[str, Any]:
-    sizes, device = 1 if args.quick else len(SIZES), args.device or "cpu"
+    sizes, device = 1 if args.quick else len(SIZES), args.device
     rows = both(sizes, device, args.before) if args.before else list(counts(SIZES[:sizes], device))
-    if device == "cpu":
-        return {"rows": rows}
-    properties = import_module("cupy").cuda.runtime.getDeviceProperties(0)
-    return {"rows": rows, "device": properties["name"].decode(), "file": "small-reg-gpu"}
+    from bench.device import device_name
+
+    return {"rows": rows, "device": device_name() if device == "gpu" else "cpu"}
 
 
-def report(data: dict[str, Any]) -> str:
-    lines = []
-    for n in SIZES:
-        for reg in REGS:
-            rows = [row for row in data["rows"] if (row["n"], row["reg"]) == (n, reg)]
-            if not rows:
-                continue
-            line = [n, reg]
-            for name in ("before", "passes"):
-                found = [row[name] for row in rows if name in row]
-                line += [common.geometric_mean(found), max(found)] if found else ["", ""]
-            ratios = [row["passes"] / row["before"] for row in rows if "before" in row]
-            times = [row["seconds"] / row["seconds_before"] for row in rows if "before" in row]
-            line += [common.geometric_mean(ratios), max(ratios), common.geometric_mean(times)] if ratios else [""] * 3
-            lines.append([*line, sum(row["status"] != "converged" for row in rows)])
-    header = ["n", "reg", "before", "worst", "now", "worst", "ratio", "largest", "time", "not converged"]
-    return common.table(header, lines)
-
-
-def plot(data: dict[str, Any], path: Path) -> None:
-    with common.figure(path) as axes:
-        axis = axes[0][0]
-        for name in ("before", "passes"):
-            found = sorted(row[name] for row in data["rows"] if name in row)
-            axis.step(found, np.arange(1, len(found) + 1) / max(1, len(found)), where="post", label=name)
-        axis.set(xscale="log", xlabel="passes to a certified 1e-6", ylabel="share of the problems")
-        axis.legend()
+def tables(*found: dict[str, Any]) -> str:
+    """Passes, before where they were counted, by machine: geometric mean (worst), ratio (largest of one problem)."""
+    rows, header = [], ["n", "eps / range(M)"]
+    for data in found:
+        where = f"{data['device']}: " if common.on_gpu(data) else "CPU: "
+        header += [where + what for what in (("before", "now", "ratio") if "before" in data["rows"][0] else ("now",))]
+    for n in sorted({r["n"] for r in found[0]["rows"]}):
+        for reg in sorted({r["reg"] for r in found[0]["rows"]}, reverse=True):
+            cells = [n, common.short(reg)]
+            for data in found:
+                some = [r for r in data["rows"] if (r["n"], r["reg"]) == (n, reg)]
+                for key in ("before", "passes"):
+                    passes = [r[key] for r in some if key in r]
+                    if passes:
+                        mean = common.geometric_mean(passes)
+                        cells.append(f"{mean:.{1 if mean < 10 else 0}f} ({max(passes)})")
+                if ratios := [r["passes"] / r["before"] for r in some if "before" in r]:
+                    cells.append(f"{common.geometric_mean(ratios):.2f} ({max(ratios):.2f})")
+            rows.append(cells)
+    return common.table(header, rows)

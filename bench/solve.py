@@ -7,7 +7,6 @@ do not suffice its time to CAP stands and the row is marked. "POT as called" is 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -21,35 +20,31 @@ TURN = 0.15  # seconds: OpenBLAS's threads spin on for 30 ms after a call of POT
 
 
 def time_case(n: int, reg: float, rho: float, threads: int, budget: float) -> dict[str, Any]:
-    M, a, b = problems.make("a", n, n, seed=3)
-    problem = (M, a, b, reg, rho)
-    ours = peers.our_solve(problem, TOL, threads)
-    error = peers.certify(ours.plan, ours.log_u, ours.log_v, a, b, reg, rho)
+    case = *problems.make("a", n, n, seed=3), reg, rho
+    ours = peers.ours(case, TOL, threads=threads)
+    error = peers.certify((ours.plan, ours.log_u, ours.log_v), case)
     assert error <= 1.01 * ours.error_bound + 1e-9, f"our bound {ours.error_bound} is not the judge's {error}"
     row: dict[str, Any] = {"n": n, "reg": reg, "rho": rho, "threads": threads, "passes": ours.n_passes, "error": error}
     # the thread count is left to the library where the machine's own is asked for: small problems run on one
-    calls: dict[str, Any] = {"mapuot": lambda: peers.our_solve(problem, TOL, threads if n > 500 else None).plan}
-    calls["mapuot, no plan"] = lambda: peers.our_solve(problem, TOL, threads if n > 500 else None)
+    own = threads if n > 500 else None
+    calls: dict[str, Any] = {
+        "mapuot": lambda: peers.ours(case, TOL, threads=own).plan,
+        "mapuot, no plan": lambda: peers.ours(case, TOL, threads=own),
+    }
     seconds: dict[str, Any] = {}
-    for name in peers.POT_METHODS:
-        found = row[name] = peers.pot_iterations(name, problem, TOL, threads)
+    for name, method in peers.POT_METHODS.items():
+        found = row[name] = peers.pot_iterations(name, case, TOL, threads)
         if found["seconds"] < LONG:
-            calls[name] = lambda name=name, k=found["iterations"]: peers.pot_solve(name, problem, k)
+            calls[name] = lambda k=found["iterations"], method=method: peers.pot(case, k, method)
         else:
             seconds[name] = common.summary([found["seconds"]])
-    row["POT as called"] = peers.pot_default(problem)
-    for name, call in peers.other_peers(problem, TOL).items():
-        row[name] = {"error": peers.certify(*call(), a, b, reg, rho)}
-        row[name]["reached"] = row[name]["error"] <= TOL
-        calls[name] = call
-    times = common.interleave(calls, budget, (3, 50), turn=TURN)
-    row["seconds"] = {**common.summaries(times), **seconds}
-    best = row["seconds"]["mapuot"]
-    row["speedup"] = {
-        name: {key: value[key] / best[key] for key in ("min", "median")}
-        for name, value in row["seconds"].items()
-        if not name.startswith("mapuot")
-    }
+    row["POT as called"] = peers.pot_default(case)
+    if n <= peers.OTT_UP_TO and (ott := peers.ott(case, TOL)):
+        error = peers.certify(ott(), case)
+        row["OTT-JAX"], calls["OTT-JAX"] = {"error": error, "reached": error <= TOL}, ott
+    row["seconds"] = {**common.summaries(common.interleave(calls, budget, (3, 50), turn=TURN)), **seconds}
+    best, others = row["seconds"]["mapuot"], set(row["seconds"]) - {"mapuot", "mapuot, no plan"}
+    row["speedup"] = {k: {key: row["seconds"][k][key] / best[key] for key in ("min", "median")} for k in others}
     return row
 
 
@@ -67,35 +62,31 @@ def run(args: Any) -> dict[str, Any]:
     return {"tol": TOL, "solves": rows, "geometric_mean_speedup": means}
 
 
-def report(data: dict[str, Any]) -> str:
-    header = ["n", "reg", "rho", "passes", "ours s", "no plan s", "POT its", "POT s", "x", "TI its", "TI s", "x",
-              "as called: s", "its", "error"]  # fmt: skip
-    rows = []
-    for r in data["solves"]:
-        s, called = r["seconds"], r["POT as called"]
-        cells = [r["n"], r["reg"], r["rho"], r["passes"], s["mapuot"]["min"], s["mapuot, no plan"]["min"]]
+def tables(data: dict[str, Any]) -> str:
+    """Times to the certified answer, of the largest problems; the picture has all."""
+    largest, rows = max(r["n"] for r in data["solves"]), []
+    for r in (r for r in data["solves"] if r["n"] == largest):
+        cells = [str(r["reg"]), str(r["rho"]), r["passes"], common.milliseconds(r["seconds"]["mapuot"])]
         for name in peers.POT_METHODS:
-            mark = "" if r[name]["reached"] else f"! {r[name]['error']}"
-            cells += [f"{r[name]['iterations']}{mark}", s[name]["min"], f"{r['speedup'][name]['min']:.1f}"]
-        rows.append([*cells, called["seconds"], called["iterations"], f"{called['error']:.1e}"])
-    lines = ["minima; ! = the iterations did not suffice, with the error reached", common.table(header, rows)]
-    for label, means in data["geometric_mean_speedup"].items():
-        found = ", ".join(f"{name} {value:.1f}x" for name, value in means.items())
-        lines.append(f"geometric mean speed-up, {label} problems: {found}")
-    for r in data["solves"]:
-        for name in set(r["speedup"]) - set(peers.POT_METHODS):
-            found = f"{r['seconds'][name]['min']:.3g} s, {r['speedup'][name]['min']:.1f}x, error {r[name]['error']:.1e}"
-            lines.append(f"n {r['n']}, reg {r['reg']:g}, rho {r['rho']:g}: {name} {found}")
-    return "\n".join(lines)
+            mark = "" if r[name]["reached"] else " (not there)"
+            cells += [f"{r[name]['iterations']}{mark}", common.milliseconds(r["seconds"][name])]
+            cells.append(f"{r['speedup'][name]['min']:.1f}")
+        rows.append(cells)
+    header = ["reg", "reg_m", "passes", "ms", "POT: iterations", "ms", "x", "translation-invariant", "ms", "x"]
+    means = []
+    for size, found in data["geometric_mean_speedup"].items():
+        sizes = sorted({r["n"] for r in data["solves"] if (r["n"] in SMALL) == (size == "small")})
+        means.append(
+            f"n = {' and '.join(map(str, sizes))}: {' and '.join(f'{found[k]:.1f}' for k in peers.POT_METHODS)}"
+        )
+    text = [f"{common.machine_line(data)}, n = {largest}:", common.table(header, rows)]
+    return common.text_of(*text, f"Geometric means of the speed-up: {'; '.join(means)}.")
 
 
-def plot(data: dict[str, Any], path: Path) -> None:
+def panels(data: dict[str, Any]) -> list[common.Panel]:
     rows = data["solves"]
-    with common.figure(path, width=11) as axes:
-        axis = axes[0][0]
-        for name in ("POT", "POT, translation-invariant", "mapuot"):
-            axis.semilogy([r["seconds"][name]["min"] for r in rows], "o-", label=name)
-        labels = [f"{r['n']}\n{r['reg']:g}\n{r['rho']:g}" for r in rows]
-        axis.set_xticks(range(len(rows)), labels, fontsize=7)
-        axis.set(ylabel=f"seconds to a certified {data['tol']:g}, plan returned", xlabel="n, reg, rho")
-        axis.legend()
+    names = ("POT", "POT, translation-invariant", "mapuot")
+    lines = {name: (range(len(rows)), [r["seconds"][name]["min"] for r in rows]) for name in names}
+    ticks = [f"{r['n']}\n{r['reg']:g}\n{r['rho']:g}" for r in rows]
+    label = f"seconds to a certified {data['tol']:g}, plan returned"
+    return [common.Panel("n, reg, reg_m", label, lines, log="y", ticks=ticks, width=11)]

@@ -6,16 +6,16 @@ CSR array, K v and K^T u with K's transpose at hand. Seconds of passes in turn; 
 Whole solves: eight clouds that no pair connects against each of them alone, in passes, and a million points with 32
 neighbours each, certified 1e-4, in seconds and the most memory of a process that makes and solves it.
 With --device gpu on the GPU that CuPy finds: whole passes, of a launch of many, beside the dense ones of float32 sums.
+"mixed" is a float32 K.
 """
 
 from __future__ import annotations
 
-import gc
+import functools
 import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,37 +23,33 @@ from scipy import sparse
 from tqdm import tqdm
 
 import mapuot
-from mapuot.backends import cpu
-from mapuot.problem.problem import Problem
-from mapuot.route.strategy import make_options
 
 from . import common
-from .points import one_pass
+from .device import REG, RHO, device_name, endless
 
 SIZE, QUICK_SIZE = 20_000, 1_000
 DENSITIES = (0.001, 0.01, 0.1, 0.5)
-REG, RHO = 0.05, 1.0
+STORED = {"mixed": "float32", "float64": "float64"}
 MOST_PAIRS = 5 * 10**7  # stored, of one case
 MOST_BYTES = 1 << 31  # of a dense K
 NEIGHBOURS, POINTS = 32, 1_000_000  # of a cloud that no dense K has room for
 PARTS, PART = 8, 1_000  # clouds that no pair connects, points of each
 
 LARGE = """
-import json, re, time
+import json, time
 import numpy as np
 import mapuot
+from bench.common import status
 
 rng = np.random.default_rng(0)
 start = time.perf_counter()
 M = mapuot.knn_cost(rng.random(({n}, 2)), rng.random(({n}, 2)), {k}, threads={threads})
 M.data /= M.data.mean()
 made = time.perf_counter()
-r = mapuot.solve(M, None, None, 0.5, 5.0, tol=1e-4, backend={backend!r}, threads={threads})
+r = mapuot.solve(M, None, None, reg=0.5, reg_m=5.0, tol=1e-4, backend={backend!r}, threads={threads})
 end = time.perf_counter()
-with open("/proc/self/status") as file:
-    peak = 1024 * int(re.search(r"^VmHWM:\\s*(\\d+)", file.read(), re.M).group(1))
-told = {{"neighbours": made - start, "solve": end - made, "passes": r.n_passes, "error": r.error_bound, "peak": peak}}
-print(json.dumps({{"n": {n}, "k": {k}, "pairs": M.nnz, **told}}))
+told = {{"neighbours": made - start, "solve": end - made, "passes": r.n_passes, "error": r.error_bound}}
+print(json.dumps({{"n": {n}, "k": {k}, "pairs": M.nnz, "peak": status("VmHWM"), **told}}))
 """
 
 
@@ -86,14 +82,6 @@ def pairs(pattern: str, n: int, density: float) -> Any:
     return S
 
 
-def workspace_of(M: Any, n: int, precision: str, threads: int) -> Any:
-    """A workspace that makes passes of the certified kind, its row pass in float64 sums."""
-    problem = Problem.from_arrays(M, None, None, REG, RHO, "kl", "product", cpu)
-    workspace = cpu.Workspace(problem, make_options("auto", precision, 1e-6, None, threads))
-    workspace.absorb(np.zeros(n))
-    return workspace
-
-
 def products(S: Any) -> Callable[[], Any]:
     """POT's iteration: u = (a / K v)^fi, v = (b / K^T u)^fi."""
     K, n, fi = S.astype(np.float64), S.shape[0], RHO / (RHO + REG)
@@ -107,18 +95,44 @@ def products(S: Any) -> Callable[[], Any]:
     return iteration
 
 
-def measured(pattern: str, n: int, density: float, threads: int, dense: Any) -> dict[str, Any]:
-    S = pairs(pattern, n, density)
-    held = {name: workspace_of(S, n, name, threads) for name in ("mixed", "float64")}
-    calls = {name: one_pass(workspace) for name, workspace in held.items()}
-    calls["SciPy"] = products(S)
-    calls |= {f"dense {name}": one_pass(workspace) for name, workspace in dense.items()}
+def row_pass(workspace: Any) -> Callable[[], Any]:
+    """Return a call of one row pass from where a workspace stands; what follows it in a pass is the same for all."""
+    from mapuot._core import lib
+
+    return lambda: lib.mapuot_row_pass(workspace.pool, workspace.state)
+
+
+def cpu_passes(S: Any, dense: Any, threads: int) -> tuple[dict[str, float], dict[str, int]]:
+    """Return (seconds of a row pass, bytes of K and indices) by storage, beside SciPy's and the dense pass."""
+    made = {name: endless(S, stored, threads=threads) for name, stored in STORED.items()}
+    calls = {name: row_pass(workspace) for name, workspace in made.items()} | {"SciPy": products(S)}
+    calls |= {"dense mixed": row_pass(dense)} if dense else {}
     seconds = {name: min(samples) for name, samples in common.interleave(calls, 3.0).items()}
-    return {
-        "pattern": pattern, "n": n, "density": S.nnz / n**2, "pairs": S.nnz, "seconds": seconds,
-        "MiB": {name: (w.K.nbytes + 4 * S.nnz + 8 * n) / 2**20 for name, w in held.items()}
-        | {f"dense {name}": w.K.nbytes / 2**20 for name, w in dense.items()},
-    }  # fmt: skip
+    held = {name: w.K.nbytes + 4 * S.nnz + 8 * S.shape[0] for name, w in made.items()}
+    return seconds, held | ({"dense mixed": dense.K.nbytes} if dense else {})
+
+
+def gpu_passes(S: Any, dense: float | None) -> tuple[dict[str, float], dict[str, int]]:
+    """Return (seconds of a whole pass, bytes of K and its indices) by storage."""
+    from mapuot.backends.cuda.launch import GRAPH_PASSES
+
+    from .device import elapsed
+
+    seconds, held = {} if dense is None else {"dense mixed": dense}, {}
+    for name, stored in STORED.items():
+        made = endless(S, stored, memory=20, gpu=True)
+        launch = made.launch
+        seconds[name] = elapsed(lambda launch=launch: launch(GRAPH_PASSES, 0), before=made.send_progress) / GRAPH_PASSES
+        held[name] = 2 * (made.K[0].nbytes + made.pairs.rows.index.nbytes)
+        made.close()
+    return seconds, held
+
+
+def measured(pattern: str, n: int, density: float, passes: Callable[[Any], Any]) -> dict[str, Any]:
+    S = pairs(pattern, n, density)
+    seconds, held = passes(S)
+    return {"pattern": pattern, "n": n, "density": S.nnz / n**2, "pairs": S.nnz, "seconds": seconds,
+            "MiB": {name: size / 2**20 for name, size in held.items()}}  # fmt: skip
 
 
 def passes_of_parts(backend: str) -> list[dict[str, Any]]:
@@ -134,7 +148,7 @@ def passes_of_parts(backend: str) -> list[dict[str, Any]]:
     for reg_m in (0.5, 5.0, 50.0):
 
         def passes(M: Any, a: Any, b: Any, reg_m: float = reg_m) -> int:
-            return mapuot.solve(M, a, b, 0.1, reg_m, reference="uniform", backend=backend).n_passes
+            return mapuot.solve(M, a, b, reg=0.1, reg_m=reg_m, reference="uniform", backend=backend).n_passes
 
         alone = [passes(S, *one) for S, one in zip(clouds, masses, strict=True)]
         found.append({"reg_m": reg_m, "together": passes(together, a, b), "alone": alone})
@@ -150,100 +164,57 @@ def large(backend: str, threads: int) -> dict[str, Any]:
     return found
 
 
-def device_pass(S: Any, precision: str) -> tuple[float, int]:
-    """(seconds of a whole pass, bytes of K and its indices) on the device."""
-    from mapuot.backends import Options, cuda
-    from mapuot.backends.cuda.launch import GRAPH_PASSES
-
-    from .gpu import elapsed
-
-    (m, n), endless = S.shape, {"tol": -1.0, "tol_gap": -1.0, "threads": None}
-    problem = Problem.from_arrays(S, np.full(m, 1 / m), np.full(n, 1 / n), REG, RHO, "kl", "product", cuda)
-    made = cuda.Workspace(problem, Options(True, 20, False, precision, **endless))
-    made.state["limits"]["finer"] = 0
-    made.absorb(np.zeros(n))
-    seconds = elapsed(lambda: made.launch(GRAPH_PASSES, 0), before=made.send_progress) / GRAPH_PASSES
-    held = 2 * (made.K[0].nbytes + made.pairs.rows.index.nbytes)
-    made.close()
-    return seconds, held
-
-
-def device_case(pattern: str, n: int, density: float, dense: float | None) -> dict[str, Any]:
-    S = pairs(pattern, n, density)
-    found = {name: device_pass(S, stored) for name, stored in (("mixed", "float32"), ("float64", "float64"))}
-    seconds = {name: one for name, (one, _) in found.items()} | ({} if dense is None else {"dense mixed": dense})
-    return {
-        "pattern": pattern, "n": n, "density": S.nnz / n**2, "pairs": S.nnz, "seconds": seconds,
-        "MiB": {name: held / 2**20 for name, (_, held) in found.items()},
-    }  # fmt: skip
-
-
-def run_on_device(n: int, quick: bool) -> dict[str, Any]:
-    from .gpu import our_passes
-
-    dense = our_passes(n, n, "float32", {True: "narrow"})["narrow"]
-    cases = [(pattern, n, density, dense) for pattern in ("uniform", "kNN", "banded", "power-law")
-             for density in DENSITIES if density * n * n <= MOST_PAIRS]  # fmt: skip
-    cases += [] if quick else [("kNN", POINTS, NEIGHBOURS / POINTS, None)]
-    found = [device_case(*case) for case in tqdm(cases, file=sys.stderr)]
-    return {"n": n, "device": "gpu", "passes": found, "file": "sparse_gpu"} | solves("cuda", 1, quick)
-
-
-def solves(backend: str, threads: int, quick: bool) -> dict[str, Any]:
-    return {"parts": passes_of_parts(backend)} | ({} if quick else {"large": large(backend, threads)})
-
-
 def run(args: Any) -> dict[str, Any]:
-    n = args.size or (QUICK_SIZE if args.quick else SIZE)
-    if args.device == "gpu":
-        return run_on_device(n, args.quick)
-    dense = {}
-    if 4 * n * n <= MOST_BYTES:
-        M = np.random.default_rng(2).random((n, n), dtype=np.float32)
-        dense["mixed"] = workspace_of(M, n, "mixed", args.threads)
-        del M
-        gc.collect()
-    cases = [
-        (pattern, density)
-        for pattern in ("uniform", "kNN", "banded", "power-law") for density in DENSITIES
-        if density * n * n <= MOST_PAIRS
-    ]  # fmt: skip
+    n, gpu = args.size or (QUICK_SIZE if args.quick else SIZE), args.device == "gpu"
+    cases = [(pattern, n, density) for pattern in ("uniform", "kNN", "banded", "power-law")
+             for density in DENSITIES if density * n * n <= MOST_PAIRS]  # fmt: skip
+    passes: Callable[[Any], Any]
+    if gpu:
+        from .gpu import our_passes
+
+        dense = our_passes(n, n, "float32", {True: "narrow"})["narrow"]
+        passes = functools.partial(gpu_passes, dense=dense)
+    else:
+        M = np.random.default_rng(2).random((n, n), dtype=np.float32) if 4 * n * n <= MOST_BYTES else None
+        beside = None if M is None else endless(M, "float32", threads=args.threads)
+        passes = functools.partial(cpu_passes, dense=beside, threads=args.threads)
     with common.blas_threads(args.threads):
-        found = [measured(*case[:1], n, case[1], args.threads, dense) for case in tqdm(cases, file=sys.stderr)]
-    dense.clear()
-    return {"n": n, "threads": args.threads, "passes": found} | solves("cpu", args.threads, args.quick)
+        found = [measured(*case, passes) for case in tqdm(cases, file=sys.stderr)]
+    if gpu and not args.quick:
+        found.append(measured("kNN", POINTS, NEIGHBOURS / POINTS, functools.partial(gpu_passes, dense=None)))
+    backend = "cuda" if gpu else "cpu"
+    parts = passes_of_parts(backend)
+    whole = {} if args.quick else {"large": large(backend, args.threads)}
+    device = device_name() if gpu else "cpu"
+    return {"n": n, "device": device, "threads": args.threads, "passes": found, "parts": parts, **whole}
 
 
-def report(data: dict[str, Any]) -> str:
-    names = ("mixed", "float64", "SciPy", "dense mixed")
-    rows = []
-    for p in data["passes"]:
-        s = p["seconds"]
-        cells = [f"{1e3 * s[k]:.3g}" if k in s else "" for k in names]
-        faster = f"{s['dense mixed'] / s['mixed']:.3g}" if "dense mixed" in s else ""
-        each = f"{1e9 * s['mixed'] / p['pairs']:.2f}"
-        rows.append([p["pattern"], p["n"], f"{p['density']:.2g}", *cells, faster, each, f"{p['MiB']['mixed']:.3g}"])
-    header = ["pattern", "n", "density", *(f"{k}, ms" for k in names), "dense / mixed", "ns a pair", "K, MiB"]
-    where = "one GPU" if data.get("device") == "gpu" else f"{data['threads']} threads"
-    lines = [f"{where}\n\n{common.table(header, rows)}"]
-    for one in data["parts"]:
-        worst = one["together"] / max(one["alone"])
-        lines.append(f"{PARTS} parts, reg_m {one['reg_m']:g}: {one['together']} passes, {worst:.2f} of the most of one")
-    if x := data.get("large"):
-        lines.append(
-            f"{x['n']:,} points, {x['k']} neighbours ({x['pairs']:,} pairs): found in {x['neighbours']:.0f} s, "
-            f"solved to {x['error']:.1e} in {x['passes']} passes, {x['solve']:.1f} s; {x['peak'] / 2**30:.2f} GiB"
-        )
-    return "\n".join(lines)
+def tables(*found: dict[str, Any]) -> str:
+    """Passes over stored pairs beside the dense pass, by pattern and share of the pairs; a paragraph a machine."""
+    text = []
+    for data in found:
+        rows: dict[str, list[str]] = {}
+        shares = sorted({p["density"] for p in data["passes"] if p["pattern"] == "uniform"})
+        for p in (p for p in data["passes"] if p["n"] == data["n"]):
+            seconds = p["seconds"]
+            times = f" ({seconds['dense mixed'] / seconds['mixed']:.1f})" if "dense mixed" in seconds else ""
+            rows.setdefault(p["pattern"], []).append(f"{1e3 * seconds['mixed']:.3g}{times}")
+        dense = [p["seconds"]["dense mixed"] for p in data["passes"] if "dense mixed" in p["seconds"]]
+        beside = f", the dense pass {1e3 * min(dense):.3g} ms" if dense else ""
+        text.append(f"{common.machine_line(data)}, n = {data['n']}{beside}:")
+        head = ["pairs", *(f"{100 * share:g} %" for share in shares)]
+        text.append(common.table(head, [[name, *cells] for name, cells in rows.items()]))
+        if x := data.get("large"):
+            text.append(
+                f"{x['n']:,} points with {x['k']} neighbours, {x['pairs']:,} pairs: certified {x['error']:.1e} "
+                f"in {x['passes']} passes, {x['solve']:.1f} s, at most {x['peak'] / 2**30:.1f} GiB on the host."
+            )
+    return common.text_of(*text)
 
 
-def plot(data: dict[str, Any], path: Path) -> None:
-    with common.figure(path, width=7) as axes:
-        axis = axes[0][0]
-        for pattern in dict.fromkeys(p["pattern"] for p in data["passes"]):
-            mine = [p for p in data["passes"] if p["pattern"] == pattern and p["n"] == data["n"]]
-            axis.loglog([p["density"] for p in mine], [p["seconds"]["mixed"] for p in mine], "o-", label=pattern)
-        if dense := [p["seconds"]["dense mixed"] for p in data["passes"] if "dense mixed" in p["seconds"]]:
-            axis.axhline(min(dense), color="gray", label="dense")
-        axis.set(xlabel="stored share of the pairs", ylabel="seconds a pass")
-        axis.legend()
+def panels(data: dict[str, Any]) -> list[common.Panel]:
+    lines = {}
+    for pattern in dict.fromkeys(p["pattern"] for p in data["passes"]):
+        mine = [p for p in data["passes"] if p["pattern"] == pattern and p["n"] == data["n"]]
+        lines[pattern] = [p["density"] for p in mine], [p["seconds"]["mixed"] for p in mine]
+    return [common.Panel("stored share of the pairs", "seconds a pass", lines)]

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 import tracemalloc
-import warnings
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import mapuot
-from mapuot.backends.contract import namespace
 from mapuot.penalties import kl_divergence
 
-from . import common, gpu, limits
+from . import common, device, peers
+from .bandwidth import Buffer
 
 CASES = ((0.05, 1.0), (0.05, 10.0), (0.01, 1.0), (0.05, math.inf), (0.01, math.inf))
 SHAPES = ((64, 64, 64), (128, 128, 128), (256, 200, 300), (257, 199, 301), (400, 400, 400))  # of passes
@@ -55,11 +53,16 @@ def array_problem(n: int, rho: float) -> tuple[Any, list[Any], list[Any], float]
     return C / scale, [w / w.sum() for w in masses] if rho == math.inf else masses, x, scale
 
 
+def xp_of(C: Any) -> Any:
+    """Return the module that an array is of: numpy or cupy."""
+    return np if isinstance(C, np.ndarray) else import_module("cupy")
+
+
 class Cyclic:
     """One marginal after the other, a read of the kernel each."""
 
     def __init__(self, C: Any, masses: list[Any], reg: float, rho: float, translate: bool) -> None:
-        xp = namespace(C)
+        xp = xp_of(C)
         self.masses, self.reg, self.rho, self.translate = masses, reg, rho, translate
         self.w = [xp.asarray(x) for x in masses]
         self.K = xp.exp(-C / reg)
@@ -70,7 +73,7 @@ class Cyclic:
         W = self.K
         for m in (2, 1, 0):
             if m != k:
-                W = namespace(W).tensordot(W, self.w[m], axes=(m, 0))
+                W = xp_of(W).tensordot(W, self.w[m], axes=(m, 0))
         return W
 
     def cycle(self) -> float:
@@ -91,8 +94,7 @@ class Cyclic:
             return sum(float(np.abs(r - a).sum()) for r, a in zip(sums, self.masses, strict=True)) / mass
         for r, a, w in zip(sums, self.masses, self.w, strict=True):
             gap += self.rho * float(kl_divergence(r, a * (w / a) ** (-self.reg / self.rho)).sum())
-        d = gap / (self.reg * mass)
-        return d / 3 + math.sqrt(2 * d + d * d / 9)
+        return peers.error_of(gap, self.reg * mass)
 
 
 @functools.cache
@@ -108,28 +110,26 @@ def cyclic_reads(n: int, reg: float, rho: float, translate: bool) -> int | None:
 def read_seconds(C: Any, masses: list[Any], reg: float) -> float:
     """Of one read by the updates, the best of some."""
     run = Cyclic(C, masses, reg, 1.0, False)
-    sample = gpu.elapsed if namespace(C) is not np else functools.partial(common.sample, number=1)
+    sample = device.elapsed if xp_of(C) is not np else functools.partial(common.sample, number=1)
     return min(sample(lambda k=k: run.sums(k)) for k in (0, 1, 2, 0, 1, 2))
 
 
 def measured(call: Callable[[], Any], repeat: int = 2) -> tuple[Any, float, float]:
     """(answer, seconds of the best of some calls, MiB that numpy takes at most in one more)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        seconds = min(common.sample(call, 1) for _ in range(repeat))
-        tracemalloc.start()
-        answer = call()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+    seconds = min(common.sample(lambda: peers.quiet(call)) for _ in range(repeat))
+    tracemalloc.start()
+    answer = peers.quiet(call)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     return answer, seconds, peak / 2**20
 
 
 def array_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[str, Any]:
     C, masses, points, scale = array_problem(n, rho)
     C = xp.asarray(C)
-    ours, seconds, memory = measured(
-        functools.partial(mapuot.multimarginal, C, masses, reg, rho, tol=TOL, threads=threads), 2 if xp is np else 5
-    )
+    repeat = 2 if xp is np else 5
+    solve = functools.partial(mapuot.multimarginal, C, masses, reg=reg, reg_m=rho, threads=threads)
+    ours, seconds, memory = measured(functools.partial(solve, tol=TOL), repeat)
     row: dict[str, Any] = {"n": n, "reg": reg, "rho": rho, "reads": ours.n_passes, "error": ours.error_bound}
     row |= {"seconds": seconds, "memory": memory, "status": ours.status}
     each = read_seconds(C, masses, reg)
@@ -138,8 +138,7 @@ def array_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[st
         row[name] = {"reads": reads, "least_seconds": each * (reads or MOST_READS)}
     if rho == math.inf:
         row["ott"] = ott_case(points, masses, reg * scale)
-        loose = functools.partial(mapuot.multimarginal, C, masses, reg, rho, tol=OTT_TOL, threads=threads)
-        row["loose_seconds"] = measured(loose, 2 if xp is np else 5)[1]
+        row["loose_seconds"] = measured(functools.partial(solve, tol=OTT_TOL), repeat)[1]
     return row
 
 
@@ -169,53 +168,35 @@ def ott_case(points: list[Any], masses: list[Any], reg: float) -> dict[str, Any]
     return {"seconds": seconds, "missed": float(found[-1]), "iterations": 10 * len(found)}
 
 
-def pass_case(shape: tuple[int, ...], threads: int) -> dict[str, Any]:
-    """The pass over an array, beside reading as many bytes."""
+def pass_case(shape: tuple[int, ...], threads: int, xp: Any) -> dict[str, Any]:
+    """Time the pass over an array, beside reading as many bytes; on a GPU without what the host adds to a launch."""
     m, n = shape[0], math.prod(shape[1:])
-    C = np.random.default_rng(0).random(shape, np.float32)
+    C = xp.random.default_rng(0).random(shape, np.float32)
     masses = [np.full(k, 1.0 / k) for k in shape]
-    kernel = mapuot.multimarginal(C, masses, 0.05, 1.0, threads=threads)._body.kernel.kernel
-    buffer = limits.Buffer(m * n * kernel.K.itemsize, threads)
-    way = buffer.best_read()
-    v, base = np.ones(n), np.zeros(m)
-    times = common.interleave(
-        {
-            "read": lambda: buffer.read(*way),
-            "pass": lambda: kernel.fused(v, base, 0.95, True),
-            "wide pass": lambda: kernel.fused(v, base, 0.95, False),
-        },
-        6.0,
-    )
-    times["read"] = [buffer.seconds(x) for x in times["read"]]
-    best = {name: min(values) for name, values in times.items()}
-    return {
-        "shape": shape,
-        "threads": threads,
-        "storage": kernel.dtype,
-        "seconds": best,
-        "of_limit": best["read"] / best["pass"],
-        "wide_of_limit": best["read"] / best["wide pass"],
+    kernel = mapuot.multimarginal(C, masses, reg=0.05, reg_m=1.0, threads=threads)._body.kernel.kernel
+    row = {"shape": shape, "threads": threads, "storage": kernel.dtype}
+    if xp is not np:
+        one = kernel.one_read  # with what the solve sent last
+        best = {"read": kernel.K.nbytes / device.limits()["read"], "pass": device.elapsed(lambda: one.sweep(0.95))}
+        return row | {"seconds": best, "of_limit": best["read"] / best["pass"]}
+    buffer = Buffer(m * n * kernel.K.itemsize, threads)
+    way, v, base = buffer.best_read(), np.ones(n), np.zeros(m)
+    calls = {
+        "read": lambda: buffer.read(*way),
+        "pass": lambda: kernel.fused(v, base, 0.95, True),
+        "wide pass": lambda: kernel.fused(v, base, 0.95, False),
     }
-
-
-def device_pass_case(shape: tuple[int, ...]) -> dict[str, Any]:
-    """The same on the GPU, without what the host adds to a launch."""
-    import cupy as cp
-
-    C = cp.random.default_rng(0).random(shape, np.float32)
-    masses = [np.full(k, 1.0 / k) for k in shape]
-    kernel = mapuot.multimarginal(C, masses, 0.05, 1.0)._body.kernel.kernel
-    one = kernel.one_read  # with what the solve sent last
-    seconds = {"read": kernel.K.nbytes / gpu.limits()["read"], "pass": gpu.elapsed(lambda: one.sweep(0.95))}
-    of_limit = seconds["read"] / seconds["pass"]
-    return {"shape": shape, "threads": 0, "storage": kernel.dtype, "seconds": seconds, "of_limit": of_limit}
+    best = {name: min(values) for name, values in common.interleave(calls, 6.0).items()}
+    best["read"] /= buffer.repeats
+    of = {"of_limit": best["read"] / best["pass"], "wide_of_limit": best["read"] / best["wide pass"]}
+    return row | {"seconds": best, **of}
 
 
 def triangle_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[str, Any]:
     points, masses = clouds(n, 3)
     costs = {(i, j): xp.asarray(squares(points[i], points[j])) for i, j in ((0, 1), (0, 2), (1, 2))}
     found, seconds, memory = measured(
-        functools.partial(mapuot.multimarginal, costs, masses, reg, rho, tol=TOL, threads=threads)
+        functools.partial(mapuot.multimarginal, costs, masses, reg=reg, reg_m=rho, tol=TOL, threads=threads)
     )
     return {"n": n, "reg": reg, "rho": rho, "reads": found.n_passes, "error": found.error_bound, "seconds": seconds,
             "memory": memory, "status": found.status}  # fmt: skip
@@ -230,10 +211,10 @@ def chain_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[st
     pairs = [*costs.items(), ((0, 1), costs[0, 1])]
 
     def pair_solves() -> Any:
-        return [mapuot.solve(M, masses[i], masses[j], reg, rho, threads=threads) for (i, j), M in pairs]
+        return [mapuot.solve(M, masses[i], masses[j], reg=reg, reg_m=rho, threads=threads) for (i, j), M in pairs]
 
     def chain() -> Any:
-        return mapuot.multimarginal(costs, masses, reg, rho, threads=threads)
+        return mapuot.multimarginal(costs, masses, reg=reg, reg_m=rho, threads=threads)
 
     times = common.interleave({"chain": chain, "pairs": pair_solves}, 20.0, (2, 10))
     found = chain()
@@ -244,95 +225,55 @@ def chain_case(n: int, reg: float, rho: float, threads: int, xp: Any) -> dict[st
 
 
 def run(args: Any) -> dict[str, Any]:
-    begin, xp = time.perf_counter(), np
+    xp = import_module("cupy") if args.device == "gpu" else np
     sizes, triangles, chain_sizes = (64, 128, 256), (1000,), (200, 1000, 5000)
-    if args.device == "gpu":
-        import cupy as xp
-
+    if xp is not np:
         sizes, triangles = (128, 256, 512), (1000, 4096)
     if args.quick:
         sizes, triangles, chain_sizes = (32,), (200,), (200,)
-    shapes = SHAPES[: 2 if args.quick else None]
+    shapes, counts = [*SHAPES[: 2 if args.quick else None]], sorted({1, args.threads})
+    if xp is not np:
+        shapes, counts = shapes + [(512, 512, 512)] * (not args.quick), [0]
     with common.blas_threads(args.threads), common.kept_memory():
         arrays = [array_case(n, reg, rho, args.threads, xp) for n in sizes for reg, rho in CASES]
-        if xp is np:
-            passes = [pass_case(shape, count) for count in sorted({1, args.threads}) for shape in shapes]
-        else:
-            passes = [device_pass_case(shape) for shape in (*shapes, *[(512, 512, 512)] * (not args.quick))]
+        passes = [pass_case(shape, count or args.threads, xp) for count in counts for shape in shapes]
         threes = [triangle_case(n, reg, rho, args.threads, xp) for n in triangles for reg, rho in CASES[:3]]
         chains = [chain_case(n, reg, rho, args.threads, xp) for n in chain_sizes for reg, rho in CASES[:3]]
     found = {"arrays": arrays, "passes": passes, "triangles": threes, "chains": chains, "most_reads": MOST_READS}
-    found |= {"limits": LIMITS, "device": args.device, "file": "tensors" if xp is np else "tensors_gpu"}
-    return found | {"took": time.perf_counter() - begin}
+    return found | {"limits": LIMITS, "device": "cpu" if xp is np else device.device_name()}
 
 
-def reads_of(found: dict[str, Any]) -> Any:
-    return found["reads"] or f">{MOST_READS}"
-
-
-def report(data: dict[str, Any]) -> str:
-    rows = []
-    for r in data["arrays"]:
-        both = r["cyclic"], r["cyclic, translated"]
-        seconds = [float(x["least_seconds"]) for x in both]
-        ott = r.get("ott", {})
-        ott = f"{ott['seconds']:.3g}, {ott['seconds'] / r['loose_seconds']:.3g}x" if "seconds" in ott else ""
-        rows.append(
-            [r["n"], r["reg"], r["rho"], r["reads"], *map(reads_of, both), r["seconds"], *seconds, r["memory"], ott]
-        )
-    head = [
-        "n",
-        "reg",
-        "reg_m",
-        "reads",
-        "cyclic",
-        "translated",
-        "s",
-        "cyclic s",
-        "translated s",
-        "MiB",
-        "OTT s to 1e-3",
-    ]
-    text = [common.table(head, rows)]
-    keys = "of_limit", "wide_of_limit"
-    rows = [
-        [
-            " x ".join(map(str, r["shape"])),
-            r["threads"],
-            r["storage"],
-            r["seconds"]["pass"],
-            *(r.get(k, "") for k in keys),
+def tables(*found: dict[str, Any]) -> str:
+    """Arrays of three marginals beside cyclic updates and OTT, passes over them, triangles, chains beside ten pairs."""
+    text = []
+    for data in found:
+        gpu = common.on_gpu(data)
+        arrays, passes, chains = [], [], []
+        for r in data["arrays"]:
+            ott = r.get("ott", {})
+            arrays.append([f"{r['n']}^3", *words(r), r["reads"], f"{1e3 * r['seconds']:.3g}"])
+            for way in (r["cyclic"], r["cyclic, translated"]):
+                arrays[-1] += [way["reads"] or f"> {data['most_reads']}", f"{way['least_seconds'] / r['seconds']:.2g}"]
+            arrays[-1].append(f"{ott['seconds'] / r['loose_seconds']:.2g}" if "seconds" in ott else "")
+        for r in data["passes"]:
+            parts = [f"{r[key]:.2f}".removeprefix("0") for key in ("of_limit", "wide_of_limit") if key in r]
+            passes.append([" x ".join(map(str, r["shape"])), *([] if gpu else [r["threads"]]), r["storage"], *parts])
+        triangles = [[r["n"], *words(r), r["reads"], common.three(1e3 * r["seconds"])] for r in data["triangles"]]
+        for r in data["chains"]:
+            cells = [r["n"], *words(r), r["reads"], max(r["pair_passes"])]
+            chains.append([*cells, common.milliseconds(r["times"]["chain"]), f"{r['ratio']['of_minima']:.2f}"])
+        cyclic = ["cyclic: reads", "x", "translated: reads", "x", "OTT to 1e-3: x"]
+        each = ["K", "pass, of the read limit"]
+        chain_head = ["chain of ten, points", "reg", "reg_m", "reads", "of a pair", "ms", "times ten pairs"]
+        text += [
+            f"{common.machine_line(data)}:",
+            common.table(["array", "reg", "reg_m", "reads", "ms", *cyclic], arrays),
+            common.table(["array", *each] if gpu else ["array", "threads", *each, "with float64 sums"], passes),
+            common.table(["triangle, points", "reg", "reg_m", "reads", "ms"], triangles),
+            common.table(chain_head, chains),
         ]
-        for r in data["passes"]
-    ]
-    text.append(common.table(["pass", "threads", "storage", "s", "of the read limit", "in float64 sums"], rows))
-    rows = [[r[k] for k in ("n", "reg", "rho", "reads", "seconds")] for r in data.get("triangles", [])]
-    text.append(common.table(["triangle, n", "reg", "reg_m", "reads", "s"], rows))
-    rows = [
-        [
-            r["n"],
-            r["reg"],
-            r["rho"],
-            r["reads"],
-            max(r["pair_passes"]),
-            r["times"]["chain"]["min"],
-            r["ratio"]["of_minima"],
-        ]
-        for r in data["chains"]
-    ]
-    text.append(common.table(["chain of ten, n", "reg", "reg_m", "reads", "of a pair", "s", "of ten pairs"], rows))
-    skipped = {r["ott"]["skipped"] for r in data["arrays"] if "skipped" in r.get("ott", {})}
-    return "\n\n".join([*text, *(f"OTT: skipped, {x}" for x in skipped)])
+    return common.text_of(*text)
 
 
-def plot(data: dict[str, Any], path: Path) -> None:
-    with common.figure(path, columns=2) as axes:
-        for name, key in (("cyclic", "cyclic"), ("cyclic, translated", "cyclic, translated"), ("mapuot", None)):
-            reads = [(r[key]["reads"] or MOST_READS) if key else r["reads"] for r in data["arrays"]]
-            axes[0][0].semilogy(reads, "o-", label=name)
-        axes[0][0].set(ylabel=f"reads of the array to a certified {TOL:g}", xlabel="problem")
-        axes[0][0].legend()
-        labels = [f"{r['n']}\n{r['reg']:g}\n{r['rho']:g}" for r in data["chains"]]
-        axes[0][1].bar(labels, [r["ratio"]["of_minima"] for r in data["chains"]])
-        axes[0][1].axhline(LIMITS["chain"], color="k", linestyle=":")
-        axes[0][1].set(ylabel="a chain of ten, in the time of ten pairs", xlabel="points, reg, reg_m")
+def words(row: dict[str, Any]) -> list[str]:
+    return [common.short(row["reg"]), common.short(row["rho"])]

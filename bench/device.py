@@ -1,0 +1,135 @@
+"""What the parts on a GPU share: device events, limits of the device, memory, and workspaces whose passes never end."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mapuot.backends import Options
+from mapuot.problem.problem import Problem
+from mapuot.ranks import ALONE
+
+ENOUGH, MOST_CALLS = 0.1, 20
+REG, RHO = 0.05, 1.0
+
+
+def missing() -> str:
+    """Say why nothing can be measured here; "" where there is a GPU."""
+    try:
+        import cupy as cp
+    except ImportError as error:
+        return str(error)
+    return "" if cp.cuda.is_available() else "no GPU"
+
+
+def device_name(number: int = 0) -> str:
+    import cupy as cp
+
+    return str(cp.cuda.runtime.getDeviceProperties(number)["name"].decode())
+
+
+def free_pools() -> None:
+    """Give the memory that CuPy and torch keep back to the device."""
+    import cupy as cp
+
+    cp.get_default_memory_pool().free_all_blocks()
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.cuda.empty_cache()
+
+
+def on_host(x: Any) -> Any:
+    return x.get() if hasattr(x, "get") else x.cpu().numpy() if hasattr(x, "cpu") else np.asarray(x)
+
+
+def elapsed(
+    call: Callable[[], Any], repeat: int = 5, before: Callable[[], Any] = lambda: None, count: int = 1
+) -> float:
+    """Return the median seconds of a call on the device: of ``count`` in a row, after one that is not timed."""
+    import cupy as cp
+
+    call()
+    times, pad = [], cp.empty(1 << 29, np.uint8)
+    for _ in range(repeat):
+        begin, end = cp.cuda.Event(), cp.cuda.Event()
+        before()
+        pad.fill(1)  # 0.2 ms, in which the host gets ahead
+        begin.record()
+        for _ in range(count):
+            call()
+        end.record()
+        end.synchronize()
+        times.append(cp.cuda.get_elapsed_time(begin, end) / 1e3 / count)
+    return statistics.median(times)
+
+
+def wall(call: Callable[[], Any], repeat: int = 1) -> float:
+    """Return the least seconds of so many calls by the host's clock, of short ones of those in ENOUGH seconds."""
+    import cupy as cp
+
+    times: list[float] = []
+    while len(times) < repeat or (sum(times) < ENOUGH and len(times) < MOST_CALLS):
+        cp.cuda.Device().synchronize()
+        begin = time.perf_counter()
+        call()
+        cp.cuda.Device().synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def limits() -> dict[str, float]:
+    """Return the bytes a second of reading and of copying in the device's memory."""
+    import cupy as cp
+
+    x, y = cp.zeros(1 << 29, np.float32), cp.empty(1 << 29, np.float32)
+    return {"read": x.nbytes / elapsed(x.sum), "copy": 2 * x.nbytes / elapsed(lambda: cp.copyto(y, x))}
+
+
+def peak(call: Callable[[], Any]) -> float:
+    """Return the MiB that one call takes at most from CuPy and torch together, its answer included."""
+    import cupy as cp
+    import torch
+
+    pool = cp.cuda.MemoryPool()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with cp.cuda.using_allocator(pool.malloc):
+        made = call()
+        cp.cuda.Device().synchronize()
+    size = pool.total_bytes() + torch.cuda.max_memory_allocated() - before
+    del made
+    return float(size / 2**20)
+
+
+def endless(
+    M: Any, precision: str, *, a: Any = None, b: Any = None, in_place: bool = False, memory: int = 5,
+    threads: int | None = None, ranks: Any = ALONE, reg: float = REG, gpu: bool = False,
+) -> Any:  # fmt: skip
+    """Return a workspace around v = 1 whose passes never end, in the storage and the sums asked for.
+
+    a and b are uniform where they are left out; ``in_place``: the paper's method, which has no extrapolation.
+    """
+    if gpu:
+        from mapuot.backends import cuda as backend
+    else:
+        from mapuot.backends import cpu as backend  # type: ignore[no-redef]
+    m, n = M.shape
+    a, b = (np.full(k, 1 / k) if x is None else x for k, x in ((m, a), (n, b)))
+    problem = Problem.from_arrays(M, a, b, reg, RHO, "kl", "product", backend, ranks)
+    options = Options(not in_place, 0 if in_place else memory, in_place, precision, -1.0, -1.0, threads)
+    made = backend.Workspace(problem, options)
+    if gpu:
+        made.state["limits"]["finer"] = 0
+    else:
+        made.limits.finer = 0
+    made.absorb(np.zeros(n))
+    if not gpu:
+        made.progress.narrow = 0
+    return made
