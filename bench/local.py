@@ -39,7 +39,7 @@ class LocalRanks(MpiRanks):
     def maximum(self, top: Any) -> None:
         top[:] = np.max(self.allgather(top.copy()), axis=0)
 
-    def gather(self, rows: Any, root: int, along: str = "rows") -> Any:
+    def gather(self, rows: Any, root: int) -> Any:
         found = self.exchange(rows)
         return np.concatenate(found) if self.rank == root else None
 

@@ -27,9 +27,8 @@ from .errors import ConvergenceWarning
 from .penalties import KINDS
 from .problem.mask import SeededMask
 from .problem.points import METRICS, PointCloud
-from .problem.validate import as_grid
 from .processor import core_count, isa
-from .ranks import Ranks, join, mpi, own_block
+from .ranks import Ranks, join, mpi, own_rows
 from .report import page
 from .route.strategy import METHODS, PRECISIONS, SCHEDULES
 
@@ -112,13 +111,6 @@ def cli() -> None:
 @click.option("--max-passes", type=int, default=10_000, show_default=True, help="Reads of the kernel at most.")
 @click.option("--precision", type=click.Choice(["auto", *PRECISIONS]), default="auto", show_default=True)
 @click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True)
-@click.option(
-    "--split",
-    type=click.Choice(["rows", "grid", "auto"]),
-    default="auto",
-    show_default=True,
-    help="How the matrix lies over the processes.",
-)
 @click.option("--threads", type=int, help="CPU threads of each process.  [default: its share of the cores]")
 @click.option(
     "--schedule",
@@ -207,16 +199,8 @@ def run(
     m, n = M.shape
     ranks.same(**{"the shape of M": repr(M.shape)})
     check_plan(plan, M)
-    sparse = plan is not None and plan[0] in ("sparse", "keep")
-    if sparse and given["split"] == "grid":
-        raise NotImplementedError("--plan sparse and keep need whole rows in each process: --split must be rows")
-    split, backend = "rows" if sparse else given["split"], given["backend"].replace("auto", "cpu")
-    in_place = METHODS[given["method"]][2]
-    grid = given["split"] = as_grid(split, ranks.size, (m, n), in_place, backend, M.pairs)
-    i0, i1, j0, j1 = own_block(m, n, ranks.rank, ranks.size, grid)
-    ranks.arrange(grid)
-    if isinstance(M, PointCloud):
-        M = M[i0:i1].transpose()[j0:j1].transpose()
+    i0, i1 = own_rows(m, ranks.rank, ranks.size)
+    M = M[i0:i1] if isinstance(M, PointCloud) else M
     a, b = weights(given.pop("a"), problem, "a", m), weights(given.pop("b"), problem, "b", n)
     reference = given.pop("reference")
     if reference not in REFERENCES:
@@ -225,11 +209,11 @@ def run(
     start = None
     if resume and ranks.max(Path(checkpoint).exists()):
         log_u, log_v = files.load_checkpoint(checkpoint, m, n, given["reg"])
-        start = log_u[i0:i1], log_v[j0:j1]
+        start = log_u[i0:i1], log_v
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # said below
         result = solve(
-            M, None if a is None else a[i0:i1], None if b is None else b[j0:j1], reference=reference, warm_start=start,
+            M, None if a is None else a[i0:i1], b, reference=reference, warm_start=start,
             progress=sys.stderr.isatty() if progress is None else progress,
             comm=ranks, **given,
         )  # fmt: skip
@@ -307,7 +291,7 @@ def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan
 
 def whole_shape(result: Result) -> tuple[int, int]:
     m, n = result.problem.shape
-    return int(result.problem.rows.ranks.sum(m)), int(result.problem.cols.ranks.sum(n))
+    return int(result.problem.ranks.sum(m)), n
 
 
 def plan_rows(result: Result, n: int) -> Iterator[Any]:

@@ -11,7 +11,13 @@
 
 enum { PARALLEL_SWEEP = 16384, MAX_THREADS = 1024 };
 
-_Static_assert(sizeof((mapuot_finish *)0)->sums == (SWEEP_OUT + SCALARS) * sizeof(double), "mapuot_finish");
+/* finish_pass between its steps */
+typedef struct {
+    double sums[SWEEP_OUT]; /* what the last sweep summed over the columns */
+    sweep_args args;
+    double row_scalars[SCALARS];
+    double mass, scale_v, lam, before; /* before the translation; lam, and the shift before it */
+} finish_state;
 _Static_assert(sizeof((mapuot_sweep *)0)->gamma == MAX_MEMORY * sizeof(double), "mapuot_sweep");
 
 typedef struct {
@@ -102,7 +108,7 @@ static void state_weights(mapuot_state *state, const double *dot, const double *
 }
 
 /* what the pass translates: the shift, and what the sweeps need of it */
-static void translate(mapuot_state *state, mapuot_finish *finish, double weight)
+static void translate(mapuot_state *state, finish_state *finish, double weight)
 {
     const mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
@@ -114,7 +120,7 @@ static void translate(mapuot_state *state, mapuot_finish *finish, double weight)
     finish->args.q_factor = exp(limits->rate_cols * (p->shift - finish->args.base));
 }
 
-static double largest_scale(const mapuot_finish *finish)
+static double largest_scale(const finish_state *finish)
 {
     return fmax(finish->row_scalars[ROW_SCALE], finish->scale_v);
 }
@@ -127,10 +133,11 @@ static void marginals_to_sums(mapuot_state *state)
 }
 
 /* step 0: s = v K^T u, and what the translation needs */
-static void finish_marginal(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish)
+static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state *finish)
 {
-    *finish = (mapuot_finish){.args = {.slot = -1, .kappa = 1.0, .q_factor = 1.0}};
+    *finish = (finish_state){.args = {.slot = -1, .kappa = 1.0, .q_factor = 1.0}};
     finish->args.base = state->limits.lam_rate > 0 ? 0.0 : state->progress.shift;
+    memcpy(finish->row_scalars, state->sums + padded(state->n), sizeof finish->row_scalars);
     if (state->limits.in_place)
         marginals_to_sums(state);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_marginal, 0, finish->sums);
@@ -138,17 +145,14 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, mapuot_finis
     if (state->limits.lam_rate > 0 && !(weight > 1e-290 && weight < 1e290)) { /* where e^(-k x) ends: q by itself */
         finish->args.base = state->progress.shift;
         run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_marginal, 0, finish->sums);
-        finish->sums[SUM_WEIGHT] = weight < 1e290 ? weight : INFINITY; /* of all x, as ranks add it */
+        finish->sums[SUM_WEIGHT] = weight < 1e290 ? weight : INFINITY; /* of all x */
     }
-    memcpy(finish->sums + SWEEP_OUT, state->sums + padded(state->n), sizeof finish->row_scalars);
 }
 
 /* step 1: translation, gap, G */
-static void finish_prox(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats)
+static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats)
 {
     const double *rows = finish->row_scalars;
-    memcpy(finish->row_scalars, finish->sums + SWEEP_OUT, sizeof finish->row_scalars);
-    memset(finish->sums + SWEEP_OUT, 0, sizeof finish->row_scalars);
     finish->mass = finish->sums[SUM_MASS];
     finish->scale_v = finish->sums[SUM_SCALE];
     translate(state, finish, finish->sums[SUM_WEIGHT]);
@@ -160,7 +164,7 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, mapuot_finish *f
 
 /* The dual value as summed.  A translation takes the rows along: where they have one rho, their terms are rho (sum a -
  * mass), which must not be found by way of the mass before it; balanced ones gain reg lam sum a. */
-static double dual_value(const mapuot_state *state, const mapuot_finish *finish, double mass)
+static double dual_value(const mapuot_state *state, const finish_state *finish, double mass)
 {
     const mapuot_limits *limits = &state->limits;
     double rows = finish->row_scalars[ROW_DUAL];
@@ -192,7 +196,7 @@ static void translate_parts(mapuot_state *state)
 
 /* step 2: guard and certificate, then the differences of a step that the guard lets pass; none on an outgrown K, whose
  * image would lose what was won */
-static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats)
+static void finish_difference(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats)
 {
     const mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
@@ -221,7 +225,7 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, mapuot_fin
 }
 
 /* step 3: x = G, extrapolated where the guard allowed it */
-static void finish_advance(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats)
+static void finish_advance(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats)
 {
     stats->residual = stats->rejected > 0 ? INFINITY : finish->sums[MAX_RESIDUAL];
     if (finish->args.depth > 0)
@@ -232,7 +236,7 @@ static void finish_advance(mapuot_pool *pool, mapuot_state *state, mapuot_finish
 }
 
 /* step 4: the status */
-static int finish_judge(mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats)
+static int finish_judge(mapuot_state *state, finish_state *finish, mapuot_stats *stats)
 {
     mapuot_limits *limits = &state->limits;
     mapuot_progress *p = &state->progress;
@@ -251,24 +255,12 @@ static int finish_judge(mapuot_state *state, mapuot_finish *finish, mapuot_stats
     return (int)p->status;
 }
 
-int mapuot_finish_step(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats, int step)
-{
-    if (step == 0)
-        finish_marginal(pool, state, finish);
-    else if (step == 1)
-        finish_prox(pool, state, finish, stats);
-    else if (step == 2)
-        finish_difference(pool, state, finish, stats);
-    else if (step == 3)
-        finish_advance(pool, state, finish, stats);
-    return step < 4 ? MAPUOT_RUNNING : finish_judge(state, finish, stats);
-}
-
 int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats)
 {
-    mapuot_finish finish;
-    int status = MAPUOT_RUNNING;
-    for (int step = 0; step <= 4; step++)
-        status = mapuot_finish_step(pool, state, &finish, stats, step);
-    return status;
+    finish_state finish;
+    finish_marginal(pool, state, &finish);
+    finish_prox(pool, state, &finish, stats);
+    finish_difference(pool, state, &finish, stats);
+    finish_advance(pool, state, &finish, stats);
+    return finish_judge(state, &finish, stats);
 }

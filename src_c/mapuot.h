@@ -167,16 +167,6 @@ typedef struct {
     double gamma[20];
 } mapuot_sweep;
 
-/* finish_pass between its steps.  sums: what the last sweep summed over the columns, 41 numbers, and behind them the
- * row scalars (in step 0, else zeros); with the columns shared among processes these are summed over them after each
- * of the steps 0 to 3, but for the first of step 2, a maximum. */
-typedef struct {
-    double sums[49];
-    mapuot_sweep args;
-    double row_scalars[8];
-    double mass, scale_v, lam, before; /* before the translation; lam, and the shift before it */
-} mapuot_finish;
-
 typedef struct mapuot_pool mapuot_pool;
 
 const char *mapuot_status_text(int status);
@@ -202,14 +192,12 @@ int mapuot_pool_threads(const mapuot_pool *pool);
 void mapuot_pool_slow(mapuot_pool *pool, int thread, int times);
 
 /* row_pass: s = K v, u = prox(s), sums = K^T u, row scalars; reads K once. finish_pass: the O(n) rest.
- * row_dots and row_sums: row_pass in halves, s in rows.marginal between them.  finish_step: finish_pass in the steps 0 to
- * 4, the status comes from the last.
+ * row_dots and row_sums: row_pass in halves, s in rows.marginal between them.
  * iterate: at most count passes of both, stopping early on any status but RUNNING; *made passes were made. */
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state);
 int mapuot_row_dots(mapuot_pool *pool, mapuot_state *state);
 int mapuot_row_sums(mapuot_pool *pool, mapuot_state *state);
 int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats);
-int mapuot_finish_step(mapuot_pool *pool, mapuot_state *state, mapuot_finish *finish, mapuot_stats *stats, int step);
 int mapuot_iterate(mapuot_pool *pool, mapuot_state *state, int64_t count, mapuot_stats *stats, int64_t *made);
 
 /* The rules of a pass (common/rules.h) for callers that make passes of their own, with records of their own: plan_error,

@@ -300,8 +300,7 @@ class Result(Certified, Answer):
 
     def apply(self, X: Any) -> Any:
         """``P @ X`` for X of shape (n,) or (n, d), without forming P; float64."""
-        with self.problem.cols.ranks.together():
-            return self._stream.apply(X)
+        return self._stream.apply(X)
 
     def apply_transpose(self, Y: Any) -> Any:
         """``P.T @ Y`` for Y of shape (m,) or (m, d), without forming P; float64."""
@@ -310,8 +309,7 @@ class Result(Certified, Answer):
 
     def barycentric_map(self, Y: Any) -> Any:
         """The image of each row point: ``(P @ Y) / (P 1)`` for target points Y (n, d); NaN where no mass leaves."""
-        with self.problem.cols.ranks.together():
-            image, r = self._stream.apply(Y, "Y"), self._stream.apply(np.ones(self.problem.shape[1]))
+        image, r = self._stream.apply(Y, "Y"), self._stream.apply(np.ones(self.problem.shape[1]))
         with np.errstate(invalid="ignore", divide="ignore"):
             return image / (r if image.ndim == 1 else r[:, None])
 
@@ -323,20 +321,15 @@ class Result(Certified, Answer):
             raise ValueError(f"rows must satisfy 0 <= i0 <= i1 <= {m}, got {shown(i0)}, {shown(i1)}")
         return self._formed.plan(i0, i1)
 
-    def gather(self, x: Any, root: int = 0, along: str = "rows") -> Any:
-        """Row blocks of all ranks (``log_u``, ``rows``, ``top_k`` ...) stacked on rank ``root``; None elsewhere.
-
-        ``along="cols"``: blocks of the columns (``log_v`` ...), in a grid of ranks.
-        """
-        if not isinstance(along, str) or along not in ("rows", "cols"):
-            raise ValueError(f"along must be 'rows' or 'cols', got {shown(along)}")
-        return self.problem.ranks.gather(self._backend.to_numpy(x), root, along)
+    def gather(self, x: Any, root: int = 0) -> Any:
+        """Row blocks of all ranks (``log_u``, ``rows``, ``top_k`` ...) stacked on rank ``root``; None elsewhere."""
+        return self.problem.ranks.gather(self._backend.to_numpy(x), root)
 
     def gather_plan(self, root: int = 0) -> Any:
         """The whole plan on rank ``root``, None elsewhere."""
         if is_sparse(self.plan):
             return gathered(on_host(self.plan), self.problem.ranks, root)
-        return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root, "both")
+        return self.problem.ranks.gather(self._backend.to_numpy(self.plan), root)
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         return self._blocks_of(self._formed)
@@ -365,21 +358,9 @@ class Result(Certified, Answer):
 
         Of a sparse M a row with fewer entries is filled up with -1 and 0.
         """
-        ranks = self.problem.cols.ranks
-        with ranks.together():
-            n = ranks.sum(self.problem.shape[1])
-            if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
-                raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
-            index, value = self._own_top(min(k, self.problem.shape[1]))
-            if ranks.size > 1:
-                index = np.hstack(ranks.all(index + ranks.before(self.problem.shape[1])))
-                value = np.hstack(ranks.all(value))
-                order = np.argsort(-value, axis=1, kind="stable")[:, :k]
-                index, value = np.take_along_axis(index, order, 1), np.take_along_axis(value, order, 1)
-        return index, value
-
-    def _own_top(self, k: int) -> tuple[Any, Any]:
         m, n = self.problem.shape
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
+            raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
         index, value = np.empty((m, k), np.int64), np.empty((m, k), self._formed.dtype)
         for i0, block in self._blocks():
             if is_sparse(block):
@@ -542,10 +523,9 @@ class Result(Certified, Answer):
 
         As `push` the other way.
         """
-        cols = self.problem.cols.ranks
         with self.problem.ranks.together():
             labels = as_labels(labels, self.problem.shape[1], "labels")
-            classes = classes_of(labels, cols, "labels")
+            classes = classes_of(labels, self.problem.cols.ranks, "labels")
         return classes, shares(host(self.apply(one_hot(labels, classes))))
 
     def save(self, path: Any) -> None:

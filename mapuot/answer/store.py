@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import Stats
+from ..backends.contract import Stats, host
 from ..status import STATUSES
 
 FORMAT, MASKED = 1, 2  # without and with a mask, which who knows the first alone must not overlook
@@ -24,10 +24,15 @@ TEXTS = ("status", "penalty_a", "penalty_b", "reference", "dtype")
 def contents(result: Any) -> dict[str, Any]:
     """Name: array, number or text. Over ranks every rank must call it; vectors are whole on rank 0, None elsewhere."""
     p = result.problem
+
+    def own(x: Any) -> Any:
+        """What every rank holds whole, of the columns."""
+        return host(x) if p.ranks.rank == 0 else None
+
     values: dict[str, Any] = {
-        "log_u": result.gather(result.log_u), "log_v": result.gather(result.log_v, along="cols"),
+        "log_u": result.gather(result.log_u), "log_v": own(result.log_v),
         "row_marginal": result.gather(result.row_marginal),
-        "col_marginal": result.gather(result.col_marginal, along="cols"),
+        "col_marginal": own(result.col_marginal),
         "cost": result.cost, "objective": result.objective, "dual": result.dual, "gap": result.gap,
         "error_bound": result.error_bound, "mass": result.mass, "reg": float(p.reg),
         "n_passes": result.n_passes, "status": result.status, "format": FORMAT,
@@ -38,12 +43,12 @@ def contents(result: Any) -> dict[str, Any]:
     if p.masked is not None:
         mask = p.masked.mask
         values |= {"format": MASKED, "keep": mask.keep, "seed": str(mask.seed), "turned": int(mask.turned)}
-    for side, along in ((p.rows, "rows"), (p.cols, "cols")):
-        values[side.name] = result.gather(side.weight, along=along)
-        values["rho_" + side.name] = result.gather(side.rho, along=along)
+    for side, whole in ((p.rows, result.gather), (p.cols, own)):
+        values[side.name] = whole(side.weight)
+        values["rho_" + side.name] = whole(side.rho)
         values["penalty_" + side.name] = side.penalty
         if side.upper is not None:
-            values["upper_" + side.name] = result.gather(side.upper, along=along)
+            values["upper_" + side.name] = whole(side.upper)
     return values
 
 

@@ -45,7 +45,7 @@ def certificate_words(result: Any) -> str:
 def facts(result: Any) -> dict[str, str]:
     """The problem, its answer and the certificate, a name and a text each; every rank must call it."""
     p = result.problem
-    m, n = int(p.rows.ranks.sum(p.shape[0])), int(p.cols.ranks.sum(p.shape[1]))
+    m, n = int(p.ranks.sum(p.shape[0])), p.shape[1]
     reference = REFERENCES[p.unmasked] if isinstance(p.unmasked, str) else "a matrix"
     if p.masked is not None:
         reference += f", {number(100 * p.masked.mask.keep)} % of its pairs kept, seed {p.masked.mask.seed}"

@@ -9,10 +9,10 @@ from typing import Any
 from ..answer.result import Result, warn_missed
 from ..answer.tensors import answered, tensor_among
 from ..ascend.loop import Run
-from ..backends import Options, Stats, name_of, pick
+from ..backends import Options, Stats, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
 from ..files import opened
-from ..problem.cost import Cost, as_vectors
+from ..problem.cost import as_vectors
 from ..problem.problem import Problem
 from ..problem.sparse import Sparse
 from ..problem.validate import (
@@ -20,7 +20,6 @@ from ..problem.validate import (
     as_choice,
     as_cost,
     as_count,
-    as_grid,
     as_out,
     as_threads,
     check_agreement,
@@ -56,7 +55,6 @@ def solve(
     callback: Callable[[Stats], Any] | None = None,
     progress: bool = False,
     comm: Any = None,
-    split: Any = "rows",
     checkpoint: Any = None,
     out: Any = None,
 ) -> Result:
@@ -124,18 +122,12 @@ def solve(
         Solve over its ranks, each with its own rows of M, a, reg_m[0] and reference (none, too); b whole on all. What
         fails here on one rank raises on all; start programs as ``mpiexec -n P python -m mpi4py program.py``, then what
         fails elsewhere ends the job, too.
+        Few and very long rows are best given turned, as M.T with b and a; of more ranks than rows, some idle.
         A function or file M is that of the whole matrix; parts of a sparse M are found across ranks. The Result is
         distributed alike, see there. On GPUs each rank has one, that of its arrays or, by its number on the host, of
         those it sees; the column sums go through NCCL (``mapuot[nccl]``), else through the host; environment
         MAPUOT_CUDA_MPI=1: through a CUDA-aware MPI. A problem with balanced columns only, which one process solves
         transposed, is solved as given over ranks and from a streamed M: the same plan, in more passes.
-    split : {"rows", "grid", "auto"} or (R, C)
-        How M lies over the ranks. In a grid of R x C, rank r C + c has block (r, c), and of b, reg_m[1] and log_v, too,
-        its own part only (:func:`mapuot.ranks.own_block` tells which); a function is called as ``M(i0, i1, j0, j1)``.
-        A grid reads K twice a pass, but shares the O(n) half of it: for few rows a rank (some 40), or vectors of n
-        numbers (some 30 are held) that are too large for one. "grid" is as square as it can be; "auto", for a file,
-        compares the times of a pass (:func:`mapuot.ranks.pass_time`). CPU backend; not for method "map-uot" or a sparse
-        M.
     checkpoint : path, optional
         Write the potentials to this file every minute (see :func:`mapuot.files.load_checkpoint`).
     out : (m, n) array, optional
@@ -192,8 +184,6 @@ def solve(
     if (
         warm_start is mask is callback is comm is checkpoint is None
         and not progress
-        and isinstance(split, str)
-        and split == "rows"
         and isinstance(schedule, str)
         and schedule in SCHEDULES
     ):
@@ -214,9 +204,6 @@ def solve(
         ranks.place(module.__name__, M, a, b)
         source = opened(M)
         a, b, reg_m = as_vectors(source, a, b, reg_m)
-        shape = source.shape if isinstance(source, Cost) else None  # of the whole matrix, where one knows it
-        pairs = ranks.max(kind_of(source) == Sparse.kind)
-        ranks.arrange(as_grid(split, ranks.size, shape, METHODS[method][2], name_of(module), pairs))
         check_agreement(
             ranks, a, b, reg_m, method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes,
             precision=precision, backend=module.__name__, reg=reg, M=kind_of(source),
@@ -231,7 +218,7 @@ def solve(
         storage = "mixed" if precision == "auto" and cost.never_stored else precision
         options = make_options(method, storage, tol, tol_gap, threads, schedule)
         start = start_potentials(warm_start, problem)
-        ranks.rows.same(warm_start=start[1])
+        ranks.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
         result = carry_out(run, problem, options, start, escalate=precision == "auto")
         odd = odd_scale(problem.spread, problem.M_max, run.trace[-1].mass, problem.rows.mass, problem.cols.mass)

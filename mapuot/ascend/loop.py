@@ -121,9 +121,8 @@ class Run:
         self.status = "converged" if status == "converged" else self.status
 
     def save(self, workspace: Workspace, problem: Problem) -> None:
-        log_v = self.ranks.gather(workspace.next_log_v, 0, "cols")
         if self.checkpoint:
-            self.checkpoint.save(problem.cols.name, log_v, problem.reg, self.n_passes)
+            self.checkpoint.save(problem.cols.name, workspace.next_log_v, problem.reg, self.n_passes)
 
     def record(self, stats: list[Stats]) -> str:
         """Append to the trace, tell the callback; the status that the loop acts on."""

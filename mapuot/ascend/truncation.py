@@ -34,7 +34,6 @@ def nats_of(problem: Problem, saves: bool) -> float | None:
     found = {
         "metric 'wfr'": cloud.metric == "wfr",
         "a reference other than 'product'": problem.reference != "product",
-        "a grid of ranks": problem.cols.ranks.size > 1,
         "checkpoint": saves,
     }
     reasons = [word for word, is_so in found.items() if is_so]

@@ -94,7 +94,7 @@ class Coarse:
         self.passes, self.dropped = 0, 0
         self.found: Labels | None = None  # the core points at these, whatever other solves of the cost find
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
-        at_hand = isinstance(problem.cost, (Dense, PointCloud, Streamed)) and problem.cols.ranks.size == 1
+        at_hand = isinstance(problem.cost, (Dense, PointCloud, Streamed))
         self.wanted = memory > 0 and None not in rhos and at_hand
         if self.wanted:
             m, n = problem.shape

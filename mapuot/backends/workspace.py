@@ -27,12 +27,10 @@ FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in t
 
 def shifted(problem: Problem, log_v: F64) -> tuple[F64, float]:
     """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v."""
-    if problem.cols.ranks.size == 1 and not log_v.any():  # a cold start
+    if not log_v.any():  # a cold start
         return np.zeros_like(log_v), 0.0
     used = np.isfinite(log_v) & ~problem.left_out[1]
-    median = float(np.median(log_v[used])) if log_v[used].any() else 0.0
-    medians = sorted(problem.cols.ranks.all(median))
-    centre = medians[len(medians) // 2]
+    centre = float(np.median(log_v[used])) if log_v[used].any() else 0.0
     shift = -centre if abs(centre) > FAR else 0.0
     return np.where(used, log_v + shift, 0.0), shift
 
@@ -61,7 +59,7 @@ class KernelWorkspace:
         la, lb = problem.log_reference
         with np.errstate(invalid="ignore"):
             plan_v = np.where(out_v, -np.inf, x + lb)
-            reach = problem.cols.ranks.max(float(np.abs(x).max()))
+            reach = float(np.abs(x).max())
             safe = reach <= FAR and problem.spread + reach <= self.safe_spread
             if safe and not problem.forbidden and problem.c is None:
                 alpha, beta = np.full_like(la, problem.M_min / problem.reg), np.zeros_like(lb)
@@ -124,7 +122,7 @@ class KernelWorkspace:
 
     def column_scaling(self, plan_v: F64, top: F64) -> F64:
         """beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg), +inf where no row reaches the column."""
-        top = self.problem.rows.ranks.max(top)
+        top = self.problem.ranks.max(top)
         return np.where(top == -np.inf, np.inf, plan_v - top)
 
     def dual_constants(self) -> tuple[float, float]:

@@ -41,7 +41,7 @@ class PairsFile(Cost):
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
         """The rows of this rank, read from the file."""
-        return self.read(*own_part(a, self.shape[0], ranks.rows, "rows", "a"))
+        return self.read(*own_part(a, self.shape[0], ranks))
 
     def read(self, i0: int, i1: int) -> Sparse:
         with self.told():

@@ -180,19 +180,18 @@ class Dense(Cost):
 class Streamed(Cost):
     """Rows ``start`` to ``start + m`` of a matrix; slices are as lazy, ``numpy.asarray`` reads them.
 
-    ``function(i0, i1)`` returns rows of the whole matrix, (i1 - i0, n), in any real dtype; ``columns`` (j0, j1), where
-    only these are wanted, are its further arguments. ``convert`` makes an array of a backend of what it returns: rows
-    that were made on a GPU stay there. The landmarks are kept of the sweep that finds the range.
+    ``function(i0, i1)`` returns rows of the whole matrix, (i1 - i0, n), in any real dtype. ``convert`` makes an array
+    of a backend of what it returns: rows that were made on a GPU stay there. The landmarks are kept of the sweep that
+    finds the range.
     """
 
     noted: tuple[Any, Any] | None = None
 
     def __init__(
-        self, function: Callable[..., Any], shape: tuple[int, int], dtype: Any, start: int = 0, columns: Any = (),
+        self, function: Callable[..., Any], shape: tuple[int, int], dtype: Any, start: int = 0,
         convert: Callable[[Any], Any] = np.asarray,
     ) -> None:  # fmt: skip
-        self.function, self.shape, self.start, self.columns = function, shape, start, columns
-        self.convert = convert
+        self.function, self.shape, self.start, self.convert = function, shape, start, convert
         self.dtype = held_type(dtype)
 
     @classmethod
@@ -203,12 +202,11 @@ class Streamed(Cost):
         if b is None or np.size(b) == 0:
             raise ValueError("b must be given where M is a function: it tells the number of columns")
         count = 0 if a is None else len(a)
-        if not ranks.rows.sum(count):
+        if not ranks.sum(count):
             raise ValueError("a must be given where M is a function: it tells the number of rows")
-        i0, j0 = ranks.rows.before(count), ranks.cols.before(len(b))
-        columns = (j0, j0 + len(b)) if ranks.cols.size > 1 else ()
-        probe = convert(function(i0, i0 + min(1, count), *columns))
-        return cls(function, (count, len(b)), probe.dtype, i0, columns, convert)
+        i0 = ranks.before(count)
+        probe = convert(function(i0, i0 + min(1, count)))
+        return cls(function, (count, len(b)), probe.dtype, i0, convert)
 
     @property
     def kind(self) -> str:
@@ -220,15 +218,10 @@ class Streamed(Cost):
     def __getitem__(self, rows: slice) -> Streamed:
         i0, i1, _ = rows.indices(self.shape[0])
         shape = max(0, i1 - i0), self.shape[1]
-        return Streamed(self.function, shape, self.dtype, self.start + i0, self.columns, self.convert)
+        return Streamed(self.function, shape, self.dtype, self.start + i0, self.convert)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Streamed:
-        i0, i1 = own_part(a, self.shape[0], ranks.rows, "rows", "a")
-        block = self[i0:i1]
-        if ranks.cols.size > 1:
-            j0, j1 = block.columns = own_part(b, self.shape[1], ranks.cols, "columns", "b")
-            block.shape = i1 - i0, j1 - j0
-        return block
+        return self[slice(*own_part(a, self.shape[0], ranks))]
 
     def blocks(
         self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
@@ -259,7 +252,7 @@ class Streamed(Cost):
 
     def read(self, i0: int, i1: int) -> Any:
         i0, i1, shape = self.start + i0, self.start + i1, (i1 - i0, self.shape[1])
-        block = self.convert(self.function(i0, i1, *self.columns))
+        block = self.convert(self.function(i0, i1))
         if block.shape != shape:
             raise ValueError(f"M must give shape {shape} for rows {i0} to {i1}, got {block.shape}")
         if block.dtype.kind not in "fiu":
@@ -286,12 +279,12 @@ def as_vectors(M: Any, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
     return M.flattened(a, b, reg_m) if isinstance(M, Cost) else (a, b, reg_m)
 
 
-def own_part(weight: Any, total: int, ranks: Ranks, what: str, name: str) -> tuple[int, int]:
-    """The own rows or columns: the even split, or as the blocks of a or b lie."""
-    given = None if weight is None or np.size(weight) == 0 else len(weight)
+def own_part(a: Any, total: int, ranks: Ranks) -> tuple[int, int]:
+    """Return the rows [i0, i1) of this rank: as the blocks of ``a`` lie, or the even split where none is given."""
+    given = None if a is None or np.size(a) == 0 else len(a)
     if not ranks.max(given is not None):
         return own_rows(total, ranks.rank, ranks.size)
     start, count = ranks.before(given or 0), ranks.sum(given or 0)
     if count != total:
-        raise ValueError(f"M has {total} {what}, but the blocks of {name} have {count}")
+        raise ValueError(f"M has {total} rows, but the blocks of a have {count}")
     return start, start + (given or 0)

@@ -56,8 +56,8 @@ class PointCloud(Cost):
     truncate : "auto", float or None
         Skip pairs whose share of the plan is provably negligible beside ``tol``; the bound on it is part of the
         certificate. "auto": from 2^26 pairs on; a number: always, and only pairs that lie so many nats below the
-        product of their masses, or more where ``tol`` asks for it; None: never. Needs ``reference="product"``, no
-        grid of ranks, and a metric other than "wfr".
+        product of their masses, or more where ``tol`` asks for it; None: never. Needs ``reference="product"``
+        and a metric other than "wfr".
 
     Raises
     ------

@@ -105,7 +105,7 @@ class Problem(Common):
     @property
     def ranks(self) -> Ranks:
         """All processes that hold parts of M; everything here is of the own part."""
-        return self.rows.ranks.whole
+        return self.rows.ranks
 
     @property
     def turns(self) -> bool:
@@ -136,7 +136,7 @@ class Problem(Common):
         """The parts of a sparse M that no pair connects, where there are several; over ranks of the whole M."""
         if not isinstance(self.cost, Sparse):
             return None
-        found = self.cost.parts_between(*self.left_out, self.rows.ranks)
+        found = self.cost.parts_between(*self.left_out, self.ranks)
         return found if found.count > 1 else None
 
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
@@ -193,13 +193,12 @@ class Problem(Common):
         """The same of a cost that is known, the own block of one over ranks, with a SeededMask or None."""
         reg = validate.as_positive(reg, "reg")
         m, n = cost.shape
-        ranks.cols.same(**{"the number of rows of M": m})
-        ranks.rows.same(**{"the number of columns of M": n})
-        weight_a = validate.as_weight(a, m, "a", backend, ranks.rows)
-        weight_b = validate.as_weight(b, n, "b", backend, ranks.cols)
+        ranks.same(**{"the number of columns of M": n})
+        weight_a = validate.as_weight(a, m, "a", backend, ranks)
+        weight_b = validate.as_weight(b, n, "b", backend)
         pair, kinds = validate.as_pair(reg_m, "reg_m"), validate.as_penalties(penalty)
-        rows = validate.as_side("a", weight_a, kinds[0], pair[0], "reg_m[0]", ranks.rows)
-        cols = validate.as_side("b", weight_b, kinds[1], pair[1], "reg_m[1]", ranks.cols)
+        rows = validate.as_side("a", weight_a, kinds[0], pair[0], "reg_m[0]", ranks)
+        cols = validate.as_side("b", weight_b, kinds[1], pair[1], "reg_m[1]")
         validate.check_masses(rows, cols)
         low, high, forbidden = validate.as_range(cost, reg, backend, ranks, threads)
         if isinstance(reference, Cost):
@@ -210,11 +209,11 @@ class Problem(Common):
             validate.check_parts(rows, cols, problem.parts)
         if mask is None:
             return problem
-        c = Masked(c, as_mask(mask, cost), cost.shape, ranks.rows.before(m), ranks.cols.before(n))
+        c = Masked(c, as_mask(mask, cost), cost.shape, ranks.before(m), 0)
         problem = dataclasses.replace(problem, reference=c)
         product = problem.unmasked == "product"
         shares = problem.shares(backend, cols.weight if product else np.ones(n), threads=threads)
-        mass = float(ranks.rows.sum(rows.weight @ shares if product else shares.sum()))
+        mass = float(ranks.sum(rows.weight @ shares if product else shares.sum()))
         return dataclasses.replace(problem, c_mass=validate.as_kept(mass))
 
 

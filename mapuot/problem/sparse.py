@@ -163,7 +163,7 @@ class Sparse(Cost):
         return low, high, bad, infinite
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
-        return self[slice(*own_part(a, self.shape[0], ranks.rows, "rows", "a"))]
+        return self[slice(*own_part(a, self.shape[0], ranks))]
 
     def sum(self) -> float:
         """inf where it is beyond float64."""

@@ -18,7 +18,7 @@ import numpy as np
 from ..backends.contract import host, namespace
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, KINDS
-from ..ranks import ALONE, Ranks, process_grid
+from ..ranks import ALONE, Ranks
 from .cost import Cost, Dense, Streamed
 from .side import Side
 from .sparse import Parts, Sparse, SparseCosts, is_list_of_pairs, is_on_device, is_sparse
@@ -105,21 +105,6 @@ def as_penalties(value: Any) -> tuple[str, str]:
     if len(pair) != 2 or any(not isinstance(p, str) or p.lower() not in KINDS for p in pair):
         raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {shown(value)}")
     return pair[0].lower(), pair[1].lower()
-
-
-def as_grid(
-    split: Any, size: int, shape: tuple[int, int] | None, in_place: bool, backend: str, sparse: bool
-) -> tuple[int, int]:
-    """process_grid for this method, backend and M: "auto" is rows where a grid cannot be."""
-    if isinstance(split, str) and split == "auto" and (in_place or sparse or backend != "cpu"):
-        split = "rows"
-    grid = process_grid(split, size, shape)
-    if grid[1] > 1 and backend != "cpu":
-        raise NotImplementedError(f"split={split!r} needs backend='cpu', got {backend!r}")
-    if grid[1] > 1 and (in_place or sparse):
-        what = "method 'map-uot'" if in_place else "a sparse M"
-        raise NotImplementedError(f"{what} keeps whole rows on a rank: split must be 'rows', got {split!r}")
-    return grid
 
 
 # ---- arrays ----
@@ -251,7 +236,7 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
         M = cost.array if not in_one_process else np.asarray(cost)
     else:
         M = as_array(source, "M", backend.asarray)
-    if M.ndim != 2 or M.shape[1] == 0 or ranks.rows.sum(M.shape[0]) == 0:
+    if M.ndim != 2 or M.shape[1] == 0 or ranks.sum(M.shape[0]) == 0:
         raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
     check_kind(M, "M", "fiu")
     return cost if cost is not None and not in_one_process else Dense(as_real(M))
@@ -279,7 +264,7 @@ def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> 
         cost: Sparse = source.part(a, b, ranks)
     else:
         cost = Sparse.of_matrix(source)
-    if cost.shape[1] == 0 or ranks.rows.sum(cost.shape[0]) == 0:
+    if cost.shape[1] == 0 or ranks.sum(cost.shape[0]) == 0:
         raise ValueError(f"M must be a non-empty matrix (m, n), got shape {cost.shape}")
     return cost
 
@@ -340,9 +325,9 @@ def as_reference(
     """The reference measure, "product", "uniform" or the cost that is c, and its mass."""
     if isinstance(value, str):
         if value == "product":
-            return value, product_mass(float(ranks.rows.sum(a.sum())), float(ranks.cols.sum(b.sum())), "a", "b")
+            return value, product_mass(float(ranks.sum(a.sum())), float(b.sum()), "a", "b")
         if value == "uniform":
-            return value, float(ranks.rows.sum(cost.shape[0]) * ranks.cols.sum(cost.shape[1]))
+            return value, float(ranks.sum(cost.shape[0]) * cost.shape[1])
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
     places = cost if isinstance(cost, Sparse) else None
     if places is not None and is_sparse(value):
@@ -502,8 +487,7 @@ def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> 
         return
     ranks.same(**common)
     rho_a, rho_b = as_pair(reg_m, "reg_m")
-    ranks.rows.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
-    ranks.cols.same(a=a, **{"reg_m[0]": rho_a, "reg_m[1]": "one a column" if np.ndim(rho_b) else rho_b})
+    ranks.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
 
 
 # ---- answers ----

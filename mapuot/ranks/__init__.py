@@ -1,8 +1,7 @@
 """The processes that share one problem: what they have to agree on, in the words of one process.
 
 ``split`` says how M is cut, ``alone`` has the words, ``mpi`` the meetings of a communicator, ``gather`` what is put
-together on one rank, ``grid`` ranks in R rows and C columns, ``device_sum`` the sums on GPUs. Each imports from the
-ones before it only; mpi4py and CuPy are imported on first use.
+together on one rank, ``device_sum`` the sums on GPUs; mpi4py and CuPy are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from .alone import ALONE, Ranks
-from .grid import Grid
-from .split import own_block, own_rows, pass_time, process_grid
+from .mpi import MpiRanks
+from .split import own_rows
 
-__all__ = ["ALONE", "Ranks", "join", "own_block", "own_rows", "pass_time", "process_grid"]
+__all__ = ["ALONE", "Ranks", "join", "own_rows"]
 
 
 def join(comm: Any) -> Ranks:
     """The ranks of a communicator of mpi4py; alone for None."""
     if comm is None:
         return ALONE
-    return comm if isinstance(comm, Ranks) else Grid(comm)
+    return comm if isinstance(comm, Ranks) else MpiRanks(comm)

@@ -1,7 +1,7 @@
 """One process alone, in the words that many share: what ranks of one problem have to agree on.
 
 What a rank knows of its block only (a sum, a maximum, an error) becomes common through these few words, which cost
-nothing where there is one process. Over MPI: mpi.py, and for a grid of ranks grid.py.
+nothing where there is one process. Over MPI: mpi.py.
 """
 
 from __future__ import annotations
@@ -15,24 +15,6 @@ class Ranks:
     """One process alone: every sum is its own."""
 
     rank, size = 0, 1
-
-    @property
-    def whole(self) -> Ranks:
-        """All ranks of the problem."""
-        return self
-
-    @property
-    def rows(self) -> Ranks:
-        """Those with other rows of the same columns: who sums over rows meets these."""
-        return self
-
-    @property
-    def cols(self) -> Ranks:
-        """Those with other columns of the same rows."""
-        return self
-
-    def arrange(self, grid: tuple[int, int]) -> None:
-        """Form R rows and C columns of ranks."""
 
     def all(self, value: Any) -> list[Any]:
         """The values of all ranks in their order."""
@@ -62,11 +44,8 @@ class Ranks:
     def place(self, backend: str, *arrays: Any) -> None:
         """Choose a GPU for each rank where ``backend`` needs one."""
 
-    def fold(self, sums: Any, top: bool = False) -> None:
-        """Sum a few numbers in place; the first one's maximum where ``top``."""
-
-    def gather(self, block: Any, root: int, along: str = "rows") -> Any:
-        """The blocks of all "rows", of all "cols" (stacked, too) or of "both", put together on ``root``; else None."""
+    def gather(self, block: Any, root: int) -> Any:
+        """The blocks of all ranks, stacked on ``root``; None elsewhere."""
         return block
 
     def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:

@@ -6,7 +6,6 @@ which MPI recommends of Allreduce but does not promise; here each entry is summe
 copied (Allgatherv), the same traffic. Numbers that are met for rarely travel as pickles and are added in rank order.
 Errors: each such meeting carries an error slot, so that a rank that failed meets the others wherever they wait; sums of
 GPUs have none, and each rank meets the others before it waits for its GPU.
-Of a whole problem they stand in a grid (grid.py), which gathers blocks (gather.py).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -26,7 +25,8 @@ import numpy as np
 
 from ..errors import cut, packed, unpacked
 from ..processor import core_count, cores, default_threads, isa
-from .alone import ALONE, Ranks
+from .alone import Ranks
+from .gather import gather, stream
 from .split import own_rows
 
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -75,16 +75,11 @@ class MpiRanks(Ranks):
         self.start()
 
     def start(self) -> None:
-        """What every way of meeting needs besides rank and size."""
+        """Set what a solve over these ranks writes, besides rank and size."""
         self.agreed: BaseException | None = None  # the error that all ranks raise
         self.part: Any = np.empty(0)
         self.device_sum: Any = None
         self.kept = self.keep()  # what the next solve over these ranks can use again
-        self.groups = [list(range(self.size))]
-
-    @property
-    def cols(self) -> Ranks:
-        return ALONE
 
     def keep(self) -> dict[str, Any]:
         """A dictionary that lives as long as the communicator."""
@@ -154,14 +149,13 @@ class MpiRanks(Ranks):
     def same(self, **values: Any) -> None:
         if self.size == 1:
             return
-        found = self.whole.all({name: digest(value) for name, value in values.items()})
-        for name, group in ((name, group) for name in values for group in self.groups):
-            first = found[group[0]][name]
-            rank = next((rank for rank in group if found[rank][name] != first), None)
+        found = self.all({name: digest(value) for name, value in values.items()})
+        for name in values:
+            first = found[0][name]
+            rank = next((rank for rank, theirs in enumerate(found) if theirs[name] != first), None)
             if rank is not None:
-                where = "every rank" if len(self.groups) == 1 else f"ranks {', '.join(map(str, group))}"
-                got = f"{cut(first)} on rank {group[0]}, {cut(found[rank][name])} on {rank}"
-                raise self.raised(ValueError(f"{name} must be the same on {where}, got {got}"))
+                got = f"{cut(first)} on rank 0, {cut(found[rank][name])} on {rank}"
+                raise self.raised(ValueError(f"{name} must be the same on every rank, got {got}"))
 
     def raised(self, error: Exception) -> Exception:
         """An error that every rank finds by itself."""
@@ -222,6 +216,12 @@ class MpiRanks(Ranks):
 
             use_device(numbers[0])
 
+    def gather(self, block: Any, root: int) -> Any:
+        return gather(self, block, root)
+
+    def stream(self, blocks: Iterable[Any]) -> Iterator[Any]:
+        return stream(self, blocks)
+
     # ---- every pass ----
 
     @contextmanager
@@ -262,14 +262,7 @@ class MpiRanks(Ranks):
 
 @cache
 def keyval(MPI: Any) -> int:
-    return int(MPI.Comm.Create_keyval(delete_fn=free))
-
-
-def free(comm: Any, key: int, kept: dict[str, Any]) -> None:
-    """With a communicator go those of its grids."""
-    for pair in kept.get("grids", {}).values():
-        for part in pair:
-            part.Free()
+    return int(MPI.Comm.Create_keyval())
 
 
 def digest(value: Any) -> str:

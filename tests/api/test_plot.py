@@ -188,14 +188,13 @@ def test_the_command_writes_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("split", ["rows", "grid"])
-def test_ranks_write_one_together(tmp_path, split):
+def test_ranks_write_one_together(tmp_path):
     """What a side is in words takes all ranks; the plan's picture is of one process only."""
     from launch import run
 
     case = clouds(20, 15)
     np.savez(tmp_path / "in.npz", M=case.M, a=case.a, b=case.b)
-    arguments = ["--reg", "0.1", "--reg-m", "0.3,0.2", "--penalty", "range", "--split", split]
+    arguments = ["--reg", "0.1", "--reg-m", "0.3,0.2", "--penalty", "range"]
     code, _, err = run(
         2, "-m", "mapuot.cli", "solve", tmp_path / "in.npz", *arguments, "-o", tmp_path / "out.npz",
         "--report", tmp_path / "out.html",

@@ -65,13 +65,10 @@ def batch(**changes):
         (lambda: call(method=WORDS), ValueError, "Unknown method array(['auto', 'auto']"),
         (lambda: call(precision=WORDS), ValueError, "precision must be one of"),
         (lambda: call(backend=WORDS), ValueError, "backend must be one of"),
-        (lambda: call(split=CASE.M), ValueError, "split must be 'rows', 'grid', 'auto' or (R, C)"),
-        (lambda: call(split=(CASE.M, 1)), ValueError, "split must be 'rows', 'grid', 'auto' or (R, C)"),
         (lambda: call(penalty=CASE.M), ValueError, "penalty must be one of"),
         (lambda: call(penalty=("kl", CASE.M)), ValueError, "penalty must be one of"),
         (lambda: batch(method=WORDS), ValueError, "method must be one of"),
         (lambda: batch(precision=WORDS), ValueError, "precision must be one of"),
-        (lambda: call().gather(CASE.a, along=WORDS), ValueError, "along must be 'rows' or 'cols'"),
         # products of a plan
         (lambda: call().barycentric_map(np.ones(3)), ValueError, "Y must have shape (5,) or (5, d), got (3,)"),
         (lambda: call().sparse(np.nan), ValueError, "threshold must be a number, got nan"),

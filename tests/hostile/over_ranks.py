@@ -8,7 +8,7 @@ import numpy as np
 from scipy import sparse
 
 import mapuot
-from mapuot.ranks import own_block
+from mapuot.ranks import own_rows
 
 from .trial import Claim, Trial, stored
 
@@ -16,32 +16,25 @@ from .trial import Claim, Trial, stored
 def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
     """The claims, on rank 0; the other ranks return an empty list."""
     problem, options = trial.problems[0], {"backend": "cpu", **trial.options}
-    split = options.get("split", "rows")
-    i0, i1, j0, j1 = own_block(*problem.shape, comm.Get_rank(), comm.Get_size(), split)
+    i0, i1 = own_rows(problem.shape[0], comm.Get_rank(), comm.Get_size())
     part = lambda x, lo, hi: np.ascontiguousarray(x[lo:hi]) if np.ndim(x) else x  # noqa: E731
     pairs = trial.how == "sparse ranks"
     form = stored if pairs else np.asarray
-    c = problem.reference if isinstance(problem.reference, str) else problem.reference[i0:i1, j0:j1]
+    c = problem.reference if isinstance(problem.reference, str) else problem.reference[i0:i1]
     c = c if isinstance(c, str) or not pairs else sparse.csr_array(c)
-    reg_m = part(problem.reg_m[0], i0, i1), part(problem.reg_m[1], j0, j1)
+    reg_m = part(problem.reg_m[0], i0, i1), problem.reg_m[1]
     start = trial.start
     if start is not None:
-        start = part(start[0], i0, i1), part(start[1], j0, j1)
+        start = part(start[0], i0, i1), start[1]
     result = mapuot.solve(
-        form(problem.M[i0:i1, j0:j1]), problem.a[i0:i1], problem.b[j0:j1], problem.reg, reg_m, penalty=problem.penalty,
+        form(problem.M[i0:i1]), problem.a[i0:i1], problem.b, problem.reg, reg_m, penalty=problem.penalty,
         reference=c, comm=comm, warm_start=start, **options,
     )  # fmt: skip
-    in_grid = split != "rows"
     plan = result.gather_plan(0)
-    rows = [gathered(result, x, "rows") for x in (result.log_u, result.row_marginal)]
+    rows = [result.gather(x, 0) for x in (result.log_u, result.row_marginal)]
     cols = [result.log_v, result.col_marginal]
-    cols = [gathered(result, x, "cols") for x in cols] if in_grid else cols
     if comm.Get_rank():
         return []
     plan = plan.toarray() if pairs else plan
     numbers = result.gap, result.error_bound, result.dual, result.objective, result.mass
     return [Claim(result.converged, result.status, plan, rows[0], cols[0], *numbers, rows[1], cols[1], strict=False)]
-
-
-def gathered(result: Any, x: Any, along: str) -> Any:
-    return result.gather(x, 0, along)

@@ -15,7 +15,7 @@ from .problem import Problem
 from .trial import BATCHES, Trial
 
 TRIES = 400
-DEFAULTS = ("threads", "split", "method", "precision", "tol_gap", "max_passes", "tol", "numItermax", "stopThr")
+DEFAULTS = ("threads", "method", "precision", "tol_gap", "max_passes", "tol", "numItermax", "stopThr")
 
 
 def shrunk(trial: Trial, fails: Callable[[Trial], bool], tries: int = TRIES) -> Trial:

@@ -161,7 +161,7 @@ def draw_trial(how: str, rng: Any, largest: int) -> Trial:
 
 
 def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any]) -> Trial:
-    """In rows or a grid; a sparse one in rows, from near: parts keep a far start's rounding in K, whose plan is valued.
+    """In rows; a sparse one from near: parts keep a far start's rounding in K, whose plan is valued.
 
     Few passes then, since each is a meeting, and parts at a huge reg_m / reg can take thousands.
     """
@@ -169,8 +169,6 @@ def draw_over_ranks(how: str, rng: Any, problem: Problem, options: dict[str, Any
         options["max_passes"] = min(options["max_passes"], 500)
         start = tuple(map(rng.standard_normal, problem.shape)) if rng.random() < 0.4 else None
         return Trial(how, (problem,), options, start)
-    if options["method"] != "map-uot" and min(problem.shape) > 2 and rng.random() < 0.3:
-        options["split"] = "grid"
     start = draw_start(rng, problem) if rng.random() < 0.4 else None
     return Trial(how, (problem,), options, start if isinstance(start, tuple) else None)
 

@@ -150,7 +150,7 @@ def case_files_of_pairs():
     want = mapuot.solve(pairs_of(case.M), case.a, case.b, case.reg, 2.0, **FLOAT64)
     for split in ("even", "uneven"):
         i0, i1 = bounds(41, split)
-        got = mapuot.solve(path, case.a[i0:i1], case.b, case.reg, 2.0, comm=COMM, split="auto", **FLOAT64)
+        got = mapuot.solve(path, case.a[i0:i1], case.b, case.reg, 2.0, comm=COMM, **FLOAT64)
         np.testing.assert_allclose(got.plan.toarray(), want.plan[i0:i1].toarray(), rtol=1e-9, atol=1e-15)
     even = mapuot.solve(path, None, case.b, case.reg, 2.0, comm=COMM, **FLOAT64)
     assert even.plan.shape[0] == np.subtract(*bounds(41)[::-1])

@@ -42,9 +42,6 @@ def case_bad_for_all():
     refused(mapuot.InfeasibleError, "equal masses", case.replace(a=2 * case.a, reg_m=np.inf))
     hard = case.replace(M=np.where(np.arange(21) == 0, np.inf, case.M), reg_m=(1.0, np.inf))
     refused(mapuot.InfeasibleError, "M forbids every pair of b[0]", hard)
-    refused(ValueError, "split must be 'rows', 'grid', 'auto'", case, split="columns")
-    refused(ValueError, f"R * C = {SIZE} ranks", case, split=(SIZE, SIZE + 1))
-    refused(ValueError, "split='auto' needs M in a file", case, split="auto")
     if SIZE > 1:
         refused(NotImplementedError, "'reference' runs in one process", case, backend="reference")
 
@@ -60,8 +57,6 @@ def case_stored_pairs():
     wide = case.replace(b=np.array([0.9, 0.6, 15.0]), reg_m=(1.0, np.inf), penalty=("range", "balanced"))
     refused(mapuot.InfeasibleError, told, wide)
     if SIZE > 1:
-        told = "a sparse M keeps whole rows on a rank: split must be 'rows'"
-        refused(NotImplementedError, told, case, split=(1, SIZE))
         mixed = case.replace(M=case.M if RANK else case.M.toarray())
         refused(ValueError, "M must be the same on every rank, got 'an array' on rank 0, 'a sparse matrix'", mixed)
         result = case.replace(b=np.array([1.0, 1.0, 7.0])).solve(comm=COMM)

@@ -1,6 +1,7 @@
 """Ranks of MPI, each job a process of its own: the cases of tests/mpi, and jobs that must die."""
 
 import functools
+import itertools
 import json
 import os
 import signal
@@ -13,21 +14,19 @@ import pytest
 from launch import HERE, environment, finish, launcher, run, start
 
 import mapuot
-from mapuot.ranks import own_block, process_grid
+from mapuot.ranks import own_rows
 
 pytestmark = pytest.mark.mpi
-CASES, ERROR_CASES, GRID_CASES = (
+CASES, ERROR_CASES = (
     [
         line[9:].partition("(")[0] for line in (HERE / "mpi" / program).read_text().splitlines()
         if line.startswith("def case_")
     ]
-    for program in ("cases.py", "error_cases.py", "grid_cases.py")
+    for program in ("cases.py", "error_cases.py")
 )  # fmt: skip
 RUNS = [("cases.py", size, case) for size in (1, 2, 3, 4) for case in CASES]
 RUNS += [("error_cases.py", size, case) for size in (1, 2, 3, 4) for case in ERROR_CASES]
 RUNS += [("cases.py", 7, "shapes"), ("cases.py", 7, "uneven_and_empty_blocks"), ("error_cases.py", 7, "one_bad_block")]
-RUNS += [("grid_cases.py", 4, case) for case in GRID_CASES] + [("grid_cases.py", size, "shapes") for size in (2, 3, 6)]
-RUNS += [("grid_cases.py", 6, "one_bad_block")]
 PROGRAM = """
 import os, signal, sys, time
 import numpy as np
@@ -77,20 +76,11 @@ def job(tmp_path, action, *runner):
     return err
 
 
-def test_every_entry_has_one_rank():
-    for size, split in [(1, "grid"), (6, "rows"), (6, "grid"), (6, (3, 2)), (7, "grid"), (6, "auto")]:
-        held = np.zeros((5, 11), int)
-        for rank in range(size):
-            i0, i1, j0, j1 = own_block(5, 11, rank, size, split)
-            held[i0:i1, j0:j1] += 1
-        np.testing.assert_array_equal(held, 1)
-
-
-def test_auto_cuts_the_columns_where_rows_are_few():
-    assert process_grid("auto", 16, (100_000, 100_000)) == (16, 1)
-    assert process_grid("auto", 16, (64, 1_000_000))[1] > 1
-    assert process_grid("auto", 16, (1, 1_000_000)) == (1, 16)
-    assert process_grid("auto", 16, (1, 4))[1] <= 4
+def test_every_row_has_one_rank():
+    for m, size in [(5, 1), (5, 6), (11, 3), (7, 7)]:
+        ends = [own_rows(m, rank, size) for rank in range(size)]
+        assert (ends[0][0], ends[-1][1]) == (0, m)
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(ends))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +131,7 @@ def test_command_line(tmp_path, size, suffix):
     case = make_problem(tmp_path / "in.npz")
     out = tmp_path / f"out{suffix}"
     command = ["solve", tmp_path / "in.npz", "-o", out, "--reg", 0.02, "--reg-m", 1, "--precision", "float64"]
-    command += ["--split", "grid" if size == 3 else "auto", "--plan", "dense"]
+    command += ["--plan", "dense"]
     code, text, err = run(size, "-m", "mapuot.cli", *command, "--tol", 1e-11)
     assert (code, err) == (0, "")
     assert text.count("converged") == 1, "one rank speaks"
@@ -175,15 +165,14 @@ def test_command_line_of_stored_pairs(tmp_path, size):
     assert abs(plan - one.plan).max() <= 1e-10 * one.plan.max()
 
 
-@pytest.mark.parametrize("split", ["rows", "grid"])
-def test_command_line_of_points(tmp_path, split):
+def test_command_line_of_points(tmp_path):
     """More processes than rows: one has none."""
     rng = np.random.default_rng(0)
     x, y = rng.random((2, 3)), rng.random((5, 3))
     for name, points in (("x", x), ("y", y)):
         np.save(tmp_path / f"{name}.npy", points)
     words = ["--points", tmp_path / "x.npy", tmp_path / "y.npy", "--reg", 0.1, "--reg-m", 1, "--tol", 1e-10]
-    code, _, err = run(3, "-m", "mapuot.cli", "solve", *words, "-o", tmp_path / "out.npz", "--split", split)
+    code, _, err = run(3, "-m", "mapuot.cli", "solve", *words, "-o", tmp_path / "out.npz")
     assert (code, err) == (0, "")
     one = mapuot.solve(mapuot.PointCloud(x, y), None, None, 0.1, 1.0, tol=1e-10)
     with np.load(tmp_path / "out.npz") as out:

@@ -80,7 +80,6 @@ class PlanStream:
         Xt.reshape(X.shape[1], -1)[:, :n] = X.T
         for i0, i1, arguments in self.blocks(0, m, X.shape[1]):
             check(lib.mapuot_apply(*arguments, X.shape[1], pointer(Xt), pointer(out[i0:i1])))
-        out = self.problem.cols.ranks.sum(out)
         return out[:, 0] if flat else out
 
     def apply_transpose(self, Y: Any) -> Any:
@@ -91,7 +90,7 @@ class PlanStream:
         for i0, i1, arguments in self.blocks(0, m, Y.shape[1]):
             check(lib.mapuot_apply_transpose(*arguments, Y.shape[1], pointer(Y[i0:i1]), pointer(out)))
             total += out
-        out = self.problem.rows.ranks.sum(total)
+        out = self.problem.ranks.sum(total)
         result = np.ascontiguousarray(out.reshape(Y.shape[1], -1)[:, :n].T)
         return result[:, 0] if flat else result
 
@@ -102,5 +101,5 @@ class PlanStream:
         for i0, i1, arguments in self.blocks(0, m):
             check(lib.mapuot_plan_sums(*arguments, pointer(out), pointer(row_sum[i0:i1]), pointer(col_sum)))
             cost, total = cost + float(out[0]), total + col_sum
-        rows, cols = self.problem.rows.ranks, self.problem.cols.ranks
-        return float(self.problem.ranks.sum(cost)), cols.sum(row_sum), rows.sum(total)
+        ranks = self.problem.ranks
+        return float(ranks.sum(cost)), row_sum, ranks.sum(total)

@@ -55,7 +55,6 @@ class Workspace(KernelWorkspace):
         m, n = problem.shape
         # every pass makes its rows, in float32 or, as an exact one, in float64
         self.made = problem.cost.never_stored and not self.summed
-        self.in_grid = problem.cols.ranks.size > 1
         self.pairs = problem.cost if isinstance(problem.cost, Sparse) else None  # of length 0 where a rank has no rows
         self.dtype = self.storage()
         itemsize = np.dtype(STORAGE[self.dtype]).itemsize
@@ -82,7 +81,7 @@ class Workspace(KernelWorkspace):
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
         put(self.limits, SCALES | {"memory": memory})
         put(self.progress, START)
-        narrow = self.dtype != "float64" and not options.in_place and not self.in_grid and self.pairs is None
+        narrow = self.dtype != "float64" and not options.in_place and self.pairs is None
         self.progress.narrow = narrow
         self.narrow_v = empty(size if narrow else 1, np.float32)
         self.run = empty(size * threads if narrow else 1, np.float32)
@@ -208,25 +207,7 @@ class Workspace(KernelWorkspace):
                 )
             )  # fmt: skip
             np.maximum(top, col_max, out=top)
-        if self.in_grid:
-            alpha = -problem.cols.ranks.max(-alpha)
-            top = self.column_tops(np.where(np.isposinf(alpha), -np.inf, alpha), plan_v)
         return alpha, self.column_scaling(plan_v, top)
-
-    def column_tops(self, alpha: F64, plan_v: F64) -> F64:
-        """max_i (alpha_i + log v_j - M_ij/reg), alpha being known of the whole rows: balance on the transpose."""
-        problem, n = self.problem, len(plan_v)
-        top = np.full(n, -np.inf)
-        for i0, i1, M, c in problem.blocks():
-            least, unused, part = np.zeros(n), np.empty(i1 - i0), alpha[i0:i1]
-            matrices = matrix(M.transpose()), matrix(None if c is None else c.T)
-            check(
-                lib.mapuot_balance(
-                    self.pool, n, i1 - i0, *matrices, problem.reg, pointer(part), pointer(least), pointer(unused)
-                )
-            )
-            np.maximum(top, plan_v - least, out=top)
-        return top
 
     def set_rows(self, d: F64, off: Any) -> None:
         self.set_side(self.problem.rows, self.row_side, self.state.rows, d)
@@ -279,7 +260,7 @@ class Workspace(KernelWorkspace):
 
     def labelled_pass(self, labels: Labels) -> list[Stats]:
         """A pass that finds the plan's mass between the clusters of all ranks and the columns."""
-        coarse, ranks = self.state.coarse, self.problem.rows.ranks
+        coarse, ranks = self.state.coarse, self.problem.ranks
         if not coarse.clusters:
             self.open_coarse(labels, ranks.all(labels.clusters))
         coarse.labelled = True
@@ -292,7 +273,7 @@ class Workspace(KernelWorkspace):
 
     def open_coarse(self, labels: Labels, counts: list[int]) -> None:
         """What the correction needs, for so many clusters of each rank."""
-        coarse, ranks = self.state.coarse, self.problem.rows.ranks
+        coarse, ranks = self.state.coarse, self.problem.ranks
         size, count = padded(self.problem.shape[1]), sum(counts)
         coarse.clusters, coarse.own = count, labels.clusters
         coarse.order, coarse.first = (pointer(array, "int64_t *") for array in (labels.order, labels.first))
@@ -327,37 +308,20 @@ class Workspace(KernelWorkspace):
         """mapuot_iterate where the ranks meet between row_pass and finish_pass, or M is streamed."""
         made, status = 0, lib.MAPUOT_RUNNING
         while made < count and status == lib.MAPUOT_RUNNING:
-            if self.in_grid:
-                status = self.grid_pass(stats + made)
-            else:
-                with self.problem.ranks.adding(self.sums):
-                    self.row_pass(lib.mapuot_row_pass)
-                status = check(lib.mapuot_finish_pass(self.pool, self.state, stats + made))
+            with self.problem.ranks.adding(self.sums):
+                self.row_pass()
+            status = check(lib.mapuot_finish_pass(self.pool, self.state, stats + made))
             made += 1
         return made
 
-    def grid_pass(self, stats: Any) -> int:
-        """One pass where rows and columns are shared: the ranks meet for s, for K^T u and after each sweep."""
-        rows, cols, finish = self.problem.rows.ranks, self.problem.cols.ranks, ffi.new("mapuot_finish *")
-        found = np.frombuffer(ffi.buffer(finish.sums))
-        with cols.adding(self.row_side["marginal"]):
-            self.row_pass(lib.mapuot_row_dots)
-        with rows.adding(self.sums):
-            self.row_pass(lib.mapuot_row_sums)
-            self.sums[-native.SCALARS :] *= cols.rank == 0  # each row counts once
-        for step in range(4):
-            check(lib.mapuot_finish_step(self.pool, self.state, finish, stats, step))
-            cols.fold(found, top=step == 2)
-        return check(lib.mapuot_finish_step(self.pool, self.state, finish, stats, 4))
-
-    def row_pass(self, call: Any) -> None:
-        """row_pass or one of its halves; where an exact one needs a streamed M, block by block."""
+    def row_pass(self) -> None:
+        """Make the O(mn) half of a pass; where an exact one needs a streamed M, block by block."""
         if self.problem.cost.held or not self.state.exact:
-            check(call(self.pool, self.state))
+            check(lib.mapuot_row_pass(self.pool, self.state))
             return
         total = np.zeros_like(self.sums)
         for i0, i1, matrices in self.blocks():
-            check(call(self.pool, self.part(i0, i1, matrices)))
+            check(lib.mapuot_row_pass(self.pool, self.part(i0, i1, matrices)))
             total += self.sums
         self.sums[:] = total
 
