@@ -32,7 +32,7 @@ MACHINES = {
     "aarch64": "scalar,neon",
     "arm64": "scalar,neon",
 }
-DTYPES = ["f64", "f32", "bf16"]
+DTYPES = ["f64", "f32"]
 PLAIN_SOURCES = [
     "dispatch",
     "machine",
@@ -84,12 +84,7 @@ UNITS = [
         (f"{isa}_{dtype}", source, isa_flags(isa) + dtype_flags(dtype))
         for isa in ISAS
         for dtype in DTYPES
-        for source in ["kernels_tmpl.c", "batch_tmpl.c"]
-    ],
-    *[
-        (f"{isa}_{dtype}", "log_matmul_tmpl.c", isa_flags(isa) + dtype_flags(dtype))
-        for isa in ISAS
-        for dtype in ["f64", "f32"]
+        for source in ["kernels_tmpl.c", "batch_tmpl.c", "log_matmul_tmpl.c"]
     ],
 ]
 

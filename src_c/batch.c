@@ -33,7 +33,7 @@ static void spread_side(mapuot_side *side, int64_t q)
 int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states)
 {
     const mapuot_state first = states[0];
-    const int64_t np = padded(first.n), width = first.dtype == MAPUOT_F64 ? 8 : first.dtype == MAPUOT_F32 ? 4 : 2;
+    const int64_t np = padded(first.n), width = entry_bytes(first.dtype);
     for (int64_t q = 1; q < p; q++) {
         mapuot_state *state = states + q;
         *state = first;

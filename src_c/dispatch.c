@@ -28,7 +28,6 @@
 #define DECLARE(isa)                                                                                                   \
     DECLARE_DTYPE(isa, f64)                                                                                            \
     DECLARE_DTYPE(isa, f32)                                                                                            \
-    DECLARE_DTYPE(isa, bf16)                                                                                           \
     DECLARE_SWEEP(sweep_marginal, isa)                                                                                 \
     DECLARE_SWEEP(sweep_prox, isa)                                                                                     \
     DECLARE_SWEEP(sweep_difference, isa)                                                                               \
@@ -52,9 +51,7 @@
         {{row_pass_f64_##isa, NULL, row_dots_f64_##isa, row_sums_f64_##isa, plan_pass_f64_##isa,                       \
           build_kernel_f64_##isa, form_plan_f64_##isa, batch_pass_f64_##isa, &log_matmul_f64_##isa},                   \
          {row_pass_f32_##isa, narrow_pass_f32_##isa, row_dots_f32_##isa, row_sums_f32_##isa, plan_pass_f32_##isa,      \
-          build_kernel_f32_##isa, form_plan_f32_##isa, batch_pass_f32_##isa, &log_matmul_f32_##isa},                   \
-         {row_pass_bf16_##isa, narrow_pass_bf16_##isa, row_dots_bf16_##isa, row_sums_bf16_##isa, NULL,                 \
-          build_kernel_bf16_##isa, NULL, batch_pass_bf16_##isa, NULL}},                                                \
+          build_kernel_f32_##isa, form_plan_f32_##isa, batch_pass_f32_##isa, &log_matmul_f32_##isa}},                  \
         sweep_marginal_##isa,                                                                                          \
         sweep_prox_##isa,                                                                                              \
         sweep_difference_##isa,                                                                                        \

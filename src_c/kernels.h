@@ -26,7 +26,7 @@ enum { PAD = 16, TILE = 8, BLOCK = 512, SCALARS = 8, MAX_MEMORY = 20 };
 /* row scalars behind the column sums */
 enum { ROW_DUAL = 0, ROW_SCALE = 1, ROW_DEAD = 2 };
 
-static inline int64_t entry_bytes(mapuot_dtype dtype) { return dtype == MAPUOT_F64 ? 8 : dtype == MAPUOT_F32 ? 4 : 2; }
+static inline int64_t entry_bytes(mapuot_dtype dtype) { return dtype == MAPUOT_F64 ? 8 : 4; }
 static inline int64_t padded(int64_t n) { return (n + PAD - 1) / PAD * PAD; }
 
 /* whether M lies in memory column by column */
@@ -97,20 +97,20 @@ typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int6
 typedef struct {
     /* where makes_rows says so, the float64 ones of row_pass, row_dots and row_sums make their rows, and the float32
      * narrow_pass does */
-    pass_fn row_pass;                            /* s = K v; u = prox(s); sums += K^T u */
-    pass_fn narrow_pass;                         /* row_pass in short float32 runs on narrow_v; NULL for float64 */
-    pass_fn row_dots;                            /* rows.marginal = K v */
-    pass_fn row_sums;                            /* the rest of row_pass, from s = rows.marginal on */
-    pass_fn plan_pass;                           /* the same on the plan itself, in place; NULL for bfloat16 */
-    stream_fn build_kernel;                      /* K from M */
-    stream_fn form_plan;                         /* P from M; NULL for bfloat16 */
-    batch_fn batch_pass;                         /* row_pass for several problems that share K */
-    const struct log_matmul_kernels *log_matmul; /* NULL for bfloat16 */
+    pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
+    pass_fn narrow_pass;    /* row_pass in short float32 runs on narrow_v; NULL for float64 */
+    pass_fn row_dots;       /* rows.marginal = K v */
+    pass_fn row_sums;       /* the rest of row_pass, from s = rows.marginal on */
+    pass_fn plan_pass;      /* the same on the plan itself, in place */
+    stream_fn build_kernel; /* K from M */
+    stream_fn form_plan;    /* P from M */
+    batch_fn batch_pass;    /* row_pass for several problems that share K */
+    const struct log_matmul_kernels *log_matmul;
 } dtype_kernels;
 
 typedef struct {
     const char *isa;
-    dtype_kernels dtype[3]; /* by mapuot_dtype */
+    dtype_kernels dtype[2]; /* by mapuot_dtype */
     /* finish_pass, in this order */
     sweep_fn sweep_marginal, sweep_prox, sweep_difference, sweep_advance;
     /* one thread's part of a labelled pass; of a step of the matrix or of the correction; what stands between those steps */

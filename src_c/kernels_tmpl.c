@@ -18,10 +18,9 @@
 #include "sparse.h"
 #include "vec.h"
 
-enum { LINE = 64 / sizeof(real) < 16 ? 64 / sizeof(real) : 16 }; /* columns a step: a cache line of K */
-enum { DOTS_AHEAD = 8 * 64 / sizeof(real) };                     /* columns requested ahead of the dots */
-enum { L1_TILE = 32 << 10 };                                     /* tiles that stay in L1 */
-enum { STREAMS = sizeof(real) > 2 };                             /* bfloat16 has no stores past the caches */
+enum { LINE = 64 / sizeof(real) }; /* columns a step: a cache line of K */
+enum { DOTS_AHEAD = 8 * LINE };    /* columns requested ahead of the dots */
+enum { L1_TILE = 32 << 10 };       /* bytes of tiles that stay in L1 */
 enum { RUN = 512, RUN_ROWS = 64 }; /* columns a lane's chain x FL, rows: summed in float32 before they go to float64 */
 
 /* a range of rows under way */
@@ -51,14 +50,10 @@ enum { MAKES_POINTS = sizeof(real) == 4 }; /* ...and those of narrow passes betw
 
 /* ---- rows from M ---- */
 
-/* out[k .. count) for less than VL of them; a row of bfloat16 has no such end, since K is padded */
+/* Write out[k .. count), less than VL entries. */
 ALWAYS_INLINE void write_part(real *out, const double *entry, int64_t k, int64_t count)
 {
-#ifndef MAPUOT_DTYPE_BF16
     v_store_part_real(out + k, v_load(entry + k), (int)(count - k));
-#else
-    (void)out, (void)entry, (void)k, (void)count;
-#endif
 }
 
 /* past the caches, line by line from the first whole one on, where K or the plan is larger than they are */
@@ -66,7 +61,7 @@ ALWAYS_INLINE void write_block(real *out, const double *entry, int64_t count, in
 {
     const int64_t head = (int64_t)(-(uintptr_t)out % 64 / sizeof(real));
     int64_t k = 0;
-    if (STREAMS && nontemporal && head < count && (uintptr_t)(out + head) % 64 == 0) {
+    if (nontemporal && head < count && (uintptr_t)(out + head) % 64 == 0) {
         for (; k < head; k += VL)
             write_part(out, entry, k, k + VL < head ? k + VL : head);
         for (k = head; k + VL <= count; k += VL)
@@ -124,7 +119,6 @@ void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
         make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 0);
 }
 
-#ifndef MAPUOT_DTYPE_BF16
 void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)
 {
     if (args->M.start)
@@ -132,7 +126,6 @@ void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)
     else
         make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 1);
 }
-#endif
 
 /* in the columns that they are kept with, one run behind the other */
 static __attribute__((noinline)) void make_tile(const mapuot_state *state, int64_t i, int64_t count)
@@ -516,18 +509,6 @@ ALWAYS_INLINE void half_range(const mapuot_state *state, int64_t i0, int64_t i1,
 
 enum { LONG_RUN = 128 }; /* pairs of a row from which on gathers are faster than loads one by one */
 
-ALWAYS_INLINE double number(real x)
-{
-#ifdef MAPUOT_DTYPE_BF16
-    const uint32_t bits = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &bits, sizeof y);
-    return y;
-#else
-    return x;
-#endif
-}
-
 /* K_i . v of a long row, in two chains of vectors */
 ALWAYS_INLINE double long_dot(const real *K, const run row, const double *v)
 {
@@ -539,7 +520,7 @@ ALWAYS_INLINE double long_dot(const real *K, const run row, const double *v)
         odd = v_fma(v_load_real(K + k + VL), v_gather(v, row.column + k + VL), odd);
     }
     for (; k < row.count; k++)
-        rest += number(K[k]) * v[row.column[k]];
+        rest += K[k] * v[row.column[k]];
     return v_sum(v_add(even, odd)) + rest;
 }
 
@@ -553,10 +534,10 @@ ALWAYS_INLINE double run_dot(const real *K, const run row, const double *v)
     for (; k + 4 <= row.count; k += 4) {
         UNROLL
         for (int q = 0; q < 4; q++)
-            sum[q] += number(K[k + q]) * v[row.column[k + q]];
+            sum[q] += K[k + q] * v[row.column[k + q]];
     }
     for (; k < row.count; k++)
-        sum[0] += number(K[k]) * v[row.column[k]];
+        sum[0] += K[k] * v[row.column[k]];
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
@@ -576,7 +557,7 @@ ALWAYS_INLINE void run_sums(const real *K, const run row, double u, double *sums
             sums[row.column[k + q]] = sum[q];
     }
     for (; k < row.count; k++)
-        sums[row.column[k]] += u * number(K[k]);
+        sums[row.column[k]] += u * K[k];
 }
 
 /* R rows from i on: their dots, u = prox(s), their column sums */
@@ -636,13 +617,11 @@ void KERNEL(narrow_pass)(const mapuot_state *state, int64_t i0, int64_t i1, doub
 }
 #endif
 
-#ifndef MAPUOT_DTYPE_BF16
 /* on entry history[j] = v_j / (the v_j that the plan holds), rows.scale the u that it holds */
 void KERNEL(plan_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
     row_range(state, i0, i1, sums, PLAN, STORED);
 }
-#endif
 
 void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {

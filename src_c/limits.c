@@ -7,10 +7,9 @@
 #include "common/rules.h"
 #include "kernels.h"
 
-/* by mapuot_dtype: half a unit of the last of 53, 24 and 8 digits; what bfloat16 rounds is float32 already */
-static const double ROUNDING[] = {0x1p-53, 0x1p-24, 0x1p-8 + 0x1p-24};
-static const double FLUSH_LOG[] = {-708.0, -87.3, -87.3}; /* entries of K below e^this are zero */
-enum { EXACT_ROUNDINGS = 12 };                            /* of K's entries, beneath which tol needs a finer K */
+static const double ROUNDING[] = {0x1p-53, 0x1p-24}; /* by mapuot_dtype: half a unit of the last of 53 and 24 digits */
+static const double FLUSH_LOG[] = {-708.0, -87.3};   /* entries of K below e^this are zero */
+enum { EXACT_ROUNDINGS = 12 };                       /* of K's entries, beneath which tol needs a finer K */
 
 void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
 {

@@ -10,7 +10,7 @@
 #define MAPUOT_H
 #include "common/record.h"
 
-typedef enum { MAPUOT_F64, MAPUOT_F32, MAPUOT_BF16 } mapuot_dtype;
+typedef enum { MAPUOT_F64, MAPUOT_F32 } mapuot_dtype;
 
 typedef enum { MAPUOT_SQEUCLIDEAN, MAPUOT_EUCLIDEAN, MAPUOT_CITYBLOCK, MAPUOT_WFR } mapuot_metric;
 

@@ -21,8 +21,6 @@
 typedef double real; /* what K is stored as */
 #elif defined(MAPUOT_DTYPE_F32)
 typedef float real;
-#elif defined(MAPUOT_DTYPE_BF16)
-typedef uint16_t real;
 #endif
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))

@@ -4,8 +4,8 @@
  * v_gather (p[at[k]]) v_load_part v_store_part (the first count lanes; the others from rest) v_sum_each (lane k: v_sum of x[k])
  * v_transpose (lane r of x[k] and lane k of x[r] trade places)
  * v_if_less (x < y ? a : b) v_scale2 (p 2^k) v_split (x = m 2^e, 1 <= m < 2)
- * v_load_f32 v_store_f32 v_load_part_f32 (zeros behind count) v_store_part_f32 v_load_bf16 v_store_bf16 v_stream v_stream_f32
- * and, built on them, v_exp and v_log; on FL lanes of float32: f_set f_load f_load_bf16 f_store f_add f_sub f_fma f_max
+ * v_load_f32 v_store_f32 v_load_part_f32 (zeros behind count) v_store_part_f32 v_stream v_stream_f32
+ * and, built on them, v_exp and v_log; on FL lanes of float32: f_set f_load f_store f_add f_sub f_fma f_max
  * f_sqrt f_round f_scale2 (p 2^k, k whole) f_if_less f_fold f_add_to, and f_exp2 of them.
  */
 #ifndef MAPUOT_VEC_H
@@ -122,13 +122,6 @@ ALWAYS_INLINE vf f_exp2(vf t)
 #define v_store_real v_store_f32
 #define v_store_part_real v_store_part_f32
 #define v_stream_real v_stream_f32
-#define REAL_MIN_LOG (-87.3)
-#define REAL_NARROW 1
-#elif defined(MAPUOT_DTYPE_BF16)
-#define v_load_real v_load_bf16
-#define f_load_real f_load_bf16
-#define v_store_real v_store_bf16
-#define v_stream_real v_store_bf16
 #define REAL_MIN_LOG (-87.3)
 #define REAL_NARROW 1
 #endif

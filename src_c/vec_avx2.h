@@ -107,21 +107,6 @@ ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
 
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm_stream_ps(p, _mm256_cvtpd_ps(x)); }
 
-ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)
-{
-    __m128i b = _mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)p));
-    return _mm256_cvtps_pd(_mm_castsi128_ps(_mm_slli_epi32(b, 16)));
-}
-
-/* round to nearest even; x is finite */
-ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
-{
-    __m128i b = _mm_castps_si128(_mm256_cvtpd_ps(x));
-    __m128i odd = _mm_and_si128(_mm_srli_epi32(b, 16), _mm_set1_epi32(1));
-    b = _mm_srli_epi32(_mm_add_epi32(_mm_add_epi32(b, _mm_set1_epi32(0x7fff)), odd), 16);
-    _mm_storel_epi64((__m128i *)p, _mm_packus_epi32(b, b));
-}
-
 /* float32 lanes, for the narrow pass: FL of them */
 #define FL 8
 typedef __m256 vf;
@@ -141,12 +126,6 @@ ALWAYS_INLINE vf f_scale2(vf p, vf k)
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), e));
 }
 ALWAYS_INLINE vf f_if_less(vf x, vf y, vf a, vf b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_LT_OQ)); }
-
-ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)
-{
-    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(b, 16));
-}
 
 /* the lanes as float64, folded to VL */
 ALWAYS_INLINE vd f_fold(vf x)

@@ -110,21 +110,6 @@ ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
 
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { _mm256_stream_ps(p, _mm512_cvtpd_ps(x)); }
 
-ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)
-{
-    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
-    return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(b, 16)));
-}
-
-/* round to nearest even; x is finite */
-ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
-{
-    __m256i b = _mm256_castps_si256(_mm512_cvtpd_ps(x));
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(b, 16), _mm256_set1_epi32(1));
-    b = _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(b, _mm256_set1_epi32(0x7fff)), odd), 16);
-    _mm_storeu_si128((__m128i *)p, _mm256_cvtepi32_epi16(b));
-}
-
 /* float32 lanes, for the narrow pass: FL of them */
 #define FL 16
 typedef __m512 vf;
@@ -142,12 +127,6 @@ ALWAYS_INLINE vf f_scale2(vf p, vf k) { return _mm512_scalef_ps(p, k); }
 ALWAYS_INLINE vf f_if_less(vf x, vf y, vf a, vf b)
 {
     return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), b, a);
-}
-
-ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)
-{
-    __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(b, 16));
 }
 
 /* the lanes as float64, folded to VL */

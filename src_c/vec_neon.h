@@ -86,26 +86,6 @@ ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
 
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { v_store_f32(p, x); }
 
-/* a bfloat16 is the upper half of a float32 */
-ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)
-{
-    uint32_t two;
-    memcpy(&two, p, sizeof two);
-    const uint16x4_t b = vreinterpret_u16_u32(vdup_n_u32(two));
-    return vcvt_f64_f32(vreinterpret_f32_u16(vzip1_u16(vdup_n_u16(0), b)));
-}
-
-/* round to nearest even; x is finite */
-ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
-{
-    uint32x2_t b = vreinterpret_u32_f32(vcvt_f32_f64(x));
-    const uint32x2_t odd = vand_u32(vshr_n_u32(b, 16), vdup_n_u32(1));
-    b = vadd_u32(vadd_u32(b, vdup_n_u32(0x7fff)), odd);
-    const uint16x4_t upper = vuzp2_u16(vreinterpret_u16_u32(b), vreinterpret_u16_u32(b));
-    const uint32_t two = vget_lane_u32(vreinterpret_u32_u16(upper), 0);
-    memcpy(p, &two, sizeof two);
-}
-
 /* float32 lanes, for the narrow pass: FL of them */
 #define FL 4
 typedef float32x4_t vf;
@@ -125,12 +105,6 @@ ALWAYS_INLINE vf f_scale2(vf p, vf k)
     return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), e));
 }
 ALWAYS_INLINE vf f_if_less(vf x, vf y, vf a, vf b) { return vbslq_f32(vcltq_f32(x, y), a, b); }
-
-ALWAYS_INLINE vf f_load_bf16(const uint16_t *p)
-{
-    const uint16x4_t b = vld1_u16(p);
-    return vreinterpretq_f32_u16(vzip1q_u16(vdupq_n_u16(0), vcombine_u16(b, b)));
-}
 
 /* the lanes as float64, folded to VL */
 ALWAYS_INLINE vd f_fold(vf x) { return vaddq_f64(vcvt_f64_f32(vget_low_f32(x)), vcvt_high_f64_f32(x)); }

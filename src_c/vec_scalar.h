@@ -60,30 +60,12 @@ ALWAYS_INLINE void v_store_part_f32(float *p, vd x, int count)
 }
 ALWAYS_INLINE void v_stream_f32(float *p, vd x) { *p = (float)x; }
 
-ALWAYS_INLINE vd v_load_bf16(const uint16_t *p)
-{
-    uint32_t b = (uint32_t)*p << 16;
-    float x;
-    memcpy(&x, &b, 4);
-    return x;
-}
-
-/* round to nearest even; x is finite */
-ALWAYS_INLINE void v_store_bf16(uint16_t *p, vd x)
-{
-    float y = (float)x;
-    uint32_t b;
-    memcpy(&b, &y, 4);
-    *p = (uint16_t)((b + 0x7fff + ((b >> 16) & 1)) >> 16);
-}
-
 /* float32 lanes, for the narrow pass: FL of them */
 #define FL 1
 typedef float vf;
 
 ALWAYS_INLINE vf f_set(float x) { return x; }
 ALWAYS_INLINE vf f_load(const float *p) { return *p; }
-ALWAYS_INLINE vf f_load_bf16(const uint16_t *p) { return (float)v_load_bf16(p); }
 ALWAYS_INLINE void f_store(float *p, vf x) { *p = x; }
 ALWAYS_INLINE vf f_add(vf a, vf b) { return a + b; }
 ALWAYS_INLINE vf f_sub(vf a, vf b) { return a - b; }

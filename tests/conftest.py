@@ -67,7 +67,7 @@ def pot_backend(backend, monkeypatch):
     return backend
 
 
-@pytest.fixture(params=["float64", "mixed", "bfloat16"])
+@pytest.fixture(params=["float64", "mixed"])
 def precision(request):
     return request.param
 

@@ -18,7 +18,7 @@ from scipy.special import rel_entr
 import mapuot
 
 EPS = 2.0**-53
-STORAGE = {"float64": 2e-15, "mixed": 2.0**-23, "bfloat16": 2.0**-8}  # relative error of r and s
+STORAGE = {"float64": 2e-15, "mixed": 2.0**-23}  # relative error of r and s
 
 
 @dataclass(frozen=True)

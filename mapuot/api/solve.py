@@ -100,7 +100,7 @@ def solve(
         Stop also when ``gap <= tol_gap * |dual|`` and hard columns (balanced, range) miss at most ``tol_gap * mass``.
     max_passes : int
         Reads of K at most (and one more where the last was an extrapolation that the guard dropped, or in place).
-    precision : {"auto", "float64", "mixed", "bfloat16"}
+    precision : {"auto", "float64", "mixed"}
         Storage of K. Sums and potentials are float64 always; "auto" is "mixed" (float32 K) for tol >= 5e-7, but
         "float64" for method "map-uot", whose plan is rounded in every pass: in float32 the bound grows by 2e-7 each.
         A K that a GPU has no room for is stored in a coarser one, and made anew in every pass, some rows at once, where

@@ -47,7 +47,7 @@ class Options:
     translate: bool
     memory: int  # Anderson memory, 0 = none
     in_place: bool  # the paper's form: K is overwritten by the plan
-    precision: str  # storage of K: "float64", "float32" or "bfloat16"
+    precision: str  # storage of K: "float64" or "float32"
     tol: float
     tol_gap: float  # < 0: none
     threads: int | None

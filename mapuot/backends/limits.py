@@ -11,7 +11,7 @@ from typing import Any
 from .._core import ffi, lib
 from .contract import Options
 
-STORAGES = ("float64", "float32", "bfloat16")  # mapuot_dtype, in order
+STORAGES = ("float64", "float32")  # mapuot_dtype, in order
 
 
 def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> None:

@@ -102,7 +102,7 @@ class Workspace:
         problem.check_reachable(~possible[:, ~out_v].any(1) & ~out_u, ~possible[~out_u].any(0) & ~out_v)
         self.passes = 0
         self.best_dual, self.progress_dual, self.best_error, self.since_best = -np.inf, -np.inf, np.inf, 0
-        itemsize = {"float64": 8, "float32": 4, "bfloat16": 2}[options.precision]
+        itemsize = {"float64": 8, "float32": 4}[options.precision]
         memory = memory_of(options.memory, problem.shape[0], itemsize)
         self.history: deque[tuple[F64, F64]] = deque(maxlen=memory + 1)
         self.coarse = Coarse(self, problem, memory)

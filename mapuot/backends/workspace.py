@@ -19,7 +19,7 @@ from .boxes import State, Truncation
 from .contract import Options, Stats
 from .records import put
 
-STORAGE = {"float64": np.float64, "float32": np.float32, "bfloat16": np.uint16}
+STORAGE = {"float64": np.float64, "float32": np.float32}
 FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say which points are unreachable
 FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"since_absorb": 1}  # of a step by others
 FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest

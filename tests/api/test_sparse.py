@@ -49,14 +49,13 @@ def test_the_answer_is_that_of_inf_elsewhere(shape, penalty, threads):
         assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-9), name
 
 
-@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
 @pytest.mark.parametrize("seed", range(3))
 def test_passes_are_those_of_the_oracle(precision, seed):
     """Pass by pass, in one part and in several, with and without a reference matrix."""
     S, M, a, b = pairs(45, 60, 0.2, seed, parts=1 + seed)
-    tol = {"float64": 1e-9, "mixed": 1e-6, "bfloat16": 0.1}[precision]
-    # bfloat16 differs by its rounding from what the oracle, in float64, makes
-    rel = {"float64": 1e-9, "mixed": 1e-4, "bfloat16": 0.1}[precision]
+    tol = {"float64": 1e-9, "mixed": 1e-6}[precision]
+    rel = {"float64": 1e-9, "mixed": 1e-4}[precision]
     c = np.random.default_rng(seed).random(M.shape)
     for reference in ("product", "uniform", c):
         traces = [
@@ -412,8 +411,6 @@ def test_storage_finer_than_tol_needs():
     for precision, tol, dtype in (
         ("mixed", 1e-6, np.float32),
         ("mixed", 1e-8, np.float64),
-        ("bfloat16", 0.5, np.uint16),
-        ("bfloat16", 12 * 2.0**-8 * (1 + 1e-9), np.float64),
     ):
         workspace = cpu.Workspace(problem, make_options("auto", precision, tol, None, None))
         assert workspace.K.dtype == dtype

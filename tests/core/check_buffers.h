@@ -18,8 +18,8 @@ enum { GUARD = 192 };
 #endif
 enum { MAX_BUFFERS = 128 };
 
-static const double rounding[] = {0x1p-53, 0x1p-24, 0x1p-8}; /* by mapuot_dtype */
-static const size_t width[] = {8, 4, 2};
+static const double rounding[] = {0x1p-53, 0x1p-24}; /* by mapuot_dtype */
+static const size_t width[] = {8, 4};
 
 static struct {
     unsigned char *raw;
@@ -78,27 +78,14 @@ static double uniform(double lo, double hi)
 
 static double stored(const void *K, mapuot_dtype dtype, int64_t k)
 {
-    uint32_t bits;
-    float x;
-    if (dtype == MAPUOT_F64)
-        return ((const double *)K)[k];
-    if (dtype == MAPUOT_F32)
-        return ((const float *)K)[k];
-    bits = (uint32_t)((const uint16_t *)K)[k] << 16;
-    memcpy(&x, &bits, 4);
-    return x;
+    return dtype == MAPUOT_F64 ? ((const double *)K)[k] : ((const float *)K)[k];
 }
 
 static void store(void *K, mapuot_dtype dtype, int64_t k, double value)
 {
-    float x = (float)value;
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
     if (dtype == MAPUOT_F64)
         ((double *)K)[k] = value;
-    else if (dtype == MAPUOT_F32)
-        ((float *)K)[k] = x;
     else
-        ((uint16_t *)K)[k] = (uint16_t)(bits >> 16);
+        ((float *)K)[k] = (float)value;
 }
 #endif

@@ -19,7 +19,7 @@ from mapuot.problem.problem import Problem
 
 SIZES = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257]
 SHAPES = [(7, n) for n in SIZES] + [(m, 18) for m in SIZES] + [(31, 513), (64, 64), (257, 97), (2, 1100)]
-DTYPES = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2}  # error that the storage of K may leave
+DTYPES = {"float64": 1e-12, "float32": 2e-6}  # error that the storage of K may leave
 
 
 def make_problem(case):
@@ -109,11 +109,9 @@ def test_build_kernel(isa, threads, dtype):
         workspace.absorb(np.linspace(-1, 1, shape[1]))
         m, n = shape
         K = workspace.K[: m * workspace.ld].reshape(m, -1)
-        if dtype == "bfloat16":
-            K = (K.astype(np.uint32) << 16).view(np.float32)
         d, e = workspace.row_side["absorbed"], workspace.col_side["absorbed"][:n]
         right = case.c * np.exp(d[:, None] + e[None, :] - case.M / case.reg)
-        rtol = {"float64": 1e-13, "float32": 7e-8, "bfloat16": 2.0**-8}[dtype]
+        rtol = {"float64": 1e-13, "float32": 7e-8}[dtype]
         np.testing.assert_allclose(K[:, :n].astype(float), right, rtol=rtol, atol=2e-38)
         assert not K[:, n : native.padded(n)].any()
 
@@ -174,9 +172,8 @@ def read_by_all_streams(M, c, vectors, threads):
     for dtype in ("float64", "float32"):
         out = to["plan", dtype] = np.zeros((m, n), dtype)
         native.check(lib.mapuot_form_plan(*at, native.DTYPES[dtype], native.pointer(out, "void *"), n))
-    for dtype, kind in (("float64", "f8"), ("float32", "f4"), ("bfloat16", "u2")):
-        ld = native.leading_dimension(n, np.dtype(kind).itemsize)
-        K = to["K", dtype] = np.ones((m, ld), kind)
+        ld = native.leading_dimension(n, out.itemsize)
+        K = to["K", dtype] = np.ones((m, ld), dtype)
         native.check(lib.mapuot_build_kernel(*at, native.DTYPES[dtype], native.pointer(K, "void *"), ld))
     names = "P X", "P^T Y", "sums", "r", "s", "extrema", "top"
     sizes = 2 * m, 2 * native.padded(n), 2, m, n, 4, n

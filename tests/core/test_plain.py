@@ -67,7 +67,6 @@ def test_is_the_ordinary_way_pass_by_pass(shape, reg, reg_m, monkeypatch):
         {"method": "sinkhorn"},
         {"precision": "float64"},
         {"precision": "mixed", "tol": 6e-7},
-        {"precision": "bfloat16", "tol": 0.05},
         {"tol": 1e-10},
         {"tol_gap": 1e-3},
         {"max_passes": 1},

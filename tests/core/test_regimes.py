@@ -165,10 +165,10 @@ def test_blocks_joined_by_nothing(backend):
     checked(case, backend, below=1e-8)
 
 
-@pytest.mark.parametrize("precision", ["float64", "mixed", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float64", "mixed"])
 def test_larger_problem_in_each_precision(precision):
     case = with_forbidden(clouds(700, 530, reg=0.01, reg_m=(1.0, 5.0), ratio=1.5), share=0.05)
-    tol = {"float64": 1e-10, "mixed": 1e-6, "bfloat16": 1e-2}[precision]
+    tol = {"float64": 1e-10, "mixed": 1e-6}[precision]
     right = case.solve(tol=1e-12).plan
     result = case.solve(tol=tol, precision=precision)
     assert result.converged

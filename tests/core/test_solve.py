@@ -61,8 +61,6 @@ def pots_iterates(case, passes, reg_type="kl"):
 
 
 def test_in_place_pass_makes_the_same_iterates(isa, precision):
-    if precision == "bfloat16":
-        pytest.skip("the in-place plan is float32 or float64")
     case = clouds(37, 21, reg_m=(1.0, 3.0), ratio=2.0)
     options = {"tol": 1e-300, "max_passes": 12, "precision": precision}
     with pytest.warns(mapuot.ConvergenceWarning):
@@ -122,7 +120,7 @@ def test_manufactured_solution_is_returned(backend, method, reg_m):
 @pytest.mark.parametrize("uniform", [True, False])
 def test_manufactured_solution_in_each_precision(isa, precision, uniform):
     case = manufactured(40, 33, 0.1, (1.0, 2.0), uniform=uniform)
-    tol, right = {"float64": (1e-12, 1e-11), "mixed": (1e-6, 1e-6), "bfloat16": (2e-2, 1e-2)}[precision]
+    tol, right = {"float64": (1e-12, 1e-11), "mixed": (1e-6, 1e-6)}[precision]
     result = case.solve(precision=precision, tol=tol)
     verify(result, case, precision, best=(case.log_u, case.log_v))
     assert relative_error(result.plan, plan_of(case, case.log_u, case.log_v)) < right
@@ -134,8 +132,6 @@ def test_float32_kernel_gives_float64_answers():
     assert relative_error(mixed.plan, full.plan) < 1e-6
     floor = case.solve(precision="mixed", tol=3e-7)
     assert relative_error(floor.plan, full.plan) < 1e-7
-    half = case.solve(precision="bfloat16", tol=2e-2)
-    assert relative_error(half.plan, full.plan) < 1e-2
 
 
 def test_narrow_storage_is_finished_exactly(isa, precision):
@@ -366,8 +362,7 @@ def test_progress_bar_is_on_standard_error(capfd):
 
 def test_two_runs_are_bitwise_equal(threads, precision):
     case = clouds(120, 90, reg=0.02, reg_m=(1.0, 2.0))
-    tol = 2e-2 if precision == "bfloat16" else 1e-6
-    one, two = (case.solve(threads=threads, precision=precision, tol=tol, schedule="static") for _ in range(2))
+    one, two = (case.solve(threads=threads, precision=precision, schedule="static") for _ in range(2))
     assert np.array_equal(one.log_u, two.log_u)
     assert np.array_equal(one.log_v, two.log_v)
     assert np.array_equal(one.plan, two.plan)

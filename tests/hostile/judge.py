@@ -17,7 +17,7 @@ from .trial import Claim
 
 UNIT = 2.0**-53
 ROUNDINGS = 64
-STORAGE = {"float64": 0.0, "auto": 2.0**-23, "mixed": 2.0**-23, "bfloat16": 2.0**-8}
+STORAGE = {"float64": 0.0, "auto": 2.0**-23, "mixed": 2.0**-23}
 FALSE = ("plan error", "float32 plan", "dual above", "gap untrue", "violation", "nan", "negative gap", "not met")
 HARD_RATIO = 10.0  # a hard side's plan error over its reported violation: documented as up to 9.7 times
 

@@ -299,7 +299,7 @@ def rows(i0, i1):
 a = np.full(m, 1 / m / comm.size)
 source = rows if end == "read" else M[m * comm.rank : m * (comm.rank + 1)]
 try:
-    mapuot.solve(source, a, np.full(30, 1 / 30), .02, 1., tol=1e-13, precision="bfloat16", comm=comm,
+    mapuot.solve(source, a, np.full(30, 1 / 30), .02, 1., tol=1e-13, precision="mixed", comm=comm,
                  callback=None if end == "read" else callback)
 except (MemoryError, RuntimeError) as error:
     sys.stdout.write(f"told {type(error).__name__} {error}\\n")

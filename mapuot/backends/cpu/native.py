@@ -28,7 +28,7 @@ TILE = 8
 CALL_WORK = 1 << 28  # multiply-adds that a thread makes in a call at most: 30 ms, scalar .2 s; Ctrl-C waits for it
 EXP_WORK = 16  # what an exponential takes of them
 SCALARS = int(lib.mapuot_scalars())
-DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32, "bfloat16": lib.MAPUOT_BF16}
+DTYPES = {"float64": lib.MAPUOT_F64, "float32": lib.MAPUOT_F32}
 CODES = {"d": lib.MAPUOT_F64, "f": lib.MAPUOT_F32}  # by the character of a dtype: its name takes numpy 5 us
 
 
