@@ -3,7 +3,7 @@
 // K is stored as STORE (0 float64, 1 float32; the numbers of mapuot_dtype).  NARROW 1: products and sums of a pass are in
 // float32, as in narrow_pass; 0: all are in float64.  K is never negative, so a stored float widens to float64 by two
 // shifts of its bits, without a conversion: the result is K 2^-896 exactly (zeros and subnormals too), and v and u
-// carry the factor WIDEN back.
+// carry the factor WIDEN back.  IN_PLACE 1: the entries are those of the plan, which may have any size, as they are.
 // Options: STORE, COST (of M: 0 float64, 1 float32), NARROW, GW (warps of a group), CPT (columns of a thread), R (rows
 // of a tile), CLUSTER, KL_ROWS and KL_COLS (1: the side is KL or balanced), SPREAD (1: a row is spread over the warps
 // of a cluster), ORDERED (1: sums over blocks in a fixed order, bitwise repeatable), RACECHECK (1: the whole block
@@ -17,6 +17,9 @@ typedef unsigned int uint32_t;
 
 #ifndef NARROW
 #define NARROW 0
+#endif
+#ifndef IN_PLACE
+#define IN_PLACE 0
 #endif
 #ifndef SPREAD
 #define SPREAD 0
@@ -33,7 +36,7 @@ typedef double real;
 #define WIDEN 1.0
 #else
 typedef float real;
-#define WIDEN 0x1p896
+#define WIDEN (IN_PLACE ? 1.0 : 0x1p896)
 #endif
 
 #if NARROW
@@ -78,6 +81,8 @@ __device__ __forceinline__ void widen(const uint4 &w, num (&k)[CHUNK])
     for (int i = 0; i < 4; i++)
 #if NARROW
         k[i] = __uint_as_float(x[i]);
+#elif IN_PLACE
+        k[i] = (double)__uint_as_float(x[i]);
 #else
         k[i] = __hiloint2double(x[i] >> 3, x[i] << 29);
 #endif

@@ -1,4 +1,5 @@
-// Mirrors src_c/kernels_tmpl.c (the source STORED): where row_pass takes the entries of a tile from, here a tile of K.
+// Mirrors src_c/kernels_tmpl.c (the source STORED): where a sweep takes the entries of a tile from, here R rows of K that
+// lie one behind the other, in shared or in global memory.
 //
 // The seam between row_pass and what K is: a source opens a tile and gives one thread its entries, chunk by chunk,
 // twice, for the row sums and for the column sums.  Another source is a header of its own, with a struct Entries of the
@@ -28,7 +29,8 @@ struct Entries {
         return has(thread, c) ? *(const uint4 *)at : make_uint4(0, 0, 0, 0);
     }
 
-    __device__ __forceinline__ void open(const unsigned char *tile, int width, int thread)
+    // rows: so many the tile has; only with HOLD fewer than R, the others are zeros
+    __device__ __forceinline__ void open(const unsigned char *tile, int width, int thread, int rows = R)
     {
         columns = width;
 #if HOLD
@@ -36,8 +38,9 @@ struct Entries {
         for (int q = 0; q < R; q++)
 #pragma unroll
             for (int c = 0; c < VPT; c++)
-                word[q][c] = read(tile, thread, q, c);
+                word[q][c] = q < rows ? read(tile, thread, q, c) : make_uint4(0, 0, 0, 0);
 #else
+        (void)rows;
         from = tile;
 #endif
     }

@@ -1,11 +1,12 @@
 // Mirrors src_c/solver.c (mapuot_iterate) for devices without bulk copies, sm_70+, and for rows wider than a cluster.
 //
-// A pass is row_pass or plan_pass (K read once; rows of up to 512 CPT columns), or row_sums, join_rows and column_sums, or
-// plan_rows and plan_columns (K read twice, any width), then finish_first, finish_join, finish_second: kernel
-// boundaries are the meetings.  A kernel reads half `parity` of progress, and finish_join writes the other half; once
-// the status is not MAPUOT_RUNNING, all pass by.  Option POINTS 1: the sums are of entries that are made (points.cuh), and
-// kernels of float32 passes (POINTS_NARROW 1) and of float64 ones pass by where it is the other's turn.  SPARSE 1: K has
-// stored pairs only (sparse.cuh).
+// A pass is row_pass (K read once; rows of up to 512 CPT columns), or row_sums, join_rows and column_sums (K read twice, any
+// width), then finish_first, finish_join, finish_second: kernel boundaries are the meetings.  A kernel reads half `parity`
+// of progress, and finish_join writes the other half; once the status is not MAPUOT_RUNNING, all pass by.
+// Options: POINTS 1: the sums are of entries that are made (points.cuh), and kernels of float32 passes (POINTS_NARROW 1) and
+// of float64 ones pass by where it is the other's turn.  SPARSE 1: K has stored pairs only (sparse.cuh).  IN_PLACE 1: the
+// buffer is the plan (arXiv 2412.11079), read and written in a pass: P_ij *= v_j / (the v_j it holds), s_i = sum_j P_ij
+// over the u_i it holds, u = prox(s), P_ij *= u_i / (the u_i it holds); its column sums over v are K^T u.
 #define PERSISTENT 0
 #ifndef POINTS
 #define POINTS 0
@@ -40,19 +41,59 @@ __device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t co
 #include "sparse.cuh"
 #endif
 
-// u = prox(s), a row a thread; narrow_u, where given: in float32 for sums in it
+// What the entries of a column are multiplied by: v or, IN_PLACE, v over the v that the plan holds
+__device__ __forceinline__ double column_factor(const State &S, int64_t j)
+{
+    return IN_PLACE ? S.ratio[j] : WIDEN * S.v_scale[j];
+}
+
+// What those of row i are multiplied by then: u = prox(s) or, IN_PLACE, u over the u that the plan holds, which is `held`;
+// sum: over the row, of the entries times their columns' factors
+__device__ __forceinline__ double row_factor(const State &S, int i, Point point, double sum, double held, double shift,
+                                             bool mine, double *row)
+{
+    if (!IN_PLACE)
+        return WIDEN * row_scale(S, i, point, sum, shift, mine, row);
+    const double u = row_scale(S, i, point, sum / (held > 0 ? held : 1), shift, mine, row);
+    return held > 0 ? u / held : 0;
+}
+
+// acc: of a column, over some rows, of K u or of the new plan
+__device__ __forceinline__ void add_sum(const State &S, int turn, int64_t j, double acc)
+{
+    if (!IN_PLACE)
+        atomicAdd(sums_of(S, turn) + j, acc);
+    else if (S.v_scale[j] > 0)
+        atomicAdd(sums_of(S, turn) + j, acc / S.v_scale[j]);
+}
+
+// acc_j += u P_ij, and, IN_PLACE, these entries back to where they lie
+__device__ __forceinline__ void rescale(double (&p)[CHUNK], const double *factor, double u, double *acc, real *to)
+{
+    uint4 word;
+#pragma unroll
+    for (int e = 0; e < CHUNK; e++) {
+        acc[e] += p[e] *= factor[e] * u;
+        ((real *)&word)[e] = (real)p[e];
+    }
+    *(uint4 *)to = word;
+}
+
+// u = prox(s), a row a thread, from the parts of its sum; narrow_u, where given: in float32 for sums in it
 extern "C" __global__ void __launch_bounds__(256)
     join_rows(const __grid_constant__ State S, int parity, const double *out, int parts, float *narrow_u)
 {
     if (stopped(S, parity) || S.m == 0)
         return;
-    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    const int64_t i = (int64_t)blockIdx.x * 256 + threadIdx.x, at = i < S.m ? i : S.m - 1;
     RowSums row = {};
     const Progress &p = S.progress[parity];
-    const double u =
-        row_scale(S, (int)i, S.point[i < S.m ? i : S.m - 1], slabs(out, i, S.m, parts), p.shift, true, row);
+    const double held = IN_PLACE ? S.u_scale[at] : 1;
+    const double u = row_factor(S, (int)i, S.point[at], slabs(out, i, S.m, parts), held, p.shift, true, row);
     if (narrow_u && i < S.m)
         narrow_u[i] = (float)u;
+    if (IN_PLACE && i < S.m)
+        S.u_scale[S.m + i] = u;
 #pragma unroll
     for (int q = 0; q < NEXT_B; q++) {
         const double sum = warp_sum(row[q]);
@@ -78,48 +119,7 @@ __device__ __forceinline__ double block_sums(double (&s)[R], double *part)
     return total;
 }
 
-// The row scalars of the block, added to those of the other blocks
-__device__ __forceinline__ void flush_rows(const State &S, const RowSums *row, int turn)
-{
-    __syncthreads();
-    if (threadIdx.x >= NEXT_B)
-        return;
-    double total = 0;
-    for (int q = 0; q < R; q++)
-        total += row[q][threadIdx.x];
-    atomicAdd(scalars_of(S, turn) + threadIdx.x, total);
-}
-
-#include "plan_pass.cuh"
-
-// This thread's words of the rows from t R on, zeros beyond the edges of K
-__device__ __forceinline__ void load_tile(const State &S, int64_t t, uint4 (&w)[R][VPT])
-{
-#pragma unroll
-    for (int q = 0; q < R; q++) {
-        const real *from = S.kernel + (t * R + q) * S.ld + threadIdx.x * CHUNK;
-#pragma unroll
-        for (int c = 0; c < VPT; c++) {
-            const bool there = (c * GT + threadIdx.x) * CHUNK < (int)S.ld && t * R + q < S.m;
-            w[q][c] = there ? __ldg((const uint4 *)(from + c * GT * CHUNK)) : make_uint4(0, 0, 0, 0);
-        }
-    }
-}
-
-// use(c, K_ij) for the entries of one row, c counting this thread's columns
-template <typename Use> __device__ __forceinline__ void each_entry(const uint4 (&w)[VPT], Use use)
-{
-#pragma unroll
-    for (int c = 0; c < VPT; c++) {
-        double x[CHUNK];
-        widen(w[c], x);
-#pragma unroll
-        for (int e = 0; e < CHUNK; e++)
-            use(c * CHUNK + e, x[e]);
-    }
-}
-
-// The fused pass: a tile is in registers for its row sums and for the column sums.
+// The pass in one read: a tile is in registers for its row sums and for the column sums.
 extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant__ State S, int parity)
 {
     __shared__ double part[2][R * GW];
@@ -136,40 +136,55 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * GT + threadIdx.x) * CHUNK + c % CHUNK;
-        v[c] = j < S.ld ? WIDEN * S.v_scale[j] : 0;
+        v[c] = j < S.ld ? column_factor(S, j) : 0;
         acc[c] = 0;
     }
     for (int64_t t = tiles * blockIdx.x / gridDim.x, k = 0; t < end; t++, k++) {
-        const int64_t i = t * R + lane / LANES;
-        const Point point = S.point[i < S.m ? i : S.m - 1];
-        uint4 w[R][VPT];
+        const int64_t i = t * R + lane / LANES, at = i < S.m ? i : S.m - 1;
+        const int rows = (int)(S.m - t * R < R ? S.m - t * R : R);
+        real *from = S.kernel + t * R * S.ld;
+        const Point point = S.point[at];
+        const double held = IN_PLACE ? S.u_scale[at] : 1;
+        Entries tile;
         double s[R];
-        load_tile(S, t, w);
-#pragma unroll
-        for (int q = 0; q < R; q++) {
-            s[q] = 0;
-            each_entry(w[q], [&](int c, double k) { s[q] = fma(k, v[c], s[q]); });
-        }
+        tile.open((const unsigned char *)from, (int)S.ld, threadIdx.x, rows);
+        tile_dots(tile, threadIdx.x, v, s);
         const double total = block_sums(s, part[k & 1]);
         const bool mine = threadIdx.x < 32 && lane % LANES == 0;
-        const double shift = S.progress[parity].shift;
-        const double u = WIDEN * row_scale(S, i, point, total, shift, mine, row[lane / LANES]);
+        const double u =
+            row_factor(S, (int)i, point, total, held, S.progress[parity].shift, mine, row[lane / LANES]);
+#if IN_PLACE
 #pragma unroll
         for (int q = 0; q < R; q++) {
             const double uq = __shfl_sync(FULL, u, q * LANES);
-            each_entry(w[q], [&](int c, double k) { acc[c] = fma(uq, k, acc[c]); });
+#pragma unroll
+            for (int c = 0; c < VPT; c++) {
+                double p[CHUNK];
+                tile.get(threadIdx.x, q, c, p);
+                if (q < rows && tile.has(threadIdx.x, c))
+                    rescale(p, v + c * CHUNK, uq, acc + c * CHUNK, from + q * S.ld + (c * GT + threadIdx.x) * CHUNK);
+            }
         }
+#else
+        tile_sums(tile, threadIdx.x, u, acc);
+#endif
     }
 #pragma unroll
     for (int c = 0; c < CPT; c++) {
         const int j = (c / CHUNK * GT + threadIdx.x) * CHUNK + c % CHUNK;
         if (j < S.ld)
-            atomicAdd(sums_of(S, turn) + j, acc[c]);
+            add_sum(S, turn, j, acc[c]);
     }
-    flush_rows(S, row, turn);
+    __syncthreads();
+    if (threadIdx.x >= NEXT_B)
+        return;
+    double total = 0;
+    for (int q = 0; q < R; q++)
+        total += row[q][threadIdx.x];
+    atomicAdd(scalars_of(S, turn) + threadIdx.x, total);
 }
 
-// Wide rows, first read: the part of s = K v that slab blockIdx.y of the columns makes, R rows a block at a time.
+// Wide rows, first read: the part of their sums that slab blockIdx.y of the columns makes, R rows a block at a time.
 extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant__ State S, int parity, double *out)
 {
     __shared__ double part[2][R * GW];
@@ -193,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant_
                 w[q] = __ldg((const uint4 *)(row[q] + j));
 #pragma unroll
             for (int e = 0; e < CHUNK; e++)
-                v[e] = WIDEN * S.v_scale[j + e];
+                v[e] = column_factor(S, j + e);
 #pragma unroll
             for (int q = 0; q < R; q++) {
                 double x[CHUNK];
@@ -210,28 +225,47 @@ extern "C" __global__ void __launch_bounds__(GT) row_sums(const __grid_constant_
     }
 }
 
-// Wide rows, second read: sums += K^T u over the rows of slab blockIdx.y; a thread owns one chunk of columns.
+// Wide rows, second read: the column sums over the rows of slab blockIdx.y, R rows at a time; a thread owns one chunk of
+// columns.
 extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_constant__ State S, int parity)
 {
-    if (stopped(S, parity))
-        return;
-    const int turn = (int)S.progress[parity].turn;
     const int64_t j = ((int64_t)blockIdx.x * GT + threadIdx.x) * CHUNK;
-    if (j >= S.ld)
+    if (stopped(S, parity) || j >= S.ld)
         return;
+    const double *factor = S.u_scale + IN_PLACE * S.m;
+    const int64_t end = S.m * (blockIdx.y + 1) / gridDim.y;
     double acc[CHUNK] = {};
-#pragma unroll 4
-    for (int64_t i = S.m * blockIdx.y / gridDim.y; i < S.m * (blockIdx.y + 1) / gridDim.y; i++) {
-        double x[CHUNK];
-        const double u = WIDEN * S.u_scale[i];
-        widen(__ldg((const uint4 *)(S.kernel + i * S.ld + j)), x);
-#pragma unroll
-        for (int e = 0; e < CHUNK; e++)
-            acc[e] = fma(u, x[e], acc[e]);
-    }
+#if IN_PLACE
+    double v[CHUNK];
 #pragma unroll
     for (int e = 0; e < CHUNK; e++)
-        atomicAdd(sums_of(S, turn) + j + e, acc[e]);
+        v[e] = column_factor(S, j + e);
+#endif
+    for (int64_t i = S.m * blockIdx.y / gridDim.y; i < end; i += R) {
+        uint4 w[R];
+#pragma unroll
+        for (int q = 0; q < R; q++)
+            w[q] = *(const uint4 *)(S.kernel + (i + q < end ? i + q : end - 1) * S.ld + j);
+#pragma unroll
+        for (int q = 0; q < R; q++) {
+            double x[CHUNK];
+            if (i + q >= end)
+                break;
+            widen(w[q], x);
+#if IN_PLACE
+            rescale(x, v, factor[i + q], acc, S.kernel + (i + q) * S.ld + j);
+#else
+            const double u = WIDEN * factor[i + q];
+#pragma unroll
+            for (int e = 0; e < CHUNK; e++)
+                acc[e] = fma(u, x[e], acc[e]);
+#endif
+        }
+    }
+    const int turn = (int)S.progress[parity].turn;
+#pragma unroll
+    for (int e = 0; e < CHUNK; e++)
+        add_sum(S, turn, j + e, acc[e]);
 }
 
 // from: null, or S.total where the sums of several devices are

@@ -20,7 +20,7 @@
 #define PARTS (GW * CLUSTER)                                // partial sums of a row
 #define SLOTS (SPREAD ? 16 : 32)                            // most tiles in the ring of a group
 #define SHORT 16                                            // rows whose float32 products are summed by themselves
-#define HOLD (NARROW && !SPREAD && 2 * CPT + R * CPT <= 60) // a tile stays in registers for both halves of its step
+#define HOLD (!PERSISTENT || (NARROW && !SPREAD && 2 * CPT + R * CPT <= 60)) // a tile stays in registers for both halves
 
 #define SHORT_SUMS (NARROW && CLUSTER == 1) // those of blocks are added in float32, too
 
@@ -30,10 +30,10 @@ typedef float column_total;
 typedef double column_total;
 #endif
 
-#if PERSISTENT
 #include "entries_stored.cuh" // in the shape of a tile that stands above
 #include "tile_products.cuh"
 
+#if PERSISTENT
 #include "bulk.cuh"
 
 __device__ __forceinline__ uint32_t cluster_rank()

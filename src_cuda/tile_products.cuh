@@ -1,4 +1,4 @@
-// Mirrors src_c/kernels_tmpl.c: one thread's products of a tile with v and with u, for row_pass and fused_pass.
+// Mirrors src_c/kernels_tmpl.c: one thread's products of a tile with v and with u, for every sweep over tiles.
 //
 // The entries come from a struct Entries (entries_stored.cuh), included before; the shape is R rows of VPT chunks.
 #ifndef TILE_PRODUCTS_CUH

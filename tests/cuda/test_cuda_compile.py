@@ -88,8 +88,9 @@ CASES = {
     ),
     "portable": (
         "portable.cu", portable("float32", (16, 16, 1)),
-        FINISH | dict.fromkeys(("row_pass", "plan_pass", "plan_rows", "plan_columns", "join_rows"), (128, 96)),
+        FINISH | dict.fromkeys(("row_pass", "join_rows"), (128, 96)),
     ),
+    "in place": ("portable.cu", portable("float32", (16, 16, 1), IN_PLACE=1), {"row_pass": (128, 96)}),
     "wide rows": ("portable.cu", portable("float32", (8, 8, 4), MEMORY=5), WIDE_ROWS),
     "points": ("portable.cu", points(1, 0, 3), {"point_sums": (128, 0), "point_columns": (128, 0)}),
     "quick powers": ("portable.cu", points(0, 0, 3, QUICK=1), {"point_sums": (128, 0)}),
@@ -143,7 +144,7 @@ MORE = {  # what only other architectures or rare options compile otherwise
         for dtype, kl, own in (("float64", True, 5), ("float32", False, 20))
     },
     "portable float64": (
-        "portable.cu", portable("float64", (16, 16, 1)), dict.fromkeys(("row_pass", "plan_pass"), (128, 96)),
+        "portable.cu", portable("float64", (16, 16, 1)), {"row_pass": (128, 96)},
     ),
     "wide rows float64": ("portable.cu", portable("float64", (8, 8, 4), MEMORY=5), WIDE_ROWS),
     **{

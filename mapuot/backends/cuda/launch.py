@@ -46,10 +46,7 @@ FEW_COLUMNS = 1024  # up to here a smaller grid meets sooner than a larger one r
 RING_BYTES = 1 << 16  # of shared memory for the tiles that stream by; the rest keeps tiles
 PORTABLE_CLUSTER = 8  # blocks: more of them some devices have
 ROWS, FINISH, BOTH = 1, 2, 3  # halves of a pass
-ROW_KERNELS = {  # (in place, a block covers a row): the portable row half
-    (False, True): ("row_pass",), (False, False): ("row_sums", "join_rows", "column_sums"),
-    (True, True): ("plan_pass",), (True, False): ("plan_rows", "plan_columns"),
-}  # fmt: skip
+ROW_KERNELS = {True: ("row_pass",), False: ("row_sums", "join_rows", "column_sums")}  # portable; a block covers a row?
 
 
 def switches() -> frozenset[str]:
@@ -273,8 +270,8 @@ class Iterate:
     def take_shape(self, shape: Shape, fused: bool, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """The portable kernels in that shape; fused: a block covers a row."""
         self.shape, self.graphs = shape, {}
-        options = shape_options(shape, dtype, kl, MEMORY=self.memory)
-        self.halves = ROW_KERNELS[self.in_place, fused]
+        options = shape_options(shape, dtype, kl, MEMORY=self.memory) | ({"IN_PLACE": 1} if self.in_place else {})
+        self.halves = ROW_KERNELS[fused]
         names = (*self.halves, "gather_sums", "finish_first", "finish_join", "finish_second")
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
         blocks = self.processors * shape.groups, -(-self.m // shape.R)
