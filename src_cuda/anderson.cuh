@@ -13,30 +13,12 @@ struct Moments {
     const double *dot, *rhs;
 };
 
-#if MEMORY == 5
-// gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, by Gauss and Jordan: lane 6 i + k of the warp holds
-// entry (i, k), k = 5 the right-hand side of row i.  Lane i brings rhs_i; lane 6 i + 5 returns gamma_i.
-__device__ __forceinline__ double solve_gamma(const double *gram, int depth, double rhs, int i, int k)
-{
-    const bool in = i < depth, diagonal = i == k;
-    const double scale = in ? rsqrt(fmax(gram[i * (MEMORY + 1)], TINY)) : 0;
-    const double right = __shfl_sync(FULL, rhs, i), other = __shfl_sync(FULL, scale, (MEMORY + 1) * k % 32);
-    double A = k == MEMORY ? right * scale : in && k < depth ? gram[i * MEMORY + k] * scale * other : 0;
-    A += diagonal ? RIDGE : 0;
-#pragma unroll 1
-    for (int row = 0; row < depth; row++) {
-        const double pivot = inverse(__shfl_sync(FULL, A, row * (MEMORY + 2)));
-        const double upper = __shfl_sync(FULL, A, row * (MEMORY + 1) + k) * pivot;
-        const double factor = __shfl_sync(FULL, A, i * (MEMORY + 1) + row);
-        A = i == row ? upper : fma(-factor, upper, A);
-    }
-    return A * scale;
-}
-#else
-#define ROWS_A_LANE (MEMORY / 4)
+#define ROWS_A_LANE ((MEMORY + 3) / 4)
 #define COLUMNS_A_LANE (MEMORY / 8 + 1)
-// The same for up to 23 differences, gamma into memory: lane 8 a + b holds the entries (4 q + a, 8 c + b), of which the
-// right-hand side is column MEMORY.
+
+// gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, for up to 23 differences by Gauss and Jordan; lane
+// 8 a + b of the warp holds the entries (4 q + a, 8 c + b), of which the right-hand side is column MEMORY.  Lane i
+// brings rhs_i.
 __device__ __forceinline__ void solve_gamma(const double *gram, int depth, double rhs, double *gamma)
 {
     const int lane = threadIdx.x % 32, a = lane / 8, b = lane % 8;
@@ -74,11 +56,10 @@ __device__ __forceinline__ void solve_gamma(const double *gram, int depth, doubl
 #pragma unroll
     for (int q = 0; q < ROWS_A_LANE; q++) {
         const double own = __shfl_sync(FULL, scale, 4 * q + a);
-        if (b == MEMORY % 8)
+        if (b == MEMORY % 8 && 4 * q + a < MEMORY)
             gamma[4 * q + a] = A[q][MEMORY / 8] * own;
     }
 }
-#endif
 
 // Put the newest difference, in `slot`, into the Gram matrix of p; lane i returns the right-hand side of row i.
 template <typename Held>
@@ -99,16 +80,4 @@ __device__ __forceinline__ double normal_equations(Held &p, const Moments &t, do
     __syncwarp();
     return rhs;
 }
-
-#if MEMORY == 5
-// The weights: lane 6 i + 5 returns gamma_i.
-template <typename Held>
-__device__ __forceinline__ double anderson(Held &p, const Moments &t, double c, int slot, int depth)
-{
-    const int lane = threadIdx.x % 32, k = lane % (MEMORY + 1);
-    const int i = lane < MEMORY * (MEMORY + 1) ? lane / (MEMORY + 1) : MEMORY - 1;
-    const double rhs = normal_equations(p, t, c, slot, depth);
-    return solve_gamma(p.gram, depth, rhs, i, k);
-}
-#endif
 #endif

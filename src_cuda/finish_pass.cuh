@@ -161,6 +161,38 @@ __device__ __forceinline__ void finish_totals(const State &S, Finish &F, const d
 
 #include "finish_scalars.cuh"
 
+// Where v is posted for the passes after it
+__device__ __forceinline__ num *next_v(const State &S, int turn) { return (num *)(S.next_v + turn % 2 * S.ld); }
+
+// Sweep 2, and this block's part of B and sum v; c holds the column of the first of the rounds where `loaded`.
+__device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int turn,
+                                             bool loaded, double &B, double &scale)
+{
+    B = scale = 0;
+    for (int round = 0; round < rounds; round++) {
+        if (!loaded) {
+            load_column(S, F, part, round, c);
+            load_images(S, F, c);
+        }
+        const double step = held_step(F, c);
+        if (c.j < 0)
+            continue;
+        if (!loaded) {
+            c.f = S.work[c.j];
+            c.G = S.work[S.n + c.j];
+        }
+        if (!(S.solo && blockIdx.x > 0))
+            ((column_total *)sums_of(S, turn + 2))[c.j] = 0;
+        if (F.p.step > 2 || !isfinite(c.absorbed))
+            continue;
+        const double v = advance_column(S, F, c, step, B, scale);
+        if (PERSISTENT && !S.solo && !SPARSE) {
+            post(next_v(S, turn + 1) + c.j, (num)v);
+            take_back(next_v(S, turn) + c.j);
+        }
+    }
+}
+
 // F.next holds the warps' sums of B and v.
 __device__ __forceinline__ void next_sums(Finish &F, double B, double scale)
 {

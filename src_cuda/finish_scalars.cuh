@@ -128,14 +128,7 @@ __device__ __forceinline__ void finish_scalars(const State &S, Finish &F)
         if (warp == 1 && weights) {
             const double *t = F.total;
             const Moments sums = {t[SUM_ONES], t[SUM_F], t[SUM_P], t[SUM_PP], t[SUM_PF], t + SUM_DOT, t + SUM_RHS};
-#if MEMORY == 5
-            const double gamma = anderson(F.p, sums, common, slot, depth);
-            const int lane = threadIdx.x % 32;
-            if (lane % (MEMORY + 1) == MEMORY && lane / (MEMORY + 1) < depth)
-                F.p.gamma[lane / (MEMORY + 1)] = gamma;
-#else
             solve_gamma(F.p.gram, depth, normal_equations(F.p, sums, common, slot, depth), F.p.gamma);
-#endif
         }
         if (threadIdx.x == 0)
             settle_pass(S, F, move, common);

@@ -104,9 +104,6 @@ __device__ __forceinline__ const num *first_v(const State &S)
 
 #endif
 
-// Where v is posted for the passes after it
-__device__ __forceinline__ num *next_v(const State &S, int turn) { return (num *)(S.next_v + turn % 2 * S.ld); }
-
 // No v is posted yet; columns without one count 0.
 __device__ __forceinline__ void open_posts(const State &S)
 {
@@ -265,35 +262,6 @@ __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c
     }
 }
 
-// Sweep 2, and this block's part of B and sum v.
-__device__ __forceinline__ void second_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int turn,
-                                             double &B, double &scale)
-{
-    B = scale = 0;
-    for (int round = 0; round < rounds; round++) {
-        if (rounds > 1) {
-            load_column(S, F, part, round, c);
-            load_images(S, F, c);
-        }
-        const double step = held_step(F, c);
-        if (c.j < 0)
-            continue;
-        if (rounds > 1) {
-            c.f = S.work[c.j];
-            c.G = S.work[S.n + c.j];
-        }
-        if (!(S.solo && blockIdx.x > 0))
-            ((column_total *)sums_of(S, turn + 2))[c.j] = 0;
-        if (F.p.step > 2 || !isfinite(c.absorbed))
-            continue;
-        const double v = advance_column(S, F, c, step, B, scale);
-        if (!S.solo && !SPARSE) {
-            post(next_v(S, turn + 1) + c.j, (num)v);
-            take_back(next_v(S, turn) + c.j);
-        }
-    }
-}
-
 // The O(n) half and the meeting before it.
 __device__ __forceinline__ uint32_t finish_half(const State &S, Shared &all, int mode, uint32_t ended)
 {
@@ -313,7 +281,7 @@ __device__ __forceinline__ uint32_t finish_half(const State &S, Shared &all, int
     if (!S.solo)
         finish_totals(S, F, partial_of(S, turn));
     finish_scalars(S, F);
-    second_sweep(S, F, c, part, rounds, turn, B, scale);
+    second_sweep(S, F, c, part, rounds, turn, rounds == 1, B, scale);
     if ((int)threadIdx.x < column_threads(S) && part < S.parts)
         next_sums(F, B, scale);
     verdict(S, F, blockIdx.x == 0);

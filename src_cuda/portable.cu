@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
     }
     for (int64_t t = tiles * blockIdx.x / gridDim.x, k = 0; t < end; t++, k++) {
         const int64_t i = t * R + lane / LANES, at = i < S.m ? i : S.m - 1;
-        const int rows = (int)(S.m - t * R < R ? S.m - t * R : R);
+        const int rows = R == 1 || S.m - t * R >= R ? R : (int)(S.m - t * R);
         real *from = S.kernel + t * R * S.ld;
         const Point point = S.point[at];
         const double held = IN_PLACE ? S.u_scale[at] : 1;
@@ -334,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_con
 {
     __shared__ Finish F;
     Column c;
-    double B = 0, scale = 0;
+    double B, scale;
     if (stopped(S, parity))
         return;
     const int turn = (int)S.progress[parity].turn;
@@ -343,18 +343,7 @@ extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_con
     if (COARSE && F.p.coarse > 0 && threadIdx.x < CLUSTERS)
         F.correction[threadIdx.x] = S.coarse.step[threadIdx.x];
     __syncthreads();
-    for (int round = 0; round < column_rounds(S); round++) {
-        load_column(S, F, blockIdx.x, round, c);
-        load_images(S, F, c);
-        if (c.j >= 0) {
-            c.f = S.work[c.j];
-            c.G = S.work[S.n + c.j];
-            sums_of(S, turn + 2)[c.j] = 0;
-        }
-        const double step = held_step(F, c);
-        if (F.p.step < 3 && c.j >= 0 && isfinite(c.absorbed))
-            advance_column(S, F, c, step, B, scale);
-    }
+    second_sweep(S, F, c, blockIdx.x, column_rounds(S), turn, false, B, scale);
     if ((int)threadIdx.x < column_threads(S))
         next_sums(F, B, scale);
     __syncthreads();

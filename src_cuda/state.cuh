@@ -9,7 +9,7 @@
 #include "common/rules.h"
 
 #ifndef MEMORY
-#define MEMORY 5 // most Anderson differences: 5 x 6 numbers fit in a warp, and 20 where a pass takes long beside them
+#define MEMORY 5 // most Anderson differences: 5, and 20 where a pass takes long beside them
 #endif
 #define MOST_MEMORY 20
 #ifndef OWN_DIFFERENCES
