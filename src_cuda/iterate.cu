@@ -19,8 +19,7 @@ enum { ROWS = 1, FINISH = 2 }; // mode: the halves to do; one alone: once, throu
 #if SPARSE
 struct Shared {
     Finish finish;
-    RowSums row[THREADS / 32];
-    double part[THREADS / 32];
+    Scratch scratch;
 };
 #else
 struct Shared {
@@ -297,73 +296,27 @@ __device__ __forceinline__ uint32_t finish_half(const State &S, Shared &all, int
 }
 
 #if SPARSE
-// The stored pairs of one half of a pass, by rows or by columns
-struct Half {
-    Runs runs, long_runs; // those that a few threads sum, and those that a block does
-    const real *K;
-};
+// x of one half of a pass.  HELD: it lies in shared memory, where a warp that reads 32 scattered numbers waits for some of
+// its banks; the L1 gives it one line of 128 bytes a cycle.  Otherwise it comes by plain loads: other blocks have written
+// it, before a meeting.
+struct Met {
+    const double *x;
 
-// The sums of all rows of one half.  HELD: x lies in shared memory, where a warp that reads 32 scattered numbers waits for
-// some of its banks; the L1 gives it one line of 128 bytes a cycle.  Otherwise x comes by plain loads: other blocks
-// have written it, before a meeting.
-template <typename Prepare, typename Use>
-__device__ __forceinline__ void half_sums(Shared &all, const Half &half, const double *x, int count, Prepare prepare,
-                                          Use use)
-{
-    double *held = (double *)(memory + RING_OFFSET);
-    if (HELD) {
+    __device__ __forceinline__ Met(const double *from, int count) : x(from)
+    {
+        if (!HELD)
+            return;
+        double *held = (double *)(memory + RING_OFFSET);
         for (int q = 2 * threadIdx.x; q < count; q += 2 * THREADS)
-            *(double2 *)(held + q) = __ldcg((const double2 *)(x + q));
+            *(double2 *)(held + q) = __ldcg((const double2 *)(from + q));
         __syncthreads();
     }
-    const auto met = [&](int j) { return HELD ? held[j] : x[j]; };
-    each_run(half.long_runs, [&](const Run &run) {
-        const auto own = prepare(run.row < 0 ? 0 : run.row);
-        const double sum = run_dot(half.long_runs, run, half.K, met, all.part);
-        use(run.lane == 0 ? run.row : -1, own, sum);
-    });
-    each_sum(half.runs, half.K, met, prepare, use);
-}
 
-__device__ __forceinline__ void row_half(const State &S, Shared &all, const Half &half)
-{
-    const int lane = threadIdx.x % 32;
-    RowSums &held = all.row[threadIdx.x / 32]; // of the warp
-    if (lane < NEXT_B)
-        held[lane] = 0;
-    half_sums(
-        all, half, S.v_scale, (int)S.n, [&](int64_t i) { return S.point[i]; },
-        [&](int64_t i, const Point &own, double s) {
-            RowSums row = {};
-            if (i >= 0)
-                row_scale(S, (int)i, own, s, all.finish.p.shift, true, row);
-#pragma unroll
-            for (int q = 0; q < NEXT_B; q++) {
-                const double sum = warp_sum(row[q]);
-                if (lane == 0)
-                    held[q] += sum;
-            }
-        });
-    __syncthreads();
-    if (threadIdx.x >= NEXT_B)
-        return;
-    double sum = 0;
-#pragma unroll
-    for (int q = 0; q < THREADS / 32; q++)
-        sum += all.row[q][threadIdx.x];
-    scalars_of(S, (int)all.finish.p.turn)[blockIdx.x * SCALARS + threadIdx.x] = sum;
-}
-
-__device__ __forceinline__ void column_half(const State &S, Shared &all, const Half &half)
-{
-    column_total *sums = sums_of(S, (int)all.finish.p.turn);
-    half_sums(
-        all, half, S.u_scale, (int)S.m, [](int64_t) { return 0; },
-        [&](int64_t j, int, double sum) {
-            if (j >= 0)
-                sums[j] = sum;
-        });
-}
+    __device__ __forceinline__ double operator()(int j) const
+    {
+        return HELD ? ((const double *)(memory + RING_OFFSET))[j] : x[j];
+    }
+};
 
 // At most `count` passes, `first` made before
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -383,9 +336,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int pass = 0; pass < count; pass++) {
         if (pass > 0)
             grid_barrier(counter, ended); // v is there
-        row_half(S, all, rows);
+        const int turn = (int)F.p.turn;
+        row_half(S, rows, F.p.shift, Met(S.v_scale, (int)S.n), all.scratch,
+                 scalars_of(S, turn) + blockIdx.x * SCALARS);
         grid_barrier(counter, ended); // u is there
-        column_half(S, all, cols);
+        column_half(cols, Met(S.u_scale, (int)S.m), all.scratch, sums_of(S, turn));
         ended = finish_half(S, all, ROWS | FINISH, ended);
         if (F.p.status != MAPUOT_RUNNING || F.p.passes >= first + count || (corrected && F.p.coarse <= 0))
             break;

@@ -4,9 +4,9 @@
 // same bits each time; scatter-adds to the columns, which need no second index, would not (bench/NOTES.md has both).
 // A row has `lanes` threads by the mean length of all; one that is much longer is listed and gets a block.  In a pass a
 // warp has up to 32 rows at once, whose sums are one a lane when u = prox(s) is found.  Entries in STORE, SHORT_INDEX 1
-// where 16 bits hold every row's and column's number, sums in float64.  SPARSE 1: row_pass and column_sums of portable.cu
-// are those here, and the image is translated part by part, as translate_parts of src_c/finish.c does; iterate.cu has
-// passes of its own.
+// where 16 bits hold every row's and column's number, sums in float64.  SPARSE 1: the halves of a pass of iterate.cu and
+// portable.cu are those here; between launches of portable.cu the image is translated part by part, too, as
+// translate_parts of src_c/finish.c does.
 #ifndef SPARSE_CUH
 #define SPARSE_CUH
 #include "common.cuh"
@@ -222,76 +222,101 @@ __device__ __forceinline__ void each_sum(const Runs &runs, const real *K, Met me
     }
 }
 
-#if !PERSISTENT
-// s = K v and u = prox(s); scalars: what each block leaves of its rows, NEXT_B numbers
-extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
-    sparse_rows(const __grid_constant__ State S, int parity, const __grid_constant__ Runs runs, const real *K,
-                double *scalars)
+// The stored pairs of one half of a pass, by rows or by columns
+struct Half {
+    Runs runs, long_runs; // those that a few threads sum, and those that a block does
+    const real *K;
+};
+
+struct Scratch {
+    double part[RUN_THREADS / 32];
+    RowSums row[RUN_THREADS / 32]; // of each warp
+};
+
+// use(row, prepare(row), sum) for the sums of all rows of one half, by all lanes of a warp together, row -1: none
+template <typename Met, typename Prepare, typename Use>
+__device__ __forceinline__ void half_sums(const Half &half, Met met, double *part, Prepare prepare, Use use)
 {
-    __shared__ double part[RUN_THREADS / 32];
-    __shared__ RowSums warp[RUN_THREADS / 32];
-    if (stopped(S, parity))
-        return;
-    const double shift = S.progress[parity].shift;
-    RowSums row = {};
-    const auto met = [&](int j) { return __ldg(S.v_scale + j); };
-    const auto point = [&](int64_t i) { return S.point[i]; };
-    const auto scale = [&](int64_t i, const Point &own, double s) {
-        if (i >= 0)
-            row_scale(S, (int)i, own, s, shift, true, row);
-    };
-    if (KL_ROWS && runs.lanes <= 32) // the calls of other penalties need the registers
-        each_sum(runs, K, met, point, scale);
-    else
-        each_run(runs, [&](const Run &run) {
-            const int64_t i = run.lane == 0 ? run.row : -1;
-            const Point own = point(i < 0 ? 0 : i);
-            scale(i, own, run_dot(runs, run, K, met, part));
-        });
+    each_run(half.long_runs, [&](const Run &run) {
+        const int64_t row = run.lane == 0 ? run.row : -1;
+        const auto own = prepare(row < 0 ? 0 : row);
+        use(row, own, run_dot(half.long_runs, run, half.K, met, part));
+    });
+    each_sum(half.runs, half.K, met, prepare, use);
+}
+
+// s = K v and u = prox(s); out: NEXT_B numbers, what this block has of the row scalars
+template <typename Met>
+__device__ __forceinline__ void row_half(const State &S, const Half &half, double shift, Met met, Scratch &scratch,
+                                         double *out)
+{
+    const int lane = threadIdx.x % 32;
+    RowSums &held = scratch.row[threadIdx.x / 32];
+    if (lane < NEXT_B)
+        held[lane] = 0;
+    half_sums(
+        half, met, scratch.part, [&](int64_t i) { return S.point[i]; },
+        [&](int64_t i, const Point &own, double s) {
+            RowSums row = {};
+            if (i >= 0)
+                row_scale(S, (int)i, own, s, shift, true, row);
 #pragma unroll
-    for (int q = 0; q < NEXT_B; q++) {
-        const double sum = warp_sum(row[q]);
-        if (threadIdx.x % 32 == 0)
-            warp[threadIdx.x / 32][q] = sum;
-    }
+            for (int q = 0; q < NEXT_B; q++) {
+                const double sum = warp_sum(row[q]);
+                if (lane == 0)
+                    held[q] += sum;
+            }
+        });
     __syncthreads();
     if (threadIdx.x >= NEXT_B)
         return;
     double sum = 0;
+#pragma unroll
     for (int q = 0; q < RUN_THREADS / 32; q++)
-        sum += warp[q][threadIdx.x];
-    scalars[blockIdx.x * NEXT_B + threadIdx.x] = sum;
+        sum += scratch.row[q][threadIdx.x];
+    out[threadIdx.x] = sum;
 }
 
-// K^T u; and the row scalars of `blocks` blocks of sparse_rows behind it, where there are any to add
+// K^T u
+template <typename Met>
+__device__ __forceinline__ void column_half(const Half &half, Met met, Scratch &scratch, double *sums)
+{
+    half_sums(
+        half, met, scratch.part, [](int64_t) { return 0; },
+        [&](int64_t j, int, double sum) {
+            if (j >= 0)
+                sums[j] = sum;
+        });
+}
+
+#if !PERSISTENT
+// scalars: what each block leaves of its rows, NEXT_B numbers
 extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
-    sparse_columns(const __grid_constant__ State S, int parity, const __grid_constant__ Runs runs, const real *K,
+    sparse_rows(const __grid_constant__ State S, int parity, const __grid_constant__ Half half, double *scalars)
+{
+    __shared__ Scratch scratch;
+    const auto met = [&](int j) { return __ldg(S.v_scale + j); };
+    if (!stopped(S, parity))
+        row_half(S, half, S.progress[parity].shift, met, scratch, scalars + blockIdx.x * NEXT_B);
+}
+
+// K^T u; and behind it the row scalars of `blocks` blocks of sparse_rows
+extern "C" __global__ void __launch_bounds__(RUN_THREADS, RESIDENT)
+    sparse_columns(const __grid_constant__ State S, int parity, const __grid_constant__ Half half,
                    const double *scalars, int blocks)
 {
-    __shared__ double part[RUN_THREADS / 32];
+    __shared__ Scratch scratch;
     if (stopped(S, parity))
         return;
-    const auto met = [&](int i) { return __ldg(S.u_scale + i); };
-    const auto keep = [&](int64_t j, int, double sum) {
-        if (j >= 0)
-            S.total[j] = sum;
-    };
-    if (runs.lanes <= 32)
-        each_sum(runs, K, met, [](int64_t) { return 0; }, keep);
-    else
-        each_run(runs, [&](const Run &run) {
-            const double sum = run_dot(runs, run, K, met, part);
-            if (run.lane == 0)
-                keep(run.row, 0, sum);
-        });
-    if (blockIdx.x > 0 || blocks == 0)
+    column_half(half, [&](int i) { return __ldg(S.u_scale + i); }, scratch, S.total);
+    if (blockIdx.x > 0)
         return;
     const Runs whole = {1, RUN_THREADS, 0, nullptr, nullptr, nullptr};
     for (int q = 0; q < NEXT_B; q++) {
         double sum = 0;
         for (int k = threadIdx.x; k < blocks; k += RUN_THREADS)
             sum += scalars[k * NEXT_B + q];
-        sum = joined_run<Plus>(whole, sum, part);
+        sum = joined_run<Plus>(whole, sum, scratch.part);
         if (threadIdx.x == 0)
             S.total[S.ld + q] = sum;
     }

@@ -29,8 +29,7 @@ from .kernels import THREADS as ALL_THREADS
 from .launch import GRAPH_PASSES, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, switches
 from .workspace import Workspace
 
-RUNS = records.read("common/record.h", "sparse.cuh")["Runs"]
-HALF = records.read("common/record.h", "sparse.cuh", "iterate.cu")["Half"]
+RUNS, HALF = (records.read("common/record.h", "sparse.cuh")[name] for name in ("Runs", "Half"))
 PAIRS = records.read("common/record.h", "sparse_stream.cu")["Pairs"]
 THREADS = 256  # RUN_THREADS of sparse.cuh
 EACH = 8  # entries of a row that a thread has, in the mean: AHEAD of sparse.cuh
@@ -144,6 +143,18 @@ def forget(gone: Any) -> None:
         Last.held = None
 
 
+def halves_of(pairs: DevicePairs, kernels: tuple[Any, Any], threads: int) -> list[Any]:
+    """What rows and columns are summed from: the records HALF for blocks of so many threads."""
+    halves = []
+    for runs, K in zip((pairs.rows, pairs.cols), kernels, strict=True):
+        half = np.zeros((), HALF)
+        for name, (record, _) in zip(("runs", "long_runs"), runs.records(threads=threads), strict=False):
+            half[name] = record
+        half["K"], half["long_runs"]["lanes"] = K.data.ptr, threads
+        halves.append(half)
+    return halves
+
+
 class PairPasses(Persistent):
     """Passes over stored pairs in one cooperative launch, a block a multiprocessor: ``iterate_pairs`` of iterate.cu."""
 
@@ -160,19 +171,12 @@ class PairPasses(Persistent):
         self.shared = ring_offset("iterate.cu", **options) + held * (8 * longest + 16)
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
 
-    def take(self, sides: tuple[Runs, Runs], kernels: tuple[Any, Any]) -> None:
+    def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
         """The entries of K row by row and column by column."""
-        self.sides = []
-        for runs, K in zip(sides, kernels, strict=True):
-            half = np.zeros((), HALF)
-            for name, (record, _) in zip(("runs", "long_runs"), runs.records(threads=ALL_THREADS), strict=False):
-                half[name] = record
-            half["K"] = K.data.ptr
-            half["long_runs"]["lanes"] = ALL_THREADS
-            self.sides.append(half)
+        self.sides = halves_of(pairs, kernels, ALL_THREADS)
 
     def __call__(self, state: Any, first: int, count: int, mode: int) -> None:
-        halves = tuple(map(by_value, self.sides))
+        halves = map(by_value, self.sides)
         words = by_value(state), *halves, np.int32(first), np.int32(count)
         self.run((self.blocks,), (ALL_THREADS,), words, shared_mem=self.shared)
 
@@ -211,25 +215,17 @@ class SparseIterate(Iterate):
         """The entries of K row by row and column by column."""
         self.graphs, self.K, self.pairs = {}, kernels, pairs
         if self.at_once is not None:
-            self.at_once.take((pairs.rows, pairs.cols), kernels)
+            self.at_once.take(pairs, kernels)
             return
         most = RESIDENT * self.processors
-        self.sides = [
-            [(record, blocks_for(record, most)) for record, _ in side.records()] for side in (pairs.rows, pairs.cols)
-        ]
-        self.blocks = sum(blocks for _, blocks in self.sides[0])
-        self.scalars = cp.zeros(self.blocks * ROW_SCALARS)
+        self.sides = halves_of(pairs, kernels, THREADS)
+        self.blocks = [max(blocks_for(half[name], most) for name in ("runs", "long_runs")) for half in self.sides]
+        self.scalars = cp.zeros(self.blocks[0] * ROW_SCALARS)
 
     def row_kernels(self) -> None:
-        parity, at, blocks_to_join = np.int32(self.parity), 0, self.blocks
-        for record, blocks in self.sides[0]:
-            left = self.scalars[at * ROW_SCALARS :]
-            self.launch("sparse_rows", (blocks,), THREADS, parity, by_value(record), self.K[0], left)
-            at += blocks
-        for record, blocks in self.sides[1]:
-            joined = self.scalars, np.int32(blocks_to_join)
-            self.launch("sparse_columns", (blocks,), THREADS, parity, by_value(record), self.K[1], *joined)
-            blocks_to_join = 0
+        parity, (rows, cols), (blocks, others) = np.int32(self.parity), self.sides, self.blocks
+        self.launch("sparse_rows", (blocks,), THREADS, parity, by_value(rows), self.scalars)
+        self.launch("sparse_columns", (others,), THREADS, parity, by_value(cols), self.scalars, np.int32(blocks))
 
     def gather(self) -> None:
         """Nothing: the sums of a pass are in ``total`` already."""
