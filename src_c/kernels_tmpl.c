@@ -9,7 +9,7 @@
  * made into the thread's own buffer, used for both halves and overwritten by those of the next: from M in float64 through
  * cost.h, from points in float32 together with their dots (narrow_points.h).  Where M has stored pairs only, K has them,
  * too, and a tile is some runs of entries (sparse.h).
- * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cuh, src_cuda/plan_pass.cuh, mapuot/backends/reference.py.
+ * Contract and glossary: kernels.h.  Twins: src_cuda/row_pass.cuh, src_cuda/portable.cu, mapuot/backends/reference.py.
  */
 #include "cost.h"
 #include "kernels.h"
