@@ -163,7 +163,7 @@ def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
     from mapuot.backends import cuda
     from mapuot.backends.cuda import batch as cuda_batch
     from mapuot.problem.problem import BatchProblem
-    from mapuot.route.strategy import make_options
+    from mapuot.route.options import make_options
 
     task = BatchProblem.from_arrays(M, A, B, REG, RHO, "kl", "product", cuda)
     options = dataclasses.replace(make_options("auto", precision, 1e-6, None, None), tol=-1.0)

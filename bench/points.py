@@ -41,7 +41,7 @@ from tqdm import tqdm
 import mapuot
 from mapuot.backends.cpu.stream import PlanStream
 from mapuot.problem.problem import Problem
-from mapuot.route.strategy import make_options
+from mapuot.route.options import make_options
 
 from . import common, peers
 from .device import device_name, elapsed, endless, missing, on_host
@@ -174,8 +174,8 @@ def solves(n: int, d: int, reg: float, threads: int, backend: str) -> list[dict[
     def ours(M: Callable[[], Any]) -> tuple[Any, Any, Any]:
         result = mapuot.solve(M(), a, b, reg=reg, reg_m=RHO, threads=threads, backend=backend)
         told = {"bound": result.error_bound, "iterations": result.n_passes}
-        if result.sorted is not None:
-            told["kept"] = result.sorted.problem.cost.kept.share
+        if result.skipped is not None:
+            told["kept"] = result.skipped.kept.share
         return result.log_u, result.log_v, told
 
     for name, M in our_costs(x, y, reg).items():
@@ -372,7 +372,7 @@ def unbalanced(n: int, threads: int, gpu: bool) -> list[dict[str, Any]]:
     if gpu:
         solved()  # compiles
     result, seconds, memory = peak(solved)
-    kept = result.sorted.problem.cost.kept.share if result.sorted else 1.0
+    kept = result.skipped.kept.share if result.skipped else 1.0
     return [{"n": n, "who": f"mapuot, unbalanced, reg {reg:g}, {tol:g}", "iterations": result.n_passes,
              "seconds": seconds, "bound": result.error_bound, "kept": kept, "MiB": memory / 2**20}]  # fmt: skip
 

@@ -30,7 +30,7 @@ from .problem.points import METRICS, PointCloud
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_rows
 from .report import page
-from .route.strategy import METHODS, PRECISIONS, SCHEDULES
+from .route.options import METHODS, PRECISIONS, SCHEDULES
 
 NOT_CONVERGED = 3
 REFERENCES = ("product", "uniform")  # those that are no file

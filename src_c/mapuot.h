@@ -215,7 +215,7 @@ void mapuot_set_side(mapuot_side *side, const double *weight, const double *log_
 void mapuot_set_scale(mapuot_state *state);
 
 /* Plain problems solved whole (solve.c): KL or balanced sides of one rho each, c = a b^T.  What all problems of one call
- * share; the numbers of the last lines are stated in Python: route/strategy.py, problem/validate.py, problem/problem.py, backends/. */
+ * share; the numbers of the last lines are stated in Python: route/stages.py, problem/validate.py, problem/problem.py, backends/. */
 typedef struct {
     int64_t m, n;
     mapuot_matrix M; /* strides and type; data is each problem's own */

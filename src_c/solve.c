@@ -1,7 +1,7 @@
 /* solve.c - plain problems from their arrays to their certificates in one foreign call: range of M, larger regs, K and its
  * absorptions, passes, potentials, plan.  One thread solves a problem; the threads of the pool share the problems.
  *
- * It takes the steps of route/strategy.py (carry_out, approach), ascend/loop.py (run) and backends/workspace.py (absorb), which solve
+ * It takes the steps of ascend/carry_out.py, ascend/loop.py (run) and backends/workspace.py (absorb), which solve
  * whatever is not plain, over the same passes: a problem that needs more, or has an argument to complain of, is left to
  * them from its beginning.
  */

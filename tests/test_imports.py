@@ -9,7 +9,7 @@ import pytest
 import mapuot
 
 ROOT = Path(mapuot.__file__).parent
-ABOVE = {"mapuot.api.solve", "mapuot.api.batch", "mapuot.route.strategy", "mapuot.ascend.loop"}
+ABOVE = {"mapuot.api.solve", "mapuot.api.batch", "mapuot.ascend.carry_out", "mapuot.ascend.loop"}
 NAMES = ("pot", "torch", "jax", "da", "cli", "wot", "plot", "report", "__main__")
 DOORS = tuple(f"mapuot.{name}" for name in NAMES)
 

@@ -163,8 +163,7 @@ class Result(Certified, Answer):
     """
 
     problem: Problem
-    sorted: Sorted | None = None  # of a solve that skipped pairs
-    hidden = 0.0  # bound on the mass that they would have had
+    skipped: Sorted | None = None  # of a solve that skipped pairs
 
     def __init__(
         self,
@@ -175,8 +174,11 @@ class Result(Certified, Answer):
         trace: list[Stats],
         status: str,
         threads: int | None,
+        how: str = "",
+        skipped: Sorted | None = None,
     ) -> None:
         self.problem, self._backend, self._threads = problem, backend, threads
+        self.how, self.skipped = how, skipped
         if failed := status in FAILED:
             potentials = numbers(potentials, -np.inf)
         self.log_u, self.log_v = problem.project(*potentials)  # sums of large numbers: beyond the end by rounding
@@ -239,7 +241,8 @@ class Result(Certified, Answer):
                 term = penalties.dual_term(side.penalty, f, t, side.rho, side.upper)
                 total += float(term.sum())
                 size += float((np.abs(term) + np.where(r > 0, np.abs(f), 0.0) * r).sum())
-            value = total - p.reg * self.hidden - ROUNDING * size - p.cost.error(p.M_max) * mass
+            hidden = p.reg * (self.skipped.hidden if self.skipped else 0.0)
+            value = total - hidden - ROUNDING * size - p.cost.error(p.M_max) * mass
         return max(self.trace[-1].dual, -np.inf if np.isnan(value) else float(value))  # two lower bounds
 
     @property
@@ -260,9 +263,9 @@ class Result(Certified, Answer):
 
     def _new_stream(self) -> PlanStream:
         stream: PlanStream = self._backend.PlanStream(self.problem, self.log_u, self.log_v, self._threads)
-        if self.sorted is None:
+        if self.skipped is None:
             return stream
-        return KeptStream(self.sorted, pick("cpu").PlanStream, stream, self.log_u, self.log_v, self._threads)
+        return KeptStream(self.skipped, pick("cpu").PlanStream, stream, self.log_u, self.log_v, self._threads)
 
     @property
     def _formed(self) -> PlanStream:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..answer.result import Answer, Result, numbers, primal_value
 from ..answer.tensors import answered, listed, tensor_among
+from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Options, Stats, host, name_of, namespace, pick
 from ..backends.workspace import FAR
@@ -29,17 +30,9 @@ from ..problem.sparse import is_list_of_pairs
 from ..problem.validate import as_choice, as_count, as_starts, odd_scale
 from ..processor import core_count
 from ..progress import bar as progress_bar
+from ..route.options import METHODS, PRECISIONS, make_options, options_alone
 from ..route.plain import STEPS, is_plain
-from ..route.strategy import (
-    METHODS,
-    PRECISIONS,
-    carry_out,
-    coarse_steps,
-    make_options,
-    options_alone,
-    start_potentials,
-    turned,
-)
+from ..route.stages import climb, turned
 from ..status import FAILED, told_miss, warn_not_converged
 from ..threads import each
 
@@ -229,9 +222,9 @@ class BatchRun:
             start = None if log_v is None else log_v[i0:i1]
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of what fails: its status tells
                 workspace = engine.BatchWorkspace(task.part(i0, i1), options, start)
-                if engine.CLIMBS:
-                    for reg, coarse in coarse_steps(task, options, start is not None and bool((start != 0).any())):
-                        workspace.climb(reg, coarse, COARSE_PASSES)
+                cold = start is None or not bool((start != 0).any())
+                for stage in climb(task, options, COARSE_PASSES) if engine.CLIMBS and cold else ():
+                    workspace.climb(stage.reg, stage.options(options), stage.most)
                 self.chunk(workspace, i0, i1, bar)
 
     def chunk(self, workspace: Any, i0: int, i1: int, bar: Any) -> None:

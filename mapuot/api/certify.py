@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..answer.result import ROUNDING, Result
+from ..ascend.carry_out import carry_out
 from ..ascend.loop import Run
 from ..backends import closing, name_of, pick
 from ..backends.contract import host
@@ -32,7 +33,7 @@ from ..problem.points import PointCloud
 from ..problem.problem import Problem
 from ..problem.sparse import Sparse
 from ..problem.validate import as_count, as_positive, as_range, as_threads, as_whole_cost
-from ..route.strategy import carry_out, make_options
+from ..route.options import make_options
 from .neighbours import BLOCK, pair_costs
 
 BLOCK_ENTRIES = 1 << 22  # of the dense plan that are looked at at once

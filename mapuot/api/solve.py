@@ -8,6 +8,7 @@ from typing import Any
 
 from ..answer.result import Result, warn_missed
 from ..answer.tensors import answered, tensor_among
+from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Options, Stats, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
@@ -28,8 +29,8 @@ from ..problem.validate import (
 )
 from ..progress import bar as progress_bar
 from ..ranks import join
+from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options
 from ..route.plain import attempt
-from ..route.strategy import METHODS, PRECISIONS, SCHEDULES, carry_out, make_options, start_potentials
 from ..status import FAILED
 
 
@@ -215,8 +216,7 @@ def solve(
         with first_read(cost, progress and ranks.rank == 0):
             problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
-        storage = "mixed" if precision == "auto" and cost.never_stored else precision
-        options = make_options(method, storage, tol, tol_gap, threads, schedule)
+        options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.never_stored)
         start = start_potentials(warm_start, problem)
         ranks.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.boxes import Truncation
 from ..backends.contract import SECONDS_A_CALL, Options, Stats, Workspace, closing
 from ..errors import shown
 from ..files import Checkpoint
@@ -48,6 +49,7 @@ class Run:
         self.bar = progress_bar(True, **options) if progress else None
         self.limit, self.caller = max_passes, np.geterr()
         self.status = "running"
+        self.reads, self.clusters = "", 0  # of the last run: what its passes read, and what corrected them
         self.trace: list[Stats] = []
         self.potentials: tuple[F64, F64]
         self.marginals: tuple[F64, F64]
@@ -57,14 +59,17 @@ class Run:
     def n_passes(self) -> int:
         return self.trace[-1].n_pass if self.trace else 0
 
-    def run(self, problem: Problem, options: Options, log_v: F64, leave: float = math.inf) -> F64:
+    def run(
+        self, problem: Problem, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None
+    ) -> F64:
         """Pass until certified, cancelled or out of passes; returns the log v to go on from.
 
-        A first pass of a certified error above ``leave`` is the only one; the status is then "running".
+        A first pass of a certified error above ``leave`` is the only one; the status is then "running". ``skip``: the
+        state of the pairs of points that are skipped.
         """
-        with closing(self.module.Workspace(problem, options)) as workspace:
+        with closing(self.module.Workspace(problem, options, skip)) as workspace:
             workspace.absorb(log_v)
-            fresh = True
+            fresh, reads = True, workspace.reads
             quick = not self.heard and self.ranks.max(problem.cost.size) <= self.module.QUICK_ENTRIES
             count = self.module.QUICK_PASSES if quick and leave == math.inf else 1
             while True:
@@ -78,7 +83,7 @@ class Run:
                 ended = self.status not in (*GOES_ON, *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
                     self.certify_in_place(workspace)
-                fresh = self.renewed(workspace, problem, stats[-1])
+                fresh = self.renewed(workspace, skip, stats[-1])
                 if self.status != "running" and not fresh:
                     break
                 if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
@@ -86,19 +91,20 @@ class Run:
                 count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
             if stats[-1].rejected:
                 self.leave_rejected(workspace, stats[-1])
-            if problem.cost.truncation:
+            if skip:
                 workspace.conclude(self.trace[-1])
             if self.saves:
                 self.save(workspace, problem)
+            self.reads = reads if workspace.reads == reads else f"{reads}, then {workspace.reads}"
+            self.clusters = workspace.coarse.count if workspace.coarse.corrected else 0
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return workspace.next_log_v.copy()
 
-    def renewed(self, workspace: Workspace, problem: Problem, stat: Stats) -> bool:
+    def renewed(self, workspace: Workspace, skip: Truncation | None, stat: Stats) -> bool:
         """Whether K was built anew for the next pass, which begins where groups of points say, if there are any."""
-        truncation = problem.cost.truncation
         goes_on = self.status in (*GOES_ON, *FAILED)
-        log_v = workspace.corrected(stat) if truncation and goes_on else None
-        if self.status == "absorb" or (log_v is not None and not truncation.correct):
+        log_v = workspace.corrected(stat) if skip and goes_on else None
+        if self.status == "absorb" or (skip and log_v is not None and not skip.correct):
             workspace.absorb(log_v)
             return True
         if log_v is not None:

@@ -12,36 +12,13 @@ from types import ModuleType
 from typing import Any
 
 from ..backends import boxes
-from ..backends.boxes import INNER, Sorted, State, Truncation, expected, order
+from ..backends.boxes import Sorted, State, Truncation, expected, order
 from ..backends.contract import Options, namespace
 from ..penalties import F64
 from ..problem.points import PointCloud
 from ..problem.problem import Problem
 from ..problem.side import Side
 from .groups import Groups, units_of
-
-FAR = 30.0  # range(M) / reg below which "auto" skips nothing: most pairs count
-
-
-def nats_of(problem: Problem, saves: bool) -> float | None:
-    """How far below its share a pair must be to be skipped, at least; None: none is."""
-    cloud, ranks = problem.cost, problem.ranks
-    if not isinstance(cloud, PointCloud):
-        return None
-    ranks.same(truncate=repr(cloud.truncate))
-    if not cloud.truncates(ranks.sum(cloud.size)):
-        return None
-    found = {
-        "metric 'wfr'": cloud.metric == "wfr",
-        "a reference other than 'product'": problem.reference != "product",
-        "checkpoint": saves,
-    }
-    reasons = [word for word, is_so in found.items() if is_so]
-    if cloud.truncate != "auto":
-        if reasons:
-            raise NotImplementedError(f"truncate is not for {reasons[0]}: give truncate=None")
-        return float(cloud.truncate)  # type: ignore[arg-type]
-    return None if reasons or problem.spread < FAR else 0.0
 
 
 def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = None) -> Sorted:
@@ -69,16 +46,14 @@ def picked(side: Side, at: Any) -> Side:
 
 def begun(
     found: Sorted, options: Options, start: tuple[F64, F64] | None, nats: float, solve: Any, backend: ModuleType
-) -> tuple[Problem, F64]:
-    """Tell the cloud what to skip from here on; the problem and the log v to start from.
+) -> tuple[Problem, F64, Truncation]:
+    """The problem and the log v that a solve which skips pairs starts from, and which pairs it skips then.
 
-    ``solve``: that of Groups. The vectors of the problem lie where the backend works on them.
+    ``solve``: that of Groups. The points and the vectors of the problem lie where the backend works on them.
     """
     held = getattr(backend, "held", None)
     problem = held(found.problem) if held else found.problem
     groups = Groups(problem, units_of(whole_shape(problem)), options, solve, backend)
-    cloud = problem.cost
-    assert isinstance(cloud, PointCloud)
     rough = start is None
     if start is not None:
         log_u, log_v = (x[at] for x, at in zip(start, found.order, strict=True))
@@ -88,13 +63,10 @@ def begun(
     log_u, log_v = map(namespace(problem.rows.weight).asarray, (log_u, log_v))
     sides = (problem.rows, log_u), (problem.cols, log_v)
     state = State(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
-    cloud.truncation = Truncation(
-        problem, state, options.tol, options.tol_gap, nats, rough, groups.correct, groups.pairs
-    )
-    return problem, log_v
+    skip = Truncation(problem, state, options.tol, options.tol_gap, nats, rough, groups.correct, groups.pairs)
+    return problem, log_v, skip
 
 
-def inner(options: Options) -> Options:
-    """What the kept pairs must reach, so that there is room for the others."""
-    tol_gap = options.tol_gap * INNER if options.tol_gap >= 0 else options.tol_gap
-    return dataclasses.replace(options, tol=INNER * options.tol, tol_gap=tol_gap)
+def ended(found: Sorted, skip: Truncation | None) -> Sorted | None:
+    """What a Result has to know of the pairs that its solve skipped; None: none in the end."""
+    return found._replace(kept=skip.kept, hidden=skip.hidden) if skip and skip.kept else None

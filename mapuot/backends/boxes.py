@@ -29,7 +29,6 @@ UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on
 MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
 WORTH = 0.6  # share of pairs kept beyond which none are skipped
 ROUGH = 0.03  # certified error at which the first mask, of rough potentials, is made again
-INNER = 0.6  # of tol: for the kept pairs; the rest is for what is skipped
 GOAL, MOST = 0.2, 0.35  # of tol: what a new mask is to cost at the end, and what an old one may
 ENOUGH = 0.3  # of tol: from there on the next pass certifies without a correction
 CORRECTION = 2  # passes over the kept pairs that a correction may cost; it saves two or three
@@ -366,6 +365,7 @@ class Truncation:
         """
         self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
         self.correct, self.pairs, self.before = correct, pairs, math.inf
+        self.corrections = 0  # that were made
         self.plain: F64 | None = None  # where the pass before would have gone on without a correction
         self.nats, self.rough, self.goal = nats, rough, GOAL * tol
         self.settled: Stats | None = None
@@ -433,7 +433,7 @@ class Truncation:
         if not error <= MOST_ERROR or error <= ENOUGH * self.tol:
             self.plain = None
             return None
-        self.before, self.plain = error, workspace.next_log_v
+        self.before, self.plain, self.corrections = error, workspace.next_log_v, self.corrections + 1
         found: F64 = self.correct(workspace.iterate_state(), error)
         return found
 
@@ -446,7 +446,7 @@ class Truncation:
         return np.where(r > 0, d, log_u), np.where(s > 0, e, x)
 
 
-def kept_balance(pool: Any, problem: Problem, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+def kept_balance(pool: Any, problem: Problem, kept: Kept, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
     """mapuot_balance over kept pairs: alpha_i = -max_j (log v_j - M_ij / reg), and the largest of each column."""
     from .._core import ffi, lib  # noqa: PLC0415 - as above
     from .cpu.native import check, matrix  # noqa: PLC0415
@@ -454,7 +454,7 @@ def kept_balance(pool: Any, problem: Problem, out_u: Any, plan_v: F64) -> tuple[
     alpha, top = np.where(out_u, -np.inf, 0.0), np.empty(len(plan_v))
     plan_v = np.ascontiguousarray(plan_v)
     vectors = [ffi.from_buffer("double *", x) for x in (plan_v, alpha, top)]
-    check(lib.mapuot_balance(pool, *problem.shape, matrix(problem.cost), matrix(None), problem.reg, *vectors))
+    check(lib.mapuot_balance(pool, *problem.shape, matrix(problem.cost, kept), matrix(None), problem.reg, *vectors))
     return np.where(out_u, np.inf, alpha), top
 
 
@@ -480,11 +480,13 @@ def order(points: F64, unit: int, threads: int | None = None) -> Any:
 
 
 class Sorted(NamedTuple):
-    """A problem between points with these in the order of boxes, and that order."""
+    """A problem between points with these in the order of boxes, that order, and what a solve of it has skipped."""
 
     problem: Problem
     order: tuple[Any, Any]
     turned: bool  # its rows are the columns of the problem asked for
+    kept: Kept | None = None  # the pairs that count at the end; None: all of them
+    hidden: float = 0.0  # bound on the mass that the others would have
 
     def back(self, tables: Any) -> tuple[F64, F64]:
         """Vectors of its rows and columns, in the order of the points as they were given."""
@@ -501,7 +503,9 @@ class KeptStream:
         """``stream``: the CPU's class, to which kept pairs are known."""
         self.found, self.whole = found, whole
         logs = (log_v, log_u) if found.turned else (log_u, log_v)
-        self.stream = stream(found.problem, *(x[at] for x, at in zip(logs, found.order, strict=True)), threads)
+        self.stream = stream(
+            found.problem, *(x[at] for x, at in zip(logs, found.order, strict=True)), threads, found.kept
+        )
 
     @property
     def dtype(self) -> Any:
@@ -514,7 +518,8 @@ class KeptStream:
     @cached_property
     def skips(self) -> tuple[Any, Any, Any]:
         """Which pairs of boxes are skipped, and the box of each row and of each column, as asked for."""
-        kept, (m, n) = self.found.problem.cost.kept, self.found.problem.shape
+        kept, (m, n) = self.found.kept, self.found.problem.shape
+        assert kept
         skipped = np.ones((len(kept.first) - 1, -(-n // kept.unit)), bool)
         for i, (k0, k1) in enumerate(zip(kept.first, kept.first[1:], strict=False)):
             for start, stop in kept.run[2 * k0 : 2 * k1].reshape(-1, 2):

@@ -92,6 +92,7 @@ class Coarse:
     def __init__(self, workspace: Any, problem: Problem, memory: int) -> None:
         self.workspace, self.problem = weakref.proxy(workspace), problem  # in a cycle M would stay until it is found
         self.passes, self.dropped = 0, 0
+        self.corrected = False  # have passes been corrected?
         self.found: Labels | None = None  # the core points at these, whatever other solves of the cost find
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
         at_hand = isinstance(problem.cost, (Dense, PointCloud, Streamed))
@@ -141,6 +142,7 @@ class Coarse:
         stats: list[Stats] = self.workspace.labelled_pass(self.found)
         if serves(stats[0]):
             self.workspace.correct(self.fi)
+            self.corrected = True
         return stats
 
     def labels_of(self, cost: Cost) -> Labels:

@@ -4,14 +4,15 @@ A backend is a module (or package) with
 
     asarray(x), to_numpy(x), extrema(M, threads) -> (min, max, number of NaN or -inf, number of +inf)
     weigh(table, p) -> ((p, length) float64 weights, their masses, their minima)
-    Workspace(problem, options)   one solve: K, the potentials, the iteration
+    Workspace(problem, options, skip)   one solve: K, the potentials, the iteration; skip: the state of the pairs of
+                                        points that it skips (boxes.Truncation), or None
     PlanStream(problem, log_u, log_v, threads)   the plan of given potentials, streamed from M
     LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
     QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
 
 and, where it has them, ``quicker_turned(cost)``, whether a solve of the transpose takes less time, ``held(problem)``, a
-problem that skips pairs with the vectors of its sides where they are best worked on, and a batch: ``api/batch.py`` with
-storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
+problem between sorted points with these and the vectors of its sides where they are best worked on, and a batch:
+``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
 """
 
 from __future__ import annotations
@@ -78,6 +79,12 @@ class Stats:
 class Workspace(Protocol):
     """One solve. Potentials are float64 host or device vectors in POT's convention."""
 
+    coarse: Any  # the coarse correction of its passes (backends/coarse.py)
+
+    @property
+    def reads(self) -> str:
+        """What passes read now, in the words of `Result.how`: "float32 tiles"."""
+
     def absorb(self, log_v: F64 | None = None) -> None:
         """(Re)build K around log v, by default the next one: no entry that matters over- or underflows."""
 
@@ -85,13 +92,13 @@ class Workspace(Protocol):
         """At most ``count`` passes, fewer when the status of the last is not "running"."""
 
     def corrected(self, stat: Stats) -> F64 | None:
-        """The log v to go on from, where it is not the next one; of a cost with a truncation."""
+        """The log v to go on from, where it is not the next one; of a solve that skips pairs."""
 
     def restart(self, log_v: F64) -> None:
         """Go on from it on the same K."""
 
     def conclude(self, stat: Stats) -> None:
-        """Complete the numbers of the last pass; of a cost with a truncation."""
+        """Complete the numbers of the last pass; of a solve that skips pairs."""
 
     @property
     def next_log_v(self) -> F64: ...

@@ -17,6 +17,7 @@ import numpy as np
 from ..penalties import F64
 from ..problem.points import PointCloud
 from ..problem.problem import Problem
+from .boxes import Truncation
 from .contract import namespace
 
 GRID = 2.0**-8
@@ -102,14 +103,14 @@ def product_error(problem: Problem) -> float:
     return float(2.0**-53 * (9 * problem.cost.dim + 40) * problem.M_max / problem.reg)
 
 
-def suits(problem: Problem) -> bool:
+def suits(problem: Problem, skip: Truncation | None = None) -> bool:
     """Whether float32 passes can make this problem's rows."""
     known = isinstance(problem.cost, PointCloud) and problem.cost.metric != "wfr" and problem.c is None
-    small = problem.M_max <= MOST_COST * problem.reg and entry_error(problem) <= MOST_ERROR
+    small = problem.M_max <= MOST_COST * problem.reg and entry_error(problem, skip) <= MOST_ERROR
     return known and small
 
 
-def entry_error(problem: Problem) -> float:
+def entry_error(problem: Problem, skip: Truncation | None = None) -> float:
     """Bound on the relative error of their entries, which only counts until passes are float64 ones.
 
     By the roundings of d sums, of at most twice the largest cost c each where they are of products, and of coordinates,
@@ -120,14 +121,14 @@ def entry_error(problem: Problem) -> float:
     if not isinstance(cloud, PointCloud):
         return math.inf
     d = cloud.dim
-    if cloud.truncation and cloud.kept and cloud.core[0] == "sqeuclidean" and d <= DIFFERENCES:
-        near, far = cloud.truncation.boxes.reaches(cloud.kept)
+    if skip and skip.boxes and skip.kept and cloud.core[0] == "sqeuclidean" and d <= DIFFERENCES:
+        near, far = skip.boxes.reaches(skip.kept)
         return float(2.0**-24 * ((d + 4) * near**2 + 2 * near * far + 100))
     return 2.0**-24 * ((4 * d + 10) * problem.M_max / problem.reg + 8)
 
 
-def limits(problem: Problem, floor: float, tol: float) -> dict[str, float]:
+def limits(problem: Problem, floor: float, tol: float, skip: Truncation | None = None) -> dict[str, float]:
     """What of mapuot_limits is their own: passes give way to float64 ones at this floor, or where tol is reached."""
-    error, truncation = entry_error(problem), problem.cost.truncation
-    floor = CORRECTED if truncation and truncation.correct else floor
+    error = entry_error(problem, skip)
+    floor = CORRECTED if skip and skip.correct else floor
     return {"storage_error": error, "narrow_floor": max(floor, tol) + 3 * error, "finer": 0}

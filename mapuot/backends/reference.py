@@ -94,7 +94,9 @@ def split(X: F64, count: int) -> Any:
 
 
 class Workspace:
-    def __init__(self, problem: Problem, options: Options) -> None:
+    reads = "float64 logarithms"
+
+    def __init__(self, problem: Problem, options: Options, skip: None = None) -> None:
         self.problem, self.options = problem, options
         self.log_k = log_kernel(problem)
         out_u, out_v = problem.left_out

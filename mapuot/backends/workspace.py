@@ -44,9 +44,15 @@ class KernelWorkspace:
     absorbed: tuple[F64, Any]  # what K holds of log v, and which columns are left out
     narrow_pass = compared = False  # was the last pass a float32 one, and the last whose error was compared?
 
-    def __init__(self, problem: Problem, options: Options) -> None:
+    def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
+        """``skip``: the state of the pairs of points that the solve skips, which its driver owns."""
         self.problem, self.options, self.dtype = problem, options, options.precision
-        self.truncation: Truncation | None = problem.cost.truncation
+        self.truncation = skip
+
+    @property
+    def reads(self) -> str:
+        """What passes read now, in the words of `Result.how`."""
+        return f"{self.dtype} {self.problem.cost.entries}"
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and each row and column in use has an entry 1; build K."""
@@ -85,7 +91,7 @@ class KernelWorkspace:
         truncation, narrow = self.truncation, self.narrow_pass
         if not truncation or not truncation.correct:
             return None
-        floor = 3 * narrow_points.entry_error(self.problem) if narrow else 0.0
+        floor = 3 * narrow_points.entry_error(self.problem, self.truncation) if narrow else 0.0
         comparable, self.compared = narrow == self.compared, narrow
         return truncation.corrected(self, stat, floor, comparable)
 

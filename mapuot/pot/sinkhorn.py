@@ -18,11 +18,11 @@ from ..answer.result import MOST_FLOAT32, Result
 from ..answer.tensors import is_csr
 from ..api.batch import solve_batch
 from ..api.solve import solve
+from ..ascend.carry_out import start_potentials
 from ..backends import pick
 from ..errors import InfeasibleError, warn
 from ..problem.problem import Problem
 from ..problem.validate import as_array, as_count, as_positive, as_side
-from ..route.strategy import start_potentials
 from ..status import Words
 from .arrays import give, library, take, threshold, tracked
 from .caller import WORDS, muted, names_of_pot, warn_not_converged

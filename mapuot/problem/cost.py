@@ -31,11 +31,9 @@ class Cost:
     never_stored = False  # its entries are made faster than those of K could be read
     wide = False  # passes are float64 ones, whatever storage is asked for
     pairs = False  # only some pairs are stored, and all others forbidden
+    entries = "tiles"  # what a pass reads of K, in the words of `Result.how`
     shape: tuple[int, int]
     dtype: Any
-    truncation: Any = None  # which pairs a solve is to skip (backends/boxes.py)...
-    kept: Any = None  # ...and which are left, a points.Kept; None: all
-    there: Any = None  # its points on a device, while a solve skips pairs
     labels: Any = None  # its points in clusters, once a solve has found them (backends/coarse.py)
 
     @property

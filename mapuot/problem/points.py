@@ -87,6 +87,7 @@ class PointCloud(Cost):
     dim: int  # of the points
     held = True
     never_stored = True
+    entries = "points"
     unit = 0  # points of a box, where they are sorted so
     before = 0  # rows in front of the first, of a part of a cloud
 
@@ -147,7 +148,7 @@ class PointCloud(Cost):
         if isinstance(rows, slice):
             part.before = self.before + rows.start
         else:
-            part.before, part.truncation, part.kept = 0, None, None
+            part.before = 0
         return part
 
     def beside(self, points: F64, name: str) -> PointCloud:
@@ -261,7 +262,9 @@ class PointCloud(Cost):
 
 
 class Ordered(PointCloud):
-    """The points of a cloud in another order, put into it where they are asked for: on the host, a device, or both."""
+    """The points of a cloud in another order, put into it where they are asked for."""
+
+    there: tuple[Any, Any] | None = None  # its coordinates on a device
 
     def __init__(self, whole: PointCloud, rows: Any, cols: Any) -> None:
         own = vars(whole).items()
@@ -287,11 +290,16 @@ class Ordered(PointCloud):
     def coordinates(self, xp: ModuleType = np) -> tuple[Any, Any]:
         if xp is np:
             return self.rows, self.columns
-        if self.there is None:
-            rows, cols = xp.asarray(self.at[0]), xp.asarray(padded(self.at[1]))
-            columns = xp.asarray(self.whole.columns)[:, cols]
-            self.there = xp.asarray(self.whole.rows)[rows], xp.ascontiguousarray(columns)
-        found: tuple[Any, Any] = self.there
+        if self.there is not None:
+            return self.there
+        rows, cols = xp.asarray(self.at[0]), xp.asarray(padded(self.at[1]))
+        columns = xp.asarray(self.whole.columns)[:, cols]
+        return xp.asarray(self.whole.rows)[rows], xp.ascontiguousarray(columns)
+
+    def placed(self, xp: ModuleType) -> Ordered:
+        """The same points with their coordinates on a device, for as long as this object lives."""
+        found = Ordered(self.whole, *self.at)
+        found.unit, found.there = self.unit, self.coordinates(xp)
         return found
 
     def __getitem__(self, rows: Any) -> PointCloud:

@@ -45,6 +45,7 @@ class Sparse(Cost):
     """Stored costs, row by row: those of row i are ``data[start[i] - start[0] : start[i + 1] - start[0]]``."""
 
     held = pairs = True
+    entries = "pairs"
     kind = "a sparse matrix"
 
     def __init__(

@@ -1,7 +1,7 @@
 """The short way for small plain problems: checked in one sweep, solved in one foreign call, told when asked.
 
 Plain: an array in memory, float64 masses, KL or balanced sides of one reg_m each, c = a b^T, nothing to listen or to
-wait for. The core takes the steps of strategy.py and ascend/loop.py over the same passes, so that the answer is theirs.
+wait for. The core carries out the same stages (route/stages.py) by the same passes, so that the answer is the same.
 What it finds odd, cannot hold or cannot finish goes the ordinary way from its beginning, which tells or solves it.
 """
 
@@ -25,7 +25,8 @@ from ..problem.problem import BatchProblem, Problem
 from ..problem.side import Side
 from ..problem.validate import as_count, as_out, is_sentinel, moves_little
 from ..processor import SERIAL_ENTRIES
-from .strategy import COARSE_TOL, METHODS, SCALING_BELOW, SCALING_STEP, make_options, turned_sides
+from .options import METHODS, make_options
+from .stages import COARSE_TOL, SCALING_BELOW, SCALING_STEP, turned_sides
 
 STEPS = SCALING_BELOW, SCALING_STEP, COARSE_TOL
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)

@@ -10,7 +10,7 @@ from mapuot.backends import cpu
 from mapuot.backends.cpu import log_matmul
 from mapuot.backends.separable import Separable
 from mapuot.problem.problem import Problem
-from mapuot.route.strategy import make_options
+from mapuot.route.options import make_options
 
 GRIDS = {
     "line": mapuot.Grid(17, 0.1, 2.0, target=23, offset=0.45),

@@ -11,7 +11,7 @@ import mapuot
 from mapuot.backends import cpu
 from mapuot.problem.points import METRICS, REACH
 from mapuot.problem.problem import Problem
-from mapuot.route.strategy import make_options
+from mapuot.route.options import make_options
 
 SHAPES = [(1, 1, 1), (1, 7, 2), (9, 1, 3), (37, 53, 3), (20, 33, 17), (4, 530, 40), (5, 600, 1)]
 

@@ -19,7 +19,7 @@ from mapuot.problem import sparse as sparse_costs
 from mapuot.problem.points import METRICS
 from mapuot.problem.problem import Problem
 from mapuot.problem.sparse import Sparse
-from mapuot.route.strategy import make_options
+from mapuot.route.options import make_options
 
 PENALTIES = ["kl", "tv", "l2", ("range", "kl"), ("kl", "balanced"), ("balanced", "kl")]
 

@@ -20,7 +20,7 @@ import mapuot
 from mapuot.backends import cpu
 from mapuot.backends.cpu import native
 from mapuot.processor import core_count
-from mapuot.route.strategy import make_options
+from mapuot.route.options import make_options
 
 CASE = clouds(90, 70, reg=0.02, reg_m=(1.0, 3.0), ratio=1.3)
 UNDER_SANITIZER = "san" in os.environ.get("LD_PRELOAD", "")

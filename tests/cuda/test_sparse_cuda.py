@@ -11,7 +11,7 @@ from scipy import sparse
 import mapuot
 from mapuot.backends import cpu
 from mapuot.problem.problem import Problem
-from mapuot.route.strategy import make_options
+from mapuot.route.options import make_options
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():

@@ -225,7 +225,7 @@ def claim_of(result: Any, strict: bool = True) -> Claim:
     vectors = result.row_marginal, result.col_marginal
     plan = result.plan.toarray() if sparse.issparse(result.plan) else np.asarray(result.plan)
     last = float(result.trace[-1].dual) if result.status != "cancelled" else None
-    kept = plan > 0 if result.sorted is not None else None
+    kept = plan > 0 if result.skipped is not None else None
     return Claim(
         bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, strict,
         kept,

@@ -16,15 +16,18 @@ from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES
 MAKES_COSTS = True  # costs of points and grids, as they are needed
 
 
-def Workspace(problem: Any, options: Any) -> Any:  # noqa: N802 - the word of the contract
+def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
     """One solve, of a K or of rows that are made, or on a grid."""
-    return (GridWorkspace if isinstance(problem.cost, Grid) else workspace.Workspace)(problem, options)
+    if isinstance(problem.cost, Grid):
+        return GridWorkspace(problem, options)
+    return workspace.Workspace(problem, options, skip)
 
 
-def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:  # noqa: N802
+def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None, kept: Any = None) -> Any:  # noqa: N802
     """The plan of given potentials."""
-    kind = GridStream if isinstance(problem.cost, Grid) else stream.PlanStream
-    return kind(problem, log_u, log_v, threads)
+    if isinstance(problem.cost, Grid):
+        return GridStream(problem, log_u, log_v, threads)
+    return stream.PlanStream(problem, log_u, log_v, threads, kept)
 
 
 __all__ = [

@@ -34,6 +34,7 @@ class GridWorkspace(Workspace):
     """One solve on a grid."""
 
     summed = True
+    reads = "float64 products"
 
     def __init__(
         self, problem: Problem, options: Options, engine: ModuleType = log_matmul, asarray: Any = np.asarray

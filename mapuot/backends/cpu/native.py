@@ -108,8 +108,11 @@ def pointer(array: Any, ctype: str = "double *") -> Any:
     return ffi.from_buffer(ctype, array)  # .ctypes.data costs 1 us more, and a solve takes 40 of them
 
 
-def matrix(array: Any) -> Any:
-    """mapuot_matrix of a 2-D numpy array, of points, stored pairs or a masked reference, or the empty one for None."""
+def matrix(array: Any, kept: Kept | None = None) -> Any:
+    """mapuot_matrix of a 2-D numpy array, of points, stored pairs or a masked reference, or the empty one for None.
+
+    ``kept``: which pairs of points count, where some are skipped.
+    """
     view = ffi.new("mapuot_matrix *")
     if isinstance(array, Masked):
         put(view.mask, array.words())
@@ -119,8 +122,8 @@ def matrix(array: Any) -> Any:
         points.x, points.y = pointer(array.rows), pointer(array.columns)
         points.d, points.ld = array.columns.shape
         points.metric, points.scale = METRICS[metric], scale
-        if array.kept is not None:
-            tell_kept(points.kept, array.kept, array.before)
+        if kept is not None:
+            tell_kept(points.kept, kept, array.before)
     elif isinstance(array, Sparse):
         view.data, view.dtype = pointer(array.data, "void *"), CODES[array.dtype.char]
         view.start, view.column = pointer(array.start, "int64_t *"), pointer(array.column, "int32_t *")

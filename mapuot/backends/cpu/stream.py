@@ -13,6 +13,7 @@ import numpy as np
 
 from ..._core import lib
 from ...penalties import F64
+from ...problem.points import Kept
 from ...problem.problem import Problem
 from ...problem.sparse import Sparse
 from ...problem.validate import as_columns
@@ -36,8 +37,11 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
 class PlanStream:
     """The plan of given potentials, made from M in float64, block by block."""
 
-    def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
-        self.problem, self.dtype = problem, problem.cost.dtype
+    def __init__(
+        self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None, kept: Kept | None = None
+    ) -> None:
+        """``kept``: which pairs of points count, where some are skipped."""
+        self.problem, self.dtype, self.kept = problem, problem.cost.dtype, kept
         self.alpha, self.beta = problem.exponents(log_u, log_v)
         self.pool = pool_for(threads, problem.cost.size)
 
@@ -45,7 +49,7 @@ class PlanStream:
         """(k0, k1, first arguments of a stream over these rows) of the rows i0 to i1, for products with d columns."""
         for k0, k1, M, c in self.problem.blocks(i0, i1, call_bytes(self.pool, self.problem.cost, d)):
             alpha, beta = pointer(self.alpha[k0:k1]), pointer(self.beta)
-            yield k0, k1, (self.pool, *M.shape, matrix(M), matrix(c), self.problem.reg, alpha, beta)
+            yield k0, k1, (self.pool, *M.shape, matrix(M, self.kept), matrix(c), self.problem.reg, alpha, beta)
 
     def rows_of_plan(self, count: int) -> Any:
         n = self.problem.shape[1]

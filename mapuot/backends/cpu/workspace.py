@@ -15,7 +15,7 @@ from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem.cost import Cost
-from ...problem.points import PointCloud
+from ...problem.points import Kept, PointCloud
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.sparse import Sparse
@@ -49,9 +49,10 @@ class Workspace(KernelWorkspace):
     """One solve: K, the two sides, the column sums, Anderson's history, and the C state that points at them."""
 
     summed = False  # products with K are made without its rows
+    kept: Kept | None = None  # of the pairs of points, where some are skipped
 
-    def __init__(self, problem: Problem, options: Options) -> None:
-        super().__init__(problem, options)
+    def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
+        super().__init__(problem, options, skip)
         m, n = problem.shape
         # every pass makes its rows, in float32 or, as an exact one, in float64
         self.made = problem.cost.never_stored and not self.summed
@@ -101,10 +102,20 @@ class Workspace(KernelWorkspace):
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
 
+    @property
+    def reads(self) -> str:
+        """What passes read now: of a K that is too coarse in the end, rows that they make."""
+        made = not self.made and self.state.exact
+        return f"{'float64' if self.state.exact else self.dtype} {'rows' if made else self.problem.cost.entries}"
+
     def storage(self) -> str:
         """What K is held in where it is another than was asked for."""
         if self.made:
-            return "float32" if self.dtype != "float64" and narrow_points.suits(self.problem) else "float64"
+            return (
+                "float32"
+                if self.dtype != "float64" and narrow_points.suits(self.problem, self.truncation)
+                else "float64"
+            )
         if self.pairs is not None and limits_of(self.problem, self.options, self.dtype, NARROW_NOISE)["finer"]:
             return "float64"  # no pass makes K's entries of stored pairs anew
         return self.dtype
@@ -131,7 +142,7 @@ class Workspace(KernelWorkspace):
         for name, array in (("x", points.x), ("y", self.packed), ("row", points.row), ("col", points.col)):
             setattr(state.narrow_points, name, pointer(array, "float *"))
         self.floor = float(self.limits.narrow_floor)
-        put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol))
+        put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol, self.truncation))
         return points
 
     def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
@@ -193,7 +204,7 @@ class Workspace(KernelWorkspace):
             yield 0, self.problem.shape[0], self.matrices
             return
         for i0, i1, M, c in self.problem.blocks(most=most):
-            yield i0, i1, (matrix(M), matrix(c))
+            yield i0, i1, (matrix(M, self.kept), matrix(c))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         problem = self.problem
@@ -235,15 +246,15 @@ class Workspace(KernelWorkspace):
     def take_mask(self, truncation: Truncation) -> None:
         cloud, n, state = self.problem.cost, self.problem.shape[1], self.state
         assert isinstance(cloud, PointCloud)
-        cloud.kept = kept = truncation.renew(self.pool)
-        self.matrices = matrix(cloud), matrix(None)
+        self.kept = kept = truncation.renew(self.pool)
+        self.matrices = matrix(cloud, kept), matrix(None)
         state.M, state.c = self.matrices
         state.ld = self.ld = native.leading_dimension(kept.width if kept else n, np.dtype(STORAGE[self.dtype]).itemsize)
         self.tile = empty(lib.mapuot_pool_threads(self.pool) * native.TILE * self.ld)
         state.tile = pointer(self.tile)
         put(self.progress, START)
         if self.progress.narrow and self.narrow_points:
-            put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol))
+            put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol, self.truncation))
 
     def iterate(self, count: int) -> list[Stats]:
         if not self.truncation:

@@ -35,17 +35,17 @@ def quicker_turned(cost: Any) -> bool:
     return isinstance(cost, Dense) and namespace(cost.array) is not np and n > max(m, LONG_ROWS)
 
 
-def Workspace(problem: Any, options: Any) -> Any:  # noqa: N802 - the word of the contract
+def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
     """One solve, of a K of all pairs or of stored ones, between points or on a grid."""
     if isinstance(problem.cost, Grid):
         return GridWorkspace(problem, options, *engine())
     place, name = ("points", "PointWorkspace") if problem.cost.never_stored else ("workspace", "Workspace")
     place, name = ("sparse", "SparseWorkspace") if isinstance(problem.cost, Sparse) else (place, name)
-    return getattr(import_module(f"{__name__}.{place}"), name)(problem, options)
+    return getattr(import_module(f"{__name__}.{place}"), name)(problem, options, skip)
 
 
 def held(problem: Any) -> Any:
-    """The problem with the vectors of its sides on the device, where those of millions of points are best worked on."""
+    """The problem with its points and the vectors of its sides on the device, where millions are best worked on."""
     return import_module(f"{__name__}.arrays").held(problem)
 
 

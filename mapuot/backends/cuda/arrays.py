@@ -13,7 +13,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
 
-from ...problem.points import PointCloud
+from ...problem.points import Ordered, PointCloud
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.validate import check_columns
@@ -98,10 +98,14 @@ def on_device(*vectors: Any) -> list[Any]:
 
 
 def held(problem: Problem) -> Problem:
-    """The problem with the vectors of its sides on the device; over ranks, whose sums are the host's, as it is."""
-    if problem.ranks.size > 1:
-        return problem
-    return dataclasses.replace(problem, rows=held_side(problem.rows), cols=held_side(problem.cols))
+    """The problem, its points sorted, with these and the vectors of its sides on the device.
+
+    Over ranks the vectors stay on the host, whose sums they are part of.
+    """
+    assert isinstance(problem.cost, Ordered)
+    sides = problem.rows, problem.cols
+    rows, cols = map(held_side, sides) if problem.ranks.size == 1 else sides
+    return dataclasses.replace(problem, cost=problem.cost.placed(cp), rows=rows, cols=cols)
 
 
 def held_side(side: Side) -> Side:

@@ -171,7 +171,7 @@ class PointWorkspace(Workspace):
 
     launch: PointIterate
 
-    def __init__(self, problem: Problem, options: Options) -> None:
+    def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
         if isinstance(problem.unmasked, Cost):
             raise NotImplementedError("reference must be 'product' or 'uniform' for points on a GPU")
         if "ordered" in switches():
@@ -183,13 +183,13 @@ class PointWorkspace(Workspace):
         self.expands = self.quick and expansion <= QUICK_ERROR
         self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
         self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
-        suits = options.precision != "float64" and narrow_points.suits(problem)
+        suits = options.precision != "float64" and narrow_points.suits(problem, skip)
         xp = namespace(problem.rows.weight)
         self.exact = narrow_points.centred(self.cloud, problem.reg, xp) if suits or self.expands else None
         if suits:
             self.narrow_points = narrow_points.NarrowPoints(self.cloud, problem.reg, self.exact)
-        self.tiled = self.cloud.dim > DIM and not problem.masked and self.cloud.truncation is None
-        super().__init__(problem, options)
+        self.tiled = self.cloud.dim > DIM and not problem.masked and skip is None
+        super().__init__(problem, options, skip)
         self.exact = None
         self.coarse.wanted = False  # its labelled pass reads a K
 
@@ -210,7 +210,7 @@ class PointWorkspace(Workspace):
 
     def compile(self) -> None:
         """What passes over all pairs need, first and last ones at once."""
-        if not self.cloud.truncation:
+        if not self.truncation:
             kinds = (True, False) if self.narrow else (False,)
             together([self.launch.job(self.passes_of(narrow)) for narrow in kinds])
 
@@ -240,17 +240,17 @@ class PointWorkspace(Workspace):
         if self.narrow is not None:
             limits = self.state["limits"]
             self.floor = float(limits["narrow_floor"])
-            own = narrow_points.limits(self.problem, self.floor, self.options.tol)
+            own = narrow_points.limits(self.problem, self.floor, self.options.tol, self.truncation)
             put(limits, own | {"flush": 2.0**-126})
         self.choose()
 
     def choose(self) -> None:
         """The kernels of this precision, for all pairs or for those that are kept."""
-        boxes = self.truncation.boxes if self.truncation and self.cloud.kept else None
+        boxes = self.truncation.boxes if self.truncation and self.truncation.kept else None
         lists = boxes.lists if isinstance(boxes, DeviceBoxes) else None
         if self.narrow and self.progress["narrow"] > 0:
             self.launch.take(self.passes_of(True), lists)
-            put(self.state["limits"], narrow_points.limits(self.problem, self.floor, self.options.tol))
+            put(self.state["limits"], narrow_points.limits(self.problem, self.floor, self.options.tol, self.truncation))
             return
         self.narrow = None
         put(self.state["limits"], {"storage_error": self.quick_error, "flush": np.finfo(np.float64).tiny})
@@ -258,7 +258,7 @@ class PointWorkspace(Workspace):
 
     def take_mask(self, truncation: Truncation) -> None:
         assert truncation.problem.cost is self.cloud
-        self.cloud.kept = truncation.renew(pool_for(self.options.threads, self.problem.cost.size), DeviceBoxes)
+        truncation.renew(pool_for(self.options.threads, self.problem.cost.size), DeviceBoxes)
         put(self.progress, START)
         self.choose()
 
@@ -268,11 +268,11 @@ class PointWorkspace(Workspace):
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """Of kept pairs on the host, which knows how to leave out the others."""
         xp, out_u, plan_v = namespace(plan_v), host(out_u), host(plan_v)
-        if not self.cloud.kept:
+        if not (self.truncation and self.truncation.kept):
             alpha, beta = super().balance(out_u, plan_v)
             return xp.asarray(alpha), xp.asarray(beta)
         pool = pool_for(self.options.threads, self.problem.cost.size)
-        alpha, top = kept_balance(pool, self.problem, out_u, plan_v)
+        alpha, top = kept_balance(pool, self.problem, self.truncation.kept, out_u, plan_v)
         return xp.asarray(alpha), xp.asarray(self.column_scaling(plan_v, top))
 
     @staticmethod

@@ -22,6 +22,7 @@ from ... import penalties
 from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
+from ..boxes import Truncation
 from ..contract import MEMORY, PAD, Options, Stats, largest, memory_of
 from ..limits import limits_of
 from ..records import ABSORB, COARSE, put, told
@@ -81,8 +82,8 @@ class Workspace(KernelWorkspace):
 
     some = 0
 
-    def __init__(self, problem: Problem, options: Options) -> None:
-        super().__init__(problem, options)
+    def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
+        super().__init__(problem, options, skip)
         self.safe_spread = SAFE_SPREAD
         self.ld = -(-problem.shape[1] // PAD) * PAD
         self.held = isinstance(problem.rows.weight, cp.ndarray)  # its vectors, and what is made of them
@@ -96,6 +97,12 @@ class Workspace(KernelWorkspace):
         self.start()
         memory = int(self.state["limits"]["memory"])
         self.coarse = DeviceCoarse(self, problem, memory if self.launch.memory > MEMORY[0] and not self.some else 0)
+
+    @property
+    def reads(self) -> str:
+        """What passes read now, and by which kernels."""
+        what = "float64 rows" if self.some else super().reads
+        return f"{what} on a GPU, {'persistent' if self.launch.persistent else 'portable'}"
 
     def take_kernel(self) -> None:
         """Memory for K as ``find_room`` says, and the kernels for it, on the grid of the rank with the most rows."""

@@ -1,0 +1,121 @@
+"""The driver: carries out the stages of a route over one `Run`, and tells what was carried out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..answer.result import Result
+from ..backends.boxes import Truncation
+from ..backends.contract import Options
+from ..penalties import F64
+from ..problem.problem import Problem
+from ..problem.validate import as_start
+from ..route.stages import UNDONE, Route, Stage, route
+from .loop import Run
+from .truncation import begun, ended, in_boxes
+
+
+def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
+    """(log u, log v) to start from: zeros, or a warm start (a Result's potentials f, g are kept if reg changed)."""
+    if warm_start is None:
+        return np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
+    if isinstance(warm_start, Result):
+        with np.errstate(over="ignore"):
+            warm_start = warm_start.f / problem.reg, warm_start.g / problem.reg
+    return problem.project(*as_start(warm_start, problem.shape))
+
+
+class Done(NamedTuple):
+    """A stage that was carried out."""
+
+    stage: Stage
+    before: str  # the status before it
+    reads: str  # what its passes read
+    clusters: int  # that corrected them
+
+
+def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
+    """All stages that it takes, on the problem as given or turned."""
+    given, prefers = (bool(start[0].any()), bool(start[1].any())), getattr(run.module, "quicker_turned", None)
+    way = route(problem, options, run.max_passes, given, escalate, bool(run.saves), prefers)
+    task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
+    skip: Truncation | None = None
+    boxed = in_boxes(task, way.turned, run.module.LEAST_BOX, options.threads) if way.nats is not None else None
+    quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of what is no answer: the status says so
+    with run.bar or nullcontext(), quiet:
+        log_v, done, cancelled = start[1], list[Done](), False
+        if boxed is not None and way.nats is not None:
+            solve = functools.partial(between_all, run, escalate)
+            task, log_v, skip = begun(boxed, options, start if way.warm else None, way.nats, solve, run.module)
+        for stage in way.stages:
+            if run.status not in stage.after:
+                continue
+            if stage.begin == "zeros":
+                task, skip = boxed.problem if boxed else task, None  # all pairs count
+                log_v = np.zeros(task.shape[1])
+            larger, before = stage.reg != task.reg, run.status
+            if larger and (cancelled or run.n_passes >= stage.most):
+                continue
+            run.limit = run.n_passes + 1 if cancelled else stage.most  # one, for potentials of the reg asked for
+            log_v = one_stage(run, task, stage, way.options, log_v, skip)
+            done.append(Done(stage, before, run.reads, run.clusters))
+            if larger:
+                cancelled, run.status = run.status == "cancelled", "running"
+            elif cancelled:
+                run.status = "cancelled"
+    skipped, how = (ended(boxed, skip) if boxed else None), in_words(way, done, problem, skip)
+    potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
+    if way.turned:
+        potentials, marginals = potentials[::-1], marginals[::-1]
+    return Result(
+        problem, run.module, potentials, marginals, run.trace, run.status, options.threads, how=how, skipped=skipped
+    )
+
+
+def one_stage(
+    run: Run, task: Problem, stage: Stage, options: Options, log_v: F64, skip: Truncation | None
+) -> F64:  # fmt: skip
+    """The passes of one stage from log v, which is in units of the reg asked for; the log v where they end."""
+    options = stage.options(options)
+    if stage.reg == task.reg:
+        return run.run(task, options, log_v, stage.leave, skip)
+    log_v = run.run(
+        dataclasses.replace(task, reg=stage.reg), options, log_v * (task.reg / stage.reg), stage.leave, skip
+    )
+    return log_v * (stage.reg / task.reg)
+
+
+def between_all(
+    run: Run, escalate: bool, problem: Problem, options: Options, start: tuple[F64, F64] | None = None,
+    most: int = sys.maxsize,
+) -> Result:  # fmt: skip
+    """Another problem on the way to this one, its passes not counted, ``most`` of them at most."""
+    start = start or (np.zeros(problem.shape[0]), np.zeros(problem.shape[1]))
+    return carry_out(Run(run.module, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
+
+
+def in_words(way: Route, done: list[Done], problem: Problem, skip: Truncation | None) -> str:
+    """What was carried out, for `Result.how`."""
+    own = [x for x in done if x.stage.reg == problem.reg]
+    first = [x for x in own if x.stage.after == UNDONE]
+    told = [first[-1].reads] + ["turned"] * way.turned
+    if skip and skip.kept:
+        told.append(f"{100 * skip.kept.share:.2g} % of the pairs")
+    if way.warm:
+        told.append("from a warm start" if len(first) == 1 else "a warm start left")
+    if larger := len(done) - len(own):
+        told.append(f"{larger} larger reg" + "s" * (larger > 1))
+    if clusters := max(x.clusters for x in own):
+        told.append(f"corrected by {clusters} clusters")
+    if skip and skip.corrections:
+        told.append("corrected by groups of points")
+    for x in own[len(first) :]:
+        how = " without extrapolation" * (x.stage.memory == 0)
+        told.append(f"after {x.before!r} {x.reads}{how}")
+    return ", ".join(told) + (f", on {problem.ranks.size} ranks" if problem.ranks.size > 1 else "")

@@ -1,0 +1,37 @@
+"""From the words of a user (method, precision, tol) to the `Options` that a workspace reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ..backends.contract import MEMORY, SMALL_ENTRIES, Options
+from ..problem.validate import as_positive, as_threads
+
+METHODS = {  # name: (translation, Anderson memory, in place)
+    "auto": (True, MEMORY[1], False),
+    "translation_invariant": (True, 0, False),
+    "sinkhorn": (False, 0, False),
+    "map-uot": (False, 0, True),
+}
+PRECISIONS = {"float64": "float64", "mixed": "float32"}
+SCHEDULES = "auto", "static"
+MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
+
+
+def make_options(
+    method: str, precision: str, tol: Any, tol_gap: Any, threads: Any, schedule: str = "auto", made: bool = False
+) -> Options:
+    """The options of a solve; ``made``: no K is stored, so that float32 costs no digits of the answer."""
+    translate, memory, in_place = METHODS[method]
+    tol = as_positive(tol, "tol")
+    tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
+    if precision == "auto":  # a plan in place is rounded in every pass
+        precision = "mixed" if made or (tol >= MIXED_TOL and not in_place) else "float64"
+    return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads), schedule)
+
+
+def options_alone(options: Options, precision: str, entries: int) -> Options:
+    """The options of one problem that its batch gave up: one thread, and float64 where K stays in cache."""
+    small = precision == "auto" and entries <= SMALL_ENTRIES
+    return dataclasses.replace(options, threads=1, precision="float64" if small else options.precision)

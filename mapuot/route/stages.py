@@ -1,0 +1,161 @@
+"""Which way a problem goes to its answer, as data: `route` decides, the driver (ascend/carry_out.py) carries out.
+
+    turned?    columns that alone are balanced, or are quicker to read, become the rows
+    skipped?   between points far from each other, pairs that are provably negligible
+    stages     larger regs first where reg is small; what is tried next where a stage ends in a status that calls for it
+
+A plain problem's stages are carried out by src_c/solve.c, those of many marginals by marginals/solve.py; the larger
+regs of all of them, and of batches, are stated here. How a pass reads K (tiles, points, on a GPU) its backend decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..backends.contract import Options
+from ..problem.points import PointCloud
+from ..problem.problem import Common, Problem
+from ..status import FAILED
+
+SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
+SCALING_STEP = 4.0
+COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
+WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
+INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
+FAR = 30.0  # range(M) / reg below which "auto" skips nothing: most pairs count
+UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One run of passes at one reg; the status of a larger reg than the one asked for counts as "running"."""
+
+    reg: float
+    tol: float  # certified error that ends it
+    storage: str  # of K
+    memory: int  # Anderson's differences, at most
+    most: int  # passes of the whole solve at its end
+    after: tuple[str, ...]  # statuses in which it is carried out
+    begin: str  # "start": as given; "zeros": cold, and all pairs count; "here": where the last stage ended
+    leave: float = math.inf  # certified error of its first pass above which that is the only one
+
+    def options(self, asked: Options) -> Options:
+        """The options that its workspace reads."""
+        return dataclasses.replace(asked, tol=self.tol, precision=self.storage, memory=self.memory)
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """The way of one problem."""
+
+    turned: bool  # rows and columns are exchanged
+    warm: bool  # it begins at potentials that are given
+    nats: float | None  # how far below its share a pair is at least that is skipped; None: all pairs count
+    options: Options  # what the stages have in common
+    stages: tuple[Stage, ...]
+
+
+def route(
+    problem: Problem, options: Options, most: int, given: tuple[bool, bool] = (False, False), escalate: bool = False,
+    saves: bool = False, prefers: Callable[[Any], bool] | None = None,
+) -> Route:  # fmt: skip
+    """The way of a problem; over ranks all must call it.
+
+    ``most``: passes; ``given``: whether it starts from a log u and from a log v; ``escalate``: K may be stored in a
+    finer type than that of the options; ``saves``: a checkpoint is written; ``prefers(cost)``: whether the backend
+    would rather read the columns as rows.
+    """
+    turns = problem.turns and (turned(problem, options) or quicker(problem, options, given, prefers))
+    nats, warm = nats_of(problem, saves), bool(problem.ranks.max(given[0] if turns else given[1]))
+    options = options if nats is None else inner(options)
+    return Route(turns, warm, nats, options, stages(problem, options, most, warm, nats is not None, escalate))
+
+
+def inner(options: Options) -> Options:
+    """What the pairs that are kept must reach, so that there is room for the others."""
+    tol_gap = options.tol_gap * INNER if options.tol_gap >= 0 else options.tol_gap
+    return dataclasses.replace(options, tol=INNER * options.tol, tol_gap=tol_gap)
+
+
+def stages(problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool) -> tuple[Stage, ...]:
+    """The runs of passes that are tried, in order."""
+    own = Stage(problem.reg, options.tol, options.precision, options.memory, most, UNDONE, "zeros")
+    found = [*climb(problem, options, most // 2), own]
+    if len(found) > 1:
+        found[0], found[-1] = (dataclasses.replace(x, begin=begin) for x, begin in ((found[0], "zeros"), (own, "here")))
+    if warm or skips:
+        leave = math.inf if skips or len(found) == 1 else WARM_ERROR
+        found.insert(0, dataclasses.replace(own, begin="start", leave=leave))
+    again = dataclasses.replace(own, begin="here")
+    finer = dataclasses.replace(again, storage="float64", after=("stalled", *FAILED))
+    escalate = escalate and options.precision == "float32" and not problem.cost.wide
+    if options.memory and {problem.rows.penalty, problem.cols.penalty} & {
+        "tv",
+        "range",
+    }:  # kinks mislead the extrapolation
+        found.append(dataclasses.replace(again, memory=0, after=("stalled",)))
+        if escalate:
+            found.append(dataclasses.replace(finer, after=FAILED))
+        finer = dataclasses.replace(finer, memory=0, after=("stalled",))
+    return tuple([*found, finer] if escalate else found)
+
+
+def climb(problem: Common, options: Options, most: int) -> list[Stage]:
+    """The larger regs of a problem, or of a batch, ``most`` passes in all or each; none for the named methods."""
+    regs = larger_regs(problem.M_max - problem.M_min, problem.reg) if options.memory else []
+    tol = max(options.tol, COARSE_TOL)
+    return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]
+
+
+def larger_regs(spread: float, reg: float, below: float = SCALING_BELOW) -> list[float]:
+    """Regs to pass through before ``reg``, largest first, where that is less than ``below`` of the range of M."""
+    if reg >= below * spread:
+        return []
+    steps = math.ceil(math.log(below * spread / reg, SCALING_STEP))
+    return [reg * SCALING_STEP**k for k in range(steps, 0, -1)]
+
+
+def turned(problem: Common, options: Options) -> bool:
+    """Whether the columns are better read as rows: they alone are balanced.
+
+    The row side is exact in every pass, so that the gap of the free side then certifies the plan.
+    """
+    return turned_sides(problem.rows.penalty == "balanced", problem.cols.penalty == "balanced", options)
+
+
+def turned_sides(balanced_rows: bool, balanced_cols: bool, options: Options) -> bool:
+    """`turned` of sides that are balanced or not."""
+    return balanced_cols and not balanced_rows and options.memory > 0
+
+
+def quicker(problem: Problem, options: Options, given: tuple[bool, bool], prefers: Any) -> bool:
+    """Whether the backend would rather read the columns as rows, and nothing but time tells the two ways apart.
+
+    Rows that must be met stay rows, whose marginal is exact. A start of log v alone (a checkpoint's) stays one.
+    """
+    free = options.memory > 0 and not problem.rows.demands and (given[0] or not given[1])
+    return bool(free and prefers and prefers(problem.cost))
+
+
+def nats_of(problem: Problem, saves: bool) -> float | None:
+    """How far below its share a pair of points must be to be skipped, at least; None: none is."""
+    cloud, ranks = problem.cost, problem.ranks
+    if not isinstance(cloud, PointCloud):
+        return None
+    ranks.same(truncate=repr(cloud.truncate))
+    if not cloud.truncates(ranks.sum(cloud.size)):
+        return None
+    found = {
+        "metric 'wfr'": cloud.metric == "wfr",
+        "a reference other than 'product'": problem.reference != "product",
+        "checkpoint": saves,
+    }
+    reasons = [word for word, is_so in found.items() if is_so]
+    if cloud.truncate != "auto":
+        if reasons:
+            raise NotImplementedError(f"truncate is not for {reasons[0]}: give truncate=None")
+        return float(cloud.truncate)  # type: ignore[arg-type]
+    return None if reasons or problem.spread < FAR else 0.0
