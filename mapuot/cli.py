@@ -307,6 +307,7 @@ def print_values(result: Result, values: dict[str, Any]) -> None:
     for name in names:
         value = values[name]
         click.echo(f"{name:<12} {value:.10g}" if isinstance(value, float) else f"{name:<12} {value}")
+    click.echo(f"{'how':<12} {result.how}")
     if not result.converged:
         known = f"the certified relative plan error is {result.error_bound:.2e}"
         text = known if result.error_bound < 1 else "nothing is certified yet"

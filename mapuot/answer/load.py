@@ -76,7 +76,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     (5, 4)
     """
     values = read_values(
-        path, (*VECTORS, *NUMBERS, *TEXTS, *MASK, "format", "forbidden", "trace", "upper_a", "upper_b")
+        path, (*VECTORS, *NUMBERS, *TEXTS, *MASK, "format", "forbidden", "trace", "how", "upper_a", "upper_b")
     )
     try:
         sides, trace = checked(values)
@@ -104,7 +104,8 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     potentials, marginals = (
         (values[first], values[second]) for first, second in (("log_u", "log_v"), ("row_marginal", "col_marginal"))
     )
-    result = Result(problem, module, potentials, marginals, trace, values["status"], as_threads(threads))
+    how = str(values.get("how", ""))
+    result = Result(problem, module, potentials, marginals, trace, values["status"], as_threads(threads), how)
     vars(result).update({name: values[name] for name in ("cost", "objective", "dual", "mass")})
     return result
 

@@ -133,6 +133,10 @@ class Result(Certified, Answer):
         corrections, between groups of points, are not counted.
     trace : list of Stats
         One entry a pass: gap, error, dual, mass, residual, seconds.
+    how : str
+        Which way the solve went: what its passes read (dense K in "tiles", stored "pairs", "points", "products" along
+        the axes of a grid; "then" what later ones read), whether rows and columns were "turned" round, how many larger
+        regs came first, what corrected the passes, and what was tried "after" a status that is no end.
 
     Notes
     -----
@@ -191,6 +195,9 @@ class Result(Certified, Answer):
         m, n = self.problem.shape
         told = told_bound(self.error_bound, "error_bound")
         return f"<mapuot.Result {m}x{n} {self.status} after {self.n_passes} passes, {told}, mass {self.mass:.6g}>"
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.how}" if self.how else repr(self)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what was solved, how well, and what of it moves."""

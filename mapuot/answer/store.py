@@ -35,7 +35,7 @@ def contents(result: Any) -> dict[str, Any]:
         "col_marginal": own(result.col_marginal),
         "cost": result.cost, "objective": result.objective, "dual": result.dual, "gap": result.gap,
         "error_bound": result.error_bound, "mass": result.mass, "reg": float(p.reg),
-        "n_passes": result.n_passes, "status": result.status, "format": FORMAT,
+        "n_passes": result.n_passes, "status": result.status, "how": result.how, "format": FORMAT,
         "M_min": float(p.M_min), "M_max": float(p.M_max), "forbidden": int(p.forbidden), "c_mass": float(p.c_mass),
         "dtype": p.cost.dtype.name, "reference": p.unmasked if isinstance(p.unmasked, str) else "matrix",
         "trace": trace_table(result.trace),

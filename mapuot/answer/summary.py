@@ -60,6 +60,7 @@ def facts(result: Any) -> dict[str, str]:
         "error_bound": f"{result.error_bound:.2e}" if result.error_bound < 1 else "none yet",
         "gap": f"{result.gap:.2e}",
         "mass": f"{number(result.mass)}: {' and '.join(moved)}",
+        "how": result.how,
     }
 
 

@@ -32,7 +32,7 @@ from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, options_alone
 from ..route.plain import STEPS, is_plain
-from ..route.stages import climb, turned
+from ..route.stages import climb, in_words, turned
 from ..status import FAILED, told_miss, warn_not_converged
 from ..threads import each
 
@@ -179,7 +179,7 @@ class BatchRun:
         self.tables: Any = None  # log u, log v, r, s
         self.ends = {name: np.empty(p) for name in ("gap", "error", "dual", "mass")}
         self.n_passes = np.zeros(p, np.int64)
-        self.status = np.full(p, "absorb", dtype="U12")
+        self.status, self.how = np.full(p, "absorb", dtype="U12"), np.full(p, "", dtype=object)
         self.far: Any = ()  # problems solved alone from far away, whose K has its exponents' rounding
 
     def solve(self, log_v: Any, bar: Any) -> None:
@@ -223,9 +223,11 @@ class BatchRun:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of what fails: its status tells
                 workspace = engine.BatchWorkspace(task.part(i0, i1), options, start)
                 cold = start is None or not bool((start != 0).any())
-                for stage in climb(task, options, COARSE_PASSES) if engine.CLIMBS and cold else ():
+                stages = climb(task, options, COARSE_PASSES) if engine.CLIMBS and cold else []
+                for stage in stages:
                     workspace.climb(stage.reg, stage.options(options), stage.most)
                 self.chunk(workspace, i0, i1, bar)
+            self.how[i0:i1] = in_words(f"{dtype} tiles", len(stages), f"{i1 - i0} problems together")
 
     def chunk(self, workspace: Any, i0: int, i1: int, bar: Any) -> None:
         running, passes = i1 - i0, 0
@@ -264,6 +266,9 @@ class BatchRun:
             for name, values in self.ends.items():
                 values[where] = records["last"][name][done]
             self.n_passes[where] = records["made"][done]
+            climbs = (records["start"][done] == 0) * len(climb(task, options, 0))
+            reads = f"{options.precision} tiles"
+            self.how[where] = [in_words(reads, int(k), "one call of the core for some problems") for k in climbs]
             converged = records["status"][done] == whole.CONVERGED
             self.status[where] = np.where(converged, "converged", "max_passes")
             bar.update(len(where))
@@ -291,12 +296,13 @@ class BatchRun:
         for values, value in zip(self.ends.values(), end, strict=True):
             values[i] = value
         self.n_passes[i], self.status[i] = spent + result.n_passes, result.status
+        self.how[i] = f"{result.how}, alone"
 
     def result(self, problem: BatchProblem, turns: bool) -> BatchResult:
         potentials, marginals = self.tables[:2], self.tables[2:]
         if turns:
             potentials, marginals = potentials[::-1], marginals[::-1]
-        ends = (*self.ends.values(), self.n_passes, self.status)
+        ends = (*self.ends.values(), self.n_passes, self.status, self.how)
         return BatchResult(problem, self.module, potentials, marginals, ends, self.options.threads, self.far)
 
 
@@ -320,6 +326,8 @@ class BatchResult(Answer, Sequence[Result]):
     n_passes : (p,) int array
     status : (p,) array of str
         "converged", "max_passes", "stalled", "not finite" or "underflow".
+    how : (p,) array of str
+        Which way each problem went, as in `Result`.
     """
 
     def __init__(
@@ -333,10 +341,10 @@ class BatchResult(Answer, Sequence[Result]):
         far: Any = (),
     ) -> None:
         self.problem, self._backend, self._threads, self._far = problem, backend, threads, far
-        failed = bool(np.isin(ends[-1], FAILED).any())
+        failed = bool(np.isin(ends[-2], FAILED).any())
         self.log_u, self.log_v = numbers(potentials, -np.inf) if failed else potentials
         self.row_marginal, self.col_marginal = numbers(marginals, np.inf) if failed else marginals
-        self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status = ends
+        self.gap, self.error_bound, self.dual, self.mass, self.n_passes, self.status, self.how = ends
 
     def __repr__(self) -> str:
         m, n = self.problem.shape
@@ -359,7 +367,8 @@ class BatchResult(Answer, Sequence[Result]):
         )  # fmt: skip
         potentials = host(self.log_u[i]), host(self.log_v[i])
         marginals = host(self.row_marginal[i]), host(self.col_marginal[i])
-        result = Result(self.problem[i], self._backend, potentials, marginals, [end], end.status, self._threads)
+        known = potentials, marginals, [end], end.status, self._threads, self.how[i]
+        result = Result(self.problem[i], self._backend, *known)
         if "cost" in vars(self):  # known already: no need to read M again
             vars(result)["cost"] = float(self.cost[i])
         return result

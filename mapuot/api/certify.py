@@ -181,7 +181,7 @@ def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -
         workspace.absorb(np.where(np.isfinite(result.log_v), result.log_v, 0.0))
         stats = workspace.iterate(1)
         potentials, marginals = workspace.potentials(), workspace.marginals()
-    return Result(dense, module, potentials, marginals, stats, "max_passes", threads)
+    return Result(dense, module, potentials, marginals, stats, "max_passes", threads, workspace.reads)
 
 
 class Sweep:

@@ -16,7 +16,7 @@ from ..backends.contract import Options
 from ..penalties import F64
 from ..problem.problem import Problem
 from ..problem.validate import as_start
-from ..route.stages import UNDONE, Route, Stage, route
+from ..route.stages import UNDONE, Route, Stage, in_words, route
 from .loop import Run
 from .truncation import begun, ended, in_boxes
 
@@ -69,7 +69,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
                 cancelled, run.status = run.status == "cancelled", "running"
             elif cancelled:
                 run.status = "cancelled"
-    skipped, how = (ended(boxed, skip) if boxed else None), in_words(way, done, problem, skip)
+    skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip)
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
         potentials, marginals = potentials[::-1], marginals[::-1]
@@ -100,22 +100,19 @@ def between_all(
     return carry_out(Run(run.module, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
-def in_words(way: Route, done: list[Done], problem: Problem, skip: Truncation | None) -> str:
+def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None) -> str:
     """What was carried out, for `Result.how`."""
     own = [x for x in done if x.stage.reg == problem.reg]
     first = [x for x in own if x.stage.after == UNDONE]
-    told = [first[-1].reads] + ["turned"] * way.turned
+    clusters, ranks = max(x.clusters for x in own), problem.ranks.size
+    more = ["turned" * way.turned]
     if skip and skip.kept:
-        told.append(f"{100 * skip.kept.share:.2g} % of the pairs")
+        more.append(f"{100 * skip.kept.share:.2g} % of the pairs")
     if way.warm:
-        told.append("from a warm start" if len(first) == 1 else "a warm start left")
-    if larger := len(done) - len(own):
-        told.append(f"{larger} larger reg" + "s" * (larger > 1))
-    if clusters := max(x.clusters for x in own):
-        told.append(f"corrected by {clusters} clusters")
-    if skip and skip.corrections:
-        told.append("corrected by groups of points")
+        more.append("from a warm start" if len(first) == 1 else "a warm start left")
+    more.append(f"corrected by {clusters} clusters" * (clusters > 0))
+    more.append("corrected by groups of points" * bool(skip and skip.corrections))
     for x in own[len(first) :]:
-        how = " without extrapolation" * (x.stage.memory == 0)
-        told.append(f"after {x.before!r} {x.reads}{how}")
-    return ", ".join(told) + (f", on {problem.ranks.size} ranks" if problem.ranks.size > 1 else "")
+        more.append(f"after {x.before!r} {x.reads}" + " without extrapolation" * (x.stage.memory == 0))
+    more.append(f"on {ranks} ranks" * (ranks > 1))
+    return in_words(first[-1].reads, len(done) - len(own), *more)

@@ -26,7 +26,7 @@ from ..problem.side import Side
 from ..problem.validate import as_count, as_out, is_sentinel, moves_little
 from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
-from .stages import COARSE_TOL, SCALING_BELOW, SCALING_STEP, turned_sides
+from .stages import COARSE_TOL, SCALING_BELOW, SCALING_STEP, in_words, larger_regs, turned_sides
 
 STEPS = SCALING_BELOW, SCALING_STEP, COARSE_TOL
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -143,8 +143,8 @@ class PlainResult(Result):
     def __reduce_ex__(self, protocol: Any) -> Any:
         marginals = self.row_marginal, self.col_marginal
         potentials = self.log_u, self.log_v
-        result = Result(self.problem, self._backend, potentials, marginals, self.trace, self.status, self._threads)
-        return as_it_is, (result,)
+        kept = potentials, marginals, self.trace, self.status, self._threads, self.how
+        return as_it_is, (Result(self.problem, self._backend, *kept),)
 
     @cached_property
     def problem(self) -> Problem:  # type: ignore[override]
@@ -162,6 +162,11 @@ class PlainResult(Result):
         m, n = self._M.shape
         ends = 0, m, m + n, 2 * m + n, 2 * (m + n), 3 * (m + n)
         return self._found.numbers[ends[k] : ends[k + 1]]
+
+    @cached_property
+    def how(self) -> str:  # type: ignore[override]
+        larger = larger_regs(self._found.high - self._found.low, self._reg) if self.options.memory else []
+        return in_words(f"{self.options.precision} tiles", len(larger), "one call of the core")
 
     @cached_property
     def log_u(self) -> Any:

@@ -118,6 +118,12 @@ def larger_regs(spread: float, reg: float, below: float = SCALING_BELOW) -> list
     return [reg * SCALING_STEP**k for k in range(steps, 0, -1)]
 
 
+def in_words(reads: str, larger: int, *more: str) -> str:
+    """What was carried out, for `Result.how`: what passes read, so many larger regs, and more words, "" none."""
+    regs = f"{larger} larger reg" + "s" * (larger > 1) if larger else ""
+    return ", ".join(word for word in (reads, regs, *more) if word)
+
+
 def turned(problem: Common, options: Options) -> bool:
     """Whether the columns are better read as rows: they alone are balanced.
 

@@ -1,0 +1,133 @@
+"""The way that a problem takes: `route` as a pure function, and `Result.how`, which tells what was carried out."""
+
+import math
+import pickle
+import re
+
+import numpy as np
+import pytest
+from problems import clouds
+from scipy import sparse
+
+import mapuot
+from mapuot.backends import cpu
+from mapuot.problem.problem import Problem
+from mapuot.route.options import make_options
+from mapuot.route.stages import COARSE_TOL, UNDONE, larger_regs, route
+
+
+def way(case, method="auto", precision="auto", tol=1e-6, **given):
+    problem = Problem.from_arrays(case.M, case.a, case.b, case.reg, case.reg_m, case.penalty, case.reference, cpu)
+    options = make_options(method, precision, tol, None, 1)
+    return route(problem, options, 100, escalate=precision == "auto", **given)
+
+
+def told(found):
+    return [(stage.begin, round(stage.reg, 9), stage.storage, stage.memory > 0) for stage in found.stages]
+
+
+def test_larger_regs():
+    assert larger_regs(1.0, 3e-3) == []
+    assert larger_regs(1.0, 2.9e-3) == pytest.approx([4 * 2.9e-3])
+    assert larger_regs(10.0, 1e-4) == pytest.approx([1e-4 * 4**k for k in (5, 4, 3, 2, 1)])
+    assert larger_regs(1.0, 1e-3, below=0.01) == pytest.approx([1.6e-2, 4e-3])
+
+
+def test_a_cold_start():
+    """From zeros, by way of larger regs where reg is small; in float64 where float32 is not enough."""
+    easy, finer = ("zeros", 0.1, "float32", True), ("here", 0.1, "float64", True)
+    assert told(way(clouds(9, 8, reg=0.1))) == [easy, finer]
+    assert told(way(clouds(9, 8, reg=0.1), precision="mixed")) == [easy]
+    assert told(way(clouds(9, 8, reg=0.1), method="sinkhorn")) == [(*x[:3], False) for x in (easy, finer)]
+    hard = way(clouds(9, 8, reg=1e-3), precision="float64").stages
+    assert [stage.begin for stage in hard] == ["zeros"] + ["here"] * (len(hard) - 1)
+    assert [stage.tol for stage in hard] == [COARSE_TOL] * (len(hard) - 1) + [1e-6]
+    assert [stage.most for stage in hard] == [50] * (len(hard) - 1) + [100]
+    assert all(stage.after == UNDONE for stage in hard)
+
+
+def test_a_warm_start_is_left_where_it_is_of_no_use():
+    found = way(clouds(9, 8, reg=1e-3), given=(True, True)).stages
+    assert (found[0].begin, found[0].leave, found[1].begin) == ("start", 1.0, "zeros")
+    assert way(clouds(9, 8, reg=0.1), given=(True, True)).stages[0].leave == math.inf
+
+
+def test_kinks_are_solved_again_without_extrapolation():
+    found = told(way(clouds(9, 8, reg=0.1, penalty="tv")))
+    assert [x[2:] for x in found] == [("float32", True), ("float32", False), ("float64", True), ("float64", False)]
+
+
+def test_balanced_columns_are_turned():
+    assert way(clouds(9, 8, reg_m=(1.0, np.inf))).turned
+    assert not way(clouds(9, 8, reg_m=(np.inf, np.inf))).turned
+    assert not way(clouds(9, 8, reg_m=(1.0, np.inf)), method="sinkhorn").turned
+
+
+def points(m=600, n=500):
+    rng = np.random.default_rng(0)
+    return rng.random((m, 2)), rng.random((n, 2)), np.full(m, 1 / m), np.full(n, 1 / n)
+
+
+HOW = {
+    "plain": (clouds(30, 20, reg=0.1), {}, "float32 tiles, one call of the core"),
+    "small reg": (clouds(30, 20, reg=2e-3), {}, r"float32 tiles, \d larger regs?, one call of the core"),
+    "threads": (clouds(30, 20, reg=2e-3), {"threads": 2}, r"float32 tiles, \d larger regs?"),
+    "turned": (clouds(30, 20, reg_m=(1.0, np.inf)), {}, "float32 tiles, turned"),
+    "in place": (clouds(30, 20, reg=0.1), {"method": "map-uot"}, "float64 tiles"),
+    "reference": (clouds(30, 20, reg=0.1), {"backend": "reference"}, "float64 logarithms"),
+    "warm": (clouds(30, 20, reg=0.1), {"warm_start": (np.ones(30), np.ones(20))}, "float32 tiles, from a warm start"),
+    "escalated": (
+        clouds(30, 20, reg=0.05, penalty="tv"), {"tol": 1e-17},
+        "float64 tiles, after 'stalled' float64 tiles without extrapolation",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOW)
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_how(name, tmp_path):
+    case, options, how = HOW[name]
+    result = case.solve(**options)
+    assert re.fullmatch(how, result.how), result.how
+    assert str(result) == f"{result!r}\n{result.how}"
+    assert pickle.loads(pickle.dumps(result)).how == result.how
+    result.save(tmp_path / "answer.npz")
+    assert mapuot.load(tmp_path / "answer.npz").how == result.how
+    assert result.how in result._repr_html_().replace("&#x27;", "'")
+
+
+def test_how_of_other_costs():
+    x, y, a, b = points()
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    given = {
+        "float32 points, then float64 points": mapuot.PointCloud(x, y),
+        "float32 pairs": sparse.csr_array(np.where(M < 0.5, M + 1e-3, 0)),
+        "float32 tiles": lambda i0, i1: M[i0:i1],
+    }
+    for how, cost in given.items():
+        assert mapuot.solve(cost, a, b, reg=0.05, reg_m=1.0).how == how
+    skips = mapuot.solve(mapuot.PointCloud(x, y, truncate=4.0), a, b, reg=1e-3, reg_m=1.0)
+    assert f", {100 * skips.skipped.kept.share:.2g} % of the pairs" in skips.how
+    rng = np.random.default_rng(0)
+    assert mapuot.solve(mapuot.Grid((9, 8)), *rng.random((2, 9, 8)), reg=0.1, reg_m=1.0).how == "float64 products"
+
+
+def test_how_of_a_batch():
+    x, y, a, b = points(60, 50)
+    M, A, B = ((x[:, None] - y) ** 2).sum(-1), np.stack([a, 2 * a]), np.stack([b, b])
+    easy = mapuot.solve_batch(M, A, B, reg=0.05, reg_m=1.0)
+    assert easy.how.tolist() == ["float64 tiles, 2 problems together"] * 2
+    assert easy[1].how == easy.how[1]
+    hard = mapuot.solve_batch(M, A, B, reg=1e-4, reg_m=1.0)
+    assert all("larger regs, one call of the core for some problems" in how for how in hard.how)
+    alone = mapuot.solve_batch(M, A, B, reg=1e-3, reg_m=0.5, penalty="tv")
+    assert all(how.endswith("alone") for how in alone.how)
+
+
+def test_nothing_of_a_solve_stays_in_the_cost():
+    x, y, a, b = points()
+    cloud = mapuot.PointCloud(x, y, truncate=4.0)
+    before = set(vars(cloud))
+    result = mapuot.solve(cloud, a, b, reg=1e-3, reg_m=1.0)
+    assert result.skipped is not None
+    assert set(vars(cloud)) == before
