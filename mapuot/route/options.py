@@ -14,7 +14,7 @@ METHODS = {  # name: (translation, Anderson memory, in place)
     "sinkhorn": (False, 0, False),
     "map-uot": (False, 0, True),
 }
-PRECISIONS = {"float64": "float64", "mixed": "float32", "bfloat16": "bfloat16"}
+PRECISIONS = {"float64": "float64", "mixed": "float32"}
 SCHEDULES = "auto", "static"
 MIXED_TOL = 5e-7  # a float32 K cannot certify less: its rounding alone accounts for 3 * 2^-24
 
@@ -28,8 +28,6 @@ def make_options(
     tol_gap = -1.0 if tol_gap is None else as_positive(tol_gap, "tol_gap")
     if precision == "auto":  # a plan in place is rounded in every pass
         precision = "mixed" if made or (tol >= MIXED_TOL and not in_place) else "float64"
-    if in_place and precision == "bfloat16":
-        raise ValueError("precision 'bfloat16' cannot hold the in-place plan of method 'map-uot'")
     return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads), schedule)
 
 
