@@ -272,7 +272,7 @@ def losses(p: int, threads: int, gpu: bool) -> dict[str, Any]:
         return a.grad
 
     def ours(tol: float = 1e-6) -> Any:
-        return gradient(lambda a: sinkhorn_loss(a, B, M, reg=REG, reg_m=RHO, tol=tol, **options))
+        return gradient(lambda a: sinkhorn_loss(M, a, B, reg=REG, reg_m=RHO, tol=tol, **options))
 
     calls: Calls = {
         "mapuot": ours,

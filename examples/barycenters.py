@@ -53,7 +53,9 @@ def main() -> None:
     fig, axes = plt.subplots(len(rows), args.steps, figsize=(1.6 * args.steps, 1.8 * len(rows)))
     for line, (name, kind) in zip(axes, rows.items(), strict=True):
         begin = time.perf_counter()
-        found = mapuot.barycenter(A, M, args.reg, weights=np.hstack([1 - t, t]), tol=1e-3, progress=True, **kind)
+        found = mapuot.barycenter(
+            M, A, reg=args.reg, weights=np.hstack([1 - t, t]), tol_change=1e-3, progress=True, **kind
+        )
         print(f"{name}: {args.steps} barycenters, {found.n_passes} passes, {time.perf_counter() - begin:.1f} s")
         for axis, q in zip(line, found.q, strict=True):
             axis.imshow(q.reshape(args.size, args.size), cmap="gray_r")

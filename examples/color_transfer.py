@@ -116,9 +116,10 @@ class Transfer:
         self.bar.refresh()
 
     def solve(self, reg_m: float, **options: Any) -> mapuot.Result:
+        M, a, b, reg = self.problem
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-            return mapuot.solve(*self.problem, reg_m, threads=self.threads, **options)
+            return mapuot.solve(M, a, b, reg=reg, reg_m=reg_m, threads=self.threads, **options)
 
     def map(self, log_v: Any, dtype: Any = np.float32) -> Palette:
         return Palette(self.y, log_v, self.args.reg * self.scale, dtype)
@@ -127,7 +128,7 @@ class Transfer:
         """Our certificate of POT's plan (u, v): one pass on the transposed problem starts from u and finds this v."""
         M, a, b, reg = self.problem
         one = mapuot.solve(
-            M.T, b, a, reg, self.args.reg_m, method="sinkhorn", precision="float64", max_passes=1,
+            M.T, b, a, reg=reg, reg_m=self.args.reg_m, method="sinkhorn", precision="float64", max_passes=1,
             tol=1e9, warm_start=(log_v, log_u),
         )  # fmt: skip
         return one.error_bound

@@ -83,7 +83,7 @@ def main() -> None:
     a = sky(args.size, 0, (0.3, 0.25, 0.1), (0.7, 0.3, 0.06))
     b = sky(args.size, 1, (0.35, 0.6, 0.09), (0.75, 0.8, 0.07), (0.15, 0.9, 0.05))
     begun = time.perf_counter()
-    result = mapuot.solve(grid, a, b, args.reg, args.reg_m, tol=1e-4, backend=args.backend)
+    result = mapuot.solve(grid, a, b, reg=args.reg, reg_m=args.reg_m, tol=1e-4, backend=args.backend)
     print(f"{result}, {time.perf_counter() - begun:.0f} s")
     draw(args.out / "density_map.png", grid, result, a, b)
     print(args.out / "density_map.png")

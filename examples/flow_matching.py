@@ -56,7 +56,7 @@ def from_plan(reg: float, reg_m: float, seed: int) -> Pairs:
 
     def pairs(x0: Any, x1: Any) -> tuple[Any, Any]:
         M = torch.cdist(x0, x1) ** 2
-        i, j = mapuot.solve(M, None, None, reg, reg_m, tol=1e-3).sample(len(x0), rng)
+        i, j = mapuot.solve(M, reg=reg, reg_m=reg_m, tol=1e-3).sample(len(x0), rng)
         return x0[i], x1[j]
 
     return pairs

@@ -50,7 +50,7 @@ def flow(x: Any, y: Any, steps: int, reg: float, reg_m: float) -> list[tuple[Any
     for _ in tqdm(range(steps + 1), desc="flow", unit="step"):
         x, a = x.detach().requires_grad_(), a.detach().requires_grad_()
         costs = squared_distances(x, y), squared_distances(x, x)
-        value = sinkhorn_divergence(a, b, costs[0], reg, reg_m, M_a=costs[1], M_b=M_b, tol=1e-5)
+        value = sinkhorn_divergence(costs[0], a, b, reg=reg, reg_m=reg_m, M_a=costs[1], M_b=M_b, tol=1e-5)
         step_x, step_a = torch.autograd.grad(value, (x, a))
         frames.append((x.detach().numpy(), a.detach().numpy(), float(value.detach())))
         x, a = x - 0.2 * step_x / a[:, None], a * torch.exp(-0.3 / reg_m * step_a)

@@ -72,7 +72,7 @@ def main() -> None:
     M, labels = class_cost(split[0], split[2]), torch.eye(10)
     losses = {
         "cross-entropy": lambda p, y: -torch.log(p[range(len(y)), y] + 1e-12).mean(),
-        "Wasserstein": lambda p, y: sinkhorn_loss(p, labels[y], M, args.reg, args.reg_m, tol=1e-4).mean(),
+        "Wasserstein": lambda p, y: sinkhorn_loss(M, p, labels[y], reg=args.reg, reg_m=args.reg_m, tol=1e-4).mean(),
     }
     curves = {}
     with tqdm(total=len(losses) * args.epochs, desc="training", unit="epoch") as bar:

@@ -48,13 +48,13 @@ def train(x: Any, y: Any, keep: float, steps: int, reg: float, reg_m: float) -> 
     a, b = (torch.full((len(z),), 1 / len(z)) for z in (x, y))
     for step in tqdm(range(steps), desc=f"keep {keep:g}", unit="step"):
         M = torch.cdist(x + moved(x), y) ** 2
-        loss = sinkhorn_loss(a, b, M, reg, reg_m, tol=1e-3, mask=mapuot.SeededMask(keep, seed=step))
+        loss = sinkhorn_loss(M, a, b, reg=reg, reg_m=reg_m, tol=1e-3, mask=mapuot.SeededMask(keep, seed=step))
         adam.zero_grad()
         loss.backward()
         adam.step()
     with torch.no_grad():
         z = x + moved(x)
-        return z.numpy(), float(sinkhorn_loss(a, b, torch.cdist(z, y) ** 2, reg, reg_m, tol=1e-3))
+        return z.numpy(), float(sinkhorn_loss(torch.cdist(z, y) ** 2, a, b, reg=reg, reg_m=reg_m, tol=1e-3))
 
 
 def main() -> None:

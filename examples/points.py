@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     x, y = shapes(args.points)
-    result = mapuot.solve_sample(x, y, args.reg, args.reg_m, tol=1e-4)
+    result = mapuot.solve_sample(x, y, reg=args.reg, reg_m=args.reg_m, tol=1e-4)
     print(f"{result}\nmass that moves: {result.mass:.3f}; the plan is within {result.error_bound:.1e} of the optimum")
     draw(args.out / "points.png", x, y, result)
     print(args.out / "points.png")

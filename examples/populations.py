@@ -55,7 +55,7 @@ def main() -> None:
     chains = {}
     for name, given in (("one chain", masses), (f"one chain, sample {LOST} free", unsure)):
         begin = time.perf_counter()
-        chains[name] = mapuot.multimarginal(costs, given, args.reg, args.reg_m)
+        chains[name] = mapuot.multimarginal(costs, given, reg=args.reg, reg_m=args.reg_m)
         print(f"{name}: {chains[name].n_passes} passes in {time.perf_counter() - begin:.1f} s")
     upper = [cloud[:, 1] > 0 for cloud in clouds]
     shares = {"sampled": [float(up.mean()) for up in upper]}
@@ -65,7 +65,7 @@ def main() -> None:
     shares["pair after pair"] = [float(moved[upper[0]].sum())]
     begin = time.perf_counter()
     for t in range(TIMES - 1):
-        pair = mapuot.solve(costs[t, t + 1], masses[t], masses[t + 1], args.reg, args.reg_m)
+        pair = mapuot.solve(costs[t, t + 1], masses[t], masses[t + 1], reg=args.reg, reg_m=args.reg_m)
         moved = pair.apply_transpose(moved / pair.row_marginal)
         shares["pair after pair"].append(float(moved[upper[t + 1]].sum()))
     print(f"pairs: {TIMES - 1} solves in {time.perf_counter() - begin:.1f} s")

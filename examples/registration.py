@@ -53,7 +53,7 @@ class Affine:
 
     def solved(self, numbers: Any) -> Any:
         cloud = mapuot.PointCloud(self.moved(numbers), self.y, scale=0.5)
-        return mapuot.solve(cloud, *self.masses, self.reg, self.reg_m, tol=1e-5)
+        return mapuot.solve(cloud, *self.masses, reg=self.reg, reg_m=self.reg_m, tol=1e-5)
 
     def slope(self, result: Any) -> Any:
         return np.tensordot(self.basis, result.gradient().x, 2)

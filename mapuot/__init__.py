@@ -18,7 +18,6 @@ from .api.solve_sample import solve_sample
 from .backends import Stats
 from .errors import ConvergenceWarning, InfeasibleError, ScalingWarning
 from .marginals import MultiResult, multimarginal
-from .pot import sinkhorn_unbalanced, sinkhorn_unbalanced2
 from .problem.grid import Grid
 from .problem.mask import SeededMask
 from .problem.points import PointCloud
@@ -49,8 +48,6 @@ __all__ = [
     "path",
     "pot",
     "sinkhorn_divergence",
-    "sinkhorn_unbalanced",
-    "sinkhorn_unbalanced2",
     "solve",
     "solve_batch",
     "solve_sample",

@@ -72,7 +72,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     reg_m : float, inf, or anything of length 1 or 2
         Marginal penalty, in the same units; inf is the balanced constraint.
     method : str, optional
-        As in `mapuot.sinkhorn_unbalanced`: None is the certified solver.
+        As in `mapuot.pot.sinkhorn_unbalanced`: None is the certified solver.
     max_iter : int
     tol : float
         Certified relative plan error; with a named method POT's stopThr.
@@ -105,7 +105,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         Masses.
     xs_, xt_ : (n_source, d), (n_target, d) arrays
     log_ : dict
-        The log of `mapuot.sinkhorn_unbalanced`; empty unless ``log``.
+        The log of `mapuot.pot.sinkhorn_unbalanced`; empty unless ``log``.
     n_features_in_, n_iter_ : int
 
     Examples

@@ -28,12 +28,12 @@ except ImportError as error:  # pragma: no cover
 __all__ = ["sample_loss", "sinkhorn_loss"]
 
 
-def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any) -> Any:
+def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
     """Unbalanced entropic transport cost, differentiable once in a, b and M.
 
     Parameters
     ----------
-    a, b, M, reg, reg_m
+    M, a, b, reg, reg_m
         As in `mapuot.torch.sinkhorn_loss`, but JAX arrays; reg and reg_m are numbers, known when jit traces.
     **options
         tol, max_passes, precision, threads of `solve_batch`.
@@ -53,9 +53,10 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
     if isinstance(M, PointCloud):
         raise TypeError("M must be an array, got a PointCloud: mapuot.jax.sample_loss(x, y, ...) takes points")
     for x, name in ((a, "a"), (b, "b"), (M, "M")):
-        if jnp.iscomplexobj(x):
+        if x is not None and jnp.iscomplexobj(x):
             raise TypeError(f"{name} must hold real numbers, got dtype {jnp.result_type(x)}")
-    a, b, M = map(as_jax, (a, b, M))
+    M = as_jax(M)
+    a, b = (equal(k, M) if x is None else as_jax(x) for x, k in zip((a, b), M.shape[-2:], strict=False))
     p = next((len(x) for x, ndim in ((M, 3), (a, 2), (b, 2)) if x.ndim == ndim), None)
     rows, cols = (x if x.ndim == 2 else jnp.broadcast_to(x, (p or 1, *x.shape)) for x in (a, b))
     values = _loss(rows, cols, M, settings)
@@ -63,14 +64,16 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, **options: Any
 
 
 def sample_loss(
-    x: Any, y: Any, reg: float, reg_m: Any, a: Any = None, b: Any = None, metric: str = "sqeuclidean",
+    x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
     scale: float = 1.0, **options: Any,
 ) -> Any:  # fmt: skip
-    """The same between two clouds of points, whose costs are never formed; differentiable once in x, y, a and b.
+    """Unbalanced entropic transport cost between two clouds of points, differentiable once in x, y, a and b.
+
+    The matrix of costs is never formed.
 
     Parameters
     ----------
-    x, y, reg, reg_m, a, b, metric, scale
+    x, y, a, b, reg, reg_m, metric, scale
         As in `mapuot.torch.sample_loss`, but JAX arrays; all but points and masses are known when jit traces.
     **options
         As in `sinkhorn_loss`.
@@ -86,9 +89,14 @@ def sample_loss(
     """
     settings = (*as_settings(reg, reg_m, options), metric, scale)
     x, y = jnp.asarray(x, dtype=jnp.result_type(float)), jnp.asarray(y, dtype=jnp.result_type(float))
-    a, b = (jnp.full(len(z), 1 / max(1, len(z))) if w is None else jnp.asarray(w, dtype=z.dtype)
+    a, b = (equal(len(z), z) if w is None else jnp.asarray(w, dtype=z.dtype)
             for w, z in ((a, x), (b, y)))  # fmt: skip
     return _sample_loss(x, y, a, b, settings)
+
+
+def equal(size: int, like: Any) -> Any:
+    """Equal masses of sum 1 in the precision of ``like``."""
+    return jnp.full(size, 1 / max(1, size), dtype=like.dtype)
 
 
 def as_jax(x: Any) -> Any:
@@ -116,7 +124,7 @@ def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any,
 
     def solved(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
         x, y, a, b = map(np.asarray, (x, y, a, b))
-        result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg, reg_m, **dict(options))
+        result = solve_batch(PointCloud(x, y, metric, scale), a, b, reg=reg, reg_m=reg_m, **dict(options))
         return tuple(np.asarray(z, dtype=x.dtype) for z in (dual_value(result)[0], *result[0].gradient()[:4]))
 
     kinds = tuple(jax.ShapeDtypeStruct(shape, x.dtype) for shape in ((), x.shape, y.shape, a.shape, b.shape))
@@ -141,7 +149,7 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
-        result = solve_batch(M, a, b, reg, reg_m, **dict(options))
+        result = solve_batch(M, a, b, reg=reg, reg_m=reg_m, **dict(options))
         slopes, xp = (marginal_gradient(result, "rows"), marginal_gradient(result, "cols")), namespace(result.log_u)
         return tuple(xp.asarray(x, dtype=M.dtype) for x in (dual_value(result), *slopes, result.log_u, result.log_v))
 

@@ -56,7 +56,7 @@ def convergence(result: Result, ax: Any = None) -> Any:
     --------
     >>> import numpy as np, mapuot, matplotlib
     >>> matplotlib.use("agg")
-    >>> result = mapuot.solve(np.random.rand(30, 20), None, None, reg=0.01, reg_m=1.0)
+    >>> result = mapuot.solve(np.random.rand(30, 20), reg=0.01, reg_m=1.0)
     >>> mapuot.plot.convergence(result).get_xlabel()
     'pass'
     """

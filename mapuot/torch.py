@@ -42,16 +42,18 @@ FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own w
 BACKENDS = "auto", "tensorized", "online", "multiscale"
 
 
-def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *, values: Any = None, **options: Any) -> Any:
+def sinkhorn_loss(
+    M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, values: Any = None, **options: Any
+) -> Any:
     """Unbalanced entropic transport cost, differentiable once in a, b and M.
 
     Parameters
     ----------
-    a, b : (m,), (n,) or (p, m), (p, n) tensors
-        Masses, >= 0, zeros allowed; one vector serves all problems of a batch.
     M : (m, n) or (p, m, n) tensor
         Costs; +inf forbids a pair. Or a sparse CSR tensor (m, n) on the CPU: pairs that it does not store are forbidden
         and never visited, and its gradient is a CSR tensor with the same indices.
+    a, b : (m,), (n,) or (p, m), (p, n) tensors, optional
+        Masses, >= 0, zeros allowed; one vector serves all problems of a batch; left out: equal masses of sum 1.
     reg : float
         Entropic regularisation, > 0, in units of M.
     reg_m : float, inf, or a pair of them
@@ -81,25 +83,25 @@ def sinkhorn_loss(a: Any, b: Any, M: Any, reg: float, reg_m: Any, *, values: Any
     check_loss(options, reg_m)
     if isinstance(M, PointCloud):
         raise TypeError("M must be a tensor, got a PointCloud: mapuot.torch.sample_loss(x, y, ...) takes points")
-    found = solved(a, b, M, values, reg, reg_m, options)
-    batched = M.ndim == 3 or a.ndim == 2 or b.ndim == 2
-    return found if batched else found[0]
+    return solved(M, a, b, values, reg, reg_m, options)
 
 
 def sample_loss(
-    x: Any, y: Any, reg: float, reg_m: Any, a: Any = None, b: Any = None, metric: str = "sqeuclidean",
+    x: Any, y: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, metric: str = "sqeuclidean",
     scale: float = 1.0, **options: Any,
 ) -> Any:  # fmt: skip
-    """The same between two clouds of points, whose costs are never formed; differentiable once in x, y, a and b.
+    """Unbalanced entropic transport cost between two clouds of points, differentiable once in x, y, a and b.
+
+    The matrix of costs is never formed.
 
     Parameters
     ----------
     x, y : (m, d), (n, d) tensors
         Points.
+    a, b : (m,), (n,) tensors, optional
+        Masses, >= 0; left out: equal masses of sum 1.
     reg, reg_m
         As in `sinkhorn_loss`.
-    a, b : (m,), (n,) tensors, optional
-        Masses, >= 0; None means uniform with mass 1.
     metric, scale
         As of `mapuot.PointCloud`.
     **options
@@ -117,19 +119,27 @@ def sample_loss(
     """
     check_loss(options, reg_m)
     x, y = as_tensor(x, "x"), as_tensor(y, "y")
-    a, b = (z.new_full((len(z),), 1 / max(1, len(z))) if w is None else as_tensor(w, name)
+    a, b = (equal(len(z), z) if w is None else as_tensor(w, name)
             for w, z, name in ((a, x, "a"), (b, y, "b")))  # fmt: skip
     return _SampleLoss.apply(x, y, a, b, reg, reg_m, (metric, scale), options)
 
 
 def sinkhorn_divergence(
-    a: Any, b: Any, M: Any, reg: float, reg_m: Any, *, M_a: Any = None, M_b: Any = None, **options: Any
+    M: Any,
+    a: Any = None,
+    b: Any = None,
+    *,
+    reg: float,
+    reg_m: Any,
+    M_a: Any = None,
+    M_b: Any = None,
+    **options: Any,
 ) -> Any:
     """Debiased unbalanced Sinkhorn divergence, differentiable once; `mapuot.sinkhorn_divergence` has the formula.
 
     Parameters
     ----------
-    a, b, M, reg
+    M, a, b, reg
         As in `sinkhorn_loss`.
     reg_m : float or inf
         The same on both sides.
@@ -148,10 +158,17 @@ def sinkhorn_divergence(
         As in `sinkhorn_loss`.
     """
     check_options(options, reg_m)
-    a, b, M, M_a, M_b = map(widened, (a, b, M, M_a, M_b))
+    M, a, b, M_a, M_b = map(widened, (M, a, b, M_a, M_b))
+    a, b = (equal(k, M) if x is None else x for x, k in zip((a, b), np.shape(M)[-2:], strict=False))
     M_a, M_b = self_costs(M, M_a, M_b)
-    ab, aa, bb = (sinkhorn_loss(*three, reg, reg_m, **options) for three in ((a, b, M), (a, a, M_a), (b, b, M_b)))
+    three = (M, a, b), (M_a, a, a), (M_b, b, b)
+    ab, aa, bb = (sinkhorn_loss(*each, reg=reg, reg_m=reg_m, **options) for each in three)
     return ab - 0.5 * (aa + bb) + 0.5 * reg * (a.sum(-1) - b.sum(-1)) ** 2
+
+
+def equal(size: int, like: Any) -> Any:
+    """Equal masses of sum 1 where ``like`` lies, in its precision."""
+    return torch.full((size,), 1 / max(1, size), dtype=like.dtype, device=like.device)
 
 
 def widened(x: Any) -> Any:
@@ -167,7 +184,7 @@ def check_loss(options: dict[str, Any], reg_m: Any) -> None:
 
 
 class SinkhornLoss(torch.nn.Module):
-    """`sinkhorn_loss` as a module: ``SinkhornLoss(reg, reg_m)(a, b, M)``.
+    """`sinkhorn_loss` as a module: ``SinkhornLoss(reg=..., reg_m=...)(M, a, b)``.
 
     Parameters
     ----------
@@ -181,37 +198,37 @@ class SinkhornLoss(torch.nn.Module):
     >>> import torch, mapuot.torch
     >>> loss = mapuot.torch.SinkhornLoss(reg=0.1, reg_m=1.0)
     >>> a = torch.full((8, 5), 0.2, requires_grad=True)
-    >>> loss(a, torch.full((4,), 0.25), torch.rand(5, 4)).backward()
+    >>> loss(torch.rand(5, 4), a).backward()
     >>> a.grad.shape
     torch.Size([8, 5])
     """
 
-    def __init__(self, reg: float, reg_m: Any, *, reduction: str = "mean", **options: Any) -> None:
+    def __init__(self, *, reg: float, reg_m: Any, reduction: str = "mean", **options: Any) -> None:
         super().__init__()
         self.reg, self.reg_m, self.options = as_positive(reg, "reg"), reg_m, options
         self.reduction = as_choice(reduction, "reduction", ("mean", "sum", "none"))
 
-    def forward(self, a: Any, b: Any, M: Any, **more: Any) -> Any:
-        values = self.values(a, b, M, **more)
+    def forward(self, M: Any, a: Any = None, b: Any = None, **more: Any) -> Any:
+        values = self.values(M, a, b, **more)
         return values if self.reduction == "none" else getattr(values, self.reduction)()
 
-    def values(self, a: Any, b: Any, M: Any, values: Any = None) -> Any:
+    def values(self, M: Any, a: Any, b: Any, values: Any = None) -> Any:
         """One value, or one a problem; ``values``: costs in the places of a sparse M."""
-        return sinkhorn_loss(a, b, M, self.reg, self.reg_m, values=values, **self.options)
+        return sinkhorn_loss(M, a, b, reg=self.reg, reg_m=self.reg_m, values=values, **self.options)
 
     def extra_repr(self) -> str:
         return f"reg={self.reg}, reg_m={self.reg_m}, reduction={self.reduction!r}"
 
 
 class SinkhornDivergence(SinkhornLoss):
-    """`sinkhorn_divergence` as a module: ``SinkhornDivergence(reg, reg_m)(a, b, M, M_a=None, M_b=None)``.
+    """`sinkhorn_divergence` as a module: ``SinkhornDivergence(reg=..., reg_m=...)(M, a, b, M_a=None, M_b=None)``.
 
     Parameters as in `SinkhornLoss`, those of ``forward`` as in `sinkhorn_divergence`.
     """
 
-    def values(self, a: Any, b: Any, M: Any, M_a: Any = None, M_b: Any = None) -> Any:
+    def values(self, M: Any, a: Any, b: Any, M_a: Any = None, M_b: Any = None) -> Any:
         """One value, or one a problem."""
-        return sinkhorn_divergence(a, b, M, self.reg, self.reg_m, M_a=M_a, M_b=M_b, **self.options)
+        return sinkhorn_divergence(M, a, b, reg=self.reg, reg_m=self.reg_m, M_a=M_a, M_b=M_b, **self.options)
 
 
 class SamplesLoss(torch.nn.Module):
@@ -342,7 +359,7 @@ class SamplesLoss(torch.nn.Module):
 
     def dense(self, a: Any, x: Any, b: Any, y: Any, rho: Any) -> Any:
         """OT of a cost that is a function, which is formed."""
-        return sinkhorn_loss(a, b, self.cost(x[None], y[None])[0], self.eps, rho, **self.options)
+        return sinkhorn_loss(self.cost(x[None], y[None])[0], a, b, reg=self.eps, reg_m=rho, **self.options)
 
     def solved(self, a: Any, x: Any, b: Any, y: Any) -> list[Result]:
         """The problem of a and b, debiased those of a and a, b and b, too."""
@@ -355,7 +372,7 @@ class SamplesLoss(torch.nn.Module):
     def solve(self, a: Any, x: Any, b: Any, y: Any, rho: Any, backend: str) -> Result:
         cost = PointCloud(x, y, *METRICS[self.p]) if self.cost is None else array_of(self.cost(x[None], y[None])[0])
         masses = [host(array_of(w)) for w in (a, b)]
-        return solve(cost, masses[0], masses[1], self.eps, rho, backend=backend, **self.options)
+        return solve(cost, masses[0], masses[1], reg=self.eps, reg_m=rho, backend=backend, **self.options)
 
     def dual_pair(self, ab: Result, *alone: Result) -> tuple[F64, F64]:
         """(F, G); the potentials of one side with itself are both its own, but for a constant where it is balanced."""
@@ -402,7 +419,7 @@ class _SinkhornLoss(torch.autograd.Function):
         with stream_of(M.device):
             costs, A, B = map(array_of, (M, a, b))
             costs = costs if places is None else type(places)((costs, *places_of(places)), shape=places.shape)
-            ctx.result = solve_batch(costs, A, B, reg, reg_m, **options)
+            ctx.result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options)
         ctx.save_for_backward(a, b, M)
         ctx.places = places
         wide = torch.float64 in (a.dtype, b.dtype, M.dtype)
@@ -427,7 +444,7 @@ class _SampleLoss(torch.autograd.Function):
     ) -> Any:
         ctx.save_for_backward(x, y, a, b)
         A, B = (host(array_of(w)) for w in (a, b))
-        ctx.result = solve_batch(PointCloud(x, y, *cost), A, B, reg, reg_m, **options)
+        ctx.result = solve_batch(PointCloud(x, y, *cost), A, B, reg=reg, reg_m=reg_m, **options)
         wide = torch.float64 in (x.dtype, y.dtype, a.dtype, b.dtype)
         return tensor_of(dual_value(ctx.result), x.device).to(torch.float64 if wide else torch.float32)[0]
 
@@ -491,9 +508,18 @@ class _FirstDerivative(torch.autograd.Function):
 
 
 @torch.compiler.disable
-def solved(a: Any, b: Any, M: Any, values: Any, *more: Any) -> Any:
-    """(p,) values: to torch.compile a break of the graph, since what happens here is no code of torch."""
-    a, b, M = as_tensor(a, "a"), as_tensor(b, "b"), as_tensor(M, "M", csr=True)
+def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:
+    """Value or (p,) values: to torch.compile a break of the graph, since what happens here is no code of torch."""
+    M = as_tensor(M, "M", csr=True)
+    a, b = (
+        equal(k, M) if x is None else as_tensor(x, name) for x, k, name in zip((a, b), M.shape[-2:], "ab", strict=False)
+    )
+    found = solved_apart(a, b, M, values, *more)
+    return found if M.ndim == 3 or a.ndim == 2 or b.ndim == 2 else found[0]
+
+
+def solved_apart(a: Any, b: Any, M: Any, values: Any, *more: Any) -> Any:
+    """(p,) values of tensors as `as_tensor` leaves them."""
     if values is None:
         return _SinkhornLoss.apply(a, b, M, None, *more)
     if not is_csr(M):

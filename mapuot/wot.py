@@ -203,7 +203,7 @@ class OTModel:
             b = np.full(n, mass.sum() / n)
             c: Any = "product" if self.reference == "product" else np.broadcast_to(1.0 / n, (m, n))
             reg_m = self.lambda1, self.lambda2
-            result = solve(cost, mass, b, self.epsilon, reg_m, reference=c, warm_start=result, **self.options)
+            result = solve(cost, mass, b, reg=self.epsilon, reg_m=reg_m, reference=c, warm_start=result, **self.options)
             mass = np.asarray(result.row_marginal)
             growths.append(mass ** (1.0 / step))
         assert result is not None

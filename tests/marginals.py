@@ -224,7 +224,7 @@ def one_random(seed, narrow=False, backend="cpu"):
     if all(x is None for x in masses):
         return True, 0.0
     tol = max(tol, 2e-6 * narrow)
-    result = mapuot.multimarginal(costs, masses, reg, rho, tol=tol, max_passes=2000, backend=backend)
+    result = mapuot.multimarginal(costs, masses, reg=reg, reg_m=rho, tol=tol, max_passes=2000, backend=backend)
     storage = (STORED * (len(sizes) - 1) + SUMMED) * narrow
     return result.converged, check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound
 
@@ -245,12 +245,12 @@ def one_random_of_pairs(seed, narrow=False):
     stored = {pair: S.astype(dtype) if rng.random() < 0.8 else costs[pair] for pair, S in as_stored(costs).items()}
     tol = max(tol, 2e-6 * narrow)
     try:
-        dense = mapuot.multimarginal(costs, masses, reg, rho, tol=tol, max_passes=2000)
+        dense = mapuot.multimarginal(costs, masses, reg=reg, reg_m=rho, tol=tol, max_passes=2000)
     except mapuot.InfeasibleError as error:
         with pytest.raises(mapuot.InfeasibleError, match=re.escape(str(error))):
-            mapuot.multimarginal(stored, masses, reg, rho)
+            mapuot.multimarginal(stored, masses, reg=reg, reg_m=rho)
         return None
-    result = mapuot.multimarginal(stored, masses, reg, rho, tol=tol, max_passes=2000)
+    result = mapuot.multimarginal(stored, masses, reg=reg, reg_m=rho, tol=tol, max_passes=2000)
     storage = (STORED * (len(sizes) - 1) + SUMMED) * narrow
     try:
         ratio = check(result, costs, masses, reg, rho, sizes, storage) / result.error_bound

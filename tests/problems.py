@@ -37,7 +37,7 @@ class Case:
 
     def solve(self, **options: Any) -> mapuot.Result:
         return mapuot.solve(
-            self.M, self.a, self.b, self.reg, self.reg_m,
+            self.M, self.a, self.b, reg=self.reg, reg_m=self.reg_m,
             penalty=self.penalty, reference=self.reference, **options,
         )  # fmt: skip
 

@@ -20,14 +20,14 @@ M /= np.median(M)
 # Smaller reg: a sharper plan, more passes, and soon nothing new.
 
 regs = [0.3, 0.1, 0.03, 0.01, 0.003]
-by_reg = list(mapuot.path(M, None, None, regs=regs, reg_ms=1.0))
+by_reg = list(mapuot.path(M, regs=regs, reg_ms=1.0))
 ax = mapuot.plot.path(by_reg)
 
 # %%
 # Larger reg_m: more moves, in the end the outliers, too. Where the curve is flat, little depends on the choice.
 
 reg_ms = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0]
-ax = mapuot.plot.path(mapuot.path(M, None, None, regs=[0.03] * len(reg_ms), reg_ms=reg_ms))
+ax = mapuot.plot.path(mapuot.path(M, regs=[0.03] * len(reg_ms), reg_ms=reg_ms))
 
 # %%
 # What reg does to the plan.

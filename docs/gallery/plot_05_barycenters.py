@@ -25,7 +25,7 @@ t = np.linspace(0, 1, 5)[:, None]
 kinds = {"balanced": {}, "debiased": {"debiased": True}, "unbalanced": {"reg_m": 0.3, "debiased": True}}
 fig, panels = plt.subplots(3, 5, figsize=(9, 5.6), layout="constrained")
 for line, (name, kind) in zip(panels, kinds.items(), strict=True):
-    found = mapuot.barycenter(A, M, reg=0.01, weights=np.hstack([1 - t, t]), tol=1e-3, **kind)
+    found = mapuot.barycenter(M, A, reg=0.01, weights=np.hstack([1 - t, t]), tol_change=1e-3, **kind)
     for ax, q in zip(line, found.q, strict=True):
         ax.imshow(q.reshape(size, size), cmap="gray_r")
         ax.set(xticks=[], yticks=[])

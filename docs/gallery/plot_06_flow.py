@@ -18,8 +18,8 @@ y = np.column_stack([np.cos(angle), np.sin(angle)]) * 0.5 + 0.5
 
 def slope(x, y, reg=0.01, reg_m=1.0):
     """The gradient of the divergence by x; by symmetry that of OT(x, x) / 2 is the one of its rows."""
-    across = mapuot.solve(mapuot.PointCloud(x, y), None, None, reg, reg_m, tol=1e-4).gradient()
-    within = mapuot.solve(mapuot.PointCloud(x, x), None, None, reg, reg_m, tol=1e-4).gradient()
+    across = mapuot.solve(mapuot.PointCloud(x, y), reg=reg, reg_m=reg_m, tol=1e-4).gradient()
+    within = mapuot.solve(mapuot.PointCloud(x, x), reg=reg, reg_m=reg_m, tol=1e-4).gradient()
     return across.x - within.x
 
 

@@ -34,7 +34,7 @@ def recoloured(result):
 fig, panels = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
 shown = {"photograph": photo, "palette": palette}
 for reg_m in (np.inf, 0.1):
-    shown[f"reg_m = {reg_m}"] = recoloured(mapuot.solve(cloud, None, None, reg=0.007, reg_m=reg_m, tol=1e-4))
+    shown[f"reg_m = {reg_m}"] = recoloured(mapuot.solve(cloud, reg=0.007, reg_m=reg_m, tol=1e-4))
 for ax, (name, image) in zip(panels.flat, shown.items(), strict=True):
     ax.imshow(image)
     ax.set_title(name)

@@ -43,7 +43,8 @@ def around(couplings):
 
 pairs = [(0, 1), (1, 2), (2, 0)]
 alone = [
-    mapuot.solve(mapuot.PointCloud(clouds[i], clouds[j]), masses[i], masses[j], 0.002, 0.05).plan for i, j in pairs
+    mapuot.solve(mapuot.PointCloud(clouds[i], clouds[j]), masses[i], masses[j], reg=0.002, reg_m=0.05).plan
+    for i, j in pairs
 ]
 print("all at once:", *around([result.pair(i, j) for i, j in pairs]), "pair by pair:", *around(alone))
 

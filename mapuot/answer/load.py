@@ -69,7 +69,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     >>> import mapuot, numpy as np, tempfile, os
     >>> M = np.abs(np.arange(5.0)[:, None] - np.arange(4.0))
     >>> path = os.path.join(tempfile.mkdtemp(), "answer.npz")
-    >>> mapuot.solve(M, None, None, reg=0.5, reg_m=2.0).save(path)
+    >>> mapuot.solve(M, reg=0.5, reg_m=2.0).save(path)
     >>> mapuot.load(path).converged
     True
     >>> mapuot.load(path, M).plan.shape

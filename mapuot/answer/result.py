@@ -156,7 +156,7 @@ class Result(Certified, Answer):
     --------
     >>> import numpy as np, mapuot
     >>> x, y = np.linspace(0, 1, 30), np.linspace(0.2, 1.4, 20)
-    >>> result = mapuot.solve((x[:, None] - y) ** 2, None, None, reg=0.01, reg_m=1.0)
+    >>> result = mapuot.solve((x[:, None] - y) ** 2, reg=0.01, reg_m=1.0)
     >>> result.converged, result.dual <= result.objective
     (True, True)
     >>> result.barycentric_map(y).round(2)[:3]  # where each of the first points goes
@@ -444,7 +444,7 @@ class Result(Certified, Answer):
         --------
         >>> import numpy as np, mapuot
         >>> M = (np.arange(6.0)[:, None] - np.arange(6.0)) ** 2
-        >>> result = mapuot.solve(M, None, None, reg=0.1, reg_m=1.0)
+        >>> result = mapuot.solve(M, reg=0.1, reg_m=1.0)
         >>> result.sparse(keep=0.99).nnz
         6
         """
@@ -516,7 +516,7 @@ class Result(Certified, Answer):
         --------
         >>> import numpy as np, mapuot
         >>> M = np.abs(np.arange(4.0)[:, None] - np.arange(3.0))
-        >>> classes, shares = mapuot.solve(M, None, None, reg=0.1, reg_m=9.0).push(["old", "old", "new", "new"])
+        >>> classes, shares = mapuot.solve(M, reg=0.1, reg_m=9.0).push(["old", "old", "new", "new"])
         >>> classes
         array(['new', 'old'], dtype='<U3')
         >>> classes[shares.argmax(1)]
@@ -600,7 +600,7 @@ class Result(Certified, Answer):
         --------
         >>> import numpy as np, mapuot
         >>> x = np.random.default_rng(0).random((40, 2))
-        >>> result = mapuot.solve(mapuot.PointCloud(x, x + 0.1), None, None, reg=0.05, reg_m=1.0)
+        >>> result = mapuot.solve(mapuot.PointCloud(x, x + 0.1), reg=0.05, reg_m=1.0)
         >>> shift = np.ones((40, 2))  # of all points together, along which the slope of the objective grows by
         >>> float((shift * result.hvp(shift)).sum().round(1))
         2.9

@@ -48,7 +48,7 @@ class BarycenterResult:
     log_v: F64
     n_passes: int
     change: float  # of the last pass: max over barycenters of |q - q_before|_1 / |q|_1; sparse M: at least what q lacks
-    converged: bool  # change <= tol
+    converged: bool  # change <= tol_change
 
     def __repr__(self) -> str:
         p, n = self.log_u.shape[-2:]
@@ -63,14 +63,14 @@ class BarycenterResult:
 
 
 def barycenter(
-    A: Any,
     M: Any,
+    A: Any,
+    *,
     reg: float,
     reg_m: float = np.inf,
-    *,
     weights: Any = None,
     debiased: bool = False,
-    tol: float = 1e-6,
+    tol_change: float = 1e-6,
     max_passes: int = 10_000,
     progress: bool = False,
 ) -> BarycenterResult:
@@ -78,11 +78,11 @@ def barycenter(
 
     Parameters
     ----------
-    A : (p, n) array
-        Histograms in rows, >= 0, zeros allowed.
     M : (n, n) array, or a matrix of scipy.sparse
         Costs, finite; symmetric, with positive definite exp(-M / reg), if debiased: squared distances are. Of a sparse
         one the stored entries are costs, and all other pairs are forbidden and never visited.
+    A : (p, n) array
+        Histograms in rows, >= 0, zeros allowed.
     reg : float
         Entropic regularisation, > 0, in units of M (reference measure: ones).
     reg_m : float or inf
@@ -92,7 +92,7 @@ def barycenter(
         >= 0, scaled to sum 1; r vectors make r barycenters at once. Default: equal.
     debiased : bool
         Subtract OT(q, q) / 2, which sharpens q. With one histogram, q is that histogram.
-    tol : float
+    tol_change : float
         Stop when a pass changes no q by more than this, relative, in L1. This is no bound on the error. Balanced over a
         sparse M q must also have the histograms' mass, to this: where M connects too few points, no q can.
     max_passes : int
@@ -114,7 +114,7 @@ def barycenter(
     Warns
     -----
     ConvergenceWarning
-        tol was not reached.
+        tol_change was not reached.
 
     Examples
     --------
@@ -124,11 +124,12 @@ def barycenter(
     >>> t = np.linspace(0, 1, 101)
     >>> A = np.exp(-((t - np.array([[0.2], [0.6]])) ** 2) / 0.002)
     >>> A /= A.sum(1, keepdims=True)
-    >>> found = mapuot.barycenter(A, (t[:, None] - t) ** 2, reg=1e-3, debiased=True)
+    >>> found = mapuot.barycenter((t[:, None] - t) ** 2, A, reg=1e-3, debiased=True)
     >>> found.converged, round(float(t[found.q.argmax()]), 2)
     (True, 0.4)
     """
-    A, tol, max_passes = as_array(A, "A"), as_positive(tol, "tol"), as_count(max_passes, "max_passes")
+    A, max_passes = as_array(A, "A"), as_count(max_passes, "max_passes")
+    tol = as_positive(tol_change, "tol_change")
     if A.ndim != 2 or 0 in A.shape:
         raise ValueError(f"A must be a non-empty (p, n) array, got shape {A.shape}")
     table = as_weights(weights, len(A))
@@ -148,8 +149,8 @@ def barycenter(
     if not change <= tol:
         few = f", q lacks {lacks:.1e} of its mass where M may connect too few points" if lacks > tol else ""
         warnings.warn(
-            f"barycenter not converged after {n_passes} passes: last change {change:.2e} > tol {tol:.2e}{few}; "
-            f"raise max_passes, reg or tol",
+            f"barycenter not converged after {n_passes} passes: last change {change:.2e} > tol_change {tol:.2e}{few}; "
+            f"raise max_passes, reg or tol_change",
             ConvergenceWarning,
             stacklevel=2,
         )

@@ -43,11 +43,11 @@ COARSE_PASSES = 200  # of each larger reg at most
 
 def solve_batch(
     M: Any,
-    A: Any,
-    B: Any,
+    A: Any = None,
+    B: Any = None,
+    *,
     reg: float,
     reg_m: Any,
-    *,
     method: str = "auto",
     penalty: Any = "kl",
     reference: Any = "product",
@@ -70,8 +70,8 @@ def solve_batch(
         shared: the problems are solved one by one, on a core each. So are those of a sparse matrix, or of p of them
         that store the same pairs (CSR matrices over the same indices cost p times the memory of their data only);
         parts of the pattern and its transpose are found once.
-    A, B : (p, m) and (p, n) arrays
-        Masses, >= 0; one vector serves all problems, None means uniform with mass 1.
+    A, B : (p, m) and (p, n) arrays, optional
+        Masses, >= 0; one vector serves all problems; left out or None: equal masses of sum 1.
     reg, reg_m, penalty, reference
         As in `solve`, common to all problems; a reference matrix is (m, n).
     mask : SeededMask, optional

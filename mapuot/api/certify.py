@@ -66,7 +66,7 @@ class Certificate:
     --------
     >>> import numpy as np, mapuot
     >>> x, y = np.arange(6.0)[:, None], np.arange(6.0)[:, None] + 0.2
-    >>> result = mapuot.solve(mapuot.knn_cost(x, y, 1), None, None, reg=0.2, reg_m=9.0)
+    >>> result = mapuot.solve(mapuot.knn_cost(x, y, 1), reg=0.2, reg_m=9.0)
     >>> found = mapuot.certify(result, mapuot.PointCloud(x, y))
     >>> found.converged, f"{found.missing:.3f} of the mass is missing", len(found.pairs[0])
     (False, '0.040 of the mass is missing', 10)
@@ -128,7 +128,7 @@ def certify(
     >>> import numpy as np, mapuot
     >>> rng = np.random.default_rng(0)
     >>> x, y = rng.random((500, 2)), rng.random((400, 2))
-    >>> result = mapuot.solve(mapuot.knn_cost(x, y, 4), None, None, reg=0.001, reg_m=1.0)
+    >>> result = mapuot.solve(mapuot.knn_cost(x, y, 4), reg=0.001, reg_m=1.0)
     >>> cloud = mapuot.PointCloud(x, y)
     >>> mapuot.certify(result, cloud).converged
     False

@@ -20,22 +20,30 @@ from .batch import solve_batch
 
 
 def sinkhorn_divergence(
-    M: Any, A: Any, B: Any, reg: float, reg_m: Any, *, M_a: Any = None, M_b: Any = None, **options: Any
+    M: Any,
+    a: Any = None,
+    b: Any = None,
+    *,
+    reg: float,
+    reg_m: Any,
+    M_a: Any = None,
+    M_b: Any = None,
+    **options: Any,
 ) -> Any:
     """Debiased unbalanced Sinkhorn divergence.
 
     Parameters
     ----------
     M : (m, n) or (p, m, n) array, PointCloud or Grid
-        Costs between the points of A and of B.
-    A, B : (m,), (n,) or (p, m), (p, n) arrays
-        Masses, >= 0.
+        Costs between the points of a and those of b.
+    a, b : (m,), (n,) or (p, m), (p, n) arrays, optional
+        Masses, >= 0; one vector serves all problems of a batch; left out: equal masses of sum 1.
     reg : float
         Entropic regularisation, > 0, in units of M.
     reg_m : float or inf
         Marginal penalty, in units of M, the same on both sides; inf: the balanced divergence of equal masses.
     M_a, M_b : (m, m), (n, n) arrays, or (p, m, m), (p, n, n), optional
-        Costs within the points of A and within those of B; without both, M must be symmetric and serves for them.
+        Costs within the points of a and within those of b; without both, M must be symmetric and serves for them.
     **options
         Whatever else `solve_batch` takes, but reference, mask, penalty and warm_start.
 
@@ -62,11 +70,13 @@ def sinkhorn_divergence(
     """
     check_options(options, reg_m)
     M_a, M_b = self_costs(M, M_a, M_b)
-    A, B, _ = as_vectors(M, A, B, None)
-    ab, aa, bb = (solve_batch(*three, reg, reg_m, **options) for three in ((M, A, B), (M_a, A, A), (M_b, B, B)))
+    a, b, _ = as_vectors(M, a, b, None)
+    ab, aa, bb = (
+        solve_batch(*three, reg=reg, reg_m=reg_m, **options) for three in ((M, a, b), (M_a, a, a), (M_b, b, b))
+    )
     mass_a, mass_b = (host(x.sum(1)) for x in (ab.problem.A, ab.problem.B))
     value = ab.dual - 0.5 * (aa.dual + bb.dual) + 0.5 * ab.problem.reg * (mass_a - mass_b) ** 2
-    batched = any(np.ndim(x) == d for x, d in ((M, 3), (A, 2), (B, 2)))
+    batched = any(np.ndim(x) == d for x, d in ((M, 3), (a, 2), (b, 2)))
     return value if batched else float(value[0])
 
 

@@ -24,10 +24,10 @@ def knn_cost(
     x: Any,
     y: Any,
     k: int,
+    *,
     metric: str = "sqeuclidean",
     scale: float = 1.0,
     weights: Any = None,
-    *,
     symmetric: bool = True,
     threads: int | None = None,
 ) -> csr_array:
@@ -67,7 +67,7 @@ def knn_cost(
     >>> rng = np.random.default_rng(0)
     >>> x, y = rng.random((2000, 2)), rng.random((1500, 2))
     >>> S = mapuot.knn_cost(x, y, 10)
-    >>> result = mapuot.solve(S, None, None, reg=0.0005, reg_m=1.0)
+    >>> result = mapuot.solve(S, reg=0.0005, reg_m=1.0)
     >>> result.converged, result.plan.nnz == S.nnz < 35000
     (True, True)
     """

@@ -13,7 +13,9 @@ from ..status import FAILED
 from .solve import solve
 
 
-def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **options: Any) -> Iterator[Result]:
+def path(
+    M: Any, a: Any = None, b: Any = None, *, regs: Sequence[float], reg_ms: Any, **options: Any
+) -> Iterator[Result]:
     """Solve a sequence of problems that differ in reg and reg_m, each started from the last answer before it.
 
     Parameters
@@ -47,7 +49,7 @@ def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **option
 
     >>> import numpy as np, mapuot
     >>> M = (np.linspace(0, 1, 40)[:, None] - np.linspace(0.5, 1.5, 40)) ** 2
-    >>> answers = mapuot.path(M, None, None, regs=[0.01] * 3, reg_ms=[0.1, 1.0, 10.0])
+    >>> answers = mapuot.path(M, regs=[0.01] * 3, reg_ms=[0.1, 1.0, 10.0])
     >>> [round(result.mass, 3) for result in answers]
     [0.651, 0.902, 0.987]
     """
@@ -57,7 +59,7 @@ def path(M: Any, a: Any, b: Any, *, regs: Sequence[float], reg_ms: Any, **option
     reg_ms = as_sequence(reg_ms, len(regs))
     warm_start = options.pop("warm_start", None)
     for reg, reg_m in zip(regs, reg_ms, strict=True):
-        result = solve(M, a, b, reg, reg_m, warm_start=warm_start, **options)
+        result = solve(M, a, b, reg=reg, reg_m=reg_m, warm_start=warm_start, **options)
         warm_start = warm_start if result.status in FAILED else result
         yield result
 

@@ -36,11 +36,11 @@ from ..status import FAILED
 
 def solve(
     M: Any,
-    a: Any,
-    b: Any,
+    a: Any = None,
+    b: Any = None,
+    *,
     reg: float,
     reg_m: Any,
-    *,
     method: str = "auto",
     penalty: Any = "kl",
     reference: Any = "product",
@@ -75,8 +75,8 @@ def solve(
         all other pairs are forbidden and never visited, and the plan is a CSR array with its entries in the same
         places, of cupyx.scipy.sparse where M is. Points that no pair connects are parts of their own, each with its
         own translation. A sparse CSR tensor of PyTorch on the CPU is read as such a matrix.
-    a, b : (m,), (n,) arrays
-        Masses, >= 0; None or empty means uniform with mass 1. With a `Grid` also of the shape of its nodes.
+    a, b : (m,), (n,) arrays, optional
+        Masses, >= 0; left out, None or empty: equal masses of sum 1. With a `Grid` also of the shape of its nodes.
     reg : float
         Entropic regularisation, > 0, in units of M.
     reg_m : float, inf, or a pair of them or of per-point vectors

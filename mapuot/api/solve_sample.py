@@ -12,10 +12,11 @@ from .solve import solve
 def solve_sample(
     x: Any,
     y: Any,
-    reg: float,
-    reg_m: Any,
     a: Any = None,
     b: Any = None,
+    *,
+    reg: float,
+    reg_m: Any,
     metric: str = "sqeuclidean",
     scale: float = 1.0,
     weights: Any = None,
@@ -28,10 +29,10 @@ def solve_sample(
     ----------
     x, y : (m, d), (n, d) arrays
         Points.
+    a, b : (m,), (n,) arrays, optional
+        Masses, >= 0; left out: equal masses of sum 1.
     reg, reg_m
         As of :func:`solve`, in units of the cost.
-    a, b : (m,), (n,) arrays, optional
-        Masses, >= 0; None means uniform with mass 1.
     metric, scale, weights, truncate
         As of :class:`PointCloud`: the cost is ``scale * metric(x_i, y_j)``.
     **options
@@ -54,4 +55,4 @@ def solve_sample(
     >>> result.converged
     True
     """
-    return solve(PointCloud(x, y, metric, scale, weights, truncate), a, b, reg, reg_m, **options)
+    return solve(PointCloud(x, y, metric, scale, weights, truncate), a, b, reg=reg, reg_m=reg_m, **options)

@@ -58,7 +58,8 @@ class MultiResult(Certified):
     >>> import numpy as np, mapuot
     >>> x = np.linspace(0, 1, 20)
     >>> M = (x[:, None] - x) ** 2
-    >>> result = mapuot.multimarginal({(0, 1): M, (1, 2): M}, [np.ones(20), None, np.full(20, 1.5)], 0.05, 1.0)
+    >>> costs, masses = {(0, 1): M, (1, 2): M}, [np.ones(20), None, np.full(20, 1.5)]
+    >>> result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     >>> result.converged, result.pair(0, 2).shape
     (True, (20, 20))
     >>> bool(np.allclose(result.pair(0, 2).sum(0), result.marginal(2)))

@@ -30,9 +30,9 @@ NEAR, RUNG_PASSES = 0.5, 50  # how well, and in how many passes, a larger reg is
 def multimarginal(
     costs: Any,
     masses: Any,
+    *,
     reg: float,
     reg_m: Any,
-    *,
     tol: float = 1e-6,
     tol_gap: float | None = None,
     max_passes: int = 10_000,

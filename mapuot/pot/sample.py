@@ -63,7 +63,7 @@ def answer(given: dict[str, Any]) -> Any:
     cloud = PointCloud(x, y, given["metric"].lower())
     with muted():
         result = solve(
-            cloud, a, b, given["reg"], given["unbalanced"],
+            cloud, a, b, reg=given["reg"], reg_m=given["unbalanced"],
             penalty=given["unbalanced_type"].lower(), reference=REFERENCES[given["reg_type"].lower()], tol=stop,
             max_passes=max(given["max_iter"] or LEAST_ITER, LEAST_ITER), backend=sinkhorn.BACKEND,
             warm_start=given.get("potentials_init"),

@@ -115,7 +115,7 @@ def sinkhorn_unbalanced(
     --------
     >>> import numpy as np, mapuot
     >>> M = np.array([[0.0, 1.0], [1.0, 0.0]])
-    >>> mapuot.sinkhorn_unbalanced([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
+    >>> mapuot.pot.sinkhorn_unbalanced([0.5, 0.5], [0.5, 0.5], M, reg=1.0, reg_m=1.0).round(4)
     array([[0.3221, 0.1185],
            [0.1185, 0.3221]])
     """
@@ -304,13 +304,20 @@ class Call:
         if not several:
             start = self.start(None)
             result = solve(
-                self.M, self.a, self.b, self.reg, self.reg_m, reference=reference, warm_start=start, **options
+                self.M, self.a, self.b, reg=self.reg, reg_m=self.reg_m, reference=reference, warm_start=start, **options
             )
             warn_not_converged(result, max(tol, self.stop), self.words)
             return Answers([result], [stat.error for stat in result.trace], several, like)
         a = self.a if np.size(self.a) else None
         results = solve_batch(
-            self.M, a, self.b.T, self.reg, self.reg_m, reference=reference, warm_start=self.starts(), **options
+            self.M,
+            a,
+            self.b.T,
+            reg=self.reg,
+            reg_m=self.reg_m,
+            reference=reference,
+            warm_start=self.starts(),
+            **options,
         )
         if not results.converged.all():
             warn_not_converged(results[int(results.error_bound.argmax())], max(tol, self.stop), self.words)
@@ -373,7 +380,7 @@ def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any
     like = M.values().detach() if is_csr(M) else M
     a, b = (x if len(x) else like.new_full((size,), 1 / size) for x, size in ((a, M.shape[0]), (b, M.shape[1])))
     tol, max_passes = threshold(tol), as_count(max_passes, WORDS[0])
-    return sinkhorn_loss(a, b, M, reg, reg_m, tol=tol if tol > 0 else TINY, max_passes=max_passes)
+    return sinkhorn_loss(M, a, b, reg=reg, reg_m=reg_m, tol=tol if tol > 0 else TINY, max_passes=max_passes)
 
 
 def method_name(method: str | None) -> str | None:

@@ -68,7 +68,7 @@ def quick(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, name: str) -> Any:
     if result is None:
         before = MUTED.set(True)
         try:
-            result = solve(M, a, b, reg, rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND)
+            result = solve(M, a, b, reg=reg, reg_m=rho, tol=tol, max_passes=DEFAULT_ITER, backend=sinkhorn.BACKEND)
         except InfeasibleError:
             return None
         finally:

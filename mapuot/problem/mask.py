@@ -71,7 +71,7 @@ class SeededMask:
     >>> import numpy as np, mapuot
     >>> M = np.abs(np.linspace(0, 1, 300)[:, None] - np.linspace(0, 1, 400))
     >>> mask = mapuot.SeededMask(keep=0.1, seed=7)
-    >>> result = mapuot.solve(M, None, None, reg=0.05, reg_m=1.0, mask=mask)
+    >>> result = mapuot.solve(M, reg=0.05, reg_m=1.0, mask=mask)
     >>> result.converged, bool((result.plan > 0)[~mask.kept(*np.ogrid[:300, :400])].any())
     (True, False)
     >>> mask.sample(M).nnz

@@ -79,7 +79,7 @@ class PointCloud(Cost):
     >>> import numpy as np, mapuot
     >>> rng = np.random.default_rng(0)
     >>> x, y = rng.random((500, 3)), rng.random((400, 3))
-    >>> result = mapuot.solve(mapuot.PointCloud(x, y), None, None, reg=0.05, reg_m=1.0)
+    >>> result = mapuot.solve(mapuot.PointCloud(x, y), reg=0.05, reg_m=1.0)
     >>> result.converged
     True
     """

@@ -172,7 +172,7 @@ def test_barycenter_of_equal_histograms_solves_uot():
     A, M = histograms(k=1)
     q, log = pot.barycenter_unbalanced(A, M, 0.05, 1.0, stopThr=1e-14, numItermax=5000, log=True)
     plan = np.exp(log["logu"] + log["logv"].T - M / 0.05)
-    exact = mapuot.solve(M, A[:, 0], q, 0.05, 1.0, reference="uniform", tol=1e-9, backend="reference")
+    exact = mapuot.solve(M, A[:, 0], q, reg=0.05, reg_m=1.0, reference="uniform", tol=1e-9, backend="reference")
     assert_allclose(plan, exact.plan, atol=1e-8)
 
 
@@ -205,7 +205,7 @@ def test_many_weightings_at_once():
     A, M = histograms()
     table = np.array([[0.2, 0.3, 0.5], [1, 1, 2], [1, 0, 0]])
     for reg_m in (1.0, np.inf):
-        many = mapuot.barycenter(A.T, M, 0.05, reg_m, weights=table, tol=1e-13)
+        many = mapuot.barycenter(M, A.T, reg=0.05, reg_m=reg_m, weights=table, tol_change=1e-13)
         assert many.converged
         assert many.q.shape == (3, 20)
         assert many.log_u.shape == (3, 3, 20)
@@ -221,9 +221,9 @@ def test_debiased_barycenter_of_one_is_itself(reg_m):
     x, reg = np.linspace(0, 1, 30), 1e-3
     M = (x[:, None] - x) ** 2
     a = np.exp(-((x - 0.4) ** 2) / 0.01) + 0.1
-    sharp = mapuot.barycenter(a[None], M, reg, reg_m, debiased=True, tol=1e-12)
+    sharp = mapuot.barycenter(M, a[None], reg=reg, reg_m=reg_m, debiased=True, tol_change=1e-12)
     assert_allclose(sharp.q, a, rtol=1e-6)
-    assert np.abs(mapuot.barycenter(a[None], M, reg, reg_m).q - a).sum() > 1e-3 * a.sum()
+    assert np.abs(mapuot.barycenter(M, a[None], reg=reg, reg_m=reg_m).q - a).sum() > 1e-3 * a.sum()
 
 
 @pytest.mark.parametrize("reg_m", [0.5, np.inf])
@@ -233,10 +233,10 @@ def test_debiased_barycenter_is_optimal(reg_m):
     M, rng = (x[:, None] - x) ** 2, np.random.default_rng(0)
     A = rng.uniform(0.2, 1, (2, 12))
     A /= A.sum(1, keepdims=True) if np.isinf(reg_m) else 1.0
-    found = mapuot.barycenter(A, M, 0.05, reg_m, weights=[0.3, 0.7], debiased=True, tol=1e-12)
+    found = mapuot.barycenter(M, A, reg=0.05, reg_m=reg_m, weights=[0.3, 0.7], debiased=True, tol_change=1e-12)
 
     def value(q):
-        targets = mapuot.solve_batch(M, np.vstack([A, q]), q, 0.05, reg_m, reference="uniform", tol=1e-9).dual
+        targets = mapuot.solve_batch(M, np.vstack([A, q]), q, reg=0.05, reg_m=reg_m, reference="uniform", tol=1e-9).dual
         return targets @ [0.3, 0.7, -0.5]
 
     best = value(found.q)
@@ -254,7 +254,7 @@ def test_barycenter_of_points_moves_its_mass():
     A[A < 1e-6] = 0
     A /= A.sum(1, keepdims=True)
     t = np.linspace(0, 1, 5)[:, None]
-    result = mapuot.barycenter(A, M, 5e-4, weights=np.hstack([1 - t, t]), tol=1e-6)
+    result = mapuot.barycenter(M, A, reg=5e-4, weights=np.hstack([1 - t, t]), tol_change=1e-6)
     assert_allclose(result.q @ x, A[0] @ x * (1 - t[:, 0]) + A[1] @ x * t[:, 0], atol=1e-3)
     assert_allclose(result.q.sum(1), 1, rtol=1e-3)
 
@@ -262,7 +262,7 @@ def test_barycenter_of_points_moves_its_mass():
 @pytest.mark.parametrize("reg_m", [np.inf, 1.0])
 def test_barycenter_whose_first_pass_underflows(reg_m):
     A, x = np.eye(3)[[0, 2]], np.arange(3.0)
-    result = mapuot.barycenter(A, (x[:, None] - x) ** 2, 1e-6, reg_m)
+    result = mapuot.barycenter((x[:, None] - x) ** 2, A, reg=1e-6, reg_m=reg_m)
     assert result.converged
     # two points 2 apart: their middle, or, where that costs more than half the mass, the two themselves
     right = [0, 1, 0] if reg_m == np.inf else [0.25, 0, 0.25]
@@ -286,8 +286,8 @@ def test_barycenter_over_stored_pairs_is_that_of_the_array(reg, reg_m, debiased)
     A[0, 4] = A[1, 11] = 0
     i, j = np.indices(M.shape).reshape(2, -1)
     S = sparse.coo_array((M[i, j], (i, j)), shape=M.shape)
-    options = {"weights": [[1, 1, 1], [0, 1, 3]], "debiased": debiased, "tol": 1e-9, "max_passes": 60}
-    got, want = (mapuot.barycenter(A, x, reg, reg_m, **options) for x in (S, M))
+    options = {"weights": [[1, 1, 1], [0, 1, 3]], "debiased": debiased, "tol_change": 1e-9, "max_passes": 60}
+    got, want = (mapuot.barycenter(x, A, reg=reg, reg_m=reg_m, **options) for x in (S, M))
     assert_allclose(got.q, want.q, rtol=1e-10)
     for name in ("log_u", "log_v"):
         assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-10, atol=1e-10)
@@ -304,7 +304,7 @@ def test_barycenter_over_stored_pairs_by_its_formulas(reg, parts, width):
     S[7], S[:, 7] = 0, 0
     S = sparse.csr_array(S)
     S.eliminate_zeros()
-    found = mapuot.barycenter(A, S, reg, 0.5, weights=w, tol=1e-300, max_passes=25)
+    found = mapuot.barycenter(S, A, reg=reg, reg_m=0.5, weights=w, tol_change=1e-300, max_passes=25)
     fi, log_k, v = 0.5 / (0.5 + reg), np.full(S.shape, -np.inf), np.zeros((3, 20))
     log_k[S.nonzero()] = -S.data / reg
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -326,12 +326,16 @@ def test_barycenter_over_stored_pairs_is_optimal(reg_m, debiased):
     S, rng = banded(12, 12 if debiased else 4, 2), np.random.default_rng(0)  # K of all pairs is positive definite
     A = rng.uniform(0.2, 1, (2, 2, 6))
     A = (A / A.sum(2, keepdims=True) * [[0.4], [1.1]] if np.isinf(reg_m) else A).reshape(2, 12)
-    found = mapuot.barycenter(A, S, 0.005, reg_m, weights=[0.3, 0.7], debiased=debiased, tol=1e-12)
+    found = mapuot.barycenter(S, A, reg=0.005, reg_m=reg_m, weights=[0.3, 0.7], debiased=debiased, tol_change=1e-12)
     assert found.converged
 
     def value(q):
         targets = zip([*A, q], [0.3, 0.7, -0.5 * debiased], strict=True)
-        return sum(w * mapuot.solve(S, a, q, 0.005, reg_m, reference="uniform", tol=1e-9).dual for a, w in targets if w)
+        return sum(
+            w * mapuot.solve(S, a, q, reg=0.005, reg_m=reg_m, reference="uniform", tol=1e-9).dual
+            for a, w in targets
+            if w
+        )
 
     best = value(found.q)
     for _ in range(20):
@@ -344,14 +348,14 @@ def test_barycenter_that_too_few_pairs_allow():
     """Mass that no common point is near: an error where a point has none, a warning where points have too little."""
     ends, near = np.eye(5)[[0, 4]], banded(5, 1)
     with pytest.raises(mapuot.InfeasibleError, match=r"M connects A\[0, 0\], which must be transported, with no point"):
-        mapuot.barycenter(ends, near, 0.1)
+        mapuot.barycenter(near, ends, reg=0.1)
     apart = "M connects A[0][0], A[0][1] with no other points, and there is 0.75 of A[0], but 0.25 of A[1]"
     with pytest.raises(mapuot.InfeasibleError, match=re.escape(apart)):
-        mapuot.barycenter([[2.0, 1.0, 1.0, 0.0], [0.5, 0.5, 3.0, 0.0]], banded(4, 1, 2), 0.1)
+        mapuot.barycenter(banded(4, 1, 2), [[2.0, 1.0, 1.0, 0.0], [0.5, 0.5, 3.0, 0.0]], reg=0.1)
     some = 0.999 * ends + 0.0002
     with pytest.warns(mapuot.ConvergenceWarning, match="q lacks 9.* of its mass where M may connect too few points"):
-        assert not mapuot.barycenter(some, near, 0.1, max_passes=500).converged
-    free = mapuot.barycenter(ends, near, 0.1, 1.0)
+        assert not mapuot.barycenter(near, some, reg=0.1, max_passes=500).converged
+    free = mapuot.barycenter(near, ends, reg=0.1, reg_m=1.0)
     assert free.converged
     assert_allclose(free.q[[0, 4]], free.q[0])
     assert free.q[2] == 0 < free.q[1] < free.q[0]
@@ -379,7 +383,7 @@ def test_no_balanced_barycenter_that_no_plans_can_have():
         A = rng.random((p, n)) ** 3 * (rng.random((p, n)) < 0.8) + 1e-3 * (np.arange(n) == 0)
         A /= A.sum(1, keepdims=True)
         try:
-            found = mapuot.barycenter(A, S, 0.1, tol=1e-5, max_passes=1000).converged
+            found = mapuot.barycenter(S, A, reg=0.1, tol_change=1e-5, max_passes=1000).converged
         except mapuot.InfeasibleError:
             found = False
         seen.append((found, reachable(S, A)))
@@ -390,13 +394,13 @@ def test_no_balanced_barycenter_that_no_plans_can_have():
 def test_barycenter_bad_call():
     A, M = histograms()
     with pytest.warns(mapuot.ConvergenceWarning, match="barycenter not converged after 2 passes"):
-        assert not mapuot.barycenter(A.T, M, 0.01, 10.0, max_passes=2).converged
+        assert not mapuot.barycenter(M, A.T, reg=0.01, reg_m=10.0, max_passes=2).converged
     for change, error, text in (
         ({"A": A}, ValueError, r"A must be \(p, n\) and M \(n, n\)"),
         ({"A": A[0]}, ValueError, r"A must be a non-empty \(p, n\) array"),
         ({"M": np.triu(M), "debiased": True}, ValueError, "M must be symmetric"),
         ({"weights": [1.0, -1.0, 1.0]}, ValueError, "weights must be"),
-        ({"tol": 0}, ValueError, "tol must be"),
+        ({"tol_change": 0}, ValueError, "tol_change must be"),
     ):
         with pytest.raises(error, match=text):
             mapuot.barycenter(**({"A": A.T, "M": M, "reg": 0.1} | change))

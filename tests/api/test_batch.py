@@ -24,9 +24,9 @@ def test_every_problem_is_certified(reg, reg_m, own):
     M, A, B = histograms(ratio=1.0 if np.isinf(reg_m).all() else 1.5)
     if own:
         M = M * np.linspace(0.5, 1, len(A))[:, None, None]
-    result = solve_batch(M, A, B, reg, reg_m, tol=1e-8)
+    result = solve_batch(M, A, B, reg=reg, reg_m=reg_m, tol=1e-8)
     assert_solved(result, M, A, B, reg, reg_m, tol=1e-8)
-    one = [solve(M[i] if own else M, A[i], B[i], reg, reg_m, tol=1e-8) for i in range(len(A))]
+    one = [solve(M[i] if own else M, A[i], B[i], reg=reg, reg_m=reg_m, tol=1e-8) for i in range(len(A))]
     for name in ("objective", "dual", "cost", "mass"):
         assert_allclose(getattr(result, name), [getattr(r, name) for r in one], rtol=1e-6)
 
@@ -34,23 +34,25 @@ def test_every_problem_is_certified(reg, reg_m, own):
 @pytest.mark.parametrize(("penalty", "reg_m"), [("tv", 0.3), ("l2", 2.0), (("kl", "range"), (1.0, 0.1))])
 def test_penalties(penalty, reg_m):
     M, A, B = histograms(ratio=1.05, zeros=False)
-    result = solve_batch(M, A, B, 0.05, reg_m, penalty=penalty)
+    result = solve_batch(M, A, B, reg=0.05, reg_m=reg_m, penalty=penalty)
     assert_solved(result, M, A, B, 0.05, reg_m, penalty=penalty)
 
 
 def test_references_and_layouts():
     M, A, B = histograms(ratio=1.2)
-    assert_solved(solve_batch(M, A, B, 0.05, 1.0, reference="uniform"), M, A, B, 0.05, 1.0, reference="uniform")
+    assert_solved(
+        solve_batch(M, A, B, reg=0.05, reg_m=1.0, reference="uniform"), M, A, B, 0.05, 1.0, reference="uniform"
+    )
     c = np.random.default_rng(0).uniform(0.5, 1.5, M.shape)
-    assert_solved(solve_batch(M, A, B, 0.05, 1.0, reference=c), M, A, B, 0.05, 1.0, reference=c)
-    turned = solve_batch(np.asfortranarray(M.astype("f4")), A, B, 0.05, 1.0)
-    assert_allclose(turned.objective, solve_batch(M, A, B, 0.05, 1.0).objective, rtol=1e-6)
+    assert_solved(solve_batch(M, A, B, reg=0.05, reg_m=1.0, reference=c), M, A, B, 0.05, 1.0, reference=c)
+    turned = solve_batch(np.asfortranarray(M.astype("f4")), A, B, reg=0.05, reg_m=1.0)
+    assert_allclose(turned.objective, solve_batch(M, A, B, reg=0.05, reg_m=1.0).objective, rtol=1e-6)
 
 
 def test_forbidden_pairs():
     M, A, B = histograms(zeros=False)
     M = problems.with_forbidden(problems.Case(M, A[0], B[0], 0.05, 1.0)).M
-    assert_solved(solve_batch(M, A, B, 0.05, 1.0), M, A, B, 0.05, 1.0)
+    assert_solved(solve_batch(M, A, B, reg=0.05, reg_m=1.0), M, A, B, 0.05, 1.0)
 
 
 def test_extreme_masses_and_reg_m():
@@ -58,7 +60,7 @@ def test_extreme_masses_and_reg_m():
     M, A, B = histograms(ratio=1.0, zeros=False)
     scale = 10.0 ** np.arange(-2, 3)[:, None]
     for reg_m in (1e-3, 100.0):
-        result = solve_batch(M, A, B * scale, 0.05, reg_m, tol=1e-7)
+        result = solve_batch(M, A, B * scale, reg=0.05, reg_m=reg_m, tol=1e-7)
         assert_solved(result, M, A, B * scale, 0.05, reg_m, tol=1e-7)
 
 
@@ -66,11 +68,11 @@ def test_extreme_masses_and_reg_m():
 def test_answers_do_not_depend_on_company(isa, dtype):
     """Problem by problem the same numbers, bit for bit, alone in the batch, in two chunks and on two threads."""
     M, A, B = histograms(p=21, m=30, n=45)
-    result = solve_batch(M, A, B, 0.05, 1.0, precision=dtype)
-    again = solve_batch(M, A, B, 0.05, 1.0, precision=dtype, threads=2)
+    result = solve_batch(M, A, B, reg=0.05, reg_m=1.0, precision=dtype)
+    again = solve_batch(M, A, B, reg=0.05, reg_m=1.0, precision=dtype, threads=2)
     assert (result.log_u == again.log_u).all()
     for i in (0, 7, 20):
-        alone = solve_batch(M, A[i : i + 1], B[i : i + 1], 0.05, 1.0, precision=dtype)
+        alone = solve_batch(M, A[i : i + 1], B[i : i + 1], reg=0.05, reg_m=1.0, precision=dtype)
         assert (alone.log_u == result.log_u[i]).all()
         assert alone.n_passes == result.n_passes[i]
 
@@ -78,16 +80,16 @@ def test_answers_do_not_depend_on_company(isa, dtype):
 def test_as_many_passes_as_alone():
     """Anderson's memory grows with the rows in a batch, too."""
     M, A, B = histograms(p=3, m=240, n=230)
-    result = solve_batch(M, A, B, 4e-3 * np.ptp(M), 1.0)
-    alone = [solve(M, a, b, 4e-3 * np.ptp(M), 1.0, precision="float64") for a, b in zip(A, B, strict=True)]
+    result = solve_batch(M, A, B, reg=4e-3 * np.ptp(M), reg_m=1.0)
+    alone = [solve(M, a, b, reg=4e-3 * np.ptp(M), reg_m=1.0, precision="float64") for a, b in zip(A, B, strict=True)]
     assert_allclose(result.n_passes, [one.n_passes for one in alone], atol=2)
 
 
 def test_chunks(monkeypatch):
     M, A, B = histograms(p=11)
-    result = solve_batch(M, A, B, 0.05, 1.0)
+    result = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
     monkeypatch.setattr(cpu_batch, "CHUNK_BYTES", 4 * cpu_batch.bytes_each(M.shape, 8, True, "float64"))
-    assert (solve_batch(M, A, B, 0.05, 1.0).log_u == result.log_u).all()
+    assert (solve_batch(M, A, B, reg=0.05, reg_m=1.0).log_u == result.log_u).all()
 
 
 def test_solved_alone_where_the_batch_gives_up(monkeypatch):
@@ -99,7 +101,7 @@ def test_solved_alone_where_the_batch_gives_up(monkeypatch):
         return ["absorb" if i == 2 else text for i, text in enumerate(status(self))]
 
     monkeypatch.setattr(cpu_batch.BatchWorkspace, "status", absorbed)
-    result = solve_batch(M, A, B, 0.05, 1.0)
+    result = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
     assert_solved(result, M, A, B, 0.05, 1.0)
 
 
@@ -114,7 +116,7 @@ def minibatches(p=7, m=21, n=18, dtype=float):
 
 def assert_as_alone(result, M, A, B, reg, reg_m, **options):
     for i in range(len(result)):
-        one = solve(M if M.ndim == 2 else M[i], A[i], B[i], reg, reg_m, tol=1e-10, precision="float64")
+        one = solve(M if M.ndim == 2 else M[i], A[i], B[i], reg=reg, reg_m=reg_m, tol=1e-10, precision="float64")
         apart = np.abs(result.plan(i).astype(float) - one.plan).sum() / one.mass
         assert result.converged[i]
         assert apart <= result.error_bound[i] + one.error_bound + 1e-6 * (M.dtype == "f4")
@@ -129,7 +131,7 @@ def test_small_reg_stays_in_the_core(reg, reg_m, options, monkeypatch):
     """Beyond what one K holds, absorptions and larger regs are made in the core, too, problem by problem."""
     monkeypatch.setattr(mapuot.api.batch.BatchRun, "alone", None)
     for M, A, B in (minibatches(), minibatches(dtype="f4"), (minibatches()[0][0], *minibatches()[1:])):
-        result = solve_batch(M, A, B, reg, reg_m, **options)
+        result = solve_batch(M, A, B, reg=reg, reg_m=reg_m, **options)
         assert_as_alone(result, M, A, B, reg, reg_m, **options)
 
 
@@ -138,21 +140,21 @@ def test_small_reg_with_forbidden_pairs_and_points_apart():
     M, A, B = minibatches()
     M[3, :, ::2][:, 1:] = np.inf
     M[4, 5] = np.inf
-    result = solve_batch(M, A, B, 0.02, 1.0)
+    result = solve_batch(M, A, B, reg=0.02, reg_m=1.0)
     assert_as_alone(result, M, A, B, 0.02, 1.0)
     assert result.row_marginal[4, 5] == 0
 
 
 def test_small_reg_from_a_start_and_with_few_passes(monkeypatch):
     M, A, B = minibatches()
-    cold = solve_batch(M, A, B, 0.01, 1.0)
+    cold = solve_batch(M, A, B, reg=0.01, reg_m=1.0)
     monkeypatch.setattr(mapuot.api.batch.BatchRun, "alone", None)
-    warm = solve_batch(M, A, B, 0.01, 1.0, warm_start=cold)
+    warm = solve_batch(M, A, B, reg=0.01, reg_m=1.0, warm_start=cold)
     assert (warm.n_passes <= 3).all()
     assert (cold.n_passes > 10).all()
     assert_as_alone(warm, M, A, B, 0.01, 1.0)
     with pytest.warns(mapuot.ConvergenceWarning, match="7 of 7 problems not converged"):
-        short = solve_batch(M, A, B, 0.01, 1.0, max_passes=4)
+        short = solve_batch(M, A, B, reg=0.01, reg_m=1.0, max_passes=4)
     assert (short.status == "max_passes").all()
     assert (short.n_passes <= 5).all()
 
@@ -161,24 +163,24 @@ def test_what_a_long_problem_leaves_is_solved_alone(monkeypatch):
     core = import_module("mapuot.backends.cpu.plain")
     monkeypatch.setattr(core, "MOST_PASSES", 6)
     M, A, B = minibatches()
-    assert_as_alone(solve_batch(M, A, B, 0.02, 1.0), M, A, B, 0.02, 1.0)
+    assert_as_alone(solve_batch(M, A, B, reg=0.02, reg_m=1.0), M, A, B, 0.02, 1.0)
 
 
 def test_warm_start_and_max_passes():
     M, A, B = histograms()
-    cold = solve_batch(M, A, B, 0.02, 1.0)
-    warm = solve_batch(M, A, B * 1.01, 0.02, 1.0, warm_start=cold)
+    cold = solve_batch(M, A, B, reg=0.02, reg_m=1.0)
+    warm = solve_batch(M, A, B * 1.01, reg=0.02, reg_m=1.0, warm_start=cold)
     assert warm.n_passes.mean() < cold.n_passes.mean()
-    assert (solve_batch(M, A, B, 0.02, 1.0, warm_start=(cold.log_u, cold.log_v)).n_passes <= 3).all()
+    assert (solve_batch(M, A, B, reg=0.02, reg_m=1.0, warm_start=(cold.log_u, cold.log_v)).n_passes <= 3).all()
     with pytest.warns(mapuot.ConvergenceWarning, match="5 of 5 problems not converged"):
-        short = solve_batch(M, A, B, 0.02, 1.0, max_passes=2)
+        short = solve_batch(M, A, B, reg=0.02, reg_m=1.0, max_passes=2)
     assert (short.status == "max_passes").all()
     assert (short.n_passes == 2).all()
 
 
 def test_result_is_a_sequence():
     M, A, B = histograms()
-    result = solve_batch(M, A, B, 0.05, 1.0)
+    result = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
     assert len(result) == 5
     assert [r.mass for r in result] == pytest.approx(result.mass)
     assert result[-1].gap == result.gap[4]
@@ -194,7 +196,7 @@ def test_result_is_a_sequence():
 
 def test_all_plans_in_one_array(backend):
     for M, A, B in (histograms(), minibatches(dtype="f4")):
-        result = solve_batch(M, A, B, 0.05, 1.0, backend=backend)
+        result = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend=backend)
         plans = result.plans()
         assert plans.shape == (len(A), *M.shape[-2:])
         assert plans.dtype == M.dtype
@@ -203,17 +205,17 @@ def test_all_plans_in_one_array(backend):
 
 def test_one_vector_serves_all():
     M, A, B = histograms()
-    result = solve_batch(M, A[1], B, 0.05, 1.0)
+    result = solve_batch(M, A[1], B, reg=0.05, reg_m=1.0)
     assert result.log_u.shape == (5, 37)
-    assert_allclose(result.objective[3], solve(M, A[1], B[3], 0.05, 1.0).objective, rtol=1e-9)
-    assert len(solve_batch(M, None, None, 0.05, 1.0)) == 1
-    reference = solve_batch(M, A[1], B, 0.05, 1.0, backend="reference")
+    assert_allclose(result.objective[3], solve(M, A[1], B[3], reg=0.05, reg_m=1.0).objective, rtol=1e-9)
+    assert len(solve_batch(M, reg=0.05, reg_m=1.0)) == 1
+    reference = solve_batch(M, A[1], B, reg=0.05, reg_m=1.0, backend="reference")
     assert_allclose(result.objective, reference.objective, rtol=1e-9)
 
 
 def test_result_can_be_pickled(backend):
     M, A, B = histograms()
-    result = solve_batch(M, A, B, 0.05, 1.0, backend=backend)
+    result = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend=backend)
     again = pickle.loads(pickle.dumps(result))
     np.testing.assert_array_equal(again.log_u, result.log_u)
     np.testing.assert_array_equal(again.plan(1), result.plan(1))

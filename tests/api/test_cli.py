@@ -60,7 +60,7 @@ def test_weights_of_their_own(case):
         assert call(*given, "-o", "1.npz", "--reg", 0.05, "--reg-m", 1).exit_code == 0
         np.testing.assert_allclose(np.load("1.npz")["log_u"], one, rtol=1e-12)
     assert call("M.npy", "-o", "2.npz", "--reg", 0.05, "--reg-m", 1).exit_code == 0
-    np.testing.assert_allclose(np.load("2.npz")["log_u"], mapuot.solve(case.M, None, None, 0.05, 1.0).log_u, rtol=1e-12)
+    np.testing.assert_allclose(np.load("2.npz")["log_u"], mapuot.solve(case.M, reg=0.05, reg_m=1.0).log_u, rtol=1e-12)
 
 
 def test_options_reach_the_solver(case):
@@ -69,7 +69,7 @@ def test_options_reach_the_solver(case):
     done = call("in.npz", "-o", "out.npz", "--reg", 0.1, "--reg-m", "2,inf", *more, "--tol", 1e-9, "--threads", 1)
     assert done.exit_code == 0, done.output
     one = mapuot.solve(
-        case.M, case.a, case.b, 0.1, (2.0, np.inf), reference="uniform", tol=1e-9, precision="float64",
+        case.M, case.a, case.b, reg=0.1, reg_m=(2.0, np.inf), reference="uniform", tol=1e-9, precision="float64",
         method="translation_invariant",
     )  # fmt: skip
     np.testing.assert_allclose(np.load("out.npz")["log_v"], one.log_v, rtol=1e-9)
@@ -116,7 +116,7 @@ def test_tables(case, header):
         1,
     )
     assert done.exit_code == 0, done.output
-    right = mapuot.solve(np.where(case.M > 0.9, np.inf, case.M), case.a, case.b, 0.05, 1.0)
+    right = mapuot.solve(np.where(case.M > 0.9, np.inf, case.M), case.a, case.b, reg=0.05, reg_m=1.0)
     np.testing.assert_allclose(np.loadtxt("out.csv", delimiter=","), right.plan, rtol=1e-12)
 
 

@@ -16,7 +16,7 @@ def clouds(m=9, n=7, d=2, far=5.0, seed=0):
 
 def solved(x, y, a, b, reg, reg_m, weights=None, tol=1e-12):
     cloud = mapuot.PointCloud(x, y, scale=0.7, weights=weights)
-    return mapuot.solve(cloud, a, b, reg, reg_m, tol=tol, precision="float64", threads=1)
+    return mapuot.solve(cloud, a, b, reg=reg, reg_m=reg_m, tol=tol, precision="float64", threads=1)
 
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
@@ -91,6 +91,6 @@ def test_refusals():
         result.hvp(x, tol=1e-12, max_steps=1)
     for metric in ("euclidean", "cosine"):
         with pytest.raises(NotImplementedError, match=metric):
-            mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, 0.05, 1.0).hvp(x)
+            mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg=0.05, reg_m=1.0).hvp(x)
     with pytest.raises(TypeError, match="PointCloud"):
-        mapuot.solve(np.ones((9, 7)), a, b, 0.05, 1.0).hvp(x)
+        mapuot.solve(np.ones((9, 7)), a, b, reg=0.05, reg_m=1.0).hvp(x)

@@ -187,7 +187,7 @@ def test_no_pickle_is_opened(tmp_path):
     (tmp_path / "bare.npz").write_bytes(pickle.dumps(Trap()))
     for name in ("M.npy", "bare.npz"):
         with pytest.raises(ValueError, match=name):
-            mapuot.solve(tmp_path / name, None, None, 1.0, 1.0)
+            mapuot.solve(tmp_path / name, reg=1.0, reg_m=1.0)
     with pytest.raises(ValueError, match=r"state\.npz is not a checkpoint"):
         files.load_checkpoint(tmp_path / "state.npz", 1, 1, 1.0)
     pytest.importorskip("zarr")
@@ -265,9 +265,9 @@ def test_a_file_that_grows_nan_is_told():
     for precision in ("float64", "mixed"):
         calls.clear()
         with pytest.raises(ValueError, match="M must not hold NaN or -inf, got 600 such entries"):
-            mapuot.solve(rows, CASE.a, CASE.b, 0.05, 1.0, precision=precision, tol=1e-9)
+            mapuot.solve(rows, CASE.a, CASE.b, reg=0.05, reg_m=1.0, precision=precision, tol=1e-9)
     calls.clear()
-    result = mapuot.solve(lambda i0, i1: CASE.M[i0:i1], CASE.a, CASE.b, 0.05, 1.0)
+    result = mapuot.solve(lambda i0, i1: CASE.M[i0:i1], CASE.a, CASE.b, reg=0.05, reg_m=1.0)
     result.problem.cost.function = lambda i0, i1: np.full((i1 - i0, 20), -np.inf)
     for read in (lambda: result.cost, lambda: result.plan, lambda: result.apply(CASE.b), lambda: result.top_k(1)):
         with pytest.raises(ValueError, match="M must not hold NaN or -inf, got 600 such entries"):

@@ -25,10 +25,10 @@ def clouds(m=20, n=25, seed=0):
 def test_definition(reg, reg_m):
     a, b, M, M_a, M_b = clouds()
     b = b if np.isinf(reg_m) else 2 * b
-    value = sinkhorn_divergence(M, a, b, reg, reg_m, M_a=M_a, M_b=M_b, tol=1e-8)
+    value = sinkhorn_divergence(M, a, b, reg=reg, reg_m=reg_m, M_a=M_a, M_b=M_b, tol=1e-8)
     parts = []
     for C, p, q in ((M, a, b), (M_a, a, a), (M_b, b, b)):
-        r = solve(C, p, q, reg, reg_m, tol=1e-9, backend="reference")
+        r = solve(C, p, q, reg=reg, reg_m=reg_m, tol=1e-9, backend="reference")
         parts.append(problems.measure(problems.Case(C, p, q, reg, reg_m), r.log_u, r.log_v).dual)
     right = parts[0] - 0.5 * (parts[1] + parts[2]) + 0.5 * reg * (a.sum() - b.sum()) ** 2
     assert_allclose(value, right, atol=1e-7)
@@ -44,19 +44,19 @@ def test_positive_and_zero_for_equal_measures(reg, reg_m):
     rng = np.random.default_rng(0)
     A = rng.random((12, 40)) * np.logspace(-1, 1, 12)[:, None]
     A[rng.random(A.shape) < 0.3] = 0.0
-    assert_allclose(sinkhorn_divergence(M, A, A, reg, reg_m), 0, atol=1e-13 * A.sum())
+    assert_allclose(sinkhorn_divergence(M, A, A, reg=reg, reg_m=reg_m), 0, atol=1e-13 * A.sum())
     near, far = A * (1 + 1e-2 * rng.random(A.shape)), A[::-1]
-    near, far = (sinkhorn_divergence(M, A, B, reg, reg_m, tol=1e-9) for B in (near, far))
+    near, far = (sinkhorn_divergence(M, A, B, reg=reg, reg_m=reg_m, tol=1e-9) for B in (near, far))
     assert (near > 0).all()
     assert (far > near).all()
 
 
 def test_shapes_and_symmetry():
     a, b, M, M_a, M_b = clouds()
-    value = sinkhorn_divergence(M, a, b, 0.1, 1.0, M_a=M_a, M_b=M_b)
+    value = sinkhorn_divergence(M, a, b, reg=0.1, reg_m=1.0, M_a=M_a, M_b=M_b)
     assert isinstance(value, float)
-    assert_allclose(sinkhorn_divergence(M.T, b, a, 0.1, 1.0, M_a=M_b, M_b=M_a), value, rtol=1e-8)
-    batch = sinkhorn_divergence(M, np.stack([a, a]), np.stack([b, 2 * b]), 0.1, 1.0, M_a=M_a, M_b=M_b)
+    assert_allclose(sinkhorn_divergence(M.T, b, a, reg=0.1, reg_m=1.0, M_a=M_b, M_b=M_a), value, rtol=1e-8)
+    batch = sinkhorn_divergence(M, np.stack([a, a]), np.stack([b, 2 * b]), reg=0.1, reg_m=1.0, M_a=M_a, M_b=M_b)
     assert batch.shape == (2,)
     assert_allclose(batch[0], value, rtol=1e-8)
 

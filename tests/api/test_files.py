@@ -111,7 +111,7 @@ def test_formats(small_blocks, tmp_path, name):
 def test_dtypes(tmp_path, dtype):
     M = (clouds(30, 20).M * 100).astype(dtype)
     path = write(tmp_path / "plain.npy", M)
-    found, right = (mapuot.solve(x, None, None, 5.0, 100.0) for x in (path, M))
+    found, right = (mapuot.solve(x, reg=5.0, reg_m=100.0) for x in (path, M))
     np.testing.assert_allclose(found.plan, right.plan, rtol=1e-6)
     assert found.plan.dtype == right.plan.dtype
 
@@ -149,7 +149,7 @@ def test_a_folder_is_never_replaced(tmp_path, name):
     kept = tmp_path / name / "work" / "data.txt"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    calls = [lambda: mapuot.solve(np.eye(3), None, None, 1.0, 1.0, checkpoint=tmp_path / name)]
+    calls = [lambda: mapuot.solve(np.eye(3), reg=1.0, reg_m=1.0, checkpoint=tmp_path / name)]
     if "." in name:
         calls.append(lambda: files.write(tmp_path / name, {"log_u": np.ones(3)}))
     for call in calls:
@@ -169,15 +169,15 @@ def test_results_of_files_can_be_pickled(tmp_path, name):
 
 def test_bad_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        mapuot.solve(tmp_path / "no.npy", None, None, 1.0, 1.0)
+        mapuot.solve(tmp_path / "no.npy", reg=1.0, reg_m=1.0)
     with pytest.raises(ValueError, match=r"must end in one of"):
-        mapuot.solve("cost.txt", None, None, 1.0, 1.0)
+        mapuot.solve("cost.txt", reg=1.0, reg_m=1.0)
     np.save(tmp_path / "vector.npy", np.zeros(3))
     with pytest.raises(ValueError, match=r"M must be a matrix, got shape \(3,\)"):
-        mapuot.solve(tmp_path / "vector.npy", None, None, 1.0, 1.0)
+        mapuot.solve(tmp_path / "vector.npy", reg=1.0, reg_m=1.0)
     np.savez_compressed(tmp_path / "f.npz", M=np.asfortranarray(np.zeros((3, 2))))
     with pytest.raises(ValueError, match="Fortran order"):
-        mapuot.solve(tmp_path / "f.npz", None, None, 1.0, 1.0)
+        mapuot.solve(tmp_path / "f.npz", reg=1.0, reg_m=1.0)
 
 
 @pytest.mark.parametrize("name", ["grouped.h5", "grouped.zarr"])
@@ -228,21 +228,21 @@ def test_weights_are_no_paths(tmp_path):
     case = clouds(12, 9)
     path = write(tmp_path / "plain.npz", case.M, a=case.a)
     with pytest.raises(TypeError, match=r"a must be an array, got .*plain\.npz.*read_vector"):
-        mapuot.solve(path, path, None, 0.1, 1.0)
-    result = mapuot.solve(path, files.read_vector(path, "a"), None, 0.1, 1.0)
-    np.testing.assert_array_equal(result.plan, mapuot.solve(case.M, case.a, None, 0.1, 1.0).plan)
+        mapuot.solve(path, path, reg=0.1, reg_m=1.0)
+    result = mapuot.solve(path, files.read_vector(path, "a"), reg=0.1, reg_m=1.0)
+    np.testing.assert_array_equal(result.plan, mapuot.solve(case.M, case.a, reg=0.1, reg_m=1.0).plan)
 
 
 def test_bad_functions():
     a, b = np.full(6, 1 / 6), np.full(5, 0.2)
     with pytest.raises(ValueError, match="a must be given where M is a function"):
-        mapuot.solve(lambda i0, i1: np.zeros((i1 - i0, 5)), None, b, 1.0, 1.0)
+        mapuot.solve(lambda i0, i1: np.zeros((i1 - i0, 5)), None, b, reg=1.0, reg_m=1.0)
     with pytest.raises(ValueError, match="b must be given where M is a function"):
-        mapuot.solve(lambda i0, i1: np.zeros((i1 - i0, 5)), a, None, 1.0, 1.0)
+        mapuot.solve(lambda i0, i1: np.zeros((i1 - i0, 5)), a, reg=1.0, reg_m=1.0)
     with pytest.raises(ValueError, match=r"M must give shape \(6, 5\) for rows 0 to 6, got \(6, 4\)"):
-        mapuot.solve(lambda i0, i1: np.zeros((i1 - i0, 4)), a, b, 1.0, 1.0)
+        mapuot.solve(lambda i0, i1: np.zeros((i1 - i0, 4)), a, b, reg=1.0, reg_m=1.0)
     with pytest.raises(ValueError, match="M must not hold NaN"):
-        mapuot.solve(lambda i0, i1: np.full((i1 - i0, 5), np.nan), a, b, 1.0, 1.0)
+        mapuot.solve(lambda i0, i1: np.full((i1 - i0, 5), np.nan), a, b, reg=1.0, reg_m=1.0)
 
 
 # ---- checkpoints ----
@@ -298,8 +298,8 @@ def test_a_function_of_two_dtypes():
 
     weights = [np.ones(n) for n in array.shape]
     with pytest.raises(TypeError, match="costs must be of one dtype, got float32 at first, float64 in 0 to 6"):
-        mapuot.solve(of(M, np.float64), *weights[:2], 0.1, 1.0)
+        mapuot.solve(of(M, np.float64), *weights[:2], reg=0.1, reg_m=1.0)
     with pytest.raises(TypeError, match="costs must be of one dtype"):
-        mapuot.multimarginal(of(array, np.float64), weights, 0.1, 1.0)
+        mapuot.multimarginal(of(array, np.float64), weights, reg=0.1, reg_m=1.0)
     whole = np.round(M * 8)
-    assert mapuot.solve(of(whole, np.int64), *weights[:2], 0.1, 1.0).converged
+    assert mapuot.solve(of(whole, np.int64), *weights[:2], reg=0.1, reg_m=1.0).converged

@@ -62,8 +62,8 @@ def test_sums_are_within_their_bound(grid, reg):
 def test_answers_are_those_of_the_matrix(grid, reg, reg_m):
     a, b = masses(grid, 1.0 if reg_m is np.inf else 1.3)
     reg = max(reg, 3e-3) if reg_m is np.inf else reg  # below, 450 to 10,000 passes as the machine's BLAS rounds
-    want = mapuot.solve(np.asarray(grid), a.ravel(), b.ravel(), reg, reg_m, tol=1e-9)
-    got = mapuot.solve(grid, a, b, reg, reg_m, tol=1e-7)
+    want = mapuot.solve(np.asarray(grid), a.ravel(), b.ravel(), reg=reg, reg_m=reg_m, tol=1e-9)
+    got = mapuot.solve(grid, a, b, reg=reg, reg_m=reg_m, tol=1e-7)
     assert got.converged
     hard = 12.0 if np.isinf(reg_m).any() else 1.0  # of a hard side the bound is its violation
     assert np.abs(got.plan - want.plan).sum() <= hard * (got.error_bound + want.error_bound) * want.mass
@@ -103,8 +103,8 @@ def test_zeros_masses_far_apart_and_a_reg_for_each_node():
     a[5, 5] = 1e-250
     rho = np.random.default_rng(2).uniform(0.1, 2.0, a.shape)
     for reg in (0.02, 1e-4):
-        want = mapuot.solve(np.asarray(grid), a.ravel(), b.ravel(), reg, (rho.ravel(), 1.0), tol=1e-9)
-        got = mapuot.solve(grid, a, b, reg, (rho, 1.0), tol=1e-7)
+        want = mapuot.solve(np.asarray(grid), a.ravel(), b.ravel(), reg=reg, reg_m=(rho.ravel(), 1.0), tol=1e-9)
+        got = mapuot.solve(grid, a, b, reg=reg, reg_m=(rho, 1.0), tol=1e-7)
         assert got.converged
         assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
         assert (got.row_marginal.reshape(a.shape)[:3] == 0).all()
@@ -115,11 +115,11 @@ def test_what_rounding_hides_is_no_certificate():
     grid = mapuot.Grid((6, 7), 0.2)
     a, b = masses(grid)
     with pytest.warns(mapuot.ConvergenceWarning, match="rounding"):
-        result = mapuot.solve(grid, a, b, 1e-3, 1e3, tol=1e-13)
+        result = mapuot.solve(grid, a, b, reg=1e-3, reg_m=1e3, tol=1e-13)
     assert (result.status, result.converged) == ("stalled", False)
     assert 1e-13 < result.error_bound < 1e-6
     assert result.n_passes < 400
-    known = mapuot.solve(grid, a, b, 1e-3, 1e3, tol=1e-13, tol_gap=1e-9)
+    known = mapuot.solve(grid, a, b, reg=1e-3, reg_m=1e3, tol=1e-13, tol_gap=1e-9)
     assert known.converged
     assert known.gap <= 1e-9 * abs(known.dual)
 
@@ -127,9 +127,9 @@ def test_what_rounding_hides_is_no_certificate():
 def test_other_doors_and_products(tmp_path):
     grid = mapuot.Grid((6, 5), 0.2)
     a, b = masses(grid)
-    want = mapuot.solve(grid, a, b, 0.05, 1.0, tol=1e-9)
+    want = mapuot.solve(grid, a, b, reg=0.05, reg_m=1.0, tol=1e-9)
     A = np.stack([a, 2 * a])
-    batch = mapuot.solve_batch(grid, A, b, 0.05, 1.0, tol=1e-9)
+    batch = mapuot.solve_batch(grid, A, b, reg=0.05, reg_m=1.0, tol=1e-9)
     assert_allclose(batch[0].plan, want.plan, atol=1e-9)
     assert_allclose(batch.cost[0], want.cost, rtol=1e-7)
     *_, last = mapuot.path(grid, a, b, regs=[0.5, 0.05], reg_ms=1.0, tol=1e-9)
@@ -143,7 +143,7 @@ def test_other_doors_and_products(tmp_path):
     assert len(want.sample(5, seed=0)[0]) == 5
     want.save(tmp_path / "answer.npz")
     assert_allclose(mapuot.load(tmp_path / "answer.npz", grid).plan, want.plan)
-    dense = mapuot.solve(grid, a, b, 0.05, 1.0, backend="reference", tol=1e-9)
+    dense = mapuot.solve(grid, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-9)
     assert_allclose(dense.plan, want.plan, atol=1e-8)
     assert "grid" in grid.kind
     assert want._repr_html_()
@@ -153,26 +153,28 @@ def test_a_divergence_of_images():
     grid = mapuot.Grid((6, 5), 0.2)
     a, b = masses(grid)
     M = np.asarray(grid)
-    want = mapuot.sinkhorn_divergence(M, np.stack([a.ravel(), b.ravel()]), b.ravel(), 0.05, 1.0)
-    assert mapuot.sinkhorn_divergence(grid, a, b, 0.05, 1.0) == pytest.approx(want[0], rel=1e-6)
-    assert_allclose(mapuot.sinkhorn_divergence(grid, np.stack([a, b]), b, 0.05, 1.0), want, rtol=1e-6, atol=1e-12)
+    want = mapuot.sinkhorn_divergence(M, np.stack([a.ravel(), b.ravel()]), b.ravel(), reg=0.05, reg_m=1.0)
+    assert mapuot.sinkhorn_divergence(grid, a, b, reg=0.05, reg_m=1.0) == pytest.approx(want[0], rel=1e-6)
+    assert_allclose(
+        mapuot.sinkhorn_divergence(grid, np.stack([a, b]), b, reg=0.05, reg_m=1.0), want, rtol=1e-6, atol=1e-12
+    )
     for other in (mapuot.Grid((6, 5), target=(5, 6)), mapuot.Grid((6, 5), offset=1.0)):
         with pytest.raises(ValueError, match="M_a and M_b"):
-            mapuot.sinkhorn_divergence(other, a, b, 0.05, 1.0)
+            mapuot.sinkhorn_divergence(other, a, b, reg=0.05, reg_m=1.0)
 
 
 def test_tensors():
     torch = pytest.importorskip("torch")
     grid = mapuot.Grid((6, 5), 0.2)
     a, b = map(torch.tensor, masses(grid))
-    found = mapuot.solve(grid, a, b, 0.05, 1.0)
+    found = mapuot.solve(grid, a, b, reg=0.05, reg_m=1.0)
     assert isinstance(found.log_u, torch.Tensor)
     assert found.converged
 
 
 def test_what_is_too_large_is_refused_before_it_is_made():
     grid = mapuot.Grid((100, 100, 100))
-    result = mapuot.solve(grid, None, None, 1e4, 1e4, tol=1.0)
+    result = mapuot.solve(grid, reg=1e4, reg_m=1e4, tol=1.0)
     for call in (lambda: result.plan, lambda: result.top_k(1), lambda: result.sparse(0.0), lambda: result.sample(1)):
         with pytest.raises(MemoryError, match="barycentric_map"):
             call()
@@ -193,10 +195,10 @@ def test_refusals():
             mapuot.Grid(**wrong)
     for options, match in (({"penalty": "tv"}, "penalty"), ({"reference": np.ones((30, 30))}, "reference")):
         with pytest.raises(NotImplementedError, match=match):
-            mapuot.solve(grid, a, b, 0.1, 1.0, **options)
+            mapuot.solve(grid, a, b, reg=0.1, reg_m=1.0, **options)
     with pytest.raises(ValueError, match="map-uot"):
-        mapuot.solve(grid, a, b, 0.1, 1.0, method="map-uot")
+        mapuot.solve(grid, a, b, reg=0.1, reg_m=1.0, method="map-uot")
     with pytest.raises(ValueError, match="a must have shape"):
-        mapuot.solve(grid, a.T, b, 0.1, 1.0)
+        mapuot.solve(grid, a.T, b, reg=0.1, reg_m=1.0)
     with pytest.raises(TypeError, match="PointCloud"):
-        mapuot.solve(grid, a, b, 0.1, 1.0).gradient()
+        mapuot.solve(grid, a, b, reg=0.1, reg_m=1.0).gradient()

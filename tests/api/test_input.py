@@ -17,7 +17,9 @@ CASE = clouds(4, 5)
 def call(**changes):
     """solve on a 4 x 5 problem with some arguments exchanged."""
     args = {"M": CASE.M, "a": CASE.a, "b": CASE.b, "reg": 0.05, "reg_m": 1.0, **changes}
-    return mapuot.solve(args.pop("M"), args.pop("a"), args.pop("b"), args.pop("reg"), args.pop("reg_m"), **args)
+    return mapuot.solve(
+        args.pop("M"), args.pop("a"), args.pop("b"), reg=args.pop("reg"), reg_m=args.pop("reg_m"), **args
+    )
 
 
 def changed(x, value, dtype=None):
@@ -154,9 +156,9 @@ def test_unknown_keyword_is_a_type_error():
     with pytest.raises(TypeError, match="unexpected keyword argument 'num_iter_max'"):
         call(num_iter_max=3)
     with pytest.raises(TypeError):
-        mapuot.solve(CASE.M, CASE.a, CASE.b, 0.05, 1.0, "sinkhorn")  # keyword only from there on
+        mapuot.solve(CASE.M, CASE.a, CASE.b, *(0.05, 1.0))  # keyword only from there on
     with pytest.raises(TypeError, match="reg_m"):
-        mapuot.solve(CASE.M, CASE.a, CASE.b, 0.05)
+        mapuot.solve(CASE.M, CASE.a, CASE.b, reg=0.05)
 
 
 def test_unreachable_hard_point_is_named(backend):
@@ -221,7 +223,7 @@ def test_arrays_of_the_standard(backend):
     given = {name: strict.asarray(getattr(CASE, name)) for name in given}
     np.testing.assert_array_equal(call(**given, backend=backend).plan, call(backend=backend).plan)
     M, A = given["M"], strict.asarray(np.tile(CASE.a, (3, 1)))
-    batch = mapuot.solve_batch(M, A, given["b"], 0.05, 1.0, backend=backend)
+    batch = mapuot.solve_batch(M, A, given["b"], reg=0.05, reg_m=1.0, backend=backend)
     np.testing.assert_allclose(batch.cost, [call(backend=backend).cost] * 3, rtol=1e-5)
 
 
@@ -311,24 +313,40 @@ MASKED = np.ma.masked_less(SQUARE, np.median(SQUARE))
 @pytest.mark.parametrize(
     ("function", "kind", "text"),
     [
-        (lambda: mapuot.barycenter(MASKED, SQUARE, 0.1), ValueError, "A must not be masked"),
-        (lambda: mapuot.barycenter(SQUARE + 1j, SQUARE, 0.1), TypeError, "A must hold real numbers, got dtype complex"),
-        (lambda: mapuot.barycenter(SQUARE.astype(str), SQUARE, 0.1), TypeError, "A must hold real numbers"),
-        (lambda: mapuot.barycenter(SQUARE, SQUARE, 0.1, weights="some"), TypeError, "weights must hold real numbers"),
+        (lambda: mapuot.barycenter(SQUARE, MASKED, reg=0.1), ValueError, "A must not be masked"),
+        (
+            lambda: mapuot.barycenter(SQUARE, SQUARE + 1j, reg=0.1),
+            TypeError,
+            "A must hold real numbers, got dtype complex",
+        ),
+        (lambda: mapuot.barycenter(SQUARE, SQUARE.astype(str), reg=0.1), TypeError, "A must hold real numbers"),
+        (
+            lambda: mapuot.barycenter(SQUARE, SQUARE, reg=0.1, weights="some"),
+            TypeError,
+            "weights must hold real numbers",
+        ),
         (lambda: mapuot.log_matmul(MASKED, SQUARE), ValueError, "A must not be masked"),
         (lambda: mapuot.log_matmul(SQUARE, [[1.0], [1.0, 2.0]]), ValueError, "B cannot be read as an array"),
         (lambda: mapuot.log_matmul(SQUARE, SQUARE, threads=10**9), ValueError, "threads must be at most 4096"),
-        (lambda: mapuot.solve_batch(CASE.M, [[1.0], [1.0, 2.0]], None, 0.1, 1.0), ValueError, "A cannot be read as"),
-        (lambda: mapuot.solve_batch(CASE.M, sparse.csr_array(SQUARE), None, 0.1, 1.0), TypeError, "A must be a dense"),
-        (lambda: mapuot.solve_batch(CASE.M, None, None, 0.1, 1.0, method=[]), ValueError, "method must be one of"),
         (
-            lambda: mapuot.solve_batch(CASE.M, None, None, 0.1, 1.0, warm_start=("a", "b")),
+            lambda: mapuot.solve_batch(CASE.M, [[1.0], [1.0, 2.0]], reg=0.1, reg_m=1.0),
+            ValueError,
+            "A cannot be read as",
+        ),
+        (
+            lambda: mapuot.solve_batch(CASE.M, sparse.csr_array(SQUARE), reg=0.1, reg_m=1.0),
+            TypeError,
+            "A must be a dense",
+        ),
+        (lambda: mapuot.solve_batch(CASE.M, reg=0.1, reg_m=1.0, method=[]), ValueError, "method must be one of"),
+        (
+            lambda: mapuot.solve_batch(CASE.M, reg=0.1, reg_m=1.0, warm_start=("a", "b")),
             TypeError,
             "warm_start must hold real numbers",
         ),
-        (lambda: mapuot.solve_batch(CASE.M, None, None, 1, 1).plan_sum([1, 2]), ValueError, "weights must have shape"),
+        (lambda: mapuot.solve_batch(CASE.M, reg=1, reg_m=1).plan_sum([1, 2]), ValueError, "weights must have shape"),
         (
-            lambda: mapuot.sinkhorn_divergence(CASE.M, CASE.a, CASE.b, 0.1, 1.0, M_a=CASE.M, M_b=CASE.M),
+            lambda: mapuot.sinkhorn_divergence(CASE.M, CASE.a, CASE.b, reg=0.1, reg_m=1.0, M_a=CASE.M, M_b=CASE.M),
             ValueError,
             "M_a must be square, got shape (4, 5)",
         ),
@@ -366,7 +384,7 @@ def test_labelled_arrays_are_arrays(backend):
     result = call(M=Labelled(CASE.M), a=a, b=b, reg_m=Labelled([1.0, 1.0]), backend=backend)
     assert relative_error(result.plan, call(backend=backend).plan) < 2e-6
     call(warm_start=(a, b), backend=backend)
-    near = mapuot.sinkhorn_divergence(Labelled(SQUARE), a, a, 0.1, 1.0, backend=backend)
+    near = mapuot.sinkhorn_divergence(Labelled(SQUARE), a, a, reg=0.1, reg_m=1.0, backend=backend)
     assert abs(near) < 1e-9
 
 
@@ -384,12 +402,12 @@ def test_cure_fits_the_cause():
     M[:2, :3], M[2:, 3:] = np.inf, np.inf  # two blocks of unequal masses
     for method in ("auto", "sinkhorn"):
         with pytest.warns(mapuot.ConvergenceWarning, match="may be infeasible"):
-            mapuot.solve(M, None, None, 0.1, np.inf, method=method, max_passes=3000)
+            mapuot.solve(M, reg=0.1, reg_m=np.inf, method=method, max_passes=3000)
 
 
 def test_source_folder_without_the_core_says_what_to_do():
     """As after ``pip install .`` a Python that is started in the source folder."""
-    code = "import sys; sys.modules['mapuot._core'] = None; import mapuot; mapuot.solve([[0.0]], None, None, 1, 1)"
+    code = "import sys; sys.modules['mapuot._core'] = None; import mapuot; mapuot.solve([[0.0]], reg=1, reg_m=1)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "mapuot's C library is not built in" in done.stderr
     assert "start Python in another folder" in done.stderr

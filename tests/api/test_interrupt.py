@@ -99,7 +99,7 @@ def test_problems_of_a_batch_that_are_solved_alone(monkeypatch, penalty):
     A, B = np.tile(CASE.a, (60, 1)), np.tile(CASE.b, (60, 1))
     arguments = {"penalty": penalty, "method": "sinkhorn", "tol": 1e-13, "max_passes": 10**6, "threads": 2}
     with pytest.raises(KeyboardInterrupt):
-        mapuot.solve_batch(CASE.M, A, B, 2e-4, 10.0, reference=np.ones_like(CASE.M), **arguments)
+        mapuot.solve_batch(CASE.M, A, B, reg=2e-4, reg_m=10.0, reference=np.ones_like(CASE.M), **arguments)
     assert threads_end(others)
     assert len(made) < 60
 
@@ -174,7 +174,7 @@ def test_ctrl_c_wherever_python_looks_for_it(what):
 
     def batch():
         options = {"penalty": ("kl", "tv"), "reference": np.ones_like(CASE.M), "threads": 2}
-        return mapuot.solve_batch(CASE.M, A, CASE.b, 0.05, 1.0, **options).log_u
+        return mapuot.solve_batch(CASE.M, A, CASE.b, reg=0.05, reg_m=1.0, **options).log_u
 
     call = batch if "alone" in what else lambda: native.interruptible(lambda stop: time.sleep(0.001) or 0, 1 << 40)
 
@@ -214,7 +214,7 @@ def test_a_chunk_of_a_batch(monkeypatch):
     from mapuot.backends.cpu import batch
 
     A = np.random.default_rng(0).random((30, 48))
-    right = mapuot.solve_batch(CASE.M, A, CASE.b, 0.01, 1.0, tol=1e-9)
+    right = mapuot.solve_batch(CASE.M, A, CASE.b, reg=0.01, reg_m=1.0, tol=1e-9)
     monkeypatch.setattr(batch, "SECONDS_A_CALL", 0.0)
     monkeypatch.setattr(native, "CALL_WORK", 1)
     counts = []
@@ -222,7 +222,7 @@ def test_a_chunk_of_a_batch(monkeypatch):
     monkeypatch.setattr(
         batch.BatchWorkspace, "iterate", lambda self, passes: (iterate(self, passes), counts.append(self.count))[0]
     )
-    found = mapuot.solve_batch(CASE.M, A, CASE.b, 0.01, 1.0, tol=1e-9)
+    found = mapuot.solve_batch(CASE.M, A, CASE.b, reg=0.01, reg_m=1.0, tol=1e-9)
     assert set(counts) == {1}
     np.testing.assert_array_equal(found.log_u, right.log_u)
     np.testing.assert_array_equal(found.n_passes, right.n_passes)

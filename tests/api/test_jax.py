@@ -28,17 +28,17 @@ def test_value_and_gradient(reg_m, own):
     M = M * np.linspace(0.5, 1, 3)[:, None, None] if own else M
 
     def loss(a, b, M):
-        return sinkhorn_loss(a, b, M, 0.1, reg_m, **OPTIONS)
+        return sinkhorn_loss(M, a, b, reg=0.1, reg_m=reg_m, **OPTIONS)
 
-    assert_allclose(loss(a, b, M), mapuot.solve_batch(M, a, b, 0.1, reg_m, **OPTIONS).dual, rtol=1e-12)
+    assert_allclose(loss(a, b, M), mapuot.solve_batch(M, a, b, reg=0.1, reg_m=reg_m, **OPTIONS).dual, rtol=1e-12)
     check_grads(loss, (a, b, M), order=1, modes=["rev"], atol=1e-5, rtol=1e-5, eps=1e-5)
 
 
 def test_jit_vmap_and_a_zero_weight():
     a, b, M = inputs()
     a[0, 2] = 0.0
-    one = jax.jit(jax.grad(lambda a, b: sinkhorn_loss(a, b, M, 0.1, 1.0, **OPTIONS)))
-    together = jax.grad(lambda a: sinkhorn_loss(a, b, M, 0.1, 1.0, **OPTIONS).sum())(a)
+    one = jax.jit(jax.grad(lambda a, b: sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, **OPTIONS)))
+    together = jax.grad(lambda a: sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, **OPTIONS).sum())(a)
     assert np.isfinite(together).all()
     assert_allclose(jax.vmap(one)(a, b), together, rtol=1e-7)
 
@@ -46,7 +46,7 @@ def test_jit_vmap_and_a_zero_weight():
 def test_what_is_told():
     a, b, M = inputs()
     with pytest.raises(TypeError, match="options may be"):
-        sinkhorn_loss(a, b, M, 0.1, 1.0, penalty="tv")
+        sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, penalty="tv")
 
 
 def device(platform):
@@ -65,8 +65,8 @@ def test_arrays_are_read_where_they_lie(platform, monkeypatch):
     """No callback, and not a copy: the solver is given the memory of JAX's own arrays."""
     there = device(platform)
     a, b, M = (jax.device_put(x, there) for x in inputs())
-    right = sinkhorn_loss(*inputs(), 0.1, 1.0, **OPTIONS)
-    traced = jax.grad(jax.jit(lambda *y: sinkhorn_loss(*y, 0.1, 1.0, **OPTIONS).sum()), (0, 1, 2))(a, b, M)
+    right = sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, **OPTIONS)
+    traced = jax.grad(jax.jit(lambda *y: sinkhorn_loss(*y, reg=0.1, reg_m=1.0, **OPTIONS).sum()), (0, 1, 2))(M, a, b)
     given = []
 
     def seen(*arguments, **options):
@@ -78,7 +78,9 @@ def test_arrays_are_read_where_they_lie(platform, monkeypatch):
 
     monkeypatch.setattr("mapuot.jax.solve_batch", seen)
     monkeypatch.setattr(jax, "pure_callback", never)
-    value, slopes = jax.value_and_grad(lambda *x: sinkhorn_loss(*x, 0.1, 1.0, **OPTIONS).sum(), (0, 1, 2))(a, b, M)
+    value, slopes = jax.value_and_grad(lambda *x: sinkhorn_loss(*x, reg=0.1, reg_m=1.0, **OPTIONS).sum(), (0, 1, 2))(
+        M, a, b
+    )
     for array, x in zip(given, (M, a, b), strict=True):
         where = array.__array_interface__["data"][0] if platform == "cpu" else array.data.ptr
         assert where == x.unsafe_buffer_pointer()
@@ -91,4 +93,4 @@ def test_arrays_are_read_where_they_lie(platform, monkeypatch):
 def test_errors_of_arrays_that_are_there_are_their_own():
     a, b, M = inputs()
     with pytest.raises(ValueError, match="A must be"):
-        sinkhorn_loss(-a, b, M, 0.1, 1.0)
+        sinkhorn_loss(M, -a, b, reg=0.1, reg_m=1.0)

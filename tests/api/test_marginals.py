@@ -42,7 +42,7 @@ from mapuot.problem.cost import Dense
 @pytest.mark.parametrize(("reg", "rho"), [(0.1, 1.0), (0.02, 1.0), (0.02, 30.0), (0.05, 0.01)])
 def test_plans_are_those_of_newton(shape, count, reg, rho):
     costs, masses = problem(shape, count, 5 if count < 5 else 4)
-    result = mapuot.multimarginal(costs, masses, reg, rho, tol=1e-9)
+    result = mapuot.multimarginal(costs, masses, reg=reg, reg_m=rho, tol=1e-9)
     assert result.converged
     assert check(result, costs, masses, reg, [rho] * count) < 1e-8
 
@@ -52,7 +52,7 @@ def test_answers_pickle(shape):
     """Without their kernels, which are made again for products; points without mass are left out of them."""
     costs, masses = problem(shape, 3)
     masses[1][2] = 0.0
-    result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+    result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     again = pickle.loads(pickle.dumps(result))
     assert again.trace == result.trace
     np.testing.assert_array_equal(again.pair(0, 2), result.pair(0, 2))
@@ -64,7 +64,7 @@ def test_answers_pickle(shape):
 def test_one_reg_m_each(shape):
     costs, masses = problem(shape, 3)
     for rho in ([0.3, 3.0, 30.0], [np.inf, 1.0, 0.1], [1.0, 2.0, np.inf]):
-        result = mapuot.multimarginal(costs, masses, 0.05, rho, tol=1e-9)
+        result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=rho, tol=1e-9)
         assert result.converged
         assert check(result, costs, masses, 0.05, rho) < 1e-8
 
@@ -72,7 +72,7 @@ def test_one_reg_m_each(shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_balanced_plans_meet_all_masses(shape):
     costs, masses = problem(shape, 3, ratio=1.0)
-    result = mapuot.multimarginal(costs, masses, 0.05, np.inf, tol=1e-9)
+    result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=np.inf, tol=1e-9)
     assert result.converged
     assert check(result, costs, masses, 0.05, [np.inf] * 3) < 1e-8
     for k in range(3):
@@ -85,7 +85,7 @@ def test_free_marginals(shape, free):
     costs, masses = problem(shape, 3)
     sizes = [len(x) for x in masses]
     masses[free] = None
-    result = mapuot.multimarginal(costs, masses, 0.05, [1.0, 2.0, 3.0], tol=1e-9)
+    result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 2.0, 3.0], tol=1e-9)
     assert result.converged
     assert check(result, costs, masses, 0.05, [1.0, 2.0, 3.0], sizes) < 1e-8
     assert (result.log_u[free] == 0).all()
@@ -98,12 +98,12 @@ def test_points_without_mass_and_forbidden_pairs(shape):
     for M in costs.values() if isinstance(costs, dict) else [costs]:
         M[1, 3] = M[2, 1] = np.inf
         M[4] = np.inf  # nothing reaches that point
-    result = mapuot.multimarginal(costs, masses, 0.05, 1.0, tol=1e-9)
+    result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0, tol=1e-9)
     assert result.converged
     assert check(result, costs, masses, 0.05, [1.0] * 3) < 1e-8
     assert result.log_u[0][2] == -np.inf
     with pytest.raises(mapuot.InfeasibleError, match=r"masses\[\d\]\[4\]"):
-        mapuot.multimarginal(costs, masses, 0.05, [np.inf, 1.0, 1.0])
+        mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[np.inf, 1.0, 1.0])
 
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
@@ -113,8 +113,8 @@ def test_two_marginals_are_those_of_solve(as_array, reg, rho):
     """To the 1e-12 that both leave: they meet by different iterations."""
     costs, masses = problem("chain", 2, 20)
     M = costs[0, 1]
-    many = mapuot.multimarginal(M if as_array else costs, masses, reg, rho, tol=3e-12, max_passes=300)
-    one = mapuot.solve(M, *masses, reg, rho, tol=3e-12, max_passes=300, precision="float64")
+    many = mapuot.multimarginal(M if as_array else costs, masses, reg=reg, reg_m=rho, tol=3e-12, max_passes=300)
+    one = mapuot.solve(M, *masses, reg=reg, reg_m=rho, tol=3e-12, max_passes=300, precision="float64")
     assert np.abs(many.pair(0, 1) - one.plan).sum() <= 1e-12 * one.mass
     np.testing.assert_allclose(many.cost, one.cost, rtol=1e-11)
     np.testing.assert_allclose(many.objective, one.objective, rtol=1e-12)
@@ -123,7 +123,9 @@ def test_two_marginals_are_those_of_solve(as_array, reg, rho):
 @pytest.mark.parametrize("shape", ["chain", "star", "triangle"])
 def test_a_graph_is_the_array_of_its_sums(shape):
     costs, masses = problem(shape, 3, 12)
-    graph, array = (mapuot.multimarginal(x, masses, 0.02, 1.0, tol=1e-10) for x in (costs, whole(costs, masses)))
+    graph, array = (
+        mapuot.multimarginal(x, masses, reg=0.02, reg_m=1.0, tol=1e-10) for x in (costs, whole(costs, masses))
+    )
     for i, j in ((0, 1), (1, 2), (2, 0)):
         np.testing.assert_allclose(graph.pair(i, j), array.pair(i, j), atol=1e-9 * graph.mass)
     np.testing.assert_allclose([graph.cost, graph.objective], [array.cost, array.objective], rtol=1e-9)
@@ -142,7 +144,7 @@ def test_balanced_plans_are_those_of_ott(shape):
         x, a = [tuple(map(jax.numpy.asarray, given)) for given in (clouds, masses)]
         plan = np.asarray(solver(x, a, epsilon=0.05).tensor)
     result = mapuot.multimarginal(
-        costs if shape == "triangle" else whole(costs, masses), masses, 0.05, np.inf, tol=1e-11
+        costs if shape == "triangle" else whole(costs, masses), masses, reg=0.05, reg_m=np.inf, tol=1e-11
     )
     ours = plan_of(whole(costs, masses), masses, 0.05, result.log_u)
     assert np.abs(ours - plan).sum() < 1e-10
@@ -152,7 +154,7 @@ def test_small_reg_takes_kernels_anew():
     """exp(-C / reg) leaves float64 by far: range(C) / reg is 2000."""
     for shape in ("chain", "star", "array"):
         costs, masses = problem(shape, 3, 7)
-        result = mapuot.multimarginal(costs, masses, 5e-4, 1.0, tol=1e-6)
+        result = mapuot.multimarginal(costs, masses, reg=5e-4, reg_m=1.0, tol=1e-6)
         assert result.converged, shape
         assert check(result, costs, masses, 5e-4, [1.0] * 3) < 1e-6
 
@@ -160,10 +162,10 @@ def test_small_reg_takes_kernels_anew():
 def test_small_reg_of_a_triangle():
     """Products of its kernels that leave float64 are made on logarithms; of costs that fit no plan at all, too."""
     costs, masses = problem("triangle", 3, 6)
-    assert check(mapuot.multimarginal(costs, masses, 1e-3, 1.0), costs, masses, 1e-3, [1.0] * 3) < 1e-6
+    assert check(mapuot.multimarginal(costs, masses, reg=1e-3, reg_m=1.0), costs, masses, 1e-3, [1.0] * 3) < 1e-6
     rng = np.random.default_rng(0)
     costs = {pair: rng.random(M.shape) for pair, M in costs.items()}
-    result = mapuot.multimarginal(costs, masses, 1e-3, 1.0)
+    result = mapuot.multimarginal(costs, masses, reg=1e-3, reg_m=1.0)
     assert result.converged
     assert check(result, costs, masses, 1e-3, [1.0] * 3) < 1e-6
 
@@ -172,7 +174,7 @@ def test_small_reg_of_a_triangle():
 def test_a_star_of_many_rays_converges(rho):
     """Its rays move at once, which alone overshoots."""
     costs, masses = problem("star", 16, 10)
-    result = mapuot.multimarginal(costs, masses, 0.01, rho)
+    result = mapuot.multimarginal(costs, masses, reg=0.01, reg_m=rho)
     assert result.converged
     assert result.objective - result.dual <= result.gap + 1e-11 * rho * sum(x.sum() for x in masses)
 
@@ -182,7 +184,7 @@ def test_memory_is_that_of_the_pairs():
     for shape, count, n, matrices in (("chain", 6, 50, 40), ("triangle", 3, 200, 25)):
         costs, masses = problem(shape, count, n)
         tracemalloc.start()
-        result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+        result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
         result.pair(0, count - 1)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -196,7 +198,7 @@ def test_a_plan_out_of_float64_certifies_nothing(shape, far):
     costs, masses = problem(shape, 3)
     costs = {pair: M + far for pair, M in costs.items()} if isinstance(costs, dict) else costs + far
     with pytest.warns(mapuot.ConvergenceWarning, match="underflow|not finite"):
-        result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+        result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     assert result.status == ("underflow" if far > 0 else "not finite")
     assert (result.error_bound, result.gap, result.dual, result.objective) == (np.inf, np.inf, -np.inf, np.inf)
     assert "nothing certified yet" in repr(result)
@@ -217,7 +219,7 @@ def test_after_a_failure_the_last_whole_plan_is_left(monkeypatch, shape):
     monkeypatch.setattr(tree, "sweep", failing)
     costs, masses = problem(shape, 3)
     with pytest.warns(mapuot.ConvergenceWarning, match="not finite"):
-        result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+        result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     assert (result.status, result.n_passes, result.dual) == ("not finite", 3, -np.inf)
     if shape == "array":
         np.testing.assert_allclose(result.mass, result.marginal(0).sum(), rtol=1e-12)
@@ -229,7 +231,7 @@ def test_after_a_failure_the_last_whole_plan_is_left(monkeypatch, shape):
 
 def test_couplings_agree_with_each_other():
     costs, masses = problem("tree", 5, 9, seed=3)
-    result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+    result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     X = np.random.default_rng(0).random((len(masses[4]), 3))
     for i in range(4):
         P = result.pair(i, 4)
@@ -250,7 +252,8 @@ def test_points_are_their_matrix():
     masses = [np.full(len(x), 1 / len(x)) for x in clouds]
     masses[0][3] = 0.0
     one, other = (
-        mapuot.multimarginal(x, masses, 0.05, 1.0) for x in (points, {e: np.asarray(M) for e, M in points.items()})
+        mapuot.multimarginal(x, masses, reg=0.05, reg_m=1.0)
+        for x in (points, {e: np.asarray(M) for e, M in points.items()})
     )
     np.testing.assert_allclose(one.pair(0, 2), other.pair(0, 2), rtol=1e-10)
 
@@ -273,7 +276,7 @@ def test_parts_have_translations_of_their_own(rho):
     costs, masses = in_parts(4, 5, rng)
     masses[1][:5] *= 3.0
     masses[1][5:10] /= 3.0
-    whole = mapuot.multimarginal(as_stored(costs), masses, 0.05, rho, tol=1e-9)
+    whole = mapuot.multimarginal(as_stored(costs), masses, reg=0.05, reg_m=rho, tol=1e-9)
     assert whole.problem.parts == 4
     assert whole.converged
     check(whole, costs, masses, 0.05, rho if isinstance(rho, list) else [rho] * 3)
@@ -281,12 +284,12 @@ def test_parts_have_translations_of_their_own(rho):
     for part in range(4):
         own = slice(part * 5, part * 5 + 5)
         one = mapuot.multimarginal(
-            {pair: M[own, own] for pair, M in costs.items()}, [x[own] for x in masses], 0.05, rho, tol=1e-9
+            {pair: M[own, own] for pair, M in costs.items()}, [x[own] for x in masses], reg=0.05, reg_m=rho, tol=1e-9
         )
         np.testing.assert_allclose(whole.pair(0, 2)[own, own], one.pair(0, 2), atol=1e-8)
         alone.append(one.n_passes)
     assert whole.n_passes <= 2 * max(alone)
-    dense = mapuot.multimarginal(costs, masses, 0.05, rho, tol=1e-9)
+    dense = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=rho, tol=1e-9)
     assert abs(dense.n_passes - whole.n_passes) <= 2
 
 
@@ -297,12 +300,12 @@ def test_parts_whose_balanced_masses_differ_are_named():
     text = r"costs connect masses\[0\]\[0\], masses\[0\]\[1\] with masses\[2\]\[0\], masses\[2\]\[1\] only, .* 2 and 3"
     for given in (costs, as_stored(costs)):
         with pytest.raises(mapuot.InfeasibleError, match=text):
-            mapuot.multimarginal(given, masses, 0.1, [np.inf, 1.0, np.inf])
-        assert mapuot.multimarginal(given, masses, 0.1, [np.inf, 1.0, 1.0]).converged
+            mapuot.multimarginal(given, masses, reg=0.1, reg_m=[np.inf, 1.0, np.inf])
+        assert mapuot.multimarginal(given, masses, reg=0.1, reg_m=[np.inf, 1.0, 1.0]).converged
     costs[1, 2][1, 2] = 1.0  # one pair between two parts lets mass through, and leaves the third as it is
     masses[2][:] = 1.5, 1.5, 0.5, 0.5, 1.0, 1.0
     for given in (costs, as_stored(costs)):
-        assert mapuot.multimarginal(given, masses, 0.1, [np.inf, 1.0, 1.0]).problem.parts == 2
+        assert mapuot.multimarginal(given, masses, reg=0.1, reg_m=[np.inf, 1.0, 1.0]).problem.parts == 2
 
 
 def test_couplings_of_stored_pairs_are_sparse():
@@ -311,7 +314,7 @@ def test_couplings_of_stored_pairs_are_sparse():
     costs[0, 1][4] = np.inf
     masses[0][2] = 0.0
     stored = {**costs, (0, 1): as_stored(costs)[0, 1]}
-    result, dense = (mapuot.multimarginal(x, masses, 0.05, 1.0) for x in (stored, costs))
+    result, dense = (mapuot.multimarginal(x, masses, reg=0.05, reg_m=1.0) for x in (stored, costs))
     check(result, costs, masses, 0.05, [1.0] * 3)
     for i, j in ((0, 1), (1, 0)):
         P, Q = result.pair(i, j), dense.pair(i, j)
@@ -329,7 +332,7 @@ def test_stored_pairs_are_a_matrix_of_inf(reg):
     """range(C) / reg goes up to 2000, where kernels are made anew and 270 passes differ by the order of sums."""
     costs, masses = problem("tree", 4, 12)
     costs = {pair: np.where(M < 0.4, M, np.inf) for pair, M in costs.items()}
-    one, other = (mapuot.multimarginal(x, masses, reg, 1.0, tol=1e-8) for x in (as_stored(costs), costs))
+    one, other = (mapuot.multimarginal(x, masses, reg=reg, reg_m=1.0, tol=1e-8) for x in (as_stored(costs), costs))
     assert one.converged
     assert abs(one.n_passes - other.n_passes) <= 2 + 0.1 * other.n_passes
     for k in range(4):
@@ -345,14 +348,14 @@ def test_stored_pairs_are_summed_entry_by_entry_where_kernels_cannot(dtype, monk
         for pair, S in as_stored({p: np.where(M < 0.5, M, np.inf) for p, M in costs.items()}).items()
     }
     wide = {pair: S.astype(np.float64) for pair, S in stored.items()}
-    plain, same = (mapuot.multimarginal(x, masses, 0.05, 1.0, tol=1e-11) for x in (stored, wide))
+    plain, same = (mapuot.multimarginal(x, masses, reg=0.05, reg_m=1.0, tol=1e-11) for x in (stored, wide))
     assert same.converged
 
     def stale(self, y, product):
         raise StaleError
 
     monkeypatch.setattr("mapuot.backends.kernel.LogKernel.sound", stale)
-    slow = mapuot.multimarginal(stored, masses, 0.05, 1.0, tol=1e-11)
+    slow = mapuot.multimarginal(stored, masses, reg=0.05, reg_m=1.0, tol=1e-11)
     for other in (plain, slow):
         assert other.n_passes == same.n_passes
         for i, j in ((0, 1), (0, 2)):
@@ -366,7 +369,7 @@ def test_a_triangle_of_float32_costs_is_solved_in_float64(reg):
     costs, masses = problem("triangle", 3, 7)
     narrow = {pair: M.astype(np.float32) for pair, M in costs.items()}
     wide = {pair: M.astype(np.float64) for pair, M in narrow.items()}
-    one, other = (mapuot.multimarginal(x, masses, reg, 1.0, tol=1e-10) for x in (narrow, wide))
+    one, other = (mapuot.multimarginal(x, masses, reg=reg, reg_m=1.0, tol=1e-10) for x in (narrow, wide))
     assert one.converged
     assert one.dual == pytest.approx(other.dual, rel=1e-13)
     np.testing.assert_allclose(one.pair(0, 1), other.pair(0, 1), rtol=1e-11)
@@ -375,7 +378,7 @@ def test_a_triangle_of_float32_costs_is_solved_in_float64(reg):
 def test_threads_share_stored_pairs():
     near = {(k, k + 1): mapuot.knn_cost(*np.random.default_rng(k).random((2, 500, 2)), 8) for k in range(2)}
     masses = [np.full(500, 1.1**k / 500) for k in range(3)]
-    one, two = (mapuot.multimarginal(near, masses, 0.01, 1.0, threads=n, tol=1e-9) for n in (1, 2))
+    one, two = (mapuot.multimarginal(near, masses, reg=0.01, reg_m=1.0, threads=n, tol=1e-9) for n in (1, 2))
     assert one.converged
     assert one.n_passes == two.n_passes
     np.testing.assert_allclose(one.pair(0, 1).toarray(), two.pair(0, 1).toarray(), rtol=1e-7)
@@ -386,7 +389,7 @@ def test_larger_regs_take_no_memory_of_their_own(shape, n, entries):
     """At range(C) / reg = 1000 two of them come first; the kernels of all are the same memory."""
     costs, masses = problem(shape, 3, n)
     tracemalloc.start()
-    result = mapuot.multimarginal(costs, masses, 1e-3, 1.0, tol=1e-2, threads=1)
+    result = mapuot.multimarginal(costs, masses, reg=1e-3, reg_m=1.0, tol=1e-2, threads=1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert result.trace[0].n_pass > 1
@@ -397,7 +400,7 @@ def test_larger_regs_take_no_memory_of_their_own(shape, n, entries):
 def test_kernels_go_with_their_answer(shape):
     """Not when circles of objects are next collected, which memory does not hasten."""
     costs, masses = drifting(1.0) if shape == "chain" else problem(shape, 3, sizes=20)
-    result = mapuot.multimarginal(costs, masses, 0.02, 1.0)
+    result = mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0)
     kernels = result._body.kernels.values() if shape == "chain" else [result._body.kernel]
     assert shape != "chain" or result._body.coarse is not None
     gone = [weakref.ref(x) for x in kernels]
@@ -418,7 +421,7 @@ def test_memory_is_that_of_stored_pairs():
     near = {(k, k + 1): mapuot.knn_cost(clouds[k], clouds[k + 1], 8) for k in range(2)}
     masses = [np.full(n, 1.1**k / n) for k in range(3)]
     tracemalloc.start()
-    result = mapuot.multimarginal(near, masses, 0.01, 1.0, threads=1)
+    result = mapuot.multimarginal(near, masses, reg=0.01, reg_m=1.0, threads=1)
     result.pair(0, 1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -438,7 +441,7 @@ def device(monkeypatch):
 @pytest.mark.parametrize("reg", [0.1, 2e-3])
 def test_matrices_on_a_device(shape, reg, device):
     costs, masses = problem(shape, 3, 6)
-    result = mapuot.multimarginal(costs, masses, reg, 1.0, backend="cuda")
+    result = mapuot.multimarginal(costs, masses, reg=reg, reg_m=1.0, backend="cuda")
     assert result.converged
     assert check(result, costs, masses, reg, [1.0] * 3) < 1e-6
     np.testing.assert_allclose(result.pair(1, 0).sum(1), result.marginal(1), rtol=1e-9)
@@ -470,12 +473,12 @@ def test_slabs_are_their_array(kind, stored, tmp_path, monkeypatch):
     masses[1][4] = 0.0
     if not stored:
         monkeypatch.setattr("mapuot.marginals.problem.free_memory", lambda: 0.0)
-    result = mapuot.multimarginal(in_slabs(kind, C, tmp_path), masses, 0.05, [1.0, 2.0, 3.0])
+    result = mapuot.multimarginal(in_slabs(kind, C, tmp_path), masses, reg=0.05, reg_m=[1.0, 2.0, 3.0])
     assert result.converged
     assert result.problem.storage == ("float64" if stored else "made")
     check(result, C, masses, 0.05, [1.0, 2.0, 3.0])
     if stored:
-        same = mapuot.multimarginal(C, masses, 0.05, [1.0, 2.0, 3.0])
+        same = mapuot.multimarginal(C, masses, reg=0.05, reg_m=[1.0, 2.0, 3.0])
         np.testing.assert_array_equal(result.pair(0, 2), same.pair(0, 2))
 
 
@@ -489,7 +492,7 @@ def test_slabs_are_read_once_a_pass(monkeypatch):
     slabs = []
     tracemalloc.start()
     result = mapuot.multimarginal(
-        lambda i0, i1: slabs.append(i1 - i0) or np.array(C[i0:i1]), masses, 0.05, 1.0, threads=1
+        lambda i0, i1: slabs.append(i1 - i0) or np.array(C[i0:i1]), masses, reg=0.05, reg_m=1.0, threads=1
     )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -508,10 +511,10 @@ def test_points_without_a_kernel(shape, monkeypatch):
     edges = edges_of(shape, 3, rng)
     costs = {(i, j): mapuot.PointCloud(clouds[i], clouds[j]) for i, j in edges}
     masses = [np.full(len(x), 1.1**k / len(x)) for k, x in enumerate(clouds)]
-    stored = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+    stored = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     monkeypatch.setattr("mapuot.marginals.problem.free_memory", lambda: 0.0)
     tracemalloc.start()
-    made = mapuot.multimarginal(costs, masses, 0.05, 1.0, threads=1)
+    made = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0, threads=1)
     made.apply(0, 2, clouds[2])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -524,7 +527,7 @@ def test_points_without_a_kernel(shape, monkeypatch):
 def test_kernels_made_between_the_products_of_a_plan(narrow):
     """Their float32 is no longer the same in all sums, which counts as any rounding of sums does."""
     costs, masses = problem("chain", 3)
-    tree = mapuot.multimarginal(costs, masses, 0.05, 1.0)._body
+    tree = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)._body
     for anew in (False, True):
         found = tree.sweep(tree.start(), False)
         if anew:
@@ -567,18 +570,20 @@ def test_passes_are_those_edge_by_edge(dtype, stored, reg):
 def test_it_says_how_far_it_came():
     costs, masses = problem("chain", 3)
     with pytest.warns(mapuot.ConvergenceWarning, match="max_passes"):
-        result = mapuot.multimarginal(costs, masses, 0.02, 1.0, max_passes=3)
+        result = mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0, max_passes=3)
     assert result.status == "max_passes"
     assert result.n_passes == len(result.trace) == 3
     assert "tree of 6 x 7 x 6, max_passes after 3 passes" in repr(result)
     seen = []
-    result = mapuot.multimarginal(costs, masses, 0.02, 1.0, callback=lambda x: seen.append(x) or len(seen) == 2)
+    result = mapuot.multimarginal(
+        costs, masses, reg=0.02, reg_m=1.0, callback=lambda x: seen.append(x) or len(seen) == 2
+    )
     assert result.status == "cancelled"
     assert len(seen) == 2
-    loose = mapuot.multimarginal(costs, masses, 0.02, 1.0, tol_gap=1e-3)
+    loose = mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0, tol_gap=1e-3)
     assert loose.converged
     assert loose.gap <= 1e-3 * abs(loose.dual)
-    assert loose.n_passes < mapuot.multimarginal(costs, masses, 0.02, 1.0).n_passes
+    assert loose.n_passes < mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0).n_passes
 
 
 M3 = np.ones((3, 3))
@@ -638,23 +643,23 @@ ONE = np.ones(3)
 )
 def test_what_is_wrong_is_named(costs, masses, reg, reg_m, error, text):
     with pytest.raises(error, match=text):
-        mapuot.multimarginal(costs, masses, reg, reg_m)
+        mapuot.multimarginal(costs, masses, reg=reg, reg_m=reg_m)
 
 
 def test_backends_that_it_has(monkeypatch):
     with pytest.raises(ValueError, match="backend must be 'auto', 'cpu' or 'cuda' for many marginals"):
-        mapuot.multimarginal({(0, 1): M3}, [ONE] * 2, 1, 1, backend="reference")
+        mapuot.multimarginal({(0, 1): M3}, [ONE] * 2, reg=1, reg_m=1, backend="reference")
     with pytest.raises(ValueError, match="threads"):
-        mapuot.multimarginal({(0, 1): M3}, [ONE] * 2, 1, 1, threads=0)
+        mapuot.multimarginal({(0, 1): M3}, [ONE] * 2, reg=1, reg_m=1, threads=0)
     monkeypatch.setattr("mapuot.marginals.solve.pick", lambda *given: None)
     monkeypatch.setattr("mapuot.marginals.solve.name_of", lambda backend: "cuda")
     with pytest.raises(NotImplementedError, match=r"'cuda' takes no sparse costs\[0, 1\]"):
-        mapuot.multimarginal({(0, 1): scipy.sparse.csr_array(M3)}, [ONE] * 2, 1, 1, backend="cuda")
+        mapuot.multimarginal({(0, 1): scipy.sparse.csr_array(M3)}, [ONE] * 2, reg=1, reg_m=1, backend="cuda")
 
 
 def test_wrong_numbers_of_marginals():
     costs, masses = problem("chain", 3)
-    result = mapuot.multimarginal(costs, masses, 0.1, 1.0)
+    result = mapuot.multimarginal(costs, masses, reg=0.1, reg_m=1.0)
     for call in (lambda: result.pair(0, 3), lambda: result.marginal(-1), lambda: result.pair(1, 1)):
         with pytest.raises(ValueError, match="must be"):
             call()
@@ -772,9 +777,9 @@ def test_what_clusters_exchange_is_the_plan(storage):
 @pytest.mark.parametrize(("reg_m", "most"), [(0.05, 0.5), (1.0, 0.6), (np.inf, 0.7)])
 def test_clusters_save_passes(reg_m, most, monkeypatch):
     costs, masses = drifting(reg_m)
-    found = mapuot.multimarginal(costs, masses, 0.002, reg_m)
+    found = mapuot.multimarginal(costs, masses, reg=0.002, reg_m=reg_m)
     monkeypatch.setattr(coarse, "SERIAL_ENTRIES", 1e9)
-    plain = mapuot.multimarginal(costs, masses, 0.002, reg_m)
+    plain = mapuot.multimarginal(costs, masses, reg=0.002, reg_m=reg_m)
     assert plain._body.coarse is None
     assert found.converged
     assert found.n_passes <= most * plain.n_passes
@@ -788,7 +793,7 @@ def test_a_stalled_solve_tells_its_marginals():
     costs, masses = problem("star", 5, 5)
     masses[3] = None
     with pytest.warns(mapuot.ConvergenceWarning):
-        result = mapuot.multimarginal(costs, masses, 0.05, 20.0, tol=1e-11)
+        result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=20.0, tol=1e-11)
     assert result.status == "stalled"
     assert 1e-11 < result.error_bound < 1e-9
     check(result, costs, masses, 0.05, [20.0] * 5, result.problem.shape)
@@ -807,7 +812,7 @@ def test_a_failed_pass_is_no_longer_labelled(monkeypatch, corrected):
 
     monkeypatch.setattr(Tree, "swept", fails)
     with pytest.warns(mapuot.ConvergenceWarning):
-        result = mapuot.multimarginal(costs, masses, 0.05, 1.0)
+        result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     assert result.status == "underflow"
     assert body[-1].coarse.labelled
     assert not any(kernel.state.coarse.labelled for kernel in body[-1].kernels.values())
@@ -820,7 +825,7 @@ def test_costs_below_zero_hide_no_mass():
     rng = np.random.default_rng(0)
     costs = {(k, k + 1): rng.normal(size=(4, 4)) for k in range(2)}
     masses = [rng.random(4) * x for x in (46.0, 0.07, 0.02)]
-    result = mapuot.multimarginal(costs, masses, 0.012, [450.0, 260.0, 190.0])
+    result = mapuot.multimarginal(costs, masses, reg=0.012, reg_m=[450.0, 260.0, 190.0])
     assert result.converged
     check(result, costs, masses, 0.012, [450.0, 260.0, 190.0])
 
@@ -842,7 +847,7 @@ def test_no_false_certificate_from_float32(narrow):
 def test_kernels_in_float32(shape, reg, narrow):
     """Plans are those of Newton's method to what two roundings of each kernel may do."""
     costs, masses = problem(shape, 4, 5 if shape == "array" else 6)
-    result = mapuot.multimarginal(costs, masses, reg, 1.0)
+    result = mapuot.multimarginal(costs, masses, reg=reg, reg_m=1.0)
     assert result.problem.storage == "float32"
     assert result.converged
     if reg > 0.05:  # nothing has taken the kernels to float64
@@ -856,7 +861,8 @@ def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
     M, a, b = np.zeros((2, 3)), np.full(2, 1e-300), np.array([0.5, 0.1, 0.4])
     costs = M if as_array else {(0, 1): M}
     large, small = (
-        mapuot.multimarginal(costs, [a, b], z * 5.8e-27, [z * 6.7e-27, z * 2.5e-24], tol=1e-9) for z in (2.0**90, 1)
+        mapuot.multimarginal(costs, [a, b], reg=z * 5.8e-27, reg_m=[z * 6.7e-27, z * 2.5e-24], tol=1e-9)
+        for z in (2.0**90, 1)
     )
     assert small.converged
     assert small.dual <= small.objective
@@ -868,7 +874,7 @@ def test_the_price_of_a_tiny_mass_is_not_lost(as_array):
 def test_sums_of_many_points_hide_no_dual_value(isa, as_array, weight):
     """All masses are met at one cost; the rounding of equal terms, added up, is all of one sign."""
     a, M = np.full(100_000, weight), np.full((100_000, 1), 0.7)
-    result = mapuot.multimarginal(M if as_array else {(0, 1): M}, [a, None], 0.007, np.inf, tol=1e-9)
+    result = mapuot.multimarginal(M if as_array else {(0, 1): M}, [a, None], reg=0.007, reg_m=np.inf, tol=1e-9)
     assert result.converged
     assert result.dual <= np.longdouble(weight) * len(a) * np.longdouble(0.7)
 
@@ -877,7 +883,7 @@ def test_masses_of_large_logarithms_hide_no_dual_value():
     """Of one point each: log r = (reg log(a b) + rho log(a b)) / (reg + 2 rho) is the optimum."""
     rng, reg, rho = np.random.default_rng(0), 1.0, 3.0
     for a, b in 10.0 ** rng.uniform([-250, 150], [-150, 250], (40, 2)):
-        result = mapuot.multimarginal({(0, 1): np.zeros((1, 1))}, [[a], [b]], reg, rho)
+        result = mapuot.multimarginal({(0, 1): np.zeros((1, 1))}, [[a], [b]], reg=reg, reg_m=rho)
         x, y = np.longdouble(a), np.longdouble(b)
         r = np.exp((reg + rho) * np.log(x * y) / (reg + 2 * rho))
         assert result.converged
@@ -887,7 +893,7 @@ def test_masses_of_large_logarithms_hide_no_dual_value():
 def test_a_plan_below_float64_in_units_of_reg_certifies_nothing():
     """reg times its mass is what gaps are measured by, and would be 0."""
     with pytest.warns(mapuot.ConvergenceWarning, match="underflow"):
-        result = mapuot.multimarginal({(0, 1): np.eye(2) * 1e-150}, [np.full(2, 1e-120)] * 2, 1e-150, 1e-150)
+        result = mapuot.multimarginal({(0, 1): np.eye(2) * 1e-150}, [np.full(2, 1e-120)] * 2, reg=1e-150, reg_m=1e-150)
     assert (result.status, result.error_bound, result.dual) == ("underflow", np.inf, -np.inf)
 
 
@@ -896,7 +902,7 @@ def test_the_objective_of_masses_far_apart_is_told_without_a_warning():
     """The marginal is 1e380 times a mass, which exponentials of certificates do not hold."""
     a, b = np.full(2, 1e-200), np.full(3, 1e180)
     with pytest.warns(mapuot.ConvergenceWarning, match="stalled"):
-        result = mapuot.multimarginal({(0, 1): np.zeros((2, 3))}, [a, b], 1.0, [1e-3, 1e3])
+        result = mapuot.multimarginal({(0, 1): np.zeros((2, 3))}, [a, b], reg=1.0, reg_m=[1e-3, 1e3])
     assert result.error_bound == np.inf
     assert 0 < result.objective < np.inf
 
@@ -909,7 +915,7 @@ def test_gaps_are_those_of_costs_as_they_are(narrow):
         n = [int(x) for x in rng.integers(1, 4, 3)]
         costs = {(k, k + 1): 3 * rng.random(n[k : k + 2]) for k in (0, 1)}
         masses = [rng.dirichlet(np.ones(x)) for x in n]
-        result = mapuot.multimarginal(costs, masses, 0.1, rho, tol=1e-5, max_passes=int(rng.integers(2, 14)))
+        result = mapuot.multimarginal(costs, masses, reg=0.1, reg_m=rho, tol=1e-5, max_passes=int(rng.integers(2, 14)))
         P = plan_of(whole(costs, masses), masses, 0.1, result.log_u)
         found = [(P.sum(axes_but(P, k)), masses[k] * np.exp(-0.1 / rho * result.log_u[k])) for k in range(3)]
         assert rho * sum(kl_divergence(r, q).sum() for r, q in found) <= result.gap

@@ -213,12 +213,12 @@ def test_points(metric, backend):
     rng = np.random.default_rng(0)
     x, y, a, b = rng.random((30, 2)), rng.random((41, 2)) + 0.1, rng.random(30), rng.random(41)
     cloud = mapuot.PointCloud(x, y, metric)
-    result = mapuot.solve(cloud, a, b, 0.1, 1.0, mask=MASK, backend=backend, precision="float64")
+    result = mapuot.solve(cloud, a, b, reg=0.1, reg_m=1.0, mask=MASK, backend=backend, precision="float64")
     assert result.converged
     verify(result, masked(Case(np.asarray(cloud), a, b, 0.1, 1.0), MASK))
-    quick = mapuot.solve(cloud, a, b, 0.1, 1.0, mask=MASK, backend=backend)
+    quick = mapuot.solve(cloud, a, b, reg=0.1, reg_m=1.0, mask=MASK, backend=backend)
     assert np.abs(np.asarray(quick.plan) - result.plan).sum() <= (quick.error_bound + result.error_bound) * result.mass
-    turned = mapuot.solve(mapuot.PointCloud(y, x, metric), b, a, 0.1, 1.0, mask=MASK.T, backend=backend)
+    turned = mapuot.solve(mapuot.PointCloud(y, x, metric), b, a, reg=0.1, reg_m=1.0, mask=MASK.T, backend=backend)
     np.testing.assert_array_equal(np.asarray(turned.plan) > 0, (np.asarray(result.plan) > 0).T)
 
 
@@ -278,16 +278,16 @@ def test_a_batch_is_its_problems():
     A = np.random.default_rng(0).random((4, 30)) * (case.a > 0)
     costs = np.stack([case.M, case.M**2, case.M, case.M + 0.1])
     for M in (case.M, costs, mapuot.PointCloud(np.random.default_rng(1).random((30, 2)), np.ones((40, 2)))):
-        batch = mapuot.solve_batch(M, A, case.b, 0.05, 1.0, mask=MASK, tol=1e-9)
+        batch = mapuot.solve_batch(M, A, case.b, reg=0.05, reg_m=1.0, mask=MASK, tol=1e-9)
         assert batch.converged.all()
         for i, one in enumerate(batch):
             cost = M[i] if isinstance(M, np.ndarray) and M.ndim == 3 else M
-            alone = mapuot.solve(cost, A[i], case.b, 0.05, 1.0, mask=MASK, tol=1e-9)
+            alone = mapuot.solve(cost, A[i], case.b, reg=0.05, reg_m=1.0, mask=MASK, tol=1e-9)
             np.testing.assert_allclose(one.plan, alone.plan, atol=1e-8 * alone.mass)
             assert batch.dual[i] == pytest.approx(alone.dual, rel=1e-8)
             assert batch.objective[i] == pytest.approx(alone.objective, rel=1e-8)
     with pytest.raises(TypeError, match=r"mask must be a mapuot\.SeededMask"):
-        mapuot.solve_batch(case.M, A, case.b, 0.05, 1.0, mask=0.1)
+        mapuot.solve_batch(case.M, A, case.b, reg=0.05, reg_m=1.0, mask=0.1)
 
 
 # ---- gradients ----
@@ -302,7 +302,9 @@ def test_the_loss_of_torch_has_the_gradient_of_its_mask(reg_m):
     given = [torch.tensor(x, requires_grad=True) for x in (np.stack([case.a, case.a[::-1] + 0.1]), case.b, case.M)]
 
     def loss(a, b, M):
-        return mapuot.torch.sinkhorn_loss(a, b, M, 0.1, reg_m, mask=MASK, tol=1e-11, precision="float64").sum()
+        return mapuot.torch.sinkhorn_loss(
+            M, a, b, reg=0.1, reg_m=reg_m, mask=MASK, tol=1e-11, precision="float64"
+        ).sum()
 
     loss(*given).backward()
     rng = np.random.default_rng(3)
@@ -317,8 +319,8 @@ def test_the_loss_of_torch_has_the_gradient_of_its_mask(reg_m):
     kept = by_numpy(MASK, case.M.shape) > 0
     assert (given[2].grad.numpy() > 0)[kept].any()
     assert not given[2].grad.numpy()[~kept].any()
-    module = mapuot.torch.SinkhornLoss(0.1, reg_m, reduction="sum", mask=MASK, tol=1e-11, precision="float64")
-    assert module(*given).item() == loss(*given).item()
+    module = mapuot.torch.SinkhornLoss(reg=0.1, reg_m=reg_m, reduction="sum", mask=MASK, tol=1e-11, precision="float64")
+    assert module(given[2], *given[:2]).item() == loss(*given).item()
 
 
 def test_points_have_the_gradient_of_their_mask():
@@ -333,7 +335,7 @@ def test_points_have_the_gradient_of_their_mask():
     for metric in ("sqeuclidean", "euclidean"):
 
         def loss(x, y, a, b, metric=metric):
-            return mapuot.torch.sample_loss(x, y, 0.1, 1.0, a, b, metric=metric, mask=MASK, tol=1e-11)
+            return mapuot.torch.sample_loss(x, y, a, b, reg=0.1, reg_m=1.0, metric=metric, mask=MASK, tol=1e-11)
 
         for x in given:
             x.grad = None
@@ -345,7 +347,7 @@ def test_points_have_the_gradient_of_their_mask():
                 for s in (1e-5, -1e-5)
             )
             assert float((x.grad * direction).sum()) == pytest.approx((one - other) / 2e-5, rel=1e-5, abs=1e-8)
-    result = mapuot.solve(mapuot.PointCloud(*(x.detach().numpy() for x in given[:2])), None, None, 0.1, 1.0, mask=MASK)
+    result = mapuot.solve(mapuot.PointCloud(*(x.detach().numpy() for x in given[:2])), reg=0.1, reg_m=1.0, mask=MASK)
     with pytest.raises(ValueError, match="mask: a masked problem has no potential away from its points"):
         result.potential(np.zeros((2, 2)))
 
@@ -382,9 +384,9 @@ def test_a_mask_that_leaves_nothing_or_no_way_out():
     with pytest.raises(mapuot.InfeasibleError, match=r"M and the mask forbid every pair of a\["):
         clouds(40, 60, reg_m=(np.inf, 1.0)).solve(mask=few)
     with pytest.raises(NotImplementedError, match="mask is for costs of all pairs"):
-        mapuot.solve(MASK.sample(case.M), case.a, case.b, 0.1, 1.0, mask=MASK)
+        mapuot.solve(MASK.sample(case.M), case.a, case.b, reg=0.1, reg_m=1.0, mask=MASK)
     with pytest.raises(TypeError, match="mask is not an option of the divergence"):
-        mapuot.sinkhorn_divergence(case.M[:5, :5], case.a, case.a, 0.1, 1.0, mask=MASK)
+        mapuot.sinkhorn_divergence(case.M[:5, :5], case.a, case.a, reg=0.1, reg_m=1.0, mask=MASK)
 
 
 # ---- certificates of random problems ----

@@ -17,7 +17,7 @@ def masses(regs, reg_ms):
 
 
 def right(regs, reg_ms):
-    return [mapuot.solve(CASE.M, CASE.a, CASE.b, *pair).mass for pair in zip(regs, reg_ms, strict=True)]
+    return [mapuot.solve(CASE.M, CASE.a, CASE.b, reg=x, reg_m=y).mass for x, y in zip(regs, reg_ms, strict=True)]
 
 
 @pytest.mark.parametrize(

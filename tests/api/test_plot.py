@@ -41,7 +41,7 @@ def test_convergence_draws_the_trace(solved):
     np.testing.assert_array_equal(lines["bound of the plan's error"].get_xdata(), [s.n_pass for s in result.trace])
     np.testing.assert_array_equal(lines["bound of the plan's error"].get_ydata(), [s.error for s in result.trace])
     assert ax.get_yscale() == "log"
-    dropped = mapuot.solve(clouds(40, 40).M, None, None, 0.002, 5.0, tol=1e-9)
+    dropped = mapuot.solve(clouds(40, 40).M, reg=0.002, reg_m=5.0, tol=1e-9)
     if any(s.rejected for s in dropped.trace):
         assert "step dropped" in {line.get_label() for line in plot.convergence(dropped).get_lines()}
 
@@ -159,7 +159,7 @@ def test_a_report_loads_nothing_and_escapes_names(solved):
 def test_a_report_of_what_did_not_converge():
     case = clouds(30, 30)
     with pytest.warns(mapuot.ConvergenceWarning):
-        result = mapuot.solve(case.M, None, None, 1e-4, 9.0, max_passes=60, method="sinkhorn")
+        result = mapuot.solve(case.M, reg=1e-4, reg_m=9.0, max_passes=60, method="sinkhorn")
     page = Page(report.page(result, summary.as_table(result), "x", {}, store.contents(result), {}))
     assert "not converged: max_passes" in page.text
     assert "..." in page.text  # of 60 passes the first and the last are shown
@@ -203,7 +203,7 @@ def test_ranks_write_one_together(tmp_path):
     page = Page((tmp_path / "out.html").read_text(encoding="utf-8"))
     assert "20 x 15" in page.text
     assert page.tags.count("img") == 1
-    one = mapuot.solve(case.M, case.a, case.b, 0.1, (0.3, 0.2), penalty="range")
+    one = mapuot.solve(case.M, case.a, case.b, reg=0.1, reg_m=(0.3, 0.2), penalty="range")
     np.testing.assert_allclose(mapuot.load(tmp_path / "out.npz", case.M).plan, one.plan, atol=1e-5)
 
 
@@ -214,8 +214,8 @@ from mpi4py import MPI
 
 comm, M = MPI.COMM_WORLD, np.load(sys.argv[1])
 rows = slice(0, 7) if comm.rank == 0 else slice(7, 20)
-result = mapuot.solve(M[rows], None, None, 0.05, 1.0, comm=comm, tol=1e-9)
-whole = mapuot.solve(M, None, None, 0.05, 1.0, tol=1e-9)
+result = mapuot.solve(M[rows], reg=0.05, reg_m=1.0, comm=comm, tol=1e-9)
+whole = mapuot.solve(M, reg=0.05, reg_m=1.0, tol=1e-9)
 kept, right = result.sparse(keep=0.7).toarray(), whole.sparse(keep=0.7).toarray()[rows]
 assert ((kept > 0) == (right > 0)).all()
 labels = np.array(list("abcd") * 5)
@@ -240,7 +240,7 @@ def test_ranks_keep_a_share_and_move_labels(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     code, _, err = run(2, "-m", "mpi4py", tmp_path / "program.py", tmp_path / "M.npy", tmp_path / "out.npz")
     assert code == 0, err
-    right = mapuot.solve(case.M, None, None, 0.05, 1.0).plan
+    right = mapuot.solve(case.M, reg=0.05, reg_m=1.0).plan
     np.testing.assert_allclose(mapuot.load(tmp_path / "out.npz", case.M).plan, right, atol=1e-6)
 
 
@@ -249,7 +249,7 @@ def test_pictures_of_tensors():
     rng = np.random.default_rng(0)
     x, y = rng.random((12, 2)), rng.random((9, 2))
     M = torch.from_numpy(((x[:, None] - y) ** 2).sum(-1))
-    result = mapuot.solve(M, None, None, 0.05, 1.0)
+    result = mapuot.solve(M, reg=0.05, reg_m=1.0)
     assert isinstance(result.plan, torch.Tensor)
     np.testing.assert_allclose(plot.coarse_plan(result), result.plan.numpy(), rtol=1e-12)
     for draw in (plot.convergence, plot.plan, plot.masses):

@@ -38,10 +38,10 @@ def test_the_answer_is_that_of_the_matrix(backend, metric, shape):
     x, y, a, b = clouds(*shape)
     weights = np.linspace(0.3, 1.0, shape[2]) / shape[2]
     M = matrix(x, y, metric, 0.7, weights)
-    want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-8, precision="float64")
+    want = mapuot.solve(M, a, b, reg=0.1, reg_m=1.0, tol=1e-8, precision="float64")
     cloud = mapuot.PointCloud(x, y, metric, 0.7, weights)
     np.testing.assert_allclose(np.asarray(cloud), M, rtol=1e-12, atol=1e-15)
-    got = mapuot.solve(cloud, a, b, 0.1, 1.0, tol=1e-8, backend=backend)
+    got = mapuot.solve(cloud, a, b, reg=0.1, reg_m=1.0, tol=1e-8, backend=backend)
     assert got.converged
     assert np.abs(got.plan - want.plan).sum() <= 3e-8 * want.mass
     for name in ("mass", "cost", "objective", "dual"):
@@ -57,8 +57,8 @@ def test_the_answer_is_that_of_the_matrix(backend, metric, shape):
 def test_every_penalty_and_reg(penalty, reg, threads):
     x, y, a, b = clouds(60, 45, 2)
     cloud = mapuot.PointCloud(x, y)
-    want = mapuot.solve(np.asarray(cloud), a, b, reg, 0.5, penalty=penalty, tol=1e-7, precision="float64")
-    got = mapuot.solve(cloud, a, b, reg, 0.5, penalty=penalty, tol=1e-7, threads=threads)
+    want = mapuot.solve(np.asarray(cloud), a, b, reg=reg, reg_m=0.5, penalty=penalty, tol=1e-7, precision="float64")
+    got = mapuot.solve(cloud, a, b, reg=reg, reg_m=0.5, penalty=penalty, tol=1e-7, threads=threads)
     assert got.status == want.status
     assert np.abs(got.plan - want.plan).sum() <= (4e-7 + 4 * (want.error_bound + got.error_bound)) * want.mass
 
@@ -86,8 +86,8 @@ def test_costs_of_every_instruction_set(isa, metric):
 
 def test_large_coordinates_keep_their_differences():
     x, y, a, b = clouds(30, 40, 3)
-    far = mapuot.solve(mapuot.PointCloud(x + 2.0**27, y + 2.0**27), a, b, 0.05, 1.0)
-    near = mapuot.solve(mapuot.PointCloud((x + 2.0**27) - 2.0**27, (y + 2.0**27) - 2.0**27), a, b, 0.05, 1.0)
+    far = mapuot.solve(mapuot.PointCloud(x + 2.0**27, y + 2.0**27), a, b, reg=0.05, reg_m=1.0)
+    near = mapuot.solve(mapuot.PointCloud((x + 2.0**27) - 2.0**27, (y + 2.0**27) - 2.0**27), a, b, reg=0.05, reg_m=1.0)
     np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
 
 
@@ -124,23 +124,23 @@ def test_the_certificate_holds_after_float32_passes(metric, d):
     x, y, a, b = rng.normal(size=(150, d)), rng.normal(size=(130, d)) * 0.8 + 0.1, rng.random(150), rng.random(130) * 2
     cloud = mapuot.PointCloud(x, y, metric, 0.3)
     for reg in (0.5, 0.02):
-        want = mapuot.solve(np.asarray(cloud), a, b, reg, 1.0, tol=1e-11)
+        want = mapuot.solve(np.asarray(cloud), a, b, reg=reg, reg_m=1.0, tol=1e-11)
         for tol in (1e-3, 1e-6):
-            got = mapuot.solve(cloud, a, b, reg, 1.0, tol=tol)
+            got = mapuot.solve(cloud, a, b, reg=reg, reg_m=1.0, tol=tol)
             assert got.converged
             assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
 
 
 def test_degenerate_clouds():
     one = np.ones((4, 3))
-    equal = mapuot.solve(mapuot.PointCloud(one, one), None, None, 0.1, 1.0)
+    equal = mapuot.solve(mapuot.PointCloud(one, one), reg=0.1, reg_m=1.0)
     assert equal.converged
     assert equal.cost == 0
     line = np.linspace(0, 1, 50)[:, None] * np.ones(512)
-    assert mapuot.solve(mapuot.PointCloud(line, line, scale=1 / 512), None, None, 0.05, 1.0).converged
+    assert mapuot.solve(mapuot.PointCloud(line, line, scale=1 / 512), reg=0.05, reg_m=1.0).converged
     doubled = np.vstack([one, one + 1, one])
     a = np.r_[0.0, np.ones(11)]
-    result = mapuot.solve(mapuot.PointCloud(doubled, one), a, None, 0.1, 1.0)
+    result = mapuot.solve(mapuot.PointCloud(doubled, one), a, reg=0.1, reg_m=1.0)
     assert result.converged
     assert (result.plan[0] == 0).all()
 
@@ -150,7 +150,7 @@ def test_memory_is_that_of_the_points():
     cloud = mapuot.PointCloud(x, x)
     assert cloud.rows.nbytes + cloud.columns.nbytes < 1 << 20
     assert len(pickle.dumps(cloud)) < 2 << 20
-    result = mapuot.solve(mapuot.PointCloud(x[:9], x[:9]), None, None, 0.1, 1.0)
+    result = mapuot.solve(mapuot.PointCloud(x[:9], x[:9]), reg=0.1, reg_m=1.0)
     result._stream.problem = Unable
     with pytest.raises(MemoryError, match=r"rows of the plan need 3.73e\+09 GiB"):
         result._stream.rows_of_plan(10**9)
@@ -171,9 +171,9 @@ def test_gradient_against_differences(metric, reg_m):
 
     def value(x, y, a, b):
         cloud = mapuot.PointCloud(x, y, metric, 1.3, weights)
-        return mapuot.solve(cloud, a, b, 0.2, reg_m, tol=1e-12).dual
+        return mapuot.solve(cloud, a, b, reg=0.2, reg_m=reg_m, tol=1e-12).dual
 
-    result = mapuot.solve(mapuot.PointCloud(x, y, metric, 1.3, weights), a, b, 0.2, reg_m, tol=1e-12)
+    result = mapuot.solve(mapuot.PointCloud(x, y, metric, 1.3, weights), a, b, reg=0.2, reg_m=reg_m, tol=1e-12)
     found, step = result.gradient(), 1e-5
     for which, (point, slope) in enumerate(zip((x, y, a, b), found[:4], strict=True)):
         for index in np.ndindex(point.shape):
@@ -190,8 +190,8 @@ def test_the_error_of_a_gradient_is_true():
     x, y, a, b = clouds(40, 30, 3)
     for metric in ("sqeuclidean", "euclidean", "cityblock", "cosine"):
         cloud = mapuot.PointCloud(x, y, metric)
-        right = mapuot.solve(cloud, a, b, 0.05, 1.0, tol=1e-12).gradient()
-        rough = mapuot.solve(cloud, a, b, 0.05, 1.0, tol=1e-2).gradient()
+        right = mapuot.solve(cloud, a, b, reg=0.05, reg_m=1.0, tol=1e-12).gradient()
+        rough = mapuot.solve(cloud, a, b, reg=0.05, reg_m=1.0, tol=1e-2).gradient()
         for k in (0, 1):
             assert np.linalg.norm(rough[k] - right[k], axis=1).sum() <= rough.error
 
@@ -204,7 +204,7 @@ def test_error_of_the_gradient_counts_what_rounding_takes(metric, dtype):
     x, y = (np.round(z * 64).astype(dtype) / 64 for z in (x, y))
     far = dtype(2.0**27 if dtype == np.float64 else 2.0**12)
     near, moved = (
-        mapuot.solve(mapuot.PointCloud(*points, metric, 1.3), a, b, 0.3, 1.0, tol=1e-11)
+        mapuot.solve(mapuot.PointCloud(*points, metric, 1.3), a, b, reg=0.3, reg_m=1.0, tol=1e-11)
         for points in ((x.astype(float), y.astype(float)), (x + far, y + far))
     )
     right, found = near.gradient(), moved.gradient()
@@ -217,9 +217,9 @@ def test_error_of_the_gradient_counts_what_rounding_takes(metric, dtype):
 def test_error_of_the_gradient_of_wfr_is_told():
     x, y, a, b = clouds(6, 5, 2)
     cloud = mapuot.PointCloud(x, y, "wfr")
-    right = mapuot.solve(cloud, a, b, 0.2, 1.0, tol=1e-12).gradient()
+    right = mapuot.solve(cloud, a, b, reg=0.2, reg_m=1.0, tol=1e-12).gradient()
     for tol in (1e-2, 1e-6):
-        rough = mapuot.solve(cloud, a, b, 0.2, 1.0, tol=tol).gradient()
+        rough = mapuot.solve(cloud, a, b, reg=0.2, reg_m=1.0, tol=tol).gradient()
         assert rough.error < np.inf
         for k in (0, 1):
             assert np.linalg.norm(rough[k] - right[k], axis=1).sum() <= rough.error + right.error
@@ -229,7 +229,7 @@ def test_error_of_the_gradient_of_wfr_is_told():
 def test_slopes_between_points_whose_squares_underflow():
     y, a, b = np.array([[1.0, 0.0], [0.0, 2.0]]), np.ones(1), np.ones(2)
     results = [
-        mapuot.solve(mapuot.PointCloud([[0.0, 0.0]], y * z, "euclidean", 1 / z), a, b, 1.0, 1.0)
+        mapuot.solve(mapuot.PointCloud([[0.0, 0.0]], y * z, "euclidean", 1 / z), a, b, reg=1.0, reg_m=1.0)
         for z in (1.0, 2.0**-531)
     ]
     right, found = (result.gradient().x * z for result, z in zip(results, (1.0, 2.0**-531), strict=True))
@@ -239,20 +239,20 @@ def test_slopes_between_points_whose_squares_underflow():
 def test_slopes_of_float32_points_at_a_large_scale():
     """scale times an entry of the plan is beyond float32."""
     x, y, a, b = (z.astype(np.float32) for z in clouds(5, 4, 2))
-    found = mapuot.solve(mapuot.PointCloud(x, y, "cityblock", 1e60), a, b, 1e60, 1e60).gradient()
+    found = mapuot.solve(mapuot.PointCloud(x, y, "cityblock", 1e60), a, b, reg=1e60, reg_m=1e60).gradient()
     assert np.isfinite(found.x).all()
     assert np.isfinite(found.y).all()
 
 
 def test_potential_at_the_points_and_beyond():
     x, y, a, b = clouds(12, 9, 2)
-    result = mapuot.solve(mapuot.PointCloud(x, y), a, b, 0.1, 1.0, tol=1e-10)
+    result = mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=0.1, reg_m=1.0, tol=1e-10)
     np.testing.assert_allclose(result.potential(x), result.f, atol=1e-8)
     np.testing.assert_allclose(result.potential(y, side="cols"), result.g, atol=1e-8)
     more = mapuot.PointCloud(np.vstack([x, [[5.0, 5.0]]]), y)
-    weightless = mapuot.solve(more, np.append(a, 1e-12), b, 0.1, 1.0, tol=1e-10)
+    weightless = mapuot.solve(more, np.append(a, 1e-12), b, reg=0.1, reg_m=1.0, tol=1e-10)
     assert weightless.f[-1] == pytest.approx(result.potential([[5.0, 5.0]])[0], abs=1e-6)
-    with_zero = mapuot.solve(more, np.append(a, 0.0), b, 0.1, 1.0, tol=1e-10)
+    with_zero = mapuot.solve(more, np.append(a, 0.0), b, reg=0.1, reg_m=1.0, tol=1e-10)
     assert np.isfinite(with_zero.gradient().a).all()
 
 
@@ -279,14 +279,16 @@ def test_clusters_are_those_of_a_cloud_and_not_of_its_parts():
     """A solve keeps the clusters that it found for the next one; other points have others."""
     x, y, a, b = clouds(1100, 1000, 2)
     cloud = mapuot.PointCloud(x, y)
-    mapuot.solve(cloud, a, b, 1e-3, 10.0, tol=0.1, max_passes=40)
+    mapuot.solve(cloud, a, b, reg=1e-3, reg_m=10.0, tol=0.1, max_passes=40)
     assert cloud.labels is not None
     turned, rows = mapuot.PointCloud(y, x), slice(400, 1100)
     for part, fresh, u, v in (
         (cloud[rows], mapuot.PointCloud(x[rows], y), a[rows], b), (cloud.transpose(), turned, b, a),
         (cloud[np.arange(700)], mapuot.PointCloud(x[:700], y), a[:700], b),
     ):  # fmt: skip
-        got, want = (mapuot.solve(c, u, v, 1e-3, 10.0, tol=0.1, max_passes=40, threads=1) for c in (part, fresh))
+        got, want = (
+            mapuot.solve(c, u, v, reg=1e-3, reg_m=10.0, tol=0.1, max_passes=40, threads=1) for c in (part, fresh)
+        )
         assert want.problem.cost.labels is not None
         np.testing.assert_array_equal(got.log_v, want.log_v)
 
@@ -298,7 +300,7 @@ def test_transposed_sliced_and_float32():
         np.testing.assert_array_equal(np.asarray(cloud.transpose()), np.asarray(mapuot.PointCloud(y, x, metric)))
         np.testing.assert_allclose(np.asarray(cloud[2:5]), np.asarray(cloud)[2:5], rtol=1e-15)
     narrow = mapuot.PointCloud(x.astype(np.float32), y.astype(np.float32))
-    assert mapuot.solve(narrow, None, None, 0.1, 1.0).plan.dtype == np.float32
+    assert mapuot.solve(narrow, reg=0.1, reg_m=1.0).plan.dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -324,15 +326,15 @@ def test_what_points_cannot_do_is_said():
     x, y, a, b = clouds(5, 4, 2)
     cloud = mapuot.PointCloud(x, y)
     with pytest.raises(ValueError, match="finite"):
-        mapuot.solve(mapuot.PointCloud(x * 1e200, -y * 1e200), a, b, 1.0, 1.0)
+        mapuot.solve(mapuot.PointCloud(x * 1e200, -y * 1e200), a, b, reg=1.0, reg_m=1.0)
     with pytest.raises(ValueError, match="map-uot"):
-        mapuot.solve(cloud, a, b, 0.1, 1.0, method="map-uot")
+        mapuot.solve(cloud, a, b, reg=0.1, reg_m=1.0, method="map-uot")
     with pytest.raises(TypeError, match="PointCloud"):
-        mapuot.solve(np.asarray(cloud), a, b, 0.1, 1.0).gradient()
+        mapuot.solve(np.asarray(cloud), a, b, reg=0.1, reg_m=1.0).gradient()
     with pytest.raises(ValueError, match="reg_m"):
-        mapuot.solve(cloud, a, b, 0.1, 1.0, penalty="tv").gradient()
+        mapuot.solve(cloud, a, b, reg=0.1, reg_m=1.0, penalty="tv").gradient()
     with pytest.raises(mapuot.InfeasibleError):
-        mapuot.solve(mapuot.PointCloud(x, y + 10, "wfr"), a, b, 0.1, 1.0)
+        mapuot.solve(mapuot.PointCloud(x, y + 10, "wfr"), a, b, reg=0.1, reg_m=1.0)
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine"])
@@ -350,10 +352,10 @@ def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch):
         assert bounds[0] <= low * (1 + 1e-12)
         assert high * (1 - 1e-12) <= bounds[1] <= 2 * high
         a, b, reg = np.full(900, 1 / 900), np.full(800, 1.1 / 800), 0.03 * high
-        got = mapuot.solve(cloud, a, b, reg, high)
+        got = mapuot.solve(cloud, a, b, reg=reg, reg_m=high)
         monkeypatch.undo()
-        want = mapuot.solve(cloud, a, b, reg, high, tol=1e-9)
-        assert abs(got.n_passes - mapuot.solve(cloud, a, b, reg, high).n_passes) <= 2
+        want = mapuot.solve(cloud, a, b, reg=reg, reg_m=high, tol=1e-9)
+        assert abs(got.n_passes - mapuot.solve(cloud, a, b, reg=reg, reg_m=high).n_passes) <= 2
         assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
 
 
@@ -367,7 +369,7 @@ def test_wfr_forbids_what_rounding_would_price(backend, d):
     M = np.asarray(cloud)
     steps = np.abs(np.arange(-k, k + 1)[:, None] - np.arange(-k, k + 1))
     np.testing.assert_array_equal(np.isfinite(M), steps < k)
-    result = mapuot.solve(cloud, None, None, 2.0, 5.0, tol=1e-9, backend=backend)
+    result = mapuot.solve(cloud, reg=2.0, reg_m=5.0, tol=1e-9, backend=backend)
     np.testing.assert_array_equal(result.plan > 0, steps < k)
     assert result.converged
     assert cloud.error(18.02) < 1e-10
@@ -378,7 +380,7 @@ def test_wfr_ends_where_the_core_says(backend):
     """The reach of SciPy's matrix and that of src_c/common/reach.h."""
     cloud = mapuot.PointCloud([[0.0]], [[REACH * (1 - 2.0**-40)], [REACH * (1 + 2.0**-40)]], "wfr")
     np.testing.assert_array_equal(np.isfinite(cloud), [[True, False]])
-    result = mapuot.solve(cloud, None, None, 2.0, 5.0, tol=1e-9, backend=backend)
+    result = mapuot.solve(cloud, reg=2.0, reg_m=5.0, tol=1e-9, backend=backend)
     np.testing.assert_array_equal(result.plan > 0, [[True, False]])
 
 
@@ -396,7 +398,9 @@ def test_the_error_of_costs_below_their_coordinates():
 def test_cosine_of_lengths_beyond_float64(scale):
     """Squares of coordinates overflow or underflow: the directions are those of the same points near 1."""
     x, y, a, b = clouds(6, 5, 2)
-    near, far = (mapuot.solve(mapuot.PointCloud(z * x, z * y, "cosine"), a, b, 0.1, 1.0) for z in (1.0, scale))
+    near, far = (
+        mapuot.solve(mapuot.PointCloud(z * x, z * y, "cosine"), a, b, reg=0.1, reg_m=1.0) for z in (1.0, scale)
+    )
     np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
     right, found = near.gradient(), far.gradient()
     np.testing.assert_allclose(found.x * scale, right.x, rtol=1e-9, atol=1e-15)
@@ -405,7 +409,7 @@ def test_cosine_of_lengths_beyond_float64(scale):
 
 def test_points_beside_the_sample_are_named():
     x, y, a, b = clouds(6, 5, 2)
-    result = mapuot.solve(mapuot.PointCloud(x, y, "cosine"), a, b, 0.1, 1.0)
+    result = mapuot.solve(mapuot.PointCloud(x, y, "cosine"), a, b, reg=0.1, reg_m=1.0)
     with pytest.raises(ValueError, match="points must have 2 columns, as x and y have, got 3"):
         result.potential(np.ones((4, 3)))
     with pytest.raises(ValueError, match="points must hold no zero vector"):

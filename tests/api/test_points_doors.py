@@ -15,8 +15,8 @@ def clouds(m=9, n=7, d=2, seed=0):
 
 def test_solve_sample_is_solve_of_the_cloud():
     x, y, a, b = clouds()
-    want = mapuot.solve(mapuot.PointCloud(x, y, "euclidean", 2.0, [1.0, 3.0]), a, b, 0.1, 1.0)
-    got = mapuot.solve_sample(x, y, 0.1, 1.0, a, b, "euclidean", scale=2.0, weights=[1.0, 3.0])
+    want = mapuot.solve(mapuot.PointCloud(x, y, "euclidean", 2.0, [1.0, 3.0]), a, b, reg=0.1, reg_m=1.0)
+    got = mapuot.solve_sample(x, y, a, b, reg=0.1, reg_m=1.0, metric="euclidean", scale=2.0, weights=[1.0, 3.0])
     np.testing.assert_array_equal(got.plan, want.plan)
 
 
@@ -27,21 +27,21 @@ def test_a_batch_on_one_cloud(reg_m):
     A, B = rng.random((4, 9)) + 0.1, rng.random((4, 7)) + 0.1
     A[1, 2] = B[2, 3] = 0.0
     cloud = mapuot.PointCloud(x, y)
-    got = mapuot.solve_batch(cloud, A, B, 0.1, reg_m, tol=1e-9)
-    want = mapuot.solve_batch(np.asarray(cloud), A, B, 0.1, reg_m, tol=1e-9)
+    got = mapuot.solve_batch(cloud, A, B, reg=0.1, reg_m=reg_m, tol=1e-9)
+    want = mapuot.solve_batch(np.asarray(cloud), A, B, reg=0.1, reg_m=reg_m, tol=1e-9)
     assert got.converged.all()
     np.testing.assert_allclose(got.plans(), want.plans(), atol=1e-8)
     np.testing.assert_allclose(got.cost, want.cost, rtol=1e-7)
     np.testing.assert_allclose(got.objective, want.objective, rtol=1e-7)
     np.testing.assert_allclose(got.plan_sum(np.ones(4)), want.plan_sum(np.ones(4)), atol=1e-8)
-    again = mapuot.solve_batch(cloud, A, B, 0.1, reg_m, tol=1e-9, warm_start=got)
+    again = mapuot.solve_batch(cloud, A, B, reg=0.1, reg_m=reg_m, tol=1e-9, warm_start=got)
     assert (again.n_passes <= 2).all()
 
 
 def test_a_path_of_regs():
     x, y, a, b = clouds(40, 30)
     for result in mapuot.path(mapuot.PointCloud(x, y), a, b, regs=[0.5, 0.05, 0.005], reg_ms=1.0):
-        want = mapuot.solve(np.asarray(result.problem.cost), a, b, result.problem.reg, 1.0, tol=1e-9)
+        want = mapuot.solve(np.asarray(result.problem.cost), a, b, reg=result.problem.reg, reg_m=1.0, tol=1e-9)
         assert np.abs(result.plan - want.plan).sum() <= (result.error_bound + want.error_bound) * want.mass
 
 
@@ -53,13 +53,13 @@ def test_the_torch_loss_by_points(metric):
     tensors = [torch.tensor(z, requires_grad=True) for z in clouds(5, 4)]
 
     def loss(x, y, a, b):
-        return sample_loss(x, y, 0.2, (0.5, 1.0), a, b, metric, 1.5, tol=1e-11)
+        return sample_loss(x, y, a, b, reg=0.2, reg_m=(0.5, 1.0), metric=metric, scale=1.5, tol=1e-11)
 
     assert torch.autograd.gradcheck(loss, tensors, atol=1e-5)
     x, y, a, b = tensors
     if metric == "sqeuclidean":  # autograd through the matrix
         M = 1.5 * ((x[:, None] - y) ** 2).sum(2)
-        value = sinkhorn_loss(a, b, M, 0.2, (0.5, 1.0), tol=1e-11)
+        value = sinkhorn_loss(M, a, b, reg=0.2, reg_m=(0.5, 1.0), tol=1e-11)
         assert float(loss(*tensors)) == pytest.approx(float(value), rel=1e-9)
         slopes = torch.autograd.grad(loss(*tensors), tensors)
         for got, want in zip(slopes, torch.autograd.grad(value, tensors), strict=True):
@@ -68,8 +68,8 @@ def test_the_torch_loss_by_points(metric):
     with pytest.raises(RuntimeError, match="second"):
         slope.sum().backward()
     with pytest.raises(TypeError, match="sample_loss"):
-        sinkhorn_loss(a, b, mapuot.PointCloud(x, y), 0.2, 1.0)
-    assert sample_loss(x.detach().float(), y.detach().float(), 0.2, 1.0).dtype == torch.float32
+        sinkhorn_loss(mapuot.PointCloud(x, y), a, b, reg=0.2, reg_m=1.0)
+    assert sample_loss(x.detach().float(), y.detach().float(), reg=0.2, reg_m=1.0).dtype == torch.float32
 
 
 def test_the_jax_loss_by_points():
@@ -77,13 +77,13 @@ def test_the_jax_loss_by_points():
     from mapuot.jax import sample_loss, sinkhorn_loss
 
     x, y, a, b = clouds(5, 4)
-    result = mapuot.solve_sample(x, y, 0.2, 1.0, a, b, tol=1e-10)
-    loss = jax.jit(lambda *z: sample_loss(z[0], z[1], 0.2, 1.0, z[2], z[3], tol=1e-10))
+    result = mapuot.solve_sample(x, y, a, b, reg=0.2, reg_m=1.0, tol=1e-10)
+    loss = jax.jit(lambda *z: sample_loss(z[0], z[1], z[2], z[3], reg=0.2, reg_m=1.0, tol=1e-10))
     assert float(loss(x, y, a, b)) == pytest.approx(result.dual, rel=1e-5)
     for got, want in zip(jax.grad(loss, (0, 1, 2, 3))(x, y, a, b), result.gradient(), strict=False):
         np.testing.assert_allclose(got, want, atol=1e-5)
     with pytest.raises(TypeError, match="sample_loss"):
-        sinkhorn_loss(a, b, mapuot.PointCloud(x, y), 0.2, 1.0)
+        sinkhorn_loss(mapuot.PointCloud(x, y), a, b, reg=0.2, reg_m=1.0)
 
 
 def test_the_command_line_takes_points(tmp_path):
@@ -94,7 +94,7 @@ def test_the_command_line_takes_points(tmp_path):
     arguments += ["--reg", "0.1", "--reg-m", "1", "-o", str(tmp_path / "out.npz"), "--plan", "dense"]
     found = CliRunner().invoke(cli, arguments)
     assert found.exit_code == 0, found.output
-    want = mapuot.solve_sample(x, y, 0.1, 1.0, metric="euclidean")
+    want = mapuot.solve_sample(x, y, reg=0.1, reg_m=1.0, metric="euclidean")
     np.testing.assert_allclose(np.load(tmp_path / "out.npz")["plan"], want.plan, rtol=1e-6, atol=1e-12)
     for wrong in (["solve", "--reg", "1", "--reg-m", "1"], ["solve", "M.npy", *arguments[1:]]):
         assert CliRunner().invoke(cli, wrong).exit_code == 2

@@ -321,7 +321,7 @@ def test_right_where_pot_fails(reg, reg_m, ratio, method):
     stop = 1e-9 if method is None else 1e-11
     plan, log = pot.sinkhorn_unbalanced(a, b, M, reg, reg_m, method, numItermax=20_000, stopThr=stop, log=True)
     assert fixed_point_error(a, b, M, reg, reg_m, log) < 1e-5
-    exact = mapuot.solve(M, a, b, reg, reg_m, tol=1e-10, backend="reference")
+    exact = mapuot.solve(M, a, b, reg=reg, reg_m=reg_m, tol=1e-10, backend="reference")
     assert np.abs(plan - exact.plan).sum() < 1e-6 * exact.mass
 
 

@@ -49,9 +49,8 @@ def test_signature_is_pots(name):
             assert ours[key].default == theirs[key].default
 
 
-def test_top_level_names():
-    assert mapuot.sinkhorn_unbalanced is pot.sinkhorn_unbalanced
-    assert mapuot.sinkhorn_unbalanced2 is pot.sinkhorn_unbalanced2
+def test_the_top_level_has_names_of_its_own():
+    assert not hasattr(mapuot, "sinkhorn_unbalanced")
 
 
 # POT on mapuot
@@ -103,7 +102,7 @@ def test_ot_solve_runs_on_mapuot(patched):
     a[0] = 0  # POT divides by zero here
     for method, stop in ((None, 1e-9), ("sinkhorn", 1e-12)):
         sol = ot.solve(M, a, b, reg=0.05, unbalanced=[1.0, 2.0], method=method, tol=stop, max_iter=5000)
-        exact = mapuot.solve(M, a, b, 0.05, (1.0, 2.0), tol=1e-10, backend="reference")
+        exact = mapuot.solve(M, a, b, reg=0.05, reg_m=(1.0, 2.0), tol=1e-10, backend="reference")
         assert_allclose(sol.plan, exact.plan, atol=1e-9)
         assert_allclose(sol.value, exact.objective, rtol=1e-8)
         assert_allclose(sol.value_linear, exact.cost, rtol=1e-8)
@@ -120,7 +119,7 @@ def test_lazy_unbalanced_samples_run_on_mapuot(patched, metric, kind, reg_type):
     options["tol"] = 1e-6 if kind == "tv" else 1e-9  # kinks let no smaller error be certified
     found = ot.solve_sample(x, y, a, b, metric, lazy=True, **options)
     reference = {"KL": "product", "entropy": "uniform"}[reg_type]
-    want = mapuot.solve(ot.dist(x, y, metric), a, b, 0.05, 1.0, penalty=kind, reference=reference, tol=1e-10)
+    want = mapuot.solve(ot.dist(x, y, metric), a, b, reg=0.05, reg_m=1.0, penalty=kind, reference=reference, tol=1e-10)
     near = 10 * options["tol"] * want.mass
     assert_allclose(found.lazy_plan[:], want.plan, atol=near)
     assert_allclose(found.lazy_plan[2:5, 3], want.plan[2:5, 3:4], atol=near)
@@ -131,7 +130,9 @@ def test_lazy_unbalanced_samples_run_on_mapuot(patched, metric, kind, reg_type):
     assert found.status == "Converged"
     if metric == "sqeuclidean" and kind == "KL":
         debiased = ot.solve_sample(x, y, a, b, metric, lazy=True, debias=True, **options)
-        alone = (mapuot.solve(ot.dist(z, z), w, w, 0.05, 1.0, tol=1e-10).objective for z, w in ((x, a), (y, b)))
+        alone = (
+            mapuot.solve(ot.dist(z, z), w, w, reg=0.05, reg_m=1.0, tol=1e-10).objective for z, w in ((x, a), (y, b))
+        )
         assert_allclose(debiased.value, want.objective - 0.5 * sum(alone), atol=1e-7)
 
 
@@ -247,7 +248,7 @@ def test_certified_answers_are_nearer_than_pots(name):
     for cost in (M, M / M.max()):
         for reg in (1.0, 0.1, 0.02):
             for reg_m in (0.1, 1.0, (0.5, 5.0) if "invariant" not in name else 5.0):
-                exact = mapuot.solve(cost, a, b, reg, reg_m, tol=1e-11).plan
+                exact = mapuot.solve(cost, a, b, reg=reg, reg_m=reg_m, tol=1e-11).plan
                 errors = [np.abs(f(a, b, cost, reg, reg_m) - exact).sum() / exact.sum() for f in (ours, theirs)]
                 assert errors[0] <= max(errors[1], 1e-10), (reg, reg_m)
 

@@ -75,7 +75,7 @@ def test_values_are_those_of_solve():
     loss = SamplesLoss(blur=0.3, reach_x=0.5, reach_y=None, **TIGHT)
 
     def value(a, x, b, y, rho):
-        return mapuot.solve(0.5 * torch.cdist(x, y) ** 2, a, b, 0.09, rho, tol=1e-11).dual
+        return mapuot.solve(0.5 * torch.cdist(x, y) ** 2, a, b, reg=0.09, reg_m=rho, tol=1e-11).dual
 
     want = value(a, x, b, y, (0.25, np.inf)) - 0.5 * (value(a, x, a, x, 0.25) + value(b, y, b, y, np.inf))
     want += 0.045 * float(a.sum() - b.sum()) ** 2

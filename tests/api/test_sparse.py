@@ -37,9 +37,9 @@ def test_the_answer_is_that_of_inf_elsewhere(shape, penalty, threads):
         S, M, a, b = pairs(*shape, 1.0)
     tol = 1e-10 if penalty != "tv" else 1e-5
     reg_m = 0.5 if "range" not in penalty else (0.9, 0.5)
-    want = mapuot.solve(M, a, b, 0.1, reg_m, penalty=penalty, tol=tol, precision="float64", method="sinkhorn")
+    want = mapuot.solve(M, a, b, reg=0.1, reg_m=reg_m, penalty=penalty, tol=tol, precision="float64", method="sinkhorn")
     got = mapuot.solve(
-        S, a, b, 0.1, reg_m, penalty=penalty, tol=tol, precision="float64", method="sinkhorn", threads=threads
+        S, a, b, reg=0.1, reg_m=reg_m, penalty=penalty, tol=tol, precision="float64", method="sinkhorn", threads=threads
     )
     assert got.status == want.status == "converged"
     assert isinstance(got.plan, sparse.csr_array)
@@ -59,7 +59,9 @@ def test_passes_are_those_of_the_oracle(precision, seed):
     c = np.random.default_rng(seed).random(M.shape)
     for reference in ("product", "uniform", c):
         traces = [
-            mapuot.solve(S, a, b, 0.1, (1.0, 0.7), reference=reference, tol=tol, precision=precision, backend=backend)
+            mapuot.solve(
+                S, a, b, reg=0.1, reg_m=(1.0, 0.7), reference=reference, tol=tol, precision=precision, backend=backend
+            )
             for backend in ("cpu", "reference")
         ]
         # in the first the oracle has not yet seen which columns have no partner
@@ -87,8 +89,8 @@ def test_rows_of_every_length(isa, dtype, length):
             M[i, rng.choice(n, length if i % 3 else (i + length) // 2, replace=False)] = 0.5
         M[np.isfinite(M)] = rng.random(np.isfinite(M).sum())
         a, b, Y = rng.random(m) + 0.1, rng.random(n) + 0.1, rng.random((m, 2))
-        got = mapuot.solve(csr_of(M), a, b, 0.2, 1.0, tol=1e-8)
-        want = mapuot.solve(M, a, b, 0.2, 1.0, tol=1e-8, backend="reference")
+        got = mapuot.solve(csr_of(M), a, b, reg=0.2, reg_m=1.0, tol=1e-8)
+        want = mapuot.solve(M, a, b, reg=0.2, reg_m=1.0, tol=1e-8, backend="reference")
         assert got.converged
         assert np.abs(got.plan.toarray() - want.plan).sum() <= 1e-6 * want.mass
         np.testing.assert_allclose(got.apply_transpose(Y), got.plan.T @ Y, rtol=1e-6)
@@ -104,7 +106,7 @@ def test_every_format():
     S.data[::5] = 0.0
     S.data[3::11] = np.inf
     M = Sparse.of_matrix(S).__array__()
-    want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9).plan
+    want = mapuot.solve(M, a, b, reg=0.1, reg_m=1.0, tol=1e-9).plan
     coo = S.tocoo()
     half = np.where(np.isfinite(coo.data), coo.data / 2, coo.data)
     twice = (np.r_[half, half], (np.r_[coo.row, coo.row], np.r_[coo.col, coo.col]))
@@ -120,20 +122,20 @@ def test_every_format():
     ]  # fmt: skip
     for one in given:
         kept = one.copy()
-        got = mapuot.solve(one, a, b, 0.1, 1.0, tol=1e-9).plan
+        got = mapuot.solve(one, a, b, reg=0.1, reg_m=1.0, tol=1e-9).plan
         assert got.nnz == S.nnz
         fine = 1e-9 if one.dtype == np.float64 else 1e-5
         assert np.abs(got.toarray() - want).sum() <= fine * want.sum()
         assert (kept != one).nnz == 0, "the caller's matrix is as it was"
     assert not unsorted.has_sorted_indices
     integers = sparse.csr_array(np.array([[0, 2], [3, 0]]))
-    assert mapuot.solve(integers, None, None, 1.0, 1.0).plan.dtype == np.float64
+    assert mapuot.solve(integers, reg=1.0, reg_m=1.0).plan.dtype == np.float64
 
 
 def test_products_of_the_plan():
     S, M, a, b = pairs(70, 50, 0.2, parts=2)
     rng = np.random.default_rng(0)
-    got, want = (mapuot.solve(x, a, b, 0.1, 1.0, tol=1e-9) for x in (S, M))
+    got, want = (mapuot.solve(x, a, b, reg=0.1, reg_m=1.0, tol=1e-9) for x in (S, M))
     X, Y = rng.random((50, 3)), rng.random((70, 2))
     np.testing.assert_allclose(got.apply(X), want.apply(X), rtol=1e-6)
     np.testing.assert_allclose(got.apply_transpose(Y), want.apply_transpose(Y), rtol=1e-6)
@@ -159,7 +161,7 @@ def test_the_plan_is_the_callers():
     """To drop its zeros changes neither M nor another plan."""
     S, _, a, b = pairs(20, 30, 0.3)
     S.data[0] = 1e5
-    result = mapuot.solve(S, a, b, 0.1, 1.0)
+    result = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0)
     nnz, indices = S.nnz, S.indices.copy()
     result.plan.eliminate_zeros()
     assert result.plan.nnz < nnz == result.rows(0, 20).nnz
@@ -174,9 +176,9 @@ def test_a_reference_matrix(kind):
     if kind != "dense":
         c = sparse.csr_array(c if kind == "sparse" else np.where(np.isfinite(M) & (c < 0.8), c, 0.0))
     dense = c if kind == "dense" else c.toarray()
-    want = mapuot.solve(M, a, b, 0.2, (1.0, 2.0), reference=dense, tol=1e-9)
+    want = mapuot.solve(M, a, b, reg=0.2, reg_m=(1.0, 2.0), reference=dense, tol=1e-9)
     for method in ("auto", "translation_invariant"):
-        got = mapuot.solve(S, a, b, 0.2, (1.0, 2.0), reference=c, tol=1e-9, method=method)
+        got = mapuot.solve(S, a, b, reg=0.2, reg_m=(1.0, 2.0), reference=c, tol=1e-9, method=method)
         assert got.converged
         assert np.abs(got.plan.toarray() - want.plan).sum() <= 3e-9 * want.mass
         assert got.objective == pytest.approx(want.objective, rel=1e-9)
@@ -184,8 +186,8 @@ def test_a_reference_matrix(kind):
 
 def test_balanced_columns_are_turned_into_rows():
     S, M, a, b = pairs(40, 30, 0.3)
-    want = mapuot.solve(M, a, b, 0.1, (1.0, np.inf), tol=1e-9)
-    got = mapuot.solve(S, a, b, 0.1, (1.0, np.inf), tol=1e-9)
+    want = mapuot.solve(M, a, b, reg=0.1, reg_m=(1.0, np.inf), tol=1e-9)
+    got = mapuot.solve(S, a, b, reg=0.1, reg_m=(1.0, np.inf), tol=1e-9)
     assert got.converged
     assert np.abs(got.plan.toarray() - want.plan).sum() <= 3e-9 * want.mass
     np.testing.assert_allclose(got.col_marginal, b, rtol=1e-8)
@@ -196,11 +198,11 @@ def test_points_without_a_partner():
     _, M, a, b = pairs(20, 25, 0.4)
     M[[3, 7]] = np.inf
     M[:, 11] = np.inf
-    want, got = (mapuot.solve(x, a, b, 0.1, 1.0, tol=1e-9) for x in (M, csr_of(M)))
+    want, got = (mapuot.solve(x, a, b, reg=0.1, reg_m=1.0, tol=1e-9) for x in (M, csr_of(M)))
     assert got.objective == pytest.approx(want.objective, rel=1e-10)
     assert got.row_marginal[3] == got.col_marginal[11] == 0
     with pytest.raises(mapuot.InfeasibleError, match=re.escape("M forbids every pair of a[3]")):
-        mapuot.solve(csr_of(M), a, b, 0.1, (np.inf, 1.0))
+        mapuot.solve(csr_of(M), a, b, reg=0.1, reg_m=(np.inf, 1.0))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -214,10 +216,10 @@ def test_parts_take_no_more_passes_than_one(backend, reg_m):
         parts.append((S, a, b * 10.0 ** rng.uniform(-1, 1)))
     whole = [sparse.block_diag([p[0] for p in parts], "csr"), *(np.concatenate([p[k] for p in parts]) for k in (1, 2))]
     options = {"tol": 1e-6, "method": "translation_invariant", "max_passes": 3000, "backend": backend}
-    got = mapuot.solve(*whole, 0.2, reg_m, **options)
+    got = mapuot.solve(*whole, reg=0.2, reg_m=reg_m, **options)
     assert got.problem.parts.count == 8
     for S, a, b in parts:
-        result = mapuot.solve(S, a, b, 0.2, reg_m, **options)
+        result = mapuot.solve(S, a, b, reg=0.2, reg_m=reg_m, **options)
         alone.append(result.plan.toarray())
         passes.append(result.n_passes)
     assert got.converged
@@ -229,13 +231,13 @@ def test_parts_take_no_more_passes_than_one(backend, reg_m):
 def test_a_part_that_cannot_be_balanced_is_named():
     S = sparse.block_diag([np.ones((2, 2)), np.ones((7, 1))], "csr")
     a, b = np.ones(9), np.array([1.0, 1.0, 7.0])
-    assert mapuot.solve(S, a, b, 0.1, np.inf).converged
+    assert mapuot.solve(S, a, b, reg=0.1, reg_m=np.inf).converged
     told = "M connects a[0], a[1] with b[0], b[1] only, where 2 must be transported and 1.5 may be"
     with pytest.raises(mapuot.InfeasibleError, match=re.escape(told)):
-        mapuot.solve(S, a, np.array([1.0, 0.5, 7.5]), 0.1, np.inf)
+        mapuot.solve(S, a, np.array([1.0, 0.5, 7.5]), reg=0.1, reg_m=np.inf)
     told = "M connects b[2] with a[2], a[3], a[4], a[5], a[6] and 2 others of a only, where 15 must be transported"
     with pytest.raises(mapuot.InfeasibleError, match=re.escape(told)):
-        mapuot.solve(S, a, np.array([0.9, 0.6, 15.0]), 0.1, (1.0, np.inf), penalty=("range", "balanced"))
+        mapuot.solve(S, a, np.array([0.9, 0.6, 15.0]), reg=0.1, reg_m=(1.0, np.inf), penalty=("range", "balanced"))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -259,7 +261,7 @@ def test_a_weight_of_zero_parts_them():
     """A point without mass connects nothing."""
     S = sparse.csr_array(np.array([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]))
     a, b = np.ones(2), np.array([1.0, 0.0, 1.0])
-    problem = mapuot.solve(S, a, b, 0.1, 1.0).problem
+    problem = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0).problem
     assert problem.parts.count == 2
     assert problem.parts.rows.tolist() == [0, 1]
 
@@ -267,15 +269,17 @@ def test_a_weight_of_zero_parts_them():
 @pytest.mark.parametrize("reg", [0.1, 1e-3, 1e-5])
 def test_small_reg_and_warm_starts(reg):
     S, M, a, b = pairs(60, 60, 0.1, parts=3)
-    got = mapuot.solve(S, a, b, reg, 1.0, tol=1e-6)
-    want = mapuot.solve(M, a, b, reg, 1.0, tol=1e-6)
+    got = mapuot.solve(S, a, b, reg=reg, reg_m=1.0, tol=1e-6)
+    want = mapuot.solve(M, a, b, reg=reg, reg_m=1.0, tol=1e-6)
     assert got.status == want.status
     assert np.abs(got.plan.toarray() - want.plan).sum() <= 2 * (want.error_bound + got.error_bound) * want.mass
-    again = mapuot.solve(S, a, b, reg, 1.0, warm_start=got, tol=2e-6)
+    again = mapuot.solve(S, a, b, reg=reg, reg_m=1.0, warm_start=got, tol=2e-6)
     assert again.n_passes <= 3
     results = list(mapuot.path(S, a, b, regs=[0.3, 0.1], reg_ms=1.0, tol=1e-8))
     assert all(result.converged for result in results)
-    np.testing.assert_allclose(results[1].plan.toarray(), mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9).plan, atol=1e-7)
+    np.testing.assert_allclose(
+        results[1].plan.toarray(), mapuot.solve(M, a, b, reg=0.1, reg_m=1.0, tol=1e-9).plan, atol=1e-7
+    )
 
 
 def test_blocks_of_rows_are_the_whole(monkeypatch):
@@ -283,9 +287,9 @@ def test_blocks_of_rows_are_the_whole(monkeypatch):
     from mapuot.backends.cpu import native
 
     S, _, a, b = pairs(200, 150, 0.2)
-    whole = mapuot.solve(S, a, b, 0.1, 1.0)
+    whole = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0)
     monkeypatch.setattr(native, "CALL_WORK", 1)
-    parts = mapuot.solve(S, a, b, 0.1, 1.0)
+    parts = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0)
     np.testing.assert_array_equal(parts.plan.data, whole.plan.data)
     np.testing.assert_allclose(parts.apply(np.ones(150)), whole.apply(np.ones(150)), rtol=1e-14)
     assert len(list(parts.problem.cost.blocks(most=64))) > 20
@@ -297,14 +301,14 @@ def test_threads_share_entries():
     M = np.where(rng.random((400, 4000)) < 0.002, 1.0, np.inf)
     M[17] = 0.5
     a, b = rng.random(400), rng.random(4000)
-    got = [mapuot.solve(csr_of(M), a, b, 0.1, 1.0, threads=t, tol=1e-8).plan for t in (1, 2, 5)]
+    got = [mapuot.solve(csr_of(M), a, b, reg=0.1, reg_m=1.0, threads=t, tol=1e-8).plan for t in (1, 2, 5)]
     for plan in got[1:]:
         assert near(plan.data, got[0].data)
 
 
 def test_pickle_save_and_load(tmp_path):
     S, _, a, b = pairs(20, 30, 0.3)
-    result = mapuot.solve(S, a, b, 0.1, 1.0)
+    result = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0)
     again = pickle.loads(pickle.dumps(result))
     np.testing.assert_array_equal(again.plan.data, result.plan.data)
     result.save(tmp_path / "answer.npz")
@@ -327,15 +331,15 @@ def test_a_batch_is_its_problems(backend, reg_m, each):
     c = np.where(rng.random(M.shape) < 0.9, rng.random(M.shape), 0.0)
     reference = c if reg_m == 0.7 else "uniform"
     options = {"tol": 1e-9, "backend": backend, "reference": reference}
-    batch = mapuot.solve_batch(matrices if each else S, A, B, 0.1, reg_m, **options)
+    batch = mapuot.solve_batch(matrices if each else S, A, B, reg=0.1, reg_m=reg_m, **options)
     assert len(batch) == 4
     assert batch.converged.all()
     dense = np.stack([np.asarray(Sparse.of_matrix(x)) for x in matrices]) if each else M
-    far = mapuot.solve_batch(dense, A, B, 0.1, reg_m, tol=1e-9, reference=reference)
+    far = mapuot.solve_batch(dense, A, B, reg=0.1, reg_m=reg_m, tol=1e-9, reference=reference)
     for name in ("objective", "cost", "mass"):
         np.testing.assert_allclose(getattr(batch, name), getattr(far, name), rtol=1e-8)
     for i, one in enumerate(batch):
-        alone = mapuot.solve(matrices[i], A[i], B[i], 0.1, reg_m, precision="float64", **options)
+        alone = mapuot.solve(matrices[i], A[i], B[i], reg=0.1, reg_m=reg_m, precision="float64", **options)
         assert one.n_passes == alone.n_passes
         np.testing.assert_array_equal(one.plan.data, alone.plan.data)
         np.testing.assert_array_equal(batch.plans()[i].data, alone.plan.data)
@@ -345,7 +349,9 @@ def test_a_batch_is_its_problems(backend, reg_m, each):
     wanted = far.plan_sum(weights)
     found = np.stack([x.toarray() for x in total]) if each else total.toarray()
     np.testing.assert_allclose(found, wanted, atol=1e-9)
-    again = mapuot.solve_batch(matrices if each else S, A, B, 0.1, reg_m, warm_start=batch, **(options | {"tol": 3e-9}))
+    again = mapuot.solve_batch(
+        matrices if each else S, A, B, reg=0.1, reg_m=reg_m, warm_start=batch, **(options | {"tol": 3e-9})
+    )
     assert again.n_passes.max() <= 2
 
 
@@ -358,7 +364,7 @@ def test_places_are_looked_at_once(monkeypatch):
         monkeypatch.setattr(Sparse, name, lambda *args, n=name, f=plain: (made.append(n), f(*args))[1])
     rng = np.random.default_rng(0)
     matrices = [sparse.csr_array((rng.random(S.nnz), S.indices, S.indptr), shape=S.shape) for _ in range(9)]
-    batch = mapuot.solve_batch(matrices, a, b, 0.1, (1.0, np.inf), threads=1)
+    batch = mapuot.solve_batch(matrices, a, b, reg=0.1, reg_m=(1.0, np.inf), threads=1)
     assert batch.converged.all()
     assert made.count("_parts_between") == 2
     assert made.count("transpose") == 1
@@ -376,10 +382,10 @@ def test_a_batch_of_every_format():
     A, B = np.tile(a, (6, 1)), np.tile(b, (6, 1))
     A[1, :5] = B[2, 3:9] = 0.0
     for order in (given, given[::-1]):
-        batch = mapuot.solve_batch(order, A, B, 0.1, 1.0, tol=1e-8, threads=3)
+        batch = mapuot.solve_batch(order, A, B, reg=0.1, reg_m=1.0, tol=1e-8, threads=3)
         assert batch.converged.all()
         for i, one in enumerate(batch):
-            want = mapuot.solve(order[i], A[i], B[i], 0.1, 1.0, tol=1e-8, precision="float64")
+            want = mapuot.solve(order[i], A[i], B[i], reg=0.1, reg_m=1.0, tol=1e-8, precision="float64")
             assert np.abs(one.plan - want.plan).sum() <= 1e-7 * want.mass
 
 
@@ -388,7 +394,7 @@ def test_slopes_of_float32_costs_have_float64_exponents():
     M, _, A, b = pairs(9, 7, 0.5, dtype=np.float32)
     A[2] = 0.0
     slopes = [
-        marginal_gradient(mapuot.solve_batch(costs, A[None], b[None], 1e-3, 1.0, precision="float64"), "rows")
+        marginal_gradient(mapuot.solve_batch(costs, A[None], b[None], reg=1e-3, reg_m=1.0, precision="float64"), "rows")
         for costs in (M, M.astype(float))
     ]
     np.testing.assert_allclose(*slopes, rtol=1e-11)
@@ -400,8 +406,8 @@ def test_a_part_of_a_batch_that_cannot_be_balanced_is_named():
     with pytest.raises(
         mapuot.InfeasibleError, match=re.escape("problem 1: M connects a[0], a[1] with b[0], b[1] only")
     ):
-        mapuot.solve_batch(S, A, B, 0.1, np.inf)
-    assert mapuot.solve_batch([S, S], A[0], B[0], 0.1, np.inf).converged.all()
+        mapuot.solve_batch(S, A, B, reg=0.1, reg_m=np.inf)
+    assert mapuot.solve_batch([S, S], A[0], B[0], reg=0.1, reg_m=np.inf).converged.all()
 
 
 def test_storage_finer_than_tol_needs():
@@ -416,7 +422,7 @@ def test_storage_finer_than_tol_needs():
         assert workspace.K.dtype == dtype
         assert workspace.K.size == S.nnz
         assert not workspace.limits.finer
-    assert mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-8, precision="mixed").converged
+    assert mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-8, precision="mixed").converged
 
 
 S2, _, A2, B2 = pairs(4, 5, 0.5)
@@ -425,32 +431,88 @@ S2, _, A2, B2 = pairs(4, 5, 0.5)
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: mapuot.solve(S2.astype(complex), A2, B2, 0.1, 1.0), TypeError, "M must hold real numbers"),
-        (lambda: mapuot.solve(S2 > 0.5, A2, B2, 0.1, 1.0), TypeError, "M must hold real numbers, got dtype bool"),
-        (lambda: mapuot.solve(S2 * np.nan, A2, B2, 0.1, 1.0), ValueError, "M must not hold NaN or -inf"),
-        (lambda: mapuot.solve(sparse.csr_array((4, 5)), A2, B2, 0.1, 1.0), mapuot.InfeasibleError, "M forbids every"),
-        (lambda: mapuot.solve(sparse.csr_array((0, 5)), A2, B2, 0.1, 1.0), ValueError, "M must be a non-empty matrix"),
-        (lambda: mapuot.solve(S2, A2[:3], B2, 0.1, 1.0), ValueError, "a must have shape (4,)"),
-        (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, method="map-uot"), NotImplementedError, "takes no sparse M"),
-        (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, out=np.ones((4, 5))), ValueError, "out must be None"),
-        (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, reference=S2[:3]), ValueError, "reference must have M's shape"),
-        (lambda: mapuot.solve(S2, A2, B2, 0.1, 1.0, reference=-S2), ValueError, "reference must be finite, >= 0"),
-        (lambda: mapuot.solve_batch([S2, S2[:3]], A2, B2, 0.1, 1.0), ValueError, "M[1] must store the same pairs"),
-        (lambda: mapuot.solve_batch([S2, S2.toarray()], A2, B2, 0.1, 1.0), TypeError, "M[1] must be a sparse matrix"),
-        (lambda: mapuot.solve_batch([S2, S2 > 0.5], A2, B2, 0.1, 1.0), TypeError, "M[1] must hold real numbers"),
-        (lambda: mapuot.solve_batch([S2, S2 * np.nan], A2, B2, 0.1, 1.0), ValueError, "M must not hold NaN or -inf"),
-        (lambda: mapuot.solve_batch([S2] * 3, [A2] * 2, B2, 0.1, 1.0), ValueError, "must hold equally many problems"),
+        (lambda: mapuot.solve(S2.astype(complex), A2, B2, reg=0.1, reg_m=1.0), TypeError, "M must hold real numbers"),
         (
-            lambda: mapuot.solve_batch([S2] * 2, A2, B2, 0.1, 1.0, mask=mapuot.SeededMask(0.5, 1)),
+            lambda: mapuot.solve(S2 > 0.5, A2, B2, reg=0.1, reg_m=1.0),
+            TypeError,
+            "M must hold real numbers, got dtype bool",
+        ),
+        (lambda: mapuot.solve(S2 * np.nan, A2, B2, reg=0.1, reg_m=1.0), ValueError, "M must not hold NaN or -inf"),
+        (
+            lambda: mapuot.solve(sparse.csr_array((4, 5)), A2, B2, reg=0.1, reg_m=1.0),
+            mapuot.InfeasibleError,
+            "M forbids every",
+        ),
+        (
+            lambda: mapuot.solve(sparse.csr_array((0, 5)), A2, B2, reg=0.1, reg_m=1.0),
+            ValueError,
+            "M must be a non-empty matrix",
+        ),
+        (lambda: mapuot.solve(S2, A2[:3], B2, reg=0.1, reg_m=1.0), ValueError, "a must have shape (4,)"),
+        (
+            lambda: mapuot.solve(S2, A2, B2, reg=0.1, reg_m=1.0, method="map-uot"),
+            NotImplementedError,
+            "takes no sparse M",
+        ),
+        (lambda: mapuot.solve(S2, A2, B2, reg=0.1, reg_m=1.0, out=np.ones((4, 5))), ValueError, "out must be None"),
+        (
+            lambda: mapuot.solve(S2, A2, B2, reg=0.1, reg_m=1.0, reference=S2[:3]),
+            ValueError,
+            "reference must have M's shape",
+        ),
+        (
+            lambda: mapuot.solve(S2, A2, B2, reg=0.1, reg_m=1.0, reference=-S2),
+            ValueError,
+            "reference must be finite, >= 0",
+        ),
+        (
+            lambda: mapuot.solve_batch([S2, S2[:3]], A2, B2, reg=0.1, reg_m=1.0),
+            ValueError,
+            "M[1] must store the same pairs",
+        ),
+        (
+            lambda: mapuot.solve_batch([S2, S2.toarray()], A2, B2, reg=0.1, reg_m=1.0),
+            TypeError,
+            "M[1] must be a sparse matrix",
+        ),
+        (
+            lambda: mapuot.solve_batch([S2, S2 > 0.5], A2, B2, reg=0.1, reg_m=1.0),
+            TypeError,
+            "M[1] must hold real numbers",
+        ),
+        (
+            lambda: mapuot.solve_batch([S2, S2 * np.nan], A2, B2, reg=0.1, reg_m=1.0),
+            ValueError,
+            "M must not hold NaN or -inf",
+        ),
+        (
+            lambda: mapuot.solve_batch([S2] * 3, [A2] * 2, B2, reg=0.1, reg_m=1.0),
+            ValueError,
+            "must hold equally many problems",
+        ),
+        (
+            lambda: mapuot.solve_batch([S2] * 2, A2, B2, reg=0.1, reg_m=1.0, mask=mapuot.SeededMask(0.5, 1)),
             NotImplementedError,
             "mask is for costs of all pairs",
         ),
         (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2, 1.0, G0=S2[:3]), ValueError, "G0 must have M's shape (4, 5)"),
         (lambda: mapuot.pot.mm_unbalanced(A2, B2, S2 * np.inf, 1.0), ValueError, "M must be finite"),
-        (lambda: mapuot.barycenter(np.ones((2, 4)), S2, 0.1, 1.0), ValueError, "A must be (p, n) and M (n, n)"),
-        (lambda: mapuot.barycenter(np.ones((2, 4)), sparse.csr_array((4, 4)), 0.1), ValueError, "M must store a pair"),
-        (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4] * np.inf, 0.1), ValueError, "M must be finite"),
-        (lambda: mapuot.barycenter(np.ones((2, 4)), S2[:, :4], 0.1, debiased=True), ValueError, "M must be symmetric"),
+        (
+            lambda: mapuot.barycenter(S2, np.ones((2, 4)), reg=0.1, reg_m=1.0),
+            ValueError,
+            "A must be (p, n) and M (n, n)",
+        ),
+        (
+            lambda: mapuot.barycenter(sparse.csr_array((4, 4)), np.ones((2, 4)), reg=0.1),
+            ValueError,
+            "M must store a pair",
+        ),
+        (lambda: mapuot.barycenter(S2[:, :4] * np.inf, np.ones((2, 4)), reg=0.1), ValueError, "M must be finite"),
+        (
+            lambda: mapuot.barycenter(S2[:, :4], np.ones((2, 4)), reg=0.1, debiased=True),
+            ValueError,
+            "M must be symmetric",
+        ),
         (lambda: mapuot.log_matmul(S2, np.ones((5, 1))), TypeError, "must be a dense array"),
     ],
 )
@@ -463,15 +525,15 @@ def test_indices_outside_the_matrix_are_refused():
     S = S2.copy()
     S.indices[0] = 99
     with pytest.raises(ValueError, match="M is no valid sparse matrix"):
-        mapuot.solve(S, A2, B2, 0.1, 1.0)
+        mapuot.solve(S, A2, B2, reg=0.1, reg_m=1.0)
 
 
 def test_names_of_pot():
     S, M, a, b = pairs(12, 15, 0.4)
-    plan, log = mapuot.sinkhorn_unbalanced(a, b, S, 0.1, 1.0, stopThr=1e-11, log=True)
-    assert near(plan.toarray(), mapuot.sinkhorn_unbalanced(a, b, M, 0.1, 1.0, stopThr=1e-11))
-    cost = mapuot.sinkhorn_unbalanced2(a, b, S, 0.1, 1.0, returnCost="total")
-    assert cost == pytest.approx(mapuot.solve(M, a, b, 0.1, 1.0).objective, rel=1e-9)
+    plan, log = mapuot.pot.sinkhorn_unbalanced(a, b, S, 0.1, 1.0, stopThr=1e-11, log=True)
+    assert near(plan.toarray(), mapuot.pot.sinkhorn_unbalanced(a, b, M, 0.1, 1.0, stopThr=1e-11))
+    cost = mapuot.pot.sinkhorn_unbalanced2(a, b, S, 0.1, 1.0, returnCost="total")
+    assert cost == pytest.approx(mapuot.solve(M, a, b, reg=0.1, reg_m=1.0).objective, rel=1e-9)
     assert log["cost"] == pytest.approx((plan.multiply(S)).sum())
 
 
@@ -485,8 +547,8 @@ def test_iterates_of_pot(method, dtype):
         for reg_type, reference in (("kl", None), ("kl", c)):
             options = {"method": method, "numItermax": 7, "stopThr": 0, "log": True, "reg_type": reg_type}
             c_of = {"sparse": None if reference is None else sparse.csr_array(reference), "dense": reference}
-            got, log = mapuot.sinkhorn_unbalanced(a, target, S, 0.3, (1.0, 4.0), c=c_of["sparse"], **options)
-            want, dense = mapuot.sinkhorn_unbalanced(a, target, M, 0.3, (1.0, 4.0), c=c_of["dense"], **options)
+            got, log = mapuot.pot.sinkhorn_unbalanced(a, target, S, 0.3, (1.0, 4.0), c=c_of["sparse"], **options)
+            want, dense = mapuot.pot.sinkhorn_unbalanced(a, target, M, 0.3, (1.0, 4.0), c=c_of["dense"], **options)
             rtol = 1e-10 if dtype == np.float64 else 2e-5
             for name in ("logu", "logv", "err", "cost", "total_cost"):
                 np.testing.assert_allclose(log[name], dense[name], rtol=rtol, atol=rtol, err_msg=name)
@@ -566,7 +628,7 @@ def test_costs_of_neighbours(metric, weights):
     x, y = rng.random((60, 3)) + 0.1, rng.random((40, 3)) + 0.2
     M = np.asarray(mapuot.PointCloud(x, y, metric, 0.7, weights))
     for symmetric in (False, True):
-        S = mapuot.knn_cost(x, y, 5, metric, 0.7, weights, symmetric=symmetric)
+        S = mapuot.knn_cost(x, y, 5, metric=metric, scale=0.7, weights=weights, symmetric=symmetric)
         stored = S.toarray() != 0
         np.testing.assert_allclose(S.toarray()[stored], M[stored], rtol=1e-12)
         wanted = np.sort(M, 1)[:, 4:5] >= M
@@ -580,14 +642,14 @@ def test_costs_of_neighbours_at_no_distance():
     S = mapuot.knn_cost(x, x, 1)
     assert S.nnz == 6
     assert (S.data == 0).all()
-    for arguments, error, text in (
-        ((x, x, 7), ValueError, "k must be at most 6"),
-        ((x, x, 0), ValueError, "k must be an integer >= 1"),
-        ((x, x, 2, "hamming"), ValueError, "metric must be one of"),
-        ((x, x[:, :1], 2), ValueError, "x and y must have equally many columns"),
+    for y, k, metric, text in (
+        (x, 7, "euclidean", "k must be at most 6"),
+        (x, 0, "euclidean", "k must be an integer >= 1"),
+        (x, 2, "hamming", "metric must be one of"),
+        (x[:, :1], 2, "euclidean", "x and y must have equally many columns"),
     ):
-        with pytest.raises(error, match=text):
-            mapuot.knn_cost(*arguments)
+        with pytest.raises(ValueError, match=text):
+            mapuot.knn_cost(x, y, k, metric=metric)
 
 
 @pytest.mark.parametrize("form", ["points", "array", "function"])
@@ -601,10 +663,10 @@ def test_the_bound_is_true(form, reference):
     sides = [(1.0, "kl"), ((0.2, 5.0), "kl"), (0.3, "tv"), (1.0, ("l2", "kl")), ((np.inf, 1.0), "kl")]
     for reg_m, penalty in sides:
         options = {"penalty": penalty, "reference": reference}
-        true = mapuot.solve(cloud, a, b, 0.02, reg_m, tol=1e-7 if penalty != "tv" else 1e-5, **options)
+        true = mapuot.solve(cloud, a, b, reg=0.02, reg_m=reg_m, tol=1e-7 if penalty != "tv" else 1e-5, **options)
         told = []
         for k in (1, 4, 20, 50):
-            result = mapuot.solve(mapuot.knn_cost(x, y, k), a, b, 0.02, reg_m, **options)
+            result = mapuot.solve(mapuot.knn_cost(x, y, k), a, b, reg=0.02, reg_m=reg_m, **options)
             found = mapuot.certify(result, M, pairs=7)
             error = np.abs(result.plan.toarray() - true.plan).sum() / result.mass
             assert found.error_bound >= error - true.error_bound * true.mass / result.mass
@@ -624,9 +686,9 @@ def test_the_bound_is_true_where_the_stored_costs_are_others(change):
     """A plan that was found by lower costs had the bound 0: what it pays there lay below the dense dual value."""
     x, y = np.random.default_rng(5).random((2, 40, 2))
     cloud = mapuot.PointCloud(x, y)
-    true = mapuot.solve(cloud, None, None, 0.01, 1.0, tol=1e-9)
+    true = mapuot.solve(cloud, reg=0.01, reg_m=1.0, tol=1e-9)
     for k in (8, 40):
-        result = mapuot.solve(change * mapuot.knn_cost(x, y, k), None, None, 0.01, 1.0, tol=1e-9)
+        result = mapuot.solve(change * mapuot.knn_cost(x, y, k), reg=0.01, reg_m=1.0, tol=1e-9)
         found = mapuot.certify(result, cloud)
         assert found.error_bound >= np.abs(result.plan.toarray() - true.plan).sum() / result.mass - true.error_bound
         assert found.objective >= true.dual
@@ -634,7 +696,7 @@ def test_the_bound_is_true_where_the_stored_costs_are_others(change):
 
 def test_a_whole_pattern_has_the_certificate_of_the_solve():
     S, _, a, b = pairs(30, 40, 1.0)
-    result = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-8)
+    result = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-8)
     found = mapuot.certify(result, S.toarray(), tol=1e-6)
     assert found.converged
     assert found.missing == 0
@@ -646,8 +708,8 @@ def test_refinement_ends_within_tol(penalty):
     rng = np.random.default_rng(4)
     x, y, a, b = rng.random((150, 2)), rng.random((120, 2)), rng.random(150) + 0.1, rng.random(120) + 0.1
     cloud = mapuot.PointCloud(x, y)
-    result = mapuot.solve(mapuot.knn_cost(x, y, 2), a, b, 0.002, 1.0, penalty=penalty)
-    true = mapuot.solve(cloud, a, b, 0.002, 1.0, penalty=penalty, tol=1e-7)
+    result = mapuot.solve(mapuot.knn_cost(x, y, 2), a, b, reg=0.002, reg_m=1.0, penalty=penalty)
+    true = mapuot.solve(cloud, a, b, reg=0.002, reg_m=1.0, penalty=penalty, tol=1e-7)
     found = mapuot.certify(result, cloud, refine=True, tol=0.02)
     assert found.converged
     assert found.rounds > 0
@@ -665,10 +727,10 @@ def test_refinement_ends_within_tol(penalty):
 
 def test_what_certify_refuses():
     S, M, a, b = pairs(12, 15, 0.4)
-    result, dense = mapuot.solve(S, a, b, 0.1, 1.0), np.where(np.isfinite(M), M, 2.0)
+    result, dense = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0), np.where(np.isfinite(M), M, 2.0)
     for call, error, text in (
         (
-            lambda: mapuot.certify(mapuot.solve(dense, a, b, 0.1, 1.0), dense),
+            lambda: mapuot.certify(mapuot.solve(dense, a, b, reg=0.1, reg_m=1.0), dense),
             TypeError,
             "result must be that of a solve",
         ),
@@ -676,7 +738,7 @@ def test_what_certify_refuses():
         (lambda: mapuot.certify(result, S), TypeError, "M must be a dense array"),
         (lambda: mapuot.certify(result, dense, tol=0), ValueError, "tol must be"),
         (
-            lambda: mapuot.certify(mapuot.solve(S, a, b, 0.1, 1.0, reference=np.ones(M.shape)), dense),
+            lambda: mapuot.certify(mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, reference=np.ones(M.shape)), dense),
             ValueError,
             "reference must be 'product' or 'uniform'",
         ),
@@ -691,10 +753,10 @@ def test_what_certify_refuses():
 @pytest.mark.parametrize("form", ["csr", "csc", "coo"])
 def test_files(tmp_path, form):
     S, _, a, b = pairs(20, 30, 0.3)
-    want = mapuot.solve(S, a, b, 0.1, 1.0)
+    want = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0)
     for compressed in (True, False):
         sparse.save_npz(tmp_path / "S.npz", S.asformat(form), compressed=compressed)
-        got = mapuot.solve(tmp_path / "S.npz", a, b, 0.1, 1.0)
+        got = mapuot.solve(tmp_path / "S.npz", a, b, reg=0.1, reg_m=1.0)
         np.testing.assert_array_equal(got.plan.data, want.plan.data)
 
 
@@ -702,7 +764,7 @@ def test_files(tmp_path, form):
 def test_groups_of_anndata(tmp_path, form):
     h5py = pytest.importorskip("h5py")
     S, _, a, b = pairs(20, 30, 0.3)
-    want, given = mapuot.solve(S, a, b, 0.1, 1.0), S.asformat(form)
+    want, given = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0), S.asformat(form)
     for name, inside in (("S.h5", "some/M"), ("S.h5ad", "X")):
         with h5py.File(tmp_path / name, "w") as file:
             group = file.create_group(inside)
@@ -710,7 +772,7 @@ def test_groups_of_anndata(tmp_path, form):
             for member in ("data", "indices", "indptr"):
                 group[member] = getattr(given, member)
         path = tmp_path / name if inside == "X" else f"{tmp_path / name}:{inside}"
-        np.testing.assert_array_equal(mapuot.solve(path, a, b, 0.1, 1.0).plan.data, want.plan.data)
+        np.testing.assert_array_equal(mapuot.solve(path, a, b, reg=0.1, reg_m=1.0).plan.data, want.plan.data)
 
 
 class Slices:
@@ -806,7 +868,7 @@ def test_groups_that_lie(tmp_path, name, value, text):
         for key, array in values.items():
             group[key] = np.array(array)
     with pytest.raises(ValueError, match=re.escape("S.h5 cannot be read as hdf5: ") + ".*" + re.escape(text)):
-        mapuot.solve(tmp_path / "S.h5", None, None, 0.1, 1.0)
+        mapuot.solve(tmp_path / "S.h5", reg=0.1, reg_m=1.0)
 
 
 def test_what_belongs_to_a_file_of_pairs(tmp_path):
@@ -820,14 +882,14 @@ def test_what_belongs_to_a_file_of_pairs(tmp_path):
             group[member] = getattr(S, member)
         file["a"], file["b"] = a, b
     path = tmp_path / "S.h5"
-    result = mapuot.solve(path, a, b, 0.1, 1.0)
+    result = mapuot.solve(path, a, b, reg=0.1, reg_m=1.0)
     result.save(tmp_path / "answer.npz")
     np.testing.assert_array_equal(mapuot.load(tmp_path / "answer.npz", path).plan.data, result.plan.data)
     for call, text in (
-        (lambda: mapuot.solve(path, a[:3], b, 0.1, 1.0), "M has 20 rows, but the blocks of a have 3"),
-        (lambda: mapuot.solve(path, "a.npy", b, 0.1, 1.0), "a must be an array, got 'a.npy'"),
+        (lambda: mapuot.solve(path, a[:3], b, reg=0.1, reg_m=1.0), "M has 20 rows, but the blocks of a have 3"),
+        (lambda: mapuot.solve(path, "a.npy", b, reg=0.1, reg_m=1.0), "a must be an array, got 'a.npy'"),
         (lambda: mapuot.certify(result, path), "M must be a dense array, got a sparse matrix"),
-        (lambda: mapuot.solve(path, a, b, 0.1, 1.0, backend="cuda"), "takes no sparse M|CuPy|cupy"),
+        (lambda: mapuot.solve(path, a, b, reg=0.1, reg_m=1.0, backend="cuda"), "takes no sparse M|CuPy|cupy"),
     ):
         with pytest.raises((ValueError, TypeError, NotImplementedError, ImportError), match=text):
             call()
@@ -849,7 +911,7 @@ def test_files_that_lie(tmp_path, change):
     values[change] = {"shape": np.array([3, 30]), "indices": S.indices + 25, "format": np.array(b"dia")}[change]
     np.savez(tmp_path / "S.npz", **values)
     with pytest.raises(ValueError, match=re.escape("S.npz cannot be read as npz")):
-        mapuot.solve(tmp_path / "S.npz", a, b, 0.1, 1.0)
+        mapuot.solve(tmp_path / "S.npz", a, b, reg=0.1, reg_m=1.0)
 
 
 def test_the_command_line(tmp_path):
@@ -868,7 +930,7 @@ def test_the_command_line(tmp_path):
     assert done.exit_code == 0, done.output
     with np.load(tmp_path / "out.npz") as out:
         plan = sparse.csr_array((out["plan_data"], out["plan_indices"], out["plan_indptr"]), shape=S.shape)
-    np.testing.assert_allclose(plan.toarray(), mapuot.solve(S, a, b, 0.1, 1.0).plan.toarray(), rtol=1e-9)
+    np.testing.assert_allclose(plan.toarray(), mapuot.solve(S, a, b, reg=0.1, reg_m=1.0).plan.toarray(), rtol=1e-9)
     done = CliRunner().invoke(cli, [*words, "--plan", "dense"])
     assert isinstance(done.exception, ValueError)
     assert "--plan dense needs a dense M" in str(done.exception)
@@ -877,7 +939,7 @@ def test_the_command_line(tmp_path):
 def test_pictures():
     pytest.importorskip("matplotlib")
     S, M, a, b = pairs(90, 70, 0.2)
-    got, want = (mapuot.plot.coarse_plan(mapuot.solve(x, a, b, 0.1, 1.0, tol=1e-9), 13) for x in (S, M))
+    got, want = (mapuot.plot.coarse_plan(mapuot.solve(x, a, b, reg=0.1, reg_m=1.0, tol=1e-9), 13) for x in (S, M))
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-12)
 
 
@@ -888,19 +950,19 @@ def test_the_plan_is_the_slope_by_the_stored_costs():
     for sign in (1, -1):
         moved = S.copy()
         moved.data[k] += sign * step
-        values.append(mapuot.solve(moved, a, b, 0.1, (1.0, 2.0), tol=1e-10).dual)
+        values.append(mapuot.solve(moved, a, b, reg=0.1, reg_m=(1.0, 2.0), tol=1e-10).dual)
     slope = (values[0] - values[1]) / (2 * step)
-    assert slope == pytest.approx(mapuot.solve(S, a, b, 0.1, (1.0, 2.0), tol=1e-10).plan.data[k], rel=1e-5)
+    assert slope == pytest.approx(mapuot.solve(S, a, b, reg=0.1, reg_m=(1.0, 2.0), tol=1e-10).plan.data[k], rel=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_a_matrix_on_a_gpu_is_not_moved_unasked(backend):
     on_device = type("csr_matrix", (), {"__module__": "cupyx.scipy.sparse._csr"})()
     with pytest.raises(TypeError, match=f"M must not lie on a GPU for backend '{backend}'"):
-        mapuot.solve(on_device, A2, B2, 0.1, 1.0, backend=backend)
+        mapuot.solve(on_device, A2, B2, reg=0.1, reg_m=1.0, backend=backend)
 
 
 def test_the_whole_plan_of_one_process():
     S, _, a, b = pairs(12, 15, 0.4)
-    result = mapuot.solve(S, a, b, 0.1, 1.0)
+    result = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0)
     assert (result.gather_plan() != result.plan).nnz == 0

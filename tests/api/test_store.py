@@ -188,7 +188,7 @@ def test_what_a_notebook_shows():
     assert "within" in text
     assert "hard marginals" in CASES["hard"].solve()._repr_html_()
     with pytest.warns(mapuot.ConvergenceWarning, match="above 1, so far nothing is known of the plan"):
-        short = mapuot.solve(case.M, case.a, case.b, 1e-4, 10.0, max_passes=1, method="sinkhorn")
+        short = mapuot.solve(case.M, case.a, case.b, reg=1e-4, reg_m=10.0, max_passes=1, method="sinkhorn")
     assert "nothing is certified yet" in short._repr_html_()
     assert "nothing certified yet" in repr(short)
     assert "sides" not in text
@@ -197,13 +197,13 @@ def test_what_a_notebook_shows():
 def test_a_known_value_points_to_tol_gap():
     case = CASES["plain"]
     with pytest.warns(mapuot.ConvergenceWarning, match="stop by tol_gap instead"):
-        mapuot.solve(case.M, case.a, case.b, 0.05, 1.0, max_passes=8, tol=1e-13)
+        mapuot.solve(case.M, case.a, case.b, reg=0.05, reg_m=1.0, max_passes=8, tol=1e-13)
 
 
 def test_a_barycenter_tells_how_it_went():
-    q = mapuot.barycenter(np.eye(5)[:2] + 0.1, np.abs(np.arange(5.0)[:, None] - np.arange(5)), 0.5)
+    q = mapuot.barycenter(np.abs(np.arange(5.0)[:, None] - np.arange(5)), np.eye(5)[:2] + 0.1, reg=0.5)
     assert repr(q).startswith("<mapuot.BarycenterResult barycenter of 2 histograms on 5 points, converged after ")
-    both = mapuot.barycenter(np.eye(5)[:2] + 0.1, np.ones((5, 5)), 0.5, weights=[[0.5, 0.5], [0.1, 0.9]])
+    both = mapuot.barycenter(np.ones((5, 5)), np.eye(5)[:2] + 0.1, reg=0.5, weights=[[0.5, 0.5], [0.1, 0.9]])
     assert "2 barycenters of 2 histograms" in repr(both)
 
 
@@ -213,7 +213,7 @@ import sys, numpy, mapuot
 heavy = {"scipy.special", "scipy.sparse", "scipy.spatial", "tqdm", "sklearn", "matplotlib", "click", "h5py", "torch"}
 print(sorted(heavy & set(sys.modules)))
 import numpy as np
-mapuot.solve(np.ones((3, 4)), None, None, 0.1, 1.0).plan
+mapuot.solve(np.ones((3, 4)), reg=0.1, reg_m=1.0).plan
 print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -228,9 +228,9 @@ def test_doors_open_by_name():
 
 def test_a_function_that_is_read_shows_a_bar(capsys):
     case = CASES["plain"]
-    mapuot.solve(lambda i0, i1: case.M[i0:i1], case.a, case.b, 0.05, 1.0, progress=True)
+    mapuot.solve(lambda i0, i1: case.M[i0:i1], case.a, case.b, reg=0.05, reg_m=1.0, progress=True)
     shown = capsys.readouterr().err
     assert "mapuot: reading M: 100%" in shown
     assert shown.index("reading M") < shown.index("passes")
-    mapuot.solve(case.M, case.a, case.b, 0.05, 1.0, progress=True)
+    mapuot.solve(case.M, case.a, case.b, reg=0.05, reg_m=1.0, progress=True)
     assert "reading" not in capsys.readouterr().err

@@ -29,14 +29,18 @@ def test_gradcheck(reg, reg_m):
     """Every entry of a, b and M changes by itself, so the masses change; 2e-3 is solved alone."""
     for arguments in (tensors(), tensors(p=2), tensors(p=2, own=True)):
         assert torch.autograd.gradcheck(
-            lambda a, b, M: sinkhorn_loss(a, b, M, reg, reg_m, **TIGHT), arguments, eps=1e-6, atol=2e-6, rtol=1e-5
+            lambda a, b, M: sinkhorn_loss(M, a, b, reg=reg, reg_m=reg_m, **TIGHT),
+            arguments,
+            eps=1e-6,
+            atol=2e-6,
+            rtol=1e-5,
         )
 
 
 def test_gradcheck_of_shared_marginal():
     a, b, M = tensors(p=3)
     one = a[0].detach().clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda *x: sinkhorn_loss(*x, 0.1, 1.0, **TIGHT), (one, b, M), atol=2e-6)
+    assert torch.autograd.gradcheck(lambda *x: sinkhorn_loss(*x, reg=0.1, reg_m=1.0, **TIGHT), (M, one, b), atol=2e-6)
 
 
 @pytest.mark.parametrize("reg", [0.5, 0.05])
@@ -49,7 +53,7 @@ def test_gradcheck_of_divergence(reg):
         return ((p[:, None] - q[None]) ** 2).sum(-1)
 
     def value(a, b, x, y):
-        return sinkhorn_divergence(a, b, cost(x, y), reg, 1.0, M_a=cost(x, x), M_b=cost(y, y), **TIGHT)
+        return sinkhorn_divergence(cost(x, y), a, b, reg=reg, reg_m=1.0, M_a=cost(x, x), M_b=cost(y, y), **TIGHT)
 
     assert torch.autograd.gradcheck(value, (a, b, x, y), eps=1e-6, atol=5e-6, rtol=1e-5)
 
@@ -61,13 +65,15 @@ def test_balanced_sides(reg_m):
     a, b, M = tensors(p=2)
     with torch.no_grad():
         b *= a.sum(1, keepdim=True) / b.sum(1, keepdim=True)
-    value = sinkhorn_loss(a, b, M, 0.1, reg_m, **TIGHT).sum()
+    value = sinkhorn_loss(M, a, b, reg=0.1, reg_m=reg_m, **TIGHT).sum()
     slopes = torch.autograd.grad(value, (a, b, M))
     steps = [torch.tensor(rng.normal(size=x.shape)) for x in (a, b, M)]
     steps[:2] = [x - x.mean(1, keepdim=True) for x in steps[:2]]
     h = 1e-6
-    ends = [sinkhorn_loss(*(x + s * h * d for x, d in zip((a, b, M), steps, strict=True)), 0.1, reg_m, **TIGHT).sum()
-            for s in (1, -1)]  # fmt: skip
+    ends = []
+    for s in (1, -1):
+        moved = [x + s * h * d for x, d in zip((a, b, M), steps, strict=True)]
+        ends.append(sinkhorn_loss(moved[2], *moved[:2], reg=0.1, reg_m=reg_m, **TIGHT).sum())
     right = float((ends[0] - ends[1]).detach()) / (2 * h)
     assert_allclose(sum(float((s * d).sum()) for s, d in zip(slopes, steps, strict=True)), right, rtol=1e-5, atol=1e-7)
 
@@ -79,26 +85,29 @@ def test_zero_weights(reg, own):
     a, b, M = tensors(p=2, own=own)
     with torch.no_grad():
         a[0, 1] = b[1, 2] = 0.0
-    value = sinkhorn_loss(a, b, M, reg, 1.0, **TIGHT)
+    value = sinkhorn_loss(M, a, b, reg=reg, reg_m=1.0, **TIGHT)
     slope_a, slope_b, slope_m = torch.autograd.grad(value.sum(), (a, b, M))
     h = 1e-7
     for x, index, slope in ((a, (0, 1), slope_a), (b, (1, 2), slope_b)):
         moved = x.detach().clone()
         moved[index] = h
-        arguments = (moved, b, M) if x is a else (a, moved, M)
-        change = float((sinkhorn_loss(*arguments, reg, 1.0, **TIGHT) - value).sum().detach()) / h
+        arguments = (M, moved, b) if x is a else (M, a, moved)
+        change = float((sinkhorn_loss(*arguments, reg=reg, reg_m=1.0, **TIGHT) - value).sum().detach()) / h
         assert_allclose(float(slope[index]), change, rtol=1e-4, atol=1e-5)
     assert all(torch.isfinite(x).all() for x in (slope_a, slope_b, slope_m))
 
 
 def test_value_and_shapes():
     a, b, M = tensors(p=3)
-    values = sinkhorn_loss(a, b, M, 0.1, 1.0)
+    values = sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0)
     assert values.shape == (3,)
-    right = [mapuot.solve(M.detach().numpy(), a[i].detach().numpy(), b[i].detach().numpy(), 0.1, 1.0) for i in range(3)]
+    right = [
+        mapuot.solve(M.detach().numpy(), a[i].detach().numpy(), b[i].detach().numpy(), reg=0.1, reg_m=1.0)
+        for i in range(3)
+    ]
     assert_allclose(values.detach(), [r.objective for r in right], rtol=1e-8)
-    assert sinkhorn_loss(a[0], b[0], M, 0.1, 1.0).shape == ()
-    plan = torch.autograd.grad(sinkhorn_loss(a[0], b[0], M, 0.1, 1.0), M)[0]
+    assert sinkhorn_loss(M, a[0], b[0], reg=0.1, reg_m=1.0).shape == ()
+    plan = torch.autograd.grad(sinkhorn_loss(M, a[0], b[0], reg=0.1, reg_m=1.0), M)[0]
     assert_allclose(plan, right[0].plan, rtol=1e-5)
 
 
@@ -106,7 +115,7 @@ def test_forbidden_pairs():
     a, b, M = tensors()
     with torch.no_grad():
         M[0, 1:] = M[1, :] = torch.inf  # row 1 has no partner
-    slopes = torch.autograd.grad(sinkhorn_loss(a, b, M, 0.1, 1.0, tol=1e-9), (a, b, M))
+    slopes = torch.autograd.grad(sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, tol=1e-9), (a, b, M))
     assert all(torch.isfinite(x).all() for x in slopes)
     assert_allclose(slopes[0][1].item(), 1.0 + 0.1 * b.sum().item(), rtol=1e-9)
     assert not slopes[2][1].any()
@@ -114,10 +123,10 @@ def test_forbidden_pairs():
 
 def test_autocast_and_half():
     a, b, M = tensors(p=2, dtype=torch.float32)
-    right = sinkhorn_loss(a, b, M, 0.1, 1.0)
+    right = sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         x = torch.eye(4) @ M  # bfloat16 under autocast
-        value = sinkhorn_loss(a, b, x, 0.1, 1.0)
+        value = sinkhorn_loss(x, a, b, reg=0.1, reg_m=1.0)
         value.sum().backward()
     assert x.dtype == torch.bfloat16
     assert right.dtype == value.dtype == torch.float32
@@ -132,8 +141,8 @@ def test_half_precision_is_solved_in_float32(dtype, autocast, loss):
     """Value and gradient of the numbers that the half tensors hold; each gradient in its input's dtype."""
     a, b, M = (x.detach() for x in tensors(p=2, dtype=torch.float32))
     given = {
-        "loss": [a, b, M],
-        "divergence": [a, a.flip(1), (M[:, :4] - M[:, :4].T).abs()],
+        "loss": [M, a, b],
+        "divergence": [(M[:, :4] - M[:, :4].T).abs(), a, a.flip(1)],
         "points": [torch.rand(4, 2), torch.rand(5, 2), a[0], b[0]],
     }[loss]
     half = [x.to(dtype).requires_grad_() for x in given]
@@ -141,9 +150,9 @@ def test_half_precision_is_solved_in_float32(dtype, autocast, loss):
 
     def value(tensors):
         if loss == "points":
-            return mapuot.torch.sample_loss(*tensors[:2], 0.1, 1.0, *tensors[2:])
+            return mapuot.torch.sample_loss(*tensors, reg=0.1, reg_m=1.0)
         module = mapuot.torch.SinkhornLoss if loss == "loss" else mapuot.torch.SinkhornDivergence
-        return module(0.1, 1.0)(*tensors)
+        return module(reg=0.1, reg_m=1.0)(*tensors)
 
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         found = value(half)
@@ -160,7 +169,7 @@ def test_half_precision_is_solved_in_float32(dtype, autocast, loss):
 
 def test_no_second_derivative():
     a, b, M = tensors()
-    slope = torch.autograd.grad(sinkhorn_loss(a, b, M, 0.1, 1.0), a, create_graph=True)[0]
+    slope = torch.autograd.grad(sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0), a, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="no second derivatives"):
         slope.sum().backward()
 
@@ -175,7 +184,7 @@ def test_training_lowers_the_loss():
     losses = []
     for _ in range(60):
         optimiser.zero_grad()
-        loss = sinkhorn_divergence(torch.softmax(logits, 0), target, M, 0.01, 1.0)
+        loss = sinkhorn_divergence(M, torch.softmax(logits, 0), target, reg=0.01, reg_m=1.0)
         loss.backward()
         optimiser.step()
         losses.append(float(loss))
@@ -186,11 +195,11 @@ def test_training_lowers_the_loss():
 def test_bad_arguments():
     a, b, M = tensors()
     with pytest.raises(TypeError, match="takes tensors, got ndarray"):
-        sinkhorn_loss(a.detach().numpy(), b, M, 0.1, 1.0)
+        sinkhorn_loss(M, a.detach().numpy(), b, reg=0.1, reg_m=1.0)
     with pytest.raises(TypeError, match="reference, penalty and warm_start"):
-        sinkhorn_loss(a, b, M, 0.1, 1.0, reference="uniform")
+        sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, reference="uniform")
     with pytest.raises(ValueError, match="reg must be"):
-        sinkhorn_loss(a, b, M, -0.1, 1.0)
+        sinkhorn_loss(M, a, b, reg=-0.1, reg_m=1.0)
 
 
 @pytest.mark.parametrize("kind", ["loss", "divergence"])
@@ -218,13 +227,13 @@ def test_modules_are_the_functions(kind):
 def test_a_module_trains_within_others():
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Softmax(-1))
-    loss, M = mapuot.torch.SinkhornLoss(0.1, 1.0, threads=1), torch.rand(5, 4)
+    loss, M = mapuot.torch.SinkhornLoss(reg=0.1, reg_m=1.0, threads=1), torch.rand(5, 4)
     x, b = torch.randn(16, 3), torch.softmax(torch.randn(16, 4), 1)
     optimiser = torch.optim.Adam(net.parameters(), 0.05)
     values = []
     for _ in range(25):
         optimiser.zero_grad()
-        value = loss(net(x), b, M)
+        value = loss(M, net(x), b)
         value.backward()
         optimiser.step()
         values.append(value.item())
@@ -232,10 +241,10 @@ def test_a_module_trains_within_others():
 
 
 def test_compile_breaks_its_graph_there_and_goes_on():
-    loss = mapuot.torch.SinkhornLoss(0.1, 1.0, **TIGHT)
+    loss = mapuot.torch.SinkhornLoss(reg=0.1, reg_m=1.0, **TIGHT)
 
     def whole(a, b, M):
-        return loss(torch.softmax(a, 0), b, 2 * M) + 1
+        return loss(2 * M, torch.softmax(a, 0), b) + 1
 
     a, b, M = tensors()
     right = whole(a, b, M)
@@ -249,7 +258,9 @@ def test_compile_breaks_its_graph_there_and_goes_on():
 def test_transforms_are_refused_by_name(transform):
     a, b, M = (x.detach() for x in tensors())
     with pytest.raises(NotImplementedError, match=r"neither within torch.vmap nor within torch.func.grad"):
-        transform(lambda a: sinkhorn_loss(a, b, M, 0.1, 1.0))(a.repeat(2, 1) if transform is torch.vmap else a)
+        transform(lambda a: sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0))(
+            a.repeat(2, 1) if transform is torch.vmap else a
+        )
 
 
 # ---- sparse costs
@@ -284,8 +295,8 @@ def test_gradcheck_of_stored_costs(reg_m, parts):
         A = (a.detach() * torch.rand(*lead, 5, dtype=torch.float64) + 0.1).requires_grad_() if lead else a
         M = csr(torch.zeros_like(values))
         for loss in (
-            lambda a, b, v: sinkhorn_loss(a, b, csr(v), 0.1, reg_m, **TIGHT),
-            lambda a, b, v, M=M: sinkhorn_loss(a, b, M, 0.1, reg_m, values=v, **TIGHT),
+            lambda a, b, v: sinkhorn_loss(csr(v), a, b, reg=0.1, reg_m=reg_m, **TIGHT),
+            lambda a, b, v, M=M: sinkhorn_loss(M, a, b, reg=0.1, reg_m=reg_m, values=v, **TIGHT),
         ):
             assert torch.autograd.gradcheck(loss, (A, b, values), atol=2e-6, rtol=1e-5)
 
@@ -298,9 +309,9 @@ def test_a_batch_of_a_list_of_csr_tensors(weighted):
     Ms = [csr(values.detach() * k) for k in (1.0, 2.0, 3.0)]
     A, B = (x.detach().expand(3, -1).clone() for x in (a, b))
     A, B = (A, B) if weighted else (A.numpy(), B.numpy())
-    batch = mapuot.solve_batch(Ms, A, B, 0.1, 1.0, tol=1e-9)
+    batch = mapuot.solve_batch(Ms, A, B, reg=0.1, reg_m=1.0, tol=1e-9)
     for k, M in enumerate(Ms):
-        one = mapuot.solve(M, A[k], B[k], 0.1, 1.0, tol=1e-9)
+        one = mapuot.solve(M, A[k], B[k], reg=0.1, reg_m=1.0, tol=1e-9)
         assert batch[k].plan.layout == torch.sparse_csr
         torch.testing.assert_close(batch[k].plan.values(), one.plan.values(), rtol=1e-7, atol=1e-12)
 
@@ -312,10 +323,10 @@ def test_the_gradient_is_a_csr_tensor():
         with torch.no_grad():
             a[1] = b[2] = 0.0
         M = csr(values.detach()).requires_grad_()
-        value = sinkhorn_loss(a, b, M, 0.1, (1.0, 2.0), tol=1e-9)
+        value = sinkhorn_loss(M, a, b, reg=0.1, reg_m=(1.0, 2.0), tol=1e-9)
         value.backward()
-        dense = [x.detach().clone().requires_grad_() for x in (a, b, filled(M.detach()))]
-        wanted = sinkhorn_loss(*dense, 0.1, (1.0, 2.0), tol=1e-9)
+        dense = [x.detach().clone().requires_grad_() for x in (filled(M.detach()), a, b)]
+        wanted = sinkhorn_loss(*dense, reg=0.1, reg_m=(1.0, 2.0), tol=1e-9)
         wanted.backward()
         assert M.grad.layout == torch.sparse_csr
         assert M.grad.dtype == dtype
@@ -332,12 +343,12 @@ def test_unsorted_and_double_entries_have_slopes_of_their_own():
     values = torch.tensor([0.3, 0.2, 0.1, 0.4], dtype=torch.float64, requires_grad=True)
     a, b = torch.ones(2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     M = torch.sparse_csr_tensor(crow, col, torch.ones(4), (2, 3), check_invariants=False)
-    sinkhorn_loss(a, b, M, 0.1, 1.0, values=values, tol=1e-10).backward()
+    sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, values=values, tol=1e-10).backward()
     leaf = torch.sparse_csr_tensor(crow, col, values.detach(), (2, 3), check_invariants=False).requires_grad_()
-    sinkhorn_loss(a, b, leaf, 0.1, 1.0, tol=1e-10).backward()
+    sinkhorn_loss(leaf, a, b, reg=0.1, reg_m=1.0, tol=1e-10).backward()
     assert_allclose(leaf.grad.values(), values.grad)
     dense = np.array([[0.2, np.inf, 0.4], [np.inf, 0.4, np.inf]])
-    plan = mapuot.solve(dense, np.ones(2), np.ones(3), 0.1, 1.0, tol=1e-10).plan
+    plan = mapuot.solve(dense, np.ones(2), np.ones(3), reg=0.1, reg_m=1.0, tol=1e-10).plan
     assert_allclose(values.grad, plan[[0, 0, 0, 1], [2, 0, 2, 1]], rtol=1e-7)
 
 
@@ -346,18 +357,18 @@ def test_what_the_loss_of_stored_costs_refuses():
     a, b, indices, values, csr = csr_case()
     coo = csr(values.detach()).to_sparse_coo()
     with pytest.raises(TypeError, match=r"M must be a dense tensor of real numbers in memory or M.to_sparse_csr\(\)"):
-        sinkhorn_loss(a, b, coo, 0.1, 1.0)
+        sinkhorn_loss(coo, a, b, reg=0.1, reg_m=1.0)
     several = torch.sparse_csr_tensor(*(torch.stack([x, x]) for x in (*indices, values.detach())), (2, 5, 6))
     with pytest.raises(ValueError, match=r"M must be a matrix \(m, n\) where it is sparse, got shape \(2, 5, 6\)"):
-        sinkhorn_loss(a, b, several, 0.1, 1.0)
+        sinkhorn_loss(several, a, b, reg=0.1, reg_m=1.0)
     for costs, given, kind, text in (
         (csr(values), values[:-1], ValueError, "values must be one for each of the"),
         (torch.rand(5, 6), values, TypeError, "values must be None where M is dense"),
         (csr(values), 3.0, TypeError, "mapuot.torch takes tensors, got float for values"),
     ):
         with pytest.raises(kind, match=text):
-            sinkhorn_loss(a, b, costs, 0.1, 1.0, values=given)
-    loss = sinkhorn_loss(a, b, csr(values.detach()), 0.1, 1.0, values=values)
+            sinkhorn_loss(costs, a, b, reg=0.1, reg_m=1.0, values=given)
+    loss = sinkhorn_loss(csr(values.detach()), a, b, reg=0.1, reg_m=1.0, values=values)
     (slope,) = torch.autograd.grad(loss, values, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivative"):
         slope.sum().backward()
@@ -372,11 +383,11 @@ def test_no_dense_copy_of_stored_costs():
     M = torch.sparse_csr_tensor(torch.arange(0, 2 * n + 1, 2), col, values.detach(), (n, n)).requires_grad_()
     a = torch.full((n,), 1 / n, dtype=torch.float64, requires_grad=True)
     for given in (values, None):
-        sinkhorn_loss(a, a.detach(), M, 0.1, 1.0, values=given).backward()
-    module = mapuot.torch.SinkhornLoss(0.1, 1.0)(a, a.detach(), M, values=values)
-    assert module.item() == sinkhorn_loss(a, a.detach(), M, 0.1, 1.0).item()
+        sinkhorn_loss(M, a, a.detach(), reg=0.1, reg_m=1.0, values=given).backward()
+    module = mapuot.torch.SinkhornLoss(reg=0.1, reg_m=1.0)(M, a, a.detach(), values=values)
+    assert module.item() == sinkhorn_loss(M, a, a.detach(), reg=0.1, reg_m=1.0).item()
     total = mapuot.pot.sinkhorn_unbalanced2(a[:0], a[:0].detach(), M, 0.1, 1.0, returnCost="total", stopThr=1e-9)
     assert_allclose(total.item(), module.item(), rtol=1e-6)
-    result = mapuot.solve(M.detach(), a.detach(), a.detach(), 0.1, 1.0)
+    result = mapuot.solve(M.detach(), a.detach(), a.detach(), reg=0.1, reg_m=1.0)
     for slope in (values.grad, M.grad.values()):
         assert_allclose(slope, result.plan.values(), atol=1e-6 / n)

@@ -23,9 +23,9 @@ def clouds(m=260, n=220, d=2, seed=0):
 def compare(x, y, a, b, reg, reg_m=1.0, penalty="kl", tol=1e-6, least=1.0, metric="sqeuclidean", **options):
     """A truncated solve against that of all pairs; ``least``: the largest share of pairs that may be kept."""
     exact = mapuot.PointCloud(x, y, metric, truncate=None)
-    want = mapuot.solve(exact, a, b, reg, reg_m, penalty=penalty, tol=1e-10)
+    want = mapuot.solve(exact, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=1e-10)
     cloud = mapuot.PointCloud(x, y, metric, truncate=3.0)
-    got = mapuot.solve(cloud, a, b, reg, reg_m, penalty=penalty, tol=tol, **options)
+    got = mapuot.solve(cloud, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=tol, **options)
     share = got.skipped.kept.share if got.skipped else 1.0
     assert share <= least
     off = np.abs(got.plan - want.plan).sum()
@@ -97,7 +97,7 @@ def test_sums_of_kept_pairs_are_those_of_a_matrix_that_forbids_the_others():
     x, y, a, b = clouds()
     got, _ = compare(x, y, a, b, 5e-4, least=0.6)
     M = np.where(got.plan > 0, np.asarray(got.problem.cost), np.inf)
-    forbidden = mapuot.solve(M, a, b, 5e-4, 1.0, tol=1e-9)
+    forbidden = mapuot.solve(M, a, b, reg=5e-4, reg_m=1.0, tol=1e-9)
     assert np.abs(got.plan - forbidden.plan).sum() <= 1e-6 * got.mass
 
 
@@ -193,10 +193,10 @@ def test_groups_correct_passes(monkeypatch, d):
         x, y, a, b = clouds(1500, 1300, d)
         a[:40] = 0.0
         b = b * (a.sum() / b.sum()) if reg_m == (math.inf, math.inf) else b
-        want = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg, reg_m, tol=1e-9)
+        want = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=reg, reg_m=reg_m, tol=1e-9)
         for way in (correct, None):
             monkeypatch.setattr(groups.Groups, "correct", way)
-            got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg, reg_m, tol=1e-6)
+            got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg=reg, reg_m=reg_m, tol=1e-6)
             assert got.converged
             assert np.abs(got.plan - want.plan).sum() <= (2 * got.error_bound + want.error_bound) * want.mass
             passes.append(got.n_passes)
@@ -216,7 +216,7 @@ def test_groups_that_are_dear_or_wide_correct_nothing(monkeypatch, most, wide, c
     monkeypatch.setattr(boxes, "CORRECTION", most)
     x, y, a, b = clouds(1500, 1300, 1)
     reg = float(np.var(np.sort(x[:, 0])[:1496].reshape(-1, 8), axis=1).mean()) / wide
-    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg, 1.0, tol=1e-4)
+    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg=reg, reg_m=1.0, tol=1e-4)
     assert got.converged
     assert bool(made) == corrects
 
@@ -255,7 +255,7 @@ def test_a_correction_that_cannot_be_met_ends(monkeypatch):
     hard = y[:, 0] < 0.8
     b = np.where(hard, 0.999999 / hard.sum(), 1e-6 / (~hard).sum())
     reg_m = math.inf, np.where(hard, math.inf, 0.5)
-    assert mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), None, b, 5e-3, reg_m, tol=1e-6).converged
+    assert mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), None, b, reg=5e-3, reg_m=reg_m, tol=1e-6).converged
     assert max(result.n_passes for result in found) <= groups.MOST_PASSES + 1  # one more behind a dropped step
 
 
@@ -266,11 +266,11 @@ def test_named_methods_make_plain_passes(monkeypatch, method):
     monkeypatch.setattr(groups, "WIDE", math.inf)
     monkeypatch.setattr("mapuot.ascend.groups.GROUPS", 60)
     x, y, a, b = clouds()
-    start, errors = mapuot.solve(mapuot.PointCloud(x, y), a, b, 1e-3, 1.0, tol=0.5), []
+    start, errors = mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=1e-3, reg_m=1.0, tol=0.5), []
     options = {"method": method, "precision": "float64", "max_passes": 20, "warm_start": (start.log_u, start.log_v)}
     for truncate in (3.0, None):
         with pytest.warns(mapuot.ConvergenceWarning):
-            result = mapuot.solve(mapuot.PointCloud(x, y, truncate=truncate), a, b, 1e-3, 1.0, **options)
+            result = mapuot.solve(mapuot.PointCloud(x, y, truncate=truncate), a, b, reg=1e-3, reg_m=1.0, **options)
         errors.append([stat.error for stat in result.trace])
     np.testing.assert_allclose(*errors, rtol=1e-4)
 
@@ -320,15 +320,15 @@ def test_almost_no_mass_makes_no_bound_small():
 
 def test_it_is_off_where_it_cannot_be():
     x, y, a, b = clouds(30, 20)
-    auto = mapuot.solve(mapuot.PointCloud(x, y), a, b, 1e-3, 1.0)
+    auto = mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=1e-3, reg_m=1.0)
     assert auto.skipped is None
     cloud = mapuot.PointCloud(x, y, truncate=5)
     with pytest.raises(NotImplementedError, match="truncate is not for a reference"):
-        mapuot.solve(cloud, a, b, 1e-3, 1.0, reference="uniform")
+        mapuot.solve(cloud, a, b, reg=1e-3, reg_m=1.0, reference="uniform")
     with pytest.raises(NotImplementedError, match="truncate is not for metric 'wfr'"):
-        mapuot.solve(mapuot.PointCloud(x, y, "wfr", truncate=5), a, b, 1e-3, 1.0)
+        mapuot.solve(mapuot.PointCloud(x, y, "wfr", truncate=5), a, b, reg=1e-3, reg_m=1.0)
     with pytest.raises(NotImplementedError, match="truncate is not for checkpoint"):
-        mapuot.solve(cloud, a, b, 1e-3, 1.0, checkpoint="never.npz")
+        mapuot.solve(cloud, a, b, reg=1e-3, reg_m=1.0, checkpoint="never.npz")
     for bad in ("often", -1.0, math.nan):
         with pytest.raises(ValueError, match="truncate must be"):
             mapuot.PointCloud(x, y, truncate=bad)
@@ -337,9 +337,9 @@ def test_it_is_off_where_it_cannot_be():
 def test_auto_skips_pairs_of_large_clouds(monkeypatch):
     monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1 << 12)
     x, y, a, b = clouds()
-    got = mapuot.solve_sample(x, y, 5e-4, 1.0, a, b)
+    got = mapuot.solve_sample(x, y, a, b, reg=5e-4, reg_m=1.0)
     assert got.skipped is not None
-    want = mapuot.solve_sample(x, y, 5e-4, 1.0, a, b, truncate=None, tol=1e-9)
+    want = mapuot.solve_sample(x, y, a, b, reg=5e-4, reg_m=1.0, truncate=None, tol=1e-9)
     assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
-    assert mapuot.solve_sample(x, y, 0.5, 1.0, a, b).skipped is None
+    assert mapuot.solve_sample(x, y, a, b, reg=0.5, reg_m=1.0).skipped is None
     assert boxes.unit_of((10**6, 10)) == 64

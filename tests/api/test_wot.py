@@ -134,7 +134,7 @@ def test_moscots_tau_is_a_lambda():
     assert moscot.lambda1 == pytest.approx(0.1 * tau / (1 - tau))
     assert moscot.lambda2 == np.inf
     C = ((X[days == 0][:, None] - X[days == 1]) ** 2).sum(-1)
-    right = mapuot.solve(C / C.mean(), np.ones(40), np.full(32, 40 / 32), 0.1, (0.9, np.inf))
+    right = mapuot.solve(C / C.mean(), np.ones(40), np.full(32, 40 / 32), reg=0.1, reg_m=(0.9, np.inf))
     np.testing.assert_allclose(moscot.coupling(0, 1).result.plan, right.plan, atol=1e-6)
 
 
@@ -158,7 +158,7 @@ def test_beside_moscot(tau, grows):
     )
     theirs = np.asarray(problem[0.0, 1.0].solution.transport_matrix, float)
     reg_m = tuple(np.inf if t == 1 else 0.1 * t / (1 - t) for t in tau)
-    ours = mapuot.solve(C, mass[days == 0], mass[days == 1], 0.1, reg_m, reference="uniform", tol=1e-9)
+    ours = mapuot.solve(C, mass[days == 0], mass[days == 1], reg=0.1, reg_m=reg_m, reference="uniform", tol=1e-9)
     np.testing.assert_allclose(ours.plan, theirs, atol=2e-5 * theirs.max())
     model = OTModel(X, days=days, growth=rate, epsilon=0.1, tau_a=tau[0], tau_b=tau[1], scale_cost="mean", tol=1e-9)
     P = model.coupling(0, 1).result.plan

@@ -7,12 +7,12 @@ from mapuot.da import TransportOnto
 from mapuot.wot import OTModel
 
 M = np.ones((3, 4))
-result: mapuot.Result = mapuot.solve(M, None, None, reg=0.1, reg_m=(1.0, np.inf))
+result: mapuot.Result = mapuot.solve(M, reg=0.1, reg_m=(1.0, np.inf))
 bound: float = result.error_bound
 again: mapuot.Result = mapuot.load("x.npz", M)
-for one in mapuot.path(M, None, None, regs=[0.1], reg_ms=1.0):
+for one in mapuot.path(M, regs=[0.1], reg_ms=1.0):
     print(one.cost + bound)
-batch: mapuot.BatchResult = mapuot.solve_batch(M, None, None, 0.1, 1.0)
+batch: mapuot.BatchResult = mapuot.solve_batch(M, reg=0.1, reg_m=1.0)
 first: mapuot.Result = batch[0]
 i, j = result.sample(3)
 classes, shares = result.push(["a", "b", "a"])

@@ -139,10 +139,10 @@ def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
     rng = np.random.default_rng(0)
     x, y = rng.random((660, 3)), rng.random((640, 3))
     cloud, one = mapuot.PointCloud(x, y), mapuot.PointCloud(x, y)
-    mapuot.solve(cloud, None, None, 0.002, 1.0, threads=1)
+    mapuot.solve(cloud, reg=0.002, reg_m=1.0, threads=1)
     assert cloud.labels.clusters == 64
     monkeypatch.setattr(coarse.Coarse, "most", 16)
-    found, right = (mapuot.solve(z, None, None, 0.002, 1.0, threads=1) for z in (cloud, one))
+    found, right = (mapuot.solve(z, reg=0.002, reg_m=1.0, threads=1) for z in (cloud, one))
     assert cloud.labels.clusters == 16
     np.testing.assert_array_equal(found.log_u, right.log_u)
 

@@ -135,7 +135,7 @@ def random_case(pair, seed):
 
 def solve_as_batch(case, **options):
     M, a, b = case.M, np.asarray(case.a)[None], np.asarray(case.b)[None]
-    return mapuot.solve_batch(M, a, b, case.reg, case.reg_m, penalty=case.penalty, **options)[0]
+    return mapuot.solve_batch(M, a, b, reg=case.reg, reg_m=case.reg_m, penalty=case.penalty, **options)[0]
 
 
 NONSMOOTH = [p for p in PAIRS if {"tv", "l2", "range"} & set(p)]
@@ -326,7 +326,8 @@ def test_the_price_of_a_tiny_mass_is_not_lost(backend):
     """rho a = 7e-327 is below all numbers; its factor is 1e299, and the dual value lacked that term."""
     M, a, b = np.zeros((2, 3)), np.full(2, 1e-300), np.array([0.5, 0.1, 0.4])
     large, small = (
-        mapuot.solve(M, a, b, z * 5.8e-27, (z * 6.7e-27, z * 2.5e-24), tol=1e-9, backend=backend) for z in (2.0**90, 1)
+        mapuot.solve(M, a, b, reg=z * 5.8e-27, reg_m=(z * 6.7e-27, z * 2.5e-24), tol=1e-9, backend=backend)
+        for z in (2.0**90, 1)
     )
     assert small.converged
     for name in ("dual", "objective"):

@@ -211,8 +211,10 @@ def test_plan_in_place_is_certified_with_what_it_has_lost(backend, reg_m, max_pa
 @pytest.mark.parametrize("spread", [1e3, 1e4, 1e6])
 def test_a_start_out_of_range_is_dropped(backend, precision, spread):
     options = {"backend": backend, "precision": precision}
-    right = mapuot.solve(*SMALL, 0.1, 1.0, tol=1e-9).plan
-    result = mapuot.solve(*SMALL, 0.1, 1.0, warm_start=(np.zeros(4), np.linspace(-spread, spread, 5)), **options)
+    right = mapuot.solve(*SMALL, reg=0.1, reg_m=1.0, tol=1e-9).plan
+    result = mapuot.solve(
+        *SMALL, reg=0.1, reg_m=1.0, warm_start=(np.zeros(4), np.linspace(-spread, spread, 5)), **options
+    )
     assert result.converged
     assert relative_error(result.plan, right) <= result.error_bound
 
@@ -222,7 +224,7 @@ def test_a_start_out_of_range_is_dropped(backend, precision, spread):
 def test_a_start_whose_plan_overflows_certifies_nothing(backend, method, spread):
     start, options = (np.zeros(2), np.array([spread, -spread])), {"precision": "float64", "tol_gap": 1e-3}
     M = np.zeros((2, 2))
-    result = mapuot.solve(M, None, None, 10.0, (1.0, 0.01), warm_start=start, method=method, backend=backend, **options)
+    result = mapuot.solve(M, reg=10.0, reg_m=(1.0, 0.01), warm_start=start, method=method, backend=backend, **options)
     assert result.converged
     assert relative_error(result.plan, np.full((2, 2), 0.25)) <= result.error_bound
 
@@ -234,7 +236,7 @@ def test_plan_below_the_range_of_float64_is_no_answer(backend, method, case):
     M = {"masses": M, "costs": 1e4 * (1 + M), "equal costs": np.full((4, 5), 1e4)}[case]
     a, b = (1e-300 * a, 1e-300 * b) if case == "masses" else (a, b)
     with pytest.warns(mapuot.ConvergenceWarning, match=r"underflow.*raise reg"):
-        result = mapuot.solve(M, a, b, 1.0, 0.1, method=method, backend=backend)
+        result = mapuot.solve(M, a, b, reg=1.0, reg_m=0.1, method=method, backend=backend)
     assert result.status == "underflow"
     assert result.error_bound == np.inf
     assert result.n_passes < 20
@@ -243,7 +245,7 @@ def test_plan_below_the_range_of_float64_is_no_answer(backend, method, case):
 def test_smallest_plans_are_certified(backend):
     """Down to a mass of 1e-210: weights of 1e-200 put every v below 1e-150."""
     M, a, b = SMALL
-    result = mapuot.solve(M, 1e-200 * a, 1e-200 * b, 0.1, 1.0, backend=backend, max_passes=50)
+    result = mapuot.solve(M, 1e-200 * a, 1e-200 * b, reg=0.1, reg_m=1.0, backend=backend, max_passes=50)
     assert result.converged
     assert 1e-211 < result.mass < 1e-209
 
@@ -252,7 +254,7 @@ def test_points_too_weak_for_float32_go_on_in_float64():
     rng = np.random.default_rng(0)
     x, y = 12 * rng.random((50, 10)), 12 * rng.random((60, 10)) + 3
     M = ((x[:, None] - y[None]) ** 2).sum(-1)
-    results = [mapuot.solve(M, None, None, 0.1, 0.1, method=method) for method in ("auto", "sinkhorn")]
+    results = [mapuot.solve(M, reg=0.1, reg_m=0.1, method=method) for method in ("auto", "sinkhorn")]
     assert all(result.converged for result in results)
     assert relative_error(results[0].plan, results[1].plan) < 2e-6
 
@@ -266,7 +268,10 @@ def test_bound_counts_the_rounding_of_the_exponent(backend, reg):
     options = {"backend": backend, "precision": "float64", "max_passes": 1000}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-        one, two = mapuot.solve(M, a, b, reg, 1.0, **options), mapuot.solve(3 * M, a, b, 3 * reg, 3.0, **options)
+        one, two = (
+            mapuot.solve(M, a, b, reg=reg, reg_m=1.0, **options),
+            mapuot.solve(3 * M, a, b, reg=3 * reg, reg_m=3.0, **options),
+        )
     assert relative_error(two.plan, one.plan) <= one.error_bound + two.error_bound
     assert min(one.error_bound, two.error_bound) > 1e-16 / reg
     assert not one.converged
@@ -279,7 +284,7 @@ def test_bound_counts_the_rounding_of_far_potentials(backend):
     M, a, b = SMALL
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
-        result = mapuot.solve(M, a, 2 * b, 0.1, 1e10, backend=backend, max_passes=1000)
+        result = mapuot.solve(M, a, 2 * b, reg=0.1, reg_m=1e10, backend=backend, max_passes=1000)
     assert np.abs(result.log_u).min() > 1e9
     assert not result.converged
     assert abs(result.plan.sum() - result.mass) <= result.error_bound * result.mass
@@ -297,5 +302,7 @@ def test_finite_costs_that_stand_for_inf(backend, far):
     assert relative_error(result.plan, right.plan) < 3e-9
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", mapuot.ScalingWarning)
-        batch = mapuot.solve_batch(case.M, np.tile(case.a, (2, 1)), case.b, 0.05, 1.0, tol=1e-9, backend=backend)
+        batch = mapuot.solve_batch(
+            case.M, np.tile(case.a, (2, 1)), case.b, reg=0.05, reg_m=1.0, tol=1e-9, backend=backend
+        )
     assert batch.converged.all()

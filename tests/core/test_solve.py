@@ -292,9 +292,9 @@ def test_callback_cancels_while_reg_comes_down(backend):
 def test_weights_may_be_reused():
     case = clouds(30, 20, reg=0.05)
     a, b = case.a.copy(), case.b.copy()
-    result = mapuot.solve(case.M, a, b, 0.05, 1.0)
+    result = mapuot.solve(case.M, a, b, reg=0.05, reg_m=1.0)
     a[:], b[:] = 7, 9
-    right = mapuot.solve(case.M, case.a, case.b, 0.05, 1.0)
+    right = mapuot.solve(case.M, case.a, case.b, reg=0.05, reg_m=1.0)
     np.testing.assert_array_equal(result.plan, right.plan)
     assert result.objective == right.objective
 
@@ -370,15 +370,17 @@ def test_two_runs_are_bitwise_equal(threads, precision):
 
 
 CALLS = {
-    "solve": lambda M, case, **more: mapuot.solve(M, case.a, case.b, 0.05, 1.0, **more),
-    "ordinary": lambda M, case, **more: mapuot.solve(M, case.a, case.b, 0.05, 1.0, penalty=("kl", "tv"), **more),
-    "streamed": lambda M, case, **more: mapuot.solve(lambda i, j: M[i:j], case.a, case.b, 0.05, 1.0, **more),
-    "points": lambda M, case, **more: mapuot.solve(
-        mapuot.PointCloud(M, M + 0.1), None, None, 0.05, 1.0, precision="float64", **more
+    "solve": lambda M, case, **more: mapuot.solve(M, case.a, case.b, reg=0.05, reg_m=1.0, **more),
+    "ordinary": lambda M, case, **more: mapuot.solve(
+        M, case.a, case.b, reg=0.05, reg_m=1.0, penalty=("kl", "tv"), **more
     ),
-    "batch": lambda M, case, **more: mapuot.solve_batch(M, case.a, case.b, 0.05, 1.0, **more),
+    "streamed": lambda M, case, **more: mapuot.solve(lambda i, j: M[i:j], case.a, case.b, reg=0.05, reg_m=1.0, **more),
+    "points": lambda M, case, **more: mapuot.solve(
+        mapuot.PointCloud(M, M + 0.1), reg=0.05, reg_m=1.0, precision="float64", **more
+    ),
+    "batch": lambda M, case, **more: mapuot.solve_batch(M, case.a, case.b, reg=0.05, reg_m=1.0, **more),
     "batch, alone": lambda M, case, **more: mapuot.solve_batch(
-        M, np.tile(case.a, (3, 1)), case.b, 0.05, 1.0, penalty=("kl", "tv"), reference=M + 1, **more
+        M, np.tile(case.a, (3, 1)), case.b, reg=0.05, reg_m=1.0, penalty=("kl", "tv"), reference=M + 1, **more
     ),
     "path": lambda M, case, **more: [*mapuot.path(M, case.a, case.b, regs=[0.5, 0.1], reg_ms=1.0, **more)],
 }

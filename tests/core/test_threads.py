@@ -186,12 +186,12 @@ def test_interrupt_stops_a_long_solve():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
         M = np.random.default_rng(0).random((600, 600))
         a = np.full(600, 1 / 600)
-        mapuot.solve(M, a, a, 0.1, 1.0, max_passes=2, tol=1e-3)
+        mapuot.solve(M, a, a, reg=0.1, reg_m=1.0, max_passes=2, tol=1e-3)
         print("ready", flush=True)
         try:
-            mapuot.solve(M, a, a, 1e-4, 1e3, method="sinkhorn", tol=1e-300, max_passes=10**9, threads=2)
+            mapuot.solve(M, a, a, reg=1e-4, reg_m=1e3, method="sinkhorn", tol=1e-300, max_passes=10**9, threads=2)
         except KeyboardInterrupt:
-            print("stopped", mapuot.solve(M, a, a, 0.1, 1.0).converged, flush=True)
+            print("stopped", mapuot.solve(M, a, a, reg=0.1, reg_m=1.0).converged, flush=True)
         """)
     assert process.stdout.readline() == "ready\n"
     time.sleep(1.0)

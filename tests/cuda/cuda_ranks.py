@@ -252,12 +252,12 @@ def case_points(ranks):
     for d, metric, reg, far in ((2, squares, 0.02, 0.0), (6, "euclidean", 0.1, 0.0), (3, squares, 1e-3, 3.0)):
         x, y, a, b = rng.random((41, d)), rng.random((33, d)), rng.random(41) + 0.1, rng.random(33) + 0.1
         x[0] += far
-        want = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg, 1.0, tol=1e-10, backend="cpu")
-        one = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg, 1.0, backend="cuda")
+        want = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg=reg, reg_m=1.0, tol=1e-10, backend="cpu")
+        one = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg=reg, reg_m=1.0, backend="cuda")
         for split in ("even", "uneven"):
             i0, i1 = bounds(ranks, 41, split)
             mine = own_points(x, y, i0, i1, metric=metric)
-            got = mapuot.solve(mine, a[i0:i1], b, reg, 1.0, backend="cuda", comm=ranks)
+            got = mapuot.solve(mine, a[i0:i1], b, reg=reg, reg_m=1.0, backend="cuda", comm=ranks)
             within_bounds(ranks, got, want, i0, i1)
             assert abs(got.n_passes - one.n_passes) <= 2 or far, (got, one)
 
@@ -274,9 +274,11 @@ def case_points_of_every_kind(ranks):
     ):  # fmt: skip
         i0, i1 = bounds(ranks, 41, split)
         rest = {"penalty": penalty, **more}
-        want = mapuot.solve(mapuot.PointCloud(x, y, **cloud), a, b, 0.2, 1.0, tol=1e-10, backend="cpu", **rest)
+        want = mapuot.solve(
+            mapuot.PointCloud(x, y, **cloud), a, b, reg=0.2, reg_m=1.0, tol=1e-10, backend="cpu", **rest
+        )
         mine = own_points(x, y, i0, i1, **cloud)
-        got = mapuot.solve(mine, a[i0:i1], b, 0.2, 1.0, tol=1e-9, backend="cuda", comm=ranks, **rest)
+        got = mapuot.solve(mine, a[i0:i1], b, reg=0.2, reg_m=1.0, tol=1e-9, backend="cuda", comm=ranks, **rest)
         within_bounds(ranks, got, want, i0, i1, hard=5.0 if "balanced" in penalty else 1.0)
 
 
@@ -286,12 +288,16 @@ def case_truncated_points(ranks):
     x, y, a, b = rng.random((220, 2)), rng.random((200, 2)) + 0.2, rng.random(220) + 0.1, rng.random(200) + 0.1
     x, y = x * [20.0, 1.0], y * [20.0, 1.0]  # boxes of 32 points skip little of a square
     x = x[np.argsort(x[:, 0])]  # ranks have points that are near each other, so that all find pairs to skip
-    want = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, 0.03, (1.0, 2.0), tol=1e-10, backend="cpu")
+    want = mapuot.solve(
+        mapuot.PointCloud(x, y, truncate=None), a, b, reg=0.03, reg_m=(1.0, 2.0), tol=1e-10, backend="cpu"
+    )
     for split in ("even", "uneven"):
         i0, i1 = bounds(ranks, 220, split)
         mine = own_points(x, y, i0, i1, truncate=3.0)
         warm = (want.log_u[i0:i1] + 0.1, want.log_v - 0.1) if split == "uneven" else None
-        got = mapuot.solve(mine, a[i0:i1], b, 0.03, (1.0, 2.0), tol=1e-5, backend="cuda", comm=ranks, warm_start=warm)
+        got = mapuot.solve(
+            mine, a[i0:i1], b, reg=0.03, reg_m=(1.0, 2.0), tol=1e-5, backend="cuda", comm=ranks, warm_start=warm
+        )
         assert got.skipped.kept.share < 0.6
         within_bounds(ranks, got, want, i0, i1)
 
@@ -303,7 +309,7 @@ def case_stored_pairs(ranks):
         at = np.random.default_rng(1).permutation(41)  # a part has rows on all ranks
         S, M, a = S[at], M[at], a[at] * np.array([0.1, 1.0, 10.0])[at % 3]
         c = np.random.default_rng(5).random(M.shape) if reference == "given" else None
-        whole, options = (S, a, b, 0.1, reg_m), {"precision": "float64", "tol": 1e-10}
+        whole, options = (S, a, b), {"reg": 0.1, "reg_m": reg_m, "precision": "float64", "tol": 1e-10}
         want, one = (
             mapuot.solve(*whole, reference=reference if c is None else c, backend=backend, **options)
             for backend in ("cpu", "cuda")
@@ -311,13 +317,15 @@ def case_stored_pairs(ranks):
         for split in ("even", "uneven"):
             i0, i1 = bounds(ranks, 41, split)
             own = reference if c is None else c[i0:i1]
-            given = S[i0:i1], a[i0:i1], b, 0.1, reg_m
+            given = S[i0:i1], a[i0:i1], b
             got = mapuot.solve(*given, reference=own, backend="cuda", comm=ranks, **options)
             within_bounds(ranks, got, want, i0, i1)
             assert abs(got.n_passes - one.n_passes) <= 2, (parts, split, got, one)
             np.testing.assert_allclose(got.plan.toarray(), one.plan[i0:i1].toarray(), rtol=1e-7, atol=1e-15)
             if split == "uneven":
-                got = mapuot.solve(*given, reference=own, precision="mixed", backend="cuda", comm=ranks)
+                got = mapuot.solve(
+                    *given, reference=own, precision="mixed", reg=0.1, reg_m=reg_m, backend="cuda", comm=ranks
+                )
                 within_bounds(ranks, got, want, i0, i1)
 
 
@@ -326,11 +334,11 @@ def case_pairs_from_the_device(ranks):
     S, _, a, b = pairs(21, 17, 0.6)
     (i0, i1), count = bounds(ranks, 21), cp.cuda.runtime.getDeviceCount()
     was, own = cp.cuda.Device(), cp.cuda.Device((count - 1 - ranks.rank) % count)
-    want = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-10, backend="cpu")
+    want = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-10, backend="cpu")
     own.use()
     try:
         given = device_sparse.csr_matrix(sparse.csr_matrix(S[i0:i1]))
-        got = mapuot.solve(given, a[i0:i1], b, 0.1, 1.0, comm=ranks)
+        got = mapuot.solve(given, a[i0:i1], b, reg=0.1, reg_m=1.0, comm=ranks)
         assert cp.cuda.Device() == own
         assert isinstance(got.plan, device_sparse.csr_matrix)
         assert abs(got.plan.get() - want.plan[i0:i1]).max() <= 1e-5 * want.plan.max()
@@ -350,8 +358,8 @@ def case_random_pairs_and_points(ranks):
         x, y = rng.random((m, d)), rng.random((n, d))
         i0, i1 = [0, *np.sort(rng.integers(0, m + 1, ranks.size - 1)), m][ranks.rank :][:2]
         for whole, mine in ((S, S[i0:i1]), (mapuot.PointCloud(x, y), own_points(x, y, i0, i1))):
-            want = mapuot.solve(whole, a, b, reg, reg_m, backend="cpu", **(rest | {"tol": 1e-10}))
-            got = mapuot.solve(mine, a[i0:i1], b, reg, reg_m, backend="cuda", comm=ranks, **rest)
+            want = mapuot.solve(whole, a, b, reg=reg, reg_m=reg_m, backend="cpu", **(rest | {"tol": 1e-10}))
+            got = mapuot.solve(mine, a[i0:i1], b, reg=reg, reg_m=reg_m, backend="cuda", comm=ranks, **rest)
             within_bounds(ranks, got, want, i0, i1)
 
 

@@ -41,7 +41,7 @@ def batches() -> None:
     for m, n in ((100, 100), (40, 50), (3, 17), (150, 140)):
         M, A, B = rng.random((m, n), np.float32), rng.random((4, m)), rng.random((4, n))
         for reg in (0.1, 0.005):
-            assert solve_batch(cp.asarray(M), A, 1.5 * B, reg, 1.0).converged.all()
+            assert solve_batch(cp.asarray(M), A, 1.5 * B, reg=reg, reg_m=1.0).converged.all()
     print("batches", flush=True)
     for terms in (0, 1 << 60):
         cuda_log_matmul.LIBRARY_TERMS["float32"] = terms
@@ -56,7 +56,7 @@ def corrected() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.random((256, 2)), rng.random((530, 2))
     M = cp.asarray(((x[:, None] - y) ** 2).sum(-1).astype(np.float32))
-    result = solve(M, None, None, 0.02, 1.0, tol=1e-13, max_passes=24)
+    result = solve(M, reg=0.02, reg_m=1.0, tol=1e-13, max_passes=24)
     assert result.n_passes == 24, result
     print("corrected", flush=True)
 
@@ -65,7 +65,7 @@ def points() -> None:
     rng = np.random.default_rng(0)
     for d in (3, 13):
         cloud = PointCloud(rng.random((150, d)), rng.random((170, d)))
-        assert solve(cloud, None, None, 0.1, 1.0, backend="cuda").converged
+        assert solve(cloud, reg=0.1, reg_m=1.0, backend="cuda").converged
     print("points", flush=True)
 
 

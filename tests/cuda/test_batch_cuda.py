@@ -74,9 +74,9 @@ def batch_of(size, ratio, own):
 def test_every_problem_is_certified(size, reg_m, own):
     M, A, B = batch_of(size, 1.0 if np.isinf(reg_m).all() else 1.5, own)
     for reg in (1.0, 0.05):
-        result = solve_batch(cp.asarray(M), cp.asarray(A), cp.asarray(B), reg, reg_m)
+        result = solve_batch(cp.asarray(M), cp.asarray(A), cp.asarray(B), reg=reg, reg_m=reg_m)
         assert isinstance(result.log_u, cp.ndarray)
-        right = solve_batch(M, A, B, reg, reg_m, tol=1e-9)
+        right = solve_batch(M, A, B, reg=reg, reg_m=reg_m, tol=1e-9)
         assert result.converged.all()
         for name in ("objective", "dual", "cost", "mass"):
             assert_allclose(getattr(result, name), getattr(right, name), rtol=1e-5)
@@ -89,7 +89,7 @@ def test_small_reg_needs_no_help(reg, monkeypatch):
     """K is made again in the kernel: nothing is solved alone, nothing is NaN."""
     M, A, B = batch_of((40, 50), 1.5, False)
     monkeypatch.setattr("mapuot.api.batch.BatchRun.alone", None)
-    result = solve_batch(M, A, B, reg, 1.0, backend="cuda")
+    result = solve_batch(M, A, B, reg=reg, reg_m=1.0, backend="cuda")
     assert isinstance(result.log_u, np.ndarray)
     assert_solved(result, M, A, B, reg, 1.0)
     assert not np.isnan(result.log_u).any()
@@ -101,9 +101,9 @@ def test_float64_passes_are_those_of_the_oracle(depth, monkeypatch):
     M, A, B = batch_of((60, 50), 1.5, False)
     monkeypatch.setattr(cuda_batch, "BATCH_MEMORY", depth)
     monkeypatch.setattr(reference, "memory_of", lambda most, m, itemsize: depth)
-    result = solve_batch(M, A, B, 4e-3, 1.0, backend="cuda", precision="float64", tol=1e-9)
+    result = solve_batch(M, A, B, reg=4e-3, reg_m=1.0, backend="cuda", precision="float64", tol=1e-9)
     for i in range(len(A)):
-        right = solve(M, A[i], B[i], 4e-3, 1.0, backend="reference", precision="float64", tol=1e-9)
+        right = solve(M, A[i], B[i], reg=4e-3, reg_m=1.0, backend="reference", precision="float64", tol=1e-9)
         assert abs(int(result.n_passes[i]) - right.n_passes) <= 1 + right.n_passes // 20
         used = np.isfinite(right.log_u)
         assert_allclose(result[i].log_u[used], right.log_u[used], atol=1e-6)
@@ -112,17 +112,17 @@ def test_float64_passes_are_those_of_the_oracle(depth, monkeypatch):
 def test_precision_tolerance_and_methods():
     M, A, B = batch_of((40, 50), 1.5, False)
     for options in ({"precision": "float64"}, {"precision": "mixed"}, {"method": "sinkhorn"}, {"reference": "uniform"}):
-        assert_solved(solve_batch(M, A, B, 0.05, 1.0, backend="cuda", tol=1e-8, **options), M, A, B, 0.05, 1.0,
-                      tol=1e-8, reference=options.get("reference", "product"))  # fmt: skip
-    tight = solve_batch(M, A, B, 0.05, 1.0, backend="cuda", tol=1e-11)
-    right = solve_batch(M, A, B, 0.05, 1.0, tol=1e-12)
+        found = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend="cuda", tol=1e-8, **options)
+        assert_solved(found, M, A, B, 0.05, 1.0, tol=1e-8, reference=options.get("reference", "product"))  # fmt: skip
+    tight = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend="cuda", tol=1e-11)
+    right = solve_batch(M, A, B, reg=0.05, reg_m=1.0, tol=1e-12)
     used = np.isfinite(right.log_u)
     assert_allclose(tight.log_u[used], right.log_u[used], atol=1e-9)
     with pytest.warns(UserWarning, match="5 of 5 problems not converged"):
-        short = solve_batch(M, A, B, 0.02, 1.0, backend="cuda", max_passes=2)
+        short = solve_batch(M, A, B, reg=0.02, reg_m=1.0, backend="cuda", max_passes=2)
     assert (short.n_passes == 2).all()
     assert np.isfinite(short.gap).all()
-    warm = solve_batch(M, A, B, 0.05, 1.0, backend="cuda", warm_start=tight)
+    warm = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend="cuda", warm_start=tight)
     assert (warm.n_passes <= 4).all()
 
 
@@ -130,13 +130,13 @@ def test_extreme_masses_and_reg_m():
     M, A, B = batch_of((40, 50), 1.0, False)
     scale = 10.0 ** np.arange(-2, 3)[:, None]
     for reg_m in (1e-3, 100.0):
-        result = solve_batch(M, A, B * scale, 0.05, reg_m, tol=1e-7, backend="cuda")
+        result = solve_batch(M, A, B * scale, reg=0.05, reg_m=reg_m, tol=1e-7, backend="cuda")
         assert_solved(result, M, A, B * scale, 0.05, reg_m, tol=1e-7)
 
 
 def test_what_has_no_kernel_is_solved_alone():
     M, A, B = batch_of((40, 50), 1.05, False)
-    result = solve_batch(M, A, B, 0.05, 0.3, penalty="tv", backend="cuda")
+    result = solve_batch(M, A, B, reg=0.05, reg_m=0.3, penalty="tv", backend="cuda")
     assert_solved(result, M, A, B, 0.05, 0.3, penalty="tv")
 
 
@@ -147,9 +147,9 @@ def test_what_has_no_kernel_is_solved_by_the_cpu(own, on_device, monkeypatch):
     M, A, B = batch_of((150, 140), 1.5, own)
     monkeypatch.setattr("mapuot.api.batch.BatchRun.alone", None)
     given = [cp.asarray(x) if on_device else x for x in (M, A, B)]
-    result = solve_batch(*given, 2e-3, 1.0, backend="cuda", tol=1e-9)
+    result = solve_batch(*given, reg=2e-3, reg_m=1.0, backend="cuda", tol=1e-9)
     assert isinstance(result.log_u, cp.ndarray if on_device else np.ndarray)
-    right = solve_batch(M, A, B, 2e-3, 1.0, tol=1e-9)
+    right = solve_batch(M, A, B, reg=2e-3, reg_m=1.0, tol=1e-9)
     assert result.converged.all()
     for name in ("log_u", "log_v", "row_marginal", "col_marginal", "dual", "mass"):
         assert_allclose(host(getattr(result, name)), getattr(right, name), rtol=1e-6, atol=1e-6, err_msg=name)
@@ -157,15 +157,15 @@ def test_what_has_no_kernel_is_solved_by_the_cpu(own, on_device, monkeypatch):
 
 def test_layouts():
     M, A, B = batch_of((40, 50), 1.5, True)
-    right = solve_batch(M, A, B, 0.05, 1.0)
+    right = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
     turned = cp.asarray(M.swapaxes(1, 2).astype("f4").copy()).swapaxes(1, 2)
-    assert_allclose(solve_batch(turned, A, B, 0.05, 1.0).objective, right.objective, rtol=1e-5)
-    single = solve_batch(cp.asarray(M[0]), A[1], B, 0.05, 1.0)
+    assert_allclose(solve_batch(turned, A, B, reg=0.05, reg_m=1.0).objective, right.objective, rtol=1e-5)
+    single = solve_batch(cp.asarray(M[0]), A[1], B, reg=0.05, reg_m=1.0)
     assert_allclose(single.plan_sum(np.ones(5)).get(), sum(single.plan(i).get() for i in range(5)), rtol=1e-9)
     square = histograms(m=30, n=30)
     M = (square[0] + square[0].T) / 2
-    value = sinkhorn_divergence(*(cp.asarray(x) for x in (M, *square[1:])), 0.05, 1.0)
-    assert_allclose(value, sinkhorn_divergence(M, *square[1:], 0.05, 1.0), rtol=1e-6, atol=1e-12)
+    value = sinkhorn_divergence(*(cp.asarray(x) for x in (M, *square[1:])), reg=0.05, reg_m=1.0)
+    assert_allclose(value, sinkhorn_divergence(M, *square[1:], reg=0.05, reg_m=1.0), rtol=1e-6, atol=1e-12)
 
 
 def test_shapes_cover_every_size():
@@ -188,8 +188,8 @@ def test_torch_losses_stay_on_the_device():
         for dtype, tol in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
             slopes = []
             for device in ("cpu", "cuda"):
-                tensors = [torch.tensor(x, dtype=dtype, device=device, requires_grad=True) for x in (A, B, costs)]
-                value = sinkhorn_loss(*tensors, 0.05, 1.0, tol=1e-9)
+                tensors = [torch.tensor(x, dtype=dtype, device=device, requires_grad=True) for x in (costs, A, B)]
+                value = sinkhorn_loss(*tensors, reg=0.05, reg_m=1.0, tol=1e-9)
                 assert value.device.type == device
                 weights = torch.arange(1.0, 6.0, device=device, dtype=dtype)
                 slopes.append([value, *torch.autograd.grad((value * weights).sum(), tensors)])
@@ -209,12 +209,16 @@ def test_torch_streams_and_gradcheck():
     tensors = [torch.tensor(x, device="cuda", requires_grad=True) for x in made]
     with torch.cuda.stream(torch.cuda.Stream()):
         assert torch.autograd.gradcheck(
-            lambda a, b, M: sinkhorn_loss(a, b, M, 0.1, 1.0, tol=1e-10), tensors, eps=1e-6, atol=2e-6, rtol=1e-5
+            lambda a, b, M: sinkhorn_loss(M, a, b, reg=0.1, reg_m=1.0, tol=1e-10),
+            tensors,
+            eps=1e-6,
+            atol=2e-6,
+            rtol=1e-5,
         )
     x = torch.linspace(0, 1, 20, device="cuda")
     M = (x[:, None] - x) ** 2
     a = torch.softmax(-((x - 0.3) ** 2) / 0.01, 0).requires_grad_()
-    value = divergence(a, torch.softmax(-((x - 0.7) ** 2) / 0.01, 0), M, 0.01, 1.0)
+    value = divergence(M, a, torch.softmax(-((x - 0.7) ** 2) / 0.01, 0), reg=0.01, reg_m=1.0)
     value.backward()
     assert torch.isfinite(a.grad).all()
     assert float(value.detach()) > 0
@@ -231,7 +235,10 @@ def test_bound_counts_the_rounding_of_far_exponents(far, reg_m):
     options = {"backend": "cuda", "precision": "float64", "max_passes": 300}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        one, two = solve_batch(M, A, B, 0.1, reg_m, **options), solve_batch(3 * M, A, B, 0.3, 3 * reg_m, **options)
+        one, two = (
+            solve_batch(M, A, B, reg=0.1, reg_m=reg_m, **options),
+            solve_batch(3 * M, A, B, reg=0.3, reg_m=3 * reg_m, **options),
+        )
     for x, y in zip(one, two, strict=True):
         assert np.abs(x.plan - y.plan).sum() <= (x.error_bound + y.error_bound) * x.plan.sum()
     if far > 1e8:

@@ -202,8 +202,8 @@ def test_a_wrong_correction_is_dropped(path, corrected):
 def test_corrected_solves_are_certified(path, corrected):
     M, a, b = cost(310, 520, 1)
     a, b = weights(a, b, 1.2)
-    exact = solve(M, a, b, 0.003, 1.0, backend="cpu", tol=1e-11, precision="float64")
-    found = solve(cp.asarray(M), a, b, 0.003, 1.0, tol=1e-6)
+    exact = solve(M, a, b, reg=0.003, reg_m=1.0, backend="cpu", tol=1e-11, precision="float64")
+    found = solve(cp.asarray(M), a, b, reg=0.003, reg_m=1.0, tol=1e-6)
     assert found.converged
     assert corrected
     assert (
@@ -248,9 +248,9 @@ def test_plan_pass_makes_the_same_iterates(shape, precision):
     a, b = weights(a, b, 1.3)
     few = {"tol": 1e-13, "max_passes": 15, "precision": precision}
     with pytest.warns(Warning, match="not converged"):
-        expected = solve(M, a, b, 0.05, 1.0, backend="reference", method="sinkhorn", **few)
+        expected = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", method="sinkhorn", **few)
     with pytest.warns(Warning, match="not converged"):
-        found = solve(cp.asarray(M), a, b, 0.05, 1.0, method="map-uot", **few)
+        found = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, method="map-uot", **few)
     tol = 1e-11 if precision == "float64" else 1e-5
     np.testing.assert_allclose(found.log_u, expected.log_u, rtol=tol, atol=tol)
     np.testing.assert_allclose(found.log_v, expected.log_v, rtol=tol, atol=tol)
@@ -261,8 +261,8 @@ def test_plan_pass_makes_the_same_iterates(shape, precision):
 def test_solve_gives_the_certified_plan(precision, reg):
     M, a, b = cost(150, 210, 1)
     a, b = weights(a, b, 1.2)
-    exact = solve(M, a, b, reg, 1.0, backend="reference", tol=1e-11, precision="float64")
-    found = solve(cp.asarray(M), a, b, reg, 1.0, tol=1e-6, precision=precision)
+    exact = solve(M, a, b, reg=reg, reg_m=1.0, backend="reference", tol=1e-11, precision="float64")
+    found = solve(cp.asarray(M), a, b, reg=reg, reg_m=1.0, tol=1e-6, precision=precision)
     assert found.converged
     assert isinstance(found.plan, cp.ndarray)
     error = np.abs(found.plan.get() - exact.plan).sum() / exact.plan.sum()
@@ -295,8 +295,8 @@ def test_long_rows_are_read_as_columns(turning, given, turns):
     given = {"reg_m": (0.7, 2.0), **given}
     if "reference" in given:
         given["reference"] = np.random.default_rng(1).random(M.shape) + 0.1
-    expected = solve(M, *weights(a, b, 1.3), 0.05, backend="reference", tol=1e-9, **given)
-    found = solve(cp.asarray(M), *weights(a, b, 1.3), 0.05, tol=1e-9, **given)
+    expected = solve(M, *weights(a, b, 1.3), reg=0.05, backend="reference", tol=1e-9, **given)
+    found = solve(cp.asarray(M), *weights(a, b, 1.3), reg=0.05, tol=1e-9, **given)
     assert set(turning) == {(90, 19) if turns else (19, 90)}
     assert found.converged
     error = np.abs(cuda.to_numpy(found.plan) - expected.plan).sum() / expected.plan.sum()
@@ -311,20 +311,20 @@ def test_long_rows_and_what_is_known_of_an_answer(turning, tmp_path):
     """Warm starts of both sides or of one, a checkpoint of the side that was columns, M in host memory."""
     M, a, b = cost(19, 90)
     a, b = weights(a, b, 1.3)
-    cold = solve(cp.asarray(M), a, b, 0.05, 1.0)
-    again = solve(cp.asarray(M), a, b, 0.05, 1.0, warm_start=cold)
+    cold = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0)
+    again = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, warm_start=cold)
     assert again.n_passes <= 2 < cold.n_passes
-    assert solve(cp.asarray(M), a, b, 0.05, 1.0, warm_start=(cold.log_u, 0 * cold.log_v)).n_passes <= 2
+    assert solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, warm_start=(cold.log_u, 0 * cold.log_v)).n_passes <= 2
     assert set(turning) == {(90, 19)}
-    assert solve(cp.asarray(M), a, b, 0.05, 1.0, warm_start=(0 * cold.log_u, cold.log_v)).n_passes <= 2
+    assert solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, warm_start=(0 * cold.log_u, cold.log_v)).n_passes <= 2
     assert turning[-1] == (19, 90)
-    solve(cp.asarray(M), a, b, 0.05, 1.0, checkpoint=tmp_path / "on")
+    solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, checkpoint=tmp_path / "on")
     resumed = load_checkpoint(tmp_path / "on", 19, 90, 0.05)
-    assert solve(cp.asarray(M), a, b, 0.05, 1.0, warm_start=resumed).n_passes <= 2
+    assert solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, warm_start=resumed).n_passes <= 2
     assert turning[-1] == (90, 19)
-    solve(M, a, b, 0.05, 1.0, backend="cuda")
-    solve(cp.asarray(M[:, :60]), a, b[:60], 0.05, 1.0)
-    solve(cp.asarray(M.T.copy()), b, a, 0.05, 1.0)
+    solve(M, a, b, reg=0.05, reg_m=1.0, backend="cuda")
+    solve(cp.asarray(M[:, :60]), a, b[:60], reg=0.05, reg_m=1.0)
+    solve(cp.asarray(M.T.copy()), b, a, reg=0.05, reg_m=1.0)
     assert turning[-3:] == [(19, 90), (19, 60), (90, 19)]
 
 
@@ -337,8 +337,8 @@ def test_the_cpu_and_the_gpu_give_the_same_plan(path, reg, reg_m, precision):
     a, b = weights(a, b, 1.2)
     tol = {"float64": 1e-12, "float32": 1e-6}[precision]
     options = {"tol": tol / 2, "precision": {"float64": "float64", "float32": "mixed"}[precision]}
-    expected = solve(M, a, b, reg, reg_m, backend="cpu", **options)
-    found = solve(cp.asarray(M), a, b, reg, reg_m, **options)
+    expected = solve(M, a, b, reg=reg, reg_m=reg_m, backend="cpu", **options)
+    found = solve(cp.asarray(M), a, b, reg=reg, reg_m=reg_m, **options)
     assert expected.converged
     assert found.converged
     assert np.abs(found.plan.get() - expected.plan).sum() <= tol * expected.plan.sum()
@@ -351,8 +351,8 @@ def test_layouts_and_products(layout):
         "C": lambda: cp.asarray(M), "F": lambda: cp.asarray(M, order="F"), "host": lambda: M,
         "strided": lambda: cp.asarray(np.repeat(M, 2, 1))[:, ::2], "float32": lambda: cp.asarray(M, dtype=np.float32),
     }[layout]()  # fmt: skip
-    exact = solve(M, a, b, 0.05, 1.0, backend="reference", tol=1e-10, precision="float64")
-    found = solve(given, a, b, 0.05, 1.0, backend="cuda", tol=1e-7, precision="float64")
+    exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-10, precision="float64")
+    found = solve(given, a, b, reg=0.05, reg_m=1.0, backend="cuda", tol=1e-7, precision="float64")
     plan, X, Y = cuda.to_numpy(found.plan), np.random.default_rng(0).random((70, 5)), np.ones(130)
     assert isinstance(found.plan, np.ndarray if layout == "host" else cp.ndarray)
     rtol = 1e-4 if layout == "float32" else 1e-6
@@ -365,8 +365,10 @@ def test_rows_that_a_function_makes_on_the_device(monkeypatch):
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 70 * 8 * 32)
     M, a, b = cost(90, 70, 2)
     on_device = cp.asarray(M)
-    exact = solve(on_device, a, b, 0.05, 1.0, tol=1e-9, precision="float64")
-    made = solve(lambda i0, i1: on_device[i0:i1], a, b, 0.05, 1.0, tol=1e-9, precision="float64", backend="cuda")
+    exact = solve(on_device, a, b, reg=0.05, reg_m=1.0, tol=1e-9, precision="float64")
+    made = solve(
+        lambda i0, i1: on_device[i0:i1], a, b, reg=0.05, reg_m=1.0, tol=1e-9, precision="float64", backend="cuda"
+    )
     np.testing.assert_allclose(made.log_v, exact.log_v, atol=1e-10)
     assert type(made.plan) is np.ndarray
     np.testing.assert_allclose(made.plan, exact.plan.get(), rtol=1e-9)
@@ -383,8 +385,8 @@ def test_row_blocks_from_the_host(monkeypatch):
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 70 * 8 * 32)
     M, a, b = cost(130, 70, 2)
     M[0, 0] = np.inf
-    exact = solve(M, a, b, 0.003, 1.0, backend="reference", tol=1e-9, precision="float64")
-    found = solve(M, a, b, 0.003, 1.0, backend="cuda", tol=1e-9, precision="float64")
+    exact = solve(M, a, b, reg=0.003, reg_m=1.0, backend="reference", tol=1e-9, precision="float64")
+    found = solve(M, a, b, reg=0.003, reg_m=1.0, backend="cuda", tol=1e-9, precision="float64")
     np.testing.assert_allclose(found.plan, exact.plan, rtol=1e-5, atol=1e-12)
     np.testing.assert_allclose(found.cost, exact.cost, rtol=1e-8)
 
@@ -393,8 +395,8 @@ def test_reference_matrix():
     M, a, b = cost(50, 60, 3)
     c = np.random.default_rng(1).random((50, 60))
     c[c < 0.1] = 0
-    exact = solve(M, a, b, 0.05, 1.0, backend="reference", reference=c, tol=1e-10, precision="float64")
-    found = solve(cp.asarray(M), a, b, 0.05, 1.0, reference=cp.asarray(c), tol=1e-10, precision="float64")
+    exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", reference=c, tol=1e-10, precision="float64")
+    found = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, reference=cp.asarray(c), tol=1e-10, precision="float64")
     np.testing.assert_allclose(found.plan.get(), exact.plan, rtol=1e-6, atol=1e-14)
 
 
@@ -402,7 +404,7 @@ def test_unreachable_balanced_point():
     M, a, b = cost(20, 30)
     M[4] = np.inf
     with pytest.raises(InfeasibleError, match="a\\[4\\]"):
-        solve(cp.asarray(M), a / a.sum(), b / b.sum(), 0.1, (np.inf, 1.0))
+        solve(cp.asarray(M), a / a.sum(), b / b.sum(), reg=0.1, reg_m=(np.inf, 1.0))
 
 
 def test_memory_is_counted_first():
@@ -425,7 +427,7 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, held):
     """The first storage that fits; then, or where none does, K anew in every pass, 32 rows at once."""
     M, a, b = cost(130, 70, 2)
     module = cuda.import_module("mapuot.backends.cuda.workspace")
-    exact = solve(M, a, b, 0.05, 1.0, backend="reference", tol=1e-10, precision="float64")
+    exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-10, precision="float64")
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
     beside, stores = 1 << 20, []
     monkeypatch.setattr(module.Workspace, "beside", lambda self, dtype: beside)
@@ -435,7 +437,7 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, held):
     monkeypatch.setattr(module.Workspace, "make_room", lambda self: stores.append(self.dtype) or make_room(self))
     on_device = cp.asarray(M)
     given = {"host": M, "device": on_device, "function": lambda i0, i1: on_device[i0:i1]}[place]
-    found = solve(given, a, b, 0.05, 1.0, backend="cuda", tol=1e-6, precision=precision)
+    found = solve(given, a, b, reg=0.05, reg_m=1.0, backend="cuda", tol=1e-6, precision=precision)
     assert stores == held
     assert found.converged
     error = np.abs(cuda.to_numpy(found.plan) - exact.plan).sum() / exact.plan.sum()
@@ -450,7 +452,7 @@ def counted_and_taken(monkeypatch, place, given, reg=0.05, **options):
     monkeypatch.setattr(module, "free_memory", lambda enough: counted.append(enough) or 1 << 40)
     given = [cp.asarray(x) if place == "device" else x for x in given]
     with cp.cuda.using_allocator(pool.malloc):
-        solve(given[0], None, None, reg, 1.0, backend="cuda", reference=(*given, "product")[1], **options)
+        solve(given[0], reg=reg, reg_m=1.0, backend="cuda", reference=(*given, "product")[1], **options)
     return counted[0], pool.total_bytes()
 
 
@@ -481,9 +483,9 @@ def test_no_more_memory_is_taken_than_counted(monkeypatch, place, shape, reg, pr
 
 def test_current_stream_is_used():
     M, a, b = cost(200, 300, 4)
-    expected = solve(cp.asarray(M), a, b, 0.05, 1.0).plan.get()
+    expected = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0).plan.get()
     with cp.cuda.Stream(non_blocking=True) as stream:
-        found = solve(cp.asarray(M), a, b, 0.05, 1.0).plan
+        found = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0).plan
         stream.synchronize()
         np.testing.assert_allclose(found.get(), expected, rtol=1e-5)
 
@@ -546,7 +548,7 @@ def test_captured_passes_know_of_a_rebuilt_kernel(monkeypatch):
 
 def test_a_plan_that_does_not_fit(monkeypatch):
     M, a, b = cost(30, 40)
-    result = solve(cp.asarray(M), *weights(a, b, 1.2), 0.1, 1.0)
+    result = solve(cp.asarray(M), *weights(a, b, 1.2), reg=0.1, reg_m=1.0)
     monkeypatch.setattr(cuda_stream, "free_memory", lambda enough: 1000)
     with pytest.raises(MemoryError, match=r"30 rows of the plan need .* GiB are free: Result"):
         result.plan  # noqa: B018
@@ -558,7 +560,7 @@ def test_a_coarse_storage_gives_way_to_float64(m, n):
     """Its tiles are flatter, so that more blocks share the rows, each with its own vectors for few columns."""
     M, a, b = cost(m, n, 1)
     a, b = weights(a, b, 1.2)
-    found = solve(cp.asarray(M), a, b, 0.05, 1.0, tol=1e-9, precision="mixed")
+    found = solve(cp.asarray(M), a, b, reg=0.05, reg_m=1.0, tol=1e-9, precision="mixed")
     assert found.converged
     assert found.error_bound <= 1e-9
 
@@ -569,7 +571,7 @@ def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, points):
     rng = np.random.default_rng(0)
     M = PointCloud(*(rng.random((n, points)) for n in shape)) if points else cp.asarray(M)
     monkeypatch.setattr(kernels, "LOADED", {})
-    result = solve(M, *weights(a, b, 1.2), 0.05, 1.0, backend="cuda")
+    result = solve(M, *weights(a, b, 1.2), reg=0.05, reg_m=1.0, backend="cuda")
     assert result.converged if points else result.plan.shape == shape
     needed = {(file, *options) for _, file, _, *options in kernels.LOADED}
     assert len(needed) > 2
@@ -581,7 +583,7 @@ def test_unknown_switch(monkeypatch):
     with pytest.raises(
         ValueError, match="MAPUOT_CUDA may hold 'portable', 'ordered' and 'racecheck', got \\['fast'\\]"
     ):
-        solve(cp.ones((3, 3)), None, None, 1.0, 1.0)
+        solve(cp.ones((3, 3)), reg=1.0, reg_m=1.0)
 
 
 def test_wrong_device(monkeypatch):

@@ -92,7 +92,9 @@ def test_rows_too_wide_are_read_twice(monkeypatch):
 def test_kernels_that_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr("mapuot.backends.cuda.arrays.free_memory", lambda enough: 1000)
     with pytest.raises(MemoryError, match=r"the kernel of 10 x 120 costs needs .* GiB on the device"):
-        mapuot.multimarginal(np.ones((10, 10, 12)), [np.ones(10), np.ones(10), np.ones(12)], 1.0, 1.0, backend="cuda")
+        mapuot.multimarginal(
+            np.ones((10, 10, 12)), [np.ones(10), np.ones(10), np.ones(12)], reg=1.0, reg_m=1.0, backend="cuda"
+        )
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def narrow(monkeypatch):
 def test_plans_are_those_of_newton(shape, reg, narrow):
     costs, masses = problem(shape, 3, 6)
     for tol, storage in ((1e-6, "float32"), (1e-9, "float64")):
-        result = mapuot.multimarginal(costs, masses, reg, 1.0, tol=tol, backend="cuda")
+        result = mapuot.multimarginal(costs, masses, reg=reg, reg_m=1.0, tol=tol, backend="cuda")
         assert result.converged
         assert result.problem.storage == storage
         assert check(result, costs, masses, reg, [1.0] * 3, storage=2 * STORED * (storage == "float32")) < tol
@@ -117,10 +119,10 @@ def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
     """Of an array, or a triangle, that is too large to come back in each pass."""
     costs, masses = problem(shape, 3, 6)
     masses[1] = None
-    here = mapuot.multimarginal(costs, masses, 0.05, [1.0, 1.0, np.inf], backend="cuda")
+    here = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
     monkeypatch.setattr("mapuot.backends.cuda.kernel.HOST_ENTRIES", 0)
     monkeypatch.setattr("mapuot.marginals.blocks.HOST_ENTRIES", 0)
-    there = mapuot.multimarginal(costs, masses, 0.05, [1.0, 1.0, np.inf], backend="cuda")
+    there = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
     assert there._body.left.there
     assert not here._body.left.there
     assert there.n_passes == here.n_passes
@@ -142,7 +144,7 @@ def test_odd_sizes_are_those_of_the_cpu(narrow):
     rng = np.random.default_rng(3)
     sizes = (11, 7, 33)
     C, masses = rng.random(sizes), [rng.dirichlet(np.ones(n)) * 1.2**k for k, n in enumerate(sizes)]
-    one, two = (mapuot.multimarginal(C, masses, 0.05, [1.0, np.inf, 2.0], backend=x) for x in ("cpu", "cuda"))
+    one, two = (mapuot.multimarginal(C, masses, reg=0.05, reg_m=[1.0, np.inf, 2.0], backend=x) for x in ("cpu", "cuda"))
     apart = sum(np.abs(one.marginal(k) - two.marginal(k)).sum() for k in range(3))
     assert apart <= 3 * (one.error_bound + two.error_bound + 2e-7) * one.mass
 
@@ -210,7 +212,7 @@ def test_kernels_go_with_their_result():
     gc.collect()
     gc.disable()
     try:
-        result = mapuot.multimarginal(costs, masses, 0.05, 1.0, backend="cuda")
+        result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0, backend="cuda")
         held = [weakref.ref(x) for x in result._body.kernels.values()]
         del result
         assert [x() for x in held] == [None, None]
@@ -253,8 +255,8 @@ def test_costs_of_each_kind_are_those_of_the_cpu(kind):
         costs = {(k, k + 1): mapuot.PointCloud(clouds[k], clouds[k + 1]) for k in range(2)}
     else:
         costs = {(1, 0): cp.asarray(squares(1, 0).astype(np.float32)), (2, 1): cp.asarray(squares(1, 2)).T}
-    found = mapuot.multimarginal(costs, masses, 0.05, 1.0, backend="cuda")
-    cpu = mapuot.multimarginal({(k, k + 1): squares(k, k + 1) for k in range(2)}, masses, 0.05, 1.0)
+    found = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0, backend="cuda")
+    cpu = mapuot.multimarginal({(k, k + 1): squares(k, k + 1) for k in range(2)}, masses, reg=0.05, reg_m=1.0)
     assert found.converged
     for k in range(3):
         apart = np.abs(found.marginal(k) - cpu.marginal(k)).sum()
@@ -280,8 +282,8 @@ def test_steps_are_corrected_as_on_the_cpu(reg_m, at, monkeypatch):
     monkeypatch.setattr("mapuot.marginals.coarse.DEVICE", 0)
     costs, masses = drifting(reg_m)
     given = {pair: cp.asarray(M) for pair, M in costs.items()} if at == "device" else costs
-    found = mapuot.multimarginal(given, masses, 0.002, reg_m, backend="cuda")
-    cpu = mapuot.multimarginal(costs, masses, 0.002, reg_m)
+    found = mapuot.multimarginal(given, masses, reg=0.002, reg_m=reg_m, backend="cuda")
+    cpu = mapuot.multimarginal(costs, masses, reg=0.002, reg_m=reg_m)
     assert found._body.coarse.on
     assert found.converged
     assert found.n_passes <= 1.2 * cpu.n_passes + 2
@@ -298,11 +300,11 @@ def test_costs_on_the_device_stay_there(shape, forbidden, monkeypatch):
         (costs if shape == "array" else costs[0, 1] if (0, 1) in costs else costs[1, 0])[2] = np.inf
         masses[1][0] = 0.0
     there = cp.asarray(costs) if shape == "array" else {pair: cp.asarray(M) for pair, M in costs.items()}
-    want = mapuot.multimarginal(costs, masses, 0.05, 1.0, backend="cuda")
+    want = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0, backend="cuda")
     if not forbidden:  # where inf or masses leave points out, the host looks for them
         monkeypatch.setattr("mapuot.marginals.slabs.host", None)
         monkeypatch.setattr("mapuot.problem.cost.host", None)
-    result = mapuot.multimarginal(there, masses, 0.05, 1.0)
+    result = mapuot.multimarginal(there, masses, reg=0.05, reg_m=1.0)
     monkeypatch.undo()
     for k in range(3):
         np.testing.assert_allclose(result.marginal(k), want.marginal(k), rtol=1e-12)

@@ -52,8 +52,8 @@ def test_a_solve_is_that_of_a_reference_matrix(where):
         "float32": cp.asarray(M, np.float32),
     }[where]  # fmt: skip
     for reg_m in (1.0, (1.0, np.inf)):
-        got = mapuot.solve(given, a, b, 0.1, reg_m, reference=base, mask=MASK, backend="cuda")
-        want = mapuot.solve(M.astype(given.dtype), a, b, 0.1, reg_m, reference=c, tol=1e-9, backend="cpu")
+        got = mapuot.solve(given, a, b, reg=0.1, reg_m=reg_m, reference=base, mask=MASK, backend="cuda")
+        want = mapuot.solve(M.astype(given.dtype), a, b, reg=0.1, reg_m=reg_m, reference=c, tol=1e-9, backend="cpu")
         assert got.converged
         P = cuda.to_numpy(got.plan)
         np.testing.assert_array_equal(P > 0, want.plan > 0)
@@ -68,7 +68,7 @@ def test_points(metric):
     rng = np.random.default_rng(1)
     x, y, a, b = rng.random((30, 3)), rng.random((41, 3)), rng.random(30) + 0.1, rng.random(41) + 0.1
     got, want = (
-        mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, 0.1, 1.0, mask=MASK, backend=name)
+        mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg=0.1, reg_m=1.0, mask=MASK, backend=name)
         for name in ("cuda", "cpu")
     )
     assert got.converged
@@ -80,8 +80,8 @@ def test_points(metric):
 def test_a_batch_is_solved_one_by_one():
     rng = np.random.default_rng(2)
     M, A, b = rng.random((20, 30)), rng.random((2, 20)), rng.random(30)
-    batch = mapuot.solve_batch(cp.asarray(M), cp.asarray(A), cp.asarray(b), 0.1, 1.0, mask=MASK)
+    batch = mapuot.solve_batch(cp.asarray(M), cp.asarray(A), cp.asarray(b), reg=0.1, reg_m=1.0, mask=MASK)
     assert batch.converged.all()
     for i in range(2):
-        want = mapuot.solve(M, A[i], b, 0.1, 1.0, mask=MASK, backend="cpu")
+        want = mapuot.solve(M, A[i], b, reg=0.1, reg_m=1.0, mask=MASK, backend="cpu")
         assert batch.dual[i] == pytest.approx(want.dual, rel=1e-9)

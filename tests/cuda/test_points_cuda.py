@@ -133,8 +133,8 @@ def test_quick_powers_are_within_their_error(monkeypatch, metric):
 def test_the_certificate_holds(metric, reg):
     x, y, a, b = clouds(60, 50, 3)
     cloud = mapuot.PointCloud(x, y, metric, weights=np.full(3, 0.3))
-    want = mapuot.solve(np.asarray(cloud), a, b, reg, 1.0, tol=1e-10, backend="cpu")
-    got = mapuot.solve(cloud, a, b, reg, 1.0, backend="cuda")
+    want = mapuot.solve(np.asarray(cloud), a, b, reg=reg, reg_m=1.0, tol=1e-10, backend="cpu")
+    got = mapuot.solve(cloud, a, b, reg=reg, reg_m=1.0, backend="cuda")
     assert got.converged
     assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
     for name in ("cost", "objective", "dual"):
@@ -151,7 +151,7 @@ def test_wfr_ends_where_that_of_the_cpu_does(d):
     cloud = mapuot.PointCloud(x, y, "wfr")
     got, want = (passes(module, cloud, np.ones(1), np.ones(2), "float64") for module in (cuda, cpu))
     assert got[0][-1].mass == pytest.approx(want[0][-1].mass, rel=1e-9)
-    result = mapuot.solve(cloud, None, None, 2.0, 5.0, tol=1e-9, backend="cuda")
+    result = mapuot.solve(cloud, reg=2.0, reg_m=5.0, tol=1e-9, backend="cuda")
     np.testing.assert_array_equal(result.plan > 0, [[True, False]])
     assert result.converged
 
@@ -162,9 +162,9 @@ def test_what_first_passes_tell_holds(d, far):
     """Bounds and dual values of passes over rounded coordinates, in each of the forms, also far from 0."""
     x, y, a, b = clouds(50, 40, d)
     cloud = mapuot.PointCloud(x + far, y + far, weights=np.full(d, 1 / d))
-    want = mapuot.solve(np.asarray(cloud), a, b, 0.02, 2.0, tol=1e-11, backend="cpu")
+    want = mapuot.solve(np.asarray(cloud), a, b, reg=0.02, reg_m=2.0, tol=1e-11, backend="cpu")
     for count in range(1, 9):
-        got = mapuot.solve(cloud, a, b, 0.02, 2.0, backend="cuda", max_passes=count)
+        got = mapuot.solve(cloud, a, b, reg=0.02, reg_m=2.0, backend="cuda", max_passes=count)
         assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * max(got.mass, want.mass)
         assert got.trace[-1].dual <= want.objective + 1e-12 * abs(want.objective)
         assert got.objective - want.dual <= got.gap + 1e-12 * abs(want.objective)
@@ -178,7 +178,9 @@ def test_other_sides(penalty):
     b *= a.sum() / b.sum()
     cloud = mapuot.PointCloud(x, y)
     rho = np.inf if penalty == "balanced" else 0.7
-    got, want = (mapuot.solve(cloud, a, b, 0.1, rho, penalty=penalty, backend=name) for name in ("cuda", "cpu"))
+    got, want = (
+        mapuot.solve(cloud, a, b, reg=0.1, reg_m=rho, penalty=penalty, backend=name) for name in ("cuda", "cpu")
+    )
     assert got.status == want.status
     assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound + 1e-6) * 3 * want.mass
 
@@ -186,18 +188,20 @@ def test_other_sides(penalty):
 def test_what_a_gpu_does_not_take_is_said():
     x, y, a, b = clouds(5, 4, 2)
     with pytest.raises(NotImplementedError, match="reference"):
-        mapuot.solve(mapuot.PointCloud(x, y), a, b, 0.1, 1.0, reference=np.ones((5, 4)), backend="cuda")
+        mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=0.1, reg_m=1.0, reference=np.ones((5, 4)), backend="cuda")
 
 
 def test_pairs_are_skipped_as_on_the_cpu():
     """On a line, where boxes of 128 points keep a half of the pairs: sums, certificate and products."""
     x, y, a, b = clouds(700, 600, 1)
     a[10:140] = 0.0
-    exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, 2e-4, 1.0, tol=1e-10, backend="cpu")
+    exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=2e-4, reg_m=1.0, tol=1e-10, backend="cpu")
     start = exact.log_u + 0.01, exact.log_v - 0.02
     for tol, precision in ((1e-5, "auto"), (1e-8, "float64")):
         cloud = mapuot.PointCloud(x, y, truncate=3.0)
-        got = mapuot.solve(cloud, a, b, 2e-4, 1.0, tol=tol, precision=precision, backend="cuda", warm_start=start)
+        got = mapuot.solve(
+            cloud, a, b, reg=2e-4, reg_m=1.0, tol=tol, precision=precision, backend="cuda", warm_start=start
+        )
         assert got.converged
         assert got.skipped.kept.share <= 0.6
         assert (got.plan == 0).mean() >= 0.4
@@ -212,8 +216,8 @@ def test_groups_correct_passes(monkeypatch):
     monkeypatch.setattr("mapuot.backends.boxes.CORRECTION", math.inf)
     x, y, a, b = clouds(700, 600, 1)
     a[10:40] = 0.0
-    exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, 4e-4, 1.0, tol=1e-10, backend="cpu")
-    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, 4e-4, 1.0, tol=1e-7, backend="cuda")
+    exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=4e-4, reg_m=1.0, tol=1e-10, backend="cpu")
+    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg=4e-4, reg_m=1.0, tol=1e-7, backend="cuda")
     assert got.converged
     assert got.n_passes <= 12  # 70 without
     assert got.skipped.kept.share <= 0.4
@@ -264,7 +268,7 @@ def test_grids_are_those_of_the_cpu(reg_m):
     grid = mapuot.Grid((4, 5, 3), 0.3, target=(3, 4, 4), offset=(0.1, -0.2, 0.0))
     a, b = (rng.random(nodes) + 0.1 for nodes in grid.nodes)
     X, Y = rng.normal(size=(grid.shape[1], 2)), rng.normal(size=grid.shape[0])
-    got, want = (mapuot.solve(grid, a, b, 0.02, reg_m, tol=1e-8, backend=name) for name in ("cuda", "cpu"))
+    got, want = (mapuot.solve(grid, a, b, reg=0.02, reg_m=reg_m, tol=1e-8, backend=name) for name in ("cuda", "cpu"))
     assert got.converged
     np.testing.assert_allclose(got.log_u, want.log_u, atol=1e-6)
     np.testing.assert_allclose(got.plan, want.plan, atol=1e-8)

@@ -93,8 +93,8 @@ def test_the_answer_is_that_of_inf_elsewhere(shape, penalty):
     tol = 1e-10 if penalty != "tv" else 1e-5
     options = {"penalty": penalty, "tol": tol, "precision": "float64", "method": "sinkhorn"}
     reg_m = 0.5 if "range" not in penalty else (0.9, 0.5)
-    got = mapuot.solve(S, a, b, 0.1, reg_m, backend="cuda", **options)
-    want = mapuot.solve(M, a, b, 0.1, reg_m, backend="cpu", **options)
+    got = mapuot.solve(S, a, b, reg=0.1, reg_m=reg_m, backend="cuda", **options)
+    want = mapuot.solve(M, a, b, reg=0.1, reg_m=reg_m, backend="cpu", **options)
     assert got.status == want.status == "converged"
     assert isinstance(got.plan, sparse.csr_array)
     np.testing.assert_array_equal(got.plan.indices, S.indices)
@@ -106,8 +106,8 @@ def test_the_answer_is_that_of_inf_elsewhere(shape, penalty):
 def test_products_of_the_plan():
     S, M, a, b = pairs(70, 50, 0.2, parts=2)
     rng = np.random.default_rng(0)
-    got = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
-    want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9, backend="cpu")
+    got = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
+    want = mapuot.solve(M, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cpu")
     X, Y = rng.random((50, 5)), rng.random((70, 2))
     np.testing.assert_allclose(got.apply(X), want.apply(X), rtol=1e-7)
     np.testing.assert_allclose(got.apply(X[:, 0]), want.apply(X[:, 0]), rtol=1e-7)
@@ -121,7 +121,7 @@ def test_products_of_the_plan():
     for sign in (1, -1):
         moved = S.copy()
         moved.data[k] += sign * step
-        values.append(mapuot.solve(moved, a, b, 0.1, 1.0, tol=1e-10, backend="cuda").dual)
+        values.append(mapuot.solve(moved, a, b, reg=0.1, reg_m=1.0, tol=1e-10, backend="cuda").dual)
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(got.plan.data[k], rel=1e-5)
     again = pickle.loads(pickle.dumps(got))
     np.testing.assert_array_equal(again.plan.data, got.plan.data)
@@ -132,8 +132,8 @@ def test_products_of_the_plan():
 def test_a_matrix_from_the_device_has_its_plan_there(form, dtype):
     S, _, a, b = pairs(20, 30, 0.3, dtype=dtype)
     given = getattr(device_sparse, f"{form}_matrix")(getattr(sparse, f"{form}_matrix")(S))
-    got = mapuot.solve(given, a, b, 0.1, 1.0)
-    want = mapuot.solve(S, a, b, 0.1, 1.0, backend="cuda")
+    got = mapuot.solve(given, a, b, reg=0.1, reg_m=1.0)
+    want = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, backend="cuda")
     assert isinstance(got.plan, device_sparse.csr_matrix)
     assert got.plan.dtype == dtype
     np.testing.assert_array_equal(got.plan.get().toarray(), want.plan.toarray())
@@ -142,7 +142,7 @@ def test_a_matrix_from_the_device_has_its_plan_there(form, dtype):
     assert isinstance(got.apply(np.ones(30)), cp.ndarray)
     np.testing.assert_array_equal(got.apply(np.ones(30)).get(), want.apply(np.ones(30)))
     with pytest.raises(TypeError, match="M must not lie on a GPU for backend 'cpu'"):
-        mapuot.solve(given, a, b, 0.1, 1.0, backend="cpu")
+        mapuot.solve(given, a, b, reg=0.1, reg_m=1.0, backend="cpu")
 
 
 @pytest.mark.parametrize("on_device", [(0, 0), (1, 1), (0, 1)])
@@ -153,8 +153,8 @@ def test_a_batch_of_matrices_has_its_plans_where_they_are(on_device):
     rng = np.random.default_rng(0)
     A, B = rng.random((2, 12)) + 0.1, rng.random((2, 15)) + 0.1
     given = [device_sparse.csr_matrix(sparse.csr_matrix(x)) if k else x for k, x in zip(on_device, both, strict=True)]
-    got = mapuot.solve_batch(given, A, B, 0.1, 1.0, tol=1e-9, backend="auto" if any(on_device) else "cuda")
-    want = mapuot.solve_batch(both, A, B, 0.1, 1.0, tol=1e-9)
+    got = mapuot.solve_batch(given, A, B, reg=0.1, reg_m=1.0, tol=1e-9, backend="auto" if any(on_device) else "cuda")
+    want = mapuot.solve_batch(both, A, B, reg=0.1, reg_m=1.0, tol=1e-9)
     assert got.converged.all()
     for one, other in zip(got.plans(), want.plans(), strict=True):
         assert isinstance(one, device_sparse.csr_matrix if any(on_device) else sparse.csr_array)
@@ -162,13 +162,13 @@ def test_a_batch_of_matrices_has_its_plans_where_they_are(on_device):
         np.testing.assert_allclose(found.toarray(), other.toarray(), rtol=1e-7)
     if any(on_device):
         with pytest.raises(TypeError, match="M must not lie on a GPU for backend 'cpu'"):
-            mapuot.solve_batch(given, A, B, 0.1, 1.0, backend="cpu")
+            mapuot.solve_batch(given, A, B, reg=0.1, reg_m=1.0, backend="cpu")
 
 
 def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
     """As of an array there; its message named a backend, which it does not take."""
     S, A = sparse.csr_matrix(np.random.default_rng(0).random((8, 8))), np.random.default_rng(1).random((2, 8))
-    got, want = (mapuot.barycenter(A, M, 0.1, 1.0) for M in (device_sparse.csr_matrix(S), S))
+    got, want = (mapuot.barycenter(M, A, reg=0.1, reg_m=1.0) for M in (device_sparse.csr_matrix(S), S))
     np.testing.assert_array_equal(got.q, want.q)
 
 
@@ -179,8 +179,8 @@ def test_rows_of_every_length(short, monkeypatch):
     rng, m, n = np.random.default_rng(0), 70, 3000
     M, S = full_and_empty(rng, m, n, 0.01)
     a, b = rng.random(m) + 0.1, rng.random(n) + 0.1
-    got = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
-    want = mapuot.solve(M, a, b, 0.1, 1.0, tol=1e-9, backend="cpu")
+    got = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
+    want = mapuot.solve(M, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cpu")
     kept = on_gpu.pairs_of(got.problem)
     assert len(kept.rows.long) == 1
     assert kept.rows.index.itemsize == kept.cols.index.itemsize == (2 if short > n else 4)
@@ -191,7 +191,7 @@ def test_rows_of_every_length(short, monkeypatch):
 
 def test_the_same_bits_each_time():
     S, _, a, b = pairs(300, 200, 0.1, parts=2)
-    plans = [mapuot.solve(S, a, b, 0.02, 1.0, backend="cuda").plan.data for _ in range(3)]
+    plans = [mapuot.solve(S, a, b, reg=0.02, reg_m=1.0, backend="cuda").plan.data for _ in range(3)]
     np.testing.assert_array_equal(plans[0], plans[1])
     np.testing.assert_array_equal(plans[0], plans[2])
 
@@ -199,10 +199,10 @@ def test_the_same_bits_each_time():
 def test_columns_that_a_block_has_in_turn(monkeypatch):
     """Many rows and columns on few blocks, in the passes and in their finish, are as those of a block each."""
     S, _, a, b = pairs(40, 700, 0.1, parts=2)
-    whole = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
+    whole = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
     monkeypatch.setattr(on_gpu, "blocks_for", lambda record, most=1: 1)
     monkeypatch.setattr(on_gpu.SparseIterate, "split_columns", lambda self, most: Split.of(self, 1))
-    few = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
+    few = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
     assert few.n_passes == whole.n_passes
     np.testing.assert_allclose(few.plan.data, whole.plan.data, rtol=1e-9)
 
@@ -220,9 +220,9 @@ def test_parts_take_no_more_passes_than_one():
     a = np.repeat(10.0 ** rng.uniform(-2, 2, 8), 20)
     b = np.repeat(10.0 ** rng.uniform(-2, 2, 8), 20)
     one = S.copy()
-    several = mapuot.solve(one, a, b, 0.05, 50.0, backend="cuda")
-    alone = mapuot.solve(S[:20, :20], a[:20], b[:20], 0.05, 50.0, backend="cuda")
-    want = mapuot.solve(S, a, b, 0.05, 50.0, backend="cpu")
+    several = mapuot.solve(one, a, b, reg=0.05, reg_m=50.0, backend="cuda")
+    alone = mapuot.solve(S[:20, :20], a[:20], b[:20], reg=0.05, reg_m=50.0, backend="cuda")
+    want = mapuot.solve(S, a, b, reg=0.05, reg_m=50.0, backend="cpu")
     assert several.converged
     assert several.n_passes <= 2 * alone.n_passes + 4
     assert several.n_passes <= want.n_passes + 3
@@ -231,7 +231,7 @@ def test_parts_take_no_more_passes_than_one():
 
 def test_the_pairs_used_last_are_given_back():
     S, _, a, b = pairs(20, 30, 0.3)
-    result = mapuot.solve(S, a, b, 0.1, 1.0, backend="cuda")
+    result = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, backend="cuda")
     assert on_gpu.Last.held is not None
     assert on_gpu.pairs_of(result.problem) is on_gpu.pairs_of(result.problem)
     del result
@@ -255,7 +255,7 @@ def test_pairs_of_a_reference_that_is_gone_are_not_those_of_none():
 def test_passes_read_numbers_as_long_as_the_pairs_hold_them(limit, monkeypatch):
     """Of ranks with few and with many rows, where only those of one have short numbers: kernels are of the largest."""
     S, _, a, b = pairs(20, 30, 0.3)
-    want = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cpu")
+    want = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cpu")
     monkeypatch.setattr(on_gpu, "SHORT", limit)
     take = on_gpu.SparseWorkspace.take_kernel
 
@@ -267,14 +267,14 @@ def test_passes_read_numbers_as_long_as_the_pairs_hold_them(limit, monkeypatch):
         assert self.most == 80
 
     monkeypatch.setattr(on_gpu.SparseWorkspace, "take_kernel", among_others)
-    got = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-9, backend="cuda")
+    got = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
     np.testing.assert_allclose(got.plan.data, want.plan.data, rtol=1e-6)
 
 
 def test_storage_finer_than_tol_needs():
     """Where K in float32 cannot certify tol, passes go on in float64."""
     S, _, a, b = pairs(50, 60, 0.2)
-    got = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-8, precision="mixed", backend="cuda")
-    want = mapuot.solve(S, a, b, 0.1, 1.0, tol=1e-10, backend="cpu")
+    got = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-8, precision="mixed", backend="cuda")
+    want = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-10, backend="cpu")
     assert got.converged
     assert np.abs(got.plan.data - want.plan.data).sum() <= 2e-8 * want.mass

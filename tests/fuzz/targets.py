@@ -148,14 +148,16 @@ def call(reader, m, n):
         return list(mapuot.path(M, a, b, regs=[reg, 0.5], reg_ms=reg_m, **options))
     if which == 4:
         options.pop("split", None)
-        return list(mapuot.solve_batch(M, reader.masses((3, m)), b, reg, reg_m, **options))
-    result = mapuot.solve(M, a, b, reg, reg_m, **options)
+        return list(mapuot.solve_batch(M, reader.masses((3, m)), b, reg=reg, reg_m=reg_m, **options))
+    result = mapuot.solve(M, a, b, reg=reg, reg_m=reg_m, **options)
     if which == 3:
         result.apply(reader.value(m, n))
     if which == 2:
         result.sparse(reader.value(m, n))
     if which == 1:
-        mapuot.solve(M, a, b, reg, reg_m, **{**options, "warm_start": (reader.array((m,)), reader.array((n,)))})
+        mapuot.solve(
+            M, a, b, reg=reg, reg_m=reg_m, **{**options, "warm_start": (reader.array((m,)), reader.array((n,)))}
+        )
     return [result]
 
 

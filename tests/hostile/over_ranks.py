@@ -27,7 +27,7 @@ def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
     if start is not None:
         start = part(start[0], i0, i1), start[1]
     result = mapuot.solve(
-        form(problem.M[i0:i1]), problem.a[i0:i1], problem.b, problem.reg, reg_m, penalty=problem.penalty,
+        form(problem.M[i0:i1]), problem.a[i0:i1], problem.b, reg=problem.reg, reg_m=reg_m, penalty=problem.penalty,
         reference=c, comm=comm, warm_start=start, **options,
     )  # fmt: skip
     plan = result.gather_plan(0)

@@ -135,7 +135,7 @@ FLOAT32 = [
 def test_a_float32_plan_holds_its_mass(M, reg, reg_m, weight, backend):
     """In float32 as M is, unless the plan would become zeros or inf; `rows`, `top_k` and `sparse` alike."""
     M = np.array(M, np.float32)
-    result = mapuot.solve(M, np.array(weight), np.array(weight), reg, reg_m, backend=backend)
+    result = mapuot.solve(M, np.array(weight), np.array(weight), reg=reg, reg_m=reg_m, backend=backend)
     assert result.plan.dtype == (np.float32 if weight == [1.0] else np.float64)
     assert result.converged
     assert result.plan.sum() == pytest.approx(result.mass, rel=1e-6)
@@ -147,7 +147,7 @@ def test_a_float32_plan_loses_nothing_to_flushing(backend):
     M, masses = np.array([[0, 7]], np.float32), (np.array([1e-35]), np.array([5e-36, 5e-36]))
     small = problem(M, *masses, 1.0, (100.0, 100.0)).replace(M=M)
     assert failures(Trial("cold", (small,), {"max_passes": 3000}), backend) == []
-    plan = mapuot.solve(M, *masses, 1.0, 100.0, reference="uniform", backend=backend).plan
+    plan = mapuot.solve(M, *masses, reg=1.0, reg_m=100.0, reference="uniform", backend=backend).plan
     assert plan.dtype == np.float64
     assert (plan > 0).all()
 
@@ -157,10 +157,10 @@ def test_unreachable_is_not_for_a_start_to_say(backend):
     """Which points are unreachable is a matter of M and the reference, not of where the solve begins."""
     M, reference = np.array([[0, 0], [0, 0], [0, 2e6]]), np.array([[90.0, 200], [30, 200], [100, 200]])
     options = {"penalty": ("kl", "l2"), "reference": reference, "backend": backend}
-    right = mapuot.solve(M, np.ones(3), np.ones(2), 3e6, (8e6, 5e7), **options)
+    right = mapuot.solve(M, np.ones(3), np.ones(2), reg=3e6, reg_m=(8e6, 5e7), **options)
     for far in (1e4, 1e300):
         start = np.zeros(3), np.array([far, far])
-        found = mapuot.solve(M, np.ones(3), np.ones(2), 3e6, (8e6, 5e7), warm_start=start, **options)
+        found = mapuot.solve(M, np.ones(3), np.ones(2), reg=3e6, reg_m=(8e6, 5e7), warm_start=start, **options)
         assert found.mass == pytest.approx(right.mass, rel=1e-5)
         assert np.isfinite(found.log_v).all()
 
@@ -170,7 +170,7 @@ def test_a_path_goes_on_behind_a_failure():
     """A problem beyond the range of float64 gives no start to the next."""
     M, a = np.full((3, 1), -2.0), np.ones(3)
     answers = list(mapuot.path(M, a, np.ones(1), regs=[1e-3, 1e-3], reg_ms=[(2e-6, 200.0), (1.0, 3e-3)]))
-    alone = mapuot.solve(M, a, np.ones(1), 1e-3, (1.0, 3e-3))
+    alone = mapuot.solve(M, a, np.ones(1), reg=1e-3, reg_m=(1.0, 3e-3))
     assert not answers[0].converged
     assert answers[0].dual == -INF
     assert answers[1].status == alone.status
@@ -211,8 +211,8 @@ def test_what_failed_holds_no_nan(backend):
     """Beyond float64: "not finite", bounds of inf, marginals of inf or numbers, and words of overflow."""
     M = np.array([[-1e4, 1.0], [1.0, 1.0]])
     with pytest.warns(mapuot.ConvergenceWarning, match="overflows|not finite"):
-        result = mapuot.solve(M, np.ones(2), np.ones(2), 1.0, 1.0, backend=backend)
-    many = mapuot.solve_batch(M, np.ones((2, 2)), np.ones(2), 1.0, 1.0, backend=backend)
+        result = mapuot.solve(M, np.ones(2), np.ones(2), reg=1.0, reg_m=1.0, backend=backend)
+    many = mapuot.solve_batch(M, np.ones((2, 2)), np.ones(2), reg=1.0, reg_m=1.0, backend=backend)
     assert (result.status, result.error_bound, result.dual) == ("not finite", INF, -INF)
     assert list(many.status) == ["not finite"] * 2
     assert not np.isnan(many.objective).any()
@@ -237,7 +237,7 @@ def test_where_hardly_any_mass_moves_in_one_problem_of_a_batch(backend):
     M, A = np.array([[-1.65, 1.0]]), np.array([[1e-240], [1.0]])
     B = np.array([[1.0, 1e-30], [0.0, 1.0]])
     with pytest.warns(mapuot.ScalingWarning, match="in 1 of 2 problems"):
-        results = mapuot.solve_batch(M, A, B, 1e-3, (1e-3, 1.2e-3), max_passes=200, backend=backend)
+        results = mapuot.solve_batch(M, A, B, reg=1e-3, reg_m=(1e-3, 1.2e-3), max_passes=200, backend=backend)
     assert results.mass[0] > 1.8e68
 
 
@@ -245,8 +245,8 @@ def test_where_hardly_any_mass_moves_in_one_problem_of_a_batch(backend):
 def test_costs_beyond_float32_come_in_float64():
     """Those of a float32 M, by POT's names; the potentials, which float32 holds, are in M's dtype."""
     M, one = np.array([[-0.7]], np.float32), np.ones(1)
-    plan, log = mapuot.sinkhorn_unbalanced(one, one, M, 3e-4, (2e-3, 2e-3), log=True)
-    right = mapuot.solve(M.astype(float), one, one, 3e-4, 2e-3)
+    plan, log = mapuot.pot.sinkhorn_unbalanced(one, one, M, 3e-4, (2e-3, 2e-3), log=True)
+    right = mapuot.solve(M.astype(float), one, one, reg=3e-4, reg_m=2e-3)
     assert plan.dtype == log["total_cost"].dtype == log["cost"].dtype == np.float64
     assert log["total_cost"] == pytest.approx(right.objective, rel=1e-6)
     assert log["logu"].dtype == np.float32
@@ -257,7 +257,7 @@ def test_the_dual_value_of_a_tiny_reg_m_is_a_number(backend):
     rng = np.random.default_rng(0)
     for reference in ("product", "uniform"):
         M = rng.random((3, 4))
-        result = mapuot.solve(M, [0.2, 0.3, 0.5], None, 0.1, (1e-300, 1.0), reference=reference, backend=backend)
+        result = mapuot.solve(M, [0.2, 0.3, 0.5], reg=0.1, reg_m=(1e-300, 1.0), reference=reference, backend=backend)
         assert -INF < result.dual <= result.objective
         assert result.converged
 

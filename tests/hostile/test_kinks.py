@@ -36,7 +36,7 @@ def solved(problem, **options):
     """The result, None where the problem is infeasible."""
     try:
         return mapuot.solve(
-            problem.M, problem.a, problem.b, problem.reg, problem.reg_m, penalty=problem.penalty, **options
+            problem.M, problem.a, problem.b, reg=problem.reg, reg_m=problem.reg_m, penalty=problem.penalty, **options
         )
     except mapuot.InfeasibleError:
         return None
@@ -87,7 +87,7 @@ def test_columns_at_a_kink_do_not_stall_at_the_root_of_their_rounding():
     rng = np.random.default_rng(5)
     M, a, b = rng.random((300, 200)), rng.random(300), rng.random(200)
     b *= a.sum() / b.sum()
-    result = mapuot.solve(M, a, b, 0.02, 2.0, penalty="tv", tol=1e-10)
+    result = mapuot.solve(M, a, b, reg=0.02, reg_m=2.0, penalty="tv", tol=1e-10)
     assert result.converged
-    finer = mapuot.solve(M, a, b, 0.02, np.inf, penalty="balanced", tol=1e-13, precision="float64")
+    finer = mapuot.solve(M, a, b, reg=0.02, reg_m=np.inf, penalty="balanced", tol=1e-13, precision="float64")
     assert np.abs(result.plan - finer.plan).sum() / finer.mass <= result.error_bound + 1e-12

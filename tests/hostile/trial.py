@@ -201,8 +201,8 @@ def arguments(problem: Problem, truncate: Any = "auto") -> tuple[tuple[Any, ...]
     M = problem.M if problem.points is None else mapuot.PointCloud(*problem.points, truncate=truncate)
     if problem.grid is not None:
         M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
-    positional = M, problem.a, problem.b, problem.reg, problem.reg_m
-    return positional, {"penalty": problem.penalty, "reference": problem.reference}
+    named = {"reg": problem.reg, "reg_m": problem.reg_m, "penalty": problem.penalty, "reference": problem.reference}
+    return (M, problem.a, problem.b), named
 
 
 def stored(M: Any) -> Any:
@@ -253,7 +253,8 @@ def call(trial: Trial, backend: str) -> list[Claim]:
         return [claim_of(mapuot.solve(read, *positional[1:], **named, **options), False)]
     if trial.how == "path":
         regs, reg_ms = [p.reg for p in trial.problems], [p.reg_m for p in trial.problems]
-        found = mapuot.path(*positional[:3], regs=regs, reg_ms=reg_ms, **named, **options)
+        kinds = {"penalty": first.penalty, "reference": first.reference}
+        found = mapuot.path(*positional, regs=regs, reg_ms=reg_ms, **kinds, **options)
         return [claim_of(result, auto) for result in found]
     if trial.how in BATCHES:
         M = np.stack([p.M for p in trial.problems]) if trial.own_cost else first.M
@@ -262,7 +263,7 @@ def call(trial: Trial, backend: str) -> list[Claim]:
             c = first.reference if isinstance(first.reference, str) else sparse.csr_array(first.reference)
             named |= {"reference": c}
         A, B = np.stack([p.a for p in trial.problems]), np.stack([p.b for p in trial.problems])
-        results = mapuot.solve_batch(M, A, B, *positional[3:], **named, **options, warm_start=start)
+        results = mapuot.solve_batch(M, A, B, **named, **options, warm_start=start)
         tables = zip(results, results.objective, results.error_bound, results.gap, results.dual, strict=True)
         return [
             dataclasses.replace(
@@ -288,7 +289,7 @@ def call_pot(problem: Problem, trial: Trial) -> Claim:
         options["c"] = c
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        plan, log = mapuot.sinkhorn_unbalanced(
+        plan, log = mapuot.pot.sinkhorn_unbalanced(
             problem.a, problem.b, problem.M, problem.reg, problem.reg_m, warmstart=trial.start, log=True, **options
         )
     for one in heard:
@@ -338,6 +339,10 @@ def opening(trial: Trial) -> list[str]:
     return ["from numpy import array, float32, inf", "import mapuot", *(more if "truncate" in trial.options else [])]
 
 
+def regs_of(problem: Problem) -> str:
+    return f", reg={text_of(problem.reg)}, reg_m={text_of(problem.reg_m)}"
+
+
 def snippet(trial: Trial, backend: str) -> str:
     """The trial as a program to paste."""
     lines = opening(trial)
@@ -351,8 +356,7 @@ def snippet(trial: Trial, backend: str) -> str:
         return "".join(f", {k}={text_of(v)}" for k, v in pairs.items() if not same(v, plain.get(k, "")))
 
     def positional(problem: Problem, M: Any = None) -> str:
-        values = problem.a, problem.b, problem.reg, problem.reg_m
-        return ", ".join([cost_text(problem, M, truncate), *map(text_of, values)])
+        return ", ".join([cost_text(problem, M, truncate), *map(text_of, (problem.a, problem.b))]) + regs_of(problem)
 
     if isinstance(trial.start, Problem):
         lines.append(f"start = mapuot.solve({positional(trial.start)}{words(trial.start)}, max_passes=500)")
@@ -371,17 +375,17 @@ def snippet(trial: Trial, backend: str) -> str:
         M = np.stack([p.M for p in trial.problems]) if trial.own_cost else first.M
         whole = first.replace(a=np.stack([p.a for p in trial.problems]), b=np.stack([p.b for p in trial.problems]))
         made, form = stored_text(M) if trial.how == "sparse batch" else ([], text_of(M))
-        given = ", ".join([form, *map(text_of, (whole.a, whole.b, whole.reg, whole.reg_m))])
+        given = ", ".join([form, *map(text_of, (whole.a, whole.b))]) + regs_of(whole)
         lines += [*made, f"results = mapuot.solve_batch({given}{words(first)}{more})"]
     elif trial.how == "pot":
         extra = {} if isinstance(first.reference, str) else {"c": first.reference}
         extra = {"reg_type": "entropy"} if same(first.reference, "uniform") else extra
         given = ", ".join(map(text_of, (first.a, first.b, first.M, first.reg, first.reg_m)))
         plain = first.replace(reference="product")
-        lines.append(f"plan, log = mapuot.sinkhorn_unbalanced({given}, log=True{words(plain, **extra)}{more})")
+        lines.append(f"plan, log = mapuot.pot.sinkhorn_unbalanced({given}, log=True{words(plain, **extra)}{more})")
     elif trial.how in FORMS:
         lines += ["import numpy, scipy.sparse", f"M = {text_of(first.M)}"]
-        given = ", ".join(map(text_of, (first.a, first.b, first.reg, first.reg_m)))
+        given = ", ".join(map(text_of, (first.a, first.b))) + regs_of(first)
         lines.append(f"result = mapuot.solve({FORMS[trial.how]}, {given}{words(first)}{more}{over})")
     else:
         lines.append(f"result = mapuot.solve({positional(first)}{words(first)}{more}{over})")

@@ -64,7 +64,7 @@ def case_points():
             for reg in (0.3, 0.02, 0.001):
                 case = clouds(41, 33, reg=reg).replace(M=np.asarray(mapuot.PointCloud(x, y)))
                 mine = mapuot.PointCloud(x[i0:i1], y) if i1 > i0 else mapuot.PointCloud(x[:1], y)[:0]
-                got = mapuot.solve(mine, case.a[i0:i1], case.b, reg, case.reg_m, comm=COMM)
+                got = mapuot.solve(mine, case.a[i0:i1], case.b, reg=reg, reg_m=case.reg_m, comm=COMM)
                 want = case.solve(tol=1e-9)
                 off = COMM.allreduce(float(np.abs(got.plan - want.plan[i0:i1]).sum()))
                 assert off <= (got.error_bound + want.error_bound) * want.mass
@@ -72,7 +72,7 @@ def case_points():
     x[0], weights = 1e3, [0.3, 0.7, 2.0]  # coordinates that are scaled are rounded, on one rank by far the most
     far, case = mapuot.PointCloud(x, y, "euclidean", weights=weights), clouds(41, 33, reg=0.3)
     for i0, i1 in (bounds(41), bounds(41, "uneven")):
-        got = mapuot.solve(far[i0:i1], case.a[i0:i1], case.b, 0.3, 1.0, tol=1e-9, max_passes=30, comm=COMM)
+        got = mapuot.solve(far[i0:i1], case.a[i0:i1], case.b, reg=0.3, reg_m=1.0, tol=1e-9, max_passes=30, comm=COMM)
         same_everywhere(got.error_bound, got.n_passes, got.status)
 
 
@@ -98,13 +98,15 @@ def case_stored_pairs():
     for parts, reg_m, reference in ((1, 1.0, "product"), (4, 1.0, "uniform"), (4, (5.0, 2.0), c), (4, 50.0, "product")):
         case = stored_pairs(parts, reg_m)
         options = FLOAT64 | {"max_passes": 2000}
-        one = mapuot.solve(pairs_of(case.M), case.a, case.b, case.reg, reg_m, reference=reference, **options)
+        one = mapuot.solve(pairs_of(case.M), case.a, case.b, reg=case.reg, reg_m=reg_m, reference=reference, **options)
         assert one.converged
         for split in ("even", "uneven"):
             i0, i1 = bounds(41, split)
             own = reference if isinstance(reference, str) else reference[i0:i1]
             rows = pairs_of(case.M[i0:i1])
-            got = mapuot.solve(rows, case.a[i0:i1], case.b, case.reg, reg_m, reference=own, comm=COMM, **options)
+            got = mapuot.solve(
+                rows, case.a[i0:i1], case.b, reg=case.reg, reg_m=reg_m, reference=own, comm=COMM, **options
+            )
             assert got.converged
             assert abs(got.n_passes - one.n_passes) <= 2, (parts, split, got, one)
             assert (got.problem.parts.count if got.problem.parts else 1) == parts
@@ -130,12 +132,12 @@ def case_parts_take_no_more_passes_over_ranks():
     case = stored_pairs(4, 50.0)
     a = case.a * np.array([0.1, 1.0, 3.0, 10.0])[np.arange(41) % 4]
     options = {"tol": 1e-9, "method": "translation_invariant", "precision": "float64"}
-    one = mapuot.solve(pairs_of(case.M), a, case.b, case.reg, 50.0, **options)
+    one = mapuot.solve(pairs_of(case.M), a, case.b, reg=case.reg, reg_m=50.0, **options)
     i0, i1 = bounds(41)
-    got = mapuot.solve(pairs_of(case.M[i0:i1]), a[i0:i1], case.b, case.reg, 50.0, comm=COMM, **options)
+    got = mapuot.solve(pairs_of(case.M[i0:i1]), a[i0:i1], case.b, reg=case.reg, reg_m=50.0, comm=COMM, **options)
     assert got.converged
     assert abs(got.n_passes - one.n_passes) <= 1
-    slow = mapuot.solve(pairs_of(case.M), a, case.b, case.reg, 50.0, **(options | {"method": "sinkhorn"}))
+    slow = mapuot.solve(pairs_of(case.M), a, case.b, reg=case.reg, reg_m=50.0, **(options | {"method": "sinkhorn"}))
     assert slow.n_passes > 10 * one.n_passes
 
 
@@ -147,12 +149,12 @@ def case_files_of_pairs():
     if RANK == 0:
         sparse.save_npz(path, pairs_of(case.M))
     COMM.Barrier()
-    want = mapuot.solve(pairs_of(case.M), case.a, case.b, case.reg, 2.0, **FLOAT64)
+    want = mapuot.solve(pairs_of(case.M), case.a, case.b, reg=case.reg, reg_m=2.0, **FLOAT64)
     for split in ("even", "uneven"):
         i0, i1 = bounds(41, split)
-        got = mapuot.solve(path, case.a[i0:i1], case.b, case.reg, 2.0, comm=COMM, **FLOAT64)
+        got = mapuot.solve(path, case.a[i0:i1], case.b, reg=case.reg, reg_m=2.0, comm=COMM, **FLOAT64)
         np.testing.assert_allclose(got.plan.toarray(), want.plan[i0:i1].toarray(), rtol=1e-9, atol=1e-15)
-    even = mapuot.solve(path, None, case.b, case.reg, 2.0, comm=COMM, **FLOAT64)
+    even = mapuot.solve(path, None, case.b, reg=case.reg, reg_m=2.0, comm=COMM, **FLOAT64)
     assert even.plan.shape[0] == np.subtract(*bounds(41)[::-1])
     h5py = pytest.importorskip("h5py")
     for form in ("csr", "csc"):
@@ -166,7 +168,7 @@ def case_files_of_pairs():
                     group[member] = getattr(given, member)
         COMM.Barrier()
         i0, i1 = bounds(41, "uneven")
-        got = mapuot.solve(path, case.a[i0:i1], case.b, case.reg, 2.0, comm=COMM, **FLOAT64)
+        got = mapuot.solve(path, case.a[i0:i1], case.b, reg=case.reg, reg_m=2.0, comm=COMM, **FLOAT64)
         assert got.problem.cost.data.base is None, "no more than the own rows"
         np.testing.assert_allclose(got.plan.toarray(), want.plan[i0:i1].toarray(), rtol=1e-9, atol=1e-15)
 
@@ -181,11 +183,13 @@ def case_random_pairs():
         a, b = rng.random(m) + 0.05, rng.random(n) + 0.05
         reg_m = (float(10.0 ** rng.uniform(-1, 1)), float(10.0 ** rng.uniform(-1, 1)))
         penalty = ["kl", "l2", ("kl", "l2"), ("l2", "kl")][trial % 4]
-        want = mapuot.solve(M, a, b, reg, reg_m, penalty=penalty, tol=1e-9, precision="float64")
+        want = mapuot.solve(M, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=1e-9, precision="float64")
         cuts = np.sort(rng.integers(0, m + 1, SIZE - 1))
         i0, i1 = ([0, *cuts, m][RANK + k] for k in (0, 1))
         rows = sparse.coo_array(pairs_of(M[i0:i1])) if trial % 2 else pairs_of(M[i0:i1]).tocsc()
-        got = mapuot.solve(rows, a[i0:i1], b, reg, reg_m, penalty=penalty, tol=1e-9, precision="float64", comm=COMM)
+        got = mapuot.solve(
+            rows, a[i0:i1], b, reg=reg, reg_m=reg_m, penalty=penalty, tol=1e-9, precision="float64", comm=COMM
+        )
         assert got.converged
         off = COMM.allreduce(float(np.abs(got.plan.toarray() - want.plan[i0:i1]).sum()))
         assert off <= 2e-9 * want.mass
@@ -208,14 +212,14 @@ def case_truncated_points():
         (("balanced", "kl"), 1.0, lies[:1], 150),
     ):
         exact = mapuot.PointCloud(x, y, truncate=None)
-        want = mapuot.solve(exact, a, b, 3e-4, reg_m, penalty=penalty, tol=1e-10)
+        want = mapuot.solve(exact, a, b, reg=3e-4, reg_m=reg_m, penalty=penalty, tol=1e-10)
         for i0, i1 in blocks:
             mine = mapuot.PointCloud(x[i0:i1] if i1 > i0 else x[:1], y, truncate=3.0)[: i1 - i0]
             warm = (want.log_u[i0:i1] + 0.1, want.log_v - 0.1) if blocks is not lies else None
             options = {"penalty": penalty, "tol": 1e-5, "comm": COMM, "warm_start": warm}
             always = mock.patch.object(boxes, "CORRECTION", math.inf)
             with always, mock.patch.multiple(groups, GROUPS=most, WIDE=math.inf):
-                got = mapuot.solve(mine, a[i0:i1], b, 3e-4, reg_m, **options)
+                got = mapuot.solve(mine, a[i0:i1], b, reg=3e-4, reg_m=reg_m, **options)
             same_everywhere([s.error for s in got.trace], [got.objective, got.dual, got.mass, got.cost], got.log_v)
             assert got.converged
             kept = COMM.allgather(got.skipped.kept.share)
@@ -242,7 +246,7 @@ def case_blocks_that_differ_by_a_row():
         n, m = entries // 512, 512 * SIZE + SIZE // 2
         i0, i1 = bounds(m)
         x, y = np.random.default_rng(0).random((m, 1)), np.random.default_rng(1).random(n)
-        result = mapuot.solve((x[i0:i1] - y) ** 2, None, None, 0.1, 1.0, comm=COMM)
+        result = mapuot.solve((x[i0:i1] - y) ** 2, reg=0.1, reg_m=1.0, comm=COMM)
         assert result.converged
         same_everywhere(result.log_v)
 
@@ -322,8 +326,8 @@ def case_threads():
 def case_uniform_weights():
     case = clouds(33, 21)
     i0, i1 = bounds(33)
-    one = mapuot.solve(case.M, None, None, 0.05, 1.0, **FLOAT64)
-    compare(mapuot.solve(case.M[i0:i1], None, None, 0.05, 1.0, comm=COMM, **FLOAT64), one, i0, i1)
+    one = mapuot.solve(case.M, reg=0.05, reg_m=1.0, **FLOAT64)
+    compare(mapuot.solve(case.M[i0:i1], reg=0.05, reg_m=1.0, comm=COMM, **FLOAT64), one, i0, i1)
 
 
 def case_function_and_files():

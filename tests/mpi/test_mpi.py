@@ -39,7 +39,7 @@ def callback(stats):
         {action}
 a = np.full(20, 1 / 20 / comm.size)
 print("solving", flush=True)
-mapuot.solve(M, a, None, .05, 1., tol=1e-13, precision="float64", comm=comm, callback=callback)
+mapuot.solve(M, a, reg=.05, reg_m=1., tol=1e-13, precision="float64", comm=comm, callback=callback)
 print("survived", flush=True)
 """
 
@@ -103,7 +103,7 @@ def test_an_interrupt_of_one_rank_ends_the_job(tmp_path):
 
 def test_the_wrong_launcher_is_told():
     launcher()
-    code = "from mpi4py import MPI; import mapuot; mapuot.solve([[1.]], None, None, 1, 1, comm=MPI.COMM_WORLD)"
+    code = "from mpi4py import MPI; import mapuot; mapuot.solve([[1.]], reg=1, reg_m=1, comm=MPI.COMM_WORLD)"
     env = environment(OMPI_COMM_WORLD_SIZE="4")
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False
@@ -158,7 +158,7 @@ def test_command_line_of_stored_pairs(tmp_path, size):
     words += ["--precision", "float64", "--tol", 1e-11, "--report", tmp_path / "page.html"]
     code, _, err = run(size, "-m", "mapuot.cli", "solve", tmp_path / "S.npz", "-o", tmp_path / "out.npz", *words)
     assert (code, err) == (0, "")
-    one = mapuot.solve(S, case.a, case.b, 0.02, 1.0, precision="float64", tol=1e-11)
+    one = mapuot.solve(S, case.a, case.b, reg=0.02, reg_m=1.0, precision="float64", tol=1e-11)
     with np.load(tmp_path / "out.npz") as out:
         plan = sparse.csr_array((out["plan_data"], out["plan_indices"], out["plan_indptr"]), shape=S.shape)
         np.testing.assert_allclose(out["log_u"], one.log_u, atol=1e-10)
@@ -174,7 +174,7 @@ def test_command_line_of_points(tmp_path):
     words = ["--points", tmp_path / "x.npy", tmp_path / "y.npy", "--reg", 0.1, "--reg-m", 1, "--tol", 1e-10]
     code, _, err = run(3, "-m", "mapuot.cli", "solve", *words, "-o", tmp_path / "out.npz")
     assert (code, err) == (0, "")
-    one = mapuot.solve(mapuot.PointCloud(x, y), None, None, 0.1, 1.0, tol=1e-10)
+    one = mapuot.solve(mapuot.PointCloud(x, y), reg=0.1, reg_m=1.0, tol=1e-10)
     with np.load(tmp_path / "out.npz") as out:
         np.testing.assert_allclose(out["log_u"], one.log_u, atol=1e-9)
         np.testing.assert_allclose(out["log_v"], one.log_v, atol=1e-9)

@@ -121,7 +121,7 @@ def calls(rng):
     np.testing.assert_allclose(result.apply(np.ones(case.M.shape[1])), result.plan.sum(1), rtol=1e-6)
     again = pickle.loads(pickle.dumps(result))
     np.testing.assert_array_equal(again.plan, result.plan)
-    batch = mapuot.solve_batch(case.M, rng.random((5, len(case.a))) + 0.1, case.b, case.reg, 1.0)
+    batch = mapuot.solve_batch(case.M, rng.random((5, len(case.a))) + 0.1, case.b, reg=case.reg, reg_m=1.0)
     assert batch.converged.all()
     for one in mapuot.path(case.M, case.a, case.b, regs=[0.5, 0.2], reg_ms=1.0):
         sound(one)
@@ -176,7 +176,9 @@ def signals(rng):
                 say("R")
                 while True:
                     case.solve(tol=1e-9, **EVEN)
-                    mapuot.solve_batch(case.M, A, case.b, 0.002, 1.0, reference=np.ones_like(case.M), threads=2)
+                    mapuot.solve_batch(
+                        case.M, A, case.b, reg=0.002, reg_m=1.0, reference=np.ones_like(case.M), threads=2
+                    )
             except KeyboardInterrupt:
                 np.testing.assert_array_equal(case.solve(**EVEN).log_u, right.log_u)
 
@@ -227,7 +229,7 @@ def memory(rng):
         resource.setrlimit(resource.RLIMIT_AS, (used + int(rng.integers(1, 64)) * MIB,) * 2)
         try:
             M = np.ones((int(rng.integers(500, 2500)), 1500), dtype=np.float32)
-            result = mapuot.solve(M, None, None, 0.5, 1.0, threads=int(rng.integers(1, 3)))
+            result = mapuot.solve(M, reg=0.5, reg_m=1.0, threads=int(rng.integers(1, 3)))
             assert result.converged
             say("solved")
             assert result.plan.shape == M.shape
@@ -299,7 +301,7 @@ def rows(i0, i1):
 a = np.full(m, 1 / m / comm.size)
 source = rows if end == "read" else M[m * comm.rank : m * (comm.rank + 1)]
 try:
-    mapuot.solve(source, a, np.full(30, 1 / 30), .02, 1., tol=1e-13, precision="mixed", comm=comm,
+    mapuot.solve(source, a, np.full(30, 1 / 30), reg=.02, reg_m=1., tol=1e-13, precision="mixed", comm=comm,
                  callback=None if end == "read" else callback)
 except (MemoryError, RuntimeError) as error:
     sys.stdout.write(f"told {type(error).__name__} {error}\\n")
@@ -366,7 +368,7 @@ def callback(stats):
         lose()
 
 def solve(M, **more):
-    return mapuot.solve(M, a, b, .02, 1., tol=1e-8, **more)
+    return mapuot.solve(M, a, b, reg=.02, reg_m=1., tol=1e-8, **more)
 
 def refused(call):
     try:
@@ -386,7 +388,7 @@ if when == "callback":
 elif when != "never":
     lose()
 calls = {
-    "solve": lambda: solve(G), "batch": lambda: mapuot.solve_batch(G, A, b, .02, 1.),
+    "solve": lambda: solve(G), "batch": lambda: mapuot.solve_batch(G, A, b, reg=.02, reg_m=1.),
     "path": lambda: [*mapuot.path(G, a, b, regs=[.5, .02], reg_ms=1.)], "logarithms": lambda: mapuot.log_matmul(G, G.T),
 }
 if known is not None:
