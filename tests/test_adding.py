@@ -1,4 +1,4 @@
-"""docs/adding.md is true: its additions, made to a copy of the tree in the files that it names, solve like the oracle."""
+"""docs/adding.md is true: its additions, made to a copy of the tree in the files that it names, solve right."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def additions(title):
 
 
 def put(text, name, how, anchor, code):
-    """The text with the code at its place: at the end where ``how`` is None, else at the first anchor after ``name``."""
+    """The text with the code at its place: at the end if ``how`` is None, else by the first anchor after ``name``."""
     if how is None:
         return f"{text.rstrip()}\n\n\n{code}\n" if text else f"{code}\n"
     at = 0
