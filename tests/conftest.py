@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest.register_assert_rewrite("batches", "launch", "nvrtc", "problems", "products")
+pytest.register_assert_rewrite("batches", "judge", "launch", "nvrtc", "problems", "products")
 
 if any(Path(folder).name == "cuda_on_cpu" for folder in sys.path):
     from mapuot.backends.cuda import launch

@@ -1,87 +1,16 @@
-"""Every marginal penalty on either side, and every reference: certified, and right against another solver."""
+"""What the marginal penalties mean, their formulas, and every reference. Every pair of them: tests/test_matrix.py."""
 
 import numpy as np
 import pytest
-from problems import (
-    Case,
-    clouds,
-    conjugate,
-    divergence,
-    dual_by_lbfgs,
-    measure,
-    relative_error,
-    verify,
-    with_forbidden,
-    with_zeros,
-)
+from judge import divergence, dual_term
+from problems import Case, clouds, measure, optimum, relative_error, verify, with_zeros
 
 import mapuot
 from mapuot import penalties
 
 SOFT = {"kl": 0.5, "tv": 0.25, "l2": 3.0, "range": 0.1}
+LAW = {"balanced": "kl"}  # what the judge calls it
 SIDES = ["kl", "balanced", "tv", "l2", "range"]
-PAIRS = [(p, p) for p in SIDES] + [(p, q) for p in SIDES for q in SIDES if p != q]
-
-
-def reg_m_of(pair):
-    return tuple(SOFT.get(p, np.inf) for p in pair)
-
-
-def pair_case(pair, ratio=1.4, reg=0.05, m=12, n=12, **more):
-    """Masses 1 : ratio unless the penalties cannot bridge the difference."""
-    hard = all(p in ("balanced", "range") for p in pair)
-    slack = 1.05 if "range" in pair else 1.0
-    return clouds(m, n, reg=reg, reg_m=reg_m_of(pair), penalty=pair, ratio=slack if hard else ratio, **more)
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_pair_is_certified_and_agrees_with_lbfgs(backend, pair):
-    case = pair_case(pair)
-    result = case.solve(backend=backend, tol=1e-7, max_passes=20_000)
-    report = verify(result, case)
-    right, plan = dual_by_lbfgs(case)
-    assert report.violation <= 2e-7
-    slack = np.abs(result.f).max() * report.violation * result.mass  # what a hard side still misses
-    assert abs(report.objective - report.dual) <= 1e-10 + slack
-    assert 0 <= result.gap <= 1e-10
-    np.testing.assert_allclose(result.dual, right, rtol=0, atol=1e-8)
-    np.testing.assert_allclose(result.objective, right, rtol=0, atol=1e-8 + slack)
-    assert relative_error(result.plan, plan) < 1e-4
-
-
-@pytest.mark.parametrize("pair", [(p, "kl") for p in SIDES] + [("kl", p) for p in SIDES], ids="-".join)
-@pytest.mark.parametrize("method", ["sinkhorn", "map-uot", "auto"])
-def test_methods_and_shapes(pair, method):
-    for m, n in [(1, 1), (1, 6), (6, 1), (9, 17)]:
-        case = pair_case(pair, m=m, n=n, reg=0.1)
-        result = case.solve(method=method, tol=1e-7, max_passes=50_000)
-        verify(result, case)
-        assert result.converged
-        other = case.solve(backend="reference", tol=1e-7, max_passes=50_000)
-        assert relative_error(result.plan, other.plan) < 4e-7
-
-
-@pytest.mark.parametrize("penalty", SIDES)
-def test_zeros_and_forbidden_pairs(backend, penalty):
-    case = with_forbidden(with_zeros(pair_case((penalty, "kl"), m=14, n=11)))
-    for one in (case, case.transposed()):
-        result = one.solve(backend=backend, tol=1e-7)
-        verify(result, one)
-        assert not result.plan[np.isinf(one.M)].any()
-        assert np.isfinite(result.objective)
-
-
-@pytest.mark.parametrize("penalty", ["kl", "tv", "l2", "range"])
-def test_reg_m_per_point(backend, penalty):
-    rng = np.random.default_rng(0)
-    rho = SOFT[penalty] * rng.uniform(0.3, 1.0, 12), SOFT[penalty] * rng.uniform(0.3, 1.0, 12)
-    case = pair_case((penalty, penalty), ratio=1.02).replace(reg_m=rho)
-    result = case.solve(backend=backend, tol=1e-7, max_passes=20_000)
-    verify(result, case)
-    assert abs(result.dual - dual_by_lbfgs(case)[0]) < 1e-8
-    even = case.replace(reg_m=tuple(np.full(12, r.mean()) for r in rho)).solve(backend=backend)
-    same = case.replace(reg_m=tuple(float(r.mean()) for r in rho)).solve(backend=backend)
-    assert relative_error(even.plan, same.plan) < 1e-6
 
 
 def test_some_points_hard(backend):
@@ -90,7 +19,7 @@ def test_some_points_hard(backend):
     result = case.solve(backend=backend, tol=1e-9)
     verify(result, case)
     np.testing.assert_allclose(result.row_marginal[:3], case.a[:3], rtol=1e-8)
-    assert abs(result.dual - dual_by_lbfgs(case)[0]) < 1e-8
+    assert abs(result.dual - optimum(case).dual) < 1e-8
 
 
 def test_limits_of_reg_m(backend):
@@ -121,57 +50,22 @@ def test_what_the_penalties_mean(backend):
 # ---- certificates ----
 
 
-def random_case(pair, seed):
-    """Sizes, masses, reg and reg_m of all orders; equal masses where both sides are hard."""
-    rng = np.random.default_rng(seed)
-    m, n = rng.integers(3, 25, 2)
-    a, b = rng.random(m), rng.random(n) * 10 ** rng.uniform(-1, 1)
-    if all(p in ("balanced", "range") for p in pair):
-        b *= a.sum() / b.sum()
-    rho = 10 ** rng.uniform(-1, 0.7)
-    reg_m = tuple({"range": 0.4, "balanced": np.inf}.get(p, rho) for p in pair)
-    return Case(rng.random((m, n)), a, b, 10 ** rng.uniform(-1.5, -0.3), reg_m, pair)
-
-
 def solve_as_batch(case, **options):
     M, a, b = case.M, np.asarray(case.a)[None], np.asarray(case.b)[None]
     return mapuot.solve_batch(M, a, b, reg=case.reg, reg_m=case.reg_m, penalty=case.penalty, **options)[0]
-
-
-NONSMOOTH = [p for p in PAIRS if {"tv", "l2", "range"} & set(p)]
-CERTIFIED = [p for p in NONSMOOTH if p[1] not in ("balanced", "range") or p[0] not in ("balanced", "range")]
-
-
-@pytest.mark.parametrize("pair", CERTIFIED, ids="-".join)
-def test_true_errors_are_below_the_bounds(pair):
-    """Plain iterations, which extrapolate nothing, tell the true plans."""
-    known = 0
-    for seed in range(30 if pair[1] == "tv" else 8):
-        case = random_case(pair, seed)
-        right = case.solve(method="sinkhorn", precision="float64", max_passes=3000, tol=1e-6)
-        if not right.converged:
-            continue
-        known += 1
-        for result in (case.solve(), case.solve(backend="reference"), solve_as_batch(case)):
-            error = np.abs(result.plan - right.plan).sum() / result.mass
-            assert error <= result.error_bound + 2 * right.error_bound
-            report = measure(case, result.log_u, result.log_v)
-            missed = max(np.abs(result.f).max(), np.abs(result.g).max()) * report.violation * result.mass
-            assert -np.inf < report.dual <= report.objective + missed + 1e-12 * report.scale
-    assert known >= 4
 
 
 def test_extrapolation_stays_where_the_dual_is_finite(backend):
     """A column potential beneath -rho has no dual value, however well the plan fits b."""
     M = np.array([[0.7, 0.1, 0.4], [0.7, 0.6, 0.6], [0.4, 0.5, 0.9]])
     case = Case(M, np.ones(3), np.array([0.2, 0.2, 0.1]), 0.1, 1.3, ("kl", "tv"))
-    right, plan = dual_by_lbfgs(case)
+    best = optimum(case)
     below = np.zeros(3), np.full(3, -100.0)
     results = [case.solve(backend=backend), case.solve(backend=backend, warm_start=below), solve_as_batch(case)]
     results += [solve_as_batch(case, warm_start=tuple(x[None] for x in below))]
     for result in results:
-        assert relative_error(result.plan, plan) <= result.error_bound + 1e-6
-        assert abs(result.dual - right) < 1e-9
+        assert relative_error(result.plan, best.plan) <= result.error_bound + 1e-6
+        assert abs(result.dual - best.dual) < 1e-9
         assert np.abs(result.g).max() <= 1.3 * (1 + 1e-12)
 
 
@@ -218,7 +112,7 @@ def test_tol_gap_waits_for_hard_columns(backend, kind):
             assert result.converged
             assert 0 <= result.gap <= 1e-5 * abs(result.dual)
             assert report.violation <= 1e-5 * (1 + 1e-6)
-            assert abs(report.dual - dual_by_lbfgs(case)[0]) <= 1e-4 * abs(report.dual)
+            assert abs(report.dual - optimum(case).dual) <= 1e-4 * abs(report.dual)
     early = case.solve(backend=backend, method="sinkhorn", callback=lambda stats: True)
     assert measure(case, early.log_u, early.log_v).violation > 1e-6
     assert early.gap == np.inf
@@ -265,24 +159,23 @@ def test_product_reference_is_the_outer_product(backend):
 @pytest.mark.parametrize("kind", SIDES)
 def test_penalty_formulas(kind):
     """prox, dual term and gap term of mapuot.penalties, from the definition of D(r | t)."""
+    law = LAW.get(kind, kind)
     rho, t, reg = np.full(9, SOFT.get(kind, np.inf)), np.linspace(0.2, 3, 9), 0.3
     given, upper = (rho, None) if kind != "range" else (1 - rho, 1 + rho)
     log_s = np.linspace(-3, 3, 9)
     x = penalties.prox(kind, log_s, t, given, upper, reg)
     r = np.exp(x + log_s)
-    # x maximises the dual at that point: conjugate(f) - reg e^(f/reg) s
-    best = conjugate(kind, reg * x, t, rho) - reg * r
+    # x maximises the dual at that point: dual_term(f) - reg e^(f/reg) s
+    best = dual_term(law, reg * x, t, rho) - reg * r
     for step in (-1e-3, 1e-3):
-        assert (conjugate(kind, reg * (x + step), t, rho) - reg * np.exp(x + step + log_s) < best).all()
+        assert (dual_term(law, reg * (x + step), t, rho) - reg * np.exp(x + step + log_s) < best).all()
     f = np.linspace(-0.4, 0.6, 9)
-    np.testing.assert_allclose(penalties.dual_term(kind, f, t, given, upper), conjugate(kind, f, t, rho), atol=1e-14)
+    np.testing.assert_allclose(penalties.dual_term(kind, f, t, given, upper), dual_term(law, f, t, rho), atol=1e-14)
     if kind != "balanced":
         inside = np.clip(t * np.linspace(0.5, 1.5, 9), t * (1 - rho), t * (1 + rho)) if kind == "range" else 0.7 * t
-        right = divergence(kind, inside, t, rho) - conjugate(kind, f, t, rho) + f * inside
+        right = divergence(law, inside, t, rho) - dual_term(law, f, t, rho) + f * inside
         np.testing.assert_allclose(penalties.gap_term(kind, f, inside, t, given, upper), right, atol=1e-13)
-        np.testing.assert_allclose(
-            penalties.divergence(kind, inside, t, given, upper), divergence(kind, inside, t, rho)
-        )
+        np.testing.assert_allclose(penalties.divergence(kind, inside, t, given, upper), divergence(law, inside, t, rho))
 
 
 @pytest.mark.parametrize("kind", ["tv", "range"])
@@ -302,11 +195,11 @@ def test_conjugate_is_a_minimum():
     """The test's own formula against a search over r."""
     r = np.linspace(0, 20, 2_000_001)
     for kind in SIDES:
-        rho, t = SOFT.get(kind, np.inf), 1.3
+        rho, t, law = SOFT.get(kind, np.inf), 1.3, LAW.get(kind, kind)
         for f in (-0.2, 0.0, 0.15, 1.0 if kind in ("kl", "l2") else 0.2):
             allowed = {"balanced": r == r[130_000], "range": np.abs(r - t) <= rho * t + 1e-9}.get(kind, r >= 0)
-            values = divergence(kind, r[allowed], t, np.float64(rho)) + f * r[allowed]
-            np.testing.assert_allclose(conjugate(kind, f, t, np.float64(rho)), values.min(), atol=1e-6)
+            values = divergence(law, r[allowed], t, np.float64(rho)) + f * r[allowed]
+            np.testing.assert_allclose(dual_term(law, f, t, np.float64(rho)), values.min(), atol=1e-6)
 
 
 def test_measure_sees_a_wrong_answer():

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from judge import is_false
 from tqdm import tqdm
 
 from mapuot.processor import core_count
 
-from .judge import is_false
 from .trial import OVER_RANKS, PATHS
 
 TESTS = Path(__file__).resolve().parent.parent

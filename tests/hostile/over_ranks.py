@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from judge import Claim
 from scipy import sparse
 
 import mapuot
 from mapuot.ranks import own_rows
 
-from .trial import Claim, Trial, stored
+from .trial import Trial, stored
 
 
 def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:

@@ -12,46 +12,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from oracle import LONG, spread
+from problems import Case
 
 PENALTIES = ("kl", "balanced", "tv", "l2", "range")
-LONG = np.longdouble
 
 
 @dataclass(frozen=True)
-class Problem:
+class Problem(Case):
     """The mathematical arguments of one solve; reg_m a pair of numbers or vectors, penalty a pair."""
 
-    M: Any  # float64 or float32
-    a: Any
-    b: Any
-    reg: float
-    reg_m: tuple[Any, Any]
-    penalty: tuple[str, str]
-    reference: Any = "product"
     points: Any = None  # (x, y, metric, scale) that M is the costs of
     grid: Any = None  # (nodes, spacing, scale, target, offset) of both grids that it is
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        m, n = self.M.shape
-        return m, n
 
     def replace(self, **changes: Any) -> Problem:
         """Another M is that of no points and no grid, unless these are given with it."""
         if "M" in changes:
             changes = {"points": None, "grid": None, **changes}
         return dataclasses.replace(self, **changes)
-
-    def side(self, k: int) -> tuple[str, Any, Any]:
-        """(penalty, weight, reg_m per point) of the rows (0) or the columns (1); "balanced" is "kl" with inf."""
-        weight, kind = (self.a, self.b)[k], self.penalty[k]
-        rho = np.full(len(weight), np.inf) if kind == "balanced" else np.broadcast_to(self.reg_m[k], weight.shape)
-        return "kl" if kind == "balanced" else kind, weight, np.ascontiguousarray(rho, float)
-
-    def hard(self, k: int) -> bool:
-        """Whether the side has a constraint that no finite price pays for."""
-        kind, _, rho = self.side(k)
-        return kind == "range" or bool(np.isinf(rho).any())
 
     @property
     def cost_rounding(self) -> float:
@@ -67,17 +45,6 @@ class Problem:
         if metric in ("cosine", "wfr"):  # absolute: of angles
             return 4 * scale * unit * (1 if metric == "cosine" else float(np.exp(min(40.0, largest / (2 * scale)))))
         return unit * largest
-
-    def exactly_balanced(self, k: int) -> bool:
-        """Every point of the side is hard: what the library calls balanced."""
-        kind, _, rho = self.side(k)
-        return kind == "kl" and bool(np.isinf(rho).all())
-
-
-def spread(M: Any) -> float:
-    """range(M) of the finite entries, 1 where they are all one number."""
-    finite = np.asarray(M, float)[np.isfinite(M)]
-    return float(np.ptp(finite)) or 1.0 if finite.size else 1.0
 
 
 def draw_size(rng: Any, largest: int) -> int:
@@ -227,7 +194,7 @@ def draw_boxes(rng: Any) -> Problem:
         a, b = draw_masses(rng, m), draw_masses(rng, n)
         b = b * 10.0 ** rng.uniform(-3, 3) if rng.random() < 0.3 else b
         penalty, reg_m = draw_penalties(rng, reg, a, b, bool(rng.random() < 0.6))
-        found = Problem(M, a, b, reg, reg_m, penalty, "product", (x, y, metric, 1.0))
+        found = Problem(M, a, b, reg, reg_m, penalty, points=(x, y, metric, 1.0))
         if found.exactly_balanced(0) and found.exactly_balanced(1):
             found = found.replace(b=b * (a.sum() / b.sum()))
         return found
@@ -257,7 +224,8 @@ def draw_grid(rng: Any, largest: int) -> Problem:
         np.inf if np.isinf(r).any() else draw_rho(rng, "kl", reg, t) for r, t in zip(problem.reg_m, (a, b), strict=True)
     )
     reference = problem.reference if isinstance(problem.reference, str) else "product"
-    found = Problem(M, a, b, float(reg), reg_m, ("kl", "kl"), reference, None, (nodes, spacing, scale, target, offset))
+    grid = nodes, spacing, scale, target, offset
+    found = Problem(M, a, b, float(reg), reg_m, ("kl", "kl"), reference, grid=grid)
     if found.exactly_balanced(0) and found.exactly_balanced(1):
         found = found.replace(b=b * (a.sum() / b.sum()))
     return found

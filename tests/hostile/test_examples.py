@@ -5,11 +5,11 @@ Most were shrunk by ``make hostile``; each stands for the rounding or the satura
 
 import numpy as np
 import pytest
+from judge import judge
+from oracle import compiler
 
 import mapuot
 
-from .judge import judge
-from .newton import compiler
 from .problem import Problem
 from .trial import Trial, call
 

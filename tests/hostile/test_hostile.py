@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from judge import divergence, is_false, judge
+from oracle import LONG, answer, call, compiler, library
 
-from .judge import divergence, is_false, judge
-from .newton import answer, call, compiler, library
-from .problem import LONG, Problem, draw
+from .problem import Problem, draw
 from .shrink import shrunk
 from .trial import PATHS, Trial, snippet
 from .trial import call as solved

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from judge import plan_of, relative
+from oracle import answer, compiler
 
 import mapuot
 
-from .judge import plan_of, relative
-from .newton import answer, compiler
 from .problem import Problem
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")

@@ -13,13 +13,15 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from judge import Claim, claim_of
+from oracle import spread
 from scipy import sparse
 
 import mapuot
 from mapuot.ascend import groups
 from mapuot.backends import boxes
 
-from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho, spread
+from .problem import Problem, draw, draw_boxes, draw_grid, draw_masses, draw_pairs, draw_points, draw_rho
 
 PATHS = ("cold", "warm", "batch", "path", "stream", "pot", "points", "sparse", "grids", "sparse batch", "truncated")
 OVER_RANKS = "ranks", "sparse ranks"  # one job each, in step
@@ -50,27 +52,6 @@ class Trial:
 
     def replace(self, **changes: Any) -> Trial:
         return dataclasses.replace(self, **changes)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What the library says of one problem; None where a function does not tell."""
-
-    converged: bool
-    status: str
-    plan: Any = None
-    log_u: Any = None
-    log_v: Any = None
-    gap: Any = None
-    error_bound: Any = None
-    dual: Any = None
-    objective: Any = None
-    mass: Any = None
-    row_marginal: Any = None
-    col_marginal: Any = None
-    pass_dual: Any = None  # the last pass's, in the trace
-    strict: bool = True  # whether columns that are balanced may have been turned into rows
-    kept: Any = None  # of a solve that skipped pairs: the pairs that its plan is not 0 on
 
 
 # ---- drawing
@@ -218,18 +199,6 @@ def stored(M: Any) -> Any:
     if form % 5 == 2:
         coo = sparse.coo_array((coo.data, (coo.row.astype(np.int64), coo.col.astype(np.int64))), shape=M.shape)
     return (coo.tocsr, coo.tocsc, lambda: coo)[form % 3]()
-
-
-def claim_of(result: Any, strict: bool = True) -> Claim:
-    numbers = (float(getattr(result, name)) for name in ("gap", "error_bound", "dual", "objective", "mass"))
-    vectors = result.row_marginal, result.col_marginal
-    plan = result.plan.toarray() if sparse.issparse(result.plan) else np.asarray(result.plan)
-    last = float(result.trace[-1].dual) if result.status != "cancelled" else None
-    kept = plan > 0 if result.skipped is not None else None
-    return Claim(
-        bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, strict,
-        kept,
-    )  # fmt: skip
 
 
 def call(trial: Trial, backend: str) -> list[Claim]:

@@ -15,8 +15,8 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from judge import Failure, judge
 
-from .judge import Failure, judge
 from .shrink import shrunk
 from .trial import NUMBERS, OVER_RANKS, Trial, call, draw_trial, snippet
 

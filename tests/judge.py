@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from . import newton
-from .problem import LONG, Problem
-from .trial import Claim
+import oracle
+from oracle import LONG
+from scipy import sparse
 
 UNIT = 2.0**-53
 ROUNDINGS = 64
@@ -29,6 +28,39 @@ class Failure:
     kind: str
     size: float
     text: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the library says of one problem; None where a function does not tell."""
+
+    converged: bool
+    status: str
+    plan: Any = None
+    log_u: Any = None
+    log_v: Any = None
+    gap: Any = None
+    error_bound: Any = None
+    dual: Any = None
+    objective: Any = None
+    mass: Any = None
+    row_marginal: Any = None
+    col_marginal: Any = None
+    pass_dual: Any = None  # the last pass's, in the trace
+    strict: bool = True  # whether columns that are balanced may have been turned into rows
+    kept: Any = None  # of a solve that skipped pairs: the pairs that its plan is not 0 on
+
+
+def claim_of(result: Any, strict: bool = True) -> Claim:
+    numbers = (float(getattr(result, name)) for name in ("gap", "error_bound", "dual", "objective", "mass"))
+    vectors = result.row_marginal, result.col_marginal
+    plan = result.plan.toarray() if sparse.issparse(result.plan) else np.asarray(result.plan)
+    last = float(result.trace[-1].dual) if result.status != "cancelled" else None
+    kept = plan > 0 if result.skipped is not None else None
+    return Claim(
+        bool(result.converged), str(result.status), plan, result.log_u, result.log_v, *numbers, *vectors, last, strict,
+        kept,
+    )  # fmt: skip
 
 
 def is_false(kind: str) -> bool:
@@ -57,7 +89,7 @@ class Measure:
         return x * (self.scale + self.steep) + x * x * self.stiff
 
 
-def reference_measure(problem: Problem) -> Any:
+def reference_measure(problem: Any) -> Any:
     c = problem.reference
     if isinstance(c, str):
         a, b = np.asarray(problem.a, LONG), np.asarray(problem.b, LONG)
@@ -65,7 +97,7 @@ def reference_measure(problem: Problem) -> Any:
     return np.asarray(c, LONG)
 
 
-def plan_of(problem: Problem, log_u: Any, log_v: Any) -> Any:
+def plan_of(problem: Any, log_u: Any, log_v: Any) -> Any:
     """diag(u) c exp(-M / reg) diag(v); an infinite u or v stands before zeros only."""
     u, v = (np.where(np.isposinf(x), -np.inf, np.asarray(x, LONG)) for x in (log_u, log_v))
     with np.errstate(all="ignore"):
@@ -104,7 +136,7 @@ def missed(kind: str, r: Any, t: Any, rho: Any) -> Any:
     return np.where(np.isinf(rho), np.abs(r - t), 0)
 
 
-def measure(problem: Problem, log_u: Any, log_v: Any, kept: Any = None) -> Measure:
+def measure(problem: Any, log_u: Any, log_v: Any, kept: Any = None) -> Measure:
     """``kept``: the pairs that count; None: all."""
     with np.errstate(all="ignore"):
         P, reg = plan_of(problem, log_u, log_v), LONG(problem.reg)
@@ -138,12 +170,17 @@ def measure(problem: Problem, log_u: Any, log_v: Any, kept: Any = None) -> Measu
     return Measure(P, *map(float, (primal, dual, scale, steep, stiff, exponent)), violation, float(priced))
 
 
-def judge(problem: Problem, claim: Claim, options: dict[str, Any]) -> tuple[list[Failure], dict[str, float]]:
-    """What is untrue, and figures of interest: whether a reference was found, how far below the bound the error is."""
+def judge(
+    problem: Any, claim: Claim, options: dict[str, Any], best: Any = None
+) -> tuple[list[Failure], dict[str, float]]:
+    """What is untrue, and figures of interest: whether a reference was found, how far below the bound the error is.
+
+    ``best``: the oracle's answer, where it is known.
+    """
     found = finite_failures(claim)
-    best = newton.answer(problem)
+    best = best or oracle.answer(problem)
     if best is None and claim.converged and not np.isnan(claim.log_v).any():
-        best = newton.answer(problem, claim.log_v)
+        best = oracle.answer(problem, claim.log_v)
     if best is None:
         return found, {"no reference": 1}
     if any(np.isnan(x).any() for x in (claim.plan, claim.log_u, claim.log_v)):
@@ -195,7 +232,7 @@ def met_failures(claim: Claim, options: dict[str, Any]) -> list[Failure]:
 
 
 def error_failures(
-    problem: Problem, claim: Claim, best: Any, mine: Measure, storage: float, figures: dict[str, float]
+    problem: Any, claim: Claim, best: Any, mine: Measure, storage: float, figures: dict[str, float]
 ) -> list[Failure]:
     if claim.error_bound is None or not np.isfinite(claim.error_bound):
         return []
@@ -238,7 +275,7 @@ def error_failures(
     return found
 
 
-def value_failures(problem: Problem, claim: Claim, best: Any, mine: Measure, storage: float) -> list[Failure]:
+def value_failures(problem: Any, claim: Claim, best: Any, mine: Measure, storage: float) -> list[Failure]:
     found: list[Failure] = []
     if not np.isfinite(best.dual):
         return found
@@ -274,7 +311,7 @@ def value_failures(problem: Problem, claim: Claim, best: Any, mine: Measure, sto
     return found
 
 
-def marginal_failures(problem: Problem, claim: Claim, mine: Measure, storage: float) -> list[Failure]:
+def marginal_failures(problem: Any, claim: Claim, mine: Measure, storage: float) -> list[Failure]:
     """Mass and marginals are those of the plan: to the storage's rounding, or what the certificate allows."""
     found = []
     bound = claim.error_bound if claim.error_bound is not None and np.isfinite(claim.error_bound) else None

@@ -1,4 +1,7 @@
-"""newton.c, compiled once and called: the answer that the library is compared with, and how far it can be trusted."""
+"""oracle.c, compiled once and called: the answer that the library is compared with, and how far it can be trusted.
+
+A problem is a ``problems.Case``. Nothing here calls the library.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from .problem import LONG, Problem, spread
-
-SOURCE = Path(__file__).with_name("newton.c")
-CACHE = Path(tempfile.gettempdir()) / f"mapuot-hostile-{os.getuid()}"
+LONG = np.longdouble
+SOURCE = Path(__file__).with_suffix(".c")
+CACHE = Path(tempfile.gettempdir()) / f"mapuot-oracle-{os.getuid()}"
 KINDS = {"kl": 0, "tv": 1, "l2": 2, "range": 3}
 OWN_GAP = 1e-14  # relative: beyond it an answer is no reference
 OWN_STEP = 1e-13  # relative change of the plan by one more Newton step, likewise
@@ -46,6 +48,12 @@ class Answer:
         return bool(np.isfinite([own, self.error, self.dual]).all() and own <= OWN_GAP and self.error <= OWN_STEP)
 
 
+def spread(M: Any) -> float:
+    """range(M) of the finite entries, 1 where they are all one number."""
+    finite = np.asarray(M, float)[np.isfinite(M)]
+    return float(np.ptp(finite)) or 1.0 if finite.size else 1.0
+
+
 def compiler() -> str | None:
     """A C compiler, where long double is longer than double."""
     return next(filter(shutil.which, ("gcc", "cc")), None) if np.finfo(LONG).eps < 2e-19 else None
@@ -62,19 +70,19 @@ def library(quad: bool) -> Any:
     if not path.exists():
         CACHE.mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-            built = Path(folder, "newton.so")
+            built = Path(folder, "oracle.so")
             flags = ["-DQUAD", "-lquadmath"] if quad else []
             words = [command, "-std=gnu11", "-O2", "-shared", "-fPIC", "-o", built, SOURCE, *flags, "-lm"]
             if subprocess.run(words, check=not quad, capture_output=quad).returncode:
                 return None
             built.rename(path)
-    return ctypes.CDLL(str(path)).hostile_newton
+    return ctypes.CDLL(str(path)).oracle
 
 
-def call(problem: Problem, start: Any, quad: bool) -> Answer | None:
+def call(problem: Any, start: Any, quad: bool) -> Answer | None:
     """One answer, good or not; None where no plan with mass is feasible."""
     function = library(quad)
-    m, n = problem.shape
+    m, n = np.shape(problem.M)
     kinds, weights, rhos = zip(*(problem.side(k) for k in (0, 1)), strict=True)
     M, c = np.ascontiguousarray(problem.M, float), problem.reference
     number = {"product": 0, "uniform": 1}[c] if isinstance(c, str) else 2
@@ -97,7 +105,7 @@ def call(problem: Problem, start: Any, quad: bool) -> Answer | None:
     return Answer(log_u, log_v, plan, primal, dual, gap, error, violation, scale, mass)
 
 
-def answer(problem: Problem, start: Any = None, quad: bool = False) -> Answer | None:
+def answer(problem: Any, start: Any = None, quad: bool = False) -> Answer | None:
     """The optimum; None where there is none or no answer is good enough. ``start``: a log v to begin with."""
     found = None if quad else call(problem, start, quad=False)
     if quad or (found is not None and not found.good and library(True) is not None):

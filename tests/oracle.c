@@ -1,4 +1,4 @@
-/* newton.c - the independent answer: semismooth Newton on the fixed point of entropic unbalanced transport, dense, in
+/* oracle.c - the independent answer: semismooth Newton on the fixed point of entropic unbalanced transport, dense, in
  * long double, or in __float128 where QUAD is defined.  Nothing of the library is used here.
  *
  * With x = log v, y(x) = prox(log K v) maximises the dual over the rows and G(x) = prox(log K^T e^y) over the columns;
@@ -493,7 +493,7 @@ static void report(problem *p, real step, real paid, int passes, double *out)
 
 /* reference: 0 a b^T, 1 ones, 2 c. start: log v to begin with, or NULL: then reg is lowered to the one asked for in
  * steps of 4, from reg_from. Returns 0, or 1 if no plan with mass is feasible: nothing is reported then. */
-int hostile_newton(int m, int n, const double *M, const double *c, int reference, double reg, int row_kind,
+int oracle(int m, int n, const double *M, const double *c, int reference, double reg, int row_kind,
                    int col_kind, const double *a, const double *b, const double *rho_a, const double *rho_b,
                    const double *start, double reg_from, long double *log_u, long double *log_v, long double *plan,
                    double *out)
