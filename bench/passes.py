@@ -56,7 +56,7 @@ def hard_case(family: str, reg: float, rho: float, mass: float) -> dict[str, Any
     M, a, b = problems.make(family, *HARD_SHAPE, seed=2, mass=mass)
     result = peers.ours((M, a, b, reg, rho), 1e-6, threads=1)
     case = oracle.Case(M, a, b, reg, rho)
-    best = oracle.plan_of(case, *oracle.newton(case, result.log_u, result.log_v))
+    best = oracle.optimum(case).plan
     true = float(np.abs(result.plan - best).sum() / result.plan.sum())
     return {"family": family, "reg": reg, "rho": rho, "mass": mass, "status": result.status, "passes": result.n_passes,
             "bound": result.error_bound, "true": true, "lies": not true <= result.error_bound + ROUNDING}  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the marginal penalties mean, their formulas, and every reference. Every pair of them: tests/test_matrix.py."""
+"""What the marginal penalties mean, their formulas, and every reference."""
 
 import numpy as np
 import pytest

@@ -11,7 +11,7 @@ from .problem import Problem
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
 PAIRS = [("tv", "tv"), ("kl", "tv"), ("tv", "kl"), ("l2", "tv"), ("kl", "range"), ("range", "tv"), ("tv", "range")]
-EXACT = 32 * 2.0**-53  # the rounding of a plan in long double, as judge.py allows it
+EXACT = 32 * 2.0**-53  # the rounding of a plan in long double, as the judge allows it
 
 
 def draw(seed, pair):
