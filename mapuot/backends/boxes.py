@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..cached import cached_property
-from ..penalties import F64, plan_error
+from ..penalties import F64
 from ..problem.points import Kept, PointCloud
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
 from .contract import LEAST_MASS, METRICS, PAD, Stats, host, namespace
+from .rules import Judge, plan_error
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
 MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
@@ -369,6 +370,7 @@ class Truncation:
         self.plain: F64 | None = None  # where the pass before would have gone on without a correction
         self.nats, self.rough, self.goal = nats, rough, GOAL * tol
         self.settled: Stats | None = None
+        self.judge = Judge(tol=tol, tol_gap=tol_gap)
         self.hidden = 0.0  # bound on the mass that the last pass looked at skipped
         sums = float(problem.rows.ranks.sum(start.r.sum())), float(start.s.sum())
         self.known = all(0 < x < math.inf for x in sums)  # are the sums of K, about? else it is balanced
@@ -386,21 +388,21 @@ class Truncation:
             self.correct = self.plain = None
         return self.kept
 
-    def settle(self, stat: Stats, state: State) -> None:
-        """Put into the numbers of a pass what is skipped, once, and ask for another mask where that is too much."""
+    def settle(self, stat: Stats, state: State, moved: float) -> None:
+        """Put into the numbers of a pass what is skipped, once, and ask for another mask where that is too much.
+
+        ``moved``: mapuot_progress.moved of the pass.
+        """
         assert self.boxes
         if self.settled is stat:
             return
         self.settled = stat
         share = self.boxes.skipped(state, self.kept)
         self.hidden = share.mass
-        reg, found = self.problem.reg, stat.error
-        part = share.mass / stat.mass if stat.mass > 0 else math.inf
-        if share.mass:
-            stat.error = (found + share.error) * (1 + part) + part
-            stat.gap, stat.dual = stat.gap + reg * share.mass, stat.dual - reg * share.mass
-        finite = math.isfinite(stat.dual)  # a mask may bound nothing where almost no mass moves
-        enough = stat.error <= self.tol or (finite and stat.gap <= self.tol_gap * abs(stat.dual))
+        found, part, more = stat.error, share.mass / stat.mass if stat.mass > 0 else math.inf, 0.0
+        if share.mass:  # (found + share.error) (1 + part) + part, less what was found
+            more = share.error * (1 + part) + part * (1 + found)
+        enough = self.judge.again(stat, more, self.problem.reg * share.mass, moved)
         self.take(stat, state, found)
         costly = stat.status == "running" and not stat.rejected and share.error > max(MOST * self.tol, 0.5 * found)
         if costly or (stat.status == "converged" and not enough):

@@ -113,7 +113,7 @@ class KernelWorkspace:
         if narrow:
             self.truncation.look(stats[-1], self.iterate_state)
         else:
-            self.truncation.settle(stats[-1], self.iterate_state())
+            self.truncation.settle(stats[-1], self.iterate_state(), self.progress_of("moved"))
         if self.progress_of("dead") > 0 and self.truncation.known:
             self.truncation.known, stats[-1].status = False, "absorb"
         return stats
@@ -121,7 +121,7 @@ class KernelWorkspace:
     def conclude(self, stat: Stats) -> None:
         """The same for the last pass of a run."""
         if self.truncation:
-            self.truncation.settle(stat, self.iterate_state())
+            self.truncation.settle(stat, self.iterate_state(), self.progress_of("moved"))
 
     def iterate_state(self) -> State:
         return State(*map(self.to_numpy, (*self.potentials(), *self.marginals())))
