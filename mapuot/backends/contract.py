@@ -135,11 +135,6 @@ def namespace(*arrays: Any) -> Any:
     return sys.modules["cupy"] if on_gpu else np
 
 
-def runs_kernels(xp: Any) -> bool:
-    """Whether CUDA kernels run on arrays of ``xp``: on CuPy's, not on NumPy's, which tests put in their place."""
-    return hasattr(xp, "RawModule")
-
-
 def host(x: Any) -> Any:
     """A numpy array of what may lie on a GPU."""
     return x.get() if namespace(x) is not np else x

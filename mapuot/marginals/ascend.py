@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..backends import Stats, load
-from ..backends.contract import LEAST_MASS, memory_of, runs_kernels
+from ..backends.contract import LEAST_MASS, memory_of
 from ..backends.kernel import StaleError, largest_of
 from ..penalties import F64, plan_error
 from .coarse import Coarse
@@ -159,7 +159,7 @@ def passes_left(guesses: list[float], tol: float) -> float:
 def history_of(body: Body) -> Any:
     """Of a body's states, on its device where they are large."""
     problem, entries = body.problem, body.ends[-1]
-    there = runs_kernels(problem.xp) and entries > HOST_ENTRIES
+    there = problem.xp is not np and entries > HOST_ENTRIES
     return load("cuda" if there else "cpu").History(memory_of(DEPTH, max(problem.shape), 8), body.ends)
 
 

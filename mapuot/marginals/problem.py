@@ -175,7 +175,7 @@ class MultiProblem:
         pair = pair if pair in self.sizes else pair[::-1]
         ends = self.lows[pair], self.sizes[pair]
         if self.xp is not np:
-            kernel: LogKernel = load("cuda").Kernel(cost, self.reg, ends, self.xp, self.storage)
+            kernel: LogKernel = load("cuda").Kernel(cost, self.reg, ends, self.storage)
         else:
             held = "float64" if self.storage == "made" and isinstance(cost, Sparse) else self.storage
             kernel = load("cpu").Kernel(cost, self.reg, ends, held, self.threads)

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from ..backends import load
-from ..backends.contract import runs_kernels
 from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum, vectors_of_pass
 from ..penalties import F64
 from .coarse import Coarse, serves
@@ -54,8 +53,7 @@ class Tree:
         fi = [x.fi(problem.reg) for x in problem.marginals]
         edges = [(k, parent, self.kernels[k], fi[k]) for k, parent in self.inner]
         engine = load("cpu" if problem.xp is np else "cuda")
-        runs = problem.xp is np or runs_kernels(problem.xp)
-        self.whole_pass = engine.TreePass(edges, problem.starts.tolist(), problem.log_weight) if runs else None
+        self.whole_pass = engine.TreePass(edges, problem.starts.tolist(), problem.log_weight)
         self.below, self.points = [k for k, _ in self.inner], problem.points_of(self.inner)
         starts = self.points.message.tolist()
         self.ends: list[int] = starts[1:]

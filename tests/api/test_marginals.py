@@ -28,7 +28,6 @@ from marginals import (
 import mapuot
 from mapuot.backends import cpu
 from mapuot.backends.coarse import Labels
-from mapuot.backends.cuda import kernel as cuda_kernel
 from mapuot.backends.kernel import StaleError
 from mapuot.marginals import coarse
 from mapuot.marginals.ascend import Ascent, Rules, translation
@@ -753,25 +752,25 @@ def test_corrections_are_newtons_steps(shape, rho, corrected):
 
 @pytest.mark.parametrize("storage", ["float64", "float32"])
 def test_what_clusters_exchange_is_the_plan(storage):
-    """Blocks of a labelled pass, by the core and by the products of a GPU's kernel, here numpy's, against the plan."""
+    """Blocks of a labelled pass of the core against the plan."""
     rng = np.random.default_rng(3)
     M, y, a = rng.random((37, 53)), rng.normal(size=53), rng.normal(size=37)
     label = rng.permutation(37) % 8
     order = np.argsort(label, kind="stable")
     labels = Labels(order, np.searchsorted(label[order], np.arange(9)), label)
-    for made in (cpu.Kernel(Dense(M), 0.1, (0.0, 1.0), storage), cuda_kernel.Kernel(Dense(M), 0.1, (0.0, 1.0), np)):
-        made.label(labels)
-        R, _, _ = made.through(y, a, 0.9)
-        made.label(None)
-        mass, shares = made.exchanged()
-        before = mass.copy(), shares.copy()
-        P = np.exp((a - 0.9 * R)[:, None] + y - M / 0.1)
-        blocks = np.stack([P[label == k].sum(0) for k in range(8)])
-        np.testing.assert_allclose(mass / mass.sum(), blocks.sum(1) / blocks.sum(), rtol=1e-6)
-        np.testing.assert_allclose(shares, blocks / blocks.sum(1)[:, None], rtol=2e-6, atol=1e-19)
-        made.through(y + 1.0 * rng.normal(size=53), a, 0.9)
-        for x, z in zip(before, made.exchanged(), strict=True):
-            np.testing.assert_array_equal(x, z)
+    made = cpu.Kernel(Dense(M), 0.1, (0.0, 1.0), storage)
+    made.label(labels)
+    R, _, _ = made.through(y, a, 0.9)
+    made.label(None)
+    mass, shares = made.exchanged()
+    before = mass.copy(), shares.copy()
+    P = np.exp((a - 0.9 * R)[:, None] + y - M / 0.1)
+    blocks = np.stack([P[label == k].sum(0) for k in range(8)])
+    np.testing.assert_allclose(mass / mass.sum(), blocks.sum(1) / blocks.sum(), rtol=1e-6)
+    np.testing.assert_allclose(shares, blocks / blocks.sum(1)[:, None], rtol=2e-6, atol=1e-19)
+    made.through(y + 1.0 * rng.normal(size=53), a, 0.9)
+    for x, z in zip(before, made.exchanged(), strict=True):
+        np.testing.assert_array_equal(x, z)
 
 
 @pytest.mark.parametrize(("reg_m", "most"), [(0.05, 0.5), (1.0, 0.6), (np.inf, 0.7)])

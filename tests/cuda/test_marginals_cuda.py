@@ -30,7 +30,7 @@ pytestmark = pytest.mark.gpu
 def made(m, n, dtype, shape=None):
     """A kernel of random costs, its passes in that shape."""
     cost = Dense(np.random.default_rng([m, n]).random((m, n)))
-    made = kernel.Kernel(cost, 0.1, (0.0, 1.0), cp, dtype)
+    made = kernel.Kernel(cost, 0.1, (0.0, 1.0), dtype)
     assert made.dtype == dtype
     made.build()
     made.builds = 1
@@ -83,7 +83,7 @@ def test_one_read_of_large_kernels(m, n, dtype):
 
 def test_rows_too_wide_are_read_twice(monkeypatch):
     monkeypatch.setattr(kernel, "strips_for", lambda *size: None)
-    found = kernel.Kernel(Dense(np.ones((3, 50))), 0.1, (0.0, 1.0), cp, "float32")
+    found = kernel.Kernel(Dense(np.ones((3, 50))), 0.1, (0.0, 1.0), "float32")
     assert found.dtype == "float64"
     found.build()
     compare(found)

@@ -9,56 +9,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import cupy as cp
 import numpy as np
 
 from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost
 from ..coarse import Labels
-from ..contract import PAD, host, namespace, runs_kernels
+from ..contract import PAD, host
 from ..kernel import BLOCK_BYTES, HOST_ENTRIES, LogKernel, Product
 from ..workspace import STORAGE
+from .arrays import Stage, free_memory
 from .kernels import ITEMSIZE, PASS, STORES, UNSET, Strips, by_value, kernel, ring_offset, row_bytes, strips_for
+from .launch import device_limits
+from .room import Room
+from .stream import fill_rows, reduce_rows
 
 TINY = float(np.finfo(float).tiny)
 
 
 class Kernel(LogKernel):
-    """K on the device of ``xp``, CuPy or, for tests, numpy; its rows are padded with zeros."""
+    """K on the current device; its rows are padded with zeros."""
 
-    def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], xp: Any, dtype: str = "float64") -> None:
-        self.xp, (self.m, self.n), self.runs = xp, cost.shape, runs_kernels(xp)
+    def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], dtype: str = "float64") -> None:
+        self.m, self.n = cost.shape
         self.ld = -(-self.n // PAD) * PAD
-        self.K: Any = xp.empty((0, 0))
+        self.K: Any = cp.empty((0, 0))
         self.labels: Labels | None = None
         super().__init__(cost, reg, ends, dtype if self.strips(dtype) else "float64")
 
     def strips(self, dtype: str) -> Strips | None:
         """How one read of K lies on the device; None where it has no bulk copies or a row is too wide for it."""
-        if not self.runs:
-            return None
-        from .launch import device_limits  # noqa: PLC0415 - needs CuPy
+        capability, processors, shared = device_limits(cp.cuda.Device().id)
+        return strips_for(self.m, self.ld, ITEMSIZE[dtype], processors, shared) if capability >= 90 else None
 
-        capability, processors, shared = device_limits(self.xp.cuda.Device().id)
-        shape = strips_for(self.m, self.ld, ITEMSIZE[dtype], processors, shared)
-        return shape if capability >= 90 else None
-
-    def blocks(self, cost: Cost) -> Any:
+    def blocks(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
         """Blocks (i0, i1, C) of a cost on the device, all of it at once where it lies there."""
-        stage = self.xp.asarray
-        if self.runs:
-            from .arrays import Stage  # noqa: PLC0415 - needs CuPy
-
-            stage = Stage()
-        there = cost.held and namespace(cost.array) is self.xp
+        stage, there = Stage(), cost.held and isinstance(cost.array, cp.ndarray)
         for i0, i1, C, _ in cost.blocks(most=None if there else BLOCK_BYTES):
-            yield i0, i1, stage(C if self.runs else np.asarray(C))
+            yield i0, i1, stage(C)
 
     def logarithms(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
         for i0, i1, C in self.blocks(cost):
             for k0 in range(i0, i1, rows := max(1, BLOCK_BYTES // (8 * cost.shape[1]))):
                 k1 = min(k0 + rows, i1)
-                yield k0, k1, self.xp.asarray(C[k0 - i0 : k1 - i0], np.float64) / -self.reg
+                yield k0, k1, cp.asarray(C[k0 - i0 : k1 - i0], np.float64) / -self.reg
 
     @property
     def matrix(self) -> Any:
@@ -71,44 +66,24 @@ class Kernel(LogKernel):
         return OneRead(self, shape) if shape else None
 
     def balance(self, y: F64) -> F64:
-        xp, y = self.xp, self.xp.asarray(y)
-        top = xp.full(self.n, -np.inf)
+        beta, top = cp.asarray(y), cp.full(self.n, -np.inf)
         for i0, i1, C in self.blocks(self.cost):
-            largest = self.row_max(C, xp.zeros(i1 - i0), y)
+            (largest,) = reduce_rows("row_max", C, None, cp.zeros(i1 - i0), beta, self.reg, 1)
             self.p[i0:i1] = -host(largest)
-            xp.maximum(top, self.row_max(C.T, y, -largest), out=top)
+            cp.maximum(top, reduce_rows("row_max", C.T, None, beta, -largest, self.reg, 1)[0], out=top)
         return np.asarray(host(top))
 
-    def row_max(self, C: Any, alpha: Any, beta: Any) -> Any:
-        """max_j (alpha_i + beta_j - C_ij / reg)."""
-        if not self.runs:
-            return (alpha[:, None] + beta - np.asarray(C, np.float64) / self.reg).max(1)
-        from .stream import reduce_rows  # noqa: PLC0415 - needs CuPy
-
-        return reduce_rows("row_max", C, None, alpha, beta, self.reg, 1)[0]
-
     def build(self) -> None:
-        xp = self.xp
-        q = xp.asarray(self.q) if self.q.any() else xp.zeros(self.n)
+        q = cp.asarray(self.q) if self.q.any() else cp.zeros(self.n)
         if not self.K.size or self.K.dtype != STORAGE[self.dtype]:
             vars(self).pop("one_read", None)  # the one before goes first
             self.K = None
             self.need_memory(self.m * self.ld * ITEMSIZE[self.dtype])
-            self.K = xp.zeros((self.m, self.ld), STORAGE[self.dtype])
+            self.K = cp.zeros((self.m, self.ld), STORAGE[self.dtype])
         for i0, i1, C in self.blocks(self.cost):
-            p = xp.asarray(self.p[i0:i1])
-            if self.runs:
-                from .stream import fill_rows  # noqa: PLC0415 - needs CuPy
-
-                fill_rows(self.K[i0:i1], self.dtype, C, None, p, q, self.reg)
-            else:
-                self.matrix[i0:i1] = xp.exp(p[:, None] + q - np.asarray(C, np.float64) / self.reg)
+            fill_rows(self.K[i0:i1], self.dtype, C, None, cp.asarray(self.p[i0:i1]), q, self.reg)
 
     def need_memory(self, needed: int) -> None:
-        if not self.runs:
-            return
-        from .arrays import free_memory  # noqa: PLC0415 - needs CuPy
-
         free = free_memory(needed)
         if needed > free:
             told = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free"
@@ -122,25 +97,24 @@ class Kernel(LogKernel):
         if self.labels and 0 < u.max() < np.inf:
             self.told = self.exchange(self.labels, u / u.max(), self.vector(v))
         if sums is None:
-            sums = self.xp.asarray(u) @ self.matrix
+            sums = cp.asarray(u) @ self.matrix
         return log_s, host(sums) if self.n <= HOST_ENTRIES else sums, float(u.max())
 
     def vector(self, v: F64 | Product) -> Any:
-        return v.vector(self.xp) if isinstance(v, Product) else self.xp.asarray(v)
+        return v.vector(cp) if isinstance(v, Product) else cp.asarray(v)
 
     def label(self, labels: Labels | None) -> None:
         self.labels = labels
         if labels:  # nothing, should no pass be as it is wanted
-            self.told = np.zeros(labels.clusters), self.xp.zeros((labels.clusters, self.n), np.float32)
+            self.told = np.zeros(labels.clusters), cp.zeros((labels.clusters, self.n), np.float32)
 
     def exchange(self, labels: Labels, u: F64, v: Any) -> tuple[F64, Any]:
         """A product of the clusters with K more, which counts as no pass."""
-        xp = self.xp
-        members = xp.zeros((labels.clusters, self.m), self.K.dtype)
-        members[xp.asarray(labels.label), xp.arange(self.m)] = xp.asarray(u.astype(self.K.dtype))
+        members = cp.zeros((labels.clusters, self.m), self.K.dtype)
+        members[cp.asarray(labels.label), cp.arange(self.m)] = cp.asarray(u.astype(self.K.dtype))
         blocks = (members @ self.matrix) * v
         mass = blocks.sum(1)
-        shares = (blocks / xp.maximum(mass, TINY)[:, None]).astype(np.float32)
+        shares = (blocks / cp.maximum(mass, TINY)[:, None]).astype(np.float32)
         return host(mass), shares
 
     def exchanged(self) -> tuple[F64, Any]:
@@ -152,11 +126,10 @@ class Kernel(LogKernel):
         return np.asarray(host(self.matrix @ self.vector(v)))
 
     def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
-        xp = self.xp
-        out = xp.zeros((self.cost.shape[1 - axis], Y.shape[1]))
-        x, y, Y = xp.asarray(x), xp.asarray(y), xp.asarray(Y)
+        out = cp.zeros((self.cost.shape[1 - axis], Y.shape[1]))
+        x, y, Y = cp.asarray(x), cp.asarray(y), cp.asarray(Y)
         for i0, i1, L in self.logarithms(self.cost):
-            P = xp.exp(L + x[i0:i1, None] + y)
+            P = cp.exp(L + x[i0:i1, None] + y)
             if axis:
                 out[i0:i1] = P @ Y
             else:
@@ -164,11 +137,11 @@ class Kernel(LogKernel):
         return np.asarray(host(out))
 
     def plan_cost(self, x: F64, y: F64) -> float:
-        xp, total = self.xp, 0.0
-        x, y = xp.asarray(x), xp.asarray(y)
+        total = 0.0
+        x, y = cp.asarray(x), cp.asarray(y)
         for i0, i1, L in self.logarithms(self.cost):
-            P = xp.exp(L + x[i0:i1, None] + y)
-            total -= self.reg * float((P * xp.where(P > 0, L, 0.0)).sum())
+            P = cp.exp(L + x[i0:i1, None] + y)
+            total -= self.reg * float((P * cp.where(P > 0, L, 0.0)).sum())
         return total
 
 
@@ -176,8 +149,8 @@ class OneRead:
     """src_cuda/fused_pass.cu over the K of a `Kernel`."""
 
     def __init__(self, owner: Kernel, shape: Strips) -> None:
-        xp, m, ld = owner.xp, owner.m, owner.ld
-        self.xp, self.m, self.n, self.ld = xp, m, owner.n, ld  # not the owner: a circle would keep its K
+        m, ld = owner.m, owner.ld
+        self.m, self.n, self.ld = m, owner.n, ld  # not the owner: a circle would keep its K
         self.shape, self.back = shape, 0
         options = {"STORE": STORES[owner.dtype], **shape.options}
         self.run, self.join = (kernel("fused_pass.cu", name, **options) for name in ("fused_pass", "join_streams"))
@@ -186,8 +159,8 @@ class OneRead:
         self.run.max_dynamic_shared_size_bytes = max(self.shared, self.run.max_dynamic_shared_size_bytes)
         rows = -(-m // shape.R) * shape.R
         self.blocks = shape.streams * shape.strips
-        self.v, self.ends = xp.zeros(ld), xp.empty(2 * m)  # base, and s
-        self.part, self.scale = (xp.empty((2, count)) for count in (rows * shape.strips, rows))
+        self.v, self.ends = cp.zeros(ld), cp.empty(2 * m)  # base, and s
+        self.part, self.scale = (cp.empty((2, count)) for count in (rows * shape.strips, rows))
         for posts in (self.part, self.scale):
             posts.view(np.uint64).fill(UNSET)
         self.records = np.zeros(2, PASS)  # posts take turns
@@ -202,13 +175,11 @@ class OneRead:
 
     def open(self, v: Product) -> None:
         """Room for what calls send and bring, and for their sums, which go back with s where they are few."""
-        from .room import Room  # noqa: PLC0415 - needs CuPy
-
         self.size, self.starts = v.size.tolist(), np.cumsum([0, *v.size]).view(np.float64)  # which go along
         few = self.ld if self.n <= HOST_ENTRIES else 0
         sizes = {"starts": len(self.starts), "factors": len(v.factors), "base": self.m, "s": self.m}
         self.room = Room({**sizes, "sums": few})
-        self.sums = self.xp.empty(0 if few and self.shape.streams == 1 else self.shape.streams * self.ld)
+        self.sums = cp.empty(0 if few and self.shape.streams == 1 else self.shape.streams * self.ld)
         self.own = self.records.copy()
         self.out = self.room.there[self.room.at["sums"]] if few else self.sums[: self.ld]
         address = self.room.address
