@@ -1,8 +1,8 @@
 """`cached_property` as Python 3.12 has it, without a lock.
 
-That of 3.10 and 3.11 holds one lock for all objects of a class while it computes: a plan that one thread forms stops
-every other thread that asks another result for its own, and a child forked meanwhile waits for ever. Without it two
-threads that ask one result at once may both form its plan; the later one is kept.
+Python 3.10 and 3.11 hold one lock for all objects of a class while a property is computed: a plan that one thread forms
+would stop every thread that asks another result for its plan, and a child forked meanwhile would wait for ever. Without
+a lock two threads that ask one result at once may both form its plan; the later one is kept.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ REFERENCES = ("product", "uniform")  # those that are no file
 
 
 def numbers(ctx: Any, param: Any, value: str) -> Any:
-    """One number, or one for the rows and one for the columns: 1 or 1,inf."""
+    """Parse one number, or one for the rows and one for the columns: 1 or 1,inf."""
     try:
         found = [float(text) for text in value.split(",")]
     except ValueError:
@@ -153,7 +153,7 @@ def solve_command(**options: Any) -> None:
 
 
 def check_written(options: dict[str, Any]) -> None:
-    """What would fail, or overwrite a file of the problem, only at the end of a long solve."""
+    """Refuse before a long solve what could not be written at its end, or would overwrite a file of the problem."""
     output, checkpoint = options["output"], options["checkpoint"]
     if options["plan"] and not output:
         raise click.UsageError("--plan needs --output OUT")
@@ -185,7 +185,7 @@ def check_written(options: dict[str, Any]) -> None:
 
 
 def start_ranks() -> Ranks:
-    """All processes that the launcher started."""
+    """Return the ranks of all processes that the launcher started."""
     return join(mpi.world()) if mpi.launched() > 1 else join(None)
 
 
@@ -239,7 +239,7 @@ def run(
 
 
 def check_plan(plan: Any, M: Any) -> None:
-    """Whether M has a plan of that form."""
+    """Raise where M has no plan of the form that is asked for."""
     form, number = plan or ("", None)
     if form == "top" and number > M.shape[1]:
         raise ValueError(f"--plan top:K: K must be at most the {M.shape[1]} columns of M, got {number}")
@@ -248,14 +248,14 @@ def check_plan(plan: Any, M: Any) -> None:
 
 
 def costs(problem: str | None, points: tuple[str, str] | None, metric: str) -> Any:
-    """Of one file, or between the points of two."""
+    """Return the cost of one file, or between the points of two."""
     if points:
         return PointCloud(files.open_matrix(points[0], "x"), files.open_matrix(points[1], "y"), metric)
     return files.open_cost(problem)
 
 
 def weights(path: str | None, problem: str | None, name: str, length: int) -> Any:
-    """From their own file, or from beside M."""
+    """Read the masses from their own file, or from beside M."""
     if path is None and problem is None:
         return None
     found = files.find_vector(problem, name) if path is None else files.read_vector(path, name)
@@ -339,7 +339,7 @@ def warm_up_command() -> None:
 
 
 def module_version(name: str) -> str:
-    """As it is installed; nothing is imported for it."""
+    """Return the installed version of a module without importing it."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

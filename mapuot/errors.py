@@ -28,7 +28,7 @@ class InfeasibleError(ValueError):
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """A warning at the line that called into mapuot, or into the part of POT that did."""
+    """Warn at the line that called into mapuot, or into the part of POT that did."""
     level, frame = 1, sys._getframe(0)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in OURS:
         level, frame = level + 1, frame.f_back
@@ -36,7 +36,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def shown(value: Any) -> str:
-    """repr(value) for a message: one line, cut off; where it has none (an int of 5000 digits), its type."""
+    """Return repr(value) for a message, one line, cut off; its type where repr fails (an int of 5000 digits)."""
     try:
         text = repr(value)
     except Exception:
@@ -49,7 +49,7 @@ def cut(text: str) -> str:
 
 
 def packed(error: BaseException) -> tuple[bytes, str]:
-    """An exception for another process: the class, or the nearest base that a text alone makes, and the text."""
+    """Pack an exception for another process: its text and its class, or the nearest base that a text alone makes."""
     kinds = type(error).__mro__
     for kind in kinds[: kinds.index(Exception) if Exception in kinds else 0]:
         try:
@@ -61,7 +61,7 @@ def packed(error: BaseException) -> tuple[bytes, str]:
 
 
 def unpacked(errors: list[tuple[int, tuple[bytes, str]]], size: int) -> Exception:
-    """The error of the first rank, which is named where not all ``size`` ranks have the same."""
+    """Return the error of the first rank, which is named where not all ``size`` ranks have the same error."""
     rank, (kind, text) = errors[0]
     if len(errors) < size or any(failed != (kind, text) for _, failed in errors):
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""

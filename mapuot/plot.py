@@ -78,7 +78,7 @@ def convergence(result: Result, ax: Any = None) -> Any:
 
 
 def cells(length: int, most: int) -> Any:
-    """Where the cells of ``length`` points begin, at most ``most`` of them."""
+    """Return where the cells begin that ``length`` points are drawn as, at most ``most`` of them."""
     count = min(length, most)
     return (np.arange(count) * length) // count
 
@@ -219,7 +219,7 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
 
 
 def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) -> Any:
-    """What of each point moves: how much mass the plan makes (above 1) or leaves behind (below).
+    """Draw the share of each point's mass that moves: above 1 the plan makes mass, below it leaves some behind.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a process has to work with: cores, how many threads are worth starting on them, and the instruction set."""
+"""Processor: the cores that a process may use, how many threads are worth starting, and the instruction set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def cores() -> set[int]:
 
 
 def core_count() -> int:
-    """How many threads this process may keep busy: its cores, or the CPU quota of its container where that is less."""
+    """Return how many threads this process may keep busy: its cores, or its container's CPU quota if that is less."""
     try:
         from ._core import lib  # noqa: PLC0415  the reference runs without the C library
     except ImportError:

@@ -1,4 +1,4 @@
-"""One page about one solve: the problem, the certificate, the trace, both marginals, pictures.
+"""Page about a solve: the problem, the certificate, the trace, both marginals, pictures.
 
 The page is complete in itself: pictures are in it, nothing is loaded, and a policy in its head forbids it. Whatever
 was given (names of files, options) is escaped.
@@ -91,7 +91,7 @@ def table(rows: dict[str, Any]) -> str:
 
 
 def marginals(values: dict[str, Any]) -> str:
-    """Of both sides: what was given, what moves, and the point that is missed most."""
+    """Tabulate both sides: the given mass, the mass that moves, and the point that is missed most."""
     lines = []
     for side, given, moved in (("rows", "a", "row_marginal"), ("columns", "b", "col_marginal")):
         weight, r = np.asarray(values[given]), np.asarray(values[moved])

@@ -1,4 +1,4 @@
-"""What a pass and a solve can end in, and the one text that tells a user of a solve which did not converge."""
+"""Statuses of a pass and of a solve, and the text that tells a user why a solve did not converge."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OURS = Words()
 
 
 def told_bound(error: float, name: str = "error") -> str:
-    """A certified relative plan error in words: from 1 on it says nothing of the plan."""
+    """Put a certified relative plan error into words; from 1 on it says nothing of the plan."""
     return f"{name} {error:.1e}" if error < 1 else "nothing certified yet"
 
 
 def told_miss(error: float, tol: float, words: Words = OURS, largest: str = "") -> str:
-    """A certified error above ``tol`` in words."""
+    """Put a certified error above ``tol`` into words."""
     if error < 1:
         return f"{largest}certified relative plan error {error:.2e} > {words.tol} {tol:.2e}"
     return (
@@ -41,7 +41,7 @@ def told_miss(error: float, tol: float, words: Words = OURS, largest: str = "") 
 def not_converged(
     result: Any, tol: float, finer: bool = False, words: Words = OURS, missed: float = 0.0, forbidden: bool = False
 ) -> str:
-    """Why a certified solve did not reach ``tol``, and what may help.
+    """Say why a certified solve did not reach ``tol``, and what may help.
 
     ``finer``: precision="float64" may; ``missed``: what hard marginals miss, as a share of the mass; ``forbidden``: M
     forbids pairs.
@@ -64,7 +64,7 @@ def not_converged(
 
 
 def value_known(result: Any) -> str:
-    """What may do for who wants the value and not the plan, where the gap is small already."""
+    """Say that the value is known well, where the gap is small already, for users who do not want the plan."""
     dual = result.trace[-1].dual if result.trace else 0.0
     relative = result.gap / abs(dual) if dual else math.inf
     if not relative <= VALUE_KNOWN:

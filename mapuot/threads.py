@@ -1,4 +1,4 @@
-"""Work in other threads that no Ctrl-C can leave waiting for ever.
+"""Threads whose work no Ctrl-C can leave waiting for ever.
 
 `threading` and `concurrent.futures` wait in Python code: a Ctrl-C that falls between the taking of a lock and the
 `with` that gives it back leaves a worker, or the next call, waiting for ever, and one in a callback of a weak reference
@@ -24,7 +24,7 @@ def new_thread(work: Work) -> None:
 
 
 def kept_thread(work: Work) -> None:
-    """In the one thread that is kept: a new one takes up to a millisecond to start where the cores are busy."""
+    """Run work in a thread that is kept: a new one takes up to a millisecond to start where the cores are busy."""
     helper().put(work)
 
 
@@ -37,7 +37,7 @@ def each(
     start: Callable[[Work], None] = new_thread,
     told: Work = lambda: None,
 ) -> None:
-    """``function(item)`` of all items in up to so many other threads, ``told()`` in this one after each of them.
+    """Call ``function(item)`` for all items in other threads, at most so many, and ``told()`` here after each.
 
     The first exception of a call is raised, or one of this thread, Ctrl-C above all, when ``stop()`` has been called
     and the calls under way have ended.
@@ -84,7 +84,7 @@ def next_of(answers: SimpleQueue[Any]) -> Any:
 
 @functools.cache
 def helper() -> SimpleQueue[Work]:
-    """What a thread of its own does, one after the other; no work raises."""
+    """Return the queue of a thread that does its work one after the other; work must not raise."""
     tasks = SimpleQueue[Work]()
 
     def serve() -> None:

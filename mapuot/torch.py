@@ -213,7 +213,7 @@ class SinkhornLoss(torch.nn.Module):
         return values if self.reduction == "none" else getattr(values, self.reduction)()
 
     def values(self, M: Any, a: Any, b: Any, values: Any = None) -> Any:
-        """One value, or one a problem; ``values``: costs in the places of a sparse M."""
+        """Return one value, or one a problem; ``values`` are costs in the places of a sparse M."""
         return sinkhorn_loss(M, a, b, reg=self.reg, reg_m=self.reg_m, values=values, **self.options)
 
     def extra_repr(self) -> str:
@@ -227,7 +227,7 @@ class SinkhornDivergence(SinkhornLoss):
     """
 
     def values(self, M: Any, a: Any, b: Any, M_a: Any = None, M_b: Any = None) -> Any:
-        """One value, or one a problem."""
+        """Return one value, or one a problem."""
         return sinkhorn_divergence(M, a, b, reg=self.reg, reg_m=self.reg_m, M_a=M_a, M_b=M_b, **self.options)
 
 
@@ -354,7 +354,7 @@ class SamplesLoss(torch.nn.Module):
         return value + self.constant(a.sum(), b.sum())
 
     def constant(self, a: Any, b: Any) -> Any:
-        """What the value is above OT(a, b), or above the debiased sum of three, by the masses."""
+        """Return the terms of the masses that the loss adds to OT(a, b), or to the debiased sum of three."""
         return 0.5 * self.eps * ((a - b) ** 2 if self.debias else a + b - 2 * a * b)
 
     def dense(self, a: Any, x: Any, b: Any, y: Any, rho: Any) -> Any:
@@ -387,7 +387,7 @@ class SamplesLoss(torch.nn.Module):
 
 
 def is_transformed(x: Any) -> bool:
-    """Whether a tensor stands for others within torch.vmap or torch.func.grad."""
+    """Tell whether a tensor stands for others within torch.vmap or torch.func.grad."""
     functorch = getattr(torch._C, "_functorch", None)
     return functorch is not None and bool(functorch.is_functorch_wrapped_tensor(x))
 

@@ -32,7 +32,7 @@ SAMPLED = 1 << 20  # pairs that the scale of a cost is taken from where it is no
 
 
 class Coupling:
-    """The coupling between two days; whatever is asked of it comes without forming it.
+    """The coupling between two days; its methods never form it.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Coupling:
 
     @property
     def growth(self) -> F64:
-        """What each cell of day t0 grows by in a day, as found, relative to what was begun with: (m,)."""
+        """Growth of each cell of day t0 in a day, as the last iteration found it: (m,)."""
         return self.growths[-1]
 
     @property
@@ -234,14 +234,14 @@ class OTModel:
         return pairwise(t for t in self.timepoints if t0 <= t <= t1)
 
     def descendants(self, population: Any, t0: float, t1: float) -> F64:
-        """Where the cells of day t0 (weights or a mask) have their descendants on day t1, day by day; of sum 1."""
+        """Return where the descendants on day t1 of cells of day t0 (weights or a mask) are, day by day, of sum 1."""
         p = as_population(population, int((self.days == t0).sum()))
         for pair in self.steps(t0, t1):
             p = normalised(self.coupling(*pair).push_forward(p))
         return p
 
     def ancestors(self, population: Any, t1: float, t0: float) -> F64:
-        """Where the cells of day t1 (weights or a mask) have their ancestors on day t0, day by day; of sum 1."""
+        """Return where the ancestors on day t0 of cells of day t1 (weights or a mask) are, day by day, of sum 1."""
         p = as_population(population, int((self.days == t1).sum()))
         for pair in reversed([*self.steps(t0, t1)]):
             p = normalised(self.coupling(*pair).pull_back(p))
@@ -266,7 +266,7 @@ def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> f
 
 
 def column(data: Any, given: Any, field: str, count: int, name: str) -> Any:
-    """What is given, or a column of ``data.obs``, as (cells,) numbers; None where there is neither."""
+    """Return the given values, or a column of ``data.obs``, as (cells,) numbers; None where there is neither."""
     if given is None:
         obs = getattr(data, "obs", None)
         if obs is None or field not in obs:
@@ -285,7 +285,7 @@ def dense(X: Any) -> F64:
 
 
 def components(x: F64, y: F64, count: int) -> tuple[F64, F64]:
-    """Both in their common principal components; as in wot, each cell is first centred over the features, too."""
+    """Project both days onto their common principal components; each cell is centred first, as in wot."""
     both = np.vstack([x, y])
     both = both - both.mean(0)
     both -= both.mean(1, keepdims=True)

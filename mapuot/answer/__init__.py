@@ -1,1 +1,1 @@
-"""What comes back: numbers, products and derivatives of a plan, and answers in files."""
+"""Answers: the numbers, products and derivatives of a plan, and answers in files."""

@@ -1,4 +1,4 @@
-"""Products with the second derivative of the optimal objective by the points of the rows: of a PointCloud.
+"""Products with the second derivative of the optimal objective of a PointCloud by the points of the rows.
 
 The slope of row i is sum_j P_ij c'_ij, c'_ij = dc(x_i, y_j)/dx_i. Along a direction w of the points the plan moves by
 dP_ij = P_ij (df_i + dg_j - h_ij) / reg, h_ij = c'_ij . w_i, so that
@@ -65,7 +65,7 @@ def product(result: Any, x: F64, y: F64, slope: float, w: F64, tol: float, max_s
 def potentials_moved(
     result: Any, r: F64, s: F64, rows: F64, cols: F64, tol: float, max_steps: int
 ) -> tuple[F64, F64]:  # fmt: skip
-    """(df, dg), by conjugate gradients on the rows, preconditioned by their diagonal."""
+    """Return (df, dg) by conjugate gradients on the rows, preconditioned by their diagonal."""
     p = result.problem
     on_rows, on_cols = (
         np.where(marginal > 0, (1 + p.reg / rho_of(side)) * marginal, 1.0)

@@ -27,7 +27,7 @@ from .result import Result
 
 
 def dual_value(result: BatchResult | Result) -> Any:
-    """(p,) dual values, or one, as they are: ``dual`` lacks what rounding may have added, and that has jumps."""
+    """Return the dual values, (p,) or one, without what ``dual`` subtracts for rounding: that has jumps."""
     problem, xp = result.problem, namespace(result.log_u)
     A, B = (problem.A, problem.B) if isinstance(problem, BatchProblem) else (problem.rows.weight, problem.cols.weight)
     total = problem.reg * (xp.asarray(problem.c_mass) - xp.asarray(result.mass))
@@ -49,7 +49,7 @@ def marginal_gradient(result: BatchResult, name: str) -> Any:
 
 
 def continued(result: BatchResult, rows: bool) -> Any:
-    """f (or g) at every point: where the weight is 0, what its fixed point gives."""
+    """Return f (or g) at every point; where the weight is 0 the fixed point gives it."""
     p = result.problem
     f, side, weight = (result.f, p.rows, p.A) if rows else (result.g, p.cols, p.B)
     log_v, other = (result.log_v, p.B) if rows else (result.log_u, p.A)

@@ -1,4 +1,4 @@
-"""`load`: the Result that a file of `Result.save`, or of the command line, tells of."""
+"""Read the file of an answer, which `Result.save` or the command line wrote, as a Result (`load`)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
 
 
 def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
-    """Both sides and the trace; whatever is not as `store.contents` writes it raises."""
+    """Return both sides and the trace of a file; raise where one is not as `store.contents` writes it."""
     if values["format"] not in (FORMAT, MASKED):
         raise ValueError(f"format must be {FORMAT} or {MASKED}, got {shown(values['format'])}")
     if values["format"] == MASKED:
@@ -142,7 +142,7 @@ def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
 
 
 def check_same(cost: Cost, shape: tuple[int, int], saved: tuple[float, float, bool], given: Any) -> None:
-    """Whether M may be the matrix of the answer: its shape, and what it reaches from and to."""
+    """Raise where M cannot be the matrix of the answer, by its shape or by its least and largest entry."""
     if cost.shape != shape:
         raise ValueError(f"M must have the answer's shape {shape}, got {cost.shape}")
     near = all(

@@ -1,4 +1,4 @@
-"""What a solve returns: potentials and certificate at once, everything that needs the matrix on first use."""
+"""Results: potentials and certificate are there at once, everything that needs the matrix is made on first use."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds a
 
 
 def holds_float32(mass: float, entries: int) -> bool:
-    """Whether float32 holds a plan of that mass and so many entries to its rounding: what is flushed is 2^-24 of it."""
+    """Tell whether float32 can hold a plan: entries that are flushed to zero add up to at most 2^-24 of its mass."""
     return LEAST_FLOAT32 * entries <= mass <= MOST_FLOAT32
 
 
 def numbers(tables: Any, instead: float) -> Any:
-    """Vectors of what failed, ``instead`` where they are no numbers: 0 inf, or the prox of an s of inf."""
+    """Replace what is no number (0 inf, or the prox of inf) in the vectors of a failed solve by ``instead``."""
     return tuple(namespace(x).where(namespace(x).isnan(x), instead, x) for x in tables)
 
 
@@ -82,7 +82,7 @@ class Certified:
 
 
 class Answer:
-    """What one Result and that of a batch have: potentials, and a backend that pickles by its name."""
+    """Base of Result and BatchResult: potentials, and a backend that is pickled by its name."""
 
     problem: Any
     _backend: ModuleType
@@ -90,7 +90,7 @@ class Answer:
     log_v: Any
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: without the core's handle on the plan."""
+        """Return what pickle stores: everything but the core's handle on the plan."""
         state = {key: value for key, value in vars(self).items() if key != "_stream"}
         return {**state, "_backend": name_of(self._backend)}
 
@@ -200,7 +200,7 @@ class Result(Certified, Answer):
         return f"{self!r}\n{self.how}" if self.how else repr(self)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: what was solved, how well, and what of it moves."""
+        """Return the table that a notebook shows: the problem, the certificate and the mass that moves."""
         return as_table(self) if self.problem.ranks.size == 1 else f"<code>{escape(repr(self))}</code>"
 
     @property
@@ -257,7 +257,7 @@ class Result(Certified, Answer):
         return self.problem.ranks.size == 1
 
     def _values(self) -> tuple[float, Any]:
-        """(mass, (side, weight, potentials, marginal) of both) to value the plan by."""
+        """Return (mass, [(side, weight, potentials, marginal)] of both sides), from which the plan is valued."""
         p = self.problem
         r, s = self._sums[1:] if self._at_hand else (self.row_marginal, self.col_marginal)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -276,7 +276,7 @@ class Result(Certified, Answer):
 
     @property
     def _formed(self) -> PlanStream:
-        """The stream, its plan in a dtype that holds the mass."""
+        """Return the stream that makes the plan, in a dtype that holds its mass."""
         if self._stream.dtype == np.float32:
             entries = self.problem.cost.size * self.problem.ranks.size  # about: the others need not be asked
             with np.errstate(over="ignore", invalid="ignore"):  # not of marginals that may lag behind
@@ -300,7 +300,7 @@ class Result(Certified, Answer):
         return self._formed.plan(0, self.problem.shape[0])
 
     def form_plan(self, out: Any) -> None:
-        """Make ``out``, checked already, the plan."""
+        """Form the plan in ``out``, which is checked already."""
         vars(self)["plan"] = self._stream.plan(0, self.problem.shape[0], out)
 
     @cached_property
@@ -356,7 +356,10 @@ class Result(Certified, Answer):
             yield i0, self._backend.to_numpy(stream.plan(i0, min(i0 + step, m)))
 
     def _wide_blocks(self) -> Iterator[tuple[int, Any]]:
-        """The same in float64; where the plan is not, by a stream of its own, as other threads may be at work."""
+        """Yield blocks of the plan's rows in float64.
+
+        Where the plan is float32 a second stream makes them, since other threads may use the plan's own.
+        """
         stream = self._formed
         if stream.dtype != np.float64:
             stream = self._new_stream()
@@ -458,7 +461,7 @@ class Result(Certified, Answer):
         return self._larger(threshold, True)
 
     def _larger(self, least: float, strictly: bool) -> csr_array:
-        """The entries above ``least``, and but for ``strictly`` those that are equal to it."""
+        """Return the entries above ``least``; unless ``strictly``, entries equal to it as well."""
         from scipy import sparse  # noqa: PLC0415 - on first use
 
         above = np.greater if strictly else np.greater_equal
@@ -476,7 +479,7 @@ class Result(Certified, Answer):
         return sparse.csr_array(sparse.vstack(parts, format="csr"))
 
     def _least_kept(self, share: float) -> float:
-        """The least of the entries that hold this share of the mass, by two histograms of the bits of all entries.
+        """Return the least of the fewest entries that hold this share of the mass, by two histograms of their bits.
 
         Numbers >= 0 are ordered as their bits are: 19 of them first, then the 20 that follow of those in one bin.
         """
@@ -621,7 +624,7 @@ def warn_missed(result: Result, tol: float, finer: bool) -> None:
 
 
 def told_missed(result: Result, tol: float, finer: bool, words: Words = OURS) -> str:
-    """The text of that warning, see :func:`mapuot.status.not_converged`."""
+    """Return the text of the warning that ``tol`` was missed, see :func:`mapuot.status.not_converged`."""
     sides = (result.problem.rows, result.row_marginal), (result.problem.cols, result.col_marginal)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)

@@ -1,7 +1,7 @@
-"""Derivatives of the optimal objective by points and masses, and potentials away from the points: of a PointCloud.
+"""Derivatives of the optimal objective of a PointCloud by points and masses, and potentials away from the points.
 
 By the envelope theorem only what depends on a point directly counts: dW/dx_i = sum_j P_ij dc(x_i, y_j)/dx_i. The
-formula of those by the masses, and its sources, are in gradients.py.
+formula of the derivatives by the masses, and its sources, are in gradients.py.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def check(result: Any) -> PointCloud:
 
 
 def rho_of(side: Side) -> float:
-    """The one number of a side that ``check`` let pass."""
+    """Return the one reg_m of a side; ``check`` has refused sides with several."""
     assert side.scalar_rho is not None
     return side.scalar_rho
 
 
 def point_slope(result: Any, rows: bool) -> F64:
-    """The derivative by x alone, or by y: of squared distances half the work of both."""
+    """Return the derivative by x alone, or by y; for squared distances that is half the work of both."""
     cloud = check(result)
     if cloud.core[0] == "sqeuclidean":
         return chained(cloud, smooth_slope(result, cloud, rows), rows)
@@ -75,14 +75,14 @@ def point_slope(result: Any, rows: bool) -> F64:
 
 
 def smooth_slope(result: Any, cloud: PointCloud, rows: bool) -> F64:
-    """By the coordinates that the core subtracts, of scale |x - y|^2: 2 scale (r x - P y), or that of the columns."""
+    """Return the slopes of scale |x - y|^2 by the core's coordinates: 2 scale (r x - P y) of the rows."""
     x, y = centred(cloud)
     here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
     return np.asarray(2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1]))
 
 
 def centred(cloud: PointCloud) -> tuple[F64, F64]:
-    """Both clouds as the core has them, around the origin: r x - P y has the digits of x, far away few of x - y."""
+    """Return both clouds around the origin, as the core has them: r x - P y loses digits of x - y far away from it."""
     if cloud.metric == "cosine":
         return cloud.rows, cloud.targets
     centre, factor = cloud.x.mean(0), 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
@@ -95,7 +95,7 @@ def with_ones(points: F64) -> F64:
 
 
 def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
-    """Of other metrics, from rows of the plan, by the caller's coordinates, whose differences have all digits."""
+    """Return the slopes of any other metric from rows of the plan, by the caller's coordinates (no digit is lost)."""
     metric, scale = cloud.core
     d, w, y = cloud.dim, np.ones(cloud.dim) if cloud.weights is None else cloud.weights, cloud.y
     gx, gy, root = np.zeros_like(cloud.x), np.zeros_like(y), np.sqrt(w)
@@ -118,7 +118,7 @@ def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
 
 
 def chained(cloud: PointCloud, slope: F64, rows: bool) -> F64:
-    """The derivative by the caller's coordinates, from that by the core's, of squared distances."""
+    """Turn a derivative of squared distances by the core's coordinates into one by the caller's."""
     points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     if cloud.metric == "cosine":
@@ -135,7 +135,7 @@ def lengths(points: F64, factor: Any) -> F64:
 
 
 def slope_error(cloud: PointCloud, bound: float, largest: float) -> float:
-    """Error of the slopes for a mass of 1 whose plan has this bound; ``largest``: the largest cost.
+    """Return a bound on the error of the slopes for a plan of mass 1 with this error bound and largest cost.
 
     The plan's error times the most of |dc/dx|, and the rounding of sums of m or n terms with ``sizes`` before they
     cancel.
@@ -177,7 +177,7 @@ def potential(result: Any, points: Any, rows: bool = True) -> F64:
 
 
 def fixed_point(result: Any, points: Any, rows: bool, masked: Masked | None = None) -> F64:
-    """The potential of one side at points; where there is a mask, those of that side."""
+    """Return the potential of one side at points, by its fixed point; ``masked`` tells which pairs a mask keeps."""
     from scipy.special import logsumexp  # noqa: PLC0415 - on first use
 
     cloud = check(result)

@@ -1,4 +1,4 @@
-"""What of a Result goes into a file: all but M and the plan, from which `mapuot.load` makes a Result again.
+"""Contents of an answer's file: everything of a Result but M and the plan, so that `mapuot.load` can make it again.
 
 The command line writes the same, so that its answers load, too. Every number, text and array stands under a name of
 its own; the trace is a table of one row a pass, columns `TRACE`, its status an index into `STATUSES`.
@@ -22,11 +22,11 @@ TEXTS = ("status", "penalty_a", "penalty_b", "reference", "dtype")
 
 
 def contents(result: Any) -> dict[str, Any]:
-    """Name: array, number or text. Over ranks every rank must call it; vectors are whole on rank 0, None elsewhere."""
+    """Return {name: array, number or text}. Every rank must call it; vectors are whole on rank 0 and None elsewhere."""
     p = result.problem
 
     def own(x: Any) -> Any:
-        """What every rank holds whole, of the columns."""
+        """Return a vector of the columns on rank 0; every rank holds it whole."""
         return host(x) if p.ranks.rank == 0 else None
 
     values: dict[str, Any] = {
@@ -59,7 +59,7 @@ def trace_table(trace: list[Stats]) -> Any:
 
 
 def trace_of(table: Any) -> list[Stats]:
-    """The stats of ``trace_table``."""
+    """Return the stats that a table of `trace_table` holds."""
     if table.ndim != 2 or table.shape[1] != len(TRACE):
         raise ValueError(f"trace must have {len(TRACE)} columns, got shape {table.shape}")
     found = []

@@ -29,7 +29,7 @@ def side_words(side: Any) -> str:
 
 
 def certificate_words(result: Any) -> str:
-    """How well it was solved: what the certificate promises."""
+    """Say what the certificate promises."""
     if not result.error_bound < 1:
         told = "nothing is certified yet"
     elif any(

@@ -31,13 +31,13 @@ def tensor_among(*values: Any) -> Any:
 
 
 def is_csr(x: Any) -> bool:
-    """Whether this is a tensor that is sparse by rows."""
+    """Tell whether x is a tensor that is sparse by rows."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor) and x.layout == torch.sparse_csr
 
 
 def check_csr(x: Any, name: str) -> None:
-    """What of such tensors is not solved."""
+    """Raise for a CSR tensor that no solve takes."""
     if not is_csr(x):
         return
     if x.ndim != 2:
@@ -47,12 +47,12 @@ def check_csr(x: Any, name: str) -> None:
 
 
 def requires_grad(x: Any) -> bool:
-    """Whether a gradient is to go through this tensor."""
+    """Tell whether a gradient is to go through a tensor."""
     return bool(x.requires_grad and sys.modules["torch"].is_grad_enabled())
 
 
 def array_of(x: Any) -> Any:
-    """The memory of such a tensor as a numpy or CuPy array, of a CSR one as one of scipy; half precision in float32."""
+    """Return the memory of a tensor as a NumPy, CuPy or (CSR) SciPy array; half precision becomes float32."""
     x = x.detach()
     if x.is_floating_point() and x.dtype.itemsize < 4:
         x = x.float()
@@ -106,7 +106,7 @@ def taken(x: Any, name: str) -> Any:
 
 
 def listed(M: Any) -> Any:
-    """The matrices of a list, or the one M."""
+    """Return M as a list of matrices."""
     return M if isinstance(M, (list, tuple)) else (M,)
 
 

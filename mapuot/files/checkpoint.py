@@ -40,7 +40,7 @@ class Checkpoint:
         return time.monotonic() - self.last >= self.every
 
     def save(self, side: str, log_x: Any, reg: float, n_pass: int) -> None:
-        """Trouble with the disk is a warning, the solve goes on."""
+        """Write the potential; trouble with the disk is a warning, and the solve goes on."""
         self.last = time.monotonic()
         potential = reg * np.where(np.isfinite(log_x), log_x, 0.0)
         try:
@@ -63,7 +63,7 @@ def seconds(text: Any) -> float:
 
 
 def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
-    """(log u, log v) to start a problem of m rows and n columns from; ValueError where the file is of another."""
+    """Return (log u, log v) to start an m x n problem from; ValueError where the file is of another shape."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be that of a checkpoint, got {shown(path)}")
     path, start = Path(path), {"a": np.zeros(m), "b": np.zeros(n)}
@@ -80,7 +80,7 @@ def load_checkpoint(path: Any, m: int, n: int, reg: float) -> tuple[Any, Any]:
 
 
 def member(path: Path, name: str, kinds: str) -> Any:
-    """A finite array of a checkpoint, (1,) of a text."""
+    """Return a finite array of a checkpoint; a text is an array of one."""
     with reading(path, "npz"):
         array = open_member(path, name, kinds)
         if array is None:

@@ -1,4 +1,4 @@
-"""What a file's name says: ``file`` or ``file:array``, its format by the suffix, and the library that has it."""
+"""Names of files: ``file`` or ``file:array``, the format by the suffix, and the library that reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIBRARIES = {"hdf5": "h5py", "h5ad": "h5py", "zarr": "zarr"}
 
 
 def split_name(text: Any, default: str) -> tuple[Path, str, str]:
-    """(file, its format, array in it) of ``file`` or ``file:array``."""
+    """Split ``file`` or ``file:array`` into (file, its format, the array in it)."""
     whole, inside = os.fspath(text), default
     head, colon, tail = whole.rpartition(":")
     if colon and Path(head).suffix.lower() in FORMATS:
@@ -26,7 +26,7 @@ def split_name(text: Any, default: str) -> tuple[Path, str, str]:
 
 
 def library(kind: str) -> Any:
-    """The module that reads and writes a format."""
+    """Return the module that reads and writes a format."""
     name = LIBRARIES[kind]
     try:
         module = import_module(name)

@@ -21,7 +21,7 @@ BLOCK_PAIRS = 1 << 22  # at once: 50 MB of costs and indices of 64 bits, and wha
 
 
 class PairsFile(Cost):
-    """Arrays with slices, of a CSR or CSC matrix; ``told`` is a context that names the file in what they raise."""
+    """A CSR or CSC matrix as three arrays of a file; ``told`` is a context that names the file in errors."""
 
     pairs = True
     kind = Sparse.kind
@@ -51,7 +51,7 @@ class PairsFile(Cost):
         return np.asarray(self.read(0, self.shape[0]), dtype)
 
     def by_rows(self, i0: int, i1: int) -> Sparse:
-        """Rows i0 to i1 of compressed rows."""
+        """Read the rows i0 to i1 of a matrix of compressed rows."""
         start = self.bounds[i0 : i1 + 1] - self.bounds[i0]
         data, column = np.empty(start[-1], self.dtype), np.empty(start[-1], np.int32)
         for k0, k1 in steps(self.bounds[i0], self.bounds[i1]):
@@ -61,7 +61,7 @@ class PairsFile(Cost):
         return in_order(data, column, start, (i1 - i0, self.shape[1]))
 
     def by_columns(self, i0: int, i1: int) -> Sparse:
-        """Rows i0 to i1 of compressed columns: how long they are, then each pair to the next place of its row."""
+        """Read the rows i0 to i1 of compressed columns: first how long each is, then each pair into its row."""
         count, last = np.zeros(i1 - i0, np.int64), self.bounds[-1]
         for k0, k1 in steps(0, last):
             row = self.checked(k0, k1, self.shape[0])
@@ -82,7 +82,7 @@ class PairsFile(Cost):
         return in_order(data, column, start, (i1 - i0, self.shape[1]))
 
     def checked(self, k0: int, k1: int, limit: int) -> Any:
-        """Some indices, of rows or of columns."""
+        """Read some indices of rows or of columns, and check that they are below ``limit``."""
         found = np.asarray(self.indices[k0:k1])
         if found.dtype.kind not in "iu":
             raise ValueError(f"indices must be integers, got dtype {found.dtype}")
@@ -92,14 +92,14 @@ class PairsFile(Cost):
 
 
 def stored_type(dtype: Any) -> Any:
-    """That of costs in memory."""
+    """Return the dtype that costs of a dtype have in memory."""
     if dtype.kind not in "fiu":
         raise TypeError(f"data must hold real numbers, got dtype {dtype}")
     return held_type(dtype)
 
 
 def as_bounds(indptr: Any, count: int) -> Any:
-    """Where each row or column begins, checked: the rest trusts it."""
+    """Check the vector that tells where each row or column begins; everything else trusts it."""
     found = np.asarray(indptr[0 : indptr.shape[0]])
     if found.dtype.kind not in "iu" or found.shape != (count + 1,):
         raise ValueError(f"indptr must be {count + 1} integers, got shape {found.shape} of dtype {found.dtype}")
@@ -115,7 +115,7 @@ def steps(k0: int, k1: int) -> Iterator[tuple[int, int]]:
 
 
 def in_order(data: Any, column: Any, start: Any, shape: tuple[int, int]) -> Sparse:
-    """These rows, their columns rising; nothing is copied unless pairs are there twice."""
+    """Return a cost whose columns rise in each row; nothing is copied unless a pair is there twice."""
     falls = np.zeros(len(column) + 1, bool)
     falls[1:-1] = column[1:] <= column[:-1]
     falls[start] = False  # where a row begins

@@ -43,7 +43,7 @@ CHECKED_BYTES = 1 << 20  # of a member, at once
 
 @contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
-    """Whatever a damaged file makes a reader raise, as a ValueError with its name."""
+    """Turn whatever a damaged file makes a reader raise into a ValueError that names the file."""
     try:
         yield
     except (MemoryError, ImportError):
@@ -66,7 +66,7 @@ def open_cost(text: Any, name: str = "M") -> Streamed | Sparse | PairsFile:
 
 
 def opened(source: Any) -> Any:
-    """The cost of a file where ``source`` is its name; whatever else M may be as it is."""
+    """Return the cost of a file where ``source`` is its name; return anything else unchanged."""
     return open_cost(source) if isinstance(source, (str, os.PathLike)) else source
 
 
@@ -158,7 +158,7 @@ def read_values(text: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def whole_member(path: Path, name: str, kinds: str = NUMBERS + "U") -> Any:
-    """An array of an archive, a number or a text where it has no dimension."""
+    """Read an array of an archive; one without a dimension is a number or a text."""
     array = open_member(path, name, kinds)
     assert array is not None
     values = array[0 : math.prod(array.shape[:1])]
@@ -181,7 +181,7 @@ def open_array(path: Path, kind: str, name: str) -> Any:
 
 
 def check_regular(path: Path, kind: str) -> None:
-    """A pipe or a device would be waited for, or read for ever."""
+    """Refuse pipes and devices, which would be waited for or read for ever."""
     with reading(path, kind):
         there, fits = path.exists(), path.is_file() or (path.is_dir() and kind == "zarr")
     if not there:
@@ -234,7 +234,7 @@ def open_zarr(path: Path, name: str) -> Any:
 
 
 def names_in(path: Path, kind: str) -> list[str]:
-    """What arrays and groups a file has; none where it is one array."""
+    """List the arrays and groups of a file; [] where the file is one array."""
     check_regular(path, kind)
     with reading(path, kind):
         return sorted(found_names(path, kind))
@@ -256,7 +256,7 @@ def found_names(path: Path, kind: str) -> list[str]:
 
 
 def npy_header(file: Any, kinds: str) -> tuple[tuple[int, ...], bool, Any]:
-    """(shape, Fortran order, dtype of one of the kinds); the file stands at its data then."""
+    """Read (shape, Fortran order, dtype) of a header; afterwards the file stands at its data."""
     version = npy.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise ValueError(f"format version {version}")
@@ -304,14 +304,14 @@ class NpyFile:
 
 
 def check_size(shape: tuple[int, ...], dtype: Any, start: int, stop: int) -> None:
-    """Whether the entries that a header claims are there."""
+    """Raise where a file is too short for the entries that its header claims."""
     end = start + math.prod(shape) * dtype.itemsize
     if stop < end:
         raise ValueError(f"cut off at byte {stop} of {end}")
 
 
 def block_of(key: Any, shape: tuple[int, ...]) -> tuple[int, int, int, int, int]:
-    """(i0, i1, j0, j1, row length) of one slice or two."""
+    """Return (i0, i1, j0, j1, row length) of one slice or two."""
     rows, columns = key if isinstance(key, tuple) else (key, slice(None))
     height, width = (*shape, 1, 1)[:2]
     return *rows.indices(height)[:2], *columns.indices(width)[:2], width

@@ -26,14 +26,14 @@ COLUMN_VECTORS = ("b", "col_marginal", "log_v", "rho_b", "upper_b")
 
 
 def refuse_folder(path: Path) -> None:
-    """What is written takes the place of a file or of a Zarr store, never of another folder."""
+    """Refuse to write where a folder is that is no Zarr store."""
     if path.is_dir() and not any((path / name).exists() for name in ("zarr.json", ".zgroup", ".zarray")):
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
 
 
 @contextmanager
 def complete(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path``, which takes its place on success and goes on failure."""
+    """Give a temporary name beside ``path``: the file is renamed to ``path`` on success and removed on failure."""
     refuse_folder(path)
     for part in path.parent.glob(glob.escape(f".{path.name}.{platform.node()}.") + "*.part"):
         if dead(part.name.split(".")[-2]):
@@ -49,7 +49,7 @@ def complete(path: Path) -> Iterator[Path]:
 
 
 def dead(pid: str) -> bool:
-    """Whether no process of this host has the number: it was killed before it could remove its part."""
+    """Tell whether no process of this host has the number: a killed process leaves its part behind."""
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

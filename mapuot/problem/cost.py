@@ -1,8 +1,8 @@
-"""What M can be: an array (`Dense`), rows that a function or a file gives (`Streamed`), or points (points.py).
+"""Costs, which M can be: an array (`Dense`), rows of a function or a file (`Streamed`), or points (points.py).
 
 A cost gives its rows in blocks, (i0, i1, M, c), beside the same rows of a reference matrix c, which is a cost of its
-own. What lies in memory is one block and is not copied; what does not comes BLOCK_BYTES at a time, so that a matrix
-larger than memory costs as much memory as its K. Whatever reads M asks here; a new kind of cost is a class of its own.
+own. A matrix in memory is one block and is not copied; any other comes BLOCK_BYTES at a time, so that a cost that is
+larger than memory takes as much memory as its K. Everything that reads M asks here; a new kind of cost is a new class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # of an array, at once: Ctrl
 
 
 class Cost:
-    """A matrix (m, n) of float32 or float64, in the words that every kind answers to."""
+    """Interface of a cost: a matrix (m, n) of float32 or float64."""
 
     ndim = 2
     reading: Callable[[int], Any] | None = None  # told of rows that ``range`` has read
@@ -38,12 +38,12 @@ class Cost:
 
     @property
     def array(self) -> Any:
-        """What ``Problem.M`` shows: the array, or what ``numpy.asarray`` makes one of."""
+        """The array, or an object that ``numpy.asarray`` makes an array of; ``Problem.M`` shows it."""
         return self
 
     @property
     def kind(self) -> str:
-        """What it is, for messages; the same on all ranks."""
+        """Name of this kind of cost in messages; the same on all ranks."""
         raise NotImplementedError
 
     @property
@@ -52,16 +52,16 @@ class Cost:
 
     @property
     def all_pairs(self) -> int:
-        """How many pairs there are, stored or not."""
+        """Number of pairs, stored or not."""
         return self.shape[0] * self.shape[1]
 
     @property
     def turns(self) -> bool:
-        """Whether ``transpose`` costs nothing."""
+        """Tell whether ``transpose`` costs nothing."""
         return self.held
 
     def read(self, i0: int, i1: int) -> Any:
-        """Rows i0 to i1 as an array."""
+        """Return the rows i0 to i1 as an array."""
         raise NotImplementedError
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -71,15 +71,15 @@ class Cost:
         raise NotImplementedError
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Any:
-        """The block of this rank, where this is the whole matrix; a and b are its own masses, or None."""
+        """Return the block of this rank, where this is the whole matrix; a and b are the rank's masses, or None."""
         raise NotImplementedError
 
     def blocks(
         self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
     ) -> Iterator[tuple[int, int, Any, Any]]:
-        """(k0, k1, rows of M, rows of c or None) over the rows i0 to i1, ``most`` bytes of M at once.
+        """Yield (k0, k1, rows of M, rows of c or None) over the rows i0 to i1, ``most`` bytes of M at once.
 
-        By default an array is one block, and of what is not in memory a block has BLOCK_BYTES.
+        By default an array is one block, and blocks of a matrix that is not in memory have BLOCK_BYTES.
         """
         m, n = self.shape
         i1 = m if i1 is None else i1
@@ -90,7 +90,7 @@ class Cost:
             yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)
 
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
-        """(smallest, largest finite entry, how many are NaN or -inf, how many +inf); 0, 0 where none is finite."""
+        """Return (smallest, largest finite entry, number of NaN or -inf, number of +inf); 0, 0 where none is finite."""
         low, high, bad, infinite = math.inf, -math.inf, 0, 0
         most = RANGE_BYTES if namespace(self.array) is np else DEVICE_RANGE_BYTES
         for i0, i1, M, _ in Cost.blocks(self, most=most if self.held else None):
@@ -104,32 +104,32 @@ class Cost:
         return (low, high, bad, infinite) if low <= high else (0.0, 0.0, bad, infinite)
 
     def note(self, i0: int, M: Any) -> None:
-        """Told of rows i0 on while ``range`` reads them."""
+        """Take note of the rows from i0 on, which ``range`` reads."""
 
     def landmarks(self) -> tuple[Any, Any]:
-        """(some rows of M, some columns) by which its points are told apart, LANDMARKS of each at most."""
+        """Return some rows of M and some columns, LANDMARKS at most, by which points are put into clusters."""
         raise NotImplementedError
 
     def error(self, largest: float) -> float:
-        """Bound on the rounding of an entry, of which ``largest`` is the largest: none of what is given as a number."""
+        """Bound the rounding of an entry by the largest one; costs that are given as numbers have none."""
         return 0.0
 
     def of(self, i: Any) -> Any:
-        """The cost of problem i of a batch: one serves all."""
+        """Return the cost of problem i of a batch; here one serves all."""
         return self
 
     @property
     def flat(self) -> Any:
-        """The costs of a batch, one below the other."""
+        """Costs of a batch, one below the other."""
         return self
 
     def sum(self) -> float:
-        """inf where it is beyond float64."""
+        """Add up all entries; inf where the sum is beyond float64."""
         with np.errstate(over="ignore"):
             return sum(float(M.sum(dtype="float64")) for _, _, M, _ in self.blocks())
 
     def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
-        """Masses and penalties as vectors, where points lie in more than a line."""
+        """Return masses and penalties as vectors; those of a grid have its shape."""
         return a, b, reg_m
 
     def check_listed(self) -> None:
@@ -158,20 +158,20 @@ class Dense(Cost):
         return self._array[rows], self._array[:, columns]
 
     def transpose(self) -> Dense:
-        """A view."""
+        """Return a view with rows and columns exchanged."""
         return Dense(self._array.swapaxes(-1, -2))
 
     def of(self, i: Any) -> Dense:
-        """The matrix of problem i of a batch, or those of a slice."""
+        """Return the matrix of problem i of a batch, or the matrices of a slice."""
         return self if self._array.ndim == 2 else Dense(self._array[i])
 
     @property
     def flat(self) -> Dense:
-        """The matrices of a batch, one below the other."""
+        """Matrices of a batch, one below the other."""
         return self if self._array.ndim == 2 else Dense(self._array.reshape(-1, self.shape[1]))
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Dense:
-        """Itself: what a rank gives as an array is its block already."""
+        """Return the cost unchanged: the array that a rank gives is its block."""
         return self
 
 
@@ -196,7 +196,7 @@ class Streamed(Cost):
     def made(
         cls, function: Callable[..., Any], a: Any, b: Any, ranks: Ranks, convert: Callable[[Any], Any] = np.asarray
     ) -> Streamed:
-        """The own block of a matrix that a function makes; a and b tell its shape."""
+        """Make the block of this rank of a matrix that a function gives; a and b tell its shape."""
         if b is None or np.size(b) == 0:
             raise ValueError("b must be given where M is a function: it tells the number of columns")
         count = 0 if a is None else len(a)
@@ -224,7 +224,7 @@ class Streamed(Cost):
     def blocks(
         self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
     ) -> Iterator[tuple[int, int, Any, Any]]:
-        """As of every cost; an entry that was a number when the range was taken may be none now."""
+        """Yield blocks as every cost does, and check them: a number may be none when it is read again."""
         for k0, k1, M, c_rows in super().blocks(c, i0, i1, most):
             for block, name in ((M, "M"), (getattr(c_rows, "given", c_rows), "reference")):
                 if block is not None and block.size and not block.min() > -np.inf:  # NaN is the minimum of its block
@@ -262,18 +262,18 @@ class Streamed(Cost):
 
 
 def held_type(dtype: Any) -> Any:
-    """That of costs in memory: float32 where no digit is lost."""
+    """Return the dtype that costs have in memory: float32 where no digit is lost, else float64."""
     return np.dtype(np.float32 if np.dtype(dtype).name in ("float32", "float16") else np.float64)
 
 
 def some_of(shape: tuple[int, int]) -> list[Any]:
-    """Rows and columns at random, the same in every run."""
+    """Choose some rows and some columns at random, the same in every run."""
     rng = np.random.default_rng(0)
     return [rng.choice(k, min(k, LANDMARKS), replace=False) for k in shape]
 
 
 def as_vectors(M: Any, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
-    """a, b and reg_m as vectors, of a cost whose points lie in more than a line."""
+    """Return a, b and reg_m as vectors where M is a cost whose points lie in a grid."""
     return M.flattened(a, b, reg_m) if isinstance(M, Cost) else (a, b, reg_m)
 
 

@@ -89,17 +89,17 @@ class Grid(Cost):
 
     @property
     def symmetric(self) -> bool:
-        """Whether rows and columns are the same nodes."""
+        """Tell whether rows and columns are the same nodes."""
         return self.nodes[0] == self.nodes[1] and not any(self.offset)
 
     @property
     def axes(self) -> list[F64]:
-        """The part of the cost that each axis has, (nodes of the rows, of the columns)."""
+        """Costs along each axis, a matrix (nodes of the rows, nodes of the columns) each."""
         sides = zip(*self.nodes, self.spacing, self.offset, strict=True)
         return [np.asarray(self.scale * (h * (np.arange(m)[:, None] - np.arange(n)) - o) ** 2) for m, n, h, o in sides]
 
     def points(self, side: str = "rows") -> F64:
-        """Coordinates of the nodes of the rows, or of those of the columns (``side="cols"``), (m, d) or (n, d)."""
+        """Return the coordinates of the rows' nodes, (m, d), or with ``side="cols"`` of the columns', (n, d)."""
         rows = side == "rows"
         starts = [0.0] * len(self.spacing) if rows else self.offset
         lines = [o + h * np.arange(k) for k, h, o in zip(self.nodes[not rows], self.spacing, starts, strict=True)]
@@ -109,7 +109,7 @@ class Grid(Cost):
         return self.shape[0]
 
     def read(self, i0: int, i1: int) -> F64:
-        """Rows i0 to i1 as an array."""
+        """Return the rows i0 to i1 as an array."""
         out = np.zeros((i1 - i0, *self.nodes[1]))
         for k, (C, i) in enumerate(zip(self.axes, np.unravel_index(np.arange(i0, i1), self.nodes[0]), strict=True)):
             out += C[i].reshape(len(out), *(-1 if axis == k else 1 for axis in range(len(self.spacing))))
@@ -125,17 +125,17 @@ class Grid(Cost):
         return self
 
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
-        """The sums of the axes' own."""
+        """Return the sums of the axes' ranges."""
         return sum(float(C.min()) for C in self.axes), sum(float(C.max()) for C in self.axes), 0, 0
 
     def error(self, largest: float) -> float:
-        """By 8 roundings of an axis, whose coordinates may cancel, and by d + 2 of their sum."""
+        """Bound the rounding of a cost: 8 roundings of an axis, whose coordinates may cancel, and d + 2 of the sum."""
         sides = zip(*self.nodes, self.spacing, self.offset, strict=True)
         reach = sum(np.float64(h * max(m, n) + abs(o)) ** 2 for m, n, h, o in sides)
         return float(2.0**-53 * (8 * self.scale * reach + (len(self.spacing) + 2) * largest))
 
     def flattened(self, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
-        """Masses and penalties as vectors, where they have the shape of the nodes; of a batch one problem a row."""
+        """Return masses and penalties of the nodes' shape as vectors; a batch has one problem a row."""
         if isinstance(reg_m, (tuple, list)) and len(reg_m) == 2:
             reg_m = tuple(flat(rho, nodes) for rho, nodes in zip(reg_m, self.nodes, strict=True))
         return flat(a, self.nodes[0]), flat(b, self.nodes[1]), reg_m

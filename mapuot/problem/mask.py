@@ -1,4 +1,4 @@
-"""A random mask that is a seed: `SeededMask`, and the reference measure with its zeros, `Masked`.
+"""Random masks that are a seed: `SeededMask`, and `Masked`, the reference measure with zeros where no pair is kept.
 
     c'_ij = c_ij / keep  where Philox4x32-10 (key: the seed, counter: (i, j)) < keep 2^64,  else 0
 
@@ -27,7 +27,7 @@ HALF = np.uint64(32)
 
 
 def philox(key: int, i: Any, j: Any) -> tuple[Any, ...]:
-    """The four words, as uint64, of Philox4x32-10 with counter words (i, i >> 32, j, j >> 32), uint64 arrays."""
+    """Return the four words of Philox4x32-10 for the counter words (i, i >> 32, j, j >> 32), as uint64 arrays."""
     a, b, c, d = i & LOW, i >> HALF, j & LOW, j >> HALF
     for step in range(10):
         low, high = ((half + step * weyl) % 2**32 for half, weyl in ((key, 0x9E3779B9), (key >> 32, 0xBB67AE85)))
@@ -98,21 +98,21 @@ class SeededMask:
 
     @property
     def T(self) -> SeededMask:  # noqa: N802 - numpy's word
-        """The mask of the transposed matrix: ``mask.T`` with M.T is the problem of ``mask`` with M."""
+        """Mask of the transposed matrix: ``mask.T`` with M.T is the problem of ``mask`` with M."""
         return replace(self, turned=not self.turned)
 
     @property
     def weight(self) -> float:
-        """What a kept pair counts, ``1 / keep``."""
+        """Weight of a kept pair, ``1 / keep``."""
         return 1 / self.keep
 
     @property
     def limit(self) -> int:
-        """The largest 64 bits with which a pair is kept."""
+        """Largest 64 bits with which a pair is kept."""
         return math.ceil(Fraction(self.keep) * 2**64) - 1
 
     def kept(self, i: Any, j: Any) -> Any:
-        """Whether pairs are kept, by numpy.
+        """Tell which pairs (i, j) are kept, in NumPy.
 
         Parameters
         ----------
@@ -179,7 +179,7 @@ class Masked(Cost):
 
     @property
     def given(self) -> Any:
-        """The numbers of the user's matrix, or None."""
+        """Numbers of the user's matrix, or None."""
         return self.base.array if isinstance(self.base, Cost) else None
 
     def read(self, i0: int, i1: int) -> Masked:
@@ -187,7 +187,7 @@ class Masked(Cost):
         return Masked(base, self.mask, (i1 - i0, self.shape[1]), self.row + i0, self.col)
 
     def with_given(self, move: Callable[[Any], Any]) -> Masked:
-        """The same over ``move(given)``."""
+        """Return the reference with ``move(given)`` in the place of the user's numbers."""
         base = Dense(move(self.given)) if isinstance(self.base, Cost) else self.base
         return Masked(base, self.mask, self.shape, self.row, self.col)
 
@@ -200,7 +200,7 @@ class Masked(Cost):
         return self.transpose()
 
     def weights(self) -> Any:
-        """(i0, 0 or 1 / keep of the rows from i0 on), block by block, by numpy."""
+        """Yield (i0, 0 or 1 / keep of the rows from i0 on), block by block, in NumPy."""
         m, n = self.shape
         step = max(1, BLOCK_ENTRIES // max(1, n))
         columns = self.col + np.arange(n)
@@ -209,7 +209,7 @@ class Masked(Cost):
             yield i0, np.where(self.mask.kept(rows[:, None], columns), self.mask.weight, 0.0)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """c' but for a b^T, by numpy."""
+        """Form c' without its factor a b^T, in NumPy."""
         out = np.empty(self.shape)
         for i0, weights in self.weights():
             out[i0 : i0 + len(weights)] = weights
@@ -218,7 +218,7 @@ class Masked(Cost):
         return out.astype(dtype or out.dtype, copy=False)
 
     def words(self) -> dict[str, int | float]:
-        """The members of a mapuot_mask; 64 bits without a sign as those with one."""
+        """Members of a mapuot_mask record, whose 64 bits have a sign."""
         mask = self.mask
         key, limit = ((x ^ 2**63) - 2**63 for x in (mask.seed, mask.limit))
         row, col = self.row, self.col
@@ -226,7 +226,7 @@ class Masked(Cost):
 
 
 def as_mask(value: Any, cost: Cost) -> SeededMask:
-    """The mask of a problem with this cost."""
+    """Check the mask of a problem with this cost."""
     if not isinstance(value, SeededMask):
         raise TypeError(f"mask must be a mapuot.SeededMask, got {shown(value)}")
     if cost.pairs:

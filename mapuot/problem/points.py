@@ -27,7 +27,7 @@ METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 
 
 class Kept(NamedTuple):
-    """Which pairs of points count, in boxes: the runs of columns that each box of rows is kept with."""
+    """Kept pairs of points, in boxes: the runs of columns that each box of rows is kept with."""
 
     unit: int  # points of a box
     first: Any  # (boxes + 1,) int64: where the runs of a box begin
@@ -106,7 +106,7 @@ class PointCloud(Cost):
         self._set(*(self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y"))))
 
     def _scaled(self, points: F64, name: str) -> F64:
-        """What the core subtracts: coordinates with their weights, for "cosine" of unit vectors."""
+        """Return the coordinates that the core subtracts: with their weights, for "cosine" of unit vectors."""
         if self.metric == "cosine":
             points = points / size_of(points)
         if self.weights is not None:
@@ -134,14 +134,14 @@ class PointCloud(Cost):
 
     @property
     def core(self) -> tuple[str, float]:
-        """(metric, scale) of ``rows`` and ``columns``: |x - y|^2 / 2 of unit vectors is 1 - cos."""
+        """Return the (metric, scale) of ``rows`` and ``columns``: |x - y|^2 / 2 of unit vectors is 1 - cos."""
         return ("sqeuclidean", 0.5 * self.scale) if self.metric == "cosine" else (self.metric, self.scale)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> PointCloud:
-        """The costs of some rows: a slice, no copy where it has no step, or numbers or booleans that no mask knows."""
+        """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans."""
         part, rows = object.__new__(PointCloud), as_rows(rows, len(self))
         vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]), labels=None)
         part.shape = len(part.rows), self.shape[1]
@@ -152,7 +152,7 @@ class PointCloud(Cost):
         return part
 
     def beside(self, points: F64, name: str) -> PointCloud:
-        """The costs of other points to the same columns."""
+        """Return the costs of other points to the same columns."""
         if points.shape[1] != self.dim:
             raise ValueError(f"{name} must have {self.dim} columns, as x and y have, got {points.shape[1]}")
         other = object.__new__(PointCloud)
@@ -164,25 +164,25 @@ class PointCloud(Cost):
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
 
     def sorted(self, rows: Any, cols: Any) -> Ordered:
-        """The same points in these orders."""
+        """Return the cloud with its points in these orders."""
         return Ordered(self, rows, cols)
 
     @property
     def plain(self) -> bool:
-        """Whether the core's coordinates are those that were given."""
+        """Tell whether the core's coordinates are the given ones."""
         return self.weights is None and self.metric != "cosine"
 
     @property
     def targets(self) -> F64:
-        """The points of the columns as ``rows`` has those of the rows, (n, d)."""
+        """Points of the columns, (n, d), in the layout of ``rows``."""
         return self.y if self.plain else self.columns[:, : self.shape[1]].T
 
     def coordinates(self, xp: ModuleType = np) -> tuple[Any, Any]:
-        """(rows, columns) in arrays of NumPy or CuPy."""
+        """Return (rows, columns) in arrays of NumPy or CuPy."""
         return xp.asarray(self.rows), xp.asarray(self.columns)
 
     def truncates(self, pairs: int) -> bool:
-        """Whether any of so many pairs, those of all ranks, may be skipped."""
+        """Tell whether pairs may be skipped where all ranks have so many."""
         known = self.metric != "wfr"
         return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= AUTO_ENTRIES)
 
@@ -193,7 +193,7 @@ class PointCloud(Cost):
         return turned
 
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
-        """As of every cost; bounds of it where to look at all pairs would take longer than the solve."""
+        """Return the range as every cost does; bounds where to look at all pairs would take longer than the solve."""
         tight = self.dim <= FEW or self.truncates(self.size)
         bounded = tight and self.size >= AUTO_ENTRIES and self.metric != "wfr"
         found = self._bounds() if bounded else super().range(backend, threads)
@@ -202,7 +202,7 @@ class PointCloud(Cost):
         return found
 
     def _bounds(self) -> tuple[float, float, int, int]:
-        """Costs between the boxes that hold all points; the largest also from the balls around the middle that do."""
+        """Bound the costs by the boxes that hold all points; the largest also by the balls around their middle."""
         metric, scale = self.core
         y = self.columns[:, : self.shape[1]]
         (x_low, x_high), (y_low, y_high) = corners(self.rows), (y.min(1), y.max(1))
@@ -217,7 +217,7 @@ class PointCloud(Cost):
         return (low, high, 0, 0) if math.isfinite(high) else (0.0, 0.0, 0, self.size)
 
     def error(self, largest: float) -> float:
-        """By d + 4 roundings of a cost, and by those of coordinates that were scaled before they were subtracted.
+        """Bound the rounding of a cost: d + 4 roundings, and those of coordinates that are scaled first.
 
         The slope of "wfr" is 2 tan, at most e^(cost / 2).  Squares below all numbers count as the least of them.
         """
@@ -240,14 +240,14 @@ class PointCloud(Cost):
         return float((d + 4) * unit * largest + slope * moved + lost)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> PointCloud:
-        """Itself: the points that a rank gives are of its block already."""
+        """Return the cloud unchanged: the points that a rank gives are its block's."""
         return self
 
     def sum(self) -> float:
         raise TypeError("reference must be 'product', 'uniform' or a matrix, got a PointCloud")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """The matrix (m, n), by SciPy."""
+        """Form the matrix (m, n) by SciPy."""
         from scipy.spatial.distance import cdist  # noqa: PLC0415 - takes 90 ms, and few form the matrix
 
         metric, scale = self.core
@@ -262,7 +262,7 @@ class PointCloud(Cost):
 
 
 class Ordered(PointCloud):
-    """The points of a cloud in another order, put into it where they are asked for."""
+    """A cloud whose points are in another order; they are put into it when they are first asked for."""
 
     there: tuple[Any, Any] | None = None  # its coordinates on a device
 
@@ -272,7 +272,7 @@ class Ordered(PointCloud):
         self.whole, self.at, self.before, self.labels = whole, (rows, cols), 0, None
 
     def __getattr__(self, name: str) -> Any:
-        """x, y, rows and columns, which stay once they are asked for."""
+        """Make x, y, rows and columns when they are first asked for, and keep them."""
         if name not in MADE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         rows, cols = self.at
@@ -297,7 +297,7 @@ class Ordered(PointCloud):
         return xp.asarray(self.whole.rows)[rows], xp.ascontiguousarray(columns)
 
     def placed(self, xp: ModuleType) -> Ordered:
-        """The same points with their coordinates on a device, for as long as this object lives."""
+        """Return the cloud with its coordinates on a device, for as long as the new object lives."""
         found = Ordered(self.whole, *self.at)
         found.unit, found.there = self.unit, self.coordinates(xp)
         return found
@@ -312,13 +312,13 @@ class Ordered(PointCloud):
 
 
 def padded(table: Any) -> Any:
-    """Behind the last entry so many more like it that the core can read PAD at once."""
+    """Repeat the last entry so often that the core can read PAD entries at once."""
     behind = -len(table) % PAD
     return np.pad(table, ((0, behind), *[(0, 0)] * (table.ndim - 1)), mode="edge") if behind else table
 
 
 def farthest(points: Any, middle: F64, order: int) -> float:
-    """The largest distance of points (d, n) from ``middle``: coordinate by coordinate, of what a cache holds."""
+    """Return the largest distance of points (d, n) from ``middle``, in blocks that a cache holds."""
     most, step = 0.0, 1 << 13
     for i in range(0, points.shape[1], step):
         total: Any = 0.0
@@ -330,13 +330,13 @@ def farthest(points: Any, middle: F64, order: int) -> float:
 
 
 def size_of(points: F64) -> F64:
-    """The largest coordinate of each point, (m, 1), by which it is divided before its squares leave float64; or 1."""
+    """Return each point's largest coordinate, (m, 1), by which it is divided before its squares leave float64; or 1."""
     size = np.abs(points).max(1, keepdims=True)
     return np.where(size > 0, size, 1.0)
 
 
 def corners(points: F64) -> tuple[F64, F64]:
-    """The least and the largest coordinates (d,) of points (m, d).
+    """Return the least and the largest coordinates (d,) of points (m, d).
 
     By rows of about 4096 numbers: along one of three numpy takes ten times as long.
     """
@@ -349,7 +349,7 @@ def corners(points: F64) -> tuple[F64, F64]:
 
 
 def as_points(value: Any, name: str) -> Any:
-    """A real, finite matrix of points, (m, d)."""
+    """Check a real, finite matrix of points, (m, d)."""
     if type(value).__module__ == "torch":
         value = value.detach().cpu()
     points = as_array(host(value), name)
@@ -362,7 +362,7 @@ def as_points(value: Any, name: str) -> Any:
 
 
 def as_rows(value: Any, m: int) -> Any:
-    """Some of m rows: a slice from a number on without a step, or their numbers."""
+    """Read an index of some of m rows: as a slice without a step, or as their numbers."""
     if isinstance(value, slice):
         i0, i1, step = value.indices(m)
         return slice(i0, max(i0, i1)) if step == 1 else np.arange(i0, i1, step)
@@ -378,7 +378,7 @@ def as_rows(value: Any, m: int) -> Any:
 
 
 def as_truncate(value: Any) -> str | float | None:
-    """Nats, "auto" or None."""
+    """Check ``truncate``: nats, "auto" or None."""
     if value is None or (isinstance(value, str) and value == "auto"):
         return value
     if isinstance(value, str):

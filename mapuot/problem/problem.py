@@ -1,4 +1,4 @@
-"""One validated problem, and a batch of them.
+"""Validated problems, one or a batch of them.
 
     min_P  <P, M> + reg KL(P | c) + D1(P 1 | a) + D2(P^T 1 | b),     KL(p|q) = sum p log(p/q) - p + q
 
@@ -32,14 +32,14 @@ VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
 
 
 def largest_log(log_weight: F64) -> float:
-    """max |log t| of the weights that are not below e^-46 (1e-20) of the largest: who has less rounds nobody's plan."""
+    """Return max |log t| of the weights above e^-46 (1e-20) of the largest; lighter points round nobody's plan."""
     top = largest(log_weight, -math.inf)
     return largest(np.abs(log_weight[log_weight > top - 46]))
 
 
 @dataclass(frozen=True)
 class Common:
-    """What one problem and each of a batch have."""
+    """Base of Problem and BatchProblem."""
 
     cost: Cost  # keeps the caller's memory (any strides) and dtype, float32 or float64
     rows: Side
@@ -52,7 +52,7 @@ class Common:
 
     @property
     def M(self) -> Any:  # noqa: N802
-        """The cost as an array, of a streamed one what `numpy.asarray` reads as one."""
+        """The cost as an array, or as an object that `numpy.asarray` reads as one."""
         return self.cost.array
 
     @property
@@ -80,7 +80,7 @@ class Common:
         return self.reference.base if isinstance(self.reference, Masked) else self.reference
 
     def shares(self, backend: ModuleType, X: Any, rows: bool = True, threads: int | None = None) -> Any:
-        """c' X of a masked problem, for X of shape (n,) or (n, p), but for a b^T in c'; not ``rows``: c'^T X."""
+        """Multiply the masked reference, without the factor a b^T, by X (n,) or (n, p); not ``rows``: its transpose."""
         assert self.masked is not None
         xp, cut = namespace(X), self.masked
         base = cut.base if isinstance(cut.base, Cost) else "uniform"
@@ -98,29 +98,29 @@ class Common:
 
 @dataclass(frozen=True)
 class Problem(Common):
-    """One problem; over ranks, the block of one."""
+    """A problem of one plan; over ranks, the block of one rank."""
 
     c_mass: float
 
     @property
     def ranks(self) -> Ranks:
-        """All processes that hold parts of M; everything here is of the own part."""
+        """The processes that hold blocks of M; everything else in a Problem is of this rank's block."""
         return self.rows.ranks
 
     @property
     def turns(self) -> bool:
-        """Whether the columns can be read as rows."""
+        """Tell whether the columns can be read as rows."""
         return self.ranks.size == 1 and self.cost.turns
 
     def blocks(
         self, i0: int = 0, i1: int | None = None, most: int | None = None
     ) -> Iterator[tuple[int, int, Any, Any]]:
-        """(k0, k1, rows of M, rows of c or None): see ``Cost.blocks``."""
+        """Yield (k0, k1, rows of M, rows of c or None), see ``Cost.blocks``."""
         return self.cost.blocks(self.c, i0, i1, most)
 
     @cached_property
     def log_reference(self) -> tuple[F64, F64]:
-        """(log a, log b) where c = a b^T, else zeros: the part of c that is a row and a column scaling."""
+        """Return (log a, log b) where c = a b^T, else zeros: the part of c that scales rows and columns."""
         if self.unmasked == "product":
             return self.rows.log_weight, self.cols.log_weight
         return np.zeros(self.shape[0]), np.zeros(self.shape[1])
@@ -140,16 +140,16 @@ class Problem(Common):
         return found if found.count > 1 else None
 
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
-        """Potentials put back into the domain of the dual."""
+        """Put potentials back into the domain of the dual."""
         rows, cols = self.rows, self.cols
         return project(rows.penalty, log_u, rows.rho, self.reg), project(cols.penalty, log_v, cols.rho, self.reg)
 
     def transpose(self) -> Problem:
-        """The same problem with rows and columns exchanged (a view of M, no copy)."""
+        """Exchange rows and columns (a view of M, no copy)."""
         return dataclasses.replace(self, **self.exchanged)
 
     def exponent_error(self, log_u: F64, log_v: F64) -> float:
-        """Relative plan error by the rounding of log u + log v - M / reg, from its largest terms.
+        """Bound the relative plan error that rounding log u + log v - M / reg makes, by its largest terms.
 
         Costs that outweigh log u + log v by VANISHING, finite ones that stand for inf, make entries 0 and do not count.
         """
@@ -160,7 +160,7 @@ class Problem(Common):
         return EXPONENT_ROUNDING * float(paid + terms) + float(error) / self.reg
 
     def exponents(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
-        """log u_i + log a_i and log v_j + log b_j, the exponent of the plan but for M and c; -inf where it is 0."""
+        """Return log u_i + log a_i and log v_j + log b_j, the plan's exponent without M and c; -inf where it is 0."""
         with np.errstate(invalid="ignore"):
             alpha, beta = (x + known for x, known in zip((log_u, log_v), self.log_reference, strict=True))
         alpha[~np.isfinite(alpha)] = beta[~np.isfinite(beta)] = -np.inf
@@ -181,7 +181,7 @@ class Problem(Common):
         cls, M: Any, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         ranks: Ranks = ALONE, threads: int | None = None,
     ) -> Problem:  # fmt: skip
-        """The problem of arguments as `solve` takes them."""
+        """Make the problem of arguments as `solve` takes them."""
         cost = validate.as_cost(M, backend, ranks, a, b)
         return cls.from_cost(cost, a, b, reg, reg_m, penalty, reference, backend, ranks, threads)
 
@@ -190,7 +190,7 @@ class Problem(Common):
         cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         ranks: Ranks = ALONE, threads: int | None = None, mask: Any = None,
     ) -> Problem:  # fmt: skip
-        """The same of a cost that is known, the own block of one over ranks, with a SeededMask or None."""
+        """Make a problem from a cost, over ranks from the block of this rank, with a SeededMask or None."""
         reg = validate.as_positive(reg, "reg")
         m, n = cost.shape
         ranks.same(**{"the number of columns of M": n})
@@ -219,7 +219,7 @@ class Problem(Common):
 
 @dataclass(frozen=True)
 class BatchProblem(Common):
-    """p problems; ``rows`` and ``cols`` are the sides of the first (penalty and reg_m are common)."""
+    """A batch of p problems; ``rows`` and ``cols`` are the sides of the first (penalty and reg_m are common)."""
 
     cost: Dense | Cost  # of all problems, or one each
     A: Any  # (p, m) float64, CuPy where one of M, A, B is on a GPU
@@ -231,12 +231,12 @@ class BatchProblem(Common):
 
     @property
     def one_cost(self) -> bool:
-        """Whether all have one cost."""
+        """Tell whether all problems have one cost."""
         return bool(self.M.ndim == 2)
 
     @property
     def log_reference(self) -> tuple[Any, Any]:
-        """(log A, log B) where c = a b^T, else zeros."""
+        """Return (log A, log B) where c = a b^T, else zeros."""
         xp = namespace(self.A)
         if self.unmasked == "product":
             with np.errstate(divide="ignore"):
@@ -254,7 +254,7 @@ class BatchProblem(Common):
         )
 
     def check_parts(self) -> None:
-        """`validate.check_parts` of every problem."""
+        """Apply `validate.check_parts` to every problem."""
         for i, one in enumerate(map(self.__getitem__, range(len(self)))):
             if one.parts:
                 validate.check_parts(one.rows, one.cols, one.parts, f"problem {i}: ")
@@ -263,7 +263,7 @@ class BatchProblem(Common):
         return dataclasses.replace(self, **self.exchanged, A=self.B, B=self.A)
 
     def on_host(self) -> BatchProblem:
-        """Itself with NumPy arrays."""
+        """Return the batch with NumPy arrays."""
         return dataclasses.replace(self, cost=Dense(host(self.M)), A=host(self.A), B=host(self.B))
 
     @classmethod
@@ -271,7 +271,7 @@ class BatchProblem(Common):
         cls, M: Any, A: Any, B: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
         mask: Any = None,
     ) -> BatchProblem:  # fmt: skip
-        """The problems of arguments as `solve_batch` takes them."""
+        """Make the problems of arguments as `solve_batch` takes them."""
         cost, reg = validate.as_costs(M, backend), validate.as_positive(reg, "reg")
         (m, n), flat = cost.shape, cost.flat
         A, B = (x if x is None else validate.as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))

@@ -1,4 +1,4 @@
-"""One marginal of a problem: the masses of the rows (a) or of the columns (b), with their penalty."""
+"""Sides of a problem: the masses of the rows (a) or of the columns (b), with their penalty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRICT = ("kl", "balanced", "range")  # a weight 0 forbids any mass there
 
 @dataclass(frozen=True)
 class Side:
-    """One marginal: the rows (a) or the columns (b); every array is float64 of length ``len(weight)``."""
+    """Side of a problem: rows (a) or columns (b); every array is float64 of length ``len(weight)``."""
 
     name: str  # "a" or "b", for messages
     weight: F64
@@ -32,12 +32,12 @@ class Side:
 
     @property
     def logarithmic(self) -> bool:
-        """Whether the prox is a multiple of a logarithm: KL, of which balanced is the limit."""
+        """Tell whether the prox is a multiple of a logarithm: KL, or balanced, which is its limit."""
         return self.penalty in ("kl", "balanced")
 
     @cached_property
     def scalar_rho(self) -> float | None:
-        """The one rho of a KL or balanced side whose points share it, else None (no translation then)."""
+        """Return the rho that all points of a KL or balanced side share; None elsewhere (no translation then)."""
         if not self.logarithmic:
             return None
         low, high = (float(x) for x in self.rho_range)
@@ -55,12 +55,12 @@ class Side:
 
     @property
     def demands(self) -> bool:
-        """Whether some of its own points must be given mass."""
+        """Tell whether some points of this rank must be given mass."""
         return self.penalty == "range" or bool(self.hard.any())
 
     @cached_property
     def uniform(self) -> bool:
-        """Whether one formula of logarithms serves every point: balanced, or KL without a hard one."""
+        """Tell whether one formula of logarithms serves every point: balanced, or KL without a hard point."""
         return self.penalty == "balanced" or (self.penalty == "kl" and not self.hard.any())
 
     @cached_property
@@ -78,16 +78,16 @@ class Side:
 
     @cached_property
     def dual_scale(self) -> float:
-        """Size of this side's dual terms, by which their rounding is judged: summed over all ranks."""
+        """Size of this side's dual terms, by which their rounding is judged, summed over all ranks."""
         return float(self.ranks.sum(float(self.dual_sizes(self.weight))))
 
     def dual_sizes(self, weight: Any) -> Any:
-        """rho t, of L2 rho t^2, summed over the points of these weights, one problem a row."""
+        """Sum rho t (of L2: rho t^2) over the points, for weights with one problem a row."""
         return (weight * weight if self.penalty == "l2" else weight) @ self.soft_rho
 
     @property
     def limits(self) -> tuple[F64, F64]:
-        """The least and the largest mass that each point may have: its own where it is hard."""
+        """Return the least and the largest mass that each point may have; both are its weight where it is hard."""
         if self.penalty == "range":
             assert self.upper is not None
             return self.rho * self.weight, self.upper * self.weight
@@ -99,7 +99,7 @@ class Side:
         return (log_reference == -np.inf) | ((self.weight == 0) & (self.penalty in STRICT))
 
     def dead_terms(self, dead: Any) -> float:
-        """Dual terms of own points that no mass can reach: f = inf."""
+        """Return the dual terms of this rank's points that no mass can reach, whose f is inf."""
         if self.penalty == "range" or not dead.any():
             return 0.0
         weight = self.weight[dead]

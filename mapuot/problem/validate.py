@@ -1,7 +1,7 @@
-"""Every check of an argument, of one problem and of a batch: what is wrong is told here, by name, and never later.
+"""Checks of arguments, for one problem and for a batch: what is wrong is told here, by name, and never later.
 
 ``as_x(value, ...)`` returns ``value`` as the solver reads it, or raises ValueError, TypeError, InfeasibleError. Over
-ranks what one of them finds wrong raises on all, and what has to be the same on all is compared.
+ranks an error that one rank finds is raised on all, and arguments that must be the same on all are compared.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def as_penalties(value: Any) -> tuple[str, str]:
 
 
 def as_array(value: Any, name: str, convert: Callable[[Any], Any] = np.asarray) -> Any:
-    """``convert(value)`` of a backend; what it would misread in silence, or refuse without the name, is told."""
+    """Return ``convert(value)``; refuse by name what ``convert`` would misread in silence or refuse without a name."""
     if np.ma.is_masked(value):
         raise ValueError(f"{name} must not be masked: fill the masked entries (in M, inf forbids a pair)")
     if hasattr(value, "toarray"):
@@ -133,7 +133,7 @@ def check_kind(array: Any, name: str, kinds: str = "fiub") -> None:
 
 
 def as_real(M: Any) -> Any:
-    """M itself where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
+    """Return M where the core can read it, else a copy: float32 or float64, native, aligned, whole strides."""
     dtype = M.dtype
     if dtype.char not in "fd":
         return M.astype("float32" if dtype.char == "e" else "float64")
@@ -142,7 +142,7 @@ def as_real(M: Any) -> Any:
 
 
 def as_out(out: Any, shape: tuple[int, int], dtype: Any, M: Any) -> Any:
-    """The caller's memory for the plan: an array of M's kind, shape and dtype, C order, apart from M."""
+    """Check the caller's memory for the plan: an array of M's kind, shape and dtype, in C order, apart from M."""
     kind, wanted = namespace(M).ndarray, f"a writeable, C-contiguous array of shape {shape} and dtype {dtype}"
     if not isinstance(out, kind):
         raise TypeError(f"out must be {wanted}, got {type(out).__name__}")
@@ -162,7 +162,7 @@ def as_vector(value: Any, length: int, name: str) -> F64:
 
 
 def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
-    """(length, d) float64, and whether it came as a vector."""
+    """Return X as (length, d) in float64, and whether it came as a vector."""
     X = as_array(X, name)
     check_kind(X, name)
     X = X.astype(np.float64, copy=False)
@@ -178,7 +178,7 @@ def check_columns(X: Any, length: int, name: str) -> None:
 
 
 def as_start(value: Any, shape: tuple[int, int]) -> tuple[F64, F64]:
-    """(log u, log v) to start from, 0 where they are not finite."""
+    """Return (log u, log v) to start from, 0 where they are not finite."""
     try:
         pair = (as_array(x, "warm_start", lambda x: np.asarray(host(x))) for x in value)
         log_u, log_v = (x.astype(np.float64, casting="same_kind") for x in pair)
@@ -188,7 +188,7 @@ def as_start(value: Any, shape: tuple[int, int]) -> tuple[F64, F64]:
 
 
 def as_starts(value: Any, A: Any, B: Any) -> tuple[Any, Any]:
-    """(log u, log v) of a batch, where A and B lie."""
+    """Return (log u, log v) to start a batch from, in the memory where A and B lie."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise TypeError("warm_start must be a BatchResult or a pair (log_u, log_v)")
     log_u, log_v = (as_array(x, "warm_start", namespace(A).asarray) for x in value)
@@ -210,7 +210,7 @@ def finite_start(log_u: Any, log_v: Any, shapes: tuple[Any, Any]) -> tuple[Any, 
 
 
 def kind_of(source: Any) -> str:
-    """What a matrix comes from, the same on all ranks."""
+    """Name what a matrix comes from, which must be the same on all ranks."""
     if isinstance(source, Cost):
         return source.kind
     if is_sparse(source):
@@ -219,7 +219,7 @@ def kind_of(source: Any) -> str:
 
 
 def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = None, b: Any = None) -> Any:
-    """The cost, on several ranks the own block of it; ``a`` and ``b`` as given: they tell where a block lies."""
+    """Make the cost of M, over ranks the block of this one; ``a`` and ``b``, as given, tell where a block lies."""
     in_one_process = getattr(backend, "WHOLE", False)
     if in_one_process and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
@@ -250,12 +250,12 @@ def check_no_names(a: Any, b: Any) -> None:
 
 
 def stores_pairs(source: Any) -> bool:
-    """Whether all pairs but those that it stores are forbidden."""
+    """Tell whether M stores some pairs only and forbids all others."""
     return is_sparse(source) or (isinstance(source, Cost) and source.pairs)
 
 
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
-    """A sparse cost: over ranks the own rows as given, or those of a file."""
+    """Make a sparse cost; over ranks of this rank's rows, given as such or read from a file."""
     name = backend.__name__.rpartition(".")[2]
     if name != "cuda" and (is_on_device(source) or getattr(source, "on_device", False)):
         raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
@@ -270,7 +270,7 @@ def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> 
 
 
 def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
-    """``as_cost`` where every pair is needed."""
+    """Make the cost of M where every pair is needed."""
     if stores_pairs(source):
         what = type(source).__name__ if is_sparse(source) else source.kind
         raise TypeError(f"M must be a dense array, got {what}: fill in what it does not store")
@@ -278,7 +278,7 @@ def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None
 
 
 def as_costs(M: Any, backend: ModuleType) -> Any:
-    """The cost of a batch: points, or M as (m, n) or, with problems C-contiguous, (p, m, n), in a dtype of the core."""
+    """Make the cost of a batch: points, or M as (m, n) or (p, m, n), in a dtype that the core reads."""
     if isinstance(M, Cost) and M.never_stored:
         return as_cost(M, backend)
     if stores_pairs(M):
@@ -299,7 +299,7 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
 def as_range(
     cost: Cost, reg: float, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None
 ) -> tuple[float, float, bool]:
-    """Smallest and largest finite cost, and whether some pair is forbidden."""
+    """Return the smallest and the largest finite cost, and whether some pair is forbidden."""
     low, high, bad, infinite = cost.range(backend, threads)
     if bad:
         raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
@@ -322,7 +322,7 @@ def as_reference(
     ranks: Ranks = ALONE,
     threads: int | None = None,
 ) -> tuple[str | Cost, float]:
-    """The reference measure, "product", "uniform" or the cost that is c, and its mass."""
+    """Return the reference measure ("product", "uniform" or a cost) and its mass."""
     if isinstance(value, str):
         if value == "product":
             return value, product_mass(float(ranks.sum(a.sum())), float(b.sum()), "a", "b")
@@ -349,14 +349,14 @@ def as_reference(
 
 
 def as_kept(mass: Any) -> Any:
-    """The mass of a masked reference, of one problem or of each of a batch."""
+    """Check the mass of a masked reference, of one problem or of each of a batch."""
     if not (np.isfinite(mass) & (mass > 0)).all():
         raise ValueError(f"mask must keep pairs whose reference has a finite mass > 0, got {np.min(mass)}")
     return mass
 
 
 def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
-    """The mass of a b^T, of one problem or of each of a batch."""
+    """Return the mass of a b^T, of one problem or of each of a batch."""
     with np.errstate(over="ignore"):
         mass = mass_a * mass_b
     if not np.isfinite(mass).all():
@@ -371,7 +371,7 @@ def product_mass(mass_a: Any, mass_b: Any, *names: str) -> Any:
 
 
 def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ranks = ALONE) -> F64:
-    """A marginal: finite, >= 0, some mass; None or empty means uniform of mass 1, as in POT."""
+    """Check a marginal: finite, >= 0, with some mass. None or an empty one is uniform of mass 1, as in POT."""
     given = None if value is None else as_array(value, name, backend.to_numpy)
     if given is not None and given.shape == (length, 1):  # a column of a table
         given = given[:, 0]
@@ -392,7 +392,7 @@ def as_weight(value: Any, length: int, name: str, backend: ModuleType, ranks: Ra
 
 
 def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, xp: Any) -> tuple[Any, F64]:
-    """(p, length) float64 weights in xp's memory, and their (p,) masses; one vector serves all, None is uniform."""
+    """Return (p, length) float64 weights in xp's memory and their (p,) masses; a vector serves all, None is uniform."""
     if array is None:
         return xp.full((p, length), 1.0 / length), np.ones(p)
     check_kind(array, name)
@@ -406,7 +406,7 @@ def as_weights(array: Any, p: int, length: int, name: str, backend: ModuleType, 
 
 
 def as_batch_size(M: Any, A: Any, B: Any) -> int:
-    """p: the length of what has a batch dimension; 1 where nothing has."""
+    """Return p, the length of the arguments that have a batch dimension; 1 where none has."""
     sizes = {name: len(x) for name, x, ndim in (("M", M, 3), ("A", A, 2), ("B", B, 2)) if np.ndim(x) == ndim}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"M, A and B must hold equally many problems, got {sizes}")
@@ -416,7 +416,7 @@ def as_batch_size(M: Any, A: Any, B: Any) -> int:
 
 
 def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: Ranks = ALONE) -> Side:
-    """One side from its reg_m: a number or one per point; for "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
+    """Make a side from its reg_m: a number, or one per point; of "range" the slack d: (1 - d) t <= r <= (1 + d) t."""
     if penalty == "balanced":
         return Side(side, weight, penalty, np.full(len(weight), np.inf), ranks=ranks)
     if isinstance(reg_m, (int, float)) or as_array(reg_m, name).ndim == 0:
@@ -437,14 +437,14 @@ def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: 
 
 
 def check_masses(rows: Side, cols: Side) -> None:
-    """Equal masses where both sides are balanced."""
+    """Raise where both sides are balanced and their masses differ."""
     if rows.penalty == cols.penalty == "balanced" and abs(rows.mass - cols.mass) > MASS_TOLERANCE * rows.mass:
         text = "a and b must have equal masses if both sides are balanced"
         raise InfeasibleError(f"{text}, got {rows.mass} and {cols.mass}")
 
 
 def check_parts(rows: Side, cols: Side, parts: Parts, which: str = "") -> None:
-    """What each part of M must take in at least against what it can give away at most, both ways.
+    """Raise where a part of M must take in more mass than it can get, by rows or by columns.
 
     ``which`` problem of a batch it is stands before the message.
     """
@@ -466,7 +466,7 @@ def check_parts(rows: Side, cols: Side, parts: Parts, which: str = "") -> None:
 
 
 def told_points(name: str, chosen: Any, ranks: Ranks = ALONE) -> str:
-    """Some points of a side, and how many more; ``chosen`` is their mask. Over ranks they are counted through."""
+    """Name some points of a side, by their mask ``chosen``, and how many more there are; ranks count them through."""
     index = np.flatnonzero(chosen)
     first, count = ranks.before(len(chosen)), ranks.sum(len(index))
     found = np.concatenate(ranks.all(first + index[:5]))[:5]
@@ -482,7 +482,7 @@ def check_batch_masses(rows: Side, cols: Side, mass_a: F64, mass_b: F64) -> None
 
 
 def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> None:
-    """What every rank must have been given alike: the common arguments, and what belongs to shared rows or columns."""
+    """Raise where ranks were given different common arguments, or different masses or reg_m of the columns."""
     if ranks.size == 1:
         return
     ranks.same(**common)
@@ -494,17 +494,17 @@ def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> 
 
 
 def is_sentinel(spread: float) -> bool:
-    """Whether range(M) / reg is that of finite costs which stand for inf."""
+    """Tell whether range(M) / reg is so large that finite costs must stand for inf."""
     return spread > SENTINEL
 
 
 def moves_little(mass: Any, mass_a: Any, mass_b: Any) -> Any:
-    """Whether hardly any of the lesser mass moves, in one problem or in each of a batch."""
+    """Tell whether hardly any of the lesser mass moves, in one problem or in each of a batch."""
     return (mass < LITTLE_MASS * mass_a) & (mass < LITTLE_MASS * mass_b)
 
 
 def odd_scale(spread: float, M_max: float, mass: Any, mass_a: Any, mass_b: Any) -> str | None:
-    """What a ScalingWarning says of a problem, or of some of a batch, by their range(M) / reg and masses; or None."""
+    """Return the text of a ScalingWarning for a problem, or for some of a batch; None where units look right."""
     if is_sentinel(spread):
         return (
             f"M reaches {M_max:.1e}, and its range is {spread:.1e} times reg: where such costs are to forbid pairs, "

@@ -1,4 +1,4 @@
-"""The processes that share one problem: what they have to agree on, in the words of one process.
+"""Ranks: the processes that share one problem, and what they have to agree on.
 
 ``split`` says how M is cut, ``alone`` has the words, ``mpi`` the meetings of a communicator, ``gather`` what is put
 together on one rank, ``device_sum`` the sums on GPUs; mpi4py and CuPy are imported on first use.
@@ -16,7 +16,7 @@ __all__ = ["ALONE", "Ranks", "join", "own_rows"]
 
 
 def join(comm: Any) -> Ranks:
-    """The ranks of a communicator of mpi4py; alone for None."""
+    """Return the ranks of a communicator of mpi4py; `ALONE` for None."""
     if comm is None:
         return ALONE
     return comm if isinstance(comm, Ranks) else MpiRanks(comm)

@@ -1,4 +1,4 @@
-"""One process alone, in the words that many share: what ranks of one problem have to agree on.
+"""Ranks of one process: the words in which ranks agree, where there is nobody to agree with.
 
 What a rank knows of its block only (a sum, a maximum, an error) becomes common through these few words, which cost
 nothing where there is one process. Over MPI: mpi.py.
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Ranks:
-    """One process alone: every sum is its own."""
+    """Interface of the ranks of a problem, for one process: every sum is its own."""
 
     rank, size = 0, 1
 
@@ -54,12 +54,12 @@ class Ranks:
 
     @contextmanager
     def adding(self, sums: Any) -> Iterator[None]:
-        """On leaving, ``sums`` holds the sum over the ranks, the same bits on all; its last entry must be 0."""
+        """Add ``sums`` up over the ranks on leaving, to the same bits on all; its last entry must be 0."""
         yield
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What raises inside on one rank raises on all of them."""
+        """Raise on all ranks what one of them raises inside."""
         yield
 
 

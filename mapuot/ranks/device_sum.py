@@ -20,7 +20,7 @@ import numpy as np
 
 
 class Meeting(Protocol):
-    """What a sum on GPUs needs of the ranks: mpi.py has it."""
+    """Interface of the ranks that a sum on GPUs needs; mpi.py implements it."""
 
     rank: int
     size: int
@@ -34,13 +34,13 @@ class Meeting(Protocol):
 
 
 def use_device(local_rank: int) -> None:
-    """The GPU of a rank: by its number on its host, where it sees several."""
+    """Use the GPU of a rank: by the rank's number on its host, where it sees several."""
     cp.cuda.Device(local_rank % max(1, cp.cuda.runtime.getDeviceCount())).use()
 
 
 @cache
 def nccl() -> Any:
-    """CuPy's binding; None where it finds no library (mapuot[nccl])."""
+    """Return CuPy's binding of NCCL; None where it finds no library (mapuot[nccl])."""
     try:
         from cupy.cuda import nccl as found  # noqa: PLC0415  loads the library
     except ImportError:
@@ -49,7 +49,7 @@ def nccl() -> Any:
 
 
 def communicator(ranks: Meeting, places: list[Any]) -> Any:
-    """That of NCCL, kept with the ranks' own as long as all keep their GPUs: to begin takes it a second."""
+    """Return NCCL's communicator, kept beside MPI's while all ranks keep their GPUs: to make one takes a second."""
     if ranks.kept.get("places") != places:
         library = nccl()
         key = ranks.exchange(library.get_unique_id() if ranks.rank == 0 else None)[0]
@@ -67,7 +67,7 @@ def forget(ranks: Meeting) -> None:
 
 
 class DeviceSum:
-    """The way that all ranks take, and its state."""
+    """Sum over the ranks of a vector on their GPUs, by the way that all ranks can take."""
 
     def __init__(self, ranks: Meeting) -> None:
         self.ranks = ranks
@@ -84,11 +84,11 @@ class DeviceSum:
 
     @property
     def waiting(self) -> bool:
-        """Whether the GPU has a sum before it, or what comes after one."""
+        """Tell whether the GPU still waits for a sum, or for what comes after one."""
         return self.nccl is not None and not cp.cuda.get_current_stream().done
 
     def __call__(self, total: Any) -> None:
-        """In place, float64, on the current stream."""
+        """Add ``total`` (float64, on the GPU) up over the ranks in place, on the current stream."""
         stream = cp.cuda.get_current_stream()
         if self.nccl is None:
             self.ranks.exchange(None)  # a rank that failed meets the others here

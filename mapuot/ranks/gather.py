@@ -64,7 +64,7 @@ def stream(ranks: Any, blocks: Iterable[Any]) -> Iterator[Any]:
 
 
 def send(ranks: Any, blocks: Iterable[Any]) -> None:
-    """All own blocks to rank 0, each after its shape and dtype; at the end None, or the error."""
+    """Send all own blocks to rank 0, each after its shape and dtype; at the end send None, or the error."""
     end: Exception | None = None
     try:
         for block in blocks:
@@ -77,7 +77,7 @@ def send(ranks: Any, blocks: Iterable[Any]) -> None:
 
 
 def receive(ranks: Any, rank: int) -> Iterator[Any]:
-    """What ``rank`` sends, on rank 0."""
+    """Yield the blocks that ``rank`` sends, on rank 0."""
     while isinstance(head := ranks.comm.recv(source=rank), tuple):
         block = np.empty(*head)
         move(ranks, block, rank, 0)
@@ -87,7 +87,7 @@ def receive(ranks: Any, rank: int) -> Iterator[Any]:
 
 
 def move(ranks: Any, block: Any, rank: int, root: int) -> None:
-    """The bytes of ``block`` from rank to root."""
+    """Move the bytes of ``block`` from rank to root."""
     flat = block.reshape(-1).view(np.uint8)
     for k in range(0, flat.size, CHUNK_BYTES):
         if ranks.rank == root:

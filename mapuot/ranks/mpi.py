@@ -34,7 +34,7 @@ LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_
 
 
 def launched() -> int:
-    """How many processes a launcher says it started, 1 where there is none."""
+    """Return how many processes a launcher says it started; 1 where there is none."""
     found = [os.environ.get(name, "") for name in LAUNCHERS]
     return max([int(text) for text in found if text.isdigit()], default=1)
 
@@ -75,7 +75,7 @@ class MpiRanks(Ranks):
         self.start()
 
     def start(self) -> None:
-        """Set what a solve over these ranks writes, besides rank and size."""
+        """Set the state that a solve over these ranks changes, which rank and size are not part of."""
         self.agreed: BaseException | None = None  # the error that all ranks raise
         self.part: Any = np.empty(0)
         self.device_sum: Any = None
@@ -106,7 +106,7 @@ class MpiRanks(Ranks):
         raise self.agreed from error
 
     def end_sums(self) -> None:
-        """Where a rank has failed, others may have asked their GPUs for a sum that it will not come to."""
+        """End the sums that GPUs of other ranks may wait for: a rank that has failed never joins them."""
         waiting = self.device_sum is not None and self.device_sum.waiting
         if any(self.allgather(waiting)):
             from .device_sum import forget  # noqa: PLC0415  needs CuPy
@@ -158,7 +158,7 @@ class MpiRanks(Ranks):
                 raise self.raised(ValueError(f"{name} must be the same on every rank, got {got}"))
 
     def raised(self, error: Exception) -> Exception:
-        """An error that every rank finds by itself."""
+        """Mark an error that every rank finds by itself, so that none of them tells the others."""
         self.agreed = error
         return error
 
@@ -185,7 +185,9 @@ class MpiRanks(Ranks):
         return max(self.exchange(value))
 
     def threads(self, asked: int | None, entries: int) -> int | None:
-        """As asked, else this host's cores over its ranks, the fewest of all ranks; all with the same instructions.
+        """Return the threads of each rank: as asked, or the cores of a host over its ranks, the fewest of all hosts.
+
+        All ranks then use the same instruction set.
 
         Others round otherwise, those of numpy, too: ranks that finish a pass on other bits may part there.
         """
@@ -198,12 +200,12 @@ class MpiRanks(Ranks):
         return int(self.min(default_threads(entries, share) if asked is None else asked))
 
     def neighbours(self) -> list[tuple[int, set[int]]]:
-        """(rank, cores it may use) of the ranks of this host."""
+        """Return (rank, cores it may use) for each rank of this host."""
         found = self.exchange((platform.node(), cores()))
         return [(rank, theirs) for rank, (host, theirs) in enumerate(found) if host == platform.node()]
 
     def place(self, backend: str, *arrays: Any) -> None:
-        """A GPU for each rank of a host, unless the arrays lie on one already."""
+        """Choose a GPU for each rank of a host, unless the arrays lie on one already."""
         self.device_sum = None  # of the GPU of another solve
         if self.size == 1 or not backend.endswith(".cuda"):
             return
@@ -252,7 +254,7 @@ class MpiRanks(Ranks):
         self.comm.Allreduce(self.MPI.IN_PLACE, top, op=self.MPI.MAX)
 
     def add(self, total: Any) -> None:
-        """In place, in float64: entry j is summed by the one rank that owns it."""
+        """Add ``total`` (float64) up over the ranks in place; entry j is summed by the one rank that owns it."""
         counts = [i1 - i0 for i0, i1 in (own_rows(len(total), rank, self.size) for rank in range(self.size))]
         if len(self.part) != counts[self.rank] or type(self.part) is not type(total):
             self.part = np.empty_like(total[: counts[self.rank]])

@@ -1,4 +1,4 @@
-"""How M is cut into blocks of rows, one a rank: as evenly as whole rows allow, with the columns whole on every rank."""
+"""Blocks of rows of M, one a rank: as even as whole rows allow; every rank has all columns."""
 
 from __future__ import annotations
 
