@@ -38,14 +38,9 @@ def told_miss(error: float, tol: float, words: Words = OURS, largest: str = "") 
     )
 
 
-def not_converged(
-    result: Any, tol: float, finer: bool = False, words: Words = OURS, missed: float = 0.0, forbidden: bool = False
-) -> str:
-    """Say why a certified solve did not reach ``tol``, and what may help.
-
-    ``finer``: precision="float64" may; ``missed``: what hard marginals miss, as a share of the mass; ``forbidden``: M
-    forbids pairs.
-    """
+def not_converged(result: Any, tol: float, finer: bool = False, words: Words = OURS) -> str:
+    """Why a certified solve did not reach ``tol``, and what may help; ``finer``: precision="float64" may."""
+    missed, forbidden = result._missed, getattr(result.problem, "forbidden", False)
     nearer = "raise reg or reg_m, bring the costs nearer 0, or rescale the masses"
     stalled = f"rounding allows no better: ask for a larger {words.tol}" + " or precision='float64'" * finer
     longer = f"raise {words.passes}, reg or {words.tol}"

@@ -20,7 +20,7 @@ from ..penalties import F64
 from ..problem.problem import Problem
 from ..problem.sparse import Sparse, gathered, is_sparse, on_host, top_of, values_of
 from ..problem.validate import as_choice, as_count, as_float, as_share
-from ..status import FAILED, OURS, Words, not_converged, told_bound, warn_not_converged
+from ..status import FAILED, told_bound
 from .curvature import hvp
 from .labels import as_labels, classes_of, one_hot, shares
 from .slopes import Gradient, gradient, potential
@@ -63,6 +63,8 @@ class Certified:
 
     trace: list[Stats]
     status: str
+    how: str
+    _missed = 0.0  # what hard marginals miss, as a share of the mass
 
     @property
     def converged(self) -> bool:
@@ -251,6 +253,14 @@ class Result(Certified, Answer):
             hidden = p.reg * (self.skipped.hidden if self.skipped else 0.0)
             value = total - hidden - ROUNDING * size - p.cost.error(p.M_max) * mass
         return max(self.trace[-1].dual, -np.inf if np.isnan(value) else float(value))  # two lower bounds
+
+    @property
+    def _missed(self) -> float:  # type: ignore[override]
+        """What hard marginals miss, as a share of the mass; on one of several ranks, of its own rows."""
+        sides = (self.problem.rows, self.row_marginal), (self.problem.cols, self.col_marginal)
+        with np.errstate(over="ignore", invalid="ignore"):
+            missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
+            return float(missed) / self.mass if self.mass else 0.0
 
     @property
     def _at_hand(self) -> bool:
@@ -616,17 +626,3 @@ class Result(Certified, Answer):
         ``f(x) = -reg fi log sum_j b_j exp((g_j - c(x, y_j)) / reg)``, ``fi = reg_m / (reg_m + reg)``.
         """
         return potential(self, points, as_choice(side, "side", ("rows", "cols")) == "rows")
-
-
-def warn_missed(result: Result, tol: float, finer: bool) -> None:
-    """Warn of a solve that did not reach ``tol``; on one of several ranks, of its own rows."""
-    warn_not_converged(told_missed(result, tol, finer))
-
-
-def told_missed(result: Result, tol: float, finer: bool, words: Words = OURS) -> str:
-    """Return the text of the warning that ``tol`` was missed, see :func:`mapuot.status.not_converged`."""
-    sides = (result.problem.rows, result.row_marginal), (result.problem.cols, result.col_marginal)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)
-        missed = float(missed) / result.mass if result.mass else 0.0
-    return not_converged(result, tol, finer, words, missed, result.problem.forbidden)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..answer.result import Result, warn_missed
+from ..answer.result import Result
 from ..answer.tensors import answered, tensor_among
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
@@ -31,7 +31,7 @@ from ..progress import bar as progress_bar
 from ..ranks import join
 from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options
 from ..route.plain import attempt
-from ..status import FAILED
+from ..status import FAILED, not_converged, warn_not_converged
 
 
 def solve(
@@ -192,7 +192,7 @@ def solve(
         plain = attempt(M, a, b, reg, reg_m, arguments, out)
         if plain is not None:
             if not plain.converged:
-                warn_missed(plain, tol, may_be_finer(plain.options, precision))
+                warn_not_converged(not_converged(plain, tol, may_be_finer(plain.options, precision)))
             return plain
     ranks = join(comm)
     with ranks.together():
@@ -228,7 +228,7 @@ def solve(
         with ranks.together():
             result.form_plan(out)
     if not result.converged and result.status != "cancelled" and ranks.rank == 0:
-        warn_missed(result, tol, may_be_finer(options, precision))
+        warn_not_converged(not_converged(result, tol, may_be_finer(options, precision)))
     return result
 
 

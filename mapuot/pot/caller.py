@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..answer.result import Result, told_missed
+from ..answer.result import Result
 from ..errors import MUTED, ConvergenceWarning, warn
-from ..status import Words
+from ..status import Words, not_converged
 
 WORDS = Words("numItermax", "stopThr")
 NAMES = {"reference": "c", "warm_start": "warmstart", "A": "a", "B": "b"}  # ours, POT's
@@ -38,7 +38,7 @@ def muted() -> Iterator[None]:
 def warn_not_converged(result: Result, stop: float, words: Words) -> None:
     """Of a certified solve that is not within ``stop``; ``words``: the caller's for passes and stop."""
     if not (result.converged or result.error_bound <= stop):
-        warn(told_missed(result, stop, False, words), ConvergenceWarning)
+        warn(not_converged(result, stop, words=words), ConvergenceWarning)
 
 
 def warn_not_stopped(what: str, count: int, err: float, stop: float, words: Words, cure: str = "") -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..backends.contract import Options
 from ..problem.points import PointCloud
@@ -26,11 +26,11 @@ COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
 WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
 INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
 FAR = 30.0  # range(M) / reg below which "auto" skips nothing: most pairs count
+KINKS = "tv", "range"  # penalties that mislead the extrapolation
 UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
 
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """One run of passes at one reg; the status of a larger reg than the one asked for counts as "running"."""
 
     reg: float
@@ -44,11 +44,13 @@ class Stage:
 
     def options(self, asked: Options) -> Options:
         """The options that its workspace reads."""
+        own = self.tol, self.storage, self.memory
+        if own == (asked.tol, asked.precision, asked.memory):
+            return asked
         return dataclasses.replace(asked, tol=self.tol, precision=self.storage, memory=self.memory)
 
 
-@dataclasses.dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """The way of one problem."""
 
     turned: bool  # rows and columns are exchanged
@@ -83,24 +85,22 @@ def inner(options: Options) -> Options:
 def stages(problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool) -> tuple[Stage, ...]:
     """The runs of passes that are tried, in order."""
     own = Stage(problem.reg, options.tol, options.precision, options.memory, most, UNDONE, "zeros")
-    found = [*climb(problem, options, most // 2), own]
-    if len(found) > 1:
-        found[0], found[-1] = (dataclasses.replace(x, begin=begin) for x, begin in ((found[0], "zeros"), (own, "here")))
+    again = own._replace(begin="here")
+    larger = climb(problem, options, most // 2)
+    found = [larger[0]._replace(begin="zeros"), *larger[1:], again] if larger else [own]
     if warm or skips:
-        leave = math.inf if skips or len(found) == 1 else WARM_ERROR
-        found.insert(0, dataclasses.replace(own, begin="start", leave=leave))
-    again = dataclasses.replace(own, begin="here")
-    finer = dataclasses.replace(again, storage="float64", after=("stalled", *FAILED))
+        leave = WARM_ERROR if larger and not skips else math.inf
+        found.insert(0, own._replace(begin="start", leave=leave))
     escalate = escalate and options.precision == "float32" and not problem.cost.wide
-    if options.memory and {problem.rows.penalty, problem.cols.penalty} & {
-        "tv",
-        "range",
-    }:  # kinks mislead the extrapolation
-        found.append(dataclasses.replace(again, memory=0, after=("stalled",)))
-        if escalate:
-            found.append(dataclasses.replace(finer, after=FAILED))
-        finer = dataclasses.replace(finer, memory=0, after=("stalled",))
-    return tuple([*found, finer] if escalate else found)
+    kinks = options.memory > 0 and not {problem.rows.penalty, problem.cols.penalty}.isdisjoint(KINKS)
+    if kinks:
+        found.append(again._replace(memory=0, after=("stalled",)))
+    if escalate:
+        finer = again._replace(storage="float64")
+        found.append(finer._replace(after=FAILED if kinks else ("stalled", *FAILED)))
+        if kinks:
+            found.append(finer._replace(memory=0, after=("stalled",)))
+    return tuple(found)
 
 
 def climb(problem: Common, options: Options, most: int) -> list[Stage]:
