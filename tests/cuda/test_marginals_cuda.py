@@ -90,7 +90,7 @@ def test_rows_too_wide_are_read_twice(monkeypatch):
 
 
 def test_kernels_that_do_not_fit_are_refused(monkeypatch):
-    monkeypatch.setattr("mapuot.backends.cuda.arrays.free_memory", lambda enough: 1000)
+    monkeypatch.setattr("mapuot.backends.cuda.kernel.free_memory", lambda enough: 1000)
     with pytest.raises(MemoryError, match=r"the kernel of 10 x 120 costs needs .* GiB on the device"):
         mapuot.multimarginal(
             np.ones((10, 10, 12)), [np.ones(10), np.ones(10), np.ones(12)], reg=1.0, reg_m=1.0, backend="cuda"
