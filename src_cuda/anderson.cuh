@@ -13,22 +13,25 @@ struct Moments {
     const double *dot, *rhs;
 };
 
-#define ROWS_A_LANE ((MEMORY + 3) / 4)
-#define COLUMNS_A_LANE (MEMORY / 8 + 1)
+// Lane WIDE a + b of the warp holds the entries (HIGH q + a, WIDE c + b) of the equations, whose right-hand side is column
+// MEMORY: one entry for 5 differences, which 30 lanes share.
+#define WIDE (MEMORY == 5 ? 6 : 8)
+#define HIGH (32 / WIDE)
+#define ROWS_A_LANE ((MEMORY + HIGH - 1) / HIGH)
+#define COLUMNS_A_LANE (MEMORY / WIDE + 1)
 
-// gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, for up to 23 differences by Gauss and Jordan; lane
-// 8 a + b of the warp holds the entries (4 q + a, 8 c + b), of which the right-hand side is column MEMORY.  Lane i
+// gamma: (D gram D + RIDGE) D^-1 gamma = D rhs, D = diag(gram)^-1/2, for up to 23 differences by Gauss and Jordan.  Lane i
 // brings rhs_i.
 __device__ __forceinline__ void solve_gamma(const double *gram, int depth, double rhs, double *gamma)
 {
-    const int lane = threadIdx.x % 32, a = lane / 8, b = lane % 8;
+    const int lane = threadIdx.x % 32, b = lane % WIDE, a = lane < WIDE * HIGH ? lane / WIDE : HIGH - 1;
     const double scale = lane < depth ? rsqrt(fmax(gram[lane * (MEMORY + 1)], TINY)) : 0, right = rhs * scale;
     double A[ROWS_A_LANE][COLUMNS_A_LANE];
 #pragma unroll
     for (int q = 0; q < ROWS_A_LANE; q++)
 #pragma unroll
         for (int c = 0; c < COLUMNS_A_LANE; c++) {
-            const int i = 4 * q + a, k = 8 * c + b;
+            const int i = HIGH * q + a, k = WIDE * c + b;
             const double left = __shfl_sync(FULL, scale, i), other = __shfl_sync(FULL, scale, k);
             const double last = __shfl_sync(FULL, right, i);
             A[q][c] = k == MEMORY ? last : i < depth && k < depth ? gram[i * MEMORY + k] * left * other : 0;
@@ -37,16 +40,16 @@ __device__ __forceinline__ void solve_gamma(const double *gram, int depth, doubl
 #pragma unroll
     for (int q = 0; q < ROWS_A_LANE; q++) // unrolled: a register has no number that changes
 #pragma unroll 1
-        for (int s = 0; s < 4 && 4 * q + s < depth; s++) {
-            const int column = 4 * (q % 2) + s;
-            const double pivot = inverse(__shfl_sync(FULL, A[q][q / 2], 8 * s + column));
+        for (int s = 0; s < HIGH && HIGH * q + s < depth; s++) {
+            const int own = HIGH * q / WIDE, column = HIGH * q % WIDE + s; // where the diagonal is
+            const double pivot = inverse(__shfl_sync(FULL, A[q][own], WIDE * s + column));
             double upper[COLUMNS_A_LANE], factor[ROWS_A_LANE];
 #pragma unroll
             for (int c = 0; c < COLUMNS_A_LANE; c++)
-                upper[c] = __shfl_sync(FULL, A[q][c], 8 * s + b) * pivot;
+                upper[c] = __shfl_sync(FULL, A[q][c], WIDE * s + b) * pivot;
 #pragma unroll
             for (int p = 0; p < ROWS_A_LANE; p++)
-                factor[p] = __shfl_sync(FULL, A[p][q / 2], 8 * a + column);
+                factor[p] = __shfl_sync(FULL, A[p][own], WIDE * a + column);
 #pragma unroll
             for (int p = 0; p < ROWS_A_LANE; p++)
 #pragma unroll
@@ -55,9 +58,9 @@ __device__ __forceinline__ void solve_gamma(const double *gram, int depth, doubl
         }
 #pragma unroll
     for (int q = 0; q < ROWS_A_LANE; q++) {
-        const double own = __shfl_sync(FULL, scale, 4 * q + a);
-        if (b == MEMORY % 8 && 4 * q + a < MEMORY)
-            gamma[4 * q + a] = A[q][MEMORY / 8] * own;
+        const double own = __shfl_sync(FULL, scale, HIGH * q + a);
+        if (b == MEMORY % WIDE)
+            gamma[HIGH * q + a] = A[q][MEMORY / WIDE] * own;
     }
 }
 
