@@ -24,7 +24,6 @@ enum {
 };
 
 #define STRIP (VALUES == 32 ? 64 : 32) // columns whose values are summed at once: 11 and 13 KB
-#define STAGE 2048                     // numbers that the same room holds between the sweep over K and finish_pass
 #define TEAM (512 / VALUES)            // threads that sum one value
 #define JOINERS 128                    // threads that join the scalars of all blocks
 #define LINE (512 / PARTNERS)          // columns that a block has in hand at once

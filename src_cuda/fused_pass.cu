@@ -203,7 +203,7 @@ __device__ __forceinline__ void sweep(const Pass &P, const Part &g, const double
                 letter = posted(at);
             __syncwarp();
             tile.open(ring + from * g.bytes, g.columns, threadIdx.x);
-            tile_sums(tile, threadIdx.x, letter, acc);
+            add_tile(tile, threadIdx.x, letter, acc);
             from = from + 1 < slots ? from + 1 : 0;
             if (late + 1 < g.tiles) // on its way beside the products of the next step
                 letter = posted(P.scale + row_at(g, late + 1) + lane / LANES);

@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
     for (int64_t t = tiles * blockIdx.x / gridDim.x, k = 0; t < end; t++, k++) {
         const int64_t i = t * R + lane / LANES, at = i < S.m ? i : S.m - 1;
         const int rows = R == 1 || S.m - t * R >= R ? R : (int)(S.m - t * R);
-        real *from = S.kernel + t * R * S.ld;
+        real *from = S.kernel + (int64_t)((int)t * R) * S.ld;
         const Point point = S.point[at];
         const double held = IN_PLACE ? S.u_scale[at] : 1;
         Entries tile;
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
             }
         }
 #else
-        tile_sums(tile, threadIdx.x, u, acc);
+        add_tile(tile, threadIdx.x, u, acc);
 #endif
     }
 #pragma unroll

@@ -22,6 +22,11 @@
 #define SHORT 16                                            // rows whose float32 products are summed by themselves
 #define HOLD (!PERSISTENT || (NARROW && !SPREAD && 2 * CPT + R * CPT <= 60)) // a tile stays in registers for both halves
 
+// Numbers that a block has room for between the sweep over K and finish_pass: the column sums of all groups but one, where
+// the groups' are joined first, or 128 of each warp.
+#define JOINED ((NARROW || ORDERED) && !SPREAD ? (GROUPS - 1) * CPT * GT * (int)sizeof(num) / 8 : 0)
+#define STAGE (JOINED > 2048 ? JOINED : 2048)
+
 #define SHORT_SUMS (NARROW && CLUSTER == 1) // those of blocks are added in float32, too
 
 #if SHORT_SUMS
@@ -222,7 +227,7 @@ __device__ __forceinline__ void row_pass(const State &S, Ring &g, Exchange &x, i
         next_step(g, now);
         if (HOLD && k + 1 < g.tiles)
             point = point_of(S, g, now.tile);
-        tile_sums(tile, thread, u, acc);
+        add_tile(tile, thread, u, acc);
 #if NARROW
         if (k % (SHORT / R) == SHORT / R - 1)
             fold(acc, sum);

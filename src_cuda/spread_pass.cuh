@@ -202,7 +202,7 @@ __device__ __forceinline__ void spread_pass(const State &S, const Lie &lie, Ring
             while (__any_sync(FULL, !is_of(letter, step)))
                 letter = look(scale_mail(step, row));
             entries.open(memory + g.tile + from * g.bytes, g.columns, lane);
-            tile_sums(entries, lane, number(letter), acc);
+            add_tile(entries, lane, number(letter), acc);
 #if NARROW
             if (step % (SHORT / R) == 0)
                 fold(acc, sum);

@@ -25,7 +25,7 @@ __device__ __forceinline__ void tile_dots(const Entries &tile, int thread, const
 }
 
 // acc_j += u_i K_ij; lane q LANES of every warp holds u of row q.
-__device__ __forceinline__ void tile_sums(const Entries &tile, int thread, num u, num (&acc)[CPT])
+__device__ __forceinline__ void add_tile(const Entries &tile, int thread, num u, num (&acc)[CPT])
 {
 #pragma unroll
     for (int q = 0; q < R; q++) {

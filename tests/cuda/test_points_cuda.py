@@ -60,7 +60,7 @@ def test_passes_are_those_of_the_cpu(shape, metric, precision):
 def test_sums_are_those_of_the_numbers_that_they_get(monkeypatch, shape, metric, kind):
     """K^T u of the coordinates and logarithms on the device, also over tiles that are not full."""
     if kind != "narrow":
-        monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda problem: False)
+        monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda *given: False)
     x, y, a, b = clouds(*shape)
     cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 1 / shape[2]), truncate=None)
     problem = Problem.from_arrays(cloud, a, b, 0.05, 1.0, "kl", "product", cuda)
@@ -85,7 +85,7 @@ def test_sums_are_those_of_the_numbers_that_they_get(monkeypatch, shape, metric,
 def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
     """K_ij alone, as the sum of a row and of a column whose other weights are zeros."""
     if kind == "quick":
-        monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda problem: False)
+        monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda *given: False)
     x, y, a, b = clouds(45, 70, d)
     cloud = mapuot.PointCloud(x, y, weights=np.full(d, 1 / d), truncate=None)
     problem = Problem.from_arrays(cloud, a, b, 0.05, 1.0, "kl", "product", cuda)
@@ -112,7 +112,7 @@ def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])
 def test_quick_powers_are_within_their_error(monkeypatch, metric):
     """Float64 passes where tol has room for a short polynomial; points that are left out or too far are nothing."""
-    monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda problem: False)
+    monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda *given: False)
     x, y, a, b = clouds(40, 37, 3)
     x[7] += 1.0 if metric == "wfr" else 1e4
     y[9] = x[7] + 0.1
