@@ -18,7 +18,6 @@
     void row_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
     void narrow_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                \
     void row_dots_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
-    void row_sums_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
     void plan_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                  \
     void build_kernel_##dtype##_##isa(const stream_args *, int64_t, int64_t);                                          \
     void form_plan_##dtype##_##isa(const stream_args *, int64_t, int64_t);                                             \
@@ -28,6 +27,7 @@
 #define DECLARE(isa)                                                                                                   \
     DECLARE_DTYPE(isa, f64)                                                                                            \
     DECLARE_DTYPE(isa, f32)                                                                                            \
+    void row_prox_##isa(const mapuot_state *, int64_t, int64_t, double *);                                             \
     DECLARE_SWEEP(sweep_marginal, isa)                                                                                 \
     DECLARE_SWEEP(sweep_prox, isa)                                                                                     \
     DECLARE_SWEEP(sweep_difference, isa)                                                                               \
@@ -48,10 +48,11 @@
     extern const left_kernels left_##isa;                                                                              \
     static const mapuot_kernels table_##isa = {                                                                        \
         #isa,                                                                                                          \
-        {{row_pass_f64_##isa, NULL, row_dots_f64_##isa, row_sums_f64_##isa, plan_pass_f64_##isa,                       \
-          build_kernel_f64_##isa, form_plan_f64_##isa, batch_pass_f64_##isa, &log_matmul_f64_##isa},                   \
-         {row_pass_f32_##isa, narrow_pass_f32_##isa, row_dots_f32_##isa, row_sums_f32_##isa, plan_pass_f32_##isa,      \
-          build_kernel_f32_##isa, form_plan_f32_##isa, batch_pass_f32_##isa, &log_matmul_f32_##isa}},                  \
+        {{row_pass_f64_##isa, NULL, row_dots_f64_##isa, plan_pass_f64_##isa, build_kernel_f64_##isa,                   \
+          form_plan_f64_##isa, batch_pass_f64_##isa, &log_matmul_f64_##isa},                                           \
+         {row_pass_f32_##isa, narrow_pass_f32_##isa, row_dots_f32_##isa, plan_pass_f32_##isa, build_kernel_f32_##isa,  \
+          form_plan_f32_##isa, batch_pass_f32_##isa, &log_matmul_f32_##isa}},                                          \
+        row_prox_##isa,                                                                                                \
         sweep_marginal_##isa,                                                                                          \
         sweep_prox_##isa,                                                                                              \
         sweep_difference_##isa,                                                                                        \

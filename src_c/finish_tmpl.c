@@ -12,6 +12,19 @@
 #include "kernels.h"
 #include "common/column.h"
 #include "kl.h"
+#include "prox_rows.h"
+
+/* the prox of rows whose s, in rows.marginal, the caller has found; behind the column sums go the row scalars */
+void ISA_OP(row_prox)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+{
+    enum { ROWS = 4 };
+    for (int64_t i = i0; i < i1; i += ROWS) {
+        double s[TILE] = {0};
+        const int count = i1 - i < ROWS ? (int)(i1 - i) : ROWS;
+        memcpy(s, state->rows.marginal + i, (size_t)count * sizeof(double));
+        prox_rows(state, i, count, s, sums + padded(state->n));
+    }
+}
 
 #define BIG 1e300 /* absorbed below it: the column is not left out */
 

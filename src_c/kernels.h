@@ -95,12 +95,11 @@ typedef mapuot_sweep sweep_args;
 typedef void (*sweep_fn)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out);
 
 typedef struct {
-    /* where makes_rows says so, the float64 ones of row_pass, row_dots and row_sums make their rows, and the float32
+    /* where makes_rows says so, the float64 ones of row_pass and row_dots make their rows, and the float32
      * narrow_pass does */
     pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
     pass_fn narrow_pass;    /* row_pass in short float32 runs on narrow_v; NULL for float64 */
     pass_fn row_dots;       /* rows.marginal = K v */
-    pass_fn row_sums;       /* the rest of row_pass, from s = rows.marginal on */
     pass_fn plan_pass;      /* the same on the plan itself, in place */
     stream_fn build_kernel; /* K from M */
     stream_fn form_plan;    /* P from M */
@@ -111,6 +110,7 @@ typedef struct {
 typedef struct {
     const char *isa;
     dtype_kernels dtype[2]; /* by mapuot_dtype */
+    pass_fn row_prox;       /* u = prox(s) and the row scalars of s = rows.marginal */
     /* finish_pass, in this order */
     sweep_fn sweep_marginal, sweep_prox, sweep_difference, sweep_advance;
     /* one thread's part of a labelled pass; of a step of the matrix or of the correction; what stands between those steps */

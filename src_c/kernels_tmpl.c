@@ -3,7 +3,7 @@
  * row_pass is the fused read-only pass: a tile of R rows is read from memory for its sums s = K v, u = prox(s) follows,
  * and the tile, still in cache, is read again for the column sums K^T u, while the next tile comes from memory.
  * narrow_pass is the same with short float32 runs, twice as fast out of cache; its answers are certified by row_pass.
- * row_dots and row_sums are its halves, where the rows go on in other processes and s is summed over them between the two.
+ * row_dots is its first half.
  * plan_pass is the single pass of arXiv 2412.11079 with the scalings carried: the buffer is the plan.
  * A tile has a source, chosen at compile time as the pass and the storage are: STORED, it lies in K; MADE, its rows are
  * made into the thread's own buffer, used for both halves and overwritten by those of the next: from M in float64 through
@@ -477,32 +477,26 @@ ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, 
     row_tiles(&g, i1 - left, left, 0, form, from, 1);
 }
 
-typedef enum { DOTS, SUMS } half;
-
-/* s = K v of R rows to rows.marginal; or u = prox(s) and the column sums */
-ALWAYS_INLINE void half_tile(const range *g, int64_t i, const half half, const source from, const int R)
+/* s = K v of R rows to rows.marginal */
+ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const source from, const int R)
 {
-    double s[TILE] = {0}, *kept = g->state->rows.marginal + i;
-    const tile now = {open_tile(g, i, s, WIDE, from, R), g->state->rows.scale + i};
-    if (half == DOTS) {
-        from == MADE ? made_tile_dots(g, i, now.row, s, WIDE, R) : wide_dots(g, now.row, NULL, NULL, s, WIDE, R);
-        memcpy(kept, s, R * sizeof(double));
-    } else {
-        memcpy(s, kept, R * sizeof(double));
-        prox_rows(g->state, i, R, s, g->sums + g->np);
-        from == MADE ? made_tile_sums(g, i, &now, 1, WIDE, R) : wide_sums(g, &now, NULL, WIDE, R);
-    }
+    double s[TILE] = {0};
+    const real *K = open_tile(g, i, s, WIDE, from, R);
+    if (from == MADE)
+        made_tile_dots(g, i, K, s, WIDE, R);
+    else
+        wide_dots(g, K, NULL, NULL, s, WIDE, R);
+    memcpy(g->state->rows.marginal + i, s, R * sizeof(double));
 }
 
-ALWAYS_INLINE void half_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const half half,
-                              const source from)
+ALWAYS_INLINE void dots_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const source from)
 {
     const range g = range_of(state, state->cols.scale, sums);
     int64_t i = i0;
     for (; i + 4 <= i1; i += 4)
-        half_tile(&g, i, half, from, 4);
+        dots_tile(&g, i, from, 4);
     for (; i < i1; i++)
-        half_tile(&g, i, half, from, 1);
+        dots_tile(&g, i, from, 1);
 }
 
 /* ---- stored pairs ---- */
@@ -628,15 +622,7 @@ void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double 
     if (state->M.start)
         run_dots(state, i0, i1);
     else if (MAKES && makes_rows(state))
-        half_range(state, i0, i1, sums, DOTS, MADE);
+        dots_range(state, i0, i1, sums, MADE);
     else
-        half_range(state, i0, i1, sums, DOTS, STORED);
-}
-
-void KERNEL(row_sums)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
-{
-    if (MAKES && makes_rows(state))
-        half_range(state, i0, i1, sums, SUMS, MADE);
-    else
-        half_range(state, i0, i1, sums, SUMS, STORED);
+        dots_range(state, i0, i1, sums, STORED);
 }

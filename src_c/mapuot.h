@@ -169,7 +169,6 @@ typedef struct {
 
 typedef struct mapuot_pool mapuot_pool;
 
-const char *mapuot_status_text(int status);
 const char *mapuot_isa(void);                      /* the instruction set in use: scalar, avx2, avx512, neon */
 int mapuot_set_isa(const char *isa);               /* lower or restore it ("auto"); for tests and benchmarks */
 int mapuot_scalars(void);                          /* row scalars at the end of sums */
@@ -192,11 +191,11 @@ int mapuot_pool_threads(const mapuot_pool *pool);
 void mapuot_pool_slow(mapuot_pool *pool, int thread, int times);
 
 /* row_pass: s = K v, u = prox(s), sums = K^T u, row scalars; reads K once. finish_pass: the O(n) rest.
- * row_dots and row_sums: row_pass in halves, s in rows.marginal between them.
+ * row_dots: rows.marginal = K v.  row_prox: u = prox(s) and the row scalars of s = rows.marginal, the column sums zero.
  * iterate: at most count passes of both, stopping early on any status but RUNNING; *made passes were made. */
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state);
 int mapuot_row_dots(mapuot_pool *pool, mapuot_state *state);
-int mapuot_row_sums(mapuot_pool *pool, mapuot_state *state);
+int mapuot_row_prox(mapuot_pool *pool, mapuot_state *state);
 int mapuot_finish_pass(mapuot_pool *pool, mapuot_state *state, mapuot_stats *stats);
 int mapuot_iterate(mapuot_pool *pool, mapuot_state *state, int64_t count, mapuot_stats *stats, int64_t *made);
 

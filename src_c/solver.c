@@ -1,4 +1,4 @@
-/* solver.c - the pass as a whole: row_pass over the pool, whole or in two halves, then finish_pass (finish.c).
+/* solver.c - the pass as a whole: row_pass over the pool, then finish_pass (finish.c).
  *
  * One pass is row_pass (O(mn), reads K once) and finish_pass (O(n)).  Twins: mapuot/backends/reference.py,
  * src_cuda/iterate.cu, src_cuda/portable.cu.
@@ -18,37 +18,15 @@ int mapuot_scalars(void) { return SCALARS; }
 
 int64_t mapuot_history(int64_t memory, int64_t n) { return (2 * memory + 2) * padded(n) + padded(memory * memory); }
 
-const char *mapuot_status_text(int status)
-{
-    switch (status) {
-    case MAPUOT_RUNNING:
-        return "running";
-    case MAPUOT_CONVERGED:
-        return "converged";
-    case MAPUOT_ABSORB:
-        return "absorb";
-    case MAPUOT_STALLED:
-        return "stalled";
-    case MAPUOT_NOT_FINITE:
-        return "not finite";
-    case MAPUOT_UNDERFLOW:
-        return "underflow";
-    case MAPUOT_NO_MEMORY:
-        return "out of memory";
-    default:
-        return "bad argument";
-    }
-}
-
 /* ---- row_pass ---- */
 
 static int64_t sums_len(const mapuot_state *state) { return padded(state->n) + SCALARS; }
 
-enum { WHOLE, DOTS, SUMS }; /* row_pass or one of its halves */
+enum { WHOLE, DOTS, PROX }; /* row_pass or a part of it */
 
 typedef struct {
     const mapuot_state *state;
-    int half;
+    int part;
     const mapuot_pool *pool;
     row_schedule schedule; /* its shares are NULL where all is even */
 } rows_job;
@@ -59,11 +37,11 @@ static mapuot_dtype tile_dtype(const mapuot_state *state)
     return makes_rows(state) && !state->progress.narrow ? MAPUOT_F64 : state->dtype;
 }
 
-static pass_fn pass_of(const mapuot_state *state, int half)
+static pass_fn pass_of(const mapuot_state *state, int part)
 {
     const dtype_kernels *k = &mapuot_active_kernels()->dtype[tile_dtype(state)];
-    if (half != WHOLE)
-        return half == DOTS ? k->row_dots : k->row_sums;
+    if (part != WHOLE)
+        return part == DOTS ? k->row_dots : mapuot_active_kernels()->row_prox;
     return state->limits.in_place ? k->plan_pass : state->progress.narrow ? k->narrow_pass : k->row_pass;
 }
 
@@ -77,8 +55,8 @@ static double now(void)
 /* the rows [i0, i1), by a worker that is to seem slow several times over: their u and marginals do not change by it */
 static void sum_range(const rows_job *job, const mapuot_state *own, int thread, int64_t i0, int64_t i1, double *sums)
 {
-    const pass_fn pass = pass_of(own, job->half);
-    const int times = job->half == WHOLE && !own->limits.in_place ? pool_slowness(job->pool, thread) : 1;
+    const pass_fn pass = pass_of(own, job->part);
+    const int times = job->part == WHOLE && !own->limits.in_place ? pool_slowness(job->pool, thread) : 1;
     double *unused = NULL;
     if (times > 1 && posix_memalign((void **)&unused, 64, (size_t)sums_len(own) * sizeof(double)) == 0) {
         memset(unused, 0, (size_t)sums_len(own) * sizeof(double));
@@ -110,12 +88,12 @@ static void rows_task(void *context, int thread, int threads)
     const int64_t i0 = first_row_of(&state->M, state->m, thread, threads);
     const int64_t i1 = first_row_of(&state->M, state->m, thread + 1, threads);
     double *sums = threads == 1 ? state->sums : state->partial + thread * sums_len(state);
-    if (job->half != DOTS)
+    if (job->part != DOTS)
         memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
     own.run = state->progress.narrow ? state->run + thread * padded(state->n) : NULL;
     own.tile = makes_rows(state) ? state->tile + thread * TILE * state->ld : NULL;
     if (state->coarse.labelled)
-        mapuot_active_kernels()->coarse_rows(state, pass_of(state, job->half), thread, threads, sums);
+        mapuot_active_kernels()->coarse_rows(state, pass_of(state, job->part), thread, threads, sums);
     else if (job->schedule.shares)
         sum_share(job, state, thread, sums);
     else
@@ -150,22 +128,22 @@ static int tile_rows(const mapuot_state *state)
     return 2 * 4 * row > room && 2 * 2 * row <= room ? 2 : 4;
 }
 
-/* sums of one pass over the rows, or half of it; returns the sum of u. Whether the pipe pays depends on the processor
+/* sums of one pass over the rows, or of a part of it; returns the sum of u. Whether the pipe pays depends on the processor
  * (it gives .95 instead of .83 of the read bandwidth on one, half as much on another): the first passes try both ways
  * in turn. */
-static double sum_rows(mapuot_pool *pool, mapuot_state *state, int half, int narrow)
+static double sum_rows(mapuot_pool *pool, mapuot_state *state, int part, int narrow)
 {
     mapuot_state pass = *state;
     double *seconds = state->seconds[narrow];
-    const int plain = half == WHOLE && !makes_rows(state) && !state->coarse.labelled;
+    const int plain = part == WHOLE && !makes_rows(state) && !state->coarse.labelled;
     int *tried = &state->tried[narrow], trial = state->piped < 0 && *tried < TRIALS && plain;
     const double begun = trial ? now() : 0.0;
     pass.progress.narrow = narrow;
     pass.tile_rows = state->tile_rows ? state->tile_rows : tile_rows(&pass);
     if (state->piped < 0)
         pass.piped = trial ? *tried % 2 : seconds[1] < seconds[0];
-    rows_job job = {.state = &pass, .half = half, .pool = pool};
-    if (state->shares && !state->coarse.labelled)
+    rows_job job = {.state = &pass, .part = part, .pool = pool};
+    if (state->shares && !state->coarse.labelled && part == WHOLE)
         schedule_rows(&job.schedule, state->shares, mapuot_pool_threads(pool), state->m);
     pool_run(pool, rows_task, &job);
     if (job.schedule.shares)
@@ -175,7 +153,7 @@ static double sum_rows(mapuot_pool *pool, mapuot_state *state, int half, int nar
         *best = *tried < 2 || took < *best ? took : *best;
         ++*tried;
     }
-    if (mapuot_pool_threads(pool) > 1 && half != DOTS)
+    if (mapuot_pool_threads(pool) > 1 && part != DOTS)
         pool_run(pool, reduce_task, state);
     return state->sums[padded(state->n) + ROW_SCALE];
 }
@@ -210,9 +188,9 @@ int mapuot_row_dots(mapuot_pool *pool, mapuot_state *state)
     return MAPUOT_RUNNING;
 }
 
-int mapuot_row_sums(mapuot_pool *pool, mapuot_state *state)
+int mapuot_row_prox(mapuot_pool *pool, mapuot_state *state)
 {
-    sum_rows(pool, state, SUMS, 0);
+    sum_rows(pool, state, PROX, 0);
     return MAPUOT_RUNNING;
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 from .._core import ffi, lib
 from ..backends import Stats
 from ..backends.cpu.native import check, empty, leading_dimension, matrix, pointer, pool_for
-from ..backends.records import STATS, told
+from ..backends.records import STATS, STATUS, told
 from ..penalties import F64
 
 CALL_ENTRIES = 1 << 28  # of all K in one foreign call, some .2 s: Ctrl-C and the progress bar wait for it
@@ -83,7 +83,7 @@ class SinkhornRun:
                 self.absorb(workspace)
         self.flags[1] = 0
         self.err += err[: run.looks].tolist()
-        return ffi.string(lib.mapuot_status_text(status)).decode(), table[: run.made - before]
+        return STATUS[status], table[: run.made - before]
 
     @property
     def made(self) -> int:

@@ -109,7 +109,7 @@ static double rate(mapuot_state *state, mapuot_pool *pool, int form)
 static void bench(void)
 {
     const int64_t squares[] = {512, 2048, 8192};
-    const char *const forms[] = {"row_pass", "narrow_pass", "plan_pass", "halves"};
+    const char *const forms[] = {"row_pass", "narrow_pass", "plan_pass", "row_dots, row_prox"};
     printf("%-11s %-7s %-5s %6s %9s\n", "kernel", "isa", "dtype", "size", "GB/s");
     for (int k = 0; k < 3; k++)
         for (int dtype = 0; dtype < 2; dtype++)

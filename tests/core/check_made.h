@@ -35,7 +35,7 @@ static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *
     made.beta = p.beta;
     made.tile = vector(threads * TILE * made.ld, 0);
     for (int turn = 0; turn < 4; turn++) {
-        const int form = turn < 3 ? WIDE : HALVES;
+        const int form = turn < 3 ? WIDE : PARTS;
         stored.tile_rows = made.tile_rows = 2 << turn % 3;
         stored.progress.passes = made.progress.passes = turn + m;
         run_pass(pool, &stored, form);
@@ -43,7 +43,7 @@ static void check_made(int64_t m, int64_t n, int layout, int kind, mapuot_pool *
         run_pass(pool, &made, form);
         keep_rows(&made, got);
         for (int64_t k = 0; k < len; k++)
-            expect(form == WIDE ? "made against stored" : "made against stored, halves", k, got[k], want[k], 0, 0);
+            expect(form == WIDE ? "made against stored" : "made against stored, in parts", k, got[k], want[k], 0, 0);
     }
     release(from);
 }

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from ..._core import ffi, lib
+from ..._core import lib
 from ...penalties import F64
 from ...problem.problem import Problem
 from ...problem.validate import as_columns
 from ..contract import Options
 from ..separable import Separable
-from . import log_matmul, native, stream
-from .native import check, padded, pointer
+from . import log_matmul, stream
+from .native import check
 from .workspace import Workspace
 
 
@@ -46,7 +46,6 @@ class GridWorkspace(Workspace):
             raise NotImplementedError(f"{what}, for {problem.cost.kind}")
         super().__init__(problem, dataclasses.replace(options, precision="float64"))
         self.products = separable(problem, options.threads, engine, asarray)
-        self.scalars = native.zeros(native.SCALARS)
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """By sums in the place of maxima: K is then at most 1, and no column sum of it larger."""
@@ -64,22 +63,15 @@ class GridWorkspace(Workspace):
         self.limits.exponent_error = error + 3 * apart
         self.limits.extra_error = 1.1 * apart * math.sqrt(self.limits.rho_kl / self.problem.reg)
 
-    def row_pass(self) -> None:
+    def row_pass(self, call: Any) -> None:
         """s, the core's prox of it, and the column sums."""
-        n, m = self.problem.shape[1], self.problem.shape[0]
+        m, n = self.problem.shape
         with np.errstate(divide="ignore", over="ignore"):
             log_v = self.beta + np.log(self.col_side["scale"][:n])
             self.row_side["marginal"][:m] = np.exp(self.alpha + self.products.log_dot(log_v))
-            check(lib.mapuot_row_sums(self.pool, self.rows_alone()))
+            check(lib.mapuot_row_prox(self.pool, self.state))
             log_u = self.alpha + np.log(self.row_side["scale"][:m])
             self.sums[:n] = np.exp(self.beta + self.products.log_dot_transpose(log_u))
-        self.sums[padded(n) :] = self.scalars
-
-    def rows_alone(self) -> Any:
-        """The state without columns: of its row_sums only the prox and the row scalars are left."""
-        part = ffi.new("mapuot_state *", self.state[0])
-        part.n, part.ld, part.sums, part.shares = 0, 0, pointer(self.scalars), ffi.NULL
-        return part
 
 
 def memory() -> int:
