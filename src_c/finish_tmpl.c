@@ -58,7 +58,7 @@ void ISA_OP(sweep_marginal)(const mapuot_state *state, const sweep_args *args, i
 }
 
 /* columns that have no vector form; where a side has no one rho there is no translation, and no use of k and next */
-static void prox_scalar(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
+static void prox_each(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
 {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
@@ -93,7 +93,7 @@ void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64
     const vd zero = v_set(0), one = v_set(1), shift = v_set(state->progress.shift);
     vd gap = zero, hard = zero, dual = zero, next = zero;
     if (!cols->fi) {
-        prox_scalar(state, args, j0, j1, out);
+        prox_each(state, args, j0, j1, out);
         return;
     }
     for (int64_t j = j0; j < j1; j += VL) {

@@ -213,17 +213,28 @@ int mapuot_judge_again(const mapuot_limits *limits, const mapuot_progress *progr
 void mapuot_set_side(mapuot_side *side, const double *weight, const double *log_weight);
 void mapuot_set_scale(mapuot_state *state);
 
-/* Plain problems solved whole (solve.c): KL or balanced sides of one rho each, c = a b^T.  What all problems of one call
- * share; the numbers of the last lines are stated in Python: route/stages.py, problem/validate.py, problem/problem.py, backends/. */
+/* Plain problems solved whole (solve.c): KL or balanced sides of one rho each, c = a b^T.
+ *
+ * A stage is a run of passes at one reg.  The last stage is the problem's own; the others, larger regs, are carried out
+ * in order where there is no start and range(M) / reg is more than `spread` (mapuot/route/stages.py). */
+typedef struct {
+    double reg; /* in units of the problem's */
+    double tol;
+    double spread;
+    int64_t most; /* passes of the problem at its end; the last stage makes one at least */
+} mapuot_stage;
+
+/* What all problems of one call share; the numbers of the last two lines are stated in Python: problem/validate.py,
+ * problem/problem.py, backends/. */
 typedef struct {
     int64_t m, n;
     mapuot_matrix M; /* strides and type; data is each problem's own */
     mapuot_terms terms;
-    int64_t max_passes;  /* of one problem */
-    int64_t most;        /* one that needs more of them is left unsolved: the call must end soon */
-    mapuot_stats *trace; /* most + 8 passes of the one problem, or NULL */
-    double scaling_below, scaling_step, coarse_tol, mass_tolerance;
-    double safe_spread, far, exponent_rounding, vanishing, scale_limit, most_scale;
+    const mapuot_stage *stages;
+    int64_t count;       /* of stages */
+    int64_t max_passes;  /* of one problem; where the last stage allows fewer, one that needs more is left unsolved */
+    mapuot_stats *trace; /* of the one problem: the last stage's most + 8 passes; or NULL */
+    double mass_tolerance, safe_spread, far, exponent_rounding, vanishing, scale_limit, most_scale;
 } mapuot_task;
 
 /* One of them.  status: CONVERGED, RUNNING (out of passes), any other: not solved, and nothing of it holds. */

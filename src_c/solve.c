@@ -1,9 +1,9 @@
-/* solve.c - plain problems from their arrays to their certificates in one foreign call: range of M, larger regs, K and its
- * absorptions, passes, potentials, plan.  One thread solves a problem; the threads of the pool share the problems.
+/* solve.c - plain problems from their arrays to their certificates in one foreign call: range of M, the stages that Python
+ * lists, K and its absorptions, passes, potentials, plan.  One thread solves a problem; the threads of the pool share the
+ * problems.
  *
- * It takes the steps of ascend/carry_out.py, ascend/loop.py (run) and backends/workspace.py (absorb), which solve
- * whatever is not plain, over the same passes: a problem that needs more, or has an argument to complain of, is left to
- * them from its beginning.
+ * Twins: ascend/loop.py (run) and backends/workspace.py (absorb), which solve whatever is not plain by the same passes.  A
+ * problem that needs more, or has an argument to complain of, is left to them from its beginning.
  */
 #include <math.h>
 #include <stdatomic.h>
@@ -347,26 +347,22 @@ static void scale(int64_t len, double *x, double factor)
         x[k] = x[k] * factor;
 }
 
-/* the reg asked for, by way of larger ones where it is small */
-static int approach(attempt *t)
+/* Carry out the stages of the task. */
+static int carry_out(attempt *t)
 {
     const mapuot_task *task = t->task;
-    mapuot_problem *p = t->problem;
-    const double reg = task->terms.reg, tol = task->terms.tol, far = task->scaling_below * (p->high - p->low);
-    const int64_t most = task->max_passes < task->most ? task->max_passes : task->most;
-    const int climbs = !p->start && task->terms.memory > 0 && reg < far;
-    for (int k = climbs ? (int)ceil(log(far / reg) / log(task->scaling_step)) : 0; k > 0; k--) {
-        const int64_t half = task->max_passes / 2;
-        const double larger = reg * pow(task->scaling_step, k);
-        if (p->made >= half || p->made >= most)
-            break;
-        scale(task->n, t->log_v, reg / larger);
-        if (run(t, larger, fmax(tol, task->coarse_tol), half < most ? half : most) < 0)
+    const mapuot_stage *own = task->stages + task->count - 1;
+    const double reg = task->terms.reg, spread = (t->problem->high - t->problem->low) / reg;
+    for (const mapuot_stage *stage = task->stages; stage < own && !t->problem->start; stage++) {
+        if (!(spread > stage->spread) || t->problem->made >= stage->most)
+            continue;
+        scale(task->n, t->log_v, 1.0 / stage->reg);
+        if (run(t, reg * stage->reg, stage->tol, stage->most) < 0)
             return MAPUOT_BAD_ARGUMENT;
-        scale(task->n, t->log_v, larger / reg);
+        scale(task->n, t->log_v, stage->reg);
     }
-    const int status = run(t, reg, tol, most);
-    return status == OUT_OF_PASSES && most < task->max_passes ? MAPUOT_STALLED : status;
+    const int status = run(t, reg, own->tol, own->most);
+    return status == OUT_OF_PASSES && own->most < task->max_passes ? MAPUOT_STALLED : status;
 }
 
 /* ---- the answer ---- */
@@ -406,7 +402,7 @@ static void solve_one(attempt *t, mapuot_problem *problem)
         memcpy(t->log_v, problem->start, (size_t)task->n * sizeof(double));
     else
         memset(t->log_v, 0, (size_t)task->n * sizeof(double));
-    problem->status = approach(t);
+    problem->status = carry_out(t);
     if ((problem->status == MAPUOT_CONVERGED || problem->status == OUT_OF_PASSES) && tell(t) < 0)
         problem->status = MAPUOT_BAD_ARGUMENT;
 }

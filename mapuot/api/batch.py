@@ -31,8 +31,8 @@ from ..problem.validate import as_choice, as_count, as_starts, odd_scale
 from ..processor import core_count
 from ..progress import bar as progress_bar
 from ..route.options import METHODS, PRECISIONS, make_options, options_alone
-from ..route.plain import STEPS, is_plain
-from ..route.stages import climb, in_words, turned
+from ..route.plain import is_plain
+from ..route.stages import climb, in_words, ladder, turned
 from ..status import FAILED, told_miss, warn_not_converged
 from ..threads import each
 
@@ -258,7 +258,7 @@ class BatchRun:
         options = dataclasses.replace(options, threads=self.options.threads)
         reached, xp = host(self.tables[1]), namespace(self.tables[0])
         starts, spent = np.array([self.begin(i, reached[i], task.B[i], log_v) for i in left]), self.n_passes[left]
-        for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, STEPS):
+        for part, records, found in whole.solve_many(task, left, starts, spent, options, self.max_passes, ladder):
             done = np.isin(records["status"], (whole.CONVERGED, whole.OUT_OF_PASSES))
             where = part[done]
             for table, values in zip(self.tables, found, strict=True):

@@ -26,9 +26,8 @@ from ..problem.side import Side
 from ..problem.validate import as_count, as_out, is_sentinel, moves_little
 from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
-from .stages import COARSE_TOL, SCALING_BELOW, SCALING_STEP, in_words, larger_regs, turned_sides
+from .stages import in_words, ladder, larger_regs, turned_sides
 
-STEPS = SCALING_BELOW, SCALING_STEP, COARSE_TOL
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 NUMBERS = {float, int, np.float64, np.float32, np.int64, np.int32}
 
@@ -103,7 +102,7 @@ def attempt(
         return None
     backend, whole = core()
     out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, M)
-    found = whole.solve(M, a, b, reg, rho, options, arguments[5], STEPS, out)
+    found = whole.solve(M, a, b, reg, rho, options, arguments[5], ladder, out)
     odd = found is None or is_odd(found, reg, dtype, M.size)
     return None if odd else PlainResult(backend, M, a, b, reg, rho, found, options, begun, out)
 

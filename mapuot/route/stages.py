@@ -22,6 +22,7 @@ from ..status import FAILED
 
 SCALING_BELOW = 3e-3  # reg / range(M) under which reg is lowered in steps
 SCALING_STEP = 4.0
+MOST_RUNGS = 40  # larger regs, up to 1e24 times the one asked for
 COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
 WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
 INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
@@ -112,10 +113,19 @@ def climb(problem: Common, options: Options, most: int) -> list[Stage]:
 
 def larger_regs(spread: float, reg: float, below: float = SCALING_BELOW) -> list[float]:
     """Regs to pass through before ``reg``, largest first, where that is less than ``below`` of the range of M."""
-    if reg >= below * spread:
-        return []
-    steps = math.ceil(math.log(below * spread / reg, SCALING_STEP))
-    return [reg * SCALING_STEP**k for k in range(steps, 0, -1)]
+    return [reg * larger for larger, least in rungs(below) if spread / reg > least]
+
+
+def rungs(below: float = SCALING_BELOW) -> list[tuple[float, float]]:
+    """(a larger reg in units of reg, range(M) / reg above which it comes before reg), largest first."""
+    return [(SCALING_STEP**k, SCALING_STEP ** (k - 1) / below) for k in range(MOST_RUNGS, 0, -1)]
+
+
+def ladder(options: Options, most: int) -> list[tuple[float, float, float, int]]:
+    """The stages of a plain problem whose range is not known yet, as src_c/solve.c takes them (mapuot_stage)."""
+    coarse = max(options.tol, COARSE_TOL)
+    larger = [(reg, coarse, least, most // 2) for reg, least in rungs()] if options.memory else []
+    return [*larger, (1.0, options.tol, -math.inf, most)]
 
 
 def in_words(reads: str, larger: int, *more: str) -> str:

@@ -63,7 +63,7 @@ class GridWorkspace(Workspace):
         self.limits.exponent_error = error + 3 * apart
         self.limits.extra_error = 1.1 * apart * math.sqrt(self.limits.rho_kl / self.problem.reg)
 
-    def row_pass(self, call: Any) -> None:
+    def row_pass(self) -> None:
         """s, the core's prox of it, and the column sums."""
         m, n = self.problem.shape
         with np.errstate(divide="ignore", over="ignore"):

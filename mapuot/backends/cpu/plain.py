@@ -5,7 +5,7 @@ The records that a call fills are kept for the next one: to make them takes long
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,9 @@ PROBLEM: Any = np.dtype(
     [(name, MEMBERS.get(field.type.cname, np.int64)) for name, field in ffi.typeof("mapuot_problem").fields]
 )
 
+# (reg in units of the problem's, tol, least range(M) / reg, passes at its end) of each stage: mapuot_stage
+Ladder = Callable[[Options, int], list[tuple[float, float, float, int]]]
+
 kept: list[Call] = []  # of calls that are over; one under way has taken its own out
 
 
@@ -56,16 +59,17 @@ class Call:
         self.terms = self.task.terms
         self.trace = ffi.new("mapuot_stats[]", MOST_PASSES + 8)
         self.task.trace = self.trace
+        self.stages: Any = None
         self.scratch = empty(0)
         self.at = pointer(self.scratch, "void *")
         self.shape: Any = None
         self.options: Any = None
         self.penalties: Any = None
 
-    def prepare(self, shape: tuple[int, ...], dtype: str, options: Options, max_passes: int, steps: Any) -> None:
-        """What stays from call to call of one kind."""
+    def prepare(self, shape: tuple[int, ...], dtype: str, options: Options, max_passes: int, ladder: Ladder) -> None:
+        """Fill what stays from call to call of one kind."""
         strides = shape[1], 1
-        fill_task(self.task, shape, strides, dtype, options, max_passes, steps)
+        self.stages = fill_task(self.task, shape, strides, dtype, options, max_passes, ladder)
         wanted = lib.mapuot_solve_bytes(self.task) // 8
         if wanted > len(self.scratch):
             self.scratch = empty(wanted)
@@ -75,13 +79,18 @@ class Call:
 
 def fill_task(
     task: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, options: Options, max_passes: int,
-    steps: tuple[float, float, float],
-) -> None:  # fmt: skip
-    """All but reg and reg_m; ``strides``: of M in entries; ``steps``: of the larger regs."""
+    ladder: Ladder,
+) -> Any:  # fmt: skip
+    """Fill in all but reg and reg_m, and return the stages, which must live as long as the task.
+
+    ``strides``: of M in entries.
+    """
+    most = min(MOST_PASSES, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
+    rows = [(reg, tol, spread, min(passes, most)) for reg, tol, spread, passes in ladder(options, max_passes)]
+    stages = ffi.new("mapuot_stage[]", rows)
+    task.stages, task.count, task.max_passes = stages, len(rows), max_passes
     task.m, task.n = shape
     task.M.row_stride, task.M.col_stride, task.M.dtype = *strides, CODES[dtype]
-    task.max_passes, task.most = max_passes, min(MOST_PASSES, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
-    task.scaling_below, task.scaling_step, task.coarse_tol = steps
     task.safe_spread, task.far = SAFE_SPREAD[options.precision], FAR
     task.mass_tolerance, task.exponent_rounding, task.vanishing = MASS_TOLERANCE, EXPONENT_ROUNDING, VANISHING
     task.scale_limit, task.most_scale = SCALES["scale_limit"], SCALES["most_scale"]
@@ -90,6 +99,7 @@ def fill_task(
     terms.tol, terms.tol_gap, terms.translate, terms.memory, terms.dtype, terms.noise = (
         options.tol, options.tol_gap, options.translate, memory, DTYPES[options.precision], NARROW_NOISE,
     )  # fmt: skip
+    return stages
 
 
 def fill_penalties(terms: Any, reg: float, rho: tuple[Any, Any]) -> None:
@@ -101,7 +111,7 @@ def fill_penalties(terms: Any, reg: float, rho: tuple[Any, Any]) -> None:
 
 def solve(
     M: Any, a: Any, b: Any, reg: float, rho: tuple[float, float], options: Options, max_passes: int,
-    steps: tuple[float, float, float], plan: Any,
+    ladder: Ladder, plan: Any,
 ) -> Found | None:  # fmt: skip
     """One problem of C-contiguous arrays; ``plan`` is filled where it is an array. None: it is not plain after all."""
     try:
@@ -110,7 +120,7 @@ def solve(
         call = Call()
     shape, dtype = M.shape, M.dtype.char
     if call.options is not options or call.shape != (shape, dtype, max_passes):
-        call.prepare(shape, dtype, options, max_passes, steps)
+        call.prepare(shape, dtype, options, max_passes, ladder)
     (m, n), problem = shape, call.problem
     problem.made = 0
     if call.penalties != (reg, rho):
@@ -148,7 +158,7 @@ def solve(
 
 
 def solve_many(
-    task: BatchProblem, which: Any, starts: F64, spent: Any, options: Options, max_passes: int, steps: Any
+    task: BatchProblem, which: Any, starts: F64, spent: Any, options: Options, max_passes: int, ladder: Ladder
 ) -> Iterator[tuple[Any, Any, list[F64]]]:
     """Problems ``which`` of a batch, some at a time: (their numbers, their records, [log u, log v, r, s]).
 
@@ -159,7 +169,7 @@ def solve_many(
     pool = pool_for(options.threads, len(which) * m * n)
     threads, call = lib.mapuot_pool_threads(pool), ffi.new("mapuot_task *")
     strides = tuple(s // M.itemsize for s in M.strides[-2:])
-    fill_task(call, (m, n), strides, M.dtype.char, options, max_passes, steps)
+    _stages = fill_task(call, (m, n), strides, M.dtype.char, options, max_passes, ladder)
     fill_penalties(call.terms, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
     scratch = empty(threads * lib.mapuot_solve_bytes(call) // 8)
     first, step = M.__array_interface__["data"][0], M.strides[0] if M.ndim == 3 else 0
