@@ -4,7 +4,8 @@
 #include "kernels.h"
 
 typedef struct barycenter_kernels {
-    void (*range)(int64_t n, const double *x, double *low, double *high); /* of the entries that are not -inf */
+    void (*range)(int64_t n, const double *x, double *low,
+                  double *high); /* the least and largest entry that is not -inf */
     void (*scales)(int64_t n, const double *x, double high, double *out); /* e^(x - high) */
     void (*logs)(int64_t n, const double *x, double shift, double *out);  /* log x + shift, x at least DBL_MIN */
     double (*columns)(mapuot_barycenter_run *run, const double *log_s);   /* q, log v and the change of q */

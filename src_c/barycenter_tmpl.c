@@ -10,7 +10,7 @@ static const double LANES[] = {0, 1, 2, 3, 4, 5, 6, 7};
 static void range(int64_t n, const double *x, double *low, double *high)
 {
     const vd none = v_set(-INFINITY);
-    vd least = none, most = none; /* of -x and x */
+    vd least = none, most = none; /* the largest -x and x */
     for (int64_t j = 0; j < n; j += VL) {
         const vd y = v_load_part(x + j, v_part(n, j), none);
         least = v_max(least, v_if_less(none, y, v_sub(v_set(0.0), y), none));

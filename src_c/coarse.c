@@ -139,7 +139,7 @@ static void cut(const points *of, int64_t from, int64_t to, int64_t unit)
     cut(of, middle, to, unit);
 }
 
-#define MOST_PARTS 256 /* that the threads share: some for each of them, as parts take unequal times */
+#define MOST_PARTS 256 /* the threads share so many: several each, since parts take unequal times */
 
 typedef struct {
     points all;

@@ -15,8 +15,8 @@
 #include "kernels.h"
 #include "vec.h"
 
-#define LEAST_PIVOT 1e-10 /* of the diagonal: what exchanges nothing is moved by at most 1e10 of its residual */
-#define LEAST_SHARE 1e-20 /* of a column in a cluster's mass: its products would be slow, as denormal float32 are */
+#define LEAST_PIVOT 1e-10 /* share of the diagonal: what exchanges nothing moves by 1e10 of its residual at most */
+#define LEAST_SHARE 1e-20 /* a column's in a cluster's mass: products of smaller ones are subnormal float32, and slow */
 enum { TOGETHER = 4 };    /* clusters at a time */
 
 /* the rows of every cluster of this thread: their pass, r_I, and the shares of the columns in it */

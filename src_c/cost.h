@@ -59,7 +59,7 @@ ALWAYS_INLINE const double *row_block(const mapuot_matrix *M, int64_t i, int64_t
     return buffer;
 }
 
-/* the same, of an M that lies column by column together with the rows below it */
+/* A block of row i of an M that lies column by column, taken together with the rows below it. */
 ALWAYS_INLINE const double *cost_block(const mapuot_matrix *M, int64_t i, int64_t j, int64_t count, panel *near)
 {
     return is_turned(M) ? panel_row(M, i, j, count, near) : row_block(M, i, j, count, near->at);

@@ -97,7 +97,7 @@ void anderson_weights(int n, int64_t ld, const double *gram, const double *rhs, 
         gamma[i] *= scale[i];
 }
 
-/* those of a state, whose Gram matrix takes up the products of the last difference */
+/* The weights of a state: its Gram matrix takes up the products of the last difference. */
 static void state_weights(mapuot_state *state, const double *dot, const double *rhs, sweep_args *args)
 {
     const int64_t n = args->depth, slot = args->slot, memory = (int64_t)state->limits.memory;
@@ -145,7 +145,7 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state
     if (state->limits.lam_rate > 0 && !(weight > 1e-290 && weight < 1e290)) { /* where e^(-k x) ends: q by itself */
         finish->args.base = state->progress.shift;
         run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_marginal, 0, finish->sums);
-        finish->sums[SUM_WEIGHT] = weight < 1e290 ? weight : INFINITY; /* of all x */
+        finish->sums[SUM_WEIGHT] = weight < 1e290 ? weight : INFINITY; /* the sum over all x */
     }
 }
 

@@ -88,7 +88,7 @@ typedef struct {
 typedef void (*pass_fn)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums);
 typedef void (*batch_fn)(mapuot_state *const *states, int count);
 typedef void (*stream_fn)(const stream_args *args, int64_t i0, int64_t i1);
-/* as stream_fn, with an accumulator of the calling thread, zero on entry (col_max: -inf) */
+/* a stream_fn with an accumulator for the calling thread, zero on entry (col_max: -inf) */
 typedef void (*gather_fn)(const stream_args *args, int64_t i0, int64_t i1, double *acc);
 /* one sweep of finish_pass over the columns [j0, j1), both multiples of PAD; out += partial results */
 typedef mapuot_sweep sweep_args;
@@ -100,7 +100,7 @@ typedef struct {
     pass_fn row_pass;       /* s = K v; u = prox(s); sums += K^T u */
     pass_fn narrow_pass;    /* row_pass in short float32 runs on narrow_v; NULL for float64 */
     pass_fn row_dots;       /* rows.marginal = K v */
-    pass_fn plan_pass;      /* the same on the plan itself, in place */
+    pass_fn plan_pass;      /* row_pass on the plan itself, in place */
     stream_fn build_kernel; /* K from M */
     stream_fn form_plan;    /* P from M */
     batch_fn batch_pass;    /* row_pass for several problems that share K */
@@ -137,7 +137,7 @@ enum { MAX_RESIDUAL, SUM_DOT, SUM_RHS = SUM_DOT + MAX_MEMORY, SWEEP_OUT = 1 + 2 
 const mapuot_kernels *mapuot_active_kernels(void);
 enum { COARSE_WEIGH, COARSE_PRODUCTS, COARSE_GATHER, COARSE_SPREAD }; /* coarse_part */
 
-int64_t mapuot_l2_bytes(void); /* of one core; MAPUOT_L2_KIB overrides what the system says */
+int64_t mapuot_l2_bytes(void); /* a core has; MAPUOT_L2_KIB overrides what the system says */
 
 /* pool.c: fn runs once on every thread of the pool, the caller's among them, and all are done on return. */
 typedef void (*pool_fn)(void *context, int thread, int threads);
@@ -158,7 +158,7 @@ static inline int64_t first_row(int64_t m, int t, int T)
 
 enum { ROW_ENTRIES = 12 }; /* a row takes as long as so many stored entries more than it has, for its prox */
 
-/* The same by the work of the rows, where only some pairs of M are stored. */
+/* first_row by the work of the rows, where only some pairs of M are stored. */
 static inline int64_t first_row_of(const mapuot_matrix *M, int64_t m, int t, int T)
 {
     if (!M->start)

@@ -90,7 +90,7 @@ ALWAYS_INLINE void make_rows(const stream_args *args, int64_t i0, int64_t i1, re
             }
 }
 
-/* the same of stored pairs, one row after the other from the first of the rows at hand on */
+/* make_rows for stored pairs: one row behind the other, from the first of the rows at hand on */
 static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int plan)
 {
     _Alignas(64) double entry[BLOCK];

@@ -9,7 +9,7 @@
 
 static const double ROUNDING[] = {0x1p-53, 0x1p-24}; /* by mapuot_dtype: half a unit of the last of 53 and 24 digits */
 static const double FLUSH_LOG[] = {-708.0, -87.3};   /* entries of K below e^this are zero */
-enum { EXACT_ROUNDINGS = 12 };                       /* of K's entries, beneath which tol needs a finer K */
+enum { EXACT_ROUNDINGS = 12 };                       /* roundings of K's entries beneath which tol needs a finer K */
 
 void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
 {
@@ -37,7 +37,7 @@ void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
     limits->flush = exp(FLUSH_LOG[terms->dtype]);
     limits->flush_tol = fmax(1e-12, fmin(1e-8, tol / 100.0));
     limits->finer = tol < EXACT_ROUNDINGS * rounding && !terms->in_place && terms->dtype != MAPUOT_F64;
-    /* their noise in a marginal, amplified by sqrt(rho / reg), is what float32 passes cannot resolve */
+    /* float32 passes cannot resolve their noise in a marginal, amplified by sqrt(rho / reg) */
     limits->narrow_floor = terms->noise * sqrt(1.0 + terms->largest_rho / reg);
 }
 

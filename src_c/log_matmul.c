@@ -6,14 +6,14 @@
 
 #include "log_matmul.h"
 
-enum { GROUP_BYTES = 4 << 20 }; /* of exponentials of B at once */
+enum { GROUP_BYTES = 4 << 20 }; /* exponentials of B that are held at once */
 
 typedef struct {
     const log_matmul_kernels *kernels;
     log_product product; /* its A, B and out are those of the first product of the group */
     int64_t group, width;
     int64_t step_A, step_B, step_out; /* from one product to the next, in entries; step_B = 0: shared */
-    int64_t size_F, size_E, size_S;   /* of one product, of a thread */
+    int64_t size_F, size_E, size_S;   /* entries for one product, in a thread */
     int64_t panels;
 } log_job;
 

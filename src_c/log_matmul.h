@@ -17,8 +17,8 @@ typedef struct {
     void *out;           /* m x n */
     void *F;             /* panels of `columns` columns, k x columns each */
     double *col_shift;   /* c_j, 0 for a column of zeros, +inf for one with +inf or NaN; whole panels */
-    void *E;             /* of the calling thread: panels of `rows` rows, k x rows each, ROW_BLOCK rows in all */
-    double *S;           /* of the calling thread: ROW_BLOCK x padded columns */
+    void *E;             /* the calling thread's panels of `rows` rows, k x rows each, ROW_BLOCK rows in all */
+    double *S;           /* the calling thread's ROW_BLOCK x padded columns */
     int exact;           /* 1: every entry by its own maximum */
     const int32_t *stop; /* 1: leave out unfinished; NULL: never */
 } log_product;

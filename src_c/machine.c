@@ -79,7 +79,7 @@ static int numbers(const char *folder, const char *name, double *out)
     return count;
 }
 
-/* of one cgroup, in cores */
+/* The quota of one cgroup, in cores. */
 static double quota_of(const char *folder, int version)
 {
     double quota[2] = {-1, 0}, period[2] = {0, 0};

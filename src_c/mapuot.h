@@ -64,13 +64,13 @@ typedef struct {
 typedef struct {
     double reg;
     double rho_rows, rho_cols; /* the one rho of a side's points, inf where they are hard; NaN: they have no one rho */
-    double largest_rho;        /* of all soft points */
-    double rho_kl, rho_tv, rho_l2, hard_sides; /* as in mapuot_limits */
-    double noise;                              /* that float32 passes leave in a marginal */
+    double largest_rho;        /* the largest one of a soft point */
+    double rho_kl, rho_tv, rho_l2, hard_sides; /* see mapuot_limits */
+    double noise;                              /* what float32 passes leave in a marginal */
     double tol, tol_gap;
     int64_t translate, memory, in_place;
     mapuot_dtype dtype;
-    double path; /* of mapuot_limits */
+    double path; /* see mapuot_limits */
 } mapuot_terms;
 
 /* One marginal: the rows (a, u) or the columns (b, v).  All arrays have len entries; those of the columns
@@ -91,7 +91,7 @@ typedef struct {
 
 /* Clusters of rows, and the correction of steps by what they exchange (coarse_tmpl.c). */
 typedef struct {
-    int64_t clusters, own;        /* of all processes, and of the rows that this one has */
+    int64_t clusters, own;        /* on all processes, and on this one */
     const int64_t *order, *first; /* m: the rows, cluster by cluster; own + 1: where each begins */
     float *blocks, *own_blocks;   /* clusters x n padded: the shares of the columns in the plan's mass of a cluster */
     double *mass, *own_mass;      /* clusters: the plan's mass */
@@ -108,10 +108,10 @@ typedef struct {
 /* One worker in the passes of a state (schedule.c). */
 typedef struct {
     double pace;    /* seconds a row takes it, from the passes before; 0: not known */
-    double seconds; /* of the last pass */
-    double part;    /* of the rows to claim, by its pace */
-    int64_t first;  /* its range begins here */
-    int64_t rows;   /* that it summed in the last pass */
+    double seconds; /* that the last pass took it */
+    double part;    /* its share of the rows to claim, by its pace */
+    int64_t first;  /* where its range begins */
+    int64_t rows;   /* how many it summed in the last pass */
 } mapuot_share;
 
 /* What float32 passes between points make their rows of (narrow_points.h); x NULL: there are none. */
@@ -231,7 +231,7 @@ typedef struct {
     mapuot_matrix M; /* strides and type; data is each problem's own */
     mapuot_terms terms;
     const mapuot_stage *stages;
-    int64_t count;       /* of stages */
+    int64_t count;       /* how many stages */
     int64_t max_passes;  /* of one problem; where the last stage allows fewer, one that needs more is left unsolved */
     mapuot_stats *trace; /* of the one problem: the last stage's most + 8 passes; or NULL */
     double mass_tolerance, safe_spread, far, exponent_rounding, vanishing, scale_limit, most_scale;

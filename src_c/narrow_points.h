@@ -11,7 +11,7 @@
 #include "kernels.h"
 #include "vec.h"
 
-enum { STEPS = PAD / FL, MADE_ROWS = STEPS == 1 ? 8 : 4 }; /* as many sums at a time as there are registers for */
+enum { STEPS = PAD / FL, MADE_ROWS = STEPS == 1 ? 8 : 4 }; /* so that the sums of a step fill the registers */
 enum { SHORT = 512 };                                      /* columns whose products with v are summed in float32 */
 
 /* 16 columns from j on of R rows from i on: the sums over the coordinates */
@@ -86,7 +86,7 @@ ALWAYS_INLINE void made_dots(const mapuot_state *state, int64_t i, float *out, d
         v_store(s + r, v_sum_each(total + r, R - r));
 }
 
-/* the same by form, and by d where a loop over so few coordinates would take longer than they do */
+/* Choose the text by form, and by d where a loop over few coordinates would take longer than they do. */
 ALWAYS_INLINE void made_rows(const mapuot_state *state, int64_t i, float *out, double *s, const int R)
 {
     const int64_t d = state->narrow_points.d;

@@ -25,7 +25,7 @@ struct mapuot_pool {
     pthread_cond_t wake, done;
     pool_fn fn;
     void *context;
-    _Alignas(CACHE_LINE) atomic_uint round; /* of work handed out */
+    _Alignas(CACHE_LINE) atomic_uint round; /* how often work was handed out */
     _Alignas(CACHE_LINE) atomic_int left;   /* workers that have not finished this round */
     _Alignas(CACHE_LINE) atomic_int stop;
 };

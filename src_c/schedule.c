@@ -11,7 +11,7 @@
 enum { CLAIMED = 8 };              /* one tile of so many */
 static const double UNEVEN = 1.05; /* the slowest worker's time, in times the mean */
 static const double LEAST = 3e-6;  /* and seconds above it: to fetch what lies in another core's cache takes as long */
-static const double WEIGHT = 0.25; /* of a new pass in the pace: one that another program interrupted must not rule */
+static const double WEIGHT = 0.25; /* a new pass's in the pace: one that another program interrupted must not rule */
 
 /* whether the slowest would be behind the others on even ranges */
 static int uneven(const mapuot_share *shares, int threads, int64_t m)

@@ -329,7 +329,7 @@ static int run(attempt *t, double reg, double tol, int64_t limit)
             status = absorb(t);
         }
     }
-    if (status >= 0 && p->last.rejected > 0) { /* its state is no answer, the image before it is */
+    if (status >= 0 && p->last.rejected > 0) { /* a dropped step is no answer, the image before it is */
         if (status == MAPUOT_ABSORB) {
             go_on(t);
             status = absorb(t);

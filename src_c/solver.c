@@ -28,7 +28,7 @@ typedef struct {
     const mapuot_state *state;
     int part;
     const mapuot_pool *pool;
-    row_schedule schedule; /* its shares are NULL where all is even */
+    row_schedule schedule; /* without shares where rows are split evenly */
 } rows_job;
 
 /* how a tile's rows are held: as K is stored, or made: in float64 but for narrow passes */
@@ -67,7 +67,7 @@ static void sum_range(const rows_job *job, const mapuot_state *own, int thread, 
     pass(own, i0, i1, sums);
 }
 
-/* its own range, then what it can claim */
+/* Sum the range of a worker, then what it can claim. */
 static void sum_share(rows_job *job, const mapuot_state *own, int thread, double *sums)
 {
     mapuot_share *share = job->schedule.shares + thread;

@@ -32,7 +32,7 @@ ALWAYS_INLINE int next_block(walk *w)
     return w->k < w->runs.count;
 }
 
-/* the same of a block that has entries which are not finite */
+/* Extrema of a block that has entries which are not finite. */
 ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high, double *acc)
 {
     const vd zero = v_set(0), one = v_set(1);

@@ -12,7 +12,7 @@ typedef struct {
     gather_fn gather;
     double *acc; /* threads x len */
     int64_t len;
-    int64_t width; /* of an entry of out */
+    int64_t width; /* bytes of an entry of out */
 } stream_job;
 
 enum { PAGE = 4096 };
@@ -120,7 +120,7 @@ static int run_balance(mapuot_pool *pool, stream_job *job, int half, double *col
     return status;
 }
 
-/* The same numbers by the transpose: two reads of M in its own order take half the time of one across it. */
+/* Balance by the transpose: two reads of M in its own order take half the time of one across it. */
 static int balance_turned(mapuot_pool *pool, int64_t m, stream_job *job, double *alpha, double *col_max)
 {
     int status = run_balance(pool, job, COLUMN_HALF, alpha);

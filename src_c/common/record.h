@@ -38,8 +38,8 @@ typedef struct {
     double row_weight;    /* sum of a over the rows in use, for the dual value of rows with one rho */
     double rho_kl, rho_tv, rho_l2; /* the largest finite rho of the sides of that penalty, added up */
     double hard_sides;             /* how many have a balanced point or a range */
-    double extra_error; /* of the plan, beyond what a pass sees; the caller knows of it */
-    double extra_gap;   /* between the dual value and the objective, likewise */
+    double extra_error;            /* what the caller knows to be wrong with the plan beyond what a pass sees */
+    double extra_gap;              /* what the caller knows the dual value and the objective to be further apart */
     double path;      /* edges of the longest path, of columns whose penalty has kinks; 0: no bound by it */
     int64_t memory;   /* Anderson differences kept at most, 0: none */
     int64_t in_place; /* 1: K is overwritten by the plan and rounded once a pass */
@@ -51,7 +51,7 @@ typedef struct {
 typedef struct {
     int64_t key;   /* the seed */
     int64_t limit; /* a pair is kept where its bits are at most this */
-    double weight; /* of a pair that is kept, 1 / keep */
+    double weight; /* a kept pair's, 1 / keep */
     int64_t row, col;
     int64_t turned; /* 1: rows and columns are exchanged, row and col, too */
 } mapuot_mask;

@@ -8,7 +8,7 @@
 #include "common/record.h"
 
 #define STALL_PASSES 250   /* passes without progress before a solve is given up */
-#define NARROW_PATIENCE 20 /* the same before float32 passes give way to float64 ones, or clipped ones are given up */
+#define NARROW_PATIENCE 20 /* as many before float32 passes give way to float64 ones, or clipped ones are given up */
 #define FLOOR_PASSES 6     /* and, near their floor as it is estimated, without a fall of the error by a fifth */
 #define NEAR_FLOOR 10      /* times that estimate: the floor grows with the number of terms of a sum */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
@@ -18,7 +18,7 @@
 #define LEAST_MASS 1e-290 /* the marginals of a plan below it lose their digits at TINY */
 #define STILL 1e-9        /* change of log v in a pass at which dead points will stay so */
 #define MOST_LOST 1e-3    /* relative mass hidden by a K that has been outgrown: the pass is repeated on a fresh one */
-#define RIDGE 1e-10       /* of Anderson's normal equations, whose columns are normalised */
+#define RIDGE 1e-10       /* added to Anderson's normal equations, whose columns are normalised */
 #define LARGEST 1.7976931348623157e308
 
 /* log(x / y), by the quotient where that is a number: where x is near y, log x - log y would lose digits */
@@ -204,10 +204,11 @@ FN void certify(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *o
 {
     const double allowed = limits->tol_gap >= 0 ? limits->tol_gap : fmax(limits->tol, 0.0), mass = out->mass;
     const double logs = fabs(p->shift) + fabs(p->lam) + size_of_log(scale) + size_of_log(mass);
-    const double log_size = logs + limits->exponent_error * 1.1e15; /* of log u and log v: see EXPONENT_ROUNDING */
+    const double log_size =
+        logs + limits->exponent_error * 1.1e15; /* the sizes of log u and log v: see EXPONENT_ROUNDING */
     const double rounding = exponent_growth(limits->exponent_error + 4.5e-16 * logs);
     const double entries = entry_error(limits, p->since_absorb) + rounding + out->lost;
-    const double noise = p->narrow > 0 ? SUMS_NOISE : 0; /* of float32 sums, which certify nothing */
+    const double noise = p->narrow > 0 ? SUMS_NOISE : 0; /* float32 sums certify nothing */
     const double terms = limits->dual_scale + fabs(limits->dual_constant) + fabs(out->dual) +
                          limits->hard_sides * limits->reg * log_size * (mass + hard);
     const double prox = exponent_growth(0.25 * limits->exponent_error + 4.5e-16 * logs); /* without M / reg */
