@@ -65,7 +65,7 @@ static void one_pass(const batch_job *job, mapuot_state *const *states, int coun
     for (int k = 0; k < count && job->shared; k++)
         memset(states[k]->sums, 0, (size_t)(padded(states[k]->n) + SCALARS) * sizeof(double));
     if (job->shared)
-        mapuot_active_kernels()->dtype[states[0]->dtype].batch_pass(states, count);
+        mapuot_active_kernels()->dtype[states[0]->dtype]->batch_pass(states, count);
     else
         for (int k = 0; k < count; k++)
             mapuot_row_pass(job->serial, states[k]);

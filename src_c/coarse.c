@@ -12,7 +12,7 @@ typedef struct {
 static void coarse_task(void *context, int thread, int threads)
 {
     const coarse_job *job = context;
-    mapuot_active_kernels()->coarse_part(job->state, job->args, job->part, thread, threads);
+    mapuot_active_kernels()->coarse->part(job->state, job->args, job->part, thread, threads);
 }
 
 static void share_part(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args, int part)
@@ -34,7 +34,7 @@ int mapuot_coarse_matrix(mapuot_pool *pool, mapuot_state *state, double fi)
     coarse->fi = fi;
     share_part(pool, state, NULL, COARSE_WEIGH);
     share_part(pool, state, NULL, COARSE_PRODUCTS);
-    mapuot_active_kernels()->coarse_factor(state);
+    mapuot_active_kernels()->coarse->factor(state);
     state->progress.coarse = total > 0.0 && isfinite(total) && isfinite(coarse->matrix[k * k - 1]);
     return MAPUOT_RUNNING;
 }
@@ -42,7 +42,7 @@ int mapuot_coarse_matrix(mapuot_pool *pool, mapuot_state *state, double fi)
 void coarse_correct(mapuot_pool *pool, const mapuot_state *state, const sweep_args *args)
 {
     share_part(pool, state, args, COARSE_GATHER);
-    mapuot_active_kernels()->coarse_solve(state, mapuot_pool_threads(pool));
+    mapuot_active_kernels()->coarse->solve(state, mapuot_pool_threads(pool));
     share_part(pool, state, args, COARSE_SPREAD);
 }
 

@@ -20,7 +20,7 @@
 enum { TOGETHER = 4 };    /* clusters at a time */
 
 /* the rows of every cluster of this thread: their pass, r_I, and the shares of the columns in it */
-void ISA_OP(coarse_rows)(const mapuot_state *state, pass_fn pass, int thread, int threads, double *sums)
+static void coarse_rows(const mapuot_state *state, pass_fn pass, int thread, int threads, double *sums)
 {
     const mapuot_coarse *coarse = &state->coarse;
     const int64_t np = padded(state->n), len = np + SCALARS, count = coarse->own;
@@ -107,7 +107,7 @@ static inline void axpy(int64_t len, double a, const double *x, double *y)
 }
 
 /* U^T U = R - C W W^T + C r r^T by its upper half: what is common to all columns is left to the translation */
-void ISA_OP(coarse_factor)(const mapuot_state *state)
+static void coarse_factor(const mapuot_state *state)
 {
     const int64_t k = state->coarse.clusters;
     const double fi = state->coarse.fi, *r = state->coarse.part;
@@ -175,7 +175,7 @@ static void gather(const mapuot_state *state, const sweep_args *args, int64_t j0
 }
 
 /* step = A^-1 (y - r sum y), y what all threads have gathered: less what is common to all columns */
-void ISA_OP(coarse_solve)(const mapuot_state *state, int threads)
+static void coarse_solve(const mapuot_state *state, int threads)
 {
     const mapuot_coarse *coarse = &state->coarse;
     const int64_t clusters = coarse->clusters;
@@ -216,7 +216,7 @@ static void spread(const mapuot_state *state, int64_t j0, int64_t j1)
 }
 
 /* one thread's columns, or rows of the matrix, in a step of the matrix or of the correction */
-void ISA_OP(coarse_part)(const mapuot_state *state, const sweep_args *args, int part, int thread, int threads)
+static void coarse_part(const mapuot_state *state, const sweep_args *args, int part, int thread, int threads)
 {
     const mapuot_coarse *coarse = &state->coarse;
     const int64_t np = padded(state->n), blocks = np / PAD;
@@ -230,3 +230,5 @@ void ISA_OP(coarse_part)(const mapuot_state *state, const sweep_args *args, int 
     else
         spread(state, j0, j1);
 }
+
+const coarse_kernels ISA_OP(coarse) = {coarse_rows, coarse_part, coarse_factor, coarse_solve};

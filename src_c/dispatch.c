@@ -8,68 +8,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "barycenter.h"
 #include "kernels.h"
-#include "left.h"
-#include "log_matmul.h"
-#include "marginals.h"
 
-#define DECLARE_DTYPE(isa, dtype)                                                                                      \
-    void row_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
-    void narrow_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                \
-    void row_dots_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                   \
-    void plan_pass_##dtype##_##isa(const mapuot_state *, int64_t, int64_t, double *);                                  \
-    void build_kernel_##dtype##_##isa(const stream_args *, int64_t, int64_t);                                          \
-    void form_plan_##dtype##_##isa(const stream_args *, int64_t, int64_t);                                             \
-    void batch_pass_##dtype##_##isa(mapuot_state *const *, int);
-#define DECLARE_SWEEP(op, isa) void op##_##isa(const mapuot_state *, const sweep_args *, int64_t, int64_t, double *);
-#define DECLARE_GATHER(op, isa) void op##_##isa(const stream_args *, int64_t, int64_t, double *);
 #define DECLARE(isa)                                                                                                   \
-    DECLARE_DTYPE(isa, f64)                                                                                            \
-    DECLARE_DTYPE(isa, f32)                                                                                            \
-    void row_prox_##isa(const mapuot_state *, int64_t, int64_t, double *);                                             \
-    DECLARE_SWEEP(sweep_marginal, isa)                                                                                 \
-    DECLARE_SWEEP(sweep_prox, isa)                                                                                     \
-    DECLARE_SWEEP(sweep_difference, isa)                                                                               \
-    DECLARE_SWEEP(sweep_advance, isa)                                                                                  \
-    void coarse_rows_##isa(const mapuot_state *, pass_fn, int, int, double *);                                         \
-    void coarse_part_##isa(const mapuot_state *, const sweep_args *, int, int, int);                                   \
-    void coarse_factor_##isa(const mapuot_state *);                                                                    \
-    void coarse_solve_##isa(const mapuot_state *, int);                                                                \
-    DECLARE_GATHER(extrema, isa)                                                                                       \
-    DECLARE_GATHER(balance, isa)                                                                                       \
-    DECLARE_GATHER(apply_transpose, isa)                                                                               \
-    DECLARE_GATHER(plan_sums, isa)                                                                                     \
-    void apply_##isa(const stream_args *, int64_t, int64_t);                                                           \
+    extern const dtype_kernels kernels_f64_##isa, kernels_f32_##isa;                                                   \
+    extern const sweep_kernels sweeps_##isa;                                                                           \
+    extern const coarse_kernels coarse_##isa;                                                                          \
+    extern const stream_kernels streams_##isa;                                                                         \
     void box_pairs_##isa(const box_args *, int64_t, int64_t, double *);                                                \
-    extern const log_matmul_kernels log_matmul_f64_##isa, log_matmul_f32_##isa;                                        \
-    extern const barycenter_kernels barycenter_##isa;                                                                  \
-    extern const marginal_kernels marginals_##isa;                                                                     \
-    extern const left_kernels left_##isa;                                                                              \
-    static const mapuot_kernels table_##isa = {                                                                        \
-        #isa,                                                                                                          \
-        {{row_pass_f64_##isa, NULL, row_dots_f64_##isa, plan_pass_f64_##isa, build_kernel_f64_##isa,                   \
-          form_plan_f64_##isa, batch_pass_f64_##isa, &log_matmul_f64_##isa},                                           \
-         {row_pass_f32_##isa, narrow_pass_f32_##isa, row_dots_f32_##isa, plan_pass_f32_##isa, build_kernel_f32_##isa,  \
-          form_plan_f32_##isa, batch_pass_f32_##isa, &log_matmul_f32_##isa}},                                          \
-        row_prox_##isa,                                                                                                \
-        sweep_marginal_##isa,                                                                                          \
-        sweep_prox_##isa,                                                                                              \
-        sweep_difference_##isa,                                                                                        \
-        sweep_advance_##isa,                                                                                           \
-        coarse_rows_##isa,                                                                                             \
-        coarse_part_##isa,                                                                                             \
-        coarse_factor_##isa,                                                                                           \
-        coarse_solve_##isa,                                                                                            \
-        extrema_##isa,                                                                                                 \
-        balance_##isa,                                                                                                 \
-        apply_transpose_##isa,                                                                                         \
-        plan_sums_##isa,                                                                                               \
-        apply_##isa,                                                                                                   \
-        box_pairs_##isa,                                                                                               \
-        &barycenter_##isa,                                                                                             \
-        &marginals_##isa,                                                                                              \
-        &left_##isa};
+    extern const struct barycenter_kernels barycenter_##isa;                                                           \
+    extern const struct marginal_kernels marginals_##isa;                                                              \
+    extern const struct left_kernels left_##isa;                                                                       \
+    static const mapuot_kernels table_##isa = {#isa,                                                                   \
+                                               {&kernels_f64_##isa, &kernels_f32_##isa},                               \
+                                               &sweeps_##isa,                                                          \
+                                               &coarse_##isa,                                                          \
+                                               &streams_##isa,                                                         \
+                                               box_pairs_##isa,                                                        \
+                                               &barycenter_##isa,                                                      \
+                                               &marginals_##isa,                                                       \
+                                               &left_##isa};
 
 MAPUOT_EACH_ISA(DECLARE)
 

@@ -140,11 +140,11 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state
     memcpy(finish->row_scalars, state->sums + padded(state->n), sizeof finish->row_scalars);
     if (state->limits.in_place)
         marginals_to_sums(state);
-    run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_marginal, 0, finish->sums);
+    run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->marginal, 0, finish->sums);
     const double weight = finish->sums[SUM_WEIGHT];
     if (state->limits.lam_rate > 0 && !(weight > 1e-290 && weight < 1e290)) { /* where e^(-k x) ends: q by itself */
         finish->args.base = state->progress.shift;
-        run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_marginal, 0, finish->sums);
+        run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->marginal, 0, finish->sums);
         finish->sums[SUM_WEIGHT] = weight < 1e290 ? weight : INFINITY; /* the sum over all x */
     }
 }
@@ -159,7 +159,7 @@ static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *fi
     *stats = (mapuot_stats){.dead = finish->sums[SUM_DEAD] + rows[ROW_DEAD]};
     stats->mass = finish->mass * finish->args.kappa;
     stats->lost = lost_mass(&state->limits, rows[ROW_SCALE], finish->scale_v, finish->mass);
-    run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_prox, 0, finish->sums);
+    run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->prox, 0, finish->sums);
 }
 
 /* The dual value as summed.  A translation takes the rows along: where they have one rho, their terms are rho (sum a -
@@ -221,7 +221,7 @@ static void finish_difference(mapuot_pool *pool, mapuot_state *state, finish_sta
     }
     finish->args.slot = p->slot;
     finish->args.depth = p->step == MAPUOT_EXTRAPOLATE ? p->depth : 0;
-    run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_difference, 1, finish->sums);
+    run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->difference, 1, finish->sums);
 }
 
 /* step 3: x = G, extrapolated where the guard allowed it */
@@ -232,7 +232,7 @@ static void finish_advance(mapuot_pool *pool, mapuot_state *state, finish_state 
         state_weights(state, finish->sums + SUM_DOT, finish->sums + SUM_RHS, &finish->args);
     if (state->progress.coarse && !(stats->rejected > 0))
         coarse_correct(pool, state, &finish->args);
-    run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweep_advance, 0, finish->sums);
+    run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->advance, 0, finish->sums);
 }
 
 /* step 4: the status */

@@ -15,7 +15,7 @@
 #include "prox_rows.h"
 
 /* the prox of rows whose s, in rows.marginal, the caller has found; behind the column sums go the row scalars */
-void ISA_OP(row_prox)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+static void row_prox(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
     enum { ROWS = 4 };
     for (int64_t i = i0; i < i1; i += ROWS) {
@@ -28,7 +28,7 @@ void ISA_OP(row_prox)(const mapuot_state *state, int64_t i0, int64_t i1, double 
 
 #define BIG 1e300 /* absorbed below it: the column is not left out */
 
-void ISA_OP(sweep_marginal)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
+static void sweep_marginal(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
 {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
@@ -84,7 +84,7 @@ static void prox_each(const mapuot_state *state, const sweep_args *args, int64_t
     }
 }
 
-void ISA_OP(sweep_prox)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
+static void sweep_prox(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
 {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
@@ -163,7 +163,7 @@ ALWAYS_INLINE void difference_sums(const mapuot_state *state, const double *F, c
         }
 }
 
-void ISA_OP(sweep_difference)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
+static void sweep_difference(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
 {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
@@ -194,7 +194,7 @@ void ISA_OP(sweep_difference)(const mapuot_state *state, const sweep_args *args,
         difference_sums(state, F_last, dF, args->slot, i, args->depth - i, j0, j1, out);
 }
 
-void ISA_OP(sweep_advance)(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
+static void sweep_advance(const mapuot_state *state, const sweep_args *args, int64_t j0, int64_t j1, double *out)
 {
     const mapuot_side *cols = &state->cols;
     const int64_t np = padded(state->n);
@@ -221,3 +221,5 @@ void ISA_OP(sweep_advance)(const mapuot_state *state, const sweep_args *args, in
     }
     out[SUM_ADVANCED] += v_sum(scale);
 }
+
+const sweep_kernels ISA_OP(sweeps) = {row_prox, sweep_marginal, sweep_prox, sweep_difference, sweep_advance};

@@ -107,20 +107,34 @@ typedef struct {
     const struct log_matmul_kernels *log_matmul;
 } dtype_kernels;
 
+/* finish_tmpl.c: finish_pass in four sweeps, in this order; row_prox: u = prox(s) and the row scalars of s = rows.marginal */
 typedef struct {
-    const char *isa;
-    dtype_kernels dtype[2]; /* by mapuot_dtype */
-    pass_fn row_prox;       /* u = prox(s) and the row scalars of s = rows.marginal */
-    /* finish_pass, in this order */
-    sweep_fn sweep_marginal, sweep_prox, sweep_difference, sweep_advance;
-    /* one thread's part of a labelled pass; of a step of the matrix or of the correction; what stands between those steps */
-    void (*coarse_rows)(const mapuot_state *state, pass_fn pass, int thread, int threads, double *sums);
-    void (*coarse_part)(const mapuot_state *state, const sweep_args *args, int part, int thread, int threads);
-    void (*coarse_factor)(const mapuot_state *state);
-    void (*coarse_solve)(const mapuot_state *state, int threads);
-    /* streams over M */
+    pass_fn row_prox;
+    sweep_fn marginal, prox, difference, advance;
+} sweep_kernels;
+
+/* coarse_tmpl.c: one thread's part of a labelled pass; of a step of the matrix or of the correction; what stands between
+ * those steps */
+typedef struct {
+    void (*rows)(const mapuot_state *state, pass_fn pass, int thread, int threads, double *sums);
+    void (*part)(const mapuot_state *state, const sweep_args *args, int part, int thread, int threads);
+    void (*factor)(const mapuot_state *state);
+    void (*solve)(const mapuot_state *state, int threads);
+} coarse_kernels;
+
+/* stream_tmpl.c: streams over M */
+typedef struct {
     gather_fn extrema, balance, apply_transpose, plan_sums;
     stream_fn apply;
+} stream_kernels;
+
+/* Every template ends with the table of what it has for one instruction set; dispatch.c puts these together. */
+typedef struct {
+    const char *isa;
+    const dtype_kernels *dtype[2]; /* by mapuot_dtype */
+    const sweep_kernels *sweeps;
+    const coarse_kernels *coarse;
+    const stream_kernels *streams;
     /* bounds between boxes of points, those of x from i0 to i1; acc: 2 n, zero on entry, the sums of the columns first */
     void (*box_pairs)(const box_args *args, int64_t i0, int64_t i1, double *acc);
     const struct barycenter_kernels *barycenter;

@@ -111,7 +111,7 @@ static void make_runs(const stream_args *args, int64_t i0, int64_t i1, const int
     }
 }
 
-void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
+static void build_kernel(const stream_args *args, int64_t i0, int64_t i1)
 {
     if (args->M.start)
         make_runs(args, i0, i1, 0);
@@ -119,7 +119,7 @@ void KERNEL(build_kernel)(const stream_args *args, int64_t i0, int64_t i1)
         make_rows(args, i0, i1, (real *)args->out + i0 * args->ld, 0);
 }
 
-void KERNEL(form_plan)(const stream_args *args, int64_t i0, int64_t i1)
+static void form_plan(const stream_args *args, int64_t i0, int64_t i1)
 {
     if (args->M.start)
         make_runs(args, i0, i1, 1);
@@ -591,7 +591,7 @@ static void run_dots(const mapuot_state *state, int64_t i0, int64_t i1)
 
 /* ---- the passes ---- */
 
-void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+static void row_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
     if (state->M.start)
         run_range(state, i0, i1, sums);
@@ -601,8 +601,10 @@ void KERNEL(row_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double 
         row_range(state, i0, i1, sums, WIDE, STORED);
 }
 
-#ifndef MAPUOT_DTYPE_F64
-void KERNEL(narrow_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+#ifdef MAPUOT_DTYPE_F64
+#define narrow_pass NULL /* a K in float64 has no passes in float32 */
+#else
+static void narrow_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
     if (MAKES_POINTS && makes_rows(state))
         row_range(state, i0, i1, sums, NARROW, MADE);
@@ -612,12 +614,12 @@ void KERNEL(narrow_pass)(const mapuot_state *state, int64_t i0, int64_t i1, doub
 #endif
 
 /* on entry history[j] = v_j / (the v_j that the plan holds), rows.scale the u that it holds */
-void KERNEL(plan_pass)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+static void plan_pass(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
     row_range(state, i0, i1, sums, PLAN, STORED);
 }
 
-void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
+static void row_dots(const mapuot_state *state, int64_t i0, int64_t i1, double *sums)
 {
     if (state->M.start)
         run_dots(state, i0, i1);
@@ -626,3 +628,9 @@ void KERNEL(row_dots)(const mapuot_state *state, int64_t i0, int64_t i1, double 
     else
         dots_range(state, i0, i1, sums, STORED);
 }
+
+void KERNEL(batch_pass)(mapuot_state *const *states, int count);
+extern const struct log_matmul_kernels KERNEL(log_matmul);
+
+const dtype_kernels KERNEL(kernels) = {row_pass,     narrow_pass, row_dots,           plan_pass,
+                                       build_kernel, form_plan,   KERNEL(batch_pass), &KERNEL(log_matmul)};

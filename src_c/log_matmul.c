@@ -75,7 +75,7 @@ int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_
                       const void *B, int32_t shared_B, int32_t exact, void *out, const int32_t *stop)
 {
     const int threads = mapuot_pool_threads(pool);
-    log_job job = {.kernels = mapuot_active_kernels()->dtype[dtype].log_matmul, .width = entry_bytes(dtype)};
+    log_job job = {.kernels = mapuot_active_kernels()->dtype[dtype]->log_matmul, .width = entry_bytes(dtype)};
     job.product = (log_product){.m = m, .k = k, .n = n, .exact = exact, .stop = stop};
     job.panels = (n + job.kernels->columns - 1) / job.kernels->columns;
     job.step_A = m * k;

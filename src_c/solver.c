@@ -39,9 +39,9 @@ static mapuot_dtype tile_dtype(const mapuot_state *state)
 
 static pass_fn pass_of(const mapuot_state *state, int part)
 {
-    const dtype_kernels *k = &mapuot_active_kernels()->dtype[tile_dtype(state)];
+    const dtype_kernels *k = mapuot_active_kernels()->dtype[tile_dtype(state)];
     if (part != WHOLE)
-        return part == DOTS ? k->row_dots : mapuot_active_kernels()->row_prox;
+        return part == DOTS ? k->row_dots : mapuot_active_kernels()->sweeps->row_prox;
     return state->limits.in_place ? k->plan_pass : state->progress.narrow ? k->narrow_pass : k->row_pass;
 }
 
@@ -93,7 +93,7 @@ static void rows_task(void *context, int thread, int threads)
     own.run = state->progress.narrow ? state->run + thread * padded(state->n) : NULL;
     own.tile = makes_rows(state) ? state->tile + thread * TILE * state->ld : NULL;
     if (state->coarse.labelled)
-        mapuot_active_kernels()->coarse_rows(state, pass_of(state, job->part), thread, threads, sums);
+        mapuot_active_kernels()->coarse->rows(state, pass_of(state, job->part), thread, threads, sums);
     else if (job->schedule.shares)
         sum_share(job, state, thread, sums);
     else
@@ -173,7 +173,7 @@ static int narrow_scale(const mapuot_state *state)
 
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
 {
-    const dtype_kernels *k = &mapuot_active_kernels()->dtype[state->dtype];
+    const dtype_kernels *k = mapuot_active_kernels()->dtype[state->dtype];
     if ((state->limits.in_place && !k->plan_pass) || (state->progress.narrow && !k->narrow_pass))
         return MAPUOT_BAD_ARGUMENT;
     if (state->progress.narrow && narrow_scale(state) && in_range(sum_rows(pool, state, WHOLE, 1)))

@@ -49,7 +49,7 @@ ALWAYS_INLINE void odd_extrema(const double *M, int64_t count, vd *low, vd *high
 }
 
 /* acc: min and max over finite entries, number of NaN or -inf, number of +inf */
-void ISA_OP(extrema)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+static void extrema(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     const int64_t step = rows_together(&args->M); /* else streams of 8 rows: n >= 1000 took twice as long */
     const int64_t width = columns_together(&args->M);
@@ -165,7 +165,7 @@ ALWAYS_INLINE void balance_columns(const stream_args *args, int64_t i, int64_t e
 
 /* alpha_i of balance_rows, written to out (= args->alpha, on entry 0, or -inf for a row to leave out), +inf where the row
  * has no entry; then, while the tile is in cache, acc_j of balance_columns.  beta is log v.  Or one of these halves. */
-void ISA_OP(balance)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+static void balance(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     panel near;
     const int64_t step = is_turned(&args->M) ? PANEL_ROWS : TILE;
@@ -203,7 +203,7 @@ static void apply_runs(const stream_args *args, int64_t i0, int64_t i1)
 }
 
 /* out = P X for X transposed, d x padded(n), zero behind n */
-void ISA_OP(apply)(const stream_args *args, int64_t i0, int64_t i1)
+static void apply(const stream_args *args, int64_t i0, int64_t i1)
 {
     walk w;
     panel near;
@@ -254,7 +254,7 @@ static void apply_transpose_runs(const stream_args *args, int64_t i0, int64_t i1
 }
 
 /* acc (d x padded(n)) += (P^T Y)^T */
-void ISA_OP(apply_transpose)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+static void apply_transpose(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     walk w;
     panel near;
@@ -307,7 +307,7 @@ static void plan_sums_runs(const stream_args *args, int64_t i0, int64_t i1, doub
 }
 
 /* acc: padded(n) column sums, then <P, M> and the sum of P; row sums to row_sum */
-void ISA_OP(plan_sums)(const stream_args *args, int64_t i0, int64_t i1, double *acc)
+static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *acc)
 {
     walk w;
     panel near;
@@ -345,3 +345,5 @@ void ISA_OP(plan_sums)(const stream_args *args, int64_t i0, int64_t i1, double *
     }
     acc[np] += v_sum(cost);
 }
+
+const stream_kernels ISA_OP(streams) = {extrema, balance, apply_transpose, plan_sums, apply};

@@ -86,7 +86,7 @@ int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, dou
     stream_job job = new_job(m, n, M, (mapuot_matrix){0}, 1.0, NULL, NULL);
     if (is_turned(&M))
         job = new_job(n, m, turned(M), (mapuot_matrix){0}, 1.0, NULL, NULL);
-    job.gather = mapuot_active_kernels()->extrema;
+    job.gather = mapuot_active_kernels()->streams->extrema;
     int status = run_gather(pool, &job, 4, 0.0);
     if (status != MAPUOT_RUNNING)
         return status;
@@ -107,7 +107,7 @@ static int run_balance(mapuot_pool *pool, stream_job *job, int half, double *col
 {
     const int64_t n = job->args.n;
     job->args.half = half;
-    job->gather = mapuot_active_kernels()->balance;
+    job->gather = mapuot_active_kernels()->streams->balance;
     int status = run_gather(pool, job, n, -INFINITY);
     if (status != MAPUOT_RUNNING)
         return status;
@@ -166,14 +166,14 @@ int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M
                         const double *alpha, const double *beta, mapuot_dtype dtype, void *K, int64_t ld)
 {
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
-    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].build_kernel, K, ld, entry_bytes(dtype));
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype]->build_kernel, K, ld, entry_bytes(dtype));
 }
 
 int mapuot_form_plan(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                      const double *alpha, const double *beta, mapuot_dtype dtype, void *P, int64_t ld)
 {
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
-    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype].form_plan, P, ld, entry_bytes(dtype));
+    return run_each(pool, &job, mapuot_active_kernels()->dtype[dtype]->form_plan, P, ld, entry_bytes(dtype));
 }
 
 int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
@@ -182,7 +182,7 @@ int mapuot_apply(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuo
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
     job.args.d = d;
     job.args.X = Xt;
-    return run_each(pool, &job, mapuot_active_kernels()->apply, out, d, 0);
+    return run_each(pool, &job, mapuot_active_kernels()->streams->apply, out, d, 0);
 }
 
 int mapuot_apply_transpose(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
@@ -191,7 +191,7 @@ int mapuot_apply_transpose(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matri
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
     job.args.d = d;
     job.args.X = Y;
-    job.gather = mapuot_active_kernels()->apply_transpose;
+    job.gather = mapuot_active_kernels()->streams->apply_transpose;
     int status = run_gather(pool, &job, d * padded(n), 0.0);
     if (status != MAPUOT_RUNNING)
         return status;
@@ -207,7 +207,7 @@ int mapuot_plan_sums(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, m
     const int64_t np = padded(n);
     stream_job job = new_job(m, n, M, c, reg, alpha, beta);
     job.args.row_sum = row_sum;
-    job.gather = mapuot_active_kernels()->plan_sums;
+    job.gather = mapuot_active_kernels()->streams->plan_sums;
     int status = run_gather(pool, &job, np + 2, 0.0);
     if (status != MAPUOT_RUNNING)
         return status;

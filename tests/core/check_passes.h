@@ -129,7 +129,7 @@ static double expect_row(const mapuot_state *state, int64_t i, double s, double 
 
 static int has_form(mapuot_dtype dtype, int form)
 {
-    const dtype_kernels *table = &mapuot_active_kernels()->dtype[dtype];
+    const dtype_kernels *table = mapuot_active_kernels()->dtype[dtype];
     return (form == IN_PLACE ? table->plan_pass : form == NARROW ? table->narrow_pass : table->row_pass) != NULL;
 }
 
@@ -293,9 +293,8 @@ static void check_sweeps(int64_t n, int kind, const char *isa)
     args.q_factor = 1;
     for (int k = 0; k < 2; k++) {
         mapuot_set_isa(k ? isa : "scalar");
-        const mapuot_kernels *table = mapuot_active_kernels();
-        const sweep_fn sweeps[] = {table->sweep_marginal, table->sweep_prox, table->sweep_difference,
-                                   table->sweep_advance};
+        const sweep_kernels *table = mapuot_active_kernels()->sweeps;
+        const sweep_fn sweeps[] = {table->marginal, table->prox, table->difference, table->advance};
         seed = start;
         state[k] = new_state(1, n, MAPUOT_F64, MAPUOT_KL, kind, memory, 1);
         state[k].limits.in_place = n % 2;

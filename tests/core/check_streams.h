@@ -119,7 +119,7 @@ static void check_entries(const problem *p, const double *want, mapuot_dtype dty
                           int stream)
 {
     const int64_t np = padded(p->n), ld = plan ? p->n + p->m % 3 : np + 16 * (p->m % 2), skew = plan ? p->n % 4 : 0;
-    const dtype_kernels *kernels = &mapuot_active_kernels()->dtype[dtype];
+    const dtype_kernels *kernels = mapuot_active_kernels()->dtype[dtype];
     const double tiny = dtype == MAPUOT_F64 ? 7e-308 : 2.5e-38,
                  rtol = 1e-13 + 1.01 * rounding[dtype] + (plan ? 0 : narrow[dtype]) + cost_error(&p->M) / p->reg;
     const int from = buffer_count;
