@@ -49,26 +49,11 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     boxed = in_boxes(task, way.turned, run.module.LEAST_BOX, options.threads) if way.nats is not None else None
     quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of what is no answer: the status says so
     with run.bar or nullcontext(), quiet:
-        log_v, done, cancelled = start[1], list[Done](), False
+        log_v = start[1]
         if boxed is not None and way.nats is not None:
             solve = functools.partial(between_all, run, escalate)
             task, log_v, skip = begun(boxed, options, start if way.warm else None, way.nats, solve, run.module)
-        for stage in way.stages:
-            if run.status not in stage.after:
-                continue
-            if stage.begin == "zeros":
-                task, skip = boxed.problem if boxed else task, None  # all pairs count
-                log_v = np.zeros(task.shape[1])
-            larger, before = stage.reg != task.reg, run.status
-            if larger and (cancelled or run.n_passes >= stage.most):
-                continue
-            run.limit = run.n_passes + 1 if cancelled else stage.most  # one, for potentials of the reg asked for
-            log_v = one_stage(run, task, stage, way.options, log_v, skip)
-            done.append(Done(stage, before, run.reads, run.clusters))
-            if larger:
-                cancelled, run.status = run.status == "cancelled", "running"
-            elif cancelled:
-                run.status = "cancelled"
+        done, skip = all_stages(run, task, way, log_v, skip, boxed.problem if boxed else task)
     skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip)
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
@@ -78,17 +63,41 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     )
 
 
+def all_stages(
+    run: Run, task: Any, way: Route, log_v: F64, skip: Truncation | None = None, whole: Any = None
+) -> tuple[list[Done], Truncation | None]:  # fmt: skip
+    """The stages that were carried out, and the pairs that the last one skipped; ``whole``: the task of all pairs."""
+    done, cancelled = list[Done](), False
+    for stage in way.stages:
+        if run.status not in stage.after:
+            continue
+        if stage.begin == "zeros":
+            task, skip = whole, None
+            log_v = np.zeros(task.shape[1])
+        larger, before = stage.reg != task.reg, run.status
+        if larger and (cancelled or run.n_passes >= stage.most):
+            continue
+        run.limit = run.n_passes + 1 if cancelled else stage.most  # one, for potentials of the reg asked for
+        log_v = one_stage(run, task, stage, way.options, log_v, skip)
+        done.append(Done(stage, before, run.reads, run.clusters))
+        if larger:
+            cancelled, run.status = run.status == "cancelled", "running"
+        elif cancelled:
+            run.status = "cancelled"
+    return done, skip
+
+
 def one_stage(
-    run: Run, task: Problem, stage: Stage, options: Options, log_v: F64, skip: Truncation | None
+    run: Run, task: Any, stage: Stage, options: Options, log_v: F64, skip: Truncation | None
 ) -> F64:  # fmt: skip
     """The passes of one stage from log v, which is in units of the reg asked for; the log v where they end."""
-    options = stage.options(options)
-    if stage.reg == task.reg:
+    options, ratio = stage.options(options), float(stage.reg / task.reg)
+    if ratio == 1.0:
         return run.run(task, options, log_v, stage.leave, skip)
     log_v = run.run(
         dataclasses.replace(task, reg=stage.reg), options, log_v * (task.reg / stage.reg), stage.leave, skip
     )
-    return log_v * (stage.reg / task.reg)
+    return log_v * ratio
 
 
 def between_all(

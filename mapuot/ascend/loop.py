@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ class Run:
 
     def __init__(
         self,
-        module: ModuleType,
+        module: Any,
         max_passes: int,
         callback: Callable[[Stats], Any] | None = None,
         progress: bool = False,
@@ -51,8 +50,8 @@ class Run:
         self.status = "running"
         self.reads, self.clusters = "", 0  # of the last run: what its passes read, and what corrected them
         self.trace: list[Stats] = []
-        self.potentials: tuple[F64, F64]
-        self.marginals: tuple[F64, F64]
+        self.potentials: Any
+        self.marginals: Any
         self.start = time.perf_counter()
 
     @property
@@ -70,7 +69,7 @@ class Run:
         with closing(self.module.Workspace(problem, options, skip)) as workspace:
             workspace.absorb(log_v)
             fresh, reads = True, workspace.reads
-            quick = not self.heard and self.ranks.max(problem.cost.size) <= self.module.QUICK_ENTRIES
+            quick = not self.heard and self.ranks.max(problem.size) <= self.module.QUICK_ENTRIES
             count = self.module.QUICK_PASSES if quick and leave == math.inf else 1
             while True:
                 begun = time.perf_counter()
@@ -91,12 +90,14 @@ class Run:
                 count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
             if stats[-1].rejected:
                 self.leave_rejected(workspace, stats[-1])
-            if skip:
-                workspace.conclude(self.trace[-1])
+            workspace.conclude(self.trace[-1])
+            if self.trace[-1].status == "converged" and self.status != "cancelled":
+                self.status = "converged"
             if self.saves:
                 self.save(workspace, problem)
             self.reads = reads if workspace.reads == reads else f"{reads}, then {workspace.reads}"
-            self.clusters = workspace.coarse.count if workspace.coarse.corrected else 0
+            coarse = workspace.coarse
+            self.clusters = coarse.count if coarse and coarse.corrected else 0
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return workspace.next_log_v.copy()
 

@@ -98,7 +98,7 @@ class Workspace(Protocol):
         """Go on from it on the same K."""
 
     def conclude(self, stat: Stats) -> None:
-        """Complete the numbers of the last pass; of a solve that skips pairs."""
+        """Complete the numbers of the last pass of a run."""
 
     @property
     def next_log_v(self) -> F64: ...

@@ -27,6 +27,7 @@ from ..backends.kernel import (
     LEAST,
     LEAST_PRODUCT,
     NARROW_SUMS,
+    UNIT,
     LogKernel,
     StaleError,
     checked,
@@ -35,7 +36,7 @@ from ..backends.kernel import (
     sound,
 )
 from ..penalties import F64
-from .ascend import UNIT, translation
+from .ascend import translation
 from .coarse import Coarse
 from .problem import MultiProblem
 from .reach import oriented
@@ -66,8 +67,9 @@ class Blocks:
         self.ends, self.alone = [sum(self.sizes[1:])], 0.0
         fi, threads = [x.fi(problem.reg) for x in others], problem.threads if problem.xp is np else 1
         self.left: Left = load("cpu").Left(self.sizes[1:], self.others(problem.log_weight), fi, threads)
-        soft, self.hard = (self.others(np.repeat(kind, problem.shape)) for kind in problem.kinds)
-        self.rhos = np.where(soft, self.others(np.repeat(problem.rho, problem.shape)), 0.0)
+        rhos = self.others(np.repeat(problem.rho, problem.shape))
+        self.hard = np.isinf(rhos)
+        self.rhos = np.where(self.hard, 0.0, rhos)
         self.steps = STEPS if np.count_nonzero(fi) > 1 else 1
         if before:
             before.kernel.start(problem.reg)
@@ -75,9 +77,7 @@ class Blocks:
         self.kernel: Tensor | Triangle = before.kernel if before else kind(problem, self.order)
         self.fresh = False  # whether it is made around the state of the next pass
 
-    def start(self, state: F64 | None = None) -> F64:
-        """Where to begin: potentials 0, or those of a larger reg, whose logarithms are given times the ratio."""
-        state = np.zeros(self.ends[-1]) if state is None else state
+    def start(self, state: F64) -> F64:
         self.absorb(state)
         return state
 
@@ -143,8 +143,7 @@ class Blocks:
 
     def metric(self, state: State) -> F64:
         assert state.log_s is not None
-        with np.errstate(over="ignore"):
-            return self.others(np.exp(self.problem.log_weight + state.log_u.flat + state.log_s.flat))
+        return self.others(np.exp(self.problem.log_weight + state.log_u.flat + state.log_s.flat))
 
     # ---- products of the plan of a state ----
 

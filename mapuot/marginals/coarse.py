@@ -79,13 +79,14 @@ class Coarse:
     def __init__(self, tree: Tree, before: Coarse | None) -> None:
         self.tree = weakref.proxy(tree)  # which holds this: a circle would keep its kernels until it is collected
         self.on, self.passes, self.dropped, self.labelled = False, 0, 0, False
+        self.corrected = False  # have steps been corrected?
         self.found: list[Labels] | None = before.found if before else None
         problem = tree.problem
         self.fi = [x.fi(problem.reg) for x in problem.marginals]
         self.upwards = [k for k, _ in tree.order[::-1]]
         labels = 0.0 if self.found else LABELS * sum(problem.shape) / sum(x.size for x in problem.edges.values())
         passes = MATRICES + labels if problem.xp is np else DEVICE
-        cheap = max(CHEAP, SHARP * problem.sharpness)
+        cheap = max(CHEAP, SHARP * max(problem.sizes.values()) / problem.reg)
         self.worth, self.due = WORTH * passes, FIRST if passes <= cheap else math.inf
 
     @cached_property
@@ -93,6 +94,11 @@ class Coarse:
         if self.found is None:
             self.found = clustered(self.tree.problem)
         return self.found
+
+    @property
+    def count(self) -> int:
+        """The most clusters that a marginal has."""
+        return max(x.clusters for x in self.labels)
 
     @cached_property
     def members(self) -> dict[int, Any]:
@@ -127,8 +133,7 @@ class Coarse:
         elif self.labelled and not rejected:
             self.due = self.passes + EVERY
             try:
-                with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-                    self.make()
+                self.make()
             except np.linalg.LinAlgError:
                 self.on = False
 
@@ -173,6 +178,7 @@ class Coarse:
 
     def step(self, residual: F64) -> F64:
         """J (I - J)^-1 F: what Newton's step for the clusters adds to the image, at all entries of the state."""
+        self.corrected = True
         tree, means = self.tree, np.bincount(self.cells, self.weight * residual) / self.masses
         F = {k: means[part] for k, part in self.places.items()}
         own: Vectors = {}  # what goes up whatever comes down

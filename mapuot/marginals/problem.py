@@ -24,7 +24,7 @@ from ..problem.points import PointCloud
 from ..problem.sparse import Sparse, is_sparse
 from ..problem.validate import MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, check_kind
 from ..processor import free_memory
-from .reach import Edges, check_parts, parts_of, reachable
+from .reach import Edges, check_parts, parts_of, path, reachable, walk
 from .slabs import Slabs, as_held
 
 KERNEL_SHARE = 0.8  # of free memory that kernels may take
@@ -57,10 +57,6 @@ class Marginal:
     @cached_property
     def weight(self) -> F64:
         return np.exp(self.log_weight)
-
-    @cached_property
-    def mass(self) -> float:
-        return float(self.weight.sum())
 
     def spread(self, values: F64, fill: float) -> F64:
         """Values of the kept points among all, ``fill`` at the others."""
@@ -131,14 +127,9 @@ class MultiProblem:
         return np.array([x.rho for x in self.marginals])
 
     @cached_property
-    def kinds(self) -> tuple[Any, Any]:
-        """Masks of the marginals: soft ones, and hard ones; the others are free."""
-        return (self.rho > 0) & (self.rho < np.inf), np.isinf(self.rho)
-
-    @cached_property
-    def soft(self) -> list[tuple[int, float, float]]:
-        """(k, rho, reg / rho) of each soft marginal."""
-        return [(k, x.rho, self.reg / x.rho) for k, x in enumerate(self.marginals) if not (x.free or x.hard)]
+    def soft(self) -> list[int]:
+        """The marginals with a penalty between those of free and of hard ones."""
+        return [k for k, x in enumerate(self.marginals) if not (x.free or x.hard)]
 
     @cached_property
     def hard(self) -> list[int]:
@@ -147,23 +138,15 @@ class MultiProblem:
     @cached_property
     def ratios(self) -> F64:
         """rho / reg, a row for each marginal: 0 where it is hard or free."""
-        found = np.zeros((len(self.marginals), 1))
-        for k, rho, _ in self.soft:
-            found[k] = rho / self.reg
-        return found
-
-    @cached_property
-    def cells(self) -> Any:
-        """Of each point: its marginal and its part, in one number."""
-        marginal = np.repeat(np.arange(len(self.shape)), self.shape)
-        return marginal * self.parts + (0 if self.labels is None else np.concatenate(self.labels))
+        return np.where(np.isinf(self.rho), 0.0, self.rho / self.reg)[:, None]
 
     def points_of(self, edges: list[tuple[int, int]]) -> Any:
         """Sums over the points, and over the messages of a tree's edges (child, parent): backends/cpu/marginals.py."""
         children, parents = [k for k, _ in edges], [parent for _, parent in edges]
         found = load("cpu").Points(self.shape, self.log_weight, self.weight, self.rho, self.reg, parents)
         if self.labels is not None:
-            found.part(self.parts, self.cells, children)
+            marginal = np.repeat(np.arange(len(self.shape)), self.shape)
+            found.part(self.parts, marginal * self.parts + np.concatenate(self.labels), children)
         return found
 
     @cached_property
@@ -181,17 +164,16 @@ class MultiProblem:
             kernel = load("cpu").Kernel(cost, self.reg, ends, held, self.threads)
         return kernel
 
-    def stored_for(self, tol: float, tol_gap: float | None) -> MultiProblem:
+    def stored_for(self, tol: float, tol_gap: float) -> MultiProblem:
         """With kernels in float32 where they are large and its rounding, of all costs together, is well below tol.
 
         Where not even these fit, rows are made anew in each pass, but for kernels of stored pairs and on a GPU.
         """
         if self.kind == "triangle":
             return self
-        entries = sum(x.size for x in self.edges.values()) or math.prod(self.shape)
-        room = 1.5 * NARROW_ENTRY * max(1, len(self.edges)) <= tol and (tol_gap is None or tol_gap >= LEAST_TOL_GAP)
-        storage = "float32" if room and entries > SMALL_ENTRIES else "float64"
-        needed = entries * (4 if storage == "float32" else 8)
+        room = 1.5 * NARROW_ENTRY * max(1, len(self.edges)) <= tol and (tol_gap < 0 or tol_gap >= LEAST_TOL_GAP)
+        storage = "float32" if room and self.size > SMALL_ENTRIES else "float64"
+        needed = self.size * (4 if storage == "float32" else 8)
         made = self.xp is np and needed > KERNEL_SHARE * free_memory()
         return replace(self, storage="made" if made else storage)
 
@@ -199,15 +181,32 @@ class MultiProblem:
     def shape(self) -> tuple[int, ...]:
         return tuple(len(x.kept) for x in self.marginals)
 
-    @property
+    @cached_property
     def largest(self) -> float:
         """The largest finite |cost|, summed over the edges."""
         return sum(self.sizes.values())
 
+    M_min = 0.0
+
     @property
-    def sharpness(self) -> float:
-        """The largest finite |cost| of a pair, or of the array, in units of reg."""
-        return max(self.sizes.values()) / self.reg
+    def M_max(self) -> float:  # noqa: N802 - the largest M
+        """The largest finite |cost| of the pairs of a marginal, added up."""
+        if self.array is not None:
+            return self.largest
+        return max(sum(x for pair, x in self.sizes.items() if k in pair) for k in range(len(self.marginals)))
+
+    @property
+    def size(self) -> int:
+        """Entries of the costs."""
+        return sum(x.size for x in self.edges.values()) or math.prod(self.shape)
+
+    @property
+    def reads(self) -> str:
+        """What passes read, in the words of `MultiResult.how`."""
+        if self.storage == "made":
+            return "rows made from the costs"
+        pairs_only = self.edges and all(isinstance(x, Sparse) for x in self.edges.values())
+        return f"{self.storage} {'products' if self.kind == 'triangle' else 'pairs' if pairs_only else 'tiles'}"
 
     @cached_property
     def kind(self) -> str:
@@ -313,14 +312,16 @@ def as_edges(costs: dict[Any, Any], count: int, xp: Any) -> Edges:
         if i == j or (i, j) in edges or (j, i) in edges:
             raise ValueError(f"costs must hold one matrix for two different marginals, got {shown(key)} again or twice")
         edges[i, j] = as_edge(value, f"costs[{i}, {j}]", xp)
-    seen, order = walk(edges, 0)
-    if len(order) < count:
-        apart = sorted(set(range(count)) - seen)
+    parent = dict(walk(edges, 0))
+    if len(parent) < count:
+        apart = [k for k in range(count) if k not in parent]
         raise ValueError(f"costs must connect all marginals, but none leads from 0 to {apart}")
     if len(edges) >= count and not count == len(edges) == 3:
+        i, j = next((i, j) for i, j in edges if parent[i] != j and parent[j] != i)
+        cycle = " - ".join(map(str, [*path([pair for pair in edges if pair != (i, j)], i, j), i]))
         raise ValueError(
-            "costs must be a tree or the triangle of three marginals, got the cycle "
-            f"{' - '.join(map(str, cycle(edges)))}: leave one of its costs out, or add them up in one array"
+            f"costs must be a tree or the triangle of three marginals, got the cycle {cycle}: leave one of its costs "
+            "out, or add them up in one array"
         )
     stored = [pair for pair, x in edges.items() if isinstance(x, Sparse)]
     if stored and len(edges) == count:  # products of two of its kernels are full, and as large as a dense one
@@ -351,38 +352,6 @@ def range_of(cost: Cost, name: str) -> tuple[float, float, bool]:
     if bad:
         raise ValueError(f"{name} must not hold NaN or -inf, got {bad} such entries (+inf forbids a pair)")
     return max(abs(low), abs(high)), low, not infinite
-
-
-def neighbours(edges: Any) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for i, j in edges:
-        found.setdefault(i, []).append(j)
-        found.setdefault(j, []).append(i)
-    return found
-
-
-def walk(edges: Any, root: int) -> tuple[set[int], list[tuple[int, int]]]:
-    """(marginals in reach, [(marginal, its parent)] from the root outwards; the root's parent is -1)."""
-    near, seen, order = neighbours(edges), {root}, [(root, -1)]
-    for k, _ in order:
-        for other in near.get(k, []):
-            if other not in seen:
-                seen.add(other)
-                order.append((other, k))
-    return seen, order
-
-
-def cycle(edges: Edges) -> list[int]:
-    """A cycle of a graph that has one, its first marginal again at the end."""
-    parent = dict(walk(edges, 0)[1])
-    i, j = next((i, j) for i, j in edges if parent[i] != j and parent[j] != i)
-
-    def ancestors(k: int) -> list[int]:
-        return [k, *ancestors(parent[k])] if parent[k] >= 0 else [k]
-
-    up, down = ancestors(i), ancestors(j)
-    meet = next(k for k in up if k in down)
-    return [*up[: up.index(meet) + 1], *reversed(down[: down.index(meet)]), i]
 
 
 def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:

@@ -57,6 +57,25 @@ def in_triangle(masks: Edges, used: list[Any]) -> list[Any]:
     return [pairs.any(1), pairs.any(0), third.any(0)]
 
 
+def walk(edges: Any, root: int) -> list[tuple[int, int]]:
+    """Marginals in reach and their parents, from the root outwards; the root's parent is -1."""
+    order, seen = [(root, -1)], {root}
+    for k, _ in order:
+        for other in [sum(pair) - k for pair in edges if k in pair]:
+            if other not in seen:
+                seen.add(other)
+                order.append((other, k))
+    return order
+
+
+def path(edges: Any, i: int, j: int) -> list[int]:
+    """The marginals from i to j."""
+    parent, found = dict(walk(edges, j)), [i]
+    while found[-1] != j:
+        found.append(parent[found[-1]])
+    return found
+
+
 def oriented(edges: Any, i: int, j: int) -> Any:
     """The matrix of an edge with the points of i as rows."""
     return edges[i, j] if (i, j) in edges else edges[j, i].transpose()

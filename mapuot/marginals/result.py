@@ -40,6 +40,8 @@ class MultiResult(Certified):
     converged : bool
     status : str
         "converged", "max_passes", "stalled", "cancelled", "not finite" or "underflow".
+    how : str
+        Which way the call took: "float32 tiles, 2 larger regs, corrected by 64 clusters".
     n_passes : int
         Passes made: how often each kernel was read, beside one more read for each certificate along a tree.
     trace : list of Stats
@@ -67,9 +69,9 @@ class MultiResult(Certified):
     """
 
     def __init__(
-        self, problem: MultiProblem, body: Tree | Blocks, state: State | None, trace: list[Stats], status: str
+        self, problem: MultiProblem, state: State | None, body: Tree | Blocks, trace: list[Stats], status: str, how: str
     ) -> None:
-        self.problem, self.trace, self.status = problem, trace, status
+        self.problem, self.trace, self.status, self.how = problem, trace, status, how
         self._body, self._state = body, state
 
     def __getstate__(self) -> dict[str, Any]:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from ..backends import Stats, name_of, pick
+from ..ascend.carry_out import all_stages
+from ..ascend.loop import Run
+from ..backends import Options, Stats, name_of, pick
 from ..errors import shown
-from ..penalties import F64
 from ..problem.sparse import is_sparse
-from ..problem.validate import as_callback, as_count, as_positive, as_threads
-from ..status import FAILED, not_converged, warn_not_converged
-from .ascend import Ascent, Rules
+from ..problem.validate import as_callback, as_count
+from ..route.options import make_options
+from ..route.stages import UNDONE, Route, Stage, climb, in_words
+from ..status import not_converged, warn_not_converged
+from .ascend import Ascent
 from .blocks import Blocks
 from .problem import MultiProblem
 from .result import MultiResult
 from .tree import Tree
-
-EASY, STEP = 100.0, 4.0  # costs / reg of each pair up to which there is one reg, and the ratio of one to the next
-NEAR, RUNG_PASSES = 0.5, 50  # how well, and in how many passes, a larger reg is solved
 
 
 def multimarginal(
@@ -115,22 +113,19 @@ def multimarginal(
     >>> result.pair(0, 3).shape
     (40, 40)
     """
-    begin = time.perf_counter()
-    xp, threads = as_backend(backend, costs), as_threads(threads)
+    xp = as_backend(backend, costs)
+    options, most = make_options("auto", "auto", tol, tol_gap, threads), as_count(max_passes, "max_passes")
     problem = MultiProblem.from_arguments(costs, masses, reg, reg_m, xp)
-    rules = Rules(
-        as_positive(tol, "tol"),
-        None if tol_gap is None else as_positive(tol_gap, "tol_gap"),
-        as_count(max_passes, "max_passes"),
-        as_callback(callback),
-    )
-    problem = dataclasses.replace(problem, threads=threads).stored_for(rules.tol, rules.tol_gap)
-    body, state, passes = approach(problem, rules, begin)
-    trace: list[Stats] = []
-    ascent = Ascent(body, rules, trace, begin, passes)
-    status = ascent.run(state)
-    result = MultiResult(problem, body, ascent.found, trace, status)
-    if not result.converged and status != "cancelled":
+    problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)
+    own = Stage(problem.reg, options.tol, options.precision, options.memory, most, UNDONE, "here")
+    way = Route(False, False, None, options, (*climb(problem, options, most // 2), own))
+    run = Run(Engine(), most, as_callback(callback))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        done, _ = all_stages(run, problem, way, np.zeros(1))
+    how = in_words(run.reads, len(done) - 1, f"corrected by {run.clusters} clusters" * (run.clusters > 0))
+    state, body = run.potentials
+    result = MultiResult(problem, state, body, run.trace, run.status, how)
+    if not result.converged and result.status != "cancelled":
         warn_not_converged(not_converged(result, tol))
     return result
 
@@ -151,25 +146,14 @@ def as_backend(backend: Any, costs: Any) -> Any:
     return arrays.cp
 
 
-def body_of(problem: MultiProblem, before: Any = None) -> Tree | Blocks:
-    """The passes of a problem, in the memory of those ``before``, which had another reg."""
-    return (Tree if problem.kind == "tree" else Blocks)(problem, before)
+class Engine:
+    """What `Run` asks for workspaces: each lies in the memory of the one before it, which had another reg."""
 
+    QUICK_ENTRIES, QUICK_PASSES = 0, 1
+    body: Any = None
 
-def approach(problem: MultiProblem, rules: Rules, begin: float) -> tuple[Tree | Blocks, F64, int]:
-    """The body, where it starts, and passes made: at small reg it comes from larger ones, a few passes each."""
-    rungs = max(0, math.ceil(math.log(max(problem.sharpness, 1.0) / EASY, STEP)))
-    state, passes, body = None, 0, None
-    for rung in range(rungs, 0, -1):
-        left = min(RUNG_PASSES, (rules.max_passes - passes) // 2)
-        if left < 1:
-            break
-        easier = dataclasses.replace(problem, reg=problem.reg * STEP**rung)
-        body = body_of(easier, body)
-        ascent = Ascent(body, Rules(max(rules.tol, NEAR), None, passes + left), [], begin, passes)
-        ascent.run(ascent.body.start(state))
-        passes = ascent.trace[-1].n_pass
-        failed = ascent.trace[-1].status in FAILED
-        state = None if failed else ascent.state * STEP
-    body = body_of(problem, body)
-    return body, body.start(state), passes
+    def Workspace(  # noqa: N802 - a backend's word
+        self, problem: MultiProblem, options: Options, skip: None = None
+    ) -> Ascent:
+        self.body = (Tree if problem.kind == "tree" else Blocks)(problem, self.body)
+        return Ascent(self.body, options)

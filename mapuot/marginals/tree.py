@@ -18,6 +18,7 @@ the certificate, of one plan.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ from ..backends import load
 from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum, vectors_of_pass
 from ..penalties import F64
 from .coarse import Coarse, serves
-from .problem import MultiProblem, walk
-from .reach import oriented
+from .problem import MultiProblem
+from .reach import oriented, path, walk
 from .state import PerPoint, State, prox
 
 
@@ -37,7 +38,7 @@ class Tree:
     def __init__(self, problem: MultiProblem, before: Tree | None = None) -> None:
         self.problem = problem
         self.root = root_of(problem)
-        self.order = walk(problem.edges, self.root)[1]
+        self.order = walk(problem.edges, self.root)
         self.parent = dict(self.order)
         self.children: dict[int, list[int]] = {k: [] for k in self.parent}
         for k, parent in self.order[1:]:
@@ -66,9 +67,8 @@ class Tree:
         # passes while these were small together, and cost as many again where they were not.
         self.alone = max(0.0, 1 - 2 * sum(1 - x.fi(problem.reg) for x in problem.marginals))
 
-    def start(self, state: F64 | None = None) -> F64:
-        """Where to begin: u and messages 1, or those of a larger reg, whose logarithms are given times the ratio."""
-        return np.zeros(self.ends[-1]) if state is None else state
+    def start(self, state: F64) -> F64:
+        return state
 
     def sweep(self, state: F64, narrow: bool = False) -> State:
         """The pass of a state: log u_l and all messages to l but that from k, for each k and its parent l.
@@ -161,7 +161,7 @@ class Tree:
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
         """(gap, what hard marginals miss) if marginals were off by what their parents' messages have changed."""
         sums = dict(zip(self.below, self.points.change_sums(self.metric(found), residual).tolist(), strict=True))
-        gap = sum(rho * sums[k][0] for k, rho, _ in self.problem.soft if k in sums)
+        gap = sum(self.problem.rho[k] * sums[k][0] for k in self.problem.soft if k in sums)
         return 0.5 * found.mass * gap, found.mass * sum(sums[k][1] for k in self.problem.hard if k in sums)
 
     def metric(self, found: State) -> F64:
@@ -177,11 +177,7 @@ class Tree:
 
     def apply(self, i: int, j: int, Y: F64, state: State) -> F64:
         """P_ij Y, along the path from j to i: what a marginal expects of Y is what its neighbour expects."""
-        path = dict(walk(self.problem.edges, j)[1])
-        steps = [i]
-        while steps[-1] != j:
-            steps.append(path[steps[-1]])
-        for near, k in zip(steps[::-1], steps[-2::-1], strict=False):
+        for near, k in pairwise(path(self.problem.edges, j, i)):
             child = k if self.parent[k] == near else near
             Y = self.kernels[child].plan_apply(*self.beliefs(child, state), Y, int(child == k))
             if k != i:
@@ -215,7 +211,7 @@ def root_of(problem: MultiProblem) -> int:
 
     def height(root: int) -> int:
         far: dict[int, int] = {-1: -1}
-        for k, parent in walk(problem.edges, root)[1]:
+        for k, parent in walk(problem.edges, root):
             far[k] = far[parent] + 1
         return max(far.values())
 

@@ -60,6 +60,10 @@ class Common:
         return self.cost.shape
 
     @property
+    def size(self) -> int:
+        return self.cost.size
+
+    @property
     def spread(self) -> float:
         """range(M) / reg."""
         return (self.M_max - self.M_min) / self.reg

@@ -104,8 +104,8 @@ def stages(problem: Problem, options: Options, most: int, warm: bool, skips: boo
     return tuple(found)
 
 
-def climb(problem: Common, options: Options, most: int) -> list[Stage]:
-    """The larger regs of a problem, or of a batch, ``most`` passes in all or each; none for the named methods."""
+def climb(problem: Any, options: Options, most: int) -> list[Stage]:
+    """The larger regs of a problem of any kind, ``most`` passes in all or each; none for the named methods."""
     regs = larger_regs(problem.M_max - problem.M_min, problem.reg) if options.memory else []
     tol = max(options.tol, COARSE_TOL)
     return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]

@@ -201,7 +201,7 @@ def test_passes_are_those_edge_by_edge(shape, dtype, reg):
         np.testing.assert_allclose(found.log_s.flat, wanted.log_s.flat, rtol=0, atol=near)
         assert found.rounding == pytest.approx(wanted.rounding, rel=1e-6)
         for k, kernel_ in one.kernels.items():
-            assert (kernel_.builds, kernel_.dtype) == (other.kernels[k].builds, other.kernels[k].dtype)
+            assert kernel_.dtype == other.kernels[k].dtype
     assert sum(map(len, gone)) == 25 or reg < 0.1
     assert len(gone) > 5 or reg == 0.1 or dtype == "float64"
 
