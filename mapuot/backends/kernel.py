@@ -272,11 +272,6 @@ def largest_of(x: F64) -> float:
     return max(float(x.max()), -float(x.min()))
 
 
-def vectors_of_pass(points: int, messages: int) -> dict[str, F64]:
-    """Room for what each pass along a tree finds."""
-    return {**{name: np.zeros(points) for name in ("near", "late", "log_u")}, "up": np.zeros(messages)}
-
-
 def log_sum(x: F64) -> float:
     """log sum e^x."""
     top = float(x.max())

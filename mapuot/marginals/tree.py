@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import load
-from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum, vectors_of_pass
+from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
 from ..penalties import F64
 from .coarse import Coarse, serves
 from .problem import MultiProblem
@@ -33,7 +33,7 @@ from .state import PerPoint, State, prox
 
 
 class Tree:
-    """The sweeps of a problem whose costs are a tree; ``before``: those of another reg, whose kernels make room."""
+    """Passes of a problem whose costs are a tree; ``before``: those of another reg, whose kernels make room."""
 
     def __init__(self, problem: MultiProblem, before: Tree | None = None) -> None:
         self.problem = problem
@@ -59,8 +59,6 @@ class Tree:
         starts = self.points.message.tolist()
         self.ends: list[int] = starts[1:]
         self.edges = {k: slice(i, j) for k, i, j in zip(self.below, starts, self.ends, strict=False)}
-        sizes = len(problem.log_weight), starts[-1]
-        self.out = self.whole_pass.out if self.whole_pass else vectors_of_pass(*sizes)
         self.coarse: Coarse | None = Coarse(self, before.coarse if before else None) if serves(problem) else None
         # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
         # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
@@ -71,26 +69,26 @@ class Tree:
         return state
 
     def sweep(self, state: F64, narrow: bool = False) -> State:
-        """The pass of a state: log u_l and all messages to l but that from k, for each k and its parent l.
+        """Make a pass of a state, which holds log u_l and all messages to l but that from k, for each k and parent l.
 
-        What it finds lies where the next one puts the same: a translated state has vectors of its own.
+        What is found lies where the next pass puts the same: a translated state has vectors of its own.
         """
         with self.coarse.one_pass() if self.coarse else nullcontext():
             return self.swept(state, narrow)
 
     def swept(self, state: F64, narrow: bool) -> State:
         problem, sent, places = self.problem, PerPoint(state, self.edges), self.problem.places
-        log_u, self.near, self.late = (PerPoint(self.out[name], places) for name in ("log_u", "near", "late"))
+        out = self.whole_pass.out
+        log_u, self.near, self.late = (PerPoint(out[name], places) for name in ("log_u", "near", "late"))
         self.errors: dict[int, float] = {}
-        up, done = PerPoint(self.out["up"], self.edges), 0
+        up, done = PerPoint(out["up"], self.edges), 0
         self.near.flat.fill(0.0)
         for kernel in self.kernels.values():
             kernel.begin()
         while done < len(self.inner):
-            if self.whole_pass:
-                errors = self.whole_pass.run(done, state, narrow)
-                self.errors |= {k: x for (k, _), x in zip(self.inner[done:], errors, strict=False)}
-                done += len(errors)
+            errors = self.whole_pass.run(done, state, narrow)
+            self.errors |= {k: x for (k, _), x in zip(self.inner[done:], errors, strict=False)}
+            done += len(errors)
             if done < len(self.inner):
                 self.through(*self.inner[done], sent, log_u, up, narrow)
                 done += 1
@@ -103,7 +101,7 @@ class Tree:
         return State(log_u, None, log_sum(masses), rounding, self.storage, {"up": up}, masses)
 
     def through(self, k: int, parent: int, sent: PerPoint, log_u: PerPoint, up: PerPoint, narrow: bool) -> None:
-        """The messages of one edge, whatever its kernel must do for them."""
+        """Find the messages of one edge, whatever its kernel must do for them."""
         x, near, problem = self.problem.marginals[k], self.near[k], self.problem
         fi, y = x.fi(problem.reg), problem.marginals[parent].log_weight + sent[k]
         a = x.log_weight + (1 - fi) * near
@@ -116,13 +114,11 @@ class Tree:
         return sum(x.storage for x in self.kernels.values())
 
     def complete(self, found: State) -> None:
-        """The messages from the root, for the u and the messages to the root of the last pass."""
+        """Find the messages from the root, for the u and the messages to the root of the last pass."""
         problem, errors = self.problem, self.errors  # a marginal is made of one product of each edge: the worse one
         log_s = PerPoint(self.near.flat.copy(), problem.places)
         back, up = PerPoint(np.zeros_like(log_s.flat), problem.places), found.messages["up"]
-        made: list[float] = []
-        if self.whole_pass and problem.xp is not np:
-            made = self.whole_pass.back(self.near.flat, found.log_u.flat, up.flat, back.flat)
+        made = self.whole_pass.back(self.near.flat, found.log_u.flat, up.flat, back.flat)
         known = {k: error for (k, _), error in zip(self.order[1:], made, strict=False)}
         for k, _ in self.order:
             log_s[k] += back[k]
@@ -137,7 +133,7 @@ class Tree:
         found.log_s, found.rounding, found.storage = log_s, sum(errors.values()), max(found.storage, self.storage)
 
     def shares(self, lam: F64) -> F64:
-        """What each message to the root takes of the translation: that of all u that it holds."""
+        """Add up what each message to the root takes of the translation: the shifts of all u that it holds."""
         below = lam.copy()
         for k, parent in self.inner:
             below[parent] += below[k]
@@ -152,23 +148,20 @@ class Tree:
         return moved
 
     def image(self, found: State, lam: F64, exact: bool) -> F64:
-        """What each parent sends next, from the plan found, which ``lam`` has moved; exact: as its u are."""
+        """Return what each parent sends next, from a plan moved by ``lam``; exact: by messages of one age."""
         back = found.messages["back"].flat if exact else self.late.flat  # before it is moved by lam.sum(0) - below
         moved = (self.shares(lam) if exact else lam.sum(0)) - lam  # near: all u below but its own
         sent: F64 = self.points.at_edges(found.log_u.flat, back, self.near.flat, moved, found.messages["up"].flat)
         return sent
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
-        """(gap, what hard marginals miss) if marginals were off by what their parents' messages have changed."""
+        """Guess (gap, what hard marginals miss), as if marginals were off by the change of their parents' messages."""
         sums = dict(zip(self.below, self.points.change_sums(self.metric(found), residual).tolist(), strict=True))
         gap = sum(self.problem.rho[k] * sums[k][0] for k in self.problem.soft if k in sums)
         return 0.5 * found.mass * gap, found.mass * sum(sums[k][1] for k in self.problem.hard if k in sums)
 
     def metric(self, found: State) -> F64:
-        """Weights of the state's entries in the norm of the extrapolation: the mass at their points, as shares.
-
-        It is that of the plan of the last pass, by messages from the root that are late.
-        """
+        """Weigh the state's entries by shares of the mass at their points, found with messages that are late."""
         if self.mass_shares is None:
             self.mass_shares = self.points.mass_shares(found.log_u.flat, self.near.flat, self.late.flat)
         return self.mass_shares
@@ -176,7 +169,7 @@ class Tree:
     # ---- products of a whole state's plan ----
 
     def apply(self, i: int, j: int, Y: F64, state: State) -> F64:
-        """P_ij Y, along the path from j to i: what a marginal expects of Y is what its neighbour expects."""
+        """Return P_ij Y, along the path from j to i: what a marginal expects of Y is what its neighbour expects."""
         for near, k in pairwise(path(self.problem.edges, j, i)):
             child = k if self.parent[k] == near else near
             Y = self.kernels[child].plan_apply(*self.beliefs(child, state), Y, int(child == k))
@@ -186,7 +179,7 @@ class Tree:
         return Y
 
     def stored_pair(self, i: int, j: int, state: State) -> Any:
-        """P_ij of two neighbours whose cost is a sparse one, as a CSR array."""
+        """Return P_ij of two neighbours whose cost is a sparse one, as a CSR array."""
         child = i if self.parent[i] == j else j
         (x, y), kernel = self.beliefs(child, state), self.kernels[child]
         cost: Any = kernel.cost
@@ -194,7 +187,7 @@ class Tree:
         return P if child == i else P.T.tocsr()
 
     def beliefs(self, child: int, state: State) -> tuple[F64, F64]:
-        """x, y of the coupling exp(x_i + y_j - C_ij / reg) of a marginal and its parent."""
+        """Return x, y of the coupling exp(x_i + y_j - C_ij / reg) of a marginal and its parent."""
         parent = self.parent[child]
         assert state.log_s is not None
         both = ((child, state.messages["back"][child]), (parent, state.messages["up"][child]))
@@ -206,7 +199,7 @@ class Tree:
 
 
 def root_of(problem: MultiProblem) -> int:
-    """The marginal nearest to the farthest one, of the hard ones where there are some: the certified plan meets it."""
+    """Choose the marginal nearest to the farthest one, a hard one if there is one: the certified plan meets it."""
     hard = [k for k, x in enumerate(problem.marginals) if x.hard]
 
     def height(root: int) -> int:

@@ -16,6 +16,7 @@ from marginals import (
     axes_but,
     check,
     drifting,
+    edge_by_edge,
     edges_of,
     one_random,
     one_random_of_pairs,
@@ -530,7 +531,7 @@ def test_passes_are_those_edge_by_edge(dtype, stored, reg):
     costs = as_stored(costs) if stored else costs
     given = MultiProblem.from_arguments(costs, masses, reg, [1.0, np.inf, 1.0, 0.02, 30.0, 1.0])
     one, other = (Tree(dataclasses.replace(given, storage=dtype)) for _ in range(2))
-    other.whole_pass = None
+    edge_by_edge(other)
     rng = np.random.default_rng(0)
     for scale in (0.0, 1.0, 3.0, 400.0, 0.1):  # the fourth is too far from what the kernels hold
         state = scale * rng.normal(size=one.ends[-1])

@@ -17,7 +17,7 @@ from ...problem.cost import Cost
 from ...problem.sparse import Sparse
 from ...processor import SERIAL_ENTRIES
 from ..coarse import Labels
-from ..kernel import FLUSH, LEAST, NARROW_SUMS, LogKernel, Product, vectors_of_pass
+from ..kernel import FLUSH, LEAST, NARROW_SUMS, LogKernel, Product
 from ..workspace import STORAGE
 from . import native
 from .native import check, empty, matrix, padded, pointer
@@ -99,7 +99,7 @@ class Kernel(LogKernel):
         return np.asarray(self.K.reshape(len(self.p), -1)[:, : len(self.q)])
 
     def run_pass(self, call: Any) -> None:
-        """One of the passes over all rows; where they are made of a cost that is not held, block by block."""
+        """Make a pass over all rows; where they are made of a cost that is not held, block by block."""
         state = self.state
         if not state.exact:
             check(call(self.pool, state))
@@ -129,7 +129,7 @@ class Kernel(LogKernel):
         return log_s, sums, largest
 
     def take(self, v: F64 | Product) -> None:
-        """v of the next pass."""
+        """Take v of the next pass."""
         if isinstance(v, Product):
             size, factors = pointer(v.size, "int64_t *"), pointer(v.factors)
             lib.mapuot_product(len(v.size), size, factors, v.flush, pointer(self.v))
@@ -189,7 +189,7 @@ class TreePass:
     """``mapuot_tree_pass`` over edges (child, parent, kernel, fi), each after those below it."""
 
     def __init__(self, edges: list[tuple[int, int, Kernel, float]], points: list[int], log_weight: F64) -> None:
-        """``points``: where those of each marginal begin; log_weight: the log masses of all; ``out``: what is found."""
+        """``points``: where those of each marginal begin; log_weight: log masses of all; ``out``: what a pass finds."""
         self.kernels = [kernel for _, _, kernel, _ in edges]
         self.builds, self.messages = [-1] * len(edges), ffi.new("mapuot_messages *")
         self.messages.flush, self.messages.noise = FLUSH, NARROW_SUMS
@@ -199,12 +199,12 @@ class TreePass:
             edge.pool, edge.fi, edge.base = kernel.pool, fi, pointer(kernel.rows["base"])
             edge.child, edge.parent, edge.message = points[child], points[parent], ends
             ends += kernel.cost.shape[1]
-        self.out = vectors_of_pass(len(log_weight), ends)
+        self.out = {name: np.zeros(len(log_weight)) for name in ("near", "late", "log_u")} | {"up": np.zeros(ends)}
         for name, array in self.out.items():
             setattr(self.messages, name, pointer(array))
 
     def refresh(self) -> None:
-        """Of kernels that have been made since."""
+        """Point at kernels that have been made since."""
         for k, (kernel, edge) in enumerate(zip(self.kernels, self.edges, strict=True)):
             if kernel.builds == self.builds[k]:
                 continue
@@ -217,8 +217,12 @@ class TreePass:
             kernel.rows["fi"][:] = edge.fi
 
     def run(self, first: int, sent: F64, narrow: bool) -> list[float]:
-        """The edges from ``first`` on, up to one that is left to the caller: what each of them rounds at most."""
+        """Go by the edges from ``first`` on, up to one that is left to the caller; what each of them rounds at most."""
         self.refresh()
         self.messages.sent, self.messages.narrow = pointer(sent), narrow
         end = int(lib.mapuot_tree_pass(first, len(self.kernels), self.edges, self.messages))
         return [self.edges[k].error for k in range(first, end)]
+
+    def back(self, near: F64, log_u: F64, up: F64, out: F64) -> list[float]:
+        """Leave the messages from the root to the caller, edge by edge."""
+        return []
