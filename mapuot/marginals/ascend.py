@@ -59,7 +59,7 @@ class Body(Protocol):
 
 
 def translation(problem: MultiProblem, state: State) -> F64:
-    """The best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all, which is the mass of the plan, too.
+    """Find the best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all k, c the mass of the plan.
 
     A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k), but
     the mass of a hard marginal where there is one. A row for each marginal, a column for each part of the problem.
@@ -83,7 +83,7 @@ class Certificate:
 
 
 def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Certificate:
-    """What the plan of a state is worth, with everything that rounding may hide counted against it.
+    """Certify the plan of a state, with everything that rounding may hide counted against it.
 
     ``delta`` bounds the relative error of every r_k and of the plan's entries, ``slip`` that of q_k = a_k u_k^(-reg /
     rho_k). A hard marginal that was met last is missed by delta: divided by that it is met, and the others move by
@@ -120,12 +120,12 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
 
 
 def growth(x: float) -> float:
-    """e^x - 1 at most; beyond x = 1 no digit is left."""
+    """Bound e^x - 1; beyond x = 1 no digit is left."""
     return x * (1 + x) if x <= 1 else math.inf
 
 
 def passes_left(guesses: list[float], tol: float) -> float:
-    """Until an error is tol, at the rate of the last; none while that is not known."""
+    """Estimate how many passes it takes to ``tol`` at the rate of the last ones; none while that is not known."""
     first, last = guesses[-min(len(guesses), 1 + RATE_PASSES)], guesses[-1]
     if len(guesses) <= RATE_PASSES or not tol < last < math.inf:
         return 0.0
@@ -163,7 +163,7 @@ class Ascent:
         return made
 
     def potentials(self) -> tuple[State | None, Body]:
-        """The last plan, if there is one, and what makes products of it."""
+        """Return the last plan, if there is one, and the body, which makes products of it."""
         return self.found, self.body
 
     def marginals(self) -> None:
@@ -244,7 +244,7 @@ class Ascent:
         return good or self.since_whole >= WHOLE_PASSES
 
     def completed(self) -> Certificate:
-        """The certificate of the last plan, made whole; by it the next guess is scaled."""
+        """Make the last plan whole and certify it; by its error the next guess is scaled."""
         raw, lam = self.last
         self.body.complete(raw)
         self.found, self.since_whole = self.body.translated(raw, lam), 0
@@ -262,7 +262,7 @@ class Ascent:
             stat.status = "converged"
 
     def failed(self, mass: float) -> Stats:
-        """The numbers of a pass that found no plan of which certificates can be made."""
+        """End with a pass that found no plan of which certificates can be made."""
         self.found = self.found if self.found is not None and self.found.whole else None
         self.next_log_v = np.zeros(self.body.ends[-1])
         self.residual = math.inf
@@ -271,7 +271,7 @@ class Ascent:
         return stat
 
     def extrapolate(self, residual: F64, image: F64, found: State) -> F64:
-        """The next state: Anderson's, or the image where there is no past, and what clusters add to it."""
+        """Return the next state: Anderson's, or the image where there is no past, and what clusters add to it."""
         self.extrapolated, coarse = self.history.add(residual, image), self.body.coarse
         if self.extrapolated:
             image, residual = self.history.next(self.body.metric(found), self.alone)

@@ -49,9 +49,9 @@ STEPS = 2  # on W a pass: as many each time, since Anderson's differences are th
 
 
 class Blocks:
-    """The passes; ``order`` puts the marginal that is set apart first: a hard one, which the plan then meets.
+    """Passes over a cost of all marginals; ``before``: those of another reg, whose kernels make room.
 
-    ``before``: those of another reg, whose kernels make room.
+    ``order`` puts the marginal that is set apart first: a hard one, if there is one, which the plan then meets.
     """
 
     coarse: Coarse | None = None  # marginals are solved on W together
@@ -106,19 +106,19 @@ class Blocks:
         return State(log_u, log_s, left.log_mass, rounding, kernel.storage)
 
     def in_order(self, first: F64, others: F64) -> PerPoint:
-        """Numbers of the points of the marginals as they are numbered."""
+        """Put numbers of the points, those of the marginal set apart first, into the order of the marginals."""
         at = self.hole.start
         return PerPoint(np.concatenate((others[:at], first, others[at:])), self.problem.places)
 
     def others(self, flat: F64) -> F64:
-        """Of all marginals but the one set apart."""
+        """Take the numbers of all marginals but the one set apart."""
         return np.concatenate((flat[: self.hole.start], flat[self.hole.stop :]))
 
     def complete(self, found: State) -> None:
-        """It is whole."""
+        """Nothing, since each pass finds all marginals."""
 
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
-        """(gap, what hard marginals miss) if marginals were off by the change of their potentials."""
+        """Guess (gap, what hard marginals miss), as if marginals were off by the change of their potentials."""
         r = self.metric(found)
         return 0.5 * float(self.rhos * r @ np.square(residual)), float(self.hard * r @ np.abs(residual))
 
@@ -126,7 +126,7 @@ class Blocks:
         return state.translated(self.problem, lam)
 
     def image(self, state: State, lam: F64, exact: bool) -> F64:
-        """The potentials of all marginals but the first, best for its u: each in turn on W, and all translated."""
+        """Return the potentials of the others that are best for u_0, each in turn on W, all of them translated."""
         left, log_u0 = self.left, state.log_u[self.order[0]]
         left.move(lam[self.order, 0])
         try:
@@ -148,16 +148,16 @@ class Blocks:
     # ---- products of the plan of a state ----
 
     def apply(self, i: int, j: int, Y: F64, state: State) -> F64:
-        """P_ij Y."""
+        """Return P_ij Y."""
         P: F64 = host(self.kernel.pair(self.order.index(i), self.order.index(j), self.log_w(state)))
         return P @ Y
 
     def cost(self, state: State) -> float:
-        """<P, C>."""
+        """Return <P, C>."""
         return self.kernel.plan_cost(self.log_w(state))
 
     def log_w(self, state: State) -> list[F64]:
-        """Logarithms of w, in the order of the kernel."""
+        """Return log w, in the order of the kernel."""
         return [self.problem.marginals[k].log_weight + state.log_u[k] for k in self.order]
 
 
@@ -175,19 +175,19 @@ class Tensor:
         return self.kernel.storage
 
     def absorb(self, log_u: list[F64]) -> bool:
-        """K around potentials: their plan without the masses, each slice divided by its largest entry, axis by axis."""
+        """Make K around potentials: their plan without masses, slices divided by their largest entries."""
         self.tops = log_u[1:]  # of a K that holds e^(-C / reg) but for a factor: a read less, .8 to .96 of a solve
         balanced = self.kernel.absorb(self.sum_of(log_u[1:]), self.kernel.builds > 0, self.folded)
         self.shift = [self.kernel.p, *(x - top for x, top in zip(log_u[1:], self.tops, strict=True))]
         return balanced
 
     def sum_of(self, log_x: list[F64]) -> F64:
-        """Numbers of all marginals but the first added up, in the order of the columns."""
+        """Add up numbers of all marginals but the first, in the order of the columns."""
         total = sum(spread(x, m, len(log_x)) for m, x in enumerate(log_x))
         return np.ascontiguousarray(np.broadcast_to(total, self.shape[1:])).ravel()
 
     def folded(self, top: F64) -> F64:
-        """The largest terms of the slices of each axis, one axis after the other."""
+        """Find the largest terms of the slices of each axis, one axis after the other."""
         rest, self.tops = top.reshape(self.shape[1:]), []
         total = np.zeros(rest.shape)
         for m in range(rest.ndim):
@@ -197,14 +197,14 @@ class Tensor:
         return total.ravel()
 
     def read(self, left: Left, log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
-        """(log s_0, W, its base, the least of its sums) in one read, for log u_0 = -fi log s_0."""
+        """Return (log s_0, W, its base, the least of its sums) by one read, for log u_0 = -fi log s_0."""
         R, W, base, least = self.kernel.read_factors(left.product, float(left.top.sum()), log_weight, fi, narrow)
         if self.kernel.dtype != "float32":
             least *= LEAST_PRODUCT / LEAST["float64"]
         return R, W, base, least
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> Any:
-        """The coupling of two axes, in blocks of the first."""
+        """Return the coupling of two axes, added up over blocks of the first."""
         others = tuple(k for k in range(len(self.shape)) if k not in (i, j))
         out, rest = np.zeros((self.shape[min(i, j)], self.shape[max(i, j)])), self.sum_of(log_w[1:])
         for i0, i1, L in self.kernel.logarithms(self.kernel.cost):
@@ -218,7 +218,7 @@ class Tensor:
 
 
 def spread(x: F64, axis: int, ndim: int) -> F64:
-    """A vector along one axis of so many."""
+    """Lay a vector along one axis of so many."""
     return x.reshape([-1 if k == axis else 1 for k in range(ndim)])
 
 
@@ -266,13 +266,13 @@ class Triangle:
         return True
 
     def logarithms(self, i: int, j: int) -> Any:
-        """-C / reg of two marginals, the first as rows."""
+        """Return -C / reg of two marginals, the first as rows."""
         kernel = self.kernels[min(i, j), max(i, j)]
         L = self.xp.concatenate([block for _, _, block in kernel.logarithms(kernel.cost)])
         return L if i < j else L.T
 
     def read(self, left: Left, log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:
-        """(log s_0, W, its base, the least of its sums) in two matrix products, for log u_0 = -fi log s_0."""
+        """Return (log s_0, W, its base, the least of its sums) by two products, for log u_0 = -fi log s_0."""
         (K01, K02, K12), xp = self.K, self.xp
         if self.on_logs:
             return self.read_logs(left, log_weight, fi)
@@ -304,7 +304,7 @@ class Triangle:
         return R, few_here(xp.exp(W, out=W)), 0.0, LEAST_PRODUCT
 
     def pair(self, i: int, j: int, log_w: list[F64]) -> Any:
-        """The coupling of two marginals, the third summed over by a product on logarithms."""
+        """Return the coupling of two marginals, the third summed over by a product on logarithms."""
         third, x = 3 - i - j, [self.xp.asarray(w) for w in log_w]
         through = log_matmul(self.logarithms(i, third) + x[third], self.logarithms(third, j))
         return self.xp.exp(through + self.logarithms(i, j) + x[i][:, None] + x[j])
@@ -318,5 +318,5 @@ class Triangle:
 
 
 def few_here(W: Any) -> Any:
-    """W on the host if its entries are few."""
+    """Bring W to the host if its entries are few."""
     return host(W) if W.size <= HOST_ENTRIES else W

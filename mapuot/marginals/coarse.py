@@ -54,7 +54,7 @@ class Tree(Protocol):
 
 
 def clustered(problem: MultiProblem) -> list[Labels]:
-    """The clusters of each marginal, by the costs of all its pairs."""
+    """Find clusters of each marginal, by the costs of all its pairs."""
     from ..backends.cpu.native import split  # noqa: PLC0415 - pick says where it is not built
 
     found = []
@@ -102,18 +102,18 @@ class Coarse:
 
     @cached_property
     def members(self) -> dict[int, Any]:
-        """Of each parent, where its kernels are: ones where a point is in a cluster."""
+        """Matrices of each parent, where its kernels lie: ones where a point is in a cluster."""
         parents, there = {parent: self.labels[parent] for _, parent in self.tree.inner}, self.tree.problem.xp.asarray
         return {k: there(np.eye(x.clusters, dtype=np.float32)[x.label]) for k, x in parents.items()}
 
     def expects(self, left: float) -> None:
-        """So many passes are left without it."""
+        """Take up how many passes are left without correction."""
         if self.due == math.inf and left > self.worth:
             self.due = self.passes + 1
 
     @contextmanager
     def one_pass(self) -> Iterator[None]:
-        """Around a pass, which is labelled where matrices are due."""
+        """Surround a pass, which is labelled where matrices are due."""
         self.passes += 1
         self.labelled = self.passes >= self.due
         try:
@@ -126,7 +126,7 @@ class Coarse:
                 kernel.label(None)
 
     def judge(self, rejected: bool) -> None:
-        """After it: matrices of a labelled pass, or plain steps for some passes where the guard has dropped one."""
+        """Make matrices of a labelled pass, or plain steps for some passes where the guard has dropped one."""
         if rejected and self.on:
             self.on, self.dropped = False, self.dropped + 1
             self.due = self.passes + rest(self.dropped)
@@ -138,7 +138,7 @@ class Coarse:
                 self.on = False
 
     def make(self) -> None:
-        """The matrices of what the kernels have told, from the leaves to the root.
+        """Make matrices of what the kernels have told, from the leaves to the root.
 
         ``down`` takes a cluster to the mean of its parent's, ``up`` the other way, both less the mean of all: what is
         common to all is left to the translation. ``eased`` and ``solved`` solve for a marginal and for an edge.
@@ -168,7 +168,7 @@ class Coarse:
         self.on = all(np.isfinite(x).all() for x in [*self.solved.values(), self.eased[tree.root]])
 
     def numbered(self) -> tuple[dict[int, slice], Any]:
-        """The clusters of the parents of all edges one behind the other, and that of each entry of a state."""
+        """Number the clusters of all edges' parents, one edge behind the other, and find that of each state's entry."""
         places, cells, end = {}, [], 0
         for k, parent in self.tree.inner:
             places[k] = slice(end, end + self.labels[parent].clusters)
@@ -177,7 +177,7 @@ class Coarse:
         return places, np.concatenate(cells)
 
     def step(self, residual: F64) -> F64:
-        """J (I - J)^-1 F: what Newton's step for the clusters adds to the image, at all entries of the state."""
+        """Return J (I - J)^-1 F: what Newton's step for the clusters adds to the image, at all entries of the state."""
         self.corrected = True
         tree, means = self.tree, np.bincount(self.cells, self.weight * residual) / self.masses
         F = {k: means[part] for k, part in self.places.items()}
@@ -198,7 +198,7 @@ class Coarse:
         return self.at_points(found, late)
 
     def at_points(self, found: Vectors, late: Vectors) -> F64:
-        """The image of clusters' steps: of parents' points, by the clusters below that each gets its mass from."""
+        """Return the image of clusters' steps at parents' points, by the clusters that each gets its mass from."""
         tree, labels = self.tree, self.labels
         out, arrived = np.empty(tree.ends[-1]), dict.fromkeys(self.eased, np.zeros(1))
         there = tree.problem.xp.asarray

@@ -59,7 +59,7 @@ class Marginal:
         return np.exp(self.log_weight)
 
     def spread(self, values: F64, fill: float) -> F64:
-        """Values of the kept points among all, ``fill`` at the others."""
+        """Put values of the kept points among all, ``fill`` at the others."""
         out = np.full(self.size, fill)
         out[self.kept] = values
         return out
@@ -99,7 +99,7 @@ class MultiProblem:
         return sum(largest_of(x.log_weight) for x in self.marginals)
 
     def log_sums_at(self, k: int, x: F64) -> F64:
-        """log sum e^x over the points of a marginal in each part."""
+        """Return log sum e^x over the points of a marginal, by part."""
         return np.array([log_sum(x)]) if self.labels is None else log_sums_by(self.labels[k], self.parts, x)
 
     # ---- the points of all marginals, one behind the other
@@ -141,7 +141,7 @@ class MultiProblem:
         return np.where(np.isinf(self.rho), 0.0, self.rho / self.reg)[:, None]
 
     def points_of(self, edges: list[tuple[int, int]]) -> Any:
-        """Sums over the points, and over the messages of a tree's edges (child, parent): backends/cpu/marginals.py."""
+        """Make what sums over the points, and over the messages of a tree's edges (child, parent)."""
         children, parents = [k for k, _ in edges], [parent for _, parent in edges]
         found = load("cpu").Points(self.shape, self.log_weight, self.weight, self.rho, self.reg, parents)
         if self.labels is not None:
@@ -154,7 +154,7 @@ class MultiProblem:
         return self.points_of([])
 
     def kernel(self, cost: Cost, pair: Any) -> LogKernel:
-        """Of the cost of two neighbours, as rows and columns, or of the array ("all")."""
+        """Make room for the kernel of two neighbours' cost, as rows and columns, or of the array ("all")."""
         pair = pair if pair in self.sizes else pair[::-1]
         ends = self.lows[pair], self.sizes[pair]
         if self.xp is not np:
@@ -165,7 +165,7 @@ class MultiProblem:
         return kernel
 
     def stored_for(self, tol: float, tol_gap: float) -> MultiProblem:
-        """With kernels in float32 where they are large and its rounding, of all costs together, is well below tol.
+        """Choose float32 for kernels that are large, where its rounding, of all costs together, is well below tol.
 
         Where not even these fit, rows are made anew in each pass, but for kernels of stored pairs and on a GPU.
         """
@@ -276,7 +276,7 @@ def as_masses(value: Any) -> list[Any]:
 
 
 def as_penalties(reg_m: Any, masses: list[Any]) -> list[float]:
-    """rho of each marginal: 0 where it is free, whatever is given for it."""
+    """Return rho of each marginal: 0 where it is free, whatever is given for it."""
     count = len(masses)
     listed = isinstance(reg_m, (list, tuple)) or np.ndim(reg_m) > 0
     values = list(reg_m) if listed else [reg_m] * count
@@ -295,14 +295,14 @@ def as_penalties(reg_m: Any, masses: list[Any]) -> list[float]:
 
 
 def check_hard(weights: list[F64], rho: list[float]) -> None:
-    """Equal masses where several marginals are balanced."""
+    """Raise where masses of balanced marginals differ."""
     hard = {k: float(w.sum()) for k, (w, x) in enumerate(zip(weights, rho, strict=True)) if x == math.inf}
     if hard and max(hard.values()) - min(hard.values()) > MASS_TOLERANCE * max(hard.values()):
         raise InfeasibleError(f"masses must be equal where reg_m is inf, got {hard}")
 
 
 def as_edges(costs: dict[Any, Any], count: int, xp: Any) -> Edges:
-    """{(i, j): cost} of a tree, or of the triangle of three marginals."""
+    """Return {(i, j): cost} of a tree, or of the triangle of three marginals."""
     edges: Edges = {}
     for key, value in costs.items():
         pair = key if isinstance(key, tuple) else ()
@@ -347,7 +347,7 @@ def as_edge(value: Any, name: str, xp: Any) -> Cost:
 
 
 def range_of(cost: Cost, name: str) -> tuple[float, float, bool]:
-    """(the largest finite |cost|, the least cost, whether all are finite)."""
+    """Return (the largest finite |cost|, the least cost, whether all are finite)."""
     low, high, bad, infinite = cost.range(pick("auto", cost.array))
     if bad:
         raise ValueError(f"{name} must not hold NaN or -inf, got {bad} such entries (+inf forbids a pair)")
@@ -355,7 +355,7 @@ def range_of(cost: Cost, name: str) -> tuple[float, float, bool]:
 
 
 def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:
-    """Points of each marginal, the same in all costs and in its mass."""
+    """Count the points of each marginal, which all its costs must have."""
     sizes: dict[int, int] = {}
     for (i, j), cost in edges.items():
         for k, n in zip((i, j), cost.shape, strict=True):
@@ -367,7 +367,7 @@ def sizes_of(edges: Edges, masses: list[Any]) -> list[int]:
 
 
 def cut(cost: Cost, kept: list[Any]) -> Cost:
-    """The cost of the kept points; itself where they are all."""
+    """Return the cost of the kept points, itself where they are all."""
     if tuple(map(len, kept)) == tuple(cost.shape):
         return cost
     if isinstance(cost, PointCloud):

@@ -20,7 +20,7 @@ Edges = dict[tuple[int, int], Any]
 
 
 def reachable(edges: Edges, whole: set[tuple[int, int]], used: list[Any]) -> list[Any]:
-    """Masks of the points through which some plan can go; ``used``: those with mass, ``whole``: edges without inf."""
+    """Find the points through which some plan can go; ``used``: points with mass, ``whole``: edges without inf."""
     if len(edges) == len(used):
         return in_triangle({pair: np.isfinite(np.asarray(cost)) for pair, cost in edges.items()}, used)
     masks = {pair: None if pair in whole else finite_pairs(cost) for pair, cost in edges.items()}
@@ -35,14 +35,14 @@ def reachable(edges: Edges, whole: set[tuple[int, int]], used: list[Any]) -> lis
 
 
 def finite_pairs(cost: Cost) -> Any:
-    """A mask, or ones in the places of a CSR array."""
+    """Return a mask of the finite pairs, or a CSR array with ones in their places."""
     if isinstance(cost, Sparse):
         return cost.with_data(np.isfinite(cost.data).astype(np.int8))
     return np.isfinite(np.asarray(cost))
 
 
 def partners(mask: Any, used: Any, transposed: bool = False) -> Any:
-    """Which points have a finite pair with one of those in use."""
+    """Find the points that have a finite pair with one of those in use."""
     if mask is None:
         return used.any()
     used = used if isinstance(mask, np.ndarray) else used.astype(np.int32)  # sums of int8 wrap
@@ -50,7 +50,7 @@ def partners(mask: Any, used: Any, transposed: bool = False) -> Any:
 
 
 def in_triangle(masks: Edges, used: list[Any]) -> list[Any]:
-    """(i, j) is open where some k closes it."""
+    """Find the points of a triangle through which a plan can go: (i, j) is open where some k closes it."""
     open_01, open_02, open_12 = (oriented(masks, *pair) for pair in ((0, 1), (0, 2), (1, 2)))
     pairs = open_01 & used[0][:, None] & used[1] & ((open_02 * used[2]).astype(float) @ open_12.T > 0)
     third = open_12 & used[2] & ((pairs.T.astype(float) @ open_02) > 0)
@@ -58,7 +58,7 @@ def in_triangle(masks: Edges, used: list[Any]) -> list[Any]:
 
 
 def walk(edges: Any, root: int) -> list[tuple[int, int]]:
-    """Marginals in reach and their parents, from the root outwards; the root's parent is -1."""
+    """List the marginals in reach with their parents, from the root outwards; the root's parent is -1."""
     order, seen = [(root, -1)], {root}
     for k, _ in order:
         for other in [sum(pair) - k for pair in edges if k in pair]:
@@ -69,7 +69,7 @@ def walk(edges: Any, root: int) -> list[tuple[int, int]]:
 
 
 def path(edges: Any, i: int, j: int) -> list[int]:
-    """The marginals from i to j."""
+    """List the marginals from i to j."""
     parent, found = dict(walk(edges, j)), [i]
     while found[-1] != j:
         found.append(parent[found[-1]])
@@ -77,12 +77,12 @@ def path(edges: Any, i: int, j: int) -> list[int]:
 
 
 def oriented(edges: Any, i: int, j: int) -> Any:
-    """The matrix of an edge with the points of i as rows."""
+    """Return the matrix of an edge with the points of i as rows."""
     return edges[i, j] if (i, j) in edges else edges[j, i].transpose()
 
 
 def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> list[Any] | None:
-    """The part that each point of each marginal of a tree belongs to, None where there is one only.
+    """Find the part that each point of each marginal of a tree belongs to; None where there is one only.
 
     All points are reachable: an edge without inf, which connects all of its own, connects all others through them.
     """
@@ -106,7 +106,7 @@ def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> lis
 
 
 def parts_between(cost: Cost) -> tuple[int, Any, Any]:
-    """(number of parts, those of the rows, those of the columns) of a cost whose points all have partners."""
+    """Return (number of parts, parts of the rows, parts of the columns) of a cost whose points all have partners."""
     if isinstance(cost, Sparse):
         m, n = cost.shape
         parts = cost.parts_between(np.zeros(m, bool), np.zeros(n, bool))
@@ -127,7 +127,7 @@ def parts_between(cost: Cost) -> tuple[int, Any, Any]:
 
 
 def check_parts(marginals: list[Any], labels: list[Any], count: int) -> None:
-    """Equal masses of balanced marginals in each part."""
+    """Raise where masses of balanced marginals differ in some part."""
     hard = [k for k, x in enumerate(marginals) if x.hard]
     masses = [np.bincount(labels[k], marginals[k].weight, count) for k in hard]
     for k, mass in zip(hard[1:], masses[1:], strict=True):

@@ -28,7 +28,7 @@ class Slabs:
 
     @classmethod
     def of(cls, costs: Any, masses: list[Any], xp: Any = np) -> Slabs:
-        """What `multimarginal` was given; a function has the shape of its masses, an array of ``xp`` stays there."""
+        """Take up what `multimarginal` was given; a function has the shape of its masses, an array of ``xp`` stays."""
         if callable(costs) and not hasattr(costs, "shape"):
             if any(x is None for x in masses):
                 raise ValueError("masses must be given, ones where free is meant, where costs is a function of slabs")
@@ -60,14 +60,14 @@ class Slabs:
         return block
 
     def blocks(self) -> Iterator[tuple[int, int, F64]]:
-        """Slabs (i0, i1, C) in float64."""
+        """Read slabs (i0, i1, C) in float64."""
         step = max(1, SLAB_ENTRIES // math.prod(self.shape[1:]))
         for i0 in range(0, self.shape[0], step):
             i1 = min(i0 + step, self.shape[0])
             yield i0, i1, np.asarray(self.read(i0, i1), np.float64)
 
     def matrix(self, apart: int) -> Cost:
-        """(n_apart, all others) in the order of the axes; ``apart`` is 0 of what is not held, which gives no others."""
+        """Return the cost as a matrix (n_apart, all others) in the order of the axes; ``apart`` is 0 if not held."""
         if self.held is not None:
             moved = namespace(self.held).moveaxis(self.held, apart, 0)
             return Dense(moved.reshape(len(moved), -1))
@@ -75,7 +75,7 @@ class Slabs:
         return Streamed(lambda i0, i1: self.read(i0, i1).reshape(i1 - i0, n), (m, n), self.read(0, 1).dtype)
 
     def cut(self, kept: list[Any]) -> Slabs:
-        """The cost of some points of each marginal."""
+        """Return the cost of some points of each marginal."""
         shape = tuple(map(len, kept))
         if shape == self.shape:
             return self
@@ -93,7 +93,7 @@ class Slabs:
         return Slabs(function, shape)
 
     def reachable(self, used: list[Any]) -> list[Any]:
-        """Masks of the points with a finite entry whose other points are all in use."""
+        """Find the points with a finite entry whose other points are all in use."""
         found = [np.zeros(n, bool) for n in self.shape]
         for i0, i1, C in self.blocks():
             open_ = np.isfinite(C)
@@ -106,7 +106,7 @@ class Slabs:
 
 
 def as_held(value: Any, name: str, xp: Any) -> Any:
-    """An array where it lies if that is where ``xp`` has its own, else on the host."""
+    """Leave an array where it lies if that is where ``xp`` has its own; else bring it to the host."""
     value = value if namespace(value) is xp else host(value)
     return as_array(value, name, namespace(value).asarray)
 

@@ -1,4 +1,4 @@
-"""What a pass finds, whatever the shape of the costs: potentials and, for each marginal, what the others send there.
+"""State of a pass, whatever the shape of the costs: potentials and, for each marginal, what the others send there.
 
 The points of all marginals lie one behind the other, so that what a pass does beside its products takes a few calls,
 however many marginals there are: a call of numpy takes 1 us, as long as 1000 points.
@@ -70,7 +70,7 @@ class State:
             return np.asarray(np.exp(problem.marginals[k].log_weight + self.log_u[k] + self.log_s[k]))
 
     def translated(self, problem: MultiProblem, lam: F64) -> State:
-        """All log_u moved by lam, one for each marginal and part: their mass grows by e^(sum of lam over marginals)."""
+        """Move log_u by lam, a number for each marginal and part; the mass grows by e^(sum of lam over marginals)."""
         total = lam.sum(0)
         log_u, log_s = self.log_u.moved(problem.points.moved, lam), self.log_s
         log_s = None if log_s is None else log_s.moved(problem.points.moved, total - lam)
@@ -79,5 +79,5 @@ class State:
 
 
 def prox(marginal: Marginal, log_s: F64, reg: float) -> F64:
-    """log u = -fi log s."""
+    """Return log u = -fi log s."""
     return np.zeros_like(log_s) if marginal.free else -marginal.fi(reg) * log_s

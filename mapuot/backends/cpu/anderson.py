@@ -33,14 +33,14 @@ class History:
         return min(self.made, self.depth)
 
     def add(self, residual: F64, image: F64) -> bool:
-        """Whether there is a difference to extrapolate with."""
+        """Take up a pass; whether there is a difference to extrapolate with."""
         self.take(residual, image, self.made % self.depth if self.begun else None)
         self.made += self.begun
         self.residual, self.image, self.begun = residual, image, True
         return self.made > 0
 
     def next(self, weight: F64, alone: float) -> tuple[F64, F64]:
-        """(G - sum gamma_i dG_i, F - sum gamma_i dF_i), gamma = argmin of the latter in the norm of ``weight``.
+        """Return (G - sum gamma_i dG_i, F - sum gamma_i dF_i), the latter as small as can be in the norm of ``weight``.
 
         G and F are the image and the residual that came last; ``alone``: how much of gamma each part has for itself, 1
         where parts hardly know of each other.
@@ -60,13 +60,13 @@ class History:
         self.dF, self.dG = np.empty((self.depth, ends[-1])), np.empty((self.depth, ends[-1]))
 
     def take(self, residual: F64, image: F64, slot: int | None) -> None:
-        """The difference to what came last, if there is a slot for it."""
+        """Keep the difference to what came last, if there is a slot for it."""
         if slot is not None:
             np.subtract(residual, self.residual, out=self.dF[slot])
             np.subtract(image, self.image, out=self.dG[slot])
 
     def products(self, weight: F64) -> tuple[F64, F64]:
-        """Of each part: sum w dF_i dF_j, and sum w dF_i F."""
+        """Return sum w dF_i dF_j and sum w dF_i F of each part."""
         parts, count = len(self.parts), self.count
         grams, rights = np.empty((parts, count, count)), np.empty((parts, count))
         vectors = self.dF, self.residual, weight, grams, rights
@@ -74,7 +74,7 @@ class History:
         return grams, rights
 
     def combined(self, gammas: F64) -> tuple[F64, F64]:
-        """What ``next`` returns, with a row of gamma for each part."""
+        """Return what ``next`` does, with a row of gamma for each part."""
         image, residual, ends = np.empty_like(self.image), np.empty_like(self.residual), pointer(self.ends, "int64_t *")
         vectors = np.ascontiguousarray(gammas), self.dF, self.dG, self.residual, self.image, image, residual
         lib.mapuot_anderson_combined(len(self.parts), ends, self.count, *map(pointer, vectors))
@@ -82,7 +82,7 @@ class History:
 
 
 def weights_of(grams: F64, rights: F64) -> F64:
-    """argmin |F - sum gamma_i dF_i| of each problem: normal equations, whose columns are normalised."""
+    """Solve for gamma with the least |F - sum gamma_i dF_i|, by normal equations whose columns are normalised."""
     grams, gammas = np.ascontiguousarray(grams), np.empty(rights.shape)
     vectors = grams, np.ascontiguousarray(rights), gammas
     lib.mapuot_anderson_weights(*rights.shape, *map(pointer, vectors))

@@ -46,12 +46,12 @@ class Left:
         self.shift_size = sum(largest_of(x) for x in shift)
 
     def factors(self, log_u: F64) -> None:
-        """Those of a state, which this one is from here on."""
+        """Copy log_u here and make the factors of it."""
         self.log_u[:] = log_u
         settle(lib.mapuot_left_factors(self.core))
 
     def read(self, W: Any, base: float, least: float) -> None:
-        """log s of all axes."""
+        """Find log s of all axes on W e^base; StaleError where a sum is below ``least``."""
         core, self.W, self.there = self.core, W, namespace(W) is not np
         core.W = ffi.NULL if self.there else pointer(W)
         core.base, core.least = base, least
@@ -61,13 +61,13 @@ class Left:
         settle(lib.mapuot_left_read(core))
 
     def move(self, shifts: F64) -> None:
-        """The common shifts of log u, that of the marginal set apart first."""
+        """Move log u by common shifts, that of the marginal set apart first."""
         self.core.base += shifts[0]
         self.top += shifts[1:]
         self.log_u += np.repeat(shifts[1:], self.size)
 
     def turn(self, given: bool) -> None:
-        """The axes in turn, each best for the others; given: the sums of the first hold still."""
+        """Make the axes in turn best for the others; given: the sums of the first axis are at hand."""
         if not self.there:
             settle(lib.mapuot_left_turn(self.core, 0, len(self.parts), given))
             return
@@ -79,11 +79,11 @@ class Left:
 
     @property
     def log_mass(self) -> float:
-        """Of the plan, after a read and after the last turn."""
+        """log mass of the plan, after a read and after the last turn."""
         return float(self.core.log_mass)
 
     def contract(self, k: int) -> None:
-        """W summed over all axes but k, each weighted by its factors."""
+        """Sum W over all axes but k, each weighted by its factors."""
         W, xp = self.W.reshape(self.size.tolist()), namespace(self.W)
         factors = [self.factor[part] for part in self.parts]
         for x in factors[:k:-1]:

@@ -19,7 +19,7 @@ WORTH = len(ffi.typeof("mapuot_worth").fields)
 
 
 class Points:
-    """Of so many marginals, and the messages of a tree's edges, each with the points of a parent.
+    """Points of all marginals, and messages of a tree's edges, each with the points of a parent.
 
     ``cells``: of each point its marginal times parts, and its part, where the problem falls apart; rho: 0 of a free
     marginal, inf of a hard one.
@@ -41,7 +41,7 @@ class Points:
         self.cells, self.message_cells = ffi.NULL, ffi.NULL
 
     def part(self, parts: int, cells: Any, children: Any = ()) -> None:
-        """Points of several parts, each message translated as its child's are."""
+        """Let points belong to parts; each message is translated as its child's points are."""
         self.amounts = len(self.start) - 1, parts
         places = [slice(self.start[k], self.start[k + 1]) for k in self.parents]
         sent = [cells[place] % parts + k * parts for place, k in zip(places, children, strict=True)]
@@ -50,40 +50,40 @@ class Points:
         self.core.parts, self.core.cell = parts, self.cells
 
     def log_amounts(self, log_u: F64) -> F64:
-        """log sum a u^(-reg / rho), a row for each marginal, a column for each part."""
+        """Return log sum a u^(-reg / rho), a row for each marginal, a column for each part."""
         room, out = np.empty(self.amounts), np.empty(self.amounts)
         lib.mapuot_log_amounts(self.core, pointer(log_u), pointer(room), pointer(out))
         return out
 
     def worth(self, log_u: F64, log_s: F64 | None) -> F64:
-        """The numbers of a mapuot_worth, a row each, of all marginals."""
+        """Return the numbers of a mapuot_worth, a row each, of all marginals."""
         out = np.empty((self.amounts[0], WORTH))
         at_points = ffi.NULL if log_s is None else pointer(log_s)
         lib.mapuot_worth_of(self.core, pointer(log_u), at_points, pointer(out, "mapuot_worth *"))
         return out.T
 
     def moved(self, x: F64, by: F64) -> F64:
-        """One number for each marginal and part added at all its points."""
+        """Add one number for each marginal and part at all its points."""
         return shifted(self.start, self.cells, x, by)
 
     def moved_messages(self, x: F64, by: F64, children: list[int]) -> F64:
-        """That of the child added to what it sends."""
+        """Add to each message the number of the child that sends it."""
         return shifted(self.message, self.message_cells, x, by[children] if self.cells == ffi.NULL else by)
 
     def at_edges(self, log_u: F64, back: F64, near: F64, by: F64, up: F64) -> F64:
-        """log u + back + near + by at the parents' points, less what they have from the edge itself."""
+        """Return log u + back + near + by at the parents' points, less what they have from the edge itself."""
         out, by = np.empty(self.message[-1]), np.ascontiguousarray(by)
         lib.mapuot_at_edges(self.core, *map(pointer, (log_u, back, near, by, up, out)))
         return out
 
     def mass_shares(self, log_u: F64, near: F64, late: F64) -> F64:
-        """The share of each parent's point in the mass a e^(log u + near + late) of that marginal."""
+        """Return the share of each parent's point in the mass a e^(log u + near + late) of that marginal."""
         room, out = np.empty(self.start[-1]), np.empty(self.message[-1])
         lib.mapuot_mass_shares(self.core, *map(pointer, (log_u, near, late, room, out)))
         return out
 
     def change_sums(self, weight: F64, change: F64) -> F64:
-        """The sums of weight change^2 and of weight |change|, a row for each edge."""
+        """Return the sums of weight change^2 and of weight |change|, a row for each edge."""
         out = np.empty((len(self.parents), 2))
         lib.mapuot_change_sums(self.core, *map(pointer, (weight, change, out)))
         return out
