@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -18,9 +17,10 @@ from ..backends.contract import LEAST_MASS, memory_of
 from ..backends.kernel import UNIT, StaleError, largest_of
 from ..backends.rules import Judge, plan_error
 from ..penalties import F64
-from .coarse import Coarse
+from .blocks import Blocks
 from .problem import MultiProblem
-from .state import State
+from .state import State, translation
+from .tree import Tree
 
 DEPTH = 20  # of Anderson's differences
 HOST_ENTRIES = 8000  # of a state, whose differences the host has added up before a GPU has taken them
@@ -28,49 +28,6 @@ NARROW_FLOOR = 2e-6  # of the error that passes in float32 still tell
 RATE_PASSES = 4  # by which it is told how many are left
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
 RATIO, LEAST_RATIO, MOST_RATIO = 0.75, 0.02, 30.0  # of a certified error to the guess before it: at first, and within
-
-
-class Body(Protocol):
-    problem: MultiProblem
-    ends: list[int]  # of the parts of a state
-    alone: float  # how little they know of each other, 0 to 1
-    coarse: Coarse | None  # what corrects steps
-
-    def start(self, state: F64) -> F64:
-        """Make ready for passes from a state, and return it."""
-
-    def sweep(self, state: F64, narrow: bool) -> State:
-        """Make a pass; narrow: its sums may be in float32."""
-
-    def complete(self, found: State) -> None:
-        """Find the marginals of the last pass, where that has left them out."""
-
-    def translated(self, state: State, lam: F64) -> State:
-        """Move the potentials of each marginal by its number in ``lam``."""
-
-    def image(self, found: State, lam: F64, exact: bool) -> F64:
-        """Return the state that follows a plan moved by ``lam``; exact: without what is late, of a whole plan."""
-
-    def guess(self, residual: F64, found: State) -> tuple[float, float]:
-        """Return (gap, mass that hard marginals miss) of a plan that is not whole, to the order."""
-
-    def metric(self, found: State) -> F64:
-        """Return weights of the state's entries, in whose norm Anderson's step is the best."""
-
-
-def translation(problem: MultiProblem, state: State) -> F64:
-    """Find the best common shifts lam of log u: A_k e^(-lam_k reg / rho_k) = c for all k, c the mass of the plan.
-
-    A_k = sum a_k u_k^(-reg / rho_k). With R_k = rho_k / reg, log c = (log mass + sum R_k log A_k) / (1 + sum R_k), but
-    the mass of a hard marginal where there is one. A row for each marginal, a column for each part of the problem.
-    """
-    log_mass, R, hard = state.log_masses, problem.ratios, problem.hard
-    log_A = problem.points.log_amounts(state.log_u.flat)
-    log_c = log_A[hard[0]] if hard else (log_mass + (R * log_A).sum(0)) / (1 + R.sum())
-    lam: F64 = R * (log_A - log_c)
-    if hard:
-        lam[hard[0]] = log_c - log_mass - lam.sum(0)
-    return lam if np.isfinite(lam).all() else np.where(np.isfinite(lam).all(0), lam, 0.0)
 
 
 @dataclass
@@ -135,7 +92,7 @@ def passes_left(guesses: list[float], tol: float) -> float:
 class Ascent:
     """The passes of one body, as mapuot.ascend.loop.Run asks for them (backends.contract.Workspace)."""
 
-    def __init__(self, body: Body, options: Options) -> None:
+    def __init__(self, body: Tree | Blocks, options: Options) -> None:
         self.reads, self.coarse = body.problem.reads, body.coarse
         problem, self.body, self.options, self.number = body.problem, body, options, 0
         there = problem.xp is not np and body.ends[-1] > HOST_ENTRIES  # a large state's differences
@@ -162,7 +119,7 @@ class Ascent:
             made.append(self.one_pass())
         return made
 
-    def potentials(self) -> tuple[State | None, Body]:
+    def potentials(self) -> tuple[State | None, Tree | Blocks]:
         """Return the last plan, if there is one, and the body, which makes products of it."""
         return self.found, self.body
 

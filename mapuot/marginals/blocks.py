@@ -36,11 +36,9 @@ from ..backends.kernel import (
     sound,
 )
 from ..penalties import F64
-from .ascend import translation
-from .coarse import Coarse
 from .problem import MultiProblem
 from .reach import oriented
-from .state import PerPoint, State, prox
+from .state import PerPoint, State, prox, translation
 
 if TYPE_CHECKING:
     from ..backends.cpu.left import Left
@@ -54,7 +52,7 @@ class Blocks:
     ``order`` puts the marginal that is set apart first: a hard one, if there is one, which the plan then meets.
     """
 
-    coarse: Coarse | None = None  # marginals are solved on W together
+    coarse = None  # marginals are solved on W together
 
     def __init__(self, problem: MultiProblem, before: Blocks | None = None) -> None:
         self.problem = problem
@@ -78,6 +76,7 @@ class Blocks:
         self.fresh = False  # whether it is made around the state of the next pass
 
     def start(self, state: F64) -> F64:
+        """Make ready for passes from a state, and return it."""
         self.absorb(state)
         return state
 
@@ -88,6 +87,7 @@ class Blocks:
         self.shift_size = sum(map(largest_of, self.kernel.shift))
 
     def sweep(self, state: F64, narrow: bool) -> State:
+        """Make a pass; narrow: its sums may be in float32."""
         found = sound(lambda: self.read(state, narrow), lambda: self.absorb(state), self.kernel.finer, self.fresh)
         self.fresh = False
         return found
@@ -123,6 +123,7 @@ class Blocks:
         return 0.5 * float(self.rhos * r @ np.square(residual)), float(self.hard * r @ np.abs(residual))
 
     def translated(self, state: State, lam: F64) -> State:
+        """Move the potentials of each marginal by its number in ``lam``."""
         return state.translated(self.problem, lam)
 
     def image(self, state: State, lam: F64, exact: bool) -> F64:
@@ -142,6 +143,7 @@ class Blocks:
         return left.log_u.copy()
 
     def metric(self, state: State) -> F64:
+        """Weigh the state's entries, for Anderson's step, by the mass at their points."""
         assert state.log_s is not None
         return self.others(np.exp(self.problem.log_weight + state.log_u.flat + state.log_s.flat))
 

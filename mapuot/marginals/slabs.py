@@ -35,9 +35,8 @@ class Slabs:
             return cls(costs, tuple(np.size(x) for x in masses))
         if isinstance(costs, (str, os.PathLike)):
             costs = np.load(costs, mmap_mode="r")
-        shape = tuple(getattr(costs, "shape", ()))
-        lazy = len(shape) > 1 and hasattr(costs, "__getitem__") and not hasattr(costs, "__array_interface__")
-        lazy = (lazy and type(costs).__module__.partition(".")[0] in LAZY) or isinstance(costs, np.memmap)
+        known = type(costs).__module__.partition(".")[0] in LAZY and hasattr(costs, "ndim")
+        lazy = known or isinstance(costs, np.memmap)
         array = costs if lazy else as_held(costs, "costs", xp)
         check_kind(array, "costs", "fiu")
         if array.ndim < 2 or array.ndim != len(masses) or 0 in array.shape:

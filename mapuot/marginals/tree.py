@@ -66,6 +66,7 @@ class Tree:
         self.alone = max(0.0, 1 - 2 * sum(1 - x.fi(problem.reg) for x in problem.marginals))
 
     def start(self, state: F64) -> F64:
+        """Make ready for passes from a state, and return it."""
         return state
 
     def sweep(self, state: F64, narrow: bool = False) -> State:

@@ -31,9 +31,9 @@ from mapuot.backends import cpu
 from mapuot.backends.coarse import Labels
 from mapuot.backends.kernel import StaleError
 from mapuot.marginals import coarse
-from mapuot.marginals.ascend import translation
 from mapuot.marginals.problem import MultiProblem
 from mapuot.marginals.solve import Engine
+from mapuot.marginals.state import translation
 from mapuot.marginals.tree import Tree
 from mapuot.penalties import kl_divergence
 from mapuot.problem.cost import Dense
