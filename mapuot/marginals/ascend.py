@@ -215,7 +215,8 @@ class Ascent:
         if self.found is not None and not self.found.whole:
             value = self.completed()
             stat.gap, stat.error, stat.dual = value.gap, value.error, value.dual
-        if stat.error <= self.options.tol:
+            self.judge.progress.moved = value.moved
+        if self.judge.again(stat, 0.0, 0.0, self.judge.progress.moved):
             stat.status = "converged"
 
     def failed(self, mass: float) -> Stats:

@@ -527,6 +527,8 @@ def test_it_says_how_far_it_came():
     assert len(seen) == 2
     loose = mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0, tol_gap=1e-3)
     assert loose.converged
+    assert loose.how == "float64 tiles"
+    assert mapuot.multimarginal(costs, masses, reg=1e-3, reg_m=1.0).how == "float64 tiles, 2 larger regs"
     assert loose.gap <= 1e-3 * abs(loose.dual)
     assert loose.n_passes < mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0).n_passes
 
