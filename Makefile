@@ -6,6 +6,8 @@ BUILD_FILES := setup.py pyproject.toml src_c/ffi_build.py $(shell find src_c -na
 C_FILES = $(shell find src_c src_cuda tests bench -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 CHECKED := $(wildcard tests/core/check_*.[ch]) $(shell find mapuot -name '*.py')
 ARGS ?=
+JOBS ?= 2
+WORKERS = -n $(JOBS) --dist loadgroup
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 CFLAGS_check := -O3 -g
@@ -62,10 +64,10 @@ pictures: .venv/.demo .venv/.torch ## renew the pictures of docs/ with all examp
 	$(BIN)/python examples/$$name.py --out docs || exit 1; done
 
 test: .venv/.test ## run the tests that guard the answers (make test ARGS="-k plan")
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(WORKERS) $(ARGS)
 
 test-all: .venv/.test ## run all tests: those of make test, more GPUs, ranks and random problems, the soak, the fuzzing
-	$(BIN)/pytest -m "" $(ARGS)
+	$(BIN)/pytest $(WORKERS) -m "" $(ARGS)
 
 test-gpu: .venv/.gpu .venv/.test ## run the tests of the CUDA kernels
 	$(BIN)/pytest -m "gpu or compile" $(ARGS)

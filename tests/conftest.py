@@ -9,14 +9,16 @@ import os
 import signal
 import sys
 import warnings
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-pytest.register_assert_rewrite("batches", "judge", "launch", "nvrtc", "problems", "products")
+pytest.register_assert_rewrite("batches", "judge", "launch", "matrix", "nvrtc", "problems", "products")
 
-if any(Path(folder).name == "cuda_on_cpu" for folder in sys.path):
+ON_CPU = any(Path(folder).name == "cuda_on_cpu" for folder in sys.path)  # the CUDA kernels, without a GPU
+if ON_CPU:
     from mapuot.backends.cuda import launch
 
     launch.resident_clusters = lambda function, cluster, blocks, shared: blocks // cluster  # no driver to ask
@@ -25,8 +27,43 @@ os.environ.setdefault("TQDM_DISABLE", "0")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes 75 % of a GPU otherwise
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background, and their children, ignore it
 settings.register_profile("mapuot", derandomize=True, deadline=None, max_examples=40, print_blob=False)
-settings.load_profile("mapuot")
+settings.register_profile("nightly", settings.get_profile("mapuot"), max_examples=400)
 warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+
+LONGEST = "test_cuda_on_cpu", "test_mpi", "test_cuda_compile"
+
+
+def pytest_configure(config):
+    settings.load_profile("mapuot" if "not nightly" in config.option.markexpr else "nightly")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """What takes longest begins; in ``make test`` a few cases of each CUDA test run without a GPU."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    if not ON_CPU or "not nightly" not in config.option.markexpr:
+        return
+    tests = defaultdict(list)
+    for item in items:
+        tests[item.nodeid.partition("[")[0]].append(item)
+    kept = {item for cases in tests.values() for item in few(cases)}
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def few(cases):
+    """Cases of one test that together have every value of every parameter."""
+
+    def values(case):
+        params = case.callspec.params if hasattr(case, "callspec") else {}
+        return {(name, repr(value)) for name, value in params.items()}
+
+    found, unseen = [], set().union(*map(values, cases))
+    while unseen or not found:
+        found.append(max(cases, key=lambda case: len(values(case) & unseen)))
+        unseen -= values(found[-1])
+    return found
+
 
 ISAS = ("scalar", "avx2", "avx512", "neon")
 

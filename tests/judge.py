@@ -63,6 +63,20 @@ def claim_of(result: Any, strict: bool = True) -> Claim:
     )  # fmt: skip
 
 
+def claim_over_ranks(result: Any, comm: Any) -> Claim | None:
+    """The claim of all ranks together, on rank 0; None on the others."""
+    plan = result.gather_plan(0)
+    rows = [result.gather(x, 0) for x in (result.log_u, result.row_marginal)]
+    if comm.Get_rank():
+        return None
+    plan = plan.toarray() if sparse.issparse(plan) else plan
+    numbers = result.gap, result.error_bound, result.dual, result.objective, result.mass
+    return Claim(
+        result.converged, result.status, plan, rows[0], result.log_v, *numbers, rows[1], result.col_marginal,
+        strict=False, kept=plan > 0 if result.skipped is not None else None,
+    )  # fmt: skip
+
+
 def is_false(kind: str) -> bool:
     """Whether a failure of this kind is a false certificate, whatever its cause ("kind, cause")."""
     return kind.partition(",")[0] in FALSE

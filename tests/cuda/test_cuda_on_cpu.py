@@ -1,13 +1,40 @@
-"""The CUDA kernels without a GPU: compiled as C++ and run on the CPU, the tests of the cuda backend on them."""
+"""The tests of the cuda backend without a GPU: the kernels compiled as C++, CuPy by its stand-in in cuda_on_cpu.
+
+Each part is a pytest of its own, which finds the stand-in before CuPy. ``make test`` takes of each test as many cases
+as have every value of every parameter once (conftest.py), ``make test-all`` every case.
+"""
+
+import shutil
+import subprocess
+import sys
 
 import pytest
-from emulated import MISSING, PARTS
+from launch import HERE, environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")]
+MISSING = {"a system with fibers by ucontext": sys.platform == "linux", "g++": shutil.which("g++") is not None}
+MISSING = [name for name, found in MISSING.items() if not found]
+PARTS = {
+    "regimes": ["core/test_regimes.py", "core/test_penalties.py", "hostile/test_examples.py"],
+    "matrix": ["test_matrix.py"],
+    "one problem": ["cuda/test_cuda.py"],
+    "batch": ["cuda/test_batch_cuda.py"],
+    "ranks": ["cuda/test_cuda_ranks.py", "-k", "nccl"],
+    "points": ["cuda/test_points_cuda.py", "cuda/test_masks_cuda.py"],
+    "marginals": ["cuda/test_marginals_cuda.py"],
+    "sparse": ["cuda/test_sparse_cuda.py"],
+}
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_part(part, runs):
-    code, out, err = runs.result(part)
-    assert code == 0, out[-6000:] + err[-2000:]
-    assert " passed" in out.splitlines()[-1], out[-300:]
+def test_part(part, pytestconfig):
+    few = "not nightly" in pytestconfig.option.markexpr
+    files = [str(HERE / word) if word.endswith(".py") else word for word in PARTS[part]]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["-m", "gpu and not slow and not nightly" if few else "gpu and not slow"]
+    stand_in = environment(PYTHONPATH=str(HERE / "cuda" / "cuda_on_cpu"), EMULATED_GPUS="2")
+    done = subprocess.run(
+        [*command, *files], cwd=HERE.parent, env=stand_in, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout.splitlines()[-1], done.stdout[-300:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from judge import Claim
+from judge import Claim, claim_over_ranks
 from scipy import sparse
 
 import mapuot
@@ -31,11 +31,5 @@ def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
         form(problem.M[i0:i1]), problem.a[i0:i1], problem.b, reg=problem.reg, reg_m=reg_m, penalty=problem.penalty,
         reference=c, comm=comm, warm_start=start, **options,
     )  # fmt: skip
-    plan = result.gather_plan(0)
-    rows = [result.gather(x, 0) for x in (result.log_u, result.row_marginal)]
-    cols = [result.log_v, result.col_marginal]
-    if comm.Get_rank():
-        return []
-    plan = plan.toarray() if pairs else plan
-    numbers = result.gap, result.error_bound, result.dual, result.objective, result.mass
-    return [Claim(result.converged, result.status, plan, rows[0], cols[0], *numbers, rows[1], cols[1], strict=False)]
+    claim = claim_over_ranks(result, comm)
+    return [] if claim is None else [claim]

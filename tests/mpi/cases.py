@@ -9,6 +9,8 @@ from pathlib import Path
 from unittest import mock
 
 import fake_cupy
+import judge
+import matrix
 import numpy as np
 import pytest
 from common import (
@@ -48,6 +50,22 @@ def check(case, split="even", within=1e-12, passes=1, **options):
 
 
 # ---- the same answer ----
+
+
+def case_matrix():
+    """Each kind of cost that has rows, for each pair of penalties: the judge believes what the ranks say together."""
+    for kind, door, pair in matrix.CELLS:
+        if door != "solve" or kind == "grid":
+            continue
+        M, case, options = matrix.posed(kind, pair)
+        i0, i1 = bounds(len(case.a))
+        own = case.replace(a=case.a[i0:i1])
+        result = matrix.solve(M if kind == "function" else M[i0:i1], own, comm=COMM, **FLOAT64, **options)
+        claim = judge.claim_over_ranks(result, COMM)
+        if claim is not None:
+            found, _ = judge.judge(case, claim, FLOAT64, matrix.best_of(kind, pair))
+            assert not found, (kind, pair, found)
+        assert result.converged, (kind, pair, result.status)
 
 
 def case_shapes():

@@ -56,9 +56,13 @@ def failures(program, size):
     return data["failures"]
 
 
-@pytest.mark.parametrize(
-    ("program", "size", "case"), [pytest.param(*one, marks=() if one[1] == 2 else pytest.mark.nightly) for one in RUNS]
-)
+def run_of(program, size, case):
+    """A case as a parameter: one worker of pytest-xdist runs all of one job."""
+    job = pytest.mark.xdist_group(f"{program} on {size}")
+    return pytest.param(program, size, case, marks=job if size == 2 else (job, pytest.mark.nightly))
+
+
+@pytest.mark.parametrize(("program", "size", "case"), [run_of(*one) for one in RUNS])
 def test_case(program, size, case):
     launcher()
     text = failures(program, size)[case]
