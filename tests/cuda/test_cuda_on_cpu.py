@@ -1,7 +1,7 @@
 """The tests of the cuda backend without a GPU: the kernels compiled as C++, CuPy by its stand-in in cuda_on_cpu.
 
 Each part is a pytest of its own, which finds the stand-in before CuPy. ``make test`` takes of each test as many cases
-as have every value of every parameter once (conftest.py), ``make test-all`` every case.
+as have every value of every parameter once, ``make test-all`` every case.
 """
 
 import shutil
