@@ -23,10 +23,13 @@ PARTS = {
     "marginals": ["cuda/test_marginals_cuda.py"],
     "sparse": ["cuda/test_sparse_cuda.py"],
 }
+NIGHTLY = "regimes", "ranks"  # what the matrix does in another form; what only several GPUs do
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"needs {' and '.join(MISSING)}")
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(
+    "part", [pytest.param(part, marks=pytest.mark.nightly if part in NIGHTLY else ()) for part in PARTS]
+)
 def test_part(part, pytestconfig):
     few = "not nightly" in pytestconfig.option.markexpr
     files = [str(HERE / word) if word.endswith(".py") else word for word in PARTS[part]]
