@@ -24,9 +24,10 @@ from .answer.summary import as_table
 from .api.solve import solve
 from .backends import BACKENDS
 from .errors import ConvergenceWarning
-from .penalties import KINDS
+from .penalties import PENALTIES
 from .problem.mask import SeededMask
-from .problem.points import METRICS, PointCloud
+from .problem.metrics import METRICS
+from .problem.points import PointCloud
 from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_rows
 from .report import page
@@ -85,7 +86,7 @@ def cli() -> None:
 @click.argument("problem", metavar="[IN]", required=False)
 @click.option("--points", nargs=2, metavar="X Y", help="In the place of IN: files with points, (m, d) and (n, d).")
 @click.option(
-    "--metric", type=click.Choice(METRICS), default="sqeuclidean", show_default=True, help="Cost of --points."
+    "--metric", type=click.Choice(list(METRICS)), default="sqeuclidean", show_default=True, help="Cost of --points."
 )
 @click.option(
     "-o",
@@ -103,7 +104,7 @@ def cli() -> None:
 )
 @click.option("--a", metavar="FILE", help="Masses of the rows.  [default: a in IN, or uniform]")
 @click.option("--b", metavar="FILE", help="Masses of the columns.  [default: b in IN, or uniform]")
-@click.option("--penalty", type=click.Choice(sorted(KINDS)), default="kl", show_default=True)
+@click.option("--penalty", type=click.Choice(sorted(PENALTIES)), default="kl", show_default=True)
 @click.option("--reference", default="product", show_default=True, help="product, uniform, or a file with the matrix.")
 @click.option("--mask", callback=seeded_mask, metavar="KEEP,SEED", help="Keep this share of the pairs, at random.")
 @click.option("--method", type=click.Choice(list(METHODS)), default="auto", show_default=True)

@@ -21,7 +21,8 @@ from .answer.result import Result
 from .errors import ScalingWarning
 from .pot.arrays import threshold
 from .pot.sinkhorn import Call
-from .problem.points import METRICS, PointCloud
+from .problem.metrics import METRICS
+from .problem.points import PointCloud
 from .problem.validate import as_array, as_count, as_float, as_positive, odd_scale
 from .status import Words
 
@@ -55,6 +56,7 @@ except ImportError:  # scikit-learn is optional: two methods stand in for its ba
 
 F64 = NDArray[np.float64]
 MOST_ENTRIES = 1 << 27  # of a cost that is formed where points would do: 1 GiB
+NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf)  # of these as of SciPy's
 MISSING_LABEL = -1  # POT's mark of a sample without label
 
 
@@ -202,7 +204,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     def costs(self, Xs: F64, Xt: F64, labels: Any) -> Any:
         """The cost as a matrix, or as points where that would be large and nothing needs it as a matrix."""
         m, n = len(Xs), len(Xt)
-        points = labels is None and self.norm is None and self.method is None and self.metric in METRICS[:-1]
+        points = labels is None and self.norm is None and self.method is None and self.metric in NEVER_FORMED
         if points and m * n > MOST_ENTRIES:
             return PointCloud(Xs, Xt, str(self.metric))
         try:
@@ -213,7 +215,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         except MemoryError as error:
             raise MemoryError(
                 f"the costs of {m} x {n} samples take {m * n * 8 / 2**30:.3g} GiB and do not fit: without labels, norm "
-                f"and method, and with metric one of {METRICS[:-1]}, they are never formed; else fit fewer samples, "
+                f"and method, and with metric one of {NEVER_FORMED}, they are never formed; else fit fewer samples, "
                 "transform moves the others"
             ) from error
         return cost

@@ -9,14 +9,39 @@ range); the L2 prox through the Wright omega function follows from its optimalit
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .enums import members
+
 F64 = NDArray[np.float64]
 
-KINDS = {"kl": 0, "balanced": 1, "tv": 2, "l2": 3, "range": 4}
+NUMBERS = members("mapuot_penalty")
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """What is known of a penalty beside its formulas, which are the functions below."""
+
+    number: int  # mapuot_penalty
+    words: str  # for users
+    strict: bool  # a weight 0 forbids any mass there
+    rounds: str | None  # how rounding moves its terms: as those of "kl", "tv" or "l2" (src_c/common/rules.h)
+    finite: bool = False  # reg_m must be: there is no limit of hard constraints
+    kinks: bool = False  # D has some: extrapolation is misled, and optimal marginals are no function of the potential
+    degree: int = 1  # D(k r | k t) = k^degree D(r | t)
+
+
+PENALTIES = {
+    "kl": Penalty(NUMBERS["kl"], "KL", True, "kl"),
+    "balanced": Penalty(NUMBERS["balanced"], "balanced", True, "kl"),
+    "tv": Penalty(NUMBERS["tv"], "total variation", False, "tv", finite=True, kinks=True),
+    "l2": Penalty(NUMBERS["l2"], "squares", False, "l2", finite=True, degree=2),
+    "range": Penalty(NUMBERS["range"], "range", True, None, kinks=True),
+}
 
 
 def prox(kind: str, log_s: F64, t: F64, rho: F64, upper: F64 | None, reg: float) -> F64:

@@ -12,8 +12,6 @@
 
 typedef enum { MAPUOT_F64, MAPUOT_F32 } mapuot_dtype;
 
-typedef enum { MAPUOT_SQEUCLIDEAN, MAPUOT_EUCLIDEAN, MAPUOT_CITYBLOCK, MAPUOT_WFR } mapuot_metric;
-
 /* Which pairs of points count, the others being left out of every sum: points of x in boxes of `rows`, and for each box
  * the runs of y, [from, to), that it is kept with (boxes_tmpl.c); first NULL: all pairs. */
 typedef struct {
@@ -115,7 +113,6 @@ typedef struct {
 } mapuot_share;
 
 /* What float32 passes between points make their rows of (narrow_points.h); x NULL: there are none. */
-typedef enum { MAPUOT_SQUARES, MAPUOT_PRODUCTS, MAPUOT_ROOTS, MAPUOT_SIZES } mapuot_narrow_form;
 typedef struct {
     const float *x;   /* m x d, one point after another */
     const float *y;   /* n padded / 16 blocks of 16 points, in each one coordinate after another */

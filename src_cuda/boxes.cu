@@ -5,7 +5,7 @@
 // a bound is that of the CPU, operation by operation, so that both keep the same pairs.
 // Option METRIC (a mapuot_metric).
 #define STORE 0
-#include "common.cuh"
+#include "common/record.h"
 
 // mapuot_boxes of src_c/mapuot.h
 struct Boxes {
@@ -125,17 +125,17 @@ __device__ __forceinline__ double log_bound(const Boxes &B, int64_t i, int64_t j
         const double D = B.x_mid[i * B.d + k] - B.y_mid[k * B.n + j], H = B.x_half[i * B.d + k] + B.y_half[k * B.n + j];
         const double least = D - H, most = D + H;
         far = fma(fabs(D) + H, fabs(D) + H, far);
-        if (METRIC == 0) {
+        if (METRIC == MAPUOT_SQEUCLIDEAN) {
             const double p = B.x_slope[i * B.d + k], q = B.y_slope[k * B.n + j], r = 0.5 * (p - q);
             const double s = fmin(fmax(0.5 * r, least), most);
             sum = fma(r, s - D, fma(-s, s, sum));
             sum = fma(0.5 * fabs(p + q), H, sum);
         } else {
             const double away = fmax(0.0, fmax(least, -most));
-            sum = METRIC == 2 ? sum - away : fma(-away, away, sum);
+            sum = METRIC == MAPUOT_CITYBLOCK ? sum - away : fma(-away, away, sum);
         }
     }
-    return (METRIC == 1 ? -sqrt(-sum) : sum) + (B.x_log_mass[i] + B.y_log_mass[j]);
+    return (METRIC == MAPUOT_EUCLIDEAN ? -sqrt(-sum) : sum) + (B.x_log_mass[i] + B.y_log_mass[j]);
 }
 
 // Sums of the bounds of skipped pairs: those of `bits` where they are given, else of the cuts, which are then noted

@@ -4,7 +4,7 @@
 // entries, 4 x 4 a thread, from DEPTH coordinates at a time in shared memory; of each entry they are added up in order.
 // Options: METRIC (a mapuot_metric), STORE 0.
 #include "common.cuh"
-#include "common/reach.h"
+#include "common/metric.h"
 
 #define DEPTH 8
 #define SIDE 64
@@ -25,15 +25,6 @@ __device__ __forceinline__ void take(double (&x_here)[DEPTH][SIDE + 1], double (
         if (j < ld && k < d)
             y_here[q / SIDE][q % SIDE] = y[k * ld + j];
     }
-}
-
-__device__ __forceinline__ double cost_of(double sum)
-{
-    if (METRIC == 1)
-        return sqrt(sum);
-    if (METRIC == 3)
-        return sum < REACH_SQUARED ? fmax(0.0, -2 * log(cos(sqrt(sum)))) : INF;
-    return sum;
 }
 
 extern "C" __global__ void __launch_bounds__(256) point_costs(const double *x, const double *y, int64_t ld, int64_t m,
@@ -58,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256) point_costs(const double *x, c
 #pragma unroll
                 for (int e = 0; e < EACH; e++) {
                     const double t = a[q] - b[e];
-                    sum[q][e] = METRIC == 2 ? sum[q][e] + fabs(t) : fma(t, t, sum[q][e]);
+                    sum[q][e] = metric_sum(METRIC, sum[q][e], t);
                 }
         }
     }
@@ -68,6 +59,6 @@ extern "C" __global__ void __launch_bounds__(256) point_costs(const double *x, c
         for (int e = 0; e < EACH; e++) {
             const int64_t i = i0 + row + 16 * q, j = j0 + col + 16 * e;
             if (i < m && j < n)
-                out[i * n + j] = scale * cost_of(sum[q][e]);
+                out[i * n + j] = scale * metric_of(METRIC, sum[q][e]);
         }
 }

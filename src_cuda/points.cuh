@@ -11,13 +11,15 @@
 // summed over.
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
 // Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow:
-// a mapuot_metric, or 4: squares are in the logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond), DEPTH (not
-// 0: the sums are those of point_tiles.cuh), MASKED (1: entries are multiplied by a mask, whose rows are the points that
-// get sums).
+// a mapuot_metric, or EXPANDED: squares are in the logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond),
+// DEPTH (not 0: the sums are those of point_tiles.cuh), MASKED (1: entries are multiplied by a mask, whose rows are the
+// points that get sums).
 #ifndef POINTS_CUH
 #define POINTS_CUH
 #include "common/mask.h"
-#include "common/reach.h"
+#include "common/metric.h"
+
+#define EXPANDED (-1) // beside the mapuot_metrics
 
 #ifndef KEPT
 #define KEPT 0
@@ -99,16 +101,19 @@ __device__ __forceinline__ void hold(uint4 *to, const coord *from, int count)
 }
 
 // Squares are taken off what is known of the exponent, one after the other, other sums are taken off it at the end.
-#define DOWN (POINTS_NARROW && FORM == 0)
+#define DOWN (POINTS_NARROW && FORM == MAPUOT_SQUARES)
 
 // what one coordinate adds
 __device__ __forceinline__ coord grown(coord sum, coord x, coord y)
 {
     const coord t = x - y;
 #if POINTS_NARROW
-    return DOWN ? fmaf(-t, t, sum) : FORM == 1 ? fmaf(x, y, sum) : FORM == 3 ? sum + fabsf(t) : fmaf(t, t, sum);
+    return DOWN                      ? fmaf(-t, t, sum)
+           : FORM == MAPUOT_PRODUCTS ? fmaf(x, y, sum)
+           : FORM == MAPUOT_SIZES    ? sum + fabsf(t)
+                                     : fmaf(t, t, sum);
 #else
-    return FORM == 4 ? fma(x, y, sum) : FORM == 2 ? sum + fabs(t) : fma(t, t, sum);
+    return FORM == EXPANDED ? fma(x, y, sum) : metric_sum(FORM, sum, t);
 #endif
 }
 
@@ -119,13 +124,13 @@ __device__ __forceinline__ coord exponent_of(coord known, coord sum, coord facto
         return sum;
 #if POINTS_NARROW
     (void)factor;
-    return FORM == 1 ? known + sum : known - (FORM == 2 ? root_of(sum) : sum);
+    return FORM == MAPUOT_PRODUCTS ? known + sum : known - (FORM == MAPUOT_ROOTS ? root_of(sum) : sum);
 #else
-    if (FORM == 4)
+    if (FORM == EXPANDED)
         return known + sum;
-    if (FORM == 3)
+    if (FORM == MAPUOT_WFR) // QUICK: 2^-2^30 is 0
         return sum < REACH_SQUARED ? known + 2 * factor * log(cos(sqrt(sum))) : QUICK ? -0x1p30 : -INF;
-    return known - factor * (FORM == 1 ? sqrt(sum) : sum);
+    return known - factor * metric_of(FORM, sum);
 #endif
 }
 

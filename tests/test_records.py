@@ -5,9 +5,10 @@ from mapuot._core import ffi, lib
 from nvrtc import compiled
 
 from mapuot.backends import records
-from mapuot.backends.contract import METRICS
 from mapuot.backends.cuda import kernels
-from mapuot.problem import points
+from mapuot.enums import members
+from mapuot.penalties import PENALTIES
+from mapuot.problem.metrics import METRICS
 
 COMMON = sorted(records.COMMON)
 DEVICE = [
@@ -60,6 +61,10 @@ def test_a_wrong_layout_does_not_compile():
         compiled("\n".join([kernels.source("iterate.cu"), *lines]), flags)
 
 
-def test_numbers_of_the_metrics():
-    assert {name: getattr(lib, f"MAPUOT_{name.upper()}") for name in METRICS} == METRICS
-    assert {*METRICS, "cosine"} == set(points.METRICS)
+def test_numbers_of_enums():
+    """As the compilers count the members of an enum, and as its text is read."""
+    for enum in ("mapuot_metric", "mapuot_narrow_form", "mapuot_penalty"):
+        found = members(enum)
+        assert found == {name: getattr(lib, f"MAPUOT_{name.upper()}") for name in found}
+    assert {*members("mapuot_metric"), "cosine"} == set(METRICS)
+    assert set(members("mapuot_penalty")) == set(PENALTIES)

@@ -30,7 +30,7 @@ UNIT = 2.0**-52
 def hvp(result: Any, w: Any, tol: Any, max_steps: Any) -> F64:
     """See ``Result.hvp``."""
     cloud = check(result)
-    if cloud.core[0] != "sqeuclidean" or cloud.metric == "cosine":
+    if cloud.core[0].degree != 2 or cloud.core[0].unit:
         raise NotImplementedError(f"hvp is for metric 'sqeuclidean', got {cloud.metric!r}")
     tol, max_steps = as_positive(tol, "tol"), as_count(max_steps, "max_steps")
     w = as_array(w, "w")

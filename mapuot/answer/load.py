@@ -9,7 +9,7 @@ import numpy as np
 from ..backends import pick
 from ..errors import shown
 from ..files import opened, read_values
-from ..penalties import KINDS
+from ..penalties import PENALTIES
 from ..problem.cost import Cost
 from ..problem.mask import Masked, SeededMask
 from ..problem.problem import Problem
@@ -120,7 +120,7 @@ def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
         values[name] = float(values[name])
     values["forbidden"] = bool(values["forbidden"])
     values |= {name: np.asarray(values[name]) for name in (*VECTORS, "upper_a", "upper_b", "trace") if name in values}
-    names = ("status", STATUSES), ("penalty_a", KINDS), ("penalty_b", KINDS)
+    names = ("status", STATUSES), ("penalty_a", PENALTIES), ("penalty_b", PENALTIES)
     for name, known in (*names, ("reference", (*REFERENCES, "matrix")), ("dtype", ("float32", "float64"))):
         if values[name] not in known:
             raise ValueError(f"{name} must be one of {list(known)}, got {shown(values[name])}")

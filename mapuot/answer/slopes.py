@@ -38,7 +38,7 @@ class Gradient(NamedTuple):
 def gradient(result: Any) -> Gradient:
     """See ``Result.gradient``."""
     cloud = check(result)
-    if cloud.core[0] == "sqeuclidean":
+    if cloud.core[0].degree == 2:
         x, y = (chained(cloud, smooth_slope(result, cloud, rows), rows) for rows in (True, False))
     else:
         x, y = block_slopes(result, cloud)
@@ -50,6 +50,8 @@ def check(result: Any) -> PointCloud:
     p = result.problem
     if not isinstance(p.cost, PointCloud):
         raise TypeError(f"this needs M to be a PointCloud, got {p.cost.kind}")
+    if p.cost.core[0].norm == np.inf:
+        raise NotImplementedError(f"slopes are for metrics of sums over the coordinates, got {p.cost.metric!r}")
     if p.ranks.size > 1:
         raise NotImplementedError("this is for one process: comm must be None")
     for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
@@ -69,7 +71,7 @@ def rho_of(side: Side) -> float:
 def point_slope(result: Any, rows: bool) -> F64:
     """Return the derivative by x alone, or by y; for squared distances that is half the work of both."""
     cloud = check(result)
-    if cloud.core[0] == "sqeuclidean":
+    if cloud.core[0].degree == 2:
         return chained(cloud, smooth_slope(result, cloud, rows), rows)
     return block_slopes(result, cloud)[not rows]
 
@@ -83,7 +85,7 @@ def smooth_slope(result: Any, cloud: PointCloud, rows: bool) -> F64:
 
 def centred(cloud: PointCloud) -> tuple[F64, F64]:
     """Return both clouds around the origin, as the core has them: r x - P y loses digits of x - y far away from it."""
-    if cloud.metric == "cosine":
+    if cloud.core[0].unit:
         return cloud.rows, cloud.targets
     centre, factor = cloud.x.mean(0), 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
     return (cloud.x - centre) * factor, (cloud.y - centre) * factor
@@ -102,16 +104,16 @@ def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
     size = max(float(np.abs(z * root).max()) for z in (cloud.x, y)) or 1.0  # of what is squared
     for i0, P in result._wide_blocks():
         x = cloud.x[i0 : i0 + len(P)]
-        if metric == "cityblock":
+        if metric.norm == 1:
             weight = scale * P
         else:
             distance = np.sqrt(sum((root[k] / size * (x[:, k, None] - y[:, k])) ** 2 for k in range(d)))
-            steep = scale if metric == "euclidean" else 2 * scale * np.tan(size * distance)
-            weight = np.where((distance > 0) & (P > 0), P * steep, 0.0)
+            weight = np.where((distance > 0) & (P > 0), P * (scale * metric.steep(size * distance)), 0.0)
             distance[weight == 0] = 1.0
         for k in range(d):
             t = x[:, k, None] - y[:, k]
-            part = weight * (w[k] * np.sign(t) if metric == "cityblock" else root[k] * (root[k] / size * t / distance))
+            toward = w[k] * np.sign(t) if metric.norm == 1 else root[k] * (root[k] / size * t / distance)
+            part = weight * toward
             gx[i0 : i0 + len(P), k] = part.sum(1)
             gy[:, k] -= part.sum(0)
     return gx, gy
@@ -121,7 +123,7 @@ def chained(cloud: PointCloud, slope: F64, rows: bool) -> F64:
     """Turn a derivative of squared distances by the core's coordinates into one by the caller's."""
     points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
-    if cloud.metric == "cosine":
+    if cloud.core[0].unit:
         length = lengths(points, factor)
         with np.errstate(divide="ignore", invalid="ignore"):  # of lengths below all numbers
             slope = (slope - (slope * scaled).sum(1, keepdims=True) * scaled) / length
@@ -140,16 +142,16 @@ def slope_error(cloud: PointCloud, bound: float, largest: float) -> float:
     The plan's error times the most of |dc/dx|, and the rounding of sums of m or n terms with ``sizes`` before they
     cancel.
     """
-    scale, w = cloud.scale, np.ones(cloud.dim) if cloud.weights is None else cloud.weights
+    metric, scale, w = cloud.core[0], cloud.scale, np.ones(cloud.dim) if cloud.weights is None else cloud.weights
     rounding, root = (sum(cloud.shape) + 2 * cloud.dim + 16) * UNIT, float(np.sqrt(w.max()))
-    if cloud.metric == "cityblock":
+    if metric.norm == 1:
         steep = sizes = scale * float(np.sqrt((w**2).sum()))
-    elif cloud.metric == "euclidean":
+    elif metric.degree == 1:
         steep = sizes = scale * root
-    elif cloud.metric == "wfr":
+    elif metric.degree == 0:
         sine = float(np.exp(-0.5 * largest / scale))  # of the angle to pi / 2, by which the tangent is divided
         steep, sizes = 2 * scale * root / sine, 2 * scale * root / sine**2
-    elif cloud.metric == "cosine":
+    elif metric.unit:
         shortest = min(float(lengths(p, np.sqrt(w)).min()) for p in (cloud.x, cloud.y))
         steep = scale * root / shortest if shortest > 0 else np.inf
         sizes = 2 * steep

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-NAMES = {"kl": "KL", "balanced": "balanced", "tv": "total variation", "l2": "squares", "range": "range"}
 REFERENCES = {"product": "a b^T", "uniform": "ones"}
 
 
@@ -25,7 +24,7 @@ def side_words(side: Any) -> str:
             f"between {number(low)} and {number(float(side.ranks.max(np.max(side.upper, initial=0.0))))} of each mass"
         )
     one = number(low) if low == high else f"{number(low)} to {number(high)}"
-    return f"{NAMES[side.penalty]}, reg_m {one}"
+    return f"{side.kind.words}, reg_m {one}"
 
 
 def certificate_words(result: Any) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..problem.points import REACH, PointCloud
+from ..problem.metrics import METRICS
+from ..problem.points import PointCloud
 from ..problem.validate import as_count, as_threads
 from ..processor import default_threads
 
@@ -93,10 +94,10 @@ def knn_cost(
 
 
 def nearest(points: Any, queries: Any, k: int, metric: str, workers: int) -> Any:
-    """(number of queries, k) indices of points; but for "cityblock" all metrics grow with Euclid's distance."""
+    """(number of queries, k) indices of points: a metric grows with the distance in its norm."""
     from scipy.spatial import cKDTree  # noqa: PLC0415 - on first use
 
-    _, index = cKDTree(points).query(queries, k, p=1 if metric == "cityblock" else 2, workers=workers)
+    _, index = cKDTree(points).query(queries, k, p=METRICS[metric].norm, workers=workers)
     return index.reshape(len(queries), k)
 
 
@@ -111,13 +112,4 @@ def pattern(index: Any, shape: tuple[int, int]) -> Any:
 def pair_costs(cloud: PointCloud, t: Any) -> Any:
     """The costs of pairs by the differences of their coordinates, as the core makes them."""
     metric, scale = cloud.core
-    if metric == "cityblock":
-        return scale * np.abs(t).sum(1)
-    squares = (t * t).sum(1)
-    if metric == "sqeuclidean":
-        return scale * squares
-    distance = np.sqrt(squares)
-    if metric == "euclidean":
-        return scale * distance
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(distance < REACH, -2 * scale * np.log(np.cos(distance)), np.inf)
+    return scale * metric.of_differences(t)

@@ -98,7 +98,7 @@ class Groups:
             offset[:, : len(fine)] = fine.T - xp.repeat(xp.asarray(groups.T.copy()), unit, axis=1)[:, : len(fine)]
             self.levels.append(Level(side, mean, offset.reshape(len(offset), len(groups), unit), groups))
         metric, scale = cloud.core
-        square = metric == "sqeuclidean"  # the slope of a potential is known then
+        square = metric.degree == 2  # the slope of a potential is known then
         self.factor = 2 * scale / problem.reg if square else 0.0
         ranks, (one, other) = problem.rows.ranks, self.levels
         squares = float(ranks.sum((one.offset**2).sum()) + (other.offset**2).sum())
@@ -194,9 +194,11 @@ def grouped(problem: Problem, units: list[int]) -> Problem:
         share = side.weight + xp.repeat(least, unit)[: len(points)]
         means.append(host(summed(points * share[:, None], unit) / summed(share, unit)[:, None]))
         rho = host(summed(side.rho, unit)) / count
-        rho = rho / count if side.penalty == "l2" else rho
+        rho = rho / count ** (side.kind.degree - 1)
         upper = None if side.upper is None else host(summed(side.upper, unit)) / count
         sides.append(dataclasses.replace(side, weight=host(weight), rho=rho, upper=upper))
     some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
-    small = PointCloud(some, means[1], *cloud.core, truncate=None)[: len(means[0])]  # unit vectors may have the mean 0
+    (metric, scale), name = cloud.core, cloud.metric
+    name = "sqeuclidean" if metric.unit else name  # unit vectors may have the mean 0
+    small = PointCloud(some, means[1], name, scale, truncate=None)[: len(means[0])]
     return dataclasses.replace(problem, cost=small, rows=sides[0], cols=sides[1])

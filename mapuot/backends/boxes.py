@@ -23,7 +23,7 @@ from ..problem.points import Kept, PointCloud
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
-from .contract import LEAST_MASS, METRICS, PAD, Stats, host, namespace
+from .contract import LEAST_MASS, PAD, Stats, host, namespace
 from .rules import Judge, plan_error
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
@@ -154,23 +154,21 @@ class Boxes:
         assert isinstance(problem.cost, PointCloud)
         self.problem, self.pool, self.ranks = problem, pool, problem.rows.ranks
         metric, scale = problem.cost.core
-        self.metric, self.unit = METRICS[metric], problem.cost.unit
+        self.metric, self.unit = metric.number, problem.cost.unit
         n, (rows, columns) = problem.shape[1], problem.cost.coordinates(self.arrays)
         self.limit = -(-n // PAD) * PAD  # where the last run of columns may end
-        factor = scale / problem.reg
-        factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
+        factor, self.smooth = metric.scaled(scale / problem.reg), metric.degree == 2
         first = columns[:, :1]
         x, y = rows - first.T, (columns[:, :n] - first).T
         self.rows, self.cols = Half(factor * x, self.unit, 1), Half(factor * y, self.unit, PAD)
         reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]
-        self.reach = float(sum(reach)) * (1.0 if metric != "sqeuclidean" else float(sum(reach))) * columns.shape[0]
+        self.reach = float(sum(reach)) * (float(sum(reach)) if self.smooth else 1.0) * columns.shape[0]
 
     def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, F64]]:
         """Both sides without their slopes, and the arrays of the record that describe them."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
-        smooth = not self.metric  # a bound with slopes is for squares only
         logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
-        sides = [self.tilted(half, log_scale, log, smooth) for half, log_scale, log in logs]
+        sides = [self.tilted(half, log_scale, log, self.smooth) for half, log_scale, log in logs]
         rounding = 2.0**-48 * (sum(side.largest for side in sides) + self.reach)
         if not rounding < 1:
             rounding = math.inf

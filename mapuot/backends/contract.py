@@ -31,7 +31,6 @@ LEAST_MASS = 1e-290  # of a plan: below it the marginals lose their digits at th
 SECONDS_A_CALL = 0.1  # how long a core may keep control: Ctrl-C and the progress bar wait for it
 MEMORY = 5, 20  # Anderson differences where they cost time beside a pass, and where they do not
 PAD = 16  # rows of K and vectors of the columns are padded to a multiple of this many entries
-METRICS = {"sqeuclidean": 0, "euclidean": 1, "cityblock": 2, "wfr": 3}  # mapuot_metric; cosine is made of the first
 SMALL_ENTRIES = 1 << 20  # a float64 K up to this size stays in a CPU's cache
 
 

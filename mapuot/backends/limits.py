@@ -17,11 +17,10 @@ STORAGES = ("float64", "float32")  # mapuot_dtype, in order
 def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> None:
     """The record of one problem or a batch; ``noise``: of float32 passes in a marginal; reg: not its own."""
     sides = problem.rows, problem.cols
-    soft = {"kl": 0.0, "tv": 0.0, "l2": 0.0, "range": 0.0}
+    soft = dict.fromkeys(("kl", "tv", "l2", None), 0.0)
     for side in sides:
-        soft["kl" if side.logarithmic else side.penalty] += side.largest_soft_rho
-    kinks = problem.cols.penalty in ("tv", "range")
-    path = 2.0 * min(side.ranks.sum(len(side.rho)) for side in sides) if kinks else 0.0
+        soft[side.kind.rounds] += side.largest_soft_rho
+    path = 2.0 * min(side.ranks.sum(len(side.rho)) for side in sides) if problem.cols.kind.kinks else 0.0
     terms = ffi.new(
         "mapuot_terms *",
         (

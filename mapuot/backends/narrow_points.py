@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..enums import members
 from ..penalties import F64
 from ..problem.points import PointCloud
 from ..problem.problem import Problem
@@ -26,7 +27,7 @@ MOST_ERROR = 0.05  # of an entry, beyond which they tell nothing
 DIFFERENCES = 4  # dimensions up to which squares are summed of differences: more exact, twice the work
 CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one falls to that of their rounding at once
 LEFT_OUT = -(2.0**15)  # of a point without mass: 0 beside any other
-FORMS = ("squares", "products", "roots", "sizes")  # mapuot_narrow_form, in order
+FORMS = members("mapuot_narrow_form")
 LOG2_E = 1 / math.log(2)
 
 
@@ -38,11 +39,9 @@ class NarrowPoints:
 
     def __init__(self, cloud: PointCloud, reg: float, exact: tuple[F64, F64] | None = None) -> None:
         """``exact``: what `centred` tells, where that is known."""
-        metric, squared = cloud.core[0], cloud.core[0] == "sqeuclidean"
-        products = squared and cloud.dim > DIFFERENCES
-        self.form = FORMS.index(
-            "products" if products else {"euclidean": "roots", "cityblock": "sizes"}.get(metric, "squares")
-        )
+        form = cloud.core[0].form
+        products = form == "squares" and cloud.dim > DIFFERENCES
+        self.form = FORMS["products" if products else form or "squares"]
         x, y = centred(cloud, reg) if exact is None else exact
         x, self.y = x.astype(np.float32), y.astype(np.float32)
         self.square_x: Any
@@ -73,8 +72,7 @@ def centred(cloud: PointCloud, reg: float, xp: Any = np) -> tuple[F64, F64]:
     ``xp``: NumPy or CuPy, whose arrays they are.
     """
     metric, scale = cloud.core
-    factor = scale * LOG2_E / reg
-    factor = math.sqrt(factor) if metric == "sqeuclidean" else factor
+    factor = metric.scaled(scale * LOG2_E / reg)
     rows, columns = cloud.coordinates(xp)
     first = columns[:, :1]  # taken off before the mean is: that of coordinates of 1e8 is rounded to 1e-8
     x, y = rows - first[:, 0], columns - first
@@ -105,7 +103,7 @@ def product_error(problem: Problem) -> float:
 
 def suits(problem: Problem, skip: Truncation | None = None) -> bool:
     """Whether float32 passes can make this problem's rows."""
-    known = isinstance(problem.cost, PointCloud) and problem.cost.metric != "wfr" and problem.c is None
+    known = isinstance(problem.cost, PointCloud) and problem.cost.core[0].form is not None and problem.c is None
     small = problem.M_max <= MOST_COST * problem.reg and entry_error(problem, skip) <= MOST_ERROR
     return known and small
 
@@ -121,7 +119,7 @@ def entry_error(problem: Problem, skip: Truncation | None = None) -> float:
     if not isinstance(cloud, PointCloud):
         return math.inf
     d = cloud.dim
-    if skip and skip.boxes and skip.kept and cloud.core[0] == "sqeuclidean" and d <= DIFFERENCES:
+    if skip and skip.boxes and skip.kept and cloud.core[0].degree == 2 and d <= DIFFERENCES:
         near, far = skip.boxes.reaches(skip.kept)
         return float(2.0**-24 * ((d + 4) * near**2 + 2 * near * far + 100))
     return 2.0**-24 * ((4 * d + 10) * problem.M_max / problem.reg + 8)

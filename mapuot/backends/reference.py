@@ -170,7 +170,7 @@ class Workspace:
         hard = penalties.violation(cols.penalty, s, cols.weight, cols.rho, cols.upper).sum()
         rounding = problem.exponent_error(log_u, log_v) + EXPONENT_ROUNDING * abs(self.lam)
         rounding = float(np.expm1(rounding)) if rounding <= 1 else math.inf
-        misfit = self.misfit(log_v, s) if cols.penalty in ("tv", "range") else math.inf
+        misfit = self.misfit(log_v, s) if cols.kind.kinks else math.inf
         moved, gap, error = self.certify(dual, mass, gap, hard, misfit, rounding)
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
         image = self.translate_cols(image, mass)
@@ -188,8 +188,7 @@ class Workspace:
     ) -> tuple[float, float, float]:
         """(what rounding may have added to the dual value, gap, error); ``rounding``: of an entry of the plan."""
         problem, reg, sides = self.problem, self.problem.reg, (self.problem.rows, self.problem.cols)
-        kl = sum(x.largest_soft_rho for x in sides if x.logarithmic)
-        tv, l2 = (sum(x.largest_soft_rho for x in sides if x.penalty == kind) for kind in ("tv", "l2"))
+        kl, tv, l2 = (sum(x.largest_soft_rho for x in sides if x.kind.rounds == kind) for kind in ("kl", "tv", "l2"))
         hard_sides = sum(x.penalty == "range" or bool(x.hard.any()) for x in sides)
         prices = hard_sides * reg * rounding / EXPONENT_ROUNDING  # their potentials are at most as large
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

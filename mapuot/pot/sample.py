@@ -16,7 +16,8 @@ import numpy as np
 from ..answer.result import Result
 from ..answer.tensors import tensor_among
 from ..api.solve import solve
-from ..problem.points import METRICS, PointCloud
+from ..problem.metrics import METRICS
+from ..problem.points import PointCloud
 from ..status import Words
 from . import sinkhorn
 from .arrays import take, tracked

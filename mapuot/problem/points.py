@@ -17,13 +17,12 @@ from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
 from .cost import Cost
+from .metrics import METRICS, Metric
 from .validate import as_array, as_choice, as_positive, check_kind
 
 AUTO_ENTRIES = 1 << 26  # pairs from which "auto" skips some: below it all of them take less than a second
 FEW = 4  # dimensions in which what holds all points tells the range of their costs well enough
 MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
-REACH = math.pi / 2 - 2.0**-13  # of "wfr": nearer to pi / 2 a cost has errors of 1e-12 and more, and rounding forbids
-METRICS = ("sqeuclidean", "euclidean", "cityblock", "cosine", "wfr")
 
 
 class Kept(NamedTuple):
@@ -107,18 +106,21 @@ class PointCloud(Cost):
 
     def _scaled(self, points: F64, name: str) -> F64:
         """Return the coordinates that the core subtracts: with their weights, for "cosine" of unit vectors."""
-        if self.metric == "cosine":
+        metric = METRICS[self.metric]
+        if metric.unit:
             points = points / size_of(points)
         if self.weights is not None:
             with np.errstate(over="ignore"):
-                points = points * (self.weights if self.metric == "cityblock" else np.sqrt(self.weights))
+                points = points * metric.weighted(self.weights)
             if not np.isfinite(points).all():
                 raise ValueError(f"weights must leave {name} finite, got weights up to {self.weights.max()}")
-        if self.metric == "cosine":
+        if metric.unit:
             points = points / size_of(points)
             zero = ~(points != 0).any(1)
             if zero.any():
-                raise ValueError(f"{name} must hold no zero vector for metric 'cosine', {int(np.argmax(zero))} is one")
+                raise ValueError(
+                    f"{name} must hold no zero vector for metric {self.metric!r}, {int(np.argmax(zero))} is one"
+                )
             points = points / np.sqrt((points**2).sum(1, keepdims=True))
         return np.ascontiguousarray(points)
 
@@ -133,9 +135,10 @@ class PointCloud(Cost):
         return f"points in {self.dim} dimensions, metric {self.metric!r}"
 
     @property
-    def core(self) -> tuple[str, float]:
+    def core(self) -> tuple[Metric, float]:
         """Return the (metric, scale) of ``rows`` and ``columns``: |x - y|^2 / 2 of unit vectors is 1 - cos."""
-        return ("sqeuclidean", 0.5 * self.scale) if self.metric == "cosine" else (self.metric, self.scale)
+        metric = METRICS[self.metric]
+        return metric, 0.5 * self.scale if metric.unit else self.scale
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -170,7 +173,7 @@ class PointCloud(Cost):
     @property
     def plain(self) -> bool:
         """Tell whether the core's coordinates are the given ones."""
-        return self.weights is None and self.metric != "cosine"
+        return self.weights is None and not METRICS[self.metric].unit
 
     @property
     def targets(self) -> F64:
@@ -183,7 +186,7 @@ class PointCloud(Cost):
 
     def truncates(self, pairs: int) -> bool:
         """Tell whether pairs may be skipped where all ranks have so many."""
-        known = self.metric != "wfr"
+        known = METRICS[self.metric].skips
         return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= AUTO_ENTRIES)
 
     def transpose(self) -> PointCloud:
@@ -195,9 +198,10 @@ class PointCloud(Cost):
     def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
         """Return the range as every cost does; bounds where to look at all pairs would take longer than the solve."""
         tight = self.dim <= FEW or self.truncates(self.size)
-        bounded = tight and self.size >= AUTO_ENTRIES and self.metric != "wfr"
+        metric = METRICS[self.metric]
+        bounded = tight and self.size >= AUTO_ENTRIES and metric.degree > 0
         found = self._bounds() if bounded else super().range(backend, threads)
-        if found[3] and self.metric != "wfr":
+        if found[3] and metric.reach == math.inf:
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
         return found
 
@@ -206,7 +210,7 @@ class PointCloud(Cost):
         metric, scale = self.core
         y = self.columns[:, : self.shape[1]]
         (x_low, x_high), (y_low, y_high) = corners(self.rows), (y.min(1), y.max(1))
-        order, power = (1, 1.0) if metric == "cityblock" else (2, 1.0 if metric == "euclidean" else 2.0)
+        order, power = metric.norm, float(metric.degree)
         with np.errstate(over="ignore"):
             middle = 0.5 * (y_low + y_high)
             radii = farthest(self.rows.T, middle, order) + farthest(y, middle, order)
@@ -223,20 +227,19 @@ class PointCloud(Cost):
         """
         metric, scale = self.core
         d, unit = self.dim, 2.0**-53
-        if self.metric == "cosine":
+        if metric.unit:
             moved = (d + 6) * unit
         elif self.weights is None:
             moved = 0.0
         else:
-            order = 1 if metric == "cityblock" else 2
-            sizes = (np.linalg.norm(p, order, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
+            sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
             moved = 2 * unit * float(sum(sizes))
         slope, least = scale, d * math.ulp(0.0)
-        if metric == "sqeuclidean":
+        if metric.degree == 2:
             slope = 2 * math.sqrt(scale) * math.sqrt(largest) + scale * moved
-        elif metric == "wfr":
+        elif metric.degree == 0:
             moved, slope = moved + (d + 4) * unit * math.pi / 2, 2 * scale * math.exp(largest / (2 * scale))
-        lost = scale * (math.sqrt(least) if metric in ("euclidean", "wfr") else least) + math.ulp(0.0)
+        lost = scale * (math.sqrt(least) if metric.norm == 2 and metric.degree != 2 else least) + math.ulp(0.0)
         return float((d + 4) * unit * largest + slope * moved + lost)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> PointCloud:
@@ -252,12 +255,7 @@ class PointCloud(Cost):
 
         metric, scale = self.core
         columns = self.columns[:, : self.shape[1]].T
-        if metric == "wfr":
-            distance = cdist(self.rows, columns)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                costs = np.where(distance < REACH, -2 * np.log(np.cos(distance)), np.inf)
-        else:
-            costs = cdist(self.rows, columns, metric)
+        costs = metric.after(cdist(self.rows, columns, metric.cdist))
         return (scale * costs).astype(dtype or np.float64, copy=False)
 
 
@@ -317,16 +315,17 @@ def padded(table: Any) -> Any:
     return np.pad(table, ((0, behind), *[(0, 0)] * (table.ndim - 1)), mode="edge") if behind else table
 
 
-def farthest(points: Any, middle: F64, order: int) -> float:
+def farthest(points: Any, middle: F64, order: float) -> float:
     """Return the largest distance of points (d, n) from ``middle``, in blocks that a cache holds."""
     most, step = 0.0, 1 << 13
     for i in range(0, points.shape[1], step):
         total: Any = 0.0
         for row, m in zip(points, middle, strict=True):
             part = np.abs(row[i : i + step] - m)
-            total = total + (part if order == 1 else part * part)
+            part = part * part if order == 2 else part
+            total = np.maximum(total, part) if order == math.inf else total + part
         most = max(most, float(np.max(total)))
-    return float(most ** (1 / order))
+    return math.sqrt(most) if order == 2 else most
 
 
 def size_of(points: F64) -> F64:

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..cached import cached_property
-from ..penalties import F64, dual_term
+from ..penalties import F64, PENALTIES, Penalty, dual_term
 from ..ranks import ALONE, Ranks
-
-STRICT = ("kl", "balanced", "range")  # a weight 0 forbids any mass there
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,10 @@ class Side:
     def log_weight(self) -> F64:
         with np.errstate(divide="ignore"):
             return np.log(self.weight)
+
+    @property
+    def kind(self) -> Penalty:
+        return PENALTIES[self.penalty]
 
     @property
     def logarithmic(self) -> bool:
@@ -82,8 +84,8 @@ class Side:
         return float(self.ranks.sum(float(self.dual_sizes(self.weight))))
 
     def dual_sizes(self, weight: Any) -> Any:
-        """Sum rho t (of L2: rho t^2) over the points, for weights with one problem a row."""
-        return (weight * weight if self.penalty == "l2" else weight) @ self.soft_rho
+        """Sum rho t^degree over the points, for weights with one problem a row."""
+        return weight**self.kind.degree @ self.soft_rho
 
     @property
     def limits(self) -> tuple[F64, F64]:
@@ -91,12 +93,12 @@ class Side:
         if self.penalty == "range":
             assert self.upper is not None
             return self.rho * self.weight, self.upper * self.weight
-        none = (self.weight == 0) & (self.penalty in STRICT)
+        none = (self.weight == 0) & self.kind.strict
         return np.where(self.hard, self.weight, 0.0), np.where(self.hard | none, self.weight, np.inf)
 
     def left_out(self, log_reference: F64) -> Any:
         """Mask of the points whose scaling is 0: no reference mass, or a weight 0 that forbids any."""
-        return (log_reference == -np.inf) | ((self.weight == 0) & (self.penalty in STRICT))
+        return (log_reference == -np.inf) | ((self.weight == 0) & self.kind.strict)
 
     def dead_terms(self, dead: Any) -> float:
         """Return the dual terms of this rank's points that no mass can reach, whose f is inf."""

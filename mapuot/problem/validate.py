@@ -17,7 +17,7 @@ import numpy as np
 
 from ..backends.contract import host, namespace
 from ..errors import InfeasibleError, shown
-from ..penalties import F64, KINDS
+from ..penalties import F64, PENALTIES
 from ..ranks import ALONE, Ranks
 from .cost import Cost, Dense, Streamed
 from .side import Side
@@ -102,8 +102,8 @@ def as_pair(value: Any, name: str) -> tuple[Any, Any]:
 
 def as_penalties(value: Any) -> tuple[str, str]:
     pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
-    if len(pair) != 2 or any(not isinstance(p, str) or p.lower() not in KINDS for p in pair):
-        raise ValueError(f"penalty must be one of {sorted(KINDS)} or a pair of them, got {shown(value)}")
+    if len(pair) != 2 or any(not isinstance(p, str) or p.lower() not in PENALTIES for p in pair):
+        raise ValueError(f"penalty must be one of {sorted(PENALTIES)} or a pair of them, got {shown(value)}")
     return pair[0].lower(), pair[1].lower()
 
 
@@ -431,7 +431,7 @@ def as_side(side: str, weight: F64, penalty: str, reg_m: Any, name: str, ranks: 
         raise ValueError(f"{name} must be > 0 (inf = balanced), got {rho.min()}")
     if ranks.min(bool(np.isinf(rho).all())):
         return Side(side, weight, "balanced", rho, ranks=ranks)
-    if penalty in ("tv", "l2") and not np.isfinite(rho).all():
+    if PENALTIES[penalty].finite and not np.isfinite(rho).all():
         raise ValueError(f"{name} must be finite for penalty {penalty!r}; use 'balanced' or 'kl' for inf")
     return Side(side, weight, penalty, rho, ranks=ranks)
 

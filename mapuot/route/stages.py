@@ -27,7 +27,6 @@ COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
 WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
 INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
 FAR = 30.0  # range(M) / reg below which "auto" skips nothing: most pairs count
-KINKS = "tv", "range"  # penalties that mislead the extrapolation
 UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
 
 
@@ -93,7 +92,7 @@ def stages(problem: Problem, options: Options, most: int, warm: bool, skips: boo
         leave = WARM_ERROR if larger and not skips else math.inf
         found.insert(0, own._replace(begin="start", leave=leave))
     escalate = escalate and options.precision == "float32" and not problem.cost.wide
-    kinks = options.memory > 0 and not {problem.rows.penalty, problem.cols.penalty}.isdisjoint(KINKS)
+    kinks = options.memory > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
     if kinks:
         found.append(again._replace(memory=0, after=("stalled",)))
     if escalate:
@@ -165,7 +164,7 @@ def nats_of(problem: Problem, saves: bool) -> float | None:
     if not cloud.truncates(ranks.sum(cloud.size)):
         return None
     found = {
-        "metric 'wfr'": cloud.metric == "wfr",
+        f"metric {cloud.metric!r}": not cloud.core[0].skips,
         "a reference other than 'product'": problem.reference != "product",
         "checkpoint": saves,
     }

@@ -1,6 +1,6 @@
 /* reach.h - which pairs of points the metric "wfr" forbids: those half of pi apart and more, where its cost
  * -2 log cos |x - y| ends, and those nearer to it than 2^-13, on whose cost rounding decides.
- * Oracle: mapuot/problem/points.py (REACH), which says why. */
+ * Oracle: mapuot/problem/metrics.py (REACH), which says why. */
 #ifndef MAPUOT_REACH_H
 #define MAPUOT_REACH_H
 #define HALF_PI 1.5707963267948966

@@ -208,7 +208,7 @@ def test_methods_and_storages(method, precision):
     verify(result, masked(case, MASK), precision)
 
 
-@pytest.mark.parametrize("metric", mapuot.problem.points.METRICS)
+@pytest.mark.parametrize("metric", mapuot.problem.metrics.METRICS)
 def test_points(metric, backend):
     rng = np.random.default_rng(0)
     x, y, a, b = rng.random((30, 2)), rng.random((41, 2)) + 0.1, rng.random(30), rng.random(41)

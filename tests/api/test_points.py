@@ -9,7 +9,7 @@ from scipy.spatial.distance import cdist
 
 import mapuot
 from mapuot.backends import cpu
-from mapuot.problem.points import METRICS, REACH
+from mapuot.problem.metrics import METRICS, REACH
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 

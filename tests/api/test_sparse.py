@@ -16,7 +16,7 @@ from mapuot.backends import cpu
 from mapuot.files import pairs as pairs_of_files
 from mapuot.files.pairs import PairsFile
 from mapuot.problem import sparse as sparse_costs
-from mapuot.problem.points import METRICS
+from mapuot.problem.metrics import METRICS
 from mapuot.problem.problem import Problem
 from mapuot.problem.sparse import Sparse
 from mapuot.route.options import make_options

@@ -41,7 +41,7 @@ def passes(module, cloud, a, b, precision, count=3, tol=1e-13):
 
 
 @pytest.mark.parametrize("precision", ["mixed", "float64"])
-@pytest.mark.parametrize("metric", mapuot.problem.points.METRICS)
+@pytest.mark.parametrize("metric", mapuot.problem.metrics.METRICS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_passes_are_those_of_the_cpu(shape, metric, precision):
     x, y, a, b = clouds(*shape)
@@ -128,7 +128,7 @@ def test_quick_powers_are_within_their_error(monkeypatch, metric):
     assert 0 < max(off) < 1e-7 * max(1.0, *largest)
 
 
-@pytest.mark.parametrize("metric", mapuot.problem.points.METRICS)
+@pytest.mark.parametrize("metric", mapuot.problem.metrics.METRICS)
 @pytest.mark.parametrize("reg", [0.5, 0.01])
 def test_the_certificate_holds(metric, reg):
     x, y, a, b = clouds(60, 50, 3)
@@ -146,7 +146,7 @@ def test_the_certificate_holds(metric, reg):
 @pytest.mark.parametrize("d", [1, 7])
 def test_wfr_ends_where_that_of_the_cpu_does(d):
     """In the passes, whose sums the first mass is of, and in costs as a matrix, which the plan is of."""
-    reach, tiny = mapuot.problem.points.REACH, 2.0**-40
+    reach, tiny = mapuot.problem.metrics.REACH, 2.0**-40
     x, y = np.zeros((1, d)), np.eye(1, d) * [[reach * (1 - tiny)], [reach * (1 + tiny)]]
     cloud = mapuot.PointCloud(x, y, "wfr")
     got, want = (passes(module, cloud, np.ones(1), np.ones(2), "float64") for module in (cuda, cpu))

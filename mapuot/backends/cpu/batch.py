@@ -16,7 +16,7 @@ from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem.problem import EXPONENT_ROUNDING, BatchProblem, largest_log
-from ...problem.side import STRICT, Side
+from ...problem.side import Side
 from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options, memory_of
 from ..limits import fill
 from ..records import STATS, STATUS, put
@@ -95,7 +95,7 @@ class BatchWorkspace:
     def side(self, side: Side, weight: F64, absorbed: F64, out: Any) -> dict[str, F64]:
         """The arrays of one marginal of all problems; rho, fi and upper are common."""
         (p, count), reg = weight.shape, self.task.reg
-        left_out = np.isposinf(absorbed) | ((weight == 0) & (side.penalty in STRICT))
+        left_out = np.isposinf(absorbed) | ((weight == 0) & side.kind.strict)
         arrays = {name: table(p, padded(count)) for name in ("weight", "absorbed", "log_scale", "scale", "marginal")}
         arrays["absorbed"][:] = np.inf
         arrays["absorbed"][:, :count] = np.where(left_out, np.inf, absorbed)
@@ -112,7 +112,7 @@ class BatchWorkspace:
         if side.upper is not None:
             arrays["upper"] = np.ones(padded(count))
             arrays["upper"][:count] = side.upper
-        out.len, out.penalty = count, penalties.KINDS[side.penalty]
+        out.len, out.penalty = count, side.kind.number
         for name, array in arrays.items():
             setattr(out, name, pointer(array))
         return arrays

@@ -21,7 +21,7 @@ from ...problem.points import Kept, PointCloud
 from ...problem.sparse import Sparse
 from ...processor import default_threads, isa
 from ...threads import each, kept_thread
-from ..contract import METRICS, PAD
+from ..contract import PAD
 from ..records import put
 
 TILE = 8
@@ -120,7 +120,7 @@ def matrix(array: Any, kept: Kept | None = None) -> Any:
         points, (metric, scale) = view.points, array.core
         points.x, points.y = pointer(array.rows), pointer(array.columns)
         points.d, points.ld = array.columns.shape
-        points.metric, points.scale = METRICS[metric], scale
+        points.metric, points.scale = metric.number, scale
         if kept is not None:
             tell_kept(points.kept, kept, array.before)
     elif isinstance(array, Sparse):

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem.cost import Cost
@@ -157,7 +156,7 @@ class Workspace(KernelWorkspace):
                 arrays["fi"][:count] = side.rho / (side.rho + self.problem.reg)
         if side.upper is not None:
             arrays["upper"][:count] = side.upper
-        out.len, out.penalty = count, penalties.KINDS[side.penalty]
+        out.len, out.penalty = count, side.kind.number
         for k, name in enumerate(names):
             setattr(out, name, pointer(block) + k * stride)
         return arrays

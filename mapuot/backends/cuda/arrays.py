@@ -17,7 +17,6 @@ from ...problem.points import Ordered, PointCloud
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.validate import check_columns
-from ..contract import METRICS
 from .kernels import ITEMSIZE, STORES, kernel
 
 NUMBERS = ("scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform")  # of a Side, cached there
@@ -152,7 +151,7 @@ def costs(cloud: PointCloud, columns: Any) -> Any:
     """The matrix of a few rows, in float64."""
     (m, n), (metric, scale) = cloud.shape, cloud.core
     out, x = cp.empty((m, n)), cp.asarray(np.ascontiguousarray(cloud.rows))
-    run = kernel("point_costs.cu", "point_costs", METRIC=METRICS[metric], STORE=0)
+    run = kernel("point_costs.cu", "point_costs", METRIC=metric.number, STORE=0)
     sizes = np.int64(columns.shape[1]), np.int64(m), np.int64(n), np.int64(len(columns))
     run((-(-m // COSTS) * -(-n // COSTS),), (256,), (x, columns, *sizes, np.float64(scale), out))
     return out

@@ -20,7 +20,7 @@ from ...problem.points import PointCloud
 from ...problem.problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation, kept_balance
-from ..contract import METRICS, PAD, Options, Stats, host, namespace
+from ..contract import PAD, Options, Stats, host, namespace
 from ..cpu.native import pool_for
 from ..records import put
 from ..rules import START
@@ -37,7 +37,7 @@ SLABS, WAVES = 64, 8  # parts of a sum at most, and how often they may fill the 
 QUICK_ERROR, QUICK_TOL = 2e-9, 1e-7  # of float64 powers of 2 by a short polynomial; the least tol that has room for it
 QUICK_MOST = 2.0**-22  # error of the exponents up to which they are below 2^30 in size, and what is left out at -2^30
 QUICK_OUT = -(2.0**30)
-PRODUCTS = 4  # FORM of points.cuh beside the metrics: quick passes expand squared distances
+EXPANDED = -1  # FORM of points.cuh beside the metrics: quick passes expand squared distances
 
 
 def sizes_of(d: int, narrow: bool, masked: bool, kept: bool) -> tuple[int, int]:
@@ -179,7 +179,7 @@ class PointWorkspace(Workspace):
         assert isinstance(problem.cost, PointCloud)
         self.cloud, self.narrow_points = problem.cost, None
         self.quick = options.precision != "float64" and options.tol >= QUICK_TOL
-        expansion = narrow_points.product_error(problem) if self.cloud.core[0] == "sqeuclidean" else math.inf
+        expansion = narrow_points.product_error(problem) if self.cloud.core[0].degree == 2 else math.inf
         self.expands = self.quick and expansion <= QUICK_ERROR
         self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
         self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
@@ -220,9 +220,9 @@ class PointWorkspace(Workspace):
             return Passes(self.narrow, True, self.narrow_points.form)
         (metric, scale), quick = self.cloud.core, self.quick_error > 0
         if quick and self.expands:
-            return Passes(self.products, False, PRODUCTS, quick=True, squares=self.squares)
+            return Passes(self.products, False, EXPANDED, quick=True, squares=self.squares)
         unit = narrow_points.LOG2_E if quick else 1.0
-        return Passes(self.wide, False, METRICS[metric], scale / self.problem.reg * unit, quick)
+        return Passes(self.wide, False, metric.number, scale / self.problem.reg * unit, quick)
 
     def sides(self, x: Any, y: Any) -> tuple[Side, Side]:
         """Of points (m, d) and (d, n padded)."""

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import cupy as cp
 import numpy as np
 
-from ..contract import MEMORY, METRICS
+from ...problem.metrics import METRICS
+from ..contract import MEMORY
 from ..narrow_points import FORMS
 from .kernels import (
     NARROW_SHAPES,
@@ -28,7 +29,7 @@ from .kernels import (
     together,
 )
 from .launch import device_limits, persistent_jobs
-from .points import DIM, PRODUCTS, sums_job
+from .points import DIM, EXPANDED, sums_job
 from .stream import stream_job
 
 KL = (True, True)
@@ -45,7 +46,7 @@ def pass_jobs(n: int, dtype: str, persistent: bool) -> list[Job]:
 
 def point_jobs(d: int, memory: int) -> list[Job]:
     """First passes over squared distances, and last ones."""
-    return [sums_job(KL, memory, d, True, FORMS.index("squares")), sums_job(KL, memory, d, False, PRODUCTS, QUICK=1)]
+    return [sums_job(KL, memory, d, True, FORMS["squares"]), sums_job(KL, memory, d, False, EXPANDED, QUICK=1)]
 
 
 def jobs() -> list[Job]:
@@ -62,7 +63,7 @@ def jobs() -> list[Job]:
             ("coarse.cu", "nearest", {"STORE": STORES[store], "COST": int(dtype == "float32")}) for store in DTYPES
         ]
     found += [job for d in range(1, DIM + 1) for memory in MEMORY for job in point_jobs(d, memory)]
-    found.append(("point_costs.cu", "point_costs", {"METRIC": METRICS["sqeuclidean"], "STORE": 0}))
+    found.append(("point_costs.cu", "point_costs", {"METRIC": METRICS["sqeuclidean"].number, "STORE": 0}))
     return list({(file, tuple(sorted(options.items()))): (file, f, options) for file, f, options in found}.values())
 
 

@@ -18,7 +18,6 @@ from . import arrays  # isort: skip
 from .arrays import Stage, block_bytes, free_memory, need_memory, on_device, rows_at_once  # isort: skip
 import cupy as cp
 
-from ... import penalties
 from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
@@ -187,7 +186,7 @@ class Workspace(KernelWorkspace):
         own = scales | {"memory": memory}
         put(state["limits"], limits_of(problem, options, self.dtype, NARROW_NOISE) | own)
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
-            state[name]["penalty"] = penalties.KINDS[side.penalty]
+            state[name]["penalty"] = side.kind.number
 
     def refine(self) -> None:
         """K in float64 from here on, or in the finest storage that there is room for."""

@@ -1,0 +1,23 @@
+/* metric.h - the metrics between points, one pair at a time, in float64, for CUDA; in vectors: points.h.
+ * Oracle: mapuot/problem/metrics.py, which says what REACH is. */
+#ifndef MAPUOT_METRIC_H
+#define MAPUOT_METRIC_H
+#include "common/reach.h"
+#include "common/record.h"
+
+/* The sum over coordinates after one more, of which t is the difference */
+FN double metric_sum(int metric, double sum, double t)
+{
+    return metric == MAPUOT_CITYBLOCK ? sum + fabs(t) : fma(t, t, sum);
+}
+
+/* The metric, from the sum over all coordinates */
+FN double metric_of(int metric, double sum)
+{
+    if (metric == MAPUOT_EUCLIDEAN)
+        return sqrt(sum);
+    if (metric == MAPUOT_WFR)
+        return sum < REACH_SQUARED ? fmax(0.0, -2 * log(cos(sqrt(sum)))) : INF;
+    return sum;
+}
+#endif
