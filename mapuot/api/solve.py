@@ -213,8 +213,8 @@ def solve(
         cost = as_cost(source, module, ranks, a, b)
         check_whole(cost, method, out)
         threads = ranks.threads(as_threads(threads), cost.size)
-        with first_read(cost, progress and ranks.rank == 0):
-            problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask)
+        with first_read(cost, progress and ranks.rank == 0) as tell:
+            problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask, tell)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
         options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.never_stored)
         start = start_potentials(warm_start, problem)
@@ -245,17 +245,13 @@ def check_whole(cost: Any, method: str, out: Any) -> None:
 
 
 @contextmanager
-def first_read(cost: Any, progress: bool) -> Iterator[None]:
+def first_read(cost: Any, progress: bool) -> Iterator[Callable[[int], Any] | None]:
     """A bar over the rows of a function or a file: the first look at all of them may take as long as the solve."""
     if not progress or cost.held:
-        yield
+        yield None
         return
     with progress_bar(True, total=cost.shape[0], desc="mapuot: reading M", unit="row") as bar:
-        cost.reading = bar.update
-        try:
-            yield
-        finally:
-            del cost.reading
+        yield bar.update
 
 
 def may_be_finer(options: Options, precision: str) -> bool:

@@ -47,6 +47,9 @@ class Labels(NamedTuple):
         return len(self.first) - 1
 
 
+FOUND: weakref.WeakKeyDictionary[Cost, Labels] = weakref.WeakKeyDictionary()  # clusters of a cost, for its next solve
+
+
 def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
     """A power of 2."""
     most = min(most, points // LEAST_POINTS, int((MATRIX * entries) ** (1 / 3)))
@@ -147,8 +150,8 @@ class Coarse:
 
     def labels_of(self, cost: Cost) -> Labels:
         """Those that an earlier solve of this cost found, if they are as many: over ranks a cloud has more."""
-        labels: Labels | None = cost.labels
+        labels = FOUND.get(cost)
         if labels is None or labels.clusters != self.count:
             table = features(self.problem.cost, self.problem.M_max)
-            labels = cost.labels = find(table, self.workspace.split, self.count)._replace(label=None)
+            labels = FOUND[cost] = find(table, self.workspace.split, self.count)._replace(label=None)
         return labels

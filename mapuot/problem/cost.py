@@ -26,7 +26,6 @@ class Cost:
     """Interface of a cost: a matrix (m, n) of float32 or float64."""
 
     ndim = 2
-    reading: Callable[[int], Any] | None = None  # told of rows that ``range`` has read
     held = False  # one array, to which a backend can point
     never_stored = False  # its entries are made faster than those of K could be read
     wide = False  # passes are float64 ones, whatever storage is asked for
@@ -34,7 +33,6 @@ class Cost:
     entries = "tiles"  # what a pass reads of K, in the words of `Result.how`
     shape: tuple[int, int]
     dtype: Any
-    labels: Any = None  # its points in clusters, once a solve has found them (backends/coarse.py)
 
     @property
     def array(self) -> Any:
@@ -89,15 +87,20 @@ class Cost:
             k1 = min(k0 + step, i1)
             yield k0, k1, self.read(k0, k1), None if c is None else c.read(k0, k1)
 
-    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
-        """Return (smallest, largest finite entry, number of NaN or -inf, number of +inf); 0, 0 where none is finite."""
+    def range(
+        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
+    ) -> tuple[float, float, int, int]:
+        """Return (smallest, largest finite entry, number of NaN or -inf, number of +inf); 0, 0 where none is finite.
+
+        ``tell`` is called with the number of rows of each block that was read.
+        """
         low, high, bad, infinite = math.inf, -math.inf, 0, 0
         most = RANGE_BYTES if namespace(self.array) is np else DEVICE_RANGE_BYTES
         for i0, i1, M, _ in Cost.blocks(self, most=most if self.held else None):
             found = backend.extrema(M, threads)
             self.note(i0, M)
-            if self.reading:
-                self.reading(i1 - i0)
+            if tell:
+                tell(i1 - i0)
             bad, infinite = bad + found[2], infinite + found[3]
             if found[2] + found[3] < M.size:
                 low, high = min(low, found[0]), max(high, found[1])

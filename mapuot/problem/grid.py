@@ -7,6 +7,7 @@ it takes n^(1 + 1/d) multiplications, and no more memory than its vectors (backe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -124,7 +125,9 @@ class Grid(Cost):
             raise NotImplementedError(f"{self.kind} is solved in one process: comm must be None")
         return self
 
-    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+    def range(
+        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
+    ) -> tuple[float, float, int, int]:
         """Return the sums of the axes' ranges."""
         return sum(float(C.min()) for C in self.axes), sum(float(C.max()) for C in self.axes), 0, 0
 

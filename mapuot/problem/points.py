@@ -7,6 +7,7 @@ The metrics are those of SciPy's ``cdist``, and the Wasserstein-Fisher-Rao cost 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -127,7 +128,6 @@ class PointCloud(Cost):
     def _set(self, rows: F64, columns: F64) -> None:
         self.shape, self.dim = (len(rows), len(columns)), rows.shape[1]
         self.rows, self.before = rows, 0  # (m, d); a mask is of these, whatever cloud they are a part of
-        self.labels = None  # those of another cloud are of other points
         self.columns = np.ascontiguousarray(padded(columns).T)  # (d, n padded)
 
     @property
@@ -146,7 +146,7 @@ class PointCloud(Cost):
     def __getitem__(self, rows: Any) -> PointCloud:
         """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans."""
         part, rows = object.__new__(PointCloud), as_rows(rows, len(self))
-        vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]), labels=None)
+        vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]))
         part.shape = len(part.rows), self.shape[1]
         if isinstance(rows, slice):
             part.before = self.before + rows.start
@@ -195,12 +195,14 @@ class PointCloud(Cost):
         turned._set(np.ascontiguousarray(self.targets), self.rows)
         return turned
 
-    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+    def range(
+        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
+    ) -> tuple[float, float, int, int]:
         """Return the range as every cost does; bounds where to look at all pairs would take longer than the solve."""
         tight = self.dim <= FEW or self.truncates(self.size)
         metric = METRICS[self.metric]
         bounded = tight and self.size >= AUTO_ENTRIES and metric.degree > 0
-        found = self._bounds() if bounded else super().range(backend, threads)
+        found = self._bounds() if bounded else super().range(backend, threads, tell)
         if found[3] and metric.reach == math.inf:
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
         return found
@@ -267,7 +269,7 @@ class Ordered(PointCloud):
     def __init__(self, whole: PointCloud, rows: Any, cols: Any) -> None:
         own = vars(whole).items()
         vars(self).update({name: value for name, value in own if name not in MADE})
-        self.whole, self.at, self.before, self.labels = whole, (rows, cols), 0, None
+        self.whole, self.at, self.before = whole, (rows, cols), 0
 
     def __getattr__(self, name: str) -> Any:
         """Make x, y, rows and columns when they are first asked for, and keep them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -192,9 +192,12 @@ class Problem(Common):
     @classmethod
     def from_cost(
         cls, cost: Cost, a: Any, b: Any, reg: Any, reg_m: Any, penalty: Any, reference: Any, backend: ModuleType,
-        ranks: Ranks = ALONE, threads: int | None = None, mask: Any = None,
+        ranks: Ranks = ALONE, threads: int | None = None, mask: Any = None, tell: Callable[[int], Any] | None = None,
     ) -> Problem:  # fmt: skip
-        """Make a problem from a cost, over ranks from the block of this rank, with a SeededMask or None."""
+        """Make a problem from a cost, over ranks from the block of this rank, with a SeededMask or None.
+
+        ``tell`` is called with the number of rows of each block that the first look at M has read.
+        """
         reg = validate.as_positive(reg, "reg")
         m, n = cost.shape
         ranks.same(**{"the number of columns of M": n})
@@ -204,7 +207,7 @@ class Problem(Common):
         rows = validate.as_side("a", weight_a, kinds[0], pair[0], "reg_m[0]", ranks)
         cols = validate.as_side("b", weight_b, kinds[1], pair[1], "reg_m[1]")
         validate.check_masses(rows, cols)
-        low, high, forbidden = validate.as_range(cost, reg, backend, ranks, threads)
+        low, high, forbidden = validate.as_range(cost, reg, backend, ranks, threads, tell)
         if isinstance(reference, Cost):
             reference = reference.part(a, b, ranks)
         c, mass = validate.as_reference(reference, cost, weight_a, weight_b, backend, ranks, threads)

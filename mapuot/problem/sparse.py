@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -150,7 +150,9 @@ class Sparse(Cost):
             yield i0, k1, self.read(i0, k1), None if c is None else c.read(i0, k1)
             i0 = k1
 
-    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+    def range(
+        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
+    ) -> tuple[float, float, int, int]:
         """As of every cost; the pairs that are not stored are counted as +inf."""
         absent = self.shape[0] * self.shape[1] - self.size
         if not self.size:
@@ -297,7 +299,9 @@ class SparseCosts(Cost):
         order, turned.on_device = turned.data.astype(np.int64), self.places.on_device
         return SparseCosts([x[order] for x in self.data], turned)
 
-    def range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+    def range(
+        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
+    ) -> tuple[float, float, int, int]:
         found = [self.of(i).range(backend, threads) for i in range(len(self))]
         seen = [(low, high) for low, high, bad, inf in found if bad + inf < self.places.all_pairs] or [(0.0, 0.0)]
         low, high = min(x for x, _ in seen), max(x for _, x in seen)

@@ -297,10 +297,11 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
 
 
 def as_range(
-    cost: Cost, reg: float, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None
-) -> tuple[float, float, bool]:
+    cost: Cost, reg: float, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None,
+    tell: Callable[[int], Any] | None = None,
+) -> tuple[float, float, bool]:  # fmt: skip
     """Return the smallest and the largest finite cost, and whether some pair is forbidden."""
-    low, high, bad, infinite = cost.range(backend, threads)
+    low, high, bad, infinite = cost.range(backend, threads, tell)
     if bad:
         raise ValueError(f"M must not hold NaN or -inf, got {int(bad)} such entries (+inf forbids a pair)")
     if infinite == cost.all_pairs:

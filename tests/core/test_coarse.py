@@ -89,7 +89,7 @@ def test_blocks_are_the_plan_between_clusters(isa):
     """P_Ij of a labelled pass as shares of a cluster's mass, and the pass is the one that is not labelled."""
     workspace = corrected(dtype="float64", threads=2)
     plain = corrected(dtype="float64", threads=2)
-    labels = workspace.problem.cost.labels
+    labels = coarse.FOUND[workspace.problem.cost]
     found, expected = workspace.labelled_pass(labels)[0], plain.make_passes(1)[0]
     for name in ("gap", "dual", "mass", "residual"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-10, atol=1e-15)
@@ -125,8 +125,8 @@ def test_a_wrong_correction_is_dropped():
 def test_clusters_stay_while_the_core_points_at_them():
     """Another solve of the same cost, in another thread, may put its own in their place."""
     workspace = corrected()
-    alive = [weakref.ref(array) for array in workspace.problem.cost.labels[:2]]
-    workspace.problem.cost.labels = None
+    alive = [weakref.ref(array) for array in coarse.FOUND[workspace.problem.cost][:2]]
+    coarse.FOUND.pop(workspace.problem.cost)
     assert all(x() is not None for x in alive)
     workspace.iterate(coarse.EVERY + PASSES)
     workspace.close()
@@ -140,10 +140,10 @@ def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
     x, y = rng.random((660, 3)), rng.random((640, 3))
     cloud, one = mapuot.PointCloud(x, y), mapuot.PointCloud(x, y)
     mapuot.solve(cloud, reg=0.002, reg_m=1.0, threads=1)
-    assert cloud.labels.clusters == 64
+    assert coarse.FOUND[cloud].clusters == 64
     monkeypatch.setattr(coarse.Coarse, "most", 16)
     found, right = (mapuot.solve(z, reg=0.002, reg_m=1.0, threads=1) for z in (cloud, one))
-    assert cloud.labels.clusters == 16
+    assert coarse.FOUND[cloud].clusters == 16
     np.testing.assert_array_equal(found.log_u, right.log_u)
 
 

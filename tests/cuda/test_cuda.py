@@ -154,7 +154,9 @@ def corrected(monkeypatch):
 
         def __init__(self, workspace, problem, memory):
             super().__init__(workspace, problem, memory)
-            problem.cost.labels = coarse.Labels(*(x.get() for x in found[0])) if found else None
+            coarse.FOUND.pop(problem.cost, None)
+            if found:
+                coarse.FOUND[problem.cost] = coarse.Labels(*(x.get() for x in found[0]))
 
     monkeypatch.setattr(reference, "Coarse", Oracle)
     return found

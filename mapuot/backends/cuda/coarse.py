@@ -12,7 +12,7 @@ import cupy as cp
 import numpy as np
 
 from ...problem.cost import LANDMARKS, some_of
-from ..coarse import Coarse, Labels, clusters_of
+from ..coarse import FOUND, Coarse, Labels, clusters_of
 from ..contract import Stats, host
 from .kernels import CLUSTERS, STORES, by_value, kernel
 from .launch import TRACE_PASSES
@@ -52,9 +52,9 @@ class DeviceCoarse(Coarse):
     def open(self) -> None:
         """The arrays of the correction, their addresses in the state."""
         cost, (state, n, ld) = self.problem.cost, (self.workspace.state, self.problem.shape[1], self.workspace.ld)
-        if cost.labels is None:
-            cost.labels = self.find()
-        self.arrays = cost.labels._asdict() | {name: cp.zeros(count) for name, count in words_of(n, ld).items()}
+        if cost not in FOUND:
+            FOUND[cost] = self.find()
+        self.arrays = FOUND[cost]._asdict() | {name: cp.zeros(count) for name, count in words_of(n, ld).items()}
         for name, array in self.arrays.items():
             state["coarse"][name] = array.data.ptr
         self.workspace.launch.graphs.clear()  # they hold the state as it was
