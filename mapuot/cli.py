@@ -244,7 +244,7 @@ def check_plan(plan: Any, M: Any) -> None:
     form, number = plan or ("", None)
     if form == "top" and number > M.shape[1]:
         raise ValueError(f"--plan top:K: K must be at most the {M.shape[1]} columns of M, got {number}")
-    if form == "dense" and M.pairs:
+    if form == "dense" and M.operator == "pairs":
         raise ValueError("--plan dense needs a dense M: --plan sparse:0 writes the entries of the pairs that M stores")
 
 

@@ -59,7 +59,7 @@ def continued(result: BatchResult, rows: bool) -> Any:
     fi = 1.0 if np.isinf(rho) else 1 / (1 + p.reg / rho)
     with np.errstate(divide="ignore"):
         log_w = xp.where(other > 0, log_v + xp.log(other), -np.inf)
-    if p.cost.pairs:
+    if p.cost.operator == "pairs":
         costs = p.cost if rows else p.cost.transpose()
         log_s = np.stack([log_sums(costs.of(i), x, p.reg) for i, x in enumerate(log_w)])
         return np.where(weight > 0, f, -p.reg * fi * log_s)

@@ -18,7 +18,7 @@ from ..errors import shown
 from ..files import split_name, write
 from ..penalties import F64
 from ..problem.problem import Problem
-from ..problem.sparse import Sparse, gathered, is_sparse, on_host, top_of, values_of
+from ..problem.sparse import gathered, is_sparse, on_host, top_of, values_of
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, told_bound
 from .curvature import hvp
@@ -357,7 +357,7 @@ class Result(Certified, Answer):
     def _blocks_of(self, stream: PlanStream) -> Iterator[tuple[int, Any]]:
         m, n = self.problem.shape
         self.problem.cost.check_listed()
-        if isinstance(self.problem.cost, Sparse):
+        if self.problem.cost.operator == "pairs":
             for i0, i1, _, _ in self.problem.cost.blocks(most=BLOCK_ENTRIES * self.problem.cost.dtype.itemsize):
                 yield i0, on_host(stream.plan(i0, i1))
             return

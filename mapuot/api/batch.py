@@ -209,7 +209,7 @@ class BatchRun:
 
     def together(self, engine: ModuleType, log_v: Any, bar: Any) -> None:
         task = self.task
-        if task.forbidden or task.c is not None or task.cost.never_stored or task.cost.pairs:
+        if task.forbidden or task.c is not None or task.cost.operator != "tiles":
             return
         reach = 0.0 if log_v is None else float(abs(log_v).max())
         dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
@@ -408,7 +408,7 @@ class BatchResult(Answer, Sequence[Result]):
     def plans(self) -> Any:
         """All plans as one array, (p, m, n), in M's dtype; of a sparse M a list of CSR arrays."""
         p, xp = self.problem, namespace(self.problem.M)
-        if p.cost.pairs:
+        if p.cost.operator == "pairs":
             return [self.plan(i) for i in range(len(self))]
         out = xp.empty((len(self), *p.shape), p.cost.dtype)
         for i in range(len(self)):
@@ -428,7 +428,7 @@ class BatchResult(Answer, Sequence[Result]):
             U *= (scale * namespace(K).asarray(weights, dtype=np.float64))[:, None]
             return K * (U.T @ V) if K.ndim == 2 else U[:, :, None] * K * V[:, None, :]
         weights = host(weights)
-        if self.problem.cost.pairs:
+        if self.problem.cost.operator == "pairs":
             plans = (float(w) * self.plan(i).astype(np.float64) for i, w in enumerate(weights))
             return list(plans) if self.problem.M.ndim == 3 else total_in_place(plans)
         if self.problem.M.ndim == 3:
@@ -442,7 +442,7 @@ class BatchResult(Answer, Sequence[Result]):
         """P_q = scale_q diag(U_q) K diag(V_q), all in float64, where that loses nothing; else None."""
         p, xp = self.problem, namespace(self.log_u)
         spread = p.spread
-        if p.forbidden or p.c is not None or p.cost.never_stored or p.cost.pairs:
+        if p.forbidden or p.c is not None or p.cost.operator != "tiles":
             return None
         tops, parts = [], []
         for log_x, log_w in zip((self.log_u, self.log_v), p.log_reference, strict=True):

@@ -29,7 +29,6 @@ from ..backends.rules import plan_error
 from ..cached import cached_property
 from ..files import opened
 from ..penalties import F64
-from ..problem.points import PointCloud
 from ..problem.problem import Problem
 from ..problem.sparse import Sparse
 from ..problem.validate import as_count, as_positive, as_range, as_threads, as_whole_cost
@@ -158,7 +157,7 @@ def certify(
 
 
 def checked(result: Any) -> Problem:
-    if not isinstance(result, Result) or not isinstance(result.problem.cost, Sparse):
+    if not isinstance(result, Result) or result.problem.cost.operator != "pairs":
         raise TypeError("result must be that of a solve with a sparse M")
     if result.problem.c is not None:
         raise ValueError("reference must be 'product' or 'uniform': a matrix is known at stored pairs only")
@@ -269,7 +268,7 @@ def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: floa
 def costs_of(cost: Any, i: Any, j: Any) -> F64:
     """Single entries of a dense cost."""
     data = np.empty(len(i))
-    if isinstance(cost, PointCloud):
+    if cost.operator == "points":
         for k in range(0, len(i), BLOCK):
             part = slice(k, k + BLOCK)
             data[part] = pair_costs(cost, cost.rows[i[part]] - cost.columns.T[j[part]])

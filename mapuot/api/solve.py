@@ -15,7 +15,6 @@ from ..errors import MUTED, ScalingWarning, shown, warn
 from ..files import opened
 from ..problem.cost import as_vectors
 from ..problem.problem import Problem
-from ..problem.sparse import Sparse
 from ..problem.validate import (
     as_callback,
     as_choice,
@@ -216,7 +215,7 @@ def solve(
         with first_read(cost, progress and ranks.rank == 0) as tell:
             problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask, tell)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
-        options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.never_stored)
+        options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.remade)
         start = start_potentials(warm_start, problem)
         ranks.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)
@@ -234,9 +233,9 @@ def solve(
 
 def check_whole(cost: Any, method: str, out: Any) -> None:
     """What needs a K of all pairs, or a plan of them, asked of points or of a sparse M."""
-    if cost.never_stored and METHODS[method][2]:
+    if cost.remade and METHODS[method][2]:
         raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
-    if not isinstance(cost, Sparse):
+    if cost.operator != "pairs":
         return
     if METHODS[method][2]:
         raise NotImplementedError(f"method {method!r} takes no sparse M: use 'auto'")

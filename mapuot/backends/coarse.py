@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..problem.cost import Cost, Dense, Streamed
-from ..problem.points import PointCloud
+from ..problem.cost import Cost
 from ..problem.problem import Problem
 from ..processor import SERIAL_ENTRIES
 from .contract import Stats, host
@@ -58,8 +57,8 @@ def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
 
 def features(cost: Cost, largest: float) -> Any:
     """By what the own rows are told apart: their coordinates, where they are points, else some entries of M."""
-    if isinstance(cost, PointCloud):
-        return cost.rows
+    if cost.operator == "points":
+        return cost.rows  # type: ignore[attr-defined]
     columns = host(cost.landmarks()[1])
     return np.where(np.isfinite(columns), columns, largest).astype(np.float64)
 
@@ -98,7 +97,7 @@ class Coarse:
         self.corrected = False  # have passes been corrected?
         self.found: Labels | None = None  # the core points at these, whatever other solves of the cost find
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
-        at_hand = isinstance(problem.cost, (Dense, PointCloud, Streamed))
+        at_hand = problem.cost.operator in ("tiles", "points")
         self.wanted = memory > 0 and None not in rhos and at_hand
         if self.wanted:
             m, n = problem.shape

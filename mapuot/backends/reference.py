@@ -18,7 +18,6 @@ from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.problem import EXPONENT_ROUNDING, Problem
 from ..problem.side import Side
-from ..problem.sparse import Sparse
 from ..problem.validate import as_columns
 from ..status import FAILED
 from .coarse import Coarse, Labels
@@ -57,7 +56,7 @@ def log_kernel(problem: Problem) -> F64:
 def whole(cost: Cost, absent: float) -> F64:
     """The matrix in float64, with what a sparse one does not store."""
     M = np.asarray(cost.array, np.float64)
-    return np.where(np.inf > M, M, absent) if isinstance(cost, Sparse) else M
+    return np.where(np.inf > M, M, absent) if cost.operator == "pairs" else M
 
 
 def log_sum(x: F64, axis: int) -> F64:
@@ -324,7 +323,7 @@ class PlanStream:
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         block = self.P[i0:i1].astype(self.dtype)
-        if isinstance(self.cost, Sparse):
+        if self.cost.operator == "pairs":
             pairs = self.cost.read(i0, i1)
             return pairs.with_data(block[pairs.row_numbers(), pairs.column])
         if out is None:

@@ -23,8 +23,6 @@ from ..backends.contract import host
 from ..backends.kernel import LogKernel
 from ..cached import cached_property
 from ..penalties import F64
-from ..problem.cost import Dense
-from ..problem.points import PointCloud
 from ..processor import SERIAL_ENTRIES
 from .problem import MultiProblem
 from .reach import oriented
@@ -69,7 +67,7 @@ def clustered(problem: MultiProblem) -> list[Labels]:
 def serves(problem: MultiProblem) -> bool:
     """Whether steps can be corrected, and passes take long enough for it."""
     at_hand = problem.storage != "made" and problem.labels is None
-    at_hand = at_hand and all(isinstance(x, (Dense, PointCloud)) for x in problem.edges.values())
+    at_hand = at_hand and all(x.held and x.operator in ("tiles", "points") for x in problem.edges.values())
     return at_hand and sum(x.size for x in problem.edges.values()) > SERIAL_ENTRIES
 
 

@@ -86,7 +86,7 @@ class MultiProblem:
     @property
     def narrow(self) -> bool:
         """Whether the first passes may sum in float32, which those over stored pairs and on a GPU do not."""
-        pairs_only = self.edges and all(isinstance(x, Sparse) for x in self.edges.values())
+        pairs_only = self.edges and all(x.operator == "pairs" for x in self.edges.values())
         return self.storage == "float32" and self.xp is np and not pairs_only
 
     @cached_property
@@ -160,7 +160,7 @@ class MultiProblem:
         if self.xp is not np:
             kernel: LogKernel = load("cuda").Kernel(cost, self.reg, ends, self.storage)
         else:
-            held = "float64" if self.storage == "made" and isinstance(cost, Sparse) else self.storage
+            held = "float64" if self.storage == "made" and cost.operator == "pairs" else self.storage
             kernel = load("cpu").Kernel(cost, self.reg, ends, held, self.threads)
         return kernel
 
@@ -255,7 +255,7 @@ class MultiProblem:
             marginals.append(Marginal(f"masses[{k}]", len(w), kept, np.flatnonzero(lost), np.log(w[kept]), rho[k]))
         if array is not None:
             array = array.cut([x.kept for x in marginals])
-        cost_error = sum(x.error(sizes[pair]) for pair, x in edges.items() if isinstance(x, PointCloud))
+        cost_error = sum(x.error(sizes[pair]) for pair, x in edges.items() if x.operator == "points")
         edges = {(i, j): cut(C, [marginals[i].kept, marginals[j].kept]) for (i, j), C in edges.items()}
         labels = parts_of(edges, whole, [len(x.kept) for x in marginals]) if 0 < len(edges) < len(marginals) else None
         problem = cls(marginals, edges, array, reg, constant, reference_mass, sizes, lows, cost_error, labels, xp=xp)
@@ -323,7 +323,7 @@ def as_edges(costs: dict[Any, Any], count: int, xp: Any) -> Edges:
             f"costs must be a tree or the triangle of three marginals, got the cycle {cycle}: leave one of its costs "
             "out, or add them up in one array"
         )
-    stored = [pair for pair, x in edges.items() if isinstance(x, Sparse)]
+    stored = [pair for pair, x in edges.items() if x.operator == "pairs"]
     if stored and len(edges) == count:  # products of two of its kernels are full, and as large as a dense one
         (i, j), (m, n) = stored[0], edges[stored[0]].shape
         raise TypeError(

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..errors import InfeasibleError
 from ..problem.cost import Cost
-from ..problem.sparse import Sparse
 from ..problem.validate import MASS_TOLERANCE, told_points
 
 Edges = dict[tuple[int, int], Any]
@@ -34,9 +33,9 @@ def reachable(edges: Edges, whole: set[tuple[int, int]], used: list[Any]) -> lis
     return used
 
 
-def finite_pairs(cost: Cost) -> Any:
+def finite_pairs(cost: Any) -> Any:
     """Return a mask of the finite pairs, or a CSR array with ones in their places."""
-    if isinstance(cost, Sparse):
+    if cost.operator == "pairs":
         return cost.with_data(np.isfinite(cost.data).astype(np.int8))
     return np.isfinite(np.asarray(cost))
 
@@ -107,7 +106,7 @@ def parts_of(edges: Edges, whole: set[tuple[int, int]], sizes: list[int]) -> lis
 
 def parts_between(cost: Cost) -> tuple[int, Any, Any]:
     """Return (number of parts, parts of the rows, parts of the columns) of a cost whose points all have partners."""
-    if isinstance(cost, Sparse):
+    if cost.operator == "pairs":
         m, n = cost.shape
         parts = cost.parts_between(np.zeros(m, bool), np.zeros(n, bool))
         return parts.count, parts.rows, parts.cols

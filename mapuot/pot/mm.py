@@ -156,7 +156,7 @@ class Majorised:
     def from_arrays(cls, a: Any, b: Any, M: Any, reg_m: Any, c: Any, reg: Any, div: str) -> Majorised:
         module = pick("reference")
         cost = as_cost(host(M), module)
-        M = cost.data if cost.pairs else cost.array
+        M = cost.data if cost.operator == "pairs" else cost.array
         weight_a, weight_b = (
             as_weight(x, k, name, module) for x, k, name in zip((a, b), cost.shape, "ab", strict=True)
         )  # fmt: skip
@@ -169,8 +169,8 @@ class Majorised:
         if given is not None:
             with names_of_pot():
                 c = as_reference(given, cost, weight_a, weight_b, module)[0]
-                c = c.data if cost.pairs else np.asarray(c)
-        kind = Pairs if cost.pairs else cls
+                c = c.data if cost.operator == "pairs" else np.asarray(c)
+        kind = Pairs if cost.operator == "pairs" else cls
         return kind(weight_a, weight_b, M, c if reg > 0 else None, rho, reg, div, cost, given)
 
     def start(self, G0: Any) -> Any:

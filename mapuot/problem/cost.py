@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.contract import host, namespace
-from ..ranks import Ranks, own_rows
+from ..ranks import ALONE, Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
 LANDMARKS = 16  # rows (columns) of M by which columns (rows) are told apart
@@ -27,12 +27,16 @@ class Cost:
 
     ndim = 2
     held = False  # one array, to which a backend can point
-    never_stored = False  # its entries are made faster than those of K could be read
+    operator = "tiles"  # of K in a pass: stored "tiles", stored "pairs", "points" that make it, "products" along axes
     wide = False  # passes are float64 ones, whatever storage is asked for
-    pairs = False  # only some pairs are stored, and all others forbidden
     entries = "tiles"  # what a pass reads of K, in the words of `Result.how`
     shape: tuple[int, int]
     dtype: Any
+
+    @property
+    def remade(self) -> bool:
+        """Tell whether entries are made in every pass, which takes less time than to read those of a stored K."""
+        return self.operator in ("points", "products")
 
     @property
     def array(self) -> Any:
@@ -135,6 +139,10 @@ class Cost:
         """Return masses and penalties as vectors; those of a grid have its shape."""
         return a, b, reg_m
 
+    def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Any:
+        """Return the parts of M that no pair connects (`Parts`), or None where all pairs may be looked at."""
+        return None
+
     def check_listed(self) -> None:
         """Raise where the plan has more entries than anyone can wait for."""
 
@@ -148,6 +156,11 @@ class Dense(Cost):
     def __init__(self, array: Any) -> None:
         self._array = array
         self.shape, self.dtype = array.shape[-2:], array.dtype
+
+    @property
+    def remade(self) -> bool:
+        """Tell whether entries are made in every pass, which takes less time than to read those of a stored K."""
+        return self.operator in ("points", "products")
 
     @property
     def array(self) -> Any:

@@ -68,7 +68,7 @@ class Grid(Cost):
     array([0.6, 0.5])
     """
 
-    never_stored = wide = True
+    operator, wide = "products", True
     turns = True
     dtype = np.dtype(np.float64)
 

@@ -229,6 +229,6 @@ def as_mask(value: Any, cost: Cost) -> SeededMask:
     """Check the mask of a problem with this cost."""
     if not isinstance(value, SeededMask):
         raise TypeError(f"mask must be a mapuot.SeededMask, got {shown(value)}")
-    if cost.pairs:
+    if cost.operator == "pairs":
         raise NotImplementedError("mask is for costs of all pairs: a sparse M has the pairs that it keeps")
     return value

@@ -25,7 +25,7 @@ from . import validate
 from .cost import Cost, Dense
 from .mask import Masked, as_mask
 from .side import Side
-from .sparse import Parts, Sparse
+from .sparse import Parts
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
@@ -138,10 +138,8 @@ class Problem(Common):
     @cached_property
     def parts(self) -> Parts | None:
         """The parts of a sparse M that no pair connects, where there are several; over ranks of the whole M."""
-        if not isinstance(self.cost, Sparse):
-            return None
         found = self.cost.parts_between(*self.left_out, self.ranks)
-        return found if found.count > 1 else None
+        return found if found is not None and found.count > 1 else None
 
     def project(self, log_u: F64, log_v: F64) -> tuple[F64, F64]:
         """Put potentials back into the domain of the dual."""
@@ -296,7 +294,7 @@ class BatchProblem(Common):
         c_mass = validate.product_mass(mass_a, mass_b, "A", "B") if c == "product" else np.full(p, mass)
         if mask is None:
             problem = cls(cost, rows, cols, reg, c, low, high, forbidden, A, B, c_mass)
-            if cost.pairs and rows.demands | cols.demands:
+            if cost.operator == "pairs" and rows.demands | cols.demands:
                 problem.check_parts()
             return problem
         c = Masked(c, as_mask(mask, cost), (m, n))

@@ -44,7 +44,7 @@ class Parts:
 class Sparse(Cost):
     """Stored costs, row by row: those of row i are ``data[start[i] - start[0] : start[i + 1] - start[0]]``."""
 
-    held = pairs = True
+    held, operator = True, "pairs"  # all that are not stored are forbidden
     entries = "pairs"
     kind = "a sparse matrix"
 
@@ -246,7 +246,7 @@ class Sparse(Cost):
 class SparseCosts(Cost):
     """Costs of the problems of a batch in the same places, (p, m, n): what belongs to the places is found once."""
 
-    pairs = True
+    operator = "pairs"
     kind, ndim = "sparse matrices", 3
 
     def __init__(self, data: list[Any], places: Sparse) -> None:

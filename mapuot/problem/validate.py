@@ -226,7 +226,7 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     if stores_pairs(source):
         return as_pairs(source, backend, ranks, a, b)
     cost = source if isinstance(source, Cost) else None
-    if cost is not None and cost.never_stored and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
+    if cost is not None and cost.remade and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
         name = backend.__name__.rpartition(".")[2]
         raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
     if cost is not None or callable(source):
@@ -251,7 +251,7 @@ def check_no_names(a: Any, b: Any) -> None:
 
 def stores_pairs(source: Any) -> bool:
     """Tell whether M stores some pairs only and forbids all others."""
-    return is_sparse(source) or (isinstance(source, Cost) and source.pairs)
+    return is_sparse(source) or (isinstance(source, Cost) and source.operator == "pairs")
 
 
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
@@ -279,7 +279,7 @@ def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None
 
 def as_costs(M: Any, backend: ModuleType) -> Any:
     """Make the cost of a batch: points, or M as (m, n) or (p, m, n), in a dtype that the core reads."""
-    if isinstance(M, Cost) and M.never_stored:
+    if isinstance(M, Cost) and M.remade:
         return as_cost(M, backend)
     if stores_pairs(M):
         return as_pairs(M, backend, ALONE, None, None)

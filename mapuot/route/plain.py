@@ -121,7 +121,7 @@ def as_it_is(result: Result) -> Result:
 def is_plain(task: BatchProblem) -> bool:
     """Whether the core can solve the problems of a batch whole, too."""
     one_rho = None not in (task.rows.scalar_rho, task.cols.scalar_rho)
-    at_hand = not task.cost.never_stored and not task.cost.pairs
+    at_hand = task.cost.operator == "tiles"
     return one_rho and at_hand and task.reference == "product" and task.cost.size <= SERIAL_ENTRIES
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from ...problem.grid import Grid
 from ..contract import weigh
 from . import stream, workspace
 from .anderson import History
@@ -18,14 +17,14 @@ MAKES_COSTS = True  # costs of points and grids, as they are needed
 
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
     """One solve, of a K or of rows that are made, or on a grid."""
-    if isinstance(problem.cost, Grid):
+    if problem.cost.operator == "products":
         return GridWorkspace(problem, options)
     return workspace.Workspace(problem, options, skip)
 
 
 def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None, kept: Any = None) -> Any:  # noqa: N802
     """The plan of given potentials."""
-    if isinstance(problem.cost, Grid):
+    if problem.cost.operator == "products":
         return GridStream(problem, log_u, log_v, threads)
     return stream.PlanStream(problem, log_u, log_v, threads, kept)
 

@@ -61,7 +61,7 @@ class PlanStream:
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         n, dtype = self.problem.shape[1], self.dtype
-        if isinstance(self.problem.cost, Sparse):
+        if self.problem.cost.operator == "pairs":
             return self.pairs_of_plan(self.problem.cost.read(i0, i1), i0, i1)
         out = self.rows_of_plan(i1 - i0) if out is None else out
         for k0, k1, arguments in self.blocks(i0, i1):

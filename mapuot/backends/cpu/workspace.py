@@ -54,7 +54,7 @@ class Workspace(KernelWorkspace):
         super().__init__(problem, options, skip)
         m, n = problem.shape
         # every pass makes its rows, in float32 or, as an exact one, in float64
-        self.made = problem.cost.never_stored and not self.summed
+        self.made = problem.cost.operator == "points"
         self.pairs = problem.cost if isinstance(problem.cost, Sparse) else None  # of length 0 where a rank has no rows
         self.dtype = self.storage()
         itemsize = np.dtype(STORAGE[self.dtype]).itemsize
@@ -63,7 +63,7 @@ class Workspace(KernelWorkspace):
         self.pool = native.pool_for(options.threads, problem.cost.size)
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
         self.ld = native.leading_dimension(n, itemsize)
-        entries = 0 if problem.cost.never_stored else self.pairs.size if self.pairs is not None else m * self.ld
+        entries = 0 if problem.cost.remade else self.pairs.size if self.pairs is not None else m * self.ld
         self.K = empty(entries, STORAGE[self.dtype])
         self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]

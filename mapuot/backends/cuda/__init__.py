@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from ...problem.cost import Dense
-from ...problem.grid import Grid
-from ...problem.sparse import Sparse
 from ..contract import namespace
 from ..cpu.grid import GridStream, GridWorkspace
 
 PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "weigh": "batch"}
 PLACES |= {"Kernel": "kernel", "TreePass": "tree_pass", "History": "anderson"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
+WORKSPACES = {
+    "tiles": ("workspace", "Workspace"), "points": ("points", "PointWorkspace"), "pairs": ("sparse", "SparseWorkspace"),
+}  # fmt: skip
 LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
 MAKES_COSTS = True  # of points, as they are needed
 LONG_ROWS = 8192  # of more columns a row outgrows a block, and is slower to read than many short ones
@@ -37,10 +38,9 @@ def quicker_turned(cost: Any) -> bool:
 
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
     """One solve, of a K of all pairs or of stored ones, between points or on a grid."""
-    if isinstance(problem.cost, Grid):
+    if problem.cost.operator == "products":
         return GridWorkspace(problem, options, *engine())
-    place, name = ("points", "PointWorkspace") if problem.cost.never_stored else ("workspace", "Workspace")
-    place, name = ("sparse", "SparseWorkspace") if isinstance(problem.cost, Sparse) else (place, name)
+    place, name = WORKSPACES[problem.cost.operator]
     return getattr(import_module(f"{__name__}.{place}"), name)(problem, options, skip)
 
 
@@ -51,9 +51,9 @@ def held(problem: Any) -> Any:
 
 def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:  # noqa: N802
     """The plan of given potentials."""
-    if isinstance(problem.cost, Grid):
+    if problem.cost.operator == "products":
         return GridStream(problem, log_u, log_v, threads, *engine())
-    place, name = ("sparse", "SparseStream") if isinstance(problem.cost, Sparse) else ("stream", "PlanStream")
+    place, name = ("sparse", "SparseStream") if problem.cost.operator == "pairs" else ("stream", "PlanStream")
     return getattr(import_module(f"{__name__}.{place}"), name)(problem, log_u, log_v, threads)
 
 
