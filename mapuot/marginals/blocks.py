@@ -38,7 +38,7 @@ from ..backends.kernel import (
 from ..penalties import F64
 from .problem import MultiProblem
 from .reach import oriented
-from .state import PerPoint, State, prox, translation
+from .state import PerPoint, State, translation
 
 if TYPE_CHECKING:
     from ..backends.cpu.left import Left
@@ -63,7 +63,7 @@ class Blocks:
         others, self.hole = [problem.marginals[k] for k in self.order[1:]], problem.places[apart]
         self.sizes = [len(first.kept), *(len(x.kept) for x in others)]
         self.ends, self.alone = [sum(self.sizes[1:])], 0.0
-        fi, threads = [x.fi(problem.reg) for x in others], problem.threads if problem.xp is np else 1
+        fi, threads = [problem.fi[k] for k in self.order[1:]], problem.threads if problem.xp is np else 1
         self.left: Left = load("cpu").Left(self.sizes[1:], self.others(problem.log_weight), fi, threads)
         rhos = self.others(np.repeat(problem.rho, problem.shape))
         self.hard = np.isinf(rhos)
@@ -95,9 +95,9 @@ class Blocks:
     def read(self, state: F64, narrow: bool) -> State:
         first, left, problem, kernel = self.first, self.left, self.problem, self.kernel
         left.factors(state)
-        R, W, base, least = kernel.read(left, first.log_weight, first.fi(problem.reg), narrow)
+        R, W, base, least = kernel.read(left, first.log_weight, problem.fi[self.order[0]], narrow)
         left.read(W, base, least)
-        log_u0 = prox(first, R, problem.reg)
+        log_u0 = problem.prox(self.order[0], R)
         log_u, log_s = self.in_order(log_u0, left.log_u), self.in_order(R, left.log_s)
         terms = self.shift_size + left.shift_size
         terms += sum(float(np.maximum.reduceat(np.abs(x.flat), problem.starts).sum()) for x in (log_u, log_s))

@@ -80,7 +80,7 @@ class Coarse:
         self.corrected = False  # have steps been corrected?
         self.found: list[Labels] | None = before.found if before else None
         problem = tree.problem
-        self.fi = [x.fi(problem.reg) for x in problem.marginals]
+        self.fi = problem.fi
         self.upwards = [k for k, _ in tree.order[::-1]]
         labels = 0.0 if self.found else LABELS * sum(problem.shape) / sum(x.size for x in problem.edges.values())
         passes = MATRICES + labels if problem.xp is np else DEVICE

@@ -50,10 +50,6 @@ class Marginal:
     def hard(self) -> bool:
         return self.rho == math.inf
 
-    def fi(self, reg: float) -> float:
-        """rho / (rho + reg): 0 where free, 1 where hard."""
-        return 1.0 if self.hard else self.rho / (self.rho + reg)
-
     @cached_property
     def weight(self) -> F64:
         return np.exp(self.log_weight)
@@ -125,6 +121,15 @@ class MultiProblem:
     def rho(self) -> F64:
         """By marginal: 0 where it is free, inf where it is hard."""
         return np.array([x.rho for x in self.marginals])
+
+    @cached_property
+    def fi(self) -> list[float]:
+        """rho / (rho + reg) of each marginal: 0 where it is free, 1 where hard."""
+        return [1.0 if x.hard else x.rho / (x.rho + self.reg) for x in self.marginals]
+
+    def prox(self, k: int, log_s: F64) -> F64:
+        """Return log u = -fi log s of a marginal."""
+        return -self.fi[k] * log_s if self.fi[k] else np.zeros_like(log_s)
 
     @cached_property
     def soft(self) -> list[int]:

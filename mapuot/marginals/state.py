@@ -6,7 +6,7 @@ however many marginals there are: a call of numpy takes 1 us, as long as 1000 po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from ..backends.kernel import log_sum
 from ..penalties import F64
-from .problem import Marginal, MultiProblem
+from .problem import MultiProblem
 
 
 class PerPoint:
@@ -28,9 +28,6 @@ class PerPoint:
 
     def __setitem__(self, k: int, values: Any) -> None:
         self.flat[self.places[k]] = values
-
-    def __iter__(self) -> Iterator[F64]:
-        return (self[k] for k in self.places)
 
     def moved(self, move: Callable[..., F64], *by: Any) -> PerPoint:
         return PerPoint(move(self.flat, *by), self.places)
@@ -91,8 +88,3 @@ def translation(problem: MultiProblem, state: State) -> F64:
     if hard:
         lam[hard[0]] = log_c - log_mass - lam.sum(0)
     return lam if np.isfinite(lam).all() else np.where(np.isfinite(lam).all(0), lam, 0.0)
-
-
-def prox(marginal: Marginal, log_s: F64, reg: float) -> F64:
-    """Return log u = -fi log s."""
-    return np.zeros_like(log_s) if marginal.free else -marginal.fi(reg) * log_s

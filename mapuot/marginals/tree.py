@@ -29,7 +29,7 @@ from ..penalties import F64
 from .coarse import Coarse, serves
 from .problem import MultiProblem
 from .reach import oriented, path, walk
-from .state import PerPoint, State, prox
+from .state import PerPoint, State
 
 
 class Tree:
@@ -51,8 +51,7 @@ class Tree:
         )
         for kernel in self.kernels.values():
             kernel.start(problem.reg)
-        fi = [x.fi(problem.reg) for x in problem.marginals]
-        edges = [(k, parent, self.kernels[k], fi[k]) for k, parent in self.inner]
+        edges = [(k, parent, self.kernels[k], problem.fi[k]) for k, parent in self.inner]
         engine = load("cpu" if problem.xp is np else "cuda")
         self.whole_pass = engine.TreePass(edges, problem.starts.tolist(), problem.log_weight)
         self.below, self.points = [k for k, _ in self.inner], problem.points_of(self.inner)
@@ -63,7 +62,7 @@ class Tree:
         # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
         # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
         # passes while these were small together, and cost as many again where they were not.
-        self.alone = max(0.0, 1 - 2 * sum(1 - x.fi(problem.reg) for x in problem.marginals))
+        self.alone = max(0.0, 1 - 2 * sum(1 - fi for fi in problem.fi))
 
     def start(self, state: F64) -> F64:
         """Make ready for passes from a state, and return it."""
@@ -93,7 +92,7 @@ class Tree:
             if done < len(self.inner):
                 self.through(*self.inner[done], sent, log_u, up, narrow)
                 done += 1
-        log_u[self.root] = prox(problem.marginals[self.root], self.near[self.root], problem.reg)
+        log_u[self.root] = problem.prox(self.root, self.near[self.root])
         self.mass_shares: F64 | None = None
         self.builds = {k: x.builds for k, x in self.kernels.items()}
         at_root = problem.marginals[self.root].log_weight + log_u[self.root] + self.near[self.root]
@@ -104,10 +103,10 @@ class Tree:
     def through(self, k: int, parent: int, sent: PerPoint, log_u: PerPoint, up: PerPoint, narrow: bool) -> None:
         """Find the messages of one edge, whatever its kernel must do for them."""
         x, near, problem = self.problem.marginals[k], self.near[k], self.problem
-        fi, y = x.fi(problem.reg), problem.marginals[parent].log_weight + sent[k]
+        fi, y = problem.fi[k], problem.marginals[parent].log_weight + sent[k]
         a = x.log_weight + (1 - fi) * near
         self.late[k], up[k], self.errors[k] = self.kernels[k].through(y, a, fi, narrow)
-        log_u[k] = prox(x, near + self.late[k], problem.reg)
+        log_u[k] = problem.prox(k, near + self.late[k])
         self.near[parent] += up[k]
 
     @property
