@@ -47,7 +47,6 @@ PLAIN_SOURCES = [
     "streams",
     "batch",
     "log_matmul",
-    "sinkhorn",
     "barycenter",
     "marginals",
     "tree",

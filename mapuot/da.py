@@ -74,10 +74,11 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     reg_m : float, inf, or anything of length 1 or 2
         Marginal penalty, in the same units; inf is the balanced constraint.
     method : str, optional
-        As in `mapuot.pot.sinkhorn_unbalanced`: None is the certified solver.
+        A name of POT's, or None: what ``max_iter`` and ``tol`` mean, as of `mapuot.pot.sinkhorn_unbalanced`.
     max_iter : int
+        Passes at most.
     tol : float
-        Certified relative plan error; with a named method POT's stopThr.
+        Certified relative plan error to reach; with a named method POT's stopThr.
     verbose : bool
         A progress bar on standard error.
     log : bool

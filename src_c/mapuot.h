@@ -302,25 +302,8 @@ int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t s
 int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_t n, mapuot_dtype dtype, const void *A,
                       const void *B, int32_t shared_B, int32_t exact, void *out, const int32_t *stop);
 
-/* The iterations that POT names (sinkhorn.c, barycenter.c).  mapuot_sinkhorn: at most count iterations of p problems of one
- * shape, each an own state without acceleration, until their common err is below stop (CONVERGED), a K must be rebuilt
- * (ABSORB: absorb tells which), or a pass is not finite. */
-typedef struct {
-    int64_t every;           /* iterations from one look at err to the next */
-    int32_t only_u;          /* 1: err is the change of u; 0: the mean of the changes of u and v */
-    double stop;             /* < 0: never */
-    int64_t made, looks;     /* iterations made; entries of err, which may start anew with a call */
-    double *log_u, *log_v;   /* p x m, p x n: the state, on entry the start */
-    double *next_u, *next_v; /* the same, of problems that have made the next iteration */
-    int32_t *done, *absorb;  /* p: has made it; K is to be rebuilt */
-    double *err;
-    mapuot_stats *stats; /* count x p, of the iterations of this call */
-} mapuot_sinkhorn_run;
-
-int mapuot_sinkhorn(mapuot_pool *pool, int64_t p, mapuot_state *const *states, mapuot_sinkhorn_run *run, int64_t count);
-
-/* k histograms: u_s = (A_s / K v_s)^fi, q = (sum_s w_s (K^T u_s)^(1 - fi))^(1 / (1 - fi)), v_s = (q / K^T u_s)^fi, with
- * K = exp(-M / reg), n x n; err is the change of q. */
+/* POT's iteration for the barycenter of k histograms (barycenter.c), with K = exp(-M / reg), n x n:
+ * u_s = (A_s / K v_s)^fi, q = (sum_s w_s (K^T u_s)^(1 - fi))^(1 / (1 - fi)), v_s = (q / K^T u_s)^fi; err is the change of q. */
 typedef struct {
     int64_t n, k, ld;
     const double *kernel;     /* exp((low - M) / reg), n x ld */

@@ -1,45 +1,36 @@
 """The unbalanced functions of POT (``ot.unbalanced``), its signatures and return types, running on mapuot.
 
-Called by their own names, ``mapuot.pot.sinkhorn_unbalanced(...)``, the functions run the certified solver where no
-method is named and make the iterates of POT's method where one is. ``patch()``, ``unpatch()`` and ``with patched():``
-make POT itself run on mapuot.
+``patch()``, ``unpatch()`` and ``with patched():`` make POT itself run on mapuot.
 
-Patched functions answer the question that was asked, the plan or cost of this problem to stopThr, by the certified
-solver, whatever the method's name: at least as near to the solution as POT's own stop would leave it (stopThr below
-some 1e-10 counts as that). They make POT's iterates, in the C core and with POT's err, where the call asks for them:
-
-- ``log=True`` and a method is named, by an argument or by the function's own name;
-- ``warmstart``, or stopThr <= 0;
-- a numItermax under 1000 in which POT might not converge: ``log(700 / stopThr) / -log(fi1 fi2)`` iterations are
-  enough, fi = reg_m / (reg_m + reg) (with both sides balanced none are);
-- ``patch(iterates=True)``, or no plan has both marginals.
+The certified solver answers every call, whatever the method's name. ``stopThr`` is POT's: the plan or cost comes at
+least as near to the solution as this stop would leave POT's method. 0 or less counts as a certified error of 1e-10, and
+so does what asks for less. A call that asks for few iterations is answered to the same stop: it may take 1000 passes,
+or ``numItermax``, if that is more. A function called by its own name with no method,
+``mapuot.pot.sinkhorn_unbalanced(...)``, reads ``stopThr`` as the certified relative plan error and ``numItermax`` as
+the most passes; a patched function has POT's default method.
 
 What gains from the patch, and what does not:
 
 - ``ot.solve(M, a, b, reg=..., unbalanced=...)`` gains where it names no method. Without reg it runs `mm_unbalanced`,
   in less memory: no gain up to some 400 points (a fifth slower at 64), up to twice as fast from 500 on. Penalties other
   than "kl" with a reg, and "tv" without, are POT's own L-BFGS, as before.
-- ``ot.da.UnbalancedSinkhornTransport`` asks for ten iterations by default and gets them: slower than POT up to some 300
-  samples (1.5 times its time at 64), twice as fast from 500 on. With ``max_iter=1000`` the certified solver answers,
-  some thirty times as fast.
+- ``ot.da.UnbalancedSinkhornTransport`` asks for ten iterations by default and gets a certified answer.
 - ``ot.solve_sample(..., reg=..., unbalanced=..., lazy=True)``, which POT refuses, is solved without a matrix of costs;
   the plan comes as ``lazy_plan``. With ``debias=True`` it is POT's sum of three such calls.
 - Barycenters make POT's iterates always, in a half to a fourth of POT's time.
 
 Where the answers differ from POT's:
 
-- Right where POT is not: zeros in a or b, small reg, unequal reg_m in the translation-invariant method. The iteration
-  goes on where POT's over- or underflows and breaks off, and "sinkhorn_stabilized" makes the plain iterates, where
-  POT's leaves the iteration once it absorbs.
+- Right where POT is not: zeros in a or b, small reg, unequal reg_m in the translation-invariant method.
+- Where both sides are balanced and no plan has both marginals, `mapuot.InfeasibleError` is raised; POT iterates.
 - What has not converged gives a ConvergenceWarning at the caller's line; POT is silent.
 - ``total_cost`` in the log, ``returnCost="total"`` and so ``ot.solve(...).value`` have the mass terms ``sum q - sum
   p``: they are the objective. POT leaves them out and reports 0 at every optimum.
-- The log of a certified answer: err holds certified relative plan errors, one a pass; logu and logv are the
-  solution's.
+- The log's err holds certified relative plan errors, one a pass, and not the changes of u and v.
 - M of scipy.sparse, which POT refuses: pairs that it does not store are forbidden, and the plan is a CSR array, of
   `ot.solve`, too. Barycenters need every pair and say so.
 - Several b (2-D) have the reference that ``reg_type`` names, a b^T by default, where POT always takes ones (patched,
-  an unnamed reg_type is "entropy"), and honour c and returnCost. By its own name a function stops each by itself.
+  an unnamed reg_type is "entropy"), and honour c and returnCost.
 - ``reg_m=0``, ``numItermax=0``, NaN and negative masses are errors.
 - POT swallows unknown keywords. Patched functions take them with one warning a name; called by their own names the
   functions refuse them, as they do tau where the method has none.

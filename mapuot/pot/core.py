@@ -1,93 +1,21 @@
-"""The iterations behind POT's names in the C core: one foreign call makes all of them, but where K must be rebuilt.
+"""POT's iteration for barycenters in the C core: one foreign call makes many of them.
 
-C side: src_c/sinkhorn.c, src_c/barycenter.c. Oracles: `iterate.by_python`, and POT itself in the tests.
+C side: src_c/barycenter.c. Oracle: tests/api/test_barycenter.py, which has POT itself beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from .._core import ffi, lib
-from ..backends import Stats
 from ..backends.cpu.native import check, empty, leading_dimension, matrix, pointer, pool_for
-from ..backends.records import STATS, STATUS, told
 from ..penalties import F64
 
 CALL_ENTRIES = 1 << 28  # of all K in one foreign call, some .2 s: Ctrl-C and the progress bar wait for it
 CALL_ITERATIONS = 4096  # whose records a call holds
-
-
-class Trace(Sequence[Stats]):
-    """The passes of one problem as `Stats`, made when they are looked at."""
-
-    def __init__(self, table: Any, seconds: Any) -> None:
-        self.table, self.seconds = table, seconds
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, k: Any) -> Any:
-        if isinstance(k, slice):
-            return [self[i] for i in range(*k.indices(len(self)))]
-        k = range(len(self))[k]
-        (stat,) = told(self.table[k : k + 1], k + 1)
-        stat.seconds = float(self.seconds[k])
-        return stat
-
-
-class SinkhornRun:
-    """Iterations of problems of one shape that stop together; ``workspaces`` are those of the CPU backend."""
-
-    def __init__(
-        self, workspaces: list[Any], starts: list[tuple[F64, F64]], every: int, only_u: bool, stop: float
-    ) -> None:
-        self.workspaces, p = workspaces, len(workspaces)
-        self.log_u, self.log_v = (np.array([start[k] for start in starts]) for k in (0, 1))
-        self.next = np.empty_like(self.log_u), np.empty_like(self.log_v)
-        self.flags = np.zeros((2, p), np.int32)
-        self.err: list[float] = []
-        self.states = ffi.new("mapuot_state *[]", [workspace.state for workspace in workspaces])
-        self.most = most_iterations(p * max(1, workspaces[0].problem.cost.size))
-        run = self.run = ffi.new("mapuot_sinkhorn_run *")
-        run.every, run.only_u, run.stop = every, only_u, stop
-        run.log_u, run.log_v = pointer(self.log_u), pointer(self.log_v)
-        run.next_u, run.next_v = (pointer(x) for x in self.next)
-        run.done, run.absorb = (pointer(x, "int32_t *") for x in self.flags)
-        for workspace, start in zip(workspaces, starts, strict=True):
-            self.absorb(workspace, start[1])
-
-    def absorb(self, workspace: Any, log_v: F64 | None = None) -> None:
-        """K of one problem around log v, by default its own next one; it is the first one's where they agree."""
-        first, others = self.workspaces[0], [other for other in self.workspaces if other is not workspace]
-        if any(other.K is workspace.K for other in others):
-            workspace.K = empty(workspace.K.size, workspace.K.dtype)
-            workspace.state.kernel = pointer(workspace.K, "void *")
-        workspace.absorb(log_v)
-        agree = workspace is not first and np.array_equal(workspace.alpha, first.alpha)
-        if agree and np.array_equal(workspace.beta, first.beta):
-            workspace.K, workspace.state.kernel = first.K, first.state.kernel
-
-    def iterate(self, count: int) -> tuple[str, Any]:
-        """At most ``count`` iterations: the status, and the passes' table, (made, p)."""
-        run, p = self.run, len(self.workspaces)
-        count, before = min(count, self.most), run.made
-        table, err = np.empty((count, p), STATS), np.empty(1 + count // run.every)
-        run.err, run.looks = pointer(err), 0
-        run.stats = pointer(table, "mapuot_stats *")
-        status = check(lib.mapuot_sinkhorn(self.workspaces[0].pool, p, self.states, run, count))
-        for workspace, due in zip(self.workspaces, self.flags[1], strict=True):
-            if due and status == lib.MAPUOT_ABSORB:
-                self.absorb(workspace)
-        self.flags[1] = 0
-        self.err += err[: run.looks].tolist()
-        return STATUS[status], table[: run.made - before]
-
-    @property
-    def made(self) -> int:
-        return int(self.run.made)
 
 
 def most_iterations(entries: int) -> int:

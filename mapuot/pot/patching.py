@@ -24,26 +24,19 @@ OTHERS = {
 installed: dict[str, tuple[Any, Any]] = {}  # name: (POT's function, the one in its place)
 
 
-def patch(iterates: bool = False) -> None:
+def patch() -> None:
     """Put mapuot's functions in the place of POT's, wherever a module of ``ot`` holds them.
 
     After it ``ot.sinkhorn_unbalanced``, ``ot.unbalanced``, ``ot.da.UnbalancedSinkhornTransport`` and
     ``ot.solve(..., unbalanced=...)`` run on mapuot, and ``ot.solve_sample(..., lazy=True, unbalanced=...)`` with a reg,
     which POT does not have, works. Names that a program imported from ``ot`` before the call
-    keep POT's functions. Calling it again changes ``iterates`` alone.
-
-    Parameters
-    ----------
-    iterates : bool
-        Every Sinkhorn function makes the iterates of POT's method. Without it they come where the call asks for them,
-        and the certified solver answers the rest: ``help(mapuot.pot)`` has the rule.
+    keep POT's functions.
 
     Raises
     ------
     ImportError
         POT is not installed.
     """
-    stand_in.iterates = bool(iterates)
     if installed:
         return
     import ot  # noqa: PLC0415 - an optional dependency
@@ -65,20 +58,17 @@ def unpatch() -> None:
     exchange({id(ours): theirs for theirs, ours in installed.values()})
     installed.clear()
     stand_in.told.clear()
-    stand_in.iterates = False
 
 
 @contextmanager
-def patched(iterates: bool = False) -> Iterator[None]:
+def patched() -> Iterator[None]:
     """``with patched():`` - POT runs on mapuot inside; an earlier `patch` stays in force afterwards."""
-    before, asked = bool(installed), stand_in.iterates
-    patch(iterates)
+    before = bool(installed)
+    patch()
     try:
         yield
     finally:
-        if before:
-            stand_in.iterates = asked
-        else:
+        if not before:
             unpatch()
 
 

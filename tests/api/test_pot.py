@@ -1,4 +1,4 @@
-"""mapuot.pot against POT: iterates, errors, log keys, the cases in which POT fails."""
+"""mapuot.pot against POT: how near the answers are, log keys, the cases in which POT fails."""
 
 import numpy as np
 import ot
@@ -9,7 +9,6 @@ from scipy.special import logsumexp, rel_entr
 
 import mapuot
 from mapuot import pot
-from mapuot.pot import core, iterate, sinkhorn
 
 METHODS = ("sinkhorn", "sinkhorn_stabilized", "sinkhorn_translation_invariant")
 REG = 0.1
@@ -43,77 +42,42 @@ def true_cost(P, a, b, M, c, reg, reg_m):
     return total
 
 
-# iterates
+# named methods
 
 
-@pytest.mark.parametrize("count", [1, 2, 10, 50])
-@pytest.mark.parametrize("reg_m", [1.0, (1.0, 3.0), (2, np.inf), (np.inf, 0.5), np.inf, [0.7]], ids=str)
+@pytest.mark.parametrize("count", [2, 10, 1000])
+@pytest.mark.parametrize("reg_m", [1.0, (1.0, 3.0), (2, np.inf), np.inf, [0.7]], ids=str)
 @pytest.mark.parametrize("reference", ["kl", "entropy", "matrix"])
-def test_iterates_are_pots(reg_m, reference, count):
+def test_named_methods_are_nearer_than_pots(reg_m, reference, count):
     a, b, M, c = arrays()
     if reg_m == np.inf:
         a, b = a / a.sum(), b / b.sum()
     rest = {"reg_type": "kl", "c": c} if reference == "matrix" else {"reg_type": reference}
-    call = dict(a=a, b=b, M=M, reg=REG, reg_m=reg_m, numItermax=count, stopThr=0, log=True, **rest)
-    plan, log = ot.sinkhorn_unbalanced(method="sinkhorn", **call)
-    ours, our_log = pot.sinkhorn_unbalanced(method="sinkhorn", **call)
-    assert list(our_log) == list(log)
-    for key in ("logu", "logv", "err"):
-        assert_allclose(our_log[key], log[key], rtol=0, atol=1e-12)
-    assert_allclose(ours, plan, rtol=1e-12)
-    assert_allclose(our_log["cost"], log["cost"], rtol=1e-12)
+    call = dict(a=a, b=b, M=M, reg=REG, reg_m=reg_m, numItermax=count, log=True, **rest)
+    given = {"kl": "product", "entropy": "uniform", "matrix": c}[reference]
+    exact = mapuot.solve(M, a, b, reg=REG, reg_m=reg_m, reference=given, tol=1e-11).plan
+    for method in METHODS:
+        plan, log = pot.sinkhorn_unbalanced(method=method, **call)
+        theirs, their_log = ot.sinkhorn_unbalanced(method="sinkhorn", **call)
+        assert list(log) == list(their_log)
+        little = 1e-7 if np.isinf(reg_m).any() else 1e-10  # a plan may be right long before its scalings stand still
+        assert np.abs(plan - exact).sum() <= max(np.abs(theirs - exact).sum(), little * exact.sum())
+        assert log["err"][-1] <= 1e-6
+        assert_allclose(log["cost"], (plan * M).sum(), rtol=1e-9)
 
 
-@pytest.mark.parametrize("count", [1, 2, 10, 50])
-@pytest.mark.parametrize("method", METHODS[1:])
-def test_iterates_of_the_other_methods_are_pots_where_pots_are_right(method, count):
-    a, b, M, c = arrays()
-    call = {
-        "a": a,
-        "b": b,
-        "M": M,
-        "reg": REG,
-        "reg_m": 1.0,
-        "c": c,
-        "numItermax": count,
-        "stopThr": 0,
-        "log": True,
-        "method": method,
-    }
-    _, log = ot.sinkhorn_unbalanced(**call)
-    _, ours = pot.sinkhorn_unbalanced(**call)
-    for key in ("logu", "logv", "err"):
-        assert_allclose(ours[key], log[key], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_stop_is_pots(method):
+@pytest.mark.parametrize("method", [None, *METHODS])
+def test_a_warm_start_is_used(method):
     a, b, M, _ = arrays()
-    call = {"a": a, "b": b, "M": M, "reg": REG, "reg_m": 1.0, "method": method, "stopThr": 1e-4, "log": True}
-    log, ours = ot.sinkhorn_unbalanced(**call)[1], pot.sinkhorn_unbalanced(**call)[1]
-    assert len(ours["err"]) == len(log["err"])
-    assert_allclose(ours["logu"], log["logu"], rtol=0, atol=1e-12)
+    _, log = pot.sinkhorn_unbalanced(a, b, M, REG, 2.0, method, log=True)
+    again = pot.sinkhorn_unbalanced(a, b, M, REG, 2.0, method, warmstart=(log["logu"], log["logv"]), log=True)[1]
+    assert len(again["err"]) < len(log["err"])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_warm_start_is_pots(method):
+def test_no_stop_means_the_least_error():
     a, b, M, _ = arrays()
-    start = np.linspace(-1, 1, 13), np.linspace(0.5, -1, 17)
-    call = {
-        "a": a,
-        "b": b,
-        "M": M,
-        "reg": REG,
-        "reg_m": 2.0,
-        "method": method,
-        "stopThr": 0,
-        "numItermax": 7,
-        "log": True,
-        "warmstart": start,
-    }
-    log, ours = ot.sinkhorn_unbalanced(**call)[1], pot.sinkhorn_unbalanced(**call)[1]
-    assert_allclose(ours["err"], log["err"], rtol=0, atol=1e-12)
-    assert_allclose(ours["logv"], log["logv"], rtol=0, atol=1e-12)
+    for method in (None, "sinkhorn"):
+        assert pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, method, stopThr=0, log=True)[1]["err"][-1] <= 1e-10
 
 
 def test_named_functions_are_the_named_methods():
@@ -153,16 +117,15 @@ def test_unnamed_method_is_certified(reg_m):
 
 def test_not_converged_warns():
     a, b, M, _ = arrays()
-    for method in (None, *METHODS):
-        with pytest.warns(mapuot.ConvergenceWarning, match="not converged"):
-            pot.sinkhorn_unbalanced(a, b, M, 0.01, 100.0, method, numItermax=3)
+    with pytest.warns(mapuot.ConvergenceWarning, match="not converged"):
+        pot.sinkhorn_unbalanced(a, b, M, 0.01, 100.0, numItermax=3)
 
 
 def test_total_cost_has_the_mass_terms():
     a, b, M, c = arrays()
     for rest, reference in (({}, np.outer(a, b)), ({"c": c}, c), ({"reg_type": "Entropy"}, np.ones_like(c))):
         plan, log = pot.sinkhorn_unbalanced(a, b, M, REG, (1.0, 2.0), "sinkhorn", log=True, **rest)
-        assert_allclose(log["total_cost"], true_cost(plan, a, b, M, reference, REG, (1.0, 2.0)), rtol=1e-12)
+        assert_allclose(log["total_cost"], true_cost(plan, a, b, M, reference, REG, (1.0, 2.0)), rtol=1e-9)
         total, same = pot.sinkhorn_unbalanced2(
             a, b, M, REG, (1.0, 2.0), "sinkhorn", returnCost="total", log=True, **rest
         )
@@ -190,7 +153,7 @@ def test_lists_and_empty_marginals():
     half = [0.5, 0.5]
     expected = ot.sinkhorn_unbalanced(half, half, M, 1, 1)
     for a, b in ((half, half), ([], []), (np.array([]), half)):
-        assert_allclose(pot.sinkhorn_unbalanced(a, b, M, 1, 1, "sinkhorn"), expected, rtol=1e-12)
+        assert_allclose(pot.sinkhorn_unbalanced(a, b, M, 1, 1, "sinkhorn"), expected, rtol=1e-5)
         assert_allclose(pot.sinkhorn_unbalanced(a, b, M, 1, 1), expected, rtol=1e-5)
 
 
@@ -251,21 +214,17 @@ def test_tau_is_accepted():
 
 
 def test_infeasible_masses():
-    """Both sides hard, masses 1 : 3: a named method iterates as POT does, and warns; else an error."""
     a, b, M, _ = arrays()
     a, b = a / a.sum(), 3 * b / b.sum()
-    with pytest.warns(UserWarning, match="no plan has both marginals"):
-        _, ours = pot.sinkhorn_unbalanced(a, b, M, REG, np.inf, "sinkhorn", numItermax=9, stopThr=0, log=True)
-    _, log = ot.sinkhorn_unbalanced(a, b, M, REG, np.inf, "sinkhorn", numItermax=9, stopThr=0, log=True)
-    assert_allclose(ours["logu"], log["logu"], rtol=0, atol=1e-12)
-    with pytest.raises(mapuot.InfeasibleError, match="equal masses"):
-        pot.sinkhorn_unbalanced(a, b, M, REG, np.inf)
+    for method in (None, "sinkhorn"):
+        with pytest.raises(mapuot.InfeasibleError, match="equal masses"):
+            pot.sinkhorn_unbalanced(a, b, M, REG, np.inf, method)
 
 
 # several targets
 
 
-@pytest.mark.parametrize("method", [None, *METHODS])
+@pytest.mark.parametrize("method", [None, "sinkhorn"])
 @pytest.mark.parametrize("kind", ["kl", "entropy", "c"])
 def test_several_targets_are_solved_each(method, kind):
     a, b, M, c = arrays()
@@ -275,7 +234,7 @@ def test_several_targets_are_solved_each(method, kind):
         many, log = pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, method, returnCost=cost, log=True, **rest)
         each = [pot.sinkhorn_unbalanced2(a, x, M, REG, 1.0, method, returnCost=cost, **rest) for x in B.T]
         assert many.shape == (3,)
-        assert_allclose(many, each, rtol=1e-12 if method else 1e-5)
+        assert_allclose(many, each, rtol=1e-5)
         assert log["logu"].shape == (13, 3)
         assert log["logv"].shape == (17, 3)
     assert_allclose(pot.sinkhorn_unbalanced(a, B, M, REG, 1.0, method, **rest), log["cost"], rtol=1e-12)
@@ -297,8 +256,8 @@ def test_several_targets_agree_with_pot():
     ours, our_log = pot.sinkhorn_unbalanced(a, B, M, **call)
     assert_allclose(ours, theirs, rtol=1e-8)
     assert_allclose(our_log["logv"], log["logv"], atol=1e-8)
-    warm = pot.sinkhorn_unbalanced(a, B, M, warmstart=(our_log["logu"], our_log["logv"]), **call)[1]
-    assert len(warm["err"]) < len(our_log["err"]) / 2
+    warm, _ = pot.sinkhorn_unbalanced(a, B, M, warmstart=(our_log["logu"], our_log["logv"]), **call)
+    assert_allclose(warm, ours, rtol=1e-8)
 
 
 # where POT fails
@@ -347,128 +306,6 @@ def test_zero_masses(method):
     assert_allclose(plan[kept], small, rtol=1e-6)
     with pytest.warns(UserWarning, match="Numerical errors at iteration 0"), np.errstate(all="ignore"):
         ot.sinkhorn_unbalanced(a, b, M, REG, 1.0)
-
-
-@pytest.mark.parametrize("method", METHODS[:2])
-def test_named_iteration_survives_small_reg(method):
-    a, b, M, _ = arrays()
-    call = {"numItermax": 300, "stopThr": 0, "log": True}
-    _, log = pot.sinkhorn_unbalanced(a, b, M, 1e-3, 0.5, method, **call)
-    log_k = np.log(a)[:, None] + np.log(b) - M / 1e-3
-    fi, v = 0.5 / 0.501, np.zeros(17)
-    for _ in range(300):
-        u = fi * (np.log(a) - logsumexp(log_k + v, axis=1))
-        v = fi * (np.log(b) - logsumexp(log_k + u[:, None], axis=0))
-    assert_allclose(log["logu"], u, rtol=1e-10)
-    assert_allclose(log["logv"], v, rtol=1e-10)
-
-
-# the C core's iterations
-
-
-def iterated(monkeypatch, by, problems, method, starts, count, stop):
-    monkeypatch.setattr(iterate, "by_core", by)
-    module = mapuot.backends.pick("cpu")
-    return iterate.iterate(problems, module, method, starts, count, stop, False, ("numItermax", "stopThr"))
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("reg", [0.1, 2e-3, 2e-4], ids=["held", "absorbed", "often absorbed"])
-@pytest.mark.parametrize("targets", [1, 3])
-def test_core_makes_the_iterations_of_python(method, reg, targets, monkeypatch, pot_backend):
-    """Same states, err and end from one foreign call as from an iteration at a time, K rebuilt on the way."""
-    if pot_backend != "cpu":
-        pytest.skip("of the C core")
-    a, b, M, c = arrays()
-    a[3] = b[5] = 0
-    module = mapuot.backends.pick("cpu")
-    problems = [
-        sinkhorn.as_problem(M, a, (1 + 3 * k) * np.roll(b, k), reg, (0.7, 20.0), c if k == 9 else "product", module)
-        for k in range(targets)
-    ]
-    starts = [(np.zeros(13), np.linspace(-1, 1, 17))] * targets
-    ours, err = iterated(monkeypatch, iterate.by_core, problems, method, starts, 150, 1e-5)
-    theirs, right = iterated(monkeypatch, iterate.by_python, problems, method, starts, 150, 1e-5)
-    assert_allclose(err, right, rtol=1e-7, atol=1e-13)
-    for one, other in zip(ours, theirs, strict=True):
-        assert_allclose(one.log_u, other.log_u, rtol=1e-12, atol=1e-11)
-        assert_allclose(one.log_v, other.log_v, rtol=1e-12, atol=1e-11)
-        assert one.status == other.status
-        assert [x.n_pass for x in one.trace] == [x.n_pass for x in other.trace]
-        assert_allclose([x.gap for x in one.trace], [x.gap for x in other.trace], rtol=1e-6, atol=1e-12)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_core_leaves_float32_passes_as_python_does(method, monkeypatch, pot_backend):
-    """Iterations over float32 sums stand still at their rounding; only those in float64 after them certify more."""
-    if pot_backend != "cpu":
-        pytest.skip("of the C core")
-    a, b, M, _ = arrays(60, 50, dtype=np.float32)
-    a, b = a / a.sum(), b / b.sum()
-    # float32 sums stand still at an error of 1.9e-6 here, above what counts as their noise
-    problems = [sinkhorn.as_problem(M, a, b, 0.3, (0.05, 50.0), "product", mapuot.backends.pick("cpu"))]
-    starts = [(np.zeros(60), np.linspace(-1, 1, 50))]
-    (ours,), _ = iterated(monkeypatch, iterate.by_core, problems, method, starts, 200, 0.0)
-    (theirs,), _ = iterated(monkeypatch, iterate.by_python, problems, method, starts, 200, 0.0)
-    assert_allclose([x.error for x in ours.trace], [x.error for x in theirs.trace], rtol=1e-6, atol=1e-12)
-    assert_allclose(ours.log_v, theirs.log_v, rtol=1e-12, atol=1e-12)
-    assert ours.trace[-1].error < 1e-7
-
-
-def test_core_in_many_calls(monkeypatch, pot_backend):
-    """What interrupts the core, so that Ctrl-C is heard, does not change what it makes."""
-    if pot_backend != "cpu":
-        pytest.skip("of the C core")
-    a, b, M, _ = arrays()
-    call = {"method": "sinkhorn_stabilized", "numItermax": 70, "stopThr": 1e-14, "log": True}
-    plan, log = pot.sinkhorn_unbalanced(a, b, M, 0.01, 5.0, **call)
-    monkeypatch.setattr(core, "CALL_ENTRIES", 3 * M.size)
-    again, cut = pot.sinkhorn_unbalanced(a, b, M, 0.01, 5.0, **call)
-    assert cut["err"] == log["err"]
-    assert len(cut["err"]) == 7
-    assert_allclose(again, plan, rtol=0)
-
-
-def test_targets_share_a_kernel_while_they_can(monkeypatch, pot_backend):
-    """One K for all, until the scalings of one outgrow it."""
-    if pot_backend != "cpu":
-        pytest.skip("of the C core")
-    a, b, M, _ = arrays()
-    held = []
-    close = core.SinkhornRun.iterate
-
-    def spy(run, count):
-        held.append(len({id(workspace.K) for workspace in run.workspaces}))
-        return close(run, count)
-
-    monkeypatch.setattr(core.SinkhornRun, "iterate", spy)
-    with pot.patched(iterates=True):
-        B = np.stack([b, 1e-12 * b, b[::-1]], axis=1)
-        cost = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, numItermax=300)
-        assert set(held) == {1}
-        held.clear()
-        small = ot.sinkhorn_unbalanced2(a, B, M, 3e-3, 30.0, numItermax=300, stopThr=0, reg_type="kl")
-        assert max(held) > 1
-    each = [pot.sinkhorn_unbalanced2(a, x, M, 3e-3, 30.0, "sinkhorn", numItermax=300, stopThr=0) for x in B.T]
-    assert_allclose(small, each, rtol=1e-9)
-    assert (cost > 0).all()
-
-
-def test_trace_of_the_core_is_a_sequence(pot_backend):
-    if pot_backend != "cpu":
-        pytest.skip("of the C core")
-    a, b, M, _ = arrays()
-    problem = sinkhorn.as_problem(M, a, b, REG, 1.0, "product", mapuot.backends.pick("cpu"))
-    (result,), err = iterate.iterate(
-        [problem], mapuot.backends.pick("cpu"), "sinkhorn", [(np.zeros(13), np.zeros(17))], 20, 0.0, False, ("", "")
-    )
-    assert len(result.trace) == result.n_passes == len(err) == 20
-    assert [x.n_pass for x in result.trace[3:5]] == [4, 5]
-    assert result.trace[-1].n_pass == 20
-    with pytest.raises(IndexError):
-        result.trace[20]
-    errors = [x.error for x in result.trace]
-    assert errors == sorted(errors, reverse=True)
 
 
 # tensors

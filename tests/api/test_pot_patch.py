@@ -11,7 +11,6 @@ from problems import arrays
 
 import mapuot
 from mapuot import pot
-from mapuot.pot import sinkhorn, stand_in
 
 FUNCTIONS = (
     "sinkhorn_unbalanced",
@@ -153,14 +152,16 @@ def test_ot_solve_without_reg_runs_on_mapuot(patched):
     assert_allclose(sol.plan, ot.solve(M, a, b, unbalanced=1.0, unbalanced_type="l2", max_iter=50).plan, atol=1e-12)
 
 
-def test_ot_da_runs_on_mapuot(monkeypatch):
+def test_ot_da_runs_on_mapuot():
+    """The ten iterations that it asks for by default become an answer that is at least as near."""
     rng = np.random.default_rng(0)
     xs, xt = rng.random((9, 2)), rng.random((11, 2))
-    theirs = ot.da.UnbalancedSinkhornTransport(max_iter=20, log=True).fit(Xs=xs, Xt=xt)
+    theirs = ot.da.UnbalancedSinkhornTransport().fit(Xs=xs, Xt=xt)
     with pot.patched():
-        ours = ot.da.UnbalancedSinkhornTransport(max_iter=20, log=True).fit(Xs=xs, Xt=xt)
-    assert_allclose(ours.coupling_, theirs.coupling_, rtol=1e-12)
-    assert_allclose(ours.log_["err"], theirs.log_["err"], atol=1e-14)
+        ours = ot.da.UnbalancedSinkhornTransport(log=True).fit(Xs=xs, Xt=xt)
+    exact = mapuot.solve(ours.cost_, ours.mu_s, ours.mu_t, reg=1.0, reg_m=0.1, tol=1e-11).plan
+    assert np.abs(ours.coupling_ - exact).sum() <= np.abs(theirs.coupling_ - exact).sum()
+    assert ours.log_["err"][-1] <= 1e-6
 
 
 def test_patched_several_targets_keep_pots_reference(patched):
@@ -169,71 +170,12 @@ def test_patched_several_targets_keep_pots_reference(patched):
     B = np.stack([b, b[::-1]], axis=1)
     ours = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0)
     kl = ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, reg_type="kl")
-    tol, _ = stand_in.demand(REG, (1.0, 1.0), 1e-6, "sinkhorn")
-    assert_allclose(kl, pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, stopThr=tol), rtol=1e-12)
+    assert_allclose(kl, pot.sinkhorn_unbalanced2(a, B, M, REG, 1.0, "sinkhorn"), rtol=1e-12)
     pot.unpatch()
     assert_allclose(ours, ot.sinkhorn_unbalanced2(a, B, M, REG, 1.0), rtol=1e-4)
 
 
-# who gets iterates, who the certified answer
-
-
-@pytest.fixture
-def routes(monkeypatch):
-    """What answered: "certified" or the method of the iterates, call by call."""
-    seen = []
-    for module, name in ((stand_in, "attempt"), (stand_in, "solve"), (sinkhorn, "solve")):
-        original = getattr(module, name)
-
-        def spy(*args, original=original, **kwargs):
-            answer = original(*args, **kwargs)
-            seen.extend(["certified"] * (answer is not None))  # None: it is for the next
-            return answer
-
-        monkeypatch.setattr(module, name, spy)
-    original_iterate = sinkhorn.iterate
-
-    def spy_iterate(problems, module, method, *rest):
-        seen.append(method)
-        return original_iterate(problems, module, method, *rest)
-
-    monkeypatch.setattr(sinkhorn, "iterate", spy_iterate)
-    return seen
-
-
-def test_routes(patched, routes):
-    a, b, M, _ = arrays()
-    plain, start = "sinkhorn", (np.zeros(13), np.zeros(17))
-    unbalanced = ot.unbalanced
-    cases = [
-        (unbalanced.sinkhorn_knopp_unbalanced, {}, "certified"),
-        (unbalanced.sinkhorn_stabilized_unbalanced, {}, "certified"),
-        (unbalanced.sinkhorn_unbalanced_translation_invariant, {"stopThr": 1e-7}, "certified"),
-        (ot.sinkhorn_unbalanced, {"method": "sinkhorn"}, "certified"),
-        (ot.sinkhorn_unbalanced, {"log": True}, "certified"),
-        (ot.sinkhorn_unbalanced2, {"method": "SINKHORN_stabilized"}, "certified"),
-        (ot.sinkhorn_unbalanced, {"numItermax": 1000, "verbose": True}, "certified"),
-        (ot.sinkhorn_unbalanced, {"numItermax": 200}, "certified"),  # enough at fi1 fi2 = .83
-        (ot.sinkhorn_unbalanced, {"numItermax": 100}, plain),
-        (ot.sinkhorn_unbalanced, {"stopThr": 0, "numItermax": 20}, plain),
-        (ot.sinkhorn_unbalanced, {"warmstart": start}, plain),
-        (ot.sinkhorn_unbalanced, {"method": "sinkhorn", "log": True}, plain),
-        (unbalanced.sinkhorn_knopp_unbalanced, {"log": True}, plain),
-        (unbalanced.sinkhorn_knopp_unbalanced, {"log": True, "method": None}, "certified"),  # as `ot.solve` calls it
-        (unbalanced.sinkhorn_stabilized_unbalanced, {"log": True}, "sinkhorn_stabilized"),
-        (unbalanced.sinkhorn_unbalanced_translation_invariant, {"log": True}, "sinkhorn_translation_invariant"),
-    ]
-    for function, options, right in cases:
-        routes.clear()
-        function(a, b, M, REG, 1.0, **options)
-        assert routes == [right], (function.__name__, options)
-    pot.patch(iterates=True)
-    routes.clear()
-    unbalanced.sinkhorn_knopp_unbalanced(a, b, M, REG, 1.0)
-    with pot.patched():
-        unbalanced.sinkhorn_knopp_unbalanced(a, b, M, REG, 1.0)
-    unbalanced.sinkhorn_unbalanced_translation_invariant(a, b, M, REG, 1.0)
-    assert routes == [plain, "certified", "sinkhorn_translation_invariant"]
+# how near the answers are
 
 
 @pytest.mark.parametrize("name", FUNCTIONS[2:5])
@@ -249,43 +191,16 @@ def test_certified_answers_are_nearer_than_pots(name):
         for reg in (1.0, 0.1, 0.02):
             for reg_m in (0.1, 1.0, (0.5, 5.0) if "invariant" not in name else 5.0):
                 exact = mapuot.solve(cost, a, b, reg=reg, reg_m=reg_m, tol=1e-11).plan
-                errors = [np.abs(f(a, b, cost, reg, reg_m) - exact).sum() / exact.sum() for f in (ours, theirs)]
-                assert errors[0] <= max(errors[1], 1e-10), (reg, reg_m)
-
-
-def test_iterates_on_request_are_pots():
-    a, b, M, _ = arrays()
-    B = np.stack([b, 3 * b[::-1], b**2], axis=1)
-    for name in FUNCTIONS[2:5]:
-        theirs = getattr(ot.unbalanced, name)
-        plan, log = theirs(a, b, M, REG, 1.0, log=True)
-        with pot.patched(iterates=True):
-            assert_allclose(getattr(ot.unbalanced, name)(a, b, M, REG, 1.0), plan, rtol=1e-11)
-        with pot.patched():
-            ours = getattr(ot.unbalanced, name)(a, b, M, REG, 1.0, log=True)[1]
-        assert_allclose(ours["err"], log["err"], rtol=0, atol=1e-13)
-    for name in FUNCTIONS[2:4]:  # POT's translation of several targets is the same for all
-        cost, log = getattr(ot.unbalanced, name)(a, B, M, REG, 1.0, log=True)
-        with pot.patched():
-            ours, our_log = getattr(ot.unbalanced, name)(a, B, M, REG, 1.0, log=True)
-        assert_allclose(our_log["err"], log["err"], rtol=0, atol=1e-13)  # of all targets: they stop together
-        assert_allclose(our_log["logv"], log["logv"], atol=1e-11)
-        assert_allclose(ours, cost, rtol=1e-11)
+                for count in (10, 1000):
+                    plans = (f(a, b, cost, reg, reg_m, numItermax=count) for f in (ours, theirs))
+                    errors = [np.abs(plan - exact).sum() / exact.sum() for plan in plans]
+                    assert errors[0] <= max(errors[1], 1e-10), (reg, reg_m, count)
 
 
 def test_no_plan_has_both_marginals(patched):
     a, b, M, _ = arrays()
-    a, b = a / a.sum(), 3 * b / b.sum()
-    for function in (ot.sinkhorn_unbalanced, ot.unbalanced.sinkhorn_knopp_unbalanced):
-        with pytest.warns(UserWarning, match="no plan has both marginals"):
-            ours = function(a, b, M, REG, np.inf, numItermax=9, stopThr=0)
-        theirs, _ = pot.patching.installed[function.__name__]
-        with pot.patched():
-            pot.unpatch()
-            assert_allclose(ours, theirs(a, b, M, REG, np.inf, numItermax=9, stopThr=0), rtol=1e-10)
-        pot.patch()
-    with pytest.warns(UserWarning, match="no plan has both marginals"):
-        assert np.isfinite(ot.unbalanced.sinkhorn_knopp_unbalanced(a, b, M, REG, np.inf)).all()
+    with pytest.raises(mapuot.InfeasibleError, match="equal masses"):
+        ot.unbalanced.sinkhorn_knopp_unbalanced(a / a.sum(), 3 * b / b.sum(), M, REG, np.inf)
 
 
 # what the caller hears
@@ -344,7 +259,6 @@ def calls_that_do_not_converge():
     xs = np.random.default_rng(0).random((9, 2))
     hard = (a, b, M, 1e-4, 100.0)
     return {
-        "iterates": (lambda: pot.sinkhorn_knopp_unbalanced(*hard, numItermax=3), "numItermax, reg or stopThr"),
         "certified": (lambda: pot.sinkhorn_unbalanced(*hard, numItermax=3), "numItermax, reg or stopThr"),
         "targets": (lambda: pot.sinkhorn_unbalanced2(a, np.stack([b, b], axis=1), M, 1e-4,
                                                      100.0, numItermax=3), "numItermax, reg or stopThr"),
@@ -352,12 +266,6 @@ def calls_that_do_not_converge():
         "mm": (lambda: pot.mm_unbalanced(a, b, M, 1.0, numItermax=2), "numItermax or reg"),
         "da": (lambda: mapuot.da.UnbalancedSinkhornTransport(reg_e=1e-3, reg_m=50.0, max_iter=2).fit(
             xs, Xt=xs[:5] + 0.2), "max_iter, reg or tol"),
-        "da, named": (lambda: mapuot.da.UnbalancedSinkhornTransport(
-            reg_e=1e-3, reg_m=50.0, max_iter=2, method="sinkhorn").fit(xs, Xt=xs[:5] + 0.2), "max_iter, reg or tol"),
-        "patched": (lambda: ot.sinkhorn_unbalanced(*hard, numItermax=3), "numItermax, reg or stopThr"),
-        "patched da": (lambda: ot.da.UnbalancedSinkhornTransport(reg_e=1e-3, reg_m=50.0, max_iter=2).fit(
-            Xs=xs, Xt=xs[:5] + 0.2), "numItermax, reg or stopThr"),
-        "patched solve": (lambda: ot.solve(M, a, b, 1e-4, unbalanced=100.0, max_iter=3), "numItermax, reg or stopThr"),
     }  # fmt: skip
 
 
@@ -424,7 +332,7 @@ def test_gradients_go_through_pot(patched):
             assert np.abs(other).sum() > 0
 
 
-def test_total_cost_has_the_gradient_of_the_objective(patched, routes):
+def test_total_cost_has_the_gradient_of_the_objective(patched):
     """POT's own total lacks the mass terms: near 0, and so is its gradient."""
     torch = pytest.importorskip("torch")
     a, b, M, _ = (torch.tensor(x, requires_grad=True) for x in arrays())
@@ -434,10 +342,8 @@ def test_total_cost_has_the_gradient_of_the_objective(patched, routes):
     assert_allclose(M.grad, pot.sinkhorn_unbalanced(*plain, REG, 1.0, stopThr=1e-9), atol=1e-6)
     assert_allclose(float(cost.detach()), pot.sinkhorn_unbalanced2(*plain, REG, 1.0, returnCost="total"), rtol=1e-9)
     assert ot.solve(M, a, b, reg=REG, unbalanced=1.0).plan.requires_grad
-    routes.clear()
     with torch.no_grad():
         assert not ot.sinkhorn_unbalanced(a, b, M, REG, 1.0).requires_grad
-    assert routes == ["certified"]
 
 
 def test_jax_arrays():

@@ -210,18 +210,18 @@ def test_modules_are_the_functions(kind):
         "loss": (mapuot.torch.SinkhornLoss, sinkhorn_loss),
         "divergence": (mapuot.torch.SinkhornDivergence, sinkhorn_divergence),
     }[kind]
-    right = function(a, b, M, 0.2, 1.0, **TIGHT)
-    assert_allclose(module(0.2, 1.0, reduction="none", **TIGHT)(a, b, M).detach(), right.detach())
+    right = function(M, a, b, reg=0.2, reg_m=1.0, **TIGHT)
+    assert_allclose(module(reg=0.2, reg_m=1.0, reduction="none", **TIGHT)(M, a, b).detach(), right.detach())
     for reduction in ("mean", "sum"):
-        value = module(0.2, 1.0, reduction=reduction, **TIGHT)(a, b, M)
+        value = module(reg=0.2, reg_m=1.0, reduction=reduction, **TIGHT)(M, a, b)
         assert_allclose(value.detach(), getattr(right, reduction)().detach())
         value.backward()
     assert a.grad is not None
-    assert "reg=0.2" in repr(module(0.2, 1.0))
+    assert "reg=0.2" in repr(module(reg=0.2, reg_m=1.0))
     with pytest.raises(ValueError, match="reduction must be one of"):
-        module(0.2, 1.0, reduction="median")
+        module(reg=0.2, reg_m=1.0, reduction="median")
     with pytest.raises(ValueError, match="reg must be a positive finite number"):
-        module(-1, 1.0)
+        module(reg=-1, reg_m=1.0)
 
 
 def test_a_module_trains_within_others():
@@ -332,7 +332,7 @@ def test_the_gradient_is_a_csr_tensor():
         assert M.grad.dtype == dtype
         assert torch.equal(M.grad.col_indices(), M.col_indices())
         assert_allclose(value.item(), wanted.item(), rtol=tol)
-        for x, y in zip((a, b, M), dense, strict=True):
+        for x, y in zip((M, a, b), dense, strict=True):
             slope = x.grad.to_dense() if x is M else x.grad
             assert_allclose(slope, torch.nan_to_num(y.grad), rtol=100 * tol, atol=tol)
 
