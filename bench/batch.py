@@ -124,9 +124,9 @@ def batch(p: int, m: int, threads: int) -> dict[str, Any]:
     times = {name: t * (1.0 if name == "mapuot" else p / count) for name, t in timed(calls, False).items()}
     exact = mapuot.solve_batch(M, A[:count], B[:count], reg=REG, reg_m=RHO, tol=1e-11)
     found = calls["mapuot"]()
-    plans = {"mapuot": [found.plan(i) for i in range(count)], "POT": calls["POT"]()}
+    plans = {"mapuot": [found[i].plan for i in range(count)], "POT": calls["POT"]()}
     errors = {
-        name: max(np.abs(P - exact.plan(i)).sum() / exact.mass[i] for i, P in enumerate(made))
+        name: max(np.abs(P - exact[i].plan).sum() / exact.mass[i] for i, P in enumerate(made))
         for name, made in plans.items()
     }
     return {"p": p, "n": m, "times": times, "errors": errors}
@@ -224,7 +224,7 @@ def plan_error(plan: Any, tight: Any) -> float:
     """Return the largest error of some problems' plans, relative to the mass."""
     cp = import_module("cupy")
     some = range(0, PROBLEMS, 64)
-    return max(float(abs(cp.from_dlpack(plan(i)) - tight.plan(i)).sum()) / tight.mass[i] for i in some)
+    return max(float(abs(cp.from_dlpack(plan(i)) - tight[i].plan).sum()) / tight.mass[i] for i in some)
 
 
 # ---- loss and gradient

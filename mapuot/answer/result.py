@@ -90,6 +90,8 @@ class Answer:
     _backend: ModuleType
     log_u: Any
     log_v: Any
+    row_marginal: Any
+    col_marginal: Any
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickle stores: everything but the core's handle on the plan."""
@@ -110,6 +112,16 @@ class Answer:
         """Dual potentials of the columns, ``reg * log_v``, in units of M."""
         with np.errstate(over="ignore"):
             return self.problem.reg * self.log_v
+
+    @property
+    def potentials(self) -> tuple[Any, Any]:
+        """The pair (f, g)."""
+        return self.f, self.g
+
+    @property
+    def marginals(self) -> tuple[Any, Any]:
+        """The pair (row_marginal, col_marginal), in units of mass."""
+        return self.row_marginal, self.col_marginal
 
 
 class Result(Certified, Answer):

@@ -46,9 +46,20 @@ class BarycenterResult:
     q: F64  # (n,), or (r, n) for r vectors of weights; units of mass
     log_u: F64  # (p, n) or (r, p, n): P_s = diag(u_s) exp(-M / reg) diag(v_s), rows A_s, columns q
     log_v: F64
+    reg: float
     n_passes: int
     change: float  # of the last pass: max over barycenters of |q - q_before|_1 / |q|_1; sparse M: at least what q lacks
-    converged: bool  # change <= tol_change
+    status: str  # "converged": change <= tol_change; or "max_passes"
+    how: str  # what the passes read: "dense K" or "pairs"
+
+    @property
+    def converged(self) -> bool:
+        return self.status == "converged"
+
+    @property
+    def potentials(self) -> tuple[F64, F64]:
+        """The pair (f, g) of each histogram with q, ``reg * log_u`` and ``reg * log_v``, in units of M."""
+        return self.reg * self.log_u, self.reg * self.log_v
 
     def __repr__(self) -> str:
         p, n = self.log_u.shape[-2:]
@@ -157,7 +168,11 @@ def barycenter(
     q, log_u, log_v = core.q.T, core.log_u.transpose(1, 2, 0), core.log_v.transpose(1, 2, 0)
     if weights is None or np.ndim(weights) == 1:
         q, log_u, log_v = q[0], log_u[0], log_v[0]
-    return BarycenterResult(q, log_u, log_v, n_passes, change, change <= tol)
+    status, how = (
+        "converged" if change <= tol else "max_passes",
+        "pairs" if isinstance(core.kernel, SparseKernel) else "dense K",
+    )
+    return BarycenterResult(q, log_u, log_v, core.reg, n_passes, change, status, how)
 
 
 class Core:

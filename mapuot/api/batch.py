@@ -401,15 +401,15 @@ class BatchResult(Answer, Sequence[Result]):
         shared = MK.ndim == 2
         return np.asarray(host(((U @ MK) * V).sum(1) if shared else xp.einsum("pi,pij,pj->p", U, MK, V, optimize=True)))
 
-    def plan(self, i: int) -> Any:
-        """The plan of problem i, (m, n), in M's dtype."""
-        return self[i].plan
+    @cached_property
+    def plan(self) -> Any:
+        """All plans as one array, (p, m, n), in M's dtype, formed on first use; of a sparse M a list of CSR arrays.
 
-    def plans(self) -> Any:
-        """All plans as one array, (p, m, n), in M's dtype; of a sparse M a list of CSR arrays."""
+        ``result[i].plan`` is that of problem i alone.
+        """
         p, xp = self.problem, namespace(self.problem.M)
         if p.cost.operator == "pairs":
-            return [self.plan(i) for i in range(len(self))]
+            return [one.plan for one in self]
         out = xp.empty((len(self), *p.shape), p.cost.dtype)
         for i in range(len(self)):
             self[i].form_plan(out[i])
@@ -429,13 +429,13 @@ class BatchResult(Answer, Sequence[Result]):
             return K * (U.T @ V) if K.ndim == 2 else U[:, :, None] * K * V[:, None, :]
         weights = host(weights)
         if self.problem.cost.operator == "pairs":
-            plans = (float(w) * self.plan(i).astype(np.float64) for i, w in enumerate(weights))
+            plans = (float(w) * self[i].plan.astype(np.float64) for i, w in enumerate(weights))
             return list(plans) if self.problem.M.ndim == 3 else total_in_place(plans)
         if self.problem.M.ndim == 3:
-            return xp.stack([float(w) * self.plan(i) for i, w in enumerate(weights)]).astype(np.float64)
+            return xp.stack([float(w) * self[i].plan for i, w in enumerate(weights)]).astype(np.float64)
         total = xp.zeros(self.problem.shape)
         for i, w in enumerate(weights):
-            total += float(w) * self.plan(i)
+            total += float(w) * self[i].plan
         return total
 
     def factors(self) -> tuple[Any, Any, Any, Any] | None:

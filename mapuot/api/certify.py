@@ -80,6 +80,11 @@ class Certificate:
     rounds: int
     converged: bool
 
+    @property
+    def gap(self) -> float:
+        """How much more the sparse plan may cost than the dense optimum, in units of the objective."""
+        return self.objective - self.dual
+
 
 def certify(
     result: Result,

@@ -117,7 +117,7 @@ def minibatches(p=7, m=21, n=18, dtype=float):
 def assert_as_alone(result, M, A, B, reg, reg_m, **options):
     for i in range(len(result)):
         one = solve(M if M.ndim == 2 else M[i], A[i], B[i], reg=reg, reg_m=reg_m, tol=1e-10, precision="float64")
-        apart = np.abs(result.plan(i).astype(float) - one.plan).sum() / one.mass
+        apart = np.abs(result[i].plan.astype(float) - one.plan).sum() / one.mass
         assert result.converged[i]
         assert apart <= result.error_bound[i] + one.error_bound + 1e-6 * (M.dtype == "f4")
         assert result.error_bound[i] <= options.get("tol", 1e-6)
@@ -185,9 +185,9 @@ def test_result_is_a_sequence():
     assert [r.mass for r in result] == pytest.approx(result.mass)
     assert result[-1].gap == result.gap[4]
     assert len(result[1:3]) == 2
-    assert_allclose(result.plan(2).sum(1), result.row_marginal[2], rtol=1e-12)
+    assert_allclose(result[2].plan.sum(1), result.row_marginal[2], rtol=1e-12)
     weights = np.linspace(-1, 1, 5)
-    assert_allclose(result.plan_sum(weights), sum(w * result.plan(i) for i, w in enumerate(weights)), atol=1e-15)
+    assert_allclose(result.plan_sum(weights), sum(w * result[i].plan for i, w in enumerate(weights)), atol=1e-15)
     assert_allclose(result.f, 0.05 * result.log_u)
     assert "5 problems 37x53" in repr(result)
     with pytest.raises(IndexError):
@@ -197,10 +197,10 @@ def test_result_is_a_sequence():
 def test_all_plans_in_one_array(backend):
     for M, A, B in (histograms(), minibatches(dtype="f4")):
         result = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend=backend)
-        plans = result.plans()
+        plans = result.plan
         assert plans.shape == (len(A), *M.shape[-2:])
         assert plans.dtype == M.dtype
-        np.testing.assert_array_equal(plans, [result.plan(i) for i in range(len(A))])
+        np.testing.assert_array_equal(plans, [result[i].plan for i in range(len(A))])
 
 
 def test_one_vector_serves_all():
@@ -218,7 +218,7 @@ def test_result_can_be_pickled(backend):
     result = solve_batch(M, A, B, reg=0.05, reg_m=1.0, backend=backend)
     again = pickle.loads(pickle.dumps(result))
     np.testing.assert_array_equal(again.log_u, result.log_u)
-    np.testing.assert_array_equal(again.plan(1), result.plan(1))
+    np.testing.assert_array_equal(again[1].plan, result[1].plan)
 
 
 def test_bad_arguments():

@@ -30,7 +30,7 @@ def test_a_batch_on_one_cloud(reg_m):
     got = mapuot.solve_batch(cloud, A, B, reg=0.1, reg_m=reg_m, tol=1e-9)
     want = mapuot.solve_batch(np.asarray(cloud), A, B, reg=0.1, reg_m=reg_m, tol=1e-9)
     assert got.converged.all()
-    np.testing.assert_allclose(got.plans(), want.plans(), atol=1e-8)
+    np.testing.assert_allclose(got.plan, want.plan, atol=1e-8)
     np.testing.assert_allclose(got.cost, want.cost, rtol=1e-7)
     np.testing.assert_allclose(got.objective, want.objective, rtol=1e-7)
     np.testing.assert_allclose(got.plan_sum(np.ones(4)), want.plan_sum(np.ones(4)), atol=1e-8)

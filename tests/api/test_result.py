@@ -220,3 +220,30 @@ def test_bad_size_of_a_sample():
     for size in (0, 2.5, True):
         with pytest.raises(ValueError, match="size must be an integer"):
             clouds(5, 4).solve().sample(size)
+
+
+# one protocol
+
+WORDS = (
+    "potentials", "marginals", "cost", "objective", "dual", "mass", "gap", "error_bound", "status", "converged", "how",
+    "n_passes",
+)  # fmt: skip
+
+
+def test_all_results_have_the_same_words():
+    x = np.linspace(0, 1, 9)
+    M = (x[:, None] - x) ** 2
+    one = mapuot.solve(M, reg=0.1, reg_m=1.0)
+    many = mapuot.solve_batch(M, np.ones((3, 9)), reg=0.1, reg_m=1.0)
+    three = mapuot.multimarginal({(0, 1): M, (1, 2): M}, [np.ones(9)] * 3, reg=0.1, reg_m=1.0)
+    for result in (one, many, three):
+        assert result
+        for word in WORDS:
+            assert not callable(getattr(result, word)), word
+        assert [x.shape[-1] for x in result.potentials] == [x.shape[-1] for x in result.marginals]
+    assert many.plan.shape == (3, 9, 9)
+    np.testing.assert_allclose(many.plan[1], many[1].plan)
+    middle = mapuot.barycenter(M, np.eye(9)[[0, 8]] + 0.01, reg=0.1, reg_m=1.0)
+    assert middle.status == "converged"
+    assert middle.how == "dense K"
+    np.testing.assert_allclose(middle.potentials[0], 0.1 * middle.log_u)

@@ -342,8 +342,8 @@ def test_a_batch_is_its_problems(backend, reg_m, each):
         alone = mapuot.solve(matrices[i], A[i], B[i], reg=0.1, reg_m=reg_m, precision="float64", **options)
         assert one.n_passes == alone.n_passes
         np.testing.assert_array_equal(one.plan.data, alone.plan.data)
-        np.testing.assert_array_equal(batch.plans()[i].data, alone.plan.data)
-        np.testing.assert_allclose(one.plan.toarray(), far.plan(i), rtol=1e-7, atol=1e-12)
+        np.testing.assert_array_equal(batch.plan[i].data, alone.plan.data)
+        np.testing.assert_allclose(one.plan.toarray(), far[i].plan, rtol=1e-7, atol=1e-12)
     weights = np.array([1.0, -2.0, 0.5, 3.0])
     total = batch.plan_sum(weights)
     wanted = far.plan_sum(weights)

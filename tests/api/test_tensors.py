@@ -86,13 +86,13 @@ def test_a_batch_of_tensors():
     )
     for name in ("log_u", "row_marginal", "gap", "error_bound", "cost", "n_passes", "converged"):
         assert_same(getattr(found, name), getattr(right, name))
-    assert_same(found.plans(), right.plans())
-    assert_same(found.plan(1), right.plan(1))
+    assert_same(found.plan, right.plan)
+    assert_same(found[1].plan, right[1].plan)
     assert_same(found.plan_sum(torch.tensor([0.5, 2.0])), right.plan_sum(np.array([0.5, 2.0])))
     assert found.status.tolist() == ["converged"] * 2
     assert len(found) == 2
     for one in (found[1], list(found)[1], found[-1:][0]):
-        assert_same(one.plan, right.plan(1))
+        assert_same(one.plan, right[1].plan)
     again = mapuot.solve_batch(M, A, b, reg=0.1, reg_m=1.0, warm_start=found)
     assert again.n_passes.max() <= 2
 
@@ -103,7 +103,7 @@ def test_a_gradient_that_is_lost_is_told_at_the_callers_line():
     M.requires_grad_()
     for call in (
         lambda: mapuot.solve(M, a, b, reg=CASE.reg, reg_m=1.0).plan,
-        lambda: mapuot.solve_batch(M, a[None], b, reg=CASE.reg, reg_m=1.0, tol=1e-9).plan(0),
+        lambda: mapuot.solve_batch(M, a[None], b, reg=CASE.reg, reg_m=1.0, tol=1e-9)[0].plan,
         lambda: next(mapuot.path(M, a, b, regs=[CASE.reg], reg_ms=1.0)).plan,
     ):
         with pytest.warns(UserWarning, match="^M requires grad .*mapuot.torch.sinkhorn_loss") as told:

@@ -161,7 +161,7 @@ def test_layouts():
     turned = cp.asarray(M.swapaxes(1, 2).astype("f4").copy()).swapaxes(1, 2)
     assert_allclose(solve_batch(turned, A, B, reg=0.05, reg_m=1.0).objective, right.objective, rtol=1e-5)
     single = solve_batch(cp.asarray(M[0]), A[1], B, reg=0.05, reg_m=1.0)
-    assert_allclose(single.plan_sum(np.ones(5)).get(), sum(single.plan(i).get() for i in range(5)), rtol=1e-9)
+    assert_allclose(single.plan_sum(np.ones(5)).get(), sum(single[i].plan.get() for i in range(5)), rtol=1e-9)
     square = histograms(m=30, n=30)
     M = (square[0] + square[0].T) / 2
     value = sinkhorn_divergence(*(cp.asarray(x) for x in (M, *square[1:])), reg=0.05, reg_m=1.0)

@@ -156,7 +156,7 @@ def test_a_batch_of_matrices_has_its_plans_where_they_are(on_device):
     got = mapuot.solve_batch(given, A, B, reg=0.1, reg_m=1.0, tol=1e-9, backend="auto" if any(on_device) else "cuda")
     want = mapuot.solve_batch(both, A, B, reg=0.1, reg_m=1.0, tol=1e-9)
     assert got.converged.all()
-    for one, other in zip(got.plans(), want.plans(), strict=True):
+    for one, other in zip(got.plan, want.plan, strict=True):
         assert isinstance(one, device_sparse.csr_matrix if any(on_device) else sparse.csr_array)
         found = one.get() if any(on_device) else one
         np.testing.assert_allclose(found.toarray(), other.toarray(), rtol=1e-7)
