@@ -1,4 +1,15 @@
-"""mapuot: entropic unbalanced optimal transport on dense costs, with a certificate on every answer."""
+"""Entropic unbalanced optimal transport, with a certificate on every answer.
+
+`solve` solves one problem, `solve_batch` many at once, `path` one for a list of penalties, `solve_sample` one between
+clouds of points, `multimarginal` one of many marginals; `barycenter` and `sinkhorn_divergence` are made of such
+problems. Modules for those who come from other libraries are imported on first use:
+
+- ``mapuot.pot``: POT's unbalanced functions, and ``patched()``, within which POT itself runs on mapuot
+- ``mapuot.da``: domain adaptation, an estimator of scikit-learn
+- ``mapuot.wot``: populations over time, under the names of wot and moscot
+- ``mapuot.torch``, ``mapuot.jax``: losses with gradients for PyTorch and JAX
+- ``mapuot.plot``: pictures of results, by Matplotlib
+"""
 
 from importlib import import_module
 from typing import Any
@@ -51,11 +62,15 @@ __all__ = [
     "solve",
     "solve_batch",
     "solve_sample",
+    "wot",
 ]
 
 
+DOORS = ("da", "jax", "plot", "torch", "wot")  # each imports a library of its own: those in __all__ need no extra
+
+
 def __getattr__(name: str) -> Any:
-    """The doors to other libraries, on first use: each imports its own."""
+    """Import a door on first use."""
     if name == "da":
         return import_module(".da", __name__)
     if name == "jax":
@@ -67,3 +82,7 @@ def __getattr__(name: str) -> Any:
     if name == "wot":
         return import_module(".wot", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *DOORS})

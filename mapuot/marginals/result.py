@@ -133,11 +133,6 @@ class MultiResult(Certified):
             raise ValueError(f"i and j must be two marginals, got {i} twice")
         return i, j
 
-    @property
-    def how(self) -> str:  # type: ignore[override]
-        """What the passes read: kernels along a tree or of a triangle, or one array of all marginals."""
-        return f"{len(self.problem.marginals)} marginals, {self.problem.kind}"
-
     @cached_property
     def marginals(self) -> list[F64]:
         """The marginals of the plan, (n_k,) each, in units of mass."""

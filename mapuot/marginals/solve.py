@@ -37,6 +37,7 @@ def multimarginal(
     backend: str = "auto",
     threads: int | None = None,
     callback: Callable[[Stats], Any] | None = None,
+    progress: bool = False,
 ) -> MultiResult:
     """Solve entropic unbalanced transport between many marginals at once, with a certificate.
 
@@ -72,6 +73,8 @@ def multimarginal(
         use, one for small problems.
     callback : callable, optional
         ``callback(stats)`` after every pass; a true return value stops the solve.
+    progress : bool
+        Show a progress bar on standard error.
 
     Returns
     -------
@@ -119,7 +122,7 @@ def multimarginal(
     problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)
     own = Stage(problem.reg, options.tol, options.precision, options.memory, most, UNDONE, "here")
     way = Route(False, False, None, options, (*climb(problem, options, most // 2), own))
-    run = Run(Engine(), most, as_callback(callback))
+    run = Run(Engine(), most, as_callback(callback), progress)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         done, _ = all_stages(run, problem, way, np.zeros(1))
     how = in_words(run.reads, len(done) - 1, f"corrected by {run.clusters} clusters" * (run.clusters > 0))

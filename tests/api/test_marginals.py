@@ -868,3 +868,11 @@ def test_gaps_are_those_of_costs_as_they_are(narrow):
         P = plan_of(whole(costs, masses), masses, 0.1, result.log_u)
         found = [(P.sum(axes_but(P, k)), masses[k] * np.exp(-0.1 / rho * result.log_u[k])) for k in range(3)]
         assert rho * sum(kl_divergence(r, q).sum() for r, q in found) <= result.gap
+
+
+def test_progress_shows_the_passes(capsys):
+    M = np.abs(np.arange(6.0)[:, None] - np.arange(6.0))
+    seen = []
+    mapuot.multimarginal({(0, 1): M}, [np.ones(6)] * 2, reg=0.5, reg_m=1.0, progress=True, callback=seen.append)
+    assert seen
+    assert f"{len(seen)} of at most 10000 passes" in capsys.readouterr().err

@@ -224,6 +224,8 @@ def test_doors_open_by_name():
     code = "import mapuot; print(mapuot.da.__name__)\ntry: mapuot.no_such_door\nexcept AttributeError as e: print(e)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["mapuot.da", "module 'mapuot' has no attribute 'no_such_door'"]
+    assert {*mapuot.__all__, "torch", "jax", "plot"} == {*dir(mapuot)}
+    assert all(f"``mapuot.{name}``" in mapuot.__doc__ for name in mapuot.DOORS)
 
 
 def test_a_function_that_is_read_shows_a_bar(capsys):
