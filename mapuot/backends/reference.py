@@ -18,10 +18,10 @@ from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.problem import EXPONENT_ROUNDING, Problem
 from ..problem.side import Side
-from ..problem.validate import as_columns
 from ..status import FAILED
 from .coarse import Coarse, Labels
 from .contract import LEAST_MASS, Options, Stats, memory_of, weigh
+from .stream import StreamedPlan
 
 __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 
@@ -313,11 +313,11 @@ class Workspace:
         del self.log_k, self.P
 
 
-class PlanStream:
+class PlanStream(StreamedPlan):
     """The plan of given potentials; the reference simply holds it."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
-        self.cost, self.M = problem.cost, whole(problem.cost, np.inf)
+        self.problem, self.cost, self.M = problem, problem.cost, whole(problem.cost, np.inf)
         self.P = scaled(log_u, log_v, log_kernel(problem))
         self.dtype = problem.cost.dtype
 
@@ -331,14 +331,9 @@ class PlanStream:
         out[:] = block
         return out
 
-    def apply(self, X: Any, name: str = "X") -> Any:
-        X, flat = as_columns(X, self.P.shape[1], name)
-        return (self.P @ X)[:, 0] if flat else self.P @ X
+    def product(self, X: Any, turned: bool) -> Any:
+        return (self.P.T if turned else self.P) @ X
 
-    def apply_transpose(self, Y: Any) -> Any:
-        Y, flat = as_columns(Y, self.P.shape[0], "Y")
-        return (self.P.T @ Y)[:, 0] if flat else self.P.T @ Y
-
-    def sums(self) -> tuple[float, F64, F64]:
+    def own_sums(self) -> tuple[float, F64, F64]:
         cost = np.where(self.P > 0, self.M, 0.0) * self.P
         return float(cost.sum()), self.P.sum(1), self.P.sum(0)

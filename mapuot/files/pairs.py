@@ -23,7 +23,7 @@ BLOCK_PAIRS = 1 << 22  # at once: 50 MB of costs and indices of 64 bits, and wha
 class PairsFile(Cost):
     """A CSR or CSC matrix as three arrays of a file; ``told`` is a context that names the file in errors."""
 
-    pairs = True
+    operator = "pairs"
     kind = Sparse.kind
 
     def __init__(

@@ -17,7 +17,6 @@ import numpy as np
 from ..._core import lib
 from ...penalties import F64
 from ...problem.problem import Problem
-from ...problem.validate import as_columns
 from ..contract import Options
 from ..separable import Separable
 from . import log_matmul, stream
@@ -98,16 +97,15 @@ class GridStream(stream.PlanStream):
             )
         return super().plan(i0, i1, out)
 
-    def apply(self, X: Any, name: str = "X") -> Any:
-        X, flat = as_columns(X, self.problem.shape[1], name)
-        return self.signed(X, flat, self.alpha, self.beta, self.products.log_dot)
+    def halves(self, turned: bool) -> tuple[F64, F64, Any]:
+        """Exponents of the points that get sums and of those summed over, and the product between them."""
+        if turned:
+            return self.beta, self.alpha, self.products.log_dot_transpose
+        return self.alpha, self.beta, self.products.log_dot
 
-    def apply_transpose(self, Y: Any) -> Any:
-        Y, flat = as_columns(Y, self.problem.shape[0], "Y")
-        return self.signed(Y, flat, self.beta, self.alpha, self.products.log_dot_transpose)
-
-    def signed(self, X: F64, flat: bool, own: F64, other: F64, log_dot: Any) -> Any:
+    def product(self, X: Any, turned: bool) -> Any:
         """exp(own) K (exp(other) X), of positive and of negative entries apart."""
+        own, other, log_dot = self.halves(turned)
         out = np.zeros((len(own), X.shape[1]))
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             for k, x in enumerate(X.T):
@@ -115,17 +113,11 @@ class GridStream(stream.PlanStream):
                     if (sign * x > 0).any():
                         log_x = np.log(np.maximum(sign * x, 0.0))
                         out[:, k] += sign * np.exp(own + log_dot(other + log_x))
-        return out[:, 0] if flat else out
+        return out
 
-    def sums(self) -> tuple[float, F64, F64]:
+    def own_sums(self) -> tuple[float, F64, F64]:
         """The cost is summed axis by axis, without differences."""
         with np.errstate(over="ignore"):
-            row, col = (
-                np.exp(own + log_dot(other))
-                for own, other, log_dot in (
-                    (self.alpha, self.beta, self.products.log_dot),
-                    (self.beta, self.alpha, self.products.log_dot_transpose),
-                )
-            )
+            row, col = (np.exp(own + log_dot(other)) for own, other, log_dot in map(self.halves, (False, True)))
             parts = (np.exp(self.alpha + self.products.log_dot(self.beta, k)) for k in range(len(self.products.logs)))
             return float(sum(part.sum() for part in parts)), row, col

@@ -16,7 +16,7 @@ from ...penalties import F64
 from ...problem.points import Kept
 from ...problem.problem import Problem
 from ...problem.sparse import Sparse
-from ...problem.validate import as_columns
+from ..stream import StreamedPlan
 from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, pool_for, zeros
 
 
@@ -34,7 +34,7 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
     return (low, high, int(bad), int(infinite)) if math.isfinite(low) else (0.0, 0.0, int(bad), int(infinite))
 
 
-class PlanStream:
+class PlanStream(StreamedPlan):
     """The plan of given potentials, made from M in float64, block by block."""
 
     def __init__(
@@ -77,33 +77,29 @@ class PlanStream:
             check(lib.mapuot_form_plan(*arguments, DTYPES[self.dtype.name], part, 0))
         return pairs.with_data(out)
 
-    def apply(self, X: Any, name: str = "X") -> Any:
+    def product(self, X: Any, turned: bool) -> Any:
         m, n = self.problem.shape
-        X, flat = as_columns(X, n, name)
+        if turned:
+            return self.product_turned(np.ascontiguousarray(X))
         out, Xt = np.empty((m, X.shape[1])), zeros(X.shape[1] * padded(n))
         Xt.reshape(X.shape[1], -1)[:, :n] = X.T
         for i0, i1, arguments in self.blocks(0, m, X.shape[1]):
             check(lib.mapuot_apply(*arguments, X.shape[1], pointer(Xt), pointer(out[i0:i1])))
-        return out[:, 0] if flat else out
+        return out
 
-    def apply_transpose(self, Y: Any) -> Any:
+    def product_turned(self, Y: F64) -> F64:
         m, n = self.problem.shape
-        Y, flat = as_columns(Y, m, "Y")
         total, out = zeros(Y.shape[1] * padded(n)), empty(Y.shape[1] * padded(n))
-        Y = np.ascontiguousarray(Y)
         for i0, i1, arguments in self.blocks(0, m, Y.shape[1]):
             check(lib.mapuot_apply_transpose(*arguments, Y.shape[1], pointer(Y[i0:i1]), pointer(out)))
             total += out
-        out = self.problem.ranks.sum(total)
-        result = np.ascontiguousarray(out.reshape(Y.shape[1], -1)[:, :n].T)
-        return result[:, 0] if flat else result
+        return np.ascontiguousarray(total.reshape(Y.shape[1], -1)[:, :n].T)
 
-    def sums(self) -> tuple[float, F64, F64]:
+    def own_sums(self) -> tuple[float, F64, F64]:
         m, n = self.problem.shape
         cost, row_sum, total = 0.0, np.empty(m), np.zeros(n)
         out, col_sum = np.empty(2), np.empty(n)
         for i0, i1, arguments in self.blocks(0, m):
             check(lib.mapuot_plan_sums(*arguments, pointer(out), pointer(row_sum[i0:i1]), pointer(col_sum)))
             cost, total = cost + float(out[0]), total + col_sum
-        ranks = self.problem.ranks
-        return float(ranks.sum(cost)), row_sum, ranks.sum(total)
+        return cost, row_sum, total

@@ -23,10 +23,11 @@ from .. import records
 from ..contract import MEMORY
 from ..records import put
 from ..workspace import STORAGE
-from .arrays import as_columns, need_memory, on_device
+from .arrays import need_memory, on_device
 from .kernels import ITEMSIZE, STORES, Shape, by_value, kernel, line, ring_offset, shape_options
 from .kernels import THREADS as ALL_THREADS
 from .launch import GRAPH_PASSES, SHARE, TRACE_PASSES, Iterate, Persistent, device_limits, switches
+from .stream import DevicePlan
 from .workspace import Workspace
 
 RUNS, HALF = (records.read("common/record.h", "sparse.cuh")[name] for name in ("Runs", "Half"))
@@ -308,7 +309,7 @@ class SparseWorkspace(Workspace):
         self.launch.graphs.clear()
 
 
-class SparseStream:
+class SparseStream(DevicePlan):
     """The plan of given potentials on the stored pairs, made from M in float64; CuPy where M is CuPy's, else numpy."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
@@ -334,30 +335,20 @@ class SparseStream:
             runs.launch("sparse_entries", made, values, np.int64(before), np.float64(0.0), i0=i0, i1=i1)
         return self.cost.read(i0, i1).with_data(self.back(values))
 
-    def product(self, rows: bool, X: Any, name: str) -> Any:
-        runs, own, other = self.along(rows)
-        X, flat = as_columns(X, len(other), name)
+    def product(self, X: Any, turned: bool) -> Any:
+        runs, own, other = self.along(not turned)
         d = X.shape[1]
         out = cp.empty((runs.count, d))
         for x0 in range(0, d, 4):
             runs.launch("sparse_apply", (own, other, self.problem.reg), X, np.int64(d), np.int64(x0), out)
-        if not rows and self.problem.ranks.size > 1:
-            out = cp.asarray(self.problem.ranks.sum(out.get()))
-        out = self.back(out)
-        return out[:, 0] if flat else out
+        return out
 
-    def apply(self, X: Any, name: str = "X") -> Any:
-        return self.product(True, X, name)
-
-    def apply_transpose(self, Y: Any) -> Any:
-        return self.product(False, Y, "Y")
-
-    def sums(self) -> tuple[float, F64, F64]:
+    def own_sums(self) -> tuple[float, F64, F64]:
         found = []
         for rows in (True, False):
             runs, own, other = self.along(rows)
             out, paid = cp.empty(runs.count), cp.empty(runs.count)
             runs.launch("sparse_sums", (own, other, self.problem.reg), out, paid)
             found.append((out.get(), float(paid.sum())))
-        ranks, ((row, cost), (col, _)) = self.problem.ranks, found
-        return float(ranks.sum(cost)), row, ranks.sum(col)
+        (row, cost), (col, _) = found
+        return cost, row, col

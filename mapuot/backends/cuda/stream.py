@@ -18,6 +18,7 @@ from ...problem.mask import Masked
 from ...problem.problem import Problem
 from ..cpu.stream import extrema as extrema_on_host
 from ..records import put
+from ..stream import StreamedPlan
 from .arrays import Stage, as_columns, free_memory, most_bytes, on_device
 from .kernels import STORES, VIEW, Job, by_value, kernel
 
@@ -104,7 +105,16 @@ def reduce_rows(function: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float
     return [x.max(0) if function == "row_max" else x.sum(0) for x in out]
 
 
-class PlanStream:
+class DevicePlan(StreamedPlan):
+    """A plan whose products are made on the device; they come back as numpy where M is numpy."""
+
+    as_columns = staticmethod(as_columns)
+
+    def over_ranks(self, x: Any) -> Any:
+        return cp.asarray(self.problem.ranks.sum(x.get())) if self.problem.ranks.size > 1 else x
+
+
+class PlanStream(DevicePlan):
     """The plan of given potentials, made from M in float64, block by block; numpy where M is numpy, else CuPy."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
@@ -129,7 +139,7 @@ class PlanStream:
                 block.get(out=out[k0 - i0 : k1 - i0])
         return out
 
-    def product(self, M: Any, c: Any, alpha: Any, beta: Any, X: Any) -> Any:
+    def block_product(self, M: Any, c: Any, alpha: Any, beta: Any, X: Any) -> Any:
         (m, n), d = M.shape, X.shape[1]
         grid = parts(m, n)
         out, view = cp.empty((grid[1], m, d)), view_of(M, c, alpha, beta, self.problem.reg)
@@ -137,26 +147,17 @@ class PlanStream:
             stream("apply", M, c)(grid, (256,), (view, X, np.int64(d), np.int64(x0), out))
         return out.sum(0)
 
-    def apply(self, X: Any, name: str = "X") -> Any:
-        X, flat = as_columns(X, self.problem.shape[1], name)
-        out = cp.empty((self.problem.shape[0], X.shape[1]))
-        for i0, i1, M, c in blocks_of(self.problem):
-            out[i0:i1] = self.product(M, c, self.alpha[i0:i1], self.beta, X)
-        out = self.back(out)
-        return out[:, 0] if flat else out
-
-    def apply_transpose(self, Y: Any) -> Any:
+    def product(self, X: Any, turned: bool) -> Any:
         m, n = self.problem.shape
-        Y, flat = as_columns(Y, m, "Y")
-        out = cp.zeros((n, Y.shape[1]))
+        out = cp.zeros((n if turned else m, X.shape[1]))
         for i0, i1, M, c in blocks_of(self.problem):
-            out += self.product(M.T, None if c is None else c.T, self.beta, self.alpha[i0:i1], Y[i0:i1])
-        if self.problem.ranks.size > 1:
-            out = cp.asarray(self.problem.ranks.sum(out.get()))
-        out = self.back(out)
-        return out[:, 0] if flat else out
+            if turned:
+                out += self.block_product(M.T, None if c is None else c.T, self.beta, self.alpha[i0:i1], X[i0:i1])
+            else:
+                out[i0:i1] = self.block_product(M, c, self.alpha[i0:i1], self.beta, X)
+        return out
 
-    def sums(self) -> tuple[float, F64, F64]:
+    def own_sums(self) -> tuple[float, F64, F64]:
         (m, n), reg = self.problem.shape, self.problem.reg
         row, col, cost = cp.empty(m), cp.zeros(n), 0.0
         for i0, i1, M, c in blocks_of(self.problem):
@@ -164,5 +165,4 @@ class PlanStream:
             turned = None if c is None else c.T
             col += reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0]
             cost += float(paid.sum())
-        ranks = self.problem.ranks
-        return float(ranks.sum(cost)), row.get(), ranks.sum(col.get())
+        return cost, row.get(), col.get()
