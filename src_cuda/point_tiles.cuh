@@ -89,7 +89,7 @@ __device__ __forceinline__ void add_products(const coord (&sum)[TO_EACH][FROM_EA
 }
 
 // The arrays have room for whole tiles, but `weight`.
-extern "C" __global__ void __launch_bounds__(256, POINTS_NARROW ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(256, POINT_BLOCKS)
     tile_sums(const __grid_constant__ State S, int parity, const coord *to, int64_t to_ld, const coord *to_log,
               const coord *from, const coord *from_log, const coord *weight, double *out, int64_t count, int64_t others,
               int64_t d, double scale, const int64_t *, const int *, int64_t from_ld,

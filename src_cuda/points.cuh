@@ -12,8 +12,8 @@
 // KEPT 1: pairs are skipped, a warp's points lie in one box of `unit`, and it sums over the runs of that box.
 // Options: POINTS 1, POINTS_NARROW, QUICK (not narrow), KEPT, SPLIT (1, 2, 4 or 8), FORM (a mapuot_narrow_form; not narrow:
 // a mapuot_metric, or EXPANDED: squares are in the logarithms and c_ij is -x.y, for QUICK 1), DIM (d up to 4, 0 beyond),
-// DEPTH (not 0: the sums are those of point_tiles.cuh), MASKED (1: entries are multiplied by a mask, whose rows are the
-// points that get sums).
+// DEPTH (not 0: the sums are those of point_tiles.cuh), POINT_BLOCKS (of a multiprocessor), MASKED (1: entries are
+// multiplied by a mask, whose rows are the points that get sums).
 #ifndef POINTS_CUH
 #define POINTS_CUH
 #include "common/mask.h"
@@ -45,7 +45,6 @@ typedef double coord;
 #define LOADED (16 / (int)sizeof(coord)) // of these in registers
 #define STRETCH (64 / FROM)              // times as many are summed in coord before they go to float64
 #define OWN (RT * LANES_EACH)            // points of a warp that get sums
-#define POINT_BLOCKS (MASKED ? 1 : HELD && POINTS_NARROW ? 3 : 2) // of a multiprocessor
 #define HELD (DIM && !KEPT ? 64 : 0) // times FROM points that a block holds in shared memory
 #if MASKED
 #define SHARE(q, e) (coord) mask_weight(&mask, at[q], b *FROM + (e))

@@ -43,7 +43,8 @@ def portable(dtype, shape, kl=True, **more):
 def points(narrow, form, dim, **more):
     """Options of sums between points."""
     known = {"POINTS": 1, "POINTS_NARROW": narrow, "FORM": form, "DIM": dim, "KEPT": 0, "MASKED": 0}
-    return portable("float64", (1, 4, 2), **(known | more))
+    known |= more
+    return portable("float64", (1, 4, 2), **known, POINT_BLOCKS=kernels.point_blocks(known))
 
 
 def strips(m, n, dtype):
@@ -157,7 +158,7 @@ MORE = {  # what only other architectures or rare options compile otherwise
             "portable.cu", points(narrow, form, 0, QUICK=quick, DEPTH=16 if narrow else 8),
             {"tile_sums": (128 if narrow else 168, 32)},
         )
-        for narrow, quick, form in [(1, 0, 2), (1, 0, 3), (0, 1, 4), (0, 0, 3)]
+        for narrow, quick, form in [(1, 0, 2), (1, 0, 3), (0, 1, -1), (0, 0, 3)]
     },
     **{
         f"pairs {dtype} {kl} {short}": (

@@ -208,6 +208,15 @@ def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
     return {"GROUPS": groups, "RT": rows, "CT": columns, "RESIDENT": resident, "NARROW": 0, "STORE": 0}
 
 
+def point_blocks(options: dict[str, int]) -> int:
+    """Blocks that a multiprocessor holds of the sums between points of these options (src_cuda/points.cuh)."""
+    if "DEPTH" in options:
+        return 1 + options["POINTS_NARROW"]
+    if options["MASKED"]:
+        return 1
+    return 2 + (options["POINTS_NARROW"] and options["DIM"] > 0 and not options["KEPT"])
+
+
 @cache
 def source(name: str) -> str:
     """A kernel file with the text of its headers in place of their first #include."""

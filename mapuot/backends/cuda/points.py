@@ -26,7 +26,7 @@ from ..records import put
 from ..rules import START
 from .arrays import need_memory
 from .boxes import DeviceBoxes
-from .kernels import MASK, Job, Shape, by_value, kernel, shape_options, together
+from .kernels import MASK, Job, Shape, by_value, kernel, point_blocks, shape_options, together
 from .launch import Iterate, switches
 from .workspace import Workspace
 
@@ -51,6 +51,7 @@ def sums_job(kl: tuple[bool, bool], memory: int, d: int, narrow: bool, form: int
     options = shape_options(Shape(1, 4, 2), "float64", kl, MEMORY=memory)
     options |= {"POINTS": 1, "POINTS_NARROW": int(narrow), "FORM": form, "DIM": d if d <= DIM else 0}
     options |= {"KEPT": 0, "QUICK": 0, "MASKED": 0, "SPLIT": 1} | more
+    options["POINT_BLOCKS"] = point_blocks(options)
     return "portable.cu", "tile_sums" if "DEPTH" in options else "point_sums", options
 
 
@@ -128,11 +129,9 @@ class PointIterate(Iterate):
         _, self.sums, options = self.job(passes, lists)
         d = len(rows.to)
         each, at_once = sizes_of(d, narrow, bool(self.masked), lists is not None)
-        self.block, self.resident = 256 * each // options["SPLIT"], 2
-        if narrow and d <= DIM and lists is None and not self.masked:
-            self.resident = 3
+        self.block, self.resident = 256 * each // options["SPLIT"], options["POINT_BLOCKS"]
         if rows.depth:
-            self.block, at_once, self.resident = TO_TILE, FROM_TILE[rows.log.dtype.name], 2 if narrow else 1
+            self.block, at_once = TO_TILE, FROM_TILE[rows.log.dtype.name]
         names: tuple[str, ...] = (self.sums, "join_rows", "point_columns", "gather_sums")
         names += ("finish_first", "finish_join", "finish_second")
         self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
