@@ -173,8 +173,7 @@ static int narrow_scale(const mapuot_state *state)
 
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
 {
-    const dtype_kernels *k = mapuot_active_kernels()->dtype[state->dtype];
-    if ((state->limits.in_place && !k->plan_pass) || (state->progress.narrow && !k->narrow_pass))
+    if (state->progress.narrow && !mapuot_active_kernels()->dtype[state->dtype]->narrow_pass)
         return MAPUOT_BAD_ARGUMENT;
     if (state->progress.narrow && narrow_scale(state) && in_range(sum_rows(pool, state, WHOLE, 1)))
         return MAPUOT_RUNNING;

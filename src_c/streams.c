@@ -151,8 +151,6 @@ int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, map
 
 static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *out, int64_t ld, int64_t width)
 {
-    if (!each)
-        return MAPUOT_BAD_ARGUMENT;
     job->each = each;
     job->args.out = out;
     job->args.ld = ld;

@@ -129,8 +129,7 @@ static double expect_row(const mapuot_state *state, int64_t i, double s, double 
 
 static int has_form(mapuot_dtype dtype, int form)
 {
-    const dtype_kernels *table = mapuot_active_kernels()->dtype[dtype];
-    return (form == IN_PLACE ? table->plan_pass : form == NARROW ? table->narrow_pass : table->row_pass) != NULL;
+    return form != NARROW || mapuot_active_kernels()->dtype[dtype]->narrow_pass != NULL;
 }
 
 static void run_pass(mapuot_pool *pool, mapuot_state *state, int form)
