@@ -45,8 +45,8 @@ class MultiResult(Certified):
     n_passes : int
         Passes made: how often each kernel was read, beside one more read for each certificate along a tree.
     trace : list of Stats
-        One entry a pass: gap, error, dual, mass, residual, seconds; gap and error are inf where a pass along a tree was
-        not certified.
+        One entry a pass, those with larger regs first: gap, error, dual, mass, residual, seconds; gap and error are inf
+        where a pass along a tree was not certified.
 
     Notes
     -----
