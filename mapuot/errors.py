@@ -24,7 +24,7 @@ class ScalingWarning(UserWarning):
 
 
 class InfeasibleError(ValueError):
-    """No plan satisfies the constraints, for example a balanced point whose every pair is forbidden."""
+    """Error of a problem that no plan satisfies, for example where every pair of a balanced point is forbidden."""
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

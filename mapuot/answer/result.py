@@ -268,7 +268,7 @@ class Result(Certified, Answer):
 
     @property
     def _missed(self) -> float:  # type: ignore[override]
-        """What hard marginals miss, as a share of the mass; on one of several ranks, of its own rows."""
+        """Return what hard marginals miss, as a share of the mass; over ranks, for the rows of this one."""
         sides = (self.problem.rows, self.row_marginal), (self.problem.cols, self.col_marginal)
         with np.errstate(over="ignore", invalid="ignore"):
             missed = sum(penalties.violation(x.penalty, r, x.weight, x.rho, x.upper).sum() for x, r in sides)

@@ -1,1 +1,1 @@
-"""What users call: signatures and docstrings, the problem made, solved and warned of."""
+"""Functions that users call: their arguments become a problem, which is solved and warned of."""

@@ -291,7 +291,7 @@ class Kernel:
 
 
 class SparseKernel:
-    """The same of stored pairs, -inf where no pair ends; by its entries' own largest terms where it underflows."""
+    """Products with a sparse kernel on logarithms: -inf where no pair ends; maxima are taken where sums underflow."""
 
     def __init__(self, cost: Sparse, reg: float) -> None:
         self.low = float(cost.data.min()) / reg

@@ -42,7 +42,7 @@ PASSES = 10_000  # of one sparse solve
 
 @dataclass(frozen=True)
 class Certificate:
-    """What `certify` found.
+    """Answer of `certify`.
 
     Attributes
     ----------
@@ -223,7 +223,7 @@ class Sweep:
 
     @cached_property
     def objective(self) -> float:
-        """Of the sparse plan by the dense costs, which may be others than it was found by: of more digits, say."""
+        """Value the sparse plan by the dense costs, which may have more digits than the stored ones."""
         P, pairs = self.result.plan.data, self.result.problem.cost
         assert isinstance(pairs, Sparse)
         more = costs_of(self.near.problem.cost, pairs.row_numbers(), pairs.column) - pairs.data

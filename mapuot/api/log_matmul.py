@@ -73,7 +73,7 @@ def out_shape(A: Any, B: Any) -> tuple[int, ...]:
 
 
 def as_factors(A: Any, B: Any, module: ModuleType) -> tuple[Any, Any]:
-    """Both as float32 or both as float64, where the other one is, with shapes that fit."""
+    """Return both factors in float32 or both in float64, in one place, and check that their shapes fit."""
     pair = []
     for value, name in ((A, "A"), (B, "B")):
         array = as_array(value, name, module.asarray)

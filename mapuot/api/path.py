@@ -65,7 +65,7 @@ def path(
 
 
 def as_sequence(reg_ms: Any, count: int) -> list[Any]:
-    """One reg_m for each of ``count`` regs."""
+    """Return one reg_m for each of ``count`` regs."""
     members = reg_ms
     if not isinstance(reg_ms, list):
         if not isinstance(reg_ms, tuple) and np.ndim(reg_ms) == 0:

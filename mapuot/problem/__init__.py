@@ -1,1 +1,1 @@
-"""What a problem is: costs, sides, references and every check of an argument."""
+"""Problems: costs, sides, references and every check of an argument."""
