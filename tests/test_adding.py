@@ -112,23 +112,23 @@ def test_a_cost(copy):
 
 PENALTY = """
 import mapuot, numpy as np
-from problems import clouds, dual_by_lbfgs, relative_error, verify, with_forbidden, with_zeros
+from problems import clouds, optimum, verify, with_forbidden, with_zeros
 assert "{folder}" in mapuot.__file__
 for case in (
     clouds(19, 23, reg=0.05, reg_m=0.3, ratio=1.5, penalty="huber"),
     clouds(23, 17, reg=0.01, reg_m=(0.2, 0.1), ratio=3.0, penalty="huber"),
     clouds(20, 20, reg=0.1, reg_m=(0.4, 1.0), ratio=0.4, penalty=("huber", "kl")),
+    with_zeros(clouds(20, 20, reg=0.1, reg_m=(1.0, 0.3), ratio=0.4, penalty=("kl", "huber"))),
     with_forbidden(clouds(20, 25, reg=0.05, reg_m=0.5, ratio=1.2, penalty="huber")),
 ):
-    value, plan = dual_by_lbfgs(case)
+    best = optimum(case)
+    assert best.gap < 1e-14 * best.scale
     for options in {options}:
         for tol in (1e-6, 1e-10):
             result = case.solve(tol=tol, precision="float64", **options)
             assert result.converged, (case.reg_m, options, result)
             verify(result, case)
-            assert abs(result.dual - value) <= 1e-9 * max(1.0, abs(value)), (result.dual, value)
-            assert relative_error(result.plan, plan) <= result.error_bound + 2e-6
-assert "Huber" in result._repr_html_() or "huber" in str(result.problem.rows.penalty)
+assert "Huber" in result._repr_html_()
 """
 
 
@@ -142,3 +142,29 @@ def test_a_penalty_in_c(copy):
     folder, _ = copy("A penalty")
     build(folder)
     run(folder, PENALTY.format(folder=folder, options=[{}, {"threads": 2}, {"backend": "reference"}]))
+
+
+METRIC = """
+import mapuot, numpy as np
+from problems import Case, verify
+from scipy.spatial.distance import cdist
+assert "{folder}" in mapuot.__file__
+rng = np.random.default_rng(0)
+for d in (1, 2, 5, 40):
+    x, y, a, b = rng.normal(size=(70, d)), rng.normal(size=(90, d)), rng.random(70), rng.random(90)
+    case = Case(2 * cdist(x, y, "chebyshev"), a / a.sum(), 1.3 * b / b.sum(), 0.1, 1.0)
+    cloud = mapuot.PointCloud(x, y, "chebyshev", scale=2.0)
+    assert np.array_equal(np.asarray(cloud), case.M)
+    for options in ({{}}, {{"tol": 1e-10}}, {{"threads": 2}}, {{"backend": "reference"}}):
+        result = mapuot.solve(cloud, case.a, case.b, reg=0.1, reg_m=1.0, **options)
+        assert result.converged, (d, options, result)
+        verify(result, case, "mixed")
+"""
+
+
+@pytest.mark.nightly
+def test_a_metric(copy):
+    folder, files = copy("A metric")
+    assert len(files) == 4
+    build(folder)
+    run(folder, METRIC.format(folder=folder))
