@@ -232,7 +232,7 @@ def solve(
 
 
 def check_whole(cost: Any, method: str, out: Any) -> None:
-    """What needs a K of all pairs, or a plan of them, asked of points or of a sparse M."""
+    """Refuse what needs a K or a plan of all pairs where M is points or sparse."""
     if cost.remade and METHODS[method][2]:
         raise ValueError(f"method 'map-uot' overwrites K, which is never formed for {cost.kind}")
     if cost.operator != "pairs":
@@ -254,5 +254,5 @@ def first_read(cost: Any, progress: bool) -> Iterator[Callable[[int], Any] | Non
 
 
 def may_be_finer(options: Options, precision: str) -> bool:
-    """Whether to name float64 where that may help: "auto" has tried it."""
+    """Tell whether a warning should name float64; "auto" has tried it already."""
     return precision not in ("auto", "float64") and options.precision != "float64"

@@ -36,7 +36,7 @@ class Parts:
 
     @property
     def told(self) -> Told:
-        """What those of other rows have to know: 8 bytes of each column that has a partner."""
+        """Return what the parts of other ranks need: 8 bytes for each column that has a partner."""
         used = np.flatnonzero(self.cols < self.count).astype(np.int32)
         return self.count, used, self.cols[used]
 
@@ -59,7 +59,7 @@ class Sparse(Cost):
 
     @classmethod
     def of_matrix(cls, M: Any, name: str = "M") -> Sparse:
-        """What scipy.sparse holds: duplicates added up, explicit zeros kept; its own memory where it is such a CSR.
+        """Make the cost of a SciPy matrix: duplicates are added up, explicit zeros kept; a CSR matrix is not copied.
 
         Of a matrix of cupyx.scipy.sparse a copy: its indices are checked, and its parts are found, on the host.
         """
@@ -88,7 +88,7 @@ class Sparse(Cost):
 
     @property
     def size(self) -> int:
-        """How many pairs are stored."""
+        """Number of stored pairs."""
         return len(self.data)
 
     @property
@@ -124,7 +124,7 @@ class Sparse(Cost):
         return csr_matrix((data, cupy.asarray(column), cupy.asarray(start)), shape=self.shape)
 
     def matrix(self) -> Any:
-        """Itself as a CSR array."""
+        """Return the stored costs as a CSR array."""
         return self.with_data(self.data)
 
     def transpose(self) -> Sparse:
@@ -141,7 +141,7 @@ class Sparse(Cost):
     def blocks(
         self, c: Cost | None = None, i0: int = 0, i1: int | None = None, most: int | None = None
     ) -> Iterator[tuple[int, int, Any, Any]]:
-        """As of every cost; ``most`` bytes of stored numbers at once, and one row at least."""
+        """Yield blocks as every cost does, ``most`` bytes of stored numbers at once and one row at least."""
         i1 = self.shape[0] if i1 is None else i1
         most = sys.maxsize if most is None else max(1, most // self.dtype.itemsize)
         while i0 < i1:
@@ -153,7 +153,7 @@ class Sparse(Cost):
     def range(
         self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
     ) -> tuple[float, float, int, int]:
-        """As of every cost; the pairs that are not stored are counted as +inf."""
+        """Return the range as every cost does; pairs that are not stored count as +inf."""
         absent = self.shape[0] * self.shape[1] - self.size
         if not self.size:
             return 0.0, 0.0, 0, absent
@@ -161,7 +161,7 @@ class Sparse(Cost):
         return low, high, bad, infinite + absent
 
     def finite_range(self, backend: ModuleType) -> tuple[float, float, int, int]:
-        """The same of a reference, which is 0 where it stores nothing."""
+        """Return the range of a reference, which is 0 where it stores nothing."""
         low, high, bad, infinite = backend.extrema(self.data[None]) if self.size else (0.0, 0.0, 0, 0)
         return low, high, bad, infinite
 
@@ -220,7 +220,7 @@ class Sparse(Cost):
         return Parts(count, np.concatenate([x[rows] for x, (rows, _) in zip(new, found, strict=True)]), cols)
 
     def parts_at_once(self, finite: Any, out_rows: Any, out_cols: Any) -> Parts:
-        """By SciPy, which takes 43 bytes a pair."""
+        """Find the parts by SciPy, which takes 43 bytes a pair."""
         from scipy import sparse  # noqa: PLC0415 - on first use
         from scipy.sparse import csgraph  # noqa: PLC0415
 
@@ -255,7 +255,7 @@ class SparseCosts(Cost):
 
     @classmethod
     def of_matrices(cls, matrices: Any) -> SparseCosts:
-        """What a sequence of matrices holds, without a copy where they are CSR of scipy.sparse with equal indices."""
+        """Make the costs of a batch from matrices, without a copy where they are CSR of SciPy with equal indices."""
         for i, M in enumerate(matrices):
             if not is_sparse(M):
                 raise TypeError(f"M[{i}] must be a sparse matrix as the others are, got {type(M).__name__}")
@@ -280,7 +280,7 @@ class SparseCosts(Cost):
 
     @property
     def size(self) -> int:
-        """How many pairs are stored for each."""
+        """Number of pairs that are stored for each problem."""
         return self.places.size
 
     @property
@@ -309,7 +309,7 @@ class SparseCosts(Cost):
 
 
 def same_places(M: Any, first: Any) -> bool:
-    """Whether a matrix has the indices of one that is known to be in order, as CSR both."""
+    """Tell whether a CSR matrix has the indices of another one, which is known to be in order."""
     if M.format != "csr" or first.format != "csr" or M.shape != first.shape or not first.has_canonical_format:
         return False
     return all(map(np.array_equal, (M.indptr, M.indices), (first.indptr, first.indices)))
@@ -338,7 +338,7 @@ def joined(told: list[Told], n: int) -> tuple[int, list[Any], Any]:
 
 
 def is_on_device(value: Any) -> bool:
-    """Whether this is a matrix of cupyx.scipy.sparse."""
+    """Tell whether x is a matrix of cupyx.scipy.sparse."""
     return type(value).__module__.startswith("cupyx.scipy.sparse")
 
 
@@ -355,13 +355,13 @@ def log_sums(pairs: Sparse, x: F64, reg: float) -> F64:
 
 
 def is_sparse(value: Any) -> bool:
-    """Whether this is a matrix of scipy.sparse or cupyx.scipy.sparse; neither is loaded to find out."""
+    """Tell whether x is a matrix of scipy.sparse or cupyx.scipy.sparse; neither is loaded to find out."""
     sparse = sys.modules.get("scipy.sparse")
     return is_on_device(value) or (sparse is not None and sparse.issparse(value))
 
 
 def is_list_of_pairs(value: Any) -> bool:
-    """Whether these are costs of a batch, as `SparseCosts.of_matrices` takes them."""
+    """Tell whether x holds the costs of a batch, as `SparseCosts.of_matrices` takes them."""
     return isinstance(value, (list, tuple)) and any(map(is_sparse, value))
 
 
