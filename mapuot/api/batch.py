@@ -168,7 +168,7 @@ def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
 
 
 class BatchRun:
-    """One solve of a batch under way: its answers, filled in chunk by chunk and problem by problem."""
+    """Solve of a batch under way, whose answers are filled in chunk by chunk and problem by problem."""
 
     def __init__(
         self, module: ModuleType, task: BatchProblem, options: Options, precision: str, max_passes: int
@@ -252,7 +252,7 @@ class BatchRun:
         self.status[part] = np.where(status == "running", "max_passes", status)
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
-        """These problems alone, but in the C core; what is left of them."""
+        """Solve problems one by one in the C core, and return those that it leaves."""
         whole, task = import_module(pick("cpu").__name__ + ".plain"), self.task.on_host()
         options = options_alone(self.options, self.precision, task.cost.size)
         options = dataclasses.replace(options, threads=self.options.threads)
@@ -275,7 +275,7 @@ class BatchRun:
         return left[~np.isin(self.status[left], ("converged", "max_passes"))]
 
     def begin(self, i: int, reached: F64, weight: F64, log_v: Any) -> F64:
-        """Where problem i goes on alone: where the batch left it, if that is a place."""
+        """Return the potentials from which problem i goes on alone: those that the batch left, if they are numbers."""
         if self.n_passes[i] > 0 and np.isfinite(reached[weight > 0]).all():
             return reached
         return np.zeros(self.task.shape[1]) if log_v is None else host(log_v[i])
