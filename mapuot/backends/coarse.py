@@ -56,7 +56,7 @@ def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
 
 
 def features(cost: Cost, largest: float) -> Any:
-    """By what the own rows are told apart: their coordinates, where they are points, else some entries of M."""
+    """Return the table by whose rows points are put into clusters: coordinates, or some entries of M."""
     if cost.operator == "points":
         return cost.rows  # type: ignore[attr-defined]
     columns = host(cost.landmarks()[1])
@@ -64,14 +64,14 @@ def features(cost: Cost, largest: float) -> Any:
 
 
 def find(table: Any, split: Callable[[Any, int], Any], count: int) -> Labels:
-    """So many clusters of the rows of a table; ``split`` labels them."""
+    """Find so many clusters of the rows of a table; ``split`` labels them."""
     label = split(table, count)
     order = np.argsort(label, kind="stable")
     return Labels(order, np.searchsorted(label[order], np.arange(count + 1)), label)
 
 
 def serves(stat: Stats) -> bool:
-    """Whether a matrix can be made of that pass: none of a state that the guard has dropped."""
+    """Tell whether a matrix can be made from a pass, which the guard must not have dropped."""
     return not stat.rejected and stat.status == "running"
 
 
@@ -111,7 +111,7 @@ class Coarse:
             self.wanted = entries > LEAST_ENTRIES and few > 1 and size <= MOST_RANKS
 
     def iterate(self, count: int) -> list[Stats]:
-        """At most ``count`` passes, fewer when the status of the last is not "running"."""
+        """Make at most ``count`` passes, fewer if the status of the last is not "running"."""
         if not self.wanted:
             only: list[Stats] = self.workspace.make_passes(count)
             return only
@@ -148,7 +148,7 @@ class Coarse:
         return stats
 
     def labels_of(self, cost: Cost) -> Labels:
-        """Those that an earlier solve of this cost found, if they are as many: over ranks a cloud has more."""
+        """Return the labels that an earlier solve of this cost found, if they have the right number."""
         labels = FOUND.get(cost)
         if labels is None or labels.clusters != self.count:
             table = features(self.problem.cost, self.problem.M_max)

@@ -1,4 +1,4 @@
-"""What every backend supplies, and what it is given: the words that the loop and the kernels share.
+"""Contract of the backends: what each supplies, and what it is given.
 
 A backend is a module (or package) with
 
@@ -42,7 +42,7 @@ def memory_of(most: int, m: int, itemsize: int) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What a workspace has to know beyond the problem."""
+    """Options of a workspace, beside the problem."""
 
     translate: bool
     memory: int  # Anderson memory, 0 = none
@@ -62,7 +62,7 @@ class Options:
 
 @dataclass(slots=True)
 class Stats:
-    """One pass, as the callback and ``Result.trace`` see it; the numbers are of the iterate of that pass."""
+    """Numbers of a pass, as the callback and ``Result.trace`` see them; they are those of the iterate of that pass."""
 
     n_pass: int
     gap: float  # primal - dual, in units of the objective
@@ -76,19 +76,19 @@ class Stats:
 
 
 class Workspace(Protocol):
-    """One solve. Potentials are float64 host or device vectors in POT's convention."""
+    """State of one solve; potentials are float64 vectors, on the host or a device, in POT's convention."""
 
     coarse: Any  # the coarse correction of its passes (backends/coarse.py)
 
     @property
     def reads(self) -> str:
-        """What passes read now, in the words of `Result.how`: "float32 tiles"."""
+        """Name what passes read now, in the words of `Result.how`: "float32 tiles"."""
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """(Re)build K around log v, by default the next one: no entry that matters over- or underflows."""
 
     def iterate(self, count: int) -> list[Stats]:
-        """At most ``count`` passes, fewer when the status of the last is not "running"."""
+        """Make at most ``count`` passes, fewer if the status of the last is not "running"."""
 
     def corrected(self, stat: Stats) -> F64 | None:
         """The log v to go on from, where it is not the next one; of a solve that skips pairs."""

@@ -1,4 +1,4 @@
-"""One kernel K and products with it, on logarithms: what passes over many marginals are made of.
+"""Kernels of many marginals: a K and products with it, on logarithms.
 
     through(y, a, fi):   R_i = log sum_j exp(y_j - C_ij / reg),   x = a - fi R,   log sum_i exp(x_i - C_ij / reg)
 
@@ -63,7 +63,7 @@ class Product:
     flush: float = FLUSH_PRODUCT
 
     def vector(self, xp: Any) -> Any:
-        """Itself."""
+        """Return the vector unchanged."""
         factors = np.split(self.factors, np.cumsum(self.size)[:-1])
         y = xp.asarray(factors[0])
         for x in factors[1:]:

@@ -1,4 +1,4 @@
-"""What every backend tells its kernels of a solve (mapuot_limits in src_c/common/record.h), and where one begins.
+"""Limits that every backend gives its kernels (mapuot_limits of src_c/common/record.h), and where a solve begins.
 
 The numbers are stated in src_c/limits.c; here the members of a problem and of the options go into its arguments.
 """
@@ -35,7 +35,7 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
 
 
 def limits_of(problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> dict[str, float]:
-    """The same by name."""
+    """Return the limits of a problem by name."""
     limits = ffi.new("mapuot_limits *")
     fill(limits[0], problem, options, dtype, noise, reg)
     return {name: getattr(limits, name) for name, _ in ffi.typeof("mapuot_limits").fields}

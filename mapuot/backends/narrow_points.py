@@ -1,4 +1,4 @@
-"""What float32 passes between points make their rows of, for src_c/narrow_points.h and src_cuda/points.cuh.
+"""Points as float32 passes need them to make their rows, for src_c/narrow_points.h and src_cuda/points.cuh.
 
     K_ij = 2^(row_i + col_j - c_ij)
 
@@ -102,7 +102,7 @@ def product_error(problem: Problem) -> float:
 
 
 def suits(problem: Problem, skip: Truncation | None = None) -> bool:
-    """Whether float32 passes can make this problem's rows."""
+    """Tell whether float32 passes can make this problem's rows."""
     known = isinstance(problem.cost, PointCloud) and problem.cost.core[0].form is not None and problem.c is None
     small = problem.M_max <= MOST_COST * problem.reg and entry_error(problem, skip) <= MOST_ERROR
     return known and small
@@ -126,7 +126,7 @@ def entry_error(problem: Problem, skip: Truncation | None = None) -> float:
 
 
 def limits(problem: Problem, floor: float, tol: float, skip: Truncation | None = None) -> dict[str, float]:
-    """What of mapuot_limits is their own: passes give way to float64 ones at this floor, or where tol is reached."""
+    """Return the limits of float32 passes, which give way to float64 ones at a floor, or where tol is reached."""
     error = entry_error(problem, skip)
     floor = CORRECTED if skip and skip.correct else floor
     return {"storage_error": error, "narrow_floor": max(floor, tol) + 3 * error, "finer": 0}

@@ -241,7 +241,7 @@ class Workspace:
         return float(term[~np.isneginf(log_x)].sum())
 
     def misfit(self, log_v: F64, s: F64) -> float:
-        """What the columns are off the marginals that their potentials are optimal for."""
+        """Return how far the columns are from the marginals for which their potentials are optimal."""
         side, used = self.problem.cols, ~np.isneginf(log_v)
         f = np.where(used, self.problem.reg * log_v, 0.0)
         return float(penalties.misfit(side.penalty, f, s, side.weight, side.rho, side.upper)[used].sum())

@@ -46,7 +46,7 @@ class Judge:
         put(self.progress, START)
 
     def settle(self, dual: float, mass: float) -> bool:
-        """Whether the guard drops the extrapolated step that led to this state.
+        """Tell whether the guard drops the extrapolated step that led to this state.
 
         Afterwards ``progress.step`` and ``progress.extrapolated`` tell where the next state comes from.
         """

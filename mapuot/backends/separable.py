@@ -44,7 +44,7 @@ class Separable:
         return self.along(logs, t, self.grid.nodes[1])
 
     def log_dot_transpose(self, t: F64) -> F64:
-        """The same for the columns."""
+        """Return the logarithms of the products with the columns."""
         return self.along(self.turned, t, self.grid.nodes[0])
 
     def along(self, factors: list[Any], t: F64, nodes: tuple[int, ...]) -> F64:

@@ -186,7 +186,7 @@ class Ascent:
         return Stats(self.number, value.gap, value.error, value.dual, mass, self.residual, rejected, "running")
 
     def is_due(self, value: Certificate, residual: F64, found: State) -> bool:
-        """Whether this plan may be good enough to be certified, by what is known of it; when passes turn wide, too."""
+        """Tell whether a plan may be good enough to be certified, by the last changes; decide when passes turn wide."""
         gap, hard = self.body.guess(residual, found)
         problem, options = self.body.problem, self.options
         self.guessed = plan_error(gap / (problem.reg * found.mass)) + hard / found.mass

@@ -38,7 +38,7 @@ DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else mov
 
 
 class Tree(Protocol):
-    """What is read of tree.py's."""
+    """Interface of tree.py's Tree that is read here."""
 
     problem: MultiProblem
     root: int
@@ -65,7 +65,7 @@ def clustered(problem: MultiProblem) -> list[Labels]:
 
 
 def serves(problem: MultiProblem) -> bool:
-    """Whether steps can be corrected, and passes take long enough for it."""
+    """Tell whether steps can be corrected, and passes take long enough for it to pay."""
     at_hand = problem.storage != "made" and problem.labels is None
     at_hand = at_hand and all(x.held and x.operator in ("tiles", "points") for x in problem.edges.values())
     return at_hand and sum(x.size for x in problem.edges.values()) > SERIAL_ENTRIES

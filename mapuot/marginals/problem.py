@@ -1,4 +1,4 @@
-"""One validated problem of many marginals: the graph or the array of its costs, masses, reg and reg_m.
+"""Validated problems of many marginals: the graph or the array of costs, masses, reg and reg_m.
 
 A point without mass, or without a partner at finite cost, has no mass in any plan: it is left out here, once, so that
 everything below sees positive masses and at least one way to each point. A free marginal (mass None) has ones in the
@@ -81,7 +81,7 @@ class MultiProblem:
 
     @property
     def narrow(self) -> bool:
-        """Whether the first passes may sum in float32, which those over stored pairs and on a GPU do not."""
+        """Tell whether the first passes may sum in float32; passes over stored pairs and on a GPU do not."""
         pairs_only = self.edges and all(x.operator == "pairs" for x in self.edges.values())
         return self.storage == "float32" and self.xp is np and not pairs_only
 
@@ -102,7 +102,7 @@ class MultiProblem:
 
     @cached_property
     def starts(self) -> Any:
-        """Where those of each marginal begin."""
+        """Offsets of each marginal's points in vectors of all points."""
         return np.cumsum((0, *self.shape[:-1]))
 
     @cached_property
@@ -119,7 +119,7 @@ class MultiProblem:
 
     @cached_property
     def rho(self) -> F64:
-        """By marginal: 0 where it is free, inf where it is hard."""
+        """Penalty of each marginal: 0 where it is free, inf where it is hard."""
         return np.array([x.rho for x in self.marginals])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Which points of a graph of costs some plan can use, and the parts of a tree that no finite pairs connect.
+"""Reach of a graph of costs: the points that a plan can use, and parts of a tree that no finite pairs connect.
 
 Of an edge there is a mask of its finite pairs (`Dense`), stored pairs (`Sparse`), or nothing to look at where all are
 finite. Parts are problems of their own but for the sum of what they cost: each has its own translation

@@ -1,4 +1,4 @@
-"""What `multimarginal` returns: potentials, marginals and certificate at once, couplings of pairs on request."""
+"""Results of `multimarginal`: potentials, marginals and certificate at once, couplings on request."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MultiResult(Certified):
         self._body, self._state = body, state
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle: without kernels, and what they lie in by its name."""
+        """Return what pickle stores: no kernels, and the backend by its name."""
         problem = dataclasses.replace(self.problem, xp=self.problem.xp.__name__)
         return {**vars(self), "problem": problem, "_body": type(self._body)}
 
@@ -158,7 +158,7 @@ class MultiResult(Certified):
         return self.apply(i, j, np.eye(self.problem.marginals[j].size))
 
     def conditional(self, i: int, j: int) -> Any:
-        """Where the mass at each point of marginal i is in marginal j: rows of sum 1, NaN where there is none."""
+        """Return where in marginal j the mass of each point of i is: rows of sum 1, NaN where there is none."""
         P, r = self.pair(i, j), self.marginal(i)
         with np.errstate(invalid="ignore", divide="ignore"):
             if not is_sparse(P):

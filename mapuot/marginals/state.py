@@ -18,7 +18,7 @@ from .problem import MultiProblem
 
 
 class PerPoint:
-    """One number for each point; ``row[k]`` is a view of those of part k, a marginal or an edge."""
+    """Numbers of all points; ``row[k]`` is a view of the numbers of marginal or edge k."""
 
     def __init__(self, flat: F64, places: dict[int, slice]) -> None:
         self.flat, self.places = flat, places

@@ -1,1 +1,1 @@
-"""Which way a call takes."""
+"""Routes: which way a call takes."""

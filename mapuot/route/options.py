@@ -1,4 +1,4 @@
-"""From the words of a user (method, precision, tol) to the `Options` that a workspace reads."""
+"""Options that a workspace reads, from the words of a user (method, precision, tol)."""
 
 from __future__ import annotations
 

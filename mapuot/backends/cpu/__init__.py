@@ -16,7 +16,7 @@ MAKES_COSTS = True  # costs of points and grids, as they are needed
 
 
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
-    """One solve, of a K or of rows that are made, or on a grid."""
+    """Make the workspace of a solve: of a K, of rows that passes make, or of a grid."""
     if problem.cost.operator == "products":
         return GridWorkspace(problem, options)
     return workspace.Workspace(problem, options, skip)

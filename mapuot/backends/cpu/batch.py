@@ -35,7 +35,7 @@ CALL_PASSES = 64  # of each problem in a foreign call at most, fewer where they 
 
 
 def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
-    """How one K can be stored for all, by default in float32 only where that saves memory traffic. None: it cannot.
+    """Return how one K can be stored for all problems; None where it cannot. float32 has to save memory traffic.
 
     ``reach`` is the largest log v, in magnitude, of the start.
     """
@@ -139,7 +139,7 @@ class BatchWorkspace:
         )  # fmt: skip
 
     def iterate(self, passes: int) -> int:
-        """At most so many passes of each problem that still runs; how many still run then."""
+        """Make at most so many passes of each problem that still runs; return how many run then."""
         count, begun = min(self.count, passes), time.perf_counter()
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
         stats = pointer(self.stats, "mapuot_stats *")

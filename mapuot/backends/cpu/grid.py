@@ -30,7 +30,7 @@ def separable(problem: Problem, threads: int | None, engine: ModuleType, asarray
 
 
 class GridWorkspace(Workspace):
-    """One solve on a grid."""
+    """Workspace of a solve on a grid."""
 
     summed = True
     reads = "float64 products"
@@ -47,7 +47,7 @@ class GridWorkspace(Workspace):
         self.products = separable(problem, options.threads, engine, asarray)
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """By sums in the place of maxima: K is then at most 1, and no column sum of it larger."""
+        """Choose what K absorbs by sums instead of maxima: no entry and no column sum of K is then above 1."""
         alpha = np.where(out_u, -np.inf, -self.products.log_dot(plan_v))
         return alpha, self.column_scaling(plan_v, plan_v + self.products.log_dot_transpose(alpha))
 

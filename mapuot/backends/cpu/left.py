@@ -1,4 +1,4 @@
-"""What one marginal of three or more leaves of a kernel, and the turns of the others on it: src_c/left.c.
+"""Turns of all marginals but one of an array or a triangle, on what the one leaves of the kernel: src_c/left.c.
 
 Of a W that lies on a device the sums are made there, and the rest here.
 """

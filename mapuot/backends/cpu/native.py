@@ -1,4 +1,4 @@
-"""What numpy and the C core exchange: aligned memory, pointers, matrices, thread pools, status codes."""
+"""Calls of the C core: aligned memory, pointers, matrices, thread pools and status codes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def interruptible(call: Callable[[Any], int], work: float) -> int:
 
 
 def call_bytes(pool: Any, cost: Cost, d: int = 1) -> int | None:
-    """How much of M one call may read that makes an exponential and d products of each entry; None: all of it.
+    """Return how many bytes of M a call may read that makes an exponential and d products of each entry; None: all.
 
     By the work, not by the clock: the sums of a block keep their order, and the result its bits.
     """
@@ -103,7 +103,7 @@ def vectors(*lengths: int) -> list[F64]:
 
 
 def pointer(array: Any, ctype: str = "double *") -> Any:
-    """Of a contiguous array."""
+    """Return the C pointer of a contiguous array."""
     return ffi.from_buffer(ctype, array)  # .ctypes.data costs 1 us more, and a solve takes 40 of them
 
 
@@ -134,7 +134,7 @@ def matrix(array: Any, kept: Kept | None = None) -> Any:
 
 
 def tell_kept(kept: Any, pairs: Kept, before: int) -> None:
-    """Which pairs of points count; ``before``: rows in front of the first."""
+    """Tell the core which pairs of points are kept; ``before`` counts the rows in front of the first."""
     kept.rows, kept.before, kept.width = pairs.unit, before, pairs.width
     kept.first, kept.run = pointer(pairs.first, "int64_t *"), pointer(pairs.run, "int32_t *")
 

@@ -39,7 +39,7 @@ kept: list[Call] = []  # of calls that are over; one under way has taken its own
 
 
 class Found(NamedTuple):
-    """What one call tells; ``numbers``: log u, log v, r, s and the exponents of the plan, one behind the other."""
+    """Answer of one call; ``numbers`` holds log u, log v, r, s and the exponents of the plan, one after the other."""
 
     converged: bool
     numbers: Any
@@ -113,7 +113,7 @@ def solve(
     M: Any, a: Any, b: Any, reg: float, rho: tuple[float, float], options: Options, max_passes: int,
     ladder: Ladder, plan: Any,
 ) -> Found | None:  # fmt: skip
-    """One problem of C-contiguous arrays; ``plan`` is filled where it is an array. None: it is not plain after all."""
+    """Solve a problem of C-contiguous arrays, and fill ``plan`` if it is an array; None: it is not plain after all."""
     try:
         call = kept.pop()
     except IndexError:  # asked first, another thread could take the last one meanwhile

@@ -69,7 +69,7 @@ class PlanStream(StreamedPlan):
         return out
 
     def pairs_of_plan(self, pairs: Sparse, i0: int, i1: int) -> Any:
-        """The same rows as a CSR array, with an entry for every stored pair."""
+        """Return rows of the plan as a CSR array, with an entry for every stored pair."""
         out = np.empty(pairs.size, self.dtype)
         for k0, k1, arguments in self.blocks(i0, i1):
             first, last = (int(pairs.start[k - i0] - pairs.start[0]) for k in (k0, k1))

@@ -31,13 +31,13 @@ def __getattr__(name: str) -> Any:
 
 
 def quicker_turned(cost: Any) -> bool:
-    """Whether passes over the transpose take less time; of a matrix on the device, which is read in any strides."""
+    """Tell whether passes over the transpose of a matrix on the device would take less time."""
     m, n = cost.shape
     return isinstance(cost, Dense) and namespace(cost.array) is not np and n > max(m, LONG_ROWS)
 
 
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
-    """One solve, of a K of all pairs or of stored ones, between points or on a grid."""
+    """Make the workspace of a solve: of a K of all pairs or of stored ones, between points, or on a grid."""
     if problem.cost.operator == "products":
         return GridWorkspace(problem, options, *engine())
     place, name = WORKSPACES[problem.cost.operator]
@@ -58,5 +58,5 @@ def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None)
 
 
 def engine() -> tuple[Any, Any]:
-    """What makes the products of a grid on the device."""
+    """Return the object that makes the products of a grid on the device."""
     return import_module(f"{__name__}.log_matmul"), import_module("cupy").asarray

@@ -41,14 +41,14 @@ def free_memory(enough: int) -> int:
 
 
 def rows_at_once(M: Any) -> int:
-    """Of a row block: all of a matrix on the device, else what BLOCK_BYTES hold."""
+    """Return the rows of a block: all of a matrix on the device, else as many as BLOCK_BYTES hold."""
     m, n = M.shape
     most: int = m if isinstance(M, cp.ndarray) else max(1, BLOCK_BYTES // (n * M.dtype.itemsize))
     return most
 
 
 def block_bytes(M: Any, rows: int) -> int:
-    """What blocks of so many rows take that do not lie on the device: one of an array, two of what is made there."""
+    """Return the bytes of blocks that do not lie on the device yet: one block of an array, two of rows made there."""
     if M is None or isinstance(M, cp.ndarray) or not any(getattr(M, "strides", (1,))):
         return 0
     blocks = 1 if isinstance(M, np.ndarray) else 2

@@ -35,7 +35,7 @@ SCALES = {"scale_limit": 1e100, "most_scale": math.inf}  # float64 all through; 
 
 
 def storage(task: BatchProblem, asked: str | None, tol: float, reach: float) -> str | None:
-    """Where passes begin, "float32" or "float64"; None: the problems are solved alone. ``reach``: the largest log v."""
+    """Return the precision of the first passes; None: problems are solved alone. ``reach`` is the largest log v."""
     if task.rows.scalar_rho is None or task.cols.scalar_rho is None:
         return None
     if max(task.shape) <= MOST:
@@ -136,7 +136,7 @@ class BatchWorkspace:
         return record
 
     def iterate(self, passes: int) -> int:
-        """At most so many passes of each problem that still runs; how many still run then."""
+        """Make at most so many passes of each problem that still runs; return how many run then."""
         self.passes += passes
         self.advance(self.record(self.options, self.task.reg), self.passes)
         return int((self.stats["status"] == 0).sum())

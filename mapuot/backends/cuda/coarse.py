@@ -28,7 +28,7 @@ def words_of(n: int, ld: int) -> dict[str, int]:
 
 
 def words_of_clusters(m: int, n: int, ld: int) -> int:
-    """What the correction takes at most: its arrays and labels, and before them rows and columns of M on the host."""
+    """Bound the memory of the correction: its arrays and labels, and before these some rows and columns of M."""
     return sum(words_of(n, ld).values()) + 2 * m + n + LANDMARKS * max(m, n)
 
 

@@ -39,7 +39,7 @@ class Kernel(LogKernel):
         super().__init__(cost, reg, ends, dtype if self.strips(dtype) else "float64")
 
     def strips(self, dtype: str) -> Strips | None:
-        """How one read of K lies on the device; None where it has no bulk copies or a row is too wide for it."""
+        """Return how one read of K lies on the device; None where it has no bulk copies, or rows are too wide."""
         capability, processors, shared = device_limits(cp.cuda.Device().id)
         return strips_for(self.m, self.ld, ITEMSIZE[dtype], processors, shared) if capability >= 90 else None
 
@@ -199,7 +199,7 @@ class OneRead:
         return room["s"], room["sums"][: self.n] if few else self.out[: self.n]
 
     def sweep(self, fi: float) -> None:
-        """Of what has been sent: what the device does of a call."""
+        """Launch a read of K with the vectors that were sent last."""
         sums, streams = self.sums if self.sums.size else self.out, self.shape.streams
         self.launch(sums, self.room.address("base"), 0, fi, self.own)
         if streams > 1:

@@ -59,7 +59,7 @@ def line(memory: int) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """How row_pass lies on the device: GW warps of a group own tiles of R rows, CPT columns a thread.
+    """Shape of row_pass on the device: GW warps of a group own tiles of R rows, CPT columns a thread.
 
     ``SPREAD``: a row is spread over the warps of a cluster (spread_pass.cuh).
     """
@@ -144,7 +144,7 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
 
 @dataclass(frozen=True)
 class Strips:
-    """How fused_pass lies on the device: ``streams`` of blocks share the rows, the ``strips`` of one the columns."""
+    """Shape of fused_pass on the device: ``streams`` of blocks share the rows, the ``strips`` of one the columns."""
 
     THREADS: int
     CPT: int
@@ -185,7 +185,7 @@ def strips_for(m: int, ld: int, itemsize: int, processors: int, shared: int) -> 
 
 
 def row_bytes(width: int, itemsize: int, threads: int) -> int:
-    """Of a row in a ring, and of its products with v, one a warp."""
+    """Return the bytes of a row in a ring, and of its products with v, one a warp."""
     return width * itemsize + threads // 32 * 8
 
 
@@ -198,7 +198,7 @@ def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) 
 
 
 def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
-    """How K lies in the registers of a block: 16 lanes share a row, GROUPS of them the rows."""
+    """Return the options by which K lies in a block's registers: 16 lanes share a row, GROUPS of them the rows."""
     m, n = shape
     columns = -(-n // 16)
     groups = 8 if narrow else next(g for g in (8, 16, 32) if -(-m // g) * columns <= 32 or g == 32)

@@ -1,4 +1,4 @@
-"""How many passes run on the device: the persistent cooperative kernel on sm_90 and later, else the portable one.
+"""Launches of passes: the persistent cooperative kernel on sm_90 and later, else the portable kernels.
 
 The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; it is
 compiled twice, for float32 sums (narrow) and for float64 sums, and the two are launched one after the other: the first
@@ -96,12 +96,12 @@ def pass_options(shape: Shape, dtype: str, kl: tuple[bool, bool], narrow: bool, 
 
 
 def shapes_for(ld: int, dtype: str) -> tuple[Shape | None, Shape | None]:
-    """Those of wide and of narrow passes."""
+    """Return the shapes of wide and of narrow passes."""
     return shape_for(ld, dtype), None if dtype == "float64" else shape_for(ld, dtype, True)
 
 
 def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool]) -> list[Job]:
-    """What must be compiled for the passes over such a K on a device that has the persistent kernel."""
+    """List what is compiled for passes over such a K on a device that can run the persistent kernel."""
     memory = memory_for(m, n, ITEMSIZE[dtype])
     found = enumerate(shapes_for(-(-n // PAD) * PAD, dtype))
     return [
@@ -112,7 +112,7 @@ def persistent_jobs(m: int, n: int, dtype: str, kl: tuple[bool, bool]) -> list[J
 
 
 class Persistent:
-    """One compiled persistent kernel and its grid; ``parts`` is 0 where it does not fit the device."""
+    """A compiled persistent kernel and its grid; ``parts`` is 0 where it does not fit the device."""
 
     def __init__(
         self, shape: Shape, m: int, ld: int, dtype: str, kl: tuple[bool, bool], narrow: bool, memory: int
@@ -148,7 +148,7 @@ class Persistent:
         self.slabs = self.parts // shape.CLUSTER
 
     def spread(self, m: int, ld: int, itemsize: int, blocks: int, room: int) -> None:
-        """All clusters that fit; a worker's ring takes all the room, and the lag all slots but two."""
+        """Fill the device with clusters: a worker's ring takes all the room, and the lag all slots but two."""
         shape = self.shape
         blocks -= blocks % shape.CLUSTER
         blocks = min(blocks, shape.CLUSTER * resident_clusters(self.run, shape.CLUSTER, blocks, self.shared))
@@ -226,7 +226,7 @@ class Iterate:
         self.parts = -(-self.n // self.share)
 
     def __call__(self, count: int, first: int) -> None:
-        """At most ``count`` passes, ``first`` made before."""
+        """Launch at most ``count`` passes, after ``first`` that were made before."""
         if self.wide is None:
             self.portable(count)
             return
@@ -235,7 +235,7 @@ class Iterate:
                 one(self.state, first, count, BOTH)
 
     def rows(self, first: int, narrow: bool) -> None:
-        """One row_pass; the column sums and row scalars of this device go to ``total``."""
+        """Launch a row_pass; the column sums and row scalars of this device go to ``total``."""
         one = self.narrow if narrow else self.wide
         if one is not None:
             one(self.state, first, 1, ROWS)
@@ -249,7 +249,7 @@ class Iterate:
         self.launch("gather_sums", (-(-self.n // 256),), 256, np.int32(1), np.int32(self.parity))
 
     def finish(self, first: int, narrow: bool, total: int) -> None:
-        """One finish_pass on what ``total`` holds."""
+        """Launch a finish_pass on what ``total`` holds."""
         one = self.narrow if narrow else self.wide
         if one is not None:
             one(self.state, first, 1, FINISH)
@@ -260,7 +260,7 @@ class Iterate:
     # ---- portable
 
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
-        """One read of K where a block covers a row, else two."""
+        """Compile the portable kernels: one read of K where a block covers a row, else two."""
         shape = portable_shape(ld, dtype)
         self.split_columns(min(BLOCKS, -(-self.n // line(self.memory))))
         self.copies = self.slab = 1
@@ -291,7 +291,7 @@ class Iterate:
         self.some_rows(self.state)
 
     def some_rows(self, state: Any) -> None:
-        """Those that ``state`` points at; their sums are added to the others'."""
+        """Pass over the rows that ``state`` points at, and add their sums to the others'."""
         for name, grid in zip(self.halves, self.grids, strict=False):
             threads, arguments = 32 * self.shape.GW, [by_value(state), np.int32(self.parity)]
             if name == "row_sums":

@@ -86,7 +86,7 @@ class Side:
 
 
 class Passes(NamedTuple):
-    """What passes of one precision are made of."""
+    """Compiled kernels and options of passes of one precision."""
 
     sides: tuple[Side, Side]  # of the rows and of the columns
     narrow: bool
@@ -166,7 +166,7 @@ class PointIterate(Iterate):
 
 
 class PointWorkspace(Workspace):
-    """One solve between points."""
+    """Workspace of a solve between points."""
 
     launch: PointIterate
 
@@ -208,13 +208,13 @@ class PointWorkspace(Workspace):
         self.compile()
 
     def compile(self) -> None:
-        """What passes over all pairs need, first and last ones at once."""
+        """Compile what passes over all pairs need, first and last ones at once."""
         if not self.truncation:
             kinds = (True, False) if self.narrow else (False,)
             together([self.launch.job(self.passes_of(narrow)) for narrow in kinds])
 
     def passes_of(self, narrow: bool) -> Passes:
-        """In float32, or in float64, by quick powers where there is room for their error; they expand squares then."""
+        """Return the passes of a precision; float64 ones use quick powers and expand squares if the error allows it."""
         if narrow and self.narrow and self.narrow_points:
             return Passes(self.narrow, True, self.narrow_points.form)
         (metric, scale), quick = self.cloud.core, self.quick_error > 0
@@ -224,7 +224,7 @@ class PointWorkspace(Workspace):
         return Passes(self.wide, False, metric.number, scale / self.problem.reg * unit, quick)
 
     def sides(self, x: Any, y: Any) -> tuple[Side, Side]:
-        """Of points (m, d) and (d, n padded)."""
+        """Fill the sides of points, (m, d) and (d, n padded)."""
         m, n = self.problem.shape
         return Side(x.T, m, self.tiled), Side(y, n, self.tiled)
 
@@ -265,7 +265,7 @@ class PointWorkspace(Workspace):
         return float(self.progress[name])
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """Of kept pairs on the host, which knows how to leave out the others."""
+        """Balance kept pairs on the host, which can leave out the skipped ones."""
         xp, out_u, plan_v = namespace(plan_v), host(out_u), host(plan_v)
         if not (self.truncation and self.truncation.kept):
             alpha, beta = super().balance(out_u, plan_v)
@@ -276,7 +276,7 @@ class PointWorkspace(Workspace):
 
     @staticmethod
     def to_numpy(x: Any) -> Any:
-        """As it is: what is made of the state of a solve that skips pairs lies where its vectors do."""
+        """Return a vector unchanged: a solve that skips pairs has its vectors on the device."""
         return x
 
     def iterate(self, count: int) -> list[Stats]:

@@ -34,7 +34,7 @@ class Room:
         self.there[part].set(self.here[part], stream=cp.cuda.get_current_stream())
 
     def bring(self, *names: str) -> None:
-        """Such vectors, once the device has made them."""
+        """Return vectors in pinned memory, once the device has filled them."""
         part = self.span(*names)
         self.there[part].get(out=self.here[part])
 

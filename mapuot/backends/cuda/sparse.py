@@ -94,7 +94,7 @@ class Runs:
 
 
 def index_bytes(shape: tuple[int, int]) -> int:
-    """Of the number of a row or a column."""
+    """Return the bytes of an index, a number of a row or a column."""
     return 2 if max(shape) <= SHORT else 4
 
 
@@ -145,7 +145,7 @@ def forget(gone: Any) -> None:
 
 
 def halves_of(pairs: DevicePairs, kernels: tuple[Any, Any], threads: int) -> list[Any]:
-    """What rows and columns are summed from: the records HALF for blocks of so many threads."""
+    """Return the records HALF, from which rows and columns are summed by blocks of so many threads."""
     halves = []
     for runs, K in zip((pairs.rows, pairs.cols), kernels, strict=True):
         half = np.zeros((), HALF)
@@ -241,7 +241,7 @@ class SparseIterate(Iterate):
 
 
 class SparseWorkspace(Workspace):
-    """One solve of a sparse M."""
+    """Workspace of a solve of a sparse M."""
 
     launch: SparseIterate
 
@@ -265,7 +265,7 @@ class SparseWorkspace(Workspace):
         self.take_parts()
 
     def take_parts(self) -> None:
-        """Where no pair connects some parts of M: which each column belongs to; each has a translation of its own."""
+        """Point the state at the part of each column, where M has parts: each has a translation of its own."""
         parts, limits = self.problem.parts, self.state["limits"]
         if parts is None or not limits["mu_rate"] > 0:
             return

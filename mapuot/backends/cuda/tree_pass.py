@@ -68,7 +68,7 @@ class TreePass:
         self.functions = {name: kernel("tree_pass.cu", name, STORE=0) for name in names}
 
     def held(self, k: int) -> bool:
-        """Whether an edge can be gone by, pointed at where its kernel has been made since."""
+        """Tell whether the device can pass an edge; renew the pointers to a kernel that has been made since."""
         owner, edge = self.kernels[k], self.edges[k]
         one = owner.one_read if owner.builds else None
         if one is None or owner.labels is not None:
@@ -140,7 +140,7 @@ class TreePass:
         return errors
 
     def judged(self, edges: Iterable[int], error: Callable[..., float]) -> list[float]:
-        """Of these edges, up to the first whose sums are not sound."""
+        """Judge the sums of edges, up to the first edge whose sums are not sound."""
         found, errors = numbers(self.room["largest"]), list[float]()
         for k in edges:
             try:
@@ -151,7 +151,7 @@ class TreePass:
 
 
 def numbers(ranks: F64) -> F64:
-    """What the integers of rank_of (common.cuh) are the ranks of, a row for each edge."""
+    """Return the numbers whose ranks rank_of (common.cuh) gives as integers, a row for each edge."""
     bits = ranks.view(np.int64)
     return (bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))).view(np.float64).reshape(-1, len(WORDS))
 
@@ -166,7 +166,7 @@ def through_error(owner: Kernel, narrow: bool, **x: float) -> float:
 
 
 def back_error(owner: Kernel, **x: float) -> float:
-    """The same on the way back."""
+    """Return the error of an edge's sums on the way back from the root."""
     if not np.isfinite(x["top"]):
         raise StaleError
     owner.check_rows(-x["low_s"])

@@ -45,12 +45,12 @@ STREAM_WORDS = 1 << 17  # of the parts of a row's sum that streams over M leave,
 
 
 def whole_lines(count: int) -> int:
-    """So many words, up to the next line of the cache."""
+    """Round a number of words up to a line of the cache."""
     return -(-count // 32) * 32
 
 
 class Lie(NamedTuple):
-    """What the lengths of vectors depend on of a launch (``Iterate`` has the same members)."""
+    """Numbers of a launch that the lengths of vectors depend on (``Iterate`` has the same members)."""
 
     parts: int
     copies: int
@@ -73,7 +73,7 @@ class Views(dict[str, Any]):
 
 
 class Workspace(KernelWorkspace):
-    """One solve: K, the two sides, the column sums, Anderson's history, and the State record that points at them.
+    """Workspace of a solve: K, both sides, the column sums, Anderson's history, and the State that points at them.
 
     A K that the device has no room for, in the storage asked for or a coarser one, is made anew in every pass, ``some``
     rows at once.
@@ -99,7 +99,7 @@ class Workspace(KernelWorkspace):
 
     @property
     def reads(self) -> str:
-        """What passes read now, and by which kernels."""
+        """Name what passes read now, and by which kernels."""
         what = "float64 rows" if self.some else super().reads
         return f"{what} on a GPU, {'persistent' if self.launch.persistent else 'portable'}"
 
@@ -243,7 +243,7 @@ class Workspace(KernelWorkspace):
         return alpha, self.column_scaling(plan_v, top)
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
-        """Those of every backend, and rho a of KL rows; of hard ones reg a (log u - d) is added, not reg a log u."""
+        """Set every backend's constants, and rho a of KL rows; hard rows add reg a (log u - d), not reg a log u."""
         rows = self.problem.rows
         terms = held = 0.0
         if self.kl[0]:
@@ -258,7 +258,7 @@ class Workspace(KernelWorkspace):
         self.launch.graphs.clear()  # they hold the state as it was
 
     def set_rows(self, d: F64, off: Any) -> None:
-        """What the prox of a row needs, four numbers a row: see row_of in row_prox.cuh."""
+        """Set what the prox of a row needs, four numbers a row: see row_of in row_prox.cuh."""
         side, reg = self.problem.rows, self.problem.reg
         self.d, used = d, np.where(off, 0.0, side.weight)
         point = self.staged["point"].reshape(-1, 4)
@@ -346,7 +346,7 @@ class Workspace(KernelWorkspace):
 
     @property
     def sums(self) -> Any:
-        """What row_pass leaves on the device: K^T u (ld numbers), then the row scalars; finish_pass reads it."""
+        """Sums that row_pass leaves on the device for finish_pass: K^T u (ld numbers), then the row scalars."""
         return self.arrays["total"]
 
     def row_pass(self) -> None:
