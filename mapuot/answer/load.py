@@ -11,10 +11,11 @@ from ..errors import shown
 from ..files import opened, read_values
 from ..penalties import PENALTIES
 from ..problem.cost import Cost
+from ..problem.kinds import as_cost
 from ..problem.mask import Masked, SeededMask
 from ..problem.problem import Problem
 from ..problem.side import Side
-from ..problem.validate import as_cost, as_range, as_reference, as_threads
+from ..problem.validate import as_range, as_reference, as_threads
 from ..ranks import ALONE
 from ..status import STATUSES
 from .result import Result

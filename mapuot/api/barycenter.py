@@ -21,16 +21,14 @@ from ..backends import pick
 from ..cached import cached_property
 from ..errors import ConvergenceWarning, InfeasibleError, shown
 from ..penalties import F64
+from ..problem.kinds import as_cost, as_whole_cost, stores_pairs
 from ..problem.sparse import Sparse, log_sums, on_host
 from ..problem.validate import (
     MASS_TOLERANCE,
     as_array,
-    as_cost,
     as_count,
     as_float,
     as_positive,
-    as_whole_cost,
-    stores_pairs,
     told_points,
 )
 from ..progress import bar as progress_bar

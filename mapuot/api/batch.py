@@ -1,4 +1,4 @@
-"""Many problems at once: histograms against one cost, or small problems with a cost each, every one certified.
+"""`solve_batch`: histograms against one cost, or small problems with a cost each, every one certified.
 
 With one cost the problems share K, which is read once a pass for many of them; each has its own translation,
 certificate, guarded Anderson acceleration and end. A problem that such a K cannot hold is solved alone, on the CPU
@@ -150,7 +150,7 @@ def solve_batch(
 
 
 def total_in_place(plans: Iterator[Any]) -> Any:
-    """The sum of CSR arrays with entries in the same places, zeros, too."""
+    """Add up CSR arrays with entries in the same places, and keep their zeros."""
     total = next(plans)
     for plan in plans:
         total.data += plan.data
@@ -158,7 +158,7 @@ def total_in_place(plans: Iterator[Any]) -> Any:
 
 
 def starts(warm_start: Any, problem: BatchProblem) -> tuple[Any, Any]:
-    """(log u, log v) of all problems to start from; None: zeros."""
+    """Return (log u, log v) of all problems to start from, None for zeros."""
     if warm_start is None:
         return None, None
     if isinstance(warm_start, BatchResult):
@@ -183,7 +183,7 @@ class BatchRun:
         self.far: Any = ()  # problems solved alone from far away, whose K has its exponents' rounding
 
     def solve(self, log_v: Any, bar: Any) -> None:
-        """The batch on one K where it can be, the rest alone."""
+        """Solve together what one K can hold, and the rest problem by problem."""
         if name_of(self.module) in BATCHED:
             self.together(import_module(self.module.__name__ + ".batch"), log_v, bar)
         if self.tables is None:
@@ -200,7 +200,7 @@ class BatchRun:
         each(lambda i: self.alone(i, log_v), left, self.stop, threads=threads, told=bar.update)
 
     def stop(self) -> None:
-        """End what runs in threads after its present call of the core."""
+        """End each solve that runs in a thread after its present call of the core."""
         self.stopped = True
 
     def empty_tables(self) -> Any:
@@ -281,7 +281,7 @@ class BatchRun:
         return np.zeros(self.task.shape[1]) if log_v is None else host(log_v[i])
 
     def alone(self, i: int, log_v: Any) -> None:
-        """Problem i as `solve` does it, from where the batch left it."""
+        """Solve problem i as `solve` does, from where the batch left it."""
         problem, spent = self.task[i], int(self.n_passes[i])
         begin = self.begin(i, host(self.tables[1][i]), problem.cols.weight, log_v)
         start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
@@ -439,7 +439,7 @@ class BatchResult(Answer, Sequence[Result]):
         return total
 
     def factors(self) -> tuple[Any, Any, Any, Any] | None:
-        """P_q = scale_q diag(U_q) K diag(V_q), all in float64, where that loses nothing; else None."""
+        """Return (U, K, V, scale) with P_q = scale_q diag(U_q) K diag(V_q), None where float64 would lose digits."""
         p, xp = self.problem, namespace(self.log_u)
         spread = p.spread
         if p.forbidden or p.c is not None or p.cost.operator != "tiles":

@@ -29,9 +29,10 @@ from ..backends.rules import plan_error
 from ..cached import cached_property
 from ..files import opened
 from ..penalties import F64
+from ..problem.kinds import as_whole_cost
 from ..problem.problem import Problem
 from ..problem.sparse import Sparse
-from ..problem.validate import as_count, as_positive, as_range, as_threads, as_whole_cost
+from ..problem.validate import as_count, as_positive, as_range, as_threads
 from ..route.options import make_options
 from .neighbours import BLOCK, pair_costs
 

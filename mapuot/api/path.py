@@ -1,4 +1,4 @@
-"""Problems that differ in reg and reg_m, one after the other."""
+"""`path`: problems that differ in reg and reg_m, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`solve`: one problem, its arguments sorted, brought to its answer and, where it fell short, warned of."""
+"""`solve`: reads the arguments of one problem, has it solved, and warns where the answer fell short."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Options, Stats, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
-from ..files import opened
-from ..problem.cost import as_vectors
+from ..problem.kinds import own_cost
 from ..problem.problem import Problem
 from ..problem.validate import (
     as_callback,
     as_choice,
-    as_cost,
     as_count,
     as_out,
     as_threads,
-    check_agreement,
-    kind_of,
     odd_scale,
 )
 from ..progress import bar as progress_bar
@@ -195,21 +191,12 @@ def solve(
             return plain
     ranks = join(comm)
     with ranks.together():
-        if not isinstance(method, str) or method not in METHODS:
-            raise ValueError(f"Unknown method {shown(method)}: must be one of {sorted(METHODS)}")
-        as_choice(precision, "precision", ("auto", *PRECISIONS))
-        as_choice(schedule, "schedule", SCHEDULES)
+        check_words(method, precision, schedule)
         callback = as_callback(callback)
         module = pick(backend, M, a, b)
-        ranks.place(module.__name__, M, a, b)
-        source = opened(M)
-        a, b, reg_m = as_vectors(source, a, b, reg_m)
-        check_agreement(
-            ranks, a, b, reg_m, method=method, penalty=penalty, tol=tol, tol_gap=tol_gap, max_passes=max_passes,
-            precision=precision, backend=module.__name__, reg=reg, M=kind_of(source),
-            reference=reference if isinstance(reference, str) else kind_of(reference), mask=repr(mask),
-        )  # fmt: skip
-        cost = as_cost(source, module, ranks, a, b)
+        alike = {"method": method, "penalty": penalty, "tol": tol, "tol_gap": tol_gap, "max_passes": max_passes}
+        alike |= {"precision": precision, "reg": reg, "mask": repr(mask)}
+        cost, a, b, reg_m = own_cost(M, a, b, reg_m, reference, module, ranks, **alike)
         check_whole(cost, method, out)
         threads = ranks.threads(as_threads(threads), cost.size)
         with first_read(cost, progress and ranks.rank == 0) as tell:
@@ -231,6 +218,14 @@ def solve(
     return result
 
 
+def check_words(method: Any, precision: Any, schedule: Any) -> None:
+    """Raise where one of these is no word of `solve`."""
+    if not isinstance(method, str) or method not in METHODS:
+        raise ValueError(f"Unknown method {shown(method)}: must be one of {sorted(METHODS)}")
+    as_choice(precision, "precision", ("auto", *PRECISIONS))
+    as_choice(schedule, "schedule", SCHEDULES)
+
+
 def check_whole(cost: Any, method: str, out: Any) -> None:
     """Refuse what needs a K or a plan of all pairs where M is points or sparse."""
     if cost.remade and METHODS[method][2]:
@@ -245,7 +240,7 @@ def check_whole(cost: Any, method: str, out: Any) -> None:
 
 @contextmanager
 def first_read(cost: Any, progress: bool) -> Iterator[Callable[[int], Any] | None]:
-    """A bar over the rows of a function or a file: the first look at all of them may take as long as the solve."""
+    """Show a bar over the rows of a function or a file, whose first read may take as long as the solve."""
     if not progress or cost.held:
         yield None
         return

@@ -22,7 +22,7 @@ from .truncation import begun, ended, in_boxes
 
 
 def start_potentials(warm_start: Any, problem: Problem) -> tuple[F64, F64]:
-    """(log u, log v) to start from: zeros, or a warm start (a Result's potentials f, g are kept if reg changed)."""
+    """Return (log u, log v) to start from: zeros, or a warm start; of a Result the potentials f and g are kept."""
     if warm_start is None:
         return np.zeros(problem.shape[0]), np.zeros(problem.shape[1])
     if isinstance(warm_start, Result):
@@ -41,7 +41,10 @@ class Done(NamedTuple):
 
 
 def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F64], escalate: bool) -> Result:
-    """All stages that it takes, on the problem as given or turned."""
+    """Solve a problem by the stages of its route; ``run`` counts and records the passes.
+
+    ``start``: (log u, log v); ``escalate``: K may be stored in a finer type than that of the options.
+    """
     given, prefers = (bool(start[0].any()), bool(start[1].any())), getattr(run.module, "quicker_turned", None)
     way = route(problem, options, run.max_passes, given, escalate, bool(run.saves), prefers)
     task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
@@ -66,7 +69,10 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
 def all_stages(
     run: Run, task: Any, way: Route, log_v: F64, skip: Truncation | None = None, whole: Any = None
 ) -> tuple[list[Done], Truncation | None]:  # fmt: skip
-    """The stages that were carried out, and the pairs that the last one skipped; ``whole``: the task of all pairs."""
+    """Carry out the stages of a route; return them, and the pairs that the last one skipped.
+
+    ``whole``: the task of all pairs, which a stage that begins at zeros takes.
+    """
     done, cancelled = list[Done](), False
     for stage in way.stages:
         if run.status not in stage.after:
@@ -90,7 +96,7 @@ def all_stages(
 def one_stage(
     run: Run, task: Any, stage: Stage, options: Options, log_v: F64, skip: Truncation | None
 ) -> F64:  # fmt: skip
-    """The passes of one stage from log v, which is in units of the reg asked for; the log v where they end."""
+    """Make the passes of one stage; log v, before and after them, is for the reg asked for."""
     options, ratio = stage.options(options), float(stage.reg / task.reg)
     if ratio == 1.0:
         return run.run(task, options, log_v, stage.leave, skip)
@@ -104,24 +110,26 @@ def between_all(
     run: Run, escalate: bool, problem: Problem, options: Options, start: tuple[F64, F64] | None = None,
     most: int = sys.maxsize,
 ) -> Result:  # fmt: skip
-    """Another problem on the way to this one, its passes not counted, ``most`` of them at most."""
+    """Solve another problem on the way to this one, in at most ``most`` passes, which are not counted."""
     start = start or (np.zeros(problem.shape[0]), np.zeros(problem.shape[1]))
     return carry_out(Run(run.module, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
 def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None) -> str:
-    """What was carried out, for `Result.how`."""
+    """Return the words of `Result.how`."""
     own = [x for x in done if x.stage.reg == problem.reg]
-    first = [x for x in own if x.stage.after == UNDONE]
-    clusters, ranks = max(x.clusters for x in own), problem.ranks.size
-    more = ["turned" * way.turned]
+    first = [x for x in own if x.stage.after is UNDONE]
+    more = ["turned"] if way.turned else []
     if skip and skip.kept:
         more.append(f"{100 * skip.kept.share:.2g} % of the pairs")
     if way.warm:
         more.append("from a warm start" if len(first) == 1 else "a warm start left")
-    more.append(f"corrected by {clusters} clusters" * (clusters > 0))
-    more.append("corrected by groups of points" * bool(skip and skip.corrections))
+    if clusters := max([x.clusters for x in own]):
+        more.append(f"corrected by {clusters} clusters")
+    if skip and skip.corrections:
+        more.append("corrected by groups of points")
     for x in own[len(first) :]:
         more.append(f"after {x.before!r} {x.reads}" + " without extrapolation" * (x.stage.memory == 0))
-    more.append(f"on {ranks} ranks" * (ranks > 1))
+    if problem.ranks.size > 1:
+        more.append(f"on {problem.ranks.size} ranks")
     return in_words(first[-1].reads, len(done) - len(own), *more)

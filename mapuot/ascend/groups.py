@@ -45,14 +45,14 @@ class Level(NamedTuple):
     points: F64  # the means, (groups, d), on the host
 
     def mean_log(self, log: F64) -> F64:
-        """The mean by mass, on the host; 0 of groups without any."""
+        """Return the mean of each group by mass, 0 of a group without any, on the host."""
         used, unit = self.side.weight * np.isfinite(log), self.offset.shape[2]
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = summed(used * known(log), unit) / summed(used, unit)
         return known(host(mean))
 
     def spread(self, log: F64, steep: F64) -> F64:
-        """A number of each group at its points, along its slopes."""
+        """Return a number of each group at its points, continued along the slopes of the group."""
         xp = namespace(self.offset)
         whole, steep = xp.zeros(self.offset.shape[1:]) + xp.asarray(log)[:, None], xp.asarray(steep)
         for along, slope in zip(self.offset, steep.T, strict=True):
@@ -62,7 +62,7 @@ class Level(NamedTuple):
 
 
 def summed(x: Any, unit: int) -> Any:
-    """Sums of a vector (k,) or a table (k, d) over each ``unit`` neighbours."""
+    """Add up a vector (k,) or a table (k, d) over each ``unit`` neighbours."""
     groups, after = -(-len(x) // unit), x.shape[1:]
     if behind := groups * unit - len(x):
         x = np.concatenate([x, np.zeros_like(x, shape=(behind, *after))])
@@ -70,18 +70,21 @@ def summed(x: Any, unit: int) -> Any:
 
 
 def known(log: F64) -> F64:
-    """0 for what is no number."""
+    """Return ``log`` with 0 in the place of what is not finite."""
     return np.where(np.isfinite(log), log, 0.0)
 
 
 def units_of(shape: tuple[int, int]) -> list[int]:
-    """Points of a group of either side: powers of 2, so that they are a part of a box, or boxes."""
+    """Return how many points a group of either side has: powers of 2, so that it is part of a box, or some boxes."""
     least = [max(-(-k // MOST_GROUPS), min(LEAST_POINTS, -(-k // GROUPS))) for k in shape]
     return [1 << (k - 1).bit_length() for k in least]
 
 
 class Groups:
-    """The groups of one problem whose points are sorted. ``solve(problem, options, start, most passes)``."""
+    """The groups of one problem whose points are sorted.
+
+    ``solve(problem, options, start, most)`` solves another problem in at most so many passes.
+    """
 
     def __init__(self, problem: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType) -> None:
         self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
@@ -108,12 +111,12 @@ class Groups:
 
     @property
     def correct(self) -> Any:
-        """``corrected``; None: it is not for these penalties or this method, or groups are points or wide."""
+        """The method ``corrected``; None where it is of no use: other penalties or methods, groups that are wide."""
         sides, wanted = (self.problem.rows, self.problem.cols), self.options.memory > 0 and max(self.units) > 1
         return self.corrected if wanted and self.wide <= WIDE and all(side.logarithmic for side in sides) else None
 
     def start(self) -> tuple[F64, F64]:
-        """Potentials of a rough solve between groups."""
+        """Solve roughly between groups, and return the potentials of the points."""
         rough = dataclasses.replace(self.options, tol=max(self.options.tol, ROUGH), tol_gap=-1.0)
         result = self.solve(self.small, rough)
         logs = known(result.log_u), known(result.log_v)
@@ -128,7 +131,10 @@ class Groups:
         return self.backend.PlanStream(problem, *logs, self.options.threads)
 
     def moved(self, plan: Any, axis: int) -> tuple[F64, F64]:
-        """The sums of a plan over the groups of a side, 0: rows, and how far their means lie from their images."""
+        """Return the sums of a plan over the groups of a side, and how far their means lie from their images.
+
+        ``axis``: 0 for the rows, 1 for the columns.
+        """
         own, other = self.levels[axis].points, self.levels[1 - axis].points
         table = np.column_stack([other, np.ones(len(other))])
         found = np.asarray(plan.apply_transpose(table) if axis else plan.apply(table))
@@ -140,7 +146,7 @@ class Groups:
         return self.moved(plan, axis)[1]
 
     def corrected(self, state: State, error: float) -> F64:
-        """The log v to go on from, in place of the image of a state of this error."""
+        """Return the log v to go on from after a state of this error, in place of its image."""
         reg, small = self.problem.reg, self.small
         pairs = (state.log_u, state.r), (state.log_v, state.s)
         images = [image(level.side, *pair, reg) for level, pair in zip(self.levels, pairs, strict=True)]
@@ -168,19 +174,19 @@ class Groups:
 
 
 def rate(side: Side, reg: float) -> F64:
-    """That of a prox, fi = rho / (rho + reg)."""
+    """Return fi = rho / (rho + reg), the exponent of the KL step."""
     return 1 / (1 + reg / side.rho)
 
 
 def image(side: Side, log: F64, marginal: F64, reg: float) -> F64:
-    """The next log scalings, -fi log (K v)_i, from what the plan sends with these."""
+    """Return the next log scalings, -fi log (K v)_i, from the marginal that these lead to."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found: F64 = rate(side, reg) * (side.log_weight + log - np.log(marginal))
     return found
 
 
 def grouped(problem: Problem, units: list[int]) -> Problem:
-    """The problem between the means of ``units`` neighbours each, all pairs of which count."""
+    """Return the problem between the means of ``units`` neighbours each, in which all pairs count."""
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
     sides, means = [], []

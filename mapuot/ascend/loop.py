@@ -1,4 +1,4 @@
-"""One solve under way: passes until the certificate holds, K built anew when the scalings outgrow it."""
+"""A solve under way: passes until the certificate holds; K is built anew when the scalings outgrow it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_A_CALL = 512  # passes that the core makes before Python looks again
 
 
 class Run:
-    """The loop, its clock, the stats of its passes, and the state that the last workspace left."""
+    """The loop of a solve, its clock, the stats of its passes, and the potentials that the last workspace left."""
 
     stopped: Callable[[], bool] = staticmethod(lambda: False)  # asked after every call of the core: end as cancelled
 
@@ -61,10 +61,10 @@ class Run:
     def run(
         self, problem: Problem, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None
     ) -> F64:
-        """Pass until certified, cancelled or out of passes; returns the log v to go on from.
+        """Make passes until one is certified, or cancelled, or out of passes; return the log v to go on from.
 
-        A first pass of a certified error above ``leave`` is the only one; the status is then "running". ``skip``: the
-        state of the pairs of points that are skipped.
+        Where the certified error of the first pass is above ``leave`` no other follows; the status is then "running".
+        ``skip``: which pairs of points are skipped.
         """
         with closing(self.module.Workspace(problem, options, skip)) as workspace:
             workspace.absorb(log_v)
@@ -102,7 +102,7 @@ class Run:
             return workspace.next_log_v.copy()
 
     def renewed(self, workspace: Workspace, skip: Truncation | None, stat: Stats) -> bool:
-        """Whether K was built anew for the next pass, which begins where groups of points say, if there are any."""
+        """Go on where groups of points say, and build K anew where that is due; return whether it was."""
         goes_on = self.status in (*GOES_ON, *FAILED)
         log_v = workspace.corrected(stat) if skip and goes_on else None
         if self.status == "absorb" or (skip and log_v is not None and not skip.correct):
@@ -113,7 +113,7 @@ class Run:
         return False
 
     def certify_in_place(self, workspace: Workspace) -> None:
-        """Repeat the last pass on a fresh K: what the plan lost while it was rescaled, it does not know itself."""
+        """Repeat the last pass on a fresh K, as a plan that was rescaled in place does not show what it lost."""
         log_v = self.module.to_numpy(workspace.potentials()[1])
         workspace.absorb(np.where(np.isfinite(log_v), log_v, 0.0))
         status = self.record(workspace.iterate(1))
@@ -121,7 +121,7 @@ class Run:
             self.status = status
 
     def leave_rejected(self, workspace: Workspace, last: Stats) -> None:
-        """Make one pass more where the last was a dropped step: its state is no answer, the image before it is."""
+        """Make one pass more after a step that the guard dropped: the state before that step is the answer."""
         if last.status == "absorb":
             workspace.absorb()
         status = self.record(workspace.iterate(1))
@@ -132,7 +132,7 @@ class Run:
             self.checkpoint.save(problem.cols.name, workspace.next_log_v, problem.reg, self.n_passes)
 
     def record(self, stats: list[Stats]) -> str:
-        """Append to the trace, tell the callback; the status that the loop acts on."""
+        """Append passes to the trace, tell the callback, and return the status that the loop acts on."""
         done, now = self.n_passes, time.perf_counter() - self.start
         cancelled = self.stopped()
         for i, stat in enumerate(stats, 1):
@@ -152,7 +152,7 @@ class Run:
         return status
 
     def told(self, stat: Stats) -> bool:
-        """Whether the callback, which is given a copy that it may change or keep, wants an end."""
+        """Call the callback with a copy that it may keep; return whether it asks for an end."""
         assert self.callback
         with np.errstate(**self.caller):
             answer = self.callback(dataclasses.replace(stat))
@@ -162,7 +162,7 @@ class Run:
             raise TypeError(f"callback must return a truth value, or None to go on, got {shown(answer)}") from error
 
     def next_count(self, made: int, seconds: float) -> int:
-        """Passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
+        """Return how many passes to ask of the core next: one where someone listens, else what fits SECONDS_A_CALL."""
         if self.heard:
             return 1
         return max(1, min(2 * made, MOST_A_CALL, int(made * SECONDS_A_CALL / max(seconds, 1e-6))))

@@ -1,4 +1,4 @@
-"""Solves between points that skip pairs: whether, where from, and in which order of the points.
+"""Solves between points that skip pairs: the order of the points, and where such a solve begins.
 
 The mask, its bounds and what it costs: backends/boxes.py. Points are sorted into boxes; the first mask is made of the
 potentials of a rough solve, of all pairs where these are few, else between groups of points, which also correct the
@@ -22,7 +22,7 @@ from .groups import Groups, units_of
 
 
 def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = None) -> Sorted:
-    """The problem with its points in the order of boxes, of ``least`` points or more."""
+    """Return the problem with its points sorted into boxes of at least ``least`` points."""
     cloud = problem.cost
     assert isinstance(cloud, PointCloud)
     unit = boxes.unit_of(whole_shape(problem), least)
@@ -34,11 +34,12 @@ def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = N
 
 
 def whole_shape(problem: Problem) -> tuple[int, int]:
-    """Rows of all ranks, and columns."""
+    """Return the number of rows of all ranks, and of columns."""
     return int(problem.rows.ranks.sum(problem.shape[0])), problem.shape[1]
 
 
 def picked(side: Side, at: Any) -> Side:
+    """Return a side with its points in the order ``at``."""
     upper = None if side.upper is None else side.upper[at]
     rho = side.rho if side.scalar_rho is not None else side.rho[at]
     return dataclasses.replace(side, weight=side.weight[at], rho=rho, upper=upper)
@@ -47,9 +48,9 @@ def picked(side: Side, at: Any) -> Side:
 def begun(
     found: Sorted, options: Options, start: tuple[F64, F64] | None, nats: float, solve: Any, backend: ModuleType
 ) -> tuple[Problem, F64, Truncation]:
-    """The problem and the log v that a solve which skips pairs starts from, and which pairs it skips then.
+    """Return the problem and the log v that a solve which skips pairs starts from, and the state of these pairs.
 
-    ``solve``: that of Groups. The points and the vectors of the problem lie where the backend works on them.
+    ``solve`` is that of `Groups`. The points and vectors of the problem lie where the backend works on them.
     """
     held = getattr(backend, "held", None)
     problem = held(found.problem) if held else found.problem
@@ -68,5 +69,5 @@ def begun(
 
 
 def ended(found: Sorted, skip: Truncation | None) -> Sorted | None:
-    """What a Result has to know of the pairs that its solve skipped; None: none in the end."""
+    """Return what a Result has to know of the pairs that its solve skipped, None where it skipped none in the end."""
     return found._replace(kept=skip.kept, hidden=skip.hidden) if skip and skip.kept else None

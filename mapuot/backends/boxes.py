@@ -40,14 +40,14 @@ TRIALS = 16  # thresholds tried for a mask
 
 
 def unit_of(shape: tuple[int, int], least: int = 16) -> int:
-    """Points of a box: a multiple of what a backend takes at once, its LEAST_BOX."""
+    """Return how many points a box has: a multiple of ``least``, the LEAST_BOX of the backend."""
     return max(least, *(unit for unit, points in UNITS if max(shape) >= points))
 
 
 class Half:
-    """The points of one side in boxes of ``unit``, in units in which a cost is reg; (boxes, unit, d).
+    """The points of one side in boxes of ``unit`` points, an array (boxes, unit, d) in which a cost of reg is 1.
 
-    Numbers of points may lie on a device, with the points; those of boxes are the host's.
+    Arrays over the points lie where these do, on a device maybe; those over the boxes are numpy's.
     """
 
     def __init__(self, points: F64, unit: int, pad: int) -> None:
@@ -64,7 +64,7 @@ class Half:
         self.offset = whole - xp.asarray(self.mid)[:, None]
 
     def split(self, vector: F64, rest: float) -> F64:
-        """A number of each point, (boxes, unit); ``rest`` behind the last."""
+        """Return a vector over the points as a table (boxes, unit), filled up with ``rest``."""
         return np.pad(vector, (0, self.boxes * self.unit - self.count), constant_values=rest).reshape(
             self.boxes, self.unit
         )
@@ -74,7 +74,7 @@ class Half:
         return found
 
     def slopes(self, log: F64) -> F64:
-        """Least squares of ``log`` in each box; any slopes give a bound, good ones a sharp one."""
+        """Fit ``log`` by a linear function in each box. Any slopes give a bound, good ones a sharp one."""
         d = self.offset.shape[2]
         if d > MOST_SLOPES:
             return np.zeros_like(self.mid)
@@ -90,7 +90,7 @@ class Half:
         return np.where(np.isfinite(slope), slope, 0.0)
 
     def spread(self, mass: F64, shares: F64) -> F64:
-        """A mass of each box over its points by their shares."""
+        """Distribute a mass of each box over its points by their shares."""
         with np.errstate(invalid="ignore", over="ignore"):
             whole = namespace(shares).asarray(mass[: self.boxes, None])
             bound: F64 = np.where(shares > 0, whole * shares, 0.0).reshape(-1)[: self.count]
@@ -98,7 +98,7 @@ class Half:
 
 
 class Tilted(NamedTuple):
-    """The log scalings of one side, its slopes taken off: bounds between boxes need no more."""
+    """The log scalings of one side without their slopes, as bounds between boxes need them."""
 
     slope: F64  # (boxes, d)
     log_mass: F64  # (boxes,): log sum e^f~
@@ -107,7 +107,10 @@ class Tilted(NamedTuple):
 
 
 def tilted(half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
-    """``log``: the exponent of the plan beside the cost; ``log_scale``: that without masses, which is smooth."""
+    """Take the slopes off ``log``, the exponent of the plan beside the cost.
+
+    The slopes are fitted to ``log_scale``, the exponent without masses, which is smooth.
+    """
     slope = half.slopes(np.where(np.isneginf(log), np.nan, log_scale)) if smooth else np.zeros_like(half.mid)
     off = (half.offset * slope[:, None]).sum(2)
     flat = half.split(log, -np.inf) - off
@@ -123,7 +126,7 @@ def tilted(half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
 
 
 class State(NamedTuple):
-    """An iterate: log scalings and marginals of the kept pairs."""
+    """Iterate of a solve: log scalings, and marginals of the pairs that are kept."""
 
     log_u: F64
     log_v: F64
@@ -135,16 +138,17 @@ Growths = Sequence[Callable[[F64], float]]  # of the rows and of the columns: of
 
 
 class Share(NamedTuple):
-    """What skipped pairs add to a certificate: their mass, and to the error of the plan."""
+    """What skipped pairs add to a certificate: a bound on their mass, and an error of the plan."""
 
     mass: float = 0.0
     error: float = 0.0
 
 
 class Boxes:
-    """The boxes of one problem whose points are sorted, and bounds between them; over ranks those of the own rows.
+    """The boxes of a problem whose points are sorted, and bounds on the plan between them.
 
-    Every rank has the boxes of all columns: only sums over rows are sums over ranks, and all decide alike.
+    Over ranks it has the boxes of the own rows and of all columns: only sums over rows are sums over ranks, and all
+    ranks decide alike.
     """
 
     arrays: ModuleType = np  # NumPy or CuPy: what points lie in
@@ -165,7 +169,7 @@ class Boxes:
         self.reach = float(sum(reach)) * (float(sum(reach)) if self.smooth else 1.0) * columns.shape[0]
 
     def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, F64]]:
-        """Both sides without their slopes, and the arrays of the record that describe them."""
+        """Return both sides without their slopes, and the arrays that describe them to the kernels."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
         sides = [self.tilted(half, log_scale, log, self.smooth) for half, log_scale, log in logs]
@@ -189,20 +193,23 @@ class Boxes:
         return tilted(half, log_scale, log, smooth)
 
     def sweep(self, arrays: dict[str, Any], kept: Kept | None = None) -> tuple[Any, F64, F64]:
-        """How many boxes each box of rows keeps, and mass bounds of the others by rows and columns; of cuts or kept."""
+        """Return how many boxes each box of rows keeps, and bounds on the mass of the others, by rows and by columns.
+
+        The pairs that are kept are those of ``kept``; where it is None, those above the cuts in ``arrays``.
+        """
         runs = (None, None) if kept is None else (kept.first, kept.run)
         self.count, width, row_mass, col_mass = self._pairs(arrays, *runs)
         return width, row_mass, self.ranks.sum(col_mass)
 
     def runs(self, arrays: dict[str, Any]) -> tuple[Any, Any]:
-        """(first, run) of Kept, of the cuts that the last sweep was of."""
+        """Return (first, run) of `Kept` for the cuts of the last sweep."""
         first = np.concatenate([[0], np.cumsum(self.count)])
         run = np.zeros(2 * max(1, int(first[-1])), np.int32)
         self._pairs(arrays, first, run, write=True)
         return first, np.minimum(run, self.limit, out=run)
 
     def _pairs(self, arrays: dict[str, Any], first: Any, run: Any, write: bool = False) -> tuple[Any, Any, F64, F64]:
-        """mapuot_box_pairs: (runs, boxes) that each box of rows keeps, and the bounds."""
+        """Call mapuot_box_pairs: (runs, boxes) that each box of rows keeps, and the bounds."""
         from .._core import ffi, lib  # noqa: PLC0415 - pick says where it is not built
 
         m, n = len(arrays["x_log_mass"]), len(arrays["y_log_mass"])
@@ -223,7 +230,7 @@ class Boxes:
         return count, width, row_mass, col_mass
 
     def share(self, row_mass: F64, col_mass: F64, growths: Growths) -> Share:
-        """What skipped pairs of these bounds add to the certificate of a state."""
+        """Return what skipped pairs of these bounds add to the certificate of a state."""
         tau = float(self.ranks.sum(row_mass.sum())) * (1 + 1e-9) + 1e-290
         if not tau < 1:
             return Share(math.inf, math.inf)
@@ -235,9 +242,9 @@ class Boxes:
         return Share(tau * self.mass, plan_error(least * (1 + 1e-9)))
 
     def growths(self, state: State, sides: tuple[Tilted, Tilted], near: float | None = None) -> Growths:
-        """What each side's KL grows by where so much is skipped of its boxes; none where a side is another.
+        """Return functions that bound how much the KL term of each side grows by the mass skipped in its boxes.
 
-        ``near``: about what it will be at an error so small.
+        There are none where a side is not KL. ``near``: estimate the growth at a state of that certified error instead.
         """
         problem, mass = self.problem, self.mass
         found: list[Callable[[F64], float]] = []
@@ -254,7 +261,7 @@ class Boxes:
         return found
 
     def skipped(self, state: State, kept: Kept | None) -> Share:
-        """What a mask costs at a state."""
+        """Return what a mask costs at a state."""
         if kept is None:
             return Share()
         *sides, arrays = self.take(state)
@@ -262,7 +269,7 @@ class Boxes:
         return self.share(row_mass, col_mass, self.growths(state, (sides[0], sides[1])))
 
     def near(self, kept: Kept) -> float:
-        """The largest squared distance of points of a pair that is kept."""
+        """Return a bound on the squared distance of points of a pair that is kept."""
         near, boxes = 0.0, int(kept.share * len(self.rows.mid) * self.cols.boxes)
         step = max(1, (1 << 20) * len(kept.first) // (1 + boxes))
         lengths = (kept.run[1::2] - kept.run[::2] + kept.unit - 1) // kept.unit
@@ -277,7 +284,7 @@ class Boxes:
         return near
 
     def reaches(self, kept: Kept) -> tuple[float, float]:
-        """Largest distance of a kept pair, and how far points lie from the middle of y, in units of sqrt(reg)."""
+        """Return the largest distance of a kept pair and of a point from the middle of y, in units of sqrt(reg)."""
         if self.reached[0] is not kept:  # it is asked for some times of each mask
             middle = self.cols.mid.mean(0)
             far = [
@@ -289,10 +296,11 @@ class Boxes:
         return self.reached[1]
 
     def make(self, state: State, goal: float, nats: float, near: float | None = None) -> Kept | None:
-        """The pairs to keep, so that the others cost at most ``goal`` there, or at an error ``near``; None: all.
+        """Choose the pairs to keep, so that the others cost at most ``goal`` at the state, or at an error ``near``.
 
         A pair is skipped if its bound is below e^-nats of the product of both boxes' masses over the whole mass, the
         masses being at most the sums of the bounds: so every box that carries any is kept with one.
+        None: all pairs are to be kept.
         """
         *sides, arrays = self.take(state)
         _, *totals = self.sweep(arrays)
@@ -326,7 +334,7 @@ class Boxes:
 
 
 def grown(side: Side, half: Half, f: F64, r: F64, shares: F64, bound: F64) -> float:
-    """Bound on rho (KL(r + x | q) - KL(r | q)), 0 <= x <= t, q = weight e^(-f / rho): convex in x, so at an end."""
+    """Bound rho (KL(r + x | q) - KL(r | q)) over 0 <= x <= t, q = weight e^(-f / rho): it is convex in x."""
     t = half.spread(bound, shares)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_q = side.log_weight - f / side.rho
@@ -337,7 +345,7 @@ def grown(side: Side, half: Half, f: F64, r: F64, shares: F64, bound: F64) -> fl
 
 
 def near_terms(half: Half, side: Side, reg: float, r: F64, tilt: Tilted, near: float) -> tuple[F64, F64]:
-    """Of each box, what rho (t^2 / (2 r) + t log(r / q)) is with t = 1, log(r / q) being some near (reg / rho)^.5."""
+    """Return both terms of rho (t^2 / (2 r) + t log(r / q)) of each box at t = 1; log(r / q): near (reg / rho)^.5."""
     shares = tilt.shares.reshape(-1)[: half.count]
     with np.errstate(divide="ignore", invalid="ignore"):
         square = np.where(shares > 0, side.rho * shares**2 / (2 * r), 0.0)
@@ -352,15 +360,18 @@ def grown_near(half: Half, square: F64, linear: F64, mass: float, bound: F64) ->
 
 
 class Truncation:
-    """The mask of one solve: when it is made, and what every pass pays for it."""
+    """The pairs that one solve skips (the mask): when they are chosen anew, and what every pass pays for them.
+
+    The driver owns it (ascend/carry_out.py) and hands it to each workspace as an argument.
+    """
 
     def __init__(
         self, problem: Problem, start: State, tol: float, tol_gap: float, nats: float, rough: bool,
         correct: Any = None, pairs: float = 0.0,
     ) -> None:  # fmt: skip
-        """``start``: what the first mask is made of; ``rough``: it is of another problem's potentials.
+        """Begin at the state ``start``, from which the first mask is made; ``rough``: it is another problem's.
 
-        ``correct(state, error)``: the log v to go on from after a pass, None: none is known; ``pairs``: what it costs.
+        ``correct(state, error)`` returns the log v to go on from after a pass, and costs as much as ``pairs`` pairs do.
         """
         self.problem, self.state, self.tol, self.tol_gap = problem, start, tol, tol_gap
         self.correct, self.pairs, self.before = correct, pairs, math.inf
@@ -376,7 +387,7 @@ class Truncation:
         self.kept: Kept | None = None
 
     def renew(self, pool: Any, kind: type[Boxes] = Boxes) -> Kept | None:
-        """A mask for the last state that was not dropped; ``kind``: the boxes of the backend."""
+        """Choose the mask anew, for the last state that was not dropped; ``kind``: the boxes of the backend."""
         self.boxes = self.boxes or kind(self.problem, pool)
         goal, least = (max(self.goal, 0.1 * ROUGH), 2.0) if self.rough else (self.goal, math.log(1 / self.tol) - 2)
         self.kept = self.boxes.make(self.state, goal, max(self.nats, least), self.tol)
@@ -387,7 +398,7 @@ class Truncation:
         return self.kept
 
     def settle(self, stat: Stats, state: State, moved: float) -> None:
-        """Put into the numbers of a pass what is skipped, once, and ask for another mask where that is too much.
+        """Count what is skipped in the numbers of a pass, once, and ask for another mask where that is too much.
 
         ``moved``: mapuot_progress.moved of the pass.
         """
@@ -407,12 +418,12 @@ class Truncation:
             self.goal, self.rough, stat.status = self.goal / 4, False, "absorb"
 
     def look(self, stat: Stats, state: Any) -> None:
-        """The same of a pass that certifies nothing: is the first mask done with, or another due? ``state``: a call."""
+        """Ask for another mask after a float32 pass where one is due; ``state``: a function that returns the state."""
         if stat.status == "absorb" or (stat.status == "running" and self.rough and stat.error <= ROUGH):
             self.take(stat, state(), stat.error)
 
     def take(self, stat: Stats, state: State, error: float) -> None:
-        """The state that the next mask is made of."""
+        """Keep the state for the next mask; the first, rough mask is done with where its error is small."""
         if stat.rejected or not error < 1:
             return
         self.state, self.known = state, True
@@ -420,8 +431,9 @@ class Truncation:
             self.rough, stat.status = False, "absorb"
 
     def corrected(self, workspace: Any, stat: Stats, floor: float, comparable: bool) -> F64 | None:
-        """The log v to go on from in place of the next of a pass; None: that one. ``floor``: of its error, by rounding.
+        """Return the log v to go on from after a pass, None where it is the next of that pass.
 
+        ``floor``: error of the pass by rounding; ``comparable``: the pass before had the same.
         Corrections end where one has not halved the error, and the step goes back where it has raised it.
         """
         error, made = stat.error - floor, self.plain is not None
@@ -438,7 +450,7 @@ class Truncation:
         return found
 
     def absorbed(self, x: F64, shift: float) -> tuple[F64, F64]:
-        """What K is to hold of log u and log v, P_ij / (r_i s_j) but for a factor: it knows its sums already."""
+        """Return what K is to hold of log u and log v, so that its entries are P_ij / (r_i s_j) but for a factor."""
         _, _, r, s = self.state
         log_u, count, mass = self.state.log_u - shift, len(s), self.problem.rows.ranks.sum(r.sum())
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -447,7 +459,7 @@ class Truncation:
 
 
 def kept_balance(pool: Any, problem: Problem, kept: Kept, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-    """mapuot_balance over kept pairs: alpha_i = -max_j (log v_j - M_ij / reg), and the largest of each column."""
+    """Return alpha_i = -max_j (log v_j - M_ij / reg) over the kept pairs, and the largest exponent of each column."""
     from .._core import ffi, lib  # noqa: PLC0415 - as above
     from .cpu.native import check, matrix  # noqa: PLC0415
 
@@ -459,7 +471,7 @@ def kept_balance(pool: Any, problem: Problem, kept: Kept, out_u: Any, plan_v: F6
 
 
 def expected(side: Side, log_scale: F64, reg: float) -> F64:
-    """About the marginal at a potential, where no pass has told it."""
+    """Estimate the marginal at a potential, where no pass has told it."""
     if side.penalty != "kl":
         return side.weight
     with np.errstate(over="ignore", invalid="ignore"):
@@ -468,7 +480,7 @@ def expected(side: Side, log_scale: F64, reg: float) -> F64:
 
 
 def order(points: F64, unit: int, threads: int | None = None) -> Any:
-    """The points so that each ``unit`` of them lie together: halved along their widest coordinate."""
+    """Sort points so that each ``unit`` of them lie together, by halving along their widest coordinate."""
     from .._core import ffi, lib  # noqa: PLC0415 - as above
     from .cpu.native import pool_for  # noqa: PLC0415 - as above
 
@@ -489,7 +501,7 @@ class Sorted(NamedTuple):
     hidden: float = 0.0  # bound on the mass that the others would have
 
     def back(self, tables: Any) -> tuple[F64, F64]:
-        """Vectors of its rows and columns, in the order of the points as they were given."""
+        """Return vectors over its rows and columns in the order of the points as they were given."""
         out = tuple(namespace(x).empty(len(x)) for x in tables)
         for whole, at, x in zip(out, self.order, tables, strict=True):
             whole[namespace(x).asarray(at)] = x
@@ -497,10 +509,10 @@ class Sorted(NamedTuple):
 
 
 class KeptStream:
-    """The plan of the pairs that are kept, in the words of a PlanStream; ``whole``: that of all pairs, for its rows."""
+    """The plan of the pairs that are kept, a `PlanStream`."""
 
     def __init__(self, found: Sorted, stream: Any, whole: Any, log_u: F64, log_v: F64, threads: int | None) -> None:
-        """``stream``: the CPU's class, to which kept pairs are known."""
+        """Make it of ``whole``, the stream of all pairs, and of ``stream``, the CPU's class, which can skip pairs."""
         self.found, self.whole = found, whole
         logs = (log_v, log_u) if found.turned else (log_u, log_v)
         self.stream = stream(
@@ -517,7 +529,7 @@ class KeptStream:
 
     @cached_property
     def skips(self) -> tuple[Any, Any, Any]:
-        """Which pairs of boxes are skipped, and the box of each row and of each column, as asked for."""
+        """(skipped, rows, cols): the pairs of boxes that are skipped, and the box of each row and column as given."""
         kept, (m, n) = self.found.kept, self.found.problem.shape
         assert kept
         skipped = np.ones((len(kept.first) - 1, -(-n // kept.unit)), bool)
@@ -545,7 +557,7 @@ class KeptStream:
         return self._product(Y, self.found.turned, flat)
 
     def _product(self, X: F64, forth: bool, flat: bool) -> Any:
-        """P X (forth) or P^T X of the sorted plan."""
+        """Return P X, or P^T X where not ``forth``, of the sorted plan."""
         to, come = self.found.order if forth else self.found.order[::-1]
         found = self.stream.apply(X[come]) if forth else self.stream.apply_transpose(X[come])
         out = np.empty_like(found)

@@ -52,7 +52,7 @@ class KernelWorkspace:
     @property
     def reads(self) -> str:
         """What passes read now, in the words of `Result.how`."""
-        return f"{self.dtype} {self.problem.cost.entries}"
+        return f"{self.dtype} {self.problem.cost.operator}"
 
     def absorb(self, log_v: F64 | None = None) -> None:
         """Choose alpha and beta so that K is at most 1 and each row and column in use has an entry 1; build K."""

@@ -20,8 +20,9 @@ import numpy as np
 from ..backends import host, pick
 from ..cached import cached_property
 from ..errors import ConvergenceWarning, warn
+from ..problem.kinds import as_cost
 from ..problem.sparse import Sparse, is_sparse
-from ..problem.validate import as_array, as_cost, as_count, as_pair, as_positive, as_reference, as_weight
+from ..problem.validate import as_array, as_count, as_pair, as_positive, as_reference, as_weight
 from ..progress import counted
 from .arrays import give, take, threshold
 from .caller import names_of_pot

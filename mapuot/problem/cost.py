@@ -29,7 +29,6 @@ class Cost:
     held = False  # one array, to which a backend can point
     operator = "tiles"  # of K in a pass: stored "tiles", stored "pairs", "points" that make it, "products" along axes
     wide = False  # passes are float64 ones, whatever storage is asked for
-    entries = "tiles"  # what a pass reads of K, in the words of `Result.how`
     shape: tuple[int, int]
     dtype: Any
 

@@ -87,7 +87,6 @@ class PointCloud(Cost):
     dim: int  # of the points
     held = True
     operator = "points"
-    entries = "points"
     unit = 0  # points of a box, where they are sorted so
     before = 0  # rows in front of the first, of a part of a cloud
 

@@ -23,6 +23,7 @@ from ..penalties import F64, project
 from ..ranks import ALONE, Ranks
 from . import validate
 from .cost import Cost, Dense
+from .kinds import as_cost, as_costs
 from .mask import Masked, as_mask
 from .side import Side
 from .sparse import Parts
@@ -184,7 +185,7 @@ class Problem(Common):
         ranks: Ranks = ALONE, threads: int | None = None,
     ) -> Problem:  # fmt: skip
         """Make the problem of arguments as `solve` takes them."""
-        cost = validate.as_cost(M, backend, ranks, a, b)
+        cost = as_cost(M, backend, ranks, a, b)
         return cls.from_cost(cost, a, b, reg, reg_m, penalty, reference, backend, ranks, threads)
 
     @classmethod
@@ -277,7 +278,7 @@ class BatchProblem(Common):
         mask: Any = None,
     ) -> BatchProblem:  # fmt: skip
         """Make the problems of arguments as `solve_batch` takes them."""
-        cost, reg = validate.as_costs(M, backend), validate.as_positive(reg, "reg")
+        cost, reg = as_costs(M, backend), validate.as_positive(reg, "reg")
         (m, n), flat = cost.shape, cost.flat
         A, B = (x if x is None else validate.as_array(x, name, backend.asarray) for x, name in ((A, "A"), (B, "B")))
         p, xp = validate.as_batch_size(cost.array, A, B), namespace(cost.array, A, B)

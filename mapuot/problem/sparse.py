@@ -45,7 +45,6 @@ class Sparse(Cost):
     """Stored costs, row by row: those of row i are ``data[start[i] - start[0] : start[i + 1] - start[0]]``."""
 
     held, operator = True, "pairs"  # all that are not stored are forbidden
-    entries = "pairs"
     kind = "a sparse matrix"
 
     def __init__(

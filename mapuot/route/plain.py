@@ -37,7 +37,7 @@ def settings(
     method: str, penalty: str, reference: str, tol: Any, tol_gap: Any, max_passes: int, precision: str, backend: str,
     threads: int | None,
 ) -> Options | None:  # fmt: skip
-    """The options of a plain call; None where it is another, or wrong."""
+    """Return the options of a plain call, None where it is another one or has a wrong argument."""
     if penalty != "kl" or reference != "product" or backend not in ("auto", "cpu") or threads not in (None, 1):
         return None
     if method not in METHODS or METHODS[method][2]:
@@ -51,13 +51,13 @@ def settings(
 
 @functools.cache
 def core() -> tuple[ModuleType, Any]:
-    """(the backend, its module of whole solves)."""
+    """Return the CPU backend and its module of whole solves."""
     backend = pick("cpu")
     return backend, import_module(backend.__name__ + ".plain")
 
 
 def number(value: Any) -> float:
-    """A plain number as a float; 0, which no argument here may be, for anything else."""
+    """Return a plain number as a float, and 0, which no argument here may be, for anything else."""
     try:
         return float(value) if type(value) in NUMBERS else 0.0
     except OverflowError:
@@ -65,14 +65,14 @@ def number(value: Any) -> float:
 
 
 def penalties_of(reg_m: Any) -> tuple[float, float] | None:
-    """The rho of both sides, where each is one number > 0."""
+    """Return the rho of both sides, None where one of them is no number > 0."""
     pair = reg_m if type(reg_m) in (tuple, list) and len(reg_m) == 2 else (reg_m, reg_m)
     first, second = map(number, pair)
     return (first, second) if first > 0 and second > 0 else None
 
 
 def masses(weight: Any, length: int) -> Any:
-    """A copy in float64; None where it is for the ordinary way to read, or to complain of."""
+    """Return a copy in float64, None where the ordinary way has to read the masses, or to complain of them."""
     if weight is None:
         return np.full(length, 1.0 / length)
     if type(weight) is np.ndarray and weight.shape == (length,) and weight.dtype.kind == "f":
@@ -83,7 +83,10 @@ def masses(weight: Any, length: int) -> Any:
 def attempt(
     M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...], plan: Any = None
 ) -> PlainResult | None:  # fmt: skip
-    """The result of a plain problem, ``plan``: True or its memory; else None; ``arguments``: those of ``settings``."""
+    """Solve a plain problem; return None where it is another one.
+
+    ``arguments``: those of `settings`; ``plan``: memory for the plan, or True for a new array.
+    """
     if type(M) is not np.ndarray or M.ndim != 2 or not 0 < M.size <= SERIAL_ENTRIES:
         return None
     dtype, flags, reg, rho = M.dtype, M.flags, number(reg), penalties_of(reg_m)
@@ -108,25 +111,25 @@ def attempt(
 
 
 def is_odd(found: Any, reg: float, dtype: Any, entries: int) -> bool:
-    """Whether a ScalingWarning is due (odd_scale in problem/validate.py), or the plan needs a dtype of its own."""
+    """Tell whether a ScalingWarning is due (odd_scale in problem/validate.py), or float32 cannot hold the plan."""
     scaling = is_sentinel((found.high - found.low) / reg) or moves_little(found.mass, *found.masses)
     return bool(scaling or (dtype == F32 and not holds_float32(found.mass, entries)))
 
 
 def as_it_is(result: Result) -> Result:
-    """What a pickled `PlainResult` is made of again."""
+    """Return the Result that a pickle of a `PlainResult` holds."""
     return result
 
 
 def is_plain(task: BatchProblem) -> bool:
-    """Whether the core can solve the problems of a batch whole, too."""
+    """Tell whether the core can solve each problem of a batch in one call."""
     one_rho = None not in (task.rows.scalar_rho, task.cols.scalar_rho)
     at_hand = task.cost.operator == "tiles"
     return one_rho and at_hand and task.reference == "product" and task.cost.size <= SERIAL_ENTRIES
 
 
 class PlainResult(Result):
-    """A `Result` whose members are made when they are asked for."""
+    """The `Result` of a plain problem, whose members are made when they are asked for."""
 
     def __init__(
         self, backend: ModuleType, M: Any, a: Any, b: Any, reg: float, rho: Any, found: Any, options: Options,
@@ -157,7 +160,7 @@ class PlainResult(Result):
         return Problem(Dense(self._M), rows, cols, self._reg, "product", *range_, mass)
 
     def _part(self, k: int) -> Any:
-        """log u, log v, r, s, and the exponents of the plan as one."""
+        """Return a part of the numbers: log u, log v, r, s, or the exponents of the plan."""
         m, n = self._M.shape
         ends = 0, m, m + n, 2 * m + n, 2 * (m + n), 3 * (m + n)
         return self._found.numbers[ends[k] : ends[k + 1]]

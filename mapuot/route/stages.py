@@ -1,4 +1,4 @@
-"""Which way a problem goes to its answer, as data: `route` decides, the driver (ascend/carry_out.py) carries out.
+"""The way of a problem to its answer, as data: `route` decides, the driver (ascend/carry_out.py) carries out.
 
     turned?    columns that alone are balanced, or are quicker to read, become the rows
     skipped?   between points far from each other, pairs that are provably negligible
@@ -11,6 +11,7 @@ regs of all of them, and of batches, are stated here. How a pass reads K (tiles,
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,10 +29,12 @@ WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold
 INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
 FAR = 30.0  # range(M) / reg below which "auto" skips nothing: most pairs count
 UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
+STALLED = ("stalled",)
+NO_ANSWER = (*STALLED, *FAILED)  # statuses of a solve that ended without the answer asked for
 
 
 class Stage(NamedTuple):
-    """One run of passes at one reg; the status of a larger reg than the one asked for counts as "running"."""
+    """A run of passes at one reg. After one at a larger reg than the one asked for the status is "running"."""
 
     reg: float
     tol: float  # certified error that ends it
@@ -43,7 +46,7 @@ class Stage(NamedTuple):
     leave: float = math.inf  # certified error of its first pass above which that is the only one
 
     def options(self, asked: Options) -> Options:
-        """The options that its workspace reads."""
+        """Return the options that the workspace of this stage reads."""
         own = self.tol, self.storage, self.memory
         if own == (asked.tol, asked.precision, asked.memory):
             return asked
@@ -51,7 +54,7 @@ class Stage(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The way of one problem."""
+    """The decisions about one problem."""
 
     turned: bool  # rows and columns are exchanged
     warm: bool  # it begins at potentials that are given
@@ -64,7 +67,7 @@ def route(
     problem: Problem, options: Options, most: int, given: tuple[bool, bool] = (False, False), escalate: bool = False,
     saves: bool = False, prefers: Callable[[Any], bool] | None = None,
 ) -> Route:  # fmt: skip
-    """The way of a problem; over ranks all must call it.
+    """Decide which way a problem goes; over ranks all must call it.
 
     ``most``: passes; ``given``: whether it starts from a log u and from a log v; ``escalate``: K may be stored in a
     finer type than that of the options; ``saves``: a checkpoint is written; ``prefers(cost)``: whether the backend
@@ -77,64 +80,65 @@ def route(
 
 
 def inner(options: Options) -> Options:
-    """What the pairs that are kept must reach, so that there is room for the others."""
+    """Return the options for the pairs that are kept, which leave a part of tol to the others."""
     tol_gap = options.tol_gap * INNER if options.tol_gap >= 0 else options.tol_gap
     return dataclasses.replace(options, tol=INNER * options.tol, tol_gap=tol_gap)
 
 
 def stages(problem: Problem, options: Options, most: int, warm: bool, skips: bool, escalate: bool) -> tuple[Stage, ...]:
-    """The runs of passes that are tried, in order."""
-    own = Stage(problem.reg, options.tol, options.precision, options.memory, most, UNDONE, "zeros")
-    again = own._replace(begin="here")
-    larger = climb(problem, options, most // 2)
-    found = [larger[0]._replace(begin="zeros"), *larger[1:], again] if larger else [own]
+    """List the runs of passes that are tried, in order."""
+    reg, tol, storage, memory = problem.reg, options.tol, options.precision, options.memory
+    found = climb(problem, options, most // 2)
+    begin, leave = "zeros", math.inf
+    if found:
+        found[0], begin, leave = found[0]._replace(begin="zeros"), "here", math.inf if skips else WARM_ERROR
+    found.append(Stage(reg, tol, storage, memory, most, UNDONE, begin))
     if warm or skips:
-        leave = WARM_ERROR if larger and not skips else math.inf
-        found.insert(0, own._replace(begin="start", leave=leave))
-    escalate = escalate and options.precision == "float32" and not problem.cost.wide
-    kinks = options.memory > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
+        found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "start", leave))
+    kinks = memory > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
     if kinks:
-        found.append(again._replace(memory=0, after=("stalled",)))
-    if escalate:
-        finer = again._replace(storage="float64")
-        found.append(finer._replace(after=FAILED if kinks else ("stalled", *FAILED)))
+        found.append(Stage(reg, tol, storage, 0, most, STALLED, "here"))
+    if escalate and storage == "float32" and not problem.cost.wide:
+        found.append(Stage(reg, tol, "float64", memory, most, FAILED if kinks else NO_ANSWER, "here"))
         if kinks:
-            found.append(finer._replace(memory=0, after=("stalled",)))
+            found.append(Stage(reg, tol, "float64", 0, most, STALLED, "here"))
     return tuple(found)
 
 
 def climb(problem: Any, options: Options, most: int) -> list[Stage]:
-    """The larger regs of a problem of any kind, ``most`` passes in all or each; none for the named methods."""
+    """List the stages at larger regs of a problem of any kind; the named methods have none."""
     regs = larger_regs(problem.M_max - problem.M_min, problem.reg) if options.memory else []
     tol = max(options.tol, COARSE_TOL)
     return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]
 
 
 def larger_regs(spread: float, reg: float, below: float = SCALING_BELOW) -> list[float]:
-    """Regs to pass through before ``reg``, largest first, where that is less than ``below`` of the range of M."""
+    """List the regs to pass through before ``reg``, largest first, where it is below this share of the range of M."""
     return [reg * larger for larger, least in rungs(below) if spread / reg > least]
 
 
-def rungs(below: float = SCALING_BELOW) -> list[tuple[float, float]]:
-    """(a larger reg in units of reg, range(M) / reg above which it comes before reg), largest first."""
-    return [(SCALING_STEP**k, SCALING_STEP ** (k - 1) / below) for k in range(MOST_RUNGS, 0, -1)]
+@functools.cache
+def rungs(below: float = SCALING_BELOW) -> tuple[tuple[float, float], ...]:
+    """List larger regs in units of reg, largest first, each with the range(M) / reg above which it comes before reg."""
+    return tuple((SCALING_STEP**k, SCALING_STEP ** (k - 1) / below) for k in range(MOST_RUNGS, 0, -1))
 
 
 def ladder(options: Options, most: int) -> list[tuple[float, float, float, int]]:
-    """The stages of a plain problem whose range is not known yet, as src_c/solve.c takes them (mapuot_stage)."""
+    """List the stages of a plain problem of any range of M, as src_c/solve.c takes them (mapuot_stage)."""
     coarse = max(options.tol, COARSE_TOL)
     larger = [(reg, coarse, least, most // 2) for reg, least in rungs()] if options.memory else []
     return [*larger, (1.0, options.tol, -math.inf, most)]
 
 
 def in_words(reads: str, larger: int, *more: str) -> str:
-    """What was carried out, for `Result.how`: what passes read, so many larger regs, and more words, "" none."""
-    regs = f"{larger} larger reg" + "s" * (larger > 1) if larger else ""
-    return ", ".join(word for word in (reads, regs, *more) if word)
+    """Put together `Result.how`: what passes read, how many larger regs came first, and more words."""
+    if larger:
+        reads += f", {larger} larger reg" + "s" * (larger > 1)
+    return ", ".join((reads, *more))
 
 
 def turned(problem: Common, options: Options) -> bool:
-    """Whether the columns are better read as rows: they alone are balanced.
+    """Tell whether the columns are better read as rows: they alone are balanced.
 
     The row side is exact in every pass, so that the gap of the free side then certifies the plan.
     """
@@ -142,12 +146,12 @@ def turned(problem: Common, options: Options) -> bool:
 
 
 def turned_sides(balanced_rows: bool, balanced_cols: bool, options: Options) -> bool:
-    """`turned` of sides that are balanced or not."""
+    """Decide as `turned` does, by which sides are balanced."""
     return balanced_cols and not balanced_rows and options.memory > 0
 
 
 def quicker(problem: Problem, options: Options, given: tuple[bool, bool], prefers: Any) -> bool:
-    """Whether the backend would rather read the columns as rows, and nothing but time tells the two ways apart.
+    """Tell whether the backend would rather read the columns as rows, and nothing but time is at stake.
 
     Rows that must be met stay rows, whose marginal is exact. A start of log v alone (a checkpoint's) stays one.
     """
@@ -156,7 +160,7 @@ def quicker(problem: Problem, options: Options, given: tuple[bool, bool], prefer
 
 
 def nats_of(problem: Problem, saves: bool) -> float | None:
-    """How far below its share a pair of points must be to be skipped, at least; None: none is."""
+    """Return how far below its share, in nats, a pair of points must lie to be skipped; None: none is."""
     cloud, ranks = problem.cost, problem.ranks
     if not isinstance(cloud, PointCloud):
         return None

@@ -105,7 +105,7 @@ class Workspace(KernelWorkspace):
     def reads(self) -> str:
         """What passes read now: of a K that is too coarse in the end, rows that they make."""
         made = not self.made and self.state.exact
-        return f"{'float64' if self.state.exact else self.dtype} {'rows' if made else self.problem.cost.entries}"
+        return f"{'float64' if self.state.exact else self.dtype} {'rows' if made else self.problem.cost.operator}"
 
     def storage(self) -> str:
         """What K is held in where it is another than was asked for."""

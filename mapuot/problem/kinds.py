@@ -1,0 +1,124 @@
+"""From what a user gives as M (an array, points, stored pairs, a function or a file of rows) to a `Cost`."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..files import opened
+from ..ranks import ALONE, Ranks
+from .cost import Cost, Dense, Streamed, as_vectors
+from .sparse import Sparse, SparseCosts, is_list_of_pairs, is_on_device, is_sparse
+from .validate import as_array, as_pair, as_real, check_kind
+
+
+def own_cost(
+    M: Any, a: Any, b: Any, reg_m: Any, reference: Any, backend: ModuleType, ranks: Ranks, **common: Any
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Return (cost, a, b, reg_m) of this rank, once all ranks have given what must be ``common`` alike."""
+    ranks.place(backend.__name__, M, a, b)
+    source = opened(M)
+    a, b, reg_m = as_vectors(source, a, b, reg_m)
+    reference = reference if isinstance(reference, str) else kind_of(reference)
+    check_agreement(ranks, a, b, reg_m, backend=backend.__name__, M=kind_of(source), reference=reference, **common)
+    return as_cost(source, backend, ranks, a, b), a, b, reg_m
+
+
+def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> None:
+    """Raise where ranks were given different common arguments, or different masses or reg_m of the columns."""
+    if ranks.size == 1:
+        return
+    ranks.same(**common)
+    rho_a, rho_b = as_pair(reg_m, "reg_m")
+    ranks.same(b=b, **{"reg_m[0]": "one a row" if np.ndim(rho_a) else rho_a, "reg_m[1]": rho_b})
+
+
+def kind_of(source: Any) -> str:
+    """Name what a matrix comes from, which must be the same on all ranks."""
+    if isinstance(source, Cost):
+        return source.kind
+    if is_sparse(source):
+        return Sparse.kind
+    return "a function" if callable(source) else Dense.kind
+
+
+def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = None, b: Any = None) -> Any:
+    """Make the cost of M, over ranks the block of this one; ``a`` and ``b``, as given, tell where a block lies."""
+    in_one_process = getattr(backend, "WHOLE", False)
+    if in_one_process and ranks.size > 1:
+        raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
+    if stores_pairs(source):
+        return as_pairs(source, backend, ranks, a, b)
+    cost = source if isinstance(source, Cost) else None
+    if cost is not None and cost.remade and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
+        name = backend.__name__.rpartition(".")[2]
+        raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
+    if cost is not None or callable(source):
+        check_no_names(a, b)
+        convert = partial(as_array, name="M", convert=backend.asarray)
+        cost = Streamed.made(source, a, b, ranks, convert) if cost is None else cost.part(a, b, ranks)
+        M = cost.array if not in_one_process else np.asarray(cost)
+    else:
+        M = as_array(source, "M", backend.asarray)
+    if M.ndim != 2 or M.shape[1] == 0 or ranks.sum(M.shape[0]) == 0:
+        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {M.shape}")
+    check_kind(M, "M", "fiu")
+    return cost if cost is not None and not in_one_process else Dense(as_real(M))
+
+
+def check_no_names(a: Any, b: Any) -> None:
+    for name, weight in (("a", a), ("b", b)):
+        if isinstance(weight, (str, os.PathLike)):
+            text = f"{name} must be an array, got {weight!r}: mapuot.files.read_vector reads one from a file"
+            raise TypeError(text)
+
+
+def stores_pairs(source: Any) -> bool:
+    """Tell whether M stores some pairs only and forbids all others."""
+    return is_sparse(source) or (isinstance(source, Cost) and source.operator == "pairs")
+
+
+def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
+    """Make a sparse cost; over ranks of this rank's rows, given as such or read from a file."""
+    name = backend.__name__.rpartition(".")[2]
+    if name != "cuda" and (is_on_device(source) or getattr(source, "on_device", False)):
+        raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
+    if isinstance(source, Cost):
+        check_no_names(a, b)
+        cost: Sparse = source.part(a, b, ranks)
+    else:
+        cost = Sparse.of_matrix(source)
+    if cost.shape[1] == 0 or ranks.sum(cost.shape[0]) == 0:
+        raise ValueError(f"M must be a non-empty matrix (m, n), got shape {cost.shape}")
+    return cost
+
+
+def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None) -> Any:
+    """Make the cost of M where every pair is needed."""
+    if stores_pairs(source):
+        what = type(source).__name__ if is_sparse(source) else source.kind
+        raise TypeError(f"M must be a dense array, got {what}: fill in what it does not store")
+    return as_cost(source, backend, a=a, b=b)
+
+
+def as_costs(M: Any, backend: ModuleType) -> Any:
+    """Make the cost of a batch: points, or M as (m, n) or (p, m, n), in a dtype that the core reads."""
+    if isinstance(M, Cost) and M.remade:
+        return as_cost(M, backend)
+    if stores_pairs(M):
+        return as_pairs(M, backend, ALONE, None, None)
+    if is_list_of_pairs(M):
+        costs = SparseCosts.of_matrices(M)
+        as_pairs(costs.places, backend, ALONE, None, None)
+        return costs
+    M = as_array(M, "M", backend.asarray)
+    if M.ndim not in (2, 3):
+        raise ValueError(f"M must have shape (m, n) or (p, m, n), got {M.shape}")
+    if M.ndim == 3 and 0 in M.shape:
+        raise ValueError(f"M must not be empty, got shape {M.shape}")
+    flat: Dense = as_cost(M.reshape(-1, M.shape[-1]) if M.ndim == 3 else M, backend)
+    return Dense(flat.array.reshape(M.shape)) if M.ndim == 3 else flat
