@@ -3,11 +3,11 @@
 Needs CuPy and a GPU; torch and POT are measured where they can be imported. Device events give the times of a
 pass, a busy device before them so that no launch is waited for; "limit" is bytes(K) in float32 over the read bandwidth
 of the same run. Baselines: POT's iteration on torch (two products a pass), the same in a CUDA graph and on CuPy arrays,
-the four sweeps of arXiv 2412.11079's baseline in CuPy, its design (plan_rows and plan_columns, with carried scalings)
-and one kernel in place (plan_pass). "bare" is row_pass alone; without it the pass has all of finish_pass. tiles: how
-the paper's two kernels and row_pass depend on their shapes (its figure 8); its figure 14 is bytes a second. points: a
-whole solve, plan not formed, of squared distances in 3-D that lie on the device as a float32 M, or that a function
-makes there.
+the four sweeps of arXiv 2412.11079's baseline in CuPy, its design (row_sums and column_sums in place, with carried
+scalings) and one kernel in place (row_pass). "bare" is row_pass alone; without it the pass has all of finish_pass.
+tiles: how the paper's two kernels and row_pass depend on their shapes (its figure 8); its figure 14 is bytes a second.
+points: a whole solve, plan not formed, of squared distances in 3-D that lie on the device as a float32 M, or that
+a function makes there.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def our_passes(m: int, n: int, precision: str, names: dict[bool, str]) -> dict[s
 
 
 def in_place_pass(m: int, n: int, shape: Any = None) -> float:
-    """plan_pass where a row fits a block; the paper's two kernels in ``shape``."""
+    """One read and write of the plan where a row fits a block; the paper's two kernels in ``shape``."""
     made = workspace(m, n, "float32", True)
     if shape is not None:
         made.launch.take_shape(shape, False, made.ld, "float32", KL)

@@ -19,7 +19,7 @@ from mapuot.backends.cuda import coarse as cuda_coarse  # noqa: E402
 from mapuot.backends.cuda import kernels, warm_up  # noqa: E402
 from mapuot.backends.cuda import stream as cuda_stream  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 
 
 def cost(m, n, seed=0):
@@ -243,7 +243,9 @@ def test_per_point_rho_and_zero_weights(path):
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(60, 40), (130, 1030), (20, 7000), (21, 8300)])
+@pytest.mark.parametrize(
+    "shape", [(130, 1030), (21, 8300), *(pytest.param(x, marks=SLOW) for x in [(60, 40), (20, 7000)])]
+)
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
 def test_plan_pass_makes_the_same_iterates(shape, precision):
     M, a, b = cost(*shape)
@@ -259,7 +261,7 @@ def test_plan_pass_makes_the_same_iterates(shape, precision):
 
 
 @pytest.mark.parametrize("precision", ["float64", "mixed"])
-@pytest.mark.parametrize("reg", [0.1, 0.01, 0.002])
+@pytest.mark.parametrize("reg", [0.01, pytest.param(0.1, marks=SLOW), pytest.param(0.002, marks=SLOW)])
 def test_solve_gives_the_certified_plan(precision, reg):
     M, a, b = cost(150, 210, 1)
     a, b = weights(a, b, 1.2)

@@ -20,7 +20,7 @@ if not cp.cuda.is_available():
 from mapuot.backends import cuda  # noqa: E402
 from mapuot.backends.cuda.boxes import DeviceBoxes  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 SHAPES = [(33, 300, 3), (20, 30, 13)]
 
 
@@ -55,7 +55,9 @@ def test_passes_are_those_of_the_cpu(shape, metric, precision):
 
 
 @pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock"])
-@pytest.mark.parametrize("shape", [(131, 300, 5), (257, 129, 21), (1, 2, 40), (300, 40, 2)])
+@pytest.mark.parametrize(
+    "shape", [(131, 300, 5), (300, 40, 2), *(pytest.param(x, marks=SLOW) for x in [(257, 129, 21), (1, 2, 40)])]
+)
 @pytest.mark.parametrize("kind", ["narrow", "quick", "float64"])
 def test_sums_are_those_of_the_numbers_that_they_get(monkeypatch, shape, metric, kind):
     """K^T u of the coordinates and logarithms on the device, also over tiles that are not full."""

@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+from itertools import product
 
 import numpy as np
 import pytest
@@ -64,9 +65,13 @@ def full_and_empty(rng, m, n, share):
     return M, sparse.csr_array((M[i, j], (i, j)), shape=M.shape)
 
 
-@pytest.mark.parametrize("penalty", ["kl", "l2"])
-@pytest.mark.parametrize("precision", ["float64", "mixed"])
-@pytest.mark.parametrize("held", [0, 1 << 40])
+@pytest.mark.parametrize(
+    ("held", "precision", "penalty"),
+    [
+        pytest.param(*case, marks=() if case in [(0, "mixed", "kl"), (1 << 40, "float64", "l2")] else pytest.mark.slow)
+        for case in product((0, 1 << 40), ("float64", "mixed"), ("kl", "l2"))
+    ],
+)
 def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypatch):
     """With what the rows meet in shared memory and without; rows of a block, of several turns, and empty ones."""
     rng, m, n = np.random.default_rng(4), 300, 1400
