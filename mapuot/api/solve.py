@@ -76,6 +76,7 @@ def solve(
         Entropic regularisation, > 0, in units of M.
     reg_m : float, inf, or a pair of them or of per-point vectors
         Marginal penalty, in units of M; inf is the balanced constraint. ``penalty="range"``: the relative slack.
+        It has no default, since no number fits all units of M: 1 is a good one where M has a median of 1.
     method : {"auto", "translation_invariant", "sinkhorn", "map-uot"}
         "auto" is the translation-invariant iteration with guarded Anderson acceleration (memory 5 to 20), "sinkhorn"
         makes POT's iterates, "map-uot" rescales one buffer in place (arXiv 2412.11079) and carries the scalings.
