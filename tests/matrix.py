@@ -113,7 +113,7 @@ REFUSED = {
 KL = {("kl", "kl"), ("kl", "balanced"), ("balanced", "kl"), ("balanced", "balanced")}
 CELLS = [
     (kind, door, pair) for door in DOORS for kind in KINDS for pair in PAIRS
-    if (door, kind) not in REFUSED and (door == "solve" or "kl" in pair)
+    if (door, kind) not in REFUSED and (door == "solve" or "kl" in pair or pair[0] == pair[1])
     and (pair in KL or (kind != "grid" and door != "marginals"))
 ]  # fmt: skip
 

@@ -173,13 +173,10 @@ def test_a_sample_with_costs_moved_by_log_keep_is_the_masked_problem():
 # ---- the masked problem ----
 
 PROBLEMS = {
-    "plain": clouds(37, 53, reg_m=(0.7, 2.0), ratio=1.4),
     "zeros": with_forbidden(with_zeros(clouds(40, 31)), 0.1),
     "uniform": clouds(33, 45, reference="uniform"),
     "matrix": clouds(33, 45, reference=np.random.default_rng(0).integers(1, 9, (33, 45)) / 8),
-    "hard rows": clouds(40, 60, reg_m=(np.inf, 1.0)),
     "hard columns": clouds(40, 60, reg_m=(1.0, np.inf)),
-    "l2": clouds(30, 40, penalty="l2", reg_m=2.0),
     "small reg": clouds(60, 60, reg=5e-4),
     "rows apart": clouds(12, 9, reg_m=0.5),  # some have no pair at all
 }
@@ -429,16 +426,3 @@ def judge(seed):
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning", "ignore::mapuot.ScalingWarning")
 def test_certificates_of_random_problems_are_true():
     assert sum(map(judge, range(150))) > 75
-
-
-if __name__ == "__main__":
-    import warnings
-
-    warnings.simplefilter("ignore")
-    count, first, compared = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, 0
-    for seed in range(first, first + count):
-        try:
-            compared += judge(seed)
-        except AssertionError as error:
-            print(f"seed {seed}: {error}", flush=True)
-    print(f"{count} problems, {compared} compared")

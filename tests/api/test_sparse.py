@@ -21,7 +21,7 @@ from mapuot.problem.problem import Problem
 from mapuot.problem.sparse import Sparse
 from mapuot.route.options import make_options
 
-PENALTIES = ["kl", "tv", "l2", ("range", "kl"), ("kl", "balanced"), ("balanced", "kl")]
+PENALTIES = ["kl", ("balanced", "kl")]  # all of them: matrix.py
 
 
 def near(one, other):
@@ -35,8 +35,7 @@ def test_the_answer_is_that_of_inf_elsewhere(shape, penalty, threads):
     S, M, a, b = pairs(*shape, 0.15)
     if "balanced" in penalty:
         S, M, a, b = pairs(*shape, 1.0)
-    tol = 1e-10 if penalty != "tv" else 1e-5
-    reg_m = 0.5 if "range" not in penalty else (0.9, 0.5)
+    tol, reg_m = 1e-10, 0.5
     want = mapuot.solve(M, a, b, reg=0.1, reg_m=reg_m, penalty=penalty, tol=tol, precision="float64", method="sinkhorn")
     got = mapuot.solve(
         S, a, b, reg=0.1, reg_m=reg_m, penalty=penalty, tol=tol, precision="float64", method="sinkhorn", threads=threads
@@ -182,15 +181,6 @@ def test_a_reference_matrix(kind):
         assert got.converged
         assert np.abs(got.plan.toarray() - want.plan).sum() <= 3e-9 * want.mass
         assert got.objective == pytest.approx(want.objective, rel=1e-9)
-
-
-def test_balanced_columns_are_turned_into_rows():
-    S, M, a, b = pairs(40, 30, 0.3)
-    want = mapuot.solve(M, a, b, reg=0.1, reg_m=(1.0, np.inf), tol=1e-9)
-    got = mapuot.solve(S, a, b, reg=0.1, reg_m=(1.0, np.inf), tol=1e-9)
-    assert got.converged
-    assert np.abs(got.plan.toarray() - want.plan).sum() <= 3e-9 * want.mass
-    np.testing.assert_allclose(got.col_marginal, b, rtol=1e-8)
 
 
 def test_points_without_a_partner():

@@ -22,7 +22,6 @@ from common import (
     bounds,
     check_forbidden,
     check_masks,
-    check_penalties,
     check_references,
     compare,
     main,
@@ -192,28 +191,6 @@ def case_files_of_pairs():
         np.testing.assert_allclose(got.plan.toarray(), want.plan[i0:i1].toarray(), rtol=1e-9, atol=1e-15)
 
 
-def case_random_pairs():
-    """Against the dense problem with inf elsewhere in one process, for every kind of side."""
-    rng = np.random.default_rng(77)
-    for trial in range(25):
-        m, n, reg = int(rng.integers(2, 14)), int(rng.integers(2, 14)), float(10.0 ** rng.uniform(-1.5, 0))
-        M = np.where(rng.random((m, n)) < rng.uniform(0.2, 1.0), rng.random((m, n)), np.inf)
-        M[rng.integers(m), rng.integers(n)] = 0.5
-        a, b = rng.random(m) + 0.05, rng.random(n) + 0.05
-        reg_m = (float(10.0 ** rng.uniform(-1, 1)), float(10.0 ** rng.uniform(-1, 1)))
-        penalty = ["kl", "l2", ("kl", "l2"), ("l2", "kl")][trial % 4]
-        want = mapuot.solve(M, a, b, reg=reg, reg_m=reg_m, penalty=penalty, tol=1e-9, precision="float64")
-        cuts = np.sort(rng.integers(0, m + 1, SIZE - 1))
-        i0, i1 = ([0, *cuts, m][RANK + k] for k in (0, 1))
-        rows = sparse.coo_array(pairs_of(M[i0:i1])) if trial % 2 else pairs_of(M[i0:i1]).tocsc()
-        got = mapuot.solve(
-            rows, a[i0:i1], b, reg=reg, reg_m=reg_m, penalty=penalty, tol=1e-9, precision="float64", comm=COMM
-        )
-        assert got.converged
-        off = COMM.allreduce(float(np.abs(got.plan.toarray() - want.plan[i0:i1]).sum()))
-        assert off <= 2e-9 * want.mass
-
-
 def case_truncated_points():
     """Each rank skips pairs of its own boxes; the bound is of all of them."""
     rng = np.random.default_rng(5)
@@ -268,10 +245,6 @@ def case_blocks_that_differ_by_a_row():
         result = mapuot.solve((x[i0:i1] - y) ** 2, reg=0.1, reg_m=1.0, comm=COMM)
         assert result.converged
         same_everywhere(result.log_v)
-
-
-def case_penalties():
-    check_penalties(check)
 
 
 def case_only_the_columns_balanced():

@@ -106,15 +106,6 @@ def check_masks(check):
         check(case, mask=mask, **FLOAT64)
 
 
-def check_penalties(check):
-    for reg_m in [(1.0, 5.0), np.inf, (np.inf, 1.0), 100.0]:
-        check(clouds(33, 21, reg_m=reg_m))
-    check(clouds(33, 21, penalty="l2", reg_m=2.0))
-    for penalty, reg_m in (("tv", 0.2), ("range", 0.3)):
-        case = clouds(33, 21, penalty=penalty, reg_m=reg_m)
-        check(case, within=1e-8, passes=1000, precision="float64", tol_gap=1e-10)
-
-
 def check_references(check):
     """Ones, and a matrix with zeros, among them whole rows and a column."""
     case = clouds(33, 21)
