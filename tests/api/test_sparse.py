@@ -21,7 +21,7 @@ from mapuot.problem.problem import Problem
 from mapuot.problem.sparse import Sparse
 from mapuot.route.options import make_options
 
-PENALTIES = ["kl", ("balanced", "kl")]  # all of them: matrix.py
+PENALTIES = ["kl", ("balanced", "kl")]  # all of them are in the matrix
 
 
 def near(one, other):
