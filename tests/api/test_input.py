@@ -1,178 +1,20 @@
-"""Bad input: each kind is refused by an error that names the argument; odd but right input is understood."""
+"""Odd but right input is understood; what a warning or an error advises fits its cause."""
 
-import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from problems import clouds, relative_error
-from scipy import sparse
 
 import mapuot
 
 CASE = clouds(4, 5)
 
 
-def call(**changes):
+def call(M=CASE.M, a=CASE.a, b=CASE.b, **changes):
     """solve on a 4 x 5 problem with some arguments exchanged."""
-    args = {"M": CASE.M, "a": CASE.a, "b": CASE.b, "reg": 0.05, "reg_m": 1.0, **changes}
-    return mapuot.solve(
-        args.pop("M"), args.pop("a"), args.pop("b"), reg=args.pop("reg"), reg_m=args.pop("reg_m"), **args
-    )
-
-
-def changed(x, value, dtype=None):
-    """A copy of x with one entry exchanged."""
-    x = np.array(x, dtype=dtype)
-    x.flat[x.size // 2] = value
-    return x
-
-
-REFUSED = [
-    # shapes
-    ({"M": np.ones(4)}, ValueError, "M must be a non-empty matrix (m, n), got shape (4,)"),
-    ({"M": np.ones((4, 5, 1))}, ValueError, "M must be a non-empty matrix (m, n), got shape (4, 5, 1)"),
-    ({"M": np.ones((0, 5))}, ValueError, "M must be a non-empty matrix (m, n), got shape (0, 5)"),
-    ({"M": []}, ValueError, "M must be a non-empty matrix (m, n), got shape (0,)"),
-    ({"M": 3.0}, ValueError, "M must be a non-empty matrix (m, n), got shape ()"),
-    ({"a": np.ones(5)}, ValueError, "a must have shape (4,), got (5,)"),
-    ({"b": np.ones(4)}, ValueError, "b must have shape (5,), got (4,)"),
-    ({"b": np.ones((5, 2))}, ValueError, "b must have shape (5,), got (5, 2)"),
-    ({"a": 1.0}, ValueError, "a must have shape (4,), got ()"),
-    # entries
-    ({"M": changed(CASE.M, np.nan)}, ValueError, "M must not hold NaN or -inf, got 1 such entries"),
-    ({"M": changed(CASE.M, -np.inf)}, ValueError, "M must not hold NaN or -inf, got 1 such entries"),
-    ({"M": CASE.M + 1j}, TypeError, "M must hold real numbers, got dtype complex128"),
-    ({"M": CASE.M.astype(object)}, TypeError, "M must hold real numbers, got dtype object"),
-    ({"M": CASE.M > 0.5}, TypeError, "M must hold real numbers, got dtype bool"),
-    ({"M": CASE.M.astype(str)}, TypeError, "M must hold real numbers, got dtype <U"),
-    ({"M": np.zeros((4, 5), "M8[s]")}, TypeError, "M must hold real numbers, got dtype datetime64[s]"),
-    ({"a": changed(CASE.a, np.nan)}, ValueError, "a must be finite"),
-    ({"a": changed(CASE.a, np.inf)}, ValueError, "a must be finite"),
-    ({"a": changed(CASE.a, -0.1)}, ValueError, "a must be"),
-    ({"b": changed(CASE.b, np.nan)}, ValueError, "b must be finite"),
-    ({"b": changed(CASE.b, -1e-9)}, ValueError, "b must be"),
-    ({"a": CASE.a + 1j}, TypeError, "a must hold real numbers, got dtype complex128"),
-    ({"b": CASE.b.astype(object)}, TypeError, "b must hold real numbers, got dtype object"),
-    ({"a": np.zeros(4)}, ValueError, "a must"),
-    ({"b": np.zeros(5)}, ValueError, "b must"),
-    ({"a": np.full(4, 1e308)}, ValueError, "a must have positive, finite mass, got inf"),
-    ({"M": np.full((4, 5), np.inf)}, mapuot.InfeasibleError, "M forbids every pair"),
-    ({"reference": sparse.coo_array(CASE.M)}, TypeError, "reference must be a dense array, got coo_array"),
-    ({"M": [[1.0, 2.0], [3.0]]}, ValueError, "M cannot be read as an array: "),
-    ({"a": [[1.0], [2.0, 3.0]]}, ValueError, "a cannot be read as an array: "),
-    ({"a": np.array(1.0)}, ValueError, "a must have shape (4,), got ()"),
-    ({"a": {}}, TypeError, "a must hold real numbers, got dtype object"),
-    # reg, reg_m
-    ({"reg": 0.0}, ValueError, "reg must be a positive finite number, got 0.0"),
-    ({"reg": -1}, ValueError, "reg must be a positive finite number, got -1.0"),
-    ({"reg": np.inf}, ValueError, "reg must be a positive finite number, got inf"),
-    ({"reg": 5e-324}, ValueError, "reg must not be so small that M / reg overflows, got 5e-324"),
-    ({"M": 1.7e308 * np.sign(CASE.M - np.median(CASE.M))}, ValueError, "reg must not be so small"),
-    ({"reg": np.nan}, ValueError, "reg must be a positive finite number, got nan"),
-    ({"reg": "big"}, TypeError, "reg must be a positive finite number, got 'big'"),
-    ({"reg": "0.1"}, TypeError, "reg must be a positive finite number, got '0.1'"),
-    ({"reg_m": "1"}, TypeError, "reg_m[0] must be a positive number, inf, or one per point, got '1'"),
-    ({"penalty": None}, ValueError, "penalty must be one of"),
-    ({"callback": 3}, TypeError, "callback must be callable, got 3"),
-    ({"threads": 10**12}, ValueError, "threads must be at most 4096"),
-    ({"M": np.ma.masked_greater(CASE.M, np.median(CASE.M))}, ValueError, "M must not be masked"),
-    ({"a": np.ma.array(CASE.a, mask=[1, 0, 0, 0])}, ValueError, "a must not be masked"),
-    ({"reference": changed(CASE.M, np.inf)}, ValueError, "and 1 entries that are not finite"),
-    ({"reg": None}, TypeError, "reg must be a positive finite number, got None"),
-    ({"reg": 1j}, TypeError, "reg must be a positive finite number, got 1j"),
-    ({"reg": [0.1, 0.2]}, TypeError, "reg must be a positive finite number, got [0.1, 0.2]"),
-    ({"reg_m": 0.0}, ValueError, "reg_m[0] must be > 0 (inf = balanced), got 0.0"),
-    ({"reg_m": (1.0, -2.0)}, ValueError, "reg_m[1] must be > 0 (inf = balanced), got -2.0"),
-    ({"reg_m": (np.nan, 1.0)}, ValueError, "reg_m[0] must be > 0 (inf = balanced), got nan"),
-    ({"reg_m": (1.0, 2.0, 3.0)}, ValueError, "reg_m must be a scalar or have length 1 or 2, got length 3"),
-    ({"reg_m": (np.ones(5), 1.0)}, ValueError, "reg_m[0] must have shape (4,), got (5,)"),
-    ({"reg_m": (1.0, changed(np.ones(5), -1))}, ValueError, "reg_m[1] must be > 0"),
-    ({"reg_m": "much"}, ValueError, "reg_m must be a scalar or have length 1 or 2"),
-    ({"reg_m": None}, TypeError, "reg_m[0] must be a positive number, inf, or one per point, got None"),
-    ({"penalty": "range", "reg_m": -0.1}, ValueError, "reg_m[0] must be a slack >= 0 for penalty 'range'"),
-    ({"penalty": "range", "reg_m": np.inf}, ValueError, "reg_m[0] must be a slack >= 0 for penalty 'range'"),
-    # both sides hard
-    ({"reg_m": np.inf, "b": 2 * CASE.b}, ValueError, "equal mass"),
-    # words
-    ({"method": "newton"}, ValueError, "Unknown method 'newton': must be one of ['auto', "),
-    ({"method": None}, ValueError, "Unknown method None"),
-    ({"method": ["auto"]}, ValueError, "Unknown method ['auto']"),
-    (
-        {"penalty": "kullback"},
-        ValueError,
-        "penalty must be one of ['balanced', 'kl', 'l2', 'range', 'tv'] or a pair",
-    ),
-    ({"penalty": ("kl", "tv", "l2")}, ValueError, "penalty must be one of"),
-    ({"reference": "ones"}, ValueError, "reference must be 'product', 'uniform' or a matrix, got 'ones'"),
-    ({"reference": np.ones((5, 4))}, ValueError, "reference must have M's shape (4, 5), got (5, 4)"),
-    ({"reference": np.zeros((4, 5))}, ValueError, "reference must be finite, >= 0 and not all zero"),
-    ({"reference": changed(CASE.M, -1.0)}, ValueError, "reference must be finite, >= 0 and not all zero"),
-    ({"reference": changed(CASE.M, np.nan)}, ValueError, "reference must be finite, >= 0 and not all zero"),
-    ({"reference": changed(CASE.M, np.inf)}, ValueError, "reference must be finite, >= 0 and not all zero"),
-    ({"reference": np.full((4, 5), 1e308)}, ValueError, "reference is too large: its sum is beyond float64"),
-    ({"reference": CASE.M + 1j}, TypeError, "reference must hold real numbers, got dtype complex128"),
-    (
-        {"backend": "tpu"},
-        ValueError,
-        "backend must be one of ('auto', 'cpu', 'cuda', 'reference'), got 'tpu'",
-    ),
-    (
-        {"precision": "float16"},
-        ValueError,
-        "precision must be one of ['auto', 'float64', 'mixed']",
-    ),
-    # numbers
-    ({"tol": 0.0}, ValueError, "tol must be a positive finite number, got 0.0"),
-    ({"tol": np.nan}, ValueError, "tol must be a positive finite number, got nan"),
-    ({"tol": "tight"}, TypeError, "tol must be a positive finite number, got 'tight'"),
-    ({"tol_gap": -1.0}, ValueError, "tol_gap must be a positive finite number, got -1.0"),
-    ({"max_passes": 0}, ValueError, "max_passes must be an integer >= 1, got 0"),
-    ({"max_passes": 10.0}, ValueError, "max_passes must be an integer >= 1, got 10.0"),
-    ({"max_passes": True}, ValueError, "max_passes must be an integer >= 1, got True"),
-    ({"threads": 0}, ValueError, "threads must be an integer >= 1, got 0"),
-    ({"threads": "two"}, ValueError, "threads must be an integer >= 1, got 'two'"),
-    # starts
-    ({"warm_start": 3}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
-    ({"warm_start": (CASE.a,)}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
-    ({"warm_start": (CASE.b, CASE.a)}, ValueError, "warm_start must have shapes (4,), (5,), got (5,), (4,)"),
-    ({"warm_start": (CASE.a, changed(CASE.b, np.nan))}, ValueError, "warm_start must not hold NaN"),
-    ({"warm_start": (CASE.a + 1j, CASE.b)}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
-    # not yet
-    ({"comm": object()}, TypeError, "comm must be an intracommunicator of mpi4py"),
-]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "text"), REFUSED, ids=[f"{next(iter(r[0]))}-{k}" for k, r in enumerate(REFUSED)]
-)
-def test_refused(arguments, kind, text):
-    with pytest.raises(kind, match=re.escape(text)):
-        call(**arguments)
-
-
-def test_unknown_keyword_is_a_type_error():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'num_iter_max'"):
-        call(num_iter_max=3)
-    with pytest.raises(TypeError):
-        mapuot.solve(CASE.M, CASE.a, CASE.b, *(0.05, 1.0))  # keyword only from there on
-    with pytest.raises(TypeError, match="reg_m"):
-        mapuot.solve(CASE.M, CASE.a, CASE.b, reg=0.05)
-
-
-def test_unreachable_hard_point_is_named(backend):
-    M = CASE.M.copy()
-    M[:, 2] = np.inf
-    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M forbids every pair of b[2]")):
-        call(M=M, reg_m=(1.0, np.inf), backend=backend)
-    M = CASE.M.copy()
-    M[1] = np.inf
-    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M forbids every pair of a[1]")):
-        call(M=M, reg_m=(np.inf, 1.0), backend=backend)
-
-
-# ---- what is understood ----
+    return mapuot.solve(M, a, b, **{"reg": 0.05, "reg_m": 1.0, **changes})
 
 
 @pytest.mark.parametrize(
@@ -265,14 +107,7 @@ def test_layouts_give_the_same_answer():
 
 def test_dtypes_of_the_plan(backend):
     case = clouds(6, 7)
-    for given, returned in [
-        ("f8", "f8"),
-        ("f4", "f4"),
-        ("f2", "f4"),
-        ("i4", "f8"),
-        ("u1", "f8"),
-        ("i8", "f8"),
-    ]:
+    for given, returned in {"f8": "f8", "f4": "f4", "f2": "f4", "i4": "f8", "u1": "f8", "i8": "f8"}.items():
         M = np.round(10 * case.M).astype(given)
         result = case.replace(M=M, reg=0.5, reg_m=10.0).solve(backend=backend)
         right = case.replace(M=np.round(10 * case.M), reg=0.5, reg_m=10.0).solve(backend=backend)
@@ -291,70 +126,6 @@ def test_arguments_are_left_alone():
     for x, y in zip((case.M, case.a, case.b, *case.reg_m), copies, strict=True):
         np.testing.assert_array_equal(x, y)
     np.testing.assert_array_equal(result.log_u, start[0])
-
-
-def test_products_need_a_column(backend):
-    result = call(backend=backend)
-    for product, length, name in ((result.apply, 5, "X"), (result.apply_transpose, 4, "Y")):
-        with pytest.raises(ValueError, match=f"{name} must have a column"):
-            product(np.ones((length, 0)))
-
-
-@pytest.mark.parametrize("k", [0, 6, 2.5, "3"])
-def test_top_k_needs_a_number_of_columns(k):
-    with pytest.raises(ValueError, match=re.escape(f"k must be in 1..5, got {k!r}")):
-        call().top_k(k)
-
-
-SQUARE = CASE.M[:, :4] + CASE.M[:, :4].T
-MASKED = np.ma.masked_less(SQUARE, np.median(SQUARE))
-
-
-@pytest.mark.parametrize(
-    ("function", "kind", "text"),
-    [
-        (lambda: mapuot.barycenter(SQUARE, MASKED, reg=0.1), ValueError, "A must not be masked"),
-        (
-            lambda: mapuot.barycenter(SQUARE, SQUARE + 1j, reg=0.1),
-            TypeError,
-            "A must hold real numbers, got dtype complex",
-        ),
-        (lambda: mapuot.barycenter(SQUARE, SQUARE.astype(str), reg=0.1), TypeError, "A must hold real numbers"),
-        (
-            lambda: mapuot.barycenter(SQUARE, SQUARE, reg=0.1, weights="some"),
-            TypeError,
-            "weights must hold real numbers",
-        ),
-        (lambda: mapuot.log_matmul(MASKED, SQUARE), ValueError, "A must not be masked"),
-        (lambda: mapuot.log_matmul(SQUARE, [[1.0], [1.0, 2.0]]), ValueError, "B cannot be read as an array"),
-        (lambda: mapuot.log_matmul(SQUARE, SQUARE, threads=10**9), ValueError, "threads must be at most 4096"),
-        (
-            lambda: mapuot.solve_batch(CASE.M, [[1.0], [1.0, 2.0]], reg=0.1, reg_m=1.0),
-            ValueError,
-            "A cannot be read as",
-        ),
-        (
-            lambda: mapuot.solve_batch(CASE.M, sparse.csr_array(SQUARE), reg=0.1, reg_m=1.0),
-            TypeError,
-            "A must be a dense",
-        ),
-        (lambda: mapuot.solve_batch(CASE.M, reg=0.1, reg_m=1.0, method=[]), ValueError, "method must be one of"),
-        (
-            lambda: mapuot.solve_batch(CASE.M, reg=0.1, reg_m=1.0, warm_start=("a", "b")),
-            TypeError,
-            "warm_start must hold real numbers",
-        ),
-        (lambda: mapuot.solve_batch(CASE.M, reg=1, reg_m=1).plan_sum([1, 2]), ValueError, "weights must have shape"),
-        (
-            lambda: mapuot.sinkhorn_divergence(CASE.M, CASE.a, CASE.b, reg=0.1, reg_m=1.0, M_a=CASE.M, M_b=CASE.M),
-            ValueError,
-            "M_a must be square, got shape (4, 5)",
-        ),
-    ],
-)
-def test_other_functions_refuse(function, kind, text):
-    with pytest.raises(kind, match=re.escape(text)):
-        function()
 
 
 class Labelled:
@@ -384,7 +155,9 @@ def test_labelled_arrays_are_arrays(backend):
     result = call(M=Labelled(CASE.M), a=a, b=b, reg_m=Labelled([1.0, 1.0]), backend=backend)
     assert relative_error(result.plan, call(backend=backend).plan) < 2e-6
     call(warm_start=(a, b), backend=backend)
-    near = mapuot.sinkhorn_divergence(Labelled(SQUARE), a, a, reg=0.1, reg_m=1.0, backend=backend)
+    near = mapuot.sinkhorn_divergence(
+        Labelled(CASE.M[:, :4] + CASE.M[:, :4].T), a, a, reg=0.1, reg_m=1.0, backend=backend
+    )
     assert abs(near) < 1e-9
 
 

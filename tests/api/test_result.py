@@ -83,7 +83,12 @@ def test_rows_and_plan(solved):
     assert result.plan is result.plan
 
 
-def test_top_k(solved):
+@pytest.fixture(params=[20, 1 << 22], ids=["few rows a block", "one block"])
+def block_entries(request, monkeypatch):
+    monkeypatch.setattr(mapuot.answer.result, "BLOCK_ENTRIES", request.param)
+
+
+def test_top_k(solved, block_entries):
     case, result = solved
     n, P = len(case.b), np.asarray(result.plan)
     for k in {1, min(3, n), n}:
@@ -94,7 +99,7 @@ def test_top_k(solved):
         assert all(len(set(row)) == k for row in index)
 
 
-def test_sparse(solved):
+def test_sparse(solved, block_entries):
     _, result = solved
     P = np.asarray(result.plan)
     for threshold in (0.0, float(np.median(P)), float(P.max())):
@@ -104,45 +109,6 @@ def test_sparse(solved):
         assert given.dtype == P.dtype
         assert given.nnz == (threshold < P).sum()
         np.testing.assert_array_equal(given.toarray(), np.where(threshold < P, P, 0))
-
-
-def test_streams_go_block_by_block(solved, monkeypatch):
-    """top_k and sparse over many blocks of few rows."""
-    _, result = solved
-    whole = result.top_k(1), result.sparse(1e-4).toarray()
-    monkeypatch.setattr(mapuot.answer.result, "BLOCK_ENTRIES", 20)
-    np.testing.assert_array_equal(result.top_k(1)[1], whole[0][1])
-    np.testing.assert_array_equal(result.sparse(1e-4).toarray(), whole[1])
-
-
-def test_bad_requests(solved):
-    case, result = solved
-    m, n = case.M.shape
-    with pytest.raises(ValueError, match=f"rows must satisfy 0 <= i0 <= i1 <= {m}, got -1, 1"):
-        result.rows(-1, 1)
-    with pytest.raises(ValueError, match=f"rows must satisfy 0 <= i0 <= i1 <= {m}, got 0, {m + 1}"):
-        result.rows(0, m + 1)
-    with pytest.raises(ValueError, match=f"k must be in 1..{n}, got 0"):
-        result.top_k(0)
-    with pytest.raises(ValueError, match=f"k must be in 1..{n}, got {n + 1}"):
-        result.top_k(n + 1)
-
-
-def test_bad_factors(case):
-    result = case.solve()
-    m, n = case.M.shape
-    for call, length, name in ((result.apply, n, "X"), (result.apply_transpose, m, "Y")):
-        for bad in (np.ones(length + 1), np.ones((length + 1, 2)), np.ones((length, 1, 1)), 1.0):
-            with pytest.raises(ValueError, match=name):
-                call(bad)
-
-
-def test_complex_factors_are_refused():
-    result = CASES["plain"].solve()
-    with pytest.raises(TypeError, match="X"):
-        result.apply(np.ones(31) + 1j)
-    with pytest.raises(TypeError, match="Y"):
-        result.apply_transpose(np.ones(23) + 1j)
 
 
 def test_objective_of_a_cancelled_run_is_still_its_own():
@@ -215,14 +181,6 @@ def test_pairs_are_drawn_from_the_plan(entries, backend, monkeypatch):
     np.testing.assert_array_equal(again, (i, j))
     assert abs(np.corrcoef(i[:-1], i[1:])[0, 1]) < 0.02  # in the order of the draws, not of the rows
 
-
-def test_bad_size_of_a_sample():
-    for size in (0, 2.5, True):
-        with pytest.raises(ValueError, match="size must be an integer"):
-            clouds(5, 4).solve().sample(size)
-
-
-# one protocol
 
 WORDS = (
     "potentials", "marginals", "cost", "objective", "dual", "mass", "gap", "error_bound", "status", "converged", "how",

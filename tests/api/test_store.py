@@ -141,19 +141,6 @@ def test_a_threshold_beyond_float32(recwarn):
     assert not recwarn.list
 
 
-@pytest.mark.parametrize(("options", "error", "text"), [
-    ({}, ValueError, "threshold or keep, one of both, must be given, got None and None"),
-    ({"threshold": 0.1, "keep": 0.5}, ValueError, "one of both"),
-    ({"keep": 0}, ValueError, r"keep must be a share in \(0, 1\], got 0"),
-    ({"keep": 1.5}, ValueError, r"keep must be a share in \(0, 1\], got 1.5"),
-    ({"keep": float("nan")}, ValueError, "keep must be a share"),
-    ({"keep": "all"}, TypeError, "keep must be a share"),
-])  # fmt: skip
-def test_shares_that_are_none(options, error, text):
-    with pytest.raises(error, match=text):
-        CASES["plain"].solve().sparse(**options)
-
-
 @pytest.mark.parametrize("labels", [["b", "a", "c"], [3, 1, 2], [True, False, True]], ids=["text", "int", "bool"])
 def test_labels_move_with_the_mass(case, labels):
     result = case.solve()
@@ -170,14 +157,6 @@ def test_labels_move_with_the_mass(case, labels):
     with np.errstate(invalid="ignore"):
         right = np.stack([P[:, y == k].sum(1) / P.sum(1) for k in classes], axis=1)
     np.testing.assert_allclose(moved, np.nan_to_num(right), atol=1e-9)
-
-
-def test_labels_that_are_none():
-    result = CASES["plain"].solve()
-    with pytest.raises(ValueError, match=r"labels must have shape \(23,\), got \(3,\)"):
-        result.push([1, 2, 3])
-    with pytest.raises(TypeError, match="labels must be labels of one kind"):
-        result.pull(np.array([1, "a"] * 15 + [None], dtype=object))
 
 
 def test_what_a_notebook_shows():

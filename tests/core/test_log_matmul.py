@@ -5,7 +5,6 @@ import pytest
 from numpy.testing import assert_allclose
 from products import SHAPES, assert_right, factors, log_matmul_reference
 
-import mapuot
 from mapuot import log_matmul, log_matmul_gradient
 
 
@@ -78,19 +77,3 @@ def test_gradient(dtype, scale):
     shared = log_matmul_gradient(A, B[0], log_matmul(A, B[0]), G)[1]
     each = [log_matmul_gradient(A[q], B[0], log_matmul(A[q], B[0]), G[q])[1] for q in range(2)]
     assert_allclose(shared, each[0] + each[1], rtol=0, atol=tol)
-
-
-def test_bad_arguments():
-    for A, B, error, text in (
-        (np.zeros((2, 3)), np.zeros((4, 5)), ValueError, "must share k"),
-        (np.zeros(3), np.zeros((3, 5)), ValueError, "A must have 2 or 3 dimensions"),
-        (np.zeros((2, 3, 4)), np.zeros((3, 4, 5)), ValueError, "equally many products"),
-        (np.zeros((2, 3), complex), np.zeros((3, 5)), TypeError, "A must hold real numbers"),
-    ):
-        with pytest.raises(error, match=text):
-            log_matmul(A, B)
-    with pytest.raises(ValueError, match="threads"):
-        log_matmul(np.zeros((2, 3)), np.zeros((3, 5)), threads=0)
-    with pytest.raises(ValueError, match="G must have shape"):
-        log_matmul_gradient(np.zeros((2, 3)), np.zeros((3, 5)), np.zeros((2, 5)), np.zeros((2, 4)))
-    assert mapuot.log_matmul is log_matmul
