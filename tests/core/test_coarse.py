@@ -35,11 +35,6 @@ def test_split(points, count):
     assert np.bincount(native.split(line, count)).max() <= -(-points // count)
 
 
-def test_clusters_of():
-    assert [coarse.clusters_of(n, n * n) for n in (1, 7, 8, 700, 10**6)] == [1, 1, 2, 128, 128]
-    assert coarse.clusters_of(4000, 4000 * 2) == 32  # a K of little work bears no large matrix
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sides", ["kl", "rows balanced", "balanced"])
 def test_corrected_passes(isa, threads, dtype, sides, monkeypatch):

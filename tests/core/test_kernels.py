@@ -99,23 +99,6 @@ def test_plan_pass(isa, threads, dtype):
         compare_passes(case, 2, DTYPES[dtype], **keywords)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_build_kernel(isa, threads, dtype):
-    """K_ij = c_ij exp(alpha_i + beta_j - M_ij / reg), zero behind the row."""
-    for shape in SHAPES[::3]:
-        case = with_forbidden(clouds(*shape, reg=0.1))
-        problem = make_problem(case)
-        workspace = cpu.Workspace(problem, options(dtype, threads))
-        workspace.absorb(np.linspace(-1, 1, shape[1]))
-        m, n = shape
-        K = workspace.K[: m * workspace.ld].reshape(m, -1)
-        d, e = workspace.row_side["absorbed"], workspace.col_side["absorbed"][:n]
-        right = case.c * np.exp(d[:, None] + e[None, :] - case.M / case.reg)
-        rtol = {"float64": 1e-13, "float32": 7e-8}[dtype]
-        np.testing.assert_allclose(K[:, :n].astype(float), right, rtol=rtol, atol=2e-38)
-        assert not K[:, n : native.padded(n)].any()
-
-
 # ---- streams over M ----
 
 
@@ -276,21 +259,3 @@ def test_instruction_sets():
     assert native.isa() == "scalar"
     native.set_isa("auto")
     assert native.isa() == best or os.environ.get("MAPUOT_ISA")
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_float32_passes_end_at_their_floor(seed):
-    """Where the floor lies above its estimate, six passes that the error hardly falls tell so."""
-    case = clouds(300, 250, seed=seed, reg=0.003, reg_m=20.0, ratio=1.2)
-    workspace = cpu.Workspace(make_problem(case), options(dtype="float32"))
-    workspace.absorb(np.zeros(250))
-    workspace.limits.narrow_floor /= 120  # what is estimated lies above the floor
-    errors, fell = [], 0
-    while workspace.progress.narrow:
-        stats = workspace.iterate(1)[0]
-        if stats.status == "absorb":
-            workspace.absorb()
-        errors.append(stats.error)
-        fell = len(errors) - 1 if errors[-1] < 0.8 * errors[fell] else fell
-    assert len(errors) - 1 - fell == 6
-    assert 1 < errors[-1] / workspace.limits.narrow_floor <= 10

@@ -22,31 +22,6 @@ def test_some_points_hard(backend):
     assert abs(result.dual - optimum(case).dual) < 1e-8
 
 
-def test_limits_of_reg_m(backend):
-    """reg_m large is balanced; reg_m small leaves the plan near c exp(-M / reg)."""
-    case = clouds(10, 12, reg=0.1)
-    hard = case.replace(reg_m=np.inf).solve(backend=backend, tol=1e-10).plan
-    stiff = case.replace(reg_m=1e7).solve(backend=backend, tol=1e-10).plan
-    assert relative_error(stiff, hard) < 1e-6
-    free = case.replace(reg_m=1e-9).solve(backend=backend, tol=1e-10).plan
-    assert relative_error(free, case.c * np.exp(-case.M / case.reg)) < 1e-7
-
-
-def test_what_the_penalties_mean(backend):
-    """range keeps the marginals in the slack, tv keeps most points exact, balanced keeps all."""
-    case = clouds(12, 15, reg_m=(0.2, 0.1), penalty=("range", "tv"), ratio=1.1)
-    result = case.solve(backend=backend, tol=1e-7)
-    ratio = result.row_marginal / case.a
-    assert ratio.min() >= 0.8 - 1e-6
-    assert ratio.max() <= 1.2 + 1e-6
-    exact = np.isclose(result.col_marginal, case.b, rtol=1e-5)
-    assert 0 < exact.sum() < 15
-    np.testing.assert_allclose(np.abs(result.g[~exact]), 0.1, rtol=1e-6)  # the others pay the full price
-    hard = case.replace(penalty="balanced", b=case.b / 1.1).solve(backend=backend, tol=1e-9)
-    np.testing.assert_allclose(hard.row_marginal, case.a, rtol=1e-7)
-    np.testing.assert_allclose(hard.col_marginal, case.b / 1.1, rtol=1e-7)
-
-
 # ---- certificates ----
 
 
@@ -143,16 +118,6 @@ def test_reference(backend, name, precision):
         assert not result.plan[one.c == 0].any()
 
 
-def test_product_reference_is_the_outer_product(backend):
-    case = clouds(10, 8, ratio=2.0)
-    one = case.solve(backend=backend, tol=1e-10)
-    two = case.replace(reference=np.outer(case.a, case.b)).solve(backend=backend, tol=1e-10)
-    assert relative_error(two.plan, one.plan) < 1e-9
-    np.testing.assert_allclose(two.objective, one.objective, rtol=1e-12)
-    for x, y in ((one.log_u, two.log_u), (one.log_v, two.log_v)):
-        np.testing.assert_allclose(x, y, atol=1e-8)  # the same convention
-
-
 # ---- the formulas themselves ----
 
 
@@ -200,18 +165,6 @@ def test_conjugate_is_a_minimum():
             allowed = {"balanced": r == r[130_000], "range": np.abs(r - t) <= rho * t + 1e-9}.get(kind, r >= 0)
             values = divergence(law, r[allowed], t, np.float64(rho)) + f * r[allowed]
             np.testing.assert_allclose(dual_term(law, f, t, np.float64(rho)), values.min(), atol=1e-6)
-
-
-def test_measure_sees_a_wrong_answer():
-    """The verifier itself: potentials that are off by 1e-3 have a gap, and another objective."""
-    case = clouds(8, 9)
-    result = case.solve(tol=1e-11)
-    right, wrong = measure(case, result.log_u, result.log_v), measure(case, result.log_u + 1e-3, result.log_v)
-    assert abs(right.objective - right.dual) < 1e-14
-    assert wrong.objective - wrong.dual > 1e-8
-    result.log_u = result.log_u + 1e-3
-    with pytest.raises(AssertionError):
-        verify(result, case)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

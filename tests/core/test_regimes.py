@@ -30,13 +30,6 @@ def test_every_reg(reg, reg_m):
         checked(case, precision="mixed", tol=1e-6, below=2e-6)
 
 
-@pytest.mark.parametrize("reg", [0.1, 0.01, 1e-3])
-def test_reference_backend_in_the_same_regimes(reg):
-    case = clouds(14, 12, reg=reg, reg_m=(0.5, 20.0), ratio=2.0)
-    one, two = checked(case, tol=1e-9), checked(case, "reference", tol=1e-9)
-    assert relative_error(one.plan, two.plan) < 3e-9
-
-
 POT_FAILS = {
     "masses 1:3, reg .01, reg_m 100": clouds(30, 25, reg=0.01, reg_m=100.0, ratio=3.0),
     "masses 3:1, reg .01, reg_m 100": clouds(30, 25, reg=0.01, reg_m=100.0, ratio=1 / 3),
@@ -138,9 +131,6 @@ def test_many_zeros_and_steps_of_reg(backend):
     assert np.isneginf(result.log_u[case.a == 0]).all()
     assert np.isneginf(result.log_v[case.b == 0]).all()
     assert not result.plan[:, case.b == 0].any()
-    cut = case.replace(M=case.M[np.ix_(case.a > 0, case.b > 0)], a=case.a[case.a > 0], b=case.b[case.b > 0])
-    right = cut.solve(backend=backend, tol=1e-8).plan
-    assert relative_error(result.plan[np.ix_(case.a > 0, case.b > 0)], right) < 1e-7
 
 
 def test_points_that_nothing_reaches(backend):
@@ -151,9 +141,6 @@ def test_points_that_nothing_reaches(backend):
     result = checked(case.replace(M=M), backend)
     assert result.row_marginal[3] == result.col_marginal[5] == 0.0
     assert np.isposinf(result.log_u[3])
-    rows, cols = np.arange(12) != 3, np.arange(14) != 5
-    inner = case.replace(M=case.M[np.ix_(rows, cols)], a=case.a[rows], b=case.b[cols]).solve(tol=1e-10, backend=backend)
-    assert relative_error(result.plan[np.ix_(rows, cols)], inner.plan) < 1e-8
 
 
 def test_blocks_joined_by_nothing(backend):

@@ -1,8 +1,9 @@
-"""Run hostile trials in processes, tell the counts, and show each kind of failure as a small program.
+"""Run hostile trials in processes, tell the counts, and show a trial of each kind of failure.
 
     make hostile                                          every path, in minutes
     make hostile ARGS="--count 20000 --seed 7 --only warm"
-    make hostile ARGS="--only ranks --index 1234"         one trial again, shrunk
+    make hostile ARGS="--largest 3"                       smaller problems: a small one that fails, too
+    make hostile ARGS="--only ranks --index 1234"         one trial again
 
 Exit code 1 if anything failed.
 """
@@ -10,8 +11,6 @@ Exit code 1 if anything failed.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -24,12 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import launch
+import numpy as np
+import pytest
+from conftest import ISAS, available, has_gpu
 from judge import is_false
 from tqdm import tqdm
 
 from mapuot.processor import core_count
 
 from .trial import OVER_RANKS, PATHS
+from .worker import trial_of
 
 TESTS = Path(__file__).resolve().parent.parent
 BLOCK = 100  # trials of one process
@@ -51,8 +55,6 @@ class Lane:
     def command(self, *words: Any) -> list[str]:
         worker = ["hostile.worker", self.how, self.backend, *map(str, words)]
         if self.ranks:
-            import launch
-
             return [*launch.launcher(), "-n", str(self.ranks), sys.executable, "-m", "mpi4py", "-m", *worker]
         return [sys.executable, "-m", *worker]
 
@@ -62,23 +64,20 @@ class Lane:
         folders += [Path(name) for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]
         more |= {"PYTHONPATH": os.pathsep.join(map(str, folders)), "PYTHONWARNINGS": "ignore"}
         if self.ranks:
-            import launch
-
             return launch.environment(**more)
         return {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **more}
 
 
 def lanes() -> list[Lane]:
-    """All that this machine can run; over ranks and on the emulated GPU only beside the tests' own requirements."""
+    """All that this machine can run."""
     found = [Lane(how, how) for how in PATHS]
     found += [
-        Lane(f"{how} {isa}", how, isa=isa, share=0.3) for isa in instruction_sets() for how in ("cold", "warm", "batch")
+        Lane(f"{how} {isa}", how, isa=isa, share=0.3)
+        for isa in ISAS
+        if available(isa)
+        for how in ("cold", "warm", "batch")
     ]
     found += [Lane(f"{how} reference", how, "reference", share=0.2) for how in ("cold", "warm", "batch")]
-    if not all(map(importlib.util.find_spec, ("pytest", "hypothesis"))):
-        return found
-    from conftest import has_gpu
-
     for how in OVER_RANKS:
         found += [Lane(f"{how} {count}", how, ranks=count, share=0.3) for count in (2, 3) if has_mpi()]
     cuda = has_gpu()
@@ -89,19 +88,6 @@ def lanes() -> list[Lane]:
     return found
 
 
-def instruction_sets() -> list[str]:
-    """Those that this machine has."""
-    from mapuot.backends.cpu import native
-
-    found = []
-    for name in ("scalar", "avx2", "avx512"):
-        with contextlib.suppress(ValueError):
-            native.set_isa(name)
-            found.append(name)
-    native.set_isa("auto")
-    return found
-
-
 def wanted(found: list[Lane], words: list[str]) -> list[Lane]:
     """Those of these names; a word that is no name means every path that has it in its name."""
     names = [lane.name for lane in found]
@@ -109,9 +95,6 @@ def wanted(found: list[Lane], words: list[str]) -> list[Lane]:
 
 
 def has_mpi() -> bool:
-    import launch
-    import pytest
-
     try:
         return bool(launch.launcher())
     except pytest.skip.Exception:
@@ -120,28 +103,16 @@ def has_mpi() -> bool:
 
 def run(lane: Lane, *words: Any) -> dict[str, Any]:
     """The answer of one worker; one that dies is a failure of its block."""
+    how = {"env": lane.environment(), "cwd": TESTS, "capture_output": True, "text": True, "timeout": LONGEST}
     try:
-        done = subprocess.run(
-            lane.command(*words),
-            env=lane.environment(),
-            cwd=TESTS,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LONGEST,
-        )
+        done = subprocess.run(lane.command(*words), check=False, **how)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode == 0 and lines:
+            return dict(json.loads(lines[-1]))
+        text = f"worker ended with {done.returncode}: {done.stderr[-600:]}"
     except subprocess.TimeoutExpired:
         text = f"no end after {LONGEST} s"
-        return {
-            "failures": [{"index": words[1], "kind": "died", "size": 1.0, "text": text}],
-            "program": "",
-            "text": text,
-        }
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode == 0 and lines:
-        return dict(json.loads(lines[-1]))
-    text = f"worker ended with {done.returncode}: {done.stderr[-600:]}"
-    return {"failures": [{"index": words[1], "kind": "died", "size": 1.0, "text": text}], "program": "", "text": text}
+    return {"failures": [{"index": words[1], "kind": "died", "size": 1.0, "text": text}]}
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
@@ -152,7 +123,6 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=core_count(), help="processes at once")
     parser.add_argument("--largest", type=int, default=12, help="points of a side, most of the time")
     parser.add_argument("--index", type=int, help="this trial of each path only")
-    parser.add_argument("--no-shrink", action="store_true", help="tell failures by their numbers only")
     parser.add_argument("--log", type=Path, help="add counts and failures to this file as they come")
     parser.add_argument("--list", action="store_true", help="list the paths")
     return parser.parse_args(words)
@@ -196,8 +166,7 @@ def main(words: list[str]) -> int:
             f"{sum(map(len, failures.values())) - wrong} other failures, {time.perf_counter() - begun:.0f} s",
             flush=True,
         )
-        if not args.no_shrink:
-            show(pool, failures, args)
+    show(failures, args)
     return 1 if failures else 0
 
 
@@ -218,21 +187,15 @@ def tell(chosen: list[Lane], totals: Any, worst: Any, failures: Any) -> None:
         print(f"{mark}{kind}: {lane.name}: {len(found)} ({worst_one})")
 
 
-def show(pool: ThreadPoolExecutor, failures: Any, args: argparse.Namespace) -> None:
-    """The worst of each kind and path, shrunk."""
-    tasks = {}
+def show(failures: Any, args: argparse.Namespace) -> None:
+    """Print the worst trial of each kind and path, in digits that give its numbers back."""
     for (kind, lane), found in failures.items():
-        if kind != "died":
-            top = max(found, key=lambda f: f["size"])
-            words = args.seed, top["index"], 1, args.largest, "shrink", kind
-            tasks[pool.submit(run, lane, *words)] = kind, lane, top["index"]
-    for task in as_completed(tasks):
-        kind, lane, index = tasks[task]
-        answer = task.result()
-        print(
-            f"\n# {kind}: {lane.name}, seed {args.seed}, trial {index}\n# {answer['text']}\n{answer['program']}",
-            flush=True,
-        )
+        if kind == "died":
+            continue
+        top = max(found, key=lambda f: f["size"])
+        with np.printoptions(floatmode="unique", threshold=sys.maxsize):
+            trial = repr(trial_of(lane.how, args.seed, top["index"], args.largest))
+        print(f"\n# {kind}: {lane.name}, seed {args.seed}, trial {top['index']}\n# {top['text']}\n{trial}", flush=True)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,8 @@ class Problem(Case):
 
 def draw_size(rng: Any, largest: int) -> int:
     kind = rng.random()
-    if kind < 0.35:
-        return int(rng.integers(1, 5))
-    return int(rng.integers(2, 9)) if kind < 0.8 else int(rng.integers(5, largest + 1))
+    low, high = (1, 5) if kind < 0.35 else (2, 9) if kind < 0.8 else (5, max(6, largest + 1))
+    return min(largest, int(rng.integers(low, high)))
 
 
 def squared_distances(rng: Any, m: int, n: int) -> Any:

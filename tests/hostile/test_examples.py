@@ -1,6 +1,6 @@
 """Small problems on which a claim was once false, on every backend, alone and as a batch: the judge finds nothing now.
 
-Most were shrunk by ``make hostile``; each stands for the rounding or the saturation that its comment names.
+Most are trials of ``make hostile``, made small; each stands for the rounding or the saturation that its comment names.
 """
 
 import numpy as np

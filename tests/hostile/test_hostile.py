@@ -1,4 +1,4 @@
-"""A short slice of `make hostile`, and the tests of the tool: its answer, its judge, its shrinking."""
+"""A short slice of `make hostile`, and the tests of the tool: its answer, its judge."""
 
 import dataclasses
 import functools
@@ -12,8 +12,7 @@ from judge import divergence, is_false, judge
 from oracle import LONG, answer, call, compiler, library
 
 from .problem import Problem, draw
-from .shrink import shrunk
-from .trial import PATHS, Trial, snippet
+from .trial import PATHS, Trial
 from .trial import call as solved
 from .worker import Runner, block
 
@@ -124,27 +123,6 @@ def test_a_lie_is_found(kind, lie):
     assert kind in kinds(problem, dataclasses.replace(claim, **lie(claim)), trial)
 
 
-# ---- shrinking
-
-
-def test_shrinks_to_what_matters():
-    """Of a 5 x 4 problem with options, the one cost above 3 and method "sinkhorn" remain; the program runs."""
-    rng = np.random.default_rng(0)
-    M = rng.random((5, 4))
-    M[3, 2] = 7.5
-    problem = Problem(M, rng.random(5), rng.random(4), 0.37, (0.123, 4.56), ("kl", "l2"), rng.random((5, 4)))
-    options = {"method": "sinkhorn", "tol": 1e-5, "precision": "float64", "max_passes": 50}
-    trial = Trial("warm", (problem,), options, (np.zeros(5), np.zeros(4)))
-    small = shrunk(trial, lambda t: t.problems[0].M.max() > 3 and t.options.get("method") == "sinkhorn")
-    assert small.options == {"method": "sinkhorn"}
-    assert small.problems[0].shape == (1, 1)
-    assert small.start is None
-    assert small.problems[0].penalty == ("kl", "kl")
-    scope = {}
-    exec(snippet(small, "cpu"), scope)
-    assert scope["result"].converged
-
-
 # ---- the slice
 
 SEED = 11
@@ -166,7 +144,7 @@ def test_slice(how):
 
 def test_one_path_in_processes():
     """The program itself: counts, and exit code 1 if and only if something failed."""
-    words = [sys.executable, "-m", "hostile", "--only", "cold reference", "--count", "40", "--seed", "2", "--no-shrink"]
+    words = [sys.executable, "-m", "hostile", "--only", "cold reference", "--count", "40", "--seed", "2"]
     done = subprocess.run(words, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=False)
     assert "compared with an independent answer" in done.stdout, done.stdout + done.stderr
     assert done.returncode == (" 0 false claims, 0 other failures" not in done.stdout)

@@ -1,6 +1,6 @@
 """One trial: problems, the call of the public API that solves them, and what it claims about each.
 
-A trial is drawn from (path, seed, index) alone and can be changed piece by piece (shrink.py): it holds numbers only.
+A trial is drawn from (path, seed, index) alone and holds numbers only: its repr is the trial.
 """
 
 from __future__ import annotations
@@ -28,11 +28,6 @@ OVER_RANKS = "ranks", "sparse ranks"  # one job each, in step
 NUMBERS = {  # of the generators: never renumber
     name: k for k, name in enumerate((*PATHS[:6], OVER_RANKS[0], *PATHS[6:9], OVER_RANKS[1], *PATHS[9:]))
 }
-FORMS = {  # what a program makes of M where it is not given as an array
-    "stream": "lambda i0, i1: M[i0:i1]",
-    "sparse": "scipy.sparse.csr_array((M[numpy.isfinite(M)], numpy.isfinite(M).nonzero()), M.shape)",
-}
-FORMS["sparse ranks"] = FORMS["sparse"]
 BATCHES = "batch", "sparse batch"
 MOST_PASSES = 3000
 GROUPS = 20  # points of a side between which all pairs are taken: of more there are groups, which correct passes
@@ -49,9 +44,6 @@ class Trial:
     options: dict[str, Any] = field(default_factory=dict)
     start: Any = None
     own_cost: bool = False  # a batch with a cost each
-
-    def replace(self, **changes: Any) -> Trial:
-        return dataclasses.replace(self, **changes)
 
 
 # ---- drawing
@@ -269,97 +261,3 @@ def call_pot(problem: Problem, trial: Trial) -> Claim:
         silent and not named, "silent" if silent else "warned", np.asarray(plan), log["logu"], log["logv"],
         error_bound=bound, objective=float(log["total_cost"]),
     )  # fmt: skip
-
-
-# ---- showing
-
-
-def text_of(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        dtype = ", float32" if value.dtype == np.float32 else ""
-        return f"array({value.tolist()!r}{dtype})"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(text_of, value)) + ("," if len(value) == 1 else "") + ")"
-    return repr(value)
-
-
-def cost_text(problem: Problem, M: Any, truncate: Any = None) -> str:
-    if problem.points is not None:
-        more = "" if truncate is None else f", truncate={truncate!r}"
-        return "mapuot.PointCloud(" + ", ".join(map(text_of, problem.points)) + more + ")"
-    if problem.grid is not None:
-        *first, target, offset = map(text_of, problem.grid)
-        return f"mapuot.Grid({', '.join(first)}, target={target}, offset={offset})"
-    return text_of(problem.M if M is None else M)
-
-
-def stored_text(M: Any) -> tuple[list[str], str]:
-    """Lines that make the finite pairs of a batch, and the argument."""
-    lines = ["import numpy, scipy.sparse", f"pairs = lambda M: {FORMS['sparse']}", f"M = {text_of(M)}"]
-    return lines, "[pairs(x) for x in M]" if M.ndim == 3 else "pairs(M)"
-
-
-def opening(trial: Trial) -> list[str]:
-    more = [
-        "import mapuot.backends.boxes",
-        f"mapuot.backends.boxes.WORTH = {WORTH}",
-        f"mapuot.ascend.groups.GROUPS = {GROUPS}",
-    ]
-    return ["from numpy import array, float32, inf", "import mapuot", *(more if "truncate" in trial.options else [])]
-
-
-def regs_of(problem: Problem) -> str:
-    return f", reg={text_of(problem.reg)}, reg_m={text_of(problem.reg_m)}"
-
-
-def snippet(trial: Trial, backend: str) -> str:
-    """The trial as a program to paste."""
-    lines = opening(trial)
-    options = {"backend": backend, **trial.options} if trial.how != "pot" else dict(trial.options)
-    options = {k: v for k, v in options.items() if v is not None and (k, v) not in (("backend", "cpu"),)}
-    first, truncate = trial.problems[0], options.pop("truncate", None)
-
-    def words(problem: Problem, **more: Any) -> str:
-        pairs = {"penalty": problem.penalty, "reference": problem.reference, **more}
-        plain = {"penalty": ("kl", "kl"), "reference": "product"}
-        return "".join(f", {k}={text_of(v)}" for k, v in pairs.items() if not same(v, plain.get(k, "")))
-
-    def positional(problem: Problem, M: Any = None) -> str:
-        return ", ".join([cost_text(problem, M, truncate), *map(text_of, (problem.a, problem.b))]) + regs_of(problem)
-
-    if isinstance(trial.start, Problem):
-        lines.append(f"start = mapuot.solve({positional(trial.start)}{words(trial.start)}, max_passes=500)")
-    elif trial.start is not None:
-        lines.append(f"start = {text_of(trial.start)}")
-    if trial.start is not None:
-        options["warmstart" if trial.how == "pot" else "warm_start"] = "start"
-    more = "".join(f", {k}={v if v == 'start' else text_of(v)}" for k, v in options.items())
-    over = ", comm=COMM" if trial.how in OVER_RANKS else ""
-    if trial.how == "path":
-        regs, reg_ms = [p.reg for p in trial.problems], [p.reg_m for p in trial.problems]
-        given = ", ".join(map(text_of, (first.M, first.a, first.b)))
-        reg_ms = "[" + ", ".join(map(text_of, reg_ms)) + "]"
-        lines.append(f"results = list(mapuot.path({given}, regs={regs}, reg_ms={reg_ms}{words(first)}{more}))")
-    elif trial.how in BATCHES:
-        M = np.stack([p.M for p in trial.problems]) if trial.own_cost else first.M
-        whole = first.replace(a=np.stack([p.a for p in trial.problems]), b=np.stack([p.b for p in trial.problems]))
-        made, form = stored_text(M) if trial.how == "sparse batch" else ([], text_of(M))
-        given = ", ".join([form, *map(text_of, (whole.a, whole.b))]) + regs_of(whole)
-        lines += [*made, f"results = mapuot.solve_batch({given}{words(first)}{more})"]
-    elif trial.how == "pot":
-        extra = {} if isinstance(first.reference, str) else {"c": first.reference}
-        extra = {"reg_type": "entropy"} if same(first.reference, "uniform") else extra
-        given = ", ".join(map(text_of, (first.a, first.b, first.M, first.reg, first.reg_m)))
-        plain = first.replace(reference="product")
-        lines.append(f"plan, log = mapuot.pot.sinkhorn_unbalanced({given}, log=True{words(plain, **extra)}{more})")
-    elif trial.how in FORMS:
-        lines += ["import numpy, scipy.sparse", f"M = {text_of(first.M)}"]
-        given = ", ".join(map(text_of, (first.a, first.b))) + regs_of(first)
-        lines.append(f"result = mapuot.solve({FORMS[trial.how]}, {given}{words(first)}{more}{over})")
-    else:
-        lines.append(f"result = mapuot.solve({positional(first)}{words(first)}{more}{over})")
-    return "\n".join(lines)
-
-
-def same(x: Any, y: Any) -> bool:
-    return type(x) is type(y) and bool(np.array_equal(x, y)) if isinstance(x, np.ndarray) else x == y

@@ -1,7 +1,6 @@
 """One block of trials in one process, or in step on all ranks of one job; the counts and failures as a line of JSON.
 
-``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST [shrink KIND]``; with "shrink" the one trial FIRST is
-made small and told as a program.
+``python -m hostile.worker PATH BACKEND SEED FIRST COUNT LARGEST``.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from typing import Any
 import numpy as np
 from judge import Failure, judge
 
-from .shrink import shrunk
-from .trial import NUMBERS, OVER_RANKS, Trial, call, draw_trial, snippet
+from .trial import NUMBERS, OVER_RANKS, Trial, call, draw_trial
 
 SECONDS = 60  # one trial may take: far more is a hang
 REFUSED = (
@@ -118,27 +116,11 @@ def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: 
     return {"totals": dict(totals), "worst": worst, "slowest": slowest, "failures": failures}
 
 
-def smallest(runner: Runner, how: str, seed: int, index: int, largest: int, kind: str) -> dict[str, str]:
-    trial = trial_of(how, seed, index, largest)
-    size = max((f.size for f in runner.verdict(trial)[1] if f.kind == kind), default=0.0)
-
-    def fails(candidate: Trial) -> bool:
-        found = runner.verdict(candidate)[1]
-        return any(f.kind == kind and f.size >= min(size, 3.0) for f in found)
-
-    small = shrunk(trial, fails) if size else trial
-    texts = [f.text for f in runner.verdict(small)[1] if f.kind == kind]
-    return {"program": snippet(small, runner.backend), "text": texts[0] if texts else "does not fail again"}
-
-
 def main(words: list[str]) -> None:
     how, backend, seed, first, count, largest = words[0], words[1], *map(int, words[2:6])
     signal.signal(signal.SIGALRM, late)
     runner = Runner(backend, how in OVER_RANKS)
-    if words[6:]:
-        answer = smallest(runner, how, seed, first, largest, words[7])
-    else:
-        answer = block(runner, how, seed, first, count, largest)
+    answer = block(runner, how, seed, first, count, largest)
     if runner.root:
         print(json.dumps(answer), flush=True)
 
