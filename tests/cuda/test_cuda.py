@@ -423,11 +423,12 @@ def test_memory_is_counted_first():
 
 @pytest.mark.parametrize("place", ["host", "device", "function"])
 @pytest.mark.parametrize(
-    ("rows", "precision", "held"),
-    [(1.5, "mixed", ["float32"]), (0.1, "auto", ["float64"]), (1.5, "float64", ["float32", "float64"]),
-     (0.1, "float64", ["float64"])],
+    ("rows", "precision", "tol", "held"),
+    [(1.5, "mixed", 1e-6, ["float32"]), (0.1, "auto", 1e-6, ["float64"]),
+     (1.5, "float64", 1e-8, ["float32", "float64"]),
+     (0.1, "float64", 1e-6, ["float64"])],
 )  # fmt: skip
-def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, held):
+def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, held):
     """The first storage that fits; then, or where none does, K anew in every pass, 32 rows at once."""
     M, a, b = cost(130, 70, 2)
     module = cuda.import_module("mapuot.backends.cuda.workspace")
@@ -441,11 +442,11 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, held):
     monkeypatch.setattr(module.Workspace, "make_room", lambda self: stores.append(self.dtype) or make_room(self))
     on_device = cp.asarray(M)
     given = {"host": M, "device": on_device, "function": lambda i0, i1: on_device[i0:i1]}[place]
-    found = solve(given, a, b, reg=0.05, reg_m=1.0, backend="cuda", tol=1e-6, precision=precision)
+    found = solve(given, a, b, reg=0.05, reg_m=1.0, backend="cuda", tol=tol, precision=precision)
     assert stores == held
     assert found.converged
     error = np.abs(cuda.to_numpy(found.plan) - exact.plan).sum() / exact.plan.sum()
-    assert error <= found.error_bound <= 1e-6
+    assert error <= found.error_bound <= tol
     np.testing.assert_allclose(found.row_marginal, exact.row_marginal, rtol=1e-4)
 
 
