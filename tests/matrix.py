@@ -10,6 +10,7 @@ import itertools
 import judge
 import numpy as np
 from problems import clouds, csr_of, optimum, with_forbidden
+from scipy import sparse
 
 import mapuot
 
@@ -76,7 +77,26 @@ def masked(case):
     return case.M, case.replace(reference=case.c * kept), {"mask": MASK}
 
 
-KINDS = {f.__name__: f for f in (dense, single, function, pairs, points, boxes, grid, masked)}
+def uniform(case):
+    return case.M, case.replace(reference="uniform"), {"reference": "uniform"}
+
+
+def given(case):
+    """A matrix for a reference, 0 for some pairs."""
+    c = np.where(np.isinf(with_forbidden(case, 0.2, 1).M), 0.0, 0.5 + case.M)
+    return case.M, case.replace(reference=c), {"reference": c}
+
+
+def stored(case):
+    """Stored pairs with a reference that stores others."""
+    M, case, _ = pairs(case)
+    _, case, options = given(case.replace(M=np.where(np.isinf(case.M), 1.0, case.M)))
+    return M, case.replace(M=with_forbidden(case).M), {"reference": sparse.csr_array(options["reference"])}
+
+
+KINDS = {
+    f.__name__: f for f in (dense, single, function, pairs, points, boxes, grid, masked, uniform, given, stored)
+}  # fmt: skip
 
 
 # ---- doors: the claim about one problem
@@ -84,6 +104,14 @@ KINDS = {f.__name__: f for f in (dense, single, function, pairs, points, boxes, 
 
 def solve(M, case, **options):
     return mapuot.solve(M, case.a, case.b, reg=case.reg, reg_m=case.reg_m, penalty=case.penalty, **options)
+
+
+def sinkhorn(M, case, **options):
+    return solve(M, case, method="sinkhorn", **options)
+
+
+def invariant(M, case, **options):
+    return solve(M, case, method="translation_invariant", **options)
 
 
 def warm(M, case, **options):
@@ -105,17 +133,25 @@ def marginals(M, case, precision="auto", **options):
     return mapuot.multimarginal({(0, 1): M}, [case.a, case.b], reg=case.reg, reg_m=case.reg_m, **options)
 
 
-DOORS = {f.__name__: f for f in (solve, warm, path, batch, marginals)}
+DOORS = {f.__name__: f for f in (solve, sinkhorn, invariant, warm, path, batch, marginals)}
 REFUSED = {
     ("batch", "function"), ("batch", "grid"), ("batch", "boxes"), ("marginals", "function"), ("marginals", "boxes"),
     ("marginals", "masked"),
 }  # fmt: skip
+REFERENCES = "uniform", "given", "stored"
 KL = {("kl", "kl"), ("kl", "balanced"), ("balanced", "kl"), ("balanced", "balanced")}
-CELLS = [
-    (kind, door, pair) for door in DOORS for kind in KINDS for pair in PAIRS
-    if (door, kind) not in REFUSED and (door == "solve" or "kl" in pair or pair[0] == pair[1])
-    and (pair in KL or (kind != "grid" and door != "marginals"))
-]  # fmt: skip
+
+
+def stated(kind, door, pair):
+    """Whether a cell is one that the library takes, and that no other states."""
+    if (door, kind) in REFUSED or (kind in REFERENCES and door not in ("solve", "invariant", "batch")):
+        return False
+    if kind == "grid" or door in ("sinkhorn", "invariant", "marginals"):
+        return pair in KL
+    return door == "solve" or "kl" in pair or pair[0] == pair[1]
+
+
+CELLS = [cell for cell in itertools.product(KINDS, DOORS, PAIRS) if stated(*cell)]
 
 
 def claim_of(result, door):

@@ -60,6 +60,8 @@ def case_matrix():
         M, case, options = matrix.posed(kind, pair)
         i0, i1 = bounds(len(case.a))
         own = case.replace(a=case.a[i0:i1])
+        if kind in ("given", "stored"):
+            options = {"reference": options["reference"][i0:i1]}
         result = matrix.solve(M if kind == "function" else M[i0:i1], own, comm=COMM, **FLOAT64, **options)
         claim = judge.claim_over_ranks(result, COMM)
         if claim is not None:
