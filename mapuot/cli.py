@@ -25,6 +25,7 @@ from .api.solve import solve
 from .backends import BACKENDS
 from .errors import ConvergenceWarning
 from .penalties import PENALTIES
+from .problem.kinds import stores_pairs
 from .problem.mask import SeededMask
 from .problem.metrics import METRICS
 from .problem.points import PointCloud
@@ -244,7 +245,7 @@ def check_plan(plan: Any, M: Any) -> None:
     form, number = plan or ("", None)
     if form == "top" and number > M.shape[1]:
         raise ValueError(f"--plan top:K: K must be at most the {M.shape[1]} columns of M, got {number}")
-    if form == "dense" and M.operator == "pairs":
+    if form == "dense" and stores_pairs(M):
         raise ValueError("--plan dense needs a dense M: --plan sparse:0 writes the entries of the pairs that M stores")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from .. import penalties
 from ..penalties import F64
 from ..problem.mask import Masked
-from ..problem.points import PointCloud, as_points, size_of
+from ..problem.points import PointCosts, as_points, size_of
 from ..problem.side import Side
 
 BLOCK_ENTRIES = 1 << 22  # costs that are held at once
@@ -46,9 +46,9 @@ def gradient(result: Any) -> Gradient:
     return Gradient(x, y, mass_slope(result, True), mass_slope(result, False), error)
 
 
-def check(result: Any) -> PointCloud:
+def check(result: Any) -> PointCosts:
     p = result.problem
-    if not isinstance(p.cost, PointCloud):
+    if not isinstance(p.cost, PointCosts):
         raise TypeError(f"this needs M to be a PointCloud, got {p.cost.kind}")
     if p.cost.core[0].norm == np.inf:
         raise NotImplementedError(f"slopes are for metrics of sums over the coordinates, got {p.cost.metric!r}")
@@ -76,14 +76,14 @@ def point_slope(result: Any, rows: bool) -> F64:
     return block_slopes(result, cloud)[not rows]
 
 
-def smooth_slope(result: Any, cloud: PointCloud, rows: bool) -> F64:
+def smooth_slope(result: Any, cloud: PointCosts, rows: bool) -> F64:
     """Return the slopes of scale |x - y|^2 by the core's coordinates: 2 scale (r x - P y) of the rows."""
     x, y = centred(cloud)
     here, moved = (x, result.apply(with_ones(y))) if rows else (y, result.apply_transpose(with_ones(x)))
     return np.asarray(2 * cloud.core[1] * (moved[:, -1:] * here - moved[:, :-1]))
 
 
-def centred(cloud: PointCloud) -> tuple[F64, F64]:
+def centred(cloud: PointCosts) -> tuple[F64, F64]:
     """Return both clouds around the origin, as the core has them: r x - P y loses digits of x - y far away from it."""
     if cloud.core[0].unit:
         return cloud.rows, cloud.targets
@@ -96,7 +96,7 @@ def with_ones(points: F64) -> F64:
     return np.column_stack([points, np.ones(len(points))])
 
 
-def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
+def block_slopes(result: Any, cloud: PointCosts) -> tuple[F64, F64]:
     """Return the slopes of any other metric from rows of the plan, by the caller's coordinates (no digit is lost)."""
     metric, scale = cloud.core
     d, w, y = cloud.dim, np.ones(cloud.dim) if cloud.weights is None else cloud.weights, cloud.y
@@ -119,7 +119,7 @@ def block_slopes(result: Any, cloud: PointCloud) -> tuple[F64, F64]:
     return gx, gy
 
 
-def chained(cloud: PointCloud, slope: F64, rows: bool) -> F64:
+def chained(cloud: PointCosts, slope: F64, rows: bool) -> F64:
     """Turn a derivative of squared distances by the core's coordinates into one by the caller's."""
     points, scaled = (cloud.x, cloud.rows) if rows else (cloud.y, cloud.columns[:, : len(slope)].T)
     factor = 1.0 if cloud.weights is None else np.sqrt(cloud.weights)
@@ -136,7 +136,7 @@ def lengths(points: F64, factor: Any) -> F64:
     return np.asarray(size * np.sqrt(((points / size * factor) ** 2).sum(1, keepdims=True)))
 
 
-def slope_error(cloud: PointCloud, bound: float, largest: float) -> float:
+def slope_error(cloud: PointCosts, bound: float, largest: float) -> float:
     """Return a bound on the error of the slopes for a plan of mass 1 with this error bound and largest cost.
 
     The plan's error times the most of |dc/dx|, and the rounding of sums of m or n terms with ``sizes`` before they

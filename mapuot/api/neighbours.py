@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..problem.metrics import METRICS
-from ..problem.points import PointCloud
+from ..problem.points import PointCosts
 from ..problem.validate import as_count, as_threads
 from ..processor import default_threads
 
@@ -74,7 +74,7 @@ def knn_cost(
     """
     from scipy import sparse  # noqa: PLC0415 - on first use
 
-    cloud, k = PointCloud(x, y, metric, scale, weights), as_count(k, "k")
+    cloud, k = PointCosts(x, y, metric, scale, weights), as_count(k, "k")
     shape, threads = cloud.shape, as_threads(threads)
     most = min(shape) if symmetric else shape[1]
     if k > most:
@@ -109,7 +109,7 @@ def pattern(index: Any, shape: tuple[int, int]) -> Any:
     return sparse.csr_array((np.ones(index.size, np.int8), index.ravel(), start), shape=shape)
 
 
-def pair_costs(cloud: PointCloud, t: Any) -> Any:
+def pair_costs(cloud: PointCosts, t: Any) -> Any:
     """The costs of pairs by the differences of their coordinates, as the core makes them."""
     metric, scale = cloud.core
     return scale * metric.of_differences(t)

@@ -23,7 +23,7 @@ import numpy as np
 from ..backends.boxes import ROUGH, State
 from ..backends.contract import Options, host, namespace
 from ..penalties import F64
-from ..problem.points import PointCloud
+from ..problem.points import PointCosts
 from ..problem.problem import Problem
 from ..problem.side import Side
 
@@ -90,8 +90,8 @@ class Groups:
         self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
         self.units, self.small = units, grouped(problem, units)
         cloud, means = problem.cost, self.small.cost
-        assert isinstance(cloud, PointCloud)
-        assert isinstance(means, PointCloud)
+        assert isinstance(cloud, PointCosts)
+        assert isinstance(means, PointCosts)
         sides = (problem.rows, self.small.rows), (problem.cols, self.small.cols)
         self.levels, xp = [], namespace(problem.rows.weight)
         rows, columns = cloud.coordinates(xp)
@@ -188,7 +188,7 @@ def image(side: Side, log: F64, marginal: F64, reg: float) -> F64:
 def grouped(problem: Problem, units: list[int]) -> Problem:
     """Return the problem between the means of ``units`` neighbours each, in which all pairs count."""
     cloud = problem.cost
-    assert isinstance(cloud, PointCloud)
+    assert isinstance(cloud, PointCosts)
     sides, means = [], []
     xp = namespace(problem.rows.weight)
     x, y = cloud.coordinates(xp)
@@ -206,5 +206,5 @@ def grouped(problem: Problem, units: list[int]) -> Problem:
     some = means[0] if len(means[0]) else means[1][:1]  # of a rank without rows
     (metric, scale), name = cloud.core, cloud.metric
     name = "sqeuclidean" if metric.unit else name  # unit vectors may have the mean 0
-    small = PointCloud(some, means[1], name, scale, truncate=None)[: len(means[0])]
+    small = PointCosts(some, means[1], name, scale, truncate=None)[: len(means[0])]
     return dataclasses.replace(problem, cost=small, rows=sides[0], cols=sides[1])

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..cached import cached_property
 from ..penalties import F64
-from ..problem.points import Kept, PointCloud
+from ..problem.points import Kept, PointCosts
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
@@ -155,7 +155,7 @@ class Boxes:
     reached: tuple[Kept | None, tuple[float, float]] = None, (0.0, 0.0)  # of the last mask: ``reaches``
 
     def __init__(self, problem: Problem, pool: Any) -> None:
-        assert isinstance(problem.cost, PointCloud)
+        assert isinstance(problem.cost, PointCosts)
         self.problem, self.pool, self.ranks = problem, pool, problem.rows.ranks
         metric, scale = problem.cost.core
         self.metric, self.unit = metric.number, problem.cost.unit

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..enums import members
 from ..penalties import F64
-from ..problem.points import PointCloud
+from ..problem.points import PointCosts
 from ..problem.problem import Problem
 from .boxes import Truncation
 from .contract import namespace
@@ -37,7 +37,7 @@ class NarrowPoints:
     x (m, d) and y (d, n padded) hold coordinates, row (m,) and col (n padded,) what belongs to a point alone.
     """
 
-    def __init__(self, cloud: PointCloud, reg: float, exact: tuple[F64, F64] | None = None) -> None:
+    def __init__(self, cloud: PointCosts, reg: float, exact: tuple[F64, F64] | None = None) -> None:
         """``exact``: what `centred` tells, where that is known."""
         form = cloud.core[0].form
         products = form == "squares" and cloud.dim > DIFFERENCES
@@ -66,7 +66,7 @@ class NarrowPoints:
         return (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
 
 
-def centred(cloud: PointCloud, reg: float, xp: Any = np) -> tuple[F64, F64]:
+def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
     """Coordinates (m, d) and (d, n padded) from the mean of y on, scaled so that costs are powers of 2.
 
     ``xp``: NumPy or CuPy, whose arrays they are.
@@ -97,13 +97,13 @@ def product_error(problem: Problem) -> float:
     4 d; the squares, of c and 4 c, by 5 d. These are taken off log u and log v, and the three are added up: 5 u of c
     three times.
     """
-    assert isinstance(problem.cost, PointCloud)
+    assert isinstance(problem.cost, PointCosts)
     return float(2.0**-53 * (9 * problem.cost.dim + 40) * problem.M_max / problem.reg)
 
 
 def suits(problem: Problem, skip: Truncation | None = None) -> bool:
     """Tell whether float32 passes can make this problem's rows."""
-    known = isinstance(problem.cost, PointCloud) and problem.cost.core[0].form is not None and problem.c is None
+    known = isinstance(problem.cost, PointCosts) and problem.cost.core[0].form is not None and problem.c is None
     small = problem.M_max <= MOST_COST * problem.reg and entry_error(problem, skip) <= MOST_ERROR
     return known and small
 
@@ -116,7 +116,7 @@ def entry_error(problem: Problem, skip: Truncation | None = None) -> float:
     roundings of coordinates count with their size.
     """
     cloud = problem.cost
-    if not isinstance(cloud, PointCloud):
+    if not isinstance(cloud, PointCosts):
         return math.inf
     d = cloud.dim
     if skip and skip.boxes and skip.kept and cloud.core[0].degree == 2 and d <= DIFFERENCES:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..penalties import F64
-from ..problem.grid import Grid
+from ..problem.grid import GridCosts
 from .contract import host, namespace
 
 UNIT = 2.0**-53
@@ -26,7 +26,9 @@ LOGS = 400.0  # of scalings in a K, which are below 1e150, and of their sums
 class Separable:
     """The products of one grid at one reg; vectors come and go as NumPy arrays, flat."""
 
-    def __init__(self, grid: Grid, reg: float, engine: ModuleType, asarray: Callable[[Any], Any], threads: int | None):
+    def __init__(
+        self, grid: GridCosts, reg: float, engine: ModuleType, asarray: Callable[[Any], Any], threads: int | None
+    ):
         self.grid, self.reg, self.engine, self.asarray, self.threads = grid, reg, engine, asarray, threads
         logs = [C / -reg for C in grid.axes]
         self.logs, self.turned = map(self.factors, (logs, [L.T for L in logs]))

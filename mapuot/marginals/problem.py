@@ -19,8 +19,8 @@ from ..backends.kernel import NARROW_ENTRY, LogKernel, largest_of, log_sum, log_
 from ..cached import cached_property
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
-from ..problem.cost import Cost, Dense
-from ..problem.points import PointCloud
+from ..problem.cost import Cost, Dense, cost_of
+from ..problem.points import PointCosts
 from ..problem.sparse import Sparse, is_sparse
 from ..problem.validate import MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, check_kind
 from ..processor import free_memory
@@ -339,11 +339,10 @@ def as_edges(costs: dict[Any, Any], count: int, xp: Any) -> Edges:
 
 
 def as_edge(value: Any, name: str, xp: Any) -> Cost:
-    if isinstance(value, PointCloud):
-        given: Any = value
-    elif is_sparse(value):
+    given: Any = cost_of(value)
+    if is_sparse(value):
         given = Sparse.of_matrix(value, name)
-    else:
+    elif not isinstance(given, PointCosts):
         given = as_held(value, name, xp)
         check_kind(given, name, "fiu")
     if len(given.shape) != 2 or 0 in given.shape:
@@ -375,7 +374,7 @@ def cut(cost: Cost, kept: list[Any]) -> Cost:
     """Return the cost of the kept points, itself where they are all."""
     if tuple(map(len, kept)) == tuple(cost.shape):
         return cost
-    if isinstance(cost, PointCloud):
+    if isinstance(cost, PointCosts):
         return cost[kept[0]].transpose()[kept[1]].transpose()
     if isinstance(cost, Sparse):
         return Sparse.of_matrix(cost.matrix()[kept[0]][:, kept[1]])

@@ -146,6 +146,40 @@ class Cost:
         """Raise where the plan has more entries than anyone can wait for."""
 
 
+class Given:
+    """What a user gives as M that is no array: the matrix to look at, and in ``_cost`` the `Cost` that is solved."""
+
+    ndim = 2
+    _cost: Any
+
+    def __init__(self, cost: Cost) -> None:
+        self._hold(cost)
+
+    def _hold(self, cost: Cost) -> None:
+        self._cost, self.shape, self.size, self.dtype = cost, cost.shape, cost.size, cost.dtype
+
+    def _of(self, cost: Cost) -> Any:
+        """Return what is like this one, of another cost of its class."""
+        other = object.__new__(type(self))
+        other._hold(cost)
+        return other
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self._cost, dtype)
+
+    def transpose(self) -> Any:
+        """Return the costs with rows and columns exchanged."""
+        return self._of(self._cost.transpose())
+
+
+def cost_of(M: Any) -> Any:
+    """Return the `Cost` that a `PointCloud` or a `Grid` holds, and anything else as it is."""
+    return M._cost if isinstance(M, Given) else M
+
+
 class Dense(Cost):
     """An array as it is, in memory or on a device, of any strides; in a batch (p, m, n), one matrix a problem."""
 
@@ -155,11 +189,6 @@ class Dense(Cost):
     def __init__(self, array: Any) -> None:
         self._array = array
         self.shape, self.dtype = array.shape[-2:], array.dtype
-
-    @property
-    def remade(self) -> bool:
-        """Tell whether entries are made in every pass, which takes less time than to read those of a stored K."""
-        return self.operator in ("points", "products")
 
     @property
     def array(self) -> Any:
@@ -289,6 +318,7 @@ def some_of(shape: tuple[int, int]) -> list[Any]:
 
 def as_vectors(M: Any, a: Any, b: Any, reg_m: Any) -> tuple[Any, Any, Any]:
     """Return a, b and reg_m as vectors where M is a cost whose points lie in a grid."""
+    M = cost_of(M)
     return M.flattened(a, b, reg_m) if isinstance(M, Cost) else (a, b, reg_m)
 
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from ..penalties import F64
 from ..ranks import Ranks
-from .cost import Cost
+from .cost import Cost, Given
 from .validate import as_count, as_float, as_positive
 
 MOST_LISTED = 1 << 34  # entries of a plan that are made one by one: some minutes
 
 
-class Grid(Cost):
+class Grid(Given):
     """The cost ``scale * |x_i - y_j|^2`` between the nodes of two regular grids, wherever `solve` takes M.
 
     Parameters
@@ -43,6 +43,11 @@ class Grid(Cost):
     nodes : pair of tuples
         ``shape`` and ``target``. Masses and reg_m of each point may have these shapes; all vectors of an answer are
         flat, in C order: ``result.row_marginal.reshape(grid.nodes[0])``.
+    spacing, offset : tuples of d floats
+    scale
+        As given.
+    shape, size, ndim, dtype
+        Those of the matrix.
 
     Raises
     ------
@@ -67,6 +72,28 @@ class Grid(Cost):
     >>> result.barycentric_map(grid.points()).reshape(40, 30, 2)[12, 8].round(1)
     array([0.6, 0.5])
     """
+
+    _cost: GridCosts
+
+    def __init__(
+        self, shape: Any, spacing: Any = 1.0, scale: float = 1.0, *, target: Any = None, offset: Any = 0.0
+    ) -> None:
+        super().__init__(GridCosts(shape, spacing, scale, target=target, offset=offset))
+
+    def _hold(self, cost: Any) -> None:
+        super()._hold(cost)
+        self.nodes, self.spacing, self.offset, self.scale = cost.nodes, cost.spacing, cost.offset, cost.scale
+
+    def points(self, side: str = "rows") -> F64:
+        """Return the coordinates of the rows' nodes, (m, d), or with ``side="cols"`` of the columns', (n, d)."""
+        rows = side == "rows"
+        starts = [0.0] * len(self.spacing) if rows else self.offset
+        lines = [o + h * np.arange(k) for k, h, o in zip(self.nodes[not rows], self.spacing, starts, strict=True)]
+        return np.stack(np.meshgrid(*lines, indexing="ij"), -1).reshape(-1, len(lines))
+
+
+class GridCosts(Cost):
+    """The `Cost` of a `Grid`, a sum over its axes."""
 
     operator, wide = "products", True
     turns = True
@@ -99,13 +126,6 @@ class Grid(Cost):
         sides = zip(*self.nodes, self.spacing, self.offset, strict=True)
         return [np.asarray(self.scale * (h * (np.arange(m)[:, None] - np.arange(n)) - o) ** 2) for m, n, h, o in sides]
 
-    def points(self, side: str = "rows") -> F64:
-        """Return the coordinates of the rows' nodes, (m, d), or with ``side="cols"`` of the columns', (n, d)."""
-        rows = side == "rows"
-        starts = [0.0] * len(self.spacing) if rows else self.offset
-        lines = [o + h * np.arange(k) for k, h, o in zip(self.nodes[not rows], self.spacing, starts, strict=True)]
-        return np.stack(np.meshgrid(*lines, indexing="ij"), -1).reshape(-1, len(lines))
-
     def __len__(self) -> int:
         return self.shape[0]
 
@@ -116,11 +136,11 @@ class Grid(Cost):
             out += C[i].reshape(len(out), *(-1 if axis == k else 1 for axis in range(len(self.spacing))))
         return out.reshape(len(out), -1)
 
-    def transpose(self) -> Grid:
+    def transpose(self) -> GridCosts:
         back = tuple(-o for o in self.offset)
-        return Grid(self.nodes[1], self.spacing, self.scale, target=self.nodes[0], offset=back)
+        return GridCosts(self.nodes[1], self.spacing, self.scale, target=self.nodes[0], offset=back)
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> Grid:
+    def part(self, a: Any, b: Any, ranks: Ranks) -> GridCosts:
         if ranks.size > 1:
             raise NotImplementedError(f"{self.kind} is solved in one process: comm must be None")
         return self

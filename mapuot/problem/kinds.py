@@ -11,7 +11,7 @@ import numpy as np
 
 from ..files import opened
 from ..ranks import ALONE, Ranks
-from .cost import Cost, Dense, Streamed, as_vectors
+from .cost import Cost, Dense, Streamed, as_vectors, cost_of
 from .sparse import Sparse, SparseCosts, is_list_of_pairs, is_on_device, is_sparse
 from .validate import as_array, as_pair, as_real, check_kind
 
@@ -21,7 +21,7 @@ def own_cost(
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
     """Return (cost, a, b, reg_m) of this rank, once all ranks have given what must be ``common`` alike."""
     ranks.place(backend.__name__, M, a, b)
-    source = opened(M)
+    source = cost_of(opened(M))
     a, b, reg_m = as_vectors(source, a, b, reg_m)
     reference = reference if isinstance(reference, str) else kind_of(reference)
     check_agreement(ranks, a, b, reg_m, backend=backend.__name__, M=kind_of(source), reference=reference, **common)
@@ -39,6 +39,7 @@ def check_agreement(ranks: Ranks, a: Any, b: Any, reg_m: Any, **common: Any) -> 
 
 def kind_of(source: Any) -> str:
     """Name what a matrix comes from, which must be the same on all ranks."""
+    source = cost_of(source)
     if isinstance(source, Cost):
         return source.kind
     if is_sparse(source):
@@ -48,6 +49,7 @@ def kind_of(source: Any) -> str:
 
 def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = None, b: Any = None) -> Any:
     """Make the cost of M, over ranks the block of this one; ``a`` and ``b``, as given, tell where a block lies."""
+    source = cost_of(source)
     in_one_process = getattr(backend, "WHOLE", False)
     if in_one_process and ranks.size > 1:
         raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
@@ -107,6 +109,7 @@ def as_whole_cost(source: Any, backend: ModuleType, a: Any = None, b: Any = None
 
 def as_costs(M: Any, backend: ModuleType) -> Any:
     """Make the cost of a batch: points, or M as (m, n) or (p, m, n), in a dtype that the core reads."""
+    M = cost_of(M)
     if isinstance(M, Cost) and M.remade:
         return as_cost(M, backend)
     if stores_pairs(M):

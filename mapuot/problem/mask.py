@@ -102,12 +102,12 @@ class SeededMask:
         return replace(self, turned=not self.turned)
 
     @property
-    def weight(self) -> float:
+    def _weight(self) -> float:
         """Weight of a kept pair, ``1 / keep``."""
         return 1 / self.keep
 
     @property
-    def limit(self) -> int:
+    def _limit(self) -> int:
         """Largest 64 bits with which a pair is kept."""
         return math.ceil(Fraction(self.keep) * 2**64) - 1
 
@@ -125,7 +125,7 @@ class SeededMask:
         """
         i, j = (np.asarray(x).astype(np.uint64) for x in (i, j))
         first, second, *_ = philox(self.seed, *((j, i) if self.turned else (i, j)))
-        return first + (second << HALF) <= np.uint64(self.limit)
+        return first + (second << HALF) <= np.uint64(self._limit)
 
     def sample(self, M: Any) -> Any:
         """The pairs that are kept, as a sparse matrix of their costs.
@@ -206,7 +206,7 @@ class Masked(Cost):
         columns = self.col + np.arange(n)
         for i0 in range(0, m, step):
             rows = self.row + np.arange(i0, min(i0 + step, m))
-            yield i0, np.where(self.mask.kept(rows[:, None], columns), self.mask.weight, 0.0)
+            yield i0, np.where(self.mask.kept(rows[:, None], columns), self.mask._weight, 0.0)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Form c' without its factor a b^T, in NumPy."""
@@ -220,9 +220,9 @@ class Masked(Cost):
     def words(self) -> dict[str, int | float]:
         """Members of a mapuot_mask record, whose 64 bits have a sign."""
         mask = self.mask
-        key, limit = ((x ^ 2**63) - 2**63 for x in (mask.seed, mask.limit))
+        key, limit = ((x ^ 2**63) - 2**63 for x in (mask.seed, mask._limit))
         row, col = self.row, self.col
-        return {"key": key, "limit": limit, "weight": mask.weight, "row": row, "col": col, "turned": int(mask.turned)}
+        return {"key": key, "limit": limit, "weight": mask._weight, "row": row, "col": col, "turned": int(mask.turned)}
 
 
 def as_mask(value: Any, cost: Cost) -> SeededMask:

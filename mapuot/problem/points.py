@@ -17,7 +17,7 @@ from ..backends.contract import PAD, host
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
-from .cost import Cost
+from .cost import Cost, Given
 from .metrics import METRICS, Metric
 from .validate import as_array, as_choice, as_positive, check_kind
 
@@ -37,7 +37,7 @@ class Kept(NamedTuple):
     share: float  # of the pairs that are kept
 
 
-class PointCloud(Cost):
+class PointCloud(Given):
     """The cost ``scale * metric(x_i, y_j)`` between two clouds of points, wherever a solver takes M.
 
     Parameters
@@ -58,6 +58,14 @@ class PointCloud(Cost):
         certificate. "auto": from 2^26 pairs on; a number: always, and only pairs that lie so many nats below the
         product of their masses, or more where ``tol`` asks for it; None: never. Needs ``reference="product"``
         and a metric other than "wfr".
+
+    Attributes
+    ----------
+    x, y : (m, d), (n, d) float64 arrays
+    metric, scale, weights, truncate
+        As given.
+    shape, size, ndim, dtype
+        Those of the matrix.
 
     Raises
     ------
@@ -83,6 +91,28 @@ class PointCloud(Cost):
     >>> result.converged
     True
     """
+
+    _cost: PointCosts
+
+    def __init__(
+        self, x: Any, y: Any, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
+        truncate: Any = "auto",
+    ) -> None:  # fmt: skip
+        super().__init__(PointCosts(x, y, metric, scale, weights, truncate))
+
+    def _hold(self, cost: Any) -> None:
+        super()._hold(cost)
+        self.x, self.y, self.metric, self.scale = cost.x, cost.y, cost.metric, cost.scale
+        self.weights, self.truncate = cost.weights, cost.truncate
+
+    def __getitem__(self, rows: Any) -> PointCloud:
+        """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans."""
+        part: PointCloud = self._of(self._cost[rows])
+        return part
+
+
+class PointCosts(Cost):
+    """The `Cost` of a `PointCloud`, which every pass makes from its coordinates."""
 
     dim: int  # of the points
     held = True
@@ -142,9 +172,9 @@ class PointCloud(Cost):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: Any) -> PointCloud:
+    def __getitem__(self, rows: Any) -> PointCosts:
         """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans."""
-        part, rows = object.__new__(PointCloud), as_rows(rows, len(self))
+        part, rows = object.__new__(PointCosts), as_rows(rows, len(self))
         vars(part).update(vars(self), x=self.x[rows], rows=np.ascontiguousarray(self.rows[rows]))
         part.shape = len(part.rows), self.shape[1]
         if isinstance(rows, slice):
@@ -153,16 +183,16 @@ class PointCloud(Cost):
             part.before = 0
         return part
 
-    def beside(self, points: F64, name: str) -> PointCloud:
+    def beside(self, points: F64, name: str) -> PointCosts:
         """Return the costs of other points to the same columns."""
         if points.shape[1] != self.dim:
             raise ValueError(f"{name} must have {self.dim} columns, as x and y have, got {points.shape[1]}")
-        other = object.__new__(PointCloud)
+        other = object.__new__(PointCosts)
         vars(other).update(vars(self), x=points)
         other._set(self._scaled(points, name), self.targets)
         return other
 
-    def read(self, i0: int, i1: int) -> PointCloud:
+    def read(self, i0: int, i1: int) -> PointCosts:
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
 
     def sorted(self, rows: Any, cols: Any) -> Ordered:
@@ -188,8 +218,8 @@ class PointCloud(Cost):
         known = METRICS[self.metric].skips
         return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= AUTO_ENTRIES)
 
-    def transpose(self) -> PointCloud:
-        turned = object.__new__(PointCloud)
+    def transpose(self) -> PointCosts:
+        turned = object.__new__(PointCosts)
         vars(turned).update(vars(self), x=self.y, y=self.x)
         turned._set(np.ascontiguousarray(self.targets), self.rows)
         return turned
@@ -243,7 +273,7 @@ class PointCloud(Cost):
         lost = scale * (math.sqrt(least) if metric.norm == 2 and metric.degree != 2 else least) + math.ulp(0.0)
         return float((d + 4) * unit * largest + slope * moved + lost)
 
-    def part(self, a: Any, b: Any, ranks: Ranks) -> PointCloud:
+    def part(self, a: Any, b: Any, ranks: Ranks) -> PointCosts:
         """Return the cloud unchanged: the points that a rank gives are its block's."""
         return self
 
@@ -260,12 +290,12 @@ class PointCloud(Cost):
         return (scale * costs).astype(dtype or np.float64, copy=False)
 
 
-class Ordered(PointCloud):
+class Ordered(PointCosts):
     """A cloud whose points are in another order; they are put into it when they are first asked for."""
 
     there: tuple[Any, Any] | None = None  # its coordinates on a device
 
-    def __init__(self, whole: PointCloud, rows: Any, cols: Any) -> None:
+    def __init__(self, whole: PointCosts, rows: Any, cols: Any) -> None:
         own = vars(whole).items()
         vars(self).update({name: value for name, value in own if name not in MADE})
         self.whole, self.at, self.before = whole, (rows, cols), 0
@@ -301,11 +331,11 @@ class Ordered(PointCloud):
         found.unit, found.there = self.unit, self.coordinates(xp)
         return found
 
-    def __getitem__(self, rows: Any) -> PointCloud:
+    def __getitem__(self, rows: Any) -> PointCosts:
         self.coordinates()
         return super().__getitem__(rows)
 
-    def transpose(self) -> PointCloud:
+    def transpose(self) -> PointCosts:
         self.coordinates()
         return super().transpose()
 

@@ -17,7 +17,7 @@ from ..backends.contract import host, namespace
 from ..errors import InfeasibleError, shown
 from ..penalties import F64, PENALTIES
 from ..ranks import ALONE, Ranks
-from .cost import Cost, Dense
+from .cost import Cost, Dense, cost_of
 from .side import Side
 from .sparse import Parts, Sparse, is_sparse
 
@@ -241,7 +241,7 @@ def as_reference(
         if value == "uniform":
             return value, float(ranks.sum(cost.shape[0]) * cost.shape[1])
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
-    places = cost if isinstance(cost, Sparse) else None
+    places, value = cost if isinstance(cost, Sparse) else None, cost_of(value)
     if places is not None and is_sparse(value):
         value = Sparse.of_matrix(value, "reference")
     whole = isinstance(value, Sparse) or (isinstance(value, Cost) and not cost.held)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..backends.contract import Options
-from ..problem.points import PointCloud
+from ..problem.points import PointCosts
 from ..problem.problem import Common, Problem
 from ..status import FAILED
 
@@ -162,7 +162,7 @@ def quicker(problem: Problem, options: Options, given: tuple[bool, bool], prefer
 def nats_of(problem: Problem, saves: bool) -> float | None:
     """Return how far below its share, in nats, a pair of points must lie to be skipped; None: none is."""
     cloud, ranks = problem.cost, problem.ranks
-    if not isinstance(cloud, PointCloud):
+    if not isinstance(cloud, PointCosts):
         return None
     ranks.same(truncate=repr(cloud.truncate))
     if not cloud.truncates(ranks.sum(cloud.size)):

@@ -34,9 +34,9 @@ def masses(grid, ratio=1.3, seed=0):
 def test_costs_are_squared_distances_of_the_nodes(grid):
     M = grid.scale * cdist(grid.points(), grid.points("cols"), "sqeuclidean")
     assert_allclose(np.asarray(grid), M, atol=1e-14)
-    assert_allclose(grid.read(2, 5), M[2:5], atol=1e-14)
+    assert_allclose(grid._cost.read(2, 5), M[2:5], atol=1e-14)
     assert_allclose(np.asarray(grid.transpose()), M.T, atol=1e-14)
-    low, high, *odd = grid.range(cpu)
+    low, high, *odd = grid._cost.range(cpu)
     assert_allclose((low, high, *odd), (M.min(), M.max(), 0, 0), atol=1e-14)
     assert grid.shape == M.shape
 
@@ -46,13 +46,13 @@ def test_sums_are_within_their_bound(grid, reg):
     """Of weights over 1e-300 to 1, against sums of logarithms over all pairs in long double."""
     rng = np.random.default_rng(0)
     t = rng.uniform(-690, 0, grid.shape[1])
-    products = Separable(grid, reg, log_matmul, np.asarray, 1)
+    products = Separable(grid._cost, reg, log_matmul, np.asarray, 1)
     terms = t.astype(np.longdouble) - np.asarray(grid).astype(np.longdouble) / np.longdouble(reg)
     top = terms.max(1)
     want = top + np.log(np.exp(terms - top[:, None]).sum(1))
-    exponents = 2.0**-50 * (float(np.asarray(grid).max()) / reg + 690) + grid.error(np.asarray(grid).max()) / reg
+    exponents = 2.0**-50 * (float(np.asarray(grid).max()) / reg + 690) + grid._cost.error(np.asarray(grid).max()) / reg
     assert np.abs(products.log_dot(t) - want).max() <= products.error(exponents)
-    assert_allclose(products.log_dot(t, 0), np.log((np.exp(terms - top[:, None]) * grid.axes[0][
+    assert_allclose(products.log_dot(t, 0), np.log((np.exp(terms - top[:, None]) * grid._cost.axes[0][
         np.unravel_index(np.arange(grid.shape[0]), grid.nodes[0])[0]
     ][:, np.unravel_index(np.arange(grid.shape[1]), grid.nodes[1])[0]]).sum(1)) + top, rtol=1e-9)  # fmt: skip
 
@@ -145,7 +145,7 @@ def test_other_doors_and_products(tmp_path):
     assert_allclose(mapuot.load(tmp_path / "answer.npz", grid).plan, want.plan)
     dense = mapuot.solve(grid, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-9)
     assert_allclose(dense.plan, want.plan, atol=1e-8)
-    assert "grid" in grid.kind
+    assert "grid" in grid._cost.kind
     assert want._repr_html_()
 
 

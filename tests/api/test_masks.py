@@ -38,7 +38,7 @@ class Exact(mapuot.SeededMask):
     """A mask whose limit is given."""
 
     most: int = 0
-    limit = property(lambda self: self.most)
+    _limit = property(lambda self: self.most)
 
 
 def joined(low, high):
@@ -117,7 +117,7 @@ def test_masked_sums_are_unbiased():
 
 @pytest.mark.parametrize("keep", [1.0, 0.5, 0.1, 2.0**-64, 0.1 + 2.0**-54])
 def test_the_limit_is_exact(keep):
-    limit = mapuot.SeededMask(keep, 0).limit
+    limit = mapuot.SeededMask(keep, 0)._limit
     assert Fraction(limit, 2**64) < Fraction(keep) <= Fraction(limit + 1, 2**64)
 
 

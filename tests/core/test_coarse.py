@@ -135,10 +135,10 @@ def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
     x, y = rng.random((660, 3)), rng.random((640, 3))
     cloud, one = mapuot.PointCloud(x, y), mapuot.PointCloud(x, y)
     mapuot.solve(cloud, reg=0.002, reg_m=1.0, threads=1)
-    assert coarse.FOUND[cloud].clusters == 64
+    assert coarse.FOUND[cloud._cost].clusters == 64
     monkeypatch.setattr(coarse.Coarse, "most", 16)
     found, right = (mapuot.solve(z, reg=0.002, reg_m=1.0, threads=1) for z in (cloud, one))
-    assert coarse.FOUND[cloud].clusters == 16
+    assert coarse.FOUND[cloud._cost].clusters == 16
     np.testing.assert_array_equal(found.log_u, right.log_u)
 
 

@@ -17,7 +17,7 @@ from ...errors import shown
 from ...penalties import F64
 from ...problem.cost import BLOCK_BYTES, Cost
 from ...problem.mask import Masked
-from ...problem.points import Kept, PointCloud
+from ...problem.points import Kept, PointCosts
 from ...problem.sparse import Sparse
 from ...processor import default_threads, isa
 from ...threads import each, kept_thread
@@ -116,7 +116,7 @@ def matrix(array: Any, kept: Kept | None = None) -> Any:
     if isinstance(array, Masked):
         put(view.mask, array.words())
         array = array.given
-    if isinstance(array, PointCloud):
+    if isinstance(array, PointCosts):
         points, (metric, scale) = view.points, array.core
         points.x, points.y = pointer(array.rows), pointer(array.columns)
         points.d, points.ld = array.columns.shape

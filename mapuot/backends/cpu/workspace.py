@@ -14,7 +14,7 @@ import numpy as np
 from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem.cost import Cost
-from ...problem.points import Kept, PointCloud
+from ...problem.points import Kept, PointCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.sparse import Sparse
@@ -132,7 +132,7 @@ class Workspace(KernelWorkspace):
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
         """What narrow passes make their rows of, told to the core; None of a cost that is no points."""
-        if not isinstance(cost, PointCloud):
+        if not isinstance(cost, PointCosts):
             return None
         points = narrow_points.NarrowPoints(cost, self.problem.reg)
         d, ld = points.y.shape
@@ -244,7 +244,7 @@ class Workspace(KernelWorkspace):
 
     def take_mask(self, truncation: Truncation) -> None:
         cloud, n, state = self.problem.cost, self.problem.shape[1], self.state
-        assert isinstance(cloud, PointCloud)
+        assert isinstance(cloud, PointCosts)
         self.kept = kept = truncation.renew(self.pool)
         self.matrices = matrix(cloud, kept), matrix(None)
         state.M, state.c = self.matrices

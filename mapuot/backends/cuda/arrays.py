@@ -13,7 +13,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
 
-from ...problem.points import Ordered, PointCloud
+from ...problem.points import Ordered, PointCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.validate import check_columns
@@ -131,7 +131,7 @@ class Stage:
     columns: Any = None
 
     def __call__(self, M: Any) -> Any:
-        if isinstance(M, PointCloud):
+        if isinstance(M, PointCosts):
             self.columns = cp.asarray(M.columns) if self.columns is None else self.columns
             return costs(M, self.columns)
         if isinstance(M, cp.ndarray):
@@ -147,7 +147,7 @@ class Stage:
         return block
 
 
-def costs(cloud: PointCloud, columns: Any) -> Any:
+def costs(cloud: PointCosts, columns: Any) -> Any:
     """The matrix of a few rows, in float64."""
     (m, n), (metric, scale) = cloud.shape, cloud.core
     out, x = cp.empty((m, n)), cp.asarray(np.ascontiguousarray(cloud.rows))

@@ -16,7 +16,7 @@ from ...cached import cached_property
 from ...penalties import F64
 from ...problem.cost import Cost
 from ...problem.mask import Masked
-from ...problem.points import PointCloud
+from ...problem.points import PointCosts
 from ...problem.problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation, kept_balance
@@ -175,7 +175,7 @@ class PointWorkspace(Workspace):
             raise NotImplementedError("reference must be 'product' or 'uniform' for points on a GPU")
         if "ordered" in switches():
             raise NotImplementedError("MAPUOT_CUDA=ordered is not for points")
-        assert isinstance(problem.cost, PointCloud)
+        assert isinstance(problem.cost, PointCosts)
         self.cloud, self.narrow_points = problem.cost, None
         self.quick = options.precision != "float64" and options.tol >= QUICK_TOL
         expansion = narrow_points.product_error(problem) if self.cloud.core[0].degree == 2 else math.inf
