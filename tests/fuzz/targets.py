@@ -58,7 +58,7 @@ def readers(data):
 # ---- arguments ----
 
 NAMES = (
-    "M|a|b|reg|reg_m|method|penalty|reference|tol|tol_gap|max_passes|precision|backend|threads|warm_start|callback|split|"
+    "M|a|b|reg|reg_m|method|penalty|reference|tol|tol_gap|max_passes|precision|backend|threads|warm_start|callback|"
     "checkpoint|A|B|regs|reg_ms|weights|exact|comm|X|Y|k|rows|threshold"
 )
 NAMED = re.compile(rf"^({NAMES})\b|\b({NAMES})\b must|^Unknown method|^the batch must|'map-uot'")
@@ -69,7 +69,6 @@ NUMBERS = (
 )  # fmt: skip
 OPTIONS = (
     "method", "penalty", "reference", "tol", "tol_gap", "max_passes", "precision", "backend", "threads", "warm_start",
-    "split",
 )  # fmt: skip
 DTYPES = ("f8", "f4", "f2", "i4", "i8", "u1", "?", "c16", "O", "U3", "M8[s]", ">f8", "f16")
 
@@ -147,7 +146,6 @@ def call(reader, m, n):
     if which == 5:
         return list(mapuot.path(M, a, b, regs=[reg, 0.5], reg_ms=reg_m, **options))
     if which == 4:
-        options.pop("split", None)
         return list(mapuot.solve_batch(M, reader.masses((3, m)), b, reg=reg, reg_m=reg_m, **options))
     result = mapuot.solve(M, a, b, reg=reg, reg_m=reg_m, **options)
     if which == 3:

@@ -1,5 +1,6 @@
 """A slice of the fuzzing: the corpus and some mutations of it. The whole: make fuzz."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 from launch import HERE
 
-from fuzz.__main__ import at_random
+from fuzz import inputs, judge
 from fuzz.targets import TARGETS
 
 ROOT = HERE.parent
@@ -15,9 +16,9 @@ CHECKED = "-O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all"
 
 
 @pytest.mark.parametrize(("target", "runs"), [("readers", 1500), ("arguments", 300)])
-def test_python(target, runs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where it leaves what it finds
-    assert at_random(target, TARGETS[target], 0, runs, seed=3) == runs
+def test_python(target, runs):
+    for data in itertools.islice(inputs(target, seed=3), runs):
+        judge(TARGETS[target], data)
 
 
 def run(*command, **environment):
@@ -44,6 +45,8 @@ def test_core(tmp_path):
         *compiler, "-std=c11", "-D_GNU_SOURCE", "-pthread", *sources, "-lm", "-o", tmp_path / "fuzz"
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    done = run(tmp_path / "fuzz", "-runs=300", "tests/fuzz/corpus/core")
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert "Done 300 runs" in done.stdout
+    paths = [tmp_path / f"input{k}" for k in range(300)]
+    for path, data in zip(paths, inputs("core", seed=1), strict=False):
+        path.write_bytes(data)
+    done = run(tmp_path / "fuzz", *paths)
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr[-3000:]
