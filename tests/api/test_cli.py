@@ -128,7 +128,10 @@ def test_annotated_data(case, plan, library):
     if anndata:
         import pandas as pd
 
-        obs, var = (pd.DataFrame(index=[f"{k}{i}" for i in range(count)]) for k, count in (("x", m), ("y", n)))
+        obs, var = (
+            pd.DataFrame(index=pd.Index([f"{k}{i}" for i in range(count)], dtype=object))
+            for k, count in (("x", m), ("y", n))
+        )
         obs["a"], var["b"] = case.a, case.b
         anndata.AnnData(case.M, obs, var).write_h5ad("in.h5ad")
     else:

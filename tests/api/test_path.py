@@ -62,7 +62,7 @@ def test_what_may_be_either_is_refused(regs, reg_ms, kind, text):
 
 
 def test_a_far_warm_start_costs_one_pass(backend):
-    """Where reg is small it is left for larger regs if its first pass proves nothing; a near one is not."""
+    """Where reg is small it is left for larger regs if its first pass proves nothing."""
     case = clouds(60, 45, seed=8, reg=0.0008, reg_m=1.0, ratio=1.2)
     cold = case.solve(backend=backend)
     rng = np.random.default_rng(3)
@@ -74,5 +74,3 @@ def test_a_far_warm_start_costs_one_pass(backend):
     if backend != "cuda":  # whose sums have no order: 294 passes after 240
         assert far.n_passes == cold.n_passes + 1
         np.testing.assert_allclose(far.log_v, cold.log_v, rtol=1e-9, atol=1e-9)
-    changed = case.replace(b=case.b * rng.uniform(0.99, 1.01, 45))
-    assert changed.solve(backend=backend, warm_start=cold).n_passes < changed.solve(backend=backend).n_passes
