@@ -66,10 +66,11 @@ def solve(
         ``backend="cuda"`` a function may make its rows on the device, where they stay.
         A :class:`mapuot.PointCloud` is never formed: each pass makes its costs; nor is that of images and volumes, a
         :class:`mapuot.Grid`.
-        Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too;
-        all other pairs are forbidden and never visited, and the plan is a CSR array with its entries in the same
-        places, of cupyx.scipy.sparse where M is. Points that no pair connects are parts of their own, each with its
-        own translation. A sparse CSR tensor of PyTorch on the CPU is read as such a matrix.
+        Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too
+        (in BSR and DIA format, which pad with zeros, these are refused); all other pairs are forbidden and never
+        visited, and the plan is a CSR array with its entries in the same places, of cupyx.scipy.sparse where M is.
+        Points that no pair connects are parts of their own, each with its own translation. A sparse CSR tensor of
+        PyTorch on the CPU is read as such a matrix.
     a, b : (m,), (n,) arrays, optional
         Masses, >= 0; left out, None or empty: equal masses of sum 1. With a `Grid` also of the shape of its nodes.
     reg : float

@@ -316,7 +316,7 @@ class Pairs(Majorised):
         if self.given is None:
             whole = float((self.a**power).sum() * (self.b**power).sum())
         else:
-            c = Sparse.of_matrix(self.given).data if is_sparse(self.given) else np.asarray(self.given)
+            c = Sparse.of_matrix(self.given.tocsr()).data if is_sparse(self.given) else np.asarray(self.given)
             whole = float((c**power).sum(dtype=np.float64))
         stored = sum(float((self.reference(i) ** power).sum()) for i in self.blocks())
         return (whole - stored) / power

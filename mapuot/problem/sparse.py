@@ -21,6 +21,7 @@ from .cost import Cost, held_type, own_part
 
 MOST_COLUMNS = 2**31 - 1  # of which an index has 32 bits
 PARTS_AT_ONCE = 1 << 22  # pairs between which parts are looked for: 180 MB
+PADDED = ("bsr", "dia")  # formats that fill blocks or diagonals up with zeros
 
 Told = tuple[int, Any, Any]  # how many parts, the columns that are in one, and in which
 
@@ -60,6 +61,8 @@ class Sparse(Cost):
     def of_matrix(cls, M: Any, name: str = "M") -> Sparse:
         """Make the cost of a SciPy matrix: duplicates are added up, explicit zeros kept; a CSR matrix is not copied.
 
+        Zeros in blocks and in diagonals are refused: they may be padding.
+
         Of a matrix of cupyx.scipy.sparse a copy: its indices are checked, and its parts are found, on the host.
         """
         on_device = is_on_device(M)
@@ -70,6 +73,7 @@ class Sparse(Cost):
             raise TypeError(f"{name} must hold real numbers, got dtype {M.dtype}")
         if M.shape[1] > MOST_COLUMNS:
             raise ValueError(f"{name} must have at most {MOST_COLUMNS} columns where it is sparse, got {M.shape[1]}")
+        check_padding(M, name)
         csr = M.tocsr()
         try:
             csr.check_format(full_check=True)  # the core trusts its indices
@@ -357,6 +361,15 @@ def is_sparse(value: Any) -> bool:
     """Tell whether x is a matrix of scipy.sparse or cupyx.scipy.sparse; neither is loaded to find out."""
     sparse = sys.modules.get("scipy.sparse")
     return is_on_device(value) or (sparse is not None and sparse.issparse(value))
+
+
+def check_padding(M: Any, name: str) -> None:
+    """Refuse blocks (BSR) and diagonals (DIA) that hold zeros: a cost of 0 looks like padding, which allows no pair."""
+    if M.format in PADDED and getattr(M, "blocksize", None) != (1, 1) and M.count_nonzero() < M.nnz:
+        raise ValueError(
+            f"{name} must not be in {M.format.upper()} format where it holds zeros, which may be costs or padding: "
+            f"pass a CSR matrix; of {name}.tocsr() eliminate_zeros() forbids these pairs"
+        )
 
 
 def is_list_of_pairs(value: Any) -> bool:

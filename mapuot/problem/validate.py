@@ -243,7 +243,7 @@ def as_reference(
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
     places, value = cost if isinstance(cost, Sparse) else None, cost_of(value)
     if places is not None and is_sparse(value):
-        value = Sparse.of_matrix(value, "reference")
+        value = Sparse.of_matrix(value.tocsr(), "reference")  # in which a 0, of padding too, forbids its pair
     whole = isinstance(value, Sparse) or (isinstance(value, Cost) and not cost.held)
     c: Any = value if whole else as_array(value, "reference", backend.asarray)
     check_kind(c, "reference", "fiub")  # a mask: 1 where a pair is allowed

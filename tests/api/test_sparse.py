@@ -94,6 +94,25 @@ def test_every_format():
     assert mapuot.solve(integers, reg=1.0, reg_m=1.0).plan.dtype == np.float64
 
 
+@pytest.mark.parametrize("kind", [sparse.bsr_array, sparse.dia_array])
+def test_padding_is_no_cost(kind):
+    """Zeros that fill up blocks and diagonals are refused, since they look like costs of 0; without any all is well."""
+    M = np.array([[1.0, 2, 0, 0], [0, 3, 0, 0], [0, 0, 4, 5], [0, 0, 0, 6]])
+    padded = sparse.bsr_array(M, blocksize=(2, 2)) if kind is sparse.bsr_array else sparse.dia_array(M)
+    name = padded.format.upper()
+    for solved in (lambda: mapuot.solve(padded, reg=1.0, reg_m=1.0),
+                   lambda: mapuot.solve_batch([padded, padded], reg=1.0, reg_m=1.0)):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"^M(\[0\])? must not be in {name} format.*eliminate_zeros"):
+            solved()
+    csr = padded.tocsr()
+    csr.eliminate_zeros()
+    assert mapuot.solve(csr, reg=1.0, reg_m=1.0).plan.nnz == 6
+    assert mapuot.solve(csr, reg=1.0, reg_m=1.0, reference=padded).converged, "a reference of 0 forbids as none does"
+    full = np.kron(np.eye(2), np.ones((2, 2))) if kind is sparse.bsr_array else np.eye(4)
+    whole = sparse.bsr_array(full, blocksize=(2, 2)) if kind is sparse.bsr_array else sparse.dia_array(full)
+    assert mapuot.solve(whole, reg=1.0, reg_m=1.0).plan.nnz == whole.nnz
+
+
 def test_products_of_the_plan():
     S, M, a, b = pairs(70, 50, 0.2, parts=2)
     rng = np.random.default_rng(0)
