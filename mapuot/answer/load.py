@@ -23,6 +23,7 @@ from .store import FORMAT, MASKED, NUMBERS, TEXTS, VECTORS, trace_of
 
 MASK = ("keep", "seed", "turned")
 REFERENCES = ("product", "uniform")
+ANSWERED = ("cost", "objective", "dual", "mass")  # NUMBERS of the answer, not of its problem
 SAME = 1e-6  # of the range of M: what float32 and float64 copies of a matrix may differ by
 
 
@@ -107,7 +108,7 @@ def load(path: Any, M: Any = None, *, reference: Any = None, backend: str = "aut
     )
     how = str(values.get("how", ""))
     result = Result(problem, module, potentials, marginals, trace, values["status"], as_threads(threads), how)
-    vars(result).update({name: values[name] for name in ("cost", "objective", "dual", "mass")})
+    vars(result).update({name: values[name] for name in ANSWERED})
     return result
 
 
@@ -139,7 +140,25 @@ def checked(values: dict[str, Any]) -> tuple[tuple[Side, Side], Any]:
     rows, cols = (
         Side(s, values[s], values["penalty_" + s], values["rho_" + s], values.get("upper_" + s)) for s in "ab"
     )
-    return (rows, cols), trace_of(values["trace"])
+    trace = trace_of(values["trace"])
+    check_signs(values, trace)
+    return (rows, cols), trace
+
+
+def check_signs(values: dict[str, Any], trace: Any) -> None:
+    """Raise where a number of a file is none that a solve comes to; of a failed one much may be inf."""
+    ended = values["status"] == "converged"
+    for name in ("a", "b"):
+        if not (np.isfinite(values[name]).all() and values[name].sum() > 0):
+            raise ValueError(f"{name} must be finite and have some mass, got {shown(values[name])}")
+    for name in (*VECTORS[2:], "upper_a", "upper_b", "mass", "c_mass"):
+        if name in values and np.any(np.asarray(values[name]) < 0):
+            raise ValueError(f"{name} must be >= 0, got {shown(values[name])}")
+    for name in NUMBERS:
+        if np.isnan(values[name]) and (ended or name not in ANSWERED):
+            raise ValueError(f"{name} must be a number, got NaN")
+    if not trace or (ended and not (trace[-1].error >= 0 and trace[-1].gap > -np.inf)):
+        raise ValueError("trace must end in a pass with a certificate")
 
 
 def check_same(cost: Cost, shape: tuple[int, int], saved: tuple[float, float, bool], given: Any) -> None:

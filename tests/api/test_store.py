@@ -80,6 +80,14 @@ def test_what_needs_m_says_so(tmp_path):
         ({"trace": np.zeros((2, 3))}, "trace must have 9 columns"),
         ({"reg": -1.0}, "reg must be > 0"),
         ({"cost": "dear"}, "could not convert"),
+        ({"dual": np.nan}, "dual must be a number, got NaN"),
+        ({"mass": -1.0}, "mass must be >= 0"),
+        ({"b": np.full(31, -0.1)}, "b must be finite and have some mass"),
+        ({"a": np.r_[np.ones(22), -0.1]}, "a must be >= 0"),
+        ({"row_marginal": np.full(23, -1e-9)}, "row_marginal must be >= 0"),
+        ({"rho_a": np.full(23, -2.0)}, "rho_a must be >= 0"),
+        ({"trace": np.zeros((0, 9))}, "trace must end in a pass"),
+        ({"trace": np.full((1, 9), [1, 0, np.nan, 0, 1, 0, 0, 1, 0])}, "trace must end in a pass"),
     ],
 )
 def test_what_is_no_answer(change, text, tmp_path):
