@@ -22,8 +22,9 @@ from marginals import (
     one_random_of_pairs,
     plan_of,
     problem,
+    same_sweeps,
     whole,
-)
+)  # fmt: skip
 
 import mapuot
 from mapuot.ascend.loop import Run
@@ -63,26 +64,22 @@ def test_answers_pickle(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rho", [[0.3, 3.0, 30.0], [np.inf, 1.0, 0.1], [1.0, 2.0, np.inf], [np.inf] * 3])
-def test_one_reg_m_each(shape, rho):
+@pytest.mark.parametrize(
+    ("rho", "free"),
+    [([0.3, 3.0, 30.0], None), ([np.inf, 1.0, 0.1], None), ([1.0, 2.0, np.inf], None), ([np.inf] * 3, None),
+     ([1.0, 2.0, 3.0], 0), ([1.0, 2.0, 3.0], 1), ([1.0, 2.0, 3.0], 2)],
+)  # fmt: skip
+def test_one_reg_m_each_and_free_marginals(shape, rho, free):
     costs, masses = problem(shape, 3, ratio=1.0 if rho == [np.inf] * 3 else 1.2)
+    sizes = [len(x) for x in masses]
+    if free is not None:
+        masses[free] = None
     result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=rho, tol=1e-9)
     assert result.converged
-    assert check(result, costs, masses, 0.05, rho) < 1e-8
+    assert check(result, costs, masses, 0.05, rho, sizes) < 1e-8
+    assert free is None or (result.log_u[free] == 0).all()
     for k in np.flatnonzero(np.isinf(rho)):
         np.testing.assert_allclose(result.marginal(int(k)), masses[k], atol=1e-8)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("free", [0, 1, 2])
-def test_free_marginals(shape, free):
-    costs, masses = problem(shape, 3)
-    sizes = [len(x) for x in masses]
-    masses[free] = None
-    result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 2.0, 3.0], tol=1e-9)
-    assert result.converged
-    assert check(result, costs, masses, 0.05, [1.0, 2.0, 3.0], sizes) < 1e-8
-    assert (result.log_u[free] == 0).all()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -100,38 +97,20 @@ def test_points_without_mass_and_forbidden_pairs(shape):
         mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[np.inf, 1.0, 1.0])
 
 
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
-@pytest.mark.parametrize("as_array", [False, True])
-@pytest.mark.parametrize(("reg", "rho"), [(0.1, (1.0, 1.0)), (0.01, (2.0, 5.0)), (0.05, (np.inf, 1.0))])
-def test_two_marginals_are_those_of_solve(as_array, reg, rho):
-    """To the 1e-12 that both leave: they meet by different iterations."""
-    costs, masses = problem("chain", 2, 20)
-    M = costs[0, 1]
-    many = mapuot.multimarginal(M if as_array else costs, masses, reg=reg, reg_m=rho, tol=3e-12, max_passes=300)
-    one = mapuot.solve(M, *masses, reg=reg, reg_m=rho, tol=3e-12, max_passes=300, precision="float64")
-    assert np.abs(many.pair(0, 1) - one.plan).sum() <= 1e-12 * one.mass
-    np.testing.assert_allclose(many.cost, one.cost, rtol=1e-11)
-    np.testing.assert_allclose(many.objective, one.objective, rtol=1e-12)
-
-
-def test_small_reg_takes_kernels_anew():
-    """exp(-C / reg) leaves float64 by far: range(C) / reg is 2000."""
-    for shape in ("chain", "star", "array"):
-        costs, masses = problem(shape, 3, 7)
-        result = mapuot.multimarginal(costs, masses, reg=5e-4, reg_m=1.0, tol=1e-6)
-        assert result.converged, shape
-        assert check(result, costs, masses, 5e-4, [1.0] * 3) < 1e-6
-
-
-def test_small_reg_of_a_triangle():
-    """Products of its kernels that leave float64 are made on logarithms; of costs that fit no plan at all, too."""
-    costs, masses = problem("triangle", 3, 6)
-    assert check(mapuot.multimarginal(costs, masses, reg=1e-3, reg_m=1.0), costs, masses, 1e-3, [1.0] * 3) < 1e-6
-    rng = np.random.default_rng(0)
-    costs = {pair: rng.random(M.shape) for pair, M in costs.items()}
-    result = mapuot.multimarginal(costs, masses, reg=1e-3, reg_m=1.0)
+@pytest.mark.parametrize(
+    ("shape", "n", "reg", "drawn"),
+    [("chain", 7, 5e-4, False), ("star", 7, 5e-4, False), ("array", 7, 5e-4, False), ("triangle", 6, 1e-3, False),
+     ("triangle", 6, 1e-3, True)],
+)  # fmt: skip
+def test_small_reg_takes_kernels_anew(shape, n, reg, drawn):
+    """exp(-C / reg) leaves float64 by far; a triangle then makes its products on logarithms."""
+    costs, masses = problem(shape, 3, n)
+    if drawn:
+        rng = np.random.default_rng(0)
+        costs = {pair: rng.random(M.shape) for pair, M in costs.items()}
+    result = mapuot.multimarginal(costs, masses, reg=reg, reg_m=1.0)
     assert result.converged
-    assert check(result, costs, masses, 1e-3, [1.0] * 3) < 1e-6
+    assert check(result, costs, masses, reg, [1.0] * 3) < 1e-6
 
 
 @pytest.mark.parametrize("rho", [1.0, 1000.0])
@@ -143,16 +122,23 @@ def test_a_star_of_many_rays_converges(rho):
     assert result.objective - result.dual <= result.gap + 1e-11 * rho * sum(x.sum() for x in masses)
 
 
+def solved_in(costs, masses, *axes, **options):
+    """(the result, bytes at the peak of the solve and of the coupling of these axes)."""
+    tracemalloc.start()
+    result = mapuot.multimarginal(costs, masses, **options)
+    if axes:
+        result.pair(*axes)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert result.converged
+    return result, peak
+
+
 def test_memory_is_that_of_the_pairs():
     """A chain of six would have 50^6 entries, a triangle 200^3."""
     for shape, count, n, matrices in (("chain", 6, 50, 40), ("triangle", 3, 200, 25)):
         costs, masses = problem(shape, count, n)
-        tracemalloc.start()
-        result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
-        result.pair(0, count - 1)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert result.converged
+        _, peak = solved_in(costs, masses, 0, count - 1, reg=0.05, reg_m=1.0)
         assert peak < matrices * 8 * (n + 1) ** 2 + 500_000
 
 
@@ -208,19 +194,6 @@ def test_couplings_agree_with_each_other():
     near = sum((result.pair(i, j) * M).sum() for (i, j), M in costs.items())
     np.testing.assert_allclose(result.cost, near, rtol=1e-12)
     np.testing.assert_allclose(result.potentials[2], 0.05 * result.log_u[2])
-
-
-def test_points_are_their_matrix():
-    rng = np.random.default_rng(0)
-    clouds = [rng.random((n, 2)) for n in (12, 9, 11)]
-    points = {(k, k + 1): mapuot.PointCloud(clouds[k], clouds[k + 1]) for k in range(2)}
-    masses = [np.full(len(x), 1 / len(x)) for x in clouds]
-    masses[0][3] = 0.0
-    one, other = (
-        mapuot.multimarginal(x, masses, reg=0.05, reg_m=1.0)
-        for x in (points, {e: np.asarray(M) for e, M in points.items()})
-    )
-    np.testing.assert_allclose(one.pair(0, 2), other.pair(0, 2), rtol=1e-10)
 
 
 def in_parts(parts, n, rng):
@@ -353,10 +326,7 @@ def test_threads_share_stored_pairs():
 def test_larger_regs_take_no_memory_of_their_own(shape, n, entries):
     """At range(C) / reg = 1000 two of them come first; the kernels of all are the same memory."""
     costs, masses = problem(shape, 3, n)
-    tracemalloc.start()
-    result = mapuot.multimarginal(costs, masses, reg=1e-3, reg_m=1.0, tol=1e-2, threads=1)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    result, peak = solved_in(costs, masses, reg=1e-3, reg_m=1.0, tol=1e-2, threads=1)
     assert sum(stat.status == "converged" for stat in result.trace) > 1
     assert peak < 1.6 * 8 * entries
 
@@ -385,12 +355,7 @@ def test_memory_is_that_of_stored_pairs():
     clouds = [rng.random((n, 2)) for _ in range(3)]
     near = {(k, k + 1): mapuot.knn_cost(clouds[k], clouds[k + 1], 8) for k in range(2)}
     masses = [np.full(n, 1.1**k / n) for k in range(3)]
-    tracemalloc.start()
-    result = mapuot.multimarginal(near, masses, reg=0.01, reg_m=1.0, threads=1)
-    result.pair(0, 1)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert result.converged
+    _, peak = solved_in(near, masses, 0, 1, reg=0.01, reg_m=1.0, threads=1)
     assert peak < n * n
 
 
@@ -435,13 +400,12 @@ def test_slabs_are_read_once_a_pass(monkeypatch):
     monkeypatch.setattr("mapuot.problem.cost.BLOCK_BYTES", C[0].nbytes * 8)
     monkeypatch.setattr("mapuot.backends.cpu.native.BLOCK_BYTES", C[0].nbytes * 8)
     slabs = []
-    tracemalloc.start()
-    result = mapuot.multimarginal(
-        lambda i0, i1: slabs.append(i1 - i0) or np.array(C[i0:i1]), masses, reg=0.05, reg_m=1.0, threads=1
-    )
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert result.converged
+
+    def read(i0, i1):
+        slabs.append(i1 - i0)
+        return np.array(C[i0:i1])
+
+    result, peak = solved_in(read, masses, reg=0.05, reg_m=1.0, threads=1)
     assert max(slabs) == 8
     assert sum(slabs) <= len(C) * (result.n_passes + 2) + 2
     assert peak < 0.5 * C.nbytes
@@ -498,16 +462,7 @@ def test_passes_are_those_edge_by_edge(dtype, stored, reg):
     for scale in (0.0, 1.0, 3.0, 400.0, 0.1):  # the fourth is too far from what the kernels hold
         state = scale * rng.normal(size=one.ends[-1])
         for narrow in {False, one.problem.narrow}:
-            found, wanted = (tree.sweep(state, narrow) for tree in (one, other))
-            near = (1e-6 if narrow else 1e-13) * (1 + np.abs(wanted.log_u.flat).max() + scale)
-            for got, right in (
-                (found.log_u, wanted.log_u),
-                (found.messages["up"], wanted.messages["up"]),
-                (one.late, other.late),
-                (one.near, other.near),
-            ):
-                np.testing.assert_allclose(got.flat, right.flat, rtol=0, atol=near)
-            assert found.rounding == pytest.approx(wanted.rounding, rel=1e-6)
+            same_sweeps(one, other, state, scale, narrow)
             assert [x.builds for x in one.kernels.values()] == [x.builds for x in other.kernels.values()]
     assert dtype == "made" or all(edge.state for edge in one.whole_pass.edges)
 
@@ -533,75 +488,65 @@ def test_it_says_how_far_it_came():
     assert loose.n_passes < mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0).n_passes
 
 
-M3 = np.ones((3, 3))
+M3, M4 = np.ones((3, 3)), np.ones((4, 3))
 ONE = np.ones(3)
+EDGE = {(0, 1): M3}
+CSR = scipy.sparse.csr_array
+REFUSED = [
+    # shapes of the tree
+    ({"costs": {(k, (k + 1) % 4): M3 for k in range(4)}, "masses": [ONE] * 4}, ValueError, r"the cycle \d( - \d){4}"),
+    ({"costs": {(0, 1): M3, (1, 2): M3, (2, 0): M3, (2, 3): M3}, "masses": [ONE] * 4}, ValueError, "cycle"),
+    ({"masses": [ONE] * 3}, ValueError, r"connect all marginals.*\[2\]"),
+    ({"costs": EDGE | {(1, 0): M3}}, ValueError, "costs must hold one matrix"),
+    ({"costs": {(0, 0): M3}}, ValueError, "costs must hold one matrix"),
+    ({"costs": {(0, 5): M3}}, ValueError, "costs must have pairs"),
+    ({"costs": {"01": M3}}, ValueError, "costs must have pairs"),
+    # costs
+    ({"costs": EDGE | {(1, 2): M4}, "masses": [ONE] * 3}, ValueError, "points of marginal 1"),
+    ({"costs": {(0, 1): ONE}}, ValueError, r"costs\[0, 1\] must be a non-empty matrix"),
+    ({"costs": {(0, 1): M3 * np.nan}}, ValueError, r"costs\[0, 1\] must not hold NaN"),
+    ({"costs": {(0, 1): M3 * 1j}}, TypeError, r"costs\[0, 1\] must hold real"),
+    ({"costs": {(0, 1): CSR(M3 * 1j)}}, TypeError, r"costs\[0, 1\] must hold real"),
+    ({"costs": {(0, 1): CSR(M3 * np.nan)}}, ValueError, r"costs\[0, 1\] must not hold"),
+    ({"costs": {(0, 1): CSR((3, 0))}}, ValueError, r"non-empty matrix, got shape \(3, 0"),
+    ({"costs": {(0, 1): CSR((0, 3))}}, ValueError, r"non-empty matrix, got shape \(0, 3"),
+    ({"costs": {(0, 1): mapuot.PointCloud(ONE[:, None], ONE[:, None])[:0]}}, ValueError, r"got shape \(0, "),
+    ({"costs": np.ones((3, 3, 3))}, ValueError, "an axis for each of 2 masses"),
+    ({"costs": lambda i0, i1: M3[None], "masses": [ONE, None, ONE]}, ValueError, "masses must be given"),
+    ({"costs": lambda i0, i1: M3, "masses": [ONE] * 3}, ValueError, r"costs must give shape \(.*\) for slabs 0 to"),
+    ({"costs": EDGE | {(1, 2): CSR(M3), (0, 2): M3}, "masses": [ONE] * 3}, TypeError,
+     r"costs\[1, 2\] must be dense in a triangle.* GiB"),
+    # masses
+    ({"masses": [ONE, np.ones(4)]}, ValueError, r"masses\[1\] must have shape"),
+    ({"masses": [ONE, -ONE]}, ValueError, r"masses\[1\] must be >= 0"),
+    ({"masses": [None, None]}, ValueError, "masses must not all be None"),
+    ({"masses": [ONE]}, ValueError, "at least two"),
+    ({"masses": 3.0}, TypeError, "masses must be a list"),
+    # numbers and options
+    ({"reg": 0}, ValueError, "reg must be"),
+    ({"reg_m": -1}, ValueError, r"reg_m\[0\] must be > 0"),
+    ({"reg_m": [1, 2, 3]}, ValueError, "reg_m must be a number or one for each of 2"),
+    ({"reg_m": [1, [1, 2, 3]]}, TypeError, r"reg_m\[1\] must be a positive number or inf"),
+    ({"backend": "reference"}, ValueError, "backend must be 'auto', 'cpu' or 'cuda' for many marginals"),
+    ({"threads": 0}, ValueError, "threads"),
+    # problems without a plan
+    ({"masses": [ONE, 2 * ONE], "reg_m": np.inf}, mapuot.InfeasibleError, "masses must be equal"),
+    ({"costs": {(0, 1): M3 * np.inf}}, mapuot.InfeasibleError, "forbid every point"),
+    ({"costs": {(0, 1): CSR((3, 3))}}, mapuot.InfeasibleError, "forbid every point"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("costs", "masses", "reg", "reg_m", "error", "text"),
-    [
-        (
-            {(0, 1): M3, (1, 2): M3, (2, 3): M3, (3, 0): M3},
-            [ONE] * 4,
-            1,
-            1,
-            ValueError,
-            r"the cycle \d - \d - \d - \d - \d",
-        ),
-        ({(0, 1): M3, (1, 2): M3, (2, 0): M3, (2, 3): M3}, [ONE] * 4, 1, 1, ValueError, "cycle"),
-        ({(0, 1): M3}, [ONE] * 3, 1, 1, ValueError, r"connect all marginals.*\[2\]"),
-        ({(0, 1): M3, (1, 0): M3}, [ONE] * 2, 1, 1, ValueError, "costs must hold one matrix"),
-        ({(0, 0): M3}, [ONE] * 2, 1, 1, ValueError, "costs must hold one matrix"),
-        ({(0, 5): M3}, [ONE] * 2, 1, 1, ValueError, "costs must have pairs"),
-        ({"01": M3}, [ONE] * 2, 1, 1, ValueError, "costs must have pairs"),
-        ({(0, 1): M3, (1, 2): np.ones((4, 3))}, [ONE] * 3, 1, 1, ValueError, "points of marginal 1"),
-        ({(0, 1): ONE}, [ONE] * 2, 1, 1, ValueError, r"costs\[0, 1\] must be a non-empty matrix"),
-        ({(0, 1): M3 * np.nan}, [ONE] * 2, 1, 1, ValueError, r"costs\[0, 1\] must not hold NaN"),
-        ({(0, 1): M3 * 1j}, [ONE] * 2, 1, 1, TypeError, r"costs\[0, 1\] must hold real"),
-        (np.ones((3, 3, 3)), [ONE] * 2, 1, 1, ValueError, "an axis for each of 2 masses"),
-        ({(0, 1): M3}, [ONE, np.ones(4)], 1, 1, ValueError, r"masses\[1\] must have shape"),
-        ({(0, 1): M3}, [ONE, -ONE], 1, 1, ValueError, r"masses\[1\] must be >= 0"),
-        ({(0, 1): M3}, [None, None], 1, 1, ValueError, "masses must not all be None"),
-        (lambda i0, i1: M3[None], [ONE, None, ONE], 1, 1, ValueError, "masses must be given"),
-        (lambda i0, i1: M3, [ONE] * 3, 1, 1, ValueError, r"costs must give shape \(.*\) for slabs 0 to"),
-        (
-            {(0, 1): M3, (1, 2): scipy.sparse.csr_array(M3), (0, 2): M3},
-            [ONE] * 3,
-            1,
-            1,
-            TypeError,
-            r"costs\[1, 2\] must be dense in a triangle.* GiB",
-        ),
-        ({(0, 1): scipy.sparse.csr_array(M3 * 1j)}, [ONE] * 2, 1, 1, TypeError, r"costs\[0, 1\] must hold real"),
-        ({(0, 1): scipy.sparse.csr_array(M3 * np.nan)}, [ONE] * 2, 1, 1, ValueError, r"costs\[0, 1\] must not hold"),
-        ({(0, 1): scipy.sparse.csr_array((3, 3))}, [ONE] * 2, 1, 1, mapuot.InfeasibleError, "forbid every point"),
-        ({(0, 1): scipy.sparse.csr_array((3, 0))}, [ONE] * 2, 1, 1, ValueError, r"non-empty matrix, got shape \(3, 0"),
-        ({(0, 1): scipy.sparse.csr_array((0, 3))}, [ONE] * 2, 1, 1, ValueError, r"non-empty matrix, got shape \(0, 3"),
-        ({(0, 1): mapuot.PointCloud(ONE[:, None], ONE[:, None])[:0]}, [ONE] * 2, 1, 1, ValueError, r"got shape \(0, "),
-        ({(0, 1): M3}, [ONE], 1, 1, ValueError, "at least two"),
-        ({(0, 1): M3}, 3.0, 1, 1, TypeError, "masses must be a list"),
-        ({(0, 1): M3}, [ONE] * 2, 0, 1, ValueError, "reg must be"),
-        ({(0, 1): M3}, [ONE] * 2, 1, -1, ValueError, r"reg_m\[0\] must be > 0"),
-        ({(0, 1): M3}, [ONE] * 2, 1, [1, 2, 3], ValueError, "reg_m must be a number or one for each of 2"),
-        ({(0, 1): M3}, [ONE] * 2, 1, [1, [1, 2, 3]], TypeError, r"reg_m\[1\] must be a positive number or inf"),
-        ({(0, 1): M3}, [ONE, 2 * ONE], 1, np.inf, mapuot.InfeasibleError, "masses must be equal"),
-        ({(0, 1): M3 * np.inf}, [ONE] * 2, 1, 1, mapuot.InfeasibleError, "forbid every point"),
-    ],
-)
-def test_what_is_wrong_is_named(costs, masses, reg, reg_m, error, text):
+@pytest.mark.parametrize(("change", "error", "text"), REFUSED)
+def test_what_is_wrong_is_named(change, error, text):
     with pytest.raises(error, match=text):
-        mapuot.multimarginal(costs, masses, reg=reg, reg_m=reg_m)
+        mapuot.multimarginal(**({"costs": EDGE, "masses": [ONE] * 2, "reg": 1, "reg_m": 1} | change))
 
 
-def test_backends_that_it_has(monkeypatch):
-    with pytest.raises(ValueError, match="backend must be 'auto', 'cpu' or 'cuda' for many marginals"):
-        mapuot.multimarginal({(0, 1): M3}, [ONE] * 2, reg=1, reg_m=1, backend="reference")
-    with pytest.raises(ValueError, match="threads"):
-        mapuot.multimarginal({(0, 1): M3}, [ONE] * 2, reg=1, reg_m=1, threads=0)
+def test_a_backend_that_takes_no_stored_pairs(monkeypatch):
     monkeypatch.setattr("mapuot.marginals.solve.pick", lambda *given: None)
     monkeypatch.setattr("mapuot.marginals.solve.name_of", lambda backend: "cuda")
     with pytest.raises(NotImplementedError, match=r"'cuda' takes no sparse costs\[0, 1\]"):
-        mapuot.multimarginal({(0, 1): scipy.sparse.csr_array(M3)}, [ONE] * 2, reg=1, reg_m=1, backend="cuda")
+        mapuot.multimarginal({(0, 1): CSR(M3)}, [ONE] * 2, reg=1, reg_m=1, backend="cuda")
 
 
 def test_wrong_numbers_of_marginals():
@@ -621,10 +566,13 @@ def narrow(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
-def test_no_false_certificate():
-    """`python -c "import test_marginals as t; print(all(t.one_random(s)[0] for s in range(2000)))"` takes longer."""
-    found = [one_random(seed) for seed in range(200)]
-    assert sum(converged for converged, _ in found) >= 198
+@pytest.mark.parametrize("storage", ["float64", "float32"])
+def test_no_false_certificate(storage, request):
+    if storage == "float32":
+        request.getfixturevalue("narrow")
+    count = 200 if storage == "float64" else 60
+    found = [one_random(seed, storage == "float32") for seed in range(count)]
+    assert sum(converged for converged, _ in found) >= count - max(1, count // 100)
 
 
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
@@ -783,12 +731,6 @@ def test_late_messages_that_lead_away_are_left():
     """A branch with penalties far apart, on which passes by messages of two ages never settle."""
     converged, _ = one_random(1855)
     assert converged
-
-
-@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
-def test_no_false_certificate_from_float32(narrow):
-    found = [one_random(seed, True) for seed in range(60)]
-    assert sum(converged for converged, _ in found) >= 59
 
 
 @pytest.mark.parametrize("shape", ["chain", "star", "tree", "array"])

@@ -347,22 +347,6 @@ def case_pairs_from_the_device(ranks):
         was.use()
 
 
-def case_random_pairs_and_points(ranks):
-    """Against one process on the CPU, for every kind of side, blocks cut anywhere."""
-    rng = np.random.default_rng(77)
-    for trial in range(8):
-        m, n, d = int(rng.integers(2, 14)), int(rng.integers(2, 14)), int(rng.integers(1, 7))
-        reg, reg_m = float(10.0 ** rng.uniform(-1.5, 0)), tuple(10.0 ** rng.uniform(-1, 1, 2))
-        rest = {"penalty": ["kl", "l2", ("kl", "l2"), ("l2", "kl")][trial % 4], "tol": 1e-7}
-        S, _, a, b = pairs(m, n, rng.uniform(0.1, 0.6), seed=trial)
-        x, y = rng.random((m, d)), rng.random((n, d))
-        i0, i1 = [0, *np.sort(rng.integers(0, m + 1, ranks.size - 1)), m][ranks.rank :][:2]
-        for whole, mine in ((S, S[i0:i1]), (mapuot.PointCloud(x, y), own_points(x, y, i0, i1))):
-            want = mapuot.solve(whole, a, b, reg=reg, reg_m=reg_m, backend="cpu", **(rest | {"tol": 1e-10}))
-            got = mapuot.solve(mine, a[i0:i1], b, reg=reg, reg_m=reg_m, backend="cuda", comm=ranks, **rest)
-            within_bounds(ranks, got, want, i0, i1)
-
-
 # ---- stops and errors ----
 
 

@@ -134,12 +134,6 @@ def test_extreme_masses_and_reg_m():
         assert_solved(result, M, A, B * scale, 0.05, reg_m, tol=1e-7)
 
 
-def test_what_has_no_kernel_is_solved_alone():
-    M, A, B = batch_of((40, 50), 1.05, False)
-    result = solve_batch(M, A, B, reg=0.05, reg_m=0.3, penalty="tv", backend="cuda")
-    assert_solved(result, M, A, B, 0.05, 0.3, penalty="tv")
-
-
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("own", [False, True])
 def test_what_has_no_kernel_is_solved_by_the_cpu(own, on_device, monkeypatch):

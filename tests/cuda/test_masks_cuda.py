@@ -75,13 +75,3 @@ def test_points(metric):
     np.testing.assert_array_equal(got.plan > 0, want.plan > 0)
     assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
     assert got.dual == pytest.approx(want.dual, rel=1e-9)
-
-
-def test_a_batch_is_solved_one_by_one():
-    rng = np.random.default_rng(2)
-    M, A, b = rng.random((20, 30)), rng.random((2, 20)), rng.random(30)
-    batch = mapuot.solve_batch(cp.asarray(M), cp.asarray(A), cp.asarray(b), reg=0.1, reg_m=1.0, mask=MASK)
-    assert batch.converged.all()
-    for i in range(2):
-        want = mapuot.solve(M, A[i], b, reg=0.1, reg_m=1.0, mask=MASK, backend="cpu")
-        assert batch.dual[i] == pytest.approx(want.dual, rel=1e-9)

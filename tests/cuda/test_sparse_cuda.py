@@ -91,23 +91,6 @@ def test_one_launch_makes_the_passes_of_many(held, precision, penalty, monkeypat
         np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("penalty", ["kl", "tv", "l2", ("range", "kl"), ("kl", "balanced"), ("balanced", "kl")])
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (83, 120)])
-def test_the_answer_is_that_of_inf_elsewhere(shape, penalty):
-    S, M, a, b = pairs(*shape, 1.0 if "balanced" in penalty else 0.15)
-    tol = 1e-10 if penalty != "tv" else 1e-5
-    options = {"penalty": penalty, "tol": tol, "precision": "float64", "method": "sinkhorn"}
-    reg_m = 0.5 if "range" not in penalty else (0.9, 0.5)
-    got = mapuot.solve(S, a, b, reg=0.1, reg_m=reg_m, backend="cuda", **options)
-    want = mapuot.solve(M, a, b, reg=0.1, reg_m=reg_m, backend="cpu", **options)
-    assert got.status == want.status == "converged"
-    assert isinstance(got.plan, sparse.csr_array)
-    np.testing.assert_array_equal(got.plan.indices, S.indices)
-    assert np.abs(got.plan.toarray() - want.plan).sum() <= 1e-9 * want.mass
-    for name in ("mass", "cost", "objective", "dual"):
-        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-9), name
-
-
 def test_products_of_the_plan():
     S, M, a, b = pairs(70, 50, 0.2, parts=2)
     rng = np.random.default_rng(0)

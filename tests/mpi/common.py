@@ -15,8 +15,6 @@ import numpy as np
 from mpi4py import MPI
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from problems import clouds, with_forbidden, with_zeros
-
 import mapuot
 from mapuot.ranks import own_rows
 
@@ -97,35 +95,6 @@ def refused(kind, text, case, **options):
         message = "nothing raised"
     assert text in message, message
     same_everywhere(np.frombuffer(message.encode(), np.uint8))
-
-
-def check_masks(check):
-    """A pair is kept by its number in the whole matrix, wherever the blocks begin."""
-    mask = mapuot.SeededMask(0.4, 5)
-    for case in (clouds(37, 29, reg_m=(np.inf, 1.0)), clouds(64, 48, reference="uniform"), clouds(37, 29)):
-        check(case, mask=mask, **FLOAT64)
-
-
-def check_references(check):
-    """Ones, and a matrix with zeros, among them whole rows and a column."""
-    case = clouds(33, 21)
-    c = np.random.default_rng(1).random((33, 21)) + 0.1
-    c[::5, ::3] = 0.0
-    c[:3] = 0.0
-    c[:, 20] = 0.0
-    check(case.replace(reference="uniform"))
-    check(case.replace(reference=c))
-
-
-def check_forbidden(check):
-    """Zero masses, forbidden pairs, a column and a row that nothing reaches, a row with partners far right only."""
-    check(with_zeros(clouds(33, 21)))
-    check(with_forbidden(clouds(33, 21)))
-    case = clouds(33, 21)
-    case.M[:, 4] = np.inf
-    case.M[7] = np.inf
-    case.M[9, :15] = np.inf
-    check(case)
 
 
 def main(found):
