@@ -18,6 +18,7 @@ CASE = clouds(4, 5)
 HUGE = 10**400  # no float64
 MANY = 10**5000  # nor has it a text
 WORDS = np.array(["auto", "auto"])
+HEAVY = [1e200, 1, 1, 1, 1]
 RAGGED = [[1.0], [1.0, 2.0]]
 SQUARE = np.eye(4)
 MASKED = np.ma.array(np.ones((4, 4)), mask=True)
@@ -35,125 +36,99 @@ def changed(x, value):
     return x
 
 
+def each(name, values, kind, text):
+    """A row for each value that is refused in the same words."""
+    return [({name: value}, kind, text) for value in values]
+
+
+REAL = "must hold real numbers, got dtype "
+POSITIVE = "must be a positive finite number, got "
+WORD = "penalty must be one of ['balanced', 'kl', 'l2', 'range', 'tv'] or a pair"
+WEIGHTS = "reference must be finite, >= 0 and not all zero"
+START = "warm_start must be a Result or a pair (log_u, log_v)"
 REFUSED = [
     # shapes
     ({"M": np.ones(4)}, ValueError, "M must be a non-empty matrix (m, n), got shape (4,)"),
-    ({"M": np.ones((4, 5, 1))}, ValueError, "M must be a non-empty matrix (m, n), got shape (4, 5, 1)"),
-    ({"M": np.ones((0, 5))}, ValueError, "M must be a non-empty matrix (m, n), got shape (0, 5)"),
-    ({"M": []}, ValueError, "M must be a non-empty matrix (m, n), got shape (0,)"),
-    ({"M": 3.0}, ValueError, "M must be a non-empty matrix (m, n), got shape ()"),
+    *each("M", (np.ones((4, 5, 1)), np.ones((0, 5)), [], 3.0), ValueError, "M must be a non-empty matrix (m, n), got"),
+    *each("a", (1.0, np.array(1.0)), ValueError, "a must have shape (4,), got ()"),
     ({"a": np.ones(5)}, ValueError, "a must have shape (4,), got (5,)"),
-    ({"b": np.ones(4)}, ValueError, "b must have shape (5,), got (4,)"),
-    ({"b": np.ones((5, 2))}, ValueError, "b must have shape (5,), got (5, 2)"),
-    ({"a": 1.0}, ValueError, "a must have shape (4,), got ()"),
-    # entries
-    ({"M": changed(CASE.M, np.nan)}, ValueError, "M must not hold NaN or -inf, got 1 such entries"),
-    ({"M": changed(CASE.M, -np.inf)}, ValueError, "M must not hold NaN or -inf, got 1 such entries"),
-    ({"M": CASE.M + 1j}, TypeError, "M must hold real numbers, got dtype complex128"),
-    ({"M": CASE.M.astype(object)}, TypeError, "M must hold real numbers, got dtype object"),
-    ({"M": CASE.M > 0.5}, TypeError, "M must hold real numbers, got dtype bool"),
-    ({"M": CASE.M.astype(str)}, TypeError, "M must hold real numbers, got dtype <U"),
-    ({"M": np.zeros((4, 5), "M8[s]")}, TypeError, "M must hold real numbers, got dtype datetime64[s]"),
-    ({"a": changed(CASE.a, np.nan)}, ValueError, "a must be finite"),
-    ({"a": changed(CASE.a, np.inf)}, ValueError, "a must be finite"),
-    ({"a": changed(CASE.a, -0.1)}, ValueError, "a must be"),
-    ({"b": changed(CASE.b, np.nan)}, ValueError, "b must be finite"),
-    ({"b": changed(CASE.b, -1e-9)}, ValueError, "b must be"),
-    ({"a": CASE.a + 1j}, TypeError, "a must hold real numbers, got dtype complex128"),
-    ({"b": CASE.b.astype(object)}, TypeError, "b must hold real numbers, got dtype object"),
-    ({"a": np.zeros(4)}, ValueError, "a must"),
-    ({"b": np.zeros(5)}, ValueError, "b must"),
-    ({"a": np.full(4, 1e308)}, ValueError, "a must have positive, finite mass, got inf"),
-    ({"M": np.full((4, 5), np.inf)}, mapuot.InfeasibleError, "M forbids every pair"),
-    ({"reference": sparse.coo_array(CASE.M)}, TypeError, "reference must be a dense array, got coo_array"),
+    *each("b", (np.ones(4), np.ones((5, 2))), ValueError, "b must have shape (5,), got "),
     ({"M": [[1.0, 2.0], [3.0]]}, ValueError, "M cannot be read as an array: "),
-    ({"a": [[1.0], [2.0, 3.0]]}, ValueError, "a cannot be read as an array: "),
-    ({"a": np.array(1.0)}, ValueError, "a must have shape (4,), got ()"),
-    ({"a": {}}, TypeError, "a must hold real numbers, got dtype object"),
+    ({"a": RAGGED}, ValueError, "a cannot be read as an array: "),
+    # entries
+    *each(
+        "M", (changed(CASE.M, np.nan), changed(CASE.M, -np.inf)), ValueError, "M must not hold NaN or -inf, got 1 such"
+    ),
+    ({"M": CASE.M + 1j}, TypeError, f"M {REAL}complex128"),
+    *each("M", (CASE.M.astype(object), CASE.M > 0.5, CASE.M.astype(str)), TypeError, f"M {REAL}"),
+    ({"M": np.zeros((4, 5), "M8[s]")}, TypeError, f"M {REAL}datetime64[s]"),
+    ({"M": np.full((4, 5), np.inf)}, mapuot.InfeasibleError, "M forbids every pair"),
+    ({"M": np.ma.masked_greater(CASE.M, np.median(CASE.M))}, ValueError, "M must not be masked"),
+    *each("a", (changed(CASE.a, np.nan), changed(CASE.a, np.inf)), ValueError, "a must be finite"),
+    *each("a", (changed(CASE.a, -0.1), np.zeros(4)), ValueError, "a must "),
+    ({"a": np.full(4, 1e308)}, ValueError, "a must have positive, finite mass, got inf"),
+    ({"a": CASE.a + 1j}, TypeError, f"a {REAL}complex128"),
+    ({"a": {}}, TypeError, f"a {REAL}object"),
+    ({"a": np.ma.array(CASE.a, mask=[1, 0, 0, 0])}, ValueError, "a must not be masked"),
+    ({"b": changed(CASE.b, np.nan)}, ValueError, "b must be finite"),
+    *each("b", (changed(CASE.b, -1e-9), np.zeros(5)), ValueError, "b must "),
+    ({"b": CASE.b.astype(object)}, TypeError, f"b {REAL}object"),
+    ({"a": HEAVY[:4], "b": HEAVY}, ValueError, "a and b must have masses whose product"),
+    ({"reg_m": np.inf, "b": 2 * CASE.b}, ValueError, "equal mass"),
     # reg, reg_m
-    ({"reg": 0.0}, ValueError, "reg must be a positive finite number, got 0.0"),
-    ({"reg": -1}, ValueError, "reg must be a positive finite number, got -1.0"),
-    ({"reg": np.inf}, ValueError, "reg must be a positive finite number, got inf"),
+    ({"reg": -1}, ValueError, f"reg {POSITIVE}-1.0"),
+    ({"reg": HUGE}, ValueError, f"reg {POSITIVE}1000"),
+    ({"reg": MANY}, ValueError, f"reg {POSITIVE}<int>"),
+    *each("reg", (0.0, np.inf, np.nan), ValueError, f"reg {POSITIVE}"),
+    ({"reg": "0.1"}, TypeError, f"reg {POSITIVE}'0.1'"),
+    ({"reg": np.ma.masked}, TypeError, f"reg {POSITIVE}masked"),
+    *each("reg", ("big", None, 1j, [0.1, 0.2], np.complex128(1)), TypeError, f"reg {POSITIVE}"),
     ({"reg": 5e-324}, ValueError, "reg must not be so small that M / reg overflows, got 5e-324"),
     ({"M": 1.7e308 * np.sign(CASE.M - np.median(CASE.M))}, ValueError, "reg must not be so small"),
-    ({"reg": np.nan}, ValueError, "reg must be a positive finite number, got nan"),
-    ({"reg": "big"}, TypeError, "reg must be a positive finite number, got 'big'"),
-    ({"reg": "0.1"}, TypeError, "reg must be a positive finite number, got '0.1'"),
-    ({"reg_m": "1"}, TypeError, "reg_m[0] must be a positive number, inf, or one per point, got '1'"),
-    ({"penalty": None}, ValueError, "penalty must be one of"),
-    ({"callback": 3}, TypeError, "callback must be callable, got 3"),
-    ({"threads": 10**12}, ValueError, "threads must be at most 4096"),
-    ({"M": np.ma.masked_greater(CASE.M, np.median(CASE.M))}, ValueError, "M must not be masked"),
-    ({"a": np.ma.array(CASE.a, mask=[1, 0, 0, 0])}, ValueError, "a must not be masked"),
-    ({"reference": changed(CASE.M, np.inf)}, ValueError, "and 1 entries that are not finite"),
-    ({"reg": None}, TypeError, "reg must be a positive finite number, got None"),
-    ({"reg": 1j}, TypeError, "reg must be a positive finite number, got 1j"),
-    ({"reg": [0.1, 0.2]}, TypeError, "reg must be a positive finite number, got [0.1, 0.2]"),
     ({"reg_m": 0.0}, ValueError, "reg_m[0] must be > 0 (inf = balanced), got 0.0"),
-    ({"reg_m": (1.0, -2.0)}, ValueError, "reg_m[1] must be > 0 (inf = balanced), got -2.0"),
     ({"reg_m": (np.nan, 1.0)}, ValueError, "reg_m[0] must be > 0 (inf = balanced), got nan"),
+    *each("reg_m", ((1.0, -2.0), (1.0, changed(np.ones(5), -1))), ValueError, "reg_m[1] must be > 0"),
     ({"reg_m": (1.0, 2.0, 3.0)}, ValueError, "reg_m must be a scalar or have length 1 or 2, got length 3"),
-    ({"reg_m": (np.ones(5), 1.0)}, ValueError, "reg_m[0] must have shape (4,), got (5,)"),
-    ({"reg_m": (1.0, changed(np.ones(5), -1))}, ValueError, "reg_m[1] must be > 0"),
     ({"reg_m": "much"}, ValueError, "reg_m must be a scalar or have length 1 or 2"),
-    ({"reg_m": None}, TypeError, "reg_m[0] must be a positive number, inf, or one per point, got None"),
-    ({"penalty": "range", "reg_m": -0.1}, ValueError, "reg_m[0] must be a slack >= 0 for penalty 'range'"),
-    ({"penalty": "range", "reg_m": np.inf}, ValueError, "reg_m[0] must be a slack >= 0 for penalty 'range'"),
-    # both sides hard
-    ({"reg_m": np.inf, "b": 2 * CASE.b}, ValueError, "equal mass"),
-    # words
-    ({"method": "newton"}, ValueError, "Unknown method 'newton': must be one of ['auto', "),
-    ({"method": None}, ValueError, "Unknown method None"),
-    ({"method": ["auto"]}, ValueError, "Unknown method ['auto']"),
-    ({"penalty": "kullback"}, ValueError, "penalty must be one of ['balanced', 'kl', 'l2', 'range', 'tv'] or a pair"),
-    ({"penalty": ("kl", "tv", "l2")}, ValueError, "penalty must be one of"),
-    ({"reference": "ones"}, ValueError, "reference must be 'product', 'uniform' or a matrix, got 'ones'"),
-    ({"reference": np.ones((5, 4))}, ValueError, "reference must have M's shape (4, 5), got (5, 4)"),
-    ({"reference": np.zeros((4, 5))}, ValueError, "reference must be finite, >= 0 and not all zero"),
-    ({"reference": changed(CASE.M, -1.0)}, ValueError, "reference must be finite, >= 0 and not all zero"),
-    ({"reference": changed(CASE.M, np.nan)}, ValueError, "reference must be finite, >= 0 and not all zero"),
-    ({"reference": np.full((4, 5), 1e308)}, ValueError, "reference is too large: its sum is beyond float64"),
-    ({"reference": CASE.M + 1j}, TypeError, "reference must hold real numbers, got dtype complex128"),
-    ({"backend": "tpu"}, ValueError, "backend must be one of ('auto', 'cpu', 'cuda', 'reference'), got 'tpu'"),
-    ({"precision": "float16"}, ValueError, "precision must be one of ['auto', 'float64', 'mixed']"),
-    # numbers
-    ({"tol": 0.0}, ValueError, "tol must be a positive finite number, got 0.0"),
-    ({"tol": np.nan}, ValueError, "tol must be a positive finite number, got nan"),
-    ({"tol": "tight"}, TypeError, "tol must be a positive finite number, got 'tight'"),
-    ({"tol_gap": -1.0}, ValueError, "tol_gap must be a positive finite number, got -1.0"),
-    ({"max_passes": 0}, ValueError, "max_passes must be an integer >= 1, got 0"),
-    ({"max_passes": 10.0}, ValueError, "max_passes must be an integer >= 1, got 10.0"),
-    ({"max_passes": True}, ValueError, "max_passes must be an integer >= 1, got True"),
-    ({"threads": 0}, ValueError, "threads must be an integer >= 1, got 0"),
-    ({"threads": "two"}, ValueError, "threads must be an integer >= 1, got 'two'"),
-    # starts
-    ({"warm_start": 3}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
-    ({"warm_start": (CASE.a,)}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
-    ({"warm_start": (CASE.b, CASE.a)}, ValueError, "warm_start must have shapes (4,), (5,), got (5,), (4,)"),
-    ({"warm_start": (CASE.a, changed(CASE.b, np.nan))}, ValueError, "warm_start must not hold NaN"),
-    ({"warm_start": (CASE.a + 1j, CASE.b)}, TypeError, "warm_start must be a Result or a pair (log_u, log_v)"),
-    # communicators and files
-    ({"comm": object()}, TypeError, "comm must be an intracommunicator of mpi4py"),
-    # what float64 has not, what is no number, and arrays where a word is meant
-    ({"reg": HUGE}, ValueError, "reg must be a positive finite number, got 1000"),
-    ({"reg": MANY}, ValueError, "reg must be a positive finite number, got <int>"),
+    ({"reg_m": (np.ones(5), 1.0)}, ValueError, "reg_m[0] must have shape (4,), got (5,)"),
     ({"reg_m": HUGE}, ValueError, "reg_m[0] must be a positive number, inf, or one per point, got 1000"),
-    ({"tol": -HUGE}, ValueError, "tol must be a positive finite number, got -1000"),
-    ({"threads": HUGE}, ValueError, "threads must be at most 4096, got 1000"),
-    ({"max_passes": -MANY}, ValueError, "max_passes must be an integer >= 1, got <int>"),
-    ({"reg": np.complex128(1)}, TypeError, "reg must be a positive finite number"),
-    ({"reg": np.ma.masked}, TypeError, "reg must be a positive finite number, got masked"),
-    ({"reg_m": np.array([1 + 1j, 1])}, TypeError, "reg_m[0] must be a positive number"),
-    ({"reg_m": b"ab"}, TypeError, "reg_m must be a number, inf, or a pair, got b'ab'"),
-    ({"reg_m": bytearray(b"ab")}, TypeError, "reg_m must be a number, inf, or a pair"),
+    *each(
+        "reg_m", ("1", None, np.array([1 + 1j, 1])), TypeError, "reg_m[0] must be a positive number, inf, or one per"
+    ),
+    *each("reg_m", (b"ab", bytearray(b"ab")), TypeError, "reg_m must be a number, inf, or a pair, got b"),
     ({"reg_m": ([[1], [2, 3]], 1.0)}, ValueError, "reg_m[0] cannot be read as an array"),
     ({"reg_m": np.ma.array([1.0, 2.0], mask=[1, 0])}, ValueError, "reg_m[0] must not be masked"),
-    ({"a": [1e200, 1, 1, 1], "b": [1e200, 1, 1, 1, 1]}, ValueError, "a and b must have masses whose product"),
-    ({"method": WORDS}, ValueError, "Unknown method array(['auto', 'auto']"),
-    ({"precision": WORDS}, ValueError, "precision must be one of"),
-    ({"backend": WORDS}, ValueError, "backend must be one of"),
-    ({"penalty": CASE.M}, ValueError, "penalty must be one of"),
-    ({"penalty": ("kl", CASE.M)}, ValueError, "penalty must be one of"),
+    ({"penalty": "range", "reg_m": -0.1}, ValueError, "reg_m[0] must be a slack >= 0 for penalty 'range'"),
+    ({"penalty": "range", "reg_m": np.inf}, ValueError, "reg_m[0] must be a slack >= 0 for penalty 'range'"),
+    # words
+    ({"method": "newton"}, ValueError, "Unknown method 'newton': must be one of ['auto', "),
+    *each("method", (None, ["auto"], WORDS), ValueError, "Unknown method "),
+    *each("penalty", ("kullback", None, ("kl", "tv", "l2"), CASE.M, ("kl", CASE.M)), ValueError, WORD),
+    *each("backend", ("tpu", WORDS), ValueError, "backend must be one of ('auto', 'cpu', 'cuda', 'reference'), got "),
+    *each("precision", ("float16", WORDS), ValueError, "precision must be one of ['auto', 'float64', 'mixed']"),
+    # the reference
+    ({"reference": "ones"}, ValueError, "reference must be 'product', 'uniform' or a matrix, got 'ones'"),
+    ({"reference": np.ones((5, 4))}, ValueError, "reference must have M's shape (4, 5), got (5, 4)"),
+    *each("reference", (np.zeros((4, 5)), changed(CASE.M, -1.0), changed(CASE.M, np.nan)), ValueError, WEIGHTS),
+    ({"reference": changed(CASE.M, np.inf)}, ValueError, "and 1 entries that are not finite"),
+    ({"reference": np.full((4, 5), 1e308)}, ValueError, "reference is too large: its sum is beyond float64"),
+    ({"reference": CASE.M + 1j}, TypeError, f"reference {REAL}complex128"),
+    ({"reference": sparse.coo_array(CASE.M)}, TypeError, "reference must be a dense array, got coo_array"),
+    # numbers
+    *each("tol", (0.0, np.nan), ValueError, f"tol {POSITIVE}"),
+    ({"tol": -HUGE}, ValueError, f"tol {POSITIVE}-1000"),
+    ({"tol": "tight"}, TypeError, f"tol {POSITIVE}'tight'"),
+    ({"tol_gap": -1.0}, ValueError, f"tol_gap {POSITIVE}-1.0"),
+    ({"max_passes": -MANY}, ValueError, "max_passes must be an integer >= 1, got <int>"),
+    *each("max_passes", (0, 10.0, True), ValueError, "max_passes must be an integer >= 1, got "),
+    *each("threads", (0, "two"), ValueError, "threads must be an integer >= 1, got "),
+    *each("threads", (10**12, HUGE), ValueError, "threads must be at most 4096, got 1000"),
+    # starts and objects
+    *each("warm_start", (3, (CASE.a,), (CASE.a + 1j, CASE.b)), TypeError, START),
+    ({"warm_start": (CASE.b, CASE.a)}, ValueError, "warm_start must have shapes (4,), (5,), got (5,), (4,)"),
+    ({"warm_start": (CASE.a, changed(CASE.b, np.nan))}, ValueError, "warm_start must not hold NaN"),
+    ({"callback": 3}, TypeError, "callback must be callable, got 3"),
+    ({"comm": object()}, TypeError, "comm must be an intracommunicator of mpi4py"),
     ({"checkpoint": 5}, TypeError, "checkpoint must be a path, got 5"),
 ]
 
@@ -180,15 +155,14 @@ def test_unknown_keyword_is_a_type_error():
         mapuot.solve(CASE.M, CASE.a, CASE.b, reg=0.05)
 
 
-def test_unreachable_hard_point_is_named(backend):
+@pytest.mark.parametrize(
+    ("where", "reg_m", "name"), [(np.s_[:, 2], (1.0, np.inf), "b[2]"), (np.s_[1], (np.inf, 1.0), "a[1]")]
+)
+def test_unreachable_hard_point_is_named(backend, where, reg_m, name):
     M = CASE.M.copy()
-    M[:, 2] = np.inf
-    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M forbids every pair of b[2]")):
-        call(M=M, reg_m=(1.0, np.inf), backend=backend)
-    M = CASE.M.copy()
-    M[1] = np.inf
-    with pytest.raises(mapuot.InfeasibleError, match=re.escape("M forbids every pair of a[1]")):
-        call(M=M, reg_m=(np.inf, 1.0), backend=backend)
+    M[where] = np.inf
+    with pytest.raises(mapuot.InfeasibleError, match=re.escape(f"M forbids every pair of {name}")):
+        call(M=M, reg_m=reg_m, backend=backend)
 
 
 def fit(Xs=SQUARE, **parameters):
@@ -204,8 +178,8 @@ GOOD = {
     "log_matmul": (mapuot.log_matmul, {"A": SQUARE, "B": SQUARE}),
     "gradient": (mapuot.log_matmul_gradient, dict.fromkeys(("A", "B", "out", "G"), SQUARE)),
     "fit": (fit, {}),
+    "plan_sum": (mapuot.solve_batch(CASE.M, reg=1, reg_m=1).plan_sum, {}),
 }
-HEAVY = [1e200, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -213,12 +187,7 @@ HEAVY = [1e200, 1, 1, 1, 1]
     [
         ("solve_batch", {"A": RAGGED}, ValueError, "A cannot be read as"),
         ("solve_batch", {"A": sparse.csr_array(SQUARE)}, TypeError, "A must be a dense"),
-        (
-            "solve_batch",
-            {"A": np.outer([1, 1e200], np.ones(4)), "B": HEAVY},
-            ValueError,
-            "A and B must have masses whose",
-        ),
+        ("solve_batch", {"A": np.outer(HEAVY[1::-1], np.ones(4)), "B": HEAVY}, ValueError, "A and B must have masses"),
         ("solve_batch", {"method": []}, ValueError, "method must be one of"),
         ("solve_batch", {"method": WORDS}, ValueError, "method must be one of"),
         ("solve_batch", {"precision": WORDS}, ValueError, "precision must be one of"),
@@ -245,6 +214,7 @@ HEAVY = [1e200, 1, 1, 1, 1]
         ("gradient", {"out": MASKED}, ValueError, "out must not be masked"),
         ("gradient", {"G": MASKED}, ValueError, "G must not be masked"),
         ("gradient", {"G": np.ones((4, 3))}, ValueError, "G must have shape"),
+        ("plan_sum", {"weights": [1, 2]}, ValueError, "weights must have shape"),
         ("fit", {"reg_e": -1}, ValueError, "reg_e must be a positive finite number, got -1.0"),
         ("fit", {"reg_e": HUGE}, ValueError, "reg_e must be a positive finite number, got 1000"),
         ("fit", {"limit_max": "x"}, TypeError, "limit_max must be a number, got 'x'"),
@@ -259,18 +229,15 @@ def test_other_functions_refuse(name, arguments, kind, text):
 @pytest.mark.parametrize(
     ("name", "arguments", "kind", "text"),
     [
-        ("apply", {"X": 1.0}, ValueError, "X"),
-        ("apply", {"X": np.ones(6)}, ValueError, "X"),
-        ("apply", {"X": np.ones((6, 2))}, ValueError, "X"),
-        ("apply", {"X": np.ones((5, 1, 1))}, ValueError, "X"),
-        ("apply", {"X": np.ones((5, 0))}, ValueError, "X must have a column"),
-        ("apply", {"X": np.ones(5) + 1j}, TypeError, "X"),
-        ("apply_transpose", {"Y": 1.0}, ValueError, "Y"),
-        ("apply_transpose", {"Y": np.ones(5)}, ValueError, "Y"),
-        ("apply_transpose", {"Y": np.ones((5, 2))}, ValueError, "Y"),
-        ("apply_transpose", {"Y": np.ones((4, 1, 1))}, ValueError, "Y"),
-        ("apply_transpose", {"Y": np.ones((4, 0))}, ValueError, "Y must have a column"),
-        ("apply_transpose", {"Y": np.ones(4) + 1j}, TypeError, "Y"),
+        *(
+            (name, {x: factor}, kind, f"{x}{text}")
+            for name, x, n in (("apply", "X", 5), ("apply_transpose", "Y", 4))
+            for factor, kind, text in (
+                *((bad, ValueError, "") for bad in (1.0, np.ones(n + 1), np.ones((n + 1, 2)), np.ones((n, 1, 1)))),
+                (np.ones((n, 0)), ValueError, " must have a column"),
+                (np.ones(n) + 1j, TypeError, ""),
+            )
+        ),
         ("barycentric_map", {"Y": np.ones(3)}, ValueError, "Y must have shape (5,) or (5, d), got (3,)"),
         ("rows", {"i0": -1, "i1": 1}, ValueError, "rows must satisfy 0 <= i0 <= i1 <= 4, got -1, 1"),
         ("rows", {"i0": 0, "i1": 5}, ValueError, "rows must satisfy 0 <= i0 <= i1 <= 4, got 0, 5"),
@@ -292,11 +259,6 @@ def test_other_functions_refuse(name, arguments, kind, text):
 )
 def test_products_of_a_plan_refuse(name, arguments, kind, text, backend):
     assert_refused(getattr(call(backend=backend), name), arguments, kind, text)
-
-
-def test_sums_of_a_batch_refuse():
-    batch = mapuot.solve_batch(CASE.M, reg=1, reg_m=1)
-    assert_refused(batch.plan_sum, {"weights": [1, 2]}, ValueError, "weights must have shape")
 
 
 @pytest.mark.parametrize("name", ["M", "a", "b", "reg_m", "reference", "warm_start"])
@@ -465,9 +427,8 @@ def test_numpy_says_nothing_from_inside(changes):
         for name in ("mass", "objective", "dual", "f", "g"):
             getattr(result, name)
         tables = {k: np.tile(v, (3, 1)) if k in ("a", "b") else v for k, v in changes.items() if k != "warm_start"}
-        args = {"a": CASE.a, "b": CASE.b, "M": CASE.M, "reg": 0.05, "reg_m": 1.0, **tables}
-        three = [args.pop(name) for name in ("M", "a", "b")]
-        mapuot.solve_batch(*three, max_passes=60, **args)
+        M, a, b = (tables.pop(name, getattr(CASE, name)) for name in "Mab")
+        mapuot.solve_batch(M, a, b, max_passes=60, **{"reg": 0.05, "reg_m": 1.0, **tables})
 
 
 def test_a_callback_hears_its_own_warnings():
