@@ -247,6 +247,7 @@ typedef struct {
     double low, high;     /* range of M's finite entries */
     mapuot_stats last;
     int64_t made;      /* passes, those on entry counted */
+    int64_t larger;    /* stages at larger regs that were carried out */
     int64_t forbidden; /* 1: some M_ij is inf */
     int64_t status;
 } mapuot_problem;

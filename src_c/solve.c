@@ -356,6 +356,7 @@ static int carry_out(attempt *t)
     for (const mapuot_stage *stage = task->stages; stage < own && !t->problem->start; stage++) {
         if (!(spread > stage->spread) || t->problem->made >= stage->most)
             continue;
+        t->problem->larger += 1;
         scale(task->n, t->log_v, 1.0 / stage->reg);
         if (run(t, reg * stage->reg, stage->tol, stage->most) < 0)
             return MAPUOT_BAD_ARGUMENT;
@@ -402,6 +403,7 @@ static void solve_one(attempt *t, mapuot_problem *problem)
         memcpy(t->log_v, problem->start, (size_t)task->n * sizeof(double));
     else
         memset(t->log_v, 0, (size_t)task->n * sizeof(double));
+    problem->larger = 0;
     problem->status = carry_out(t);
     if ((problem->status == MAPUOT_CONVERGED || problem->status == OUT_OF_PASSES) && tell(t) < 0)
         problem->status = MAPUOT_BAD_ARGUMENT;

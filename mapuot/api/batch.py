@@ -266,9 +266,8 @@ class BatchRun:
             for name, values in self.ends.items():
                 values[where] = records["last"][name][done]
             self.n_passes[where] = records["made"][done]
-            climbs = (records["start"][done] == 0) * len(climb(task, options, 0))
-            reads = f"{options.precision} tiles"
-            self.how[where] = [in_words(reads, int(k), "one call of the core for some problems") for k in climbs]
+            reads, more = f"{options.precision} tiles", "one call of the core for some problems"
+            self.how[where] = [in_words(reads, int(k), more) for k in records["larger"][done]]
             converged = records["status"][done] == whole.CONVERGED
             self.status[where] = np.where(converged, "converged", "max_passes")
             bar.update(len(where))

@@ -26,7 +26,7 @@ from ..problem.side import Side
 from ..problem.validate import as_count, as_out, is_sentinel, moves_little
 from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
-from .stages import in_words, ladder, larger_regs, turned_sides
+from .stages import in_words, ladder, turned_sides
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 NUMBERS = {float, int, np.float64, np.float32, np.int64, np.int32}
@@ -167,8 +167,7 @@ class PlainResult(Result):
 
     @cached_property
     def how(self) -> str:  # type: ignore[override]
-        larger = larger_regs(self._found.high - self._found.low, self._reg) if self.options.memory else []
-        return in_words(f"{self.options.precision} tiles", len(larger), "one call of the core")
+        return in_words(f"{self.options.precision} tiles", self._found.larger, "one call of the core")
 
     @cached_property
     def log_u(self) -> Any:

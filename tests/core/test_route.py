@@ -96,6 +96,15 @@ def test_how(name, tmp_path):
     assert result.how in result._repr_html_().replace("&#x27;", "'")
 
 
+@pytest.mark.parametrize("most", [1, 2, 20, 10_000])
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_how_tells_larger_regs_that_were_carried_out(most):
+    case = clouds(9, 8, reg=1e-6)
+    core, driver = case.solve(max_passes=most), case.solve(max_passes=most, callback=lambda _: None)
+    assert core.n_passes == driver.n_passes
+    assert core.how == f"{driver.how}, one call of the core"
+
+
 def test_how_of_other_costs():
     x, y, a, b = points()
     M = ((x[:, None] - y) ** 2).sum(-1)

@@ -49,6 +49,7 @@ class Found(NamedTuple):
     low: float
     high: float
     forbidden: bool
+    larger: int  # regs than the one asked for, which came before it
 
 
 class Call:
@@ -151,6 +152,7 @@ def solve(
             problem.low,
             problem.high,
             bool(problem.forbidden),
+            problem.larger,
         )
     if call.scratch.nbytes <= KEPT_BYTES and len(kept) < KEPT_CALLS:
         kept.append(call)
