@@ -43,7 +43,7 @@ class PointCloud(Given):
     Parameters
     ----------
     x, y : (m, d), (n, d) arrays
-        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed. With
+        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed; copied. With
         ``comm`` x is the rank's own block and y is whole.
     metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
         As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 -
@@ -129,7 +129,7 @@ class PointCosts(Cost):
         if points[0].shape[1] != points[1].shape[1]:
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
-        self.x, self.y = (np.ascontiguousarray(p, dtype=np.float64) for p in points)
+        self.x, self.y = (np.array(p, dtype=np.float64, order="C") for p in points)  # the caller may change x and y
         self.truncate = as_truncate(truncate)
         self.weights = None if weights is None else as_weights(weights, self.x.shape[1])
         self._set(*(self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y"))))
@@ -421,4 +421,4 @@ def as_weights(value: Any, d: int) -> F64:
     check_kind(weights, "weights")
     if weights.shape != (d,) or not (np.isfinite(weights).all() and (weights >= 0).all() and (weights > 0).any()):
         raise ValueError(f"weights must be {d} finite numbers >= 0, not all 0, got {value!r}")
-    return np.asarray(weights, np.float64)
+    return np.array(weights, np.float64)

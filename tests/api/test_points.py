@@ -225,6 +225,19 @@ def test_potential_at_the_points_and_beyond():
     assert np.isfinite(with_zero.gradient().a).all()
 
 
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 3.0])])
+def test_the_cost_is_that_of_the_call(weights):
+    """Points and weights that are changed in place later change no cost."""
+    x = np.random.default_rng(0).random((9, 2))
+    cloud = mapuot.PointCloud(x, x, weights=weights)
+    want = np.asarray(cloud)
+    x[:] = 7.0
+    if weights is not None:
+        weights[:] = 2.0
+    np.testing.assert_array_equal(np.asarray(cloud), want)
+    np.testing.assert_array_equal(np.asarray(cloud._cost.beside(cloud.x, "points")), want)
+
+
 def test_some_rows():
     x, y, *_ = clouds(7, 11, 3)
     cloud = mapuot.PointCloud(x, y)
