@@ -177,7 +177,9 @@ class MultiResult(Certified):
 
     @cached_property
     def cost(self) -> float:
-        """Linear transport cost ``<P, C>``."""
+        """Linear transport cost ``<P, C>``; NaN where no plan was found, as ``mass``."""
+        if self._state is None:
+            return math.nan
         return self._body.cost(self._found)
 
     @cached_property

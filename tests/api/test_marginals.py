@@ -151,6 +151,7 @@ def test_a_plan_out_of_float64_certifies_nothing(shape, far):
         result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     assert result.status == ("underflow" if far > 0 else "not finite")
     assert (result.error_bound, result.gap, result.dual, result.objective) == (np.inf, np.inf, -np.inf, np.inf)
+    assert np.isnan([result.mass, result.cost]).all()
     assert "nothing certified yet" in repr(result)
 
 
