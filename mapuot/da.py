@@ -183,6 +183,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         Xt = as_samples(Xt, "Xt")
         if Xs.shape[1] != Xt.shape[1]:
             raise ValueError(f"Xs has {Xs.shape[1]} features, but Xt has {Xt.shape[1]}")
+        ys, yt = (None if y is None else as_labels(y, len(X), name) for y, X, name in ((ys, Xs, "ys"), (yt, Xt, "yt")))
         cost = self.costs(Xs, Xt, None if ys is None or yt is None else (ys, yt))
         estimate = self.distribution_estimation or uniform
         if not callable(estimate):
@@ -212,7 +213,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
             cost = normalised(cdist(Xs, Xt, self.metric), self.norm)
             if labels is not None:
                 ys, yt = labels
-                separate_classes(cost, as_labels(ys, m, "ys"), as_labels(yt, n, "yt"), self.limit_max)
+                separate_classes(cost, ys, yt, self.limit_max)
         except MemoryError as error:
             raise MemoryError(
                 f"the costs of {m} x {n} samples take {m * n * 8 / 2**30:.3g} GiB and do not fit: without labels, norm "

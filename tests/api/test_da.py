@@ -122,6 +122,8 @@ def test_pickle_and_clone():
         ({"Xs": np.full((3, 2), np.nan)}, "Xs must not hold NaN"),
         ({"Xt": np.ones((3, 5))}, "Xs has 2 features, but Xt has 5"),
         ({"ys": [1], "yt": [1]}, "ys must have shape"),
+        ({"ys": np.zeros(13)}, r"ys must have shape \(14,\), got \(13,\)"),
+        ({"yt": np.zeros(12)}, r"yt must have shape \(11,\), got \(12,\)"),
         ({"norm": "foo"}, "norm must be None"),
         ({"out_of_sample_map": "foo"}, "out_of_sample_map must be"),
         ({"method": "foo"}, "Unknown method"),
