@@ -31,6 +31,12 @@ class Problem(Case):
             changes = {"points": None, "grid": None, **changes}
         return dataclasses.replace(self, **changes)
 
+    def feasible(self) -> Problem:
+        """Scale b where both sides are balanced."""
+        if not (self.exactly_balanced(0) and self.exactly_balanced(1)):
+            return self
+        return self.replace(b=self.b * (self.a.sum() / self.b.sum()))
+
     @property
     def cost_rounding(self) -> float:
         """What float64 makes of a cost between points that is not given as a number."""
@@ -193,10 +199,7 @@ def draw_boxes(rng: Any) -> Problem:
         a, b = draw_masses(rng, m), draw_masses(rng, n)
         b = b * 10.0 ** rng.uniform(-3, 3) if rng.random() < 0.3 else b
         penalty, reg_m = draw_penalties(rng, reg, a, b, bool(rng.random() < 0.6))
-        found = Problem(M, a, b, reg, reg_m, penalty, points=(x, y, metric, 1.0))
-        if found.exactly_balanced(0) and found.exactly_balanced(1):
-            found = found.replace(b=b * (a.sum() / b.sum()))
-        return found
+        return Problem(M, a, b, reg, reg_m, penalty, points=(x, y, metric, 1.0)).feasible()
 
 
 def draw_grid(rng: Any, largest: int) -> Problem:
@@ -224,10 +227,7 @@ def draw_grid(rng: Any, largest: int) -> Problem:
     )
     reference = problem.reference if isinstance(problem.reference, str) else "product"
     grid = nodes, spacing, scale, target, offset
-    found = Problem(M, a, b, float(reg), reg_m, ("kl", "kl"), reference, grid=grid)
-    if found.exactly_balanced(0) and found.exactly_balanced(1):
-        found = found.replace(b=b * (a.sum() / b.sum()))
-    return found
+    return Problem(M, a, b, float(reg), reg_m, ("kl", "kl"), reference, grid=grid).feasible()
 
 
 def draw_pairs(rng: Any, largest: int) -> Problem:
@@ -307,9 +307,7 @@ def draw(rng: Any, largest: int = 12, plain: bool = False) -> Problem:
     if rng.random() < 0.35:
         b = b * 10.0 ** rng.uniform(-rng.uniform(0.3, 8), rng.uniform(0.3, 8))
     penalty, reg_m = draw_penalties(rng, reg, a, b, plain)
-    found = Problem(M, a, b, float(reg), reg_m, penalty, draw_reference(rng, m, n))
-    if found.exactly_balanced(0) and found.exactly_balanced(1):
-        found = found.replace(b=b * (a.sum() / b.sum()))
+    found = Problem(M, a, b, float(reg), reg_m, penalty, draw_reference(rng, m, n)).feasible()
     if rng.random() < SENTINELS:
         found = found.replace(M=with_sentinels(rng, M))
     return found

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from judge import plan_of, relative
-from oracle import answer, compiler
+from judge import claim_of, judge
+from oracle import compiler
 
 import mapuot
 
@@ -11,7 +11,6 @@ from .problem import Problem
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs a C compiler and a long double longer than double")
 PAIRS = [("tv", "tv"), ("kl", "tv"), ("tv", "kl"), ("l2", "tv"), ("kl", "range"), ("range", "tv"), ("tv", "range")]
-EXACT = 32 * 2.0**-53  # the rounding of a plan in long double, as the judge allows it
 
 
 def draw(seed, pair):
@@ -32,54 +31,31 @@ def draw(seed, pair):
     return Problem(M, a, b, 10.0 ** rng.uniform(-2, 0), (rho[pair[0]], rho[pair[1]]), pair)
 
 
-def solved(problem, **options):
-    """The result, None where the problem is infeasible."""
+def failures(problem, backend, options):
+    """(whether it converged, what is untrue of it), None where there is nothing to compare with."""
     try:
-        return mapuot.solve(
-            problem.M, problem.a, problem.b, reg=problem.reg, reg_m=problem.reg_m, penalty=problem.penalty, **options
-        )
+        result = problem.solve(backend=backend, **options)
     except mapuot.InfeasibleError:
         return None
-
-
-def error_of(problem, result):
-    """The plan's error, None where there is no reference."""
-    best = answer(problem)
-    return None if best is None else float(relative(plan_of(problem, result.log_u, result.log_v), best.plan))
+    untrue, figures = judge(problem, claim_of(result, strict=False), options)
+    return None if "no reference" in figures or result.status == "underflow" else (result.converged, untrue)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize(("backend", "stopped"), [("cpu", False), ("cpu", True), ("reference", False)])
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_a_bound_of_1e10_is_reached_and_true(pair, backend):
-    reached = judged = 0
-    for seed in range(20 if backend == "cpu" else 6):
-        problem = draw(seed, pair)
-        result = solved(problem, backend=backend, tol=1e-10, max_passes=20_000)
-        error = result and error_of(problem, result)
-        if error is None or result.status == "underflow":
-            continue
-        judged += 1
-        reached += result.converged
-        assert error <= result.error_bound * (10 if problem.hard(1) else 1) + EXACT, seed
-    assert judged >= 4
-    assert reached >= 0.9 * judged  # what is left: ranges without a feasible plan
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_a_bound_is_true_whenever_a_solve_ends(pair):
-    judged = 0
-    for seed in range(100, 140):
-        problem = draw(seed, pair)
-        passes, tol = (3, 10, 40, 200)[seed % 4], 10.0 ** -(4 + seed % 9)
-        result = solved(problem, tol=tol, max_passes=passes)
-        error = result and error_of(problem, result)
-        if error is None:
-            continue
-        judged += 1
-        assert error <= result.error_bound * (10 if problem.hard(1) else 1) + EXACT, seed
-    assert judged >= 25
+def test_a_bound_is_true_whenever_a_solve_ends(pair, backend, stopped):
+    """At 1e-10, which nearly all reach, or anywhere before."""
+    found = []
+    for seed in range(100, 140) if stopped else range(20 if backend == "cpu" else 6):
+        options = {"tol": 1e-10, "max_passes": 20_000}
+        if stopped:
+            options = {"tol": 10.0 ** -(4 + seed % 9), "max_passes": (3, 10, 40, 200)[seed % 4]}
+        found.append(failures(draw(seed, pair), backend, options))
+    converged, untrue = zip(*filter(None, found), strict=True)
+    assert not any(untrue), untrue
+    assert len(untrue) >= (25 if stopped else 4)
+    assert stopped or sum(converged) >= 0.9 * len(untrue)  # what is left: ranges without a feasible plan
 
 
 def test_columns_at_a_kink_do_not_stall_at_the_root_of_their_rounding():

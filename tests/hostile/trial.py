@@ -151,9 +151,7 @@ def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any]) ->
     for _ in range(count - 1):
         a, b = draw_masses(rng, problem.shape[0]), draw_masses(rng, problem.shape[1])
         a, b = a * problem.a.mean() * 10.0 ** rng.uniform(-1, 1), b * problem.b.mean() * 10.0 ** rng.uniform(-1, 1)
-        next_one = problem.replace(a=a, b=b)
-        if next_one.exactly_balanced(0) and next_one.exactly_balanced(1):
-            next_one = next_one.replace(b=b * (a.sum() / b.sum()))
+        next_one = problem.replace(a=a, b=b).feasible()
         if own:
             M = np.asarray(problem.M, float) + spread(problem.M) * rng.random(problem.shape)
             next_one = next_one.replace(M=M.astype(problem.M.dtype))

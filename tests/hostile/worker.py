@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import time
 import warnings
 from collections import Counter
 from typing import Any
@@ -98,11 +97,9 @@ def trial_of(how: str, seed: int, index: int, largest: int) -> Trial:
 def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: int) -> dict[str, Any]:
     """Judge so many trials; the failures found and what the summary counts."""
     totals: Counter[str] = Counter()
-    failures, worst, slowest = [], {"error / bound": 0.0, "hard error / bound": 0.0}, [0.0, 0]
+    failures, worst = [], {"error / bound": 0.0, "hard error / bound": 0.0}
     for index in range(first, first + count):
-        begun = time.perf_counter()
         ended, found, figures = runner.verdict(trial_of(how, seed, index, largest))
-        slowest = max(slowest, [time.perf_counter() - begun, index])
         totals["trials"] += 1
         totals[ended] += 1
         totals["problems"] += len(figures)
@@ -113,7 +110,7 @@ def block(runner: Runner, how: str, seed: int, first: int, count: int, largest: 
             totals["judged"] += "no reference" not in numbers
             worst = {name: max(value, numbers.get(name, 0.0)) for name, value in worst.items()}
         failures += [{"index": index, "kind": f.kind, "size": f.size, "text": f.text} for f in found]
-    return {"totals": dict(totals), "worst": worst, "slowest": slowest, "failures": failures}
+    return {"totals": dict(totals), "worst": worst, "failures": failures}
 
 
 def main(words: list[str]) -> None:

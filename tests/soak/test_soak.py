@@ -22,19 +22,8 @@ def test_one_trial(kind):
 
 def test_an_end_before_the_time():
     """A job of a shell that has ended, told to end: counts all the same, and no failure."""
-    command = [
-        "sh",
-        "-c",
-        'trap "" INT; exec "$@"',
-        "sh",
-        sys.executable,
-        "-m",
-        "soak",
-        "--only",
-        "signals",
-        "--tell",
-        "0",
-    ]
+    shell = "sh", "-c", 'trap "" INT; exec "$@"', "sh"
+    command = [*shell, sys.executable, *["-m", "soak", "--only", "signals", "--tell", "0"]]
     with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
         table = [job.stdout.readline() for _ in range(2)]
         os.kill(job.pid, signal.SIGTERM)
