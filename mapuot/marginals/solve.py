@@ -125,7 +125,8 @@ def multimarginal(
     run = Run(Engine(), most, as_callback(callback), progress)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         done, _ = all_stages(run, problem, way, np.zeros(1))
-    how = in_words(run.reads, len(done) - 1, f"corrected by {run.clusters} clusters" * (run.clusters > 0))
+    clusters = [f"corrected by {run.clusters} clusters"] if run.clusters else []
+    how = in_words(run.reads, len(done) - 1, *clusters)
     state, body = run.potentials
     result = MultiResult(problem, state, body, run.trace, run.status, how)
     if not result.converged and result.status != "cancelled":
