@@ -45,26 +45,19 @@ def test_everything_public_has_an_example(name):
     assert ">>>" in thing.__doc__ or "As in `sinkhorn_unbalanced`" in thing.__doc__
 
 
-FENCE = re.compile(r"^```(python|text)\n(.*?)^```$", re.M | re.S)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+OUTPUT = re.compile(r"\s*^```text\n(.*?)^```$", re.M | re.S)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 VARIES = re.compile(r"after \d+ passes, error_bound [^,]*")  # by instruction set
 
 
 def blocks():
-    """(page, number, code, what it prints) of every block of Python; the text that follows one is its output."""
+    """(code, what it prints) of every block of Python; a block of text that follows at once is its output."""
     for page in PAGES:
-        found, lines = [*FENCE.finditer(page.read_text(encoding="utf-8"))], 0
-        for k, fence in enumerate(found):
-            if fence[1] == "python":
-                after = found[k + 1] if k + 1 < len(found) else None
-                follows = after is not None and after[1] == "text" and not page_between(fence, after)
-                lines += 1
-                name = f"{page.relative_to(ROOT)}:{lines}"
-                yield pytest.param(fence[2], after[2] if follows else "", id=name)
-
-
-def page_between(fence, after):
-    return fence.string[fence.end() : after.start()].strip()
+        text = page.read_text(encoding="utf-8")
+        for k, block in enumerate(PYTHON.finditer(text), 1):
+            output = OUTPUT.match(text, block.end())
+            yield pytest.param(block[1], output[1] if output else "", id=f"{page.relative_to(ROOT)}:{k}")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

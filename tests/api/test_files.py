@@ -84,8 +84,9 @@ def test_formats(small_blocks, tmp_path, name):
     np.testing.assert_array_equal(np.asarray(opened), case.M)
     np.testing.assert_array_equal(np.asarray(opened[30:37]), case.M[30:37])
     np.testing.assert_array_equal(np.asarray(opened[3:20][2:5]), case.M[5:8])
-    same(case.replace(M=path).solve(), case.solve())
-    same(case.replace(M=str(path)).solve(), case.solve())
+    found, right = case.replace(M=path).solve(), case.solve()
+    for result in (found, case.replace(M=str(path)).solve(), pickle.loads(pickle.dumps(found))):
+        same(result, right)
     if path.suffix != ".npy":
         np.testing.assert_array_equal(files.read_vector(path, "a"), case.a)
         np.testing.assert_array_equal(files.find_vector(path, "b"), case.b)
@@ -149,15 +150,6 @@ def test_a_folder_is_never_replaced(tmp_path, name):
     assert kept.exists()
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_results_of_files_can_be_pickled(tmp_path, name):
-    case = clouds(12, 9)
-    result = case.replace(M=write(tmp_path / name, case.M)).solve()
-    again = pickle.loads(pickle.dumps(result))
-    np.testing.assert_array_equal(again.plan, result.plan)
-    assert again.cost == result.cost
-
-
 @pytest.mark.parametrize(
     ("name", "content", "kind", "text"),
     [
@@ -217,12 +209,9 @@ def test_damaged_files(tmp_path, name):
 
 
 def test_weights_are_no_paths(tmp_path):
-    case = clouds(12, 9)
-    path = write(tmp_path / "plain.npz", case.M, a=case.a)
+    path = write(tmp_path / "plain.npz", clouds(12, 9).M)
     with pytest.raises(TypeError, match=r"a must be an array, got .*plain\.npz.*read_vector"):
         mapuot.solve(path, path, reg=0.1, reg_m=1.0)
-    result = mapuot.solve(path, files.read_vector(path, "a"), reg=0.1, reg_m=1.0)
-    np.testing.assert_array_equal(result.plan, mapuot.solve(case.M, case.a, reg=0.1, reg_m=1.0).plan)
 
 
 @pytest.mark.parametrize(

@@ -145,25 +145,6 @@ def test_other_samples_are_left_to_pot(patched):
         ot.solve_sample(x, y, unbalanced=1.0, lazy=True)
 
 
-def test_ot_solve_without_reg_runs_on_mapuot(patched):
-    a, b, M, _ = arrays()
-    sol = ot.solve(M, a, b, unbalanced=1.0, unbalanced_type="l2", max_iter=50)
-    pot.unpatch()
-    assert_allclose(sol.plan, ot.solve(M, a, b, unbalanced=1.0, unbalanced_type="l2", max_iter=50).plan, atol=1e-12)
-
-
-def test_ot_da_runs_on_mapuot():
-    """The ten iterations that it asks for by default become an answer that is at least as near."""
-    rng = np.random.default_rng(0)
-    xs, xt = rng.random((9, 2)), rng.random((11, 2))
-    theirs = ot.da.UnbalancedSinkhornTransport().fit(Xs=xs, Xt=xt)
-    with pot.patched():
-        ours = ot.da.UnbalancedSinkhornTransport(log=True).fit(Xs=xs, Xt=xt)
-    exact = mapuot.solve(ours.cost_, ours.mu_s, ours.mu_t, reg=1.0, reg_m=0.1, tol=1e-11).plan
-    assert np.abs(ours.coupling_ - exact).sum() <= np.abs(theirs.coupling_ - exact).sum()
-    assert ours.log_["err"][-1] <= 1e-6
-
-
 def test_patched_several_targets_keep_pots_reference(patched):
     """POT solves several targets with ones for c; a named reg_type is honoured."""
     a, b, M, _ = arrays()

@@ -261,19 +261,21 @@ def test_products_of_a_plan_refuse(name, arguments, kind, text, backend):
     assert_refused(getattr(call(backend=backend), name), arguments, kind, text)
 
 
+SPOILED = {
+    "grad": lambda x: x.requires_grad_(),
+    "bfloat16": lambda x: x.bfloat16(),
+    "sparse": lambda x: x.to_sparse(),
+    "meta": lambda x: x.to("meta"),
+    "complex": lambda x: x + 1j,
+}
+
+
 @pytest.mark.parametrize("name", ["M", "a", "b", "reg_m", "reference", "warm_start"])
-@pytest.mark.parametrize("trouble", ["grad", "bfloat16", "sparse", "meta", "complex"])
+@pytest.mark.parametrize("trouble", SPOILED)
 def test_tensors_that_cannot_be_read_are_named(name, trouble):
     torch = pytest.importorskip("torch")
     given = {"M": CASE.M, "a": CASE.a, "b": CASE.b, "reg_m": np.ones(2), "reference": CASE.M, "warm_start": CASE.a}
-    tensor = torch.tensor(given[name])
-    spoiled = {
-        "grad": lambda x: x.requires_grad_(),
-        "bfloat16": lambda x: x.bfloat16(),
-        "sparse": lambda x: x.to_sparse(),
-        "meta": lambda x: x.to("meta"),
-        "complex": lambda x: x + 1j,
-    }[trouble](tensor)
+    spoiled = SPOILED[trouble](torch.tensor(given[name]))
     if name == "reg_m" and trouble in ("grad", "bfloat16", "sparse"):
         pytest.skip("numbers one by one, each of which is read")
     if name in ("M", "a", "b") and trouble in ("grad", "bfloat16"):
@@ -292,8 +294,7 @@ def test_tensors_of_the_loss(trouble, place):
     from mapuot.torch import sinkhorn_loss
 
     tensors = [torch.tensor(x) for x in (CASE.M, CASE.a, CASE.b)]
-    x = tensors[place]
-    tensors[place] = {"sparse": x.to_sparse(), "meta": x.to("meta"), "complex": x + 1j}[trouble]
+    tensors[place] = SPOILED[trouble](tensors[place])
     with pytest.raises(TypeError, match=f"^{'Mab'[place]} must be a dense tensor of real numbers in memory"):
         sinkhorn_loss(*tensors, reg=0.1, reg_m=1.0)
 
