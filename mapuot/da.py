@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ try:
 except ImportError:  # scikit-learn is optional: two methods stand in for its base class
 
     class BaseEstimator:  # type: ignore[no-redef]
-        """get_params and set_params of an estimator whose parameters are plain values."""
+        """Estimator whose parameters are plain values, with get_params and set_params."""
 
         def get_params(self, deep: bool = True) -> dict[str, Any]:
             return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
@@ -45,13 +45,13 @@ except ImportError:  # scikit-learn is optional: two methods stand in for its ba
             return self
 
     class TransformerMixin:  # type: ignore[no-redef]
-        """Nothing: the methods are the estimator's own."""
+        """Stand-in without methods: the estimator has its own."""
 
         def __init_subclass__(cls, auto_wrap_output_keys: Any = None) -> None:
             super().__init_subclass__()
 
     class OneToOneFeatureMixin:  # type: ignore[no-redef]
-        """Nothing, either."""
+        """Stand-in without methods."""
 
 
 F64 = NDArray[np.float64]
@@ -204,7 +204,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return self
 
     def costs(self, Xs: F64, Xt: F64, labels: Any) -> Any:
-        """The cost as a matrix, or as points where that would be large and nothing needs it as a matrix."""
+        """Return the cost as a matrix, or as points where that would be large and nothing needs it as a matrix."""
         m, n = len(Xs), len(Xt)
         points = labels is None and self.norm is None and self.method is None and self.metric in NEVER_FORMED
         if points and m * n > MOST_ENTRIES:
@@ -240,11 +240,11 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return self.mu_t_
 
     def fit_transform(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> F64:
-        """`fit`, then the images of Xs."""
+        """Fit, and return the images of Xs."""
         return self.fit(Xs, ys, Xt, yt).transform(Xs)
 
     def transform(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128) -> F64:
-        """Images of source samples: barycentres of their targets; (n, d).
+        """Return the images of source samples, the barycentres of their targets: (n, d).
 
         The fitted samples map exactly, others move as their nearest fitted sample does. A sample that sends
         no mass stays where it is (POT moves it to the origin). ys, Xt, yt are not used; ``batch_size`` new
@@ -256,7 +256,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     def inverse_transform(
         self, Xs: Any = None, ys: Any = None, Xt: Any = None, yt: Any = None, batch_size: int = 128
     ) -> F64:
-        """Images of target samples Xt in the source domain, as `transform` the other way; (n, d)."""
+        """Return the images of target samples Xt in the source domain, as `transform` the other way: (n, d)."""
         if Xt is None:
             raise ValueError("Xt must be given: the target samples to map back")
         result = self.fitted()
@@ -265,7 +265,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return self.extended(as_samples(Xt, "Xt"), self.xt_, image, batch_size)
 
     def transform_labels(self, ys: Any) -> F64:
-        """Class proportions that each target receives from labels ys of the sources, (n_target, classes).
+        """Return the class proportions that each target receives from labels ys of the sources, (n_target, classes).
 
         Classes are ``np.unique(ys)``; zeros for a target that receives no mass.
         """
@@ -273,19 +273,19 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         return result.push(as_labels(ys, len(self.xs_), "ys"))[1]
 
     def inverse_transform_labels(self, yt: Any) -> F64:
-        """Class proportions that each source sends to labels yt of the targets, (n_source, classes)."""
+        """Return the class proportions that each source sends to labels yt of the targets, (n_source, classes)."""
         result = self.fitted()
         return result.pull(as_labels(yt, len(self.xt_), "yt"))[1]
 
     def fitted(self) -> Result:
-        """The Result of `fit`."""
+        """Return the Result of `fit`."""
         if not hasattr(self, "result_"):
             error = not_fitted_error()
             raise error(f"This {type(self).__name__} instance is not fitted yet: call fit with Xs and Xt first")
         return self.result_
 
     def extended(self, X: F64, fitted: F64, image: F64, batch_size: int) -> F64:
-        """X moved by the displacement of its nearest fitted sample; the image itself where X was fitted."""
+        """Move X by the displacement of its nearest fitted sample; the fitted samples go to their images."""
         if X.shape[1] != fitted.shape[1]:
             raise ValueError(
                 f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {fitted.shape[1]} "
@@ -295,7 +295,8 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         if X.shape == fitted.shape and np.array_equal(X, fitted):
             return image
         moved = np.empty_like(X)
-        for i in batches(len(X), as_count(batch_size, "batch_size")):
+        size = as_count(batch_size, "batch_size")
+        for i in (slice(k, k + size) for k in range(0, len(X), size)):
             nearest = cdist(X[i], fitted, "sqeuclidean").argmin(axis=1)
             moved[i] = X[i] + (image - fitted)[nearest]
         return moved
@@ -355,19 +356,19 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:  # type: ignore[override]
-        """`fit`, then the images of X."""
+        """Fit, and return the images of X."""
         return self.fit(X, y).transform(X)
 
     def transform(self, X: Any) -> Any:  # type: ignore[override]
-        """Images of samples, (n_samples, d), as `UnbalancedSinkhornTransport.transform`."""
+        """Return the images of samples, (n_samples, d), as `UnbalancedSinkhornTransport.transform`."""
         return super().transform(self.named(X))
 
     def inverse_transform(self, X: Any) -> Any:  # type: ignore[override]
-        """Images of target samples in the source domain, (n_samples, d)."""
+        """Return the images of target samples in the source domain, (n_samples, d)."""
         return super().inverse_transform(Xt=X)
 
     def named(self, X: Any) -> Any:
-        """X itself, once its columns are those of ``fit``."""
+        """Return X once its columns are checked to be those of ``fit``."""
         self.fitted()
         try:
             from sklearn.utils.validation import _check_feature_names  # noqa: PLC0415 - optional, of 1.6 and later
@@ -378,12 +379,12 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
 
 
 def uniform(X: Any) -> F64:
-    """Mass 1 spread evenly over the samples."""
+    """Spread the mass 1 evenly over the samples."""
     return np.full(len(X), 1.0 / len(X))
 
 
 def as_samples(X: Any, name: str) -> F64:
-    """A finite (n_samples, n_features) float64 matrix; the errors use scikit-learn's words."""
+    """Return a finite (n_samples, n_features) float64 matrix; the errors use scikit-learn's words."""
     if sparse.issparse(X):
         raise TypeError(f"{name}: sparse input is not supported, pass a dense array")
     X = as_array(X, name)
@@ -404,7 +405,7 @@ def as_samples(X: Any, name: str) -> F64:
 
 
 def normalised(M: F64, norm: str | None) -> F64:
-    """The cost in the scale that ``norm`` names."""
+    """Bring the cost to the scale that ``norm`` names."""
     if norm is None:
         return M
     if norm in ("median", "max"):
@@ -423,12 +424,8 @@ def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))
 
 
-def batches(count: int, size: int) -> Iterator[slice]:
-    return (slice(i, i + size) for i in range(0, count, size))
-
-
 def not_fitted_error() -> type[Exception]:
-    """scikit-learn's NotFittedError (a ValueError and an AttributeError), or AttributeError without it."""
+    """Return scikit-learn's NotFittedError (a ValueError and an AttributeError), or AttributeError without it."""
     try:
         from sklearn.exceptions import NotFittedError  # noqa: PLC0415 - optional
     except ImportError:

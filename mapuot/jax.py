@@ -95,18 +95,18 @@ def sample_loss(
 
 
 def equal(size: int, like: Any) -> Any:
-    """Equal masses of sum 1 in the precision of ``like``."""
+    """Make equal masses of sum 1 in the precision of ``like``."""
     return jnp.full(size, 1 / max(1, size), dtype=like.dtype)
 
 
 def as_jax(x: Any) -> Any:
-    """A JAX array of the default precision: itself where it is one, since jnp.asarray copies within jax.grad."""
+    """Return a JAX array of the default precision: x where it is one, since jnp.asarray copies within jax.grad."""
     dtype = jnp.result_type(float)
     return x if isinstance(x, jax.Array) and x.dtype == dtype else jnp.asarray(x, dtype=dtype)
 
 
 def as_settings(reg: float, reg_m: Any, options: dict[str, Any]) -> tuple[Any, ...]:
-    """reg, reg_m and the options, checked, as what jit can hash."""
+    """Check reg, reg_m and the options, and return them as what jit can hash."""
     if not set(options) <= {"tol", "max_passes", "precision", "threads"}:
         raise TypeError(f"options may be tol, max_passes, precision and threads, got {sorted(options)}")
     rhos = tuple(as_float(x, "reg_m") for x in as_pair(reg_m, "reg_m"))
@@ -119,7 +119,7 @@ def _sample_loss(x: Any, y: Any, a: Any, b: Any, settings: Any) -> Any:
 
 
 def _sample_forward(x: Any, y: Any, a: Any, b: Any, settings: Any) -> tuple[Any, Any]:
-    """The dual value, and for backward the slopes by points and masses."""
+    """Return the dual value, and for backward the slopes by points and masses."""
     reg, reg_m, options, metric, scale = settings
 
     def solved(x: Any, y: Any, a: Any, b: Any) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ def _loss(a: Any, b: Any, M: Any, settings: Any) -> Any:
 
 
 def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
-    """The dual values, and for backward: dW/da, dW/db, log u and log v of each problem."""
+    """Return the dual values, and for backward dW/da, dW/db, log u and log v of each problem."""
     reg, reg_m, options = settings
 
     def solved(a: Any, b: Any, M: Any) -> tuple[Any, ...]:
@@ -165,7 +165,7 @@ def _forward(a: Any, b: Any, M: Any, settings: Any) -> tuple[Any, Any]:
 
 
 def solved_there(solved: Any, *arrays: Any) -> list[Any]:
-    """``solved(*arrays)`` on the memory of arrays that are there, and its answers as arrays there."""
+    """Call ``solved(*arrays)`` on the memory of arrays that are there, and return its answers as arrays there."""
     arrays = tuple(x if hasattr(x, "devices") else jax.device_put(x) for x in arrays)  # numpy's, as JAX keeps constants
     device, *more = set().union(*(x.devices() for x in arrays))
     if more or device.platform == "cpu" or find_spec("cupy") is None:

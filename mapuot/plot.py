@@ -26,7 +26,7 @@ LEAST = 1e-17  # errors below are drawn there
 
 
 def pyplot() -> Any:
-    """``matplotlib.pyplot``, or what to install."""
+    """Import ``matplotlib.pyplot``, or tell what to install."""
     try:
         from matplotlib import pyplot as plt  # noqa: PLC0415 - on first use
     except ImportError as error:
@@ -39,7 +39,7 @@ def axes(ax: Any) -> Any:
 
 
 def convergence(result: Result, ax: Any = None) -> Any:
-    """Certified error and relative gap after every pass, and the steps that the guard dropped.
+    """Draw the certified error and the relative gap after every pass, and the steps that the guard dropped.
 
     Where a solve at small reg begins with larger ones, both rise when the next is taken up.
 
@@ -84,7 +84,7 @@ def cells(length: int, most: int) -> Any:
 
 
 def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
-    """The plan's mass between at most ``most`` runs of rows and of columns."""
+    """Add up the plan's mass between at most ``most`` runs of rows and of columns."""
     result = taken(result, "result")
     m, n = result.problem.shape
     rows, cols = cells(m, most), cells(n, most)
@@ -101,7 +101,7 @@ def coarse_plan(result: Result, most: int = MOST_CELLS) -> F64:
 
 
 def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
-    """The plan as a picture, with both marginals beside it: in colour what moves, in grey what stays behind.
+    """Draw the plan as a picture, with both marginals beside it: in colour what moves, in grey what stays behind.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def plane(result: Result, x: Any, y: Any, ax: Any) -> tuple[F64, F64, Any]:
 
 
 def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> Any:
-    """Points of the plane and where their mass goes: an arrow from each row to the mean of its targets.
+    """Draw points of the plane and where their mass goes: an arrow from each row to the mean of its targets.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
 
 
 def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, most: int = 5000) -> Any:
-    """Points of the plane and the pairs that hold most of the mass, as lines: the darker, the more mass.
+    """Draw points of the plane and the pairs that hold most of the mass, as lines: the darker, the more mass.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
 
 
 def path(results: Iterable[Result], ax: Any = None) -> Any:
-    """Mass, cost and passes along a :func:`mapuot.path`, against what changes in it: reg, or else reg_m.
+    """Draw mass, cost and passes along a :func:`mapuot.path`, against what changes in it: reg, or else reg_m.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ img { max-width: 100%; height: auto } .no { color: #a3290b } .yes { color: #1163
 def page(
     result: Result, facts: str, title: str, given: dict[str, Any], values: dict[str, Any], versions: dict[str, str]
 ) -> str:
-    """The page as text.
+    """Write the page as text.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def page(
 
 
 def figure(title: str, draw: Callable[..., Any]) -> str:
-    """A picture with its heading; drawn apart from pyplot, whose windows are the caller's."""
+    """Draw a picture with its heading; drawn apart from pyplot, whose windows are the caller's."""
     plot.pyplot()  # or what to install
     from matplotlib.figure import Figure  # noqa: PLC0415 - on first use
 
@@ -104,7 +104,7 @@ def marginals(values: dict[str, Any]) -> str:
 
 
 def trace(result: Result) -> str:
-    """The first and the last passes as a table."""
+    """Tabulate the first and the last passes."""
     stats = result.trace
     kept = stats if len(stats) <= 2 * SHOWN_PASSES else [*stats[:SHOWN_PASSES], None, *stats[-SHOWN_PASSES:]]
     lines = []

@@ -167,13 +167,18 @@ def sinkhorn_divergence(
 
 
 def equal(size: int, like: Any) -> Any:
-    """Equal masses of sum 1 where ``like`` lies, in its precision."""
+    """Make equal masses of sum 1 where ``like`` lies, in its precision."""
     return torch.full((size,), 1 / max(1, size), dtype=like.dtype, device=like.device)
 
 
 def widened(x: Any) -> Any:
-    """A tensor of half precision in float32, in which the slopes of its uses are then added up; else ``x`` itself."""
+    """Return a tensor of half precision in float32, in which its slopes are added up; anything else as it is."""
     return x.float() if getattr(x, "dtype", None) in (torch.float16, torch.bfloat16) else x
+
+
+def widest(*tensors: Any) -> Any:
+    """Return the dtype of a value: float64 where a tensor is, else float32."""
+    return torch.float64 if any(x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
 def check_loss(options: dict[str, Any], reg_m: Any) -> None:
@@ -310,6 +315,7 @@ class SamplesLoss(torch.nn.Module):
         self.debias, self.potentials, self.options = bool(debias), bool(potentials), options
 
     def forward(self, *args: Any) -> Any:
+        """Return the value, or the potentials, of clouds as the class takes them."""
         a, x, b, y = self.arguments(args)
         if x.ndim == 2:
             return self.one(a, x, b, y)
@@ -319,7 +325,7 @@ class SamplesLoss(torch.nn.Module):
         return torch.stack(found)
 
     def arguments(self, args: Any) -> Any:
-        """(a, x, b, y) as `forward` takes them, weights without a last dimension of 1."""
+        """Read (a, x, b, y) from the arguments of `forward`, weights without a last dimension of 1."""
         if len(args) not in (2, 4, 6):
             raise ValueError(f"SamplesLoss takes (x, y), (a, x, b, y) or (l_x, a, x, l_y, b, y), got {len(args)}")
         *first, x = args[: len(args) // 2]
@@ -340,7 +346,7 @@ class SamplesLoss(torch.nn.Module):
         return weights[0], x, weights[1], y
 
     def one(self, a: Any, x: Any, b: Any, y: Any) -> Any:
-        """Value or potentials of one pair of clouds."""
+        """Return the value or the potentials of one pair of clouds."""
         if self.potentials:
             with torch.no_grad():
                 solved = self.solved(a, x, b, y)
@@ -358,11 +364,11 @@ class SamplesLoss(torch.nn.Module):
         return 0.5 * self.eps * ((a - b) ** 2 if self.debias else a + b - 2 * a * b)
 
     def dense(self, a: Any, x: Any, b: Any, y: Any, rho: Any) -> Any:
-        """OT of a cost that is a function, which is formed."""
+        """Return OT for a cost that is a function, whose matrix is formed."""
         return sinkhorn_loss(self.cost(x[None], y[None])[0], a, b, reg=self.eps, reg_m=rho, **self.options)
 
     def solved(self, a: Any, x: Any, b: Any, y: Any) -> list[Result]:
-        """The problem of a and b, debiased those of a and a, b and b, too."""
+        """Solve the problem of a and b, and where it is debiased those of a and a, b and b, too."""
         tasks = [(a, x, b, y, self.rho)]
         if self.debias:
             tasks += [(w, z, w, z, (rho, rho)) for w, z, rho in ((a, x, self.rho[0]), (b, y, self.rho[1]))]
@@ -375,7 +381,7 @@ class SamplesLoss(torch.nn.Module):
         return solve(cost, masses[0], masses[1], reg=self.eps, reg_m=rho, backend=backend, **self.options)
 
     def dual_pair(self, ab: Result, *alone: Result) -> tuple[F64, F64]:
-        """(F, G); the potentials of one side with itself are both its own, but for a constant where it is balanced."""
+        """Return (F, G); a side with itself has two potentials, equal but for a constant where it is balanced."""
         f, g = host(ab.f), host(ab.g)
         if not alone:
             return f, g
@@ -393,7 +399,7 @@ def is_transformed(x: Any) -> bool:
 
 
 def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
-    """``x`` itself in float32 or float64, half precision as float32; ``csr``: it may be sparse by rows."""
+    """Return ``x`` where it is float32 or float64, else in float32; with ``csr`` it may be sparse by rows."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"mapuot.torch takes tensors, got {type(x).__name__} for {name}")
     if is_transformed(x):
@@ -410,7 +416,7 @@ def as_tensor(x: Any, name: str, csr: bool = False) -> Any:
 
 
 class _SinkhornLoss(torch.autograd.Function):
-    """(p,) dual values; what backward needs is in the BatchResult."""
+    """Dual values (p,) of a batch; what backward needs is in the BatchResult."""
 
     @staticmethod
     def forward(
@@ -422,21 +428,19 @@ class _SinkhornLoss(torch.autograd.Function):
             ctx.result = solve_batch(costs, A, B, reg=reg, reg_m=reg_m, **options)
         ctx.save_for_backward(a, b, M)
         ctx.places = places
-        wide = torch.float64 in (a.dtype, b.dtype, M.dtype)
-        return tensor_of(dual_value(ctx.result), M.device).to(torch.float64 if wide else torch.float32)
+        return tensor_of(dual_value(ctx.result), M.device).to(widest(a, b, M))
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         inputs, needed = ctx.saved_tensors, ctx.needs_input_grad[:3]
         with stream_of(grad.device):
             slopes = first_derivatives(ctx.result, inputs, needed, array_of(grad), ctx.places)
-        if torch.is_grad_enabled():  # create_graph=True
-            slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
+        slopes = once(slopes, *inputs, grad)
         return (*(x if need else None for x, need in zip(slopes, needed, strict=True)), None, None, None, None)
 
 
 class _SampleLoss(torch.autograd.Function):
-    """The dual value; slopes are those of ``Result.gradient``."""
+    """Dual value between two clouds; its slopes are those of ``Result.gradient``."""
 
     @staticmethod
     def forward(
@@ -445,20 +449,17 @@ class _SampleLoss(torch.autograd.Function):
         ctx.save_for_backward(x, y, a, b)
         A, B = (host(array_of(w)) for w in (a, b))
         ctx.result = solve_batch(PointCloud(x, y, *cost), A, B, reg=reg, reg_m=reg_m, **options)
-        wide = torch.float64 in (x.dtype, y.dtype, a.dtype, b.dtype)
-        return tensor_of(dual_value(ctx.result), x.device).to(torch.float64 if wide else torch.float32)[0]
+        return tensor_of(dual_value(ctx.result), x.device).to(widest(x, y, a, b))[0]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         inputs, found = ctx.saved_tensors, ctx.result[0].gradient()[:4]
         slopes = [grad * tensor_of(s, z.device).to(z.dtype) for s, z in zip(found, inputs, strict=True)]
-        if torch.is_grad_enabled():  # create_graph=True
-            slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
-        return (*slopes, None, None, None, None)
+        return (*once(slopes, *inputs, grad), None, None, None, None)
 
 
 class _Samples(torch.autograd.Function):
-    """The value of a SamplesLoss; slopes by points take one product of each plan, those by masses come for nothing."""
+    """Value of a SamplesLoss; slopes by points take one product of each plan, those by masses come for nothing."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, y: Any, a: Any, b: Any, loss: SamplesLoss) -> Any:
@@ -467,8 +468,7 @@ class _Samples(torch.autograd.Function):
         value, *alone = (float(dual_value(result)) for result in ctx.solved)
         problem = ctx.solved[0].problem
         value += loss.constant(problem.rows.mass, problem.cols.mass) - 0.5 * sum(alone)
-        wide = torch.float64 in (x.dtype, y.dtype, a.dtype, b.dtype)
-        return torch.tensor(value, dtype=torch.float64 if wide else torch.float32, device=x.device)
+        return torch.tensor(value, dtype=widest(x, y, a, b), device=x.device)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -477,13 +477,12 @@ class _Samples(torch.autograd.Function):
             slope = sample_slope(ctx.solved, ctx.loss, k) if need else None
             slopes.append(torch.zeros_like(tensor) if slope is None else grad * tensor_of(slope, grad.device))
         slopes = [slope.to(tensor.dtype) for slope, tensor in zip(slopes, inputs, strict=True)]
-        if torch.is_grad_enabled():  # create_graph=True
-            slopes = _FirstDerivative.apply(*slopes, *inputs, grad)
+        slopes = once(slopes, *inputs, grad)
         return (*(x if need else None for x, need in zip(slopes, ctx.needs_input_grad, strict=False)), None)
 
 
 def sample_slope(solved: list[Result], loss: SamplesLoss, k: int) -> F64:
-    """The derivative of a SamplesLoss by x (0), y (1), a (2) or b (3).
+    """Return the derivative of a SamplesLoss by x (0), y (1), a (2) or b (3).
 
     Both sides of OT(a, a) move with a point, and its plan is symmetric: half of the sum is the slope of one side.
     """
@@ -496,7 +495,7 @@ def sample_slope(solved: list[Result], loss: SamplesLoss, k: int) -> F64:
 
 
 class _FirstDerivative(torch.autograd.Function):
-    """The slopes as they are, tied to what they depend on, so that a second derivative cannot pass for zero."""
+    """Slopes tied to what they depend on, so that a second derivative cannot pass for zero."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Any) -> Any:
@@ -507,9 +506,14 @@ class _FirstDerivative(torch.autograd.Function):
         raise RuntimeError("mapuot.torch has no second derivatives: the loss can be differentiated once")
 
 
+def once(slopes: list[Any], *depend: Any) -> Any:
+    """Return the slopes, under ``create_graph=True`` such that they cannot be differentiated."""
+    return _FirstDerivative.apply(*slopes, *depend) if torch.is_grad_enabled() else slopes
+
+
 @torch.compiler.disable
 def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:
-    """Value or (p,) values: to torch.compile a break of the graph, since what happens here is no code of torch."""
+    """Return one value or (p,) values; a break of the graph to torch.compile, since torch does nothing here."""
     M = as_tensor(M, "M", csr=True)
     a, b = (
         equal(k, M) if x is None else as_tensor(x, name) for x, k, name in zip((a, b), M.shape[-2:], "ab", strict=False)
@@ -519,7 +523,7 @@ def solved(M: Any, a: Any, b: Any, values: Any, *more: Any) -> Any:
 
 
 def solved_apart(a: Any, b: Any, M: Any, values: Any, *more: Any) -> Any:
-    """(p,) values of tensors as `as_tensor` leaves them."""
+    """Return (p,) values of tensors as `as_tensor` leaves them."""
     if values is None:
         return _SinkhornLoss.apply(a, b, M, None, *more)
     if not is_csr(M):
@@ -532,7 +536,7 @@ def solved_apart(a: Any, b: Any, M: Any, values: Any, *more: Any) -> Any:
 
 
 def first_derivatives(result: BatchResult, inputs: Any, needed: Any, grad: Any, places: Any) -> list[Any]:
-    """grad times dW/da, dW/db, dW/dM, each in shape, dtype and on the device of its input; zeros where not needed."""
+    """Return grad times dW/da, dW/db, dW/dM, each in the form of its input and where that lies; zeros if not needed."""
     weights, out = grad.astype(np.float64), []
     for tensor, need, name in zip(inputs, needed, ("rows", "cols", "plan"), strict=True):
         if not need:
@@ -558,7 +562,7 @@ def places_of(matrix: Any) -> tuple[Any, Any]:
 
 
 def in_places_of(matrix: Any, total: Any) -> Any:
-    """The numbers of a CSR array in the places of one that may be unsorted, or hold a pair twice."""
+    """Return the numbers of a CSR array in the places of one that may be unsorted, or hold a pair twice."""
     if all(map(np.array_equal, places_of(matrix), places_of(total))):
         return total.data
     places = Sparse(matrix.data, matrix.indices, np.asarray(matrix.indptr, np.int64), matrix.shape)

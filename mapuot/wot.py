@@ -59,30 +59,30 @@ class Coupling:
         return self.result.problem.shape
 
     def push_forward(self, p: Any) -> F64:
-        """``p @ coupling``: where the mass p (m,) or (m, k) of day t0 goes, not normalised."""
+        """Return ``p @ coupling``: where the mass p, (m,) or (m, k), of day t0 goes, not normalised."""
         return np.asarray(self.result.apply_transpose(p))
 
     def pull_back(self, q: Any) -> F64:
-        """``coupling @ q``: where the mass q (n,) or (n, k) of day t1 came from, not normalised."""
+        """Return ``coupling @ q``: where the mass q, (n,) or (n, k), of day t1 came from, not normalised."""
         return np.asarray(self.result.apply(q))
 
     def fates(self, labels: Any) -> tuple[Any, F64]:
-        """(classes, shares) of the labels that the descendants of each cell of day t0 have on day t1."""
+        """Return (classes, shares) of the labels that the descendants of each cell of day t0 have on day t1."""
         return self.result.pull(labels)
 
     def transition_table(self, labels0: Any, labels1: Any) -> tuple[Any, Any, F64]:
-        """(classes on t0, classes on t1, mass that goes from one to the other)."""
+        """Return (classes on t0, classes on t1, mass that goes from one to the other)."""
         m, n = self.shape
         y0, y1 = as_labels(labels0, m, "labels0"), as_labels(labels1, n, "labels1")
         (c0, i0), (c1, i1) = (np.unique(y, return_inverse=True) for y in (y0, y1))
         return c0, c1, np.eye(len(c0))[i0].T @ self.pull_back(np.eye(len(c1))[i1])
 
     def sparse(self, keep: float = 0.99) -> Any:
-        """The fewest entries that hold this share of the mass, a SciPy CSR array."""
+        """Return the fewest entries that hold this share of the mass, a SciPy CSR array."""
         return self.result.sparse(keep=keep)
 
     def top_k(self, k: int) -> tuple[Any, Any]:
-        """The k likeliest descendants of each cell: (column indices, values), both (m, k)."""
+        """Return the k likeliest descendants of each cell: (column indices, values), both (m, k)."""
         return self.result.top_k(k)
 
 
@@ -182,7 +182,7 @@ class OTModel:
         self.couplings: dict[tuple[float, float], Coupling] = {}
 
     def coupling(self, t0: float, t1: float) -> Coupling:
-        """The coupling of day t0 with day t1, solved on first use and kept."""
+        """Return the coupling of day t0 with day t1, solved on first use and kept."""
         key = as_float(t0, "t0"), as_float(t1, "t1")
         for name, t in zip(("t0", "t1"), key, strict=True):
             if t not in self.timepoints:
@@ -210,7 +210,7 @@ class OTModel:
         return Coupling(t0, t1, result, growths)
 
     def cost(self, x: F64, y: F64) -> Any:
-        """Squared distances in the components of both days, over their scale."""
+        """Return the squared distances in the components of both days, over their scale."""
         if 0 < self.local_pca <= x.shape[1]:
             x, y = components(x, y, self.local_pca)
         cloud = PointCloud(x, y)
@@ -228,7 +228,7 @@ class OTModel:
         return as_positive(kinds[self.scale_cost](costs), f"the {self.scale_cost} of the costs")
 
     def steps(self, t0: float, t1: float) -> Iterator[tuple[float, float]]:
-        """Pairs of days that follow each other, from t0 to t1."""
+        """Return the pairs of days that follow each other, from t0 to t1."""
         if not {t0, t1} <= {*self.timepoints} or not t0 < t1:
             raise ValueError(f"t0 and t1 must be two of the days {self.timepoints}, t0 first, got {t0:g}, {t1:g}")
         return pairwise(t for t in self.timepoints if t0 <= t <= t1)
@@ -255,7 +255,7 @@ def as_scale(value: Any) -> Any:
 
 
 def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> float:
-    """wot's lambda, or moscot's tau as one."""
+    """Check wot's lambda, or make it of moscot's tau."""
     if tau is None:
         number = as_float(value, names[0])
         return math.inf if number == math.inf else as_positive(number, names[0])
@@ -279,7 +279,7 @@ def column(data: Any, given: Any, field: str, count: int, name: str) -> Any:
 
 
 def dense(X: Any) -> F64:
-    """Cells as a float64 matrix, whatever AnnData holds."""
+    """Return cells as a float64 matrix, whatever AnnData holds."""
     X = X.toarray() if hasattr(X, "toarray") else X
     return np.asarray(as_array(X, "data"), np.float64)
 

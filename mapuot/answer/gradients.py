@@ -40,7 +40,7 @@ def dual_value(result: BatchResult | Result) -> Any:
 
 
 def marginal_gradient(result: BatchResult, name: str) -> Any:
-    """dW/da (name "rows") or dW/db ("cols"), (p, m) or (p, n)."""
+    """Return dW/da (name "rows") or dW/db ("cols"), (p, m) or (p, n)."""
     problem = result.problem
     rows = name == "rows"
     side, other = (problem.rows, problem.B) if rows else (problem.cols, problem.A)

@@ -374,7 +374,7 @@ class BatchResult(Answer, Sequence[Result]):
 
     @property
     def converged(self) -> Any:
-        """(p,) bool."""
+        """Which problems converged, (p,) bool."""
         return self.status == "converged"
 
     @cached_property
@@ -415,7 +415,7 @@ class BatchResult(Answer, Sequence[Result]):
         return out
 
     def plan_sum(self, weights: Any) -> Any:
-        """``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n).
+        """Return ``sum_q weights_q P_q``, (m, n) float64; with one cost each, ``weights_q P_q``, (p, m, n).
 
         Of a sparse M a CSR array in its places, with one each a list of them.
         """
@@ -430,11 +430,12 @@ class BatchResult(Answer, Sequence[Result]):
         if self.problem.cost.operator == "pairs":
             plans = (float(w) * self[i].plan.astype(np.float64) for i, w in enumerate(weights))
             return list(plans) if self.problem.M.ndim == 3 else total_in_place(plans)
+        plans = (float(w) * self[i].plan for i, w in enumerate(weights))
         if self.problem.M.ndim == 3:
-            return xp.stack([float(w) * self[i].plan for i, w in enumerate(weights)]).astype(np.float64)
+            return xp.stack([*plans]).astype(np.float64)
         total = xp.zeros(self.problem.shape)
-        for i, w in enumerate(weights):
-            total += float(w) * self[i].plan
+        for plan in plans:
+            total += plan
         return total
 
     def factors(self) -> tuple[Any, Any, Any, Any] | None:

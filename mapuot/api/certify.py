@@ -272,7 +272,7 @@ def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: floa
 
 
 def costs_of(cost: Any, i: Any, j: Any) -> F64:
-    """Single entries of a dense cost."""
+    """Read single entries of a dense cost."""
     data = np.empty(len(i))
     if cost.operator == "points":
         for k in range(0, len(i), BLOCK):

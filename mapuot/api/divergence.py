@@ -90,7 +90,7 @@ def check_options(options: dict[str, Any], reg_m: Any) -> None:
 
 
 def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
-    """(M_a, M_b), or M for both where it is symmetric."""
+    """Return (M_a, M_b), or M for both where it is symmetric."""
     if (M_a is None) != (M_b is None):
         raise ValueError("M_a and M_b must be given together")
     if M_a is not None:

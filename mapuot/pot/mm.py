@@ -175,7 +175,7 @@ class Majorised:
         return kind(weight_a, weight_b, M, c if reg > 0 else None, rho, reg, div, cost, given)
 
     def start(self, G0: Any) -> Any:
-        """The first G, checked; a b^T where none is given."""
+        """Check the plan to start from, a b^T where none is given."""
         if G0 is None:
             a, b = self.at(slice(None), self.a, self.b)
             return np.array(a * b, self.M.dtype, order="C")
@@ -188,31 +188,27 @@ class Majorised:
             raise ValueError("G0 must be finite and >= 0")
         return np.array(self.among(start), dtype=self.M.dtype, order="C")
 
-    # ---- where the entries of a block of G are
-
     def at(self, i: slice, rows: Any, cols: Any) -> tuple[Any, Any]:
-        """What vectors of the rows and of the columns have at them."""
+        """Return a vector of the rows and one of the columns, each spread over the entries of the rows i."""
         return rows[i, None], cols
 
     def add(self, i: slice, block: Any, rows: Any, cols: Any) -> None:
-        """Their sums, added to those of the rows and of the columns."""
+        """Add a block of the rows i to the sums over rows and over columns."""
         rows[i] += block.sum(1, dtype=np.float64)
         cols += block.sum(0, dtype=np.float64)
 
     def among(self, table: Any) -> Any:
-        """Those of an (m, n) array."""
+        """Return the entries of an (m, n) array in the layout of G."""
         return table
 
     def told(self, G: Any) -> Any:
-        """G as the caller has it."""
+        """Return G as the matrix that the caller is given."""
         return G
 
     @property
     def elsewhere(self) -> float:
-        """What the divergence from c has between pairs that are not stored."""
+        """Divergence from c between the pairs that a sparse M does not store."""
         return 0.0
-
-    # ----
 
     def sums(self, G: Any) -> tuple[Any, Any]:
         rows, cols = np.zeros(len(self.a)), np.zeros(len(self.b))
@@ -221,12 +217,12 @@ class Majorised:
         return rows, cols
 
     def reference(self, i: slice) -> Any:
-        """Block i of c."""
+        """Return the rows i of c."""
         a, b = self.at(i, self.a, self.b)
         return a * b if self.c is None else self.c[i]
 
     def kernel(self) -> Any:
-        """K, block by block."""
+        """Form K, block by block."""
         K = np.empty(self.M.shape, self.M.dtype)
         rho1, rho2 = self.reg_m
         total = rho1 + rho2 + self.reg
@@ -248,7 +244,7 @@ class Majorised:
         return (slice(i, min(i + step, m)) for i in range(0, m, step))
 
     def factors(self, rows: Any, cols: Any) -> tuple[Any, Any]:
-        """What the sums of the rows and of the columns are in the denominator."""
+        """Return the factors (terms, of "l2") that the sums over rows and columns give to the denominator."""
         rho1, rho2 = self.reg_m
         if self.div == "l2":
             return rho1 * rows, rho2 * cols
@@ -256,7 +252,7 @@ class Majorised:
         return rows ** (rho1 / total), cols ** (rho2 / total)
 
     def rescale(self, i: slice, G: Any, K: Any, factors: tuple[Any, Any]) -> Any:
-        """Block i of the next G from that of G and K, and the ``factors`` of all rows and columns."""
+        """Return the rows i of the next G from those of G and K, and the ``factors`` of all rows and columns."""
         rows, cols = self.at(i, *factors)
         if self.div == "l2":
             below = rows + cols
@@ -271,7 +267,7 @@ class Majorised:
         return np.divide(K * powered, below, out=below)
 
     def costs(self, G: Any) -> tuple[float, float]:
-        """(<G, M>, objective) in float64."""
+        """Return (<G, M>, objective) in float64."""
         linear = total = 0.0
         for i in self.blocks():
             block = G[i].astype(np.float64)
@@ -289,7 +285,7 @@ class Majorised:
 
 
 class Pairs(Majorised):
-    """The same of a sparse M: G, K, M and c are vectors of its stored pairs."""
+    """Problem of a sparse M, where G, K, M and c are vectors of its stored pairs."""
 
     cost: Sparse
 
@@ -323,7 +319,7 @@ class Pairs(Majorised):
 
 
 def minimise(problem: Majorised, G: Any, max_iter: int, stop: float, progress: bool) -> list[float]:
-    """Iterate G in place; the change |G - G_before|_2 at each iteration."""
+    """Iterate G in place, and return the change |G - G_before|_2 of each iteration."""
     K, err = problem.kernel(), []
     rows, cols = problem.sums(G)
     size = 0.0

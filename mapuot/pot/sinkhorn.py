@@ -178,25 +178,6 @@ def sinkhorn_unbalanced2(
     return call.run(method, tau).cost(returnCost, log)
 
 
-def sinkhorn_knopp_unbalanced(
-    a: Any,
-    b: Any,
-    M: Any,
-    reg: float,
-    reg_m: Any,
-    reg_type: str = "kl",
-    c: Any = None,
-    warmstart: Any = None,
-    numItermax: int = 1000,
-    stopThr: float = 1e-6,
-    verbose: bool = False,
-    log: bool = False,
-) -> Any:
-    """`sinkhorn_unbalanced` with method "sinkhorn", which has the arguments, returns and errors."""
-    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
-    return call.run("sinkhorn").plan(log)
-
-
 def sinkhorn_stabilized_unbalanced(
     a: Any,
     b: Any,
@@ -217,30 +198,43 @@ def sinkhorn_stabilized_unbalanced(
     return call.run("sinkhorn_stabilized", tau).plan(log)
 
 
-def sinkhorn_unbalanced_translation_invariant(
-    a: Any,
-    b: Any,
-    M: Any,
-    reg: float,
-    reg_m: Any,
-    reg_type: str = "kl",
-    c: Any = None,
-    warmstart: Any = None,
-    numItermax: int = 1000,
-    stopThr: float = 1e-6,
-    verbose: bool = False,
-    log: bool = False,
-) -> Any:
-    """`sinkhorn_unbalanced` with method "sinkhorn_translation_invariant", which has the arguments, returns and errors.
+def named(name: str, method: str, note: str = "") -> Any:
+    """Make POT's function of this name, which is `sinkhorn_unbalanced` with the method."""
 
-    Unequal reg_m are answered rightly, where POT's own iteration ends elsewhere.
-    """
-    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
-    return call.run("sinkhorn_translation_invariant").plan(log)
+    def function(
+        a: Any,
+        b: Any,
+        M: Any,
+        reg: float,
+        reg_m: Any,
+        reg_type: str = "kl",
+        c: Any = None,
+        warmstart: Any = None,
+        numItermax: int = 1000,
+        stopThr: float = 1e-6,
+        verbose: bool = False,
+        log: bool = False,
+    ) -> Any:
+        call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+        return call.run(method).plan(log)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = (
+        f"""`sinkhorn_unbalanced` with method "{method}", which has the arguments, returns and errors.{note}"""
+    )
+    return function
+
+
+sinkhorn_knopp_unbalanced = named("sinkhorn_knopp_unbalanced", "sinkhorn")
+sinkhorn_unbalanced_translation_invariant = named(
+    "sinkhorn_unbalanced_translation_invariant",
+    "sinkhorn_translation_invariant",
+    "\n\nUnequal reg_m are answered rightly, where POT's own iteration ends elsewhere.",
+)
 
 
 def demand(reg: float, rho1: float, rho2: float, stop: float, name: str) -> float:
-    """The certified error that the end of POT's method would not undercut."""
+    """Return the certified error that the end of POT's method would not undercut."""
     if not (rho1 > 0 and rho2 > 0):
         return stop  # `solve` refuses them
     rate = 1.0 / ((1.0 + reg / rho1) * (1.0 + reg / rho2))
@@ -265,7 +259,7 @@ class Call:
     words: Words = WORDS  # the caller's for max_iter and stop
 
     def run(self, method: str | None, tau: float | None = None) -> Answers:
-        """The answer to this call by the certified solver."""
+        """Answer this call by the certified solver."""
         name, like = method_name(method), self.M
         if tau is not None:
             as_positive(tau, "tau")
@@ -289,7 +283,7 @@ class Call:
         return answers
 
     def limits(self, name: str | None) -> dict[str, Any]:
-        """Options of the solver for what is asked of a method: how near, in how many passes."""
+        """Return the solver's options for a method: how near it must come, in how many passes."""
         tol, passes = self.stop if self.stop > 0 else LEAST_TOL, self.max_iter
         if name is not None:
             pair, reg = as_pair(self.reg_m, "reg_m"), as_positive(self.reg, "reg")
@@ -298,7 +292,7 @@ class Call:
         return {"tol": tol, "max_passes": passes, "backend": BACKEND, "progress": self.verbose}
 
     def reference(self, several: bool) -> Any:
-        """c in the words of `mapuot.solve`."""
+        """Return c in the words of `mapuot.solve`."""
         kind = self.reg_type.lower() if isinstance(self.reg_type, str) else self.reg_type
         kind = ("entropy" if several else "kl") if kind is None else kind
         if kind == "entropy":
@@ -309,12 +303,12 @@ class Call:
         return "product" if self.c is None else self.c
 
     def target(self, options: dict[str, Any], like: Any) -> Answers:
-        """The answer for one b; err is the certified error of every pass."""
+        """Solve for one b; err is the certified error of every pass."""
         result = solve(self.M, self.a, self.b, warm_start=self.start(), **options)
         return Answers([result], [stat.error for stat in result.trace], False, like)
 
     def targets(self, options: dict[str, Any], like: Any) -> Answers:
-        """The answers for b with a target in each column; err is the largest certified error that is left."""
+        """Solve for b with a target in each column; err is the largest certified error that is left."""
         a, start = self.a if np.size(self.a) else None, self.start()
         if start is not None:  # one column serves all targets
             count = self.b.shape[1]
@@ -325,7 +319,7 @@ class Call:
         return Answers(list(found), [float(found.error_bound.max())], True, like)
 
     def start(self) -> Any:
-        """The warm start, as arrays."""
+        """Return the warm start as arrays, None where none is given."""
         if self.warmstart is None:
             return None
         if not isinstance(self.warmstart, (tuple, list)) or len(self.warmstart) != 2:
@@ -334,14 +328,14 @@ class Call:
 
 
 def differentiable(a: Any, b: Any, M: Any, reg_type: Any, c: Any, warmstart: Any) -> bool:
-    """Whether the objective has its gradient from the potentials: tensors, some require grad, c = a b^T, one target."""
+    """Tell whether the potentials give the objective's gradient: of tensors that require it, c = a b^T, one target."""
     plain = c is None and warmstart is None and isinstance(reg_type, str) and reg_type.lower() == "kl"
     tensors = all(library(x) == "torch" for x in (a, b, M))
     return plain and tensors and b.ndim == 1 and any(map(tracked, (a, b, M)))
 
 
 def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any) -> Any:
-    """The objective as a tensor with its gradient; empty a or b means uniform."""
+    """Return the objective as a tensor with its gradient; empty a or b means uniform."""
     from ..torch import sinkhorn_loss  # noqa: PLC0415 - only for tensors
 
     a, b = (x if len(x) else None for x in (a, b))
@@ -350,7 +344,7 @@ def loss(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, tol: Any, max_passes: Any
 
 
 def method_name(method: str | None) -> str | None:
-    """The name in lower case; ValueError for a name that POT does not know."""
+    """Return the name in lower case; ValueError for a name that POT does not know."""
     if method is None:
         return None
     name = method.lower() if isinstance(method, str) else method
@@ -371,7 +365,7 @@ class Answers:
         self.dtype = np.dtype(self.results[0].problem.M.dtype.name)
 
     def plan(self, log: bool) -> Any:
-        """The plan, or the linear costs of several targets, and the log where asked for."""
+        """Return the plan, or the linear costs of several targets, and the log where it is asked for."""
         value = self.costs("cost") if self.several else give(self.results[0].plan, self.like)
         return (value, self.log()) if log else value
 
@@ -384,7 +378,7 @@ class Answers:
         return give(self.narrowed(np.array(values if self.several else values[0]))[()], self.like)
 
     def narrowed(self, x: Any) -> Any:
-        """``x`` in M's dtype; as it is where float32 would make inf of a number."""
+        """Return ``x`` in M's dtype, or as it is where float32 would make inf of a number."""
         held = (np.abs(x) <= MOST_FLOAT32) | ~np.isfinite(x)
         return x.astype(self.dtype) if held.all() else x
 
