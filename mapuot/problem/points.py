@@ -115,6 +115,7 @@ class PointCosts(Cost):
     """The `Cost` of a `PointCloud`, which every pass makes from its coordinates."""
 
     dim: int  # of the points
+    middle: F64  # (d,), of points with weights
     held = True
     operator = "points"
     unit = 0  # points of a box, where they are sorted so
@@ -132,16 +133,22 @@ class PointCosts(Cost):
         self.x, self.y = (np.array(p, dtype=np.float64, order="C") for p in points)  # the caller may change x and y
         self.truncate = as_truncate(truncate)
         self.weights = None if weights is None else as_weights(weights, self.x.shape[1])
+        if self.weights is not None:
+            low, high = corners(self.y)
+            self.middle = 0.5 * low + 0.5 * high  # of the columns, which all ranks have alike
         self._set(*(self._scaled(p, name) for p, name in ((self.x, "x"), (self.y, "y"))))
 
     def _scaled(self, points: F64, name: str) -> F64:
-        """Return the coordinates that the core subtracts: with their weights, for "cosine" of unit vectors."""
+        """Return the coordinates that the core subtracts: with their weights, for "cosine" of unit vectors.
+
+        Weights multiply what coordinates are beside the middle: their roundings are of that, however far it lies.
+        """
         metric = METRICS[self.metric]
         if metric.unit:
             points = points / size_of(points)
         if self.weights is not None:
-            with np.errstate(over="ignore"):
-                points = points * metric.weighted(self.weights)
+            with np.errstate(over="ignore", invalid="ignore"):
+                points = (points if metric.unit else points - self.middle) * metric.weighted(self.weights)
             if not np.isfinite(points).all():
                 raise ValueError(f"weights must leave {name} finite, got weights up to {self.weights.max()}")
         if metric.unit:
@@ -264,7 +271,7 @@ class PointCosts(Cost):
             moved = 0.0
         else:
             sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
-            moved = 2 * unit * float(sum(sizes))
+            moved = 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
         slope, least = scale, d * math.ulp(0.0)
         if metric.degree == 2:
             slope = 2 * math.sqrt(scale) * math.sqrt(largest) + scale * moved

@@ -68,6 +68,22 @@ def test_large_coordinates_keep_their_differences():
     np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
 
 
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "wfr"])
+def test_weights_keep_the_digits_of_large_coordinates(metric):
+    """Both ways round, of some rows, and beside other points, costs are those of the same points near the origin."""
+    x, y, a, b = clouds(30, 40, 3)
+    far, weights = 2.0**27, [0.3, 1.0, 1.7]
+    there = mapuot.PointCloud(x + far, y + far, metric, weights=weights)
+    near = mapuot.PointCloud((x + far) - far, (y + far) - far, metric, weights=weights)
+    for got, want in ((there, near), (there.transpose(), near.transpose()), (there[3:9], near[3:9])):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-11, atol=1e-15)
+        largest = float(np.asarray(want).max())
+        assert got._cost.error(largest) == pytest.approx(want._cost.error(largest), rel=1e-6)
+    beside = there._cost.beside(there.x[:4], "points")
+    np.testing.assert_allclose(np.asarray(beside), np.asarray(near)[:4], rtol=1e-11, atol=1e-15)
+    assert mapuot.solve(there, a, b, reg=0.05, reg_m=1.0).converged
+
+
 def one_pass(cloud, a, b, reg, precision, log_v):
     """What a first pass from log v leaves: sums of the columns beside the scalings, and scalings of the rows."""
     problem = Problem.from_arrays(cloud, a, b, reg, 1.0, "kl", "product", cpu)
