@@ -27,32 +27,29 @@ def histograms(n=20, k=3, seed=0):
     return A * np.arange(1, k + 1), (x[:, None] - x) ** 2
 
 
-def fixed_point_error(A, M, reg, reg_m, weights, q, log):
-    """Largest distance of q and the scalings from their images, where those are finite."""
-    fi = reg_m / (reg_m + reg)
-    log_s = logsumexp(log["logu"][:, None, :] - M[:, :, None] / reg, axis=0)
-    log_kv = logsumexp(log["logv"][None] - M[:, :, None] / reg, axis=1)
-    log_q = logsumexp((1 - fi) * log_s, axis=1, b=weights) / (1 - fi)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        u = np.abs(fi * (np.log(A) - log_kv) - log["logu"])
-    v = np.abs(fi * (log_q[:, None] - log_s) - log["logv"])
-    return max(np.nanmax(u), v.max(), np.abs(np.exp(log_q) - q).max())
+def by_formulas(A, log_k, reg, reg_m, count, weights=None, log_v=0.0):
+    """q, log u and log v after so many iterations, from sums of logarithms; log K is -inf where no pair is."""
+    weights = np.full(A.shape[1], 1 / A.shape[1]) if weights is None else weights
+    fi, v = 1.0 if np.isinf(reg_m) else reg_m / (reg_m + reg), np.full(A.shape, log_v)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for _ in range(count):
+            u = fi * (np.log(A) - logsumexp(log_k[:, :, None] + v[None], axis=1))
+            u[(A == 0) | np.isposinf(u)] = -np.inf
+            log_s = logsumexp(log_k[:, :, None] + u[:, None], axis=0)
+            log_q = log_s @ weights if fi == 1 else logsumexp((1 - fi) * log_s, axis=1, b=weights) / (1 - fi)
+            v = np.where(np.isneginf(log_s), -np.inf, fi * (log_q[:, None] - log_s))
+    return np.exp(log_q), u, v
 
 
+@pytest.mark.parametrize("n", [20, 430], ids=["small", "of the pool"])
 @pytest.mark.parametrize("count", [1, 2, 11, 50])
 @pytest.mark.parametrize("method", ["sinkhorn", "Sinkhorn_Stabilized"])
 @pytest.mark.parametrize("weights", [None, np.array([0.2, 0.3, 0.5])], ids=["even", "weights"])
-def test_iterates_are_pots(method, count, weights):
-    A, M = histograms()
-    call = {
-        "reg": 0.05,
-        "reg_m": 0.7,
-        "method": method,
-        "weights": weights,
-        "numItermax": count,
-        "stopThr": 0,
-        "log": True,
-    }
+def test_iterates_are_pots(method, n, count, weights):
+    """Those that the pool makes, too: K is read once a histogram, its rows shared."""
+    A, M = histograms(n)
+    call = {"reg": 0.05, "reg_m": 0.7, "method": method, "weights": weights}
+    call |= {"numItermax": count, "stopThr": 0, "log": True}
     theirs, log = ot.unbalanced.barycenter_unbalanced(A, M, **call)
     q, ours = pot.barycenter_unbalanced(A, M, **call)
     assert list(ours) == list(log)
@@ -78,23 +75,11 @@ def test_right_at_small_reg(method, start, reg_m):
     """exp(-M / reg) underflows and A has zeros: the iterates are those of the formulas on logarithms."""
     A, M = histograms(n=12)
     A[3, 0] = A[11, 1] = 0
-    reg, weights = 5e-4, np.full(3, 1 / 3)
-    q, log = pot.barycenter_unbalanced(A, M, reg, reg_m, method, numItermax=40, stopThr=0, log=True)
-    fi, log_k, v = (
-        (1 if np.isinf(reg_m) else reg_m / (reg_m + reg)),
-        -M[:, :, None] / reg,
-        np.full((12, 3), start),
-    )
-    with np.errstate(divide="ignore"):
-        log_a = np.log(A)
-    for _ in range(40):
-        u = fi * (log_a - logsumexp(log_k + v[None], axis=1))
-        log_s = logsumexp(log_k + u[:, None], axis=0)
-        log_q = log_s @ weights if fi == 1 else logsumexp((1 - fi) * log_s, axis=1, b=weights) / (1 - fi)
-        v = fi * (log_q[:, None] - log_s)
+    q, log = pot.barycenter_unbalanced(A, M, 5e-4, reg_m, method, numItermax=40, stopThr=0, log=True)
+    wanted, u, v = by_formulas(A, -M / 5e-4, 5e-4, reg_m, 40, log_v=start)
     assert_allclose(log["logu"], u, rtol=1e-12)
     assert_allclose(log["logv"], v, rtol=1e-12, atol=1e-10)
-    assert_allclose(q, np.exp(log_q), rtol=1e-8)
+    assert_allclose(q, wanted, rtol=1e-8)
 
 
 @pytest.mark.parametrize("n", [1, 7, 13, 64])
@@ -106,27 +91,10 @@ def test_every_instruction_set(isa, n, reg_m):
     weights = np.array([0.4, 0.0, 0.6])
     call = {"weights": weights, "numItermax": 30, "stopThr": 0, "log": True}
     q, log = pot.barycenter_unbalanced(A, M, 0.02, reg_m, **call)
-    fi, v = 1.0 if np.isinf(reg_m) else reg_m / (reg_m + 0.02), np.zeros((n, 3))
-    with np.errstate(divide="ignore"):
-        log_a = np.log(A)
-    for _ in range(30):
-        u = fi * (log_a - logsumexp(v[None] - M[:, :, None] / 0.02, axis=1))
-        log_s = logsumexp(u[:, None] - M[:, :, None] / 0.02, axis=0)
-        log_q = log_s @ weights if fi == 1 else logsumexp((1 - fi) * log_s, axis=1, b=weights) / (1 - fi)
-        v = fi * (log_q[:, None] - log_s)
-    assert_allclose(q, np.exp(log_q), rtol=1e-11)
-    assert_allclose(log["logu"], u, rtol=1e-11, atol=1e-12)
-    assert_allclose(log["logv"], v, rtol=1e-11, atol=1e-12)
-
-
-def test_threads_make_pots_iterates():
-    """Large enough for the pool: K is read once a histogram, its rows shared."""
-    A, M = histograms(n=430)
-    call = {"numItermax": 25, "stopThr": 0, "log": True}
-    theirs, log = ot.unbalanced.barycenter_unbalanced(A, M, 0.05, 0.7, **call)
-    q, ours = pot.barycenter_unbalanced(A, M, 0.05, 0.7, **call)
-    assert_allclose(q, theirs, rtol=1e-11)
-    assert_allclose(ours["err"], log["err"], atol=1e-12)
+    for found, wanted in zip(
+        (q, log["logu"], log["logv"]), by_formulas(A, -M / 0.02, 0.02, reg_m, 30, weights), strict=True
+    ):
+        assert_allclose(found, wanted, rtol=1e-11, atol=1e-12)
 
 
 def test_core_in_many_calls(monkeypatch):
@@ -142,10 +110,13 @@ def test_core_in_many_calls(monkeypatch):
 
 
 def test_converges_at_small_reg():
+    """One more iteration moves nothing."""
     A, M = histograms(n=12)
     A[3, 0] = 0
     q, log = pot.barycenter_unbalanced(A, M, 5e-4, 0.02, numItermax=5000, stopThr=1e-14, log=True)
-    assert fixed_point_error(A, M, 5e-4, 0.02, np.full(3, 1 / 3), q, log) < 1e-8
+    again = by_formulas(A, -M / 5e-4, 5e-4, 0.02, 1, log_v=log["logv"])
+    for found, wanted in zip((q, log["logu"], log["logv"]), again, strict=True):
+        assert_allclose(found, wanted, rtol=0, atol=1e-8)
 
 
 def test_goes_on_where_pot_stops():
@@ -226,26 +197,6 @@ def test_debiased_barycenter_of_one_is_itself(reg_m):
     assert np.abs(mapuot.barycenter(M, a[None], reg=reg, reg_m=reg_m).q - a).sum() > 1e-3 * a.sum()
 
 
-@pytest.mark.parametrize("reg_m", [0.5, np.inf])
-def test_debiased_barycenter_is_optimal(reg_m):
-    """No small change of q lowers sum_s w_s S(A_s, q), S from the solver's values with the reference of ones."""
-    x = np.linspace(0, 1, 12)
-    M, rng = (x[:, None] - x) ** 2, np.random.default_rng(0)
-    A = rng.uniform(0.2, 1, (2, 12))
-    A /= A.sum(1, keepdims=True) if np.isinf(reg_m) else 1.0
-    found = mapuot.barycenter(M, A, reg=0.05, reg_m=reg_m, weights=[0.3, 0.7], debiased=True, tol_change=1e-12)
-
-    def value(q):
-        targets = mapuot.solve_batch(M, np.vstack([A, q]), q, reg=0.05, reg_m=reg_m, reference="uniform", tol=1e-9).dual
-        return targets @ [0.3, 0.7, -0.5]
-
-    best = value(found.q)
-    for _ in range(20):
-        step = 1e-3 * rng.normal(size=12)
-        step -= step.mean() if np.isinf(reg_m) else 0.0
-        assert value(found.q + step) > best - 1e-12
-
-
 def test_barycenter_of_points_moves_its_mass():
     """Between two bumps, weights t move the balanced barycenter's bump linearly; small reg, zeros in A."""
     x = np.linspace(0, 1, 101)
@@ -305,41 +256,35 @@ def test_barycenter_over_stored_pairs_by_its_formulas(reg, parts, width):
     S = sparse.csr_array(S)
     S.eliminate_zeros()
     found = mapuot.barycenter(S, A, reg=reg, reg_m=0.5, weights=w, tol_change=1e-300, max_passes=25)
-    fi, log_k, v = 0.5 / (0.5 + reg), np.full(S.shape, -np.inf), np.zeros((3, 20))
+    log_k = np.full(S.shape, -np.inf)
     log_k[S.nonzero()] = -S.data / reg
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for _ in range(25):
-            u = fi * (np.log(A) - logsumexp(log_k + v[:, None], axis=2))
-            u[(A == 0) | np.isposinf(u)] = -np.inf
-            log_s = logsumexp(log_k + u[:, :, None], axis=1)
-            log_q = logsumexp((1 - fi) * log_s, axis=0, b=w[:, None]) / (1 - fi)
-            v = np.where(np.isneginf(log_s), -np.inf, fi * (log_q - log_s))
-    assert_allclose(found.q, np.exp(log_q), rtol=1e-9, atol=1e-300)
-    assert_allclose(found.log_u, u, rtol=1e-9, atol=1e-9)
-    assert_allclose(found.log_v, v, rtol=1e-9, atol=1e-9)
+    q, u, v = by_formulas(A.T, log_k, reg, 0.5, 25, w)
+    assert_allclose(found.q, q, rtol=1e-9, atol=1e-300)
+    assert_allclose(found.log_u, u.T, rtol=1e-9, atol=1e-9)
+    assert_allclose(found.log_v, v.T, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("form", ["array", "stored pairs"])
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize("reg_m", [0.5, np.inf])
-def test_barycenter_over_stored_pairs_is_optimal(reg_m, debiased):
-    """No small change of q lowers the sum of its costs to A by the sparse solver; in parts of their own masses."""
-    S, rng = banded(12, 12 if debiased else 4, 2), np.random.default_rng(0)  # K of all pairs is positive definite
-    A = rng.uniform(0.2, 1, (2, 2, 6))
-    A = (A / A.sum(2, keepdims=True) * [[0.4], [1.1]] if np.isinf(reg_m) else A).reshape(2, 12)
-    found = mapuot.barycenter(S, A, reg=0.005, reg_m=reg_m, weights=[0.3, 0.7], debiased=debiased, tol_change=1e-12)
+def test_barycenter_is_optimal(reg_m, debiased, form):
+    """No small change of q lowers the sum of its costs to A by the solver; stored pairs lie in parts of other masses."""
+    parts, reg = 1 if form == "array" else 2, 0.005
+    S, rng = banded(12, 12 if debiased or parts == 1 else 4, parts), np.random.default_rng(0)  # K is positive definite
+    M = S.toarray() if form == "array" else S
+    A = rng.uniform(0.2, 1, (2, parts, 12 // parts))
+    masses = [[[1.0]]] if parts == 1 else [[[0.4], [1.1]]]
+    A = (A / A.sum(2, keepdims=True) * masses if np.isinf(reg_m) else A).reshape(2, 12)
+    found = mapuot.barycenter(M, A, reg=reg, reg_m=reg_m, weights=[0.3, 0.7], debiased=debiased, tol_change=1e-12)
     assert found.converged
 
     def value(q):
-        targets = zip([*A, q], [0.3, 0.7, -0.5 * debiased], strict=True)
-        return sum(
-            w * mapuot.solve(S, a, q, reg=0.005, reg_m=reg_m, reference="uniform", tol=1e-9).dual
-            for a, w in targets
-            if w
-        )
+        costs = mapuot.solve_batch(M, np.vstack([A, q]), q, reg=reg, reg_m=reg_m, reference="uniform", tol=1e-9).dual
+        return costs @ [0.3, 0.7, -0.5 * debiased]
 
     best = value(found.q)
     for _ in range(20):
-        step = 1e-3 * rng.normal(size=(2, 6))
+        step = 1e-3 * rng.normal(size=(parts, 12 // parts))
         step -= step.mean(1, keepdims=True) if np.isinf(reg_m) else 0.0
         assert value(found.q + step.ravel()) > best - 1e-12
 
