@@ -268,7 +268,7 @@ def test_barycenter_over_stored_pairs_by_its_formulas(reg, parts, width):
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize("reg_m", [0.5, np.inf])
 def test_barycenter_is_optimal(reg_m, debiased, form):
-    """No small change of q lowers the sum of its costs to A by the solver; stored pairs lie in parts of other masses."""
+    """No small change of q lowers the sum of its costs to A by the solver; stored pairs are in two parts."""
     parts, reg = 1 if form == "array" else 2, 0.005
     S, rng = banded(12, 12 if debiased or parts == 1 else 4, parts), np.random.default_rng(0)  # K is positive definite
     M = S.toarray() if form == "array" else S

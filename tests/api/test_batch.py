@@ -24,20 +24,11 @@ def test_every_problem_is_certified(reg, reg_m, own):
     M, A, B = histograms(ratio=1.0 if np.isinf(reg_m).all() else 1.5)
     if own:
         M = M * np.linspace(0.5, 1, len(A))[:, None, None]
-    result = solve_batch(M, A, B, reg=reg, reg_m=reg_m, tol=1e-8)
-    assert_solved(result, M, A, B, reg, reg_m, tol=1e-8)
-    one = [solve(M[i] if own else M, A[i], B[i], reg=reg, reg_m=reg_m, tol=1e-8) for i in range(len(A))]
-    for name in ("objective", "dual", "cost", "mass"):
-        assert_allclose(getattr(result, name), [getattr(r, name) for r in one], rtol=1e-6)
+    assert_solved(solve_batch(M, A, B, reg=reg, reg_m=reg_m, tol=1e-8), M, A, B, reg, reg_m, tol=1e-8)
 
 
-def test_references_and_layouts():
+def test_layouts():
     M, A, B = histograms(ratio=1.2)
-    assert_solved(
-        solve_batch(M, A, B, reg=0.05, reg_m=1.0, reference="uniform"), M, A, B, 0.05, 1.0, reference="uniform"
-    )
-    c = np.random.default_rng(0).uniform(0.5, 1.5, M.shape)
-    assert_solved(solve_batch(M, A, B, reg=0.05, reg_m=1.0, reference=c), M, A, B, 0.05, 1.0, reference=c)
     turned = solve_batch(np.asfortranarray(M.astype("f4")), A, B, reg=0.05, reg_m=1.0)
     assert_allclose(turned.objective, solve_batch(M, A, B, reg=0.05, reg_m=1.0).objective, rtol=1e-6)
 
@@ -202,8 +193,6 @@ def test_one_vector_serves_all():
     assert result.log_u.shape == (5, 37)
     assert_allclose(result.objective[3], solve(M, A[1], B[3], reg=0.05, reg_m=1.0).objective, rtol=1e-9)
     assert len(solve_batch(M, reg=0.05, reg_m=1.0)) == 1
-    reference = solve_batch(M, A[1], B, reg=0.05, reg_m=1.0, backend="reference")
-    assert_allclose(result.objective, reference.objective, rtol=1e-9)
 
 
 def test_result_can_be_pickled(backend):

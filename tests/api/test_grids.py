@@ -132,8 +132,6 @@ def test_other_doors_and_products(tmp_path):
     batch = mapuot.solve_batch(grid, A, b, reg=0.05, reg_m=1.0, tol=1e-9)
     assert_allclose(batch[0].plan, want.plan, atol=1e-9)
     assert_allclose(batch.cost[0], want.cost, rtol=1e-7)
-    *_, last = mapuot.path(grid, a, b, regs=[0.5, 0.05], reg_ms=1.0, tol=1e-9)
-    assert_allclose(last.plan, want.plan, atol=1e-9)
     _, value = want.top_k(2)
     assert_allclose(value[:, 0], want.plan.max(1))
     assert_allclose(want.sparse(0.0).toarray(), want.plan)
@@ -143,8 +141,6 @@ def test_other_doors_and_products(tmp_path):
     assert len(want.sample(5, seed=0)[0]) == 5
     want.save(tmp_path / "answer.npz")
     assert_allclose(mapuot.load(tmp_path / "answer.npz", grid).plan, want.plan)
-    dense = mapuot.solve(grid, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-9)
-    assert_allclose(dense.plan, want.plan, atol=1e-8)
     assert "grid" in grid._cost.kind
     assert want._repr_html_()
 
