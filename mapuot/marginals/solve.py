@@ -136,7 +136,7 @@ def multimarginal(
 
 def as_backend(backend: Any, costs: Any) -> Any:
     """numpy or CuPy, with a device."""
-    if backend == "reference":
+    if isinstance(backend, str) and backend == "reference":
         raise ValueError("backend must be 'auto', 'cpu' or 'cuda' for many marginals, got 'reference'")
     chosen = name_of(pick(backend, *(costs.values() if isinstance(costs, dict) else [costs])))
     if chosen == "cpu":

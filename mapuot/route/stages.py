@@ -112,15 +112,15 @@ def climb(problem: Any, options: Options, most: int) -> list[Stage]:
     return [Stage(reg, tol, options.precision, options.memory, most, UNDONE, "here") for reg in regs]
 
 
-def larger_regs(spread: float, reg: float, below: float = SCALING_BELOW) -> list[float]:
-    """List the regs to pass through before ``reg``, largest first, where it is below this share of the range of M."""
-    return [reg * larger for larger, least in rungs(below) if spread / reg > least]
+def larger_regs(spread: float, reg: float) -> list[float]:
+    """List the regs to pass through before ``reg``, largest first, where it is small beside the range of M."""
+    return [reg * larger for larger, least in rungs() if spread / reg > least]
 
 
 @functools.cache
-def rungs(below: float = SCALING_BELOW) -> tuple[tuple[float, float], ...]:
+def rungs() -> tuple[tuple[float, float], ...]:
     """List larger regs in units of reg, largest first, each with the range(M) / reg above which it comes before reg."""
-    return tuple((SCALING_STEP**k, SCALING_STEP ** (k - 1) / below) for k in range(MOST_RUNGS, 0, -1))
+    return tuple((SCALING_STEP**k, SCALING_STEP ** (k - 1) / SCALING_BELOW) for k in range(MOST_RUNGS, 0, -1))
 
 
 def ladder(options: Options, most: int) -> list[tuple[float, float, float, int]]:

@@ -529,6 +529,7 @@ REFUSED = [
     ({"reg_m": [1, 2, 3]}, ValueError, "reg_m must be a number or one for each of 2"),
     ({"reg_m": [1, [1, 2, 3]]}, TypeError, r"reg_m\[1\] must be a positive number or inf"),
     ({"backend": "reference"}, ValueError, "backend must be 'auto', 'cpu' or 'cuda' for many marginals"),
+    ({"backend": np.ones(2)}, ValueError, "backend must be one of"),
     ({"threads": 0}, ValueError, "threads"),
     # problems without a plan
     ({"masses": [ONE, 2 * ONE], "reg_m": np.inf}, mapuot.InfeasibleError, "masses must be equal"),
