@@ -91,7 +91,7 @@ soak: .venv/.test ## threads, forks, signals, kills, full disks, little memory, 
 
 mpi-2 mpi-3 mpi-4: .venv/.test ## what ranks must do together, on that many
 	for program in cases error_cases; do \
-	timeout 300 $(BIN)/mpiexec -n $(@:mpi-%=%) $(BIN)/python -m mpi4py tests/mpi/$$program.py || exit 1; done
+	PYTHONPATH=tests timeout 300 $(BIN)/mpiexec -n $(@:mpi-%=%) $(BIN)/python -m mpi4py tests/mpi/$$program.py || exit 1; done
 
 check: build/check/.done ## compare every C kernel with its scalar twin
 	build/check/check_kernels $(ARGS)

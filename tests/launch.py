@@ -27,8 +27,10 @@ def launcher():
 
 
 def environment(**more):
+    """The environment of a job: the modules of this folder can be imported, and each rank has one thread of BLAS."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "SLURM_", "MPI_LOCALNRANKS"))}
-    return {**clean, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **more}
+    paths = os.pathsep.join(filter(None, [str(HERE), clean.get("PYTHONPATH")]))
+    return {**clean, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **more}
 
 
 def start(ranks, *command, **options):

@@ -9,12 +9,10 @@ import sys
 import time
 import traceback
 import warnings
-from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 import mapuot
 from mapuot.ranks import own_rows
 
