@@ -337,8 +337,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (pass > 0)
             grid_barrier(counter, ended); // v is there
         const int turn = (int)F.p.turn;
-        row_half(S, rows, F.p.shift, Met(S.v_scale, (int)S.n), all.scratch,
-                 scalars_of(S, turn) + blockIdx.x * SCALARS);
+        row_half(S, rows, F.p.shift, Met(S.v_scale, (int)S.n), all.scratch, scalars_of(S, turn) + blockIdx.x * SCALARS);
         grid_barrier(counter, ended); // u is there
         column_half(cols, Met(S.u_scale, (int)S.m), all.scratch, sums_of(S, turn));
         ended = finish_half(S, all, ROWS | FINISH, ended);

@@ -45,7 +45,7 @@ typedef double coord;
 #define LOADED (16 / (int)sizeof(coord)) // of these in registers
 #define STRETCH (64 / FROM)              // times as many are summed in coord before they go to float64
 #define OWN (RT * LANES_EACH)            // points of a warp that get sums
-#define HELD (DIM && !KEPT ? 64 : 0) // times FROM points that a block holds in shared memory
+#define HELD (DIM && !KEPT ? 64 : 0)     // times FROM points that a block holds in shared memory
 #if MASKED
 #define SHARE(q, e) (coord) mask_weight(&mask, at[q], b *FROM + (e))
 #else

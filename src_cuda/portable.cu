@@ -151,8 +151,7 @@ extern "C" __global__ void __launch_bounds__(GT) row_pass(const __grid_constant_
         tile_dots(tile, threadIdx.x, v, s);
         const double total = block_sums(s, part[k & 1]);
         const bool mine = threadIdx.x < 32 && lane % LANES == 0;
-        const double u =
-            row_factor(S, (int)i, point, total, held, S.progress[parity].shift, mine, row[lane / LANES]);
+        const double u = row_factor(S, (int)i, point, total, held, S.progress[parity].shift, mine, row[lane / LANES]);
 #if IN_PLACE
 #pragma unroll
         for (int q = 0; q < R; q++) {

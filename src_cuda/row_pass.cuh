@@ -12,15 +12,16 @@
 #include "row_prox.cuh"
 
 #define THREADS 512
-#define GROUPS (16 / GW)                                    // groups of a block
-#define GT (32 * GW)                                        // threads of a group
-#define VPT (CPT / CHUNK)                                   // 16-byte chunks of a thread
-#define WIDTH (GT * CPT)                                    // columns that a group covers
-#define LANES (32 / R)                                      // lanes that hold the sum of one row
-#define PARTS (GW * CLUSTER)                                // partial sums of a row
-#define SLOTS (SPREAD ? 16 : 32)                            // most tiles in the ring of a group
-#define SHORT 16                                            // rows whose float32 products are summed by themselves
-#define HOLD (!PERSISTENT || (NARROW && !SPREAD && 2 * CPT + R * CPT <= 60)) // a tile stays in registers for both halves
+#define GROUPS (16 / GW)         // groups of a block
+#define GT (32 * GW)             // threads of a group
+#define VPT (CPT / CHUNK)        // 16-byte chunks of a thread
+#define WIDTH (GT * CPT)         // columns that a group covers
+#define LANES (32 / R)           // lanes that hold the sum of one row
+#define PARTS (GW * CLUSTER)     // partial sums of a row
+#define SLOTS (SPREAD ? 16 : 32) // most tiles in the ring of a group
+#define SHORT 16                 // rows whose float32 products are summed by themselves
+#define HOLD                                                                                                           \
+    (!PERSISTENT || (NARROW && !SPREAD && 2 * CPT + R * CPT <= 60)) // a tile stays in registers for both halves
 
 // Numbers that a block has room for between the sweep over K and finish_pass: the column sums of all groups but one, where
 // the groups' are joined first, or 128 of each warp.

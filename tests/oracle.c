@@ -493,10 +493,9 @@ static void report(problem *p, real step, real paid, int passes, double *out)
 
 /* reference: 0 a b^T, 1 ones, 2 c. start: log v to begin with, or NULL: then reg is lowered to the one asked for in
  * steps of 4, from reg_from. Returns 0, or 1 if no plan with mass is feasible: nothing is reported then. */
-int oracle(int m, int n, const double *M, const double *c, int reference, double reg, int row_kind,
-                   int col_kind, const double *a, const double *b, const double *rho_a, const double *rho_b,
-                   const double *start, double reg_from, long double *log_u, long double *log_v, long double *plan,
-                   double *out)
+int oracle(int m, int n, const double *M, const double *c, int reference, double reg, int row_kind, int col_kind,
+           const double *a, const double *b, const double *rho_a, const double *rho_b, const double *start,
+           double reg_from, long double *log_u, long double *log_v, long double *plan, double *out)
 {
     const size_t mn = (size_t)m * n;
     problem p = {.m = m, .n = n, .reg = reg};

@@ -32,7 +32,8 @@ static void fill_task(void *context, int thread, int threads)
 }
 
 /* the sum of len doubles, read as `streams` equal parts side by side, 8 lines a step */
-static inline __attribute__((always_inline)) double read_streams(const double *x, int64_t len, int64_t ahead, const int streams)
+static inline __attribute__((always_inline)) double read_streams(const double *x, int64_t len, int64_t ahead,
+                                                                 const int streams)
 {
     const int64_t part = len / streams;
     const int lines = 8 / streams;

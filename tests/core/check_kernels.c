@@ -93,8 +93,7 @@ int main(void)
             strcat(strcat(checked, " "), isas[i]);
         }
     check_new_pools();
-    printf("check_kernels:%s; %ld values, %ld wrong, %.0f s\n", checked, checks, failures,
-           difftime(time(NULL), begun));
+    printf("check_kernels:%s; %ld values, %ld wrong, %.0f s\n", checked, checks, failures, difftime(time(NULL), begun));
     for (int k = 0; k < POOLS; k++)
         mapuot_pool_free(pools[k]);
     return failures > 0;
