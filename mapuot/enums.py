@@ -6,13 +6,13 @@ import re
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parent / "_cuda_src" / "common" / "record.h"
+SOURCE = Path(__file__).resolve().parent / "_cuda_src"  # the texts that CUDA and C compile
 
 
 @cache
 def members(enum: str) -> dict[str, int]:
     """Return {name: number} of an enum whose members count from 0; MAPUOT_TV is "tv"."""
-    text = re.sub(r"/\*.*?\*/", "", SOURCE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/", "", (SOURCE / "common" / "record.h").read_text(encoding="utf-8"), flags=re.DOTALL)
     body = re.search(rf"typedef enum \{{([^}}]*)\}} {enum};", text)
     assert body is not None, enum
     names = [name.strip() for name in body[1].split(",")]

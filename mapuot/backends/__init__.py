@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import shown
 from ..problem.sparse import is_on_device
-from .contract import Options, PlanStream, Stats, Workspace, closing, host, namespace
+from .contract import Options, PlanStream, Stats, Workspace, closing, host, name_of, namespace
 
 __all__ = [
     "BACKENDS",
@@ -54,8 +54,3 @@ def load(backend: str) -> ModuleType:
             f"mapuot's C library is not built in {Path(__file__).parent.parent}: if mapuot is installed elsewhere, "
             "start Python in another folder; else run pip install -e . there"
         ) from error
-
-
-def name_of(backend: ModuleType) -> str:
-    """The word for a backend module, as ``pick`` takes it."""
-    return backend.__name__.rpartition(".")[2]

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -126,6 +127,11 @@ class PlanStream(Protocol):
     def apply_transpose(self, Y: Any) -> Any: ...
     def sums(self) -> tuple[float, F64, F64]:
         """(<P, M>, row sums, column sums) computed from M in float64."""
+
+
+def name_of(backend: ModuleType) -> str:
+    """The word for a backend module, as ``pick`` takes it."""
+    return backend.__name__.rpartition(".")[2]
 
 
 def namespace(*arrays: Any) -> Any:

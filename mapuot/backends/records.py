@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..enums import SOURCE
 from ..status import STATUSES
 from .contract import Stats
 
-SOURCE = Path(__file__).resolve().parent.parent / "_cuda_src"
 WIDTHS = {"double": np.float64, "int64_t": np.int64}
 RECORD = re.compile(r"struct\s*(\w*)\s*(?::\s*(\w+)\s*)?\{([^{}]*)\}\s*(\w*)\s*;")
 

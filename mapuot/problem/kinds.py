@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.contract import name_of
 from ..files import opened
 from ..ranks import ALONE, Ranks
 from .cost import Cost, Dense, Streamed, as_vectors, cost_of
@@ -52,12 +53,12 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     source = cost_of(source)
     in_one_process = getattr(backend, "WHOLE", False)
     if in_one_process and ranks.size > 1:
-        raise NotImplementedError(f"backend {backend.__name__.rpartition('.')[2]!r} runs in one process, without comm")
+        raise NotImplementedError(f"backend {name_of(backend)!r} runs in one process, without comm")
     if stores_pairs(source):
         return as_pairs(source, backend, ranks, a, b)
     cost = source if isinstance(source, Cost) else None
     if cost is not None and cost.remade and not (in_one_process or getattr(backend, "MAKES_COSTS", False)):
-        name = backend.__name__.rpartition(".")[2]
+        name = name_of(backend)
         raise NotImplementedError(f"backend {name!r} takes no {cost.kind}: use backend='cpu' or numpy.asarray(M)")
     if cost is not None or callable(source):
         check_no_names(a, b)
@@ -86,7 +87,7 @@ def stores_pairs(source: Any) -> bool:
 
 def as_pairs(source: Any, backend: ModuleType, ranks: Ranks, a: Any, b: Any) -> Sparse:
     """Make a sparse cost; over ranks of this rank's rows, given as such or read from a file."""
-    name = backend.__name__.rpartition(".")[2]
+    name = name_of(backend)
     if name != "cuda" and (is_on_device(source) or getattr(source, "on_device", False)):
         raise TypeError(f"M must not lie on a GPU for backend {name!r}: pass M.get(), or use backend='cuda'")
     if isinstance(source, Cost):

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from ...enums import SOURCE
 from .. import records
 from ..contract import MEMORY, PAD, memory_of
 
-SOURCE = records.SOURCE
 COOPERATIVE = ("iterate.cu", "fused_pass.cu")  # files whose blocks wait for each other
 STORES = {"float64": 0, "float32": 1}
 ITEMSIZE = {"float64": 8, "float32": 4}
