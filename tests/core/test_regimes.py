@@ -164,6 +164,16 @@ def test_an_outgrown_kernel_costs_no_ascent(backend, seed, m, n):
     assert case.solve(tol=1e-8, precision="float64", backend=backend).converged
 
 
+@pytest.mark.parametrize("precision", ["mixed", "auto"])
+def test_a_step_that_outgrows_its_kernel_is_still_guarded(backend, precision):
+    """An extrapolation leaves the range of K: made again on a fresh one, it lowers the dual value and is dropped."""
+    rng = np.random.default_rng(1027)
+    M = rng.random(rng.integers(3, 40, 2))
+    result = mapuot.solve(M, reg=6.74e-4, reg_m=(60.7, 0.871), precision=precision, backend=backend)
+    assert result.converged
+    assert result.n_passes < 120
+
+
 @pytest.mark.parametrize("max_passes", [100, 10_000])
 @pytest.mark.parametrize("reg_m", [10.0, 1000.0])
 def test_plan_in_place_is_certified_with_what_it_has_lost(backend, reg_m, max_passes):
