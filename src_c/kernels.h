@@ -125,7 +125,7 @@ typedef struct {
 /* stream_tmpl.c: streams over M */
 typedef struct {
     gather_fn extrema, balance, apply_transpose, plan_sums;
-    stream_fn apply;
+    stream_fn apply, costs;
 } stream_kernels;
 
 /* Every template ends with the table of what it has for one instruction set; dispatch.c puts these together. */

@@ -232,6 +232,7 @@ typedef struct {
     int64_t max_passes;  /* of one problem; where the last stage allows fewer, one that needs more is left unsolved */
     mapuot_stats *trace; /* of the one problem: the last stage's most + 8 passes; or NULL */
     double mass_tolerance, safe_spread, far, exponent_rounding, vanishing, scale_limit, most_scale;
+    double cost_error; /* bound on what is wrong with an entry of M; 0 of costs that are given as numbers */
 } mapuot_task;
 
 /* One of them.  status: CONVERGED, RUNNING (out of passes), any other: not solved, and nothing of it holds. */
@@ -271,9 +272,11 @@ int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64
 
 /* Streams over M.  alpha (m) and beta (n) are log scalings of rows and columns, c may have data == NULL (ones, or its mask alone):
  * the entry is c_ij exp(alpha_i + beta_j - M_ij / reg).
+ * costs: M itself, of points, m x n.
  * extrema: min and max of the finite entries, the number of NaN or -inf, the number of +inf.
  * balance: alpha (on entry 0, or -inf for a row to leave out) = -max_j (log v_j - M_ij / reg + log c_ij), +inf where a
  * row has no entry; col_max_j = max_i (alpha_i + log v_j - M_ij / reg + log c_ij), -inf where a column has none. */
+int mapuot_costs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double *out);
 int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double out[4]);
 int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                    const double *log_v, double *alpha, double *col_max);

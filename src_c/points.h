@@ -2,7 +2,7 @@
  *
  * Coordinates are subtracted before they are squared: distances of 1 between coordinates of 1e8 keep their digits.
  * Formulas: SciPy's cdist; WFR, the Wasserstein-Fisher-Rao cost -2 log cos |x - y| of Chizat, Peyre, Schmitzer, Vialard
- * 2018, forbids those that common/reach.h tells.  A new metric is one more case in points_block.
+ * 2018, forbids those that common/reach.h tells.  A new metric is one more case in points_blocks.
  */
 #ifndef MAPUOT_POINTS_H
 #define MAPUOT_POINTS_H
@@ -46,8 +46,10 @@ ALWAYS_INLINE vd point_cost(vd sum, const mapuot_metric metric, vd scale)
  * 64 at once touch as many pages a step: with 20,000 columns a float64 pass took 1.7 times as long. */
 enum { COORDINATES = 16 };
 
+/* R rows from i on, to out and ld entries further each; up to 4 of them share the loads of y, which some 64 coordinates
+ * leave to L2 */
 ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
-                                const mapuot_metric metric)
+                                int64_t ld, const mapuot_metric metric, const int R)
 {
     const int64_t d = points->d;
     const double *x = points->x + i * d, *y = points->y + j;
@@ -55,39 +57,54 @@ ALWAYS_INLINE void metric_block(const mapuot_points *points, int64_t i, int64_t 
     for (int64_t from = 0, end; from < d; from = end) {
         end = from + COORDINATES < d ? from + COORDINATES : d;
         for (int64_t k = 0; k < count; k += PAD) { /* y is padded so */
-            vd sum[PAD / VL];
+            vd sum[4][PAD / VL];
             UNROLL
+            for (int r = 0; r < R; r++)
+                UNROLL
             for (int p = 0; p < PAD / VL; p++)
-                sum[p] = from > 0 ? v_load(out + k + p * VL) : zero;
+                sum[r][p] = from > 0 ? v_load(out + r * ld + k + p * VL) : zero;
             for (int64_t q = from; q < end; q++) {
                 UNROLL
                 for (int p = 0; p < PAD / VL; p++) {
-                    const vd t = v_sub(v_set(x[q]), v_load(y + q * points->ld + k + p * VL));
-                    sum[p] = metric == MAPUOT_CITYBLOCK ? v_add(sum[p], v_max(t, v_sub(zero, t))) : v_fma(t, t, sum[p]);
+                    const vd yq = v_load(y + q * points->ld + k + p * VL);
+                    UNROLL
+                    for (int r = 0; r < R; r++) {
+                        const vd t = v_sub(v_set(x[r * d + q]), yq);
+                        sum[r][p] = metric == MAPUOT_CITYBLOCK ? v_add(sum[r][p], v_max(t, v_sub(zero, t)))
+                                                               : v_fma(t, t, sum[r][p]);
+                    }
                 }
             }
             UNROLL
+            for (int r = 0; r < R; r++)
+                UNROLL
             for (int p = 0; p < PAD / VL; p++)
-                v_store(out + k + p * VL, end < d ? sum[p] : point_cost(sum[p], metric, scale));
+                v_store(out + r * ld + k + p * VL, end < d ? sum[r][p] : point_cost(sum[r][p], metric, scale));
         }
     }
 }
 
-/* the costs of row i in the columns [j, j + count), and up to a multiple of PAD behind */
-ALWAYS_INLINE void points_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out)
+/* the costs of R rows from i on in the columns [j, j + count), and up to a multiple of PAD behind */
+ALWAYS_INLINE void points_blocks(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out,
+                                 int64_t ld, const int R)
 {
     switch (points->metric) {
     case MAPUOT_SQEUCLIDEAN:
-        metric_block(points, i, j, count, out, MAPUOT_SQEUCLIDEAN);
+        metric_block(points, i, j, count, out, ld, MAPUOT_SQEUCLIDEAN, R);
         break;
     case MAPUOT_EUCLIDEAN:
-        metric_block(points, i, j, count, out, MAPUOT_EUCLIDEAN);
+        metric_block(points, i, j, count, out, ld, MAPUOT_EUCLIDEAN, R);
         break;
     case MAPUOT_CITYBLOCK:
-        metric_block(points, i, j, count, out, MAPUOT_CITYBLOCK);
+        metric_block(points, i, j, count, out, ld, MAPUOT_CITYBLOCK, R);
         break;
     case MAPUOT_WFR:
-        metric_block(points, i, j, count, out, MAPUOT_WFR);
+        metric_block(points, i, j, count, out, ld, MAPUOT_WFR, R);
     }
+}
+
+ALWAYS_INLINE void points_block(const mapuot_points *points, int64_t i, int64_t j, int64_t count, double *out)
+{
+    points_blocks(points, i, j, count, out, 0, 1);
 }
 #endif

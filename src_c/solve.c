@@ -216,7 +216,7 @@ static int absorb(attempt *t)
     const double largest = largest_finite(task->m, t->alpha) + largest_finite(task->n, t->beta) +
                            largest_log(task->m, p->log_a) + largest_log(task->n, p->log_b);
     const double paid = fmin((p->high - p->low) / reg, largest + fabs(p->low) / reg + task->vanishing);
-    state->limits.exponent_error = task->exponent_rounding * (paid + largest);
+    state->limits.exponent_error = task->exponent_rounding * (paid + largest) + task->cost_error / reg;
     mapuot_build_kernel(t->serial, task->m, task->n, t->M, ONES, reg, t->alpha, t->beta, state->dtype, state->kernel,
                         state->ld);
     set_side(&state->rows, p->a, p->log_a, t->alpha);

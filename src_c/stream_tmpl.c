@@ -346,4 +346,22 @@ static void plan_sums(const stream_args *args, int64_t i0, int64_t i1, double *a
     acc[np] += v_sum(cost);
 }
 
-const stream_kernels ISA_OP(streams) = {extrema, balance, apply_transpose, plan_sums, apply};
+/* the costs of M, points, to out */
+static void costs(const stream_args *args, int64_t i0, int64_t i1)
+{
+    enum { ROWS = 4 };
+    _Alignas(64) double block[ROWS * BLOCK];
+    for (int64_t j = 0; j < args->n; j += BLOCK)
+        for (int64_t i = i0; i < i1; i += ROWS) {
+            const int64_t count = args->n - j < BLOCK ? args->n - j : BLOCK, rows = i1 - i < ROWS ? i1 - i : ROWS;
+            if (rows == ROWS)
+                points_blocks(&args->M.points, i, j, count, block, BLOCK, ROWS);
+            for (int64_t r = 0; r < rows; r++) {
+                if (rows < ROWS)
+                    points_block(&args->M.points, i + r, j, count, block + r * BLOCK);
+                memcpy((double *)args->out + (i + r) * args->ld + j, block + r * BLOCK, (size_t)count * sizeof(double));
+            }
+        }
+}
+
+const stream_kernels ISA_OP(streams) = {extrema, balance, apply_transpose, plan_sums, apply, costs};

@@ -160,6 +160,12 @@ static int run_each(mapuot_pool *pool, stream_job *job, stream_fn each, void *ou
     return MAPUOT_RUNNING;
 }
 
+int mapuot_costs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double *out)
+{
+    stream_job job = new_job(m, n, M, (mapuot_matrix){0}, 1.0, NULL, NULL);
+    return run_each(pool, &job, mapuot_active_kernels()->streams->costs, out, n, sizeof *out);
+}
+
 int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                         const double *alpha, const double *beta, mapuot_dtype dtype, void *K, int64_t ld)
 {

@@ -52,7 +52,11 @@ def points(case, **options):
     rng = np.random.default_rng(3)
     x, y = rng.random((len(case.a), 3)), rng.random((len(case.b), 3)) + 0.1
     M = ((x[:, None] - y) ** 2).sum(2)
-    return mapuot.PointCloud(x, y, **options), case.replace(M=M), {}
+    return mapuot.PointCloud(x, y, **{"form": None} | options), case.replace(M=M), {}
+
+
+def formed(case):
+    return points(case, form="auto")
 
 
 def boxes(case):
@@ -95,7 +99,7 @@ def stored(case):
 
 
 KINDS = {
-    f.__name__: f for f in (dense, single, function, pairs, points, boxes, grid, masked, uniform, given, stored)
+    f.__name__: f for f in (dense, single, function, pairs, points, formed, boxes, grid, masked, uniform, given, stored)
 }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def hvp(result: Any, w: Any, tol: Any, max_steps: Any) -> F64:
 def product(result: Any, x: F64, y: F64, slope: float, w: F64, tol: float, max_steps: int) -> F64:
     """H w for costs slope / 2 |x - y|^2."""
     reg, (r, s) = result.problem.reg, (result.row_marginal, result.col_marginal)
-    gradient = smooth_slope(result, result.problem.cost, True)
+    gradient = smooth_slope(result, result.problem.cost.cloud, True)
     moved = result.apply_transpose(np.column_stack([w, (x * w).sum(1)]))
     found = gradient * w
     rows, cols = found.sum(1), slope * (moved[:, -1] - (y * moved[:, :-1]).sum(1))

@@ -47,11 +47,11 @@ def gradient(result: Any) -> Gradient:
 
 
 def check(result: Any) -> PointCosts:
-    p = result.problem
-    if not isinstance(p.cost, PointCosts):
+    p, cloud = result.problem, result.problem.cost.cloud
+    if not isinstance(cloud, PointCosts):
         raise TypeError(f"this needs M to be a PointCloud, got {p.cost.kind}")
-    if p.cost.core[0].norm == np.inf:
-        raise NotImplementedError(f"slopes are for metrics of sums over the coordinates, got {p.cost.metric!r}")
+    if cloud.core[0].norm == np.inf:
+        raise NotImplementedError(f"slopes are for metrics of sums over the coordinates, got {cloud.metric!r}")
     if p.ranks.size > 1:
         raise NotImplementedError("this is for one process: comm must be None")
     for side, name in ((p.rows, "reg_m[0]"), (p.cols, "reg_m[1]")):
@@ -59,7 +59,7 @@ def check(result: Any) -> PointCosts:
             raise ValueError(f"{name} must be one number, of penalty 'kl' or 'balanced'")
     if p.unmasked != "product":
         raise ValueError("reference must be 'product'")
-    return p.cost
+    return cloud
 
 
 def rho_of(side: Side) -> float:

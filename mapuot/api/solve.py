@@ -12,7 +12,7 @@ from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Options, Stats, pick
 from ..errors import MUTED, ScalingWarning, shown, warn
-from ..problem.kinds import own_cost
+from ..problem.kinds import formed, own_cost
 from ..problem.problem import Problem
 from ..problem.validate import (
     as_callback,
@@ -64,8 +64,8 @@ def solve(
         Costs; float32 or float64 in any memory layout (others are converted); +inf forbids a pair. A function
         ``M(i0, i1)`` of rows or a file (.npy, .npz, HDF5, Zarr) is read block by block and never held; with
         ``backend="cuda"`` a function may make its rows on the device, where they stay.
-        A :class:`mapuot.PointCloud` is never formed: each pass makes its costs; nor is that of images and volumes, a
-        :class:`mapuot.Grid`.
+        Of a :class:`mapuot.PointCloud` each pass makes the costs, or the matrix is formed where that is quicker and
+        small (its ``form``); that of images and volumes, a :class:`mapuot.Grid`, never is.
         Of a matrix of scipy.sparse (any format; duplicates add up) the stored entries are costs, explicit zeros, too
         (in BSR and DIA format, which pad with zeros, these are refused); all other pairs are forbidden and never
         visited, and the plan is a CSR array with its entries in the same places, of cupyx.scipy.sparse where M is.
@@ -201,6 +201,7 @@ def solve(
         cost, a, b, reg_m = own_cost(M, a, b, reg_m, reference, module, ranks, **alike)
         check_whole(cost, method, out)
         threads = ranks.threads(as_threads(threads), cost.size)
+        cost = formed(cost, module, ranks, threads)
         with first_read(cost, progress and ranks.rank == 0) as tell:
             problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask, tell)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)

@@ -12,11 +12,12 @@ import numpy as np
 
 from ..answer.result import Result
 from ..backends.boxes import Truncation
-from ..backends.contract import Options
+from ..backends.contract import Options, namespace
 from ..penalties import F64
+from ..problem.points import Formed
 from ..problem.problem import Problem
 from ..problem.validate import as_start
-from ..route.stages import UNDONE, Route, Stage, in_words, route
+from ..route.stages import FORMED, UNDONE, Route, Stage, in_words, route
 from .loop import Run
 from .truncation import begun, ended, in_boxes
 
@@ -61,6 +62,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
         potentials, marginals = potentials[::-1], marginals[::-1]
+    if isinstance(problem.cost, Formed) and namespace(problem.cost.array) is not np:  # a plan of points is the host's
+        problem = dataclasses.replace(problem, cost=problem.cost.cloud)
     return Result(
         problem, run.module, potentials, marginals, run.trace, run.status, options.threads, how=how, skipped=skipped
     )
@@ -119,7 +122,8 @@ def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None
     """Return the words of `Result.how`."""
     own = [x for x in done if x.stage.reg == problem.reg]
     first = [x for x in own if x.stage.after is UNDONE]
-    more = ["turned"] if way.turned else []
+    more = [FORMED] if isinstance(problem.cost, Formed) else []
+    more += ["turned"] if way.turned else []
     if skip and skip.kept:
         more.append(f"{100 * skip.kept.share:.2g} % of the pairs")
     if way.warm:

@@ -57,8 +57,8 @@ def clusters_of(points: int, entries: int, most: int = MOST_CLUSTERS) -> int:
 
 def features(cost: Cost, largest: float) -> Any:
     """Return the table by whose rows points are put into clusters: coordinates, or some entries of M."""
-    if cost.operator == "points":
-        return cost.rows  # type: ignore[attr-defined]
+    if cost.cloud is not None:
+        return cost.cloud.rows
     columns = host(cost.landmarks()[1])
     return np.where(np.isfinite(columns), columns, largest).astype(np.float64)
 
@@ -149,6 +149,7 @@ class Coarse:
 
     def labels_of(self, cost: Cost) -> Labels:
         """Return the labels that an earlier solve of this cost found, if they have the right number."""
+        cost = cost if cost.cloud is None else cost.cloud
         labels = FOUND.get(cost)
         if labels is None or labels.clusters != self.count:
             table = features(self.problem.cost, self.problem.M_max)

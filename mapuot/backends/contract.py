@@ -10,9 +10,15 @@ A backend is a module (or package) with
     LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
     QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
 
-and, where it has them, ``quicker_turned(cost)``, whether a solve of the transpose takes less time, ``held(problem)``, a
-problem between sorted points with these and the vectors of its sides where they are best worked on, and a batch:
-``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
+and, where it has them,
+
+    quicker_turned(cost)    whether a solve of the transpose takes less time
+    costs(cloud, threads)   the matrix of points
+    form_bytes(cloud)       how many bytes that matrix and K may take where nobody says
+    held(problem)           a problem between sorted points with these and the vectors of its sides where they are best
+                            worked on
+
+and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ class Cost:
     ndim = 2
     held = False  # one array, to which a backend can point
     operator = "tiles"  # of K in a pass: stored "tiles", stored "pairs", "points" that make it, "products" along axes
+    cloud: Any = None  # the points that the costs are between (`PointCosts`)
     wide = False  # passes are float64 ones, whatever storage is asked for
     shape: tuple[int, int]
     dtype: Any

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import name_of
+from ..backends.contract import host, name_of
 from ..files import opened
 from ..ranks import ALONE, Ranks
 from .cost import Cost, Dense, Streamed, as_vectors, cost_of
+from .points import Formed
 from .sparse import Sparse, SparseCosts, is_list_of_pairs, is_on_device, is_sparse
 from .validate import as_array, as_pair, as_real, check_kind
 
@@ -73,6 +74,14 @@ def as_cost(source: Any, backend: ModuleType, ranks: Ranks = ALONE, a: Any = Non
     return cost if cost is not None and not in_one_process else Dense(as_real(M))
 
 
+def formed(cost: Any, backend: ModuleType, ranks: Ranks = ALONE, threads: int | None = None) -> Any:
+    """Return the matrix of a cloud that may be formed, where the backend reads it in less time; else ``cost``."""
+    cloud, most = cost.cloud, getattr(backend, "form_bytes", None)
+    if cloud is cost is not None and most and ranks.size == 1 and cloud.forms(most(cloud)):
+        return Formed(cloud, backend.costs(cloud, threads))
+    return cost
+
+
 def check_no_names(a: Any, b: Any) -> None:
     for name, weight in (("a", a), ("b", b)):
         if isinstance(weight, (str, os.PathLike)):
@@ -112,7 +121,8 @@ def as_costs(M: Any, backend: ModuleType) -> Any:
     """Make the cost of a batch: points, or M as (m, n) or (p, m, n), in a dtype that the core reads."""
     M = cost_of(M)
     if isinstance(M, Cost) and M.remade:
-        return as_cost(M, backend)
+        cost = formed(as_cost(M, backend), backend)
+        return Formed(cost.cloud, host(cost.array)) if isinstance(cost, Formed) else cost  # answers lie where M does
     if stores_pairs(M):
         return as_pairs(M, backend, ALONE, None, None)
     if is_list_of_pairs(M):

@@ -17,11 +17,13 @@ from ..backends.contract import PAD, host
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
-from .cost import Cost, Given
+from .cost import Cost, Dense, Given
 from .metrics import METRICS, Metric
 from .validate import as_array, as_choice, as_positive, check_kind
 
-AUTO_ENTRIES = 1 << 26  # pairs from which "auto" skips some: below it all of them take less than a second
+FORM_BYTES = 1 << 30  # that "auto" lets a formed matrix and K take in the memory of the host
+PAIR_BYTES = 16  # of a pair in a matrix that is formed and in its K
+AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # pairs from which "auto" skips some: 2^26, up to which it forms the matrix
 FEW = 4  # dimensions in which what holds all points tells the range of their costs well enough
 MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
 
@@ -58,11 +60,16 @@ class PointCloud(Given):
         certificate. "auto": from 2^26 pairs on; a number: always, and only pairs that lie so many nats below the
         product of their masses, or more where ``tol`` asks for it; None: never. Needs ``reference="product"``
         and a metric other than "wfr".
+    form : "auto", float or None
+        Form the matrix in `solve` and `solve_batch` where passes over it take less time than passes that make its
+        costs, and where it takes at most so many bytes with its K, 16 a pair. "auto": 1 GiB (2^26 pairs) on a CPU, a
+        quarter of the free memory on a GPU; None: never. A cloud whose ``truncate`` is a number is not formed, nor
+        one over several ranks.
 
     Attributes
     ----------
     x, y : (m, d), (n, d) float64 arrays
-    metric, scale, weights, truncate
+    metric, scale, weights, truncate, form
         As given.
     shape, size, ndim, dtype
         Those of the matrix.
@@ -74,8 +81,9 @@ class PointCloud(Given):
 
     Notes
     -----
-    Memory is that of the points: every pass makes its costs, in float32 while the error is large (but for "wfr") and in
-    float64 where it certifies, from differences of coordinates, so that no digits are lost where both are large.
+    Memory is that of the points, and of the matrix where ``form`` allows it, which a Result then keeps. Without it a
+    pass makes its costs, in float32 while the error is large (but for "wfr") and in float64 where it certifies. Costs
+    are made from differences of coordinates, so that no digits are lost where both are large.
     ``numpy.asarray(cloud)`` forms the matrix.
 
     The plan of a truncated solve is 0 where a pair is skipped, in every quantity of its Result: ``plan``, ``apply``,
@@ -96,14 +104,14 @@ class PointCloud(Given):
 
     def __init__(
         self, x: Any, y: Any, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
-        truncate: Any = "auto",
+        truncate: Any = "auto", form: Any = "auto",
     ) -> None:  # fmt: skip
-        super().__init__(PointCosts(x, y, metric, scale, weights, truncate))
+        super().__init__(PointCosts(x, y, metric, scale, weights, truncate, form))
 
     def _hold(self, cost: Any) -> None:
         super()._hold(cost)
         self.x, self.y, self.metric, self.scale = cost.x, cost.y, cost.metric, cost.scale
-        self.weights, self.truncate = cost.weights, cost.truncate
+        self.weights, self.truncate, self.form = cost.weights, cost.truncate, cost.form
 
     def __getitem__(self, rows: Any) -> PointCloud:
         """Return the costs of some rows: a slice (no copy if it has no step), numbers or booleans."""
@@ -123,7 +131,7 @@ class PointCosts(Cost):
 
     def __init__(
         self, x: Any, y: Any, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
-        truncate: Any = "auto",
+        truncate: Any = "auto", form: Any = "auto",
     ) -> None:  # fmt: skip
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
         points = [as_points(value, name) for value, name in ((x, "x"), (y, "y"))]
@@ -131,7 +139,7 @@ class PointCosts(Cost):
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
         self.x, self.y = (np.array(p, dtype=np.float64, order="C") for p in points)  # the caller may change x and y
-        self.truncate = as_truncate(truncate)
+        self.truncate, self.form = as_truncate(truncate), as_form(form)
         self.weights = None if weights is None else as_weights(weights, self.x.shape[1])
         if self.weights is not None:
             low, high = corners(self.y)
@@ -225,6 +233,15 @@ class PointCosts(Cost):
         known = METRICS[self.metric].skips
         return isinstance(self.truncate, float) or (known and bool(self.truncate) and pairs >= AUTO_ENTRIES)
 
+    @property
+    def cloud(self) -> PointCosts:
+        return self
+
+    def forms(self, most: float) -> bool:
+        """Tell whether the matrix may be formed, in so many bytes at most where "auto" leaves that to the backend."""
+        most = most if self.form == "auto" else float(self.form or 0)
+        return self.size * PAIR_BYTES <= most and not isinstance(self.truncate, float)
+
     def transpose(self) -> PointCosts:
         turned = object.__new__(PointCosts)
         vars(turned).update(vars(self), x=self.y, y=self.x)
@@ -238,8 +255,11 @@ class PointCosts(Cost):
         tight = self.dim <= FEW or self.truncates(self.size)
         metric = METRICS[self.metric]
         bounded = tight and self.size >= AUTO_ENTRIES and metric.degree > 0
-        found = self._bounds() if bounded else super().range(backend, threads, tell)
-        if found[3] and metric.reach == math.inf:
+        return self.reached(self._bounds() if bounded else super().range(backend, threads, tell))
+
+    def reached(self, found: tuple[float, float, int, int]) -> tuple[float, float, int, int]:
+        """Return a range, once it is known that only pairs beyond a metric's reach are forbidden."""
+        if found[3] and METRICS[self.metric].reach == math.inf:
             raise ValueError(f"x and y must be so near each other that their {self.metric} costs are finite")
         return found
 
@@ -295,6 +315,38 @@ class PointCosts(Cost):
         columns = self.columns[:, : self.shape[1]].T
         costs = metric.after(cdist(self.rows, columns, metric.cdist))
         return (scale * costs).astype(dtype or np.float64, copy=False)
+
+
+class Formed(Dense):
+    """The matrix of a cloud, formed where passes over it take less time, and the cloud."""
+
+    def __init__(self, cloud: PointCosts, array: Any) -> None:
+        super().__init__(array)
+        self.cloud, self.dtype = cloud, cloud.dtype  # the plan's; entries are float64
+
+    def __reduce__(self) -> Any:
+        return as_it_is, (self.cloud,)
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return str(self.cloud.kind)
+
+    def transpose(self) -> Formed:
+        return Formed(self.cloud.transpose(), self._array.T)
+
+    def range(
+        self, backend: ModuleType, threads: int | None = None, tell: Callable[[int], Any] | None = None
+    ) -> tuple[float, float, int, int]:
+        found: tuple[float, float, int, int] = self.cloud.reached(super().range(backend, threads, tell))
+        return found
+
+    def error(self, largest: float) -> float:
+        return float(self.cloud.error(largest))
+
+
+def as_it_is(cloud: PointCosts) -> PointCosts:
+    """Return the cloud that a pickle of a `Formed` holds."""
+    return cloud
 
 
 class Ordered(PointCosts):
@@ -421,6 +473,15 @@ def as_truncate(value: Any) -> str | float | None:
     if isinstance(value, str):
         raise ValueError(f"truncate must be 'auto', None or a number of nats, got {value!r}")
     return as_positive(value, "truncate")
+
+
+def as_form(value: Any) -> str | float | None:
+    """Check ``form``: bytes, "auto" or None."""
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return value
+    if isinstance(value, str):
+        raise ValueError(f"form must be 'auto', None or a number of bytes, got {value!r}")
+    return as_positive(value, "form")
 
 
 def as_weights(value: Any, d: int) -> F64:

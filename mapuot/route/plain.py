@@ -1,8 +1,9 @@
 """The short way for small plain problems: checked in one sweep, solved in one foreign call, told when asked.
 
-Plain: an array in memory, float64 masses, KL or balanced sides of one reg_m each, c = a b^T, nothing to listen or to
-wait for. The core carries out the same stages (route/stages.py) by the same passes, so that the answer is the same.
-What it finds odd, cannot hold or cannot finish goes the ordinary way from its beginning, which tells or solves it.
+Plain: an array in memory or points whose matrix is formed, float64 masses, KL or balanced sides of one reg_m each,
+c = a b^T, nothing to listen or to wait for. The core carries out the same stages (route/stages.py) by the same passes,
+so that the answer is the same. What it finds odd, cannot hold or cannot finish goes the ordinary way from its
+beginning, which tells or solves it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from ..answer.result import Result, holds_float32
 from ..backends import Options, Stats, pick
 from ..backends.records import STATS, told
 from ..cached import cached_property
-from ..problem.cost import Dense
+from ..problem.cost import Dense, cost_of
+from ..problem.points import FORM_BYTES, Formed, PointCloud
 from ..problem.problem import BatchProblem, Problem
 from ..problem.side import Side
 from ..problem.validate import as_count, as_out, is_sentinel, moves_little
 from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
-from .stages import in_words, ladder, turned_sides
+from .stages import FORMED, in_words, ladder, turned_sides
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 NUMBERS = {float, int, np.float64, np.float32, np.int64, np.int32}
@@ -80,6 +82,15 @@ def masses(weight: Any, length: int) -> Any:
     return None
 
 
+def readable(M: Any) -> Any:
+    """Return the dtype of an array that the core can read, or of points whose matrix may be formed; None of others."""
+    if type(M) is np.ndarray:
+        known = M.ndim == 2 and M.dtype in (F64, F32) and M.flags.c_contiguous and M.flags.aligned
+    else:
+        known = type(M) is PointCloud and cost_of(M).forms(FORM_BYTES)
+    return M.dtype if known and 0 < M.size <= SERIAL_ENTRIES else None
+
+
 def attempt(
     M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...], plan: Any = None
 ) -> PlainResult | None:  # fmt: skip
@@ -87,10 +98,8 @@ def attempt(
 
     ``arguments``: those of `settings`; ``plan``: memory for the plan, or True for a new array.
     """
-    if type(M) is not np.ndarray or M.ndim != 2 or not 0 < M.size <= SERIAL_ENTRIES:
-        return None
-    dtype, flags, reg, rho = M.dtype, M.flags, number(reg), penalties_of(reg_m)
-    if rho is None or dtype not in (F64, F32) or not (flags.c_contiguous and flags.aligned and reg > 0):
+    dtype, reg, rho = readable(M), number(reg), penalties_of(reg_m)
+    if dtype is None or rho is None or not reg > 0:
         return None
     try:
         options = settings(*arguments)
@@ -104,10 +113,15 @@ def attempt(
     if a is None or b is None:
         return None
     backend, whole = core()
-    out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, M)
-    found = whole.solve(M, a, b, reg, rho, options, arguments[5], ladder, out)
-    odd = found is None or is_odd(found, reg, dtype, M.size)
-    return None if odd else PlainResult(backend, M, a, b, reg, rho, found, options, begun, out)
+    cost = Dense(M) if type(M) is np.ndarray else Formed(cost_of(M), backend.costs(cost_of(M), 1))
+    out = np.empty((m, n), dtype) if plan is True else plan if plan is None else as_out(plan, (m, n), dtype, cost.array)
+    inside = out if dtype == cost.array.dtype else None  # of float32 points the costs are float64
+    found = whole.solve(cost, a, b, reg, rho, options, arguments[5], ladder, inside)
+    if found is None or is_odd(found, reg, dtype, M.size) or (cost.cloud and found.forbidden):
+        return None
+    if out is not inside:
+        whole.form_plan(cost.array, reg, found.numbers[2 * (m + n) :], out)
+    return PlainResult(backend, cost, a, b, reg, rho, found, options, begun, out)
 
 
 def is_odd(found: Any, reg: float, dtype: Any, entries: int) -> bool:
@@ -132,10 +146,10 @@ class PlainResult(Result):
     """The `Result` of a plain problem, whose members are made when they are asked for."""
 
     def __init__(
-        self, backend: ModuleType, M: Any, a: Any, b: Any, reg: float, rho: Any, found: Any, options: Options,
+        self, backend: ModuleType, cost: Dense, a: Any, b: Any, reg: float, rho: Any, found: Any, options: Options,
         begun: float, plan: Any,
     ) -> None:  # fmt: skip
-        self._backend, self._M, self._a, self._b, self._reg, self._rho = backend, M, a, b, reg, rho
+        self._backend, self._cost, self._a, self._b, self._reg, self._rho = backend, cost, a, b, reg, rho
         self._found, self.options, self._seconds = found, options, time.perf_counter() - begun
         self._threads = options.threads
         self.status = "converged" if found.converged else "max_passes"
@@ -157,17 +171,18 @@ class PlainResult(Result):
         )
         mass = float(self._a.sum()) * float(self._b.sum())
         range_ = found.low, found.high, found.forbidden
-        return Problem(Dense(self._M), rows, cols, self._reg, "product", *range_, mass)
+        return Problem(self._cost, rows, cols, self._reg, "product", *range_, mass)
 
     def _part(self, k: int) -> Any:
         """Return a part of the numbers: log u, log v, r, s, or the exponents of the plan."""
-        m, n = self._M.shape
+        m, n = self._cost.shape
         ends = 0, m, m + n, 2 * m + n, 2 * (m + n), 3 * (m + n)
         return self._found.numbers[ends[k] : ends[k + 1]]
 
     @cached_property
     def how(self) -> str:  # type: ignore[override]
-        return in_words(f"{self.options.precision} tiles", self._found.larger, "one call of the core")
+        more = [FORMED] if isinstance(self._cost, Formed) else []
+        return in_words(f"{self.options.precision} tiles", self._found.larger, *more, "one call of the core")
 
     @cached_property
     def log_u(self) -> Any:
@@ -198,6 +213,6 @@ class PlainResult(Result):
     @cached_property
     def plan(self) -> Any:
         """The plan P, (m, n), in M's dtype; formed from M with a float64 exponent on first use, then kept."""
-        out = np.empty(self._M.shape, self._M.dtype)
-        core()[1].form_plan(self._M, self._reg, self._part(4), out)
+        out = np.empty(self._cost.shape, self._cost.dtype)
+        core()[1].form_plan(self._cost.array, self._reg, self._part(4), out)
         return out

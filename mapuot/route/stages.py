@@ -30,6 +30,7 @@ INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skip
 FAR = 30.0  # range(M) / reg below which "auto" skips nothing: most pairs count
 UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
 STALLED = ("stalled",)
+FORMED = "the matrix of the points"  # what passes read, in `Result.how`
 NO_ANSWER = (*STALLED, *FAILED)  # statuses of a solve that ended without the answer asked for
 
 

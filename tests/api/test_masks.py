@@ -197,13 +197,15 @@ def test_map_uot(precision):
 def test_points(metric, backend):
     rng = np.random.default_rng(0)
     x, y, a, b = rng.random((30, 2)), rng.random((41, 2)) + 0.1, rng.random(30), rng.random(41)
-    cloud = mapuot.PointCloud(x, y, metric)
+    cloud = mapuot.PointCloud(x, y, metric, form=None)
     result = mapuot.solve(cloud, a, b, reg=0.1, reg_m=1.0, mask=MASK, backend=backend, precision="float64")
     assert result.converged
     verify(result, masked(Case(np.asarray(cloud), a, b, 0.1, 1.0), MASK))
     quick = mapuot.solve(cloud, a, b, reg=0.1, reg_m=1.0, mask=MASK, backend=backend)
     assert np.abs(np.asarray(quick.plan) - result.plan).sum() <= (quick.error_bound + result.error_bound) * result.mass
-    turned = mapuot.solve(mapuot.PointCloud(y, x, metric), b, a, reg=0.1, reg_m=1.0, mask=MASK.T, backend=backend)
+    turned = mapuot.solve(
+        mapuot.PointCloud(y, x, metric, form=None), b, a, reg=0.1, reg_m=1.0, mask=MASK.T, backend=backend
+    )
     np.testing.assert_array_equal(np.asarray(turned.plan) > 0, (np.asarray(result.plan) > 0).T)
 
 

@@ -63,8 +63,10 @@ def test_costs_of_every_instruction_set(isa, metric):
 
 def test_large_coordinates_keep_their_differences():
     x, y, a, b = clouds(30, 40, 3)
-    far = mapuot.solve(mapuot.PointCloud(x + 2.0**27, y + 2.0**27), a, b, reg=0.05, reg_m=1.0)
-    near = mapuot.solve(mapuot.PointCloud((x + 2.0**27) - 2.0**27, (y + 2.0**27) - 2.0**27), a, b, reg=0.05, reg_m=1.0)
+    far = mapuot.solve(mapuot.PointCloud(x + 2.0**27, y + 2.0**27, form=None), a, b, reg=0.05, reg_m=1.0)
+    near = mapuot.solve(
+        mapuot.PointCloud((x + 2.0**27) - 2.0**27, (y + 2.0**27) - 2.0**27, form=None), a, b, reg=0.05, reg_m=1.0
+    )
     np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
 
 
@@ -98,7 +100,7 @@ def one_pass(cloud, a, b, reg, precision, log_v):
 @pytest.mark.parametrize("shape", [*SHAPES, (70, 1100, 3), (13, 40, 64)])
 def test_float32_passes_are_those_of_float64(isa, metric, shape):
     x, y, a, b = clouds(*shape)
-    cloud = mapuot.PointCloud(x - 0.3, y, metric, 1.0 / shape[2])
+    cloud = mapuot.PointCloud(x - 0.3, y, metric, 1.0 / shape[2], form=None)
     log_v = np.random.default_rng(1).normal(size=shape[1])
     got, want = (one_pass(cloud, a, b, 0.02, precision, log_v) for precision in ("mixed", "float64"))
     assert got[-1]
@@ -115,7 +117,7 @@ def test_float32_passes_are_those_of_float64(isa, metric, shape):
 def test_the_certificate_holds_after_float32_passes(metric, d):
     rng = np.random.default_rng(d)
     x, y, a, b = rng.normal(size=(150, d)), rng.normal(size=(130, d)) * 0.8 + 0.1, rng.random(150), rng.random(130) * 2
-    cloud = mapuot.PointCloud(x, y, metric, 0.3)
+    cloud = mapuot.PointCloud(x, y, metric, 0.3, form=None)
     for reg in (0.5, 0.02):
         want = mapuot.solve(np.asarray(cloud), a, b, reg=reg, reg_m=1.0, tol=1e-11)
         for tol in (1e-3, 1e-6):
@@ -126,24 +128,24 @@ def test_the_certificate_holds_after_float32_passes(metric, d):
 
 def test_degenerate_clouds():
     one = np.ones((4, 3))
-    equal = mapuot.solve(mapuot.PointCloud(one, one), reg=0.1, reg_m=1.0)
+    equal = mapuot.solve(mapuot.PointCloud(one, one, form=None), reg=0.1, reg_m=1.0)
     assert equal.converged
     assert equal.cost == 0
     line = np.linspace(0, 1, 50)[:, None] * np.ones(512)
-    assert mapuot.solve(mapuot.PointCloud(line, line, scale=1 / 512), reg=0.05, reg_m=1.0).converged
+    assert mapuot.solve(mapuot.PointCloud(line, line, scale=1 / 512, form=None), reg=0.05, reg_m=1.0).converged
     doubled = np.vstack([one, one + 1, one])
     a = np.r_[0.0, np.ones(11)]
-    result = mapuot.solve(mapuot.PointCloud(doubled, one), a, reg=0.1, reg_m=1.0)
+    result = mapuot.solve(mapuot.PointCloud(doubled, one, form=None), a, reg=0.1, reg_m=1.0)
     assert result.converged
     assert (result.plan[0] == 0).all()
 
 
 def test_memory_is_that_of_the_points():
     x = np.random.default_rng(0).random((20_000, 2))
-    cloud = mapuot.PointCloud(x, x)
+    cloud = mapuot.PointCloud(x, x, form=None)
     assert cloud._cost.rows.nbytes + cloud._cost.columns.nbytes < 1 << 20
     assert len(pickle.dumps(cloud)) < 2 << 20
-    result = mapuot.solve(mapuot.PointCloud(x[:9], x[:9]), reg=0.1, reg_m=1.0)
+    result = mapuot.solve(mapuot.PointCloud(x[:9], x[:9], form=None), reg=0.1, reg_m=1.0)
     result._stream.problem = Unable
     with pytest.raises(MemoryError, match=r"rows of the plan need 3.73e\+09 GiB"):
         result._stream.rows_of_plan(10**9)
@@ -276,13 +278,13 @@ def test_some_rows():
 def test_clusters_are_those_of_a_cloud_and_not_of_its_parts():
     """A solve keeps the clusters that it found for the next one; other points have others."""
     x, y, a, b = clouds(1100, 1000, 2)
-    cloud = mapuot.PointCloud(x, y)
+    cloud = mapuot.PointCloud(x, y, form=None)
     mapuot.solve(cloud, a, b, reg=1e-3, reg_m=10.0, tol=0.1, max_passes=40)
     assert cloud._cost in FOUND
-    turned, rows = mapuot.PointCloud(y, x), slice(400, 1100)
+    turned, rows = mapuot.PointCloud(y, x, form=None), slice(400, 1100)
     for part, fresh, u, v in (
-        (cloud[rows], mapuot.PointCloud(x[rows], y), a[rows], b), (cloud.transpose(), turned, b, a),
-        (cloud[np.arange(700)], mapuot.PointCloud(x[:700], y), a[:700], b),
+        (cloud[rows], mapuot.PointCloud(x[rows], y, form=None), a[rows], b), (cloud.transpose(), turned, b, a),
+        (cloud[np.arange(700)], mapuot.PointCloud(x[:700], y, form=None), a[:700], b),
     ):  # fmt: skip
         got, want = (
             mapuot.solve(c, u, v, reg=1e-3, reg_m=10.0, tol=0.1, max_passes=40, threads=1) for c in (part, fresh)
@@ -358,7 +360,7 @@ def test_ranges_of_many_pairs_are_bounds(metric, dim, monkeypatch):
     rng = np.random.default_rng(dim)
     for apart in (0.0, 3.0):
         x, y = rng.normal(size=(900, dim)), rng.normal(size=(800, dim)) + apart
-        cloud = mapuot.PointCloud(x, y, metric, scale=0.3, truncate=None)
+        cloud = mapuot.PointCloud(x, y, metric, scale=0.3, truncate=None, form=None)
         low, high, *odd = cloud._cost.range(cpu)
         monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1)
         bounds = cloud._cost.range(cpu)
@@ -411,9 +413,74 @@ def test_cosine_of_lengths_beyond_float64(scale):
     """Squares of coordinates overflow or underflow: the directions are those of the same points near 1."""
     x, y, a, b = clouds(6, 5, 2)
     near, far = (
-        mapuot.solve(mapuot.PointCloud(z * x, z * y, "cosine"), a, b, reg=0.1, reg_m=1.0) for z in (1.0, scale)
+        mapuot.solve(mapuot.PointCloud(z * x, z * y, "cosine", form=None), a, b, reg=0.1, reg_m=1.0)
+        for z in (1.0, scale)
     )
     np.testing.assert_allclose(far.plan, near.plan, rtol=1e-12)
     right, found = near.gradient(), far.gradient()
     np.testing.assert_allclose(found.x * scale, right.x, rtol=1e-9, atol=1e-15)
     assert found.error * scale == pytest.approx(right.error, rel=1e-6)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"])
+@pytest.mark.parametrize(("m", "n", "d"), [(1, 1, 1), (9, 17, 3), (130, 1100, 20)])
+def test_a_cloud_that_is_formed_is_solved_as_its_matrix(isa, metric, m, n, d):
+    """In as many passes, to the same potentials, and with no smaller a bound; its costs are SciPy's."""
+    x, y, a, b = clouds(m, n, d)
+    cloud = mapuot.PointCloud(x / np.sqrt(d), y / np.sqrt(d), metric, 0.3)
+    M = cpu.costs(cloud._cost, 1)
+    np.testing.assert_allclose(M, np.asarray(cloud), rtol=1e-13, atol=1e-16)
+    assert cpu.costs(cloud._cost, 2).tobytes() == M.tobytes()
+    for reg_m, tol in ((1.0, 1e-6), ((np.inf, 0.5), 1e-9), ((0.5, np.inf), 1e-3)):
+        options = {"reg": 0.05, "reg_m": reg_m, "tol": tol, "threads": 1}
+        got, want = (mapuot.solve(cost, a, b, **options) for cost in (cloud, M))
+        assert got.n_passes == want.n_passes
+        assert "the matrix of the points" in got.how
+        np.testing.assert_allclose(got.plan, want.plan, rtol=1e-10, atol=1e-300)
+        assert want.error_bound <= got.error_bound <= want.error_bound * (1 + 1e-6) + 1e-10
+        np.testing.assert_allclose(got.log_v, want.log_v, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+def test_the_rounding_of_formed_costs_is_in_the_certificate():
+    """A cost of 1e12 reg whose last digits are its own rounding: nothing may be certified."""
+    x, y = np.array([[0.0, 0.1]]), np.array([[1e6, 0.3], [1e6, 0.7]])
+    a, b = np.ones(1), np.ones(2) / 2
+    cloud, M = mapuot.PointCloud(x, y), np.asarray(mapuot.PointCloud(x, y))
+    for options in ({}, {"penalty": ("kl", "tv")}):
+        given = {"reg": 1.0, "reg_m": (np.inf, 1.0), "max_passes": 50} | options
+        found, known = mapuot.solve(cloud, a, b, **given), mapuot.solve(M, a, b, **given)
+        assert found.error_bound > known.error_bound + 1e-4
+
+
+def test_what_a_formed_cloud_keeps():
+    x, y, a, b = clouds(9, 7, 2)
+    narrow = mapuot.PointCloud(x.astype(np.float32), y.astype(np.float32))
+    result = mapuot.solve(narrow, a, b, reg=0.1, reg_m=1.0, out=(out := np.empty((9, 7), np.float32)))
+    assert result.plan is out
+    want = mapuot.solve(mapuot.PointCloud(narrow.x, narrow.y, form=None), a, b, reg=0.1, reg_m=1.0)
+    np.testing.assert_allclose(out, want.plan, rtol=2e-6)
+    np.testing.assert_allclose(result.gradient().x, want.gradient().x, rtol=1e-5, atol=1e-9)
+    again = pickle.loads(pickle.dumps(result))
+    assert again.problem.cost is again.problem.cost.cloud  # the points alone
+    np.testing.assert_allclose(again.plan, out, rtol=1e-6)
+    batch = mapuot.solve_batch(narrow, np.stack([a, 2 * a]), b, reg=0.1, reg_m=1.0)
+    assert all("2 problems together" in how for how in batch.how)
+    np.testing.assert_allclose(batch[0].plan, out, rtol=2e-6)
+
+
+def test_when_a_cloud_is_formed():
+    x, y, _, _ = clouds(9, 7, 2)
+    whole = 16 * 9 * 7
+    for options, formed in (
+        ({}, True), ({"form": None}, False), ({"form": whole}, True), ({"form": whole - 1}, False),
+        ({"truncate": 3.0}, False), ({"truncate": None}, True),
+    ):  # fmt: skip
+        result = mapuot.solve(mapuot.PointCloud(x, y, **options), reg=0.1, reg_m=1.0)
+        assert ("tiles" in result.how) == formed
+    large = mapuot.PointCloud(np.zeros((8193, 1)), np.ones((8192, 1)))
+    assert not large._cost.forms(cpu.form_bytes(large._cost))
+    assert large[:8192]._cost.forms(cpu.form_bytes(large._cost))
+    for value, error in ((0, ValueError), ("never", ValueError), ([1], TypeError)):
+        with pytest.raises(error, match="form must be"):
+            mapuot.PointCloud(x, y, form=value)

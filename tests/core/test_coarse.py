@@ -133,7 +133,7 @@ def test_a_cloud_comes_again_in_other_clusters(monkeypatch):
     """Over ranks it has more of them than alone; labels of more clusters wrote behind the sums of 16."""
     rng = np.random.default_rng(0)
     x, y = rng.random((660, 3)), rng.random((640, 3))
-    cloud, one = mapuot.PointCloud(x, y), mapuot.PointCloud(x, y)
+    cloud, one = mapuot.PointCloud(x, y, form=None), mapuot.PointCloud(x, y, form=None)
     mapuot.solve(cloud, reg=0.002, reg_m=1.0, threads=1)
     assert coarse.FOUND[cloud._cost].clusters == 64
     monkeypatch.setattr(coarse.Coarse, "most", 16)

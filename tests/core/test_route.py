@@ -108,7 +108,9 @@ def test_how_of_other_costs():
     x, y, a, b = points()
     M = ((x[:, None] - y) ** 2).sum(-1)
     given = {
-        "float32 points, then float64 points": mapuot.PointCloud(x, y),
+        "float32 points, then float64 points": mapuot.PointCloud(x, y, form=None),
+        "float32 tiles, the matrix of the points, one call of the core": mapuot.PointCloud(x, y, form=16 * 600 * 500),
+        "float64 points": mapuot.PointCloud(x, y, "wfr", form=16 * 600 * 500 - 1),
         "float32 pairs": sparse.csr_array(np.where(M < 0.5, M + 1e-3, 0)),
         "float32 tiles": lambda i0, i1: M[i0:i1],
     }
@@ -116,6 +118,8 @@ def test_how_of_other_costs():
         assert mapuot.solve(cost, a, b, reg=0.05, reg_m=1.0).how == how
     skips = mapuot.solve(mapuot.PointCloud(x, y, truncate=4.0), a, b, reg=1e-3, reg_m=1.0)
     assert f", {100 * skips.skipped.kept.share:.2g} % of the pairs" in skips.how
+    small = mapuot.solve(mapuot.PointCloud(x[:9], y[:8]), reg=0.1, reg_m=1.0)
+    assert small.how == "float32 tiles, the matrix of the points, one call of the core"
     rng = np.random.default_rng(0)
     assert mapuot.solve(mapuot.Grid((9, 8)), *rng.random((2, 9, 8)), reg=1.0, reg_m=1.0).how == "float64 products"
 

@@ -306,7 +306,7 @@ CALLS = {
     ),
     "streamed": lambda M, case, **more: mapuot.solve(lambda i, j: M[i:j], case.a, case.b, reg=0.05, reg_m=1.0, **more),
     "points": lambda M, case, **more: mapuot.solve(
-        mapuot.PointCloud(M, M + 0.1), reg=0.05, reg_m=1.0, precision="float64", **more
+        mapuot.PointCloud(M, M + 0.1, form=None), reg=0.05, reg_m=1.0, precision="float64", **more
     ),
     "batch": lambda M, case, **more: mapuot.solve_batch(M, case.a, case.b, reg=0.05, reg_m=1.0, **more),
     "batch, alone": lambda M, case, **more: mapuot.solve_batch(

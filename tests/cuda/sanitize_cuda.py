@@ -64,7 +64,7 @@ def corrected() -> None:
 def points() -> None:
     rng = np.random.default_rng(0)
     for d in (3, 13):
-        cloud = PointCloud(rng.random((150, d)), rng.random((170, d)))
+        cloud = PointCloud(rng.random((150, d)), rng.random((170, d)), form=None)
         assert solve(cloud, reg=0.1, reg_m=1.0, backend="cuda").converged
     print("points", flush=True)
 

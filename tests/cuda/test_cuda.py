@@ -517,7 +517,7 @@ def test_a_coarse_storage_gives_way_to_float64(m, n):
 def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, points):
     M, a, b = weighted(*shape)
     rng = np.random.default_rng(0)
-    M = PointCloud(*(rng.random((n, points)) for n in shape)) if points else cp.asarray(M)
+    M = PointCloud(*(rng.random((n, points)) for n in shape), form=None) if points else cp.asarray(M)
     monkeypatch.setattr(kernels, "LOADED", {})
     result = solve(M, a, b, reg=0.05, reg_m=1.0, backend="cuda")
     assert result.converged if points else result.plan.shape == shape

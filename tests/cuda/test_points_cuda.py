@@ -45,7 +45,7 @@ def passes(module, cloud, a, b, precision, count=3, tol=1e-13):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_passes_are_those_of_the_cpu(shape, metric, precision):
     x, y, a, b = clouds(*shape)
-    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 0.5 / shape[2]))
+    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 0.5 / shape[2]), form=None)
     got, want = (passes(module, cloud, a, b, precision) for module in (cuda, cpu))
     tol = 1e-4 if precision == "mixed" and metric != "wfr" else 1e-9
     assert [s.status for s in got[0]] == [s.status for s in want[0]]
@@ -64,7 +64,7 @@ def test_sums_are_those_of_the_numbers_that_they_get(monkeypatch, shape, metric,
     if kind != "narrow":
         monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda *given: False)
     x, y, a, b = clouds(*shape)
-    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 1 / shape[2]), truncate=None)
+    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(shape[2], 1 / shape[2]), truncate=None, form=None)
     problem = Problem.from_arrays(cloud, a, b, 0.05, 1.0, "kl", "product", cuda)
     options = make_options("auto", "float64" if kind == "float64" else "mixed", 1e-6, None, 1)
     workspace = cuda.Workspace(problem, options)
@@ -89,7 +89,7 @@ def test_rows_and_columns_have_the_same_bits(monkeypatch, kind, d):
     if kind == "quick":
         monkeypatch.setattr("mapuot.backends.narrow_points.suits", lambda *given: False)
     x, y, a, b = clouds(45, 70, d)
-    cloud = mapuot.PointCloud(x, y, weights=np.full(d, 1 / d), truncate=None)
+    cloud = mapuot.PointCloud(x, y, weights=np.full(d, 1 / d), truncate=None, form=None)
     problem = Problem.from_arrays(cloud, a, b, 0.05, 1.0, "kl", "product", cuda)
     workspace = cuda.Workspace(problem, make_options("auto", "mixed", 1e-6, None, 1))
     workspace.absorb(np.linspace(-1, 1, len(b)))
@@ -119,7 +119,7 @@ def test_quick_powers_are_within_their_error(monkeypatch, metric):
     x[7] += 1.0 if metric == "wfr" else 1e4
     y[9] = x[7] + 0.1
     a[:3] = b[5:9] = 0.0
-    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(3, 0.3))
+    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(3, 0.3), form=None)
     got, want = (passes(module, cloud, a, b, "mixed", tol=1e-6) for module in (cuda, cpu))
     exact = passes(cuda, cloud, a, b, "float64")
     for found, right in zip(exact[1:], want[1:], strict=True):
@@ -134,7 +134,7 @@ def test_quick_powers_are_within_their_error(monkeypatch, metric):
 @pytest.mark.parametrize("reg", [0.5, 0.01])
 def test_the_certificate_holds(metric, reg):
     x, y, a, b = clouds(60, 50, 3)
-    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(3, 0.3))
+    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(3, 0.3), form=None)
     want = mapuot.solve(np.asarray(cloud), a, b, reg=reg, reg_m=1.0, tol=1e-10, backend="cpu")
     got = mapuot.solve(cloud, a, b, reg=reg, reg_m=1.0, backend="cuda")
     assert got.converged
@@ -150,7 +150,7 @@ def test_wfr_ends_where_that_of_the_cpu_does(d):
     """In the passes, whose sums the first mass is of, and in costs as a matrix, which the plan is of."""
     reach, tiny = mapuot.problem.metrics.REACH, 2.0**-40
     x, y = np.zeros((1, d)), np.eye(1, d) * [[reach * (1 - tiny)], [reach * (1 + tiny)]]
-    cloud = mapuot.PointCloud(x, y, "wfr")
+    cloud = mapuot.PointCloud(x, y, "wfr", form=None)
     got, want = (passes(module, cloud, np.ones(1), np.ones(2), "float64") for module in (cuda, cpu))
     assert got[0][-1].mass == pytest.approx(want[0][-1].mass, rel=1e-9)
     result = mapuot.solve(cloud, reg=2.0, reg_m=5.0, tol=1e-9, backend="cuda")
@@ -163,7 +163,7 @@ def test_wfr_ends_where_that_of_the_cpu_does(d):
 def test_what_first_passes_tell_holds(d, far):
     """Bounds and dual values of passes over rounded coordinates, in each of the forms, also far from 0."""
     x, y, a, b = clouds(50, 40, d)
-    cloud = mapuot.PointCloud(x + far, y + far, weights=np.full(d, 1 / d))
+    cloud = mapuot.PointCloud(x + far, y + far, weights=np.full(d, 1 / d), form=None)
     want = mapuot.solve(np.asarray(cloud), a, b, reg=0.02, reg_m=2.0, tol=1e-11, backend="cpu")
     for count in range(1, 9):
         got = mapuot.solve(cloud, a, b, reg=0.02, reg_m=2.0, backend="cuda", max_passes=count)
@@ -175,17 +175,21 @@ def test_what_first_passes_tell_holds(d, far):
 def test_what_a_gpu_does_not_take_is_said():
     x, y, a, b = clouds(5, 4, 2)
     with pytest.raises(NotImplementedError, match="reference"):
-        mapuot.solve(mapuot.PointCloud(x, y), a, b, reg=0.1, reg_m=1.0, reference=np.ones((5, 4)), backend="cuda")
+        mapuot.solve(
+            mapuot.PointCloud(x, y, form=None), a, b, reg=0.1, reg_m=1.0, reference=np.ones((5, 4)), backend="cuda"
+        )
 
 
 def test_pairs_are_skipped_as_on_the_cpu():
     """On a line, where boxes of 128 points keep a half of the pairs: sums, certificate and products."""
     x, y, a, b = clouds(700, 600, 1)
     a[10:140] = 0.0
-    exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=2e-4, reg_m=1.0, tol=1e-10, backend="cpu")
+    exact = mapuot.solve(
+        mapuot.PointCloud(x, y, truncate=None, form=None), a, b, reg=2e-4, reg_m=1.0, tol=1e-10, backend="cpu"
+    )
     start = exact.log_u + 0.01, exact.log_v - 0.02
     for tol, precision in ((1e-5, "auto"), (1e-8, "float64")):
-        cloud = mapuot.PointCloud(x, y, truncate=3.0)
+        cloud = mapuot.PointCloud(x, y, truncate=3.0, form=None)
         got = mapuot.solve(
             cloud, a, b, reg=2e-4, reg_m=1.0, tol=tol, precision=precision, backend="cuda", warm_start=start
         )
@@ -203,8 +207,12 @@ def test_groups_correct_passes(monkeypatch):
     monkeypatch.setattr("mapuot.backends.boxes.CORRECTION", math.inf)
     x, y, a, b = clouds(700, 600, 1)
     a[10:40] = 0.0
-    exact = mapuot.solve(mapuot.PointCloud(x, y, truncate=None), a, b, reg=4e-4, reg_m=1.0, tol=1e-10, backend="cpu")
-    got = mapuot.solve(mapuot.PointCloud(x, y, truncate=3.0), a, b, reg=4e-4, reg_m=1.0, tol=1e-7, backend="cuda")
+    exact = mapuot.solve(
+        mapuot.PointCloud(x, y, truncate=None, form=None), a, b, reg=4e-4, reg_m=1.0, tol=1e-10, backend="cpu"
+    )
+    got = mapuot.solve(
+        mapuot.PointCloud(x, y, truncate=3.0, form=None), a, b, reg=4e-4, reg_m=1.0, tol=1e-7, backend="cuda"
+    )
     assert got.converged
     assert got.n_passes <= 12  # 70 without
     assert got.skipped.kept.share <= 0.4
@@ -218,7 +226,9 @@ def test_boxes_keep_what_those_of_the_cpu_keep(metric, unit):
     x, y, a, b = clouds(300, 700, 2 if unit < 64 else 1)
     a[5:70] = 0.0
     reg = 2e-4 if metric == "sqeuclidean" else 4e-3
-    problem = Problem.from_arrays(mapuot.PointCloud(x, y, metric, truncate=2.0), a, b, reg, 1.0, "kl", "product", cpu)
+    problem = Problem.from_arrays(
+        mapuot.PointCloud(x, y, metric, truncate=2.0, form=None), a, b, reg, 1.0, "kl", "product", cpu
+    )
     task = in_boxes(problem, False, unit).problem
     task.cost.unit = unit
     M = np.asarray(task.cost) / reg

@@ -169,7 +169,10 @@ def draw_batch(how: str, rng: Any, problem: Problem, options: dict[str, Any]) ->
 
 
 def arguments(problem: Problem, truncate: Any = "auto") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    M = problem.M if problem.points is None else mapuot.PointCloud(*problem.points, truncate=truncate)
+    M = problem.M
+    if problem.points is not None:
+        form = "auto" if len(problem.a) % 2 else None  # half of them by the matrix
+        M = mapuot.PointCloud(*problem.points, truncate=truncate, form=form)
     if problem.grid is not None:
         M = mapuot.Grid(*problem.grid[:3], target=problem.grid[3], offset=problem.grid[4])
     named = {"reg": problem.reg, "reg_m": problem.reg_m, "penalty": problem.penalty, "reference": problem.reference}

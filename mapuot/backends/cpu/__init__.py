@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...problem.points import FORM_BYTES
 from ..contract import weigh
 from . import stream, workspace
 from .anderson import History
@@ -9,10 +10,18 @@ from .grid import GridStream, GridWorkspace
 from .kernel import Kernel, TreePass
 from .left import Left
 from .marginals import Points
-from .stream import asarray, extrema, to_numpy
+from .stream import asarray, costs, extrema, to_numpy
 from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES
 
 MAKES_COSTS = True  # costs of points and grids, as they are needed
+
+
+def form_bytes(cloud: Any) -> int:
+    """Return how many bytes a formed matrix of points and its K may take where nobody says.
+
+    It is as much for every cloud: a pass over a stored K takes less time than one that makes it.
+    """
+    return FORM_BYTES
 
 
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
@@ -42,7 +51,9 @@ __all__ = [
     "TreePass",
     "Workspace",
     "asarray",
+    "costs",
     "extrema",
+    "form_bytes",
     "to_numpy",
     "weigh",
 ]

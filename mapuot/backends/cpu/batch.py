@@ -76,7 +76,8 @@ class BatchWorkspace:
         state.sums, state.work, state.history = (pointer(x) for x in (self.sums, self.work, self.history))
         reach = 0.0 if log_v is None else float(np.abs(log_v).max())
         logs = abs(task.M_min) / task.reg + reach + sum(map(largest_log, task.log_reference))
-        own = {"exponent_error": EXPONENT_ROUNDING * (task.spread + logs), "finer": 0}
+        rounding = EXPONENT_ROUNDING * (task.spread + logs) + task.cost.error(task.M_max) / task.reg
+        own = {"exponent_error": rounding, "finer": 0}
         fill(state.limits, task, options, dtype, 0.0)
         put(state.limits, SCALES | own)
         put(state.progress, START)

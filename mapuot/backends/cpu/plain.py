@@ -12,6 +12,7 @@ import numpy as np
 
 from ..._core import ffi, lib
 from ...penalties import F64
+from ...problem.cost import Dense
 from ...problem.problem import EXPONENT_ROUNDING, VANISHING, BatchProblem
 from ...problem.validate import MASS_TOLERANCE
 from ..contract import Options, memory_of
@@ -111,14 +112,15 @@ def fill_penalties(terms: Any, reg: float, rho: tuple[Any, Any]) -> None:
 
 
 def solve(
-    M: Any, a: Any, b: Any, reg: float, rho: tuple[float, float], options: Options, max_passes: int,
+    cost: Dense, a: Any, b: Any, reg: float, rho: tuple[float, float], options: Options, max_passes: int,
     ladder: Ladder, plan: Any,
 ) -> Found | None:  # fmt: skip
-    """Solve a problem of C-contiguous arrays, and fill ``plan`` if it is an array; None: it is not plain after all."""
+    """Solve a problem of a C-contiguous array, and fill ``plan`` if it is an array; None: it is not plain after all."""
     try:
         call = kept.pop()
     except IndexError:  # asked first, another thread could take the last one meanwhile
         call = Call()
+    M = cost.array
     shape, dtype = M.shape, M.dtype.char
     if call.options is not options or call.shape != (shape, dtype, max_passes):
         call.prepare(shape, dtype, options, max_passes, ladder)
@@ -127,6 +129,7 @@ def solve(
     if call.penalties != (reg, rho):
         fill_penalties(call.terms, reg, rho)
         call.penalties = reg, rho
+    call.task.cost_error = cost.error(largest_cost(M)) if cost.cloud else 0.0
     numbers = np.empty(3 * (m + n))
     at = ffi.from_buffer("double *", numbers)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -159,6 +162,11 @@ def solve(
     return found
 
 
+def largest_cost(M: Any) -> float:
+    """Return the largest cost of a pair that is not forbidden."""
+    return float(np.max(M, where=np.inf > M, initial=0.0))
+
+
 def solve_many(
     task: BatchProblem, which: Any, starts: F64, spent: Any, options: Options, max_passes: int, ladder: Ladder
 ) -> Iterator[tuple[Any, Any, list[F64]]]:
@@ -173,6 +181,7 @@ def solve_many(
     strides = tuple(s // M.itemsize for s in M.strides[-2:])
     _stages = fill_task(call, (m, n), strides, M.dtype.char, options, max_passes, ladder)
     fill_penalties(call.terms, task.reg, (task.rows.scalar_rho, task.cols.scalar_rho))
+    call.cost_error = task.cost.error(task.M_max)
     scratch = empty(threads * lib.mapuot_solve_bytes(call) // 8)
     first, step = M.__array_interface__["data"][0], M.strides[0] if M.ndim == 3 else 0
     for i0 in range(0, len(which), CALL_PROBLEMS * threads):
@@ -205,10 +214,8 @@ def form_plan(M: Any, reg: float, exponents: Any, out: Any) -> None:
     """The plan of these exponents, the last m + n of ``Found.numbers``, of a C-contiguous M."""
     m, n = M.shape
     view = ffi.new("mapuot_matrix *", (ffi.from_buffer(M), n, 1, CODES[M.dtype.char]))
-    at = ffi.from_buffer("double *", exponents)
-    check(
-        lib.mapuot_form_plan(SERIAL, m, n, view[0], NONE, reg, at, at + m, CODES[M.dtype.char], ffi.from_buffer(out), n)
-    )
+    at, code = ffi.from_buffer("double *", exponents), CODES[out.dtype.char]
+    check(lib.mapuot_form_plan(SERIAL, m, n, view[0], NONE, reg, at, at + m, code, ffi.from_buffer(out), n))
 
 
 NONE = ffi.new("mapuot_matrix *")[0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..._core import lib
 from ...penalties import F64
-from ...problem.points import Kept
+from ...problem.points import Kept, PointCosts
 from ...problem.problem import Problem
 from ...problem.sparse import Sparse
 from ..stream import StreamedPlan
@@ -32,6 +32,15 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
     check(lib.mapuot_extrema(pool_for(threads, M.size), *M.shape, matrix(M), pointer(out)))
     low, high, bad, infinite = out.tolist()
     return (low, high, int(bad), int(infinite)) if math.isfinite(low) else (0.0, 0.0, int(bad), int(infinite))
+
+
+def costs(cloud: PointCosts, threads: int | None = None) -> F64:
+    """Form the matrix of points, in float64."""
+    m, n = cloud.shape
+    pool, out = pool_for(threads, cloud.size), np.empty((m, n))
+    for i0, i1, part, _ in cloud.blocks(most=call_bytes(pool, cloud, cloud.dim)):
+        check(lib.mapuot_costs(pool, i1 - i0, n, matrix(part), pointer(out[i0:i1])))
+    return out
 
 
 class PlanStream(StreamedPlan):

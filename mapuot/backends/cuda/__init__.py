@@ -12,7 +12,8 @@ from ...problem.cost import Dense
 from ..contract import namespace
 from ..cpu.grid import GridStream, GridWorkspace
 
-PLACES = {"asarray": "arrays", "to_numpy": "arrays", "extrema": "stream", "weigh": "batch"}
+PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "form_bytes"), "arrays")
+PLACES |= {"extrema": "stream", "weigh": "batch"}
 PLACES |= {"Kernel": "kernel", "TreePass": "tree_pass", "History": "anderson"}  # of many marginals
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 WORKSPACES = {

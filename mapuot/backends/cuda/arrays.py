@@ -13,7 +13,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("backend 'cuda' needs CuPy: pip install cupy-cuda13x (or cupy-cuda12x)") from error
 
-from ...problem.points import Ordered, PointCosts
+from ...problem.points import AUTO_ENTRIES, PAIR_BYTES, Ordered, PointCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
 from ...problem.validate import check_columns
@@ -22,6 +22,7 @@ from .kernels import ITEMSIZE, STORES, kernel
 NUMBERS = ("scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform")  # of a Side, cached there
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
+FEW = 12  # dimensions up to which a pass over 20,000 points takes less time than one over their K
 
 
 def need_device() -> None:
@@ -133,7 +134,7 @@ class Stage:
     def __call__(self, M: Any) -> Any:
         if isinstance(M, PointCosts):
             self.columns = cp.asarray(M.columns) if self.columns is None else self.columns
-            return costs(M, self.columns)
+            return costs(M, columns=self.columns)
         if isinstance(M, cp.ndarray):
             return M
         if not any(M.strides):
@@ -147,9 +148,20 @@ class Stage:
         return block
 
 
-def costs(cloud: PointCosts, columns: Any) -> Any:
-    """The matrix of a few rows, in float64."""
+def form_bytes(cloud: PointCosts) -> int:
+    """Return how many bytes a formed matrix of points and its K may take where nobody says.
+
+    A pass that makes the costs of many points in few dimensions takes less time than one that reads K.
+    """
+    if cloud.dim <= FEW and cloud.size > AUTO_ENTRIES:
+        return 0
+    return free_memory(4 * PAIR_BYTES * cloud.size) // 4
+
+
+def costs(cloud: PointCosts, threads: int | None = None, columns: Any = None) -> Any:
+    """Form the matrix of points, in float64; ``columns``: theirs, where they lie on the device."""
     (m, n), (metric, scale) = cloud.shape, cloud.core
+    columns = cp.asarray(cloud.columns) if columns is None else columns
     out, x = cp.empty((m, n)), cp.asarray(np.ascontiguousarray(cloud.rows))
     run = kernel("point_costs.cu", "point_costs", METRIC=metric.number, STORE=0)
     sizes = np.int64(columns.shape[1]), np.int64(m), np.int64(n), np.int64(len(columns))

@@ -57,6 +57,7 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     known = limits_of(task, options, "float64", NARROW_NOISE, reg)
     # log v + log K^T u - log b, of terms as large as M / reg, is what the gap squares and multiplies with rho
     rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
+    rounding += task.cost.error(task.M_max) / reg
     known["exponent_error"] = rounding * (1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg))
     known |= SCALES | {"memory": min(options.memory, BATCH_MEMORY), "flush": 0.0}
     put(record["limits"], known)
