@@ -130,14 +130,15 @@ __device__ __forceinline__ double sum_ahead(const Ahead &ahead, const double (&y
 
 // K_i . x; a thread asks for AHEAD of its entries, and then for what these meet, before it waits for either.
 template <typename Met>
-__device__ __forceinline__ double run_dot(const Runs &runs, const Run &run, const real *K, Met met, double *part)
+__device__ __forceinline__ double run_dot(const Runs &runs, int64_t first, uint32_t count, const real *K, Met met,
+                                          double *part)
 {
-    const uint32_t lanes = (uint32_t)runs.lanes, count = (uint32_t)(run.end - run.first);
+    const uint32_t lanes = (uint32_t)runs.lanes;
     double sum = 0;
-    for (uint32_t k = run.lane; k < count; k += AHEAD * lanes) {
+    for (uint32_t k = threadIdx.x % lanes; k < count; k += AHEAD * lanes) {
         Ahead ahead;
         double y[AHEAD];
-        ask_ahead(runs, K, run.first, k, count, ahead);
+        ask_ahead(runs, K, first, k, count, ahead);
         ask_met(ahead, met, y);
         sum = sum_ahead(ahead, y, k, lanes, count, sum);
     }
@@ -191,8 +192,8 @@ __device__ __forceinline__ double warp_dots(const Runs &runs, const real *K, int
     for (int step = 0; step * teams < each; step++) {
         const int from = step * teams + lane / lanes;
         const int64_t at = __shfl_sync(FULL, begin, from);
-        const Run run = {0, at, at + __shfl_sync(FULL, count, from), lane % lanes};
-        const double one = __shfl_sync(FULL, run_dot(runs, run, K, met, nullptr), lane % teams * lanes);
+        const uint32_t own = (uint32_t)__shfl_sync(FULL, count, from);
+        const double one = __shfl_sync(FULL, run_dot(runs, at, own, K, met, nullptr), lane % teams * lanes);
         whole = lane / teams == step ? one : whole;
     }
 #endif
@@ -240,7 +241,7 @@ __device__ __forceinline__ void half_sums(const Half &half, Met met, double *par
     each_run(half.long_runs, [&](const Run &run) {
         const int64_t row = run.lane == 0 ? run.row : -1;
         const auto own = prepare(row < 0 ? 0 : row);
-        use(row, own, run_dot(half.long_runs, run, half.K, met, part));
+        use(row, own, run_dot(half.long_runs, run.first, (uint32_t)(run.end - run.first), half.K, met, part));
     });
     each_sum(half.runs, half.K, met, prepare, use);
 }
@@ -257,15 +258,12 @@ __device__ __forceinline__ void row_half(const State &S, const Half &half, doubl
     half_sums(
         half, met, scratch.part, [&](int64_t i) { return S.point[i]; },
         [&](int64_t i, const Point &own, double s) {
-            RowSums row = {};
+            double row[8] = {};
             if (i >= 0)
                 row_scale(S, (int)i, own, s, shift, true, row);
-#pragma unroll
-            for (int q = 0; q < NEXT_B; q++) {
-                const double sum = warp_sum(row[q]);
-                if (lane == 0)
-                    held[q] += sum;
-            }
+            const double sum = warp_sums<8>(row, lane);
+            if (lane % 4 == 0 && lane / 4 < NEXT_B)
+                held[lane / 4] += sum;
         });
     __syncthreads();
     if (threadIdx.x >= NEXT_B)

@@ -69,7 +69,7 @@ def blocks(m, n, narrow):
     return f"{name.replace('_solve', '')}.cu", {"COST": 1, **options}, limits
 
 
-PAIRS = {"part_sums": (64, 4), "part_moves": (64, 0), "sparse_columns": (64, 0)}
+PAIRS = dict.fromkeys(("part_sums", "part_moves", "sparse_rows", "sparse_columns"), (64, 0))
 STREAM = {"build_kernel": (84, 0), "row_max": (84, 0), "plan_sums": (255, 0), "apply": (255, 0), "extrema": (255, 0)}
 STORED = dict.fromkeys(("sparse_entries", "sparse_max", "sparse_sums", "sparse_apply"), (64, 0))
 TREE = {"open_pass": (64, 0), "open_back": (64, 0), "close_edge": (255, 0), "close_back": (255, 0)}
@@ -96,9 +96,7 @@ CASES = {
     "points": ("portable.cu", points(1, 0, 3), {"point_sums": (128, 0), "point_columns": (128, 0)}),
     "quick powers": ("portable.cu", points(0, 0, 3, QUICK=1), {"point_sums": (128, 0)}),
     "tiles of points": ("portable.cu", points(1, 1, 0, DEPTH=16), {"tile_sums": (128, 32)}),
-    "pairs": (
-        "portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS | {"sparse_rows": (64, 0)},
-    ),
+    "pairs": ("portable.cu", portable("float32", (1, 8, 2), SPARSE=1, SHORT_INDEX=1), PAIRS),
     "costs of points": ("point_costs.cu", {"METRIC": 0, "STORE": 0}, {"point_costs": (255, 0)}),
     "boxes": (
         "boxes.cu", {"METRIC": 0}, dict.fromkeys(("box_tilt", "box_masses", "box_turn", "box_runs"), (255, 0)),
@@ -163,7 +161,7 @@ MORE = {  # what only other architectures or rare options compile otherwise
     **{
         f"pairs {dtype} {kl} {short}": (
             "portable.cu", portable(dtype, (1, 8, 2), kl, SPARSE=1, SHORT_INDEX=short),
-            PAIRS | {"sparse_rows": (64 if kl else 80, 0 if kl else 12)},
+            PAIRS | {"sparse_rows": (64, 0 if kl else 12)},
         )
         for dtype, kl, short in STORES_OF_PAIRS
     },
