@@ -18,11 +18,12 @@ import click
 import numpy as np
 
 from . import __version__, files, plot
-from .answer.result import BLOCK_ENTRIES, Result
+from .answer.result import Result
 from .answer.store import contents
 from .answer.summary import as_table
 from .api.solve import solve
 from .backends import BACKENDS
+from .backends.stream import BLOCK_ENTRIES
 from .errors import ConvergenceWarning
 from .penalties import PENALTIES
 from .problem.kinds import stores_pairs

@@ -287,6 +287,45 @@ extern "C" __global__ void __launch_bounds__(256)
         }
 }
 
+// out_k: in the row rows_k - i0 the column in which its mass, added up, passes the share at_k.  A warp for each k: lane l
+// adds up the columns l, l + 32, ..; the lane in which the share is passed leaves its columns to all lanes, and so on.
+extern "C" __global__ void __launch_bounds__(256)
+    draw(const __grid_constant__ View V, const int64_t *rows, const double *at, int64_t i0, int64_t count, int64_t *out)
+{
+    const int lane = threadIdx.x % 32;
+    const int64_t k = blockIdx.x * (int64_t)8 + threadIdx.x / 32;
+    if (k >= count)
+        return;
+    const int64_t i = rows[k] - i0;
+    double left = 0; // of the mass to pass, in the columns that are left: first, first + step, ..
+    int64_t first = 0, step = 1;
+    do {
+        double sum = 0;
+        for (int64_t j = first + lane * step; j < V.n; j += 32 * step) {
+            double share = V.c ? (double)V.c[i * V.c_row + j * V.c_col] : 1;
+#if MASKED
+            share *= mask_weight(&V.mask, i, j);
+#endif
+            sum += weighed(share, V.alpha[i] + V.beta[j] - (double)V.M[i * V.M_row + j * V.M_col] * V.inv_reg);
+        }
+        double end = sum;
+#pragma unroll
+        for (int bit = 1; bit < 32; bit *= 2) {
+            const double before = __shfl_sync(FULL, end, lane >= bit ? lane - bit : lane);
+            end += lane >= bit ? before : 0;
+        }
+        if (step == 1)
+            left = at[k] * __shfl_sync(FULL, end, 31);
+        const int passed = (int)warp_max(sum > 0 && end > left ? 32 - lane : 0);
+        const int chosen = passed ? 32 - passed : (int)warp_max(sum > 0 ? lane : 0);
+        left = fmax(left - __shfl_sync(FULL, end - sum, chosen), 0);
+        first += chosen * step;
+        step *= 32;
+    } while (step < V.n);
+    if (lane == 0)
+        out[k] = first;
+}
+
 // out, 4 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf
 extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant__ View V, double *out)
 {

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..penalties import F64
+from ..backends.contract import host, namespace
 from ..ranks import Ranks
 
 
 def as_labels(y: Any, length: int, name: str) -> Any:
-    """(length,) labels of any kind that can be sorted."""
-    y = np.asarray(y)
+    """(length,) labels of any kind that can be sorted; numbers may lie on a device."""
+    y = y if namespace(y) is not np else np.asarray(y)
     if y.shape != (length,):
         raise ValueError(f"{name} must have shape ({length},), got {y.shape}")
     return y
@@ -20,22 +20,24 @@ def as_labels(y: Any, length: int, name: str) -> Any:
 
 def classes_of(labels: Any, ranks: Ranks, name: str) -> Any:
     """The sorted labels that occur on some rank."""
+    xp = namespace(labels)
     try:
-        return np.unique(np.concatenate(ranks.all(np.unique(labels))))
+        return xp.unique(xp.concatenate(ranks.all(xp.unique(labels))))
     except TypeError as error:
         raise TypeError(f"{name} must be labels of one kind, which can be sorted: {error}") from error
 
 
-def one_hot(y: Any, classes: Any) -> F64:
+def one_hot(y: Any, classes: Any) -> Any:
     """(len(y), len(classes)), 1 where a label is the class."""
-    table = np.zeros((len(y), len(classes)))
-    table[np.arange(len(y)), np.searchsorted(classes, y)] = 1.0
+    xp = namespace(y)
+    table = xp.zeros((len(y), len(classes)))
+    table[xp.arange(len(y)), xp.searchsorted(classes, y)] = 1.0
     return table
 
 
-def shares(mass: F64) -> F64:
-    """Rows divided by their sums; zeros where there is no mass."""
+def shares(mass: Any, labels: Any) -> Any:
+    """Rows divided by their sums, where the labels lie; zeros where there is no mass."""
+    xp = namespace(labels)
+    mass = host(mass) if xp is np else xp.asarray(mass)
     total = mass.sum(axis=1, keepdims=True)
-    out = np.zeros_like(mass)
-    np.divide(mass, total, out=out, where=total > 0)
-    return out
+    return xp.where(total > 0, mass / xp.where(total > 0, total, 1.0), 0.0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from html import escape
+from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,26 +15,24 @@ from .. import penalties
 from ..backends import PlanStream, Stats, name_of, pick
 from ..backends.boxes import KeptStream, Sorted
 from ..backends.contract import host, namespace
+from ..backends.stream import BLOCK_ENTRIES
 from ..cached import cached_property
 from ..errors import shown
 from ..files import split_name, write
 from ..penalties import F64
 from ..problem.problem import Problem
-from ..problem.sparse import gathered, is_sparse, on_host, top_of, values_of
+from ..problem.sparse import entries, gathered, is_sparse, on_host, top_of
 from ..problem.validate import as_choice, as_count, as_float, as_share
 from ..status import FAILED, told_bound
 from .curvature import hvp
+from .draw import METHODS, as_generator, draw_rows
 from .labels import as_labels, classes_of, one_hot, shares
 from .slopes import Gradient, gradient, potential
 from .store import contents
 from .summary import as_table
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
 ROUNDING = 2.0**-51  # 4 roundings of the terms of the dual value
 LEAST_FLOAT32, MOST_FLOAT32 = 2e-31, 3e38  # 2^24 times the least entry, 1.2e-38, that is not flushed; the largest sum
-BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 
 
 def holds_float32(mass: float, entries: int) -> bool:
@@ -341,9 +341,7 @@ class Result(Certified, Answer):
 
     def barycentric_map(self, Y: Any) -> Any:
         """The image of each row point: ``(P @ Y) / (P 1)`` for target points Y (n, d); NaN where no mass leaves."""
-        image, r = self._stream.apply(Y, "Y"), self._stream.apply(np.ones(self.problem.shape[1]))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return image / (r if image.ndim == 1 else r[:, None])
+        return self._stream.images(Y)
 
     def rows(self, i0: int, i1: int) -> Any:
         """Rows i0 to i1 of the plan, (i1 - i0, n)."""
@@ -375,18 +373,22 @@ class Result(Certified, Answer):
             return
         step = max(1, BLOCK_ENTRIES // n)
         for i0 in range(0, m, step):
-            yield i0, self._backend.to_numpy(stream.plan(i0, min(i0 + step, m)))
+            yield i0, stream.plan(i0, min(i0 + step, m))
 
     def _wide_blocks(self) -> Iterator[tuple[int, Any]]:
         """Yield blocks of the plan's rows in float64.
 
         Where the plan is float32 a second stream makes them, since other threads may use the plan's own.
         """
+        return ((i0, host(block)) for i0, block in self._blocks_of(self._wide))
+
+    @property
+    def _wide(self) -> PlanStream:
         stream = self._formed
         if stream.dtype != np.float64:
             stream = self._new_stream()
             stream.dtype = np.dtype(np.float64)
-        return self._blocks_of(stream)
+        return stream
 
     def top_k(self, k: int) -> tuple[Any, Any]:
         """The k largest entries of each row, largest first: (column indices, values), both (m, k).
@@ -396,61 +398,70 @@ class Result(Certified, Answer):
         m, n = self.problem.shape
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n:
             raise ValueError(f"k must be in 1..{n}, got {shown(k)}")
-        index, value = np.empty((m, k), np.int64), np.empty((m, k), self._formed.dtype)
+        xp, dtype = self.problem.cost.xp, self._formed.dtype
+        index, value = xp.empty((m, k), np.int64), xp.empty((m, k), dtype)
         for i0, block in self._blocks():
+            here = slice(i0, i0 + block.shape[0])
             if is_sparse(block):
-                index[i0 : i0 + block.shape[0]], value[i0 : i0 + block.shape[0]] = top_of(block, k)
+                index[here], value[here] = map(xp.asarray, top_of(block, k))
                 continue
-            part = np.argpartition(block, n - k, axis=1)[:, n - k :]
-            order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")
-            part = np.take_along_axis(part, order, 1)
-            index[i0 : i0 + len(block)] = part
-            value[i0 : i0 + len(block)] = np.take_along_axis(block, part, 1)
+            part = xp.argpartition(block, n - k, axis=1)[:, n - k :]
+            order = xp.argsort(-xp.take_along_axis(block, part, 1), axis=1, kind="stable")
+            index[here] = part = xp.take_along_axis(part, order, 1)
+            value[here] = xp.take_along_axis(block, part, 1)
         return index, value
 
-    def sample(self, size: int, seed: Any = None) -> tuple[Any, Any]:
-        """Pairs drawn from the plan, (i, j) with probability P_ij / mass, without holding it.
+    def sample(self, size: int, seed: Any = None, *, method: str = "independent") -> tuple[Any, Any]:
+        """Pairs drawn from the plan, (i, j) with probability P_ij / mass; only rows that are drawn are made.
 
         Parameters
         ----------
         size : int
-            How many; they are independent of each other.
-        seed : int or numpy.random.Generator, optional
+            How many.
+        seed : int, generator of NumPy or of PyTorch, or key of JAX, optional
+        method : {"independent", "systematic", "rows"}
+            How rows are drawn: each independently of the others; by equal steps along the mass, in random order, so
+            that a row comes as often as its share of the mass says, but for one; or each row with mass equally often,
+            but for one, in their order. Columns are drawn independently, each from its row of the plan.
 
         Returns
         -------
         i, j : (size,) int arrays
-            Rows and columns, as they were drawn.
+            Rows and columns, as they were drawn; CuPy's where M is.
 
         Raises
         ------
         ValueError
-            size is no integer >= 1, or the plan has no mass.
+            size is no integer >= 1, method is another word, or the plan has no mass.
         NotImplementedError
             The problem lies on several ranks.
+
+        Examples
+        --------
+        >>> import numpy as np, mapuot
+        >>> M = (np.arange(4.0)[:, None] - np.arange(4.0)) ** 2
+        >>> i, j = mapuot.solve(M, reg=0.01, reg_m=1.0).sample(8, seed=0, method="rows")
+        >>> i, j
+        (array([0, 0, 1, 1, 2, 2, 3, 3]), array([0, 0, 1, 1, 2, 2, 3, 3]))
         """
         if self.problem.ranks.size > 1:
             raise NotImplementedError("sample needs the whole plan in one process, without comm")
-        size, rng = as_count(size, "size"), np.random.default_rng(seed)
-        if not self.mass > 0:
+        size, method, rng = as_count(size, "size"), as_choice(method, "method", METHODS), as_generator(seed)
+        if not 0 < self.mass < np.inf:
             raise ValueError(f"size must be of a plan with mass, got mass {self.mass}")
-        edges = np.concatenate([[0.0], np.cumsum(self.row_marginal)])  # where the mass of each row begins
-        at = np.minimum(rng.random(size) * edges[-1], np.nextafter(edges[-1], 0.0))
-        pair, n = np.empty(size, np.int64), self.problem.shape[1]
-        for i0, block in self._blocks():
-            low, high = edges[i0], edges[i0 + block.shape[0]]
-            here = (low <= at) & (at < high)
-            if here.any():
-                total = np.cumsum(np.asarray(values_of(block), np.float64))  # differs from the edges by rounding
-                drawn = np.searchsorted(total, (at[here] - low) / (high - low) * total[-1], side="right")
-                drawn = np.minimum(drawn, np.searchsorted(total, total[-1]))
-                if is_sparse(block):
-                    drawn = (np.searchsorted(block.indptr, drawn, side="right") - 1) * n + block.indices[drawn]
-                pair[here] = i0 * n + drawn
-        return np.divmod(pair, n)
+        rows = draw_rows(self.row_marginal, size, rng, method)
+        return self._drawn(rows, rng.random(size))
 
-    def sparse(self, threshold: float | None = None, *, keep: float | None = None) -> csr_array:
-        """The larger entries of the plan as a SciPy CSR array, without holding the plan.
+    def _drawn(self, rows: Any, at: F64) -> tuple[Any, Any]:
+        """Return these rows, and in each the column at the share ``at`` of its mass."""
+        return (self._formed if self._holds(rows) else self._wide).draw(rows, at)
+
+    def _holds(self, rows: Any) -> bool:
+        """Tell whether each of these rows of the plan has mass in float32, too."""
+        return holds_float32(float(self.row_marginal[rows].min()), len(self.log_v))
+
+    def sparse(self, threshold: float | None = None, *, keep: float | None = None) -> Any:
+        """The larger entries of the plan as a CSR array of SciPy (of cupyx where M is CuPy's), without holding it.
 
         Parameters
         ----------
@@ -482,23 +493,17 @@ class Result(Certified, Answer):
             raise ValueError("threshold must be a number, got nan")
         return self._larger(threshold, True)
 
-    def _larger(self, least: float, strictly: bool) -> csr_array:
+    def _larger(self, least: float, strictly: bool) -> Any:
         """Return the entries above ``least``; unless ``strictly``, entries equal to it as well."""
-        from scipy import sparse  # noqa: PLC0415 - on first use
-
-        above = np.greater if strictly else np.greater_equal
-        parts = []
-        for _, block in self._blocks():
-            values = values_of(block)
-            with np.errstate(over="ignore"):  # of a threshold beyond float32
-                values = np.where(above(values, least), values, 0)
-            parts.append(sparse.csr_array(values) if not is_sparse(block) else block)
-            if is_sparse(block):
-                block.data = values
-                block.eliminate_zeros()
-        if not parts:  # of a rank without rows
-            return sparse.csr_array((0, self.problem.shape[1]), dtype=self._formed.dtype)
-        return sparse.csr_array(sparse.vstack(parts, format="csr"))
+        above, xp = operator.gt if strictly else operator.ge, self.problem.cost.xp
+        sparse, n = import_module("scipy.sparse" if xp is np else "cupyx.scipy.sparse"), self.problem.shape[1]
+        empty = xp.empty(0, np.int64), xp.empty(0, np.int64), xp.empty(0, self._formed.dtype)
+        with np.errstate(over="ignore"):  # of a threshold beyond float32
+            found = [empty, *(entries(block, lambda values: above(values, least)) for _, block in self._blocks())]
+        count, column, data = (xp.concatenate([xp.asarray(x) for x in one]) for one in zip(*found, strict=True))
+        start = xp.concatenate([xp.zeros(1, np.int64), xp.cumsum(count)])
+        csr = sparse.csr_array if xp is np else sparse.csr_matrix
+        return csr((data, column, start), shape=(len(count), n))
 
     def _least_kept(self, share: float) -> float:
         """Return the least of the fewest entries that hold this share of the mass, by two histograms of their bits.
@@ -509,12 +514,13 @@ class Result(Certified, Answer):
         for known, bits in ((0, 19), (19, 20)):
             mass, shift = np.zeros(1 << bits), 63 - known - bits
             for _, block in self._blocks():
-                entries = np.ascontiguousarray(values_of(block), np.float64).ravel()
+                values = block.data if is_sparse(block) else block
+                entries = values.astype(np.float64, order="C", copy=False).ravel()
                 code = entries.view(np.int64) >> shift
                 if known:
                     inside = code >> bits == found
                     entries, code = entries[inside], code[inside] & ((1 << bits) - 1)
-                mass += np.bincount(code, entries, 1 << bits)
+                mass += host(namespace(entries).bincount(code, entries, 1 << bits))
             total = np.cumsum(np.asarray(self.problem.ranks.sum(mass))[::-1])
             wanted = share * total[-1] if np.isnan(wanted) else min(wanted, total[-1])
             place = int(np.searchsorted(total, wanted))
@@ -528,7 +534,7 @@ class Result(Certified, Answer):
         Parameters
         ----------
         labels : (m,) array
-            Of any kind that can be sorted; over ranks of the own rows.
+            Of any kind that can be sorted; over ranks of the own rows. Of numbers on a device the answer lies there.
 
         Returns
         -------
@@ -551,7 +557,7 @@ class Result(Certified, Answer):
         with self.problem.ranks.together():
             labels = as_labels(labels, self.problem.shape[0], "labels")
             classes = classes_of(labels, rows, "labels")
-        return classes, shares(host(self.apply_transpose(one_hot(labels, classes))))
+        return classes, shares(self.apply_transpose(one_hot(labels, classes)), labels)
 
     def pull(self, labels: Any) -> tuple[Any, F64]:
         """Labels of the column points, moved back: the share of each in what leaves a row; (k,) and (m, k).
@@ -561,7 +567,7 @@ class Result(Certified, Answer):
         with self.problem.ranks.together():
             labels = as_labels(labels, self.problem.shape[1], "labels")
             classes = classes_of(labels, self.problem.cols.ranks, "labels")
-        return classes, shares(host(self.apply(one_hot(labels, classes))))
+        return classes, shares(self.apply(one_hot(labels, classes)), labels)
 
     def save(self, path: Any) -> None:
         """Write the answer, without M and the plan, to an .npz, .h5 or .zarr file; :func:`mapuot.load` reads it.

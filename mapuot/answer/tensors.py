@@ -167,7 +167,7 @@ class Tensors:
             return tensor_of(value, self.device)
         return functools.partial(self._call, value) if callable(value) else value
 
-    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         with stream_of(self.device):
             args = tuple(taken(x, "the argument") for x in args)
             kwargs = {name: taken(x, name) for name, x in kwargs.items()}

@@ -25,6 +25,7 @@ from ..problem.side import Side
 from ..problem.validate import as_columns
 from .contract import LEAST_MASS, PAD, Stats, host, namespace
 from .rules import Judge, plan_error
+from .stream import Drawn
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
 MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
@@ -508,7 +509,7 @@ class Sorted(NamedTuple):
         return host(out[0]), host(out[1])
 
 
-class KeptStream:
+class KeptStream(Drawn):
     """The plan of the pairs that are kept, a `PlanStream`."""
 
     def __init__(self, found: Sorted, stream: Any, whole: Any, log_u: F64, log_v: F64, threads: int | None) -> None:
@@ -548,12 +549,21 @@ class KeptStream:
             out[i - i0][namespace(out).asarray(skipped[rows[i]][cols])] = 0
         return out
 
+    @property
+    def problem(self) -> Problem:  # type: ignore[override]
+        found: Problem = self.whole.problem
+        return found
+
+    @staticmethod
+    def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
+        return as_columns(host(X), length, name)
+
     def apply(self, X: Any, name: str = "X") -> Any:
-        X, flat = as_columns(host(X), self.whole.problem.shape[1], name)
+        X, flat = self.as_columns(X, self.problem.shape[1], name)
         return self._product(X, not self.found.turned, flat)
 
     def apply_transpose(self, Y: Any) -> Any:
-        Y, flat = as_columns(host(Y), self.whole.problem.shape[0], "Y")
+        Y, flat = self.as_columns(Y, self.problem.shape[0], "Y")
         return self._product(Y, self.found.turned, flat)
 
     def _product(self, X: F64, forth: bool, flat: bool) -> Any:

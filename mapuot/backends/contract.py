@@ -131,6 +131,12 @@ class PlanStream(Protocol):
         """``name``: the caller's word for X, for errors."""
 
     def apply_transpose(self, Y: Any) -> Any: ...
+    def images(self, Y: Any) -> Any:
+        """(P Y) / (P 1)."""
+
+    def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
+        """(rows, columns): in each of these rows the column at the share ``at`` of its mass."""
+
     def sums(self) -> tuple[float, F64, F64]:
         """(<P, M>, row sums, column sums) computed from M in float64."""
 

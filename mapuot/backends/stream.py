@@ -2,19 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from ..penalties import F64
 from ..problem.problem import Problem
+from ..problem.sparse import is_sparse, on_host
 from ..problem.validate import as_columns
+from .contract import host, namespace
+
+BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
+APART = 1 << 13  # entries of rows between two that are wanted, which take less time than one call more
+RUN, FEW = 16, 64  # columns whose sum is looked at first, unless there are few
 
 
-class StreamedPlan:
-    """The plan of given potentials, which is made from M where it is asked for."""
+def runs(rows: Any, n: int) -> Iterator[tuple[int, int]]:
+    """Yield runs (i0, i1) of BLOCK_ENTRIES at most that hold these sorted rows of n columns, and little else."""
+    step = max(1, BLOCK_ENTRIES // n)
+    for part in np.split(rows, np.flatnonzero(np.diff(rows) > max(1, APART // n)) + 1):
+        for i0 in range(int(part[0]), int(part[-1]) + 1, step):
+            yield i0, min(i0 + step, int(part[-1]) + 1)
+
+
+def columns_in(block: Any, rows: Any, at: F64) -> Any:
+    """Find in each of these rows of a plan the column in which its mass, added up, passes the share ``at``."""
+    if is_sparse(block):
+        return columns_of_pairs(block, rows, at)
+    n = block.shape[1]
+    sums = block if n <= FEW else np.add.reduceat(block, np.arange(0, n, RUN), axis=1, dtype=np.float64)
+    ends = np.cumsum(sums, axis=1, dtype=np.float64)[rows]
+    run, left = passed(ends, at * ends[:, -1])
+    if n <= FEW:
+        return run
+    column = np.minimum(RUN * run[:, None] + np.arange(RUN), n - 1)
+    place, _ = passed(np.cumsum(block[rows[:, None], column], axis=1, dtype=np.float64), left)
+    return column[np.arange(len(rows)), place]
+
+
+def passed(ends: F64, wanted: F64) -> tuple[Any, F64]:
+    """Return where in each row ``ends`` is first above the number wanted, and what is wanted beyond the end before."""
+    wanted = np.minimum(wanted, np.nextafter(ends[:, -1], 0.0))
+    place = (ends > wanted[:, None]).argmax(1)
+    return place, wanted - np.where(place > 0, ends[np.arange(len(ends)), place - 1], 0.0)
+
+
+def columns_of_pairs(block: Any, rows: Any, at: F64) -> Any:
+    """Find the same in a CSR array, whose rows are added up one behind another, each as the mass 1."""
+    start, count = block.indptr[:-1].astype(np.int64), np.diff(block.indptr)
+    row = np.repeat(np.arange(len(count)), count)
+    data = block.data.astype(np.float64)
+    ends = np.concatenate([[0.0], np.cumsum(data / np.bincount(row, data, len(count))[row])])
+    here, beyond = start[rows], start[rows] + count[rows]
+    place = np.searchsorted(ends, ends[here] + at, side="right") - 1
+    last = np.searchsorted(ends, ends[beyond], side="left") - 1  # which has mass
+    return block.indices[np.clip(place, here, np.minimum(last, beyond - 1))]
+
+
+class Drawn:
+    """What draws pairs of a plan from the rows that it makes."""
 
     problem: Problem
-    dtype: Any  # of rows of the plan
     as_columns = staticmethod(as_columns)  # (length, d) factors in the memory of this backend, and whether one vector
+
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        """Rows i0 to i1, in ``out`` where it is given; of a sparse M a CSR array."""
+        raise NotImplementedError
+
+    def apply(self, X: Any, name: str = "X") -> Any:
+        """P X, of a vector or of columns."""
+        raise NotImplementedError
+
+    def images(self, Y: Any) -> Any:
+        """(P Y) / (P 1), both from one product; NaN where there is no mass."""
+        Y, flat = self.as_columns(Y, self.problem.shape[1], "Y")
+        moved = self.apply(namespace(Y).concatenate([Y, namespace(Y).ones((len(Y), 1))], axis=1))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            image = moved[:, :-1] / moved[:, -1:]
+        return image[:, 0] if flat else image
+
+    def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
+        """(rows, columns) where the caller has M: in each of these rows the column at the share ``at`` of its mass."""
+        order, found = np.argsort(rows, kind="stable"), np.empty(len(rows), np.int64)
+        ordered, xp = rows[order], self.problem.cost.xp
+        for i0, i1 in runs(np.unique(rows), self.problem.shape[1]):
+            some = slice(*np.searchsorted(ordered, (i0, i1)))
+            if some.start < some.stop:
+                block = host(on_host(self.plan(i0, i1)))
+                found[order[some]] = columns_in(block, ordered[some] - i0, at[order[some]])
+        return xp.asarray(rows), xp.asarray(found)
+
+
+class StreamedPlan(Drawn):
+    """The plan of given potentials, which is made from M where it is asked for."""
+
+    dtype: Any  # of rows of the plan
 
     def apply(self, X: Any, name: str = "X") -> Any:
         """P X, of a vector or of columns."""
@@ -36,10 +119,6 @@ class StreamedPlan:
         return float(self.problem.ranks.sum(cost)), row, self.problem.ranks.sum(col)
 
     # ---- what a backend adds ----
-
-    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        """Rows i0 to i1, in ``out`` where it is given; of a sparse M a CSR array."""
-        raise NotImplementedError
 
     def product(self, X: Any, turned: bool) -> Any:
         """P X or, of the rows of this rank, P^T X, (length, d)."""

@@ -44,6 +44,11 @@ class Cost:
         return self
 
     @property
+    def xp(self) -> Any:
+        """NumPy, or CuPy where rows of the plan, and what is read of them, lie on a device."""
+        return namespace(self.array)
+
+    @property
     def kind(self) -> str:
         """Name of this kind of cost in messages; the same on all ranks."""
         raise NotImplementedError

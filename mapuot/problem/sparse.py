@@ -48,6 +48,10 @@ class Sparse(Cost):
     held, operator = True, "pairs"  # all that are not stored are forbidden
     kind = "a sparse matrix"
 
+    @property
+    def xp(self) -> Any:
+        return sys.modules["cupy"] if self.on_device else np
+
     def __init__(
         self, data: Any, column: Any, start: Any, shape: tuple[int, int], known: dict[str, Any] | None = None,
         on_device: bool = False,
@@ -382,9 +386,14 @@ def on_host(block: Any) -> Any:
     return block.get() if is_on_device(block) else block
 
 
-def values_of(block: Any) -> Any:
-    """The entries of rows of a plan, a numpy array or a CSR one."""
-    return block.data if is_sparse(block) else host(block)
+def entries(block: Any, wanted: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
+    """(how many in each row, columns, values) of the entries of some rows of a plan that are wanted, and no zeros."""
+    if is_sparse(block):
+        kept = wanted(block.data) & (block.data != 0)
+        before = np.concatenate([[0], np.cumsum(kept)])
+        return np.diff(before[block.indptr]), block.indices[kept], block.data[kept]
+    kept = wanted(block) & (block != 0)
+    return kept.sum(1), kept.nonzero()[1], block[kept]
 
 
 def gathered(rows: Any, ranks: Ranks, root: int) -> Any:

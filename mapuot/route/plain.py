@@ -20,6 +20,7 @@ import numpy as np
 from ..answer.result import Result, holds_float32
 from ..backends import Options, Stats, pick
 from ..backends.records import STATS, told
+from ..backends.stream import columns_in
 from ..cached import cached_property
 from ..problem.cost import Dense, cost_of
 from ..problem.points import FORM_BYTES, Formed, PointCloud
@@ -209,6 +210,9 @@ class PlainResult(Result):
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         yield 0, self.plan  # small enough to be kept
+
+    def _drawn(self, rows: Any, at: Any) -> tuple[Any, Any]:
+        return (rows, columns_in(self.plan, rows, at)) if self._holds(rows) else super()._drawn(rows, at)
 
     @cached_property
     def plan(self) -> Any:

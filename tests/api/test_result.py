@@ -163,23 +163,56 @@ def test_memory_for_the_plan_that_cannot_take_it(backend):
             case.solve(out=out, backend=backend)
 
 
-@pytest.mark.parametrize("entries", [3 * 7, 1 << 22])
-def test_pairs_are_drawn_from_the_plan(entries, backend, monkeypatch):
-    monkeypatch.setattr(mapuot.answer.result, "BLOCK_ENTRIES", entries)
-    case = with_forbidden(with_zeros(clouds(11, 7, reg=0.2, ratio=1.5)))
-    result = case.solve(backend=backend, callback=None if entries > 21 else lambda stats: None)  # not the short way
-    i, j = result.sample(200_000, seed=1)
+@pytest.mark.parametrize("method", ["independent", "systematic", "rows"])
+@pytest.mark.parametrize("entries", [3 * 70, 1 << 22])
+def test_pairs_are_drawn_from_the_plan(entries, method, backend, monkeypatch):
+    monkeypatch.setattr(mapuot.backends.stream, "BLOCK_ENTRIES", entries)
+    case, size = with_forbidden(with_zeros(clouds(11, 70, reg=0.2, ratio=1.5))), 200_000  # 70 columns: five runs
+    result = case.solve(backend=backend, callback=None if entries > 210 else lambda stats: None)  # not the short way
+    i, j = result.sample(size, seed=1, method=method)
+    plan, r = result.plan, result.plan.sum(1)
+    rows, used = np.bincount(i, minlength=11), np.flatnonzero(r)
+    if method == "rows":
+        assert (np.diff(i) >= 0).all()
+        assert (np.abs(rows[used] - size / len(used)) <= 1).all()
+        plan = plan / np.where(r > 0, r, 1.0)[:, None]
+    if method == "systematic":
+        assert (np.abs(rows - size * r / r.sum()) <= 1).all()
     count = np.zeros(case.M.shape)
     np.add.at(count, (i, j), 1)
-    share = result.plan / result.plan.sum()
+    share = plan / plan.sum()
     assert (count[share == 0] == 0).all()
     used = share > 0
-    spread = np.sqrt(share[used] * (1 - share[used]) * len(i))
-    assert (np.abs(count[used] - share[used] * len(i)) <= 5 * spread + 1).all()
-    assert np.abs(((count[used] - share[used] * len(i)) / spread) ** 2).mean() < 1.6
-    again = result.sample(200_000, seed=np.random.default_rng(1))
+    spread = np.sqrt(share[used] * (1 - share[used]) * size)
+    assert (np.abs(count[used] - share[used] * size) <= 5 * spread + 1).all()
+    assert np.abs(((count[used] - share[used] * size) / spread) ** 2).mean() < 1.2  # chi-square of some 500 pairs
+    again = result.sample(size, seed=np.random.default_rng(1), method=method)
     np.testing.assert_array_equal(again, (i, j))
-    assert abs(np.corrcoef(i[:-1], i[1:])[0, 1]) < 0.02  # in the order of the draws, not of the rows
+    if method != "rows":
+        assert abs(np.corrcoef(i[:-1], i[1:])[0, 1]) < 0.02  # in the order of the draws, not of the rows
+
+
+def test_few_pairs_of_many_rows_make_few_rows(monkeypatch):
+    """Only rows that are drawn are made, or are between two that are near."""
+    result, made = clouds(3000, 40).solve(backend="cpu", callback=lambda stats: None), []
+    stream = type(result._stream)
+    plan = stream.plan
+    monkeypatch.setattr(stream, "plan", lambda self, i0, i1: (made.append(i1 - i0), plan(self, i0, i1))[1])
+    i, j = result.sample(3, seed=5)
+    assert len(i) == 3
+    assert sum(made) < 3 * 210  # of 3000; 204 rows between two take less time than another call
+    assert (result.plan[i, j] > 0).all()
+
+
+def test_rows_too_light_for_float32_are_drawn():
+    """A row whose entries are all below float32's least number has a plan in float64."""
+    M = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+    a = np.array([1.0, 1e-60, 1.0])
+    result = mapuot.solve(M, a, np.full(4, 0.5), reg=0.1, reg_m=1.0, callback=lambda stats: None)
+    i, j = result.sample(3000, 0, method="rows")
+    share = np.bincount(j[i == 1], minlength=4) / 1000
+    want = result._wide.plan(1, 2)[0]
+    np.testing.assert_allclose(share, want / want.sum(), atol=0.06)
 
 
 WORDS = (

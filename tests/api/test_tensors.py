@@ -45,6 +45,8 @@ def test_a_result_of_tensors(dtype, options):
     for one, other in ((found.top_k(3), right.top_k(3)), (found.sample(50, seed=1), right.sample(50, seed=1))):
         for x, y in zip(one, other, strict=True):
             assert_same(x, y)
+    first, again = (found.sample(50, torch.Generator().manual_seed(3), method="systematic") for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
     assert isinstance(found, mapuot.Result)
     assert found.error_bound == right.error_bound
     assert found.converged is True

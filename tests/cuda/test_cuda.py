@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mapuot import PointCloud, solve
+from mapuot import PointCloud, SeededMask, solve
 from mapuot.backends import Options, reference
 from mapuot.errors import InfeasibleError
 from mapuot.files import load_checkpoint
@@ -326,6 +326,47 @@ def test_layouts_and_products(layout):
     np.testing.assert_allclose(plan, exact.plan, rtol=rtol)
     np.testing.assert_allclose(cuda.to_numpy(found.apply(X)), plan @ X, rtol=1e-5)
     np.testing.assert_allclose(cuda.to_numpy(found.apply_transpose(Y)), plan.T @ Y, rtol=1e-5)
+    moved = cuda.to_numpy(found.barycentric_map(X))
+    np.testing.assert_allclose(moved, plan @ X / plan.sum(1)[:, None], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["C", "F", "masked", "reference", "host", "points"])
+def test_pairs_are_drawn_and_found_where_the_cost_is(kind):
+    """By chi-square of 37 x 71 pairs against the plan, and their largest and top entries against numpy's."""
+    rng, size = np.random.default_rng(0), 20_000
+    x, y = rng.random((37, 2)), rng.random((71, 2))
+    M = ((x[:, None] - y) ** 2).sum(-1)
+    M[3, 5:40] = np.inf
+    given = {"F": cp.asarray(M, order="F"), "host": M, "points": PointCloud(x, y)}.get(kind, cp.asarray(M))
+    more = {"masked": {"mask": SeededMask(0.7, seed=3)}, "reference": {"reference": cp.asarray(rng.random(M.shape))}}
+    found = solve(given, reg=0.1, reg_m=1.0, backend="cuda", **more.get(kind, {}))
+    plan, on_device = cuda.to_numpy(found.plan), kind not in ("host", "points")
+    for method in ("independent", "systematic"):
+        pairs = found.sample(size, 1, method=method)
+        assert all(isinstance(k, cp.ndarray if on_device else np.ndarray) for k in pairs)
+        i, j = map(cuda.to_numpy, pairs)
+        count = np.zeros(M.shape)
+        np.add.at(count, (i, j), 1)
+        share = plan / plan.sum() * size
+        used = share >= 5
+        assert count[plan == 0].sum() == 0
+        assert ((count - share)[used] ** 2 / share[used]).mean() < 1.15  # 1 +- .04 for independent draws
+    i, _ = map(cuda.to_numpy, found.sample(2 * 37, 1, method="rows"))
+    np.testing.assert_array_equal(i, np.repeat(np.arange(37), 2))
+    index, value = map(cuda.to_numpy, found.top_k(3))
+    np.testing.assert_array_equal(value, np.sort(plan, axis=1)[:, :-4:-1])
+    np.testing.assert_array_equal(np.take_along_axis(plan, index, 1), value)
+    for kept in ({"threshold": 1e-4}, {"keep": 0.8}):
+        few = found.sparse(**kept)
+        few = few.get().toarray() if on_device else few.toarray()
+        assert (few[few > 0] == plan[few > 0]).all()
+        assert plan[few == 0].max() <= (1e-4 if "threshold" in kept else few[few > 0].min())
+        assert few.sum() >= 0.8 * plan.sum() or "threshold" in kept
+    labels = rng.integers(4, size=37)
+    (classes, shares), right = found.push(labels), found.push(cp.asarray(labels))
+    assert isinstance(right[1], cp.ndarray)
+    np.testing.assert_array_equal(right[0].get(), classes)
+    np.testing.assert_array_equal(right[1].get(), shares)
 
 
 def test_rows_that_a_function_makes_on_the_device(monkeypatch):

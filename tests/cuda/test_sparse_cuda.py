@@ -126,7 +126,9 @@ def test_a_matrix_from_the_device_has_its_plan_there(form, dtype):
     assert got.plan.dtype == dtype
     np.testing.assert_array_equal(got.plan.get().toarray(), want.plan.toarray())
     np.testing.assert_array_equal(got.rows(5, 9).get().toarray(), want.rows(5, 9).toarray())
-    np.testing.assert_array_equal(got.top_k(2)[1], want.top_k(2)[1])
+    np.testing.assert_array_equal(got.top_k(2)[1].get(), want.top_k(2)[1])
+    np.testing.assert_array_equal(got.sparse(keep=0.7).get().toarray(), want.sparse(keep=0.7).toarray())
+    np.testing.assert_array_equal(got.sample(50, 0)[1].get(), want.sample(50, 0)[1])
     assert isinstance(got.apply(np.ones(30)), cp.ndarray)
     np.testing.assert_array_equal(got.apply(np.ones(30)).get(), want.apply(np.ones(30)))
     with pytest.raises(TypeError, match="M must not lie on a GPU for backend 'cpu'"):

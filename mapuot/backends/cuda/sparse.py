@@ -317,9 +317,6 @@ class SparseStream(DevicePlan):
         self.problem, self.cost, self.dtype = problem, problem.cost, problem.cost.dtype
         self.alpha, self.beta = on_device(*problem.exponents(log_u, log_v))
 
-    def back(self, x: Any) -> Any:
-        return x if self.cost.on_device else x.get()
-
     def along(self, rows: bool) -> tuple[Runs, Any, Any]:
         """The pairs row by row, or column by column, and the exponents of these and of what they meet."""
         pairs = pairs_of(self.problem)

@@ -18,7 +18,7 @@ from ...problem.mask import Masked
 from ...problem.problem import Problem
 from ..cpu.stream import extrema as extrema_on_host
 from ..records import put
-from ..stream import StreamedPlan
+from ..stream import StreamedPlan, runs
 from .arrays import Stage, as_columns, free_memory, most_bytes, on_device
 from .kernels import STORES, VIEW, Job, by_value, kernel
 
@@ -110,6 +110,9 @@ class DevicePlan(StreamedPlan):
 
     as_columns = staticmethod(as_columns)
 
+    def back(self, x: Any) -> Any:
+        return x if self.problem.cost.xp is cp else x.get()
+
     def over_ranks(self, x: Any) -> Any:
         return cp.asarray(self.problem.ranks.sum(x.get())) if self.problem.ranks.size > 1 else x
 
@@ -120,9 +123,6 @@ class PlanStream(DevicePlan):
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
         self.problem, self.dtype = problem, problem.cost.dtype
         self.alpha, self.beta = on_device(*problem.exponents(log_u, log_v))
-
-    def back(self, x: Any) -> Any:
-        return x if isinstance(self.problem.M, cp.ndarray) else x.get()
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
         n, p = self.problem.shape[1], self.problem
@@ -138,6 +138,26 @@ class PlanStream(DevicePlan):
             if not stays:
                 block.get(out=out[k0 - i0 : k1 - i0])
         return out
+
+    def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
+        """As `Drawn.draw`, a warp for each pair, which makes its row as it adds it up."""
+        (m, n), here = self.problem.shape, self.problem.cost.xp is cp
+        order = slice(None) if here else np.argsort(rows, kind="stable")
+        rows = rows[order].astype(np.int64)
+        wanted, at = on_device(rows.view(np.float64), at[order])
+        wanted, found = wanted.view(np.int64), cp.empty(len(rows), np.int64)
+        for i0, i1 in [(0, m)] if here else runs(np.unique(rows), n):
+            for k0, k1, M, c in blocks_of(self.problem, i0, i1):
+                some = slice(None) if here else slice(*np.searchsorted(rows, (k0, k1)))
+                if count := len(rows[some]):
+                    view = view_of(M, c, self.alpha[k0:k1], self.beta, self.problem.reg)
+                    sizes = np.int64(k0), np.int64(count)
+                    stream("draw", M, c)((-(-count // 8),), (256,), (view, wanted[some], at[some], *sizes, found[some]))
+        if here:
+            return wanted, found
+        given = np.empty((2, len(rows)), np.int64)
+        given[:, order] = rows, found.get()
+        return given[0], given[1]
 
     def block_product(self, M: Any, c: Any, alpha: Any, beta: Any, X: Any) -> Any:
         (m, n), d = M.shape, X.shape[1]
