@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "flush.h"
 #include "kernels.h"
 
 enum { SLOTS = 16 };
@@ -64,11 +65,14 @@ static void one_pass(const batch_job *job, mapuot_state *const *states, int coun
 {
     for (int k = 0; k < count && job->shared; k++)
         memset(states[k]->sums, 0, (size_t)(padded(states[k]->n) + SCALARS) * sizeof(double));
-    if (job->shared)
-        mapuot_active_kernels()->dtype[states[0]->dtype]->batch_pass(states, count);
-    else
+    if (!job->shared) {
         for (int k = 0; k < count; k++)
             mapuot_row_pass(job->serial, states[k]);
+        return;
+    }
+    const uint64_t before = begin_flush(states[0]->limits.reg);
+    mapuot_active_kernels()->dtype[states[0]->dtype]->batch_pass(states, count);
+    end_flush(before);
 }
 
 static void batch_task(void *context, int thread, int threads)

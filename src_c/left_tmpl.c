@@ -1,4 +1,5 @@
 /* left_tmpl.c - products of left.c, in vectors; compiled once per instruction set. */
+#include "flush.h"
 #include "left.h"
 #include "vec.h"
 
@@ -58,12 +59,14 @@ ALWAYS_INLINE void all_rows(int64_t rows, int64_t n, int64_t ld, const double *V
 static void sweep(int64_t rows, int64_t n, int64_t ld, const double *V, const double *x, const double *w, double *dots,
                   double *sums)
 {
+    const uint64_t before = begin_flush(1.0); /* terms are at most 1, and of sums below `least` the caller is told */
     if (x && w)
         all_rows(rows, n, ld, V, x, w, dots, sums, 1, 1);
     else if (x)
         all_rows(rows, n, ld, V, x, w, dots, sums, 1, 0);
     else
         all_rows(rows, n, ld, V, x, w, dots, sums, 0, 1);
+    end_flush(before);
 }
 
 static void logs(int64_t n, const double *x, const double *shift, double more, double *out)

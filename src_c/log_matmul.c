@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "flush.h"
 #include "log_matmul.h"
 
 enum { GROUP_BYTES = 4 << 20 }; /* exponentials of B that are held at once */
@@ -46,11 +47,13 @@ static void rows_task(void *context, int thread, int threads)
 {
     const log_job *job = context;
     const int64_t m = job->product.m, blocks = (m + ROW_BLOCK - 1) / ROW_BLOCK, total = job->group * blocks;
+    const uint64_t before = begin_flush(1.0); /* the largest term of a sum is 1 */
     for (int64_t t = total * thread / threads; t < total * (thread + 1) / threads && !stopped(&job->product); t++) {
         const int64_t i = t % blocks * ROW_BLOCK;
         log_product one = member(job, t / blocks, thread);
         job->kernels->log_rows(&one, i, i + ROW_BLOCK < m ? i + ROW_BLOCK : m);
     }
+    end_flush(before);
 }
 
 /* F, col_shift, E and S in one allocation; NULL without memory */

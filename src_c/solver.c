@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "common/rules.h"
+#include "flush.h"
 #include "kernels.h"
 #include "schedule.h"
 
@@ -92,12 +93,14 @@ static void rows_task(void *context, int thread, int threads)
         memset(sums, 0, (size_t)sums_len(state) * sizeof(double));
     own.run = state->progress.narrow ? state->run + thread * padded(state->n) : NULL;
     own.tile = makes_rows(state) ? state->tile + thread * TILE * state->ld : NULL;
+    const uint64_t before = begin_flush(state->limits.in_place ? 0.0 : state->limits.reg); /* a plan grows again */
     if (state->coarse.labelled)
         mapuot_active_kernels()->coarse->rows(state, pass_of(state, job->part), thread, threads, sums);
     else if (job->schedule.shares)
         sum_share(job, state, thread, sums);
     else
         sum_range(job, state, thread, i0, i1, sums);
+    end_flush(before);
 }
 
 /* sums = the threads' sums in order, so that the result does not depend on timing */

@@ -25,6 +25,7 @@ FORM_BYTES = 1 << 30  # that "auto" lets a formed matrix and K take in the memor
 PAIR_BYTES = 16  # of a pair in a matrix that is formed and in its K
 AUTO_ENTRIES = FORM_BYTES // PAIR_BYTES  # pairs from which "auto" skips some: 2^26, up to which it forms the matrix
 FEW = 4  # dimensions in which what holds all points tells the range of their costs well enough
+LEAST_NORMAL = float(np.finfo(np.float64).tiny)
 MADE = ("x", "y", "rows", "columns")  # of a cloud, when they are asked for
 
 
@@ -281,7 +282,7 @@ class PointCosts(Cost):
     def error(self, largest: float) -> float:
         """Bound the rounding of a cost: d + 4 roundings, and those of coordinates that are scaled first.
 
-        The slope of "wfr" is 2 tan, at most e^(cost / 2).  Squares below all numbers count as the least of them.
+        The slope of "wfr" is 2 tan, at most e^(cost / 2).  Squares below the least normal number, which passes flush, count as that.
         """
         metric, scale = self.core
         d, unit = self.dim, 2.0**-53
@@ -292,7 +293,7 @@ class PointCosts(Cost):
         else:
             sizes = (np.linalg.norm(p, metric.norm, 1).max(initial=0.0) for p in (self.rows, self.columns.T))
             moved = 3 * unit * float(sum(sizes))  # roundings of the difference from the middle, the root, the product
-        slope, least = scale, d * math.ulp(0.0)
+        slope, least = scale, d * LEAST_NORMAL
         if metric.degree == 2:
             slope = 2 * math.sqrt(scale) * math.sqrt(largest) + scale * moved
         elif metric.degree == 0:

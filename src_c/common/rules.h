@@ -81,10 +81,11 @@ FN double gap_of_rounded(const mapuot_limits *limits, double gap, double mass, d
     return gap < 0 ? gap : root * root * (1 + 3 * d) + d * mass * linear;
 }
 
-/* Bound on the mass that K's zeros hide: entries below flush, and u below TINY, for many of which LEAST_MASS stands */
+/* Bound on the mass that zeros hide: entries of K below flush, and u and products below TINY, for many of which
+ * LEAST_MASS stands */
 FN double lost_mass(const mapuot_limits *limits, double scale_u, double scale_v, double mass)
 {
-    return (limits->flush * scale_u + LEAST_MASS) * scale_v * OVER(mass);
+    return ((limits->flush * scale_u + LEAST_MASS) * scale_v + LEAST_MASS * scale_u) * OVER(mass);
 }
 
 /* u or v clipped: no prox then */

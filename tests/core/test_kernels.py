@@ -16,6 +16,7 @@ from mapuot.backends import Options, cpu, reference
 from mapuot.backends.cpu import native
 from mapuot.problem.mask import Masked, SeededMask
 from mapuot.problem.problem import Problem
+from mapuot.route.options import make_options
 
 SIZES = [*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 97, 257]
 SHAPES = [(7, n) for n in SIZES] + [(m, 18) for m in SIZES] + [(31, 513), (64, 64), (257, 97), (2, 1100)]
@@ -259,3 +260,21 @@ def test_instruction_sets():
     assert native.isa() == "scalar"
     native.set_isa("auto")
     assert native.isa() == best or os.environ.get("MAPUOT_ISA")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("reg", [1.0, 1e-200])
+def test_numbers_below_the_least_normal_one(isa, threads, reg):
+    """A pass takes them for 0, unless reg is so small that they may count; the caller's own arithmetic keeps them."""
+    case = clouds(40, 9, reg=0.1)
+    problem = Problem.from_arrays(case.M, case.a, case.b, 0.1, 1.0, "kl", "product", cpu)
+    workspace = cpu.Workspace(problem, make_options("auto", "float64", 1e-6, None, threads))
+    workspace.absorb(np.zeros(9))
+    workspace.K[:], workspace.limits.reg = 1e-300, reg
+    workspace.col_side["scale"][:9] = 1e-12
+    native.check(lib.mapuot_row_dots(workspace.pool, workspace.state))
+    want = 0.0 if reg == 1.0 else 9e-312
+    np.testing.assert_allclose(workspace.row_side["marginal"][:40], want, rtol=1e-9)
+    tiny = np.full(64, 1e-310)
+    assert (0.5 * tiny == 5e-311).all()
+    assert (tiny.astype(np.float32) + np.float32(1e-40) > 0).all()
