@@ -282,7 +282,7 @@ class PointCosts(Cost):
     def error(self, largest: float) -> float:
         """Bound the rounding of a cost: d + 4 roundings, and those of coordinates that are scaled first.
 
-        The slope of "wfr" is 2 tan, at most e^(cost / 2).  Squares below the least normal number, which passes flush, count as that.
+        The slope of "wfr" is 2 tan, at most e^(cost / 2).  Squares that passes flush count as the least normal number.
         """
         metric, scale = self.core
         d, unit = self.dim, 2.0**-53
