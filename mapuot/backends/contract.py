@@ -8,6 +8,7 @@ A backend is a module (or package) with
                                         points that it skips (boxes.Truncation), or None
     PlanStream(problem, log_u, log_v, threads)   the plan of given potentials, streamed from M
     LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
+    ONE_POTENTIAL   True where passes can be those of one potential, log u = log v (Options.symmetric)
     QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
 
 and, where it has them,
@@ -60,6 +61,7 @@ class Options:
     threads: int | None
     schedule: str = "auto"  # of rows over threads: evenly ("static"), or by their speed
     by_parts: bool = True  # parts of M that no pair connects have a translation each
+    symmetric: bool = False  # rows and columns are the same problem: passes of one potential, log u = log v
 
     @property
     def allowed(self) -> float:

@@ -11,7 +11,7 @@ from .kernel import Kernel, TreePass
 from .left import Left
 from .marginals import Points
 from .stream import asarray, costs, extrema, to_numpy
-from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES
+from .workspace import LEAST_BOX, ONE_POTENTIAL, QUICK_ENTRIES, QUICK_PASSES
 
 MAKES_COSTS = True  # costs of points and grids, as they are needed
 
@@ -41,6 +41,7 @@ def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None,
 __all__ = [
     "LEAST_BOX",
     "MAKES_COSTS",
+    "ONE_POTENTIAL",
     "QUICK_ENTRIES",
     "QUICK_PASSES",
     "History",

@@ -67,7 +67,11 @@ class GridWorkspace(Workspace):
         m, n = self.problem.shape
         with np.errstate(divide="ignore", over="ignore"):
             log_v = self.beta + np.log(self.col_side["scale"][:n])
-            self.row_side["marginal"][:m] = np.exp(self.alpha + self.products.log_dot(log_v))
+            s = np.exp(self.alpha + self.products.log_dot(log_v))
+            if self.options.symmetric:
+                self.sums[:n] = s
+                return
+            self.row_side["marginal"][:m] = s
             check(lib.mapuot_row_prox(self.pool, self.state))
             log_u = self.alpha + np.log(self.row_side["scale"][:m])
             self.sums[:n] = np.exp(self.beta + self.products.log_dot_transpose(log_u))

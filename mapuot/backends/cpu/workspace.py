@@ -32,6 +32,7 @@ from .native import check, empty, matrix, padded, pointer
 
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
+ONE_POTENTIAL = True  # passes can have log u = log v
 LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
@@ -81,7 +82,7 @@ class Workspace(KernelWorkspace):
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
         put(self.limits, SCALES | {"memory": memory})
         put(self.progress, START)
-        narrow = self.dtype != "float64" and not options.in_place and self.pairs is None
+        narrow = self.dtype != "float64" and not (options.in_place or options.symmetric) and self.pairs is None
         self.progress.narrow = narrow
         self.narrow_v = empty(size if narrow else 1, np.float32)
         self.run = empty(size * threads if narrow else 1, np.float32)
@@ -112,7 +113,9 @@ class Workspace(KernelWorkspace):
         if self.made:
             return (
                 "float32"
-                if self.dtype != "float64" and narrow_points.suits(self.problem, self.truncation)
+                if self.dtype != "float64"
+                and narrow_points.suits(self.problem, self.truncation)
+                and not self.options.symmetric
                 else "float64"
             )
         if self.pairs is not None and limits_of(self.problem, self.options, self.dtype, NARROW_NOISE)["finer"]:
