@@ -42,7 +42,7 @@ class Case:
         self.in_place = endless(self.M, dtype, in_place=True, **words)
         self.stats, self.made = ffi.new("mapuot_stats *"), ffi.new("int64_t *")
         self.rates = self.fused.limits.lam_rate, self.fused.limits.mu_rate
-        self.K = self.fused.K.reshape(m, -1)[:, :n].copy()
+        self.K = self.fused.operator.matrix.copy()
         self.fi = self.K.dtype.type(RHO / (RHO + REG))
         # base = fi log w: the state's u is (w / K v)^fi, where w holds what K absorbed, as POT's a and b do
         sides = (self.fused.row_side, m), (self.fused.col_side, n)

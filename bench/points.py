@@ -39,7 +39,7 @@ from scipy.spatial.distance import cdist
 from tqdm import tqdm
 
 import mapuot
-from mapuot.backends.cpu.stream import PlanStream
+from mapuot.backends.cpu.operator import HostOperator
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 
@@ -438,14 +438,14 @@ def after_the_solve(n: int, d: int, blur: float) -> int:
     found = []
 
     def counted(name: str) -> Any:
-        made = getattr(PlanStream, name)
+        made = getattr(HostOperator, name)
 
         def call(stream: Any, *args: Any, **options: Any) -> Any:
-            if stream.problem.shape == (n, n):  # not between groups of points
+            if stream.shape == (n, n):  # not between groups of points
                 found.append(name)
             return made(stream, *args, **options)
 
-        return mock.patch.object(PlanStream, name, call)
+        return mock.patch.object(HostOperator, name, call)
 
     with counted("apply"), counted("apply_transpose"), counted("sums"), counted("plan"):
         value_and_slope(SamplesLoss(p=2, blur=blur, reach=REACH, debias=False), a, x, b, y)

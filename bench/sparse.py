@@ -108,8 +108,8 @@ def cpu_passes(S: Any, dense: Any, threads: int) -> tuple[dict[str, float], dict
     calls = {name: row_pass(workspace) for name, workspace in made.items()} | {"SciPy": products(S)}
     calls |= {"dense mixed": row_pass(dense)} if dense else {}
     seconds = {name: min(samples) for name, samples in common.interleave(calls, 3.0).items()}
-    held = {name: w.K.nbytes + 4 * S.nnz + 8 * S.shape[0] for name, w in made.items()}
-    return seconds, held | ({"dense mixed": dense.K.nbytes} if dense else {})
+    held = {name: w.operator.K.nbytes + 4 * S.nnz + 8 * S.shape[0] for name, w in made.items()}
+    return seconds, held | ({"dense mixed": dense.operator.K.nbytes} if dense else {})
 
 
 def gpu_passes(S: Any, dense: float | None) -> tuple[dict[str, float], dict[str, int]]:
@@ -123,7 +123,7 @@ def gpu_passes(S: Any, dense: float | None) -> tuple[dict[str, float], dict[str,
         made = endless(S, stored, memory=20, gpu=True)
         launch = made.launch
         seconds[name] = elapsed(lambda launch=launch: launch(GRAPH_PASSES, 0), before=made.send_progress) / GRAPH_PASSES
-        held[name] = 2 * (made.K[0].nbytes + made.pairs.rows.index.nbytes)
+        held[name] = 2 * (made.operator.K[0].nbytes + made.pairs.rows.index.nbytes)
         made.close()
     return seconds, held
 

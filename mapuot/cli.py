@@ -23,7 +23,7 @@ from .answer.store import contents
 from .answer.summary import as_table
 from .api.solve import solve
 from .backends import BACKENDS
-from .backends.stream import BLOCK_ENTRIES
+from .backends.draw import BLOCK_ENTRIES
 from .errors import ConvergenceWarning
 from .penalties import PENALTIES
 from .problem.kinds import stores_pairs

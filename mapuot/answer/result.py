@@ -15,7 +15,7 @@ from .. import penalties
 from ..backends import PlanStream, Stats, name_of, pick
 from ..backends.boxes import KeptStream, Sorted
 from ..backends.contract import host, namespace
-from ..backends.stream import BLOCK_ENTRIES
+from ..backends.draw import BLOCK_ENTRIES
 from ..cached import cached_property
 from ..errors import shown
 from ..files import split_name, write

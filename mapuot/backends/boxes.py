@@ -24,8 +24,8 @@ from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
 from .contract import LEAST_MASS, PAD, Stats, host, namespace
+from .draw import Drawn
 from .rules import Judge, plan_error
-from .stream import Drawn
 
 UNITS = (16, 0), (32, 50_000), (64, 400_000)  # points of a box, from so many on: bounds must not take as long as passes
 MOST_SLOPES = 16  # dimensions up to which potentials are fitted across a box
@@ -459,18 +459,6 @@ class Truncation:
         return np.where(r > 0, d, log_u), np.where(s > 0, e, x)
 
 
-def kept_balance(pool: Any, problem: Problem, kept: Kept, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-    """Return alpha_i = -max_j (log v_j - M_ij / reg) over the kept pairs, and the largest exponent of each column."""
-    from .._core import ffi, lib  # noqa: PLC0415 - as above
-    from .cpu.native import check, matrix  # noqa: PLC0415
-
-    alpha, top = np.where(out_u, -np.inf, 0.0), np.empty(len(plan_v))
-    plan_v = np.ascontiguousarray(plan_v)
-    vectors = [ffi.from_buffer("double *", x) for x in (plan_v, alpha, top)]
-    check(lib.mapuot_balance(pool, *problem.shape, matrix(problem.cost, kept), matrix(None), problem.reg, *vectors))
-    return np.where(out_u, np.inf, alpha), top
-
-
 def expected(side: Side, log_scale: F64, reg: float) -> F64:
     """Estimate the marginal at a potential, where no pass has told it."""
     if side.penalty != "kl":
@@ -514,7 +502,7 @@ class KeptStream(Drawn):
 
     def __init__(self, found: Sorted, stream: Any, whole: Any, log_u: F64, log_v: F64, threads: int | None) -> None:
         """Make it of ``whole``, the stream of all pairs, and of ``stream``, the CPU's class, which can skip pairs."""
-        self.found, self.whole = found, whole
+        self.found, self.whole, self.cost, self.shape = found, whole, whole.cost, whole.shape
         logs = (log_v, log_u) if found.turned else (log_u, log_v)
         self.stream = stream(
             found.problem, *(x[at] for x, at in zip(logs, found.order, strict=True)), threads, found.kept
@@ -549,21 +537,16 @@ class KeptStream(Drawn):
             out[i - i0][namespace(out).asarray(skipped[rows[i]][cols])] = 0
         return out
 
-    @property
-    def problem(self) -> Problem:  # type: ignore[override]
-        found: Problem = self.whole.problem
-        return found
-
     @staticmethod
     def as_columns(X: Any, length: int, name: str) -> tuple[F64, bool]:
         return as_columns(host(X), length, name)
 
     def apply(self, X: Any, name: str = "X") -> Any:
-        X, flat = self.as_columns(X, self.problem.shape[1], name)
+        X, flat = self.as_columns(X, self.shape[1], name)
         return self._product(X, not self.found.turned, flat)
 
     def apply_transpose(self, Y: Any) -> Any:
-        Y, flat = self.as_columns(Y, self.problem.shape[0], "Y")
+        Y, flat = self.as_columns(Y, self.shape[0], "Y")
         return self._product(Y, self.found.turned, flat)
 
     def _product(self, X: F64, forth: bool, flat: bool) -> Any:

@@ -5,13 +5,13 @@
 K_ij = exp(p_i + q_j - C_ij / reg) holds absorbed p and q, so that no entry is above 1 and each row and each column
 has an entry 1. Sums below ``LEAST`` may miss entries that were flushed: K is then made anew around the y at hand,
 next in float64, and where that is not enough, the sums are made from the costs, entry by entry. A bound of what all of
-this rounds is told beside the sums. Backends: cpu/kernel.py, cuda/kernel.py.
+this rounds is told beside the sums. An operator holds K: cpu/operator.py, cuda/operator.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,8 +20,7 @@ import numpy as np
 from ..penalties import F64
 from ..problem.cost import Cost
 from ..problem.sparse import Sparse, log_sums
-from .coarse import Labels
-from .contract import host, namespace
+from .contract import Operator, host, namespace
 
 T = TypeVar("T")
 UNIT = 2.0**-53
@@ -32,7 +31,6 @@ HOST_ENTRIES = 1 << 18  # of sums on a GPU, which the host takes up with those o
 SAFE_SPREAD = {"float32": 60.0, "float64": 500.0, "made": 500.0}  # 2 |C| / reg that K holds with nothing absorbed
 NARROW_ENTRY = 2.0**-24 + 3e-9  # rounded to float32, from an exponential that is good for that
 NARROW_SUMS = 70 * 2.0**-24  # of up to 32 terms, and 64 rows, in float32, beside the rounding of the factors
-BLOCK_BYTES = 1 << 25  # of C that is turned into logarithms at once
 
 
 class StaleError(ArithmeticError):
@@ -72,74 +70,29 @@ class Product:
 
 
 class LogKernel:
-    """K of a cost (m, n), rows first; ``ends``: its least entry, and the largest in size; dtype: storage, or "made"."""
+    """K of a cost (m, n), rows first, which an operator holds."""
 
     builds = 0  # how often K was made for this reg
     absorbed = 0.0  # the largest of p and of q
 
-    def __init__(self, cost: Cost, reg: float, ends: tuple[float, float], dtype: str) -> None:
-        self.cost, self.asked, self.ends = cost, dtype, ends
-        self.p, self.q = np.zeros(cost.shape[0]), np.zeros(cost.shape[1])
-        self.start(reg)
+    def __init__(self, operator: Operator, ends: tuple[float, float], dtype: str = "float64") -> None:
+        """``ends``: the least entry of the cost, and the largest in size; dtype: storage, or "made"."""
+        self.asked, self.ends = operator.open(dtype), ends
+        self.operator: Any = operator  # a backend's own: see the passes along trees
+        self.cost: Cost = operator.cost
+        self.p, self.q = np.zeros(self.cost.shape[0]), np.zeros(self.cost.shape[1])
+        self.start(operator.reg)
 
     def start(self, reg: float) -> None:
         """Begin anew with this reg, in the memory of another."""
         self.reg, self.largest, self.dtype = reg, self.ends[1] / reg, self.asked
+        self.operator.reg = reg
         self.builds, self.absorbed = 0, 0.0
 
     @property
     def storage(self) -> float:
         """Relative rounding of an entry where it is stored, beside that of its exponent in float64."""
         return NARROW_ENTRY if self.dtype == "float32" else 0.0
-
-    # ---- what a backend adds ----
-
-    def balance(self, y: F64) -> F64:
-        """Set p = -max_j (y_j - C_ij / reg) and return max_i (p_i + y_j - C_ij / reg)."""
-        raise NotImplementedError
-
-    def build(self) -> None:
-        """Make K of p and q."""
-        raise NotImplementedError
-
-    @property
-    def matrix(self) -> Any:
-        """K as a matrix, where it lies, of a dense cost that is stored."""
-        raise NotImplementedError
-
-    def fused(self, v: F64 | Product, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
-        """Return log s of s = K v, the sums K^T u and the largest u of u = exp(base) s^-fi, by one read of K.
-
-        The sums hold until the next read; on a GPU they stay there if they are many.
-        """
-        raise NotImplementedError
-
-    def dots(self, v: F64 | Product) -> F64:
-        """Return K v."""
-        raise NotImplementedError
-
-    def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
-        """Return P Y (axis 1) or P^T Y (axis 0), P_ij = exp(x_i + y_j - C_ij / reg) from C in float64."""
-        raise NotImplementedError
-
-    def plan_cost(self, x: F64, y: F64) -> float:
-        """Return <P, C> of the plan P_ij = exp(x_i + y_j - C_ij / reg)."""
-        raise NotImplementedError
-
-    def label(self, labels: Labels | None) -> None:
-        """Let passes from here on tell what clusters of rows exchange with columns; None: no longer."""
-        raise NotImplementedError
-
-    def exchanged(self) -> tuple[F64, Any]:
-        """Return what the last labelled pass told: each cluster's mass but for a factor; its shares of the columns."""
-        raise NotImplementedError
-
-    def logarithms(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
-        """Blocks (i0, i1, -C / reg) of a cost in float64, where K lies."""
-        for i0, i1, C, _ in cost.blocks(most=BLOCK_BYTES):
-            yield i0, i1, np.asarray(host(C), np.float64) / -self.reg
-
-    # ---- what all do alike ----
 
     def absorb(self, y: F64, balanced: bool = True, folded: Callable[[F64], F64] | None = None) -> bool:
         """Make K around the columns' y: p from the largest term of each row, q from those of each column beside p.
@@ -149,12 +102,15 @@ class LogKernel:
         """
         balanced = balanced or 2 * self.largest > SAFE_SPREAD[self.dtype]
         if balanced:
-            top = self.balance(np.ascontiguousarray(y))
+            self.p[:] = 0.0
+            top = self.operator.balance(self.p, y)
             self.q = y - (folded(top) if folded else top)
         else:  # above 1, entries would bring back what is flushed of vectors
             self.p[:], self.q = self.ends[0] / self.reg, np.zeros(len(y))
         self.absorbed = largest_of(self.p) + largest_of(self.q)
-        self.build()
+        if self.operator.stored != self.dtype:
+            self.operator.store(self.dtype)
+        self.operator.build(self.p, self.q)
         self.builds += 1
         return balanced
 
@@ -213,7 +169,7 @@ class LogKernel:
         """(R, sums, their logarithmic scale beside q, the least that they may be) of columns e^(q + top) v."""
         base = a - (1 - fi) * self.p
         own = float(base.max())
-        log_s, sums, largest = self.fused(v, base - own, fi, narrow)
+        log_s, sums, largest = self.operator.fused(v, base - own, fi, narrow)
         self.check_rows(log_s.min())
         return log_s + (top - self.p), sums, own - fi * top, LEAST[self.dtype] * largest
 
@@ -226,7 +182,7 @@ class LogKernel:
         """Return R with K as it is; StaleError where K does not hold y."""
         v, top = self.factors(y)
         with np.errstate(divide="ignore"):
-            log_s = np.log(self.dots(v))
+            log_s = np.log(self.operator.dots(v))
         self.check_rows(log_s.min())
         return np.asarray(log_s + (top - self.p))
 
@@ -234,12 +190,21 @@ class LogKernel:
         """(v, top): y = q + top + log v, v at most 1."""
         return scaled(y - self.q, FLUSH)
 
+    def plan_apply(self, x: F64, y: F64, Y: F64, axis: int) -> F64:
+        """Return P Y (axis 1) or P^T Y (axis 0), P_ij = exp(x_i + y_j - C_ij / reg) from C in float64."""
+        plan = self.operator.take(x, y)
+        return np.asarray(host(plan.apply(Y) if axis else plan.apply_transpose(Y)))
+
+    def plan_cost(self, x: F64, y: F64) -> float:
+        """Return <P, C> of the plan P_ij = exp(x_i + y_j - C_ij / reg)."""
+        return float(self.operator.take(x, y).own_sums()[0])
+
     def log_sums(self, cost: Cost, x: F64) -> F64:
         """log sum_j exp(x_j - C_ij / reg) of the rows of this cost, or of its transpose, entry by entry."""
         if isinstance(cost, Sparse):
             return log_sums(cost, x, self.reg)
         out = np.empty(cost.shape[0])
-        for i0, i1, L in self.logarithms(cost):
+        for i0, i1, L in self.operator.logarithms(cost):
             xp = namespace(L)
             terms = L + xp.asarray(x)
             top = terms.max(1)

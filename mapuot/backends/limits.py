@@ -8,11 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from .._core import ffi, lib
 from .contract import Options
-from .records import COMMON
 
 STORAGES = ("float64", "float32")  # mapuot_dtype, in order
 
@@ -31,14 +28,14 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
             max(x.largest_soft_rho for x in sides), soft["kl"], soft["tv"], soft["l2"],
             sum(x.penalty == "range" or x.rho_range[1] == math.inf for x in sides), noise,
             options.tol, options.tol_gap, options.translate, options.memory, options.in_place, STORAGES.index(dtype),
-            path, options.symmetric,
+            path,
         ),
     )  # fmt: skip
     lib.mapuot_limits_of(terms, ffi.addressof(limits))
 
 
-def limits_of(problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> Any:
-    """Return the limits of a problem as a record of NumPy."""
+def limits_of(problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> dict[str, float]:
+    """Return the limits of a problem by name."""
     limits = ffi.new("mapuot_limits *")
     fill(limits[0], problem, options, dtype, noise, reg)
-    return np.frombuffer(ffi.buffer(limits), COMMON["mapuot_limits"])[0]
+    return {name: getattr(limits, name) for name, _ in ffi.typeof("mapuot_limits").fields}

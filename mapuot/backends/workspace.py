@@ -16,7 +16,7 @@ from ..penalties import F64
 from ..problem.problem import Problem
 from . import narrow_points
 from .boxes import State, Truncation
-from .contract import Options, Stats
+from .contract import Options, Stats, host, namespace
 from .records import put
 
 STORAGE = {"float64": np.float64, "float32": np.float32}
@@ -25,16 +25,13 @@ FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"sinc
 FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 
 
-def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64, float]:
-    """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v.
-
-    One potential takes no shift, which would part log u from log v: K absorbs all of it.
-    """
+def shifted(problem: Problem, log_v: F64) -> tuple[F64, float]:
+    """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v."""
     if not log_v.any():  # a cold start
         return np.zeros_like(log_v), 0.0
     used = np.isfinite(log_v) & ~problem.left_out[1]
     centre = float(np.median(log_v[used])) if log_v[used].any() else 0.0
-    shift = -centre if abs(centre) > FAR and not symmetric else 0.0
+    shift = -centre if abs(centre) > FAR else 0.0
     return np.where(used, log_v + shift, 0.0), shift
 
 
@@ -42,6 +39,7 @@ class KernelWorkspace:
     """One solve that holds K: its setting up, shared by the backends, over their words at the end of the class."""
 
     progress: Any  # mapuot_progress
+    operator: Any  # the `Operator` that holds K, of the backend
     safe_spread: float  # range(M) / reg, and the reach of log v, that K holds with nothing absorbed but M's minimum
     dead: tuple[Any, Any]  # masks of the rows and columns that no mass can reach
     absorbed: tuple[F64, Any]  # what K holds of log v, and which columns are left out
@@ -62,8 +60,7 @@ class KernelWorkspace:
         problem = self.problem
         if self.truncation:
             self.take_mask(self.truncation)
-        symmetric = self.options.symmetric
-        x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v, symmetric)
+        x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v)
         x = np.where(np.abs(x) < FARTHEST, x, 0.0)  # any start will do; beyond it, or NaN, a point looks unreachable
         out_u, out_v = problem.left_out
         la, lb = problem.log_reference
@@ -78,8 +75,6 @@ class KernelWorkspace:
                 alpha, beta = d + la, e + lb
             else:
                 alpha, beta = self.balance(out_u, plan_v)
-            if symmetric:  # K is at most 1 as well with the mean of both, and symmetric
-                alpha = beta = 0.5 * (alpha + beta)
             self.dead = (alpha == np.inf) & ~out_u, (beta == np.inf) & ~out_v
             off_u, off_v = out_u | self.dead[0], out_v | self.dead[1]
             alpha[off_u] = beta[off_v] = -np.inf
@@ -132,10 +127,20 @@ class KernelWorkspace:
     def iterate_state(self) -> State:
         return State(*map(self.to_numpy, (*self.potentials(), *self.marginals())))
 
-    def column_scaling(self, plan_v: F64, top: F64) -> F64:
-        """beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg), +inf where no row reaches the column."""
-        top = self.problem.ranks.max(top)
-        return np.where(top == -np.inf, np.inf, plan_v - top)
+    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
+        """alpha_i = -max_j(log v_j - M_ij / reg), beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg).
+
+        +inf where there is none.
+        """
+        xp, x = namespace(plan_v), host(plan_v)
+        alpha = np.where(host(out_u), -np.inf, 0.0)
+        top = self.problem.ranks.max(self.balancing.balance(alpha, x))
+        return xp.asarray(alpha), xp.asarray(np.where(top == -np.inf, np.inf, x - top))
+
+    @property
+    def balancing(self) -> Any:
+        """The operator by whose largest entries K is balanced."""
+        return self.operator
 
     def dual_constants(self) -> tuple[float, float]:
         """What no pass changes in the dual: reg |c| with the dead points' terms; and the size of its terms."""
@@ -180,10 +185,6 @@ class KernelWorkspace:
 
     def shifted_log_v(self) -> F64:
         """The next log v + shift."""
-        raise NotImplementedError
-
-    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """alpha_i = -max_j(log v_j - M_ij / reg), beta by ``column_scaling``; +inf where there is none."""
         raise NotImplementedError
 
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:

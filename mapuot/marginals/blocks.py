@@ -209,7 +209,7 @@ class Tensor:
         """Return the coupling of two axes, added up over blocks of the first."""
         others = tuple(k for k in range(len(self.shape)) if k not in (i, j))
         out, rest = np.zeros((self.shape[min(i, j)], self.shape[max(i, j)])), self.sum_of(log_w[1:])
-        for i0, i1, L in self.kernel.logarithms(self.kernel.cost):
+        for i0, i1, L in self.kernel.operator.logarithms(self.kernel.cost):
             xp = namespace(L)
             P = xp.exp(L + xp.asarray(rest) + xp.asarray(log_w[0][i0:i1, None]))
             out[slice(i0, i1) if 0 in (i, j) else slice(None)] += host(P.reshape(-1, *self.shape[1:]).sum(others))
@@ -262,7 +262,7 @@ class Triangle:
             kernel.absorb(0.5 * log_u[m])
             self.shift[k] += kernel.p
             self.shift[m] += kernel.q
-        self.K = [kernel.matrix for kernel in self.kernels.values()]
+        self.K = [kernel.operator.matrix for kernel in self.kernels.values()]
         for K in self.K:
             K[K < FLUSH_PRODUCT] = 0.0
         return True
@@ -270,7 +270,7 @@ class Triangle:
     def logarithms(self, i: int, j: int) -> Any:
         """Return -C / reg of two marginals, the first as rows."""
         kernel = self.kernels[min(i, j), max(i, j)]
-        L = self.xp.concatenate([block for _, _, block in kernel.logarithms(kernel.cost)])
+        L = self.xp.concatenate([block for _, _, block in kernel.operator.logarithms(kernel.cost)])
         return L if i < j else L.T
 
     def read(self, left: Left, log_weight: F64, fi: float, narrow: bool) -> tuple[F64, Any, float, float]:

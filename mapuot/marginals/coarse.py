@@ -117,11 +117,11 @@ class Coarse:
         try:
             if self.labelled:
                 for k, kernel in self.tree.kernels.items():
-                    kernel.label(self.labels[k])
+                    kernel.operator.label(self.labels[k])
             yield
         finally:
             for kernel in self.tree.kernels.values() if self.labelled else ():
-                kernel.label(None)
+                kernel.operator.label(None)
 
     def judge(self, rejected: bool) -> None:
         """Make matrices of a labelled pass, or plain steps for some passes where the guard has dropped one."""
@@ -153,7 +153,7 @@ class Coarse:
             self.eased[k] = np.asarray(np.linalg.inv(inner)) if children else kept
             if k == tree.root:
                 continue
-            r, shares = tree.kernels[k].exchanged()
+            r, shares = tree.kernels[k].operator.exchanged()
             r, self.shares[k] = r / r.sum(), shares
             self.mass[k], self.weight[tree.edges[k]] = r, host(tree.problem.xp.asarray(r) @ shares)
             P = r[:, None] * host(shares @ self.members[tree.parent[k]])

@@ -162,12 +162,9 @@ class MultiProblem:
         """Make room for the kernel of two neighbours' cost, as rows and columns, or of the array ("all")."""
         pair = pair if pair in self.sizes else pair[::-1]
         ends = self.lows[pair], self.sizes[pair]
-        if self.xp is not np:
-            kernel: LogKernel = load("cuda").Kernel(cost, self.reg, ends, self.storage)
-        else:
-            held = "float64" if self.storage == "made" and cost.operator == "pairs" else self.storage
-            kernel = load("cpu").Kernel(cost, self.reg, ends, held, self.threads)
-        return kernel
+        engine, threads = ("cpu", self.threads) if self.xp is np else ("cuda", None)
+        operator = load(engine).operator_of(cost, self.reg, threads=threads)
+        return LogKernel(operator, ends, self.storage)
 
     def stored_for(self, tol: float, tol_gap: float) -> MultiProblem:
         """Choose float32 for kernels that are large, where its rounding, of all costs together, is well below tol.

@@ -1,7 +1,7 @@
 """Costs between the nodes of regular grids: images and volumes, whose products are made along one axis after the other.
 
 The cost is a sum over the axes, so that exp(-M / reg) is a product of small matrices, one for each axis: a product with
-it takes n^(1 + 1/d) multiplications, and no more memory than its vectors (backends/separable.py).
+it takes n^(1 + 1/d) multiplications, and no more memory than its vectors (backends/cpu/grid.py).
 """
 
 from __future__ import annotations

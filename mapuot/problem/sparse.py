@@ -116,6 +116,9 @@ class Sparse(Cost):
     def read(self, i0: int, i1: int) -> Sparse:
         return self if i1 - i0 == self.shape[0] else self[i0:i1]
 
+    def place(self, i: int, ld: int) -> int:
+        return int(self.start[i] - self.start[0])
+
     def with_data(self, data: Any) -> Any:
         """Other numbers in the same places, as a CSR array with memory of its own, CuPy's where the numbers are."""
         from scipy import sparse  # noqa: PLC0415 - on first use
@@ -133,14 +136,6 @@ class Sparse(Cost):
     def matrix(self) -> Any:
         """Return the stored costs as a CSR array."""
         return self.with_data(self.data)
-
-    @property
-    def symmetric(self) -> bool:
-        if self.shape[0] != self.shape[1]:
-            return False
-        turned = self.transpose()
-        pairs = (self.start - self.start[0], turned.start), (self.column, turned.column), (self.data, turned.data)
-        return all(np.array_equal(x, y) for x, y in pairs)
 
     def transpose(self) -> Sparse:
         turned = Sparse.of_matrix(self.matrix().T.tocsr())
@@ -301,10 +296,6 @@ class SparseCosts(Cost):
     @property
     def all_pairs(self) -> int:
         return len(self) * super().all_pairs
-
-    @property
-    def symmetric(self) -> bool:
-        return all(self.of(i).symmetric for i in range(len(self)))
 
     def of(self, i: Any) -> Sparse | SparseCosts:
         """The cost of problem i, or those of a slice."""

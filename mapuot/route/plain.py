@@ -19,8 +19,8 @@ import numpy as np
 
 from ..answer.result import Result, holds_float32
 from ..backends import Options, Stats, pick
+from ..backends.draw import columns_in
 from ..backends.records import STATS, told
-from ..backends.stream import columns_in
 from ..cached import cached_property
 from ..problem.cost import Dense, cost_of
 from ..problem.points import FORM_BYTES, Formed, PointCloud
@@ -136,12 +136,6 @@ def as_it_is(result: Result) -> Result:
     return result
 
 
-def in_core(options: Options, larger: int, symmetric: bool, more: list[str], whose: str = "") -> str:
-    """Put together `Result.how` of a problem that the core solved whole."""
-    more = [*more, "one potential"] if symmetric else more
-    return in_words(f"{options.precision} tiles", larger, *more, f"one call of the core{whose}")
-
-
 def is_plain(task: BatchProblem) -> bool:
     """Tell whether the core can solve each problem of a batch in one call."""
     one_rho = None not in (task.rows.scalar_rho, task.cols.scalar_rho)
@@ -189,7 +183,7 @@ class PlainResult(Result):
     @cached_property
     def how(self) -> str:  # type: ignore[override]
         more = [FORMED] if isinstance(self._cost, Formed) else []
-        return in_core(self.options, self._found.larger, self._found.symmetric, more)
+        return in_words(f"{self.options.precision} tiles", self._found.larger, *more, "one call of the core")
 
     @cached_property
     def log_u(self) -> Any:

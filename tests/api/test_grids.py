@@ -7,8 +7,7 @@ from scipy.spatial.distance import cdist
 
 import mapuot
 from mapuot.backends import cpu
-from mapuot.backends.cpu import log_matmul
-from mapuot.backends.separable import Separable
+from mapuot.backends.cpu.grid import GridOperator
 from mapuot.problem.problem import Problem
 from mapuot.route.options import make_options
 
@@ -46,12 +45,12 @@ def test_sums_are_within_their_bound(grid, reg):
     """Of weights over 1e-300 to 1, against sums of logarithms over all pairs in long double."""
     rng = np.random.default_rng(0)
     t = rng.uniform(-690, 0, grid.shape[1])
-    products = Separable(grid._cost, reg, log_matmul, np.asarray, 1)
+    products = GridOperator(grid._cost, reg, threads=1)
     terms = t.astype(np.longdouble) - np.asarray(grid).astype(np.longdouble) / np.longdouble(reg)
     top = terms.max(1)
     want = top + np.log(np.exp(terms - top[:, None]).sum(1))
     exponents = 2.0**-50 * (float(np.asarray(grid).max()) / reg + 690) + grid._cost.error(np.asarray(grid).max()) / reg
-    assert np.abs(products.log_dot(t) - want).max() <= products.error(exponents)
+    assert np.abs(products.log_dot(t) - want).max() <= products.apart(exponents)
     assert_allclose(products.log_dot(t, 0), np.log((np.exp(terms - top[:, None]) * grid._cost.axes[0][
         np.unravel_index(np.arange(grid.shape[0]), grid.nodes[0])[0]
     ][:, np.unravel_index(np.arange(grid.shape[1]), grid.nodes[1])[0]]).sum(1)) + top, rtol=1e-9)  # fmt: skip

@@ -30,7 +30,7 @@ import mapuot
 from mapuot.ascend.loop import Run
 from mapuot.backends import cpu
 from mapuot.backends.coarse import Labels
-from mapuot.backends.kernel import StaleError
+from mapuot.backends.kernel import LogKernel, StaleError
 from mapuot.marginals import coarse
 from mapuot.marginals.problem import MultiProblem
 from mapuot.marginals.solve import Engine
@@ -658,18 +658,18 @@ def test_what_clusters_exchange_is_the_plan(storage):
     label = rng.permutation(37) % 8
     order = np.argsort(label, kind="stable")
     labels = Labels(order, np.searchsorted(label[order], np.arange(9)), label)
-    made = cpu.Kernel(Dense(M), 0.1, (0.0, 1.0), storage)
-    made.label(labels)
+    made = LogKernel(cpu.operator_of(Dense(M), 0.1), (0.0, 1.0), storage)
+    made.operator.label(labels)
     R, _, _ = made.through(y, a, 0.9)
-    made.label(None)
-    mass, shares = made.exchanged()
+    made.operator.label(None)
+    mass, shares = made.operator.exchanged()
     before = mass.copy(), shares.copy()
     P = np.exp((a - 0.9 * R)[:, None] + y - M / 0.1)
     blocks = np.stack([P[label == k].sum(0) for k in range(8)])
     np.testing.assert_allclose(mass / mass.sum(), blocks.sum(1) / blocks.sum(), rtol=1e-6)
     np.testing.assert_allclose(shares, blocks / blocks.sum(1)[:, None], rtol=2e-6, atol=1e-19)
     made.through(y + 1.0 * rng.normal(size=53), a, 0.9)
-    for x, z in zip(before, made.exchanged(), strict=True):
+    for x, z in zip(before, made.operator.exchanged(), strict=True):
         np.testing.assert_array_equal(x, z)
 
 
@@ -714,7 +714,7 @@ def test_a_failed_pass_is_no_longer_labelled(monkeypatch, corrected):
         result = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=1.0)
     assert result.status == "underflow"
     assert body[-1].coarse.labelled
-    assert not any(kernel.state.coarse.labelled for kernel in body[-1].kernels.values())
+    assert not any(kernel.operator.state.coarse.labelled for kernel in body[-1].kernels.values())
 
 
 def test_costs_below_zero_hide_no_mass():

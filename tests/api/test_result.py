@@ -166,7 +166,7 @@ def test_memory_for_the_plan_that_cannot_take_it(backend):
 @pytest.mark.parametrize("method", ["independent", "systematic", "rows"])
 @pytest.mark.parametrize("entries", [3 * 70, 1 << 22])
 def test_pairs_are_drawn_from_the_plan(entries, method, backend, monkeypatch):
-    monkeypatch.setattr(mapuot.backends.stream, "BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(mapuot.backends.draw, "BLOCK_ENTRIES", entries)
     case, size = with_forbidden(with_zeros(clouds(11, 70, reg=0.2, ratio=1.5))), 200_000  # 70 columns: five runs
     result = case.solve(backend=backend, callback=None if entries > 210 else lambda stats: None)  # not the short way
     i, j = result.sample(size, seed=1, method=method)

@@ -360,8 +360,8 @@ def test_storage_finer_than_tol_needs():
         ("mixed", 1e-8, np.float64),
     ):
         workspace = cpu.Workspace(problem, make_options("auto", precision, tol, None, None))
-        assert workspace.K.dtype == dtype
-        assert workspace.K.size == S.nnz
+        assert workspace.operator.K.dtype == dtype
+        assert workspace.operator.K.size == S.nnz
         assert not workspace.limits.finer
     assert solve(S, a, b, tol=1e-8, precision="mixed").converged
 

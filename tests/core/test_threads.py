@@ -18,6 +18,7 @@ from soak.trials import Child
 import mapuot
 from mapuot.backends import cpu
 from mapuot.backends.cpu import native
+from mapuot.backends.cpu.operator import HostOperator
 from mapuot.processor import core_count
 from mapuot.route.options import make_options
 
@@ -307,17 +308,17 @@ def test_threads_in_a_cgroup_with_a_quota(own_cgroup):
 
 def test_a_plan_that_is_being_formed_stops_nobody_else(monkeypatch):
     """Another result's plan, in another thread and in a child that is forked meanwhile."""
-    case, plan = CASE.replace(penalty=("kl", "tv")), cpu.stream.PlanStream.plan
+    case, plan = CASE.replace(penalty=("kl", "tv")), HostOperator.plan
     one, other, right = case.solve(), case.replace(reg=0.05).solve(), case.replace(reg=0.05).solve().plan
     forms, ends = threading.Event(), threading.Event()
 
     def slow(stream, *rows):
-        if stream.problem is one.problem:
+        if stream.cost is one.problem.cost:
             forms.set()
             ends.wait(60)
         return plan(stream, *rows)
 
-    monkeypatch.setattr(cpu.stream.PlanStream, "plan", slow)
+    monkeypatch.setattr(HostOperator, "plan", slow)
 
     def child(say):
         np.testing.assert_array_equal(other.plan, right)

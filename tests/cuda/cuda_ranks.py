@@ -22,7 +22,7 @@ from scipy import sparse
 import mapuot
 from mapuot.backends import cuda
 from mapuot.backends.cuda import workspace
-from mapuot.backends.cuda.workspace import Workspace
+from mapuot.backends.cuda.workspace import DeviceWorkspace
 from mapuot.ranks import own_rows
 
 FLOAT64 = {"precision": "float64", "tol": 1e-12}
@@ -399,7 +399,7 @@ def case_errors_reach_everyone(ranks):
 def case_an_error_before_a_sum(ranks):
     """The others have asked for it, and some wait for it on their GPUs."""
     case, last, made = block(ranks, clouds(133, 621)), ranks.rank == ranks.size - 1, []
-    row_pass = Workspace.row_pass
+    row_pass = DeviceWorkspace.row_pass
 
     def fail(self):
         made.append(1)
@@ -409,12 +409,12 @@ def case_an_error_before_a_sum(ranks):
 
     if ranks.size == 1:
         return
-    Workspace.row_pass = fail
+    DeviceWorkspace.row_pass = fail
     try:
         with pytest.raises(OSError, match=f"rank {ranks.size - 1}: no row half"):
             case.solve(comm=ranks, method="sinkhorn", **FLOAT64)
     finally:
-        Workspace.row_pass = row_pass
+        DeviceWorkspace.row_pass = row_pass
     check(ranks, clouds(37, 29))
 
 

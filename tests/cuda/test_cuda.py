@@ -17,7 +17,7 @@ from mapuot.backends import coarse, cuda  # noqa: E402
 from mapuot.backends.cuda import arrays as cuda_arrays  # noqa: E402
 from mapuot.backends.cuda import coarse as cuda_coarse  # noqa: E402
 from mapuot.backends.cuda import kernels, warm_up  # noqa: E402
-from mapuot.backends.cuda import stream as cuda_stream  # noqa: E402
+from mapuot.backends.cuda import operator as cuda_operator  # noqa: E402
 
 pytestmark, SLOW = pytest.mark.gpu, pytest.mark.slow
 
@@ -419,11 +419,11 @@ def test_a_matrix_larger_than_memory(monkeypatch, place, rows, precision, tol, h
     exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-10, precision="float64")
     monkeypatch.setattr(cuda_arrays, "BLOCK_BYTES", 80 * 8 * 32)
     beside, stores = 1 << 20, []
-    monkeypatch.setattr(module.Workspace, "beside", lambda self, dtype: beside)
+    monkeypatch.setattr(module.DeviceWorkspace, "beside", lambda self, dtype: beside)
     monkeypatch.setattr(module, "free_memory", lambda enough: beside + rows * 4 * 130 * 80)
     monkeypatch.setattr(cuda_arrays, "free_memory", lambda enough: 1 << 40)
-    make_room = module.Workspace.make_room
-    monkeypatch.setattr(module.Workspace, "make_room", lambda self: stores.append(self.dtype) or make_room(self))
+    make_room = module.DeviceWorkspace.make_room
+    monkeypatch.setattr(module.DeviceWorkspace, "make_room", lambda self: stores.append(self.dtype) or make_room(self))
     on_device = cp.asarray(M)
     given = {"host": M, "device": on_device, "function": lambda i0, i1: on_device[i0:i1]}[place]
     found = solve(given, a, b, reg=0.05, reg_m=1.0, backend="cuda", tol=tol, precision=precision)
@@ -539,7 +539,7 @@ def test_captured_passes_know_of_a_rebuilt_kernel(monkeypatch):
 def test_a_plan_that_does_not_fit(monkeypatch):
     M, a, b = weighted(30, 40)
     result = solve(cp.asarray(M), a, b, reg=0.1, reg_m=1.0)
-    monkeypatch.setattr(cuda_stream, "free_memory", lambda enough: 1000)
+    monkeypatch.setattr(cuda_operator, "free_memory", lambda enough: 1000)
     with pytest.raises(MemoryError, match=r"30 rows of the plan need .* GiB are free: Result"):
         result.plan  # noqa: B018
     assert result.rows(3, 5).shape == (2, 40)
@@ -560,7 +560,6 @@ def test_warm_up_compiles_what_a_first_solve_needs(monkeypatch, shape, points):
     rng = np.random.default_rng(0)
     M = PointCloud(*(rng.random((n, points)) for n in shape), form=None) if points else cp.asarray(M)
     monkeypatch.setattr(kernels, "LOADED", {})
-    monkeypatch.setattr(cuda.import_module("mapuot.backends.cuda.launch"), "READY", set())
     result = solve(M, a, b, reg=0.05, reg_m=1.0, backend="cuda")
     assert result.converged if points else result.plan.shape == shape
     needed = {(file, *options) for _, file, _, *options in kernels.LOADED}

@@ -22,7 +22,7 @@ cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from mapuot.backends.cuda import kernel  # noqa: E402
+from mapuot.backends.cuda import one_read, operator  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -30,21 +30,22 @@ pytestmark = pytest.mark.gpu
 def made(m, n, dtype, shape=None):
     """A kernel of random costs, its passes in that shape."""
     cost = Dense(np.random.default_rng([m, n]).random((m, n)))
-    made = kernel.Kernel(cost, 0.1, (0.0, 1.0), dtype)
-    assert made.dtype == dtype
-    made.build()
-    made.builds = 1
+    made = operator.DeviceOperator(cost, 0.1)
+    assert made.open(dtype) == dtype
+    made.store(dtype)
+    made.build(np.zeros(m), np.zeros(n))
     if shape is not None:
-        made.one_read = kernel.OneRead(made, shape)
+        made.one_read = one_read.OneRead(made, shape)
     return made
 
 
 def compare(made, passes=3):
     """Passes, which sweep forth and back, against products in float64 with K as it is stored."""
-    K, rng = made.K.get()[:, : made.n].astype(np.float64), np.random.default_rng(0)
-    assert not made.K.get()[:, made.n :].any()
+    (m, n), rng = made.shape, np.random.default_rng(0)
+    K = made.K.get()[:, :n].astype(np.float64)
+    assert not made.K.get()[:, n:].any()
     for fi in np.linspace(0.7, 1.0, passes):
-        v, base = rng.random(made.n), rng.normal(size=made.m)
+        v, base = rng.random(n), rng.normal(size=m)
         log_s, sums, largest = made.fused(v, base, fi, False)
         s = K @ v
         u = np.exp(base) * s**-fi
@@ -82,15 +83,16 @@ def test_tiles_of_all_shapes(m, n, shape, dtype):
 
 
 def test_rows_too_wide_are_read_twice(monkeypatch):
-    monkeypatch.setattr(kernel, "strips_for", lambda *size: None)
-    found = kernel.Kernel(Dense(np.ones((3, 50))), 0.1, (0.0, 1.0), "float32")
-    assert found.dtype == "float64"
-    found.build()
+    monkeypatch.setattr(operator, "strips_for", lambda *size: None)
+    found = operator.DeviceOperator(Dense(np.ones((3, 50))), 0.1)
+    assert found.open("float32") == "float64"
+    found.store("float64")
+    found.build(np.zeros(3), np.zeros(50))
     compare(found)
 
 
 def test_kernels_that_do_not_fit_are_refused(monkeypatch):
-    monkeypatch.setattr("mapuot.backends.cuda.kernel.free_memory", lambda enough: 1000)
+    monkeypatch.setattr("mapuot.backends.cuda.operator.free_memory", lambda enough: 1000)
     with pytest.raises(MemoryError, match=r"the kernel of 10 x 120 costs needs .* GiB on the device"):
         mapuot.multimarginal(
             np.ones((10, 10, 12)), [np.ones(10), np.ones(10), np.ones(12)], reg=1.0, reg_m=1.0, backend="cuda"
@@ -120,7 +122,8 @@ def test_turns_on_the_device_are_those_on_the_host(shape, monkeypatch):
     costs, masses = problem(shape, 3, 6)
     masses[1] = None
     here = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
-    monkeypatch.setattr("mapuot.backends.cuda.kernel.HOST_ENTRIES", 0)
+    for place in ("one_read", "operator"):
+        monkeypatch.setattr(f"mapuot.backends.cuda.{place}.HOST_ENTRIES", 0)
     monkeypatch.setattr("mapuot.marginals.blocks.HOST_ENTRIES", 0)
     there = mapuot.multimarginal(costs, masses, reg=0.05, reg_m=[1.0, 1.0, np.inf], backend="cuda")
     assert there._body.left.there
@@ -212,7 +215,7 @@ def test_an_edge_whose_kernel_is_read_twice_goes_alone(apart):
     edge_by_edge(other)
     state = np.random.default_rng(0).normal(size=one.ends[-1])
     one.sweep(state)
-    k = one.kernels[one.inner[apart][0]]
+    k = one.kernels[one.inner[apart][0]].operator
     held, k.one_read = k.one_read, None
     held.ends.fill(7.0)
     found, wanted = (tree.sweep(state) for tree in (one, other))

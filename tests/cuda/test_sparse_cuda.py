@@ -21,9 +21,14 @@ if not cp.cuda.is_available():
 from cupyx.scipy import sparse as device_sparse  # noqa: E402
 
 from mapuot.backends import cuda  # noqa: E402
+from mapuot.backends.cuda import pairs as stored  # noqa: E402
 from mapuot.backends.cuda import sparse as on_gpu  # noqa: E402
 
 pytestmark = pytest.mark.gpu
+
+
+def of_problem(problem):
+    return stored.pairs_of(problem.cost, problem.c)
 
 
 def passes(module, S, a, b, precision, reg_m, reference, count=8, penalty="kl", together=None):
@@ -165,13 +170,14 @@ def test_a_barycenter_is_the_hosts_of_a_matrix_from_the_device_too():
 @pytest.mark.parametrize("short", [1 << 16, 1 << 8])
 def test_rows_of_every_length(short, monkeypatch):
     """Rows and columns that a block has beside those of a few threads, empty ones, and one of all pairs."""
-    monkeypatch.setattr(on_gpu, "SHORT", short)
+    for place in (on_gpu, stored):
+        monkeypatch.setattr(place, "SHORT", short)
     rng, m, n = np.random.default_rng(0), 70, 3000
     M, S = full_and_empty(rng, m, n, 0.01)
     a, b = rng.random(m) + 0.1, rng.random(n) + 0.1
     got = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cuda")
     want = mapuot.solve(M, a, b, reg=0.1, reg_m=1.0, tol=1e-9, backend="cpu")
-    kept = on_gpu.pairs_of(got.problem)
+    kept = of_problem(got.problem)
     assert len(kept.rows.long) == 1
     assert kept.rows.index.itemsize == kept.cols.index.itemsize == (2 if short > n else 4)
     assert np.abs(got.plan.toarray() - want.plan).sum() <= 1e-8 * want.mass
@@ -222,11 +228,11 @@ def test_parts_take_no_more_passes_than_one():
 def test_the_pairs_used_last_are_given_back():
     S, _, a, b = pairs(20, 30, 0.3)
     result = mapuot.solve(S, a, b, reg=0.1, reg_m=1.0, backend="cuda")
-    assert on_gpu.Last.held is not None
-    assert on_gpu.pairs_of(result.problem) is on_gpu.pairs_of(result.problem)
+    assert stored.Last.held is not None
+    assert of_problem(result.problem) is of_problem(result.problem)
     del result
     gc.collect()
-    assert on_gpu.Last.held is None
+    assert stored.Last.held is None
 
 
 def test_pairs_of_a_reference_that_is_gone_are_not_those_of_none():
@@ -235,10 +241,10 @@ def test_pairs_of_a_reference_that_is_gone_are_not_those_of_none():
     plain = Problem.from_arrays(S, a, b, 0.1, 1.0, "kl", "product", cuda)
     given = Problem.from_cost(plain.cost, a, b, 0.1, 1.0, "kl", c, cuda)
     assert given.cost is plain.cost
-    assert on_gpu.pairs_of(given).rows.c is not None
+    assert of_problem(given).rows.c is not None
     del given
     gc.collect()
-    assert on_gpu.pairs_of(plain).rows.c is None
+    assert of_problem(plain).rows.c is None
 
 
 @pytest.mark.parametrize("limit", [30, 60])

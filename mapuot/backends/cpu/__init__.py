@@ -4,14 +4,14 @@ from typing import Any
 
 from ...problem.points import FORM_BYTES
 from ..contract import weigh
-from . import stream, workspace
+from ..operator import parts_of
 from .anderson import History
-from .grid import GridStream, GridWorkspace
-from .kernel import Kernel, TreePass
+from .grid import GridOperator, grid_workspace
 from .left import Left
 from .marginals import Points
-from .stream import asarray, costs, extrema, to_numpy
-from .workspace import LEAST_BOX, ONE_POTENTIAL, QUICK_ENTRIES, QUICK_PASSES
+from .operator import HostOperator, asarray, costs, extrema, to_numpy
+from .tree_pass import TreePass
+from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES, HostWorkspace
 
 MAKES_COSTS = True  # costs of points and grids, as they are needed
 
@@ -27,25 +27,27 @@ def form_bytes(cloud: Any) -> int:
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
     """Make the workspace of a solve: of a K, of rows that passes make, or of a grid."""
     if problem.cost.operator == "products":
-        return GridWorkspace(problem, options)
-    return workspace.Workspace(problem, options, skip)
+        return grid_workspace(problem, options)
+    return HostWorkspace(problem, options, skip)
+
+
+def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
+    """Make the operator of a cost."""
+    return (GridOperator if cost.operator == "products" else HostOperator)(cost, *parts, **more)
 
 
 def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None, kept: Any = None) -> Any:  # noqa: N802
-    """The plan of given potentials."""
-    if problem.cost.operator == "products":
-        return GridStream(problem, log_u, log_v, threads)
-    return stream.PlanStream(problem, log_u, log_v, threads, kept)
+    """The plan of given potentials; ``kept``: of these pairs of points."""
+    more = {} if kept is None else {"kept": kept}
+    return operator_of(*parts_of(problem), threads, **more).take(*problem.exponents(log_u, log_v))
 
 
 __all__ = [
     "LEAST_BOX",
     "MAKES_COSTS",
-    "ONE_POTENTIAL",
     "QUICK_ENTRIES",
     "QUICK_PASSES",
     "History",
-    "Kernel",
     "Left",
     "PlanStream",
     "Points",
@@ -55,6 +57,7 @@ __all__ = [
     "costs",
     "extrema",
     "form_bytes",
+    "operator_of",
     "to_numpy",
     "weigh",
 ]

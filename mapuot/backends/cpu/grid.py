@@ -1,13 +1,15 @@
-"""Solves on a `Grid`: a pass whose two products with K are separable, and the plan of given potentials without entries.
+"""Products with the kernel of a `Grid`, exp(-M / reg), made on logarithms along one axis after the other.
 
-Of K only alpha and beta are there, s_i = exp(alpha_i + log_dot(beta + log v)_i), the column sums alike; the prox of the
-rows and the O(n) half of a pass are the core's. An engine makes the products: log_matmul in C, or on a GPU.
+    log sum_j exp(-M_ij / reg + t_j) = L_1 L_2 ... L_d t,    L_k: log_matmul with -C_k / reg along axis k
+
+so that nothing under- or overflows, however small reg is: what a plain product of exponentials would lose, log_matmul
+makes again by its own maximum (src_c/log_matmul.h). An engine makes the products, in C or on a GPU; vectors, the prox
+of the rows and the O(n) half of a pass are the host's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from types import ModuleType
 from typing import Any
@@ -16,84 +18,115 @@ import numpy as np
 
 from ..._core import lib
 from ...penalties import F64
+from ...problem.cost import Cost
 from ...problem.problem import Problem
-from ..contract import Options
-from ..separable import Separable
-from . import log_matmul, stream
+from ...ranks import ALONE, Ranks
+from ..contract import Options, host, namespace
+from ..operator import parts_of
+from . import log_matmul
 from .native import check
-from .workspace import Workspace
+from .operator import HostOperator
+from .workspace import HostWorkspace
+
+UNIT = 2.0**-53
+RUN = 256  # products that a sum of log_matmul takes one after the other
+LOGS = 400.0  # of scalings in a K, which are below 1e150, and of their sums
 
 
-def separable(problem: Problem, threads: int | None, engine: ModuleType, asarray: Any) -> Separable:
-    grid: Any = problem.cost
-    return Separable(grid, problem.reg, engine, asarray, threads)
+def grid_workspace(problem: Problem, options: Options, *engine: Any) -> HostWorkspace:
+    """Make the workspace of a solve on a grid."""
+    kinds = {problem.rows.penalty, problem.cols.penalty}
+    if not kinds <= {"kl", "balanced"} or problem.c is not None:
+        what = f"penalty must be 'kl' or 'balanced', got {sorted(kinds)}"
+        what = what if problem.c is None else "reference must be 'product' or 'uniform'"
+        raise NotImplementedError(f"{what}, for {problem.cost.kind}")
+    operator = GridOperator(*parts_of(problem), options.threads, *engine)
+    return HostWorkspace(problem, dataclasses.replace(options, precision="float64"), operator=operator)
 
 
-class GridWorkspace(Workspace):
-    """Workspace of a solve on a grid."""
-
-    summed = True
-    reads = "float64 products"
-
-    def __init__(
-        self, problem: Problem, options: Options, engine: ModuleType = log_matmul, asarray: Any = np.asarray
-    ) -> None:
-        kinds = {problem.rows.penalty, problem.cols.penalty}
-        if not kinds <= {"kl", "balanced"} or problem.c is not None:
-            what = f"penalty must be 'kl' or 'balanced', got {sorted(kinds)}"
-            what = what if problem.c is None else "reference must be 'product' or 'uniform'"
-            raise NotImplementedError(f"{what}, for {problem.cost.kind}")
-        super().__init__(problem, dataclasses.replace(options, precision="float64"))
-        self.products = separable(problem, options.threads, engine, asarray)
-
-    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """Choose what K absorbs by sums instead of maxima: no entry and no column sum of K is then above 1."""
-        alpha = np.where(out_u, -np.inf, -self.products.log_dot(plan_v))
-        return alpha, self.column_scaling(plan_v, plan_v + self.products.log_dot_transpose(alpha))
-
-    def build(self, alpha: F64, beta: F64, error: float) -> None:
-        """Sums of the rows and of the columns are of two kernels that are each within ``apart`` of K.
-
-        The marginals r that a pass finds are off by ``apart`` r, so that sqrt(gap) of the plan may be larger by up to
-        apart sqrt(rho mass / 2), rho of both sides, and the error by apart sqrt(rho / reg), which is extra_error.
-        """
-        self.alpha, self.beta = alpha, beta
-        apart = self.products.error(error)
-        self.limits.exponent_error = error + 3 * apart
-        self.limits.extra_error = 1.1 * apart * math.sqrt(self.limits.rho_kl / self.problem.reg)
-
-    def row_pass(self) -> None:
-        """s, the core's prox of it, and the column sums."""
-        m, n = self.problem.shape
-        with np.errstate(divide="ignore", over="ignore"):
-            log_v = self.beta + np.log(self.col_side["scale"][:n])
-            s = np.exp(self.alpha + self.products.log_dot(log_v))
-            if self.options.symmetric:
-                self.sums[:n] = s
-                return
-            self.row_side["marginal"][:m] = s
-            check(lib.mapuot_row_prox(self.pool, self.state))
-            log_u = self.alpha + np.log(self.row_side["scale"][:m])
-            self.sums[:n] = np.exp(self.beta + self.products.log_dot_transpose(log_u))
-
-
-def memory() -> int:
+def machine_memory() -> int:
     """Bytes of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class GridStream(stream.PlanStream):
-    """The plan on a grid: products by the axes, entries only where they are asked for."""
+class GridOperator(HostOperator):
+    """Products on one grid, of whose K only the exponents are there; entries only where they are asked for."""
+
+    summed = True
 
     def __init__(
-        self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None,
+        self, cost: Any, reg: float, c: Cost | None = None, ranks: Ranks = ALONE, threads: int | None = None,
         engine: ModuleType = log_matmul, asarray: Any = np.asarray,
     ) -> None:  # fmt: skip
-        super().__init__(problem, log_u, log_v, threads)
-        self.products = separable(problem, threads, engine, asarray)
+        super().__init__(cost, reg, c, ranks, threads)
+        self.engine, self.asarray, self.threads = engine, asarray, threads
+        self.grid = cost
+        logs = [C / -reg for C in self.grid.axes]
+        self.logs, self.turned = map(self.factors, (logs, [L.T for L in logs]))
+
+    def factors(self, matrices: list[F64]) -> list[Any]:
+        return [self.asarray(np.ascontiguousarray(L)) for L in matrices]
+
+    def log_dot(self, t: F64, weighted: int | None = None) -> F64:
+        """log sum_j exp(t_j - M_ij / reg) for the rows i; ``weighted``: each term times the cost of this axis."""
+        logs = self.logs
+        if weighted is not None:
+            C = self.grid.axes[weighted]
+            with np.errstate(divide="ignore"):
+                logs = [*logs[:weighted], *self.factors([np.log(C) - C / self.reg]), *logs[weighted + 1 :]]
+        return self.along(logs, t, self.grid.nodes[1])
+
+    def log_dot_transpose(self, t: F64) -> F64:
+        """Return the logarithms of the products with the columns."""
+        return self.along(self.turned, t, self.grid.nodes[0])
+
+    def along(self, factors: list[Any], t: F64, nodes: tuple[int, ...]) -> F64:
+        x = self.asarray(t).reshape(nodes)
+        for k, L in enumerate(factors):
+            turned = x.swapaxes(0, k)
+            flat = namespace(x).ascontiguousarray(turned.reshape(turned.shape[0], -1))
+            found = self.engine.product(L[None], flat, False, self.threads)[0]
+            x = found.reshape(-1, *turned.shape[1:]).swapaxes(0, k)
+        return np.asarray(host(namespace(x).ascontiguousarray(x))).reshape(-1)
+
+    def apart(self, error: float) -> float:
+        """Bound on the relative error of a sum beside that of its exponents, whose own counts ``error``.
+
+        On each axis exponents are added to and taken off four times, as are the logarithms of what came before, and
+        sums have runs of RUN products and then one of the runs; two exponentials and a logarithm round by 4 units each.
+        """
+        terms = (max(sizes) for sizes in zip(*self.grid.nodes, strict=True))
+        sums = UNIT * sum(RUN + n / RUN + 12 for n in terms)
+        return len(self.logs) * (error + 8 * UNIT * LOGS) + sums
+
+    # ---- passes
+
+    def store(self, dtype: str, made: bool = False) -> None:
+        """Nothing."""
+
+    def balance(self, alpha: F64, x: F64) -> F64:
+        """Balance by sums instead of maxima: no entry and no column sum of K is then above 1."""
+        np.copyto(alpha, -self.log_dot(x), where=alpha > -np.inf)
+        return x + self.log_dot_transpose(alpha)
+
+    def build(self, alpha: F64, beta: F64) -> None:
+        self.take(alpha, beta)
+
+    def row_pass(self, rows: dict[str, F64], cols: dict[str, F64] | None = None, call: Any = None) -> None:
+        """s_i = exp(alpha_i + log_dot(beta + log v)_i), the core's prox of it, and the column sums alike."""
+        assert cols
+        m, n = self.shape
+        with np.errstate(divide="ignore", over="ignore"):
+            log_v = self.beta + np.log(cols["scale"][:n])
+            rows["marginal"][:m] = np.exp(self.alpha + self.log_dot(log_v))
+            check(lib.mapuot_row_prox(self.pool, self.state))
+            log_u = self.alpha + np.log(rows["scale"][:m])
+            self.col_sums[:n] = np.exp(self.beta + self.log_dot_transpose(log_u))
+
+    # ---- the plan
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        needed, there = (i1 - i0) * self.problem.shape[1] * self.dtype.itemsize, memory()
+        needed, there = (i1 - i0) * self.shape[1] * self.dtype.itemsize, machine_memory()
         if out is None and needed > there:
             raise MemoryError(
                 f"{i1 - i0} rows of the plan need {needed / 2**30:.3g} GiB of {there / 2**30:.3g}: Result.rows makes "
@@ -104,8 +137,8 @@ class GridStream(stream.PlanStream):
     def halves(self, turned: bool) -> tuple[F64, F64, Any]:
         """Exponents of the points that get sums and of those summed over, and the product between them."""
         if turned:
-            return self.beta, self.alpha, self.products.log_dot_transpose
-        return self.alpha, self.beta, self.products.log_dot
+            return self.beta, self.alpha, self.log_dot_transpose
+        return self.alpha, self.beta, self.log_dot
 
     def product(self, X: Any, turned: bool) -> Any:
         """exp(own) K (exp(other) X), of positive and of negative entries apart."""
@@ -123,5 +156,5 @@ class GridStream(stream.PlanStream):
         """The cost is summed axis by axis, without differences."""
         with np.errstate(over="ignore"):
             row, col = (np.exp(own + log_dot(other)) for own, other, log_dot in map(self.halves, (False, True)))
-            parts = (np.exp(self.alpha + self.products.log_dot(self.beta, k)) for k in range(len(self.products.logs)))
+            parts = (np.exp(self.alpha + self.log_dot(self.beta, k)) for k in range(len(self.logs)))
             return float(sum(part.sum() for part in parts)), row, col

@@ -6,7 +6,7 @@ thread that will read them. Twin: backends/cuda/workspace.py; oracle: backends/r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import numpy as np
@@ -14,25 +14,24 @@ import numpy as np
 from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem.cost import Cost
-from ...problem.points import Kept, PointCosts
+from ...problem.points import PointCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
-from ...problem.sparse import Sparse
-from ...processor import SERIAL_ENTRIES
 from .. import narrow_points
 from ..boxes import Truncation
 from ..coarse import Coarse, Labels
 from ..contract import PAD, Options, Stats, memory_of
 from ..limits import fill, limits_of
+from ..operator import parts_of
 from ..records import STATS, put, told
 from ..rules import START
 from ..workspace import STORAGE, KernelWorkspace
 from . import native
 from .native import check, empty, matrix, padded, pointer
+from .operator import HostOperator
 
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
-ONE_POTENTIAL = True  # passes can have log u = log v
 LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
@@ -45,59 +44,44 @@ def names_of(side: Side) -> list[str]:
     return names + ["upper"] * (side.upper is not None)
 
 
-class Workspace(KernelWorkspace):
-    """One solve: K, the two sides, the column sums, Anderson's history, and the C state that points at them."""
+class HostWorkspace(KernelWorkspace):
+    """One solve: the two sides, Anderson's history, and the C state that points at them and at an operator's K."""
 
-    summed = False  # products with K are made without its rows
-    kept: Kept | None = None  # of the pairs of points, where some are skipped
-
-    def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
+    def __init__(
+        self, problem: Problem, options: Options, skip: Truncation | None = None, operator: Any = None
+    ) -> None:
+        """``operator``: another one than K in memory."""
         super().__init__(problem, options, skip)
         m, n = problem.shape
         # every pass makes its rows, in float32 or, as an exact one, in float64
-        self.made = problem.cost.operator == "points"
-        self.pairs = problem.cost if isinstance(problem.cost, Sparse) else None  # of length 0 where a rank has no rows
+        self.made, pairs = problem.cost.operator == "points", problem.cost.operator == "pairs"
         self.dtype = self.storage()
-        itemsize = np.dtype(STORAGE[self.dtype]).itemsize
-        memory = memory_of(options.memory, problem.ranks.min(m), itemsize)
+        memory = memory_of(options.memory, problem.ranks.min(m), np.dtype(STORAGE[self.dtype]).itemsize)
         self.safe_spread = SAFE_SPREAD[self.dtype]
-        self.pool = native.pool_for(options.threads, problem.cost.size)
+        self.operator = operator or HostOperator(*parts_of(problem), options.threads)
+        self.pool = self.operator.pool
         threads, size = lib.mapuot_pool_threads(self.pool), padded(n)
-        self.ld = native.leading_dimension(n, itemsize)
-        entries = 0 if problem.cost.remade else self.pairs.size if self.pairs is not None else m * self.ld
-        self.K = empty(entries, STORAGE[self.dtype])
-        self.partial = empty((size + native.SCALARS) * threads if threads > 1 else 1)
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
         lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
-        shared = threads > 1 and options.schedule == "auto" and self.pairs is None
-        self.shares = ffi.new("mapuot_share[]", threads) if shared else ffi.NULL
-        state = self.state = ffi.new("mapuot_state *")
-        state.shares = self.shares
-        state.m, state.n, state.ld, state.dtype = m, n, self.ld, native.DTYPES[self.dtype]
-        state.kernel = pointer(self.K, "void *")
-        state.sums, state.partial = pointer(self.sums), pointer(self.partial)
+        narrow = self.dtype != "float64" and not options.in_place and not pairs
+        state = self.state = self.operator.passes(narrow, self.sums)
+        self.operator.store(self.dtype, self.made)
+        shared = threads > 1 and options.schedule == "auto" and not pairs
+        self.shares = state.shares = ffi.new("mapuot_share[]", threads) if shared else ffi.NULL
         state.work, state.history = pointer(self.work), pointer(self.history)
         self.limits, self.progress = state.limits, state.progress
         fill(self.limits, problem, options, self.dtype, NARROW_NOISE)
         put(self.limits, SCALES | {"memory": memory})
         put(self.progress, START)
-        narrow = self.dtype != "float64" and not (options.in_place or options.symmetric) and self.pairs is None
         self.progress.narrow = narrow
-        self.narrow_v = empty(size if narrow else 1, np.float32)
-        self.run = empty(size * threads if narrow else 1, np.float32)
-        self.run.fill(0)
-        state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
-        state.piped = -1 if m * n > SERIAL_ENTRIES and self.pairs is None else 0
         if problem.cost.held:
-            self.matrices = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
-            state.M, state.c = self.matrices
+            state.M, state.c = matrix(problem.M), matrix(None if problem.c is None else problem.c.array)
         self.parts = self.part_columns(problem)
         state.exact = self.made and not narrow
         self.narrow_points = self.float32_points(problem.cost, state) if narrow else None
-        tiles = self.made or self.limits.finer
-        self.tile = empty(threads * native.TILE * self.ld if tiles else 0)
-        state.tile = pointer(self.tile) if tiles else ffi.NULL
+        if self.limits.finer and not self.made:
+            self.operator.open_tile()
         self.coarse = Coarse(self, problem, memory)
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
@@ -110,17 +94,11 @@ class Workspace(KernelWorkspace):
 
     def storage(self) -> str:
         """What K is held in where it is another than was asked for."""
-        if self.made:
-            return (
-                "float32"
-                if self.dtype != "float64"
-                and narrow_points.suits(self.problem, self.truncation)
-                and not self.options.symmetric
-                else "float64"
-            )
-        if self.pairs is not None and limits_of(self.problem, self.options, self.dtype, NARROW_NOISE)["finer"]:
+        problem, dtype, kind = self.problem, self.dtype, self.problem.cost.operator
+        coarse = kind == "points" and not narrow_points.suits(problem, self.truncation)
+        if coarse or (kind == "pairs" and limits_of(problem, self.options, dtype, NARROW_NOISE)["finer"]):
             return "float64"  # no pass makes K's entries of stored pairs anew
-        return self.dtype
+        return dtype
 
     def part_columns(self, problem: Problem) -> tuple[Any, F64] | None:
         """Where no pair connects some parts of M: which each column belongs to; each has a translation of its own."""
@@ -176,51 +154,21 @@ class Workspace(KernelWorkspace):
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
-        problem, state = self.problem, self.state
-        self.alpha, self.beta, self.limits.exponent_error = alpha, beta, error
-        state.alpha, state.beta = pointer(alpha), pointer(beta)
-        if self.made:
-            return
-        for i0, i1, matrices in self.blocks():
-            check(
-                lib.mapuot_build_kernel(
-                    self.pool, i1 - i0, problem.shape[1], *matrices, problem.reg, pointer(alpha[i0:i1]), pointer(beta),
-                    state.dtype, ffi.cast("char *", state.kernel) + self.first_entry(i0) * self.K.itemsize,
-                    0 if self.pairs is not None else self.ld,
-                )
-            )  # fmt: skip
+        """Build K; sums of the rows and of the columns may be of two kernels that are each within ``apart`` of K.
 
-    def first_entry(self, i: int) -> int:
-        """Where row i begins in K."""
-        return int(self.pairs.start[i] - self.pairs.start[0]) if self.pairs is not None else i * self.ld
+        The marginals r that a pass finds are off by ``apart`` r then, so that sqrt(gap) of the plan may be larger by up
+        to apart sqrt(rho mass / 2), rho of both sides, and the error by apart sqrt(rho / reg), which is extra_error.
+        """
+        self.operator.build(alpha, beta)
+        apart = self.operator.apart(error)
+        self.limits.exponent_error = error + 3 * apart
+        if apart:
+            self.limits.extra_error = 1.1 * apart * math.sqrt(self.limits.rho_kl / self.problem.reg)
 
     def set_dual_constants(self, d: F64, off: Any) -> None:
         self.limits.dual_constant, self.limits.dual_scale = self.dual_constants()
         rows = self.problem.rows
         self.limits.row_weight = rows.ranks.sum(float(rows.weight[~off].sum()))
-
-    def blocks(self) -> Iterator[tuple[int, int, tuple[Any, Any]]]:
-        """(i0, i1, (M, c)) for the core: all rows at once, or block by block of a cost that is large or not held."""
-        most = native.call_bytes(self.pool, self.problem.cost)
-        if most is None:
-            yield 0, self.problem.shape[0], self.matrices
-            return
-        for i0, i1, M, c in self.problem.blocks(most=most):
-            yield i0, i1, (matrix(M, self.kept), matrix(c))
-
-    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        problem = self.problem
-        alpha, top = np.where(out_u, -np.inf, 0.0), np.full(len(plan_v), -np.inf)
-        plan_v, col_max = np.ascontiguousarray(plan_v), np.empty(len(plan_v))
-        for i0, i1, matrices in self.blocks():
-            check(
-                lib.mapuot_balance(
-                    self.pool, i1 - i0, len(plan_v), *matrices, problem.reg,
-                    pointer(plan_v), pointer(alpha[i0:i1]), pointer(col_max),
-                )
-            )  # fmt: skip
-            np.maximum(top, col_max, out=top)
-        return alpha, self.column_scaling(plan_v, top)
 
     def set_rows(self, d: F64, off: Any) -> None:
         self.set_side(self.problem.rows, self.row_side, self.state.rows, d)
@@ -246,14 +194,7 @@ class Workspace(KernelWorkspace):
         return float(getattr(self.progress, name))
 
     def take_mask(self, truncation: Truncation) -> None:
-        cloud, n, state = self.problem.cost, self.problem.shape[1], self.state
-        assert isinstance(cloud, PointCosts)
-        self.kept = kept = truncation.renew(self.pool)
-        self.matrices = matrix(cloud, kept), matrix(None)
-        state.M, state.c = self.matrices
-        state.ld = self.ld = native.leading_dimension(kept.width if kept else n, np.dtype(STORAGE[self.dtype]).itemsize)
-        self.tile = empty(lib.mapuot_pool_threads(self.pool) * native.TILE * self.ld)
-        state.tile = pointer(self.tile)
+        self.operator.keep(truncation.renew(self.pool))
         put(self.progress, START)
         if self.progress.narrow and self.narrow_points:
             put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol, self.truncation))
@@ -311,7 +252,8 @@ class Workspace(KernelWorkspace):
     def make_passes(self, count: int) -> list[Stats]:
         table, made = np.empty(count, STATS), ffi.new("int64_t *")
         stats = pointer(table, "mapuot_stats *")
-        if self.problem.ranks.size > 1 or self.summed or (self.tile.size and not self.problem.cost.held):
+        streamed = (self.made or self.limits.finer) and not self.problem.cost.held
+        if self.problem.ranks.size > 1 or self.operator.summed or streamed:
             made[0] = self.passes(count, stats)
         else:
             check(lib.mapuot_iterate(self.pool, self.state, count, stats, made))
@@ -328,25 +270,8 @@ class Workspace(KernelWorkspace):
         return made
 
     def row_pass(self) -> None:
-        """Make the O(mn) half of a pass; where an exact one needs a streamed M, block by block."""
-        if self.problem.cost.held or not self.state.exact:
-            check(lib.mapuot_row_pass(self.pool, self.state))
-            return
-        total = np.zeros_like(self.sums)
-        for i0, i1, matrices in self.blocks():
-            check(lib.mapuot_row_pass(self.pool, self.part(i0, i1, matrices)))
-            total += self.sums
-        self.sums[:] = total
-
-    def part(self, i0: int, i1: int, matrices: tuple[Any, Any]) -> Any:
-        """The state of rows i0 to i1, with their costs at hand, for an exact pass."""
-        part = ffi.new("mapuot_state *", self.state[0])
-        part.m = part.rows.len = i1 - i0
-        part.M, part.c = matrices
-        part.alpha = pointer(self.alpha[i0:i1])
-        for name, array in self.row_side.items():
-            setattr(part.rows, name, pointer(array[i0:i1]))
-        return part
+        """Make the O(mn) half of a pass."""
+        self.operator.row_pass(self.row_side, self.col_side)
 
     @property
     def next_log_v(self) -> F64:
@@ -371,5 +296,4 @@ class Workspace(KernelWorkspace):
 
     def close(self) -> None:
         """Give K back at once; the potentials stay."""
-        del self.K
-        self.state.kernel = ffi.NULL
+        self.operator.close()

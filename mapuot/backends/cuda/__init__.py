@@ -3,6 +3,7 @@
 They load on first use: what kernels.py has is of use without CuPy, too.
 """
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -10,14 +11,15 @@ import numpy as np
 
 from ...problem.cost import Dense
 from ..contract import namespace
-from ..cpu.grid import GridStream, GridWorkspace
+from ..cpu.grid import GridOperator, grid_workspace
+from ..operator import parts_of
 
 PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "form_bytes"), "arrays")
-PLACES |= {"extrema": "stream", "weigh": "batch"}
-PLACES |= {"Kernel": "kernel", "TreePass": "tree_pass", "History": "anderson"}  # of many marginals
+PLACES |= {"extrema": "stream", "weigh": "batch", "TreePass": "tree_pass", "History": "anderson"}
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
 WORKSPACES = {
-    "tiles": ("workspace", "Workspace"), "points": ("points", "PointWorkspace"), "pairs": ("sparse", "SparseWorkspace"),
+    "tiles": ("workspace", "DeviceWorkspace"), "points": ("points", "PointWorkspace"),
+    "pairs": ("sparse", "SparseWorkspace"),
 }  # fmt: skip
 LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
 MAKES_COSTS = True  # of points, as they are needed
@@ -40,7 +42,7 @@ def quicker_turned(cost: Any) -> bool:
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract
     """Make the workspace of a solve: of a K of all pairs or of stored ones, between points, or on a grid."""
     if problem.cost.operator == "products":
-        return GridWorkspace(problem, options, *engine())
+        return grid_workspace(problem, options, *engine())
     place, name = WORKSPACES[problem.cost.operator]
     return getattr(import_module(f"{__name__}.{place}"), name)(problem, options, skip)
 
@@ -50,12 +52,18 @@ def held(problem: Any) -> Any:
     return import_module(f"{__name__}.arrays").held(problem)
 
 
+def operator_of(cost: Any, *parts: Any, **more: Any) -> Any:
+    """Make the operator of a cost."""
+    if cost.operator == "products":
+        product, asarray = engine()
+        return partial(GridOperator, engine=product, asarray=asarray)(cost, *parts, **more)
+    place, name = ("pairs", "PairOperator") if cost.operator == "pairs" else ("operator", "DeviceOperator")
+    return getattr(import_module(f"{__name__}.{place}"), name)(cost, *parts, **more)
+
+
 def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None) -> Any:  # noqa: N802
     """The plan of given potentials."""
-    if problem.cost.operator == "products":
-        return GridStream(problem, log_u, log_v, threads, *engine())
-    place, name = ("sparse", "SparseStream") if problem.cost.operator == "pairs" else ("stream", "PlanStream")
-    return getattr(import_module(f"{__name__}.{place}"), name)(problem, log_u, log_v, threads)
+    return operator_of(*parts_of(problem), threads).take(*problem.exponents(log_u, log_v))
 
 
 def engine() -> tuple[Any, Any]:

@@ -94,7 +94,7 @@ class DeviceCoarse(Coarse):
         """The matrix of the state that the last pass left; none, if the guard has dropped a step there."""
         workspace, ranks = self.workspace, self.problem.ranks
         state, parity = by_value(workspace.state), np.int32(workspace.launch.parity)
-        chunk = 256 * 16 // workspace.K.itemsize
+        chunk = 256 * 16 // workspace.operator.K.itemsize
         self.kernel("cluster_rows")((-(-workspace.ld // chunk), CLUSTERS), (256,), (state, parity))
         for name in ("cluster_blocks", "cluster_products"):
             self.kernel(name)((CLUSTERS,), (TEAMS,), (state, parity))

@@ -19,16 +19,17 @@ from ...problem.mask import Masked
 from ...problem.points import PointCosts
 from ...problem.problem import Problem
 from .. import narrow_points
-from ..boxes import Truncation, kept_balance
-from ..contract import PAD, Options, Stats, host, namespace
+from ..boxes import Truncation
+from ..contract import PAD, Options, Stats, namespace
 from ..cpu.native import pool_for
+from ..cpu.operator import HostOperator
 from ..records import put
 from ..rules import START
 from .arrays import need_memory
 from .boxes import DeviceBoxes
 from .kernels import MASK, Job, Shape, by_value, kernel, point_blocks, shape_options, together
 from .launch import Iterate, switches
-from .workspace import Workspace
+from .workspace import DeviceWorkspace
 
 DIM = 4  # dimensions whose coordinates a thread keeps in registers
 # of point_tiles.cuh: points of a tile that get sums; such that are summed over, and coordinates at a time at most
@@ -165,7 +166,7 @@ class PointIterate(Iterate):
             self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(slabs), self.narrow_u)
 
 
-class PointWorkspace(Workspace):
+class PointWorkspace(DeviceWorkspace):
     """Workspace of a solve between points."""
 
     launch: PointIterate
@@ -264,15 +265,12 @@ class PointWorkspace(Workspace):
     def progress_of(self, name: str) -> float:
         return float(self.progress[name])
 
-    def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
-        """Balance kept pairs on the host, which can leave out the skipped ones."""
-        xp, out_u, plan_v = namespace(plan_v), host(out_u), host(plan_v)
+    @property
+    def balancing(self) -> Any:
+        """Kept pairs are balanced on the host, which can leave out the skipped ones."""
         if not (self.truncation and self.truncation.kept):
-            alpha, beta = super().balance(out_u, plan_v)
-            return xp.asarray(alpha), xp.asarray(beta)
-        pool = pool_for(self.options.threads, self.problem.cost.size)
-        alpha, top = kept_balance(pool, self.problem, self.truncation.kept, out_u, plan_v)
-        return xp.asarray(alpha), xp.asarray(self.column_scaling(plan_v, top))
+            return self.operator
+        return HostOperator(self.cloud, self.problem.reg, threads=self.options.threads, kept=self.truncation.kept)
 
     @staticmethod
     def to_numpy(x: Any) -> Any:

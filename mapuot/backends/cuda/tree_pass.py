@@ -3,7 +3,7 @@
 One copy takes the state there, one brings what was found back, and the host waits once; between them are open_pass,
 and fused_pass and close_edge of each edge (src_cuda/tree_pass.cu). Then the host judges each edge by the rule of
 `LogKernel`, up to the first whose sums are not sound: that one and those after it are left to the caller. Twin of
-mapuot/backends/cpu/kernel.py (TreePass), and goes the way back from the root, too.
+backends/cpu/tree_pass.py, and goes the way back from the root, too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 
 from ...penalties import F64
 from .. import records
-from ..kernel import FLUSH, LEAST, StaleError, check_sums
+from ..kernel import FLUSH, LEAST, LogKernel, StaleError, check_sums
 from .arrays import on_device
-from .kernel import Kernel, OneRead
 from .kernels import by_value, kernel
+from .one_read import OneRead
 from .room import Room
 
 RECORDS = records.read("tree_pass.cu")
@@ -34,22 +34,24 @@ THREADS, WHOLE = 256, 1024  # of a block; of one that has an edge for itself
 class TreePass:
     """Passes over edges (child, parent, kernel, fi), each after those below it."""
 
-    def __init__(self, edges: list[tuple[int, int, Kernel, float]], points: list[int], log_weight: F64) -> None:
+    def __init__(self, edges: list[tuple[int, int, LogKernel, float]], points: list[int], log_weight: F64) -> None:
         """``points``: where those of each marginal begin; log_weight: the log masses of all; ``out``: what is found."""
         self.kernels, self.log_weight = [edge[2] for edge in edges], log_weight
+        self.shapes = [owner.cost.shape for owner in self.kernels]
         self.builds, self.vectors = [-1] * len(edges), dict[int, Any]()
         self.passes = dict[int, OneRead]()
         self.edges, self.there = np.zeros(len(edges), EDGE), cp.empty(len(edges) * EDGE.itemsize, np.uint8)
         self.places = list[tuple[slice, slice, slice]]()  # of a child's and its parent's points, and their message
         children, parents = [edge[0] for edge in edges], [edge[1] for edge in edges]
-        messages = [0, *accumulate(owner.n for owner in self.kernels)]
+        messages = [0, *accumulate(n for _, n in self.shapes)]
         for k, (child, parent, owner, fi) in enumerate(edges):
             last = parent not in parents[k + 1 :] and parent in children
             above = children.index(parent) if last else -1
-            known = {"m": owner.m, "n": owner.n, "ld": owner.ld, "message": messages[k], "above": above, "fi": fi}
+            m, n = self.shapes[k]
+            known = {"m": m, "n": n, "ld": owner.operator.ld, "message": messages[k], "above": above, "fi": fi}
             for name, value in {**known, "child": points[child], "parent": points[parent]}.items():
                 self.edges[k][name] = value
-            starts = (points[child], owner.m), (points[parent], owner.n), (messages[k], owner.n)
+            starts = (points[child], m), (points[parent], n), (messages[k], n)
             self.places.append(tuple(slice(i, i + size) for i, size in starts))  # type: ignore[arg-type]
         count, ends = len(log_weight), messages[-1]
         sizes = {"log_weight": count, "sent": ends, "near": count, "late": count, "log_u": count, "up": ends}
@@ -63,24 +65,24 @@ class TreePass:
         for name in (*sizes, "back"):
             self.messages[name] = self.room.address(name)
         self.largest, self.sums = self.room.address("largest"), cp.empty(0)
-        self.zeros, self.fi = cp.zeros(max(owner.m for owner in self.kernels)), [edge[3] for edge in edges]
+        self.zeros, self.fi = cp.zeros(max(m for m, _ in self.shapes)), [edge[3] for edge in edges]
         names = "open_pass", "close_edge", "open_back", "close_back"
         self.functions = {name: kernel("tree_pass.cu", name, STORE=0) for name in names}
 
     def held(self, k: int) -> bool:
         """Tell whether the device can pass an edge; renew the pointers to a kernel that has been made since."""
-        owner, edge = self.kernels[k], self.edges[k]
-        one = owner.one_read if owner.builds else None
-        if one is None or owner.labels is not None:
+        owner, edge, (m, _) = self.kernels[k], self.edges[k], self.shapes[k]
+        one = owner.operator.one_read if owner.builds else None
+        if one is None or owner.operator.labels is not None:
             return False
         if owner.builds != self.builds[k]:
             self.builds[k], self.passes[k] = owner.builds, one
             self.vectors[k] = p, q = on_device(owner.p, owner.q)
-            for name, x in {"p": p, "q": q, "v": one.v, "base": one.ends, "s": one.ends[owner.m :]}.items():
+            for name, x in {"p": p, "q": q, "v": one.v, "base": one.ends, "s": one.ends[m:]}.items():
                 edge[name] = x.data.ptr
             edge["streams"] = one.shape.streams
-            if self.sums.size < one.shape.streams * owner.ld:
-                self.sums = cp.empty(one.shape.streams * owner.ld)
+            if self.sums.size < one.shape.streams * one.ld:
+                self.sums = cp.empty(one.shape.streams * one.ld)
                 self.messages["sums"] = self.sums.data.ptr
             self.there.set(self.edges.view(np.uint8))
         return True
@@ -108,10 +110,10 @@ class TreePass:
             room.there[room.at["near"]].fill(0)
         self.launch("open_pass", end - first, WHOLE, first)
         for k in range(first, end):
-            owner, own = self.kernels[k], self.largest + k * LARGEST.itemsize + 8 * OWN
+            (m, n), own = self.shapes[k], self.largest + k * LARGEST.itemsize + 8 * OWN
             one = self.passes[k]
             one.launch(self.sums, one.ends.data.ptr, own, self.fi[k])
-            self.launch("close_edge", -(-owner.m // THREADS) - (-owner.n // THREADS), THREADS, k, end)
+            self.launch("close_edge", -(-m // THREADS) - (-n // THREADS), THREADS, k, end)
         room.bring("near", "late", "log_u", "up", "largest")
         errors = self.judged(range(first, end), partial(through_error, narrow=narrow))
         if len(errors) < end - first:  # that of sound edges alone
@@ -131,7 +133,7 @@ class TreePass:
         for k in order:
             self.launch("open_back", 1, WHOLE, k)
             self.passes[k].launch(self.sums, self.zeros.data.ptr, 0, 0.0)
-            self.launch("close_back", -(-self.kernels[k].m // THREADS), THREADS, k)
+            self.launch("close_back", -(-self.shapes[k][0] // THREADS), THREADS, k)
         room.bring("largest", "back")
         errors = self.judged(order, back_error)
         for k in order[: len(errors)]:
@@ -156,7 +158,7 @@ def numbers(ranks: F64) -> F64:
     return (bits ^ ((bits >> 63) & np.int64(0x7FFFFFFFFFFFFFFF))).view(np.float64).reshape(-1, len(WORDS))
 
 
-def through_error(owner: Kernel, narrow: bool, **x: float) -> float:
+def through_error(owner: LogKernel, narrow: bool, **x: float) -> float:
     """Bound of the rounding of an edge's messages; StaleError where its sums are not sound."""
     if not (np.isfinite(x["top"]) and np.isfinite(x["own"])):
         raise StaleError
@@ -165,7 +167,7 @@ def through_error(owner: Kernel, narrow: bool, **x: float) -> float:
     return owner.rounding_through(x["y"], x["a"], x["late"], x["out"], narrow)
 
 
-def back_error(owner: Kernel, **x: float) -> float:
+def back_error(owner: LogKernel, **x: float) -> float:
     """Return the error of an edge's sums on the way back from the root."""
     if not np.isfinite(x["top"]):
         raise StaleError

@@ -1,4 +1,4 @@
-"""StreamedPlan: products with a plan and its sums, alike for all backends and costs; a child says how they are made."""
+"""Drawn: pairs that are drawn from a plan, by the rows of the plan that hold them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ..penalties import F64
-from ..problem.problem import Problem
 from ..problem.sparse import is_sparse, on_host
 from ..problem.validate import as_columns
 from .contract import host, namespace
@@ -63,7 +62,8 @@ def columns_of_pairs(block: Any, rows: Any, at: F64) -> Any:
 class Drawn:
     """What draws pairs of a plan from the rows that it makes."""
 
-    problem: Problem
+    cost: Any
+    shape: tuple[int, int]
     as_columns = staticmethod(as_columns)  # (length, d) factors in the memory of this backend, and whether one vector
 
     def plan(self, i0: int, i1: int, out: Any = None) -> Any:
@@ -76,7 +76,7 @@ class Drawn:
 
     def images(self, Y: Any) -> Any:
         """(P Y) / (P 1), both from one product; NaN where there is no mass."""
-        Y, flat = self.as_columns(Y, self.problem.shape[1], "Y")
+        Y, flat = self.as_columns(Y, self.shape[1], "Y")
         moved = self.apply(namespace(Y).concatenate([Y, namespace(Y).ones((len(Y), 1))], axis=1))
         with np.errstate(invalid="ignore", divide="ignore"):
             image = moved[:, :-1] / moved[:, -1:]
@@ -85,52 +85,10 @@ class Drawn:
     def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
         """(rows, columns) where the caller has M: in each of these rows the column at the share ``at`` of its mass."""
         order, found = np.argsort(rows, kind="stable"), np.empty(len(rows), np.int64)
-        ordered, xp = rows[order], self.problem.cost.xp
-        for i0, i1 in runs(np.unique(rows), self.problem.shape[1]):
+        ordered, xp = rows[order], self.cost.xp
+        for i0, i1 in runs(np.unique(rows), self.shape[1]):
             some = slice(*np.searchsorted(ordered, (i0, i1)))
             if some.start < some.stop:
                 block = host(on_host(self.plan(i0, i1)))
                 found[order[some]] = columns_in(block, ordered[some] - i0, at[order[some]])
         return xp.asarray(rows), xp.asarray(found)
-
-
-class StreamedPlan(Drawn):
-    """The plan of given potentials, which is made from M where it is asked for."""
-
-    dtype: Any  # of rows of the plan
-
-    def apply(self, X: Any, name: str = "X") -> Any:
-        """P X, of a vector or of columns."""
-        X, flat = self.as_columns(X, self.problem.shape[1], name)
-        return self.told(self.product(X, False), flat)
-
-    def apply_transpose(self, Y: Any) -> Any:
-        """P^T Y, summed over the ranks."""
-        Y, flat = self.as_columns(Y, self.problem.shape[0], "Y")
-        return self.told(self.over_ranks(self.product(Y, True)), flat)
-
-    def told(self, out: Any, flat: bool) -> Any:
-        out = self.back(out)
-        return out[:, 0] if flat else out
-
-    def sums(self) -> tuple[float, F64, F64]:
-        """(cost, row sums, column sums), of all ranks but for the rows."""
-        cost, row, col = self.own_sums()
-        return float(self.problem.ranks.sum(cost)), row, self.problem.ranks.sum(col)
-
-    # ---- what a backend adds ----
-
-    def product(self, X: Any, turned: bool) -> Any:
-        """P X or, of the rows of this rank, P^T X, (length, d)."""
-        raise NotImplementedError
-
-    def own_sums(self) -> tuple[float, F64, F64]:
-        """As `sums`, of the rows of this rank."""
-        raise NotImplementedError
-
-    def back(self, x: Any) -> Any:
-        """An array where the caller has M."""
-        return x
-
-    def over_ranks(self, x: Any) -> Any:
-        return self.problem.ranks.sum(x)

@@ -1,0 +1,281 @@
+"""All products with one cost by the C core: K, stored or made by passes as they read it, and the plan of potentials.
+
+``mapuot_row_pass`` reads K, whether a prox follows (workspace.py) or other numbers are in its place (``fused``). The
+plan is made from M in float64, block by block. C side: src_c/solver.c, streams.c. Twin: backends/cuda/operator.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..._core import ffi, lib
+from ...penalties import F64
+from ...problem.cost import Cost
+from ...problem.points import Kept, PointCosts
+from ...processor import SERIAL_ENTRIES
+from ...ranks import ALONE, Ranks
+from ..coarse import Labels
+from ..kernel import Product
+from ..operator import CostOperator
+from ..workspace import STORAGE
+from . import native
+from .native import DTYPES, call_bytes, check, empty, matrix, padded, pointer, pool_for, zeros
+
+ROWS = ("weight", "rho", "absorbed", "fi", "base", "log_scale", "scale", "marginal")
+
+
+def asarray(x: Any) -> Any:
+    return np.asarray(x)
+
+
+to_numpy = asarray
+
+
+def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
+    out = np.empty(4)
+    check(lib.mapuot_extrema(pool_for(threads, M.size), *M.shape, matrix(M), pointer(out)))
+    low, high, bad, infinite = out.tolist()
+    return (low, high, int(bad), int(infinite)) if math.isfinite(low) else (0.0, 0.0, int(bad), int(infinite))
+
+
+def costs(cloud: PointCosts, threads: int | None = None) -> F64:
+    """Form the matrix of points, in float64."""
+    m, n = cloud.shape
+    pool, out = pool_for(threads, cloud.size), np.empty((m, n))
+    for i0, i1, part, _ in cloud.blocks(most=call_bytes(pool, cloud, cloud.dim)):
+        check(lib.mapuot_costs(pool, i1 - i0, n, matrix(part), pointer(out[i0:i1])))
+    return out
+
+
+class HostOperator(CostOperator):
+    """K in memory, its rows padded to 64 bytes, the record of passes over it, and the plan.
+
+    A storage "made" holds no K: each pass makes its rows in float64, tile by tile; of a cost that comes in blocks,
+    block by block. K of stored pairs has their places.
+    """
+
+    summed = False  # products are made beside the core, which does the rest of a pass
+    narrow = False  # passes have room for sums in float32
+
+    def __init__(
+        self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE, threads: int | None = None,
+        kept: Kept | None = None,
+    ) -> None:  # fmt: skip
+        """``kept``: which pairs of points count, where some are skipped."""
+        super().__init__(cost, reg, c, ranks)
+        self.pool, self.kept, self.K = pool_for(threads, cost.size), kept, empty(0)
+        self.pairs, self.stored = cost.operator == "pairs", ""
+
+    def blocks(self, i0: int = 0, i1: int | None = None, d: int = 1) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """(k0, k1, first arguments of a stream over these rows) of the rows i0 to i1, for products with d columns."""
+        for k0, k1, M, c in self.cost.blocks(self.c, i0, i1, call_bytes(self.pool, self.cost, d)):
+            yield k0, k1, (self.pool, *M.shape, matrix(M, self.kept), matrix(c), self.reg)
+
+    def formed(self, i0: int, i1: int, d: int = 1) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """As ``blocks``, with the exponents."""
+        for k0, k1, call in self.blocks(i0, i1, d):
+            yield k0, k1, (*call, pointer(self.alpha[k0:k1]), pointer(self.beta))
+
+    # ---- the plan
+
+    def rows_of_plan(self, count: int) -> Any:
+        n = self.shape[1]
+        try:
+            return empty(count * n, self.dtype).reshape(count, n)
+        except MemoryError as error:
+            size = f"{count * n * self.dtype.itemsize / 2**30:.3g} GiB"
+            raise MemoryError(f"{count} rows of the plan need {size}: Result.rows makes fewer") from error
+
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        """Rows i0 to i1; of stored pairs a CSR array with an entry for each of them."""
+        n = 0 if self.pairs else self.shape[1]
+        if self.pairs:
+            part: Any = self.cost.read(i0, i1)
+            out = np.empty(part.size, self.dtype)
+        out = self.rows_of_plan(i1 - i0) if out is None else out
+        for k0, k1, arguments in self.formed(i0, i1):
+            rows = slice(*((k - i0 if n else self.cost.place(k, 0) - self.cost.place(i0, 0)) for k in (k0, k1)))
+            check(lib.mapuot_form_plan(*arguments, DTYPES[self.dtype.name], pointer(out[rows], "void *"), n))
+        return part.with_data(out) if self.pairs else out
+
+    def product(self, X: Any, turned: bool) -> Any:
+        (m, n), d = self.shape, X.shape[1]
+        X, columns = np.ascontiguousarray(X), zeros(d * padded(n))
+        if not turned:
+            out = np.empty((m, d))
+            columns.reshape(d, -1)[:, :n] = X.T
+            for i0, i1, arguments in self.formed(0, m, d):
+                check(lib.mapuot_apply(*arguments, d, pointer(columns), pointer(out[i0:i1])))
+            return out
+        part = empty(d * padded(n))
+        for i0, i1, arguments in self.formed(0, m, d):
+            check(lib.mapuot_apply_transpose(*arguments, d, pointer(X[i0:i1]), pointer(part)))
+            columns += part
+        return np.ascontiguousarray(columns.reshape(d, -1)[:, :n].T)
+
+    def own_sums(self) -> tuple[float, F64, F64]:
+        m, n = self.shape
+        cost, row_sum, total = 0.0, np.empty(m), np.zeros(n)
+        out, col_sum = np.empty(2), np.empty(n)
+        for i0, i1, arguments in self.formed(0, m):
+            check(lib.mapuot_plan_sums(*arguments, pointer(out), pointer(row_sum[i0:i1]), pointer(col_sum)))
+            cost, total = cost + float(out[0]), total + col_sum
+        return cost, row_sum, total
+
+    # ---- K
+
+    def balance(self, alpha: F64, x: F64) -> F64:
+        top, part, x = np.full(len(x), -np.inf), np.empty(len(x)), np.ascontiguousarray(x)
+        for i0, i1, call in self.blocks():
+            check(lib.mapuot_balance(*call, pointer(x), pointer(alpha[i0:i1]), pointer(part)))
+            np.maximum(top, part, out=top)
+        return top
+
+    def passes(self, narrow: bool, sums: F64) -> Any:
+        """Make the record of passes, whose column sums go to ``sums``; narrow: some of them sum in float32."""
+        (m, n), threads = self.shape, lib.mapuot_pool_threads(self.pool)
+        size = padded(n)
+        self.narrow, self.col_sums = narrow, sums
+        self.partial = empty(len(sums) * threads if threads > 1 else 1)
+        self.narrow_v = empty(size if narrow else 1, np.float32)
+        self.run = empty(size * threads if narrow else 1, np.float32)
+        self.run.fill(0)
+        state = self.state = ffi.new("mapuot_state *")
+        state.m, state.n = m, n
+        state.sums, state.partial = pointer(sums), pointer(self.partial)
+        state.narrow_v, state.run = pointer(self.narrow_v, "float *"), pointer(self.run, "float *")
+        state.piped = -1 if m * n > SERIAL_ENTRIES and not self.pairs else 0
+        return state
+
+    def store(self, dtype: str, made: bool = False) -> None:
+        """``made``: passes make their rows, in this storage or, as exact ones, in float64."""
+        state, kind = self.state, "float64" if dtype == "made" else dtype
+        self.stored, self.made, state.exact = dtype, made or dtype == "made", dtype == "made"
+        state.ld, state.dtype = native.leading_dimension(self.shape[1], np.dtype(STORAGE[kind]).itemsize), DTYPES[kind]
+        self.K = empty(0)  # the one before goes first
+        self.K = empty(0 if self.made else self.cost.place(self.shape[0], state.ld), STORAGE[kind])
+        state.kernel = pointer(self.K, "void *")
+        if self.made:
+            self.open_tile()
+
+    def open_tile(self) -> None:
+        """Make room for the rows that each thread makes at once."""
+        self.tile = empty(lib.mapuot_pool_threads(self.pool) * native.TILE * self.state.ld)
+        self.state.tile = pointer(self.tile)
+
+    def build(self, alpha: F64, beta: F64) -> None:
+        state, self.absorbed = self.take(alpha, beta).state, (alpha, beta)  # which the record points at
+        state.limits.reg, state.limits.inv_reg = self.reg, 1.0 / self.reg
+        state.alpha, state.beta = pointer(alpha), pointer(beta)
+        for i0, _, call in () if self.made else self.formed(0, self.shape[0]):
+            to = ffi.cast("char *", state.kernel) + self.cost.place(i0, state.ld) * self.K.itemsize
+            check(lib.mapuot_build_kernel(*call, state.dtype, to, 0 if self.pairs else state.ld))
+
+    def apart(self, error: float) -> float:
+        """Bound how far the sums of rows and of columns are from those of one K, by the error of its exponents."""
+        return 0.0
+
+    def keep(self, kept: Kept | None) -> None:
+        """Let passes make these pairs of points only."""
+        state, self.kept, itemsize = self.state, kept, self.K.itemsize
+        state.M, state.c = matrix(self.cost, kept), matrix(None)
+        state.ld = native.leading_dimension(kept.width if kept else self.shape[1], itemsize)
+        self.open_tile()
+
+    def row_pass(
+        self, rows: dict[str, F64], cols: dict[str, F64] | None = None, call: Any = lib.mapuot_row_pass
+    ) -> None:
+        """Make the O(mn) half of a pass; where M has to be read for it that the core is not told of, block by block."""
+        state = self.state
+        if not state.exact or state.M.data or state.M.points.x:
+            check(call(self.pool, state))
+            return
+        total = np.zeros_like(self.col_sums)
+        for i0, i1, (_, _, _, M, c, _) in self.blocks():
+            part = ffi.new("mapuot_state *", state[0])
+            part.m = part.rows.len = i1 - i0
+            part.M, part.c, part.alpha = M, c, pointer(self.absorbed[0][i0:i1])
+            point_at(part.rows, rows, slice(i0, i1))
+            check(call(self.pool, part))
+            total += self.col_sums
+        self.col_sums[:] = total
+
+    def close(self) -> None:
+        """Give K back at once."""
+        del self.K
+        self.state.kernel = ffi.NULL
+
+    @property
+    def matrix(self) -> Any:
+        cost: Any = self.cost
+        return cost.with_data(self.K) if self.pairs else self.K.reshape(self.shape[0], -1)[:, : self.shape[1]]
+
+    # ---- passes with ``base`` and ``fi`` in the place of a prox
+
+    def open(self, dtype: str) -> str:
+        m, n = self.shape
+        sums, self.v, *rows = native.vectors(padded(n) + native.SCALARS, padded(n), *[m] * len(ROWS))
+        self.rows = dict(zip(ROWS, rows, strict=True))
+        self.rows["weight"][:] = self.rows["rho"][:] = 1.0
+        state = self.passes(dtype == "float32" and not self.pairs, sums)
+        state.rows.len, state.rows.penalty, state.cols.scale = m, lib.MAPUOT_KL, pointer(self.v)
+        if self.pairs:
+            state.M = matrix(self.cost)
+        point_at(state.rows, self.rows, slice(None))
+        return "float64" if dtype == "made" and self.pairs else dtype
+
+    def fused(self, v: F64 | Product, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
+        rows = self.rows
+        self.take_factors(v)
+        rows["base"][:], rows["fi"][:] = base, fi
+        self.state.progress.narrow = narrow and self.narrow and self.stored == "float32"
+        self.state.progress.passes ^= 1  # the rows read last come first
+        self.row_pass(rows)
+        r = rows["marginal"]
+        plain = r.min() > 1e-280 and r.max() < 1e280
+        sums, largest = self.col_sums[: self.shape[1]], float(rows["scale"].max())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_s = np.log(r) - rows["log_scale"] if plain else np.log(self.dots(v))
+        return log_s, sums, largest
+
+    def take_factors(self, v: F64 | Product) -> None:
+        """Take v of the next pass."""
+        if isinstance(v, Product):
+            size, factors = pointer(v.size, "int64_t *"), pointer(v.factors)
+            lib.mapuot_product(len(v.size), size, factors, v.flush, pointer(self.v))
+        else:
+            self.v[: len(v)] = v
+
+    def dots(self, v: F64 | Product) -> F64:
+        self.take_factors(v)
+        sums = self.col_sums.copy()
+        self.row_pass(self.rows, call=lib.mapuot_row_dots)
+        self.col_sums[:] = sums
+        return self.rows["marginal"]
+
+    def label(self, labels: Labels | None) -> None:
+        coarse = self.state.coarse
+        coarse.labelled = labels is not None
+        if labels is None or coarse.own:
+            return
+        size, threads = padded(self.shape[1]), lib.mapuot_pool_threads(self.pool)
+        self.labels, self.cluster_mass = labels, np.zeros(labels.clusters)
+        self.shares = empty(labels.clusters * size, np.float32).reshape(-1, size)
+        self.shares.fill(0)
+        self.cluster_sums = empty(threads * len(self.col_sums))
+        coarse.own, coarse.sums = labels.clusters, pointer(self.cluster_sums)
+        coarse.order, coarse.first = (pointer(x, "int64_t *") for x in (labels.order, labels.first))
+        coarse.own_blocks, coarse.own_mass = pointer(self.shares, "float *"), pointer(self.cluster_mass)
+
+    def exchanged(self) -> tuple[F64, Any]:
+        return self.cluster_mass, self.shares[:, : self.shape[1]]
+
+
+def point_at(side: Any, arrays: dict[str, F64], part: slice) -> None:
+    """Let the record of a side point at a part of its arrays."""
+    for name, array in arrays.items():
+        setattr(side, name, pointer(array[part]))

@@ -1,0 +1,227 @@
+"""All products with one cost on a GPU: K on the device, and the plan of potentials.
+
+Passes of two marginals are the launches of `Iterate` over this K (workspace.py). From sm_90 on src_cuda/fused_pass.cu
+reads it once a pass of ``fused``, in float32 where that is asked for; elsewhere, and where rows are too wide for all
+multiprocessors together, K is in float64 and CuPy's products read it twice. The plan is made from M in float64, block
+by block: numpy where M is numpy, else CuPy. Twin: backends/cpu/operator.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ...cached import cached_property
+from ...penalties import F64
+from ...problem.cost import Cost
+from ...problem.mask import Masked
+from ...ranks import ALONE, Ranks
+from ..coarse import Labels
+from ..contract import PAD, host
+from ..draw import runs
+from ..kernel import HOST_ENTRIES, Product
+from ..operator import BLOCK_BYTES, CostOperator
+from ..workspace import STORAGE
+from .arrays import Stage, as_columns, free_memory, most_bytes, on_device
+from .kernels import ITEMSIZE, Strips, strips_for
+from .launch import device_limits
+from .one_read import OneRead
+from .stream import apply_rows, fill_rows, reduce_rows, stream, view_of
+
+TINY = float(np.finfo(float).tiny)
+
+
+class DeviceOperator(CostOperator):
+    """K on the current device, its rows padded with zeros, and the plan."""
+
+    as_columns = staticmethod(as_columns)
+    stages: tuple[Stage, Stage] | None = None  # of M and of c, kept from one sweep to the next
+
+    def __init__(
+        self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE, threads: int | None = None
+    ) -> None:
+        super().__init__(cost, reg, c, ranks)
+        self.there = isinstance(cost.array, cp.ndarray)  # where the plan is wanted, too
+        self.ld = -(-self.shape[1] // PAD) * PAD
+        self.K: Any = cp.empty((0, 0))
+        self.labels: Labels | None = None
+        self.stored = ""
+
+    def blocks(
+        self, i0: int = 0, i1: int | None = None, most: int | None = None
+    ) -> Iterator[tuple[int, int, Any, Any]]:
+        """(k0, k1, M, c) of row blocks on the device, c None without a reference matrix.
+
+        ``most`` rows at once; by default all where M is there.
+        """
+        size = most_bytes(self.cost.array) if most is None else most * self.shape[1] * self.cost.dtype.itemsize
+        stage, stage_c = self.stages or (Stage(), Stage())
+        for k0, k1, M, c in self.cost.blocks(self.c, i0, i1, size):
+            moved = c.with_given(stage_c) if isinstance(c, Masked) else None if c is None else stage_c(c)
+            yield k0, k1, stage(M), moved
+
+    def take(self, alpha: Any, beta: Any) -> Any:
+        return super().take(*on_device(alpha, beta))
+
+    # ---- the plan
+
+    def back(self, x: Any) -> Any:
+        return x if self.cost.xp is cp else x.get()
+
+    def over_ranks(self, x: Any) -> Any:
+        return cp.asarray(self.ranks.sum(x.get())) if self.ranks.size > 1 else x
+
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        n, dtype, stays = self.shape[1], self.dtype, self.there
+        needed = stays * (out is None) * (i1 - i0) * n * dtype.itemsize
+        if needed > (free := free_memory(needed)):
+            text = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free: Result.rows makes fewer"
+            raise MemoryError(f"{i1 - i0} rows of the plan need {text}")
+        out = (cp if stays else np).empty((i1 - i0, n), dtype) if out is None else out
+        for k0, k1, M, c in self.blocks(i0, i1):
+            block = out[k0 - i0 : k1 - i0] if stays else cp.empty((k1 - k0, n), dtype)
+            fill_rows(block, dtype.name, M, c, self.alpha[k0:k1], self.beta, self.reg)
+            if not stays:
+                block.get(out=out[k0 - i0 : k1 - i0])
+        return out
+
+    def product(self, X: Any, turned: bool) -> Any:
+        out, reg = cp.zeros((self.shape[turned], X.shape[1])), self.reg
+        for i0, i1, M, c in self.blocks():
+            if turned:
+                out += apply_rows(M.T, None if c is None else c.T, self.beta, self.alpha[i0:i1], reg, X[i0:i1])
+            else:
+                out[i0:i1] = apply_rows(M, c, self.alpha[i0:i1], self.beta, reg, X)
+        return out
+
+    def own_sums(self) -> tuple[float, F64, F64]:
+        (m, n), reg = self.shape, self.reg
+        row, col, cost = cp.empty(m), cp.zeros(n), 0.0
+        for i0, i1, M, c in self.blocks():
+            row[i0:i1], paid = reduce_rows("plan_sums", M, c, self.alpha[i0:i1], self.beta, reg, 2)
+            turned = None if c is None else c.T
+            col += reduce_rows("plan_sums", M.T, turned, self.beta, self.alpha[i0:i1], reg, 2)[0]
+            cost += float(paid.sum())
+        return cost, row.get(), col.get()
+
+    def logarithms(self, cost: Cost) -> Iterator[tuple[int, int, Any]]:
+        for i0, i1, M, _ in DeviceOperator(cost, self.reg).blocks():
+            for k0 in range(i0, i1, rows := max(1, BLOCK_BYTES // (8 * cost.shape[1]))):
+                k1 = min(k0 + rows, i1)
+                yield k0, k1, cp.asarray(M[k0 - i0 : k1 - i0], np.float64) / -self.reg
+
+    def draw(self, rows: Any, at: F64) -> tuple[Any, Any]:
+        """As `Drawn.draw`, a warp for each pair, which makes its row as it adds it up."""
+        (m, n), here = self.shape, self.cost.xp is cp
+        order = slice(None) if here else np.argsort(rows, kind="stable")
+        rows = rows[order].astype(np.int64)
+        wanted, at = on_device(rows.view(np.float64), at[order])
+        wanted, found = wanted.view(np.int64), cp.empty(len(rows), np.int64)
+        for i0, i1 in [(0, m)] if here else runs(np.unique(rows), n):
+            for k0, k1, M, c in self.blocks(i0, i1):
+                some = slice(None) if here else slice(*np.searchsorted(rows, (k0, k1)))
+                if count := len(rows[some]):
+                    view = view_of(M, c, self.alpha[k0:k1], self.beta, self.reg)
+                    sizes = np.int64(k0), np.int64(count)
+                    stream("draw", M, c)((-(-count // 8),), (256,), (view, wanted[some], at[some], *sizes, found[some]))
+        if here:
+            return wanted, found
+        given = np.empty((2, len(rows)), np.int64)
+        given[:, order] = rows, found.get()
+        return given[0], given[1]
+
+    # ---- K
+
+    def balance(self, alpha: F64, x: F64) -> F64:
+        top, (beta,), reg = np.full(self.shape[1], -np.inf), on_device(x), self.reg
+        for i0, i1, M, c in self.blocks():
+            (high,) = reduce_rows("row_max", M, c, cp.zeros(i1 - i0), beta, reg, 1)
+            alpha[i0:i1] = np.where(alpha[i0:i1] == -np.inf, -np.inf, -high.get())
+            (used,) = on_device(np.where(np.isposinf(alpha[i0:i1]), -np.inf, alpha[i0:i1]))
+            (high,) = reduce_rows("row_max", M.T, None if c is None else c.T, beta, used, reg, 1)
+            np.maximum(top, high.get(), out=top)
+        return top
+
+    def store(self, dtype: str, rows: int | None = None) -> None:
+        """``rows``: of K at once, all of them by default."""
+        vars(self).pop("one_read", None)  # what was before goes first
+        self.K, rows = None, self.shape[0] if rows is None else rows
+        needed = rows * self.ld * ITEMSIZE[dtype]
+        if needed > (free := free_memory(needed)):
+            told = f"{needed / 2**30:.2f} GiB on the device, {free / 2**30:.2f} GiB are free"
+            raise MemoryError(f"the kernel of {self.shape[0]} x {self.shape[1]} costs needs {told}: use backend='cpu'")
+        self.K, self.stored = cp.empty((rows, self.ld), STORAGE[dtype]), dtype
+
+    def build(self, alpha: F64, beta: F64, flush: float = 0.0, held: bool = True) -> None:
+        """Entries below ``flush`` are 0; not ``held``: K has room for some rows only, which ``fill`` makes."""
+        self.take(alpha, beta)
+        for i0, i1, M, c in self.blocks() if held else ():
+            self.fill(i0, i1, M, c, flush, i0)
+
+    def fill(self, i0: int, i1: int, M: Any, c: Any, flush: float = 0.0, to: int = 0) -> None:
+        """Make rows i0 to i1, from row ``to`` of K on."""
+        out = self.K[to : to + i1 - i0]
+        fill_rows(out, self.stored, M, c, self.alpha[i0:i1], self.beta, self.reg, flush)
+
+    def close(self) -> None:
+        """Give K back at once."""
+        self.K = self.stages = None
+
+    @property
+    def matrix(self) -> Any:
+        return self.K[:, : self.shape[1]]
+
+    # ---- passes with ``base`` and ``fi`` in the place of a prox
+
+    def strips(self, dtype: str) -> Strips | None:
+        """Return how one read of K lies on the device; None where it has no bulk copies, or rows are too wide."""
+        capability, processors, shared = device_limits(cp.cuda.Device().id)
+        return strips_for(self.shape[0], self.ld, ITEMSIZE[dtype], processors, shared) if capability >= 90 else None
+
+    def open(self, dtype: str) -> str:
+        return dtype if self.strips(dtype) else "float64"
+
+    @cached_property
+    def one_read(self) -> OneRead | None:
+        """The pass over K as it lies; None where the device has none of that kind."""
+        shape = self.strips(self.stored)
+        return OneRead(self, shape) if shape else None
+
+    def fused(self, v: F64 | Product, base: F64, fi: float, narrow: bool) -> tuple[F64, Any, float]:
+        s, sums = self.one_read(v, base, fi) if self.one_read else (self.dots(v), None)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            log_s = np.log(s)
+            u = np.exp(base - fi * log_s)
+        if self.labels and 0 < u.max() < np.inf:
+            self.clusters = self.exchange(self.labels, u / u.max(), self.vector(v))
+        if sums is None:
+            sums = cp.asarray(u) @ self.matrix
+        return log_s, host(sums) if self.shape[1] <= HOST_ENTRIES else sums, float(u.max())
+
+    def vector(self, v: F64 | Product) -> Any:
+        return v.vector(cp) if isinstance(v, Product) else cp.asarray(v)
+
+    def dots(self, v: F64 | Product) -> F64:
+        if self.one_read:
+            return self.one_read(v, np.zeros(self.shape[0]), 0.0)[0]
+        return np.asarray(host(self.matrix @ self.vector(v)))
+
+    def label(self, labels: Labels | None) -> None:
+        self.labels = labels
+        if labels:  # nothing, should no pass be as it is wanted
+            self.clusters = np.zeros(labels.clusters), cp.zeros((labels.clusters, self.shape[1]), np.float32)
+
+    def exchange(self, labels: Labels, u: F64, v: Any) -> tuple[F64, Any]:
+        """A product of the clusters with K more, which counts as no pass."""
+        members = cp.zeros((labels.clusters, len(u)), self.K.dtype)
+        members[cp.asarray(labels.label), cp.arange(len(u))] = cp.asarray(u.astype(self.K.dtype))
+        blocks = (members @ self.matrix) * v
+        mass = blocks.sum(1)
+        shares = (blocks / cp.maximum(mass, TINY)[:, None]).astype(np.float32)
+        return host(mass), shares
+
+    def exchanged(self) -> tuple[F64, Any]:
+        return self.clusters

@@ -1,0 +1,196 @@
+"""Products with stored pairs on a GPU, which lie there twice, row by row and column by column, and so does their K.
+
+So every sum runs along a row of one of the two, in an order of its own: no atomic additions, and the same bits each
+time. A pair takes 4 or 8 bytes of M, as many of K, and an index of 2 where rows and columns have so short numbers, else
+4, all of it twice. Passes over them: sparse.py. Device side: src_cuda/sparse_stream.cu.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import cupy as cp
+import numpy as np
+
+from ...penalties import F64
+from ...problem.sparse import Sparse
+from .. import records
+from ..draw import Drawn
+from ..records import put
+from ..workspace import STORAGE
+from .arrays import on_device
+from .kernels import ITEMSIZE, STORES, by_value, kernel
+from .operator import DeviceOperator
+
+RUNS = records.read("common/record.h", "sparse.cuh")["Runs"]
+PAIRS = records.read("common/record.h", "sparse_stream.cu")["Pairs"]
+THREADS = 256  # RUN_THREADS of sparse.cuh
+EACH = 8  # entries of a row that a thread has, in the mean: AHEAD of sparse.cuh
+LONG = 64  # and at most: a longer row gets a block
+SHORT = 1 << 16  # rows and columns, up to here, whose numbers have 16 bits
+OF_BYTES = {size: name for name, size in ITEMSIZE.items()}
+
+
+def lanes_of(mean: float) -> int:
+    """Threads of a row of so many entries in the mean."""
+    return min(32, 1 << max(0, int(np.ceil(np.log2(max(1.0, mean / EACH))))))
+
+
+class Runs:
+    """The stored pairs row by row, of M or of its transpose: ``Runs`` of sparse.cuh for all rows or for some."""
+
+    def __init__(self, start: Any, index: Any, M: Any, c: Any) -> None:
+        self.start, self.index, self.M, self.c = start, index, M, c
+        self.count = len(start) - 1
+        self.lanes = lanes_of(len(index) / max(1, self.count))
+        self.most = LONG * self.lanes
+        self.long = cp.flatnonzero(cp.diff(start) > self.most).astype(np.int64)
+
+    def records(self, i0: int = 0, i1: int | None = None, threads: int = THREADS) -> list[tuple[Any, Any]]:
+        """(record, list or None) of the rows [i0, i1) that are short, and of the others where there are any.
+
+        ``threads``: of a block, which has one of the others.
+        """
+        long = self.long
+        if i1 is None:
+            i1 = self.count
+        elif len(long):
+            long = long[(long >= i0) & (long < i1)] - i0
+        found = []
+        for count, lanes, rows in ((i1 - i0, self.lanes, None), (len(long), threads, long)):
+            record = np.zeros((), RUNS)
+            put(record, {"count": count, "lanes": lanes, "most": self.most, "index": self.index.data.ptr})
+            put(record, {"start": self.start[i0:].data.ptr, "list": 0 if rows is None else rows.data.ptr})
+            found.append((record, rows))
+        return found if len(long) else found[:1]
+
+    def launch(
+        self, function: str, exponents: tuple[Any, Any, float], *arguments: Any, i0: int = 0, i1: int | None = None
+    ) -> None:
+        """A stream over the rows [i0, i1); ``exponents``: alpha, whose first number is of row i0, beta and reg."""
+        alpha, beta, reg = exponents
+        pairs = np.zeros((), PAIRS)
+        put(pairs, {"M": self.M.data.ptr, "c": 0 if self.c is None else self.c.data.ptr, "inv_reg": 1 / reg})
+        put(pairs, {"alpha": alpha.data.ptr, "beta": beta.data.ptr})
+        store = "float64" if function != "sparse_entries" else OF_BYTES[arguments[0].itemsize]
+        kinds = {"COST": int(self.M.dtype == np.float32), "SHORT_INDEX": int(self.index.itemsize == 2)}
+        run = kernel("sparse_stream.cu", function, STORE=STORES[store], **kinds)
+        for record, _ in self.records(i0, i1):
+            run((blocks_for(record),), (THREADS,), (by_value(pairs), by_value(record), *arguments))
+
+
+def index_bytes(shape: tuple[int, int]) -> int:
+    """Return the bytes of an index, a number of a row or a column."""
+    return 2 if max(shape) <= SHORT else 4
+
+
+def blocks_for(record: Any, most: int = 1 << 20) -> int:
+    return max(1, min(most, -(-int(record["count"]) // (THREADS // int(record["lanes"])))))
+
+
+class DevicePairs:
+    """A sparse M, and c on its places, on the device; ``rows`` and ``cols``."""
+
+    def __init__(self, cost: Sparse, c: Sparse | None) -> None:
+        m, n = cost.shape
+        start = cp.asarray(cost.start - cost.start[0])
+        column, M = cp.asarray(cost.column), cp.asarray(cost.data)
+        shares = None if c is None else cp.asarray(c.data)
+        index = np.uint16 if index_bytes(cost.shape) == 2 else np.int32
+        self.rows = Runs(start, column.astype(index, copy=False), M, shares)
+        row = cp.searchsorted(start, cp.arange(cost.size), side="right") - 1
+        key = column.astype(np.int64) * m + row  # no two are equal: any sort gives this order
+        order = cp.argsort(key)
+        ends = cp.cumsum(cp.bincount(column, minlength=n)).astype(np.int64)
+        turned = cp.concatenate([cp.zeros(1, np.int64), ends])
+        self.cols = Runs(turned, row[order].astype(index), M[order], None if shares is None else shares[order])
+
+
+class Last:
+    """The pairs used last stay on the device while their cost lives: solves at one reg after another read them."""
+
+    held: tuple[Any, Any, int, DevicePairs] | None = None  # weak references to the cost and to c, the device
+
+
+def pairs_of(cost: Any, c: Any) -> DevicePairs:
+    device, held = cp.cuda.Device().id, Last.held
+    assert isinstance(cost, Sparse)
+    assert c is None or isinstance(c, Sparse)
+    if held is not None and held[0]() is cost and held[1]() is c and held[2] == device:
+        return held[3]
+    Last.held = held = None  # their memory first
+    pairs = DevicePairs(cost, c)
+    Last.held = weakref.ref(cost, forget), (lambda: None) if c is None else weakref.ref(c, forget), device, pairs
+    return pairs
+
+
+def forget(gone: Any) -> None:
+    """Either of both: a c that is no more must not pass for none."""
+    if Last.held is not None and gone in Last.held[:2]:
+        Last.held = None
+
+
+class PairOperator(DeviceOperator):
+    """K of stored pairs, and the plan on them; CuPy where M is CuPy's, else numpy."""
+
+    cost: Sparse
+
+    draw = Drawn.draw  # of the rows that `plan` makes
+
+    @property
+    def pairs(self) -> DevicePairs:
+        return pairs_of(self.cost, self.c)
+
+    def along(self, rows: bool) -> tuple[Runs, Any, Any]:
+        """The pairs row by row, or column by column, and the exponents of these and of what they meet."""
+        return (self.pairs.rows, self.alpha, self.beta) if rows else (self.pairs.cols, self.beta, self.alpha)
+
+    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
+        """Rows i0 to i1 as a CSR array, with an entry for every stored pair."""
+        runs, alpha, beta = self.along(True)
+        before, end = (int(self.cost.start[i] - self.cost.start[0]) for i in (i0, i1))
+        values = cp.empty(end - before, self.dtype)
+        if end > before:
+            made = alpha[i0:], beta, self.reg
+            runs.launch("sparse_entries", made, values, np.int64(before), np.float64(0.0), i0=i0, i1=i1)
+        return self.cost.read(i0, i1).with_data(self.back(values))
+
+    def product(self, X: Any, turned: bool) -> Any:
+        runs, own, other = self.along(not turned)
+        d = X.shape[1]
+        out = cp.empty((runs.count, d))
+        for x0 in range(0, d, 4):
+            runs.launch("sparse_apply", (own, other, self.reg), X, np.int64(d), np.int64(x0), out)
+        return out
+
+    def own_sums(self) -> tuple[float, F64, F64]:
+        found = []
+        for rows in (True, False):
+            runs, own, other = self.along(rows)
+            out, paid = cp.empty(runs.count), cp.empty(runs.count)
+            runs.launch("sparse_sums", (own, other, self.reg), out, paid)
+            found.append((out.get(), float(paid.sum())))
+        (row, cost), (col, _) = found
+        return cost, row, col
+
+    def balance(self, alpha: F64, x: F64) -> F64:
+        np.copyto(alpha, -self.tops(self.pairs.rows, np.zeros(len(alpha)), x), where=alpha > -np.inf)
+        return self.tops(self.pairs.cols, x, np.where(np.isposinf(alpha), -np.inf, alpha))
+
+    def tops(self, runs: Runs, own: F64, other: F64) -> F64:
+        """The largest logarithm of an entry of each row."""
+        out, (alpha, beta) = cp.empty(runs.count), on_device(own, other)
+        runs.launch("sparse_max", (alpha, beta, self.reg), out)
+        found: F64 = out.get()
+        return found
+
+    def store(self, dtype: str, rows: int | None = None) -> None:
+        self.K = tuple(cp.empty(self.cost.size, STORAGE[dtype]) for _ in range(2))
+
+    def build(self, alpha: F64, beta: F64, flush: float = 0.0, held: bool = True) -> None:
+        """Make the entries in both orders."""
+        self.take(alpha, beta)
+        for rows, K in zip((True, False), self.K, strict=True):
+            runs, own, other = self.along(rows)
+            runs.launch("sparse_entries", (own, other, self.reg), K, np.int64(0), np.float64(flush))
