@@ -9,12 +9,10 @@ import sys
 
 import pytest
 from launch import HERE
+from over_ranks import named
 
 pytestmark = pytest.mark.gpu
-CASES = [
-    line[9:].partition("(")[0] for line in (HERE / "cuda" / "cuda_ranks.py").read_text().splitlines()
-    if line.startswith("def case_")
-]  # fmt: skip
+CASES = named(HERE / "over_ranks.py", HERE / "cuda" / "cuda_ranks.py")
 
 cp = pytest.importorskip("cupy", reason="needs CuPy")
 if not cp.cuda.is_available():
@@ -22,7 +20,7 @@ if not cp.cuda.is_available():
 
 
 FEW = (
-    "errors_reach_everyone rows_made_on_the_device a_kernel_that_one_rank_has_no_room_for "
+    "callbacks errors_reach_everyone where_rows_lie a_kernel_that_one_rank_has_no_room_for "
     "points points_of_every_kind stored_pairs pairs_from_the_device truncated_points"
     if "EMULATED_GPUS" in os.environ
     else ""
@@ -37,7 +35,7 @@ def found(size, only=""):
 
     from bench.local import spawn
 
-    return spawn(cuda_ranks.main, size, only, seconds=200)[0]
+    return spawn(cuda_ranks.main, size, only, seconds=600)[0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])

@@ -12,18 +12,13 @@ import time
 import numpy as np
 import pytest
 from launch import HERE, environment, finish, launcher, run, start
+from over_ranks import named
 
 import mapuot
 from mapuot.ranks import own_rows
 
 pytestmark = pytest.mark.mpi
-CASES, ERROR_CASES = (
-    [
-        line[9:].partition("(")[0] for line in (HERE / "mpi" / program).read_text().splitlines()
-        if line.startswith("def case_")
-    ]
-    for program in ("cases.py", "error_cases.py")
-)  # fmt: skip
+CASES, ERROR_CASES = named(HERE / "over_ranks.py", HERE / "mpi" / "cases.py"), named(HERE / "mpi" / "error_cases.py")
 RUNS = [("cases.py", size, case) for size in (1, 2, 3, 4) for case in CASES]
 RUNS += [("error_cases.py", size, case) for size in (1, 2, 3, 4) for case in ERROR_CASES]
 RUNS += [("cases.py", 7, "shapes"), ("cases.py", 7, "uneven_and_empty_blocks"), ("error_cases.py", 7, "one_bad_block")]

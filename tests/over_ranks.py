@@ -1,0 +1,349 @@
+"""Problems over ranks, whatever their sums go through: blocks of rows, answers held against one process, shared cases.
+
+Each function named ``case_*`` runs on every rank of a ``Job``; tests/mpi adds those of MPI, tests/cuda those of GPUs.
+"""
+
+import functools
+import time
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from problems import clouds, csr_of, with_forbidden, with_zeros
+
+import mapuot
+from mapuot.backends import pick
+from mapuot.backends.contract import host
+from mapuot.ranks import join, own_rows
+
+FLOAT64 = {"precision": "float64", "tol": 1e-12}
+
+
+def named(*programs):
+    """The names of the cases of programs."""
+    lines = [line for path in programs for line in path.read_text().splitlines()]
+    return [line[9:].partition("(")[0] for line in lines if line.startswith("def case_")]
+
+
+def numbers(x):
+    """A plan or a product as an array of NumPy."""
+    return host(x.toarray() if hasattr(x, "toarray") else x)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ``comm`` of a solve is, the backend, and ``form``, which makes M of the own rows."""
+
+    comm: Any
+    backend: str = "cpu"
+    form: Any = np.asarray
+
+    @functools.cached_property
+    def ranks(self):
+        return join(self.comm)
+
+    @property
+    def last(self):
+        return self.ranks.rank == self.ranks.size - 1
+
+    def bounds(self, m, split="even"):
+        """The rows of this rank: as the library splits them, or all but a few on the last rank and none on some."""
+        rank, size = self.ranks.rank, self.ranks.size
+        if split == "even":
+            return own_rows(m, rank, size)
+        ends = [0, *(min(3 * (r // 2), m) for r in range(1, size)), m]
+        return ends[rank], ends[rank + 1]
+
+    def block(self, case, split="even", form=None):
+        """The same problem with the own rows only."""
+        i0, i1 = self.bounds(len(case.a), split)
+        rho = case.reg_m
+        if isinstance(rho, tuple) and np.ndim(rho[0]) == 1:
+            rho = (rho[0][i0:i1], rho[1])
+        c = case.reference if isinstance(case.reference, str) else case.reference[i0:i1]
+        return case.replace(M=(form or self.form)(case.M[i0:i1]), a=case.a[i0:i1], reg_m=rho, reference=c)
+
+    def solve(self, case, split="even", form=None, **options):
+        return self.block(case, split, form).solve(comm=self.comm, backend=self.backend, **(options or FLOAT64))
+
+    def alone(self, case, **options):
+        """The Result of one process, whose rows stay rows as those of ranks do."""
+        with mock.patch.object(pick(self.backend), "LONG_ROWS", np.inf, create=True):
+            return case.replace(M=self.form(case.M)).solve(backend=self.backend, **(options or FLOAT64))
+
+    def same(self, *arrays, among=0):
+        """The same bits on all ranks with the same ``among``."""
+        data = b"".join(np.ascontiguousarray(x).tobytes() for x in arrays)
+        found = self.ranks.exchange((among, data))
+        assert len(set(found)) == len({key for key, _ in found}), "the ranks differ"
+
+    def check(self, case, split="even", within=1e-12, passes=1, form=None, **options):
+        """The Result over all ranks, each of its members that of one process.
+
+        The same steps need the same Anderson memory (memory_of in mapuot/backends/contract.py): on a GPU up to 119
+        rows, or up to 512 columns.
+        """
+        result, one = self.solve(case, split, form, **options), self.alone(case, **options)
+        self.compare(result, one, *self.bounds(len(case.a), split), within, passes)
+        return result
+
+    def compare(self, result, one, i0, i1, within=1e-12, passes=1):
+        """Every member of a distributed Result against that of one process."""
+        assert result.status == one.status
+        assert abs(result.n_passes - one.n_passes) <= passes, (result.n_passes, one.n_passes)
+        self.same([s.error for s in result.trace], [result.objective, result.dual, result.mass], result.log_v)
+        self.same(result.log_u, among=(i0, i1))
+        np.testing.assert_allclose(result.log_u, one.log_u[i0:i1], atol=within, rtol=within)
+        np.testing.assert_allclose(result.log_v, one.log_v, atol=within, rtol=within)
+        close = functools.partial(np.testing.assert_allclose, rtol=100 * within, atol=within)
+        plan = numbers(one.plan)
+        close(numbers(result.plan), plan[i0:i1])
+        close(numbers(result.rows(0, i1 - i0)), plan[i0:i1])
+        close(result.row_marginal, one.row_marginal[i0:i1])
+        close(result.col_marginal, one.col_marginal)
+        for name in ("mass", "cost", "objective", "dual"):
+            close(getattr(result, name), getattr(one, name), err_msg=name)
+        close(result.trace[0].residual, one.trace[0].residual)
+        for name in ("mass", "dual"):
+            close(getattr(result.trace[-1], name), getattr(result, name), err_msg="last pass: " + name)
+        X, Y = np.random.default_rng(0).random((len(one.log_v), 2)), np.arange(len(one.log_u), dtype=float)
+        close(numbers(result.apply(X)), numbers(one.apply(X))[i0:i1])
+        close(numbers(result.apply_transpose(Y[i0:i1])), numbers(one.apply_transpose(Y)), atol=within * len(Y))
+        close(numbers(result.barycentric_map(X)), numbers(one.barycentric_map(X))[i0:i1])
+        index, value = map(numbers, result.top_k(min(3, X.shape[0])))
+        close(value, numbers(one.top_k(min(3, X.shape[0]))[1])[i0:i1])
+        close(np.take_along_axis(plan[i0:i1], index, 1), value)
+        for root in {0, self.ranks.size - 1}:
+            mine = root == self.ranks.rank
+            whole = result.gather_plan(root), result.gather(result.log_u, root)
+            assert mine or whole == (None, None)
+            for found, wanted in zip(whole, (plan, one.log_u), strict=True):
+                if mine:
+                    close(numbers(found), wanted)
+
+    def within_bounds(self, got, want, i0, i1, hard=1.0):
+        """The own rows of a distributed Result against the whole of one process, by the certificates of both."""
+        assert got.converged
+        self.same(got.log_v, [s.error for s in got.trace], [got.objective, got.dual, got.mass, got.cost])
+        plan, dense = numbers(got.plan), numbers(want.plan)
+        off = self.ranks.sum(float(np.abs(plan - dense[i0:i1]).sum()))
+        assert off <= (hard * got.error_bound + want.error_bound) * want.mass
+        assert got.dual <= want.objective * (1 + 1e-9)
+        X, Y = np.linspace(0.0, 1.0, dense.shape[1]), np.linspace(0.0, 1.0, len(dense))[i0:i1]
+        close = np.testing.assert_allclose
+        close(numbers(got.apply(X)), plan @ X, rtol=1e-6)
+        close(numbers(got.apply_transpose(Y)), self.ranks.sum(plan.T @ Y), rtol=1e-6, atol=1e-12)
+        close(got.col_marginal, self.ranks.sum(plan.sum(0)), rtol=1e-4)
+        whole = got.gather_plan(0)
+        if self.ranks.rank == 0:
+            assert np.abs(numbers(whole) - dense).sum() <= (hard * got.error_bound + want.error_bound) * want.mass
+
+    def refused(self, kind, text, case, **options):
+        """The same error on every rank."""
+        try:
+            case.solve(comm=self.comm, **options)
+        except kind as error:
+            message = str(error)
+        else:
+            message = "nothing raised"
+        assert text in message, message
+        self.same(np.frombuffer(message.encode(), np.uint8))
+
+    def run(self, found, only=()):
+        """{name: what failed} of the cases in ``found``, the globals of a program, or of those named."""
+        failures = {}
+        for name, case in sorted(found.items()):
+            if not name.startswith("case_") or (only and name[5:] not in only):
+                continue
+            text, begin = "", time.perf_counter()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", mapuot.ConvergenceWarning)
+                    case(self)
+            except Exception:
+                text = f"rank {self.ranks.rank}: {traceback.format_exc()}"
+            if self.ranks.rank == 0:
+                print(f"{name} {time.perf_counter() - begin:.2f} s", flush=True)
+            failures[name[5:]] = next(filter(None, self.ranks.allgather(text)), "")
+        return failures
+
+
+def own_points(x, y, i0, i1, **options):
+    """The cloud of the own rows, of none of them, too."""
+    return mapuot.PointCloud(x[i0:i1] if i1 > i0 else x[:1], y, **options)[: i1 - i0]
+
+
+# ---- the same answer
+
+
+def case_shapes(job):
+    for shape in [(37, 29), (64, 48), (2, 40), (1, 1), (5, 3), (50, 2)]:
+        job.check(clouds(*shape, ratio=1.3))
+
+
+def case_uneven_and_empty_blocks(job):
+    for shape in [(37, 29), (4, 17)]:
+        job.check(clouds(*shape), split="uneven")
+
+
+def case_one_rho_a_row(job):
+    case, mine = clouds(33, 21), np.arange(33) < own_rows(33, 0, job.ranks.size)[1]
+    job.check(case.replace(reg_m=(np.linspace(0.5, 2.0, 33), 1.0)))
+    job.check(case.replace(reg_m=(np.where(mine, 1.0, 2.0), 1.0)))  # one value in each block
+    job.check(case.replace(reg_m=(np.where(mine, np.inf, 2.0), 1.0)))  # balanced on rank 0 only
+
+
+def case_references(job):
+    """Ones, and a matrix with zeros, among them whole rows and a column."""
+    case = clouds(33, 21)
+    c = np.random.default_rng(1).random((33, 21)) + 0.1
+    c[::5, ::3] = c[: own_rows(33, 0, job.ranks.size)[1] // 2] = 0.0
+    c[:, 20] = 0.0
+    job.check(case.replace(reference="uniform"))
+    job.check(case.replace(reference=c))
+
+
+def case_zeros_and_forbidden_pairs(job):
+    """Zero masses, forbidden pairs, a column and a row that nothing reaches, a row with partners far right only."""
+    job.check(with_zeros(clouds(33, 21)))
+    job.check(with_forbidden(clouds(33, 21)))
+    case = clouds(33, 21)
+    case.M[:, 4] = case.M[7] = np.inf
+    case.M[9, :15] = np.inf
+    job.check(case)
+    case = clouds(33, 21)
+    case.a[: own_rows(33, 0, job.ranks.size)[1] - (job.ranks.size == 1)] = 0.0  # no mass on rank 0
+    job.check(case)
+
+
+def case_small_reg(job):
+    """K is rebuilt, and reg is lowered in steps."""
+    job.check(clouds(40, 31, reg=0.004), within=1e-10, passes=8)
+    case, options = clouds(40, 31, reg=0.001), {"precision": "float64", "tol": 1e-6}
+    result, one = job.solve(case, **options), job.alone(case, **options)
+    assert result.converged
+    np.testing.assert_allclose(result.objective, one.objective, rtol=1e-9)
+
+
+def case_methods_and_precisions(job):
+    case = clouds(70, 50)
+    for method in ("sinkhorn", "translation_invariant", "map-uot"):
+        job.check(case.replace(reg=0.2), method=method, precision="float64", tol=1e-9)
+    exact, (i0, i1) = case.solve(backend="cpu", **FLOAT64), job.bounds(70)
+    for tol in (1e-6, 1e-9):  # the finer one by exact passes, straight from M
+        for M in (case.M, case.M.astype(np.float32)):
+            result = job.check(case.replace(M=M), within=1e-4, passes=6, precision="mixed", tol=tol)
+        if tol == 1e-6:
+            error = job.ranks.sum(np.abs(numbers(result.plan) - exact.plan[i0:i1]).sum())
+            assert error <= (result.error_bound + 1e-6) * result.mass  # M in float32 is another
+
+
+def case_warm_start(job):
+    case = clouds(33, 21)
+    assert job.solve(case, warm_start=job.solve(case), **FLOAT64).n_passes <= 2
+
+
+def case_points(job):
+    """Float32 passes that each rank makes of its own rows; and scalings that on one rank alone float32 cannot hold."""
+    rng = np.random.default_rng(3)
+    for d, metric, reg, far in (
+        (3, "sqeuclidean", 0.3, 0.0), (2, "sqeuclidean", 0.02, 0.0), (6, "euclidean", 0.1, 0.0),
+        (3, "sqeuclidean", 1e-3, 3.0),
+    ):  # fmt: skip
+        x, y, a, b = rng.random((41, d)), rng.random((33, d)), rng.random(41) + 0.1, rng.random(33) + 0.1
+        x[0] += far
+        want = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg=reg, reg_m=1.0, tol=1e-10, backend="cpu")
+        one = mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg=reg, reg_m=1.0, backend=job.backend)
+        for split in ("even", "uneven"):
+            i0, i1 = job.bounds(41, split)
+            mine = own_points(x, y, i0, i1, metric=metric)
+            got = mapuot.solve(mine, a[i0:i1], b, reg=reg, reg_m=1.0, backend=job.backend, comm=job.comm)
+            job.within_bounds(got, want, i0, i1)
+            assert abs(got.n_passes - one.n_passes) <= 2 or far, (got, one)
+
+
+def case_points_of_every_kind(job):
+    """Weights, whose rounding depends on the own points; masks, that know the rows before; sides that are hard."""
+    rng = np.random.default_rng(4)
+    x, y, a, b = rng.random((41, 3)), rng.random((33, 3)), rng.random(41) + 0.1, rng.random(33) + 0.1
+    mask = mapuot.SeededMask(0.5, 3)
+    for penalty, cloud, more, split, far in (
+        ("kl", {"weights": [0.3, 0.7, 2.0]}, {}, "uneven", 3.0),
+        ("kl", {"metric": "cityblock"}, {"mask": mask}, "even", 3.0),
+        (("balanced", "l2"), {"metric": "cosine"}, {"reference": "uniform"}, "even", 3.0),
+    ):  # fmt: skip
+        x[0] = far
+        (i0, i1), rest = job.bounds(41, split), {"penalty": penalty, **more}
+        options = {"reg": 0.2, "reg_m": 1.0, **rest}
+        want = mapuot.solve(mapuot.PointCloud(x, y, **cloud), a, b, tol=1e-10, backend="cpu", **options)
+        mine = own_points(x, y, i0, i1, **cloud)
+        got = mapuot.solve(mine, a[i0:i1], b, tol=1e-9, backend=job.backend, comm=job.comm, **options)
+        job.within_bounds(got, want, i0, i1, hard=5.0 if "balanced" in penalty else 1.0)
+
+
+def stored_pairs(parts, reg_m):
+    """(case, whether every pair is stored that a part has); points without a partner, rows of a part on all ranks."""
+    rng = np.random.default_rng(parts)
+    case = clouds(41, 33, reg=0.1, ratio=1.3, reg_m=reg_m)
+    same_part = (np.arange(41) % parts)[:, None] == np.arange(33) % parts
+    M = np.where(same_part & (rng.random((41, 33)) < 0.7), case.M, np.inf)
+    M[7] = M[:, 5] = np.inf
+    return case.replace(M=M)
+
+
+def case_stored_pairs(job):
+    """Rows of a sparse M: parts of it lie on several ranks, and have the translation of the whole part."""
+    rng = np.random.default_rng(5)
+    c = np.where(rng.random((41, 33)) < 0.9, rng.random((41, 33)), 0.0)
+    for parts, reg_m, reference in ((1, 1.0, "product"), (4, 1.0, "uniform"), (4, (5.0, 2.0), c), (4, 50.0, "product")):
+        case = stored_pairs(parts, reg_m).replace(reference=reference)
+        options = FLOAT64 | {"max_passes": 2000}
+        one = case.replace(M=csr_of(case.M)).solve(backend=job.backend, **options)
+        assert one.converged
+        for split in ("even", "uneven"):
+            i0, i1 = job.bounds(41, split)
+            form = {"even": "csc", "uneven": "coo"}[split]
+            got = job.solve(case, split, lambda M, form=form: csr_of(M).asformat(form), **options)
+            job.within_bounds(got, one, i0, i1)
+            assert abs(got.n_passes - one.n_passes) <= 2, (parts, split, got, one)
+            assert (got.problem.parts.count if got.problem.parts else 1) == parts
+            assert set(got.problem.parts.rows if got.problem.parts else ()) <= set(range(parts + 1))
+            np.testing.assert_allclose(got.log_u, one.log_u[i0:i1], atol=1e-9)
+            np.testing.assert_allclose(got.plan.toarray(), one.plan[i0:i1].toarray(), rtol=1e-8, atol=1e-15)
+            for name in ("mass", "cost", "objective", "dual"):
+                np.testing.assert_allclose(getattr(got, name), getattr(one, name), rtol=1e-9)
+            kept = job.ranks.sum(float(got.sparse(keep=0.5).sum()))
+            np.testing.assert_allclose(kept, one.sparse(keep=0.5).sum(), rtol=1e-8)
+            np.testing.assert_allclose(got.top_k(2)[1], one.top_k(2)[1][i0:i1], rtol=1e-8, atol=1e-15)
+
+
+# ---- stops and errors
+
+
+def case_stops(job):
+    """In the middle of what is enqueued at once."""
+    case = clouds(133, 621)
+    for count in (1, 2, 3, 13):
+        result = job.solve(case, max_passes=count, method="sinkhorn", **FLOAT64)
+        assert (result.status, result.n_passes) == ("max_passes", count)
+    stop = (lambda stats: stats.n_pass == 4) if job.last else None
+    result = job.solve(case, callback=stop, **FLOAT64)
+    assert (result.status, result.n_passes) == ("cancelled", 4)
+
+
+def case_callbacks(job):
+    """What a callback raises on one rank is raised on all, whether the others have one or not; then all go on."""
+    case = job.block(clouds(33, 21))
+
+    def fail(stats):
+        if job.last and stats.n_pass == 3:
+            raise KeyError("mine")
+
+    job.refused(KeyError, "mine", case, callback=fail, **FLOAT64)
+    job.refused(KeyError, "mine", case, callback=fail if job.last else None, **FLOAT64)
+    most = (lambda stats: np.empty(1 << 50)) if job.last else None
+    job.refused(MemoryError, "Unable to allocate", case, callback=most)
+    job.check(clouds(33, 21))
