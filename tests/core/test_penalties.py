@@ -1,8 +1,9 @@
 """What the marginal penalties mean, their formulas, and every reference."""
 
+import compiled
 import numpy as np
 import pytest
-from judge import divergence, dual_term
+from judge import divergence, dual_term, missed
 from problems import Case, clouds, measure, optimum, relative_error, verify, with_zeros
 
 import mapuot
@@ -121,39 +122,76 @@ def test_reference(backend, name, precision):
 # ---- the formulas themselves ----
 
 
+LAWS = {"python": penalties, "c": compiled.Penalties()}
+
+
+@pytest.fixture(params=LAWS)
+def formulas(request):
+    """mapuot.penalties, and src_c/common/penalty.h compiled by itself."""
+    return LAWS[request.param]
+
+
 @pytest.mark.parametrize("kind", SIDES)
-def test_penalty_formulas(kind):
-    """prox, dual term and gap term of mapuot.penalties, from the definition of D(r | t)."""
+def test_penalty_formulas(kind, formulas):
+    """prox, dual term, violation and gap term, from the definition of D(r | t)."""
     law = LAW.get(kind, kind)
     rho, t, reg = np.full(9, SOFT.get(kind, np.inf)), np.linspace(0.2, 3, 9), 0.3
     given, upper = (rho, None) if kind != "range" else (1 - rho, 1 + rho)
     log_s = np.linspace(-3, 3, 9)
-    x = penalties.prox(kind, log_s, t, given, upper, reg)
+    x = formulas.prox(kind, log_s, t, given, upper, reg)
     r = np.exp(x + log_s)
     # x maximises the dual at that point: dual_term(f) - reg e^(f/reg) s
     best = dual_term(law, reg * x, t, rho) - reg * r
     for step in (-1e-3, 1e-3):
         assert (dual_term(law, reg * (x + step), t, rho) - reg * np.exp(x + step + log_s) < best).all()
-    f = np.linspace(-0.4, 0.6, 9)
-    np.testing.assert_allclose(penalties.dual_term(kind, f, t, given, upper), dual_term(law, f, t, rho), atol=1e-14)
-    if kind != "balanced":
-        inside = np.clip(t * np.linspace(0.5, 1.5, 9), t * (1 - rho), t * (1 + rho)) if kind == "range" else 0.7 * t
+    f = np.linspace(-0.4, 0.6, 9)[:, None] * ([1.0] if kind == "tv" else [1.0, 5.0, 30.0])
+    t, rho, given, upper = (x if x is None else x[:, None] for x in (t, rho, given, upper))
+    np.testing.assert_allclose(
+        formulas.dual_term(kind, f, t, given, upper), dual_term(law, f, t, rho), rtol=1e-14, atol=1e-14
+    )
+    for share in (0.0, 0.7, 0.95, 1.02, 1.3):
+        r = share * t
+        np.testing.assert_allclose(formulas.violation(kind, r, t, given, upper), missed(law, r, t, rho), atol=1e-15)
+        inside = np.clip(r, t * (1 - rho), t * (1 + rho)) if kind == "range" else r
         right = divergence(law, inside, t, rho) - dual_term(law, f, t, rho) + f * inside
-        np.testing.assert_allclose(penalties.gap_term(kind, f, inside, t, given, upper), right, atol=1e-13)
-        np.testing.assert_allclose(penalties.divergence(kind, inside, t, given, upper), divergence(law, inside, t, rho))
+        right = np.zeros_like(f) if kind == "balanced" else right
+        np.testing.assert_allclose(formulas.gap_term(kind, f, r, t, given, upper), right, rtol=1e-12, atol=1e-13)
+        paid = penalties.divergence(kind, inside, t, given, upper)
+        np.testing.assert_allclose(paid, divergence(law, inside, t, rho), rtol=1e-14, atol=1e-14)
+    if kind == "kl":  # a point that is left out
+        assert (formulas.gap_term(kind, np.full_like(t, -np.inf), 0 * t, 0 * t, given, upper) == 0).all()
+
+
+def test_the_gap_of_kl_keeps_its_digits():
+    """x e^x - e^x + 1 by its series and by itself, at all x; r = 1e-9 of its best is no loss of all digits."""
+    x = np.array([-20.0, -3.0, -1.0, -0.2501, -0.2499, -0.1, -0.01, 0.01, 0.1, 0.2499, 0.2501, 1.0, 2.4, 5.0])
+    r = np.exp(x)
+    exact = np.log(np.asarray(r, np.longdouble))
+    exact = exact * r - r + 1
+    found = LAWS["c"].gap_term("kl", 0 * r, r, np.ones(len(r)), 3.0, None)
+    np.testing.assert_allclose(found, np.asarray(3 * exact, float), rtol=1e-13)
+
+
+@pytest.mark.parametrize("reg", [0.01, 1.0, 50.0])
+def test_the_l2_prox_is_that_of_scipy(reg):
+    """The Wright omega function from e^z far below 0 to z - log z, where log u is small beside what cancels, too."""
+    log_s, t, rho = np.concatenate([np.linspace(-60, 60, 41), [-700.0, 500.0]]), 1.7, np.float64(0.9)
+    found, right = (law.prox("l2", log_s, np.full(43, t), rho, None, reg) for law in LAWS.values())
+    np.testing.assert_allclose(found, right, rtol=1e-13, atol=1e-15)
 
 
 @pytest.mark.parametrize("kind", ["tv", "range"])
-def test_misfit_is_the_distance_from_what_has_no_gap(kind):
+def test_misfit_is_the_distance_from_what_has_no_gap(kind, formulas):
     """Of r on a fine grid, those without a Fenchel-Young gap at f; the misfit is how far the nearest of them is."""
     grid, t, rho, upper = np.linspace(0, 6, 6001), 2.0, *((0.5, None) if kind == "tv" else (0.5, np.float64(1.5)))
     every = np.full(len(grid), rho)
-    for f in (-0.5, -0.3, 0.0, 0.2, 0.5, 0.7):
-        gap = penalties.gap_term(kind, np.full(len(grid), f), grid, np.full(len(grid), t), every, upper)
-        inside = (penalties.violation(kind, grid, np.full(len(grid), t), every, upper) == 0) & (gap <= 1e-12)
+    for f in (-0.7, -0.5 * (1 + 1e-16), -0.5, -0.3, 0.0, 0.2, 0.5, 0.5 * (1 + 4e-16), 0.7):
+        gap = formulas.gap_term(kind, np.full(len(grid), f), grid, np.full(len(grid), t), every, upper)
+        inside = (formulas.violation(kind, grid, np.full(len(grid), t), every, upper) == 0) & (gap <= 1e-12)
         for r in (0.0, 0.9, 1.0, 2.0, 2.7, 3.0, 5.5):
-            found = penalties.misfit(kind, *map(np.array, (f, r, t, rho)), upper)
-            assert abs(found - np.abs(grid[inside] - r).min()) < 1e-3, (f, r)
+            found = float(formulas.misfit(kind, *map(np.array, (f, r, t, rho)), upper))
+            right = np.abs(grid[inside] - r).min(initial=np.inf)
+            assert found == right or abs(found - right) < 1e-3, (f, r)
 
 
 def test_conjugate_is_a_minimum():

@@ -1,36 +1,286 @@
-"""The rules that Python asks of the C library: they are those of a pass, and what the caller adds is counted."""
+"""The rules of a pass, each against what it must be true of; those that Python asks of the C library are the same.
+
+A bound is compared with the largest error that it must cover, where one or two points nearly reach it.
+"""
 
 import math
 
+import numpy as np
 import pytest
+from compiled import record, rule
 
 from mapuot import penalties
 from mapuot.backends.contract import Stats
 from mapuot.backends.rules import Judge, plan_error
+
+NEUTRAL = {"reg": 1.0, "inv_reg": 1.0, "tol": 1e-6, "tol_gap": -1.0, "scale_limit": 1e100, "most_scale": 1e200}
+NEUTRAL |= {"flush_tol": 1e-8}
+
+
+def limits(**members):
+    return record("limits", **{**NEUTRAL, **members})
+
+
+def progress(**members):
+    return record("progress", **{"best_dual": -math.inf, "best_error": math.inf, "progress_dual": -math.inf, **members})
+
+
+# ---- bounds that are nearly reached
+
+
+@pytest.mark.parametrize("d", [0.0, 1e-300, 1e-9, 0.3, 1e99, 1e101, math.inf])
+def test_plan_error_is_that_of_the_oracle(d):
+    right = penalties.plan_error(min(d, 1e150)) if d < math.inf else d
+    assert plan_error(d) == rule("plan_error", d) == pytest.approx(right, rel=1e-15 if d < 1e100 else 0.06)
+    assert plan_error(d) >= right * (1 - 1e-15)
+    assert math.isnan(plan_error(math.nan))
+
+
+def test_plan_error_of_two_plans():
+    """|p - q| <= plan_error(KL(q | p)) |p|: of one entry that changes, and of two that exchange what they have."""
+    for x in (1e-5, 1e-3, 0.1, 0.5, 0.99, 3.0, 1e3, 1e9):
+        for sign in (1, -1) if x < 1 else (1,):
+            q = 1 + np.longdouble(sign * x)
+            grown = float(q * np.log(q) - q + 1)
+            assert x <= plan_error(grown) * (1 + 1e-9) <= x * (1 + 0.02 * (x < 0.01) + 2 * x)
+    for x in (1e-4, 0.1, 0.5, 0.9):
+        moved = float(sum((1 + s * np.longdouble(x)) * np.log1p(s * np.longdouble(x)) for s in (1, -1))) / 2
+        assert x <= plan_error(moved) <= x * (1.01 + x)
+
+
+def test_rounding_of_an_exponent():
+    for x in (0.0, 1e-16, 1e-6, 0.1, 0.5, 1.0):
+        assert math.expm1(x) <= rule("exponent_growth", x) <= 1.2 * math.expm1(x)
+    assert rule("exponent_growth", 1.1) == rule("exponent_growth", math.inf) == math.inf
+    assert math.isnan(rule("exponent_growth", math.nan))
+
+
+def test_size_of_a_logarithm():
+    for x in (*10.0 ** np.arange(-300, 301, 7), 1.0, 0.999, 2.0, 1.999):
+        assert abs(math.log(x)) <= rule("size_of_log", x) <= 1.02 * abs(math.log(x)) + 1.4
+
+
+@pytest.mark.parametrize("kind", ["kl", "tv", "l2"])
+@pytest.mark.parametrize("d", [1e-7, 1e-3, 0.1])
+def test_the_gap_of_rounded_marginals(kind, d):
+    """Of one point whose marginal is off by d of itself; that of total variation and of L2 is reached."""
+    t, rho, tight = 1.0, 3.0, 0.0
+    known = limits(**{f"rho_{kind}": rho})
+    number = penalties.NUMBERS[kind]
+    for f in (-2.9, -0.5, 0.0, 0.3, 2.9, 3.0 * (1 - 1e-9)):
+        best = math.exp(-f / rho)
+        for r in (1e-3, 0.5, 1 - d, 1.0, 1 + d, 20.0, best * (1 - d), best, best * (1 + d), 20 * best, 1e4 * best):
+            before = rule("gap_term", number, f, t, rho, 0.0, r)
+            bound = rule("gap_of_rounded", known, before, r, d, 50.0)
+            for other in (r * (1 + d), r * (1 - d)):
+                after = rule("gap_term", number, f, t, rho, 0.0, other)
+                assert after <= bound * (1 + 1e-12) + 1e-15 * rho * (t + other)
+                tight = max(tight, (after - before) / (bound - before))
+    assert tight >= {"kl": 0.4, "tv": 0.75, "l2": 0.75}[kind]
+
+
+def test_the_gap_of_a_rounded_hard_side():
+    """Its marginal is paid for by the potential, which is at most reg times the sizes of logarithms."""
+    bound = rule("gap_of_rounded", limits(hard_sides=2, reg=0.5), 0.0, 4.0, 1e-7, 50.0)
+    assert 2 * 4.0 * 1e-7 * 0.5 * 50.0 <= bound <= 1.001 * 2 * 4.0 * 1e-7 * 0.5 * 50.0
+    assert rule("gap_of_rounded", limits(rho_kl=1.0), -1e-3, 4.0, 1e-3, 50.0) == -1e-3
+
+
+def test_mass_that_a_flushed_kernel_hides():
+    """Entries just below what is flushed, beneath all u and v; rows whose u is below all numbers."""
+    rng = np.random.default_rng(0)
+    u, v = 10.0 ** rng.uniform(0, 20, 5), 10.0 ** rng.uniform(0, 20, 7)
+    hidden = 1e-38 * u.sum() * v.sum()
+    found = 1e3 * rule("lost_mass", limits(flush=1e-38), u.sum(), v.sum(), 1e3)
+    assert hidden * (1 - 1e-12) <= found <= 1.01 * hidden
+    assert rule("lost_mass", limits(flush=1e-300), 1e-20, 1e200, 1.0) >= 1e-90 * 0.99
+
+
+# ---- the certificate: everything that may be missing counts, once and a little more
+
+
+CERTIFIED = {"mass": 2.0, "dual": 1.0, "lost": 0.0, "dead": 0.0}
+SOFT = {"reg": 0.5, "inv_reg": 2.0, "rho_kl": 40.0, "dual_scale": 7.0, "dual_constant": 0.25, "row_weight": 1.0}
+
+
+def certified(gap=0.0, hard=0.0, misfit=0.0, scale=1.0, state=None, stats=None, **members):
+    """(error, gap, fall of the dual value) of a state in whose sums nothing is missing but what is named."""
+    known, p, out = limits(**{**SOFT, **members}), progress(**(state or {})), record("stats", **CERTIFIED)
+    out.update(stats or {}) if isinstance(out, dict) else [out.__setitem__(k, x) for k, x in (stats or {}).items()]
+    dual = float(out["dual"])
+    rule("certify", known, p, out, gap, hard, misfit, scale)
+    return float(out["error"]), float(out["gap"]), dual - float(out["dual"])
+
+
+SHARES = {  # what is missing: (arguments, least growth of error, of the dual value's fall); mass 2, reg .5, rho 40
+    "the storage": ({"storage_error": 1e-7}, 3e-7, 1e-7),
+    "a plan in place": ({"storage_error": 1e-7, "in_place": 1, "state": {"since_absorb": 9}}, 30e-7, 10e-7),
+    "exponents": ({"exponent_error": 1e-6}, 1e-6, 2 * (0.5 + 40 / 4) * 1e-6),
+    "the shift": ({"state": {"shift": 1e9}}, 4.5e-7, 2 * 40.5 * 4.5e-7),
+    "a translation": ({"state": {"lam": -1e9}}, 4.5e-7, 2 * 40.5 * 4.5e-7),
+    "flushed entries": ({"stats": {"lost": 1e-6}}, 1e-6, 1e-6),
+    "the terms of the dual value": ({"dual_scale": 1e9}, 0.0, 1e-6),
+    "its constant": ({"dual_constant": -1e9}, 0.0, 1e-6),
+    "itself": ({"stats": {"dual": -1e9}}, 0.0, 1e-6),
+    "float32 sums": ({"state": {"narrow": 1}}, 0.0, 1e-6 * 0.5 * 2 + 1e-7 * 7),
+    "what hard columns miss": ({"hard": 1e-3}, 5e-4, 0.0),
+    "what a caller knows": ({"extra_error": 1e-3, "extra_gap": 1e-2}, 1e-3, 1e-2),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_what_is_missing_counts(name):
+    given, error, fall = SHARES[name]
+    plain, found = certified(), certified(**given)
+    for k, least in ((0, error), (2, fall)):
+        grown = found[k] - plain[k]
+        assert 0.88 * least <= grown <= 1.2 * least + 1e-12, ("error", "gap", "dual")[k]
+
+
+def test_logarithms_of_scales_and_masses_count():
+    """log u of 690 at a rho of 4e9 moves rho (a - r) by 1e-6 and more."""
+    plain = certified(rho_kl=4e9)
+    for given in ({"scale": 1e300 / 1e101}, {"stats": {"mass": 2e-200}}):
+        found = certified(rho_kl=4e9, most_scale=math.inf, **given)
+        mass = given.get("stats", CERTIFIED)["mass"]
+        assert found[2] - plain[2] * (mass < 1) >= mass * 4e9 * 4.5e-16 * 440 - plain[2] * (mass < 1)
+        assert found[0] - plain[0] >= 4.5e-16 * 440
+
+
+def test_prices_of_hard_sides_count():
+    """|f| of a hard side is at most reg times the sizes of log u and log v: times its mass, in dual value and gap."""
+    plain, found = (certified(hard_sides=k, hard=1e-9, exponent_error=1e-6, tol=1.0) for k in (0, 2))
+    price = 2 * 0.5 * 1e-6 * 1e15  # reg log u, as exponents of that rounding may hold it
+    assert found[2] - plain[2] >= 1e-15 * price * 2
+    assert found[1] - plain[1] >= 1e-6 * 2 * price
+
+
+def test_the_gap_counts_the_rounding_of_marginals():
+    plain = certified(gap=1e-3)
+    for given, d in (
+        ({"storage_error": 1e-4}, 1e-4), ({"exponent_error": 1e-4}, 1e-4), ({"stats": {"lost": 1e-4}}, 1e-4),
+        ({"state": {"narrow": 1}}, 1e-6),
+    ):  # fmt: skip
+        root = math.sqrt(1e-3) + d * math.sqrt(2 * 40)
+        assert root**2 * (1 - 1e-9) <= certified(gap=1e-3, **given)[1] <= root**2 * (1 + 10 * d) + 1e-12, given
+    assert plain[1] == pytest.approx(1e-3, rel=1e-9)
+    assert certified(gap=1e-3, extra_gap=0.25)[1] == pytest.approx(0.251, rel=1e-9)
+
+
+def test_a_large_bound_errs_by_its_share():
+    """The mass that it is relative to is a sum of rounded entries, too."""
+    one = plan_error(1e8 / (0.5 * 2))
+    assert certified(gap=1e8, stats={"lost": 1e-3})[0] >= one * (1 + 2e-3)
+    assert certified(gap=1e8)[0] == pytest.approx(one, rel=1e-9)
+
+
+@pytest.mark.parametrize("tol_gap", [-1.0, 1e-4])
+def test_hard_columns_leave_no_gap_until_they_are_met(tol_gap):
+    known = {"tol": 1e-3 if tol_gap < 0 else 1e-12, "tol_gap": tol_gap}
+    allowed = 2.0 * (1e-3 if tol_gap < 0 else 1e-4)
+    assert certified(hard=0.99 * allowed, **known)[1] < 1e-9
+    assert certified(hard=1.01 * allowed, **known)[1] == math.inf
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"gap": -1e-3}, {"gap": math.nan}, {"stats": {"dual": math.nan}}, {"stats": {"dual": math.inf}},
+     {"stats": {"mass": math.inf}}, {"stats": {"dead": 1.0}}, {"scale": 1e200}, {"scale": math.nan},
+     {"exponent_error": 2.0}],
+    ids=str,
+)  # fmt: skip
+def test_what_is_unsound_certifies_nothing(given):
+    assert certified(gap=-1e-14)[0] < 1e-6  # rounding
+    error, gap, _ = certified(**given)
+    assert (error, gap) == (math.inf, math.inf)
+
+
+def test_the_bound_along_paths():
+    """Where no more than rounding is left of a gap at kinks: linear in the misfit, and no better than its noise."""
+    linear, rough = (certified(gap=gap, misfit=1e-9, path=40) for gap in (1e-13, 1e-9))
+    assert 40 * 5e-10 <= linear[0] <= 1.001 * 40 * 5e-10
+    assert rough[0] >= plan_error(1e-9)
+    assert certified(gap=1e-13, misfit=0.0, path=1e6)[0] >= 1e6 * 2.0**-52
+    assert certified(gap=1e-16, misfit=1.0, path=40)[0] <= 1.001 * plan_error(1e-16) + 1e-13
+
+
+# ---- translation, guard, end
 
 
 def a_pass(number=1, error=1.0, gap=1.0, dual=1.0, mass=1.0):
     return Stats(number, gap, error, dual, mass, 1e-3, False, "running")
 
 
-@pytest.mark.parametrize("d", [0.0, 1e-300, 1e-9, 0.3, 1e99, math.inf])
-def test_plan_error_is_that_of_the_oracle(d):
-    assert plan_error(d) == pytest.approx(penalties.plan_error(d), rel=1e-15)
-
-
 def test_ends():
     judge = Judge(tol=1e-6)
     assert judge.judge(a_pass(error=2e-6)) == "running"
+    assert judge.judge(a_pass(error=1.01e-6)) == "running"
     assert judge.judge(a_pass(error=1e-6)) == "converged"
     assert Judge(tol=1e-6).judge(a_pass(mass=1e-300)) == "underflow"
     lost = a_pass(mass=math.nan)
     assert Judge(tol=1e-6).judge(lost) == "not finite"
-    assert (lost.gap, lost.error, lost.dual) == (math.inf, math.inf, -math.inf)
+    assert (lost.gap, lost.error, lost.dual, lost.mass) == (math.inf, math.inf, -math.inf, math.inf)
     small = Judge(tol=1e-9, tol_gap=1e-3)
     assert small.judge(a_pass(gap=2e-3)) == "running"
+    assert small.judge(a_pass(gap=1.01e-3)) == "running"
     assert small.judge(a_pass(gap=1e-3)) == "converged"
     small.progress.moved = 0.5
     assert small.judge(a_pass(gap=1e-3)) == "running"  # the dual value may be half of what it seems
+    known = Judge(tol=1e-9, tol_gap=1e-3, extra_gap=0.5)
+    assert known.judge(a_pass(gap=1e-3)) == "running"
+
+
+STATUS = "running", "converged", "absorb", "stalled", "not finite", "underflow", "coarse"
+PASS = {"error": 1e-3, "gap": 1e-3, "dual": 1.0, "mass": 1.0, "residual": 1e-3}
+OLD = {"since_absorb": 5}  # K is that of some passes
+ENDS = [  # (the pass, the state before it, limits, sums of scales and of the next v, status)
+    ({}, {}, {}, (1, 1), "running"),
+    ({"error": 1e-7}, {}, {}, (1, 1), "converged"),
+    ({"error": 1e-7}, {"narrow": 1}, {}, (1, 1), "running"),
+    ({"error": 1e-7}, OLD, {}, (1, 1e-101), "absorb"),
+    ({"error": 1e-7}, {}, {}, (1, 1e101), "converged"),
+    ({}, {}, {}, (1, 1e101), "absorb"),
+    ({}, {}, {}, (1, 1e-101), "absorb"),
+    ({}, {}, {}, (1, math.nan), "absorb"),
+    ({}, OLD, {}, (1e101, 1), "absorb"),
+    ({"lost": 1e-7}, OLD, {}, (1, 1), "absorb"),
+    ({"lost": 1e-7}, {}, {}, (1, 1), "running"),
+    ({"mass": 1e-291}, {}, {}, (1, 1), "underflow"),
+    ({"mass": 1e-291}, OLD, {}, (1, 1), "absorb"),
+    ({"dead": 1, "residual": 1e-10}, {}, {}, (1, 1), "underflow"),
+    ({"dead": 1}, {}, {}, (1, 1), "running"),
+    ({"dead": 1, "residual": 1e-10}, OLD, {}, (1, 1), "absorb"),
+    ({"mass": math.nan}, {}, {}, (1, 1), "not finite"),
+    ({"dual": math.nan}, {}, {}, (1, 1), "not finite"),
+    ({"mass": math.inf, "dual": -math.inf}, {}, {}, (1, 1), "not finite"),
+    ({"rejected": 1}, {}, {}, (1, 1), "running"),
+    ({"rejected": 1, "mass": math.nan}, {}, {}, (1, math.inf), "absorb"),
+    ({"rejected": 1}, {"step": 3}, {}, (1, 1), "absorb"),
+    ({"error": 3e-7}, {}, {"finer": 1, "storage_error": 1e-7, "tol": 2e-7}, (1, 1), "coarse"),
+    ({"error": 3e-7}, {}, {"storage_error": 1e-7, "tol": 2e-7}, (1, 1), "running"),
+    ({"error": 1e-4}, {}, {"finer": 1, "storage_error": 1e-7, "tol": 2e-7}, (1, 1), "running"),
+    ({"error": 1.5e-4}, {}, {"extra_error": 1e-4}, (1, 1), "stalled"),
+    ({}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "stalled"),
+    ({}, {"since_best": 248, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "running"),
+    ({"error": 9.995e-4}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "stalled"),
+    ({"error": 9.98e-4}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "running"),
+    ({"dual": 1.001}, {"since_best": 249, "best_error": 1e-3, "progress_dual": 1.0}, {}, (1, 1), "running"),
+    ({}, {"since_best": 19, "best_error": 1e-3, "progress_dual": 1.0}, {"scale_limit": math.inf}, (1e200, 1),
+     "not finite"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("stats", "state", "known", "sums", "status"), ENDS)
+def test_status_of_a_pass(stats, state, known, sums, status):
+    p, out = progress(**state), record("stats", **{**PASS, **stats})
+    assert STATUS[int(rule("judge", limits(**known), p, out, *map(float, sums)))] == status
+    assert p["passes"] == 1
+    assert p["since_absorb"] == state.get("since_absorb", 0) + 1
+    nothing = status in ("not finite", "underflow")
+    assert (out["gap"] == out["error"] == math.inf) == nothing
+    assert not np.isnan(out["mass"]) or status == "absorb"
+    proves = not stats.get("dead") and sums[0] < 1e200 and not nothing
+    assert (out["dual"] == -math.inf) == (not proves)
 
 
 def test_stalls():
@@ -47,9 +297,45 @@ def test_guard_drops_steps_that_lower_the_dual_value():
     assert not judge.settle(1.0, 1.0)
     assert not judge.settle(2.0, 1.0)
     assert judge.progress.extrapolated
+    judge.progress.coarse = 1
     assert judge.settle(1.5, 1.0)
     assert not judge.progress.extrapolated
+    assert not judge.progress.coarse  # the correction was wrong
     assert not judge.settle(1.4, 1.0)  # an image is no extrapolated step
+    assert not judge.settle(1.4 * (1 - 1e-14), 1.0)  # nor is rounding a fall
+    assert judge.settle(1.4 * (1 - 1e-11), 1.0)
+
+
+def test_guard_compares_with_the_best():
+    """A fall in small steps is one."""
+    judge, dual = Judge(tol=1e-6, memory=5), 1.0
+    assert not judge.settle(dual, 1.0)
+    found = [judge.settle(1.0 - k * 0.8e-13, 1.0) for k in range(3)]
+    assert found == [False, False, True]
+
+
+def test_float32_sums_allow_a_fall():
+    known = limits(reg=0.5, dual_scale=7.0)
+    assert rule("guard_slack", known, progress(narrow=1), 3.0) == pytest.approx(1e-6 * 0.5 * 3 + 1e-7 * 7)
+    assert rule("guard_slack", known, progress(best_dual=-2.0), 3.0) == pytest.approx(2e-13 + 1.4e-14)
+
+
+@pytest.mark.parametrize(
+    ("state", "stats", "scale", "grown"),
+    [({}, {"dead": 1}, 1.0, True), ({}, {"lost": 2e-3}, 1.0, True), ({}, {}, 1e200, True), ({}, {}, 1.0, False),
+     ({"dead": 1}, {"dead": 1}, 1.0, False), ({"clipped": 1}, {}, 1e200, False),
+     ({"since_absorb": 0}, {"dead": 1, "lost": 1.0}, 1e200, False)],
+)  # fmt: skip
+def test_what_a_kernel_has_outgrown(state, stats, scale, grown):
+    p = progress(**{**OLD, **state})
+    assert bool(rule("outgrown", limits(), p, record("stats", **{**PASS, **stats}), scale)) == grown
+
+
+def test_a_dead_point_leaves_no_dual_value():
+    for dead, dual in ((0.0, 1.0), (1.0, -math.inf)):
+        out = record("stats", **PASS, dead=dead)
+        rule("settle", limits(), progress(), out)
+        assert out["dual"] == dual
 
 
 def test_what_is_known_later_counts():

@@ -1,0 +1,96 @@
+"""The rules of src_c/common as they are compiled, one function at a time: records in, records out, numbers as they are.
+
+The library exports few of them; here a C file of one line for each is compiled against the headers.
+"""
+
+import ctypes
+import functools
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+
+from mapuot import penalties
+from mapuot.backends.records import COMMON, put
+
+SOURCE = Path(__file__).resolve().parents[2] / "src_c"
+LIMITS, PROGRESS, STATS = (f"mapuot_{name} *{name[0]}" for name in ("limits", "progress", "stats"))
+POINT = "int k, double x, double t, double rho, double upper"
+RULES = {  # name: (arguments, call)
+    "plan_error": ("double d", "plan_error(d)"),
+    "exponent_growth": ("double x", "exponent_growth(x)"),
+    "size_of_log": ("double x", "size_of_log(x)"),
+    "gap_of_rounded": (f"{LIMITS}, double gap, double mass, double d, double e", "gap_of_rounded(l, gap, mass, d, e)"),
+    "lost_mass": (f"{LIMITS}, double u, double v, double mass", "lost_mass(l, u, v, mass)"),
+    "outgrown": (f"{LIMITS}, {PROGRESS}, {STATS}, double scale", "outgrown(l, p, s, scale)"),
+    "guard_slack": (f"{LIMITS}, {PROGRESS}, double mass", "guard_slack(l, p, mass)"),
+    "settle": (f"{LIMITS}, {PROGRESS}, {STATS}", "(settle(l, p, s), s->rejected)"),
+    "certify": (
+        f"{LIMITS}, {PROGRESS}, {STATS}, double gap, double hard, double misfit, double scale",
+        "(certify(l, p, s, gap, hard, misfit, scale), s->error)",
+    ),
+    "judge": (f"{LIMITS}, {PROGRESS}, {STATS}, double scale, double v", "(judge(l, p, s, scale, v), s->status)"),
+    "prox": (f"{POINT}, double log_t, double reg", "prox_log(k, x, t, log_t, rho, upper, reg)"),
+    "dual_term": (POINT, "dual_term(k, x, t, rho, upper)"),
+    "violation": (POINT, "violation(k, x, t, rho, upper)"),
+    "gap_term": (f"{POINT}, double r", "gap_term(k, x, r, t, rho, upper)"),
+    "misfit": (f"{POINT}, double r", "misfit(k, x, r, t, rho, upper)"),
+}
+
+
+@functools.cache
+def library():
+    command = oracle.compiler()
+    if command is None:
+        pytest.skip("needs a C compiler")
+    lines = [f"double rule_{name}({given}) {{ return {call}; }}" for name, (given, call) in RULES.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        text, out = Path(folder, "rules.c"), Path(folder, "rules.so")
+        text.write_text('#include "common/rules.h"\n#include "common/penalty.h"\n' + "\n".join(lines) + "\n")
+        words = ["-std=c11", "-O1", "-shared", "-fPIC", "-D_GNU_SOURCE", f"-I{SOURCE}", "-o", out, text, "-lm"]
+        subprocess.run([command, *words], check=True)
+        return ctypes.CDLL(str(out))
+
+
+def rule(name, *given):
+    """What the rule of this name makes of numbers and records."""
+    function = getattr(library(), "rule_" + name)
+    function.restype = ctypes.c_double
+    kinds = {int: ctypes.c_int, np.ndarray: lambda x: ctypes.c_void_p(x.ctypes.data)}
+    return function(*(kinds.get(type(x), ctypes.c_double)(x) for x in given))
+
+
+def record(name, **members):
+    found = np.zeros((), COMMON["mapuot_" + name])
+    put(found, members)
+    return found
+
+
+class Penalties:
+    """The functions of mapuot.penalties on arrays, made by src_c/common/penalty.h."""
+
+    @staticmethod
+    def each(name, kind, x, t, rho, upper, *more):
+        number, upper = penalties.NUMBERS[kind], 0.0 if upper is None else upper
+        numbers = np.broadcast_arrays(x, t, rho, upper, *more)
+        call = np.vectorize(lambda *one: rule(name, number, *map(float, one)), otypes=[float])
+        return call(*numbers)
+
+    def prox(self, kind, log_s, t, rho, upper, reg):
+        with np.errstate(divide="ignore"):
+            return self.each("prox", kind, log_s, t, rho, upper, np.log(t), reg)
+
+    def dual_term(self, kind, f, t, rho, upper):
+        return self.each("dual_term", kind, f, t, rho, upper)
+
+    def violation(self, kind, r, t, rho, upper):
+        return self.each("violation", kind, r, t, rho, upper)
+
+    def gap_term(self, kind, f, r, t, rho, upper):
+        return self.each("gap_term", kind, f, t, rho, upper, r)
+
+    def misfit(self, kind, f, r, t, rho, upper):
+        return self.each("misfit", kind, f, t, rho, upper, r)
