@@ -47,7 +47,7 @@ rm -rf $(1) && git clone -q . $(1)
 cd $(1) && $(EPOCH) PYTHONWARNINGS=ignore $(CURDIR)/$(BIN)/python setup.py -q sdist bdist_wheel
 endef
 
-.PHONY: help demo pictures test test-all test-gpu sanitize-gpu hostile fuzz soak mpi-2 mpi-3 mpi-4 check check-arm check-musl \
+.PHONY: help demo pictures test test-all test-gpu sanitize-gpu hostile fuzz mutants soak mpi-2 mpi-3 mpi-4 check check-arm check-musl \
 	test-arm wheel check-wheel test-oldest test-newest test-doors docs bench lint format asan tsan clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -85,6 +85,9 @@ fuzz: build/fuzz/.done .venv/.test ## arbitrary bytes as calls of C, files and a
 	core) build/fuzz/core -max_total_time=$(SECONDS) -max_len=1024 -print_final_stats=1 -artifact_prefix=build/fuzz/ \
 	build/fuzz/found/core tests/fuzz/corpus/core;; \
 	*) $(BIN)/python -m fuzz $$target --seconds $(SECONDS) --keep build/fuzz/found/$$target;; esac || exit 1; done
+
+mutants: .venv/.test ## change one rule of the library at a time: which changes does no test notice? hours (ARGS="--only plan_error")
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 soak: .venv/.test ## threads, forks, signals, kills, full disks, little memory, dying ranks (ARGS="--minutes 60")
 	PYTHONPATH=tests $(BIN)/python -m soak $(ARGS)
