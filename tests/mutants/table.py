@@ -22,7 +22,11 @@ AREAS = [
             ("misfit * over + SUM_NOISE", "misfit * over"),
             ("|| gap > GAP_NOISE * size_of_terms(limits, out))\n        return error;", ")\n        return error;"),
             ("gap >= -GAP_NOISE * size_of_terms(limits, out)", "1"),
-            ("isfinite(out->dual) && isfinite(out->mass)", "isfinite(out->mass)"),
+            (
+                "isfinite(out->dual) && isfinite(out->mass)",
+                "isfinite(out->mass)",
+                "a dual value that is no number makes p->moved inf or NaN, which certifies nothing either",
+            ),
             ("return 3 * entry_error", "return 0.1 * entry_error"),
             ("limits->in_place ? 1 + (double)passes : 1", "1"),
             ("x <= 1 ? x * (1 + x)", "x <= 1 ? x"),
