@@ -1,8 +1,8 @@
 """What ranks with a GPU must do together; run in processes of their own by tests/cuda/test_cuda_ranks.py, without MPI.
 
-These cases come beside those of ../over_ranks.py. The standard is one process on the GPU, whose twin on the CPU the other
-tests hold it against. Ranks may share a GPU: then the sums go through the host. Without a GPU a part of them runs on
-its stand-in (cuda_on_cpu), with sums through one of NCCL.
+These cases come beside those of ../over_ranks.py. The standard is one process on the GPU, whose twin on the CPU the
+other tests hold it against. Ranks may share a GPU: then the sums go through the host. Without a GPU a part of them runs
+on its stand-in (cuda_on_cpu), with sums through one of NCCL.
 """
 
 import os
