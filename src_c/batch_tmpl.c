@@ -2,8 +2,11 @@
  *
  * For each tile of rows: s = K V^T as a small matrix product in registers, u = prox(s) problem by problem, and, while
  * the tile is in cache, sums_q += u_q^T K for every problem.  Sums are formed in the order of a single problem, so that
- * an answer does not depend on its company.  Contract: kernels.h; twin: row_pass in kernels_tmpl.c.
+ * an answer does not depend on its company.  Of one potential K v is all.  Contract: kernels.h; twin: row_pass in
+ * kernels_tmpl.c.
  */
+#include <string.h>
+
 #include "kernels.h"
 #include "prox_rows.h"
 #include "vec.h"
@@ -83,9 +86,13 @@ ALWAYS_INLINE void batch_tile(mapuot_state *const *states, int count, int64_t i,
                 memcpy(s[k] + r, part[k], sizeof(double) * (size_t)step);
         }
         for (int k = 0; k < left; k++)
-            prox_rows(states[q + k], i, R, s[k], states[q + k]->sums + np);
+            if (states[0]->limits.symmetric)
+                memcpy(states[q + k]->sums + i, s[k], R * sizeof(double));
+            else
+                prox_rows(states[q + k], i, R, s[k], states[q + k]->sums + np);
     }
-    batch_sums(K, ld, np, states, count, i, R);
+    if (!states[0]->limits.symmetric)
+        batch_sums(K, ld, np, states, count, i, R);
 }
 
 /* one read of K for count problems; sums are zero on entry */

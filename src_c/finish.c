@@ -149,17 +149,41 @@ static void finish_marginal(mapuot_pool *pool, mapuot_state *state, finish_state
     }
 }
 
+/* One potential l = log u = log v: the rows are as far from their optimum as the columns, and G = (l + prox(s)) / 2, which
+ * never lowers the dual value: it is concave, and as high at (prox, l) as at (l, prox). */
+static void average(mapuot_state *state, finish_state *finish)
+{
+    const mapuot_side *rows = &state->rows, *cols = &state->cols;
+    const double *x = state->work;
+    double *image = state->work + 2 * padded(state->n), *row = finish->row_scalars;
+    for (int64_t j = 0; j < state->n; j++) {
+        image[j] = 0.5 * (image[j] + x[j]);
+        rows->log_scale[j] = cols->absorbed[j] < INFINITY ? x[j] - cols->absorbed[j] : 0.0;
+        rows->scale[j] = cols->scale[j];
+        rows->marginal[j] = cols->marginal[j];
+    }
+    row[ROW_DUAL] = finish->sums[SUM_DUAL];
+    finish->sums[SUM_GAP] *= 2.0;
+    finish->sums[SUM_HARD] *= 2.0;
+}
+
 /* step 1: translation, gap, G */
 static void finish_prox(mapuot_pool *pool, mapuot_state *state, finish_state *finish, mapuot_stats *stats)
 {
     const double *rows = finish->row_scalars;
     finish->mass = finish->sums[SUM_MASS];
     finish->scale_v = finish->sums[SUM_SCALE];
+    if (state->limits.symmetric) { /* the rows' are the columns' */
+        finish->row_scalars[ROW_SCALE] = finish->scale_v;
+        finish->row_scalars[ROW_DEAD] = finish->sums[SUM_DEAD];
+    }
     translate(state, finish, finish->sums[SUM_WEIGHT]);
     *stats = (mapuot_stats){.dead = finish->sums[SUM_DEAD] + rows[ROW_DEAD]};
     stats->mass = finish->mass * finish->args.kappa;
     stats->lost = lost_mass(&state->limits, rows[ROW_SCALE], finish->scale_v, finish->mass);
     run_sweep(pool, state, &finish->args, mapuot_active_kernels()->sweeps->prox, 0, finish->sums);
+    if (state->limits.symmetric)
+        average(state, finish);
 }
 
 /* The dual value as summed.  A translation takes the rows along: where they have one rho, their terms are rho (sum a -

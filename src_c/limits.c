@@ -18,7 +18,7 @@ void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
     const double k1 = isnan(terms->rho_rows) ? 0.0 : reg / terms->rho_rows;
     const double k2 = isnan(terms->rho_cols) ? 0.0 : reg / terms->rho_cols;
     const double fi1 = 1.0 / (1.0 + k1), fi2 = 1.0 / (1.0 + k2);
-    const int translate = terms->translate && one && k1 + k2 > 0.0;
+    const int translate = terms->translate && one && k1 + k2 > 0.0 && !terms->symmetric;
     *limits = (mapuot_limits){.reg = reg, .inv_reg = 1.0 / reg, .fi_rows = fi1, .rate_cols = k2};
     limits->rho_rows = k1 > 0.0 ? reg / k1 : 0.0;
     limits->rho_cols = k2 > 0.0 ? reg / k2 : 0.0;
@@ -28,7 +28,8 @@ void mapuot_limits_of(const mapuot_terms *terms, mapuot_limits *limits)
     limits->rho_tv = terms->rho_tv;
     limits->rho_l2 = terms->rho_l2;
     limits->hard_sides = terms->hard_sides;
-    limits->path = terms->path;
+    limits->path = terms->symmetric ? 2.0 * terms->path : terms->path; /* the marginals of both sides are missed */
+    limits->symmetric = terms->symmetric;
     limits->tol = tol;
     limits->tol_gap = terms->tol_gap;
     limits->memory = terms->memory;

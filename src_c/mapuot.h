@@ -69,6 +69,7 @@ typedef struct {
     int64_t translate, memory, in_place;
     mapuot_dtype dtype;
     double path; /* see mapuot_limits */
+    int64_t symmetric;
 } mapuot_terms;
 
 /* One marginal: the rows (a, u) or the columns (b, v).  All arrays have len entries; those of the columns
@@ -213,12 +214,14 @@ void mapuot_set_scale(mapuot_state *state);
 /* Plain problems solved whole (solve.c): KL or balanced sides of one rho each, c = a b^T.
  *
  * A stage is a run of passes at one reg.  The last stage is the problem's own; the others, larger regs, are carried out
- * in order where there is no start and range(M) / reg is more than `spread` (mapuot/route/stages.py). */
+ * in order where there is no start and range(M) / reg is more than `spread` (mapuot/route/stages.py).  One of one potential
+ * is the only one of a problem whose rows and columns are the same, and is left out of others. */
 typedef struct {
     double reg; /* in units of the problem's */
     double tol;
     double spread;
-    int64_t most; /* passes of the problem at its end; the last stage makes one at least */
+    int64_t most;      /* passes of the problem at its end; the last stage makes one at least */
+    int64_t symmetric; /* 1: passes of one potential */
 } mapuot_stage;
 
 /* What all problems of one call share; the numbers of the last two lines are stated in Python: problem/validate.py,
@@ -250,6 +253,7 @@ typedef struct {
     int64_t made;      /* passes, those on entry counted */
     int64_t larger;    /* stages at larger regs that were carried out */
     int64_t forbidden; /* 1: some M_ij is inf */
+    int64_t symmetric; /* 1: rows and columns are the same problem, and the passes those of one potential */
     int64_t status;
 } mapuot_problem;
 

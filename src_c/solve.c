@@ -12,7 +12,7 @@
 
 #include "kernels.h"
 
-enum { SIDE_VECTORS = 8, OUT_OF_PASSES = MAPUOT_RUNNING };
+enum { SIDE_VECTORS = 8, OUT_OF_PASSES = MAPUOT_RUNNING, SQUARE = 32 /* entries of M and of its transpose in cache */ };
 
 /* one problem under way */
 typedef struct {
@@ -79,6 +79,30 @@ static int is_marginal(int64_t len, const double *weight, double mass)
     return good;
 }
 
+/* entry (i, j) of the matrix at hand */
+static double entry(const mapuot_matrix *M, int64_t i, int64_t j)
+{
+    const int64_t at = i * M->row_stride + j * M->col_stride;
+    return M->dtype == MAPUOT_F64 ? ((const double *)M->data)[at] : (double)((const float *)M->data)[at];
+}
+
+/* Are rows and columns the same problem?  The look at M ends at the first difference. */
+static int is_symmetric(const attempt *t)
+{
+    const mapuot_task *task = t->task;
+    const mapuot_problem *p = t->problem;
+    const int64_t n = task->n;
+    if (task->m != n || task->terms.rho_rows != task->terms.rho_cols || memcmp(p->a, p->b, (size_t)n * sizeof(double)))
+        return 0;
+    for (int64_t i0 = 0; i0 < n; i0 += SQUARE)
+        for (int64_t j0 = 0; j0 <= i0; j0 += SQUARE)
+            for (int64_t i = i0; i < n && i < i0 + SQUARE; i++)
+                for (int64_t j = j0; j < i && j < j0 + SQUARE; j++)
+                    if (entry(&t->M, i, j) != entry(&t->M, j, i))
+                        return 0;
+    return 1;
+}
+
 static int is_plain(attempt *t)
 {
     const mapuot_task *task = t->task;
@@ -96,6 +120,7 @@ static int is_plain(attempt *t)
     p->low = range[0];
     p->high = range[1];
     p->forbidden = range[3] > 0.0;
+    p->symmetric = task->stages->symmetric && is_symmetric(t);
     return isfinite(p->low / reg) && isfinite(p->high / reg) && isfinite((p->high - p->low) / reg);
 }
 
@@ -119,7 +144,7 @@ static double shifted(attempt *t)
             largest = fmax(largest, fabs(t->log_v[j]));
             t->x[used++] = t->log_v[j];
         }
-    if (largest > t->task->far) {
+    if (largest > t->task->far && !t->state.limits.symmetric) {
         qsort(t->x, (size_t)used, sizeof(double), by_size);
         const double centre = 0.5 * (t->x[(used - 1) / 2] + t->x[used / 2]);
         shift = fabs(centre) > t->task->far ? -centre : 0.0;
@@ -156,6 +181,8 @@ static int choose_scaling(attempt *t)
         alive &= !(p->b[j] > 0.0) || t->beta[j] > -INFINITY;
         t->beta[j] = !(p->b[j] > 0.0) ? -INFINITY : safe ? 0.0 : t->plan_v[j] - t->beta[j];
     }
+    for (int64_t j = 0; j < task->n && t->state.limits.symmetric; j++)
+        t->alpha[j] = t->beta[j] = 0.5 * (t->alpha[j] + t->beta[j]);
     return alive;
 }
 
@@ -254,16 +281,17 @@ static void place_side(mapuot_side *side, int64_t len, int64_t filled, double rh
 }
 
 /* a state before its first pass on this reg, up to this tol */
-static void begin(attempt *t, double reg, double tol)
+static void begin(attempt *t, double reg, double tol, int64_t symmetric)
 {
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
     mapuot_state *state = &t->state;
-    const int64_t np = padded(task->n), narrow = task->terms.dtype != MAPUOT_F64;
+    const int64_t np = padded(task->n), narrow = task->terms.dtype != MAPUOT_F64 && !symmetric;
     void *kernel = state->kernel, *tile = state->tile;
     mapuot_terms terms = task->terms;
     terms.reg = reg;
     terms.tol = tol;
+    terms.symmetric = symmetric;
     memset(state, 0, sizeof *state);
     memset(t->vectors, 0, (size_t)vectors_len(task) * sizeof(double));
     mapuot_limits_of(&terms, &state->limits);
@@ -314,10 +342,10 @@ static int iterate(attempt *t, int64_t count)
 static void go_on(attempt *t) { memcpy(t->x, t->state.cols.log_scale, (size_t)t->task->n * sizeof(double)); }
 
 /* Pass on this reg until tol is reached, log_v to log_v; OUT_OF_PASSES where limit was. */
-static int run(attempt *t, double reg, double tol, int64_t limit)
+static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmetric)
 {
     mapuot_problem *p = t->problem;
-    begin(t, reg, tol);
+    begin(t, reg, tol, symmetric);
     t->state.progress.shift = shifted(t);
     int status = absorb(t);
     while (status == MAPUOT_RUNNING) {
@@ -353,16 +381,19 @@ static int carry_out(attempt *t)
     const mapuot_task *task = t->task;
     const mapuot_stage *own = task->stages + task->count - 1;
     const double reg = task->terms.reg, spread = (t->problem->high - t->problem->low) / reg;
+    t->problem->symmetric = t->problem->symmetric && t->problem->made < task->stages->most;
+    if (t->problem->symmetric)
+        own = task->stages;
     for (const mapuot_stage *stage = task->stages; stage < own && !t->problem->start; stage++) {
-        if (!(spread > stage->spread) || t->problem->made >= stage->most)
+        if (stage->symmetric || !(spread > stage->spread) || t->problem->made >= stage->most)
             continue;
         t->problem->larger += 1;
         scale(task->n, t->log_v, 1.0 / stage->reg);
-        if (run(t, reg * stage->reg, stage->tol, stage->most) < 0)
+        if (run(t, reg * stage->reg, stage->tol, stage->most, 0) < 0)
             return MAPUOT_BAD_ARGUMENT;
         scale(task->n, t->log_v, stage->reg);
     }
-    const int status = run(t, reg, own->tol, own->most);
+    const int status = run(t, reg, own->tol, own->most, own->symmetric);
     return status == OUT_OF_PASSES && own->most < task->max_passes ? MAPUOT_STALLED : status;
 }
 

@@ -30,9 +30,9 @@ from ..problem.sparse import is_list_of_pairs
 from ..problem.validate import as_choice, as_count, as_starts, odd_scale
 from ..processor import core_count
 from ..progress import bar as progress_bar
-from ..route.options import METHODS, PRECISIONS, make_options, options_alone
-from ..route.plain import is_plain
-from ..route.stages import climb, in_words, ladder, turned
+from ..route.options import METHODS, PRECISIONS, make_options, one_potential, options_alone
+from ..route.plain import in_core, is_plain
+from ..route.stages import TOGETHER, climb, in_words, ladder, turned
 from ..status import FAILED, told_miss, warn_not_converged
 from ..threads import each
 
@@ -58,6 +58,7 @@ def solve_batch(
     precision: str = "auto",
     backend: str = "auto",
     threads: int | None = None,
+    symmetric: bool | None = None,
     warm_start: Any = None,
     progress: bool = False,
 ) -> BatchResult:
@@ -87,6 +88,8 @@ def solve_batch(
         sparse M where A or B is one.
     threads : int, optional
         CPU threads; default: the cores this process may use, one for small batches.
+    symmetric : bool, optional
+        As in `solve`, of all problems.
     warm_start : BatchResult or (log_u, log_v), optional
         Shapes (p, m), (p, n).
     progress : bool
@@ -130,7 +133,7 @@ def solve_batch(
     module = pick(backend, *(M if is_list_of_pairs(M) else [M]), A, B)
     A, B, reg_m = as_vectors(M, A, B, reg_m)
     problem = BatchProblem.from_arrays(M, A, B, reg, reg_m, penalty, reference, module, mask)
-    options = make_options(method, precision, tol, tol_gap, threads)
+    options = one_potential(make_options(method, precision, tol, tol_gap, threads), problem, symmetric, module)
     start = starts(warm_start, problem)
     turns = turned(problem, options)
     task, log_v = (problem.transpose(), start[0]) if turns else (problem, start[1])
@@ -223,16 +226,19 @@ class BatchRun:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of what fails: its status tells
                 workspace = engine.BatchWorkspace(task.part(i0, i1), options, start)
                 cold = start is None or not bool((start != 0).any())
-                stages = climb(task, options, COARSE_PASSES) if engine.CLIMBS and cold else []
+                climbs = engine.CLIMBS and cold and not options.symmetric
+                stages = climb(task, options, COARSE_PASSES) if climbs else []
                 for stage in stages:
                     workspace.climb(stage.reg, stage.options(options), stage.most)
                 self.chunk(workspace, i0, i1, bar)
-            self.how[i0:i1] = in_words(f"{dtype} tiles", len(stages), f"{i1 - i0} problems together")
+            more = ["one potential"] if options.symmetric else []
+            self.how[i0:i1] = in_words(f"{dtype} tiles", len(stages), *more, f"{i1 - i0} problems together")
 
     def chunk(self, workspace: Any, i0: int, i1: int, bar: Any) -> None:
         running, passes = i1 - i0, 0
-        while running and passes < self.max_passes:
-            now = workspace.iterate(self.max_passes - passes)
+        most = min(self.max_passes, TOGETHER) if self.options.symmetric else self.max_passes
+        while running and passes < most:
+            now = workspace.iterate(most - passes)
             passes = int(workspace.field("passes").max())
             bar.update(running - now)
             running = now
@@ -249,7 +255,7 @@ class BatchRun:
             values[part] = workspace.stats[name]
         self.n_passes[part] = workspace.field("passes")
         status = workspace.status()
-        self.status[part] = np.where(status == "running", "max_passes", status)
+        self.status[part] = np.where(status == "running", "max_passes" if most == self.max_passes else "absorb", status)
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
         """Solve problems one by one in the C core, and return those that it leaves."""
@@ -266,8 +272,9 @@ class BatchRun:
             for name, values in self.ends.items():
                 values[where] = records["last"][name][done]
             self.n_passes[where] = records["made"][done]
-            reads, more = f"{options.precision} tiles", "one call of the core for some problems"
-            self.how[where] = [in_words(reads, int(k), more) for k in records["larger"][done]]
+            ways = zip(records["larger"][done], records["symmetric"][done], strict=True)
+            whose = " for some problems"
+            self.how[where] = [in_core(options, int(larger), bool(one), [], whose) for larger, one in ways]
             converged = records["status"][done] == whole.CONVERGED
             self.status[where] = np.where(converged, "converged", "max_passes")
             bar.update(len(where))
@@ -285,6 +292,7 @@ class BatchRun:
         begin = self.begin(i, host(self.tables[1][i]), problem.cols.weight, log_v)
         start = start_potentials((np.zeros(problem.shape[0]), begin), problem)
         options = options_alone(self.options, self.precision, problem.cost.size)
+        options = dataclasses.replace(options, symmetric=options.symmetric and spent == 0)
         run = Run(self.module, max(1, self.max_passes - spent))
         run.stopped = lambda: self.stopped
         result = carry_out(run, problem, options, start, escalate=self.precision == "auto")

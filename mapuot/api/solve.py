@@ -24,7 +24,7 @@ from ..problem.validate import (
 )
 from ..progress import bar as progress_bar
 from ..ranks import join
-from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options
+from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, one_potential
 from ..route.plain import attempt
 from ..status import FAILED, not_converged, warn_not_converged
 
@@ -47,6 +47,7 @@ def solve(
     backend: str = "auto",
     threads: int | None = None,
     schedule: str = "auto",
+    symmetric: bool | None = None,
     warm_start: Any = None,
     callback: Callable[[Stats], Any] | None = None,
     progress: bool = False,
@@ -110,6 +111,11 @@ def solve(
         How threads share the rows of K: "static" is evenly, which gives the same bits whenever the number of threads is
         the same; "auto" the same until one is 5 % behind the others (efficiency cores, another program), then by their
         speed in the passes before, which changes the order of sums, and so the last digits, from one run to the next.
+    symmetric : bool, optional
+        Whether rows and columns are the same problem: equal masses and penalties, and M (and a reference that is a
+        matrix) symmetric, of a `PointCloud` without y, say. Method "auto" then passes with one potential, log u =
+        log v, which takes some 2 to 12 passes at any reg. None finds out, by one look that ends at the first
+        difference; True raises where they are not, False makes ordinary passes.
     warm_start : Result or (log_u, log_v), optional
         Where to start; left after one pass where reg is small and that pass certifies nothing.
     callback : callable, optional
@@ -180,7 +186,7 @@ def solve(
         given = locals()
         return answered(solve, given.pop("like"), given)  # type: ignore[no-any-return]
     if (
-        warm_start is mask is callback is comm is checkpoint is None
+        warm_start is mask is callback is comm is checkpoint is symmetric is None
         and not progress
         and isinstance(schedule, str)
         and schedule in SCHEDULES
@@ -206,6 +212,7 @@ def solve(
             problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask, tell)
         out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
         options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.remade)
+        options = one_potential(options, problem, symmetric, module)
         start = start_potentials(warm_start, problem)
         ranks.same(warm_start=start[1])
         run = Run(module, as_count(max_passes, "max_passes"), callback, progress, ranks, checkpoint)

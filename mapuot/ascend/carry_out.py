@@ -17,7 +17,7 @@ from ..penalties import F64
 from ..problem.points import Formed
 from ..problem.problem import Problem
 from ..problem.validate import as_start
-from ..route.stages import FORMED, UNDONE, Route, Stage, in_words, route
+from ..route.stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, route
 from .loop import Run
 from .truncation import begun, ended, in_boxes
 
@@ -49,6 +49,8 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
     given, prefers = (bool(start[0].any()), bool(start[1].any())), getattr(run.module, "quicker_turned", None)
     way = route(problem, options, run.max_passes, given, escalate, bool(run.saves), prefers)
     task, start = (problem.transpose(), start[::-1]) if way.turned else (problem, start)
+    if options.symmetric and all(given):
+        start = start[0], 0.5 * (start[0] + start[1])
     skip: Truncation | None = None
     boxed = in_boxes(task, way.turned, run.module.LEAST_BOX, options.threads) if way.nats is not None else None
     quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of what is no answer: the status says so
@@ -91,6 +93,8 @@ def all_stages(
         done.append(Done(stage, before, run.reads, run.clusters))
         if larger:
             cancelled, run.status = run.status == "cancelled", "running"
+        elif stage.symmetric and run.n_passes < run.max_passes and run.status in ("max_passes", *NO_ANSWER):
+            run.status = "running"
         elif cancelled:
             run.status = "cancelled"
     return done, skip
@@ -122,12 +126,15 @@ def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None
     """Return the words of `Result.how`."""
     own = [x for x in done if x.stage.reg == problem.reg]
     first = [x for x in own if x.stage.after is UNDONE]
+    together = [x for x in first if x.stage.symmetric]
     more = [FORMED] if isinstance(problem.cost, Formed) else []
     more += ["turned"] if way.turned else []
+    if together:
+        more.append("one potential" if first == together else "one potential left")
     if skip and skip.kept:
         more.append(f"{100 * skip.kept.share:.2g} % of the pairs")
     if way.warm:
-        more.append("from a warm start" if len(first) == 1 else "a warm start left")
+        more.append("from a warm start" if len(first) <= 1 + len(together) else "a warm start left")
     if clusters := max([x.clusters for x in own]):
         more.append(f"corrected by {clusters} clusters")
     if skip and skip.corrections:

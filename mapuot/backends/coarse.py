@@ -98,7 +98,7 @@ class Coarse:
         self.found: Labels | None = None  # the core points at these, whatever other solves of the cost find
         rhos = problem.rows.scalar_rho, problem.cols.scalar_rho
         at_hand = problem.cost.operator in ("tiles", "points")
-        self.wanted = memory > 0 and None not in rhos and at_hand
+        self.wanted = memory > 0 and None not in rhos and at_hand and not workspace.options.symmetric
         if self.wanted:
             m, n = problem.shape
             total = int(problem.rows.ranks.sum(m))

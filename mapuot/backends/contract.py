@@ -9,6 +9,7 @@ A backend is a module (or package) with
     operator_of(cost, reg, c, ranks, threads)   the `Operator` of a cost
     PlanStream(problem, log_u, log_v, threads)   the operator that has taken these potentials: their plan, from M
     LEAST_BOX   points of a box where pairs of points are skipped (boxes.py), at least
+    ONE_POTENTIAL   True where passes can be those of one potential, log u = log v (Options.symmetric)
     QUICK_ENTRIES, QUICK_PASSES   K up to so large makes so many passes before the first is timed
 
 and, where it has them,
@@ -61,6 +62,7 @@ class Options:
     threads: int | None
     schedule: str = "auto"  # of rows over threads: evenly ("static"), or by their speed
     by_parts: bool = True  # parts of M that no pair connects have a translation each
+    symmetric: bool = False  # rows and columns are the same problem: passes of one potential, log u = log v
 
     @property
     def allowed(self) -> float:

@@ -28,7 +28,7 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
             max(x.largest_soft_rho for x in sides), soft["kl"], soft["tv"], soft["l2"],
             sum(x.penalty == "range" or x.rho_range[1] == math.inf for x in sides), noise,
             options.tol, options.tol_gap, options.translate, options.memory, options.in_place, STORAGES.index(dtype),
-            path,
+            path, options.symmetric,
         ),
     )  # fmt: skip
     lib.mapuot_limits_of(terms, ffi.addressof(limits))

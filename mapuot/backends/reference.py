@@ -27,6 +27,8 @@ __all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 
 STALL_PASSES = 250
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large makes so many passes before the first is timed
+MOST_DROPPED = 2  # steps, beyond which one potential does not serve
+ONE_POTENTIAL = True  # passes can have log u = log v
 WHOLE = True  # one process holds all of M
 TINY = np.finfo(np.float64).tiny
 
@@ -108,10 +110,10 @@ class Workspace:
         self.history: deque[tuple[F64, F64]] = deque(maxlen=memory + 1)
         self.coarse = Coarse(self, problem, memory)
         self.matrix: F64 | None = None  # of the coarse correction
-        self.extrapolated = False
-        self.parts = problem.parts if options.by_parts else None
+        self.extrapolated, self.dropped = False, 0
+        self.parts = problem.parts if options.by_parts and not options.symmetric else None
         self.rates = tuple(
-            None if rho is None else (0.0 if np.isinf(rho) else problem.reg / rho)
+            None if rho is None or options.symmetric else (0.0 if np.isinf(rho) else problem.reg / rho)
             for rho in (problem.rows.scalar_rho, problem.cols.scalar_rho)
         )
 
@@ -159,8 +161,9 @@ class Workspace:
         rows, cols = problem.rows, problem.cols
         log_v = self.next_log_v
         out_u, out_v = problem.left_out
+        together = self.options.symmetric  # log u = log v, and both sides are as far from their optimum
         log_u = side_prox(rows, log_sum(self.log_k + unreached(log_v)[None, :], 1), reg, out_u)
-        log_u, log_v = self.translate_rows(log_u, log_v)
+        log_u, log_v = self.translate_rows(log_v if together else log_u, log_v)
         self.P = P = scaled(log_u, log_v, self.log_k)
         r, s = P.sum(1), P.sum(0)
         mass = s.sum()
@@ -170,13 +173,16 @@ class Workspace:
         rounding = problem.exponent_error(log_u, log_v) + EXPONENT_ROUNDING * abs(self.lam)
         rounding = float(np.expm1(rounding)) if rounding <= 1 else math.inf
         misfit = self.misfit(log_v, s) if cols.kind.kinks else math.inf
-        moved, gap, error = self.certify(dual, mass, gap, hard, misfit, rounding)
+        both = 1 + together
+        moved, gap, error = self.certify(dual, mass, both * gap, both * hard, both * misfit, rounding)
         image = side_prox(cols, log_sum(self.log_k + unreached(log_u)[:, None], 0), reg, out_v)
-        image = self.translate_cols(image, mass)
+        image = 0.5 * (log_v + image) if together else self.translate_cols(image, mass)
         self.log_u, self.log_v, self.r, self.s = log_u, log_v, r, s
         self.passes += 1
         rejected, residual = self.advance(log_v, image, dual)
         status = "running" if rejected else self.status(error, gap, dual, moved, mass)
+        if rejected and together and self.dropped >= MOST_DROPPED:
+            status = "stalled"
         if status in FAILED:
             error, gap, moved = math.inf, math.inf, math.inf
         lower = dual - moved if moved < math.inf else -math.inf
@@ -264,6 +270,7 @@ class Workspace:
             self.next_log_v = self.history[-1][1]
             self.history.clear()
             self.extrapolated, self.matrix = False, None
+            self.dropped += 1
             return True, size
         self.best_dual = max(self.best_dual, dual) if self.extrapolated else dual
         self.history.append((residual, image))

@@ -25,13 +25,16 @@ FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"sinc
 FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 
 
-def shifted(problem: Problem, log_v: F64) -> tuple[F64, float]:
-    """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v."""
+def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64, float]:
+    """(log v + shift, shift), 0 where log v is not finite; a common part of thousands would overflow in v.
+
+    One potential takes no shift, which would part log u from log v: K absorbs all of it.
+    """
     if not log_v.any():  # a cold start
         return np.zeros_like(log_v), 0.0
     used = np.isfinite(log_v) & ~problem.left_out[1]
     centre = float(np.median(log_v[used])) if log_v[used].any() else 0.0
-    shift = -centre if abs(centre) > FAR else 0.0
+    shift = -centre if abs(centre) > FAR and not symmetric else 0.0
     return np.where(used, log_v + shift, 0.0), shift
 
 
@@ -60,7 +63,8 @@ class KernelWorkspace:
         problem = self.problem
         if self.truncation:
             self.take_mask(self.truncation)
-        x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v)
+        symmetric = self.options.symmetric
+        x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v, symmetric)
         x = np.where(np.abs(x) < FARTHEST, x, 0.0)  # any start will do; beyond it, or NaN, a point looks unreachable
         out_u, out_v = problem.left_out
         la, lb = problem.log_reference
@@ -75,6 +79,8 @@ class KernelWorkspace:
                 alpha, beta = d + la, e + lb
             else:
                 alpha, beta = self.balance(out_u, plan_v)
+            if symmetric:  # K is at most 1 as well with the mean of both, and symmetric
+                alpha = beta = 0.5 * (alpha + beta)
             self.dead = (alpha == np.inf) & ~out_u, (beta == np.inf) & ~out_v
             off_u, off_v = out_u | self.dead[0], out_v | self.dead[1]
             alpha[off_u] = beta[off_v] = -np.inf

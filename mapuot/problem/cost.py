@@ -18,6 +18,7 @@ from ..backends.contract import host, namespace
 from ..ranks import ALONE, Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
+SQUARE = 256  # rows and columns of a matrix that are compared with their transpose at once, in cache
 LANDMARKS = 16  # rows (columns) of M by which columns (rows) are told apart
 RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # of an array, at once: Ctrl-C waits for some 30 ms, 5 on a device
 
@@ -61,6 +62,11 @@ class Cost:
     def all_pairs(self) -> int:
         """Number of pairs, stored or not."""
         return self.shape[0] * self.shape[1]
+
+    @property
+    def symmetric(self) -> bool:
+        """Tell whether the matrix is known to be its transpose, by one look that ends at the first difference."""
+        return False
 
     @property
     def turns(self) -> bool:
@@ -210,6 +216,15 @@ class Dense(Cost):
     def landmarks(self) -> tuple[Any, Any]:
         rows, columns = some_of(self.shape)
         return self._array[rows], self._array[:, columns]
+
+    @property
+    def symmetric(self) -> bool:
+        m, n = self.shape
+        step = SQUARE if namespace(self._array) is np else n
+        squares = ((i, j) for i in range(0, m, step) for j in range(0, i + 1, step)) if m == n else ()
+        M, turned = self._array, self._array.swapaxes(-1, -2)
+        at = [(..., slice(i, i + step), slice(j, j + step)) for i, j in squares]
+        return m == n and all(bool((M[k] == turned[k]).all()) for k in at)
 
     def transpose(self) -> Dense:
         """Return a view with rows and columns exchanged."""

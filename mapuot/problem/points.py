@@ -46,8 +46,8 @@ class PointCloud(Given):
     Parameters
     ----------
     x, y : (m, d), (n, d) arrays
-        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed; copied. With
-        ``comm`` x is the rank's own block and y is whole.
+        Points, one in a row; real and finite; NumPy, CuPy or torch, whose gradients are not followed; copied. Without
+        y the costs are those between the points of x. With ``comm`` x is the rank's own block and y is whole.
     metric : {"sqeuclidean", "euclidean", "cityblock", "cosine", "wfr"}
         As in ``scipy.spatial.distance.cdist``; "wfr" is ``-2 log cos |x - y|``, and forbids pairs that are pi / 2 -
         2^-13 or more apart, as what they cost, 18 and more, hangs on the last digits of their coordinates: divide
@@ -104,7 +104,7 @@ class PointCloud(Given):
     _cost: PointCosts
 
     def __init__(
-        self, x: Any, y: Any, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
+        self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
         truncate: Any = "auto", form: Any = "auto",
     ) -> None:  # fmt: skip
         super().__init__(PointCosts(x, y, metric, scale, weights, truncate, form))
@@ -131,15 +131,18 @@ class PointCosts(Cost):
     before = 0  # rows in front of the first, of a part of a cloud
 
     def __init__(
-        self, x: Any, y: Any, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
+        self, x: Any, y: Any = None, metric: str = "sqeuclidean", scale: float = 1.0, weights: Any = None,
         truncate: Any = "auto", form: Any = "auto",
     ) -> None:  # fmt: skip
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
-        points = [as_points(value, name) for value, name in ((x, "x"), (y, "y"))]
+        points = [as_points(x, "x")]
+        points.append(points[0] if y is None or y is x else as_points(y, "y"))
         if points[0].shape[1] != points[1].shape[1]:
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)
-        self.x, self.y = (np.array(p, dtype=np.float64, order="C") for p in points)  # the caller may change x and y
+        self.x = np.array(points[0], dtype=np.float64, order="C")  # the caller may change x and y
+        same = points[0] is points[1]
+        self.y = self.x if same else np.array(points[1], dtype=np.float64, order="C")
         self.truncate, self.form = as_truncate(truncate), as_form(form)
         self.weights = None if weights is None else as_weights(weights, self.x.shape[1])
         if self.weights is not None:
@@ -184,6 +187,11 @@ class PointCosts(Cost):
         """Return the (metric, scale) of ``rows`` and ``columns``: |x - y|^2 / 2 of unit vectors is 1 - cos."""
         metric = METRICS[self.metric]
         return metric, 0.5 * self.scale if metric.unit else self.scale
+
+    @property
+    def symmetric(self) -> bool:
+        same = self.shape[0] == self.shape[1]
+        return same and (self.x is self.y or np.array_equal(self.rows, self.targets))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -331,6 +339,10 @@ class Formed(Dense):
     @property
     def kind(self) -> str:  # type: ignore[override]
         return str(self.cloud.kind)
+
+    @property
+    def symmetric(self) -> bool:
+        return self.cloud.symmetric
 
     def transpose(self) -> Formed:
         return Formed(self.cloud.transpose(), self._array.T)

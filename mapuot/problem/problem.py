@@ -84,6 +84,24 @@ class Common:
         """The reference measure without its mask."""
         return self.reference.base if isinstance(self.reference, Masked) else self.reference
 
+    @property
+    def alike(self) -> bool:
+        """Tell whether both sides have the same masses and penalties."""
+        return self.rows.alike(self.cols)
+
+    @property
+    def unlike(self) -> str | None:
+        """Name what keeps rows and columns from being the same problem, None where they are."""
+        if self.rows.ranks.size > 1:
+            return "comm"
+        if self.masked is not None:
+            return "mask"
+        if not self.alike:
+            return "masses, reg_m or penalty"
+        if not self.cost.symmetric:
+            return "M"
+        return "reference" if self.c is not None and not self.c.symmetric else None
+
     def shares(self, backend: ModuleType, X: Any, rows: bool = True, threads: int | None = None) -> Any:
         """Multiply the masked reference, without the factor a b^T, by X (n,) or (n, p); not ``rows``: its transpose."""
         assert self.masked is not None
@@ -239,6 +257,11 @@ class BatchProblem(Common):
     def one_cost(self) -> bool:
         """Tell whether all problems have one cost."""
         return bool(self.M.ndim == 2)
+
+    @property
+    def alike(self) -> bool:
+        equal = self.A is self.B or (self.A.shape == self.B.shape and bool((self.A == self.B).all()))
+        return equal and super().alike
 
     @property
     def log_reference(self) -> tuple[Any, Any]:

@@ -55,6 +55,14 @@ class Side:
         """Mask of the points with rho = inf."""
         return np.isinf(self.rho)
 
+    def alike(self, other: Side) -> bool:
+        """Tell whether another side has the same masses and the same penalty."""
+        same = len(self.weight) == len(other.weight) and self.penalty == other.penalty
+        upper = self.upper is other.upper or bool(np.array_equal(self.upper, other.upper))  # type: ignore[arg-type]
+        return bool(
+            same and upper and np.array_equal(self.weight, other.weight) and np.array_equal(self.rho, other.rho)
+        )
+
     @property
     def demands(self) -> bool:
         """Tell whether some points of this rank must be given mass."""

@@ -137,6 +137,14 @@ class Sparse(Cost):
         """Return the stored costs as a CSR array."""
         return self.with_data(self.data)
 
+    @property
+    def symmetric(self) -> bool:
+        if self.shape[0] != self.shape[1]:
+            return False
+        turned = self.transpose()
+        pairs = (self.start - self.start[0], turned.start), (self.column, turned.column), (self.data, turned.data)
+        return all(np.array_equal(x, y) for x, y in pairs)
+
     def transpose(self) -> Sparse:
         turned = Sparse.of_matrix(self.matrix().T.tocsr())
         turned.on_device = self.on_device
@@ -296,6 +304,10 @@ class SparseCosts(Cost):
     @property
     def all_pairs(self) -> int:
         return len(self) * super().all_pairs
+
+    @property
+    def symmetric(self) -> bool:
+        return all(self.of(i).symmetric for i in range(len(self)))
 
     def of(self, i: Any) -> Sparse | SparseCosts:
         """The cost of problem i, or those of a slice."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from types import ModuleType
 from typing import Any
 
 from ..backends.contract import MEMORY, SMALL_ENTRIES, Options
+from ..errors import shown
+from ..problem.problem import Common
 from ..problem.validate import as_positive, as_threads
 
 METHODS = {  # name: (translation, Anderson memory, in place)
@@ -29,6 +32,22 @@ def make_options(
     if precision == "auto":  # a plan in place is rounded in every pass
         precision = "mixed" if made or (tol >= MIXED_TOL and not in_place) else "float64"
     return Options(translate, memory, in_place, PRECISIONS[precision], tol, tol_gap, as_threads(threads), schedule)
+
+
+def one_potential(options: Options, problem: Common, symmetric: Any, module: ModuleType) -> Options:
+    """Return the options with ``symmetric`` set where rows and columns are the same problem.
+
+    ``symmetric``: the user's word for it; True raises where they are not, None looks, False does not.
+    """
+    if symmetric not in (None, True, False):
+        raise TypeError(f"symmetric must be True, False or None, got {shown(symmetric)}")
+    if symmetric is False or (symmetric is None and not options.memory):
+        return options
+    serves = "backend" if not getattr(module, "ONE_POTENTIAL", False) else None if options.memory else "method"
+    unlike = serves or problem.unlike
+    if unlike and symmetric:
+        raise ValueError(f"symmetric must be None: rows and columns are not the same problem, see {unlike}")
+    return options if unlike else dataclasses.replace(options, symmetric=True)
 
 
 def options_alone(options: Options, precision: str, entries: int) -> Options:

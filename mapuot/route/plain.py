@@ -136,6 +136,12 @@ def as_it_is(result: Result) -> Result:
     return result
 
 
+def in_core(options: Options, larger: int, symmetric: bool, more: list[str], whose: str = "") -> str:
+    """Put together `Result.how` of a problem that the core solved whole."""
+    more = [*more, "one potential"] if symmetric else more
+    return in_words(f"{options.precision} tiles", larger, *more, f"one call of the core{whose}")
+
+
 def is_plain(task: BatchProblem) -> bool:
     """Tell whether the core can solve each problem of a batch in one call."""
     one_rho = None not in (task.rows.scalar_rho, task.cols.scalar_rho)
@@ -183,7 +189,7 @@ class PlainResult(Result):
     @cached_property
     def how(self) -> str:  # type: ignore[override]
         more = [FORMED] if isinstance(self._cost, Formed) else []
-        return in_words(f"{self.options.precision} tiles", self._found.larger, *more, "one call of the core")
+        return in_core(self.options, self._found.larger, self._found.symmetric, more)
 
     @cached_property
     def log_u(self) -> Any:

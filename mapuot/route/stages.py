@@ -26,6 +26,7 @@ SCALING_STEP = 4.0
 MOST_RUNGS = 40  # larger regs, up to 1e24 times the one asked for
 COARSE_TOL = 0.5  # certified error at which a larger reg has done its work
 WARM_ERROR = 1.0  # of a first pass: a warm start above it is left, where a cold one goes by way of larger regs
+TOGETHER = 60  # passes of one potential, after which ordinary ones go on: where they serve, 2 to 12 are enough
 INNER = 0.6  # of tol: for the pairs that are kept; the rest is for what is skipped
 FAR = 30.0  # range(M) / reg below which "auto" skips nothing: most pairs count
 UNDONE = ("running", *FAILED)  # statuses of a solve that has no answer yet
@@ -45,13 +46,15 @@ class Stage(NamedTuple):
     after: tuple[str, ...]  # statuses in which it is carried out
     begin: str  # "start": as given; "zeros": cold, and all pairs count; "here": where the last stage ended
     leave: float = math.inf  # certified error of its first pass above which that is the only one
+    symmetric: bool = False  # passes of one potential, log u = log v
 
     def options(self, asked: Options) -> Options:
         """Return the options that the workspace of this stage reads."""
-        own = self.tol, self.storage, self.memory
-        if own == (asked.tol, asked.precision, asked.memory):
+        own = self.tol, self.storage, self.memory, self.symmetric
+        if own == (asked.tol, asked.precision, asked.memory, asked.symmetric):
             return asked
-        return dataclasses.replace(asked, tol=self.tol, precision=self.storage, memory=self.memory)
+        tol, storage, memory, symmetric = own
+        return dataclasses.replace(asked, tol=tol, precision=storage, memory=memory, symmetric=symmetric)
 
 
 class Route(NamedTuple):
@@ -74,8 +77,10 @@ def route(
     finer type than that of the options; ``saves``: a checkpoint is written; ``prefers(cost)``: whether the backend
     would rather read the columns as rows.
     """
-    turns = problem.turns and (turned(problem, options) or quicker(problem, options, given, prefers))
-    nats, warm = nats_of(problem, saves), bool(problem.ranks.max(given[0] if turns else given[1]))
+    turns = turned(problem, options) or quicker(problem, options, given, prefers)
+    turns = problem.turns and turns and not options.symmetric
+    nats = None if options.symmetric else nats_of(problem, saves)
+    warm = bool(problem.ranks.max(given[0] if turns else given[1]))
     options = options if nats is None else inner(options)
     return Route(turns, warm, nats, options, stages(problem, options, most, warm, nats is not None, escalate))
 
@@ -94,7 +99,10 @@ def stages(problem: Problem, options: Options, most: int, warm: bool, skips: boo
     if found:
         found[0], begin, leave = found[0]._replace(begin="zeros"), "here", math.inf if skips else WARM_ERROR
     found.append(Stage(reg, tol, storage, memory, most, UNDONE, begin))
-    if warm or skips:
+    if options.symmetric:
+        found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "here", leave))
+        found.insert(0, Stage(reg, tol, storage, memory, min(most, TOGETHER), UNDONE, "start", symmetric=True))
+    elif warm or skips:
         found.insert(0, Stage(reg, tol, storage, memory, most, UNDONE, "start", leave))
     kinks = memory > 0 and (problem.rows.kind.kinks or problem.cols.kind.kinks)
     if kinks:
@@ -124,11 +132,14 @@ def rungs() -> tuple[tuple[float, float], ...]:
     return tuple((SCALING_STEP**k, SCALING_STEP ** (k - 1) / SCALING_BELOW) for k in range(MOST_RUNGS, 0, -1))
 
 
-def ladder(options: Options, most: int) -> list[tuple[float, float, float, int]]:
+def ladder(options: Options, most: int) -> list[tuple[float, float, float, int, bool]]:
     """List the stages of a plain problem of any range of M, as src_c/solve.c takes them (mapuot_stage)."""
     coarse = max(options.tol, COARSE_TOL)
-    larger = [(reg, coarse, least, most // 2) for reg, least in rungs()] if options.memory else []
-    return [*larger, (1.0, options.tol, -math.inf, most)]
+    own = (1.0, options.tol, -math.inf, most, False)
+    if not options.memory:
+        return [own]
+    together = (1.0, options.tol, math.inf, min(most, TOGETHER), True)
+    return [together, *((reg, coarse, least, most // 2, False) for reg, least in rungs()), own]
 
 
 def in_words(reads: str, larger: int, *more: str) -> str:

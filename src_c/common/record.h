@@ -45,10 +45,11 @@ typedef struct {
     double hard_sides;             /* how many have a balanced point or a range */
     double extra_error;            /* what the caller knows to be wrong with the plan beyond what a pass sees */
     double extra_gap;              /* what the caller knows the dual value and the objective to be further apart */
-    double path;      /* edges of the longest path, of columns whose penalty has kinks; 0: no bound by it */
-    int64_t memory;   /* Anderson differences kept at most, 0: none */
-    int64_t in_place; /* 1: K is overwritten by the plan and rounded once a pass */
-    int64_t finer;    /* 1: there is a finer storage of K to go on with */
+    double path;       /* edges of the longest path, of columns whose penalty has kinks; 0: no bound by it */
+    int64_t memory;    /* Anderson differences kept at most, 0: none */
+    int64_t in_place;  /* 1: K is overwritten by the plan and rounded once a pass */
+    int64_t finer;     /* 1: there is a finer storage of K to go on with */
+    int64_t symmetric; /* 1: rows and columns are the same problem, with one potential log u = log v */
 } mapuot_limits;
 
 /* A random mask that is a seed (mask.h), on a block of a matrix that begins at (row, col) of the whole one; weight 0:
@@ -77,6 +78,7 @@ typedef struct {
     int64_t have;         /* 1: there is a last image to difference with */
     int64_t depth, head;  /* differences held, and where the next one goes */
     int64_t extrapolated; /* 1: the state is an extrapolated one, so the guard watches it */
+    int64_t dropped;      /* steps that the guard has dropped */
     int64_t step;         /* a mapuot_step */
     int64_t slot;         /* where this pass keeps its difference, -1: nowhere */
     int64_t coarse;       /* 1: steps are corrected cluster by cluster, until one is dropped */

@@ -11,6 +11,7 @@
 #define NARROW_PATIENCE 20 /* as many before float32 passes give way to float64 ones, or clipped ones are given up */
 #define FLOOR_PASSES 6     /* and, near their floor as it is estimated, without a fall of the error by a fifth */
 #define NEAR_FLOOR 10      /* times that estimate: the floor grows with the number of terms of a sum */
+#define MOST_DROPPED 2     /* steps, beyond which one potential does not serve: of a kernel that is not positive */
 #define NARROW_LIMIT 1e20  /* sums of u or v beyond it, or below its inverse, are not safe in float32 */
 #define SUMS_NOISE 1e-6    /* relative, of float32 sums */
 #define GAP_NOISE 1e-13   /* relative to its terms, of a gap: below minus it there is none, below it none that counts */
@@ -129,6 +130,7 @@ FN void settle(const mapuot_limits *limits, mapuot_progress *p, mapuot_stats *ou
     out->rejected = p->extrapolated > 0 && !(out->dual >= p->best_dual - guard_slack(limits, p, out->mass));
     if (out->rejected > 0) {
         forget(p);
+        p->dropped += 1;
         p->coarse = 0;
         p->step = MAPUOT_GO_BACK;
         return;
@@ -272,6 +274,8 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     const int floor = limits->extra_error > 0 && out->error <= 2 * limits->extra_error; /* the rest does not fall */
     const int clipped = is_clipped(limits, scale), fresh = p->since_absorb == 1, left = leaves_range(limits, next_v);
     const double storage = storage_error(limits, p->since_absorb - 1);
+    if (out->rejected > 0 && limits->symmetric && p->dropped >= MOST_DROPPED)
+        return MAPUOT_STALLED;
     if (out->rejected > 0)
         return left || p->step == MAPUOT_REPEAT ? MAPUOT_ABSORB
                                                 : MAPUOT_RUNNING; /* what the next starts from is finite */

@@ -11,7 +11,7 @@ from .left import Left
 from .marginals import Points
 from .operator import HostOperator, asarray, costs, extrema, to_numpy
 from .tree_pass import TreePass
-from .workspace import LEAST_BOX, QUICK_ENTRIES, QUICK_PASSES, HostWorkspace
+from .workspace import LEAST_BOX, ONE_POTENTIAL, QUICK_ENTRIES, QUICK_PASSES, HostWorkspace
 
 MAKES_COSTS = True  # costs of points and grids, as they are needed
 
@@ -45,6 +45,7 @@ def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None,
 __all__ = [
     "LEAST_BOX",
     "MAKES_COSTS",
+    "ONE_POTENTIAL",
     "QUICK_ENTRIES",
     "QUICK_PASSES",
     "History",

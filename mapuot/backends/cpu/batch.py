@@ -82,8 +82,10 @@ class BatchWorkspace:
         put(state.limits, SCALES | own)
         put(state.progress, START)
         log_a, log_b = task.log_reference
-        self.rows = self.side(task.rows, task.A, task.M_min / task.reg - log_a, state.rows)
-        self.cols = self.side(task.cols, task.B, -log_b, state.cols)
+        low = task.M_min / task.reg  # of one potential each side absorbs a half of it
+        d, e = (0.5 * low, 0.5 * low) if options.symmetric else (low, 0.0)
+        self.rows = self.side(task.rows, task.A, d - log_a, state.rows)
+        self.cols = self.side(task.cols, task.B, e - log_b, state.cols)
         cols = task.cols
         start = 0.0 if log_v is None else penalties.project(cols.penalty, log_v, cols.rho, task.reg)
         self.cols["log_scale"][:, :n] = np.where(np.isposinf(self.cols["absorbed"][:, :n]), 0.0, start)

@@ -118,7 +118,11 @@ class GridOperator(HostOperator):
         m, n = self.shape
         with np.errstate(divide="ignore", over="ignore"):
             log_v = self.beta + np.log(cols["scale"][:n])
-            rows["marginal"][:m] = np.exp(self.alpha + self.log_dot(log_v))
+            s = np.exp(self.alpha + self.log_dot(log_v))
+            if self.state.limits.symmetric:  # K^T u is K v
+                self.col_sums[:n] = s
+                return
+            rows["marginal"][:m] = s
             check(lib.mapuot_row_prox(self.pool, self.state))
             log_u = self.alpha + np.log(rows["scale"][:m])
             self.col_sums[:n] = np.exp(self.beta + self.log_dot_transpose(log_u))

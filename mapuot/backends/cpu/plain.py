@@ -33,8 +33,8 @@ PROBLEM: Any = np.dtype(
     [(name, MEMBERS.get(field.type.cname, np.int64)) for name, field in ffi.typeof("mapuot_problem").fields]
 )
 
-# (reg in units of the problem's, tol, least range(M) / reg, passes at its end) of each stage: mapuot_stage
-Ladder = Callable[[Options, int], list[tuple[float, float, float, int]]]
+# mapuot_stage: (reg in units of the problem's, tol, least range(M) / reg, passes at its end, one potential)
+Ladder = Callable[[Options, int], list[tuple[float, float, float, int, bool]]]
 
 kept: list[Call] = []  # of calls that are over; one under way has taken its own out
 
@@ -51,6 +51,7 @@ class Found(NamedTuple):
     high: float
     forbidden: bool
     larger: int  # regs than the one asked for, which came before it
+    symmetric: bool  # passes were those of one potential
 
 
 class Call:
@@ -88,7 +89,7 @@ def fill_task(
     ``strides``: of M in entries.
     """
     most = min(MOST_PASSES, max(1, CALL_ENTRIES // (shape[0] * shape[1])))
-    rows = [(reg, tol, spread, min(passes, most)) for reg, tol, spread, passes in ladder(options, max_passes)]
+    rows = [(reg, tol, spread, min(passes, most), one) for reg, tol, spread, passes, one in ladder(options, max_passes)]
     stages = ffi.new("mapuot_stage[]", rows)
     task.stages, task.count, task.max_passes = stages, len(rows), max_passes
     task.m, task.n = shape
@@ -156,6 +157,7 @@ def solve(
             problem.high,
             bool(problem.forbidden),
             problem.larger,
+            bool(problem.symmetric),
         )
     if call.scratch.nbytes <= KEPT_BYTES and len(kept) < KEPT_CALLS:
         kept.append(call)

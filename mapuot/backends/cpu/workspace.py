@@ -32,6 +32,7 @@ from .operator import HostOperator
 
 NARROW_NOISE = 2e-6  # some 3e-8 in a marginal; near the floor that 1e-7 tells a tenth of the passes crept
 SCALES = {"scale_limit": 1e150, "most_scale": 1e300}  # squares stay finite; the vectors' exp ends at 8e307
+ONE_POTENTIAL = True  # passes can have log u = log v
 LEAST_BOX = 16  # columns that vectors are padded to; a tile has 8 rows
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large (1 ms a pass) makes so many before the first is timed
 SAFE_SPREAD = {"float64": 500.0, "float32": 60.0}  # range(M) / reg that K holds unbalanced
@@ -64,7 +65,7 @@ class HostWorkspace(KernelWorkspace):
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
         lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
-        narrow = self.dtype != "float64" and not options.in_place and not pairs
+        narrow = self.dtype != "float64" and not (options.in_place or options.symmetric) and not pairs
         state = self.state = self.operator.passes(narrow, self.sums)
         self.operator.store(self.dtype, self.made)
         shared = threads > 1 and options.schedule == "auto" and not pairs
@@ -95,7 +96,7 @@ class HostWorkspace(KernelWorkspace):
     def storage(self) -> str:
         """What K is held in where it is another than was asked for."""
         problem, dtype, kind = self.problem, self.dtype, self.problem.cost.operator
-        coarse = kind == "points" and not narrow_points.suits(problem, self.truncation)
+        coarse = kind == "points" and (self.options.symmetric or not narrow_points.suits(problem, self.truncation))
         if coarse or (kind == "pairs" and limits_of(problem, self.options, dtype, NARROW_NOISE)["finer"]):
             return "float64"  # no pass makes K's entries of stored pairs anew
         return dtype

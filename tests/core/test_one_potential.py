@@ -1,0 +1,224 @@
+"""Problems whose rows and columns are the same: one potential for both, on every kind of cost, and where it is left."""
+
+import numpy as np
+import pytest
+from problems import Case, csr_of, plan_of, relative_error, verify
+
+import mapuot
+from mapuot import Grid, PointCloud, solve, solve_batch
+
+TOGETHER = "one potential"
+
+
+def cloud(n=90, d=2, seed=0):
+    """Points of the unit cube and masses of sum 1."""
+    rng = np.random.default_rng([seed, n, d])
+    a = rng.random(n) + 0.01
+    return rng.random((n, d)), a / a.sum()
+
+
+def squared(x):
+    return ((x[:, None] - x) ** 2).sum(-1)
+
+
+def own(x, a, reg, reg_m, **more):
+    M = squared(x)
+    return Case(M, a, a, reg * M.max(), reg_m * M.max(), **more)
+
+
+def indefinite(n, seed, forbidden=0.0):
+    """A random symmetric M, of which exp(-M / reg) is not positive; some pairs are forbidden."""
+    rng = np.random.default_rng([seed, n])
+    M = rng.random((n, n))
+    M = 0.5 * (M + M.T)
+    out = rng.random((n, n)) < forbidden
+    M[(out | out.T) & ~np.eye(n, dtype=bool)] = np.inf
+    a = rng.random(n) + 0.01
+    return Case(M, a, a, 0.03, 1.0)
+
+
+def neighbours(x, k=8):
+    """The squared distances to k neighbours, from either side, as a sparse matrix."""
+    M = squared(x)
+    near = np.sort(M, 1)[:, k : k + 1] >= M
+    return csr_of(np.where(near | near.T, M, np.inf))
+
+
+def each_kind(x, reg_m):
+    """(name, M) of one problem after the other."""
+    M, nodes = squared(x), (10, 9)
+    return {
+        "array": M,
+        "float32": M.astype(np.float32),
+        "points": PointCloud(x),
+        "the same points twice": PointCloud(x, x.copy(), metric="euclidean"),
+        "pairs": neighbours(x),
+        "grid": Grid(nodes, spacing=0.1),
+    }
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("reg_m", [0.1, np.inf])
+@pytest.mark.parametrize("reg", [0.1, 1e-3, 1e-5])
+def test_takes_twelve_passes_at_most(reg, reg_m, backend):
+    x, a = cloud()
+    for name, M in each_kind(x, reg_m).items():
+        if backend == "reference" and name in ("grid", "the same points twice"):
+            continue
+        result = solve(M, a, a, reg=reg, reg_m=reg_m, backend=backend, callback=lambda stats: None)
+        assert result.converged, name
+        assert TOGETHER in result.how, name
+        assert result.n_passes <= 12, name
+        np.testing.assert_allclose(result.log_u, result.log_v, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(result.row_marginal, result.col_marginal, rtol=1e-12)
+
+
+@pytest.mark.parametrize("tol", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("reg_m", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("reg", [0.5, 0.02, 1e-3])
+def test_answers_are_those_of_the_oracle(reg, reg_m, tol):
+    x, a = cloud(25, seed=3)
+    a[4] = 0.0
+    case = own(x, 3 * a, reg, reg_m)
+    for options in ({}, {"callback": lambda stats: None}, {"precision": "float64"}):
+        result = case.solve(tol=tol, **options)
+        assert TOGETHER in result.how
+        verify(result, case, options.get("precision", "auto"))
+
+
+@pytest.mark.parametrize("penalty", ["kl", "balanced", "tv", "l2", "range"])
+def test_every_penalty(penalty):
+    x, a = cloud(20, seed=5)
+    reg_m = {"balanced": np.inf, "range": (0.5, 1.5)}.get(penalty, 0.3)
+    case = Case(squared(x), a, a, 0.05, (0.3, 0.3) if penalty == "range" else reg_m, penalty)
+    one, two = case.solve(tol=1e-8), case.solve(tol=1e-8, symmetric=False)
+    assert TOGETHER in one.how
+    assert TOGETHER not in two.how
+    assert relative_error(one.plan, two.plan) <= 10 * (one.error_bound + two.error_bound)
+    verify(one, case)
+
+
+def test_penalties_of_each_point():
+    x, a = cloud(30, seed=6)
+    rho = np.linspace(0.1, 3, 30)
+    case = Case(squared(x), a, a, 0.05, (rho, rho.copy()))
+    result = case.solve()
+    assert TOGETHER in result.how
+    verify(result, case)
+
+
+@pytest.mark.parametrize("forbidden", [0.0, 0.3, 0.8])
+def test_kernels_that_are_not_positive(forbidden):
+    """Answers are certified whether one potential serves or ordinary passes go on."""
+    left = 0
+    for seed in range(12):
+        case = indefinite(2 + seed, seed, forbidden)
+        for options in ({}, {"callback": lambda stats: None}):
+            result = case.solve(tol=1e-7, precision="float64", **options)
+            left += "potential left" in result.how
+            assert TOGETHER in result.how
+            assert result.converged
+            verify(result, case)
+
+
+def test_a_kernel_that_alternates_is_left():
+    """Mass that goes back and forth between two halves: the averages creep, ordinary passes go on where they were."""
+    rng = np.random.default_rng(0)
+    M = np.full((40, 40), np.inf)
+    M[:20, 20:] = rng.random((20, 20))
+    M[20:, :20] = M[:20, 20:].T
+    a = rng.random(40)
+    result = solve(M, a, a, reg=1e-3, reg_m=0.5, tol=1e-9)
+    assert "one potential left" in result.how
+    assert result.converged
+    verify(result, Case(M, a, a, 1e-3, 0.5))
+
+
+def test_what_differs_is_solved_as_ever():
+    x, a = cloud(30)
+    M = squared(x)
+    other = M.copy()
+    other[20, 3] *= 1 + 1e-15
+    calls = {
+        "M": (other, a, a, {}),
+        "masses, reg_m or penalty": (M, a, a[::-1].copy(), {}),
+        "reg_m": (M, a, a, {"reg_m": (1.0, 2.0)}),
+        "penalty": (M, a, a, {"penalty": ("kl", "tv")}),
+        "reference": (M, a, a, {"reference": np.random.default_rng(0).random(M.shape)}),
+        "mask": (M, a, a, {"mask": mapuot.SeededMask(keep=0.5, seed=0)}),
+        "method": (M, a, a, {"method": "sinkhorn", "tol": 0.5}),
+    }
+    for name, (costs, p, q, more) in calls.items():
+        options = {"reg": 0.05, "reg_m": 1.0} | more
+        assert TOGETHER not in solve(costs, p, q, **options).how, name
+        with pytest.raises(ValueError, match="symmetric must be None"):
+            solve(costs, p, q, symmetric=True, **options)
+    with pytest.raises(TypeError, match="symmetric"):
+        solve(M, a, a, reg=0.05, reg_m=1.0, symmetric="yes")
+    assert TOGETHER in solve(M, a, a, reg=0.05, reg_m=1.0, symmetric=True).how
+    assert TOGETHER not in solve(M, a, a, reg=0.05, reg_m=1.0, symmetric=False).how
+
+
+def test_a_symmetric_reference_serves():
+    x, a = cloud(30)
+    c = np.random.default_rng(0).random((30, 30))
+    case = Case(squared(x), a, a, 0.05, 1.0, reference=c + c.T)
+    result = case.solve()
+    assert TOGETHER in result.how
+    verify(result, case)
+
+
+@pytest.mark.parametrize("reg_m", [0.3, np.inf])
+@pytest.mark.parametrize("reg", [0.05, 1e-4])
+def test_batches(reg, reg_m):
+    x, _ = cloud(40)
+    M, A = squared(x), np.random.default_rng(1).random((6, 40))
+    for costs in (M, np.stack([M * (1 + k) for k in range(6)]), PointCloud(x), [neighbours(x)] * 6):
+        batch = solve_batch(costs, A, A, reg=reg, reg_m=reg_m)
+        assert batch.converged.all()
+        assert all(TOGETHER in how for how in batch.how)
+        assert batch.n_passes.max() <= 12
+        np.testing.assert_allclose(batch.log_u, batch.log_v, rtol=1e-12, atol=1e-12)
+    alone = solve(M, A[2], A[2], reg=reg, reg_m=reg_m, tol=1e-9)
+    one = solve_batch(M, A, A, reg=reg, reg_m=reg_m)[2]
+    assert relative_error(one.plan, alone.plan) <= 20 * (one.error_bound + alone.error_bound)
+
+
+def test_a_batch_of_kernels_that_are_not_positive():
+    cases = [indefinite(15, seed, 0.3 * (seed % 2)) for seed in range(6)]
+    M, A = np.stack([case.M for case in cases]), np.stack([case.a for case in cases])
+    for costs, masses in ((M[::2], A[::2]), (M, A)):
+        batch = solve_batch(costs, masses, masses, reg=0.003, reg_m=1.0, tol=1e-7)
+        assert batch.converged.all()
+        for one, C, a in zip(batch, costs, masses, strict=True):
+            verify(one, Case(C, a, a, 0.003, 1.0))
+
+
+def test_starts():
+    x, a = cloud(60)
+    M = squared(x)
+    first = solve(M, a, a, reg=0.01, reg_m=np.inf, tol=1e-9, symmetric=False)
+    again = solve(M, a, a, reg=0.01, reg_m=np.inf, warm_start=(first.log_u + 700.0, first.log_v - 700.0))
+    assert TOGETHER in again.how
+    assert again.n_passes <= 2
+    assert relative_error(again.plan, first.plan) < 1e-5
+
+
+def test_few_passes_are_what_was_asked_for():
+    x, a = cloud(60)
+    for options in ({}, {"callback": lambda stats: None}):
+        with pytest.warns(mapuot.ConvergenceWarning, match="max_passes"):
+            result = solve(squared(x), a, a, reg=0.01, reg_m=1.0, max_passes=3, **options)
+        assert (result.n_passes, result.status) == (3, "max_passes")
+        case = Case(squared(x), a, a, 0.01, 1.0)
+        assert np.abs(result.plan - plan_of(case, result.log_u, result.log_v)).sum() < 1e-12
+
+
+def test_equal_inputs_diverge_by_nothing():
+    x, a = cloud(50)
+    _, b = cloud(50, seed=9)
+    M = squared(x)
+    for reg in (0.5, 0.01, 1e-4):
+        for reg_m in (0.3, np.inf):
+            assert mapuot.sinkhorn_divergence(M, a, a, reg=reg, reg_m=reg_m) == 0.0
+            assert mapuot.sinkhorn_divergence(M, a, b, reg=reg, reg_m=reg_m) > 0
