@@ -342,7 +342,7 @@ class Formed(Dense):
 
     @property
     def symmetric(self) -> bool:
-        return self.cloud.symmetric
+        return bool(self.cloud.symmetric)
 
     def transpose(self) -> Formed:
         return Formed(self.cloud.transpose(), self._array.T)
