@@ -163,7 +163,7 @@ __device__ __forceinline__ void certify_column(const State &S, const Finish &F, 
     const mapuot_column_out found = column_values(penalty, &c, sum, log_sum, F.p.shift + t.lam, t.off, S.limits.reg);
     t.kappa = found.kappa;
     const bool in = isfinite(c.absorbed);
-    c.G = in ? found.image : c.x;
+    c.G = !in ? c.x : S.limits.symmetric ? 0.5 * (c.x + found.image) : found.image;
 #if SPARSE
     if (S.apart.count > 0)
         c.G += S.apart.move[S.apart.part[c.j]];

@@ -7,6 +7,9 @@
 #define FINISH_SCALARS_CUH
 #include "anderson.cuh"
 
+// How often the columns' terms count: of one potential those of the rows are the same.
+__device__ __forceinline__ double both(const State &S) { return S.limits.symmetric ? 2.0 : 1.0; }
+
 // What the guard needs of the state.
 __device__ __forceinline__ void measure(const State &S, Finish &F, const Translation &move)
 {
@@ -14,7 +17,7 @@ __device__ __forceinline__ void measure(const State &S, Finish &F, const Transla
     mapuot_stats &out = F.stats;
     out.mass = move.kappa * row[ROW_MASS];
     out.dual = S.limits.dual_constant + move.kappa * row[ROW_SOFT] + row[ROW_DUAL] +
-               S.hard_weight * S.limits.reg * (F.p.shift + S.limits.fi_rows * move.lam) + t[SUM_DUAL] -
+               S.hard_weight * S.limits.reg * (F.p.shift + S.limits.fi_rows * move.lam) + both(S) * t[SUM_DUAL] -
                S.limits.reg * out.mass;
     out.dead = row[ROW_DEAD] + t[SUM_DEAD];
     out.lost = lost_mass(&S.limits, row[ROW_SCALE], row[NEXT_SCALE], row[ROW_MASS]);
@@ -69,7 +72,7 @@ __device__ __forceinline__ void verdict(const State &S, Finish &F, bool keep)
     if (threadIdx.x / 32 != blockDim.x / 32 - 2 || p.step == MAPUOT_REPEAT)
         return;
     if (threadIdx.x % 32 == 0) {
-        certify(&S.limits, &p, &out, t[SUM_GAP], t[SUM_HARD], t[SUM_MISFIT], largest_scale(F));
+        certify(&S.limits, &p, &out, both(S) * t[SUM_GAP], both(S) * t[SUM_HARD], t[SUM_MISFIT], largest_scale(F));
         out.residual = out.rejected > 0 ? INF : fmax(t[MAX_F] + p.common, t[MAX_MINUS] - p.common);
         judge(&S.limits, &p, &out, largest_scale(F), 1); // the next v is looked at in its own pass
     }

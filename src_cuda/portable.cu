@@ -52,6 +52,8 @@ __device__ __forceinline__ double column_factor(const State &S, int64_t j)
 __device__ __forceinline__ double row_factor(const State &S, int i, Point point, double sum, double held, double shift,
                                              bool mine, double *row)
 {
+    if (S.limits.symmetric)
+        return WIDEN * same_scale(S, i, sum, mine, row);
     if (!IN_PLACE)
         return WIDEN * row_scale(S, i, point, sum, shift, mine, row);
     const double u = row_scale(S, i, point, sum / (held > 0 ? held : 1), shift, mine, row);

@@ -101,4 +101,23 @@ __device__ __forceinline__ num row_scale(const State &S, int i, Row p, num s, do
 #endif
     return u;
 }
+
+#if !NARROW
+// row_scale where one potential serves both sides: u is v, whatever the prox of s, and the dual terms are the columns'.
+__device__ __forceinline__ double same_scale(const State &S, int i, double s, bool mine, double *row)
+{
+    if (i >= (int)S.m)
+        return 0;
+    const double v = S.v_scale[i], r = v * s, absorbed = S.cols.absorbed[i];
+    if (!mine)
+        return v;
+    S.u_log[i] = S.x_next[i] - absorbed;
+    S.r[i] = r;
+    S.u_scale[i] = v;
+    row[ROW_MASS] += r;
+    row[ROW_SCALE] += v;
+    row[ROW_DEAD] += !(s >= TINY) && isfinite(absorbed);
+    return v;
+}
+#endif
 #endif

@@ -259,7 +259,9 @@ __device__ __forceinline__ void row_half(const State &S, const Half &half, doubl
         half, met, scratch.part, [&](int64_t i) { return S.point[i]; },
         [&](int64_t i, const Point &own, double s) {
             double row[8] = {};
-            if (i >= 0)
+            if (i >= 0 && S.limits.symmetric)
+                same_scale(S, (int)i, s, true, row);
+            else if (i >= 0)
                 row_scale(S, (int)i, own, s, shift, true, row);
             const double sum = warp_sums<8>(row, lane);
             if (lane % 4 == 0 && lane / 4 < NEXT_B)

@@ -218,7 +218,9 @@ class BatchRun:
         dtype = engine.storage(task, PRECISIONS.get(self.precision), self.options.tol, reach)
         if dtype is None:
             return
-        options = dataclasses.replace(self.options, precision=dtype)
+        symmetric = self.options.symmetric and getattr(engine, "ONE_POTENTIAL", False)
+        options = dataclasses.replace(self.options, precision=dtype, symmetric=symmetric)
+        most = min(self.max_passes, TOGETHER) if symmetric else self.max_passes
         step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.one_cost, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
@@ -230,13 +232,12 @@ class BatchRun:
                 stages = climb(task, options, COARSE_PASSES) if climbs else []
                 for stage in stages:
                     workspace.climb(stage.reg, stage.options(options), stage.most)
-                self.chunk(workspace, i0, i1, bar)
+                self.chunk(workspace, i0, i1, most, bar)
             more = ["one potential"] if options.symmetric else []
             self.how[i0:i1] = in_words(f"{dtype} tiles", len(stages), *more, f"{i1 - i0} problems together")
 
-    def chunk(self, workspace: Any, i0: int, i1: int, bar: Any) -> None:
+    def chunk(self, workspace: Any, i0: int, i1: int, most: int, bar: Any) -> None:
         running, passes = i1 - i0, 0
-        most = min(self.max_passes, TOGETHER) if self.options.symmetric else self.max_passes
         while running and passes < most:
             now = workspace.iterate(most - passes)
             passes = int(workspace.field("passes").max())

@@ -23,6 +23,7 @@ WORKSPACES = {
 }  # fmt: skip
 LEAST_BOX = 32  # points of a warp of points.cuh at least, which sums over the runs of one box
 MAKES_COSTS = True  # of points, as they are needed
+ONE_POTENTIAL = True  # passes can have log u = log v
 LONG_ROWS = 8192  # of more columns a row outgrows a block, and is slower to read than many short ones
 
 

@@ -157,6 +157,9 @@ class PointIterate(Iterate):
             to, other, slabs = self.sides[k], self.sides[1 - k], self.slabs[k]
             if to.count == 0:  # rows of a rank that has none
                 continue
+            if k == 1 and self.state["limits"]["symmetric"]:  # K^T u is K v, which is there
+                self.launch(name, (-(-to.count // 256),), 256, parity, self.out, np.int32(self.slabs[0]), self.narrow_u)
+                continue
             numbers = np.int64(to.count), np.int64(other.count), np.int64(to.to.shape[0]), np.float64(self.factor)
             self.launch(
                 self.sums, (-(-to.count // self.block), slabs), 256, parity, to.to, np.int64(to.ld), to.log,

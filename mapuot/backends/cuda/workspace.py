@@ -9,6 +9,7 @@ rank finishes on the same sums with the same grid, so that all make the same dec
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +121,7 @@ class DeviceWorkspace(KernelWorkspace):
         self.state["kernel"] = self.operator.K.data.ptr
         build = stream_job("build_kernel", self.problem.cost, self.problem.c, STORES[self.dtype])
         lie = (self.some or self.most, n, self.ld), self.dtype, self.kl, self.options.in_place, (build,)
-        self.launch = Iterate(self.state, *lie, portable=self.some > 0)
+        self.launch = Iterate(self.state, *lie, portable=self.some > 0 or self.options.symmetric)
 
     def find_room(self, stores: list[str]) -> None:
         """The first of these storages of K that all ranks have room for; else ``some`` rows at once, in float64."""
@@ -136,6 +137,7 @@ class DeviceWorkspace(KernelWorkspace):
         else:
             self.dtype, self.some = "float64", max(1, min(self.most, arrays.BLOCK_BYTES // (8 * self.ld)))
             need_memory(0, self.dtype, self.beside("float64") + 8 * self.some * self.ld)
+            self.options = replace(self.options, symmetric=False)  # a row's v is not found by its place in a block
 
     def beside(self, dtype: str) -> int:
         """Bytes that a solve takes beside K at most, whatever grid its kernels get."""
@@ -230,7 +232,7 @@ class DeviceWorkspace(KernelWorkspace):
         """Set every backend's constants, and rho a of KL rows; hard rows add reg a (log u - d), not reg a log u."""
         rows = self.problem.rows
         terms = held = 0.0
-        if self.kl[0]:
+        if self.kl[0] and not self.options.symmetric:
             used = np.where(off, 0.0, rows.weight)
             hard = np.where(rows.hard, used, 0.0)
             terms, held = float((rows.soft_rho * used).sum()), float(hard.sum())

@@ -1,0 +1,56 @@
+"""One potential on a GPU: the answers are those of the CPU, whatever M is, in as few passes."""
+
+import numpy as np
+import pytest
+from problems import csr_of, relative_error
+
+import mapuot
+
+cp = pytest.importorskip("cupy", reason="needs CuPy")
+if not cp.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+
+
+def costs(kind):
+    """M between 70 points and themselves, and options of a solve."""
+    rng = np.random.default_rng(0)
+    x = rng.random((70, 13 if kind == "points in 13 dimensions" else 2))
+    M = ((x[:, None] - x) ** 2).sum(-1)
+    if kind == "float64":
+        return M, {"precision": "float64"}
+    if kind.startswith("points"):
+        return mapuot.PointCloud(x, form=None), {}
+    if kind == "grid":
+        return mapuot.Grid((10, 7), spacing=0.1), {}
+    near = np.sort(M, 1)[:, 8:9] >= M
+    if kind in ("pairs", "forbidden"):
+        some = np.where(near | near.T, M, np.inf)
+        return (csr_of(some) if kind == "pairs" else some), {}
+    return M, {} if kind == "array" else {"penalty": kind}
+
+
+def dense(plan):
+    return plan.toarray() if hasattr(plan, "toarray") else np.asarray(plan)
+
+
+KINDS = ["array", "float64", "forbidden", "points", "points in 13 dimensions", "pairs", "grid", "tv", "l2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reg", [0.1, 1e-3])
+def test_answers_are_those_of_the_cpu(kind, reg):
+    a = np.random.default_rng(1).random(70) + 0.01
+    a[3] = 0.0
+    M, options = costs(kind)
+    for reg_m in (0.3,) if "penalty" in options else (0.3, np.inf):
+        found = mapuot.solve(M, a, a, reg=reg, reg_m=reg_m, backend="cuda", **options)
+        right = mapuot.solve(M, a, a, reg=reg, reg_m=reg_m, tol=1e-8, **options)
+        assert found.converged
+        assert found.how.endswith("one potential")
+        assert found.n_passes <= (12 if "penalty" not in options else 25)
+        np.testing.assert_allclose(found.log_u, found.log_v, rtol=1e-9, atol=1e-9)
+        hard = 50 if reg_m == np.inf else 1
+        assert relative_error(dense(found.plan), dense(right.plan)) <= hard * (found.error_bound + right.error_bound)
+        assert found.dual == pytest.approx(right.dual, rel=1e-6)
