@@ -116,15 +116,13 @@ extern "C" __global__ void __launch_bounds__(32)
     }
 }
 
-// log of the bound, and the largest |x - y|^2 of a pair of points
-__device__ __forceinline__ double log_bound(const Boxes &B, int64_t i, int64_t j, double &far)
+// log of the bound
+__device__ __forceinline__ double log_bound(const Boxes &B, int64_t i, int64_t j)
 {
     double sum = 0;
-    far = 0;
     for (int64_t k = 0; k < B.d; k++) {
         const double D = B.x_mid[i * B.d + k] - B.y_mid[k * B.n + j], H = B.x_half[i * B.d + k] + B.y_half[k * B.n + j];
         const double least = D - H, most = D + H;
-        far = fma(fabs(D) + H, fabs(D) + H, far);
         if (METRIC == MAPUOT_SQEUCLIDEAN) {
             const double p = B.x_slope[i * B.d + k], q = B.y_slope[k * B.n + j], r = 0.5 * (p - q);
             const double s = fmin(fmax(0.5 * r, least), most);
@@ -139,24 +137,22 @@ __device__ __forceinline__ double log_bound(const Boxes &B, int64_t i, int64_t j
 }
 
 // Sums of the bounds of skipped pairs: those of `bits` where they are given, else of the cuts, which are then noted
-// there.  near: the largest squared distance of points of a pair kept, as the bits of a double.
-extern "C" __global__ void __launch_bounds__(256)
-    box_masses(const __grid_constant__ Boxes B, int given, uint32_t *bits, int64_t words, double *row_mass,
-               double *col_mass, uint64_t *near)
+// there.
+extern "C" __global__ void __launch_bounds__(256) box_masses(const __grid_constant__ Boxes B, int given, uint32_t *bits,
+                                                             int64_t words, double *row_mass, double *col_mass)
 {
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x, end = (int64_t)(blockIdx.y + 1) * ROWS;
     const int lane = threadIdx.x % 32;
     const bool there = j < B.n;
-    double total = 0, farthest = 0;
+    double total = 0;
     for (int64_t i = (int64_t)blockIdx.y * ROWS; i < end && i < B.m; i++) {
-        double far, mass = 0;
+        double mass = 0;
         bool kept = false;
         uint32_t *word = bits + i * words + j / 32;
         if (there) {
-            const double bound = log_bound(B, i, j, far);
+            const double bound = log_bound(B, i, j);
             kept = given ? *word >> lane & 1 : B.x_cut[i] + B.y_cut[j] < bound;
             mass = kept ? 0 : exp(bound);
-            farthest = kept ? fmax(farthest, far) : farthest;
         }
         const uint32_t all = __ballot_sync(FULL, kept);
         if (!given && lane == 0 && j / 32 < words)
@@ -168,9 +164,6 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     if (there)
         atomicAdd(col_mass + j, total);
-    farthest = warp_max(farthest);
-    if (lane == 0)
-        atomicMax(near, (uint64_t)__double_as_longlong(farthest));
 }
 
 // The same bits with rows and columns exchanged: a warp for 32 x 32 of them.

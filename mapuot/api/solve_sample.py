@@ -21,9 +21,10 @@ def solve_sample(
     scale: float = 1.0,
     weights: Any = None,
     truncate: Any = "auto",
+    form: Any = "auto",
     **options: Any,
 ) -> Result:
-    """Solve entropic unbalanced optimal transport between two clouds of points; no cost matrix is formed.
+    """Solve entropic unbalanced optimal transport between two clouds of points.
 
     Parameters
     ----------
@@ -33,7 +34,7 @@ def solve_sample(
         Masses, >= 0; left out: equal masses of sum 1.
     reg, reg_m
         As of :func:`solve`, in units of the cost.
-    metric, scale, weights, truncate
+    metric, scale, weights, truncate, form
         As of :class:`PointCloud`: the cost is ``scale * metric(x_i, y_j)``.
     **options
         Whatever else :func:`solve` takes.
@@ -55,4 +56,4 @@ def solve_sample(
     >>> result.converged
     True
     """
-    return solve(PointCloud(x, y, metric, scale, weights, truncate), a, b, reg=reg, reg_m=reg_m, **options)
+    return solve(PointCloud(x, y, metric, scale, weights, truncate, form), a, b, reg=reg, reg_m=reg_m, **options)

@@ -153,7 +153,6 @@ class Boxes:
     """
 
     arrays: ModuleType = np  # NumPy or CuPy: what points lie in
-    reached: tuple[Kept | None, tuple[float, float]] = None, (0.0, 0.0)  # of the last mask: ``reaches``
 
     def __init__(self, problem: Problem, pool: Any) -> None:
         assert isinstance(problem.cost, PointCosts)
@@ -268,33 +267,6 @@ class Boxes:
         *sides, arrays = self.take(state)
         _, row_mass, col_mass = self.sweep(arrays, kept)
         return self.share(row_mass, col_mass, self.growths(state, (sides[0], sides[1])))
-
-    def near(self, kept: Kept) -> float:
-        """Return a bound on the squared distance of points of a pair that is kept."""
-        near, boxes = 0.0, int(kept.share * len(self.rows.mid) * self.cols.boxes)
-        step = max(1, (1 << 20) * len(kept.first) // (1 + boxes))
-        lengths = (kept.run[1::2] - kept.run[::2] + kept.unit - 1) // kept.unit
-        for i0 in range(0, len(self.rows.mid), step):
-            i1 = min(i0 + step, len(self.rows.mid))
-            at = slice(kept.first[i0], kept.first[i1])
-            count = lengths[at]
-            row = np.repeat(np.repeat(np.arange(i0, i1), np.diff(kept.first[i0 : i1 + 1])), count)
-            col = np.arange(count.sum()) + np.repeat(kept.run[::2][at] // kept.unit - (np.cumsum(count) - count), count)
-            apart = np.abs(self.rows.mid[row] - self.cols.mid[col]) + self.rows.half[row] + self.cols.half[col]
-            near = max(near, float((apart**2).sum(1).max(initial=0.0)))
-        return near
-
-    def reaches(self, kept: Kept) -> tuple[float, float]:
-        """Return the largest distance of a kept pair and of a point from the middle of y, in units of sqrt(reg)."""
-        if self.reached[0] is not kept:  # it is asked for some times of each mask
-            middle = self.cols.mid.mean(0)
-            far = [
-                math.sqrt(((np.abs(half.mid - middle) + half.half) ** 2).sum(1).max(initial=0.0))
-                for half in (self.rows, self.cols)
-            ]
-            near = math.sqrt(self.ranks.max(self.near(kept)))
-            self.reached = kept, (near, float(self.ranks.max(far[0]) + far[1]))
-        return self.reached[1]
 
     def make(self, state: State, goal: float, nats: float, near: float | None = None) -> Kept | None:
         """Choose the pairs to keep, so that the others cost at most ``goal`` at the state, or at an error ``near``.

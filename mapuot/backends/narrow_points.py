@@ -4,7 +4,9 @@
 
 Rounding row and col would cost digits that no pass gets back: potentials of 1000 reg leave 6e-5 in an entry. But which
 scalings K absorbs is free within its range: they are moved by up to GRID / 2, to where row and col are whole multiples
-of GRID and their sum is exact. Coordinates are centred on the mean of y, the same on all ranks.
+of GRID, whose sum is exact up to 2^15; a point so far away that its own is larger has fewer digits. Coordinates are
+centred where most of y lies, the same on all ranks. How many digits are left is a mean over masses: a point far from
+all others carries none or little.
 """
 
 from __future__ import annotations
@@ -18,28 +20,37 @@ from ..enums import members
 from ..penalties import F64
 from ..problem.points import PointCosts
 from ..problem.problem import Problem
+from ..problem.side import Side
 from .boxes import Truncation
-from .contract import namespace
+from .contract import host, namespace
 
 GRID = 2.0**-8
-MOST_COST = 1e4  # largest cost / reg: row and col are then below 2^15, and their sums exact
+MOST_POWER = 2.0**24  # of row and col: a sum is then off by 2 at most
 MOST_ERROR = 0.05  # of an entry, beyond which they tell nothing
 DIFFERENCES = 4  # dimensions up to which squares are summed of differences: more exact, twice the work
+SAMPLE, LEAST = 1 << 14, 256  # coordinates, and points, that tell the middle of a cloud and their sizes
+TAIL = 10.0  # times their median that sizes count with at most
+SLACK = 10.0  # that a cost with mass may lie above what the scalings of K tell, in powers of 2
+PARTIAL = 6.0  # roundings of the squares that a sum of products has, by their size: those of many sums cancel
 CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one falls to that of their rounding at once
-LEFT_OUT = -(2.0**15)  # of a point without mass: 0 beside any other
+LEFT_OUT = -(2.0**26)  # of a point without mass: 0 beside any other
 FORMS = members("mapuot_narrow_form")
 LOG2_E = 1 / math.log(2)
 
 
 class NarrowPoints:
-    """The arrays of one solve, and the scalings that suit them.
+    """The arrays of one solve, the scalings that suit them, and the limits of passes with these.
 
-    x (m, d) and y (d, n padded) hold coordinates, row (m,) and col (n padded,) what belongs to a point alone.
+    x (m, d) and y (d, n padded) hold coordinates, row (m,) and col (n padded,) what belongs to a point alone; ``error``
+    is that of an entry.
     """
 
-    def __init__(self, cloud: PointCosts, reg: float, exact: tuple[F64, F64] | None = None) -> None:
+    error = 0.0
+
+    def __init__(self, problem: Problem, exact: tuple[F64, F64] | None = None) -> None:
         """``exact``: what `centred` tells, where that is known."""
-        form = cloud.core[0].form
+        cloud, reg = problem.cost.cloud, problem.reg
+        self.problem, self.size, form = problem, sum(sizes(problem)), cloud.core[0].form
         products = form == "squares" and cloud.dim > DIFFERENCES
         self.form = FORMS["products" if products else form or "squares"]
         x, y = centred(cloud, reg) if exact is None else exact
@@ -60,28 +71,66 @@ class NarrowPoints:
         common = float(np.round(np.median(used) / GRID) * GRID) if used.size else 0.0
         self.col[len(beta) :] = LEFT_OUT
         for power, out, moved in ((row, self.row, -common), (col, self.col[: len(beta)], common)):
-            out[:] = np.maximum(power + moved, LEFT_OUT)
-            if (np.isfinite(power) & (np.abs(power + moved) >= -LEFT_OUT)).any():
+            if (np.isfinite(power) & (np.abs(power + moved) >= MOST_POWER)).any():
                 return None
-        return (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
+            out[:] = np.maximum(power + moved, LEFT_OUT)
+            power[:] = np.where(np.isfinite(power), out.astype(np.float64) - moved, power)  # as float32 has a far point
+        scalings = (row + self.square_x) / LOG2_E, (col + self.square_y) / LOG2_E
+        self.error = entry_error(self.problem, self.size, scalings)
+        return scalings
+
+    def limits(self, floor: float, tol: float, skip: Truncation | None) -> dict[str, float]:
+        """Return the limits of passes, which give way to float64 ones at a floor, or where tol is reached."""
+        floor = CORRECTED if skip and skip.correct else floor
+        return {"storage_error": self.error, "narrow_floor": max(floor, tol) + 3 * self.error, "finer": 0}
 
 
 def centred(cloud: PointCosts, reg: float, xp: Any = np) -> tuple[F64, F64]:
-    """Coordinates (m, d) and (d, n padded) from the mean of y on, scaled so that costs are powers of 2.
+    """Return coordinates (m, d) and (d, n padded) from the middle of y on, scaled so that costs are powers of 2.
 
     ``xp``: NumPy or CuPy, whose arrays they are.
     """
     metric, scale = cloud.core
     factor = metric.scaled(scale * LOG2_E / reg)
     rows, columns = cloud.coordinates(xp)
-    first = columns[:, :1]  # taken off before the mean is: that of coordinates of 1e8 is rounded to 1e-8
+    first, centre = columns[:, :1], xp.asarray(middle(columns[:, : cloud.shape[1]]))
     x, y = rows - first[:, 0], columns - first
-    centre = y[:, : cloud.shape[1]].mean(1)
     x -= centre  # in place: they may be large
     y -= centre[:, None]
     x *= factor
     y *= factor
     return x, y
+
+
+def some(points: Any, along: int = 1) -> F64:
+    """Return some of the points (m, d), or numbers (m,) of points with ``along`` coordinates, on the host."""
+    count = max(LEAST, SAMPLE // (points.shape[1] if points.ndim > 1 else along))
+    return np.asarray(host(points[:: max(1, len(points) // count)]))
+
+
+def middle(y: Any) -> F64:
+    """Return where most of the points y (d, n) lie, from the first of them: means of 1e8 are off by 1e-8.
+
+    It is the mean of the half of them that is nearest to their median: between points of y, and no outlier moves it.
+    """
+    points = some(y.T) - host(y[:, 0])
+    apart = np.abs(points - np.median(points, 0)).sum(1)
+    found: F64 = points[np.argsort(apart, kind="stable")[: -(-len(points) // 2)]].mean(0)
+    return found
+
+
+def sizes(problem: Problem) -> list[float]:
+    """Return the mean sizes of the coordinates of rows and of columns, centred and scaled as `centred` has them."""
+    cloud, found = problem.cost.cloud, list[float]()
+    (metric, scale), (rows, columns) = cloud.core, cloud.coordinates(namespace(problem.rows.weight))
+    factor, y = metric.scaled(scale * LOG2_E / problem.reg), columns[:, : cloud.shape[1]]
+    centre = middle(y) + host(y[:, 0])
+    for points, side in ((rows, problem.rows), (y.T, problem.cols)):
+        size, mass = factor * np.linalg.norm(some(points) - centre, metric.norm, 1), some(side.weight, cloud.dim)
+        most = side.ranks.max(TAIL * float(np.median(size)) if len(size) else 0.0)
+        total = float(side.ranks.sum(mass.sum()))
+        found.append(float(side.ranks.sum((mass * np.minimum(size, most)).sum())) / total if total else most)
+    return found
 
 
 def squares(x: Any, y: Any) -> tuple[F64, F64]:
@@ -92,7 +141,7 @@ def squares(x: Any, y: Any) -> tuple[F64, F64]:
 def product_error(problem: Problem) -> float:
     """Bound on the relative error of entries whose squares float64 passes expand, beside that of log u and log v.
 
-    With c the largest cost / reg and u = 2^-53: |x| is at most sqrt(c), |y| 2 sqrt(c), as the centre is y's mean.
+    With c the largest cost / reg and u = 2^-53: |x| is at most sqrt(c), |y| 2 sqrt(c): the centre is a mean of some y.
     Coordinates err by 3 u and 6 u of sqrt(c), which is 18 u of c; the factor and its root by 2; d products of 4 c by
     4 d; the squares, of c and 4 c, by 5 d. These are taken off log u and log v, and the three are added up: 5 u of c
     three times.
@@ -101,32 +150,33 @@ def product_error(problem: Problem) -> float:
     return float(2.0**-53 * (9 * problem.cost.dim + 40) * problem.M_max / problem.reg)
 
 
-def suits(problem: Problem, skip: Truncation | None = None) -> bool:
+def suits(problem: Problem) -> bool:
     """Tell whether float32 passes can make this problem's rows."""
     known = isinstance(problem.cost, PointCosts) and problem.cost.core[0].form is not None and problem.c is None
-    small = problem.M_max <= MOST_COST * problem.reg and entry_error(problem, skip) <= MOST_ERROR
-    return known and small
+    return known and entry_error(problem, sum(sizes(problem))) <= MOST_ERROR
 
 
-def entry_error(problem: Problem, skip: Truncation | None = None) -> float:
-    """Bound on the relative error of their entries, which only counts until passes are float64 ones.
+def entry_error(problem: Problem, size: float, scalings: tuple[F64, F64] | None = None) -> float:
+    """Estimate the relative error of the entries that carry mass, which only counts until passes are float64 ones.
 
-    By the roundings of d sums, of at most twice the largest cost c each where they are of products, and of coordinates,
-    which lie within 3 sqrt(c) of the centre; by that of 2^t. Of kept pairs, whose squares are of differences, only the
-    roundings of coordinates count with their size.
+    ``size``: of coordinates, the sum of ``sizes``. ``scalings``: alpha and beta of K, whose means over the masses tell
+    the mean cost c of these entries: the largest of K are 1. Beside the roundings of c count those of coordinates; of
+    sums of products those of the squares.
     """
-    cloud = problem.cost
-    if not isinstance(cloud, PointCosts):
-        return math.inf
-    d = cloud.dim
-    if skip and skip.boxes and skip.kept and cloud.core[0].degree == 2 and d <= DIFFERENCES:
-        near, far = skip.boxes.reaches(skip.kept)
-        return float(2.0**-24 * ((d + 4) * near**2 + 2 * near * far + 100))
-    return 2.0**-24 * ((4 * d + 10) * problem.M_max / problem.reg + 8)
+    metric, d = problem.cost.cloud.core[0], problem.cost.cloud.dim
+    c = SLACK
+    if scalings is not None:
+        sides = zip((problem.rows, problem.cols), scalings, strict=True)
+        c += max(0.0, LOG2_E * sum(mean_over(side, log) for side, log in sides))
+    if metric.degree == 1:
+        return float(2.0**-24 * ((d + 4) * c + size))
+    if d > DIFFERENCES:
+        return float(2.0**-24 * PARTIAL * size**2)
+    return float(2.0**-24 * ((d + 4) * c + 2 * math.sqrt(c) * size))
 
 
-def limits(problem: Problem, floor: float, tol: float, skip: Truncation | None = None) -> dict[str, float]:
-    """Return the limits of float32 passes, which give way to float64 ones at a floor, or where tol is reached."""
-    error = entry_error(problem, skip)
-    floor = CORRECTED if skip and skip.correct else floor
-    return {"storage_error": error, "narrow_floor": max(floor, tol) + 3 * error, "finer": 0}
+def mean_over(side: Side, log: F64) -> float:
+    """Return the mean of a vector over the masses of a side, without points that have none."""
+    used = side.weight * np.isfinite(log)
+    total = float(side.ranks.sum(used.sum()))
+    return float(side.ranks.sum((used * np.where(np.isfinite(log), log, 0.0)).sum())) / total if total else 0.0

@@ -14,7 +14,6 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem.problem import Problem
-from . import narrow_points
 from .boxes import State, Truncation
 from .contract import Options, Stats, host, namespace
 from .records import put
@@ -22,6 +21,7 @@ from .records import put
 STORAGE = {"float64": np.float64, "float32": np.float32}
 FARTHEST = 1e300  # log v beyond it is no number: only M and the reference say which points are unreachable
 FORGOTTEN = dict.fromkeys(("depth", "head", "have", "extrapolated"), 0) | {"since_absorb": 1}  # of a step by others
+LEAST_LOG = 80.0  # nats below 1 that a float32 v may lie
 FAR = 100.0  # log v beyond it: a common part is kept out of v, and K takes in the rest
 
 
@@ -46,6 +46,7 @@ class KernelWorkspace:
     safe_spread: float  # range(M) / reg, and the reach of log v, that K holds with nothing absorbed but M's minimum
     dead: tuple[Any, Any]  # masks of the rows and columns that no mass can reach
     absorbed: tuple[F64, Any]  # what K holds of log v, and which columns are left out
+    narrow_points: Any = None  # of float32 passes that make their rows (narrow_points.py)
     narrow_pass = compared = False  # was the last pass a float32 one, and the last whose error was compared?
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
@@ -63,6 +64,7 @@ class KernelWorkspace:
         problem = self.problem
         if self.truncation:
             self.take_mask(self.truncation)
+        cold = log_v is not None and not log_v.any()
         symmetric = self.options.symmetric
         x, shift = (self.shifted_log_v(), None) if log_v is None else shifted(problem, log_v, symmetric)
         x = np.where(np.abs(x) < FARTHEST, x, 0.0)  # any start will do; beyond it, or NaN, a point looks unreachable
@@ -87,6 +89,8 @@ class KernelWorkspace:
             alpha, beta = self.fitted(alpha, beta)
             d, e = alpha - la, beta - lb
         d[off_u] = e[off_v] = np.inf
+        if cold and self.narrow_points and problem.cols.logarithmic:
+            x = np.where(e - x > LEAST_LOG, e, x)  # of columns far from all rows v would be 0 in float32
         self.build(alpha, beta, problem.exponent_error(alpha, beta))
         self.set_dual_constants(d, off_u)
         self.set_rows(d, off_u)
@@ -98,7 +102,7 @@ class KernelWorkspace:
         truncation, narrow = self.truncation, self.narrow_pass
         if not truncation or not truncation.correct:
             return None
-        floor = 3 * narrow_points.entry_error(self.problem, self.truncation) if narrow else 0.0
+        floor = 3 * self.narrow_points.error if narrow else 0.0
         comparable, self.compared = narrow == self.compared, narrow
         return truncation.corrected(self, stat, floor, comparable)
 

@@ -295,9 +295,9 @@ FN int status_of(const mapuot_limits *limits, mapuot_progress *p, const mapuot_s
     if (!done && limits->finer && storage >= limits->tol / 4 && out->error - storage <= fmax(limits->tol, storage) / 2)
         return MAPUOT_COARSE;
     if (p->narrow > 0 && limits->tol >= 0 &&
-        (done || at_floor(limits, p, out) || p->since_best >= NARROW_PATIENCE || scale > NARROW_LIMIT))
-        widen_passes(p);
-    if (fresh) { /* what a fresh K leaves dead or clipped stays so */
+        (done || at_floor(limits, p, out) || p->since_best >= NARROW_PATIENCE || scale > NARROW_LIMIT || out->dead > 0))
+        widen_passes(p); /* dead ones may have mass below all numbers of float32 */
+    if (fresh) {         /* what a fresh K leaves dead or clipped stays so */
         p->dead = out->dead;
         p->clipped = clipped;
     } else if (out->lost > limits->flush_tol || scale > limits->scale_limit)

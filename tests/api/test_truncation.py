@@ -337,9 +337,10 @@ def test_it_is_off_where_it_cannot_be():
 def test_auto_skips_pairs_of_large_clouds(monkeypatch):
     monkeypatch.setattr("mapuot.problem.points.AUTO_ENTRIES", 1 << 12)
     x, y, a, b = clouds()
-    got = mapuot.solve_sample(x, y, a, b, reg=5e-4, reg_m=1.0)
+    cloud = mapuot.PointCloud(x, y, form=None)
+    got = mapuot.solve(cloud, a, b, reg=5e-4, reg_m=1.0)
     assert got.skipped is not None
     want = mapuot.solve_sample(x, y, a, b, reg=5e-4, reg_m=1.0, truncate=None, tol=1e-9)
     assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
-    assert mapuot.solve_sample(x, y, a, b, reg=0.5, reg_m=1.0).skipped is None
+    assert mapuot.solve(cloud, a, b, reg=0.5, reg_m=1.0).skipped is None
     assert boxes.unit_of((10**6, 10)) == 64

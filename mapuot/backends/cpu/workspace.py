@@ -96,7 +96,7 @@ class HostWorkspace(KernelWorkspace):
     def storage(self) -> str:
         """What K is held in where it is another than was asked for."""
         problem, dtype, kind = self.problem, self.dtype, self.problem.cost.operator
-        coarse = kind == "points" and (self.options.symmetric or not narrow_points.suits(problem, self.truncation))
+        coarse = kind == "points" and (self.options.symmetric or not narrow_points.suits(problem))
         if coarse or (kind == "pairs" and limits_of(problem, self.options, dtype, NARROW_NOISE)["finer"]):
             return "float64"  # no pass makes K's entries of stored pairs anew
         return dtype
@@ -116,14 +116,13 @@ class HostWorkspace(KernelWorkspace):
         """What narrow passes make their rows of, told to the core; None of a cost that is no points."""
         if not isinstance(cost, PointCosts):
             return None
-        points = narrow_points.NarrowPoints(cost, self.problem.reg)
+        points = narrow_points.NarrowPoints(self.problem)
         d, ld = points.y.shape
         self.packed = np.ascontiguousarray(points.y.reshape(d, ld // PAD, PAD).swapaxes(0, 1))
         state.narrow_points.d, state.narrow_points.form = d, points.form
         for name, array in (("x", points.x), ("y", self.packed), ("row", points.row), ("col", points.col)):
             setattr(state.narrow_points, name, pointer(array, "float *"))
         self.floor = float(self.limits.narrow_floor)
-        put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol, self.truncation))
         return points
 
     def side(self, side: Side, size: int, out: Any, block: F64) -> dict[str, F64]:
@@ -152,6 +151,8 @@ class HostWorkspace(KernelWorkspace):
             self.progress.narrow, self.state.exact = 0, 1
             put(self.limits, {"storage_error": 0.0, "flush": np.finfo(np.float64).tiny})
             return alpha, beta
+        if found and self.narrow_points:
+            put(self.limits, self.narrow_points.limits(self.floor, self.options.tol, self.truncation))
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
@@ -197,8 +198,6 @@ class HostWorkspace(KernelWorkspace):
     def take_mask(self, truncation: Truncation) -> None:
         self.operator.keep(truncation.renew(self.pool))
         put(self.progress, START)
-        if self.progress.narrow and self.narrow_points:
-            put(self.limits, narrow_points.limits(self.problem, self.floor, self.options.tol, self.truncation))
 
     def iterate(self, count: int) -> list[Stats]:
         if not self.truncation:

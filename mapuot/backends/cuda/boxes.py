@@ -39,7 +39,6 @@ class DeviceBoxes(Boxes):
         points = self.rows.offset.size + self.cols.offset.size
         need_memory(8 * m * as_words(n) + 8 * (4 * len(self.cols.mid[0]) + 8) * (m + n) + 8 * points, "float64")
         self.bits = cp.empty((m, as_words(n)), np.uint32)
-        self.farthest = cp.zeros(1, np.uint64)
         self.record = np.zeros((), read("boxes.cu")["Boxes"])
         self.offset = {half: cp.ascontiguousarray(cp.asarray(half.offset)) for half in (self.rows, self.cols)}
 
@@ -69,10 +68,9 @@ class DeviceBoxes(Boxes):
         for name, array in on.items():
             self.record[name] = array.data.ptr
         row_mass, col_mass = cp.zeros(m), cp.zeros(n)
-        self.farthest.fill(0)
         self.call(
             "box_masses", (-(-words * BITS // 256), -(-m // ROWS)), 256, by_value(self.record),
-            np.int32(kept is not None), self.bits, np.int64(words), row_mass, col_mass, self.farthest,
+            np.int32(kept is not None), self.bits, np.int64(words), row_mass, col_mass,
         )  # fmt: skip
         self.count, width = self.counted(self.bits)
         return width.get(), row_mass.get(), self.ranks.sum(col_mass.get())
@@ -104,6 +102,3 @@ class DeviceBoxes(Boxes):
         cols = self.listed(turned, self.counted(turned)[0], m * self.unit)
         self.lists = (*rows, self.unit), (*cols, self.unit)
         return rows[0].get(), rows[1].get()
-
-    def near(self, kept: Kept) -> float:
-        return float(self.farthest.get().view(np.float64)[0])

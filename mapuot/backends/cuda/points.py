@@ -186,11 +186,11 @@ class PointWorkspace(DeviceWorkspace):
         self.expands = self.quick and expansion <= QUICK_ERROR
         self.powers_error = QUICK_ERROR + (expansion if self.expands else 0.0)
         self.quick_error = self.powers_error * self.quick  # of an entry of float64 passes
-        suits = options.precision != "float64" and narrow_points.suits(problem, skip)
+        suits = options.precision != "float64" and narrow_points.suits(problem)
         xp = namespace(problem.rows.weight)
         self.exact = narrow_points.centred(self.cloud, problem.reg, xp) if suits or self.expands else None
         if suits:
-            self.narrow_points = narrow_points.NarrowPoints(self.cloud, problem.reg, self.exact)
+            self.narrow_points = narrow_points.NarrowPoints(problem, self.exact)
         self.tiled = self.cloud.dim > DIM and not problem.masked and skip is None
         super().__init__(problem, options, skip)
         self.exact = None
@@ -243,8 +243,7 @@ class PointWorkspace(DeviceWorkspace):
         if self.narrow is not None:
             limits = self.state["limits"]
             self.floor = float(limits["narrow_floor"])
-            own = narrow_points.limits(self.problem, self.floor, self.options.tol, self.truncation)
-            put(limits, own | {"flush": 2.0**-126})
+            put(limits, {"flush": 2.0**-126})
         self.choose()
 
     def choose(self) -> None:
@@ -253,7 +252,6 @@ class PointWorkspace(DeviceWorkspace):
         lists = boxes.lists if isinstance(boxes, DeviceBoxes) else None
         if self.narrow and self.progress["narrow"] > 0:
             self.launch.take(self.passes_of(True), lists)
-            put(self.state["limits"], narrow_points.limits(self.problem, self.floor, self.options.tol, self.truncation))
             return
         self.narrow = None
         put(self.state["limits"], {"storage_error": self.quick_error, "flush": np.finfo(np.float64).tiny})
@@ -292,6 +290,8 @@ class PointWorkspace(DeviceWorkspace):
             self.progress["narrow"] = 0
             self.choose()
             return alpha, beta
+        if found and self.narrow_points:
+            put(self.state["limits"], self.narrow_points.limits(self.floor, self.options.tol, self.truncation))
         return found or (alpha, beta)
 
     def build(self, alpha: F64, beta: F64, error: float) -> None:
