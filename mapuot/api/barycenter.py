@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ..backends import pick
+from ..backends import load, pick
 from ..cached import cached_property
 from ..errors import ConvergenceWarning, InfeasibleError, shown
 from ..penalties import F64
+from ..problem.cost import Dense
 from ..problem.kinds import as_cost, as_whole_cost, stores_pairs
 from ..problem.sparse import Sparse, log_sums, on_host
 from ..problem.validate import (
@@ -166,10 +167,7 @@ def barycenter(
     q, log_u, log_v = core.q.T, core.log_u.transpose(1, 2, 0), core.log_v.transpose(1, 2, 0)
     if weights is None or np.ndim(weights) == 1:
         q, log_u, log_v = q[0], log_u[0], log_v[0]
-    status, how = (
-        "converged" if change <= tol else "max_passes",
-        "pairs" if isinstance(core.kernel, SparseKernel) else "dense K",
-    )
+    status, how = "converged" if change <= tol else "max_passes", "pairs" if core.pairs else "dense K"
     return BarycenterResult(q, log_u, log_v, core.reg, n_passes, change, status, how)
 
 
@@ -186,27 +184,67 @@ class Core:
         shape = A.shape[1], *self.weights.shape
         self.log_u, self.log_v = np.zeros(shape), np.zeros(shape)
         self.log_d, self.q = np.zeros(shape[:2]), np.zeros(shape[:2])
-        self.kernel = SparseKernel(M, self.reg) if isinstance(M, Sparse) else Kernel(M, self.reg)
-        self.wanted = self.masses(M, A) if isinstance(M, Sparse) and self.fi == 1 else None
+        self.pairs = isinstance(M, Sparse)
+        costs, self.operator = (
+            M.data if self.pairs else M,
+            load("cpu").operator_of(M if self.pairs else Dense(M), self.reg),
+        )
+        self.low = float(costs.min()) / self.reg
+        self.spread = float(costs.max()) / self.reg - self.low
+        self.wanted = self.masses(M, A) if self.pairs and self.fi == 1 else None
 
     def iterate(self) -> None:
         """The formulas above, on logarithms."""
         from scipy.special import logsumexp  # noqa: PLC0415 - on first use
 
-        log_kv = self.kernel.log_dot(self.log_v)
+        log_kv = self.log_dot(self.log_v)
         if self.fi == 1:
             self.check_reachable(log_kv)
         self.log_u = scaled(self.fi, self.log_a, log_kv)
-        log_s = self.kernel.log_dot_transpose(self.log_u)
+        log_s = self.log_dot(self.log_u, turned=True)
         if self.fi == 1:
             log_q = (np.where(self.weights > 0, log_s, 0.0) * self.weights).sum(2)
         else:
             log_q = logsumexp((1 - self.fi) * log_s, axis=2, b=self.weights) / (1 - self.fi)
         log_q = log_q + self.log_d / self.fi
         if self.debiased:
-            self.log_d = 0.5 * (self.log_d + scaled(self.fi, log_q, self.kernel.log_dot(self.log_d)))
+            self.log_d = 0.5 * (self.log_d + scaled(self.fi, log_q, self.log_dot(self.log_d)))
         self.q = np.exp(log_q)
         self.log_v = scaled(self.fi, log_q[:, :, None], log_s)
+
+    @cached_property
+    def K(self) -> Any:  # noqa: N802 - the word of the formulas
+        """K but for a factor, so that its largest entry is 1."""
+        n = len(self.log_a)
+        self.operator.open("float64")
+        self.operator.store("float64")
+        self.operator.build(np.full(n, self.low), np.zeros(n))
+        return self.operator.matrix
+
+    @cached_property
+    def costs(self) -> tuple[Any, Any]:
+        """The costs by row and by column, of an array as logarithms of K."""
+        cost = self.operator.cost
+        costs = cost if self.pairs else np.concatenate([L for _, _, L in self.operator.logarithms(cost)])
+        return costs, costs.transpose()
+
+    def log_dot(self, x: F64, turned: bool = False) -> F64:
+        """Return log(K e^x), or log(K^T e^x), of x (n, ...): by a product, or by maxima of sums where that underflows.
+
+        It is -inf where no pair ends.
+        """
+        columns = x.reshape(len(x), -1)
+        top = columns.max(axis=0)
+        top = np.where(np.isneginf(top), 0.0, top)
+        finite = np.where(np.isneginf(columns), top, columns)
+        if (top - finite.min(axis=0)).max() + self.spread < SAFE:
+            with np.errstate(divide="ignore"):
+                product = np.log((self.K.T if turned else self.K) @ np.exp(columns - top)) + top - self.low
+        elif self.pairs:
+            product = np.stack([log_sums(self.costs[turned], x, self.reg) for x in columns.T], axis=1)
+        else:
+            product = log_matmul(self.costs[turned], columns)
+        return np.asarray(product.reshape(x.shape))
 
     def masses(self, M: Sparse, A: Any) -> F64:
         """The mass of each q in each part of M, (parts, r): the geometric mean of the histograms' there."""
@@ -255,71 +293,11 @@ def scaled(fi: float, log_t: F64, log_s: F64) -> F64:
 
 
 def symmetric(M: Any) -> bool:
-    if not isinstance(M, Sparse):
-        return bool(np.allclose(M, M.T, rtol=1e-5))
     turned = M.transpose()
+    if not isinstance(M, Sparse):
+        return bool(np.allclose(M, turned, rtol=1e-5))
     same = all(map(np.array_equal, (M.start - M.start[0], M.column), (turned.start, turned.column)))
     return same and bool(np.allclose(M.data, turned.data, rtol=1e-5))
-
-
-class Kernel:
-    """log(K e^x), log(K^T e^x) for K = exp(-M / reg) and x (n, ...): a product, or log_matmul where it underflows."""
-
-    def __init__(self, M: Any, reg: float) -> None:
-        self.low = float(M.min()) / reg
-        self.spread = float(M.max()) / reg - self.low
-        self.log_k = M.astype(np.float64) / -reg
-        self.K = np.exp(self.log_k + self.low) if self.spread < SAFE else None
-
-    def log_dot(self, x: F64) -> F64:
-        return self._log_product(x, self.K, self.log_k)
-
-    def log_dot_transpose(self, x: F64) -> F64:
-        return self._log_product(x, None if self.K is None else self.K.T, self.log_k.T)
-
-    def _log_product(self, x: F64, K: F64 | None, log_k: F64) -> F64:
-        columns = x.reshape(len(x), -1)
-        top = columns.max(axis=0)
-        finite = np.where(np.isneginf(columns), top, columns)
-        if K is not None and (top - finite.min(axis=0)).max() + self.spread < SAFE:
-            product = np.log(K @ np.exp(columns - top)) + top - self.low
-        else:
-            product = log_matmul(log_k, columns)
-        return np.asarray(product.reshape(x.shape))
-
-
-class SparseKernel:
-    """Products with a sparse kernel on logarithms: -inf where no pair ends; maxima are taken where sums underflow."""
-
-    def __init__(self, cost: Sparse, reg: float) -> None:
-        self.low = float(cost.data.min()) / reg
-        self.spread = float(cost.data.max()) / reg - self.low
-        self.cost, self.reg, log_k = cost, reg, cost.data.astype(np.float64) / -reg
-        self.K = cost.with_data(np.exp(log_k + self.low)) if self.spread < SAFE else None
-
-    @cached_property
-    def turned(self) -> Any:
-        """The costs by column."""
-        return self.cost.transpose()
-
-    def log_dot(self, x: F64) -> F64:
-        return self._log_product(x, False)
-
-    def log_dot_transpose(self, x: F64) -> F64:
-        return self._log_product(x, True)
-
-    def _log_product(self, x: F64, transposed: bool) -> F64:
-        columns = x.reshape(len(x), -1)
-        top = columns.max(axis=0)
-        top = np.where(np.isneginf(top), 0.0, top)
-        finite = np.where(np.isneginf(columns), top, columns)
-        if self.K is not None and (top - finite.min(axis=0)).max() + self.spread < SAFE:
-            with np.errstate(divide="ignore"):
-                product = np.log((self.K.T if transposed else self.K) @ np.exp(columns - top)) + top - self.low
-        else:
-            pairs = self.turned if transposed else self.cost
-            product = np.stack([log_sums(pairs, x, self.reg) for x in columns.T], axis=1)
-        return np.asarray(product.reshape(x.shape))
 
 
 def checked(A: Any, M: Any, reg: Any, reg_m: Any, pairs: bool = False) -> tuple[Any, Any, float, float]:
