@@ -225,8 +225,7 @@ class Sweep:
     @cached_property
     def objective(self) -> float:
         """Value the sparse plan by the dense costs, which may have more digits than the stored ones."""
-        P, pairs = self.result.plan.data, self.result.problem.cost
-        assert isinstance(pairs, Sparse)
+        P, pairs = self.result.plan.data, self.result.problem.cost.pairs
         more = costs_of(self.near.problem.cost, pairs.row_numbers(), pairs.column) - pairs.data
         return self.result.objective + float(np.where(P > 0, more, 0.0) @ P)
 
@@ -258,10 +257,9 @@ def solved_again(result: Result, seen: Sweep, near: Result, cost: Any, tol: floa
     from scipy import sparse  # noqa: PLC0415 - on first use
 
     problem = result.problem
-    assert isinstance(problem.cost, Sparse)
     seen.choose(seen.most)
     new = sparse.coo_array((costs_of(cost, seen.i, seen.j), (seen.i, seen.j)), shape=problem.shape)
-    old = problem.cost.matrix().tocoo()
+    old = problem.cost.pairs.matrix().tocoo()
     row, column = np.r_[old.row, new.row], np.r_[old.col, new.col]
     wide = Sparse.of_matrix(sparse.coo_array((np.r_[old.data, new.data], (row, column)), shape=problem.shape))
     low, high = (f(wide.data[np.isfinite(wide.data)]) for f in (np.min, np.max))

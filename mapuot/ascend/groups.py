@@ -89,9 +89,7 @@ class Groups:
     def __init__(self, problem: Problem, units: list[int], options: Options, solve: Any, backend: ModuleType) -> None:
         self.problem, self.options, self.solve, self.backend = problem, options, solve, backend
         self.units, self.small = units, grouped(problem, units)
-        cloud, means = problem.cost, self.small.cost
-        assert isinstance(cloud, PointCosts)
-        assert isinstance(means, PointCosts)
+        cloud, means = problem.cost.cloud, self.small.cost.cloud
         sides = (problem.rows, self.small.rows), (problem.cols, self.small.cols)
         self.levels, xp = [], namespace(problem.rows.weight)
         rows, columns = cloud.coordinates(xp)
@@ -187,8 +185,7 @@ def image(side: Side, log: F64, marginal: F64, reg: float) -> F64:
 
 def grouped(problem: Problem, units: list[int]) -> Problem:
     """Return the problem between the means of ``units`` neighbours each, in which all pairs count."""
-    cloud = problem.cost
-    assert isinstance(cloud, PointCosts)
+    cloud = problem.cost.cloud
     sides, means = [], []
     xp = namespace(problem.rows.weight)
     x, y = cloud.coordinates(xp)

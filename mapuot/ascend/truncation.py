@@ -15,7 +15,6 @@ from ..backends import boxes
 from ..backends.boxes import Sorted, State, Truncation, expected, order
 from ..backends.contract import Options, namespace
 from ..penalties import F64
-from ..problem.points import PointCosts
 from ..problem.problem import Problem
 from ..problem.side import Side
 from .groups import Groups, units_of
@@ -23,8 +22,7 @@ from .groups import Groups, units_of
 
 def in_boxes(problem: Problem, turned: bool, least: int, threads: int | None = None) -> Sorted:
     """Return the problem with its points sorted into boxes of at least ``least`` points."""
-    cloud = problem.cost
-    assert isinstance(cloud, PointCosts)
+    cloud = problem.cost.cloud
     unit = boxes.unit_of(whole_shape(problem), least)
     at = order(cloud.rows, unit, threads), order(cloud.targets, unit, threads)
     sides = [picked(side, k) for side, k in zip((problem.rows, problem.cols), at, strict=True)]

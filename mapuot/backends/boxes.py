@@ -19,7 +19,7 @@ import numpy as np
 
 from ..cached import cached_property
 from ..penalties import F64
-from ..problem.points import Kept, PointCosts
+from ..problem.points import Kept
 from ..problem.problem import Problem
 from ..problem.side import Side
 from ..problem.validate import as_columns
@@ -155,11 +155,11 @@ class Boxes:
     arrays: ModuleType = np  # NumPy or CuPy: what points lie in
 
     def __init__(self, problem: Problem, pool: Any) -> None:
-        assert isinstance(problem.cost, PointCosts)
+        cloud = problem.cost.cloud
         self.problem, self.pool, self.ranks = problem, pool, problem.rows.ranks
-        metric, scale = problem.cost.core
-        self.metric, self.unit = metric.number, problem.cost.unit
-        n, (rows, columns) = problem.shape[1], problem.cost.coordinates(self.arrays)
+        metric, scale = cloud.core
+        self.metric, self.unit = metric.number, cloud.unit
+        n, (rows, columns) = problem.shape[1], cloud.coordinates(self.arrays)
         self.limit = -(-n // PAD) * PAD  # where the last run of columns may end
         factor, self.smooth = metric.scaled(scale / problem.reg), metric.degree == 2
         first = columns[:, :1]

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem.cost import Cost
-from ..problem.sparse import Sparse, log_sums
+from ..problem.sparse import log_sums
 from .contract import Operator, host, namespace
 
 T = TypeVar("T")
@@ -201,8 +201,8 @@ class LogKernel:
 
     def log_sums(self, cost: Cost, x: F64) -> F64:
         """log sum_j exp(x_j - C_ij / reg) of the rows of this cost, or of its transpose, entry by entry."""
-        if isinstance(cost, Sparse):
-            return log_sums(cost, x, self.reg)
+        if cost.operator == "pairs":
+            return log_sums(cost.pairs, x, self.reg)
         out = np.empty(cost.shape[0])
         for i0, i1, L in self.operator.logarithms(cost):
             xp = namespace(L)

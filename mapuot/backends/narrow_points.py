@@ -146,14 +146,14 @@ def product_error(problem: Problem) -> float:
     4 d; the squares, of c and 4 c, by 5 d. These are taken off log u and log v, and the three are added up: 5 u of c
     three times.
     """
-    assert isinstance(problem.cost, PointCosts)
-    return float(2.0**-53 * (9 * problem.cost.dim + 40) * problem.M_max / problem.reg)
+    return float(2.0**-53 * (9 * problem.cost.cloud.dim + 40) * problem.M_max / problem.reg)
 
 
 def suits(problem: Problem) -> bool:
     """Tell whether float32 passes can make this problem's rows."""
-    known = isinstance(problem.cost, PointCosts) and problem.cost.core[0].form is not None and problem.c is None
-    return known and entry_error(problem, sum(sizes(problem))) <= MOST_ERROR
+    if problem.cost.operator != "points" or problem.c is not None or problem.cost.cloud.core[0].form is None:
+        return False
+    return entry_error(problem, sum(sizes(problem))) <= MOST_ERROR
 
 
 def entry_error(problem: Problem, size: float, scalings: tuple[F64, F64] | None = None) -> float:

@@ -20,7 +20,6 @@ from ..cached import cached_property
 from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem.cost import Cost, Dense, cost_of
-from ..problem.points import PointCosts
 from ..problem.sparse import Sparse, is_sparse
 from ..problem.validate import MASS_TOLERANCE, as_float, as_positive, as_real, as_weight, check_kind
 from ..processor import free_memory
@@ -207,7 +206,7 @@ class MultiProblem:
         """What passes read, in the words of `MultiResult.how`."""
         if self.storage == "made":
             return "rows made from the costs"
-        pairs_only = self.edges and all(isinstance(x, Sparse) for x in self.edges.values())
+        pairs_only = self.edges and all(x.operator == "pairs" for x in self.edges.values())
         return f"{self.storage} {'products' if self.kind == 'triangle' else 'pairs' if pairs_only else 'tiles'}"
 
     @cached_property
@@ -339,7 +338,7 @@ def as_edge(value: Any, name: str, xp: Any) -> Cost:
     given: Any = cost_of(value)
     if is_sparse(value):
         given = Sparse.of_matrix(value, name)
-    elif not isinstance(given, PointCosts):
+    elif getattr(given, "operator", "") != "points":
         given = as_held(value, name, xp)
         check_kind(given, name, "fiu")
     if len(given.shape) != 2 or 0 in given.shape:
@@ -371,8 +370,9 @@ def cut(cost: Cost, kept: list[Any]) -> Cost:
     """Return the cost of the kept points, itself where they are all."""
     if tuple(map(len, kept)) == tuple(cost.shape):
         return cost
-    if isinstance(cost, PointCosts):
-        return cost[kept[0]].transpose()[kept[1]].transpose()
-    if isinstance(cost, Sparse):
-        return Sparse.of_matrix(cost.matrix()[kept[0]][:, kept[1]])
+    if cost.operator == "points":
+        found: Cost = cost.cloud[kept[0]].transpose()[kept[1]].transpose()
+        return found
+    if cost.operator == "pairs":
+        return Sparse.of_matrix(cost.pairs.matrix()[kept[0]][:, kept[1]])
     return Dense(np.asarray(cost)[np.ix_(*kept)])

@@ -14,7 +14,7 @@ from ..backends import Stats
 from ..cached import cached_property
 from ..errors import shown
 from ..penalties import F64, kl_divergence
-from ..problem.sparse import Sparse, is_sparse
+from ..problem.sparse import is_sparse
 from ..problem.validate import as_columns
 from ..status import FAILED, told_bound
 from .blocks import Blocks
@@ -150,7 +150,8 @@ class MultiResult(Certified):
         """
         i, j = self._two(i, j)
         edges = self.problem.edges
-        if isinstance(self._body, Tree) and isinstance(edges.get((i, j), edges.get((j, i))), Sparse):
+        cost = edges.get((i, j), edges.get((j, i)))
+        if isinstance(self._body, Tree) and cost is not None and cost.operator == "pairs":
             P = self._body.stored_pair(i, j, self._found).tocoo()
             rows, cols = self.problem.marginals[i], self.problem.marginals[j]
             places = rows.kept[P.row], cols.kept[P.col]

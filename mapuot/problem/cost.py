@@ -30,6 +30,7 @@ class Cost:
     held = False  # one array, to which a backend can point
     operator = "tiles"  # of K in a pass: stored "tiles", stored "pairs", "points" that make it, "products" along axes
     cloud: Any = None  # the points that the costs are between (`PointCosts`)
+    pairs: Any = None  # the cost itself, where it stores some pairs only (`Sparse`)
     wide = False  # passes are float64 ones, whatever storage is asked for
     shape: tuple[int, int]
     dtype: Any
@@ -125,6 +126,10 @@ class Cost:
                 low, high = min(low, found[0]), max(high, found[1])
         return (low, high, bad, infinite) if low <= high else (0.0, 0.0, bad, infinite)
 
+    def finite_range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        """Return the range of a reference, whose pairs that are not stored are 0."""
+        return self.range(backend, threads)
+
     def note(self, i0: int, M: Any) -> None:
         """Take note of the rows from i0 on, which ``range`` reads."""
 
@@ -212,6 +217,10 @@ class Dense(Cost):
 
     def read(self, i0: int, i1: int) -> Any:
         return self._array if i1 - i0 == self.shape[0] else self._array[i0:i1]
+
+    def at(self, row: Any, column: Any) -> Any:
+        """Return these entries."""
+        return host(self._array)[row, column]
 
     def landmarks(self) -> tuple[Any, Any]:
         rows, columns = some_of(self.shape)

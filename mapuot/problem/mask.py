@@ -175,24 +175,28 @@ class Masked(Cost):
 
     def __init__(self, base: str | Cost, mask: SeededMask, shape: tuple[int, int], row: int = 0, col: int = 0) -> None:
         self.base, self.mask, self.shape, self.row, self.col = base, mask, shape, row, col
-        self.dtype = base.dtype if isinstance(base, Cost) else np.dtype(np.float64)
+        self.dtype = np.dtype(np.float64) if isinstance(base, str) else base.dtype
 
     @property
     def given(self) -> Any:
         """Numbers of the user's matrix, or None."""
-        return self.base.array if isinstance(self.base, Cost) else None
+        return None if isinstance(self.base, str) else self.base.array
+
+    def changed(self, change: Callable[[Cost], Cost]) -> str | Cost:
+        """Return the base, where it is a matrix, changed."""
+        return self.base if isinstance(self.base, str) else change(self.base)
 
     def read(self, i0: int, i1: int) -> Masked:
-        base = Dense(self.base.read(i0, i1)) if isinstance(self.base, Cost) else self.base
+        base = self.changed(lambda c: Dense(c.read(i0, i1)))
         return Masked(base, self.mask, (i1 - i0, self.shape[1]), self.row + i0, self.col)
 
     def with_given(self, move: Callable[[Any], Any]) -> Masked:
         """Return the reference with ``move(given)`` in the place of the user's numbers."""
-        base = Dense(move(self.given)) if isinstance(self.base, Cost) else self.base
+        base = self.changed(lambda c: Dense(move(c.array)))
         return Masked(base, self.mask, self.shape, self.row, self.col)
 
     def transpose(self) -> Masked:
-        base = self.base.transpose() if isinstance(self.base, Cost) else self.base
+        base = self.changed(lambda c: c.transpose())
         return Masked(base, self.mask.T, self.shape[::-1], self.col, self.row)
 
     @property
@@ -213,8 +217,8 @@ class Masked(Cost):
         out = np.empty(self.shape)
         for i0, weights in self.weights():
             out[i0 : i0 + len(weights)] = weights
-        if isinstance(self.base, Cost):
-            out *= np.asarray(self.base.array)
+        if self.given is not None:
+            out *= np.asarray(self.given)
         return out.astype(dtype or out.dtype, copy=False)
 
     def words(self) -> dict[str, int | float]:

@@ -72,7 +72,7 @@ class Common:
     @property
     def c(self) -> Cost | None:
         """The reference measure where the user gave a matrix or a mask."""
-        return self.reference if isinstance(self.reference, Cost) else None
+        return None if isinstance(self.reference, str) else self.reference
 
     @property
     def masked(self) -> Masked | None:
@@ -82,7 +82,7 @@ class Common:
     @property
     def unmasked(self) -> str | Cost:
         """The reference measure without its mask."""
-        return self.reference.base if isinstance(self.reference, Masked) else self.reference
+        return self.reference if self.masked is None else self.masked.base
 
     @property
     def alike(self) -> bool:
@@ -106,7 +106,7 @@ class Common:
         """Multiply the masked reference, without the factor a b^T, by X (n,) or (n, p); not ``rows``: its transpose."""
         assert self.masked is not None
         xp, cut = namespace(X), self.masked
-        base = cut.base if isinstance(cut.base, Cost) else "uniform"
+        base = "uniform" if isinstance(cut.base, str) else cut.base
         c, nothing = Masked(base, cut.mask, cut.shape, cut.row, cut.col), xp.broadcast_to(xp.zeros(1), self.shape)
         task = Problem(Dense(nothing), self.rows, self.cols, 1.0, c, 0.0, 0.0, False, 0.0)
         task = task if rows else task.transpose()
@@ -115,7 +115,7 @@ class Common:
     @property
     def exchanged(self) -> dict[str, Any]:
         """The fields of the problem with rows and columns exchanged."""
-        reference = self.reference.transpose() if isinstance(self.reference, Cost) else self.reference
+        reference = self.reference if self.c is None else self.c.transpose()
         return {"cost": self.cost.transpose(), "rows": self.cols, "cols": self.rows, "reference": reference}
 
 

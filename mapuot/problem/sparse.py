@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.contract import host, namespace
+from ..backends.contract import namespace
 from ..penalties import F64
 from ..ranks import ALONE, Ranks
 from .cost import Cost, held_type, own_part
@@ -99,6 +99,10 @@ class Sparse(Cost):
         return len(self.data)
 
     @property
+    def pairs(self) -> Sparse:
+        return self
+
+    @property
     def places(self) -> tuple[Any, Any]:
         return self.start, self.column
 
@@ -178,10 +182,9 @@ class Sparse(Cost):
         low, high, bad, infinite = backend.extrema(self.data[None], threads)
         return low, high, bad, infinite + absent
 
-    def finite_range(self, backend: ModuleType) -> tuple[float, float, int, int]:
-        """Return the range of a reference, which is 0 where it stores nothing."""
-        low, high, bad, infinite = backend.extrema(self.data[None]) if self.size else (0.0, 0.0, 0, 0)
-        return low, high, bad, infinite
+    def finite_range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:
+        low, high, bad, infinite = self.range(backend, threads)
+        return low, high, bad, infinite - (self.all_pairs - self.size)
 
     def part(self, a: Any, b: Any, ranks: Ranks) -> Sparse:
         return self[slice(*own_part(a, self.shape[0], ranks))]
@@ -195,17 +198,17 @@ class Sparse(Cost):
         """The row of every stored pair."""
         return np.repeat(np.arange(self.shape[0]), np.diff(self.start))
 
+    def at(self, row: Any, column: Any) -> Any:
+        """Return these entries, 0 where none is stored."""
+        if not self.size:
+            return np.zeros(len(row))
+        mine, theirs = row * self.shape[1] + column, self.row_numbers() * self.shape[1] + self.column
+        place = np.minimum(np.searchsorted(theirs, mine), self.size - 1)
+        return np.where(theirs[place] == mine, self.data[place], 0)
+
     def taken_from(self, other: Any) -> Sparse:
-        """The numbers of a matrix, an array or a `Sparse`, in these places; 0 where that stores none."""
-        row = self.row_numbers()
-        if not isinstance(other, Sparse):
-            data = host(other)[row, self.column]
-        elif other.size:
-            mine, theirs = row * self.shape[1] + self.column, other.row_numbers() * self.shape[1] + other.column
-            place = np.minimum(np.searchsorted(theirs, mine), other.size - 1)
-            data = np.where(theirs[place] == mine, other.data[place], 0)
-        else:
-            data = np.zeros(self.size)
+        """The numbers of another cost in these places."""
+        data = other.at(self.row_numbers(), self.column)
         return Sparse(np.ascontiguousarray(data, np.float64), self.column, self.start, self.shape)
 
     def parts_between(self, out_rows: Any, out_cols: Any, ranks: Ranks = ALONE) -> Parts:

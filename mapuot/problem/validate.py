@@ -241,7 +241,7 @@ def as_reference(
         if value == "uniform":
             return value, float(ranks.sum(cost.shape[0]) * cost.shape[1])
         raise ValueError(f"reference must be 'product', 'uniform' or a matrix, got {value!r}")
-    places, value = cost if isinstance(cost, Sparse) else None, cost_of(value)
+    places, value = cost.pairs if cost.operator == "pairs" else None, cost_of(value)
     if places is not None and is_sparse(value):
         value = Sparse.of_matrix(value.tocsr(), "reference")  # in which a 0, of padding too, forbids its pair
     whole = isinstance(value, Sparse) or (isinstance(value, Cost) and not cost.held)
@@ -250,14 +250,14 @@ def as_reference(
     if c.shape != cost.shape:
         raise ValueError(f"reference must have M's shape {cost.shape}, got {c.shape}")
     c = c if isinstance(c, Cost) else Dense(as_real(c))
-    low, high, bad, infinite = c.finite_range(backend) if isinstance(c, Sparse) else c.range(backend, threads)
+    low, high, bad, infinite = c.finite_range(backend, threads)
     odd = f" and {bad + infinite} entries that are not finite" if bad or infinite else ""
     if bad or infinite or low < 0 or not ranks.max(high) > 0:
         raise ValueError(f"reference must be finite, >= 0 and not all zero, got range [{low}, {high}]{odd}")
     mass = float(ranks.sum(c.sum()))
     if not mass < math.inf:
         raise ValueError(f"reference is too large: its sum is beyond float64 (largest entry {high})")
-    return c if places is None else places.taken_from(c if isinstance(c, Sparse) else c.array), mass
+    return c if places is None else places.taken_from(c), mass
 
 
 def as_kept(mass: Any) -> Any:

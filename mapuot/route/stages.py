@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..backends.contract import Options
-from ..problem.points import PointCosts
 from ..problem.problem import Common, Problem
 from ..status import FAILED
 
@@ -173,8 +172,8 @@ def quicker(problem: Problem, options: Options, given: tuple[bool, bool], prefer
 
 def nats_of(problem: Problem, saves: bool) -> float | None:
     """Return how far below its share, in nats, a pair of points must lie to be skipped; None: none is."""
-    cloud, ranks = problem.cost, problem.ranks
-    if not isinstance(cloud, PointCosts):
+    cloud, ranks = problem.cost.cloud, problem.ranks
+    if problem.cost.operator != "points":
         return None
     ranks.same(truncate=repr(cloud.truncate))
     if not cloud.truncates(ranks.sum(cloud.size)):
@@ -188,5 +187,5 @@ def nats_of(problem: Problem, saves: bool) -> float | None:
     if cloud.truncate != "auto":
         if reasons:
             raise NotImplementedError(f"truncate is not for {reasons[0]}: give truncate=None")
-        return float(cloud.truncate)  # type: ignore[arg-type]
+        return float(cloud.truncate)
     return None if reasons or problem.spread < FAR else 0.0

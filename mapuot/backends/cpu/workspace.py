@@ -14,7 +14,6 @@ import numpy as np
 from ..._core import ffi, lib
 from ...penalties import F64
 from ...problem.cost import Cost
-from ...problem.points import PointCosts
 from ...problem.problem import Problem
 from ...problem.side import Side
 from .. import narrow_points
@@ -114,7 +113,7 @@ class HostWorkspace(KernelWorkspace):
 
     def float32_points(self, cost: Cost, state: Any) -> narrow_points.NarrowPoints | None:
         """What narrow passes make their rows of, told to the core; None of a cost that is no points."""
-        if not isinstance(cost, PointCosts):
+        if cost.operator != "points":
             return None
         points = narrow_points.NarrowPoints(self.problem)
         d, ld = points.y.shape

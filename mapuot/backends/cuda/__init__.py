@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ...problem.cost import Dense
-from ..contract import namespace
 from ..cpu.grid import GridOperator, grid_workspace
 from ..operator import parts_of
 
@@ -37,7 +35,7 @@ def __getattr__(name: str) -> Any:
 def quicker_turned(cost: Any) -> bool:
     """Tell whether passes over the transpose of a matrix on the device would take less time."""
     m, n = cost.shape
-    return isinstance(cost, Dense) and namespace(cost.array) is not np and n > max(m, LONG_ROWS)
+    return cost.held and cost.operator == "tiles" and cost.xp is not np and n > max(m, LONG_ROWS)
 
 
 def Workspace(problem: Any, options: Any, skip: Any = None) -> Any:  # noqa: N802 - the word of the contract

@@ -14,9 +14,7 @@ import numpy as np
 
 from ...cached import cached_property
 from ...penalties import F64
-from ...problem.cost import Cost
 from ...problem.mask import Masked
-from ...problem.points import PointCosts
 from ...problem.problem import Problem
 from .. import narrow_points
 from ..boxes import Truncation
@@ -175,12 +173,11 @@ class PointWorkspace(DeviceWorkspace):
     launch: PointIterate
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
-        if isinstance(problem.unmasked, Cost):
+        if not isinstance(problem.unmasked, str):
             raise NotImplementedError("reference must be 'product' or 'uniform' for points on a GPU")
         if "ordered" in switches():
             raise NotImplementedError("MAPUOT_CUDA=ordered is not for points")
-        assert isinstance(problem.cost, PointCosts)
-        self.cloud, self.narrow_points = problem.cost, None
+        self.cloud, self.narrow_points = problem.cost.cloud, None
         self.quick = options.precision != "float64" and options.tol >= QUICK_TOL
         expansion = narrow_points.product_error(problem) if self.cloud.core[0].degree == 2 else math.inf
         self.expands = self.quick and expansion <= QUICK_ERROR
