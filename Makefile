@@ -177,7 +177,7 @@ build/fuzz/.done: .venv/.ext tests/fuzz/core.c $(wildcard tests/core/check_*.h)
 	@touch $@
 
 clean: ## remove all that was built or installed here
-	rm -rf .venv build dist *.egg-info mapuot/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info mapuot/*.so .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/.pip:

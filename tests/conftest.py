@@ -13,7 +13,6 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 pytest.register_assert_rewrite("batches", "judge", "launch", "matrix", "nvrtc", "problems", "products")
 
@@ -26,15 +25,9 @@ if ON_CPU:
 os.environ.setdefault("TQDM_DISABLE", "0")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX takes 75 % of a GPU otherwise
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background, and their children, ignore it
-settings.register_profile("mapuot", derandomize=True, deadline=None, max_examples=40, print_blob=False)
-settings.register_profile("nightly", settings.get_profile("mapuot"), max_examples=400)
 warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
 
 LONGEST = "test_cuda_on_cpu", "test_mpi", "test_cuda_compile"
-
-
-def pytest_configure(config):
-    settings.load_profile("mapuot" if "not nightly" in config.option.markexpr else "nightly")
 
 
 @pytest.hookimpl(trylast=True)

@@ -236,6 +236,9 @@ OLD = {"since_absorb": 5}  # K is that of some passes
 ENDS = [  # (the pass, the state before it, limits, sums of scales and of the next v, status)
     ({}, {}, {}, (1, 1), "running"),
     ({"error": 1e-7}, {}, {}, (1, 1), "converged"),
+    ({"error": 1.01e-6}, {}, {}, (1, 1), "running"),
+    ({"gap": 1e-4}, {}, {"tol_gap": 1e-4}, (1, 1), "converged"),
+    ({"gap": 1.01e-4}, {}, {"tol_gap": 1e-4}, (1, 1), "running"),
     ({"error": 1e-7}, {"narrow": 1}, {}, (1, 1), "running"),
     ({"error": 1e-7}, OLD, {}, (1, 1e-101), "absorb"),
     ({"error": 1e-7}, {}, {}, (1, 1e101), "converged"),

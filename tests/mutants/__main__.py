@@ -20,6 +20,7 @@ from pathlib import Path
 from .table import AREAS
 
 ROOT = Path(__file__).resolve().parents[2]
+CORE = "src_c"  # what is compiled
 PATIENCE = 5  # times that the tests of an area take without a change, and a minute: a change may slow them down
 CCACHE = {"CC": "ccache gcc", "CCACHE_NOHASHDIR": "1"} if shutil.which("ccache") else {}
 
@@ -87,7 +88,7 @@ def trial(folder, file, text, instead, tests, seconds):
         raise WrongError(f"{file} has {before.count(text)} times, not once: {text}")
     path.write_text(before.replace(text, instead))
     try:
-        if file.startswith("src_c"):
+        if file.startswith(CORE):
             build(folder)
         return tried(folder, tests, seconds)
     finally:
@@ -100,32 +101,31 @@ def main(words):
     given = parser.parse_args(words)
     survivors, wrong, count = [], [], 0
     with tempfile.TemporaryDirectory(prefix="mapuot-mutants-") as name:
-        folder, built = Path(name), True
+        folder, stale = Path(name), True  # stale: the core in the copy is that of a change, or none
         copied(folder)
-        build(folder)
         for tests, changes in AREAS:
             chosen = [(file, *x) for file, some in changes.items() for x in some if given.only in f"{file} {x[0]}"]
-            if not chosen:
-                continue
-            if not built:
-                build(folder)
-            begun = time.monotonic()
-            if told := tried(folder, tests, 1800):
-                wrong.append(f"without a change: {told}")
-                continue
-            seconds = 60 + PATIENCE * (time.monotonic() - begun)
+            seconds = None
             for file, text, instead, *reason in chosen:
-                count += 1
                 try:
+                    if stale and (seconds is None or not file.startswith(CORE)):
+                        build(folder)
+                        stale = False
+                    if seconds is None:
+                        begun = time.monotonic()
+                        if told := tried(folder, tests, 1800):
+                            raise WrongError(f"without a change: {told}")
+                        seconds = 60 + PATIENCE * (time.monotonic() - begun)
+                    stale = stale or file.startswith(CORE)
                     told = trial(folder, file, text, instead, tests, seconds)
                 except WrongError as error:
-                    wrong.append(str(error))
-                    told = f"WRONG {error}"
-                built = built and not file.startswith("src_c")
+                    wrong.append(told := f"WRONG: {error}")
+                    if seconds is None:
+                        break
                 if not told and not reason:
                     survivors.append(f"{file}: {text}  ->  {instead}")
-                told = told or f"SURVIVES {' '.join(reason)}"
-                print(f"{file}: {text}  ->  {instead}\n    {told}", flush=True)
+                count += 1
+                print(f"{file}: {text}  ->  {instead}\n    {told or ' '.join(['SURVIVES', *reason])}", flush=True)
     print(f"\n{count} changes, {len(survivors)} that no test notices", *survivors, *wrong, sep="\n")
     return 2 if wrong else 1 if survivors else 0
 

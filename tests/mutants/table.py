@@ -6,7 +6,7 @@ text is a part of a line or two, so that lines may move.
 
 CORE = (
     "core/test_rules.py core/test_penalties.py core/test_plain.py core/test_kernels.py hostile/test_examples.py "
-    "hostile/test_kinks.py core/test_regimes.py core/test_solve.py hostile/test_hostile.py core/test_properties.py"
+    "hostile/test_bounds.py core/test_regimes.py core/test_solve.py hostile/test_hostile.py"
 )
 
 AREAS = [
@@ -178,7 +178,7 @@ AREAS = [
             ("v_sub(in, live)", "zero"),
         ],
         "src_c/solve.c": [
-            ("state->limits.exponent_error = task->exponent_rounding * (paid + largest);", ""),
+            ("task->exponent_rounding * (paid + largest) + task", "task"),
             ("state->limits.dual_constant = reg * (p->mass_a * p->mass_b);", ""),
         ],
         "mapuot/problem/problem.py": [
@@ -207,13 +207,21 @@ AREAS = [
         ],
     }),
     ("api/test_result.py api/test_sparse.py", {
-        "mapuot/answer/result.py": [
-            ('side="right")\n                drawn = np.minimum', 'side="left")\n                drawn = np.minimum'),
-            ("(at[here] - low) / (high - low)", "(at[here] - low) / high"),
-            ("np.cumsum(self.row_marginal)", "np.cumsum(np.ones_like(self.row_marginal))"),
-            ("pair[here] = i0 * n + drawn", "pair[here] = drawn"),
-            ("drawn = np.minimum(drawn, np.searchsorted(total, total[-1]))", ""),
-            ('side="right") - 1) * n', 'side="left") - 1) * n'),
+        "mapuot/answer/draw.py": [
+            ("used = np.flatnonzero(r > 0)", "used = np.arange(len(r))"),
+            ("ends = np.cumsum(r)", "ends = np.arange(1.0, len(r) + 1)"),
+            ("rng.permutation(size) + rng.random()", "rng.permutation(size) + rng.random(size)"),
+            ('ends[-1], 0.0)), side="right")', 'ends[-1], 0.0)), side="left")'),
+        ],
+        "mapuot/backends/draw.py": [
+            ("passed(ends, at * ends[:, -1])", "passed(ends, at * ends[0, -1])"),
+            ("float64), left)", "float64), 0 * left)"),
+            ("column = np.minimum(RUN * run[:, None]", "column = np.minimum(RUN * 0 * run[:, None]"),
+            ("wanted - np.where(place > 0, ends", "wanted - np.where(place < 0, ends"),
+            ("ordered[some] - i0, at[order[some]]", "ordered[some] - i0, at[some]"),
+            ("(ends > wanted[:, None])", "(ends >= wanted[:, None])"),
+            ('ends[here] + at, side="right") - 1', "at, side=\"right\") - 1"),
+            ('ends[beyond], side="left") - 1', 'ends[beyond], side="right") - 1'),
         ],
     }),
     ("api/test_damaged.py api/test_store.py api/test_files.py", {
