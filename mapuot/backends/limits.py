@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from .._core import ffi, lib
 from .contract import Options
+from .records import COMMON
 
 STORAGES = ("float64", "float32")  # mapuot_dtype, in order
 
@@ -34,8 +37,8 @@ def fill(limits: Any, problem: Any, options: Options, dtype: str, noise: float, 
     lib.mapuot_limits_of(terms, ffi.addressof(limits))
 
 
-def limits_of(problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> dict[str, float]:
-    """Return the limits of a problem by name."""
+def limits_of(problem: Any, options: Options, dtype: str, noise: float, reg: float | None = None) -> Any:
+    """Return the limits of a problem as a record of NumPy."""
     limits = ffi.new("mapuot_limits *")
     fill(limits[0], problem, options, dtype, noise, reg)
-    return {name: getattr(limits, name) for name, _ in ffi.typeof("mapuot_limits").fields}
+    return np.frombuffer(ffi.buffer(limits), COMMON["mapuot_limits"])[0]

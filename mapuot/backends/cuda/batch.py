@@ -59,8 +59,8 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     rounding = EXPONENT_ROUNDING * (3 * (task.M_max - task.M_min) + abs(task.M_min)) / reg
     rounding += task.cost.error(task.M_max) / reg
     known["exponent_error"] = rounding * (1 + math.sqrt((known["rho_rows"] + known["rho_cols"]) / reg))
-    known |= SCALES | {"memory": min(options.memory, BATCH_MEMORY), "flush": 0.0}
-    put(record["limits"], known)
+    put(known, SCALES | {"memory": min(options.memory, BATCH_MEMORY), "flush": 0.0})
+    record["limits"] = known
     record["k1"], record["fi2"] = reg / float(task.rows.rho[0]), 1 / (1 + known["rate_cols"])
     record["product"] = task.reference == "product"
     record["low"], record["safe"] = task.M_min / reg, (task.M_max - task.M_min) / reg <= SAFE_SPREAD

@@ -126,6 +126,12 @@ def spread_shape(ld: int, dtype: str) -> Shape | None:
     return None
 
 
+@cache
+def fitting(shapes: tuple[Shape, ...], ld: int, chunk: int) -> Shape | None:
+    """The first of these shapes that covers a row."""
+    return next((shape for shape in shapes if shape.width >= ld and shape.CPT % chunk == 0), None)
+
+
 def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
     """The narrowest shape that covers a row; None where no persistent kernel does."""
     chunk = 16 // ITEMSIZE[dtype]
@@ -135,10 +141,9 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
         cluster = (1 << (ld - 1).bit_length()) // FULL_STRIPS
         return Shape(1, 16, 1, cluster, 1) if narrow else Shape(1, 8, 2, 2 * cluster, 1)
     shapes = NARROW_SHAPES if narrow else WIDE_SHAPES
-    fitting = [shape for shape in shapes if shape.width >= ld and shape.CPT % chunk == 0]
-    if not fitting:
+    shape = fitting(shapes, ld, chunk)
+    if shape is None:
         return None
-    shape = fitting[0]
     return replace(shape, R=max(1, shape.R // 2)) if dtype == "float64" else shape
 
 

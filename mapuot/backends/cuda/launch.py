@@ -13,7 +13,7 @@ import ctypes
 import os
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import cupy as cp
 import numpy as np
@@ -49,9 +49,24 @@ ROWS, FINISH, BOTH = 1, 2, 3  # halves of a pass
 ROW_KERNELS = {True: ("row_pass",), False: ("row_sums", "join_rows", "column_sums")}  # portable; a block covers a row?
 
 
+class Lie(NamedTuple):
+    """Numbers of a launch that the lengths of vectors depend on."""
+
+    parts: int
+    copies: int
+    memory: int
+    slab: int
+    ordered: bool
+
+
 def switches() -> frozenset[str]:
     """The words of MAPUOT_CUDA."""
-    words = frozenset(os.environ.get("MAPUOT_CUDA", "").replace(",", " ").split())
+    return words_of(os.environ.get("MAPUOT_CUDA", ""))
+
+
+@cache
+def words_of(text: str) -> frozenset[str]:
+    words = frozenset(text.replace(",", " ").split())
     if not words <= {"portable", "ordered", "racecheck"}:
         raise ValueError(f"MAPUOT_CUDA may hold 'portable', 'ordered' and 'racecheck', got {sorted(words)}")
     return words
@@ -177,6 +192,9 @@ def fitted(device: int, words: frozenset[str], shape: Shape, *lie: Any) -> Persi
     return fitted(device, words, replace(shape, R=shape.R // 2), *lie)
 
 
+READY: set[tuple[Any, ...]] = set()  # what passes of a kind on a device need is compiled
+
+
 class Iterate:
     """Calls that make passes on the state they were built for."""
 
@@ -196,17 +214,24 @@ class Iterate:
         self.ordered = "ordered" in switches()
         capability, self.processors, _ = device_limits(cp.cuda.Device().id)
         if capability >= 90 and not (in_place or portable or "portable" in switches()):
-            together([*persistent_jobs(self.m, self.n, dtype, kl), *beside])
-            self.fit(ld, dtype, kl)
+            self.fit(ld, dtype, kl, beside)
         self.persistent = self.wide is not None
         if not self.persistent:
             self.fit_portable(ld, dtype, kl)
 
-    def fit(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
+    @property
+    def lie(self) -> Lie:
+        return Lie(self.parts, self.copies, self.memory, self.slab, self.ordered)
+
+    def fit(self, ld: int, dtype: str, kl: tuple[bool, bool], beside: tuple[Job, ...]) -> None:
         """The two persistent kernels, where they fit."""
         made: list[Persistent | None] = []
-        here = cp.cuda.runtime.getDevice(), switches()
-        for narrow, shape in zip((False, True), shapes_for(ld, dtype), strict=True):
+        here, shapes = (cp.cuda.runtime.getDevice(), switches()), shapes_for(ld, dtype)
+        kind = *here, shapes, dtype, kl, self.memory
+        if kind not in READY:
+            together([*persistent_jobs(self.m, self.n, dtype, kl), *beside])
+            READY.add(kind)
+        for narrow, shape in zip((False, True), shapes, strict=True):
             lie = self.m, ld, dtype, kl, narrow, self.memory
             one = None if shape is None else fitted(*here, shape, *lie)
             made.append(one if one is not None and one.parts > 0 else None)

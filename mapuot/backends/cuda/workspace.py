@@ -10,6 +10,7 @@ rank finishes on the same sums with the same grid, so that all make the same dec
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from ...penalties import F64
 from ...problem.mask import Masked
 from ...problem.problem import Problem
 from ..boxes import Truncation
-from ..contract import MEMORY, PAD, Options, Stats, largest, memory_of
+from ..contract import MEMORY, PAD, Options, Stats, host, largest, memory_of
 from ..limits import limits_of
 from ..operator import parts_of
 from ..records import ABSORB, COARSE, put, told
@@ -31,7 +32,7 @@ from ..rules import START
 from ..workspace import KernelWorkspace
 from .coarse import DeviceCoarse, words_of_clusters
 from .kernels import BLOCKS, ITEMSIZE, POSTS, PROGRESS, SCALARS, SOLO_COLUMNS, STATE, STORES, TRACE, UNSET, memory_for
-from .launch import TRACE_PASSES, Iterate, switches
+from .launch import TRACE_PASSES, Iterate, Lie, switches
 from .operator import DeviceOperator
 from .stream import stream_job
 
@@ -43,7 +44,9 @@ NARROW_NOISE = 2e-6  # as on a CPU; at 3e-7, float32's rounding, a tenth of the 
 NARROW_LIMIT = 1e20  # largest v that float32 passes start from
 ANY_PASS = 1 << 30  # halves of a pass have no number to stop at
 PASSES_A_READ = 32  # at most, of ranks: in a read the device waits for 140 us, a pass after the end takes it 20 us
+POINTERS = {name for name, (kind, *_) in (STATE.fields or {}).items() if kind == np.uint64}
 COLUMN_VECTORS = ("weight", "log_weight", "rho", "upper", "absorbed", "fi", "rate")
+MOST_WORDS = 1 << 15  # of vectors that are read with each report: 20 us
 STREAM_WORDS = 1 << 17  # of the parts of a row's sum that streams over M leave, and of what the pool rounds up
 
 
@@ -52,26 +55,58 @@ def whole_lines(count: int) -> int:
     return -(-count // 32) * 32
 
 
-class Lie(NamedTuple):
-    """Numbers of a launch that the lengths of vectors depend on (``Iterate`` has the same members)."""
+class Layout(NamedTuple):
+    """Where each vector of a workspace lies in one allocation, in words, and where its address stands in a State."""
 
-    parts: int
-    copies: int
-    memory: int
-    slab: int
-    ordered: bool
+    places: dict[str, tuple[int, int]]  # first word and how many
+    size: int
+    up: int  # words from the first on that absorb writes, progress the last of them
+    down: tuple[int, int]  # words that are read after a launch: the report and the vectors of the answer
+    slots: Any  # words of a State that are addresses
+    offsets: Any  # bytes from the first word to what they point at
+
+
+@lru_cache(maxsize=256)
+def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
+    """Lay out the vectors of a solve; ``copies``: x_next, v_scale and narrow_v are the blocks' own, and not sent up."""
+    copies, parts = lie.copies, max(BLOCKS, lie.parts)
+    report = (2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize) // 8
+    own = dict.fromkeys(("v_scale", "narrow_v", "x_next"), copies * ld)
+    words = {"scalars": 2 * parts * SCALARS, "point": 4 * m, "cols": len(COLUMN_VECTORS) * whole_lines(ld)}
+    words |= own if copies == 1 else {}
+    words |= {"report": report, "u_log": m, "r": m, "x": ld, "s": ld}
+    words |= own | dict.fromkeys(("image", "residual"), copies * ld)
+    words |= dict.fromkeys(("dF", "dG"), copies * lie.memory * ld)
+    words |= {"u_scale": m * (1 + in_place), "ratio": ld * in_place}
+    words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
+    words |= {"slab": lie.slab * ld * lie.ordered, "partial": 2 * parts * POSTS, "barrier": 32}
+    places, at = {}, 0
+    for name, count in words.items():
+        places[name] = at, count
+        at += whole_lines(count)
+    ends = [places[name][0] + length for name, length in (("s", ld), ("x_next", ld))]
+    down = min(places[name][0] for name in ("report", "x_next")), max(ends)
+    fields: Any = STATE.fields
+    address = {fields[name][1]: 8 * first for name, (first, count) in places.items() if count and name in POINTERS}
+    (cols, at_cols), progress = fields["cols"], 8 * places["report"][0]
+    for k, name in enumerate(COLUMN_VECTORS):
+        address[at_cols + cols.fields[name][1]] = 8 * (places["cols"][0] + k * whole_lines(ld))
+    address |= {fields["progress"][1]: progress, fields["trace"][1]: progress + 2 * PROGRESS.itemsize}
+    slots, offsets = np.array([*address], np.int64) // 8, np.array([*address.values()], np.uint64)
+    return Layout(places, at, places["report"][0] + 2 * PROGRESS.itemsize // 8, down, slots, offsets)
 
 
 class Views(dict[str, Any]):
     """Named parts of one array, views made when they are first asked for: one takes CuPy 5 us."""
 
-    def __init__(self, block: Any, places: dict[str, tuple[int, int]]) -> None:
-        self.block, self.places = block, places
+    def __init__(self, block: Any, places: dict[str, tuple[int, int]], before: int = 0) -> None:
+        """``before``: the first word of the block."""
+        self.block, self.places, self.before = block, places, before
 
     def __missing__(self, name: str) -> Any:
         at, count = self.places[name]
         dtype = {"narrow_v": np.float32, "report": np.uint8}.get(name, np.float64)
-        part = self[name] = self.block[at : at + count].view(dtype)
+        part = self[name] = self.block[at - self.before : at - self.before + count].view(dtype)
         return part
 
 
@@ -143,45 +178,22 @@ class DeviceWorkspace(KernelWorkspace):
         """Bytes that a solve takes beside K at most, whatever grid its kernels get."""
         (m, n), M, c = self.problem.shape, self.problem.M, self.problem.c
         memory, ordered = memory_for(self.most, n, ITEMSIZE[dtype]), "ordered" in switches()
-        words = self.words(Lie(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
-        count = sum(map(whole_lines, words.values())) + m + n + 2 * max(m, n) + STREAM_WORDS
+        most = self.layout(Lie(BLOCKS, BLOCKS if n <= SOLO_COLUMNS else 1, memory, BLOCKS, ordered))
+        count = most.size + m + n + 2 * max(m, n) + STREAM_WORDS
         count += words_of_clusters(m, n, self.ld) * (memory > MEMORY[0])
         given = c.given if isinstance(c, Masked) else None if c is None else c.array
         return 8 * count + sum(block_bytes(x, rows_at_once(M)) for x in (M, given))
 
-    def words(self, lie: Any) -> dict[str, int]:
-        """The vectors of a launch, by the length of each; what absorb writes lies first, the report behind it."""
-        m, ld, copies, parts = self.problem.shape[0], self.ld, lie.copies, max(BLOCKS, lie.parts)
-        in_place, report = self.options.in_place, 2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize
-        words = {"scalars": 2 * parts * SCALARS, "point": 4 * m}
-        words |= {f"cols.{name}": ld for name in COLUMN_VECTORS}
-        words |= {"report": report // 8, "u_log": m, "r": m, "x": ld, "s": ld}
-        words |= dict.fromkeys(("x_next", "v_scale", "narrow_v", "image", "residual"), copies * ld)
-        words |= dict.fromkeys(("dF", "dG"), copies * lie.memory * ld)
-        words |= {"u_scale": m * (1 + in_place), "ratio": ld * in_place}
-        words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
-        words["slab"] = lie.slab * ld * lie.ordered
-        return words | {"partial": 2 * parts * POSTS, "barrier": 32}
+    def layout(self, lie: Lie) -> Layout:
+        return layout(self.problem.shape[0], self.ld, self.options.in_place, lie)
 
     def allocate(self) -> None:
-        """Every vector in one zeroed allocation, their addresses in the state.
-
-        What absorb writes lies first, and what is read at the end behind it, so that each is one transfer.
-        """
-        places, at = {}, 0
-        for name, count in self.words(self.launch).items():
-            places[name] = at, count
-            at += whole_lines(count)
-        self.arrays, self.downloaded = Views(cp.zeros(at), places), None
-        self.staged = self.arrays if self.held else Views(np.zeros(places["report"][0]), places)
-        address = self.arrays.block.data.ptr
-        for name, (at, count) in places.items():
-            if name.startswith("cols."):
-                self.state["cols"][name[5:]] = address + 8 * at
-            elif count and name != "report":
-                self.state[name] = address + 8 * at
-        self.state["progress"] = address + 8 * places["report"][0]
-        self.state["trace"] = self.state["progress"] + 2 * PROGRESS.itemsize
+        """Every vector in one zeroed allocation, their addresses in the state."""
+        self.lies = self.layout(self.launch.lie)
+        self.arrays, self.downloaded, self.fresh = Views(cp.zeros(self.lies.size), self.lies.places), None, True
+        self.staged = self.arrays if self.held else Views(np.zeros(self.lies.up), self.lies.places)
+        address = np.uint64(self.arrays.block.data.ptr)
+        self.state.reshape(1).view(np.uint64)[self.lies.slots] = address + self.lies.offsets
 
     def constants(self) -> None:
         problem, options, state = self.problem, self.options, self.state
@@ -189,8 +201,8 @@ class DeviceWorkspace(KernelWorkspace):
         state["parts"], state["share"], state["solo"] = self.launch.parts, self.launch.share, self.launch.solo
         scales = WIDE_SCALES if self.dtype == "float64" else SCALES
         memory = min(memory_of(options.memory, self.most, ITEMSIZE[self.dtype]), self.launch.memory)
-        own = scales | {"memory": memory}
-        put(state["limits"], limits_of(problem, options, self.dtype, NARROW_NOISE) | own)
+        state["limits"] = limits_of(problem, options, self.dtype, NARROW_NOISE)
+        put(state["limits"], scales | {"memory": memory})
         for name, side in (("rows", problem.rows), ("cols", problem.cols)):
             state[name]["penalty"] = side.kind.number
 
@@ -214,8 +226,9 @@ class DeviceWorkspace(KernelWorkspace):
         self.progress["narrow"] = self.launch.narrow is not None
 
     def put(self, name: str, values: F64) -> None:
-        part = self.arrays[name][: len(values)]
-        if self.held:
+        sent = self.held or self.lies.places[name][0] < self.lies.up
+        part = (self.staged if sent else self.arrays)[name][: len(values)]
+        if sent:
             part[:] = values
         elif len(values):
             part.set(np.ascontiguousarray(values, part.dtype))
@@ -269,16 +282,19 @@ class DeviceWorkspace(KernelWorkspace):
             fi = 1 / (1 + rate)
         log_weight = np.where(np.isinf(e), 0.0, side.log_weight)
         upper = 0.0 if side.upper is None else side.upper
-        self.staged["cols.absorbed"][:] = np.inf
-        for name, values in zip(COLUMN_VECTORS, (weight, log_weight, side.rho, upper, e, fi, rate), strict=True):
-            self.staged["cols." + name][:n] = values
+        cols = self.staged["cols"].reshape(len(COLUMN_VECTORS), -1)
+        cols[COLUMN_VECTORS.index("absorbed")] = np.inf
+        for row, values in zip(cols, (weight, log_weight, side.rho, upper, e, fi, rate), strict=True):
+            row[:n] = values
         self.put("x_next", x)
         self.put("v_scale", v)
         if self.options.in_place:  # the plan starts as K: u = v = 1
             self.put("ratio", v)
             self.arrays["u_scale"].fill(1)
         self.put("narrow_v", np.minimum(v, NARROW_LIMIT))
-        self.arrays["sums"].fill(0)
+        if not self.fresh:
+            self.arrays["sums"].fill(0)
+        self.fresh = False
         k2 = float(self.state["limits"]["rate_cols"])
         with np.errstate(over="ignore"):
             next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
@@ -287,16 +303,18 @@ class DeviceWorkspace(KernelWorkspace):
             self.staged["scalars"][k] = value
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= largest(v) <= NARROW_LIMIT
         self.progress["turn"] = self.progress["since_absorb"] = self.progress["status"] = 0.0
-        if not self.held:
-            self.arrays.block[: len(self.staged.block)].set(self.staged.block)
         self.downloaded = None
         self.send_progress()
 
     def send_progress(self) -> None:
-        """Progress as it is here; nothing is posted yet."""
+        """Progress as it is here, with all that is staged; nothing is posted yet."""
         self.arrays["partial"].view(np.uint64).fill(UNSET)
         record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
-        self.arrays["report"][: len(record)].set(record)
+        if self.held:
+            self.arrays["report"][: len(record)].set(record)
+            return
+        self.staged["report"][:] = record
+        self.arrays.block[: self.lies.up].set(self.staged.block)
 
     def iterate(self, count: int) -> list[Stats]:
         return self.coarse.iterate(count)
@@ -357,7 +375,11 @@ class DeviceWorkspace(KernelWorkspace):
     def read(self) -> list[Stats]:
         """The one read of a launch: progress and trace."""
         self.problem.ranks.all(None)  # a rank that failed meets the others here, before they wait for their GPUs
-        report, size = self.arrays["report"].get(), PROGRESS.itemsize
+        first, end = self.lies.down
+        if not self.held and end - first <= MOST_WORDS:
+            self.downloaded = self.download()
+        there = self.arrays if self.downloaded is None else self.downloaded
+        report, size = host(there["report"]), PROGRESS.itemsize
         before, half = int(self.progress["passes"]), self.launch.parity
         self.progress = report[half * size : (half + 1) * size].view(PROGRESS)[0].copy()
         trace = report[2 * size :].view(TRACE)
@@ -372,11 +394,12 @@ class DeviceWorkspace(KernelWorkspace):
         if self.held:
             return self.arrays
         if self.downloaded is None:
-            places, last = self.arrays.places, self.arrays.places["x_next"][0] + self.ld
-            first = places["u_log"][0]
-            block = self.arrays.block[first:last].get()
-            self.downloaded = Views(block, {name: (at - first, count) for name, (at, count) in places.items()})
+            self.downloaded = self.download()
         return self.downloaded
+
+    def download(self) -> Views:
+        first, end = self.lies.down
+        return Views(self.arrays.block[first:end].get(), self.lies.places, first)
 
     @property
     def next_log_v(self) -> F64:
