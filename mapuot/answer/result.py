@@ -405,10 +405,13 @@ class Result(Certified, Answer):
             if is_sparse(block):
                 index[here], value[here] = map(xp.asarray, top_of(block, k))
                 continue
-            part = xp.argpartition(block, n - k, axis=1)[:, n - k :]
-            order = xp.argsort(-xp.take_along_axis(block, part, 1), axis=1, kind="stable")
-            index[here] = part = xp.take_along_axis(part, order, 1)
-            value[here] = xp.take_along_axis(block, part, 1)
+            if xp is np:
+                part = np.argpartition(block, n - k, axis=1)[:, n - k :]
+                order = np.argsort(-np.take_along_axis(block, part, 1), axis=1, kind="stable")
+                index[here] = np.take_along_axis(part, order, 1)
+            else:  # where to part takes as long as to sort
+                index[here] = xp.argsort(-block, axis=1)[:, :k]
+            value[here] = xp.take_along_axis(block, index[here], 1)
         return index, value
 
     def sample(self, size: int, seed: Any = None, *, method: str = "independent") -> tuple[Any, Any]:

@@ -24,6 +24,7 @@ from ..problem.validate import (
 )
 from ..progress import bar as progress_bar
 from ..ranks import join
+from ..route.on_device import plain_problem
 from ..route.options import METHODS, PRECISIONS, SCHEDULES, make_options, one_potential
 from ..route.plain import attempt
 from ..status import FAILED, not_converged, warn_not_converged
@@ -185,33 +186,33 @@ def solve(
     if (like := tensor_among(M, a, b)) is not None:
         given = locals()
         return answered(solve, given.pop("like"), given)  # type: ignore[no-any-return]
-    if (
-        warm_start is mask is callback is comm is checkpoint is symmetric is None
-        and not progress
-        and isinstance(schedule, str)
-        and schedule in SCHEDULES
-    ):
-        arguments = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
-        plain = attempt(M, a, b, reg, reg_m, arguments, out)
-        if plain is not None:
-            if not plain.converged:
-                warn_not_converged(not_converged(plain, tol, may_be_finer(plain.options, precision)))
-            return plain
+    words = method, penalty, reference, tol, tol_gap, max_passes, precision, backend, threads
+    free = warm_start is mask is callback is comm is checkpoint is symmetric is None and not progress
+    free = free and isinstance(schedule, str) and schedule in SCHEDULES
+    if free and (plain := attempt(M, a, b, reg, reg_m, words, out)) is not None:
+        if not plain.converged:
+            warn_not_converged(not_converged(plain, tol, may_be_finer(plain.options, precision)))
+        return plain
     ranks = join(comm)
     with ranks.together():
-        check_words(method, precision, schedule)
-        callback = as_callback(callback)
-        module = pick(backend, M, a, b)
-        alike = {"method": method, "penalty": penalty, "tol": tol, "tol_gap": tol_gap, "max_passes": max_passes}
-        alike |= {"precision": precision, "reg": reg, "mask": repr(mask)}
-        cost, a, b, reg_m = own_cost(M, a, b, reg_m, reference, module, ranks, **alike)
-        check_whole(cost, method, out)
-        threads = ranks.threads(as_threads(threads), cost.size)
-        cost = formed(cost, module, ranks, threads)
-        with first_read(cost, progress and ranks.rank == 0) as tell:
-            problem = Problem.from_cost(cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask, tell)
-        out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
-        options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.remade)
+        if free and out is None and (known := plain_problem(M, a, b, reg, reg_m, words)) is not None:
+            module, problem, options = known
+        else:
+            check_words(method, precision, schedule)
+            callback = as_callback(callback)
+            module = pick(backend, M, a, b)
+            alike = {"method": method, "penalty": penalty, "tol": tol, "tol_gap": tol_gap, "max_passes": max_passes}
+            alike |= {"precision": precision, "reg": reg, "mask": repr(mask)}
+            cost, a, b, reg_m = own_cost(M, a, b, reg_m, reference, module, ranks, **alike)
+            check_whole(cost, method, out)
+            threads = ranks.threads(as_threads(threads), cost.size)
+            cost = formed(cost, module, ranks, threads)
+            with first_read(cost, progress and ranks.rank == 0) as tell:
+                problem = Problem.from_cost(
+                    cost, a, b, reg, reg_m, penalty, reference, module, ranks, threads, mask, tell
+                )
+            out = out if out is None else as_out(out, cost.shape, cost.dtype, cost.array)
+            options = make_options(method, precision, tol, tol_gap, threads, schedule, made=cost.remade)
         options = one_potential(options, problem, symmetric, module)
         start = start_potentials(warm_start, problem)
         ranks.same(warm_start=start[1])

@@ -8,7 +8,6 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -30,12 +29,6 @@ from .sparse import Parts
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
 VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
-
-
-def largest_log(log_weight: F64) -> float:
-    """Return max |log t| of the weights above e^-46 (1e-20) of the largest; lighter points round nobody's plan."""
-    top = largest(log_weight, -math.inf)
-    return largest(np.abs(log_weight[log_weight > top - 46]))
 
 
 @dataclass(frozen=True)
@@ -175,7 +168,8 @@ class Problem(Common):
         Costs that outweigh log u + log v by VANISHING, finite ones that stand for inf, make entries 0 and do not count.
         """
         terms = sum(largest(np.abs(x[np.isfinite(x)])) for x in (log_u, log_v))
-        terms = self.ranks.max(terms + sum(map(largest_log, self.log_reference)))
+        terms += self.rows.log_size + self.cols.log_size if self.unmasked == "product" else 0.0
+        terms = self.ranks.max(terms)
         paid = min(self.spread, terms + abs(self.M_min) / self.reg + VANISHING)
         error = self.ranks.max(self.cost.error(self.M_max))  # weights make it depend on the own points
         return EXPONENT_ROUNDING * float(paid + terms) + float(error) / self.reg

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..backends.contract import largest
 from ..cached import cached_property
 from ..penalties import F64, PENALTIES, Penalty, dual_term
 from ..ranks import ALONE, Ranks
+
+
+def largest_log(log_weight: F64) -> float:
+    """Return max |log t| of the weights above e^-46 (1e-20) of the largest; lighter points round nobody's plan."""
+    top = largest(log_weight, -math.inf)
+    return largest(np.abs(log_weight[log_weight > top - 46]))
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,10 @@ class Side:
     def log_weight(self) -> F64:
         with np.errstate(divide="ignore"):
             return np.log(self.weight)
+
+    @cached_property
+    def log_size(self) -> float:
+        return largest_log(self.log_weight)
 
     @property
     def kind(self) -> Penalty:

@@ -38,10 +38,13 @@ NUMBERS = {float, int, np.float64, np.float32, np.int64, np.int32}
 @functools.lru_cache(maxsize=64, typed=True)
 def settings(
     method: str, penalty: str, reference: str, tol: Any, tol_gap: Any, max_passes: int, precision: str, backend: str,
-    threads: int | None,
+    threads: int | None, where: tuple[str, ...] = ("auto", "cpu"),
 ) -> Options | None:  # fmt: skip
-    """Return the options of a plain call, None where it is another one or has a wrong argument."""
-    if penalty != "kl" or reference != "product" or backend not in ("auto", "cpu") or threads not in (None, 1):
+    """Return the options of a plain call, None where it is another one or has a wrong argument.
+
+    ``where``: the words for backends that solve it.
+    """
+    if penalty != "kl" or reference != "product" or backend not in where or threads not in (None, 1):
         return None
     if method not in METHODS or METHODS[method][2]:
         return None

@@ -15,8 +15,8 @@ import numpy as np
 from ... import penalties
 from ..._core import ffi, lib
 from ...penalties import F64
-from ...problem.problem import EXPONENT_ROUNDING, BatchProblem, largest_log
-from ...problem.side import Side
+from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
+from ...problem.side import Side, largest_log
 from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options, memory_of
 from ..limits import fill
 from ..records import STATS, STATUS, put

@@ -19,7 +19,15 @@ from ...problem.side import Side
 from ...problem.validate import check_columns
 from .kernels import ITEMSIZE, STORES, kernel
 
-NUMBERS = ("scalar_rho", "rho_range", "largest_soft_rho", "mass", "dual_scale", "uniform")  # of a Side, cached there
+NUMBERS = (
+    "log_size",
+    "scalar_rho",
+    "rho_range",
+    "largest_soft_rho",
+    "mass",
+    "dual_scale",
+    "uniform",
+)  # of a Side, cached there
 BLOCK_BYTES = 1 << 28  # of a numpy M on the device at once
 COSTS = 64  # rows and columns that a block of point_costs.cu makes
 FEW = 12  # dimensions up to which a pass over 20,000 points takes less time than one over their K

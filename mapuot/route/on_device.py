@@ -1,0 +1,69 @@
+"""The short way of plain problems on a GPU into their Problem: what is checked is what can be wrong with these.
+
+Plain: an array on the device, masses in floating point or none, KL or balanced sides of one reg_m each, c = a b^T. What
+is odd goes through problem/validate.py, which tells what is wrong. From the Problem on all go the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ..backends import Options, host, namespace, pick
+from ..problem.cost import Dense
+from ..problem.problem import Problem
+from ..problem.side import Side
+from .plain import number, penalties_of, settings
+
+
+def plain_problem(
+    M: Any, a: Any, b: Any, reg: Any, reg_m: Any, arguments: tuple[Any, ...]
+) -> tuple[ModuleType, Problem, Options] | None:  # fmt: skip
+    """Return (backend, problem, options) of a plain problem on a device, None where it is another one.
+
+    ``arguments``: those of `settings`.
+    """
+    reg, rho = number(reg), penalties_of(reg_m)
+    if namespace(M) is np or rho is None or not 0 < reg < math.inf or rho[0] == rho[1] == math.inf:
+        return None
+    if M.ndim != 2 or M.dtype.char not in "fd" or not (M.flags.c_contiguous and M.size):
+        return None
+    try:
+        options = settings(*arguments, where=("auto", "cuda"))
+    except TypeError:  # something that is not hashable
+        return None
+    rows, cols = (given_side(*x) for x in (("a", a, M.shape[0], rho[0]), ("b", b, M.shape[1], rho[1])))
+    if options is None or rows is None or cols is None:
+        return None
+    backend, mass = pick("cuda"), rows.mass * cols.mass
+    cost = Dense(backend.asarray(M))
+    low, high, bad, infinite = cost.range(backend)
+    if bad or infinite or not all(map(math.isfinite, (low / reg, high / reg, (high - low) / reg, mass))):
+        return None
+    return backend, Problem(cost, rows, cols, reg, "product", low, high, False, mass), options
+
+
+@functools.lru_cache(maxsize=64)
+def equal_side(name: str, length: int, rho: float) -> Side:
+    """Return a side of equal masses with all that was asked of it; calls may share it, since nothing writes there."""
+    return side_of(name, np.full(length, 1.0 / length), rho)
+
+
+def side_of(name: str, weight: Any, rho: float) -> Side:
+    rhos = np.full(len(weight), rho)
+    weight.flags.writeable = rhos.flags.writeable = False
+    return Side(name, weight, "kl" if rho < math.inf else "balanced", rhos)
+
+
+def given_side(name: str, weight: Any, length: int, rho: float) -> Side | None:
+    """Return a side, None where its masses are for the ordinary way to read, or to complain of."""
+    if weight is None:
+        return equal_side(name, length, rho)
+    if not hasattr(weight, "dtype") or weight.shape != (length,) or weight.dtype.kind != "f":
+        return None
+    weight = np.array(host(weight), np.float64)
+    return side_of(name, weight, rho) if weight.min() > 0 and weight.sum() < math.inf else None
