@@ -330,6 +330,25 @@ def test_layouts_and_products(layout):
     np.testing.assert_allclose(moved, plan @ X / plan.sum(1)[:, None], rtol=1e-5)
 
 
+@pytest.mark.parametrize("given", ["none", "host", "device", "zeros"])
+@pytest.mark.parametrize(("reg", "reg_m"), [(0.05, 1.0), (0.05, (np.inf, 0.5)), (0.05, (0.5, np.inf)), (5e-4, 0.5)])
+def test_the_short_way_makes_the_same_problem(monkeypatch, given, reg, reg_m):
+    """Twice, since sides of equal masses are shared; a callback, or masses of 0, make a call go the ordinary way."""
+    monkeypatch.setenv("MAPUOT_CUDA", "ordered")
+    M, a, b = cost(40, 60, 2)
+    a[:3] *= given != "zeros"
+    masses = {"none": (None, None), "device": (cp.asarray(a), cp.asarray(b, dtype=np.float32))}.get(given, (a, b))
+    want = solve(cp.asarray(M), *masses, reg=reg, reg_m=reg_m, callback=lambda stats: None)
+    for _ in range(2):
+        found = solve(cp.asarray(M), *masses, reg=reg, reg_m=reg_m)
+        assert found.n_passes == want.n_passes
+        assert found.how == want.how
+        for name in ("log_u", "log_v", "row_marginal", "col_marginal"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(want, name))
+        for name in ("objective", "dual", "error_bound", "mass"):
+            assert getattr(found, name) == getattr(want, name)
+
+
 @pytest.mark.parametrize("kind", ["C", "F", "masked", "reference", "host", "points"])
 def test_pairs_are_drawn_and_found_where_the_cost_is(kind):
     """By chi-square of 37 x 71 pairs against the plan, and their largest and top entries against numpy's."""

@@ -127,8 +127,9 @@ def spread_shape(ld: int, dtype: str) -> Shape | None:
 
 
 @cache
-def fitting(shapes: tuple[Shape, ...], ld: int, chunk: int) -> Shape | None:
-    """The first of these shapes that covers a row."""
+def fitting(narrow: bool, ld: int, chunk: int) -> Shape | None:
+    """The narrowest shape of such passes that covers a row."""
+    shapes = NARROW_SHAPES if narrow else WIDE_SHAPES
     return next((shape for shape in shapes if shape.width >= ld and shape.CPT % chunk == 0), None)
 
 
@@ -140,8 +141,7 @@ def shape_for(ld: int, dtype: str, narrow: bool = False) -> Shape | None:
     if dtype == "float32" and ld > FULL_STRIPS and ld > (1 << (ld - 1).bit_length()) * 15 // 16:
         cluster = (1 << (ld - 1).bit_length()) // FULL_STRIPS
         return Shape(1, 16, 1, cluster, 1) if narrow else Shape(1, 8, 2, 2 * cluster, 1)
-    shapes = NARROW_SHAPES if narrow else WIDE_SHAPES
-    shape = fitting(shapes, ld, chunk)
+    shape = fitting(narrow, ld, chunk)
     if shape is None:
         return None
     return replace(shape, R=max(1, shape.R // 2)) if dtype == "float64" else shape

@@ -60,22 +60,21 @@ class Layout(NamedTuple):
 
     places: dict[str, tuple[int, int]]  # first word and how many
     size: int
-    up: int  # words from the first on that absorb writes, progress the last of them
-    down: tuple[int, int]  # words that are read after a launch: the report and the vectors of the answer
+    up: tuple[int, int]  # from and to which word absorb writes
+    down: tuple[int, int]  # and what is read after a launch: the vectors of the answer and the report
     slots: Any  # words of a State that are addresses
     offsets: Any  # bytes from the first word to what they point at
 
 
 @lru_cache(maxsize=256)
 def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
-    """Lay out the vectors of a solve; ``copies``: x_next, v_scale and narrow_v are the blocks' own, and not sent up."""
+    """Lay out the vectors of a solve, so that what absorb writes is one piece, and what is read at the end."""
     copies, parts = lie.copies, max(BLOCKS, lie.parts)
     report = (2 * PROGRESS.itemsize + TRACE_PASSES * TRACE.itemsize) // 8
-    own = dict.fromkeys(("v_scale", "narrow_v", "x_next"), copies * ld)
-    words = {"scalars": 2 * parts * SCALARS, "point": 4 * m, "cols": len(COLUMN_VECTORS) * whole_lines(ld)}
-    words |= own if copies == 1 else {}
-    words |= {"report": report, "u_log": m, "r": m, "x": ld, "s": ld}
-    words |= own | dict.fromkeys(("image", "residual"), copies * ld)
+    words = {"u_log": m, "r": m, "x": ld, "s": ld, "x_next": copies * ld, "report": report}
+    words |= dict.fromkeys(("v_scale", "narrow_v"), copies * ld)
+    words |= {"cols": len(COLUMN_VECTORS) * whole_lines(ld), "point": 4 * m, "scalars": 2 * parts * SCALARS}
+    words |= dict.fromkeys(("image", "residual"), copies * ld)
     words |= dict.fromkeys(("dF", "dG"), copies * lie.memory * ld)
     words |= {"u_scale": m * (1 + in_place), "ratio": ld * in_place}
     words |= {"work": 2 * ld, "sums": 3 * ld, "next_v": 2 * ld, "total": ld + SCALARS}
@@ -84,8 +83,7 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
     for name, count in words.items():
         places[name] = at, count
         at += whole_lines(count)
-    ends = [places[name][0] + length for name, length in (("s", ld), ("x_next", ld))]
-    down = min(places[name][0] for name in ("report", "x_next")), max(ends)
+    up, down = (places["x_next"][0], places["scalars"][0] + SCALARS), (0, sum(places["report"]))
     fields: Any = STATE.fields
     address = {fields[name][1]: 8 * first for name, (first, count) in places.items() if count and name in POINTERS}
     (cols, at_cols), progress = fields["cols"], 8 * places["report"][0]
@@ -93,7 +91,7 @@ def layout(m: int, ld: int, in_place: bool, lie: Lie) -> Layout:
         address[at_cols + cols.fields[name][1]] = 8 * (places["cols"][0] + k * whole_lines(ld))
     address |= {fields["progress"][1]: progress, fields["trace"][1]: progress + 2 * PROGRESS.itemsize}
     slots, offsets = np.array([*address], np.int64) // 8, np.array([*address.values()], np.uint64)
-    return Layout(places, at, places["report"][0] + 2 * PROGRESS.itemsize // 8, down, slots, offsets)
+    return Layout(places, at, up, down, slots, offsets)
 
 
 class Views(dict[str, Any]):
@@ -191,7 +189,8 @@ class DeviceWorkspace(KernelWorkspace):
         """Every vector in one zeroed allocation, their addresses in the state."""
         self.lies = self.layout(self.launch.lie)
         self.arrays, self.downloaded, self.fresh = Views(cp.zeros(self.lies.size), self.lies.places), None, True
-        self.staged = self.arrays if self.held else Views(np.zeros(self.lies.up), self.lies.places)
+        first, end = self.lies.up
+        self.staged = self.arrays if self.held else Views(np.zeros(end - first), self.lies.places, first)
         address = np.uint64(self.arrays.block.data.ptr)
         self.state.reshape(1).view(np.uint64)[self.lies.slots] = address + self.lies.offsets
 
@@ -226,7 +225,7 @@ class DeviceWorkspace(KernelWorkspace):
         self.progress["narrow"] = self.launch.narrow is not None
 
     def put(self, name: str, values: F64) -> None:
-        sent = self.held or self.lies.places[name][0] < self.lies.up
+        sent = self.held or self.lies.up[0] <= self.lies.places[name][0] < self.lies.up[1]
         part = (self.staged if sent else self.arrays)[name][: len(values)]
         if sent:
             part[:] = values
@@ -292,13 +291,12 @@ class DeviceWorkspace(KernelWorkspace):
             self.put("ratio", v)
             self.arrays["u_scale"].fill(1)
         self.put("narrow_v", np.minimum(v, NARROW_LIMIT))
-        if not self.fresh:
-            self.arrays["sums"].fill(0)
+        for name in () if self.fresh else ("sums", "scalars"):
+            self.arrays[name].fill(0)
         self.fresh = False
         k2 = float(self.state["limits"]["rate_cols"])
         with np.errstate(over="ignore"):
             next_sums = float((weight * np.exp(-k2 * x)).sum()), float(v.sum())
-        self.staged["scalars"][:] = 0.0
         for k, value in enumerate(next_sums, SCALARS - 2):
             self.staged["scalars"][k] = value
         self.progress["narrow"] *= 1 / NARROW_LIMIT <= largest(v) <= NARROW_LIMIT
@@ -313,8 +311,8 @@ class DeviceWorkspace(KernelWorkspace):
         if self.held:
             self.arrays["report"][: len(record)].set(record)
             return
-        self.staged["report"][:] = record
-        self.arrays.block[: self.lies.up].set(self.staged.block)
+        self.staged["report"][: len(record)] = record
+        self.arrays.block[slice(*self.lies.up)].set(self.staged.block)
 
     def iterate(self, count: int) -> list[Stats]:
         return self.coarse.iterate(count)
