@@ -167,7 +167,7 @@ def seconds_a_pass(M: Any, A: Any, B: Any, precision: str) -> float:
 
     task = BatchProblem.from_arrays(M, A, B, REG, RHO, "kl", "product", cuda)
     options = dataclasses.replace(make_options("auto", precision, 1e-6, None, None), tol=-1.0)
-    workspace = cuda_batch.BatchWorkspace(task, options, None)
+    workspace = cuda_batch.batch_of(task, options, None)
     narrow = precision == "mixed"
     record = workspace.record(options, REG)
     record["limits"]["narrow_floor"] = -1.0

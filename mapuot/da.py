@@ -20,7 +20,7 @@ from .answer.labels import as_labels
 from .answer.result import Result
 from .errors import ScalingWarning
 from .pot.arrays import threshold
-from .pot.sinkhorn import Call
+from .pot.sinkhorn import Arguments
 from .problem.metrics import METRICS
 from .problem.points import PointCloud
 from .problem.validate import as_array, as_count, as_float, as_positive, odd_scale
@@ -189,7 +189,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         if not callable(estimate):
             raise TypeError(f"distribution_estimation must be callable, got {estimate!r}")
         self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
-        call = Call(self.mu_s_, self.mu_t_, cost, as_positive(self.reg_e, "reg_e"), self.reg_m)
+        call = Arguments(self.mu_s_, self.mu_t_, cost, as_positive(self.reg_e, "reg_e"), self.reg_m)
         call.max_iter, call.verbose = as_count(self.max_iter, "max_iter"), self.verbose
         call.stop, call.words = threshold(self.tol, "tol"), Words("max_iter")
         answers = call.run(self.method)

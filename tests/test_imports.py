@@ -116,3 +116,9 @@ def test_nothing_below_opens_a_door(module):
     """The package itself offers mapuot.pot and mapuot.da by name; nothing else does."""
     doors = {name for name in graph()[module] if name.startswith(DOORS)}
     assert not doors or module == "mapuot"
+
+
+def test_no_class_name_twice():
+    classes = [node.name for tree, _ in sources().values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert len(classes) > 100
+    assert sorted(set(classes)) == sorted(classes)

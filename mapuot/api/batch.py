@@ -226,7 +226,7 @@ class BatchRun:
             i1 = min(i0 + step, len(task))
             start = None if log_v is None else log_v[i0:i1]
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of what fails: its status tells
-                workspace = engine.BatchWorkspace(task.part(i0, i1), options, start)
+                workspace = engine.batch_of(task.part(i0, i1), options, start)
                 cold = start is None or not bool((start != 0).any())
                 climbs = engine.CLIMBS and cold and not options.symmetric
                 stages = climb(task, options, COARSE_PASSES) if climbs else []

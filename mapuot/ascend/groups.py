@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.boxes import ROUGH, State
+from ..backends.boxes import ROUGH, Iterated
 from ..backends.contract import Options, host, namespace
 from ..penalties import F64
 from ..problem.points import PointCosts
@@ -143,7 +143,7 @@ class Groups:
     def slope(self, plan: Any, axis: int) -> F64:
         return self.moved(plan, axis)[1]
 
-    def corrected(self, state: State, error: float) -> F64:
+    def corrected(self, state: Iterated, error: float) -> F64:
         """Return the log v to go on from after a state of this error, in place of its image."""
         reg, small = self.problem.reg, self.small
         pairs = (state.log_u, state.r), (state.log_v, state.s)

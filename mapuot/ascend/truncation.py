@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..backends import boxes
-from ..backends.boxes import Sorted, State, Truncation, expected, order
+from ..backends.boxes import Iterated, Sorted, Truncation, expected, order
 from ..backends.contract import Options, namespace
 from ..penalties import F64
 from ..problem.problem import Problem
@@ -61,7 +61,7 @@ def begun(
         rough = max(groups.units) > 1
     log_u, log_v = map(namespace(problem.rows.weight).asarray, (log_u, log_v))
     sides = (problem.rows, log_u), (problem.cols, log_v)
-    state = State(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
+    state = Iterated(log_u, log_v, *(expected(side, x, problem.reg) for side, x in sides))
     skip = Truncation(problem, state, options.tol, options.tol_gap, nats, rough, groups.correct, groups.pairs)
     return problem, log_v, skip
 

@@ -126,7 +126,7 @@ def tilted(half: Half, log_scale: F64, log: F64, smooth: bool) -> Tilted:
     return Tilted(slope, log_mass, shares, float(finite + np.abs(off).max(initial=0.0)))
 
 
-class State(NamedTuple):
+class Iterated(NamedTuple):
     """Iterate of a solve: log scalings, and marginals of the pairs that are kept."""
 
     log_u: F64
@@ -168,7 +168,7 @@ class Boxes:
         reach = [np.abs(half.mid).max(initial=0.0) + half.half.max(initial=0.0) for half in (self.rows, self.cols)]
         self.reach = float(sum(reach)) * (float(sum(reach)) if self.smooth else 1.0) * columns.shape[0]
 
-    def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, F64]]:
+    def take(self, state: Iterated) -> tuple[Tilted, Tilted, dict[str, F64]]:
         """Return both sides without their slopes, and the arrays that describe them to the kernels."""
         alpha, beta = self.problem.exponents(state.log_u, state.log_v)
         logs = (self.rows, state.log_u, alpha), (self.cols, state.log_v, beta)
@@ -241,7 +241,7 @@ class Boxes:
             least = min(least, paid / (problem.reg * self.mass))
         return Share(tau * self.mass, plan_error(least * (1 + 1e-9)))
 
-    def growths(self, state: State, sides: tuple[Tilted, Tilted], near: float | None = None) -> Growths:
+    def growths(self, state: Iterated, sides: tuple[Tilted, Tilted], near: float | None = None) -> Growths:
         """Return functions that bound how much the KL term of each side grows by the mass skipped in its boxes.
 
         There are none where a side is not KL. ``near``: estimate the growth at a state of that certified error instead.
@@ -260,7 +260,7 @@ class Boxes:
                 )
         return found
 
-    def skipped(self, state: State, kept: Kept | None) -> Share:
+    def skipped(self, state: Iterated, kept: Kept | None) -> Share:
         """Return what a mask costs at a state."""
         if kept is None:
             return Share()
@@ -268,7 +268,7 @@ class Boxes:
         _, row_mass, col_mass = self.sweep(arrays, kept)
         return self.share(row_mass, col_mass, self.growths(state, (sides[0], sides[1])))
 
-    def make(self, state: State, goal: float, nats: float, near: float | None = None) -> Kept | None:
+    def make(self, state: Iterated, goal: float, nats: float, near: float | None = None) -> Kept | None:
         """Choose the pairs to keep, so that the others cost at most ``goal`` at the state, or at an error ``near``.
 
         A pair is skipped if its bound is below e^-nats of the product of both boxes' masses over the whole mass, the
@@ -339,7 +339,7 @@ class Truncation:
     """
 
     def __init__(
-        self, problem: Problem, start: State, tol: float, tol_gap: float, nats: float, rough: bool,
+        self, problem: Problem, start: Iterated, tol: float, tol_gap: float, nats: float, rough: bool,
         correct: Any = None, pairs: float = 0.0,
     ) -> None:  # fmt: skip
         """Begin at the state ``start``, from which the first mask is made; ``rough``: it is another problem's.
@@ -370,7 +370,7 @@ class Truncation:
             self.correct = self.plain = None
         return self.kept
 
-    def settle(self, stat: Stats, state: State, moved: float) -> None:
+    def settle(self, stat: Stats, state: Iterated, moved: float) -> None:
         """Count what is skipped in the numbers of a pass, once, and ask for another mask where that is too much.
 
         ``moved``: mapuot_progress.moved of the pass.
@@ -395,7 +395,7 @@ class Truncation:
         if stat.status == "absorb" or (stat.status == "running" and self.rough and stat.error <= ROUGH):
             self.take(stat, state(), stat.error)
 
-    def take(self, stat: Stats, state: State, error: float) -> None:
+    def take(self, stat: Stats, state: Iterated, error: float) -> None:
         """Keep the state for the next mask; the first, rough mask is done with where its error is small."""
         if stat.rejected or not error < 1:
             return

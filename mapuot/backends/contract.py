@@ -20,7 +20,7 @@ and, where it has them,
     held(problem)           a problem between sorted points with these and the vectors of its sides where they are best
                             worked on
 
-and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and BatchWorkspace.
+and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and batch_of.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def split(X: F64, count: int) -> Any:
     return label
 
 
-class Workspace:
+class ReferenceWorkspace:
     reads = "float64 logarithms"
 
     def __init__(self, problem: Problem, options: Options, skip: None = None) -> None:
@@ -320,7 +320,7 @@ class Workspace:
         del self.log_k, self.P
 
 
-class PlanStream(CostOperator):
+class ReferencePlan(CostOperator):
     """The plan of given potentials; the reference simply holds it."""
 
     def __init__(self, problem: Problem, log_u: F64, log_v: F64, threads: int | None = None) -> None:
@@ -343,3 +343,6 @@ class PlanStream(CostOperator):
     def own_sums(self) -> tuple[float, F64, F64]:
         cost = np.where(self.P > 0, self.M, 0.0) * self.P
         return float(cost.sum()), self.P.sum(1), self.P.sum(0)
+
+
+Workspace, PlanStream = ReferenceWorkspace, ReferencePlan  # the words of contract.py

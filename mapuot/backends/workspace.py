@@ -14,7 +14,7 @@ import numpy as np
 
 from ..penalties import F64
 from ..problem.problem import Problem
-from .boxes import State, Truncation
+from .boxes import Iterated, Truncation
 from .contract import Options, Stats, host, namespace
 from .records import put
 
@@ -134,8 +134,8 @@ class KernelWorkspace:
         if self.truncation:
             self.truncation.settle(stat, self.iterate_state(), self.progress_of("moved"))
 
-    def iterate_state(self) -> State:
-        return State(*map(self.to_numpy, (*self.potentials(), *self.marginals())))
+    def iterate_state(self) -> Iterated:
+        return Iterated(*map(self.to_numpy, (*self.potentials(), *self.marginals())))
 
     def balance(self, out_u: Any, plan_v: F64) -> tuple[F64, F64]:
         """alpha_i = -max_j(log v_j - M_ij / reg), beta_j = log v_j - max_i(alpha_i + log v_j - M_ij / reg).

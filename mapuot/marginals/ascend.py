@@ -1,6 +1,6 @@
 """The passes of a problem of many marginals: translation, certificate, and Anderson's step.
 
-A body (`Tree`, `Blocks`) gives the plan of a state and the state that follows; the guard and the stopping rule are
+A body (`Tree`, `JointBlocks`) gives the plan of a state and the state that follows; the guard and the stopping rule are
 those of src_c/common/rules.h. Formulas: docs/mathematics.md, "Many marginals".
 """
 
@@ -17,7 +17,7 @@ from ..backends.contract import LEAST_MASS, memory_of
 from ..backends.kernel import UNIT, StaleError, largest_of
 from ..backends.rules import Judge, plan_error
 from ..penalties import F64
-from .blocks import Blocks
+from .blocks import JointBlocks
 from .problem import MultiProblem
 from .state import State, translation
 from .tree import Tree
@@ -31,7 +31,7 @@ RATIO, LEAST_RATIO, MOST_RATIO = 0.75, 0.02, 30.0  # of a certified error to the
 
 
 @dataclass
-class Certificate:
+class PassCertificate:
     gap: float = math.inf
     error: float = math.inf
     dual: float = -math.inf  # a lower bound of the optimum
@@ -39,7 +39,7 @@ class Certificate:
     terms: float = math.inf  # the sizes of all terms of the dual value
 
 
-def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Certificate:
+def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> PassCertificate:
     """Certify the plan of a state, with everything that rounding may hide counted against it.
 
     ``delta`` bounds the relative error of every r_k and of the plan's entries, ``slip`` that of q_k = a_k u_k^(-reg /
@@ -71,9 +71,9 @@ def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> Ce
     root += eta * math.sqrt(kl) if sound else 0.0  # of the plan itself, by the costs as they are
     whole = root * root * (1 + 6 * delta) + (delta + eta) * mass * price + moved + 2 * eta * reg * mass
     if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
-        return Certificate()
+        return PassCertificate()
     gap = math.inf if missed > allowed * mass else whole
-    return Certificate(gap, error, dual - moved - eta * reg * mass, moved, terms)
+    return PassCertificate(gap, error, dual - moved - eta * reg * mass, moved, terms)
 
 
 def growth(x: float) -> float:
@@ -92,7 +92,7 @@ def passes_left(guesses: list[float], tol: float) -> float:
 class Ascent:
     """The passes of one body, as mapuot.ascend.loop.Run asks for them (backends.contract.Workspace)."""
 
-    def __init__(self, body: Tree | Blocks, options: Options) -> None:
+    def __init__(self, body: Tree | JointBlocks, options: Options) -> None:
         self.reads, self.coarse = body.problem.reads, body.coarse
         problem, self.body, self.options, self.number = body.problem, body, options, 0
         there = problem.xp is not np and body.ends[-1] > HOST_ENTRIES  # a large state's differences
@@ -119,7 +119,7 @@ class Ascent:
             made.append(self.one_pass())
         return made
 
-    def potentials(self) -> tuple[State | None, Tree | Blocks]:
+    def potentials(self) -> tuple[State | None, Tree | JointBlocks]:
         """Return the last plan, if there is one, and the body, which makes products of it."""
         return self.found, self.body
 
@@ -161,7 +161,7 @@ class Ascent:
         self.found, self.last = found, (raw, lam)
         return self.advanced(value, lam)
 
-    def advanced(self, value: Certificate, lam: F64) -> Stats:
+    def advanced(self, value: PassCertificate, lam: F64) -> Stats:
         """Find the state that follows the last plan, certify that where it is due, and judge the pass."""
         assert self.found is not None
         if self.exact and not self.found.whole:
@@ -181,11 +181,11 @@ class Ascent:
             self.narrow, self.guesses = False, []
         return stat
 
-    def told(self, value: Certificate, mass: float, rejected: bool = False) -> Stats:
+    def told(self, value: PassCertificate, mass: float, rejected: bool = False) -> Stats:
         """The numbers of a pass."""
         return Stats(self.number, value.gap, value.error, value.dual, mass, self.residual, rejected, "running")
 
-    def is_due(self, value: Certificate, residual: F64, found: State) -> bool:
+    def is_due(self, value: PassCertificate, residual: F64, found: State) -> bool:
         """Tell whether a plan may be good enough to be certified, by the last changes; decide when passes turn wide."""
         gap, hard = self.body.guess(residual, found)
         problem, options = self.body.problem, self.options
@@ -200,7 +200,7 @@ class Ascent:
         good = self.guessed * self.ratio <= options.tol or small
         return good or self.since_whole >= WHOLE_PASSES
 
-    def completed(self) -> Certificate:
+    def completed(self) -> PassCertificate:
         """Make the last plan whole and certify it; by its error the next guess is scaled."""
         raw, lam = self.last
         self.body.complete(raw)
@@ -224,7 +224,7 @@ class Ascent:
         self.found = self.found if self.found is not None and self.found.whole else None
         self.next_log_v = np.zeros(self.body.ends[-1])
         self.residual = math.inf
-        stat = self.told(Certificate(), mass)
+        stat = self.told(PassCertificate(), mass)
         self.judge.judge(stat)
         return stat
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 STEPS = 2  # on W a pass: as many each time, since Anderson's differences are those of one map
 
 
-class Blocks:
+class JointBlocks:
     """Passes over a cost of all marginals; ``before``: those of another reg, whose kernels make room.
 
     ``order`` puts the marginal that is set apart first: a hard one, if there is one, which the plan then meets.
@@ -54,7 +54,7 @@ class Blocks:
 
     coarse = None  # marginals are solved on W together
 
-    def __init__(self, problem: MultiProblem, before: Blocks | None = None) -> None:
+    def __init__(self, problem: MultiProblem, before: JointBlocks | None = None) -> None:
         self.problem = problem
         hard = [k for k, x in enumerate(problem.marginals) if x.hard]
         apart = hard[0] if hard else next(k for k, x in enumerate(problem.marginals) if not x.free)

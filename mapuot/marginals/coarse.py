@@ -37,7 +37,7 @@ CHEAP, SHARP, WORTH = 3.0, 0.06, 2.2  # they come at once where they take no lon
 DAMPED = 1 - 1e-10  # of what clusters exchange: what exchanges nothing else moves by 1e10 of its residual at most
 
 
-class Tree(Protocol):
+class CorrectedTree(Protocol):
     """Interface of tree.py's Tree that is read here."""
 
     problem: MultiProblem
@@ -71,10 +71,10 @@ def serves(problem: MultiProblem) -> bool:
     return at_hand and sum(x.size for x in problem.edges.values()) > SERIAL_ENTRIES
 
 
-class Coarse:
+class TreeCoarse:
     """The correction of one tree at one reg, and in which passes it is made; ``before``: that of a larger reg."""
 
-    def __init__(self, tree: Tree, before: Coarse | None) -> None:
+    def __init__(self, tree: CorrectedTree, before: TreeCoarse | None) -> None:
         self.tree = weakref.proxy(tree)  # which holds this: a circle would keep its kernels until it is collected
         self.on, self.passes, self.dropped, self.labelled = False, 0, 0, False
         self.corrected = False  # have steps been corrected?

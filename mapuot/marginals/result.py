@@ -17,7 +17,7 @@ from ..penalties import F64, kl_divergence
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_columns
 from ..status import FAILED, told_bound
-from .blocks import Blocks
+from .blocks import JointBlocks
 from .problem import MultiProblem
 from .state import State
 from .tree import Tree
@@ -69,7 +69,13 @@ class MultiResult(Certified):
     """
 
     def __init__(
-        self, problem: MultiProblem, state: State | None, body: Tree | Blocks, trace: list[Stats], status: str, how: str
+        self,
+        problem: MultiProblem,
+        state: State | None,
+        body: Tree | JointBlocks,
+        trace: list[Stats],
+        status: str,
+        how: str,
     ) -> None:
         self.problem, self.trace, self.status, self.how = problem, trace, status, how
         self._body, self._state = body, state

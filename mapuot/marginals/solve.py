@@ -19,7 +19,7 @@ from ..route.options import make_options
 from ..route.stages import UNDONE, Route, Stage, climb, in_words
 from ..status import not_converged, warn_not_converged
 from .ascend import Ascent
-from .blocks import Blocks
+from .blocks import JointBlocks
 from .problem import MultiProblem
 from .result import MultiResult
 from .tree import Tree
@@ -159,5 +159,5 @@ class Engine:
     def Workspace(  # noqa: N802 - a backend's word
         self, problem: MultiProblem, options: Options, skip: None = None
     ) -> Ascent:
-        self.body = (Tree if problem.kind == "tree" else Blocks)(problem, self.body)
+        self.body = (Tree if problem.kind == "tree" else JointBlocks)(problem, self.body)
         return Ascent(self.body, options)

@@ -26,7 +26,7 @@ import numpy as np
 from ..backends import load
 from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
 from ..penalties import F64
-from .coarse import Coarse, serves
+from .coarse import TreeCoarse, serves
 from .problem import MultiProblem
 from .reach import oriented, path, walk
 from .state import PerPoint, State
@@ -58,7 +58,9 @@ class Tree:
         starts = self.points.message.tolist()
         self.ends: list[int] = starts[1:]
         self.edges = {k: slice(i, j) for k, i, j in zip(self.below, starts, self.ends, strict=False)}
-        self.coarse: Coarse | None = Coarse(self, before.coarse if before else None) if serves(problem) else None
+        self.coarse: TreeCoarse | None = (
+            TreeCoarse(self, before.coarse if before else None) if serves(problem) else None
+        )
         # What passes from one edge to the next at each marginal is reg / (rho + reg). On chains of three and of ten,
         # reg .01 to .05, rho .05 to 10, Anderson's weights of each edge for itself saved a tenth to a third of the
         # passes while these were small together, and cost as many again where they were not.

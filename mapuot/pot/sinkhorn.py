@@ -1,6 +1,6 @@
 """POT's unbalanced Sinkhorn functions: its arguments, return types, log keys and errors over mapuot's solver.
 
-The certified solver answers every call, whatever the method's name. `Call` holds the arguments of one call as POT names
+The certified solver answers every call, whatever the method's name. `Arguments` holds those of one call as POT names
 them, `Answers` its results in POT's shapes.
 
 How near POT comes, since a named method is answered at least as nearly: u and v contract by fi1 fi2 an iteration,
@@ -123,7 +123,7 @@ def sinkhorn_unbalanced(
     array([[0.3221, 0.1185],
            [0.1185, 0.3221]])
     """
-    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+    call = Arguments(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
     return call.run(method, tau).plan(log)
 
 
@@ -174,7 +174,7 @@ def sinkhorn_unbalanced2(
         raise ValueError(f"Unknown returnCost = {returnCost!r}: must be 'linear' or 'total'")
     if returnCost == "total" and not log and differentiable(a, b, M, reg_type, c, warmstart):
         return loss(a, b, M, reg, reg_m, stopThr, numItermax)
-    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+    call = Arguments(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
     return call.run(method, tau).cost(returnCost, log)
 
 
@@ -194,7 +194,7 @@ def sinkhorn_stabilized_unbalanced(
     log: bool = False,
 ) -> Any:
     """`sinkhorn_unbalanced` with method "sinkhorn_stabilized", which has the arguments, returns and errors."""
-    call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+    call = Arguments(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
     return call.run("sinkhorn_stabilized", tau).plan(log)
 
 
@@ -215,7 +215,7 @@ def named(name: str, method: str, note: str = "") -> Any:
         verbose: bool = False,
         log: bool = False,
     ) -> Any:
-        call = Call(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
+        call = Arguments(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
         return call.run(method).plan(log)
 
     function.__name__ = function.__qualname__ = name
@@ -242,7 +242,7 @@ def demand(reg: float, rho1: float, rho2: float, stop: float, name: str) -> floa
 
 
 @dataclasses.dataclass
-class Call:
+class Arguments:
     """The arguments that every function shares, as the user gave them."""
 
     a: Any

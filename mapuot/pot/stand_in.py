@@ -20,7 +20,7 @@ from ..route.plain import attempt
 from . import sinkhorn
 from .arrays import tracked
 from .caller import WORDS, muted, warn_not_converged
-from .sinkhorn import DEFAULT_ITER, STOP, Call, demand
+from .sinkhorn import DEFAULT_ITER, STOP, Arguments, demand
 
 NUMBERS = (float, int, np.floating, np.integer)
 
@@ -79,7 +79,7 @@ def stand_in(function: Callable[..., Any], original: Callable[..., Any], own: st
         if cost not in ("linear", "total"):
             raise ValueError(f"Unknown returnCost = {cost!r}: must be 'linear' or 'total'")
         name = own or sinkhorn.method_name(method) or "sinkhorn"
-        request = Call(a, b, M, reg, reg_m, given.get("reg_type"), given.get("c"), given.get("warmstart"))
+        request = Arguments(a, b, M, reg, reg_m, given.get("reg_type"), given.get("c"), given.get("warmstart"))
         request.max_iter, request.stop = given.get("numItermax", DEFAULT_ITER), given.get("stopThr", STOP)
         request.verbose = given.get("verbose", False)
         answers = request.run(name, given.get("tau") if name == "sinkhorn_stabilized" else None)

@@ -80,12 +80,12 @@ def test_chunks(monkeypatch):
 def test_solved_alone_where_the_batch_gives_up(monkeypatch):
     """A problem whose scalings outgrow the common K goes on alone, from where it is."""
     M, A, B = histograms()
-    status = cpu_batch.BatchWorkspace.status
+    status = cpu_batch.HostBatch.status
 
     def absorbed(self):
         return ["absorb" if i == 2 else text for i, text in enumerate(status(self))]
 
-    monkeypatch.setattr(cpu_batch.BatchWorkspace, "status", absorbed)
+    monkeypatch.setattr(cpu_batch.HostBatch, "status", absorbed)
     result = solve_batch(M, A, B, reg=0.05, reg_m=1.0)
     assert_solved(result, M, A, B, 0.05, 1.0)
 

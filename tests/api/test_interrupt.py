@@ -218,9 +218,9 @@ def test_a_chunk_of_a_batch(monkeypatch):
     monkeypatch.setattr(batch, "SECONDS_A_CALL", 0.0)
     monkeypatch.setattr(native, "CALL_WORK", 1)
     counts = []
-    iterate = batch.BatchWorkspace.iterate
+    iterate = batch.HostBatch.iterate
     monkeypatch.setattr(
-        batch.BatchWorkspace, "iterate", lambda self, passes: (iterate(self, passes), counts.append(self.count))[0]
+        batch.HostBatch, "iterate", lambda self, passes: (iterate(self, passes), counts.append(self.count))[0]
     )
     found = mapuot.solve_batch(CASE.M, A, CASE.b, reg=0.01, reg_m=1.0, tol=1e-9)
     assert set(counts) == {1}

@@ -158,7 +158,7 @@ def test_a_plan_out_of_float64_certifies_nothing(shape, far):
 @pytest.mark.parametrize("shape", ["chain", "array"])
 def test_after_a_failure_the_last_whole_plan_is_left(monkeypatch, shape):
     """Passes along a tree leave marginals to the certificate, which there was none of: no plan is left."""
-    tree, passes = {"chain": Tree, "array": mapuot.marginals.blocks.Blocks}[shape], []
+    tree, passes = {"chain": Tree, "array": mapuot.marginals.blocks.JointBlocks}[shape], []
     sweep = tree.sweep
 
     def failing(self, *given):
@@ -601,8 +601,8 @@ def corrected(monkeypatch):
 def test_no_false_certificate_of_corrected_steps(storage, corrected, monkeypatch):
     if storage == "float32":
         monkeypatch.setattr("mapuot.marginals.problem.SMALL_ENTRIES", 0)
-    steps, step = [], coarse.Coarse.step
-    monkeypatch.setattr(coarse.Coarse, "step", lambda *args: steps.append(step(*args)) or steps[-1])
+    steps, step = [], coarse.TreeCoarse.step
+    monkeypatch.setattr(coarse.TreeCoarse, "step", lambda *args: steps.append(step(*args)) or steps[-1])
     found = [one_random(seed, storage == "float32") for seed in range(2000, 2100)]
     assert sum(converged for converged, _ in found) >= 99
     assert len(steps) > 200

@@ -11,7 +11,7 @@ from mapuot.ascend import carry_out as driver
 from mapuot.ascend import groups
 from mapuot.ascend.truncation import in_boxes
 from mapuot.backends import boxes, cpu
-from mapuot.backends.boxes import Boxes, State
+from mapuot.backends.boxes import Boxes, Iterated
 from mapuot.problem.problem import Problem
 
 
@@ -114,7 +114,7 @@ def test_bounds_between_boxes_are_above_the_sums(isa, metric, far):
     log_u = M.min(1) + rng.normal(size=150) + 0.5 * far
     log_v = (M - log_u[:, None]).min(0) + rng.normal(size=130)
     P = np.exp(log_u[:, None] + log_v - M) * task.rows.weight[:, None] * task.cols.weight
-    state = State(log_u, log_v, P.sum(1), P.sum(0))
+    state = Iterated(log_u, log_v, P.sum(1), P.sum(0))
     found = Boxes(task, cpu.native.SERIAL)
     for goal in (0.5, 1e-3, 1e-9):
         kept = found.make(state, goal, 1.0)
@@ -311,10 +311,10 @@ def test_almost_no_mass_makes_no_bound_small():
     m, n = problem.shape
     r, s = (np.where(np.arange(k) == 0, 5e-324, 0.0) for k in (m, n))
     found = Boxes(problem, cpu.native.SERIAL)
-    *sides, _ = found.take(State(np.full(m, -745.0), np.zeros(n), r, s))
+    *sides, _ = found.take(Iterated(np.full(m, -745.0), np.zeros(n), r, s))
     assert problem.reg * found.mass == 0
     row, col = np.full(found.rows.boxes, 1e-4), np.full(found.cols.boxes, 1e-4)
-    share = found.share(row, col, found.growths(State(np.full(m, -745.0), np.zeros(n), r, s), sides))
+    share = found.share(row, col, found.growths(Iterated(np.full(m, -745.0), np.zeros(n), r, s), sides))
     assert share.error >= np.sqrt(2 * row.sum())
 
 

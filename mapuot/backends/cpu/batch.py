@@ -55,7 +55,7 @@ def bytes_each(shape: tuple[int, int], memory: int, one_cost: bool, precision: s
     return int(own + 8 * (6 * padded(m) + (2 * memory + 14) * padded(n)))
 
 
-class BatchWorkspace:
+class HostBatch:
     """The states of p problems and the arrays they point at; each array has one row a problem."""
 
     def __init__(self, task: BatchProblem, options: Options, log_v: F64 | None) -> None:
@@ -169,6 +169,9 @@ class BatchWorkspace:
     def marginals(self) -> tuple[F64, F64]:
         m, n = self.task.shape
         return self.rows["marginal"][:, :m] * np.exp(self.field("offset"))[:, None], self.cols["marginal"][:, :n]
+
+
+batch_of = HostBatch  # the word of api/batch.py
 
 
 def table(p: int, length: int) -> F64:

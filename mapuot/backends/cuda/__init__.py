@@ -13,8 +13,10 @@ from ..cpu.grid import GridOperator, grid_workspace
 from ..operator import parts_of
 
 PLACES = dict.fromkeys(("asarray", "to_numpy", "costs", "form_bytes"), "arrays")
-PLACES |= {"extrema": "stream", "weigh": "batch", "TreePass": "tree_pass", "History": "anderson"}
+PLACES |= {"extrema": "stream", "weigh": "batch"}
 PLACES |= dict.fromkeys(("QUICK_ENTRIES", "QUICK_PASSES"), "workspace")
+CLASSES = {"TreePass": "DeviceTreePass", "History": "DeviceHistory"}
+PLACES |= {"TreePass": "tree_pass", "History": "anderson"}  # of many marginals
 WORKSPACES = {
     "tiles": ("workspace", "DeviceWorkspace"), "points": ("points", "PointWorkspace"),
     "pairs": ("sparse", "SparseWorkspace"),
@@ -28,7 +30,7 @@ LONG_ROWS = 8192  # of more columns a row outgrows a block, and is slower to rea
 def __getattr__(name: str) -> Any:
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"{__name__}.{PLACES[name]}"), CLASSES.get(name, name))
     return value
 
 

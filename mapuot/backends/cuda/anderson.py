@@ -19,7 +19,7 @@ PAST = records.read("differences.cu")["Past"]
 THREADS = 256
 
 
-class History(anderson.History):
+class DeviceHistory(anderson.History):
     def open(self, ends: list[int]) -> None:
         size, parts, depth = ends[-1], len(ends), self.depth
         self.widest = max(part.stop - part.start for part in self.parts)

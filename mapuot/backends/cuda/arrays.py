@@ -129,7 +129,7 @@ def most_bytes(M: Any) -> int | None:
     return None if isinstance(M, cp.ndarray) else BLOCK_BYTES
 
 
-class Stage:
+class Carrier:
     """Brings M to the device block by block: an array on the host through one room, whose first block is the largest.
 
     The next block comes when the stream has read the last: a second room would cost K as much memory. Of points, their

@@ -94,7 +94,7 @@ def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
     return weights, mass, least
 
 
-class BatchWorkspace:
+class DeviceBatch:
     """The arrays of p problems on the device, one row a problem, and the record that points at them."""
 
     def __init__(self, task: BatchProblem, options: Options, log_v: Any) -> None:
@@ -189,3 +189,6 @@ class BatchWorkspace:
 
     def marginals(self) -> tuple[Any, Any]:
         return self.arrays["r"], self.arrays["s"]
+
+
+batch_of = DeviceBatch  # the word of api/batch.py

@@ -13,7 +13,7 @@ import numpy as np
 from ...penalties import F64
 from ...problem.points import Kept
 from ...problem.problem import Problem
-from ..boxes import MOST_SLOPES, Boxes, Half, State, Tilted
+from ..boxes import MOST_SLOPES, Boxes, Half, Iterated, Tilted
 from ..contract import namespace
 from ..records import read
 from .arrays import need_memory
@@ -46,7 +46,7 @@ class DeviceBoxes(Boxes):
         if all(grid):  # a rank without rows has nothing to do
             kernel("boxes.cu", name, METRIC=self.metric)(grid, (threads,), arguments)
 
-    def take(self, state: State) -> tuple[Tilted, Tilted, dict[str, Any]]:
+    def take(self, state: Iterated) -> tuple[Tilted, Tilted, dict[str, Any]]:
         *sides, arrays = super().take(state)
         return sides[0], sides[1], {name: cp.asarray(array) for name, array in arrays.items()}
 

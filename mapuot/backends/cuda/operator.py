@@ -25,7 +25,7 @@ from ..draw import runs
 from ..kernel import HOST_ENTRIES, Product
 from ..operator import BLOCK_BYTES, CostOperator
 from ..workspace import STORAGE
-from .arrays import Stage, as_columns, free_memory, most_bytes, on_device
+from .arrays import Carrier, as_columns, free_memory, most_bytes, on_device
 from .kernels import ITEMSIZE, Strips, strips_for
 from .launch import device_limits
 from .one_read import OneRead
@@ -38,7 +38,7 @@ class DeviceOperator(CostOperator):
     """K on the current device, its rows padded with zeros, and the plan."""
 
     as_columns = staticmethod(as_columns)
-    stages: tuple[Stage, Stage] | None = None  # of M and of c, kept from one sweep to the next
+    stages: tuple[Carrier, Carrier] | None = None  # of M and of c, kept from one sweep to the next
 
     def __init__(
         self, cost: Cost, reg: float, c: Cost | None = None, ranks: Ranks = ALONE, threads: int | None = None
@@ -58,7 +58,7 @@ class DeviceOperator(CostOperator):
         ``most`` rows at once; by default all where M is there.
         """
         size = most_bytes(self.cost.array) if most is None else most * self.shape[1] * self.cost.dtype.itemsize
-        stage, stage_c = self.stages or (Stage(), Stage())
+        stage, stage_c = self.stages or (Carrier(), Carrier())
         for k0, k1, M, c in self.cost.blocks(self.c, i0, i1, size):
             moved = c.with_given(stage_c) if isinstance(c, Masked) else None if c is None else stage_c(c)
             yield k0, k1, stage(M), moved

@@ -59,7 +59,7 @@ def depth_of(d: int, dtype: str) -> int:
     return -(-d // -(-d // DEPTH[dtype]))
 
 
-class Side:
+class PackedSide:
     """The points of one side in one precision: those that get sums, and packed those that are summed over.
 
     ``tiled``: for point_tiles.cuh, whole tiles of points and ``depth`` coordinates a step, one after another for both.
@@ -87,7 +87,7 @@ class Side:
 class Passes(NamedTuple):
     """Compiled kernels and options of passes of one precision."""
 
-    sides: tuple[Side, Side]  # of the rows and of the columns
+    sides: tuple[PackedSide, PackedSide]  # of the rows and of the columns
     narrow: bool
     form: int  # FORM of points.cuh
     factor: float = 1.0  # of the metric, in an exponent
@@ -142,7 +142,7 @@ class PointIterate(Iterate):
             self.weights = [np.uint64(self.state["narrow_v"]), self.narrow_u]
         self.out = cp.empty(max(s * side.count for s, side in zip(self.slabs, self.sides, strict=True)))
 
-    def parts_of(self, to: Side, most: int) -> int:
+    def parts_of(self, to: PackedSide, most: int) -> int:
         """Into how many parts a sum is cut, so that the last blocks to run leave few multiprocessors idle."""
         blocks, resident = max(1, -(-to.count // self.block)), self.resident * self.processors
         waves = {parts: parts * blocks / resident for parts in range(1, min(SLABS, max(1, most)) + 1)}
@@ -224,13 +224,13 @@ class PointWorkspace(DeviceWorkspace):
         unit = narrow_points.LOG2_E if quick else 1.0
         return Passes(self.wide, False, metric.number, scale / self.problem.reg * unit, quick)
 
-    def sides(self, x: Any, y: Any) -> tuple[Side, Side]:
+    def sides(self, x: Any, y: Any) -> tuple[PackedSide, PackedSide]:
         """Fill the sides of points, (m, d) and (d, n padded)."""
         m, n = self.problem.shape
-        return Side(x.T, m, self.tiled), Side(y, n, self.tiled)
+        return PackedSide(x.T, m, self.tiled), PackedSide(y, n, self.tiled)
 
     @cached_property
-    def wide(self) -> tuple[Side, Side]:
+    def wide(self) -> tuple[PackedSide, PackedSide]:
         """Coordinates as they are, for float64 passes that do not expand squares."""
         return self.sides(*self.cloud.coordinates(cp))
 

@@ -15,7 +15,7 @@ from ...problem.cost import Dense
 from ...problem.mask import Masked
 from ..cpu.operator import extrema as extrema_on_host
 from ..records import put
-from .arrays import Stage, most_bytes
+from .arrays import Carrier, most_bytes
 from .kernels import STORES, VIEW, Job, by_value, kernel
 
 
@@ -58,7 +58,7 @@ def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]
     if isinstance(M, np.ndarray):
         return extrema_on_host(M, threads)  # it would take longer to move
     found = [np.array([[np.inf, -np.inf, 0.0, 0.0]])]
-    stage = Stage()
+    stage = Carrier()
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
         block = stage(rows)
         grid = parts(*block.shape)

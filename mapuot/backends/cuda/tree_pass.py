@@ -31,7 +31,7 @@ OWN = WORDS.index("own")
 THREADS, WHOLE = 256, 1024  # of a block; of one that has an edge for itself
 
 
-class TreePass:
+class DeviceTreePass:
     """Passes over edges (child, parent, kernel, fi), each after those below it."""
 
     def __init__(self, edges: list[tuple[int, int, LogKernel, float]], points: list[int], log_weight: F64) -> None:

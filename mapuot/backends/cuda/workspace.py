@@ -17,7 +17,7 @@ import numpy as np
 
 # the clear error without CuPy comes first
 from . import arrays  # isort: skip
-from .arrays import Stage, block_bytes, free_memory, need_memory, rows_at_once  # isort: skip
+from .arrays import Carrier, block_bytes, free_memory, need_memory, rows_at_once  # isort: skip
 import cupy as cp
 
 from ...penalties import F64
@@ -150,7 +150,7 @@ class DeviceWorkspace(KernelWorkspace):
         """K, or the rows of it that are made at once, and what passes over them."""
         m, n = self.problem.shape
         self.operator.store(self.dtype, self.some or m)
-        self.operator.stages = Stage(), Stage()
+        self.operator.stages = Carrier(), Carrier()
         self.state["kernel"] = self.operator.K.data.ptr
         build = stream_job("build_kernel", self.problem.cost, self.problem.c, STORES[self.dtype])
         lie = (self.some or self.most, n, self.ld), self.dtype, self.kl, self.options.in_place, (build,)
