@@ -170,6 +170,8 @@ def test_the_gap_of_kl_keeps_its_digits():
     exact = exact * r - r + 1
     found = LAWS["c"].gap_term("kl", 0 * r, r, np.ones(len(r)), 3.0, None)
     np.testing.assert_allclose(found, np.asarray(3 * exact, float), rtol=1e-13)
+    price = LAWS["c"].dual_term("kl", -690e-27, 1e-300, 1e-27, None)  # rho t is below all numbers, its factor is not
+    np.testing.assert_allclose(price, -1e-27 * (1e-300 * np.expm1(690)), rtol=1e-12)
 
 
 @pytest.mark.parametrize("reg", [0.01, 1.0, 50.0])
@@ -185,7 +187,7 @@ def test_misfit_is_the_distance_from_what_has_no_gap(kind, formulas):
     """Of r on a fine grid, those without a Fenchel-Young gap at f; the misfit is how far the nearest of them is."""
     grid, t, rho, upper = np.linspace(0, 6, 6001), 2.0, *((0.5, None) if kind == "tv" else (0.5, np.float64(1.5)))
     every = np.full(len(grid), rho)
-    for f in (-0.7, -0.5 * (1 + 1e-16), -0.5, -0.3, 0.0, 0.2, 0.5, 0.5 * (1 + 4e-16), 0.7):
+    for f in (-0.7, -0.5 * (1 - 4e-16), -0.5, -0.3, 0.0, 0.2, 0.5 * (1 - 4e-16), 0.5, 0.5 * (1 + 4e-16), 0.7):
         gap = formulas.gap_term(kind, np.full(len(grid), f), grid, np.full(len(grid), t), every, upper)
         inside = (formulas.violation(kind, grid, np.full(len(grid), t), every, upper) == 0) & (gap <= 1e-12)
         for r in (0.0, 0.9, 1.0, 2.0, 2.7, 3.0, 5.5):
