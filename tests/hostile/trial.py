@@ -13,8 +13,9 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from judge import Claim, claim_of
+from judge import Claim, claim_of, claim_over_ranks
 from oracle import spread
+from over_ranks import Job
 from scipy import sparse
 
 import mapuot
@@ -238,6 +239,18 @@ def call(trial: Trial, backend: str) -> list[Claim]:
             for result, objective, bound, gap, dual in tables
         ]
     return [call_pot(first, trial)]
+
+
+def call_over_ranks(trial: Trial, comm: Any) -> list[Claim]:
+    """The claims, on rank 0, of ranks that give their own blocks; the others return an empty list."""
+    job, pairs = Job(comm), trial.how == "sparse ranks"
+    own = job.block(trial.problems[0], form=stored if pairs else np.asarray)
+    if pairs and not isinstance(own.reference, str):
+        own = own.replace(reference=sparse.csr_array(own.reference))
+    i0, i1 = job.bounds(trial.problems[0].shape[0])
+    start = None if trial.start is None else (trial.start[0][i0:i1], trial.start[1])
+    claim = claim_over_ranks(own.solve(comm=comm, warm_start=start, **{"backend": "cpu", **trial.options}), comm)
+    return [] if claim is None else [claim]
 
 
 def call_pot(problem: Problem, trial: Trial) -> Claim:

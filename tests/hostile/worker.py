@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from judge import Failure, judge
 
-from .trial import NUMBERS, OVER_RANKS, Trial, call, draw_trial
+from .trial import NUMBERS, OVER_RANKS, Trial, call, call_over_ranks, draw_trial
 
 SECONDS = 60  # one trial may take: far more is a hang
 REFUSED = (
@@ -43,11 +43,7 @@ class Runner:
         return self.comm is None or self.comm.Get_rank() == 0
 
     def claims(self, trial: Trial) -> list[Any]:
-        if self.comm is None:
-            return call(trial, self.backend)
-        from .over_ranks import call_over_ranks
-
-        return call_over_ranks(trial, self.comm)
+        return call(trial, self.backend) if self.comm is None else call_over_ranks(trial, self.comm)
 
     def verdict(self, trial: Trial) -> tuple[str, list[Failure], list[dict[str, float]]]:
         """("answered", "refused" or "raised", failures, figures of each problem)."""
