@@ -135,9 +135,12 @@ def test_blocks_have_the_entries_of_the_whole(backend):
     for part, rows in ((whole.read(7, 30), wanted[7:30]), (whole.T.read(7, 30), wanted.T[7:30])):
         np.testing.assert_array_equal(np.asarray(part), rows)
         np.testing.assert_array_equal(np.asarray(part.T), rows.T)
-    found = weights_of(MASK, (50, 60), module=pick(backend))
-    np.testing.assert_array_equal(found > 0, wanted > 0)
-    np.testing.assert_allclose(found, wanted, rtol=3e-16)  # the oracle has them from logarithms
+    for row, col in ((0, 0), (3, 2**32 - 7), (2**40, 5)):
+        wanted = by_numpy(MASK, (50, 60), row, col)
+        for mask, at, right in ((MASK, (row, col), wanted), (MASK.T, (col, row), wanted.T)):
+            found = weights_of(mask, right.shape, *at, module=pick(backend))
+            np.testing.assert_array_equal(found > 0, right > 0)
+            np.testing.assert_allclose(found, right, rtol=3e-16)  # the oracle has them from logarithms
 
 
 def test_a_sample_has_the_same_entries():

@@ -312,14 +312,16 @@ def test_long_rows_and_what_is_known_of_an_answer(turning, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["C", "F", "strided", "float32", "host"])
-def test_layouts_and_products(layout):
+@pytest.mark.parametrize("mask", [None, SeededMask(keep=0.3, seed=2**63 + 5)], ids=["whole", "masked"])
+def test_layouts_and_products(layout, mask):
     M, a, b = cost(130, 70, 2)
     given = {
         "C": lambda: cp.asarray(M), "F": lambda: cp.asarray(M, order="F"), "host": lambda: M,
         "strided": lambda: cp.asarray(np.repeat(M, 2, 1))[:, ::2], "float32": lambda: cp.asarray(M, dtype=np.float32),
     }[layout]()  # fmt: skip
-    exact = solve(M, a, b, reg=0.05, reg_m=1.0, backend="reference", tol=1e-10, precision="float64")
-    found = solve(given, a, b, reg=0.05, reg_m=1.0, backend="cuda", tol=1e-7, precision="float64")
+    options = {"reg": 0.05, "reg_m": 1.0, "precision": "float64", "mask": mask}
+    exact = solve(M, a, b, backend="reference", tol=1e-10, **options)
+    found = solve(given, a, b, backend="cuda", tol=1e-7, **options)
     plan, X, Y = cuda.to_numpy(found.plan), np.random.default_rng(0).random((70, 5)), np.ones(130)
     assert isinstance(found.plan, np.ndarray if layout == "host" else cp.ndarray)
     rtol = 1e-4 if layout == "float32" else 1e-6

@@ -130,34 +130,6 @@ def test_quick_powers_are_within_their_error(monkeypatch, metric):
     assert 0 < max(off) < 1e-7 * max(1.0, *largest)
 
 
-@pytest.mark.parametrize("metric", mapuot.problem.metrics.METRICS)
-@pytest.mark.parametrize("reg", [0.5, 0.01])
-def test_the_certificate_holds(metric, reg):
-    x, y, a, b = clouds(60, 50, 3)
-    cloud = mapuot.PointCloud(x, y, metric, weights=np.full(3, 0.3), form=None)
-    want = mapuot.solve(np.asarray(cloud), a, b, reg=reg, reg_m=1.0, tol=1e-10, backend="cpu")
-    got = mapuot.solve(cloud, a, b, reg=reg, reg_m=1.0, backend="cuda")
-    assert got.converged
-    assert np.abs(got.plan - want.plan).sum() <= (got.error_bound + want.error_bound) * want.mass
-    for name in ("cost", "objective", "dual"):
-        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-6, abs=1e-9)
-    np.testing.assert_allclose(got.apply(y), want.apply(y), atol=1e-6 * want.mass)
-    np.testing.assert_allclose(got.apply_transpose(x), want.apply_transpose(x), atol=1e-6 * want.mass)
-
-
-@pytest.mark.parametrize("d", [1, 7])
-def test_wfr_ends_where_that_of_the_cpu_does(d):
-    """In the passes, whose sums the first mass is of, and in costs as a matrix, which the plan is of."""
-    reach, tiny = mapuot.problem.metrics.REACH, 2.0**-40
-    x, y = np.zeros((1, d)), np.eye(1, d) * [[reach * (1 - tiny)], [reach * (1 + tiny)]]
-    cloud = mapuot.PointCloud(x, y, "wfr", form=None)
-    got, want = (passes(module, cloud, np.ones(1), np.ones(2), "float64") for module in (cuda, cpu))
-    assert got[0][-1].mass == pytest.approx(want[0][-1].mass, rel=1e-9)
-    result = mapuot.solve(cloud, reg=2.0, reg_m=5.0, tol=1e-9, backend="cuda")
-    np.testing.assert_array_equal(result.plan > 0, [[True, False]])
-    assert result.converged
-
-
 @pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
 @pytest.mark.parametrize(("d", "far"), [(2, 1.0), (7, 1.0), (21, 1.0), (70, 1.0), (3, 1e8)])
 def test_what_first_passes_tell_holds(d, far):
