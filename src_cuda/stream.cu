@@ -326,11 +326,12 @@ extern "C" __global__ void __launch_bounds__(256)
         out[k] = first;
 }
 
-// out, 4 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf
+// out, 5 numbers a block: min and max over finite entries, number of NaN or -inf, number of +inf, and how many entries
+// of the tiles on the diagonal differ from those across it: of hardly any M that is not symmetric none
 extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant__ View V, double *out)
 {
     __shared__ Tile<cost> tile;
-    __shared__ double part[8][4];
+    __shared__ double part[8][5];
     const int tx = threadIdx.x % 32, ty = threadIdx.x / 32;
     const int64_t i0 = (int64_t)blockIdx.x * SIDE;
     const Span span = span_of(V.n);
@@ -338,11 +339,15 @@ extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant_
     cost ahead[SIDE / STEP];
     way.request(V, span.begin, 0, ahead);
     cost least = INF, most = -INF; // in its own type: a comparison in float64 takes as long as many
-    int bad = 0, infinite = 0;
+    int bad = 0, infinite = 0, lopsided = 0;
     for (int64_t j0 = span.begin; j0 < span.end; j0 += SIDE) {
         cost M[SIDE / STEP];
         way.take(ahead, tile, M);
         way.request(V, j0 + SIDE, 0, ahead);
+        for (int k = 0; i0 == j0 && V.m == V.n && k < SIDE / STEP; k++) {
+            const int64_t i = i0 + ty + STEP * k, j = j0 + tx;
+            lopsided += i < V.m && j < V.n && M[k] != V.M[j * V.M_row + i * V.M_col];
+        }
         bool plain = i0 + SIDE <= V.m && j0 + SIDE <= V.n;
 #pragma unroll
         for (int k = 0; k < SIDE / STEP; k++)
@@ -360,16 +365,16 @@ extern "C" __global__ void __launch_bounds__(256) extrema(const __grid_constant_
         }
     }
     double low = -warp_max(-(double)least), high = warp_max((double)most);
-    double nans = warp_sum(bad), infs = warp_sum(infinite);
+    double nans = warp_sum(bad), infs = warp_sum(infinite), unlike = warp_sum(lopsided);
     if (tx == 0)
-        part[ty][0] = low, part[ty][1] = high, part[ty][2] = nans, part[ty][3] = infs;
+        part[ty][0] = low, part[ty][1] = high, part[ty][2] = nans, part[ty][3] = infs, part[ty][4] = unlike;
     __syncthreads();
     if (threadIdx.x > 0)
         return;
     for (int w = 1; w < 8; w++) {
         low = fmin(low, part[w][0]), high = fmax(high, part[w][1]);
-        nans += part[w][2], infs += part[w][3];
+        nans += part[w][2], infs += part[w][3], unlike += part[w][4];
     }
-    double *at = out + 4 * (blockIdx.y * (int64_t)gridDim.x + blockIdx.x);
-    at[0] = low, at[1] = high, at[2] = nans, at[3] = infs;
+    double *at = out + 5 * (blockIdx.y * (int64_t)gridDim.x + blockIdx.x);
+    at[0] = low, at[1] = high, at[2] = nans, at[3] = infs, at[4] = unlike;
 }

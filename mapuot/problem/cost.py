@@ -31,6 +31,7 @@ class Cost:
     operator = "tiles"  # of K in a pass: stored "tiles", stored "pairs", "points" that make it, "products" along axes
     cloud: Any = None  # the points that the costs are between (`PointCosts`)
     pairs: Any = None  # the cost itself, where it stores some pairs only (`Sparse`)
+    lopsided = False  # known not to be its transpose
     wide = False  # passes are float64 ones, whatever storage is asked for
     shape: tuple[int, int]
     dtype: Any
@@ -119,6 +120,7 @@ class Cost:
         for i0, i1, M, _ in Cost.blocks(self, most=most if self.held else None):
             found = backend.extrema(M, threads)
             self.note(i0, M)
+            self.lopsided = any(found[4:]) and M.shape == self.shape
             if tell:
                 tell(i1 - i0)
             bad, infinite = bad + found[2], infinite + found[3]
@@ -233,7 +235,7 @@ class Dense(Cost):
         squares = ((i, j) for i in range(0, m, step) for j in range(0, i + 1, step)) if m == n else ()
         M, turned = self._array, self._array.swapaxes(-1, -2)
         at = [(..., slice(i, i + step), slice(j, j + step)) for i, j in squares]
-        return m == n and all(bool((M[k] == turned[k]).all()) for k in at)
+        return m == n and not self.lopsided and all(bool((M[k] == turned[k]).all()) for k in at)
 
     def transpose(self) -> Dense:
         """Return a view with rows and columns exchanged."""

@@ -179,7 +179,7 @@ class Sparse(Cost):
         absent = self.shape[0] * self.shape[1] - self.size
         if not self.size:
             return 0.0, 0.0, 0, absent
-        low, high, bad, infinite = backend.extrema(self.data[None], threads)
+        low, high, bad, infinite, *_ = backend.extrema(self.data[None], threads)
         return low, high, bad, infinite + absent
 
     def finite_range(self, backend: ModuleType, threads: int | None = None) -> tuple[float, float, int, int]:

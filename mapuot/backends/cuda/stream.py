@@ -54,21 +54,22 @@ def parts(rows: int, columns: int) -> tuple[int, int]:
     return blocks, max(1, min(-(-columns // 32), 2048 // blocks))
 
 
-def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
+def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
     if isinstance(M, np.ndarray):
         return extrema_on_host(M, threads)  # it would take longer to move
-    found = [np.array([[np.inf, -np.inf, 0.0, 0.0]])]
+    found = [np.array([[np.inf, -np.inf, 0.0, 0.0, 0.0]])]
     stage = Carrier()
     for _, _, rows, _ in Dense(M).blocks(most=most_bytes(M)):
         block = stage(rows)
         grid = parts(*block.shape)
-        out = cp.empty((grid[0] * grid[1], 4))
+        out = cp.empty((grid[0] * grid[1], 5))
         stream("extrema", block, None)(grid, (256,), (view_of(block, None, None, None, 1.0), out))
         found.append(out.get())
     out = np.concatenate(found)
     low, high = float(out[:, 0].min()), float(out[:, 1].max())
     low, high = (low, high) if math.isfinite(low) else (0.0, 0.0)
-    return low, high, int(out[:, 2].sum()), int(out[:, 3].sum())
+    bad, infinite, lopsided = out[:, 2:].sum(0).tolist()
+    return low, high, int(bad), int(infinite), int(lopsided)
 
 
 def fill_rows(out: Any, dtype: str, M: Any, c: Any, alpha: Any, beta: Any, reg: float, flush: float = 0.0) -> None:
