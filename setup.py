@@ -41,6 +41,7 @@ PLAIN_SOURCES = [
     "schedule",
     "solver",
     "finish",
+    "newton",
     "solve",
     "coarse",
     "boxes",

@@ -4,6 +4,8 @@
  * The problems are independent, so the threads never wait for each other.  Kernels: batch_tmpl.c.
  */
 #include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "flush.h"
@@ -16,7 +18,10 @@ typedef struct {
     int shared, slots;
     mapuot_state *states;
     mapuot_stats *stats;
+    mapuot_newton *newton;
     mapuot_pool *serial;
+    double *room; /* mapuot_meet_room of each thread, where columns are hard */
+    int64_t room_len;
     atomic_llong next;
 } batch_job;
 
@@ -75,14 +80,39 @@ static void one_pass(const batch_job *job, mapuot_state *const *states, int coun
     end_flush(before);
 }
 
+/* what is left of a pass: the rest of it and, where hard columns nearly hold, Newton's step; returns its status */
+static int finish(const batch_job *job, mapuot_state *state, int64_t i, double *room)
+{
+    mapuot_stats two[2] = {0};
+    int64_t made = 0;
+    int status = mapuot_finish_pass(job->serial, state, two);
+    if (room && status == MAPUOT_CONVERGED)
+        status = mapuot_meet(job->serial, state, job->newton + i, room, 1, two, &made);
+    job->stats[i] = two[made];
+    return status;
+}
+
+/* the last pass of a problem that runs on, certified */
+static void look_back(const batch_job *job, int64_t i, double *room)
+{
+    int64_t made = 0;
+    job->newton[i].wait = 0;
+    if (mapuot_meet(job->serial, job->states + i, job->newton + i, room, 0, job->stats + i, &made) == MAPUOT_STALLED)
+        job->stats[i].status = MAPUOT_RUNNING;
+}
+
 static void batch_task(void *context, int thread, int threads)
 {
     batch_job *job = context;
     mapuot_state *states[SLOTS];
     int64_t index[SLOTS], made[SLOTS];
     int held = 0, open = 1;
-    (void)thread;
+    double *room = job->room ? job->room + thread * job->room_len : NULL;
     (void)threads;
+    for (int64_t i; room && job->count == 0 && (i = take(job)) >= 0;)
+        look_back(job, i, room);
+    if (job->count == 0)
+        return;
     for (;;) {
         while (open && held < job->slots) {
             const int64_t i = take(job);
@@ -97,8 +127,7 @@ static void batch_task(void *context, int thread, int threads)
             return;
         one_pass(job, states, held);
         for (int k = held - 1; k >= 0; k--) {
-            mapuot_finish_pass(job->serial, states[k], job->stats + index[k]);
-            if (job->stats[index[k]].status == MAPUOT_RUNNING && ++made[k] < job->count)
+            if (finish(job, states[k], index[k], room) == MAPUOT_RUNNING && ++made[k] < job->count)
                 continue;
             held--; /* the last one takes its place */
             index[k] = index[held];
@@ -109,15 +138,23 @@ static void batch_task(void *context, int thread, int threads)
 }
 
 int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t slots, mapuot_state *states,
-                         int64_t count, mapuot_stats *stats)
+                         int64_t count, mapuot_stats *stats, mapuot_newton *newton)
 {
-    batch_job job = {.p = p, .count = count, .shared = shared, .states = states, .stats = stats};
+    batch_job job = {.p = p, .count = count, .shared = shared, .states = states, .stats = stats, .newton = newton};
+    const int64_t room_len = newton ? mapuot_meet_room(states->m, states->n) : 0;
     job.slots = !shared || slots < 1 ? 1 : slots < SLOTS ? slots : SLOTS;
     job.serial = mapuot_pool_new(1);
-    if (!job.serial)
+    char *room = room_len ? malloc((size_t)(mapuot_pool_threads(pool) * room_len) * sizeof(double) + 64) : NULL;
+    if (!job.serial || (room_len && !room)) {
+        free(room);
+        mapuot_pool_free(job.serial);
         return MAPUOT_NO_MEMORY;
+    }
+    job.room = room ? (double *)(room + (-(uintptr_t)room & 63)) : NULL;
+    job.room_len = room_len;
     atomic_init(&job.next, 0);
     pool_run(pool, batch_task, &job);
     mapuot_pool_free(job.serial);
+    free(room);
     return MAPUOT_RUNNING;
 }

@@ -86,6 +86,7 @@ typedef struct {
     double *log_scale;      /* rows: log(scale), relative to d + shift; columns: log v + shift */
     double *scale;          /* exp(log_scale) relative to what K holds: P = diag(scale_u) K diag(scale_v) */
     double *marginal;       /* r or s, the marginal of the current plan */
+    const double *factor;   /* NULL, or of rows: u = factor s, no prox, so that row_pass makes a product of the plan */
 } mapuot_side;
 
 /* Clusters of rows, and the correction of steps by what they exchange (coarse_tmpl.c). */
@@ -211,6 +212,50 @@ int mapuot_judge_again(const mapuot_limits *limits, const mapuot_progress *progr
 void mapuot_set_side(mapuot_side *side, const double *weight, const double *log_weight);
 void mapuot_set_scale(mapuot_state *state);
 
+/* Newton's step towards hard columns (newton.c), by reverse communication: begin after a pass; while the verdict is ASKS the
+ * caller fills t with P^T ((fi / r) o P d) and calls next. */
+typedef enum {
+    MAPUOT_HOLDS,       /* the error is at most tol */
+    MAPUOT_HOLDS_AFTER, /* so is that of the next pass, made from log v + y */
+    MAPUOT_OPEN,        /* neither: the passes go on from log v + y, `wait` of them before another step is tried */
+    MAPUOT_GIVES_UP,    /* the same, and no other step is worth its products */
+    MAPUOT_ASKS
+} mapuot_verdict;
+
+enum { MAPUOT_MOST_PRODUCTS = 300 }; /* of one step at most */
+
+typedef struct {
+    int64_t m, n;           /* of all processes */
+    int64_t hard_rows;      /* 1: all of them are */
+    int64_t symmetric;      /* 1: passes of one potential, and t is -P d */
+    double reg, tol, found; /* found: the error of the pass, with what hard columns miss in it */
+    const double *marginal; /* n: s */
+    double *asked, *diagonal, *rate, *left, *y, *d, *t; /* n each */
+    double *steps_made, *ratios;                        /* MAPUOT_MOST_PRODUCTS + 1 each */
+    double error;                                       /* of the plan of the pass, certified */
+    double after; /* bound on that of the next one, without the error that its pass finds (mapuot_newton_error) */
+    double mass, missed, apart, most, size, curvature;
+    int64_t products, all_products; /* of this step and of all */
+    int64_t tried, wait;            /* all three 0 before the first step of a solve */
+} mapuot_newton;
+
+int mapuot_newton_begin(mapuot_newton *newton, const double *weight, const double *rho, const double *log_v,
+                        const int32_t *part, int64_t parts);
+int mapuot_newton_next(mapuot_newton *newton);
+/* The error of a pass, and what a step proves of its plan but for that. */
+double mapuot_newton_error(double apart, double bound);
+/* The vectors of a step, laid out in room. */
+int64_t mapuot_newton_room(int64_t n);
+void mapuot_newton_place(mapuot_newton *newton, int64_t n, double *room);
+/* For products by row_pass with rows.factor = factor (m) and v o d in place of v (n padded): t is v o sums. */
+void mapuot_newton_factors(const mapuot_state *state, double *factor, double *v);
+/* The step from the last pass of a state that is alone with its K; meet acts on it: CONVERGED, STALLED, or RUNNING where the
+ * passes go on.  stats: of the pass, and room for one more, which *made counts. */
+int64_t mapuot_meet_room(int64_t m, int64_t n);
+int mapuot_newton_solve(mapuot_pool *pool, const mapuot_state *state, mapuot_newton *newton, double *room);
+int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *newton, double *room, int64_t passes_left,
+                mapuot_stats *stats, int64_t *made);
+
 /* Plain problems solved whole (solve.c): KL or balanced sides of one rho each, c = a b^T.
  *
  * A stage is a run of passes at one reg.  The last stage is the problem's own; the others, larger regs, are carried out
@@ -252,6 +297,7 @@ typedef struct {
     mapuot_stats last;
     int64_t made;      /* passes, those on entry counted */
     int64_t larger;    /* stages at larger regs that were carried out */
+    int64_t products;  /* for Newton's step towards hard columns */
     int64_t forbidden; /* 1: some M_ij is inf */
     int64_t symmetric; /* 1: rows and columns are the same problem, and the passes those of one potential */
     int64_t status;
@@ -300,10 +346,11 @@ int mapuot_plan_sums(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, m
  * absorbed, base, log_scale, scale and marginal of a side by its padded len, sums, work and history by their own, K by
  * m ld unless it is shared; rho, fi and upper are those of all.  batch_iterate: at most count passes of each problem
  * whose stats say RUNNING, as mapuot_iterate; a shared K is read once for up to slots problems.  The threads of the pool
- * share the problems. */
+ * share the problems.  newton: NULL, or p records, zeros before the first call, of problems whose columns are hard; count
+ * 0 then certifies the last pass of those that run. */
 int mapuot_batch_spread(int64_t p, int32_t shared, mapuot_state *states);
 int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t slots, mapuot_state *states,
-                         int64_t count, mapuot_stats *stats);
+                         int64_t count, mapuot_stats *stats, mapuot_newton *newton);
 
 /* out_ij = log sum_k exp(A_ik + B_kj) for p products, dense rows; exact != 0: k exponentials for every entry.  Where
  * stop is not NULL, another thread may make it 1: the call then returns within milliseconds, out unfinished. */

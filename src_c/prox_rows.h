@@ -52,6 +52,11 @@ static void prox_scalar(const mapuot_state *state, int64_t i, int count, const d
 
 ALWAYS_INLINE void prox_rows(const mapuot_state *state, int64_t i, const int count, const double *s, double *scalars)
 {
+    if (state->rows.factor) {
+        for (int k = 0; k < count; k++)
+            state->rows.scale[i + k] = state->rows.factor[i + k] * s[k];
+        return;
+    }
     if (!state->rows.fi) {
         prox_scalar(state, i, count, s, scalars);
         return;

@@ -27,6 +27,9 @@ typedef struct {
     double *plan_v; /* n */
     double *vectors;
     int64_t vectors_len;
+    mapuot_newton newton;
+    double *room;            /* mapuot_meet_room */
+    int meets;               /* 1: columns are hard, so that Newton's step certifies the last stage */
     mapuot_stats recent[64]; /* where nobody asked for a trace */
 } attempt;
 
@@ -59,6 +62,7 @@ static int64_t lay_out(const mapuot_task *task, attempt *t, char *scratch)
     t->log_v = take(&at, n * 8);
     t->x = take(&at, n * 8);
     t->plan_v = take(&at, n * 8);
+    t->room = take(&at, mapuot_meet_room(m, n) * 8);
     return at - scratch;
 }
 
@@ -338,6 +342,20 @@ static int iterate(attempt *t, int64_t count)
     return status;
 }
 
+/* Newton's step from the last pass, and the pass after it where it makes one */
+static int meet(attempt *t, int64_t limit)
+{
+    mapuot_problem *p = t->problem;
+    mapuot_stats two[2] = {p->last};
+    int64_t made = 0;
+    const int status = mapuot_meet(t->serial, &t->state, &t->newton, t->room, limit - p->made, two, &made);
+    if (t->task->trace)
+        memcpy(t->task->trace + p->made - 1, two, (size_t)(1 + made) * sizeof *two);
+    p->made += made;
+    p->last = two[made];
+    return status;
+}
+
 /* the next log v becomes x, what K is built around */
 static void go_on(attempt *t) { memcpy(t->x, t->state.cols.log_scale, (size_t)t->task->n * sizeof(double)); }
 
@@ -350,6 +368,7 @@ static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmet
     int status = absorb(t);
     while (status == MAPUOT_RUNNING) {
         status = iterate(t, limit - p->made);
+        status = status == MAPUOT_CONVERGED && t->meets ? meet(t, limit) : status;
         if ((status == MAPUOT_RUNNING || status == MAPUOT_ABSORB) && p->made >= limit)
             break;
         if (status == MAPUOT_ABSORB) {
@@ -363,6 +382,10 @@ static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmet
             status = absorb(t);
         }
         status = status < 0 ? status : iterate(t, 1) == MAPUOT_CONVERGED ? MAPUOT_CONVERGED : OUT_OF_PASSES;
+    }
+    if (t->meets && (status == MAPUOT_ABSORB || status == OUT_OF_PASSES)) { /* what the last pass is worth */
+        t->newton.wait = 0;
+        status = meet(t, p->made) == MAPUOT_CONVERGED ? MAPUOT_CONVERGED : OUT_OF_PASSES;
     }
     for (int64_t j = 0; j < t->task->n; j++)
         t->log_v[j] = p->b[j] > 0.0 ? t->state.cols.log_scale[j] - t->state.progress.shift : -INFINITY;
@@ -388,12 +411,16 @@ static int carry_out(attempt *t)
         if (stage->symmetric || !(spread > stage->spread) || t->problem->made >= stage->most)
             continue;
         t->problem->larger += 1;
+        t->meets = 0;
         scale(task->n, t->log_v, 1.0 / stage->reg);
         if (run(t, reg * stage->reg, stage->tol, stage->most, 0) < 0)
             return MAPUOT_BAD_ARGUMENT;
         scale(task->n, t->log_v, stage->reg);
     }
+    t->meets = isinf(task->terms.rho_cols);
+    t->newton = (mapuot_newton){0};
     const int status = run(t, reg, own->tol, own->most, own->symmetric);
+    t->problem->products = t->newton.all_products;
     return status == OUT_OF_PASSES && own->most < task->max_passes ? MAPUOT_STALLED : status;
 }
 

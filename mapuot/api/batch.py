@@ -20,6 +20,7 @@ from ..answer.tensors import answered, listed, tensor_among
 from ..ascend.carry_out import carry_out, start_potentials
 from ..ascend.loop import Run
 from ..backends import Options, Stats, host, name_of, namespace, pick
+from ..backends.newton import misses
 from ..backends.workspace import FAR
 from ..cached import cached_property
 from ..errors import MUTED, ScalingWarning, warn
@@ -256,7 +257,9 @@ class BatchRun:
             values[part] = workspace.stats[name]
         self.n_passes[part] = workspace.field("passes")
         status = workspace.status()
-        self.status[part] = np.where(status == "running", "max_passes" if most == self.max_passes else "absorb", status)
+        status = np.where(status == "running", "max_passes" if most == self.max_passes else "absorb", status)
+        # where the passes cannot be followed by Newton's step, hard columns are certified by another way
+        self.status[part] = status if getattr(workspace, "meets", False) or not misses(self.task) else "absorb"
 
     def plainly(self, left: Any, log_v: Any, bar: Any) -> Any:
         """Solve problems one by one in the C core, and return those that it leaves."""
@@ -326,7 +329,7 @@ class BatchResult(Answer, Sequence[Result]):
     gap : (p,) array
         Objective minus dual value, in units of the objective; inf as in `Result`.
     error_bound : (p,) array
-        Certified bounds on ``|P - P*|_1 / mass``; where the columns are balanced, ``|P^T 1 - b|_1 / mass``.
+        Certified bounds on ``|P - P*|_1 / mass``; see ``tol`` of `solve`.
     dual : (p,) array
         The dual values, less what rounding may have added: lower bounds of every plan's objective.
     mass : (p,) array

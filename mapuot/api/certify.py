@@ -23,7 +23,7 @@ import numpy as np
 from ..answer.result import ROUNDING, Result
 from ..ascend.carry_out import carry_out
 from ..ascend.loop import Run
-from ..backends import closing, name_of, pick
+from ..backends import name_of, pick
 from ..backends.contract import host
 from ..backends.rules import plan_error
 from ..cached import cached_property
@@ -182,11 +182,10 @@ def as_dense(source: Any, problem: Problem, module: Any) -> Any:
 def one_pass(dense: Problem, module: Any, result: Result, threads: int | None) -> Result:
     """u of the dense problem by v of the sparse one, with the certificate of that pass."""
     options = make_options("translation_invariant", "float64", 1e-300, None, threads)
-    with closing(module.Workspace(dense, options)) as workspace, np.errstate(all="ignore"):
-        workspace.absorb(np.where(np.isfinite(result.log_v), result.log_v, 0.0))
-        stats = workspace.iterate(1)
-        potentials, marginals = workspace.potentials(), workspace.marginals()
-    return Result(dense, module, potentials, marginals, stats, "max_passes", threads, workspace.reads)
+    run = Run(module, 1)
+    with np.errstate(all="ignore"):
+        run.run(dense, options, np.where(np.isfinite(result.log_v), result.log_v, 0.0))
+    return Result(dense, module, run.potentials, run.marginals, run.trace, "max_passes", threads, run.reads)
 
 
 class Sweep:

@@ -17,7 +17,7 @@ from ..penalties import F64
 from ..problem.points import Formed
 from ..problem.problem import Problem
 from ..problem.validate import as_start
-from ..route.stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, route
+from ..route.stages import FORMED, NO_ANSWER, UNDONE, Route, Stage, in_words, newton_words, route
 from .loop import Run
 from .truncation import begun, ended, in_boxes
 
@@ -60,7 +60,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
             solve = functools.partial(between_all, run, escalate)
             task, log_v, skip = begun(boxed, options, start if way.warm else None, way.nats, solve, run.module)
         done, skip = all_stages(run, task, way, log_v, skip, boxed.problem if boxed else task)
-    skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip)
+    skipped, how = (ended(boxed, skip) if boxed else None), told(way, done, problem, skip, run.products)
     potentials, marginals = (boxed.back(x) if boxed else x for x in (run.potentials, run.marginals))
     if way.turned:
         potentials, marginals = potentials[::-1], marginals[::-1]
@@ -108,7 +108,7 @@ def one_stage(
     if ratio == 1.0:
         return run.run(task, options, log_v, stage.leave, skip)
     log_v = run.run(
-        dataclasses.replace(task, reg=stage.reg), options, log_v * (task.reg / stage.reg), stage.leave, skip
+        dataclasses.replace(task, reg=stage.reg), options, log_v * (task.reg / stage.reg), stage.leave, skip, last=False
     )
     return log_v * ratio
 
@@ -122,7 +122,7 @@ def between_all(
     return carry_out(Run(run.module, min(most, run.max_passes), ranks=run.ranks), problem, options, start, escalate)
 
 
-def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None) -> str:
+def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None, products: int) -> str:
     """Return the words of `Result.how`."""
     own = [x for x in done if x.stage.reg == problem.reg]
     first = [x for x in own if x.stage.after is UNDONE]
@@ -141,6 +141,7 @@ def told(way: Route, done: list[Done], problem: Problem, skip: Truncation | None
         more.append("corrected by groups of points")
     for x in own[len(first) :]:
         more.append(f"after {x.before!r} {x.reads}" + " without extrapolation" * (x.stage.memory == 0))
+    more += newton_words(products)
     if problem.ranks.size > 1:
         more.append(f"on {problem.ranks.size} ranks")
     return in_words(first[-1].reads, len(done) - len(own), *more)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..backends.boxes import Truncation
 from ..backends.contract import SECONDS_A_CALL, Options, Stats, Workspace, closing
+from ..backends.newton import GIVES_UP, HOLDS, OPEN, Newton, misses
 from ..errors import shown
 from ..files import Checkpoint
 from ..penalties import F64
@@ -49,6 +50,8 @@ class Run:
         self.limit, self.caller = max_passes, np.geterr()
         self.status = "running"
         self.reads, self.clusters = "", 0  # of the last run: what its passes read, and what corrected them
+        self.next_step = 0  # the pass from which on Newton's step is tried
+        self.products = 0  # that Newton's steps towards hard columns took
         self.trace: list[Stats] = []
         self.potentials: Any
         self.marginals: Any
@@ -59,13 +62,16 @@ class Run:
         return self.trace[-1].n_pass if self.trace else 0
 
     def run(
-        self, problem: Problem, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None
-    ) -> F64:
+        self, problem: Problem, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None,
+        last: bool = True,
+    ) -> F64:  # fmt: skip
         """Make passes until one is certified, or cancelled, or out of passes; return the log v to go on from.
 
         Where the certified error of the first pass is above ``leave`` no other follows; the status is then "running".
-        ``skip``: which pairs of points are skipped.
+        ``skip``: which pairs of points are skipped; ``last``: hard columns are certified by Newton's step, too.
         """
+        newton = Newton(problem) if last and misses(problem) else None
+        tol = skip.tol if skip else options.tol
         with closing(self.module.Workspace(problem, options, skip)) as workspace:
             workspace.absorb(log_v)
             fresh, reads = True, workspace.reads
@@ -82,7 +88,9 @@ class Run:
                 ended = self.status not in (*GOES_ON, *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
                     self.certify_in_place(workspace)
-                fresh = self.renewed(workspace, skip, stats[-1])
+                if newton and self.status == "converged":
+                    self.status = self.meet(workspace, newton, tol)
+                fresh = self.renewed(workspace, skip, self.trace[-1])
                 if self.status != "running" and not fresh:
                     break
                 if self.saves and self.ranks.max(bool(self.checkpoint and self.checkpoint.due)):
@@ -91,8 +99,7 @@ class Run:
             if stats[-1].rejected:
                 self.leave_rejected(workspace, stats[-1])
             workspace.conclude(self.trace[-1])
-            if self.trace[-1].status == "converged" and self.status != "cancelled":
-                self.status = "converged"
+            self.end(workspace, newton, tol)
             if self.saves:
                 self.save(workspace, problem)
             self.reads = reads if workspace.reads == reads else f"{reads}, then {workspace.reads}"
@@ -100,6 +107,38 @@ class Run:
             self.clusters = coarse.count if coarse and coarse.corrected else 0
             self.potentials, self.marginals = workspace.potentials(), workspace.marginals()
             return workspace.next_log_v.copy()
+
+    def meet(self, workspace: Workspace, newton: Newton, tol: float) -> str:
+        """Certify a pass that hard columns nearly meet by Newton's step, or go on from there; return the status."""
+        if self.n_passes < self.next_step:
+            return "running"
+        last = self.trace[-1]
+        by_gap = workspace.options.tol_gap >= 0 and last.error > tol  # it ended the passes
+        found, self.products = newton.step(workspace, self.module, last, tol), newton.products
+        if found == HOLDS or by_gap:
+            return "converged"
+        last.status = "running"
+        if found == GIVES_UP or self.n_passes >= self.limit:
+            return "stalled" if found == GIVES_UP else "max_passes"
+        self.next_step = self.n_passes + newton.wait
+        workspace.restart(self.module.to_numpy(workspace.potentials()[1]) + newton.y)
+        if found == OPEN:
+            return "running"
+        status, last = self.record(workspace.iterate(1)), self.trace[-1]
+        if status in ("running", "converged", "max_passes"):
+            last.error = newton.error_after(last.error)
+            status = last.status = "converged" if last.error <= tol else "running"
+        return status
+
+    def end(self, workspace: Workspace, newton: Newton | None, tol: float) -> None:
+        """Settle the status; certify the last pass of a solve that ended before hard columns were met."""
+        last = self.trace[-1]
+        if newton and self.status not in (*FAILED, "converged"):
+            if newton.step(workspace, self.module, last, tol) == HOLDS:
+                self.status = last.status = "converged"
+            self.products = newton.products
+        elif last.status == "converged" and self.status != "cancelled":
+            self.status = "converged"
 
     def renewed(self, workspace: Workspace, skip: Truncation | None, stat: Stats) -> bool:
         """Go on where groups of points say, and build K anew where that is due; return whether it was."""

@@ -27,7 +27,7 @@ and for a batch ``api/batch.py`` with storage, bytes_each, CHUNK_BYTES and batch
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -89,7 +89,9 @@ class Stats:
 class Workspace(Protocol):
     """State of one solve; potentials are float64 vectors, on the host or a device, in POT's convention."""
 
+    options: Options
     coarse: Any  # the coarse correction of its passes (backends/coarse.py)
+    makes_products: bool  # for Newton's step (newton.py), which else takes those of the plan
 
     @property
     def reads(self) -> str:
@@ -105,7 +107,10 @@ class Workspace(Protocol):
         """The log v to go on from, where it is not the next one; of a solve that skips pairs."""
 
     def restart(self, log_v: F64) -> None:
-        """Go on from it on the same K."""
+        """Go on from this log v on the same K."""
+
+    def newton_product(self) -> Callable[[F64], F64]:
+        """Return the product for Newton's step from the last pass, where it makes products."""
 
     def conclude(self, stat: Stats) -> None:
         """Complete the numbers of the last pass of a run."""

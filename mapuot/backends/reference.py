@@ -97,6 +97,8 @@ def split(X: F64, count: int) -> Any:
 class ReferenceWorkspace:
     reads = "float64 logarithms"
 
+    makes_products = False  # Newton's step takes those of the plan
+
     def __init__(self, problem: Problem, options: Options, skip: None = None) -> None:
         self.problem, self.options = problem, options
         self.log_k = log_kernel(problem)
@@ -309,6 +311,10 @@ class ReferenceWorkspace:
             self.best_error, self.progress_dual = min(self.best_error, error), max(self.progress_dual, dual)
             self.since_best = 0
         return "stalled" if self.since_best >= STALL_PASSES else "running"
+
+    def restart(self, log_v: F64) -> None:
+        self.next_log_v, self.extrapolated, self.matrix = log_v, False, None
+        self.history.clear()
 
     def potentials(self) -> tuple[F64, F64]:
         return self.log_u, self.log_v

@@ -8,6 +8,7 @@ dead one, whose every partner is left out or forbidden, +inf; both have alpha or
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class KernelWorkspace:
     dead: tuple[Any, Any]  # masks of the rows and columns that no mass can reach
     absorbed: tuple[F64, Any]  # what K holds of log v, and which columns are left out
     narrow_points: Any = None  # of float32 passes that make their rows (narrow_points.py)
+    makes_products = False  # for Newton's step
     narrow_pass = compared = False  # was the last pass a float32 one, and the last whose error was compared?
 
     def __init__(self, problem: Problem, options: Options, skip: Truncation | None = None) -> None:
@@ -107,7 +109,10 @@ class KernelWorkspace:
         return truncation.corrected(self, stat, floor, comparable)
 
     def restart(self, log_v: F64) -> None:
-        """Go on from this log v on the same K."""
+        """Go on from this log v on the same K; one that passes overwrite is built anew."""
+        if self.options.in_place:
+            self.absorb(log_v)
+            return
         e, off_v = self.absorbed
         x = np.where(off_v | ~np.isfinite(log_v), 0.0, log_v + self.progress_of("shift"))
         self.set_cols(e, off_v, x, None)
@@ -184,6 +189,10 @@ class KernelWorkspace:
 
     def progress_of(self, name: str) -> float:
         """A member of mapuot_progress."""
+        raise NotImplementedError
+
+    def newton_product(self) -> Callable[[F64], F64]:
+        """The product for Newton's step from the last pass, where this makes products."""
         raise NotImplementedError
 
     def take_mask(self, truncation: Truncation) -> None:

@@ -29,7 +29,7 @@ from ..problem.side import Side
 from ..problem.validate import as_count, as_out, is_sentinel, moves_little
 from ..processor import SERIAL_ENTRIES
 from .options import METHODS, make_options
-from .stages import FORMED, in_words, ladder, turned_sides
+from .stages import FORMED, in_words, ladder, newton_words, turned_sides
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 NUMBERS = {float, int, np.float64, np.float32, np.int64, np.int32}
@@ -191,7 +191,7 @@ class PlainResult(Result):
 
     @cached_property
     def how(self) -> str:  # type: ignore[override]
-        more = [FORMED] if isinstance(self._cost, Formed) else []
+        more = [FORMED] * isinstance(self._cost, Formed) + newton_words(self._found.products)
         return in_core(self.options, self._found.larger, self._found.symmetric, more)
 
     @cached_property

@@ -148,6 +148,11 @@ def in_words(reads: str, larger: int, *more: str) -> str:
     return ", ".join((reads, *more))
 
 
+def newton_words(products: int) -> list[str]:
+    """Return the words of `Result.how` on Newton's step towards hard marginals, none where there was none."""
+    return [f"Newton's step by {products} product" + "s" * (products > 1)] if products else []
+
+
 def turned(problem: Common, options: Options) -> bool:
     """Tell whether the columns are better read as rows: they alone are balanced.
 

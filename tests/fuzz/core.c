@@ -269,7 +269,8 @@ static void batch(mapuot_pool *pool, int64_t m, int64_t n)
     memset(first->work, 0, (size_t)(p * 3 * np) * sizeof(double));
     memset(first->history, 0, (size_t)history * sizeof(double));
     status_is_one(mapuot_batch_spread(p, (int32_t)shared, states));
-    status_is_one(mapuot_batch_iterate(pool, p, (int32_t)shared, (int32_t)below(20), states, 1 + below(20), stats));
+    status_is_one(
+        mapuot_batch_iterate(pool, p, (int32_t)shared, (int32_t)below(20), states, 1 + below(20), stats, NULL));
     told_is_sound(first, stats, p);
 }
 

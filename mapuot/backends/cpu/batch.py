@@ -19,6 +19,7 @@ from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ...problem.side import Side, largest_log
 from ..contract import SECONDS_A_CALL, SMALL_ENTRIES, Options, memory_of
 from ..limits import fill
+from ..newton import misses
 from ..records import STATS, STATUS, put
 from ..rules import START
 from ..workspace import STORAGE
@@ -58,6 +59,8 @@ def bytes_each(shape: tuple[int, int], memory: int, one_cost: bool, precision: s
 class HostBatch:
     """The states of p problems and the arrays they point at; each array has one row a problem."""
 
+    meets = True  # Newton's step follows passes that hard columns nearly meet
+
     def __init__(self, task: BatchProblem, options: Options, log_v: F64 | None) -> None:
         (m, n), p = task.shape, len(task)
         self.task, self.p = task, p
@@ -93,6 +96,7 @@ class HostBatch:
         with np.errstate(invalid="ignore"):
             self.cols["scale"][:] = np.exp(self.cols["log_scale"] - self.cols["absorbed"])
         check(lib.mapuot_batch_spread(p, task.one_cost, self.states))
+        self.newton = ffi.new("mapuot_newton[]", p) if misses(task) else ffi.NULL
         self.set_constants()
         self.build()
 
@@ -147,7 +151,10 @@ class HostBatch:
         count, begun = min(self.count, passes), time.perf_counter()
         slots = max(4, min(SLOTS, SLOT_BYTES // (16 * padded(self.task.shape[1]))))
         stats = pointer(self.stats, "mapuot_stats *")
-        check(lib.mapuot_batch_iterate(self.pool, self.p, self.task.one_cost, slots, self.states, count, stats))
+        work = self.pool, self.p, self.task.one_cost, slots, self.states
+        check(lib.mapuot_batch_iterate(*work, count, stats, self.newton))
+        if self.newton and count == passes:  # the last ones
+            check(lib.mapuot_batch_iterate(*work, 0, stats, self.newton))
         fits = count * SECONDS_A_CALL / max(time.perf_counter() - begun, 1e-6)
         self.count = max(1, min(2 * count, CALL_PASSES, int(fits)))
         return int((self.stats["status"] == lib.MAPUOT_RUNNING).sum())

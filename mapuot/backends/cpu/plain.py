@@ -52,6 +52,7 @@ class Found(NamedTuple):
     forbidden: bool
     larger: int  # regs than the one asked for, which came before it
     symmetric: bool  # passes were those of one potential
+    products: int  # for Newton's step towards hard columns
 
 
 class Call:
@@ -158,6 +159,7 @@ def solve(
             bool(problem.forbidden),
             problem.larger,
             bool(problem.symmetric),
+            problem.products,
         )
     if call.scratch.nbytes <= KEPT_BYTES and len(kept) < KEPT_CALLS:
         kept.append(call)

@@ -7,6 +7,7 @@ thread that will read them. Twin: backends/cuda/workspace.py; oracle: backends/r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,7 @@ class HostWorkspace(KernelWorkspace):
         if self.limits.finer and not self.made:
             self.operator.open_tile()
         self.coarse = Coarse(self, problem, memory)
+        self.makes_products = not (self.operator.summed or options.in_place)
         self.row_side = self.side(problem.rows, m, state.rows, blocks[0])
         self.col_side = self.side(problem.cols, size, state.cols, blocks[1])
 
@@ -271,6 +273,28 @@ class HostWorkspace(KernelWorkspace):
     def row_pass(self) -> None:
         """Make the O(mn) half of a pass."""
         self.operator.row_pass(self.row_side, self.col_side)
+
+    def newton_product(self) -> Callable[[F64], F64]:
+        """Return the product for Newton's step from the last pass: a pass with factors in the place of the prox."""
+        n, state, size = self.problem.shape[1], self.state, len(self.col_side["scale"])
+        factor, v, vd = native.vectors(len(self.row_side["scale"]), size, size)
+        lib.mapuot_newton_factors(state, pointer(factor), pointer(v))
+        symmetric, rows = self.options.symmetric, self.row_side | {"factor": factor}
+        if symmetric:  # such a pass has its sums where the marginal is
+            rows["marginal"] = factor
+
+        def product(d: F64) -> F64:
+            known = state.rows.marginal, state.cols.scale, self.progress.narrow
+            vd[:n] = v[:n] * d
+            state.rows.factor, state.rows.marginal = pointer(factor), pointer(rows["marginal"])
+            state.cols.scale, self.progress.narrow = pointer(vd), 0
+            with self.problem.ranks.adding(self.sums):
+                self.operator.row_pass(rows, self.col_side)
+            state.rows.marginal, state.cols.scale, self.progress.narrow = known
+            state.rows.factor = ffi.NULL
+            return np.asarray((-v[:n] if symmetric else v[:n]) * self.sums[:n])
+
+        return product
 
     @property
     def next_log_v(self) -> F64:

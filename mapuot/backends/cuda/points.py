@@ -260,9 +260,6 @@ class PointWorkspace(DeviceWorkspace):
         put(self.progress, START)
         self.choose()
 
-    def progress_of(self, name: str) -> float:
-        return float(self.progress[name])
-
     @property
     def balancing(self) -> Any:
         """Kept pairs are balanced on the host, which can leave out the skipped ones."""

@@ -224,6 +224,9 @@ class DeviceWorkspace(KernelWorkspace):
         put(self.progress, START)
         self.progress["narrow"] = self.launch.narrow is not None
 
+    def progress_of(self, name: str) -> float:
+        return float(self.progress[name])
+
     def put(self, name: str, values: F64) -> None:
         sent = self.held or self.lies.up[0] <= self.lies.places[name][0] < self.lies.up[1]
         part = (self.staged if sent else self.arrays)[name][: len(values)]

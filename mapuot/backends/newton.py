@@ -1,0 +1,114 @@
+"""Newton's step towards hard columns, asked of the C library (src_c/newton.c) by drivers that make its products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..penalties import F64
+from ..problem.problem import Common, Problem
+from .contract import Stats, Workspace, host
+from .rules import core
+
+VERDICTS = HOLDS, HOLDS_AFTER, OPEN, GIVES_UP = "holds", "holds after", "open", "gives up"  # mapuot_verdict
+
+
+def misses(problem: Any) -> bool:
+    """Tell whether columns may miss marginals that are hard, where the prox of both sides is a logarithm.
+
+    Not of vectors on a GPU, which are those of a solve between points that skips pairs.
+    """
+    if not isinstance(problem, Common):  # of many marginals
+        return False
+    rows, cols = problem.rows, problem.cols
+    return rows.logarithmic and cols.logarithmic and isinstance(cols.hard, np.ndarray) and bool(cols.hard.any())
+
+
+class Newton:
+    """Newton's steps of one solve.
+
+    ``y`` is the change of log v by the last one, ``wait`` the number of passes before another is worth its products.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        ffi, lib = core()
+        self.problem, self.record, n = problem, ffi.new("mapuot_newton *"), problem.shape[1]
+        self.room = np.zeros(lib.mapuot_newton_room(n))
+        lib.mapuot_newton_place(self.record, n, ffi.from_buffer("double *", self.room))
+        w, rows, parts = self.record, problem.rows, problem.parts
+        w.m, w.n, w.reg = int(rows.ranks.sum(problem.shape[0])), n, problem.reg
+        w.hard_rows = rows.rho_range[0] == math.inf
+        self.part = np.ascontiguousarray(parts.cols, np.int32) if parts else None
+        self.parts = parts.count + 1 if parts else 1
+        self.y, self.d, self.t = (np.frombuffer(ffi.buffer(x, 8 * n)) for x in (w.y, w.d, w.t))
+
+    @property
+    def wait(self) -> int:
+        return int(self.record.wait)
+
+    @property
+    def products(self) -> int:
+        """How many products all steps took."""
+        return int(self.record.all_products)
+
+    def error_after(self, found: float) -> float:
+        """Return the certified error of the pass from log v + y, which has found this error."""
+        return float(core()[1].mapuot_newton_error(found, self.record.after))
+
+    def step(self, workspace: Workspace, backend: Any, stat: Stats, tol: float) -> str:
+        """Find the step from the last pass; its error takes the place of what columns miss in ``stat``."""
+        self.record.symmetric = workspace.options.symmetric
+        if workspace.makes_products:
+            (_, log_v), (_, s), product = workspace.potentials(), workspace.marginals(), workspace.newton_product()
+            found = self.solve(stat.error, tol, log_v, s, product)
+        else:
+            found = self.step_of_plan(workspace, backend, stat, tol)
+        stat.error = float(self.record.error)
+        return found
+
+    def step_of_plan(self, workspace: Workspace, backend: Any, stat: Stats, tol: float) -> str:
+        """Find the step where a workspace makes no products: by those of its plan, made from M.
+
+        The rows of that plan are met first, by the change of log u that its prox makes.
+        """
+        problem, threads = self.problem, workspace.options.threads
+        (m, n), rows, ranks = problem.shape, problem.rows, problem.ranks
+        log_u, log_v = (np.asarray(backend.to_numpy(x)) for x in workspace.potentials())
+        if workspace.options.symmetric:
+            plan = backend.PlanStream(problem, log_u, log_v, threads)
+            return self.solve(stat.error, tol, log_v, host(plan.apply(np.ones(n))), lambda d: -host(plan.apply(d)))
+        r = host(backend.PlanStream(problem, log_u, log_v, threads).apply(np.ones(n)))
+        fi = 1 / (1 + problem.reg / rows.rho)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            asked = np.where(rows.hard, rows.weight, rows.weight * np.exp(-problem.reg * log_u / rows.rho))
+            move = np.where(r > 0, fi * np.log(asked / r), 0.0)
+        r_met = r * np.exp(move)
+        plan = backend.PlanStream(problem, log_u + move, log_v, threads)
+        into = np.divide(fi, r_met, out=np.zeros(m), where=r_met > 0)
+
+        def product(d: F64) -> F64:
+            return np.asarray(host(plan.apply_transpose(into * host(plan.apply(d)))))
+
+        s = np.asarray(host(plan.apply_transpose(np.ones(m))))
+        apart = float(ranks.sum(float(np.abs(r_met - r).sum()))) / float(s.sum())
+        return self.solve(stat.error + apart, tol, log_v, s, product)
+
+    def solve(self, found: float, tol: float, log_v: F64, marginal: F64, product: Callable[[F64], F64]) -> str:
+        """Find the step from a pass that met its rows, with the error ``found`` and these marginals of the columns.
+
+        ``product(d)`` is P^T ((fi / r) P d), of one potential -P d, over all ranks.
+        """
+        ffi, lib = core()
+        w, cols = self.record, self.problem.cols
+        vectors = [np.ascontiguousarray(x) for x in (marginal, cols.weight, cols.rho, log_v)]
+        w.marginal, *given = (ffi.from_buffer("double *", x) for x in vectors)
+        w.found, w.tol = found, tol
+        part = ffi.NULL if self.part is None else ffi.from_buffer("int32_t *", self.part)
+        verdict = lib.mapuot_newton_begin(w, *given, part, self.parts)
+        while verdict == lib.MAPUOT_ASKS:
+            self.t[:] = product(self.d)
+            verdict = lib.mapuot_newton_next(w)
+        return VERDICTS[verdict]

@@ -1,0 +1,328 @@
+/* newton.c - Newton's step towards hard columns: what it proves of a plan that misses them, and where it leads.
+ *
+ * A pass meets its rows and misses hard columns by b - s.  Its plan P is the best one for masses of its own; how far the plan
+ * for the masses asked for lies depends on how columns exchange mass.  With q the marginal that a potential asks for (b where
+ * hard, b e^(-g / rho) of KL), fi = rho / (rho + reg), k = reg / rho and D = s + k q, Newton's step (x, y) of (log u, log v)
+ *     x = -(fi / r) P y,     S y = D y - P^T ((fi / r) o P y) = q - s
+ * is found by conjugate gradients.  P' = P o (1 + x_i + y_j) has the marginals asked for, but for what they left, hence
+ *     gap(P)   <= reg y S y / (2 (1 - w)),           w = max |x_i + y_j|, k |x_i|, k |y_j|,
+ *     gap(P'') <= reg w^2 y S y / (8 (1 - w)),       P'' = P o e^(x_i + y_j), and the plan of a pass from its log v.
+ * What is left moves the plan by 2 min(m, n) times as much at most, and by its energy: docs/mathematics.md, "Hard marginals".
+ * Of one potential (u = v) the step is S y = D y + P y = q - s with both sides missed alike, and w = 2 max |y|.
+ * The caller makes the products, by reverse communication, so that this text serves every kind of problem. */
+#include <math.h>
+#include <string.h>
+
+#include "common/rules.h"
+#include "kernels.h"
+
+#define MOST_W 0.9          /* of a step that certifies */
+#define HOPELESS 2.0        /* w beyond which the equations are not solved to the end */
+#define ENOUGH 0.1          /* of the error after the step: what is left of the equations counts no more */
+#define SAFETY 2.0          /* what is left has an error by the least curvature met so far, times this */
+#define SINGULAR 1e-14      /* curvature relative to that of D: what no plan can meet, or rounding */
+#define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): sums of columns may be off by this share of the mass */
+#define LONGEST 1.0         /* change of log v by a step that proves too little */
+#define MOST_STEPS 12
+#define PASSES_BETWEEN 8 /* two steps, the first of which was too far off to be solved */
+
+/* Where all rows and columns are hard the columns are asked for as much mass as the rows have in each part of M: both masses
+ * may be apart by rounding, which no plan can meet.  Returns by how much. */
+static double even_out(mapuot_newton *w, const double *weight, const int32_t *part, int64_t parts)
+{
+    double *have = w->t, *ask = w->d, apart = 0.0;
+    if (parts > w->n)
+        return 0.0;
+    memset(have, 0, (size_t)parts * sizeof(double));
+    memset(ask, 0, (size_t)parts * sizeof(double));
+    for (int64_t j = 0; j < w->n; j++)
+        if (w->marginal[j] > 0.0) {
+            have[part ? part[j] : 0] += w->marginal[j];
+            ask[part ? part[j] : 0] += weight[j];
+        }
+    for (int64_t j = 0; j < w->n; j++)
+        if (w->marginal[j] > 0.0)
+            w->asked[j] = weight[j] * (have[part ? part[j] : 0] / ask[part ? part[j] : 0]);
+    for (int64_t k = 0; k < parts; k++)
+        apart += fabs(have[k] - ask[k]);
+    return apart;
+}
+
+/* what is left / D is the next direction, but for the part along the last one; w->size: what is left, in the norm of 1 / D */
+static void direct(mapuot_newton *w)
+{
+    double size = 0.0;
+    for (int64_t j = 0; j < w->n; j++)
+        size += w->left[j] * w->left[j] / w->diagonal[j];
+    const double ratio = w->products > 0 ? size / w->size : 0.0;
+    for (int64_t j = 0; j < w->n; j++)
+        w->d[j] = w->left[j] / w->diagonal[j] + ratio * w->d[j];
+    w->ratios[w->products] = ratio;
+    w->size = size;
+}
+
+int mapuot_newton_begin(mapuot_newton *w, const double *weight, const double *rho, const double *log_v,
+                        const int32_t *part, int64_t parts)
+{
+    const double sides = w->symmetric ? 2.0 : 1.0;
+    int all = 1, reached = 1;
+    double mass = 0.0, asked = 0.0, hard = 0.0;
+    for (int64_t j = 0; j < w->n; j++) {
+        const int is_hard = isinf(rho[j]) && weight[j] > 0.0;
+        w->rate[j] = is_hard ? 0.0 : w->reg / rho[j];
+        w->asked[j] = is_hard || !(weight[j] > 0.0) ? weight[j] : weight[j] * exp(-w->rate[j] * log_v[j]);
+        mass += w->marginal[j];
+        hard += is_hard ? fabs(weight[j] - w->marginal[j]) : 0.0;
+        asked += weight[j];
+        all &= is_hard || !(weight[j] > 0.0);
+        reached &= !is_hard || w->marginal[j] > 0.0;
+    }
+    w->mass = mass;
+    w->missed = 0.0;
+    w->products = 0;
+    w->curvature = sides;
+    w->apart = fmax(w->found - sides * hard / mass, 0.0);
+    if (all && w->hard_rows && !w->symmetric)
+        w->apart += even_out(w, weight, part, part ? parts : 1) / mass;
+    for (int64_t j = 0; j < w->n; j++) {
+        const double s = w->marginal[j], q = w->asked[j];
+        const int in = s > 0.0 && q > 0.0;
+        w->left[j] = w->asked[j] = in ? q - s : 0.0;
+        w->diagonal[j] = in ? s + w->rate[j] * q : 1.0;
+        w->rate[j] = in ? w->rate[j] : 0.0;
+        w->y[j] = 0.0;
+        w->missed += sides * fabs(w->left[j]);
+    }
+    w->most = all ? 1.0 + asked / mass : INFINITY; /* |P| + |P*| */
+    w->error = w->found < INFINITY ? mapuot_newton_error(w->apart, w->most) : w->found;
+    w->after = INFINITY;
+    direct(w);
+    if (!(mass > 0.0) || !(w->found < INFINITY) || !(w->size < INFINITY) || !reached)
+        return MAPUOT_GIVES_UP;
+    if (w->size > 0.0)
+        return MAPUOT_ASKS;
+    w->error = w->found;
+    return w->error <= w->tol ? MAPUOT_HOLDS : MAPUOT_GIVES_UP;
+}
+
+double mapuot_newton_error(double apart, double bound) { return apart + bound * (1 + 2 * apart); }
+
+/* How many eigenvalues of the tridiagonal matrix of the conjugate gradients (Lanczos's) are below x, at most 1. */
+static int is_below(const mapuot_newton *w, double x)
+{
+    double pivot = 1.0;
+    for (int64_t k = 0; k < w->products; k++) {
+        const double a = 1.0 / w->steps_made[k] + (k ? w->ratios[k] / w->steps_made[k - 1] : 0.0);
+        const double c = k ? w->ratios[k] / (w->steps_made[k - 1] * w->steps_made[k - 1]) : 0.0;
+        pivot = a - x - (k ? c / pivot : 0.0);
+        if (!(pivot > 0.0))
+            return 1;
+    }
+    return 0;
+}
+
+/* The least curvature of S relative to D that the directions so far have met, from below, to 5 %. */
+static double least_curvature(const mapuot_newton *w)
+{
+    double high = w->curvature, low = high;
+    while (low > SINGULAR && is_below(w, low))
+        high = low, low *= 0.5;
+    while (high > 1.05 * low) {
+        const double x = sqrt(low * high);
+        if (is_below(w, x))
+            high = x;
+        else
+            low = x;
+    }
+    return low;
+}
+
+typedef struct {
+    double far;    /* max y - min y: x is minus a mean of y */
+    double soft;   /* max k |y| */
+    double left;   /* sum of |what is left| */
+    double energy; /* y S y */
+} look;
+
+static look look_at(const mapuot_newton *w)
+{
+    look at = {0};
+    double low = w->hard_rows ? INFINITY : 0.0, high = w->hard_rows ? -INFINITY : 0.0;
+    for (int64_t j = 0; j < w->n; j++) {
+        if (!(w->marginal[j] > 0.0))
+            continue;
+        low = fmin(low, w->y[j]);
+        high = fmax(high, w->y[j]);
+        at.soft = fmax(at.soft, w->rate[j] * fabs(w->y[j]));
+        at.left += fabs(w->left[j]);
+        at.energy += w->y[j] * (w->asked[j] - w->left[j]);
+    }
+    at.far = high - low;
+    if (w->symmetric)
+        at = (look){2.0 * fmax(high, -low), at.soft, 2.0 * at.left, 2.0 * at.energy};
+    return at;
+}
+
+/* Neither plan is good enough: from here on the passes go on, unless that was tried often enough. */
+static int leave_open(mapuot_newton *w, double most)
+{
+    for (int64_t j = 0; j < w->n; j++)
+        w->y[j] = fmax(-LONGEST, fmin(LONGEST, w->y[j]));
+    w->wait = most <= MOST_W ? 1 : PASSES_BETWEEN;
+    return w->tried++ < MOST_STEPS ? MAPUOT_OPEN : MAPUOT_GIVES_UP;
+}
+
+/* The bounds of this plan and of that after the step, and whether the equations are solved far enough. */
+static int judge_step(mapuot_newton *w, int singular)
+{
+    const look at = look_at(w);
+    const double sides = w->symmetric ? 2.0 : 1.0;
+    const double noise = sides * SUMS_ROUNDING * (8.0 + sqrt((double)w->m)) * w->mass, most = fmax(at.far, at.soft);
+    const double hidden = 1.0 + noise / fmax(w->missed, noise / 16.0), least = 1.0 - most;
+    const double paths = 2.0 * fmin((double)w->m, (double)w->n) * (at.left + noise) / w->mass;
+    double rest = paths;
+    if (w->products > 1 && !singular) {
+        w->curvature = least_curvature(w);
+        rest =
+            fmin(rest, SAFETY * sqrt((sides * w->size / w->mass + noise * noise / (w->mass * w->mass)) / w->curvature));
+    }
+    const double step = plan_error(most * most * at.energy / (8.0 * least) / w->mass);
+    if (most <= MOST_W && at.energy < INFINITY) {
+        const double here = plan_error(at.energy / (2.0 * least) / w->mass);
+        w->error = mapuot_newton_error(w->apart, fmin(w->most, (here + rest) * hidden));
+        w->after = (step + rest) * hidden;
+    }
+    if (w->error <= w->tol)
+        return MAPUOT_HOLDS;
+    if (mapuot_newton_error(w->apart, w->after) <= w->tol)
+        return MAPUOT_HOLDS_AFTER;
+    const int solved = (most <= MOST_W && rest <= ENOUGH * step) || w->size <= noise * noise / w->mass;
+    if (singular || solved || most > HOPELESS || w->products >= MAPUOT_MOST_PRODUCTS || !(at.energy < INFINITY))
+        return leave_open(w, most);
+    return MAPUOT_ASKS;
+}
+
+int mapuot_newton_next(mapuot_newton *w)
+{
+    double along = 0.0, plain = 0.0;
+    for (int64_t j = 0; j < w->n; j++) {
+        const double Dd = w->diagonal[j] * w->d[j];
+        w->t[j] = w->marginal[j] > 0.0 ? Dd - w->t[j] : 0.0;
+        along += w->d[j] * w->t[j];
+        plain += w->d[j] * Dd;
+    }
+    if (!(along > SINGULAR * plain))
+        return judge_step(w, 1);
+    const double step = w->size / along;
+    for (int64_t j = 0; j < w->n; j++) {
+        w->y[j] += step * w->d[j];
+        w->left[j] -= step * w->t[j];
+    }
+    w->steps_made[w->products++] = step;
+    w->all_products += 1;
+    direct(w);
+    return judge_step(w, 0);
+}
+
+/* ---- products by passes over the K of a state ---- */
+
+int64_t mapuot_newton_room(int64_t n) { return 7 * padded(n) + 2 * (MAPUOT_MOST_PRODUCTS + PAD); }
+
+void mapuot_newton_place(mapuot_newton *w, int64_t n, double *room)
+{
+    double **vectors[] = {&w->asked, &w->diagonal, &w->rate, &w->left, &w->y, &w->d, &w->t};
+    for (int k = 0; k < 7; k++, room += padded(n))
+        *vectors[k] = room;
+    w->steps_made = room;
+    w->ratios = room + MAPUOT_MOST_PRODUCTS + PAD;
+}
+
+void mapuot_newton_factors(const mapuot_state *state, double *factor, double *v)
+{
+    const mapuot_side *rows = &state->rows, *cols = &state->cols;
+    for (int64_t i = 0; i < state->m && !state->limits.symmetric;
+         i++) { /* (fi / r) u kappa u: P^T ((fi / r) o P d) is v K^T (factor o K (v d)) */
+        const double r = rows->marginal[i], u = rows->scale[i], fi = 1.0 / (1.0 + state->limits.reg / rows->rho[i]);
+        factor[i] = r > 0.0 ? state->progress.kappa * fi * u * (u / r) : 0.0;
+    }
+    memset(v, 0, (size_t)padded(state->n) * sizeof(double));
+    for (int64_t j = 0; j < state->n; j++)
+        v[j] = cols->absorbed[j] < INFINITY ? exp(state->work[j] - cols->absorbed[j]) : 0.0;
+}
+
+int64_t mapuot_meet_room(int64_t m, int64_t n) { return mapuot_newton_room(n) + padded(m) + 3 * padded(n) + PAD; }
+
+int mapuot_newton_solve(mapuot_pool *pool, const mapuot_state *state, mapuot_newton *w, double *room)
+{
+    const int64_t n = state->n, np = padded(n);
+    const mapuot_side *cols = &state->cols;
+    double *v = room, *vd = v + np, *log_v = vd + np, *factor = log_v + np;
+    mapuot_state own = *state;
+    mapuot_newton_place(w, n, factor + padded(state->m) + PAD);
+    w->m = state->m;
+    w->n = n;
+    w->hard_rows = isinf(state->rows.rho[0]);
+    w->reg = state->limits.reg;
+    w->symmetric = state->limits.symmetric;
+    w->marginal = cols->marginal;
+    mapuot_newton_factors(state, factor, v);
+    memset(vd, 0, (size_t)np * sizeof(double));
+    for (int64_t j = 0; j < n; j++)
+        log_v[j] = state->work[j] - state->progress.shift;
+    own.rows.factor = factor;
+    own.rows.marginal = w->symmetric ? factor : own.rows.marginal; /* where such a pass has K v */
+    own.cols.scale = vd;
+    own.progress.narrow = 0;
+    own.coarse.labelled = 0;
+    int verdict = mapuot_newton_begin(w, cols->weight, cols->rho, log_v, NULL, 1);
+    while (verdict == MAPUOT_ASKS) {
+        for (int64_t j = 0; j < n; j++)
+            vd[j] = v[j] * w->d[j];
+        if (mapuot_row_pass(pool, &own) < 0)
+            return MAPUOT_GIVES_UP;
+        for (int64_t j = 0; j < n; j++)
+            w->t[j] = (w->symmetric ? -v[j] : v[j]) * own.sums[j];
+        verdict = mapuot_newton_next(w);
+    }
+    return verdict;
+}
+
+/* The state goes on from log v + y. */
+static void move_on(mapuot_state *state, const mapuot_newton *w)
+{
+    for (int64_t j = 0; j < state->n; j++)
+        state->cols.log_scale[j] = state->work[j] + w->y[j];
+    mapuot_set_scale(state);
+    forget(&state->progress);
+    state->progress.since_absorb = 1;
+}
+
+int mapuot_meet(mapuot_pool *pool, mapuot_state *state, mapuot_newton *w, double *room, int64_t passes_left,
+                mapuot_stats *stats, int64_t *made)
+{
+    *made = 0;
+    stats->status = (double)(state->progress.status = MAPUOT_RUNNING);
+    if (w->wait-- > 1)
+        return MAPUOT_RUNNING;
+    w->found = stats->error;
+    w->tol = state->limits.tol;
+    const int by_gap = state->limits.tol_gap >= 0 && w->found > w->tol; /* it ended the passes */
+    int verdict = mapuot_newton_solve(pool, state, w, room);
+    stats->error = w->error;
+    if (verdict == MAPUOT_HOLDS || (by_gap && passes_left > 0))
+        stats->status = MAPUOT_CONVERGED;
+    else if (verdict == MAPUOT_GIVES_UP)
+        stats->status = MAPUOT_STALLED;
+    else if (passes_left > 0)
+        move_on(state, w);
+    if (verdict == MAPUOT_HOLDS_AFTER && passes_left > 0 && !by_gap) {
+        const int status = mapuot_iterate(pool, state, 1, stats + 1, made);
+        if (status != MAPUOT_CONVERGED && status != MAPUOT_RUNNING)
+            return status;
+        stats += 1;
+        stats->error = mapuot_newton_error(stats->error, w->after);
+        stats->status = stats->error <= state->limits.tol ? MAPUOT_CONVERGED : MAPUOT_RUNNING;
+    }
+    state->progress.status = (int64_t)stats->status;
+    return (int)stats->status;
+}

@@ -1,0 +1,151 @@
+"""Newton's step towards hard columns (src_c/newton.c): the dense equations, and true bounds of every kind of problem.
+
+The optimum is known beforehand: it is chosen, and the plan under test is a pass away from it.
+"""
+
+import numpy as np
+import pytest
+from mapuot._core import ffi, lib
+from problems import Case, clouds, csr_of, relative_error, verify, with_forbidden, with_zeros
+
+import mapuot
+
+VECTORS = "asked", "diagonal", "rate", "left", "y", "d", "t"
+REG = 0.3
+BOTH = pytest.mark.parametrize("rho", [np.inf, 2.0])
+
+
+def near_optimum(seed, rho, apart, m=9, n=12):
+    """(P after a pass from log v that is apart from the best one, that log v, P*, fi of the rows)."""
+    rng = np.random.default_rng(seed)
+    K, log_u, log_v = np.exp(-3 * rng.random((m, n))), rng.normal(size=m), rng.normal(size=n)
+    best, fi = np.exp(log_u)[:, None] * K * np.exp(log_v), 1 / (1 + REG / rho)
+    log_v = log_v + apart * rng.normal(size=n)
+    s = K @ np.exp(log_v)
+    masses = np.exp(log_u / fi) * best.sum(1) / np.exp(log_u)
+    return (masses / s)[:, None] ** fi * K * np.exp(log_v), log_v, best, fi
+
+
+def step(P, log_v, b, fi, tol):
+    """The verdict on a plan whose rows hold, the record, and the vectors of the step."""
+    n, s = P.shape[1], P.sum(0)
+    w, room = ffi.new("mapuot_newton *"), np.zeros(lib.mapuot_newton_room(n))
+    lib.mapuot_newton_place(w, n, ffi.from_buffer("double *", room))
+    kept = s, b, np.full(n, np.inf), log_v
+    w.marginal, *vectors = (ffi.from_buffer("double *", x) for x in kept)
+    (w.m, w.n), w.reg, w.hard_rows, w.tol = P.shape, REG, fi == 1, tol
+    w.found = np.abs(s - b).sum() / s.sum()
+    verdict = lib.mapuot_newton_begin(w, *vectors, ffi.NULL, 1)
+    at = {name: np.frombuffer(ffi.buffer(getattr(w, name), 8 * n)) for name in VECTORS}
+    while verdict == lib.MAPUOT_ASKS:
+        at["t"][:] = P.T @ (fi / P.sum(1) * (P @ at["d"]))
+        verdict = lib.mapuot_newton_next(w)
+    return verdict, w, {name: x.copy() for name, x in at.items()}
+
+
+@BOTH
+@pytest.mark.parametrize("seed", range(8))
+def test_the_step_solves_the_dense_equations(seed, rho):
+    P, log_v, best, fi = near_optimum(seed, rho, 1e-6)
+    s, b = P.sum(0), best.sum(0)
+    S = np.diag(s) - P.T @ (P * (fi / P.sum(1))[:, None])
+    want = np.linalg.lstsq(S, b - s, rcond=1e-12)[0]
+    verdict, w, at = step(P, log_v, b, fi, 1e-10)
+    change = at["y"] - want
+    change -= change.mean() if rho == np.inf else 0.0  # a common translation is in the null space
+    assert verdict == lib.MAPUOT_HOLDS_AFTER
+    assert np.abs(change).max() < 1e-2 * np.abs(want).max()
+    assert 1 < w.products <= P.shape[1]
+
+
+@BOTH
+@pytest.mark.parametrize("apart", [0.05, 1e-3, 1e-6])
+@pytest.mark.parametrize("seed", range(8))
+def test_both_bounds_hold_and_are_near(seed, apart, rho):
+    P, log_v, best, fi = near_optimum(seed, rho, apart)
+    _, w, at = step(P, log_v, best.sum(0), fi, 1e-300)
+    error = np.abs(P - best).sum() / P.sum()
+    assert error <= w.error <= 6 * error
+    x = -fi * (P @ at["y"]) / P.sum(1)
+    after = P * np.exp(x[:, None] + at["y"])
+    error_after = np.abs(after - best).sum() / P.sum()
+    assert error_after <= w.after <= max(apart, 1e-9)
+
+
+def test_one_scaling_to_meet_is_told_exactly():
+    """Two points a side: the only freedom is one number, and the bounds are nearly reached."""
+    for t in (1e-2, 1e-4, 1e-6):
+        best = np.array([[0.4, 0.1], [0.1, 0.4]])
+        P = best * np.exp(t * np.array([-1.0, 1.0]))
+        P *= (best.sum(1) / P.sum(1))[:, None]
+        _, w, _ = step(P, np.zeros(2), best.sum(0), 1.0, 1e-300)
+        error = np.abs(P - best).sum()
+        assert error <= w.error <= 1.6 * error
+
+
+def test_what_cannot_be_met_is_not_certified():
+    P = np.array([[0.5, 1e-30], [1e-30, 0.5]])
+    verdict, w, _ = step(P, np.zeros(2), np.array([0.6, 0.4]), 1.0, 1e-6)
+    assert verdict in (lib.MAPUOT_OPEN, lib.MAPUOT_GIVES_UP)
+    assert w.error >= 0.2  # the best plan has .1 in a pair where this one has nothing
+
+
+@pytest.mark.parametrize("method", ["auto", "translation_invariant", "sinkhorn", "map-uot"])
+@pytest.mark.parametrize("reg_m", [np.inf, (2.0, np.inf), (np.inf, 2.0)], ids=["both", "cols", "rows"])
+@pytest.mark.parametrize("tol", [1e-3, 1e-8])
+def test_error_bound_is_true_of_every_method(method, reg_m, tol, backend):
+    for seed, change in enumerate((clouds, lambda *a, **k: with_zeros(clouds(*a, **k)))):
+        case = change(13, 17, reg=0.02, reg_m=reg_m, ratio=1.0, seed=seed)
+        case = case.replace(b=case.b * (case.a.sum() / case.b.sum()))
+        found = case.solve(method=method, tol=tol, max_passes=100_000, backend=backend)
+        assert found.converged
+        assert verify(found, case).error <= found.error_bound <= tol
+
+
+def test_hard_points_beside_soft_ones(backend):
+    rho = np.array([np.inf, 1.0] * 8)
+    for seed in range(4):
+        case = clouds(11, 16, reg=0.05, reg_m=(3.0, rho), seed=seed)
+        found = case.solve(tol=1e-7, backend=backend)
+        assert found.converged
+        assert verify(found, case).error <= found.error_bound
+
+
+@pytest.mark.parametrize("kind", ["points", "pairs", "streamed", "float32"])
+def test_other_costs(kind):
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_t(2, (30, 2)), rng.standard_t(2, (25, 2))
+    M = ((x[:, None] - y) ** 2).sum(2)
+    case = Case(M / M.max(), rng.dirichlet(np.ones(30)), rng.dirichlet(np.ones(25)), 0.01, np.inf)
+    if kind == "pairs":
+        case = with_forbidden(case, 0.2)
+    cost = {
+        "points": mapuot.PointCloud(x, y, scale=1 / M.max()),
+        "pairs": csr_of(case.M) if kind == "pairs" else None,
+        "streamed": lambda i0, i1: case.M[i0:i1],
+        "float32": case.M,
+    }[kind]
+    more = {"precision": "mixed"} if kind == "float32" else {}
+    found = mapuot.solve(cost, case.a, case.b, reg=0.01, reg_m=np.inf, tol=1e-5, **more)
+    best = case.solve(tol=1e-12, precision="float64")
+    assert found.converged
+    plan = found.plan.toarray() if kind == "pairs" else found.plan
+    assert relative_error(plan, best.plan) <= found.error_bound
+
+
+def test_a_batch_agrees_with_its_problems(backend):
+    rng = np.random.default_rng(4)
+    M, A, B = rng.random((10, 12)), rng.dirichlet(np.ones(10), 5), rng.dirichlet(np.ones(12), 5)
+    batch = mapuot.solve_batch(M, A, B, reg=0.02, reg_m=np.inf, tol=1e-6, backend=backend)
+    assert batch.converged.all()
+    for q in range(5):
+        case = Case(M, A[q], B[q], 0.02, np.inf)
+        assert verify(batch[q], case).error <= batch.error_bound[q]
+
+
+def test_a_solve_that_ends_early_tells_an_honest_bound(backend):
+    case = clouds(9, 11, reg=0.005, reg_m=np.inf)
+    for most in (1, 3, 10):
+        found = case.solve(max_passes=most, tol=1e-12, backend=backend)
+        assert not found.converged
+        assert verify(found, case).error <= found.error_bound <= 3
