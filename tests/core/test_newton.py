@@ -149,3 +149,16 @@ def test_a_solve_that_ends_early_tells_an_honest_bound(backend):
         found = case.solve(max_passes=most, tol=1e-12, backend=backend)
         assert not found.converged
         assert verify(found, case).error <= found.error_bound <= 3
+
+
+@pytest.mark.parametrize("reg", [0.1, 0.003])
+def test_one_potential(reg, backend):
+    rng = np.random.default_rng(5)
+    x, a = rng.standard_t(3, (14, 2)), rng.dirichlet(np.ones(14))
+    M = ((x[:, None] - x) ** 2).sum(2)
+    case = Case(M / M.max(), a, a, reg, np.inf)
+    for tol in (1e-2, 1e-5, 1e-9):
+        found = case.solve(tol=tol, backend=backend)
+        assert found.converged
+        assert "one potential" in found.how
+        assert verify(found, case).error <= found.error_bound
