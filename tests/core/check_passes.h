@@ -1,5 +1,6 @@
-/* check_passes.h - row_pass, its products and prox, narrow_pass and plan_pass against plain long double loops, for every penalty;
- * the sweeps of finish_pass against their scalar twins.
+/* check_passes.h - row_pass, its products and prox, narrow_pass and plan_pass against plain long double loops and, for every
+ * penalty, the scalar prox of common/penalty.h, which test_penalties.py holds to its definition; the sweeps of finish_pass
+ * against their scalar twins.
  */
 #ifndef CHECK_PASSES_H
 #define CHECK_PASSES_H
@@ -67,53 +68,14 @@ static mapuot_state new_state(int64_t m, int64_t n, mapuot_dtype dtype, int rows
     return state;
 }
 
-/* log u that solves u s = the marginal which the penalty wants at f = reg log u: bisection on the definition */
-static double naive_log_u(const mapuot_side *side, int64_t i, double s, double reg)
-{
-    const long double t = side->weight[i], rho = side->rho[i], k = reg / rho;
-    long double lo = -2000, hi = 2000;
-    for (int step = 0; step < 130; step++) {
-        long double x = (lo + hi) / 2, wanted = t;
-        if (side->penalty == MAPUOT_KL || side->penalty == MAPUOT_BALANCED)
-            wanted = isinf(side->rho[i]) ? t : t * expl(-k * x);
-        else if (side->penalty == MAPUOT_TV) /* the slope of the conjugate jumps at +-rho */
-            wanted = x > rho / reg ? -1 : x < -rho / reg ? INFINITY : t;
-        else if (side->penalty == MAPUOT_L2)
-            wanted = t - k * x;
-        else
-            wanted = x > 0 ? rho * t : (long double)side->upper[i] * t;
-        if (expl(x) * s > wanted)
-            hi = x;
-        else
-            lo = x;
-    }
-    return (double)((lo + hi) / 2);
-}
-
-/* min over r >= 0 of D(r | t) + f r */
-static double naive_dual(const mapuot_side *side, int64_t i, double f)
-{
-    const double t = side->weight[i], rho = side->rho[i], r = fmax(0.0, t - f / rho);
-    switch (side->penalty) {
-    case MAPUOT_KL:
-    case MAPUOT_BALANCED:
-        return isinf(rho) ? f * t : rho * t * -expm1(-f / rho);
-    case MAPUOT_TV:
-        return f * t;
-    case MAPUOT_L2:
-        return 0.5 * rho * (r - t) * (r - t) + f * r;
-    default:
-        return fmin(f * rho * t, f * side->upper[i] * t);
-    }
-}
-
 /* one row, given its kernel sum s; adds to the expected row scalars */
 static double expect_row(const mapuot_state *state, int64_t i, double s, double rtol, double *scalars)
 {
     const mapuot_side *rows = &state->rows;
-    const double d = rows->absorbed[i];
-    const int out = isinf(d), dead = !out && s < DBL_MIN;
-    double log_u = out || dead ? 0.0 : naive_log_u(rows, i, s * exp(-d - state->progress.shift), state->limits.reg);
+    const double d = rows->absorbed[i], t = rows->weight[i], rho = rows->rho[i], reg = state->limits.reg;
+    const double upper = rows->upper ? rows->upper[i] : 0.0, log_s = log(s) - d - state->progress.shift;
+    const int out = isinf(d), dead = !out && s < DBL_MIN, penalty = (int)rows->penalty;
+    double log_u = out || dead ? 0.0 : prox_log(penalty, log_s, t, log(t), rho, upper, reg);
     double u = out || dead ? 0.0 : exp(log_u - d - state->progress.shift);
     expect("u", i, rows->scale[i], u, rtol, 0);
     expect("r", i, rows->marginal[i], u * s, rtol, 0);
@@ -121,9 +83,9 @@ static double expect_row(const mapuot_state *state, int64_t i, double s, double 
         expect("log u", i, rows->log_scale[i], log_u - d - state->progress.shift, 0, rtol);
     scalars[ROW_SCALE] += u;
     scalars[ROW_DEAD] += dead;
-    scalars[ROW_DUAL] += u > 0 ? naive_dual(rows, i, state->limits.reg * log_u) : 0.0;
+    scalars[ROW_DUAL] += u > 0 ? dual_term(penalty, reg * log_u, t, rho, upper) : 0.0;
     if (dead && rows->fi && rows->penalty == MAPUOT_KL) /* no mass leaves: the price is as high as it may be */
-        scalars[ROW_DUAL] += rows->rho[i] * rows->weight[i];
+        scalars[ROW_DUAL] += rho * t;
     return u;
 }
 
