@@ -147,28 +147,17 @@ def test_barycenter_of_equal_histograms_solves_uot():
     assert_allclose(plan, exact.plan, atol=1e-8)
 
 
-def test_barycenter_dtype_and_bad_arguments():
+def test_dtype_and_warnings():
     A, M = histograms()
     assert pot.barycenter_unbalanced(A.astype("f4"), M.astype("f4"), 0.1, 1.0).dtype == np.float32
     with pytest.warns(UserWarning, match="Method not implemented yet"):
         pot.barycenter_unbalanced(A, M, 0.1, 1.0, "sinkhorn_reg_scaling")
     with pytest.warns(mapuot.ConvergenceWarning, match="barycenter not converged"):
         pot.barycenter_unbalanced(A, M, 0.01, 10.0, numItermax=12)
-    for change, error, text in (
-        ({"method": "foo"}, ValueError, "Unknown method 'foo'"),
-        ({"reg": -1}, ValueError, "reg must be"),
-        ({"reg_m": 0}, ValueError, "reg_m must be"),
-        ({"weights": [1.0]}, ValueError, "weights must be"),
-        ({"A": A[:5]}, ValueError, r"A must be \(n, k\) and M \(n, n\)"),
-        ({"A": -A}, ValueError, "A must be finite and >= 0"),
-        ({"A": np.ma.masked_less(A, 0.1)}, ValueError, "A must not be masked"),
-        ({"A": [[1.0], [1.0, 2.0]]}, ValueError, "A cannot be read as an array"),
-        ({"stopThr": None}, TypeError, "stopThr must be a number, got None"),
-        ({"tau": 3.0}, TypeError, "tau"),
-        ({"foo": 3.0}, TypeError, "foo"),
-    ):
-        with pytest.raises(error, match=text):
-            pot.barycenter_unbalanced(**({"A": A, "M": M, "reg": 0.1, "reg_m": 1.0} | change))
+    with pytest.warns(mapuot.ConvergenceWarning, match="barycenter not converged after 2 passes"):
+        assert not mapuot.barycenter(M, A.T, reg=0.01, reg_m=10.0, max_passes=2).converged
+    with pytest.warns(mapuot.ConvergenceWarning, match="mm_unbalanced not converged"):
+        pot.mm_unbalanced(A[:, 0], A[:, 1], M, 1.0, numItermax=2)
 
 
 def test_many_weightings_at_once():
@@ -336,21 +325,6 @@ def test_no_balanced_barycenter_that_no_plans_can_have():
     assert sum(found for found, _ in seen) >= sum(can for _, can in seen) - 1 > 20, seen
 
 
-def test_barycenter_bad_call():
-    A, M = histograms()
-    with pytest.warns(mapuot.ConvergenceWarning, match="barycenter not converged after 2 passes"):
-        assert not mapuot.barycenter(M, A.T, reg=0.01, reg_m=10.0, max_passes=2).converged
-    for change, error, text in (
-        ({"A": A}, ValueError, r"A must be \(p, n\) and M \(n, n\)"),
-        ({"A": A[0]}, ValueError, r"A must be a non-empty \(p, n\) array"),
-        ({"M": np.triu(M), "debiased": True}, ValueError, "M must be symmetric"),
-        ({"weights": [1.0, -1.0, 1.0]}, ValueError, "weights must be"),
-        ({"tol_change": 0}, ValueError, "tol_change must be"),
-    ):
-        with pytest.raises(error, match=text):
-            mapuot.barycenter(**({"A": A.T, "M": M, "reg": 0.1} | change))
-
-
 # majorisation-minimisation
 
 
@@ -413,25 +387,3 @@ def test_mm_start_lists_and_dtype():
     assert_allclose(pot.mm_unbalanced(a.tolist(), b.tolist(), M.tolist(), 1.0, numItermax=5), G, rtol=1e-14)
     assert pot.mm_unbalanced([], [], M.astype("f4"), 1.0, numItermax=5).dtype == np.float32
     assert_allclose(pot.mm_unbalanced2(a, b, M, 1.0, numItermax=5), (G * M).sum(), rtol=1e-14)
-
-
-def test_mm_bad_arguments():
-    a, b, M = problem()
-    with pytest.warns(mapuot.ConvergenceWarning, match="mm_unbalanced not converged"):
-        pot.mm_unbalanced(a, b, M, 1.0, numItermax=2)
-    for change, error, text in (
-        ({"div": "tv"}, ValueError, "Unknown div = 'tv'"),
-        ({"reg_m": np.inf}, ValueError, r"reg_m\[0\] must be"),
-        ({"reg": -1}, ValueError, "reg must be"),
-        ({"G0": np.ones((2, 2))}, ValueError, "G0 must have M's shape"),
-        ({"G0": np.nan * M}, ValueError, "G0 must be finite and >= 0"),
-        ({"G0": -1 - M}, ValueError, "G0 must be finite and >= 0"),
-        ({"G0": M + 1j}, TypeError, "G0 must hold real numbers, got dtype complex128"),
-        ({"G0": np.ma.masked_less(M, 0.5)}, ValueError, "G0 must not be masked"),
-        ({"M": np.full((9, 12), np.inf)}, ValueError, "M must be finite"),
-        ({"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
-        ({"returnCost": "foo"}, ValueError, "Unknown returnCost = 'foo'"),
-        ({"foo": 1}, TypeError, "foo"),
-    ):
-        with pytest.raises(error, match=text):
-            pot.mm_unbalanced2(**({"a": a, "b": b, "M": M, "reg_m": 1.0} | change))

@@ -52,21 +52,3 @@ def test_points_without_mass_do_not_count():
     want = solved(x[here], y[there], a[here], b[there], 0.05, 1.0).hvp(w[here])
     np.testing.assert_allclose(got[here], want, rtol=1e-5, atol=1e-8)
     assert (got[2] == 0).all()
-
-
-def test_refusals():
-    x, y, a, b = clouds()
-    result = solved(x, y, a, b, 0.05, 1.0)
-    for wrong, error in (
-        ({"w": x[:3]}, ValueError), ({"w": np.full(x.shape, np.nan)}, ValueError), ({"w": x, "tol": 0.0}, ValueError),
-        ({"w": x, "max_steps": 0}, ValueError), ({"w": x.astype(str)}, TypeError),
-    ):  # fmt: skip
-        with pytest.raises(error, match=[*wrong][-1]):
-            result.hvp(**wrong)
-    with pytest.warns(mapuot.ConvergenceWarning, match="max_steps"):
-        result.hvp(x, tol=1e-12, max_steps=1)
-    for metric in ("euclidean", "cosine"):
-        with pytest.raises(NotImplementedError, match=metric):
-            mapuot.solve(mapuot.PointCloud(x, y, metric), a, b, reg=0.05, reg_m=1.0).hvp(x)
-    with pytest.raises(TypeError, match="PointCloud"):
-        mapuot.solve(np.ones((9, 7)), a, b, reg=0.05, reg_m=1.0).hvp(x)

@@ -489,76 +489,13 @@ def test_it_says_how_far_it_came():
     assert loose.n_passes < mapuot.multimarginal(costs, masses, reg=0.02, reg_m=1.0).n_passes
 
 
-M3, M4 = np.ones((3, 3)), np.ones((4, 3))
-ONE = np.ones(3)
-EDGE = {(0, 1): M3}
-CSR = scipy.sparse.csr_array
-REFUSED = [
-    # shapes of the tree
-    ({"costs": {(k, (k + 1) % 4): M3 for k in range(4)}, "masses": [ONE] * 4}, ValueError, r"the cycle \d( - \d){4}"),
-    ({"costs": {(0, 1): M3, (1, 2): M3, (2, 0): M3, (2, 3): M3}, "masses": [ONE] * 4}, ValueError, "cycle"),
-    ({"masses": [ONE] * 3}, ValueError, r"connect all marginals.*\[2\]"),
-    ({"costs": EDGE | {(1, 0): M3}}, ValueError, "costs must hold one matrix"),
-    ({"costs": {(0, 0): M3}}, ValueError, "costs must hold one matrix"),
-    ({"costs": {(0, 5): M3}}, ValueError, "costs must have pairs"),
-    ({"costs": {"01": M3}}, ValueError, "costs must have pairs"),
-    # costs
-    ({"costs": EDGE | {(1, 2): M4}, "masses": [ONE] * 3}, ValueError, "points of marginal 1"),
-    ({"costs": {(0, 1): ONE}}, ValueError, r"costs\[0, 1\] must be a non-empty matrix"),
-    ({"costs": {(0, 1): M3 * np.nan}}, ValueError, r"costs\[0, 1\] must not hold NaN"),
-    ({"costs": {(0, 1): M3 * 1j}}, TypeError, r"costs\[0, 1\] must hold real"),
-    ({"costs": {(0, 1): CSR(M3 * 1j)}}, TypeError, r"costs\[0, 1\] must hold real"),
-    ({"costs": {(0, 1): CSR(M3 * np.nan)}}, ValueError, r"costs\[0, 1\] must not hold"),
-    ({"costs": {(0, 1): CSR((3, 0))}}, ValueError, r"non-empty matrix, got shape \(3, 0"),
-    ({"costs": {(0, 1): CSR((0, 3))}}, ValueError, r"non-empty matrix, got shape \(0, 3"),
-    ({"costs": {(0, 1): mapuot.PointCloud(ONE[:, None], ONE[:, None])[:0]}}, ValueError, r"got shape \(0, "),
-    ({"costs": np.ones((3, 3, 3))}, ValueError, "an axis for each of 2 masses"),
-    ({"costs": lambda i0, i1: M3[None], "masses": [ONE, None, ONE]}, ValueError, "masses must be given"),
-    ({"costs": lambda i0, i1: M3, "masses": [ONE] * 3}, ValueError, r"costs must give shape \(.*\) for slabs 0 to"),
-    ({"costs": EDGE | {(1, 2): CSR(M3), (0, 2): M3}, "masses": [ONE] * 3}, TypeError,
-     r"costs\[1, 2\] must be dense in a triangle.* GiB"),
-    # masses
-    ({"masses": [ONE, np.ones(4)]}, ValueError, r"masses\[1\] must have shape"),
-    ({"masses": [ONE, -ONE]}, ValueError, r"masses\[1\] must be >= 0"),
-    ({"masses": [None, None]}, ValueError, "masses must not all be None"),
-    ({"masses": [ONE]}, ValueError, "at least two"),
-    ({"masses": 3.0}, TypeError, "masses must be a list"),
-    # numbers and options
-    ({"reg": 0}, ValueError, "reg must be"),
-    ({"reg_m": -1}, ValueError, r"reg_m\[0\] must be > 0"),
-    ({"reg_m": [1, 2, 3]}, ValueError, "reg_m must be a number or one for each of 2"),
-    ({"reg_m": [1, [1, 2, 3]]}, TypeError, r"reg_m\[1\] must be a positive number or inf"),
-    ({"backend": "reference"}, ValueError, "backend must be 'auto', 'cpu' or 'cuda' for many marginals"),
-    ({"backend": np.ones(2)}, ValueError, "backend must be one of"),
-    ({"threads": 0}, ValueError, "threads"),
-    # problems without a plan
-    ({"masses": [ONE, 2 * ONE], "reg_m": np.inf}, mapuot.InfeasibleError, "masses must be equal"),
-    ({"costs": {(0, 1): M3 * np.inf}}, mapuot.InfeasibleError, "forbid every point"),
-    ({"costs": {(0, 1): CSR((3, 3))}}, mapuot.InfeasibleError, "forbid every point"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "error", "text"), REFUSED)
-def test_what_is_wrong_is_named(change, error, text):
-    with pytest.raises(error, match=text):
-        mapuot.multimarginal(**({"costs": EDGE, "masses": [ONE] * 2, "reg": 1, "reg_m": 1} | change))
-
-
 def test_a_backend_that_takes_no_stored_pairs(monkeypatch):
     monkeypatch.setattr("mapuot.marginals.solve.pick", lambda *given: None)
     monkeypatch.setattr("mapuot.marginals.solve.name_of", lambda backend: "cuda")
     with pytest.raises(NotImplementedError, match=r"'cuda' takes no sparse costs\[0, 1\]"):
-        mapuot.multimarginal({(0, 1): CSR(M3)}, [ONE] * 2, reg=1, reg_m=1, backend="cuda")
-
-
-def test_wrong_numbers_of_marginals():
-    costs, masses = problem("chain", 3)
-    result = mapuot.multimarginal(costs, masses, reg=0.1, reg_m=1.0)
-    for call in (lambda: result.pair(0, 3), lambda: result.marginal(-1), lambda: result.pair(1, 1)):
-        with pytest.raises(ValueError, match="must be"):
-            call()
-    with pytest.raises(ValueError, match="X must have shape"):
-        result.apply(0, 1, np.ones(3))
+        mapuot.multimarginal(
+            {(0, 1): scipy.sparse.csr_array(np.eye(3))}, [np.ones(3)] * 2, reg=1, reg_m=1, backend="cuda"
+        )
 
 
 @pytest.fixture

@@ -124,48 +124,6 @@ def test_what_pot_warns_of(odd, meant, text):
     assert_allclose(plan, pot.sinkhorn_unbalanced(**call, **meant), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"method": "foo"}, ValueError, "Unknown method 'foo'"),
-        ({"method": 3}, ValueError, "Unknown method 3"),
-        ({"returnCost": "foo"}, ValueError, "Unknown returnCost = 'foo'"),
-        ({"reg_type": "l2"}, ValueError, "reg_type must be 'kl' or 'entropy'"),
-        ({"reg": 0}, ValueError, "reg must be"),
-        ({"reg_m": [1, 2, 3]}, ValueError, "reg_m must be a scalar or have length 1 or 2"),
-        ({"reg_m": -1}, ValueError, r"reg_m\[0\] must be > 0"),
-        ({"numItermax": 0}, ValueError, "numItermax must be"),
-        ({"numItermaxx": 10}, TypeError, "numItermaxx"),
-        ({"tau": 10.0}, TypeError, "tau is an argument of method 'sinkhorn_stabilized' only"),
-        ({"tau": -1.0, "method": "sinkhorn_stabilized"}, ValueError, "tau must be"),
-        ({"a": np.ones(5)}, ValueError, "a must have shape"),
-        ({"M": np.full((13, 17), np.nan)}, ValueError, "M must not hold NaN"),
-        ({"c": np.ones((2, 2))}, ValueError, "^c must have M's shape"),
-        ({"c": np.full((13, 17), -1.0), "method": "sinkhorn"}, ValueError, "^c must be finite, >= 0"),
-        ({"warmstart": (np.zeros(2), np.zeros(17))}, ValueError, "^warmstart must have shapes"),
-        ({"b": -np.ones((17, 2))}, ValueError, "^b must be >= 0"),
-        ({"warmstart": (np.zeros(13),)}, TypeError, "warmstart must be a pair"),
-        ({"warmstart": 3}, TypeError, "warmstart must be a pair"),
-        ({"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
-        ({"b": np.ones((2, 17))}, ValueError, r"b must have shape \(n,\) or \(n, k\) for M of shape \(13, 17\)"),
-        ({"b": np.ones((17, 0))}, ValueError, r"b must have shape \(n,\) or \(n, k\)"),
-        ({"b": [[1.0], [1.0, 2.0]]}, ValueError, "b cannot be read as an array"),
-        ({"a": np.ones(13), "b": np.ones(17), "reg_m": np.inf}, mapuot.InfeasibleError, "equal masses"),
-        (
-            {"a": np.ones(13), "b": np.ones(17), "reg_m": np.inf, "method": "sinkhorn"},
-            mapuot.InfeasibleError,
-            "equal masses",
-        ),
-    ],
-    ids=str,
-)
-def test_bad_arguments(change, error, text):
-    a, b, M, _ = arrays()
-    call = {"a": a, "b": b, "M": M, "reg": REG, "reg_m": 1.0} | change
-    with pytest.raises(error, match=text):
-        pot.sinkhorn_unbalanced2(**call)
-
-
 # several targets
 
 

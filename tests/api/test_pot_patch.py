@@ -197,32 +197,6 @@ def test_unknown_keywords_give_one_warning_a_name(patched):
         pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, numItermaxx=3)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        ({"reg": 0}, ValueError, "reg must be"),
-        ({"reg": "small"}, TypeError, "reg must be"),
-        ({"reg_m": 0}, ValueError, "reg_m"),
-        ({"a": -np.ones(13)}, ValueError, "a must be >= 0"),
-        ({"M": np.ones(17)}, ValueError, "M must be a non-empty matrix"),
-        ({"a": np.ones(13), "b": np.ones(17), "reg_m": np.inf}, mapuot.InfeasibleError, "equal masses"),
-        ({"numItermax": 0}, ValueError, "numItermax must be"),
-        ({"args": ("kl", None, None, 1000, 1e-6, False, False, 1)}, TypeError, "positional arguments"),
-        ({"args": ("kl",), "reg_type": "kl"}, TypeError, "multiple values"),
-        ({"args": ("l2",)}, ValueError, "reg_type must be"),
-        ({"function": "sinkhorn_unbalanced", "method": "foo"}, ValueError, "Unknown method 'foo'"),
-        ({"function": "sinkhorn_unbalanced2", "returnCost": "foo"}, ValueError, "Unknown returnCost"),
-    ],
-)
-def test_patched_functions_refuse_what_pot_refuses(patched, change, error, text):
-    """The plainest call and any other; `test_pot.test_bad_arguments` has what they share with mapuot.pot."""
-    call = dict(zip("abM", arrays()[:3], strict=True), reg=REG, reg_m=1.0) | change
-    function = getattr(ot.unbalanced, call.pop("function", "sinkhorn_knopp_unbalanced"))
-    five = [call.pop(name) for name in ("a", "b", "M", "reg", "reg_m")]
-    with pytest.raises(error, match=text):
-        function(*five, *call.pop("args", ()), **call)
-
-
 def calls_that_do_not_converge():
     a, b, M, _ = arrays()
     A, square = np.stack([a, a[::-1]], axis=1), M @ M.T

@@ -7,12 +7,14 @@ import sys
 import warnings
 
 import numpy as np
+import ot
 import pytest
-from problems import clouds
+from problems import arrays, clouds, csr_of, pairs
 from scipy import sparse
 
 import mapuot
-from mapuot import da
+from mapuot import da, pot
+from mapuot.wot import OTModel
 
 CASE = clouds(4, 5)
 HUGE = 10**400  # no float64
@@ -22,6 +24,10 @@ HEAVY = [1e200, 1, 1, 1, 1]
 RAGGED = [[1.0], [1.0, 2.0]]
 SQUARE = np.eye(4)
 MASKED = np.ma.array(np.ones((4, 4)), mask=True)
+POINTS = np.random.default_rng(0).random((9, 2))
+MASK = mapuot.SeededMask(0.3, 7)
+S, DENSE, SA, SB = pairs(4, 5, 0.5)
+CSR = sparse.csr_array
 
 
 def call(M=CASE.M, a=CASE.a, b=CASE.b, **changes):
@@ -133,6 +139,378 @@ REFUSED = [
 ]
 
 
+def fit(Xs=POINTS[:4], ys=(0, 0, 1, 1), Xt=POINTS[4:8], yt=(0, 0, 1, 1), **parameters):
+    return da.UnbalancedSinkhornTransport(**parameters).fit(Xs, ys, Xt, yt)
+
+
+def patched(function="sinkhorn_knopp_unbalanced", args=(), **named):
+    """POT's function where mapuot stands in for it."""
+    five = [named.pop(x) for x in ("a", "b", "M", "reg", "reg_m")]
+    with pot.patched():
+        return getattr(ot.unbalanced, function)(*five, *args, **named)
+
+
+def course(days=(0,) * 5 + (1,) * 7, **parameters):
+    return OTModel(np.arange(12.0)[:, None], days=days, **parameters)
+
+
+def solved_cloud(x=POINTS[:4], y=POINTS[4:], metric="sqeuclidean", **options):
+    return mapuot.solve(mapuot.PointCloud(x, y, metric), reg=0.1, reg_m=1.0, **options)
+
+
+def gradient_of(M, **options):
+    return mapuot.solve(M, reg=0.1, reg_m=1.0, **options).gradient()
+
+
+NUMBERS, NO_NAN, NO_MASK = "must hold real numbers", "M must not hold NaN or -inf", "mask must be a mapuot.SeededMask"
+NONE_NEGATIVE = "G0 must be finite and >= 0"
+OUTSIDE = S.copy()
+OUTSIDE.indices[0] = 99
+FULL = mapuot.PointCloud(POINTS[:4], POINTS[4:])
+GRID = mapuot.Grid((3, 2), 0.2)
+THREE = mapuot.multimarginal({(0, 1): SQUARE, (1, 2): SQUARE}, [np.ones(4)] * 3, reg=0.1, reg_m=1.0)
+ONE, M3 = np.ones(3), np.ones((3, 3))
+EDGE = {(0, 1): M3}
+BALANCED = mapuot.InfeasibleError, "equal masses"
+ONLY_ONE = "reg_ms must be a list where two regs have two vectors or pairs"
+
+# {function: (what is called, arguments that it takes, rows of (what is exchanged, error, text))}
+FUNCTIONS = {
+    "solve": (call, {}, REFUSED),
+    "solve of pairs": (mapuot.solve, {"M": S, "a": SA, "b": SB, "reg": 0.1, "reg_m": 1.0}, [
+        ({"M": S.astype(complex)}, TypeError, f"M {NUMBERS}"),
+        ({"M": S > 0.5}, TypeError, f"M {NUMBERS}, got dtype bool"),
+        ({"M": S * np.nan}, ValueError, NO_NAN),
+        ({"M": CSR((4, 5))}, mapuot.InfeasibleError, "M forbids every"),
+        ({"M": CSR((0, 5))}, ValueError, "M must be a non-empty matrix"),
+        ({"M": OUTSIDE}, ValueError,
+         "M is no valid sparse matrix"),
+        ({"a": SA[:3]}, ValueError, "a must have shape (4,)"),
+        ({"method": "map-uot"}, NotImplementedError, "takes no sparse M"),
+        ({"out": np.ones((4, 5))}, ValueError, "out must be None"),
+        ({"reference": S[:3]}, ValueError, "reference must have M's shape"),
+        ({"reference": -S}, ValueError, "reference must be finite, >= 0"),
+        ({"mask": MASK}, NotImplementedError, "mask is for costs of all pairs"),
+    ]),
+    "solve with a mask": (call, {"mask": MASK}, [
+        *each("mask", (0.1, np.ones((4, 5), bool)), TypeError, NO_MASK),
+        ({"mask": mapuot.SeededMask(1e-9, 0)}, ValueError, "mask must keep pairs"),
+    ]),
+    "SeededMask": (mapuot.SeededMask, {"keep": 0.5, "seed": 0}, [
+        *each("keep", (0.0, 1.1, -1.0, np.nan, np.inf, 5e-324), ValueError, "keep must be in 2^-64 ... 1"),
+        *each("keep", ("much", "0.5", 1j), TypeError, "keep must be a number"),
+        ({"keep": HUGE}, ValueError, "keep must be a number, got"),
+        ({"seed": 1.5}, TypeError, "seed must be an integer"),
+        *each("seed", (-1, 2**64), ValueError, "seed must be in"),
+    ]),
+    "solve_batch": (mapuot.solve_batch, {"M": CASE.M, "reg": 0.1, "reg_m": 1.0}, [
+        ({"A": RAGGED}, ValueError, "A cannot be read as"),
+        ({"A": CSR(SQUARE)}, TypeError, "A must be a dense"),
+        ({"A": np.outer(HEAVY[1::-1], np.ones(4)), "B": HEAVY}, ValueError, "A and B must have masses"),
+        ({"A": np.ones((3, 4)), "B": np.ones((2, 5))}, ValueError, "must hold equally many problems"),
+        ({"A": np.ones((5, 3))}, ValueError, "A must have shape (5, 4)"),
+        ({"A": np.outer([1, 0], np.ones(4))}, ValueError, "A must be of positive mass, problem 1"),
+        ({"B": -np.ones((2, 5))}, ValueError, "B must be >= 0, problem 0 is not"),
+        ({"B": np.full((2, 5), np.nan)}, ValueError, "B must be finite"),
+        ({"M": CASE.M[0]}, ValueError, "M must have shape"),
+        ({"M": CASE.M * np.nan}, ValueError, "M must not hold NaN"),
+        ({"reg": 0}, ValueError, "reg must be"),
+        ({"reg_m": -1.0}, ValueError, "reg_m[0] must be"),
+        ({"reg_m": np.inf, "A": np.ones((2, 4)), "B": np.ones((2, 5))}, *BALANCED),
+        *each("method", ([], WORDS, "map-uot"), ValueError, "method must be one of"),
+        *each("precision", (WORDS, "bfloat16"), ValueError, "precision must be one of"),
+        *each("warm_start", (("a", "b"),), TypeError, "warm_start must hold real numbers"),
+        ({"warm_start": 3}, TypeError, "warm_start must be"),
+        ({"warm_start": (CASE.a, CASE.a)}, ValueError, "warm_start must have shapes"),
+        ({"mask": 0.1}, TypeError, NO_MASK),
+    ]),
+    "solve_batch of pairs": (mapuot.solve_batch, {"M": [S] * 2, "A": SA, "B": SB, "reg": 0.1, "reg_m": 1.0}, [
+        ({"M": [S, S[:3]]}, ValueError, "M[1] must store the same pairs"),
+        ({"M": [S, S.toarray()]}, TypeError, "M[1] must be a sparse matrix"),
+        ({"M": [S, S > 0.5]}, TypeError, f"M[1] {NUMBERS}"),
+        ({"M": [S, S * np.nan]}, ValueError, NO_NAN),
+        ({"M": [S] * 3, "A": [SA] * 2}, ValueError, "must hold equally many problems"),
+        ({"mask": MASK}, NotImplementedError, "mask is for costs of all pairs"),
+    ]),
+    "path": (lambda **x: list(mapuot.path(CASE.M, CASE.a, CASE.b, **x)), {"regs": [1, 0.5], "reg_ms": 1.0}, [
+        *each("reg_ms", (((0.1, 10.0),) * 2, np.ones((2, 2)), ((1.0, 2.0), (3.0, [4.0, 5.0]))), ValueError, ONLY_ONE),
+        ({"reg_ms": (np.ones(4), np.ones(5))}, ValueError, ONLY_ONE),
+        *each("reg_ms", (np.ones(4), [1, 2, 3, 4]), ValueError, "reg_ms must have the length of regs, 2, got 4"),
+        ({"regs": "12"}, TypeError, "regs must be a sequence of numbers, got '12'"),
+        ({"regs": np.array(1.0)}, TypeError, "regs must be a sequence of numbers"),
+    ]),
+    "sinkhorn_divergence": (
+        mapuot.sinkhorn_divergence, {"M": CASE.M, "A": CASE.a, "B": CASE.b, "reg": 0.1, "reg_m": 1.0}, [
+        ({}, ValueError, "M_a and M_b must be given where M is not square"),
+        ({"M_a": SQUARE}, ValueError, "M_a and M_b must be given together"),
+        ({"M_a": CASE.M, "M_b": CASE.M}, ValueError, "M_a must be square, got shape (4, 5)"),
+        ({"M": np.triu(SQUARE + 1), "B": CASE.a}, ValueError, "not symmetric"),
+        ({"M": mapuot.Grid((2, 2), offset=1.0), "B": CASE.a}, ValueError, "M_a and M_b"),
+        ({"M": mapuot.Grid(4, target=5)}, ValueError, "M_a and M_b"),
+        ({"reg_m": (1.0, 2.0)}, ValueError, "reg_m must be one number"),
+        ({"reference": "uniform"}, TypeError, "reference is not an option"),
+        ({"mask": MASK}, TypeError, "mask is not an option of the divergence"),
+    ]),
+    "multimarginal": (mapuot.multimarginal, {"costs": EDGE, "masses": [ONE] * 2, "reg": 1, "reg_m": 1}, [
+        ({"costs": {(k, (k + 1) % 4): M3 for k in range(4)}, "masses": [ONE] * 4}, ValueError, "the cycle "),
+        ({"costs": {(0, 1): M3, (1, 2): M3, (2, 0): M3, (2, 3): M3}, "masses": [ONE] * 4}, ValueError, "cycle"),
+        ({"masses": [ONE] * 3}, ValueError, "connect all marginals"),
+        *each("costs", (EDGE | {(1, 0): M3}, {(0, 0): M3}), ValueError, "costs must hold one matrix"),
+        *each("costs", ({(0, 5): M3}, {"01": M3}), ValueError, "costs must have pairs"),
+        ({"costs": EDGE | {(1, 2): np.ones((4, 3))}, "masses": [ONE] * 3}, ValueError, "points of marginal 1"),
+        ({"costs": {(0, 1): ONE}}, ValueError, "costs[0, 1] must be a non-empty matrix"),
+        *each("costs", ({(0, 1): M3 * np.nan}, {(0, 1): CSR(M3 * np.nan)}), ValueError, "costs[0, 1] must not hold"),
+        *each("costs", ({(0, 1): M3 * 1j}, {(0, 1): CSR(M3 * 1j)}), TypeError, "costs[0, 1] must hold real"),
+        ({"costs": {(0, 1): CSR((3, 0))}}, ValueError, "non-empty matrix, got shape (3, 0"),
+        ({"costs": {(0, 1): CSR((0, 3))}}, ValueError, "non-empty matrix, got shape (0, 3"),
+        ({"costs": {(0, 1): mapuot.PointCloud(ONE[:, None], ONE[:, None])[:0]}}, ValueError, "got shape (0, "),
+        ({"costs": np.ones((3, 3, 3))}, ValueError, "an axis for each of 2 masses"),
+        ({"costs": lambda i0, i1: M3[None], "masses": [ONE, None, ONE]}, ValueError, "masses must be given"),
+        ({"costs": lambda i0, i1: M3, "masses": [ONE] * 3}, ValueError, "costs must give shape ("),
+        ({"costs": EDGE | {(1, 2): CSR(M3), (0, 2): M3}, "masses": [ONE] * 3}, TypeError,
+         "costs[1, 2] must be dense in a triangle"),
+        ({"masses": [ONE, np.ones(4)]}, ValueError, "masses[1] must have shape"),
+        ({"masses": [ONE, -ONE]}, ValueError, "masses[1] must be >= 0"),
+        ({"masses": [None, None]}, ValueError, "masses must not all be None"),
+        ({"masses": [ONE]}, ValueError, "at least two"),
+        ({"masses": 3.0}, TypeError, "masses must be a list"),
+        ({"reg": 0}, ValueError, "reg must be"),
+        ({"reg_m": -1}, ValueError, "reg_m[0] must be > 0"),
+        ({"reg_m": [1, 2, 3]}, ValueError, "reg_m must be a number or one for each of 2"),
+        ({"reg_m": [1, [1, 2, 3]]}, TypeError, "reg_m[1] must be a positive number or inf"),
+        ({"backend": "reference"}, ValueError, "backend must be 'auto', 'cpu' or 'cuda' for many marginals"),
+        ({"backend": np.ones(2)}, ValueError, "backend must be one of"),
+        ({"threads": 0}, ValueError, "threads"),
+        ({"masses": [ONE, 2 * ONE], "reg_m": np.inf}, mapuot.InfeasibleError, "masses must be equal"),
+        *each("costs", ({(0, 1): M3 * np.inf}, {(0, 1): CSR((3, 3))}), mapuot.InfeasibleError, "forbid every point"),
+    ]),
+    "MultiResult.pair": (THREE.pair, {"i": 0, "j": 1}, each("j", (3, 0), ValueError, "must be")),
+    "MultiResult.marginal": (THREE.marginal, {"k": 0}, each("k", (-1,), ValueError, "must be")),
+    "MultiResult.apply": (THREE.apply, {"i": 0, "j": 1}, each("X", (ONE,), ValueError, "X must have shape")),
+    "barycenter": (mapuot.barycenter, {"M": SQUARE, "A": SQUARE, "reg": 0.1}, [
+        ({"A": MASKED}, ValueError, "A must not be masked"),
+        ({"A": SQUARE + 1j}, TypeError, "A must hold real numbers, got dtype complex"),
+        ({"A": SQUARE.astype(str)}, TypeError, "A must hold real numbers"),
+        ({"A": np.ones((4, 3))}, ValueError, "A must be (p, n) and M (n, n)"),
+        ({"A": np.ones(4)}, ValueError, "A must be a non-empty (p, n) array"),
+        ({"M": S, "reg_m": 1.0}, ValueError, "A must be (p, n) and M (n, n)"),
+        ({"M": np.triu(SQUARE + 1), "debiased": True}, ValueError, "M must be symmetric"),
+        ({"M": S[:, :4], "debiased": True}, ValueError, "M must be symmetric"),
+        ({"M": CSR((4, 4))}, ValueError, "M must store a pair"),
+        ({"M": S[:, :4] * np.inf}, ValueError, "M must be finite"),
+        ({"weights": "some"}, TypeError, "weights must hold real numbers"),
+        ({"weights": [1.0, -1.0, 1.0, 1.0]}, ValueError, "weights must be"),
+        ({"tol_change": 0}, ValueError, "tol_change must be"),
+        ({"reg": HUGE}, ValueError, "reg must be a positive finite number"),
+        ({"reg_m": HUGE}, ValueError, "reg_m must be a number, got 1000"),
+    ]),
+    "certify": (mapuot.certify, {"result": mapuot.solve(S, reg=0.1, reg_m=1.0), "M": S.toarray() + 1}, [
+        ({"result": mapuot.solve(S.toarray(), reg=0.1, reg_m=1.0)}, TypeError, "result must be that of a solve"),
+        ({"M": S.toarray()[:3]}, ValueError, "M must have the shape (4, 5)"),
+        ({"M": S}, TypeError, "M must be a dense array"),
+        ({"tol": 0}, ValueError, "tol must be"),
+        ({"result": mapuot.solve(S, reg=0.1, reg_m=1.0, reference=np.ones((4, 5)))}, ValueError,
+         "reference must be 'product' or 'uniform'"),
+    ]),
+    "knn_cost": (mapuot.knn_cost, {"x": POINTS, "y": POINTS, "k": 3}, [
+        ({"k": 10}, ValueError, "k must be at most 9"),
+        ({"k": 0}, ValueError, "k must be an integer >= 1"),
+        ({"metric": "hamming"}, ValueError, "metric must be one of"),
+        ({"y": POINTS[:, :1]}, ValueError, "x and y must have equally many columns"),
+    ]),
+    "PointCloud": (mapuot.PointCloud, {"x": POINTS[:5], "y": POINTS[5:]}, [
+        ({"x": ONE}, ValueError, "x must be a non-empty matrix of points"),
+        ({"x": np.ones((3, 1))}, ValueError, "equally many columns"),
+        ({"x": np.array([[np.nan, 1.0]])}, ValueError, "x must be finite"),
+        ({"y": np.array([[1.0, 1.0], [np.inf, 1.0]])}, ValueError, "y must be finite, got NaN or inf in point 1"),
+        ({"y": np.zeros((3, 2)), "metric": "cosine"}, ValueError, "y must hold no zero vector"),
+        ({"metric": "manhattan"}, ValueError, "metric must be one of"),
+        ({"scale": 0.0}, ValueError, "scale must be"),
+        *each("weights", ([1.0], [1.0, -1.0]), ValueError, "weights must be 2 finite numbers"),
+        ({"x": POINTS * 1e300, "metric": "cityblock", "weights": [1e300, 1.0]}, ValueError, "weights must leave x"),
+        *each("truncate", ("often", -1.0, np.nan), ValueError, "truncate must be"),
+    ]),
+    "solve of points": (solved_cloud, {}, [
+        ({"x": POINTS * 1e200, "y": -POINTS * 1e200}, ValueError, "finite"),
+        ({"method": "map-uot"}, ValueError, "map-uot"),
+        ({"y": POINTS + 10, "metric": "wfr"}, mapuot.InfeasibleError, "M forbids every pair"),
+    ]),
+    "solve of boxes": (call, {"M": mapuot.PointCloud(POINTS[:4], POINTS[4:], truncate=5)}, [
+        ({"reference": "uniform"}, NotImplementedError, "truncate is not for a reference"),
+        ({"M": mapuot.PointCloud(POINTS[:4], POINTS[4:], "wfr", truncate=5)}, NotImplementedError,
+         "truncate is not for metric 'wfr'"),
+        ({"checkpoint": "never.npz"}, NotImplementedError, "truncate is not for checkpoint"),
+    ]),
+    "Result.gradient": (gradient_of, {"M": FULL}, [
+        ({"M": np.asarray(FULL)}, TypeError, "PointCloud"),
+        ({"M": GRID}, TypeError, "PointCloud"),
+        ({"penalty": "tv"}, ValueError, "reg_m"),
+    ]),
+    "Result.potential": (solved_cloud(metric="cosine").potential, {"points": POINTS, "side": "cols"}, [
+        ({"points": np.ones((4, 3))}, ValueError, "points must have 2 columns, as x and y have, got 3"),
+        ({"points": np.zeros((1, 2))}, ValueError, "points must hold no zero vector"),
+    ]),
+    "Result.potential of a mask": (solved_cloud(mask=MASK).potential, {}, [
+        ({"points": POINTS}, ValueError, "mask: a masked problem has no potential away from its points"),
+    ]),
+    "Result.hvp": (lambda metric="sqeuclidean", **x: solved_cloud(metric=metric).hvp(**x), {"w": POINTS[:4]}, [
+        *each("w", (POINTS[:3], np.full((4, 2), np.nan)), ValueError, "w"),
+        ({"w": POINTS[:4].astype(str)}, TypeError, "w"),
+        ({"tol": 0.0}, ValueError, "tol"),
+        ({"max_steps": 0}, ValueError, "max_steps"),
+        *((({"metric": x}, NotImplementedError, x)) for x in ("euclidean", "cosine")),
+    ]),
+    "Result.hvp of an array": (call().hvp, {}, each("w", (POINTS[:4],), TypeError, "PointCloud")),
+    "Grid": (mapuot.Grid, {"shape": (3, 2)}, [
+        *each("shape", ((), (3, 0)), ValueError, "shape"),
+        *each("spacing", ((1, 2, 3), 0), ValueError, "spacing"),
+        ({"spacing": 1e200}, ValueError, "finite"),
+        ({"scale": -1}, ValueError, "scale"),
+        ({"target": 3}, ValueError, "target"),
+        ({"offset": np.inf}, ValueError, "offset"),
+    ]),
+    "solve of a grid": (mapuot.solve, {"M": GRID, "a": np.ones((3, 2)), "reg": 0.1, "reg_m": 1.0}, [
+        ({"penalty": "tv"}, NotImplementedError, "penalty"),
+        ({"reference": np.ones((6, 6))}, NotImplementedError, "reference"),
+        ({"method": "map-uot"}, ValueError, "map-uot"),
+        ({"a": np.ones((2, 3))}, ValueError, "a must have shape"),
+    ]),
+    "pot": (pot.sinkhorn_unbalanced2, {**dict(zip("abM", arrays()[:3], strict=True)), "reg": 0.1, "reg_m": 1.0}, [
+        ({"method": "foo"}, ValueError, "Unknown method 'foo'"),
+        ({"method": 3}, ValueError, "Unknown method 3"),
+        ({"returnCost": "foo"}, ValueError, "Unknown returnCost = 'foo'"),
+        ({"reg_type": "l2"}, ValueError, "reg_type must be 'kl' or 'entropy'"),
+        *each("reg", (0, HUGE), ValueError, "reg must be a positive"),
+        ({"reg_m": [1, 2, 3]}, ValueError, "reg_m must be a scalar or have length 1 or 2"),
+        ({"reg_m": -1}, ValueError, "reg_m[0] must be > 0"),
+        ({"numItermax": 0}, ValueError, "numItermax must be"),
+        ({"numItermaxx": 10}, TypeError, "numItermaxx"),
+        ({"tau": 10.0}, TypeError, "tau is an argument of method 'sinkhorn_stabilized' only"),
+        ({"tau": -1.0, "method": "sinkhorn_stabilized"}, ValueError, "tau must be"),
+        ({"a": np.ones(5)}, ValueError, "a must have shape"),
+        ({"M": np.full((13, 17), np.nan)}, ValueError, "M must not hold NaN"),
+        ({"c": np.ones((2, 2))}, ValueError, "c must have M's shape"),
+        ({"c": np.full((13, 17), -1.0), "method": "sinkhorn"}, ValueError, "c must be finite, >= 0"),
+        ({"warmstart": (np.zeros(2), np.zeros(17))}, ValueError, "warmstart must have shapes"),
+        *each("warmstart", ((np.zeros(13),), 3), TypeError, "warmstart must be a pair"),
+        ({"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
+        ({"stopThr": HUGE}, ValueError, "stopThr must be a number, got 1000"),
+        ({"b": -np.ones((17, 2))}, ValueError, "b must be >= 0"),
+        ({"b": np.ones((2, 17))}, ValueError, "b must have shape (n,) or (n, k) for M of shape (13, 17)"),
+        ({"b": np.ones((17, 0))}, ValueError, "b must have shape (n,) or (n, k)"),
+        ({"b": RAGGED}, ValueError, "b cannot be read as an array"),
+        *(({"a": np.ones(13), "b": np.ones(17), "reg_m": np.inf, "method": x}, *BALANCED) for x in (None, "sinkhorn")),
+    ]),
+    "patched": (patched, {**dict(zip("abM", arrays()[:3], strict=True)), "reg": 0.1, "reg_m": 1.0}, [
+        ({"reg": 0}, ValueError, "reg must be"),
+        ({"reg": "small"}, TypeError, "reg must be"),
+        ({"reg_m": 0}, ValueError, "reg_m"),
+        ({"a": -np.ones(13)}, ValueError, "a must be >= 0"),
+        ({"M": np.ones(17)}, ValueError, "M must be a non-empty matrix"),
+        ({"a": np.ones(13), "b": np.ones(17), "reg_m": np.inf}, *BALANCED),
+        ({"numItermax": 0}, ValueError, "numItermax must be"),
+        ({"args": ("kl", None, None, 1000, 1e-6, False, False, 1)}, TypeError, "positional arguments"),
+        ({"args": ("kl",), "reg_type": "kl"}, TypeError, "multiple values"),
+        ({"args": ("l2",)}, ValueError, "reg_type must be"),
+        ({"function": "sinkhorn_unbalanced", "method": "foo"}, ValueError, "Unknown method 'foo'"),
+        ({"function": "sinkhorn_unbalanced2", "returnCost": "foo"}, ValueError, "Unknown returnCost"),
+    ]),
+    "pot.barycenter_unbalanced": (pot.barycenter_unbalanced, {"A": SQUARE, "M": SQUARE, "reg": 0.1, "reg_m": 1.0}, [
+        ({"method": "foo"}, ValueError, "Unknown method 'foo'"),
+        ({"reg": -1}, ValueError, "reg must be"),
+        ({"reg_m": 0}, ValueError, "reg_m must be"),
+        ({"weights": [1.0]}, ValueError, "weights must be"),
+        ({"A": SQUARE[:3]}, ValueError, "A must be (n, k) and M (n, n)"),
+        ({"A": -SQUARE}, ValueError, "A must be finite and >= 0"),
+        ({"A": MASKED}, ValueError, "A must not be masked"),
+        ({"A": RAGGED}, ValueError, "A cannot be read as an array"),
+        ({"stopThr": None}, TypeError, "stopThr must be a number, got None"),
+        *(({x: 3.0}, TypeError, x) for x in ("tau", "foo")),
+    ]),
+    "pot.mm_unbalanced": (pot.mm_unbalanced2, {"a": CASE.a, "b": CASE.b, "M": CASE.M, "reg_m": 1.0}, [
+        ({"div": "tv"}, ValueError, "Unknown div = 'tv'"),
+        ({"reg_m": np.inf}, ValueError, "reg_m[0] must be"),
+        ({"reg": -1}, ValueError, "reg must be"),
+        ({"G0": np.ones((2, 2))}, ValueError, "G0 must have M's shape"),
+        *each("G0", (np.nan * CASE.M, -1 - CASE.M), ValueError, NONE_NEGATIVE),
+        ({"G0": CASE.M + 1j}, TypeError, "G0 must hold real numbers, got dtype complex128"),
+        ({"G0": np.ma.masked_less(CASE.M, 0.5)}, ValueError, "G0 must not be masked"),
+        ({"M": np.full((4, 5), np.inf)}, ValueError, "M must be finite"),
+        ({"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
+        ({"returnCost": "foo"}, ValueError, "Unknown returnCost = 'foo'"),
+        ({"foo": 1}, TypeError, "foo"),
+    ]),
+    "pot.mm_unbalanced of pairs": (pot.mm_unbalanced, {"a": SA, "b": SB, "M": S, "reg_m": 1.0}, [
+        ({"G0": S[:3]}, ValueError, "G0 must have M's shape (4, 5)"),
+        ({"M": S * np.inf}, ValueError, "M must be finite"),
+    ]),
+    "log_matmul": (mapuot.log_matmul, {"A": SQUARE, "B": SQUARE}, [
+        ({"A": MASKED}, ValueError, "A must not be masked"),
+        ({"A": CSR(SQUARE)}, TypeError, "must be a dense array"),
+        ({"B": RAGGED}, ValueError, "B cannot be read as an array"),
+        ({"threads": 10**9}, ValueError, "threads must be at most 4096"),
+        ({"threads": 0}, ValueError, "threads"),
+        ({"A": np.ones((2, 3))}, ValueError, "must share k"),
+        ({"A": np.ones(4)}, ValueError, "A must have 2 or 3 dimensions"),
+        ({"A": np.ones((2, 4, 4)), "B": np.ones((3, 4, 4))}, ValueError, "equally many products"),
+        ({"A": SQUARE + 1j}, TypeError, "A must hold real numbers"),
+    ]),
+    "log_matmul_gradient": (mapuot.log_matmul_gradient, dict.fromkeys(("A", "B", "out", "G"), SQUARE), [
+        *(({x: SQUARE + 1j}, TypeError, f"{x} must hold real numbers, got dtype complex128") for x in ("out", "G")),
+        *(({x: MASKED}, ValueError, f"{x} must not be masked") for x in ("out", "G")),
+        ({"G": np.ones((4, 3))}, ValueError, "G must have shape"),
+    ]),
+    "BatchResult.plan_sum": (
+        mapuot.solve_batch(CASE.M, reg=1, reg_m=1).plan_sum, {},
+        each("weights", ([1, 2],), ValueError, "weights must have shape"),
+    ),
+    "da": (fit, {}, [
+        *each("reg_e", (-1, HUGE), ValueError, "reg_e must be a positive finite number, got "),
+        ({"limit_max": "x"}, TypeError, "limit_max must be a number, got 'x'"),
+        *each("limit_max", (np.nan, -1), ValueError, "limit_max must be a positive finite number"),
+        ({"tol": "small"}, TypeError, "tol must be a number, got 'small'"),
+        ({"distribution_estimation": "even"}, TypeError, "distribution_estimation must be "),
+        ({"Xt": None}, ValueError, "Xt must be given"),
+        ({"Xs": MASKED}, ValueError, "Xs must not be masked"),
+        ({"Xs": ONE}, ValueError, "Xs must be a 2-D array"),
+        ({"Xs": np.full((3, 2), np.nan)}, ValueError, "Xs must not hold NaN"),
+        ({"Xt": np.ones((3, 5))}, ValueError, "Xs has 2 features, but Xt has 5"),
+        ({"ys": np.zeros(3)}, ValueError, "ys must have shape (4,), got (3,)"),
+        ({"yt": np.zeros(5)}, ValueError, "yt must have shape (4,), got (5,)"),
+        ({"norm": "foo"}, ValueError, "norm must be None"),
+        ({"out_of_sample_map": "foo"}, ValueError, "out_of_sample_map must be"),
+        ({"method": "foo"}, ValueError, "Unknown method"),
+        ({"max_iter": 0}, ValueError, "max_iter must be"),
+    ]),
+    "da.transform": (
+        lambda **x: fit().transform(POINTS, **x), {},
+        each("batch_size", (-1, 0, 2.5), ValueError, "batch_size must be an integer >= 1"),
+    ),
+    "OTModel": (course, {}, [
+        ({"days": None}, ValueError, "days must be given"),
+        ({"days": [1, 2]}, ValueError, "days must have shape (12,), got (2,)"),
+        ({"growth": np.zeros(12)}, ValueError, "growth must be finite and > 0"),
+        ({"epsilon": 0}, ValueError, "epsilon must be a positive finite number"),
+        ({"lambda1": -1}, ValueError, "lambda1 must be a positive finite number"),
+        ({"tau_b": 1.5}, ValueError, "tau_b must be in (0, 1]"),
+        ({"growth_iters": 0}, ValueError, "growth_iters must be an integer >= 1"),
+        ({"local_pca": -3}, ValueError, "local_pca must be an integer >= 0"),
+        ({"scale_cost": "mode"}, ValueError, "scale_cost must be one of"),
+        ({"reference": "a"}, ValueError, "reference must be one of"),
+    ]),
+    "OTModel.coupling": (lambda t0=0, t1=1, **x: course(**x).coupling(t0, t1), {}, [
+        ({"t1": 3}, ValueError, "t1 must be one of the days"),
+        ({"t0": 1, "t1": 0}, ValueError, "t0 must be before t1"),
+        ({"lambda3": 1}, TypeError, "unexpected keyword"),
+    ]),
+    "OTModel.descendants": (course().descendants, {"t0": 0, "t1": 1},
+        each("population", (ONE, np.zeros(5)), ValueError, "population must be 5 weights")),
+    "OTModel.ancestors": (course().ancestors, {"t0": 1, "t1": 0},
+        each("population", (np.ones(5),), ValueError, "t0 and t1 must be two of the days")),
+}  # fmt: skip
+ROWS = [(name, row) for name, (_, _, rows) in FUNCTIONS.items() for row in rows]
+
+
 def assert_refused(function, arguments, kind, text):
     with pytest.raises(kind, match=re.escape(text)) as told:
         function(**arguments)
@@ -140,10 +518,11 @@ def assert_refused(function, arguments, kind, text):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "text"), REFUSED, ids=[f"{next(iter(r[0]))}-{k}" for k, r in enumerate(REFUSED)]
+    ("name", "row"), ROWS, ids=[f"{name}-{next(iter(row[0]), '')}-{k}" for k, (name, row) in enumerate(ROWS)]
 )
-def test_refused(arguments, kind, text):
-    assert_refused(call, arguments, kind, text)
+def test_refused(name, row):
+    function, good, _ = FUNCTIONS[name]
+    assert_refused(function, good | row[0], *row[1:])
 
 
 def test_unknown_keyword_is_a_type_error():
@@ -155,75 +534,16 @@ def test_unknown_keyword_is_a_type_error():
         mapuot.solve(CASE.M, CASE.a, CASE.b, reg=0.05)
 
 
+@pytest.mark.parametrize("form", [np.asarray, csr_of])
 @pytest.mark.parametrize(
     ("where", "reg_m", "name"), [(np.s_[:, 2], (1.0, np.inf), "b[2]"), (np.s_[1], (np.inf, 1.0), "a[1]")]
 )
-def test_unreachable_hard_point_is_named(backend, where, reg_m, name):
+def test_unreachable_hard_point_is_named(backend, where, reg_m, name, form):
     M = CASE.M.copy()
     M[where] = np.inf
+    M = form(M)
     with pytest.raises(mapuot.InfeasibleError, match=re.escape(f"M forbids every pair of {name}")):
         call(M=M, reg_m=reg_m, backend=backend)
-
-
-def fit(Xs=SQUARE, **parameters):
-    return da.UnbalancedSinkhornTransport(**parameters).fit(Xs, [0, 0, 1, 1], SQUARE, [0, 0, 1, 1])
-
-
-# a function, and arguments that it takes
-GOOD = {
-    "solve_batch": (mapuot.solve_batch, {"M": CASE.M, "reg": 0.1, "reg_m": 1.0}),
-    "barycenter": (mapuot.barycenter, {"M": SQUARE, "A": SQUARE, "reg": 0.1}),
-    "divergence": (mapuot.sinkhorn_divergence, {"M": CASE.M, "a": CASE.a, "b": CASE.b, "reg": 0.1, "reg_m": 1.0}),
-    "pot": (mapuot.pot.sinkhorn_unbalanced, {"a": CASE.a, "b": CASE.b, "M": CASE.M, "reg": 1.0, "reg_m": 1.0}),
-    "log_matmul": (mapuot.log_matmul, {"A": SQUARE, "B": SQUARE}),
-    "gradient": (mapuot.log_matmul_gradient, dict.fromkeys(("A", "B", "out", "G"), SQUARE)),
-    "fit": (fit, {}),
-    "plan_sum": (mapuot.solve_batch(CASE.M, reg=1, reg_m=1).plan_sum, {}),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "kind", "text"),
-    [
-        ("solve_batch", {"A": RAGGED}, ValueError, "A cannot be read as"),
-        ("solve_batch", {"A": sparse.csr_array(SQUARE)}, TypeError, "A must be a dense"),
-        ("solve_batch", {"A": np.outer(HEAVY[1::-1], np.ones(4)), "B": HEAVY}, ValueError, "A and B must have masses"),
-        ("solve_batch", {"method": []}, ValueError, "method must be one of"),
-        ("solve_batch", {"method": WORDS}, ValueError, "method must be one of"),
-        ("solve_batch", {"precision": WORDS}, ValueError, "precision must be one of"),
-        ("solve_batch", {"warm_start": ("a", "b")}, TypeError, "warm_start must hold real numbers"),
-        ("barycenter", {"A": MASKED}, ValueError, "A must not be masked"),
-        ("barycenter", {"A": SQUARE + 1j}, TypeError, "A must hold real numbers, got dtype complex"),
-        ("barycenter", {"A": SQUARE.astype(str)}, TypeError, "A must hold real numbers"),
-        ("barycenter", {"weights": "some"}, TypeError, "weights must hold real numbers"),
-        ("barycenter", {"reg": HUGE}, ValueError, "reg must be a positive finite number"),
-        ("barycenter", {"reg_m": HUGE}, ValueError, "reg_m must be a number, got 1000"),
-        ("divergence", {"M_a": CASE.M, "M_b": CASE.M}, ValueError, "M_a must be square, got shape (4, 5)"),
-        ("pot", {"reg": HUGE}, ValueError, "reg must be a positive"),
-        ("pot", {"stopThr": HUGE}, ValueError, "stopThr must be a number, got 1000"),
-        ("log_matmul", {"A": MASKED}, ValueError, "A must not be masked"),
-        ("log_matmul", {"B": RAGGED}, ValueError, "B cannot be read as an array"),
-        ("log_matmul", {"threads": 10**9}, ValueError, "threads must be at most 4096"),
-        ("log_matmul", {"threads": 0}, ValueError, "threads"),
-        ("log_matmul", {"A": np.ones((2, 3))}, ValueError, "must share k"),
-        ("log_matmul", {"A": np.ones(4)}, ValueError, "A must have 2 or 3 dimensions"),
-        ("log_matmul", {"A": np.ones((2, 4, 4)), "B": np.ones((3, 4, 4))}, ValueError, "equally many products"),
-        ("log_matmul", {"A": SQUARE + 1j}, TypeError, "A must hold real numbers"),
-        ("gradient", {"out": SQUARE + 1j}, TypeError, "out must hold real numbers, got dtype complex128"),
-        ("gradient", {"G": SQUARE + 1j}, TypeError, "G must hold real numbers, got dtype complex128"),
-        ("gradient", {"out": MASKED}, ValueError, "out must not be masked"),
-        ("gradient", {"G": MASKED}, ValueError, "G must not be masked"),
-        ("gradient", {"G": np.ones((4, 3))}, ValueError, "G must have shape"),
-        ("plan_sum", {"weights": [1, 2]}, ValueError, "weights must have shape"),
-        ("fit", {"reg_e": -1}, ValueError, "reg_e must be a positive finite number, got -1.0"),
-        ("fit", {"reg_e": HUGE}, ValueError, "reg_e must be a positive finite number, got 1000"),
-        ("fit", {"limit_max": "x"}, TypeError, "limit_max must be a number, got 'x'"),
-        ("fit", {"Xs": MASKED}, ValueError, "Xs must not be masked"),
-    ],
-)
-def test_other_functions_refuse(name, arguments, kind, text):
-    function, good = GOOD[name]
-    assert_refused(function, good | arguments, kind, text)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from problems import clouds, measure, plan_of, verify, with_forbidden, with_zeros
-from scipy import sparse
+from problems import clouds, measure, verify, with_forbidden, with_zeros
 
 import mapuot
 
@@ -27,38 +26,6 @@ def solved(request, case, backend):
     return case, case.solve(backend=backend, tol=1e-9)
 
 
-def test_products(solved):
-    case, result = solved
-    (m, n), rng, P = case.M.shape, np.random.default_rng(1), plan_of(case, result.log_u, result.log_v)
-    for d in (1, 2, 5, 17):
-        X, Y = rng.normal(size=(n, d)), rng.normal(size=(m, d))
-        np.testing.assert_allclose(result.apply(X), P @ X, atol=1e-13)
-        np.testing.assert_allclose(result.apply_transpose(Y), P.T @ Y, atol=1e-13)
-        np.testing.assert_allclose(result.apply(np.asfortranarray(X)[::-1][::-1]), P @ X, atol=1e-13)
-        np.testing.assert_allclose(result.apply(X.astype(np.float32)), P @ X.astype(np.float32), atol=1e-13)
-    x, y = rng.normal(size=n), rng.normal(size=m)
-    assert result.apply(x).shape == (m,)
-    assert result.apply_transpose(y).shape == (n,)
-    np.testing.assert_allclose(result.apply(x), P @ x, atol=1e-13)
-    np.testing.assert_allclose(result.apply_transpose(y), P.T @ y, atol=1e-13)
-    np.testing.assert_allclose(result.apply(np.arange(n)), P @ np.arange(n), atol=1e-12)
-    np.testing.assert_allclose(result.apply(x.tolist()), P @ x, atol=1e-13)
-
-
-def test_barycentric_map(solved):
-    case, result = solved
-    Y = np.random.default_rng(2).normal(size=(case.M.shape[1], 3))
-    P = plan_of(case, result.log_u, result.log_v)
-    with np.errstate(invalid="ignore"):
-        right = (P @ Y) / P.sum(1)[:, None]
-    np.testing.assert_allclose(result.barycentric_map(Y), right, atol=1e-12)
-    assert np.isnan(result.barycentric_map(Y)[case.a == 0]).all()
-    assert result.barycentric_map(Y[:, 0]).shape == case.a.shape
-    inside = result.barycentric_map(Y)[P.sum(1) > 0]
-    assert (inside >= Y.min(0) - 1e-12).all()
-    assert (inside <= Y.max(0) + 1e-12).all()
-
-
 def test_values(solved):
     case, result = solved
     report = verify(result, case)
@@ -73,42 +40,9 @@ def test_values(solved):
     assert repr(result).startswith(f"<mapuot.Result {len(case.a)}x{len(case.b)} converged after ")
 
 
-def test_rows_and_plan(solved):
-    case, result = solved
-    m = len(case.a)
-    for i0, i1 in [(0, m), (0, 1), (m - 1, m), (m // 3, m // 2 + 1), (m // 2, m // 2)]:
-        block = result.rows(i0, i1)
-        assert block.dtype == case.M.dtype
-        np.testing.assert_array_equal(block, result.plan[i0:i1])
-    assert result.plan is result.plan
-
-
 @pytest.fixture(params=[20, 1 << 22], ids=["few rows a block", "one block"])
 def block_entries(request, monkeypatch):
     monkeypatch.setattr(mapuot.answer.result, "BLOCK_ENTRIES", request.param)
-
-
-def test_top_k(solved, block_entries):
-    case, result = solved
-    n, P = len(case.b), np.asarray(result.plan)
-    for k in {1, min(3, n), n}:
-        index, value = result.top_k(k)
-        assert index.shape == value.shape == (len(case.a), k)
-        np.testing.assert_array_equal(value, -np.sort(-P, axis=1)[:, :k])
-        np.testing.assert_array_equal(np.take_along_axis(P, index, 1), value)
-        assert all(len(set(row)) == k for row in index)
-
-
-def test_sparse(solved, block_entries):
-    _, result = solved
-    P = np.asarray(result.plan)
-    for threshold in (0.0, float(np.median(P)), float(P.max())):
-        given = result.sparse(threshold)
-        assert isinstance(given, sparse.csr_array)
-        assert given.shape == P.shape
-        assert given.dtype == P.dtype
-        assert given.nnz == (threshold < P).sum()
-        np.testing.assert_array_equal(given.toarray(), np.where(threshold < P, P, 0))
 
 
 def test_objective_of_a_cancelled_run_is_still_its_own():

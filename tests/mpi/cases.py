@@ -30,22 +30,33 @@ from mapuot.ranks import join, own_rows
 # ---- the same answer ----
 
 
+VARIANTS = [
+    ("dense", {}), ("dense", {"dtype": "float32"}), ("dense", {"reference": "uniform"}),
+    ("dense", {"reference": "given"}), ("dense", {"mask": "mask"}), ("dense", {"rho": "one a point", "masses": "zeros"}),
+    ("function", {}), ("points", {}), ("pairs", {"pairs": "forbidden"}),
+    ("pairs", {"pairs": "apart", "reference": "given as pairs"}), ("boxes", {"shape": "boxes"}),
+]  # fmt: skip
+
+
 def case_matrix(job):
     """Each kind of cost that has rows, for each penalty: the judge believes what the ranks say together."""
-    for kind, door, pair in matrix.CELLS:
-        if door != "solve" or kind == "grid" or not (kind == "dense" or "kl" in pair):
+    for (kind, changes), pair in itertools.product(VARIANTS, matrix.PAIRS):
+        traits = matrix.PLAIN._replace(**changes)
+        if not matrix.allowed(kind, "solve", pair, traits) or not ((kind == "dense" and not changes) or "kl" in pair):
             continue
-        M, case, options = matrix.posed(kind, pair)
+        M, case, options = matrix.posed(kind, pair, traits)
         i0, i1 = job.bounds(len(case.a))
         own = case.replace(a=case.a[i0:i1])
-        if kind in ("given", "stored"):
+        if traits.rho == "one a point":
+            own = own.replace(reg_m=(case.reg_m[0][i0:i1], case.reg_m[1]))
+        if traits.reference.startswith("given"):
             options = {"reference": options["reference"][i0:i1]}
         result = matrix.solve(M if kind == "function" else M[i0:i1], own, comm=COMM, **FLOAT64, **options)
         claim = judge.claim_over_ranks(result, COMM)
         if claim is not None:
-            found, _ = judge.judge(case, claim, FLOAT64, matrix.best_of(kind, pair))
-            assert not found, (kind, pair, found)
-        assert result.converged, (kind, pair, result.status)
+            found, _ = judge.judge(case, claim, FLOAT64, matrix.best_of(kind, pair, traits))
+            assert not found, (kind, changes, pair, found)
+        assert result.converged, (kind, changes, pair, result.status)
 
 
 def case_files_of_pairs(job):
