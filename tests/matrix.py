@@ -366,6 +366,10 @@ def check_plan(result, P, case):
     found += [result.apply_transpose(y), result.barycentric_map(X), result.cost]
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, **near)
+    np.testing.assert_array_equal([*result.f, *result.g], case.reg * np.r_[result.log_u, result.log_v])
+    assert result.gap == result.trace[-1].gap
+    assert isinstance(result.cost, float)
+    assert repr(result).startswith(f"<mapuot.Result {m}x{n} converged after ")
     i0, i1 = m // 3, m // 2 + 1
     np.testing.assert_allclose(array_of(result.rows(i0, i1)), P[i0:i1], **near)
     check_entries(result, P, near)

@@ -41,6 +41,8 @@ def test_it_is_symmetric_and_a_loose_tol_is_nearly_right():
     assert (v * exact).sum() == pytest.approx((w * result.hvp(v, tol=1e-10)).sum(), abs=1e-8 * size)
     assert np.abs(loose - exact).max() <= 1e-2 * np.abs(exact).max()
     assert np.abs(result.hvp(np.zeros_like(x))).max() == 0.0
+    with pytest.warns(mapuot.ConvergenceWarning, match="max_steps"):
+        result.hvp(x, tol=1e-12, max_steps=1)
 
 
 def test_points_without_mass_do_not_count():

@@ -2,47 +2,9 @@
 
 import numpy as np
 import pytest
-from problems import clouds, measure, verify, with_forbidden, with_zeros
+from problems import clouds, measure, with_forbidden, with_zeros
 
 import mapuot
-
-CASES = {
-    "plain": clouds(23, 31, reg=0.05, reg_m=(0.7, 2.0), ratio=1.4),
-    "zeros": with_forbidden(with_zeros(clouds(16, 9))),
-    "row": clouds(1, 7),
-    "column": clouds(7, 1),
-    "matrix": clouds(12, 10, reference=np.random.default_rng(0).integers(0, 9, (12, 10)) / 8),
-}
-
-
-@pytest.fixture(params=CASES)
-def case(request):
-    return CASES[request.param]
-
-
-@pytest.fixture(params=["float64", "float32"])
-def solved(request, case, backend):
-    case = case.replace(M=case.M.astype(request.param))
-    return case, case.solve(backend=backend, tol=1e-9)
-
-
-def test_values(solved):
-    case, result = solved
-    report = verify(result, case)
-    np.testing.assert_allclose(result.objective - result.dual, report.objective - report.dual, atol=1e-13)
-    np.testing.assert_allclose(result.f, case.reg * result.log_u)
-    np.testing.assert_allclose(result.g, case.reg * result.log_v)
-    assert result.mass == result.row_marginal.sum()
-    np.testing.assert_allclose(result.col_marginal.sum(), result.mass, rtol=1e-12)
-    assert isinstance(result.cost, float)
-    assert isinstance(result.objective, float)
-    assert result.gap == result.trace[-1].gap
-    assert repr(result).startswith(f"<mapuot.Result {len(case.a)}x{len(case.b)} converged after ")
-
-
-@pytest.fixture(params=[20, 1 << 22], ids=["few rows a block", "one block"])
-def block_entries(request, monkeypatch):
-    monkeypatch.setattr(mapuot.answer.result, "BLOCK_ENTRIES", request.param)
 
 
 def test_objective_of_a_cancelled_run_is_still_its_own():

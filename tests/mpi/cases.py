@@ -32,8 +32,8 @@ from mapuot.ranks import join, own_rows
 
 VARIANTS = [
     ("dense", {}), ("dense", {"dtype": "float32"}), ("dense", {"reference": "uniform"}),
-    ("dense", {"reference": "given"}), ("dense", {"mask": "mask"}), ("dense", {"rho": "one a point", "masses": "zeros"}),
-    ("function", {}), ("points", {}), ("pairs", {"pairs": "forbidden"}),
+    ("dense", {"reference": "given"}), ("dense", {"mask": "mask"}), ("function", {}),
+    ("dense", {"rho": "one a point", "masses": "zeros"}), ("points", {}), ("pairs", {"pairs": "forbidden"}),
     ("pairs", {"pairs": "apart", "reference": "given as pairs"}), ("boxes", {"shape": "boxes"}),
 ]  # fmt: skip
 
