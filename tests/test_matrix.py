@@ -26,7 +26,7 @@ def test_cell(
         pytest.skip("the reference has one precision, and no marginals")
     if backend == "cuda" and kind in POINTS and reference == "given":
         pytest.skip("a GPU takes no matrix as the reference of points")
-    monkeypatch.setattr(mapuot.answer.result, "BLOCK_ENTRIES", 60)  # a few rows of the plan at once
+    monkeypatch.setattr(mapuot.backends.draw, "BLOCK_ENTRIES", 60)  # a few rows of the plan at once
     check(
         Cell(kind, door, pair, Traits(shape, rho, masses, pairs, dtype, reference, mask, start, reg)),
         precision,
