@@ -269,7 +269,7 @@ def allowed(kind, door, pair, t):
     ]
     hopeless = [
         t.pairs == "apart" and t.shape not in ("usual", "wide"), {"range", "tv"} & {*pair} and t.reg < 0.05,
-        kind == "boxes" and "range" in pair and t.start == "far",
+        kind == "boxes" and "range" in pair and (t.start, t.masses) != ("cold", "all"),
     ]  # fmt: skip
     thinned = [
         t.pairs != "open" and kind != "pairs", t.masses == "zeros", t.reference.startswith("given"), t.mask == "mask",

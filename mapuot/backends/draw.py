@@ -52,7 +52,8 @@ def columns_of_pairs(block: Any, rows: Any, at: F64) -> Any:
     start, count = block.indptr[:-1].astype(np.int64), np.diff(block.indptr)
     row = np.repeat(np.arange(len(count)), count)
     data = block.data.astype(np.float64)
-    ends = np.concatenate([[0.0], np.cumsum(data / np.bincount(row, data, len(count))[row])])
+    mass = np.bincount(row, data, len(count))
+    ends = np.concatenate([[0.0], np.cumsum(data / np.where(mass > 0, mass, 1.0)[row])])  # no row without mass is asked
     here, beyond = start[rows], start[rows] + count[rows]
     place = np.searchsorted(ends, ends[here] + at, side="right") - 1
     last = np.searchsorted(ends, ends[beyond], side="left") - 1  # which has mass

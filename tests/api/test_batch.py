@@ -15,12 +15,6 @@ from mapuot.backends.cpu import batch as cpu_batch
 REG_M = [1.0, (0.5, 3.0), np.inf, (np.inf, 1.0), (1.0, np.inf)]
 
 
-def test_layouts():
-    M, A, B = histograms(ratio=1.2)
-    turned = solve_batch(np.asfortranarray(M.astype("f4")), A, B, reg=0.05, reg_m=1.0)
-    assert_allclose(turned.objective, solve_batch(M, A, B, reg=0.05, reg_m=1.0).objective, rtol=1e-6)
-
-
 def test_extreme_masses_and_reg_m():
     """Scalings of e^thousands: the common translation is kept apart, problem by problem."""
     M, A, B = histograms(ratio=1.0, zeros=False)

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from scipy.spatial.distance import cdist
+from matrix import distances
 
 import mapuot
 from mapuot.backends import cpu
@@ -22,21 +22,11 @@ def clouds(m, n, d, seed=0):
     return rng.random((m, d)) + 0.1, rng.random((n, d)) * 0.9 + 0.2, rng.random(m) + 0.1, rng.random(n) + 0.1
 
 
-def matrix(x, y, metric, scale=1.0, weights=None):
-    """The costs by SciPy, written out where it has none."""
-    w = np.ones(x.shape[1]) if weights is None else weights
-    if metric == "wfr":
-        distance = cdist(x, y, "euclidean", w=w)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return scale * np.where(distance < math.pi / 2 - 2.0**-13, -2 * np.log(np.cos(distance)), np.inf)
-    return scale * cdist(x, y, metric, w=w)
-
-
 @pytest.mark.parametrize("metric", METRICS)
 def test_costs_of_every_instruction_set(isa, metric):
     for d in (1, 2, 5, 40):
         x, y, *_ = clouds(1, 41, d)
-        for j, want in enumerate(matrix(x, y, metric)[0]):
+        for j, want in enumerate(distances(x, y, metric)[0]):
             if np.isfinite(want):
                 low = cpu.extrema(mapuot.PointCloud(x, y[j : j + 1], metric)._cost)[0]
                 assert low == pytest.approx(want, rel=1e-12, abs=1e-15)
