@@ -24,6 +24,8 @@ def test_cell(
 ):
     if backend == "reference" and (door == "marginals" or precision == "auto"):
         pytest.skip("the reference has one precision, and no marginals")
+    if (backend, door, pairs) == ("reference", "in_place", "apart"):
+        pytest.skip("the reference certifies no plan in place where columns have no partner")
     if backend == "cuda" and kind in POINTS and reference == "given":
         pytest.skip("a GPU takes no matrix as the reference of points")
     monkeypatch.setattr(mapuot.backends.draw, "BLOCK_ENTRIES", 60)  # a few rows of the plan at once
