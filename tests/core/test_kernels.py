@@ -270,7 +270,7 @@ def test_numbers_below_the_least_normal_one(isa, threads, reg):
     problem = Problem.from_arrays(case.M, case.a, case.b, 0.1, 1.0, "kl", "product", cpu)
     workspace = cpu.Workspace(problem, make_options("auto", "float64", 1e-6, None, threads))
     workspace.absorb(np.zeros(9))
-    workspace.K[:], workspace.limits.reg = 1e-300, reg
+    workspace.operator.K[:], workspace.limits.reg = 1e-300, reg
     workspace.col_side["scale"][:9] = 1e-12
     native.check(lib.mapuot_row_dots(workspace.pool, workspace.state))
     want = 0.0 if reg == 1.0 else 9e-312
