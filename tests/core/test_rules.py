@@ -8,10 +8,15 @@ import math
 import numpy as np
 import pytest
 from compiled import record, rule
+from problems import clouds
 
 from mapuot import penalties
+from mapuot.backends import cpu
 from mapuot.backends.contract import Stats
+from mapuot.backends.limits import limits_of
 from mapuot.backends.rules import Judge, plan_error
+from mapuot.problem.problem import Problem
+from mapuot.route.options import make_options
 
 NEUTRAL = {"reg": 1.0, "inv_reg": 1.0, "tol": 1e-6, "tol_gap": -1.0, "scale_limit": 1e100, "most_scale": 1e200}
 NEUTRAL |= {"flush_tol": 1e-8}
@@ -204,7 +209,55 @@ def test_the_bound_along_paths():
     assert certified(gap=1e-16, misfit=1.0, path=40)[0] <= 1.001 * plan_error(1e-16) + 1e-13
 
 
-# ---- translation, guard, end
+# ---- limits, guard, end
+
+
+def limits_of_case(dtype="float64", **case):
+    case = clouds(9, 7, reg=0.5, **case)
+    problem = Problem.from_arrays(case.M, case.a, case.b, 0.5, case.reg_m, case.penalty, "product", cpu)
+    return np.asarray(limits_of(problem, make_options("auto", "auto", 1e-6, None, 1), dtype, 1e-7))
+
+
+def test_limits_count_the_sides_of_each_penalty():
+    for penalty, reg_m, known in (
+        (("kl", "kl"), (2.0, 8.0), {"rho_kl": 10, "hard_sides": 0, "path": 0}),
+        (("kl", "balanced"), (2.0, 8.0), {"rho_kl": 2, "hard_sides": 1}),
+        (("kl", "kl"), (np.where(np.arange(9) % 2, np.inf, 3.0), 8.0), {"rho_kl": 11, "hard_sides": 1}),
+        (("tv", "l2"), (2.0, 8.0), {"rho_kl": 0, "rho_tv": 2, "rho_l2": 8, "path": 0}),
+        (("l2", "tv"), (2.0, 8.0), {"rho_tv": 8, "rho_l2": 2, "path": 14, "hard_sides": 0}),
+        (("range", "range"), (0.1, 0.1), {"rho_kl": 0, "hard_sides": 2, "path": 14}),
+    ):
+        found = limits_of_case(penalty=penalty, reg_m=reg_m)
+        assert {name: found[name] for name in known} == known, penalty
+
+
+@pytest.mark.parametrize("reg_m", [(2.0, 8.0), (8.0, 2.0), (np.inf, 2.0), (2.0, np.inf)])
+def test_translations_make_the_dual_value_stationary(reg_m):
+    """A e^-(fi1 k1 lam) = B e^(k2 lam), and the same of the image, on which fi2 mu is put."""
+    k1, k2 = (0.5 / rho for rho in reg_m)
+    found = limits_of_case(reg_m=reg_m)
+    assert (found["fi_rows"], found["rate_cols"]) == (pytest.approx(1 / (1 + k1)), k2)
+    log_ratio, shift = 0.7, 3.0
+    lam = rule("translation", found, log_ratio, shift)
+    assert k1 / (1 + k1) * lam + k2 * lam == pytest.approx(log_ratio - k2 * shift)
+    moved = rule("next_translation", found, log_ratio)
+    assert (k1 + k2 / (1 + k2)) * moved * (1 + k2) == pytest.approx(log_ratio)
+    assert rule("left_of_rows", found, 1.0) == pytest.approx(1 / (1 + k1) - 1)
+
+
+@pytest.mark.parametrize(("dtype", "digits", "least"), [("float32", 24, 1.2e-38), ("float64", 53, 2.3e-308)])
+def test_limits_know_the_storage(dtype, digits, least):
+    found = limits_of_case(dtype)
+    assert found["storage_error"] == 2.0**-digits
+    assert least <= found["flush"] <= 20 * least  # nothing below is a normal number; no entry is 0 that need not be
+    assert found["flush_tol"] == pytest.approx(1e-8)
+    assert (found["rho_rows"], found["rho_cols"], found["finer"]) == (1.0, 1.0, 0)
+    for tol, finer in ((11.9 * 2.0**-24, dtype == "float32"), (12.1 * 2.0**-24, False)):
+        case = clouds(9, 7)
+        problem = Problem.from_arrays(case.M, case.a, case.b, 0.5, 1.0, "kl", "product", cpu)
+        known = limits_of(problem, make_options("auto", "auto", tol, None, 1), dtype, 1e-7)
+        assert known["finer"] == finer
+        assert known["flush_tol"] == pytest.approx(tol / 100)
 
 
 def a_pass(number=1, error=1.0, gap=1.0, dual=1.0, mass=1.0):
