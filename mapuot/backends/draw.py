@@ -10,7 +10,7 @@ import numpy as np
 from ..penalties import F64
 from ..problem.sparse import is_sparse, on_host
 from ..problem.validate import as_columns
-from .contract import host, namespace
+from .contract import PlanStream, host, namespace
 
 BLOCK_ENTRIES = 1 << 22  # entries of the plan that a streamed operation holds at once
 APART = 1 << 13  # entries of rows between two that are wanted, which take less time than one call more
@@ -60,20 +60,12 @@ def columns_of_pairs(block: Any, rows: Any, at: F64) -> Any:
     return block.indices[np.clip(place, here, np.minimum(last, beyond - 1))]
 
 
-class Drawn:
+class Drawn(PlanStream):
     """What draws pairs of a plan from the rows that it makes."""
 
     cost: Any
     shape: tuple[int, int]
     as_columns = staticmethod(as_columns)  # (length, d) factors in the memory of this backend, and whether one vector
-
-    def plan(self, i0: int, i1: int, out: Any = None) -> Any:
-        """Rows i0 to i1, in ``out`` where it is given; of a sparse M a CSR array."""
-        raise NotImplementedError
-
-    def apply(self, X: Any, name: str = "X") -> Any:
-        """P X, of a vector or of columns."""
-        raise NotImplementedError
 
     def images(self, Y: Any) -> Any:
         """(P Y) / (P 1), both from one product; NaN where there is no mass."""

@@ -16,7 +16,8 @@ import numpy as np
 from ..penalties import F64
 from ..problem.problem import Problem
 from .boxes import Iterated, Truncation
-from .contract import Options, Stats, host, namespace
+from .coarse import Coarse
+from .contract import Options, Stats, Workspace, host, namespace
 from .records import put
 
 STORAGE = {"float64": np.float64, "float32": np.float32}
@@ -39,9 +40,10 @@ def shifted(problem: Problem, log_v: F64, symmetric: bool = False) -> tuple[F64,
     return np.where(used, log_v + shift, 0.0), shift
 
 
-class KernelWorkspace:
+class KernelWorkspace(Workspace):
     """One solve that holds K: its setting up, shared by the backends, over their words at the end of the class."""
 
+    coarse: Coarse
     progress: Any  # mapuot_progress
     operator: Any  # the `Operator` that holds K, of the backend
     safe_spread: float  # range(M) / reg, and the reach of log v, that K holds with nothing absorbed but M's minimum
@@ -119,13 +121,26 @@ class KernelWorkspace:
         put(self.progress, FORGOTTEN)
         self.send_progress()
 
-    def certified(self, stats: list[Stats], narrow: bool) -> list[Stats]:
-        """One pass, its numbers those of the problem between all points: what it skipped is in them.
+    @property
+    def next_log_v(self) -> F64:
+        """log v after the last pass: what the next one would start from, in POT's order (u_k, v_k)."""
+        with np.errstate(invalid="ignore"):  # of a start that overflowed
+            return self.limited(self.shifted_log_v() - self.progress_of("shift"), 1)
 
-        A ``narrow`` one certifies nothing and is looked at only where it is the last: ``conclude``.
+    @property
+    def correcting(self) -> bool:
+        """Tell whether steps are corrected by clusters."""
+        return bool(self.progress_of("coarse"))
+
+    def iterate(self, count: int) -> list[Stats]:
+        """Make passes; where pairs are skipped, one, whose numbers are those of the problem between all points.
+
+        A float32 one certifies nothing and is looked at only where it is the last: ``conclude``.
         """
-        assert self.truncation
-        self.narrow_pass = narrow
+        if not self.truncation:
+            return self.coarse.iterate(count)
+        narrow = self.narrow_pass = self.progress_of("narrow") > 0
+        stats = self.make_passes(1) if self.truncation.correct else self.coarse.iterate(1)
         if narrow:
             self.truncation.look(stats[-1], self.iterate_state)
         else:
@@ -179,14 +194,6 @@ class KernelWorkspace:
         """A vector of this backend."""
         return np.asarray(x)
 
-    def potentials(self) -> tuple[Any, Any]:
-        """(log u, log v) of the last certified iterate."""
-        raise NotImplementedError
-
-    def marginals(self) -> tuple[Any, Any]:
-        """(r, s) of it."""
-        raise NotImplementedError
-
     def progress_of(self, name: str) -> float:
         """A member of mapuot_progress."""
         raise NotImplementedError
@@ -197,6 +204,10 @@ class KernelWorkspace:
 
     def take_mask(self, truncation: Truncation) -> None:
         """Make the mask anew and tell it to the kernels."""
+        raise NotImplementedError
+
+    def make_passes(self, count: int) -> list[Stats]:
+        """Make passes that clusters do not correct anew."""
         raise NotImplementedError
 
     def send_progress(self) -> None:

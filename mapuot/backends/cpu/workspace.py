@@ -200,17 +200,6 @@ class HostWorkspace(KernelWorkspace):
         self.operator.keep(truncation.renew(self.pool))
         put(self.progress, START)
 
-    def iterate(self, count: int) -> list[Stats]:
-        if not self.truncation:
-            return self.coarse.iterate(count)
-        narrow = self.progress.narrow > 0
-        corrected = self.truncation.correct
-        return self.certified(self.make_passes(1) if corrected else self.coarse.iterate(1), narrow)
-
-    @property
-    def correcting(self) -> bool:
-        return bool(self.progress.coarse)
-
     split = staticmethod(native.split)
 
     def labelled_pass(self, labels: Labels) -> list[Stats]:
@@ -296,21 +285,12 @@ class HostWorkspace(KernelWorkspace):
 
         return product
 
-    @property
-    def next_log_v(self) -> F64:
-        """log v after the last pass: what the next one would start from, in POT's order (u_k, v_k)."""
-        return self.full_log_v(self.col_side["log_scale"])
-
-    def full_log_v(self, vector: F64) -> F64:
-        n = self.problem.shape[1]
-        with np.errstate(invalid="ignore"):  # of a start that overflowed
-            return self.limited(vector[:n] - self.progress.shift, 1)
-
     def potentials(self) -> tuple[F64, F64]:
         rows, progress = self.row_side, self.progress
         with np.errstate(invalid="ignore"):
             log_u = rows["log_scale"] + rows["absorbed"] + progress.shift + progress.offset
-        return self.limited(log_u, 0), self.full_log_v(self.work)
+            log_v = self.work[: self.problem.shape[1]] - progress.shift
+        return self.limited(log_u, 0), self.limited(log_v, 1)
 
     def marginals(self) -> tuple[F64, F64]:
         n = self.problem.shape[1]

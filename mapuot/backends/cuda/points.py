@@ -272,12 +272,6 @@ class PointWorkspace(DeviceWorkspace):
         """Return a vector unchanged: a solve that skips pairs has its vectors on the device."""
         return x
 
-    def iterate(self, count: int) -> list[Stats]:
-        if not self.truncation:
-            return super().iterate(count)
-        narrow = self.progress_of("narrow") > 0
-        return self.certified(super().iterate(1), narrow)
-
     def fitted(self, alpha: F64, beta: F64) -> tuple[F64, F64]:
         found = self.narrow_points.fitted(alpha, beta) if self.narrow and self.narrow_points else None
         if self.narrow and self.problem.ranks.max(found is None):  # on all ranks in float64 from here on

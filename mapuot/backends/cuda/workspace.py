@@ -317,12 +317,8 @@ class DeviceWorkspace(KernelWorkspace):
         self.staged["report"][: len(record)] = record
         self.arrays.block[slice(*self.lies.up)].set(self.staged.block)
 
-    def iterate(self, count: int) -> list[Stats]:
-        return self.coarse.iterate(count)
-
-    @property
-    def correcting(self) -> bool:
-        return bool(self.progress["coarse"])
+    def progress_of(self, name: str) -> float:
+        return float(self.progress[name])
 
     def make_passes(self, count: int) -> list[Stats]:
         done: list[Stats] = []
@@ -402,17 +398,10 @@ class DeviceWorkspace(KernelWorkspace):
         first, end = self.lies.down
         return Views(self.arrays.block[first:end].get(), self.lies.places, first)
 
-    @property
-    def next_log_v(self) -> F64:
-        return self.full_log_v(self.answers["x_next"] - float(self.progress["shift"]))
-
-    def full_log_v(self, log_v: F64) -> F64:
-        return self.limited(log_v[: self.problem.shape[1]], 1)
-
     def potentials(self) -> tuple[F64, F64]:
         with np.errstate(invalid="ignore"):
             log_u = self.answers["u_log"] + self.d + float(self.progress["shift"] + self.progress["offset"])
-        return self.limited(log_u, 0), self.full_log_v(self.answers["x"])
+        return self.limited(log_u, 0), self.limited(self.answers["x"][: self.problem.shape[1]], 1)
 
     def marginals(self) -> tuple[F64, F64]:
         r = self.answers["r"] * float(self.progress["kappa"])
