@@ -317,9 +317,6 @@ class DeviceWorkspace(KernelWorkspace):
         self.staged["report"][: len(record)] = record
         self.arrays.block[slice(*self.lies.up)].set(self.staged.block)
 
-    def progress_of(self, name: str) -> float:
-        return float(self.progress[name])
-
     def make_passes(self, count: int) -> list[Stats]:
         done: list[Stats] = []
         while len(done) < count and (not done or done[-1].status == "running"):
