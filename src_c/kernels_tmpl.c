@@ -478,25 +478,27 @@ ALWAYS_INLINE void row_range(const mapuot_state *state, int64_t i0, int64_t i1, 
 }
 
 /* s = K v of R rows to rows.marginal */
-ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const source from, const int R)
+ALWAYS_INLINE void dots_tile(const range *g, int64_t i, const form form, const source from, const int R)
 {
     double s[TILE] = {0};
-    const real *K = open_tile(g, i, s, WIDE, from, R);
-    if (from == MADE)
+    const real *K = open_tile(g, i, s, form, from, R);
+    if (from == MADE && form == WIDE)
         made_tile_dots(g, i, K, s, WIDE, R);
-    else
-        wide_dots(g, K, NULL, NULL, s, WIDE, R);
+    else if (from == STORED)
+        dots(g, K, NULL, NULL, 0, s, form, R);
     memcpy(g->state->rows.marginal + i, s, R * sizeof(double));
 }
 
-ALWAYS_INLINE void dots_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const source from)
+ALWAYS_INLINE void dots_range(const mapuot_state *state, int64_t i0, int64_t i1, double *sums, const form form,
+                              const source from)
 {
+    const int R = form == NARROW ? TILE : 4;
     const range g = range_of(state, state->cols.scale, sums);
     int64_t i = i0;
-    for (; i + 4 <= i1; i += 4)
-        dots_tile(&g, i, from, 4);
+    for (; i + R <= i1; i += R)
+        dots_tile(&g, i, form, from, R);
     for (; i < i1; i++)
-        dots_tile(&g, i, from, 1);
+        dots_tile(&g, i, form, from, 1);
 }
 
 /* ---- stored pairs ---- */
@@ -623,10 +625,16 @@ static void row_dots(const mapuot_state *state, int64_t i0, int64_t i1, double *
 {
     if (state->M.start)
         run_dots(state, i0, i1);
+#ifndef MAPUOT_DTYPE_F64
+    else if (MAKES_POINTS && state->progress.narrow && makes_rows(state))
+        dots_range(state, i0, i1, sums, NARROW, MADE);
+    else if (state->progress.narrow)
+        dots_range(state, i0, i1, sums, NARROW, STORED);
+#endif
     else if (MAKES && makes_rows(state))
-        dots_range(state, i0, i1, sums, MADE);
+        dots_range(state, i0, i1, sums, WIDE, MADE);
     else
-        dots_range(state, i0, i1, sums, STORED);
+        dots_range(state, i0, i1, sums, WIDE, STORED);
 }
 
 void KERNEL(batch_pass)(mapuot_state *const *states, int count);

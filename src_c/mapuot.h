@@ -328,6 +328,8 @@ int mapuot_split(int64_t m, int64_t width, const double *X, int64_t count, int64
  * row has no entry; col_max_j = max_i (alpha_i + log v_j - M_ij / reg + log c_ij), -inf where a column has none. */
 int mapuot_costs(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double *out);
 int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, double out[4]);
+/* whether a dense n x n matrix is its transpose; the look ends at the first difference */
+int mapuot_is_symmetric(int64_t n, mapuot_matrix M);
 int mapuot_balance(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,
                    const double *log_v, double *alpha, double *col_max);
 int mapuot_build_kernel(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, mapuot_matrix c, double reg,

@@ -12,7 +12,7 @@
 
 #include "kernels.h"
 
-enum { SIDE_VECTORS = 8, OUT_OF_PASSES = MAPUOT_RUNNING, SQUARE = 32 /* entries of M and of its transpose in cache */ };
+enum { SIDE_VECTORS = 8, OUT_OF_PASSES = MAPUOT_RUNNING };
 
 /* one problem under way */
 typedef struct {
@@ -83,28 +83,14 @@ static int is_marginal(int64_t len, const double *weight, double mass)
     return good;
 }
 
-/* entry (i, j) of the matrix at hand */
-static double entry(const mapuot_matrix *M, int64_t i, int64_t j)
-{
-    const int64_t at = i * M->row_stride + j * M->col_stride;
-    return M->dtype == MAPUOT_F64 ? ((const double *)M->data)[at] : (double)((const float *)M->data)[at];
-}
-
-/* Are rows and columns the same problem?  The look at M ends at the first difference. */
+/* Are rows and columns the same problem? */
 static int is_symmetric(const attempt *t)
 {
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
     const int64_t n = task->n;
-    if (task->m != n || task->terms.rho_rows != task->terms.rho_cols || memcmp(p->a, p->b, (size_t)n * sizeof(double)))
-        return 0;
-    for (int64_t i0 = 0; i0 < n; i0 += SQUARE)
-        for (int64_t j0 = 0; j0 <= i0; j0 += SQUARE)
-            for (int64_t i = i0; i < n && i < i0 + SQUARE; i++)
-                for (int64_t j = j0; j < i && j < j0 + SQUARE; j++)
-                    if (entry(&t->M, i, j) != entry(&t->M, j, i))
-                        return 0;
-    return 1;
+    return task->m == n && task->terms.rho_rows == task->terms.rho_cols &&
+           memcmp(p->a, p->b, (size_t)n * sizeof(double)) == 0 && mapuot_is_symmetric(n, t->M);
 }
 
 static int is_plain(attempt *t)
@@ -290,7 +276,7 @@ static void begin(attempt *t, double reg, double tol, int64_t symmetric)
     const mapuot_task *task = t->task;
     const mapuot_problem *p = t->problem;
     mapuot_state *state = &t->state;
-    const int64_t np = padded(task->n), narrow = task->terms.dtype != MAPUOT_F64 && !symmetric;
+    const int64_t np = padded(task->n), narrow = task->terms.dtype != MAPUOT_F64;
     void *kernel = state->kernel, *tile = state->tile;
     mapuot_terms terms = task->terms;
     terms.reg = reg;

@@ -177,19 +177,19 @@ static int narrow_scale(const mapuot_state *state)
 /* One potential: K v, which is K^T u. */
 static void sum_symmetric(mapuot_pool *pool, mapuot_state *state)
 {
-    sum_rows(pool, state, DOTS, 0);
+    sum_rows(pool, state, DOTS, state->progress.narrow && narrow_scale(state));
     memset(state->sums, 0, (size_t)sums_len(state) * sizeof(double));
     memcpy(state->sums, state->rows.marginal, (size_t)state->n * sizeof(double));
 }
 
 int mapuot_row_pass(mapuot_pool *pool, mapuot_state *state)
 {
+    if (state->progress.narrow && !mapuot_active_kernels()->dtype[state->dtype]->narrow_pass)
+        return MAPUOT_BAD_ARGUMENT;
     if (state->limits.symmetric) {
         sum_symmetric(pool, state);
         return MAPUOT_RUNNING;
     }
-    if (state->progress.narrow && !mapuot_active_kernels()->dtype[state->dtype]->narrow_pass)
-        return MAPUOT_BAD_ARGUMENT;
     if (state->progress.narrow && narrow_scale(state) && in_range(sum_rows(pool, state, WHOLE, 1)))
         return MAPUOT_RUNNING;
     sum_rows(pool, state, WHOLE, 0);

@@ -102,6 +102,32 @@ int mapuot_extrema(mapuot_pool *pool, int64_t m, int64_t n, mapuot_matrix M, dou
     return status;
 }
 
+enum { SQUARE = 32 }; /* entries of M and of its transpose that are in cache together */
+
+/* the entries (i, j), j < i, of a square of M are those of its transpose; data: of type */
+#define SAME_SQUARE(type)                                                                                              \
+    static int same_square_of_##type(const mapuot_matrix *M, int64_t n, int64_t i0, int64_t j0)                        \
+    {                                                                                                                  \
+        const type *data = M->data;                                                                                    \
+        const int64_t down = M->row_stride, step = M->col_stride;                                                      \
+        int same = 1;                                                                                                  \
+        for (int64_t i = i0; i < n && i < i0 + SQUARE; i++)                                                            \
+            for (int64_t j = j0; j < i && j < j0 + SQUARE; j++)                                                        \
+                same &= data[i * down + j * step] == data[j * down + i * step];                                        \
+        return same;                                                                                                   \
+    }
+SAME_SQUARE(double)
+SAME_SQUARE(float)
+
+int mapuot_is_symmetric(int64_t n, mapuot_matrix M)
+{
+    for (int64_t i = 0; i < n; i += SQUARE)
+        for (int64_t j = 0; j <= i; j += SQUARE)
+            if (!(M.dtype == MAPUOT_F64 ? same_square_of_double : same_square_of_float)(&M, n, i, j))
+                return 0;
+    return 1;
+}
+
 /* balance, or one half of it: rows to the job's out, columns to col_max */
 static int run_balance(mapuot_pool *pool, stream_job *job, int half, double *col_max)
 {

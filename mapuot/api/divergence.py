@@ -102,7 +102,7 @@ def self_costs(M: Any, M_a: Any, M_b: Any) -> tuple[Any, Any]:
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"M_a and M_b must be given where M is not square, got M of shape {shape}")
     if isinstance(M, Grid):
-        if M._cost.symmetric:
+        if M._cost.symmetric():
             return M, M
         raise ValueError("M_a and M_b must be given where M is a grid with a target or an offset")
     values = M.detach() if hasattr(M, "detach") else M if namespace(M) is not np else np.asarray(M)

@@ -4,6 +4,7 @@ A backend is a module (or package) with
 
     asarray(x), to_numpy(x), extrema(M, threads) -> (min, max, number of NaN or -inf, number of +inf); a GPU's
                                         also tells how many pairs on both sides of the diagonal it saw that differ
+    is_symmetric(M) -> whether a square matrix is its transpose
     weigh(table, p) -> ((p, length) float64 weights, their masses, their minima)
     Workspace(problem, options, skip)   one solve: K, the potentials, the iteration; skip: the state of the pairs of
                                         points that it skips (boxes.Truncation), or None

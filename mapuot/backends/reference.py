@@ -40,6 +40,10 @@ def asarray(x: Any) -> Any:
 to_numpy = asarray
 
 
+def is_symmetric(M: Any) -> bool:
+    return bool(np.array_equal(M, M.T))
+
+
 def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
     finite = M[np.isfinite(M)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)

@@ -18,7 +18,6 @@ from ..backends.contract import host, namespace
 from ..ranks import ALONE, Ranks, own_rows
 
 BLOCK_BYTES = 1 << 26
-SQUARE = 256  # rows and columns of a matrix that are compared with their transpose at once, in cache
 LANDMARKS = 16  # rows (columns) of M by which columns (rows) are told apart
 RANGE_BYTES, DEVICE_RANGE_BYTES = 1 << 28, 1 << 34  # of an array, at once: Ctrl-C waits for some 30 ms, 5 on a device
 
@@ -65,8 +64,7 @@ class Cost:
         """Number of pairs, stored or not."""
         return self.shape[0] * self.shape[1]
 
-    @property
-    def symmetric(self) -> bool:
+    def symmetric(self, backend: ModuleType) -> bool:
         """Tell whether the matrix is known to be its transpose, by one look that ends at the first difference."""
         return False
 
@@ -228,14 +226,10 @@ class Dense(Cost):
         rows, columns = some_of(self.shape)
         return self._array[rows], self._array[:, columns]
 
-    @property
-    def symmetric(self) -> bool:
+    def symmetric(self, backend: ModuleType) -> bool:
         m, n = self.shape
-        step = SQUARE if namespace(self._array) is np else n
-        squares = ((i, j) for i in range(0, m, step) for j in range(0, i + 1, step)) if m == n else ()
-        M, turned = self._array, self._array.swapaxes(-1, -2)
-        at = [(..., slice(i, i + step), slice(j, j + step)) for i, j in squares]
-        return m == n and not self.lopsided and all(bool((M[k] == turned[k]).all()) for k in at)
+        matrices = self._array if self._array.ndim == 3 else self._array[None]
+        return m == n and not self.lopsided and all(backend.is_symmetric(M) for M in matrices)
 
     def transpose(self) -> Dense:
         """Return a view with rows and columns exchanged."""

@@ -115,8 +115,7 @@ class GridCosts(Cost):
     def kind(self) -> str:
         return f"a grid of {' x '.join(map(str, self.nodes[0]))} nodes"
 
-    @property
-    def symmetric(self) -> bool:
+    def symmetric(self, backend: ModuleType | None = None) -> bool:
         """Tell whether rows and columns are the same nodes."""
         return self.nodes[0] == self.nodes[1] and not any(self.offset)
 

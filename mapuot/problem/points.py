@@ -188,8 +188,7 @@ class PointCosts(Cost):
         metric = METRICS[self.metric]
         return metric, 0.5 * self.scale if metric.unit else self.scale
 
-    @property
-    def symmetric(self) -> bool:
+    def symmetric(self, backend: ModuleType) -> bool:
         same = self.shape[0] == self.shape[1]
         return same and (self.x is self.y or np.array_equal(self.rows, self.targets))
 
@@ -340,9 +339,8 @@ class Formed(Dense):
     def kind(self) -> str:  # type: ignore[override]
         return str(self.cloud.kind)
 
-    @property
-    def symmetric(self) -> bool:
-        return bool(self.cloud.symmetric)
+    def symmetric(self, backend: ModuleType) -> bool:
+        return bool(self.cloud.symmetric(backend))
 
     def transpose(self) -> Formed:
         return Formed(self.cloud.transpose(), self._array.T)

@@ -82,8 +82,7 @@ class Common:
         """Tell whether both sides have the same masses and penalties."""
         return self.rows.alike(self.cols)
 
-    @property
-    def unlike(self) -> str | None:
+    def unlike(self, backend: ModuleType) -> str | None:
         """Name what keeps rows and columns from being the same problem, None where they are."""
         if self.rows.ranks.size > 1:
             return "comm"
@@ -91,9 +90,9 @@ class Common:
             return "mask"
         if not self.alike:
             return "masses, reg_m or penalty"
-        if not self.cost.symmetric:
+        if not self.cost.symmetric(backend):
             return "M"
-        return "reference" if self.c is not None and not self.c.symmetric else None
+        return "reference" if self.c is not None and not self.c.symmetric(backend) else None
 
     def shares(self, backend: ModuleType, X: Any, rows: bool = True, threads: int | None = None) -> Any:
         """Multiply the masked reference, without the factor a b^T, by X (n,) or (n, p); not ``rows``: its transpose."""

@@ -141,8 +141,7 @@ class Sparse(Cost):
         """Return the stored costs as a CSR array."""
         return self.with_data(self.data)
 
-    @property
-    def symmetric(self) -> bool:
+    def symmetric(self, backend: ModuleType) -> bool:
         if self.shape[0] != self.shape[1]:
             return False
         turned = self.transpose()
@@ -308,9 +307,8 @@ class SparseCosts(Cost):
     def all_pairs(self) -> int:
         return len(self) * super().all_pairs
 
-    @property
-    def symmetric(self) -> bool:
-        return all(self.of(i).symmetric for i in range(len(self)))
+    def symmetric(self, backend: ModuleType) -> bool:
+        return all(self.of(i).symmetric(backend) for i in range(len(self)))
 
     def of(self, i: Any) -> Sparse | SparseCosts:
         """The cost of problem i, or those of a slice."""

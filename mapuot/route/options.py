@@ -44,7 +44,7 @@ def one_potential(options: Options, problem: Common, symmetric: Any, module: Mod
     if symmetric is False or (symmetric is None and not options.memory):
         return options
     serves = "backend" if not getattr(module, "ONE_POTENTIAL", False) else None if options.memory else "method"
-    unlike = serves or problem.unlike
+    unlike = serves or problem.unlike(module)
     if unlike and symmetric:
         raise ValueError(f"symmetric must be None: rows and columns are not the same problem, see {unlike}")
     return options if unlike else dataclasses.replace(options, symmetric=True)

@@ -163,3 +163,27 @@ def test_refusals():
         loss(x.detach().numpy(), y)
     with pytest.raises(mapuot.InfeasibleError):
         loss(2 * a, x, b, y)
+
+
+def test_a_fixed_target_is_solved_with_itself_once(monkeypatch):
+    """As long as its tensor and its numbers stay; the value is that of a new loss."""
+    torch.manual_seed(0)
+    x, y = torch.rand(40, 2, dtype=torch.float64), torch.rand(30, 2, dtype=torch.float64)
+    loss, calls, at, solve = SamplesLoss(blur=0.1, reach=0.5), [], id(y), SamplesLoss.solve
+
+    def noted(self, a, x, *more):
+        calls.append(id(x) == at)
+        return solve(self, a, x, *more)
+
+    monkeypatch.setattr(SamplesLoss, "solve", noted)
+    values = [loss(x + 0.01 * k, y) for k in range(3)]
+    assert calls == [False, False, True] + [False, False] * 2
+    y.data[0] += 0.1  # which no counter of torch tells
+    moved = loss(x, y)
+    assert calls[-1]
+    assert moved.item() == pytest.approx(SamplesLoss(blur=0.1, reach=0.5)(x.clone(), y.clone()).item(), rel=1e-12)
+    assert moved.item() != values[0].item()
+    assert SamplesLoss(blur=0.2, reach=0.5)(x, y).item() != moved.item()
+    assert at in mapuot.torch.ALONE
+    del y
+    assert at not in mapuot.torch.ALONE

@@ -9,7 +9,7 @@ from .anderson import History
 from .grid import GridOperator, grid_workspace
 from .left import Left
 from .marginals import Points
-from .operator import HostOperator, asarray, costs, extrema, to_numpy
+from .operator import HostOperator, asarray, costs, extrema, is_symmetric, to_numpy
 from .tree_pass import TreePass
 from .workspace import LEAST_BOX, ONE_POTENTIAL, QUICK_ENTRIES, QUICK_PASSES, HostWorkspace
 
@@ -58,6 +58,7 @@ __all__ = [
     "costs",
     "extrema",
     "form_bytes",
+    "is_symmetric",
     "operator_of",
     "to_numpy",
     "weigh",

@@ -35,6 +35,11 @@ def asarray(x: Any) -> Any:
 to_numpy = asarray
 
 
+def is_symmetric(M: Any) -> bool:
+    """Tell whether a matrix is its transpose."""
+    return bool(lib.mapuot_is_symmetric(len(M), matrix(M)))
+
+
 def extrema(M: Any, threads: int | None = None) -> tuple[float, float, int, int]:
     out = np.empty(4)
     check(lib.mapuot_extrema(pool_for(threads, M.size), *M.shape, matrix(M), pointer(out)))

@@ -65,7 +65,7 @@ class HostWorkspace(KernelWorkspace):
         sides = [len(names_of(x)) * padded(k) for x, k in ((problem.rows, m), (problem.cols, n))]
         lengths = (size + native.SCALARS, 3 * size, lib.mapuot_history(memory, n), *sides)
         self.sums, self.work, self.history, *blocks = native.vectors(*lengths)
-        narrow = self.dtype != "float64" and not (options.in_place or options.symmetric) and not pairs
+        narrow = self.dtype != "float64" and not options.in_place and not pairs
         state = self.state = self.operator.passes(narrow, self.sums)
         self.operator.store(self.dtype, self.made)
         shared = threads > 1 and options.schedule == "auto" and not pairs
@@ -97,7 +97,7 @@ class HostWorkspace(KernelWorkspace):
     def storage(self) -> str:
         """What K is held in where it is another than was asked for."""
         problem, dtype, kind = self.problem, self.dtype, self.problem.cost.operator
-        coarse = kind == "points" and (self.options.symmetric or not narrow_points.suits(problem))
+        coarse = kind == "points" and not narrow_points.suits(problem)
         if coarse or (kind == "pairs" and limits_of(problem, self.options, dtype, NARROW_NOISE)["finer"]):
             return "float64"  # no pass makes K's entries of stored pairs anew
         return dtype

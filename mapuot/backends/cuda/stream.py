@@ -14,6 +14,7 @@ import numpy as np
 from ...problem.cost import Dense
 from ...problem.mask import Masked
 from ..cpu.operator import extrema as extrema_on_host
+from ..cpu.operator import is_symmetric as on_host
 from ..records import put
 from .arrays import Carrier, most_bytes
 from .kernels import STORES, VIEW, Job, by_value, kernel
@@ -52,6 +53,11 @@ def parts(rows: int, columns: int) -> tuple[int, int]:
     """Grid of a stream: blocks of 32 rows, and enough parts of the columns to fill the device."""
     blocks = -(-rows // 32)
     return blocks, max(1, min(-(-columns // 32), 2048 // blocks))
+
+
+def is_symmetric(M: Any) -> bool:
+    """Tell whether a matrix, wherever it lies, is its transpose."""
+    return on_host(M) if isinstance(M, np.ndarray) else bool((M == M.T).all())
 
 
 def extrema(M: Any, threads: int | None = None) -> tuple[Any, ...]:
