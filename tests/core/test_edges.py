@@ -1,0 +1,91 @@
+"""Rules at the very edge where they decide, which random problems hardly ever meet: draws, files, bounds of boxes."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import mapuot
+from mapuot import files
+from mapuot.answer.draw import draw_rows
+from mapuot.ascend.truncation import in_boxes
+from mapuot.backends import cpu
+from mapuot.backends.boxes import Boxes, Iterated
+from mapuot.backends.draw import columns_in
+from mapuot.backends.rules import plan_error
+from mapuot.problem.problem import Problem
+
+LONG, LAST = np.longdouble, np.nextafter(1.0, 0.0)
+
+
+class Stub:
+    """A generator that draws these numbers."""
+
+    def __init__(self, *numbers):
+        self.numbers = np.array(numbers)
+
+    def random(self, size):
+        assert size == len(self.numbers)
+        return self.numbers
+
+
+def test_rows_without_mass_are_never_drawn():
+    """Where a row ends the next one with mass begins; at 1, but for its last digit, is the last one with mass."""
+    rows = draw_rows(
+        np.array([0.0, 1.0, 0.0, 2.0, 1.0, 0.0]), 5, Stub(0.0, 0.25, np.nextafter(0.25, 0), 0.75, LAST), "independent"
+    )
+    np.testing.assert_array_equal(rows, [1, 3, 1, 4, 4])
+
+
+@pytest.mark.parametrize("behind", [0, 100])
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+def test_columns_without_mass_are_never_drawn(form, behind):
+    """Of rows with zeros at both ends and within; of few columns, and of many that are looked at in runs."""
+    P = np.array([[0.0, 1.0, 0.0, 3.0, 0.0], [0.0, 0.0, 2.0, 0.0, 0.0]])
+    P = np.pad(P, ((0, 0), (0, behind)))
+    if form is not np.asarray:
+        i, j = np.indices(P.shape)  # zeros that are stored
+        block = form((P.ravel(), (i.ravel(), j.ravel())), shape=P.shape)
+    else:
+        block = P
+    rows, at = np.array([0, 0, 0, 0, 1, 1]), np.array([0.0, np.nextafter(0.25, 0), 0.25, LAST, 0.0, LAST])
+    np.testing.assert_array_equal(columns_in(block, rows, at), [1, 1, 3, 3, 2, 2])
+
+
+def test_a_member_is_read_to_its_end_for_its_checksum(tmp_path):
+    """The damage lies behind the first MiB, which is read at once."""
+    path, M = tmp_path / "M.npz", np.random.default_rng(0).random((400, 800))
+    np.savez(path, M=M)
+    np.testing.assert_array_equal(np.asarray(files.open_matrix(path)), M)
+    data = bytearray(path.read_bytes())
+    data[data.rindex(M[-1, -1].tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"M\.npz.*CRC"):
+        files.open_matrix(path)
+
+
+@pytest.mark.parametrize("far", [1.0, 1e3, 1e5])
+def test_bounds_between_boxes_of_one_point_each_are_reached(far):
+    """Sixteen points at one place: a bound is the sum itself, and its rounding must be on the safe side."""
+    rng = np.random.default_rng(0)
+    places = rng.random((12, 2)) * far, rng.random((9, 2)) * far + 0.3
+    x, y = (np.repeat(p, 16, 0) for p in places)
+    a, b = np.repeat(rng.random(12) + 0.1, 16), np.repeat(rng.random(9) + 0.1, 16)
+    problem = Problem.from_arrays(mapuot.PointCloud(x, y, truncate=2.0), a, b, 1e-2, 1.0, "kl", "product", cpu)
+    task = in_boxes(problem, False, 16).problem
+    p, q, reg = np.asarray(task.cost.rows, LONG), np.asarray(task.cost.targets, LONG), LONG(task.reg)
+    log_v = np.repeat(rng.normal(size=9), 16)
+    log_u = np.asarray(((p[:, None] - q) ** 2).sum(2), float).min(1) / 1e-2 + np.repeat(rng.normal(size=12), 16)
+    exponent = log_u[:, None] + LONG(1) * log_v - ((p[:, None] - q) ** 2).sum(2) / reg
+    P = np.exp(exponent) * task.rows.weight[:, None] * task.cols.weight
+    state = Iterated(log_u, log_v, np.asarray(P.sum(1), float), np.asarray(P.sum(0), float))
+    found = Boxes(task, cpu.native.SERIAL)
+    _, _, arrays = found.take(state)
+    arrays["x_cut"][:] = np.inf  # nothing is kept
+    _, row_mass, col_mass = found.sweep(arrays)
+    for mass, sums in ((row_mass[:12], P.reshape(12, -1).sum(1)), (col_mass[:9], P.reshape(192, 9, 16).sum((0, 2)))):
+        right = sums / LONG(found.mass)
+        assert (mass >= right).all()
+        assert (mass <= right * (1 + 1e-11 * max(1.0, far * far))).all()
+    share = found.share(1e-3 * row_mass, 1e-3 * col_mass, ())
+    assert 1e-3 * P.sum() <= share.mass <= 1.001e-3 * P.sum()
+    assert share.error >= plan_error(1e-3)
