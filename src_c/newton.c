@@ -23,7 +23,7 @@
 #define SINGULAR 1e-14      /* curvature relative to that of D: what no plan can meet, or rounding */
 #define SUMS_ROUNDING 2e-16 /* times 8 + sqrt(m): sums of columns may be off by this share of the mass */
 #define LONGEST 1.0         /* change of log v by a step that proves too little */
-#define MOST_STEPS 12
+#define MOST_STEPS 60
 #define PASSES_BETWEEN 8 /* two steps, the first of which was too far off to be solved */
 
 /* Where all rows and columns are hard the columns are asked for as much mass as the rows have in each part of M: both masses

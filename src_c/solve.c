@@ -29,6 +29,7 @@ typedef struct {
     int64_t vectors_len;
     mapuot_newton newton;
     double *room;            /* mapuot_meet_room */
+    int64_t certified;       /* passes when Newton's step certified the last of them */
     int meets;               /* 1: columns are hard, so that Newton's step certifies the last stage */
     mapuot_stats recent[64]; /* where nobody asked for a trace */
 } attempt;
@@ -334,11 +335,13 @@ static int meet(attempt *t, int64_t limit)
     mapuot_problem *p = t->problem;
     mapuot_stats two[2] = {p->last};
     int64_t made = 0;
+    const int waits = t->newton.wait > 1;
     const int status = mapuot_meet(t->serial, &t->state, &t->newton, t->room, limit - p->made, two, &made);
     if (t->task->trace)
         memcpy(t->task->trace + p->made - 1, two, (size_t)(1 + made) * sizeof *two);
     p->made += made;
     p->last = two[made];
+    t->certified = waits ? t->certified : p->made;
     return status;
 }
 
@@ -369,7 +372,8 @@ static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmet
         }
         status = status < 0 ? status : iterate(t, 1) == MAPUOT_CONVERGED ? MAPUOT_CONVERGED : OUT_OF_PASSES;
     }
-    if (t->meets && (status == MAPUOT_ABSORB || status == OUT_OF_PASSES)) { /* what the last pass is worth */
+    if (t->meets && t->certified < p->made &&
+        (status == MAPUOT_ABSORB || status == OUT_OF_PASSES)) { /* what the last pass is worth */
         t->newton.wait = 0;
         status = meet(t, p->made) == MAPUOT_CONVERGED ? MAPUOT_CONVERGED : OUT_OF_PASSES;
     }
@@ -405,6 +409,7 @@ static int carry_out(attempt *t)
     }
     t->meets = isinf(task->terms.rho_cols);
     t->newton = (mapuot_newton){0};
+    t->certified = 0;
     const int status = run(t, reg, own->tol, own->most, own->symmetric);
     t->problem->products = t->newton.all_products;
     return status == OUT_OF_PASSES && own->most < task->max_passes ? MAPUOT_STALLED : status;

@@ -50,6 +50,7 @@ class Run:
         self.limit, self.caller = max_passes, np.geterr()
         self.status = "running"
         self.reads, self.clusters = "", 0  # of the last run: what its passes read, and what corrected them
+        self.certified: Stats | None = None  # the last pass that Newton's step has certified
         self.next_step = 0  # the pass from which on Newton's step is tried
         self.products = 0  # that Newton's steps towards hard columns took
         self.trace: list[Stats] = []
@@ -88,7 +89,7 @@ class Run:
                 ended = self.status not in (*GOES_ON, *FAILED)
                 if ended and options.in_place and not (fresh and len(stats) == 1):
                     self.certify_in_place(workspace)
-                if newton and self.status == "converged":
+                if newton and self.status in ("converged", "stalled"):
                     self.status = self.meet(workspace, newton, tol)
                 fresh = self.renewed(workspace, skip, self.trace[-1])
                 if self.status != "running" and not fresh:
@@ -113,8 +114,9 @@ class Run:
         if self.n_passes < self.next_step:
             return "running"
         last = self.trace[-1]
-        by_gap = workspace.options.tol_gap >= 0 and last.error > tol  # it ended the passes
+        by_gap = self.status == "converged" and workspace.options.tol_gap >= 0 and last.error > tol
         found, self.products = newton.step(workspace, self.module, last, tol), newton.products
+        self.certified = last
         if found == HOLDS or by_gap:
             return "converged"
         last.status = "running"
@@ -126,14 +128,15 @@ class Run:
             return "running"
         status, last = self.record(workspace.iterate(1)), self.trace[-1]
         if status in ("running", "converged", "max_passes"):
-            last.error = newton.error_after(last.error)
-            status = last.status = "converged" if last.error <= tol else "running"
+            last.error, self.certified = newton.error_after(last.error), last
+            last.status = "converged" if last.error <= tol else "running"
+            status = status if last.status == "running" and status == "max_passes" else last.status
         return status
 
     def end(self, workspace: Workspace, newton: Newton | None, tol: float) -> None:
         """Settle the status; certify the last pass of a solve that ended before hard columns were met."""
         last = self.trace[-1]
-        if newton and self.status not in (*FAILED, "converged"):
+        if newton and self.status not in (*FAILED, "converged") and self.certified is not last:
             if newton.step(workspace, self.module, last, tol) == HOLDS:
                 self.status = last.status = "converged"
             self.products = newton.products

@@ -258,9 +258,9 @@ def test_an_attempt_from_zeros_takes_all_pairs(monkeypatch):
 
     asked, run = [], Run.run
 
-    def fails_first(self, problem, options, log_v, leave=math.inf, skip=None):
+    def fails_first(self, problem, options, log_v, leave=math.inf, skip=None, **more):
         asked.append(skip)
-        out = run(self, problem, options, log_v, leave, skip)
+        out = run(self, problem, options, log_v, leave, skip, **more)
         if skip:
             self.status = "not finite"
         return out
