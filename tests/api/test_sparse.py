@@ -101,6 +101,14 @@ def test_padding_is_no_cost(kind):
     assert mapuot.solve(whole, reg=1.0, reg_m=1.0).plan.nnz == whole.nnz
 
 
+def test_pairs_are_drawn_from_the_plan():
+    S, M, a, b = pairs(70, 50, 0.2, parts=2)
+    got, want = (solve(x, a, b, tol=1e-9) for x in (S, M))
+    i, j = got.sample(2000, 0)
+    found = np.bincount(i * 50 + j, minlength=3500).reshape(70, 50) / 2000
+    assert np.abs(found - want.plan / want.mass).sum() <= 1.2 * np.sqrt(S.nnz / 2000)  # of noise about .8
+
+
 def test_the_plan_is_the_callers():
     """To drop its zeros changes neither M nor another plan."""
     S, _, a, b = pairs(20, 30, 0.3)
