@@ -36,6 +36,13 @@ RULES = {  # name: (arguments, call)
         "(certify(l, p, s, gap, hard, misfit, scale), s->error)",
     ),
     "judge": (f"{LIMITS}, {PROGRESS}, {STATS}, double scale, double v", "(judge(l, p, s, scale, v), s->status)"),
+    "column": (
+        "int k, double e, double t, double rho, double upper, double reg, double x, double sum, double shift, "
+        "double offset, int member",
+        "({const mapuot_column c = {e, t, log(t), rho, upper, reg / rho, 1 / (1 + reg / rho), x, exp(x - e)};"
+        " const mapuot_column_out out = column_values(k, &c, sum, log(fmax(sum, TINY)), shift, offset, reg);"
+        " ((const double *)&out)[member];})",
+    ),
     "prox": (f"{POINT}, double log_t, double reg", "prox_log(k, x, t, log_t, rho, upper, reg)"),
     "dual_term": (POINT, "dual_term(k, x, t, rho, upper)"),
     "violation": (POINT, "violation(k, x, t, rho, upper)"),
@@ -52,8 +59,8 @@ def library():
     lines = [f"double rule_{name}({given}) {{ return {call}; }}" for name, (given, call) in RULES.items()]
     with tempfile.TemporaryDirectory() as folder:
         text, out = Path(folder, "rules.c"), Path(folder, "rules.so")
-        text.write_text('#include "common/rules.h"\n#include "common/penalty.h"\n' + "\n".join(lines) + "\n")
-        words = ["-std=c11", "-O1", "-shared", "-fPIC", "-D_GNU_SOURCE", f"-I{SOURCE}", "-o", out, text, "-lm"]
+        text.write_text('#include "common/rules.h"\n#include "common/column.h"\n' + "\n".join(lines) + "\n")
+        words = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-D_GNU_SOURCE", f"-I{SOURCE}", "-o", out, text, "-lm"]
         subprocess.run([command, *words], check=True)
         return ctypes.CDLL(str(out))
 
@@ -70,6 +77,9 @@ def record(name, **members):
     found = np.zeros((), COMMON["mapuot_" + name])
     put(found, members)
     return found
+
+
+COLUMN = "marginal", "image", "gap", "hard", "dual", "misfit", "next"  # members of mapuot_column_out
 
 
 class Penalties:

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from compiled import record, rule
+from compiled import COLUMN, Penalties, record, rule
 from problems import clouds
 
 from mapuot import penalties
@@ -207,6 +207,39 @@ def test_the_bound_along_paths():
     assert rough[0] >= plan_error(1e-9)
     assert certified(gap=1e-13, misfit=0.0, path=1e6)[0] >= 1e6 * 2.0**-52
     assert certified(gap=1e-16, misfit=1.0, path=40)[0] <= 1.001 * plan_error(1e-16) + 1e-13
+
+
+# ---- columns
+
+SIDES = {"kl": (2.0, 0.0), "balanced": (math.inf, 0.0), "tv": (0.4, 0.0), "l2": (2.0, 0.0), "range": (0.8, 1.3)}
+
+
+@pytest.mark.parametrize("kind", SIDES)
+@pytest.mark.parametrize(("shift", "offset"), [(0.0, 0.0), (0.7, 0.0), (30.0, -0.4)])
+def test_a_column_is_what_its_potential_makes_it(kind, shift, offset):
+    """log v = x - shift, and K^T u in units of what K has absorbed; every number from the formulas of its penalty."""
+    (rho, upper), number, reg, t, absorbed = SIDES[kind], penalties.NUMBERS[kind], 0.5, 1.7, 0.3
+    for log_v in (-1.5, -0.2, 0.1, 0.6):
+        for sum in (0.02, 1.0, 30.0):
+            given = absorbed, t, rho, upper, reg, log_v + shift, sum, shift, offset
+            found = {name: rule("column", number, *given, k) for k, name in enumerate(COLUMN)}
+            log_s = math.log(sum) - absorbed + offset + shift  # of K^T u
+            r, f, law = math.exp(log_v + log_s), reg * log_v, Penalties()
+            bound = kind, f, r, t, rho, upper
+            image = float(law.prox(kind, log_s, t, rho, upper, reg))
+            dual = float(law.dual_term(kind, f, t, rho, upper))
+            want = {
+                "marginal": r, "image": image + shift, "gap": float(law.gap_term(*bound)), "dual": dual,
+                "hard": float(law.violation(kind, r, t, rho, upper)),
+                "misfit": float(law.misfit(*bound)) if kind in ("tv", "range") else 0.0,
+                "next": 0.0 if upper or kind in ("tv", "l2") else t * math.exp(-reg / rho * image),
+            }  # fmt: skip
+            for name, right in want.items():
+                assert found[name] == pytest.approx(right, rel=1e-11, abs=1e-12), (name, log_v, sum)
+    dead = {name: rule("column", number, absorbed, t, rho, upper, reg, 3.0, 0.0, shift, offset, k)
+            for k, name in enumerate(COLUMN)}  # fmt: skip
+    assert (dead["image"], dead["marginal"]) == (3.0, 0.0)
+    assert dead["gap"] == pytest.approx(float(Penalties().gap_term(kind, reg * (3 - shift), 0.0, t, rho, upper)))
 
 
 # ---- limits, guard, end

@@ -160,6 +160,11 @@ AREAS = [
             ("r = clip(r, rho * t, upper * t);", ""),
         ],
         "src_c/common/column.h": [
+            ("kl_gap(q, out.marginal, t) : q);", "kl_gap(q, out.marginal, t) : 0);"),
+            ("+ c->k * log_v; /* log(s / q) */", "; /* log(s / q) */"),
+            ("fma(1 - c->fi, shift,", "fma(0 * c->fi, shift,"),
+            ("out.dual = c->rho * (c->weight - q);", "out.dual = c->rho * (c->weight - out.marginal);"),
+            ("out.hard = fabs(out.marginal - c->weight);", "out.hard = out.marginal - c->weight;"),
             ("dead ? c->x : prox_log", "prox_log"),
             ("part + shift, c->weight", "part, c->weight"),
             ("log_sum - c->absorbed + offset; /*", "log_sum - c->absorbed; /*"),
