@@ -30,9 +30,7 @@ __device__ __forceinline__ void balance(const Batch &S, const cost *M, const dou
 #pragma unroll 2
         for (int j = c; j < COLUMNS; j += 16)
             top = fmax(top, beta[j] - ratio(S, M, i, j));
-#pragma unroll
-        for (int bit = 8; bit > 0; bit /= 2)
-            top = fmax(top, __shfl_xor_sync(FULL, top, bit));
+        top = warp_max<16>(top);
         if (c == 0)
             alpha[i] = a[i] > 0 ? -top : -INF;
     }

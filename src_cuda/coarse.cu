@@ -13,14 +13,6 @@
 #define LEAST_PIVOT 1e-10 // of the diagonal, as in coarse_tmpl.c
 #define BLOCK (CLUSTERS * TEAM)
 
-__device__ __forceinline__ double team_sum(double x)
-{
-#pragma unroll
-    for (int bit = TEAM / 2; bit > 0; bit /= 2)
-        x += __shfl_xor_sync(FULL, x, bit);
-    return x;
-}
-
 __device__ __forceinline__ double finite_or(double x, double top) { return isfinite(x) ? x : top; }
 
 // A matrix is made of no state that the guard has dropped, or that is not the last.
@@ -141,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) cluster_blocks(const __grid_
     double sum = 0;
     for (int64_t j = threadIdx.x % TEAM; j < S.n; j += TEAM)
         sum += S.coarse.label[j] == J ? S.coarse.sums[I * S.ld + j] : 0;
-    sum = team_sum(sum);
+    sum = warp_sum<TEAM>(sum);
     if (threadIdx.x % TEAM == 0)
         S.coarse.blocks[I * CLUSTERS + J] = sum;
 }
@@ -159,14 +151,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK) cluster_products(const __gri
         r += P[K * CLUSTERS + L];
         s += P[L * CLUSTERS + J];
     }
-    r = team_sum(r);
-    s = team_sum(s);
+    r = warp_sum<TEAM>(r);
+    s = warp_sum<TEAM>(s);
     if (lane == 0)
         part[K] = r > 0 ? P[K * CLUSTERS + J] / r : 0;
     __syncthreads();
     for (int I = lane; I < CLUSTERS; I += TEAM)
         sum = fma(part[I], P[I * CLUSTERS + K], sum);
-    sum = team_sum(sum);
+    sum = warp_sum<TEAM>(sum);
     if (lane == 0)
         S.coarse.matrix[J * CLUSTERS + K] = sum;
     if (threadIdx.x == 0)
@@ -243,8 +235,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) cluster_means(const __grid_c
         own += s;
         sum += s > 0 ? s * F[j] : 0;
     }
-    own = team_sum(own);
-    sum = team_sum(sum);
+    own = warp_sum<TEAM>(own);
+    sum = warp_sum<TEAM>(sum);
     if (lane == 0) {
         mass[J] = own;
         (k < MOST_MEMORY ? S.coarse.mean_dF + k * CLUSTERS : S.coarse.mean)[J] = own > 0 ? sum / own : 0;

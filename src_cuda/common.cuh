@@ -126,6 +126,23 @@ template <typename T> __device__ __forceinline__ void copy_record(T *to, const T
         ((double *)to)[q] = ((const double *)from)[q];
 }
 
+// Of N lanes next to each other: the sum, the largest, each for all of them
+template <int N = 32, typename T> __device__ __forceinline__ T warp_sum(T s)
+{
+#pragma unroll
+    for (int bit = N / 2; bit > 0; bit /= 2)
+        s += __shfl_xor_sync(FULL, s, bit);
+    return s;
+}
+
+template <int N = 32> __device__ __forceinline__ double warp_max(double s)
+{
+#pragma unroll
+    for (int bit = N / 2; bit > 0; bit /= 2)
+        s = fmax(s, __shfl_xor_sync(FULL, s, bit));
+    return s;
+}
+
 // Sums over a warp of N values held by every lane: lane l returns the sum of value l / (32 / N).
 template <int N, int BIT = 16, typename T> __device__ __forceinline__ T warp_sums(T *x, int lane)
 {
@@ -137,28 +154,8 @@ template <int N, int BIT = 16, typename T> __device__ __forceinline__ T warp_sum
         }
         return warp_sums<N / 2, BIT / 2>(x, lane);
     } else {
-        T s = x[0];
-#pragma unroll
-        for (int bit = BIT; bit > 0; bit /= 2)
-            s += __shfl_xor_sync(FULL, s, bit);
-        return s;
+        return warp_sum<2 * BIT>(x[0]);
     }
-}
-
-__device__ __forceinline__ double warp_sum(double s)
-{
-#pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2)
-        s += __shfl_xor_sync(FULL, s, bit);
-    return s;
-}
-
-__device__ __forceinline__ double warp_max(double s)
-{
-#pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2)
-        s = fmax(s, __shfl_xor_sync(FULL, s, bit));
-    return s;
 }
 
 // An integer in the order of the doubles, for atomicMax, and the double of it

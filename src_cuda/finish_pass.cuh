@@ -43,6 +43,15 @@ __device__ __forceinline__ double joined(int q, double x, double y)
     return q == MAX_F || q == MAX_MINUS ? (x > y ? x : y) : x + y;
 }
 
+// What a team has of one value, for each of its threads
+__device__ __forceinline__ double joined_team(int q, double x)
+{
+#pragma unroll
+    for (int bit = TEAM / 2; bit > 0; bit /= 2)
+        x = joined(q, x, __shfl_xor_sync(FULL, x, bit));
+    return x;
+}
+
 // A team sums one value over the block's columns, and what F is in a cluster's mean.  512 threads.
 __device__ __forceinline__ double strip_values(const State &S, Finish &F, const Column &c,
                                                const double (&value)[SUM_DOT], double total, double &mean)
@@ -101,13 +110,9 @@ __device__ __forceinline__ double column_sweep(const State &S, Finish &F, int ro
         }
         total = strip_values(S, F, c, value, total, mean);
     }
-#pragma unroll
-    for (int bit = TEAM / 2; bit > 0; bit /= 2) {
-        total = joined(q, total, __shfl_xor_sync(FULL, total, bit));
-        if (COARSE)
-            mean += __shfl_xor_sync(FULL, mean, bit);
-    }
-    return total;
+    if (COARSE)
+        mean = warp_sum<TEAM>(mean);
+    return joined_team(q, total);
 }
 
 // The first `used` numbers at `partial` of every block, joined by every block in the same order; 512 threads, of which
@@ -139,11 +144,7 @@ __device__ __forceinline__ double join_posts(const State &S, Finish &F, const do
     F.value[team * (VALUES + 1) + own] = total;
     __syncthreads();
     const int q = threadIdx.x / TEAM;
-    double x = F.value[threadIdx.x % TEAM * (VALUES + 1) + q];
-#pragma unroll
-    for (int bit = TEAM / 2; bit > 0; bit /= 2)
-        x = joined(maxima ? q : 0, x, __shfl_xor_sync(FULL, x, bit));
-    return x;
+    return joined_team(maxima ? q : 0, F.value[threadIdx.x % TEAM * (VALUES + 1) + q]);
 }
 
 // What the blocks post: the sums over all columns and, where steps are corrected, the clusters' means.
@@ -207,11 +208,102 @@ __device__ __forceinline__ void next_sums(Finish &F, double B, double scale)
 __device__ __forceinline__ double next_total(const State &S, const Finish &F)
 {
     const int warp = threadIdx.x % 16;
-    double total = warp < column_threads(S) / 32 ? F.next[warp][threadIdx.x / 16 % 2] : 0;
-#pragma unroll
-    for (int bit = 8; bit > 0; bit /= 2)
-        total += __shfl_xor_sync(FULL, total, bit);
-    return total;
+    return warp_sum<16>(warp < column_threads(S) / 32 ? F.next[warp][threadIdx.x / 16 % 2] : 0);
+}
+
+// The progress at `from`, for a block that makes passes from there on, and back to `to`; whether steps are corrected
+__device__ __forceinline__ bool open_finish(const State &S, Finish &F, const Progress *from)
+{
+    const bool corrected = COARSE && from->coarse > 0;
+    copy_record(&F.p, from);
+    if (corrected && threadIdx.x < CLUSTERS)
+        F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
+    return corrected;
+}
+
+__device__ __forceinline__ void close_finish(const State &S, const Finish &F, Progress *to, bool corrected)
+{
+    copy_record(to, &F.p);
+    if (corrected && threadIdx.x < CLUSTERS)
+        S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
+}
+
+// K^T u of one column in this pass; from: where the sums of several devices are, or null; blocks: that left sums
+__device__ __forceinline__ double column_sum(const State &S, int turn, int64_t j, const double *from, int blocks)
+{
+    if (from)
+        return __ldcg(from + j);
+#if ORDERED
+    double sum = 0;
+#pragma unroll 16
+    for (int q = 0; q < blocks / CLUSTER; q++)
+        sum += __ldcg((const num *)S.slab + q * S.ld + j);
+    return sum;
+#else
+    return __ldcg((const column_total *)sums_of(S, turn) + j);
+#endif
+}
+
+// Sweep 1 over this block's columns, `rounds` a thread; c holds what was loaded of the first.
+__device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds,
+                                            const double *from)
+{
+    const int turn = (int)F.p.turn;
+    const double first = c.j >= 0 ? column_sum(S, turn, c.j, from, gridDim.x) : 0;
+    join_scalars(F, scalars_of(S, turn), gridDim.x, from ? from + S.ld : nullptr);
+    if (part >= S.parts) {
+        if (threadIdx.x < 32)
+            F.move = whole_translation(S, F);
+        return;
+    }
+    double mean;
+    const double total = column_sweep(S, F, rounds, c, mean, [&](int round) {
+        if (round == 0)
+            return first;
+        load_column(S, F, part, round, c);
+        return c.j >= 0 ? column_sum(S, turn, c.j, from, gridDim.x) : 0;
+    });
+    const int q = threadIdx.x / TEAM;
+    if (threadIdx.x % TEAM > 0)
+        return;
+    if (COARSE) {
+        if (F.p.coarse > 0)
+            post(partial_of(S, turn) + part * POSTS + VALUES + q, mean);
+        take_back(partial_of(S, turn + 1) + part * POSTS + VALUES + q);
+    }
+    if (q >= USED)
+        return;
+    if (S.solo) {
+        F.total[q] = total;
+    } else {
+        post(partial_of(S, turn) + part * POSTS + q, total);
+        take_back(partial_of(S, turn + 1) + part * POSTS + q);
+    }
+}
+
+// All of it, once the row half is done; c: the first column of this thread, as it was loaded.
+__device__ __forceinline__ void finish_half(const State &S, Finish &F, Column &c, const double *from)
+{
+    const int part = S.solo ? 0 : blockIdx.x, turn = (int)F.p.turn, rounds = column_rounds(S);
+    double B, scale;
+    first_sweep(S, F, c, part, rounds, from);
+    if (rounds == 1)
+        load_images(S, F, c);
+    if (!S.solo)
+        finish_totals(S, F, partial_of(S, turn));
+    finish_scalars(S, F);
+    second_sweep(S, F, c, part, rounds, turn, rounds == 1, B, scale);
+    if ((int)threadIdx.x < column_threads(S) && part < S.parts)
+        next_sums(F, B, scale);
+    verdict(S, F, blockIdx.x == 0);
+    __syncthreads();
+    if (threadIdx.x < 32) { // joined in a fixed order: ranks must find the same bits
+        const bool repeated = F.p.step > 2, counts = repeated || S.solo ? blockIdx.x == 0 : part < S.parts;
+        const int q = NEXT_B + threadIdx.x / 16;
+        const double total = next_total(S, F);
+        if (threadIdx.x % 16 == 0)
+            scalars_of(S, turn + 1)[blockIdx.x * SCALARS + q] = !counts ? 0 : repeated ? F.row[q] : total;
+    }
 }
 
 // total = what the blocks left in the row half: K^T u, then the row scalars; to be summed over several devices.
@@ -219,16 +311,8 @@ extern "C" __global__ void __launch_bounds__(256) gather_sums(const __grid_const
 {
     const int turn = (int)S.progress[parity].turn;
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (j < S.n) {
-        double sum = 0;
-#if ORDERED
-        for (int q = 0; q < blocks / CLUSTER; q++)
-            sum += ((const num *)S.slab)[q * S.ld + j];
-#else
-        sum = ((const column_total *)sums_of(S, turn))[j];
-#endif
-        S.total[j] = sum;
-    }
+    if (j < S.n)
+        S.total[j] = column_sum(S, turn, j, nullptr, blocks);
     if (blockIdx.x == 0) {
         __shared__ Finish F;
         join_scalars(F, scalars_of(S, turn), blocks, nullptr);

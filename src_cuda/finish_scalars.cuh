@@ -92,9 +92,7 @@ __device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep
     double left = lane == 0 ? mean : 0, y = 0;
     for (int k = lane; k < (p.step > 0 ? (int)p.depth : 0); k += TEAM)
         left -= p.gamma[k] * (k == slot ? newest : __ldcg(S.coarse.mean_dF + k * CLUSTERS + J));
-#pragma unroll
-    for (int bit = TEAM / 2; bit > 0; bit /= 2)
-        left += __shfl_xor_sync(FULL, left, bit);
+    left = warp_sum<TEAM>(left);
     __syncwarp(); // the team has read last_mean
     if (lane == 0) {
         F.left[J] = left;
@@ -106,9 +104,7 @@ __device__ __forceinline__ void coarse_step(const State &S, Finish &F, bool keep
 #pragma unroll
     for (int K = lane; K < CLUSTERS; K += TEAM)
         y = fma(S.coarse.matrix[J * CLUSTERS + K], F.left[K], y);
-#pragma unroll
-    for (int bit = TEAM / 2; bit > 0; bit /= 2)
-        y += __shfl_xor_sync(FULL, y, bit);
+    y = warp_sum<TEAM>(y);
     if (lane == 0)
         F.correction[J] = y;
     __syncthreads();

@@ -106,10 +106,7 @@ __device__ __forceinline__ double whole_row(const double *from, int strips, int 
         }
     }
     __syncwarp();
-#pragma unroll
-    for (int bit = LANES / 2; bit > 0; bit /= 2)
-        sum += __shfl_xor_sync(FULL, sum, bit);
-    return sum;
+    return warp_sum<LANES>(sum);
 }
 
 // u of the rows of every strips-th step
@@ -160,9 +157,7 @@ __device__ __forceinline__ void courier(const Pass &P, const Part &g, int strip)
         double sum = 0;
         for (int p = lane % LANES; p < WARPS; p += LANES)
             sum += part_of(slots, g.bytes, slot)[lane / LANES * WARPS + p];
-#pragma unroll
-        for (int bit = LANES / 2; bit > 0; bit /= 2)
-            sum += __shfl_xor_sync(FULL, sum, bit);
+        sum = warp_sum<LANES>(sum);
         const int64_t at = (row_at(g, step) + lane / LANES) * P.strips + strip;
         if (lane % LANES == 0) {
             post(P.part + at, sum);

@@ -190,22 +190,6 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
 
 #endif
 
-// K^T u of one column in this pass
-__device__ __forceinline__ double column_sum(const State &S, int turn, int j, int mode)
-{
-    if (mode == FINISH)
-        return __ldcg(S.total + j);
-#if ORDERED
-    double sum = 0;
-#pragma unroll 16
-    for (int q = 0; q < (int)gridDim.x / CLUSTER; q++)
-        sum += __ldcg((const num *)S.slab + q * S.ld + j);
-    return sum;
-#else
-    return __ldcg((const column_total *)sums_of(S, turn) + j);
-#endif
-}
-
 // Solo: this block's copy of the vectors that the last launch left in the first one
 __device__ __forceinline__ void copy_vectors(const State &S)
 {
@@ -225,73 +209,17 @@ __device__ __forceinline__ void copy_vectors(const State &S)
     }
 }
 
-// Sweep 1 over this block's columns, `rounds` a thread; c holds what was loaded of the first.
-__device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds, int mode)
-{
-    const int turn = (int)F.p.turn;
-    const double first = c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
-    join_scalars(F, scalars_of(S, turn), gridDim.x, mode == FINISH ? S.total + S.ld : nullptr);
-    if (part >= S.parts) {
-        if (threadIdx.x < 32)
-            F.move = whole_translation(S, F);
-        return;
-    }
-    double mean;
-    const double total = column_sweep(S, F, rounds, c, mean, [&](int round) {
-        if (round == 0)
-            return first;
-        load_column(S, F, part, round, c);
-        return c.j >= 0 ? column_sum(S, turn, c.j, mode) : 0;
-    });
-    const int q = threadIdx.x / TEAM;
-    if (threadIdx.x % TEAM > 0)
-        return;
-    if (COARSE) {
-        if (F.p.coarse > 0)
-            post(partial_of(S, turn) + part * POSTS + VALUES + q, mean);
-        take_back(partial_of(S, turn + 1) + part * POSTS + VALUES + q);
-    }
-    if (q >= USED)
-        return;
-    if (S.solo) {
-        F.total[q] = total;
-    } else {
-        post(partial_of(S, turn) + part * POSTS + q, total);
-        take_back(partial_of(S, turn + 1) + part * POSTS + q);
-    }
-}
-
 // The O(n) half and the meeting before it.
-__device__ __forceinline__ uint32_t finish_half(const State &S, Shared &all, int mode, uint32_t ended)
+__device__ __forceinline__ uint32_t meet_and_finish(const State &S, Finish &F, int mode, uint32_t ended)
 {
-    Finish &F = all.finish;
     uint32_t *counter = S.barrier + 32 * NARROW;
     Column c;
-    const int part = S.solo ? 0 : blockIdx.x, turn = (int)F.p.turn, rounds = column_rounds(S);
-    double B, scale;
     if (mode & ROWS)
         grid_arrive(counter, ended);
-    load_column(S, F, part, 0, c);
+    load_column(S, F, S.solo ? 0 : blockIdx.x, 0, c);
     if (mode & ROWS)
         grid_wait(counter, ended);
-    first_sweep(S, F, c, part, rounds, mode);
-    if (rounds == 1)
-        load_images(S, F, c);
-    if (!S.solo)
-        finish_totals(S, F, partial_of(S, turn));
-    finish_scalars(S, F);
-    second_sweep(S, F, c, part, rounds, turn, rounds == 1, B, scale);
-    if ((int)threadIdx.x < column_threads(S) && part < S.parts)
-        next_sums(F, B, scale);
-    verdict(S, F, blockIdx.x == 0);
-    __syncthreads();
-    if (threadIdx.x < 32) {
-        const bool repeated = F.p.step > 2, counts = repeated || S.solo ? blockIdx.x == 0 : part < S.parts;
-        const int q = NEXT_B + threadIdx.x / 16;
-        const double total = next_total(S, F);
-        if (threadIdx.x % 16 == 0)
-            scalars_of(S, turn + 1)[blockIdx.x * SCALARS + q] = !counts ? 0 : repeated ? F.row[q] : total;
-    }
+    finish_half(S, F, c, mode == FINISH ? S.total : nullptr);
     return ended;
 }
 
@@ -328,10 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     uint32_t *counter = S.barrier, ended = meeting_start(counter);
     if (S.progress->status != MAPUOT_RUNNING || S.progress->passes >= first + count)
         return;
-    copy_record(&F.p, S.progress);
-    const bool corrected = COARSE && S.progress->coarse > 0;
-    if (corrected && threadIdx.x < CLUSTERS)
-        F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
+    const bool corrected = open_finish(S, F, S.progress);
     __syncthreads();
     for (int pass = 0; pass < count; pass++) {
         if (pass > 0)
@@ -340,15 +265,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         row_half(S, rows, F.p.shift, Met(S.v_scale, (int)S.n), all.scratch, scalars_of(S, turn) + blockIdx.x * SCALARS);
         grid_barrier(counter, ended); // u is there
         column_half(cols, Met(S.u_scale, (int)S.m), all.scratch, sums_of(S, turn));
-        ended = finish_half(S, all, ROWS | FINISH, ended);
+        ended = meet_and_finish(S, F, ROWS | FINISH, ended);
         if (F.p.status != MAPUOT_RUNNING || F.p.passes >= first + count || (corrected && F.p.coarse <= 0))
             break;
     }
-    if (blockIdx.x > 0)
-        return;
-    copy_record(S.progress, &F.p);
-    if (corrected && threadIdx.x < CLUSTERS)
-        S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
+    if (blockIdx.x == 0)
+        close_finish(S, F, S.progress, corrected);
 }
 #endif
 
@@ -369,10 +291,7 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
     uint32_t *counter = S.barrier + 32 * NARROW, ended = meeting_start(counter);
     if (S.progress->narrow != NARROW || S.progress->status != MAPUOT_RUNNING || S.progress->passes >= first + count)
         return;
-    copy_record(&F.p, S.progress);
-    const bool corrected = COARSE && S.progress->coarse > 0;
-    if (corrected && threadIdx.x < CLUSTERS)
-        F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
+    const bool corrected = open_finish(S, F, S.progress);
     const Ring g = ring_open(S, slots, kept, group);
     if (threadIdx.x % GT == 0)
         all.ring[group] = g;
@@ -396,17 +315,14 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
             grid_barrier(counter, ended);
             continue;
         }
-        ended = finish_half(S, all, mode, ended);
+        ended = meet_and_finish(S, F, mode, ended);
         if (mode == FINISH || F.p.status != MAPUOT_RUNNING || F.p.narrow != NARROW || F.p.passes >= first + count)
             break;
         if (corrected && F.p.coarse <= 0) // dropped: the host decides when there is a new matrix
             break;
     }
-    if (blockIdx.x == 0 && mode & FINISH) {
-        copy_record(S.progress, &F.p);
-        if (corrected && threadIdx.x < CLUSTERS)
-            S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
-    }
+    if (blockIdx.x == 0 && mode & FINISH)
+        close_finish(S, F, S.progress, corrected);
 #if CLUSTER > 1
     group_barrier(group); // no block leaves while a peer may still write to it
 #endif

@@ -1,30 +1,19 @@
 // Mirrors src_c/solver.c (mapuot_iterate) for devices without bulk copies, sm_70+, and for rows wider than a cluster.
 //
-// A pass is row_pass (K read once; rows of up to 512 CPT columns), or row_sums, join_rows and column_sums (K read twice, any
-// width), then finish_first, finish_join, finish_second: kernel boundaries are the meetings.  A kernel reads half `parity`
-// of progress, and finish_join writes the other half; once the status is not MAPUOT_RUNNING, all pass by.
+// The row half of a pass is row_pass (K read once; rows of up to 512 CPT columns), or row_sums, join_rows and column_sums
+// (K read twice, any width); finish.cu has the other.  A kernel reads half `parity` of progress, and finish writes the
+// other half; once the status is not MAPUOT_RUNNING, all pass by.
 // Options: POINTS 1: the sums are of entries that are made (points.cuh), and kernels of float32 passes (POINTS_NARROW 1) and
 // of float64 ones pass by where it is the other's turn.  SPARSE 1: K has stored pairs only (sparse.cuh).  IN_PLACE 1: the
 // buffer is the plan (arXiv 2412.11079), read and written in a pass: P_ij *= v_j / (the v_j it holds), s_i = sum_j P_ij
 // over the u_i it holds, u = prox(s), P_ij *= u_i / (the u_i it holds); its column sums over v are K^T u.
 #define PERSISTENT 0
-#ifndef POINTS
-#define POINTS 0
-#endif
 #ifndef MASKED
 #define MASKED 0
 #endif
 #include "row_pass.cuh"
 #include "finish_pass.cuh"
-
-__device__ __forceinline__ bool stopped(const State &S, int parity)
-{
-#if POINTS
-    if (POINTS_NARROW != (S.progress[parity].narrow > 0))
-        return true;
-#endif
-    return S.progress[parity].status != MAPUOT_RUNNING;
-}
+#include "stopped.cuh"
 
 // The parts of a sum, which lie one behind the other
 __device__ __forceinline__ double slabs(const double *out, int64_t i, int64_t count, int parts)
@@ -115,10 +104,7 @@ __device__ __forceinline__ double block_sums(double (&s)[R], double *part)
     double total = 0;
     for (int k = lane % LANES; k < GW; k += LANES)
         total += part[(lane / LANES) * GW + k];
-#pragma unroll
-    for (int bit = LANES / 2; bit > 0; bit /= 2)
-        total += __shfl_xor_sync(FULL, total, bit);
-    return total;
+    return warp_sum<LANES>(total);
 }
 
 // The pass in one read: a tile is in registers for its row sums and for the column sums.
@@ -267,90 +253,4 @@ extern "C" __global__ void __launch_bounds__(GT) column_sums(const __grid_consta
 #pragma unroll
     for (int e = 0; e < CHUNK; e++)
         add_sum(S, turn, j + e, acc[e]);
-}
-
-// from: null, or S.total where the sums of several devices are
-__device__ __forceinline__ void finish_open(const State &S, Finish &F, int parity, const double *from)
-{
-    copy_record(&F.p, S.progress + parity);
-    __syncthreads();
-    join_scalars(F, scalars_of(S, (int)F.p.turn), (int)S.parts, from ? from + S.ld : nullptr);
-    __syncthreads();
-}
-
-extern "C" __global__ void __launch_bounds__(512)
-    finish_first(const __grid_constant__ State S, int parity, const double *from)
-{
-    __shared__ Finish F;
-    Column c;
-    if (stopped(S, parity))
-        return;
-    finish_open(S, F, parity, from);
-    const int turn = (int)F.p.turn, rounds = column_rounds(S);
-    const double *sums = from ? from : sums_of(S, turn);
-    double mean;
-    const double total = column_sweep(S, F, rounds, c, mean, [&](int round) {
-        load_column(S, F, blockIdx.x, round, c);
-        return c.j < 0 ? 0 : sums[c.j];
-    });
-    double *partial = S.partial + (int64_t)blockIdx.x * POSTS;
-    if (threadIdx.x % TEAM == 0 && threadIdx.x / TEAM < USED)
-        partial[threadIdx.x / TEAM] = total;
-    if (COARSE && threadIdx.x % TEAM == 0)
-        partial[VALUES + threadIdx.x / TEAM] = mean;
-    if (rounds == 1 && c.j >= 0) {
-        S.work[c.j] = c.f;
-        S.work[S.n + c.j] = c.G;
-    }
-    if (blockIdx.x == 0 && threadIdx.x < SCALARS)
-        scalars_of(S, turn + 1)[threadIdx.x] = 0;
-}
-
-extern "C" __global__ void __launch_bounds__(512)
-    finish_join(const __grid_constant__ State S, int parity, const double *from)
-{
-    __shared__ Finish F;
-    if (stopped(S, parity)) {
-        copy_record(S.progress + 1 - parity, S.progress + parity);
-        return;
-    }
-    finish_open(S, F, parity, from);
-    if (threadIdx.x == 0)
-        F.move = whole_translation(S, F);
-    const bool corrected = COARSE && F.p.coarse > 0;
-    if (corrected && threadIdx.x < CLUSTERS)
-        F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
-    finish_totals(S, F, S.partial);
-    finish_scalars(S, F);
-    verdict(S, F, true);
-    __syncthreads();
-    if (corrected && threadIdx.x < CLUSTERS) {
-        S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
-        S.coarse.step[threadIdx.x] = F.correction[threadIdx.x];
-    }
-    copy_record(S.progress + 1 - parity, &F.p);
-}
-
-extern "C" __global__ void __launch_bounds__(512) finish_second(const __grid_constant__ State S, int parity)
-{
-    __shared__ Finish F;
-    Column c;
-    double B, scale;
-    if (stopped(S, parity))
-        return;
-    const int turn = (int)S.progress[parity].turn;
-    copy_record(&F.p, S.progress + 1 - parity);
-    __syncthreads();
-    if (COARSE && F.p.coarse > 0 && threadIdx.x < CLUSTERS)
-        F.correction[threadIdx.x] = S.coarse.step[threadIdx.x];
-    __syncthreads();
-    second_sweep(S, F, c, blockIdx.x, column_rounds(S), turn, false, B, scale);
-    if ((int)threadIdx.x < column_threads(S))
-        next_sums(F, B, scale);
-    __syncthreads();
-    if (threadIdx.x < 32) { // joined in a fixed order: ranks must find the same bits
-        const double total = next_total(S, F);
-        if (threadIdx.x % 16 == 0)
-            scalars_of(S, turn + 1)[blockIdx.x * SCALARS + NEXT_B + threadIdx.x / 16] = total;
-    }
 }

@@ -138,10 +138,7 @@ __device__ __forceinline__ num gather(const Exchange &x, int group, int phase, i
     for (int k = 0; k < (PARTS + LANES - 1) / LANES; k++)
         if (k * LANES + lane % LANES < PARTS)
             s += from[k * LANES + lane % LANES];
-#pragma unroll
-    for (int bit = LANES / 2; bit > 0; bit /= 2)
-        s += __shfl_xor_sync(FULL, s, bit);
-    return s;
+    return warp_sum<LANES>(s);
 }
 
 #if NARROW

@@ -144,10 +144,7 @@ __device__ __forceinline__ num whole_row(const Letter *from, int strips, uint32_
         for (int i = 0; i < LETTERS; i++)
             sum += number(letter[i]); // 0 beyond the last
     }
-#pragma unroll
-    for (int bit = LANES / 2; bit > 0; bit /= 2)
-        sum += __shfl_xor_sync(FULL, sum, bit);
-    return (num)sum;
+    return (num)warp_sum<LANES>(sum);
 }
 
 // What the clerk of a step does: u of the rows from i on, from their products with all strips.  Out of line: the sweep

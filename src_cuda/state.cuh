@@ -41,7 +41,6 @@ struct Coarse {
     double *share;                        // n: of the column sums of its cluster
     double *matrix;                       // the correction, a row a cluster; then the clusters' column sums
     double *mean, *mean_dF;               // one a cluster: R F of the last pass; MEMORY of them: R dF
-    double *step;                         // one a cluster, portable: what the pass adds
     double *sums, *blocks; // clusters x ld: plan between clusters of rows and columns, or clusters of these
 };
 

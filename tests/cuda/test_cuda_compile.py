@@ -14,7 +14,6 @@ from mapuot.backends.cuda import kernels
 pytestmark = pytest.mark.compile
 ARCHES = ("sm_90", "sm_80", "sm_100")
 BLOCK = 65536 // kernels.THREADS  # registers of a thread where a block has a multiprocessor for itself
-FINISH = dict.fromkeys(("gather_sums", "finish_first", "finish_join", "finish_second"), (255, 999))
 WIDE_ROWS = dict.fromkeys(("row_sums", "column_sums"), (128, 0))
 
 
@@ -69,6 +68,11 @@ def blocks(m, n, narrow):
     return f"{name.replace('_solve', '')}.cu", {"COST": 1, **options}, limits
 
 
+def finish(options, spilled=200):
+    file, function, known = kernels.finish_job(options)
+    return file, known, {function: (BLOCK, spilled)}
+
+
 PAIRS = dict.fromkeys(("part_sums", "part_moves", "sparse_rows", "sparse_columns"), (64, 0))
 STREAM = {"build_kernel": (84, 0), "row_max": (84, 0), "plan_sums": (255, 0), "apply": (255, 0), "extrema": (255, 0)}
 STORED = dict.fromkeys(("sparse_entries", "sparse_max", "sparse_sums", "sparse_apply"), (64, 0))
@@ -89,8 +93,9 @@ CASES = {
     ),
     "portable": (
         "portable.cu", portable("float32", (16, 16, 1)),
-        FINISH | dict.fromkeys(("row_pass", "join_rows"), (128, 96)),
+        {"gather_sums": (255, 0), **dict.fromkeys(("row_pass", "join_rows"), (128, 96))},
     ),
+    "finish": finish(portable("float32", (16, 16, 1))),
     "in place": ("portable.cu", portable("float32", (16, 16, 1), IN_PLACE=1), {"row_pass": (128, 96)}),
     "wide rows": ("portable.cu", portable("float32", (8, 8, 4), MEMORY=5), WIDE_ROWS),
     "points": ("portable.cu", points(1, 0, 3), {"point_sums": (128, 0), "point_columns": (128, 0)}),
@@ -145,6 +150,13 @@ MORE = {  # what only other architectures or rare options compile otherwise
     "portable float64": (
         "portable.cu", portable("float64", (16, 16, 1)), {"row_pass": (128, 96)},
     ),
+    **{
+        f"finish {dtype} {kl} {more}": finish(portable(dtype, (16, 16, 1), kl, **more), 9999)
+        for dtype, kl, more in (
+            ("float64", True, {"MEMORY": 5}), ("float32", False, {}), ("float64", True, {"SPARSE": 1}),
+            ("float64", True, {"POINTS": 1, "POINTS_NARROW": 1}),
+        )
+    },
     "wide rows float64": ("portable.cu", portable("float64", (8, 8, 4), MEMORY=5), WIDE_ROWS),
     **{
         f"points {options}": ("portable.cu", points(*options, KEPT=1, QUICK=0, SPLIT=4), {"point_sums": (128, 192)})

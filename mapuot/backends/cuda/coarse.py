@@ -24,7 +24,7 @@ MOST_MEMORY = 20
 def words_of(n: int, ld: int) -> dict[str, int]:
     """The lengths of the correction's arrays."""
     words = {"share": n, "matrix": CLUSTERS * (CLUSTERS + 1), "mean": CLUSTERS, "mean_dF": MOST_MEMORY * CLUSTERS}
-    return words | {"step": CLUSTERS, "sums": CLUSTERS * ld, "blocks": CLUSTERS * CLUSTERS}
+    return words | {"sums": CLUSTERS * ld, "blocks": CLUSTERS * CLUSTERS}
 
 
 def words_of_clusters(m: int, n: int, ld: int) -> int:

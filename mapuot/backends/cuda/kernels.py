@@ -19,7 +19,7 @@ from ...enums import SOURCE
 from .. import records
 from ..contract import MEMORY, PAD, memory_of
 
-COOPERATIVE = ("iterate.cu", "fused_pass.cu")  # files whose blocks wait for each other
+COOPERATIVE = ("iterate.cu", "fused_pass.cu", "finish.cu")  # files whose blocks wait for each other
 STORES = {"float64": 0, "float32": 1}
 ITEMSIZE = {"float64": 8, "float32": 4}
 THREADS, SCALARS, BLOCKS = 512, 7, 256
@@ -55,6 +55,9 @@ def memory_for(m: int, n: int, itemsize: int) -> int:
 def line(memory: int) -> int:
     """LINE of finish_column.cuh: columns that a block has in hand at once."""
     return THREADS * MEMORY[0] // memory
+
+
+Job = tuple[str, str, dict[str, int]]  # file, function, options
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,12 @@ def shape_options(shape: Shape, dtype: str, kl: tuple[bool, bool], **more: int) 
     return lie | {"STORE": STORES[dtype], "KL_ROWS": int(kl[0]), "KL_COLS": int(kl[1])} | more
 
 
+def finish_job(options: dict[str, int]) -> Job:
+    """The column half beside row halves of portable.cu with these options."""
+    names = "STORE", "KL_COLS", "MEMORY", "POINTS", "POINTS_NARROW", "SPARSE"
+    return "finish.cu", "finish", {name: options[name] for name in names if name in options}
+
+
 def small_options(shape: tuple[int, int], narrow: bool) -> dict[str, int]:
     """Return the options by which K lies in a block's registers: 16 lanes share a row, GROUPS of them the rows."""
     m, n = shape
@@ -276,9 +285,6 @@ def ring_offset(name: str, **options: int) -> int:
     out = cupy.zeros(1, "int32")
     kernel(name, "ring_offset", **options)((1,), (1,), (out,))
     return int(out[0])
-
-
-Job = tuple[str, str, dict[str, int]]  # file, function, options
 
 
 def together(jobs: Iterable[Job]) -> None:

@@ -2,7 +2,7 @@
 
 The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; it is
 compiled twice, for float32 sums (narrow) and for float64 sums, and the two are launched one after the other: the first
-one stops where float64 must go on. The portable one is four launches a pass. All leave the same record.
+one stops where float64 must go on. The portable one is two or four launches a pass, of which the last is the finish. All leave the same record.
 The environment variable MAPUOT_CUDA may hold "portable", "ordered" (sums in a fixed order: bitwise repeatable answers)
 and "racecheck" (see RACECHECK in common.cuh). Twin of src_c/solver.c (mapuot_iterate).
 """
@@ -29,6 +29,7 @@ from .kernels import (
     Job,
     Shape,
     by_value,
+    finish_job,
     kernel,
     line,
     memory_for,
@@ -287,7 +288,7 @@ class Iterate:
     def fit_portable(self, ld: int, dtype: str, kl: tuple[bool, bool]) -> None:
         """Compile the portable kernels: one read of K where a block covers a row, else two."""
         shape = portable_shape(ld, dtype)
-        self.split_columns(min(BLOCKS, -(-self.n // line(self.memory))))
+        self.split_columns(min(BLOCKS, self.processors, -(-self.n // line(self.memory))))
         self.copies = self.slab = 1
         self.most = GRAPH_PASSES
         self.take_shape(shape or Shape(8, 8, 4), shape is not None, ld, dtype, kl)
@@ -297,8 +298,7 @@ class Iterate:
         self.shape, self.graphs = shape, {}
         options = shape_options(shape, dtype, kl, MEMORY=self.memory) | ({"IN_PLACE": 1} if self.in_place else {})
         self.halves = ROW_KERNELS[fused]
-        names = (*self.halves, "gather_sums", "finish_first", "finish_join", "finish_second")
-        self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
+        self.take_kernels(options, *self.halves, "gather_sums")
         blocks = self.processors * shape.groups, -(-self.m // shape.R)
         chunk = 32 * shape.GW * (16 // ITEMSIZE[dtype])
         chunks, many = -(-ld // chunk), 8 * self.processors
@@ -308,6 +308,14 @@ class Iterate:
         if self.halves[0] == "row_sums":
             self.grids = (min(many, blocks[1]), self.splits), (-(-self.m // 256),), columns
             self.row_parts = cp.empty(self.splits * max(1, self.m))
+
+    def take_kernels(self, options: dict[str, int], *names: str) -> None:
+        """Load kernels of portable.cu, and the finish of their passes."""
+        finish = finish_job(options)
+        together([("portable.cu", names[0], options), finish])
+        self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
+        self.finish_run = kernel("finish.cu", "finish", **finish[2])
+        self.finish_shared = ring_offset("finish.cu", **finish[2])
 
     def launch(self, name: str, grid: tuple[int, ...], threads: int, *arguments: Any) -> None:
         self.kernels[name](grid, (threads,), (by_value(self.state), *arguments))
@@ -328,9 +336,8 @@ class Iterate:
     def finish_kernels(self, total: int = 0) -> None:
         """``total``: address of the sums, 0 = this device's own."""
         parity, source = np.int32(self.parity), np.uint64(total)
-        self.launch("finish_first", (self.parts,), THREADS, parity, source)
-        self.launch("finish_join", (1,), THREADS, parity, source)
-        self.launch("finish_second", (self.parts,), THREADS, parity)
+        words = by_value(self.state), parity, source
+        self.finish_run((self.parts,), (THREADS,), words, shared_mem=self.finish_shared)
 
     def passes(self, count: int) -> None:
         for _ in range(count):

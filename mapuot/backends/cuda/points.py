@@ -25,7 +25,7 @@ from ..records import put
 from ..rules import START
 from .arrays import need_memory
 from .boxes import DeviceBoxes
-from .kernels import MASK, Job, Shape, by_value, kernel, point_blocks, shape_options, together
+from .kernels import MASK, Job, Shape, by_value, finish_job, point_blocks, shape_options, together
 from .launch import Iterate, switches
 from .workspace import DeviceWorkspace
 
@@ -131,9 +131,7 @@ class PointIterate(Iterate):
         self.block, self.resident = 256 * each // options["SPLIT"], options["POINT_BLOCKS"]
         if rows.depth:
             self.block, at_once = TO_TILE, FROM_TILE[rows.log.dtype.name]
-        names: tuple[str, ...] = (self.sums, "join_rows", "point_columns", "gather_sums")
-        names += ("finish_first", "finish_join", "finish_second")
-        self.kernels = {name: kernel("portable.cu", name, **options) for name in names}
+        self.take_kernels(options, self.sums, "join_rows", "point_columns", "gather_sums")
         self.slabs = [self.parts_of(to, other.ld // at_once) for to, other in ((rows, cols), (cols, rows))]
         u, v = self.state["u_scale"], self.state["v_scale"]
         self.narrow_u = cp.zeros(rows.ld, np.float32) if narrow else np.uint64(0)
@@ -212,7 +210,8 @@ class PointWorkspace(DeviceWorkspace):
         """Compile what passes over all pairs need, first and last ones at once."""
         if not self.truncation:
             kinds = (True, False) if self.narrow else (False,)
-            together([self.launch.job(self.passes_of(narrow)) for narrow in kinds])
+            jobs = [self.launch.job(self.passes_of(narrow)) for narrow in kinds]
+            together([*jobs, *(finish_job(options) for *_, options in jobs)])
 
     def passes_of(self, narrow: bool) -> Passes:
         """Return the passes of a precision; float64 ones use quick powers and expand squares if the error allows it."""

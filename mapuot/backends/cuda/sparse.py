@@ -28,7 +28,7 @@ PIECE = 256  # columns of a part that a warp sums
 ROW_SCALARS = 5  # NEXT_B of state.cuh
 BESIDE = 1 << 15  # bytes of shared memory for all else, at most
 HELD = 64  # entries of a row in the mean from which on what they meet is read from shared memory
-KERNELS = ("sparse_rows", "sparse_columns", "part_sums", "part_moves", "finish_first", "finish_join", "finish_second")
+KERNELS = "sparse_rows", "sparse_columns", "part_sums", "part_moves"
 
 
 def halves_of(pairs: DevicePairs, kernels: tuple[Any, Any], threads: int) -> list[Any]:
@@ -70,7 +70,7 @@ class PairPasses(Persistent):
 
 
 class SparseIterate(Iterate):
-    """Passes over stored pairs: one launch for many, or rows, columns and the finish, five launches or seven."""
+    """Passes over stored pairs: one launch for many, or rows, columns and the finish, three launches or five."""
 
     def __init__(
         self, state: Any, shape: tuple[int, int, int], dtype: str, kl: tuple[bool, bool], pairs: DevicePairs,
@@ -93,11 +93,10 @@ class SparseIterate(Iterate):
                 self.wide = self.at_once = PairPasses(self.pairs, self.share, dtype, kl, self.memory)
                 self.persistent, self.most = True, TRACE_PASSES
                 return
-        self.split_columns(min(-(-self.n // line(self.memory)), RESIDENT * self.processors))
+        self.split_columns(min(-(-self.n // line(self.memory)), self.processors))
         self.most = GRAPH_PASSES
         options = shape_options(Shape(1, 8, 2), dtype, kl, MEMORY=self.memory)
-        options |= {"SPARSE": 1, "SHORT_INDEX": self.short}
-        self.kernels = {name: kernel("portable.cu", name, **options) for name in KERNELS}
+        self.take_kernels(options | {"SPARSE": 1, "SHORT_INDEX": self.short}, *KERNELS)
 
     def take(self, pairs: DevicePairs, kernels: tuple[Any, Any]) -> None:
         """The entries of K row by row and column by column."""

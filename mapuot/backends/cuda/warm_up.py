@@ -23,6 +23,7 @@ from .kernels import (
     STORES,
     WIDE_SHAPES,
     Job,
+    finish_job,
     memory_for,
     portable_shape,
     shape_options,
@@ -41,12 +42,17 @@ def pass_jobs(n: int, dtype: str, persistent: bool) -> list[Job]:
         return persistent_jobs(n, n, dtype, KL)
     shape = portable_shape(n, dtype)
     held = {"MEMORY": memory_for(n, n, 8)}
-    return [("portable.cu", "gather_sums", shape_options(shape, dtype, KL, **held))] if shape else []
+    return both_halves("gather_sums", shape_options(shape, dtype, KL, **held)) if shape else []
+
+
+def both_halves(function: str, options: dict[str, int]) -> list[Job]:
+    return [("portable.cu", function, options), finish_job(options)]
 
 
 def point_jobs(d: int, memory: int) -> list[Job]:
     """First passes over squared distances, and last ones."""
-    return [sums_job(KL, memory, d, True, FORMS["squares"]), sums_job(KL, memory, d, False, EXPANDED, QUICK=1)]
+    jobs = sums_job(KL, memory, d, True, FORMS["squares"]), sums_job(KL, memory, d, False, EXPANDED, QUICK=1)
+    return [job for _, function, options in jobs for job in both_halves(function, options)]
 
 
 def jobs() -> list[Job]:

@@ -1,0 +1,19 @@
+// Do the kernels of a pass pass by?  Where the solve has ended or, POINTS 1, where it is the turn of the passes in the
+// other precision.
+#ifndef STOPPED_CUH
+#define STOPPED_CUH
+#include "state.cuh"
+
+#ifndef POINTS
+#define POINTS 0
+#endif
+
+__device__ __forceinline__ bool stopped(const State &S, int parity)
+{
+#if POINTS
+    if (POINTS_NARROW != (S.progress[parity].narrow > 0))
+        return true;
+#endif
+    return S.progress[parity].status != MAPUOT_RUNNING;
+}
+#endif
