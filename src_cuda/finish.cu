@@ -9,12 +9,23 @@ typedef double column_total;
 
 extern __shared__ __align__(128) unsigned char memory[]; // a Finish
 
-// from: null, or where the sums of several devices are
+// The row half of launches before this one; from: null, or where the sums of several devices are
+struct RowsDone {
+    const double *from;
+
+    __device__ __forceinline__ void arrive() const {}
+    __device__ __forceinline__ void wait() const {}
+    __device__ __forceinline__ double sum(const State &S, int turn, int j) const
+    {
+        return (from ? from : sums_of(S, turn))[j];
+    }
+    __device__ __forceinline__ const double *scalars(const State &S) const { return from ? from + S.ld : nullptr; }
+};
+
 extern "C" __global__ void __launch_bounds__(512)
     finish(const __grid_constant__ State S, int parity, const double *from)
 {
     Finish &F = *(Finish *)memory;
-    Column c;
     Progress *const to = S.progress + 1 - parity;
     if (stopped(S, parity)) {
         if (blockIdx.x == 0)
@@ -24,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(512)
     const bool corrected = open_finish(S, F, S.progress + parity);
     __syncthreads();
     double *const next = scalars_of(S, (int)F.p.turn + 1);
-    load_column(S, F, blockIdx.x, 0, c);
-    finish_half(S, F, c, from);
+    RowsDone done = {from};
+    finish_half(S, F, done);
     if (blockIdx.x > 0)
         return;
     if (threadIdx.x < NEXT_B)

@@ -214,8 +214,8 @@ __device__ __forceinline__ double next_total(const State &S, const Finish &F)
 // The progress at `from`, for a block that makes passes from there on, and back to `to`; whether steps are corrected
 __device__ __forceinline__ bool open_finish(const State &S, Finish &F, const Progress *from)
 {
-    const bool corrected = COARSE && from->coarse > 0;
     copy_record(&F.p, from);
+    const bool corrected = COARSE && from->coarse > 0;
     if (corrected && threadIdx.x < CLUSTERS)
         F.last_mean[threadIdx.x] = S.coarse.mean[threadIdx.x];
     return corrected;
@@ -228,29 +228,14 @@ __device__ __forceinline__ void close_finish(const State &S, const Finish &F, Pr
         S.coarse.mean[threadIdx.x] = F.last_mean[threadIdx.x];
 }
 
-// K^T u of one column in this pass; from: where the sums of several devices are, or null; blocks: that left sums
-__device__ __forceinline__ double column_sum(const State &S, int turn, int64_t j, const double *from, int blocks)
-{
-    if (from)
-        return __ldcg(from + j);
-#if ORDERED
-    double sum = 0;
-#pragma unroll 16
-    for (int q = 0; q < blocks / CLUSTER; q++)
-        sum += __ldcg((const num *)S.slab + q * S.ld + j);
-    return sum;
-#else
-    return __ldcg((const column_total *)sums_of(S, turn) + j);
-#endif
-}
-
 // Sweep 1 over this block's columns, `rounds` a thread; c holds what was loaded of the first.
+template <typename Rows>
 __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c, int part, int rounds,
-                                            const double *from)
+                                            const Rows &done)
 {
     const int turn = (int)F.p.turn;
-    const double first = c.j >= 0 ? column_sum(S, turn, c.j, from, gridDim.x) : 0;
-    join_scalars(F, scalars_of(S, turn), gridDim.x, from ? from + S.ld : nullptr);
+    const double first = c.j >= 0 ? done.sum(S, turn, c.j) : 0;
+    join_scalars(F, scalars_of(S, turn), gridDim.x, done.scalars(S));
     if (part >= S.parts) {
         if (threadIdx.x < 32)
             F.move = whole_translation(S, F);
@@ -261,7 +246,7 @@ __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c
         if (round == 0)
             return first;
         load_column(S, F, part, round, c);
-        return c.j >= 0 ? column_sum(S, turn, c.j, from, gridDim.x) : 0;
+        return c.j >= 0 ? done.sum(S, turn, c.j) : 0;
     });
     const int q = threadIdx.x / TEAM;
     if (threadIdx.x % TEAM > 0)
@@ -281,12 +266,17 @@ __device__ __forceinline__ void first_sweep(const State &S, Finish &F, Column &c
     }
 }
 
-// All of it, once the row half is done; c: the first column of this thread, as it was loaded.
-__device__ __forceinline__ void finish_half(const State &S, Finish &F, Column &c, const double *from)
+// The O(n) half.  done: the row half, whose blocks meet between arrive and wait; sum: K^T u of a column; scalars: those of
+// the rows, or null where each block has left its own.
+template <typename Rows> __device__ __forceinline__ void finish_half(const State &S, Finish &F, Rows &done)
 {
+    Column c;
     const int part = S.solo ? 0 : blockIdx.x, turn = (int)F.p.turn, rounds = column_rounds(S);
     double B, scale;
-    first_sweep(S, F, c, part, rounds, from);
+    done.arrive();
+    load_column(S, F, part, 0, c);
+    done.wait();
+    first_sweep(S, F, c, part, rounds, done);
     if (rounds == 1)
         load_images(S, F, c);
     if (!S.solo)
@@ -311,8 +301,16 @@ extern "C" __global__ void __launch_bounds__(256) gather_sums(const __grid_const
 {
     const int turn = (int)S.progress[parity].turn;
     const int64_t j = (int64_t)blockIdx.x * 256 + threadIdx.x;
-    if (j < S.n)
-        S.total[j] = column_sum(S, turn, j, nullptr, blocks);
+    if (j < S.n) {
+        double sum = 0;
+#if ORDERED
+        for (int q = 0; q < blocks / CLUSTER; q++)
+            sum += ((const num *)S.slab)[q * S.ld + j];
+#else
+        sum = ((const column_total *)sums_of(S, turn))[j];
+#endif
+        S.total[j] = sum;
+    }
     if (blockIdx.x == 0) {
         __shared__ Finish F;
         join_scalars(F, scalars_of(S, turn), blocks, nullptr);

@@ -190,6 +190,22 @@ __device__ __forceinline__ void row_half(const State &S, Shared &all, int group,
 
 #endif
 
+// K^T u of one column in this pass
+__device__ __forceinline__ double column_sum(const State &S, int turn, int j, int mode)
+{
+    if (mode == FINISH)
+        return __ldcg(S.total + j);
+#if ORDERED
+    double sum = 0;
+#pragma unroll 16
+    for (int q = 0; q < (int)gridDim.x / CLUSTER; q++)
+        sum += __ldcg((const num *)S.slab + q * S.ld + j);
+    return sum;
+#else
+    return __ldcg((const column_total *)sums_of(S, turn) + j);
+#endif
+}
+
 // Solo: this block's copy of the vectors that the last launch left in the first one
 __device__ __forceinline__ void copy_vectors(const State &S)
 {
@@ -209,19 +225,33 @@ __device__ __forceinline__ void copy_vectors(const State &S)
     }
 }
 
-// The O(n) half and the meeting before it.
-__device__ __forceinline__ uint32_t meet_and_finish(const State &S, Finish &F, int mode, uint32_t ended)
-{
-    uint32_t *counter = S.barrier + 32 * NARROW;
-    Column c;
-    if (mode & ROWS)
-        grid_arrive(counter, ended);
-    load_column(S, F, S.solo ? 0 : blockIdx.x, 0, c);
-    if (mode & ROWS)
-        grid_wait(counter, ended);
-    finish_half(S, F, c, mode == FINISH ? S.total : nullptr);
-    return ended;
-}
+// The row half of a pass in this launch, or in one before it, for finish_half
+struct RowsDone {
+    int mode;
+    uint32_t *counter, &ended;
+
+    __device__ __forceinline__ void arrive()
+    {
+        if (mode & ROWS)
+            grid_arrive(counter, ended);
+    }
+
+    __device__ __forceinline__ void wait() const
+    {
+        if (mode & ROWS)
+            grid_wait(counter, ended);
+    }
+
+    __device__ __forceinline__ double sum(const State &S, int turn, int j) const
+    {
+        return column_sum(S, turn, j, mode);
+    }
+
+    __device__ __forceinline__ const double *scalars(const State &S) const
+    {
+        return mode == FINISH ? S.total + S.ld : nullptr;
+    }
+};
 
 #if SPARSE
 // x of one half of a pass.  HELD: it lies in shared memory, where a warp that reads 32 scattered numbers waits for some of
@@ -265,7 +295,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         row_half(S, rows, F.p.shift, Met(S.v_scale, (int)S.n), all.scratch, scalars_of(S, turn) + blockIdx.x * SCALARS);
         grid_barrier(counter, ended); // u is there
         column_half(cols, Met(S.u_scale, (int)S.m), all.scratch, sums_of(S, turn));
-        ended = meet_and_finish(S, F, ROWS | FINISH, ended);
+        RowsDone done = {ROWS | FINISH, counter, ended};
+        finish_half(S, F, done);
         if (F.p.status != MAPUOT_RUNNING || F.p.passes >= first + count || (corrected && F.p.coarse <= 0))
             break;
     }
@@ -315,7 +346,8 @@ extern "C" __global__ void SHAPE iterate(const __grid_constant__ State S, int sl
             grid_barrier(counter, ended);
             continue;
         }
-        ended = meet_and_finish(S, F, mode, ended);
+        RowsDone done = {mode, counter, ended};
+        finish_half(S, F, done);
         if (mode == FINISH || F.p.status != MAPUOT_RUNNING || F.p.narrow != NARROW || F.p.passes >= first + count)
             break;
         if (corrected && F.p.coarse <= 0) // dropped: the host decides when there is a new matrix
