@@ -2,7 +2,8 @@
 
 The persistent kernel keeps K in flight through shared memory and never comes back to the host between passes; it is
 compiled twice, for float32 sums (narrow) and for float64 sums, and the two are launched one after the other: the first
-one stops where float64 must go on. The portable one is two or four launches a pass, of which the last is the finish. All leave the same record.
+one stops where float64 must go on. The portable one is two or four launches a pass, of which the last is the finish.
+All leave the same record.
 The environment variable MAPUOT_CUDA may hold "portable", "ordered" (sums in a fixed order: bitwise repeatable answers)
 and "racecheck" (see RACECHECK in common.cuh). Twin of src_c/solver.c (mapuot_iterate).
 """
