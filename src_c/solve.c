@@ -388,12 +388,75 @@ static void scale(int64_t len, double *x, double factor)
         x[k] = x[k] * factor;
 }
 
+/* ---- larger regs ---- */
+
+enum { LINES = 16, MOST_FAR = 4096, FEW = 8 };
+
+/* the points at which the cumulated mass passes an odd number of half LINES-ths of all */
+static void heavy(int64_t len, const double *weight, int64_t *at)
+{
+    double total = 0.0, passed = weight[0];
+    for (int64_t k = 0; k < len; k++)
+        total += weight[k];
+    for (int64_t line = 0, k = 0; line < LINES; at[line++] = k)
+        while (k < len - 1 && passed < ((double)line + 0.5) / LINES * total)
+            passed += weight[++k];
+}
+
+/* the largest cost but one of a point i to the heavy points `at` of the other side */
+static double second_largest(const mapuot_matrix *M, int64_t i, int64_t step, const int64_t *at, int64_t along)
+{
+    double first = -INFINITY, second = -INFINITY;
+    for (int line = 0; line < LINES; line++) {
+        const int64_t k = i * step + at[line] * along;
+        const double cost = M->dtype == MAPUOT_F64 ? ((const double *)M->data)[k] : ((const float *)M->data)[k];
+        if (!isfinite(cost))
+            continue;
+        second = fmax(second, fmin(first, cost));
+        first = fmax(first, cost);
+    }
+    return second;
+}
+
+/* that cost of the farthest point but some of `len`; INFINITY where all are few */
+static double farthest(const mapuot_matrix *M, int64_t len, int64_t step, const int64_t *at, int64_t along)
+{
+    const int64_t each = (len + MOST_FAR - 1) / MOST_FAR, count = (len + each - 1) / each;
+    const int64_t few = (count / 64 < 2 ? count / 64 : 2) + count / 1000;
+    double top[FEW];
+    for (int q = 0; q < FEW; q++)
+        top[q] = -INFINITY;
+    for (int64_t i = 0; few && i < len; i += each) {
+        double cost = second_largest(M, i, step, at, along);
+        for (int64_t q = 0; q <= few; q++) {
+            const double lower = fmin(top[q], cost);
+            top[q] = fmax(top[q], cost);
+            cost = lower;
+        }
+    }
+    return few ? top[few] : INFINITY;
+}
+
+/* The part of the range of M that counts: Problem.extent of mapuot/problem/problem.py. */
+static double extent(const attempt *t)
+{
+    const mapuot_problem *p = t->problem;
+    const mapuot_matrix *M = &t->M;
+    int64_t rows[LINES], cols[LINES];
+    heavy(t->task->m, p->a, rows);
+    heavy(t->task->n, p->b, cols);
+    const double far = fmax(farthest(M, t->task->m, M->row_stride, cols, M->col_stride),
+                            farthest(M, t->task->n, M->col_stride, rows, M->row_stride));
+    return fmin(p->high - p->low, 2.0 * (far - p->low));
+}
+
 /* Carry out the stages of the task. */
 static int carry_out(attempt *t)
 {
     const mapuot_task *task = t->task;
     const mapuot_stage *own = task->stages + task->count - 1;
-    const double reg = task->terms.reg, spread = (t->problem->high - t->problem->low) / reg;
+    const double reg = task->terms.reg, whole = (t->problem->high - t->problem->low) / reg;
+    const double spread = task->count > 1 && whole > own[-1].spread ? extent(t) / reg : whole;
     t->problem->symmetric = t->problem->symmetric && t->problem->made < task->stages->most;
     if (t->problem->symmetric)
         own = task->stages;

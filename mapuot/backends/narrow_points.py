@@ -25,7 +25,7 @@ from .boxes import Truncation
 from .contract import host, namespace
 
 GRID = 2.0**-8
-MOST_POWER = 2.0**24  # of row and col: a sum is then off by 2 at most
+MOST_POWER = 2.0**26  # of row and col: an exponent is then off by some units, all of them of one point
 MOST_ERROR = 0.05  # of an entry, beyond which they tell nothing
 DIFFERENCES = 4  # dimensions up to which squares are summed of differences: more exact, twice the work
 SAMPLE, LEAST = 1 << 14, 256  # coordinates, and points, that tell the middle of a cloud and their sizes
@@ -33,7 +33,7 @@ TAIL = 10.0  # times their median that sizes count with at most
 SLACK = 10.0  # that a cost with mass may lie above what the scalings of K tell, in powers of 2
 PARTIAL = 6.0  # roundings of the squares that a sum of products has, by their size: those of many sums cancel
 CORRECTED = 1e-4  # floor of float32 passes that are corrected: a float64 one falls to that of their rounding at once
-LEFT_OUT = -(2.0**26)  # of a point without mass: 0 beside any other
+LEFT_OUT = -(2.0**28)  # of a point without mass: 0 beside any other
 FORMS = members("mapuot_narrow_form")
 LOG2_E = 1 / math.log(2)
 

@@ -197,6 +197,11 @@ class MultiProblem:
         return max(sum(x for pair, x in self.sizes.items() if k in pair) for k in range(len(self.marginals)))
 
     @property
+    def extent(self) -> float:
+        """The part of the range of M that counts: all of it."""
+        return self.M_max
+
+    @property
     def size(self) -> int:
         """Entries of the costs."""
         return sum(x.size for x in self.edges.values()) or math.prod(self.shape)

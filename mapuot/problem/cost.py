@@ -133,6 +133,12 @@ class Cost:
     def note(self, i0: int, M: Any) -> None:
         """Take note of the rows from i0 on, which ``range`` reads."""
 
+    at_hand = False  # whether single entries can be had at once
+
+    def at(self, row: Any, column: Any) -> Any:
+        """Return these entries on the host."""
+        raise NotImplementedError
+
     def landmarks(self) -> tuple[Any, Any]:
         """Return some rows of M and some columns, LANDMARKS at most, by which points are put into clusters."""
         raise NotImplementedError
@@ -204,7 +210,7 @@ def cost_of(M: Any) -> Any:
 class Dense(Cost):
     """An array as it is, in memory or on a device, of any strides; in a batch (p, m, n), one matrix a problem."""
 
-    held = True
+    held = at_hand = True
     kind = "an array"
 
     def __init__(self, array: Any) -> None:
@@ -220,7 +226,7 @@ class Dense(Cost):
 
     def at(self, row: Any, column: Any) -> Any:
         """Return these entries."""
-        return host(self._array)[row, column]
+        return host(self._array[row, column])
 
     def landmarks(self) -> tuple[Any, Any]:
         rows, columns = some_of(self.shape)

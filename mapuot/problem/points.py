@@ -125,7 +125,7 @@ class PointCosts(Cost):
 
     dim: int  # of the points
     middle: F64  # (d,), of points with weights
-    held = True
+    held = at_hand = True
     operator = "points"
     unit = 0  # points of a box, where they are sorted so
     before = 0  # rows in front of the first, of a part of a cloud
@@ -249,6 +249,10 @@ class PointCosts(Cost):
         """Tell whether the matrix may be formed, in so many bytes at most where "auto" leaves that to the backend."""
         most = most if self.form == "auto" else float(self.form or 0)
         return self.size * PAIR_BYTES <= most and not isinstance(self.truncate, float)
+
+    def at(self, row: Any, column: Any) -> Any:
+        metric, scale = self.core
+        return scale * metric.of_differences(self.rows[row] - self.targets[column])
 
     def transpose(self) -> PointCosts:
         turned = object.__new__(PointCosts)

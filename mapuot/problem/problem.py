@@ -28,7 +28,27 @@ from .side import Side
 from .sparse import Parts
 
 EXPONENT_ROUNDING = 2.0**-50  # 8 roundings of the terms of log u + log v - M / reg
+LINES, MOST, TAIL = 16, 4096, 2.0  # of what `extent` looks at; twin: src_c/solve.c
 VANISHING = 750.0  # e^-750 is 0 in float64, whatever is rounded
+
+
+def heavy(weight: F64) -> Any:
+    """Return LINES points: those at which the cumulated mass passes an odd number of half LINES-ths of all."""
+    mass = np.cumsum(weight)
+    return np.minimum(np.searchsorted(mass, (np.arange(LINES) + 0.5) / LINES * mass[-1]), len(mass) - 1)
+
+
+def some(weight: F64) -> Any:
+    """Return every point of up to MOST, of more of them each k-th."""
+    return np.arange(0, len(weight), -(-len(weight) // MOST))
+
+
+def farthest(costs: F64) -> float:
+    """Return the largest cost but one of a row of (k, LINES), in the farthest row but some; inf where all are few."""
+    second = np.sort(np.where(np.isfinite(costs), costs, -np.inf), 1)[:, -2]
+    count = len(second)
+    few = min(2, count // 64) + count // 1000
+    return float(np.sort(second)[-1 - few]) if few else math.inf
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,11 @@ class Common:
     def spread(self) -> float:
         """range(M) / reg."""
         return (self.M_max - self.M_min) / self.reg
+
+    @property
+    def extent(self) -> float:
+        """The range of M, or the part of it that counts."""
+        return self.M_max - self.M_min
 
     @property
     def c(self) -> Cost | None:
@@ -132,6 +157,22 @@ class Problem(Common):
     ) -> Iterator[tuple[int, int, Any, Any]]:
         """Yield (k0, k1, rows of M, rows of c or None), see ``Cost.blocks``."""
         return self.cost.blocks(self.c, i0, i1, most)
+
+    @cached_property
+    def extent(self) -> float:
+        """The range of M, up to TAIL times what points pay that are not among the few farthest ones.
+
+        One point far away makes the range as large as it likes, and changes nothing between the others.
+        """
+        whole = self.M_max - self.M_min
+        sides = [host(side.weight) for side in (self.rows, self.cols)]
+        if self.ranks.size > 1 or not self.cost.at_hand:
+            return whole
+        far = [
+            farthest(self.cost.at(some(sides[0])[:, None], heavy(sides[1]))),
+            farthest(self.cost.at(heavy(sides[0]), some(sides[1])[:, None])),
+        ]
+        return min(whole, TAIL * (max(far) - self.M_min))
 
     @cached_property
     def log_reference(self) -> tuple[F64, F64]:

@@ -3,6 +3,7 @@
 import math
 import pickle
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -143,3 +144,49 @@ def test_nothing_of_a_solve_stays_in_the_cost():
     result = mapuot.solve(cloud, a, b, reg=1e-3, reg_m=1.0)
     assert result.skipped is not None
     assert set(vars(cloud)) == before
+
+
+def with_one_far(distance, m=700, n=640):
+    x, y, a, b = points(m, n)
+    x[7] = distance
+    return x, y, a, b
+
+
+@pytest.mark.parametrize("form", [None, "auto"])
+@pytest.mark.parametrize("reg", [0.01, 0.001])
+def test_one_far_point_costs_no_passes(form, reg):
+    """At up to 100 times the distance of the others it has no larger regs of its own, and float32 passes last as long."""
+    passes = []
+    for distance in (0.5, 5.0, 100.0):
+        x, y, a, b = with_one_far(distance)
+        result = mapuot.solve(mapuot.PointCloud(x, y, form=form), a, b, reg=reg, reg_m=1.0, threads=1)
+        assert result.converged
+        assert ("float64 points" in result.how) == (form is None)
+        passes.append((result.n_passes, result.how.count("larger reg"), result.how.startswith("float32")))
+    assert all(x[0] <= 1.1 * passes[0][0] + 2 and x[1:] == passes[0][1:] for x in passes), passes
+
+
+def test_the_core_and_the_driver_see_the_same_extent():
+    for seed, distance in ((0, 3.0), (1, 30.0), (2, 100.0)):
+        rng = np.random.default_rng(seed)
+        x, y, a, b = with_one_far(distance, 90 + 40 * seed, 130)
+        M = ((x[:, None] - y) ** 2).sum(-1).astype(np.float32 if seed else np.float64)
+        a[rng.random(len(a)) < 0.3] = 0.0
+        for reg in (1e-2, 1e-3):
+            options = {"reg": reg, "reg_m": 1.0, "max_passes": 60}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                core = mapuot.solve(M, a, b, **options)
+                driver = mapuot.solve(M, a, b, callback=lambda _: None, **options)
+            assert core.how == f"{driver.how}, one call of the core"
+            assert core.problem.extent == driver.problem.extent < core.problem.M_max - core.problem.M_min
+
+
+def test_the_extent_leaves_out_few_points_and_no_tails():
+    rng = np.random.default_rng(0)
+    x = rng.standard_t(2, (900, 3))
+    for M, share in ((((x[:, None] - x[::-1]) ** 2).sum(-1), 0.05), (rng.random((900, 900)), 1.0), (1 - np.eye(900), 1.0)):
+        problem = Problem.from_arrays(M, None, None, 0.1, 1.0, "kl", "product", cpu)
+        assert share * (M.max() - M.min()) <= problem.extent <= M.max() - M.min()
+    sparse_M = sparse.csr_array(np.eye(900) + 1)
+    assert Problem.from_arrays(sparse_M, None, None, 0.1, 1.0, "kl", "product", cpu).extent == 1.0
