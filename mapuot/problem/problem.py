@@ -8,6 +8,7 @@ with P = diag(u) K diag(v), K = c exp(-M / reg), and log u, log v in POT's conve
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
