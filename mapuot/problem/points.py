@@ -372,13 +372,13 @@ class Ordered(PointCosts):
     def __init__(self, whole: PointCosts, rows: Any, cols: Any) -> None:
         own = vars(whole).items()
         vars(self).update({name: value for name, value in own if name not in MADE})
-        self.whole, self.at, self.before = whole, (rows, cols), 0
+        self.whole, self.order, self.before = whole, (rows, cols), 0
 
     def __getattr__(self, name: str) -> Any:
         """Make x, y, rows and columns when they are first asked for, and keep them."""
         if name not in MADE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        rows, cols = self.at
+        rows, cols = self.order
         if name in ("x", "y"):
             found = getattr(self.whole, name).take(rows if name == "x" else cols, 0)
         elif name == "rows":
@@ -395,13 +395,13 @@ class Ordered(PointCosts):
             return self.rows, self.columns
         if self.there is not None:
             return self.there
-        rows, cols = xp.asarray(self.at[0]), xp.asarray(padded(self.at[1]))
+        rows, cols = xp.asarray(self.order[0]), xp.asarray(padded(self.order[1]))
         columns = xp.asarray(self.whole.columns)[:, cols]
         return xp.asarray(self.whole.rows)[rows], xp.ascontiguousarray(columns)
 
     def placed(self, xp: ModuleType) -> Ordered:
         """Return the cloud with its coordinates on a device, for as long as the new object lives."""
-        found = Ordered(self.whole, *self.at)
+        found = Ordered(self.whole, *self.order)
         found.unit, found.there = self.unit, self.coordinates(xp)
         return found
 
