@@ -155,7 +155,7 @@ def with_one_far(distance, m=700, n=640):
 @pytest.mark.parametrize("form", [None, "auto"])
 @pytest.mark.parametrize("reg", [0.01, 0.001])
 def test_one_far_point_costs_no_passes(form, reg):
-    """At up to 100 times the distance of the others it has no larger regs of its own, and float32 passes last as long."""
+    """At 100 times the distance of the others it has no larger regs of its own, and float32 passes last as long."""
     passes = []
     for distance in (0.5, 5.0, 100.0):
         x, y, a, b = with_one_far(distance)
@@ -185,7 +185,8 @@ def test_the_core_and_the_driver_see_the_same_extent():
 def test_the_extent_leaves_out_few_points_and_no_tails():
     rng = np.random.default_rng(0)
     x = rng.standard_t(2, (900, 3))
-    for M, share in ((((x[:, None] - x[::-1]) ** 2).sum(-1), 0.05), (rng.random((900, 900)), 1.0), (1 - np.eye(900), 1.0)):
+    tails = ((x[:, None] - x[::-1]) ** 2).sum(-1)
+    for M, share in ((tails, 0.05), (rng.random((900, 900)), 1.0), (1 - np.eye(900), 1.0)):
         problem = Problem.from_arrays(M, None, None, 0.1, 1.0, "kl", "product", cpu)
         assert share * (M.max() - M.min()) <= problem.extent <= M.max() - M.min()
     sparse_M = sparse.csr_array(np.eye(900) + 1)
