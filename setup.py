@@ -48,7 +48,6 @@ PLAIN_SOURCES = [
     "streams",
     "batch",
     "log_matmul",
-    "barycenter",
     "marginals",
     "tree",
     "left",
@@ -78,7 +77,7 @@ UNITS = [
     *[
         (isa, f"{name}_tmpl.c", isa_flags(isa))
         for isa in ISAS
-        for name in ["stream", "finish", "coarse", "boxes", "barycenter", "marginals", "left"]
+        for name in ["stream", "finish", "coarse", "boxes", "marginals", "left"]
     ],
     *[
         (f"{isa}_{dtype}", source, isa_flags(isa) + dtype_flags(dtype))

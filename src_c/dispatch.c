@@ -16,7 +16,6 @@
     extern const coarse_kernels coarse_##isa;                                                                          \
     extern const stream_kernels streams_##isa;                                                                         \
     void box_pairs_##isa(const box_args *, int64_t, int64_t, double *);                                                \
-    extern const struct barycenter_kernels barycenter_##isa;                                                           \
     extern const struct marginal_kernels marginals_##isa;                                                              \
     extern const struct left_kernels left_##isa;                                                                       \
     static const mapuot_kernels table_##isa = {#isa,                                                                   \
@@ -25,7 +24,6 @@
                                                &coarse_##isa,                                                          \
                                                &streams_##isa,                                                         \
                                                box_pairs_##isa,                                                        \
-                                               &barycenter_##isa,                                                      \
                                                &marginals_##isa,                                                       \
                                                &left_##isa};
 

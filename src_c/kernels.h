@@ -137,7 +137,6 @@ typedef struct {
     const stream_kernels *streams;
     /* bounds between boxes of points, those of x from i0 to i1; acc: 2 n, zero on entry, the sums of the columns first */
     void (*box_pairs)(const box_args *args, int64_t i0, int64_t i1, double *acc);
-    const struct barycenter_kernels *barycenter;
     const struct marginal_kernels *marginals;
     const struct left_kernels *left;
 } mapuot_kernels;

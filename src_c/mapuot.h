@@ -359,28 +359,6 @@ int mapuot_batch_iterate(mapuot_pool *pool, int64_t p, int32_t shared, int32_t s
 int mapuot_log_matmul(mapuot_pool *pool, int64_t p, int64_t m, int64_t k, int64_t n, mapuot_dtype dtype, const void *A,
                       const void *B, int32_t shared_B, int32_t exact, void *out, const int32_t *stop);
 
-/* POT's iteration for the barycenter of k histograms (barycenter.c), with K = exp(-M / reg), n x n:
- * u_s = (A_s / K v_s)^fi, q = (sum_s w_s (K^T u_s)^(1 - fi))^(1 / (1 - fi)), v_s = (q / K^T u_s)^fi; err is the change of q. */
-typedef struct {
-    int64_t n, k, ld;
-    const double *kernel;     /* exp((low - M) / reg), n x ld */
-    const double *log_kernel; /* -M / reg, n x n; NULL until it is asked for */
-    double low, spread;       /* min M / reg, range(M) / reg */
-    double safe;              /* exponents within this of the largest do not underflow in a product */
-    double fi;
-    const double *A;       /* k x n */
-    const double *weights; /* k */
-    double *log_u, *log_v; /* k x n; log v on entry the start */
-    double *q;             /* n, on entry the start */
-    int64_t every, least;  /* looks at err; no end before this iteration */
-    double stop;           /* < 0: never */
-    int64_t made, looks;
-    double *err;
-} mapuot_barycenter_run;
-
-/* at most count iterations; CONVERGED where err has come below stop, ABSORB where log_kernel is needed to go on */
-int mapuot_barycenter(mapuot_pool *pool, mapuot_barycenter_run *run, int64_t count);
-
 /* The points of many marginals, one behind the other, and behind one another what passes along the edges of a tree: each
  * message has the points of the edge's parent. */
 typedef struct {

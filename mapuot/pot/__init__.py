@@ -17,7 +17,7 @@ What gains from the patch, and what does not:
 - ``ot.da.UnbalancedSinkhornTransport`` asks for ten iterations by default and gets a certified answer.
 - ``ot.solve_sample(..., reg=..., unbalanced=..., lazy=True)``, which POT refuses, is solved without a matrix of costs;
   the plan comes as ``lazy_plan``. With ``debias=True`` it is POT's sum of three such calls.
-- Barycenters make POT's iterates always, in a half to a fourth of POT's time.
+- Barycenters are accelerated and certified, too: 20 to 70 passes where POT makes 300 to 3000.
 
 Where the answers differ from POT's:
 
@@ -28,7 +28,7 @@ Where the answers differ from POT's:
   p``: they are the objective. POT leaves them out and reports 0 at every optimum.
 - The log's err holds certified relative plan errors, one a pass, and not the changes of u and v.
 - M of scipy.sparse, which POT refuses: pairs that it does not store are forbidden, and the plan is a CSR array, of
-  `ot.solve`, too. Barycenters need every pair and say so.
+  `ot.solve`, too.
 - Several b (2-D) have the reference that ``reg_type`` names, a b^T by default, where POT always takes ones (patched,
   an unnamed reg_type is "entropy"), and honour c and returnCost.
 - ``reg_m=0``, ``numItermax=0``, NaN and negative masses are errors.

@@ -1,4 +1,4 @@
-"""Unbalanced entropic barycenters, POT's functions over the iteration of mapuot.barycenter, right at small reg."""
+"""Unbalanced entropic barycenters: POT's functions, answered by the certified passes of `mapuot.barycenter`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from ..api import barycenter as shared
-from ..api.barycenter import as_weights, checked
-from ..backends import host, pick
+from ..api.barycenter import as_weights, barycenter
+from ..backends import host
 from ..errors import warn
-from ..problem.validate import as_array, as_count, as_positive
-from ..progress import bar as progress_bar
+from ..problem.validate import as_array, as_count, as_float, as_positive
 from .arrays import give, take, threshold
-from .caller import WORDS, warn_not_stopped
+from .caller import WORDS, muted, warn_not_stopped
+from .sinkhorn import DEFAULT_ITER, LEAST_TOL, demand
 
 
 def barycenter_unbalanced(
@@ -43,14 +42,14 @@ def barycenter_unbalanced(
     reg_m : float
         Marginal penalty, in units of M; inf: the balanced barycenter.
     method : str
-        "sinkhorn" or "sinkhorn_stabilized" (any case): the same iteration from POT's two starts, v = 1 or 1 /
-        n, q looked at in every or every tenth iteration (where POT absorbs, it may make ten more).
-        "sinkhorn_reg_scaling", "sinkhorn_translation_invariant": "sinkhorn", with a warning, as in POT.
+        "sinkhorn" or "sinkhorn_stabilized" (any case), which are answered alike. "sinkhorn_reg_scaling",
+        "sinkhorn_translation_invariant": "sinkhorn", with a warning, as in POT.
     weights : (k,) array, optional
         Weights of the histograms, >= 0, default 1 / k.
     numItermax : int
+        The answer may take 1000 passes, or this, if that is more.
     stopThr : float
-        Stop when ``max|q - q_before| / max(max q, max q_before, 1)`` is below.
+        POT's: q comes at least as near to the barycenter as this stop would leave POT's method, by a certified error.
     verbose : bool
         A progress bar on standard error.
     log : bool
@@ -61,7 +60,8 @@ def barycenter_unbalanced(
     -------
     q : (n,) array in A's dtype
     log : dict
-        Only with ``log=True``: err, niter (POT's: the index of the last iteration), logu, logv (n, k).
+        Only with ``log=True``: err (of one element: the certified error of q, balanced the last change), niter (the
+        passes made), logu, logv (n, k).
 
     Raises
     ------
@@ -100,9 +100,8 @@ def barycenter_unbalanced_sinkhorn(
     verbose: bool = False,
     log: bool = False,
 ) -> Any:
-    """`barycenter_unbalanced` with method "sinkhorn"; at least twelve iterations, as in POT."""
-    solver = Barycenter(A, M, reg, reg_m, weights)
-    return solver.run(0.0, 1, 11, as_count(numItermax, "numItermax"), stopThr, verbose, log)
+    """`barycenter_unbalanced` with method "sinkhorn"."""
+    return answer(A, M, reg, reg_m, weights, {"numItermax": numItermax, "stopThr": stopThr, "verbose": verbose}, log)
 
 
 def barycenter_unbalanced_stabilized(
@@ -119,37 +118,29 @@ def barycenter_unbalanced_stabilized(
 ) -> Any:
     """`barycenter_unbalanced` with method "sinkhorn_stabilized"; ``tau`` is checked and accepted."""
     as_positive(tau, "tau")
-    solver = Barycenter(A, M, reg, reg_m, weights)
-    return solver.run(-np.log(len(solver.M)), 10, 0, as_count(numItermax, "numItermax"), stopThr, verbose, log)
+    return answer(A, M, reg, reg_m, weights, {"numItermax": numItermax, "stopThr": stopThr, "verbose": verbose}, log)
 
 
-class Barycenter:
-    """One problem of POT, validated as `mapuot.barycenter` does it."""
-
-    def __init__(self, A: Any, M: Any, reg: Any, reg_m: Any, weights: Any) -> None:
-        self.like = A
-        A, M = as_array(host(take(A, "A")), "A"), host(take(M, "M"))
-        self.dtype = np.float32 if A.dtype == np.float32 else np.float64
-        shape = np.shape(M)
-        if A.ndim != 2 or len(shape) != 2 or A.shape[0] != shape[0] or shape[0] != shape[1] or A.shape[1] == 0:
-            raise ValueError(f"A must be (n, k) and M (n, n), got {A.shape} and {shape}")
-        weights = as_weights(take(weights, "weights"), A.shape[1])
-        self.A, self.M, self.reg, self.fi = checked(A.T, M, reg, reg_m)
-        if weights.ndim != 1:
-            raise ValueError(f"weights must be ({A.shape[1]},), got {weights.shape}")
-        self.weights = weights
-
-    def run(self, start: float, every: int, least: int, max_iter: int, stop: float, progress: bool, log: bool) -> Any:
-        pick("cpu")  # tells where the C library is not built
-        from . import core  # noqa: PLC0415
-
-        stop = threshold(stop)
-        with progress_bar(progress, total=max_iter, desc="barycenter", unit="pass") as bar:
-            q, log_u, log_v, err, made, converged = core.barycenter(
-                self.A, self.M, self.reg, self.fi, self.weights, start, every, least, max_iter, stop, shared.SAFE,
-                bar.update,
-            )  # fmt: skip
-        if not converged and stop > 0:
-            warn_not_stopped("barycenter", max_iter, err[-1], stop, WORDS)
-        out = [give(x.astype(self.dtype), self.like) for x in (q, log_u.T, log_v.T)]
-        return (out[0], {"err": err, "niter": made - 1, "logu": out[1], "logv": out[2]}) if log else out[0]
+def answer(A: Any, M: Any, reg: Any, reg_m: Any, weights: Any, options: dict[str, Any], log: bool) -> Any:
+    """Answer one call of POT by `mapuot.barycenter`, which checks the arguments."""
+    histograms = as_array(host(take(A, "A")), "A")
+    M, shape = host(take(M, "M")), np.shape(histograms)
+    if len(shape) != 2 or np.shape(M) != (shape[0], shape[0]) or shape[1] == 0:
+        raise ValueError(f"A must be (n, k) and M (n, n), got {shape} and {np.shape(M)}")
+    weights = as_weights(take(weights, "weights"), shape[1])
+    if weights.ndim != 1:
+        raise ValueError(f"weights must be ({shape[1]},), got {weights.shape}")
+    stop, most = threshold(options["stopThr"]), as_count(options["numItermax"], "numItermax")
+    rho = as_float(reg_m, "reg_m")
+    tol = demand(as_positive(reg, "reg"), rho, rho, max(stop, LEAST_TOL), "sinkhorn")
+    with muted():
+        found = barycenter(
+            M, histograms.T, reg=reg, reg_m=reg_m, weights=weights, tol=tol, tol_change=max(stop, LEAST_TOL),
+            max_passes=max(most, DEFAULT_ITER), progress=options["verbose"],
+        )  # fmt: skip
+    reached = found.error_bound if found.error_bound < np.inf else found.change
+    if stop > 0 and not (found.converged or reached <= stop):
+        warn_not_stopped("barycenter", found.n_passes, reached, stop, WORDS)
+    dtype = np.float32 if histograms.dtype == np.float32 else np.float64
+    q, log_u, log_v = (give(x.astype(dtype), A) for x in (found.q, found.log_u.T, found.log_v.T))
+    return (q, {"err": [reached], "niter": found.n_passes, "logu": log_u, "logv": log_v}) if log else q
