@@ -370,7 +370,8 @@ static int run(attempt *t, double reg, double tol, int64_t limit, int64_t symmet
             go_on(t);
             status = absorb(t);
         }
-        status = status < 0 ? status : iterate(t, 1) == MAPUOT_CONVERGED ? MAPUOT_CONVERGED : OUT_OF_PASSES;
+        if (status >= 0) /* where columns are hard, that pass has yet to be certified */
+            status = iterate(t, 1) == MAPUOT_CONVERGED && !t->meets ? MAPUOT_CONVERGED : OUT_OF_PASSES;
     }
     if (t->meets && t->certified < p->made &&
         (status == MAPUOT_ABSORB || status == OUT_OF_PASSES)) { /* what the last pass is worth */

@@ -98,7 +98,9 @@ class Run:
                     self.save(workspace, problem)
                 count = self.next_count(len(stats), self.ranks.max(time.perf_counter() - begun))
             if stats[-1].rejected:
+                ended_as = self.status
                 self.leave_rejected(workspace, stats[-1])
+                self.status = ended_as if newton else self.status  # that pass has yet to be certified
             workspace.conclude(self.trace[-1])
             self.end(workspace, newton, tol)
             if self.saves:
