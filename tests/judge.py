@@ -49,6 +49,7 @@ class Claim:
     pass_dual: Any = None  # the last pass's, in the trace
     strict: bool = True  # whether columns that are balanced may have been turned into rows
     kept: Any = None  # of a solve that skipped pairs: the pairs that its plan is not 0 on
+    newton: bool = True  # whether a step of Newton's method bounds the plan's error where columns are hard
 
 
 def claim_of(result: Any, strict: bool = True) -> Claim:
@@ -261,7 +262,8 @@ def error_failures(
     )  # of the potentials: what the returned plan would be in long double
     turned = problem.exactly_balanced(1) and not problem.hard(0) and claim.strict
     judged = f"(mass {best.mass:.3g}, {claim.status})"
-    certain = all(problem.side(k)[0] in ("kl", "balanced") for k in (0, 1))  # hard columns, too: by Newton's step
+    kinds = {problem.side(k)[0] for k in (0, 1)}
+    certain = claim.newton and kinds <= {"kl", "balanced"}  # hard columns, too
     if not problem.hard(1) or turned or certain:
         figures["error / bound"] = hidden / bound if bound > 0 else 0.0
         allowed = bound * (1 + 1e-9) + best.error + 32 * UNIT

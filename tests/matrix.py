@@ -332,6 +332,7 @@ def claim_of(result, door):
     return judge.Claim(
         bool(result.converged), str(result.status), array_of(result.pair(0, 1)), *result.log_u, gap=result.gap,
         error_bound=result.error_bound, dual=result.dual, objective=result.objective, mass=result.mass, strict=False,
+        newton=False,
     )  # fmt: skip
 
 
