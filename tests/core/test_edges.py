@@ -9,7 +9,8 @@ from mapuot import files
 from mapuot.answer.draw import draw_rows
 from mapuot.ascend.truncation import in_boxes
 from mapuot.backends import cpu
-from mapuot.backends.boxes import Boxes, Iterated
+from mapuot.backends.boxes import Boxes, Iterated, Share, Truncation
+from mapuot.backends.contract import Stats
 from mapuot.backends.draw import columns_in
 from mapuot.backends.rules import plan_error
 from mapuot.problem.problem import Problem
@@ -63,14 +64,13 @@ def test_a_member_is_read_to_its_end_for_its_checksum(tmp_path):
         files.open_matrix(path)
 
 
-@pytest.mark.parametrize("far", [1.0, 1e3, 1e5])
-def test_bounds_between_boxes_of_one_point_each_are_reached(far):
-    """Sixteen points at one place: a bound is the sum itself, and its rounding must be on the safe side."""
+def repeated(far=1.0, reg_m=1.0):
+    """Boxes of sixteen points at one place, an iterate between them, and its plan in long double."""
     rng = np.random.default_rng(0)
     places = rng.random((12, 2)) * far, rng.random((9, 2)) * far + 0.3
     x, y = (np.repeat(p, 16, 0) for p in places)
     a, b = np.repeat(rng.random(12) + 0.1, 16), np.repeat(rng.random(9) + 0.1, 16)
-    problem = Problem.from_arrays(mapuot.PointCloud(x, y, truncate=2.0), a, b, 1e-2, 1.0, "kl", "product", cpu)
+    problem = Problem.from_arrays(mapuot.PointCloud(x, y, truncate=2.0), a, b, 1e-2, reg_m, "kl", "product", cpu)
     task = in_boxes(problem, False, 16).problem
     p, q, reg = np.asarray(task.cost.rows, LONG), np.asarray(task.cost.targets, LONG), LONG(task.reg)
     log_v = np.repeat(rng.normal(size=9), 16)
@@ -78,7 +78,13 @@ def test_bounds_between_boxes_of_one_point_each_are_reached(far):
     exponent = log_u[:, None] + LONG(1) * log_v - ((p[:, None] - q) ** 2).sum(2) / reg
     P = np.exp(exponent) * task.rows.weight[:, None] * task.cols.weight
     state = Iterated(log_u, log_v, np.asarray(P.sum(1), float), np.asarray(P.sum(0), float))
-    found = Boxes(task, cpu.native.SERIAL)
+    return task, Boxes(task, cpu.native.SERIAL), state, P
+
+
+@pytest.mark.parametrize("far", [1.0, 1e3, 1e5])
+def test_bounds_between_boxes_of_one_point_each_are_reached(far):
+    """Sixteen points at one place: a bound is the sum itself, and its rounding must be on the safe side."""
+    _, found, state, P = repeated(far)
     _, _, arrays = found.take(state)
     arrays["x_cut"][:] = np.inf  # nothing is kept
     _, row_mass, col_mass = found.sweep(arrays)
@@ -89,3 +95,35 @@ def test_bounds_between_boxes_of_one_point_each_are_reached(far):
     share = found.share(1e-3 * row_mass, 1e-3 * col_mass, ())
     assert 1e-3 * P.sum() <= share.mass <= 1.001e-3 * row_mass.sum() * found.mass
     assert share.error >= plan_error(1e-3)
+
+
+def test_what_skipped_mass_costs_a_kl_side_is_reached():
+    """rho (KL(r + t | q) - KL(r | q)), where all of t is skipped; sides with a hard point have no such bound."""
+    task, found, state, _ = repeated(reg_m=(0.7, 2.0))
+    *sides, _ = found.take(state)
+    growths = found.growths(state, (sides[0], sides[1]))
+    terms = (task.rows, state.log_u, state.r), (task.cols, state.log_v, state.s)
+    for growth, (side, log, r), half in zip(growths, terms, (found.rows, found.cols), strict=True):
+        bound = np.linspace(1e-4, 1e-2, len(half.mid))
+        t = np.repeat(bound[: half.boxes], 16) * found.mass / 16  # equal shares of each box
+        q = LONG(1) * side.weight * np.exp(-LONG(task.reg) * log / side.rho)
+        grown = (r + t) * np.log((r + t) / q) - r * np.log(r / q) - t
+        assert growth(bound) == pytest.approx(float((side.rho * np.maximum(grown, 0)).sum()), rel=1e-9)
+    task, found, state, _ = repeated(reg_m=(np.where(np.arange(192) % 2, np.inf, 1.0), 1.0))
+    *sides, _ = found.take(state)
+    assert not found.growths(state, (sides[0], sides[1]))
+
+
+def test_what_skipped_pairs_add_to_a_pass():
+    """(error + e) (1 + tau) + tau with tau the share of the mass, and reg times the mass to the gap, once."""
+    task, found, state, _ = repeated()
+    skips = Truncation(task, state, 1e-3, -1.0, 3.0, rough=False)
+    skips.boxes, found.skipped = found, lambda state, kept: Share(0.02, 0.3)
+    stat = Stats(5, 0.1, 0.04, 1.0, 2.0, 1e-3, False, "converged")
+    for _ in range(2):
+        skips.settle(stat, state, 0.0)
+        assert stat.error == pytest.approx((0.04 + 0.3) * 1.01 + 0.01)
+        assert stat.gap == pytest.approx(0.1 + 1e-2 * 0.02)
+        assert stat.dual == pytest.approx(1.0 - 1e-2 * 0.02)
+    assert stat.status == "absorb"  # converged no more: a mask is made that costs less
+    assert skips.hidden == 0.02
