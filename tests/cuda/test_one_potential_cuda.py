@@ -48,9 +48,8 @@ def test_answers_are_those_of_the_cpu(kind, reg):
         found = mapuot.solve(M, a, a, reg=reg, reg_m=reg_m, backend="cuda", **options)
         right = mapuot.solve(M, a, a, reg=reg, reg_m=reg_m, tol=1e-8, **options)
         assert found.converged
-        assert found.how.endswith("one potential")
+        assert "one potential" in found.how
         assert found.n_passes <= (12 if "penalty" not in options else 25)
         np.testing.assert_allclose(found.log_u, found.log_v, rtol=1e-9, atol=1e-9)
-        hard = 50 if reg_m == np.inf else 1
-        assert relative_error(dense(found.plan), dense(right.plan)) <= hard * (found.error_bound + right.error_bound)
+        assert relative_error(dense(found.plan), dense(right.plan)) <= found.error_bound + right.error_bound
         assert found.dual == pytest.approx(right.dual, rel=1e-6)
