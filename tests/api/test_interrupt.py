@@ -20,7 +20,7 @@ from soak.trials import Child
 
 import mapuot
 from mapuot.ascend.loop import Run
-from mapuot.backends.cpu import native, stream
+from mapuot.backends.cpu import native, operator
 
 CASE = clouds(48, 40)
 
@@ -53,14 +53,14 @@ def test_products_of_a_plan(monkeypatch, small_calls, product):
         "plan": lambda: result.plan, "cost": lambda: result.cost,
     }[product]  # fmt: skip
     counted, calls = interrupt_after(10**9, native.check)
-    monkeypatch.setattr(stream, "check", counted)
+    monkeypatch.setattr(operator, "check", counted)
     right = read()
     for name in ("plan", "cost", "_sums"):
         vars(result).pop(name, None)
     whole = len(calls)
     assert whole > 2
     counted, calls = interrupt_after(2, native.check)
-    monkeypatch.setattr(stream, "check", counted)
+    monkeypatch.setattr(operator, "check", counted)
     with pytest.raises(KeyboardInterrupt):
         read()
     assert len(calls) == 2
