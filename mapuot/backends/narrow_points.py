@@ -67,7 +67,7 @@ class NarrowPoints:
             np.rint((x * LOG2_E - square) / GRID) * GRID
             for x, square in ((alpha, self.square_x), (beta, self.square_y))
         )
-        used = row[np.isfinite(row)]
+        used = row[np.isfinite(row)] if alpha is not beta else row[:0]  # of one potential: equal
         common = float(np.round(np.median(used) / GRID) * GRID) if used.size else 0.0
         self.col[len(beta) :] = LEFT_OUT
         for power, out, moved in ((row, self.row, -common), (col, self.col[: len(beta)], common)):

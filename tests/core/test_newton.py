@@ -162,3 +162,19 @@ def test_one_potential(reg, backend):
         assert found.converged
         assert "one potential" in found.how
         assert verify(found, case).error <= found.error_bound
+
+
+@pytest.mark.filterwarnings("ignore::mapuot.ConvergenceWarning")
+@pytest.mark.parametrize("seed", range(20))
+def test_a_pass_after_a_dropped_step_is_certified_too(seed):
+    """A limit ends a solve where the guard dropped the last step; the pass made after it misses hard columns."""
+    rng = np.random.default_rng(seed)
+    x, y = np.sort(rng.random(22)), np.sort(rng.random(22))
+    E = (x[:, None] - y) ** 2 / 10 ** rng.uniform(-4.5, -3)
+    P = np.exp(rng.normal(size=22)[:, None] + rng.normal(size=22) - E)
+    P *= ((rng.random(22) + 0.05) / P.sum(1))[:, None] / P.sum()
+    for most in (10, 14, 18, 22):
+        found = mapuot.solve(
+            E, P.sum(1), P.sum(0) * (P.sum() / P.sum(0).sum()), reg=1.0, reg_m=np.inf, tol=0.1, max_passes=most
+        )
+        assert np.abs(found.plan - P).sum() <= found.error_bound * found.plan.sum() + 1e-12

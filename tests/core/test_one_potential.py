@@ -86,6 +86,20 @@ def test_answers_are_those_of_the_oracle(reg, reg_m, tol):
         verify(result, case, options.get("precision", "auto"))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_one_point_far_from_all_others(seed):
+    """Its scalings leave the digits of float32, in which early passes make K: rows and columns must lose the same."""
+    rng = np.random.default_rng(seed)
+    x, a = rng.standard_t(2, (30, 8)), rng.random(30) + 0.1
+    x[0] *= 300
+    M = np.asarray(PointCloud(x))
+    reg = float(np.median(M)) * 1e-3
+    found = solve(PointCloud(x, form=None), a, a, reg=reg, reg_m=100 * reg)
+    exact = solve(M, a, a, reg=reg, reg_m=100 * reg, symmetric=False, tol=1e-10, precision="float64")
+    assert TOGETHER in found.how
+    assert np.abs(found.plan - exact.plan).sum() <= (found.error_bound + exact.error_bound) * found.plan.sum()
+
+
 @pytest.mark.parametrize("penalty", ["kl", "balanced", "tv", "l2", "range"])
 def test_every_penalty(penalty):
     x, a = cloud(20, seed=5)
