@@ -61,7 +61,8 @@ def test_a_file_gives_the_answer_to_any_cost(kind, traits, tmp_path):
     result = matrix.solve(M, case, **options)
     result.save(tmp_path / "answer.npz")
     again = mapuot.load(tmp_path / "answer.npz", M, reference=options.get("reference"))
-    np.testing.assert_array_equal(matrix.array_of(again.plan), matrix.array_of(result.plan))
+    skipped = 1e-30 if kind == "boxes" else 0.0  # of the mass, by pairs that the solve skipped: a file has no mask
+    np.testing.assert_allclose(matrix.array_of(again.plan), matrix.array_of(result.plan), rtol=0, atol=skipped)
     assert again.objective == result.objective == mapuot.load(tmp_path / "answer.npz").objective
     assert again._repr_html_() == result._repr_html_()
     assert (f"% of its pairs kept, seed {matrix.MASK.seed}" in result._repr_html_()) == ("mask" in traits)
