@@ -178,3 +178,17 @@ def test_a_pass_after_a_dropped_step_is_certified_too(seed):
             E, P.sum(1), P.sum(0) * (P.sum() / P.sum(0).sum()), reg=1.0, reg_m=np.inf, tol=0.1, max_passes=most
         )
         assert np.abs(found.plan - P).sum() <= found.error_bound * found.plan.sum() + 1e-12
+
+
+@pytest.mark.parametrize("seed", [0, 1, 9])
+def test_passes_go_on_where_a_step_proves_too_little(seed, backend):
+    """A pass after a step may miss columns by less than tol and still be too far off: more passes must follow it."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.standard_t(2, (24, 2)), rng.standard_t(2, (20, 2))
+    M, a, b = ((x[:, None] - y) ** 2).sum(2), rng.random(24) + 0.1, rng.random(20) + 0.1
+    b *= a.sum() / b.sum()
+    call = {"reg": 3e-3 * np.median(M), "reg_m": np.inf}
+    found = mapuot.solve(M, a, b, **call, tol=1e-3, backend=backend)
+    exact = mapuot.solve(M, a, b, **call, tol=1e-9)
+    assert found.converged
+    assert relative_error(found.plan, exact.plan) <= found.error_bound + 1e-8

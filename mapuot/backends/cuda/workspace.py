@@ -27,7 +27,7 @@ from ..boxes import Truncation
 from ..contract import MEMORY, PAD, Options, Stats, host, largest, memory_of
 from ..limits import limits_of
 from ..operator import parts_of
-from ..records import ABSORB, COARSE, put, told
+from ..records import ABSORB, COARSE, CONVERGED, STALLED, put, told
 from ..rules import START
 from ..workspace import KernelWorkspace
 from .coarse import DeviceCoarse, words_of_clusters
@@ -317,8 +317,16 @@ class DeviceWorkspace(KernelWorkspace):
         self.staged["report"][: len(record)] = record
         self.arrays.block[slice(*self.lies.up)].set(self.staged.block)
 
+    def resume(self) -> None:
+        """Let passes follow a status at which the kernels rest: where columns are hard, Newton's step asks for more."""
+        self.progress["status"] = 0.0
+        record = np.frombuffer(self.progress.tobytes() * 2, np.uint8)
+        self.arrays["report"][: len(record)].set(record)
+
     def make_passes(self, count: int) -> list[Stats]:
         done: list[Stats] = []
+        if self.progress["status"] in (CONVERGED, STALLED):
+            self.resume()
         while len(done) < count and (not done or done[-1].status == "running"):
             self.passes(count - len(done))
             done += self.read()
