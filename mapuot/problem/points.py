@@ -63,9 +63,9 @@ class PointCloud(Given):
         and a metric other than "wfr".
     form : "auto", float or None
         Form the matrix in `solve` and `solve_batch` where passes over it take less time than passes that make its
-        costs, and where it takes at most so many bytes with its K, 16 a pair. "auto": 1 GiB (2^26 pairs) on a CPU, a
-        quarter of the free memory on a GPU; None: never. A cloud whose ``truncate`` is a number is not formed, nor
-        one over several ranks.
+        costs, and where it takes at most so many bytes with its K, 16 a pair. "auto": on a CPU 2^26 pairs (1 GiB),
+        in d < 5 dimensions 2^(17 + 2 d); on a GPU a quarter of the free memory. None: never. A cloud whose
+        ``truncate`` is a number is not formed, nor one over several ranks.
 
     Attributes
     ----------

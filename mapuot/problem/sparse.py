@@ -144,6 +144,12 @@ class Sparse(Cost):
     def symmetric(self, backend: ModuleType) -> bool:
         if self.shape[0] != self.shape[1]:
             return False
+        if not self.on_device and not np.array_equal(
+            np.bincount(self.column, minlength=len(self)), np.diff(self.start)
+        ):
+            return (
+                False  # rows have other numbers of pairs than columns, which is seen sooner than the transpose is made
+            )
         turned = self.transpose()
         pairs = (self.start - self.start[0], turned.start), (self.column, turned.column), (self.data, turned.data)
         return all(np.array_equal(x, y) for x, y in pairs)

@@ -391,9 +391,10 @@ def test_when_a_cloud_is_formed():
     ):  # fmt: skip
         result = mapuot.solve(mapuot.PointCloud(x, y, **options), reg=0.1, reg_m=1.0)
         assert ("tiles" in result.how) == formed
-    large = mapuot.PointCloud(np.zeros((8193, 1)), np.ones((8192, 1)))
-    assert not large._cost.forms(cpu.form_bytes(large._cost))
-    assert large[:8192]._cost.forms(cpu.form_bytes(large._cost))
+    for dim, most in ((1, 1 << 19), (2, 1 << 21), (5, 1 << 26), (60, 1 << 26)):
+        for rows, formed in ((most >> 12, True), ((most >> 12) + 1, False)):
+            cloud = mapuot.PointCloud(np.zeros((rows, dim)), np.ones((1 << 12, dim)))._cost
+            assert cloud.forms(cpu.form_bytes(cloud)) == formed
     for value, error in ((0, ValueError), ("never", ValueError), ([1], TypeError)):
         with pytest.raises(error, match="form must be"):
             mapuot.PointCloud(x, y, form=value)
