@@ -9,13 +9,15 @@ entries at stored pairs only; scalings are 0 at points without mass, or that no 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ascend.barycenters import UNIT, CertifiedPasses, PlainPasses
+from ..ascend.barycenters import CertifiedPasses, PlainPasses
 from ..backends import load, pick
+from ..backends.kernel import UNIT
 from ..cached import cached_property
 from ..errors import ConvergenceWarning, InfeasibleError, shown, warn
 from ..penalties import F64
@@ -51,6 +53,7 @@ class BarycenterResult:
     error_bound: float  # sum_s w_s |P_s - P_s*|_1 / |q|_1 is at most this, and so is |q - q*|_1 / |q|_1; inf: not known
     status: str  # "converged", "max_passes" or "stalled"
     how: str  # what the passes read: "dense K", "pairs" or "products"
+    shape: tuple[int, ...]  # of a histogram: (n,), or (H, W) of an image
 
     @property
     def converged(self) -> bool:
@@ -62,10 +65,11 @@ class BarycenterResult:
         return self.reg * self.log_u, self.reg * self.log_v
 
     def __repr__(self) -> str:
-        p, n = self.log_u.shape[-2:]
-        several = f"{len(self.q)} barycenters" if self.q.ndim == 2 else "barycenter"
+        axes = len(self.shape)
+        p, n = self.log_u.shape[-1 - axes], math.prod(self.shape)
+        several = f"{len(self.q)} barycenters" if self.q.ndim > axes else "barycenter"
         state = "converged" if self.converged else "not converged"
-        mass = self.q.sum(-1)
+        mass = self.q.sum(tuple(range(-axes, 0)))
         masses = f"mass {mass:.6g}" if mass.ndim == 0 else f"masses {mass.min():.6g} to {mass.max():.6g}"
         return (
             f"<mapuot.BarycenterResult {several} of {p} histograms on {n} points, {state} after "
@@ -220,7 +224,9 @@ def together(
     if not several:
         q, log_u, log_v = q[0], log_u[0], log_v[0]
     change, gap, error = (max(getattr(x, k) for x in iterates) for k in ("change", "gap", "error"))
-    return BarycenterResult(q, log_u, log_v, reg, max(x.n_passes for x in found), change, gap, error, status, how)
+    return BarycenterResult(
+        q, log_u, log_v, reg, max(x.n_passes for x in found), change, gap, error, status, how, nodes
+    )
 
 
 class PartMasses:
@@ -265,7 +271,7 @@ def symmetric(M: Any) -> bool:
 
 
 class KernelProducts:
-    """KernelProducts with K = exp(-M / reg) and its transpose on logarithms, for x (p, n)."""
+    """Products with K = exp(-M / reg) and its transpose on logarithms, for x (p, n)."""
 
     def __init__(self, cost: Any, reg: float, low: float, high: float) -> None:
         """``low``, ``high``: the range of the costs."""

@@ -17,12 +17,12 @@ import numpy as np
 
 from ..backends import Stats, load
 from ..backends.contract import memory_of
+from ..backends.kernel import UNIT
 from ..backends.rules import Judge, plan_error
 from ..errors import InfeasibleError
 from ..penalties import F64
 
 DEPTH = 20  # of Anderson's differences
-UNIT = 2.0**-53
 WHOLE_PASSES = 25  # after so many the plans are certified, near or not
 MOST_RATIO = 30.0  # of a certified error to the guess before it
 

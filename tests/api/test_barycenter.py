@@ -111,6 +111,8 @@ def test_images_on_a_grid(reg_m, debiased):
     assert_allclose(image.q.ravel(), whole.q, rtol=1e-3)
     several = mapuot.barycenter(grid, A, **call | {"weights": np.eye(3)})
     assert several.q.shape == (3, 5, 4)
+    assert "Result barycenter of 3 histograms on 20 points" in repr(image)
+    assert "Result 3 barycenters of 3 histograms on 20 points" in repr(several)
 
 
 @pytest.mark.parametrize("method", ["sinkhorn", "Sinkhorn_Stabilized"])
