@@ -27,7 +27,7 @@ PORTABLE, HOST_SUMS = {"MAPUOT_CUDA": "portable"}, {"MAPUOT_CUDA_MPI": "0"}
 
 def case_wide_shapes(job):
     for shape in [(301, 515), (70, 1030), (130, 4100), (9, 20001)]:
-        job.check(clouds(*shape, ratio=1.3))
+        job.check(clouds(*shape, ratio=1.3), passes=2)  # an H200 took 12 and 14
 
 
 def case_where_rows_lie(job):
@@ -72,7 +72,7 @@ def case_wide_small_reg_and_precisions(job):
 def case_portable_kernels(job):
     with mock.patch.dict(os.environ, PORTABLE):
         for shape in [(37, 29), (70, 1030), (9, 20001), (5, 66000)]:
-            job.check(clouds(*shape, ratio=1.3))
+            job.check(clouds(*shape, ratio=1.3), passes=2)
         job.check(clouds(37, 29), "uneven")
         job.check(clouds(33, 21), within=1e-4, passes=3, precision="mixed")
 
