@@ -5,7 +5,6 @@ tqdm would add 50 ms to `import mapuot`, and most calls show no bar. `Hidden` ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -29,11 +28,3 @@ def bar(shown: bool, **options: Any) -> Any:
     from tqdm.auto import tqdm  # noqa: PLC0415 - on first use
 
     return tqdm(disable=False, **options)
-
-
-def counted(shown: bool, count: int, **options: Any) -> Iterator[int]:
-    """``range(count)`` under a bar."""
-    with bar(shown, total=count, **options) as line:
-        for i in range(count):
-            yield i
-            line.update()

@@ -11,9 +11,8 @@ the most passes; a patched function has POT's default method.
 
 What gains from the patch, and what does not:
 
-- ``ot.solve(M, a, b, reg=..., unbalanced=...)`` gains where it names no method. Without reg it runs `mm_unbalanced`,
-  in less memory: no gain up to some 400 points (a fifth slower at 64), up to twice as fast from 500 on. Penalties other
-  than "kl" with a reg, and "tv" without, are POT's own L-BFGS, as before.
+- ``ot.solve(M, a, b, reg=..., unbalanced=...)`` gains where it names no method. Without reg, or with penalties other
+  than "kl", it runs what it always did: POT's ``mm_unbalanced`` and L-BFGS are left as they are.
 - ``ot.da.UnbalancedSinkhornTransport`` asks for ten iterations by default and gets a certified answer.
 - ``ot.solve_sample(..., reg=..., unbalanced=..., lazy=True)``, which POT refuses, is solved without a matrix of costs;
   the plan comes as ``lazy_plan``. With ``debias=True`` it is POT's sum of three such calls.
@@ -40,29 +39,15 @@ Where the answers differ from POT's:
   function gives the latter and refuses the rest. Tensors of TensorFlow come back without a gradient.
 """
 
-from .barycenter import barycenter_unbalanced, barycenter_unbalanced_sinkhorn, barycenter_unbalanced_stabilized
-from .mm import mm_unbalanced, mm_unbalanced2
+from .barycenter import barycenter_unbalanced
 from .patching import patch, patched, unpatch
-from .sinkhorn import (
-    sinkhorn_knopp_unbalanced,
-    sinkhorn_stabilized_unbalanced,
-    sinkhorn_unbalanced,
-    sinkhorn_unbalanced2,
-    sinkhorn_unbalanced_translation_invariant,
-)
+from .sinkhorn import sinkhorn_unbalanced, sinkhorn_unbalanced2
 
 __all__ = [
     "barycenter_unbalanced",
-    "barycenter_unbalanced_sinkhorn",
-    "barycenter_unbalanced_stabilized",
-    "mm_unbalanced",
-    "mm_unbalanced2",
     "patch",
     "patched",
-    "sinkhorn_knopp_unbalanced",
-    "sinkhorn_stabilized_unbalanced",
     "sinkhorn_unbalanced",
     "sinkhorn_unbalanced2",
-    "sinkhorn_unbalanced_translation_invariant",
     "unpatch",
 ]

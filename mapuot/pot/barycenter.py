@@ -8,10 +8,10 @@ import numpy as np
 
 from ..api.barycenter import as_weights, barycenter
 from ..backends import host
-from ..errors import warn
+from ..errors import ConvergenceWarning, warn
 from ..problem.validate import as_array, as_count, as_float, as_positive
 from .arrays import give, take, threshold
-from .caller import WORDS, muted, warn_not_stopped
+from .caller import muted
 from .sinkhorn import DEFAULT_ITER, LEAST_TOL, demand
 
 
@@ -78,51 +78,12 @@ def barycenter_unbalanced(
     name = method.lower() if isinstance(method, str) else method
     if name in ("sinkhorn_reg_scaling", "sinkhorn_translation_invariant"):
         warn("Method not implemented yet. Running 'sinkhorn' instead")
-        name = "sinkhorn"
-    rest = {"weights": weights, "numItermax": numItermax, "stopThr": stopThr, "verbose": verbose, "log": log}
-    if name == "sinkhorn_stabilized":
-        return barycenter_unbalanced_stabilized(A, M, reg, reg_m, tau=1e3 if tau is None else tau, **rest)
-    if name != "sinkhorn":
+    elif name not in ("sinkhorn", "sinkhorn_stabilized"):
         raise ValueError(f"Unknown method {method!r}: must be 'sinkhorn' or 'sinkhorn_stabilized'")
     if tau is not None:
-        raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
-    return barycenter_unbalanced_sinkhorn(A, M, reg, reg_m, **rest)
-
-
-def barycenter_unbalanced_sinkhorn(
-    A: Any,
-    M: Any,
-    reg: float,
-    reg_m: float,
-    weights: Any = None,
-    numItermax: int = 1000,
-    stopThr: float = 1e-6,
-    verbose: bool = False,
-    log: bool = False,
-) -> Any:
-    """`barycenter_unbalanced` with method "sinkhorn"."""
-    return answer(A, M, reg, reg_m, weights, {"numItermax": numItermax, "stopThr": stopThr, "verbose": verbose}, log)
-
-
-def barycenter_unbalanced_stabilized(
-    A: Any,
-    M: Any,
-    reg: float,
-    reg_m: float,
-    weights: Any = None,
-    tau: float = 1000,
-    numItermax: int = 1000,
-    stopThr: float = 1e-6,
-    verbose: bool = False,
-    log: bool = False,
-) -> Any:
-    """`barycenter_unbalanced` with method "sinkhorn_stabilized"; ``tau`` is checked and accepted."""
-    as_positive(tau, "tau")
-    return answer(A, M, reg, reg_m, weights, {"numItermax": numItermax, "stopThr": stopThr, "verbose": verbose}, log)
-
-
-def answer(A: Any, M: Any, reg: Any, reg_m: Any, weights: Any, options: dict[str, Any], log: bool) -> Any:
-    """Answer one call of POT by `mapuot.barycenter`, which checks the arguments."""
+        as_positive(tau, "tau")
+        if name != "sinkhorn_stabilized":
+            raise TypeError(f"tau is an argument of method 'sinkhorn_stabilized' only, not of {method!r}")
     histograms = as_array(host(take(A, "A")), "A")
     M, shape = host(take(M, "M")), np.shape(histograms)
     if len(shape) != 2 or np.shape(M) != (shape[0], shape[0]) or shape[1] == 0:
@@ -130,17 +91,20 @@ def answer(A: Any, M: Any, reg: Any, reg_m: Any, weights: Any, options: dict[str
     weights = as_weights(take(weights, "weights"), shape[1])
     if weights.ndim != 1:
         raise ValueError(f"weights must be ({shape[1]},), got {weights.shape}")
-    stop, most = threshold(options["stopThr"]), as_count(options["numItermax"], "numItermax")
-    rho = as_float(reg_m, "reg_m")
+    stop, most, rho = threshold(stopThr), as_count(numItermax, "numItermax"), as_float(reg_m, "reg_m")
     tol = demand(as_positive(reg, "reg"), rho, rho, max(stop, LEAST_TOL), "sinkhorn")
     with muted():
         found = barycenter(
             M, histograms.T, reg=reg, reg_m=reg_m, weights=weights, tol=tol, tol_change=max(stop, LEAST_TOL),
-            max_passes=max(most, DEFAULT_ITER), progress=options["verbose"],
+            max_passes=max(most, DEFAULT_ITER), progress=verbose,
         )  # fmt: skip
     reached = found.error_bound if found.error_bound < np.inf else found.change
     if stop > 0 and not (found.converged or reached <= stop):
-        warn_not_stopped("barycenter", found.n_passes, reached, stop, WORDS)
+        warn(
+            f"barycenter not converged after {found.n_passes} iterations: last change {reached:.2e} >= stopThr "
+            f"{stop:.2e}; raise numItermax, reg or stopThr",
+            ConvergenceWarning,
+        )
     dtype = np.float32 if histograms.dtype == np.float32 else np.float64
     q, log_u, log_v = (give(x.astype(dtype), A) for x in (found.q, found.log_u.T, found.log_v.T))
     return (q, {"err": [reached], "niter": found.n_passes, "logu": log_u, "logv": log_v}) if log else q

@@ -39,12 +39,3 @@ def warn_not_converged(result: Result, stop: float, words: Words) -> None:
     """Of a certified solve that is not within ``stop``; ``words``: the caller's for passes and stop."""
     if not (result.converged or result.error_bound <= stop):
         warn(not_converged(result, stop, words=words), ConvergenceWarning)
-
-
-def warn_not_stopped(what: str, count: int, err: float, stop: float, words: Words, cure: str = "") -> None:
-    """Of an iteration whose last change is not below ``stop``."""
-    warn(
-        f"{what} not converged after {count} iterations: last change {err:.2e} >= {words[1]} {stop:.2e}; "
-        f"{cure}raise {words[0]}, reg or {words[1]}",
-        ConvergenceWarning,
-    )

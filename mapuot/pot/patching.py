@@ -7,18 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from . import barycenter, mm, sample, sinkhorn, stand_in
+from . import sample, stand_in
 
-OWN_METHOD = {  # of the functions of one method; the other two are told it
+OWN_METHOD = {  # of the functions of one method; the others are told it
     "sinkhorn_unbalanced": None,
     "sinkhorn_unbalanced2": None,
     "sinkhorn_knopp_unbalanced": "sinkhorn",
     "sinkhorn_stabilized_unbalanced": "sinkhorn_stabilized",
     "sinkhorn_unbalanced_translation_invariant": "sinkhorn_translation_invariant",
-}
-OTHERS = {
-    barycenter: ("barycenter_unbalanced", "barycenter_unbalanced_sinkhorn", "barycenter_unbalanced_stabilized"),
-    mm: ("mm_unbalanced", "mm_unbalanced2"),
+    "barycenter_unbalanced": None,
+    "barycenter_unbalanced_sinkhorn": "sinkhorn",
+    "barycenter_unbalanced_stabilized": "sinkhorn_stabilized",
 }
 
 installed: dict[str, tuple[Any, Any]] = {}  # name: (POT's function, the one in its place)
@@ -42,14 +41,11 @@ def patch() -> None:
     import ot  # noqa: PLC0415 - an optional dependency
 
     for name, own in OWN_METHOD.items():
+        kind = stand_in.of_barycenter if name.startswith("bary") else stand_in.of_sinkhorn
         theirs = getattr(ot.unbalanced, name)
-        installed[name] = (theirs, stand_in.stand_in(getattr(sinkhorn, name), theirs, own))
-    for module, names in OTHERS.items():
-        for name in names:
-            theirs = getattr(ot.unbalanced, name)
-            installed[name] = (theirs, stand_in.left_where_tracked(getattr(module, name), theirs))
+        installed[name] = theirs, kind(theirs, own)
     if hasattr(ot, "solve_sample"):
-        installed["solve_sample"] = (ot.solve_sample, sample.stand_in(ot.solve_sample))
+        installed["solve_sample"] = ot.solve_sample, sample.stand_in(ot.solve_sample)
     exchange({id(theirs): ours for theirs, ours in installed.values()})
 
 

@@ -178,61 +178,6 @@ def sinkhorn_unbalanced2(
     return call.run(method, tau).cost(returnCost, log)
 
 
-def sinkhorn_stabilized_unbalanced(
-    a: Any,
-    b: Any,
-    M: Any,
-    reg: float,
-    reg_m: Any,
-    reg_type: str = "kl",
-    c: Any = None,
-    warmstart: Any = None,
-    tau: float = 1e5,
-    numItermax: int = 1000,
-    stopThr: float = 1e-6,
-    verbose: bool = False,
-    log: bool = False,
-) -> Any:
-    """`sinkhorn_unbalanced` with method "sinkhorn_stabilized", which has the arguments, returns and errors."""
-    call = Arguments(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
-    return call.run("sinkhorn_stabilized", tau).plan(log)
-
-
-def named(name: str, method: str, note: str = "") -> Any:
-    """Make POT's function of this name, which is `sinkhorn_unbalanced` with the method."""
-
-    def function(
-        a: Any,
-        b: Any,
-        M: Any,
-        reg: float,
-        reg_m: Any,
-        reg_type: str = "kl",
-        c: Any = None,
-        warmstart: Any = None,
-        numItermax: int = 1000,
-        stopThr: float = 1e-6,
-        verbose: bool = False,
-        log: bool = False,
-    ) -> Any:
-        call = Arguments(a, b, M, reg, reg_m, reg_type, c, warmstart, numItermax, stopThr, verbose)
-        return call.run(method).plan(log)
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = (
-        f"""`sinkhorn_unbalanced` with method "{method}", which has the arguments, returns and errors.{note}"""
-    )
-    return function
-
-
-sinkhorn_knopp_unbalanced = named("sinkhorn_knopp_unbalanced", "sinkhorn")
-sinkhorn_unbalanced_translation_invariant = named(
-    "sinkhorn_unbalanced_translation_invariant",
-    "sinkhorn_translation_invariant",
-    "\n\nUnequal reg_m are answered rightly, where POT's own iteration ends elsewhere.",
-)
-
-
 def demand(reg: float, rho1: float, rho2: float, stop: float, name: str) -> float:
     """Return the certified error that the end of POT's method would not undercut."""
     if not (rho1 > 0 and rho2 > 0):

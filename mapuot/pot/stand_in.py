@@ -1,6 +1,6 @@
-"""What stands in for POT's Sinkhorn functions once it is patched: the answer to the question that its caller asked.
+"""What stands in for POT's functions once it is patched: the answer to the question that its caller asked.
 
-That is the plan, or cost, of the problem, at least as near to the solution as POT's own stop would leave it
+That is the plan, cost or barycenter, at least as near to the solution as POT's own stop would leave it
 (`sinkhorn.demand`). Where a gradient is to go through, the call is left to POT's function.
 """
 
@@ -19,8 +19,9 @@ from ..errors import warn
 from ..route.plain import attempt
 from . import sinkhorn
 from .arrays import tracked
+from .barycenter import barycenter_unbalanced
 from .caller import WORDS, muted, warn_not_converged
-from .sinkhorn import DEFAULT_ITER, STOP, Arguments, demand
+from .sinkhorn import DEFAULT_ITER, STOP, Arguments, demand, differentiable, loss, method_name
 
 NUMBERS = (float, int, np.floating, np.integer)
 
@@ -55,65 +56,70 @@ def swallow(function: str, unknown: Set[str]) -> None:
         warn(f"{function} has no argument {key!r}: ignored, as POT ignores it")
 
 
-def stand_in(function: Callable[..., Any], original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
-    """``function`` of `mapuot.pot` as POT's callers find it; ``own``: the method of a function that has but one."""
-    parameters = list(inspect.signature(function).parameters.values())[5:]
-    names = {parameter.name for parameter in parameters}
-    order = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-    plain = "returnCost" not in names
+def parameters_of(original: Callable[..., Any], first: int) -> list[str]:
+    """Return the names of the parameters of POT's function, from this one on, but for ``**kwargs``."""
+    parameters = [*inspect.signature(original).parameters.values()][first:]
+    return [x.name for x in parameters if x.kind is not x.VAR_KEYWORD]
 
-    @functools.wraps(function)
+
+def named_as(original: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with the name and the documentation of POT's."""
+    call = functools.wraps(original)(call)
+    call.__module__ = __name__
+    return call
+
+
+def of_sinkhorn(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
+    """Make the stand-in of one of POT's Sinkhorn functions; ``own``: the method of one that has but one."""
+    order = parameters_of(original, 5)
+    names, plain = {*order, "tau"}, "returnCost" not in order
+
     def call(a: Any, b: Any, M: Any, reg: Any, reg_m: Any, *args: Any, **kwargs: Any) -> Any:
         if plain and not (args or kwargs):
             plan = quick(a, b, M, reg, reg_m, own or "sinkhorn")
             if plan is not None:
                 return plan
         if len(args) > len(order) or kwargs.keys() & order[: len(args)]:
-            return function(a, b, M, reg, reg_m, *args, **kwargs)  # which tells what is one too many
+            return original(a, b, M, reg, reg_m, *args, **kwargs)  # which tells what is one too many
         given = dict(zip(order, args, strict=False), **kwargs)
         method = given.pop("method", own)  # `ot.solve` hands its method on to `sinkhorn_knopp_unbalanced`, None too
-        swallow(function.__name__, given.keys() - names)
+        swallow(original.__name__, given.keys() - names)
         if any(map(tracked, (a, b, M, reg_m, given.get("c")))):
-            return with_gradient(function, original, (a, b, M, reg, reg_m, *args), kwargs, given)
+            return with_gradient(original, (a, b, M, reg, reg_m, *args), kwargs, given)
         cost, log = given.get("returnCost", "linear"), bool(given.get("log", False))
         if cost not in ("linear", "total"):
             raise ValueError(f"Unknown returnCost = {cost!r}: must be 'linear' or 'total'")
-        name = own or sinkhorn.method_name(method) or "sinkhorn"
+        name = own or method_name(method) or "sinkhorn"
         request = Arguments(a, b, M, reg, reg_m, given.get("reg_type"), given.get("c"), given.get("warmstart"))
         request.max_iter, request.stop = given.get("numItermax", DEFAULT_ITER), given.get("stopThr", STOP)
         request.verbose = given.get("verbose", False)
         answers = request.run(name, given.get("tau") if name == "sinkhorn_stabilized" else None)
         return answers.plan(log) if plain else answers.cost(cost, log)
 
-    return call
+    return named_as(original, call)
 
 
-def with_gradient(
-    function: Callable[..., Any],
-    original: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Any,
-    given: dict[str, Any],
-) -> Any:
+def with_gradient(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any, given: dict[str, Any]) -> Any:
     """The objective with its gradient from the potentials, which is exact; anything else is left to POT.
 
     POT's own "total" lacks the mass terms: it and its gradient are 0 at every optimum.
     """
     a, b, M, reg, reg_m = args[:5]
     asked = given.get("log") or given.get("returnCost") != "total"
-    if asked or not sinkhorn.differentiable(
-        a, b, M, given.get("reg_type", "kl"), given.get("c"), given.get("warmstart")
-    ):
+    if asked or not differentiable(a, b, M, given.get("reg_type", "kl"), given.get("c"), given.get("warmstart")):
         return original(*args, **kwargs)
-    return sinkhorn.loss(a, b, M, reg, reg_m, given.get("stopThr", STOP), given.get("numItermax", DEFAULT_ITER))
+    return loss(a, b, M, reg, reg_m, given.get("stopThr", STOP), given.get("numItermax", DEFAULT_ITER))
 
 
-def left_where_tracked(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, or POT's ``original`` where a gradient is to go through."""
+def of_barycenter(original: Callable[..., Any], own: str | None) -> Callable[..., Any]:
+    """Make the stand-in of one of POT's barycenters; ``own`` as in `of_sinkhorn`."""
+    order = parameters_of(original, 0)
+    named: dict[str, Any] = {} if own is None else {"method": own}
 
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        chosen = original if any(map(tracked, (*args, *kwargs.values()))) else function
-        return chosen(*args, **kwargs)
+        wrong = len(args) > len(order) or kwargs.keys() & order[: len(args)]
+        if wrong or any(map(tracked, (*args, *kwargs.values()))):
+            return original(*args, **kwargs)
+        return barycenter_unbalanced(**dict(zip(order, args, strict=False)), **kwargs, **named)
 
-    return call
+    return named_as(original, call)

@@ -1,4 +1,4 @@
-"""Barycenters by their formulas and by POT, and mm_unbalanced: POT's iterates and the optimum."""
+"""Barycenters by their formulas and by POT."""
 
 import re
 
@@ -7,12 +7,11 @@ import ot
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import sparse
-from scipy.optimize import linprog, minimize
-from scipy.special import logsumexp, rel_entr
+from scipy.optimize import linprog
+from scipy.special import logsumexp
 
 import mapuot
 from mapuot import pot
-from mapuot.pot import mm
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::mapuot.ConvergenceWarning", "ignore:Stabilized Unbalanced", "ignore:invalid value"
@@ -167,8 +166,6 @@ def test_dtype_and_warnings():
     assert pot.barycenter_unbalanced(A.astype("f4"), M.astype("f4"), 0.1, 1.0).dtype == np.float32
     with pytest.warns(UserWarning, match="Method not implemented yet"):
         pot.barycenter_unbalanced(A, M, 0.1, 1.0, "sinkhorn_reg_scaling")
-    with pytest.warns(mapuot.ConvergenceWarning, match="mm_unbalanced not converged"):
-        pot.mm_unbalanced(A[:, 0], A[:, 1], M, 1.0, numItermax=2)
 
 
 def test_many_weightings_at_once():
@@ -334,67 +331,3 @@ def test_no_balanced_barycenter_that_no_plans_can_have():
         seen.append((found, reachable(S, A)))
     assert not any(found and not can for found, can in seen)
     assert sum(found for found, _ in seen) >= sum(can for _, can in seen) - 1 > 20, seen
-
-
-# majorisation-minimisation
-
-
-def problem(m=9, n=12, seed=1):
-    rng = np.random.default_rng(seed)
-    return rng.random(m) + 0.1, rng.random(n) + 0.1, rng.random((m, n))
-
-
-@pytest.mark.parametrize("count", [1, 2, 10, 50])
-@pytest.mark.parametrize("div", ["kl", "L2"])
-@pytest.mark.parametrize("reg", [0, 0.05])
-@pytest.mark.parametrize("reg_m", [1.0, [2.0], (0.5, 3.0)], ids=str)
-def test_mm_iterates_are_pots(div, reg, reg_m, count, monkeypatch):
-    monkeypatch.setattr(mm, "BLOCK_ENTRIES", 30)  # two rows of twelve at a time, the last block shorter
-    a, b, M = problem()
-    a[2] = b[5] = 0
-    c = np.outer(a, b) + 0.3
-    for reference in (None, c):
-        call = {"reg_m": reg_m, "c": reference, "reg": reg, "div": div, "numItermax": count, "log": True}
-        theirs, log = ot.unbalanced.mm_unbalanced(a, b, M, **call)
-        G, ours = pot.mm_unbalanced(a, b, M, **call)
-        assert list(ours) == list(log)
-        assert_allclose(G, theirs, rtol=1e-11, atol=1e-15)
-        assert_allclose(ours["err"], log["err"], rtol=1e-9, atol=1e-15)
-        assert_allclose(ours["G"][-1], log["G"][-1], rtol=1e-11, atol=1e-15)
-        assert_allclose(ours["cost"], log["cost"], rtol=1e-11)
-        with np.errstate(all="ignore"):
-            known = np.isfinite(log["total_cost"])  # POT takes log(0 / 0) where a or b is 0
-        assert np.isfinite(ours["total_cost"])
-        if known:
-            assert_allclose(ours["total_cost"], log["total_cost"], rtol=1e-10)
-
-
-@pytest.mark.parametrize("div", ["kl", "l2"])
-def test_mm_reaches_the_optimum(div):
-    a, b, M = problem(4, 5)
-    c, reg, pair = np.outer(a, b), 0.1, (1.0, 2.0)
-
-    def divergence(p, q):
-        return (rel_entr(p, q) - p + q).sum() if div == "kl" else 0.5 * ((p - q) ** 2).sum()
-
-    def objective(x):
-        G = x.reshape(M.shape)
-        sides = pair[0] * divergence(G.sum(1), a) + pair[1] * divergence(G.sum(0), b)
-        return (G * M).sum() + reg * divergence(G, c) + sides
-
-    best = minimize(objective, c.ravel(), method="L-BFGS-B", bounds=[(1e-12, None)] * 20, tol=1e-14)
-    G, log = pot.mm_unbalanced(a, b, M, pair, reg=reg, div=div, numItermax=20_000, log=True)
-    assert_allclose(log["total_cost"], objective(G.ravel()), rtol=1e-12)
-    assert log["total_cost"] <= best.fun + 1e-6
-    assert pot.mm_unbalanced2(a, b, M, pair, reg=reg, div=div, returnCost="total") == pytest.approx(best.fun, abs=1e-4)
-
-
-def test_mm_start_lists_and_dtype():
-    a, b, M = problem()
-    start = np.outer(a, b)
-    kept = start.copy()
-    G = pot.mm_unbalanced(a, b, M, 1.0, G0=start, numItermax=5)
-    assert_allclose(start, kept, rtol=0)
-    assert_allclose(pot.mm_unbalanced(a.tolist(), b.tolist(), M.tolist(), 1.0, numItermax=5), G, rtol=1e-14)
-    assert pot.mm_unbalanced([], [], M.astype("f4"), 1.0, numItermax=5).dtype == np.float32
-    assert_allclose(pot.mm_unbalanced2(a, b, M, 1.0, numItermax=5), (G * M).sum(), rtol=1e-14)

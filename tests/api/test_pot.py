@@ -62,12 +62,14 @@ def test_no_stop_means_the_least_error():
 def test_named_functions_are_the_named_methods():
     a, b, M, _ = arrays()
     for method, function, more in (
-        ("sinkhorn", pot.sinkhorn_knopp_unbalanced, {}),
-        ("sinkhorn_stabilized", pot.sinkhorn_stabilized_unbalanced, {"tau": 10.0}),
-        ("sinkhorn_translation_invariant", pot.sinkhorn_unbalanced_translation_invariant, {}),
+        ("sinkhorn", "sinkhorn_knopp_unbalanced", {}),
+        ("sinkhorn_stabilized", "sinkhorn_stabilized_unbalanced", {"tau": 10.0}),
+        ("sinkhorn_translation_invariant", "sinkhorn_unbalanced_translation_invariant", {}),
     ):
         expected = pot.sinkhorn_unbalanced(a, b, M, REG, 1.0, method.upper(), **more)
-        assert_allclose(function(a, b, M, REG, 1.0, **more), expected, rtol=1e-14)
+        with pot.patched():
+            found = getattr(ot.unbalanced, function)(a, b, M, REG, 1.0, **more)
+        assert_allclose(found, expected, rtol=1e-14)
 
 
 def test_float32_stays_float32():

@@ -163,7 +163,6 @@ def gradient_of(M, **options):
 
 
 NUMBERS, NO_NAN, NO_MASK = "must hold real numbers", "M must not hold NaN or -inf", "mask must be a mapuot.SeededMask"
-NONE_NEGATIVE = "G0 must be finite and >= 0"
 OUTSIDE = S.copy()
 OUTSIDE.indices[0] = 99
 FULL = mapuot.PointCloud(POINTS[:4], POINTS[4:])
@@ -426,23 +425,6 @@ FUNCTIONS = {
         ({"A": RAGGED}, ValueError, "A cannot be read as an array"),
         ({"stopThr": None}, TypeError, "stopThr must be a number, got None"),
         *(({x: 3.0}, TypeError, x) for x in ("tau", "foo")),
-    ]),
-    "pot.mm_unbalanced": (pot.mm_unbalanced2, {"a": CASE.a, "b": CASE.b, "M": CASE.M, "reg_m": 1.0}, [
-        ({"div": "tv"}, ValueError, "Unknown div = 'tv'"),
-        ({"reg_m": np.inf}, ValueError, "reg_m[0] must be"),
-        ({"reg": -1}, ValueError, "reg must be"),
-        ({"G0": np.ones((2, 2))}, ValueError, "G0 must have M's shape"),
-        *each("G0", (np.nan * CASE.M, -1 - CASE.M), ValueError, NONE_NEGATIVE),
-        ({"G0": CASE.M + 1j}, TypeError, "G0 must hold real numbers, got dtype complex128"),
-        ({"G0": np.ma.masked_less(CASE.M, 0.5)}, ValueError, "G0 must not be masked"),
-        ({"M": np.full((4, 5), np.inf)}, ValueError, "M must be finite"),
-        ({"stopThr": "small"}, TypeError, "stopThr must be a number, got 'small'"),
-        ({"returnCost": "foo"}, ValueError, "Unknown returnCost = 'foo'"),
-        ({"foo": 1}, TypeError, "foo"),
-    ]),
-    "pot.mm_unbalanced of pairs": (pot.mm_unbalanced, {"a": SA, "b": SB, "M": S, "reg_m": 1.0}, [
-        ({"G0": S[:3]}, ValueError, "G0 must have M's shape (4, 5)"),
-        ({"M": S * np.inf}, ValueError, "M must be finite"),
     ]),
     "log_matmul": (mapuot.log_matmul, {"A": SQUARE, "B": SQUARE}, [
         ({"A": MASKED}, ValueError, "A must not be masked"),
