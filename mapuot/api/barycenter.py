@@ -10,16 +10,19 @@ entries at stored pairs only; scalings are 0 at points without mass, or that no 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..ascend.barycenters import CertifiedPasses, PlainPasses
-from ..backends import load, pick
+from ..ascend.barycenters import Barycenter
+from ..ascend.loop import Run
+from ..ascend.passes import Engine
+from ..backends import Stats, load, pick
 from ..backends.kernel import UNIT
 from ..cached import cached_property
-from ..errors import ConvergenceWarning, InfeasibleError, shown, warn
+from ..errors import InfeasibleError, shown
 from ..penalties import F64
 from ..problem.cost import cost_of
 from ..problem.kinds import as_cost, as_whole_cost, stores_pairs
@@ -27,13 +30,14 @@ from ..problem.sparse import Sparse, log_sums, on_host
 from ..problem.validate import (
     MASS_TOLERANCE,
     as_array,
+    as_callback,
     as_count,
     as_float,
     as_positive,
     told_points,
 )
-from ..progress import bar as progress_bar
-from ..status import told_bound, told_miss
+from ..route.options import make_options
+from ..status import told_bound, told_miss, warn_not_converged
 from .log_matmul import log_matmul
 
 SAFE = 600.0  # exponents within this of the largest do not underflow in a float64 product
@@ -51,7 +55,7 @@ class BarycenterResult:
     change: float  # of the last pass: max over barycenters of |q - q_before|_1 / |q|_1; sparse M: at least what q lacks
     gap: float  # primal less dual value, in units of the objective; inf: not known
     error_bound: float  # sum_s w_s |P_s - P_s*|_1 / |q|_1 is at most this, and so is |q - q*|_1 / |q|_1; inf: not known
-    status: str  # "converged", "max_passes" or "stalled"
+    status: str  # as of `Result`: "converged", "max_passes", "stalled", "cancelled", "underflow" or "not finite"
     how: str  # what the passes read: "dense K", "pairs" or "products"
     shape: tuple[int, ...]  # of a histogram: (n,), or (H, W) of an image
 
@@ -88,6 +92,8 @@ def barycenter(
     tol: float = 1e-6,
     tol_change: float = 1e-6,
     max_passes: int = 10_000,
+    warm_start: BarycenterResult | None = None,
+    callback: Callable[[Stats], Any] | None = None,
     progress: bool = False,
 ) -> BarycenterResult:
     """Barycenter of p histograms: the q of least weighted entropic transport cost to all of them.
@@ -110,12 +116,17 @@ def barycenter(
     debiased : bool
         Subtract OT(q, q) / 2, which sharpens q. With one histogram, q is that histogram.
     tol : float
-        CertifiedPasses error to reach, ``result.error_bound``, where reg_m is finite and the barycenter not debiased.
+        Certified error to reach, ``result.error_bound``, where reg_m is finite and the barycenter not debiased.
     tol_change : float
         In the other cases: stop when a pass changes no q by more than this, relative, in L1. This is no bound on the
         error. Balanced over a sparse M q must also have the histograms' mass, to this: where M connects too few
         points, no q can.
     max_passes : int
+    warm_start : BarycenterResult, optional
+        Start from the potentials of this answer, of as many histograms on as many points, at any reg.
+    callback : callable, optional
+        ``callback(stats)`` after every pass; a true return value stops the solve. The dual value lacks a constant; gap
+        and error are inf in passes that were not certified, and the residual of one that is not is the change of q.
     progress : bool
         Show a progress bar on standard error.
 
@@ -156,77 +167,61 @@ def barycenter(
     if A.ndim != 2 or 0 in A.shape:
         raise ValueError(f"A must be a non-empty (p, n) array, got shape {A.shape}")
     table = as_weights(weights, len(A))
-    A, M, reg, fi = checked(A, M, reg, reg_m)
-    if debiased and not symmetric(M):
-        raise ValueError("M must be symmetric for a debiased barycenter")
-    kernel, found = products(M, reg), []
-    quiet = np.errstate(divide="ignore", over="ignore", invalid="ignore")  # of points without mass, or out of reach
-    with progress_bar(progress, total=max_passes, desc="barycenter", unit="pass") as bar, quiet:
-        for w in np.atleast_2d(table / table.sum(-1, keepdims=True)):
-            if fi < 1 and not debiased:
-                found.append(by_error(CertifiedPasses(A, kernel, reg, fi, w, tol), max_passes, bar))
-            else:
-                parts = PartMasses(M, A, w) if M.operator == "pairs" and fi == 1 else None
-                found.append(
-                    by_change(PlainPasses(A, kernel, reg, fi, w, debiased), parts, tol_change, max_passes, bar)
-                )
-    worst = max(found, key=lambda x: (x.status != "converged", x.iterate.error, x.iterate.change))
-    if worst.status != "converged":
-        n_passes = max(x.n_passes for x in found)
-        warn(f"barycenter not converged ({worst.status}) after {n_passes} passes: {worst.why}", ConvergenceWarning)
-    return together(found, worst.status, reg, kernel.reads, images, np.ndim(weights) == 2)
+    A, M, reg, rho = checked(A, M, reg, reg_m)
+    if debiased and not M.symmetric(load("cpu")):
+        raise ValueError("M must be symmetric, to the last bit, for a debiased barycenter: take (M + M.T) / 2")
+    kernel, options, found = products(M, reg), make_options("auto", "float64", tol, None, None), []
+    callback, weightings = as_callback(callback), np.atleast_2d(table / table.sum(-1, keepdims=True))
+    for w, start in zip(weightings, starts_of(warm_start, A, reg, len(weightings)), strict=True):
+        lacking = PartMasses(M, A, w).lacking if M.operator == "pairs" and rho == np.inf else None
+        body = Barycenter(A, kernel, reg, rho, w, debiased, tol_change, lacking)
+        found.append(Run(Engine(lambda body, before: body), max_passes, callback, progress))
+        with found[-1].shown():
+            found[-1].run(body, options, start)
+        if found[-1].status == "cancelled":
+            break
+    worst = max(found, key=lambda run: (run.status != "converged", run.trace[-1].error, run.potentials[1].change))
+    if worst.status not in ("converged", "cancelled"):
+        n_passes, why = max(run.n_passes for run in found), why_not(worst, tol)
+        warn_not_converged(f"barycenter not converged ({worst.status}) after {n_passes} passes: {why}")
+    return together(found, worst.status, images, np.ndim(weights) == 2)
 
 
-def by_error(iterate: CertifiedPasses, max_passes: int, bar: Any) -> OneMean:
-    """Make passes until the plans are certified."""
-    status = "running"
-    while status == "running" and iterate.number < max_passes:
-        status = iterate.next_pass()
-        bar.update()
-    iterate.conclude()
-    status = "converged" if iterate.error <= iterate.tol else "max_passes" if status == "running" else status
-    why = told_miss(iterate.error, iterate.tol)
-    cure = "rounding allows no better: raise tol" if status == "stalled" else "raise max_passes, reg or tol"
-    return OneMean(iterate, iterate.number, status, f"{why}; {cure}")
+def starts_of(warm_start: Any, A: F64, reg: float, count: int) -> F64:
+    """Return the log v that each weighting starts from: zeros, or those of another answer, in units of M."""
+    if warm_start is None:
+        return np.zeros((count, A.size))
+    if not isinstance(warm_start, BarycenterResult):
+        raise TypeError(f"warm_start must be a BarycenterResult, got {shown(warm_start)}")
+    log_v = warm_start.log_v * (warm_start.reg / reg)
+    if log_v.size not in (A.size, count * A.size):
+        raise ValueError(f"warm_start must be of {len(A)} histograms on {A.shape[1]} points, got {warm_start}")
+    log_v = np.where(np.isfinite(log_v), log_v, 0.0).reshape(-1, A.size)
+    return np.broadcast_to(log_v, (count, A.size))
 
 
-def by_change(iterate: PlainPasses, parts: PartMasses | None, tol: float, max_passes: int, bar: Any) -> OneMean:
-    """Make passes until one moves q by no more than ``tol``."""
-    lacks, n_passes, change = 0.0, 0, np.inf
-    while change > tol and n_passes < max_passes:
-        iterate.one_pass()
-        lacks = parts.lacking(iterate.q) if parts else 0.0
-        change = iterate.change = max(iterate.change, lacks)
-        n_passes += 1
-        bar.update()
-    few = f", q lacks {lacks:.1e} of its mass where M may connect too few points" if lacks > tol else ""
-    why = f"last change {change:.2e} > tol_change {tol:.2e}{few}; raise max_passes, reg or tol_change"
-    return OneMean(iterate, n_passes, "converged" if change <= tol else "max_passes", why)
+def why_not(run: Run, tol: float) -> str:
+    """Return what a warning says of passes that did not converge."""
+    body: Barycenter = run.potentials[1]
+    if body.certifies:
+        cure = "rounding allows no better: raise tol" * (run.status == "stalled")
+        return f"{told_miss(run.trace[-1].error, tol)}; {cure or 'raise max_passes, reg or tol'}"
+    lacks, wanted = body.lacks, body.tol_change
+    few = f", q lacks {lacks:.1e} of its mass where M may connect too few points" if lacks > wanted else ""
+    return f"last change {body.change:.2e} > tol_change {wanted:.2e}{few}; raise max_passes, reg or tol_change"
 
 
-class OneMean(NamedTuple):
-    """One barycenter, how it ended, and what a warning says of it."""
-
-    iterate: PlainPasses
-    n_passes: int
-    status: str
-    why: str
-
-
-def together(
-    found: list[OneMean], status: str, reg: float, how: str, nodes: tuple[int, ...], several: bool
-) -> BarycenterResult:
+def together(found: list[Run], status: str, nodes: tuple[int, ...], several: bool) -> BarycenterResult:
     """Put barycenters together, in the shape of the histograms; the numbers are those of the worst."""
-    iterates = [x.iterate for x in found]
-    q = np.stack([x.q for x in iterates]).reshape(-1, *nodes)
-    log_u, log_v = (np.stack([getattr(x, k) for x in iterates]) for k in ("log_u", "log_v"))
-    log_u, log_v = (x.reshape(*x.shape[:2], *nodes) for x in (log_u, log_v))
+    bodies, last = [run.potentials[1] for run in found], [run.trace[-1] for run in found]
+    plans = [run.potentials[0] or run.potentials[1].last for run in found]
+    q, log_u, log_v = (np.stack([getattr(x, k) for x in plans]) for k in ("q", "log_u", "log_v"))
+    q, log_u, log_v = (x.reshape(*x.shape[:-1], *nodes) for x in (q, log_u, log_v))
     if not several:
         q, log_u, log_v = q[0], log_u[0], log_v[0]
-    change, gap, error = (max(getattr(x, k) for x in iterates) for k in ("change", "gap", "error"))
-    return BarycenterResult(
-        q, log_u, log_v, reg, max(x.n_passes for x in found), change, gap, error, status, how, nodes
-    )
+    change, gap, error = max(x.change for x in bodies), max(x.gap for x in last), max(x.error for x in last)
+    n_passes, reg, how = max(x.n_pass for x in last), bodies[0].reg, bodies[0].reads
+    return BarycenterResult(q, log_u, log_v, reg, n_passes, change, gap, error, status, how, nodes)
 
 
 class PartMasses:
@@ -257,17 +252,6 @@ class PartMasses:
         found = np.bincount(self.parts.cols, q, self.parts.count + 1)[: self.parts.count]
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.where(self.wanted > 0, np.abs(found / self.wanted - 1), 0.0).max(initial=0.0))
-
-
-def symmetric(M: Any) -> bool:
-    """Tell whether a finite cost is its own transpose, but for rounding."""
-    if M.operator == "products":
-        return bool(M.symmetric)
-    if M.operator == "tiles":
-        return bool(np.allclose(M.array, M.array.T, rtol=1e-5))
-    turned = M.transpose()
-    same = all(map(np.array_equal, (M.start - M.start[0], M.column), (turned.start, turned.column)))
-    return same and bool(np.allclose(M.data, turned.data, rtol=1e-5))
 
 
 class KernelProducts:
@@ -332,7 +316,7 @@ def products(M: Any, reg: float) -> KernelProducts:
 
 
 def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, float]:
-    """(A, M, reg, fi): p histograms and a finite square cost."""
+    """(A, M, reg, reg_m): p histograms and a finite square cost."""
     M = cost_of(M)
     if not hasattr(M, "nodes"):
         M = as_cost(on_host(M), pick("reference")) if stores_pairs(M) else as_whole_cost(M, pick("reference"))
@@ -349,7 +333,7 @@ def checked(A: Any, M: Any, reg: Any, reg_m: Any) -> tuple[Any, Any, float, floa
         raise ValueError("M must store a pair, got a sparse matrix with none")
     reg = as_positive(reg, "reg")
     rho = as_float(reg_m, "reg_m")
-    return A, M, reg, 1.0 if rho == np.inf else as_positive(rho, "reg_m") / (rho + reg)
+    return A, M, reg, rho if rho == np.inf else as_positive(rho, "reg_m")
 
 
 def as_weights(value: Any, count: int) -> F64:

@@ -1,30 +1,26 @@
-"""The passes of a barycenter of p histograms: translation, Anderson's step behind the guard, certificate.
+"""The passes of a barycenter of p histograms, and their certificate.
 
     u_s = (A_s / K v_s)^fi,  q = d^(1 / fi) (sum_s w_s (K^T u_s)^(1 - fi))^(1 / (1 - fi)),  v_s = (q / K^T u_s)^fi
 
 With d = 1 and fi < 1 these v are feasible for the dual, sum_s w_s v_s^(-reg / rho) = 1, and its value is
 sum_s w_s rho (|A_s| - sum A_s u_s^(-reg / rho)) - reg |q|, less what no pass changes. Plans P_s = diag(u_s) K diag(v_s)
-then miss the optimum by gap = rho sum_s w_s KL(P_s 1 | A_s u_s^(-reg / rho)). Guard and stopping rule are those of
-src_c/common/rules.h. Formulas: docs/mathematics.md, "Barycenters".
+then miss the optimum by gap = rho sum_s w_s KL(P_s 1 | A_s u_s^(-reg / rho)). Formulas: docs/mathematics.md,
+"Barycenters".
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..backends import Stats, load
-from ..backends.contract import memory_of
 from ..backends.kernel import UNIT
-from ..backends.rules import Judge, plan_error
+from ..backends.rules import plan_error
 from ..errors import InfeasibleError
 from ..penalties import F64
-
-DEPTH = 20  # of Anderson's differences
-WHOLE_PASSES = 25  # after so many the plans are certified, near or not
-MOST_RATIO = 30.0  # of a certified error to the guess before it
+from .passes import PassCertificate
 
 
 def scaled(fi: float, log_t: F64, log_s: F64) -> F64:
@@ -36,40 +32,72 @@ def scaled(fi: float, log_t: F64, log_s: F64) -> F64:
     return np.asarray(found)
 
 
-class PlainPasses:
-    """The iterate for p histograms and one weighting, log u and log v (p, n), log d and q (n,): formulas alone.
+@dataclass
+class Means:
+    """The plans of a pass, log u and log v (p, n), and their q (n,)."""
 
-    ``A`` (p, n); ``kernel`` has products with K and its transpose on logarithms, (p, n) -> (p, n).
+    log_u: F64
+    log_v: F64
+    q: F64
+    log_s: F64  # log K^T u
+    amount: float = 0.0  # sum_s w_s |asked_s|
+    log_kv: F64 | None = None  # log K v: of plans that are whole
+
+    @property
+    def mass(self) -> float:
+        return float(self.q.sum())
+
+    @property
+    def whole(self) -> bool:
+        return self.log_kv is not None
+
+
+class Barycenter:
+    """The body of passes (passes.Body) of p histograms A (p, n) and one weighting; a state is log v, 0 where v is 0.
+
+    ``kernel`` has products with K and its transpose on logarithms, (p, n) -> (p, n). Balanced or debiased passes are
+    not certified: they end when one changes q by ``tol_change`` at most, and ``lacking(q)`` of its mass is not missing.
     """
 
-    gap = error = math.inf  # nothing is certified
+    coarse, narrow, on_device, alone, rough = None, False, False, 0.0, 0.0
+    kept: Means | None = None  # of the last pass that was no dropped step
+    change, lacks = math.inf, 0.0  # of q in the last pass, relative, in L1
 
-    def __init__(self, A: F64, kernel: Any, reg: float, fi: float, weights: F64, debiased: bool = False) -> None:
-        self.A, self.kernel, self.reg, self.fi = A.astype(np.float64), kernel, reg, fi
-        self.weights, self.debiased = weights, debiased
+    def __init__(
+        self, A: F64, kernel: Any, reg: float, rho: float, weights: F64, debiased: bool, tol_change: float, lacking: Any
+    ) -> None:
+        self.A, self.kernel, self.reg, self.rho, self.weights = A.astype(np.float64), kernel, reg, rho, weights
+        self.fi, self.debiased, self.tol_change, self.lacking = 1 / (1 + reg / rho), debiased, tol_change, lacking
+        self.certifies = rho < math.inf and not debiased
         with np.errstate(divide="ignore"):
             self.log_a, self.log_w = np.log(self.A), np.log(weights)[:, None]
-        self.log_u, self.log_v = np.zeros(A.shape), np.zeros(A.shape)
-        self.log_d, self.q = np.zeros(A.shape[1]), np.zeros(A.shape[1])
-        self.change = math.inf  # of q in the last pass, relative, in L1
+        self.size, self.ends, self.width, self.reads = A.size, [A.size], A.shape[1], kernel.reads
+        self.held, self.log_d = np.ones(A.shape, bool), np.zeros(self.width)
+        self.terms = self.rho * float(weights @ self.A.sum(1))  # the size of the dual's terms
 
-    def one_pass(self) -> None:
-        """Make a pass from log v: u, q and v by their formulas, on logarithms."""
-        log_kv = self.kernel.log_dot(self.log_v)
-        if self.fi == 1:
-            self.check_reachable(log_kv)
-        self.log_u = scaled(self.fi, self.log_a, log_kv)
-        log_s = self.kernel.log_dot_transpose(self.log_u)
-        log_q = self.log_mean(log_s) + self.log_d / self.fi
+    def start(self, state: F64) -> F64:
+        """Return the state; debiased d goes with it, sum_s w_s v_s^(-reg / rho) = d^(-reg / rho)."""
+        log_v, rate = state.reshape(self.A.shape), self.reg / self.rho
         if self.debiased:
-            self.log_d = 0.5 * (self.log_d + scaled(self.fi, log_q, self.kernel.log_dot(self.log_d[None])[0]))
-        self.move(log_q, log_s)
+            self.log_d = shares(self.log_w - rate * log_v)[0] / -rate if rate else self.weights @ log_v
+        return state
 
-    def move(self, log_q: F64, log_s: F64) -> None:
-        """Take q and the v that belong to it."""
-        before, self.q, self.log_v = self.q, np.exp(log_q), scaled(self.fi, log_q, log_s)
-        mass = float(self.q.sum())  # 0 in the first passes at small reg, where log q is far away
-        self.change = float(np.abs(self.q - before).sum()) / mass if mass > 0 else math.inf
+    def find(self, state: F64, narrow: bool) -> Means:
+        """Make a pass from log v: u, q and v by their formulas, on logarithms."""
+        log_v, fi, kernel = state.reshape(self.A.shape), self.fi, self.kernel
+        log_kv = kernel.log_dot(log_v if self.held.all() else np.where(self.held, log_v, -np.inf))
+        if fi == 1:
+            self.check_reachable(log_kv)
+        log_u, amount = scaled(fi, self.log_a, log_kv), 0.0
+        log_s = kernel.log_dot_transpose(log_u)
+        if self.certifies:
+            log_u, log_s, log_q, amount = self.translated(log_u, log_s)
+        else:
+            log_q = self.log_mean(log_s) + self.log_d / fi
+        if self.debiased:
+            self.log_d = 0.5 * (self.log_d + scaled(fi, log_q, kernel.log_dot(self.log_d[None])[0]))
+        self.last = Means(log_u, scaled(fi, log_q, log_s), np.exp(log_q), log_s, amount)
+        return self.last
 
     def log_mean(self, log_s: F64) -> F64:
         """Log q of the sums s = K^T u: their mean of power 1 - fi, which is the geometric one for fi = 1."""
@@ -84,83 +112,46 @@ class PlainPasses:
             s, i = np.unravel_index(int(stuck.argmax()), stuck.shape)
             raise InfeasibleError(f"M connects A[{s}, {i}], which must be transported, with no point that all A reach")
 
+    def completed(self) -> Means:
+        """Find what the last plans have for rows."""
+        self.last.log_kv = self.kernel.log_dot(self.last.log_v)
+        return self.last
 
-class CertifiedPasses(PlainPasses):
-    """The same for fi < 1 and d = 1: accelerated, and certified where the last state was no extrapolated one."""
+    def image(self, found: Means, exact: bool) -> F64:
+        """Return log v; what it changes of q is counted."""
+        before = self.kept.q if self.kept else 0.0
+        mass = found.mass  # 0 in the first passes at small reg, where log q is far away
+        change = float(np.abs(found.q - before).sum()) / mass if mass > 0 else math.inf
+        self.lacks = self.lacking(found.q) if self.lacking else 0.0
+        self.kept, self.change, self.held = found, max(change, self.lacks), np.isfinite(found.log_v)
+        return np.where(self.held, found.log_v, 0.0).ravel()
 
-    def __init__(self, A: F64, kernel: Any, reg: float, fi: float, weights: F64, tol: float) -> None:
-        super().__init__(A, kernel, reg, fi, weights)
-        self.rho, self.tol = fi * reg / (1 - fi), tol
-        self.terms = self.rho * float(weights @ self.A.sum(1))  # the size of the dual's terms
-        self.judge = Judge(tol=tol, reg=reg, dual_scale=self.terms)
-        self.history = load("cpu").History(memory_of(DEPTH, A.shape[1], 8), [A.size])
-        self.log_x, self.extrapolated, self.made = self.log_v, False, False
-        self.number, self.since_whole, self.ratio, self.guessed = 0, 0, 1.0, math.inf
+    def guess(self, residual: F64, found: Means) -> tuple[float, float]:
+        """Guess the gap: that of the columns before v moved, rho KL of sums off by residual / fi, to second order."""
+        return 0.5 * self.rho * float(self.metric(found) @ residual**2) / self.fi**2, 0.0
 
-    def next_pass(self) -> str:
-        """Make a pass from log x, the last v or a combination of it with those before; return the status.
+    def metric(self, found: Means) -> F64:
+        """Weigh the entries of a state by the mass of the columns."""
+        column = np.exp(np.where(self.held, found.log_v + found.log_s, -np.inf)) * self.weights[:, None]
+        return np.asarray(column.ravel())
 
-        Where log x is the last v, K log x tells what the plans of the last u and v are worth.
-        """
-        self.number += 1
-        log_kv = self.kernel.log_dot(self.log_x)
-        if self.made and not self.extrapolated:
-            self.gap, self.error = self.certified(log_kv)
-            if self.error <= self.tol:
-                return "converged"
-        state = self.log_u, self.log_v, self.q, self.gap, self.error
-        self.log_u = scaled(self.fi, self.log_a, log_kv)
-        log_s, log_q, amounts = self.translated(self.kernel.log_dot_transpose(self.log_u))
-        self.move(log_q, log_s)
-        mass = float(self.q.sum())
-        dual = self.terms - self.rho * float(amounts.sum()) - self.reg * mass  # but for what no pass changes
-        stat = Stats(self.number, self.gap, self.error, dual, mass, self.change, False, "running")
-        self.judge.progress.extrapolated = self.extrapolated
-        if self.judge.settle(dual, mass):
-            self.log_u, self.log_v, self.q, self.gap, self.error = state
-            self.log_x, self.extrapolated, stat.rejected = self.log_v, False, True
-            self.history.clear()
-        else:
-            self.made, self.gap, self.error = True, math.inf, math.inf
-            self.advance(log_s)
-        return self.judge.judge(stat)
-
-    def advance(self, log_s: F64) -> None:
-        """Choose the next log x: Anderson's, or log v where the plans may be good enough to be certified."""
-        image, before = self.log_v, self.log_x
-        held = np.isfinite(image)
-        if not held.all():
-            image, before, log_s = (np.where(held, x, 0.0) for x in (image, before, log_s))
-        residual, column = image - before, np.exp(image + log_s) * (held * self.weights[:, None])
-        # the gap of the columns before v moved, to second order: rho KL of sums that are off by residual / fi
-        guess, mass = 0.5 * self.rho * float((column * residual**2).sum()) / self.fi**2, float(column.sum())
-        self.guessed = plan_error(guess / (self.reg * mass)) if mass > 0 else math.inf
-        self.since_whole += 1
-        self.extrapolated = self.history.add(residual.ravel(), image.ravel())
-        if self.guessed * self.ratio <= self.tol or self.since_whole >= WHOLE_PASSES:
-            self.extrapolated, self.since_whole = False, 0
-        self.log_x = self.log_v
-        if self.extrapolated:
-            step = self.history.next(column.ravel(), 0.0)[0].reshape(image.shape)
-            self.log_x = step if held.all() else np.where(held, step, -np.inf)
-
-    def asked(self) -> F64:
+    def asked(self, log_u: F64) -> F64:
         """Return A u^(-reg / rho), the rows that the potentials ask for; none where nothing reaches a row."""
-        return np.asarray(self.A * np.exp(-self.reg / self.rho * np.where(np.isfinite(self.log_u), self.log_u, np.inf)))
+        return np.asarray(self.A * np.exp(-self.reg / self.rho * np.where(np.isfinite(log_u), log_u, np.inf)))
 
-    def translated(self, log_s: F64) -> tuple[F64, F64, F64]:
-        """Move each log u_s by a number that raises the dual value; return log s, log q and w_s |asked_s| after it.
+    def translated(self, log_u: F64, log_s: F64) -> tuple[F64, F64, F64, float]:
+        """Move each log u_s by a number that raises the dual value; return log u, log s, log q and sum_s w_s |asked_s|.
 
         With log u_s + N y_s, N = 1 / (1 - fi), the value is - rho sum_s B_s e^(-y_s / fi) - reg sum_j (sum_s w_s e^y_s
         s_sj^(1 - fi))^N, B_s = w_s |asked_s|: the best common y, then a step of Newton's method, if that raises it.
         """
-        N, kappa, B = 1 / (1 - self.fi), 1 / self.fi, self.weights * self.asked().sum(1)
+        N, kappa, B = 1 / (1 - self.fi), 1 / self.fi, self.weights * self.asked(log_u).sum(1)
         terms = (1 - self.fi) * log_s + self.log_w
         top, share = shares(terms)
         highest = N * top.max()
         least = float(np.exp(N * top - highest).sum())  # |q| may lie beyond float64 in a first pass
         if not (0 < least < math.inf and 0 < B.sum() < math.inf):
-            return log_s, N * top, B
+            return log_u, log_s, N * top, float(B.sum())
         common = (math.log(B.sum() / least) - highest) / (N + kappa)
         B, top = B * math.exp(-kappa * common), top + common
         q = np.exp(N * top)
@@ -172,35 +163,32 @@ class CertifiedPasses(PlainPasses):
         if self.rho * fewer.sum() + self.reg * np.exp(N * moved).sum() <= self.rho * B.sum() + self.reg * q.sum():
             B, top, common = fewer, moved, common + step
         move = N * np.broadcast_to(common, B.shape)[:, None]
-        self.log_u = self.log_u + move
-        return log_s + move, N * top, B
+        return log_u + move, log_s + move, N * top, float(B.sum())
 
-    def certified(self, log_kv: F64) -> tuple[float, float]:
-        """Return the gap and the certified relative error of the plans of log u and log v, where log_kv = log K v.
+    def certified(self, found: Means, allowed: float) -> PassCertificate:
+        """Certify the plans of log u and log v; the dual value is told but for what no pass changes.
 
         ``delta`` bounds the relative rounding of sums and entries, ``slip`` that of v as a point of the dual's domain.
         """
-        asked, mass = self.asked(), float(self.q.sum())
-        t = self.log_u / self.fi + log_kv - self.log_a  # log of r / asked
+        mass, log_u, log_kv = found.mass, found.log_u, found.log_kv
+        dual = self.terms - self.rho * found.amount - self.reg * mass
+        value = PassCertificate(dual=dual, moved=0.0, terms=self.terms)
+        if log_kv is None or not math.isfinite(dual):
+            return value
+        asked = self.asked(log_u)
+        t = log_u / self.fi + log_kv - self.log_a  # log of r / asked
         t[~np.isfinite(t)] = 0.0
         grown = np.expm1(t)
         kl = float(self.weights @ (asked * (t * grown - (grown - t))).sum(1))  # KL(r | asked)
         both = float(self.weights @ (asked * (2 + grown)).sum(1))
-        sizes = largest(self.log_u) + largest(self.log_v) + largest(log_kv)
+        sizes = largest(log_u) + largest(found.log_v) + largest(log_kv)
         delta = self.kernel.error + UNIT * (4 * sizes + 4 * largest(self.log_a) + 16)
-        slip = 8 * UNIT * (self.rho / self.reg + largest(self.log_v) + 1)
+        slip = 8 * UNIT * (self.rho / self.reg + largest(found.log_v) + 1)
         root = math.sqrt(self.rho) * (math.sqrt(max(kl, 0.0)) + 2 * delta * math.sqrt(both + mass))
-        if not (root < math.inf and mass > 0 and delta + slip < 0.1):
-            return math.inf, math.inf
-        error = plan_error(root * root / (self.reg * mass)) * (1 + 4 * delta) + 2 * delta + slip
-        if 0 < self.guessed < math.inf:
-            self.ratio = min(MOST_RATIO, max(1 / MOST_RATIO, error / self.guessed))
-        return root * root, error
-
-    def conclude(self) -> None:
-        """Certify the plans that the last pass left, if that has not been done."""
-        if self.made and self.error == math.inf:
-            self.gap, self.error = self.certified(self.kernel.log_dot(self.log_v))
+        if root < math.inf and mass > 0 and delta + slip < 0.1:
+            value.gap = root * root
+            value.error = plan_error(root * root / (self.reg * mass)) * (1 + 4 * delta) + 2 * delta + slip
+        return value
 
 
 def largest(x: F64) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,8 +52,7 @@ def carry_out(run: Run, problem: Problem, options: Options, start: tuple[F64, F6
         start = start[0], 0.5 * (start[0] + start[1])
     skip: Truncation | None = None
     boxed = in_boxes(task, way.turned, run.module.LEAST_BOX, options.threads) if way.nats is not None else None
-    quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # of what is no answer: the status says so
-    with run.bar or nullcontext(), quiet:
+    with run.shown():
         log_v = start[1]
         if boxed is not None and way.nats is not None:
             solve = functools.partial(between_all, run, escalate)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,18 @@ class Run:
         self.marginals: Any
         self.start = time.perf_counter()
 
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Surround the passes: the bar is shown, and nothing is said of what is no answer, as the status tells it."""
+        with self.bar or nullcontext(), np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            yield
+
     @property
     def n_passes(self) -> int:
         return self.trace[-1].n_pass if self.trace else 0
 
     def run(
-        self, problem: Problem, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None,
+        self, problem: Any, options: Options, log_v: F64, leave: float = math.inf, skip: Truncation | None = None,
         last: bool = True,
     ) -> F64:  # fmt: skip
         """Make passes until one is certified, or cancelled, or out of passes; return the log v to go on from.

@@ -2,7 +2,7 @@
 
     min_P  <P, C> + reg KL(P | R) + sum_k reg_m[k] KL(P_k | masses[k]),     R the product of the masses
 
-From the outside in: `solve` (the call), `result`, `ascend` (translation, certificate, guard, Anderson), `tree` and
+From the outside in: `solve` (the call), `result`, `certificate`, `tree` and
 `blocks` (what one pass does for a shape of C), `state`, `problem` (all checks, once), `reach` (which points and parts a
 graph connects), `slabs` (an array of all marginals).
 """

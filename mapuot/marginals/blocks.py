@@ -36,6 +36,7 @@ from ..backends.kernel import (
     sound,
 )
 from ..penalties import F64
+from .certificate import CertifiedBody
 from .problem import MultiProblem
 from .reach import oriented
 from .state import PerPoint, State, translation
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 STEPS = 2  # on W a pass: as many each time, since Anderson's differences are those of one map
 
 
-class JointBlocks:
+class JointBlocks(CertifiedBody):
     """Passes over a cost of all marginals; ``before``: those of another reg, whose kernels make room.
 
     ``order`` puts the marginal that is set apart first: a hard one, if there is one, which the plan then meets.
@@ -55,7 +56,7 @@ class JointBlocks:
     coarse = None  # marginals are solved on W together
 
     def __init__(self, problem: MultiProblem, before: JointBlocks | None = None) -> None:
-        self.problem = problem
+        super().__init__(problem)
         hard = [k for k, x in enumerate(problem.marginals) if x.hard]
         apart = hard[0] if hard else next(k for k, x in enumerate(problem.marginals) if not x.free)
         self.first = first = problem.marginals[apart]
@@ -114,22 +115,15 @@ class JointBlocks:
         """Take the numbers of all marginals but the one set apart."""
         return np.concatenate((flat[: self.hole.start], flat[self.hole.stop :]))
 
-    def complete(self, found: State) -> None:
-        """Nothing, since each pass finds all marginals."""
-
     def guess(self, residual: F64, found: State) -> tuple[float, float]:
         """Guess (gap, what hard marginals miss), as if marginals were off by the change of their potentials."""
         r = self.metric(found)
         return 0.5 * float(self.rhos * r @ np.square(residual)), float(self.hard * r @ np.abs(residual))
 
-    def translated(self, state: State, lam: F64) -> State:
-        """Move the potentials of each marginal by its number in ``lam``."""
-        return state.translated(self.problem, lam)
-
-    def image(self, state: State, lam: F64, exact: bool) -> F64:
+    def image(self, state: State, exact: bool) -> F64:
         """Return the potentials of the others that are best for u_0, each in turn on W, all of them translated."""
         left, log_u0 = self.left, state.log_u[self.order[0]]
-        left.move(lam[self.order, 0])
+        left.move(self.lam[self.order, 0])
         try:
             left.turn(given=True)
             for _ in range(1, self.steps):

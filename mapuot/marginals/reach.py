@@ -2,7 +2,7 @@
 
 Of an edge there is a mask of its finite pairs (`Dense`), stored pairs (`Sparse`), or nothing to look at where all are
 finite. Parts are problems of their own but for the sum of what they cost: each has its own translation
-(ascend.py), and in each of them balanced marginals have equal masses.
+(state.py), and in each of them balanced marginals have equal masses.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ import numpy as np
 
 from ..ascend.carry_out import all_stages
 from ..ascend.loop import Run
-from ..backends import Options, Stats, name_of, pick
+from ..ascend.passes import Engine
+from ..backends import Stats, name_of, pick
 from ..errors import shown
 from ..problem.sparse import is_sparse
 from ..problem.validate import as_callback, as_count
 from ..route.options import make_options
 from ..route.stages import UNDONE, Route, Stage, climb, in_words
 from ..status import not_converged, warn_not_converged
-from .ascend import Ascent
 from .blocks import JointBlocks
 from .problem import MultiProblem
 from .result import MultiResult
@@ -122,8 +122,8 @@ def multimarginal(
     problem = dataclasses.replace(problem, threads=options.threads).stored_for(options.tol, options.tol_gap)
     own = Stage(problem.reg, options.tol, options.precision, options.memory, most, UNDONE, "here")
     way = Route(False, False, None, options, (*climb(problem, options, most // 2), own))
-    run = Run(Engine(), most, as_callback(callback), progress)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    run = Run(Engine(body_of), most, as_callback(callback), progress)
+    with run.shown():
         done, _ = all_stages(run, problem, way, np.zeros(1))
     clusters = [f"corrected by {run.clusters} clusters"] if run.clusters else []
     how = in_words(run.reads, len(done) - 1, *clusters)
@@ -150,14 +150,6 @@ def as_backend(backend: Any, costs: Any) -> Any:
     return arrays.cp
 
 
-class Engine:
-    """What `Run` asks for workspaces: each lies in the memory of the one before it, which had another reg."""
-
-    QUICK_ENTRIES, QUICK_PASSES = 0, 1
-    body: Any = None
-
-    def Workspace(  # noqa: N802 - a backend's word
-        self, problem: MultiProblem, options: Options, skip: None = None
-    ) -> Ascent:
-        self.body = (Tree if problem.kind == "tree" else JointBlocks)(problem, self.body)
-        return Ascent(self.body, options)
+def body_of(problem: MultiProblem, before: Any = None) -> Tree | JointBlocks:
+    """Return what makes the passes of a problem; ``before``: that of another reg, whose kernels make room."""
+    return (Tree if problem.kind == "tree" else JointBlocks)(problem, before)

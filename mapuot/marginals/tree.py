@@ -26,17 +26,18 @@ import numpy as np
 from ..backends import load
 from ..backends.kernel import NARROW_ENTRY, LogKernel, log_sum
 from ..penalties import F64
+from .certificate import CertifiedBody
 from .coarse import TreeCoarse, serves
 from .problem import MultiProblem
 from .reach import oriented, path, walk
 from .state import PerPoint, State
 
 
-class Tree:
+class Tree(CertifiedBody):
     """Passes of a problem whose costs are a tree; ``before``: those of another reg, whose kernels make room."""
 
     def __init__(self, problem: MultiProblem, before: Tree | None = None) -> None:
-        self.problem = problem
+        super().__init__(problem)
         self.root = root_of(problem)
         self.order = walk(problem.edges, self.root)
         self.parent = dict(self.order)
@@ -149,9 +150,10 @@ class Tree:
             moved.messages["back"] = messages["back"].moved(points.moved, lam.sum(0) - below)
         return moved
 
-    def image(self, found: State, lam: F64, exact: bool) -> F64:
-        """Return what each parent sends next, from a plan moved by ``lam``; exact: by messages of one age."""
+    def image(self, found: State, exact: bool) -> F64:
+        """Return what each parent sends next, from a translated plan; exact: by messages of one age."""
         back = found.messages["back"].flat if exact else self.late.flat  # before it is moved by lam.sum(0) - below
+        lam = self.lam
         moved = (self.shares(lam) if exact else lam.sum(0)) - lam  # near: all u below but its own
         sent: F64 = self.points.at_edges(found.log_u.flat, back, self.near.flat, moved, found.messages["up"].flat)
         return sent

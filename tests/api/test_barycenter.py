@@ -96,6 +96,24 @@ def test_a_limit_of_passes_is_told_with_its_certificate():
     assert distance(found, limit, M, 0.01, np.full(3, 1 / 3)) <= found.error_bound
 
 
+@pytest.mark.parametrize(("reg_m", "debiased"), [(1.0, False), (1.0, True), (np.inf, False)])
+def test_passes_are_told_stopped_and_gone_on_with(reg_m, debiased):
+    """A callback hears every pass and may stop; a warm start, of a larger reg or of the answer, saves passes."""
+    A, M = histograms()
+    A = A / A.sum(0) if np.isinf(reg_m) else A
+    call, heard = {"reg": 0.05 if debiased else 0.01, "reg_m": reg_m, "debiased": debiased, "tol_change": 1e-5}, []
+    cold = mapuot.barycenter(M, A.T, callback=heard.append, **call)
+    assert [stat.n_pass for stat in heard] == [*range(1, cold.n_passes + 1)]
+    assert heard[-1].error == cold.error_bound
+    stopped = mapuot.barycenter(M, A.T, callback=lambda stat: stat.n_pass == 3, **call)
+    assert (stopped.status, stopped.n_passes) == ("cancelled", 3)
+    again = mapuot.barycenter(M, A.T, warm_start=cold, **call)
+    assert again.n_passes <= 2 + 10 * debiased < cold.n_passes
+    assert_allclose(again.q, cold.q, rtol=1e-4)
+    with pytest.raises(ValueError, match="warm_start must be of 2 histograms on 20 points"):
+        mapuot.barycenter(M, A.T[:2], warm_start=cold, **call)
+
+
 @pytest.mark.parametrize("debiased", [False, True])
 @pytest.mark.parametrize("reg_m", [1.0, np.inf])
 def test_images_on_a_grid(reg_m, debiased):

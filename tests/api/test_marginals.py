@@ -28,13 +28,13 @@ from marginals import (
 
 import mapuot
 from mapuot.ascend.loop import Run
+from mapuot.ascend.passes import Engine
 from mapuot.backends import cpu
 from mapuot.backends.coarse import Labels
 from mapuot.backends.kernel import LogKernel, StaleError
 from mapuot.marginals import coarse
 from mapuot.marginals.problem import MultiProblem
-from mapuot.marginals.solve import Engine
-from mapuot.marginals.state import translation
+from mapuot.marginals.solve import body_of
 from mapuot.marginals.tree import Tree
 from mapuot.penalties import kl_divergence
 from mapuot.problem.cost import Dense
@@ -550,16 +550,14 @@ def test_corrections_are_newtons_steps(shape, rho, corrected, monkeypatch):
     given = MultiProblem.from_arguments(costs, masses, 0.05, rho)
     labels = [Labels(x[:-1], x, x[:-1]) for x in map(np.arange, np.array(given.shape) + 1)]
     monkeypatch.setattr(coarse, "clustered", lambda problem: labels)
-    engine = Engine()
+    engine = Engine(body_of)
     run = Run(engine, 1000)
     state = run.run(given, make_options("auto", "auto", 1e-8, None, 1), np.zeros(1))
     assert run.status == "converged"
     tree = engine.body
 
     def image(state):
-        found = tree.sweep(state)
-        lam = translation(tree.problem, found)
-        return tree.image(tree.translated(found, lam), lam, False)
+        return tree.image(tree.find(state, False), False)
 
     for _ in range(300):  # on, to where passes change nothing
         state = image(state)

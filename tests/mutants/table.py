@@ -279,7 +279,7 @@ AREAS = [
         ],
     }),
     ("api/test_marginals.py", {
-        "mapuot/marginals/ascend.py": [
+        "mapuot/marginals/certificate.py": [
             ("plan_error(d + eta * eta * (0.5 + eta)) + missed / mass", "plan_error(d)"),
             ("root * root * (1 + 6 * delta) / (reg * mass * (1 - delta))", "0.1 * root * root / (reg * mass)"),
             ("(2 * delta + slip) * math.sqrt(kl)", "0.0"),

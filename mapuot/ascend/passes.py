@@ -1,29 +1,27 @@
-"""The passes of a problem of many marginals: translation, certificate, and Anderson's step.
+"""Passes of a body that is no K between two sides: Anderson's step behind the guard, certified where that is due.
 
-A body (`Tree`, `JointBlocks`) gives the plan of a state and the state that follows; the guard and the stopping rule are
-those of src_c/common/rules.h. Formulas: docs/mathematics.md, "Many marginals".
+A body (a tree or an array of many marginals, the histograms of a barycenter) gives the plan of a state, what it is
+worth, and the state that follows. A certificate may take products that a pass does not make: a guess by the last
+change tells when it is worth them. The guard and the stopping rule are those of src_c/common/rules.h.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..backends import Options, Stats, load
 from ..backends.contract import LEAST_MASS, memory_of
-from ..backends.kernel import UNIT, StaleError, largest_of
+from ..backends.kernel import StaleError, largest_of
 from ..backends.rules import Judge, plan_error
 from ..penalties import F64
-from .blocks import JointBlocks
-from .problem import MultiProblem
-from .state import State, translation
-from .tree import Tree
 
 DEPTH = 20  # of Anderson's differences
-HOST_ENTRIES = 8000  # of a state, whose differences the host has added up before a GPU has taken them
 NARROW_FLOOR = 2e-6  # of the error that passes in float32 still tell
 RATE_PASSES = 4  # by which it is told how many are left
 WHOLE_PASSES = 25  # after so many a plan is certified, near or not
@@ -39,46 +37,40 @@ class PassCertificate:
     terms: float = math.inf  # the sizes of all terms of the dual value
 
 
-def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> PassCertificate:
-    """Certify the plan of a state, with everything that rounding may hide counted against it.
+class Body(Protocol):
+    """What is asked of a problem and its kernels; its plans have ``mass`` and ``whole``."""
 
-    ``delta`` bounds the relative error of every r_k and of the plan's entries, ``slip`` that of q_k = a_k u_k^(-reg /
-    rho_k). A hard marginal that was met last is missed by delta: divided by that it is met, and the others move by
-    delta once more. ``eta``, of stored kernels, is the same in all sums: they see the plan of costs that are off by
-    reg eta, which is one for the true costs, too, and KL(it | the plan) <= eta^2 / 2. Of a state that is not whole only
-    the dual value is known.
-    """
-    reg, mass, soft, hard = problem.reg, state.mass, problem.soft, problem.hard
-    worth = problem.points.worth(state.log_u.flat, state.log_s.flat if state.log_s else None)
-    sizes, values, value_sizes, amounts, gaps, boths, misses = worth.tolist()  # inf, where exponentials leave float64
-    rho = [x.rho for x in problem.marginals]
-    dual = reg * (problem.reference_mass - mass) + problem.constant + sum(values)
-    terms = reg * (problem.reference_mass + mass) + problem.constant + sum(value_sizes)
-    logs = float(np.abs(lam).max(1).sum()) + sum(sizes) + problem.log_sizes + problem.largest / reg
-    delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
-    eta = growth(state.storage)
-    slips = {k: growth(8 * UNIT * (1 + sizes[k] * reg / rho[k])) for k in soft}
-    slip, slipped = max(slips.values(), default=0.0), sum(rho[k] * amounts[k] * x for k, x in slips.items())
-    gap, kl = (sum(rho[k] * x[k] for k in soft) for x in (gaps, boths))
-    price, missed = reg * sum(sizes[k] for k in hard), sum(misses[k] for k in hard)
-    noise = (64 + problem.log_sizes) * terms  # of masses, and then of their sums
-    noise += sum(n * size for n, size in zip(problem.shape, value_sizes, strict=True))
-    moved = reg * mass * delta + slipped + UNIT * noise
-    sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
-    root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
-    d = root * root * (1 + 6 * delta) / (reg * mass * (1 - delta)) if sound else math.inf
-    error = (plan_error(d + eta * eta * (0.5 + eta)) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
-    root += eta * math.sqrt(kl) if sound else 0.0  # of the plan itself, by the costs as they are
-    whole = root * root * (1 + 6 * delta) + (delta + eta) * mass * price + moved + 2 * eta * reg * mass
-    if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
-        return PassCertificate()
-    gap = math.inf if missed > allowed * mass else whole
-    return PassCertificate(gap, error, dual - moved - eta * reg * mass, moved, terms)
+    reg: float
+    certifies: bool  # else passes end when one changes ``change``, by ``tol_change`` at most
+    ends: list[int]  # of the parts of a state
+    alone: float  # how much of Anderson's weights each of them has for itself, until the guard drops a step
+    coarse: Any  # what corrects its steps, if anything does
+    reads: str  # what its passes read
+    narrow: bool  # may its first passes sum in float32?
+    rough: float  # the largest rho / reg, by which the noise of such sums grows
+    width: int  # points of its largest part
+    on_device: bool  # is Anderson's history better held there?
 
+    def start(self, state: F64) -> F64:
+        """Make ready for passes from a state, and return it."""
 
-def growth(x: float) -> float:
-    """Bound e^x - 1; beyond x = 1 no digit is left."""
-    return x * (1 + x) if x <= 1 else math.inf
+    def find(self, state: F64, narrow: bool) -> Any:
+        """Make a pass: the plan of a state, translated; narrow: its sums may be in float32."""
+
+    def completed(self) -> Any:
+        """Make the last plan whole."""
+
+    def certified(self, found: Any, allowed: float) -> PassCertificate:
+        """Certify a plan of which hard marginals miss ``allowed`` of the mass at most; not whole: its dual value."""
+
+    def image(self, found: Any, exact: bool) -> F64:
+        """Return the state that follows; exact: it is found from a whole plan."""
+
+    def guess(self, residual: F64, found: Any) -> tuple[float, float]:
+        """Guess (gap, what hard marginals miss) by the last change of the state."""
+
+    def metric(self, found: Any) -> F64:
+        """Weigh the state's entries, for Anderson's step."""
 
 
 def passes_left(guesses: list[float], tol: float) -> float:
@@ -92,19 +84,16 @@ def passes_left(guesses: list[float], tol: float) -> float:
 class Ascent:
     """The passes of one body, as mapuot.ascend.loop.Run asks for them (backends.contract.Workspace)."""
 
-    def __init__(self, body: Tree | JointBlocks, options: Options) -> None:
-        self.reads, self.coarse = body.problem.reads, body.coarse
-        problem, self.body, self.options, self.number = body.problem, body, options, 0
-        there = problem.xp is not np and body.ends[-1] > HOST_ENTRIES  # a large state's differences
-        History = load("cuda" if there else "cpu").History
-        self.history = History(memory_of(DEPTH, max(problem.shape), 8), body.ends)
-        rough = problem.rho[problem.soft].max(initial=0.0) / problem.reg
-        floor = max(NARROW_FLOOR * math.sqrt(1 + rough), 10 * options.tol)
-        self.judge = Judge(tol=options.tol, tol_gap=options.tol_gap, reg=problem.reg, narrow_floor=floor)
-        self.alone = body.alone  # until a step is dropped
+    def __init__(self, body: Any, options: Options) -> None:
+        """``body``: a `Body`."""
+        self.body, self.options, self.reads, self.coarse, self.number = body, options, body.reads, body.coarse, 0
+        self.history = load("cuda" if body.on_device else "cpu").History(memory_of(DEPTH, body.width, 8), body.ends)
+        floor = max(NARROW_FLOOR * math.sqrt(1 + body.rough), 10 * options.tol)
+        self.judge = Judge(tol=options.tol, tol_gap=options.tol_gap, reg=body.reg, narrow_floor=floor)
+        self.alone = body.alone
         self.exact = self.extrapolated = False  # exact: each pass is made whole before the next begins
-        self.found: State | None = None
-        self.narrow, self.ratio, self.guessed, self.since_whole = problem.narrow, RATIO, math.inf, 0
+        self.found: Any = None
+        self.narrow, self.ratio, self.guessed, self.since_whole = body.narrow, RATIO, math.inf, 0
         self.guesses: list[float] = []
         self.residual = math.inf
 
@@ -119,7 +108,7 @@ class Ascent:
             made.append(self.one_pass())
         return made
 
-    def potentials(self) -> tuple[State | None, Tree | JointBlocks]:
+    def potentials(self) -> tuple[Any, Body]:
         """Return the last plan, if there is one, and the body, which makes products of it."""
         return self.found, self.body
 
@@ -131,23 +120,23 @@ class Ascent:
 
     def one_pass(self) -> Stats:
         """Make a pass: the plan of the state and what it is worth, and the state that follows, if the guard lets it."""
-        problem, narrow, progress = self.body.problem, self.narrow, self.judge.progress
+        body, narrow, progress = self.body, self.narrow, self.judge.progress
         self.number += 1
         try:
-            raw = self.body.sweep(self.next_log_v, narrow)
+            found = body.find(self.next_log_v, narrow)
         except StaleError:  # in kernels made for this very state, too
             return self.failed(0.0)
-        lam = translation(problem, raw)
-        found = self.body.translated(raw, lam)
-        least, most = (f(problem.reg, 1.0) * found.mass for f in (min, max))
+        if not body.certifies:
+            return self.by_change(found)
+        least, most = (f(body.reg, 1.0) * found.mass for f in (min, max))
         if not LEAST_MASS <= least <= most < math.inf:  # gaps are measured by reg times the mass
             return self.failed(0.0 if least < LEAST_MASS else most)
-        value = certify(problem, found, lam, self.options.allowed)
+        value = body.certified(found, self.options.allowed)
         progress.narrow, progress.extrapolated, self.judge.limits.dual_scale = narrow, 1, value.terms
         fallen = self.judge.settle(value.dual, found.mass)
         rejected = fallen and self.extrapolated
-        if self.body.coarse:
-            self.body.coarse.judge(rejected)
+        if body.coarse:
+            body.coarse.judge(rejected)
         if rejected:
             self.next_log_v = self.history.image
             self.history.clear()
@@ -158,22 +147,29 @@ class Ascent:
             if not self.exact:  # late messages may lead away: from here on there are none
                 self.exact = True
                 self.history.clear()
-        self.found, self.last = found, (raw, lam)
-        return self.advanced(value, lam)
+        self.found = found
+        return self.advanced(value)
 
-    def advanced(self, value: PassCertificate, lam: F64) -> Stats:
+    def by_change(self, found: Any) -> Stats:
+        """Judge a pass that no certificate tells of by what it has changed."""
+        self.found, self.next_log_v = found, self.body.image(found, False)
+        self.residual = self.body.change
+        stat = self.told(PassCertificate(), found.mass)
+        stat.status = "converged" if self.residual <= self.body.tol_change else "running"
+        return stat
+
+    def advanced(self, value: PassCertificate) -> Stats:
         """Find the state that follows the last plan, certify that where it is due, and judge the pass."""
-        assert self.found is not None
         if self.exact and not self.found.whole:
             value = self.completed()
-        image = self.body.image(self.found, lam, self.exact)
+        image = self.body.image(self.found, self.exact)
         change = image - self.next_log_v
         self.residual = largest_of(change)
         if not math.isfinite(self.residual):
             return self.failed(math.nan)
-        if (self.narrow or not self.found.whole) and self.is_due(value, change, self.found):
+        if (self.narrow or not self.found.whole) and self.is_due(value, change):
             value = value if self.found.whole else self.completed()
-        self.next_log_v = self.extrapolate(change, image, self.found)
+        self.next_log_v = self.extrapolate(change, image)
         stat, progress = self.told(value, self.found.mass), self.judge.progress
         progress.moved = value.moved
         stat.status = self.judge.judge(dataclasses.replace(stat, error=self.guessed) if self.narrow else stat)
@@ -185,15 +181,14 @@ class Ascent:
         """The numbers of a pass."""
         return Stats(self.number, value.gap, value.error, value.dual, mass, self.residual, rejected, "running")
 
-    def is_due(self, value: PassCertificate, residual: F64, found: State) -> bool:
+    def is_due(self, value: PassCertificate, residual: F64) -> bool:
         """Tell whether a plan may be good enough to be certified, by the last changes; decide when passes turn wide."""
-        gap, hard = self.body.guess(residual, found)
-        problem, options = self.body.problem, self.options
-        self.guessed = plan_error(gap / (problem.reg * found.mass)) + hard / found.mass
+        (gap, hard), mass, options = self.body.guess(residual, self.found), self.found.mass, self.options
+        self.guessed = plan_error(gap / (self.body.reg * mass)) + hard / mass
         self.since_whole += 1
         self.guesses = [*self.guesses[-RATE_PASSES:], self.guessed]
-        if self.body.coarse:
-            self.body.coarse.expects(passes_left(self.guesses, options.tol))
+        if self.coarse:
+            self.coarse.expects(passes_left(self.guesses, options.tol))
         if self.narrow:
             return False
         small = gap * self.ratio**2 <= options.tol_gap * abs(value.dual)
@@ -202,17 +197,15 @@ class Ascent:
 
     def completed(self) -> PassCertificate:
         """Make the last plan whole and certify it; by its error the next guess is scaled."""
-        raw, lam = self.last
-        self.body.complete(raw)
-        self.found, self.since_whole = self.body.translated(raw, lam), 0
-        value = certify(self.body.problem, self.found, lam, self.options.allowed)
+        self.found, self.since_whole = self.body.completed(), 0
+        value: PassCertificate = self.body.certified(self.found, self.options.allowed)
         if 0 < self.guessed < math.inf and value.error < math.inf:
             self.ratio = min(MOST_RATIO, max(LEAST_RATIO, value.error / self.guessed))
         return value
 
     def conclude(self, stat: Stats) -> None:
         """Certify the last pass of a run, which may have left that out."""
-        if self.found is not None and not self.found.whole:
+        if self.body.certifies and self.found is not None and not self.found.whole:
             value = self.completed()
             stat.gap, stat.error, stat.dual = value.gap, value.error, value.dual
             self.judge.progress.moved = value.moved
@@ -228,12 +221,25 @@ class Ascent:
         self.judge.judge(stat)
         return stat
 
-    def extrapolate(self, residual: F64, image: F64, found: State) -> F64:
+    def extrapolate(self, residual: F64, image: F64) -> F64:
         """Return the next state: Anderson's, or the image where there is no past, and what clusters add to it."""
-        self.extrapolated, coarse = self.history.add(residual, image), self.body.coarse
+        self.extrapolated = self.history.add(residual, image)
         if self.extrapolated:
-            image, residual = self.history.next(self.body.metric(found), self.alone)
-        if coarse and coarse.on and not self.exact:
+            image, residual = self.history.next(self.body.metric(self.found), self.alone)
+        if self.coarse and self.coarse.on and not self.exact:
             self.extrapolated = True
-            image = image + coarse.step(residual)
+            image = image + self.coarse.step(residual)
         return image
+
+
+class Engine:
+    """What `Run` asks for workspaces; ``make(problem, before)``: the body, in the memory of that of another reg."""
+
+    QUICK_ENTRIES, QUICK_PASSES = 0, 1
+
+    def __init__(self, make: Callable[[Any, Any], Any]) -> None:
+        self.make, self.body = make, None
+
+    def Workspace(self, problem: Any, options: Options, skip: None = None) -> Ascent:  # noqa: N802 - a backend's word
+        self.body = self.make(problem, self.body)
+        return Ascent(self.body, options)

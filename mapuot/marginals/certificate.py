@@ -1,0 +1,101 @@
+"""Certificates of plans of many marginals, and what `mapuot.ascend.passes.Ascent` asks of trees and of arrays alike.
+
+Formulas: docs/mathematics.md, "Many marginals".
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..ascend.passes import PassCertificate
+from ..backends.kernel import UNIT
+from ..backends.rules import plan_error
+from ..penalties import F64
+from .problem import MultiProblem
+from .state import State, translation
+
+HOST_ENTRIES = 8000  # of a state, whose differences the host has added up before a GPU has taken them
+
+
+def certify(problem: MultiProblem, state: State, lam: F64, allowed: float) -> PassCertificate:
+    """Certify the plan of a state, with everything that rounding may hide counted against it.
+
+    ``delta`` bounds the relative error of every r_k and of the plan's entries, ``slip`` that of q_k = a_k u_k^(-reg /
+    rho_k). A hard marginal that was met last is missed by delta: divided by that it is met, and the others move by
+    delta once more. ``eta``, of stored kernels, is the same in all sums: they see the plan of costs that are off by
+    reg eta, which is one for the true costs, too, and KL(it | the plan) <= eta^2 / 2. Of a state that is not whole only
+    the dual value is known.
+    """
+    reg, mass, soft, hard = problem.reg, state.mass, problem.soft, problem.hard
+    worth = problem.points.worth(state.log_u.flat, state.log_s.flat if state.log_s else None)
+    sizes, values, value_sizes, amounts, gaps, boths, misses = worth.tolist()  # inf, where exponentials leave float64
+    rho = [x.rho for x in problem.marginals]
+    dual = reg * (problem.reference_mass - mass) + problem.constant + sum(values)
+    terms = reg * (problem.reference_mass + mass) + problem.constant + sum(value_sizes)
+    logs = float(np.abs(lam).max(1).sum()) + sum(sizes) + problem.log_sizes + problem.largest / reg
+    delta = growth(state.rounding + 4 * UNIT * logs + problem.cost_error / reg)
+    eta = growth(state.storage)
+    slips = {k: growth(8 * UNIT * (1 + sizes[k] * reg / rho[k])) for k in soft}
+    slip, slipped = max(slips.values(), default=0.0), sum(rho[k] * amounts[k] * x for k, x in slips.items())
+    gap, kl = (sum(rho[k] * x[k] for k in soft) for x in (gaps, boths))
+    price, missed = reg * sum(sizes[k] for k in hard), sum(misses[k] for k in hard)
+    noise = (64 + problem.log_sizes) * terms  # of masses, and then of their sums
+    noise += sum(n * size for n, size in zip(problem.shape, value_sizes, strict=True))
+    moved = reg * mass * delta + slipped + UNIT * noise
+    sound = state.whole and 0 <= gap < math.inf and kl < math.inf and delta < 0.1
+    root = math.sqrt(gap) + (2 * delta + slip) * math.sqrt(kl) if sound else math.inf
+    d = root * root * (1 + 6 * delta) / (reg * mass * (1 - delta)) if sound else math.inf
+    error = (plan_error(d + eta * eta * (0.5 + eta)) + missed / mass) * (1 + 4 * delta + 2 * eta) + 2 * delta
+    root += eta * math.sqrt(kl) if sound else 0.0  # of the plan itself, by the costs as they are
+    whole = root * root * (1 + 6 * delta) + (delta + eta) * mass * price + moved + 2 * eta * reg * mass
+    if not (math.isfinite(dual) and moved < math.inf and (error < math.inf or not state.whole)):
+        return PassCertificate()
+    gap = math.inf if missed > allowed * mass else whole
+    return PassCertificate(gap, error, dual - moved - eta * reg * mass, moved, terms)
+
+
+def growth(x: float) -> float:
+    """Bound e^x - 1; beyond x = 1 no digit is left."""
+    return x * (1 + x) if x <= 1 else math.inf
+
+
+class CertifiedBody:
+    """What trees and blocks have in common: the plan of a pass is translated and certified."""
+
+    certifies = True
+    ends: list[int]
+
+    def __init__(self, problem: MultiProblem) -> None:
+        self.problem, self.reg, self.reads, self.narrow = problem, problem.reg, problem.reads, problem.narrow
+        self.rough, self.width = float(problem.rho[problem.soft].max(initial=0.0) / problem.reg), max(problem.shape)
+
+    @property
+    def on_device(self) -> bool:
+        return self.problem.xp is not np and self.ends[-1] > HOST_ENTRIES
+
+    def find(self, state: F64, narrow: bool) -> State:
+        """Make a pass of a state, and translate its plan."""
+        self.last = self.sweep(state, narrow)
+        self.lam = translation(self.problem, self.last)
+        return self.translated(self.last, self.lam)
+
+    def completed(self) -> State:
+        """Make the plan of the last pass whole."""
+        self.complete(self.last)
+        return self.translated(self.last, self.lam)
+
+    def certified(self, found: State, allowed: float) -> PassCertificate:
+        return certify(self.problem, found, self.lam, allowed)
+
+    def translated(self, state: State, lam: F64) -> State:
+        """Move the potentials of each marginal by its number in ``lam``."""
+        return state.translated(self.problem, lam)
+
+    def sweep(self, state: F64, narrow: bool) -> State:
+        """Make a pass of a state."""
+        raise NotImplementedError
+
+    def complete(self, found: State) -> None:
+        """Nothing, where each pass finds all marginals."""
