@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import shown
+from ..problem.cost import cost_of
 from ..problem.sparse import is_on_device
 from .contract import Options, PlanStream, Stats, Workspace, closing, host, name_of, namespace
 
@@ -33,11 +34,14 @@ BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 
 def pick(backend: str, *arrays: Any) -> ModuleType:
-    """The backend module by name; "auto" looks at the arrays and never wakes a GPU for numpy ones."""
+    """The backend module by name; "auto" asks where arrays and points lie, and never wakes a GPU for numpy ones."""
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {shown(backend)}")
     if backend == "auto":
-        on_gpu = any(hasattr(x, "__cuda_array_interface__") or is_on_device(x) for x in arrays)
+        on_gpu = any(
+            hasattr(x, "__cuda_array_interface__") or is_on_device(x) or getattr(cost_of(x), "on_device", False)
+            for x in arrays
+        )
         backend = "cuda" if on_gpu else "cpu"
     return load(backend)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backends.contract import PAD, host
+from ..backends.contract import PAD, host, namespace
 from ..errors import shown
 from ..penalties import F64
 from ..ranks import Ranks
@@ -85,7 +85,7 @@ class PointCloud(Given):
     Memory is that of the points, and of the matrix where ``form`` allows it, which a Result then keeps. Without it a
     pass makes its costs, in float32 while the error is large (but for "wfr") and in float64 where it certifies. Costs
     are made from differences of coordinates, so that no digits are lost where both are large.
-    ``numpy.asarray(cloud)`` forms the matrix.
+    ``numpy.asarray(cloud)`` forms the matrix. Points that lie on a GPU are solved there by ``backend="auto"``.
 
     The plan of a truncated solve is 0 where a pair is skipped, in every quantity of its Result: ``plan``, ``apply``,
     ``cost``, ``objective``, marginals and mass are of that plan, ``error_bound`` is its distance from the optimal plan
@@ -127,6 +127,7 @@ class PointCosts(Cost):
     middle: F64  # (d,), of points with weights
     held = at_hand = True
     operator = "points"
+    on_device = False  # whether points came from a GPU, where "auto" then solves
     unit = 0  # points of a box, where they are sorted so
     before = 0  # rows in front of the first, of a part of a cloud
 
@@ -137,6 +138,7 @@ class PointCosts(Cost):
         self.metric, self.scale = as_choice(metric, "metric", METRICS), as_positive(scale, "scale")
         points = [as_points(x, "x")]
         points.append(points[0] if y is None or y is x else as_points(y, "y"))
+        self.on_device = any(getattr(p, "is_cuda", False) or namespace(p) is not np for p in (x, y))
         if points[0].shape[1] != points[1].shape[1]:
             raise ValueError(f"x and y must have equally many columns, got {points[0].shape[1]}, {points[1].shape[1]}")
         self.dtype = np.dtype(np.float32 if all(p.dtype == np.float32 for p in points) else np.float64)

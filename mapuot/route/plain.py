@@ -91,7 +91,7 @@ def readable(M: Any) -> Any:
     if type(M) is np.ndarray:
         known = M.ndim == 2 and M.dtype in (F64, F32) and M.flags.c_contiguous and M.flags.aligned
     else:
-        known = type(M) is PointCloud and cost_of(M).forms(FORM_BYTES)
+        known = type(M) is PointCloud and cost_of(M).forms(FORM_BYTES) and not cost_of(M).on_device
     return M.dtype if known and 0 < M.size <= SERIAL_ENTRIES else None
 
 

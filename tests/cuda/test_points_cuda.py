@@ -40,6 +40,18 @@ def passes(module, cloud, a, b, precision, count=3, tol=1e-13):
     return stats, *workspace.potentials(), *workspace.marginals()
 
 
+class Tensor(np.ndarray):
+    """What says, as a tensor of torch does, that it lies on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("on_gpu", [(True, True), (False, True), (False, False)])
+def test_points_that_lie_on_a_gpu_are_solved_there(on_gpu):
+    x, y = (p.view(Tensor) if there else p for p, there in zip(clouds(20, 9, 2)[:2], on_gpu, strict=True))
+    assert ("GPU" in mapuot.solve(mapuot.PointCloud(x, y), reg=0.1, reg_m=1.0).how) == any(on_gpu)
+
+
 @pytest.mark.parametrize("precision", ["mixed", "float64"])
 @pytest.mark.parametrize("metric", mapuot.problem.metrics.METRICS)
 @pytest.mark.parametrize("shape", SHAPES)
