@@ -65,6 +65,7 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
         balance(S, M, all.a, all.alpha, beta, (float *)all.partial[0]);
     }
     __syncthreads();
+    share_potentials(S, all.alpha, beta);
     double part[CT];
 #pragma unroll
     for (int q = 0; q < CT; q++)
@@ -114,11 +115,16 @@ __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane
     const double sum = warp_sums<RP, 8>(s, threadIdx.x % 32);
     const double a = at.owns ? all.a[at.row] : 0, d = all.absorbed[at.row];
     log_u = 0;
-    const double u = row_scale(S, a, all.log_a[at.row], d, sum, shift, log_u, odd);
+    const double log_v = ONE_POTENTIAL && a > 0 ? columns(X)[at.row] - columns(ABSORBED)[at.row] : 0;
+    const double u = row_scale(S, a, all.log_a[at.row], d, sum, shift, log_v, log_u, odd);
     r = (double)(u * sum);
-    const double part = warp_sum(!at.mine ? 0 : S.k1 > 0 ? r : a > 0 ? a * (log_u + d) : 0);
+    const double part = warp_sum(!at.mine ? 0 : S.k1 > 0 || ONE_POTENTIAL ? r : a > 0 ? a * (log_u + d) : 0);
     if (threadIdx.x % 32 == 0)
         all.work.row[threadIdx.x / 32] = part;
+#if ONE_POTENTIAL
+    if (at.mine && at.row < (int)S.n)
+        all.partial[0][at.row] = sum;
+#else
     double sums[CT];
 #pragma unroll
     for (int q = 0; q < CT; q++)
@@ -136,6 +142,7 @@ __device__ __forceinline__ bool row_half(const Batch &S, Shared &all, const Lane
         if (threadIdx.x % 32 < 16)
             all.partial[threadIdx.x / 32][at.c + 16 * q] = sums[q];
     }
+#endif
     return odd;
 }
 
@@ -190,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) batch_solve(cons
         if (has_columns)
             dead = first_sweep(S, all.work, columns(0), COLUMNS, all.v, move, [&](int j) {
                 double sum = 0;
-                for (int w = 0; w < WARPS; w++)
+                for (int w = 0; w < (ONE_POTENTIAL ? 1 : WARPS); w++)
                     sum += all.partial[w][j];
                 return sum;
             });

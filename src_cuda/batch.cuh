@@ -5,11 +5,15 @@
 // j + 32 HOLDERS, ..; these warps do the scalar work each for itself, on the same numbers, so that it costs no meeting
 // of the block.
 // Loops over columns are not unrolled: a pass whose code outgrows the instruction cache waits for its code.
-// Options: THREADS, COST (of M: 0 float64, 1 float32).
+// Options: THREADS, COST (of M: 0 float64, 1 float32), ONE_POTENTIAL (1: rows and columns are the same problem, log u is
+// log v, so that K v is K^T u, too; no shift parts the two).
 #ifndef BATCH_CUH
 #define BATCH_CUH
 #ifndef MEMORY
 #define MEMORY 12 // differences of float64 passes: as many as shared memory of 64 KB has room for
+#endif
+#ifndef ONE_POTENTIAL
+#define ONE_POTENTIAL 0
 #endif
 #define FAR_FN __device__ __forceinline__ // a call would spill what the sweep holds
 #include "anderson.cuh"
@@ -177,7 +181,7 @@ __device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *c
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
         if (col[WEIGHT * ld + j] > 0)
             top = fmax(top, col[X * ld + j] - col[ABSORBED * ld + j]);
-    top = block_max(top, W.next);
+    top = ONE_POTENTIAL ? 0 : block_max(top, W.next);
     __syncthreads();
 #pragma unroll 1
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
@@ -190,14 +194,15 @@ __device__ __forceinline__ void start_columns(const Batch &S, Work &W, double *c
     __syncthreads();
 }
 
-// u of a row relative to K, log u = fi (log a - log s) - (1 - fi) (d + shift); a = 0: left out.  `odd`: K does not do.
+// u of a row relative to K, log u = fi (log a - log s) - (1 - fi) (d + shift), or log_v where that is the one potential;
+// a = 0: left out.  `odd`: K does not do.
 __device__ __forceinline__ double row_scale(const Batch &S, double a, double log_a, double d, double s, double shift,
-                                            double &log_u, bool &odd)
+                                            double log_v, double &log_u, bool &odd)
 {
     if (!(a > 0))
         return 0;
     odd |= !(s > DEAD_SUM);
-    log_u = S.limits.fi_rows * (log_a - log(s)) - (1 - S.limits.fi_rows) * (d + shift);
+    log_u = ONE_POTENTIAL ? log_v : S.limits.fi_rows * (log_a - log(s)) - (1 - S.limits.fi_rows) * (d + shift);
     const double u = exp(log_u);
     odd |= !(u < S.limits.scale_limit);
     return u;
@@ -206,7 +211,7 @@ __device__ __forceinline__ double row_scale(const Batch &S, double a, double log
 __device__ __forceinline__ Move find_move(const Batch &S, const Work &W)
 {
     Move move;
-    move.mass = S.k1 > 0 ? total(W.row, WARPS) : W.standing[0].mass_a;
+    move.mass = S.k1 > 0 || ONE_POTENTIAL ? total(W.row, WARPS) : W.standing[0].mass_a;
     move.weight = total(W.next, column_warps((int)S.n));
     move.lam = translation(&S.limits, log_ratio_of(move.mass, move.weight), W.standing[0].shift);
     move.off = left_of_rows(&S.limits, move.lam);
@@ -240,7 +245,7 @@ __device__ __forceinline__ bool first_sweep(const Batch &S, Work &W, double *col
         const double next = k2 > 0 ? w * exp(-k2 * (image - shift)) : w, q = col[Q * ld + j] * move.grow;
         const mapuot_column_out out =
             kl_column(&c, sum, log_sum, shift, move.off, S.limits.reg, image, q, next, move.kappa);
-        const double G = out.image, f = G - x, P = f - col[LAST * ld + j];
+        const double G = ONE_POTENTIAL ? 0.5 * (x + out.image) : out.image, f = G - x, P = f - col[LAST * ld + j];
         value[LOSS] += out.gap + out.hard;
         value[WORTH] += k2 > 0 ? out.next : out.dual;
         col[NEW_G * ld + j] = G;

@@ -55,4 +55,13 @@ __device__ __forceinline__ void balance(const Batch &S, const cost *M, const dou
     }
     __syncthreads();
 }
+
+// Of one potential K absorbs the mean of both: it is at most 1 as well, and symmetric.
+__device__ __forceinline__ void share_potentials(const Batch &S, double *alpha, double *beta)
+{
+    for (int j = threadIdx.x; ONE_POTENTIAL && j < (int)S.n; j += THREADS)
+        alpha[j] = beta[j] = 0.5 * (alpha[j] + beta[j]);
+    if (ONE_POTENTIAL)
+        __syncthreads();
+}
 #endif

@@ -16,8 +16,10 @@ __device__ __forceinline__ double dual_value(const Batch &S, const Work &W, cons
     const mapuot_limits &limits = S.limits;
     const double shift = p.shift + move.lam;
     double dual = limits.reg * (c_mass_of(S, p) - mass);
-    dual += S.k1 > 0 ? limits.rho_rows * (p.mass_a - mass) : limits.reg * (total(W.row, WARPS) + shift * p.mass_a);
-    dual += limits.rate_cols > 0 ? limits.rho_cols * (p.mass_b - move.weight * move.grow) : t[WORTH];
+    if (!ONE_POTENTIAL)
+        dual += S.k1 > 0 ? limits.rho_rows * (p.mass_a - mass) : limits.reg * (total(W.row, WARPS) + shift * p.mass_a);
+    dual += (ONE_POTENTIAL ? 2 : 1) *
+            (limits.rate_cols > 0 ? limits.rho_cols * (p.mass_b - move.weight * move.grow) : t[WORTH]);
     return dual;
 }
 
@@ -67,7 +69,8 @@ __device__ __forceinline__ double settle_pass(const Batch &S, const Work &W, Sta
     p.lam = move.lam;
     p.shift += move.lam;
     settle(&limits, &p, &out);
-    certify(&limits, &p, &out, soft ? t[LOSS] : 0, soft ? 0 : t[LOSS], 0, 1); // where K does not do, no pass comes here
+    const double loss = (ONE_POTENTIAL ? 2 : 1) * t[LOSS];              // that of the rows is the same
+    certify(&limits, &p, &out, soft ? loss : 0, soft ? 0 : loss, 0, 1); // where K does not do, no pass comes here
     judge(&limits, &p, &out, 1, 1);
     out.passes = (double)p.passes;
     return next_translation(&limits, log_ratio_of(soft ? t[WORTH] : p.mass_b, out.mass));

@@ -33,6 +33,9 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
         all.col[WEIGHT_B][j] = w > 0 && !S.product ? (float)exp(S.fi2 * log(w)) : (float)w;
         all.x[j] = w > 0 ? S.x[problem * S.n + j] : 0;
         all.E[j] = 0;
+#if ONE_POTENTIAL
+        all.s[ROWS + j] = 1; // of columns behind the last row
+#endif
         b += w;
     }
     restart(all, 0);
@@ -45,12 +48,12 @@ __device__ __forceinline__ void open_problem(const Batch &S, Shared &all, int64_
         rate = {(float)S.limits.fi_rows, (float)S.fi2,    (float)(1 - S.limits.fi_rows),
                 (float)(1 - S.fi2),      (float)(1 - fi), (float)S.limits.rate_cols};
         rate.lam_rate = (float)S.limits.lam_rate, rate.mass_a = (float)a, rate.mass_b = (float)b,
-        rate.share = (float)(1 / b);
-        rate.error = (float)(0.5 * S.limits.rho_cols * S.limits.inv_reg * (1 + S.limits.rate_cols) *
-                             (1 + S.limits.rate_cols) * LN2 * LN2);
+        rate.share = ONE_POTENTIAL ? 0 : (float)(1 / b); // no translation makes up for a constant then
+        const double half = LN2 * (1 + S.limits.rate_cols) * (ONE_POTENTIAL ? 2 : 1), sides = ONE_POTENTIAL ? 2 : 1;
+        rate.error = (float)(sides * half * (rate.k2 > 0 ? 0.5 * S.limits.rho_cols * S.limits.inv_reg * half : 1));
         rate.tol = (float)fmax(S.limits.tol, S.limits.narrow_floor);
         rate.dual_0 = S.limits.reg * c + S.limits.rho_rows * a + S.limits.rho_cols * b,
-        rate.dual_mass = S.limits.reg + S.limits.rho_rows;
+        rate.dual_mass = S.limits.reg + (ONE_POTENTIAL ? 0 : S.limits.rho_rows);
         rate.mass_slack = 1e-6 * S.limits.reg;
         rate.slack = 4e-7 * (S.limits.rho_rows * a + S.limits.rho_cols * b);
         all.best_dual = -INF, all.best_error = (float)INF;
@@ -111,7 +114,7 @@ __device__ __forceinline__ void absorb_columns(const Batch &S, Shared &all, int 
         top = fmax(top, all.x[j] - E);
         sum += w * E;
     }
-    top = block_max(top, all.scratch);
+    top = ONE_POTENTIAL ? 0 : block_max(top, all.scratch);
     sum = block_sum(sum, all.scratch);
 #pragma unroll 1
     for (int j = threadIdx.x; j < COLUMNS; j += THREADS) {
@@ -160,6 +163,7 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
     __syncthreads();
     if (!plain)
         balance(S, M, all.a, all.alpha, all.beta, all.join[0]);
+    share_potentials(S, all.alpha, all.beta);
     absorb_columns(S, all, turn);
     absorb_rows(S, all);
     fill_kernel(S, all, M, K);
@@ -169,7 +173,7 @@ __device__ __forceinline__ void build_kernel(const Batch &S, Shared &all, const 
 __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT])
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 16;
-    float v[CT], log_u = 0;
+    float v[CT];
 #pragma unroll
     for (int q = 0; q < CT; q++)
         v[q] = all.v[column_of(c, q)];
@@ -182,6 +186,7 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float s
         all.join[warp][lane / 16 * HALF + 20 * k + c] = s;
     }
     __syncwarp();
+    [[maybe_unused]] float log_u = 0;
     if (lane < 2 * RP) {
         float sum = 0;
 #pragma unroll
@@ -190,6 +195,11 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float s
             load(&all.join[warp][lane / RP * HALF + lane % RP * 20 + q], x);
             sum += x[0] + x[1] + (x[2] + x[3]);
         }
+#if ONE_POTENTIAL
+        if (lane % RP < RT)
+            all.s[(2 * warp + lane / RP) * RT + lane % RP] = sum;
+    }
+#else
         log_u = all.row_base[warp][lane] - all.rates.rest1 * shift - all.rates.fi1 * log_2(sum);
         const float u = all.row_weight[warp][lane] * power_of(log_u);
         all.u[warp][lane] = sum > DEAD && u < LIMIT ? u : NONE; // NONE spreads: K does not do
@@ -202,12 +212,15 @@ __device__ __forceinline__ void find_scales(const Batch &S, Shared &all, float s
             all.row_logs[warp] = logs;
     }
     __syncwarp();
+#endif
 }
 
 // The row half: u, and the parts of K^T u of each group
 __device__ __forceinline__ void row_half(const Batch &S, Shared &all, float shift, const float (&K)[RT][CT])
 {
     find_scales(S, all, shift, K);
+    if (ONE_POTENTIAL)
+        return;
     const int warp = threadIdx.x / 32, g = threadIdx.x / 16, c = threadIdx.x % 16;
     float sums[CT];
 #pragma unroll

@@ -42,7 +42,7 @@ enum { COLUMN_HALVES = 2, JUDGE = COLUMN_HALVES, DIFFERENCES };
 // Constants of a problem.  dual = dual_0 - dual_mass mass - rho2 sum q where both sides are KL.
 struct Rates {
     float fi1, fi2, rest1, rest2, both, k2, lam_rate, mass_a, mass_b, share; // rest = 1 - fi, both = 1 - fi1 fi2
-    float error, tol; // gap / (reg mass) = error sum q f^2 / mass
+    float error, tol; // gap / (reg mass) = error sum q f^2 / mass, balanced |s - b|_1 = error (sum q f^2 mass)^1/2
     double dual_0, dual_mass, slack, mass_slack;
 };
 
@@ -61,6 +61,9 @@ struct Shared {
     double mass_a, mass_b, offset_a, offset_b, dual, best_dual; // sum a D, sum b E
     alignas(16) float v[COLUMNS], col[KINDS][COLUMNS], join[WARPS][JOIN], u[WARPS][2 * RP];
     alignas(16) float fold[COLUMN_HALVES][TOTALS][36], sums[COLUMN_HALVES][TOTALS];
+#if ONE_POTENTIAL
+    alignas(16) float s[ROWS + COLUMNS]; // K v
+#endif
     float row_base[WARPS][2 * RP], row_weight[WARPS][2 * RP], row_mass[WARPS][2 * RP], row_logs[WARPS];
     Step step[2];
     float mass, loss, best_error;       // of the last pass: of its plan; sum q f^2
@@ -111,18 +114,22 @@ __device__ __forceinline__ void column_sums(Shared &all, const Step &at, int hal
     const int lane = threadIdx.x % 32;
     float value[OF_Y + 1] = {}, sum[2] = {0, 0}, part[2];
     if (COLUMNS == 128 || j < COLUMNS) {
+#if ONE_POTENTIAL
+        load(&all.s[j], sum);
+#else
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             load(&all.join[g / 2][g % 2 * (COLUMNS + 16) + j], part);
             sum[0] += part[0], sum[1] += part[1];
         }
+#endif
         float v[2], y[2], w[2], base[2], weight[2], before[2], wP[2];
         load(&all.v[j], v), load(&all.col[Y][j], y), load(&all.col[MASS][j], w), load(&all.col[BASE][j], base);
         load(&all.col[WEIGHT_Q][j], weight), load(&all.col[F_BEFORE][j], before);
 #pragma unroll
         for (int q = 0; q < 2; q++) {
             const float next = base[q] + move - fi * log_2(sum[q]), Q = weight[q] * power_of(-k2 * y[q]);
-            G[q] = sum[q] > DEAD ? next : NONE;
+            G[q] = !(sum[q] > DEAD) ? NONE : ONE_POTENTIAL ? 0.5f * (y[q] + next) : next;
             f[q] = G[q] - y[q];
             const float P = f[q] - before[q], Qf = Q * f[q];
             wP[q] = w[q] * P;
@@ -172,21 +179,19 @@ __device__ __forceinline__ void assess(const Batch &S, Shared &all, const Step &
 {
     const Rates &rate = all.rates;
     const float shift = at.shift;
-    const float plan = S.k1 > 0 ? total(all, PLAN) : rate.mass_a, Q = total(all, SUM_Q);
+    const float plan = S.k1 > 0 || ONE_POTENTIAL ? total(all, PLAN) : rate.mass_a, Q = total(all, SUM_Q);
     const float lam = translation(all, shift, plan, Q), common = rate.both * lam;
     const float grow = power_of(rate.k2 * (shift + lam)), mass = plan * power_of(-rate.rest1 * lam);
     const float square = total(all, SUM_QFF) + common * (2 * total(all, SUM_QF) + common * Q);
-    double dual = rate.dual_0 - rate.dual_mass * (double)mass;
-    if (S.k1 > 0 && S.limits.rate_cols > 0) {
-        dual -= S.limits.rho_cols * (double)(Q * grow);
-    } else {
+    double dual = rate.dual_0 - rate.dual_mass * (double)mass, cols = S.limits.rho_cols * (double)(Q * grow);
+    if (!(S.limits.rate_cols > 0))
+        cols = S.limits.reg * (LN2 * ((double)(shift + lam) * all.mass_b - (double)total(all, OF_Y)) - all.offset_b);
+    dual -= ONE_POTENTIAL ? 2 * cols : cols;
+    if (!(S.k1 > 0) && !ONE_POTENTIAL) {
         double logs = 0, moved = (double)(shift + rate.fi1 * lam) * all.mass_a;
         for (int k = 0; k < WARPS; k++)
             logs += (double)all.row_logs[k];
-        dual += S.k1 > 0 ? 0 : S.limits.reg * (all.offset_a + LN2 * (logs + moved));
-        moved = (double)(shift + lam) * all.mass_b;
-        dual -= S.limits.rate_cols > 0 ? S.limits.rho_cols * (double)(Q * grow)
-                                       : S.limits.reg * (LN2 * (moved - (double)total(all, OF_Y)) - all.offset_b);
+        dual += S.limits.reg * (all.offset_a + LN2 * (logs + moved));
     }
     const int lane = threadIdx.x % 32, moved_on = at.known > 0, known = S.limits.memory > 0 ? 1 + moved_on : 0;
     if (lane < MEMORY)
@@ -212,7 +217,7 @@ __device__ __forceinline__ void judge(const Batch &S, Shared &all, bool extrapol
     far = __any_sync(FULL, far);
     const float d = rate.error * loss * over;
     const float error = rate.k2 > 0 ? d * (1.0f / 3) + root_of(2 * d + d * d * (1.0f / 9))
-                                    : (float)LN2 * root_of(loss * rate.mass_b) * over;
+                                    : rate.error * root_of(loss * rate.mass_b) * over;
     const int since_best = error < best_error * (1 - 1e-3f) ? 0 : missed;
     const bool rejected = extrapolated && !(dual >= best - rate.slack - rate.mass_slack * (double)mass);
     bool done = error <= rate.tol || since_best >= NARROW_PATIENCE || !isfinite(dual);

@@ -1,7 +1,7 @@
 // Mirrors src_c/batch.c: problems on one cost that are larger than a block can hold, their passes together.
 //
-// One block a problem for what is O(m + n); between the kernels the caller multiplies, S = V K^T and sums = U K, in
-// float64 with K = exp(low - M / reg).  A problem whose scalings outgrow that K stops with status MAPUOT_ABSORB.
+// One block a problem for what is O(m + n); between the kernels the caller multiplies, S = V K^T and sums = U K (of one
+// potential they are S), in float64 with K = exp(low - M / reg).  A problem whose scalings outgrow that K stops with status MAPUOT_ABSORB.
 #define THREADS 128
 #include "batch_finish.cuh"
 
@@ -31,11 +31,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) open_problems(const __grid
     const int64_t problem = blockIdx.x;
     double *col = S.columns + problem * COLUMN_KINDS * S.n;
     open_columns(S, W, problem, col, (int)S.n);
+    const double half = ONE_POTENTIAL ? 0.5 * S.low : 0; // of low, each side has absorbed
     for (int j = threadIdx.x; j < (int)S.n; j += THREADS)
-        col[ABSORBED * S.n + j] = S.product ? -col[LOG_B * S.n + j] : 0;
+        col[ABSORBED * S.n + j] = half - (S.product ? col[LOG_B * S.n + j] : 0);
     for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
         const double a = S.A[problem * S.m + i];
-        S.row_absorbed[problem * S.m + i] = a > 0 ? S.low - (S.product ? log(a) : 0) : 0;
+        S.row_absorbed[problem * S.m + i] = a > 0 ? S.low - half - (S.product ? log(a) : 0) : 0;
     }
     __syncthreads();
     start_columns(S, W, col, (int)S.n, S.v + problem * S.n);
@@ -58,12 +59,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) prox_rows(const __grid_con
     for (int i = threadIdx.x; i < (int)S.m; i += THREADS) {
         const int64_t at = problem * S.m + i;
         const double a = S.A[at], d = S.row_absorbed[at], s = S.row_sums[at];
+        const double *col = S.columns + problem * COLUMN_KINDS * S.n + i;
+        const double log_v = ONE_POTENTIAL ? col[X * S.n] - col[ABSORBED * S.n] : 0;
         double log_u = -INF;
-        const double u = row_scale(S, a, log(a), d, s, shift, log_u, odd);
+        const double u = row_scale(S, a, log(a), d, s, shift, log_v, log_u, odd);
         S.u[at] = u;
         S.r[at] = u * s;
         S.log_u[at] = log_u + d;
-        part += S.k1 > 0 ? u * s : a > 0 ? a * (log_u + d) : 0;
+        part += S.k1 > 0 || ONE_POTENTIAL ? u * s : a > 0 ? a * (log_u + d) : 0;
     }
     odd = __syncthreads_or(odd);
     part = block_sum(part, scratch);

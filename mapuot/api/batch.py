@@ -221,7 +221,8 @@ class BatchRun:
             return
         symmetric = self.options.symmetric and getattr(engine, "ONE_POTENTIAL", False)
         options = dataclasses.replace(self.options, precision=dtype, symmetric=symmetric)
-        most = min(self.max_passes, TOGETHER) if symmetric else self.max_passes
+        leaves = symmetric and engine.LEAVES
+        most = min(self.max_passes, TOGETHER) if symmetric and not leaves else self.max_passes
         step = max(1, engine.CHUNK_BYTES // engine.bytes_each(task.shape, options.memory, task.one_cost, dtype))
         for i0 in range(0, len(task), step):
             i1 = min(i0 + step, len(task))
@@ -233,12 +234,19 @@ class BatchRun:
                 stages = climb(task, options, COARSE_PASSES) if climbs else []
                 for stage in stages:
                     workspace.climb(stage.reg, stage.options(options), stage.most)
+                if leaves:
+                    workspace.iterate(min(most, TOGETHER))
+                left = workspace.leave() if leaves else np.zeros(i1 - i0, bool)
                 self.chunk(workspace, i0, i1, most, bar)
             more = ["one potential"] if options.symmetric else []
-            self.how[i0:i1] = in_words(f"{dtype} tiles", len(stages), *more, f"{i1 - i0} problems together")
+            reads, count = f"{dtype} tiles", f"{i1 - i0} problems together"
+            self.how[i0:i1] = in_words(reads, len(stages), *more, count)
+            self.how[i0:i1][left] = in_words(reads, 0, "one potential left", count)
 
     def chunk(self, workspace: Any, i0: int, i1: int, most: int, bar: Any) -> None:
-        running, passes = i1 - i0, 0
+        running = int((workspace.stats["status"] == 0).sum())
+        passes = int(workspace.field("passes").max()) if self.options.symmetric else 0
+        bar.update(i1 - i0 - running)
         while running and passes < most:
             now = workspace.iterate(most - passes)
             passes = int(workspace.field("passes").max())

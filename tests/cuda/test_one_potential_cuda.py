@@ -53,3 +53,29 @@ def test_answers_are_those_of_the_cpu(kind, reg):
         np.testing.assert_allclose(found.log_u, found.log_v, rtol=1e-9, atol=1e-9)
         assert relative_error(dense(found.plan), dense(right.plan)) <= found.error_bound + right.error_bound
         assert found.dual == pytest.approx(right.dual, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [40, 130])
+@pytest.mark.parametrize("reg", [0.1, 1e-3])
+@pytest.mark.parametrize("own", [False, True], ids=["one cost", "own costs"])
+def test_a_batch_of_problems_of_clouds_with_themselves(n, reg, own):
+    """Blocks in both precisions, products; one random M has a kernel that is not positive, and is left."""
+    rng = np.random.default_rng(0)
+    x = rng.random((3, n, 2))
+    M = ((x[:, :, None] - x[:, None]) ** 2).sum(-1)
+    if own:
+        M[2] = rng.random((n, n))
+        M[2] += M[2].T
+    M, A = (M if own else M[0]), rng.random((3, n)) + 0.01
+    A[1, 3] = 0.0
+    for options in ({}, {"precision": "float64"}):
+        found = mapuot.solve_batch(M, A, A, reg=reg, reg_m=0.3, backend="cuda", **options)
+        right = mapuot.solve_batch(M, A, A, reg=reg, reg_m=0.3, tol=1e-9, symmetric=False, backend="cpu")
+        assert found.converged.all()
+        assert all("one potential" in how for how in found.how)
+        assert (found.n_passes[:2] <= 14).all()
+        for i in range(3):
+            error = relative_error(dense(found[i].plan), dense(right[i].plan))
+            assert error <= found.error_bound[i] + right.error_bound[i]
+        used = A[:2] > 0
+        np.testing.assert_allclose(found.log_u[:2][used], found.log_v[:2][used], rtol=1e-9, atol=1e-9)

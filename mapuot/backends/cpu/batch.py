@@ -29,7 +29,7 @@ from .workspace import SAFE_SPREAD, SCALES
 
 EXACT_TOL = 7.2e-7  # a float32 K certifies no less without exact passes: 12 roundings
 CHUNK_BYTES = 1 << 26  # of the arrays of the problems in hand at once
-ONE_POTENTIAL = True  # passes can have log u = log v
+ONE_POTENTIAL, LEAVES = True, False  # passes can have log u = log v, and be left for ordinary ones here
 CLIMBS = False  # by way of larger regs: one K for all holds a range(M) that needs none
 SLOTS = 16  # problems that a thread keeps in hand
 SLOT_BYTES = 1 << 19  # of their column vectors: half of an L2 cache

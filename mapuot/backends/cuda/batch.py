@@ -9,6 +9,7 @@ device side: src_cuda/batch_narrow.cu, batch.cu, batch_products.cu.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import cupy as cp
@@ -19,7 +20,7 @@ from ...problem.problem import EXPONENT_ROUNDING, BatchProblem
 from ..contract import Options
 from ..contract import weigh as weigh_on_host
 from ..limits import limits_of
-from ..records import STATUS, put
+from ..records import STALLED, STATUS, put
 from .kernels import BATCH_KINDS, BATCH_MEMORY, RECORDS, by_value, kernel, small_options
 
 MOST = 128  # rows and columns of a small problem
@@ -28,9 +29,11 @@ PRODUCT_SPREAD = 500.0  # and up to which a float64 K never does
 NARROW_NOISE = 1e-6  # a float64 pass takes as long as ten; at 3e-7 float32 ones crept, 1.3 times as many at reg .001
 CHUNK_BYTES = 1 << 32  # of the arrays of the problems in hand at once
 CLIMBS = True  # by way of larger regs, where reg is small
+ONE_POTENTIAL = LEAVES = True  # passes can have log u = log v, and be left for ordinary ones
 CHECK_PASSES = 8  # products between two looks at what still runs
 VECTORS = ["columns", "row_absorbed", "v", "u", "row_sums", "sums", "row_scalar", "standing"]
 BATCH, REPORT, STANDING = (RECORDS[name] for name in ("Batch", "Report", "Standing"))
+STATUS_AT = list(REPORT.fields or ()).index("status")
 SCALES = {"scale_limit": 1e100, "most_scale": math.inf}  # float64 all through; a scale beyond it: K is made again
 
 
@@ -67,9 +70,9 @@ def constants(task: BatchProblem, options: Options, reg: float) -> Any:
     return record
 
 
-def small_kernel(shape: tuple[int, int], narrow: bool, cost: str) -> tuple[Any, int, int]:
+def small_kernel(shape: tuple[int, int], narrow: bool, cost: str, symmetric: bool = False) -> tuple[Any, int, int]:
     """batch_narrow or batch_solve for that shape, its threads a block and the shared memory that the launch brings."""
-    options = small_options(shape, narrow)
+    options = small_options(shape, narrow) | ({"ONE_POTENTIAL": 1} if symmetric else {})
     file, function = ("batch_narrow.cu", "batch_narrow") if narrow else ("batch.cu", "batch_solve")
     run, shared = kernel(file, function, COST=int(cost == "float32"), **options), 0
     if not narrow:
@@ -77,8 +80,9 @@ def small_kernel(shape: tuple[int, int], narrow: bool, cost: str) -> tuple[Any, 
     return run, 16 * options["GROUPS"], shared
 
 
-def step_kernel(function: str, cost: str) -> Any:
-    return kernel("batch_products.cu", function, COST=int(cost == "float32"), NARROW=0, STORE=0)
+def step_kernel(function: str, cost: str, symmetric: bool = False) -> Any:
+    known = {"COST": int(cost == "float32"), "NARROW": 0, "STORE": 0} | ({"ONE_POTENTIAL": 1} if symmetric else {})
+    return kernel("batch_products.cu", function, **known)
 
 
 def weigh(table: Any, p: int) -> tuple[Any, F64, F64]:
@@ -121,11 +125,24 @@ class DeviceBatch:
         """A larger reg first: log v of its answer, in the units of the reg asked for, is a better start."""
         self.x *= self.task.reg / reg
         self.advance(self.record(options, reg), self.passes + count)
-        log_v = self.arrays["log_v"]
-        self.x[:] = cp.where(cp.isfinite(log_v), log_v, 0.0) * (reg / self.task.reg)
+        self.go_on(slice(None), reg / self.task.reg)
+
+    def leave(self) -> Any:
+        """Make ordinary passes from here on of the problems that one potential has not served; tell which."""
+        self.options = replace(self.options, symmetric=False)
+        left = np.isin(self.stats["status"], (0, STALLED))
+        if left.any():
+            self.go_on(np.flatnonzero(left), 1.0)
+        return left
+
+    def go_on(self, which: Any, ratio: float) -> None:
+        """Let these problems, which have ended, go on from log v times ``ratio``."""
+        there = which if isinstance(which, slice) else cp.asarray(which)
+        log_v = self.arrays["log_v"][there]
+        self.x[there] = cp.where(cp.isfinite(log_v), log_v, 0.0) * ratio
         self.passes = int(self.stats["passes"].max())
-        self.arrays["report"][:, list(REPORT.fields or ()).index("status")] = 0.0
-        self.stats["status"] = 0.0
+        self.arrays["report"][there, STATUS_AT] = 0.0
+        self.stats["status"][which] = 0.0
 
     def record(self, options: Options, reg: float) -> Any:
         record, M = constants(self.task, options, reg), self.M
@@ -154,15 +171,17 @@ class DeviceBatch:
         self.read()
 
     def launch(self, record: Any, narrow: bool) -> None:
-        run, threads, shared = small_kernel(self.task.shape, narrow, self.M.dtype.name)
+        run, threads, shared = small_kernel(self.task.shape, narrow, self.M.dtype.name, self.options.symmetric)
         run((self.p,), (threads,), (by_value(record),), shared_mem=shared)
 
     def products(self, record: Any, count: int) -> None:
-        """S = V K^T, U = prox(S), then U K, for all problems at once."""
+        """S = V K^T, U = prox(S), then U K, which S is of one potential, for all problems at once."""
+        symmetric, arrays = self.options.symmetric, self.arrays
         record["count"] = count
+        if symmetric:
+            record["sums"] = record["row_sums"]
         names = ("open_problems", "prox_rows", "finish_problems")
-        steps = {name: step_kernel(name, self.M.dtype.name) for name in names}
-        arrays = self.arrays
+        steps = {name: step_kernel(name, self.M.dtype.name, symmetric) for name in names}
         K = cp.exp((self.task.M_min - self.M.astype(np.float64)) / float(record["limits"]["reg"]))
         argument = (by_value(record),)
         steps["open_problems"]((self.p,), (128,), argument)
@@ -170,7 +189,8 @@ class DeviceBatch:
             for _ in range(min(CHECK_PASSES, count - int(self.stats["passes"].max()))):
                 cp.matmul(arrays["v"], K.T, out=arrays["row_sums"])
                 steps["prox_rows"]((self.p,), (128,), argument)
-                cp.matmul(arrays["u"], K, out=arrays["sums"])
+                if not symmetric:
+                    cp.matmul(arrays["u"], K, out=arrays["sums"])
                 steps["finish_problems"]((self.p,), (128,), argument)
             self.read()
 
