@@ -9,6 +9,9 @@ problems. Modules for those who come from other libraries are imported on first 
 - ``mapuot.wot``: populations over time, under the names of wot and moscot
 - ``mapuot.torch``, ``mapuot.jax``: losses with gradients for PyTorch and JAX
 - ``mapuot.plot``: pictures of results, by Matplotlib
+
+Every function raises ValueError or TypeError where an argument is out of range or of the wrong kind; the message names
+the argument.
 """
 
 from importlib import import_module

@@ -5,14 +5,15 @@ Exit codes: 0 done, 1 error, 2 wrong usage, 3 not converged (the answer is writt
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import numpy as np
@@ -34,9 +35,13 @@ from .processor import core_count, isa
 from .ranks import Ranks, join, mpi, own_rows
 from .report import page
 from .route.options import METHODS, PRECISIONS, SCHEDULES
+from .status import told_bound
 
+F = TypeVar("F", bound=Callable[..., Any])
 NOT_CONVERGED = 3
 REFERENCES = ("product", "uniform")  # those that are no file
+DEFAULTS = inspect.signature(solve).parameters
+PLAN = "Write the plan: dense, the K largest of each row, all above X, or the fewest with a share S of it."
 
 
 def numbers(ctx: Any, param: Any, value: str) -> Any:
@@ -84,54 +89,40 @@ def cli() -> None:
     """Entropic unbalanced optimal transport on dense costs, with a certificate."""
 
 
+def option(name: str, text: str | None = None, choices: Iterable[str] = (), **more: Any) -> Callable[[F], F]:
+    """Make an option of the command, with the default that `solve` gives the argument of this name."""
+    known = DEFAULTS.get(name.strip("-").replace("-", "_"))
+    if known is not None and known.default not in (None, known.empty):
+        more = {"default": known.default, "show_default": True} | more
+    if choices:
+        more["type"] = click.Choice(list(choices))
+    return click.option(name, help=text, **more)
+
+
 @cli.command("solve")
 @click.argument("problem", metavar="[IN]", required=False)
-@click.option("--points", nargs=2, metavar="X Y", help="In the place of IN: files with points, (m, d) and (n, d).")
-@click.option(
-    "--metric", type=click.Choice(list(METRICS)), default="sqeuclidean", show_default=True, help="Cost of --points."
-)
-@click.option(
-    "-o",
-    "--output",
-    metavar="OUT",
-    help="Where the answer goes: .npz, .h5, .zarr, .h5ad; .npy, .csv: a dense plan.",
-)
-@click.option("--reg", type=float, required=True, help="Entropic regularisation, in units of M.")
-@click.option(
-    "--reg-m",
-    callback=numbers,
-    required=True,
-    metavar="X[,Y]",
-    help="Marginal penalty: of both sides, or ROWS,COLUMNS; inf.",
-)
-@click.option("--a", metavar="FILE", help="Masses of the rows.  [default: a in IN, or uniform]")
-@click.option("--b", metavar="FILE", help="Masses of the columns.  [default: b in IN, or uniform]")
-@click.option("--penalty", type=click.Choice(sorted(PENALTIES)), default="kl", show_default=True)
-@click.option("--reference", default="product", show_default=True, help="product, uniform, or a file with the matrix.")
-@click.option("--mask", callback=seeded_mask, metavar="KEEP,SEED", help="Keep this share of the pairs, at random.")
-@click.option("--method", type=click.Choice(list(METHODS)), default="auto", show_default=True)
-@click.option("--tol", type=float, default=1e-6, show_default=True, help="Certified relative plan error to reach.")
-@click.option("--max-passes", type=int, default=10_000, show_default=True, help="Reads of the kernel at most.")
-@click.option("--precision", type=click.Choice(["auto", *PRECISIONS]), default="auto", show_default=True)
-@click.option("--backend", type=click.Choice(BACKENDS), default="auto", show_default=True)
-@click.option("--threads", type=int, help="CPU threads of each process.  [default: its share of the cores]")
-@click.option(
-    "--schedule",
-    type=click.Choice(SCHEDULES),
-    default="auto",
-    show_default=True,
-    help="How threads share the rows: by their speed, or evenly, which gives the same bits in every run.",
-)
-@click.option(
-    "--plan",
-    callback=plan_form,
-    metavar="dense|top:K|sparse:X|keep:S",
-    help="Write the plan: dense, the K largest of each row, all above X, or the fewest with a share S of it.",
-)
-@click.option("--report", metavar="FILE", help="Write one HTML page: problem, certificate, trace, marginals, pictures.")
-@click.option("--checkpoint", metavar="FILE", help="Write the potentials here every minute.")
-@click.option("--resume", is_flag=True, help="Go on from the checkpoint, where there is one.")
-@click.option("--progress/--no-progress", default=None, help="The bar on standard error.  [default: on a terminal]")
+@option("--points", "In the place of IN: files with points, (m, d) and (n, d).", nargs=2, metavar="X Y")
+@option("--metric", "Cost of --points.", METRICS, default="sqeuclidean", show_default=True)
+@click.option("-o", "--output", metavar="OUT", help="The answer: .npz, .h5, .zarr, .h5ad; .npy, .csv: a dense plan.")
+@option("--reg", "Entropic regularisation, in units of M.", type=float, required=True)
+@option("--reg-m", "Penalty: of both sides, or ROWS,COLUMNS; inf.", callback=numbers, required=True, metavar="X[,Y]")
+@option("--a", "Masses of the rows.  [default: a in IN, or uniform]", metavar="FILE")
+@option("--b", "Masses of the columns.  [default: b in IN, or uniform]", metavar="FILE")
+@option("--penalty", None, sorted(PENALTIES))
+@option("--reference", "product, uniform, or a file with the matrix.")
+@option("--mask", "Keep this share of the pairs, at random.", callback=seeded_mask, metavar="KEEP,SEED")
+@option("--method", None, METHODS)
+@option("--tol", "Certified relative plan error to reach.")
+@option("--max-passes", "Reads of the kernel at most.")
+@option("--precision", None, ("auto", *PRECISIONS))
+@option("--backend", None, BACKENDS)
+@option("--threads", "CPU threads of each process.  [default: its share of the cores]", type=int)
+@option("--schedule", "How threads share rows: by their speed, or evenly, to the same bits in every run.", SCHEDULES)
+@option("--plan", PLAN, callback=plan_form, metavar="dense|top:K|sparse:X|keep:S")
+@option("--report", "Write one HTML page: problem, certificate, trace, marginals, pictures.", metavar="FILE")
+@option("--checkpoint", "Write the potentials here every minute.", metavar="FILE")
+@option("--resume", "Go on from the checkpoint, where there is one.", is_flag=True)
+@option("--progress/--no-progress", "The bar on standard error.  [default: on a terminal]", default=None)
 def solve_command(**options: Any) -> None:
     """Solve the problem in the file IN.
 
@@ -149,7 +140,7 @@ def solve_command(**options: Any) -> None:
     if (options["problem"] is None) == (options["points"] is None):
         raise click.UsageError("the problem is a file IN, or two with --points X Y")
     check_written(options)
-    ranks = start_ranks()
+    ranks = join(mpi.world() if mpi.launched() > 1 else None)  # all processes that the launcher started
     with ranks.together():
         code = run(ranks, **options)
     sys.exit(code)
@@ -164,17 +155,13 @@ def check_written(options: dict[str, Any]) -> None:
         raise click.UsageError("--resume needs --checkpoint FILE")
     suffix = Path(output or "").suffix
     if suffix in (".npy", ".csv") and (options["plan"] or ("", None))[0] != "dense":
-        raise click.UsageError(
-            f"an {suffix} file holds one array: ask for --plan dense, or name an OUT of another kind"
-        )
+        raise click.UsageError(f"an {suffix} file holds one array: ask for --plan dense, or name another kind of OUT")
     if options["report"]:
         plot.pyplot()
-    if output and files.split_name(output, "")[1] in files.LIBRARIES:
-        files.library(files.split_name(output, "")[1])
-    read = [options[name] for name in ("problem", "a", "b", "reference") if options[name]] + list(
-        options["points"] or ()
-    )
-    used = {files.split_name(name, "")[0].resolve() for name in read if name not in REFERENCES}
+    if output and (kind := files.split_name(output, "")[1]) in files.LIBRARIES:
+        files.library(kind)
+    read = [*(options[name] for name in ("problem", "a", "b", "reference")), *(options["points"] or ())]
+    used = {files.split_name(name, "")[0].resolve() for name in read if name and name not in REFERENCES}
     for name, text in (("--output", output), ("--report", options["report"]), ("--checkpoint", checkpoint)):
         if text is None:
             continue
@@ -185,11 +172,6 @@ def check_written(options: dict[str, Any]) -> None:
         if not os.access(path.parent, os.W_OK):
             raise click.UsageError(f"{name}: the folder of {text} does not exist or cannot be written")
         used.add(path)
-
-
-def start_ranks() -> Ranks:
-    """Return the ranks of all processes that the launcher started."""
-    return join(mpi.world()) if mpi.launched() > 1 else join(None)
 
 
 def run(
@@ -226,14 +208,8 @@ def run(
     if ranks.rank == 0:
         print_values(result, values)
         if report:
-            text = page(
-                result,
-                facts,
-                Path(problem or "points").name,
-                told,
-                values,
-                {"mapuot": __version__, "numpy": np.__version__},
-            )
+            versions = {"mapuot": __version__, "numpy": np.__version__}
+            text = page(result, facts, Path(problem or "points").name, told, values, versions)
             with files.complete(Path(report)) as part:
                 part.write_text(text, encoding="utf-8")
         if not output and not report:
@@ -272,10 +248,12 @@ def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan
     form: str
     number: Any
     form, number = plan or ("", None)
-    m, n = whole_shape(result)
-    dtype = result.problem.M.dtype.name
     if form == "dense":
-        values["plan"] = files.Blocks((m, n), dtype, ranks.stream(plan_rows(result, n)))
+        m, n = result.problem.shape
+        step = max(1, BLOCK_ENTRIES // n)  # blocks of the same rows on all processes
+        blocks = (result.rows(i0, min(i0 + step, m)) for i0 in range(0, m, step))
+        shape = int(ranks.sum(m)), n
+        values["plan"] = files.Blocks(shape, result.problem.M.dtype.name, ranks.stream(blocks))
     elif form == "top":
         index, value = result.top_k(number)
         values.update(plan_index=result.gather(index), plan_value=result.gather(value))
@@ -292,28 +270,12 @@ def save(ranks: Ranks, result: Result, output: str, values: dict[str, Any], plan
             pass
 
 
-def whole_shape(result: Result) -> tuple[int, int]:
-    m, n = result.problem.shape
-    return int(result.problem.ranks.sum(m)), n
-
-
-def plan_rows(result: Result, n: int) -> Iterator[Any]:
-    """The own part of the plan; blocks of the same rows, by the number n of all columns, on all processes."""
-    m = result.problem.shape[0]
-    step = max(1, BLOCK_ENTRIES // n)
-    for i0 in range(0, m, step):
-        yield result.rows(i0, min(i0 + step, m))
-
-
 def print_values(result: Result, values: dict[str, Any]) -> None:
-    names = ("status", "n_passes", "error_bound", "gap", "objective", "cost", "mass")
-    for name in names:
+    for name in ("status", "n_passes", "error_bound", "gap", "objective", "cost", "mass", "how"):
         value = values[name]
         click.echo(f"{name:<12} {value:.10g}" if isinstance(value, float) else f"{name:<12} {value}")
-    click.echo(f"{'how':<12} {result.how}")
     if not result.converged:
-        known = f"the certified relative plan error is {result.error_bound:.2e}"
-        text = known if result.error_bound < 1 else "nothing is certified yet"
+        text = told_bound(result.error_bound, "certified relative plan error")
         click.echo(f"mapuot: not converged ({result.status}): {text}", err=True)
 
 

@@ -6,19 +6,19 @@ Out-of-sample map: Ferradans, Papadakis, Peyre, Aujol 2014.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from .answer.labels import as_labels
 from .answer.result import Result
 from .errors import ScalingWarning
+from .penalties import F64
 from .pot.arrays import threshold
 from .pot.sinkhorn import Arguments
 from .problem.metrics import METRICS
@@ -28,33 +28,23 @@ from .status import Words
 
 try:
     from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-except ImportError:  # scikit-learn is optional: two methods stand in for its base class
+    from sklearn.exceptions import NotFittedError
+except ImportError:  # scikit-learn is optional: whoever has none asks for no parameters by name
+    NotFittedError = AttributeError
 
     class BaseEstimator:  # type: ignore[no-redef]
-        """Estimator whose parameters are plain values, with get_params and set_params."""
-
-        def get_params(self, deep: bool = True) -> dict[str, Any]:
-            return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
-
-        def set_params(self, **params: Any) -> Any:
-            known = [*inspect.signature(type(self)).parameters]
-            for name, value in params.items():
-                if name not in known:
-                    raise ValueError(f"Invalid parameter {name!r}: must be one of {known}")
-                setattr(self, name, value)
-            return self
-
-    class TransformerMixin:  # type: ignore[no-redef]
         """Stand-in without methods: the estimator has its own."""
 
         def __init_subclass__(cls, auto_wrap_output_keys: Any = None) -> None:
             super().__init_subclass__()
 
+    class TransformerMixin:  # type: ignore[no-redef]
+        """Stand-in without methods."""
+
     class OneToOneFeatureMixin:  # type: ignore[no-redef]
         """Stand-in without methods."""
 
 
-F64 = NDArray[np.float64]
 MOST_ENTRIES = 1 << 27  # of a cost that is formed where points would do: 1 GiB
 NEVER_FORMED = tuple(name for name, metric in METRICS.items() if metric.reach == np.inf)  # of these as of SciPy's
 MISSING_LABEL = -1  # POT's mark of a sample without label
@@ -137,36 +127,15 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         out_of_sample_map: str = "ferradans",
         limit_max: float = 10,
     ) -> None:
-        self.reg_e = reg_e
-        self.reg_m = reg_m
-        self.method = method
-        self.max_iter = max_iter
-        self.tol = tol
-        self.verbose = verbose
-        self.log = log
-        self.metric = metric
-        self.norm = norm
-        self.distribution_estimation = distribution_estimation
+        self.reg_e, self.reg_m, self.method, self.max_iter, self.tol = reg_e, reg_m, method, max_iter, tol
+        self.verbose, self.log, self.metric, self.norm = verbose, log, metric, norm
+        self.distribution_estimation, self.limit_max = distribution_estimation, limit_max
         self.out_of_sample_map = out_of_sample_map
-        self.limit_max = limit_max
 
     def fit(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> UnbalancedSinkhornTransport:
-        """Solve the transport from Xs to Xt.
+        """Solve the transport from Xs, (n_source, d), to Xt, (n_target, d).
 
-        Parameters
-        ----------
-        Xs, Xt : (n_source, d), (n_target, d) arrays
-        ys, yt : (n_source,), (n_target,) arrays, optional
-            Class labels, -1 where unknown; used when both are given.
-
-        Returns
-        -------
-        self
-
-        Raises
-        ------
-        ValueError, TypeError
-            Xt is missing, or an argument or parameter is out of range; the message names it.
+        ys and yt are class labels, -1 where unknown; they are used when both are given.
 
         Warns
         -----
@@ -185,7 +154,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
             raise ValueError(f"Xs has {Xs.shape[1]} features, but Xt has {Xt.shape[1]}")
         ys, yt = (None if y is None else as_labels(y, len(X), name) for y, X, name in ((ys, Xs, "ys"), (yt, Xt, "yt")))
         cost = self.costs(Xs, Xt, None if ys is None or yt is None else (ys, yt))
-        estimate = self.distribution_estimation or uniform
+        estimate = self.distribution_estimation or (lambda X: np.full(len(X), 1.0 / len(X)))
         if not callable(estimate):
             raise TypeError(f"distribution_estimation must be callable, got {estimate!r}")
         self.mu_s_, self.mu_t_ = estimate(Xs), estimate(Xt)
@@ -212,8 +181,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
         try:
             cost = normalised(cdist(Xs, Xt, self.metric), self.norm)
             if labels is not None:
-                ys, yt = labels
-                separate_classes(cost, ys, yt, self.limit_max)
+                separate_classes(cost, labels[0], labels[1], self.limit_max)
         except MemoryError as error:
             raise MemoryError(
                 f"the costs of {m} x {n} samples take {m * n * 8 / 2**30:.3g} GiB and do not fit: without labels, norm "
@@ -231,13 +199,7 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
     def coupling_(self) -> Any:
         return self.fitted().plan
 
-    @property
-    def mu_s(self) -> Any:
-        return self.mu_s_
-
-    @property
-    def mu_t(self) -> Any:
-        return self.mu_t_
+    mu_s, mu_t = property(attrgetter("mu_s_")), property(attrgetter("mu_t_"))  # the names of POT
 
     def fit_transform(self, Xs: Any, ys: Any = None, Xt: Any = None, yt: Any = None) -> F64:
         """Fit, and return the images of Xs."""
@@ -269,19 +231,16 @@ class UnbalancedSinkhornTransport(TransformerMixin, BaseEstimator, auto_wrap_out
 
         Classes are ``np.unique(ys)``; zeros for a target that receives no mass.
         """
-        result = self.fitted()
-        return result.push(as_labels(ys, len(self.xs_), "ys"))[1]
+        return self.fitted().push(as_labels(ys, len(self.xs_), "ys"))[1]
 
     def inverse_transform_labels(self, yt: Any) -> F64:
         """Return the class proportions that each source sends to labels yt of the targets, (n_source, classes)."""
-        result = self.fitted()
-        return result.pull(as_labels(yt, len(self.xt_), "yt"))[1]
+        return self.fitted().pull(as_labels(yt, len(self.xt_), "yt"))[1]
 
     def fitted(self) -> Result:
         """Return the Result of `fit`."""
         if not hasattr(self, "result_"):
-            error = not_fitted_error()
-            raise error(f"This {type(self).__name__} instance is not fitted yet: call fit with Xs and Xt first")
+            raise NotFittedError(f"This {type(self).__name__} is not fitted yet: call fit with Xs and Xt first")
         return self.result_
 
     def extended(self, X: F64, fitted: F64, image: F64, batch_size: int) -> F64:
@@ -349,10 +308,9 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
         """Solve the transport from X, (n_samples, d), to the target; y is not used."""
         super().fit(X, None, X if self.target is None else self.target)
         columns = getattr(X, "columns", None)
+        self.__dict__.pop("feature_names_in_", None)
         if columns is not None and all(isinstance(name, str) for name in columns):
             self.feature_names_in_ = np.asarray(columns, dtype=object)
-        else:
-            self.__dict__.pop("feature_names_in_", None)
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:  # type: ignore[override]
@@ -376,11 +334,6 @@ class TransportOnto(OneToOneFeatureMixin, UnbalancedSinkhornTransport, auto_wrap
             return X
         _check_feature_names(self, X, reset=False)
         return X
-
-
-def uniform(X: Any) -> F64:
-    """Spread the mass 1 evenly over the samples."""
-    return np.full(len(X), 1.0 / len(X))
 
 
 def as_samples(X: Any, name: str) -> F64:
@@ -422,12 +375,3 @@ def separate_classes(M: F64, ys: Any, yt: Any, limit_max: float) -> None:
     factor = as_float(limit_max, "limit_max")
     limit = np.inf if factor == np.inf else as_positive(factor, "limit_max") * M.max()
     np.maximum(M, limit, out=M, where=labelled & (ys[:, None] != yt))
-
-
-def not_fitted_error() -> type[Exception]:
-    """Return scikit-learn's NotFittedError (a ValueError and an AttributeError), or AttributeError without it."""
-    try:
-        from sklearn.exceptions import NotFittedError  # noqa: PLC0415 - optional
-    except ImportError:
-        return AttributeError
-    return NotFittedError  # type: ignore[no-any-return]

@@ -25,8 +25,6 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.jax needs JAX: pip install jax") from error
 
-__all__ = ["sample_loss", "sinkhorn_loss"]
-
 
 def sinkhorn_loss(M: Any, a: Any = None, b: Any = None, *, reg: float, reg_m: Any, **options: Any) -> Any:
     """Unbalanced entropic transport cost, differentiable once in a, b and M.
@@ -81,11 +79,6 @@ def sample_loss(
     Returns
     -------
     value : scalar array
-
-    Raises
-    ------
-    ValueError, TypeError
-        As in `sinkhorn_loss`.
     """
     settings = (*as_settings(reg, reg_m, options), metric, scale)
     x, y = jnp.asarray(x, dtype=jnp.result_type(float)), jnp.asarray(y, dtype=jnp.result_type(float))

@@ -14,12 +14,10 @@ import numpy as np
 from .answer.result import Result
 from .answer.tensors import taken
 from .backends.contract import host
-from .errors import shown
 from .penalties import F64
 from .problem.sparse import is_sparse
-from .problem.validate import as_array, as_count, as_share, check_kind
+from .problem.validate import as_array, as_choice, as_count, as_share, check_kind
 
-__all__ = ["arrows", "convergence", "links", "masses", "path", "plan"]
 GIVEN, MOVED, LOST = "#9aa5b1", "#1f5fa8", "#c8502d"  # grey, blue, rust: told apart by all eyes
 MOST_CELLS = 400  # of a picture of the plan, to a side
 LEAST = 1e-17  # errors below are drawn there
@@ -47,10 +45,6 @@ def convergence(result: Result, ax: Any = None) -> Any:
     ----------
     result : Result
     ax : matplotlib Axes, optional
-
-    Returns
-    -------
-    ax : matplotlib Axes
 
     Examples
     --------
@@ -110,34 +104,23 @@ def plan(result: Result, ax: Any = None, most: int = MOST_CELLS) -> Any:
         Of the plan; the marginals take parts of it.
     most : int
         Rows and columns of the picture at most: neighbours are summed.
-
-    Returns
-    -------
-    ax : matplotlib Axes
     """
     result, ax = taken(result, "result"), axes(ax)
     m, n = result.problem.shape
     picture = coarse_plan(result, as_count(most, "most"))
     ax.imshow(picture, aspect="auto", cmap="Blues", extent=(0, n, m, 0), interpolation="nearest")
     ax.set(xlabel="column", ylabel="row")
-    for place, side, given, moved in (
-        ([0.0, 1.02, 1.0, 0.2], "cols", result.problem.cols.weight, result.col_marginal),
-        ([1.02, 0.0, 0.2, 1.0], "rows", result.problem.rows.weight, result.row_marginal),
+    for place, along, limits, given, moved in (
+        ([1.02, 0.0, 0.2, 1.0], "horizontal", {"ylim": (m, 0)}, result.problem.rows.weight, result.row_marginal),
+        ([0.0, 1.02, 1.0, 0.2], "vertical", {"xlim": (0, n)}, result.problem.cols.weight, result.col_marginal),
     ):
-        beside = ax.inset_axes(place)
-        starts = cells(len(given), most)
+        beside, starts = ax.inset_axes(place), cells(len(given), most)
         edges = np.append(starts, len(given))
-        width = np.diff(edges)
-        heights = [np.add.reduceat(np.asarray(x, np.float64), starts) / width for x in (given, moved)]
-        for height, colour, name in zip(heights, (GIVEN, MOVED), ("given", "moved"), strict=True):
-            orientation = "vertical" if side == "cols" else "horizontal"
-            beside.stairs(height, edges, fill=True, alpha=0.7, color=colour, label=name, orientation=orientation)
-        beside.set(xticks=[], yticks=[])
-        if side == "cols":
-            beside.set_xlim(0, n)
-            beside.legend(fontsize="x-small")
-        else:
-            beside.set_ylim(m, 0)
+        for values, colour, name in ((given, GIVEN, "given"), (moved, MOVED, "moved")):
+            height = np.add.reduceat(np.asarray(values, np.float64), starts) / np.diff(edges)
+            beside.stairs(height, edges, fill=True, alpha=0.7, color=colour, label=name, orientation=along)
+        beside.set(xticks=[], yticks=[], **limits)
+    beside.legend(fontsize="x-small")
     return ax
 
 
@@ -169,18 +152,13 @@ def arrows(result: Result, x: Any, y: Any, ax: Any = None, most: int = 500) -> A
     ax : matplotlib Axes, optional
     most : int
         Arrows at most, of the rows that move most; the stronger, the larger a part of the mass of its row moves.
-
-    Returns
-    -------
-    ax : matplotlib Axes
     """
     result = taken(result, "result")
     x, y, ax = plane(result, x, y, ax)
     image, moved = host(result.barycentric_map(y)), np.asarray(result.row_marginal)
     order = np.argsort(-moved, kind="stable")[: as_count(most, "most")]
     order = order[moved[order] > 0]
-    given = np.maximum(result.problem.rows.weight[order], 1e-300)
-    opacity = np.clip(moved[order] / given, 0.05, 1.0)
+    opacity = np.clip(moved[order] / np.maximum(result.problem.rows.weight[order], 1e-300), 0.05, 1.0)
     step = image[order] - x[order]
     ax.quiver(*x[order].T, *step.T, angles="xy", scale_units="xy", scale=1, width=0.003, color="black", alpha=opacity)
     ax.legend()
@@ -199,10 +177,6 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
         Share of the mass whose pairs are drawn, in (0, 1].
     most : int
         Lines at most.
-
-    Returns
-    -------
-    ax : matplotlib Axes
     """
     result = taken(result, "result")
     x, y, ax = plane(result, x, y, ax)
@@ -211,9 +185,8 @@ def links(result: Result, x: Any, y: Any, ax: Any = None, keep: float = 0.8, mos
     pairs = result.sparse(keep=as_share(keep, "keep")).tocoo()
     order = np.argsort(-pairs.data, kind="stable")[: as_count(most, "most")]
     ends = np.stack([x[pairs.row[order]], y[pairs.col[order]]], axis=1)
-    mass = pairs.data[order] / pairs.data.max(initial=1e-300)
-    colours = np.column_stack([np.zeros((len(order), 3)), np.clip(mass, 0.03, 1.0)])
-    ax.add_collection(LineCollection(list(ends), colors=colours, linewidths=0.7, zorder=0))
+    opacity = np.clip(pairs.data[order] / pairs.data.max(initial=1e-300), 0.03, 1.0)
+    ax.add_collection(LineCollection(list(ends), colors="black", alpha=opacity, linewidths=0.7, zorder=0))
     ax.legend()
     return ax
 
@@ -228,19 +201,12 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
         Points of the side in the plane, coloured by their share; without, the shares in order.
     side : {"rows", "cols"}
     ax : matplotlib Axes, optional
-
-    Returns
-    -------
-    ax : matplotlib Axes
     """
-    if side not in ("rows", "cols"):
-        raise ValueError(f"side must be 'rows' or 'cols', got {shown(side)}")
-    result = taken(result, "result")
+    result, rows = taken(result, "result"), as_choice(side, "side", ("rows", "cols")) == "rows"
     given = getattr(result.problem, side).weight
-    moved = np.asarray(result.row_marginal if side == "rows" else result.col_marginal)
+    moved = np.asarray(result.row_marginal if rows else result.col_marginal)
     share = np.divide(moved, given, out=np.full(len(given), np.nan), where=given > 0)
-    points = None if x is None else as_plane(x, len(given), "x")
-    ax = axes(ax)
+    points, ax = None if x is None else as_plane(x, len(given), "x"), axes(ax)
     if points is not None:
         most = max(1.0, float(np.nanmax(np.abs(share - 1), initial=0.0)) + 1)
         drawn = ax.scatter(*points.T, c=share, cmap="RdBu", vmin=2 - most, vmax=most, s=12, edgecolors="grey", lw=0.2)
@@ -248,8 +214,8 @@ def masses(result: Result, x: Any = None, side: str = "rows", ax: Any = None) ->
         ax.set_aspect("equal")
         return ax
     order = np.sort(share[np.isfinite(share)])
-    ax.fill_between(np.arange(len(order)), order, 1.0, where=order <= 1, color=LOST, alpha=0.6, label="left behind")
-    ax.fill_between(np.arange(len(order)), order, 1.0, where=order >= 1, color=MOVED, alpha=0.6, label="made")
+    for where, colour, name in ((order <= 1, LOST, "left behind"), (order >= 1, MOVED, "made")):
+        ax.fill_between(np.arange(len(order)), order, 1.0, where=where, color=colour, alpha=0.6, label=name)
     ax.set(xlabel=f"{side}, in order", ylabel="moved / given", ylim=(0, None))
     ax.legend()
     return ax
@@ -262,15 +228,6 @@ def path(results: Iterable[Result], ax: Any = None) -> Any:
     ----------
     results : iterable of Result
     ax : matplotlib Axes, optional
-
-    Returns
-    -------
-    ax : matplotlib Axes
-
-    Raises
-    ------
-    ValueError
-        There is no result.
     """
     found = list(results)
     if not found:

@@ -30,14 +30,6 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("mapuot.torch needs PyTorch: pip install torch") from error
 
-__all__ = [
-    "SamplesLoss",
-    "SinkhornDivergence",
-    "SinkhornLoss",
-    "sample_loss",
-    "sinkhorn_divergence",
-    "sinkhorn_loss",
-]
 METRICS = {1: ("euclidean", 1.0), 2: ("sqeuclidean", 0.5)}  # of SamplesLoss, by p
 FORMULAS = {"Norm2(X-Y)": 1, "(SqDist(X,Y) / IntCst(2))": 2}  # GeomLoss's own words for these two costs
 BACKENDS = "auto", "tensorized", "online", "multiscale"
@@ -89,8 +81,6 @@ def sinkhorn_loss(
 
     Raises
     ------
-    ValueError, TypeError
-        Bad argument; the message names it.
     RuntimeError
         A second derivative is asked for: mapuot gives the first only.
     """
@@ -125,11 +115,6 @@ def sample_loss(
     -------
     value : scalar tensor
         As of `sinkhorn_loss`.
-
-    Raises
-    ------
-    ValueError, TypeError, RuntimeError
-        As in `sinkhorn_loss`.
     """
     check_loss(options, reg_m)
     x, y = as_tensor(x, "x"), as_tensor(y, "y")
@@ -165,11 +150,6 @@ def sinkhorn_divergence(
     Returns
     -------
     value : scalar or (p,) tensor
-
-    Raises
-    ------
-    ValueError, TypeError, RuntimeError
-        As in `sinkhorn_loss`.
     """
     check_options(options, reg_m)
     M, a, b, M_a, M_b = map(widened, (M, a, b, M_a, M_b))

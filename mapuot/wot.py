@@ -12,7 +12,7 @@ cells through time and space with moscot, 2025.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -26,9 +26,9 @@ from .penalties import F64
 from .problem.points import PointCloud
 from .problem.validate import as_array, as_choice, as_count, as_float, as_positive
 
-__all__ = ["Coupling", "OTModel"]
 MOST_ENTRIES = 1 << 27  # of a cost that is formed: beyond it points take its place
 SAMPLED = 1 << 20  # pairs that the scale of a cost is taken from where it is not formed
+SCALES: dict[str, Any] = {"median": np.median, "mean": np.mean, "max": np.max}
 
 
 class Coupling:
@@ -81,10 +81,6 @@ class Coupling:
         """Return the fewest entries that hold this share of the mass, a SciPy CSR array."""
         return self.result.sparse(keep=keep)
 
-    def top_k(self, k: int) -> tuple[Any, Any]:
-        """Return the k likeliest descendants of each cell: (column indices, values), both (m, k)."""
-        return self.result.top_k(k)
-
 
 class OTModel:
     """Couplings between the days of a time course, each solved when it is first asked for.
@@ -116,11 +112,6 @@ class OTModel:
         The constant measure of wot and, but for a factor, of moscot; or a b^T.
     **options
         Of :func:`mapuot.solve`: tol, threads, backend and the like.
-
-    Raises
-    ------
-    ValueError, TypeError
-        An argument is out of range or of the wrong kind, or days or cells are missing; the message names it.
 
     Examples
     --------
@@ -159,13 +150,13 @@ class OTModel:
         reference: str = "uniform",
         **options: Any,
     ) -> None:
-        if isinstance(local_pca, bool) or not isinstance(local_pca, (int, np.integer)) or local_pca < 0:
-            raise ValueError(f"local_pca must be an integer >= 0, got {shown(local_pca)}")
-        self.local_pca, self.epsilon = int(local_pca), as_positive(epsilon, "epsilon")
+        self.local_pca = as_count(local_pca, "local_pca", least=0)
+        self.epsilon = as_positive(epsilon, "epsilon")
         self.lambda1 = as_lambda(lambda1, tau_a, self.epsilon, ("lambda1", "tau_a"))
         self.lambda2 = as_lambda(lambda2, tau_b, self.epsilon, ("lambda2", "tau_b"))
         self.growth_iters = as_count(growth_iters, "growth_iters")
-        self.scale_cost = as_scale(scale_cost)
+        self.scale_cost: Any = as_choice(scale_cost, "scale_cost", SCALES) if isinstance(scale_cost, str) else None
+        self.scale_cost = self.scale_cost or as_positive(scale_cost, "scale_cost")
         self.reference, self.options = as_choice(reference, "reference", ("uniform", "product")), options
         self.X = getattr(data, "X", data) if representation is None else data.obsm[representation]
         if representation is not None:
@@ -224,34 +215,36 @@ class OTModel:
     def scale_of(self, costs: F64) -> float:
         if not isinstance(self.scale_cost, str):
             return float(self.scale_cost)
-        kinds: dict[str, Any] = {"median": np.median, "mean": np.mean, "max": np.max}
-        return as_positive(kinds[self.scale_cost](costs), f"the {self.scale_cost} of the costs")
+        return as_positive(SCALES[self.scale_cost](costs), f"the {self.scale_cost} of the costs")
 
-    def steps(self, t0: float, t1: float) -> Iterator[tuple[float, float]]:
+    def steps(self, t0: float, t1: float) -> list[tuple[float, float]]:
         """Return the pairs of days that follow each other, from t0 to t1."""
         if not {t0, t1} <= {*self.timepoints} or not t0 < t1:
             raise ValueError(f"t0 and t1 must be two of the days {self.timepoints}, t0 first, got {t0:g}, {t1:g}")
-        return pairwise(t for t in self.timepoints if t0 <= t <= t1)
+        return [*pairwise(t for t in self.timepoints if t0 <= t <= t1)]
 
     def descendants(self, population: Any, t0: float, t1: float) -> F64:
         """Return where the descendants on day t1 of cells of day t0 (weights or a mask) are, day by day, of sum 1."""
-        p = as_population(population, int((self.days == t0).sum()))
-        for pair in self.steps(t0, t1):
-            p = normalised(self.coupling(*pair).push_forward(p))
-        return p
+        return self.followed(population, t0, self.steps(t0, t1), Coupling.push_forward)
 
     def ancestors(self, population: Any, t1: float, t0: float) -> F64:
         """Return where the ancestors on day t0 of cells of day t1 (weights or a mask) are, day by day, of sum 1."""
-        p = as_population(population, int((self.days == t1).sum()))
-        for pair in reversed([*self.steps(t0, t1)]):
-            p = normalised(self.coupling(*pair).pull_back(p))
+        return self.followed(population, t1, self.steps(t0, t1)[::-1], Coupling.pull_back)
+
+    def followed(self, population: Any, day: float, steps: Any, move: Callable[[Coupling, F64], F64]) -> F64:
+        """Follow cells of a day through couplings, one after the other, in shares of what moves."""
+        count = int((self.days == day).sum())
+        p: F64 = np.asarray(as_array(population, "population"), np.float64)
+        if p.shape != (count,) or not np.isfinite(p).all() or (p < 0).any() or not p.sum() > 0:
+            text = f"population must be {count} weights >= 0 or a mask with a cell in it, got {shown(population)}"
+            raise ValueError(text)
+        p = p / p.sum()
+        for pair in steps:
+            p = move(self.coupling(*pair), p)
+            if not p.sum() > 0:
+                raise ValueError("population must have mass that moves: all of it is left behind")
+            p = p / p.sum()
         return p
-
-
-def as_scale(value: Any) -> Any:
-    if isinstance(value, str):
-        return as_choice(value, "scale_cost", ("median", "mean", "max"))
-    return as_positive(value, "scale_cost")
 
 
 def as_lambda(value: Any, tau: Any, epsilon: float, names: tuple[str, str]) -> float:
@@ -292,17 +285,3 @@ def components(x: F64, y: F64, count: int) -> tuple[F64, F64]:
     u, s, _ = np.linalg.svd(both, full_matrices=False)
     scores = u[:, :count] * s[:count]
     return scores[: len(x)], scores[len(x) :]
-
-
-def as_population(value: Any, length: int) -> F64:
-    p = np.asarray(as_array(value, "population"), np.float64)
-    if p.shape != (length,) or not np.isfinite(p).all() or (p < 0).any() or not p.sum() > 0:
-        raise ValueError(f"population must be {length} weights >= 0 or a mask with a cell in it, got {shown(value)}")
-    return np.asarray(p / p.sum())
-
-
-def normalised(p: F64) -> F64:
-    total = p.sum()
-    if not total > 0:
-        raise ValueError("population must have mass that moves: all of it is left behind")
-    return np.asarray(p / total)

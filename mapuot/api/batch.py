@@ -103,8 +103,6 @@ def solve_batch(
 
     Raises
     ------
-    ValueError, TypeError
-        An argument is out of range or of the wrong kind; the message names it.
     InfeasibleError
         A balanced point cannot be reached; or a sparse M connects balanced points with others of less mass only.
 

@@ -123,11 +123,6 @@ def certify(
     -------
     Certificate
 
-    Raises
-    ------
-    ValueError, TypeError
-        An argument is out of range or of the wrong kind; the message names it.
-
     Examples
     --------
     >>> import numpy as np, mapuot

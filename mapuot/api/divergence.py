@@ -52,11 +52,6 @@ def sinkhorn_divergence(
     divergence : float, or (p,) array
         In units of M times mass; certified to within the gaps of its three values, some ``reg * mass * tol^2``.
 
-    Raises
-    ------
-    ValueError, TypeError
-        Bad argument; the message names it.
-
     Examples
     --------
     >>> import numpy as np, mapuot

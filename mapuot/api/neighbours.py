@@ -53,11 +53,6 @@ def knn_cost(
     (m, n) csr_array, float64
         Sorted, at most k (m + n) entries; costs of 0 are stored, too.
 
-    Raises
-    ------
-    ValueError, TypeError
-        An argument is out of range or of the wrong kind; the message names it.
-
     Notes
     -----
     A k-d tree is quick in few dimensions: beyond some 15 it looks at most of the points.

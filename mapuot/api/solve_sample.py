@@ -43,11 +43,6 @@ def solve_sample(
     -------
     Result
 
-    Raises
-    ------
-    ValueError, TypeError
-        An argument is out of range or of the wrong kind; the message names it.
-
     Examples
     --------
     >>> import numpy as np, mapuot

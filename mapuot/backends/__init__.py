@@ -17,19 +17,6 @@ from ..problem.cost import cost_of
 from ..problem.sparse import is_on_device
 from .contract import Options, PlanStream, Stats, Workspace, closing, host, name_of, namespace
 
-__all__ = [
-    "BACKENDS",
-    "Options",
-    "PlanStream",
-    "Stats",
-    "Workspace",
-    "closing",
-    "host",
-    "name_of",
-    "namespace",
-    "pick",
-]
-
 BACKENDS = ("auto", "cpu", "cuda", "reference")
 
 

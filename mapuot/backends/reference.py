@@ -20,10 +20,8 @@ from ..problem.problem import EXPONENT_ROUNDING, Problem
 from ..problem.side import Side
 from ..status import FAILED
 from .coarse import Coarse, Labels
-from .contract import LEAST_MASS, Options, Stats, memory_of, weigh
+from .contract import LEAST_MASS, Options, Stats, memory_of, weigh  # noqa: F401 - a word of the contract
 from .operator import CostOperator, parts_of
-
-__all__ = ["PlanStream", "Workspace", "asarray", "extrema", "to_numpy", "weigh"]
 
 STALL_PASSES = 250
 QUICK_ENTRIES, QUICK_PASSES = 1 << 20, 16  # K up to so large makes so many passes before the first is timed

@@ -8,22 +8,3 @@ from .checkpoint import Checkpoint, load_checkpoint
 from .formats import FORMATS, LIBRARIES, library, split_name
 from .read import find_vector, open_cost, open_matrix, opened, read_values, read_vector
 from .write import Blocks, complete, refuse_folder, write
-
-__all__ = [
-    "FORMATS",
-    "LIBRARIES",
-    "Blocks",
-    "Checkpoint",
-    "complete",
-    "find_vector",
-    "library",
-    "load_checkpoint",
-    "open_cost",
-    "open_matrix",
-    "opened",
-    "read_values",
-    "read_vector",
-    "refuse_folder",
-    "split_name",
-    "write",
-]

@@ -42,12 +42,3 @@ Where the answers differ from POT's:
 from .barycenter import barycenter_unbalanced
 from .patching import patch, patched, unpatch
 from .sinkhorn import sinkhorn_unbalanced, sinkhorn_unbalanced2
-
-__all__ = [
-    "barycenter_unbalanced",
-    "patch",
-    "patched",
-    "sinkhorn_unbalanced",
-    "sinkhorn_unbalanced2",
-    "unpatch",
-]

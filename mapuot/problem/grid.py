@@ -49,11 +49,6 @@ class Grid(Given):
     shape, size, ndim, dtype
         Those of the matrix.
 
-    Raises
-    ------
-    ValueError, TypeError
-        An argument is out of range or of the wrong kind; the message names it.
-
     Notes
     -----
     Penalties are KL and balanced, the reference is a b^T or ones, and passes are float64, all in one process; with

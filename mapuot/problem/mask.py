@@ -54,11 +54,6 @@ class SeededMask:
     turned : bool
         Whether pair (i, j) takes what belongs to (j, i): see ``T``.
 
-    Raises
-    ------
-    ValueError, TypeError
-        An argument is out of range or of the wrong kind; the message names it.
-
     Notes
     -----
     The 64 random bits of a pair are the first two words of Philox4x32-10, its key the seed and its counter (i, j), in

@@ -67,9 +67,9 @@ def as_share(value: Any, name: str) -> float:
     return number
 
 
-def as_count(value: Any, name: str, most: float = math.inf) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} must be an integer >= 1, got {shown(value)}")
+def as_count(value: Any, name: str, most: float = math.inf, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {shown(value)}")
     if value > most:
         raise ValueError(f"{name} must be at most {most}, got {shown(value)}")
     return int(value)

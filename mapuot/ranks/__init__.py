@@ -12,8 +12,6 @@ from .alone import ALONE, Ranks
 from .mpi import MpiRanks
 from .split import own_rows
 
-__all__ = ["ALONE", "Ranks", "join", "own_rows"]
-
 
 def join(comm: Any) -> Ranks:
     """Return the ranks of a communicator of mpi4py; `ALONE` for None."""

@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_told(monkeypatch):
 
 
 def test_without_scikit_learn():
-    """The two stand-ins give and take parameters; mapuot.da imports without scikit-learn."""
+    """mapuot.da imports, fits and transforms without scikit-learn."""
     import subprocess
     import sys
 
@@ -215,17 +215,8 @@ import sys
 sys.modules["sklearn"] = sys.modules["sklearn.base"] = sys.modules["sklearn.exceptions"] = None
 import mapuot
 T = mapuot.da.UnbalancedSinkhornTransport
-t = T(reg_e=2.0)
-assert list(t.get_params()) == list(T().get_params()) and t.get_params()["reg_e"] == 2.0
-assert t.set_params(reg_m=3.0).reg_m == 3.0
-assert mapuot.da.TransportOnto(reg_e=2.0).get_params()["target"] is None
-assert not hasattr(t, "coupling_")
-try:
-    t.set_params(foo=1)
-except ValueError:
-    pass
-else:
-    raise SystemExit("foo was accepted")
+assert not hasattr(T(reg_e=2.0), "coupling_")
+assert mapuot.da.TransportOnto([[0.0], [1.0]]).fit_transform([[0.5], [2.0]]).shape == (2, 1)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

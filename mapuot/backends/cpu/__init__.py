@@ -41,26 +41,3 @@ def PlanStream(problem: Any, log_u: Any, log_v: Any, threads: int | None = None,
     """The plan of given potentials; ``kept``: of these pairs of points."""
     more = {} if kept is None else {"kept": kept}
     return operator_of(*parts_of(problem), threads, **more).take(*problem.exponents(log_u, log_v))
-
-
-__all__ = [
-    "LEAST_BOX",
-    "MAKES_COSTS",
-    "ONE_POTENTIAL",
-    "QUICK_ENTRIES",
-    "QUICK_PASSES",
-    "History",
-    "Left",
-    "PlanStream",
-    "Points",
-    "TreePass",
-    "Workspace",
-    "asarray",
-    "costs",
-    "extrema",
-    "form_bytes",
-    "is_symmetric",
-    "operator_of",
-    "to_numpy",
-    "weigh",
-]
